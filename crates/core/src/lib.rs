@@ -1,0 +1,6 @@
+//! Embedrock keeps embedding tables that are larger than memory on a small slice of DRAM and an
+//! ordinary SSD. This crate is the engine: no Python, no network, no async runtime.
+
+pub mod error;
+
+pub use error::{Error, ErrorKind, Result};
