@@ -2,5 +2,7 @@
 //! ordinary SSD. This crate is the engine: no Python, no network, no async runtime.
 
 pub mod error;
+pub mod hash;
+pub mod io;
 
 pub use error::{Error, ErrorKind, Result};

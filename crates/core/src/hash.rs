@@ -1,0 +1,44 @@
+//! The mixing hash that places keys: into cache sets, index partitions and initial rows.
+//!
+//! It is part of the on-disk format, because stored index partitions are addressed by it.
+
+/// Mixes all bits of `key` under `salt`: every input bit reaches every output bit, so strided keys
+/// and keys that share low bits spread evenly. Bijective in `key` for a fixed `salt`.
+/// (Finaliser constants: Pelle Evensen's "moremur".)
+#[inline(always)]
+pub fn mix(key: u64, salt: u64) -> u64 {
+    let mut x = key ^ salt;
+    x ^= x >> 27;
+    x = x.wrapping_mul(0x3C79_AC49_2BA7_B653);
+    x ^= x >> 33;
+    x = x.wrapping_mul(0x1C69_B3F7_4AC4_AE35);
+    x ^ (x >> 27)
+}
+
+/// The salt of a table: a hash of its name, so that two tables never share a key sequence and
+/// initial rows do not depend on the order in which tables were created.
+pub fn table_salt(name: &str) -> u64 {
+    xxhash_rust::xxh3::xxh3_64(name.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strided_keys_spread_over_low_and_high_bits() {
+        let salt = table_salt("ads");
+        for shift in [0, 12, 32, 48] {
+            let mut low = vec![0u32; 256];
+            let mut high = vec![0u32; 256];
+            for i in 0..65_536u64 {
+                let h = mix(i << shift, salt);
+                low[(h & 255) as usize] += 1;
+                high[(h >> 56) as usize] += 1;
+            }
+            for count in low.into_iter().chain(high) {
+                assert!((160..=360).contains(&count), "shift {shift}: bin of {count}, mean 256");
+            }
+        }
+    }
+}
