@@ -1,0 +1,265 @@
+//! What a caller chooses: options of a store, parameters of a table, requests of a batch.
+
+use crate::error::{Result, bail};
+use crate::init::Initializer;
+use crate::optimizer::{Hyper, OptimizerSpec};
+use crate::row::Dtype;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
+
+pub use crate::cache::PolicyKind;
+pub use crate::io::IoChoice;
+
+/// The memory budget: cache, index, buffers and staging together.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Memory {
+    /// A number of bytes.
+    Bytes(u64),
+    /// Per cent of the bytes of all rows (values and state): `num_embeddings`, or `expected_rows`
+    /// of growing tables, times row bytes, summed over tables.
+    Percent(f64),
+}
+
+impl FromStr for Memory {
+    type Err = crate::Error;
+
+    /// Reads `"10%"`, `"2GiB"`, `"512MB"` or a plain number of bytes.
+    fn from_str(text: &str) -> Result<Self> {
+        let trimmed = text.trim();
+        let split = trimmed.find(|c: char| !(c.is_ascii_digit() || c == '.'));
+        let (number, unit) = trimmed.split_at(split.unwrap_or(trimmed.len()));
+        let Ok(number) = number.parse::<f64>() else {
+            bail!(Misuse, "memory is {text:?}, expected bytes, \"10%\", \"512MB\" or \"2GiB\"");
+        };
+        let factor: f64 = match unit.trim().to_ascii_lowercase().as_str() {
+            "%" => {
+                if number <= 0.0 {
+                    bail!(Misuse, "memory is {text:?}, expected more than 0%");
+                }
+                return Ok(Memory::Percent(number));
+            }
+            "" | "b" => 1.0,
+            "kb" => 1e3,
+            "mb" => 1e6,
+            "gb" => 1e9,
+            "tb" => 1e12,
+            "kib" | "k" => 1024.0,
+            "mib" | "m" => 1024.0 * 1024.0,
+            "gib" | "g" => 1024.0 * 1024.0 * 1024.0,
+            "tib" | "t" => 1024.0f64.powi(4),
+            unit => {
+                bail!(Misuse, "memory is {text:?}: unit {unit:?} is none of %, KB, MB, GB, KiB, \
+                               MiB, GiB")
+            }
+        };
+        Ok(Memory::Bytes((number * factor) as u64))
+    }
+}
+
+/// How a store is opened.
+#[derive(Clone, Debug)]
+pub struct StoreOptions {
+    /// The memory budget.
+    pub memory: Memory,
+    /// Most bytes the store may take on disk; `None` leaves it to the file system.
+    pub max_disk_bytes: Option<u64>,
+    /// Page size of row classes created from here on, 512 × 2^n up to 65,536; `None` measures the
+    /// device.
+    pub page_bytes: Option<usize>,
+    /// Which back end reads and writes row pages.
+    pub io: IoChoice,
+    /// Who leaves the DRAM tier first.
+    pub policy: PolicyKind,
+    /// How many commits stay, at least 1.
+    pub keep: usize,
+    /// Seed of initial rows; fixed when the store is created.
+    pub seed: u64,
+    /// Create the store when there is none.
+    pub create: bool,
+    /// Go back to the commit of this step; `None` opens the last one.
+    pub step: Option<u64>,
+    /// Refuse every change and take no writer lock; sees the last commit.
+    pub read_only: bool,
+    /// Refuse a table whose rows, all written, would not fit on the disk.
+    pub check_disk: bool,
+}
+
+impl StoreOptions {
+    /// The defaults, with this memory budget.
+    pub fn new(memory: Memory) -> Self {
+        Self {
+            memory,
+            max_disk_bytes: None,
+            page_bytes: None,
+            io: IoChoice::Auto,
+            policy: PolicyKind::Lru,
+            keep: 2,
+            seed: 0,
+            create: true,
+            step: None,
+            read_only: false,
+            check_disk: true,
+        }
+    }
+}
+
+/// What a table is: fixed when it is created.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TableSpec {
+    /// Unique name within the store.
+    pub name: String,
+    /// Values per row.
+    pub embedding_dim: usize,
+    /// Rows of a dense table, whose ids are `0..num_embeddings`; `None` is a growing table of
+    /// arbitrary 64-bit keys.
+    pub num_embeddings: Option<u64>,
+    /// How many rows a growing table is expected to reach: sizes the index and the budget.
+    pub expected_rows: Option<u64>,
+    /// Type of the stored values.
+    pub dtype: Dtype,
+    /// The optimizer whose state the row carries.
+    pub optimizer: OptimizerSpec,
+    /// Values of rows that were never written.
+    pub initializer: Initializer,
+}
+
+/// Names a table within its store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct TableId(pub(crate) u16);
+
+impl fmt::Display for TableId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// What a store knows of a table.
+#[derive(Clone, Debug, Serialize)]
+pub struct TableInfo {
+    /// Its handle.
+    pub id: TableId,
+    /// Its parameters.
+    pub spec: TableSpec,
+    /// Stored bytes of a row: values and state.
+    pub row_bytes: usize,
+    /// Optimizer state per row, in 4-byte words.
+    pub state_words: usize,
+    /// Keys written and not deleted, uncommitted ones included.
+    pub rows: u64,
+    /// Update batches applied so far.
+    pub updates: u64,
+}
+
+/// One table's part of a batched get.
+#[derive(Debug)]
+pub struct GetBatch<'a> {
+    /// The table.
+    pub table: TableId,
+    /// `(N,)` keys, duplicates allowed.
+    pub keys: &'a [u64],
+    /// `(N, embedding_dim)` values to fill, in request order.
+    pub values: &'a mut [f32],
+    /// `(N, state_words)` optimizer state to fill, if wanted.
+    pub state: Option<&'a mut [f32]>,
+}
+
+/// One table's part of a batched put.
+#[derive(Clone, Copy, Debug)]
+pub struct PutBatch<'a> {
+    /// The table.
+    pub table: TableId,
+    /// `(N,)` keys; of equal keys the last one wins.
+    pub keys: &'a [u64],
+    /// `(N, embedding_dim)` values.
+    pub values: &'a [f32],
+    /// `(N, state_words)` optimizer state; `None` keeps what is stored.
+    pub state: Option<&'a [f32]>,
+    /// Write initial state without looking at the stored row.
+    pub reset_state: bool,
+    /// What to do with NaN and infinite values.
+    pub non_finite: NonFinite,
+}
+
+/// One table's part of a batched update.
+#[derive(Clone, Copy, Debug)]
+pub struct UpdateBatch<'a> {
+    /// The table.
+    pub table: TableId,
+    /// `(N,)` keys; gradients of equal keys are summed first.
+    pub keys: &'a [u64],
+    /// `(N, embedding_dim)` gradients.
+    pub gradients: &'a [f32],
+    /// Learning rate and the like.
+    pub hyper: Hyper,
+    /// What to do with NaN and infinite gradients.
+    pub non_finite: NonFinite,
+    /// The optimizer's step number (1 at the first), `None`: one more than the table's count of
+    /// update batches.
+    pub step: Option<u64>,
+}
+
+/// What to do with NaN and infinite input.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NonFinite {
+    /// Refuse the whole call before any row changes; counted.
+    #[default]
+    Refuse,
+    /// Leave out the rows concerned; counted.
+    Skip,
+    /// Take them as they are; counted.
+    Apply,
+}
+
+/// What an update did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UpdateReport {
+    /// Distinct rows updated.
+    pub rows: u64,
+    /// Distinct rows left out because of NaN or infinite gradients.
+    pub skipped: u64,
+}
+
+/// A durable point of a store.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CommitInfo {
+    /// Number of the commit within the store, from 1.
+    pub sequence: u64,
+    /// The caller's step.
+    pub step: u64,
+    /// The caller's text.
+    pub meta: String,
+    /// Seconds since 1970.
+    pub unix_time: u64,
+    /// Rows written since the commit before.
+    pub rows_flushed: u64,
+    /// All bytes written for it since the commit before: pages, journal, state.
+    pub bytes_written: u64,
+    /// Bytes of the named byte strings.
+    pub state_bytes: u64,
+}
+
+/// What would be lost by closing without a commit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Uncommitted {
+    /// Batches of put, update, modify and delete since the last commit.
+    pub batches: u64,
+    /// Rows they touched, counted once a batch.
+    pub rows: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_reads_per_cent_and_units() {
+        assert_eq!("10%".parse::<Memory>().unwrap(), Memory::Percent(10.0));
+        assert_eq!("2GiB".parse::<Memory>().unwrap(), Memory::Bytes(2 << 30));
+        assert_eq!("1.5 MB".parse::<Memory>().unwrap(), Memory::Bytes(1_500_000));
+        assert_eq!("4096".parse::<Memory>().unwrap(), Memory::Bytes(4096));
+        for bad in ["", "ten", "10 parsecs", "0%", "-5%"] {
+            assert!(bad.parse::<Memory>().is_err(), "{bad}");
+        }
+    }
+}
