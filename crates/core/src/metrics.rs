@@ -1,0 +1,55 @@
+//! Counters of a store. Relaxed: they order nothing and are read as they are.
+
+use crate::storage::log::ReadReport;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What a store counted since it was opened.
+#[derive(Debug, Default)]
+pub struct Metrics {
+    /// Positions whose row was resident.
+    pub hits: AtomicU64,
+    /// Positions whose row had to be read.
+    pub misses: AtomicU64,
+    /// Positions whose row waited in a flush buffer or a chunk being written.
+    pub rescued: AtomicU64,
+    /// Positions whose key was never written.
+    pub first_touches: AtomicU64,
+    /// Pages read for a growing table whose key was another one.
+    pub tag_collisions: AtomicU64,
+    /// Requests to the device.
+    pub requests: AtomicU64,
+    /// Pages asked for.
+    pub pages_read: AtomicU64,
+    /// Bytes read.
+    pub bytes_read: AtomicU64,
+    /// Nanoseconds blocked in reads.
+    pub read_wait_ns: AtomicU64,
+    /// Rows that left the cache.
+    pub evicted: AtomicU64,
+    /// Those of them that had changed.
+    pub evicted_dirty: AtomicU64,
+    /// Pages that cleaning read back.
+    pub cleaned_pages: AtomicU64,
+    /// Rows that cleaning wrote again.
+    pub moved_rows: AtomicU64,
+    /// Rows with NaN or infinity that came in.
+    pub non_finite: AtomicU64,
+    /// Keys announced by look-ahead.
+    pub announced: AtomicU64,
+    /// Journal bytes written.
+    pub journal_bytes: AtomicU64,
+    /// Bytes of named byte strings written.
+    pub state_bytes: AtomicU64,
+    /// Nanoseconds in commits.
+    pub commit_ns: AtomicU64,
+}
+
+impl Metrics {
+    /// Counts a bulk read.
+    pub fn add_read(&self, report: &ReadReport) {
+        self.requests.fetch_add(report.requests, Ordering::Relaxed);
+        self.pages_read.fetch_add(report.pages, Ordering::Relaxed);
+        self.bytes_read.fetch_add(report.bytes, Ordering::Relaxed);
+        self.read_wait_ns.fetch_add(report.waited.as_nanos() as u64, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,154 @@
+//! Cleaning: live rows of a segment that is mostly outdated are written again, so that the segment
+//! can be reused once no commit needs it.
+//!
+//! Victims have the smallest share of newest copies (RecDB's outdated-data monitor, here exact).
+//! Work comes in small units, in proportion to what is flushed, so that no caller waits for a
+//! whole segment. Neighbours stay neighbours: a page's live rows are appended in their order. A
+//! row that is dirty in DRAM is not moved: its next flush outdates the copy anyway.
+
+use super::{ClassLog, segments::SegmentId};
+use crate::error::{ErrorKind, Result};
+use crate::storage::Residents;
+
+/// Share of used slots that hold newest copies above which nothing is cleaned.
+const TARGET_LIVE_SHARE: f64 = 0.7;
+/// A victim has at most this share of newest copies: moving more gains too little.
+const VICTIM_LIVE_SHARE: f64 = 0.85;
+/// Segments that may be used beyond the target before cleaning begins: the open one, and slack.
+const SLACK_SEGMENTS: u64 = 4;
+
+/// Progress of the segment being cleaned.
+#[derive(Debug, Default)]
+pub struct CleanState {
+    victim: Option<(SegmentId, u32)>,
+    /// Segments whose live rows were moved, or could not be, since the last commit.
+    done: Vec<SegmentId>,
+    /// Slots that may be reclaimed before the next unit has to wait for more flushes.
+    credit: f64,
+}
+
+/// What a unit of cleaning did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CleanReport {
+    /// Pages read back.
+    pub pages: u64,
+    /// Rows written again.
+    pub rows_moved: u64,
+}
+
+impl ClassLog {
+    /// Pays for `rows` flushed rows with as much cleaning as keeps the log at its target size.
+    /// `most_slots` is what the disk bound allows, `keep_free` the rows that must still find room
+    /// afterwards, `grow_bytes` what the file may grow by. Waits for the device.
+    pub fn clean(
+        &mut self,
+        rows: u64,
+        most_slots: u64,
+        keep_free: u64,
+        grow_bytes: u64,
+        residents: &dyn Residents,
+    ) -> Result<CleanReport> {
+        let mut report = CleanReport::default();
+        let per_segment = self.segment_bytes / self.layout.page_bytes as u64
+            * self.layout.rows_per_page as u64;
+        let newest = self.segments.newest_total() as f64;
+        let target = (newest / TARGET_LIVE_SHARE + (SLACK_SEGMENTS * per_segment) as f64)
+            .min(most_slots as f64 * 0.92);
+        if self.segments.used_slots() as f64 <= target {
+            self.clean.credit = 0.0;
+            return Ok(report);
+        }
+        self.clean.credit += rows as f64 * 1.25;
+        while self.clean.credit > 0.0 {
+            let Some((segment, page)) = self.next_victim_page() else { break };
+            let unit = u64::from(self.writer.chunk_pages()) * self.layout.rows_per_page as u64;
+            match self.reserve(keep_free + unit, grow_bytes) {
+                Ok(()) => {}
+                Err(error) if error.kind() == ErrorKind::Full => break,
+                Err(error) => return Err(error),
+            }
+            let end = self.segments.first_page(segment) + self.segments.pages_of(segment);
+            let pages = self.writer.chunk_pages().min(end - page);
+            let moved = self.clean_pages(page, pages, residents)?;
+            report.pages += u64::from(pages);
+            report.rows_moved += moved;
+            let slots = u64::from(pages) * self.layout.rows_per_page as u64;
+            self.clean.credit -= (slots - moved.min(slots)) as f64;
+            if page + pages == end {
+                self.clean.done.push(segment);
+                self.clean.victim = None;
+            } else {
+                self.clean.victim = Some((segment, page + pages));
+            }
+        }
+        Ok(report)
+    }
+
+    /// A commit was made: segments that could not be emptied may be tried again.
+    pub fn clean_again(&mut self) {
+        self.clean.done.clear();
+    }
+
+    fn next_victim_page(&mut self) -> Option<(SegmentId, u32)> {
+        if let Some((id, page)) = self.clean.victim {
+            if self.segments.newest_of(id) > 0 {
+                return Some((id, page));
+            }
+            self.clean.done.push(id);
+        }
+        let id = self.segments.victim(VICTIM_LIVE_SHARE, &self.clean.done)?;
+        let first = self.segments.first_page(id);
+        self.clean.victim = Some((id, first));
+        Some((id, first))
+    }
+
+    /// Moves the live rows of neighbouring pages behind the log.
+    fn clean_pages(&mut self, first: u32, pages: u32, residents: &dyn Residents) -> Result<u64> {
+        let mut chunk = Vec::new();
+        self.writer.read_back(first, pages, &mut chunk)?;
+        let bytes: &[u8] = bytemuck::cast_slice(&chunk);
+        let layout = self.layout.clone();
+        let mut moved = 0;
+        for (i, page) in bytes.chunks_exact(layout.page_bytes).enumerate() {
+            let number = first + i as u32;
+            let slot_of = |at: usize| number * layout.rows_per_page as u32 + at as u32;
+            let Some(rows) = self.verified_rows(page, number)? else { continue };
+            for at in 0..rows {
+                let (table, key) = layout.entry(page, at);
+                let old = slot_of(at);
+                let known = self.tables.iter().any(|(id, _)| *id == table);
+                if !known
+                    || !self.index(table).is_newest(key, old)
+                    || self.buffer.find(table, key).is_some()
+                    || residents.is_dirty(table, key)
+                {
+                    continue;
+                }
+                let row = layout.row(page, at);
+                let new = self.writer.append(&mut self.segments, table, key, row)?;
+                self.segments.written(new);
+                self.publish(table, key, old, new)?;
+                residents.moved(table, key, old, new);
+                moved += 1;
+            }
+        }
+        self.rows_moved += moved;
+        Ok(moved)
+    }
+
+    /// Rows of a victim's page; `None` for a page of a crashed epoch that holds no newest copy.
+    /// A segment that a crash left half written has pages that were never written: they are not
+    /// damage as long as the index names no row of theirs.
+    fn verified_rows(&self, page: &[u8], number: u32) -> Result<Option<usize>> {
+        match self.layout.verify(page, number, self.file.name()) {
+            Ok(rows) => Ok(Some(rows)),
+            Err(error) => {
+                let per_page = self.layout.rows_per_page as u32;
+                let slots = number * per_page..(number + 1) * per_page;
+                let needed =
+                    self.tables.iter().any(|(_, index)| index.slots().any(|s| slots.contains(&s)));
+                if needed { Err(error) } else { Ok(None) }
+            }
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! The flush buffer: dirty rows that left the cache and wait to be written.
+//!
+//! A set-partitioned cache gives up its victims out of order; here they wait until enough are
+//! together to be packed in order of their last use, so that rows used together share a page
+//! (design 5.5). A row asked for again is rescued from here without a read. Memory is fixed.
+
+use crate::hash::mix;
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+/// Hashes what is already a number; the tables of this module are keyed by (table, key).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct KeyHasher(u64);
+
+impl Hasher for KeyHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = mix(self.0 ^ u64::from(*byte), 1);
+        }
+    }
+
+    fn write_u16(&mut self, value: u16) {
+        self.0 = self.0.rotate_left(16) ^ u64::from(value);
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        self.0 = mix(value, self.0);
+    }
+}
+
+/// What waits beside its row.
+#[derive(Clone, Copy, Debug)]
+pub struct Waiting {
+    /// When the row was last used, by the cache's stamps.
+    pub last_use: u32,
+    /// Table of the row.
+    pub table: u16,
+    /// Key of the row.
+    pub key: u64,
+    /// Stored copy that this row outdates, 0 for none.
+    pub origin: u32,
+    live: bool,
+}
+
+/// Dirty rows on their way to storage.
+#[derive(Debug)]
+pub struct FlushBuffer {
+    row_words: usize,
+    rows: Vec<f32>,
+    waiting: Vec<Waiting>,
+    holes: Vec<u32>,
+    map: HashMap<(u16, u64), u32, BuildHasherDefault<KeyHasher>>,
+    capacity: usize,
+}
+
+impl FlushBuffer {
+    /// A buffer of `capacity` rows, all memory taken now.
+    pub fn new(capacity: usize, row_words: usize) -> Self {
+        let mut map = HashMap::default();
+        map.reserve(capacity);
+        Self {
+            row_words,
+            rows: vec![0.0; capacity * row_words],
+            waiting: Vec::with_capacity(capacity),
+            holes: Vec::with_capacity(capacity),
+            map,
+            capacity,
+        }
+    }
+
+    /// Bytes that a buffer of `capacity` rows takes.
+    pub fn memory_for(capacity: usize, row_words: usize) -> usize {
+        let map = (capacity * 8 / 7).next_power_of_two() * 25;
+        capacity * (row_words * 4 + size_of::<Waiting>() + 4) + map
+    }
+
+    /// Allocated bytes.
+    pub fn memory_bytes(&self) -> usize {
+        Self::memory_for(self.capacity, self.row_words)
+    }
+
+    /// Rows that wait.
+    pub fn len(&self) -> usize {
+        self.map.len()
+    }
+
+    /// Rows that can be pushed before a flush.
+    pub fn free(&self) -> usize {
+        self.capacity - self.map.len()
+    }
+
+    /// True when the next push needs a flush first.
+    pub fn is_full(&self) -> bool {
+        self.map.len() == self.capacity
+    }
+
+    /// Adds a row that is not here yet. Panics when full: the owner flushes before.
+    pub fn push(&mut self, waiting: (u32, u16, u64, u32), row: &[f32]) {
+        let (last_use, table, key, origin) = waiting;
+        let waiting = Waiting { last_use, table, key, origin, live: true };
+        let at = match self.holes.pop() {
+            Some(at) => {
+                self.waiting[at as usize] = waiting;
+                at
+            }
+            None => {
+                assert!(self.waiting.len() < self.capacity, "the flush buffer is full");
+                self.waiting.push(waiting);
+                self.waiting.len() as u32 - 1
+            }
+        };
+        let words = at as usize * self.row_words;
+        self.rows[words..words + self.row_words].copy_from_slice(row);
+        let before = self.map.insert((table, key), at);
+        assert!(before.is_none(), "a row waits twice in the flush buffer");
+    }
+
+    /// Finds a waiting row.
+    pub fn find(&self, table: u16, key: u64) -> Option<u32> {
+        if self.map.is_empty() {
+            return None;
+        }
+        self.map.get(&(table, key)).copied()
+    }
+
+    /// What waits at a place that `find` gave.
+    pub fn waiting(&self, at: u32) -> Waiting {
+        self.waiting[at as usize]
+    }
+
+    /// The row at a place that `find` gave.
+    pub fn row(&self, at: u32) -> &[f32] {
+        let words = at as usize * self.row_words;
+        &self.rows[words..words + self.row_words]
+    }
+
+    /// Takes a row out: it went back to the cache, or its key was deleted.
+    pub fn remove(&mut self, at: u32) {
+        let waiting = &mut self.waiting[at as usize];
+        waiting.live = false;
+        self.map.remove(&(waiting.table, waiting.key));
+        self.holes.push(at);
+    }
+
+    /// The places of all waiting rows, least recently used first; `now` is the newest stamp.
+    pub fn in_order_of_use(&self, now: u32, order: &mut Vec<u32>) {
+        order.clear();
+        order.extend((0..self.waiting.len() as u32).filter(|at| self.waiting[*at as usize].live));
+        order.sort_unstable_by_key(|at| {
+            (std::cmp::Reverse(now.wrapping_sub(self.waiting[*at as usize].last_use)), *at)
+        });
+    }
+
+    /// Forgets all rows: they were written.
+    pub fn clear(&mut self) {
+        self.waiting.clear();
+        self.holes.clear();
+        self.map.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_leave_in_order_of_last_use_also_when_stamps_wrap() {
+        let mut buffer = FlushBuffer::new(4, 1);
+        for (stamp, key) in [(5, 1), (u32::MAX - 1, 2), (3, 3)] {
+            buffer.push((stamp, 0, key, 0), &[key as f32]);
+        }
+        let mut order = Vec::new();
+        buffer.in_order_of_use(6, &mut order);
+        let keys: Vec<u64> = order.iter().map(|at| buffer.waiting(*at).key).collect();
+        assert_eq!(keys, [2, 3, 1]);
+    }
+
+    #[test]
+    fn a_rescued_row_leaves_room_for_another() {
+        let mut buffer = FlushBuffer::new(2, 2);
+        buffer.push((1, 0, u64::MAX, 7), &[1.0, 2.0]);
+        buffer.push((2, 1, u64::MAX, 8), &[3.0, 4.0]);
+        assert!(buffer.is_full());
+        let at = buffer.find(0, u64::MAX).unwrap();
+        assert_eq!(buffer.row(at), [1.0, 2.0]);
+        buffer.remove(at);
+        assert!(buffer.find(0, u64::MAX).is_none());
+        buffer.push((3, 0, 5, 0), &[5.0, 6.0]);
+        assert_eq!(buffer.len(), 2);
+        let mut order = Vec::new();
+        buffer.in_order_of_use(9, &mut order);
+        assert_eq!(order.len(), 2);
+    }
+}

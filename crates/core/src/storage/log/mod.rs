@@ -1,0 +1,440 @@
+//! The `log` layout: segments of self-describing pages, one index word per row, cleaning by exact
+//! counts.
+//!
+//! Owns, for one row class: its file, its segments, the flush buffer, the open end of the log and
+//! the index of each of its tables. All of it is guarded by one lock of the owner, the class lock;
+//! page reads happen outside it, through [`PageReader`], protected by a read ticket. A stored copy
+//! is outdated by writing a newer one elsewhere, never in place. What changed in the index is
+//! handed out as deltas, which the journal keeps.
+
+mod cleaner;
+pub mod delta;
+mod flush;
+pub mod page;
+mod reader;
+mod segments;
+mod writer;
+
+pub use cleaner::CleanReport;
+pub use flush::FlushBuffer;
+pub use page::PageLayout;
+pub use reader::{PageReader, ReadReport};
+pub use segments::Segments;
+pub use writer::Writer;
+
+use crate::error::{Result, bail};
+use crate::hash::mix;
+use crate::index::{DenseIndex, SparseIndex};
+use crate::io::File;
+use delta::{Delta, DeltaWriter};
+use std::sync::Arc;
+
+/// The index of one table.
+#[derive(Debug)]
+pub enum TableIndex {
+    /// One word per id.
+    Dense(DenseIndex),
+    /// Compact hash and the salt that its hashes are made with.
+    Sparse(SparseIndex, u64),
+}
+
+impl TableIndex {
+    /// Allocated bytes.
+    pub fn memory_bytes(&self) -> usize {
+        match self {
+            TableIndex::Dense(index) => index.memory_bytes(),
+            TableIndex::Sparse(index, _) => index.memory_bytes(),
+        }
+    }
+
+    /// Stored keys.
+    pub fn len(&self) -> u64 {
+        match self {
+            TableIndex::Dense(index) => index.len(),
+            TableIndex::Sparse(index, _) => index.len(),
+        }
+    }
+
+    /// True for a growing table.
+    pub fn is_sparse(&self) -> bool {
+        matches!(self, TableIndex::Sparse(..))
+    }
+
+    /// Hints that `key` will be looked up soon.
+    pub fn prefetch(&self, key: u64) {
+        match self {
+            TableIndex::Dense(index) => index.prefetch(key),
+            TableIndex::Sparse(index, salt) => index.prefetch(mix(key, *salt)),
+        }
+    }
+
+    /// Slots that may hold `key`: for a dense table the one that does.
+    pub fn candidates(&self, key: u64, slots: &mut Vec<u32>) {
+        slots.clear();
+        match self {
+            TableIndex::Dense(index) => {
+                let slot = index.get(key);
+                if slot != 0 {
+                    slots.push(slot);
+                }
+            }
+            TableIndex::Sparse(index, salt) => index.candidates(mix(key, *salt), slots),
+        }
+    }
+
+    /// All slots that hold the newest copy of a key, in no useful order.
+    pub fn slots(&self) -> Box<dyn Iterator<Item = u32> + '_> {
+        match self {
+            TableIndex::Dense(index) => Box::new(index.iter().map(|(_, slot)| slot)),
+            TableIndex::Sparse(index, _) => {
+                Box::new((0..index.partitions()).flat_map(|partition| index.slots(partition)))
+            }
+        }
+    }
+
+    /// False for an id that lies outside a dense table.
+    pub fn covers(&self, key: u64) -> bool {
+        match self {
+            TableIndex::Dense(index) => key < index.num_embeddings(),
+            TableIndex::Sparse(..) => true,
+        }
+    }
+
+    /// True when a dense table's id is stored; a growing table cannot tell without reading.
+    pub fn is_stored(&self, id: u64) -> bool {
+        matches!(self, TableIndex::Dense(index) if index.get(id) != 0)
+    }
+
+    /// True when `slot` is the newest stored copy of `key`.
+    pub fn is_newest(&self, key: u64, slot: u32) -> bool {
+        match self {
+            TableIndex::Dense(index) => index.get(key) == slot,
+            TableIndex::Sparse(index, salt) => index.contains_slot(mix(key, *salt), slot),
+        }
+    }
+}
+
+/// Where a key is, as far as memory tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Never written, or deleted.
+    Absent,
+    /// In the flush buffer, at this place.
+    Waiting(u32),
+    /// Stored, perhaps, in the slots of the candidate list; only their pages can tell.
+    Stored,
+}
+
+/// The log of one row class.
+pub struct ClassLog {
+    layout: PageLayout,
+    file: Arc<dyn File>,
+    segment_bytes: u64,
+    /// Counts of held copies.
+    pub segments: Segments,
+    /// Rows on their way to storage.
+    pub buffer: FlushBuffer,
+    writer: Writer,
+    tables: Vec<(u16, TableIndex)>,
+    deltas: DeltaWriter,
+    order: Vec<u32>,
+    scratch: Vec<f32>,
+    clean: cleaner::CleanState,
+    rows_written: u64,
+    rows_moved: u64,
+}
+
+impl ClassLog {
+    /// A log over an opened file; `segments` describe what it holds.
+    pub fn new(
+        layout: PageLayout,
+        file: Arc<dyn File>,
+        segment_bytes: u64,
+        segments: Segments,
+        writer: Writer,
+        buffer: FlushBuffer,
+    ) -> Self {
+        Self {
+            layout,
+            file,
+            segment_bytes,
+            segments,
+            buffer,
+            writer,
+            tables: Vec::new(),
+            deltas: DeltaWriter::default(),
+            order: Vec::new(),
+            scratch: Vec::new(),
+            clean: cleaner::CleanState::default(),
+            rows_written: 0,
+            rows_moved: 0,
+        }
+    }
+
+    /// The page layout.
+    pub fn layout(&self) -> &PageLayout {
+        &self.layout
+    }
+
+    /// The file of pages.
+    pub fn file(&self) -> &Arc<dyn File> {
+        &self.file
+    }
+
+    /// Adds a table's index.
+    pub fn add_table(&mut self, table: u16, index: TableIndex) {
+        self.tables.push((table, index));
+    }
+
+    /// The index of a table of this class.
+    pub fn index(&self, table: u16) -> &TableIndex {
+        let found = self.tables.iter().find(|(id, _)| *id == table);
+        &found.expect("the table belongs to this class").1
+    }
+
+    /// The index of a table of this class, to change it.
+    pub fn index_mut(&mut self, table: u16) -> &mut TableIndex {
+        let found = self.tables.iter_mut().find(|(id, _)| *id == table);
+        &mut found.expect("the table belongs to this class").1
+    }
+
+    /// All tables' indexes.
+    pub fn indexes(&self) -> impl Iterator<Item = (u16, &TableIndex)> {
+        self.tables.iter().map(|(id, index)| (*id, index))
+    }
+
+    /// Bytes of all indexes and segment counters.
+    pub fn index_bytes(&self) -> usize {
+        let tables: usize = self.tables.iter().map(|(_, index)| index.memory_bytes()).sum();
+        tables + self.segments.memory_bytes()
+    }
+
+    /// Bytes of flush buffer, chunks and encoded deltas.
+    pub fn buffer_bytes(&self) -> usize {
+        self.buffer.memory_bytes()
+            + self.writer.memory_bytes()
+            + self.deltas.memory_bytes()
+            + self.scratch.capacity() * 4
+            + self.order.capacity() * 4
+    }
+
+    /// Bytes that the file takes.
+    pub fn disk_bytes(&self) -> u64 {
+        u64::from(self.segments.count()) * self.segment_bytes
+    }
+
+    /// Rows written since open, moved ones apart, and pages.
+    pub fn written(&self) -> (u64, u64, u64) {
+        (self.rows_written, self.rows_moved, self.writer.pages_written())
+    }
+
+    /// Sequence number of the newest page.
+    pub fn sequence(&self) -> u64 {
+        self.writer.sequence()
+    }
+
+    /// Finds a key without reading; `slots` receives the candidates.
+    pub fn find(&self, table: u16, key: u64, slots: &mut Vec<u32>) -> Place {
+        if let Some(at) = self.buffer.find(table, key) {
+            return Place::Waiting(at);
+        }
+        self.index(table).candidates(key, slots);
+        if slots.is_empty() { Place::Absent } else { Place::Stored }
+    }
+
+    /// The page of a slot, if it is still in memory.
+    pub fn page_in_memory(&self, slot: u32) -> Option<&[u8]> {
+        self.writer.page(slot / self.layout.rows_per_page as u32)
+    }
+
+    /// Makes sure that `rows` more rows can be written, growing the file by up to `grow_bytes`.
+    /// `Full` names what is missing; nothing was changed then.
+    pub fn reserve(&mut self, rows: u64, grow_bytes: u64) -> Result<()> {
+        let per_page = self.layout.rows_per_page as u64;
+        let needed = rows.div_ceil(per_page) + 2;
+        let mut have = self.writer.pages_left(&self.segments) + self.segments.free_pages();
+        if have >= needed {
+            return Ok(());
+        }
+        let pages = self.segment_bytes / self.layout.page_bytes as u64;
+        let more = (needed - have).div_ceil(pages);
+        let last_slot = (u64::from(self.segments.count()) + more) * pages * per_page;
+        if last_slot > u64::from(u32::MAX) {
+            bail!(
+                Full,
+                "{} would need more than 2^32 row slots; use a larger page or fewer rows a store",
+                self.file.name()
+            );
+        }
+        if more * self.segment_bytes > grow_bytes {
+            bail!(
+                Full,
+                "{} needs {} more bytes for {rows} changed rows and may grow by {grow_bytes}; \
+                 commit to release outdated copies, or raise max_disk_bytes",
+                self.file.name(),
+                more * self.segment_bytes,
+            );
+        }
+        self.file.allocate(self.disk_bytes(), more * self.segment_bytes)?;
+        for _ in 0..more {
+            have += u64::from(self.segments.pages_of(self.segments.count()));
+            self.segments.grow();
+        }
+        assert!(have >= needed, "the log grew by less than was asked");
+        Ok(())
+    }
+
+    /// Writes one row behind the others, points the index at it and outdates the copy before.
+    /// Returns the new slot. May wait for the device.
+    pub fn write_row(&mut self, table: u16, key: u64, origin: u32, row: &[f32]) -> Result<u32> {
+        let slot = self.writer.append(&mut self.segments, table, key, row)?;
+        self.segments.written(slot);
+        self.rows_written += 1;
+        self.publish(table, key, origin, slot)?;
+        Ok(slot)
+    }
+
+    fn publish(&mut self, table: u16, key: u64, origin: u32, slot: u32) -> Result<()> {
+        let mut split = false;
+        let old = match self.index_mut(table) {
+            TableIndex::Dense(index) => {
+                let old = index.set(key, slot);
+                assert_eq!(old, origin, "a row's origin is its newest stored copy");
+                old
+            }
+            TableIndex::Sparse(index, salt) => {
+                let hash = mix(key, *salt);
+                if origin == 0 {
+                    index.insert(hash, slot);
+                } else {
+                    assert!(index.replace(hash, origin, slot), "a row's origin is indexed");
+                }
+                split = index.needs_split();
+                origin
+            }
+        };
+        if old != 0 {
+            self.segments.outdated(old);
+        }
+        let sparse = self.index(table).is_sparse();
+        self.deltas.push(Delta::Row { table, key, old, slot }, sparse);
+        if split { self.split(table) } else { Ok(()) }
+    }
+
+    /// Splits one partition of a growing table's index, and writes down that it did.
+    fn split(&mut self, table: u16) -> Result<()> {
+        let at = self.tables.iter().position(|(id, _)| *id == table);
+        let (_, index) = &mut self.tables[at.expect("the table belongs to this class")];
+        let TableIndex::Sparse(index, salt) = index else { return Ok(()) };
+        let (layout, file, writer, salt) = (&self.layout, &self.file, &self.writer, *salt);
+        let mut refreshed = Vec::new();
+        index.split(&mut |slot| {
+            let key = key_of_slot(layout, file, writer, table, slot)?;
+            refreshed.push((key, slot));
+            Ok(mix(key, salt))
+        })?;
+        for (key, slot) in refreshed {
+            self.deltas.push(Delta::Refresh { table, key, slot }, true);
+        }
+        self.deltas.push(Delta::Split { table }, true);
+        Ok(())
+    }
+
+    /// Packs the flush buffer in order of last use. May wait for the device.
+    pub fn flush_buffer(&mut self, now: u32) -> Result<()> {
+        let mut order = std::mem::take(&mut self.order);
+        self.buffer.in_order_of_use(now, &mut order);
+        let mut row = std::mem::take(&mut self.scratch);
+        for at in &order {
+            let waiting = self.buffer.waiting(*at);
+            row.clear();
+            row.extend_from_slice(self.buffer.row(*at));
+            self.write_row(waiting.table, waiting.key, waiting.origin, &row)?;
+        }
+        self.buffer.clear();
+        self.order = order;
+        self.scratch = row;
+        Ok(())
+    }
+
+    /// Deletes a stored key whose newest copy is `slot`.
+    pub fn delete(&mut self, table: u16, key: u64, slot: u32) {
+        let sparse = match self.index_mut(table) {
+            TableIndex::Dense(index) => {
+                assert_eq!(index.set(key, 0), slot, "a deleted row's origin is its newest copy");
+                false
+            }
+            TableIndex::Sparse(index, salt) => {
+                let hash = mix(key, *salt);
+                assert!(index.remove(hash, slot), "a deleted row's origin is indexed");
+                true
+            }
+        };
+        self.segments.outdated(slot);
+        self.deltas.push(Delta::Delete { table, key, old: slot }, sparse);
+    }
+
+    /// Merges partitions of a growing table's index after many deletes, so that memory follows.
+    pub fn merge_partitions(&mut self, table: u16) {
+        let mut merged = 0;
+        if let TableIndex::Sparse(index, _) = self.index_mut(table) {
+            while index.needs_merge() && index.merge().is_some() {
+                merged += 1;
+            }
+        }
+        for _ in 0..merged {
+            self.deltas.push(Delta::Merge { table }, true);
+        }
+    }
+
+    /// Bytes of deltas that wait to be journalled.
+    pub fn delta_bytes(&self) -> usize {
+        self.deltas.len()
+    }
+
+    /// Takes the deltas in the order in which the index changed.
+    pub fn drain_deltas(&mut self, into: &mut Vec<u8>) {
+        self.deltas.drain(into);
+    }
+
+    /// Replaces writer and flush buffer by others of a new plan. Nothing may wait in either.
+    pub fn equip(&mut self, writer: Writer, buffer: FlushBuffer) -> Result<()> {
+        assert_eq!(self.buffer.len(), 0, "a plan is made when no row waits");
+        let position = self.writer.finish(&mut self.segments)?;
+        self.writer = writer;
+        self.writer.continue_at(position);
+        self.buffer = buffer;
+        Ok(())
+    }
+
+    /// Gives everything to the device and makes it durable; the next epoch begins.
+    pub fn finish_epoch(&mut self) -> Result<()> {
+        let open = self.writer.finish(&mut self.segments)?;
+        self.file.sync()?;
+        self.segments.next_epoch(open);
+        Ok(())
+    }
+}
+
+/// Reads the key of a stored row, for an index entry that ran out of tag bits.
+fn key_of_slot(
+    layout: &PageLayout,
+    file: &Arc<dyn File>,
+    writer: &Writer,
+    table: u16,
+    slot: u32,
+) -> Result<u64> {
+    let rows = layout.rows_per_page as u32;
+    let (page, at) = (slot / rows, (slot % rows) as usize);
+    let (owner, key) = match writer.page(page) {
+        Some(bytes) => layout.entry(bytes, at),
+        None => {
+            let mut bytes = vec![0u8; layout.page_bytes];
+            file.read_at(&mut bytes, u64::from(page) * layout.page_bytes as u64)?;
+            layout.verify(&bytes, page, file.name())?;
+            layout.entry(&bytes, at)
+        }
+    };
+    assert_eq!(owner, table, "an index entry points at a row of its own table");
+    Ok(key)
+}

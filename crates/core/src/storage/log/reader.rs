@@ -1,0 +1,148 @@
+//! Reads pages in bulk: sorted, neighbours merged, many requests in flight, every page verified.
+//!
+//! One reader serves one caller at a time; it runs without the class lock. The caller holds a read
+//! ticket, so that no page it asked for is written again meanwhile.
+
+use super::page::PageLayout;
+use crate::error::{Error, Result};
+use crate::io::{Completion, DeviceCurve, File, Queue};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// What a bulk read did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReadReport {
+    /// Requests to the device.
+    pub requests: u64,
+    /// Pages that were asked for.
+    pub pages: u64,
+    /// Bytes read, pages between merged neighbours included.
+    pub bytes: u64,
+    /// Time blocked waiting for the device.
+    pub waited: Duration,
+}
+
+/// A queue and the rule for merging neighbours.
+pub struct PageReader {
+    queue: Box<dyn Queue>,
+    done: Vec<Completion>,
+    /// Seconds a request of 1, 2, 3 … pages takes at full depth.
+    cost: Vec<f64>,
+    /// Requests planned: first wanted page index, one past the last.
+    plan: Vec<(u32, u32)>,
+}
+
+impl PageReader {
+    /// A reader whose requests span at most one buffer of the queue. Without a curve neighbours
+    /// are merged only when no page between them is read in vain.
+    pub fn new(queue: Box<dyn Queue>, layout: &PageLayout, curve: Option<&DeviceCurve>) -> Self {
+        let most = (queue.buffer_bytes() / layout.page_bytes).max(1);
+        let cost = (1..=most)
+            .map(|pages| match curve {
+                Some(curve) => curve.cost(pages * layout.page_bytes),
+                None => 1.0 + 0.5 * pages as f64,
+            })
+            .collect();
+        Self { queue, done: Vec::new(), cost, plan: Vec::new() }
+    }
+
+    /// Allocated bytes.
+    pub fn memory_bytes(&self) -> usize {
+        self.queue.memory_bytes()
+    }
+
+    /// Cuts sorted distinct pages into requests: a page joins its left neighbour when one longer
+    /// request is cheaper than two.
+    fn make_plan(&mut self, pages: &[u32]) {
+        self.plan.clear();
+        let mut begin = 0;
+        for i in 1..=pages.len() {
+            let joins = i < pages.len() && {
+                let span = (pages[i] - pages[begin]) as usize + 1;
+                let before = (pages[i - 1] - pages[begin]) as usize + 1;
+                span <= self.cost.len() && self.cost[span - 1] < self.cost[before - 1] + self.cost[0]
+            };
+            if !joins {
+                self.plan.push((begin as u32, i as u32));
+                begin = i;
+            }
+        }
+    }
+
+    /// Reads `pages` (sorted, distinct) of `file` and calls `each(page, bytes)` for every one, in
+    /// order of completion. Blocks until all are done; the first error ends it after what is in
+    /// flight has finished.
+    pub fn read(
+        &mut self,
+        file: &Arc<dyn File>,
+        layout: &PageLayout,
+        pages: &[u32],
+        each: &mut dyn FnMut(u32, &[u8]) -> Result<()>,
+    ) -> Result<ReadReport> {
+        self.make_plan(pages);
+        let plan = std::mem::take(&mut self.plan);
+        let mut report =
+            ReadReport { requests: plan.len() as u64, pages: pages.len() as u64, ..Default::default() };
+        let mut next = 0;
+        let mut failed: Option<Error> = None;
+        while next < plan.len() || self.queue.in_flight() > 0 {
+            while failed.is_none() && next < plan.len() && self.queue.in_flight() < self.queue.depth() {
+                let Some(buffer) = self.queue.acquire() else { break };
+                let (begin, end) = plan[next];
+                let first = pages[begin as usize];
+                let span = (pages[end as usize - 1] - first) as usize + 1;
+                let bytes = span * layout.page_bytes;
+                report.bytes += bytes as u64;
+                let offset = u64::from(first) * layout.page_bytes as u64;
+                if let Err(error) = self.queue.read(file, offset, bytes, buffer, next as u64) {
+                    self.queue.release(buffer);
+                    failed = Some(error);
+                    break;
+                }
+                next += 1;
+            }
+            if self.queue.in_flight() == 0 {
+                break;
+            }
+            let begin = Instant::now();
+            let mut done = std::mem::take(&mut self.done);
+            let waited = self.queue.wait(1, &mut done);
+            report.waited += begin.elapsed();
+            for completion in done.drain(..) {
+                if failed.is_none() {
+                    let (begin, end) = plan[completion.token as usize];
+                    let wanted = &pages[begin as usize..end as usize];
+                    let bytes = self.queue.buffer(completion.buffer);
+                    failed = completion
+                        .result
+                        .and_then(|()| deliver(bytes, file.name(), layout, wanted, each))
+                        .err();
+                }
+                self.queue.release(completion.buffer);
+            }
+            self.done = done;
+            if let Err(error) = waited {
+                failed.get_or_insert(error);
+                break;
+            }
+        }
+        self.plan = plan;
+        failed.map_or(Ok(report), Err)
+    }
+}
+
+fn deliver(
+    bytes: &[u8],
+    file: &str,
+    layout: &PageLayout,
+    wanted: &[u32],
+    each: &mut dyn FnMut(u32, &[u8]) -> Result<()>,
+) -> Result<()> {
+    for page in wanted {
+        let at = (page - wanted[0]) as usize * layout.page_bytes;
+        let page_bytes = &bytes[at..at + layout.page_bytes];
+        layout.verify(page_bytes, *page, file)?;
+        each(*page, page_bytes)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,398 @@
+//! Which segments of a row class hold copies that must stay, and which may be written again.
+//!
+//! A stored copy is *held* while it is the newest of its key or belongs to a commit that is kept.
+//! Only counts are kept: copies outdated during epoch e (the commit being prepared is number e)
+//! belong to commit e − 1 and maybe to earlier ones, so they are released together when every
+//! commit before e is dropped. A copy that was written and outdated in one epoch belongs to no
+//! commit and is released at once. A segment is free when nothing in it is held, and may be
+//! written again when no read that began before it became free is still running.
+
+use std::collections::{BTreeMap, VecDeque};
+
+/// Index of a segment within its file.
+pub type SegmentId = u32;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Free,
+    Open,
+    Sealed,
+}
+
+#[derive(Clone, Debug)]
+struct Segment {
+    state: State,
+    /// Copies that are the newest of their key.
+    newest: u32,
+    /// Outdated copies that a kept commit still has.
+    retained: u32,
+    /// Slots written since the segment was opened.
+    written: u32,
+    /// Epoch in which it was opened.
+    epoch: u64,
+    /// First page written in `boundary_epoch`, when that is later than `epoch`.
+    boundary: (u64, u32),
+}
+
+/// The segments of one row class.
+#[derive(Debug)]
+pub struct Segments {
+    pages_per_segment: u32,
+    rows_per_page: u32,
+    segments: Vec<Segment>,
+    free: VecDeque<(SegmentId, u64)>,
+    /// Outdated copies by the epoch that outdated them: segment → count.
+    retained: BTreeMap<u64, BTreeMap<SegmentId, u32>>,
+    /// The commit being prepared.
+    epoch: u64,
+    /// Tickets of running reads and the next one to give.
+    readers: BTreeMap<u64, u32>,
+    next_ticket: u64,
+    newest_total: u64,
+    retained_total: u64,
+}
+
+impl Segments {
+    /// An empty table of segments; `epoch` is the number of the commit being prepared.
+    pub fn new(pages_per_segment: u32, rows_per_page: u32, epoch: u64) -> Self {
+        Self {
+            pages_per_segment,
+            rows_per_page,
+            segments: Vec::new(),
+            free: VecDeque::new(),
+            retained: BTreeMap::new(),
+            epoch,
+            readers: BTreeMap::new(),
+            next_ticket: 1,
+            newest_total: 0,
+            retained_total: 0,
+        }
+    }
+
+    /// Pages of a segment that can hold rows (page 0 of the file is its header).
+    pub fn pages_of(&self, segment: SegmentId) -> u32 {
+        self.pages_per_segment - u32::from(segment == 0)
+    }
+
+    /// First page of a segment that can hold rows.
+    pub fn first_page(&self, segment: SegmentId) -> u32 {
+        segment * self.pages_per_segment + u32::from(segment == 0)
+    }
+
+    /// The segment of a page.
+    pub fn of_page(&self, page: u32) -> SegmentId {
+        page / self.pages_per_segment
+    }
+
+    fn of_slot(&self, slot: u32) -> SegmentId {
+        self.of_page(slot / self.rows_per_page)
+    }
+
+    /// Number of segments, free ones included.
+    pub fn count(&self) -> u32 {
+        self.segments.len() as u32
+    }
+
+    /// Adds one free segment behind the others.
+    pub fn grow(&mut self) -> SegmentId {
+        let id = self.count();
+        self.segments.push(Segment {
+            state: State::Free,
+            newest: 0,
+            retained: 0,
+            written: 0,
+            epoch: 0,
+            boundary: (0, 0),
+        });
+        self.free.push_back((id, 0));
+        id
+    }
+
+    /// Makes sure that `page` belongs to a known segment (recovery).
+    pub fn cover(&mut self, page: u32) {
+        while self.count() <= self.of_page(page) {
+            self.grow();
+        }
+    }
+
+    /// Pages in free segments.
+    pub fn free_pages(&self) -> u64 {
+        self.free.iter().map(|(id, _)| u64::from(self.pages_of(*id))).sum()
+    }
+
+    /// Takes a free segment to write to; `None` when there is none, or running reads forbid all.
+    pub fn open(&mut self) -> Option<SegmentId> {
+        let oldest = self.readers.keys().next().copied().unwrap_or(u64::MAX);
+        let at = self.free.iter().position(|(_, freed)| *freed <= oldest)?;
+        let (id, _) = self.free.remove(at)?;
+        let epoch = self.epoch;
+        let segment = &mut self.segments[id as usize];
+        *segment =
+            Segment { state: State::Open, newest: 0, retained: 0, written: 0, epoch, boundary: (0, 0) };
+        Some(id)
+    }
+
+    /// Marks a segment as written to its end.
+    pub fn seal(&mut self, id: SegmentId) {
+        self.segments[id as usize].state = State::Sealed;
+        self.free_if_empty(id);
+    }
+
+    /// Counts a newly written copy, the newest of its key.
+    pub fn written(&mut self, slot: u32) {
+        let id = self.of_slot(slot) as usize;
+        self.segments[id].newest += 1;
+        self.segments[id].written += 1;
+        self.newest_total += 1;
+    }
+
+    /// Counts a copy as outdated: a newer one was written, or its key was deleted.
+    pub fn outdated(&mut self, slot: u32) {
+        let page = slot / self.rows_per_page;
+        let id = self.of_page(page);
+        let epoch = self.epoch;
+        let segment = &mut self.segments[id as usize];
+        assert!(segment.newest > 0, "segment {id} outdates a copy it does not hold");
+        segment.newest -= 1;
+        self.newest_total -= 1;
+        let in_this_epoch = segment.epoch == epoch
+            || (segment.boundary.0 == epoch && page >= segment.boundary.1);
+        if in_this_epoch {
+            self.free_if_empty(id);
+        } else {
+            segment.retained += 1;
+            self.retained_total += 1;
+            *self.retained.entry(epoch).or_default().entry(id).or_default() += 1;
+        }
+    }
+
+    /// Begins the next epoch. `open` names the segment being filled and its next unwritten page.
+    pub fn next_epoch(&mut self, open: Option<(SegmentId, u32)>) {
+        self.epoch += 1;
+        if let Some((id, page)) = open {
+            self.segments[id as usize].boundary = (self.epoch, page);
+        }
+    }
+
+    /// The commit being prepared.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Releases what only commits before `oldest_kept` have.
+    pub fn drop_commits_before(&mut self, oldest_kept: u64) {
+        while let Some(entry) = self.retained.first_entry() {
+            if *entry.key() > oldest_kept {
+                break;
+            }
+            for (id, count) in entry.remove() {
+                self.segments[id as usize].retained -= count;
+                self.retained_total -= u64::from(count);
+                self.free_if_empty(id);
+            }
+        }
+    }
+
+    fn free_if_empty(&mut self, id: SegmentId) {
+        let ticket = self.next_ticket;
+        let segment = &mut self.segments[id as usize];
+        if segment.state == State::Sealed && segment.newest == 0 && segment.retained == 0 {
+            segment.state = State::Free;
+            self.free.push_back((id, ticket));
+        }
+    }
+
+    /// Protects everything stored now against reuse until `end_read`.
+    pub fn begin_read(&mut self) -> u64 {
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        *self.readers.entry(ticket).or_default() += 1;
+        ticket
+    }
+
+    /// Ends the protection of a ticket.
+    pub fn end_read(&mut self, ticket: u64) {
+        self.readers.remove(&ticket);
+    }
+
+    /// Copies that are the newest of their key.
+    pub fn newest_total(&self) -> u64 {
+        self.newest_total
+    }
+
+    /// Outdated copies that kept commits still have.
+    pub fn retained_total(&self) -> u64 {
+        self.retained_total
+    }
+
+    /// Slots of segments that are not free.
+    pub fn used_slots(&self) -> u64 {
+        let free = self.free_pages();
+        let all: u64 = (0..self.count()).map(|id| u64::from(self.pages_of(id))).sum();
+        (all - free) * u64::from(self.rows_per_page)
+    }
+
+    /// The sealed segment with the smallest share of newest copies below `limit` (0 to 1) that
+    /// is not `except`; ties go to the one with fewer retained copies.
+    pub fn victim(&self, limit: f64, except: &[SegmentId]) -> Option<SegmentId> {
+        let mut best: Option<(u32, u32, SegmentId)> = None;
+        for (id, segment) in self.segments.iter().enumerate() {
+            let id = id as SegmentId;
+            let slots = self.pages_of(id) * self.rows_per_page;
+            if segment.state != State::Sealed
+                || segment.newest == 0
+                || f64::from(segment.newest) > limit * f64::from(slots)
+                || except.contains(&id)
+            {
+                continue;
+            }
+            let candidate = (segment.newest, segment.retained, id);
+            if best.is_none_or(|b| candidate < b) {
+                best = Some(candidate);
+            }
+        }
+        best.map(|(_, _, id)| id)
+    }
+
+    /// Newest copies of a segment.
+    pub fn newest_of(&self, id: SegmentId) -> u32 {
+        self.segments[id as usize].newest
+    }
+
+    /// Allocated bytes of this table.
+    pub fn memory_bytes(&self) -> usize {
+        let retained: usize = self.retained.values().map(|m| m.len() * 12 + 32).sum();
+        self.segments.capacity() * size_of::<Segment>() + self.free.capacity() * 16 + retained
+    }
+
+    /// Recovery: counts a copy of the commit that was opened as newest, its segment as sealed.
+    pub fn recovered_newest(&mut self, slot: u32) {
+        let id = self.of_slot(slot) as usize;
+        self.segments[id].newest += 1;
+        self.newest_total += 1;
+        self.segments[id].state = State::Sealed;
+    }
+
+    /// Recovery: counts a copy outdated in `epoch` as retained by the commits before it.
+    pub fn recovered_retained(&mut self, slot: u32, epoch: u64) {
+        let id = self.of_slot(slot);
+        let segment = &mut self.segments[id as usize];
+        segment.retained += 1;
+        segment.state = State::Sealed;
+        self.retained_total += 1;
+        *self.retained.entry(epoch).or_default().entry(id).or_default() += 1;
+    }
+
+    /// Recovery: all counts are in; what holds nothing is free, epochs go on at `epoch`.
+    pub fn recovered(&mut self, epoch: u64) {
+        self.epoch = epoch;
+        self.free.clear();
+        for (id, segment) in self.segments.iter_mut().enumerate() {
+            if segment.newest == 0 && segment.retained == 0 {
+                segment.state = State::Free;
+                self.free.push_back((id as SegmentId, 0));
+            } else {
+                segment.state = State::Sealed;
+                segment.epoch = 0;
+                segment.boundary = (0, 0);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn filled(segments: &mut Segments) -> SegmentId {
+        segments.grow();
+        let id = segments.open().unwrap();
+        for page in 0..segments.pages_of(id) {
+            for row in 0..4 {
+                segments.written((segments.first_page(id) + page) * 4 + row);
+            }
+        }
+        segments.seal(id);
+        id
+    }
+
+    fn slots(segments: &Segments, id: SegmentId) -> std::ops::Range<u32> {
+        let first = segments.first_page(id) * 4;
+        first..first + segments.pages_of(id) * 4
+    }
+
+    #[test]
+    fn copies_outdated_in_their_own_epoch_free_the_segment_at_once() {
+        let mut segments = Segments::new(8, 4, 1);
+        let id = filled(&mut segments);
+        for slot in slots(&segments, id) {
+            segments.outdated(slot);
+        }
+        assert_eq!(segments.open(), Some(id));
+    }
+
+    #[test]
+    fn copies_of_a_kept_commit_stay_until_it_is_dropped() {
+        let mut segments = Segments::new(8, 4, 1);
+        let id = filled(&mut segments);
+        segments.next_epoch(None); // commit 1 is made, 2 is prepared
+        for slot in slots(&segments, id) {
+            segments.outdated(slot);
+        }
+        assert_eq!(segments.open(), None);
+        segments.next_epoch(None); // commit 2 is made; keeping 1 and 2
+        segments.drop_commits_before(1);
+        assert_eq!(segments.open(), None, "commit 1 still has these copies");
+        segments.next_epoch(None);
+        segments.drop_commits_before(2);
+        assert_eq!(segments.open(), Some(id));
+    }
+
+    #[test]
+    fn a_segment_open_across_a_commit_knows_which_copies_the_commit_has() {
+        let mut segments = Segments::new(8, 4, 1);
+        segments.grow();
+        let id = segments.open().unwrap();
+        segments.written(4);
+        segments.next_epoch(Some((id, 2)));
+        segments.written(8);
+        segments.seal(id);
+        segments.outdated(8);
+        assert_eq!(segments.retained_total(), 0);
+        segments.outdated(4);
+        assert_eq!(segments.retained_total(), 1);
+        segments.drop_commits_before(2);
+        assert_eq!(segments.open(), Some(id));
+    }
+
+    #[test]
+    fn a_running_read_keeps_a_freed_segment_from_being_written() {
+        let mut segments = Segments::new(8, 4, 1);
+        let id = filled(&mut segments);
+        let ticket = segments.begin_read();
+        for slot in slots(&segments, id) {
+            segments.outdated(slot);
+        }
+        assert_eq!(segments.open(), None);
+        let later = segments.begin_read();
+        segments.end_read(ticket);
+        assert_eq!(segments.open(), Some(id), "reads that began later cannot have seen it");
+        segments.end_read(later);
+    }
+
+    #[test]
+    fn the_victim_has_the_fewest_newest_copies() {
+        let mut segments = Segments::new(8, 4, 1);
+        let first = filled(&mut segments);
+        let second = filled(&mut segments);
+        for slot in slots(&segments, first).take(10) {
+            segments.outdated(slot);
+        }
+        for slot in slots(&segments, second).take(20) {
+            segments.outdated(slot);
+        }
+        assert_eq!(segments.victim(0.9, &[]), Some(second));
+        assert_eq!(segments.victim(0.9, &[second]), Some(first));
+        assert_eq!(segments.victim(0.1, &[]), None);
+    }
+}

@@ -1,0 +1,280 @@
+//! Fills segments with pages: rows go into chunks of pages, chunks are written in the background.
+//!
+//! A page that is not yet durable is found here by `page`, so a read never asks the device for
+//! bytes that are still in memory. Waiting happens only when every chunk buffer is in flight.
+
+use super::page::PageLayout;
+use super::segments::{SegmentId, Segments};
+use crate::error::{Result, bail};
+use crate::io::{BufferId, Completion, File, Queue};
+use std::sync::Arc;
+
+#[derive(Debug)]
+struct Chunk {
+    buffer: BufferId,
+    first_page: u32,
+    /// Sealed pages.
+    pages: u32,
+    capacity: u32,
+    /// Rows of the page being filled.
+    rows: usize,
+}
+
+/// The open end of a row class's log.
+pub struct Writer {
+    file: Arc<dyn File>,
+    layout: PageLayout,
+    queue: Box<dyn Queue>,
+    chunk_pages: u32,
+    open: Option<Chunk>,
+    in_flight: Vec<(BufferId, u32, u32)>,
+    done: Vec<Completion>,
+    /// The segment being filled and its next page that belongs to no chunk yet.
+    segment: Option<(SegmentId, u32)>,
+    sequence: u64,
+    pages_written: u64,
+}
+
+impl Writer {
+    /// A writer whose queue has buffers of whole pages. `sequence` is the last one used.
+    pub fn new(
+        file: Arc<dyn File>,
+        layout: PageLayout,
+        queue: Box<dyn Queue>,
+        sequence: u64,
+    ) -> Self {
+        let chunk_pages = (queue.buffer_bytes() / layout.page_bytes) as u32;
+        assert!(chunk_pages > 0, "a chunk holds at least one page");
+        Self {
+            file,
+            layout,
+            queue,
+            chunk_pages,
+            open: None,
+            in_flight: Vec::new(),
+            done: Vec::new(),
+            segment: None,
+            sequence,
+            pages_written: 0,
+        }
+    }
+
+    /// Goes on where another writer of the same log finished.
+    pub fn continue_at(&mut self, position: Option<(SegmentId, u32)>) {
+        assert!(self.open.is_none(), "a writer continues before it writes");
+        self.segment = position;
+    }
+
+    /// Allocated bytes.
+    pub fn memory_bytes(&self) -> usize {
+        self.queue.memory_bytes()
+    }
+
+    /// Sequence number of the newest page.
+    pub fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    /// Pages handed to the device so far.
+    pub fn pages_written(&self) -> u64 {
+        self.pages_written
+    }
+
+    /// Pages that can still be begun in the segment being filled, the open page not counted.
+    pub fn pages_left(&self, segments: &Segments) -> u64 {
+        let chunk = self.open.as_ref().map_or(0, |c| c.capacity - c.pages - u32::from(c.rows > 0));
+        let segment = self
+            .segment
+            .map_or(0, |(id, next)| segments.first_page(id) + segments.pages_of(id) - next);
+        u64::from(chunk) + u64::from(segment)
+    }
+
+    /// The bytes of a page that is still in memory, perhaps not sealed yet.
+    pub fn page(&self, page: u32) -> Option<&[u8]> {
+        let within = |first: u32, pages: u32| (first..first + pages).contains(&page);
+        let (buffer, first) = match &self.open {
+            Some(c) if within(c.first_page, c.pages + 1) => (c.buffer, c.first_page),
+            _ => {
+                let found = self.in_flight.iter().find(|(_, first, pages)| within(*first, *pages));
+                found.map(|(buffer, first, _)| (*buffer, *first))?
+            }
+        };
+        let at = (page - first) as usize * self.layout.page_bytes;
+        Some(&self.queue.buffer(buffer)[at..at + self.layout.page_bytes])
+    }
+
+    /// Adds a row behind the others and returns its slot. May wait for a chunk to be written.
+    pub fn append(
+        &mut self,
+        segments: &mut Segments,
+        table: u16,
+        key: u64,
+        row: &[f32],
+    ) -> Result<u32> {
+        if self.open.is_none() {
+            self.open_chunk(segments)?;
+        }
+        let chunk = self.open.as_mut().expect("a chunk was opened above");
+        let page = chunk.first_page + chunk.pages;
+        let at = chunk.pages as usize * self.layout.page_bytes;
+        let bytes = &mut self.queue.buffer_mut(chunk.buffer)[at..at + self.layout.page_bytes];
+        let slot = page * self.layout.rows_per_page as u32 + chunk.rows as u32;
+        self.layout.put(bytes, chunk.rows, table, key, row);
+        chunk.rows += 1;
+        if chunk.rows == self.layout.rows_per_page {
+            self.seal_page();
+            if self.open.as_ref().is_some_and(|c| c.pages == c.capacity) {
+                self.send(segments)?;
+            }
+        }
+        Ok(slot)
+    }
+
+    fn open_chunk(&mut self, segments: &mut Segments) -> Result<()> {
+        let (id, next) = match self.segment {
+            Some(position) => position,
+            None => match segments.open() {
+                Some(id) => (id, segments.first_page(id)),
+                None => bail!(Full, "no free segment in {}; commit to release some",
+                    self.file.name()),
+            },
+        };
+        let end = segments.first_page(id) + segments.pages_of(id);
+        let buffer = loop {
+            if let Some(buffer) = self.queue.acquire() {
+                break buffer;
+            }
+            self.reap(1)?;
+        };
+        let capacity = self.chunk_pages.min(end - next);
+        self.open = Some(Chunk { buffer, first_page: next, pages: 0, capacity, rows: 0 });
+        self.segment = Some((id, next + capacity));
+        Ok(())
+    }
+
+    fn seal_page(&mut self) {
+        let Some(chunk) = &mut self.open else { return };
+        self.sequence += 1;
+        let at = chunk.pages as usize * self.layout.page_bytes;
+        let bytes = &mut self.queue.buffer_mut(chunk.buffer)[at..at + self.layout.page_bytes];
+        self.layout.seal(bytes, chunk.first_page + chunk.pages, chunk.rows, self.sequence);
+        chunk.pages += 1;
+        chunk.rows = 0;
+    }
+
+    /// Hands the open chunk to the device. Pages it did not fill go back to the segment.
+    fn send(&mut self, segments: &mut Segments) -> Result<()> {
+        let Some(chunk) = self.open.take() else { return Ok(()) };
+        let bytes = chunk.pages as usize * self.layout.page_bytes;
+        let offset = u64::from(chunk.first_page) * self.layout.page_bytes as u64;
+        while self.queue.in_flight() >= self.queue.depth() {
+            self.reap(1)?;
+        }
+        self.queue.write(&self.file, offset, bytes, chunk.buffer, chunk.buffer as u64)?;
+        self.queue.submit()?;
+        self.in_flight.push((chunk.buffer, chunk.first_page, chunk.pages));
+        self.pages_written += u64::from(chunk.pages);
+        if let Some((id, _)) = self.segment {
+            let next = chunk.first_page + chunk.pages;
+            if next == segments.first_page(id) + segments.pages_of(id) {
+                segments.seal(id);
+                self.segment = None;
+            } else {
+                self.segment = Some((id, next));
+            }
+        }
+        self.reap(0)
+    }
+
+    fn reap(&mut self, at_least: usize) -> Result<()> {
+        if at_least == 0 && self.in_flight.is_empty() {
+            return Ok(());
+        }
+        let mut done = std::mem::take(&mut self.done);
+        let waited = self.queue.wait(at_least, &mut done);
+        let mut failed = None;
+        for completion in done.drain(..) {
+            self.in_flight.retain(|(buffer, _, _)| *buffer != completion.buffer);
+            self.queue.release(completion.buffer);
+            if let Err(error) = completion.result {
+                failed.get_or_insert(error);
+            }
+        }
+        self.done = done;
+        waited?;
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// Seals the open page, writes the open chunk and waits until the device has everything.
+    /// Returns the segment being filled and its next page. Nothing is durable before a sync.
+    pub fn finish(&mut self, segments: &mut Segments) -> Result<Option<(SegmentId, u32)>> {
+        if self.open.as_ref().is_some_and(|c| c.rows > 0) {
+            self.seal_page();
+        }
+        if self.open.as_ref().is_some_and(|c| c.pages > 0) {
+            self.send(segments)?;
+        } else if let Some(chunk) = self.open.take() {
+            self.queue.release(chunk.buffer);
+            self.segment = self.segment.map(|(id, _)| (id, chunk.first_page));
+        }
+        while !self.in_flight.is_empty() {
+            self.reap(1)?;
+        }
+        Ok(self.segment)
+    }
+
+    /// Reads `pages` neighbouring pages, at most one chunk, into `bytes`, waiting for them. They
+    /// are not verified yet. Used by cleaning, which runs under the class lock.
+    pub fn read_back(
+        &mut self,
+        first_page: u32,
+        pages: u32,
+        bytes: &mut Vec<f32>,
+    ) -> Result<()> {
+        assert!(pages <= self.chunk_pages, "a read-back is at most one chunk");
+        let wanted = first_page..first_page + pages;
+        while self.in_flight.iter().any(|(_, first, n)| *first < wanted.end && wanted.start < first + n)
+        {
+            self.reap(1)?;
+        }
+        let buffer = loop {
+            if let Some(buffer) = self.queue.acquire() {
+                break buffer;
+            }
+            self.reap(1)?;
+        };
+        while self.queue.in_flight() >= self.queue.depth() {
+            self.reap(1)?;
+        }
+        let len = pages as usize * self.layout.page_bytes;
+        let offset = u64::from(first_page) * self.layout.page_bytes as u64;
+        self.queue.read(&self.file, offset, len, buffer, u64::MAX)?;
+        let mut result = None;
+        while result.is_none() {
+            let mut done = std::mem::take(&mut self.done);
+            let waited = self.queue.wait(1, &mut done);
+            for completion in done.drain(..) {
+                if completion.token == u64::MAX {
+                    if completion.result.is_ok() {
+                        bytes.clear();
+                        let read = &self.queue.buffer(buffer)[..len];
+                        bytes.extend_from_slice(bytemuck::cast_slice(read));
+                    }
+                    result = Some(completion.result);
+                } else {
+                    self.in_flight.retain(|(b, _, _)| *b != completion.buffer);
+                    completion.result?;
+                }
+                self.queue.release(completion.buffer);
+            }
+            self.done = done;
+            waited?;
+        }
+        result.unwrap_or(Ok(()))
+    }
+
+    /// Pages of one chunk.
+    pub fn chunk_pages(&self) -> u32 {
+        self.chunk_pages
+    }
+}

@@ -1,0 +1,14 @@
+//! Storage layouts: where rows live when they are not in DRAM. Each layout owns its index.
+//!
+//! The only layout so far is [`log`]. A layout never sees the cache; what it must know of resident
+//! rows comes through [`Residents`].
+
+pub mod log;
+
+/// What a layout asks about rows in DRAM while it moves stored copies.
+pub trait Residents {
+    /// True when DRAM holds a newer row than storage does: the stored copy need not be moved.
+    fn is_dirty(&self, table: u16, key: u64) -> bool;
+    /// A stored copy moved; a resident row must remember the new place.
+    fn moved(&self, table: u16, key: u64, old_slot: u32, new_slot: u32);
+}

@@ -1,0 +1,232 @@
+//! Divides the memory budget: index, buffers, staging; the rest is cache.
+//!
+//! Everything the engine keeps is counted. Buffers shrink with the budget down to a floor; below
+//! that, the smallest budget that works is named.
+
+use crate::cache::{CacheShape, PolicyKind};
+use crate::config::{Memory, TableSpec};
+use crate::error::{Result, bail};
+use crate::storage::log::FlushBuffer;
+
+/// What the plan must know of a row class.
+#[derive(Clone, Debug)]
+pub(super) struct ClassDemand {
+    pub(super) row_bytes: usize,
+    pub(super) page_bytes: usize,
+    /// Rows of all its tables, as declared or expected.
+    pub(super) rows: u64,
+    /// True when a table of the class grows: its rows spread unevenly over the sets.
+    pub(super) sparse: bool,
+    /// Bytes of its indexes as they are.
+    pub(super) index_bytes: u64,
+}
+
+/// How a row class spends its part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct ClassPlan {
+    pub(super) sets: usize,
+    pub(super) chunk_bytes: usize,
+    pub(super) chunks: usize,
+    pub(super) flush_rows: usize,
+    pub(super) read_depth: usize,
+    pub(super) read_buffer_bytes: usize,
+    pub(super) readers: usize,
+}
+
+/// Sets of a cache have this many ways at first; a growing index takes them one by one.
+pub(super) const WAYS: usize = 32;
+/// Chunks being filled, in flight, and read back by cleaning.
+const CHUNKS: usize = 4;
+const CHUNK_BYTES_MAX: usize = 256 << 10;
+const CHUNK_BYTES_MIN: usize = 16 << 10;
+const READ_DEPTH_MAX: usize = 64;
+const READ_DEPTH_MIN: usize = 16;
+const READ_REQUEST_BYTES_MAX: usize = 16 << 10;
+/// Journal and catalog.
+const FIXED_BYTES: u64 = 128 << 10;
+
+/// The budget in bytes. A percentage needs `num_embeddings` or `expected_rows` of every table.
+pub(super) fn bytes_of(memory: Memory, tables: &[(&TableSpec, usize)]) -> Result<u64> {
+    let per_cent = match memory {
+        Memory::Bytes(bytes) => return Ok(bytes),
+        Memory::Percent(per_cent) => per_cent,
+    };
+    let mut all = 0.0;
+    for (spec, row_bytes) in tables {
+        match spec.num_embeddings.or(spec.expected_rows) {
+            Some(rows) => all += rows as f64 * *row_bytes as f64,
+            None => bail!(
+                Budget,
+                "memory is {per_cent}%, but growing table {:?} does not say how many rows it will \
+                 have; give expected_rows=, or memory in bytes",
+                spec.name
+            ),
+        }
+    }
+    Ok((all * per_cent / 100.0) as u64)
+}
+
+fn row_cache_bytes(row_bytes: usize) -> u64 {
+    CacheShape { row_bytes, sets: 1, ways: WAYS, policy: PolicyKind::Lru }.bytes()
+}
+
+impl ClassPlan {
+    /// Buffers for a class whose part of the budget is `share` bytes.
+    fn buffers(demand: &ClassDemand, share: u64) -> Self {
+        let page = demand.page_bytes;
+        let pow2 = |bytes: u64| 1usize << (63 - bytes.max(1).leading_zeros()).min(40);
+        let chunk = pow2(share / 64).clamp(CHUNK_BYTES_MIN.max(page), CHUNK_BYTES_MAX.max(page));
+        let reads = (share / 16) as usize;
+        let depth = (reads / page).clamp(READ_DEPTH_MIN, READ_DEPTH_MAX);
+        let buffer = pow2((reads / depth) as u64).clamp(page, READ_REQUEST_BYTES_MAX.max(page));
+        Self {
+            sets: 0,
+            chunk_bytes: chunk,
+            chunks: CHUNKS,
+            flush_rows: (chunk / demand.row_bytes).max(8),
+            read_depth: depth,
+            read_buffer_bytes: buffer,
+            readers: if share > 256 << 20 { 2 } else { 1 },
+        }
+    }
+
+    fn buffer_bytes(&self, demand: &ClassDemand) -> u64 {
+        let flush = FlushBuffer::memory_for(self.flush_rows, demand.row_bytes / 4);
+        let read = self.read_depth * self.read_buffer_bytes * self.readers;
+        // One more chunk is the scratch of cleaning.
+        ((self.chunks + 1) * self.chunk_bytes + flush + read) as u64
+    }
+}
+
+/// Divides `budget` bytes among the classes by the bytes of their rows.
+pub(super) fn divide(budget: u64, demands: &[ClassDemand]) -> Result<Vec<ClassPlan>> {
+    let row_bytes = |d: &ClassDemand| (d.rows.max(1) * d.row_bytes as u64) as f64;
+    let all: f64 = demands.iter().map(row_bytes).sum();
+    let index: u64 = demands.iter().map(|d| d.index_bytes).sum();
+    let smallest = smallest(demands);
+    if budget < smallest {
+        bail!(
+            Budget,
+            "memory is {budget} bytes, the smallest that works here is {smallest} (index {index}, \
+             the rest buffers and the floor of the cache); give at least memory={smallest}"
+        );
+    }
+    let left = budget - index - FIXED_BYTES;
+    let mut plans: Vec<ClassPlan> = demands
+        .iter()
+        .map(|d| ClassPlan::buffers(d, (left as f64 * row_bytes(d) / all) as u64))
+        .collect();
+    let buffers: u64 = plans.iter().zip(demands).map(|(p, d)| p.buffer_bytes(d)).sum();
+    let mut cache = left.saturating_sub(buffers);
+    let floors: u64 = demands.iter().map(|d| row_cache_bytes(d.row_bytes)).sum();
+    if cache < floors {
+        // Proportional buffers do not fit: take the smallest.
+        for (plan, demand) in plans.iter_mut().zip(demands) {
+            *plan = ClassPlan::buffers(demand, 0);
+        }
+        let buffers: u64 = plans.iter().zip(demands).map(|(p, d)| p.buffer_bytes(d)).sum();
+        cache = left - buffers;
+    }
+    give_sets(cache, &mut plans, demands);
+    Ok(plans)
+}
+
+/// The smallest budget with which every class has buffers and one set of cache.
+fn smallest(demands: &[ClassDemand]) -> u64 {
+    let classes: u64 = demands
+        .iter()
+        .map(|d| {
+            d.index_bytes + ClassPlan::buffers(d, 0).buffer_bytes(d) + row_cache_bytes(d.row_bytes)
+        })
+        .sum();
+    classes + FIXED_BYTES
+}
+
+/// Gives the cache bytes out by row bytes; what a class cannot use goes to the others.
+fn give_sets(cache: u64, plans: &mut [ClassPlan], demands: &[ClassDemand]) {
+    let mut left = cache;
+    let mut open: Vec<usize> = (0..plans.len()).collect();
+    for plan in plans.iter_mut() {
+        plan.sets = 1;
+    }
+    left = left.saturating_sub(demands.iter().map(|d| row_cache_bytes(d.row_bytes)).sum());
+    while !open.is_empty() {
+        let all: f64 =
+            open.iter().map(|i| demands[*i].rows.max(1) as f64 * demands[*i].row_bytes as f64).sum();
+        let round = left;
+        let mut capped = Vec::new();
+        for i in &open {
+            let demand = &demands[*i];
+            let weight = demand.rows.max(1) as f64 * demand.row_bytes as f64 / all;
+            let sets = (round as f64 * weight) as u64 / row_cache_bytes(demand.row_bytes);
+            // Rows of growing tables fall into sets at random: leave room for the fullest.
+            let slack = if demand.sparse { 1.5 } else { 1.0 };
+            let most = ((demand.rows as f64 * slack) as u64).div_ceil(WAYS as u64).max(1) - 1;
+            if sets >= most && demand.rows > 0 {
+                plans[*i].sets = 1 + most as usize;
+                left -= (most * row_cache_bytes(demand.row_bytes)).min(left);
+                capped.push(*i);
+            } else {
+                plans[*i].sets = 1 + sets as usize;
+            }
+        }
+        if capped.is_empty() {
+            break;
+        }
+        open.retain(|i| !capped.contains(i));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn demand(rows: u64, row_bytes: usize) -> ClassDemand {
+        ClassDemand { row_bytes, page_bytes: 4096, rows, sparse: false, index_bytes: rows * 4 }
+    }
+
+    fn spent(plans: &[ClassPlan], demands: &[ClassDemand]) -> u64 {
+        let caches: u64 = plans
+            .iter()
+            .zip(demands)
+            .map(|(p, d)| p.sets as u64 * row_cache_bytes(d.row_bytes) + p.buffer_bytes(d))
+            .sum();
+        caches + FIXED_BYTES + demands.iter().map(|d| d.index_bytes).sum::<u64>()
+    }
+
+    #[test]
+    fn no_plan_spends_more_than_the_budget() {
+        for budget in [1u64 << 20, 3 << 20, 10 << 20, 100 << 20, 1 << 30] {
+            for demands in [
+                vec![demand(20_000, 512)],
+                vec![demand(100_000, 132), demand(3, 264), demand(5_000, 20)],
+            ] {
+                let Ok(plans) = divide(budget, &demands) else { continue };
+                assert!(spent(&plans, &demands) <= budget, "{budget}: {plans:?}");
+                assert!(plans.iter().all(|p| p.sets > 0));
+            }
+        }
+    }
+
+    #[test]
+    fn a_large_budget_keeps_every_dense_row_and_not_more() {
+        let demands = [demand(100_000, 132), demand(10, 64)];
+        let plans = divide(1 << 30, &demands).unwrap();
+        assert_eq!(plans[0].sets, 100_000usize.div_ceil(WAYS));
+        assert_eq!(plans[1].sets, 1);
+    }
+
+    #[test]
+    fn a_budget_too_small_names_the_one_that_works() {
+        let demands = [demand(1_000_000, 132)];
+        let error = divide(1 << 20, &demands).unwrap_err();
+        let named: u64 = error
+            .message()
+            .rsplit("memory=")
+            .next()
+            .and_then(|n| n.parse().ok())
+            .expect("the message ends with the bytes");
+        divide(named, &demands).unwrap();
+        assert!(divide(named - 1, &demands).is_err());
+    }
+}

@@ -1,0 +1,200 @@
+//! Check: reads every page that a kept commit needs and says what is wrong, and where.
+
+use super::engine::Class;
+use super::{Store, state};
+use crate::config::{Memory, StoreOptions};
+use crate::error::{ErrorKind, Result};
+use crate::storage::log::ClassLog;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Problems that are listed one by one; more are only counted.
+const PROBLEMS_MAX: usize = 100;
+/// Neighbouring pages read at once.
+const PAGES: usize = 256;
+
+/// One thing that is wrong.
+#[derive(Clone, Debug, Serialize)]
+pub struct Problem {
+    /// Step of the commit that it concerns.
+    pub step: u64,
+    /// What and where.
+    pub message: String,
+}
+
+/// What a check found.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct CheckReport {
+    /// Commits checked.
+    pub commits: usize,
+    /// Pages read.
+    pub pages: u64,
+    /// Rows whose place, table and key were compared with the index.
+    pub rows: u64,
+    /// What is wrong, at most 100.
+    pub problems: Vec<Problem>,
+    /// How many things are wrong.
+    pub problem_count: u64,
+}
+
+impl CheckReport {
+    fn problem(&mut self, step: u64, message: String) {
+        self.problem_count += 1;
+        if self.problems.len() < PROBLEMS_MAX {
+            self.problems.push(Problem { step, message });
+        }
+    }
+}
+
+/// Verifies the store at `path`: journal, state, every page of every kept commit, every row's
+/// place. Writes nothing; may run beside a writer. `progress(done, all)` counts pages and may end
+/// the check by an error.
+///
+/// *Errors*: `NotFound`, and what `progress` returns; damage is reported, not returned, unless the
+/// store cannot be opened at all.
+pub fn check(
+    path: impl AsRef<Path>,
+    progress: &mut dyn FnMut(u64, u64) -> Result<()>,
+) -> Result<CheckReport> {
+    let path = path.as_ref();
+    let options = |step| {
+        let memory = Memory::Bytes(u64::MAX >> 24);
+        StoreOptions { step, read_only: true, create: false, ..StoreOptions::new(memory) }
+    };
+    let mut report = CheckReport::default();
+    let newest = match Store::open(path, options(None)) {
+        Ok(store) => store,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Err(error),
+        Err(error) => {
+            report.problem(0, error.message().to_owned());
+            return Ok(report);
+        }
+    };
+    let steps: Vec<u64> = newest.commits().iter().map(|c| c.step).collect();
+    check_commit(&newest, &mut report, progress)?;
+    drop(newest);
+    for step in steps.iter().rev().skip(1) {
+        match Store::open(path, options(Some(*step))) {
+            Ok(store) => check_commit(&store, &mut report, progress)?,
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => report.problem(*step, error.message().to_owned()),
+        }
+    }
+    Ok(report)
+}
+
+fn check_commit(
+    store: &Store,
+    report: &mut CheckReport,
+    progress: &mut dyn FnMut(u64, u64) -> Result<()>,
+) -> Result<()> {
+    let Some(commit) = store.last_commit() else { return Ok(()) };
+    report.commits += 1;
+    let inner = &*store.inner;
+    let state = inner.history.lock().last_state();
+    if let Some(state) = state
+        && let Err(error) = state::read(&*inner.medium, inner.seed, &state)
+    {
+        report.problem(commit.step, error.message().to_owned());
+    }
+    let engine = inner.engine.read();
+    for class in &engine.classes {
+        let log = class.log.lock();
+        let per_page = class.layout.rows_per_page as u32;
+        let mut pages = Vec::new();
+        for (_, index) in log.indexes() {
+            pages.extend(index.slots().map(|slot| slot / per_page));
+        }
+        pages.sort_unstable();
+        pages.dedup();
+        let mut checker = ClassChecker {
+            class,
+            log: &log,
+            step: commit.step,
+            matched: log.indexes().map(|(id, _)| (id, 0)).collect(),
+            bytes: Vec::new(),
+        };
+        let all = pages.len() as u64;
+        let damaged = report.problem_count;
+        for (i, run) in runs(&pages).enumerate() {
+            if i % 16 == 0 {
+                progress(run.1, all)?;
+            }
+            checker.run(run.0, report);
+        }
+        progress(all, all)?;
+        for (id, index) in log.indexes() {
+            let found = checker.matched.get(&id).copied().unwrap_or(0);
+            report.rows += found;
+            if found != index.len() && report.problem_count == damaged {
+                let (name, rows) = (&engine.tables[usize::from(id)].record.spec.name, index.len());
+                let what = format!("table {name:?} has {rows} rows by its index, {found} were found");
+                report.problem(commit.step, what);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Cuts sorted pages into neighbours, at most `PAGES` long, with how many came before.
+fn runs(pages: &[u32]) -> impl Iterator<Item = (&[u32], u64)> {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        let begin = at;
+        let first = *pages.get(begin)?;
+        while at < pages.len() && at - begin < PAGES && pages[at] == first + (at - begin) as u32 {
+            at += 1;
+        }
+        Some((&pages[begin..at], begin as u64))
+    })
+}
+
+struct ClassChecker<'a> {
+    class: &'a Class,
+    log: &'a ClassLog,
+    step: u64,
+    /// Rows found where the index says, by table.
+    matched: BTreeMap<u16, u64>,
+    bytes: Vec<f32>,
+}
+
+impl ClassChecker<'_> {
+    /// Checks neighbouring pages with one read; when that fails, one by one.
+    fn run(&mut self, pages: &[u32], report: &mut CheckReport) {
+        let page_bytes = self.class.layout.page_bytes;
+        self.bytes.resize(pages.len() * page_bytes / 4, 0.0);
+        let mut words = std::mem::take(&mut self.bytes);
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut words);
+        let offset = u64::from(pages[0]) * page_bytes as u64;
+        match self.class.file.read_at(bytes, offset) {
+            Ok(()) => {
+                for (page, bytes) in pages.iter().zip(bytes.chunks_exact(page_bytes)) {
+                    self.page(*page, bytes, report);
+                }
+            }
+            Err(error) if pages.len() == 1 => {
+                report.problem(self.step, error.message().to_owned());
+            }
+            Err(_) => pages.chunks(1).for_each(|page| self.run(page, report)),
+        }
+        self.bytes = words;
+    }
+
+    fn page(&mut self, number: u32, bytes: &[u8], report: &mut CheckReport) {
+        report.pages += 1;
+        let layout = &self.class.layout;
+        let rows = match layout.verify(bytes, number, self.class.file.name()) {
+            Ok(rows) => rows,
+            Err(error) => return report.problem(self.step, error.message().to_owned()),
+        };
+        for at in 0..rows {
+            let (table, key) = layout.entry(bytes, at);
+            let slot = number * layout.rows_per_page as u32 + at as u32;
+            let found = self.log.indexes().find(|(id, _)| *id == table);
+            if found.is_some_and(|(_, index)| index.covers(key) && index.is_newest(key, slot)) {
+                *self.matched.entry(table).or_default() += 1;
+            }
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! Copy: one commit of a store, also of one that is being written to, into a new store.
+//!
+//! Every page of the commit is read and verified, and only live rows are written, so the copy is
+//! as small as can be. The source's commit is held meanwhile.
+
+use super::Store;
+use crate::config::{CommitInfo, Memory, NonFinite, PutBatch, StoreOptions};
+use crate::error::{Result, bail};
+use serde::Serialize;
+use std::path::Path;
+
+/// Rows moved at once.
+const ROWS: usize = 16_384;
+
+/// What a copy did.
+#[derive(Clone, Debug, Serialize)]
+pub struct CopyReport {
+    /// The commit that was copied.
+    pub commit: CommitInfo,
+    /// Rows copied.
+    pub rows: u64,
+    /// Bytes of the copy on disk.
+    pub disk_bytes: u64,
+}
+
+/// Copies the last commit of the store at `path`, or that of `step`, to `destination`, which must
+/// not hold a store. `memory` is the budget of each of the two. `progress(done, all)` counts rows
+/// and may end the copy by an error, which leaves `destination` without a commit.
+///
+/// *Errors*: `NotFound`, `Misuse` when the destination holds a store, `Corrupt`, `Full`, `Io`.
+/// *Durability*: the copy is complete and durable on return.
+pub fn copy(
+    path: impl AsRef<Path>,
+    destination: impl AsRef<Path>,
+    step: Option<u64>,
+    memory: Memory,
+    progress: &mut dyn FnMut(u64, u64) -> Result<()>,
+) -> Result<CopyReport> {
+    let destination = destination.as_ref();
+    if destination.join("superblock").exists() {
+        bail!(Misuse, "{} holds a store already; copy to another place", destination.display());
+    }
+    let options = StoreOptions { step, read_only: true, create: false, ..StoreOptions::new(memory) };
+    let source = Store::open(path, options)?;
+    let Some(commit) = source.last_commit() else {
+        bail!(NotFound, "{} has no commit to copy", source.path().display());
+    };
+    let options = StoreOptions {
+        keep: source.options().keep,
+        seed: source.inner.superblock.seed,
+        ..StoreOptions::new(memory)
+    };
+    let target = Store::open(destination, options)?;
+    let tables = source.tables();
+    let all: u64 = tables.iter().map(|t| t.rows).sum();
+    let mut done = 0;
+    for info in &tables {
+        target.table(&info.spec)?;
+    }
+    for info in &tables {
+        let id = target.table(&info.spec)?;
+        let dim = info.spec.embedding_dim;
+        let mut keys = vec![0; ROWS];
+        let mut values = vec![0.0; ROWS * dim];
+        let mut state = vec![0.0; ROWS * info.state_words];
+        let mut scan = source.scan(info.id)?;
+        loop {
+            let rows = scan.next_batch(&mut keys, &mut values, Some(&mut state))?;
+            if rows == 0 {
+                break;
+            }
+            target.put(&[PutBatch {
+                table: id,
+                keys: &keys[..rows],
+                values: &values[..rows * dim],
+                state: Some(&state[..rows * info.state_words]),
+                reset_state: false,
+                non_finite: NonFinite::Apply,
+            }])?;
+            done += rows as u64;
+            progress(done, all)?;
+        }
+        target.inner.set_updates(id, info.updates)?;
+    }
+    let state = source.state()?;
+    let borrowed: Vec<(&str, &[u8])> =
+        state.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice())).collect();
+    let copied = target.commit(commit.step, &commit.meta, &borrowed)?;
+    let disk_bytes = target.stats()?.disk_bytes;
+    Ok(CopyReport { commit: copied, rows: done, disk_bytes })
+}

@@ -1,0 +1,329 @@
+//! What a store holds in memory: row classes with their cache and log, tables, and the plan that
+//! divides the budget among them.
+//!
+//! Lock order: engine (shared by verbs, exclusive for commit, plan and close), class lock (the
+//! log), journal, then one set of the cache.
+
+use super::budget::{ClassDemand, ClassPlan, WAYS, bytes_of, divide};
+use super::journal::{ClassRecord, TableRecord};
+use super::pool::Pool;
+use crate::cache::{Cache, CacheShape, Location, RowRef};
+use crate::config::{Memory, PolicyKind, TableInfo};
+use crate::error::Result;
+use crate::hash::{mix, table_salt};
+use crate::io::{File, Medium};
+use crate::row::RowLayout;
+use crate::storage::Residents;
+use crate::storage::log::{
+    ClassLog, FlushBuffer, PageLayout, PageReader, Segments, TableIndex, Writer,
+};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// One table.
+#[derive(Debug)]
+pub(super) struct Table {
+    pub(super) record: TableRecord,
+    /// Its class, as an index.
+    pub(super) class: usize,
+    pub(super) salt: u64,
+    /// Running number of id 0 within its class's dense rows; `None` for a growing table.
+    pub(super) first: Option<u64>,
+    pub(super) layout: RowLayout,
+    /// Keys written and not deleted.
+    pub(super) rows: AtomicU64,
+    pub(super) updates: AtomicU64,
+    /// Batches that changed it, to notice changes during a scan.
+    pub(super) changes: AtomicU64,
+}
+
+impl Table {
+    pub(super) fn new(record: TableRecord, class: usize, first: Option<u64>) -> Result<Self> {
+        let dim = record.spec.embedding_dim;
+        let layout = RowLayout::new(dim, record.spec.optimizer.state_words(dim))?;
+        let salt = table_salt(&record.spec.name);
+        Ok(Self {
+            record,
+            class,
+            salt,
+            first,
+            layout,
+            rows: AtomicU64::new(0),
+            updates: AtomicU64::new(0),
+            changes: AtomicU64::new(0),
+        })
+    }
+
+    pub(super) fn id(&self) -> u16 {
+        self.record.id
+    }
+
+    /// Where a key of this table lies in its class's cache.
+    #[inline(always)]
+    pub(super) fn locate(&self, cache: &Cache, key: u64) -> Location {
+        let hash = mix(key, self.salt);
+        match self.first {
+            Some(first) => cache.locate_dense(first + key, hash),
+            None => cache.locate_hashed(hash),
+        }
+    }
+
+    pub(super) fn info(&self) -> TableInfo {
+        TableInfo {
+            id: crate::config::TableId(self.record.id),
+            spec: self.record.spec.clone(),
+            row_bytes: self.layout.row_bytes(),
+            state_words: self.layout.state_words(),
+            rows: self.rows.load(Ordering::Relaxed),
+            updates: self.updates.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// What a plan gives a class: it is built anew when tables are added.
+pub(super) struct Tier {
+    pub(super) cache: Cache,
+    pub(super) readers: Pool<PageReader>,
+    pub(super) plan: ClassPlan,
+}
+
+/// One row class.
+pub(super) struct Class {
+    pub(super) record: ClassRecord,
+    pub(super) layout: PageLayout,
+    pub(super) file: Arc<dyn File>,
+    /// The class lock. Held while pages are written or cleaned, not while they are read.
+    pub(super) log: Mutex<ClassLog>,
+    /// `None` until the first plan.
+    pub(super) tier: Option<Tier>,
+    /// Stamp of the next use: batch by batch, position by position.
+    pub(super) clock: AtomicU32,
+    /// Rows that running batches may still make dirty.
+    pub(super) promised: AtomicU64,
+    /// Rows of its dense tables, for `Table::first`.
+    pub(super) dense_rows: u64,
+}
+
+impl Class {
+    pub(super) fn new(
+        record: ClassRecord,
+        layout: PageLayout,
+        file: Arc<dyn File>,
+        segments: Segments,
+        sequence: u64,
+        medium: &dyn Medium,
+    ) -> Result<Self> {
+        let log = bare_log(&record, &layout, &file, segments, sequence, medium)?;
+        Ok(Self {
+            record,
+            layout,
+            file,
+            log: Mutex::new(log),
+            tier: None,
+            clock: AtomicU32::new(1),
+            promised: AtomicU64::new(0),
+            dense_rows: 0,
+        })
+    }
+
+    pub(super) fn tier(&self) -> &Tier {
+        self.tier.as_ref().expect("verbs run after a plan was made")
+    }
+
+    pub(super) fn cache(&self) -> &Cache {
+        &self.tier().cache
+    }
+
+    /// Stamps for `n` uses.
+    pub(super) fn stamps(&self, n: usize) -> u32 {
+        self.clock.fetch_add(n as u32, Ordering::Relaxed)
+    }
+
+    pub(super) fn now(&self) -> u32 {
+        self.clock.load(Ordering::Relaxed)
+    }
+
+    /// Rows that storage must have room for: dirty ones, waiting ones, promised ones.
+    pub(super) fn unwritten_rows(&self, log: &ClassLog) -> u64 {
+        let dirty = self.tier.as_ref().map_or(0, |tier| tier.cache.dirty_rows());
+        dirty + log.buffer.len() as u64 + self.promised.load(Ordering::Relaxed)
+    }
+}
+
+/// A log with the smallest buffers, for a class without a plan.
+fn bare_log(
+    record: &ClassRecord,
+    layout: &PageLayout,
+    file: &Arc<dyn File>,
+    segments: Segments,
+    sequence: u64,
+    medium: &dyn Medium,
+) -> Result<ClassLog> {
+    let queue = medium.queue(2, 2, layout.page_bytes)?;
+    let writer = Writer::new(file.clone(), layout.clone(), queue, sequence);
+    let buffer = FlushBuffer::new(8, layout.row_bytes / 4);
+    let file = file.clone();
+    Ok(ClassLog::new(layout.clone(), file, record.segment_bytes, segments, writer, buffer))
+}
+
+/// Everything in memory.
+#[derive(Default)]
+pub(super) struct Engine {
+    pub(super) tables: Vec<Table>,
+    pub(super) classes: Vec<Class>,
+    /// True when the tiers fit the tables that exist.
+    pub(super) planned: bool,
+    pub(super) budget_bytes: u64,
+    pub(super) closed: bool,
+}
+
+impl Engine {
+    /// The table with this id.
+    pub(super) fn table(&self, id: u16) -> Option<&Table> {
+        self.tables.get(usize::from(id))
+    }
+
+    /// Adds a table whose class exists.
+    pub(super) fn add_table(&mut self, record: TableRecord, index: TableIndex) -> Result<()> {
+        let class = self.classes.iter().position(|c| c.record.id == record.class);
+        let class = class.expect("the class of a table is made before it");
+        let first = record.spec.num_embeddings.map(|rows| {
+            let first = self.classes[class].dense_rows;
+            self.classes[class].dense_rows += rows;
+            first
+        });
+        self.classes[class].log.get_mut().add_table(record.id, index);
+        self.tables.push(Table::new(record, class, first)?);
+        self.planned = false;
+        Ok(())
+    }
+
+    fn demands(&self) -> Vec<ClassDemand> {
+        let demand = |(i, class): (usize, &Class)| {
+            let tables = || self.tables.iter().filter(move |t| t.class == i);
+            ClassDemand {
+                row_bytes: class.record.row_bytes,
+                page_bytes: class.record.page_bytes,
+                rows: tables()
+                    .map(|t| {
+                        let spec = &t.record.spec;
+                        let written = t.rows.load(Ordering::Relaxed);
+                        spec.num_embeddings.or(spec.expected_rows).unwrap_or(1 << 20).max(written)
+                    })
+                    .sum(),
+                sparse: tables().any(|t| t.first.is_none()),
+                index_bytes: class.log.lock().index_bytes() as u64,
+            }
+        };
+        self.classes.iter().enumerate().map(demand).collect()
+    }
+
+    /// Divides the budget among the classes and builds their tiers. No row may be dirty.
+    pub(super) fn plan(
+        &mut self,
+        memory: Memory,
+        policy: PolicyKind,
+        medium: &dyn Medium,
+    ) -> Result<()> {
+        let specs: Vec<_> =
+            self.tables.iter().map(|t| (&t.record.spec, t.layout.row_bytes())).collect();
+        let budget = bytes_of(memory, &specs)?;
+        let plans = divide(budget, &self.demands())?;
+        for class in &mut self.classes {
+            class.tier = None;
+        }
+        for (class, plan) in self.classes.iter_mut().zip(plans) {
+            let page = class.record.page_bytes;
+            let cache = Cache::new(CacheShape {
+                row_bytes: class.record.row_bytes,
+                sets: plan.sets as u32,
+                ways: WAYS,
+                policy,
+            })?;
+            let mut readers = Vec::new();
+            for _ in 0..plan.readers {
+                let queue = medium.queue(plan.read_depth, plan.read_depth, plan.read_buffer_bytes)?;
+                readers.push(PageReader::new(queue, &class.layout, class.record.curve.as_ref()));
+            }
+            let chunk = plan.chunk_bytes.min(class.record.segment_bytes as usize).max(page);
+            let queue = medium.queue(plan.chunks, plan.chunks, chunk)?;
+            let log = class.log.get_mut();
+            let writer = Writer::new(class.file.clone(), class.layout.clone(), queue, log.sequence());
+            let buffer = FlushBuffer::new(plan.flush_rows, class.record.row_bytes / 4);
+            log.equip(writer, buffer)?;
+            class.tier = Some(Tier { cache, readers: Pool::new(readers), plan });
+        }
+        self.budget_bytes = budget;
+        self.planned = true;
+        Ok(())
+    }
+
+    /// Bytes of everything that counts against the budget.
+    pub(super) fn memory(&self) -> MemoryUse {
+        let mut used = MemoryUse::default();
+        for class in &self.classes {
+            let log = class.log.lock();
+            used.index_bytes += log.index_bytes() as u64;
+            used.buffer_bytes += log.buffer_bytes() as u64;
+            if let Some(tier) = &class.tier {
+                used.cache_bytes += tier.cache.memory_bytes();
+                used.staging_bytes += (tier.plan.read_depth
+                    * tier.plan.read_buffer_bytes
+                    * tier.plan.readers) as u64;
+            }
+        }
+        used
+    }
+}
+
+/// How memory is spent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct MemoryUse {
+    /// Row caches with their metadata.
+    pub cache_bytes: u64,
+    /// Indexes and segment counters.
+    pub index_bytes: u64,
+    /// Flush buffers and chunks being written.
+    pub buffer_bytes: u64,
+    /// Buffers of page reads.
+    pub staging_bytes: u64,
+}
+
+impl MemoryUse {
+    /// All of it.
+    pub fn total(&self) -> u64 {
+        self.cache_bytes + self.index_bytes + self.buffer_bytes + self.staging_bytes
+    }
+}
+
+/// The cache as the log sees it.
+pub(super) struct CacheOfClass<'a> {
+    pub(super) engine: &'a Engine,
+    pub(super) cache: &'a Cache,
+}
+
+impl CacheOfClass<'_> {
+    fn locate(&self, table: u16, key: u64) -> Location {
+        let table = self.engine.table(table).expect("pages name tables that exist");
+        table.locate(self.cache, key)
+    }
+}
+
+impl Residents for CacheOfClass<'_> {
+    fn is_dirty(&self, table: u16, key: u64) -> bool {
+        let at = self.locate(table, key);
+        self.cache.peek(at, table, key, |row| row.is_dirty()).unwrap_or(false)
+    }
+
+    fn moved(&self, table: u16, key: u64, old_slot: u32, new_slot: u32) {
+        self.cache.set_origin(self.locate(table, key), table, key, old_slot, new_slot);
+    }
+}
+
+/// Puts a dirty victim in the flush buffer; a clean one is gone.
+pub(super) fn keep_if_dirty(buffer: &mut FlushBuffer, victim: RowRef<'_>) {
+    if victim.dirty {
+        buffer.push((victim.last_use, victim.table, victim.key, victim.origin), victim.words);
+    }
+}

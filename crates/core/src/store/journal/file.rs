@@ -1,0 +1,288 @@
+//! One journal file: a header and checked records, only ever appended to.
+//!
+//! Format: `docs/formats/journal.md`. The checksum of a record covers its place, so bytes of an
+//! older life of the file never pass for a record. Reading stops at the first record that does not
+//! check; a commit record behind it proves damage, because commit records are written only after
+//! everything before them is durable.
+
+use crate::error::{Error, ErrorKind, Result, bail};
+use crate::io::{File, Medium, OpenMode};
+use std::sync::Arc;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+const MAGIC: [u8; 8] = *b"ERJOURNL";
+const VERSION: u32 = 1;
+/// Bytes before the first record.
+pub const HEADER_BYTES: u64 = 40;
+const RECORD_HEADER_BYTES: usize = 16;
+/// A record is at most this long; larger claims are damage.
+pub const RECORD_BYTES_MAX: usize = 1 << 26;
+const READ_BYTES: usize = 1 << 20;
+/// Room is reserved in steps of this many bytes.
+const ALLOCATE_BYTES: u64 = 1 << 20;
+
+/// What a record is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum RecordKind {
+    /// JSON: a row class.
+    Class = 1,
+    /// JSON: a table.
+    Table = 2,
+    /// Index deltas of one class.
+    Deltas = 3,
+    /// A piece of one table's index.
+    Piece = 4,
+    /// All pieces of all indexes are in this file, before here.
+    CycleEnd = 5,
+    /// JSON: a commit.
+    Commit = 6,
+}
+
+impl RecordKind {
+    fn from_code(code: u8) -> Option<Self> {
+        use RecordKind::*;
+        [Class, Table, Deltas, Piece, CycleEnd, Commit].into_iter().find(|k| *k as u8 == code)
+    }
+}
+
+/// The name of a journal file.
+pub fn name_of(number: u64) -> String {
+    format!("journal-{number:08}")
+}
+
+/// The number in a journal file's name.
+pub fn number_of(name: &str) -> Option<u64> {
+    name.strip_prefix("journal-")?.parse().ok()
+}
+
+fn checksum(seed: u64, number: u64, position: u64, head: &[u8], payload: &[u8]) -> u64 {
+    let place = xxh3_64_with_seed(&[number.to_le_bytes(), position.to_le_bytes()].concat(), seed);
+    let head = xxh3_64_with_seed(head, place);
+    xxh3_64_with_seed(payload, head)
+}
+
+/// A journal file being appended to.
+#[derive(Debug)]
+pub struct JournalFile {
+    file: Arc<dyn File>,
+    seed: u64,
+    number: u64,
+    position: u64,
+    allocated: u64,
+    buffer: Vec<u8>,
+}
+
+impl JournalFile {
+    /// Creates file `number`. It becomes durable with the next `sync` and `sync_dir`.
+    pub fn create(medium: &dyn Medium, seed: u64, number: u64) -> Result<Self> {
+        let file = medium.open(&name_of(number), OpenMode::CreateNew)?;
+        let mut header = Vec::with_capacity(HEADER_BYTES as usize);
+        header.extend_from_slice(&MAGIC);
+        header.extend_from_slice(&VERSION.to_le_bytes());
+        header.extend_from_slice(&0u32.to_le_bytes());
+        header.extend_from_slice(&number.to_le_bytes());
+        header.extend_from_slice(&seed.to_le_bytes());
+        header.extend_from_slice(&xxh3_64_with_seed(&header, 0).to_le_bytes());
+        file.allocate(0, ALLOCATE_BYTES)?;
+        file.write_at(&header, 0)?;
+        Ok(Self {
+            file,
+            seed,
+            number,
+            position: HEADER_BYTES,
+            allocated: ALLOCATE_BYTES,
+            buffer: Vec::new(),
+        })
+    }
+
+    /// Goes on behind `position`, cutting off what follows.
+    pub fn resume(medium: &dyn Medium, seed: u64, number: u64, position: u64) -> Result<Self> {
+        let file = medium.open(&name_of(number), OpenMode::ReadWrite)?;
+        file.set_len(position)?;
+        file.sync()?;
+        Ok(Self { file, seed, number, position, allocated: position, buffer: Vec::new() })
+    }
+
+    /// Number of this file.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// End of what was appended.
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+
+    /// Bytes that the file takes.
+    pub fn disk_bytes(&self) -> u64 {
+        self.allocated
+    }
+
+    /// Makes sure that `bytes` more can be appended; `Full` otherwise, and nothing changed.
+    pub fn reserve(&mut self, bytes: u64) -> Result<()> {
+        let needed = self.position + bytes;
+        if needed > self.allocated {
+            let end = needed.next_multiple_of(ALLOCATE_BYTES);
+            self.file.allocate(self.allocated, end - self.allocated)?;
+            self.allocated = end;
+        }
+        Ok(())
+    }
+
+    /// Appends a record. Durable after `sync`.
+    pub fn append(&mut self, kind: RecordKind, payload: &[u8]) -> Result<()> {
+        assert!(payload.len() <= RECORD_BYTES_MAX, "a journal record is bounded");
+        let padded = payload.len().next_multiple_of(8);
+        self.reserve((RECORD_HEADER_BYTES + padded) as u64)?;
+        self.buffer.clear();
+        self.buffer.extend_from_slice(&(payload.len() as u32).to_le_bytes());
+        self.buffer.extend_from_slice(&[kind as u8, 0, 0, 0]);
+        let sum = checksum(self.seed, self.number, self.position, &self.buffer[..8], payload);
+        self.buffer.extend_from_slice(&sum.to_le_bytes());
+        self.buffer.extend_from_slice(payload);
+        self.buffer.resize(RECORD_HEADER_BYTES + padded, 0);
+        self.file.write_at(&self.buffer, self.position)?;
+        self.position += self.buffer.len() as u64;
+        Ok(())
+    }
+
+    /// Makes everything appended durable.
+    pub fn sync(&self) -> Result<()> {
+        self.file.sync()
+    }
+
+    /// Allocated memory.
+    pub fn memory_bytes(&self) -> usize {
+        self.buffer.capacity()
+    }
+}
+
+/// Reads a journal file record by record.
+pub struct JournalReader {
+    file: Arc<dyn File>,
+    seed: u64,
+    number: u64,
+    len: u64,
+    position: u64,
+    /// Bytes read ahead, beginning at `ahead_at`.
+    ahead: Vec<u8>,
+    ahead_at: u64,
+}
+
+impl JournalReader {
+    /// Opens file `number` and checks its header. `None` when the header was never written (the
+    /// file was created by an epoch that crashed).
+    pub fn open(medium: &dyn Medium, seed: u64, number: u64) -> Result<Option<Self>> {
+        let file = medium.open(&name_of(number), OpenMode::ReadOnly)?;
+        let len = file.len()?;
+        if len < HEADER_BYTES {
+            return Ok(None);
+        }
+        let mut header = [0; HEADER_BYTES as usize];
+        file.read_at(&mut header, 0)?;
+        let word = |at: usize| {
+            let mut bytes = [0; 8];
+            bytes.copy_from_slice(&header[at..at + 8]);
+            u64::from_le_bytes(bytes)
+        };
+        if header[..8] != MAGIC
+            || word(32) != xxh3_64_with_seed(&header[..32], 0)
+            || word(16) != number
+            || word(24) != seed
+        {
+            return Ok(None);
+        }
+        let version = u32::from_le_bytes([header[8], header[9], header[10], header[11]]);
+        if version != VERSION {
+            bail!(
+                Unsupported,
+                "{} has version {version}, this build reads {VERSION}; use a newer embedrock",
+                file.name()
+            );
+        }
+        Ok(Some(Self {
+            file,
+            seed,
+            number,
+            len,
+            position: HEADER_BYTES,
+            ahead: Vec::new(),
+            ahead_at: 0,
+        }))
+    }
+
+    /// End of the last record returned.
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+
+    fn bytes(&mut self, at: u64, len: usize) -> Result<Option<&[u8]>> {
+        if at + len as u64 > self.len {
+            return Ok(None);
+        }
+        if at < self.ahead_at || at + len as u64 > self.ahead_at + self.ahead.len() as u64 {
+            let want = (len.max(READ_BYTES) as u64).min(self.len - at) as usize;
+            self.ahead.resize(want, 0);
+            self.ahead_at = at;
+            self.file.read_at(&mut self.ahead, at)?;
+        }
+        let begin = (at - self.ahead_at) as usize;
+        Ok(Some(&self.ahead[begin..begin + len]))
+    }
+
+    fn record_at(&mut self, at: u64, payload: &mut Vec<u8>) -> Result<Option<RecordKind>> {
+        let Some(head) = self.bytes(at, RECORD_HEADER_BYTES)? else { return Ok(None) };
+        let mut first = [0; 8];
+        first.copy_from_slice(&head[..8]);
+        let mut sum = [0; 8];
+        sum.copy_from_slice(&head[8..]);
+        let len = u32::from_le_bytes([first[0], first[1], first[2], first[3]]) as usize;
+        let Some(kind) = RecordKind::from_code(first[4]) else { return Ok(None) };
+        if len > RECORD_BYTES_MAX {
+            return Ok(None);
+        }
+        let (seed, number) = (self.seed, self.number);
+        let Some(body) = self.bytes(at + RECORD_HEADER_BYTES as u64, len)? else { return Ok(None) };
+        if checksum(seed, number, at, &first, body) != u64::from_le_bytes(sum) {
+            return Ok(None);
+        }
+        payload.clear();
+        payload.extend_from_slice(body);
+        Ok(Some(kind))
+    }
+
+    /// The next record, its payload in `payload`; `None` at the end of what checks.
+    pub fn next(&mut self, payload: &mut Vec<u8>) -> Result<Option<RecordKind>> {
+        let kind = self.record_at(self.position, payload)?;
+        if kind.is_some() {
+            let bytes = RECORD_HEADER_BYTES + payload.len().next_multiple_of(8);
+            self.position += bytes as u64;
+        }
+        Ok(kind)
+    }
+
+    /// After the end of what checks: `Corrupt` when a commit record follows, naming the place.
+    pub fn expect_no_commit_behind(&mut self) -> Result<()> {
+        let end = self.position;
+        let mut at = end;
+        let mut payload = Vec::new();
+        while at + RECORD_HEADER_BYTES as u64 <= self.len {
+            let Some(head) = self.bytes(at, RECORD_HEADER_BYTES)? else { break };
+            if head[4] == RecordKind::Commit as u8
+                && self.record_at(at, &mut payload)? == Some(RecordKind::Commit)
+            {
+                return Err(Error::new(
+                    ErrorKind::Corrupt,
+                    format!(
+                        "{} is damaged at byte {end}: a commit follows at byte {at}; restore \
+                         from a copy, or open an earlier commit with step=",
+                        self.file.name()
+                    ),
+                ));
+            }
+            at += 8;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,18 @@
+//! The journal: what the index became, commit by commit.
+//!
+//! It alone rebuilds the index. A file begins with the catalog; then come deltas in the order of
+//! change, and pieces of every index, written round by round so that a commit costs what changed
+//! and not what the table holds. A file whose *cycle* is complete (all pieces are in) makes the
+//! files before it unnecessary, once no kept commit is older than the end of its cycle.
+
+mod file;
+mod records;
+
+pub(super) use file::{JournalFile, JournalReader, RecordKind, name_of, number_of};
+pub(super) use records::{
+    ClassCounters, ClassRecord, CommitRecord, PIECE_HEADER_BYTES, TableCounters, TableRecord,
+    piece_header, read_piece_header,
+};
+
+#[cfg(test)]
+mod tests;

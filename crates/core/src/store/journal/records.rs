@@ -1,0 +1,80 @@
+//! The records of the journal that are not deltas.
+
+use crate::config::{CommitInfo, TableSpec};
+use crate::error::{Result, bail};
+use crate::io::DeviceCurve;
+use crate::store::state::StateRef;
+use serde::{Deserialize, Serialize};
+
+/// A row class: every table whose rows take the same number of bytes.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct ClassRecord {
+    pub(crate) id: u16,
+    pub(crate) row_bytes: usize,
+    pub(crate) page_bytes: usize,
+    pub(crate) segment_bytes: u64,
+    /// What the device was measured to do when the class was created.
+    pub(crate) curve: Option<DeviceCurve>,
+}
+
+/// A table and, for a growing one, how its index was divided when this record was written.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct TableRecord {
+    pub(crate) id: u16,
+    pub(crate) class: u16,
+    pub(crate) spec: TableSpec,
+    /// Partitions of a growing table's index.
+    pub(crate) partitions: Option<u32>,
+    /// True when the table was created here: its index is empty, and no piece need be loaded.
+    pub(crate) born: bool,
+}
+
+/// A table's counters at a commit.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct TableCounters {
+    pub(crate) id: u16,
+    pub(crate) rows: u64,
+    pub(crate) updates: u64,
+}
+
+/// A class's counters at a commit.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct ClassCounters {
+    pub(crate) id: u16,
+    pub(crate) sequence: u64,
+}
+
+/// A durable point.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct CommitRecord {
+    pub(crate) info: CommitInfo,
+    pub(crate) state: Option<StateRef>,
+    pub(crate) tables: Vec<TableCounters>,
+    pub(crate) classes: Vec<ClassCounters>,
+    /// The oldest commit that stays when this one is durable.
+    pub(crate) oldest_kept: u64,
+    /// Journal file of this record, and its end there.
+    #[serde(skip)]
+    pub(crate) place: (u64, u64),
+}
+
+/// Bytes before the content of a piece.
+pub(crate) const PIECE_HEADER_BYTES: usize = 8;
+
+/// What a piece record begins with.
+pub(crate) fn piece_header(table: u16, piece: u32) -> [u8; PIECE_HEADER_BYTES] {
+    let mut header = [0; PIECE_HEADER_BYTES];
+    header[..2].copy_from_slice(&table.to_le_bytes());
+    header[4..].copy_from_slice(&piece.to_le_bytes());
+    header
+}
+
+/// Table, piece and content of a piece record.
+pub(crate) fn read_piece_header(payload: &[u8]) -> Result<(u16, u32, &[u8])> {
+    let Some((header, content)) = payload.split_first_chunk::<PIECE_HEADER_BYTES>() else {
+        bail!(Corrupt, "a piece record of {} bytes is too short", payload.len());
+    };
+    let table = u16::from_le_bytes([header[0], header[1]]);
+    let piece = u32::from_le_bytes([header[4], header[5], header[6], header[7]]);
+    Ok((table, piece, content))
+}

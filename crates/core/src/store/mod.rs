@@ -1,0 +1,254 @@
+//! A store: a directory with tables and one commit history.
+//!
+//! Only this level moves rows between DRAM and storage. [`Store`] is the public face; every verb
+//! may be called from several threads at once. Verbs share the engine, commit and plan take it
+//! alone.
+
+mod budget;
+mod check;
+mod commit;
+mod copy;
+mod engine;
+mod holds;
+mod journal;
+mod lock;
+mod open;
+mod pieces;
+mod pool;
+mod recovery;
+mod reserve;
+mod rows;
+mod scan;
+mod state;
+mod stats;
+mod superblock;
+mod tables;
+#[cfg(test)]
+mod tests;
+mod verbs;
+
+pub use check::{CheckReport, Problem, check};
+pub use copy::{CopyReport, copy};
+pub use engine::MemoryUse;
+pub use scan::Scan;
+pub use stats::{ClassStats, CommitStats, DeviceStats, Stats};
+
+use crate::config::{CommitInfo, StoreOptions, TableId, Uncommitted};
+use crate::error::{Error, ErrorKind, Result, bail};
+use crate::io::Medium;
+use crate::metrics::Metrics;
+use commit::History;
+use engine::{Engine, Table};
+use lock::WriterLock;
+use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use superblock::Superblock;
+
+/// An open store. Cloning shares it.
+#[derive(Clone)]
+pub struct Store {
+    inner: Arc<Guarded>,
+}
+
+/// Keeps a forked child from freeing, closing or waiting for what its parent uses.
+struct Guarded(Option<Inner>);
+
+impl std::ops::Deref for Guarded {
+    type Target = Inner;
+
+    fn deref(&self) -> &Inner {
+        self.0.as_ref().expect("emptied only by drop")
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        if self.pid != std::process::id() {
+            std::mem::forget(self.0.take());
+        }
+    }
+}
+
+pub(crate) struct Inner {
+    path: PathBuf,
+    medium: Arc<dyn Medium>,
+    options: StoreOptions,
+    superblock: Superblock,
+    /// Seed of all checksums of this store.
+    seed: u64,
+    pid: u32,
+    /// Shared by verbs; taken alone by commit, plan, modify, delete and close.
+    engine: RwLock<Engine>,
+    /// Commits, the open journal and what is owed to it.
+    history: Mutex<History>,
+    metrics: Metrics,
+    /// Bytes of all files of rows.
+    rows_disk_bytes: AtomicU64,
+    /// False on the simulated device, where no other process can hold a commit.
+    on_disk: bool,
+    /// True once the journal is open to append.
+    writing: AtomicBool,
+    /// Why the store refuses writes, once it does.
+    poison: Mutex<Option<String>>,
+    poisoned: AtomicBool,
+    batches_since_commit: AtomicU64,
+    rows_since_commit: AtomicU64,
+    /// A reader's claim on its commit.
+    _hold: Option<holds::Hold>,
+    /// Held until close or drop; dies with the process.
+    _lock: Option<WriterLock>,
+}
+
+impl Inner {
+    /// Refuses a process that was forked after the store was opened.
+    fn check_process(&self) -> Result<()> {
+        if self.pid != std::process::id() {
+            bail!(
+                Forked,
+                "store {} was opened by process {}, this is its forked child {}: open the store in \
+                 the child itself, read_only=True; a DataLoader worker should only pass keys on",
+                self.path.display(),
+                self.pid,
+                std::process::id()
+            );
+        }
+        Ok(())
+    }
+
+    /// The engine for a verb that reads. Makes the plan first, if tables came since the last.
+    fn planned_engine(&self) -> Result<RwLockReadGuard<'_, Engine>> {
+        self.check_process()?;
+        loop {
+            let engine = self.engine.read();
+            if engine.closed {
+                bail!(Closed, "store {} is closed; open it again", self.path.display());
+            }
+            if engine.planned {
+                return Ok(engine);
+            }
+            drop(engine);
+            self.plan()?;
+        }
+    }
+
+    /// The engine for a verb that changes rows.
+    fn writable_engine(&self) -> Result<RwLockReadGuard<'_, Engine>> {
+        self.check_writable()?;
+        self.planned_engine()
+    }
+
+    /// The engine alone.
+    fn exclusive(&self) -> Result<RwLockWriteGuard<'_, Engine>> {
+        self.check_process()?;
+        let engine = self.engine.write();
+        if engine.closed {
+            bail!(Closed, "store {} is closed; open it again", self.path.display());
+        }
+        Ok(engine)
+    }
+
+    fn check_writable(&self) -> Result<()> {
+        self.check_process()?;
+        if self.options.read_only {
+            bail!(Misuse, "store {} was opened read_only=True", self.path.display());
+        }
+        if self.poisoned.load(Ordering::Acquire) {
+            let why = self.poison.lock().clone().unwrap_or_default();
+            bail!(
+                Poisoned,
+                "store {} refuses writes and commits after an error ({why}); close it and open it \
+                 again: it will be at its last commit",
+                self.path.display()
+            );
+        }
+        Ok(())
+    }
+
+    /// An error after rows changed leaves memory and disk apart: no write or commit any more.
+    fn poison_on_error<T>(&self, result: Result<T>) -> Result<T> {
+        if let Err(error) = &result {
+            self.poison.lock().get_or_insert_with(|| error.message().to_owned());
+            // Pairs with the acquire in `check_writable`.
+            self.poisoned.store(true, Ordering::Release);
+        }
+        result
+    }
+
+    fn table_of<'e>(&self, engine: &'e Engine, table: TableId) -> Result<&'e Table> {
+        engine.table(table.0).ok_or_else(|| {
+            Error::new(ErrorKind::NotFound, format!("there is no table with number {}", table.0))
+        })
+    }
+
+    fn note_batch(&self, rows: u64) {
+        self.batches_since_commit.fetch_add(1, Ordering::Relaxed);
+        self.rows_since_commit.fetch_add(rows, Ordering::Relaxed);
+    }
+
+    fn uncommitted(&self) -> Uncommitted {
+        Uncommitted {
+            batches: self.batches_since_commit.load(Ordering::Relaxed),
+            rows: self.rows_since_commit.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl Store {
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        &self.inner.path
+    }
+
+    /// The options that it was opened with.
+    pub fn options(&self) -> &StoreOptions {
+        &self.inner.options
+    }
+
+    /// What a close without commit would lose.
+    pub fn uncommitted(&self) -> Uncommitted {
+        self.inner.uncommitted()
+    }
+
+    /// The commits that are kept, oldest first.
+    pub fn commits(&self) -> Vec<CommitInfo> {
+        self.inner.history.lock().commits()
+    }
+
+    /// The newest commit.
+    pub fn last_commit(&self) -> Option<CommitInfo> {
+        self.inner.history.lock().commits().pop()
+    }
+
+    /// The named byte strings of the newest commit; empty when there are none.
+    ///
+    /// *Errors*: `Corrupt` when they do not check. *Blocking*: reads a file.
+    pub fn state(&self) -> Result<Vec<(String, Vec<u8>)>> {
+        self.inner.check_process()?;
+        let state = self.inner.history.lock().last_state();
+        match state {
+            Some(state) => state::read(&*self.inner.medium, self.inner.seed, &state),
+            None => Ok(Vec::new()),
+        }
+    }
+
+    /// Closes the store. What came after the last commit is discarded; returned is how much.
+    /// Later calls fail with `Closed`; a second close does nothing.
+    pub fn close(&self) -> Result<Uncommitted> {
+        self.inner.check_process()?;
+        let mut engine = self.inner.engine.write();
+        if engine.closed {
+            return Ok(Uncommitted::default());
+        }
+        let lost = self.inner.uncommitted();
+        engine.closed = true;
+        engine.classes.clear();
+        engine.tables.clear();
+        self.inner.history.lock().close();
+        if let Some(lock) = &self.inner._lock {
+            lock.release();
+        }
+        Ok(lost)
+    }
+}

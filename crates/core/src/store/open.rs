@@ -1,0 +1,349 @@
+//! Opening: from a path to a store at one commit, and the first write after that.
+
+use super::commit::History;
+use super::engine::{Class, Engine};
+use super::holds::{self, Hold};
+use super::journal::{ClassRecord, JournalFile, RecordKind, name_of, number_of};
+use super::lock::WriterLock;
+use super::recovery::{Recovered, recover};
+use super::superblock::{Superblock, write_head};
+use super::{Guarded, Inner, Store};
+use crate::config::StoreOptions;
+use crate::error::{Error, ErrorKind, Result, bail};
+use crate::io::{DirectoryMedium, File, Medium, OpenMode};
+use crate::metrics::Metrics;
+use crate::storage::log::{PageLayout, Segments};
+use parking_lot::{Mutex, RwLock};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
+
+const CLASS_MAGIC: [u8; 8] = *b"ERROWS\x01\0";
+const CLASS_HEADER_BYTES: usize = 512;
+
+impl Store {
+    /// Opens the store at `path`, at its last commit or at the commit of `options.step`; creates
+    /// it when there is none and `options.create` allows it.
+    ///
+    /// *Errors*: `NotFound`, `Locked` naming who writes to it, `Corrupt` and `Unsupported` naming
+    /// what cannot be read, `Budget` naming the smallest memory that works, `Io`. *Blocking*: reads
+    /// the journal; row pages are not read.
+    pub fn open(path: impl AsRef<Path>, options: StoreOptions) -> Result<Self> {
+        let path = path.as_ref();
+        if !path.is_dir() {
+            if path.exists() {
+                bail!(Misuse, "{} is a file, expected a directory", path.display());
+            }
+            if !options.create || options.read_only {
+                bail!(NotFound, "there is no store at {}", path.display());
+            }
+            std::fs::create_dir_all(path).map_err(|e| Error::os(path.display(), e))?;
+        }
+        let read_only = options.read_only;
+        if read_only || !options.create {
+            let probe = DirectoryMedium::open(path, options.io)?;
+            if !Superblock::exists(&probe)? {
+                bail!(NotFound, "there is no store at {}", path.display());
+            }
+        }
+        let lock = if read_only { None } else { Some(WriterLock::take(path)?) };
+        let medium: Arc<dyn Medium> = Arc::new(DirectoryMedium::open(path, options.io)?);
+        if !read_only {
+            return Self::open_with(medium, path.to_path_buf(), options, lock, true, None);
+        }
+        Self::open_reader(medium, path, options)
+    }
+
+    /// Opens beside a writer: holds the commit first, then checks that it is still kept.
+    fn open_reader(medium: Arc<dyn Medium>, path: &Path, options: StoreOptions) -> Result<Self> {
+        let mut last = None;
+        for _ in 0..20 {
+            let superblock = Superblock::read(&*medium)?;
+            let looked = recover(&*medium, superblock.checksum_seed(), options.step);
+            let sequence = match looked {
+                Ok(found) => found.commits.last().map_or(0, |c| c.info.sequence),
+                // The writer may have dropped a file or appended while this one read.
+                Err(error) if matches!(error.kind(), ErrorKind::Io | ErrorKind::Corrupt) => {
+                    last = Some(error);
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            let hold = Hold::take(path, sequence)?;
+            let opened = Self::open_with(
+                medium.clone(),
+                path.to_path_buf(),
+                StoreOptions { step: options.step, ..options.clone() },
+                None,
+                true,
+                Some(hold),
+            );
+            match opened {
+                Ok(store) if store.last_commit().map_or(0, |c| c.sequence) == sequence => {
+                    return Ok(store);
+                }
+                Ok(_) => {}
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.unwrap_or_else(|| {
+            Error::new(ErrorKind::CommitGone, "the store commits faster than it can be opened")
+        }))
+    }
+
+    /// Opens a store on any medium, without writer lock: for tests on the simulated device.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn open_on(medium: Arc<dyn Medium>, options: StoreOptions) -> Result<Self> {
+        Self::open_with(medium, PathBuf::from("simulated"), options, None, false, None)
+    }
+
+    fn open_with(
+        medium: Arc<dyn Medium>,
+        path: PathBuf,
+        options: StoreOptions,
+        lock: Option<WriterLock>,
+        on_disk: bool,
+        hold: Option<Hold>,
+    ) -> Result<Self> {
+        if options.keep == 0 {
+            bail!(Misuse, "keep is 0, expected at least 1 commit to keep");
+        }
+        let superblock = if Superblock::exists(&*medium)? {
+            Superblock::read(&*medium)?
+        } else {
+            let superblock = new_superblock(&path, options.seed);
+            superblock.create(&*medium)?;
+            superblock
+        };
+        let seed = superblock.checksum_seed();
+        let recovered = recover(&*medium, seed, options.step)?;
+        let oldest = recovered.commits.first().map_or(0, |c| c.info.sequence);
+        if let Some(held) = holds::oldest(&path)
+            && on_disk
+            && !options.read_only
+            && held < oldest
+        {
+            bail!(
+                Locked,
+                "a reader of {} holds commit {held}, which is older than the kept commits; wait \
+                 until it is done, or stop it",
+                path.display()
+            );
+        }
+        let mut engine = Engine::default();
+        let rows_disk_bytes = build(&mut engine, &*medium, &options, seed, &recovered)?;
+        let history = history_of(&recovered);
+        let inner = Inner {
+            path,
+            medium,
+            options,
+            superblock,
+            seed,
+            pid: std::process::id(),
+            engine: RwLock::new(engine),
+            history: Mutex::new(history),
+            metrics: Metrics::default(),
+            rows_disk_bytes: AtomicU64::new(rows_disk_bytes),
+            on_disk,
+            writing: AtomicBool::new(false),
+            poison: Mutex::new(None),
+            poisoned: AtomicBool::new(false),
+            batches_since_commit: AtomicU64::new(0),
+            rows_since_commit: AtomicU64::new(0),
+            _hold: hold,
+            _lock: lock,
+        };
+        let store = Store { inner: Arc::new(Guarded(Some(inner))) };
+        if !store.inner.engine.read().tables.is_empty() {
+            store.inner.plan()?;
+        }
+        Ok(store)
+    }
+}
+
+fn new_superblock(path: &Path, seed: u64) -> Superblock {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let now = now.map_or(0, |d| d.as_nanos());
+    let text = format!("{}\0{now}\0{}", path.display(), std::process::id());
+    Superblock {
+        uuid: xxh3_128(text.as_bytes()),
+        seed,
+        created_by: concat!("embedrock ", env!("CARGO_PKG_VERSION")).to_owned(),
+    }
+}
+
+/// Fills the engine from what recovery found; returns the bytes of all files of rows.
+fn build(
+    engine: &mut Engine,
+    medium: &dyn Medium,
+    options: &StoreOptions,
+    seed: u64,
+    recovered: &Recovered,
+) -> Result<u64> {
+    let last = recovered.commits.last();
+    let epoch = last.map_or(0, |c| c.info.sequence) + 1;
+    let mode = if options.read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
+    let mut bytes = 0;
+    for record in &recovered.classes {
+        let layout = PageLayout::new(record.page_bytes, record.row_bytes, record.id, seed)?;
+        let file = medium.open(&class_file_name(record.id), mode)?;
+        check_class_header(&*file, record, seed)?;
+        let pages = file.len()? / record.page_bytes as u64;
+        let per_segment = record.segment_bytes / record.page_bytes as u64;
+        let mut segments = Segments::new(per_segment as u32, layout.rows_per_page as u32, epoch);
+        for _ in 0..pages / per_segment {
+            segments.grow();
+        }
+        count_copies(&mut segments, record, &layout, recovered, pages)?;
+        segments.recovered(epoch);
+        bytes += u64::from(segments.count()) * record.segment_bytes;
+        let counters = last.and_then(|c| c.classes.iter().find(|c| c.id == record.id));
+        let sequence = counters.map_or(0, |c| c.sequence);
+        engine.classes.push(Class::new(record.clone(), layout, file, segments, sequence, medium)?);
+    }
+    Ok(bytes)
+}
+
+/// Counts which slots the opened commit and the kept ones before it hold.
+fn count_copies(
+    segments: &mut Segments,
+    record: &ClassRecord,
+    layout: &PageLayout,
+    recovered: &Recovered,
+    pages: u64,
+) -> Result<()> {
+    let name = class_file_name(record.id);
+    let fits = |slot: u32| u64::from(slot / layout.rows_per_page as u32) < pages;
+    for table in recovered.tables.iter().filter(|t| t.record.class == record.id) {
+        for slot in table.index.slots() {
+            if !fits(slot) {
+                bail!(
+                    Corrupt,
+                    "{name} was truncated: table {:?} has rows in page {}, the file has {pages} \
+                     pages; restore from a copy",
+                    table.record.spec.name,
+                    slot / layout.rows_per_page as u32
+                );
+            }
+            segments.recovered_newest(slot);
+        }
+    }
+    for (class, epoch, slot) in &recovered.retained {
+        if *class == record.id && fits(*slot) {
+            segments.recovered_retained(*slot, *epoch);
+        }
+    }
+    Ok(())
+}
+
+fn history_of(recovered: &Recovered) -> History {
+    let last = recovered.commits.last();
+    let complete = match (last, recovered.cycles.last()) {
+        (Some(commit), Some((file, _))) => commit.place.0 == *file,
+        _ => last.is_none(),
+    };
+    History {
+        kept: recovered.commits.clone(),
+        journal: None,
+        old_journal_bytes: recovered.journal_bytes,
+        cycles: recovered.cycles.clone(),
+        cursor: None,
+        // Without a complete cycle in the newest file a new one begins with the next commit.
+        cycle_deltas: if complete { last.map_or(0, |c| c.place.1) } else { u64::MAX / 2 },
+        epoch_deltas: 0,
+        next_sequence: last.map_or(0, |c| c.info.sequence) + 1,
+        written_before: 0,
+        rows_before: 0,
+        payload: Vec::new(),
+    }
+}
+
+/// The file of a class's pages.
+pub(super) fn class_file_name(class: u16) -> String {
+    format!("rows-{class}")
+}
+
+/// Creates the file of a new class, durable with its name.
+pub(super) fn create_class_file(
+    medium: &dyn Medium,
+    record: &ClassRecord,
+    seed: u64,
+) -> Result<Arc<dyn File>> {
+    let name = class_file_name(record.id);
+    if medium.list(&name)?.contains(&name) {
+        // Left by an epoch that never committed.
+        medium.remove(&name)?;
+    }
+    let file = medium.open(&name, OpenMode::CreateNew)?;
+    file.allocate(0, CLASS_HEADER_BYTES as u64)?;
+    file.write_at(&class_header(record, seed), 0)?;
+    file.sync()?;
+    medium.sync_dir()?;
+    Ok(file)
+}
+
+fn class_header(record: &ClassRecord, seed: u64) -> Vec<u8> {
+    let mut header = CLASS_MAGIC.to_vec();
+    header.extend_from_slice(&u64::from(record.id).to_le_bytes());
+    header.extend_from_slice(&(record.page_bytes as u64).to_le_bytes());
+    header.extend_from_slice(&(record.row_bytes as u64).to_le_bytes());
+    header.extend_from_slice(&record.segment_bytes.to_le_bytes());
+    header.extend_from_slice(&seed.to_le_bytes());
+    header.extend_from_slice(&xxh3_64(&header).to_le_bytes());
+    header.resize(CLASS_HEADER_BYTES, 0);
+    header
+}
+
+fn check_class_header(file: &dyn File, record: &ClassRecord, seed: u64) -> Result<()> {
+    let mut header = vec![0; CLASS_HEADER_BYTES];
+    file.read_at(&mut header, 0)?;
+    if header != class_header(record, seed) {
+        bail!(
+            Corrupt,
+            "{}, bytes 0 to {CLASS_HEADER_BYTES}: not the header of this class; restore from a copy",
+            file.name()
+        );
+    }
+    Ok(())
+}
+
+impl Inner {
+    /// Cuts off what an epoch without commit left, and opens the journal to append. Done once,
+    /// before the first change, so that a store that is only read stays as it is.
+    pub(super) fn prepare_writing(&self) -> Result<()> {
+        if self.writing.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let mut history = self.history.lock();
+        if history.journal.is_some() {
+            return Ok(());
+        }
+        let last = history.kept.last().map(|c| (c.info.sequence, c.place));
+        let (sequence, (number, position)) = last.unwrap_or((0, (1, 0)));
+        write_head(&*self.medium, self.seed, sequence)?;
+        for name in self.medium.list("journal-")? {
+            if number_of(&name).is_some_and(|n| n > number || last.is_none()) {
+                self.medium.remove(&name)?;
+            }
+        }
+        self.medium.sync_dir()?;
+        if last.is_some() {
+            let journal = JournalFile::resume(&*self.medium, self.seed, number, position)?;
+            history.old_journal_bytes =
+                history.old_journal_bytes.saturating_sub(journal.disk_bytes());
+            history.journal = Some(journal);
+        } else {
+            let mut journal = JournalFile::create(&*self.medium, self.seed, 1)?;
+            journal.append(RecordKind::CycleEnd, &[])?;
+            self.medium.sync_dir()?;
+            history.journal = Some(journal);
+            history.cycles = vec![(1, 0)];
+            history.old_journal_bytes = 0;
+        }
+        debug_assert!(self.medium.list(&name_of(number)).is_ok());
+        // Pairs with the acquire above: who sees it finds the journal open.
+        self.writing.store(true, Ordering::Release);
+        Ok(())
+    }
+}

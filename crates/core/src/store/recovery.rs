@@ -1,0 +1,400 @@
+//! Recovery: from the files of a store to the index of one commit.
+//!
+//! Reads the journal twice: once to learn which commits there are, once to replay from the newest
+//! file whose cycle was complete at the oldest kept commit. Never writes; what a crashed epoch
+//! left behind is cut off later, before the first write.
+
+use super::pieces::{pieces_of, write_piece_into};
+use super::journal::{
+    ClassRecord, CommitRecord, JournalReader, RecordKind, TableRecord, number_of,
+    read_piece_header,
+};
+use super::superblock::read_head;
+use crate::error::{Error, ErrorKind, Result, bail};
+use crate::hash::{mix, table_salt};
+use crate::index::{DenseIndex, SparseIndex};
+use crate::io::Medium;
+use crate::storage::log::TableIndex;
+use crate::storage::log::delta::{Delta, decode};
+use std::collections::BTreeMap;
+
+/// A table as a commit has it.
+pub(super) struct RecoveredTable {
+    pub(super) record: TableRecord,
+    pub(super) index: TableIndex,
+}
+
+/// A store as a commit has it.
+#[derive(Default)]
+pub(super) struct Recovered {
+    pub(super) classes: Vec<ClassRecord>,
+    pub(super) tables: Vec<RecoveredTable>,
+    /// Kept commits up to the one that was opened, oldest first.
+    pub(super) commits: Vec<CommitRecord>,
+    /// Outdated copies that kept commits still have: (class, epoch, slot).
+    pub(super) retained: Vec<(u16, u64, u32)>,
+    /// Journal files that a commit of this store may need, and the bytes they take.
+    pub(super) journal_bytes: u64,
+    /// Newest cycle end: (journal file, commit at which it was complete).
+    pub(super) cycles: Vec<(u64, u64)>,
+    /// True when commits later than the opened one exist.
+    pub(super) later_commits: bool,
+}
+
+struct Survey {
+    files: Vec<u64>,
+    commits: Vec<CommitRecord>,
+    cycles: Vec<(u64, u64)>,
+    bytes: u64,
+}
+
+fn survey(medium: &dyn Medium, seed: u64) -> Result<Survey> {
+    let mut numbers: Vec<u64> = medium.list("journal-")?.iter().filter_map(|n| number_of(n)).collect();
+    numbers.sort_unstable();
+    let mut survey = Survey { files: Vec::new(), commits: Vec::new(), cycles: Vec::new(), bytes: 0 };
+    let mut payload = Vec::new();
+    let mut damaged: Option<Error> = None;
+    for number in numbers {
+        let Some(mut reader) = JournalReader::open(medium, seed, number)? else {
+            let what = format!("{} has no valid header", super::journal::name_of(number));
+            damaged.get_or_insert(Error::new(ErrorKind::Corrupt, what));
+            continue;
+        };
+        while let Some(kind) = reader.next(&mut payload)? {
+            match kind {
+                RecordKind::Commit => {
+                    if let Some(error) = damaged {
+                        return Err(error.context("a commit follows damage"));
+                    }
+                    let mut record: CommitRecord = json(&payload, "commit", number)?;
+                    record.place = (number, reader.position());
+                    let before = survey.commits.last().map_or(0, |c| c.info.sequence);
+                    if before != 0 && record.info.sequence != before + 1 {
+                        bail!(
+                            Corrupt,
+                            "{}: commit {} follows commit {before}; a journal file is missing",
+                            super::journal::name_of(number),
+                            record.info.sequence
+                        );
+                    }
+                    survey.commits.push(record);
+                }
+                RecordKind::CycleEnd => {
+                    let next = survey.commits.last().map_or(0, |c| c.info.sequence) + 1;
+                    survey.cycles.push((number, if number == 1 { 0 } else { next }));
+                }
+                _ => {}
+            }
+        }
+        survey.bytes += reader.position();
+        if let Err(error) = reader.expect_no_commit_behind() {
+            damaged.get_or_insert(error);
+        }
+        survey.files.push(number);
+    }
+    if let Some(error) = damaged
+        && error.message().contains("a commit follows")
+    {
+        return Err(error);
+    }
+    Ok(survey)
+}
+
+fn json<T: serde::de::DeserializeOwned>(payload: &[u8], what: &str, number: u64) -> Result<T> {
+    serde_json::from_slice(payload).map_err(|error| {
+        let name = super::journal::name_of(number);
+        Error::new(ErrorKind::Corrupt, format!("{name}: a {what} record cannot be read: {error}"))
+    })
+}
+
+/// Rebuilds the store at its last commit, or at the commit of `step`.
+pub(super) fn recover(medium: &dyn Medium, seed: u64, step: Option<u64>) -> Result<Recovered> {
+    let survey = survey(medium, seed)?;
+    let last = survey.commits.last();
+    let newest = last.map_or(0, |c| c.info.sequence);
+    let head = read_head(medium, seed)?;
+    if head > newest && step.is_none() {
+        bail!(
+            Corrupt,
+            "the journal ends at commit {newest}, but commit {head} was made: a journal file was \
+             truncated, damaged or removed; restore from a copy, or open an earlier commit with step="
+        );
+    }
+    let oldest = last.map_or(0, |c| c.oldest_kept);
+    let kept = |c: &&CommitRecord| c.info.sequence >= oldest;
+    let target = match step {
+        None => newest,
+        Some(step) => {
+            let found = survey.commits.iter().filter(kept).rfind(|c| c.info.step == step);
+            match found {
+                Some(commit) => commit.info.sequence,
+                None => {
+                    let steps: Vec<String> = survey
+                        .commits
+                        .iter()
+                        .filter(kept)
+                        .map(|c| c.info.step.to_string())
+                        .collect();
+                    bail!(
+                        NotFound,
+                        "there is no commit of step {step}; the store keeps steps [{}]",
+                        steps.join(", ")
+                    )
+                }
+            }
+        }
+    };
+    let mut recovered = Recovered {
+        commits: survey
+            .commits
+            .iter()
+            .filter(kept)
+            .filter(|c| c.info.sequence <= target)
+            .cloned()
+            .collect(),
+        journal_bytes: survey.bytes,
+        cycles: survey.cycles.iter().copied().filter(|(_, at)| *at <= target).collect(),
+        later_commits: newest > target,
+        ..Default::default()
+    };
+    let Some(end) = recovered.commits.last().map(|c| c.place) else { return Ok(recovered) };
+    let base = survey.cycles.iter().rfind(|(_, complete)| *complete <= oldest);
+    let Some((base, _)) = base else {
+        bail!(Corrupt, "no journal file holds the whole index; restore from a copy");
+    };
+    let mut replay = Replay { recovered, oldest, ..Default::default() };
+    let mut payload = Vec::new();
+    for number in survey.files.iter().filter(|n| *n >= base && **n <= end.0) {
+        let Some(mut reader) = JournalReader::open(medium, seed, *number)? else { continue };
+        replay.begin_file(number == base);
+        while let Some(kind) = reader.next(&mut payload)? {
+            replay
+                .record(kind, &payload, *number)
+                .map_err(|e| e.context(super::journal::name_of(*number)))?;
+            if (*number, reader.position()) == end {
+                return replay.finish();
+            }
+        }
+    }
+    bail!(Corrupt, "the journal changed while it was read; try again")
+}
+
+#[derive(Default)]
+struct Replay {
+    recovered: Recovered,
+    /// Which pieces of each table are known; empty when all are.
+    missing: BTreeMap<u16, Vec<bool>>,
+    in_base: bool,
+    oldest: u64,
+    epoch: u64,
+    /// Slots written in this epoch, by class: first → one past the last.
+    written: BTreeMap<(u16, u32), u32>,
+}
+
+impl Replay {
+    fn begin_file(&mut self, base: bool) {
+        self.in_base = base;
+    }
+
+    fn record(&mut self, kind: RecordKind, payload: &[u8], number: u64) -> Result<()> {
+        match kind {
+            RecordKind::Class => {
+                let record: ClassRecord = json(payload, "class", number)?;
+                if self.recovered.classes.iter().all(|c| c.id != record.id) {
+                    self.recovered.classes.push(record);
+                }
+            }
+            RecordKind::Table => self.table(json(payload, "table", number)?)?,
+            RecordKind::Piece => self.piece(payload)?,
+            RecordKind::Deltas => self.deltas(payload)?,
+            RecordKind::CycleEnd => {}
+            RecordKind::Commit => {
+                let record: CommitRecord = json(payload, "commit", number)?;
+                self.epoch = record.info.sequence + 1;
+                self.written.clear();
+            }
+        }
+        Ok(())
+    }
+
+    fn table(&mut self, record: TableRecord) -> Result<()> {
+        if self.recovered.tables.iter().any(|t| t.record.id == record.id) {
+            return Ok(());
+        }
+        let spec = &record.spec;
+        let index = match (spec.num_embeddings, record.partitions) {
+            (Some(rows), _) => TableIndex::Dense(DenseIndex::new(rows)?),
+            (None, Some(partitions)) => {
+                let expected = spec.expected_rows.unwrap_or(0);
+                let index = SparseIndex::restore(partitions, expected)?;
+                TableIndex::Sparse(index, table_salt(&spec.name))
+            }
+            (None, None) => bail!(Corrupt, "growing table {:?} has no partitions", spec.name),
+        };
+        if !record.born {
+            self.missing.insert(record.id, vec![true; pieces_of(&index) as usize]);
+        }
+        self.recovered.tables.push(RecoveredTable { record, index });
+        Ok(())
+    }
+
+    fn piece(&mut self, payload: &[u8]) -> Result<()> {
+        if !self.in_base {
+            return Ok(());
+        }
+        let (table, piece, content) = read_piece_header(payload)?;
+        let Some(found) = self.recovered.tables.iter_mut().find(|t| t.record.id == table) else {
+            bail!(Corrupt, "a piece names table {table}, which does not exist");
+        };
+        write_piece_into(&mut found.index, piece, content)?;
+        if let Some(missing) = self.missing.get_mut(&table)
+            && let Some(flag) = missing.get_mut(piece as usize)
+        {
+            *flag = false;
+            if !missing.contains(&true) {
+                self.missing.remove(&table);
+            }
+        }
+        Ok(())
+    }
+
+    fn deltas(&mut self, payload: &[u8]) -> Result<()> {
+        let Some((_, deltas)) = payload.split_first_chunk::<8>() else {
+            bail!(Corrupt, "a delta record of {} bytes is too short", payload.len());
+        };
+        let kinds: BTreeMap<u16, bool> = self
+            .recovered
+            .tables
+            .iter()
+            .map(|t| (t.record.id, t.index.is_sparse()))
+            .collect();
+        decode(deltas, &|table| kinds.get(&table).copied(), &mut |delta| self.delta(delta))
+    }
+
+    fn delta(&mut self, delta: Delta) -> Result<()> {
+        let (Delta::Row { table, .. }
+        | Delta::Delete { table, .. }
+        | Delta::Refresh { table, .. }
+        | Delta::Split { table }
+        | Delta::Merge { table }) = delta;
+        let found = self.recovered.tables.iter_mut().find(|t| t.record.id == table);
+        let found = found.expect("the decoder checked the table");
+        let class = found.record.class;
+        let missing = self.missing.get_mut(&table);
+        let outdated = match &mut found.index {
+            TableIndex::Dense(index) => dense(index, missing.as_deref(), delta)?,
+            TableIndex::Sparse(index, salt) => sparse(index, *salt, missing, delta)?,
+        };
+        if let Delta::Row { slot, .. } = delta {
+            self.note_written(class, slot);
+        }
+        if outdated != 0 && self.epoch > self.oldest && !self.was_written(class, outdated) {
+            self.recovered.retained.push((class, self.epoch, outdated));
+        }
+        Ok(())
+    }
+
+    fn note_written(&mut self, class: u16, slot: u32) {
+        if self.epoch <= self.oldest {
+            return;
+        }
+        if let Some(((c, _), end)) = self.written.range_mut(..=(class, slot)).next_back()
+            && *c == class
+            && *end >= slot
+        {
+            *end = (*end).max(slot + 1);
+            return;
+        }
+        self.written.insert((class, slot), slot + 1);
+    }
+
+    fn was_written(&self, class: u16, slot: u32) -> bool {
+        let before = self.written.range(..=(class, slot)).next_back();
+        before.is_some_and(|((c, _), end)| *c == class && slot < *end)
+    }
+
+    fn finish(self) -> Result<Recovered> {
+        if let Some((table, missing)) = self.missing.iter().next() {
+            let count = missing.iter().filter(|m| **m).count();
+            bail!(Corrupt, "the journal lacks {count} pieces of the index of table {table}");
+        }
+        Ok(self.recovered)
+    }
+}
+
+/// Applies a delta to a dense index; returns the slot it outdated.
+fn dense(index: &mut DenseIndex, missing: Option<&Vec<bool>>, delta: Delta) -> Result<u32> {
+    let (key, slot) = match delta {
+        Delta::Row { key, slot, .. } => (key, slot),
+        Delta::Delete { key, .. } => (key, 0),
+        _ => bail!(Corrupt, "a dense table has a delta of a growing one"),
+    };
+    if key >= index.num_embeddings() {
+        bail!(Corrupt, "a delta names id {key} of {}", index.num_embeddings());
+    }
+    if missing.is_some_and(|m| m[index.piece_of(key)]) {
+        return Ok(0);
+    }
+    Ok(index.set(key, slot))
+}
+
+/// Applies a delta to a growing table's index; returns the slot it outdated.
+fn sparse(
+    index: &mut SparseIndex,
+    salt: u64,
+    mut missing: Option<&mut Vec<bool>>,
+    delta: Delta,
+) -> Result<u32> {
+    let skip = |missing: &Option<&mut Vec<bool>>, index: &SparseIndex, key: u64| {
+        let partition = index.partition_of(mix(key, salt)) as usize;
+        missing.as_ref().is_some_and(|m| m[partition])
+    };
+    let lost = |key: u64, slot: u32| {
+        let what = format!("key {key} is not indexed at slot {slot}, as its delta says");
+        Error::new(ErrorKind::Corrupt, what)
+    };
+    match delta {
+        Delta::Row { key, old, slot, .. } => {
+            if skip(&missing, index, key) {
+                return Ok(0);
+            }
+            if old == 0 {
+                index.insert(mix(key, salt), slot);
+            } else if !index.replace(mix(key, salt), old, slot) {
+                return Err(lost(key, old));
+            }
+            Ok(old)
+        }
+        Delta::Delete { key, old, .. } => {
+            if skip(&missing, index, key) {
+                return Ok(0);
+            }
+            if !index.remove(mix(key, salt), old) {
+                return Err(lost(key, old));
+            }
+            Ok(old)
+        }
+        Delta::Refresh { key, slot, .. } => {
+            if !skip(&missing, index, key) && !index.replace(mix(key, salt), slot, slot) {
+                return Err(lost(key, slot));
+            }
+            Ok(0)
+        }
+        Delta::Split { .. } => {
+            let split = index.split(&mut |slot| {
+                bail!(Corrupt, "the index entry of slot {slot} has no tag bits left")
+            })?;
+            if let Some(missing) = &mut missing {
+                let parent = missing[split.parent as usize];
+                missing.push(parent);
+            }
+            Ok(0)
+        }
+        Delta::Merge { .. } => {
+            if missing.is_some() || index.merge().is_none() {
+                bail!(Corrupt, "a partition was merged while its index was being written");
+            }
+            Ok(0)
+        }
+    }
+}

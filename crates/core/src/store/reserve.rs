@@ -1,0 +1,152 @@
+//! Room before use: disk for every row that may have to be written, memory for an index that grows.
+
+use super::Inner;
+use super::engine::{Class, Engine, keep_if_dirty};
+use super::rows::Keys;
+use crate::cache::TakeWay;
+use crate::error::{Result, bail};
+use crate::storage::log::ClassLog;
+use std::sync::atomic::Ordering;
+
+/// Journal bytes that one written row may need: its delta, and pieces of the index.
+const JOURNAL_BYTES_PER_ROW: u64 = 32;
+/// Journal bytes that a commit needs beside the rows: its record, counters, one piece.
+pub(super) const JOURNAL_BYTES_PER_COMMIT: u64 = 1 << 20;
+/// Index bytes that a new key of a growing table may need.
+const INDEX_BYTES_PER_KEY: u64 = 8;
+/// Sets that give up a row between two looks at the flush buffer.
+const SHRINK_SETS: u32 = 64;
+
+impl Inner {
+    /// Makes sure that a batch that changes these rows cannot run out of disk, and that its new
+    /// keys fit the budget. `Full` and `Budget` come before anything changed. Each reserve is
+    /// followed by `end_promise` with the same keys.
+    pub(super) fn reserve(&self, engine: &Engine, keys: &[Keys<'_>]) -> Result<()> {
+        self.prepare_writing()?;
+        self.make_index_room(engine, keys)?;
+        let mut promised = 0;
+        for batch in keys {
+            let class = &engine.classes[batch.table.class];
+            let rows = batch.keys.len() as u64;
+            class.promised.fetch_add(rows, Ordering::Relaxed);
+            promised += 1;
+            if let Err(error) = self.reserve_class(class) {
+                self.end_promise(engine, &keys[..promised]);
+                return Err(error.context(format!("store {}", self.path.display())));
+            }
+        }
+        Ok(())
+    }
+
+    fn reserve_class(&self, class: &Class) -> Result<()> {
+        let mut log = class.log.lock();
+        let rows = class.unwritten_rows(&log);
+        let grow = self.grow_bytes();
+        self.charge_growth(&mut log, |log| log.reserve(rows, grow))?;
+        let journal = rows * JOURNAL_BYTES_PER_ROW + JOURNAL_BYTES_PER_COMMIT;
+        self.history.lock().reserve_journal(journal)
+    }
+
+    /// Runs something that may grow a class's file and keeps the disk total right.
+    pub(super) fn charge_growth<R>(
+        &self,
+        log: &mut ClassLog,
+        f: impl FnOnce(&mut ClassLog) -> Result<R>,
+    ) -> Result<R> {
+        let before = log.disk_bytes();
+        let result = f(log);
+        self.rows_disk_bytes.fetch_add(log.disk_bytes() - before, Ordering::Relaxed);
+        result
+    }
+
+    /// Takes back what `reserve` promised.
+    pub(super) fn end_promise(&self, engine: &Engine, keys: &[Keys<'_>]) {
+        for batch in keys {
+            let class = &engine.classes[batch.table.class];
+            class.promised.fetch_sub(batch.keys.len() as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// Bytes that the files of rows may still grow by.
+    pub(super) fn grow_bytes(&self) -> u64 {
+        match self.options.max_disk_bytes {
+            None => u64::MAX,
+            Some(most) => most.saturating_sub(self.disk_bytes()),
+        }
+    }
+
+    /// Bytes that the store takes on disk.
+    pub(super) fn disk_bytes(&self) -> u64 {
+        self.rows_disk_bytes.load(Ordering::Relaxed) + self.history.lock().disk_bytes()
+    }
+
+    /// Slots that the disk bound allows a class.
+    pub(super) fn most_slots(&self, class: &Class, log: &ClassLog) -> u64 {
+        let grow = self.grow_bytes();
+        let bytes = log.disk_bytes().saturating_add(grow);
+        let pages = bytes / class.layout.page_bytes as u64;
+        pages.saturating_mul(class.layout.rows_per_page as u64)
+    }
+
+    /// A growing index takes from the cache, one way of all sets at a time.
+    fn make_index_room(&self, engine: &Engine, keys: &[Keys<'_>]) -> Result<()> {
+        let new_keys: u64 = keys
+            .iter()
+            .filter(|batch| batch.table.first.is_none())
+            .map(|batch| batch.keys.len() as u64)
+            .sum();
+        if new_keys == 0 {
+            return Ok(());
+        }
+        let growth = new_keys * INDEX_BYTES_PER_KEY;
+        loop {
+            let used = engine.memory().total();
+            if used + growth <= engine.budget_bytes {
+                return Ok(());
+            }
+            if self.shrink_largest(engine)? {
+                continue;
+            }
+            if used <= engine.budget_bytes {
+                return Ok(());
+            }
+            bail!(
+                Budget,
+                "the indexes of growing tables take {} bytes, which leaves the cache at its \
+                 smallest and {used} bytes in use of memory={}; nothing was changed; reopen with \
+                 at least memory={}",
+                engine.memory().index_bytes,
+                engine.budget_bytes,
+                used + used / 4 + growth
+            );
+        }
+    }
+
+    /// Takes one way from the cache that has most bytes; false when all are at their floor.
+    fn shrink_largest(&self, engine: &Engine) -> Result<bool> {
+        let mut classes: Vec<&Class> = engine.classes.iter().collect();
+        classes.sort_by_key(|class| std::cmp::Reverse(class.cache().memory_bytes()));
+        for class in classes {
+            let mut log = class.log.lock();
+            loop {
+                if log.buffer.free() < SHRINK_SETS.min(class.cache().sets()) as usize {
+                    self.flush_now(engine, class, &mut log)?;
+                }
+                let sets = (log.buffer.free() as u32).min(SHRINK_SETS);
+                let buffer = &mut log.buffer;
+                let mut evicted = 0;
+                let step = class.cache().take_way_step(class.now(), sets, |victim| {
+                    evicted += 1;
+                    keep_if_dirty(buffer, victim);
+                });
+                self.metrics.evicted.fetch_add(evicted, Ordering::Relaxed);
+                match step {
+                    TakeWay::More => {}
+                    TakeWay::Released(_) => return Ok(true),
+                    TakeWay::Floor => break,
+                }
+            }
+        }
+        Ok(false)
+    }
+}

@@ -1,0 +1,468 @@
+//! The one path to a row: a hit in the cache, or a miss that memory or a page resolves.
+//!
+//! A verb is a [`RowOp`]; it sees each row once, under the lock of its set, whether the row was
+//! resident, waited in the flush buffer, came from a page, or was never written. Hits take no lock
+//! but the set's. Misses are gathered over all tables of a class, sorted by page, and every page is
+//! read once; the row is handed to the verb when its page arrives, so a batch may be larger than
+//! the cache.
+
+use super::Inner;
+use super::engine::{CacheOfClass, Class, Engine, Table, keep_if_dirty};
+use crate::cache::RowMut;
+use crate::error::Result;
+use crate::storage::log::{ClassLog, Place};
+use std::sync::atomic::Ordering;
+
+/// What a verb did to a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Effect {
+    /// Looked at it.
+    Read,
+    /// Changed it.
+    Wrote,
+}
+
+/// A row as a verb sees it.
+pub(super) struct RowView<'a> {
+    /// Values, then state. Undefined when `blank`.
+    pub(super) words: &'a mut [f32],
+    /// True when the key was written before, and not deleted.
+    pub(super) written: bool,
+    /// True when a blind verb finds a row that was not fetched: every word must be set.
+    pub(super) blank: bool,
+    /// Slot of the stored copy, 0 when there is none.
+    pub(super) origin: u32,
+}
+
+/// What a verb does to each row of its batches.
+pub(super) trait RowOp {
+    /// Called once for every position, in no promised order.
+    fn visit(&mut self, batch: usize, position: usize, row: RowView<'_>) -> Effect;
+    /// True when the row's old words do not matter: nothing is read that need not be.
+    fn blind(&self) -> bool {
+        false
+    }
+    /// False when rows that miss shall not displace others (scans).
+    fn admits(&self) -> bool {
+        true
+    }
+}
+
+/// One table's keys.
+#[derive(Clone, Copy)]
+pub(super) struct Keys<'a> {
+    pub(super) table: &'a Table,
+    pub(super) keys: &'a [u64],
+}
+
+/// A position that missed the cache.
+#[derive(Clone, Copy)]
+struct Miss {
+    batch: u32,
+    position: u32,
+}
+
+/// A page read that may hold the row of a miss.
+#[derive(Clone, Copy)]
+struct Wanted {
+    slot: u32,
+    miss: u32,
+}
+
+/// How far a miss is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Progress {
+    /// So many candidate pages are still to come.
+    Candidates(u8),
+    Done,
+    /// Something changed meanwhile: look again.
+    Again,
+}
+
+impl Inner {
+    /// Hands every row of `batches` to `op`. On error some rows were visited and some were not.
+    pub(super) fn visit_rows<O: RowOp>(
+        &self,
+        engine: &Engine,
+        batches: &[Keys<'_>],
+        op: &mut O,
+    ) -> Result<()> {
+        for (i, class) in engine.classes.iter().enumerate() {
+            let mut misses = Vec::new();
+            for (batch, keys) in batches.iter().enumerate().filter(|(_, k)| k.table.class == i) {
+                self.visit_hits(class, batch, keys, op, &mut misses);
+            }
+            if !misses.is_empty() {
+                self.visit_misses(engine, class, batches, misses, op)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn visit_hits<O: RowOp>(
+        &self,
+        class: &Class,
+        batch: usize,
+        keys: &Keys<'_>,
+        op: &mut O,
+        misses: &mut Vec<Miss>,
+    ) {
+        let (cache, table, keys) = (class.cache(), keys.table, keys.keys);
+        let stamp = class.stamps(keys.len());
+        let id = table.id();
+        let before = misses.len();
+        let mut fresh = 0;
+        let admits = op.admits();
+        cache.staged(
+            keys.len(),
+            |i| table.locate(cache, keys[i]),
+            |i, at| {
+                let mut see = |row: RowMut<'_>| fresh += u64::from(visit(op, batch, i, row, false));
+                let hit = match admits {
+                    true => cache.access(at, id, keys[i], stamp.wrapping_add(i as u32), &mut see),
+                    false => cache.peek(at, id, keys[i], &mut see),
+                };
+                if hit.is_none() {
+                    misses.push(Miss { batch: batch as u32, position: i as u32 });
+                }
+            },
+        );
+        table.rows.fetch_add(fresh, Ordering::Relaxed);
+        let missed = (misses.len() - before) as u64;
+        self.metrics.hits.fetch_add(keys.len() as u64 - missed, Ordering::Relaxed);
+    }
+
+    fn visit_misses<O: RowOp>(
+        &self,
+        engine: &Engine,
+        class: &Class,
+        batches: &[Keys<'_>],
+        mut misses: Vec<Miss>,
+        op: &mut O,
+    ) -> Result<()> {
+        let mut wanted: Vec<Wanted> = Vec::new();
+        let mut progress: Vec<Progress> = Vec::new();
+        let mut first_round = true;
+        while !misses.is_empty() {
+            wanted.clear();
+            progress.clear();
+            progress.resize(misses.len(), Progress::Done);
+            let mut visitor = MissVisitor { inner: self, engine, class, batches, op: &mut *op };
+            let (ticket, looked) = {
+                let mut log = class.log.lock();
+                let ticket = log.segments.begin_read();
+                let looked = visitor.from_memory(&mut log, &misses, &mut progress, &mut wanted);
+                (ticket, looked)
+            };
+            if first_round {
+                let missed = progress.iter().filter(|p| **p != Progress::Done).count() as u64;
+                self.metrics.misses.fetch_add(missed, Ordering::Relaxed);
+                first_round = false;
+            }
+            let read = match looked {
+                Ok(()) if !wanted.is_empty() => {
+                    visitor.from_pages(&misses, &mut progress, &mut wanted)
+                }
+                looked => looked,
+            };
+            class.log.lock().segments.end_read(ticket);
+            read?;
+            let mut states = progress.iter();
+            misses.retain(|_| states.next() != Some(&Progress::Done));
+        }
+        Ok(())
+    }
+}
+
+/// Hands a row to the verb; true when the key was written for the first time.
+#[inline(always)]
+fn visit<O: RowOp>(op: &mut O, batch: usize, i: usize, mut row: RowMut<'_>, blank: bool) -> bool {
+    let written = *row.origin != 0 || row.is_dirty();
+    let origin = *row.origin;
+    let effect = op.visit(batch, i, RowView { words: row.words, written, blank, origin });
+    if effect == Effect::Wrote {
+        row.mark_dirty();
+    }
+    effect == Effect::Wrote && !written
+}
+
+/// Where the words of a missing row come from.
+enum Source<'a> {
+    /// A stored or waiting row.
+    Words(&'a [f32]),
+    /// The initial row.
+    Initial,
+    /// Nobody will look at them.
+    Blank,
+}
+
+struct MissVisitor<'a, 'k, O> {
+    inner: &'a Inner,
+    engine: &'a Engine,
+    class: &'a Class,
+    batches: &'a [Keys<'k>],
+    op: &'a mut O,
+}
+
+impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
+    fn key(&self, miss: Miss) -> (&'k Table, u64) {
+        let keys = &self.batches[miss.batch as usize];
+        (keys.table, keys.keys[miss.position as usize])
+    }
+
+    /// Resolves what needs no read; the rest goes to `wanted`.
+    fn from_memory(
+        &mut self,
+        log: &mut ClassLog,
+        misses: &[Miss],
+        progress: &mut [Progress],
+        wanted: &mut Vec<Wanted>,
+    ) -> Result<()> {
+        const AHEAD: usize = 16;
+        let mut slots = Vec::new();
+        let mut scratch = Vec::new();
+        for (i, miss) in misses.iter().enumerate() {
+            if let Some(ahead) = misses.get(i + AHEAD) {
+                let (table, key) = self.key(*ahead);
+                log.index(table.id()).prefetch(key);
+            }
+            let (table, key) = self.key(*miss);
+            self.inner.make_room(self.engine, self.class, log)?;
+            match log.find(table.id(), key, &mut slots) {
+                Place::Absent => self.hand_over(log, *miss, Source::Initial, 0, false),
+                Place::Waiting(at) => self.rescue(log, *miss, at, &mut scratch),
+                Place::Stored => {
+                    let dense = table.first.is_some();
+                    if self.op.blind() && dense {
+                        self.hand_over(log, *miss, Source::Blank, slots[0], false);
+                        continue;
+                    }
+                    progress[i] = Progress::Candidates(slots.len().min(255) as u8);
+                    for slot in slots.drain(..) {
+                        let found = log.page_in_memory(slot).is_some_and(|page| {
+                            let at = slot as usize % self.class.layout.rows_per_page;
+                            scratch.clear();
+                            scratch.extend_from_slice(self.class.layout.row(page, at));
+                            self.class.layout.entry(page, at) == (table.id(), key)
+                        });
+                        if found {
+                            self.inner.metrics.rescued.fetch_add(1, Ordering::Relaxed);
+                            self.hand_over(log, *miss, Source::Words(&scratch), slot, false);
+                            progress[i] = Progress::Done;
+                        } else {
+                            wanted.push(Wanted { slot, miss: i as u32 });
+                        }
+                    }
+                    if progress[i] == Progress::Done {
+                        wanted.retain(|w| w.miss != i as u32);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a row back from the flush buffer without a read.
+    fn rescue(&mut self, log: &mut ClassLog, miss: Miss, at: u32, scratch: &mut Vec<f32>) {
+        let waiting = log.buffer.waiting(at);
+        scratch.clear();
+        scratch.extend_from_slice(log.buffer.row(at));
+        self.inner.metrics.rescued.fetch_add(1, Ordering::Relaxed);
+        if self.op.admits() {
+            log.buffer.remove(at);
+            self.hand_over(log, miss, Source::Words(scratch), waiting.origin, true);
+        } else {
+            let origin = waiting.origin;
+            let row = RowView { words: scratch, written: true, blank: false, origin };
+            self.op.visit(miss.batch as usize, miss.position as usize, row);
+        }
+    }
+
+    /// Reads the pages of `wanted`, each once, and resolves the misses whose rows they hold.
+    fn from_pages(
+        &mut self,
+        misses: &[Miss],
+        progress: &mut [Progress],
+        wanted: &mut Vec<Wanted>,
+    ) -> Result<()> {
+        let class = self.class;
+        let per_page = class.layout.rows_per_page as u32;
+        wanted.sort_unstable_by_key(|w| (w.slot, w.miss));
+        let mut pages: Vec<u32> = wanted.iter().map(|w| w.slot / per_page).collect();
+        pages.dedup();
+        let report = class.tier().readers.with(|reader| {
+            reader.read(&class.file, &class.layout, &pages, &mut |number, page| {
+                let first = wanted.partition_point(|w| w.slot < number * per_page);
+                let here = wanted[first..].iter().take_while(|w| w.slot / per_page == number);
+                let mut log = class.log.lock();
+                for want in here {
+                    self.from_page(&mut log, misses, progress, &wanted, *want, page)?;
+                }
+                Ok(())
+            })
+        })?;
+        self.inner.metrics.add_read(&report);
+        Ok(())
+    }
+
+    fn from_page(
+        &mut self,
+        log: &mut ClassLog,
+        misses: &[Miss],
+        progress: &mut [Progress],
+        wanted: &[Wanted],
+        want: Wanted,
+        page: &[u8],
+    ) -> Result<()> {
+        let state = progress[want.miss as usize];
+        let Progress::Candidates(left) = state else { return Ok(()) };
+        let miss = misses[want.miss as usize];
+        let (table, key) = self.key(miss);
+        let layout = &self.class.layout;
+        let at = want.slot as usize % layout.rows_per_page;
+        progress[want.miss as usize] = if layout.entry(page, at) != (table.id(), key) {
+            // A tag matched, the key did not. After the last candidate the key is absent, if
+            // nothing was written meanwhile; looking again tells.
+            if left > 1 { Progress::Candidates(left - 1) } else { self.absent(log, miss, want.miss, wanted)? }
+        } else {
+            self.inner.make_room(self.engine, self.class, log)?;
+            let waiting = log.buffer.find(table.id(), key).is_some();
+            if waiting || !log.index(table.id()).is_newest(key, want.slot) {
+                Progress::Again
+            } else {
+                self.hand_over(log, miss, Source::Words(layout.row(page, at)), want.slot, false);
+                Progress::Done
+            }
+        };
+        Ok(())
+    }
+
+    /// Every candidate page held another key: the key was never written, unless another thread
+    /// did so while the pages were read. Then the index has a candidate that was not read, or the
+    /// row waits in the flush buffer; a resident row is found by `hand_over` itself.
+    fn absent(
+        &mut self,
+        log: &mut ClassLog,
+        miss: Miss,
+        index: u32,
+        wanted: &[Wanted],
+    ) -> Result<Progress> {
+        let (table, key) = self.key(miss);
+        self.inner.metrics.tag_collisions.fetch_add(1, Ordering::Relaxed);
+        self.inner.make_room(self.engine, self.class, log)?;
+        let mut slots = Vec::new();
+        let was_read = |slot: &u32| {
+            wanted.binary_search_by_key(&(*slot, index), |w| (w.slot, w.miss)).is_ok()
+        };
+        match log.find(table.id(), key, &mut slots) {
+            Place::Waiting(_) => return Ok(Progress::Again),
+            Place::Stored if !slots.iter().all(was_read) => return Ok(Progress::Again),
+            Place::Stored | Place::Absent => {}
+        }
+        self.hand_over(log, miss, Source::Initial, 0, false);
+        Ok(Progress::Done)
+    }
+
+    /// Makes the row resident and hands it to the verb.
+    fn hand_over(
+        &mut self,
+        log: &mut ClassLog,
+        miss: Miss,
+        source: Source<'_>,
+        origin: u32,
+        dirty: bool,
+    ) {
+        let (table, key) = self.key(miss);
+        let (batch, position) = (miss.batch as usize, miss.position as usize);
+        if matches!(source, Source::Initial) {
+            self.inner.metrics.first_touches.fetch_add(1, Ordering::Relaxed);
+        }
+        let fill = |words: &mut [f32]| match source {
+            Source::Words(from) => words.copy_from_slice(from),
+            Source::Initial => self.inner.fill_initial(table, key, words),
+            Source::Blank => {}
+        };
+        let blank = matches!(source, Source::Blank);
+        let cache = self.class.cache();
+        let at = table.locate(cache, key);
+        if !self.op.admits() {
+            let hit = cache.peek(at, table.id(), key, |row| {
+                visit(self.op, batch, position, row, false);
+            });
+            if hit.is_none() {
+                let mut words = vec![0.0; table.layout.row_words()];
+                fill(&mut words);
+                let written = origin != 0 || dirty;
+                let row = RowView { words: &mut words, written, blank, origin };
+                self.op.visit(batch, position, row);
+            }
+            return;
+        }
+        let stamp = self.class.now();
+        let buffer = &mut log.buffer;
+        let mut evicted = (0, 0);
+        let op = &mut *self.op;
+        let fresh_key = cache.admit(
+            at,
+            table.id(),
+            key,
+            stamp,
+            origin,
+            |mut row, fresh| {
+                if fresh {
+                    fill(row.words);
+                    if dirty {
+                        row.mark_dirty();
+                    }
+                }
+                visit(op, batch, position, row, blank && fresh)
+            },
+            |victim| {
+                evicted = (1, u64::from(victim.dirty));
+                keep_if_dirty(buffer, victim);
+            },
+        );
+        table.rows.fetch_add(u64::from(fresh_key), Ordering::Relaxed);
+        self.inner.metrics.evicted.fetch_add(evicted.0, Ordering::Relaxed);
+        self.inner.metrics.evicted_dirty.fetch_add(evicted.1, Ordering::Relaxed);
+    }
+}
+
+impl Inner {
+    /// Writes the initial row of a key: values by the table's initializer, then initial state.
+    pub(super) fn fill_initial(&self, table: &Table, key: u64, words: &mut [f32]) {
+        let spec = &table.record.spec;
+        let (values, state) = table.layout.split_mut(words);
+        spec.initializer.fill(self.superblock.seed, table.salt, key, values);
+        spec.optimizer.init_state(spec.embedding_dim, state);
+    }
+
+    /// Makes sure that one more victim fits the flush buffer: packs it when full, cleans in
+    /// proportion, hands deltas to the journal. Runs under the class lock and may wait for the
+    /// device. An error here leaves memory and disk apart, so it poisons the store.
+    pub(super) fn make_room(&self, engine: &Engine, class: &Class, log: &mut ClassLog) -> Result<()> {
+        if !log.buffer.is_full() {
+            return Ok(());
+        }
+        self.flush_now(engine, class, log)
+    }
+
+    /// Pays for `rows` flushed rows with cleaning.
+    pub(super) fn clean_for(
+        &self,
+        engine: &Engine,
+        class: &Class,
+        log: &mut ClassLog,
+        rows: u64,
+    ) -> Result<()> {
+        let most = self.most_slots(class, log);
+        let keep_free = class.unwritten_rows(log);
+        let residents = CacheOfClass { engine, cache: class.cache() };
+        let grow = self.grow_bytes();
+        let report =
+            self.charge_growth(log, |log| log.clean(rows, most, keep_free, grow, &residents))?;
+        self.metrics.cleaned_pages.fetch_add(report.pages, Ordering::Relaxed);
+        self.metrics.moved_rows.fetch_add(report.rows_moved, Ordering::Relaxed);
+        Ok(())
+    }
+}

@@ -1,0 +1,268 @@
+//! Scans: all written rows of a table, in batches, in bounded memory.
+//!
+//! Dense tables come in order of id, growing ones in order of storage. Rows that miss the cache do
+//! not displace others. Writing to the table ends its scans with an error.
+
+use super::engine::Table;
+use super::rows::{Effect, Keys, RowOp, RowView};
+use super::{Inner, Store};
+use crate::config::TableId;
+use crate::error::{Result, bail};
+use std::sync::atomic::Ordering;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+/// Pages of a growing table read at once.
+const PAGES: usize = 256;
+
+/// A scan of one table.
+pub struct Scan {
+    store: Store,
+    table: TableId,
+    changes: u64,
+    dim: usize,
+    state_words: usize,
+    cursor: Cursor,
+    /// Rows found and not yet given out: keys, then words of each.
+    keys: Vec<u64>,
+    words: Vec<f32>,
+    given: usize,
+}
+
+enum Cursor {
+    Dense { next: u64, end: u64 },
+    Sparse { pages: Vec<u32>, next: usize },
+}
+
+impl Store {
+    /// Begins a scan of all written rows. Dirty rows of growing tables are written to storage
+    /// first, without a commit.
+    ///
+    /// *Errors*: as `get`; for a growing table `Full` too.
+    pub fn scan(&self, table: TableId) -> Result<Scan> {
+        let engine = self.inner.planned_engine()?;
+        let found = self.inner.table_of(&engine, table)?;
+        let cursor = match found.record.spec.num_embeddings {
+            Some(end) => Cursor::Dense { next: 0, end },
+            None => {
+                drop(engine);
+                return self.scan_growing(table);
+            }
+        };
+        Ok(Scan::new(self, found, cursor))
+    }
+
+    fn scan_growing(&self, table: TableId) -> Result<Scan> {
+        let inner = &*self.inner;
+        let engine = inner.exclusive()?;
+        let found = inner.table_of(&engine, table)?;
+        let class = &engine.classes[found.class];
+        if class.unwritten_rows(&class.log.lock()) > 0 {
+            inner.reserve(&engine, &[])?;
+            inner.poison_on_error(inner.flush_dirty(&engine, class))?;
+        }
+        let log = class.log.lock();
+        let per_page = class.layout.rows_per_page as u32;
+        let mut pages: Vec<u32> = log.index(found.id()).slots().map(|s| s / per_page).collect();
+        pages.sort_unstable();
+        pages.dedup();
+        drop(log);
+        Ok(Scan::new(self, found, Cursor::Sparse { pages, next: 0 }))
+    }
+
+    /// An order-free digest of all written rows, values and state: equal tables have equal
+    /// digests, whatever the budget, the layout on disk and the history.
+    ///
+    /// *Errors* and *Blocking*: as `scan`.
+    pub fn digest(&self, table: TableId) -> Result<u64> {
+        let mut scan = self.scan(table)?;
+        let width = scan.dim + scan.state_words;
+        let mut digest = 0u64;
+        while scan.fill(1)? {
+            for (i, key) in scan.keys[scan.given..].iter().enumerate() {
+                let at = (scan.given + i) * width;
+                let bytes: &[u8] = bytemuck::cast_slice(&scan.words[at..at + width]);
+                digest = digest.wrapping_add(xxh3_64_with_seed(bytes, *key));
+            }
+            scan.given = scan.keys.len();
+        }
+        Ok(digest)
+    }
+}
+
+impl Scan {
+    fn new(store: &Store, table: &Table, cursor: Cursor) -> Self {
+        Self {
+            store: store.clone(),
+            table: TableId(table.id()),
+            changes: table.changes.load(Ordering::Relaxed),
+            dim: table.layout.embedding_dim(),
+            state_words: table.layout.state_words(),
+            cursor,
+            keys: Vec::new(),
+            words: Vec::new(),
+            given: 0,
+        }
+    }
+
+    /// Fills `keys` and the rows beside them, as many as fit, and returns how many; 0 at the end.
+    ///
+    /// *Shapes*: `keys (N,)`, `values (N, embedding_dim)`, `state (N, state_words)`. *Errors*:
+    /// `Misuse` when the table was written to since the scan began; as `get`.
+    pub fn next_batch(
+        &mut self,
+        keys: &mut [u64],
+        values: &mut [f32],
+        mut state: Option<&mut [f32]>,
+    ) -> Result<usize> {
+        let width = self.dim + self.state_words;
+        let mut done = 0;
+        while done < keys.len() && self.fill(keys.len() - done)? {
+            let n = (keys.len() - done).min(self.keys.len() - self.given);
+            for i in 0..n {
+                let row = &self.words[(self.given + i) * width..][..width];
+                keys[done + i] = self.keys[self.given + i];
+                values[(done + i) * self.dim..][..self.dim].copy_from_slice(&row[..self.dim]);
+                if let Some(state) = state.as_deref_mut() {
+                    let at = (done + i) * self.state_words;
+                    state[at..at + self.state_words].copy_from_slice(&row[self.dim..]);
+                }
+            }
+            self.given += n;
+            done += n;
+        }
+        Ok(done)
+    }
+
+    /// Makes sure that rows are waiting to be given out; false at the end.
+    fn fill(&mut self, want: usize) -> Result<bool> {
+        while self.given == self.keys.len() {
+            self.keys.clear();
+            self.words.clear();
+            self.given = 0;
+            let store = self.store.clone();
+            let engine = store.inner.planned_engine()?;
+            let table = store.inner.table_of(&engine, self.table)?;
+            if table.changes.load(Ordering::Relaxed) != self.changes {
+                bail!(
+                    Misuse,
+                    "table {:?} was written to during a scan; begin the scan again",
+                    table.record.spec.name
+                );
+            }
+            match &mut self.cursor {
+                Cursor::Dense { next, end } => {
+                    if next == end {
+                        return Ok(false);
+                    }
+                    let upto = (*next + want.clamp(256, 16_384) as u64).min(*end);
+                    let ids = *next..upto;
+                    *next = upto;
+                    self.dense(&store.inner, &engine, table, ids)?;
+                }
+                Cursor::Sparse { pages, next } => {
+                    if *next == pages.len() {
+                        return Ok(false);
+                    }
+                    let upto = (*next + PAGES).min(pages.len());
+                    let some = pages[*next..upto].to_vec();
+                    *next = upto;
+                    self.sparse(&store.inner, &engine, table, &some)?;
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    fn dense(
+        &mut self,
+        inner: &Inner,
+        engine: &super::Engine,
+        table: &Table,
+        ids: std::ops::Range<u64>,
+    ) -> Result<()> {
+        let all: Vec<u64> = ids.collect();
+        let class = &engine.classes[table.class];
+        let written: Vec<u64> = {
+            let (cache, log) = (class.cache(), class.log.lock());
+            all.into_iter()
+                .filter(|id| {
+                    log.index(table.id()).is_stored(*id)
+                        || log.buffer.find(table.id(), *id).is_some()
+                        || cache.peek(table.locate(cache, *id), table.id(), *id, |r| r.is_dirty())
+                            == Some(true)
+                })
+                .collect()
+        };
+        let width = self.dim + self.state_words;
+        self.words.resize(written.len() * width, 0.0);
+        let mut op = CopyOp { words: &mut self.words, width };
+        inner.visit_rows(engine, &[Keys { table, keys: &written }], &mut op)?;
+        self.keys = written;
+        Ok(())
+    }
+
+    fn sparse(
+        &mut self,
+        inner: &Inner,
+        engine: &super::Engine,
+        table: &Table,
+        pages: &[u32],
+    ) -> Result<()> {
+        let class = &engine.classes[table.class];
+        let layout = &class.layout;
+        let (keys, words) = (&mut self.keys, &mut self.words);
+        let mut take = |number: u32, page: &[u8], rows: usize| {
+            let log = class.log.lock();
+            for at in 0..rows {
+                let slot = number * layout.rows_per_page as u32 + at as u32;
+                let (owner, key) = layout.entry(page, at);
+                if owner == table.id() && log.index(owner).is_newest(key, slot) {
+                    keys.push(key);
+                    words.extend_from_slice(layout.row(page, at));
+                }
+            }
+        };
+        let (ticket, in_memory) = {
+            let mut log = class.log.lock();
+            let mut in_memory: Vec<(u32, Vec<f32>)> = Vec::new();
+            for number in pages {
+                if let Some(page) = log.page_in_memory(number * layout.rows_per_page as u32) {
+                    in_memory.push((*number, bytemuck::cast_slice(page).to_vec()));
+                }
+            }
+            (log.segments.begin_read(), in_memory)
+        };
+        for (number, page) in &in_memory {
+            // A page being filled has garbage behind its rows; the index names none of it.
+            take(*number, bytemuck::cast_slice(page), layout.rows_per_page);
+        }
+        let rest: Vec<u32> =
+            pages.iter().copied().filter(|p| !in_memory.iter().any(|(n, _)| n == p)).collect();
+        let read = class.tier().readers.with(|reader| {
+            reader.read(&class.file, layout, &rest, &mut |number, page| {
+                let rows = layout.verify(page, number, class.file.name())?;
+                take(number, page, rows);
+                Ok(())
+            })
+        });
+        class.log.lock().segments.end_read(ticket);
+        inner.metrics.add_read(&read?);
+        Ok(())
+    }
+}
+
+struct CopyOp<'a> {
+    words: &'a mut [f32],
+    width: usize,
+}
+
+impl RowOp for CopyOp<'_> {
+    fn visit(&mut self, _: usize, position: usize, row: RowView<'_>) -> Effect {
+        self.words[position * self.width..][..self.width].copy_from_slice(row.words);
+        Effect::Read
+    }
+
+    fn admits(&self) -> bool {
+        false
+    }
+}

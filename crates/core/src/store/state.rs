@@ -1,0 +1,102 @@
+//! The caller's named byte strings of a commit: dense parameters, their optimizer, generators.
+//!
+//! Format: `docs/formats/state.md`. One file per commit, durable before the commit names it.
+
+use crate::error::{Result, bail};
+use crate::io::{Medium, OpenMode};
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::Xxh3;
+
+/// What names of state files begin with.
+pub(super) const PREFIX: &str = "state-";
+
+/// The commit of a state file.
+pub(super) fn sequence_of(name: &str) -> Option<u64> {
+    name.strip_prefix(PREFIX)?.parse().ok()
+}
+
+/// What a commit record says of its state file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StateRef {
+    /// File name.
+    pub file: String,
+    /// Name and length of each byte string, in file order.
+    pub strings: Vec<(String, u64)>,
+    /// Checksum over all bytes.
+    pub checksum: u64,
+}
+
+impl StateRef {
+    /// Bytes of the file.
+    pub fn bytes(&self) -> u64 {
+        self.strings.iter().map(|(_, len)| len).sum()
+    }
+}
+
+/// Writes the byte strings of commit `sequence`, durable on return. `None` when there are none.
+/// `Full` leaves nothing behind.
+pub fn write(
+    medium: &dyn Medium,
+    seed: u64,
+    sequence: u64,
+    state: &[(&str, &[u8])],
+) -> Result<Option<StateRef>> {
+    if state.is_empty() {
+        return Ok(None);
+    }
+    for (i, (name, _)) in state.iter().enumerate() {
+        if state[..i].iter().any(|(other, _)| other == name) {
+            bail!(Misuse, "state {name:?} is given twice");
+        }
+    }
+    let name = format!("{PREFIX}{sequence:010}");
+    if medium.list(&name)?.contains(&name) {
+        medium.remove(&name)?;
+    }
+    let mut hash = Xxh3::with_seed(seed);
+    let result = (|| {
+        let file = medium.open(&name, OpenMode::CreateNew)?;
+        let total: u64 = state.iter().map(|(_, bytes)| bytes.len() as u64).sum();
+        if total > 0 {
+            file.allocate(0, total)?;
+        }
+        let mut at = 0;
+        for (_, bytes) in state {
+            hash.update(bytes);
+            file.write_at(bytes, at)?;
+            at += bytes.len() as u64;
+        }
+        file.sync()?;
+        medium.sync_dir()
+    })();
+    if let Err(error) = result {
+        let _ = medium.remove(&name);
+        return Err(error.context("state of the commit"));
+    }
+    let strings = state.iter().map(|(n, bytes)| ((*n).to_owned(), bytes.len() as u64)).collect();
+    Ok(Some(StateRef { file: name, strings, checksum: hash.digest() }))
+}
+
+/// Reads and checks the byte strings of a commit.
+pub fn read(medium: &dyn Medium, seed: u64, state: &StateRef) -> Result<Vec<(String, Vec<u8>)>> {
+    let file = medium.open(&state.file, OpenMode::ReadOnly)?;
+    let mut hash = Xxh3::with_seed(seed);
+    let mut found = Vec::with_capacity(state.strings.len());
+    let mut at = 0;
+    for (name, len) in &state.strings {
+        let mut bytes = vec![0; *len as usize];
+        file.read_at(&mut bytes, at)?;
+        hash.update(&bytes);
+        at += len;
+        found.push((name.clone(), bytes));
+    }
+    if hash.digest() != state.checksum {
+        bail!(
+            Corrupt,
+            "{}: checksum does not match over bytes 0 to {at}; restore from a copy, or open an \
+             earlier commit with step=",
+            state.file
+        );
+    }
+    Ok(found)
+}

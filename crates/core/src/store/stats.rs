@@ -1,0 +1,218 @@
+//! What a store says of itself: counters, and how memory and disk are spent.
+
+use super::engine::MemoryUse;
+use super::{Inner, Store};
+use crate::config::TableInfo;
+use crate::error::Result;
+use crate::io::{DeviceCurve, IoKind};
+use serde::Serialize;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Everything a store says of itself.
+#[derive(Clone, Debug, Serialize)]
+pub struct Stats {
+    /// The directory.
+    pub path: String,
+    /// The memory budget in bytes, 0 before the first verb of a store without tables.
+    pub budget_bytes: u64,
+    /// How memory is spent.
+    pub memory: MemoryUse,
+    /// Bytes on disk: rows, journal, state.
+    pub disk_bytes: u64,
+    /// The bound on them.
+    pub max_disk_bytes: Option<u64>,
+    /// Positions whose row was resident.
+    pub hits: u64,
+    /// Positions whose row had to be read.
+    pub misses: u64,
+    /// Positions whose row was on its way to storage, still in memory.
+    pub rescued: u64,
+    /// Positions whose key was never written: neither hit nor miss.
+    pub first_touches: u64,
+    /// (hits + rescued) / (hits + rescued + misses); 0 before any.
+    pub hit_rate: f64,
+    /// Pages read for a growing table that held another key.
+    pub tag_collisions: u64,
+    /// Requests to the device.
+    pub read_requests: u64,
+    /// Pages asked for.
+    pub pages_read: u64,
+    /// Bytes read.
+    pub bytes_read: u64,
+    /// Seconds blocked in page reads.
+    pub read_wait_s: f64,
+    /// Rows that left the cache, and those of them that had changed.
+    pub evicted: u64,
+    /// Changed rows among the evicted.
+    pub evicted_dirty: u64,
+    /// Rows written to storage, cleaning apart.
+    pub rows_written: u64,
+    /// Rows that cleaning wrote again.
+    pub rows_moved: u64,
+    /// Pages written, cleaning included.
+    pub pages_written: u64,
+    /// All bytes written: pages, journal, state.
+    pub bytes_written: u64,
+    /// Rows with NaN or infinity that came in.
+    pub non_finite: u64,
+    /// Keys announced by look-ahead.
+    pub announced: u64,
+    /// Commits.
+    pub commits: CommitStats,
+    /// The device and its back end.
+    pub device: DeviceStats,
+    /// Row classes.
+    pub classes: Vec<ClassStats>,
+    /// Tables.
+    pub tables: Vec<TableInfo>,
+}
+
+/// Commits of a store.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct CommitStats {
+    /// Sequence number of the newest.
+    pub sequence: u64,
+    /// Its step.
+    pub step: u64,
+    /// Commits that are kept.
+    pub kept: usize,
+    /// Seconds spent in commits since open.
+    pub seconds: f64,
+}
+
+/// The device under a store.
+#[derive(Clone, Debug, Serialize)]
+pub struct DeviceStats {
+    /// The back end of page reads and writes.
+    pub io: IoKind,
+    /// True when they bypass the page cache.
+    pub direct: bool,
+    /// Alignment of requests in bytes.
+    pub alignment: usize,
+    /// Requests per second by size, as measured when the store was created.
+    pub curve: Option<DeviceCurve>,
+    /// What had to be done without, if anything.
+    pub notes: Vec<String>,
+}
+
+/// One row class.
+#[derive(Clone, Debug, Serialize)]
+pub struct ClassStats {
+    /// Number of the class; its pages are in `rows-<number>`.
+    pub id: u16,
+    /// Bytes of a row.
+    pub row_bytes: usize,
+    /// Bytes of a page.
+    pub page_bytes: usize,
+    /// Rows of a page.
+    pub rows_per_page: usize,
+    /// Bytes of a segment.
+    pub segment_bytes: u64,
+    /// Bytes of the file.
+    pub disk_bytes: u64,
+    /// Copies that are the newest of their key.
+    pub newest_copies: u64,
+    /// Outdated copies that kept commits still have.
+    pub retained_copies: u64,
+    /// Row slots of segments in use.
+    pub used_slots: u64,
+    /// Rows that DRAM can hold, holds, and holds changed.
+    pub cache_capacity: u64,
+    /// Rows in DRAM.
+    pub resident_rows: u64,
+    /// Changed rows in DRAM.
+    pub dirty_rows: u64,
+    /// Bytes of the row cache.
+    pub cache_bytes: u64,
+    /// Bytes of indexes and segment counters.
+    pub index_bytes: u64,
+    /// Reads in flight at most.
+    pub read_depth: usize,
+}
+
+impl Store {
+    /// Everything the store says of itself. *Blocking*: waits for a running commit.
+    pub fn stats(&self) -> Result<Stats> {
+        let inner = &*self.inner;
+        let engine = inner.planned_engine()?;
+        let m = &inner.metrics;
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let (hits, rescued, misses) = (get(&m.hits), get(&m.rescued), get(&m.misses));
+        let all = hits + rescued + misses;
+        let classes = inner.class_stats(&engine);
+        let written = |of: fn(&(u64, u64, u64)) -> u64| -> u64 {
+            engine.classes.iter().map(|c| of(&c.log.lock().written())).sum()
+        };
+        let last = self.last_commit();
+        Ok(Stats {
+            path: inner.path.display().to_string(),
+            budget_bytes: engine.budget_bytes,
+            memory: engine.memory(),
+            disk_bytes: inner.disk_bytes(),
+            max_disk_bytes: inner.options.max_disk_bytes,
+            hits,
+            misses,
+            rescued,
+            first_touches: get(&m.first_touches),
+            hit_rate: if all == 0 { 0.0 } else { (hits + rescued) as f64 / all as f64 },
+            tag_collisions: get(&m.tag_collisions),
+            read_requests: get(&m.requests),
+            pages_read: get(&m.pages_read),
+            bytes_read: get(&m.bytes_read),
+            read_wait_s: get(&m.read_wait_ns) as f64 / 1e9,
+            evicted: get(&m.evicted),
+            evicted_dirty: get(&m.evicted_dirty),
+            rows_written: written(|w| w.0),
+            rows_moved: written(|w| w.1),
+            pages_written: written(|w| w.2),
+            bytes_written: inner.bytes_written(&engine),
+            non_finite: get(&m.non_finite),
+            announced: get(&m.announced),
+            commits: CommitStats {
+                sequence: last.as_ref().map_or(0, |c| c.sequence),
+                step: last.as_ref().map_or(0, |c| c.step),
+                kept: self.commits().len(),
+                seconds: get(&m.commit_ns) as f64 / 1e9,
+            },
+            device: DeviceStats {
+                io: inner.medium.kind(),
+                direct: inner.medium.direct(),
+                alignment: inner.medium.alignment(),
+                curve: engine.classes.iter().find_map(|c| c.record.curve.clone()),
+                notes: inner.medium.notes(),
+            },
+            classes,
+            tables: engine.tables.iter().map(super::engine::Table::info).collect(),
+        })
+    }
+}
+
+impl Inner {
+    fn class_stats(&self, engine: &super::Engine) -> Vec<ClassStats> {
+        engine
+            .classes
+            .iter()
+            .map(|class| {
+                let log = class.log.lock();
+                let cache = class.cache();
+                ClassStats {
+                    id: class.record.id,
+                    row_bytes: class.record.row_bytes,
+                    page_bytes: class.record.page_bytes,
+                    rows_per_page: class.layout.rows_per_page,
+                    segment_bytes: class.record.segment_bytes,
+                    disk_bytes: log.disk_bytes(),
+                    newest_copies: log.segments.newest_total(),
+                    retained_copies: log.segments.retained_total(),
+                    used_slots: log.segments.used_slots(),
+                    cache_capacity: cache.row_capacity(),
+                    resident_rows: cache.resident_rows(),
+                    dirty_rows: cache.dirty_rows(),
+                    cache_bytes: cache.memory_bytes(),
+                    index_bytes: log.index_bytes() as u64,
+                    read_depth: class.tier().plan.read_depth,
+                }
+            })
+            .collect()
+    }
+}

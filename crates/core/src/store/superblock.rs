@@ -1,0 +1,116 @@
+//! The superblock: what a store is. Written once, when the store is created.
+//!
+//! Format: `docs/formats/superblock.md`. The `head` beside it names the newest commit, written
+//! after that commit is durable; a journal that ends before it has lost something.
+
+use crate::error::{Result, bail};
+use crate::io::{Medium, OpenMode};
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64;
+
+const NAME: &str = "superblock";
+const NEW_NAME: &str = "superblock.new";
+const HEAD_NAME: &str = "head";
+const MAGIC: [u8; 8] = *b"EMBEDROK";
+const VERSION: u32 = 1;
+const BYTES: usize = 4096;
+
+/// What a store is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Superblock {
+    /// Tells this store's bytes from any other's.
+    pub uuid: u128,
+    /// Seed of initial rows.
+    pub seed: u64,
+    /// Which version created it.
+    pub created_by: String,
+}
+
+impl Superblock {
+    /// Seed of the checksums of this store's pages and records.
+    pub fn checksum_seed(&self) -> u64 {
+        xxh3_64(&self.uuid.to_le_bytes())
+    }
+
+    /// True when the directory holds a store.
+    pub fn exists(medium: &dyn Medium) -> Result<bool> {
+        Ok(medium.list(NAME)?.iter().any(|name| name == NAME))
+    }
+
+    /// Writes the superblock, durable and atomically named.
+    pub fn create(&self, medium: &dyn Medium) -> Result<()> {
+        if medium.list(NEW_NAME)?.iter().any(|name| name == NEW_NAME) {
+            medium.remove(NEW_NAME)?;
+        }
+        let body = serde_json::to_vec(self).expect("a superblock is plain data");
+        let mut block = Vec::with_capacity(BYTES);
+        block.extend_from_slice(&MAGIC);
+        block.extend_from_slice(&VERSION.to_le_bytes());
+        block.extend_from_slice(&(body.len() as u32).to_le_bytes());
+        block.extend_from_slice(&body);
+        block.resize(BYTES - 8, 0);
+        let sum = xxh3_64(&block);
+        block.extend_from_slice(&sum.to_le_bytes());
+        let file = medium.open(NEW_NAME, OpenMode::CreateNew)?;
+        file.write_at(&block, 0)?;
+        file.sync()?;
+        medium.rename(NEW_NAME, NAME)?;
+        medium.sync_dir()
+    }
+
+    /// Reads and checks the superblock.
+    pub fn read(medium: &dyn Medium) -> Result<Self> {
+        let file = medium.open(NAME, OpenMode::ReadOnly)?;
+        let mut block = vec![0; BYTES];
+        file.read_at(&mut block, 0)?;
+        if block[..8] != MAGIC {
+            bail!(Corrupt, "superblock, bytes 0 to 8: not a store of embedrock");
+        }
+        let mut sum = [0; 8];
+        sum.copy_from_slice(&block[BYTES - 8..]);
+        if u64::from_le_bytes(sum) != xxh3_64(&block[..BYTES - 8]) {
+            bail!(Corrupt, "superblock: checksum does not match; restore it from a copy");
+        }
+        let version = u32::from_le_bytes([block[8], block[9], block[10], block[11]]);
+        if version != VERSION {
+            bail!(
+                Unsupported,
+                "the store has format version {version}, this build reads {VERSION}; \
+                 use a newer embedrock"
+            );
+        }
+        let len = u32::from_le_bytes([block[12], block[13], block[14], block[15]]) as usize;
+        match block.get(16..16 + len).map(serde_json::from_slice) {
+            Some(Ok(superblock)) => Ok(superblock),
+            _ => bail!(Corrupt, "superblock: its {len} bytes of JSON cannot be read"),
+        }
+    }
+}
+
+/// Writes the number of the newest durable commit. Not synced: it may lag, never lead.
+pub fn write_head(medium: &dyn Medium, seed: u64, sequence: u64) -> Result<()> {
+    let exists = medium.list(HEAD_NAME)?.iter().any(|name| name == HEAD_NAME);
+    let mode = if exists { OpenMode::ReadWrite } else { OpenMode::CreateNew };
+    let mut bytes = sequence.to_le_bytes().to_vec();
+    bytes.extend_from_slice(&xxhash_rust::xxh3::xxh3_64_with_seed(&bytes, seed).to_le_bytes());
+    medium.open(HEAD_NAME, mode)?.write_at(&bytes, 0)
+}
+
+/// The number of a commit that was durable; 0 when there is none, or it cannot be told.
+pub fn read_head(medium: &dyn Medium, seed: u64) -> Result<u64> {
+    if !medium.list(HEAD_NAME)?.iter().any(|name| name == HEAD_NAME) {
+        return Ok(0);
+    }
+    let file = medium.open(HEAD_NAME, OpenMode::ReadOnly)?;
+    if file.len()? < 16 {
+        return Ok(0);
+    }
+    let mut bytes = [0; 16];
+    file.read_at(&mut bytes, 0)?;
+    let mut sum = [0; 8];
+    sum.copy_from_slice(&bytes[8..]);
+    let mut sequence = [0; 8];
+    sequence.copy_from_slice(&bytes[..8]);
+    let matches = u64::from_le_bytes(sum) == xxhash_rust::xxh3::xxh3_64_with_seed(&bytes[..8], seed);
+    Ok(if matches { u64::from_le_bytes(sequence) } else { 0 })
+}

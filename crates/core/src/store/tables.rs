@@ -1,0 +1,308 @@
+//! Tables: creating them, opening them with the parameters that they have, planning memory.
+
+use super::engine::{Class, Engine};
+use super::journal::{ClassRecord, RecordKind, TableRecord};
+use super::open::create_class_file;
+use super::{Inner, Store};
+use crate::config::{TableId, TableInfo, TableSpec};
+use crate::error::{Result, bail};
+use crate::index::{DenseIndex, SparseIndex};
+use crate::io::{DeviceCurve, IoKind, OpenMode, measure};
+use crate::row::RowLayout;
+use crate::storage::log::{PageLayout, Segments, TableIndex};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// Page sizes that a new class considers, smallest first.
+const PAGE_SIZES: [usize; 6] = [512, 1024, 2048, 4096, 8192, 16_384];
+/// A larger page is taken while its request rate stays above this share of the best.
+const PAGE_RATE_SHARE: f64 = 0.85;
+const PAGE_BYTES_DEFAULT: usize = 4096;
+/// Bytes of the file that the device is measured on.
+const MEASURE_BYTES: u64 = 32 << 20;
+const MEASURE_SLICE: Duration = Duration::from_millis(25);
+const MEASURE_DEPTH: usize = 64;
+const SEGMENT_BYTES_MAX: u64 = 4 << 20;
+const SEGMENT_BYTES_MIN: u64 = 256 << 10;
+/// A log works well when at most this share of it is live (see the cleaner).
+const LIVE_SHARE: f64 = 0.7;
+const TABLES_MAX: usize = 65_536;
+
+impl Store {
+    /// Creates a table, or opens the one of that name, whose parameters must be the same.
+    ///
+    /// A new table is durable with the next commit. *Errors*: `Mismatch` naming what is stored and
+    /// what was asked, `Misuse` for parameters that cannot work, `Full` naming the bytes that all
+    /// its rows need on disk.
+    pub fn table(&self, spec: &TableSpec) -> Result<TableId> {
+        let inner = &*self.inner;
+        inner.check_process()?;
+        if let Some(id) = self.find_table(&spec.name) {
+            compare(&self.table_info(id)?.spec, spec)?;
+            return Ok(id);
+        }
+        inner.check_writable()?;
+        let layout = validate(spec)?;
+        inner.prepare_writing()?;
+        let mut engine = inner.exclusive()?;
+        if engine.tables.iter().any(|t| t.record.spec.name == spec.name) {
+            drop(engine);
+            return self.table(spec);
+        }
+        if engine.tables.len() >= TABLES_MAX {
+            bail!(Misuse, "a store holds at most {TABLES_MAX} tables");
+        }
+        if engine.planned {
+            inner.reserve(&engine, &[])?;
+            inner.flush_all(&engine)?;
+        }
+        inner.check_disk(&engine, spec, &layout)?;
+        let class = inner.class_for(&mut engine, layout.row_bytes(), spec)?;
+        let index = match spec.num_embeddings {
+            Some(rows) => TableIndex::Dense(DenseIndex::new(rows)?),
+            None => TableIndex::Sparse(
+                SparseIndex::new(spec.expected_rows.unwrap_or(0))?,
+                crate::hash::table_salt(&spec.name),
+            ),
+        };
+        let record = TableRecord {
+            id: engine.tables.len() as u16,
+            class,
+            spec: spec.clone(),
+            partitions: match &index {
+                TableIndex::Sparse(index, _) => Some(index.partitions()),
+                TableIndex::Dense(_) => None,
+            },
+            born: true,
+        };
+        let id = TableId(record.id);
+        inner.history.lock().append_json(RecordKind::Table, &record)?;
+        engine.add_table(record, index)?;
+        Ok(id)
+    }
+
+    /// The table of this name, if there is one.
+    pub fn find_table(&self, name: &str) -> Option<TableId> {
+        let engine = self.inner.engine.read();
+        engine.tables.iter().find(|t| t.record.spec.name == name).map(|t| TableId(t.id()))
+    }
+
+    /// All tables, in order of creation.
+    pub fn tables(&self) -> Vec<TableInfo> {
+        self.inner.engine.read().tables.iter().map(super::engine::Table::info).collect()
+    }
+
+    /// What is known of a table.
+    pub fn table_info(&self, table: TableId) -> Result<TableInfo> {
+        self.inner.check_process()?;
+        let engine = self.inner.engine.read();
+        if engine.closed {
+            bail!(Closed, "store {} is closed; open it again", self.inner.path.display());
+        }
+        Ok(self.inner.table_of(&engine, table)?.info())
+    }
+
+    /// Keys written and not deleted, uncommitted ones included.
+    pub fn len(&self, table: TableId) -> Result<u64> {
+        Ok(self.table_info(table)?.rows)
+    }
+}
+
+/// Checks the parameters of a new table.
+fn validate(spec: &TableSpec) -> Result<RowLayout> {
+    let name = &spec.name;
+    if name.is_empty() || name.len() > 200 || name.contains('\0') {
+        bail!(Misuse, "table name {name:?} is unusable, expected 1 to 200 bytes without NUL");
+    }
+    let context = |e: crate::Error| e.context(format!("table {name:?}"));
+    spec.optimizer.validate_spec().map_err(context)?;
+    spec.initializer.validate().map_err(context)?;
+    if spec.num_embeddings == Some(0) {
+        bail!(Misuse, "table {name:?}: num_embeddings is 0, expected at least 1");
+    }
+    let dim = spec.embedding_dim;
+    RowLayout::new(dim, spec.optimizer.state_words(dim)).map_err(context)
+}
+
+/// Refuses to open a table with other parameters than it has.
+fn compare(stored: &TableSpec, asked: &TableSpec) -> Result<()> {
+    let mut differences = Vec::new();
+    let mut differ = |what: &str, stored: String, asked: String| {
+        if stored != asked {
+            differences.push(format!("{what} is {stored}, asked {asked}"));
+        }
+    };
+    let dim = |s: &TableSpec| s.embedding_dim.to_string();
+    differ("embedding_dim", dim(stored), dim(asked));
+    let rows = |s: &TableSpec| s.num_embeddings.map_or("None".to_owned(), |n| n.to_string());
+    differ("num_embeddings", rows(stored), rows(asked));
+    let dtype = |s: &TableSpec| s.dtype.name().to_owned();
+    differ("dtype", dtype(stored), dtype(asked));
+    let text = |v: serde_json::Result<String>| v.unwrap_or_default();
+    let optimizer = |s: &TableSpec| text(serde_json::to_string(&s.optimizer));
+    differ("optimizer", optimizer(stored), optimizer(asked));
+    let initializer = |s: &TableSpec| text(serde_json::to_string(&s.initializer));
+    differ("initializer", initializer(stored), initializer(asked));
+    if !differences.is_empty() {
+        bail!(
+            Mismatch,
+            "table {:?} exists with other parameters: stored {}; open it as stored, or use another \
+             name",
+            stored.name,
+            differences.join("; stored ")
+        );
+    }
+    Ok(())
+}
+
+impl Inner {
+    /// Divides the memory budget anew; rows that are dirty are written first.
+    pub(super) fn plan(&self) -> Result<()> {
+        let mut engine = self.engine.write();
+        if engine.planned || engine.closed {
+            return Ok(());
+        }
+        if !self.options.read_only {
+            self.flush_all(&engine)?;
+            for class in &engine.classes {
+                self.spill_deltas(class, &mut class.log.lock(), true)?;
+            }
+        }
+        engine.plan(self.options.memory, self.options.policy, &*self.medium)
+    }
+
+    /// Refuses a table whose rows, all written, the disk could not hold.
+    fn check_disk(&self, engine: &Engine, spec: &TableSpec, layout: &RowLayout) -> Result<()> {
+        let Some(rows) = spec.num_embeddings.or(spec.expected_rows) else { return Ok(()) };
+        if !self.options.check_disk {
+            return Ok(());
+        }
+        let bytes = |rows: u64, row_bytes: usize| {
+            (rows as f64 * (row_bytes + 16) as f64 / LIVE_SHARE) as u64
+        };
+        let others: u64 = engine
+            .tables
+            .iter()
+            .map(|t| {
+                let spec = &t.record.spec;
+                let rows = spec.num_embeddings.or(spec.expected_rows);
+                rows.map_or(0, |rows| bytes(rows, t.layout.row_bytes()))
+            })
+            .sum();
+        let needed = bytes(rows, layout.row_bytes()) + others;
+        let free = self.medium.free_bytes()?.saturating_add(self.disk_bytes());
+        let have = self.options.max_disk_bytes.map_or(free, |most| most.min(free));
+        if needed > have {
+            bail!(
+                Full,
+                "table {:?} makes the store need {needed} bytes on disk once every row is written, \
+                 and there are {have} for it; make room, raise max_disk_bytes, or pass \
+                 check_disk=False if most rows will never be written",
+                spec.name
+            );
+        }
+        Ok(())
+    }
+
+    /// The class of rows of `row_bytes`, created if there is none.
+    fn class_for(&self, engine: &mut Engine, row_bytes: usize, spec: &TableSpec) -> Result<u16> {
+        if let Some(class) = engine.classes.iter().find(|c| c.record.row_bytes == row_bytes) {
+            return Ok(class.record.id);
+        }
+        let curve = match engine.classes.iter().find_map(|c| c.record.curve.clone()) {
+            Some(curve) => Some(curve),
+            None => self.measure_device()?,
+        };
+        let page_bytes = match self.options.page_bytes {
+            Some(bytes) => bytes.max(self.medium.alignment()),
+            None => choose_page(row_bytes, self.medium.alignment(), curve.as_ref()),
+        };
+        let rows = spec.num_embeddings.or(spec.expected_rows).unwrap_or(1 << 20);
+        let expected = rows.saturating_mul(row_bytes as u64);
+        let bounded = self.options.max_disk_bytes.map_or(expected, |most| most.min(expected));
+        let segment_bytes = (bounded / 64)
+            .clamp(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX)
+            .next_power_of_two()
+            .max(page_bytes as u64 * 16);
+        let record = ClassRecord {
+            id: engine.classes.len() as u16,
+            row_bytes,
+            page_bytes,
+            segment_bytes,
+            curve,
+        };
+        let layout = PageLayout::new(page_bytes, row_bytes, record.id, self.seed)?;
+        let file = create_class_file(&*self.medium, &record, self.seed)?;
+        let mut history = self.history.lock();
+        history.append_json(RecordKind::Class, &record)?;
+        let pages = (segment_bytes / page_bytes as u64) as u32;
+        let segments = Segments::new(pages, layout.rows_per_page as u32, history.next_sequence);
+        drop(history);
+        let id = record.id;
+        engine.classes.push(Class::new(record, layout, file, segments, 0, &*self.medium)?);
+        Ok(id)
+    }
+
+    /// Measures random reads of each page size; `None` where reads do not reach the device.
+    fn measure_device(&self) -> Result<Option<DeviceCurve>> {
+        const NAME: &str = "measure";
+        if self.medium.kind() == IoKind::Simulated || !self.medium.direct() {
+            return Ok(None);
+        }
+        if self.medium.list(NAME)?.iter().any(|name| name == NAME) {
+            self.medium.remove(NAME)?;
+        }
+        if self.medium.free_bytes()? < 4 * MEASURE_BYTES
+            || self.options.max_disk_bytes.is_some_and(|most| most < 4 * MEASURE_BYTES)
+        {
+            return Ok(None);
+        }
+        let file = self.medium.open(NAME, OpenMode::CreateNew)?;
+        let measured = (|| {
+            let block = vec![0x5A; 1 << 20];
+            for at in 0..MEASURE_BYTES >> 20 {
+                file.write_at(&block, at << 20)?;
+            }
+            file.sync()?;
+            let sizes: Vec<usize> =
+                PAGE_SIZES.iter().copied().filter(|s| *s >= self.medium.alignment()).collect();
+            measure::measure(&*self.medium, &file, &sizes, MEASURE_DEPTH, MEASURE_SLICE)
+        })();
+        drop(file);
+        self.medium.remove(NAME)?;
+        measured.map(Some)
+    }
+}
+
+/// The largest page whose request rate is close to the best, and which rows fill well.
+fn choose_page(row_bytes: usize, alignment: usize, curve: Option<&DeviceCurve>) -> usize {
+    let filled = |page: usize| {
+        let rows = PageLayout::new(page, row_bytes, 0, 0).map_or(0, |l| l.rows_per_page);
+        (rows * row_bytes) as f64 / page as f64
+    };
+    let smallest = PAGE_SIZES
+        .iter()
+        .copied()
+        .chain([32_768, 65_536])
+        .find(|page| *page >= alignment.max(PAGE_BYTES_DEFAULT) && filled(*page) >= 0.75)
+        .unwrap_or(65_536);
+    let Some(curve) = curve else { return smallest };
+    let best = PAGE_SIZES
+        .iter()
+        .filter(|page| **page >= alignment)
+        .map(|page| 1.0 / curve.cost(*page))
+        .fold(0.0, f64::max);
+    let usable = |page: &usize| {
+        *page >= alignment && filled(*page) >= 0.75 && 1.0 / curve.cost(*page) >= PAGE_RATE_SHARE * best
+    };
+    PAGE_SIZES.iter().copied().rfind(usable).unwrap_or(smallest)
+}
+
+impl Inner {
+    /// Carries counters over when a store is copied.
+    pub(super) fn set_updates(&self, table: TableId, updates: u64) -> Result<()> {
+        let engine = self.engine.read();
+        self.table_of(&engine, table)?.updates.store(updates, Ordering::Relaxed);
+        Ok(())
+    }
+}

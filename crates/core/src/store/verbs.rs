@@ -1,0 +1,465 @@
+//! The verbs: get, put, update, modify, delete, contains, look-ahead.
+//!
+//! Each one checks its whole input before it changes a row, reserves the disk that the change may
+//! need, and then visits the rows.
+
+use super::engine::{Engine, Table};
+use super::rows::{Effect, Keys, RowOp, RowView};
+use super::{Inner, Store};
+use crate::config::{GetBatch, NonFinite, PutBatch, TableId, UpdateBatch, UpdateReport};
+use crate::distinct::{Distinct, sum_gradients};
+use crate::error::{Result, bail};
+use crate::optimizer::Prepared;
+use crate::row::RowLayout;
+use std::sync::atomic::Ordering;
+
+impl Store {
+    /// Fills each batch with the rows of its keys, in request order; duplicates are allowed.
+    ///
+    /// A key that was never written yields its initial row, and nothing is stored.
+    ///
+    /// *Errors*: `Misuse` for wrong shapes, `KeyRange` for an id outside a dense table, `Corrupt`
+    /// and `Io` from reading. *Blocking*: waits for page reads.
+    pub fn get(&self, batches: &mut [GetBatch<'_>]) -> Result<()> {
+        let engine = self.inner.planned_engine()?;
+        for batch in batches.iter() {
+            let table = self.inner.table_of(&engine, batch.table)?;
+            let (dim, state) = (table.layout.embedding_dim(), table.layout.state_words());
+            check_len("values", table, batch.values.len(), batch.keys.len(), dim)?;
+            if let Some(out) = &batch.state {
+                check_len("state", table, out.len(), batch.keys.len(), state)?;
+            }
+            check_keys(table, batch.keys)?;
+        }
+        let (mut keys, mut op) = (Vec::new(), GetOp { outputs: Vec::new() });
+        for batch in batches.iter_mut() {
+            let table = self.inner.table_of(&engine, batch.table)?;
+            keys.push(Keys { table, keys: batch.keys });
+            op.outputs.push((table.layout, &mut *batch.values, batch.state.as_deref_mut()));
+        }
+        self.inner.visit_rows(&engine, &keys, &mut op)
+    }
+
+    /// Stores rows. Of equal keys in a batch the last one wins. The state of an existing row stays
+    /// unless `state` or `reset_state` says otherwise; a new row gets initial state.
+    ///
+    /// *Errors*: as `get`, and `NonFinite`, `Full`, `Budget`, `Poisoned`; the first four before
+    /// any row changed. *Durability*: with the next commit.
+    pub fn put(&self, batches: &[PutBatch<'_>]) -> Result<UpdateReport> {
+        let engine = self.inner.writable_engine()?;
+        let mut report = UpdateReport::default();
+        let mut op = PutOp { sources: Vec::new(), blind: true };
+        let mut chosen: Vec<Vec<u64>> = Vec::new();
+        for batch in batches {
+            let table = self.inner.table_of(&engine, batch.table)?;
+            let (dim, words) = (table.layout.embedding_dim(), table.layout.state_words());
+            check_len("values", table, batch.values.len(), batch.keys.len(), dim)?;
+            if let Some(state) = batch.state {
+                check_len("state", table, state.len(), batch.keys.len(), words)?;
+            }
+            check_keys(table, batch.keys)?;
+            let (mut keys, mut last) = last_of_each(batch.keys);
+            let bad = |i: u32| {
+                let row = |all: &[f32], width| !all_finite(&all[i as usize * width..][..width]);
+                row(batch.values, dim) || batch.state.is_some_and(|s| row(s, words))
+            };
+            let before = keys.len();
+            self.inner.handle_non_finite(batch.non_finite, table, &mut keys, &mut last, bad)?;
+            report.skipped += (before - keys.len()) as u64;
+            op.blind &= words == 0 || batch.reset_state || batch.state.is_some();
+            op.sources.push(PutSource {
+                table,
+                last,
+                values: batch.values,
+                state: batch.state,
+                reset: batch.reset_state,
+            });
+            chosen.push(keys);
+        }
+        let keys: Vec<Keys<'_>> =
+            op.sources.iter().zip(&chosen).map(|(s, keys)| Keys { table: s.table, keys }).collect();
+        report.rows = self.inner.change(&engine, &keys, &mut op)?;
+        Ok(report)
+    }
+
+    /// Applies one optimizer step per distinct key; gradients of equal keys are summed first, in
+    /// float32, in order of occurrence. Each table's count of update batches grows by one.
+    ///
+    /// *Errors*: as `put`; a table may be named once. *Durability*: with the next commit.
+    pub fn update(&self, batches: &[UpdateBatch<'_>]) -> Result<UpdateReport> {
+        let engine = self.inner.writable_engine()?;
+        let mut report = UpdateReport::default();
+        let mut op = UpdateOp { sources: Vec::new() };
+        let mut chosen: Vec<Vec<u64>> = Vec::new();
+        let mut scratch = Distinct::new();
+        for (i, batch) in batches.iter().enumerate() {
+            let table = self.inner.table_of(&engine, batch.table)?;
+            if batches[..i].iter().any(|other| other.table == batch.table) {
+                let name = &table.record.spec.name;
+                bail!(Misuse, "table {name:?} is updated twice in one call; join its keys");
+            }
+            let dim = table.layout.embedding_dim();
+            check_len("gradients", table, batch.gradients.len(), batch.keys.len(), dim)?;
+            check_keys(table, batch.keys)?;
+            let optimizer = &table.record.spec.optimizer;
+            optimizer
+                .validate(&batch.hyper)
+                .map_err(|e| e.context(format!("table {:?}", table.record.spec.name)))?;
+            let (distinct, inverse) = scratch.run(batch.keys);
+            let mut keys = distinct.to_vec();
+            let mut rows: Vec<u32> = (0..keys.len() as u32).collect();
+            let gradients = if keys.len() == batch.keys.len() {
+                Gradients::Given(batch.gradients)
+            } else {
+                let mut sums = vec![0.0; keys.len() * dim];
+                sum_gradients(inverse, batch.gradients, dim, &mut sums);
+                Gradients::Summed(sums)
+            };
+            let all = gradients.as_slice();
+            let bad = |row: u32| !all_finite(&all[row as usize * dim..][..dim]);
+            let before = keys.len();
+            self.inner.handle_non_finite(batch.non_finite, table, &mut keys, &mut rows, bad)?;
+            report.skipped += (before - keys.len()) as u64;
+            let step = batch.step.unwrap_or(table.updates.load(Ordering::Relaxed) + 1);
+            let prepared = optimizer.prepare(&batch.hyper, step, dim);
+            op.sources.push(UpdateSource { table, rows, gradients, prepared });
+            chosen.push(keys);
+        }
+        let keys: Vec<Keys<'_>> =
+            op.sources.iter().zip(&chosen).map(|(s, keys)| Keys { table: s.table, keys }).collect();
+        report.rows = self.inner.change(&engine, &keys, &mut op)?;
+        for source in &op.sources {
+            source.table.updates.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(report)
+    }
+
+    /// Hands the rows of `keys` to `f` as `(distinct keys, values, state)` and stores what it
+    /// leaves there (MLKV's Rmw in full). Equal keys are handed over once, in first-occurrence
+    /// order. Nothing else runs meanwhile; `f` must not call the store.
+    ///
+    /// *Errors*: as `put`, and whatever `f` returns, which leaves every row as it was.
+    pub fn modify(
+        &self,
+        table: TableId,
+        keys: &[u64],
+        f: &mut dyn FnMut(&[u64], &mut [f32], &mut [f32]) -> Result<()>,
+    ) -> Result<UpdateReport> {
+        drop(self.inner.writable_engine()?);
+        let engine = self.inner.exclusive()?;
+        let table = self.inner.table_of(&engine, table)?;
+        check_keys(table, keys)?;
+        let mut scratch = Distinct::new();
+        let distinct = scratch.run(keys).0.to_vec();
+        let (dim, words) = (table.layout.embedding_dim(), table.layout.state_words());
+        let mut values = vec![0.0; distinct.len() * dim];
+        let mut state = vec![0.0; distinct.len() * words];
+        let batch = [Keys { table, keys: &distinct }];
+        let mut get =
+            GetOp { outputs: vec![(table.layout, &mut values[..], Some(&mut state[..]))] };
+        self.inner.visit_rows(&engine, &batch, &mut get)?;
+        f(&distinct, &mut values, &mut state)?;
+        if !all_finite(&values) || !all_finite(&state) {
+            self.inner.metrics.non_finite.fetch_add(1, Ordering::Relaxed);
+            let name = &table.record.spec.name;
+            bail!(NonFinite, "modify of table {name:?} left NaN or infinite values; nothing changed");
+        }
+        let last = (0..distinct.len() as u32).collect();
+        let source =
+            PutSource { table, last, values: &values, state: Some(&state), reset: false };
+        let mut put = PutOp { sources: vec![source], blind: true };
+        let rows = self.inner.change(&engine, &batch, &mut put)?;
+        Ok(UpdateReport { rows, skipped: 0 })
+    }
+
+    /// Deletes keys; they read as initial again. Returns how many had been written.
+    ///
+    /// *Errors*: as `put`. *Blocking*: nothing else runs meanwhile; a growing table's keys may be
+    /// read to compare them. *Durability*: with the next commit.
+    pub fn delete(&self, table: TableId, keys: &[u64]) -> Result<u64> {
+        drop(self.inner.writable_engine()?);
+        let engine = self.inner.exclusive()?;
+        let table = self.inner.table_of(&engine, table)?;
+        check_keys(table, keys)?;
+        let mut scratch = Distinct::new();
+        let distinct = scratch.run(keys).0.to_vec();
+        let batch = [Keys { table, keys: &distinct }];
+        let mut find = FindOp { found: vec![(false, 0); distinct.len()] };
+        self.inner.visit_rows(&engine, &batch, &mut find)?;
+        self.inner.reserve(&engine, &batch)?;
+        let class = &engine.classes[table.class];
+        let mut deleted = 0;
+        let result = {
+            let mut log = class.log.lock();
+            for (key, (written, origin)) in distinct.iter().zip(find.found) {
+                let cache = class.cache();
+                cache.remove(table.locate(cache, *key), table.id(), *key, |_| ());
+                if let Some(at) = log.buffer.find(table.id(), *key) {
+                    log.buffer.remove(at);
+                }
+                if origin != 0 {
+                    log.delete(table.id(), *key, origin);
+                }
+                deleted += u64::from(written);
+            }
+            if self.inner.may_merge() {
+                log.merge_partitions(table.id());
+            }
+            self.inner.spill_deltas(class, &mut log, false)
+        };
+        self.inner.end_promise(&engine, &batch);
+        table.rows.fetch_sub(deleted, Ordering::Relaxed);
+        table.changes.fetch_add(1, Ordering::Relaxed);
+        self.inner.note_batch(distinct.len() as u64);
+        self.inner.poison_on_error(result)?;
+        Ok(deleted)
+    }
+
+    /// Says for each key whether it was written. Exact; may read pages of a growing table.
+    ///
+    /// *Errors*: as `get`.
+    pub fn contains(&self, table: TableId, keys: &[u64], out: &mut [bool]) -> Result<()> {
+        let engine = self.inner.planned_engine()?;
+        let table = self.inner.table_of(&engine, table)?;
+        check_len("out", table, out.len(), keys.len(), 1)?;
+        check_keys(table, keys)?;
+        if table.first.is_some() {
+            let class = &engine.classes[table.class];
+            let (cache, log) = (class.cache(), class.log.lock());
+            for (key, out) in keys.iter().zip(out) {
+                let at = table.locate(cache, *key);
+                let dirty = cache.peek(at, table.id(), *key, |row| row.is_dirty());
+                *out = dirty == Some(true)
+                    || log.buffer.find(table.id(), *key).is_some()
+                    || log.index(table.id()).is_stored(*key);
+            }
+            return Ok(());
+        }
+        let mut find = FindOp { found: vec![(false, 0); keys.len()] };
+        self.inner.visit_rows(&engine, &[Keys { table, keys }], &mut find)?;
+        for (out, (written, _)) in out.iter_mut().zip(find.found) {
+            *out = written;
+        }
+        Ok(())
+    }
+
+    /// Announces keys of coming batches. Returns at once; changes no result. The keys are checked
+    /// and counted; rows are not fetched ahead of their use.
+    pub fn lookahead(&self, table: TableId, keys: &[u64]) -> Result<()> {
+        let engine = self.inner.planned_engine()?;
+        check_keys(self.inner.table_of(&engine, table)?, keys)?;
+        self.inner.metrics.announced.fetch_add(keys.len() as u64, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+impl Inner {
+    /// Runs a verb that changes rows: reserves room, visits, counts. Returns the rows visited.
+    fn change<O: RowOp>(&self, engine: &Engine, keys: &[Keys<'_>], op: &mut O) -> Result<u64> {
+        self.reserve(engine, keys)?;
+        let result = self.visit_rows(engine, keys, op);
+        self.end_promise(engine, keys);
+        let rows = keys.iter().map(|k| k.keys.len() as u64).sum();
+        for batch in keys {
+            batch.table.changes.fetch_add(1, Ordering::Relaxed);
+        }
+        self.note_batch(rows);
+        self.poison_on_error(result)?;
+        Ok(rows)
+    }
+
+    /// Deals with rows that are not finite, before any row changes. `rows` go along with `keys`.
+    fn handle_non_finite(
+        &self,
+        policy: NonFinite,
+        table: &Table,
+        keys: &mut Vec<u64>,
+        rows: &mut Vec<u32>,
+        bad: impl Fn(u32) -> bool,
+    ) -> Result<()> {
+        let count = rows.iter().filter(|row| bad(**row)).count();
+        if count == 0 {
+            return Ok(());
+        }
+        self.metrics.non_finite.fetch_add(count as u64, Ordering::Relaxed);
+        match policy {
+            NonFinite::Apply => {}
+            NonFinite::Skip => {
+                let mut kept = rows.iter().map(|row| !bad(*row)).collect::<Vec<_>>().into_iter();
+                keys.retain(|_| kept.next() == Some(true));
+                rows.retain(|row| !bad(*row));
+            }
+            NonFinite::Refuse => {
+                let first = rows.iter().position(|row| bad(*row)).unwrap_or(0);
+                bail!(
+                    NonFinite,
+                    "{count} of {} rows for table {:?} hold NaN or infinity, the first for key {}; \
+                     nothing was changed; pass non_finite=\"skip\" to leave such rows out",
+                    rows.len(),
+                    table.record.spec.name,
+                    keys[first]
+                )
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Checks that every key of a dense table lies in range.
+pub(super) fn check_keys(table: &Table, keys: &[u64]) -> Result<()> {
+    let Some(num_embeddings) = table.record.spec.num_embeddings else { return Ok(()) };
+    let worst = keys.iter().fold(0, |most, key| most.max(*key));
+    if worst >= num_embeddings && !keys.is_empty() {
+        let at = keys.iter().position(|key| *key >= num_embeddings).unwrap_or(0);
+        // Keys from signed arrays: a small negative number reads as a huge one.
+        let key = keys[at];
+        let shown = if key > i64::MAX as u64 { (key as i64).to_string() } else { key.to_string() };
+        bail!(
+            KeyRange,
+            "id {shown} at position {at} is outside table {:?}, whose ids are 0 to {}",
+            table.record.spec.name,
+            num_embeddings - 1
+        );
+    }
+    Ok(())
+}
+
+fn check_len(what: &str, table: &Table, len: usize, rows: usize, width: usize) -> Result<()> {
+    if len != rows * width {
+        bail!(
+            Misuse,
+            "{what} for table {:?} has {len} elements, expected {rows} keys x {width} = {}",
+            table.record.spec.name,
+            rows * width
+        );
+    }
+    Ok(())
+}
+
+/// True when no element is NaN or infinite. Branch-free, so that it runs at memory speed.
+fn all_finite(values: &[f32]) -> bool {
+    const EXPONENT: u32 = 0x7F80_0000;
+    values.iter().fold(true, |all, x| all & (x.to_bits() & EXPONENT != EXPONENT))
+}
+
+/// Distinct keys in first-occurrence order, with the position of each one's last occurrence.
+fn last_of_each(keys: &[u64]) -> (Vec<u64>, Vec<u32>) {
+    let mut scratch = Distinct::new();
+    let (distinct, inverse) = scratch.run(keys);
+    let mut last = vec![0; distinct.len()];
+    for (position, row) in inverse.iter().enumerate() {
+        last[*row as usize] = position as u32;
+    }
+    (distinct.to_vec(), last)
+}
+
+type Output<'a> = (RowLayout, &'a mut [f32], Option<&'a mut [f32]>);
+
+struct GetOp<'a> {
+    outputs: Vec<Output<'a>>,
+}
+
+impl RowOp for GetOp<'_> {
+    #[inline(always)]
+    fn visit(&mut self, batch: usize, position: usize, row: RowView<'_>) -> Effect {
+        let (layout, values, state) = &mut self.outputs[batch];
+        let dim = layout.embedding_dim();
+        values[position * dim..][..dim].copy_from_slice(&row.words[..dim]);
+        if let Some(state) = state {
+            let words = layout.state_words();
+            state[position * words..][..words].copy_from_slice(&row.words[dim..]);
+        }
+        Effect::Read
+    }
+}
+
+struct FindOp {
+    found: Vec<(bool, u32)>,
+}
+
+impl RowOp for FindOp {
+    fn visit(&mut self, _: usize, position: usize, row: RowView<'_>) -> Effect {
+        self.found[position] = (row.written, row.origin);
+        Effect::Read
+    }
+
+    fn admits(&self) -> bool {
+        false
+    }
+}
+
+struct PutSource<'a> {
+    table: &'a Table,
+    last: Vec<u32>,
+    values: &'a [f32],
+    state: Option<&'a [f32]>,
+    reset: bool,
+}
+
+struct PutOp<'a> {
+    sources: Vec<PutSource<'a>>,
+    blind: bool,
+}
+
+impl RowOp for PutOp<'_> {
+    fn visit(&mut self, batch: usize, position: usize, row: RowView<'_>) -> Effect {
+        let source = &self.sources[batch];
+        let layout = &source.table.layout;
+        let from = source.last[position] as usize;
+        let (values, state) = layout.split_mut(row.words);
+        let dim = values.len();
+        values.copy_from_slice(&source.values[from * dim..][..dim]);
+        match source.state {
+            Some(given) => state.copy_from_slice(&given[from * state.len()..][..state.len()]),
+            None if source.reset || row.blank => {
+                source.table.record.spec.optimizer.init_state(dim, state);
+            }
+            None => {}
+        }
+        Effect::Wrote
+    }
+
+    fn blind(&self) -> bool {
+        self.blind
+    }
+}
+
+/// Gradients of distinct keys.
+enum Gradients<'a> {
+    Given(&'a [f32]),
+    Summed(Vec<f32>),
+}
+
+impl Gradients<'_> {
+    #[inline(always)]
+    fn as_slice(&self) -> &[f32] {
+        match self {
+            Gradients::Given(all) => all,
+            Gradients::Summed(all) => all,
+        }
+    }
+}
+
+struct UpdateSource<'a> {
+    table: &'a Table,
+    /// Row of the gradients for each key.
+    rows: Vec<u32>,
+    gradients: Gradients<'a>,
+    prepared: Prepared,
+}
+
+struct UpdateOp<'a> {
+    sources: Vec<UpdateSource<'a>>,
+}
+
+impl RowOp for UpdateOp<'_> {
+    #[inline(always)]
+    fn visit(&mut self, batch: usize, position: usize, row: RowView<'_>) -> Effect {
+        let source = &self.sources[batch];
+        let (values, state) = source.table.layout.split_mut(row.words);
+        let dim = values.len();
+        let at = source.rows[position] as usize * dim;
+        source.prepared.apply(values, state, &source.gradients.as_slice()[at..at + dim]);
+        Effect::Wrote
+    }
+}
