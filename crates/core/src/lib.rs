@@ -4,5 +4,6 @@
 pub mod error;
 pub mod hash;
 pub mod io;
+pub mod row;
 
 pub use error::{Error, ErrorKind, Result};
