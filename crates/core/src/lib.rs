@@ -3,6 +3,7 @@
 
 pub mod error;
 pub mod hash;
+pub mod init;
 pub mod io;
 pub mod row;
 
