@@ -5,6 +5,7 @@ pub mod error;
 pub mod hash;
 pub mod init;
 pub mod io;
+pub mod optimizer;
 pub mod row;
 
 pub use error::{Error, ErrorKind, Result};
