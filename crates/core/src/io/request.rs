@@ -134,3 +134,60 @@ pub(crate) fn check_queue(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::io::aligned::BufferPool;
+    use crate::io::{Medium, OpenMode, SimMedium};
+
+    fn request(write: bool) -> Request {
+        let mut pool = BufferPool::new(1, 4096).unwrap();
+        let buffer = pool.acquire().unwrap();
+        let file = SimMedium::new(0).open("rows", OpenMode::CreateNew).unwrap();
+        let loan =
+            if write { pool.lend_to_write(buffer, 4096) } else { pool.lend_to_read(buffer, 4096) };
+        Request::new(loan, &file, 8192, 0)
+    }
+
+    fn os(code: i32) -> io::Result<usize> {
+        Err(io::Error::from_raw_os_error(code))
+    }
+
+    #[test]
+    fn a_short_transfer_goes_on_from_the_last_aligned_byte() {
+        for write in [false, true] {
+            let mut request = request(write);
+            assert!(request.advance(Ok(1000), 512).is_none());
+            assert_eq!(request.done, 512);
+            assert!(request.advance(Ok(1024), 512).is_none());
+            assert_eq!(request.done, 1536);
+            assert!(request.advance(Ok(2560), 512).unwrap().is_ok());
+        }
+    }
+
+    #[test]
+    fn a_transfer_without_progress_ends_as_short_file_or_failed_write() {
+        let mut read = request(false);
+        assert!(read.advance(Ok(700), 512).is_none());
+        let error = read.advance(Ok(188), 512).unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupt);
+        assert!(error.message().contains("ends at 8892"), "{error}");
+        let error = request(true).advance(Ok(0), 512).unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Io);
+    }
+
+    #[test]
+    fn interruptions_are_repeated_a_bounded_number_of_times_and_failures_are_not() {
+        let mut interrupted = request(false);
+        let mut tries = 0;
+        while interrupted.advance(os(libc::EINTR), 512).is_none() {
+            tries += 1;
+        }
+        assert_eq!(tries, RETRIES_MAX);
+        let error = request(true).advance(os(libc::ENOSPC), 512).unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Full);
+        let error = request(false).advance(os(libc::EIO), 512).unwrap().unwrap_err();
+        assert!(error.message().starts_with("read rows: 4096 bytes at 8192"), "{error}");
+    }
+}

@@ -91,6 +91,15 @@ impl UringQueue {
     /// A queue over `pool`; falls back to buffers that are not registered when the memlock limit
     /// or their size refuses that.
     pub(crate) fn new(depth: usize, pool: BufferPool, alignment: usize) -> Result<Self> {
+        Self::with_registration(depth, pool, alignment, true)
+    }
+
+    fn with_registration(
+        depth: usize,
+        pool: BufferPool,
+        alignment: usize,
+        register: bool,
+    ) -> Result<Self> {
         let depth = depth.min(pool.len());
         let ring = build(depth as u32).map_err(|source| {
             let what = format!("make an io_uring of {depth} entries (io=\"pread\" needs none)");
@@ -98,9 +107,10 @@ impl UringQueue {
         })?;
         let (base, bytes) = pool.mapping();
         let vector = [libc::iovec { iov_base: base.cast(), iov_len: bytes }];
+        let submitter = ring.submitter();
         // SAFETY: the mapping outlives the ring: `ring` is dropped before `pool`, and the kernel
         // pins the pages of registered buffers until the ring is gone.
-        let registered = unsafe { ring.submitter().register_buffers(&vector) }.is_ok();
+        let registered = register && unsafe { submitter.register_buffers(&vector) }.is_ok();
         let requests = std::iter::repeat_with(|| None).take(pool.len()).collect();
         let process = std::process::id();
         Ok(Self { ring, pool, registered, requests, depth, in_flight: 0, alignment, process })
@@ -300,6 +310,49 @@ impl Drop for UringQueue {
                 return;
             }
             done.clear();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::io::{DirectoryMedium, IoChoice, Medium, OpenMode};
+
+    #[test]
+    #[expect(clippy::print_stderr, reason = "a skipped test says why")]
+    fn buffers_the_kernel_did_not_register_serve_as_well() {
+        let directory = tempfile::tempdir().unwrap();
+        if let Err(reason) = uring_works() {
+            eprintln!("skipped: io_uring cannot be used: {reason}");
+            return;
+        }
+        let medium = DirectoryMedium::open(directory.path(), IoChoice::Uring).unwrap();
+        let file = medium.open("rows", OpenMode::CreateNew).unwrap();
+        for register in [true, false] {
+            let pool = BufferPool::new(8, 8192).unwrap();
+            let alignment = medium.alignment();
+            let mut queue = UringQueue::with_registration(8, pool, alignment, register).unwrap();
+            assert!(register || !queue.registered);
+            let mut done = Vec::new();
+            for page in 0..8 {
+                let buffer = queue.acquire().unwrap();
+                queue.buffer_mut(buffer).fill(page as u8 + u8::from(register) * 100);
+                queue.write(&file, page * 8192, 8192, buffer, page).unwrap();
+            }
+            queue.wait(8, &mut done).unwrap();
+            for completion in done.drain(..) {
+                completion.result.unwrap();
+                let (page, buffer) = (completion.token, completion.buffer);
+                queue.buffer_mut(buffer).fill(0xee);
+                queue.read(&file, page * 8192, 8192, buffer, page).unwrap();
+            }
+            queue.wait(8, &mut done).unwrap();
+            for completion in &done {
+                completion.result.as_ref().unwrap();
+                let wanted = completion.token as u8 + u8::from(register) * 100;
+                assert!(queue.buffer(completion.buffer).iter().all(|&byte| byte == wanted));
+            }
         }
     }
 }
