@@ -4,10 +4,59 @@
 //! blocking calls of [`File`]; row pages go through a [`Queue`], which owns aligned buffers and
 //! keeps a bounded number of requests in flight. Nothing here knows what the bytes mean. A write
 //! is durable only after `sync` of its file, a new or renamed name only after `sync_dir`.
+//!
+//! [`DirectoryMedium`] is a directory of the operating system, `SimMedium` the simulated device of
+//! the tests. Both pass one contract suite. [`measure`] tells what a device can do.
 
-use crate::error::Result;
-use std::fmt::Debug;
+mod aligned;
+mod directory;
+pub mod measure;
+mod pread;
+mod request;
+#[cfg(any(test, feature = "testing"))]
+mod sim;
+#[cfg(target_os = "linux")]
+mod uring;
+
+#[cfg(test)]
+mod contract;
+
+pub use directory::DirectoryMedium;
+pub use measure::DeviceCurve;
+#[cfg(any(test, feature = "testing"))]
+pub use sim::{SimCounters, SimMedium};
+
+use crate::error::{Error, Result, bail};
+use serde::{Deserialize, Serialize};
+use std::fmt::{self, Debug, Display};
+use std::str::FromStr;
 use std::sync::Arc;
+
+/// Which back end the user wants.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum IoChoice {
+    /// io_uring where the kernel allows it, else pread.
+    #[default]
+    Auto,
+    /// io_uring, or an error.
+    Uring,
+    /// Threads that call pread and pwrite.
+    Pread,
+}
+
+impl FromStr for IoChoice {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "uring" => Ok(Self::Uring),
+            "pread" => Ok(Self::Pread),
+            _ => bail!(Misuse, "io is \"{text}\"; expected \"auto\", \"uring\" or \"pread\""),
+        }
+    }
+}
 
 /// How a file is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +70,8 @@ pub enum OpenMode {
 }
 
 /// Which back end serves a medium's queues.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum IoKind {
     /// io_uring with direct I/O.
     Uring,
@@ -29,6 +79,16 @@ pub enum IoKind {
     Pread,
     /// The simulated device of the tests.
     Simulated,
+}
+
+impl Display for IoKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Uring => "uring",
+            Self::Pread => "pread",
+            Self::Simulated => "simulated",
+        })
+    }
 }
 
 /// One directory on one medium.
@@ -39,13 +99,14 @@ pub trait Medium: Send + Sync + Debug {
     fn direct(&self) -> bool;
     /// Alignment in bytes that queue offsets, lengths and buffers must have (512 or more).
     fn alignment(&self) -> usize;
-    /// Opens a file by name. Files opened here serve both blocking calls and queue requests.
+    /// Opens a file by name. Files opened here serve both blocking calls and queue requests. A
+    /// missing file is a `NotFound` error.
     fn open(&self, name: &str, mode: OpenMode) -> Result<Arc<dyn File>>;
-    /// Names of the files that begin with `prefix`, sorted.
+    /// Names of the files that begin with `prefix`, sorted; directories are left out.
     fn list(&self, prefix: &str) -> Result<Vec<String>>;
-    /// Removes a file.
+    /// Removes a file's name; who has it open goes on using it. A missing one is `NotFound`.
     fn remove(&self, name: &str) -> Result<()>;
-    /// Renames a file, replacing `to`.
+    /// Renames a file, replacing `to`. After a crash either the old or the new state is found.
     fn rename(&self, from: &str, to: &str) -> Result<()>;
     /// Makes creations, removals and renames durable.
     fn sync_dir(&self) -> Result<()>;
@@ -72,14 +133,16 @@ pub trait File: Send + Sync + Debug {
     /// Makes all completed writes to this file durable.
     fn sync(&self) -> Result<()>;
     /// Reserves room so that writes within `offset..offset + bytes` cannot run out of space, and
-    /// extends the file to at least that end. `Full` when there is no room: nothing changed.
+    /// extends the file to at least that end; new bytes read as zero. `Full` when there is no room:
+    /// the length is as before. Durable, like a write, after `sync`.
     fn allocate(&self, offset: u64, bytes: u64) -> Result<()>;
-    /// Cuts the file to `bytes`.
+    /// Cuts the file to `bytes`, or extends it by zeros without reserving room.
     fn set_len(&self, bytes: u64) -> Result<()>;
-    /// Back-end handle (a file descriptor, or a number of the simulated device).
-    fn handle(&self) -> u64;
-    /// Handle for direct queue requests (the O_DIRECT descriptor); equals `handle` without one.
-    fn direct_handle(&self) -> u64;
+    /// The system file that queue requests of a [`DirectoryMedium`] use, opened with O_DIRECT where
+    /// the medium is direct; `None` for a simulated file.
+    fn direct_file(&self) -> Option<&std::fs::File>;
+    /// Number of a simulated file, unique in the process; `None` for a file of a directory.
+    fn simulated_id(&self) -> Option<u64>;
 }
 
 /// Names a buffer of a queue.
@@ -100,12 +163,16 @@ pub struct Completion {
 /// Requests in flight, at most `depth`, over the queue's own aligned buffers.
 ///
 /// A buffer is free, acquired (the caller may read and write it), being read into (nobody may
-/// touch it) or being written from (it may be read, not changed); wrong use asserts.
-/// Dropping a queue waits for what is in flight.
+/// touch it) or being written from (it may be read, not changed); wrong use asserts, as do
+/// requests that break the alignment, the depth or the buffer's size. Requests in flight have no
+/// order: whoever needs one waits. A queue serves files of its own medium only.
+///
+/// Dropping a queue waits for what is in flight. A forked child must not use a queue it inherited,
+/// not even look at its buffers; dropping it there does nothing.
 pub trait Queue: Send {
     /// Most requests in flight.
     fn depth(&self) -> usize;
-    /// Requests now in flight.
+    /// Requests taken and not yet reported by `wait`.
     fn in_flight(&self) -> usize;
     /// Bytes of one buffer.
     fn buffer_bytes(&self) -> usize;
@@ -119,7 +186,8 @@ pub trait Queue: Send {
     fn buffer(&self, buffer: BufferId) -> &[u8];
     /// The bytes of an acquired buffer.
     fn buffer_mut(&mut self, buffer: BufferId) -> &mut [u8];
-    /// Queues a read of `bytes` at `offset` into an acquired buffer. Needs `in_flight < depth`.
+    /// Queues a read of `bytes` at `offset` into an acquired buffer. Needs `in_flight < depth`. A
+    /// file that ends before `offset + bytes` completes as a `Corrupt` error.
     fn read(
         &mut self,
         file: &Arc<dyn File>,
@@ -139,7 +207,8 @@ pub trait Queue: Send {
     ) -> Result<()>;
     /// Hands what was queued to the device without waiting.
     fn submit(&mut self) -> Result<()>;
-    /// Submits, waits until at least `at_least` requests finished (0: polls), appends them to
-    /// `done` in any order.
+    /// Submits, waits until at least `at_least` requests finished (0: polls; more than are in
+    /// flight: all), appends all that finished to `done` in any order. An error here is the
+    /// queue's, not a request's: what had finished before is in `done`.
     fn wait(&mut self, at_least: usize, done: &mut Vec<Completion>) -> Result<()>;
 }

@@ -1,0 +1,166 @@
+//! Queues of the simulated device: requests complete late and in any order.
+
+use super::SECTOR_BYTES;
+use super::device::Device;
+use super::rng::Rng;
+use crate::error::Result;
+use crate::io::aligned::BufferPool;
+use crate::io::request::{Request, check_request};
+use crate::io::{BufferId, Completion, File, Queue};
+use parking_lot::Mutex;
+use std::sync::Arc;
+
+/// A request and, for a write that the device has, its number there.
+#[derive(Debug)]
+struct Flight {
+    request: Request,
+    file: u64,
+    serial: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct SimQueue {
+    device: Arc<Mutex<Device>>,
+    rng: Rng,
+    depth: usize,
+    pool: BufferPool,
+    queued: Vec<(u64, Request)>,
+    flights: Vec<Flight>,
+}
+
+impl SimQueue {
+    pub(super) fn new(
+        device: &Arc<Mutex<Device>>,
+        seed: u64,
+        depth: usize,
+        buffers: usize,
+        buffer_bytes: usize,
+    ) -> Result<Self> {
+        Ok(Self {
+            device: Arc::clone(device),
+            rng: Rng::new(seed),
+            depth: depth.min(buffers),
+            pool: BufferPool::new(buffers, buffer_bytes)?,
+            queued: Vec::new(),
+            flights: Vec::new(),
+        })
+    }
+
+    fn check(&self, file: &Arc<dyn File>, offset: u64, bytes: usize) -> u64 {
+        check_request(offset, bytes, SECTOR_BYTES, self.in_flight() < self.depth);
+        file.simulated_id().expect("the file is of another medium")
+    }
+
+    /// Completes one request, whichever the seed picks.
+    fn complete_one(&mut self) -> Completion {
+        let picked = self.rng.below(self.flights.len());
+        let Flight { mut request, file, serial } = self.flights.swap_remove(picked);
+        let (name, offset) = (request.file.name(), request.offset);
+        let mut device = self.device.lock();
+        let result = if request.loan.is_write() {
+            device.land(file, name, offset, serial)
+        } else {
+            device.read(file, name, offset, request.loan.bytes_mut())
+        };
+        drop(device);
+        let token = request.token;
+        let buffer = self.pool.take_back(request.loan);
+        Completion { token, buffer, result }
+    }
+}
+
+impl Queue for SimQueue {
+    fn depth(&self) -> usize {
+        self.depth
+    }
+
+    fn in_flight(&self) -> usize {
+        self.queued.len() + self.flights.len()
+    }
+
+    fn buffer_bytes(&self) -> usize {
+        self.pool.buffer_bytes()
+    }
+
+    fn memory_bytes(&self) -> usize {
+        self.pool.memory_bytes()
+    }
+
+    fn acquire(&mut self) -> Option<BufferId> {
+        self.pool.acquire()
+    }
+
+    fn release(&mut self, buffer: BufferId) {
+        self.pool.release(buffer);
+    }
+
+    fn buffer(&self, buffer: BufferId) -> &[u8] {
+        self.pool.bytes(buffer)
+    }
+
+    fn buffer_mut(&mut self, buffer: BufferId) -> &mut [u8] {
+        self.pool.bytes_mut(buffer)
+    }
+
+    fn read(
+        &mut self,
+        file: &Arc<dyn File>,
+        offset: u64,
+        bytes: usize,
+        buffer: BufferId,
+        token: u64,
+    ) -> Result<()> {
+        let id = self.check(file, offset, bytes);
+        let loan = self.pool.lend_to_read(buffer, bytes);
+        self.queued.push((id, Request::new(loan, file, offset, token)));
+        Ok(())
+    }
+
+    fn write(
+        &mut self,
+        file: &Arc<dyn File>,
+        offset: u64,
+        bytes: usize,
+        buffer: BufferId,
+        token: u64,
+    ) -> Result<()> {
+        let id = self.check(file, offset, bytes);
+        let loan = self.pool.lend_to_write(buffer, bytes);
+        self.queued.push((id, Request::new(loan, file, offset, token)));
+        Ok(())
+    }
+
+    fn submit(&mut self) -> Result<()> {
+        let mut device = self.device.lock();
+        for (file, request) in self.queued.drain(..) {
+            let serial = if request.loan.is_write() {
+                device.launch(file, request.offset, request.loan.bytes())
+            } else {
+                0
+            };
+            self.flights.push(Flight { request, file, serial });
+        }
+        Ok(())
+    }
+
+    fn wait(&mut self, at_least: usize, done: &mut Vec<Completion>) -> Result<()> {
+        self.submit()?;
+        for _ in 0..at_least.min(self.flights.len()) {
+            let completion = self.complete_one();
+            done.push(completion);
+        }
+        while !self.flights.is_empty() && self.rng.chance(1, 3) {
+            let completion = self.complete_one();
+            done.push(completion);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for SimQueue {
+    fn drop(&mut self) {
+        let mut done = Vec::new();
+        // Failures have nobody left to hear of them, as with a real device.
+        let _ = self.wait(self.in_flight(), &mut done);
+    }
+}

@@ -1,0 +1,358 @@
+//! Queues over io_uring.
+//!
+//! One ring and one set of registered buffers belong to one queue, and a queue to one user at a
+//! time: no locks, no allocation per request. A buffer has at most one request, so the buffer's
+//! number is the request's slot and the ring's user data. Completions are delivered without
+//! interrupting the submitting thread (COOP_TASKRUN) where the kernel knows that; a queue may
+//! nevertheless move between threads.
+
+#![expect(unsafe_code, reason = "the kernel reads and writes buffers through raw addresses")]
+
+use super::aligned::BufferPool;
+use super::request::{Request, check_request};
+use super::{BufferId, Completion, File, Queue};
+use crate::error::{Error, Result};
+use io_uring::{IoUring, Probe, opcode, squeue, types};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::Duration;
+
+/// How often and how long an enter is repeated while the kernel is short of memory: 2 s in all.
+const BUSY_RETRIES_MAX: u32 = 20_000;
+const BUSY_PAUSE: Duration = Duration::from_micros(100);
+
+/// Whether this process may use io_uring, or why not. Tried once.
+///
+/// Containers answer EPERM or ENOSYS to the first call; old kernels lack the operations.
+pub(crate) fn uring_works() -> std::result::Result<(), &'static str> {
+    static ANSWER: OnceLock<std::result::Result<(), String>> = OnceLock::new();
+    let answer = ANSWER.get_or_init(|| match probe() {
+        Ok(true) => Ok(()),
+        Ok(false) => Err("the kernel's io_uring lacks read and write".to_owned()),
+        Err(error) => Err(format!("the kernel refuses it: {error}")),
+    });
+    answer.as_ref().map_err(String::as_str).copied()
+}
+
+/// Makes a small ring and sends a request through it.
+fn probe() -> io::Result<bool> {
+    let mut ring = build(4)?;
+    let mut operations = Probe::new();
+    ring.submitter().register_probe(&mut operations)?;
+    let needed = [
+        opcode::Read::CODE,
+        opcode::Write::CODE,
+        opcode::ReadFixed::CODE,
+        opcode::WriteFixed::CODE,
+    ];
+    // SAFETY: a no-op refers to no memory.
+    let pushed = unsafe { ring.submission().push(&opcode::Nop::new().build()) };
+    pushed.map_err(io::Error::other)?;
+    while let Err(error) = ring.submit_and_wait(1) {
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+    let nop = ring.completion().next().is_some_and(|entry| entry.result() == 0);
+    Ok(nop && needed.into_iter().all(|code| operations.is_supported(code)))
+}
+
+/// A ring with the newest settings the kernel takes.
+fn build(entries: u32) -> io::Result<IoUring> {
+    let mut modern = IoUring::builder();
+    modern.setup_coop_taskrun().setup_taskrun_flag();
+    match modern.build(entries) {
+        // Before Linux 5.19.
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+            IoUring::builder().build(entries)
+        }
+        result => result,
+    }
+}
+
+/// A queue whose requests the kernel runs.
+pub(crate) struct UringQueue {
+    // Before the pool, because the ring refers to the pool's memory until it is closed.
+    ring: IoUring,
+    pool: BufferPool,
+    /// True when the pool's mapping is registered as fixed buffer 0.
+    registered: bool,
+    /// The request of each buffer.
+    requests: Vec<Option<Request>>,
+    depth: usize,
+    in_flight: usize,
+    alignment: usize,
+    process: u32,
+}
+
+impl UringQueue {
+    /// A queue over `pool`; falls back to buffers that are not registered when the memlock limit
+    /// or their size refuses that.
+    pub(crate) fn new(depth: usize, pool: BufferPool, alignment: usize) -> Result<Self> {
+        Self::with_registration(depth, pool, alignment, true)
+    }
+
+    fn with_registration(
+        depth: usize,
+        pool: BufferPool,
+        alignment: usize,
+        register: bool,
+    ) -> Result<Self> {
+        let depth = depth.min(pool.len());
+        let ring = build(depth as u32).map_err(|source| {
+            let what = format!("make an io_uring of {depth} entries (io=\"pread\" needs none)");
+            Error::os(what, source)
+        })?;
+        let (base, bytes) = pool.mapping();
+        let vector = [libc::iovec { iov_base: base.cast(), iov_len: bytes }];
+        let submitter = ring.submitter();
+        // SAFETY: the mapping outlives the ring: `ring` is dropped before `pool`, and the kernel
+        // pins the pages of registered buffers until the ring is gone.
+        let registered = register && unsafe { submitter.register_buffers(&vector) }.is_ok();
+        let requests = std::iter::repeat_with(|| None).take(pool.len()).collect();
+        let process = std::process::id();
+        Ok(Self { ring, pool, registered, requests, depth, in_flight: 0, alignment, process })
+    }
+
+    /// Keeps a request in its buffer's slot and queues its first transfer.
+    #[inline]
+    fn push(&mut self, buffer: BufferId, request: Request) {
+        let entry = entry(&request, self.registered).user_data(buffer as u64);
+        self.requests[buffer] = Some(request);
+        self.in_flight += 1;
+        // SAFETY: the slot now holds the request, and with it the file and the loan of the buffer,
+        // until the kernel has answered (`reap`); a queue that cannot wait for the answer leaks them
+        // (`drop`).
+        let pushed = unsafe { self.ring.submission().push(&entry) };
+        pushed.expect("the ring has an entry for each request in flight");
+    }
+
+    /// Takes what the kernel has finished; requests that are not complete go on. Returns how many
+    /// ended.
+    fn reap(&mut self, done: &mut Vec<Completion>) -> usize {
+        let before = done.len();
+        let (_, mut submission, completion) = self.ring.split();
+        for answer in completion {
+            let buffer = answer.user_data() as usize;
+            let outcome = match answer.result() {
+                moved @ 0.. => Ok(moved as usize),
+                error => Err(io::Error::from_raw_os_error(-error)),
+            };
+            let slot = &mut self.requests[buffer];
+            let request = slot.as_mut().expect("an answer belongs to a request in flight");
+            let Some(result) = request.advance(outcome, self.alignment) else {
+                let entry = entry(request, self.registered).user_data(answer.user_data());
+                // SAFETY: as in `push`: the slot keeps holding the request.
+                let pushed = unsafe { submission.push(&entry) };
+                pushed.expect("the ring has an entry for each request in flight");
+                continue;
+            };
+            let request = slot.take().expect("looked at above");
+            let token = request.token;
+            let buffer = self.pool.take_back(request.loan);
+            done.push(Completion { token, buffer, result });
+        }
+        let ended = done.len() - before;
+        self.in_flight -= ended;
+        ended
+    }
+
+    /// Enters the kernel once: hands over what is queued, waits for `wanted` answers; a signal may
+    /// end that early. `Ok(false)` when the kernel is short of memory.
+    fn enter(&mut self, wanted: usize) -> io::Result<bool> {
+        match self.ring.submit_and_wait(wanted) {
+            Ok(_) => Ok(true),
+            Err(error) => match error.raw_os_error() {
+                Some(libc::EINTR) => Ok(true),
+                Some(libc::EAGAIN) | Some(libc::EBUSY) | Some(libc::ENOMEM) => {
+                    thread::sleep(BUSY_PAUSE);
+                    Ok(false)
+                }
+                _ => Err(error),
+            },
+        }
+    }
+
+    fn failed(source: io::Error) -> Error {
+        Error::os("enter io_uring", source)
+    }
+}
+
+/// The ring entry for what is left of a request.
+#[inline]
+fn entry(request: &Request, registered: bool) -> squeue::Entry {
+    let file = request.file.direct_file().expect("checked when the request was queued");
+    let file = types::Fd(file.as_raw_fd());
+    let left = (request.loan.len() - request.done) as u32;
+    let offset = request.offset + request.done as u64;
+    let address = request.loan.address().wrapping_add(request.done);
+    match (request.loan.is_write(), registered) {
+        (false, true) => opcode::ReadFixed::new(file, address, left, 0).offset(offset).build(),
+        (false, false) => opcode::Read::new(file, address, left).offset(offset).build(),
+        (true, true) => opcode::WriteFixed::new(file, address, left, 0).offset(offset).build(),
+        (true, false) => opcode::Write::new(file, address, left).offset(offset).build(),
+    }
+}
+
+impl Queue for UringQueue {
+    fn depth(&self) -> usize {
+        self.depth
+    }
+
+    fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    fn buffer_bytes(&self) -> usize {
+        self.pool.buffer_bytes()
+    }
+
+    fn memory_bytes(&self) -> usize {
+        let parameters = self.ring.params();
+        // The kernel's entry sizes: 64 bytes and an index to submit, 16 bytes to complete.
+        let ring = parameters.sq_entries() as usize * 68 + parameters.cq_entries() as usize * 16;
+        self.pool.memory_bytes() + ring + self.requests.len() * size_of::<Option<Request>>()
+    }
+
+    fn acquire(&mut self) -> Option<BufferId> {
+        self.pool.acquire()
+    }
+
+    fn release(&mut self, buffer: BufferId) {
+        self.pool.release(buffer);
+    }
+
+    fn buffer(&self, buffer: BufferId) -> &[u8] {
+        self.pool.bytes(buffer)
+    }
+
+    fn buffer_mut(&mut self, buffer: BufferId) -> &mut [u8] {
+        self.pool.bytes_mut(buffer)
+    }
+
+    fn read(
+        &mut self,
+        file: &Arc<dyn File>,
+        offset: u64,
+        bytes: usize,
+        buffer: BufferId,
+        token: u64,
+    ) -> Result<()> {
+        check_request(offset, bytes, self.alignment, self.in_flight < self.depth);
+        assert!(file.direct_file().is_some(), "the file is of another medium");
+        let loan = self.pool.lend_to_read(buffer, bytes);
+        self.push(buffer, Request::new(loan, file, offset, token));
+        Ok(())
+    }
+
+    fn write(
+        &mut self,
+        file: &Arc<dyn File>,
+        offset: u64,
+        bytes: usize,
+        buffer: BufferId,
+        token: u64,
+    ) -> Result<()> {
+        check_request(offset, bytes, self.alignment, self.in_flight < self.depth);
+        assert!(file.direct_file().is_some(), "the file is of another medium");
+        let loan = self.pool.lend_to_write(buffer, bytes);
+        self.push(buffer, Request::new(loan, file, offset, token));
+        Ok(())
+    }
+
+    fn submit(&mut self) -> Result<()> {
+        for _ in 0..BUSY_RETRIES_MAX {
+            if self.ring.submission().is_empty() {
+                return Ok(());
+            }
+            self.enter(0).map_err(Self::failed)?;
+        }
+        Err(Self::failed(io::Error::from_raw_os_error(libc::EAGAIN)))
+    }
+
+    fn wait(&mut self, at_least: usize, done: &mut Vec<Completion>) -> Result<()> {
+        let wanted = at_least.min(self.in_flight);
+        let mut ended = 0;
+        let mut tries = 0;
+        loop {
+            let missing = wanted - ended.min(wanted);
+            let (_, submission, completion) = self.ring.split();
+            let enter =
+                !submission.is_empty() || submission.taskrun() || completion.len() < missing;
+            drop((submission, completion));
+            if enter && !self.enter(missing).map_err(Self::failed)? {
+                tries += 1;
+                if tries > BUSY_RETRIES_MAX {
+                    return Err(Self::failed(io::Error::from_raw_os_error(libc::EAGAIN)));
+                }
+            }
+            ended += self.reap(done);
+            if ended >= wanted && self.ring.submission().is_empty() {
+                return Ok(());
+            }
+        }
+    }
+}
+
+impl Drop for UringQueue {
+    fn drop(&mut self) {
+        if std::process::id() != self.process {
+            // The parent owns what is in flight; closing our copy of the ring disturbs nobody.
+            return;
+        }
+        let mut done = Vec::new();
+        while self.in_flight > 0 {
+            if self.wait(self.in_flight, &mut done).is_err() {
+                // The kernel may still use the buffers and files, so they must outlive us.
+                self.requests.drain(..).for_each(std::mem::forget);
+                return;
+            }
+            done.clear();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::io::{DirectoryMedium, IoChoice, Medium, OpenMode};
+
+    #[test]
+    #[expect(clippy::print_stderr, reason = "a skipped test says why")]
+    fn buffers_the_kernel_did_not_register_serve_as_well() {
+        let directory = tempfile::tempdir().unwrap();
+        if let Err(reason) = uring_works() {
+            eprintln!("skipped: io_uring cannot be used: {reason}");
+            return;
+        }
+        let medium = DirectoryMedium::open(directory.path(), IoChoice::Uring).unwrap();
+        let file = medium.open("rows", OpenMode::CreateNew).unwrap();
+        for register in [true, false] {
+            let pool = BufferPool::new(8, 8192).unwrap();
+            let alignment = medium.alignment();
+            let mut queue = UringQueue::with_registration(8, pool, alignment, register).unwrap();
+            assert!(register || !queue.registered);
+            let mut done = Vec::new();
+            for page in 0..8 {
+                let buffer = queue.acquire().unwrap();
+                queue.buffer_mut(buffer).fill(page as u8 + u8::from(register) * 100);
+                queue.write(&file, page * 8192, 8192, buffer, page).unwrap();
+            }
+            queue.wait(8, &mut done).unwrap();
+            for completion in done.drain(..) {
+                completion.result.unwrap();
+                let (page, buffer) = (completion.token, completion.buffer);
+                queue.buffer_mut(buffer).fill(0xee);
+                queue.read(&file, page * 8192, 8192, buffer, page).unwrap();
+            }
+            queue.wait(8, &mut done).unwrap();
+            for completion in &done {
+                completion.result.as_ref().unwrap();
+                let wanted = completion.token as u8 + u8::from(register) * 100;
+                assert!(queue.buffer(completion.buffer).iter().all(|&byte| byte == wanted));
+            }
+        }
+    }
+}
