@@ -1,12 +1,29 @@
 //! Embedrock keeps embedding tables that are larger than memory on a small slice of DRAM and an
 //! ordinary SSD. This crate is the engine: no Python, no network, no async runtime.
+//!
+//! Levels, each using lower ones only: store (4); cache and storage (3), which do not see each
+//! other; index (2); io (1); everything else (0). `ARCHITECTURE.md` draws the arrows.
 
+mod arena;
+pub mod cache;
+pub mod config;
 pub mod distinct;
 pub mod error;
 pub mod hash;
+pub mod index;
 pub mod init;
 pub mod io;
+pub mod metrics;
 pub mod optimizer;
+mod prefetch;
 pub mod row;
+pub mod storage;
+pub mod store;
 
+pub use config::{
+    CommitInfo, GetBatch, Memory, NonFinite, PutBatch, StoreOptions, TableId, TableInfo, TableSpec,
+    Uncommitted, UpdateBatch, UpdateReport,
+};
+pub use distinct::distinct;
 pub use error::{Error, ErrorKind, Result};
+pub use store::{CheckReport, CopyReport, Scan, Stats, Store, check, copy};

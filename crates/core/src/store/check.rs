@@ -59,7 +59,8 @@ pub fn check(
 ) -> Result<CheckReport> {
     let path = path.as_ref();
     let options = |step| {
-        let memory = Memory::Bytes(u64::MAX >> 24);
+        // No verb runs, so no cache is planned and the budget does not matter.
+        let memory = Memory::Bytes(0);
         StoreOptions { step, read_only: true, create: false, ..StoreOptions::new(memory) }
     };
     let mut report = CheckReport::default();

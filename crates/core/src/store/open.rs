@@ -22,6 +22,15 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 const CLASS_MAGIC: [u8; 8] = *b"ERROWS\x01\0";
 const CLASS_HEADER_BYTES: usize = 512;
 
+/// Where a store is.
+#[derive(Clone)]
+struct Place {
+    path: PathBuf,
+    /// False on the simulated device.
+    on_disk: bool,
+    notes: Vec<String>,
+}
+
 impl Store {
     /// Opens the store at `path`, at its last commit or at the commit of `options.step`; creates
     /// it when there is none and `options.create` allows it.
@@ -48,15 +57,21 @@ impl Store {
             }
         }
         let lock = if read_only { None } else { Some(WriterLock::take(path)?) };
-        let medium: Arc<dyn Medium> = Arc::new(DirectoryMedium::open(path, options.io)?);
+        let directory = DirectoryMedium::open(path, options.io)?;
+        let place = Place { path: path.to_path_buf(), on_disk: true, notes: directory.notes().to_vec() };
+        let medium: Arc<dyn Medium> = Arc::new(directory);
         if !read_only {
-            return Self::open_with(medium, path.to_path_buf(), options, lock, true, None);
+            return Self::open_with(medium, place, options, lock, None);
         }
-        Self::open_reader(medium, path, options)
+        Self::open_reader(medium, &place, options)
     }
 
     /// Opens beside a writer: holds the commit first, then checks that it is still kept.
-    fn open_reader(medium: Arc<dyn Medium>, path: &Path, options: StoreOptions) -> Result<Self> {
+    fn open_reader(
+        medium: Arc<dyn Medium>,
+        place: &Place,
+        options: StoreOptions,
+    ) -> Result<Self> {
         let mut last = None;
         for _ in 0..20 {
             let superblock = Superblock::read(&*medium)?;
@@ -70,15 +85,9 @@ impl Store {
                 }
                 Err(error) => return Err(error),
             };
-            let hold = Hold::take(path, sequence)?;
-            let opened = Self::open_with(
-                medium.clone(),
-                path.to_path_buf(),
-                StoreOptions { step: options.step, ..options.clone() },
-                None,
-                true,
-                Some(hold),
-            );
+            let hold = Hold::take(&place.path, sequence)?;
+            let opened =
+                Self::open_with(medium.clone(), place.clone(), options.clone(), None, Some(hold));
             match opened {
                 Ok(store) if store.last_commit().map_or(0, |c| c.sequence) == sequence => {
                     return Ok(store);
@@ -95,17 +104,19 @@ impl Store {
     /// Opens a store on any medium, without writer lock: for tests on the simulated device.
     #[cfg(any(test, feature = "testing"))]
     pub fn open_on(medium: Arc<dyn Medium>, options: StoreOptions) -> Result<Self> {
-        Self::open_with(medium, PathBuf::from("simulated"), options, None, false, None)
+        let place =
+            Place { path: PathBuf::from("simulated"), on_disk: false, notes: Vec::new() };
+        Self::open_with(medium, place, options, None, None)
     }
 
     fn open_with(
         medium: Arc<dyn Medium>,
-        path: PathBuf,
+        place: Place,
         options: StoreOptions,
         lock: Option<WriterLock>,
-        on_disk: bool,
         hold: Option<Hold>,
     ) -> Result<Self> {
+        let Place { path, on_disk, notes } = place;
         if options.keep == 0 {
             bail!(Misuse, "keep is 0, expected at least 1 commit to keep");
         }
@@ -144,6 +155,7 @@ impl Store {
             engine: RwLock::new(engine),
             history: Mutex::new(history),
             metrics: Metrics::default(),
+            notes,
             rows_disk_bytes: AtomicU64::new(rows_disk_bytes),
             on_disk,
             writing: AtomicBool::new(false),
@@ -155,7 +167,9 @@ impl Store {
             _lock: lock,
         };
         let store = Store { inner: Arc::new(Guarded(Some(inner))) };
-        if !store.inner.engine.read().tables.is_empty() {
+        // A budget that cannot work is refused here; a reader may only want to look.
+        let writes = !store.inner.options.read_only;
+        if writes && !store.inner.engine.read().tables.is_empty() {
             store.inner.plan()?;
         }
         Ok(store)

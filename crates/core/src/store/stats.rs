@@ -179,7 +179,7 @@ impl Store {
                 direct: inner.medium.direct(),
                 alignment: inner.medium.alignment(),
                 curve: engine.classes.iter().find_map(|c| c.record.curve.clone()),
-                notes: inner.medium.notes(),
+                notes: inner.notes.clone(),
             },
             classes,
             tables: engine.tables.iter().map(super::engine::Table::info).collect(),

@@ -42,8 +42,8 @@ impl TableIndex {
     /// Allocated bytes.
     pub fn memory_bytes(&self) -> usize {
         match self {
-            TableIndex::Dense(index) => index.memory_bytes(),
-            TableIndex::Sparse(index, _) => index.memory_bytes(),
+            TableIndex::Dense(index) => index.memory_bytes() as usize,
+            TableIndex::Sparse(index, _) => index.memory_bytes() as usize,
         }
     }
 
@@ -64,7 +64,7 @@ impl TableIndex {
     pub fn prefetch(&self, key: u64) {
         match self {
             TableIndex::Dense(index) => index.prefetch(key),
-            TableIndex::Sparse(index, salt) => index.prefetch(mix(key, *salt)),
+            TableIndex::Sparse(index, salt) => index.prefetch_tags(mix(key, *salt)),
         }
     }
 
@@ -78,7 +78,9 @@ impl TableIndex {
                     slots.push(slot);
                 }
             }
-            TableIndex::Sparse(index, salt) => index.candidates(mix(key, *salt), slots),
+            TableIndex::Sparse(index, salt) => {
+                index.candidates(mix(key, *salt), slots);
+            }
         }
     }
 

@@ -10,7 +10,7 @@ mod records;
 
 pub(super) use file::{JournalFile, JournalReader, RecordKind, name_of, number_of};
 pub(super) use records::{
-    ClassCounters, ClassRecord, CommitRecord, PIECE_HEADER_BYTES, TableCounters, TableRecord,
+    ClassCounters, ClassRecord, CommitRecord, TableCounters, TableRecord,
     piece_header, read_piece_header,
 };
 

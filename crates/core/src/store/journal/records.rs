@@ -59,7 +59,7 @@ pub(crate) struct CommitRecord {
 }
 
 /// Bytes before the content of a piece.
-pub(crate) const PIECE_HEADER_BYTES: usize = 8;
+const PIECE_HEADER_BYTES: usize = 8;
 
 /// What a piece record begins with.
 pub(crate) fn piece_header(table: u16, piece: u32) -> [u8; PIECE_HEADER_BYTES] {
