@@ -1,0 +1,422 @@
+//! The store against a plain map, and against power cuts, on the simulated device.
+
+use super::*;
+use crate::config::*;
+use crate::init::Initializer;
+use crate::io::SimMedium;
+use crate::optimizer::{Hyper, OptimizerKind, OptimizerSpec};
+use crate::row::Dtype;
+use std::collections::BTreeMap;
+
+const DIM: usize = 5;
+const HYPER: Hyper = Hyper { lr: 0.5, eps: 1e-8, beta1: 0.9, beta2: 0.999, weight_decay: 0.0 };
+
+fn spec(name: &str, rows: Option<u64>, kind: OptimizerKind) -> TableSpec {
+    TableSpec {
+        name: name.to_owned(),
+        embedding_dim: DIM,
+        num_embeddings: rows,
+        expected_rows: None,
+        dtype: Dtype::Float32,
+        optimizer: OptimizerSpec::new(kind),
+        initializer: Initializer::Uniform { low: -1.0, high: 1.0 },
+    }
+}
+
+fn options(bytes: u64) -> StoreOptions {
+    StoreOptions {
+        page_bytes: Some(512),
+        check_disk: false,
+        ..StoreOptions::new(Memory::Bytes(bytes))
+    }
+}
+
+/// A generator of test decisions.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        crate::hash::mix(self.0, 11)
+    }
+
+    fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+
+    fn value(&mut self) -> f32 {
+        (self.next() % 2001) as f32 / 1000.0 - 1.0
+    }
+}
+
+/// What a store must hold: rows as they were written, everything else initial.
+#[derive(Clone, Default)]
+struct Model {
+    rows: BTreeMap<(u16, u64), Vec<f32>>,
+    updates: BTreeMap<u16, u64>,
+}
+
+struct Fixture {
+    specs: Vec<TableSpec>,
+    keys: Vec<Vec<u64>>,
+}
+
+impl Fixture {
+    fn new() -> Self {
+        let specs = vec![
+            spec("dense", Some(700), OptimizerKind::Adagrad),
+            spec("sparse", None, OptimizerKind::Adagrad),
+            spec("rowwise", Some(40), OptimizerKind::RowWiseAdagrad),
+            spec("plain", None, OptimizerKind::Sgd),
+        ];
+        let mut odd: Vec<u64> = (0..900u64).map(|i| i << 40).collect();
+        odd.extend([u64::MAX, u64::MAX - 1, 1, 2, 3, 1 << 63]);
+        let keys = vec![
+            (0..700).collect(),
+            odd,
+            (0..40).collect(),
+            (0..50).map(|i| crate::hash::mix(i, 5)).collect(),
+        ];
+        Self { specs, keys }
+    }
+
+    fn open(&self, medium: &SimMedium, options: StoreOptions) -> Store {
+        let store = Store::open_on(Arc::new(medium.clone()), options).unwrap();
+        for spec in &self.specs {
+            store.table(spec).unwrap();
+        }
+        store
+    }
+
+    fn width(&self, table: usize) -> usize {
+        DIM + self.specs[table].optimizer.state_words(DIM)
+    }
+
+    fn initial(&self, table: usize, key: u64) -> Vec<f32> {
+        let spec = &self.specs[table];
+        let mut row = vec![0.0; self.width(table)];
+        let salt = crate::hash::table_salt(&spec.name);
+        spec.initializer.fill(0, salt, key, &mut row[..DIM]);
+        spec.optimizer.init_state(DIM, &mut row[DIM..]);
+        row
+    }
+
+    fn expected(&self, model: &Model, table: usize, key: u64) -> Vec<f32> {
+        let found = model.rows.get(&(table as u16, key)).cloned();
+        found.unwrap_or_else(|| self.initial(table, key))
+    }
+
+    fn pick(&self, random: &mut Random, table: usize, most: u64) -> Vec<u64> {
+        let keys = &self.keys[table];
+        let n = 1 + random.below(most);
+        (0..n).map(|_| keys[random.below(keys.len() as u64) as usize]).collect()
+    }
+
+    fn check(&self, store: &Store, model: &Model, table: usize, keys: &[u64]) {
+        let words = self.width(table) - DIM;
+        let mut values = vec![0.0; keys.len() * DIM];
+        let mut state = vec![0.0; keys.len() * words];
+        let mut batch = [GetBatch {
+            table: TableId(table as u16),
+            keys,
+            values: &mut values,
+            state: Some(&mut state),
+        }];
+        store.get(&mut batch).unwrap();
+        for (i, key) in keys.iter().enumerate() {
+            let expected = self.expected(model, table, *key);
+            assert_eq!(values[i * DIM..][..DIM], expected[..DIM], "table {table} key {key}");
+            assert_eq!(state[i * words..][..words], expected[DIM..], "table {table} key {key}");
+        }
+    }
+
+    fn check_all(&self, store: &Store, model: &Model) {
+        for table in 0..self.specs.len() {
+            self.check(store, model, table, &self.keys[table]);
+            let id = TableId(table as u16);
+            let rows = model.rows.range((table as u16, 0)..=(table as u16, u64::MAX)).count();
+            assert_eq!(store.len(id).unwrap(), rows as u64, "rows of table {table}");
+            let mut contained = vec![false; self.keys[table].len()];
+            store.contains(id, &self.keys[table], &mut contained).unwrap();
+            for (key, contained) in self.keys[table].iter().zip(contained) {
+                let written = model.rows.contains_key(&(table as u16, *key));
+                assert_eq!(contained, written, "table {table} key {key}");
+            }
+            let updates = model.updates.get(&(table as u16)).copied().unwrap_or(0);
+            assert_eq!(store.table_info(id).unwrap().updates, updates);
+        }
+    }
+
+    /// One random verb on store and model.
+    fn step(&self, store: &Store, model: &mut Model, random: &mut Random) {
+        let table = random.below(self.specs.len() as u64) as usize;
+        let id = TableId(table as u16);
+        let keys = self.pick(random, table, 120);
+        match random.below(10) {
+            0..=3 => self.update(store, model, random, table, &keys),
+            4..=5 => {
+                let values: Vec<f32> = (0..keys.len() * DIM).map(|_| random.value()).collect();
+                let reset_state = random.below(2) == 0;
+                let batch = PutBatch {
+                    table: id,
+                    keys: &keys,
+                    values: &values,
+                    state: None,
+                    reset_state,
+                    non_finite: NonFinite::Refuse,
+                };
+                store.put(&[batch]).unwrap();
+                for (i, key) in keys.iter().enumerate() {
+                    let mut row = self.expected(model, table, *key);
+                    row[..DIM].copy_from_slice(&values[i * DIM..][..DIM]);
+                    if reset_state {
+                        self.specs[table].optimizer.init_state(DIM, &mut row[DIM..]);
+                    }
+                    model.rows.insert((table as u16, *key), row);
+                }
+            }
+            6 => {
+                let keys = &keys[..keys.len().min(30)];
+                let deleted = store.delete(id, keys).unwrap();
+                let before = model.rows.len();
+                for key in keys {
+                    model.rows.remove(&(table as u16, *key));
+                }
+                assert_eq!(deleted, (before - model.rows.len()) as u64);
+            }
+            7 => {
+                store
+                    .modify(id, &keys, &mut |_, values, _| {
+                        values.iter_mut().for_each(|v| *v = *v * 0.5 + 1.0);
+                        Ok(())
+                    })
+                    .unwrap();
+                let mut seen = std::collections::BTreeSet::new();
+                for key in keys.iter().filter(|k| seen.insert(**k)) {
+                    let mut row = self.expected(model, table, *key);
+                    row[..DIM].iter_mut().for_each(|v| *v = *v * 0.5 + 1.0);
+                    model.rows.insert((table as u16, *key), row);
+                }
+            }
+            _ => self.check(store, model, table, &keys),
+        }
+    }
+
+    fn update(
+        &self,
+        store: &Store,
+        model: &mut Model,
+        random: &mut Random,
+        table: usize,
+        keys: &[u64],
+    ) {
+        let gradients: Vec<f32> = (0..keys.len() * DIM).map(|_| random.value()).collect();
+        let batch = UpdateBatch {
+            table: TableId(table as u16),
+            keys,
+            gradients: &gradients,
+            hyper: HYPER,
+            non_finite: NonFinite::Refuse,
+            step: None,
+        };
+        store.update(&[batch]).unwrap();
+        let count = model.updates.entry(table as u16).or_default();
+        *count += 1;
+        let prepared = self.specs[table].optimizer.prepare(&HYPER, *count, DIM);
+        let mut sums: BTreeMap<u64, Vec<f32>> = BTreeMap::new();
+        for (i, key) in keys.iter().enumerate() {
+            let gradient = &gradients[i * DIM..][..DIM];
+            match sums.get_mut(key) {
+                Some(sum) => sum.iter_mut().zip(gradient).for_each(|(s, g)| *s += g),
+                None => drop(sums.insert(*key, gradient.to_vec())),
+            }
+        }
+        for (key, gradient) in sums {
+            let mut row = self.expected(model, table, key);
+            let (values, state) = row.split_at_mut(DIM);
+            prepared.apply(values, state, &gradient);
+            model.rows.insert((table as u16, key), row);
+        }
+    }
+}
+
+/// A budget at which most rows live on storage.
+fn tight() -> u64 {
+    460 << 10
+}
+
+#[test]
+fn random_verbs_agree_with_a_plain_map_at_any_budget() {
+    let fixture = Fixture::new();
+    for (seed, bytes) in [(1, tight()), (2, tight()), (3, 1 << 20), (4, 16 << 20)] {
+        let medium = SimMedium::new(seed);
+        let mut random = Random(seed);
+        let mut model = Model::default();
+        let mut committed = model.clone();
+        let mut store = fixture.open(&medium, options(bytes));
+        for round in 0..400u64 {
+            fixture.step(&store, &mut model, &mut random);
+            if random.below(25) == 0 {
+                let info = store.commit(round, "meta", &[("dense", &round.to_le_bytes())]).unwrap();
+                assert_eq!(info.step, round);
+                committed = model.clone();
+            }
+            if random.below(80) == 0 && store.last_commit().is_some() {
+                store.close().unwrap();
+                store = fixture.open(&medium, options(bytes));
+                model = committed.clone();
+                fixture.check_all(&store, &model);
+            }
+        }
+        fixture.check_all(&store, &model);
+        if bytes == tight() {
+            let stats = store.stats().unwrap();
+            assert!(stats.pages_read > 1000, "seed {seed}: {} pages read", stats.pages_read);
+            assert!(stats.memory.total() <= stats.budget_bytes, "{:?}", stats.memory);
+        }
+    }
+}
+
+#[test]
+fn the_same_inputs_give_the_same_digest_at_any_budget() {
+    let fixture = Fixture::new();
+    let mut digests = Vec::new();
+    for (bytes, policy, page) in
+        [(tight(), PolicyKind::Lru, 512), (700 << 10, PolicyKind::Lfu, 1024), (32 << 20, PolicyKind::Lru, 4096)]
+    {
+        let medium = SimMedium::new(9);
+        let options = StoreOptions { policy, page_bytes: Some(page), ..options(bytes) };
+        let store = fixture.open(&medium, options);
+        let (mut random, mut model) = (Random(77), Model::default());
+        for _ in 0..150 {
+            fixture.step(&store, &mut model, &mut random);
+        }
+        let all: Vec<u64> = (0..4).map(|t| store.digest(TableId(t)).unwrap()).collect();
+        digests.push(all);
+    }
+    assert_eq!(digests[0], digests[1]);
+    assert_eq!(digests[0], digests[2]);
+}
+
+/// Trains, with a power cut after `operation`; whatever survives must be one of the commits, and
+/// not older than the last one that was acknowledged.
+fn power_cut(fixture: &Fixture, operation: u64, seed: u64) -> bool {
+    let medium = SimMedium::new(seed);
+    medium.power_cut_after(operation);
+    let mut random = Random(seed);
+    let mut model = Model::default();
+    let mut points: Vec<(u64, Model)> = vec![(0, model.clone())];
+    let mut acknowledged = 0;
+    let _ = (|| -> Result<()> {
+        let store = Store::open_on(Arc::new(medium.clone()), options(tight()))?;
+        for spec in &fixture.specs {
+            store.table(spec)?;
+        }
+        for step in 1..=6u64 {
+            for _ in 0..3 {
+                let table = random.below(4) as usize;
+                let keys = fixture.pick(&mut random, table, 150);
+                let gradients = vec![0.25; keys.len() * DIM];
+                let batch = UpdateBatch {
+                    table: TableId(table as u16),
+                    keys: &keys,
+                    gradients: &gradients,
+                    hyper: HYPER,
+                    non_finite: NonFinite::Refuse,
+                    step: None,
+                };
+                store.update(&[batch])?;
+                let count = model.updates.entry(table as u16).or_default();
+                *count += 1;
+                let prepared = fixture.specs[table].optimizer.prepare(&HYPER, *count, DIM);
+                let mut times: BTreeMap<u64, usize> = BTreeMap::new();
+                keys.iter().for_each(|k| *times.entry(*k).or_default() += 1);
+                for (key, times) in times {
+                    let mut row = fixture.expected(&model, table, key);
+                    let (values, state) = row.split_at_mut(DIM);
+                    prepared.apply(values, state, &[0.25 * times as f32; DIM]);
+                    model.rows.insert((table as u16, key), row);
+                }
+                if random.below(4) == 0 {
+                    let doomed = fixture.pick(&mut random, 1, 20);
+                    store.delete(TableId(1), &doomed)?;
+                    doomed.iter().for_each(|k| drop(model.rows.remove(&(1, *k))));
+                }
+            }
+            points.push((step, model.clone()));
+            store.commit(step, "", &[("step", &step.to_le_bytes())])?;
+            acknowledged = step;
+        }
+        Ok(())
+    })();
+    let cut = medium.power_is_off();
+    for reboot in 0..2 {
+        let survivor = medium.reboot(seed * 31 + reboot);
+        let store = Store::open_on(Arc::new(survivor), options(tight()))
+            .unwrap_or_else(|e| panic!("operation {operation} seed {seed}.{reboot}: {e}"));
+        let step = store.last_commit().map_or(0, |c| c.step);
+        let what = format!("operation {operation} seed {seed}.{reboot} step {step}");
+        assert!(step >= acknowledged && step <= acknowledged + 1, "{what}, had {acknowledged}");
+        if step == 0 {
+            continue;
+        }
+        let (_, model) = &points[step as usize];
+        fixture.check_all(&store, model);
+        assert_eq!(store.state().unwrap(), [("step".to_owned(), step.to_le_bytes().to_vec())]);
+        // Life goes on: another commit, and the store it leaves is whole.
+        let mut model = model.clone();
+        fixture.update(&store, &mut model, &mut random, 0, &[1, 2, 3]);
+        store.commit(step + 100, "", &[]).unwrap();
+        fixture.check_all(&store, &model);
+    }
+    cut
+}
+
+#[test]
+fn power_cuts_at_every_operation_leave_the_last_commit() {
+    let fixture = Fixture::new();
+    let mut operation = 1;
+    let mut cuts = 0;
+    while power_cut(&fixture, operation, operation) {
+        cuts += 1;
+        operation += 1;
+    }
+    assert!(cuts > 100, "only {cuts} operations were cut");
+}
+
+#[test]
+fn an_earlier_commit_can_be_opened_and_left_again() {
+    let fixture = Fixture::new();
+    let medium = SimMedium::new(5);
+    let store = fixture.open(&medium, options(tight()));
+    let (mut random, mut model) = (Random(5), Model::default());
+    let mut models = Vec::new();
+    for step in 0..5u64 {
+        for _ in 0..10 {
+            let table = random.below(4) as usize;
+            let keys = fixture.pick(&mut random, table, 200);
+            fixture.update(&store, &mut model, &mut random, table, &keys);
+        }
+        store.commit(step, "", &[]).unwrap();
+        models.push(model.clone());
+    }
+    store.close().unwrap();
+    let at = |step| StoreOptions { step, ..options(tight()) };
+    let store = Store::open_on(Arc::new(medium.clone()), at(Some(3))).unwrap();
+    fixture.check_all(&store, &models[3]);
+    store.close().unwrap();
+    let store = Store::open_on(Arc::new(medium.clone()), at(None)).unwrap();
+    fixture.check_all(&store, &models[4]);
+    store.close().unwrap();
+    let error = Store::open_on(Arc::new(medium.clone()), at(Some(0))).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    assert!(error.message().contains("[3, 4]"), "{error}");
+    let store = Store::open_on(Arc::new(medium.clone()), at(Some(3))).unwrap();
+    let mut model = models[3].clone();
+    fixture.update(&store, &mut model, &mut random, 1, &[7, 8]);
+    store.commit(9, "", &[]).unwrap();
+    store.close().unwrap();
+    let store = Store::open_on(Arc::new(medium), at(None)).unwrap();
+    assert_eq!(store.commits().iter().map(|c| c.step).collect::<Vec<_>>(), [3, 9]);
+    fixture.check_all(&store, &model);
+}
