@@ -128,7 +128,7 @@ impl Store {
             superblock
         };
         let seed = superblock.checksum_seed();
-        let recovered = recover(&*medium, seed, options.step)?;
+        let mut recovered = recover(&*medium, seed, options.step)?;
         let oldest = recovered.commits.first().map_or(0, |c| c.info.sequence);
         if let Some(held) = holds::oldest(&path)
             && on_disk
@@ -143,7 +143,7 @@ impl Store {
             );
         }
         let mut engine = Engine::default();
-        let rows_disk_bytes = build(&mut engine, &*medium, &options, seed, &recovered)?;
+        let rows_disk_bytes = build(&mut engine, &*medium, &options, seed, &mut recovered)?;
         let history = history_of(&recovered);
         let inner = Inner {
             path,
@@ -193,9 +193,10 @@ fn build(
     medium: &dyn Medium,
     options: &StoreOptions,
     seed: u64,
-    recovered: &Recovered,
+    recovered: &mut Recovered,
 ) -> Result<u64> {
-    let last = recovered.commits.last();
+    let last = recovered.commits.last().cloned();
+    let last = last.as_ref();
     let epoch = last.map_or(0, |c| c.info.sequence) + 1;
     let mode = if options.read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
     let mut bytes = 0;
@@ -215,6 +216,17 @@ fn build(
         let counters = last.and_then(|c| c.classes.iter().find(|c| c.id == record.id));
         let sequence = counters.map_or(0, |c| c.sequence);
         engine.classes.push(Class::new(record.clone(), layout, file, segments, sequence, medium)?);
+    }
+    let counters = last.map(|c| c.tables.clone()).unwrap_or_default();
+    for table in std::mem::take(&mut recovered.tables) {
+        let id = table.record.id;
+        engine.add_table(table.record, table.index)?;
+        if let (Some(found), Some(table)) =
+            (counters.iter().find(|c| c.id == id), engine.tables.last())
+        {
+            table.rows.store(found.rows, Ordering::Relaxed);
+            table.updates.store(found.updates, Ordering::Relaxed);
+        }
     }
     Ok(bytes)
 }

@@ -242,7 +242,7 @@ impl Fixture {
 
 /// A budget at which most rows live on storage.
 fn tight() -> u64 {
-    460 << 10
+    580 << 10
 }
 
 #[test]
@@ -282,7 +282,7 @@ fn the_same_inputs_give_the_same_digest_at_any_budget() {
     let fixture = Fixture::new();
     let mut digests = Vec::new();
     for (bytes, policy, page) in
-        [(tight(), PolicyKind::Lru, 512), (700 << 10, PolicyKind::Lfu, 1024), (32 << 20, PolicyKind::Lru, 4096)]
+        [(tight(), PolicyKind::Lru, 512), (900 << 10, PolicyKind::Lfu, 1024), (32 << 20, PolicyKind::Lru, 4096)]
     {
         let medium = SimMedium::new(9);
         let options = StoreOptions { policy, page_bytes: Some(page), ..options(bytes) };
