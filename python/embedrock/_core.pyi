@@ -144,6 +144,7 @@ def check(path: _Path, progress: _Progress | None = None) -> dict[str, Any]:
 def copy(
     path: _Path,
     destination: _Path,
+    memory: str,
     step: int | None = None,
     progress: _Progress | None = None,
 ) -> dict[str, Any]:

@@ -362,7 +362,7 @@ def open(
     *,
     max_disk_bytes: int | None = None,
     page_bytes: int | None = None,
-    io: Literal["auto", "io_uring", "pread"] = "auto",
+    io: Literal["auto", "uring", "pread"] = "auto",
     policy: Literal["lru", "lfu"] = "lru",
     keep: int = 2,
     seed: int = 0,
@@ -379,7 +379,8 @@ def open(
             per cent of all rows with their optimizer state (``"10%"``).
         max_disk_bytes: Most bytes the store may take on disk; None leaves it to the file system.
         page_bytes: Page size of new tables, 512 x 2**n up to 65,536; None measures the device.
-        io: Who reads and writes pages; ``"auto"`` takes io_uring where the system allows it.
+        io: Who reads and writes pages; ``"auto"`` takes io_uring where the system allows it, else
+            threads that call pread.
         policy: Which rows leave memory first: least recently or least frequently used.
         keep: How many commits stay, at least 1.
         seed: Seed of initial rows, fixed when the store is created.
@@ -430,11 +431,15 @@ def distinct(keys: ArrayLike) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
 
 
 def check(path: str | os.PathLike[str], progress: Progress | None = None) -> dict[str, Any]:
-    """Reads and verifies every page of a store; returns what was found.
+    """Reads and verifies every page that a kept commit of a store needs.
 
-    ``progress(done, total)`` is called now and then. Ctrl-C ends the check between two batches.
+    Returns ``{"commits", "pages", "rows", "problems", "problem_count"}``; each problem has the
+    ``step`` of the commit that it concerns and a ``message`` with file, page and table. Damage is
+    reported, not raised. The store may be open and written to meanwhile; nothing is written.
+    ``progress(done, total)`` is called now and then, in pages. Ctrl-C ends the check between two
+    batches.
 
-    Errors: ``CorruptError`` with file, page and table of the damage; ``NotFoundError``.
+    Errors: ``NotFoundError`` when there is no store.
 
     Blocking: reads the whole store.
     """
@@ -447,19 +452,26 @@ def copy(
     destination: str | os.PathLike[str],
     *,
     step: int | None = None,
+    memory: int | str = "256MiB",
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Copies one commit of a store, the last one by default, to a new store.
 
-    The store may be open and written to meanwhile. ``progress(done, total)`` is called now and
-    then. Ctrl-C ends the copy between two batches.
+    The store may be open and written to meanwhile. ``memory`` is the budget of each of the two.
+    ``progress(done, total)`` is called now and then, in rows. Ctrl-C ends the copy between two
+    batches.
 
-    Durability: the copy is durable when this returns; an unfinished one is not a store.
+    Returns the commit that was copied, the rows, and the bytes of the copy on disk.
+
+    Errors: ``NotFoundError``, ``MisuseError`` when the destination holds a store,
+    ``CorruptError``, ``FullError``.
+
+    Durability: the copy is durable when this returns; an unfinished one has no commit.
 
     Blocking: reads and writes every row of the commit.
     """
     number = _whole_or_none("step", step, 0)
-    report: dict[str, Any] = _core.copy(path, destination, number, progress)
+    report: dict[str, Any] = _core.copy(path, destination, _memory_text(memory), number, progress)
     return report
 
 

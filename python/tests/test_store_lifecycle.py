@@ -148,7 +148,7 @@ class TestOptions:
             ({"memory": 0.1}, "memory is 0.1, expected bytes"),
             ({"memory": True}, "memory is True, expected bytes"),
             ({"memory": 0}, "memory is 0, expected 1 or more"),
-            ({"io": "mmap"}, 'io is "mmap", expected "auto", "io_uring" or "pread"'),
+            ({"io": "mmap"}, 'io is "mmap"; expected "auto", "uring" or "pread"'),
             ({"policy": "fifo"}, 'policy is "fifo", expected "lru" or "lfu"'),
             ({"keep": 0}, "keep is 0, expected 1 or more"),
             ({"step": -1}, "step is -1, expected 0 or more"),

@@ -3,11 +3,12 @@
 //! Both run detached and look for signals whenever the engine reports progress, so that Ctrl-C
 //! ends them between two batches.
 
-use crate::error::Carried;
+use crate::error::{Carried, OrRaise};
 use crate::store::json_value;
-use embedrock_core::Result;
+use embedrock_core::{Memory, Result};
 use pyo3::prelude::*;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 /// Tells Python how far the engine is, and lets Ctrl-C through.
 fn report(
@@ -27,7 +28,7 @@ fn report(
 
 /// Reads and verifies every page of the store at `path`.
 ///
-/// `progress(done, total)` is called now and then, in bytes; what it raises ends the check.
+/// `progress(done, total)` is called now and then, in pages; what it raises ends the check.
 #[pyfunction]
 #[pyo3(signature = (path, progress=None))]
 pub(crate) fn check(
@@ -46,19 +47,21 @@ pub(crate) fn check(
 
 /// Copies the commit of `step` (the last one without it) to a new store at `destination`.
 ///
-/// `progress(done, total)` is called now and then, in bytes; what it raises ends the copy.
+/// `progress(done, total)` is called now and then, in rows; what it raises ends the copy.
 #[pyfunction]
-#[pyo3(signature = (path, destination, step=None, progress=None))]
+#[pyo3(signature = (path, destination, memory, step=None, progress=None))]
 pub(crate) fn copy(
     py: Python<'_>,
     path: PathBuf,
     destination: PathBuf,
+    memory: &str,
     step: Option<u64>,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<Py<PyAny>> {
+    let memory = Memory::from_str(memory).or_raise(py)?;
     let mut carried = Carried::default();
     let outcome = py.detach(|| {
-        embedrock_core::copy(&path, &destination, step, &mut |done, total| {
+        embedrock_core::copy(&path, &destination, step, memory, &mut |done, total| {
             report(&mut carried, progress.as_ref(), done, total)
         })
     });

@@ -76,7 +76,7 @@ impl Store {
             memory: core::Memory::from_str(memory).or_raise(py)?,
             max_disk_bytes,
             page_bytes,
-            io: io_choice(py, io)?,
+            io: core::IoChoice::from_str(io).or_raise(py)?,
             policy: policy_kind(py, policy)?,
             keep,
             seed,
@@ -161,7 +161,7 @@ impl Store {
                 non_finite,
             });
         }
-        py.detach(|| self.0.put(&requests)).or_raise(py)
+        py.detach(|| self.0.put(&requests)).map(drop).or_raise(py)
     }
 
     /// One optimizer step per distinct key; returns (rows updated, rows skipped).
@@ -283,8 +283,8 @@ impl Store {
 
     /// The commit opened at or made last, as a dict, or None.
     fn last_commit(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        let commits = py.detach(|| self.0.commits());
-        json_value(py, &commits.last())
+        let commit = py.detach(|| self.0.last_commit());
+        json_value(py, &commit)
     }
 
     /// The named byte strings of the commit opened at or made last.
@@ -305,7 +305,7 @@ impl Store {
 
     /// Counters and sizes, as a nested dict.
     fn stats(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        let stats = py.detach(|| self.0.stats());
+        let stats = py.detach(|| self.0.stats()).or_raise(py)?;
         json_value(py, &stats)
     }
 
@@ -321,18 +321,6 @@ impl Store {
 pub(crate) fn json_value(py: Python<'_>, value: &impl Serialize) -> PyResult<Py<PyAny>> {
     let text = serde_json::to_string(value).map_err(|error| misuse(py, error.to_string()))?;
     Ok(py.import("json")?.call_method1("loads", (text,))?.unbind())
-}
-
-fn io_choice(py: Python<'_>, name: &str) -> PyResult<core::IoChoice> {
-    match name {
-        "auto" => Ok(core::IoChoice::Auto),
-        "io_uring" => Ok(core::IoChoice::Uring),
-        "pread" => Ok(core::IoChoice::Pread),
-        _ => Err(misuse(
-            py,
-            format!("io is {name:?}, expected \"auto\", \"io_uring\" or \"pread\""),
-        )),
-    }
 }
 
 fn policy_kind(py: Python<'_>, name: &str) -> PyResult<core::PolicyKind> {

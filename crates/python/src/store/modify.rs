@@ -55,16 +55,14 @@ pub(super) fn modify(
     refuse_reentry(py, store)?;
     let mut carried = Carried::default();
     let outcome = py.detach(|| {
-        let (mut distinct, mut inverse) = (Vec::new(), Vec::new());
-        core::distinct(keys, &mut distinct, &mut inverse);
         let _inside = Inside::enter(store);
-        store.modify(table, &distinct, &mut |keys, values, state| {
+        store.modify(table, keys, &mut |keys, values, state| {
             carried.keep(Python::attach(|py| {
                 call(py, function, keys.len(), values, state)
             }))
         })
     });
-    carried.resolve(py, outcome)
+    carried.resolve(py, outcome).map(drop)
 }
 
 fn call(
