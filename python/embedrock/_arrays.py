@@ -18,6 +18,9 @@ from embedrock.errors import MisuseError
 
 __all__ = ["ArrayLike", "Keys", "SupportsDLPack", "as_keys", "as_out", "as_rows"]
 
+_FLOAT32 = np.dtype(np.float32)
+_INT64 = np.dtype(np.int64)
+_UINT64 = np.dtype(np.uint64)
 _HOST_DEVICES = (1, 3, 11, 13)  # DLPack's codes for CPU, and CUDA and ROCm memory that CPUs read
 
 
@@ -44,6 +47,8 @@ class Keys(NamedTuple):
 
 def as_keys(keys: ArrayLike, name: str = "keys") -> Keys:
     """The keys as a flat uint64 array: signed ones keep their 64 bits, so -1 is 2**64 - 1."""
+    if type(keys) is np.ndarray and keys.dtype is _INT64 and keys.flags.carray:
+        return Keys(keys.view(_UINT64).reshape(-1), keys.shape, True)  # most calls, 1 us faster
     array = _as_host(keys, name)
     if array.size == 0 and not isinstance(keys, np.ndarray) and array.dtype == np.float64:
         array = array.astype(np.int64)  # an empty list, which NumPy takes for floats
@@ -53,8 +58,8 @@ def as_keys(keys: ArrayLike, name: str = "keys") -> Keys:
             f"convert ids with {name}.astype(np.int64)"
         )
     signed = array.dtype.kind == "i"
-    array = _contiguous(array, np.int64 if signed else np.uint64)
-    return Keys(array.reshape(-1).view(np.uint64), array.shape, signed)
+    array = _contiguous(array, _INT64 if signed else _UINT64)
+    return Keys(array.view(_UINT64).reshape(-1), array.shape, signed)
 
 
 def as_rows(
@@ -68,14 +73,14 @@ def as_rows(
     if isinstance(rows, (list, tuple, int, float)):
         rows = np.asarray(rows, dtype=np.float32)
     array = _as_host(rows, name)
-    if array.dtype != np.float32 and array.dtype.name not in ("float32", "float16", "bfloat16"):
+    if array.dtype != _FLOAT32 and array.dtype.name not in ("float32", "float16", "bfloat16"):
         raise MisuseError(
             f"{name} are {array.dtype}, expected float32; "
             f"convert them with {name}.astype(np.float32)"
         )
     if array.shape != shape:
         raise MisuseError(f"{name} have shape {array.shape}, expected {shape}: {meaning}")
-    return _contiguous(array, np.float32)
+    return _contiguous(array, _FLOAT32)
 
 
 def as_out(out: Any, shape: tuple[int, ...], meaning: str, name: str) -> npt.NDArray[np.float32]:
@@ -92,13 +97,14 @@ def as_out(out: Any, shape: tuple[int, ...], meaning: str, name: str) -> npt.NDA
         array = out.detach().numpy()
     if not isinstance(array, np.ndarray):
         raise MisuseError(f"{name} is {_describe(out)}, expected a float32 array to fill")
-    if array.dtype != np.float32 or not array.dtype.isnative:
+    if array.dtype != _FLOAT32:
         raise MisuseError(f"{name} is {array.dtype}, expected float32")
     if array.shape != shape:
         raise MisuseError(f"{name} has shape {array.shape}, expected {shape}: {meaning}")
-    if not (array.flags.c_contiguous and array.flags.aligned):
+    flags = array.flags
+    if not (flags.c_contiguous and flags.aligned):
         raise MisuseError(f"{name} is not C-contiguous; make it with np.empty({shape}, np.float32)")
-    if not array.flags.writeable:
+    if not flags.writeable:
         raise MisuseError(f"{name} is read-only, expected an array to fill")
     return array
 
@@ -151,7 +157,7 @@ def _dlpack_to_numpy(value: Any, name: str) -> npt.NDArray[Any]:
         ) from error
 
 
-def _contiguous(array: npt.NDArray[Any], dtype: Any) -> npt.NDArray[Any]:
+def _contiguous(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     if array.dtype == dtype and array.flags.c_contiguous and array.flags.aligned:
         return array
     return np.array(array, dtype=dtype, order="C", copy=True, subok=False)
