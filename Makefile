@@ -1,0 +1,78 @@
+# Embedrock's tasks: `make` lists them. All of them work from a clean clone.
+# They write to .venv, target, .cache and dist, and the built extension into python/embedrock.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV := $(CURDIR)/.venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/.stamps
+RUST := $(shell find crates -name '*.rs' -o -name Cargo.toml 2>/dev/null)
+
+export UV_CACHE_DIR ?= $(CURDIR)/.cache/uv
+export CARGO_TARGET_DIR ?= $(CURDIR)/target
+export PYTHONPYCACHEPREFIX ?= $(CURDIR)/.cache/python
+export VIRTUAL_ENV := $(VENV)
+export PYO3_PYTHON := $(BIN)/python
+
+.PHONY: help setup demo test check bench wheel format lock clean
+
+help: ## List these targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMPS)/build ## Make .venv, install the locked dependencies, build the package
+
+demo: setup ## Train a DLRM on real data at 10 % memory and compare it with plain PyTorch
+	$(BIN)/embedrock demo
+
+test: setup ## Run every test: Rust, Python, documented examples
+	cargo test --locked --workspace --exclude embedrock-python --all-features
+	$(BIN)/python -m pytest
+
+check: setup ## Formatting, lints, types, and the rules of this repository
+	cargo fmt --all --check
+	cargo clippy --locked --workspace --all-targets --all-features -- -D warnings
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	cd python && $(BIN)/python -m mypy.stubtest embedrock._core
+	$(BIN)/python -m pytest -q python/tests/test_tidy.py
+
+bench: setup ## Run every benchmark with the settings of its definition
+	$(BIN)/embedrock bench --all
+
+wheel: setup ## Build the wheel into dist
+	$(BIN)/maturin build --release --locked --out dist
+
+format: setup ## Format Rust and Python sources
+	cargo fmt --all
+	$(BIN)/ruff check --fix-only --quiet
+	$(BIN)/ruff format
+
+lock: $(STAMPS)/uv ## Resolve the dependencies anew and write the locked lists
+	echo uv | $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.10 \
+		--generate-hashes --no-header --output-file requirements/uv.txt -
+	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.10 \
+		--generate-hashes --no-header --all-extras --group dev \
+		--output-file requirements/dev.txt pyproject.toml
+
+clean: ## Remove everything that these targets made
+	rm -rf $(VENV) target .cache dist python/embedrock/*.so
+
+# Each stamp is newer than everything it was made from, so that a second call does nothing.
+$(STAMPS)/uv: requirements/uv.txt scripts/check-tools.sh
+	@scripts/check-tools.sh $(PYTHON)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/dependencies: requirements/dev.txt $(STAMPS)/uv
+	$(BIN)/uv pip install --require-hashes -r $<
+	@touch $@
+
+$(STAMPS)/build: pyproject.toml Cargo.toml Cargo.lock $(RUST) $(STAMPS)/dependencies
+	$(BIN)/maturin develop --release --uv --locked
+	@touch $@

@@ -1,0 +1,35 @@
+//! The extension module `embedrock._core`: the engine's public surface, for Python.
+//!
+//! It converts arguments, releases the interpreter while the engine works, and raises the engine's
+//! errors as exceptions of `embedrock.errors`. It never decides anything: shapes, dtypes and
+//! defaults are settled in `embedrock/store.py`, which hands over contiguous arrays, one call a
+//! batch. Every call into the engine happens detached from the interpreter, without exception: the
+//! engine calls back into Python while it holds locks (`Store.modify`), so a thread that waited for
+//! such a lock attached would never be woken.
+
+mod arrays;
+mod error;
+mod maintenance;
+mod scan;
+mod store;
+
+/// The engine of Embedrock. Use the package `embedrock`, which checks and documents what goes in.
+#[pyo3::pymodule]
+mod _core {
+    #[pymodule_export]
+    use crate::arrays::distinct;
+    #[pymodule_export]
+    use crate::maintenance::{check, copy};
+    #[pymodule_export]
+    use crate::scan::Scan;
+    #[pymodule_export]
+    use crate::store::{Store, TableId};
+
+    /// Version of the engine, equal to the package's.
+    #[pymodule_export]
+    #[expect(
+        non_upper_case_globals,
+        reason = "the name that Python programs expect"
+    )]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
+}

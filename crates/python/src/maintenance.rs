@@ -1,0 +1,69 @@
+//! Whole-store work: check every page, copy a commit.
+//!
+//! Both run detached and look for signals whenever the engine reports progress, so that Ctrl-C
+//! ends them between two batches.
+
+use crate::error::{Carried, OrRaise};
+use crate::store::json_value;
+use embedrock_core::{Memory, Result};
+use pyo3::prelude::*;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// Tells Python how far the engine is, and lets Ctrl-C through.
+fn report(
+    carried: &mut Carried,
+    progress: Option<&Py<PyAny>>,
+    done: u64,
+    total: u64,
+) -> Result<()> {
+    Python::attach(|py| {
+        let outcome = py.check_signals().and_then(|()| match progress {
+            Some(progress) => progress.call1(py, (done, total)).map(drop),
+            None => Ok(()),
+        });
+        carried.keep(outcome)
+    })
+}
+
+/// Reads and verifies every page of the store at `path`.
+///
+/// `progress(done, total)` is called now and then, in pages; what it raises ends the check.
+#[pyfunction]
+#[pyo3(signature = (path, progress=None))]
+pub(crate) fn check(
+    py: Python<'_>,
+    path: PathBuf,
+    progress: Option<Py<PyAny>>,
+) -> PyResult<Py<PyAny>> {
+    let mut carried = Carried::default();
+    let outcome = py.detach(|| {
+        embedrock_core::check(&path, &mut |done, total| {
+            report(&mut carried, progress.as_ref(), done, total)
+        })
+    });
+    json_value(py, &carried.resolve(py, outcome)?)
+}
+
+/// Copies the commit of `step` (the last one without it) to a new store at `destination`.
+///
+/// `progress(done, total)` is called now and then, in rows; what it raises ends the copy.
+#[pyfunction]
+#[pyo3(signature = (path, destination, memory, step=None, progress=None))]
+pub(crate) fn copy(
+    py: Python<'_>,
+    path: PathBuf,
+    destination: PathBuf,
+    memory: &str,
+    step: Option<u64>,
+    progress: Option<Py<PyAny>>,
+) -> PyResult<Py<PyAny>> {
+    let memory = Memory::from_str(memory).or_raise(py)?;
+    let mut carried = Carried::default();
+    let outcome = py.detach(|| {
+        embedrock_core::copy(&path, &destination, step, memory, &mut |done, total| {
+            report(&mut carried, progress.as_ref(), done, total)
+        })
+    });
+    json_value(py, &carried.resolve(py, outcome)?)
+}

@@ -1,0 +1,347 @@
+//! The engine's `Store` for Python: one call a batch, detached from the interpreter.
+
+mod modify;
+
+use crate::arrays::{Keys, Rows, RowsOut, to_fill};
+use crate::error::{Carried, OrRaise, misuse};
+use crate::scan::Scan;
+use embedrock_core as core;
+use numpy::PyReadwriteArray1;
+use pyo3::prelude::*;
+use pyo3::pybacked::{PyBackedBytes, PyBackedStr};
+use pyo3::types::PyBytes;
+use serde::Serialize;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// The handle of a table within its store.
+#[pyclass(frozen, eq, hash, module = "embedrock._core")]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct TableId(core::TableId);
+
+#[pymethods]
+impl TableId {
+    fn __repr__(&self) -> String {
+        format!("TableId({})", self.0)
+    }
+}
+
+/// A handle, keys, values to fill and state to fill.
+type GetParts<'py> = (
+    PyRef<'py, TableId>,
+    Keys<'py>,
+    RowsOut<'py>,
+    Option<RowsOut<'py>>,
+);
+/// A handle, keys, values and state.
+type PutParts<'py> = (PyRef<'py, TableId>, Keys<'py>, Rows<'py>, Option<Rows<'py>>);
+/// A handle, keys, gradients and (lr, eps, beta1, beta2, weight_decay).
+type UpdateParts<'py> = (
+    PyRef<'py, TableId>,
+    Keys<'py>,
+    Rows<'py>,
+    (f64, f64, f64, f64, f64),
+);
+
+/// An open store.
+#[pyclass(frozen, module = "embedrock._core")]
+pub(crate) struct Store(core::Store);
+
+#[pymethods]
+impl Store {
+    /// Opens the store at `path`, creating it when there is none and `create` is set.
+    #[new]
+    #[pyo3(signature = (path, memory, *, max_disk_bytes=None, page_bytes=None, io="auto",
+        policy="lru", keep=2, seed=0, create=true, step=None, read_only=false, check_disk=true))]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "keyword arguments of a Python constructor"
+    )]
+    fn new(
+        py: Python<'_>,
+        path: PathBuf,
+        memory: &str,
+        max_disk_bytes: Option<u64>,
+        page_bytes: Option<usize>,
+        io: &str,
+        policy: &str,
+        keep: usize,
+        seed: u64,
+        create: bool,
+        step: Option<u64>,
+        read_only: bool,
+        check_disk: bool,
+    ) -> PyResult<Self> {
+        let options = core::StoreOptions {
+            memory: core::Memory::from_str(memory).or_raise(py)?,
+            max_disk_bytes,
+            page_bytes,
+            io: core::IoChoice::from_str(io).or_raise(py)?,
+            policy: policy_kind(py, policy)?,
+            keep,
+            seed,
+            create,
+            step,
+            read_only,
+            check_disk,
+        };
+        py.detach(|| core::Store::open(&path, options))
+            .map(Self)
+            .or_raise(py)
+    }
+
+    /// Creates the table that the JSON text describes, or opens it when it has equal parameters.
+    fn table(&self, py: Python<'_>, spec: &str) -> PyResult<TableId> {
+        modify::refuse_reentry(py, &self.0)?;
+        let spec: core::TableSpec = serde_json::from_str(spec)
+            .map_err(|error| misuse(py, format!("table parameters: {error}")))?;
+        py.detach(|| self.0.table(&spec)).map(TableId).or_raise(py)
+    }
+
+    /// The table of that name, or None.
+    fn find_table(&self, py: Python<'_>, name: &str) -> Option<TableId> {
+        py.detach(|| self.0.find_table(name)).map(TableId)
+    }
+
+    /// Handles of all tables, in order of creation.
+    fn tables(&self, py: Python<'_>) -> Vec<TableId> {
+        py.detach(|| self.0.tables())
+            .into_iter()
+            .map(|info| TableId(info.id))
+            .collect()
+    }
+
+    /// What the store knows of a table, as a dict.
+    fn table_info(&self, py: Python<'_>, table: PyRef<'_, TableId>) -> PyResult<Py<PyAny>> {
+        let table = table.0;
+        let info = py.detach(|| self.0.table_info(table)).or_raise(py)?;
+        json_value(py, &info)
+    }
+
+    /// Fills each batch's values (and state) with the rows of its keys.
+    fn get(&self, py: Python<'_>, batches: Vec<GetParts<'_>>) -> PyResult<()> {
+        modify::refuse_reentry(py, &self.0)?;
+        let mut outputs = Vec::with_capacity(batches.len());
+        for (_, _, values, state) in &batches {
+            outputs.push((to_fill(values)?, state.as_ref().map(to_fill).transpose()?));
+        }
+        let mut requests = Vec::with_capacity(batches.len());
+        for ((table, keys, _, _), (values, state)) in batches.iter().zip(&mut outputs) {
+            requests.push(core::GetBatch {
+                table: table.0,
+                keys: keys.as_slice()?,
+                values: values.as_slice_mut()?,
+                state: state
+                    .as_mut()
+                    .map(|state| state.as_slice_mut())
+                    .transpose()?,
+            });
+        }
+        py.detach(|| self.0.get(&mut requests)).or_raise(py)
+    }
+
+    /// Writes rows; of equal keys the last one wins.
+    fn put(
+        &self,
+        py: Python<'_>,
+        batches: Vec<PutParts<'_>>,
+        reset_state: bool,
+        non_finite: &str,
+    ) -> PyResult<()> {
+        modify::refuse_reentry(py, &self.0)?;
+        let non_finite = non_finite_choice(py, non_finite)?;
+        let mut requests = Vec::with_capacity(batches.len());
+        for (table, keys, values, state) in &batches {
+            requests.push(core::PutBatch {
+                table: table.0,
+                keys: keys.as_slice()?,
+                values: values.as_slice()?,
+                state: state.as_ref().map(|state| state.as_slice()).transpose()?,
+                reset_state,
+                non_finite,
+            });
+        }
+        py.detach(|| self.0.put(&requests)).map(drop).or_raise(py)
+    }
+
+    /// One optimizer step per distinct key; returns (rows updated, rows skipped).
+    #[pyo3(signature = (batches, non_finite, step=None))]
+    fn update(
+        &self,
+        py: Python<'_>,
+        batches: Vec<UpdateParts<'_>>,
+        non_finite: &str,
+        step: Option<u64>,
+    ) -> PyResult<(u64, u64)> {
+        modify::refuse_reentry(py, &self.0)?;
+        let non_finite = non_finite_choice(py, non_finite)?;
+        let mut requests = Vec::with_capacity(batches.len());
+        for (table, keys, gradients, (lr, eps, beta1, beta2, weight_decay)) in &batches {
+            requests.push(core::UpdateBatch {
+                table: table.0,
+                keys: keys.as_slice()?,
+                gradients: gradients.as_slice()?,
+                hyper: core::Hyper {
+                    lr: *lr,
+                    eps: *eps,
+                    beta1: *beta1,
+                    beta2: *beta2,
+                    weight_decay: *weight_decay,
+                },
+                non_finite,
+                step,
+            });
+        }
+        let report = py.detach(|| self.0.update(&requests)).or_raise(py)?;
+        Ok((report.rows, report.skipped))
+    }
+
+    /// Calls `function(values, state)` with the rows of the distinct keys and stores what the two
+    /// arrays hold afterwards.
+    fn modify(
+        &self,
+        py: Python<'_>,
+        table: PyRef<'_, TableId>,
+        keys: Keys<'_>,
+        function: Py<PyAny>,
+    ) -> PyResult<()> {
+        modify::modify(py, &self.0, table.0, keys.as_slice()?, &function)
+    }
+
+    /// Deletes keys; returns how many had a row.
+    fn delete(&self, py: Python<'_>, table: PyRef<'_, TableId>, keys: Keys<'_>) -> PyResult<u64> {
+        modify::refuse_reentry(py, &self.0)?;
+        let (table, keys) = (table.0, keys.as_slice()?);
+        py.detach(|| self.0.delete(table, keys)).or_raise(py)
+    }
+
+    /// Sets `out[i]` where `keys[i]` has a row.
+    fn contains(
+        &self,
+        py: Python<'_>,
+        table: PyRef<'_, TableId>,
+        keys: Keys<'_>,
+        mut out: PyReadwriteArray1<'_, bool>,
+    ) -> PyResult<()> {
+        modify::refuse_reentry(py, &self.0)?;
+        let (table, keys, out) = (table.0, keys.as_slice()?, out.as_slice_mut()?);
+        py.detach(|| self.0.contains(table, keys, out)).or_raise(py)
+    }
+
+    /// Announces keys that coming batches will ask for.
+    fn lookahead(&self, py: Python<'_>, table: PyRef<'_, TableId>, keys: Keys<'_>) -> PyResult<()> {
+        modify::refuse_reentry(py, &self.0)?;
+        let (table, keys) = (table.0, keys.as_slice()?);
+        py.detach(|| self.0.lookahead(table, keys)).or_raise(py)
+    }
+
+    /// How many keys of the table are written and not deleted.
+    fn len(&self, py: Python<'_>, table: PyRef<'_, TableId>) -> PyResult<u64> {
+        modify::refuse_reentry(py, &self.0)?;
+        let table = table.0;
+        py.detach(|| self.0.len(table)).or_raise(py)
+    }
+
+    /// Starts an iteration over the written rows of the table.
+    fn scan(&self, py: Python<'_>, table: PyRef<'_, TableId>) -> PyResult<Scan> {
+        modify::refuse_reentry(py, &self.0)?;
+        let table = table.0;
+        py.detach(|| self.0.scan(table)).map(Scan::new).or_raise(py)
+    }
+
+    /// A hash of all written rows, values and state, independent of their order.
+    fn digest(&self, py: Python<'_>, table: PyRef<'_, TableId>) -> PyResult<u64> {
+        modify::refuse_reentry(py, &self.0)?;
+        let table = table.0;
+        py.detach(|| self.0.digest(table)).or_raise(py)
+    }
+
+    /// Makes everything so far durable under `step`; returns the commit as a dict.
+    fn commit(
+        &self,
+        py: Python<'_>,
+        step: u64,
+        meta: &str,
+        state: Vec<(PyBackedStr, PyBackedBytes)>,
+    ) -> PyResult<Py<PyAny>> {
+        modify::refuse_reentry(py, &self.0)?;
+        let state: Vec<(&str, &[u8])> = state
+            .iter()
+            .map(|(name, bytes)| (&**name, &**bytes))
+            .collect();
+        let info = py
+            .detach(|| self.0.commit(step, meta, &state))
+            .or_raise(py)?;
+        json_value(py, &info)
+    }
+
+    /// The commits that are kept, oldest first, as dicts.
+    fn commits(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        let commits = py.detach(|| self.0.commits());
+        json_value(py, &commits)
+    }
+
+    /// The commit opened at or made last, as a dict, or None.
+    fn last_commit(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        let commit = py.detach(|| self.0.last_commit());
+        json_value(py, &commit)
+    }
+
+    /// The named byte strings of the commit opened at or made last.
+    fn state<'py>(&self, py: Python<'py>) -> PyResult<Vec<(String, Bound<'py, PyBytes>)>> {
+        modify::refuse_reentry(py, &self.0)?;
+        let state = py.detach(|| self.0.state()).or_raise(py)?;
+        Ok(state
+            .into_iter()
+            .map(|(name, bytes)| (name, PyBytes::new(py, &bytes)))
+            .collect())
+    }
+
+    /// What would be lost by closing: (batches, rows touched) since the last commit.
+    fn uncommitted(&self, py: Python<'_>) -> (u64, u64) {
+        let uncommitted = py.detach(|| self.0.uncommitted());
+        (uncommitted.batches, uncommitted.rows)
+    }
+
+    /// Counters and sizes, as a nested dict.
+    fn stats(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        let stats = py.detach(|| self.0.stats()).or_raise(py)?;
+        json_value(py, &stats)
+    }
+
+    /// Closes the store; returns the (batches, rows) that no commit holds.
+    fn close(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
+        modify::refuse_reentry(py, &self.0)?;
+        let lost = py.detach(|| self.0.close()).or_raise(py)?;
+        Ok((lost.batches, lost.rows))
+    }
+}
+
+/// A serializable value as plain Python objects.
+pub(crate) fn json_value(py: Python<'_>, value: &impl Serialize) -> PyResult<Py<PyAny>> {
+    let text = serde_json::to_string(value).map_err(|error| misuse(py, error.to_string()))?;
+    Ok(py.import("json")?.call_method1("loads", (text,))?.unbind())
+}
+
+fn policy_kind(py: Python<'_>, name: &str) -> PyResult<core::PolicyKind> {
+    match name {
+        "lru" => Ok(core::PolicyKind::Lru),
+        "lfu" => Ok(core::PolicyKind::Lfu),
+        _ => Err(misuse(
+            py,
+            format!("policy is {name:?}, expected \"lru\" or \"lfu\""),
+        )),
+    }
+}
+
+fn non_finite_choice(py: Python<'_>, name: &str) -> PyResult<core::NonFinite> {
+    match name {
+        "refuse" => Ok(core::NonFinite::Refuse),
+        "skip" => Ok(core::NonFinite::Skip),
+        "apply" => Ok(core::NonFinite::Apply),
+        _ => Err(misuse(
+            py,
+            format!("non_finite is {name:?}, expected \"refuse\", \"skip\" or \"apply\""),
+        )),
+    }
+}

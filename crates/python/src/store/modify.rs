@@ -1,0 +1,98 @@
+//! `modify`: a Python function from rows to rows, called back by the engine.
+//!
+//! The arrays that the function sees are copies, so that it may keep them; what they hold when it
+//! returns is written back. While it runs the engine holds locks of the store, so a call of the
+//! same store from inside it would wait for itself: such calls are refused instead.
+
+use super::{Carried, core, misuse};
+use numpy::{PyArray1, PyArray2, PyArrayMethods};
+use pyo3::prelude::*;
+use std::cell::RefCell;
+
+thread_local! {
+    /// Addresses of the stores whose `modify` runs on this thread.
+    static INSIDE: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Takes a store off this thread's list when its `modify` ends, also by a panic.
+struct Inside;
+
+impl Inside {
+    fn enter(store: &core::Store) -> Self {
+        INSIDE.with_borrow_mut(|stores| stores.push(std::ptr::from_ref(store).addr()));
+        Self
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        INSIDE.with_borrow_mut(Vec::pop);
+    }
+}
+
+/// Refuses a call that comes from inside the `modify` of the same store on the same thread.
+pub(super) fn refuse_reentry(py: Python<'_>, store: &core::Store) -> PyResult<()> {
+    let address = std::ptr::from_ref(store).addr();
+    if INSIDE.with_borrow(|stores| stores.contains(&address)) {
+        return Err(misuse(
+            py,
+            "the function given to modify called the store that is calling it; read what it needs \
+             before, or write the rest after modify returns",
+        ));
+    }
+    Ok(())
+}
+
+/// Calls `function(values, state)` for the rows of the distinct keys and writes back what the two
+/// arrays hold afterwards. An exception of the function changes nothing and is raised as it is.
+pub(super) fn modify(
+    py: Python<'_>,
+    store: &core::Store,
+    table: core::TableId,
+    keys: &[u64],
+    function: &Py<PyAny>,
+) -> PyResult<()> {
+    refuse_reentry(py, store)?;
+    let mut carried = Carried::default();
+    let outcome = py.detach(|| {
+        let _inside = Inside::enter(store);
+        store.modify(table, keys, &mut |keys, values, state| {
+            carried.keep(Python::attach(|py| {
+                call(py, function, keys.len(), values, state)
+            }))
+        })
+    });
+    carried.resolve(py, outcome).map(drop)
+}
+
+fn call(
+    py: Python<'_>,
+    function: &Py<PyAny>,
+    rows: usize,
+    values: &mut [f32],
+    state: &mut [f32],
+) -> PyResult<()> {
+    let values_array = matrix(py, values, rows)?;
+    let state_array = matrix(py, state, rows)?;
+    function.call1(py, (&values_array, &state_array))?;
+    write_back(py, &values_array, values)?;
+    write_back(py, &state_array, state)
+}
+
+fn matrix<'py>(py: Python<'py>, words: &[f32], rows: usize) -> PyResult<Bound<'py, PyArray2<f32>>> {
+    let columns = words.len().checked_div(rows).unwrap_or(0);
+    PyArray1::from_slice(py, words).reshape([rows, columns])
+}
+
+fn write_back(py: Python<'_>, array: &Bound<'_, PyArray2<f32>>, words: &mut [f32]) -> PyResult<()> {
+    let array = array.try_readonly()?;
+    let slice = array.as_slice()?;
+    if slice.len() != words.len() {
+        return Err(misuse(
+            py,
+            "the function given to modify resized an array it was given",
+        ));
+    }
+    words.copy_from_slice(slice);
+    Ok(())
+}

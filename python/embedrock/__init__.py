@@ -1,0 +1,76 @@
+"""Embedrock: embedding tables larger than memory, on a slice of DRAM and an ordinary SSD.
+
+>>> with embedrock.open("quick.store", memory="64MiB") as store:
+...     table = store.table("ads", 4, optimizer="adagrad", initializer=0.0)
+...     report = table.update([7, 8], np.ones((2, 4), np.float32), lr=0.1)
+...     rows = table.get([7, 8, 9])
+...     commit = store.commit(step=1)
+>>> rows.shape
+(3, 4)
+
+Only NumPy is needed for that. What needs PyTorch (``embedrock.nn``, ``embedrock.optim``,
+``embedrock.save``, ``embedrock.resume``) is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from embedrock import errors, initializers, optimizers
+from embedrock._core import __version__
+from embedrock.errors import EmbedrockError, UncommittedWarning
+from embedrock.store import Commit, Store, check, copy, distinct, open
+from embedrock.table import Table
+
+if TYPE_CHECKING:
+    from embedrock import nn, optim
+    from embedrock.checkpoint import resume, save
+
+__all__ = [
+    "Commit",
+    "EmbedrockError",
+    "Store",
+    "Table",
+    "UncommittedWarning",
+    "__version__",
+    "check",
+    "copy",
+    "distinct",
+    "errors",
+    "initializers",
+    "nn",
+    "open",
+    "optim",
+    "optimizers",
+    "resume",
+    "save",
+]
+
+# Public names that need PyTorch, and the module that each one comes from.
+_LAZY = {
+    "nn": "embedrock.nn",
+    "optim": "embedrock.optim",
+    "resume": "embedrock.checkpoint",
+    "save": "embedrock.checkpoint",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'embedrock' has no attribute {name!r}")
+    try:
+        module = importlib.import_module(_LAZY[name])
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] != "torch":
+            raise
+        raise ModuleNotFoundError(
+            f"embedrock.{name} needs PyTorch: pip install 'embedrock[torch]'", name="torch"
+        ) from error
+    value = module if module.__name__ == f"embedrock.{name}" else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,167 @@
+"""Arrays at the edge: what callers pass, as contiguous NumPy arrays of the engine's types.
+
+Everything that Python code hands to the engine goes through here once, and is copied at most once:
+not at all when it already has the right type and lies contiguously in host memory. Errors name what
+came, what was expected and the way out. PyTorch is never imported: a tensor can only arrive when
+its owner imported it.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from embedrock.errors import MisuseError
+
+__all__ = ["ArrayLike", "Keys", "SupportsDLPack", "as_keys", "as_out", "as_rows"]
+
+_FLOAT32 = np.dtype(np.float32)
+_INT64 = np.dtype(np.int64)
+_UINT64 = np.dtype(np.uint64)
+_HOST_DEVICES = (1, 3, 11, 13)  # DLPack's codes for CPU, and CUDA and ROCm memory that CPUs read
+
+
+class SupportsDLPack(Protocol):
+    """An array of any library that speaks DLPack, such as a ``torch.Tensor``."""
+
+    def __dlpack__(self, *, stream: Any = ...) -> Any:
+        """Exports the array as a capsule."""
+
+
+ArrayLike: TypeAlias = npt.ArrayLike | SupportsDLPack
+
+
+class Keys(NamedTuple):
+    """Keys as the engine takes them, and what is needed to give the answer their shape."""
+
+    flat: npt.NDArray[np.uint64]
+    """(N,) uint64, contiguous."""
+    shape: tuple[int, ...]
+    """The shape that the caller's keys had."""
+    signed: bool
+    """Whether the caller's keys were signed, for messages and for answers of the same type."""
+
+
+def as_keys(keys: ArrayLike, name: str = "keys") -> Keys:
+    """The keys as a flat uint64 array: signed ones keep their 64 bits, so -1 is 2**64 - 1."""
+    if type(keys) is np.ndarray and keys.dtype is _INT64 and keys.flags.carray:
+        return Keys(keys.view(_UINT64).reshape(-1), keys.shape, True)  # most calls, 1 us faster
+    array = _as_host(keys, name)
+    if array.size == 0 and not isinstance(keys, np.ndarray) and array.dtype == np.float64:
+        array = array.astype(np.int64)  # an empty list, which NumPy takes for floats
+    if array.dtype.kind not in "iu":
+        raise MisuseError(
+            f"{name} are {array.dtype}, expected int64 or uint64; "
+            f"convert ids with {name}.astype(np.int64)"
+        )
+    signed = array.dtype.kind == "i"
+    array = _contiguous(array, _INT64 if signed else _UINT64)
+    return Keys(array.view(_UINT64).reshape(-1), array.shape, signed)
+
+
+def as_rows(
+    rows: ArrayLike, shape: tuple[int, ...], meaning: str, name: str
+) -> npt.NDArray[np.float32]:
+    """The rows as a contiguous float32 array of exactly this shape.
+
+    Narrower floats are widened, which is exact; wider ones and integers are refused. ``meaning``
+    explains the shape in the error.
+    """
+    if isinstance(rows, (list, tuple, int, float)):
+        rows = np.asarray(rows, dtype=np.float32)
+    array = _as_host(rows, name)
+    if array.dtype != _FLOAT32 and array.dtype.name not in ("float32", "float16", "bfloat16"):
+        raise MisuseError(
+            f"{name} are {array.dtype}, expected float32; "
+            f"convert them with {name}.astype(np.float32)"
+        )
+    if array.shape != shape:
+        raise MisuseError(f"{name} have shape {array.shape}, expected {shape}: {meaning}")
+    return _contiguous(array, _FLOAT32)
+
+
+def as_out(out: Any, shape: tuple[int, ...], meaning: str, name: str) -> npt.NDArray[np.float32]:
+    """A view of the caller's array to fill: float32, exactly this shape, contiguous, writeable.
+
+    A CPU tensor of PyTorch is filled through its own memory.
+    """
+    array = out
+    if _is_tensor(out):
+        if out.device.type != "cpu":
+            raise MisuseError(f"{name} is on {out.device}, expected host memory; copy afterwards")
+        if str(out.dtype) != "torch.float32":
+            raise MisuseError(f"{name} is {out.dtype}, expected float32")
+        array = out.detach().numpy()
+    if not isinstance(array, np.ndarray):
+        raise MisuseError(f"{name} is {_describe(out)}, expected a float32 array to fill")
+    if array.dtype != _FLOAT32:
+        raise MisuseError(f"{name} is {array.dtype}, expected float32")
+    if array.shape != shape:
+        raise MisuseError(f"{name} has shape {array.shape}, expected {shape}: {meaning}")
+    flags = array.flags
+    if not (flags.c_contiguous and flags.aligned):
+        raise MisuseError(f"{name} is not C-contiguous; make it with np.empty({shape}, np.float32)")
+    if not flags.writeable:
+        raise MisuseError(f"{name} is read-only, expected an array to fill")
+    return array
+
+
+def _as_host(value: Any, name: str) -> npt.NDArray[Any]:
+    """Any array as a NumPy array in host memory, without a copy where it already is there."""
+    if isinstance(value, np.ndarray):
+        return value
+    if _is_tensor(value):
+        return _tensor_to_numpy(value, name)
+    if hasattr(value, "__dlpack__"):
+        return _dlpack_to_numpy(value, name)
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise MisuseError(f"{name} cannot be read as an array: {error}") from error
+
+
+def _is_tensor(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    tensor = getattr(torch, "Tensor", None)
+    return tensor is not None and isinstance(value, tensor)
+
+
+def _tensor_to_numpy(tensor: Any, name: str) -> npt.NDArray[Any]:
+    if str(tensor.layout) != "torch.strided":
+        raise MisuseError(
+            f"{name} are a sparse tensor, expected a dense one; "
+            f"pass its indices() as keys and its values() as rows"
+        )
+    if str(tensor.dtype) == "torch.bfloat16":
+        tensor = tensor.detach().float()
+    try:
+        array: npt.NDArray[Any] = tensor.numpy(force=True)
+    except (TypeError, RuntimeError) as error:
+        raise MisuseError(f"{name} are a tensor without data to read: {error}") from error
+    return array
+
+
+def _dlpack_to_numpy(value: Any, name: str) -> npt.NDArray[Any]:
+    device = int(value.__dlpack_device__()[0])
+    try:
+        if device in _HOST_DEVICES:
+            return np.from_dlpack(value)
+        return np.from_dlpack(value, device="cpu")
+    except (BufferError, TypeError, RuntimeError, ValueError) as error:
+        raise MisuseError(
+            f"{name} are {_describe(value)} that cannot be read on the host ({error}); "
+            f"copy them to host memory first"
+        ) from error
+
+
+def _contiguous(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    if array.dtype == dtype and array.flags.c_contiguous and array.flags.aligned:
+        return array
+    return np.array(array, dtype=dtype, order="C", copy=True, subok=False)
+
+
+def _describe(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"

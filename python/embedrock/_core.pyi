@@ -1,0 +1,151 @@
+"""The engine of Embedrock. Use the package `embedrock`, which checks and documents what goes in.
+
+Arrays are C-contiguous; keys are flat. Every call works without the interpreter lock and raises
+the exceptions of `embedrock.errors`.
+"""
+
+from collections.abc import Callable, Sequence
+from os import PathLike
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Scan", "Store", "TableId", "__version__", "check", "copy", "distinct"]
+
+__version__: str
+
+_Keys = NDArray[np.uint64]
+_Rows = NDArray[np.float32]
+_Path = str | PathLike[str]
+_Progress = Callable[[int, int], object]
+_Hyper = tuple[float, float, float, float, float]
+
+@final
+class TableId:
+    """The handle of a table within its store."""
+
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self, /) -> int: ...
+    def __repr__(self, /) -> str: ...
+
+@final
+class Scan:
+    """An iteration over the written rows of a table, in the engine's order."""
+
+    def next_batch(self, /, keys: _Keys, values: _Rows, state: _Rows | None = None) -> int:
+        """Fills the arrays with the next rows and returns how many; 0 at the end."""
+
+@final
+class Store:
+    """An open store."""
+
+    def __new__(
+        cls,
+        path: _Path,
+        memory: str,
+        *,
+        max_disk_bytes: int | None = None,
+        page_bytes: int | None = None,
+        io: str = "auto",
+        policy: str = "lru",
+        keep: int = 2,
+        seed: int = 0,
+        create: bool = True,
+        step: int | None = None,
+        read_only: bool = False,
+        check_disk: bool = True,
+    ) -> Store:
+        """Opens the store at `path`, creating it when there is none and `create` is set."""
+
+    def table(self, /, spec: str) -> TableId:
+        """Creates the table that the JSON text describes, or opens it when it is the same."""
+
+    def find_table(self, /, name: str) -> TableId | None:
+        """The table of that name, or None."""
+
+    def tables(self, /) -> list[TableId]:
+        """Handles of all tables, in order of creation."""
+
+    def table_info(self, /, table: TableId) -> dict[str, Any]:
+        """What the store knows of a table."""
+
+    def get(self, /, batches: Sequence[tuple[TableId, _Keys, _Rows, _Rows | None]]) -> None:
+        """Fills each batch's values (and state) with the rows of its keys."""
+
+    def put(
+        self,
+        /,
+        batches: Sequence[tuple[TableId, _Keys, _Rows, _Rows | None]],
+        reset_state: bool,
+        non_finite: str,
+    ) -> None:
+        """Writes rows; of equal keys the last one wins."""
+
+    def update(
+        self,
+        /,
+        batches: Sequence[tuple[TableId, _Keys, _Rows, _Hyper]],
+        non_finite: str,
+        step: int | None = None,
+    ) -> tuple[int, int]:
+        """One optimizer step per distinct key; returns (rows updated, rows skipped)."""
+
+    def modify(
+        self, /, table: TableId, keys: _Keys, function: Callable[[_Rows, _Rows], None]
+    ) -> None:
+        """Calls `function(values, state)` and stores what the two arrays hold afterwards."""
+
+    def delete(self, /, table: TableId, keys: _Keys) -> int:
+        """Deletes keys; returns how many had a row."""
+
+    def contains(self, /, table: TableId, keys: _Keys, out: NDArray[np.bool_]) -> None:
+        """Sets `out[i]` where `keys[i]` has a row."""
+
+    def lookahead(self, /, table: TableId, keys: _Keys) -> None:
+        """Announces keys that coming batches will ask for."""
+
+    def len(self, /, table: TableId) -> int:
+        """How many keys of the table are written and not deleted."""
+
+    def scan(self, /, table: TableId) -> Scan:
+        """Starts an iteration over the written rows of the table."""
+
+    def digest(self, /, table: TableId) -> int:
+        """A hash of all written rows, values and state, independent of their order."""
+
+    def commit(self, /, step: int, meta: str, state: Sequence[tuple[str, bytes]]) -> dict[str, Any]:
+        """Makes everything so far durable under `step`; returns the commit."""
+
+    def commits(self, /) -> list[dict[str, Any]]:
+        """The commits that are kept, oldest first."""
+
+    def last_commit(self, /) -> dict[str, Any] | None:
+        """The commit opened at or made last."""
+
+    def state(self, /) -> list[tuple[str, bytes]]:
+        """The named byte strings of the commit opened at or made last."""
+
+    def uncommitted(self, /) -> tuple[int, int]:
+        """What would be lost by closing: (batches, rows touched) since the last commit."""
+
+    def stats(self, /) -> dict[str, Any]:
+        """Counters and sizes, nested."""
+
+    def close(self, /) -> tuple[int, int]:
+        """Closes the store; returns the (batches, rows) that no commit holds."""
+
+def distinct(keys: _Keys) -> tuple[_Keys, NDArray[np.int64]]:
+    """Distinct keys in order of first occurrence, and each key's place among them."""
+
+def check(path: _Path, progress: _Progress | None = None) -> dict[str, Any]:
+    """Reads and verifies every page of the store at `path`."""
+
+def copy(
+    path: _Path,
+    destination: _Path,
+    memory: str,
+    step: int | None = None,
+    progress: _Progress | None = None,
+) -> dict[str, Any]:
+    """Copies a commit to a new store at `destination`."""

@@ -1,0 +1,112 @@
+"""The exceptions of Embedrock: one tree that mirrors the kinds of the engine's errors.
+
+Every exception that the engine raises is an :class:`EmbedrockError`, so that one ``except`` clause
+catches them all. Classes that stand for what Python programs already know how to catch are also
+``ValueError``, ``IndexError`` or ``OSError``. Exceptions of a caller's own functions (the ``fn`` of
+``Table.modify``, a progress callback) are never wrapped: they reach the caller as they were raised.
+
+>>> import embedrock
+>>> try:
+...     embedrock.distinct([0.5])
+... except embedrock.errors.MisuseError as error:
+...     print(error)
+keys are float64, expected int64 or uint64; convert ids with keys.astype(np.int64)
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BudgetError",
+    "CallbackError",
+    "ClosedError",
+    "CommitGoneError",
+    "CorruptError",
+    "EmbedrockError",
+    "ForkedError",
+    "FullError",
+    "IoError",
+    "KeyRangeError",
+    "LockedError",
+    "MismatchError",
+    "MisuseError",
+    "NonFiniteError",
+    "NotFoundError",
+    "PoisonedError",
+    "UncommittedWarning",
+    "UnsupportedError",
+]
+
+
+class EmbedrockError(Exception):
+    """The root of every exception that Embedrock raises."""
+
+
+class MisuseError(EmbedrockError, ValueError):
+    """An argument is unusable: wrong shape, dtype, name or combination of options."""
+
+
+class KeyRangeError(EmbedrockError, IndexError):
+    """A key lies outside ``0..num_embeddings`` of a dense table. Nothing was changed."""
+
+
+class MismatchError(EmbedrockError):
+    """An existing store or table was opened with other parameters than it has."""
+
+
+class NonFiniteError(EmbedrockError):
+    """A gradient or value is NaN or infinite and the caller did not allow it."""
+
+
+class BudgetError(EmbedrockError):
+    """The memory budget cannot work; the message names the bytes that would."""
+
+
+class FullError(EmbedrockError):
+    """No room on disk for what was asked. Nothing was written; reads and commits go on."""
+
+
+class LockedError(EmbedrockError):
+    """Another process writes to this store; the message names it."""
+
+
+class ForkedError(EmbedrockError):
+    """The store was opened before this process was forked: open it in the process that uses it."""
+
+
+class ClosedError(EmbedrockError):
+    """The store was closed."""
+
+
+class NotFoundError(EmbedrockError):
+    """No such store, table or commit."""
+
+
+class CommitGoneError(EmbedrockError):
+    """The commit that a reader held is gone."""
+
+
+class IoError(EmbedrockError, OSError):
+    """The operating system reported a failure; ``errno`` holds its number where it gave one."""
+
+
+class CorruptError(EmbedrockError):
+    """Stored bytes are damaged; the message names file, page and table."""
+
+
+class UnsupportedError(EmbedrockError):
+    """This machine or file system lacks what was asked for."""
+
+
+class PoisonedError(EmbedrockError):
+    """An earlier I/O error left memory and disk apart: reopen the store at its last commit."""
+
+
+class CallbackError(EmbedrockError):
+    """A callback of the engine failed without an exception of its own."""
+
+
+class UncommittedWarning(UserWarning):
+    """A store was closed with changes that no commit holds: they are gone.
+
+    A subclass of ``UserWarning`` and not of ``ResourceWarning``, which Python hides by default.
+    """

@@ -1,0 +1,64 @@
+"""Initial rows: what a key reads as before it is first written.
+
+An initial row is a pure function of the store's seed, the table and the key, so nothing is stored
+by reading it and every run sees the same bits. Each function returns the description that
+``Store.table(initializer=...)`` takes; a number alone stands for that constant.
+
+>>> embedrock.initializers.normal(std=0.01)
+{'normal': {'mean': 0.0, 'std': 0.01}}
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any, TypeAlias
+
+from embedrock.errors import MisuseError
+
+__all__ = ["InitializerLike", "constant", "normal", "uniform"]
+
+InitializerLike: TypeAlias = float | dict[str, Any]
+
+_FIELDS = {"uniform": {"low", "high"}, "normal": {"mean", "std"}}
+
+
+def constant(value: float) -> dict[str, Any]:
+    """Every value of the row is ``value``."""
+    return {"constant": _finite("value", value)}
+
+
+def uniform(low: float = -0.05, high: float = 0.05) -> dict[str, Any]:
+    """Values drawn evenly from ``low`` (included) to ``high`` (excluded)."""
+    if not _finite("low", low) <= _finite("high", high):
+        raise MisuseError(f"uniform has low={low} above high={high}")
+    return {"uniform": {"low": float(low), "high": float(high)}}
+
+
+def normal(mean: float = 0.0, std: float = 1.0) -> dict[str, Any]:
+    """Values drawn from a normal distribution; ``torch.nn.Embedding`` starts with std 1."""
+    if _finite("std", std) < 0:
+        raise MisuseError(f"normal has std={std}, expected 0 or more")
+    return {"normal": {"mean": _finite("mean", mean), "std": float(std)}}
+
+
+def resolve(initializer: InitializerLike) -> dict[str, Any]:
+    """The description that a number or a description stands for."""
+    if isinstance(initializer, numbers.Real):
+        return constant(float(initializer))
+    if isinstance(initializer, dict) and len(initializer) == 1:
+        ((name, value),) = initializer.items()
+        if name == "constant":
+            return constant(value)
+        if isinstance(value, dict) and set(value) == _FIELDS.get(name):
+            return uniform(**value) if name == "uniform" else normal(**value)
+    raise MisuseError(
+        f"initializer is {initializer!r}, expected a number or one of embedrock.initializers: "
+        f"constant, uniform, normal"
+    )
+
+
+def _finite(name: str, value: float) -> float:
+    if not math.isfinite(value):
+        raise MisuseError(f"{name} is {value}, expected a finite number")
+    return float(value)

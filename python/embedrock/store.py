@@ -1,0 +1,520 @@
+"""Stores: a directory with tables, one memory budget and one history of commits.
+
+:func:`open` gives a :class:`Store`, whose ``table`` gives a :class:`~embedrock.table.Table`. This
+module and ``table.py`` settle shapes, dtypes and defaults and make one call a batch into the
+engine, which works without the interpreter lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import operator
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from embedrock import _core
+from embedrock import initializers as _initializers
+from embedrock import optimizers as _optimizers
+from embedrock._arrays import ArrayLike, as_keys
+from embedrock.errors import EmbedrockError, MisuseError, NotFoundError, UncommittedWarning
+from embedrock.table import Floats, KeysNamed, NonFinite, Table, update_part
+
+__all__ = ["Commit", "Store", "check", "copy", "distinct", "open"]
+
+Progress = Callable[[int, int], object]
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A durable point of a store."""
+
+    sequence: int
+    """Number of the commit within the store, from 1."""
+    step: int
+    """The caller's step."""
+    meta: Any
+    """What the caller gave ``commit`` as meta."""
+    unix_time: int
+    """When it was made, in seconds since 1970."""
+    rows_flushed: int
+    """Rows written since the commit before."""
+    bytes_written: int
+    """All bytes written for it since the commit before: pages, journal, state."""
+    state_bytes: int
+    """Bytes of the named byte strings."""
+
+
+class Store:
+    """An open store. ``embedrock.open`` makes it; close it, or use it in a ``with`` statement.
+
+    One process writes to a store at a time. Any verb may be called from several threads at once.
+    A process forked while a store is open gets ``ForkedError`` when it touches it. Closing without
+    a commit discards what came after the last one, with an ``UncommittedWarning`` that says how
+    much.
+
+    >>> with embedrock.open("ads.store", memory="64MiB") as store:
+    ...     table = store.table("ads", 4, optimizer="adagrad", initializer=0.0)
+    ...     table.put([7, 8], np.ones((2, 4), np.float32))
+    ...     commit = store.commit(step=1, meta={"note": "two rows"})
+    >>> with embedrock.open("ads.store", memory="64MiB", create=False) as store:
+    ...     print(store.step, store.meta, len(store.table("ads")))
+    1 {'note': 'two rows'} 2
+    """
+
+    def __init__(self, core: _core.Store, path: Path, memory: str) -> None:
+        """Not for callers: stores come from ``embedrock.open``."""
+        self._core = core
+        self._path = path
+        self._memory = memory
+        self._closed = False
+
+    @property
+    def path(self) -> Path:
+        """The store's directory."""
+        return self._path
+
+    @property
+    def memory(self) -> str:
+        """The memory budget as it was given to ``open``."""
+        return self._memory
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._closed
+
+    def table(
+        self,
+        name: str,
+        embedding_dim: int | None = None,
+        num_embeddings: int | None = None,
+        *,
+        expected_rows: int | None = None,
+        optimizer: _optimizers.OptimizerLike | None = None,
+        initializer: _initializers.InitializerLike | None = None,
+        dtype: Any = "float32",
+    ) -> Table:
+        """The table of that name, created if there is none.
+
+        With ``num_embeddings`` the table is dense: its keys are ``0..num_embeddings``. Without, it
+        grows by itself and takes any 64-bit key; ``expected_rows`` then sizes its index and the
+        budget's percentage. Without ``embedding_dim`` an existing table is opened as it is stored.
+        ``optimizer`` is a name or a description of ``embedrock.optimizers``, ``initializer`` a
+        number or a description of ``embedrock.initializers``; when they are None, an existing table
+        keeps its own and a new one takes row-wise Adagrad and ``uniform(-0.05, 0.05)``.
+
+        Errors: ``MismatchError`` when the stored table has other parameters, ``NotFoundError``
+        without ``embedding_dim`` and table, ``BudgetError`` when the table cannot work in the
+        memory budget, ``FullError`` when its rows would not fit on the disk.
+
+        Durability: a new table is durable with the next commit.
+
+        >>> store.table("users", 8, num_embeddings=1000, optimizer="adam")
+        <embedrock.Table 'users': 0 rows x 8 float32, dense of 1000, adam, 96 bytes per row>
+        """
+        handle = self._core.find_table(name)
+        if embedding_dim is None:
+            if num_embeddings is not None or handle is None:
+                raise self._no_table(name)
+            return Table(self, handle)
+        if np.dtype(dtype) != np.float32:
+            raise MisuseError(f"dtype is {dtype!r}, expected float32")
+        stored = None if handle is None else self._core.table_info(handle)["spec"]
+        spec = {
+            "name": name,
+            "embedding_dim": _whole("embedding_dim", embedding_dim, 1),
+            "num_embeddings": _whole_or_none("num_embeddings", num_embeddings, 1),
+            "expected_rows": _whole_or_none("expected_rows", expected_rows, 1),
+            "dtype": "float32",
+            "optimizer": _optimizers.resolve(optimizer or "rowwise_adagrad"),
+            "initializer": _initializers.resolve(
+                _initializers.uniform() if initializer is None else initializer
+            ),
+        }
+        if stored is not None:
+            if optimizer is None:
+                spec["optimizer"] = stored["optimizer"]
+            if initializer is None:
+                spec["initializer"] = stored["initializer"]
+            if expected_rows is None:
+                spec["expected_rows"] = stored["expected_rows"]
+        return Table(self, self._core.table(json.dumps(spec)))
+
+    @property
+    def tables(self) -> dict[str, Table]:
+        """All tables by name, in order of creation."""
+        found = (Table(self, handle) for handle in self._core.tables())
+        return {table.name: table for table in found}
+
+    def get(
+        self, batches: Sequence[tuple[Table, ArrayLike]], out: Sequence[Any] | None = None
+    ) -> list[Floats]:
+        """Rows of several tables in one call, as :meth:`Table.get` for each.
+
+        Shapes: ``[(table, keys (*,)), ...] -> [values (*, embedding_dim) float32, ...]``.
+
+        >>> [rows.shape for rows in store.get([(table, [1, 2]), (table, [[3]])])]
+        [(2, 4), (1, 1, 4)]
+        """
+        if out is not None and len(out) != len(batches):
+            raise MisuseError(f"out has {len(out)} arrays, expected {len(batches)}: one per batch")
+        given = [None] * len(batches) if out is None else list(out)
+        found = [(self._own(table), as_keys(keys)) for table, keys in batches]
+        filled = [
+            table._room(keys, array, f"out[{i}]", "embedding_dim")
+            for i, ((table, keys), array) in enumerate(zip(found, given, strict=True))
+        ]
+        parts = [
+            (table._handle, keys.flat, values, None)
+            for (table, keys), values in zip(found, filled, strict=True)
+        ]
+        with KeysNamed(*found):
+            self._core.get(parts)
+        return [mine if array is None else array for mine, array in zip(filled, given, strict=True)]
+
+    def put(
+        self,
+        batches: Sequence[tuple[Table, ArrayLike, ArrayLike]],
+        *,
+        reset_state: bool = False,
+        non_finite: NonFinite = "refuse",
+    ) -> None:
+        """Writes rows of several tables in one call, as :meth:`Table.put` for each.
+
+        >>> store.put([(table, [1], np.ones((1, 4), np.float32))])
+        """
+        found = [(self._own(table), as_keys(keys)) for table, keys, _ in batches]
+        parts = [
+            (table._handle, keys.flat, table._rows(keys, batch[2], "values", "embedding_dim"), None)
+            for (table, keys), batch in zip(found, batches, strict=True)
+        ]
+        with KeysNamed(*found):
+            self._core.put(parts, reset_state, non_finite)
+
+    def update(
+        self,
+        batches: Sequence[tuple[Table, ArrayLike, ArrayLike]],
+        *,
+        lr: float,
+        eps: float | None = None,
+        betas: tuple[float, float] = (0.9, 0.999),
+        weight_decay: float = 0.0,
+        non_finite: NonFinite = "refuse",
+        step: int | None = None,
+    ) -> dict[str, int]:
+        """One optimizer step on rows of several tables, as :meth:`Table.update` for each.
+
+        All batches are checked before the first row of any table changes.
+
+        >>> store.update([(table, [1, 2], np.ones((2, 4), np.float32))], lr=0.1)
+        {'rows': 2, 'skipped': 0}
+        """
+        found = [(self._own(table), as_keys(keys)) for table, keys, _ in batches]
+        parts = [
+            update_part(table, keys, batch[2], lr, eps, betas, weight_decay)
+            for (table, keys), batch in zip(found, batches, strict=True)
+        ]
+        with KeysNamed(*found):
+            rows, skipped = self._core.update(parts, non_finite, step)
+        return {"rows": rows, "skipped": skipped}
+
+    def commit(
+        self, step: int, meta: Any = None, state: Mapping[str, bytes] | None = None
+    ) -> Commit:
+        """Makes everything so far durable, atomically, under the caller's step number.
+
+        ``meta`` is anything that JSON holds. ``state`` are named byte strings (dense parameters,
+        their optimizer, generators, a loader's position) that belong to the commit.
+
+        Errors: ``FullError``, ``IoError``, ``PoisonedError``.
+
+        Blocking: waits until the disk has it; the cost follows what changed since the last commit.
+
+        Durability: when it returns, the commit survives any crash. The last ``keep`` commits stay.
+
+        >>> store.commit(10, {"epoch": 1}, {"dense": b"weights"}).step
+        10
+        >>> store.state()
+        {'dense': b'weights'}
+        """
+        named = [(name, bytes(content)) for name, content in (state or {}).items()]
+        info = self._core.commit(_whole("step", step, 0), _encode_meta(meta), named)
+        return _commit(info)
+
+    def commits(self) -> list[Commit]:
+        """The commits that are kept, oldest first."""
+        return [_commit(info) for info in self._core.commits()]
+
+    @property
+    def step(self) -> int | None:
+        """Step of the commit that the store was opened at or made last; None before the first."""
+        last = self._core.last_commit()
+        return None if last is None else int(last["step"])
+
+    @property
+    def meta(self) -> Any:
+        """Meta of the commit that the store was opened at or made last."""
+        last = self._core.last_commit()
+        return None if last is None else _decode_meta(last["meta"])
+
+    def state(self) -> dict[str, bytes]:
+        """The named byte strings of the commit that the store was opened at or made last.
+
+        Blocking: reads them from the disk.
+        """
+        return dict(self._core.state())
+
+    @property
+    def uncommitted(self) -> tuple[int, int]:
+        """What closing would discard: (batches, rows they touched) since the last commit.
+
+        >>> store.uncommitted
+        (0, 0)
+        """
+        return self._core.uncommitted()
+
+    def stats(self) -> dict[str, Any]:
+        """Counters and sizes as a nested dict: memory, cache, storage, io.
+
+        Units are in the names: ``_bytes``, ``_us``; everything else is a count since ``open``.
+        """
+        stats: dict[str, Any] = self._core.stats()
+        return stats
+
+    def close(self) -> None:
+        """Closes the store and gives up its lock; a second call does nothing.
+
+        Warns with ``UncommittedWarning`` when changes since the last commit are discarded.
+        """
+        self._close(stacklevel=3)
+
+    def __enter__(self) -> Store:
+        """The store itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Closes the store."""
+        self._close(stacklevel=3)
+
+    def __del__(self) -> None:
+        """Closes a store that was left open, so that the lock does not outlive its last user."""
+        if not getattr(self, "_closed", True):
+            with contextlib.suppress(EmbedrockError):
+                self._close(stacklevel=2)
+
+    def __reduce__(self) -> Any:
+        """Refuses to be pickled."""
+        raise TypeError(
+            f"a store cannot be pickled or copied: open {self._path} in the process that uses it"
+        )
+
+    def __repr__(self) -> str:
+        if self._closed:
+            return f"<embedrock.Store {str(self._path)!r} closed>"
+        try:
+            tables, (batches, _) = len(self._core.tables()), self._core.uncommitted()
+            facts = f"step={self.step} tables={tables} uncommitted_batches={batches}"
+        except EmbedrockError as error:
+            facts = f"({error})"
+        return f"<embedrock.Store {str(self._path)!r} memory={self._memory!r} {facts}>"
+
+    def _close(self, stacklevel: int) -> None:
+        if self._closed:
+            return
+        batches, rows = self._core.close()
+        self._closed = True
+        if batches:
+            warnings.warn(
+                f"{self._path}: closed without a commit: {batches} batches that touched {rows} "
+                f"rows since the last commit are discarded; call commit(step) before close()",
+                UncommittedWarning,
+                stacklevel=stacklevel,
+            )
+
+    def _own(self, table: Table) -> Table:
+        if not isinstance(table, Table):
+            raise MisuseError(f"a batch starts with {table!r}, expected a Table of this store")
+        if table._store._core is not self._core:
+            raise MisuseError(f"table {table.name!r} belongs to another store, {table.store.path}")
+        return table
+
+    def _no_table(self, name: str) -> EmbedrockError:
+        if self._core.find_table(name) is not None:
+            return MisuseError(f"table {name!r}: num_embeddings needs embedding_dim beside it")
+        names = ", ".join(repr(table) for table in self.tables) or "none"
+        return NotFoundError(
+            f"{self._path} has no table {name!r} (it has {names}); "
+            f"create it with table({name!r}, embedding_dim)"
+        )
+
+
+def open(
+    path: str | os.PathLike[str],
+    memory: int | str = "10%",
+    *,
+    max_disk_bytes: int | None = None,
+    page_bytes: int | None = None,
+    io: Literal["auto", "uring", "pread"] = "auto",
+    policy: Literal["lru", "lfu"] = "lru",
+    keep: int = 2,
+    seed: int = 0,
+    create: bool = True,
+    step: int | None = None,
+    read_only: bool = False,
+    check_disk: bool = True,
+) -> Store:
+    """Opens the store in the directory ``path``, at its last commit; creates it if there is none.
+
+    Args:
+        path: The store's directory.
+        memory: The budget for cache, index and buffers together: bytes, ``"2GiB"``, ``"512MB"``, or
+            per cent of all rows with their optimizer state (``"10%"``).
+        max_disk_bytes: Most bytes the store may take on disk; None leaves it to the file system.
+        page_bytes: Page size of new tables, 512 x 2**n up to 65,536; None measures the device.
+        io: Who reads and writes pages; ``"auto"`` takes io_uring where the system allows it, else
+            threads that call pread.
+        policy: Which rows leave memory first: least recently or least frequently used.
+        keep: How many commits stay, at least 1.
+        seed: Seed of initial rows, fixed when the store is created.
+        create: Whether to create a store where there is none.
+        step: Go back to the commit of this step; what came after it is dropped by the next commit.
+        read_only: Refuse every change and take no lock.
+        check_disk: Refuse a table whose rows, all written, would not fit on the disk.
+
+    Errors: ``LockedError`` names the process that writes to the store; ``NotFoundError``,
+    ``CommitGoneError``, ``CorruptError``, ``BudgetError``, ``IoError``.
+
+    Blocking: reads the index; the time follows the size of the store's journal.
+
+    >>> with embedrock.open("other.store", memory=64 << 20) as other:
+    ...     print(other.step)
+    None
+    """
+    core = _core.Store(
+        path,
+        _memory_text(memory),
+        max_disk_bytes=_whole_or_none("max_disk_bytes", max_disk_bytes, 1),
+        page_bytes=_whole_or_none("page_bytes", page_bytes, 1),
+        io=io,
+        policy=policy,
+        keep=_whole("keep", keep, 1),
+        seed=_whole("seed", seed, 0),
+        create=create,
+        step=_whole_or_none("step", step, 0),
+        read_only=read_only,
+        check_disk=check_disk,
+    )
+    return Store(core, Path(path).absolute(), str(memory))
+
+
+def distinct(keys: ArrayLike) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+    """The distinct keys in order of first occurrence, and each key's place among them.
+
+    Shapes: ``keys (*,) int64 or uint64 -> distinct (U,) of the same type, inverse (*,) int64``,
+    with ``distinct[inverse] == keys``. ``np.unique`` sorts instead, which costs more and destroys
+    the order in which rows are used together.
+
+    >>> embedrock.distinct([5, 3, 5])
+    (array([5, 3]), array([0, 1, 0]))
+    """
+    found = as_keys(keys)
+    first, inverse = _core.distinct(found.flat)
+    return first.view(np.int64 if found.signed else np.uint64), inverse.reshape(found.shape)
+
+
+def check(path: str | os.PathLike[str], progress: Progress | None = None) -> dict[str, Any]:
+    """Reads and verifies every page that a kept commit of a store needs.
+
+    Returns ``{"commits", "pages", "rows", "problems", "problem_count"}``; each problem has the
+    ``step`` of the commit that it concerns and a ``message`` with file, page and table. Damage is
+    reported, not raised. The store may be open and written to meanwhile; nothing is written.
+    ``progress(done, total)`` is called now and then, in pages. Ctrl-C ends the check between two
+    batches.
+
+    Errors: ``NotFoundError`` when there is no store.
+
+    Blocking: reads the whole store.
+    """
+    report: dict[str, Any] = _core.check(path, progress)
+    return report
+
+
+def copy(
+    path: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    *,
+    step: int | None = None,
+    memory: int | str = "256MiB",
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Copies one commit of a store, the last one by default, to a new store.
+
+    The store may be open and written to meanwhile. ``memory`` is the budget of each of the two.
+    ``progress(done, total)`` is called now and then, in rows. Ctrl-C ends the copy between two
+    batches.
+
+    Returns the commit that was copied, the rows, and the bytes of the copy on disk.
+
+    Errors: ``NotFoundError``, ``MisuseError`` when the destination holds a store,
+    ``CorruptError``, ``FullError``.
+
+    Durability: the copy is durable when this returns; an unfinished one has no commit.
+
+    Blocking: reads and writes every row of the commit.
+    """
+    number = _whole_or_none("step", step, 0)
+    report: dict[str, Any] = _core.copy(path, destination, _memory_text(memory), number, progress)
+    return report
+
+
+def _commit(info: Mapping[str, Any]) -> Commit:
+    return Commit(**{**info, "meta": _decode_meta(info["meta"])})
+
+
+def _encode_meta(meta: Any) -> str:
+    if meta is None:
+        return ""
+    try:
+        return json.dumps(meta)
+    except (TypeError, ValueError) as error:
+        raise MisuseError(f"meta must be something that JSON holds: {error}") from error
+
+
+def _decode_meta(text: str) -> Any:
+    if not text:
+        return None
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text  # written by another program than this package
+
+
+def _memory_text(memory: int | str) -> str:
+    if isinstance(memory, str):
+        return memory
+    with contextlib.suppress(TypeError):
+        if not isinstance(memory, bool):
+            return str(_whole("memory", operator.index(memory), 1))
+    raise MisuseError(f'memory is {memory!r}, expected bytes, "10%", "512MB" or "2GiB"')
+
+
+def _whole(name: str, value: Any, least: int) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise MisuseError(f"{name} is {value!r}, expected a whole number") from None
+    if not least <= number < 2**64:
+        raise MisuseError(f"{name} is {number}, expected {least} or more, below 2**64")
+    return number
+
+
+def _whole_or_none(name: str, value: Any, least: int) -> int | None:
+    return None if value is None else _whole(name, value, least)

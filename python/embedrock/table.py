@@ -1,0 +1,455 @@
+"""Tables: batches of keys to rows, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from embedrock import _core
+from embedrock._arrays import ArrayLike, Keys, as_keys, as_out, as_rows
+from embedrock.errors import EmbedrockError, KeyRangeError, MisuseError
+from embedrock.optimizers import OptimizerSpec, default_eps
+
+if TYPE_CHECKING:
+    from embedrock.store import Store
+
+__all__ = ["Table"]
+
+Floats = npt.NDArray[np.float32]
+NonFinite = Literal["refuse", "skip", "apply"]
+Function = Callable[[Floats, Floats], "Floats | tuple[Floats, Floats] | None"]
+
+
+class Table:
+    """A table of a store: 64-bit keys to rows of values and optimizer state.
+
+    Tables come from :meth:`embedrock.store.Store.table`. A dense table (``num_embeddings`` given)
+    has the keys ``0..num_embeddings``; a growing table takes any 64-bit key, and int64 -1 and
+    uint64 2**64 - 1 are the same one. A key that was never written reads as its initial row.
+
+    Keys are int64 or uint64 arrays of any shape ``(*,)``: NumPy, lists of ints, or anything that
+    speaks DLPack, such as a ``torch.Tensor`` (detached; copied to the host from another device).
+    Other integer types are converted. Duplicates are allowed. Rows are float32 arrays of shape
+    ``(*, embedding_dim)``. Arguments that are contiguous and of the right type are not copied.
+
+    Every verb checks its whole batch before the first row changes, and raises ``MisuseError`` for
+    unusable arguments, ``KeyRangeError`` for a key that a dense table does not have,
+    ``ClosedError``, ``ForkedError``, ``IoError`` and ``CorruptError``. Verbs that change rows also
+    raise ``FullError`` and ``PoisonedError``. Every verb blocks until the rows it needs have been
+    read, without holding the interpreter lock, and may be called from several threads at once.
+    Changes are visible at once and durable with :meth:`Store.commit`.
+
+    The examples below share one store with a growing table of four values per row.
+
+    >>> table
+    <embedrock.Table 'ads': 0 rows x 4 float32, growing, adagrad, 32 bytes per row>
+    """
+
+    def __init__(self, store: Store, handle: _core.TableId) -> None:
+        """Not for callers: tables come from ``Store.table``."""
+        info = store._core.table_info(handle)
+        spec = info["spec"]
+        self._store = store
+        self._handle = handle
+        self._name: str = spec["name"]
+        self._embedding_dim: int = spec["embedding_dim"]
+        self._num_embeddings: int | None = spec["num_embeddings"]
+        self._expected_rows: int | None = spec["expected_rows"]
+        self._optimizer: OptimizerSpec = spec["optimizer"]
+        self._initializer: dict[str, Any] = spec["initializer"]
+        self._row_bytes: int = info["row_bytes"]
+        self._state_words: int = info["state_words"]
+
+    @property
+    def store(self) -> Store:
+        """The store that the table belongs to."""
+        return self._store
+
+    @property
+    def name(self) -> str:
+        """The table's name, unique within its store."""
+        return self._name
+
+    @property
+    def embedding_dim(self) -> int:
+        """Values per row."""
+        return self._embedding_dim
+
+    @property
+    def num_embeddings(self) -> int | None:
+        """Rows of a dense table; None for a growing table."""
+        return self._num_embeddings
+
+    @property
+    def expected_rows(self) -> int | None:
+        """How many rows a growing table was declared to reach, if it was."""
+        return self._expected_rows
+
+    @property
+    def row_bytes(self) -> int:
+        """Stored bytes of a row, values and state."""
+        return self._row_bytes
+
+    @property
+    def state_words(self) -> int:
+        """Optimizer state per row, in 4-byte words."""
+        return self._state_words
+
+    @property
+    def dtype(self) -> np.dtype[np.float32]:
+        """Type of the values."""
+        return np.dtype(np.float32)
+
+    @property
+    def optimizer(self) -> OptimizerSpec:
+        """The optimizer whose state the rows carry, as ``embedrock.optimizers`` describes it."""
+        return self._optimizer.copy()
+
+    @property
+    def initializer(self) -> dict[str, Any]:
+        """What unwritten rows read as, as ``embedrock.initializers`` describes it."""
+        return dict(self._initializer)
+
+    def __repr__(self) -> str:
+        dense = "growing" if self._num_embeddings is None else f"dense of {self._num_embeddings}"
+        try:
+            rows = f"{len(self)} rows"
+        except EmbedrockError as error:  # the table of a closed or forked store can be printed
+            rows = f"{type(error).__name__}, rows"
+        return (
+            f"<embedrock.Table {self._name!r}: {rows} x {self._embedding_dim} float32, {dense}, "
+            f"{self._optimizer['kind']}, {self._row_bytes} bytes per row>"
+        )
+
+    def __len__(self) -> int:
+        """How many keys are written and not deleted, uncommitted ones included."""
+        return self._store._core.len(self._handle)
+
+    def __contains__(self, key: object) -> bool:
+        """Whether this one key is written; :meth:`contains` answers for many."""
+        return bool(self.contains(key).all())  # type: ignore[arg-type]
+
+    @overload
+    def get(self, keys: ArrayLike, out: Any = None, *, state: Literal[False] = False) -> Floats: ...
+
+    @overload
+    def get(
+        self, keys: ArrayLike, out: Any = None, *, state: Literal[True]
+    ) -> tuple[Floats, Floats]: ...
+
+    def get(
+        self, keys: ArrayLike, out: Any = None, *, state: bool = False
+    ) -> Floats | tuple[Floats, Floats]:
+        """The rows of these keys, in the order of the keys.
+
+        A key that was never written yields its initial row; reading stores nothing. With
+        ``state=True`` the answer is the pair of values and optimizer state. ``out`` is an array to
+        fill instead of a new one (a pair with ``state=True``): float32, contiguous, writeable, a
+        CPU tensor of PyTorch included; it is returned.
+
+        Shapes: ``keys (*,) -> values (*, embedding_dim) float32, state (*, state_words) float32``.
+
+        Blocking: waits for the pages of rows that are not in memory.
+
+        >>> table.get([7, 8]).shape
+        (2, 4)
+        >>> values, state = table.get([[7], [8]], state=True)
+        >>> state.shape
+        (2, 1, 4)
+        """
+        found = as_keys(keys)
+        if state and out is not None and not (isinstance(out, (tuple, list)) and len(out) == 2):
+            raise MisuseError("out with state=True is a pair (values, state) of arrays to fill")
+        out_values, out_state = out if state and out is not None else (out, None)
+        values = self._room(found, out_values, "out", "embedding_dim")
+        states = self._room(found, out_state, "out[1]", "state_words") if state else None
+        with KeysNamed((self, found)):
+            self._store._core.get([(self._handle, found.flat, values, states)])
+        answer = values if out_values is None else out_values
+        if states is None:
+            return answer
+        return answer, states if out_state is None else out_state
+
+    def put(
+        self,
+        keys: ArrayLike,
+        values: ArrayLike,
+        *,
+        state: ArrayLike | None = None,
+        reset_state: bool = False,
+        non_finite: NonFinite = "refuse",
+    ) -> None:
+        """Writes rows; of equal keys the last one wins.
+
+        An existing row keeps its optimizer state, a new one starts with the initial state. With
+        ``state`` both are written; with ``reset_state=True`` the initial state is written without
+        looking at what is stored, which spares the read.
+
+        Shapes: ``keys (*,), values (*, embedding_dim), state (*, state_words)``, rows float32.
+
+        Errors: ``NonFiniteError`` for NaN and infinite values, unless ``non_finite`` is ``"skip"``
+        (such rows are left out) or ``"apply"``.
+
+        >>> table.put([7, 8], np.ones((2, 4), np.float32))
+        >>> table.get(7)
+        array([1., 1., 1., 1.], dtype=float32)
+        """
+        if state is not None and reset_state:
+            raise MisuseError("put takes state or reset_state=True, not both")
+        found = as_keys(keys)
+        rows = self._rows(found, values, "values", "embedding_dim")
+        states = None if state is None else self._rows(found, state, "state", "state_words")
+        with KeysNamed((self, found)):
+            part = (self._handle, found.flat, rows, states)
+            self._store._core.put([part], reset_state, non_finite)
+
+    def update(
+        self,
+        keys: ArrayLike,
+        gradients: ArrayLike,
+        *,
+        lr: float,
+        eps: float | None = None,
+        betas: tuple[float, float] = (0.9, 0.999),
+        weight_decay: float = 0.0,
+        non_finite: NonFinite = "refuse",
+        step: int | None = None,
+    ) -> dict[str, int]:
+        """One optimizer step on the rows of these keys.
+
+        Gradients of equal keys are summed first, in float32 and in order of occurrence; then every
+        distinct key makes one step of the table's optimizer. ``eps`` is 1e-10 for Adagrad, also by
+        row, and 1e-8 for Adam when it is None; ``betas`` are Adam's. ``weight_decay`` adds that
+        multiple of the row to its gradient. ``step`` is the number of the step for Adam's global
+        bias correction, one more than the table's count of updates when it is None.
+
+        Shapes: ``keys (*,), gradients (*, embedding_dim) float32``.
+
+        Returns ``{"rows": distinct rows updated, "skipped": distinct rows left out}``.
+
+        Errors: ``NonFiniteError`` for NaN and infinite gradients, unless ``non_finite`` is
+        ``"skip"`` (their rows are left out) or ``"apply"``.
+
+        >>> table.update([7, 7, 9], np.ones((3, 4), np.float32), lr=0.1)
+        {'rows': 2, 'skipped': 0}
+        """
+        found = as_keys(keys)
+        part = update_part(self, found, gradients, lr, eps, betas, weight_decay)
+        with KeysNamed((self, found)):
+            rows, skipped = self._store._core.update([part], non_finite, step)
+        return {"rows": rows, "skipped": skipped}
+
+    def modify(self, keys: ArrayLike, function: Function, /) -> None:
+        """Rewrites rows by a function from (values, state) to (values, state).
+
+        ``function`` is called once, with arrays ``(U, embedding_dim)`` and ``(U, state_words)`` of
+        the rows of the U distinct keys in order of first occurrence, which ``embedrock.distinct``
+        gives. It changes them in place and returns None, or returns new values, or a pair of new
+        values and state. No other thread sees or changes the rows in between.
+
+        Errors: what ``function`` raises reaches the caller unchanged, and no row has changed. A
+        call of the same store from inside it is refused with ``MisuseError``.
+
+        Blocking: holds the interpreter lock while ``function`` runs.
+
+        Source: Rmw of MLKV.
+
+        >>> table.put([7], np.full((1, 4), 3.0, np.float32))
+        >>> table.modify([7, 7], lambda values, state: values * 2)
+        >>> table.get(7)
+        array([6., 6., 6., 6.], dtype=float32)
+        """
+        if not callable(function):
+            raise MisuseError(f"function is {function!r}, expected a callable of (values, state)")
+
+        def call(values: Floats, state: Floats) -> None:
+            returned = function(values, state)
+            if returned is None:
+                return
+            pair = returned if isinstance(returned, tuple) else (returned, state)
+            if len(pair) != 2:
+                raise MisuseError(f"function returned {len(pair)} arrays, expected values, state")
+            meaning = "one row for each distinct key"
+            new_values = as_rows(pair[0], values.shape, meaning, "returned values")
+            new_state = as_rows(pair[1], state.shape, meaning, "returned state")
+            values[...] = new_values
+            state[...] = new_state
+
+        found = as_keys(keys)
+        with KeysNamed((self, found)):
+            self._store._core.modify(self._handle, found.flat, call)
+
+    def delete(self, keys: ArrayLike) -> int:
+        """Deletes rows and returns how many there were; the keys read as initial again.
+
+        >>> table.put([7, 8], np.ones((2, 4), np.float32))
+        >>> table.delete([7, 7, 1000])
+        1
+        """
+        found = as_keys(keys)
+        with KeysNamed((self, found)):
+            return self._store._core.delete(self._handle, found.flat)
+
+    def contains(self, keys: ArrayLike) -> npt.NDArray[np.bool_]:
+        """Which keys are written and not deleted; exact, and may read for it.
+
+        Shapes: ``keys (*,) -> (*,) bool``.
+
+        >>> table.put([7], np.ones((1, 4), np.float32))
+        >>> table.contains([7, 1000])
+        array([ True, False])
+        """
+        found = as_keys(keys)
+        out = np.empty(found.flat.shape, np.bool_)
+        with KeysNamed((self, found)):
+            self._store._core.contains(self._handle, found.flat, out)
+        return out.reshape(found.shape)
+
+    def lookahead(self, keys: ArrayLike) -> None:
+        """Announces keys that coming batches will ask for.
+
+        Returns at once and never changes results, only when they arrive.
+
+        Source: Lookahead of MLKV.
+
+        >>> table.lookahead(np.arange(100))
+        """
+        found = as_keys(keys)
+        with KeysNamed((self, found)):
+            self._store._core.lookahead(self._handle, found.flat)
+
+    @overload
+    def items(
+        self, batch_size: int = 65536, *, state: Literal[False] = False
+    ) -> Iterator[tuple[npt.NDArray[np.int64], Floats]]: ...
+
+    @overload
+    def items(
+        self, batch_size: int = 65536, *, state: Literal[True]
+    ) -> Iterator[tuple[npt.NDArray[np.int64], Floats, Floats]]: ...
+
+    def items(
+        self, batch_size: int = 65536, *, state: bool = False
+    ) -> Iterator[tuple[npt.NDArray[Any], ...]]:
+        """Every written row once, in batches, in the engine's order.
+
+        Shapes: yields ``keys (B,) int64, values (B, embedding_dim) float32`` and, with
+        ``state=True``, ``state (B, state_words) float32``; ``B`` is at most ``batch_size``. Keys of
+        2**63 and above appear negative; ``keys.view(np.uint64)`` turns them back.
+
+        Blocking: reads the table once, page after page.
+
+        >>> table.put([3], np.ones((1, 4), np.float32))
+        >>> for keys, values in table.items():
+        ...     print(keys, values.shape)
+        [3] (1, 4)
+        """
+        if batch_size < 1:
+            raise MisuseError(f"batch_size is {batch_size}, expected 1 or more")
+        return self._batches(self._store._core.scan(self._handle), batch_size, state)
+
+    def keys(self, batch_size: int = 65536) -> Iterator[npt.NDArray[np.int64]]:
+        """Every written key once, in batches of at most ``batch_size``, as int64.
+
+        >>> table.put([3, 5], np.ones((2, 4), np.float32))
+        >>> sorted(np.concatenate(list(table.keys())).tolist())
+        [3, 5]
+        """
+        return (keys for keys, _ in self.items(batch_size))
+
+    def digest(self) -> int:
+        """A 64-bit hash of all written rows, values and state, whatever their order on disk.
+
+        Two tables of equal parameters with equal rows have equal digests.
+
+        Blocking: reads the table once.
+
+        >>> table.digest() == table.digest()
+        True
+        """
+        return self._store._core.digest(self._handle)
+
+    def _batches(
+        self, scan: _core.Scan, batch_size: int, state: bool
+    ) -> Iterator[tuple[npt.NDArray[Any], ...]]:
+        while True:
+            keys = np.empty(batch_size, np.uint64)
+            values = np.empty((batch_size, self._embedding_dim), np.float32)
+            states = np.empty((batch_size, self._state_words), np.float32) if state else None
+            count = scan.next_batch(keys, values, states)
+            if count == 0:
+                return
+            found = (keys[:count].view(np.int64), values[:count])
+            yield found if states is None else (*found, states[:count])
+
+    def _room(self, keys: Keys, out: Any, name: str, width: str) -> Floats:
+        shape, meaning = self._shape(keys, width)
+        return np.empty(shape, np.float32) if out is None else as_out(out, shape, meaning, name)
+
+    def _rows(self, keys: Keys, rows: ArrayLike, name: str, width: str) -> Floats:
+        return as_rows(rows, *self._shape(keys, width), name)
+
+    def _shape(self, keys: Keys, width: str) -> tuple[tuple[int, ...], str]:
+        """The shape of one row of this width per key, and what it means."""
+        shape = (*keys.shape, int(getattr(self, width)))
+        return shape, f"keys.shape + ({width},) of table {self._name!r}"
+
+
+def update_part(
+    table: Table,
+    keys: Keys,
+    gradients: ArrayLike,
+    lr: float,
+    eps: float | None,
+    betas: tuple[float, float],
+    weight_decay: float,
+) -> tuple[Any, ...]:
+    """One table's part of an update as the engine takes it."""
+    rows = table._rows(keys, gradients, "gradients", "embedding_dim")
+    epsilon = default_eps(table._optimizer["kind"]) if eps is None else float(eps)
+    hyper = (float(lr), epsilon, float(betas[0]), float(betas[1]), float(weight_decay))
+    return (table._handle, keys.flat, rows, hyper)
+
+
+class KeysNamed:
+    """Makes a ``KeyRangeError`` name the key and its place as the caller passed them.
+
+    The engine sees unsigned keys in one flat array; the caller may have passed -1 at ``[2, 0]``.
+    """
+
+    def __init__(self, *parts: tuple[Table, Keys]) -> None:
+        """Remembers each table with the keys it was given."""
+        self._parts: Sequence[tuple[Table, Keys]] = parts
+
+    def __enter__(self) -> None:
+        """Nothing to do before the call."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
+        """Rewrites the engine's message, once it has one."""
+        if kind is None or not issubclass(kind, KeyRangeError):
+            return
+        for table, keys in self._parts:
+            message = _out_of_range(table, keys)
+            if message is not None:
+                raise KeyRangeError(message) from None
+
+
+def _out_of_range(table: Table, keys: Keys) -> str | None:
+    limit = table.num_embeddings
+    if limit is None:
+        return None
+    places = np.flatnonzero(keys.flat >= np.uint64(limit))
+    if places.size == 0:
+        return None
+    first = int(places[0])
+    key = int(keys.flat.view(np.int64)[first]) if keys.signed else int(keys.flat[first])
+    index = ", ".join(str(int(i)) for i in np.unravel_index(first, keys.shape))
+    others = f" ({places.size - 1} more like it)" if places.size > 1 else ""
+    return (
+        f"keys[{index}] is {key}{others}, expected 0 to {limit - 1}: table {table.name!r} is dense "
+        f"with num_embeddings={limit}; map ids into that range, or use a growing table "
+        f"(num_embeddings=None)"
+    )

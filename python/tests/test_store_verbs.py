@@ -1,0 +1,337 @@
+"""The verbs as Python callers see them: semantics, callbacks, several tables, iteration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embedrock
+from embedrock.errors import (
+    MismatchError,
+    MisuseError,
+    NonFiniteError,
+    NotFoundError,
+)
+from rows import numbered
+
+
+class TestPut:
+    def test_the_last_of_equal_keys_wins(self, table: embedrock.Table) -> None:
+        table.put([5, 6, 5], numbered([1, 2, 3]))
+        np.testing.assert_array_equal(table.get([5, 6]), numbered([3, 2]))
+
+    def test_state_of_an_existing_row_stays_unless_it_is_reset(
+        self, table: embedrock.Table
+    ) -> None:
+        ones = np.ones((1, 4), np.float32)
+        table.put([1], ones, state=ones * 9)
+        table.put([1], ones * 2)
+        np.testing.assert_array_equal(table.get([1], state=True)[1], ones * 9)
+        table.put([1], ones * 2, reset_state=True)
+        np.testing.assert_array_equal(table.get([1], state=True)[1], ones * 0)
+
+    def test_state_and_reset_state_exclude_each_other(self, table: embedrock.Table) -> None:
+        ones = np.ones((1, 4), np.float32)
+        with pytest.raises(MisuseError, match="not both"):
+            table.put([1], ones, state=ones, reset_state=True)
+
+    def test_infinite_values_are_refused_before_a_row_changes(self, table: embedrock.Table) -> None:
+        rows = np.ones((2, 4), np.float32)
+        rows[1, 2] = np.inf
+        with pytest.raises(NonFiniteError):
+            table.put([1, 2], rows)
+        assert len(table) == 0
+
+    def test_an_unknown_choice_is_refused_by_name(self, table: embedrock.Table) -> None:
+        with pytest.raises(MisuseError, match='non_finite is "ignore", expected "refuse"'):
+            table.put([1], np.ones((1, 4), np.float32), non_finite="ignore")  # type: ignore
+
+
+class TestUpdate:
+    def test_gradients_of_equal_keys_are_summed_first(self, store: embedrock.Store) -> None:
+        table = store.table("sgd", 4, optimizer="sgd", initializer=0.0)
+        gradients = numbered([1, 2, 3])
+        report = table.update([7, 8, 7], gradients, lr=0.5)
+        assert report == {"rows": 2, "skipped": 0}
+        np.testing.assert_array_equal(table.get(7), -0.5 * (gradients[0] + gradients[2]))
+
+    def test_nan_gradients_are_refused_skipped_or_applied(self, store: embedrock.Store) -> None:
+        table = store.table("sgd", 4, optimizer="sgd", initializer=0.0)
+        gradients = np.ones((2, 4), np.float32)
+        gradients[1, 0] = np.nan
+        with pytest.raises(NonFiniteError):
+            table.update([1, 2], gradients, lr=1.0)
+        assert len(table) == 0
+        report = table.update([1, 2], gradients, lr=1.0, non_finite="skip")
+        assert report == {"rows": 1, "skipped": 1}
+        np.testing.assert_array_equal(table.get([1, 2]), [[-1.0] * 4, [0.0] * 4])
+        table.update([1, 2], gradients, lr=1.0, non_finite="apply")
+        assert np.isnan(table.get(2)).any()
+
+    def test_a_table_without_optimizer_takes_no_updates(self, store: embedrock.Store) -> None:
+        table = store.table("plain", 4, optimizer="none")
+        with pytest.raises(MisuseError, match="put or modify"):
+            table.update([1], np.ones((1, 4), np.float32), lr=1.0)
+
+
+class TestModify:
+    def test_the_function_sees_each_distinct_row_once_in_first_occurrence_order(
+        self, filled: embedrock.Table
+    ) -> None:
+        seen: list[np.ndarray] = []
+
+        def double(values: np.ndarray, state: np.ndarray) -> None:
+            seen.append(values.copy())
+            assert state.shape == (2, 4)
+            values *= 2
+
+        filled.modify([[9, 4], [9, 9]], double)
+        assert len(seen) == 1
+        np.testing.assert_array_equal(seen[0], numbered([9, 4]))
+        np.testing.assert_array_equal(filled.get([9, 4]), 2 * numbered([9, 4]))
+
+    def test_values_or_a_pair_may_be_returned(self, filled: embedrock.Table) -> None:
+        filled.modify([1], lambda values, state: values + 1)
+        np.testing.assert_array_equal(filled.get([1]), numbered([1]) + 1)
+        filled.modify([1], lambda values, state: (values, state + 5))
+        values, state = filled.get([1], state=True)
+        np.testing.assert_array_equal(values, numbered([1]) + 1)
+        np.testing.assert_array_equal(state, np.full((1, 4), 5.0))
+
+    def test_an_exception_passes_unchanged_and_changes_nothing(
+        self, filled: embedrock.Table
+    ) -> None:
+        raised = ZeroDivisionError("of the caller")
+
+        def fail(values: np.ndarray, state: np.ndarray) -> None:
+            values[:] = -1
+            state[:] = -1
+            raise raised
+
+        before = filled.digest()
+        with pytest.raises(ZeroDivisionError) as caught:
+            filled.modify([1, 2, 1000], fail)
+        assert caught.value is raised
+        assert filled.digest() == before
+        assert len(filled) == 100
+        np.testing.assert_array_equal(filled.get([1, 2]), numbered([1, 2]))
+
+    @pytest.mark.parametrize(
+        ("function", "message"),
+        [
+            (lambda v, s: v[:1], r"returned values have shape \(1, 4\), expected \(2, 4\)"),
+            (lambda v, s: v.astype(float), "returned values are float64, expected float32"),
+            (lambda v, s: (v, s[:, :1]), r"returned state have shape \(2, 1\), expected \(2, 4\)"),
+            (lambda v, s: (v, s, v), "function returned 3 arrays"),
+        ],
+    )
+    def test_a_wrong_answer_is_refused_and_changes_nothing(
+        self, filled: embedrock.Table, function: Any, message: str
+    ) -> None:
+        with pytest.raises(MisuseError, match=message):
+            filled.modify([1, 2], function)
+        np.testing.assert_array_equal(filled.get([1, 2]), numbered([1, 2]))
+
+    def test_what_is_not_callable_is_refused(self, filled: embedrock.Table) -> None:
+        with pytest.raises(MisuseError, match="function is 3, expected a callable"):
+            filled.modify([1], 3)  # type: ignore[arg-type]
+
+    def test_calling_the_same_store_from_inside_is_refused(self, filled: embedrock.Table) -> None:
+        for inner in (
+            lambda: filled.get([1]),
+            lambda: filled.put([1], np.zeros((1, 4), np.float32)),
+            lambda: filled.modify([2], lambda values, state: None),
+            lambda: len(filled),
+            lambda: filled.store.commit(1),
+            lambda: filled.store.close(),
+        ):
+            with pytest.raises(MisuseError, match="called the store that is calling it"):
+                filled.modify([1], lambda values, state, inner=inner: inner())
+        assert len(filled) == 100
+
+    def test_the_arrays_may_be_kept_and_another_store_called(
+        self, filled: embedrock.Table, tmp_path: Any
+    ) -> None:
+        kept: list[np.ndarray] = []
+        with embedrock.open(tmp_path / "other.store", memory="64MiB") as other:
+            copied = other.table("copy", 4)
+
+            def keep(values: np.ndarray, state: np.ndarray) -> None:
+                copied.put([1], values)
+                kept.append(values)
+
+            filled.modify([1], keep)
+            np.testing.assert_array_equal(copied.get([1]), numbered([1]))
+            other.commit(1)
+        filled.put([1], np.zeros((1, 4), np.float32))
+        np.testing.assert_array_equal(kept[0], numbered([1]))
+
+
+class TestDeleteAndContains:
+    def test_a_deleted_key_reads_as_initial_again(self, store: embedrock.Store) -> None:
+        table = store.table("normal", 4, initializer=embedrock.initializers.normal())
+        initial = table.get([1, 2])
+        table.put([1, 2], numbered([1, 2]))
+        assert table.delete([2, 2, 3]) == 1
+        np.testing.assert_array_equal(table.get([2]), initial[1:])
+        assert table.contains([[1, 2], [3, 1]]).tolist() == [[True, False], [False, True]]
+        assert len(table) == 1
+        assert 1 in table and 2 not in table
+
+    def test_reading_stores_nothing(self, table: embedrock.Table) -> None:
+        table.get(np.arange(1000))
+        table.lookahead(np.arange(1000))
+        assert len(table) == 0
+        assert table.store.uncommitted == (0, 0)
+
+
+class TestItems:
+    @pytest.mark.parametrize("batch_size", [1, 7, 100, 1000])
+    def test_every_written_row_comes_once(self, filled: embedrock.Table, batch_size: int) -> None:
+        filled.delete([17])
+        found: dict[int, np.ndarray] = {}
+        for keys, values, state in filled.items(batch_size, state=True):
+            assert keys.dtype == np.int64
+            assert len(keys) <= batch_size
+            assert values.shape == state.shape == (len(keys), 4)
+            assert not found.keys() & set(keys.tolist())
+            found.update(zip(keys.tolist(), values, strict=True))
+        assert sorted(found) == [key for key in range(100) if key != 17]
+        for key, row in found.items():
+            np.testing.assert_array_equal(row, numbered(key))
+
+    def test_an_empty_table_yields_nothing(self, table: embedrock.Table) -> None:
+        assert list(table.items()) == []
+        assert list(table.keys()) == []
+
+    def test_a_batch_size_below_one_is_refused_at_the_call(self, table: embedrock.Table) -> None:
+        with pytest.raises(MisuseError, match="batch_size is 0"):
+            table.items(0)
+
+    def test_digests_of_equal_tables_are_equal(self, store: embedrock.Store) -> None:
+        one, two = (store.table(name, 4, initializer=0.0) for name in ("one", "two"))
+        keys = np.arange(50)
+        one.put(keys, numbered(keys))
+        for key in keys[::-1]:
+            two.put([key], numbered([key]))
+        assert one.digest() == two.digest()
+        two.put([3], numbered([4]))
+        assert one.digest() != two.digest()
+
+
+class TestSeveralTables:
+    def test_one_call_serves_tables_of_different_width(self, store: embedrock.Store) -> None:
+        tables = [store.table(f"t{dim}", dim, initializer=0.0) for dim in (2, 4, 4, 16)]
+        tables[2] = store.table("t4b", 4, initializer=0.0)
+        store.put([(table, [1, 2], numbered([i, i], table.embedding_dim))
+                   for i, table in enumerate(tables)])  # fmt: skip
+        answers = store.get([(table, [[2], [1]]) for table in tables])
+        for i, (table, rows) in enumerate(zip(tables, answers, strict=True)):
+            expected = numbered([[i], [i]], table.embedding_dim)
+            np.testing.assert_array_equal(rows, expected)
+
+    def test_outputs_are_filled_and_returned(self, filled: embedrock.Table) -> None:
+        out = np.empty((2, 4), np.float32)
+        first, second = filled.store.get([(filled, [1, 2]), (filled, [3])], out=[out, None])
+        assert first is out
+        np.testing.assert_array_equal(first, numbered([1, 2]))
+        np.testing.assert_array_equal(second, numbered([3]))
+
+    def test_updates_of_all_tables_are_checked_before_the_first_row_changes(
+        self, store: embedrock.Store
+    ) -> None:
+        one, two = (store.table(name, 4, optimizer="sgd", initializer=0.0) for name in "ab")
+        good, bad = np.ones((1, 4), np.float32), np.full((1, 4), np.nan, np.float32)
+        with pytest.raises(NonFiniteError):
+            store.update([(one, [1], good), (two, [1], bad)], lr=1.0)
+        assert len(one) == len(two) == 0
+        report = store.update([(one, [1], good), (two, [1, 2], good.repeat(2, 0))], lr=1.0)
+        assert report == {"rows": 3, "skipped": 0}
+
+    def test_a_table_of_another_store_is_refused(
+        self, filled: embedrock.Table, tmp_path: Any
+    ) -> None:
+        with embedrock.open(tmp_path / "other.store", memory="64MiB") as other:
+            with pytest.raises(MisuseError, match="belongs to another store"):
+                other.get([(filled, [1])])
+            with pytest.raises(MisuseError, match="expected a Table"):
+                other.get([("ads", [1])])  # type: ignore[list-item]
+
+    def test_a_wrong_number_of_outputs_is_refused(self, filled: embedrock.Table) -> None:
+        with pytest.raises(MisuseError, match="out has 0 arrays, expected 1"):
+            filled.store.get([(filled, [1])], out=[])
+
+
+class TestTables:
+    def test_an_existing_table_opens_as_stored(self, store: embedrock.Store) -> None:
+        adam = embedrock.optimizers.adam(bias_correction="row")
+        made = store.table("t", 8, 100, optimizer=adam, initializer=0.5)
+        for again in (store.table("t"), store.table("t", 8, 100), store.tables["t"]):
+            assert again.embedding_dim == 8 and again.num_embeddings == 100
+            assert again.optimizer == made.optimizer == adam
+            assert again.initializer == {"constant": 0.5}
+            assert again.state_words == 17 and again.row_bytes == 100
+            assert again.dtype == np.float32
+
+    @pytest.mark.parametrize(
+        "other",
+        [
+            {"embedding_dim": 16},
+            {"num_embeddings": 200},
+            {"num_embeddings": None},
+            {"optimizer": "sgd"},
+            {"initializer": 0.25},
+        ],
+        ids=lambda other: next(iter(other)),
+    )
+    def test_other_parameters_than_stored_are_refused(
+        self, store: embedrock.Store, other: dict[str, Any]
+    ) -> None:
+        given: dict[str, Any] = {"embedding_dim": 8, "num_embeddings": 100}
+        store.table("t", **given, optimizer="adam", initializer=0.5)
+        with pytest.raises(MismatchError, match="t"):
+            store.table("t", **{**given, **other})
+
+    def test_a_missing_table_is_named_with_those_there_are(self, table: embedrock.Table) -> None:
+        with pytest.raises(NotFoundError, match=r"no table 'adz' \(it has 'ads'\)"):
+            table.store.table("adz")
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"embedding_dim": 0}, "embedding_dim is 0, expected 1 or more"),
+            ({"embedding_dim": 2.5}, "embedding_dim is 2.5, expected a whole number"),
+            ({"embedding_dim": 4, "num_embeddings": -1}, "num_embeddings is -1"),
+            ({"embedding_dim": 4, "dtype": "int8"}, "dtype is 'int8', expected float32"),
+            ({"embedding_dim": 4, "optimizer": "lamb"}, "optimizer is 'lamb', expected one of"),
+            (
+                {"embedding_dim": 4, "optimizer": {"kind": "sgd", "momentum": 0.9}},
+                "'sgd' has no option 'momentum'",
+            ),
+            ({"embedding_dim": 4, "initializer": "zeros"}, "initializer is 'zeros', expected"),
+            ({"embedding_dim": 4, "initializer": float("nan")}, "value is nan"),
+        ],
+    )
+    def test_unusable_parameters_are_refused_by_name(
+        self, store: embedrock.Store, options: dict[str, Any], message: str
+    ) -> None:
+        with pytest.raises(MisuseError, match=message):
+            store.table("t", **options)
+        assert store.tables == {}
+
+    def test_every_optimizer_has_its_state(self, store: embedrock.Store) -> None:
+        words = {"none": 0, "sgd": 0, "adagrad": 8, "rowwise_adagrad": 1, "adam": 16}
+        for kind, expected in words.items():
+            table = store.table(kind, 8, optimizer=kind)
+            assert table.state_words == expected
+            assert table.row_bytes == 4 * (8 + expected)
+            assert table.get([1], state=True)[1].shape == (1, expected)
+
+    def test_adagrad_starts_from_its_initial_accumulator(self, store: embedrock.Store) -> None:
+        spec = embedrock.optimizers.adagrad(initial_accumulator=0.1)
+        table = store.table("t", 4, optimizer=spec)
+        np.testing.assert_array_equal(
+            table.get([1], state=True)[1], np.full((1, 4), 0.1, np.float32)
+        )
