@@ -138,7 +138,7 @@ class TestOptions:
     @pytest.mark.parametrize("memory", ["64MiB", "67MB", 64 << 20, np.int64(64 << 20), "10%"])
     def test_memory_is_bytes_or_text(self, tmp_path: Path, memory: Any) -> None:
         with embedrock.open(tmp_path / "s", memory) as store:
-            store.table("t", 4, num_embeddings=100_000_000)
+            store.table("t", 64, num_embeddings=1_000_000)
             store.commit(0)
 
     @pytest.mark.parametrize(

@@ -36,10 +36,7 @@ pub(crate) fn to_fill<'py, T: Element>(
 ///
 /// Shapes: `keys (N,) uint64 -> (distinct (U,) uint64, inverse (N,) int64)`.
 #[pyfunction]
-#[expect(
-    clippy::type_complexity,
-    reason = "a pair of arrays, named in the documentation"
-)]
+#[expect(clippy::type_complexity, reason = "a pair of arrays, named in the documentation")]
 pub(crate) fn distinct<'py>(
     py: Python<'py>,
     keys: Keys<'py>,

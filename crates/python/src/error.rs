@@ -22,9 +22,7 @@ fn build(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
         Err(_) => module.getattr("EmbedrockError")?,
     };
     let exception = class.cast_into::<PyType>()?.call1((error.message(),))?;
-    let source = error
-        .source()
-        .and_then(|source| source.downcast_ref::<std::io::Error>());
+    let source = error.source().and_then(|source| source.downcast_ref::<std::io::Error>());
     if let (ErrorKind::Io, Some(number)) =
         (error.kind(), source.and_then(std::io::Error::raw_os_error))
     {
@@ -62,10 +60,7 @@ impl Carried {
     pub(crate) fn keep<T>(&mut self, result: PyResult<T>) -> embedrock_core::Result<T> {
         result.map_err(|exception| {
             self.0 = Some(exception);
-            Error::new(
-                ErrorKind::Callback,
-                "the caller's function raised an exception",
-            )
+            Error::new(ErrorKind::Callback, "the caller's function raised an exception")
         })
     }
 

@@ -27,9 +27,6 @@ mod _core {
 
     /// Version of the engine, equal to the package's.
     #[pymodule_export]
-    #[expect(
-        non_upper_case_globals,
-        reason = "the name that Python programs expect"
-    )]
+    #[expect(non_upper_case_globals, reason = "the name that Python programs expect")]
     const __version__: &str = env!("CARGO_PKG_VERSION");
 }

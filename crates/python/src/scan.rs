@@ -33,10 +33,7 @@ impl Scan {
         let mut values = to_fill(&values)?;
         let mut state = state.as_ref().map(to_fill).transpose()?;
         let (keys, values) = (keys.as_slice_mut()?, values.as_slice_mut()?);
-        let state = state
-            .as_mut()
-            .map(|state| state.as_slice_mut())
-            .transpose()?;
+        let state = state.as_mut().map(|state| state.as_slice_mut()).transpose()?;
         py.detach(|| {
             let mut scan = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             scan.next_batch(keys, values, state)

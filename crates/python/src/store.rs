@@ -27,21 +27,11 @@ impl TableId {
 }
 
 /// A handle, keys, values to fill and state to fill.
-type GetParts<'py> = (
-    PyRef<'py, TableId>,
-    Keys<'py>,
-    RowsOut<'py>,
-    Option<RowsOut<'py>>,
-);
+type GetParts<'py> = (PyRef<'py, TableId>, Keys<'py>, RowsOut<'py>, Option<RowsOut<'py>>);
 /// A handle, keys, values and state.
 type PutParts<'py> = (PyRef<'py, TableId>, Keys<'py>, Rows<'py>, Option<Rows<'py>>);
 /// A handle, keys, gradients and (lr, eps, beta1, beta2, weight_decay).
-type UpdateParts<'py> = (
-    PyRef<'py, TableId>,
-    Keys<'py>,
-    Rows<'py>,
-    (f64, f64, f64, f64, f64),
-);
+type UpdateParts<'py> = (PyRef<'py, TableId>, Keys<'py>, Rows<'py>, (f64, f64, f64, f64, f64));
 
 /// An open store.
 #[pyclass(frozen, module = "embedrock._core")]
@@ -53,10 +43,7 @@ impl Store {
     #[new]
     #[pyo3(signature = (path, memory, *, max_disk_bytes=None, page_bytes=None, io="auto",
         policy="lru", keep=2, seed=0, create=true, step=None, read_only=false, check_disk=true))]
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "keyword arguments of a Python constructor"
-    )]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python constructor")]
     fn new(
         py: Python<'_>,
         path: PathBuf,
@@ -76,7 +63,7 @@ impl Store {
             memory: core::Memory::from_str(memory).or_raise(py)?,
             max_disk_bytes,
             page_bytes,
-            io: core::IoChoice::from_str(io).or_raise(py)?,
+            io: core::config::IoChoice::from_str(io).or_raise(py)?,
             policy: policy_kind(py, policy)?,
             keep,
             seed,
@@ -85,9 +72,7 @@ impl Store {
             read_only,
             check_disk,
         };
-        py.detach(|| core::Store::open(&path, options))
-            .map(Self)
-            .or_raise(py)
+        py.detach(|| core::Store::open(&path, options)).map(Self).or_raise(py)
     }
 
     /// Creates the table that the JSON text describes, or opens it when it has equal parameters.
@@ -105,10 +90,7 @@ impl Store {
 
     /// Handles of all tables, in order of creation.
     fn tables(&self, py: Python<'_>) -> Vec<TableId> {
-        py.detach(|| self.0.tables())
-            .into_iter()
-            .map(|info| TableId(info.id))
-            .collect()
+        py.detach(|| self.0.tables()).into_iter().map(|info| TableId(info.id)).collect()
     }
 
     /// What the store knows of a table, as a dict.
@@ -131,10 +113,7 @@ impl Store {
                 table: table.0,
                 keys: keys.as_slice()?,
                 values: values.as_slice_mut()?,
-                state: state
-                    .as_mut()
-                    .map(|state| state.as_slice_mut())
-                    .transpose()?,
+                state: state.as_mut().map(|state| state.as_slice_mut()).transpose()?,
             });
         }
         py.detach(|| self.0.get(&mut requests)).or_raise(py)
@@ -181,7 +160,7 @@ impl Store {
                 table: table.0,
                 keys: keys.as_slice()?,
                 gradients: gradients.as_slice()?,
-                hyper: core::Hyper {
+                hyper: core::optimizer::Hyper {
                     lr: *lr,
                     eps: *eps,
                     beta1: *beta1,
@@ -265,13 +244,9 @@ impl Store {
         state: Vec<(PyBackedStr, PyBackedBytes)>,
     ) -> PyResult<Py<PyAny>> {
         modify::refuse_reentry(py, &self.0)?;
-        let state: Vec<(&str, &[u8])> = state
-            .iter()
-            .map(|(name, bytes)| (&**name, &**bytes))
-            .collect();
-        let info = py
-            .detach(|| self.0.commit(step, meta, &state))
-            .or_raise(py)?;
+        let state: Vec<(&str, &[u8])> =
+            state.iter().map(|(name, bytes)| (&**name, &**bytes)).collect();
+        let info = py.detach(|| self.0.commit(step, meta, &state)).or_raise(py)?;
         json_value(py, &info)
     }
 
@@ -291,10 +266,7 @@ impl Store {
     fn state<'py>(&self, py: Python<'py>) -> PyResult<Vec<(String, Bound<'py, PyBytes>)>> {
         modify::refuse_reentry(py, &self.0)?;
         let state = py.detach(|| self.0.state()).or_raise(py)?;
-        Ok(state
-            .into_iter()
-            .map(|(name, bytes)| (name, PyBytes::new(py, &bytes)))
-            .collect())
+        Ok(state.into_iter().map(|(name, bytes)| (name, PyBytes::new(py, &bytes))).collect())
     }
 
     /// What would be lost by closing: (batches, rows touched) since the last commit.
@@ -323,14 +295,11 @@ pub(crate) fn json_value(py: Python<'_>, value: &impl Serialize) -> PyResult<Py<
     Ok(py.import("json")?.call_method1("loads", (text,))?.unbind())
 }
 
-fn policy_kind(py: Python<'_>, name: &str) -> PyResult<core::PolicyKind> {
+fn policy_kind(py: Python<'_>, name: &str) -> PyResult<core::config::PolicyKind> {
     match name {
-        "lru" => Ok(core::PolicyKind::Lru),
-        "lfu" => Ok(core::PolicyKind::Lfu),
-        _ => Err(misuse(
-            py,
-            format!("policy is {name:?}, expected \"lru\" or \"lfu\""),
-        )),
+        "lru" => Ok(core::config::PolicyKind::Lru),
+        "lfu" => Ok(core::config::PolicyKind::Lfu),
+        _ => Err(misuse(py, format!("policy is {name:?}, expected \"lru\" or \"lfu\""))),
     }
 }
 

@@ -57,9 +57,7 @@ pub(super) fn modify(
     let outcome = py.detach(|| {
         let _inside = Inside::enter(store);
         store.modify(table, keys, &mut |keys, values, state| {
-            carried.keep(Python::attach(|py| {
-                call(py, function, keys.len(), values, state)
-            }))
+            carried.keep(Python::attach(|py| call(py, function, keys.len(), values, state)))
         })
     });
     carried.resolve(py, outcome).map(drop)
@@ -88,10 +86,7 @@ fn write_back(py: Python<'_>, array: &Bound<'_, PyArray2<f32>>, words: &mut [f32
     let array = array.try_readonly()?;
     let slice = array.as_slice()?;
     if slice.len() != words.len() {
-        return Err(misuse(
-            py,
-            "the function given to modify resized an array it was given",
-        ));
+        return Err(misuse(py, "the function given to modify resized an array it was given"));
     }
     words.copy_from_slice(slice);
     Ok(())
