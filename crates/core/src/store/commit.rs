@@ -6,16 +6,16 @@
 
 use super::engine::{Class, Engine};
 use super::journal::{
-    ClassCounters, ClassRecord, CommitRecord, JournalFile, RecordKind, TableCounters, TableRecord,
+    ClassCounters, CommitRecord, JournalFile, RecordKind, TableCounters, TableRecord,
     name_of, number_of, piece_header,
 };
 use super::pieces::{pieces_of, read_piece_from};
-use super::reserve::JOURNAL_BYTES_PER_COMMIT;
+use super::reserve::{JOURNAL_BYTES_PER_COMMIT, JOURNAL_BYTES_PER_ROW};
 use super::state::StateRef;
 use super::superblock::write_head;
 use super::{Inner, Store, holds, state};
 use crate::config::CommitInfo;
-use crate::error::{Result, bail};
+use crate::error::{ErrorKind, Result, bail};
 use crate::storage::log::{ClassLog, TableIndex};
 use std::sync::atomic::Ordering;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -25,7 +25,9 @@ const SPILL_BYTES: usize = 64 << 10;
 /// A commit writes at least this many bytes of index pieces while a cycle is under way.
 const PIECE_BYTES_MIN: u64 = 64 << 10;
 /// A new cycle begins when the deltas since the last are as long as the index, at least this.
-const CYCLE_BYTES_MIN: u64 = 1 << 20;
+const CYCLE_BYTES_MIN: u64 = 128 << 10;
+/// Longest meta of a commit.
+const META_BYTES_MAX: usize = 256 << 10;
 /// Rows of one sorted portion of a commit's flush, at least.
 const SORT_ROWS_MIN: usize = 1 << 16;
 
@@ -72,13 +74,6 @@ impl History {
         journal + self.old_journal_bytes + states
     }
 
-    pub(super) fn reserve_journal(&mut self, bytes: u64) -> Result<()> {
-        match &mut self.journal {
-            Some(journal) => journal.reserve(bytes),
-            None => Ok(()),
-        }
-    }
-
     pub(super) fn journal(&mut self) -> &mut JournalFile {
         self.journal.as_mut().expect("writing was prepared")
     }
@@ -88,9 +83,17 @@ impl History {
         kind: RecordKind,
         record: &T,
     ) -> Result<()> {
-        let bytes = serde_json::to_vec(record).expect("records are plain data");
-        self.journal().append(kind, &bytes)
+        append_json(self.journal(), kind, record)
     }
+}
+
+fn append_json<T: serde::Serialize>(
+    journal: &mut JournalFile,
+    kind: RecordKind,
+    record: &T,
+) -> Result<()> {
+    let bytes = serde_json::to_vec(record).expect("records are plain data");
+    journal.append(kind, &bytes)
 }
 
 impl Inner {
@@ -224,6 +227,13 @@ impl Store {
         let engine = inner.exclusive()?;
         inner.check_writable()?;
         inner.prepare_writing()?;
+        if meta.len() > META_BYTES_MAX {
+            bail!(
+                Misuse,
+                "meta has {} bytes, at most {META_BYTES_MAX}; put large things in state",
+                meta.len()
+            );
+        }
         let begin = Instant::now();
         let sequence = inner.history.lock().next_sequence;
         let state_bytes: u64 = state.iter().map(|(_, bytes)| bytes.len() as u64).sum();
@@ -251,7 +261,6 @@ impl Store {
 impl Inner {
     /// Refuses a commit that the disk bound forbids, before anything is written.
     fn check_commit_fits(&self, engine: &Engine, state_bytes: u64) -> Result<()> {
-        let index: u64 = engine.memory().index_bytes;
         if let Some(most) = self.options.max_disk_bytes
             && self.disk_bytes() + state_bytes > most
         {
@@ -269,8 +278,8 @@ impl Inner {
             rows += unwritten;
             self.charge_growth(&mut log, |log| log.reserve(unwritten, u64::MAX))?;
         }
-        let journal = rows * 32 + JOURNAL_BYTES_PER_COMMIT + index / 8;
-        self.history.lock().reserve_journal(journal)
+        let journal = rows * JOURNAL_BYTES_PER_ROW + JOURNAL_BYTES_PER_COMMIT;
+        self.reserve_journal(&mut self.history.lock(), journal)
     }
 
     fn write_commit(
@@ -366,7 +375,13 @@ impl Inner {
             payload.clear();
             payload.extend_from_slice(&piece_header(table.id(), piece));
             read_piece_from(index, piece, &mut payload);
-            history.journal().append(RecordKind::Piece, &payload)?;
+            // Pieces are worth only room that the commit itself does not need.
+            let room = payload.len() as u64 + JOURNAL_BYTES_PER_COMMIT;
+            match self.reserve_journal(history, room) {
+                Ok(()) => history.journal().append(RecordKind::Piece, &payload)?,
+                Err(error) if error.kind() == ErrorKind::Full => break,
+                Err(error) => return Err(error),
+            }
             spent += payload.len() as u64 + 16;
             piece += 1;
         }
@@ -432,15 +447,36 @@ impl Inner {
         if history.cursor.is_some() || history.cycle_deltas < index.max(CYCLE_BYTES_MIN) {
             return Ok(());
         }
+        let room = self.options.max_disk_bytes.map_or(u64::MAX, |most| {
+            let used = self.rows_disk_bytes.load(Ordering::Relaxed) + history.disk_bytes();
+            most.saturating_sub(used)
+        });
+        if room < index + 2 * JOURNAL_BYTES_PER_COMMIT {
+            return Ok(());
+        }
         let number = history.journal().number() + 1;
+        match self.next_journal(engine, number) {
+            Ok(next) => {
+                history.old_journal_bytes += history.journal().disk_bytes();
+                history.journal = Some(next);
+            }
+            // The commit is made; without room the old file goes on.
+            Err(error) if error.kind() == ErrorKind::Full => return self.medium.remove(&name_of(number)),
+            Err(error) => return Err(error),
+        }
+        history.cursor = Some((0, 0));
+        history.cycle_deltas = 0;
+        Ok(())
+    }
+
+    /// A new journal file that begins with the catalog.
+    fn next_journal(&self, engine: &Engine, number: u64) -> Result<JournalFile> {
         if self.medium.list(&name_of(number))?.contains(&name_of(number)) {
             self.medium.remove(&name_of(number))?;
         }
-        history.old_journal_bytes += history.journal().disk_bytes();
-        history.journal = Some(JournalFile::create(&*self.medium, self.seed, number)?);
-        self.medium.sync_dir()?;
+        let mut next = JournalFile::create(&*self.medium, self.seed, number)?;
         for class in &engine.classes {
-            history.append_json::<ClassRecord>(RecordKind::Class, &class.record)?;
+            append_json(&mut next, RecordKind::Class, &class.record)?;
         }
         for table in &engine.tables {
             let log = engine.classes[table.class].log.lock();
@@ -449,11 +485,10 @@ impl Inner {
                 TableIndex::Sparse(index, _) => Some(index.partitions()),
             };
             let record = TableRecord { born: false, partitions, ..table.record.clone() };
-            history.append_json(RecordKind::Table, &record)?;
+            append_json(&mut next, RecordKind::Table, &record)?;
         }
-        history.cursor = Some((0, 0));
-        history.cycle_deltas = 0;
-        Ok(())
+        self.medium.sync_dir()?;
+        Ok(next)
     }
 
     /// Writes all dirty rows to storage without a commit (plan, scan).

@@ -201,11 +201,12 @@ fn build(
     let mode = if options.read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
     let mut bytes = 0;
     for record in &recovered.classes {
-        let layout = PageLayout::new(record.page_bytes, record.row_bytes, record.id, seed)?;
+        let mut layout = PageLayout::new(record.page_bytes, record.row_bytes, record.id, seed)?;
         let file = medium.open(&class_file_name(record.id), mode)?;
         check_class_header(&*file, record, seed)?;
-        let pages = file.len()? / record.page_bytes as u64;
         let per_segment = record.segment_bytes / record.page_bytes as u64;
+        // The file grows by whole segments, and a commit makes its length durable.
+        let pages = file.len()? / record.segment_bytes * per_segment;
         let mut segments = Segments::new(per_segment as u32, layout.rows_per_page as u32, epoch);
         for _ in 0..pages / per_segment {
             segments.grow();
@@ -215,6 +216,9 @@ fn build(
         bytes += u64::from(segments.count()) * record.segment_bytes;
         let counters = last.and_then(|c| c.classes.iter().find(|c| c.id == record.id));
         let sequence = counters.map_or(0, |c| c.sequence);
+        if options.read_only {
+            layout.sequence_max = sequence;
+        }
         engine.classes.push(Class::new(record.clone(), layout, file, segments, sequence, medium)?);
     }
     let counters = last.map(|c| c.tables.clone()).unwrap_or_default();

@@ -1,6 +1,7 @@
 //! Room before use: disk for every row that may have to be written, memory for an index that grows.
 
 use super::Inner;
+use super::commit::History;
 use super::engine::{Class, Engine, keep_if_dirty};
 use super::rows::Keys;
 use crate::cache::TakeWay;
@@ -8,10 +9,10 @@ use crate::error::{Result, bail};
 use crate::storage::log::ClassLog;
 use std::sync::atomic::Ordering;
 
-/// Journal bytes that one written row may need: its delta, and pieces of the index.
-const JOURNAL_BYTES_PER_ROW: u64 = 32;
+/// Journal bytes that one written row may need: its delta.
+pub(super) const JOURNAL_BYTES_PER_ROW: u64 = 24;
 /// Journal bytes that a commit needs beside the rows: its record, counters, one piece.
-pub(super) const JOURNAL_BYTES_PER_COMMIT: u64 = 1 << 20;
+pub(super) const JOURNAL_BYTES_PER_COMMIT: u64 = 640 << 10;
 /// Index bytes that a new key of a growing table may need.
 const INDEX_BYTES_PER_KEY: u64 = 8;
 /// Sets that give up a row between two looks at the flush buffer.
@@ -41,10 +42,28 @@ impl Inner {
     fn reserve_class(&self, class: &Class) -> Result<()> {
         let mut log = class.log.lock();
         let rows = class.unwritten_rows(&log);
-        let grow = self.grow_bytes();
-        self.charge_growth(&mut log, |log| log.reserve(rows, grow))?;
         let journal = rows * JOURNAL_BYTES_PER_ROW + JOURNAL_BYTES_PER_COMMIT;
-        self.history.lock().reserve_journal(journal)
+        self.reserve_journal(&mut self.history.lock(), journal)?;
+        let grow = self.grow_bytes();
+        self.charge_growth(&mut log, |log| log.reserve(rows, grow))
+    }
+
+    /// Makes sure that the journal can take `bytes` more, within the disk bound.
+    pub(super) fn reserve_journal(&self, history: &mut History, bytes: u64) -> Result<()> {
+        let rows = self.rows_disk_bytes.load(Ordering::Relaxed);
+        let used = rows + history.disk_bytes();
+        let growth = history.journal().growth_for(bytes);
+        if let Some(most) = self.options.max_disk_bytes
+            && growth > 0
+            && used + growth > most
+        {
+            bail!(
+                Full,
+                "the journal needs {growth} more bytes beside {used} of {most} (max_disk_bytes); \
+                 commit to release outdated copies, or raise max_disk_bytes"
+            );
+        }
+        history.journal().reserve(bytes)
     }
 
     /// Runs something that may grow a class's file and keeps the disk total right.

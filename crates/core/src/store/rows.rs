@@ -9,7 +9,7 @@
 use super::Inner;
 use super::engine::{CacheOfClass, Class, Engine, Table, keep_if_dirty};
 use crate::cache::RowMut;
-use crate::error::Result;
+use crate::error::{Result, bail};
 use crate::storage::log::{ClassLog, Place};
 use std::sync::atomic::Ordering;
 
@@ -237,29 +237,47 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
                         self.hand_over(log, *miss, Source::Blank, slots[0], false);
                         continue;
                     }
-                    progress[i] = Progress::Candidates(slots.len().min(255) as u8);
-                    for slot in slots.drain(..) {
-                        let found = log.page_in_memory(slot).is_some_and(|page| {
-                            let at = slot as usize % self.class.layout.rows_per_page;
-                            scratch.clear();
-                            scratch.extend_from_slice(self.class.layout.row(page, at));
-                            self.class.layout.entry(page, at) == (table.id(), key)
-                        });
-                        if found {
-                            self.inner.metrics.rescued.fetch_add(1, Ordering::Relaxed);
-                            self.hand_over(log, *miss, Source::Words(&scratch), slot, false);
-                            progress[i] = Progress::Done;
-                        } else {
-                            wanted.push(Wanted { slot, miss: i as u32 });
-                        }
-                    }
-                    if progress[i] == Progress::Done {
-                        wanted.retain(|w| w.miss != i as u32);
-                    }
+                    progress[i] = self.candidates(log, misses, i, &slots, &mut scratch, wanted);
                 }
             }
         }
         Ok(())
+    }
+
+    /// Looks at the candidates whose pages are still in memory; the others have to be read. A page
+    /// in memory may not have reached the device yet, so it must never be read from there.
+    fn candidates(
+        &mut self,
+        log: &mut ClassLog,
+        misses: &[Miss],
+        i: usize,
+        slots: &[u32],
+        scratch: &mut Vec<f32>,
+        wanted: &mut Vec<Wanted>,
+    ) -> Progress {
+        let (table, key) = self.key(misses[i]);
+        let layout = &self.class.layout;
+        let before = wanted.len();
+        for slot in slots {
+            let Some(page) = log.page_in_memory(*slot) else {
+                wanted.push(Wanted { slot: *slot, miss: i as u32 });
+                continue;
+            };
+            let at = *slot as usize % layout.rows_per_page;
+            if layout.entry(page, at) == (table.id(), key) {
+                scratch.clear();
+                scratch.extend_from_slice(layout.row(page, at));
+                wanted.truncate(before);
+                self.inner.metrics.rescued.fetch_add(1, Ordering::Relaxed);
+                self.hand_over(log, misses[i], Source::Words(scratch), *slot, false);
+                return Progress::Done;
+            }
+        }
+        if wanted.len() == before {
+            self.hand_over(log, misses[i], Source::Initial, 0, false);
+            return Progress::Done;
+        }
+        Progress::Candidates((wanted.len() - before).min(255) as u8)
     }
 
     /// Takes a row back from the flush buffer without a read.
@@ -320,7 +338,20 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
         let (table, key) = self.key(miss);
         let layout = &self.class.layout;
         let at = want.slot as usize % layout.rows_per_page;
-        progress[want.miss as usize] = if layout.entry(page, at) != (table.id(), key) {
+        let entry = layout.entry(page, at);
+        if entry != (table.id(), key) && table.first.is_some() {
+            bail!(
+                Corrupt,
+                "{}, slot {}: the index says table {:?} id {key}, the page says table {} key {}; \
+                 restore from a copy, or open an earlier commit with step=",
+                self.class.file.name(),
+                want.slot,
+                table.record.spec.name,
+                entry.0,
+                entry.1
+            );
+        }
+        progress[want.miss as usize] = if entry != (table.id(), key) {
             // A tag matched, the key did not. After the last candidate the key is absent, if
             // nothing was written meanwhile; looking again tells.
             if left > 1 { Progress::Candidates(left - 1) } else { self.absent(log, miss, want.miss, wanted)? }
@@ -351,12 +382,16 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
         self.inner.metrics.tag_collisions.fetch_add(1, Ordering::Relaxed);
         self.inner.make_room(self.engine, self.class, log)?;
         let mut slots = Vec::new();
-        let was_read = |slot: &u32| {
-            wanted.binary_search_by_key(&(*slot, index), |w| (w.slot, w.miss)).is_ok()
+        let (layout, id) = (&self.class.layout, table.id());
+        let was_seen = |slot: &u32| {
+            let in_memory = log.page_in_memory(*slot).is_some_and(|page| {
+                layout.entry(page, *slot as usize % layout.rows_per_page) != (id, key)
+            });
+            in_memory || wanted.binary_search_by_key(&(*slot, index), |w| (w.slot, w.miss)).is_ok()
         };
         match log.find(table.id(), key, &mut slots) {
             Place::Waiting(_) => return Ok(Progress::Again),
-            Place::Stored if !slots.iter().all(was_read) => return Ok(Progress::Again),
+            Place::Stored if !slots.iter().all(was_seen) => return Ok(Progress::Again),
             Place::Stored | Place::Absent => {}
         }
         self.hand_over(log, miss, Source::Initial, 0, false);

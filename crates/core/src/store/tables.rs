@@ -23,7 +23,7 @@ const MEASURE_BYTES: u64 = 32 << 20;
 const MEASURE_SLICE: Duration = Duration::from_millis(25);
 const MEASURE_DEPTH: usize = 64;
 const SEGMENT_BYTES_MAX: u64 = 4 << 20;
-const SEGMENT_BYTES_MIN: u64 = 256 << 10;
+const SEGMENT_BYTES_MIN: u64 = 32 << 10;
 /// A log works well when at most this share of it is live (see the cleaner).
 const LIVE_SHARE: f64 = 0.7;
 const TABLES_MAX: usize = 65_536;

@@ -29,6 +29,9 @@ pub struct PageLayout {
     pub class: u16,
     /// Seed of the checksum, to tell a page of another store.
     pub seed: u64,
+    /// Newest page that the opened commit has; later ones mean that a writer has reused its place.
+    /// `u64::MAX` for the writer itself.
+    pub sequence_max: u64,
 }
 
 impl PageLayout {
@@ -46,7 +49,7 @@ impl PageLayout {
                 (row_bytes + ENTRY_BYTES + HEADER_BYTES).next_power_of_two()
             );
         }
-        Ok(Self { page_bytes, row_bytes, rows_per_page, class, seed })
+        Ok(Self { page_bytes, row_bytes, rows_per_page, class, seed, sequence_max: u64::MAX })
     }
 
     fn key_at(&self, slot: usize) -> usize {
@@ -140,6 +143,13 @@ impl PageLayout {
         if found != number {
             let what = format!("it is page {found}, written to the wrong place");
             return Err(self.damaged(page, number, file, &what));
+        }
+        if self.sequence(page) > self.sequence_max {
+            bail!(
+                CommitGone,
+                "{file}, page {number} was written again after the commit that is open; refresh to \
+                 the newest commit"
+            );
         }
         if rows == 0 || rows > self.rows_per_page {
             let what = format!("it claims {rows} rows of at most {}", self.rows_per_page);

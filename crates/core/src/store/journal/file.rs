@@ -19,7 +19,7 @@ const RECORD_HEADER_BYTES: usize = 16;
 pub const RECORD_BYTES_MAX: usize = 1 << 26;
 const READ_BYTES: usize = 1 << 20;
 /// Room is reserved in steps of this many bytes.
-const ALLOCATE_BYTES: u64 = 1 << 20;
+pub(super) const ALLOCATE_BYTES: u64 = 256 << 10;
 
 /// What a record is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,13 +119,22 @@ impl JournalFile {
         self.allocated
     }
 
-    /// Makes sure that `bytes` more can be appended; `Full` otherwise, and nothing changed.
-    pub fn reserve(&mut self, bytes: u64) -> Result<()> {
+    /// By how much the file would have to grow for `bytes` more.
+    pub fn growth_for(&self, bytes: u64) -> u64 {
         let needed = self.position + bytes;
         if needed > self.allocated {
-            let end = needed.next_multiple_of(ALLOCATE_BYTES);
-            self.file.allocate(self.allocated, end - self.allocated)?;
-            self.allocated = end;
+            needed.next_multiple_of(ALLOCATE_BYTES) - self.allocated
+        } else {
+            0
+        }
+    }
+
+    /// Makes sure that `bytes` more can be appended; `Full` otherwise, and nothing changed.
+    pub fn reserve(&mut self, bytes: u64) -> Result<()> {
+        let growth = self.growth_for(bytes);
+        if growth > 0 {
+            self.file.allocate(self.allocated, growth)?;
+            self.allocated += growth;
         }
         Ok(())
     }
@@ -150,11 +159,6 @@ impl JournalFile {
     /// Makes everything appended durable.
     pub fn sync(&self) -> Result<()> {
         self.file.sync()
-    }
-
-    /// Allocated memory.
-    pub fn memory_bytes(&self) -> usize {
-        self.buffer.capacity()
     }
 }
 

@@ -1,0 +1,166 @@
+//! Bounds of disk and memory, and errors of the device.
+
+use super::*;
+
+fn batch<'a>(table: TableId, keys: &'a [u64], values: &'a [f32]) -> PutBatch<'a> {
+    let non_finite = NonFinite::Refuse;
+    PutBatch { table, keys, values, state: None, reset_state: false, non_finite }
+}
+
+/// Puts blocks of rows until the store says that it is full; returns the next key.
+fn fill(store: &Store, table: TableId, mut next: u64) -> (u64, crate::Error) {
+    loop {
+        let keys: Vec<u64> = (next..next + 100).collect();
+        let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32; DIM]).collect();
+        match store.put(&[batch(table, &keys, &values)]) {
+            Ok(_) => next += 100,
+            Err(error) => return (next, error),
+        }
+        assert!(next < 1_000_000, "the store never got full");
+    }
+}
+
+fn expect_rows(store: &Store, table: TableId, end: u64) {
+    let keys: Vec<u64> = (0..end).collect();
+    let mut values = vec![0.0; keys.len() * DIM];
+    let get = GetBatch { table, keys: &keys, values: &mut values, state: None };
+    store.get(&mut [get]).unwrap();
+    for key in keys {
+        assert_eq!(values[key as usize * DIM], key as f32, "key {key}");
+    }
+    assert_eq!(store.len(table).unwrap(), end);
+}
+
+#[test]
+fn a_full_disk_refuses_whole_batches_and_lets_reads_and_commits_go_on() {
+    for bounded in [false, true] {
+        let medium = SimMedium::new(3);
+        let mut options = options(1 << 20);
+        if bounded {
+            options.max_disk_bytes = Some(3 << 20);
+        } else {
+            medium.set_capacity(Some(3 << 20));
+        }
+        let store = Store::open_on(Arc::new(medium.clone()), options.clone()).unwrap();
+        let table = store.table(&spec("t", None, OptimizerKind::Sgd)).unwrap();
+        let (end, error) = fill(&store, table, 0);
+        assert_eq!(error.kind(), ErrorKind::Full, "{error}");
+        assert!(end > 1000, "only {end} rows fit");
+        expect_rows(&store, table, end);
+        store.commit(1, "", &[("s", b"state")]).unwrap();
+        expect_rows(&store, table, end);
+        store.close().unwrap();
+        medium.set_capacity(None);
+        options.max_disk_bytes = None;
+        let store = Store::open_on(Arc::new(medium), options).unwrap();
+        expect_rows(&store, table, end);
+        let keys: Vec<u64> = (end..end + 100).collect();
+        let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32; DIM]).collect();
+        store.put(&[batch(table, &keys, &values)]).unwrap();
+        expect_rows(&store, table, end + 100);
+    }
+}
+
+#[test]
+fn rewriting_rows_within_a_disk_bound_goes_on_for_ever_with_commits() {
+    let medium = SimMedium::new(4);
+    let options = StoreOptions { max_disk_bytes: Some(6 << 20), ..options(400 << 10) };
+    let store = Store::open_on(Arc::new(medium), options).unwrap();
+    let table = store.table(&spec("t", Some(20_000), OptimizerKind::Adagrad)).unwrap();
+    let mut random = Random(8);
+    let mut expected = vec![None; 20_000];
+    for step in 0..400u64 {
+        let keys: Vec<u64> = (0..500).map(|_| random.below(20_000)).collect();
+        let values: Vec<f32> =
+            keys.iter().flat_map(|k| [*k as f32 + step as f32; DIM]).collect();
+        store.put(&[batch(table, &keys, &values)]).unwrap_or_else(|e| panic!("step {step}: {e}"));
+        keys.iter().for_each(|k| expected[*k as usize] = Some(*k as f32 + step as f32));
+        store.commit(step, "", &[]).unwrap();
+        assert!(store.stats().unwrap().disk_bytes <= 6 << 20);
+    }
+    let stats = store.stats().unwrap();
+    assert!(stats.rows_moved > 0, "nothing was cleaned");
+    let keys: Vec<u64> = (0..20_000).filter(|k| expected[*k as usize].is_some()).collect();
+    let mut values = vec![0.0; keys.len() * DIM];
+    let get = GetBatch { table, keys: &keys, values: &mut values, state: None };
+    store.get(&mut [get]).unwrap();
+    for (i, key) in keys.iter().enumerate() {
+        assert_eq!(Some(values[i * DIM]), expected[*key as usize], "key {key}");
+    }
+}
+
+#[test]
+fn a_growing_index_takes_from_the_cache_and_then_names_the_budget_that_works() {
+    let medium = SimMedium::new(6);
+    let store = Store::open_on(Arc::new(medium.clone()), options(600 << 10)).unwrap();
+    let table = store.table(&spec("t", None, OptimizerKind::Sgd)).unwrap();
+    let (end, error) = fill(&store, table, 0);
+    assert_eq!(error.kind(), ErrorKind::Budget, "{error}");
+    let stats = store.stats().unwrap();
+    assert!(stats.classes[0].cache_capacity > 0 && stats.memory.index_bytes > 100 << 10);
+    expect_rows(&store, table, end);
+    store.commit(1, "", &[]).unwrap();
+    store.close().unwrap();
+    let named: u64 = error.message().rsplit('=').next().unwrap().parse().unwrap();
+    let store = Store::open_on(Arc::new(medium), options(named)).unwrap();
+    expect_rows(&store, table, end);
+    let keys: Vec<u64> = (end..end + 100).collect();
+    let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32; DIM]).collect();
+    store.put(&[batch(table, &keys, &values)]).unwrap();
+}
+
+/// Trains until an injected error; the store must refuse to go on, and reopen at a commit.
+fn device_error(fixture: &Fixture, inject: &dyn Fn(&SimMedium)) -> Option<ErrorKind> {
+    let medium = SimMedium::new(12);
+    let mut random = Random(12);
+    let mut model = Model::default();
+    let mut points = BTreeMap::from([(0, model.clone())]);
+    let store = fixture.open(&medium, options(tight()));
+    inject(&medium);
+    let mut failed = None;
+    for step in 1..=8u64 {
+        let mut next = model.clone();
+        let run = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            for _ in 0..4 {
+                let table = random.below(4) as usize;
+                let keys = fixture.pick(&mut random, table, 150);
+                fixture.update(&store, &mut next, &mut random, table, &keys);
+            }
+        }));
+        // A failed update panics in the fixture; the verbs tell how the store sees it.
+        let committed = store.commit(step, "", &[]);
+        if run.is_err() || committed.is_err() {
+            let error = store.commit(step, "", &[]).err().or(committed.err()).unwrap();
+            failed = Some(error.kind());
+            if error.kind() == ErrorKind::Poisoned {
+                let refused = store.update(&[]).err().map(|e| e.kind());
+                assert_eq!(refused, Some(ErrorKind::Poisoned));
+            }
+            points.insert(step, next);
+            break;
+        }
+        model = next;
+        points.insert(step, model.clone());
+    }
+    drop(store);
+    let survivor = medium.reboot(1);
+    let store = Store::open_on(Arc::new(survivor), options(tight())).unwrap();
+    let step = store.last_commit().map_or(0, |c| c.step);
+    assert!(step + 1 >= points.len() as u64 - 1, "step {step} of {}", points.len() - 1);
+    if step > 0 && failed != Some(ErrorKind::Io) {
+        fixture.check_all(&store, &points[&step]);
+    }
+    failed
+}
+
+#[test]
+fn an_error_of_the_device_poisons_writes_and_loses_no_commit() {
+    let fixture = Fixture::new();
+    let mut kinds = Vec::new();
+    for n in (1..120).step_by(7) {
+        kinds.extend(device_error(&fixture, &|m| m.fail_write(n)));
+        kinds.extend(device_error(&fixture, &|m| m.fail_sync(n)));
+    }
+    let poisoned = kinds.iter().filter(|k| **k == ErrorKind::Poisoned).count();
+    assert!(poisoned > 10, "{kinds:?}");
+}

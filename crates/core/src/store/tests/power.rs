@@ -1,0 +1,89 @@
+//! Power cuts on the simulated device, at every operation.
+
+use super::*;
+
+/// Trains, with a power cut after `operation`; whatever survives must be one of the commits, and
+/// not older than the last one that was acknowledged.
+fn power_cut(fixture: &Fixture, operation: u64, seed: u64) -> bool {
+    let medium = SimMedium::new(seed);
+    medium.power_cut_after(operation);
+    let mut random = Random(seed);
+    let mut model = Model::default();
+    let mut points: Vec<(u64, Model)> = vec![(0, model.clone())];
+    let mut acknowledged = 0;
+    let _ = (|| -> Result<()> {
+        let store = Store::open_on(Arc::new(medium.clone()), options(tight()))?;
+        for spec in &fixture.specs {
+            store.table(spec)?;
+        }
+        for step in 1..=6u64 {
+            for _ in 0..3 {
+                let table = random.below(4) as usize;
+                let keys = fixture.pick(&mut random, table, 150);
+                let gradients = vec![0.25; keys.len() * DIM];
+                let batch = UpdateBatch {
+                    table: TableId(table as u16),
+                    keys: &keys,
+                    gradients: &gradients,
+                    hyper: HYPER,
+                    non_finite: NonFinite::Refuse,
+                    step: None,
+                };
+                store.update(&[batch])?;
+                let count = model.updates.entry(table as u16).or_default();
+                *count += 1;
+                let prepared = fixture.specs[table].optimizer.prepare(&HYPER, *count, DIM);
+                let mut times: BTreeMap<u64, usize> = BTreeMap::new();
+                keys.iter().for_each(|k| *times.entry(*k).or_default() += 1);
+                for (key, times) in times {
+                    let mut row = fixture.expected(&model, table, key);
+                    let (values, state) = row.split_at_mut(DIM);
+                    prepared.apply(values, state, &[0.25 * times as f32; DIM]);
+                    model.rows.insert((table as u16, key), row);
+                }
+                if random.below(4) == 0 {
+                    let doomed = fixture.pick(&mut random, 1, 20);
+                    store.delete(TableId(1), &doomed)?;
+                    doomed.iter().for_each(|k| drop(model.rows.remove(&(1, *k))));
+                }
+            }
+            points.push((step, model.clone()));
+            store.commit(step, "", &[("step", &step.to_le_bytes())])?;
+            acknowledged = step;
+        }
+        Ok(())
+    })();
+    let cut = medium.power_is_off();
+    for reboot in 0..2 {
+        let survivor = medium.reboot(seed * 31 + reboot);
+        let store = Store::open_on(Arc::new(survivor), options(tight()))
+            .unwrap_or_else(|e| panic!("operation {operation} seed {seed}.{reboot}: {e}"));
+        let step = store.last_commit().map_or(0, |c| c.step);
+        let what = format!("operation {operation} seed {seed}.{reboot} step {step}");
+        assert!(step >= acknowledged && step <= acknowledged + 1, "{what}, had {acknowledged}");
+        if step == 0 {
+            continue;
+        }
+        let (_, model) = &points[step as usize];
+        fixture.check_all(&store, model);
+        assert_eq!(store.state().unwrap(), [("step".to_owned(), step.to_le_bytes().to_vec())]);
+        // Life goes on: another commit, and the store it leaves is whole.
+        let mut model = model.clone();
+        fixture.update(&store, &mut model, &mut random, 0, &[1, 2, 3]);
+        store.commit(step + 100, "", &[]).unwrap();
+        fixture.check_all(&store, &model);
+    }
+    cut
+}
+
+#[test]
+fn power_cuts_at_every_operation_leave_the_last_commit() {
+    let fixture = Fixture::new();
+    let mut operation = 1;
+    let mut cuts = 0;
+    while power_cut(&fixture, operation, operation) {
+        cuts += 1;
+        operation += 1;
+    }
+    assert!(cuts > 100, "only {cuts} operations were cut");
+}
