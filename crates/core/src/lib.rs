@@ -4,9 +4,11 @@
 pub mod distinct;
 pub mod error;
 pub mod hash;
+pub mod index;
 pub mod init;
 pub mod io;
 pub mod optimizer;
+pub mod prefetch;
 pub mod row;
 
 pub use error::{Error, ErrorKind, Result};

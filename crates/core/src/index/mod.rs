@@ -1,0 +1,24 @@
+//! The indexes: where the newest stored copy of each row of a table is.
+//!
+//! An index maps keys to slot numbers of the table's row class; 0 means no stored copy. It does no
+//! I/O, knows nothing of pages, and takes no lock: all changes happen through `&mut self`, under
+//! the owner's lock, and look-ups through `&self`. [`DenseIndex`] answers exactly. [`SparseIndex`]
+//! keeps no keys, so its answers are candidates whose stored key the caller compares.
+//!
+//! Both are written to and rebuilt from small pieces, one at a time, so that a snapshot of an index
+//! spreads over many commits. `docs/formats` draws the pieces; here they are little endian.
+
+mod dense;
+#[cfg(test)]
+mod measure;
+mod partition;
+mod sparse;
+#[cfg(test)]
+mod sparse_tests;
+
+pub use dense::DenseIndex;
+pub use sparse::{Merge, SparseIndex, Split};
+
+/// Bytes that the allocator is taken to spend on an allocation besides what was asked for.
+/// (glibc: 8 bytes of header, rounded up to 16.)
+const ALLOCATION_BYTES: usize = 16;
