@@ -15,7 +15,7 @@ pub mod init;
 pub mod io;
 pub mod metrics;
 pub mod optimizer;
-mod prefetch;
+pub mod prefetch;
 pub mod row;
 pub mod storage;
 pub mod store;

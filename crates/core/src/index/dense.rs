@@ -87,8 +87,8 @@ impl DenseIndex {
     }
 
     /// Bytes of memory once every id was written; fewer are resident before.
-    pub fn memory_bytes(&self) -> u64 {
-        (self.words.capacity() * size_of::<u32>() + ALLOCATION_BYTES) as u64
+    pub fn memory_bytes(&self) -> usize {
+        self.words.capacity() * size_of::<u32>() + ALLOCATION_BYTES
     }
 
     /// The ids that have a stored copy and their slot numbers, ascending by id.

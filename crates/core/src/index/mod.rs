@@ -9,6 +9,8 @@
 //! spreads over many commits. `docs/formats` draws the pieces; here they are little endian.
 
 mod dense;
+#[cfg(test)]
+mod measure;
 mod partition;
 mod sparse;
 #[cfg(test)]

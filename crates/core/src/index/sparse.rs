@@ -111,18 +111,16 @@ impl SparseIndex {
         rows * 8 + 4096
     }
 
-    /// Appends the slot numbers of the entries that `hash` may belong to, usually none or one, and
-    /// says how many. The caller compares the stored keys: a match of tags proves nothing.
+    /// Appends the slot numbers of the entries that `hash` may belong to, usually none or one. The
+    /// caller compares the stored keys: a match of tags proves nothing.
     #[inline]
-    pub fn candidates(&self, hash: u64, slots: &mut Vec<u32>) -> usize {
+    pub fn candidates(&self, hash: u64, slots: &mut Vec<u32>) {
         let address = self.address(hash);
         let partition = self.partition(address.partition);
-        let before = slots.len();
         partition.find(address.tag, |position| {
             slots.push(partition.slot(position));
             false
         });
-        slots.len() - before
     }
 
     /// Whether the entry of `hash` with slot number `slot` is here: whether that stored copy of the
@@ -241,7 +239,7 @@ impl SparseIndex {
 
     /// Second stage: the tags. Reads what the first stage asked for.
     #[inline]
-    pub fn prefetch_tags(&self, hash: u64) {
+    pub fn prefetch(&self, hash: u64) {
         self.partition(self.address(hash).partition).prefetch();
     }
 
@@ -256,15 +254,14 @@ impl SparseIndex {
     }
 
     /// Every byte allocated: entries used or not, headers, and 16 bytes for each allocation.
-    pub fn memory_bytes(&self) -> u64 {
+    pub fn memory_bytes(&self) -> usize {
         // All chunks but the last have the capacity of a full chunk.
         let last = self.directory.last().map_or(0, Vec::capacity);
         let headers = (self.directory.len() - 1) * CHUNK + last;
-        let bytes = self.partition_bytes
+        self.partition_bytes
             + headers * size_of::<Partition>()
             + self.directory.capacity() * size_of::<Vec<Partition>>()
-            + (self.directory.len() + 1) * ALLOCATION_BYTES;
-        bytes as u64
+            + (self.directory.len() + 1) * ALLOCATION_BYTES
     }
 
     /// Number of partitions; each is a snapshot piece.
@@ -406,7 +403,7 @@ impl SparseIndex {
     }
 
     fn push_partition(&mut self, content: Partition) {
-        if self.partitions as usize % CHUNK == 0 {
+        if (self.partitions as usize).is_multiple_of(CHUNK) {
             self.directory.push(Vec::new());
         }
         let chunk = self

@@ -1,4 +1,5 @@
 //! The sparse index against a plain map, across splits, merges, snapshots and replays.
+#![expect(clippy::print_stdout, reason = "a failed test shows its seed")]
 
 use std::collections::HashMap;
 
@@ -6,18 +7,18 @@ use super::{Merge, SparseIndex, Split};
 use crate::error::{Error, ErrorKind, Result};
 use crate::hash::mix;
 
-const SALT: u64 = 0x5EED_0000_0000_0001;
+pub(super) const SALT: u64 = 0x5EED_0000_0000_0001;
 
 /// Pseudo-random numbers: the mixing hash of a counter.
-struct Random(u64);
+pub(super) struct Random(pub(super) u64);
 
 impl Random {
-    fn next(&mut self) -> u64 {
+    pub(super) fn next(&mut self) -> u64 {
         self.0 += 1;
         mix(self.0, 0xA5A5)
     }
 
-    fn below(&mut self, bound: u64) -> u64 {
+    pub(super) fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound
     }
 }
@@ -96,7 +97,7 @@ impl Model {
         for (key, slot) in &self.rows {
             slots.clear();
             let hash = mix(*key, SALT);
-            assert_eq!(self.index.candidates(hash, &mut slots), slots.len());
+            self.index.candidates(hash, &mut slots);
             assert_eq!(
                 slots.iter().filter(|found| *found == slot).count(),
                 1,
@@ -160,8 +161,12 @@ fn random_operations_agree_with_a_plain_map() {
                         model.insert(key);
                     }
                 }
-                choice if choice < grow + 10 => drop(model.replace(at)),
-                _ => drop(model.remove(at)),
+                choice if choice < grow + 10 => {
+                    model.replace(at);
+                }
+                _ => {
+                    model.remove(at);
+                }
             }
             if model.index.needs_split() {
                 model.split();
@@ -201,7 +206,9 @@ fn entries_survive_more_doublings_than_their_tags_have_bits() {
         }
         if before == 1 << 12 {
             assert_eq!(refreshed, 0);
-            (0..300).for_each(|at| drop(model.replace(at)));
+            for at in 0..300 {
+                model.replace(at);
+            }
         }
         if before.is_power_of_two() || before % 65_536 == 12_345 {
             model.check((0..100).map(|_| random.next()));
@@ -226,20 +233,25 @@ fn entries_survive_more_doublings_than_their_tags_have_bits() {
 fn a_replaced_entry_has_a_full_length_tag_again() {
     let mut model = Model::new(0);
     let (hash, slot) = model.insert(77);
-    let likeness = |model: &Model| {
-        let mut slots = vec![];
-        // Flipping one hash bit at a time tells how many bits the tag has.
-        (0..64)
-            .filter(|bit| model.index.candidates(hash ^ (1 << bit), &mut slots) == 0)
-            .count()
+    // Flipping one hash bit at a time tells how many bits address and tag have together.
+    let known_bits = |model: &Model| {
+        let loses = |bit: &u32| {
+            let mut slots = vec![];
+            model.index.candidates(hash ^ (1 << bit), &mut slots);
+            slots.is_empty()
+        };
+        (0..64).filter(loses).count()
     };
-    assert_eq!(likeness(&model), 4 + 15);
+    assert_eq!(known_bits(&model), 4 + 15);
     for _ in 0..16 * 31 {
         model.split();
     }
-    assert_eq!((model.index.partitions(), likeness(&model)), (512, 4 + 15));
+    assert_eq!(
+        (model.index.partitions(), known_bits(&model)),
+        (512, 4 + 15)
+    );
     assert!(model.index.replace(hash, slot, slot));
-    assert_eq!(likeness(&model), 9 + 15);
+    assert_eq!(known_bits(&model), 9 + 15);
 }
 
 #[test]
@@ -297,8 +309,12 @@ fn replay(index: &mut SparseIndex, events: &[Event]) {
         match event {
             Event::Insert(hash, slot) => index.insert(*hash, *slot),
             // False where the partition is not loaded yet.
-            Event::Replace(hash, old, new) => drop(index.replace(*hash, *old, *new)),
-            Event::Remove(hash, slot) => drop(index.remove(*hash, *slot)),
+            Event::Replace(hash, old, new) => {
+                index.replace(*hash, *old, *new);
+            }
+            Event::Remove(hash, slot) => {
+                index.remove(*hash, *slot);
+            }
             Event::Split(split) => {
                 for (slot, hash) in &split.refreshed {
                     index.replace(*hash, *slot, *slot);
@@ -372,7 +388,9 @@ fn assert_replay_rebuilds(
         let mut random = Random(seed << 40);
         let mut model = Model::new(0);
         model.index = SparseIndex::restore(1, 0).unwrap();
-        (0..6_000).for_each(|_| drop(model.insert(random.next())));
+        for _ in 0..6_000 {
+            model.insert(random.next());
+        }
         while model.index.partitions() < partitions {
             model.split();
         }
@@ -401,11 +419,8 @@ fn assert_replay_rebuilds(
 
 #[test]
 fn replaying_pieces_and_splits_rebuilds_every_entry() {
-    assert_replay_rebuilds(63, |_, model| {
-        model
-            .index
-            .needs_split()
-            .then(|| Event::Split(model.split()))
+    assert_replay_rebuilds(63, |step, model| {
+        (step % 40 == 0).then(|| Event::Split(model.split()))
     });
 }
 
@@ -429,7 +444,9 @@ fn replaying_merges_with_their_parents_pieces_rebuilds_every_entry() {
 #[test]
 fn a_damaged_or_misplaced_partition_is_refused_and_changes_nothing() {
     let mut model = Model::new(0);
-    (0..1000).for_each(|key| drop(model.insert(key)));
+    for key in 0..1000 {
+        model.insert(key);
+    }
     let mut bytes = vec![];
     model.index.write_partition(3, &mut bytes);
     assert_eq!(
@@ -469,7 +486,7 @@ fn the_smallest_table_takes_a_few_kib() {
     );
     index.insert(1, 1);
     assert!(index.memory_bytes() <= 2_048);
-    assert!(index.memory_bytes() <= SparseIndex::planned_bytes(1));
+    assert!(index.memory_bytes() as u64 <= SparseIndex::planned_bytes(1));
 }
 
 #[test]
@@ -480,131 +497,10 @@ fn an_expected_size_needs_no_split_and_is_not_merged_away() {
         index.insert(mix(key, SALT), key as u32 + 1);
         assert!(!index.needs_split() && !index.needs_merge());
     }
-    assert!(index.memory_bytes() <= SparseIndex::planned_bytes(rows));
+    assert!(index.memory_bytes() as u64 <= SparseIndex::planned_bytes(rows));
     for key in 0..rows {
         assert!(index.remove(mix(key, SALT), key as u32 + 1));
         assert!(!index.needs_merge());
     }
     index.assert_consistent();
-}
-
-/// Fills, empties and fills an index, and returns the most bytes per row seen at any moment.
-fn growth(from: u64, to: u64, mut report: impl FnMut(&str, &SparseIndex)) -> f64 {
-    let mut index = SparseIndex::new(0).unwrap();
-    let mut worst = 0f64;
-    let mut keys = |slot: u32| Ok(mix(u64::from(slot), SALT));
-    let mut grow =
-        |index: &mut SparseIndex, slots: std::ops::RangeInclusive<u64>, worst: &mut f64| {
-            for slot in slots {
-                index.insert(mix(slot, SALT), slot as u32);
-                if index.needs_split() {
-                    index.split(&mut keys).unwrap();
-                }
-                if index.len() >= from {
-                    let bytes = index.memory_bytes();
-                    assert!(bytes <= SparseIndex::planned_bytes(index.len()));
-                    *worst = worst.max(bytes as f64 / index.len() as f64);
-                }
-            }
-        };
-    let mut size = from;
-    grow(&mut index, 1..=from, &mut worst);
-    while size < to {
-        report("grown", &index);
-        grow(&mut index, size + 1..=size * 5 / 4, &mut worst);
-        size = size * 5 / 4;
-    }
-    report("grown", &index);
-    for slot in (1..=size).filter(|slot| mix(*slot, 3) & 1 == 0) {
-        assert!(index.remove(mix(slot, SALT), slot as u32));
-        while index.needs_merge() {
-            index.merge();
-        }
-        worst = worst.max(index.memory_bytes() as f64 / index.len() as f64);
-    }
-    report("half deleted", &index);
-    grow(&mut index, size + 1..=size + size / 2, &mut worst);
-    report("filled again", &index);
-    index.assert_consistent();
-    worst
-}
-
-#[test]
-fn memory_stays_below_eight_bytes_a_row_while_growing_and_shrinking() {
-    let worst = growth(1 << 20, 4 << 20, |_, _| ());
-    assert!(worst <= 8.0, "{worst} bytes a row");
-}
-
-/// By hand: `cargo test --release index -- --ignored --nocapture`.
-#[test]
-#[ignore = "a measurement, of a minute"]
-fn measure_sixteen_million_keys() {
-    let resident = || {
-        let status = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
-        let pages = status
-            .split(' ')
-            .nth(1)
-            .and_then(|pages| pages.parse::<u64>().ok());
-        pages.unwrap_or(0) * 4096
-    };
-    let before = resident();
-    let mut random = Random(1);
-    let mut slots = vec![];
-    let worst = growth(1_000_000, 16_000_000, |what, index| {
-        let probes = 2_000_000;
-        slots.clear();
-        (0..probes).for_each(|_| drop(index.candidates(random.next(), &mut slots)));
-        println!(
-            "{what}: {} rows, {:.3} B/row allocated, {:.3} B/row resident, {:.3} % of absent keys \
-             have a candidate",
-            index.len(),
-            index.memory_bytes() as f64 / index.len() as f64,
-            (resident() - before) as f64 / index.len() as f64,
-            slots.len() as f64 * 100.0 / f64::from(probes)
-        );
-    });
-    println!("worst: {worst:.3} B/row");
-    for expected in [16_000_000, 0] {
-        time_look_ups(expected);
-    }
-}
-
-/// Times look-ups of 16 M rows in stages, batches of 4,096 as the store makes them.
-fn time_look_ups(expected_rows: u64) {
-    const ROWS: u64 = 16_000_000;
-    const BATCH: usize = 4096;
-    let mut index = SparseIndex::new(expected_rows).unwrap();
-    for slot in 1..=ROWS {
-        index.insert(mix(slot, SALT), slot as u32);
-        if index.needs_split() {
-            index
-                .split(&mut |slot| Ok(mix(u64::from(slot), SALT)))
-                .unwrap();
-        }
-    }
-    let mut random = Random(2);
-    let (mut slots, mut spent, mut found) = (vec![], std::time::Duration::ZERO, 0);
-    let rounds = 1000;
-    for _ in 0..rounds {
-        let wanted: Vec<u64> = (0..BATCH).map(|_| 1 + random.below(ROWS)).collect();
-        let start = std::time::Instant::now();
-        let hashes: Vec<u64> = wanted.iter().map(|key| mix(*key, SALT)).collect();
-        slots.clear();
-        let (ahead, far) = (8, 16);
-        for at in 0..BATCH + far {
-            if let Some(hash) = hashes.get(at) {
-                index.prefetch_directory(*hash);
-            }
-            if let Some(hash) = at.checked_sub(far - ahead).and_then(|at| hashes.get(at)) {
-                index.prefetch_tags(*hash);
-            }
-            if let Some(hash) = at.checked_sub(far).and_then(|at| hashes.get(at)) {
-                index.candidates(*hash, &mut slots);
-            }
-        }
-        spent += start.elapsed();
-        found += slots.len();
-    }
-    let ns = spent.as_nanos() as f64 / (rounds * BATCH) as f64;
-    println!("expected_rows {expected_rows}: {ns:.1} ns a look-up, {found} candidates");
 }
