@@ -1,0 +1,180 @@
+//! Where a key's row may lie: a pure function of the key and the number of sets.
+
+use crate::hash::mix;
+
+/// The set in which a row lies if it is resident, and the tag that it has there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Location {
+    /// The set.
+    pub set: u32,
+    /// What tells rows of a set apart, nearly: never 0.
+    pub tag: u16,
+    /// The way that [`Cache::prefetch_row`](super::Cache::prefetch_row) saw, or `NO_HINT`.
+    pub(super) hint: u8,
+}
+
+/// No way.
+pub(super) const NO_HINT: u8 = u8::MAX;
+
+impl Location {
+    fn new(set: u32, tag: u16) -> Self {
+        Self {
+            set,
+            tag: tag.max(1),
+            hint: NO_HINT,
+        }
+    }
+}
+
+/// Separates the rotations of blocks from every other use of the mixing hash.
+const ROTATION_SALT: u64 = 0x9E37_79B9_7F4A_7C15;
+
+/// Maps keys to sets.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Locator {
+    sets: u32,
+    /// 2^64 ÷ sets, rounded down (less one where that is exact).
+    reciprocal: u64,
+}
+
+impl Locator {
+    pub(super) fn new(sets: u32) -> Self {
+        Self {
+            sets,
+            reciprocal: u64::MAX / u64::from(sets),
+        }
+    }
+
+    /// Quotient and remainder by the number of sets, by multiplication.
+    #[inline(always)]
+    fn divide(self, n: u64) -> (u64, u32) {
+        let sets = u64::from(self.sets);
+        // `reciprocal` is above 2^64 / sets - 1 or equal, so the estimate is above
+        // n / sets - n / 2^64 - 1 and misses the quotient by one at most.
+        let estimate = ((u128::from(n) * u128::from(self.reciprocal)) >> 64) as u64;
+        let rest = n - estimate * sets;
+        if rest >= sets {
+            (estimate + 1, (rest - sets) as u32)
+        } else {
+            (estimate, rest as u32)
+        }
+    }
+
+    #[inline(always)]
+    fn reduce(self, hash: u64) -> u32 {
+        (((hash >> 32) * u64::from(self.sets)) >> 32) as u32
+    }
+
+    #[inline(always)]
+    pub(super) fn hashed(self, hash: u64) -> Location {
+        Location::new(self.reduce(hash), hash as u16)
+    }
+
+    #[inline(always)]
+    pub(super) fn dense(self, sequence: u64) -> Location {
+        let (block, offset) = self.divide(sequence);
+        let turned = u64::from(offset) + u64::from(self.reduce(mix(block, ROTATION_SALT)));
+        let sets = u64::from(self.sets);
+        let set = if turned >= sets {
+            turned - sets
+        } else {
+            turned
+        };
+        // Dense rows of one set differ in their block, so the block's number is the best tag.
+        Location::new(set as u32, (block as u16).wrapping_add(1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const COUNTS: [u32; 9] = [1, 2, 3, 7, 64, 1000, 312_500, 1 << 31, u32::MAX];
+
+    #[test]
+    fn division_by_multiplication_is_exact() {
+        for sets in COUNTS {
+            let locator = Locator::new(sets);
+            let s = u64::from(sets);
+            let edges = [
+                0,
+                1,
+                s - 1,
+                s,
+                s + 1,
+                31 * s,
+                32 * s - 1,
+                u64::MAX - 1,
+                u64::MAX,
+            ];
+            let multiples = (1..70).map(|k| u64::MAX / s / k * s);
+            let near = multiples.flat_map(|n| [n.wrapping_sub(1), n, n.wrapping_add(1)]);
+            let random = (0..1000).map(|i| mix(i, 7) >> (i % 64));
+            for n in edges.into_iter().chain(near).chain(random) {
+                assert_eq!(locator.divide(n), (n / s, (n % s) as u32), "{n} / {sets}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_location_is_a_set_with_a_tag() {
+        for sets in COUNTS {
+            let locator = Locator::new(sets);
+            let hashes = [0, 1, 0xffff, 0x1_0000, u64::MAX, u64::MAX - 0xffff, 1 << 63];
+            for n in hashes.into_iter().chain((0..1000).map(|i| mix(i, 9))) {
+                for at in [locator.hashed(n), locator.dense(n)] {
+                    assert!(at.set < sets && at.tag != 0, "{n} of {sets}: {at:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn neighbours_in_a_set_have_different_tags() {
+        let locator = Locator::new(10);
+        let mut seen = std::collections::HashSet::new();
+        for row in 0..320 {
+            let at = locator.dense(row);
+            assert!(
+                seen.insert((at.set, at.tag)),
+                "row {row}: {at:?} is another row's too"
+            );
+        }
+    }
+
+    /// The fullest set after `rows` rows with ids `first`, `first + stride`, …
+    fn fullest(sets: u32, first: u64, stride: u64, rows: u64) -> u32 {
+        let locator = Locator::new(sets);
+        let mut load = vec![0; sets as usize];
+        for row in 0..rows {
+            load[locator.dense(first + row * stride).set as usize] += 1;
+        }
+        load.into_iter().max().unwrap_or(0)
+    }
+
+    #[test]
+    fn consecutive_ids_fill_all_sets_evenly() {
+        for sets in [1, 2, 3, 7, 64, 1000, 1023] {
+            let rows = u64::from(sets) * 32;
+            assert_eq!(fullest(sets, 0, 1, rows), 32, "{sets} sets");
+            assert_eq!(fullest(sets, 0, 1, rows + 1), 33, "{sets} sets");
+            // A range that begins inside a block ends inside one.
+            assert!(fullest(sets, 12_345, 1, rows) <= 34, "{sets} sets");
+        }
+    }
+
+    #[test]
+    fn strided_ids_spread_like_random_ones() {
+        for stride in [2, 16, 32, 1000, 1024, 4096, 1 << 20, 1000 << 20] {
+            for sets in [1000, 1024] {
+                // 16 rows per set on average. 16 + 6 deviations; a plain remainder gives all rows
+                // to 1 set in `stride`.
+                let most = fullest(sets, 5, stride, u64::from(sets) * 16);
+                assert!(
+                    most <= 40,
+                    "stride {stride}, {sets} sets: {most} rows in one set"
+                );
+            }
+        }
+    }
+}

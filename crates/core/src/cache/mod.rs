@@ -1,0 +1,371 @@
+//! The DRAM tier: a set-partitioned row cache, one per row class.
+//!
+//! A [`Cache`] is many small sets of up to 32 rows. A key belongs to one set ([`Location`]); look-up,
+//! recency, victim, dirty bit and lock stay inside it. There is no second hash table, no list, and
+//! no allocation after [`Cache::new`]. A row costs 24 bytes beside its own: 4 of set metadata and a
+//! header of 20 (key, origin, last use, table, pins). Policies choose who leaves; they never move.
+//!
+//! The cache does no I/O and knows no layout: rows come in through [`Cache::admit`], whose callback
+//! fills them, and leave through its victim callback. An *origin* is an opaque word of the layout
+//! about the row's stored copy.
+//!
+//! Callbacks run under the lock of the row's set, so each row is seen and changed as a whole. They
+//! must not call the cache again and should take no longer than copying a row. The lock spins and
+//! then yields. Lock order: class lock, then one set lock.
+//!
+//! Every verb goes over its batch with [`Cache::staged`], which prefetches ahead, so that resident
+//! rows cost memory bandwidth and not latency.
+//!
+//! *Source*: blocks with their own lock and replacement, SSDHashEmbed; prefetching the next key,
+//! PetPS.
+
+mod locate;
+mod policy;
+mod row;
+mod sets;
+mod shrink;
+mod stages;
+#[cfg(test)]
+mod tests;
+mod walk;
+
+pub use locate::Location;
+pub use policy::{Lfu, Lru, Policy, PolicyKind, Uses, WAYS_MAX};
+pub use row::{Removed, Resident, RowMut, RowRef};
+pub use shrink::TakeWay;
+
+use crate::error::Result;
+use locate::Locator;
+use parking_lot::Mutex;
+use row::Counters;
+use sets::{Header, LockedSet, Sets};
+use shrink::Shrinking;
+use std::sync::atomic::AtomicUsize;
+
+/// The fewest rows per set that a cache can be shrunk to. With fewer, sets overflow too unevenly
+/// (SSDHashEmbed's smallest block).
+pub const WAYS_MIN: usize = 8;
+
+/// What fixes the shape of a cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheShape {
+    /// Bytes of a row, values and state; a multiple of 4.
+    pub row_bytes: usize,
+    /// Sets, at least 1.
+    pub sets: u32,
+    /// Rows per set, 1 to 32. Fewer than 32 make the metadata dearer per row.
+    pub ways: usize,
+    /// Who leaves a full set.
+    pub policy: PolicyKind,
+}
+
+impl CacheShape {
+    /// The bytes of a cache of this shape.
+    pub fn bytes(&self) -> u64 {
+        let slots = self.ways as u64 * (sets::HEADER_BYTES + self.row_bytes) as u64;
+        u64::from(self.sets) * (sets::SET_BYTES as u64 + slots)
+    }
+
+    /// How many sets of `ways` rows `bytes` pay for; 0 when not even one.
+    pub fn sets_for(bytes: u64, row_bytes: usize, ways: usize) -> u32 {
+        let one = Self {
+            row_bytes,
+            sets: 1,
+            ways,
+            policy: PolicyKind::Lru,
+        };
+        u32::try_from(bytes / one.bytes()).unwrap_or(u32::MAX)
+    }
+}
+
+/// A set-partitioned row cache. All methods may be called from several threads at once.
+#[derive(Debug)]
+pub struct Cache {
+    sets: Sets,
+    locator: Locator,
+    policy: PolicyKind,
+    row_bytes: usize,
+    counters: Counters,
+    /// Ways that all sets still have.
+    ways: AtomicUsize,
+    /// Guards the taking of ways; taken before set locks.
+    shrinking: Mutex<Shrinking>,
+}
+
+impl Cache {
+    /// Maps an empty cache. Its memory is taken from the system as it fills.
+    ///
+    /// *Errors*: `Misuse` for an impossible shape; `Budget` when the memory cannot be had.
+    pub fn new(shape: CacheShape) -> Result<Self> {
+        Ok(Self {
+            sets: Sets::new(shape.sets, shape.ways, shape.row_bytes)?,
+            locator: Locator::new(shape.sets),
+            policy: shape.policy,
+            row_bytes: shape.row_bytes,
+            counters: Counters::new(),
+            ways: AtomicUsize::new(shape.ways),
+            shrinking: Mutex::new(Shrinking::new(shape.ways)),
+        })
+    }
+
+    /// Where the row of a sparse key lies, from the key's mixed hash.
+    #[inline(always)]
+    pub fn locate_hashed(&self, hash: u64) -> Location {
+        self.locator.hashed(hash)
+    }
+
+    /// Where a dense row lies, from its running number in the class (the table's first number plus
+    /// the id).
+    ///
+    /// Each aligned block of as many numbers as there are sets puts one row in each set, from a
+    /// start that differs from block to block. So rows 0 to 32 × sets all fit at once, and strided
+    /// ids still spread.
+    #[inline(always)]
+    pub fn locate_dense(&self, sequence: u64) -> Location {
+        self.locator.dense(sequence)
+    }
+
+    /// Uses the row of `key` if it is resident: `f` reads or changes it, and it counts as used at
+    /// `stamp`. `None` when it is not.
+    #[inline(always)]
+    pub fn access<R>(
+        &self,
+        at: Location,
+        table: u16,
+        key: u64,
+        stamp: u32,
+        f: impl FnOnce(RowMut<'_>) -> R,
+    ) -> Option<R> {
+        let mut set = self.sets.lock(at.set);
+        let way = find(&set, at, table, key)?;
+        self.touch(&mut set, way, stamp);
+        Some(f(self.row_mut(&mut set, way)))
+    }
+
+    /// Like [`access`](Self::access), without counting as a use.
+    #[inline(always)]
+    pub fn peek<R>(
+        &self,
+        at: Location,
+        table: u16,
+        key: u64,
+        f: impl FnOnce(RowMut<'_>) -> R,
+    ) -> Option<R> {
+        let mut set = self.sets.lock(at.set);
+        let way = find(&set, at, table, key)?;
+        Some(f(self.row_mut(&mut set, way)))
+    }
+
+    /// Uses the row of `key`, and makes it resident first if it is not.
+    ///
+    /// `f` gets the row and whether it is fresh. A fresh row is clean, has the given `origin`, and
+    /// its words are undefined: `f` must write all of them. When the set is full, the policy's
+    /// victim is handed to `victim` before it is overwritten. If `f` panics, a fresh row is gone.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "a row's identity, its use and two callbacks"
+    )]
+    pub fn admit<R>(
+        &self,
+        at: Location,
+        table: u16,
+        key: u64,
+        stamp: u32,
+        origin: u32,
+        f: impl FnOnce(RowMut<'_>, bool) -> R,
+        victim: impl FnOnce(RowRef<'_>),
+    ) -> R {
+        let mut set = self.sets.lock(at.set);
+        if let Some(way) = find(&set, at, table, key) {
+            self.touch(&mut set, way, stamp);
+            return f(self.row_mut(&mut set, way), false);
+        }
+        let way = self.make_room(&mut set, victim);
+        *set.row_mut(way).1 = Header {
+            key,
+            origin,
+            last_use: stamp,
+            table,
+            pins: 0,
+        };
+        let fresh = Fresh {
+            cache: self,
+            set: &mut set,
+            way,
+        };
+        let result = f(self.row_mut(fresh.set, way), true);
+        std::mem::forget(fresh);
+        set.set_tag(way, at.tag);
+        let state = set.state_mut();
+        state.valid |= 1 << way;
+        self.policy.enter(&mut state.uses, way);
+        self.counters.add_resident(at.set, 1);
+        result
+    }
+
+    /// Drops the row of `key` from the cache, whatever it holds. `None` when it is not resident.
+    pub fn remove<R>(
+        &self,
+        at: Location,
+        table: u16,
+        key: u64,
+        f: impl FnOnce(Removed) -> R,
+    ) -> Option<R> {
+        let mut set = self.sets.lock(at.set);
+        let way = find(&set, at, table, key)?;
+        let row = row_ref(&set, way);
+        let result = f(Removed {
+            origin: row.origin,
+            dirty: row.dirty,
+        });
+        self.vacate(&mut set, way);
+        Some(result)
+    }
+
+    /// The stored copy of `key` moved: a resident row whose origin is `expected` gets `origin`.
+    /// Says whether the row is resident and dirty; another origin than expected is left alone.
+    pub fn set_origin(
+        &self,
+        at: Location,
+        table: u16,
+        key: u64,
+        expected: u32,
+        origin: u32,
+    ) -> Resident {
+        let mut set = self.sets.lock(at.set);
+        let Some(way) = find(&set, at, table, key) else {
+            return Resident::Absent;
+        };
+        let (state, header, _) = set.row_mut(way);
+        if header.origin == expected {
+            header.origin = origin;
+        }
+        if state.dirty >> way & 1 == 1 {
+            Resident::Dirty
+        } else {
+            Resident::Clean
+        }
+    }
+
+    /// A way without a row: an empty one, or that of the policy's victim.
+    fn make_room(&self, set: &mut LockedSet<'_>, victim: impl FnOnce(RowRef<'_>)) -> usize {
+        let usable = set.usable_mask();
+        let state = set.state();
+        let empty = usable & !state.valid;
+        if empty != 0 {
+            return empty.trailing_zeros() as usize;
+        }
+        let way = self.policy.victim(&state.uses, usable);
+        victim(row_ref(set, way));
+        self.vacate(set, way);
+        way
+    }
+
+    #[inline(always)]
+    fn touch(&self, set: &mut LockedSet<'_>, way: usize, stamp: u32) {
+        let (state, header, _) = set.row_mut(way);
+        self.policy.touch(&mut state.uses, way);
+        header.last_use = stamp;
+    }
+
+    #[inline(always)]
+    fn row_mut<'a>(&'a self, set: &'a mut LockedSet<'_>, way: usize) -> RowMut<'a> {
+        let index = set.index();
+        let (state, header, words) = set.row_mut(way);
+        RowMut::new(
+            words,
+            &mut header.origin,
+            &mut state.dirty,
+            way,
+            &self.counters,
+            index,
+        )
+    }
+
+    /// Empties a way that holds a row.
+    fn vacate(&self, set: &mut LockedSet<'_>, way: usize) {
+        self.set_clean(set, way);
+        let state = set.state_mut();
+        state.valid &= !(1 << way);
+        state.uses.leave(way);
+        set.set_tag(way, 0);
+        self.counters.add_resident(set.index(), -1);
+    }
+
+    fn set_clean(&self, set: &mut LockedSet<'_>, way: usize) {
+        let state = set.state_mut();
+        if state.dirty >> way & 1 == 1 {
+            state.dirty &= !(1 << way);
+            self.counters.add_dirty(set.index(), -1);
+        }
+    }
+
+    /// How many sets there are.
+    pub fn sets(&self) -> u32 {
+        self.sets.count()
+    }
+
+    /// Bytes of a row.
+    pub fn row_bytes(&self) -> usize {
+        self.row_bytes
+    }
+
+    /// Resident rows. Exact when nobody is changing the cache.
+    pub fn resident_rows(&self) -> u64 {
+        self.counters.resident()
+    }
+
+    /// Resident rows that differ from their stored copies. Exact when nobody is changing the cache.
+    pub fn dirty_rows(&self) -> u64 {
+        self.counters.dirty()
+    }
+}
+
+/// The way that holds the row of `key`.
+#[inline(always)]
+fn find(set: &LockedSet<'_>, at: Location, table: u16, key: u64) -> Option<usize> {
+    let is_row = |way| {
+        let header = set.header(way);
+        header.key == key && header.table == table
+    };
+    // The way that was seen when the row was prefetched, if it still holds the row.
+    let hint = usize::from(at.hint);
+    if hint < WAYS_MAX && set.state().valid >> hint & 1 == 1 && is_row(hint) {
+        return Some(hint);
+    }
+    let mut candidates = set.matches(at.tag);
+    while candidates != 0 {
+        let way = candidates.trailing_zeros() as usize;
+        if is_row(way) {
+            return Some(way);
+        }
+        candidates &= candidates - 1;
+    }
+    None
+}
+
+fn row_ref<'a>(set: &'a LockedSet<'_>, way: usize) -> RowRef<'a> {
+    let (state, header) = (set.state(), set.header(way));
+    RowRef {
+        table: header.table,
+        key: header.key,
+        origin: header.origin,
+        dirty: state.dirty >> way & 1 == 1,
+        last_use: header.last_use,
+        words: set.words(way),
+    }
+}
+
+/// A row that is being filled. Dropped only when the filling panics: then the way is empty again,
+/// and its dirty bit must not stay behind.
+struct Fresh<'s, 'a> {
+    cache: &'s Cache,
+    set: &'s mut LockedSet<'a>,
+    way: usize,
+}
+
+impl Drop for Fresh<'_, '_> {
+    fn drop(&mut self) {
+        self.cache.set_clean(self.set, self.way);
+    }
+}

@@ -1,0 +1,121 @@
+//! Giving memory back: a cache shrinks by one way of all its sets.
+//!
+//! Rows lie way after way, so the last way of all sets is one range of memory. To free it, each set
+//! gives up its least valuable row, and the row of the last way moves into that one's place. Other
+//! threads go on using the cache meanwhile: a set is changed under its lock, and the memory is
+//! released when the last set has stopped using it.
+
+use super::sets::{LockedSet, SET_BYTES};
+use super::{Cache, Policy, RowRef, WAYS_MIN, row_ref};
+use std::sync::atomic::Ordering;
+
+/// How far the taking of the last way has come.
+#[derive(Debug)]
+pub(super) struct Shrinking {
+    /// The fewest ways this cache may have.
+    floor: usize,
+    /// The next set that has to give up its last way.
+    next: u32,
+}
+
+impl Shrinking {
+    pub(super) fn new(ways: usize) -> Self {
+        Self {
+            floor: ways.min(WAYS_MIN),
+            next: 0,
+        }
+    }
+}
+
+/// What a step of shrinking did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TakeWay {
+    /// Sets are left that still use the last way: go on.
+    More,
+    /// The way is gone and this many bytes are back with the system.
+    Released(u64),
+    /// The cache is as small as it may get; nothing was done.
+    Floor,
+}
+
+impl Cache {
+    /// Shrinks the cache by one way of all sets, but not below 8. Each set keeps its most valuable
+    /// rows; the others go through `victim`, under their set's lock.
+    pub fn take_way(&self, mut victim: impl FnMut(RowRef<'_>)) -> TakeWay {
+        loop {
+            match self.take_way_step(u32::MAX, &mut victim) {
+                TakeWay::More => {}
+                done => return done,
+            }
+        }
+    }
+
+    /// One step of [`take_way`](Self::take_way): at most `sets` sets give up a row, so that the
+    /// caller can make room for victims between the steps.
+    pub fn take_way_step(&self, sets: u32, mut victim: impl FnMut(RowRef<'_>)) -> TakeWay {
+        let mut shrinking = self.shrinking.lock();
+        let ways = self.ways.load(Ordering::Relaxed);
+        if ways <= shrinking.floor {
+            return TakeWay::Floor;
+        }
+        let last = ways - 1;
+        let end = shrinking.next.saturating_add(sets).min(self.sets());
+        while shrinking.next < end {
+            self.take_from(&mut self.sets.lock(shrinking.next), last, &mut victim);
+            shrinking.next += 1;
+        }
+        if end < self.sets() {
+            return TakeWay::More;
+        }
+        self.sets.release_from(last);
+        self.ways.store(last, Ordering::Relaxed);
+        shrinking.next = 0;
+        TakeWay::Released(self.sets.way_bytes() as u64)
+    }
+
+    fn take_from(&self, set: &mut LockedSet<'_>, last: usize, victim: &mut impl FnMut(RowRef<'_>)) {
+        let state = set.state();
+        if state.valid >> last & 1 == 1 {
+            let empty = !state.valid & ((1 << last) - 1);
+            let to = if empty == 0 {
+                let way = self.policy.victim(&state.uses, set.usable_mask());
+                victim(row_ref(set, way));
+                self.vacate(set, way);
+                way
+            } else {
+                empty.trailing_zeros() as usize
+            };
+            if to != last {
+                self.move_row(set, last, to);
+            }
+        }
+        set.limit(last);
+    }
+
+    /// Moves a row to an empty way of its set, with everything known about it.
+    fn move_row(&self, set: &mut LockedSet<'_>, from: usize, to: usize) {
+        set.copy_slot(from, to);
+        set.set_tag(to, set.tag(from));
+        set.set_tag(from, 0);
+        let state = set.state_mut();
+        for bits in [&mut state.valid, &mut state.dirty] {
+            *bits = *bits & !(1 << from | 1 << to) | (*bits >> from & 1) << to;
+        }
+        state.uses.moved(from, to);
+    }
+
+    /// Rows per set that the cache can hold.
+    pub fn ways(&self) -> usize {
+        self.ways.load(Ordering::Relaxed)
+    }
+
+    /// Rows that the cache can hold.
+    pub fn row_capacity(&self) -> u64 {
+        u64::from(self.sets()) * self.ways() as u64
+    }
+
+    /// Bytes that the cache may use: metadata of all sets and slots of the ways it has.
+    pub fn memory_bytes(&self) -> u64 {
+        u64::from(self.sets()) * SET_BYTES as u64 + (self.ways() * self.sets.way_bytes()) as u64
+    }
+}

@@ -1,0 +1,562 @@
+//! Facts about the whole cache: a model test against a map, threads, residency, shrinking.
+
+use super::*;
+use crate::hash::mix;
+use std::collections::{BTreeSet, HashMap};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+const WORDS: usize = 3;
+
+fn cache(sets: u32, ways: usize, policy: PolicyKind) -> Cache {
+    Cache::new(CacheShape {
+        row_bytes: WORDS * 4,
+        sets,
+        ways,
+        policy,
+    })
+    .unwrap()
+}
+
+fn at(cache: &Cache, table: u16, key: u64) -> Location {
+    cache.locate_hashed(mix(key, table.into()))
+}
+
+/// Admits a row that must not be resident, and returns the key of the row that left for it.
+fn admit_new(cache: &Cache, location: Location, key: u64, stamp: u32, words: f32) -> Option<u64> {
+    let mut left = None;
+    let fill = |row: RowMut<'_>, fresh: bool| {
+        assert!(fresh, "key {key} is already resident");
+        row.words.fill(words);
+    };
+    cache.admit(location, 0, key, stamp, 0, fill, |row| left = Some(row.key));
+    left
+}
+
+#[derive(Clone, Debug, PartialEq)]
+struct ModelRow {
+    words: [f32; WORDS],
+    origin: u32,
+    dirty: bool,
+    last_use: u32,
+    set: u32,
+}
+
+/// A cache and the map that says what it must hold.
+struct Model {
+    cache: Cache,
+    policy: PolicyKind,
+    rows: HashMap<(u16, u64), ModelRow>,
+    random: u64,
+    seed: u64,
+    evictions: u64,
+}
+
+impl Model {
+    fn new(seed: u64, sets: u32, ways: usize, policy: PolicyKind) -> Self {
+        let cache = cache(sets, ways, policy);
+        Self {
+            cache,
+            policy,
+            rows: HashMap::new(),
+            random: seed,
+            seed,
+            evictions: 0,
+        }
+    }
+
+    fn below(&mut self, n: u64) -> u64 {
+        self.random += 1;
+        mix(self.random, self.seed) % n
+    }
+
+    /// Checks a row that leaves and forgets it. LRU gives up the oldest row of the set.
+    fn leaves(&mut self, row: (u16, u64, ModelRow)) {
+        let (table, key, row) = row;
+        let seed = self.seed;
+        assert_eq!(
+            self.rows.remove(&(table, key)).as_ref(),
+            Some(&row),
+            "seed {seed}: {key}"
+        );
+        if self.policy == PolicyKind::Lru {
+            let mates = self.rows.values().filter(|mate| mate.set == row.set);
+            let oldest = mates.map(|mate| mate.last_use).min();
+            assert!(
+                oldest.is_none_or(|oldest| oldest >= row.last_use),
+                "seed {seed}: {row:?}"
+            );
+        }
+        self.evictions += 1;
+    }
+
+    fn step(&mut self, stamp: u32) {
+        let (table, key) = (self.below(2) as u16, self.below(400) << 40);
+        let location = at(&self.cache, table, key);
+        let known = self.rows.get(&(table, key)).cloned();
+        let words = [stamp as f32, key as f32, table.into()];
+        let (write, seed) = (self.below(2) == 0, self.seed);
+        match self.below(20) {
+            0..10 => self.admit(table, key, stamp, words, write),
+            10..14 => {
+                let found = self.cache.access(location, table, key, stamp, |mut row| {
+                    let before = seen(&row, stamp, location.set);
+                    if write {
+                        row.words.copy_from_slice(&words);
+                        row.mark_dirty();
+                    }
+                    before
+                });
+                let known = known.map(|row| ModelRow {
+                    last_use: stamp,
+                    ..row
+                });
+                assert_eq!(found, known, "seed {seed}: access of {key}");
+                if let Some(row) = self.rows.get_mut(&(table, key)) {
+                    row.last_use = stamp;
+                    if write {
+                        (row.words, row.dirty) = (words, true);
+                    }
+                }
+            }
+            14 => {
+                let last_use = known.as_ref().map_or(0, |row| row.last_use);
+                let peeked = self.cache.peek(location, table, key, |row| {
+                    seen(&row, last_use, location.set)
+                });
+                assert_eq!(peeked, known, "seed {seed}: peek of {key}");
+            }
+            15 => {
+                let removed = self.cache.remove(location, table, key, |removed| removed);
+                let expected = known.map(|row| Removed {
+                    origin: row.origin,
+                    dirty: row.dirty,
+                });
+                assert_eq!(removed, expected, "seed {seed}: remove of {key}");
+                self.rows.remove(&(table, key));
+            }
+            16 => {
+                let stored = known.as_ref().map_or(1, |row| row.origin);
+                let expected = if write { stored } else { stored + 1 };
+                let resident = self.cache.set_origin(location, table, key, expected, stamp);
+                match known {
+                    None => assert_eq!(resident, Resident::Absent, "seed {seed}"),
+                    Some(row) if row.dirty => assert_eq!(resident, Resident::Dirty, "seed {seed}"),
+                    Some(_) => assert_eq!(resident, Resident::Clean, "seed {seed}"),
+                }
+                if let Some(row) = self.rows.get_mut(&(table, key)).filter(|_| write) {
+                    row.origin = stamp;
+                }
+            }
+            17 => self.write_back_some(),
+            18 if self.below(150) == 0 => self.take_way(),
+            _ => self.check_totals(),
+        }
+    }
+
+    fn admit(&mut self, table: u16, key: u64, stamp: u32, words: [f32; WORDS], dirty: bool) {
+        let location = at(&self.cache, table, key);
+        let known = self.rows.get(&(table, key)).cloned();
+        let mut left = None;
+        let fill = |mut row: RowMut<'_>, fresh: bool| {
+            assert_eq!(fresh, known.is_none());
+            assert_eq!(row.is_dirty(), known.as_ref().is_some_and(|row| row.dirty));
+            row.words.copy_from_slice(&words);
+            assert_eq!(
+                dirty && row.mark_dirty(),
+                dirty && !known.is_some_and(|row| row.dirty)
+            );
+            (*row.origin, row.is_dirty())
+        };
+        let (origin, dirty) =
+            self.cache
+                .admit(location, table, key, stamp, stamp + 1, fill, |row| {
+                    left = Some((row.table, row.key, kept(&row, location.set)));
+                });
+        if let Some(left) = left {
+            self.leaves(left);
+        }
+        let expected = self
+            .rows
+            .get(&(table, key))
+            .map_or(stamp + 1, |row| row.origin);
+        assert_eq!(origin, expected, "seed {}", self.seed);
+        let row = ModelRow {
+            words,
+            origin,
+            dirty,
+            last_use: stamp,
+            set: location.set,
+        };
+        self.rows.insert((table, key), row);
+    }
+
+    fn write_back_some(&mut self) {
+        let mut dirty = Vec::new();
+        self.cache
+            .for_each_dirty(|last_use, slot| dirty.push((last_use, slot)));
+        for (last_use, slot) in dirty {
+            let origin = self.below(1 << 32) as u32;
+            let mut id = None;
+            let mut stored = |row: RowRef<'_>| {
+                assert!(row.dirty && row.last_use == last_use);
+                id = Some((row.table, row.key));
+            };
+            match self.below(4) {
+                0 => {
+                    self.cache.with_slot(slot, stored);
+                    assert!(self.cache.clean(slot, origin));
+                }
+                1 => {
+                    let written = self.cache.write_back(slot, |row| {
+                        stored(row);
+                        origin
+                    });
+                    assert_eq!(written, Some(origin));
+                }
+                _ => continue,
+            }
+            let row = self.rows.get_mut(&id.unwrap()).unwrap();
+            (row.origin, row.dirty) = (origin, false);
+        }
+    }
+
+    fn take_way(&mut self) {
+        let (ways, capacity) = (self.cache.ways(), self.cache.row_capacity());
+        let bytes = self.cache.memory_bytes();
+        let mut left = Vec::new();
+        let taken = self.cache.take_way(|row| {
+            let set = at(&self.cache, row.table, row.key).set;
+            left.push((row.table, row.key, kept(&row, set)));
+        });
+        if ways == WAYS_MIN {
+            assert_eq!(taken, TakeWay::Floor);
+            assert!(left.is_empty());
+        } else {
+            assert_eq!(self.cache.ways(), ways - 1);
+            assert_eq!(
+                self.cache.row_capacity(),
+                capacity - u64::from(self.cache.sets())
+            );
+            assert_eq!(taken, TakeWay::Released(bytes - self.cache.memory_bytes()));
+        }
+        for row in left {
+            self.leaves(row);
+        }
+        self.check_totals();
+    }
+
+    fn check_totals(&self) {
+        let seed = self.seed;
+        assert_eq!(
+            self.cache.resident_rows(),
+            self.rows.len() as u64,
+            "seed {seed}"
+        );
+        let dirty = self.rows.values().filter(|row| row.dirty).count();
+        assert_eq!(self.cache.dirty_rows(), dirty as u64, "seed {seed}");
+        let mut walked = BTreeSet::new();
+        self.cache.for_each_dirty(|last_use, slot| {
+            let row = self.cache.with_slot(slot, |row| {
+                assert_eq!(row.last_use, last_use);
+                (row.table, row.key)
+            });
+            assert!(walked.insert(row.unwrap()));
+        });
+        assert_eq!(walked.len(), dirty, "seed {seed}");
+        let mut resident = 0;
+        for (table, sets) in (0..3).flat_map(|t| [(t, 0..2), (t, 2..u32::MAX)]) {
+            self.cache.for_each_resident(sets, table, |row| {
+                let set = at(&self.cache, row.table, row.key).set;
+                assert_eq!(row.table, table);
+                assert_eq!(
+                    self.rows.get(&(table, row.key)),
+                    Some(&kept(&row, set)),
+                    "seed {seed}"
+                );
+                resident += 1;
+            });
+        }
+        assert_eq!(resident, self.rows.len(), "seed {seed}");
+    }
+}
+
+fn seen(row: &RowMut<'_>, last_use: u32, set: u32) -> ModelRow {
+    let words = (&*row.words).try_into().unwrap();
+    ModelRow {
+        words,
+        origin: *row.origin,
+        dirty: row.is_dirty(),
+        last_use,
+        set,
+    }
+}
+
+fn kept(row: &RowRef<'_>, set: u32) -> ModelRow {
+    let words = row.words.try_into().unwrap();
+    ModelRow {
+        words,
+        origin: row.origin,
+        dirty: row.dirty,
+        last_use: row.last_use,
+        set,
+    }
+}
+
+#[test]
+fn a_cache_behaves_like_a_map_with_eviction() {
+    let (seeds, steps) = if cfg!(miri) { (1, 400) } else { (20, 20_000) };
+    for seed in 1..=seeds {
+        for policy in [PolicyKind::Lru, PolicyKind::Lfu] {
+            let mut model = Model::new(seed, 1 + (seed % 7) as u32, 12 + seed as usize, policy);
+            for stamp in 0..steps {
+                model.step(stamp);
+            }
+            while model.cache.ways() > WAYS_MIN {
+                model.take_way();
+            }
+            model.take_way();
+            model.check_totals();
+            assert!(
+                model.evictions > 50,
+                "seed {seed}: {} evictions",
+                model.evictions
+            );
+        }
+    }
+}
+
+#[test]
+fn dense_rows_are_all_resident_when_there_are_as_many_slots() {
+    for sets in if cfg!(miri) { 3..4 } else { 1..40 } {
+        let cache = cache(sets, 32, PolicyKind::Lru);
+        let rows = u64::from(sets) * 32;
+        let location = |id: u64| cache.locate_dense(id);
+        for id in 0..rows {
+            assert_eq!(
+                admit_new(&cache, location(id), id, 1, id as f32),
+                None,
+                "{sets} sets"
+            );
+        }
+        assert_eq!(cache.resident_rows(), cache.row_capacity());
+        for id in 0..rows {
+            let word = cache.peek(location(id), 0, id, |row| row.words[WORDS - 1]);
+            assert_eq!(word, Some(id as f32));
+        }
+        assert!(admit_new(&cache, location(rows), rows, 1, 0.0).is_some());
+    }
+}
+
+#[test]
+fn rows_leave_in_the_order_of_the_policy() {
+    for (policy, expected) in [
+        (PolicyKind::Lru, vec![4, 5, 6, 7, 0, 1, 2, 3]),
+        (PolicyKind::Lfu, vec![4, 5, 6, 7, 100, 101, 102, 103]),
+    ] {
+        let cache = cache(1, 8, policy);
+        let location = |key| at(&cache, 0, key);
+        for key in 0..8 {
+            admit_new(&cache, location(key), key, key as u32, 0.0);
+        }
+        for key in 0..4 {
+            cache.access(location(key), 0, key, 8 + key as u32, |_| ());
+            cache.peek(location(7 - key), 0, 7 - key, |_| ());
+        }
+        let left = (100..108).map(|key| admit_new(&cache, location(key), key, key as u32, 0.0));
+        assert_eq!(
+            left.map(Option::unwrap).collect::<Vec<_>>(),
+            expected,
+            "{policy:?}"
+        );
+    }
+}
+
+#[test]
+fn keys_of_equal_tag_and_tables_of_equal_key_are_told_apart() {
+    let cache = cache(1, 8, PolicyKind::Lru);
+    let same = cache.locate_hashed(9);
+    for key in [0, 1, u64::MAX] {
+        for table in [0, 1, u16::MAX] {
+            let fill = |row: RowMut<'_>, fresh: bool| {
+                assert!(fresh);
+                row.words.fill(key as f32 + f32::from(table));
+            };
+            cache.admit(same, table, key, 0, 0, fill, |_| ());
+        }
+        for table in [0, 1, u16::MAX] {
+            let word = cache.access(same, table, key, 0, |row| row.words[0]);
+            assert_eq!(word, Some(key as f32 + f32::from(table)));
+            cache.remove(same, table, key, |_| ());
+        }
+    }
+    assert_eq!(cache.resident_rows(), 0);
+}
+
+#[test]
+fn a_panic_while_a_row_is_filled_leaves_no_row_and_no_lock() {
+    let cache = cache(1, 1, PolicyKind::Lru);
+    let location = at(&cache, 0, 5);
+    let fill = |mut row: RowMut<'_>, _| -> () {
+        row.mark_dirty();
+        panic!("the filling fails");
+    };
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        cache.admit(location, 0, 5, 0, 0, fill, |_| ());
+    }));
+    assert!(outcome.is_err());
+    assert_eq!((cache.resident_rows(), cache.dirty_rows()), (0, 0));
+    assert!(cache.peek(location, 0, 5, |_| ()).is_none());
+    assert_eq!(admit_new(&cache, location, 5, 1, 0.0), None);
+    assert_eq!((cache.resident_rows(), cache.dirty_rows()), (1, 0));
+}
+
+#[test]
+fn a_stage_visits_every_key_once_in_order() {
+    let cache = cache(3, 8, PolicyKind::Lru);
+    for n in [0, 1, 11, 12, 13, 23, 24, 25, 31, 32, 33, 100] {
+        let (mut located, mut visited) = (0, 0);
+        let location = |i: usize| at(&cache, 0, i as u64);
+        cache.staged(
+            n,
+            |i| {
+                assert_eq!(i, located);
+                located += 1;
+                location(i)
+            },
+            |i, at| {
+                assert_eq!(
+                    (i, at.set, at.tag),
+                    (visited, location(i).set, location(i).tag)
+                );
+                visited += 1;
+            },
+        );
+        assert_eq!((located, visited), (n, n));
+    }
+}
+
+#[test]
+fn the_bytes_of_a_shape_are_those_of_the_cache() {
+    let shape = CacheShape {
+        row_bytes: 128,
+        sets: 10,
+        ways: 32,
+        policy: PolicyKind::Lru,
+    };
+    let cache = Cache::new(shape).unwrap();
+    assert_eq!(cache.memory_bytes(), shape.bytes());
+    assert_eq!(shape.bytes(), 320 * (128 + 24));
+    assert_eq!(CacheShape::sets_for(shape.bytes(), 128, 32), 10);
+    assert_eq!(CacheShape::sets_for(shape.bytes() - 1, 128, 32), 9);
+    assert_eq!(CacheShape::sets_for(100, 128, 32), 0);
+}
+
+#[test]
+fn an_impossible_shape_is_misuse_and_an_impossible_size_a_budget_error() {
+    let good = CacheShape {
+        row_bytes: 128,
+        sets: 10,
+        ways: 32,
+        policy: PolicyKind::Lru,
+    };
+    for bad in [
+        CacheShape {
+            row_bytes: 0,
+            ..good
+        },
+        CacheShape {
+            row_bytes: 130,
+            ..good
+        },
+        CacheShape { sets: 0, ..good },
+        CacheShape { ways: 0, ..good },
+        CacheShape { ways: 33, ..good },
+        CacheShape {
+            sets: 1 << 27,
+            ..good
+        },
+    ] {
+        assert_eq!(
+            Cache::new(bad).unwrap_err().kind(),
+            crate::ErrorKind::Misuse,
+            "{bad:?}"
+        );
+    }
+    let huge = CacheShape {
+        row_bytes: 1 << 30,
+        sets: 1 << 26,
+        ..good
+    };
+    assert_eq!(
+        Cache::new(huge).unwrap_err().kind(),
+        crate::ErrorKind::Budget
+    );
+}
+
+/// Two threads use, admit, remove and write back rows of few sets while a third shrinks the cache.
+/// Every row that anyone sees is whole: all its words are equal and belong to its key.
+#[test]
+fn rows_stay_whole_between_threads() {
+    let (ways, rounds) = if cfg!(miri) { (10, 60) } else { (32, 60_000) };
+    for policy in [PolicyKind::Lru, PolicyKind::Lfu] {
+        let cache = cache(2, ways, policy);
+        let whole = |key: u64, words: &[f32]| {
+            assert!(
+                words.iter().all(|&w| w == words[0]),
+                "torn row {key}: {words:?}"
+            );
+            assert_eq!(words[0] as u64 % 97, key, "row {key} holds another's words");
+        };
+        std::thread::scope(|scope| {
+            for thread in 0..2u64 {
+                let (cache, whole) = (&cache, &whole);
+                scope.spawn(move || {
+                    let pick = |i: usize| mix(i as u64, thread) % 97;
+                    let visit = |i: usize, location: Location| {
+                        let (key, stamp) = (pick(i), i as u32);
+                        let change = |mut row: RowMut<'_>, fresh: bool| {
+                            if !fresh {
+                                whole(key, row.words);
+                            }
+                            row.words.fill((97 * (i as u64 % 1000) + key) as f32);
+                            row.mark_dirty();
+                        };
+                        match i % 8 {
+                            0 => drop(cache.remove(location, 0, key, |removed| removed)),
+                            1 => {
+                                let slot = (mix(i as u64, 3) % cache.row_capacity()) as u32;
+                                cache.write_back(slot, |row| {
+                                    whole(row.key, row.words);
+                                    row.origin + 1
+                                });
+                            }
+                            2..4 => drop(cache.access(location, 0, key, stamp, |row| {
+                                change(row, false);
+                            })),
+                            _ => cache.admit(location, 0, key, stamp, 0, change, |row| {
+                                whole(row.key, row.words);
+                            }),
+                        }
+                    };
+                    cache.staged(rounds, |i| at(cache, 0, pick(i)), visit);
+                });
+            }
+            scope.spawn(|| {
+                for stamp in 0..rounds as u32 {
+                    if stamp as usize % (rounds / 20) == 0 {
+                        cache.take_way_step(1, |row| whole(row.key, row.words));
+                    }
+                    cache.for_each_resident(0..2, 0, |row| whole(row.key, row.words));
+                }
+            });
+        });
+        assert_eq!(cache.ways(), (ways - 10).max(WAYS_MIN));
+        let (mut resident, mut dirty) = (0, 0);
+        cache.for_each_resident(0..2, 0, |_| resident += 1);
+        cache.for_each_dirty(|_, _| dirty += 1);
+        assert_eq!(
+            (cache.resident_rows(), cache.dirty_rows()),
+            (resident, dirty)
+        );
+    }
+}
