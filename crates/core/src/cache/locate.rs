@@ -3,12 +3,27 @@
 use crate::hash::mix;
 
 /// The set in which a row lies if it is resident, and the tag that it has there.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Location {
     /// The set.
     pub set: u32,
-    /// A part of the key's hash, never 0.
+    /// What tells rows of a set apart, nearly: never 0.
     pub tag: u16,
+    /// The way that [`Cache::prefetch_row`](super::Cache::prefetch_row) saw, or `NO_HINT`.
+    pub(super) hint: u8,
+}
+
+/// No way.
+pub(super) const NO_HINT: u8 = u8::MAX;
+
+impl Location {
+    fn new(set: u32, tag: u16) -> Self {
+        Self {
+            set,
+            tag: tag.max(1),
+            hint: NO_HINT,
+        }
+    }
 }
 
 /// Separates the rotations of blocks from every other use of the mixing hash.
@@ -24,7 +39,10 @@ pub(super) struct Locator {
 
 impl Locator {
     pub(super) fn new(sets: u32) -> Self {
-        Self { sets, reciprocal: u64::MAX / u64::from(sets) }
+        Self {
+            sets,
+            reciprocal: u64::MAX / u64::from(sets),
+        }
     }
 
     /// Quotient and remainder by the number of sets, by multiplication.
@@ -35,7 +53,11 @@ impl Locator {
         // n / sets - n / 2^64 - 1 and misses the quotient by one at most.
         let estimate = ((u128::from(n) * u128::from(self.reciprocal)) >> 64) as u64;
         let rest = n - estimate * sets;
-        if rest >= sets { (estimate + 1, (rest - sets) as u32) } else { (estimate, rest as u32) }
+        if rest >= sets {
+            (estimate + 1, (rest - sets) as u32)
+        } else {
+            (estimate, rest as u32)
+        }
     }
 
     #[inline(always)]
@@ -45,22 +67,22 @@ impl Locator {
 
     #[inline(always)]
     pub(super) fn hashed(self, hash: u64) -> Location {
-        Location { set: self.reduce(hash), tag: tag(hash) }
+        Location::new(self.reduce(hash), hash as u16)
     }
 
     #[inline(always)]
-    pub(super) fn dense(self, sequence: u64, hash: u64) -> Location {
+    pub(super) fn dense(self, sequence: u64) -> Location {
         let (block, offset) = self.divide(sequence);
         let turned = u64::from(offset) + u64::from(self.reduce(mix(block, ROTATION_SALT)));
         let sets = u64::from(self.sets);
-        let set = if turned >= sets { turned - sets } else { turned };
-        Location { set: set as u32, tag: tag(hash) }
+        let set = if turned >= sets {
+            turned - sets
+        } else {
+            turned
+        };
+        // Dense rows of one set differ in their block, so the block's number is the best tag.
+        Location::new(set as u32, (block as u16).wrapping_add(1))
     }
-}
-
-#[inline(always)]
-fn tag(hash: u64) -> u16 {
-    (hash as u16).max(1)
 }
 
 #[cfg(test)]
@@ -74,7 +96,17 @@ mod tests {
         for sets in COUNTS {
             let locator = Locator::new(sets);
             let s = u64::from(sets);
-            let edges = [0, 1, s - 1, s, s + 1, 31 * s, 32 * s - 1, u64::MAX - 1, u64::MAX];
+            let edges = [
+                0,
+                1,
+                s - 1,
+                s,
+                s + 1,
+                31 * s,
+                32 * s - 1,
+                u64::MAX - 1,
+                u64::MAX,
+            ];
             let multiples = (1..70).map(|k| u64::MAX / s / k * s);
             let near = multiples.flat_map(|n| [n.wrapping_sub(1), n, n.wrapping_add(1)]);
             let random = (0..1000).map(|i| mix(i, 7) >> (i % 64));
@@ -90,10 +122,23 @@ mod tests {
             let locator = Locator::new(sets);
             let hashes = [0, 1, 0xffff, 0x1_0000, u64::MAX, u64::MAX - 0xffff, 1 << 63];
             for n in hashes.into_iter().chain((0..1000).map(|i| mix(i, 9))) {
-                for at in [locator.hashed(n), locator.dense(n, n)] {
+                for at in [locator.hashed(n), locator.dense(n)] {
                     assert!(at.set < sets && at.tag != 0, "{n} of {sets}: {at:?}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn neighbours_in_a_set_have_different_tags() {
+        let locator = Locator::new(10);
+        let mut seen = std::collections::HashSet::new();
+        for row in 0..320 {
+            let at = locator.dense(row);
+            assert!(
+                seen.insert((at.set, at.tag)),
+                "row {row}: {at:?} is another row's too"
+            );
         }
     }
 
@@ -102,7 +147,7 @@ mod tests {
         let locator = Locator::new(sets);
         let mut load = vec![0; sets as usize];
         for row in 0..rows {
-            load[locator.dense(first + row * stride, mix(row, 1)).set as usize] += 1;
+            load[locator.dense(first + row * stride).set as usize] += 1;
         }
         load.into_iter().max().unwrap_or(0)
     }
@@ -125,7 +170,10 @@ mod tests {
                 // 16 rows per set on average. 16 + 6 deviations; a plain remainder gives all rows
                 // to 1 set in `stride`.
                 let most = fullest(sets, 5, stride, u64::from(sets) * 16);
-                assert!(most <= 40, "stride {stride}, {sets} sets: {most} rows in one set");
+                assert!(
+                    most <= 40,
+                    "stride {stride}, {sets} sets: {most} rows in one set"
+                );
             }
         }
     }

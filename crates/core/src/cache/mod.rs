@@ -2,8 +2,8 @@
 //!
 //! A [`Cache`] is many small sets of up to 32 rows. A key belongs to one set ([`Location`]); look-up,
 //! recency, victim, dirty bit and lock stay inside it. There is no second hash table, no list, and
-//! no allocation after [`Cache::new`]. A row costs 24 bytes beside its own: 8 of set metadata and a
-//! header of 16 (key, table, origin, pins). Policies choose who leaves; they never move.
+//! no allocation after [`Cache::new`]. A row costs 24 bytes beside its own: 4 of set metadata and a
+//! header of 20 (key, origin, last use, table, pins). Policies choose who leaves; they never move.
 //!
 //! The cache does no I/O and knows no layout: rows come in through [`Cache::admit`], whose callback
 //! fills them, and leave through its victim callback. An *origin* is an opaque word of the layout
@@ -68,7 +68,12 @@ impl CacheShape {
 
     /// How many sets of `ways` rows `bytes` pay for; 0 when not even one.
     pub fn sets_for(bytes: u64, row_bytes: usize, ways: usize) -> u32 {
-        let one = Self { row_bytes, sets: 1, ways, policy: PolicyKind::Lru };
+        let one = Self {
+            row_bytes,
+            sets: 1,
+            ways,
+            policy: PolicyKind::Lru,
+        };
         u32::try_from(bytes / one.bytes()).unwrap_or(u32::MAX)
     }
 }
@@ -110,14 +115,14 @@ impl Cache {
     }
 
     /// Where a dense row lies, from its running number in the class (the table's first number plus
-    /// the id) and the key's mixed hash.
+    /// the id).
     ///
     /// Each aligned block of as many numbers as there are sets puts one row in each set, from a
     /// start that differs from block to block. So rows 0 to 32 × sets all fit at once, and strided
     /// ids still spread.
     #[inline(always)]
-    pub fn locate_dense(&self, sequence: u64, hash: u64) -> Location {
-        self.locator.dense(sequence, hash)
+    pub fn locate_dense(&self, sequence: u64) -> Location {
+        self.locator.dense(sequence)
     }
 
     /// Uses the row of `key` if it is resident: `f` reads or changes it, and it counts as used at
@@ -133,7 +138,7 @@ impl Cache {
     ) -> Option<R> {
         let mut set = self.sets.lock(at.set);
         let way = find(&set, at, table, key)?;
-        self.policy.touch(&mut set.state_mut().uses, way, stamp);
+        self.touch(&mut set, way, stamp);
         Some(f(self.row_mut(&mut set, way)))
     }
 
@@ -156,7 +161,10 @@ impl Cache {
     /// `f` gets the row and whether it is fresh. A fresh row is clean, has the given `origin`, and
     /// its words are undefined: `f` must write all of them. When the set is full, the policy's
     /// victim is handed to `victim` before it is overwritten. If `f` panics, a fresh row is gone.
-    #[expect(clippy::too_many_arguments, reason = "a row's identity, its use and two callbacks")]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "a row's identity, its use and two callbacks"
+    )]
     pub fn admit<R>(
         &self,
         at: Location,
@@ -169,18 +177,28 @@ impl Cache {
     ) -> R {
         let mut set = self.sets.lock(at.set);
         if let Some(way) = find(&set, at, table, key) {
-            self.policy.touch(&mut set.state_mut().uses, way, stamp);
+            self.touch(&mut set, way, stamp);
             return f(self.row_mut(&mut set, way), false);
         }
-        let way = self.make_room(&mut set, stamp, victim);
-        *set.row_mut(way).1 = Header { key, origin, table, pins: 0 };
-        let fresh = Fresh { cache: self, set: &mut set, way };
+        let way = self.make_room(&mut set, victim);
+        *set.row_mut(way).1 = Header {
+            key,
+            origin,
+            last_use: stamp,
+            table,
+            pins: 0,
+        };
+        let fresh = Fresh {
+            cache: self,
+            set: &mut set,
+            way,
+        };
         let result = f(self.row_mut(fresh.set, way), true);
         std::mem::forget(fresh);
         set.set_tag(way, at.tag);
         let state = set.state_mut();
         state.valid |= 1 << way;
-        self.policy.enter(&mut state.uses, way, stamp);
+        self.policy.enter(&mut state.uses, way);
         self.counters.add_resident(at.set, 1);
         result
     }
@@ -196,7 +214,10 @@ impl Cache {
         let mut set = self.sets.lock(at.set);
         let way = find(&set, at, table, key)?;
         let row = row_ref(&set, way);
-        let result = f(Removed { origin: row.origin, dirty: row.dirty });
+        let result = f(Removed {
+            origin: row.origin,
+            dirty: row.dirty,
+        });
         self.vacate(&mut set, way);
         Some(result)
     }
@@ -219,39 +240,54 @@ impl Cache {
         if header.origin == expected {
             header.origin = origin;
         }
-        if state.dirty >> way & 1 == 1 { Resident::Dirty } else { Resident::Clean }
+        if state.dirty >> way & 1 == 1 {
+            Resident::Dirty
+        } else {
+            Resident::Clean
+        }
     }
 
     /// A way without a row: an empty one, or that of the policy's victim.
-    fn make_room(
-        &self,
-        set: &mut LockedSet<'_>,
-        stamp: u32,
-        victim: impl FnOnce(RowRef<'_>),
-    ) -> usize {
+    fn make_room(&self, set: &mut LockedSet<'_>, victim: impl FnOnce(RowRef<'_>)) -> usize {
         let usable = set.usable_mask();
         let state = set.state();
         let empty = usable & !state.valid;
         if empty != 0 {
             return empty.trailing_zeros() as usize;
         }
-        let way = self.policy.victim(&state.uses, usable, stamp);
+        let way = self.policy.victim(&state.uses, usable);
         victim(row_ref(set, way));
         self.vacate(set, way);
         way
     }
 
     #[inline(always)]
+    fn touch(&self, set: &mut LockedSet<'_>, way: usize, stamp: u32) {
+        let (state, header, _) = set.row_mut(way);
+        self.policy.touch(&mut state.uses, way);
+        header.last_use = stamp;
+    }
+
+    #[inline(always)]
     fn row_mut<'a>(&'a self, set: &'a mut LockedSet<'_>, way: usize) -> RowMut<'a> {
         let index = set.index();
         let (state, header, words) = set.row_mut(way);
-        RowMut::new(words, &mut header.origin, &mut state.dirty, way, &self.counters, index)
+        RowMut::new(
+            words,
+            &mut header.origin,
+            &mut state.dirty,
+            way,
+            &self.counters,
+            index,
+        )
     }
 
     /// Empties a way that holds a row.
     fn vacate(&self, set: &mut LockedSet<'_>, way: usize) {
         self.set_clean(set, way);
-        set.state_mut().valid &= !(1 << way);
+        let state = set.state_mut();
+        state.valid &= !(1 << way);
+        state.uses.leave(way);
         set.set_tag(way, 0);
         self.counters.add_resident(set.index(), -1);
     }
@@ -288,11 +324,19 @@ impl Cache {
 /// The way that holds the row of `key`.
 #[inline(always)]
 fn find(set: &LockedSet<'_>, at: Location, table: u16, key: u64) -> Option<usize> {
+    let is_row = |way| {
+        let header = set.header(way);
+        header.key == key && header.table == table
+    };
+    // The way that was seen when the row was prefetched, if it still holds the row.
+    let hint = usize::from(at.hint);
+    if hint < WAYS_MAX && set.state().valid >> hint & 1 == 1 && is_row(hint) {
+        return Some(hint);
+    }
     let mut candidates = set.matches(at.tag);
     while candidates != 0 {
         let way = candidates.trailing_zeros() as usize;
-        let header = set.header(way);
-        if header.key == key && header.table == table {
+        if is_row(way) {
             return Some(way);
         }
         candidates &= candidates - 1;
@@ -307,7 +351,7 @@ fn row_ref<'a>(set: &'a LockedSet<'_>, way: usize) -> RowRef<'a> {
         key: header.key,
         origin: header.origin,
         dirty: state.dirty >> way & 1 == 1,
-        last_use: state.uses.last_use[way],
+        last_use: header.last_use,
         words: set.words(way),
     }
 }

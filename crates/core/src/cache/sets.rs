@@ -1,8 +1,8 @@
 //! The memory of a cache: set metadata and row slots in two arenas, reached only under set locks.
 //!
-//! Set `s` has 256 bytes of metadata. The row in way `w` of set `s` lies in the row arena at
+//! Set `s` has 128 bytes of metadata, which the hardware fetches as one pair of lines. The row in way `w` of set `s` lies in the row arena at
 //! `(w * sets + s) * stride`: way after way, so that the last way of all sets is one range that can
-//! be given back. A slot is a 16-byte header and the row's words.
+//! be given back. A slot is a 20-byte header and the row's words.
 //!
 //! What always holds: metadata and slots of a set are read and written by the holder of its lock
 //! ([`LockedSet`]) and nobody else, except that anyone may read the tags, which are atomics, as a
@@ -10,7 +10,10 @@
 //! never grows.
 //!
 //! Lock order: class lock, then one set lock. No thread holds two set locks.
-#![expect(unsafe_code, reason = "rows lie in mapped memory and are lent out under a spin lock")]
+#![expect(
+    unsafe_code,
+    reason = "rows lie in mapped memory and are lent out under a spin lock"
+)]
 
 use super::locate::Location;
 use super::policy::{Uses, WAYS_MAX};
@@ -32,8 +35,8 @@ const PREFETCH_BYTES: usize = 8 * LINE_BYTES;
 /// what a holder needs for a row that it has prefetched.
 const SPINS: u32 = 100;
 
-/// One set's metadata: the tags, a line of small things, two lines of stamps.
-#[repr(C, align(256))]
+/// One set's metadata: a line of tags and a line of everything else.
+#[repr(C, align(128))]
 struct Set {
     /// Four 16-bit tags each, that of way 0 lowest; 0 is an empty way. Written by the lock's
     /// holder, read by anyone.
@@ -51,7 +54,7 @@ pub(super) struct State {
     /// Bit per way: its row differs from the copy on storage.
     pub(super) dirty: u32,
     /// Ways that were taken away from this set.
-    taken: u32,
+    taken: u16,
     pub(super) uses: Uses,
 }
 
@@ -61,16 +64,15 @@ pub(super) struct State {
 pub(super) struct Header {
     pub(super) key: u64,
     pub(super) origin: u32,
+    /// The stamp of the last use.
+    pub(super) last_use: u32,
     pub(super) table: u16,
     /// Uses that the look-ahead window has announced.
     pub(super) pins: u16,
 }
 
-const _: () = assert!(size_of::<Set>() == 256 && size_of::<Header>() == 16);
+const _: () = assert!(size_of::<Set>() == 128 && size_of::<Header>() == 20);
 const _: () = assert!(offset_of!(Set, lock) == LINE_BYTES);
-const _: () = assert!(LAST_USE_OFFSET == 2 * LINE_BYTES);
-const LAST_USE_OFFSET: usize =
-    offset_of!(Set, state) + offset_of!(State, uses) + offset_of!(Uses, last_use);
 
 /// All sets of one cache.
 #[derive(Debug)]
@@ -84,6 +86,8 @@ pub(super) struct Sets {
     words: usize,
     /// Bytes from one slot to the next.
     stride: usize,
+    /// Where in a slot its second, third and last line may begin; a line may come twice.
+    prefetch_offsets: [usize; 3],
 }
 
 impl Sets {
@@ -92,17 +96,29 @@ impl Sets {
     /// *Errors*: `Misuse` for an impossible shape, `Budget` when the memory cannot be had.
     pub(super) fn new(count: u32, ways: usize, row_bytes: usize) -> Result<Self> {
         if row_bytes == 0 || !row_bytes.is_multiple_of(4) || row_bytes > 1 << 30 {
-            bail!(Misuse, "a row of {row_bytes} bytes: expected a multiple of 4 up to 1 GiB");
+            bail!(
+                Misuse,
+                "a row of {row_bytes} bytes: expected a multiple of 4 up to 1 GiB"
+            );
         }
         if count == 0 || !(1..=WAYS_MAX).contains(&ways) {
-            bail!(Misuse, "{count} sets of {ways} rows: expected at least 1 set, 1 to 32 rows");
+            bail!(
+                Misuse,
+                "{count} sets of {ways} rows: expected at least 1 set, 1 to 32 rows"
+            );
         }
         if u64::from(count) * ways as u64 > u64::from(u32::MAX) {
-            bail!(Misuse, "{count} sets of {ways} rows are more rows than 32 bits can number");
+            bail!(
+                Misuse,
+                "{count} sets of {ways} rows are more rows than 32 bits can number"
+            );
         }
         let stride = HEADER_BYTES + row_bytes;
         let Some(bytes) = (count as usize * ways).checked_mul(stride) else {
-            bail!(Budget, "a cache of {count} x {ways} rows of {row_bytes} bytes: too large");
+            bail!(
+                Budget,
+                "a cache of {count} x {ways} rows of {row_bytes} bytes: too large"
+            );
         };
         Ok(Self {
             metadata: Arena::new(count as usize * SET_BYTES)?,
@@ -111,6 +127,8 @@ impl Sets {
             ways,
             words: row_bytes / 4,
             stride,
+            prefetch_offsets: [LINE_BYTES, 2 * LINE_BYTES, PREFETCH_BYTES]
+                .map(|offset| offset.min(stride - 1)),
         })
     }
 
@@ -146,7 +164,11 @@ impl Sets {
         if set.lock.swap(1, Ordering::Acquire) != 0 {
             wait_for(&set.lock);
         }
-        LockedSet { sets: self, set, index }
+        LockedSet {
+            sets: self,
+            set,
+            index,
+        }
     }
 
     /// Asks for the lines that every access of the set needs.
@@ -157,24 +179,28 @@ impl Sets {
         prefetch(&raw const set.lock);
     }
 
-    /// Asks for the lines of the row that seems to be at `at`: a hint that takes no lock. It may
-    /// see tags in the middle of a change, or another row's, and then asks for the wrong lines.
+    /// Asks for the lines of the row that seems to be at `at`, and notes its way: a hint that takes
+    /// no lock. It may see tags in the middle of a change, or another row's, and then asks for the
+    /// wrong lines.
     #[inline(always)]
-    pub(super) fn prefetch_row(&self, at: Location) {
+    pub(super) fn prefetch_row(&self, at: &mut Location) {
         let set = self.set(at.set);
         let found = matches(load(&set.tags), at.tag);
         if found == 0 {
             return;
         }
-        let way = found.trailing_zeros() as usize;
-        let stamp = LAST_USE_OFFSET + way * size_of::<u32>();
-        prefetch(std::ptr::from_ref(set).wrapping_byte_add(stamp));
-        let slot = self.slot(at.set, way);
-        let last = self.stride.min(PREFETCH_BYTES) - 1;
-        for offset in (0..last).step_by(LINE_BYTES) {
+        let way = found.trailing_zeros();
+        at.hint = way as u8;
+        let slot = self.slot(at.set, way as usize);
+        prefetch(slot);
+        for offset in self.prefetch_offsets {
             prefetch(slot.wrapping_add(offset));
         }
-        prefetch(slot.wrapping_add(last));
+        if self.stride > 4 * LINE_BYTES {
+            for offset in (3 * LINE_BYTES..self.stride.min(PREFETCH_BYTES)).step_by(LINE_BYTES) {
+                prefetch(slot.wrapping_add(offset));
+            }
+        }
     }
 
     /// Gives the memory of all ways from `way` on back to the system. Every set must have been
@@ -182,7 +208,10 @@ impl Sets {
     pub(super) fn release_from(&self, way: usize) {
         for index in 0..self.count {
             let usable = self.lock(index).usable();
-            assert!(usable <= way, "set {index} still uses {usable} ways, {way} are to stay");
+            assert!(
+                usable <= way,
+                "set {index} still uses {usable} ways, {way} are to stay"
+            );
         }
         // SAFETY: slots are reached only through `LockedSet`, which asserts under the set's lock
         // that the way is usable. Each set was just seen, under its lock, to use fewer, and
@@ -197,7 +226,11 @@ fn wait_for(lock: &AtomicU32) {
     loop {
         while lock.load(Ordering::Relaxed) != 0 {
             spins += 1;
-            if spins % SPINS == 0 { std::thread::yield_now() } else { std::hint::spin_loop() }
+            if spins % SPINS == 0 {
+                std::thread::yield_now()
+            } else {
+                std::hint::spin_loop()
+            }
         }
         // Pairs with the release in `LockedSet::drop`.
         if lock.swap(1, Ordering::Acquire) == 0 {
@@ -253,7 +286,7 @@ impl LockedSet<'_> {
     /// Lets the set use no more than the first `ways` ways from here on. The others are empty.
     pub(super) fn limit(&mut self, ways: usize) {
         assert!(ways <= self.usable() && u64::from(self.state().valid) >> ways == 0);
-        self.state_mut().taken = (self.sets.ways - ways) as u32;
+        self.state_mut().taken = (self.sets.ways - ways) as u16;
     }
 
     /// Bit per way whose tag is `tag`.
@@ -392,7 +425,11 @@ mod tests {
             set.set_tag((way + 7) % 32, 0xffff);
             let tags = load(&set.set.tags);
             for tag in [0xabcd, 0xffff, 0, 0x8000, 0xcdab] {
-                assert_eq!(matches(tags, tag), matches_one_by_one(tags, tag), "tag {tag:x}");
+                assert_eq!(
+                    matches(tags, tag),
+                    matches_one_by_one(tags, tag),
+                    "tag {tag:x}"
+                );
             }
             assert_eq!(set.matches(0xabcd), 1 << way);
             assert_eq!(set.tag(way), 0xabcd);
@@ -417,7 +454,13 @@ mod tests {
                     assert_eq!(set.words(way), [name as f32; 3]);
                 }
                 let (_, header, words) = set.row_mut(way);
-                *header = Header { key: name.into(), origin: name, table: 1, pins: 2 };
+                *header = Header {
+                    key: name.into(),
+                    origin: name,
+                    last_use: 3,
+                    table: 1,
+                    pins: 2,
+                };
                 words.fill(name as f32);
             }
         }

@@ -20,7 +20,10 @@ pub(super) struct Shrinking {
 
 impl Shrinking {
     pub(super) fn new(ways: usize) -> Self {
-        Self { floor: ways.min(WAYS_MIN), next: 0 }
+        Self {
+            floor: ways.min(WAYS_MIN),
+            next: 0,
+        }
     }
 }
 
@@ -38,9 +41,9 @@ pub enum TakeWay {
 impl Cache {
     /// Shrinks the cache by one way of all sets, but not below 8. Each set keeps its most valuable
     /// rows; the others go through `victim`, under their set's lock.
-    pub fn take_way(&self, stamp: u32, mut victim: impl FnMut(RowRef<'_>)) -> TakeWay {
+    pub fn take_way(&self, mut victim: impl FnMut(RowRef<'_>)) -> TakeWay {
         loop {
-            match self.take_way_step(stamp, u32::MAX, &mut victim) {
+            match self.take_way_step(u32::MAX, &mut victim) {
                 TakeWay::More => {}
                 done => return done,
             }
@@ -49,12 +52,7 @@ impl Cache {
 
     /// One step of [`take_way`](Self::take_way): at most `sets` sets give up a row, so that the
     /// caller can make room for victims between the steps.
-    pub fn take_way_step(
-        &self,
-        stamp: u32,
-        sets: u32,
-        mut victim: impl FnMut(RowRef<'_>),
-    ) -> TakeWay {
+    pub fn take_way_step(&self, sets: u32, mut victim: impl FnMut(RowRef<'_>)) -> TakeWay {
         let mut shrinking = self.shrinking.lock();
         let ways = self.ways.load(Ordering::Relaxed);
         if ways <= shrinking.floor {
@@ -63,7 +61,7 @@ impl Cache {
         let last = ways - 1;
         let end = shrinking.next.saturating_add(sets).min(self.sets());
         while shrinking.next < end {
-            self.take_from(&mut self.sets.lock(shrinking.next), last, stamp, &mut victim);
+            self.take_from(&mut self.sets.lock(shrinking.next), last, &mut victim);
             shrinking.next += 1;
         }
         if end < self.sets() {
@@ -75,18 +73,12 @@ impl Cache {
         TakeWay::Released(self.sets.way_bytes() as u64)
     }
 
-    fn take_from(
-        &self,
-        set: &mut LockedSet<'_>,
-        last: usize,
-        stamp: u32,
-        victim: &mut impl FnMut(RowRef<'_>),
-    ) {
+    fn take_from(&self, set: &mut LockedSet<'_>, last: usize, victim: &mut impl FnMut(RowRef<'_>)) {
         let state = set.state();
         if state.valid >> last & 1 == 1 {
             let empty = !state.valid & ((1 << last) - 1);
             let to = if empty == 0 {
-                let way = self.policy.victim(&state.uses, set.usable_mask(), stamp);
+                let way = self.policy.victim(&state.uses, set.usable_mask());
                 victim(row_ref(set, way));
                 self.vacate(set, way);
                 way
@@ -109,7 +101,7 @@ impl Cache {
         for bits in [&mut state.valid, &mut state.dirty] {
             *bits = *bits & !(1 << from | 1 << to) | (*bits >> from & 1) << to;
         }
-        state.uses.copy(from, to);
+        state.uses.moved(from, to);
     }
 
     /// Rows per set that the cache can hold.

@@ -1,13 +1,14 @@
 //! Going over a batch in stages: each key's lines are asked for well before they are used.
 
+use super::locate::NO_HINT;
 use super::{Cache, Location};
 
 /// How many keys ahead the row's lines are asked for, once the set's tags have arrived.
-const ROW_AHEAD: usize = 6;
+const ROW_AHEAD: usize = 12;
 /// How many keys ahead the set's lines are asked for.
-const SET_AHEAD: usize = 12;
+const SET_AHEAD: usize = 24;
 /// Locations kept between the first stage and the visit; a power of two above `SET_AHEAD`.
-const RING: usize = 64;
+const RING: usize = 32;
 
 const _: () = assert!(ROW_AHEAD < SET_AHEAD && SET_AHEAD < RING && RING.is_power_of_two());
 
@@ -18,10 +19,11 @@ impl Cache {
         self.sets.prefetch_set(at);
     }
 
-    /// Asks the processor for the row at `at`, if its set seems to hold it. A hint: it takes no
-    /// lock, and is worth something only when the set's metadata has arrived.
+    /// Asks the processor for the row at `at`, if its set seems to hold it, and notes there where it
+    /// saw it. A hint: it takes no lock, and is worth something only when the set's metadata has
+    /// arrived.
     #[inline(always)]
-    pub fn prefetch_row(&self, at: Location) {
+    pub fn prefetch_row(&self, at: &mut Location) {
         self.sets.prefetch_row(at);
     }
 
@@ -57,12 +59,16 @@ impl Cache {
         mut locate: impl FnMut(usize) -> Location,
         mut visit: impl FnMut(usize, Location),
     ) {
-        let mut ring = [Location::default(); RING];
+        let mut ring = [Location {
+            set: 0,
+            tag: 1,
+            hint: NO_HINT,
+        }; RING];
         for (i, slot) in ring.iter_mut().enumerate().take(SET_AHEAD.min(n)) {
             *slot = locate(i);
             self.prefetch_set(*slot);
         }
-        for &at in ring.iter().take(ROW_AHEAD.min(n)) {
+        for at in ring.iter_mut().take(ROW_AHEAD.min(n)) {
             self.prefetch_row(at);
         }
         for i in 0..n {
@@ -72,7 +78,7 @@ impl Cache {
                 ring[(i + SET_AHEAD) % RING] = at;
             }
             if i + ROW_AHEAD < n {
-                self.prefetch_row(ring[(i + ROW_AHEAD) % RING]);
+                self.prefetch_row(&mut ring[(i + ROW_AHEAD) % RING]);
             }
             visit(i, ring[i % RING]);
         }

@@ -4,26 +4,24 @@
 //! names a place, not a row: the row there can leave at any time, unless the caller keeps others
 //! from admitting and removing.
 
-use super::{Cache, RowRef, row_ref};
+use super::{Cache, RowRef, WAYS_MAX, row_ref};
 use std::ops::Range;
 
 impl Cache {
     /// Calls `f` with the stamp of last use and the slot number of every dirty row, set by set.
     /// No lock is held during the calls.
     pub fn for_each_dirty(&self, mut f: impl FnMut(u32, u32)) {
+        let mut last_use = [0; WAYS_MAX];
         for index in 0..self.sets() {
-            let (mut dirty, last_use) = {
+            let dirty = {
                 let set = self.sets.lock(index);
-                let state = set.state();
-                if state.dirty == 0 {
-                    continue;
+                for way in bits(set.state().dirty) {
+                    last_use[way] = set.header(way).last_use;
                 }
-                (state.dirty, state.uses.last_use)
+                set.state().dirty
             };
-            while dirty != 0 {
-                let way = dirty.trailing_zeros();
-                f(last_use[way as usize], way * self.sets() + index);
-                dirty &= dirty - 1;
+            for way in bits(dirty) {
+                f(last_use[way], way as u32 * self.sets() + index);
             }
         }
     }
@@ -57,21 +55,13 @@ impl Cache {
     }
 
     /// Calls `f` with every resident row of `table` in the given sets, under their locks.
-    pub fn for_each_resident(
-        &self,
-        sets: Range<u32>,
-        table: u16,
-        mut f: impl FnMut(RowRef<'_>),
-    ) {
+    pub fn for_each_resident(&self, sets: Range<u32>, table: u16, mut f: impl FnMut(RowRef<'_>)) {
         for index in sets.start..sets.end.min(self.sets()) {
             let set = self.sets.lock(index);
-            let mut valid = set.state().valid;
-            while valid != 0 {
-                let way = valid.trailing_zeros() as usize;
+            for way in bits(set.state().valid) {
                 if set.header(way).table == table {
                     f(row_ref(&set, way));
                 }
-                valid &= valid - 1;
             }
         }
     }
@@ -79,7 +69,20 @@ impl Cache {
     /// Set and way of a slot number. Ways beyond the last are empty in every set.
     fn place(&self, slot: u32) -> (u32, usize) {
         let (way, index) = (slot / self.sets(), slot % self.sets());
-        assert!(way < super::WAYS_MAX as u32, "slot {slot} of a cache of {} sets", self.sets());
+        assert!(
+            way < WAYS_MAX as u32,
+            "slot {slot} of a cache of {} sets",
+            self.sets()
+        );
         (index, way as usize)
     }
+}
+
+/// The ways whose bits are set, in order.
+fn bits(mut set: u32) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let way = (set != 0).then(|| set.trailing_zeros() as usize)?;
+        set &= set - 1;
+        Some(way)
+    })
 }
