@@ -118,6 +118,20 @@ class TestModify:
         assert len(filled) == 100
         np.testing.assert_array_equal(filled.get([1, 2]), numbered([1, 2]))
 
+    def test_ctrl_c_inside_the_function_changes_nothing(self, filled: embedrock.Table) -> None:
+        def interrupt(values: np.ndarray, state: np.ndarray) -> None:
+            values[:] = -1
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            filled.modify([1], interrupt)
+        np.testing.assert_array_equal(filled.get([1]), numbered([1]))
+
+    def test_nan_is_refused_and_changes_nothing(self, filled: embedrock.Table) -> None:
+        with pytest.raises(NonFiniteError, match="nothing changed"):
+            filled.modify([1, 2], lambda values, state: values * np.float32("nan"))
+        np.testing.assert_array_equal(filled.get([1, 2]), numbered([1, 2]))
+
     @pytest.mark.parametrize(
         ("function", "message"),
         [
@@ -205,6 +219,15 @@ class TestItems:
     def test_an_empty_table_yields_nothing(self, table: embedrock.Table) -> None:
         assert list(table.items()) == []
         assert list(table.keys()) == []
+
+    def test_writing_to_the_table_ends_its_iteration_with_an_error(
+        self, filled: embedrock.Table
+    ) -> None:
+        batches = filled.items(10)
+        next(batches)
+        filled.put([1], numbered([1]))
+        with pytest.raises(MisuseError, match="ads"):
+            list(batches)
 
     def test_a_batch_size_below_one_is_refused_at_the_call(self, table: embedrock.Table) -> None:
         with pytest.raises(MisuseError, match="batch_size is 0"):
