@@ -113,8 +113,8 @@ class Store:
 
         Errors: ``MismatchError`` when the stored table has other parameters, ``NotFoundError``
         without ``embedding_dim`` and table, ``FullError`` when its rows would not fit on the
-        disk. The memory budget is divided at the first batch after a table was made: ``BudgetError``
-        there names the bytes that would work.
+        disk. The memory budget is divided at the first batch after a table was made; there, a
+        ``BudgetError`` names the bytes that would work.
 
         Durability: a new table is durable with the next commit.
 
