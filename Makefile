@@ -41,8 +41,11 @@ check: setup ## Formatting, lints, types, and the rules of this repository
 	cd python && $(BIN)/python -m mypy.stubtest embedrock._core
 	$(BIN)/python -m pytest -q python/tests/test_tidy.py
 
-bench: setup ## Run every benchmark with the settings of its definition
-	$(BIN)/embedrock bench --all
+bench: setup ## Run every benchmark as it is defined; reports go to .cache/bench
+	@mkdir -p .cache/bench
+	for name in $$($(BIN)/embedrock bench); do \
+		$(BIN)/embedrock bench $$name --json .cache/bench/$$name.json; \
+	done
 
 wheel: setup ## Build the wheel into dist
 	$(BIN)/maturin build --release --locked --out dist

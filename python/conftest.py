@@ -14,8 +14,9 @@ import embedrock
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[embedrock.Store]:
-    """An empty store in a directory of its own."""
-    with embedrock.open(tmp_path / "test.store", memory="64MiB") as store:
+    """An empty store in a directory of its own, with too little disk to measure its speed first."""
+    path = tmp_path / "test.store"
+    with embedrock.open(path, memory="64MiB", max_disk_bytes=100 << 20) as store:
         yield store
         if not store.closed and store.uncommitted[0]:
             store.commit(1_000_000)

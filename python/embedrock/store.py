@@ -112,8 +112,9 @@ class Store:
         keeps its own and a new one takes row-wise Adagrad and ``uniform(-0.05, 0.05)``.
 
         Errors: ``MismatchError`` when the stored table has other parameters, ``NotFoundError``
-        without ``embedding_dim`` and table, ``BudgetError`` when the table cannot work in the
-        memory budget, ``FullError`` when its rows would not fit on the disk.
+        without ``embedding_dim`` and table, ``FullError`` when its rows would not fit on the
+        disk. The memory budget is divided at the first batch after a table was made; there, a
+        ``BudgetError`` names the bytes that would work.
 
         Durability: a new table is durable with the next commit.
 
@@ -282,9 +283,13 @@ class Store:
         return self._core.uncommitted()
 
     def stats(self) -> dict[str, Any]:
-        """Counters and sizes as a nested dict: memory, cache, storage, io.
+        """Counters and sizes as nested dicts and lists, for people and programs.
 
-        Units are in the names: ``_bytes``, ``_us``; everything else is a count since ``open``.
+        How memory is spent is under ``memory``, the device under ``device``, row classes and tables
+        under ``classes`` and ``tables``. Units are in the names (``_bytes``, ``_s``); counts are
+        since ``open``.
+
+        Blocking: waits for a running commit.
         """
         stats: dict[str, Any] = self._core.stats()
         return stats

@@ -251,9 +251,10 @@ class Table:
         values and state. No other thread sees or changes the rows in between.
 
         Errors: what ``function`` raises reaches the caller unchanged, and no row has changed. A
-        call of the same store from inside it is refused with ``MisuseError``.
+        call of the same store from inside it is refused with ``MisuseError``. ``NonFiniteError``
+        when it leaves NaN or infinite numbers.
 
-        Blocking: holds the interpreter lock while ``function`` runs.
+        Blocking: calls of the store by other threads wait until ``function`` is done.
 
         Source: Rmw of MLKV.
 
@@ -340,7 +341,10 @@ class Table:
         ``state=True``, ``state (B, state_words) float32``; ``B`` is at most ``batch_size``. Keys of
         2**63 and above appear negative; ``keys.view(np.uint64)`` turns them back.
 
-        Blocking: reads the table once, page after page.
+        Errors: ``MisuseError`` when the table was written to since the iteration began.
+
+        Blocking: reads the table once, page after page; changed rows of a growing table are written
+        to the disk first, without a commit.
 
         >>> table.put([3], np.ones((1, 4), np.float32))
         >>> for keys, values in table.items():

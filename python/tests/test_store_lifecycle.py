@@ -20,8 +20,16 @@ import numpy as np
 import pytest
 
 import embedrock
-from embedrock.errors import ClosedError, ForkedError, MisuseError, UncommittedWarning
+from embedrock.errors import (
+    ClosedError,
+    ForkedError,
+    LockedError,
+    MisuseError,
+    UncommittedWarning,
+)
 from rows import numbered
+
+DISK = 100 << 20  # too little to measure the disk's speed in, which takes a quarter second
 
 
 class TestCommit:
@@ -29,7 +37,7 @@ class TestCommit:
         path = tmp_path / "s"
         meta = {"epoch": 3, "names": ["ä", None, 1.5]}
         state = {"dense": os.urandom(100_000), "empty": b"", "ü": bytearray(b"x")}
-        with embedrock.open(path, memory="64MiB") as store:
+        with embedrock.open(path, memory="64MiB", max_disk_bytes=DISK) as store:
             assert store.step is None and store.meta is None and store.commits() == []
             table = store.table("t", 4, optimizer="adagrad")
             table.put(np.arange(10), numbered(np.arange(10)))
@@ -37,22 +45,24 @@ class TestCommit:
             assert (commit.step, commit.meta) == (7, meta)
             assert store.step == 7
             digest = table.digest()
-        with embedrock.open(path, memory="64MiB", create=False) as store:
+        with embedrock.open(path, memory="64MiB", create=False, max_disk_bytes=DISK) as store:
             assert store.step == 7
             assert store.meta == meta
             assert store.state() == state
-            assert store.commits()[-1] == commit
+            kept = store.commits()[-1]
+            assert (kept.sequence, kept.step, kept.meta) == (commit.sequence, 7, meta)
+            assert kept.unix_time == commit.unix_time and kept.state_bytes == 100_001
             assert store.table("t").digest() == digest
             np.testing.assert_array_equal(store.table("t").get([3]), numbered([3]))
 
     def test_an_older_commit_can_be_opened_by_its_step(self, tmp_path: Path) -> None:
         path = tmp_path / "s"
-        with embedrock.open(path, memory="64MiB") as store:
+        with embedrock.open(path, memory="64MiB", max_disk_bytes=DISK) as store:
             table = store.table("t", 4)
             for step in (10, 20):
                 table.put([1], numbered([step]))
                 store.commit(step, state={"n": str(step).encode()})
-        with embedrock.open(path, memory="64MiB", step=10) as store:
+        with embedrock.open(path, memory="64MiB", step=10, max_disk_bytes=DISK) as store:
             assert store.step == 10
             assert store.state() == {"n": b"10"}
             np.testing.assert_array_equal(store.table("t").get([1]), numbered([10]))
@@ -66,7 +76,7 @@ class TestCommit:
 
 class TestClose:
     def test_closing_with_uncommitted_changes_warns_with_how_much(self, tmp_path: Path) -> None:
-        store = embedrock.open(tmp_path / "s", memory="64MiB")
+        store = embedrock.open(tmp_path / "s", memory="64MiB", max_disk_bytes=DISK)
         table = store.table("t", 4)
         store.commit(1)
         table.put([1, 2, 3], numbered([1, 2, 3]))
@@ -75,27 +85,27 @@ class TestClose:
         with pytest.warns(UncommittedWarning, match=r"2 batches that touched 5 rows") as caught:
             store.close()
         assert caught[0].filename == __file__
-        with embedrock.open(tmp_path / "s", memory="64MiB") as store:
+        with embedrock.open(tmp_path / "s", memory="64MiB", max_disk_bytes=DISK) as store:
             assert len(store.table("t")) == 0
 
     def test_leaving_a_with_statement_warns_too(self, tmp_path: Path) -> None:
         with (
             pytest.warns(UncommittedWarning, match="1 batches") as caught,
-            embedrock.open(tmp_path / "s", memory="64MiB") as store,
+            embedrock.open(tmp_path / "s", memory="64MiB", max_disk_bytes=DISK) as store,
         ):
             store.table("t", 4).put([1], numbered([1]))
         assert caught[0].filename == __file__
 
     def test_a_store_that_is_dropped_is_closed_with_the_warning(self, tmp_path: Path) -> None:
-        store = embedrock.open(tmp_path / "s", memory="64MiB")
+        store = embedrock.open(tmp_path / "s", memory="64MiB", max_disk_bytes=DISK)
         store.table("t", 4).put([1], numbered([1]))
         with pytest.warns(UncommittedWarning):
             del store
             gc.collect()
-        embedrock.open(tmp_path / "s", memory="64MiB").close()
+        embedrock.open(tmp_path / "s", memory="64MiB", max_disk_bytes=DISK).close()
 
     def test_closing_twice_or_after_a_commit_is_silent(self, tmp_path: Path) -> None:
-        store = embedrock.open(tmp_path / "s", memory="64MiB")
+        store = embedrock.open(tmp_path / "s", memory="64MiB", max_disk_bytes=DISK)
         store.table("t", 4).put([1], numbered([1]))
         store.commit(1)
         with warnings.catch_warnings():
@@ -105,7 +115,7 @@ class TestClose:
         assert store.closed
 
     def test_a_closed_store_refuses_every_verb_and_still_prints(self, tmp_path: Path) -> None:
-        store = embedrock.open(tmp_path / "s", memory="64MiB")
+        store = embedrock.open(tmp_path / "s", memory="64MiB", max_disk_bytes=DISK)
         table = store.table("t", 4)
         store.commit(1)
         store.close()
@@ -292,11 +302,48 @@ class TestForks:
         np.testing.assert_array_equal(filled.get([1]), numbered([5]))
 
 
+class TestProcesses:
+    def test_a_second_writer_is_refused_by_the_name_of_the_first(
+        self, filled: embedrock.Table
+    ) -> None:
+        script = """
+            import sys, embedrock
+            try:
+                embedrock.open(sys.argv[1], memory="64MiB")
+            except embedrock.errors.LockedError as error:
+                print(error)
+        """
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(script), str(filled.store.path)],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+        assert str(os.getpid()) in done.stdout
+        with pytest.raises(LockedError, match="open in this process already"):
+            embedrock.open(filled.store.path, memory="64MiB")
+
+    def test_a_reader_sees_the_last_commit_and_changes_nothing(
+        self, filled: embedrock.Table
+    ) -> None:
+        filled.store.commit(1)
+        filled.put([1], numbered([50]))
+        with embedrock.open(filled.store.path, memory="64MiB", read_only=True) as reader:
+            table = reader.table("ads")
+            np.testing.assert_array_equal(table.get([1]), numbered([1]))
+            with pytest.raises(MisuseError, match="read"):
+                table.put([1], numbered([2]))
+            with pytest.raises(MisuseError, match="read"):
+                reader.commit(2)
+        np.testing.assert_array_equal(filled.get([1]), numbered([50]))
+
+
 class TestWholeStores:
     @pytest.fixture
     def written(self, tmp_path: Path) -> Path:
         path = tmp_path / "written.store"
-        with embedrock.open(path, memory="64MiB") as store:
+        with embedrock.open(path, memory="64MiB", max_disk_bytes=DISK) as store:
             table = store.table("t", 4)
             table.put(np.arange(10_000), numbered(np.arange(10_000)))
             store.commit(5, meta="five")
@@ -313,8 +360,10 @@ class TestWholeStores:
         report = embedrock.copy(written, tmp_path / "copied.store")
         assert isinstance(report, dict)
         with (
-            embedrock.open(written, memory="64MiB") as one,
-            embedrock.open(tmp_path / "copied.store", memory="64MiB", create=False) as two,
+            embedrock.open(written, memory="64MiB", max_disk_bytes=DISK) as one,
+            embedrock.open(
+                tmp_path / "copied.store", memory="64MiB", create=False, page_bytes=4096
+            ) as two,
         ):
             assert two.step == 5 and two.meta == "five"
             assert one.table("t").digest() == two.table("t").digest()

@@ -9,6 +9,7 @@ import pytest
 
 import embedrock
 from embedrock.errors import (
+    BudgetError,
     MismatchError,
     MisuseError,
     NonFiniteError,
@@ -118,6 +119,20 @@ class TestModify:
         assert len(filled) == 100
         np.testing.assert_array_equal(filled.get([1, 2]), numbered([1, 2]))
 
+    def test_ctrl_c_inside_the_function_changes_nothing(self, filled: embedrock.Table) -> None:
+        def interrupt(values: np.ndarray, state: np.ndarray) -> None:
+            values[:] = -1
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            filled.modify([1], interrupt)
+        np.testing.assert_array_equal(filled.get([1]), numbered([1]))
+
+    def test_nan_is_refused_and_changes_nothing(self, filled: embedrock.Table) -> None:
+        with pytest.raises(NonFiniteError, match="nothing changed"):
+            filled.modify([1, 2], lambda values, state: values * np.float32("nan"))
+        np.testing.assert_array_equal(filled.get([1, 2]), numbered([1, 2]))
+
     @pytest.mark.parametrize(
         ("function", "message"),
         [
@@ -206,6 +221,15 @@ class TestItems:
         assert list(table.items()) == []
         assert list(table.keys()) == []
 
+    def test_writing_to_the_table_ends_its_iteration_with_an_error(
+        self, filled: embedrock.Table
+    ) -> None:
+        batches = filled.items(10)
+        next(batches)
+        filled.put([1], numbered([1]))
+        with pytest.raises(MisuseError, match="ads"):
+            list(batches)
+
     def test_a_batch_size_below_one_is_refused_at_the_call(self, table: embedrock.Table) -> None:
         with pytest.raises(MisuseError, match="batch_size is 0"):
             table.items(0)
@@ -262,6 +286,23 @@ class TestSeveralTables:
     def test_a_wrong_number_of_outputs_is_refused(self, filled: embedrock.Table) -> None:
         with pytest.raises(MisuseError, match="out has 0 arrays, expected 1"):
             filled.store.get([(filled, [1])], out=[])
+
+
+class TestBudget:
+    def test_a_budget_that_cannot_work_names_the_bytes_that_would(self, tmp_path: Any) -> None:
+        with embedrock.open(tmp_path / "small.store", memory="1MiB") as store:
+            table = store.table("t", 64, num_embeddings=1_000_000)
+            with pytest.raises(BudgetError, match="give at least memory=") as caught:
+                table.get([1])
+        enough = int(str(caught.value).rsplit("=", 1)[1])
+        with embedrock.open(tmp_path / "enough.store", memory=enough) as store:
+            assert store.table("t", 64, num_embeddings=1_000_000).get([1]).shape == (1, 64)
+
+    def test_a_percentage_of_a_growing_table_needs_its_expected_rows(self, tmp_path: Any) -> None:
+        with embedrock.open(tmp_path / "s", memory="10%") as store:
+            table = store.table("t", 64)
+            with pytest.raises(BudgetError, match="give expected_rows="):
+                table.get([1])
 
 
 class TestTables:
