@@ -37,9 +37,7 @@ fn filled(setting: &Setting) -> Cache {
 }
 
 fn keys(setting: &Setting, batch: usize, seed: u64) -> Vec<u64> {
-    (0..batch as u64)
-        .map(|i| mix(seed * batch as u64 + i, 1) % setting.rows)
-        .collect()
+    (0..batch as u64).map(|i| mix(seed * batch as u64 + i, 1) % setting.rows).collect()
 }
 
 /// Seconds that this thread has had a core, as the scheduler counts them.
@@ -60,10 +58,7 @@ impl std::ops::Add for Rate {
     type Output = Self;
 
     fn add(self, other: Self) -> Self {
-        Self {
-            wall: self.wall + other.wall,
-            core: self.core + other.core,
-        }
+        Self { wall: self.wall + other.wall, core: self.core + other.core }
     }
 }
 
@@ -88,9 +83,7 @@ fn rate(
     let mut rows = 0;
     let mut seed = seed << 24;
     while core < seconds {
-        let batches: Vec<_> = (0..rounds as u64)
-            .map(|i| keys(setting, batch, seed + i))
-            .collect();
+        let batches: Vec<_> = (0..rounds as u64).map(|i| keys(setting, batch, seed + i)).collect();
         seed += rounds as u64;
         let (start, start_core) = (Instant::now(), on_core());
         for keys in &batches {
@@ -98,22 +91,14 @@ fn rate(
         }
         let elapsed = start.elapsed().as_secs_f64();
         wall += elapsed;
-        core += on_core()
-            .zip(start_core)
-            .map_or(elapsed, |(end, start)| end - start);
+        core += on_core().zip(start_core).map_or(elapsed, |(end, start)| end - start);
         rows += rounds * batch;
         let last = &batches[rounds - 1];
         for (key, row) in last.iter().zip(output.chunks_exact(setting.words)) {
-            assert!(
-                row.iter().all(|&word| word == *key as f32),
-                "row {key}: {row:?}"
-            );
+            assert!(row.iter().all(|&word| word == *key as f32), "row {key}: {row:?}");
         }
     }
-    Rate {
-        wall: rows as f64 / wall / 1e6,
-        core: rows as f64 / core / 1e6,
-    }
+    Rate { wall: rows as f64 / wall / 1e6, core: rows as f64 / core / 1e6 }
 }
 
 fn gather_cache(cache: &Cache, keys: &[u64], output: &mut [f32], stamp: &mut u32) {
@@ -141,9 +126,7 @@ fn cache_rate(cache: &Cache, setting: &Setting, batch: usize, threads: u64, seco
             })
         };
         let others: Vec<_> = (1..threads).map(|t| scope.spawn(move || run(t))).collect();
-        others
-            .into_iter()
-            .fold(run(0), |sum, other| sum + other.join().expect("no panic"))
+        others.into_iter().fold(run(0), |sum, other| sum + other.join().expect("no panic"))
     })
 }
 
@@ -158,17 +141,10 @@ fn dense_rate(dense: &[f32], setting: &Setting, batch: usize, seconds: f64) -> R
 fn interactive(cache: &Cache, setting: &Setting) {
     for line in std::io::stdin().lock().lines() {
         let line = line.expect("a readable line");
-        let numbers: Vec<f64> = line
-            .split_whitespace()
-            .map(|word| word.parse().expect("a number"))
-            .collect();
-        let [batch, threads, seconds] = numbers[..] else {
-            panic!("BATCH THREADS SECONDS")
-        };
-        println!(
-            "{}",
-            cache_rate(cache, setting, batch as usize, threads as u64, seconds)
-        );
+        let numbers: Vec<f64> =
+            line.split_whitespace().map(|word| word.parse().expect("a number")).collect();
+        let [batch, threads, seconds] = numbers[..] else { panic!("BATCH THREADS SECONDS") };
+        println!("{}", cache_rate(cache, setting, batch as usize, threads as u64, seconds));
     }
 }
 
@@ -178,10 +154,8 @@ fn main() {
         let at = arguments.iter().position(|argument| argument == name);
         at.map_or(default, |at| arguments[at + 1].parse().expect("a number"))
     };
-    let setting = Setting {
-        rows: number("--rows", 10_000_000),
-        words: number("--words", 32) as usize,
-    };
+    let setting =
+        Setting { rows: number("--rows", 10_000_000), words: number("--words", 32) as usize };
     let cache = filled(&setting);
     if arguments.iter().any(|argument| argument == "--interactive") {
         return interactive(&cache, &setting);

@@ -4,10 +4,7 @@
 //! An [`Arena`] hands out addresses and never looks at what lies there; its owner decides what the
 //! bytes mean and who may touch them. It never grows or moves. Parts can be given back early with
 //! [`Arena::release`] and read as zeros afterwards.
-#![expect(
-    unsafe_code,
-    reason = "memory mappings exist only as system calls on raw addresses"
-)]
+#![expect(unsafe_code, reason = "memory mappings exist only as system calls on raw addresses")]
 
 use crate::error::{Error, ErrorKind, Result};
 use std::ops::Range;
@@ -47,12 +44,7 @@ impl Arena {
             );
             Error::new(ErrorKind::Budget, message)
         })?;
-        Ok(Self {
-            start,
-            bytes,
-            page_bytes: system::page_bytes(),
-            process: std::process::id(),
-        })
+        Ok(Self { start, bytes, page_bytes: system::page_bytes(), process: std::process::id() })
     }
 
     /// The first address, aligned to [`PAGE_BYTES`]. All `len()` bytes from it are mapped until the
@@ -73,11 +65,7 @@ impl Arena {
     /// # Safety
     /// Nobody may hold a reference into `range` or access it during the call.
     pub(crate) unsafe fn release(&self, range: Range<usize>) -> usize {
-        assert!(
-            range.end <= self.bytes,
-            "release {range:?} of an arena of {} bytes",
-            self.bytes
-        );
+        assert!(range.end <= self.bytes, "release {range:?} of an arena of {} bytes", self.bytes);
         let first = range.start.next_multiple_of(self.page_bytes);
         let end = range.end / self.page_bytes * self.page_bytes;
         if first >= end || self.process != std::process::id() {
@@ -151,12 +139,7 @@ mod system {
         // SAFETY: the caller's promise. MADV_DONTNEED on private anonymous memory replaces it by
         // zeros.
         let result = unsafe { libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_DONTNEED) };
-        assert_eq!(
-            result,
-            0,
-            "release of {bytes} bytes: {}",
-            Error::last_os_error()
-        );
+        assert_eq!(result, 0, "release of {bytes} bytes: {}", Error::last_os_error());
     }
 
     /// # Safety
@@ -179,9 +162,7 @@ mod system {
     }
 
     fn layout(bytes: usize) -> Result<Layout, Error> {
-        let rounded = bytes
-            .checked_next_multiple_of(PAGE_BYTES)
-            .ok_or(ErrorKind::OutOfMemory)?;
+        let rounded = bytes.checked_next_multiple_of(PAGE_BYTES).ok_or(ErrorKind::OutOfMemory)?;
         Layout::from_size_align(rounded, PAGE_BYTES).map_err(|_| ErrorKind::OutOfMemory.into())
     }
 
@@ -201,12 +182,7 @@ mod system {
     /// A whole mapping that nobody uses.
     pub(super) unsafe fn unmap(start: NonNull<u8>, bytes: usize) {
         // SAFETY: the caller's promise; the layout was valid when it was mapped.
-        unsafe {
-            dealloc(
-                start.as_ptr(),
-                layout(bytes).expect("the layout was valid before"),
-            )
-        };
+        unsafe { dealloc(start.as_ptr(), layout(bytes).expect("the layout was valid before")) };
     }
 }
 
@@ -284,11 +260,7 @@ mod tests {
         assert!(libc::WIFEXITED(status));
         let code = libc::WEXITSTATUS(status);
         assert_eq!(code & 1, 0, "the child inherited the memory");
-        assert_eq!(
-            code & 2,
-            0,
-            "the child unmapped addresses that were not the arena's"
-        );
+        assert_eq!(code & 2, 0, "the child unmapped addresses that were not the arena's");
         assert_eq!(bytes_of(&arena)[0], 7);
     }
 }

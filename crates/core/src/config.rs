@@ -49,8 +49,11 @@ impl FromStr for Memory {
             "gib" | "g" => 1024.0 * 1024.0 * 1024.0,
             "tib" | "t" => 1024.0f64.powi(4),
             unit => {
-                bail!(Misuse, "memory is {text:?}: unit {unit:?} is none of %, KB, MB, GB, KiB, \
-                               MiB, GiB")
+                bail!(
+                    Misuse,
+                    "memory is {text:?}: unit {unit:?} is none of %, KB, MB, GB, KiB, \
+                               MiB, GiB"
+                )
             }
         };
         Ok(Memory::Bytes((number * factor) as u64))

@@ -31,11 +31,7 @@ impl Distinct {
     ///
     /// Panics when the batch has 2^31 keys or more.
     pub fn run(&mut self, keys: &[u64]) -> (&[u64], &[u32]) {
-        assert!(
-            keys.len() < 1 << 31,
-            "a batch of {} keys, at most 2^31 - 1",
-            keys.len()
-        );
+        assert!(keys.len() < 1 << 31, "a batch of {} keys, at most 2^31 - 1", keys.len());
         let slots = (2 * keys.len()).next_power_of_two().max(2);
         self.slots.clear();
         self.slots.resize(slots, 0);
@@ -104,10 +100,7 @@ pub fn sum_gradients(inverse: &[u32], gradients: &[f32], dim: usize, out: &mut [
             sum.copy_from_slice(gradient);
             seen += 1;
         } else {
-            assert!(
-                position < seen,
-                "position {position} occurs before position {seen}"
-            );
+            assert!(position < seen, "position {position} occurs before position {seen}");
             for (sum, &gradient) in sum.iter_mut().zip(gradient) {
                 *sum += gradient;
             }
@@ -137,9 +130,7 @@ mod tests {
 
     /// A batch of `count` keys out of about `range`, shaped to collide in various bits.
     fn batch(seed: u64, count: usize, range: u64, shift: u32) -> Vec<u64> {
-        (0..count as u64)
-            .map(|i| (mix(i, seed) % range) << shift)
-            .collect()
+        (0..count as u64).map(|i| (mix(i, seed) % range) << shift).collect()
     }
 
     #[test]
@@ -151,11 +142,7 @@ mod tests {
                 let keys = batch(seed, count, range, shift);
                 let (distinct, inverse) = scratch.run(&keys);
                 let expected = model(&keys);
-                assert_eq!(
-                    (distinct, inverse),
-                    (&expected.0[..], &expected.1[..]),
-                    "seed {seed}"
-                );
+                assert_eq!((distinct, inverse), (&expected.0[..], &expected.1[..]), "seed {seed}");
             }
         }
     }
@@ -175,13 +162,8 @@ mod tests {
     fn scratch_allocates_only_for_a_larger_batch() {
         let mut scratch = Distinct::new();
         scratch.run(&batch(1, 5000, u64::MAX, 0));
-        let sizes = |s: &Distinct| {
-            (
-                s.slots.capacity(),
-                s.distinct.capacity(),
-                s.inverse.capacity(),
-            )
-        };
+        let sizes =
+            |s: &Distinct| (s.slots.capacity(), s.distinct.capacity(), s.inverse.capacity());
         let before = sizes(&scratch);
         for count in [10, 5000, 0, 4999] {
             scratch.run(&batch(2, count, u64::MAX, 0));
@@ -197,11 +179,7 @@ mod tests {
         let mut out = [7.0; 2];
         sum_gradients(&inverse, &gradients, 1, &mut out);
         assert_eq!(out[0], 2.0);
-        assert_eq!(
-            out[1].to_bits(),
-            (-0.0f32).to_bits(),
-            "the first gradient is copied"
-        );
+        assert_eq!(out[1].to_bits(), (-0.0f32).to_bits(), "the first gradient is copied");
     }
 
     #[test]

@@ -57,25 +57,14 @@ pub type Result<T> = std::result::Result<T, Error>;
 impl Error {
     /// Builds an error of `kind` that says `message`.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self {
-            kind,
-            message: message.into(),
-            source: None,
-        }
+        Self { kind, message: message.into(), source: None }
     }
 
     /// Builds an `Io` error (`Full` for ENOSPC and EDQUOT) around an operating system error.
     pub fn os(what: impl fmt::Display, source: std::io::Error) -> Self {
-        let full = matches!(
-            source.raw_os_error(),
-            Some(libc::ENOSPC) | Some(libc::EDQUOT)
-        );
+        let full = matches!(source.raw_os_error(), Some(libc::ENOSPC) | Some(libc::EDQUOT));
         let kind = if full { ErrorKind::Full } else { ErrorKind::Io };
-        Self {
-            kind,
-            message: format!("{what}: {source}"),
-            source: Some(Box::new(source)),
-        }
+        Self { kind, message: format!("{what}: {source}"), source: Some(Box::new(source)) }
     }
 
     /// Puts `what: ` before the message, for context that only the caller knows.
@@ -110,9 +99,7 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.source
-            .as_ref()
-            .map(|s| &**s as &(dyn std::error::Error + 'static))
+        self.source.as_ref().map(|s| &**s as &(dyn std::error::Error + 'static))
     }
 }
 
@@ -130,18 +117,10 @@ mod tests {
 
     #[test]
     fn no_space_left_is_full_and_not_io() {
-        let error = Error::os(
-            "extend rows",
-            std::io::Error::from_raw_os_error(libc::ENOSPC),
-        );
+        let error = Error::os("extend rows", std::io::Error::from_raw_os_error(libc::ENOSPC));
         assert_eq!(error.kind(), ErrorKind::Full);
         let error = Error::os("read rows", std::io::Error::from_raw_os_error(libc::EIO));
         assert_eq!(error.kind(), ErrorKind::Io);
-        assert!(
-            error
-                .context("store x")
-                .message()
-                .starts_with("store x: read rows")
-        );
+        assert!(error.context("store x").message().starts_with("store x: read rows"));
     }
 }

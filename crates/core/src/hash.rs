@@ -37,10 +37,7 @@ mod tests {
                 high[(h >> 56) as usize] += 1;
             }
             for count in low.into_iter().chain(high) {
-                assert!(
-                    (160..=360).contains(&count),
-                    "shift {shift}: bin of {count}, mean 256"
-                );
+                assert!((160..=360).contains(&count), "shift {shift}: bin of {count}, mean 256");
             }
         }
     }

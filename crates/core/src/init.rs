@@ -55,10 +55,7 @@ impl Initializer {
                 check_finite("low", low)?;
                 check_finite("high", high)?;
                 if low > high {
-                    bail!(
-                        Misuse,
-                        "initializer low is {low}, above high, which is {high}"
-                    );
+                    bail!(Misuse, "initializer low is {low}, above high, which is {high}");
                 }
                 Ok(())
             }
@@ -110,10 +107,7 @@ fn check_finite(name: &str, value: f32) -> Result<()> {
     if value.is_finite() {
         return Ok(());
     }
-    bail!(
-        Misuse,
-        "initializer {name} is {value}, expected a finite number"
-    )
+    bail!(Misuse, "initializer {name} is {value}, expected a finite number")
 }
 
 /// Elements whose random bits are made before they are converted, so that conversion vectorises.
@@ -136,10 +130,7 @@ fn fill_from_bits(
     let increment = mix(key, mix(stream, INCREMENT_SALT)) | 1;
     for block in values.chunks_mut(BLOCK) {
         let mut bits = [0u32; BLOCK];
-        for pair in bits[..block.len().next_multiple_of(2)]
-            .as_chunks_mut::<2>()
-            .0
-        {
+        for pair in bits[..block.len().next_multiple_of(2)].as_chunks_mut::<2>().0 {
             state = state.wrapping_add(increment);
             let hash = mix(state, 0);
             *pair = [hash as u32, (hash >> 32) as u32];
@@ -182,14 +173,8 @@ mod tests {
     use super::*;
     use crate::error::ErrorKind;
 
-    const UNIFORM: Initializer = Initializer::Uniform {
-        low: -1.0,
-        high: 1.0,
-    };
-    const NORMAL: Initializer = Initializer::Normal {
-        mean: 0.0,
-        std: 1.0,
-    };
+    const UNIFORM: Initializer = Initializer::Uniform { low: -1.0, high: 1.0 };
+    const NORMAL: Initializer = Initializer::Normal { mean: 0.0, std: 1.0 };
     const DIM: usize = 32;
 
     fn rows(initializer: Initializer, salt: u64, keys: impl Iterator<Item = u64>) -> Vec<f32> {
@@ -203,19 +188,11 @@ mod tests {
     }
 
     fn moment(numbers: &[f32], power: i32) -> f64 {
-        numbers
-            .iter()
-            .map(|&x| f64::from(x).powi(power))
-            .sum::<f64>()
-            / numbers.len() as f64
+        numbers.iter().map(|&x| f64::from(x).powi(power)).sum::<f64>() / numbers.len() as f64
     }
 
     fn correlation(a: &[f32], b: &[f32]) -> f64 {
-        let product: f64 = a
-            .iter()
-            .zip(b)
-            .map(|(&a, &b)| f64::from(a) * f64::from(b))
-            .sum();
+        let product: f64 = a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
         product / a.len() as f64 / (moment(a, 2) * moment(b, 2)).sqrt()
     }
 
@@ -227,12 +204,7 @@ mod tests {
             initializer.fill(1, 2, key, &mut row);
             row.map(f32::to_bits)
         };
-        let got = [
-            bits(UNIFORM, 0),
-            bits(UNIFORM, u64::MAX),
-            bits(NORMAL, 0),
-            bits(NORMAL, 7),
-        ];
+        let got = [bits(UNIFORM, 0), bits(UNIFORM, u64::MAX), bits(NORMAL, 0), bits(NORMAL, 7)];
         assert_eq!(got, GOLDEN, "{got:#010X?}");
     }
 
@@ -270,10 +242,7 @@ mod tests {
         for x in numbers {
             bins[((f64::from(x) + 1.0) * 512.0) as usize] += 1;
         }
-        let chi: f64 = bins
-            .iter()
-            .map(|&n| (f64::from(n) - 1024.0).powi(2) / 1024.0)
-            .sum();
+        let chi: f64 = bins.iter().map(|&n| (f64::from(n) - 1024.0).powi(2) / 1024.0).sum();
         // 1023 degrees of freedom: mean 1023, standard deviation 45.
         assert!((800.0..1250.0).contains(&chi), "chi squared {chi}");
     }
@@ -292,10 +261,7 @@ mod tests {
         };
         for (what, other) in [
             ("next key", rows(NORMAL, 1, 1..keys + 1)),
-            (
-                "key with another high bit",
-                rows(NORMAL, 1, (0..keys).map(|key| key | 1 << 63)),
-            ),
+            ("key with another high bit", rows(NORMAL, 1, (0..keys).map(|key| key | 1 << 63))),
             ("next element", [&base[1..], &base[..1]].concat()),
             ("element after next", [&base[2..], &base[..2]].concat()),
             ("next salt", rows(NORMAL, 2, 0..keys)),
@@ -312,44 +278,23 @@ mod tests {
         let high = 1.0f32.next_up();
         let numbers = rows(Initializer::Uniform { low: 1.0, high }, 1, 0..64);
         assert!(numbers.iter().all(|&x| x == 1.0));
-        let wide = Initializer::Uniform {
-            low: -f32::MAX,
-            high: f32::MAX,
-        };
+        let wide = Initializer::Uniform { low: -f32::MAX, high: f32::MAX };
         wide.validate().unwrap();
-        assert!(
-            rows(wide, 1, 0..64)
-                .iter()
-                .all(|x| x.is_finite() && *x < f32::MAX)
-        );
-        let point = Initializer::Uniform {
-            low: 0.5,
-            high: 0.5,
-        };
+        assert!(rows(wide, 1, 0..64).iter().all(|x| x.is_finite() && *x < f32::MAX));
+        let point = Initializer::Uniform { low: 0.5, high: 0.5 };
         point.validate().unwrap();
         assert!(rows(point, 1, 0..4).iter().all(|&x| x == 0.5));
     }
 
     #[test]
     fn normal_deviates_are_odd_and_match_known_quantiles() {
-        for bits in [
-            0,
-            1,
-            12_345,
-            0x1000_0000,
-            0x1333_3333,
-            0x4000_0000,
-            0x7FFF_FFFF,
-        ] {
+        for bits in [0, 1, 12_345, 0x1000_0000, 0x1333_3333, 0x4000_0000, 0x7FFF_FFFF] {
             assert_eq!(normal_deviate(bits), -normal_deviate(!bits), "{bits}");
         }
         // Quantiles of (bits + 1/2) / 2^32 to ten digits, from erfc by Newton's method.
         for (bits, expected) in QUANTILES {
             let got = normal_deviate(bits);
-            assert!(
-                (got - expected).abs() < 1e-6 * expected.abs(),
-                "{bits}: {got} not {expected}"
-            );
+            assert!((got - expected).abs() < 1e-6 * expected.abs(), "{bits}: {got} not {expected}");
         }
         let largest = normal_deviate(u32::MAX);
         assert!(largest < DEVIATE_MAX, "{largest}");
@@ -359,52 +304,17 @@ mod tests {
     fn unusable_parameters_are_refused_by_name_and_value() {
         for (bad, words) in [
             (Initializer::Constant(f32::NAN), "constant is NaN"),
-            (
-                Initializer::Uniform {
-                    low: 1.0,
-                    high: -1.0,
-                },
-                "low is 1, above high, which is -1",
-            ),
-            (
-                Initializer::Uniform {
-                    low: 0.0,
-                    high: f32::INFINITY,
-                },
-                "high is inf",
-            ),
-            (
-                Initializer::Normal {
-                    mean: 0.0,
-                    std: -1.0,
-                },
-                "std is -1",
-            ),
-            (
-                Initializer::Normal {
-                    mean: f32::NAN,
-                    std: 1.0,
-                },
-                "mean is NaN",
-            ),
-            (
-                Initializer::Normal {
-                    mean: 0.0,
-                    std: 1e38,
-                },
-                "leaves the range of float32",
-            ),
+            (Initializer::Uniform { low: 1.0, high: -1.0 }, "low is 1, above high, which is -1"),
+            (Initializer::Uniform { low: 0.0, high: f32::INFINITY }, "high is inf"),
+            (Initializer::Normal { mean: 0.0, std: -1.0 }, "std is -1"),
+            (Initializer::Normal { mean: f32::NAN, std: 1.0 }, "mean is NaN"),
+            (Initializer::Normal { mean: 0.0, std: 1e38 }, "leaves the range of float32"),
         ] {
             let error = bad.validate().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Misuse);
             assert!(error.message().contains(words), "{error}");
         }
-        Initializer::Normal {
-            mean: 0.0,
-            std: 0.0,
-        }
-        .validate()
-        .unwrap();
+        Initializer::Normal { mean: 0.0, std: 0.0 }.validate().unwrap();
         let mut row = [7.0; 3];
         Initializer::Constant(0.25).fill(1, 2, 3, &mut row);
         assert_eq!(row, [0.25; 3]);
@@ -414,52 +324,19 @@ mod tests {
     fn initializers_keep_their_bits_through_json() {
         for initializer in [Initializer::Constant(0.1), UNIFORM, NORMAL] {
             let text = serde_json::to_string(&initializer).unwrap();
-            assert_eq!(
-                serde_json::from_str::<Initializer>(&text).unwrap(),
-                initializer
-            );
+            assert_eq!(serde_json::from_str::<Initializer>(&text).unwrap(), initializer);
         }
         let text = "{\"normal\":{\"mean\":0.0,\"std\":0.01}}";
         let parsed: Initializer = serde_json::from_str(text).unwrap();
-        assert_eq!(
-            parsed,
-            Initializer::Normal {
-                mean: 0.0,
-                std: 0.01
-            }
-        );
+        assert_eq!(parsed, Initializer::Normal { mean: 0.0, std: 0.01 });
     }
 
     // Computed by a second implementation, in Python.
     const GOLDEN: [[u32; 5]; 4] = [
-        [
-            0x3EE2_AA0C,
-            0xBF44_2C1B,
-            0xBF50_0987,
-            0xBECB_7055,
-            0xBE92_F21D,
-        ],
-        [
-            0xBF56_B31F,
-            0x3F4C_7AB5,
-            0x3EAA_4237,
-            0x3F79_4646,
-            0xBF1D_6715,
-        ],
-        [
-            0x3F16_3C97,
-            0xBF98_6EA6,
-            0xBFA8_C2D1,
-            0xBF05_44CE,
-            0xBEBC_54D1,
-        ],
-        [
-            0xBF60_0D01,
-            0x3F01_4784,
-            0x3E7C_1E70,
-            0x3DA5_7A59,
-            0xBF4C_B757,
-        ],
+        [0x3EE2_AA0C, 0xBF44_2C1B, 0xBF50_0987, 0xBECB_7055, 0xBE92_F21D],
+        [0xBF56_B31F, 0x3F4C_7AB5, 0x3EAA_4237, 0x3F79_4646, 0xBF1D_6715],
+        [0x3F16_3C97, 0xBF98_6EA6, 0xBFA8_C2D1, 0xBF05_44CE, 0xBEBC_54D1],
+        [0xBF60_0D01, 0x3F01_4784, 0x3E7C_1E70, 0x3DA5_7A59, 0xBF4C_B757],
     ];
 
     const QUANTILES: [(u32, f64); 12] = [

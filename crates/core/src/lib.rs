@@ -6,6 +6,8 @@
 
 mod arena;
 pub mod cache;
+pub mod config;
+pub mod distinct;
 pub mod error;
 pub mod hash;
 pub mod index;

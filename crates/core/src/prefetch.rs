@@ -4,10 +4,7 @@
 //! x86-64.
 #![cfg_attr(
     target_arch = "x86_64",
-    expect(
-        unsafe_code,
-        reason = "the prefetch instruction is reached only through an intrinsic"
-    )
+    expect(unsafe_code, reason = "the prefetch instruction is reached only through an intrinsic")
 )]
 
 /// Bytes of a cache line.

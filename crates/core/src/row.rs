@@ -39,10 +39,7 @@ impl Dtype {
                 "dtype code {code} ({}) is reserved, this version stores float32 (code 1) only",
                 if code == 2 { "float16" } else { "bfloat16" }
             ),
-            _ => bail!(
-                Unsupported,
-                "dtype code {code} is unknown, expected 1 (float32)"
-            ),
+            _ => bail!(Unsupported, "dtype code {code} is unknown, expected 1 (float32)"),
         }
     }
 
@@ -98,10 +95,7 @@ impl RowLayout {
                 words.saturating_mul(4)
             );
         }
-        Ok(Self {
-            embedding_dim,
-            state_words,
-        })
+        Ok(Self { embedding_dim, state_words })
     }
 
     /// Values per row.
@@ -168,25 +162,14 @@ mod tests {
 
     #[test]
     fn reserved_dtype_codes_are_unsupported_and_named() {
-        assert_eq!(
-            Dtype::from_code(Dtype::Float32.code()).unwrap(),
-            Dtype::Float32
-        );
-        for (code, word) in [
-            (0, "unknown"),
-            (2, "float16"),
-            (3, "bfloat16"),
-            (9, "unknown"),
-        ] {
+        assert_eq!(Dtype::from_code(Dtype::Float32.code()).unwrap(), Dtype::Float32);
+        for (code, word) in [(0, "unknown"), (2, "float16"), (3, "bfloat16"), (9, "unknown")] {
             let error = Dtype::from_code(code).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unsupported);
             assert!(error.message().contains(word), "{error}");
         }
         assert_eq!("float32".parse::<Dtype>().unwrap(), Dtype::Float32);
         assert!("float64".parse::<Dtype>().is_err());
-        assert_eq!(
-            serde_json::to_string(&Dtype::Float32).unwrap(),
-            "\"float32\""
-        );
+        assert_eq!(serde_json::to_string(&Dtype::Float32).unwrap(), "\"float32\"");
     }
 }

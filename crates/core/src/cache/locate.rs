@@ -18,11 +18,7 @@ pub(super) const NO_HINT: u8 = u8::MAX;
 
 impl Location {
     fn new(set: u32, tag: u16) -> Self {
-        Self {
-            set,
-            tag: tag.max(1),
-            hint: NO_HINT,
-        }
+        Self { set, tag: tag.max(1), hint: NO_HINT }
     }
 }
 
@@ -39,10 +35,7 @@ pub(super) struct Locator {
 
 impl Locator {
     pub(super) fn new(sets: u32) -> Self {
-        Self {
-            sets,
-            reciprocal: u64::MAX / u64::from(sets),
-        }
+        Self { sets, reciprocal: u64::MAX / u64::from(sets) }
     }
 
     /// Quotient and remainder by the number of sets, by multiplication.
@@ -53,11 +46,7 @@ impl Locator {
         // n / sets - n / 2^64 - 1 and misses the quotient by one at most.
         let estimate = ((u128::from(n) * u128::from(self.reciprocal)) >> 64) as u64;
         let rest = n - estimate * sets;
-        if rest >= sets {
-            (estimate + 1, (rest - sets) as u32)
-        } else {
-            (estimate, rest as u32)
-        }
+        if rest >= sets { (estimate + 1, (rest - sets) as u32) } else { (estimate, rest as u32) }
     }
 
     #[inline(always)]
@@ -75,11 +64,7 @@ impl Locator {
         let (block, offset) = self.divide(sequence);
         let turned = u64::from(offset) + u64::from(self.reduce(mix(block, ROTATION_SALT)));
         let sets = u64::from(self.sets);
-        let set = if turned >= sets {
-            turned - sets
-        } else {
-            turned
-        };
+        let set = if turned >= sets { turned - sets } else { turned };
         // Dense rows of one set differ in their block, so the block's number is the best tag.
         Location::new(set as u32, (block as u16).wrapping_add(1))
     }
@@ -96,17 +81,7 @@ mod tests {
         for sets in COUNTS {
             let locator = Locator::new(sets);
             let s = u64::from(sets);
-            let edges = [
-                0,
-                1,
-                s - 1,
-                s,
-                s + 1,
-                31 * s,
-                32 * s - 1,
-                u64::MAX - 1,
-                u64::MAX,
-            ];
+            let edges = [0, 1, s - 1, s, s + 1, 31 * s, 32 * s - 1, u64::MAX - 1, u64::MAX];
             let multiples = (1..70).map(|k| u64::MAX / s / k * s);
             let near = multiples.flat_map(|n| [n.wrapping_sub(1), n, n.wrapping_add(1)]);
             let random = (0..1000).map(|i| mix(i, 7) >> (i % 64));
@@ -135,10 +110,7 @@ mod tests {
         let mut seen = std::collections::HashSet::new();
         for row in 0..320 {
             let at = locator.dense(row);
-            assert!(
-                seen.insert((at.set, at.tag)),
-                "row {row}: {at:?} is another row's too"
-            );
+            assert!(seen.insert((at.set, at.tag)), "row {row}: {at:?} is another row's too");
         }
     }
 
@@ -170,10 +142,7 @@ mod tests {
                 // 16 rows per set on average. 16 + 6 deviations; a plain remainder gives all rows
                 // to 1 set in `stride`.
                 let most = fullest(sets, 5, stride, u64::from(sets) * 16);
-                assert!(
-                    most <= 40,
-                    "stride {stride}, {sets} sets: {most} rows in one set"
-                );
+                assert!(most <= 40, "stride {stride}, {sets} sets: {most} rows in one set");
             }
         }
     }

@@ -68,12 +68,7 @@ impl CacheShape {
 
     /// How many sets of `ways` rows `bytes` pay for; 0 when not even one.
     pub fn sets_for(bytes: u64, row_bytes: usize, ways: usize) -> u32 {
-        let one = Self {
-            row_bytes,
-            sets: 1,
-            ways,
-            policy: PolicyKind::Lru,
-        };
+        let one = Self { row_bytes, sets: 1, ways, policy: PolicyKind::Lru };
         u32::try_from(bytes / one.bytes()).unwrap_or(u32::MAX)
     }
 }
@@ -161,10 +156,7 @@ impl Cache {
     /// `f` gets the row and whether it is fresh. A fresh row is clean, has the given `origin`, and
     /// its words are undefined: `f` must write all of them. When the set is full, the policy's
     /// victim is handed to `victim` before it is overwritten. If `f` panics, a fresh row is gone.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "a row's identity, its use and two callbacks"
-    )]
+    #[expect(clippy::too_many_arguments, reason = "a row's identity, its use and two callbacks")]
     pub fn admit<R>(
         &self,
         at: Location,
@@ -181,18 +173,8 @@ impl Cache {
             return f(self.row_mut(&mut set, way), false);
         }
         let way = self.make_room(&mut set, victim);
-        *set.row_mut(way).1 = Header {
-            key,
-            origin,
-            last_use: stamp,
-            table,
-            pins: 0,
-        };
-        let fresh = Fresh {
-            cache: self,
-            set: &mut set,
-            way,
-        };
+        *set.row_mut(way).1 = Header { key, origin, last_use: stamp, table, pins: 0 };
+        let fresh = Fresh { cache: self, set: &mut set, way };
         let result = f(self.row_mut(fresh.set, way), true);
         std::mem::forget(fresh);
         set.set_tag(way, at.tag);
@@ -214,10 +196,7 @@ impl Cache {
         let mut set = self.sets.lock(at.set);
         let way = find(&set, at, table, key)?;
         let row = row_ref(&set, way);
-        let result = f(Removed {
-            origin: row.origin,
-            dirty: row.dirty,
-        });
+        let result = f(Removed { origin: row.origin, dirty: row.dirty });
         self.vacate(&mut set, way);
         Some(result)
     }
@@ -240,11 +219,7 @@ impl Cache {
         if header.origin == expected {
             header.origin = origin;
         }
-        if state.dirty >> way & 1 == 1 {
-            Resident::Dirty
-        } else {
-            Resident::Clean
-        }
+        if state.dirty >> way & 1 == 1 { Resident::Dirty } else { Resident::Clean }
     }
 
     /// A way without a row: an empty one, or that of the policy's victim.
@@ -272,14 +247,7 @@ impl Cache {
     fn row_mut<'a>(&'a self, set: &'a mut LockedSet<'_>, way: usize) -> RowMut<'a> {
         let index = set.index();
         let (state, header, words) = set.row_mut(way);
-        RowMut::new(
-            words,
-            &mut header.origin,
-            &mut state.dirty,
-            way,
-            &self.counters,
-            index,
-        )
+        RowMut::new(words, &mut header.origin, &mut state.dirty, way, &self.counters, index)
     }
 
     /// Empties a way that holds a row.

@@ -129,9 +129,7 @@ pub struct Lfu {
 
 impl Default for Lfu {
     fn default() -> Self {
-        Self {
-            fading_uses: 10 * WAYS_MAX as u16,
-        }
+        Self { fading_uses: 10 * WAYS_MAX as u16 }
     }
 }
 
@@ -309,10 +307,7 @@ mod tests {
         }
         for way in 0..WAYS_MAX {
             assert_eq!(Lru.victim(&uses, u32::MAX >> way), WAYS_MAX - 1 - way);
-            assert_eq!(
-                Lfu::default().victim(&uses, u32::MAX >> way),
-                WAYS_MAX - 1 - way
-            );
+            assert_eq!(Lfu::default().victim(&uses, u32::MAX >> way), WAYS_MAX - 1 - way);
         }
     }
 
@@ -352,25 +347,14 @@ mod tests {
         let [before, after] = hits_before_and_after_drift(&Lfu::default());
         assert!(before > 0.95, "hits {before} before the drift");
         assert!(after > 0.7, "hits {after} after the drift");
-        let [before, after] = hits_before_and_after_drift(&Lfu {
-            fading_uses: u16::MAX,
-        });
-        assert!(
-            before > 0.95,
-            "hits {before} before the drift, counts that never fade"
-        );
-        assert!(
-            after < 0.1,
-            "hits {after} after the drift, counts that never fade"
-        );
+        let [before, after] = hits_before_and_after_drift(&Lfu { fading_uses: u16::MAX });
+        assert!(before > 0.95, "hits {before} before the drift, counts that never fade");
+        assert!(after < 0.1, "hits {after} after the drift, counts that never fade");
     }
 
     #[test]
     fn a_policy_is_named_in_snake_case() {
         assert_eq!(serde_json::to_string(&PolicyKind::Lfu).unwrap(), "\"lfu\"");
-        assert_eq!(
-            serde_json::from_str::<PolicyKind>("\"lru\"").unwrap(),
-            PolicyKind::Lru
-        );
+        assert_eq!(serde_json::from_str::<PolicyKind>("\"lru\"").unwrap(), PolicyKind::Lru);
     }
 }

@@ -25,14 +25,7 @@ impl<'a> RowMut<'a> {
         counters: &'a Counters,
         set: u32,
     ) -> Self {
-        Self {
-            words,
-            origin,
-            dirty,
-            way,
-            counters,
-            set,
-        }
+        Self { words, origin, dirty, way, counters, set }
     }
 
     /// True when the row differs from its stored copy.
@@ -132,7 +125,5 @@ impl Counters {
 
 /// Never negative: each row is counted up and down in its own shard, in that order.
 fn sum<'a>(counts: impl Iterator<Item = &'a AtomicI64>) -> u64 {
-    counts
-        .map(|count| count.load(Ordering::Relaxed).unsigned_abs())
-        .sum()
+    counts.map(|count| count.load(Ordering::Relaxed).unsigned_abs()).sum()
 }

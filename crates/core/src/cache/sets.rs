@@ -10,10 +10,7 @@
 //! never grows.
 //!
 //! Lock order: class lock, then one set lock. No thread holds two set locks.
-#![expect(
-    unsafe_code,
-    reason = "rows lie in mapped memory and are lent out under a spin lock"
-)]
+#![expect(unsafe_code, reason = "rows lie in mapped memory and are lent out under a spin lock")]
 
 use super::locate::Location;
 use super::policy::{Uses, WAYS_MAX};
@@ -96,29 +93,17 @@ impl Sets {
     /// *Errors*: `Misuse` for an impossible shape, `Budget` when the memory cannot be had.
     pub(super) fn new(count: u32, ways: usize, row_bytes: usize) -> Result<Self> {
         if row_bytes == 0 || !row_bytes.is_multiple_of(4) || row_bytes > 1 << 30 {
-            bail!(
-                Misuse,
-                "a row of {row_bytes} bytes: expected a multiple of 4 up to 1 GiB"
-            );
+            bail!(Misuse, "a row of {row_bytes} bytes: expected a multiple of 4 up to 1 GiB");
         }
         if count == 0 || !(1..=WAYS_MAX).contains(&ways) {
-            bail!(
-                Misuse,
-                "{count} sets of {ways} rows: expected at least 1 set, 1 to 32 rows"
-            );
+            bail!(Misuse, "{count} sets of {ways} rows: expected at least 1 set, 1 to 32 rows");
         }
         if u64::from(count) * ways as u64 > u64::from(u32::MAX) {
-            bail!(
-                Misuse,
-                "{count} sets of {ways} rows are more rows than 32 bits can number"
-            );
+            bail!(Misuse, "{count} sets of {ways} rows are more rows than 32 bits can number");
         }
         let stride = HEADER_BYTES + row_bytes;
         let Some(bytes) = (count as usize * ways).checked_mul(stride) else {
-            bail!(
-                Budget,
-                "a cache of {count} x {ways} rows of {row_bytes} bytes: too large"
-            );
+            bail!(Budget, "a cache of {count} x {ways} rows of {row_bytes} bytes: too large");
         };
         Ok(Self {
             metadata: Arena::new(count as usize * SET_BYTES)?,
@@ -164,11 +149,7 @@ impl Sets {
         if set.lock.swap(1, Ordering::Acquire) != 0 {
             wait_for(&set.lock);
         }
-        LockedSet {
-            sets: self,
-            set,
-            index,
-        }
+        LockedSet { sets: self, set, index }
     }
 
     /// Asks for the lines that every access of the set needs.
@@ -208,10 +189,7 @@ impl Sets {
     pub(super) fn release_from(&self, way: usize) {
         for index in 0..self.count {
             let usable = self.lock(index).usable();
-            assert!(
-                usable <= way,
-                "set {index} still uses {usable} ways, {way} are to stay"
-            );
+            assert!(usable <= way, "set {index} still uses {usable} ways, {way} are to stay");
         }
         // SAFETY: slots are reached only through `LockedSet`, which asserts under the set's lock
         // that the way is usable. Each set was just seen, under its lock, to use fewer, and
@@ -226,11 +204,7 @@ fn wait_for(lock: &AtomicU32) {
     loop {
         while lock.load(Ordering::Relaxed) != 0 {
             spins += 1;
-            if spins % SPINS == 0 {
-                std::thread::yield_now()
-            } else {
-                std::hint::spin_loop()
-            }
+            if spins % SPINS == 0 { std::thread::yield_now() } else { std::hint::spin_loop() }
         }
         // Pairs with the release in `LockedSet::drop`.
         if lock.swap(1, Ordering::Acquire) == 0 {
@@ -425,11 +399,7 @@ mod tests {
             set.set_tag((way + 7) % 32, 0xffff);
             let tags = load(&set.set.tags);
             for tag in [0xabcd, 0xffff, 0, 0x8000, 0xcdab] {
-                assert_eq!(
-                    matches(tags, tag),
-                    matches_one_by_one(tags, tag),
-                    "tag {tag:x}"
-                );
+                assert_eq!(matches(tags, tag), matches_one_by_one(tags, tag), "tag {tag:x}");
             }
             assert_eq!(set.matches(0xabcd), 1 << way);
             assert_eq!(set.tag(way), 0xabcd);
@@ -454,13 +424,7 @@ mod tests {
                     assert_eq!(set.words(way), [name as f32; 3]);
                 }
                 let (_, header, words) = set.row_mut(way);
-                *header = Header {
-                    key: name.into(),
-                    origin: name,
-                    last_use: 3,
-                    table: 1,
-                    pins: 2,
-                };
+                *header = Header { key: name.into(), origin: name, last_use: 3, table: 1, pins: 2 };
                 words.fill(name as f32);
             }
         }

@@ -20,10 +20,7 @@ pub(super) struct Shrinking {
 
 impl Shrinking {
     pub(super) fn new(ways: usize) -> Self {
-        Self {
-            floor: ways.min(WAYS_MIN),
-            next: 0,
-        }
+        Self { floor: ways.min(WAYS_MIN), next: 0 }
     }
 }
 

@@ -59,11 +59,7 @@ impl Cache {
         mut locate: impl FnMut(usize) -> Location,
         mut visit: impl FnMut(usize, Location),
     ) {
-        let mut ring = [Location {
-            set: 0,
-            tag: 1,
-            hint: NO_HINT,
-        }; RING];
+        let mut ring = [Location { set: 0, tag: 1, hint: NO_HINT }; RING];
         for (i, slot) in ring.iter_mut().enumerate().take(SET_AHEAD.min(n)) {
             *slot = locate(i);
             self.prefetch_set(*slot);

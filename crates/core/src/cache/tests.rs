@@ -8,13 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 const WORDS: usize = 3;
 
 fn cache(sets: u32, ways: usize, policy: PolicyKind) -> Cache {
-    Cache::new(CacheShape {
-        row_bytes: WORDS * 4,
-        sets,
-        ways,
-        policy,
-    })
-    .unwrap()
+    Cache::new(CacheShape { row_bytes: WORDS * 4, sets, ways, policy }).unwrap()
 }
 
 fn at(cache: &Cache, table: u16, key: u64) -> Location {
@@ -54,14 +48,7 @@ struct Model {
 impl Model {
     fn new(seed: u64, sets: u32, ways: usize, policy: PolicyKind) -> Self {
         let cache = cache(sets, ways, policy);
-        Self {
-            cache,
-            policy,
-            rows: HashMap::new(),
-            random: seed,
-            seed,
-            evictions: 0,
-        }
+        Self { cache, policy, rows: HashMap::new(), random: seed, seed, evictions: 0 }
     }
 
     fn below(&mut self, n: u64) -> u64 {
@@ -73,18 +60,11 @@ impl Model {
     fn leaves(&mut self, row: (u16, u64, ModelRow)) {
         let (table, key, row) = row;
         let seed = self.seed;
-        assert_eq!(
-            self.rows.remove(&(table, key)).as_ref(),
-            Some(&row),
-            "seed {seed}: {key}"
-        );
+        assert_eq!(self.rows.remove(&(table, key)).as_ref(), Some(&row), "seed {seed}: {key}");
         if self.policy == PolicyKind::Lru {
             let mates = self.rows.values().filter(|mate| mate.set == row.set);
             let oldest = mates.map(|mate| mate.last_use).min();
-            assert!(
-                oldest.is_none_or(|oldest| oldest >= row.last_use),
-                "seed {seed}: {row:?}"
-            );
+            assert!(oldest.is_none_or(|oldest| oldest >= row.last_use), "seed {seed}: {row:?}");
         }
         self.evictions += 1;
     }
@@ -106,10 +86,7 @@ impl Model {
                     }
                     before
                 });
-                let known = known.map(|row| ModelRow {
-                    last_use: stamp,
-                    ..row
-                });
+                let known = known.map(|row| ModelRow { last_use: stamp, ..row });
                 assert_eq!(found, known, "seed {seed}: access of {key}");
                 if let Some(row) = self.rows.get_mut(&(table, key)) {
                     row.last_use = stamp;
@@ -120,17 +97,13 @@ impl Model {
             }
             14 => {
                 let last_use = known.as_ref().map_or(0, |row| row.last_use);
-                let peeked = self.cache.peek(location, table, key, |row| {
-                    seen(&row, last_use, location.set)
-                });
+                let peeked =
+                    self.cache.peek(location, table, key, |row| seen(&row, last_use, location.set));
                 assert_eq!(peeked, known, "seed {seed}: peek of {key}");
             }
             15 => {
                 let removed = self.cache.remove(location, table, key, |removed| removed);
-                let expected = known.map(|row| Removed {
-                    origin: row.origin,
-                    dirty: row.dirty,
-                });
+                let expected = known.map(|row| Removed { origin: row.origin, dirty: row.dirty });
                 assert_eq!(removed, expected, "seed {seed}: remove of {key}");
                 self.rows.remove(&(table, key));
             }
@@ -161,39 +134,25 @@ impl Model {
             assert_eq!(fresh, known.is_none());
             assert_eq!(row.is_dirty(), known.as_ref().is_some_and(|row| row.dirty));
             row.words.copy_from_slice(&words);
-            assert_eq!(
-                dirty && row.mark_dirty(),
-                dirty && !known.is_some_and(|row| row.dirty)
-            );
+            assert_eq!(dirty && row.mark_dirty(), dirty && !known.is_some_and(|row| row.dirty));
             (*row.origin, row.is_dirty())
         };
         let (origin, dirty) =
-            self.cache
-                .admit(location, table, key, stamp, stamp + 1, fill, |row| {
-                    left = Some((row.table, row.key, kept(&row, location.set)));
-                });
+            self.cache.admit(location, table, key, stamp, stamp + 1, fill, |row| {
+                left = Some((row.table, row.key, kept(&row, location.set)));
+            });
         if let Some(left) = left {
             self.leaves(left);
         }
-        let expected = self
-            .rows
-            .get(&(table, key))
-            .map_or(stamp + 1, |row| row.origin);
+        let expected = self.rows.get(&(table, key)).map_or(stamp + 1, |row| row.origin);
         assert_eq!(origin, expected, "seed {}", self.seed);
-        let row = ModelRow {
-            words,
-            origin,
-            dirty,
-            last_use: stamp,
-            set: location.set,
-        };
+        let row = ModelRow { words, origin, dirty, last_use: stamp, set: location.set };
         self.rows.insert((table, key), row);
     }
 
     fn write_back_some(&mut self) {
         let mut dirty = Vec::new();
-        self.cache
-            .for_each_dirty(|last_use, slot| dirty.push((last_use, slot)));
+        self.cache.for_each_dirty(|last_use, slot| dirty.push((last_use, slot)));
         for (last_use, slot) in dirty {
             let origin = self.below(1 << 32) as u32;
             let mut id = None;
@@ -233,10 +192,7 @@ impl Model {
             assert!(left.is_empty());
         } else {
             assert_eq!(self.cache.ways(), ways - 1);
-            assert_eq!(
-                self.cache.row_capacity(),
-                capacity - u64::from(self.cache.sets())
-            );
+            assert_eq!(self.cache.row_capacity(), capacity - u64::from(self.cache.sets()));
             assert_eq!(taken, TakeWay::Released(bytes - self.cache.memory_bytes()));
         }
         for row in left {
@@ -247,11 +203,7 @@ impl Model {
 
     fn check_totals(&self) {
         let seed = self.seed;
-        assert_eq!(
-            self.cache.resident_rows(),
-            self.rows.len() as u64,
-            "seed {seed}"
-        );
+        assert_eq!(self.cache.resident_rows(), self.rows.len() as u64, "seed {seed}");
         let dirty = self.rows.values().filter(|row| row.dirty).count();
         assert_eq!(self.cache.dirty_rows(), dirty as u64, "seed {seed}");
         let mut walked = BTreeSet::new();
@@ -268,11 +220,7 @@ impl Model {
             self.cache.for_each_resident(sets, table, |row| {
                 let set = at(&self.cache, row.table, row.key).set;
                 assert_eq!(row.table, table);
-                assert_eq!(
-                    self.rows.get(&(table, row.key)),
-                    Some(&kept(&row, set)),
-                    "seed {seed}"
-                );
+                assert_eq!(self.rows.get(&(table, row.key)), Some(&kept(&row, set)), "seed {seed}");
                 resident += 1;
             });
         }
@@ -282,24 +230,12 @@ impl Model {
 
 fn seen(row: &RowMut<'_>, last_use: u32, set: u32) -> ModelRow {
     let words = (&*row.words).try_into().unwrap();
-    ModelRow {
-        words,
-        origin: *row.origin,
-        dirty: row.is_dirty(),
-        last_use,
-        set,
-    }
+    ModelRow { words, origin: *row.origin, dirty: row.is_dirty(), last_use, set }
 }
 
 fn kept(row: &RowRef<'_>, set: u32) -> ModelRow {
     let words = row.words.try_into().unwrap();
-    ModelRow {
-        words,
-        origin: row.origin,
-        dirty: row.dirty,
-        last_use: row.last_use,
-        set,
-    }
+    ModelRow { words, origin: row.origin, dirty: row.dirty, last_use: row.last_use, set }
 }
 
 #[test]
@@ -316,11 +252,7 @@ fn a_cache_behaves_like_a_map_with_eviction() {
             }
             model.take_way();
             model.check_totals();
-            assert!(
-                model.evictions > 50,
-                "seed {seed}: {} evictions",
-                model.evictions
-            );
+            assert!(model.evictions > 50, "seed {seed}: {} evictions", model.evictions);
         }
     }
 }
@@ -332,11 +264,7 @@ fn dense_rows_are_all_resident_when_there_are_as_many_slots() {
         let rows = u64::from(sets) * 32;
         let location = |id: u64| cache.locate_dense(id);
         for id in 0..rows {
-            assert_eq!(
-                admit_new(&cache, location(id), id, 1, id as f32),
-                None,
-                "{sets} sets"
-            );
+            assert_eq!(admit_new(&cache, location(id), id, 1, id as f32), None, "{sets} sets");
         }
         assert_eq!(cache.resident_rows(), cache.row_capacity());
         for id in 0..rows {
@@ -363,11 +291,7 @@ fn rows_leave_in_the_order_of_the_policy() {
             cache.peek(location(7 - key), 0, 7 - key, |_| ());
         }
         let left = (100..108).map(|key| admit_new(&cache, location(key), key, key as u32, 0.0));
-        assert_eq!(
-            left.map(Option::unwrap).collect::<Vec<_>>(),
-            expected,
-            "{policy:?}"
-        );
+        assert_eq!(left.map(Option::unwrap).collect::<Vec<_>>(), expected, "{policy:?}");
     }
 }
 
@@ -424,10 +348,7 @@ fn a_stage_visits_every_key_once_in_order() {
                 location(i)
             },
             |i, at| {
-                assert_eq!(
-                    (i, at.set, at.tag),
-                    (visited, location(i).set, location(i).tag)
-                );
+                assert_eq!((i, at.set, at.tag), (visited, location(i).set, location(i).tag));
                 visited += 1;
             },
         );
@@ -437,12 +358,7 @@ fn a_stage_visits_every_key_once_in_order() {
 
 #[test]
 fn the_bytes_of_a_shape_are_those_of_the_cache() {
-    let shape = CacheShape {
-        row_bytes: 128,
-        sets: 10,
-        ways: 32,
-        policy: PolicyKind::Lru,
-    };
+    let shape = CacheShape { row_bytes: 128, sets: 10, ways: 32, policy: PolicyKind::Lru };
     let cache = Cache::new(shape).unwrap();
     assert_eq!(cache.memory_bytes(), shape.bytes());
     assert_eq!(shape.bytes(), 320 * (128 + 24));
@@ -453,44 +369,19 @@ fn the_bytes_of_a_shape_are_those_of_the_cache() {
 
 #[test]
 fn an_impossible_shape_is_misuse_and_an_impossible_size_a_budget_error() {
-    let good = CacheShape {
-        row_bytes: 128,
-        sets: 10,
-        ways: 32,
-        policy: PolicyKind::Lru,
-    };
+    let good = CacheShape { row_bytes: 128, sets: 10, ways: 32, policy: PolicyKind::Lru };
     for bad in [
-        CacheShape {
-            row_bytes: 0,
-            ..good
-        },
-        CacheShape {
-            row_bytes: 130,
-            ..good
-        },
+        CacheShape { row_bytes: 0, ..good },
+        CacheShape { row_bytes: 130, ..good },
         CacheShape { sets: 0, ..good },
         CacheShape { ways: 0, ..good },
         CacheShape { ways: 33, ..good },
-        CacheShape {
-            sets: 1 << 27,
-            ..good
-        },
+        CacheShape { sets: 1 << 27, ..good },
     ] {
-        assert_eq!(
-            Cache::new(bad).unwrap_err().kind(),
-            crate::ErrorKind::Misuse,
-            "{bad:?}"
-        );
+        assert_eq!(Cache::new(bad).unwrap_err().kind(), crate::ErrorKind::Misuse, "{bad:?}");
     }
-    let huge = CacheShape {
-        row_bytes: 1 << 30,
-        sets: 1 << 26,
-        ..good
-    };
-    assert_eq!(
-        Cache::new(huge).unwrap_err().kind(),
-        crate::ErrorKind::Budget
-    );
+    let huge = CacheShape { row_bytes: 1 << 30, sets: 1 << 26, ..good };
+    assert_eq!(Cache::new(huge).unwrap_err().kind(), crate::ErrorKind::Budget);
 }
 
 /// Two threads use, admit, remove and write back rows of few sets while a third shrinks the cache.
@@ -501,10 +392,7 @@ fn rows_stay_whole_between_threads() {
     for policy in [PolicyKind::Lru, PolicyKind::Lfu] {
         let cache = cache(2, ways, policy);
         let whole = |key: u64, words: &[f32]| {
-            assert!(
-                words.iter().all(|&w| w == words[0]),
-                "torn row {key}: {words:?}"
-            );
+            assert!(words.iter().all(|&w| w == words[0]), "torn row {key}: {words:?}");
             assert_eq!(words[0] as u64 % 97, key, "row {key} holds another's words");
         };
         std::thread::scope(|scope| {
@@ -554,9 +442,6 @@ fn rows_stay_whole_between_threads() {
         let (mut resident, mut dirty) = (0, 0);
         cache.for_each_resident(0..2, 0, |_| resident += 1);
         cache.for_each_dirty(|_, _| dirty += 1);
-        assert_eq!(
-            (cache.resident_rows(), cache.dirty_rows()),
-            (resident, dirty)
-        );
+        assert_eq!((cache.resident_rows(), cache.dirty_rows()), (resident, dirty));
     }
 }

@@ -69,11 +69,7 @@ impl Cache {
     /// Set and way of a slot number. Ways beyond the last are empty in every set.
     fn place(&self, slot: u32) -> (u32, usize) {
         let (way, index) = (slot / self.sets(), slot % self.sets());
-        assert!(
-            way < WAYS_MAX as u32,
-            "slot {slot} of a cache of {} sets",
-            self.sets()
-        );
+        assert!(way < WAYS_MAX as u32, "slot {slot} of a cache of {} sets", self.sets());
         (index, way as usize)
     }
 }

@@ -42,10 +42,7 @@ impl DenseIndex {
                 "num_embeddings is {num_embeddings}, beyond this machine's addresses"
             );
         };
-        Ok(Self {
-            words: vec![0; count],
-            live: 0,
-        })
+        Ok(Self { words: vec![0; count], live: 0 })
     }
 
     /// The slot number of `id`, 0 if it has no stored copy.
@@ -94,9 +91,7 @@ impl DenseIndex {
     /// The ids that have a stored copy and their slot numbers, ascending by id.
     pub fn iter(&self) -> impl Iterator<Item = (u64, u32)> + '_ {
         let words = self.words.iter().enumerate();
-        words
-            .filter(|(_, slot)| **slot != 0)
-            .map(|(id, slot)| (id as u64, *slot))
+        words.filter(|(_, slot)| **slot != 0).map(|(id, slot)| (id as u64, *slot))
     }
 
     /// How many snapshot pieces the index has.
@@ -123,11 +118,7 @@ impl DenseIndex {
     /// *Errors*: `Corrupt` when there is no such piece or its size is wrong; nothing changed then.
     pub fn load_piece(&mut self, piece: usize, bytes: &[u8]) -> Result<()> {
         if piece >= self.piece_count() {
-            bail!(
-                Corrupt,
-                "index piece {piece} came, the index has {} pieces",
-                self.piece_count()
-            );
+            bail!(Corrupt, "index piece {piece} came, the index has {} pieces", self.piece_count());
         }
         let range = self.piece_range(piece);
         if bytes.len() != range.len() * 4 {
@@ -152,11 +143,7 @@ impl DenseIndex {
     }
 
     fn piece_range(&self, piece: usize) -> std::ops::Range<usize> {
-        assert!(
-            piece < self.piece_count(),
-            "piece {piece} of {}",
-            self.piece_count()
-        );
+        assert!(piece < self.piece_count(), "piece {piece} of {}", self.piece_count());
         let start = piece * PIECE_WORDS;
         start..(start + PIECE_WORDS).min(self.words.len())
     }
@@ -224,11 +211,7 @@ mod tests {
         index.set(PIECE_WORDS as u64, 9);
         for (piece, size) in [(1, 0), (1, 3), (1, 8), (0, 4), (2, 4), (usize::MAX, 4)] {
             let error = index.load_piece(piece, &vec![1; size]).unwrap_err();
-            assert_eq!(
-                error.kind(),
-                ErrorKind::Corrupt,
-                "piece {piece} of {size} bytes"
-            );
+            assert_eq!(error.kind(), ErrorKind::Corrupt, "piece {piece} of {size} bytes");
         }
         assert_eq!((index.len(), index.get(PIECE_WORDS as u64)), (1, 9));
     }

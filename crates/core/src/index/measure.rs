@@ -58,10 +58,7 @@ fn memory_stays_below_eight_bytes_a_row_while_growing_and_shrinking() {
 fn memory_and_likeness_of_sixteen_million_keys() {
     let resident = || {
         let status = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
-        let pages = status
-            .split(' ')
-            .nth(1)
-            .and_then(|pages| pages.parse::<u64>().ok());
+        let pages = status.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok());
         pages.unwrap_or(0) * 4096
     };
     let before = resident();
@@ -96,10 +93,7 @@ fn time_of_look_ups() {
 /// Nanoseconds that this thread has spent on a core.
 fn core_time_ns() -> u64 {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
-    text.split(' ')
-        .next()
-        .and_then(|ns| ns.parse().ok())
-        .unwrap_or(0)
+    text.split(' ').next().and_then(|ns| ns.parse().ok()).unwrap_or(0)
 }
 
 /// Times look-ups in stages, in batches as the store makes them, beside plain reads.
@@ -109,15 +103,11 @@ fn time_look_ups(rows: u64, expected_rows: u64) {
     for slot in 1..=rows {
         index.insert(mix(slot, SALT), slot as u32);
         if index.needs_split() {
-            index
-                .split(&mut |slot| Ok(mix(u64::from(slot), SALT)))
-                .unwrap();
+            index.split(&mut |slot| Ok(mix(u64::from(slot), SALT))).unwrap();
         }
     }
     let mut random = Random(2);
-    let wanted: Vec<u64> = (0..4 << 20)
-        .map(|_| mix(1 + random.below(rows), SALT))
-        .collect();
+    let wanted: Vec<u64> = (0..4 << 20).map(|_| mix(1 + random.below(rows), SALT)).collect();
     let mut slots = Vec::with_capacity(2 * BATCH);
     for (ahead, far) in [(8, 16), (16, 32), (16, 24), (32, 64)] {
         let (start, mut found) = (core_time_ns(), 0);
@@ -159,8 +149,5 @@ fn time_look_ups(rows: u64, expected_rows: u64) {
     for _ in 0..1_000_000 {
         at = mix(u64::from(words[at as usize]) + at, 5) % words.len() as u64;
     }
-    println!(
-        "one word after another: {:.1} ns ({at})",
-        (core_time_ns() - start) as f64 / 1e6
-    );
+    println!("one word after another: {:.1} ns ({at})", (core_time_ns() - start) as f64 / 1e6);
 }

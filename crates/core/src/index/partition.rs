@@ -49,11 +49,7 @@ pub(super) fn full_tag(rest: u64) -> u16 {
 /// full-length tag the topmost bit is forgotten.
 pub(super) fn tag_with_bit(tag: u16, bit: u16) -> u16 {
     let longer = tag << 1 | bit;
-    if tag & FULL != 0 {
-        longer | FULL
-    } else {
-        longer
-    }
+    if tag & FULL != 0 { longer | FULL } else { longer }
 }
 
 /// The tag without its lowest bit, and that bit; `None` when the tag has no bit left.
@@ -114,11 +110,7 @@ impl Partition {
 
     /// Bytes of memory, the allocator's share included.
     pub(super) fn heap_bytes(&self) -> usize {
-        if self.words.is_empty() {
-            0
-        } else {
-            size_of_val(&*self.words) + ALLOCATION_BYTES
-        }
+        if self.words.is_empty() { 0 } else { size_of_val(&*self.words) + ALLOCATION_BYTES }
     }
 
     /// The tag of entry `position`.
@@ -163,10 +155,8 @@ impl Partition {
                 matching(blocks, |tag| tag == wanted)
             };
             for (quarter, lanes) in hits.as_chunks::<4>().0.iter().enumerate() {
-                let mut rest = lanes
-                    .iter()
-                    .rev()
-                    .fold(0u64, |all, hit| all << 16 | u64::from(*hit));
+                let mut rest =
+                    lanes.iter().rev().fold(0u64, |all, hit| all << 16 | u64::from(*hit));
                 while rest != 0 {
                     let bit = rest.trailing_zeros() as usize;
                     rest &= rest - 1;
@@ -194,10 +184,7 @@ impl Partition {
 
     /// Adds an entry.
     pub(super) fn push(&mut self, tag: u16, slot: u32) {
-        assert!(
-            tag != 0 && slot != 0,
-            "an entry of tag {tag} and slot {slot}"
-        );
+        assert!(tag != 0 && slot != 0, "an entry of tag {tag} and slot {slot}");
         let count = self.count();
         if count == self.capacity() {
             self.set_capacity(count + STEP);
@@ -219,10 +206,7 @@ impl Partition {
     pub(super) fn remove(&mut self, position: usize) {
         let last = self.count() - 1;
         assert!(position <= last);
-        self.set_header(
-            1,
-            self.short_count() - usize::from(self.tag(position) < FULL),
-        );
+        self.set_header(1, self.short_count() - usize::from(self.tag(position) < FULL));
         self.write_entry(position, self.tag(last), self.slot(last));
         self.write_entry(last, PAD, 0);
         self.set_header(0, last);
@@ -236,10 +220,8 @@ impl Partition {
         out.reserve(PIECE_HEADER_BYTES + self.count() * PIECE_ENTRY_BYTES);
         out.extend_from_slice(&(self.count() as u32).to_le_bytes());
         out.extend_from_slice(&address_bits.to_le_bytes());
-        self.entries()
-            .for_each(|(tag, _)| out.extend_from_slice(&tag.to_le_bytes()));
-        self.entries()
-            .for_each(|(_, slot)| out.extend_from_slice(&slot.to_le_bytes()));
+        self.entries().for_each(|(tag, _)| out.extend_from_slice(&tag.to_le_bytes()));
+        self.entries().for_each(|(_, slot)| out.extend_from_slice(&slot.to_le_bytes()));
     }
 
     /// The partition that `write` wrote.
@@ -248,39 +230,22 @@ impl Partition {
     pub(super) fn read(address_bits: u32, bytes: &[u8]) -> Result<Self> {
         let (numbers, _) = bytes.as_chunks::<4>();
         let [count, bits, ..] = numbers else {
-            bail!(
-                Corrupt,
-                "{} bytes came, a partition has at least 8",
-                bytes.len()
-            );
+            bail!(Corrupt, "{} bytes came, a partition has at least 8", bytes.len());
         };
-        let (count, bits) = (
-            u32::from_le_bytes(*count) as usize,
-            u32::from_le_bytes(*bits),
-        );
+        let (count, bits) = (u32::from_le_bytes(*count) as usize, u32::from_le_bytes(*bits));
         if bits != address_bits {
-            bail!(
-                Corrupt,
-                "written with {bits} address bits, the partition has {address_bits}"
-            );
+            bail!(Corrupt, "written with {bits} address bits, the partition has {address_bits}");
         }
         let body = &bytes[PIECE_HEADER_BYTES..];
         if count.checked_mul(PIECE_ENTRY_BYTES) != Some(body.len()) {
-            bail!(
-                Corrupt,
-                "{} bytes of entries came for {count} entries of 6",
-                body.len()
-            );
+            bail!(Corrupt, "{} bytes of entries came for {count} entries of 6", body.len());
         }
         let (tags, slots) = body.split_at(count * 2);
         let mut partition = Self::with_capacity(count);
         for (tag, slot) in tags.as_chunks::<2>().0.iter().zip(slots.as_chunks::<4>().0) {
             let (tag, slot) = (u16::from_le_bytes(*tag), u32::from_le_bytes(*slot));
             if tag == 0 || slot == 0 {
-                bail!(
-                    Corrupt,
-                    "an entry has tag {tag} and slot {slot}, neither may be 0"
-                );
+                bail!(Corrupt, "an entry has tag {tag} and slot {slot}, neither may be 0");
             }
             partition.push(tag, slot);
         }
@@ -347,11 +312,7 @@ mod tests {
             for tag in 1..=u16::MAX {
                 let len = tag.ilog2();
                 let mask = (1u32 << len) as u16 - 1;
-                assert_eq!(
-                    agrees(tag, wanted),
-                    (tag ^ wanted) & mask == 0,
-                    "{tag:#x} {wanted:#x}"
-                );
+                assert_eq!(agrees(tag, wanted), (tag ^ wanted) & mask == 0, "{tag:#x} {wanted:#x}");
             }
         }
     }
@@ -391,19 +352,9 @@ mod tests {
         for short in [false, true] {
             let mut partition = Partition::default();
             for slot in 1..=70_000u32 {
-                partition.push(
-                    if short {
-                        2
-                    } else {
-                        full_tag(u64::from(slot % 5))
-                    },
-                    slot,
-                );
+                partition.push(if short { 2 } else { full_tag(u64::from(slot % 5)) }, slot);
             }
-            assert_eq!(
-                (partition.count(), partition.short_count() != 0),
-                (70_000, short)
-            );
+            assert_eq!((partition.count(), partition.short_count() != 0), (70_000, short));
             for slot in [1, 16, 17, 255, 256, 257, 4_096, 65_535, 65_537, 70_000u32] {
                 let wanted = full_tag(if short { 4 } else { u64::from(slot % 5) });
                 assert_eq!(partition.position(wanted, slot), Some(slot as usize - 1));

@@ -89,10 +89,7 @@ impl SparseIndex {
     pub fn restore(partitions: u32, expected_rows: u64) -> Result<Self> {
         let least_partitions = Self::least_partitions(expected_rows)?;
         if partitions == 0 || partitions > 1 << 31 {
-            bail!(
-                Corrupt,
-                "a sparse index of {partitions} partitions, expected 1 to 2^31"
-            );
+            bail!(Corrupt, "a sparse index of {partitions} partitions, expected 1 to 2^31");
         }
         let mut index = Self {
             directory: Vec::new(),
@@ -128,17 +125,13 @@ impl SparseIndex {
     #[inline]
     pub fn contains_slot(&self, hash: u64, slot: u32) -> bool {
         let address = self.address(hash);
-        self.partition(address.partition)
-            .position(address.tag, slot)
-            .is_some()
+        self.partition(address.partition).position(address.tag, slot).is_some()
     }
 
     /// Adds an entry for a key that has none. Panics when `slot` is 0.
     pub fn insert(&mut self, hash: u64, slot: u32) {
         let address = self.address(hash);
-        self.change(address.partition, |partition| {
-            partition.push(address.tag, slot)
-        });
+        self.change(address.partition, |partition| partition.push(address.tag, slot));
     }
 
     /// Gives the entry of `hash` with slot number `old` the number `new` and a full-length tag; says
@@ -156,9 +149,7 @@ impl SparseIndex {
     /// Drops the entry of `hash` with slot number `slot`; says whether there was one.
     pub fn remove(&mut self, hash: u64, slot: u32) -> bool {
         let address = self.address(hash);
-        let position = self
-            .partition(address.partition)
-            .position(address.tag, slot);
+        let position = self.partition(address.partition).position(address.tag, slot);
         if let Some(position) = position {
             self.change(address.partition, |partition| partition.remove(position));
         }
@@ -178,19 +169,14 @@ impl SparseIndex {
     /// *Errors*: those of `key_hash`, and `Corrupt` when a hash it returns does not belong to the
     /// partition; nothing changed then.
     pub fn split(&mut self, key_hash: &mut dyn FnMut(u32) -> Result<u64>) -> Result<Split> {
-        assert!(
-            self.partitions < 1 << 31,
-            "one partition for every second slot number"
-        );
+        assert!(self.partitions < 1 << 31, "one partition for every second slot number");
         let child = self.partitions;
         let parent = child - (1 << child.ilog2());
         let refreshed = self.refresh_bare_tags(parent, key_hash)?;
         let old = self.take(parent);
         let in_child = old.entries().filter(|(tag, _)| tag & 1 == 1).count();
-        let mut halves = [
-            Partition::with_capacity(old.count() - in_child),
-            Partition::with_capacity(in_child),
-        ];
+        let mut halves =
+            [Partition::with_capacity(old.count() - in_child), Partition::with_capacity(in_child)];
         for (tag, slot) in old.entries() {
             let (tag, bit) = tag_without_bit(tag).expect("tags without bits were just made anew");
             halves[usize::from(bit)].push(tag, slot);
@@ -198,11 +184,7 @@ impl SparseIndex {
         let [stay, go] = halves;
         self.put(parent, stay);
         self.push_partition(go);
-        Ok(Split {
-            parent,
-            child,
-            refreshed,
-        })
+        Ok(Split { parent, child, refreshed })
     }
 
     /// Whether a `merge` is due: after many removals, never below the partitions that
@@ -223,8 +205,7 @@ impl SparseIndex {
         let halves = [self.take(parent), self.take(child)];
         let mut merged = Partition::with_capacity(halves[0].count() + halves[1].count());
         for (bit, half) in [0, 1].into_iter().zip(&halves) {
-            half.entries()
-                .for_each(|(tag, slot)| merged.push(tag_with_bit(tag, bit), slot));
+            half.entries().for_each(|(tag, slot)| merged.push(tag_with_bit(tag, bit), slot));
         }
         self.pop_partition();
         self.put(parent, merged);
@@ -276,16 +257,13 @@ impl SparseIndex {
 
     /// The slot numbers in partition `partition`.
     pub fn slots(&self, partition: u32) -> impl Iterator<Item = u32> + '_ {
-        self.partition(partition as usize)
-            .entries()
-            .map(|(_, slot)| slot)
+        self.partition(partition as usize).entries().map(|(_, slot)| slot)
     }
 
     /// Appends partition `partition` to `out`; 8 bytes and 6 for each entry. Panics if there is no
     /// such partition.
     pub fn write_partition(&self, partition: u32, out: &mut Vec<u8>) {
-        self.partition(partition as usize)
-            .write(self.address_bits(partition), out);
+        self.partition(partition as usize).write(self.address_bits(partition), out);
     }
 
     /// Replaces the entries of partition `partition` by those that `write_partition` wrote when the
@@ -296,10 +274,7 @@ impl SparseIndex {
     pub fn load_partition(&mut self, partition: u32, bytes: &[u8]) -> Result<()> {
         let partitions = self.partitions;
         if partition >= partitions {
-            bail!(
-                Corrupt,
-                "index partition {partition} came, the index has {partitions}"
-            );
+            bail!(Corrupt, "index partition {partition} came, the index has {partitions}");
         }
         let loaded = Partition::read(self.address_bits(partition), bytes)
             .map_err(|error| error.context(format_args!("index partition {partition}")))?;
@@ -335,8 +310,7 @@ impl SparseIndex {
         }
         for (position, (slot, hash)) in positions.into_iter().zip(&refreshed) {
             let tag = self.address(*hash).tag;
-            self.partition_mut(parent as usize)
-                .set(position, tag, *slot);
+            self.partition_mut(parent as usize).set(position, tag, *slot);
         }
         Ok(refreshed)
     }
@@ -362,10 +336,7 @@ impl SparseIndex {
         let split = short + low < partitions;
         let partition = if split { long } else { short };
         let bits = low.trailing_zeros() + u32::from(split);
-        Address {
-            partition: partition as usize,
-            tag: full_tag(hash >> bits),
-        }
+        Address { partition: partition as usize, tag: full_tag(hash >> bits) }
     }
 
     /// How many low bits of the hash all entries of `partition` share.
@@ -406,10 +377,7 @@ impl SparseIndex {
         if (self.partitions as usize).is_multiple_of(CHUNK) {
             self.directory.push(Vec::new());
         }
-        let chunk = self
-            .directory
-            .last_mut()
-            .expect("a chunk was pushed for the first partition");
+        let chunk = self.directory.last_mut().expect("a chunk was pushed for the first partition");
         if chunk.len() == chunk.capacity() {
             chunk.reserve_exact(CHUNK_STEP.min(CHUNK - chunk.len()));
         }
@@ -436,19 +404,9 @@ impl SparseIndex {
     pub(super) fn assert_consistent(&self) {
         let all = || self.directory.iter().flatten();
         assert_eq!(all().count(), self.partitions as usize);
-        assert_eq!(
-            all().map(|partition| partition.count() as u64).sum::<u64>(),
-            self.live
-        );
-        assert_eq!(
-            all().map(Partition::heap_bytes).sum::<usize>(),
-            self.partition_bytes
-        );
-        let chunks = self
-            .directory
-            .split_last()
-            .expect("an index has partitions")
-            .1;
+        assert_eq!(all().map(|partition| partition.count() as u64).sum::<u64>(), self.live);
+        assert_eq!(all().map(Partition::heap_bytes).sum::<usize>(), self.partition_bytes);
+        let chunks = self.directory.split_last().expect("an index has partitions").1;
         assert!(chunks.iter().all(|chunk| chunk.capacity() == CHUNK));
         let short =
             |partition: &Partition| partition.entries().filter(|(t, _)| *t < 1 << 15).count();

@@ -64,10 +64,7 @@ impl Model {
         let (key, new) = (self.keys[at], self.slot());
         let old = self.rows.insert(key, new).unwrap();
         assert!(self.index.replace(mix(key, SALT), old, new));
-        assert!(
-            !self.index.replace(mix(key, SALT), old, new),
-            "replaced twice"
-        );
+        assert!(!self.index.replace(mix(key, SALT), old, new), "replaced twice");
         self.stored.remove(&old);
         self.stored.insert(new, key);
         (mix(key, SALT), old, new)
@@ -84,9 +81,7 @@ impl Model {
 
     fn split(&mut self) -> Split {
         let stored = &self.stored;
-        self.index
-            .split(&mut |slot| Ok(mix(stored[&slot], SALT)))
-            .unwrap()
+        self.index.split(&mut |slot| Ok(mix(stored[&slot], SALT))).unwrap()
     }
 
     /// Every key is found at its slot and all slots are found; `absent` keys are not confirmed.
@@ -98,11 +93,7 @@ impl Model {
             slots.clear();
             let hash = mix(*key, SALT);
             self.index.candidates(hash, &mut slots);
-            assert_eq!(
-                slots.iter().filter(|found| *found == slot).count(),
-                1,
-                "key {key}"
-            );
+            assert_eq!(slots.iter().filter(|found| *found == slot).count(), 1, "key {key}");
             assert!(self.index.contains_slot(hash, *slot));
             assert!(!self.index.contains_slot(hash, self.next_slot));
         }
@@ -111,9 +102,8 @@ impl Model {
             self.index.candidates(mix(key, SALT), &mut slots);
             assert!(slots.iter().all(|slot| self.stored[slot] != key));
         }
-        let mut all: Vec<u32> = (0..self.index.partitions())
-            .flat_map(|at| self.index.slots(at))
-            .collect();
+        let mut all: Vec<u32> =
+            (0..self.index.partitions()).flat_map(|at| self.index.slots(at)).collect();
         all.sort_unstable();
         let mut expected: Vec<u32> = self.stored.keys().copied().collect();
         expected.sort_unstable();
@@ -135,10 +125,7 @@ fn awkward_key(random: &mut Random, range: u64) -> u64 {
 }
 
 fn no_keys(slot: u32) -> Result<u64> {
-    Err(Error::new(
-        ErrorKind::Corrupt,
-        format!("the key of slot {slot} was asked for"),
-    ))
+    Err(Error::new(ErrorKind::Corrupt, format!("the key of slot {slot} was asked for")))
 }
 
 #[test]
@@ -195,10 +182,7 @@ fn entries_survive_more_doublings_than_their_tags_have_bits() {
     while model.index.partitions() < 1 << 20 {
         let before = model.index.partitions();
         let split = model.split();
-        assert_eq!(
-            (split.child, model.index.partitions()),
-            (before, before + 1)
-        );
+        assert_eq!((split.child, model.index.partitions()), (before, before + 1));
         assert_eq!(split.parent, before - (1 << before.ilog2()));
         refreshed += split.refreshed.len();
         for (slot, hash) in split.refreshed {
@@ -217,10 +201,7 @@ fn entries_survive_more_doublings_than_their_tags_have_bits() {
     // The 300 that were replaced at 2^12 partitions had bits to spare until 2^27.
     assert_eq!(refreshed, 300);
     while let Some(Merge { parent, child }) = model.index.merge() {
-        assert_eq!(
-            (child, parent),
-            (model.index.partitions(), child - (1 << child.ilog2()))
-        );
+        assert_eq!((child, parent), (model.index.partitions(), child - (1 << child.ilog2())));
         if child.is_power_of_two() {
             model.check((0..100).map(|_| random.next()));
         }
@@ -246,10 +227,7 @@ fn a_replaced_entry_has_a_full_length_tag_again() {
     for _ in 0..16 * 31 {
         model.split();
     }
-    assert_eq!(
-        (model.index.partitions(), known_bits(&model)),
-        (512, 4 + 15)
-    );
+    assert_eq!((model.index.partitions(), known_bits(&model)), (512, 4 + 15));
     assert!(model.index.replace(hash, slot, slot));
     assert_eq!(known_bits(&model), 9 + 15);
 }
@@ -277,14 +255,8 @@ fn a_failed_split_changes_nothing() {
         };
         assert_eq!(error.kind(), ErrorKind::Corrupt);
         assert_eq!(before, dump(&model.index));
-        let wrong = model
-            .index
-            .split(&mut |slot| Ok(mix(stored[&slot], SALT) ^ 1))
-            .unwrap_err();
-        assert!(
-            wrong.message().contains("belongs to index partition"),
-            "{wrong}"
-        );
+        let wrong = model.index.split(&mut |slot| Ok(mix(stored[&slot], SALT) ^ 1)).unwrap_err();
+        assert!(wrong.message().contains("belongs to index partition"), "{wrong}");
         assert_eq!(before, dump(&model.index));
         failures += 1;
         let split = model.split();
@@ -357,11 +329,8 @@ fn recorded_cycle(
             }
         });
         let resized = resize(step, model);
-        let merged = if let Some(Event::Merge(merge)) = &resized {
-            Some(merge.parent)
-        } else {
-            None
-        };
+        let merged =
+            if let Some(Event::Merge(merge)) = &resized { Some(merge.parent) } else { None };
         events.extend(resized);
         events.extend(merged.map(|parent| piece(model, parent)));
         // One piece every third step until the cycle has reached the last partition.
@@ -419,9 +388,7 @@ fn assert_replay_rebuilds(
 
 #[test]
 fn replaying_pieces_and_splits_rebuilds_every_entry() {
-    assert_replay_rebuilds(63, |step, model| {
-        (step % 40 == 0).then(|| Event::Split(model.split()))
-    });
+    assert_replay_rebuilds(63, |step, model| (step % 40 == 0).then(|| Event::Split(model.split())));
 }
 
 #[test]
@@ -449,18 +416,9 @@ fn a_damaged_or_misplaced_partition_is_refused_and_changes_nothing() {
     }
     let mut bytes = vec![];
     model.index.write_partition(3, &mut bytes);
-    assert_eq!(
-        model.index.load_partition(16, &bytes).unwrap_err().kind(),
-        ErrorKind::Corrupt
-    );
-    let error = model
-        .index
-        .load_partition(3, &bytes[..bytes.len() - 1])
-        .unwrap_err();
-    assert!(
-        error.message().starts_with("index partition 3: "),
-        "{error}"
-    );
+    assert_eq!(model.index.load_partition(16, &bytes).unwrap_err().kind(), ErrorKind::Corrupt);
+    let error = model.index.load_partition(3, &bytes[..bytes.len() - 1]).unwrap_err();
+    assert!(error.message().starts_with("index partition 3: "), "{error}");
     // Written with 4 address bits, but partition 0 has 5 after the split.
     let mut first = vec![];
     model.index.write_partition(0, &mut first);
@@ -470,20 +428,13 @@ fn a_damaged_or_misplaced_partition_is_refused_and_changes_nothing() {
     model.check(1000..2000);
     assert!(SparseIndex::restore(0, 0).is_err());
     assert!(SparseIndex::restore(u32::MAX, 0).is_err());
-    assert_eq!(
-        SparseIndex::new(1 << 32).unwrap_err().kind(),
-        ErrorKind::Misuse
-    );
+    assert_eq!(SparseIndex::new(1 << 32).unwrap_err().kind(), ErrorKind::Misuse);
 }
 
 #[test]
 fn the_smallest_table_takes_a_few_kib() {
     let mut index = SparseIndex::new(0).unwrap();
-    assert!(
-        index.memory_bytes() <= 2_048,
-        "{} bytes empty",
-        index.memory_bytes()
-    );
+    assert!(index.memory_bytes() <= 2_048, "{} bytes empty", index.memory_bytes());
     index.insert(1, 1);
     assert!(index.memory_bytes() <= 2_048);
     assert!(index.memory_bytes() as u64 <= SparseIndex::planned_bytes(1));

@@ -53,11 +53,7 @@ pub(super) fn step<const DECAY: bool>(
 /// on every platform.
 pub(super) fn negative_step_size(hyper: &Hyper, step: u64) -> f32 {
     let exponent = step as f64;
-    combine(
-        hyper.lr,
-        libm::pow(hyper.beta1, exponent),
-        libm::pow(hyper.beta2, exponent),
-    )
+    combine(hyper.lr, libm::pow(hyper.beta1, exponent), libm::pow(hyper.beta2, exponent))
 }
 
 fn combine(lr: f64, beta1_power: f64, beta2_power: f64) -> f32 {
@@ -79,10 +75,7 @@ impl StepSizes {
             let (beta1, beta2) = powers[k - 1];
             powers[k] = (beta1 * beta1, beta2 * beta2);
         }
-        Self {
-            lr: hyper.lr,
-            powers,
-        }
+        Self { lr: hyper.lr, powers }
     }
 
     #[inline]
@@ -105,13 +98,7 @@ mod tests {
 
     #[test]
     fn row_counts_and_global_steps_give_the_same_step_size_within_one_ulp() {
-        let hyper = Hyper {
-            lr: 1e-3,
-            eps: 1e-8,
-            beta1: 0.9,
-            beta2: 0.999,
-            weight_decay: 0.0,
-        };
+        let hyper = Hyper { lr: 1e-3, eps: 1e-8, beta1: 0.9, beta2: 0.999, weight_decay: 0.0 };
         let sizes = StepSizes::new(&hyper);
         for step in (1..3000).chain([1 << 20, u32::MAX]) {
             let global = negative_step_size(&hyper, u64::from(step));

@@ -53,13 +53,7 @@ pub enum OptimizerKind {
 }
 
 impl OptimizerKind {
-    const ALL: [Self; 5] = [
-        Self::None,
-        Self::Sgd,
-        Self::Adagrad,
-        Self::RowWiseAdagrad,
-        Self::Adam,
-    ];
+    const ALL: [Self; 5] = [Self::None, Self::Sgd, Self::Adagrad, Self::RowWiseAdagrad, Self::Adam];
 
     /// The code of this optimizer in stored records.
     pub fn code(self) -> u8 {
@@ -70,10 +64,7 @@ impl OptimizerKind {
     pub fn from_code(code: u8) -> Result<Self> {
         match Self::ALL.into_iter().find(|kind| kind.code() == code) {
             Some(kind) => Ok(kind),
-            None => bail!(
-                Unsupported,
-                "optimizer code {code} is unknown, expected 0 to 4"
-            ),
+            None => bail!(Unsupported, "optimizer code {code} is unknown, expected 0 to 4"),
         }
     }
 
@@ -96,13 +87,7 @@ impl OptimizerKind {
             Self::Adagrad | Self::RowWiseAdagrad => (1e-2, 1e-10),
             Self::Adam => (1e-3, 1e-8),
         };
-        Hyper {
-            lr,
-            eps,
-            beta1: 0.9,
-            beta2: 0.999,
-            weight_decay: 0.0,
-        }
+        Hyper { lr, eps, beta1: 0.9, beta2: 0.999, weight_decay: 0.0 }
     }
 }
 
@@ -116,9 +101,7 @@ impl std::str::FromStr for OptimizerKind {
             None => bail!(
                 Misuse,
                 "optimizer is {name:?}, expected one of {}",
-                Self::ALL
-                    .map(|kind| format!("{:?}", kind.name()))
-                    .join(", ")
+                Self::ALL.map(|kind| format!("{:?}", kind.name())).join(", ")
             ),
         }
     }
@@ -167,10 +150,7 @@ pub struct Hyper {
 impl OptimizerSpec {
     /// A spec of `kind` with the defaults of everything else.
     pub fn new(kind: OptimizerKind) -> Self {
-        Self {
-            kind,
-            ..Self::default()
-        }
+        Self { kind, ..Self::default() }
     }
 
     /// Words of state behind `dim` values.
@@ -187,11 +167,7 @@ impl OptimizerSpec {
 
     /// Writes the state of a new row. Panics unless `state` has `state_words(dim)` words.
     pub fn init_state(&self, dim: usize, state: &mut [f32]) {
-        assert_eq!(
-            state.len(),
-            self.state_words(dim),
-            "words of optimizer state"
-        );
+        assert_eq!(state.len(), self.state_words(dim), "words of optimizer state");
         state.fill(match self.kind {
             OptimizerKind::Adagrad | OptimizerKind::RowWiseAdagrad => self.initial_accumulator,
             OptimizerKind::None | OptimizerKind::Sgd | OptimizerKind::Adam => 0.0,
@@ -204,10 +180,7 @@ impl OptimizerSpec {
     pub fn validate_spec(&self) -> Result<()> {
         let value = self.initial_accumulator;
         if !(value.is_finite() && value >= 0.0) {
-            bail!(
-                Misuse,
-                "initial_accumulator is {value}, expected a finite number of at least 0"
-            );
+            bail!(Misuse, "initial_accumulator is {value}, expected a finite number of at least 0");
         }
         Ok(())
     }
@@ -216,13 +189,7 @@ impl OptimizerSpec {
     ///
     /// Errors: `Misuse` naming the field and its value; `Misuse` for a table without optimizer.
     pub fn validate(&self, hyper: &Hyper) -> Result<()> {
-        let Hyper {
-            lr,
-            eps,
-            beta1,
-            beta2,
-            weight_decay,
-        } = *hyper;
+        let Hyper { lr, eps, beta1, beta2, weight_decay } = *hyper;
         if self.kind == OptimizerKind::None {
             bail!(
                 Misuse,
@@ -262,12 +229,7 @@ impl OptimizerSpec {
             },
         };
         let state_words = self.state_words(dim);
-        Prepared {
-            rule,
-            weight_decay: hyper.weight_decay as f32,
-            dim,
-            state_words,
-        }
+        Prepared { rule, weight_decay: hyper.weight_decay as f32, dim, state_words }
     }
 }
 
@@ -275,20 +237,14 @@ fn check_non_negative(field: &str, value: f64) -> Result<()> {
     if value >= 0.0 && (value as f32).is_finite() {
         return Ok(());
     }
-    bail!(
-        Misuse,
-        "{field} is {value}, expected a finite float32 number of at least 0"
-    )
+    bail!(Misuse, "{field} is {value}, expected a finite float32 number of at least 0")
 }
 
 fn check_beta(field: &str, value: f64) -> Result<()> {
     if (0.0..1.0).contains(&value) {
         return Ok(());
     }
-    bail!(
-        Misuse,
-        "{field} is {value}, expected a number of at least 0 and below 1"
-    )
+    bail!(Misuse, "{field} is {value}, expected a number of at least 0 and below 1")
 }
 
 /// One optimizer with the factors of one batch of updates.
@@ -303,25 +259,11 @@ pub struct Prepared {
 #[derive(Clone, Debug)]
 enum Rule {
     None,
-    Sgd {
-        negative_lr: f32,
-    },
-    Adagrad {
-        negative_lr: f32,
-        eps: f32,
-    },
-    RowWiseAdagrad {
-        negative_lr: f32,
-        eps: f32,
-    },
-    Adam {
-        factors: adam::Factors,
-        negative_step_size: f32,
-    },
-    AdamByRow {
-        factors: adam::Factors,
-        sizes: Box<adam::StepSizes>,
-    },
+    Sgd { negative_lr: f32 },
+    Adagrad { negative_lr: f32, eps: f32 },
+    RowWiseAdagrad { negative_lr: f32, eps: f32 },
+    Adam { factors: adam::Factors, negative_step_size: f32 },
+    AdamByRow { factors: adam::Factors, sizes: Box<adam::StepSizes> },
 }
 
 impl Prepared {
@@ -367,10 +309,7 @@ impl Prepared {
                 let sum = &mut state[0];
                 adagrad::step_row_wise::<DECAY>(values, sum, gradient, decay, *negative_lr, *eps);
             }
-            Rule::Adam {
-                factors,
-                negative_step_size,
-            } => {
+            Rule::Adam { factors, negative_step_size } => {
                 let (first, second) = state.split_at_mut(self.dim);
                 let size = *negative_step_size;
                 adam::step::<DECAY>(values, first, second, gradient, factors, size);
@@ -390,9 +329,5 @@ impl Prepared {
 /// The gradient with weight decay: the product is rounded before the sum.
 #[inline(always)]
 fn decayed<const DECAY: bool>(gradient: f32, value: f32, weight_decay: f32) -> f32 {
-    if DECAY {
-        gradient + weight_decay * value
-    } else {
-        gradient
-    }
+    if DECAY { gradient + weight_decay * value } else { gradient }
 }

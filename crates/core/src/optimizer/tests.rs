@@ -3,13 +3,7 @@ use crate::error::ErrorKind;
 use crate::hash::mix;
 
 fn hyper(lr: f64, eps: f64, weight_decay: f64) -> Hyper {
-    Hyper {
-        lr,
-        eps,
-        beta1: 0.9,
-        beta2: 0.999,
-        weight_decay,
-    }
+    Hyper { lr, eps, beta1: 0.9, beta2: 0.999, weight_decay }
 }
 
 fn floats<const N: usize>(bits: [u32; N]) -> [f32; N] {
@@ -35,35 +29,11 @@ fn numbers(seed: u64, count: usize) -> Vec<f32> {
 // denormal value and gradient, a zero and a large gradient. `Tensor.sqrt_` was replaced by NumPy's,
 // which is correctly rounded: torch takes the root from a vector library that is off by one unit in
 // the last place for 0.7 % of its inputs, and other units on other processors.
-const VALUES: [u32; 5] = [
-    0x3AA1_3D19,
-    0x3E98_F52D,
-    0xBE8C_5BCC,
-    0x000A_E398,
-    0xBEE8_CA9C,
-];
+const VALUES: [u32; 5] = [0x3AA1_3D19, 0x3E98_F52D, 0xBE8C_5BCC, 0x000A_E398, 0xBEE8_CA9C];
 const GRADIENTS: [[u32; 5]; 3] = [
-    [
-        0xBF7D_DC8C,
-        0x3D76_5923,
-        0x3FAB_8C2C,
-        0x0000_1BE0,
-        0xBF1E_D771,
-    ],
-    [
-        0x0000_0000,
-        0x3EB6_B9E5,
-        0x3DD7_E36D,
-        0xBF6E_3327,
-        0xBCEF_A185,
-    ],
-    [
-        0x3F31_FF64,
-        0x4BE4_E1C0,
-        0xBEEA_4C9D,
-        0xBFF3_5B44,
-        0xBFA5_0F93,
-    ],
+    [0xBF7D_DC8C, 0x3D76_5923, 0x3FAB_8C2C, 0x0000_1BE0, 0xBF1E_D771],
+    [0x0000_0000, 0x3EB6_B9E5, 0x3DD7_E36D, 0xBF6E_3327, 0xBCEF_A185],
+    [0x3F31_FF64, 0x4BE4_E1C0, 0xBEEA_4C9D, 0xBFF3_5B44, 0xBFA5_0F93],
 ];
 
 fn run_golden(spec: OptimizerSpec, hyper: Hyper) -> (Vec<u32>, Vec<u32>) {
@@ -81,16 +51,7 @@ fn run_golden(spec: OptimizerSpec, hyper: Hyper) -> (Vec<u32>, Vec<u32>) {
 fn sgd_has_the_bits_of_torch() {
     let spec = OptimizerSpec::new(OptimizerKind::Sgd);
     let (values, state) = run_golden(spec, hyper(0.1, 0.0, 0.0));
-    assert_eq!(
-        values,
-        [
-            0x3CFC_D784,
-            0xCA37_1AFF,
-            0xBEBE_F1E4,
-            0x3E90_FB8A,
-            0xBE85_8048
-        ]
-    );
+    assert_eq!(values, [0x3CFC_D784, 0xCA37_1AFF, 0xBEBE_F1E4, 0x3E90_FB8A, 0xBE85_8048]);
     assert!(state.is_empty());
 }
 
@@ -98,96 +59,33 @@ fn sgd_has_the_bits_of_torch() {
 fn weight_decay_has_the_bits_of_torch() {
     let spec = OptimizerSpec::new(OptimizerKind::Sgd);
     let (values, _) = run_golden(spec, hyper(0.1, 0.0, 0.03));
-    assert_eq!(
-        values,
-        [
-            0x3CF7_E274,
-            0xCA37_1AFF,
-            0xBEBD_4216,
-            0x3E90_D6F3,
-            0xBE83_9B6A
-        ]
-    );
+    assert_eq!(values, [0x3CF7_E274, 0xCA37_1AFF, 0xBEBD_4216, 0x3E90_D6F3, 0xBE83_9B6A]);
 }
 
 #[test]
 fn adagrad_has_the_bits_of_torch() {
-    let spec = OptimizerSpec {
-        initial_accumulator: 0.1,
-        ..OptimizerSpec::new(OptimizerKind::Adagrad)
-    };
+    let spec =
+        OptimizerSpec { initial_accumulator: 0.1, ..OptimizerSpec::new(OptimizerKind::Adagrad) };
     let (values, sums) = run_golden(spec, hyper(0.01, 1e-10, 0.0));
-    assert_eq!(
-        values,
-        [
-            0x3BAA_7B47,
-            0x3E8F_1441,
-            0xBE90_1F44,
-            0x3C96_5602,
-            0xBEDF_82BE
-        ]
-    );
-    assert_eq!(
-        sums,
-        [
-            0x3FC8_8D36,
-            0x584C_A2E5,
-            0x4007_7808,
-            0x4092_92CA,
-            0x4009_8529
-        ]
-    );
+    assert_eq!(values, [0x3BAA_7B47, 0x3E8F_1441, 0xBE90_1F44, 0x3C96_5602, 0xBEDF_82BE]);
+    assert_eq!(sums, [0x3FC8_8D36, 0x584C_A2E5, 0x4007_7808, 0x4092_92CA, 0x4009_8529]);
 }
 
 #[test]
 fn adam_by_global_step_has_the_bits_of_torch_sparse_adam() {
     let spec = OptimizerSpec::new(OptimizerKind::Adam);
     let (values, moments) = run_golden(spec, hyper(0.001, 1e-8, 0.0));
-    assert_eq!(
-        values,
-        [
-            0x3B41_CD37,
-            0x3E97_AF9B,
-            0xBE8D_68BB,
-            0x3ACD_E0FA,
-            0xBEE7_80D2
-        ]
-    );
-    assert_eq!(
-        moments[..5],
-        [
-            0xBC30_D558,
-            0x4A37_1B00,
-            0x3D94_092E,
-            0xBE8C_37F4,
-            0xBE3A_358E
-        ]
-    );
-    assert_eq!(
-        moments[5..],
-        [
-            0x3AC0_0000,
-            0x5351_8C2F,
-            0x3B03_EE35,
-            0x3B92_C937,
-            0x3B06_3771
-        ]
-    );
+    assert_eq!(values, [0x3B41_CD37, 0x3E97_AF9B, 0xBE8D_68BB, 0x3ACD_E0FA, 0xBEE7_80D2]);
+    assert_eq!(moments[..5], [0xBC30_D558, 0x4A37_1B00, 0x3D94_092E, 0xBE8C_37F4, 0xBE3A_358E]);
+    assert_eq!(moments[5..], [0x3AC0_0000, 0x5351_8C2F, 0x3B03_EE35, 0x3B92_C937, 0x3B06_3771]);
 }
 
 /// The element-wise rules vectorise over whole rows; a row of one element never does.
 #[test]
 fn element_wise_rules_give_the_same_bits_at_every_width() {
-    for kind in [
-        OptimizerKind::Sgd,
-        OptimizerKind::Adagrad,
-        OptimizerKind::Adam,
-    ] {
+    for kind in [OptimizerKind::Sgd, OptimizerKind::Adagrad, OptimizerKind::Adam] {
         for decay in [0.0, 0.017] {
-            let spec = OptimizerSpec {
-                initial_accumulator: 1e-3,
-                ..OptimizerSpec::new(kind)
-            };
+            let spec = OptimizerSpec { initial_accumulator: 1e-3, ..OptimizerSpec::new(kind) };
             for dim in 1..=67 {
                 let words = spec.state_words(1);
                 let (mut row, gradient) = (numbers(1, dim), numbers(2, dim));
@@ -195,24 +93,17 @@ fn element_wise_rules_give_the_same_bits_at_every_width() {
                 spec.init_state(dim, &mut state);
                 let mut ones: Vec<(f32, Vec<f32>)> =
                     row.iter().map(|&w| (w, vec![0.0; words])).collect();
-                ones.iter_mut()
-                    .for_each(|(_, state)| spec.init_state(1, state));
+                ones.iter_mut().for_each(|(_, state)| spec.init_state(1, state));
                 for step in 1..4 {
                     let hyper = hyper(0.1, 1e-8, decay);
-                    spec.prepare(&hyper, step, dim)
-                        .apply(&mut row, &mut state, &gradient);
+                    spec.prepare(&hyper, step, dim).apply(&mut row, &mut state, &gradient);
                     for (i, (w, state)) in ones.iter_mut().enumerate() {
                         let w = std::slice::from_mut(w);
-                        spec.prepare(&hyper, step, 1)
-                            .apply(w, state, &gradient[i..=i]);
+                        spec.prepare(&hyper, step, 1).apply(w, state, &gradient[i..=i]);
                     }
                 }
                 for (i, (w, one)) in ones.iter().enumerate() {
-                    assert_eq!(
-                        w.to_bits(),
-                        row[i].to_bits(),
-                        "{kind:?} dim {dim} element {i}"
-                    );
+                    assert_eq!(w.to_bits(), row[i].to_bits(), "{kind:?} dim {dim} element {i}");
                     for (k, word) in one.iter().enumerate() {
                         assert_eq!(word.to_bits(), state[k * dim + i].to_bits(), "{kind:?} {k}");
                     }
@@ -232,22 +123,13 @@ fn row_wise_adagrad_sums_in_the_documented_order_at_every_width() {
         for decay in [0.0f32, 0.017] {
             let (mut row, gradient) = (numbers(3, dim), numbers(4, dim));
             let g: Vec<f32> = (0..dim)
-                .map(|i| {
-                    if decay == 0.0 {
-                        gradient[i]
-                    } else {
-                        gradient[i] + decay * row[i]
-                    }
-                })
+                .map(|i| if decay == 0.0 { gradient[i] } else { gradient[i] + decay * row[i] })
                 .collect();
             let lane = |lane: usize| g.iter().skip(lane).step_by(16).fold(0.0, |s, g| s + g * g);
             let mut lanes: Vec<f32> = (0..16).map(lane).collect();
             while lanes.len() > 1 {
                 let upper = lanes.split_off(lanes.len() / 2);
-                lanes
-                    .iter_mut()
-                    .zip(upper)
-                    .for_each(|(low, high)| *low += high);
+                lanes.iter_mut().zip(upper).for_each(|(low, high)| *low += high);
             }
             let sum = 0.01 + lanes[0] / dim as f32;
             let scale = -0.1 / (sum.sqrt() + 1e-8);
@@ -256,8 +138,7 @@ fn row_wise_adagrad_sums_in_the_documented_order_at_every_width() {
             let mut state = [0.0];
             spec.init_state(dim, &mut state);
             let decay = f64::from(decay);
-            spec.prepare(&hyper(0.1, 1e-8, decay), 1, dim)
-                .apply(&mut row, &mut state, &gradient);
+            spec.prepare(&hyper(0.1, 1e-8, decay), 1, dim).apply(&mut row, &mut state, &gradient);
             assert_eq!(state[0].to_bits(), sum.to_bits(), "dim {dim} decay {decay}");
             assert_eq!(bits(&row), bits(&expected), "dim {dim} decay {decay}");
         }
@@ -272,19 +153,16 @@ fn adam_by_row_counts_its_own_steps() {
     };
     let (mut row, mut state) = (vec![1.0f32; 3], vec![0.0f32; 7]);
     let hyper = hyper(0.01, 0.0, 0.0);
-    spec.prepare(&hyper, 1000, 3)
-        .apply(&mut row, &mut state, &[1.0, -2.0, 1e-3]);
+    spec.prepare(&hyper, 1000, 3).apply(&mut row, &mut state, &[1.0, -2.0, 1e-3]);
     assert_eq!(state[6].to_bits(), 1);
     // The first step of a row is a full one whatever the table's step: lr in each direction.
     for (value, expected) in row.iter().zip([0.99, 1.01, 0.99]) {
         assert!((value - expected).abs() < 1e-6, "{row:?}");
     }
-    spec.prepare(&hyper, 1, 3)
-        .apply(&mut row, &mut state, &[0.0; 3]);
+    spec.prepare(&hyper, 1, 3).apply(&mut row, &mut state, &[0.0; 3]);
     assert_eq!(state[6].to_bits(), 2);
     state[6] = f32::from_bits(u32::MAX);
-    spec.prepare(&hyper, 1, 3)
-        .apply(&mut row, &mut state, &[0.0; 3]);
+    spec.prepare(&hyper, 1, 3).apply(&mut row, &mut state, &[0.0; 3]);
     assert_eq!(state[6].to_bits(), u32::MAX, "the count stays at its end");
 }
 
@@ -292,13 +170,9 @@ fn adam_by_row_counts_its_own_steps() {
 fn no_optimizer_leaves_the_row_alone_and_refuses_updates() {
     let spec = OptimizerSpec::new(OptimizerKind::None);
     let mut row = [1.0, 2.0];
-    spec.prepare(&hyper(0.1, 0.0, 0.1), 1, 2)
-        .apply(&mut row, &mut [], &[1.0, 1.0]);
+    spec.prepare(&hyper(0.1, 0.0, 0.1), 1, 2).apply(&mut row, &mut [], &[1.0, 1.0]);
     assert_eq!(row, [1.0, 2.0]);
-    assert_eq!(
-        spec.validate(&hyper(0.1, 0.0, 0.0)).unwrap_err().kind(),
-        ErrorKind::Misuse
-    );
+    assert_eq!(spec.validate(&hyper(0.1, 0.0, 0.0)).unwrap_err().kind(), ErrorKind::Misuse);
 }
 
 #[test]
@@ -312,10 +186,7 @@ fn state_words_follow_the_kind() {
     ] {
         let spec = OptimizerSpec::new(kind);
         assert_eq!(spec.state_words(8), by_global, "{kind:?}");
-        let spec = OptimizerSpec {
-            bias_correction: BiasCorrection::Row,
-            ..spec
-        };
+        let spec = OptimizerSpec { bias_correction: BiasCorrection::Row, ..spec };
         assert_eq!(spec.state_words(8), by_row, "{kind:?}");
     }
 }
@@ -332,64 +203,25 @@ fn unusable_hyperparameters_are_refused_by_field_and_value() {
     let good = OptimizerKind::Adam.default_hyper();
     let adam = OptimizerSpec::new(OptimizerKind::Adam);
     adam.validate(&good).unwrap();
-    adam.validate(&Hyper {
-        lr: 0.0,
-        eps: 0.0,
-        beta1: 0.0,
-        beta2: 0.0,
-        ..good
-    })
-    .unwrap();
+    adam.validate(&Hyper { lr: 0.0, eps: 0.0, beta1: 0.0, beta2: 0.0, ..good }).unwrap();
     for (bad, words) in [
         (Hyper { lr: -0.5, ..good }, "lr is -0.5"),
-        (
-            Hyper {
-                lr: f64::NAN,
-                ..good
-            },
-            "lr is NaN",
-        ),
+        (Hyper { lr: f64::NAN, ..good }, "lr is NaN"),
         (Hyper { lr: 1e39, ..good }, "lr is 1000"),
         (Hyper { eps: -1e-8, ..good }, "eps is -0.00000001"),
         (Hyper { beta1: 1.0, ..good }, "beta1 is 1"),
-        (
-            Hyper {
-                beta2: f64::NAN,
-                ..good
-            },
-            "beta2 is NaN",
-        ),
-        (
-            Hyper {
-                weight_decay: f64::INFINITY,
-                ..good
-            },
-            "weight_decay is inf",
-        ),
+        (Hyper { beta2: f64::NAN, ..good }, "beta2 is NaN"),
+        (Hyper { weight_decay: f64::INFINITY, ..good }, "weight_decay is inf"),
     ] {
         let error = adam.validate(&bad).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Misuse);
         assert!(error.message().starts_with(words), "{error}");
     }
     // What an optimizer does not use may hold anything.
-    let odd = Hyper {
-        eps: f64::NAN,
-        beta1: 7.0,
-        ..good
-    };
-    OptimizerSpec::new(OptimizerKind::Sgd)
-        .validate(&odd)
-        .unwrap();
-    let spec = OptimizerSpec {
-        initial_accumulator: -1.0,
-        ..adam
-    };
-    assert!(
-        spec.validate_spec()
-            .unwrap_err()
-            .message()
-            .contains("initial_accumulator is -1")
-    );
+    let odd = Hyper { eps: f64::NAN, beta1: 7.0, ..good };
+    OptimizerSpec::new(OptimizerKind::Sgd).validate(&odd).unwrap();
+    let spec = OptimizerSpec { initial_accumulator: -1.0, ..adam };
+    assert!(spec.validate_spec().unwrap_err().message().contains("initial_accumulator is -1"));
     adam.validate_spec().unwrap();
 }
 
@@ -399,22 +231,11 @@ fn names_and_codes_round_trip_and_unknown_ones_are_named() {
         assert_eq!(usize::from(kind.code()), code);
         assert_eq!(OptimizerKind::from_code(kind.code()).unwrap(), kind);
         assert_eq!(kind.name().parse::<OptimizerKind>().unwrap(), kind);
-        assert_eq!(
-            serde_json::to_string(&kind).unwrap(),
-            format!("{:?}", kind.name())
-        );
+        assert_eq!(serde_json::to_string(&kind).unwrap(), format!("{:?}", kind.name()));
     }
-    assert_eq!(
-        OptimizerKind::from_code(5).unwrap_err().kind(),
-        ErrorKind::Unsupported
-    );
+    assert_eq!(OptimizerKind::from_code(5).unwrap_err().kind(), ErrorKind::Unsupported);
     let error = "adamw".parse::<OptimizerKind>().unwrap_err();
-    assert!(
-        error
-            .message()
-            .contains("\"adamw\", expected one of \"none\", \"sgd\""),
-        "{error}"
-    );
+    assert!(error.message().contains("\"adamw\", expected one of \"none\", \"sgd\""), "{error}");
     let spec: OptimizerSpec = serde_json::from_str("{\"kind\":\"rowwise_adagrad\"}").unwrap();
     assert_eq!(spec, OptimizerSpec::new(OptimizerKind::RowWiseAdagrad));
     let text = serde_json::to_string(&spec).unwrap();

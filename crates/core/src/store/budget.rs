@@ -151,8 +151,10 @@ fn give_sets(cache: u64, plans: &mut [ClassPlan], demands: &[ClassDemand]) {
     }
     left = left.saturating_sub(demands.iter().map(|d| row_cache_bytes(d.row_bytes)).sum());
     while !open.is_empty() {
-        let all: f64 =
-            open.iter().map(|i| demands[*i].rows.max(1) as f64 * demands[*i].row_bytes as f64).sum();
+        let all: f64 = open
+            .iter()
+            .map(|i| demands[*i].rows.max(1) as f64 * demands[*i].row_bytes as f64)
+            .sum();
         let round = left;
         let mut capped = Vec::new();
         for i in &open {

@@ -130,7 +130,8 @@ fn check_commit(
             report.rows += found;
             if found != index.len() && report.problem_count == damaged {
                 let (name, rows) = (&engine.tables[usize::from(id)].record.spec.name, index.len());
-                let what = format!("table {name:?} has {rows} rows by its index, {found} were found");
+                let what =
+                    format!("table {name:?} has {rows} rows by its index, {found} were found");
                 report.problem(commit.step, what);
             }
         }

@@ -6,8 +6,8 @@
 
 use super::engine::{Class, Engine};
 use super::journal::{
-    ClassCounters, CommitRecord, JournalFile, RecordKind, TableCounters, TableRecord,
-    name_of, number_of, piece_header,
+    ClassCounters, CommitRecord, JournalFile, RecordKind, TableCounters, TableRecord, name_of,
+    number_of, piece_header,
 };
 use super::pieces::{pieces_of, read_piece_from};
 use super::reserve::{JOURNAL_BYTES_PER_COMMIT, JOURNAL_BYTES_PER_ROW};
@@ -70,7 +70,8 @@ impl History {
 
     pub(super) fn disk_bytes(&self) -> u64 {
         let journal = self.journal.as_ref().map_or(0, JournalFile::disk_bytes);
-        let states: u64 = self.kept.iter().map(|c| c.state.as_ref().map_or(0, StateRef::bytes)).sum();
+        let states: u64 =
+            self.kept.iter().map(|c| c.state.as_ref().map_or(0, StateRef::bytes)).sum();
         journal + self.old_journal_bytes + states
     }
 
@@ -123,7 +124,12 @@ impl Inner {
     }
 
     /// Packs a class's flush buffer now, whether full or not.
-    pub(super) fn flush_now(&self, engine: &Engine, class: &Class, log: &mut ClassLog) -> Result<()> {
+    pub(super) fn flush_now(
+        &self,
+        engine: &Engine,
+        class: &Class,
+        log: &mut ClassLog,
+    ) -> Result<()> {
         let result = (|| {
             let rows = log.buffer.len() as u64;
             log.flush_buffer(class.now())?;
@@ -461,7 +467,9 @@ impl Inner {
                 history.journal = Some(next);
             }
             // The commit is made; without room the old file goes on.
-            Err(error) if error.kind() == ErrorKind::Full => return self.medium.remove(&name_of(number)),
+            Err(error) if error.kind() == ErrorKind::Full => {
+                return self.medium.remove(&name_of(number));
+            }
             Err(error) => return Err(error),
         }
         history.cursor = Some((0, 0));

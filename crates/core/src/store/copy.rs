@@ -40,7 +40,8 @@ pub fn copy(
     if destination.join("superblock").exists() {
         bail!(Misuse, "{} holds a store already; copy to another place", destination.display());
     }
-    let options = StoreOptions { step, read_only: true, create: false, ..StoreOptions::new(memory) };
+    let options =
+        StoreOptions { step, read_only: true, create: false, ..StoreOptions::new(memory) };
     let source = Store::open(path, options)?;
     let Some(commit) = source.last_commit() else {
         bail!(NotFound, "{} has no commit to copy", source.path().display());

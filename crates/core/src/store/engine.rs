@@ -62,10 +62,9 @@ impl Table {
     /// Where a key of this table lies in its class's cache.
     #[inline(always)]
     pub(super) fn locate(&self, cache: &Cache, key: u64) -> Location {
-        let hash = mix(key, self.salt);
         match self.first {
-            Some(first) => cache.locate_dense(first + key, hash),
-            None => cache.locate_hashed(hash),
+            Some(first) => cache.locate_dense(first + key),
+            None => cache.locate_hashed(mix(key, self.salt)),
         }
     }
 
@@ -243,13 +242,15 @@ impl Engine {
             })?;
             let mut readers = Vec::new();
             for _ in 0..plan.readers {
-                let queue = medium.queue(plan.read_depth, plan.read_depth, plan.read_buffer_bytes)?;
+                let queue =
+                    medium.queue(plan.read_depth, plan.read_depth, plan.read_buffer_bytes)?;
                 readers.push(PageReader::new(queue, &class.layout, class.record.curve.as_ref()));
             }
             let chunk = plan.chunk_bytes.min(class.record.segment_bytes as usize).max(page);
             let queue = medium.queue(plan.chunks, plan.chunks, chunk)?;
             let log = class.log.get_mut();
-            let writer = Writer::new(class.file.clone(), class.layout.clone(), queue, log.sequence());
+            let writer =
+                Writer::new(class.file.clone(), class.layout.clone(), queue, log.sequence());
             let buffer = FlushBuffer::new(plan.flush_rows, class.record.row_bytes / 4);
             log.equip(writer, buffer)?;
             class.tier = Some(Tier { cache, readers: Pool::new(readers), plan });
@@ -268,9 +269,8 @@ impl Engine {
             used.buffer_bytes += log.buffer_bytes() as u64;
             if let Some(tier) = &class.tier {
                 used.cache_bytes += tier.cache.memory_bytes();
-                used.staging_bytes += (tier.plan.read_depth
-                    * tier.plan.read_buffer_bytes
-                    * tier.plan.readers) as u64;
+                used.staging_bytes +=
+                    (tier.plan.read_depth * tier.plan.read_buffer_bytes * tier.plan.readers) as u64;
             }
         }
         used

@@ -56,7 +56,9 @@ impl WriterLock {
         }
         let holder = format!("process {} on {}: {}\n", std::process::id(), host(), command());
         let written = file.set_len(0).and_then(|()| file.rewind());
-        written.and_then(|()| file.write_all(holder.as_bytes())).map_err(|e| Error::os(name.display(), e))?;
+        written
+            .and_then(|()| file.write_all(holder.as_bytes()))
+            .map_err(|e| Error::os(name.display(), e))?;
         open.push(path.clone());
         Ok(Self { file: Mutex::new(Some(file)), path })
     }
@@ -98,7 +100,8 @@ pub(super) fn try_lock(file: &File, kind: i16) -> Result<bool> {
 }
 
 fn distributed_advice() -> &'static str {
-    let set = |name| std::env::var_os(name).is_some_and(|value| value != "1" || name != "WORLD_SIZE");
+    let set =
+        |name| std::env::var_os(name).is_some_and(|value| value != "1" || name != "WORLD_SIZE");
     if set("WORLD_SIZE") && (set("RANK") || set("LOCAL_RANK")) {
         "; this looks like a distributed job (RANK and WORLD_SIZE are set): a store has one writer, \
          so give each rank a store of its own (path/rank-0, path/rank-1, ...), or let rank 0 alone \

@@ -58,7 +58,8 @@ impl Store {
         }
         let lock = if read_only { None } else { Some(WriterLock::take(path)?) };
         let directory = DirectoryMedium::open(path, options.io)?;
-        let place = Place { path: path.to_path_buf(), on_disk: true, notes: directory.notes().to_vec() };
+        let place =
+            Place { path: path.to_path_buf(), on_disk: true, notes: directory.notes().to_vec() };
         let medium: Arc<dyn Medium> = Arc::new(directory);
         if !read_only {
             return Self::open_with(medium, place, options, lock, None);
@@ -67,11 +68,7 @@ impl Store {
     }
 
     /// Opens beside a writer: holds the commit first, then checks that it is still kept.
-    fn open_reader(
-        medium: Arc<dyn Medium>,
-        place: &Place,
-        options: StoreOptions,
-    ) -> Result<Self> {
+    fn open_reader(medium: Arc<dyn Medium>, place: &Place, options: StoreOptions) -> Result<Self> {
         let mut last = None;
         for _ in 0..20 {
             let superblock = Superblock::read(&*medium)?;
@@ -104,8 +101,7 @@ impl Store {
     /// Opens a store on any medium, without writer lock: for tests on the simulated device.
     #[cfg(any(test, feature = "testing"))]
     pub fn open_on(medium: Arc<dyn Medium>, options: StoreOptions) -> Result<Self> {
-        let place =
-            Place { path: PathBuf::from("simulated"), on_disk: false, notes: Vec::new() };
+        let place = Place { path: PathBuf::from("simulated"), on_disk: false, notes: Vec::new() };
         Self::open_with(medium, place, options, None, None)
     }
 

@@ -4,11 +4,10 @@
 //! file whose cycle was complete at the oldest kept commit. Never writes; what a crashed epoch
 //! left behind is cut off later, before the first write.
 
-use super::pieces::{pieces_of, write_piece_into};
 use super::journal::{
-    ClassRecord, CommitRecord, JournalReader, RecordKind, TableRecord, number_of,
-    read_piece_header,
+    ClassRecord, CommitRecord, JournalReader, RecordKind, TableRecord, number_of, read_piece_header,
 };
+use super::pieces::{pieces_of, write_piece_into};
 use super::superblock::read_head;
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::hash::{mix, table_salt};
@@ -49,9 +48,11 @@ struct Survey {
 }
 
 fn survey(medium: &dyn Medium, seed: u64) -> Result<Survey> {
-    let mut numbers: Vec<u64> = medium.list("journal-")?.iter().filter_map(|n| number_of(n)).collect();
+    let mut numbers: Vec<u64> =
+        medium.list("journal-")?.iter().filter_map(|n| number_of(n)).collect();
     numbers.sort_unstable();
-    let mut survey = Survey { files: Vec::new(), commits: Vec::new(), cycles: Vec::new(), bytes: 0 };
+    let mut survey =
+        Survey { files: Vec::new(), commits: Vec::new(), cycles: Vec::new(), bytes: 0 };
     let mut payload = Vec::new();
     let mut damaged: Option<Error> = None;
     for number in numbers {
@@ -262,12 +263,8 @@ impl Replay {
         let Some((_, deltas)) = payload.split_first_chunk::<8>() else {
             bail!(Corrupt, "a delta record of {} bytes is too short", payload.len());
         };
-        let kinds: BTreeMap<u16, bool> = self
-            .recovered
-            .tables
-            .iter()
-            .map(|t| (t.record.id, t.index.is_sparse()))
-            .collect();
+        let kinds: BTreeMap<u16, bool> =
+            self.recovered.tables.iter().map(|t| (t.record.id, t.index.is_sparse())).collect();
         decode(deltas, &|table| kinds.get(&table).copied(), &mut |delta| self.delta(delta))
     }
 

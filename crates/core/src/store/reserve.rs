@@ -13,6 +13,8 @@ use std::sync::atomic::Ordering;
 pub(super) const JOURNAL_BYTES_PER_ROW: u64 = 24;
 /// Journal bytes that a commit needs beside the rows: its record, counters, one piece.
 pub(super) const JOURNAL_BYTES_PER_COMMIT: u64 = 640 << 10;
+/// Rows leave room within the disk bound for a state as large as the last, and this much more.
+const STATE_BYTES_KEPT_FREE: u64 = 64 << 10;
 /// Index bytes that a new key of a growing table may need.
 const INDEX_BYTES_PER_KEY: u64 = 8;
 /// Sets that give up a row between two looks at the flush buffer.
@@ -90,7 +92,10 @@ impl Inner {
     pub(super) fn grow_bytes(&self) -> u64 {
         match self.options.max_disk_bytes {
             None => u64::MAX,
-            Some(most) => most.saturating_sub(self.disk_bytes()),
+            Some(most) => {
+                let state = self.history.lock().last_state().map_or(0, |s| s.bytes());
+                most.saturating_sub(self.disk_bytes() + state + STATE_BYTES_KEPT_FREE)
+            }
         }
     }
 
@@ -154,7 +159,7 @@ impl Inner {
                 let sets = (log.buffer.free() as u32).min(SHRINK_SETS);
                 let buffer = &mut log.buffer;
                 let mut evicted = 0;
-                let step = class.cache().take_way_step(class.now(), sets, |victim| {
+                let step = class.cache().take_way_step(sets, |victim| {
                     evicted += 1;
                     keep_if_dirty(buffer, victim);
                 });

@@ -354,7 +354,11 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
         progress[want.miss as usize] = if entry != (table.id(), key) {
             // A tag matched, the key did not. After the last candidate the key is absent, if
             // nothing was written meanwhile; looking again tells.
-            if left > 1 { Progress::Candidates(left - 1) } else { self.absent(log, miss, want.miss, wanted)? }
+            if left > 1 {
+                Progress::Candidates(left - 1)
+            } else {
+                self.absent(log, miss, want.miss, wanted)?
+            }
         } else {
             self.inner.make_room(self.engine, self.class, log)?;
             let waiting = log.buffer.find(table.id(), key).is_some();
@@ -475,7 +479,12 @@ impl Inner {
     /// Makes sure that one more victim fits the flush buffer: packs it when full, cleans in
     /// proportion, hands deltas to the journal. Runs under the class lock and may wait for the
     /// device. An error here leaves memory and disk apart, so it poisons the store.
-    pub(super) fn make_room(&self, engine: &Engine, class: &Class, log: &mut ClassLog) -> Result<()> {
+    pub(super) fn make_room(
+        &self,
+        engine: &Engine,
+        class: &Class,
+        log: &mut ClassLog,
+    ) -> Result<()> {
         if !log.buffer.is_full() {
             return Ok(());
         }

@@ -111,6 +111,7 @@ pub fn read_head(medium: &dyn Medium, seed: u64) -> Result<u64> {
     sum.copy_from_slice(&bytes[8..]);
     let mut sequence = [0; 8];
     sequence.copy_from_slice(&bytes[..8]);
-    let matches = u64::from_le_bytes(sum) == xxhash_rust::xxh3::xxh3_64_with_seed(&bytes[..8], seed);
+    let matches =
+        u64::from_le_bytes(sum) == xxhash_rust::xxh3::xxh3_64_with_seed(&bytes[..8], seed);
     Ok(if matches { u64::from_le_bytes(sequence) } else { 0 })
 }

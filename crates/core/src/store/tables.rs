@@ -293,7 +293,9 @@ fn choose_page(row_bytes: usize, alignment: usize, curve: Option<&DeviceCurve>) 
         .map(|page| 1.0 / curve.cost(*page))
         .fold(0.0, f64::max);
     let usable = |page: &usize| {
-        *page >= alignment && filled(*page) >= 0.75 && 1.0 / curve.cost(*page) >= PAGE_RATE_SHARE * best
+        *page >= alignment
+            && filled(*page) >= 0.75
+            && 1.0 / curve.cost(*page) >= PAGE_RATE_SHARE * best
     };
     PAGE_SIZES.iter().copied().rfind(usable).unwrap_or(smallest)
 }

@@ -162,11 +162,13 @@ impl Store {
         if !all_finite(&values) || !all_finite(&state) {
             self.inner.metrics.non_finite.fetch_add(1, Ordering::Relaxed);
             let name = &table.record.spec.name;
-            bail!(NonFinite, "modify of table {name:?} left NaN or infinite values; nothing changed");
+            bail!(
+                NonFinite,
+                "modify of table {name:?} left NaN or infinite values; nothing changed"
+            );
         }
         let last = (0..distinct.len() as u32).collect();
-        let source =
-            PutSource { table, last, values: &values, state: Some(&state), reset: false };
+        let source = PutSource { table, last, values: &values, state: Some(&state), reset: false };
         let mut put = PutOp { sources: vec![source], blind: true };
         let rows = self.inner.change(&engine, &batch, &mut put)?;
         Ok(UpdateReport { rows, skipped: 0 })

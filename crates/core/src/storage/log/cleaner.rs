@@ -49,8 +49,8 @@ impl ClassLog {
         residents: &dyn Residents,
     ) -> Result<CleanReport> {
         let mut report = CleanReport::default();
-        let per_segment = self.segment_bytes / self.layout.page_bytes as u64
-            * self.layout.rows_per_page as u64;
+        let per_segment =
+            self.segment_bytes / self.layout.page_bytes as u64 * self.layout.rows_per_page as u64;
         let newest = self.segments.newest_total() as f64;
         let target = (newest / TARGET_LIVE_SHARE + (SLACK_SEGMENTS * per_segment) as f64)
             .min(most_slots as f64 * 0.92);

@@ -197,13 +197,17 @@ mod tests {
         ];
         let mut writer = DeltaWriter::default();
         for delta in deltas {
-            writer.push(delta, is_sparse(match delta {
-                Delta::Row { table, .. }
-                | Delta::Delete { table, .. }
-                | Delta::Refresh { table, .. }
-                | Delta::Split { table }
-                | Delta::Merge { table } => table,
-            }).unwrap());
+            writer.push(
+                delta,
+                is_sparse(match delta {
+                    Delta::Row { table, .. }
+                    | Delta::Delete { table, .. }
+                    | Delta::Refresh { table, .. }
+                    | Delta::Split { table }
+                    | Delta::Merge { table } => table,
+                })
+                .unwrap(),
+            );
         }
         let mut bytes = Vec::new();
         writer.drain(&mut bytes);

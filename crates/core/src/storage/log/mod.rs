@@ -64,7 +64,7 @@ impl TableIndex {
     pub fn prefetch(&self, key: u64) {
         match self {
             TableIndex::Dense(index) => index.prefetch(key),
-            TableIndex::Sparse(index, salt) => index.prefetch_tags(mix(key, *salt)),
+            TableIndex::Sparse(index, salt) => index.prefetch(mix(key, *salt)),
         }
     }
 

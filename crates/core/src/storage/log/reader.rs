@@ -60,7 +60,8 @@ impl PageReader {
             let joins = i < pages.len() && {
                 let span = (pages[i] - pages[begin]) as usize + 1;
                 let before = (pages[i - 1] - pages[begin]) as usize + 1;
-                span <= self.cost.len() && self.cost[span - 1] < self.cost[before - 1] + self.cost[0]
+                span <= self.cost.len()
+                    && self.cost[span - 1] < self.cost[before - 1] + self.cost[0]
             };
             if !joins {
                 self.plan.push((begin as u32, i as u32));
@@ -81,12 +82,18 @@ impl PageReader {
     ) -> Result<ReadReport> {
         self.make_plan(pages);
         let plan = std::mem::take(&mut self.plan);
-        let mut report =
-            ReadReport { requests: plan.len() as u64, pages: pages.len() as u64, ..Default::default() };
+        let mut report = ReadReport {
+            requests: plan.len() as u64,
+            pages: pages.len() as u64,
+            ..Default::default()
+        };
         let mut next = 0;
         let mut failed: Option<Error> = None;
         while next < plan.len() || self.queue.in_flight() > 0 {
-            while failed.is_none() && next < plan.len() && self.queue.in_flight() < self.queue.depth() {
+            while failed.is_none()
+                && next < plan.len()
+                && self.queue.in_flight() < self.queue.depth()
+            {
                 let Some(buffer) = self.queue.acquire() else { break };
                 let (begin, end) = plan[next];
                 let first = pages[begin as usize];

@@ -127,8 +127,14 @@ impl Segments {
         let (id, _) = self.free.remove(at)?;
         let epoch = self.epoch;
         let segment = &mut self.segments[id as usize];
-        *segment =
-            Segment { state: State::Open, newest: 0, retained: 0, written: 0, epoch, boundary: (0, 0) };
+        *segment = Segment {
+            state: State::Open,
+            newest: 0,
+            retained: 0,
+            written: 0,
+            epoch,
+            boundary: (0, 0),
+        };
         Some(id)
     }
 
@@ -155,8 +161,8 @@ impl Segments {
         assert!(segment.newest > 0, "segment {id} outdates a copy it does not hold");
         segment.newest -= 1;
         self.newest_total -= 1;
-        let in_this_epoch = segment.epoch == epoch
-            || (segment.boundary.0 == epoch && page >= segment.boundary.1);
+        let in_this_epoch =
+            segment.epoch == epoch || (segment.boundary.0 == epoch && page >= segment.boundary.1);
         if in_this_epoch {
             self.free_if_empty(id);
         } else {

@@ -135,8 +135,9 @@ impl Writer {
             Some(position) => position,
             None => match segments.open() {
                 Some(id) => (id, segments.first_page(id)),
-                None => bail!(Full, "no free segment in {}; commit to release some",
-                    self.file.name()),
+                None => {
+                    bail!(Full, "no free segment in {}; commit to release some", self.file.name())
+                }
             },
         };
         let end = segments.first_page(id) + segments.pages_of(id);
@@ -225,15 +226,13 @@ impl Writer {
 
     /// Reads `pages` neighbouring pages, at most one chunk, into `bytes`, waiting for them. They
     /// are not verified yet. Used by cleaning, which runs under the class lock.
-    pub fn read_back(
-        &mut self,
-        first_page: u32,
-        pages: u32,
-        bytes: &mut Vec<f32>,
-    ) -> Result<()> {
+    pub fn read_back(&mut self, first_page: u32, pages: u32, bytes: &mut Vec<f32>) -> Result<()> {
         assert!(pages <= self.chunk_pages, "a read-back is at most one chunk");
         let wanted = first_page..first_page + pages;
-        while self.in_flight.iter().any(|(_, first, n)| *first < wanted.end && wanted.start < first + n)
+        while self
+            .in_flight
+            .iter()
+            .any(|(_, first, n)| *first < wanted.end && wanted.start < first + n)
         {
             self.reap(1)?;
         }

@@ -10,8 +10,8 @@ mod records;
 
 pub(super) use file::{JournalFile, JournalReader, RecordKind, name_of, number_of};
 pub(super) use records::{
-    ClassCounters, ClassRecord, CommitRecord, TableCounters, TableRecord,
-    piece_header, read_piece_header,
+    ClassCounters, ClassRecord, CommitRecord, TableCounters, TableRecord, piece_header,
+    read_piece_header,
 };
 
 #[cfg(test)]

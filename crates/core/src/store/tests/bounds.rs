@@ -71,8 +71,7 @@ fn rewriting_rows_within_a_disk_bound_goes_on_for_ever_with_commits() {
     let mut expected = vec![None; 20_000];
     for step in 0..400u64 {
         let keys: Vec<u64> = (0..500).map(|_| random.below(20_000)).collect();
-        let values: Vec<f32> =
-            keys.iter().flat_map(|k| [*k as f32 + step as f32; DIM]).collect();
+        let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32 + step as f32; DIM]).collect();
         store.put(&[batch(table, &keys, &values)]).unwrap_or_else(|e| panic!("step {step}: {e}"));
         keys.iter().for_each(|k| expected[*k as usize] = Some(*k as f32 + step as f32));
         store.commit(step, "", &[]).unwrap();

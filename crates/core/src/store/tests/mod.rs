@@ -287,9 +287,11 @@ fn random_verbs_agree_with_a_plain_map_at_any_budget() {
 fn the_same_inputs_give_the_same_digest_at_any_budget() {
     let fixture = Fixture::new();
     let mut digests = Vec::new();
-    for (bytes, policy, page) in
-        [(tight(), PolicyKind::Lru, 512), (900 << 10, PolicyKind::Lfu, 1024), (32 << 20, PolicyKind::Lru, 4096)]
-    {
+    for (bytes, policy, page) in [
+        (tight(), PolicyKind::Lru, 512),
+        (900 << 10, PolicyKind::Lfu, 1024),
+        (32 << 20, PolicyKind::Lru, 4096),
+    ] {
         let medium = SimMedium::new(9);
         let options = StoreOptions { policy, page_bytes: Some(page), ..options(bytes) };
         let store = fixture.open(&medium, options);
