@@ -109,26 +109,24 @@ fn time_look_ups(rows: u64, expected_rows: u64) {
     let mut random = Random(2);
     let wanted: Vec<u64> = (0..4 << 20).map(|_| mix(1 + random.below(rows), SALT)).collect();
     let mut slots = Vec::with_capacity(2 * BATCH);
-    for (ahead, far) in [(8, 16), (16, 32), (16, 24), (32, 64)] {
+    for _ in 0..3 {
         let (start, mut found) = (core_time_ns(), 0);
         for hashes in wanted.chunks(BATCH) {
             slots.clear();
-            for at in 0..BATCH + far {
-                if let Some(hash) = hashes.get(at) {
-                    index.prefetch_directory(*hash);
-                }
-                if let Some(hash) = at.checked_sub(far - ahead).and_then(|at| hashes.get(at)) {
-                    index.prefetch(*hash);
-                }
-                if let Some(hash) = at.checked_sub(far).and_then(|at| hashes.get(at)) {
-                    index.candidates(*hash, &mut slots);
-                }
-            }
+            index.candidates_of(hashes, |_, slot| slots.push(slot));
             found += slots.len();
         }
         let ns = (core_time_ns() - start) as f64 / wanted.len() as f64;
+        let start = core_time_ns();
+        for hash in &wanted {
+            slots.clear();
+            index.candidates(*hash, &mut slots);
+        }
+        let alone = (core_time_ns() - start) as f64 / wanted.len() as f64;
         println!(
-            "{rows} rows, {expected_rows} expected: {ns:.1} ns a look-up, distances {ahead} {far}, {found}"
+            "{rows} rows, {expected_rows} expected: {ns:.1} ns a look-up in batches, {alone:.1} ns \
+             alone, {found} candidates of {} keys",
+            wanted.len()
         );
     }
     // What the machine gives at this moment: independent reads of single words of as many bytes.
@@ -145,9 +143,4 @@ fn time_look_ups(rows: u64, expected_rows: u64) {
         let ns = (core_time_ns() - start) as f64 / wanted.len() as f64;
         println!("one word, prefetched {ahead} ahead: {ns:.1} ns ({sum})");
     }
-    let (start, mut at) = (core_time_ns(), 0);
-    for _ in 0..1_000_000 {
-        at = mix(u64::from(words[at as usize]) + at, 5) % words.len() as u64;
-    }
-    println!("one word after another: {:.1} ns ({at})", (core_time_ns() - start) as f64 / 1e6);
 }

@@ -29,6 +29,10 @@ const CHUNK: usize = 1024;
 /// The last chunk grows by this many headers.
 const CHUNK_STEP: usize = 64;
 
+/// Hashes between two stages of a batch look-up. Measured with 16 M rows: 8 takes 150 to 175 ns a
+/// look-up, 16 and 32 take 165 to 270 ns, because each look-up already asks for up to eight lines.
+const AHEAD: usize = 8;
+
 /// A split that was made. A replay of it first applies `replace(hash, slot, slot)` for each of
 /// `refreshed`, then calls `split`, which then never needs a key.
 #[derive(Debug, PartialEq, Eq)]
@@ -118,6 +122,45 @@ impl SparseIndex {
             slots.push(partition.slot(position));
             false
         });
+    }
+
+    /// Gives `found` the candidates of many hashes: the place of the hash in `hashes` and a slot
+    /// number, in the order of `hashes`. Finds what `candidates` finds, but works on several hashes
+    /// at once, so that waiting for memory overlaps: several times faster where the index is larger
+    /// than the processor's caches.
+    pub fn candidates_of(&self, hashes: &[u64], mut found: impl FnMut(usize, u32)) {
+        // Matches whose slot number was asked for but not read.
+        let mut waiting = [(0usize, 0usize, 0usize); AHEAD];
+        let (mut first, mut end) = (0usize, 0usize);
+        let mut read = |(place, partition, position): (usize, usize, usize)| {
+            found(place, self.partition(partition).slot(position));
+        };
+        for at in 0..hashes.len() + 2 * AHEAD {
+            if let Some(hash) = hashes.get(at) {
+                self.prefetch_directory(*hash);
+            }
+            if let Some(hash) = at.checked_sub(AHEAD).and_then(|at| hashes.get(at)) {
+                self.prefetch(*hash);
+            }
+            let Some((place, hash)) =
+                at.checked_sub(2 * AHEAD).and_then(|at| Some((at, *hashes.get(at)?)))
+            else {
+                continue;
+            };
+            let address = self.address(hash);
+            let partition = self.partition(address.partition);
+            partition.find(address.tag, |position| {
+                partition.prefetch_slot(position);
+                if end - first == AHEAD {
+                    read(waiting[first % AHEAD]);
+                    first += 1;
+                }
+                waiting[end % AHEAD] = (place, address.partition, position);
+                end += 1;
+                false
+            });
+        }
+        (first..end).for_each(|at| read(waiting[at % AHEAD]));
     }
 
     /// Whether the entry of `hash` with slot number `slot` is here: whether that stored copy of the
