@@ -329,14 +329,14 @@ impl Inner {
             oldest_kept,
             place: (0, 0),
         };
+        // The record's own bytes count towards the next commit.
+        history.written_before = self.bytes_written(engine);
         let before = history.journal().position();
         history.append_json(RecordKind::Commit, &record)?;
         history.journal().sync()?;
         write_head(&*self.medium, self.seed, info.sequence)?;
         let record_bytes = history.journal().position() - before;
         self.metrics.journal_bytes.fetch_add(record_bytes, Ordering::Relaxed);
-        info.bytes_written += record_bytes;
-        history.written_before = self.bytes_written(engine);
         history.next_sequence += 1;
         history.epoch_deltas = 0;
         history.kept.push(record);

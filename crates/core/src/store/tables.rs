@@ -211,6 +211,7 @@ impl Inner {
         }
         let curve = match engine.classes.iter().find_map(|c| c.record.curve.clone()) {
             Some(curve) => Some(curve),
+            None if self.options.page_bytes.is_some() => None,
             None => self.measure_device()?,
         };
         let page_bytes = match self.options.page_bytes {
