@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.filterwarnings("ignore:gradients of table")  # none has an optimizer
 
 import embedrock  # noqa: E402
 from embedrock import nn, weights  # noqa: E402

@@ -76,6 +76,9 @@ def test_conversion_to_another_dtype_is_refused(model: Any) -> None:
 def test_outputs_follow_the_module_to_its_device(model: Any) -> None:
     model[0].to("meta")
     assert model[0].device.type == "meta"
+    with torch.no_grad():
+        output = model[0](BATCH)
+    assert output.device.type == "meta" and output.shape == (2, DIM)
     model[0].to_empty(device="cpu")
     assert model[0](BATCH).device.type == "cpu"
 

@@ -127,9 +127,10 @@ class EmbeddingBagCollection(RowsModule):
     def forward(self, features: Mapping[str, Jagged]) -> dict[str, Tensor] | Tensor:
         """One row per bag and feature."""
         bags = self._bags(features)
+        flat = dict(zip(bags, host_ids({name: bag[0] for name, bag in bags.items()}), strict=True))
         asks, lengths = [], []
         for slot, config, padding in self._lookups:
-            ids = [host_ids(bags[name][0], name) for name in _features(config)]
+            ids = [flat[name] for name in _features(config)]
             asks.append(Ask(slot, ids[0] if len(ids) == 1 else np.concatenate(ids), padding))
             lengths.append([len(some) for some in ids])
         output: dict[str, Tensor] = {}

@@ -46,7 +46,8 @@ class _OneTable(RowsModule):
 
     def _rows(self, ids: Tensor) -> tuple[Found, Tensor]:
         """The distinct rows, and their places in the shape of the ids."""
-        (found,) = fetch(self, [Ask("rows", host_ids(ids), self.padding_idx)])
+        (flat,) = host_ids({"input": ids})
+        (found,) = fetch(self, [Ask("rows", flat, self.padding_idx)])
         return found, found.inverse.view(ids.shape)
 
 

@@ -7,8 +7,8 @@ their first occurrence, which is the order in which the engine lays rows out.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -92,36 +92,51 @@ _fetch_uncompiled = _fetch_uncompiled(_fetch)
 _ID_DTYPES = (torch.int64, torch.int32, getattr(torch, "uint64", torch.int64))
 
 
-def host_ids(ids: Tensor, name: str = "input") -> npt.NDArray[np.int64]:
-    """Ids of any shape as a flat int64 array on the host; waits for the device they are on.
+def host_ids(inputs: Mapping[str, Tensor]) -> list[npt.NDArray[np.int64]]:
+    """Ids of any shape, by the name that errors call them, as flat int64 arrays on the host.
+
+    Ids on other devices come with one transfer for all.
 
     Errors: ``MisuseError`` for anything but a tensor of int64, int32 or uint64, of which int64 and
     uint64 with the same bits are the same ids.
+
+    Blocking: waits for the devices that ids are on.
     """
-    if not isinstance(ids, Tensor):
-        raise MisuseError(f"{name} is {type(ids).__name__}, expected an int64 or int32 tensor")
-    if ids.dtype not in _ID_DTYPES:
-        raise MisuseError(f"{name} is {ids.dtype}, expected torch.int64 or torch.int32")
-    array: npt.NDArray[Any] = ids.detach().reshape(-1).cpu().numpy()
-    return array.view(np.int64) if array.itemsize == 8 else array.astype(np.int64)
+    for name, ids in inputs.items():
+        if not isinstance(ids, Tensor):
+            raise MisuseError(f"{name} is {type(ids).__name__}, expected an int64 or int32 tensor")
+        if ids.dtype not in _ID_DTYPES:
+            raise MisuseError(f"{name} is {ids.dtype}, expected torch.int64 or torch.int32")
+    flat = [_as_int64(ids.detach().reshape(-1)) for ids in inputs.values()]
+    return [tensor.numpy() for tensor in _copy_to_host(flat)]
 
 
 def to_host(tensors: Sequence[Tensor]) -> list[npt.NDArray[np.float32]]:
     """Float32 tensors as contiguous arrays on the host, with one transfer for each device."""
-    flat: dict[int, npt.NDArray[np.float32]] = {}
-    by_device: dict[torch.device, list[int]] = {}
-    for i, tensor in enumerate(tensors):
-        by_device.setdefault(tensor.device, []).append(i)
-    for device, members in by_device.items():
-        shapes = [tuple(tensors[i].shape) for i in members]
-        if device.type == "cpu":
-            arrays = [tensors[i].detach().contiguous().numpy() for i in members]
+    flat = _copy_to_host([tensor.detach().contiguous().reshape(-1) for tensor in tensors])
+    return [part.view(like.shape).numpy() for part, like in zip(flat, tensors, strict=True)]
+
+
+def _as_int64(ids: Tensor) -> Tensor:
+    return ids.view(torch.int64) if ids.element_size() == 8 else ids.to(torch.int64)
+
+
+def _copy_to_host(flat: Sequence[Tensor]) -> list[Tensor]:
+    """Flat tensors of one dtype on the host: as they are where they are there already."""
+    copies = list(flat)
+    for device in {tensor.device for tensor in flat if tensor.device.type != "cpu"}:
+        members = [i for i, tensor in enumerate(flat) if tensor.device == device]
+        joined = torch.cat([flat[i] for i in members])
+        if device.type == "cuda":
+            host = torch.empty(joined.shape, dtype=joined.dtype, pin_memory=True)
+            host.copy_(joined, non_blocking=True)
+            torch.cuda.current_stream(device).synchronize()
         else:
-            joined = torch.cat([tensors[i].detach().reshape(-1) for i in members]).cpu()
-            parts = _split(joined, [(tensors[i].numel(), 1) for i in members])
-            arrays = [part.view(s).numpy() for part, s in zip(parts, shapes, strict=True)]
-        flat.update(zip(members, arrays, strict=True))
-    return [flat[i] for i in range(len(tensors))]
+            host = joined.cpu()
+        parts = host.split([flat[i].numel() for i in members])
+        for i, part in zip(members, parts, strict=True):
+            copies[i] = part
+    return copies
 
 
 def _split(flat: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:

@@ -64,6 +64,8 @@ class PendingRows:
         self.table = table
         self.parameter = nn.Parameter(torch.empty(0, table.embedding_dim, dtype=torch.float32))
         self.has_optimizer = False
+        """Whether an optimizer of embedrock.optim was ever made over the table."""
+        self._unclaimed = False
         self._keys: Keys = np.empty(0, np.int64)
         self._received: npt.NDArray[np.bool_] = np.empty(0, np.bool_)
         self._visits: list[weakref.ref[Visit]] = []
@@ -73,14 +75,14 @@ class PendingRows:
     def expose(self, visit: Visit) -> Tensor:
         """The visit's rows ``(U, D)`` as a tensor whose gradient comes back here."""
         self._forget_abandoned()
-        if self._received.any() and not self.has_optimizer:
+        if self._unclaimed and not self.has_optimizer:
+            self.has_optimizer = True  # said once
             warnings.warn(
-                f"gradients of table {self.table.name!r} pile up: no optimizer of embedrock.optim "
-                f"holds its module, so nothing trains its rows; make one over the model, or call "
-                f"requires_grad_(False) on the module",
+                f"gradients of table {self.table.name!r} have arrived, but no optimizer of "
+                f"embedrock.optim holds its module: nothing trains its rows; make one over the "
+                f"model, or call requires_grad_(False) on the module",
                 stacklevel=2,
             )
-            self.has_optimizer = True  # said once
         self._place(visit)
         exposed: Tensor = _Expose.apply(self.parameter, visit.rows, self, visit)
         return exposed
@@ -91,7 +93,7 @@ class PendingRows:
             self._received[:] = False
         if visit.generation != self._generation:
             self._place(visit)
-        visit.done = True
+        visit.done = self._unclaimed = True
         places, count = visit.places, len(self._keys)
         self._received[slice(len(visit.keys)) if places is None else places] = True
         if visit.skip is not None:
@@ -189,7 +191,7 @@ class PendingRows:
     def _reset(self, keys: Keys, data: Tensor | None, gradient: Tensor | None) -> None:
         self._generation += 1
         if data is None:
-            data = self.parameter.detach()[:0].clone()
+            data = self.parameter.new_empty(0, self.table.embedding_dim)
         self._set(keys, data, gradient)
         self._received = np.zeros(len(keys), np.bool_)
 
