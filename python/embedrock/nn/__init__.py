@@ -10,10 +10,12 @@ and the tensor is gone. Several forwards before a step, of one module or of seve
 table, are merged by key before anyone looks: ``clip_grad_norm_`` sees the norm of the merged
 gradient, as it would with the table in memory.
 
-Outputs and gradients have the bits of torch's modules on the same device. One exception: torch's
-``EmbeddingBag`` (sum and mean) adds the gradients of an id that occurs three or more times in a
-batch in the order of an unstable sort, which depends on the values of the ids; there the last bits
-may differ.
+Outputs and gradients have the bits of torch's modules on the same device, up to the order of two
+kinds of sums. Torch's ``EmbeddingBag`` (sum and mean) adds the gradients of an id that occurs three
+or more times in a batch in the order of an unstable sort, which depends on the values of the ids.
+And where a table is used by several calls in each of several accumulated backward passes, torch
+adds up each pass before it adds the passes; here gradients are added one by one. (An
+``EmbeddingBagCollection`` is one call, however many features share a table.)
 
 >>> import torch
 >>> model = torch.nn.Sequential(
