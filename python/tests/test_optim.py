@@ -14,6 +14,8 @@ import embedrock  # noqa: E402
 from embedrock import nn, optim, optimizers, weights  # noqa: E402
 from embedrock.errors import MismatchError, MisuseError, NonFiniteError  # noqa: E402
 
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+
 N, DIM, SEED = 40, 5, 8
 
 PAIRS = {
