@@ -1,0 +1,253 @@
+"""Save and resume a training run: tables and everything else, as one commit.
+
+Owns the names and encoding of the byte strings that a commit carries beside the tables. Each is
+what ``torch.save`` writes of a ``state_dict``, and is read with ``weights_only=True``: tensors,
+numbers, texts and plain containers, never code. What always holds: a commit has all parts or does
+not exist, so tables and dense parameters are never of different steps.
+
+========================== =====================================================
+name                       content
+========================== =====================================================
+``model``                  ``model.state_dict()``: dense parameters and buffers
+``optimizer.0``, ``.1`` …  each optimizer's ``state_dict()``
+``scheduler.0`` …          each scheduler's
+``scaler``, ``loader``     those of the ``GradScaler`` and of the loader
+``random``                 generators of torch, its CUDA devices, NumPy and Python
+``extra``                  the caller's own
+========================== =====================================================
+"""
+
+from __future__ import annotations
+
+import io
+import random
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
+
+import numpy as np
+import torch
+
+from embedrock.errors import MismatchError, MisuseError
+from embedrock.store import Commit, Store
+
+__all__ = ["Stateful", "resume", "save"]
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Anything that can tell and take its state: models, optimizers, schedulers, loaders."""
+
+    def state_dict(self) -> Any:
+        """The state, of tensors and plain values."""
+
+    def load_state_dict(self, state_dict: Any) -> Any:
+        """Takes a state that ``state_dict`` told."""
+
+
+T = TypeVar("T")
+OneOrMany: TypeAlias = T | Sequence[T] | None
+
+
+def save(
+    store: Store,
+    model: Stateful | None,
+    optimizer: OneOrMany[Stateful],
+    step: int,
+    *,
+    scheduler: OneOrMany[Stateful] = None,
+    scaler: Stateful | None = None,
+    loader: Stateful | None = None,
+    extra: Mapping[str, Any] | None = None,
+    meta: Any = None,
+) -> Commit:
+    """Commits the store together with everything that a run needs to go on, and returns the commit.
+
+    Random generators (torch's, its CUDA devices', NumPy's legacy one and Python's) are always part
+    of it. Gradients that wait for a step are not.
+
+    Args:
+        store: The open store.
+        model: Its ``state_dict`` holds the dense part; modules of ``embedrock.nn`` add nothing.
+        optimizer: One or several, those of ``embedrock.optim`` included.
+        step: The number of the step that is complete, greater than that of the last commit.
+        scheduler: One or several learning rate schedulers.
+        scaler: A ``GradScaler``.
+        loader: A data loader with ``state_dict`` and ``load_state_dict``.
+        extra: Tensors and plain values by name, handed back by ``resume(extra=...)``.
+        meta: What ``commits()`` shows of the commit: anything that JSON holds.
+
+    Errors: ``MisuseError`` for a state that holds anything but tensors and plain values, with its
+    place; those of ``Store.commit``.
+
+    Blocking: until the disk has it. Tables cost what changed since the last commit, dense state
+    its size.
+
+    Durability: when it returns, a crash loses nothing of it; before, the last commit stands.
+
+    >>> import torch
+    >>> model = torch.nn.Sequential(
+    ...     embedrock.nn.EmbeddingBag(None, 8, store=store, name="words", optimizer="sgd"),
+    ...     torch.nn.Linear(8, 1),
+    ... )
+    >>> optimizers = [
+    ...     embedrock.optim.SGD(model, lr=0.1),
+    ...     torch.optim.SGD(embedrock.nn.dense_parameters(model), lr=0.1),
+    ... ]
+    >>> first = embedrock.resume(store, model, optimizers)
+    >>> for step in range(first + 1, 4):
+    ...     loss = model(torch.tensor([[step, 2]])).sum()
+    ...     loss.backward()
+    ...     for optimizer in optimizers:
+    ...         optimizer.step()
+    ...         optimizer.zero_grad()
+    >>> embedrock.save(store, model, optimizers, step).step
+    3
+    """
+    states: dict[str, Any] = {"random": _random_state()}
+    for name, owner in _owners(model, optimizer, scheduler, scaler, loader):
+        if not isinstance(owner, Stateful):
+            raise MisuseError(
+                f"{name} is {type(owner).__name__}, expected something with state_dict() and "
+                f"load_state_dict(); plain values go to extra="
+            )
+        states[name] = owner.state_dict()
+    if extra is not None:
+        states["extra"] = dict(extra)
+    for name, state in states.items():
+        _check_plain(state, name)
+    encoded = {name: _encode(state) for name, state in states.items()}
+    return store.commit(step, meta, encoded)
+
+
+def resume(
+    store: Store,
+    model: Stateful | None,
+    optimizer: OneOrMany[Stateful],
+    *,
+    scheduler: OneOrMany[Stateful] = None,
+    scaler: Stateful | None = None,
+    loader: Stateful | None = None,
+    extra: MutableMapping[str, Any] | None = None,
+) -> int:
+    """Brings everything to the commit that the store was opened at, and returns its step.
+
+    Returns 0 and changes nothing when there is no commit, so that one script starts and goes on.
+    Pass what :func:`save` was given; ``extra`` is a dict that is updated with what ``save`` got.
+    Random generators are restored too, last of all.
+
+    Errors: ``MismatchError`` when the commit was made without a part that is asked for, or with
+    one that is not, before anything is restored; what ``load_state_dict`` of a part raises.
+
+    Blocking: reads the dense state from the disk.
+    """
+    if store.step is None:
+        return 0
+    stored = store.state()
+    owners = _owners(model, optimizer, scheduler, scaler, loader)
+    asked = [name for name, _ in owners]
+    if extra is not None:
+        asked.append("extra")
+    _check_parts(store, asked, stored)
+    decoded = {name: _decode(content, name) for name, content in stored.items()}
+    for name, owner in owners:
+        owner.load_state_dict(decoded[name])
+    if extra is not None:
+        extra.update(decoded["extra"])
+    _restore_random(decoded["random"])
+    return store.step
+
+
+def _owners(
+    model: Stateful | None,
+    optimizer: OneOrMany[Stateful],
+    scheduler: OneOrMany[Stateful],
+    scaler: Stateful | None,
+    loader: Stateful | None,
+) -> list[tuple[str, Any]]:
+    """Every part that was given, with its name. Schedulers come before optimizers, whose learning
+    rates they would overwrite."""
+    named: list[tuple[str, Any]] = [("model", model)]
+    named += [(f"scheduler.{i}", each) for i, each in enumerate(_several(scheduler))]
+    named += [(f"optimizer.{i}", each) for i, each in enumerate(_several(optimizer))]
+    named += [("scaler", scaler), ("loader", loader)]
+    return [(name, owner) for name, owner in named if owner is not None]
+
+
+def _several(given: OneOrMany[Any]) -> Sequence[Any]:
+    if given is None:
+        return []
+    return given if isinstance(given, (list, tuple)) else [given]
+
+
+def _check_parts(store: Store, asked: Sequence[str], stored: Mapping[str, bytes]) -> None:
+    missing = [name for name in [*asked, "random"] if name not in stored]
+    if missing:
+        raise MismatchError(
+            f"the commit of step {store.step} in {store.path} has no {missing[0]}: it has "
+            f"{', '.join(sorted(stored)) or 'no state'}; resume with what save was given"
+        )
+    unused = sorted(set(stored) - {*asked, "random", "extra"})
+    if unused:
+        raise MismatchError(
+            f"the commit of step {store.step} in {store.path} has {', '.join(unused)}, which "
+            f"nobody takes; resume with what save was given, or read it with Store.state()"
+        )
+
+
+def _encode(state: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return buffer.getvalue()
+
+
+def _decode(content: bytes, name: str) -> Any:
+    try:
+        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise MismatchError(
+            f"{name} of the commit is not what embedrock.save writes: {error}"
+        ) from error
+
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+_CONTAINERS = (list, tuple, set, torch.Size)
+_MAPPINGS = (dict, OrderedDict, Counter)
+
+
+def _check_plain(value: Any, place: str) -> None:
+    """Refuses what ``torch.load(weights_only=True)`` could not read back, before it is too late."""
+    if type(value) in _PLAIN or isinstance(value, torch.Tensor):
+        return
+    if isinstance(value, _MAPPINGS) and type(value).__module__ in ("builtins", "collections"):
+        for key, entry in value.items():
+            _check_plain(key, f"a key of {place}")
+            _check_plain(entry, f"{place}[{key!r}]")
+        return
+    if type(value) in _CONTAINERS:
+        for i, entry in enumerate(value):
+            _check_plain(entry, f"{place}[{i}]")
+        return
+    raise MisuseError(
+        f"{place} is {type(value).__module__}.{type(value).__qualname__}, expected tensors, "
+        f"numbers, texts, lists and dicts of these; convert arrays with torch.from_numpy"
+    )
+
+
+def _random_state() -> dict[str, Any]:
+    kind, words, *rest = np.random.get_state(legacy=True)
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+        "numpy": [kind, torch.from_numpy(np.asarray(words, np.int64)), *rest],
+        "python": random.getstate(),
+    }
+
+
+def _restore_random(state: Mapping[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and torch.cuda.device_count() == len(state["cuda"]):
+        torch.cuda.set_rng_state_all(state["cuda"])
+    kind, words, *rest = state["numpy"]
+    np.random.set_state((kind, words.numpy().astype(np.uint32), *rest))
+    random.setstate(state["python"])

@@ -1,0 +1,219 @@
+"""``EmbeddingBagCollection``: many features over many tables, one engine call for all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from embedrock.errors import MisuseError
+from embedrock.initializers import InitializerLike
+from embedrock.nn.embedding import check_bags, check_mode
+from embedrock.nn.fetch import Ask, Found, fetch, host_ids
+from embedrock.nn.module import RowsModule, open_padding_row
+from embedrock.optimizers import OptimizerLike
+from embedrock.store import Store
+
+__all__ = ["EmbeddingBagCollection", "EmbeddingBagConfig", "Jagged"]
+
+Jagged: TypeAlias = Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]
+"""One feature of a batch: ``(B, N)`` ids, or ``(values, offsets)``, or these and weights."""
+
+
+@dataclass(frozen=True)
+class EmbeddingBagConfig:
+    """One table of a collection, and the features that read it."""
+
+    name: str
+    """The table's name in the store."""
+    embedding_dim: int
+    """Values per row."""
+    feature_names: Sequence[str] = field(default=())
+    """Features that look rows up in this table; empty: one feature of the table's name."""
+    num_embeddings: int | None = None
+    """Rows of a dense table; None for a growing table of arbitrary 64-bit ids."""
+    mode: str = "sum"
+    """``"sum"``, ``"mean"`` or ``"max"``."""
+    padding_idx: int | None = None
+    """An id that is left out of bags and never trained."""
+    optimizer: OptimizerLike | None = None
+    """As for ``Embedding``."""
+    initializer: InitializerLike | None = None
+    """As for ``Embedding``."""
+    expected_rows: int | None = None
+    """How many rows a growing table will reach."""
+
+
+class EmbeddingBagCollection(RowsModule):
+    """Bags of many features over many tables.
+
+    All features of a batch are read with one call of the engine, so that their reads overlap. A
+    table's distinct ids are found across all of its features, so a row is read once.
+
+    Args:
+        tables: The tables and their features.
+        store: The open store.
+        include_last_offset: Offsets have ``B + 1`` entries, the last one the number of values.
+        concatenate: Return one tensor instead of a dict.
+        device: Where outputs go.
+
+    Shapes: ``features {name: (values (N,), offsets (B,))}``, or ``(values, offsets,
+    per_sample_weights (N,))`` with mode ``"sum"``, or ids ``(B, N)`` ``-> {name: (B,
+    embedding_dim)}``; with ``concatenate`` ``(B, sum of embedding_dim)`` in the order of
+    :attr:`feature_names`.
+
+    Errors: ``MisuseError`` for features that are missing or unknown; otherwise as for
+    ``Embedding``.
+
+    Blocking: a forward waits for the pages of rows not in memory, of all tables at once.
+
+    Source: the class of that name in TorchRec.
+
+    >>> import torch
+    >>> bags = embedrock.nn.EmbeddingBagCollection(
+    ...     [
+    ...         embedrock.nn.EmbeddingBagConfig("items", 4, ["clicked", "bought"]),
+    ...         embedrock.nn.EmbeddingBagConfig("country", 2, num_embeddings=200),
+    ...     ],
+    ...     store=store,
+    ... )
+    >>> output = bags({
+    ...     "clicked": (torch.tensor([5, 6, 5]), torch.tensor([0, 2])),
+    ...     "bought": (torch.tensor([6]), torch.tensor([0, 0])),
+    ...     "country": torch.tensor([[12], [49]]),
+    ... })
+    >>> {name: tuple(rows.shape) for name, rows in output.items()}
+    {'clicked': (2, 4), 'bought': (2, 4), 'country': (2, 2)}
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[EmbeddingBagConfig],
+        *,
+        store: Store,
+        include_last_offset: bool = False,
+        concatenate: bool = False,
+        device: torch.device | str | int | None = None,
+    ) -> None:
+        """Opens the tables, or creates them."""
+        super().__init__(store, device)
+        _check_names(tables)
+        self.include_last_offset = include_last_offset
+        self.concatenate = concatenate
+        self._lookups: list[tuple[str, EmbeddingBagConfig, int | None]] = []
+        for i, config in enumerate(tables):
+            table = self._add_table(
+                f"rows{i}",
+                config.name,
+                config.embedding_dim,
+                config.num_embeddings,
+                config.expected_rows,
+                config.optimizer,
+                config.initializer,
+            )
+            padding = open_padding_row(table, config.padding_idx)
+            self._lookups.append((f"rows{i}", config, padding))
+
+    @property
+    def feature_names(self) -> list[str]:
+        """All features, in the order of the tables: that of the concatenated output."""
+        return [name for _, config, _ in self._lookups for name in _features(config)]
+
+    def forward(self, features: Mapping[str, Jagged]) -> dict[str, Tensor] | Tensor:
+        """One row per bag and feature."""
+        bags = self._bags(features)
+        flat = dict(zip(bags, host_ids({name: bag[0] for name, bag in bags.items()}), strict=True))
+        asks, lengths = [], []
+        for slot, config, padding in self._lookups:
+            ids = [flat[name] for name in _features(config)]
+            asks.append(Ask(slot, ids[0] if len(ids) == 1 else np.concatenate(ids), padding))
+            lengths.append([len(some) for some in ids])
+        output: dict[str, Tensor] = {}
+        found = fetch(self, asks)
+        for (_, config, _), rows, sizes in zip(self._lookups, found, lengths, strict=True):
+            places = rows.inverse.split(sizes)
+            for name, some in zip(_features(config), places, strict=True):
+                output[name] = self._pool(config.mode, rows, some, bags[name])
+        return torch.cat(list(output.values()), dim=1) if self.concatenate else output
+
+    def extra_repr(self) -> str:
+        """What ``print`` shows of the module."""
+        return ",\n".join(str(config) for _, config, _ in self._lookups)
+
+    def _pool(
+        self,
+        mode: str,
+        found: Found,
+        places: Tensor,
+        bag: tuple[Tensor, Tensor | None, Tensor | None],
+    ) -> Tensor:
+        ids, offsets, weights = bag
+        return F.embedding_bag(
+            places.view(ids.shape),
+            found.rows,
+            None if offsets is None else offsets.to(self.device, torch.int64),
+            mode=mode,
+            per_sample_weights=weights,
+            include_last_offset=self.include_last_offset and offsets is not None,
+            padding_idx=found.padding,
+        )
+
+    def _bags(
+        self, features: Mapping[str, Jagged]
+    ) -> dict[str, tuple[Tensor, Tensor | None, Tensor | None]]:
+        """Every feature as (ids, offsets, weights), checked."""
+        names = self.feature_names
+        missing = [name for name in names if name not in features]
+        unknown = [name for name in features if name not in names]
+        if missing or unknown:
+            raise MisuseError(
+                f"features {missing or unknown} are {'missing' if missing else 'unknown'}, "
+                f"expected exactly {names}; an empty feature is a tensor of no values with "
+                f"offsets of zeros"
+            )
+        bags = {}
+        for _, config, _ in self._lookups:
+            for name in _features(config):
+                given = features[name]
+                parts = (given, None) if isinstance(given, Tensor) else tuple(given)
+                if len(parts) not in (2, 3):
+                    raise MisuseError(
+                        f"feature {name!r} has {len(parts)} parts, expected (values, offsets) or "
+                        f"(values, offsets, per_sample_weights)"
+                    )
+                ids, offsets, weights = (*parts, None)[:3]
+                check_bags(f"feature {name!r}", ids, offsets, weights, config.mode)
+                bags[name] = (ids, offsets, weights)
+        return bags
+
+
+def _features(config: EmbeddingBagConfig) -> Sequence[str]:
+    return config.feature_names or (config.name,)
+
+
+def _check_names(tables: Sequence[EmbeddingBagConfig]) -> None:
+    for config in tables:
+        if not isinstance(config, EmbeddingBagConfig):
+            raise MisuseError(
+                f"tables hold {type(config).__name__}, expected embedrock.nn.EmbeddingBagConfig"
+            )
+        check_mode(config.mode)
+        if isinstance(config.feature_names, str):
+            raise MisuseError(
+                f"table {config.name!r}: feature_names is {config.feature_names!r}, expected a "
+                f"list of names"
+            )
+    for what, names in (
+        ("table", [config.name for config in tables]),
+        ("feature", [name for config in tables for name in _features(config)]),
+    ):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise MisuseError(
+                f"{what} {twice[0]!r} occurs twice; list all features of a table once"
+            )

@@ -1,0 +1,279 @@
+"""``Embedding`` and ``EmbeddingBag``: torch's modules with their rows in a store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from embedrock.errors import MisuseError, UnsupportedError
+from embedrock.initializers import InitializerLike
+from embedrock.nn.fetch import Ask, Found, fetch, host_ids
+from embedrock.nn.module import RowsModule, open_padding_row
+from embedrock.optimizers import OptimizerLike
+from embedrock.store import Store
+from embedrock.table import Table
+
+__all__ = ["Embedding", "EmbeddingBag"]
+
+_MODES = ("sum", "mean", "max")
+
+
+class _OneTable(RowsModule):
+    """A module over a single table."""
+
+    def __init__(
+        self,
+        num_embeddings: int | None,
+        embedding_dim: int,
+        padding_idx: int | None,
+        store: Store,
+        name: str,
+        optimizer: OptimizerLike | None,
+        initializer: InitializerLike | None,
+        expected_rows: int | None,
+        device: torch.device | str | int | None,
+    ) -> None:
+        super().__init__(store, device)
+        self.table: Table = self._add_table(
+            "rows", name, embedding_dim, num_embeddings, expected_rows, optimizer, initializer
+        )
+        self.num_embeddings = num_embeddings
+        self.embedding_dim = embedding_dim
+        self.padding_idx = open_padding_row(self.table, padding_idx)
+
+    def _rows(self, ids: Tensor) -> tuple[Found, Tensor]:
+        """The distinct rows, and their places in the shape of the ids."""
+        (flat,) = host_ids({"input": ids})
+        (found,) = fetch(self, [Ask("rows", flat, self.padding_idx)])
+        return found, found.inverse.view(ids.shape)
+
+
+class Embedding(_OneTable):
+    """``torch.nn.Embedding`` whose rows live in a table of a store.
+
+    Arguments are torch's, in torch's order, then the table's. ``num_embeddings=None`` makes a
+    table of arbitrary 64-bit ids that grows by itself. ``sparse`` is accepted and makes no
+    difference: only touched rows have gradients, and they are seen as dense tensors of touched
+    rows. ``max_norm`` and dtypes other than float32 are refused with ``UnsupportedError``.
+
+    Args:
+        num_embeddings: Rows of the table, whose ids are ``0..num_embeddings``; None for any ids.
+        embedding_dim: Values per row.
+        padding_idx: An id whose row is zero from the start and never trained.
+        max_norm: Not supported; None.
+        norm_type: Only with ``max_norm``.
+        scale_grad_by_freq: Divide gradients by how often their id occurs in the batch.
+        sparse: Accepted for compatibility.
+        store: The open store.
+        name: The table's name; two modules of one name share their rows.
+        optimizer: A name or description of ``embedrock.optimizers``; None keeps what an existing
+            table has and gives a new one row-wise Adagrad.
+        initializer: Rows that were never written, as ``embedrock.initializers`` describes them;
+            None keeps what an existing table has and gives a new one torch's ``normal(0, 1)``.
+        expected_rows: How many rows a growing table will reach: sizes its index and the budget.
+        device: Where outputs go.
+        dtype: None or ``torch.float32``.
+
+    Shapes: ``input (*) int64 or int32 -> (*, embedding_dim) float32``.
+
+    Errors: ``KeyRangeError`` for ids outside a dense table; ``MismatchError`` when the stored table
+    has other parameters.
+
+    Blocking: construction may read; a forward waits for the pages of rows not in memory, and with
+    ids on a CUDA device for that device.
+
+    Durability: rows change at the optimizer's step and are durable with ``embedrock.save``.
+
+    >>> import torch
+    >>> embedding = embedrock.nn.Embedding(1000, 4, store=store, name="users", optimizer="sgd")
+    >>> optimizer = embedrock.optim.SGD(embedding, lr=0.5)
+    >>> before = embedding.table.get(7)
+    >>> embedding(torch.tensor([[7, 8], [7, 7]])).sum().backward()
+    >>> [tuple(rows.shape) for rows in embedding.parameters()]
+    [(2, 4)]
+    >>> optimizer.step()
+    >>> (before - embedding.table.get(7)).round(3)
+    array([1.5, 1.5, 1.5, 1.5], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int | None,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+        *,
+        store: Store,
+        name: str,
+        optimizer: OptimizerLike | None = None,
+        initializer: InitializerLike | None = None,
+        expected_rows: int | None = None,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Opens the table, or creates it."""
+        _refuse_unsupported(name, max_norm, dtype)
+        super().__init__(
+            num_embeddings,
+            embedding_dim,
+            padding_idx,
+            store,
+            name,
+            optimizer,
+            initializer,
+            expected_rows,
+            device,
+        )
+        self.scale_grad_by_freq = scale_grad_by_freq
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The rows of the ids: ``(*) -> (*, embedding_dim)``."""
+        found, places = self._rows(input)
+        return F.embedding(
+            places, found.rows, found.padding, scale_grad_by_freq=self.scale_grad_by_freq
+        )
+
+    def extra_repr(self) -> str:
+        """What ``print`` shows of the module."""
+        return _describe(self.table, self.padding_idx)
+
+
+class EmbeddingBag(_OneTable):
+    """``torch.nn.EmbeddingBag`` whose rows live in a table of a store.
+
+    Arguments are torch's, in torch's order, then the table's, as for :class:`Embedding`.
+    ``_weight`` must be None: ``embedrock.weights.load`` imports existing rows.
+
+    Shapes: ``input (B, N)``, or ``input (N,), offsets (B,)`` (``(B + 1,)`` with
+    ``include_last_offset``), ``per_sample_weights`` of the shape of ``input`` with ``mode="sum"``
+    ``-> (B, embedding_dim) float32``. Empty bags give zeros.
+
+    Errors, Blocking, Durability: as for :class:`Embedding`. ``max_norm`` is refused.
+
+    >>> import torch
+    >>> bag = embedrock.nn.EmbeddingBag(None, 4, mode="sum", store=store, name="words")
+    >>> bag(torch.tensor([4, 2**62, -1, 4]), torch.tensor([0, 3])).shape
+    torch.Size([2, 4])
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int | None,
+        embedding_dim: int,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        mode: str = "mean",
+        sparse: bool = False,
+        _weight: None = None,
+        include_last_offset: bool = False,
+        padding_idx: int | None = None,
+        *,
+        store: Store,
+        name: str,
+        optimizer: OptimizerLike | None = None,
+        initializer: InitializerLike | None = None,
+        expected_rows: int | None = None,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Opens the table, or creates it."""
+        _refuse_unsupported(name, max_norm, dtype, _weight)
+        check_mode(mode)
+        super().__init__(
+            num_embeddings,
+            embedding_dim,
+            padding_idx,
+            store,
+            name,
+            optimizer,
+            initializer,
+            expected_rows,
+            device,
+        )
+        self.mode = mode
+        self.include_last_offset = include_last_offset
+        self.scale_grad_by_freq = scale_grad_by_freq
+
+    def forward(
+        self,
+        input: Tensor,
+        offsets: Tensor | None = None,
+        per_sample_weights: Tensor | None = None,
+    ) -> Tensor:
+        """One row per bag: ``(B, embedding_dim)``."""
+        check_bags("input", input, offsets, per_sample_weights, self.mode)
+        found, places = self._rows(input)
+        return F.embedding_bag(
+            places,
+            found.rows,
+            None if offsets is None else offsets.to(self.device, torch.int64),
+            scale_grad_by_freq=self.scale_grad_by_freq,
+            mode=self.mode,
+            per_sample_weights=per_sample_weights,
+            include_last_offset=self.include_last_offset,
+            padding_idx=found.padding,
+        )
+
+    def extra_repr(self) -> str:
+        """What ``print`` shows of the module."""
+        return f"{_describe(self.table, self.padding_idx)}, mode={self.mode!r}"
+
+
+def check_mode(mode: str) -> None:
+    """Refuses a mode that torch does not have."""
+    if mode not in _MODES:
+        raise MisuseError(f"mode is {mode!r}, expected one of {', '.join(_MODES)}")
+
+
+def check_bags(
+    name: str, ids: Tensor, offsets: Tensor | None, weights: Tensor | None, mode: str
+) -> None:
+    """Refuses bags of the wrong shape before anything is read."""
+    if not isinstance(ids, Tensor) or ids.dim() not in (1, 2):
+        shape = tuple(ids.shape) if isinstance(ids, Tensor) else type(ids).__name__
+        raise MisuseError(f"{name} is {shape}, expected a tensor of one or two dimensions")
+    if (ids.dim() == 1) != (offsets is not None):
+        raise MisuseError(
+            f"{name} has {ids.dim()} dimensions and offsets "
+            f"{'missing' if offsets is None else 'given'}; one dimension needs offsets, two "
+            f"dimensions are bags of equal length without them"
+        )
+    if weights is not None and mode != "sum":
+        raise MisuseError(f"{name} has per_sample_weights with mode={mode!r}, expected mode='sum'")
+    if weights is not None and weights.shape != ids.shape:
+        raise MisuseError(
+            f"{name} has per_sample_weights of shape {tuple(weights.shape)}, expected "
+            f"{tuple(ids.shape)}: one for each id"
+        )
+
+
+def _refuse_unsupported(
+    name: str, max_norm: Any, dtype: torch.dtype | None, weight: Any = None
+) -> None:
+    if max_norm is not None:
+        raise UnsupportedError(
+            f"table {name!r}: max_norm is {max_norm}, which would rewrite rows in a forward; clip "
+            f"rows with Table.modify instead"
+        )
+    if dtype not in (None, torch.float32):
+        raise UnsupportedError(f"table {name!r}: dtype is {dtype}, expected torch.float32")
+    if weight is not None:
+        raise UnsupportedError(
+            f"table {name!r}: _weight is given; import rows with embedrock.weights.load"
+        )
+
+
+def _describe(table: Table, padding: int | None) -> str:
+    rows = "growing" if table.num_embeddings is None else table.num_embeddings
+    parts = [f"{rows}, {table.embedding_dim}, name={table.name!r}"]
+    parts.append(f"optimizer={table.optimizer['kind']!r}")
+    if padding is not None:
+        parts.append(f"padding_idx={padding}")
+    return ", ".join(parts)

@@ -1,0 +1,160 @@
+"""From ids to rows: one engine call for all that a forward reads.
+
+Owns the way of ids to the host and of rows to the module's device. Distinct keys keep the order of
+their first occurrence, which is the order in which the engine lays rows out.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from embedrock.errors import MisuseError
+from embedrock.nn.module import RowsModule
+from embedrock.nn.pending import Visit
+from embedrock.store import distinct
+
+__all__ = ["Ask", "Found", "fetch", "host_ids", "to_host"]
+
+
+class Ask(NamedTuple):
+    """What a forward reads from one table."""
+
+    slot: str
+    """The name of the table's pending rows within the module."""
+    ids: npt.NDArray[np.int64]
+    """(N,) ids on the host."""
+    padding: int | None
+    """The padding key."""
+
+
+class Found(NamedTuple):
+    """The rows of one ask, on the module's device."""
+
+    rows: Tensor
+    """(U, D) float32, the rows of the distinct ids."""
+    inverse: Tensor
+    """(N,) int64, each id's place among them."""
+    padding: int | None
+    """The padding key's place among them, if it occurs."""
+
+
+def fetch(module: RowsModule, asks: Sequence[Ask]) -> list[Found]:
+    """Reads the distinct rows of all asks in one call of the engine.
+
+    Under ``torch.compile`` this is a graph break, and the code before and after it is compiled.
+    """
+    if "torch._dynamo" in sys.modules:
+        found: list[Found] = _fetch_uncompiled(module, asks)
+        return found
+    return _fetch(module, asks)
+
+
+def _fetch(module: RowsModule, asks: Sequence[Ask]) -> list[Found]:
+    records = module._records()
+    device = module.device
+    tables = [module._pending[ask.slot].table for ask in asks]
+    keys, inverses = [], []
+    for ask in asks:
+        some_keys, inverse = distinct(ask.ids)
+        keys.append(some_keys)
+        inverses.append(inverse)
+    shapes = [(len(k), table.embedding_dim) for k, table in zip(keys, tables, strict=True)]
+    host = torch.empty(
+        sum(u * d for u, d in shapes), dtype=torch.float32, pin_memory=device.type == "cuda"
+    )
+    parts = [part.view(shape) for part, shape in zip(_split(host, shapes), shapes, strict=True)]
+    module.store.get(list(zip(tables, keys, strict=True)), out=[part.numpy() for part in parts])
+    if device.type != "cpu":
+        there = _split(host.to(device, non_blocking=True), shapes)
+        parts = [part.view(shape) for part, shape in zip(there, shapes, strict=True)]
+    places = _places(inverses, device)
+    found = []
+    for ask, some_keys, rows, inverse in zip(asks, keys, parts, places, strict=True):
+        padding = _place_of(ask.padding, some_keys)
+        if records:
+            visit = Visit(some_keys, rows, padding, (module, ask.slot))
+            rows = module._pending[ask.slot].expose(visit)
+        found.append(Found(rows, inverse, padding))
+    return found
+
+
+# torch.compiler.disable would load the compiler; older versions have nothing else.
+_fetch_uncompiled = getattr(torch, "_disable_dynamo", None) or torch.compiler.disable
+_fetch_uncompiled = _fetch_uncompiled(_fetch)
+
+_ID_DTYPES = (torch.int64, torch.int32, getattr(torch, "uint64", torch.int64))
+
+
+def host_ids(inputs: Mapping[str, Tensor]) -> list[npt.NDArray[np.int64]]:
+    """Ids of any shape, by the name that errors call them, as flat int64 arrays on the host.
+
+    Ids on other devices come with one transfer for all.
+
+    Errors: ``MisuseError`` for anything but a tensor of int64, int32 or uint64, of which int64 and
+    uint64 with the same bits are the same ids.
+
+    Blocking: waits for the devices that ids are on.
+    """
+    for name, ids in inputs.items():
+        if not isinstance(ids, Tensor):
+            raise MisuseError(f"{name} is {type(ids).__name__}, expected an int64 or int32 tensor")
+        if ids.dtype not in _ID_DTYPES:
+            raise MisuseError(f"{name} is {ids.dtype}, expected torch.int64 or torch.int32")
+    flat = [_as_int64(ids.detach().reshape(-1)) for ids in inputs.values()]
+    return [tensor.numpy() for tensor in _copy_to_host(flat)]
+
+
+def to_host(tensors: Sequence[Tensor]) -> list[npt.NDArray[np.float32]]:
+    """Float32 tensors as contiguous arrays on the host, with one transfer for each device."""
+    flat = _copy_to_host([tensor.detach().contiguous().reshape(-1) for tensor in tensors])
+    return [part.view(like.shape).numpy() for part, like in zip(flat, tensors, strict=True)]
+
+
+def _as_int64(ids: Tensor) -> Tensor:
+    return ids.view(torch.int64) if ids.element_size() == 8 else ids.to(torch.int64)
+
+
+def _copy_to_host(flat: Sequence[Tensor]) -> list[Tensor]:
+    """Flat tensors of one dtype on the host: as they are where they are there already."""
+    copies = list(flat)
+    for device in {tensor.device for tensor in flat if tensor.device.type != "cpu"}:
+        members = [i for i, tensor in enumerate(flat) if tensor.device == device]
+        joined = torch.cat([flat[i] for i in members])
+        if device.type == "cuda":
+            host = torch.empty(joined.shape, dtype=joined.dtype, pin_memory=True)
+            host.copy_(joined, non_blocking=True)
+            torch.cuda.current_stream(device).synchronize()
+        else:
+            host = joined.cpu()
+        parts = host.split([flat[i].numel() for i in members])
+        for i, part in zip(members, parts, strict=True):
+            copies[i] = part
+    return copies
+
+
+def _split(flat: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
+    return list(flat.split([u * d for u, d in shapes]))
+
+
+def _places(inverses: Sequence[npt.NDArray[np.int64]], device: torch.device) -> list[Tensor]:
+    tensors = [torch.from_numpy(inverse) for inverse in inverses]
+    if device.type == "cpu":
+        return tensors
+    joined = torch.cat(tensors)
+    if device.type == "cuda":
+        joined = joined.pin_memory()
+    return list(joined.to(device, non_blocking=True).split([len(each) for each in inverses]))
+
+
+def _place_of(key: int | None, keys: npt.NDArray[np.int64]) -> int | None:
+    if key is None:
+        return None
+    found = np.flatnonzero(keys == np.int64(key))
+    return int(found[0]) if found.size else None

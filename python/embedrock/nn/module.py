@@ -1,0 +1,229 @@
+"""What all modules over tables share: device, parameters that come and go, and what is refused.
+
+Owns the module's side of the pending rows. It never fetches rows. What always holds: the rows live
+in the store, so a module's ``state_dict`` is empty and a module cannot be copied or pickled; what
+it does hold can be made again from the store and the constructor's arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from embedrock import initializers, optimizers
+from embedrock.errors import MisuseError, UnsupportedError
+from embedrock.nn.pending import PendingRows, pending_rows
+from embedrock.store import Store
+from embedrock.table import Table
+
+__all__ = ["RowsModule", "dense_parameters", "rows_modules"]
+
+Self = TypeVar("Self", bound="RowsModule")
+
+
+class RowsModule(nn.Module):  # type: ignore[misc]
+    """The base of ``Embedding``, ``EmbeddingBag`` and ``EmbeddingBagCollection``.
+
+    **Parameters.** ``parameters()`` lists one tensor per table from a training forward to the
+    optimizer's ``step`` or ``zero_grad``: the rows ``(U, embedding_dim)`` float32 of the U distinct
+    keys that were read, and after ``backward`` their gradient. At other times it lists nothing.
+    ``clip_grad_norm_(model.parameters(), ...)`` and ``GradScaler`` work as with torch's modules.
+
+    **Modes.** A forward exposes rows when the module is in training mode, gradients are enabled and
+    ``requires_grad_(False)`` was not called on it. After ``eval()`` and under ``torch.no_grad()``
+    the output does not require a gradient and nothing is kept.
+
+    **Device.** Ids may be on any device; outputs are on the module's, which ``device=`` and
+    ``.to(device)`` set. Rows are float32: other dtypes are refused with ``UnsupportedError``.
+
+    **Processes.** One process writes to a store. ``DistributedDataParallel`` and ``DataParallel``
+    are refused with ``UnsupportedError``, ``copy.deepcopy`` and pickling with ``MisuseError``.
+    """
+
+    def __init__(self, store: Store, device: torch.device | str | int | None) -> None:
+        """Remembers the store and where outputs go."""
+        super().__init__()
+        if not isinstance(store, Store):
+            raise MisuseError(
+                f"store is {type(store).__name__}, expected a store from embedrock.open"
+            )
+        self.store = store
+        self._place: Tensor
+        self.register_buffer("_place", torch.empty(0, device=device), persistent=False)
+        self._pending: dict[str, PendingRows] = {}
+        self._frozen = False
+
+    @property
+    def device(self) -> torch.device:
+        """Where outputs go."""
+        return self._place.device
+
+    @property
+    def tables(self) -> list[Table]:
+        """The tables that the module reads and trains."""
+        return [pending.table for pending in self._pending.values()]
+
+    def requires_grad_(self: Self, requires_grad: bool = True) -> Self:
+        """Freezes the tables (``False``) or trains them again; call it on this module itself."""
+        self._frozen = not requires_grad
+        return self
+
+    def __deepcopy__(self, memo: object) -> NoReturn:
+        """Refused: a copy would train the same rows."""
+        raise MisuseError(f"{self._named()} cannot be copied: {_MAKE_ANEW}")
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        """Refused: the rows are in the store."""
+        raise MisuseError(f"{self._named()} cannot be pickled: {_MAKE_ANEW}")
+
+    def __getattr__(self, name: str) -> Any:
+        """Explains what to use instead of ``weight``."""
+        if name == "weight":
+            raise AttributeError(
+                f"{self._named()} has no weight in memory: read rows with .table.get(keys), write "
+                f"them with .table.put(keys, values), or use embedrock.weights"
+            )
+        return super().__getattr__(name)
+
+    def _add_table(
+        self,
+        slot: str,
+        name: str,
+        embedding_dim: int,
+        num_embeddings: int | None,
+        expected_rows: int | None,
+        optimizer: optimizers.OptimizerLike | None,
+        initializer: initializers.InitializerLike | None,
+    ) -> Table:
+        """Opens or creates a table and keeps room for its pending rows under the name ``slot``."""
+        if initializer is None and name not in self.store.tables:
+            initializer = initializers.normal()
+        table = self.store.table(
+            name,
+            embedding_dim,
+            num_embeddings,
+            expected_rows=expected_rows,
+            optimizer=optimizer,
+            initializer=initializer,
+        )
+        self._pending[slot] = pending_rows(table)
+        self._parameters[slot] = None
+        return self._pending[slot].table
+
+    def _records(self) -> bool:
+        """Whether a forward made now exposes its rows to an optimizer."""
+        if not (self.training and torch.is_grad_enabled()) or self._frozen:
+            return False
+        self._refuse_data_parallel()
+        return True
+
+    def _refuse_data_parallel(self) -> None:
+        distributed = torch.distributed
+        if not (distributed.is_available() and distributed.is_initialized()):
+            return
+        size = distributed.get_world_size()
+        if size > 1 and nn.parallel.DistributedDataParallel._active_ddp_module is not None:
+            raise UnsupportedError(
+                f"{self._named()} runs inside DistributedDataParallel with {size} processes, which "
+                f"would leave each one with gradients of its own; train with one process, or wrap "
+                f"only the dense part of the model and keep the tables in one process"
+            )
+
+    def _replicate_for_data_parallel(self) -> NoReturn:
+        raise UnsupportedError(
+            f"{self._named()} runs inside DataParallel, whose replicas would train copies of rows; "
+            f"wrap only the dense part of the model"
+        )
+
+    def _apply(self: Self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        dtype = self._place.dtype
+        if dtype != torch.float32:
+            self._place = self._place.float()
+            raise UnsupportedError(
+                f"{self._named()} was to become {dtype}, but rows are float32; convert the "
+                f"dense part only, or run the model under torch.autocast"
+            )
+        return self
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """Nothing: rows and optimizer state are in the store."""
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """Refuses rows, as torch refuses tensors of another size, strict or not."""
+        for key in state_dict:
+            if not key.startswith(prefix):
+                continue
+            if key.rpartition(".")[2] == "weight":
+                error_msgs.append(
+                    f"{key!r} holds rows, which live in the store: import them with "
+                    f"embedrock.weights.load(table, state_dict[{key!r}]) and leave them out here"
+                )
+            else:
+                unexpected_keys.append(key)
+
+    def _named(self) -> str:
+        names = ", ".join(repr(table.name) for table in self.tables)
+        return f"{type(self).__name__} of table {names}"
+
+
+_MAKE_ANEW = (
+    "its rows live in the store; make the module anew from the store, and keep the model's "
+    "progress with embedrock.save and embedrock.resume"
+)
+
+
+def open_padding_row(table: Table, padding_idx: int | None) -> int | None:
+    """The padding key as a key of the table, its row zero from the start as torch's is.
+
+    Errors: ``MisuseError`` when it lies outside a dense table.
+    """
+    if padding_idx is None:
+        return None
+    size, key = table.num_embeddings, int(padding_idx)
+    if size is not None:
+        if not -size <= key < size:
+            raise MisuseError(
+                f"padding_idx is {key}, expected {-size} to {size - 1}: table {table.name!r} has "
+                f"num_embeddings={size}"
+            )
+        key %= size
+    if key not in table:
+        table.put([key], np.zeros((1, table.embedding_dim), np.float32))
+    return key
+
+
+def rows_modules(model: nn.Module) -> Iterator[RowsModule]:
+    """The modules within a model whose rows live in a store, in the order of ``modules()``."""
+    return (module for module in model.modules() if isinstance(module, RowsModule))
+
+
+def dense_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
+    """The parameters of a model that are not rows of tables: what a torch optimizer takes.
+
+    >>> import torch
+    >>> model = torch.nn.Sequential(
+    ...     embedrock.nn.EmbeddingBag(None, 4, store=store, name="words"), torch.nn.Linear(4, 1)
+    ... )
+    >>> [tuple(parameter.shape) for parameter in embedrock.nn.dense_parameters(model)]
+    [(1, 4), (1,)]
+    """
+    rows = {
+        id(pending.parameter)
+        for module in rows_modules(model)
+        for pending in module._pending.values()
+    }
+    return (parameter for parameter in model.parameters() if id(parameter) not in rows)

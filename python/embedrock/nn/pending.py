@@ -1,0 +1,236 @@
+"""Rows that forwards of a table have exposed, and their merged gradient.
+
+Owns, for one table, the tensor that ``parameters()``, ``clip_grad_norm_`` and ``GradScaler`` see:
+the rows of all distinct keys that forwards have read since the last optimizer step, and the sum of
+their gradients. It never talks to the engine. What always holds:
+
+* All modules on one table share one :class:`PendingRows`, and so one parameter. Each key has one
+  row in it however many forwards read it, so a norm over ``parameters()`` is the norm of the merged
+  gradient, exactly as for a table held in memory.
+* Gradients of a key from several backward passes are added in float32 in the order in which
+  autograd delivers them: what ``.grad`` of a ``torch.nn.Embedding`` does.
+* The parameter object stays the same for the life of the modules; its contents and size change.
+  Modules list it only while it holds rows, so ``torch.optim.Adam(model.parameters())`` before the
+  first forward takes the dense parameters alone.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from embedrock.errors import MisuseError
+from embedrock.store import distinct
+
+if TYPE_CHECKING:
+    from embedrock.nn.module import RowsModule
+    from embedrock.table import Table
+
+__all__ = ["PendingRows", "Visit", "pending_rows"]
+
+Keys = npt.NDArray[np.int64]
+
+
+class Visit:
+    """One forward's use of a table, from the forward until autograd frees its graph."""
+
+    __slots__ = ("__weakref__", "done", "generation", "keys", "places", "rows", "shown", "skip")
+
+    def __init__(self, keys: Keys, rows: Tensor, skip: int | None, shown: tuple[RowsModule, str]):
+        """Notes ``keys (U,)`` and ``rows (U, D)``; ``skip`` is the place of the padding row."""
+        self.keys = keys
+        self.rows = rows
+        self.skip = skip
+        self.shown = shown
+        self.places: Keys | None = None
+        """Where the keys lie in the pending rows; None: they are its first U, in order."""
+        self.generation = -1
+        """Of which state of the pending rows ``places`` speaks."""
+        self.done = False
+        """Whether the gradient has arrived."""
+
+
+class PendingRows:
+    """The rows of one table that wait for an optimizer step."""
+
+    def __init__(self, table: Table) -> None:
+        """Starts with no rows."""
+        self.table = table
+        self.parameter = nn.Parameter(torch.empty(0, table.embedding_dim, dtype=torch.float32))
+        self.has_optimizer = False
+        """Whether an optimizer of embedrock.optim was ever made over the table."""
+        self._unclaimed = False
+        self._keys: Keys = np.empty(0, np.int64)
+        self._received: npt.NDArray[np.bool_] = np.empty(0, np.bool_)
+        self._visits: list[weakref.ref[Visit]] = []
+        self._shown: weakref.WeakKeyDictionary[RowsModule, str] = weakref.WeakKeyDictionary()
+        self._generation = 0
+
+    def expose(self, visit: Visit) -> Tensor:
+        """The visit's rows ``(U, D)`` as a tensor whose gradient comes back here."""
+        self._forget_abandoned()
+        if self._unclaimed and not self.has_optimizer:
+            self.has_optimizer = True  # said once
+            warnings.warn(
+                f"gradients of table {self.table.name!r} have arrived, but no optimizer of "
+                f"embedrock.optim holds its module: nothing trains its rows; make one over the "
+                f"model, or call requires_grad_(False) on the module",
+                stacklevel=2,
+            )
+        self._place(visit)
+        exposed: Tensor = _Expose.apply(self.parameter, visit.rows, self, visit)
+        return exposed
+
+    def receive(self, visit: Visit, gradient: Tensor) -> None:
+        """Adds the gradient ``(U, D)`` of a visit's rows."""
+        if self.parameter.grad is None:
+            self._received[:] = False
+        if visit.generation != self._generation:
+            self._place(visit)
+        visit.done = self._unclaimed = True
+        places, count = visit.places, len(self._keys)
+        self._received[slice(len(visit.keys)) if places is None else places] = True
+        if visit.skip is not None:
+            skipped = visit.skip if places is None else places[visit.skip]
+            self._received[skipped] = False
+        merged = self.parameter.grad
+        if places is None and len(visit.keys) == count:
+            self.parameter.grad = gradient if merged is None else merged.add_(gradient)
+            return
+        if merged is None:
+            merged = gradient.new_zeros(count, gradient.shape[1])
+        where = torch.from_numpy(np.arange(len(visit.keys)) if places is None else places)
+        merged.index_add_(0, where.to(gradient.device), gradient)
+        self.parameter.grad = merged
+
+    def gradient(self) -> tuple[Keys, Tensor] | None:
+        """Distinct keys ``(U,)`` and their merged gradient ``(U, D)``; None when nothing waits.
+
+        Keys that were only read, and padding rows, are left out.
+        """
+        gradient = self.parameter.grad
+        if gradient is None:
+            return None
+        taken = self._received
+        if taken.all():
+            return self._keys, gradient
+        taken = taken.copy()
+        left_out = np.flatnonzero(~taken)
+        rows = gradient[torch.from_numpy(left_out).to(gradient.device)]
+        taken[left_out] = (rows != 0).any(dim=1).cpu().numpy()  # a penalty on the parameter itself
+        where = np.flatnonzero(taken)
+        return self._keys[where], gradient[torch.from_numpy(where).to(gradient.device)]
+
+    def drop(self) -> None:
+        """Forgets rows and gradients; a backward that is still to come exposes its rows anew."""
+        self._reset(self._keys[:0], None, None)
+        self._visits.clear()
+        for module, name in self._shown.items():
+            module._parameters[name] = None
+        self._shown.clear()
+
+    def _forget_abandoned(self) -> None:
+        """Drops what forwards without a backward have left, and gradients that someone cleared."""
+        if not self._visits and not len(self._keys):
+            return
+        if self.parameter.grad is None:
+            self._received[:] = False
+        visits = [visit for visit in (ref() for ref in self._visits) if visit is not None]
+        waiting = [visit for visit in visits if not visit.done]
+        if len(visits) == len(self._visits) and (waiting or self._received.any()):
+            return
+        if not waiting and not self._received.any():
+            self.drop()
+            return
+        kept = np.flatnonzero(self._received)
+        where = torch.from_numpy(kept).to(self.parameter.device)
+        gradient = self.parameter.grad
+        data = self.parameter.detach()[where]
+        self._reset(self._keys[kept], data, None if gradient is None else gradient[where])
+        self._received[:] = True
+        self._visits.clear()
+        for visit in waiting:
+            self._place(visit)
+
+    def _place(self, visit: Visit) -> None:
+        """Finds a place for each of the visit's rows, new ones after all that are there."""
+        module, name = visit.shown
+        module._parameters[name] = self.parameter
+        self._shown[module] = name
+        self._visits.append(weakref.ref(visit))
+        visit.done = False
+        count = len(self._keys)
+        if count == 0:
+            self._reset(visit.keys, visit.rows, None)
+            visit.places, visit.generation = None, self._generation
+            return
+        if self.parameter.device != visit.rows.device:
+            raise MisuseError(
+                f"table {self.table.name!r} is used on {self.parameter.device} and on "
+                f"{visit.rows.device} within one step; move its modules to one device"
+            )
+        union, inverse = distinct(np.concatenate([self._keys, visit.keys]))
+        visit.places, visit.generation = inverse[count:], self._generation
+        if len(union) == count:
+            return
+        fresh = torch.from_numpy(visit.places >= count).to(visit.rows.device)
+        data = torch.cat([self.parameter.detach(), visit.rows[fresh]])
+        gradient = self.parameter.grad
+        if gradient is not None:
+            gradient = torch.cat([gradient, gradient.new_zeros(len(union) - count, data.shape[1])])
+        received = np.concatenate([self._received, np.zeros(len(union) - count, np.bool_)])
+        self._set(union, data, gradient)
+        self._received = received
+
+    def _reset(self, keys: Keys, data: Tensor | None, gradient: Tensor | None) -> None:
+        self._generation += 1
+        if data is None:
+            data = self.parameter.new_empty(0, self.table.embedding_dim)
+        self._set(keys, data, gradient)
+        self._received = np.zeros(len(keys), np.bool_)
+
+    def _set(self, keys: Keys, data: Tensor, gradient: Tensor | None) -> None:
+        self._keys = keys
+        self.parameter.grad = None
+        self.parameter.data = data
+        self.parameter.grad = gradient
+
+
+class _Expose(torch.autograd.Function):  # type: ignore[misc]
+    """Hands a forward its rows, and the pending rows their gradient.
+
+    A leaf per forward would leave several tensors for one key, whose norms do not add up to that of
+    the merged gradient; one leaf for all cannot grow once a graph refers to it. So the gradient is
+    merged by hand, and the parameter is an input for autograd's sake only: a backward that is
+    limited to ``inputs=list(model.parameters())`` then still comes by here.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, parameter: Tensor, rows: Tensor, pending: PendingRows, visit: Visit
+    ) -> Tensor:
+        ctx.pending, ctx.visit = pending, visit
+        return rows.view_as(rows)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None, None]:
+        ctx.pending.receive(ctx.visit, gradient.detach().contiguous())
+        return None, None, None, None
+
+
+_REGISTRY: weakref.WeakValueDictionary[tuple[int, str], PendingRows] = weakref.WeakValueDictionary()
+
+
+def pending_rows(table: Table) -> PendingRows:
+    """The pending rows of a table: one object for all modules that use it."""
+    key = (id(table.store), table.name)
+    found = _REGISTRY.get(key)  # it holds the store, so the id cannot be another's
+    if found is None:
+        found = _REGISTRY[key] = PendingRows(table)
+    return found

@@ -1,0 +1,396 @@
+"""Optimizers of tables: ``torch.optim.Optimizer`` over modules of :mod:`embedrock.nn`.
+
+Owns the step: it collects the pending rows of every module and hands keys and gradients to the
+engine in one call. The arithmetic and the optimizer state are in the engine, beside each row, and
+become durable with it; a ``state_dict`` here holds hyperparameters and step counts only. What
+always holds: a step is all or nothing in each store (the engine checks every batch before the first
+row changes), and it forgets the rows that it applied.
+
+Dense parameters keep their torch optimizer beside it. Learning rate schedulers of torch,
+``GradScaler``, step hooks and parameter groups (one learning rate for some modules, another for
+the rest) work as with any optimizer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from embedrock._arrays import as_keys
+from embedrock.errors import MismatchError, MisuseError
+from embedrock.nn.fetch import to_host
+from embedrock.nn.module import rows_modules
+from embedrock.nn.pending import PendingRows
+from embedrock.store import Store
+from embedrock.table import NonFinite, Table, update_part
+
+__all__ = ["SGD", "Adagrad", "Adam", "RowOptimizer", "RowWiseAdagrad"]
+
+Modules: TypeAlias = nn.Module | Iterable[nn.Module] | Iterable[dict[str, Any]]
+
+
+class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
+    """The base of all optimizers of tables.
+
+    ``modules`` is a model (all modules of ``embedrock.nn`` within it are taken), several models, or
+    a list of groups ``{"params": model or models, "lr": ...}``.
+
+    ``step`` and ``zero_grad`` forget the rows that wait; a step without waiting rows does nothing.
+    A step that ``GradScaler`` skips for infinities applies nothing and counts nothing.
+    ``non_finite`` says what a NaN or infinite gradient does without a scaler: ``"refuse"`` raises
+    and changes nothing, ``"skip"`` leaves those rows out, ``"apply"`` applies them.
+
+    Errors: ``MismatchError`` when a table's rows carry another optimizer's state;
+    ``NonFiniteError`` from ``step``, which then has changed no row and keeps the gradients;
+    ``FullError``, ``IoError``.
+
+    Blocking: ``step`` waits for the pages of rows that left memory since the forward, and for the
+    CUDA device when gradients are there.
+
+    Durability: with ``embedrock.save`` or ``Store.commit``.
+    """
+
+    kind: ClassVar[str]
+    """The name of the engine's optimizer."""
+
+    def __init__(
+        self, modules: Modules, defaults: dict[str, Any], non_finite: NonFinite = "refuse"
+    ) -> None:
+        """Takes the modules; subclasses bring their defaults."""
+        if non_finite not in ("refuse", "skip", "apply"):
+            raise MisuseError(f"non_finite is {non_finite!r}, expected 'refuse', 'skip' or 'apply'")
+        self.non_finite = non_finite
+        self._pending: dict[int, PendingRows] = {}
+        super().__init__(_groups(modules), defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Takes more modules: ``{"params": model or models, "lr": ...}``."""
+        pendings = _pendings(param_group["params"])
+        for pending in pendings:
+            self._check_table(pending.table)
+        names = [pending.table.name for pending in pendings]
+        super().add_param_group(
+            {**param_group, "params": [pending.parameter for pending in pendings], "tables": names}
+        )
+        self._validate(self.param_groups[-1])
+        for pending in pendings:
+            pending.has_optimizer = True
+            self._pending[id(pending.parameter)] = pending
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Applies the waiting gradients, one optimizer step for each distinct key, and drops them.
+
+        ``closure`` evaluates the model again and returns the loss, which is returned.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        waiting: dict[int, tuple[Store, list[tuple[PendingRows, Any, Tensor, dict[str, Any]]]]] = {}
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                pending = self._pending[id(parameter)]
+                gradient = pending.gradient()
+                if gradient is None:
+                    continue
+                store = pending.table.store
+                _, batches = waiting.setdefault(id(store), (store, []))
+                batches.append((pending, *gradient, group))
+        for store, batches in waiting.values():
+            self._apply(store, batches)
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forgets the rows that wait and their gradients."""
+        for pending in self._pending.values():
+            pending.drop()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores hyperparameters and step counts.
+
+        Errors: ``MismatchError`` when they were saved for other tables.
+        """
+        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=False):
+            if group["tables"] != saved.get("tables"):
+                raise MismatchError(
+                    f"the saved state is of tables {saved.get('tables')}, this optimizer has "
+                    f"{group['tables']}; make it over the same modules in the same order"
+                )
+        super().load_state_dict(state_dict)
+
+    def __getstate__(self) -> Any:
+        """Refuses to be copied or pickled."""
+        raise MisuseError(
+            f"{type(self).__name__} cannot be copied or pickled: its rows live in the store; make "
+            f"it anew and use state_dict() and load_state_dict()"
+        )
+
+    def _apply(
+        self, store: Store, batches: Sequence[tuple[PendingRows, Any, Tensor, dict[str, Any]]]
+    ) -> None:
+        gradients = [
+            gradient.neg() if group["maximize"] else gradient for _, _, gradient, group in batches
+        ]
+        parts = []
+        for (pending, keys, _, group), rows in zip(batches, to_host(gradients), strict=True):
+            hyper = self._hyper(group, self._steps(pending) + 1)
+            parts.append(update_part(pending.table, as_keys(keys), rows, *hyper))
+        store._core.update(parts, self.non_finite, None)
+        for pending, _, _, _ in batches:
+            self.state[pending.parameter]["step"] = self._steps(pending) + 1
+            pending.drop()
+
+    def _steps(self, pending: PendingRows) -> int:
+        """How many steps this optimizer has made on a table."""
+        return int(self.state[pending.parameter].get("step", 0))
+
+    def _hyper(
+        self, group: dict[str, Any], step: int
+    ) -> tuple[float, float, tuple[float, float], float]:
+        """The engine's (lr, eps, betas, weight_decay) for the ``step``-th step of a table."""
+        eps, betas = float(group.get("eps", 0.0)), group.get("betas", (0.9, 0.999))
+        return float(group["lr"]), eps, betas, float(group["weight_decay"])
+
+    def _check_table(self, table: Table) -> None:
+        """Refuses a table whose rows carry the state of another optimizer."""
+        wanted = {"kind": self.kind, **self._fixed()}
+        stored: dict[str, Any] = {**table.optimizer}
+        if all(stored[name] == value for name, value in wanted.items() if value is not None):
+            return
+        name = type(self).__name__
+        if stored["kind"] == self.kind:
+            differ = next(n for n, v in wanted.items() if v is not None and stored[n] != v)
+            raise MismatchError(
+                f"table {table.name!r} was created with {differ}={stored[differ]!r}, "
+                f"embedrock.optim.{name} has {wanted[differ]!r}; pass what is stored, or create "
+                f"the table anew with the other"
+            )
+        fitting = _CLASSES.get(stored["kind"])
+        way_out = f"use embedrock.optim.{fitting}, or" if fitting else "to train it,"
+        raise MismatchError(
+            f"table {table.name!r} was created with optimizer={stored['kind']!r}, "
+            f"embedrock.optim.{name} needs {self.kind!r}; {way_out} create the table with "
+            f"optimizer={self.kind!r}"
+        )
+
+    def _fixed(self) -> dict[str, Any]:
+        """What the table must have been created with; None: as it was."""
+        return {}
+
+    @staticmethod
+    def _validate(group: dict[str, Any]) -> None:
+        """Refuses hyperparameters that no step could take."""
+        for name in ("lr", "eps", "weight_decay", "lr_decay"):
+            value = float(group.get(name, 0.0))
+            if not 0.0 <= value < math.inf:
+                raise MisuseError(f"{name} is {value}, expected a finite number of 0 or more")
+        for beta in group.get("betas", ()):
+            if not 0.0 <= beta < 1.0:
+                raise MisuseError(f"betas are {group['betas']}, expected numbers from 0 to below 1")
+
+
+class SGD(RowOptimizer):
+    """Gradient descent on touched rows: ``torch.optim.SGD`` without momentum.
+
+    ``weight_decay`` decays the rows that have a gradient, when they have one.
+
+    >>> import torch
+    >>> embedding = embedrock.nn.Embedding(10, 2, store=store, name="e", optimizer="sgd")
+    >>> optimizer = embedrock.optim.SGD(embedding, lr=0.1)
+    >>> embedding(torch.tensor([1])).sum().backward()
+    >>> optimizer.step()
+    """
+
+    kind = "sgd"
+
+    def __init__(
+        self,
+        modules: Modules,
+        lr: float = 1e-3,
+        *,
+        weight_decay: float = 0.0,
+        maximize: bool = False,
+        non_finite: NonFinite = "refuse",
+    ) -> None:
+        """Takes the modules, whose tables have ``optimizer="sgd"``."""
+        super().__init__(
+            modules, {"lr": lr, "weight_decay": weight_decay, "maximize": maximize}, non_finite
+        )
+
+
+class Adagrad(RowOptimizer):
+    """Element-wise Adagrad on touched rows: ``torch.optim.Adagrad`` with sparse gradients.
+
+    ``lr_decay`` counts the steps that this optimizer has made on the table.
+    ``initial_accumulator_value`` is fixed with the table (``embedrock.optimizers.adagrad``); a
+    number here must equal it, None takes what is stored.
+
+    >>> import torch
+    >>> embedding = embedrock.nn.Embedding(10, 2, store=store, name="e", optimizer="adagrad")
+    >>> optimizer = embedrock.optim.Adagrad(embedding, lr=0.1)
+    >>> schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=100)
+    >>> embedding(torch.tensor([1])).sum().backward()
+    >>> optimizer.step()
+    >>> schedule.step()
+    """
+
+    kind = "adagrad"
+
+    def __init__(
+        self,
+        modules: Modules,
+        lr: float = 1e-2,
+        *,
+        lr_decay: float = 0.0,
+        weight_decay: float = 0.0,
+        initial_accumulator_value: float | None = None,
+        eps: float = 1e-10,
+        maximize: bool = False,
+        non_finite: NonFinite = "refuse",
+    ) -> None:
+        """Takes the modules, whose tables have the optimizer of the class."""
+        self._initial_accumulator = initial_accumulator_value
+        defaults = {
+            "lr": lr,
+            "lr_decay": lr_decay,
+            "weight_decay": weight_decay,
+            "eps": eps,
+            "maximize": maximize,
+        }
+        super().__init__(modules, defaults, non_finite)
+
+    def _hyper(
+        self, group: dict[str, Any], step: int
+    ) -> tuple[float, float, tuple[float, float], float]:
+        lr, *rest = super()._hyper(group, step)
+        return (lr / (1 + (step - 1) * group["lr_decay"]), *rest)
+
+    def _fixed(self) -> dict[str, Any]:
+        return {"initial_accumulator": self._initial_accumulator}
+
+
+class RowWiseAdagrad(Adagrad):
+    """Adagrad with one sum per row, of the mean squared gradient: 4 bytes of state per row.
+
+    Source: FBGEMM's ``EXACT_ROWWISE_ADAGRAD``.
+
+    >>> import torch
+    >>> embedding = embedrock.nn.Embedding(10, 2, store=store, name="e")
+    >>> optimizer = embedrock.optim.RowWiseAdagrad(embedding, lr=0.1)
+    >>> embedding(torch.tensor([1])).sum().backward()
+    >>> optimizer.step()
+    """
+
+    kind = "rowwise_adagrad"
+
+    def __init__(
+        self,
+        modules: Modules,
+        lr: float = 1e-2,
+        *,
+        lr_decay: float = 0.0,
+        weight_decay: float = 0.0,
+        initial_accumulator_value: float | None = None,
+        eps: float = 1e-8,
+        maximize: bool = False,
+        non_finite: NonFinite = "refuse",
+    ) -> None:
+        """Takes the modules, whose tables have ``optimizer="rowwise_adagrad"``."""
+        super().__init__(
+            modules,
+            lr,
+            lr_decay=lr_decay,
+            weight_decay=weight_decay,
+            initial_accumulator_value=initial_accumulator_value,
+            eps=eps,
+            maximize=maximize,
+            non_finite=non_finite,
+        )
+
+
+class Adam(RowOptimizer):
+    """Adam on touched rows: with ``bias_correction="global"`` that of ``torch.optim.SparseAdam``.
+
+    ``"global"`` corrects the bias by the table's count of steps, ``"row"`` by the row's own; it is
+    fixed with the table (``embedrock.optimizers.adam``).
+
+    >>> import torch
+    >>> embedding = embedrock.nn.Embedding(10, 2, store=store, name="e", optimizer="adam")
+    >>> optimizer = embedrock.optim.Adam(embedding, lr=0.1)
+    >>> embedding(torch.tensor([1])).sum().backward()
+    >>> optimizer.step()
+    """
+
+    kind = "adam"
+
+    def __init__(
+        self,
+        modules: Modules,
+        lr: float = 1e-3,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        bias_correction: Literal["global", "row"] = "global",
+        maximize: bool = False,
+        non_finite: NonFinite = "refuse",
+    ) -> None:
+        """Takes the modules, whose tables have ``optimizer="adam"``."""
+        self._bias_correction = bias_correction
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "maximize": maximize,
+        }
+        super().__init__(modules, defaults, non_finite)
+
+    def _fixed(self) -> dict[str, Any]:
+        return {"bias_correction": self._bias_correction}
+
+
+_CLASSES = {
+    "sgd": "SGD",
+    "adagrad": "Adagrad",
+    "rowwise_adagrad": "RowWiseAdagrad",
+    "adam": "Adam",
+}
+
+
+def _groups(modules: Modules) -> list[dict[str, Any]]:
+    """The argument of a constructor as groups, not yet resolved to tables."""
+    if isinstance(modules, nn.Module):
+        return [{"params": modules}]
+    if isinstance(modules, (Tensor, str, bytes)):
+        raise MisuseError(
+            f"modules is {type(modules).__name__}, expected a model or modules of embedrock.nn"
+        )
+    given = list(modules)
+    if given and all(isinstance(group, dict) for group in given):
+        return [dict(group) for group in given]
+    return [{"params": given}]
+
+
+def _pendings(modules: Any) -> list[PendingRows]:
+    """The pending rows of every table within the modules, each once."""
+    models = [modules] if isinstance(modules, nn.Module) else list(modules)
+    for model in models:
+        if not isinstance(model, nn.Module):
+            raise MisuseError(
+                f"modules hold {type(model).__name__}, expected a model or modules of "
+                f"embedrock.nn; parameters go to a torch optimizer "
+                f"(embedrock.nn.dense_parameters(model))"
+            )
+    found: dict[int, PendingRows] = {}
+    for model in models:
+        for module in rows_modules(model):
+            found.update({id(pending): pending for pending in module._pending.values()})
+    if not found:
+        raise MisuseError("modules hold no embedrock.nn module, expected at least one")
+    return list(found.values())

@@ -1,0 +1,315 @@
+"""Rows in and out: import of existing weights, export to files that others read.
+
+Everything is streamed in blocks, so neither side has to fit in memory. Values only: optimizer state
+starts anew at import and is not exported (``embedrock.copy`` copies a store with all of it).
+
+Files are ``.npy`` (one float32 array of rows; a growing table has its keys beside it, in
+``NAME.keys.npy``) and ``.safetensors`` (rows under a name, a growing table's keys as ``keys``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from embedrock import _safetensors
+from embedrock._arrays import ArrayLike, as_keys
+from embedrock.errors import BudgetError, CorruptError, EmbedrockError, MismatchError, MisuseError
+from embedrock.table import Floats, Table
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["export", "load", "to_torch"]
+
+Progress = Callable[[int, int], object]
+_BLOCK_BYTES = 16 << 20  # long enough for full device speed, small beside any budget
+
+
+def load(
+    table: Table,
+    source: Any,
+    *,
+    name: str | None = None,
+    keys: ArrayLike | None = None,
+    progress: Progress | None = None,
+) -> int:
+    """Writes existing rows into a table and returns how many.
+
+    ``source`` is a ``torch.nn.Embedding`` or ``EmbeddingBag``, a tensor, an array, or the path of a
+    ``.npy`` or ``.safetensors`` file (mapped, not read whole; ``name`` chooses among several
+    arrays). Row ``i`` gets key ``i``, or ``keys[i]``; keys that :func:`export` wrote beside rows
+    are found without being named. Rows start with initial optimizer state. float16 and bfloat16 are
+    widened, float64 is rounded. ``progress(done, total)`` counts rows.
+
+    Shapes: ``source (N, embedding_dim)``, ``keys (N,)``; without keys, ``N`` is ``num_embeddings``
+    of a dense table.
+
+    Errors: ``MismatchError`` for another shape; ``NotFoundError``, ``CorruptError``,
+    ``UnsupportedError`` for files; those of ``Table.put``, with earlier blocks written.
+
+    Durability: with the next commit.
+
+    >>> from embedrock import weights
+    >>> weights.load(table, np.ones((3, 4), np.float32), keys=[10, 20, 30])
+    3
+    """
+    rows, found_keys = _open_source(source, name)
+    given: Any = found_keys if keys is None else keys
+    _check_shape(table, rows.shape, keyed=given is not None)
+    total = int(rows.shape[0])
+    flat = None
+    if given is not None:
+        flat = as_keys(given).flat
+        if flat.size != total:
+            raise MismatchError(f"there are {flat.size} keys for {total} rows, expected one each")
+    for start, stop in _blocks(table, total):
+        block = np.arange(start, stop) if flat is None else flat[start:stop]
+        table.put(block, _as_float32(rows, start, stop), reset_state=True)
+        if progress is not None:
+            progress(stop, total)
+    return total
+
+
+def export(
+    table: Table,
+    path: str | os.PathLike[str],
+    *,
+    name: str = "weight",
+    progress: Progress | None = None,
+) -> int:
+    """Writes a table's rows to a ``.npy`` or ``.safetensors`` file and returns how many.
+
+    A dense table gives all its rows in the order of ids, never written ones as their initial rows.
+    A growing table gives its written rows, in the engine's order, and their keys. ``name`` is the
+    rows' name in a safetensors file. The table should not change meanwhile.
+
+    Shapes: rows ``(N, embedding_dim)`` float32, keys ``(N,)`` int64.
+
+    Blocking: reads the whole table.
+
+    Durability: a file appears under its name whole and synced, or not at all. (Of the two ``.npy``
+    files of a growing table, the keys come first.)
+
+    >>> from embedrock import weights
+    >>> table.put([5, 6], np.ones((2, 4), np.float32))
+    >>> weights.export(table, "ads.safetensors")
+    2
+    """
+    target = Path(path)
+    dense = table.num_embeddings is not None
+    total = table.num_embeddings if table.num_embeddings is not None else len(table)
+    shape = (total, table.embedding_dim)
+    with contextlib.ExitStack() as stack:
+        if target.suffix == ".safetensors":
+            arrays = {} if dense else {"keys": ("I64", (total,))}
+            if name in arrays:
+                raise MisuseError(f"name is {name!r}, which is the name of the keys")
+            first, begins = _safetensors.header({**arrays, name: ("F32", shape)}, {"format": "pt"})
+            file = stack.enter_context(_atomic(target))
+            file.write(first)
+            rows_at = (file, begins[name])
+            keys_at = None if dense else (file, begins["keys"])
+        elif target.suffix == ".npy":
+            rows_at = _start_npy(stack.enter_context(_atomic(target)), "<f4", shape)
+            keys_at = None
+            if not dense:
+                keys_file = stack.enter_context(_atomic(_keys_path(target)))
+                keys_at = _start_npy(keys_file, "<i8", (total,))
+        else:
+            raise MisuseError(f"path ends in {target.suffix!r}, expected .npy or .safetensors")
+        _write_rows(table, total, rows_at, keys_at, progress)
+    return total
+
+
+def to_torch(table: Table, *, padding_idx: int | None = None) -> torch.nn.Embedding:
+    """A dense table as a ``torch.nn.Embedding`` in memory, trainable, on the CPU.
+
+    Errors: ``BudgetError`` when the machine has not the memory; ``MisuseError`` for a growing
+    table, whose keys a ``torch.nn.Embedding`` cannot hold.
+
+    Blocking: reads the whole table.
+
+    >>> from embedrock import weights
+    >>> dense = store.table("country", 2, num_embeddings=200)
+    >>> weights.to_torch(dense)
+    Embedding(200, 2)
+    """
+    import torch
+
+    size = table.num_embeddings
+    if size is None:
+        raise MisuseError(
+            f"table {table.name!r} grows and has arbitrary keys, which torch.nn.Embedding cannot "
+            f"hold; use embedrock.weights.export"
+        )
+    needed, free = size * table.embedding_dim * 4, _free_memory_bytes()
+    if needed > free:
+        raise BudgetError(
+            f"table {table.name!r} takes {needed} bytes as a tensor, {free} are free; use "
+            f"embedrock.weights.export"
+        )
+    rows = torch.empty(size, table.embedding_dim)
+    for start, stop in _blocks(table, size):
+        table.get(np.arange(start, stop), out=rows[start:stop])
+    return torch.nn.Embedding.from_pretrained(rows, freeze=False, padding_idx=padding_idx)
+
+
+def _open_source(source: Any, name: str | None) -> tuple[Any, npt.NDArray[Any] | None]:
+    """Something with a shape that slices to rows, and the keys that lie beside it."""
+    if isinstance(source, (str, os.PathLike)):
+        path = Path(source)
+        if path.suffix == ".npy":
+            keys = _keys_path(path)
+            return _map_npy(path), _map_npy(keys) if keys.exists() else None
+        if path.suffix == ".safetensors":
+            return _open_safetensors(path, name)
+        raise MisuseError(f"source ends in {path.suffix!r}, expected .npy or .safetensors")
+    weight = getattr(source, "weight", source)
+    if not hasattr(weight, "shape"):
+        weight = np.asarray(weight)
+    return weight, None
+
+
+def _map_npy(path: Path) -> npt.NDArray[Any]:
+    try:
+        array: npt.NDArray[Any] = np.load(path, mmap_mode="r")
+    except (ValueError, EOFError) as error:
+        raise CorruptError(f"{path} is not a .npy file that can be mapped: {error}") from error
+    return array
+
+
+def _open_safetensors(path: Path, name: str | None) -> tuple[Any, npt.NDArray[Any] | None]:
+    there = _safetensors.names(path)
+    if name is None:
+        rows = [each for each in there if each != "keys"]
+        if len(rows) != 1:
+            raise MisuseError(
+                f"{path} has {len(rows)} arrays ({', '.join(rows)}); choose one with name="
+            )
+        name = rows[0]
+    array, dtype = _safetensors.map_array(path, name)
+    exported = "keys" in there and set(there) == {"keys", name}
+    beside = _safetensors.map_array(path, "keys")[0] if exported else None
+    return (_BFloat16(array) if dtype == "BF16" else array), beside
+
+
+class _BFloat16:
+    """bfloat16 rows, of which NumPy knows only the bits."""
+
+    def __init__(self, bits: npt.NDArray[np.uint16]) -> None:
+        self._bits = bits
+        self.shape = bits.shape
+
+    def __getitem__(self, rows: slice) -> Floats:
+        return (self._bits[rows].astype(np.uint32) << 16).view(np.float32)
+
+
+def _as_float32(rows: Any, start: int, stop: int) -> Floats:
+    block = rows[start:stop]
+    if hasattr(block, "detach"):
+        block = block.detach().float().cpu().numpy()
+    if block.dtype.kind != "f":
+        raise MisuseError(f"source is {block.dtype}, expected floating-point rows")
+    return np.ascontiguousarray(block, np.float32)
+
+
+def _check_shape(table: Table, shape: tuple[int, ...], keyed: bool) -> None:
+    size = table.num_embeddings
+    if len(shape) == 2 and shape[1] == table.embedding_dim and (keyed or size in (None, shape[0])):
+        return
+    expected = "N" if size is None else size
+    raise MismatchError(
+        f"source has shape {tuple(shape)}, table {table.name!r} takes ({expected}, "
+        f"{table.embedding_dim}); pass keys= to write only some rows"
+    )
+
+
+def _blocks(table: Table, total: int) -> Iterator[tuple[int, int]]:
+    rows = max(1, _BLOCK_BYTES // (table.embedding_dim * 4))
+    return ((start, min(start + rows, total)) for start in range(0, total, rows))
+
+
+def _write_rows(
+    table: Table,
+    total: int,
+    rows_at: tuple[IO[bytes], int],
+    keys_at: tuple[IO[bytes], int] | None,
+    progress: Progress | None,
+) -> None:
+    """Writes rows and keys from their places in the files on."""
+    done = 0
+    for keys, values in _contents(table, total):
+        if done + len(keys) > total:
+            break
+        _write_at(rows_at, done, values.astype("<f4", copy=False))
+        if keys_at is not None:
+            _write_at(keys_at, done, keys.astype("<i8", copy=False))
+        done += len(keys)
+        if progress is not None:
+            progress(done, total)
+    if done != total:
+        raise EmbedrockError(
+            f"table {table.name!r} had {total} rows when its export began and then changed; "
+            f"nothing was written, export it again while nothing writes to it"
+        )
+
+
+def _contents(table: Table, total: int) -> Iterator[tuple[npt.NDArray[np.int64], Floats]]:
+    if table.num_embeddings is None:
+        yield from table.items(max(1, _BLOCK_BYTES // (table.embedding_dim * 4)))
+        return
+    for start, stop in _blocks(table, total):
+        keys = np.arange(start, stop)
+        yield keys, table.get(keys)
+
+
+def _write_at(place: tuple[IO[bytes], int], row: int, block: npt.NDArray[Any]) -> None:
+    file, begin = place
+    file.seek(begin + row * (block.nbytes // len(block)))
+    file.write(np.ascontiguousarray(block).data)
+
+
+def _start_npy(file: IO[bytes], dtype: str, shape: tuple[int, ...]) -> tuple[IO[bytes], int]:
+    np.lib.format.write_array_header_1_0(
+        file, {"descr": dtype, "fortran_order": False, "shape": shape}
+    )
+    return file, file.tell()
+
+
+def _keys_path(path: Path) -> Path:
+    return path.with_suffix(".keys.npy")
+
+
+@contextlib.contextmanager
+def _atomic(path: Path) -> Iterator[IO[bytes]]:
+    """A file that gets its name when the block ends well."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with open(draft, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+def _free_memory_bytes() -> int:
+    with open("/proc/meminfo") as lines:
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return 1 << 62
