@@ -55,6 +55,7 @@ class Store:
         step: int | None = None,
         read_only: bool = False,
         check_disk: bool = True,
+        merge_reads: bool = True,
     ) -> Store:
         """Opens the store at `path`, creating it when there is none and `create` is set."""
 
