@@ -133,6 +133,11 @@ class Store:
     def stats(self, /) -> dict[str, Any]:
         """Counters and sizes, nested."""
 
+    def device_rate(
+        self, /, seconds: float, bytes: int | None = None, depth: int | None = None
+    ) -> float:
+        """Random reads per second of the device under the store's pages."""
+
     def close(self, /) -> tuple[int, int]:
         """Closes the store; returns the (batches, rows) that no commit holds."""
 

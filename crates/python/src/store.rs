@@ -284,6 +284,20 @@ impl Store {
         json_value(py, &stats)
     }
 
+    /// Random reads per second of the device under the store's pages, measured for `seconds`.
+    #[pyo3(signature = (seconds, bytes=None, depth=None))]
+    fn device_rate(
+        &self,
+        py: Python<'_>,
+        seconds: f64,
+        bytes: Option<usize>,
+        depth: Option<usize>,
+    ) -> PyResult<f64> {
+        modify::refuse_reentry(py, &self.0)?;
+        py.detach(|| self.0.device_rate(bytes, depth, seconds))
+            .or_raise(py)
+    }
+
     /// Closes the store; returns the (batches, rows) that no commit holds.
     fn close(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
         modify::refuse_reentry(py, &self.0)?;

@@ -232,6 +232,14 @@ impl Segments {
         (all - free) * u64::from(self.rows_per_page)
     }
 
+    /// Segments that were written to their end and hold something.
+    pub fn sealed(&self) -> impl Iterator<Item = SegmentId> {
+        let sealed = |(id, segment): (usize, &Segment)| {
+            (segment.state == State::Sealed).then_some(id as SegmentId)
+        };
+        self.segments.iter().enumerate().filter_map(sealed)
+    }
+
     /// The sealed segment with the smallest share of newest copies below `limit` (0 to 1) that
     /// is not `except`; ties go to the one with fewer retained copies.
     pub fn victim(&self, limit: f64, except: &[SegmentId]) -> Option<SegmentId> {
