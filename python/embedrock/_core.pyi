@@ -55,6 +55,7 @@ class Store:
         step: int | None = None,
         read_only: bool = False,
         check_disk: bool = True,
+        merge_reads: bool = True,
     ) -> Store:
         """Opens the store at `path`, creating it when there is none and `create` is set."""
 
@@ -131,6 +132,11 @@ class Store:
 
     def stats(self, /) -> dict[str, Any]:
         """Counters and sizes, nested."""
+
+    def device_rate(
+        self, /, seconds: float, bytes: int | None = None, depth: int | None = None
+    ) -> float:
+        """Random reads per second of the device under the store's pages."""
 
     def close(self, /) -> tuple[int, int]:
         """Closes the store; returns the (batches, rows) that no commit holds."""

@@ -72,6 +72,8 @@ pub struct StoreOptions {
     pub page_bytes: Option<usize>,
     /// Which back end reads and writes row pages.
     pub io: IoChoice,
+    /// Read neighbouring pages in one request where the device's curve says that it is cheaper.
+    pub merge_reads: bool,
     /// Who leaves the DRAM tier first.
     pub policy: PolicyKind,
     /// How many commits stay, at least 1.
@@ -96,6 +98,7 @@ impl StoreOptions {
             max_disk_bytes: None,
             page_bytes: None,
             io: IoChoice::Auto,
+            merge_reads: true,
             policy: PolicyKind::Lru,
             keep: 2,
             seed: 0,

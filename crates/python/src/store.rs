@@ -42,7 +42,8 @@ impl Store {
     /// Opens the store at `path`, creating it when there is none and `create` is set.
     #[new]
     #[pyo3(signature = (path, memory, *, max_disk_bytes=None, page_bytes=None, io="auto",
-        policy="lru", keep=2, seed=0, create=true, step=None, read_only=false, check_disk=true))]
+        policy="lru", keep=2, seed=0, create=true, step=None, read_only=false, check_disk=true,
+        merge_reads=true))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python constructor")]
     fn new(
         py: Python<'_>,
@@ -58,11 +59,13 @@ impl Store {
         step: Option<u64>,
         read_only: bool,
         check_disk: bool,
+        merge_reads: bool,
     ) -> PyResult<Self> {
         let options = core::StoreOptions {
             memory: core::Memory::from_str(memory).or_raise(py)?,
             max_disk_bytes,
             page_bytes,
+            merge_reads,
             io: core::config::IoChoice::from_str(io).or_raise(py)?,
             policy: policy_kind(py, policy)?,
             keep,
@@ -279,6 +282,20 @@ impl Store {
     fn stats(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let stats = py.detach(|| self.0.stats()).or_raise(py)?;
         json_value(py, &stats)
+    }
+
+    /// Random reads per second of the device under the store's pages, measured for `seconds`.
+    #[pyo3(signature = (seconds, bytes=None, depth=None))]
+    fn device_rate(
+        &self,
+        py: Python<'_>,
+        seconds: f64,
+        bytes: Option<usize>,
+        depth: Option<usize>,
+    ) -> PyResult<f64> {
+        modify::refuse_reentry(py, &self.0)?;
+        py.detach(|| self.0.device_rate(bytes, depth, seconds))
+            .or_raise(py)
     }
 
     /// Closes the store; returns the (batches, rows) that no commit holds.

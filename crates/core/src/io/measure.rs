@@ -79,7 +79,7 @@ pub fn measure(
     sizes.dedup();
     let mut points = Vec::new();
     for bytes in sizes {
-        let requests_per_s = random_reads(medium, file, bytes, depth, slice)?;
+        let requests_per_s = random_reads(medium, file, &[0], length, bytes, depth, slice)?;
         points.push(CurvePoint { bytes, requests_per_s });
     }
     Ok(DeviceCurve { depth, points })
@@ -93,7 +93,22 @@ pub fn random_read_rate(
     depth: usize,
     seconds: f64,
 ) -> Result<f64> {
-    random_reads(medium, file, bytes, depth, Duration::from_secs_f64(seconds))
+    let length = file.len()?;
+    random_read_rate_in(medium, file, &[0], length, bytes, depth, seconds)
+}
+
+/// As [`random_read_rate`], within areas of `area_bytes` each that begin at `areas`: the parts of
+/// a file that hold written data.
+pub fn random_read_rate_in(
+    medium: &dyn Medium,
+    file: &Arc<dyn File>,
+    areas: &[u64],
+    area_bytes: u64,
+    bytes: usize,
+    depth: usize,
+    seconds: f64,
+) -> Result<f64> {
+    random_reads(medium, file, areas, area_bytes, bytes, depth, Duration::from_secs_f64(seconds))
 }
 
 /// Creates `name` with `bytes` (rounded up to 256 KiB) of data that does not compress, for
@@ -134,11 +149,14 @@ fn release_all(queue: &mut dyn Queue, done: &mut Vec<Completion>) -> Result<()> 
 fn random_reads(
     medium: &dyn Medium,
     file: &Arc<dyn File>,
+    areas: &[u64],
+    area_bytes: u64,
     bytes: usize,
     depth: usize,
     slice: Duration,
 ) -> Result<f64> {
-    let places = file.len()? / (bytes as u64).max(1);
+    let per_area = area_bytes / (bytes as u64).max(1);
+    let places = per_area * areas.len() as u64;
     if bytes == 0 || places == 0 || depth == 0 {
         bail!(Misuse, "measure {}: no reads of {bytes} bytes, {depth} at once", file.name());
     }
@@ -148,7 +166,8 @@ fn random_reads(
     let mut ask = |queue: &mut dyn Queue, buffer| {
         asked += 1;
         let place = mix(asked, bytes as u64) % places;
-        queue.read(file, place * bytes as u64, bytes, buffer, asked)
+        let offset = areas[(place / per_area) as usize] + place % per_area * bytes as u64;
+        queue.read(file, offset, bytes, buffer, asked)
     };
     while let Some(buffer) = queue.acquire() {
         ask(queue.as_mut(), buffer)?;

@@ -8,7 +8,7 @@ use super::budget::{ClassDemand, ClassPlan, WAYS, bytes_of, divide};
 use super::journal::{ClassRecord, TableRecord};
 use super::pool::Pool;
 use crate::cache::{Cache, CacheShape, Location, RowRef};
-use crate::config::{Memory, PolicyKind, TableInfo};
+use crate::config::{StoreOptions, TableInfo};
 use crate::error::Result;
 use crate::hash::{mix, table_salt};
 use crate::io::{File, Medium};
@@ -221,13 +221,12 @@ impl Engine {
     /// Divides the budget among the classes and builds their tiers. No row may be dirty.
     pub(super) fn plan(
         &mut self,
-        memory: Memory,
-        policy: PolicyKind,
+        options: &StoreOptions,
         medium: &dyn Medium,
     ) -> Result<()> {
         let specs: Vec<_> =
             self.tables.iter().map(|t| (&t.record.spec, t.layout.row_bytes())).collect();
-        let budget = bytes_of(memory, &specs)?;
+        let budget = bytes_of(options.memory, &specs)?;
         let plans = divide(budget, &self.demands())?;
         for class in &mut self.classes {
             class.tier = None;
@@ -238,12 +237,17 @@ impl Engine {
                 row_bytes: class.record.row_bytes,
                 sets: plan.sets as u32,
                 ways: WAYS,
-                policy,
+                policy: options.policy,
             })?;
             let mut readers = Vec::new();
             for _ in 0..plan.readers {
+<<<<<<< HEAD
                 let queue =
                     medium.queue(plan.read_depth, plan.read_depth, plan.read_buffer_bytes)?;
+=======
+                let request = if options.merge_reads { plan.read_buffer_bytes } else { page };
+                let queue = medium.queue(plan.read_depth, plan.read_depth, request)?;
+>>>>>>> 1bc3258d51f92c0b76f792d123054a6fc12d1272
                 readers.push(PageReader::new(queue, &class.layout, class.record.curve.as_ref()));
             }
             let chunk = plan.chunk_bytes.min(class.record.segment_bytes as usize).max(page);

@@ -15,6 +15,7 @@ mod lock;
 mod open;
 mod pieces;
 mod pool;
+mod rate;
 mod recovery;
 mod reserve;
 mod rows;

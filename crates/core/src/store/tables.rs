@@ -168,7 +168,7 @@ impl Inner {
                 self.spill_deltas(class, &mut class.log.lock(), true)?;
             }
         }
-        engine.plan(self.options.memory, self.options.policy, &*self.medium)
+        engine.plan(&self.options, &*self.medium)
     }
 
     /// Refuses a table whose rows, all written, the disk could not hold.

@@ -144,6 +144,10 @@ pub struct ClassLog {
     clean: cleaner::CleanState,
     rows_written: u64,
     rows_moved: u64,
+    /// Pages that writers of earlier plans wrote.
+    pages_before: u64,
+    /// Pages written when the file was last synced.
+    pages_synced: u64,
 }
 
 impl ClassLog {
@@ -170,6 +174,8 @@ impl ClassLog {
             clean: cleaner::CleanState::default(),
             rows_written: 0,
             rows_moved: 0,
+            pages_before: 0,
+            pages_synced: 0,
         }
     }
 
@@ -227,7 +233,7 @@ impl ClassLog {
 
     /// Rows written since open, moved ones apart, and pages.
     pub fn written(&self) -> (u64, u64, u64) {
-        (self.rows_written, self.rows_moved, self.writer.pages_written())
+        (self.rows_written, self.rows_moved, self.pages_before + self.writer.pages_written())
     }
 
     /// Sequence number of the newest page.
@@ -254,7 +260,7 @@ impl ClassLog {
     pub fn reserve(&mut self, rows: u64, grow_bytes: u64) -> Result<()> {
         let per_page = self.layout.rows_per_page as u64;
         let needed = rows.div_ceil(per_page) + 2;
-        let mut have = self.writer.pages_left(&self.segments) + self.segments.free_pages();
+        let mut have = self.writer.pages_left(&self.segments) + self.segments.available_pages();
         if have >= needed {
             return Ok(());
         }
@@ -403,6 +409,7 @@ impl ClassLog {
     pub fn equip(&mut self, writer: Writer, buffer: FlushBuffer) -> Result<()> {
         assert_eq!(self.buffer.len(), 0, "a plan is made when no row waits");
         let position = self.writer.finish(&mut self.segments)?;
+        self.pages_before += self.writer.pages_written();
         self.writer = writer;
         self.writer.continue_at(position);
         self.buffer = buffer;
@@ -412,7 +419,11 @@ impl ClassLog {
     /// Gives everything to the device and makes it durable; the next epoch begins.
     pub fn finish_epoch(&mut self) -> Result<()> {
         let open = self.writer.finish(&mut self.segments)?;
-        self.file.sync()?;
+        let written = self.written().2;
+        if self.pages_synced != written {
+            self.file.sync()?;
+            self.pages_synced = written;
+        }
         self.segments.next_epoch(open);
         Ok(())
     }

@@ -120,9 +120,21 @@ impl Segments {
         self.free.iter().map(|(id, _)| u64::from(self.pages_of(*id))).sum()
     }
 
+    /// Pages in free segments that may be written now: no running read began before they were
+    /// freed. Reads that begin later do not take them away again.
+    pub fn available_pages(&self) -> u64 {
+        let oldest = self.oldest_reader();
+        let available = self.free.iter().filter(|(_, freed)| *freed <= oldest);
+        available.map(|(id, _)| u64::from(self.pages_of(*id))).sum()
+    }
+
+    fn oldest_reader(&self) -> u64 {
+        self.readers.keys().next().copied().unwrap_or(u64::MAX)
+    }
+
     /// Takes a free segment to write to; `None` when there is none, or running reads forbid all.
     pub fn open(&mut self) -> Option<SegmentId> {
-        let oldest = self.readers.keys().next().copied().unwrap_or(u64::MAX);
+        let oldest = self.oldest_reader();
         let at = self.free.iter().position(|(_, freed)| *freed <= oldest)?;
         let (id, _) = self.free.remove(at)?;
         let epoch = self.epoch;
@@ -236,6 +248,14 @@ impl Segments {
         let free = self.free_pages();
         let all: u64 = (0..self.count()).map(|id| u64::from(self.pages_of(id))).sum();
         (all - free) * u64::from(self.rows_per_page)
+    }
+
+    /// Segments that were written to their end and hold something.
+    pub fn sealed(&self) -> impl Iterator<Item = SegmentId> {
+        let sealed = |(id, segment): (usize, &Segment)| {
+            (segment.state == State::Sealed).then_some(id as SegmentId)
+        };
+        self.segments.iter().enumerate().filter_map(sealed)
     }
 
     /// The sealed segment with the smallest share of newest copies below `limit` (0 to 1) that

@@ -1,0 +1,44 @@
+//! What the device under a store gives, measured on the store's own pages.
+
+use super::Store;
+use crate::error::{Result, bail};
+use crate::io::measure::random_read_rate_in;
+
+impl Store {
+    /// Requests per second of random reads of `bytes` each, `depth` in flight, on the written pages
+    /// of the largest row class: what the store's own reads are measured against. `None` stands for
+    /// the class's page and read depth.
+    ///
+    /// *Errors*: `Misuse` while no segment was written to its end, `Io`. *Blocking*: for about
+    /// `seconds`; verbs go on meanwhile, a commit waits.
+    pub fn device_rate(
+        &self,
+        bytes: Option<usize>,
+        depth: Option<usize>,
+        seconds: f64,
+    ) -> Result<f64> {
+        let engine = self.inner.planned_engine()?;
+        let Some(class) = engine.classes.iter().max_by_key(|c| c.log.lock().disk_bytes()) else {
+            bail!(Misuse, "store {} has no rows to read", self.inner.path.display());
+        };
+        let (ticket, areas) = {
+            let mut log = class.log.lock();
+            let page_bytes = log.layout().page_bytes as u64;
+            let first = |id| u64::from(log.segments.first_page(id)) * page_bytes;
+            // The file's first segment is shorter by its header.
+            let areas: Vec<u64> = log.segments.sealed().filter(|id| *id > 0).map(first).collect();
+            (log.segments.begin_read(), areas)
+        };
+        let rate = random_read_rate_in(
+            &*self.inner.medium,
+            &class.file,
+            &areas,
+            class.record.segment_bytes,
+            bytes.unwrap_or(class.record.page_bytes),
+            depth.unwrap_or(class.tier().plan.read_depth),
+            seconds,
+        );
+        class.log.lock().segments.end_read(ticket);
+        rate
+    }
+}
