@@ -294,8 +294,7 @@ impl Store {
         depth: Option<usize>,
     ) -> PyResult<f64> {
         modify::refuse_reentry(py, &self.0)?;
-        py.detach(|| self.0.device_rate(bytes, depth, seconds))
-            .or_raise(py)
+        py.detach(|| self.0.device_rate(bytes, depth, seconds)).or_raise(py)
     }
 
     /// Closes the store; returns the (batches, rows) that no commit holds.

@@ -219,11 +219,7 @@ impl Engine {
     }
 
     /// Divides the budget among the classes and builds their tiers. No row may be dirty.
-    pub(super) fn plan(
-        &mut self,
-        options: &StoreOptions,
-        medium: &dyn Medium,
-    ) -> Result<()> {
+    pub(super) fn plan(&mut self, options: &StoreOptions, medium: &dyn Medium) -> Result<()> {
         let specs: Vec<_> =
             self.tables.iter().map(|t| (&t.record.spec, t.layout.row_bytes())).collect();
         let budget = bytes_of(options.memory, &specs)?;
@@ -241,13 +237,8 @@ impl Engine {
             })?;
             let mut readers = Vec::new();
             for _ in 0..plan.readers {
-<<<<<<< HEAD
-                let queue =
-                    medium.queue(plan.read_depth, plan.read_depth, plan.read_buffer_bytes)?;
-=======
                 let request = if options.merge_reads { plan.read_buffer_bytes } else { page };
                 let queue = medium.queue(plan.read_depth, plan.read_depth, request)?;
->>>>>>> 1bc3258d51f92c0b76f792d123054a6fc12d1272
                 readers.push(PageReader::new(queue, &class.layout, class.record.curve.as_ref()));
             }
             let chunk = plan.chunk_bytes.min(class.record.segment_bytes as usize).max(page);
