@@ -82,31 +82,57 @@ pub fn distinct(keys: &[u64], distinct: &mut Vec<u64>, inverse: &mut Vec<i64>) {
     inverse.extend(scratch.inverse.iter().map(|&position| i64::from(position)));
 }
 
-/// Sums the gradients of equal keys in float32, in order of occurrence, as torch does when it
-/// coalesces a sparse gradient: the first is copied, the others are added.
-///
-/// Shapes: `inverse (N,)` of first-occurrence positions, `gradients (N, dim)` → `out (U, dim)`,
-/// overwritten.
-///
-/// Panics when a shape does not fit or `inverse` is not in first-occurrence order.
-pub fn sum_gradients(inverse: &[u32], gradients: &[f32], dim: usize, out: &mut [f32]) {
-    assert!(dim > 0, "dim is 0");
-    assert_eq!(gradients.len(), inverse.len() * dim, "numbers in gradients");
-    let mut seen = 0;
-    for (&position, gradient) in inverse.iter().zip(gradients.chunks_exact(dim)) {
-        let position = position as usize;
-        let sum = &mut out[position * dim..][..dim];
-        if position == seen {
-            sum.copy_from_slice(gradient);
-            seen += 1;
-        } else {
-            assert!(position < seen, "position {position} occurs before position {seen}");
-            for (sum, &gradient) in sum.iter_mut().zip(gradient) {
-                *sum += gradient;
-            }
+/// Gradients of distinct keys, without copying those of keys that occur once.
+#[derive(Debug, Default)]
+pub struct Merged {
+    /// Row of each distinct key: below the batch length a row of the given gradients, from there
+    /// on a row of `sums`.
+    pub rows: Vec<u32>,
+    /// Sums of keys that occur several times, `(S, dim)`.
+    pub sums: Vec<f32>,
+}
+
+impl Merged {
+    /// The merged gradient in `row` of `rows`, for a batch of `gradients (N, dim)`.
+    #[inline(always)]
+    pub fn gradient<'a>(&'a self, row: u32, gradients: &'a [f32], dim: usize) -> &'a [f32] {
+        let at = row as usize * dim;
+        match at < gradients.len() {
+            true => &gradients[at..at + dim],
+            false => &self.sums[at - gradients.len()..][..dim],
         }
     }
-    assert_eq!(out.len(), seen * dim, "numbers in the summed gradients");
+}
+
+/// Sums the gradients of equal keys in float32, in order of occurrence, as torch does when it
+/// coalesces a sparse gradient: the first is taken, the others are added.
+///
+/// Shapes: `inverse (N,)` of first-occurrence positions, `gradients (N, dim)`.
+///
+/// Panics when a shape does not fit or `inverse` is not in first-occurrence order.
+pub fn merge_gradients(inverse: &[u32], gradients: &[f32], dim: usize) -> Merged {
+    assert!(dim > 0, "dim is 0");
+    assert_eq!(gradients.len(), inverse.len() * dim, "numbers in gradients");
+    let mut merged = Merged::default();
+    for (i, &position) in inverse.iter().enumerate() {
+        let position = position as usize;
+        if position == merged.rows.len() {
+            merged.rows.push(i as u32);
+            continue;
+        }
+        assert!(position < merged.rows.len(), "position {position} occurs before its first");
+        let mut row = merged.rows[position] as usize;
+        if row < inverse.len() {
+            merged.sums.extend_from_slice(&gradients[row * dim..][..dim]);
+            row = inverse.len() + merged.sums.len() / dim - 1;
+            merged.rows[position] = row as u32;
+        }
+        let sum = &mut merged.sums[(row - inverse.len()) * dim..][..dim];
+        for (sum, &gradient) in sum.iter_mut().zip(&gradients[i * dim..][..dim]) {
+            *sum += gradient;
+        }
+    }
+    merged
 }
 
 #[cfg(test)]
@@ -176,34 +202,35 @@ mod tests {
         // In any other order one of these sums is 0 or 1 and not 2.
         let inverse = [0, 1, 0, 0, 1, 0];
         let gradients = [1e8f32, -0.0, -1e8, 1.0, -0.0, 1.0];
-        let mut out = [7.0; 2];
-        sum_gradients(&inverse, &gradients, 1, &mut out);
+        let merged = merge_gradients(&inverse, &gradients, 1);
+        let out: Vec<f32> =
+            merged.rows.iter().map(|row| merged.gradient(*row, &gradients, 1)[0]).collect();
         assert_eq!(out[0], 2.0);
         assert_eq!(out[1].to_bits(), (-0.0f32).to_bits(), "the first gradient is copied");
     }
 
     #[test]
-    fn summed_gradients_match_a_plain_loop() {
+    fn merged_gradients_match_a_plain_loop() {
         let (keys, dim) = (batch(5, 2000, 300, 0), 5);
         let number = |i: u64| (mix(i, 6) >> 40) as f32 / 1e6 - 8.0;
         let gradients: Vec<f32> = (0..(keys.len() * dim) as u64).map(number).collect();
         let mut scratch = Distinct::new();
         let (distinct, inverse) = scratch.run(&keys);
-        let mut out = vec![f32::NAN; distinct.len() * dim];
-        sum_gradients(inverse, &gradients, dim, &mut out);
+        let merged = merge_gradients(inverse, &gradients, dim);
         for (position, &key) in distinct.iter().enumerate() {
             for element in 0..dim {
                 let mut own = (0..keys.len()).filter(|&i| keys[i] == key);
                 let first = own.next().map(|i| gradients[i * dim + element]).unwrap();
                 let sum = own.fold(first, |sum, i| sum + gradients[i * dim + element]);
-                assert_eq!(out[position * dim + element].to_bits(), sum.to_bits());
+                let got = merged.gradient(merged.rows[position], &gradients, dim)[element];
+                assert_eq!(got.to_bits(), sum.to_bits());
             }
         }
     }
 
     #[test]
-    #[should_panic(expected = "position 1 occurs before position 0")]
+    #[should_panic(expected = "position 1 occurs before its first")]
     fn an_inverse_that_skips_a_position_panics() {
-        sum_gradients(&[1], &[1.0], 1, &mut [0.0; 2]);
+        merge_gradients(&[1], &[1.0], 1);
     }
 }

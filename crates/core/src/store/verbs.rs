@@ -7,7 +7,7 @@ use super::engine::{Engine, Table};
 use super::rows::{Effect, Keys, RowOp, RowView};
 use super::{Inner, Store};
 use crate::config::{GetBatch, NonFinite, PutBatch, TableId, UpdateBatch, UpdateReport};
-use crate::distinct::{Distinct, sum_gradients};
+use crate::distinct::{Distinct, Merged, merge_gradients};
 use crate::error::{Result, bail};
 use crate::optimizer::Prepared;
 use crate::row::RowLayout;
@@ -107,22 +107,15 @@ impl Store {
                 .map_err(|e| e.context(format!("table {:?}", table.record.spec.name)))?;
             let (distinct, inverse) = scratch.run(batch.keys);
             let mut keys = distinct.to_vec();
-            let mut rows: Vec<u32> = (0..keys.len() as u32).collect();
-            let gradients = if keys.len() == batch.keys.len() {
-                Gradients::Given(batch.gradients)
-            } else {
-                let mut sums = vec![0.0; keys.len() * dim];
-                sum_gradients(inverse, batch.gradients, dim, &mut sums);
-                Gradients::Summed(sums)
-            };
-            let all = gradients.as_slice();
-            let bad = |row: u32| !all_finite(&all[row as usize * dim..][..dim]);
+            let mut merged = merge_gradients(inverse, batch.gradients, dim);
+            let mut rows = std::mem::take(&mut merged.rows);
+            let bad = |row: u32| !all_finite(merged.gradient(row, batch.gradients, dim));
             let before = keys.len();
             self.inner.handle_non_finite(batch.non_finite, table, &mut keys, &mut rows, bad)?;
             report.skipped += (before - keys.len()) as u64;
             let step = batch.step.unwrap_or(table.updates.load(Ordering::Relaxed) + 1);
             let prepared = optimizer.prepare(&batch.hyper, step, dim);
-            op.sources.push(UpdateSource { table, rows, gradients, prepared });
+            op.sources.push(UpdateSource { table, rows, given: batch.gradients, merged, prepared });
             chosen.push(keys);
         }
         let keys: Vec<Keys<'_>> =
@@ -426,27 +419,12 @@ impl RowOp for PutOp<'_> {
     }
 }
 
-/// Gradients of distinct keys.
-enum Gradients<'a> {
-    Given(&'a [f32]),
-    Summed(Vec<f32>),
-}
-
-impl Gradients<'_> {
-    #[inline(always)]
-    fn as_slice(&self) -> &[f32] {
-        match self {
-            Gradients::Given(all) => all,
-            Gradients::Summed(all) => all,
-        }
-    }
-}
-
 struct UpdateSource<'a> {
     table: &'a Table,
     /// Row of the gradients for each key.
     rows: Vec<u32>,
-    gradients: Gradients<'a>,
+    given: &'a [f32],
+    merged: Merged,
     prepared: Prepared,
 }
 
@@ -459,9 +437,9 @@ impl RowOp for UpdateOp<'_> {
     fn visit(&mut self, batch: usize, position: usize, row: RowView<'_>) -> Effect {
         let source = &self.sources[batch];
         let (values, state) = source.table.layout.split_mut(row.words);
-        let dim = values.len();
-        let at = source.rows[position] as usize * dim;
-        source.prepared.apply(values, state, &source.gradients.as_slice()[at..at + dim]);
+        let row = source.rows[position];
+        let gradient = source.merged.gradient(row, source.given, values.len());
+        source.prepared.apply(values, state, gradient);
         Effect::Wrote
     }
 }
