@@ -11,7 +11,8 @@ use crate::error::{Error, Result, bail};
 /// A storage layout that keeps a header in its pages has a lower limit of its own.
 pub const ROW_BYTES_MAX: usize = 64 * 1024;
 
-/// The type of the stored values. The numeric codes are part of the format.
+/// The type of the stored values. Table records carry its name; the numeric codes are reserved for
+/// records that carry numbers (`docs/formats/journal.md`).
 ///
 /// Code 0 is never written. Codes 2 (float16) and 3 (bfloat16) are reserved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -38,7 +38,7 @@ const COUNT_MAX: u8 = 15;
 impl Uses {
     /// Makes `way`'s row the one used last; those that were used after it before move back.
     #[inline(always)]
-    fn to_front(&mut self, way: usize) {
+    fn bring_to_front(&mut self, way: usize) {
         let own = self.ranks[way];
         for rank in &mut self.ranks {
             *rank = rank.wrapping_add(u8::from(*rank < own));
@@ -104,7 +104,7 @@ impl Policy for Lru {
 
     #[inline(always)]
     fn touch(&self, uses: &mut Uses, way: usize) {
-        uses.to_front(way);
+        uses.bring_to_front(way);
     }
 
     fn victim(&self, uses: &Uses, candidates: u32) -> usize {
@@ -161,7 +161,7 @@ impl Policy for Lfu {
 
     #[inline(always)]
     fn touch(&self, uses: &mut Uses, way: usize) {
-        uses.to_front(way);
+        uses.bring_to_front(way);
         self.used(uses, way, (uses.count(way) + 1).min(COUNT_MAX));
     }
 
@@ -263,11 +263,11 @@ mod tests {
         for step in 0..20_000u64 {
             let way = (mix(step, 1) % 32) as usize;
             match order.iter().position(|&w| w == way) {
-                Some(at) if mix(step, 2) % 4 == 0 => {
+                Some(at) if mix(step, 2).is_multiple_of(4) => {
                     order.remove(at);
                     uses.leave(way);
                     // Sometimes another row moves into the hole.
-                    if let Some(from) = order.iter_mut().find(|_| mix(step, 3) % 2 == 0) {
+                    if let Some(from) = order.iter_mut().find(|_| mix(step, 3).is_multiple_of(2)) {
                         uses.moved(*from, way);
                         *from = way;
                     }

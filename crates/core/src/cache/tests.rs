@@ -431,7 +431,7 @@ fn rows_stay_whole_between_threads() {
             }
             scope.spawn(|| {
                 for stamp in 0..rounds as u32 {
-                    if stamp as usize % (rounds / 20) == 0 {
+                    if (stamp as usize).is_multiple_of(rounds / 20) {
                         cache.take_way_step(1, |row| whole(row.key, row.words));
                     }
                     cache.for_each_resident(0..2, 0, |row| whole(row.key, row.words));

@@ -45,8 +45,8 @@ pub struct Split {
     pub refreshed: Vec<(u32, u64)>,
 }
 
-/// A merge that was made. A replay calls `merge` at the same place; and because the child's entries
-/// may not be loaded there yet, the caller journals the parent's piece after the merge.
+/// A merge that was made. A replay calls `merge` at the same place. The child's entries must be loaded
+/// there, so the caller merges only while no snapshot of the index is being written.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Merge {
     /// The partition that took the entries.

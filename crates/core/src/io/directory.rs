@@ -5,8 +5,8 @@
 //! kernel's page cache rules give: a direct write drops cached pages of its range, a direct read
 //! first writes them back, so calls that follow one another always see one another. Only calls
 //! that *overlap in time* may not share a 4-KiB block when one of them is a buffered write. The
-//! engine keeps to this by writing row pages through queues alone, except for the header page of a
-//! file, which has its blocks to itself. Files are never mapped.
+//! engine keeps to this by writing row pages through queues alone; a file's header is written and
+//! synced before its first row page. Files are never mapped.
 //!
 //! The back end is chosen once, when the medium is opened; [`DirectoryMedium::notes`] says what
 //! could not be had and why.

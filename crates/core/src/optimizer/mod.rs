@@ -30,7 +30,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result, bail};
 
-/// Which optimizer a table has. The numeric codes are part of the format.
+/// Which optimizer a table has. Table records carry its name; the numeric codes are reserved for
+/// records that carry numbers (`docs/formats/journal.md`).
 ///
 /// Codes from 5 are reserved for optimizers of later versions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -1,8 +1,9 @@
 //! Commit: everything since the last one becomes durable under a step number, or nothing does.
 //!
-//! Order: dirty rows to their pages; pages synced; the caller's state written and synced; deltas
-//! and pieces of the index to the journal, synced; then the commit record, synced. Only then are
-//! older commits dropped and their copies released. A crash at any point leaves the commit before.
+//! Order: room for all of it reserved; the caller's state written and synced; dirty rows to their
+//! pages, synced; deltas and pieces of the index to the journal, synced; then the commit record,
+//! synced. Only then are older commits dropped and their copies released. A crash at any point
+//! leaves the commit before.
 
 use super::engine::{Class, Engine};
 use super::journal::{

@@ -1,8 +1,8 @@
 //! What a store holds in memory: row classes with their cache and log, tables, and the plan that
 //! divides the budget among them.
 //!
-//! Lock order: engine (shared by verbs, exclusive for commit, plan and close), class lock (the
-//! log), journal, then one set of the cache.
+//! Lock order: engine (shared by verbs; taken alone by commit, plan, modify, delete, new tables and
+//! close), class lock (the log), journal, then one set of the cache. `ARCHITECTURE.md` has the rest.
 
 use super::budget::{ClassDemand, ClassPlan, WAYS, bytes_of, divide};
 use super::journal::{ClassRecord, TableRecord};

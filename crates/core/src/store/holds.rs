@@ -1,7 +1,7 @@
 //! Holds: a reader in another process keeps a commit from being dropped.
 //!
-//! A hold is a file `hold-<sequence>-<pid>` whose reader keeps it locked; the lock dies with the
-//! reader. The reader makes its hold first and then checks that the newest commit record still
+//! A hold is a file whose name says the commit and the reader (`docs/formats/head-and-holds.md`)
+//! and which the reader keeps locked; the lock dies with the reader. The reader makes its hold first and then checks that the newest commit record still
 //! keeps that commit; the writer writes the record first and then looks for holds. So one of the
 //! two always sees the other.
 

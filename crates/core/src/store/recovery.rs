@@ -36,8 +36,6 @@ pub(super) struct Recovered {
     pub(super) journal_bytes: u64,
     /// Newest cycle end: (journal file, commit at which it was complete).
     pub(super) cycles: Vec<(u64, u64)>,
-    /// True when commits later than the opened one exist.
-    pub(super) later_commits: bool,
 }
 
 struct Survey {
@@ -145,7 +143,7 @@ pub(super) fn recover(medium: &dyn Medium, seed: u64, step: Option<u64>) -> Resu
             }
         }
     };
-    let mut recovered = Recovered {
+    let recovered = Recovered {
         commits: survey
             .commits
             .iter()
@@ -155,7 +153,6 @@ pub(super) fn recover(medium: &dyn Medium, seed: u64, step: Option<u64>) -> Resu
             .collect(),
         journal_bytes: survey.bytes,
         cycles: survey.cycles.iter().copied().filter(|(_, at)| *at <= target).collect(),
-        later_commits: newest > target,
         ..Default::default()
     };
     let Some(end) = recovered.commits.last().map(|c| c.place) else { return Ok(recovered) };

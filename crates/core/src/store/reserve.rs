@@ -27,14 +27,12 @@ impl Inner {
     pub(super) fn reserve(&self, engine: &Engine, keys: &[Keys<'_>]) -> Result<()> {
         self.prepare_writing()?;
         self.make_index_room(engine, keys)?;
-        let mut promised = 0;
-        for batch in keys {
+        for (i, batch) in keys.iter().enumerate() {
             let class = &engine.classes[batch.table.class];
             let rows = batch.keys.len() as u64;
             class.promised.fetch_add(rows, Ordering::Relaxed);
-            promised += 1;
             if let Err(error) = self.reserve_class(class) {
-                self.end_promise(engine, &keys[..promised]);
+                self.end_promise(engine, &keys[..=i]);
                 return Err(error.context(format!("store {}", self.path.display())));
             }
         }

@@ -151,7 +151,7 @@ impl Inner {
             let (ticket, looked) = {
                 let mut log = class.log.lock();
                 let ticket = log.segments.begin_read();
-                let looked = visitor.from_memory(&mut log, &misses, &mut progress, &mut wanted);
+                let looked = visitor.visit_in_memory(&mut log, &misses, &mut progress, &mut wanted);
                 (ticket, looked)
             };
             if first_round {
@@ -161,7 +161,7 @@ impl Inner {
             }
             let read = match looked {
                 Ok(()) if !wanted.is_empty() => {
-                    visitor.from_pages(&misses, &mut progress, &mut wanted)
+                    visitor.visit_in_pages(&misses, &mut progress, &mut wanted)
                 }
                 looked => looked,
             };
@@ -211,7 +211,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
     }
 
     /// Resolves what needs no read; the rest goes to `wanted`.
-    fn from_memory(
+    fn visit_in_memory(
         &mut self,
         log: &mut ClassLog,
         misses: &[Miss],
@@ -297,11 +297,11 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
     }
 
     /// Reads the pages of `wanted`, each once, and resolves the misses whose rows they hold.
-    fn from_pages(
+    fn visit_in_pages(
         &mut self,
         misses: &[Miss],
         progress: &mut [Progress],
-        wanted: &mut Vec<Wanted>,
+        wanted: &mut [Wanted],
     ) -> Result<()> {
         let class = self.class;
         let per_page = class.layout.rows_per_page as u32;
@@ -314,7 +314,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
                 let here = wanted[first..].iter().take_while(|w| w.slot / per_page == number);
                 let mut log = class.log.lock();
                 for want in here {
-                    self.from_page(&mut log, misses, progress, &wanted, *want, page)?;
+                    self.visit_in_page(&mut log, misses, progress, wanted, *want, page)?;
                 }
                 Ok(())
             })
@@ -323,7 +323,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
         Ok(())
     }
 
-    fn from_page(
+    fn visit_in_page(
         &mut self,
         log: &mut ClassLog,
         misses: &[Miss],

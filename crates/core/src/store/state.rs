@@ -17,25 +17,25 @@ pub(super) fn sequence_of(name: &str) -> Option<u64> {
 
 /// What a commit record says of its state file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StateRef {
+pub(crate) struct StateRef {
     /// File name.
-    pub file: String,
+    pub(crate) file: String,
     /// Name and length of each byte string, in file order.
-    pub strings: Vec<(String, u64)>,
+    pub(crate) strings: Vec<(String, u64)>,
     /// Checksum over all bytes.
-    pub checksum: u64,
+    pub(crate) checksum: u64,
 }
 
 impl StateRef {
     /// Bytes of the file.
-    pub fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.strings.iter().map(|(_, len)| len).sum()
     }
 }
 
 /// Writes the byte strings of commit `sequence`, durable on return. `None` when there are none.
 /// `Full` leaves nothing behind.
-pub fn write(
+pub(crate) fn write(
     medium: &dyn Medium,
     seed: u64,
     sequence: u64,
@@ -78,7 +78,11 @@ pub fn write(
 }
 
 /// Reads and checks the byte strings of a commit.
-pub fn read(medium: &dyn Medium, seed: u64, state: &StateRef) -> Result<Vec<(String, Vec<u8>)>> {
+pub(crate) fn read(
+    medium: &dyn Medium,
+    seed: u64,
+    state: &StateRef,
+) -> Result<Vec<(String, Vec<u8>)>> {
     let file = medium.open(&state.file, OpenMode::ReadOnly)?;
     let mut hash = Xxh3::with_seed(seed);
     let mut found = Vec::with_capacity(state.strings.len());

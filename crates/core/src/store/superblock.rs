@@ -17,28 +17,28 @@ const BYTES: usize = 4096;
 
 /// What a store is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Superblock {
+pub(crate) struct Superblock {
     /// Tells this store's bytes from any other's.
-    pub uuid: u128,
+    pub(crate) uuid: u128,
     /// Seed of initial rows.
-    pub seed: u64,
+    pub(crate) seed: u64,
     /// Which version created it.
-    pub created_by: String,
+    pub(crate) created_by: String,
 }
 
 impl Superblock {
     /// Seed of the checksums of this store's pages and records.
-    pub fn checksum_seed(&self) -> u64 {
+    pub(crate) fn checksum_seed(&self) -> u64 {
         xxh3_64(&self.uuid.to_le_bytes())
     }
 
     /// True when the directory holds a store.
-    pub fn exists(medium: &dyn Medium) -> Result<bool> {
+    pub(crate) fn exists(medium: &dyn Medium) -> Result<bool> {
         Ok(medium.list(NAME)?.iter().any(|name| name == NAME))
     }
 
     /// Writes the superblock, durable and atomically named.
-    pub fn create(&self, medium: &dyn Medium) -> Result<()> {
+    pub(crate) fn create(&self, medium: &dyn Medium) -> Result<()> {
         if medium.list(NEW_NAME)?.iter().any(|name| name == NEW_NAME) {
             medium.remove(NEW_NAME)?;
         }
@@ -59,7 +59,7 @@ impl Superblock {
     }
 
     /// Reads and checks the superblock.
-    pub fn read(medium: &dyn Medium) -> Result<Self> {
+    pub(crate) fn read(medium: &dyn Medium) -> Result<Self> {
         let file = medium.open(NAME, OpenMode::ReadOnly)?;
         let mut block = vec![0; BYTES];
         file.read_at(&mut block, 0)?;
@@ -88,7 +88,7 @@ impl Superblock {
 }
 
 /// Writes the number of the newest durable commit. Not synced: it may lag, never lead.
-pub fn write_head(medium: &dyn Medium, seed: u64, sequence: u64) -> Result<()> {
+pub(crate) fn write_head(medium: &dyn Medium, seed: u64, sequence: u64) -> Result<()> {
     let exists = medium.list(HEAD_NAME)?.iter().any(|name| name == HEAD_NAME);
     let mode = if exists { OpenMode::ReadWrite } else { OpenMode::CreateNew };
     let mut bytes = sequence.to_le_bytes().to_vec();
@@ -97,7 +97,7 @@ pub fn write_head(medium: &dyn Medium, seed: u64, sequence: u64) -> Result<()> {
 }
 
 /// The number of a commit that was durable; 0 when there is none, or it cannot be told.
-pub fn read_head(medium: &dyn Medium, seed: u64) -> Result<u64> {
+pub(crate) fn read_head(medium: &dyn Medium, seed: u64) -> Result<u64> {
     if !medium.list(HEAD_NAME)?.iter().any(|name| name == HEAD_NAME) {
         return Ok(0);
     }

@@ -132,6 +132,7 @@ impl Store {
     /// order. Nothing else runs meanwhile; `f` must not call the store.
     ///
     /// *Errors*: as `put`, and whatever `f` returns, which leaves every row as it was.
+    #[expect(clippy::type_complexity, reason = "what the function gets is read here, in full")]
     pub fn modify(
         &self,
         table: TableId,

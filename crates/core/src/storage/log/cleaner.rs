@@ -19,7 +19,7 @@ const SLACK_SEGMENTS: u64 = 4;
 
 /// Progress of the segment being cleaned.
 #[derive(Debug, Default)]
-pub struct CleanState {
+pub(crate) struct CleanState {
     victim: Option<(SegmentId, u32)>,
     /// Segments whose live rows were moved, or could not be, since the last commit.
     done: Vec<SegmentId>,

@@ -17,15 +17,44 @@ const MERGE: u8 = 5;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delta {
     /// `key` is now stored at `slot`; a growing table had it at `old` (0: not stored).
-    Row { table: u16, key: u64, old: u32, slot: u32 },
+    Row {
+        /// The table.
+        table: u16,
+        /// The key.
+        key: u64,
+        /// Slot of the copy before, 0 when there was none or the table is dense.
+        old: u32,
+        /// Slot of the new copy.
+        slot: u32,
+    },
     /// `key` is no longer stored; a growing table had it at `old`.
-    Delete { table: u16, key: u64, old: u32 },
+    Delete {
+        /// The table.
+        table: u16,
+        /// The key.
+        key: u64,
+        /// Slot of its copy; read back as 0 when the table is dense.
+        old: u32,
+    },
     /// The entry of `slot` was given all tag bits of `key` again.
-    Refresh { table: u16, key: u64, slot: u32 },
+    Refresh {
+        /// The table.
+        table: u16,
+        /// The key.
+        key: u64,
+        /// Slot of its copy.
+        slot: u32,
+    },
     /// One partition was split.
-    Split { table: u16 },
+    Split {
+        /// The table.
+        table: u16,
+    },
     /// The last partition was merged with the one it came from.
-    Merge { table: u16 },
+    Merge {
+        /// The table.
+        table: u16,
+    },
 }
 
 /// Encodes deltas; consecutive slots share a header.
@@ -40,6 +69,11 @@ impl DeltaWriter {
     /// Bytes encoded so far.
     pub fn len(&self) -> usize {
         self.bytes.len()
+    }
+
+    /// True when nothing was encoded since the last `drain`.
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
     }
 
     /// Takes what was encoded, keeping the allocation for the next deltas.
@@ -227,7 +261,7 @@ mod tests {
             let bytes: Vec<u8> = (0..round % 40)
                 .map(|_| {
                     state = crate::hash::mix(state.wrapping_add(round), 3);
-                    if state % 3 == 0 { (state % 5) as u8 } else { (state >> 8) as u8 }
+                    if state.is_multiple_of(3) { (state % 5) as u8 } else { (state >> 8) as u8 }
                 })
                 .collect();
             let _ = decode(&bytes, &is_sparse, &mut |_| Ok(()));

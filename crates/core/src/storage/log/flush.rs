@@ -10,7 +10,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 /// Hashes what is already a number; the tables of this module are keyed by (table, key).
 #[derive(Clone, Copy, Debug, Default)]
-pub struct KeyHasher(u64);
+pub(crate) struct KeyHasher(u64);
 
 impl Hasher for KeyHasher {
     fn finish(&self) -> u64 {
@@ -86,6 +86,11 @@ impl FlushBuffer {
     /// Rows that wait.
     pub fn len(&self) -> usize {
         self.map.len()
+    }
+
+    /// True when no row waits.
+    pub fn is_empty(&self) -> bool {
+        self.map.is_empty()
     }
 
     /// Rows that can be pushed before a flush.

@@ -42,8 +42,8 @@ impl TableIndex {
     /// Allocated bytes.
     pub fn memory_bytes(&self) -> usize {
         match self {
-            TableIndex::Dense(index) => index.memory_bytes() as usize,
-            TableIndex::Sparse(index, _) => index.memory_bytes() as usize,
+            TableIndex::Dense(index) => index.memory_bytes(),
+            TableIndex::Sparse(index, _) => index.memory_bytes(),
         }
     }
 
@@ -53,6 +53,11 @@ impl TableIndex {
             TableIndex::Dense(index) => index.len(),
             TableIndex::Sparse(index, _) => index.len(),
         }
+    }
+
+    /// True when no key is stored.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
     }
 
     /// True for a growing table.
@@ -195,12 +200,14 @@ impl ClassLog {
     }
 
     /// The index of a table of this class.
+    #[expect(clippy::should_implement_trait, reason = "found by table, not by position")]
     pub fn index(&self, table: u16) -> &TableIndex {
         let found = self.tables.iter().find(|(id, _)| *id == table);
         &found.expect("the table belongs to this class").1
     }
 
     /// The index of a table of this class, to change it.
+    #[expect(clippy::should_implement_trait, reason = "found by table, not by position")]
     pub fn index_mut(&mut self, table: u16) -> &mut TableIndex {
         let found = self.tables.iter_mut().find(|(id, _)| *id == table);
         &mut found.expect("the table belongs to this class").1

@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 /// Index of a segment within its file.
-pub type SegmentId = u32;
+pub(crate) type SegmentId = u32;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {

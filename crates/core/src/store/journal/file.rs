@@ -13,10 +13,10 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 const MAGIC: [u8; 8] = *b"ERJOURNL";
 const VERSION: u32 = 1;
 /// Bytes before the first record.
-pub const HEADER_BYTES: u64 = 40;
+pub(crate) const HEADER_BYTES: u64 = 40;
 const RECORD_HEADER_BYTES: usize = 16;
 /// A record is at most this long; larger claims are damage.
-pub const RECORD_BYTES_MAX: usize = 1 << 26;
+pub(crate) const RECORD_BYTES_MAX: usize = 1 << 26;
 const READ_BYTES: usize = 1 << 20;
 /// Room is reserved in steps of this many bytes.
 pub(super) const ALLOCATE_BYTES: u64 = 256 << 10;
@@ -24,7 +24,7 @@ pub(super) const ALLOCATE_BYTES: u64 = 256 << 10;
 /// What a record is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum RecordKind {
+pub(crate) enum RecordKind {
     /// JSON: a row class.
     Class = 1,
     /// JSON: a table.
@@ -47,12 +47,12 @@ impl RecordKind {
 }
 
 /// The name of a journal file.
-pub fn name_of(number: u64) -> String {
+pub(crate) fn name_of(number: u64) -> String {
     format!("journal-{number:08}")
 }
 
 /// The number in a journal file's name.
-pub fn number_of(name: &str) -> Option<u64> {
+pub(crate) fn number_of(name: &str) -> Option<u64> {
     name.strip_prefix("journal-")?.parse().ok()
 }
 
@@ -64,7 +64,7 @@ fn checksum(seed: u64, number: u64, position: u64, head: &[u8], payload: &[u8]) 
 
 /// A journal file being appended to.
 #[derive(Debug)]
-pub struct JournalFile {
+pub(crate) struct JournalFile {
     file: Arc<dyn File>,
     seed: u64,
     number: u64,
@@ -75,7 +75,7 @@ pub struct JournalFile {
 
 impl JournalFile {
     /// Creates file `number`. It becomes durable with the next `sync` and `sync_dir`.
-    pub fn create(medium: &dyn Medium, seed: u64, number: u64) -> Result<Self> {
+    pub(crate) fn create(medium: &dyn Medium, seed: u64, number: u64) -> Result<Self> {
         let file = medium.open(&name_of(number), OpenMode::CreateNew)?;
         let mut header = Vec::with_capacity(HEADER_BYTES as usize);
         header.extend_from_slice(&MAGIC);
@@ -97,7 +97,12 @@ impl JournalFile {
     }
 
     /// Goes on behind `position`, cutting off what follows.
-    pub fn resume(medium: &dyn Medium, seed: u64, number: u64, position: u64) -> Result<Self> {
+    pub(crate) fn resume(
+        medium: &dyn Medium,
+        seed: u64,
+        number: u64,
+        position: u64,
+    ) -> Result<Self> {
         let file = medium.open(&name_of(number), OpenMode::ReadWrite)?;
         file.set_len(position)?;
         file.sync()?;
@@ -105,22 +110,22 @@ impl JournalFile {
     }
 
     /// Number of this file.
-    pub fn number(&self) -> u64 {
+    pub(crate) fn number(&self) -> u64 {
         self.number
     }
 
     /// End of what was appended.
-    pub fn position(&self) -> u64 {
+    pub(crate) fn position(&self) -> u64 {
         self.position
     }
 
     /// Bytes that the file takes.
-    pub fn disk_bytes(&self) -> u64 {
+    pub(crate) fn disk_bytes(&self) -> u64 {
         self.allocated
     }
 
     /// By how much the file would have to grow for `bytes` more.
-    pub fn growth_for(&self, bytes: u64) -> u64 {
+    pub(crate) fn growth_for(&self, bytes: u64) -> u64 {
         let needed = self.position + bytes;
         if needed > self.allocated {
             needed.next_multiple_of(ALLOCATE_BYTES) - self.allocated
@@ -130,7 +135,7 @@ impl JournalFile {
     }
 
     /// Makes sure that `bytes` more can be appended; `Full` otherwise, and nothing changed.
-    pub fn reserve(&mut self, bytes: u64) -> Result<()> {
+    pub(crate) fn reserve(&mut self, bytes: u64) -> Result<()> {
         let growth = self.growth_for(bytes);
         if growth > 0 {
             self.file.allocate(self.allocated, growth)?;
@@ -140,7 +145,7 @@ impl JournalFile {
     }
 
     /// Appends a record. Durable after `sync`.
-    pub fn append(&mut self, kind: RecordKind, payload: &[u8]) -> Result<()> {
+    pub(crate) fn append(&mut self, kind: RecordKind, payload: &[u8]) -> Result<()> {
         assert!(payload.len() <= RECORD_BYTES_MAX, "a journal record is bounded");
         let padded = payload.len().next_multiple_of(8);
         self.reserve((RECORD_HEADER_BYTES + padded) as u64)?;
@@ -157,13 +162,13 @@ impl JournalFile {
     }
 
     /// Makes everything appended durable.
-    pub fn sync(&self) -> Result<()> {
+    pub(crate) fn sync(&self) -> Result<()> {
         self.file.sync()
     }
 }
 
 /// Reads a journal file record by record.
-pub struct JournalReader {
+pub(crate) struct JournalReader {
     file: Arc<dyn File>,
     seed: u64,
     number: u64,
@@ -177,7 +182,7 @@ pub struct JournalReader {
 impl JournalReader {
     /// Opens file `number` and checks its header. `None` when the header was never written (the
     /// file was created by an epoch that crashed).
-    pub fn open(medium: &dyn Medium, seed: u64, number: u64) -> Result<Option<Self>> {
+    pub(crate) fn open(medium: &dyn Medium, seed: u64, number: u64) -> Result<Option<Self>> {
         let file = medium.open(&name_of(number), OpenMode::ReadOnly)?;
         let len = file.len()?;
         if len < HEADER_BYTES {
@@ -217,7 +222,7 @@ impl JournalReader {
     }
 
     /// End of the last record returned.
-    pub fn position(&self) -> u64 {
+    pub(crate) fn position(&self) -> u64 {
         self.position
     }
 
@@ -257,7 +262,7 @@ impl JournalReader {
     }
 
     /// The next record, its payload in `payload`; `None` at the end of what checks.
-    pub fn next(&mut self, payload: &mut Vec<u8>) -> Result<Option<RecordKind>> {
+    pub(crate) fn next(&mut self, payload: &mut Vec<u8>) -> Result<Option<RecordKind>> {
         let kind = self.record_at(self.position, payload)?;
         if kind.is_some() {
             let bytes = RECORD_HEADER_BYTES + payload.len().next_multiple_of(8);
@@ -267,7 +272,7 @@ impl JournalReader {
     }
 
     /// After the end of what checks: `Corrupt` when a commit record follows, naming the place.
-    pub fn expect_no_commit_behind(&mut self) -> Result<()> {
+    pub(crate) fn expect_no_commit_behind(&mut self) -> Result<()> {
         let end = self.position;
         let mut at = end;
         let mut payload = Vec::new();
