@@ -24,7 +24,7 @@ from embedrock.store import Commit, Store, check, copy, distinct, open
 from embedrock.table import Table
 
 if TYPE_CHECKING:
-    from embedrock import nn, optim
+    from embedrock import nn, optim, weights
     from embedrock.checkpoint import resume, save
 
 __all__ = [
@@ -45,6 +45,7 @@ __all__ = [
     "optimizers",
     "resume",
     "save",
+    "weights",
 ]
 
 # Public names that need PyTorch, and the module that each one comes from.
@@ -53,6 +54,7 @@ _LAZY = {
     "optim": "embedrock.optim",
     "resume": "embedrock.checkpoint",
     "save": "embedrock.checkpoint",
+    "weights": "embedrock.weights",
 }
 
 

@@ -108,6 +108,20 @@ fn a_growing_index_takes_from_the_cache_and_then_names_the_budget_that_works() {
     store.put(&[batch(table, &keys, &values)]).unwrap();
 }
 
+#[test]
+fn the_first_segment_has_a_page_less_and_growth_counts_it() {
+    // Growing asserted when a first batch needed exactly whole segments.
+    for rows in (1..1200).step_by(7) {
+        let medium = SimMedium::new(2);
+        let store = Store::open_on(Arc::new(medium), options(1 << 20)).unwrap();
+        let table = store.table(&spec("t", Some(2000), OptimizerKind::Sgd)).unwrap();
+        let keys: Vec<u64> = (0..rows).collect();
+        let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32; DIM]).collect();
+        store.put(&[batch(table, &keys, &values)]).unwrap();
+        store.commit(1, "", &[]).unwrap();
+    }
+}
+
 /// Trains until an injected error; the store must refuse to go on, and reopen at a commit.
 fn device_error(fixture: &Fixture, inject: &dyn Fn(&SimMedium)) -> Option<ErrorKind> {
     let medium = SimMedium::new(12);
