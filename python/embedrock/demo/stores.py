@@ -1,0 +1,33 @@
+"""The stores and tables of the demo: the same in every run, so that they start from equal rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import embedrock
+from embedrock import initializers
+from embedrock.data import Feature
+from embedrock.demo.settings import DemoSettings
+from embedrock.store import Store
+from embedrock.table import Table
+
+OPTIMIZER = "adagrad"
+INITIALIZER = initializers.uniform(-0.01, 0.01)
+
+
+def open_store(settings: DemoSettings, name: str, memory: str) -> Store:
+    """A new store in the demo's folder."""
+    path = Path(settings.folder) / f"{name}.store"
+    return embedrock.open(path, memory, seed=settings.seed, io=settings.io)
+
+
+def table(settings: DemoSettings, store: Store, feature: Feature) -> Table:
+    """The table of a feature."""
+    return store.table(
+        feature.name,
+        settings.embedding_dim,
+        feature.num_embeddings,
+        expected_rows=feature.expected_rows,
+        optimizer=OPTIMIZER,
+        initializer=INITIALIZER,
+    )
