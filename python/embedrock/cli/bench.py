@@ -9,7 +9,7 @@ import pkgutil
 from pathlib import Path
 from typing import Any
 
-from embedrock.cli import output
+from embedrock import report
 from embedrock.errors import MisuseError
 
 
@@ -59,12 +59,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.name not in known:
         raise MisuseError(f"no benchmark {arguments.name!r}; there are: {', '.join(known) or 'none'}")
     module = importlib.import_module(f"embedrock.bench.{arguments.name}")
-    report = module.run(options(arguments))
+    result = module.run(options(arguments))
     if arguments.json is not None:
-        arguments.json.write_text(json.dumps(output.without_nan(report), indent=2) + "\n")
-    for name, value in report["figures"].items():
+        report.write(arguments.json, result)
+    for name, value in result["figures"].items():
         print(f"{name:32} {'-' if value is None else f'{value:.6g}'}")
-    return 1 if report["figures"].get("mismatches") else 0
+    return 1 if result["figures"].get("mismatches") else 0
 
 
 def options(arguments: argparse.Namespace) -> dict[str, Any]:

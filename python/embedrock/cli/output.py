@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from embedrock.errors import MisuseError
+from embedrock.report import without_nan
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
@@ -55,17 +56,6 @@ def print_json(value: Any) -> None:
     """Prints JSON for programs; what is not a number becomes null, as JSON has no word for it."""
     json.dump(without_nan(value), sys.stdout, indent=2)
     print()
-
-
-def without_nan(value: Any) -> Any:
-    """The same with NaN and infinities as None, in dicts and lists too."""
-    if isinstance(value, dict):
-        return {key: without_nan(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [without_nan(entry) for entry in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
 
 
 def add_json(command: argparse.ArgumentParser) -> None:

@@ -108,9 +108,9 @@ def add(commands: Any) -> argparse.ArgumentParser:
 
 def run(arguments: argparse.Namespace) -> int:
     """Trains, prints what came of it."""
-    from embedrock import progress  # noqa: PLC0415
-    from embedrock.training.job import train  # noqa: PLC0415
-    from embedrock.training.options import TrainOptions  # noqa: PLC0415
+    from embedrock import progress
+    from embedrock.training.job import train
+    from embedrock.training.options import TrainOptions
 
     options = TrainOptions(
         data=arguments.data,

@@ -92,7 +92,7 @@ def _open(path: Path) -> BinaryIO:
     return file
 
 
-def _zstd_module() -> ModuleType | None:
+def zstd_module() -> ModuleType | None:
     """The standard library's module (Python 3.14), the package zstandard, or None."""
     for name in ("compression.zstd", "zstandard"):
         try:
@@ -103,12 +103,12 @@ def _zstd_module() -> ModuleType | None:
 
 
 def _zstd_errors() -> tuple[type[Exception], ...]:
-    module = _zstd_module()
+    module = zstd_module()
     return () if module is None else (module.ZstdError,)
 
 
 def _open_zstd(path: Path) -> BinaryIO:
-    module = _zstd_module()
+    module = zstd_module()
     if module is None:
         raise DataError(
             "is compressed with zstd, which needs Python 3.14 or the package zstandard: "

@@ -29,7 +29,7 @@ def without_fillers(settings: DemoSettings, sink: Sink) -> dict[str, Any]:
 
 def in_memory(settings: DemoSettings, sink: Sink) -> dict[str, Any]:
     """Plain PyTorch."""
-    from embedrock.demo import runs  # noqa: PLC0415
+    from embedrock.demo import runs
 
     _use_threads(settings)
     return runs.in_memory(settings, "in memory", settings.dataset(), sink)
@@ -37,7 +37,7 @@ def in_memory(settings: DemoSettings, sink: Sink) -> dict[str, Any]:
 
 def memory(settings: DemoSettings, sink: Sink) -> dict[str, Any]:
     """The engine's memory, without PyTorch in the process."""
-    from embedrock.demo import replay  # noqa: PLC0415
+    from embedrock.demo import replay
 
     return replay.replay(settings, settings.dataset(), sink)
 
@@ -45,7 +45,7 @@ def memory(settings: DemoSettings, sink: Sink) -> dict[str, Any]:
 def _on_storage(
     settings: DemoSettings, name: str, budget: str, filtered: bool, sink: Sink
 ) -> dict[str, Any]:
-    from embedrock.demo import runs  # noqa: PLC0415
+    from embedrock.demo import runs
 
     _use_threads(settings)
     dataset = settings.dataset()
@@ -54,7 +54,7 @@ def _on_storage(
 
 
 def _use_threads(settings: DemoSettings) -> None:
-    import torch  # noqa: PLC0415
+    import torch
 
     torch.set_num_threads(settings.threads)
 

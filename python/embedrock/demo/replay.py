@@ -29,6 +29,7 @@ Trace = list[list[NDArray[np.int64]]]
 def replay(settings: DemoSettings, dataset: MemoryDataset, sink: Sink) -> dict[str, Any]:
     """The memory that the engine took: peak while running − memory before `open`."""
     trace = _trace(settings, dataset, sink)
+    steps_per_epoch = len(trace) // settings.epochs
     most = max(sum(len(keys) for keys in step) for step in trace)
     values = np.zeros((most, settings.embedding_dim), np.float32)
     gradients = np.full((most, settings.embedding_dim), _GRADIENT, np.float32)
@@ -49,9 +50,10 @@ def replay(settings: DemoSettings, dataset: MemoryDataset, sink: Sink) -> dict[s
                 update = [(*pair, gradients[place]) for pair, place in zip(read, out, strict=True)]
                 store.update(update, lr=settings.lr, eps=settings.eps)
                 task.advance()
+                if task.done % steps_per_epoch == 0:
+                    store.commit(task.done)
         peak = process.peak_rss_bytes()
         summary = engine.summary(store)
-        store.commit(len(trace))
     return {
         "rss_before_open_bytes": before,
         "peak_rss_bytes": peak,

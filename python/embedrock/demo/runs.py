@@ -7,7 +7,6 @@ use the same number of threads. What a run returns is JSON; its per-step losses 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -18,6 +17,7 @@ import embedrock
 from embedrock.data import Feature, Position
 from embedrock.data.memory import MemoryDataset
 from embedrock.demo import engine, process, stores
+from embedrock.demo.paths import losses_path
 from embedrock.demo.settings import DemoSettings
 from embedrock.models.dlrm import DLRM, DLRMConfig
 from embedrock.progress import Sink, Task
@@ -52,7 +52,6 @@ def on_storage(
                 result["digests"][table.name] = table.digest()
                 task.advance()
             result["rows"] = sum(len(table) for table in store.tables.values())
-        embedrock.save(store, model, tables, result["steps"])
     return result
 
 
@@ -71,11 +70,6 @@ def in_memory(
     result["rows"] = rows
     result["embedding_bytes"] = rows * settings.embedding_dim * 4 * 2
     return result
-
-
-def losses_path(settings: DemoSettings, name: str) -> Path:
-    """Where a run leaves its per-step losses: float64, one per step."""
-    return Path(settings.folder) / f"{name}.losses.npy"
 
 
 def _initial_rows(
@@ -107,7 +101,7 @@ def _train(
     sink: Sink,
     store: Store | None,
 ) -> dict[str, Any]:
-    """All epochs, then the held-out samples. Evaluation is not part of the training time."""
+    """All epochs, each with a commit, then the held-out samples, which the time does not include."""
     losses: list[float] = []
     epochs = []
     for epoch in range(settings.epochs):
@@ -118,6 +112,8 @@ def _train(
             for batch in dataset.train_batches(settings.batch_size, Position(epoch)):
                 losses.append(trainer.step(batch))
                 task.advance(len(batch), f"loss {losses[-1]:.4f}")
+        if store is not None:
+            embedrock.save(store, trainer.model, trainer.optimizers, len(losses))
         seconds = perf_counter() - started
         entry: dict[str, Any] = {"seconds": seconds, "samples_per_s": dataset.num_train() / seconds}
         if store is not None and before is not None:
@@ -136,7 +132,7 @@ def _train(
         "samples_per_s": settings.epochs * dataset.num_train() / seconds,
         "time": {
             **trainer.seconds.as_dict(),
-            "preparing_batches": seconds - trainer.seconds.total(),
+            "batches_and_commits": seconds - trainer.seconds.total(),
         },
         "epochs": epochs,
         "engine": None if store is None else engine.summary(store),

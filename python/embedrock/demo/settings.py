@@ -22,7 +22,6 @@ class DemoSettings:
 
     folder: str
     cache_dir: str
-    data: str | None
     format: str
     epochs: int
     batch_size: int
@@ -33,6 +32,7 @@ class DemoSettings:
     dense_lr: float
     eps: float
     lr_decay: float
+    data: str | None = None
     memory: str = "10%"
     holdout: float = 0.1
     seed: int = 0

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import embedrock
 from embedrock import initializers
 from embedrock.data import Feature
+from embedrock.demo.paths import store_path
 from embedrock.demo.settings import DemoSettings
 from embedrock.store import Store
 from embedrock.table import Table
@@ -17,8 +16,7 @@ INITIALIZER = initializers.uniform(-0.01, 0.01)
 
 def open_store(settings: DemoSettings, name: str, memory: str) -> Store:
     """A new store in the demo's folder."""
-    path = Path(settings.folder) / f"{name}.store"
-    return embedrock.open(path, memory, seed=settings.seed, io=settings.io)
+    return embedrock.open(store_path(settings, name), memory, seed=settings.seed, io=settings.io)
 
 
 def table(settings: DemoSettings, store: Store, feature: Feature) -> Table:

@@ -196,37 +196,40 @@ def _plain_bytes(path: Path) -> int:
 
 def _train_epochs(run: _Run, sink: Sink, interrupt: Interrupt) -> None:
     options = run.options
-    while run.position.epoch < options.epochs:
-        epoch = run.position.epoch
-        run.trainer.scale_learning_rates(options.lr_decay**epoch)
-        name = f"epoch {epoch + 1} of {options.epochs}"
-        with Task(sink, name, run.dataset.num_train() or 0) as task:
-            task.done = run.position.batch * options.batch_size
+    per_epoch = run.dataset.num_train()
+    with Task(sink, "training", (per_epoch or 0) * options.epochs) as task:
+        while run.position.epoch < options.epochs:
+            epoch = run.position.epoch
+            run.trainer.scale_learning_rates(options.lr_decay**epoch)
+            if per_epoch is not None:
+                task.done = epoch * per_epoch + run.position.batch * options.batch_size
             _train_epoch(run, task, interrupt)
-        if run.interrupted:
-            return
-        run.position = Position(epoch + 1)
-        run.commit()
+            if run.interrupted:
+                return
+            run.position = Position(epoch + 1)
+            run.commit()
 
 
 def _train_epoch(run: _Run, task: Task, interrupt: Interrupt) -> None:
     """Trains from the run's position to the end of its epoch, or to an interrupt."""
+    options = run.options
     started, trained = perf_counter(), 0
+    epoch = f"epoch {run.position.epoch + 1} of {options.epochs}"
     run.losses.clear()
-    for batch in run.dataset.train_batches(run.options.batch_size, run.position):
+    for batch in run.dataset.train_batches(options.batch_size, run.position):
         if interrupt.requested:
             run.interrupted = True
             break
         run.losses.append(_step(run, batch))
         run.position = batch.next
         run.step += 1
-        run.samples += len(batch)
         trained += len(batch)
         recent = run.losses[-_SHOWN_LOSSES:]
-        rate = trained / (perf_counter() - started)
-        task.advance(len(batch), f"loss {sum(recent) / len(recent):.4f}, {rate:,.0f} samples/s")
-        if run.step % run.options.commit_every == 0:
+        loss, rate = sum(recent) / len(recent), trained / (perf_counter() - started)
+        task.advance(len(batch), f"{epoch}, loss {loss:.4f}, {rate:,.0f} samples/s")
+        if run.step % options.commit_every == 0:
             run.commit()
+    run.samples += trained
     run.seconds += perf_counter() - started
 
 
