@@ -42,11 +42,13 @@ class Lines:
     """A plain line every ten seconds, and one at the end of what took longer than a second."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
+        """Writes to `stream`, standard error by default."""
         self._stream = stream
         self._started: dict[str, float] = {}
         self._shown = 0.0
 
     def show(self, name: str, done: int, total: int, note: str) -> None:
+        """See `Sink`."""
         now = monotonic()
         started = self._started.setdefault(name, now)
         if now - max(started, self._shown) >= _LINE_INTERVAL_SECONDS:
@@ -54,6 +56,7 @@ class Lines:
             self._shown = now
 
     def finish(self, name: str, note: str) -> None:
+        """See `Sink`."""
         now = monotonic()
         took = now - self._started.pop(name, now)
         if took >= _QUIET_SECONDS:
@@ -67,12 +70,14 @@ class Bar:
     """One bar that is redrawn in place, and a plain line when the work is over."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
+        """Draws on `stream`, standard error by default."""
         self._stream = stream or sys.stderr
         self._started: dict[str, float] = {}
         self._drawn = 0.0
         self._dirty = False
 
     def show(self, name: str, done: int, total: int, note: str) -> None:
+        """See `Sink`."""
         now = monotonic()
         started = self._started.setdefault(name, now)
         if now - started < _QUIET_SECONDS or now - self._drawn < _BAR_INTERVAL_SECONDS:
@@ -90,6 +95,7 @@ class Bar:
         self._dirty = True
 
     def finish(self, name: str, note: str) -> None:
+        """See `Sink`."""
         now = monotonic()
         took = now - self._started.pop(name, now)
         if self._dirty:
@@ -104,16 +110,19 @@ class JsonLines:
     """Progress for a parent process, at most ten lines a second."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
+        """Writes to `stream`, standard output by default."""
         self._stream = stream or sys.stdout
         self._sent = 0.0
 
     def show(self, name: str, done: int, total: int, note: str) -> None:
+        """See `Sink`."""
         now = monotonic()
         if now - self._sent >= _BAR_INTERVAL_SECONDS:
             self._sent = now
             self.send({"progress": [name, done, total, note]})
 
     def finish(self, name: str, note: str) -> None:
+        """See `Sink`."""
         self.send({"finished": [name, note]})
 
     def send(self, message: dict[str, Any]) -> None:
@@ -122,7 +131,7 @@ class JsonLines:
 
 
 def forward(line: str, sink: Sink) -> dict[str, Any] | None:
-    """Shows a line of a child's `JsonLines` on `sink`; a message that is no progress is returned."""
+    """Shows a line of a child's `JsonLines` on `sink`; others are returned."""
     try:
         message = json.loads(line)
     except ValueError:
@@ -148,6 +157,7 @@ class Task:
     """A piece of work with a name: `advance` it, set a note, finish it by leaving the block."""
 
     def __init__(self, sink: Sink, name: str, total: int = 0) -> None:
+        """Work of `total` units, 0 when that is not known, shown on `sink`."""
         self._sink = sink
         self.name = name
         self.total = total
@@ -155,9 +165,11 @@ class Task:
         self.note = ""
 
     def advance(self, amount: int = 1, note: str | None = None) -> None:
+        """So much more is done."""
         self.to(self.done + amount, note)
 
     def to(self, done: int, note: str | None = None) -> None:
+        """So much is done in all."""
         self.done = done
         self.note = self.note if note is None else note
         self._sink.show(self.name, self.done, self.total, self.note)

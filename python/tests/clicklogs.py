@@ -59,13 +59,18 @@ def movielens_folder(folder: Path, ratings: int = 2000, seed: int = 0) -> Path:
     (folder / "u.data").write_text("\n".join(lines) + "\n")
     jobs = ["writer", "doctor", "student"]
     (folder / "u.user").write_text(
-        "".join(f"{u}|{18 + u % 50}|{'MF'[u % 2]}|{jobs[u % 3]}|{10000 + u * 37}\n" for u in range(1, users + 1))
+        "".join(
+            f"{u}|{18 + u % 50}|{'MF'[u % 2]}|{jobs[u % 3]}|{10000 + u * 37}\n"
+            for u in range(1, users + 1)
+        )
     )
     rows = []
     for item in range(1, items + 1):
         genres = [0] * 19
         genres[item % 19] = genres[(item * 7) % 19] = 1
         flags = "|".join(map(str, genres))
-        rows.append(f"{item}|Film {item} (19{50 + item % 50})|01-Jan-19{50 + item % 50}||http|{flags}\n")
+        rows.append(
+            f"{item}|Film {item} (19{50 + item % 50})|01-Jan-19{50 + item % 50}||http|{flags}\n"
+        )
     (folder / "u.item").write_text("".join(rows))
     return folder

@@ -91,7 +91,9 @@ def test_a_folder_without_a_store_is_named_and_left_alone(tmp_path: Path, capsys
     empty.mkdir()
     assert cli.main([*command, str(empty), *more]) == 2
     said = capsys.readouterr()
-    assert said.err == f"embedrock: error: {empty} holds no store (it has no file named superblock)\n"
+    assert (
+        said.err == f"embedrock: error: {empty} holds no store (it has no file named superblock)\n"
+    )
     assert list(empty.iterdir()) == []
 
 
@@ -141,7 +143,11 @@ def test_layers_shares_and_counts_are_read_or_refused():
     assert output.share("10%") == 0.1
     assert output.share("0") == 0.0
     assert output.positive("3") == 3
-    for parse, text in ((output.layer_sizes, "a-b"), (output.share, "100%"), (output.positive, "0")):
+    for parse, text in (
+        (output.layer_sizes, "a-b"),
+        (output.share, "100%"),
+        (output.positive, "0"),
+    ):
         with pytest.raises(argparse.ArgumentTypeError):
             parse(text)
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from clicklogs import movielens_folder
 
 import embedrock
+from clicklogs import movielens_folder
 
 TIMEOUT_S = 300
 
@@ -25,7 +25,11 @@ class Terminal:
     def __init__(self, command: list[str]) -> None:
         self._ours, theirs = pty.openpty()
         self.process = subprocess.Popen(
-            command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+            command,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
             preexec_fn=_take_terminal,
         )
         os.close(theirs)
@@ -80,7 +84,15 @@ def arguments(folder: Path, store: str, *more: str) -> list[str]:
     data = folder / "ml"
     if not data.exists():
         movielens_folder(data, ratings=1500)
-    command = ["train", "--data", str(data), "--format", "movielens", "--store", str(folder / store)]
+    command = [
+        "train",
+        "--data",
+        str(data),
+        "--format",
+        "movielens",
+        "--store",
+        str(folder / store),
+    ]
     command += ["--memory", "64MiB", "--embedding-dim", "4", "--bottom", "8", "--top", "8"]
     return [*command, "--threads", "1", "--commit-every", "50", *more]
 
@@ -93,7 +105,10 @@ def digests(path: Path) -> dict[str, int]:
 def run(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "embedrock.cli", *command],
-        capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
     )
 
 

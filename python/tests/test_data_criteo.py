@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from clicklogs import criteo_file, criteo_line, shared
 
+from clicklogs import criteo_file, criteo_line, shared
 from embedrock.data import DataError, Position
 from embedrock.data import criteo as criteo_module
 from embedrock.data.criteo import CriteoDataset, scan
@@ -105,7 +105,7 @@ def test_bad_lines_are_skipped_and_counted_when_asked(tmp_path: Path):
 def test_a_file_of_nothing_but_bad_lines_holds_no_samples(tmp_path: Path):
     path = tmp_path / "clicks.tsv"
     path.write_text("a\nb\n")
-    with pytest.raises(DataError, match="holds no samples .2 malformed lines skipped"):
+    with pytest.raises(DataError, match=r"holds no samples .2 malformed lines skipped"):
         scan(path, skip_bad_lines=True)
 
 
@@ -113,7 +113,7 @@ def test_line_numbers_count_the_header(tmp_path: Path):
     path = tmp_path / "clicks.tsv"
     header = "\t".join(["label", *[f"I{i}" for i in range(13)], *[f"C{i}" for i in range(26)]])
     path.write_text("\n".join([header, good_line(), "broken"]) + "\n")
-    with pytest.raises(DataError, match="line 3"):
+    with pytest.raises(DataError, match=r"line 3"):
         scan(path)
 
 
@@ -122,14 +122,14 @@ def test_line_numbers_are_right_beyond_the_first_block(tmp_path: Path, monkeypat
     path = criteo_file(tmp_path / "clicks.tsv", 50)
     with path.open("a") as file:
         file.write("broken\n")
-    with pytest.raises(DataError, match="line 51"):
+    with pytest.raises(DataError, match=r"line 51"):
         scan(path)
 
 
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path):
     path = tmp_path / "model.bin"
     path.write_bytes(bytes(3 << 20))
-    with pytest.raises(DataError, match="longer than 1 MiB"):
+    with pytest.raises(DataError, match=r"longer than 1 MiB"):
         scan(path)
 
 
@@ -182,11 +182,13 @@ def test_distinct_keys_are_estimated_within_three_per_cent(tmp_path: Path):
     found = scan(path)
     for field, estimate in enumerate(found.distinct):
         exact = len(np.unique(keys[:, field]))
-        assert abs(estimate - exact) <= max(2, 0.03 * exact), f"field {field}: {estimate} of {exact}"
+        assert abs(estimate - exact) <= max(2, 0.03 * exact), (
+            f"field {field}: {estimate} of {exact}"
+        )
 
 
 def test_a_missing_file_is_named():
-    with pytest.raises(DataError, match="nowhere.tsv: cannot be opened: No such file"):
+    with pytest.raises(DataError, match=r"nowhere.tsv: cannot be opened: No such file"):
         scan("nowhere.tsv")
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from clicklogs import movielens_folder
 
+from clicklogs import movielens_folder
 from embedrock.data import DataError, crosses, fetch, movielens
 from embedrock.data.hashing import combine
 
@@ -37,7 +37,8 @@ def forms(folder: Path) -> dict[str, Path]:
     written = {
         "a.inter": header + "".join("\t".join(row) + "\n" for row in rows),
         "ratings.dat": "".join("::".join(row) + "\n" for row in rows),
-        "ratings.csv": "userId,movieId,rating,timestamp\n" + "".join(",".join(r) + "\n" for r in rows),
+        "ratings.csv": "userId,movieId,rating,timestamp\n"
+        + "".join(",".join(r) + "\n" for r in rows),
         "mine.txt": "".join("\t".join(row) + "\n" for row in rows),
     }
     for name, text in written.items():
@@ -94,7 +95,7 @@ def test_a_malformed_users_line_names_the_users_file(tmp_path: Path):
     folder = movielens_folder(tmp_path / "ml")
     with (folder / "u.user").open("a") as file:
         file.write("99|old|M\n")
-    with pytest.raises(DataError, match="u.user, line 61: 3 fields, expected 5"):
+    with pytest.raises(DataError, match=r"u.user, line 61: 3 fields, expected 5"):
         movielens.read(folder)
 
 
@@ -147,7 +148,9 @@ def fake_wheel(folder: Path) -> bytes:
     with zipfile.ZipFile(wheel, "w") as archive:
         for name in fetch._FILES:
             archive.writestr(fetch._FOLDER + name, f"{name}\n")
-        archive.writestr(info + "METADATA", "Metadata-Version: 2.1\nName: recbole\nVersion: 1.2.1\n")
+        archive.writestr(
+            info + "METADATA", "Metadata-Version: 2.1\nName: recbole\nVersion: 1.2.1\n"
+        )
         archive.writestr(
             info + "WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         )
@@ -158,7 +161,9 @@ def fake_wheel(folder: Path) -> bytes:
 @pytest.fixture
 def offline_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """pip as a user without a network has it: an empty folder of wheels, no index."""
-    done = subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "--version"], capture_output=True, check=False
+    )
     if done.returncode:
         pytest.skip("this interpreter has no pip")
     wheels = tmp_path / "wheels"
@@ -169,7 +174,9 @@ def offline_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_offline_the_error_names_what_is_missing_and_the_way_out(offline_pip: Path, tmp_path: Path):
-    with pytest.raises(DataError, match=r"MovieLens-100K .*recbole==1.2.1.* could not be had.*--data"):
+    with pytest.raises(
+        DataError, match=r"MovieLens-100K .*recbole==1.2.1.* could not be had.*--data"
+    ):
         fetch.movielens_100k(tmp_path / "cache")
 
 
@@ -189,6 +196,6 @@ def test_the_wheel_is_taken_by_pip_verified_and_cached(
 
 def test_another_wheel_than_the_expected_one_is_refused(offline_pip: Path, tmp_path: Path):
     fake_wheel(offline_pip)
-    with pytest.raises(DataError, match="has SHA-256 .* expected 9c99"):
+    with pytest.raises(DataError, match=r"has SHA-256 .* expected 9c99"):
         fetch.movielens_100k(tmp_path / "cache")
     assert not (tmp_path / "cache" / "ml-100k").exists()

@@ -59,7 +59,10 @@ def test_a_truncated_file_is_an_error_that_names_it(tmp_path: Path, kind: str):
     path = tmp_path / "text.packed"
     whole = packed(kind)
     path.write_bytes(whole[: len(whole) // 2])
-    with TextStream(path) as stream, pytest.raises(DataError, match="text.packed: compressed data"):
+    with (
+        TextStream(path) as stream,
+        pytest.raises(DataError, match=r"text.packed: compressed data"),
+    ):
         while stream.read(1 << 20):
             pass
 
@@ -69,7 +72,7 @@ def test_a_damaged_gzip_file_is_an_error_that_names_it(tmp_path: Path):
     damaged = bytearray(packed("gzip"))
     damaged[len(damaged) // 2] ^= 0xFF
     path.write_bytes(damaged)
-    with TextStream(path) as stream, pytest.raises(DataError, match="text.gz: compressed data"):
+    with TextStream(path) as stream, pytest.raises(DataError, match=r"text.gz: compressed data"):
         while stream.read(1 << 20):
             pass
 
@@ -86,5 +89,5 @@ def test_a_position_beyond_the_end_is_an_error(tmp_path: Path):
     path = tmp_path / "text"
     for content in (TEXT, gzip.compress(TEXT)):
         path.write_bytes(content)
-        with TextStream(path) as stream, pytest.raises(DataError, match="reading was to go on at"):
+        with TextStream(path) as stream, pytest.raises(DataError, match=r"reading was to go on at"):
             stream.skip_to(len(TEXT) + 1)

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from clicklogs import criteo_file, movielens_folder
 
+from clicklogs import criteo_file, movielens_folder
 from embedrock import report
-from embedrock.demo import DemoSettings, children, figures
+from embedrock.demo import DemoSettings, children, demo_recipe, figures
 from embedrock.progress import Lines
 
 FIGURES = {
@@ -91,26 +91,29 @@ def test_nothing_is_left_behind(finished: dict[str, Any]):
     assert finished["left"] == []
 
 
+def demo_settings(data_format: str, data: Path | str, **given: Any) -> DemoSettings:
+    chosen = {"folder": "f", "cache_dir": "c", "recipe": demo_recipe(data_format), **given}
+    return DemoSettings(format=data_format, data=str(data), **chosen)
+
+
 def test_a_child_that_fails_ends_the_demo_with_what_it_said(tmp_path: Path):
-    settings = DemoSettings.for_format(
-        "movielens", folder=str(tmp_path), cache_dir=str(tmp_path), data=str(tmp_path / "nowhere")
-    )
+    settings = demo_settings("movielens", tmp_path / "nowhere", folder=str(tmp_path))
     settings.save(tmp_path / "settings.json")
-    with pytest.raises(children.ChildError, match="memory: .*nowhere: cannot be opened"):
+    with pytest.raises(children.ChildError, match=r"memory: .*nowhere: cannot be opened"):
         children.run_together(["memory", "memory"], tmp_path / "settings.json", Lines())
 
 
 def test_settings_survive_the_way_to_a_child(tmp_path: Path):
-    settings = DemoSettings.for_format("criteo", folder="f", cache_dir="c", data="d", epochs=5)
+    settings = demo_settings("criteo", "d", recipe=demo_recipe("criteo", 5))
     settings.save(tmp_path / "settings.json")
     assert DemoSettings.load(tmp_path / "settings.json") == settings
-    assert settings.epochs == 5
-    assert settings.embedding_dim == 16
+    assert settings.recipe.epochs == 5
+    assert settings.recipe.embedding_dim == 16
 
 
 def test_a_criteo_file_keeps_its_order_and_is_not_shuffled(tmp_path: Path):
     path = criteo_file(tmp_path / "clicks.tsv", 100)
-    settings = DemoSettings.for_format("criteo", folder="f", cache_dir="c", data=str(path))
+    settings = demo_settings("criteo", path)
     data = settings.dataset()
     labels = [float(line[0]) for line in path.read_text().splitlines()]
     np.testing.assert_array_equal(data.labels, labels)

@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from clicklogs import movielens_folder
 
 import embedrock
+from clicklogs import movielens_folder
 from embedrock import initializers
 from embedrock.data import Batch, Feature, Position, crosses, movielens
 from embedrock.models.dlrm import DLRM, DLRMConfig
@@ -25,9 +25,7 @@ def naive(model: DLRM, dense: torch.Tensor, embedded: torch.Tensor) -> torch.Ten
     for x, e in zip(dense, embedded, strict=True):
         bottom = model.bottom(x)
         vectors = [bottom, *e]
-        products = [
-            vectors[i] @ vectors[j] for i in range(len(vectors)) for j in range(i)
-        ]
+        products = [vectors[i] @ vectors[j] for i in range(len(vectors)) for j in range(i)]
         logits.append(model.top(torch.cat([bottom, torch.stack(products)])))
     return torch.cat(logits)
 
@@ -74,11 +72,14 @@ def test_tables_on_storage_and_in_memory_give_the_same_embeddings(clicks, tmp_pa
             store, clicks.features, 8, initializer=initializers.uniform(-0.1, 0.1)
         )
         weights = [
-            torch.from_numpy(store.table(f.name).get(k)) for f, k in zip(clicks.features, keys, strict=True)
+            torch.from_numpy(store.table(f.name).get(k))
+            for f, k in zip(clicks.features, keys, strict=True)
         ]
         plain = MemoryEmbeddings(weights)
         pairs = zip(
-            clicks.train_batches(64, Position()), dense_ids.train_batches(64, Position()), strict=True
+            clicks.train_batches(64, Position()),
+            dense_ids.train_batches(64, Position()),
+            strict=True,
         )
         for one, other in pairs:
             got = stored(torch.from_numpy(one.keys), torch.from_numpy(one.offsets))
@@ -91,9 +92,12 @@ def test_training_on_storage_follows_training_in_memory(clicks, tmp_path):
     dense_ids, keys = clicks.densified()
     losses: dict[str, list[float]] = {}
     with embedrock.open(tmp_path / "store", "64MiB") as store:
-        stored = StoreEmbeddings(store, clicks.features, 8, initializer=initializers.uniform(-0.1, 0.1))
+        stored = StoreEmbeddings(
+            store, clicks.features, 8, initializer=initializers.uniform(-0.1, 0.1)
+        )
         weights = [
-            torch.from_numpy(store.table(f.name).get(k)) for f, k in zip(clicks.features, keys, strict=True)
+            torch.from_numpy(store.table(f.name).get(k))
+            for f, k in zip(clicks.features, keys, strict=True)
         ]
         for name, data, embeddings in (
             ("stored", clicks, stored),

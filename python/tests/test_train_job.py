@@ -1,22 +1,28 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from clicklogs import criteo_file, movielens_folder
 
 import embedrock
+from clicklogs import criteo_file, movielens_folder
 from embedrock.data import DataError
 from embedrock.errors import MismatchError, MisuseError
 from embedrock.progress import Lines
 from embedrock.training import job
-from embedrock.training.options import TrainOptions
+from embedrock.training.options import Recipe, TrainOptions
 from embedrock.training.trainer import Trainer
 
-SMALL = {"bottom": (8,), "top": (8,), "threads": 1, "memory": "64MiB"}
+
+def options_of(data_format: str, data: Path, store: Path, given: dict[str, Any]) -> TrainOptions:
+    """A small model; of `given`, what is no part of a recipe goes to the options."""
+    recipe = {"epochs": 2, "embedding_dim": 4, "bottom": (8,), "top": (8,)}
+    recipe |= {f.name: given.pop(f.name) for f in fields(Recipe) if f.name in given}
+    chosen = {"commit_every": 3, "threads": 1, "memory": "64MiB", **given}
+    return TrainOptions(data, data_format, store, Recipe.of_format(data_format, recipe), **chosen)
 
 
 def criteo(tmp_path: Path, store: str = "store", lines: int = 400, **given: Any) -> TrainOptions:
@@ -24,8 +30,7 @@ def criteo(tmp_path: Path, store: str = "store", lines: int = 400, **given: Any)
     data = tmp_path / "clicks.tsv"
     if not data.exists():
         criteo_file(data, lines)
-    chosen = {"epochs": 2, "batch_size": 36, "embedding_dim": 4, "commit_every": 3, **SMALL, **given}
-    return TrainOptions(data=data, format="criteo", store=tmp_path / store, **chosen)
+    return options_of("criteo", data, tmp_path / store, {"batch_size": 36, **given})
 
 
 def movielens(tmp_path: Path, store: str = "store", **given: Any) -> TrainOptions:
@@ -33,8 +38,7 @@ def movielens(tmp_path: Path, store: str = "store", **given: Any) -> TrainOption
     data = tmp_path / "ml"
     if not data.exists():
         movielens_folder(data, ratings=700)
-    chosen = {"epochs": 2, "batch_size": 64, "embedding_dim": 4, "commit_every": 3, **SMALL, **given}
-    return TrainOptions(data=data, format="movielens", store=tmp_path / store, **chosen)
+    return options_of("movielens", data, tmp_path / store, {"batch_size": 64, **given})
 
 
 MAKERS = pytest.mark.parametrize("make", [criteo, movielens])
@@ -106,7 +110,7 @@ def test_a_run_that_died_resumes_at_its_last_commit_with_the_same_bits(
 
     with monkeypatch.context() as patched:
         patched.setattr(Trainer, "step", dies)
-        with pytest.raises(RuntimeError, match="power cut"):
+        with pytest.raises(RuntimeError, match=r"power cut"):
             train(options)
     with embedrock.open(options.store, "64MiB", create=False) as store:
         assert store.step == 6
@@ -151,13 +155,13 @@ def test_resume_without_a_run_starts_one(tmp_path: Path):
 
 def test_a_store_with_a_run_is_not_trained_on_by_accident(tmp_path: Path):
     train(criteo(tmp_path))
-    with pytest.raises(MisuseError, match="holds a run at step 20; add --resume"):
+    with pytest.raises(MisuseError, match=r"holds a run at step 20; add --resume"):
         train(criteo(tmp_path))
 
 
 def test_a_run_is_not_resumed_with_other_settings(tmp_path: Path):
     train(criteo(tmp_path))
-    with pytest.raises(MismatchError, match="batch_size is 50, but the run in .* has 36"):
+    with pytest.raises(MismatchError, match=r"batch_size is 50, but the run in .* has 36"):
         train(criteo(tmp_path, batch_size=50, resume=True))
 
 
@@ -166,7 +170,7 @@ def test_a_store_of_another_program_is_not_resumed(tmp_path: Path):
     with embedrock.open(options.store, "64MiB") as store:
         store.table("mine", 4)
         store.commit(1)
-    with pytest.raises(MismatchError, match="was not written by embedrock train"):
+    with pytest.raises(MismatchError, match=r"was not written by embedrock train"):
         train(options)
 
 
@@ -174,7 +178,7 @@ def test_a_malformed_line_ends_the_run_before_a_store_is_made(tmp_path: Path):
     options = criteo(tmp_path)
     with options.data.open("a") as file:
         file.write("broken\n")
-    with pytest.raises(DataError, match="clicks.tsv, line 401"):
+    with pytest.raises(DataError, match=r"clicks.tsv, line 401"):
         train(options)
     assert not options.store.exists()
 
@@ -201,12 +205,17 @@ def test_without_a_holdout_everything_is_trained_on(tmp_path: Path):
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("format", "csv", "format is 'csv', expected one of criteo, movielens"),
         ("epochs", 0, "epochs is 0, expected 1 or more"),
         ("batch_size", -1, "batch_size is -1"),
-        ("holdout", 1.0, "holdout is 1.0, expected 0 to less than 1"),
+        ("commit_every", 0, "commit_every is 0, expected 1 or more"),
+        ("holdout", 1.0, r"holdout is 1\.0, expected 0 to less than 1"),
     ],
 )
 def test_unusable_options_are_named(tmp_path: Path, name: str, value: Any, message: str):
     with pytest.raises(MisuseError, match=message):
-        train(replace(criteo(tmp_path), **{name: value}))
+        train(criteo(tmp_path, **{name: value}))
+
+
+def test_an_unknown_format_is_named():
+    with pytest.raises(MisuseError, match="format is 'csv', expected one of criteo, movielens"):
+        Recipe.of_format("csv")

@@ -15,6 +15,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 from embedrock import __version__
 from embedrock.cli import bench, check, copy, demo, info, train
@@ -57,7 +58,9 @@ def parser() -> argparse.ArgumentParser:
     for command in (train, demo, info, check, copy, bench):
         added = command.add(commands)
         added.add_argument(
-            "--debug", action="store_true", help="show the traceback of an error, not only its message"
+            "--debug",
+            action="store_true",
+            help="show the traceback of an error, not only its message",
         )
     return top
 
@@ -66,6 +69,6 @@ def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _show_warning(message: Warning | str, *_: object) -> None:
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     """Warnings as one line, without the source line that raised them."""
     print(f"embedrock: warning: {' '.join(str(message).split())}", file=sys.stderr)

@@ -14,13 +14,13 @@ _EXIT_DAMAGED = 1
 
 def add(commands: Any) -> argparse.ArgumentParser:
     """Adds the command."""
-    command = commands.add_parser(
+    command: argparse.ArgumentParser = commands.add_parser(
         "check",
         help="read and verify every page of a store",
         description=(
-            "Reads every page of every kept commit and compares it with its checksum and the index. "
-            "Exit status 0 when all is well, 1 when something is wrong: file, page and table are "
-            "printed."
+            "Reads every page of every kept commit and compares it with its checksum and the "
+            "index. Exit status 0 when all is well, 1 when something is wrong: file, page and "
+            "table are printed."
         ),
     )
     command.add_argument("store", type=Path, metavar="STORE", help="the store's directory")
@@ -51,7 +51,9 @@ def run(arguments: argparse.Namespace) -> int:
         hidden = found["problem_count"] - len(found["problems"])
         if hidden:
             print(f"and {hidden:,} more", file=sys.stderr)
-        outcome = f"{found['problem_count']:,} problems" if found["problem_count"] else "all is well"
+        outcome = (
+            f"{found['problem_count']:,} problems" if found["problem_count"] else "all is well"
+        )
         print(
             f"{arguments.store}: {found['commits']} commits, {found['pages']:,} pages, "
             f"{found['rows']:,} rows: {outcome}"

@@ -11,12 +11,12 @@ from embedrock.cli import output
 
 def add(commands: Any) -> argparse.ArgumentParser:
     """Adds the command."""
-    command = commands.add_parser(
+    command: argparse.ArgumentParser = commands.add_parser(
         "copy",
         help="copy a commit of a store that may be in use",
         description=(
-            "Copies the last commit of a store, or that of --step, to a new store. A trainer may go "
-            "on writing to the source meanwhile."
+            "Copies the last commit of a store, or that of --step, to a new store. A trainer may "
+            "go on writing to the source meanwhile."
         ),
     )
     command.add_argument("store", type=Path, metavar="STORE", help="the store's directory")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ _EXIT_NOT_REACHED = 1
 
 def add(commands: Any) -> argparse.ArgumentParser:
     """Adds the command."""
-    command = commands.add_parser(
+    command: argparse.ArgumentParser = commands.add_parser(
         "demo",
         help="train on real data at a tenth of the memory, beside plain PyTorch",
         description=(
@@ -30,12 +31,14 @@ def add(commands: Any) -> argparse.ArgumentParser:
         metavar="FILE",
         help="your own data instead: a Criteo file, or MovieLens ratings with --format movielens",
     )
-    command.add_argument(
-        "--format", choices=("criteo", "movielens"), help="of --data (criteo)"
-    )
+    command.add_argument("--format", choices=("criteo", "movielens"), help="of --data (criteo)")
     command.add_argument("--memory", help='memory for tables, "10%%" or "64MiB" (10%%)')
-    command.add_argument("--epochs", type=output.positive, metavar="N", help="passes over the data (3)")
-    command.add_argument("--threads", type=output.positive, metavar="N", help="threads of PyTorch (1)")
+    command.add_argument(
+        "--epochs", type=output.positive, metavar="N", help="passes over the data (3)"
+    )
+    command.add_argument(
+        "--threads", type=output.positive, metavar="N", help="threads of PyTorch (1)"
+    )
     command.add_argument(
         "--cache-dir",
         type=Path,
@@ -62,16 +65,16 @@ def run(arguments: argparse.Namespace) -> int:
 
     cache_dir = arguments.cache_dir or default_cache_dir()
     data_format = arguments.format or ("movielens" if arguments.data is None else "criteo")
-    settings = demo.DemoSettings.for_format(
-        data_format,
+    given = {"memory": arguments.memory, "threads": arguments.threads}
+    settings = demo.DemoSettings(
         folder=str(cache_dir),
         cache_dir=str(cache_dir),
+        format=data_format,
+        recipe=demo.demo_recipe(data_format, arguments.epochs),
         data=None if arguments.data is None else str(arguments.data),
-        memory=arguments.memory,
-        epochs=arguments.epochs,
-        threads=arguments.threads,
         skip_bad_lines=arguments.skip_bad_lines,
     )
+    settings = replace(settings, **{k: v for k, v in given.items() if v is not None})
     whole = demo.run(settings, progress.for_terminal(), keep=arguments.keep)
     report.write(arguments.report, whole)
     failures = figures.failures(whole)
@@ -95,4 +98,6 @@ def _print(whole: dict[str, Any], path: Path, failures: list[str]) -> None:
         print(f"* {note}")
     agreed = "identical" if values["bits_equal"] == 1 else "NOT identical"
     print(f"* 10 % and 100 % memory: losses of all steps and rows of all tables are {agreed}.")
-    print(f"* AUC difference {values['auc_difference']:.6f}. {values['demo_s']:.0f} s in all. {path}")
+    print(
+        f"* AUC difference {values['auc_difference']:.6f}. {values['demo_s']:.0f} s in all. {path}"
+    )

@@ -13,7 +13,7 @@ from embedrock.cli import output
 
 def add(commands: Any) -> argparse.ArgumentParser:
     """Adds the command."""
-    command = commands.add_parser(
+    command: argparse.ArgumentParser = commands.add_parser(
         "info",
         help="tables, rows, commits, memory and disk of a store",
         description="Opens a store for reading and says what is in it. Changes nothing.",
@@ -32,9 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     import embedrock
 
     output.refuse_missing_store(arguments.store)
-    with embedrock.open(
-        arguments.store, arguments.memory, create=False, read_only=True
-    ) as store:
+    with embedrock.open(arguments.store, arguments.memory, create=False, read_only=True) as store:
         stats = store.stats()
         commits = [asdict(commit) for commit in store.commits()]
         tables = {name: _table(table) for name, table in store.tables.items()}

@@ -60,7 +60,9 @@ def print_json(value: Any) -> None:
 
 def add_json(command: argparse.ArgumentParser) -> None:
     """The switch that every command has."""
-    command.add_argument("--json", action="store_true", help="print the result as JSON, for programs")
+    command.add_argument(
+        "--json", action="store_true", help="print the result as JSON, for programs"
+    )
 
 
 def layer_sizes(text: str) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,14 @@ _MODELS = ("dlrm",)
 
 def add(commands: Any) -> argparse.ArgumentParser:
     """Adds the command."""
-    command = commands.add_parser(
+    command: argparse.ArgumentParser = commands.add_parser(
         "train",
         help="train a model on your data, tables on storage",
         description=(
-            "Trains a click model on a file. Tables live in the store with only --memory of them in "
-            "DRAM. Ctrl-C finishes the step, commits and exits with status 130; a second one leaves "
-            "at once. With --resume the run goes on at its last commit, in the middle of the data, "
-            "and ends with the same bits as a run that never stopped."
+            "Trains a click model on a file. Tables live in the store with only --memory of them "
+            "in DRAM. Ctrl-C finishes the step, commits and exits with status 130; a second one "
+            "leaves at once. With --resume the run goes on at its last commit, in the middle of "
+            "the data, and ends with the same bits as a run that never stopped."
         ),
         epilog=(
             "example: embedrock train --data clicks.tsv.gz --format criteo --memory 10% "
@@ -55,8 +56,12 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "--resume", action="store_true", help="go on at the last commit in the store, if it has one"
     )
     training = command.add_argument_group("training (defaults depend on the format)")
-    training.add_argument("--epochs", type=output.positive, metavar="N", help="passes over the data")
-    training.add_argument("--batch-size", type=output.positive, metavar="N", help="samples per step")
+    training.add_argument(
+        "--epochs", type=output.positive, metavar="N", help="passes over the data"
+    )
+    training.add_argument(
+        "--batch-size", type=output.positive, metavar="N", help="samples per step"
+    )
     training.add_argument("--lr", type=float, metavar="RATE", help="learning rate of the tables")
     training.add_argument("--dense-lr", type=float, metavar="RATE", help="that of the dense part")
     training.add_argument("--eps", type=float, help="Adagrad's epsilon for the tables")
@@ -79,7 +84,9 @@ def add(commands: Any) -> argparse.ArgumentParser:
         metavar="SHARE",
         help="share of the samples, the last ones, that are kept for evaluation (10%%)",
     )
-    training.add_argument("--seed", type=int, default=0, help="seed of initial rows and weights (0)")
+    training.add_argument(
+        "--seed", type=int, default=0, help="seed of initial rows and weights (0)"
+    )
     training.add_argument(
         "--threads", type=output.positive, metavar="N", help="threads of PyTorch (its own default)"
     )
@@ -99,7 +106,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
     running.add_argument(
         "--max-disk", type=output.parse_bytes, metavar="SIZE", help="most bytes the store may take"
     )
-    running.add_argument("--io", choices=("auto", "io_uring", "pread"), default="auto", help="(auto)")
+    running.add_argument("--io", choices=("auto", "uring", "pread"), default="auto", help="(auto)")
     running.add_argument("--policy", choices=("lru", "lfu"), default="lru", help="eviction (lru)")
     output.add_json(command)
     command.set_defaults(run=run)
@@ -110,23 +117,17 @@ def run(arguments: argparse.Namespace) -> int:
     """Trains, prints what came of it."""
     from embedrock import progress
     from embedrock.training.job import train
-    from embedrock.training.options import TrainOptions
+    from embedrock.training.options import Recipe, TrainOptions
 
+    given = {field.name: getattr(arguments, field.name) for field in fields(Recipe)}
+    recipe = Recipe.of_format(arguments.format, given)
     options = TrainOptions(
         data=arguments.data,
         format=arguments.format,
         store=arguments.store,
         memory=arguments.memory,
         resume=arguments.resume,
-        epochs=arguments.epochs,
-        batch_size=arguments.batch_size,
-        embedding_dim=arguments.embedding_dim,
-        bottom=arguments.bottom,
-        top=arguments.top,
-        lr=arguments.lr,
-        dense_lr=arguments.dense_lr,
-        eps=arguments.eps,
-        lr_decay=arguments.lr_decay,
+        recipe=recipe,
         holdout=arguments.holdout,
         commit_every=arguments.commit_every,
         skip_bad_lines=arguments.skip_bad_lines,

@@ -9,6 +9,7 @@ class BadLines:
     """Raises at the first malformed line, or counts them all and remembers the first."""
 
     def __init__(self, skip: bool) -> None:
+        """With `skip`, lines are counted instead of raised."""
         self.skip = skip
         self.count = 0
         self.first: DataError | None = None

@@ -1,8 +1,8 @@
 """The shape that every data set has for the trainer: features, batches, a position to go on from.
 
 A batch is jagged and feature-major, as torchrec's KeyedJaggedTensor: the keys of feature 0 for all
-samples, then those of feature 1, and so on. A data set yields the same batches in the same order for
-the same epoch, whoever asks and however often: both runs of a comparison depend on that.
+samples, then those of feature 1, and so on. A data set yields the same batches in the same order
+for the same epoch, whoever asks and however often: both runs of a comparison depend on that.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ class Batch:
     next: Position
 
     def __len__(self) -> int:
+        """Samples."""
         return len(self.labels)
 
     @property

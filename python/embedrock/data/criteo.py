@@ -30,7 +30,7 @@ FEATURES = tuple(column_name(1 + INTEGERS + token) for token in range(TOKENS))
 
 @dataclass(frozen=True)
 class Mark:
-    """A place in the text: so many good samples lie before byte `offset`, which starts line `line`."""
+    """A place in the text: `samples` good ones lie before byte `offset`, the start of `line`."""
 
     samples: int
     offset: int
@@ -79,8 +79,8 @@ def _blocks(path: Path, offset: int, line: int, bad: BadLines) -> Iterator[_Loca
             if whole:
                 block = parse(whole)
                 for one in block.bad:
-                    place = {"line": line + one.index, "column": one.column}
-                    bad.add(DataError(one.problem, path=path, **place))
+                    at = line + one.index
+                    bad.add(DataError(one.problem, path=path, line=at, column=one.column))
                 yield _Located(block, offset, line)
                 offset += len(whole)
                 line += block.num_lines
@@ -96,7 +96,8 @@ def scan(
 ) -> Scan:
     """Reads the file once. `progress` gets the bytes of text read so far.
 
-    Errors: DataError at the first malformed line unless `skip_bad_lines`, or when no sample is left.
+    Errors: DataError at the first malformed line unless `skip_bad_lines`, or when no sample is
+    left.
     """
     path = Path(path)
     bad = BadLines(skip_bad_lines)
@@ -111,7 +112,9 @@ def scan(
         if progress is not None:
             progress(located.offset + _BLOCK_BYTES)
     if samples == 0:
-        skipped = f" ({bad.count} malformed lines skipped, the first: {bad.first})" if bad.count else ""
+        skipped = (
+            f" ({bad.count} malformed lines skipped, the first: {bad.first})" if bad.count else ""
+        )
         raise DataError(f"holds no samples{skipped}", path=path)
     distinct = [counter.estimate() for counter in counters]
     return Scan(samples, distinct, marks, bad.count, None if bad.first is None else str(bad.first))
@@ -131,6 +134,7 @@ class CriteoDataset:
         holdout: float = 0.1,
         skip_bad_lines: bool = False,
     ) -> None:
+        """Opens nothing yet: the file is read while batches are taken."""
         self.name = "criteo"
         self.path = Path(path)
         self.num_dense = INTEGERS
@@ -143,9 +147,11 @@ class CriteoDataset:
         ]
 
     def num_train(self) -> int | None:
+        """Samples of an epoch, known after a scan only."""
         return None if self._scan is None else self._scan.samples - self._num_test
 
     def train_batches(self, batch_size: int, start: Position) -> Iterator[Batch]:
+        """See `Dataset`; `start` must come from a batch of the same file and size."""
         limit = self.num_train()
         done = start.batch * batch_size
         left = None if limit is None else limit - done
@@ -161,6 +167,7 @@ class CriteoDataset:
             yield taken.batch(Position(start.epoch, number, taken.end, taken.line))
 
     def test_batches(self, batch_size: int) -> Iterator[Batch]:
+        """See `Dataset`; reads the end of the file."""
         if self._scan is None or self._num_test == 0:
             return
         first = self._scan.samples - self._num_test

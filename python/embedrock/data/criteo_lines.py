@@ -35,7 +35,7 @@ for _value, _character in enumerate(b"ABCDEF", start=10):
 
 @dataclass(frozen=True)
 class BadLine:
-    """A malformed line of a block: its index there, the field (None: the line as such), what is wrong."""
+    """A malformed line: its index in the block, the field (None: the line as such), the problem."""
 
     index: int
     column: str | None
@@ -44,7 +44,7 @@ class BadLine:
 
 @dataclass(frozen=True)
 class Block:
-    """The good lines of a block. `lines` are their indices among all lines, `ends` the offset behind.
+    """The good lines of a block: `lines` are their indices among all, `ends` the offsets behind.
 
     Shapes: labels (L,) float32, dense (L, 13) float32, keys (L, 26) int64, lines, ends (L,) int64.
     """
@@ -126,7 +126,7 @@ def _integers(
 def _tokens(
     text: NDArray[np.uint8], starts: NDArray[np.int64], lengths: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """(keys, which fields are not tokens). The number of digits is part of the key: `0a` is not `a`."""
+    """(keys, which fields are not tokens). Digits are counted, too: `0a` is not `a`."""
     values, wrong = _number(text, starts, lengths, _HEX, 16, _TOKEN_DIGITS)
     salt = mix(np.arange(1, TOKENS + 1, dtype=np.uint64))
     keys = mix((values ^ (lengths.astype(np.uint64) << np.uint64(58))) + salt)

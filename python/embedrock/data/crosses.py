@@ -1,4 +1,4 @@
-"""The click model over MovieLens: labels, dense features, ids and crosses of ids, as CTR systems have.
+"""The click model over MovieLens: labels, dense features, ids and their crosses, as CTR systems do.
 
 A rating of 4 or more is a click. Nothing in a sample's features comes from its own label or from
 later samples. The crosses turn 100,000 ratings into a few hundred thousand sparse 64-bit keys;
@@ -20,7 +20,7 @@ CLICK_FROM_RATING = 4.0
 
 
 def click_dataset(ratings: Ratings, *, holdout: float = 0.1, seed: int = 0) -> MemoryDataset:
-    """The click data set: the last `holdout` share in time is held out, the rest shuffled per epoch."""
+    """The last `holdout` share in time is held out, the rest is shuffled anew in each epoch."""
     columns = _columns(ratings)
     labels = (ratings.rating >= CLICK_FROM_RATING).astype(np.float32)
     return MemoryDataset(

@@ -8,7 +8,7 @@ from embedrock.errors import EmbedrockError
 
 
 class DataError(EmbedrockError, ValueError):
-    """Data that cannot be read or had: `path`, `line` (1-based) and `column` tell where, if known."""
+    """Data that cannot be read or had; `path`, `line` (1-based), `column` tell where, if known."""
 
     def __init__(
         self,
@@ -18,6 +18,7 @@ class DataError(EmbedrockError, ValueError):
         line: int | None = None,
         column: str | None = None,
     ) -> None:
+        """The message names the place, as far as it is given, and then the problem."""
         place = [str(path)] if path is not None else []
         if line is not None:
             place.append(f"line {line}")

@@ -23,9 +23,10 @@ WHEEL = "recbole-1.2.1-py3-none-any.whl"
 WHEEL_SHA256 = "9c9948202011f37eb0a7c6768129313f00d6403ad221ec940d5e2d5d5f33a407"
 _FOLDER = "recbole/dataset_example/ml-100k/"
 _FILES = ("ml-100k.inter", "ml-100k.user", "ml-100k.item")
+_MISSING = f"MovieLens-100K (in the wheel of {REQUIREMENT}) could not be had"
 _WAY_OUT = (
-    "pass your own copy with --data (a folder with ml-100k.inter, ml-100k.user and ml-100k.item, or "
-    "u.data, u.user and u.item), or put the wheel into the cache folder"
+    "pass your own copy with --data (a folder with ml-100k.inter, ml-100k.user and ml-100k.item, "
+    "or u.data, u.user and u.item), or put the wheel into the cache folder"
 )
 
 
@@ -63,19 +64,14 @@ def _download(cache: Path) -> None:
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet"]
         command += ["--disable-pip-version-check", "--dest", temporary, REQUIREMENT]
         try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=300, check=False
-            )
+            done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise DataError(
-                f"MovieLens-100K (in the wheel of {REQUIREMENT}) could not be had: {error}; {_WAY_OUT}"
-            ) from error
+            raise DataError(f"{_MISSING}: {error}; {_WAY_OUT}") from error
         wheel = Path(temporary) / WHEEL
         if done.returncode != 0 or not wheel.is_file():
             said = (done.stderr or done.stdout).strip().splitlines()
             raise DataError(
-                f"MovieLens-100K (in the wheel of {REQUIREMENT}) could not be had: pip download "
-                f"said: {said[-1] if said else 'nothing'}; {_WAY_OUT}"
+                f"{_MISSING}: pip download said: {said[-1] if said else 'nothing'}; {_WAY_OUT}"
             )
         wheel.replace(cache / WHEEL)
 
@@ -84,7 +80,8 @@ def _verify(wheel: Path) -> None:
     found = hashlib.sha256(wheel.read_bytes()).hexdigest()
     if found != WHEEL_SHA256:
         raise DataError(
-            f"has SHA-256 {found}, expected {WHEEL_SHA256}; remove it to download it again", path=wheel
+            f"has SHA-256 {found}, expected {WHEEL_SHA256}; remove it to download it again",
+            path=wheel,
         )
 
 

@@ -54,6 +54,7 @@ class MemoryDataset:
         num_test: int,
         shuffle_seed: int | None = 0,
     ) -> None:
+        """Counts the keys of the training part: samples before the last `num_test`."""
         self.name = name
         self.columns = columns
         self.dense = dense
@@ -71,6 +72,7 @@ class MemoryDataset:
         ]
 
     def num_train(self) -> int:
+        """Samples of an epoch."""
         return len(self.labels) - self.num_test
 
     def written_keys(self) -> int:
@@ -82,6 +84,7 @@ class MemoryDataset:
         return sum(int(np.count_nonzero(counts == 1)) for _, counts in self.train_counts)
 
     def train_batches(self, batch_size: int, start: Position) -> Iterator[Batch]:
+        """See `Dataset`; the order depends on the shuffle seed and the epoch only."""
         order = np.arange(self.num_train())
         if self.shuffle_seed is not None:
             order = np.random.default_rng([self.shuffle_seed, start.epoch]).permutation(order)
@@ -90,6 +93,7 @@ class MemoryDataset:
             yield self._batch(samples, Position(start.epoch, batch + 1))
 
     def test_batches(self, batch_size: int) -> Iterator[Batch]:
+        """See `Dataset`; in order of time."""
         order = np.arange(self.num_train(), len(self.labels))
         for first in range(0, len(order), batch_size):
             yield self._batch(order[first : first + batch_size], Position())
@@ -109,7 +113,7 @@ class MemoryDataset:
         return self._with(self.features, columns)
 
     def densified(self) -> tuple[MemoryDataset, list[NDArray[np.int64]]]:
-        """The same samples with dense ids, given by first occurrence, and each id's key per feature.
+        """The same samples with dense ids by first occurrence, and each id's key, per feature.
 
         Held-out samples are included: an id for a key that is only read needs a row, too.
         """

@@ -31,10 +31,27 @@ from embedrock.data.text import TextStream
 _RATINGS_NAMES = ("ml-100k.inter", "u.data", "ratings.dat", "ratings.csv")
 _Row = TypeVar("_Row", bound=tuple[Any, ...])
 _COMPRESSED = ("", ".gz", ".zst")
-_GENRES_100K = (
-    "unknown Action Adventure Animation Children's Comedy Crime Documentary Drama Fantasy Film-Noir "
-    "Horror Musical Mystery Romance Sci-Fi Thriller War Western"
-).split()
+_GENRES_100K = [
+    "unknown",
+    "Action",
+    "Adventure",
+    "Animation",
+    "Children's",
+    "Comedy",
+    "Crime",
+    "Documentary",
+    "Drama",
+    "Fantasy",
+    "Film-Noir",
+    "Horror",
+    "Musical",
+    "Mystery",
+    "Romance",
+    "Sci-Fi",
+    "Thriller",
+    "War",
+    "Western",
+]
 
 
 @dataclass
@@ -98,7 +115,9 @@ def read(path: str | Path, *, skip_bad_lines: bool = False) -> Ratings:
 
 def token_code(token: str) -> int:
     """A signed 64-bit code of a token that is the same in every process and version."""
-    return int.from_bytes(hashlib.blake2b(token.encode(), digest_size=8).digest(), "little", signed=True)
+    return int.from_bytes(
+        hashlib.blake2b(token.encode(), digest_size=8).digest(), "little", signed=True
+    )
 
 
 def _ratings_path(path: Path) -> Path:
@@ -175,7 +194,9 @@ def _rating(fields: list[str]) -> tuple[int, int, float, int]:
     return int(fields[0]), int(fields[1]), rating, int(float(fields[3]))
 
 
-def _user(age: int, gender: int, occupation: int, zip_code: int) -> Callable[[list[str]], tuple[int, ...]]:
+def _user(
+    age: int, gender: int, occupation: int, zip_code: int
+) -> Callable[[list[str]], tuple[int, ...]]:
     """A parser of users lines with the given field places."""
     width = 5
 

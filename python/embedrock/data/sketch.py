@@ -19,6 +19,7 @@ class DistinctCounter:
     """Estimates how many distinct keys it was shown; the standard error is 0.8 %."""
 
     def __init__(self) -> None:
+        """A counter that was shown nothing."""
         self._registers = np.zeros(_REGISTERS, np.uint8)
 
     def add(self, keys: NDArray[np.int64]) -> None:
@@ -37,7 +38,7 @@ class DistinctCounter:
         if empty > 0:
             linear = _REGISTERS * np.log(_REGISTERS / empty)
             if linear <= 2.5 * _REGISTERS:
-                return round(linear)
+                return round(float(linear))
         bias = 0.7213 / (1 + 1.079 / _REGISTERS)
         harmonic = np.sum(np.exp2(-self._registers.astype(np.float64)))
-        return round(bias * _REGISTERS * _REGISTERS / harmonic)
+        return round(bias * _REGISTERS * _REGISTERS / float(harmonic))

@@ -1,4 +1,4 @@
-"""Opens a text file that is plain, gzip or zstd, told apart by its first bytes, as one byte stream."""
+"""Opens a text that is plain, gzip or zstd, told apart by its first bytes, as one byte stream."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ class TextStream:
     """Reads bytes of the (uncompressed) text and keeps count of them; errors name the file."""
 
     def __init__(self, path: str | Path) -> None:
+        """Opens the file. Errors: DataError, also when its kind of packing needs a library."""
         self.path = Path(path)
         self._file: BinaryIO = _open(self.path)
         self.offset = 0
@@ -51,7 +52,9 @@ class TextStream:
         if isinstance(self._file, io.FileIO):
             size = self.path.stat().st_size
             if offset > size:
-                raise DataError(f"has {size} bytes, reading was to go on at {offset}", path=self.path)
+                raise DataError(
+                    f"has {size} bytes, reading was to go on at {offset}", path=self.path
+                )
             self._file.seek(offset)
             self.offset = offset
             return
@@ -63,6 +66,7 @@ class TextStream:
                 )
 
     def close(self) -> None:
+        """Closes the file."""
         self._file.close()
 
     def __enter__(self) -> TextStream:

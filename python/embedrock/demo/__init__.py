@@ -18,10 +18,10 @@ from time import perf_counter
 from typing import Any
 
 from embedrock.demo import children, figures
-from embedrock.demo.settings import DemoSettings
+from embedrock.demo.settings import DemoSettings, demo_recipe
 from embedrock.progress import Sink, Task
 
-__all__ = ["DemoSettings", "run"]
+__all__ = ["DemoSettings", "demo_recipe", "run"]
 
 
 def run(settings: DemoSettings, sink: Sink, *, keep: bool = False) -> dict[str, Any]:

@@ -25,14 +25,17 @@ class Locked:
     """A sink that children running at the same time may share."""
 
     def __init__(self, sink: progress.Sink) -> None:
+        """Shares `sink`."""
         self._sink = sink
         self._lock = threading.Lock()
 
     def show(self, name: str, done: int, total: int, note: str) -> None:
+        """See `Sink`."""
         with self._lock:
             self._sink.show(name, done, total, note)
 
     def finish(self, name: str, note: str) -> None:
+        """See `Sink`."""
         with self._lock:
             self._sink.finish(name, note)
 

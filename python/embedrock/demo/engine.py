@@ -26,6 +26,7 @@ class Counters:
 
     @classmethod
     def of(cls, store: Store) -> Counters:
+        """The counters of a store right now."""
         stats = store.stats()
         return cls(**{field.name: stats[field.name] for field in fields(cls)})
 
@@ -39,7 +40,7 @@ class Counters:
 
     @property
     def hit_rate(self) -> float:
-        """Positions served from memory ÷ positions of rows that exist; first touches are neither."""
+        """Positions served from memory ÷ those of rows that exist; first touches are neither."""
         served = self.hits + self.rescued
         existing = served + self.misses
         return served / existing if existing else 0.0

@@ -16,7 +16,7 @@ from embedrock.demo.settings import DemoSettings
 
 #: Most that the two AUCs may differ.
 AUC_DIFFERENCE_MAX = 0.0005
-#: The rule for memory: peak − before ≤ 1.05 × budget + 16 MiB.
+#: The rule for memory: peak less before is at most 1.05 budgets + 16 MiB.
 _MEMORY_FACTOR, _MEMORY_SLACK_BYTES = 1.05, 16 << 20
 _DEVICE_REQUEST_BYTES = 4096
 
@@ -35,6 +35,7 @@ class DataFacts:
 
     @classmethod
     def of(cls, dataset: MemoryDataset) -> DataFacts:
+        """The facts of a data set."""
         return cls(
             dataset.num_train(),
             dataset.num_test,
@@ -58,7 +59,7 @@ class Runs:
 def same_losses(settings: DemoSettings) -> bool:
     """Whether the runs with 10 % and with the whole budget had the same loss at every step."""
     one, two = (np.load(losses_path(settings, n)) for n in ("out of core", "whole budget"))
-    return one.tobytes() == two.tobytes()
+    return bool(one.tobytes() == two.tobytes())
 
 
 def build(
@@ -133,7 +134,7 @@ def failures(whole: Result) -> list[str]:
 
 def _row_bytes(settings: DemoSettings) -> int:
     """Values and element-wise Adagrad state, float32 both."""
-    return settings.embedding_dim * 4 * 2
+    return settings.recipe.embedding_dim * 4 * 2
 
 
 def _training(run: Result, first_epoch: int = 0) -> engine.Counters:
@@ -165,14 +166,14 @@ def _notes(
     once = facts.keys_seen_once / facts.keys_written
     kept = facts.keys_written - facts.keys_seen_once
     notes = [
-        f"{facts.keys_seen_once:,} of {facts.keys_written:,} keys ({once:.0%}) occur in one training "
-        f"sample only. They are fillers: they fill the tables as crosses in production logs do and "
-        f"teach nothing. Without them, {kept:,} keys are left and the AUC is "
+        f"{facts.keys_seen_once:,} of {facts.keys_written:,} keys ({once:.0%}) occur in one "
+        f"training sample only. They are fillers: they fill the tables as crosses in production "
+        f"logs do and teach nothing. Without them, {kept:,} keys are left and the AUC is "
         f"{runs.without_fillers['auc']:.4f} instead of {runs.out_of_core['auc']:.4f}.",
-        f"The first of {settings.epochs} epochs writes rows for the first time; the others read them "
-        f"from storage: {figures['pages_read_after_first_epoch']:,} pages.",
-        "Samples per second include building batches from columns in memory and a commit after each "
-        "epoch, not parsing text.",
+        f"The first of {settings.recipe.epochs} epochs writes rows for the first time; the others read "
+        f"them from storage: {figures['pages_read_after_first_epoch']:,} pages.",
+        "Samples per second include building batches from columns in memory and a commit after "
+        "each epoch, not parsing text.",
         "The device's rate was measured when the store was created, 4-KiB random reads.",
     ]
     wait = max(runs.out_of_core["core_wait_share"], runs.in_memory["core_wait_share"])

@@ -1,6 +1,6 @@
 """Replays the demo's key trace through the engine in a process without PyTorch, to measure memory.
 
-The peak memory of a training process is mostly PyTorch's and says nothing about the engine's budget.
+The peak memory of a training process is mostly PyTorch's and says nothing about the engine's.
 Here the same batches of keys are read and updated in the same order with the same budget, and all
 else that the process needs is allocated before the store is opened: what the peak grows by after
 that is the engine's.
@@ -27,12 +27,12 @@ Trace = list[list[NDArray[np.int64]]]
 
 
 def replay(settings: DemoSettings, dataset: MemoryDataset, sink: Sink) -> dict[str, Any]:
-    """The memory that the engine took: peak while running − memory before `open`."""
+    """The memory that the engine took: peak while running less what was there before `open`."""
     trace = _trace(settings, dataset, sink)
-    steps_per_epoch = len(trace) // settings.epochs
+    steps_per_epoch = len(trace) // settings.recipe.epochs
     most = max(sum(len(keys) for keys in step) for step in trace)
-    values = np.zeros((most, settings.embedding_dim), np.float32)
-    gradients = np.full((most, settings.embedding_dim), _GRADIENT, np.float32)
+    values = np.zeros((most, settings.recipe.embedding_dim), np.float32)
+    gradients = np.full((most, settings.recipe.embedding_dim), _GRADIENT, np.float32)
     if "torch" in sys.modules:
         raise AssertionError("the replay must run without torch")
     process.reset_peak()
@@ -48,7 +48,7 @@ def replay(settings: DemoSettings, dataset: MemoryDataset, sink: Sink) -> dict[s
                 read = list(zip(tables, step, strict=True))
                 store.get(read, out=[values[place] for place in out])
                 update = [(*pair, gradients[place]) for pair, place in zip(read, out, strict=True)]
-                store.update(update, lr=settings.lr, eps=settings.eps)
+                store.update(update, lr=settings.recipe.lr, eps=settings.recipe.eps)
                 task.advance()
                 if task.done % steps_per_epoch == 0:
                     store.commit(task.done)
@@ -66,9 +66,9 @@ def replay(settings: DemoSettings, dataset: MemoryDataset, sink: Sink) -> dict[s
 def _trace(settings: DemoSettings, dataset: MemoryDataset, sink: Sink) -> Trace:
     """Each step's distinct keys by feature, in order of first occurrence, as the modules ask."""
     trace = []
-    with Task(sink, "memory: recording the keys", settings.epochs) as task:
-        for epoch in range(settings.epochs):
-            for batch in dataset.train_batches(settings.batch_size, Position(epoch)):
+    with Task(sink, "memory: recording the keys", settings.recipe.epochs) as task:
+        for epoch in range(settings.recipe.epochs):
+            for batch in dataset.train_batches(settings.recipe.batch_size, Position(epoch)):
                 features = range(len(dataset.features))
                 trace.append([embedrock.distinct(batch.feature_keys(f))[0] for f in features])
             task.advance()

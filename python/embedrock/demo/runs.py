@@ -31,18 +31,18 @@ _EVALUATION_BATCH = 1024
 def on_storage(
     settings: DemoSettings, name: str, memory: str, dataset: MemoryDataset, sink: Sink
 ) -> dict[str, Any]:
-    """Trains with tables in a store that has `memory`; adds what the engine counted, and digests."""
+    """Trains with tables in a store that has `memory`; adds the engine's counters, and digests."""
     before_bytes = process.rss_bytes()
     with stores.open_store(settings, name, memory) as store:
         embeddings = StoreEmbeddings(
             store,
             dataset.features,
-            settings.embedding_dim,
+            settings.recipe.embedding_dim,
             optimizer=stores.OPTIMIZER,
             initializer=stores.INITIALIZER,
         )
         model = _model(settings, dataset, embeddings)
-        tables = embedrock.optim.Adagrad(model, lr=settings.lr, eps=settings.eps)
+        tables = embedrock.optim.Adagrad(model, lr=settings.recipe.lr, eps=settings.recipe.eps)
         trainer = Trainer(model, [tables, _dense(settings, model)])
         result = _train(settings, name, dataset, trainer, sink, store)
         result["rss_before_open_bytes"] = before_bytes
@@ -63,12 +63,14 @@ def in_memory(
     weights = _initial_rows(settings, dataset.features, keys)
     model = _model(settings, dense_ids, MemoryEmbeddings(weights))
     del weights
-    tables = torch.optim.Adagrad(model.embeddings.parameters(), lr=settings.lr, eps=settings.eps)
+    tables = torch.optim.Adagrad(
+        model.embeddings.parameters(), lr=settings.recipe.lr, eps=settings.recipe.eps
+    )
     trainer = Trainer(model, [tables, _dense(settings, model)])
     result = _train(settings, name, dense_ids, trainer, sink, None)
     rows = sum(len(table) for table in keys)
     result["rows"] = rows
-    result["embedding_bytes"] = rows * settings.embedding_dim * 4 * 2
+    result["embedding_bytes"] = rows * settings.recipe.embedding_dim * 4 * 2
     return result
 
 
@@ -85,12 +87,12 @@ def _initial_rows(
 
 def _model(settings: DemoSettings, dataset: MemoryDataset, embeddings: torch.nn.Module) -> DLRM:
     torch.manual_seed(settings.seed)
-    sizes = (dataset.num_dense, len(dataset.features), settings.embedding_dim)
-    return DLRM(DLRMConfig(*sizes, settings.bottom, settings.top), embeddings)
+    sizes = (dataset.num_dense, len(dataset.features), settings.recipe.embedding_dim)
+    return DLRM(DLRMConfig(*sizes, settings.recipe.bottom, settings.recipe.top), embeddings)
 
 
 def _dense(settings: DemoSettings, model: DLRM) -> torch.optim.Optimizer:
-    return torch.optim.Adagrad(model.dense_modules().parameters(), lr=settings.dense_lr)
+    return torch.optim.Adagrad(model.dense_modules().parameters(), lr=settings.recipe.dense_lr)
 
 
 def _train(
@@ -101,15 +103,17 @@ def _train(
     sink: Sink,
     store: Store | None,
 ) -> dict[str, Any]:
-    """All epochs, each with a commit, then the held-out samples, which the time does not include."""
+    """All epochs, each with a commit; then, not part of the time, the held-out samples."""
     losses: list[float] = []
     epochs = []
-    for epoch in range(settings.epochs):
-        trainer.scale_learning_rates(settings.lr_decay**epoch)
+    for epoch in range(settings.recipe.epochs):
+        trainer.scale_learning_rates(settings.recipe.lr_decay**epoch)
         before = None if store is None else engine.Counters.of(store)
-        started = perf_counter()
-        with Task(sink, f"{name}: epoch {epoch + 1} of {settings.epochs}", dataset.num_train()) as task:
-            for batch in dataset.train_batches(settings.batch_size, Position(epoch)):
+        started, first_step = perf_counter(), len(losses)
+        with Task(
+            sink, f"{name}: epoch {epoch + 1} of {settings.recipe.epochs}", dataset.num_train()
+        ) as task:
+            for batch in dataset.train_batches(settings.recipe.batch_size, Position(epoch)):
                 losses.append(trainer.step(batch))
                 task.advance(len(batch), f"loss {losses[-1]:.4f}")
         if store is not None:
@@ -118,7 +122,7 @@ def _train(
         entry: dict[str, Any] = {"seconds": seconds, "samples_per_s": dataset.num_train() / seconds}
         if store is not None and before is not None:
             entry["engine"] = (engine.Counters.of(store) - before).as_dict()
-        entry["train_loss"] = float(np.mean(losses[-(-(-dataset.num_train() // settings.batch_size)) :]))
+        entry["train_loss"] = float(np.mean(losses[first_step:]))
         epochs.append(entry)
     with Task(sink, f"{name}: evaluating", dataset.num_test):
         evaluation = trainer.evaluate(dataset.test_batches(_EVALUATION_BATCH))
@@ -129,7 +133,7 @@ def _train(
         "log_loss": evaluation.log_loss,
         "steps": len(losses),
         "seconds": seconds,
-        "samples_per_s": settings.epochs * dataset.num_train() / seconds,
+        "samples_per_s": settings.recipe.epochs * dataset.num_train() / seconds,
         "time": {
             **trainer.seconds.as_dict(),
             "batches_and_commits": seconds - trainer.seconds.total(),

@@ -1,37 +1,28 @@
-"""What the demo runs with: one JSON file that every child process reads, so that all see the same."""
+"""What the demo runs with: one JSON file that every child process reads."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from embedrock.data import crosses, fetch, movielens
+from embedrock.data.batch import Position
 from embedrock.data.criteo import CriteoDataset, scan
 from embedrock.data.memory import Column, MemoryDataset
-from embedrock.data.batch import Position
-from embedrock.training.options import DEFAULTS
+from embedrock.training.options import IoName, Recipe
 
 
 @dataclass(frozen=True)
 class DemoSettings:
-    """Sizes, rates and places. `data` None means MovieLens-100K, fetched into `cache_dir`."""
+    """Places, recipe and budget. `data` None means MovieLens-100K, fetched into `cache_dir`."""
 
     folder: str
     cache_dir: str
     format: str
-    epochs: int
-    batch_size: int
-    embedding_dim: int
-    bottom: tuple[int, ...]
-    top: tuple[int, ...]
-    lr: float
-    dense_lr: float
-    eps: float
-    lr_decay: float
+    recipe: Recipe
     data: str | None = None
     memory: str = "10%"
     holdout: float = 0.1
@@ -39,22 +30,18 @@ class DemoSettings:
     #: One thread of PyTorch: its pool spins while it waits, and on two cores that somebody else
     #: uses, too, two threads were measured several times slower than one.
     threads: int = 1
-    io: str = "auto"
+    io: IoName = "auto"
     skip_bad_lines: bool = False
 
-    @classmethod
-    def for_format(cls, data_format: str, **given: Any) -> DemoSettings:
-        """The defaults of the format, but three epochs: only the second one reads from storage."""
-        chosen = {**DEFAULTS[data_format], "epochs": 3, "format": data_format}
-        return cls(**{**chosen, **{k: v for k, v in given.items() if v is not None}})
-
     def save(self, path: Path) -> None:
+        """Writes the settings as JSON."""
         path.write_text(json.dumps(asdict(self)))
 
     @classmethod
     def load(cls, path: Path) -> DemoSettings:
+        """Reads what `save` wrote."""
         values = json.loads(path.read_text())
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+        return cls(**{**values, "recipe": Recipe.from_json(values["recipe"])})
 
     def dataset(self) -> MemoryDataset:
         """The data, in memory: the run that is compared with holds its tables there anyway."""
@@ -83,3 +70,8 @@ class DemoSettings:
             num_test=int(found.samples * self.holdout),
             shuffle_seed=None,
         )
+
+
+def demo_recipe(data_format: str, epochs: int | None = None) -> Recipe:
+    """The recipe of the format, but at least three epochs: only later ones read from storage."""
+    return Recipe.of_format(data_format, {"epochs": epochs or 3})

@@ -23,7 +23,7 @@ def table(settings: DemoSettings, store: Store, feature: Feature) -> Table:
     """The table of a feature."""
     return store.table(
         feature.name,
-        settings.embedding_dim,
+        settings.recipe.embedding_dim,
         feature.num_embeddings,
         expected_rows=feature.expected_rows,
         optimizer=OPTIMIZER,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class DLRMConfig:
-    """Sizes of a DLRM; the layer from the last hidden size to `embedding_dim` (and to 1) is implied."""
+    """Sizes of hidden layers; those to `embedding_dim` and to the logit are implied."""
 
     num_dense: int
     num_features: int
@@ -30,13 +31,14 @@ class DLRMConfig:
 class DLRM(nn.Module):
     """A click model: (dense, keys, offsets) → one logit per sample.
 
-    `embeddings(keys, offsets)` must return (B, F, D) float32 for the jagged feature-major bags that
-    `embedrock.data.Batch` describes.
+    `embeddings(keys, offsets)` must return (B, F, D) float32 for the jagged feature-major bags
+    that `embedrock.data.Batch` describes.
 
     Shapes: dense (B, num_dense) float32, keys (N,) int64, offsets (F * B + 1,) int64 → (B,) float32.
     """
 
     def __init__(self, config: DLRMConfig, embeddings: nn.Module) -> None:
+        """Takes the embeddings; weights of the dense part come from torch's generator."""
         super().__init__()
         self.config = config
         self.embeddings = embeddings
@@ -48,6 +50,7 @@ class DLRM(nn.Module):
         self.register_buffer("_pairs", rows * vectors + columns, persistent=False)
 
     def forward(self, dense: Tensor, keys: Tensor, offsets: Tensor) -> Tensor:
+        """The logits of a batch."""
         return self.head(dense, self.embeddings(keys, offsets))
 
     def head(self, dense: Tensor, embedded: Tensor) -> Tensor:
@@ -64,9 +67,9 @@ class DLRM(nn.Module):
 
 
 def mlp(sizes: Sequence[int], *, last_relu: bool) -> nn.Sequential:
-    """Linear layers with ReLU between them; weights as in DLRM's reference, from torch's generator."""
+    """Linear layers with ReLU between them, weights drawn as in the paper's own code."""
     layers: list[nn.Module] = []
-    for place, (inputs, outputs) in enumerate(zip(sizes, sizes[1:], strict=False)):
+    for place, (inputs, outputs) in enumerate(pairwise(sizes)):
         linear = nn.Linear(inputs, outputs)
         nn.init.normal_(linear.weight, std=(2 / (inputs + outputs)) ** 0.5)
         nn.init.normal_(linear.bias, std=(1 / outputs) ** 0.5)

@@ -42,6 +42,7 @@ class StoreEmbeddings(nn.Module):
         optimizer: Any = "adagrad",
         initializer: Any = None,
     ) -> None:
+        """Opens the tables, or creates them."""
         super().__init__()
         self.names = [feature.name for feature in features]
         self.embedding_dim = embedding_dim
@@ -63,6 +64,7 @@ class StoreEmbeddings(nn.Module):
         )
 
     def forward(self, keys: Tensor, offsets: Tensor) -> Tensor:
+        """The summed bags of a batch."""
         cut = bags(keys, offsets, len(self.names))
         rows = self.collection(dict(zip(self.names, cut, strict=True)))
         return rows.view(-1, len(self.names), self.embedding_dim)
@@ -75,6 +77,7 @@ class MemoryEmbeddings(nn.Module):
     """
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
+        """Takes the tables (rows, D), which training changes in place."""
         super().__init__()
         self.tables = nn.ModuleList(
             nn.EmbeddingBag.from_pretrained(
@@ -84,5 +87,6 @@ class MemoryEmbeddings(nn.Module):
         )
 
     def forward(self, keys: Tensor, offsets: Tensor) -> Tensor:
+        """The summed bags of a batch."""
         cut = bags(keys, offsets, len(self.tables))
         return torch.stack([table(*bag) for table, bag in zip(self.tables, cut, strict=True)], 1)

@@ -20,6 +20,7 @@ class Interrupt:
     """
 
     def __init__(self) -> None:
+        """Changes nothing before it is entered."""
         self.requested = False
         self._before: object = None
         self._entered = False

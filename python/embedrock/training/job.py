@@ -76,7 +76,7 @@ def train(options: TrainOptions, sink: Sink) -> dict[str, Any]:
 
     Durability: a commit every `commit_every` steps, after each epoch and at the end.
     """
-    options = options.with_defaults()
+    options.check()
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     with contextlib.ExitStack() as stack:
@@ -103,23 +103,23 @@ def _begin(options: TrainOptions, sink: Sink, stack: contextlib.ExitStack) -> _R
     if store is None:
         store = stack.enter_context(_open(options))
 
+    recipe = options.recipe
     embeddings = StoreEmbeddings(
         store,
         dataset.features,
-        options.embedding_dim,
+        recipe.embedding_dim,
         optimizer="adagrad",
         initializer=initializers.uniform(-_INITIAL, _INITIAL),
     )
     torch.manual_seed(options.seed)
-    config = DLRMConfig(
-        dataset.num_dense, len(dataset.features), options.embedding_dim, options.bottom, options.top
-    )
+    sizes = (dataset.num_dense, len(dataset.features), recipe.embedding_dim)
+    config = DLRMConfig(*sizes, recipe.bottom, recipe.top)
     model = DLRM(config, embeddings)
     trainer = Trainer(
         model,
         [
-            embedrock.optim.Adagrad(model, lr=options.lr, eps=options.eps),
-            torch.optim.Adagrad(model.dense_modules().parameters(), lr=options.dense_lr),
+            embedrock.optim.Adagrad(model, lr=recipe.lr, eps=recipe.eps),
+            torch.optim.Adagrad(model.dense_modules().parameters(), lr=recipe.dense_lr),
         ],
     )
     position, step = Position(), 0
@@ -151,7 +151,9 @@ def _stored_run(store: Store, options: TrainOptions) -> dict[str, Any] | None:
         )
     meta = store.meta
     if not isinstance(meta, dict) or meta.get("program") != "embedrock train":
-        raise MismatchError(f"{store.path} was not written by embedrock train; name another --store")
+        raise MismatchError(
+            f"{store.path} was not written by embedrock train; name another --store"
+        )
     for name, value in options.fixed().items():
         if meta["settings"].get(name) != value:
             raise MismatchError(
@@ -195,14 +197,14 @@ def _plain_bytes(path: Path) -> int:
 
 
 def _train_epochs(run: _Run, sink: Sink, interrupt: Interrupt) -> None:
-    options = run.options
+    recipe = run.options.recipe
     per_epoch = run.dataset.num_train()
-    with Task(sink, "training", (per_epoch or 0) * options.epochs) as task:
-        while run.position.epoch < options.epochs:
+    with Task(sink, "training", (per_epoch or 0) * recipe.epochs) as task:
+        while run.position.epoch < recipe.epochs:
             epoch = run.position.epoch
-            run.trainer.scale_learning_rates(options.lr_decay**epoch)
+            run.trainer.scale_learning_rates(recipe.lr_decay**epoch)
             if per_epoch is not None:
-                task.done = epoch * per_epoch + run.position.batch * options.batch_size
+                task.done = epoch * per_epoch + run.position.batch * recipe.batch_size
             _train_epoch(run, task, interrupt)
             if run.interrupted:
                 return
@@ -212,11 +214,11 @@ def _train_epochs(run: _Run, sink: Sink, interrupt: Interrupt) -> None:
 
 def _train_epoch(run: _Run, task: Task, interrupt: Interrupt) -> None:
     """Trains from the run's position to the end of its epoch, or to an interrupt."""
-    options = run.options
+    recipe = run.options.recipe
     started, trained = perf_counter(), 0
-    epoch = f"epoch {run.position.epoch + 1} of {options.epochs}"
+    epoch = f"epoch {run.position.epoch + 1} of {recipe.epochs}"
     run.losses.clear()
-    for batch in run.dataset.train_batches(options.batch_size, run.position):
+    for batch in run.dataset.train_batches(recipe.batch_size, run.position):
         if interrupt.requested:
             run.interrupted = True
             break
@@ -227,7 +229,7 @@ def _train_epoch(run: _Run, task: Task, interrupt: Interrupt) -> None:
         recent = run.losses[-_SHOWN_LOSSES:]
         loss, rate = sum(recent) / len(recent), trained / (perf_counter() - started)
         task.advance(len(batch), f"{epoch}, loss {loss:.4f}, {rate:,.0f} samples/s")
-        if run.step % options.commit_every == 0:
+        if run.step % run.options.commit_every == 0:
             run.commit()
     run.samples += trained
     run.seconds += perf_counter() - started
@@ -254,7 +256,7 @@ def _counted(batches: Iterator[Any], task: Task) -> Iterator[Any]:
 
 
 def _pruned(found: Scan, dataset: Dataset) -> Scan:
-    """The scan with only the mark that a continuation needs: the last one before the held-out part."""
+    """The scan with only the mark that a continuation needs: the last before the held-out part."""
     first_test = dataset.num_train() or 0
     needed = [mark for mark in found.marks if mark.samples <= first_test]
     return Scan(found.samples, found.distinct, needed[-1:], found.bad_lines, found.first_bad_line)

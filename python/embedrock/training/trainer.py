@@ -28,9 +28,11 @@ class Seconds:
     updating: float = 0.0
 
     def total(self) -> float:
+        """All of it."""
         return self.embedding + self.computing + self.updating
 
     def as_dict(self) -> dict[str, float]:
+        """As JSON."""
         return asdict(self)
 
 
@@ -51,6 +53,7 @@ class Trainer:
     """
 
     def __init__(self, model: DLRM, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Takes the model and all of its optimizers."""
         self.model = model
         self.optimizers = list(optimizers)
         self.seconds = Seconds()
@@ -72,7 +75,7 @@ class Trainer:
         fetched = perf_counter()
         loss = self._loss(self.model.head(dense, embedded), torch.from_numpy(batch.labels))
         loss.backward()
-        value = loss.item()
+        value = float(loss.item())
         computed = perf_counter()
         for optimizer in self.optimizers:
             optimizer.step()
@@ -82,11 +85,12 @@ class Trainer:
         self.seconds.updating += perf_counter() - computed
         return value
 
-    @torch.no_grad()
     def predict(self, batch: Batch) -> NDArray[np.float32]:
         """The logits of one batch, without leaving a trace in model or tables."""
         self.model.eval()
-        return self.model(*_tensors(batch)).numpy()
+        with torch.no_grad():
+            logits: NDArray[np.float32] = self.model(*_tensors(batch)).numpy()
+        return logits
 
     def evaluate(self, batches: Iterable[Batch]) -> Evaluation:
         """AUC and log loss over batches."""
