@@ -1,0 +1,74 @@
+"""The command `embedrock`: train, demo, info, check, copy, bench.
+
+Each command is a module here with `add(subparsers)`, which sets `run` on the parsed arguments:
+arguments in, exit status out. Commands import what they need when they run, so that `--help` and
+`info` do not wait for PyTorch.
+
+Exit status: 0 fine, 1 damage found by `check`, 2 an error (one line on standard error, a traceback
+only with --debug), 130 stopped by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from embedrock import __version__
+from embedrock.cli import bench, check, copy, demo, info, train
+from embedrock.errors import EmbedrockError
+
+EXIT_ERROR = 2
+EXIT_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns the exit status."""
+    arguments = parser().parse_args(argv)
+    warnings.showwarning = _show_warning
+    try:
+        status: int = arguments.run(arguments)
+        sys.stdout.flush()
+        return status
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output went away, as `head` does; nobody is left to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_ERROR
+    except (EmbedrockError, OSError, ModuleNotFoundError) as error:
+        if arguments.debug:
+            raise
+        print(f"embedrock: error: {_one_line(error)}", file=sys.stderr)
+        return EXIT_ERROR
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
+    top = argparse.ArgumentParser(
+        prog="embedrock",
+        description="Embedding tables larger than memory, on a slice of DRAM and an ordinary SSD.",
+        epilog="embedrock COMMAND --help tells more about a command",
+    )
+    top.add_argument("--version", action="version", version=f"embedrock {__version__}")
+    commands = top.add_subparsers(metavar="COMMAND", required=True)
+    for command in (train, demo, info, check, copy, bench):
+        added = command.add(commands)
+        added.add_argument(
+            "--debug",
+            action="store_true",
+            help="show the traceback of an error, not only its message",
+        )
+    return top
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    """Warnings as one line, without the source line that raised them."""
+    print(f"embedrock: warning: {' '.join(str(message).split())}", file=sys.stderr)

@@ -1,0 +1,47 @@
+"""`embedrock copy STORE DEST`: one commit of a store, which may be in use, as a new store."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from embedrock.cli import output
+
+
+def add(commands: Any) -> argparse.ArgumentParser:
+    """Adds the command."""
+    command: argparse.ArgumentParser = commands.add_parser(
+        "copy",
+        help="copy a commit of a store that may be in use",
+        description=(
+            "Copies the last commit of a store, or that of --step, to a new store. A trainer may "
+            "go on writing to the source meanwhile."
+        ),
+    )
+    command.add_argument("store", type=Path, metavar="STORE", help="the store's directory")
+    command.add_argument("destination", type=Path, metavar="DEST", help="the new store's directory")
+    command.add_argument("--step", type=int, metavar="N", help="the commit of this step (the last)")
+    output.add_json(command)
+    command.set_defaults(run=run)
+    return command
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Copies, and says what."""
+    import embedrock
+    from embedrock import progress
+
+    output.refuse_missing_store(arguments.store)
+    with progress.Task(progress.for_terminal(), "copying") as task:
+        done = embedrock.copy(
+            arguments.store, arguments.destination, step=arguments.step, progress=task.callback()
+        )
+    if arguments.json:
+        output.print_json(done)
+    else:
+        print(
+            f"{arguments.destination}: commit at step {done['commit']['step']}, "
+            f"{done['rows']:,} rows, {output.human_bytes(done['disk_bytes'])}"
+        )
+    return 0

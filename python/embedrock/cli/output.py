@@ -1,0 +1,104 @@
+"""How results look on a terminal, and the arguments that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from embedrock.errors import MisuseError
+from embedrock.report import without_nan
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+
+
+def parse_bytes(text: str) -> int:
+    """The number of bytes that "512MB", "2GiB" or "1000000" means. For argparse's `type`."""
+    number = text.strip().rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
+    unit = text.strip()[len(number) :].strip().lower()
+    try:
+        amount = float(number)
+    except ValueError:
+        amount = math.nan
+    if unit not in _UNITS or not amount > 0 or math.isinf(amount):
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; examples: 512MB, 2GiB, 1000000")
+    return int(amount * _UNITS[unit])
+
+
+def human_bytes(count: float | None) -> str:
+    """ "1.5 GiB": three digits and a binary unit."""
+    if count is None:
+        return "-"
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:.3g} TiB" if size < 1024 else f"{size:,.0f} TiB"
+
+
+def print_table(rows: Sequence[Sequence[str]], *, header: bool = True) -> None:
+    """Prints columns, the first one to the left, the others to the right."""
+    widths = [max(len(row[c]) for row in rows) for c in range(len(rows[0]))]
+    for number, row in enumerate(rows):
+        cells = [row[0].ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        print("  ".join(cells).rstrip())
+        if header and number == 0:
+            print("  ".join("-" * width for width in widths))
+
+
+def print_json(value: Any) -> None:
+    """Prints JSON for programs; what is not a number becomes null, as JSON has no word for it."""
+    json.dump(without_nan(value), sys.stdout, indent=2)
+    print()
+
+
+def add_json(command: argparse.ArgumentParser) -> None:
+    """The switch that every command has."""
+    command.add_argument(
+        "--json", action="store_true", help="print the result as JSON, for programs"
+    )
+
+
+def layer_sizes(text: str) -> tuple[int, ...]:
+    """ "512-256-64" as sizes of hidden layers. For argparse's `type`."""
+    try:
+        sizes = tuple(int(part) for part in text.split("-"))
+    except ValueError:
+        sizes = ()
+    if not sizes or min(sizes) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of layer sizes; example: 512-256-64")
+    return sizes
+
+
+def share(text: str) -> float:
+    """ "10%" or "0.1" as a share from 0 to less than 1. For argparse's `type`."""
+    try:
+        value = float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no share; examples: 10%, 0.1, 0")
+    return value
+
+
+def positive(text: str) -> int:
+    """A whole number from 1. For argparse's `type`."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1")
+    return value
+
+
+def refuse_missing_store(path: Any) -> None:
+    """Errors: MisuseError when `path` holds no store, before anything is created there."""
+    if not (path / "superblock").is_file():
+        raise MisuseError(f"{path} holds no store (it has no file named superblock)")

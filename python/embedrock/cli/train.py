@@ -1,0 +1,162 @@
+"""`embedrock train`: a model on the user's own data, tables on storage."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from embedrock.cli import output
+
+EXIT_INTERRUPTED = 130
+_MODELS = ("dlrm",)
+
+
+def add(commands: Any) -> argparse.ArgumentParser:
+    """Adds the command."""
+    command: argparse.ArgumentParser = commands.add_parser(
+        "train",
+        help="train a model on your data, tables on storage",
+        description=(
+            "Trains a click model on a file. Tables live in the store with only --memory of them "
+            "in DRAM. Ctrl-C finishes the step, commits and exits with status 130; a second one "
+            "leaves at once. With --resume the run goes on at its last commit, in the middle of "
+            "the data, and ends with the same bits as a run that never stopped."
+        ),
+        epilog=(
+            "example: embedrock train --data clicks.tsv.gz --format criteo --memory 10% "
+            "--store clicks.store"
+        ).replace("%", "%%"),
+    )
+    command.add_argument("--model", choices=_MODELS, default="dlrm", help="the model (dlrm)")
+    command.add_argument(
+        "--data",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="training data, plain, gzip or zstd; for movielens also the folder that holds it",
+    )
+    command.add_argument(
+        "--format",
+        choices=("criteo", "movielens"),
+        required=True,
+        help="criteo: lines of label, 13 integers, 26 hex tokens; movielens: ratings",
+    )
+    command.add_argument(
+        "--store", type=Path, required=True, metavar="DIR", help="where tables are kept"
+    )
+    command.add_argument(
+        "--memory",
+        default="10%",
+        help='memory for tables: "10%%" of all rows with their optimizer state, "2GiB" (10%%)',
+    )
+    command.add_argument(
+        "--resume", action="store_true", help="go on at the last commit in the store, if it has one"
+    )
+    training = command.add_argument_group("training (defaults depend on the format)")
+    training.add_argument(
+        "--epochs", type=output.positive, metavar="N", help="passes over the data"
+    )
+    training.add_argument(
+        "--batch-size", type=output.positive, metavar="N", help="samples per step"
+    )
+    training.add_argument("--lr", type=float, metavar="RATE", help="learning rate of the tables")
+    training.add_argument("--dense-lr", type=float, metavar="RATE", help="that of the dense part")
+    training.add_argument("--eps", type=float, help="Adagrad's epsilon for the tables")
+    training.add_argument(
+        "--lr-decay", type=float, metavar="FACTOR", help="factor on both rates after each epoch"
+    )
+    training.add_argument(
+        "--embedding-dim", type=output.positive, metavar="N", help="values per table row"
+    )
+    training.add_argument(
+        "--bottom", type=output.layer_sizes, metavar="SIZES", help="hidden layers, as 512-256-64"
+    )
+    training.add_argument(
+        "--top", type=output.layer_sizes, metavar="SIZES", help="hidden layers, as 512-256"
+    )
+    training.add_argument(
+        "--holdout",
+        type=output.share,
+        default=0.1,
+        metavar="SHARE",
+        help="share of the samples, the last ones, that are kept for evaluation (10%%)",
+    )
+    training.add_argument(
+        "--seed", type=int, default=0, help="seed of initial rows and weights (0)"
+    )
+    training.add_argument(
+        "--threads", type=output.positive, metavar="N", help="threads of PyTorch (its own default)"
+    )
+    running = command.add_argument_group("running")
+    running.add_argument(
+        "--commit-every",
+        type=output.positive,
+        default=1000,
+        metavar="STEPS",
+        help="steps between commits (1000); also after each epoch and at the end",
+    )
+    running.add_argument(
+        "--skip-bad-lines",
+        action="store_true",
+        help="count malformed lines and go on; without it the first one ends the run",
+    )
+    running.add_argument(
+        "--max-disk", type=output.parse_bytes, metavar="SIZE", help="most bytes the store may take"
+    )
+    running.add_argument("--io", choices=("auto", "uring", "pread"), default="auto", help="(auto)")
+    running.add_argument("--policy", choices=("lru", "lfu"), default="lru", help="eviction (lru)")
+    output.add_json(command)
+    command.set_defaults(run=run)
+    return command
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Trains, prints what came of it."""
+    from embedrock import progress
+    from embedrock.training.job import train
+    from embedrock.training.options import Recipe, TrainOptions
+
+    given = {field.name: getattr(arguments, field.name) for field in fields(Recipe)}
+    recipe = Recipe.of_format(arguments.format, given)
+    options = TrainOptions(
+        data=arguments.data,
+        format=arguments.format,
+        store=arguments.store,
+        memory=arguments.memory,
+        resume=arguments.resume,
+        recipe=recipe,
+        holdout=arguments.holdout,
+        commit_every=arguments.commit_every,
+        skip_bad_lines=arguments.skip_bad_lines,
+        threads=arguments.threads,
+        seed=arguments.seed,
+        max_disk_bytes=arguments.max_disk,
+        io=arguments.io,
+        policy=arguments.policy,
+    )
+    result = train(options, progress.for_terminal())
+    if arguments.json:
+        output.print_json(result)
+    else:
+        _print(result)
+    return EXIT_INTERRUPTED if result["interrupted"] else 0
+
+
+def _print(result: dict[str, Any]) -> None:
+    place = f"{result['store']}, step {result['step']}"
+    if result["interrupted"]:
+        print(f"stopped and committed: {place}; the same command with --resume goes on")
+        return
+    print(f"trained and committed: {place}")
+    if result["samples_per_s"] is not None:
+        print(f"{result['samples']:,} samples, {result['samples_per_s']:,.0f} samples/s")
+    if result["auc"] is not None:
+        print(
+            f"AUC {result['auc']:.4f}, log loss {result['log_loss']:.4f} "
+            f"on {result['test_samples']:,} held-out samples"
+        )
+    else:
+        print("nothing held out: no AUC (see --holdout)", file=sys.stderr)

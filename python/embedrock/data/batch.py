@@ -1,0 +1,86 @@
+"""The shape that every data set has for the trainer: features, batches, a position to go on from.
+
+A batch is jagged and feature-major, as torchrec's KeyedJaggedTensor: the keys of feature 0 for all
+samples, then those of feature 1, and so on. A data set yields the same batches in the same order
+for the same epoch, whoever asks and however often: both runs of a comparison depend on that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One sparse feature, backed by one table of the same name."""
+
+    name: str
+    #: Rows that training will write, if known: what a memory budget in per cent refers to.
+    expected_rows: int | None = None
+    #: Set for a table of dense ids in [0, num_embeddings); None for sparse 64-bit keys.
+    num_embeddings: int | None = None
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where the next unread training sample is. `offset` and `line` matter to streamed files."""
+
+    epoch: int = 0
+    batch: int = 0
+    offset: int = 0
+    line: int = 0
+
+
+@dataclass
+class Batch:
+    """One batch of B samples and F features.
+
+    Shapes: dense (B, num_dense) float32, labels (B,) float32 of 0 and 1, keys (N,) int64 (the bits
+    of the 64-bit key), offsets (F * B + 1,) int64: bag `f * B + b` holds
+    keys[offsets[f * B + b] : offsets[f * B + b + 1]].
+    """
+
+    dense: NDArray[np.float32]
+    keys: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    labels: NDArray[np.float32]
+    #: Where to start reading to get the batch after this one.
+    next: Position
+
+    def __len__(self) -> int:
+        """Samples."""
+        return len(self.labels)
+
+    @property
+    def num_features(self) -> int:
+        return (len(self.offsets) - 1) // max(len(self.labels), 1)
+
+    def feature_keys(self, feature: int) -> NDArray[np.int64]:
+        """The keys of one feature, all samples: a view."""
+        size = len(self)
+        return self.keys[self.offsets[feature * size] : self.offsets[(feature + 1) * size]]
+
+
+class Dataset(Protocol):
+    """What the trainer needs of a data set."""
+
+    name: str
+    features: list[Feature]
+    num_dense: int
+
+    def train_batches(self, batch_size: int, start: Position) -> Iterator[Batch]:
+        """The batches of epoch `start.epoch`, from `start` on. The last one may be smaller."""
+        ...
+
+    def test_batches(self, batch_size: int) -> Iterator[Batch]:
+        """The held-out samples, always in the same order. Empty when nothing is held out."""
+        ...
+
+    def num_train(self) -> int | None:
+        """Training samples of one epoch; None when the file has not been counted."""
+        ...

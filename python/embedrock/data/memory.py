@@ -1,0 +1,142 @@
+"""A data set that lies in memory: columns of keys, shuffled anew but reproducibly in each epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embedrock.data.batch import Batch, Feature, Position
+
+
+@dataclass(frozen=True)
+class Column:
+    """The keys of one feature for all samples: one each (`offsets` None), or bags of any size."""
+
+    keys: NDArray[np.int64]
+    offsets: NDArray[np.int64] | None = None
+
+    def gather(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(keys, bag sizes) of the given samples, in their order."""
+        if self.offsets is None:
+            return self.keys[samples], np.ones(len(samples), np.int64)
+        starts = self.offsets[samples]
+        sizes = self.offsets[samples + 1] - starts
+        ends = np.cumsum(sizes)
+        total = int(ends[-1]) if len(ends) else 0
+        place = np.arange(total) + np.repeat(starts - (ends - sizes), sizes)
+        return self.keys[place], sizes
+
+    def head(self, samples: int) -> NDArray[np.int64]:
+        """The keys of the first `samples` samples."""
+        return self.keys[: samples if self.offsets is None else int(self.offsets[samples])]
+
+    def keep(self, wanted: NDArray[np.bool_]) -> Column:
+        """Only the keys marked in `wanted`; their samples stay, with smaller or empty bags."""
+        offsets = np.arange(len(self.keys) + 1) if self.offsets is None else self.offsets
+        kept_before = np.concatenate([[0], np.cumsum(wanted)])
+        return Column(self.keys[wanted], kept_before[offsets])
+
+
+class MemoryDataset:
+    """Samples in time order, the last of them held out. See `Dataset`."""
+
+    def __init__(
+        self,
+        name: str,
+        features: list[Feature],
+        columns: list[Column],
+        dense: NDArray[np.float32],
+        labels: NDArray[np.float32],
+        *,
+        num_test: int,
+        shuffle_seed: int | None = 0,
+    ) -> None:
+        """Counts the keys of the training part: samples before the last `num_test`."""
+        self.name = name
+        self.columns = columns
+        self.dense = dense
+        self.labels = labels
+        self.num_dense = dense.shape[1]
+        self.num_test = num_test
+        self.shuffle_seed = shuffle_seed
+        #: Distinct keys of the training part and how often each occurs there, per feature.
+        self.train_counts = [
+            np.unique(column.head(len(labels) - num_test), return_counts=True) for column in columns
+        ]
+        self.features = [
+            replace(feature, expected_rows=len(keys))
+            for feature, (keys, _) in zip(features, self.train_counts, strict=True)
+        ]
+
+    def num_train(self) -> int:
+        """Samples of an epoch."""
+        return len(self.labels) - self.num_test
+
+    def written_keys(self) -> int:
+        """Distinct (feature, key) pairs that training writes."""
+        return sum(len(keys) for keys, _ in self.train_counts)
+
+    def keys_seen_once(self) -> int:
+        """Those of them that occur in one training sample only: fillers, nothing can be learned."""
+        return sum(int(np.count_nonzero(counts == 1)) for _, counts in self.train_counts)
+
+    def train_batches(self, batch_size: int, start: Position) -> Iterator[Batch]:
+        """See `Dataset`; the order depends on the shuffle seed and the epoch only."""
+        order = np.arange(self.num_train())
+        if self.shuffle_seed is not None:
+            order = np.random.default_rng([self.shuffle_seed, start.epoch]).permutation(order)
+        for batch in range(start.batch, -(-len(order) // batch_size)):
+            samples = order[batch * batch_size : (batch + 1) * batch_size]
+            yield self._batch(samples, Position(start.epoch, batch + 1))
+
+    def test_batches(self, batch_size: int) -> Iterator[Batch]:
+        """See `Dataset`; in order of time."""
+        order = np.arange(self.num_train(), len(self.labels))
+        for first in range(0, len(order), batch_size):
+            yield self._batch(order[first : first + batch_size], Position())
+
+    def _batch(self, samples: NDArray[np.int64], following: Position) -> Batch:
+        gathered = [column.gather(samples) for column in self.columns]
+        offsets = np.zeros(len(self.columns) * len(samples) + 1, np.int64)
+        np.cumsum(np.concatenate([sizes for _, sizes in gathered]), out=offsets[1:])
+        keys = np.concatenate([keys for keys, _ in gathered])
+        return Batch(self.dense[samples], keys, offsets, self.labels[samples], following)
+
+    def without_fillers(self) -> MemoryDataset:
+        """The same samples without the keys that occur at most once in the training part."""
+        columns = []
+        for column, (keys, counts) in zip(self.columns, self.train_counts, strict=True):
+            columns.append(column.keep(np.isin(column.keys, keys[counts > 1])))
+        return self._with(self.features, columns)
+
+    def densified(self) -> tuple[MemoryDataset, list[NDArray[np.int64]]]:
+        """The same samples with dense ids by first occurrence, and each id's key, per feature.
+
+        Held-out samples are included: an id for a key that is only read needs a row, too.
+        """
+        features, columns, tables = [], [], []
+        for feature, column in zip(self.features, self.columns, strict=True):
+            distinct, first, inverse = np.unique(
+                column.keys, return_index=True, return_inverse=True
+            )
+            by_occurrence = np.argsort(first, kind="stable")
+            rank = np.empty(len(distinct), np.int64)
+            rank[by_occurrence] = np.arange(len(distinct))
+            columns.append(Column(rank[inverse], column.offsets))
+            tables.append(distinct[by_occurrence])
+            features.append(replace(feature, num_embeddings=len(distinct)))
+        return self._with(features, columns), tables
+
+    def _with(self, features: list[Feature], columns: list[Column]) -> MemoryDataset:
+        return MemoryDataset(
+            self.name,
+            features,
+            columns,
+            self.dense,
+            self.labels,
+            num_test=self.num_test,
+            shuffle_seed=self.shuffle_seed,
+        )

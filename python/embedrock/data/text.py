@@ -1,0 +1,158 @@
+"""Opens a text that is plain, gzip or zstd, told apart by its first bytes, as one byte stream."""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import io
+import zlib
+from pathlib import Path
+from types import ModuleType
+from typing import BinaryIO, cast
+
+from embedrock.data.errors import DataError
+
+_GZIP = b"\x1f\x8b"
+_ZSTD = b"\x28\xb5\x2f\xfd"
+
+
+class TextStream:
+    """Reads bytes of the (uncompressed) text and keeps count of them; errors name the file."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Opens the file. Errors: DataError, also when its kind of packing needs a library."""
+        self.path = Path(path)
+        self._file: BinaryIO = _open(self.path)
+        self.offset = 0
+        self._decode_errors = (EOFError, zlib.error, gzip.BadGzipFile, *_zstd_errors())
+
+    def read(self, size: int) -> bytes:
+        """Up to `size` bytes; fewer only at the end of the text."""
+        parts = []
+        missing = size
+        while missing > 0:
+            try:
+                part = self._file.read(missing)
+            except self._decode_errors as error:
+                raise DataError(
+                    f"compressed data ends or breaks after {self.offset} bytes of text: {error}",
+                    path=self.path,
+                ) from error
+            except OSError as error:
+                raise DataError(f"cannot be read: {error}", path=self.path) from error
+            if not part:
+                break
+            parts.append(part)
+            missing -= len(part)
+            self.offset += len(part)
+        return b"".join(parts)
+
+    def skip_to(self, offset: int) -> None:
+        """Goes on at byte `offset` of the text: a seek in a plain file, decompression otherwise."""
+        if isinstance(self._file, io.FileIO):
+            size = self.path.stat().st_size
+            if offset > size:
+                raise DataError(
+                    f"has {size} bytes, reading was to go on at {offset}", path=self.path
+                )
+            self._file.seek(offset)
+            self.offset = offset
+            return
+        while self.offset < offset:
+            if not self.read(min(1 << 20, offset - self.offset)):
+                raise DataError(
+                    f"has {self.offset} bytes of text, reading was to go on at {offset}",
+                    path=self.path,
+                )
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+    def __enter__(self) -> TextStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _open(path: Path) -> BinaryIO:
+    try:
+        file = path.open("rb", buffering=0)
+    except OSError as error:
+        raise DataError(f"cannot be opened: {error.strerror or error}", path=path) from error
+    try:
+        magic = file.read(4)
+        file.seek(0)
+    except OSError as error:
+        file.close()
+        raise DataError(f"cannot be read: {error.strerror or error}", path=path) from error
+    if magic.startswith(_GZIP):
+        file.close()
+        return cast(BinaryIO, gzip.open(path, "rb"))
+    if magic == _ZSTD:
+        file.close()
+        return _open_zstd(path)
+    return file
+
+
+def zstd_module() -> ModuleType | None:
+    """The standard library's module (Python 3.14), the package zstandard, or None."""
+    for name in ("compression.zstd", "zstandard"):
+        try:
+            return importlib.import_module(name)
+        except ImportError:
+            continue
+    return None
+
+
+def _zstd_errors() -> tuple[type[Exception], ...]:
+    module = zstd_module()
+    return () if module is None else (module.ZstdError,)
+
+
+def _open_zstd(path: Path) -> BinaryIO:
+    module = zstd_module()
+    if module is None:
+        raise DataError(
+            "is compressed with zstd, which needs Python 3.14 or the package zstandard: "
+            'run pip install "embedrock[zstd]", or pass the file plain or as gzip',
+            path=path,
+        )
+    if module.__name__ == "zstandard":
+        return cast(BinaryIO, _ZstandardFile(module, path))
+    return module.open(path, "rb")
+
+
+class _ZstandardFile:
+    """A reader over the package's decompressor, because its own file object takes a truncated
+    frame for the end of the file."""
+
+    def __init__(self, module: ModuleType, path: Path) -> None:
+        self._new_frame = module.ZstdDecompressor().decompressobj
+        self._frame = self._new_frame()
+        self._in_frame = False
+        self._file = path.open("rb", buffering=0)
+        self._text = b""
+
+    def read(self, size: int) -> bytes:
+        while not self._text:
+            packed = self._file.read(1 << 20)
+            if not packed:
+                if self._in_frame:
+                    raise EOFError("the last zstd frame is not complete")
+                return b""
+            parts = []
+            while packed:
+                parts.append(self._frame.decompress(packed))
+                self._in_frame = not self._frame.eof
+                packed = b""
+                if self._frame.eof:
+                    packed = self._frame.unused_data
+                    self._frame = self._new_frame()
+            self._text = b"".join(parts)
+        text, self._text = self._text[:size], self._text[size:]
+        return text
+
+    def close(self) -> None:
+        self._file.close()

@@ -1,0 +1,64 @@
+"""The demo: a DLRM on real data with its tables held to a tenth of their bytes in memory.
+
+It trains the same model five times, each time in a process of its own so that peak memory means
+something: with 10 % of the tables in DRAM, with plain PyTorch tables in memory, with a budget for
+all rows (which must give the same bits as 10 %), without the keys that occur once, and it replays
+the keys in a process without PyTorch to measure the engine's memory alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from embedrock.demo import children, figures
+from embedrock.demo.settings import DemoSettings, demo_recipe
+from embedrock.progress import Sink, Task
+
+__all__ = ["DemoSettings", "demo_recipe", "run"]
+
+
+def run(settings: DemoSettings, sink: Sink, *, keep: bool = False) -> dict[str, Any]:
+    """Runs the demo and returns its report (see `embedrock.report`).
+
+    Stores are made in a temporary folder under `settings.folder` and removed unless `keep`.
+
+    Errors: DataError when the data cannot be had or read; ChildError with what a run said.
+    """
+    started = perf_counter()
+    with Task(sink, "reading data"):
+        dataset = settings.dataset()
+        facts = figures.DataFacts.of(dataset)
+        del dataset
+    with _work_folder(settings, keep) as working:
+        path = Path(working.folder) / "settings.json"
+        working.save(path)
+        # The two runs whose speed is compared have the machine for themselves; for the others
+        # only the results matter, so they share it.
+        (out_of_core,) = children.run_together(["out_of_core"], path, sink)
+        (in_memory,) = children.run_together(["in_memory"], path, sink)
+        whole_budget, without_fillers, memory = children.run_together(
+            ["whole_budget", "without_fillers", "memory"], path, sink
+        )
+        runs = figures.Runs(out_of_core, in_memory, whole_budget, without_fillers, memory)
+        same_losses = figures.same_losses(working)
+    return figures.build(settings, facts, runs, same_losses, perf_counter() - started)
+
+
+@contextlib.contextmanager
+def _work_folder(settings: DemoSettings, keep: bool) -> Iterator[DemoSettings]:
+    """The settings with `folder` replaced by a fresh folder in it."""
+    base = Path(settings.folder)
+    base.mkdir(parents=True, exist_ok=True)
+    folder = tempfile.mkdtemp(prefix="demo-", dir=base)
+    try:
+        yield replace(settings, folder=folder)
+    finally:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,84 @@
+"""One piece of the demo, in the child process that `children.py` started for it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from embedrock.demo import DemoSettings
+from embedrock.errors import EmbedrockError
+from embedrock.progress import JsonLines, Sink
+
+
+def out_of_core(settings: DemoSettings, sink: Sink) -> dict[str, Any]:
+    """The budget that the demo is about."""
+    return _on_storage(settings, "out of core", settings.memory, False, sink)
+
+
+def whole_budget(settings: DemoSettings, sink: Sink) -> dict[str, Any]:
+    """The same with a budget for all rows: must give the same bits."""
+    return _on_storage(settings, "whole budget", "100%", False, sink)
+
+
+def without_fillers(settings: DemoSettings, sink: Sink) -> dict[str, Any]:
+    """The same without the keys that occur once."""
+    return _on_storage(settings, "without fillers", settings.memory, True, sink)
+
+
+def in_memory(settings: DemoSettings, sink: Sink) -> dict[str, Any]:
+    """Plain PyTorch."""
+    from embedrock.demo import runs
+
+    _use_threads(settings)
+    return runs.in_memory(settings, "in memory", settings.dataset(), sink)
+
+
+def memory(settings: DemoSettings, sink: Sink) -> dict[str, Any]:
+    """The engine's memory, without PyTorch in the process."""
+    from embedrock.demo import replay
+
+    return replay.replay(settings, settings.dataset(), sink)
+
+
+def _on_storage(
+    settings: DemoSettings, name: str, budget: str, filtered: bool, sink: Sink
+) -> dict[str, Any]:
+    from embedrock.demo import runs
+
+    _use_threads(settings)
+    dataset = settings.dataset()
+    used = dataset.without_fillers() if filtered else dataset
+    return runs.on_storage(settings, name, budget, used, sink)
+
+
+def _use_threads(settings: DemoSettings) -> None:
+    import torch
+
+    torch.set_num_threads(settings.threads)
+
+
+_PIECES: dict[str, Callable[[DemoSettings, Sink], dict[str, Any]]] = {
+    piece.__name__: piece
+    for piece in (out_of_core, whole_budget, without_fillers, in_memory, memory)
+}
+
+
+def main(name: str, settings_path: str) -> int:
+    """Runs the piece; its result, or its error, is the last line on standard output."""
+    settings = DemoSettings.load(Path(settings_path))
+    sink = JsonLines()
+    try:
+        result = _PIECES[name](settings, sink)
+    except EmbedrockError as error:
+        sink.send({"error": str(error)})
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    sink.send({"result": result})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,222 @@
+"""From the results of the runs to figures, notes and the table on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from embedrock import report
+from embedrock.data.memory import MemoryDataset
+from embedrock.demo import engine
+from embedrock.demo.paths import losses_path
+from embedrock.demo.settings import DemoSettings
+
+#: Most that the two AUCs may differ.
+AUC_DIFFERENCE_MAX = 0.0005
+#: The rule for memory: peak less before is at most 1.05 budgets + 16 MiB.
+_MEMORY_FACTOR, _MEMORY_SLACK_BYTES = 1.05, 16 << 20
+_DEVICE_REQUEST_BYTES = 4096
+
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """What the report says about the data."""
+
+    samples_train: int
+    samples_test: int
+    features: int
+    keys_written: int
+    keys_seen_once: int
+
+    @classmethod
+    def of(cls, dataset: MemoryDataset) -> DataFacts:
+        """The facts of a data set."""
+        return cls(
+            dataset.num_train(),
+            dataset.num_test,
+            len(dataset.features),
+            dataset.written_keys(),
+            dataset.keys_seen_once(),
+        )
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The result of each run."""
+
+    out_of_core: Result
+    in_memory: Result
+    whole_budget: Result
+    without_fillers: Result
+    memory: Result
+
+
+def same_losses(settings: DemoSettings) -> bool:
+    """Whether the runs with 10 % and with the whole budget had the same loss at every step."""
+    one, two = (np.load(losses_path(settings, n)) for n in ("out of core", "whole budget"))
+    return bool(one.tobytes() == two.tobytes())
+
+
+def build(
+    settings: DemoSettings, facts: DataFacts, runs: Runs, losses_equal: bool, seconds: float
+) -> Result:
+    """The report."""
+    stored = runs.out_of_core
+    counted = _training(stored)
+    later = _training(stored, first_epoch=1)
+    budget = stored["engine"]["budget_bytes"]
+    limit = int(_MEMORY_FACTOR * budget + _MEMORY_SLACK_BYTES)
+    device = stored["engine"]["device"]
+    digests_equal = stored["digests"] == runs.whole_budget["digests"]
+    time = _time(stored)
+    figures = {
+        "auc_out_of_core": stored["auc"],
+        "auc_in_memory": runs.in_memory["auc"],
+        "auc_difference": abs(stored["auc"] - runs.in_memory["auc"]),
+        "bits_equal": int(losses_equal and digests_equal),
+        "auc_without_fillers": runs.without_fillers["auc"],
+        "log_loss_out_of_core": stored["log_loss"],
+        "log_loss_in_memory": runs.in_memory["log_loss"],
+        "samples_per_s_out_of_core": stored["samples_per_s"],
+        "samples_per_s_in_memory": runs.in_memory["samples_per_s"],
+        "keys_written": facts.keys_written,
+        "keys_seen_once": facts.keys_seen_once,
+        "peak_rss_bytes_out_of_core": stored["peak_rss_bytes"],
+        "peak_rss_bytes_in_memory": runs.in_memory["peak_rss_bytes"],
+        "table_bytes": runs.out_of_core["rows"] * _row_bytes(settings),
+        "table_bytes_in_memory": runs.in_memory["embedding_bytes"],
+        "embedding_budget_bytes": budget,
+        "embedding_memory_bytes": runs.memory["memory_bytes"],
+        "embedding_memory_limit_bytes": limit,
+        "embedding_memory_within_limit": int(runs.memory["memory_bytes"] <= limit),
+        "hit_rate": counted.hit_rate,
+        "read_requests": counted.read_requests,
+        "pages_read": counted.pages_read,
+        "pages_read_after_first_epoch": later.pages_read,
+        "bytes_written_per_batch": counted.bytes_written / stored["steps"],
+        "device_requests_per_s": engine.device_rate(device, _DEVICE_REQUEST_BYTES),
+        "wait_read_s": time["waiting_for_reads"],
+        "computing_s": time["computing"],
+        "updating_s": time["updating"],
+        "demo_s": seconds,
+    }
+    results = {"data": asdict(facts), **asdict(runs), "losses_equal": losses_equal}
+    results |= {"digests_equal": digests_equal, "time_out_of_core": time}
+    results["time_in_memory"] = _time(runs.in_memory)
+    return report.report(
+        figures=figures,
+        device=device,
+        settings=asdict(settings),
+        results=results,
+        notes=_notes(settings, facts, runs, figures),
+    )
+
+
+def failures(whole: Result) -> list[str]:
+    """What the demo did not reach, as sentences; empty when all is well."""
+    figures = whole["figures"]
+    found = []
+    difference = figures["auc_difference"]
+    if difference is None or difference > AUC_DIFFERENCE_MAX:
+        found.append(f"auc_difference is {difference}, expected at most {AUC_DIFFERENCE_MAX}")
+    if figures["bits_equal"] != 1:
+        found.append("bits_equal is 0: the memory budget changed losses or rows")
+    if figures["embedding_memory_within_limit"] != 1:
+        used, limit = figures["embedding_memory_bytes"], figures["embedding_memory_limit_bytes"]
+        found.append(f"the engine took {used:,} bytes of memory, expected at most {limit:,}")
+    return found
+
+
+def _row_bytes(settings: DemoSettings) -> int:
+    """Values and element-wise Adagrad state, float32 both."""
+    return settings.recipe.embedding_dim * 4 * 2
+
+
+def _training(run: Result, first_epoch: int = 0) -> engine.Counters:
+    """What the engine counted in training epochs, evaluation and digests apart."""
+    total = engine.Counters()
+    for epoch in run["epochs"][first_epoch:]:
+        counters = {k: v for k, v in epoch["engine"].items() if k != "hit_rate"}
+        total = total + engine.Counters(**counters)
+    return total
+
+
+def _time(run: Result) -> dict[str, float]:
+    """Seconds of training by what they went into. Waiting for reads is taken out of the others: it
+    happens while embeddings are fetched, and where an update must read rows that left memory."""
+    waiting = 0.0 if run["engine"] is None else _training(run).read_wait_s
+    time = run["time"]
+    fetching = min(waiting, time["embedding"])
+    return {
+        "waiting_for_reads": waiting,
+        "computing": time["computing"] + time["embedding"] - fetching,
+        "updating": max(time["updating"] - (waiting - fetching), 0.0),
+        "batches_and_commits": time["batches_and_commits"],
+    }
+
+
+def _notes(
+    settings: DemoSettings, facts: DataFacts, runs: Runs, figures: dict[str, Any]
+) -> list[str]:
+    once = facts.keys_seen_once / facts.keys_written
+    kept = facts.keys_written - facts.keys_seen_once
+    notes = [
+        f"{facts.keys_seen_once:,} of {facts.keys_written:,} keys ({once:.0%}) occur in one "
+        f"training sample only. They are fillers: they fill the tables as crosses in production "
+        f"logs do and teach nothing. Without them, {kept:,} keys are left and the AUC is "
+        f"{runs.without_fillers['auc']:.4f} instead of {runs.out_of_core['auc']:.4f}.",
+        f"The first of {settings.recipe.epochs} epochs writes rows for the first time; the others read "
+        f"them from storage: {figures['pages_read_after_first_epoch']:,} pages.",
+        "Samples per second include building batches from columns in memory and a commit after "
+        "each epoch, not parsing text.",
+        "The device's rate was measured when the store was created, 4-KiB random reads.",
+    ]
+    wait = max(runs.out_of_core["core_wait_share"], runs.in_memory["core_wait_share"])
+    if wait > 0.03:
+        notes.append(
+            f"Other programs kept the trainer waiting for a core for up to {wait:.0%} of its time: "
+            f"speeds are too low and not comparable."
+        )
+    return notes
+
+
+def rows(whole: Result) -> Iterator[tuple[str, str, str]]:
+    """The table for the terminal: name, out of core, in memory."""
+    f, stored, plain = whole["figures"], whole["results"], whole["results"]
+    budget, used = f["embedding_budget_bytes"], f["embedding_memory_bytes"]
+    time, other = stored["time_out_of_core"], plain["time_in_memory"]
+    rate = f["device_requests_per_s"]
+    yield "", "out of core", "in memory"
+    yield "AUC", f"{f['auc_out_of_core']:.5f}", f"{f['auc_in_memory']:.5f}"
+    yield "log loss", f"{f['log_loss_out_of_core']:.5f}", f"{f['log_loss_in_memory']:.5f}"
+    yield (
+        "samples/s",
+        f"{f['samples_per_s_out_of_core']:,.0f}",
+        f"{f['samples_per_s_in_memory']:,.0f}",
+    )
+    yield (
+        "peak memory of the process",
+        _mib(f["peak_rss_bytes_out_of_core"]),
+        _mib(f["peak_rss_bytes_in_memory"]),
+    )
+    yield "rows with optimizer state", _mib(f["table_bytes"]), _mib(f["table_bytes_in_memory"])
+    yield "memory budget for them", _mib(budget), "all"
+    yield "memory taken (no torch)", _mib(used), ""
+    yield "hit rate", f"{f['hit_rate']:.1%}", ""
+    yield "read requests", f"{f['read_requests']:,}", ""
+    yield "pages read", f"{f['pages_read']:,}", ""
+    yield "  after the first epoch", f"{f['pages_read_after_first_epoch']:,}", ""
+    yield "bytes written per batch", f"{f['bytes_written_per_batch']:,.0f}", ""
+    yield "device, 4-KiB reads/s", "-" if rate is None else f"{rate:,.0f}", ""
+    for name in ("waiting_for_reads", "computing", "updating", "batches_and_commits"):
+        shown = name.replace("_", " ")
+        yield f"time {shown}", f"{time[name]:.1f} s", f"{other[name]:.1f} s"
+
+
+def _mib(count: float) -> str:
+    return f"{count / (1 << 20):,.1f} MiB"

@@ -1,0 +1,145 @@
+"""The training runs of the demo, each in a child process of its own.
+
+All start from the same initial rows and dense weights, see the same batches in the same order and
+use the same number of threads. What a run returns is JSON; its per-step losses go to a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+import embedrock
+from embedrock.data import Feature, Position
+from embedrock.data.memory import MemoryDataset
+from embedrock.demo import engine, process, stores
+from embedrock.demo.paths import losses_path
+from embedrock.demo.settings import DemoSettings
+from embedrock.models.dlrm import DLRM, DLRMConfig
+from embedrock.progress import Sink, Task
+from embedrock.store import Store
+from embedrock.training.embeddings import MemoryEmbeddings, StoreEmbeddings
+from embedrock.training.trainer import Trainer
+
+_EVALUATION_BATCH = 1024
+
+
+def on_storage(
+    settings: DemoSettings, name: str, memory: str, dataset: MemoryDataset, sink: Sink
+) -> dict[str, Any]:
+    """Trains with tables in a store that has `memory`; adds the engine's counters, and digests."""
+    before_bytes = process.rss_bytes()
+    with stores.open_store(settings, name, memory) as store:
+        embeddings = StoreEmbeddings(
+            store,
+            dataset.features,
+            settings.recipe.embedding_dim,
+            optimizer=stores.OPTIMIZER,
+            initializer=stores.INITIALIZER,
+        )
+        model = _model(settings, dataset, embeddings)
+        tables = embedrock.optim.Adagrad(model, lr=settings.recipe.lr, eps=settings.recipe.eps)
+        trainer = Trainer(model, [tables, _dense(settings, model)])
+        result = _train(settings, name, dataset, trainer, sink, store)
+        result["rss_before_open_bytes"] = before_bytes
+        with Task(sink, f"{name}: digests", len(store.tables)) as task:
+            result["digests"] = {}
+            for table in store.tables.values():
+                result["digests"][table.name] = table.digest()
+                task.advance()
+            result["rows"] = sum(len(table) for table in store.tables.values())
+    return result
+
+
+def in_memory(
+    settings: DemoSettings, name: str, dataset: MemoryDataset, sink: Sink
+) -> dict[str, Any]:
+    """Trains plain PyTorch tables that start with the engine's initial rows."""
+    dense_ids, keys = dataset.densified()
+    weights = _initial_rows(settings, dataset.features, keys)
+    model = _model(settings, dense_ids, MemoryEmbeddings(weights))
+    del weights
+    tables = torch.optim.Adagrad(
+        model.embeddings.parameters(), lr=settings.recipe.lr, eps=settings.recipe.eps
+    )
+    trainer = Trainer(model, [tables, _dense(settings, model)])
+    result = _train(settings, name, dense_ids, trainer, sink, None)
+    rows = sum(len(table) for table in keys)
+    result["rows"] = rows
+    result["embedding_bytes"] = rows * settings.recipe.embedding_dim * 4 * 2
+    return result
+
+
+def _initial_rows(
+    settings: DemoSettings, features: Sequence[Feature], keys: Sequence[np.ndarray]
+) -> list[torch.Tensor]:
+    """The rows that the engine gives for keys that were never written: same seed, same tables."""
+    with stores.open_store(settings, "initial", "64MiB") as store:
+        return [
+            torch.from_numpy(stores.table(settings, store, feature).get(table_keys))
+            for feature, table_keys in zip(features, keys, strict=True)
+        ]
+
+
+def _model(settings: DemoSettings, dataset: MemoryDataset, embeddings: torch.nn.Module) -> DLRM:
+    torch.manual_seed(settings.seed)
+    sizes = (dataset.num_dense, len(dataset.features), settings.recipe.embedding_dim)
+    return DLRM(DLRMConfig(*sizes, settings.recipe.bottom, settings.recipe.top), embeddings)
+
+
+def _dense(settings: DemoSettings, model: DLRM) -> torch.optim.Optimizer:
+    return torch.optim.Adagrad(model.dense_modules().parameters(), lr=settings.recipe.dense_lr)
+
+
+def _train(
+    settings: DemoSettings,
+    name: str,
+    dataset: MemoryDataset,
+    trainer: Trainer,
+    sink: Sink,
+    store: Store | None,
+) -> dict[str, Any]:
+    """All epochs, each with a commit; then, not part of the time, the held-out samples."""
+    losses: list[float] = []
+    epochs = []
+    for epoch in range(settings.recipe.epochs):
+        trainer.scale_learning_rates(settings.recipe.lr_decay**epoch)
+        before = None if store is None else engine.Counters.of(store)
+        started, first_step = perf_counter(), len(losses)
+        with Task(
+            sink, f"{name}: epoch {epoch + 1} of {settings.recipe.epochs}", dataset.num_train()
+        ) as task:
+            for batch in dataset.train_batches(settings.recipe.batch_size, Position(epoch)):
+                losses.append(trainer.step(batch))
+                task.advance(len(batch), f"loss {losses[-1]:.4f}")
+        if store is not None:
+            embedrock.save(store, trainer.model, trainer.optimizers, len(losses))
+        seconds = perf_counter() - started
+        entry: dict[str, Any] = {"seconds": seconds, "samples_per_s": dataset.num_train() / seconds}
+        if store is not None and before is not None:
+            entry["engine"] = (engine.Counters.of(store) - before).as_dict()
+        entry["train_loss"] = float(np.mean(losses[first_step:]))
+        epochs.append(entry)
+    with Task(sink, f"{name}: evaluating", dataset.num_test):
+        evaluation = trainer.evaluate(dataset.test_batches(_EVALUATION_BATCH))
+    np.save(losses_path(settings, name), np.array(losses))
+    seconds = sum(entry["seconds"] for entry in epochs)
+    return {
+        "auc": evaluation.auc,
+        "log_loss": evaluation.log_loss,
+        "steps": len(losses),
+        "seconds": seconds,
+        "samples_per_s": settings.recipe.epochs * dataset.num_train() / seconds,
+        "time": {
+            **trainer.seconds.as_dict(),
+            "batches_and_commits": seconds - trainer.seconds.total(),
+        },
+        "epochs": epochs,
+        "engine": None if store is None else engine.summary(store),
+        "peak_rss_bytes": process.peak_rss_bytes(),
+        "core_wait_share": process.core_wait_share(),
+    }

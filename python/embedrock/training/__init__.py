@@ -1,0 +1,1 @@
+"""The trainer: one loop for models whose tables are on storage or in memory."""

@@ -1,0 +1,92 @@
+"""Embeddings for a model, as one module: tables on storage, or plain PyTorch tables in memory.
+
+Both take the jagged feature-major bags of `embedrock.data.Batch` and give (B, F, D) float32, so a
+model does not know which one it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from embedrock.data import Feature
+from embedrock.nn import EmbeddingBagCollection, EmbeddingBagConfig
+from embedrock.store import Store
+
+
+def bags(keys: Tensor, offsets: Tensor, num_features: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Cuts a batch by features: (keys, offsets with the last one included) of each. Views."""
+    size = (len(offsets) - 1) // num_features
+    ends = offsets[::size].tolist() if size else [0] * (num_features + 1)
+    for feature in range(num_features):
+        start, end = ends[feature], ends[feature + 1]
+        own = offsets[feature * size : (feature + 1) * size + 1]
+        yield keys[start:end], own - start
+
+
+class StoreEmbeddings(nn.Module):
+    """One table of a store per feature, read together in one call, bags summed.
+
+    Shapes: keys (N,) int64, offsets (F * B + 1,) int64 → (B, F, D) float32.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        features: Sequence[Feature],
+        embedding_dim: int,
+        *,
+        optimizer: Any = "adagrad",
+        initializer: Any = None,
+    ) -> None:
+        """Opens the tables, or creates them."""
+        super().__init__()
+        self.names = [feature.name for feature in features]
+        self.embedding_dim = embedding_dim
+        self.collection = EmbeddingBagCollection(
+            [
+                EmbeddingBagConfig(
+                    feature.name,
+                    embedding_dim,
+                    num_embeddings=feature.num_embeddings,
+                    expected_rows=feature.expected_rows,
+                    optimizer=optimizer,
+                    initializer=initializer,
+                )
+                for feature in features
+            ],
+            store=store,
+            include_last_offset=True,
+            concatenate=True,
+        )
+
+    def forward(self, keys: Tensor, offsets: Tensor) -> Tensor:
+        """The summed bags of a batch."""
+        cut = bags(keys, offsets, len(self.names))
+        rows = self.collection(dict(zip(self.names, cut, strict=True)))
+        return rows.view(-1, len(self.names), self.embedding_dim)
+
+
+class MemoryEmbeddings(nn.Module):
+    """One `torch.nn.EmbeddingBag(sparse=True)` per feature: the reference that all else is held to.
+
+    Keys are dense ids here (`MemoryDataset.densified`); `weights` are the initial rows by id.
+    """
+
+    def __init__(self, weights: Sequence[Tensor]) -> None:
+        """Takes the tables (rows, D), which training changes in place."""
+        super().__init__()
+        self.tables = nn.ModuleList(
+            nn.EmbeddingBag.from_pretrained(
+                weight, freeze=False, mode="sum", sparse=True, include_last_offset=True
+            )
+            for weight in weights
+        )
+
+    def forward(self, keys: Tensor, offsets: Tensor) -> Tensor:
+        """The summed bags of a batch."""
+        cut = bags(keys, offsets, len(self.tables))
+        return torch.stack([table(*bag) for table, bag in zip(self.tables, cut, strict=True)], 1)

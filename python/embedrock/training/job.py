@@ -1,0 +1,290 @@
+"""`embedrock train`: trains a model on a file, commits as it goes, and goes on where it stopped.
+
+What always holds: a commit carries tables, dense model, both optimizers, random generators and the
+position in the data of one and the same step. So a run that was stopped, however, and resumed ends
+with the same bits as one that was not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+import embedrock
+from embedrock import initializers
+from embedrock.data import DataError, Dataset, Position, crosses, movielens
+from embedrock.data.criteo import CriteoDataset, Mark, Scan, scan
+from embedrock.errors import FullError, MismatchError, MisuseError
+from embedrock.models.dlrm import DLRM, DLRMConfig
+from embedrock.progress import Sink, Task
+from embedrock.store import Store
+from embedrock.training.embeddings import StoreEmbeddings
+from embedrock.training.interrupt import Interrupt
+from embedrock.training.options import TrainOptions
+from embedrock.training.trainer import Trainer
+
+#: Samples predicted at once while evaluating; results do not depend on it beyond rounding.
+_EVALUATION_BATCH = 2048
+_SHOWN_LOSSES = 100
+#: Half the width of the uniform initial rows, small against what training makes of them.
+_INITIAL = 0.01
+
+
+@dataclass
+class _Run:
+    """A run that is under way."""
+
+    options: TrainOptions
+    store: Store
+    dataset: Dataset
+    scan: Scan | None
+    model: DLRM
+    trainer: Trainer
+    position: Position
+    step: int
+    losses: list[float]
+    samples: int = 0
+    seconds: float = 0.0
+    interrupted: bool = False
+
+    def commit(self) -> None:
+        """Makes the current step durable; does nothing when it is already."""
+        if self.store.step == self.step:
+            return
+        meta = {
+            "program": "embedrock train",
+            "settings": self.options.fixed(),
+            "position": asdict(self.position),
+            "scan": None if self.scan is None else asdict(_pruned(self.scan, self.dataset)),
+        }
+        embedrock.save(self.store, self.model, self.trainer.optimizers, self.step, meta=meta)
+
+
+def train(options: TrainOptions, sink: Sink) -> dict[str, Any]:
+    """Trains as told and returns what came of it (JSON values); `interrupted` says whether Ctrl-C
+    ended it early, with everything up to there committed.
+
+    Errors: DataError for the data, MisuseError when the store already holds a run and `resume` was
+    not given, MismatchError when it holds another kind of run; those of the engine.
+
+    Durability: a commit every `commit_every` steps, after each epoch and at the end.
+    """
+    options.check()
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    with contextlib.ExitStack() as stack:
+        run = _begin(options, sink, stack)
+        with Interrupt() as interrupt:
+            _train_epochs(run, sink, interrupt)
+            run.commit()
+        evaluation = None
+        if not run.interrupted:
+            with Task(sink, "evaluating") as task:
+                batches = _counted(run.dataset.test_batches(_EVALUATION_BATCH), task)
+                evaluation = run.trainer.evaluate(batches)
+        return _result(run, evaluation)
+
+
+def _begin(options: TrainOptions, sink: Sink, stack: contextlib.ExitStack) -> _Run:
+    """Opens data and store, makes the model, and goes to the last commit if that was asked for."""
+    store, stored = None, None
+    if (options.store / "superblock").exists():
+        store = stack.enter_context(_open(options))
+        stored = _stored_run(store, options)
+    found = None if stored is None else _scan_from_meta(stored["scan"])
+    dataset, found = _open_data(options, found, sink)
+    if store is None:
+        store = stack.enter_context(_open(options))
+
+    recipe = options.recipe
+    embeddings = StoreEmbeddings(
+        store,
+        dataset.features,
+        recipe.embedding_dim,
+        optimizer="adagrad",
+        initializer=initializers.uniform(-_INITIAL, _INITIAL),
+    )
+    torch.manual_seed(options.seed)
+    sizes = (dataset.num_dense, len(dataset.features), recipe.embedding_dim)
+    config = DLRMConfig(*sizes, recipe.bottom, recipe.top)
+    model = DLRM(config, embeddings)
+    trainer = Trainer(
+        model,
+        [
+            embedrock.optim.Adagrad(model, lr=recipe.lr, eps=recipe.eps),
+            torch.optim.Adagrad(model.dense_modules().parameters(), lr=recipe.dense_lr),
+        ],
+    )
+    position, step = Position(), 0
+    if stored is not None:
+        step = embedrock.resume(store, model, trainer.optimizers)
+        position = Position(**stored["position"])
+    return _Run(options, store, dataset, found, model, trainer, position, step, losses=[])
+
+
+def _open(options: TrainOptions) -> Store:
+    return embedrock.open(
+        options.store,
+        options.memory,
+        seed=options.seed,
+        max_disk_bytes=options.max_disk_bytes,
+        io=options.io,
+        policy=options.policy,
+    )
+
+
+def _stored_run(store: Store, options: TrainOptions) -> dict[str, Any] | None:
+    """The run that the store holds, checked against what was asked; None when it holds none."""
+    if store.step is None:
+        return None
+    if not options.resume:
+        raise MisuseError(
+            f"{store.path} holds a run at step {store.step}; add --resume to go on with it, "
+            f"or name another --store"
+        )
+    meta = store.meta
+    if not isinstance(meta, dict) or meta.get("program") != "embedrock train":
+        raise MismatchError(
+            f"{store.path} was not written by embedrock train; name another --store"
+        )
+    for name, value in options.fixed().items():
+        if meta["settings"].get(name) != value:
+            raise MismatchError(
+                f"{name} is {value}, but the run in {store.path} has "
+                f"{meta['settings'].get(name)}; pass that, or name another --store"
+            )
+    return meta
+
+
+def _open_data(
+    options: TrainOptions, found: Scan | None, sink: Sink
+) -> tuple[Dataset, Scan | None]:
+    """The data set, and for streamed files what a pass over the file found."""
+    if options.format == "movielens":
+        with Task(sink, "reading ratings"):
+            ratings = movielens.read(options.data, skip_bad_lines=options.skip_bad_lines)
+        _tell_skipped(ratings.bad_lines.count, ratings.bad_lines.first)
+        return crosses.click_dataset(ratings, holdout=options.holdout, seed=options.seed), None
+    if found is None:
+        with Task(sink, "scanning data", _plain_bytes(options.data)) as task:
+            found = scan(options.data, skip_bad_lines=options.skip_bad_lines, progress=task.to)
+        _tell_skipped(found.bad_lines, found.first_bad_line)
+    dataset = CriteoDataset(
+        options.data, scan=found, holdout=options.holdout, skip_bad_lines=options.skip_bad_lines
+    )
+    return dataset, found
+
+
+def _tell_skipped(count: int, first: DataError | str | None) -> None:
+    if count:
+        lines = "line" if count == 1 else "lines"
+        print(f"{count} malformed {lines} skipped, the first: {first}", file=sys.stderr)
+
+
+def _plain_bytes(path: Path) -> int:
+    """Bytes of text, as far as they are known beforehand: 0 for a compressed file."""
+    with contextlib.suppress(OSError):
+        if path.suffix not in (".gz", ".zst"):
+            return path.stat().st_size
+    return 0
+
+
+def _train_epochs(run: _Run, sink: Sink, interrupt: Interrupt) -> None:
+    recipe = run.options.recipe
+    per_epoch = run.dataset.num_train()
+    with Task(sink, "training", (per_epoch or 0) * recipe.epochs) as task:
+        while run.position.epoch < recipe.epochs:
+            epoch = run.position.epoch
+            run.trainer.scale_learning_rates(recipe.lr_decay**epoch)
+            if per_epoch is not None:
+                task.done = epoch * per_epoch + run.position.batch * recipe.batch_size
+            _train_epoch(run, task, interrupt)
+            if run.interrupted:
+                return
+            run.position = Position(epoch + 1)
+            run.commit()
+
+
+def _train_epoch(run: _Run, task: Task, interrupt: Interrupt) -> None:
+    """Trains from the run's position to the end of its epoch, or to an interrupt."""
+    recipe = run.options.recipe
+    started, trained = perf_counter(), 0
+    epoch = f"epoch {run.position.epoch + 1} of {recipe.epochs}"
+    run.losses.clear()
+    for batch in run.dataset.train_batches(recipe.batch_size, run.position):
+        if interrupt.requested:
+            run.interrupted = True
+            break
+        run.losses.append(_step(run, batch))
+        run.position = batch.next
+        run.step += 1
+        trained += len(batch)
+        recent = run.losses[-_SHOWN_LOSSES:]
+        loss, rate = sum(recent) / len(recent), trained / (perf_counter() - started)
+        task.advance(len(batch), f"{epoch}, loss {loss:.4f}, {rate:,.0f} samples/s")
+        if run.step % run.options.commit_every == 0:
+            run.commit()
+    run.samples += trained
+    run.seconds += perf_counter() - started
+
+
+def _step(run: _Run, batch: Any) -> float:
+    """One step. A full disk is met with a commit, which frees what only the last one held."""
+    try:
+        return run.trainer.step(batch)
+    except FullError as error:
+        if run.store.step == run.step:
+            raise
+        print(f"{error}; committing at step {run.step} to free room", file=sys.stderr)
+    for optimizer in run.trainer.optimizers:
+        optimizer.zero_grad()
+    run.commit()
+    return run.trainer.step(batch)
+
+
+def _counted(batches: Iterator[Any], task: Task) -> Iterator[Any]:
+    for batch in batches:
+        yield batch
+        task.advance(len(batch))
+
+
+def _pruned(found: Scan, dataset: Dataset) -> Scan:
+    """The scan with only the mark that a continuation needs: the last before the held-out part."""
+    first_test = dataset.num_train() or 0
+    needed = [mark for mark in found.marks if mark.samples <= first_test]
+    return Scan(found.samples, found.distinct, needed[-1:], found.bad_lines, found.first_bad_line)
+
+
+def _scan_from_meta(meta: dict[str, Any] | None) -> Scan | None:
+    if meta is None:
+        return None
+    return Scan(**{**meta, "marks": [Mark(**mark) for mark in meta["marks"]]})
+
+
+def _result(run: _Run, evaluation: Any) -> dict[str, Any]:
+    """What the run came to, as JSON values."""
+    mean_loss = sum(run.losses) / len(run.losses) if run.losses else None
+    evaluated = evaluation is not None and evaluation.samples > 0
+    return {
+        "store": str(run.store.path),
+        "step": run.step,
+        "position": asdict(run.position),
+        "interrupted": run.interrupted,
+        "samples": run.samples,
+        "seconds": run.seconds,
+        "samples_per_s": run.samples / run.seconds if run.seconds > 0 else None,
+        "train_loss": mean_loss,
+        "test_samples": evaluation.samples if evaluated else 0,
+        "auc": evaluation.auc if evaluated else None,
+        "log_loss": evaluation.log_loss if evaluated else None,
+        "time": run.trainer.seconds.as_dict(),
+        "bad_lines": 0 if run.scan is None else run.scan.bad_lines,
+        "stats": run.store.stats(),
+    }

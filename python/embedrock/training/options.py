@@ -1,0 +1,122 @@
+"""What `embedrock train` can be told, with defaults that depend on the kind of data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from embedrock.errors import MisuseError
+
+FORMATS = ("criteo", "movielens")
+
+IoName: TypeAlias = Literal["auto", "uring", "pread"]
+PolicyName: TypeAlias = Literal["lru", "lfu"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a model is shaped and trained."""
+
+    epochs: int
+    batch_size: int
+    embedding_dim: int
+    #: Hidden layers of the two MLPs.
+    bottom: tuple[int, ...]
+    top: tuple[int, ...]
+    #: Learning rates of tables and dense part, both with Adagrad.
+    lr: float
+    dense_lr: float
+    #: Adagrad's epsilon for the tables.
+    eps: float
+    #: Factor on both rates from one epoch to the next.
+    lr_decay: float
+
+    @classmethod
+    def of_format(cls, data_format: str, given: Mapping[str, Any] | None = None) -> Recipe:
+        """The defaults of a format with what is given (None means not given), checked.
+
+        Errors: MisuseError naming the option, what came and what was expected.
+        """
+        if data_format not in FORMATS:
+            raise MisuseError(f"format is {data_format!r}, expected one of {', '.join(FORMATS)}")
+        chosen = {name: value for name, value in (given or {}).items() if value is not None}
+        recipe = replace(DEFAULTS[data_format], **chosen)
+        for name in ("epochs", "batch_size", "embedding_dim"):
+            value = getattr(recipe, name)
+            if value < 1:
+                raise MisuseError(f"{name} is {value}, expected 1 or more")
+        return recipe
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Recipe:
+        """What `asdict` and JSON made of a recipe."""
+        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+
+
+#: Criteo: the layer sizes of DLRM's paper for that data set. MovieLens: layers for nine dense
+#: features; epsilon damps the steps of keys that occur once, the decay those of later epochs, so
+#: that three epochs do not learn such keys by heart.
+DEFAULTS = {
+    "criteo": Recipe(
+        epochs=1,
+        batch_size=1024,
+        embedding_dim=16,
+        bottom=(512, 256, 64),
+        top=(512, 256),
+        lr=0.02,
+        dense_lr=0.01,
+        eps=1e-8,
+        lr_decay=1.0,
+    ),
+    "movielens": Recipe(
+        epochs=3,
+        batch_size=256,
+        embedding_dim=64,
+        bottom=(64,),
+        top=(128, 64),
+        lr=0.05,
+        dense_lr=0.01,
+        eps=1e-2,
+        lr_decay=0.1,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """A training run."""
+
+    data: Path
+    format: str
+    store: Path
+    recipe: Recipe
+    memory: str = "10%"
+    resume: bool = False
+    #: Share of the samples, the last ones, that is kept for evaluation.
+    holdout: float = 0.1
+    commit_every: int = 1000
+    skip_bad_lines: bool = False
+    threads: int | None = None
+    seed: int = 0
+    max_disk_bytes: int | None = None
+    io: IoName = "auto"
+    policy: PolicyName = "lru"
+
+    def check(self) -> None:
+        """Errors: MisuseError naming the option, what came and what was expected."""
+        for name in ("commit_every", "threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise MisuseError(f"{name} is {value}, expected 1 or more")
+        if not 0 <= self.holdout < 1:
+            raise MisuseError(f"holdout is {self.holdout}, expected 0 to less than 1")
+
+    def fixed(self) -> dict[str, Any]:
+        """What a continuation must have the same, as JSON; otherwise it would be another run."""
+        recipe = asdict(self.recipe)
+        names = ("batch_size", "embedding_dim", "bottom", "top", "eps")
+        values = {"format": self.format, "holdout": self.holdout, "seed": self.seed}
+        values |= {name: recipe[name] for name in names}
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}

@@ -1,0 +1,113 @@
+"""One training step and one prediction, timed by what the time went into."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from time import perf_counter
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from embedrock.data import Batch
+from embedrock.models.dlrm import DLRM
+from embedrock.training.auc import auc, log_loss
+
+
+@dataclass
+class Seconds:
+    """Where the time of all steps so far went."""
+
+    #: Getting embeddings: look-up, waiting for storage, pooling.
+    embedding: float = 0.0
+    #: The dense model forwards, and backwards through everything.
+    computing: float = 0.0
+    #: Optimizer steps, of tables and of the dense part.
+    updating: float = 0.0
+
+    def total(self) -> float:
+        """All of it."""
+        return self.embedding + self.computing + self.updating
+
+    def as_dict(self) -> dict[str, float]:
+        """As JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How well a model predicts held-out samples. NaN when there are none (or one class only)."""
+
+    samples: int
+    auc: float
+    log_loss: float
+
+
+class Trainer:
+    """A click model with its optimizers: the one for tables and the one for the dense part.
+
+    `step` is the whole of training: forward, loss (mean binary cross entropy), backward, both
+    optimizers. The order of arithmetic does not depend on where the tables are.
+    """
+
+    def __init__(self, model: DLRM, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Takes the model and all of its optimizers."""
+        self.model = model
+        self.optimizers = list(optimizers)
+        self.seconds = Seconds()
+        self._base_lr = [[g["lr"] for g in o.param_groups] for o in self.optimizers]
+        self._loss = nn.BCEWithLogitsLoss()
+
+    def scale_learning_rates(self, factor: float) -> None:
+        """Sets every learning rate to `factor` times the one that the optimizer was made with."""
+        for optimizer, rates in zip(self.optimizers, self._base_lr, strict=True):
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate * factor
+
+    def step(self, batch: Batch) -> float:
+        """Trains on one batch and returns its loss (before the update)."""
+        self.model.train()
+        started = perf_counter()
+        dense, keys, offsets = _tensors(batch)
+        embedded = self.model.embeddings(keys, offsets)
+        fetched = perf_counter()
+        loss = self._loss(self.model.head(dense, embedded), torch.from_numpy(batch.labels))
+        loss.backward()
+        value = float(loss.item())
+        computed = perf_counter()
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        self.seconds.embedding += fetched - started
+        self.seconds.computing += computed - fetched
+        self.seconds.updating += perf_counter() - computed
+        return value
+
+    def predict(self, batch: Batch) -> NDArray[np.float32]:
+        """The logits of one batch, without leaving a trace in model or tables."""
+        self.model.eval()
+        with torch.no_grad():
+            logits: NDArray[np.float32] = self.model(*_tensors(batch)).numpy()
+        return logits
+
+    def evaluate(self, batches: Iterable[Batch]) -> Evaluation:
+        """AUC and log loss over batches."""
+        labels, logits = [], []
+        for batch in batches:
+            labels.append(batch.labels)
+            logits.append(self.predict(batch))
+        if not labels:
+            return Evaluation(0, float("nan"), float("nan"))
+        y, z = np.concatenate(labels), np.concatenate(logits)
+        return Evaluation(len(y), auc(y, z), log_loss(y, z))
+
+
+def _tensors(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """(dense, keys, offsets) as tensors that share the batch's memory."""
+    return (
+        torch.from_numpy(batch.dense),
+        torch.from_numpy(batch.keys),
+        torch.from_numpy(batch.offsets),
+    )

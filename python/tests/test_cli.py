@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import argparse
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import embedrock
+from embedrock import cli, progress
+from embedrock.cli import output
+
+
+@pytest.fixture
+def filled_store(tmp_path: Path) -> Path:
+    """A committed store of two tables."""
+    path = tmp_path / "my.store"
+    keys = np.arange(5000)
+    with embedrock.open(path, "64MiB") as store:
+        ads = store.table("ads", 16, optimizer="adagrad")
+        ads.put(keys, np.ones((5000, 16), np.float32))
+        users = store.table("users", 4, num_embeddings=100, optimizer="sgd")
+        users.put(keys[:100], np.ones((100, 4), np.float32))
+        store.commit(7, {"note": "made by a test"})
+    return path
+
+
+def test_info_shows_tables_commits_disk_memory_and_io(filled_store: Path, capsys):
+    assert cli.main(["info", str(filled_store)]) == 0
+    shown = capsys.readouterr().out
+    for text in ("ads", "5,000", "growing", "adagrad", "users", "commit at step", "disk", "io"):
+        assert text in shown
+
+
+def test_info_as_json_holds_everything(filled_store: Path, capsys):
+    assert cli.main(["info", str(filled_store), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["tables"]["ads"]["rows"] == 5000
+    assert found["tables"]["users"]["num_embeddings"] == 100
+    assert [commit["step"] for commit in found["commits"]] == [7]
+    assert found["stats"]["device"]["io"]
+    assert found["stats"]["disk_bytes"] > 5000 * 128
+
+
+def test_info_changes_nothing_and_works_beside_a_writer(filled_store: Path, capsys):
+    with embedrock.open(filled_store, "64MiB") as store:
+        assert cli.main(["info", str(filled_store), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["commits"][-1]["step"] == 7
+        store.commit(8)
+
+
+def test_check_of_a_good_store_says_so(filled_store: Path, capsys):
+    assert cli.main(["check", str(filled_store)]) == 0
+    assert "5,100 rows: all is well" in capsys.readouterr().out
+
+
+def test_check_of_a_damaged_store_names_the_place_and_exits_with_1(filled_store: Path, capsys):
+    rows = max(filled_store.glob("rows-*"), key=lambda path: path.stat().st_size)
+    damaged = bytearray(rows.read_bytes())
+    # Somewhere in the middle of what holds data.
+    place = int(np.flatnonzero(np.frombuffer(damaged, np.uint8))[3000])
+    damaged[place] ^= 0x40
+    rows.write_bytes(damaged)
+    assert cli.main(["check", str(filled_store)]) == 1
+    said = capsys.readouterr()
+    assert rows.name in said.err
+    assert "page" in said.err
+    assert cli.main(["check", str(filled_store), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["problem_count"] >= 1
+
+
+def test_copy_makes_an_equal_store(filled_store: Path, tmp_path: Path, capsys):
+    target = tmp_path / "copy.store"
+    assert cli.main(["copy", str(filled_store), str(target), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == 5100
+    digests = []
+    for path in (filled_store, target):
+        with embedrock.open(path, "64MiB", create=False) as store:
+            digests.append({name: table.digest() for name, table in store.tables.items()})
+            assert store.step == 7
+            assert store.meta == {"note": "made by a test"}
+    assert digests[0] == digests[1]
+
+
+@pytest.mark.parametrize("command", [["info"], ["check"], ["copy"]])
+def test_a_folder_without_a_store_is_named_and_left_alone(tmp_path: Path, capsys, command):
+    more = [str(tmp_path / "copy")] if command == ["copy"] else []
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert cli.main([*command, str(empty), *more]) == 2
+    said = capsys.readouterr()
+    assert (
+        said.err == f"embedrock: error: {empty} holds no store (it has no file named superblock)\n"
+    )
+    assert list(empty.iterdir()) == []
+
+
+def test_every_command_has_help(capsys):
+    for command in ("train", "demo", "info", "check", "copy", "bench"):
+        with pytest.raises(SystemExit) as ended:
+            cli.main([command, "--help"])
+        assert ended.value.code == 0
+        assert f"usage: embedrock {command}" in capsys.readouterr().out
+
+
+def test_version_is_that_of_the_package(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--version"])
+    assert capsys.readouterr().out == f"embedrock {embedrock.__version__}\n"
+
+
+def test_an_unknown_benchmark_lists_those_that_exist(capsys):
+    assert cli.main(["bench", "speed-of-light"]) == 2
+    assert "no benchmark 'speed-of-light'; there are: " in capsys.readouterr().err
+
+
+def test_keyboard_interrupt_is_exit_status_130(monkeypatch):
+    def interrupted(_: argparse.Namespace) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("embedrock.cli.info.run", interrupted)
+    assert cli.main(["info", "somewhere"]) == 130
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("1000", 1000), ("1KiB", 1024), ("1.5 MiB", 1572864), ("2GB", 2 * 10**9), ("7b", 7)],
+)
+def test_sizes_are_read(text: str, count: int):
+    assert output.parse_bytes(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "0", "1XB", "nan", "inf"])
+def test_what_is_no_size_is_refused(text: str):
+    with pytest.raises(argparse.ArgumentTypeError, match="is no size"):
+        output.parse_bytes(text)
+
+
+def test_layers_shares_and_counts_are_read_or_refused():
+    assert output.layer_sizes("512-256-64") == (512, 256, 64)
+    assert output.share("10%") == 0.1
+    assert output.share("0") == 0.0
+    assert output.positive("3") == 3
+    for parse, text in (
+        (output.layer_sizes, "a-b"),
+        (output.share, "100%"),
+        (output.positive, "0"),
+    ):
+        with pytest.raises(argparse.ArgumentTypeError):
+            parse(text)
+
+
+def test_json_has_no_nan(capsys):
+    output.print_json({"a": float("nan"), "b": [float("inf"), 1.5], "c": (1, 2)})
+    assert json.loads(capsys.readouterr().out) == {"a": None, "b": [None, 1.5], "c": [1, 2]}
+
+
+class Clock:
+    """Time for progress displays."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(progress, "monotonic", lambda: self.now)
+
+
+def test_off_a_terminal_progress_is_plain_lines_of_what_takes_long(monkeypatch):
+    clock, stream = Clock(monkeypatch), io.StringIO()
+    sink = progress.Lines(stream)
+    with progress.Task(sink, "short", 10) as task:
+        task.advance(5)
+        clock.now += 0.5
+    assert stream.getvalue() == ""
+    with progress.Task(sink, "long", 100) as task:
+        for _ in range(25):
+            clock.now += 1
+            task.advance(4, "all well")
+    lines = stream.getvalue().splitlines()
+    assert lines == [
+        "long:  40%, all well",
+        "long:  80%, all well",
+        "long: done in 25.0 s, all well",
+    ]
+
+
+def test_on_a_terminal_progress_is_one_bar_that_is_redrawn(monkeypatch):
+    clock, stream = Clock(monkeypatch), io.StringIO()
+    sink = progress.Bar(stream)
+    with progress.Task(sink, "work", 4) as task:
+        for _ in range(4):
+            clock.now += 0.6
+            task.advance()
+    written = stream.getvalue()
+    assert "\r\x1b[K[" in written and "work:  50%" in written
+    assert written.count("\n") == 1
+    assert written.endswith("work: done in 2.4 s\n")
+
+
+def test_progress_of_a_child_is_shown_by_the_parent(monkeypatch):
+    Clock(monkeypatch)
+    pipe = io.StringIO()
+    child = progress.JsonLines(pipe)
+    child._sent = -1.0
+    child.show("epoch", 3, 10, "loss 0.5")
+    child.finish("epoch", "")
+    child.send({"result": {"auc": 0.7}})
+    seen: list[tuple[object, ...]] = []
+
+    class Parent:
+        def show(self, *state: object) -> None:
+            seen.append(state)
+
+        def finish(self, *state: object) -> None:
+            seen.append(state)
+
+    messages = [progress.forward(line, Parent()) for line in pipe.getvalue().splitlines()]
+    assert seen == [("epoch", 3, 10, "loss 0.5"), ("epoch", "")]
+    assert messages == [None, None, {"result": {"auc": 0.7}}]
+    assert progress.forward("a library printed this", Parent()) is None

@@ -1,0 +1,202 @@
+"""`embedrock train` as a user has it: a process, a terminal, Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import embedrock
+from clicklogs import movielens_folder
+
+TIMEOUT_S = 300
+
+
+class Terminal:
+    """A child process on a terminal of its own; what it writes is read as it comes."""
+
+    def __init__(self, command: list[str]) -> None:
+        self._ours, theirs = pty.openpty()
+        self.process = subprocess.Popen(
+            command,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+            preexec_fn=_take_terminal,
+        )
+        os.close(theirs)
+        self.seen = ""
+
+    def wait_for(self, text: str) -> None:
+        """Returns once `text` was written; fails when the process ends without it."""
+        while text not in self.seen:
+            if not self._read():
+                raise AssertionError(f"ended without {text!r}: {self.seen}")
+
+    def press_ctrl_c(self) -> None:
+        os.write(self._ours, b"\x03")
+
+    def end(self) -> int:
+        """The exit status, negative for a signal."""
+        while self._read():
+            pass
+        return self.process.wait(TIMEOUT_S)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        os.close(self._ours)
+
+    def _read(self) -> bool:
+        try:
+            data = os.read(self._ours, 65536)
+        except OSError:  # the other side is closed
+            return False
+        self.seen += data.decode(errors="replace")
+        return bool(data)
+
+
+def _take_terminal() -> None:
+    import fcntl
+    import termios
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+@pytest.fixture
+def terminals() -> Iterator[list[Terminal]]:
+    opened: list[Terminal] = []
+    yield opened
+    for terminal in opened:
+        terminal.close()
+
+
+def arguments(folder: Path, store: str, *more: str) -> list[str]:
+    data = folder / "ml"
+    if not data.exists():
+        movielens_folder(data, ratings=1500)
+    command = [
+        "train",
+        "--data",
+        str(data),
+        "--format",
+        "movielens",
+        "--store",
+        str(folder / store),
+    ]
+    command += ["--memory", "64MiB", "--embedding-dim", "4", "--bottom", "8", "--top", "8"]
+    return [*command, "--threads", "1", "--commit-every", "50", *more]
+
+
+def digests(path: Path) -> dict[str, int]:
+    with embedrock.open(path, "64MiB", create=False) as store:
+        return {table.name: table.digest() for table in store.tables.values()}
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "embedrock.cli", *command],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+def test_ctrl_c_commits_the_step_and_the_resumed_run_ends_with_the_same_bits(
+    tmp_path: Path, terminals: list[Terminal]
+):
+    command = [sys.executable, "-m", "embedrock.cli"]
+    terminal = Terminal([*command, *arguments(tmp_path, "stopped", "--epochs", "100000")])
+    terminals.append(terminal)
+    terminal.wait_for("training: ")
+    terminal.press_ctrl_c()
+    assert terminal.end() == 130, terminal.seen
+    assert "finishing the step and committing" in terminal.seen
+    assert "stopped and committed" in terminal.seen
+    assert "Traceback" not in terminal.seen
+
+    with embedrock.open(tmp_path / "stopped", "64MiB", create=False) as store:
+        step, epoch = store.step, store.meta["position"]["epoch"]
+    assert step is not None and step > 0
+    epochs = str(epoch + 1)
+    resumed = run(*arguments(tmp_path, "stopped", "--epochs", epochs, "--resume", "--json"))
+    assert resumed.returncode == 0, resumed.stderr
+    whole = run(*arguments(tmp_path, "whole", "--epochs", epochs, "--json"))
+    assert whole.returncode == 0, whole.stderr
+    one, other = json.loads(resumed.stdout), json.loads(whole.stdout)
+    assert one["step"] == other["step"] >= step
+    assert (one["auc"], one["log_loss"]) == (other["auc"], other["log_loss"])
+    assert digests(tmp_path / "stopped") == digests(tmp_path / "whole")
+
+
+#: A step that never ends once Ctrl-C was pressed, as one that waits for a broken disk.
+STUCK = """
+import sys, time
+from embedrock.cli import main
+from embedrock.training import job
+from embedrock.training.interrupt import Interrupt
+interrupts = []
+class Seen(Interrupt):
+    def __init__(self):
+        super().__init__()
+        interrupts.append(self)
+job.Interrupt = Seen
+step = job.Trainer.step
+def stuck(self, batch):
+    loss = step(self, batch)
+    while interrupts[-1].requested:
+        time.sleep(1)
+    return loss
+job.Trainer.step = stuck
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.filterwarnings("ignore::embedrock.errors.UncommittedWarning")
+def test_a_second_ctrl_c_leaves_at_once_at_the_last_commit(
+    tmp_path: Path, terminals: list[Terminal]
+):
+    command = [sys.executable, "-c", STUCK]
+    more = ["--epochs", "100000", "--commit-every", "1"]
+    terminal = Terminal([*command, *arguments(tmp_path, "store", *more)])
+    terminals.append(terminal)
+    terminal.wait_for("training: ")
+    terminal.press_ctrl_c()
+    terminal.wait_for("finishing the step")
+    terminal.press_ctrl_c()
+    assert terminal.end() == -signal.SIGINT, terminal.seen
+    with embedrock.open(tmp_path / "store", "64MiB", create=False) as store:
+        assert store.step is not None and store.step > 0
+
+
+def test_errors_are_one_line_and_exit_status_2(tmp_path: Path):
+    done = run(*arguments(tmp_path, "store", "--memory", "1KiB"))
+    assert done.returncode == 2
+    assert done.stdout == ""
+    (line,) = [line for line in done.stderr.splitlines() if line]
+    assert line.startswith("embedrock: error: ")
+
+
+def test_a_malformed_line_is_reported_with_its_place(tmp_path: Path):
+    command = arguments(tmp_path, "store")
+    with (tmp_path / "ml" / "u.data").open("a") as file:
+        file.write("1\t2\tgood\t4\n")
+    done = run(*command)
+    assert done.returncode == 2
+    assert "u.data, line 1501: " in done.stderr
+    assert "Traceback" not in done.stderr
+    again = run(*command, "--debug")
+    assert "Traceback" in again.stderr
+    skipped = run(*command, "--skip-bad-lines", "--epochs", "1")
+    assert skipped.returncode == 0, skipped.stderr
+    assert "1 malformed line skipped, the first: " in skipped.stderr

@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import embedrock
+from clicklogs import criteo_file, movielens_folder
+from embedrock.data import DataError
+from embedrock.errors import MismatchError, MisuseError
+from embedrock.progress import Lines
+from embedrock.training import job
+from embedrock.training.options import Recipe, TrainOptions
+from embedrock.training.trainer import Trainer
+
+
+def options_of(data_format: str, data: Path, store: Path, given: dict[str, Any]) -> TrainOptions:
+    """A small model; of `given`, what is no part of a recipe goes to the options."""
+    recipe = {"epochs": 2, "embedding_dim": 4, "bottom": (8,), "top": (8,)}
+    recipe |= {f.name: given.pop(f.name) for f in fields(Recipe) if f.name in given}
+    chosen = {"commit_every": 3, "threads": 1, "memory": "64MiB", **given}
+    return TrainOptions(data, data_format, store, Recipe.of_format(data_format, recipe), **chosen)
+
+
+def criteo(tmp_path: Path, store: str = "store", lines: int = 400, **given: Any) -> TrainOptions:
+    """Ten steps an epoch, two epochs."""
+    data = tmp_path / "clicks.tsv"
+    if not data.exists():
+        criteo_file(data, lines)
+    return options_of("criteo", data, tmp_path / store, {"batch_size": 36, **given})
+
+
+def movielens(tmp_path: Path, store: str = "store", **given: Any) -> TrainOptions:
+    """About ten steps an epoch, two epochs."""
+    data = tmp_path / "ml"
+    if not data.exists():
+        movielens_folder(data, ratings=700)
+    return options_of("movielens", data, tmp_path / store, {"batch_size": 64, **given})
+
+
+MAKERS = pytest.mark.parametrize("make", [criteo, movielens])
+
+
+def train(options: TrainOptions) -> dict[str, Any]:
+    return job.train(options, Lines())
+
+
+def digests(path: Path) -> dict[str, int]:
+    with embedrock.open(path, "64MiB", create=False) as store:
+        return {table.name: table.digest() for table in store.tables.values()}
+
+
+class After:
+    """Stands for `Interrupt`: asks to stop after some checks."""
+
+    def __init__(self, checks: int) -> None:
+        self.left = checks
+
+    @property
+    def requested(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+    def __enter__(self) -> After:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@MAKERS
+def test_a_run_that_was_interrupted_and_resumed_ends_with_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any
+):
+    whole = train(make(tmp_path, "whole"))
+    for stop in (1, 4, 10, 15):
+        options = make(tmp_path, f"stopped-{stop}")
+        with monkeypatch.context() as patched:
+            patched.setattr(job, "Interrupt", lambda stop=stop: After(stop))
+            first = train(options)
+        assert first["interrupted"]
+        assert first["step"] == stop
+        assert first["auc"] is None
+        second = train(replace(options, resume=True))
+        assert not second["interrupted"]
+        assert second["step"] == whole["step"]
+        assert (second["auc"], second["log_loss"]) == (whole["auc"], whole["log_loss"])
+        assert digests(options.store) == digests(tmp_path / "whole")
+
+
+@MAKERS
+@pytest.mark.filterwarnings("ignore::embedrock.errors.UncommittedWarning")
+def test_a_run_that_died_resumes_at_its_last_commit_with_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any
+):
+    whole = train(make(tmp_path, "whole"))
+    options = make(tmp_path, "died")
+    steps = 0
+    step = Trainer.step
+
+    def dies(self: Trainer, batch: Any) -> float:
+        nonlocal steps
+        steps += 1
+        if steps == 9:
+            raise RuntimeError("power cut")
+        return step(self, batch)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "step", dies)
+        with pytest.raises(RuntimeError, match=r"power cut"):
+            train(options)
+    with embedrock.open(options.store, "64MiB", create=False) as store:
+        assert store.step == 6
+    second = train(replace(options, resume=True))
+    assert second["step"] == whole["step"]
+    assert second["log_loss"] == whole["log_loss"]
+    assert digests(options.store) == digests(tmp_path / "whole")
+
+
+def test_results_do_not_depend_on_the_memory_budget(tmp_path: Path):
+    small = train(criteo(tmp_path, "small", lines=2000, memory="4MiB", embedding_dim=64))
+    large = train(criteo(tmp_path, "large", lines=2000, memory="100%", embedding_dim=64))
+    assert small["log_loss"] == large["log_loss"]
+    assert digests(tmp_path / "small") == digests(tmp_path / "large")
+
+
+def test_the_result_is_json_and_says_how_well_the_model_predicts(tmp_path: Path):
+    result = train(movielens(tmp_path, epochs=4, lr=0.1))
+    assert json.loads(json.dumps(result))["test_samples"] == 70
+    assert result["auc"] > 0.55
+    assert result["step"] == 4 * 10
+    assert result["stats"]["commits"]["step"] == result["step"]
+
+
+def test_a_finished_run_that_is_resumed_only_evaluates(tmp_path: Path):
+    first = train(criteo(tmp_path))
+    again = train(criteo(tmp_path, resume=True))
+    assert again["samples"] == 0
+    assert again["log_loss"] == first["log_loss"]
+
+
+def test_a_resumed_run_may_have_more_epochs(tmp_path: Path):
+    train(criteo(tmp_path, "short", epochs=1))
+    train(criteo(tmp_path, "short", epochs=2, resume=True))
+    train(criteo(tmp_path, "long", epochs=2))
+    assert digests(tmp_path / "short") == digests(tmp_path / "long")
+
+
+def test_resume_without_a_run_starts_one(tmp_path: Path):
+    assert train(criteo(tmp_path, resume=True))["step"] == 20
+
+
+def test_a_store_with_a_run_is_not_trained_on_by_accident(tmp_path: Path):
+    train(criteo(tmp_path))
+    with pytest.raises(MisuseError, match=r"holds a run at step 20; add --resume"):
+        train(criteo(tmp_path))
+
+
+def test_a_run_is_not_resumed_with_other_settings(tmp_path: Path):
+    train(criteo(tmp_path))
+    with pytest.raises(MismatchError, match=r"batch_size is 50, but the run in .* has 36"):
+        train(criteo(tmp_path, batch_size=50, resume=True))
+
+
+def test_a_store_of_another_program_is_not_resumed(tmp_path: Path):
+    options = criteo(tmp_path, resume=True)
+    with embedrock.open(options.store, "64MiB") as store:
+        store.table("mine", 4)
+        store.commit(1)
+    with pytest.raises(MismatchError, match=r"was not written by embedrock train"):
+        train(options)
+
+
+def test_a_malformed_line_ends_the_run_before_a_store_is_made(tmp_path: Path):
+    options = criteo(tmp_path)
+    with options.data.open("a") as file:
+        file.write("broken\n")
+    with pytest.raises(DataError, match=r"clicks.tsv, line 401"):
+        train(options)
+    assert not options.store.exists()
+
+
+def test_skipped_lines_are_counted_and_change_nothing_else(tmp_path: Path, capsys):
+    clean = train(criteo(tmp_path, "clean"))
+    options = criteo(tmp_path, "dirty", skip_bad_lines=True)
+    lines = options.data.read_text().splitlines()
+    options.data.write_text("\n".join([lines[0], "broken", *lines[1:], "x\ty"]) + "\n")
+    dirty = train(options)
+    assert dirty["bad_lines"] == 2
+    assert dirty["log_loss"] == clean["log_loss"]
+    assert digests(tmp_path / "clean") == digests(tmp_path / "dirty")
+    assert "2 malformed lines skipped, the first: " in capsys.readouterr().err
+
+
+def test_without_a_holdout_everything_is_trained_on(tmp_path: Path):
+    result = train(criteo(tmp_path, holdout=0.0))
+    assert result["samples"] == 800
+    assert result["auc"] is None
+    assert result["test_samples"] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("epochs", 0, "epochs is 0, expected 1 or more"),
+        ("batch_size", -1, "batch_size is -1"),
+        ("commit_every", 0, "commit_every is 0, expected 1 or more"),
+        ("holdout", 1.0, r"holdout is 1\.0, expected 0 to less than 1"),
+    ],
+)
+def test_unusable_options_are_named(tmp_path: Path, name: str, value: Any, message: str):
+    with pytest.raises(MisuseError, match=message):
+        train(criteo(tmp_path, **{name: value}))
+
+
+def test_an_unknown_format_is_named():
+    with pytest.raises(MisuseError, match="format is 'csv', expected one of criteo, movielens"):
+        Recipe.of_format("csv")
