@@ -272,7 +272,9 @@ impl ClassLog {
             return Ok(());
         }
         let pages = self.segment_bytes / self.layout.page_bytes as u64;
-        let more = (needed - have).div_ceil(pages);
+        // The first segment has one page less: its header.
+        let header = u64::from(self.segments.count() == 0);
+        let more = (needed - have + header).div_ceil(pages);
         let last_slot = (u64::from(self.segments.count()) + more) * pages * per_page;
         if last_slot > u64::from(u32::MAX) {
             bail!(
