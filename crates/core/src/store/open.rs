@@ -7,7 +7,7 @@ use super::journal::{ClassRecord, JournalFile, RecordKind, name_of, number_of};
 use super::lock::WriterLock;
 use super::recovery::{Recovered, recover};
 use super::superblock::{Superblock, write_head};
-use super::{Guarded, Inner, Store};
+use super::{Guarded, Inner, Store, open_needed};
 use crate::config::StoreOptions;
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::io::{DirectoryMedium, File, Medium, OpenMode};
@@ -198,7 +198,7 @@ fn build(
     let mut bytes = 0;
     for record in &recovered.classes {
         let mut layout = PageLayout::new(record.page_bytes, record.row_bytes, record.id, seed)?;
-        let file = medium.open(&class_file_name(record.id), mode)?;
+        let file = open_needed(medium, &class_file_name(record.id), mode)?;
         check_class_header(&*file, record, seed)?;
         let per_segment = record.segment_bytes / record.page_bytes as u64;
         // The file grows by whole segments, and a commit makes its length durable.
