@@ -3,7 +3,7 @@
 use super::commit::History;
 use super::engine::{Class, Engine};
 use super::holds::{self, Hold};
-use super::journal::{ClassRecord, JournalFile, RecordKind, name_of, number_of};
+use super::journal::{ClassRecord, CommitRecord, JournalFile, RecordKind, name_of, number_of};
 use super::lock::WriterLock;
 use super::recovery::{Recovered, recover};
 use super::superblock::{Superblock, write_head};
@@ -125,18 +125,8 @@ impl Store {
         };
         let seed = superblock.checksum_seed();
         let mut recovered = recover(&*medium, seed, options.step)?;
-        let oldest = recovered.commits.first().map_or(0, |c| c.info.sequence);
-        if let Some(held) = holds::oldest(&path)
-            && on_disk
-            && !options.read_only
-            && held < oldest
-        {
-            bail!(
-                Locked,
-                "a reader of {} holds commit {held}, which is older than the kept commits; wait \
-                 until it is done, or stop it",
-                path.display()
-            );
+        if on_disk && !options.read_only {
+            refuse_held_beside(&path, &recovered.commits)?;
         }
         let mut engine = Engine::default();
         let rows_disk_bytes = build(&mut engine, &*medium, &options, seed, &mut recovered)?;
@@ -170,6 +160,26 @@ impl Store {
         }
         Ok(store)
     }
+}
+
+/// Refuses to write while a reader holds a commit outside the kept ones: older, because a crash
+/// forgot whose copies it needs; later, because going on from an earlier one overwrites them.
+fn refuse_held_beside(path: &Path, kept: &[CommitRecord]) -> Result<()> {
+    let sequence = |commit: Option<&CommitRecord>| commit.map_or(0, |c| c.info.sequence);
+    let (first, last) = (sequence(kept.first()), sequence(kept.last()));
+    // Commit 0 is a store without commits: its readers need nothing.
+    let Some((oldest, newest)) = holds::span(path) else { return Ok(()) };
+    let (held, which) = match (oldest, newest) {
+        (_, newest) if newest > last => (newest, "later than the commit to go on from"),
+        (oldest @ 1.., _) if oldest < first => (oldest, "older than the kept commits"),
+        _ => return Ok(()),
+    };
+    bail!(
+        Locked,
+        "a reader of {} holds commit {held}, which is {which}; wait until it is done or stop it, \
+         or open with read_only=True",
+        path.display()
+    )
 }
 
 fn new_superblock(path: &Path, seed: u64) -> Superblock {
@@ -347,6 +357,9 @@ impl Inner {
         }
         let last = history.kept.last().map(|c| (c.info.sequence, c.place));
         let (sequence, (number, position)) = last.unwrap_or((0, (1, 0)));
+        if self.on_disk {
+            refuse_held_beside(&self.path, &history.kept)?;
+        }
         write_head(&*self.medium, self.seed, sequence)?;
         for name in self.medium.list("journal-")? {
             if number_of(&name).is_some_and(|n| n > number || last.is_none()) {
