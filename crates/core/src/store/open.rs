@@ -5,7 +5,7 @@ use super::engine::{Class, Engine};
 use super::holds::{self, Hold};
 use super::journal::{ClassRecord, CommitRecord, JournalFile, RecordKind, name_of, number_of};
 use super::lock::WriterLock;
-use super::recovery::{Recovered, recover};
+use super::recovery::{Recovered, Target, recover};
 use super::superblock::{Superblock, write_head};
 use super::{Guarded, Inner, Store, open_needed};
 use crate::config::StoreOptions;
@@ -72,7 +72,8 @@ impl Store {
         let mut last = None;
         for _ in 0..20 {
             let superblock = Superblock::read(&*medium)?;
-            let looked = recover(&*medium, superblock.checksum_seed(), options.step);
+            let target = options.step.map_or(Target::Last, Target::Step);
+            let looked = recover(&*medium, superblock.checksum_seed(), target);
             let sequence = match looked {
                 Ok(found) => found.commits.last().map_or(0, |c| c.info.sequence),
                 // The writer may have dropped a file or appended while this one read.
@@ -82,20 +83,13 @@ impl Store {
                 }
                 Err(error) => return Err(error),
             };
-            let hold = Hold::take(&place.path, sequence)?;
-            let opened =
-                Self::open_with(medium.clone(), place.clone(), options.clone(), None, Some(hold));
-            match opened {
-                Ok(store) if store.last_commit().map_or(0, |c| c.sequence) == sequence => {
-                    return Ok(store);
-                }
-                Ok(_) => {}
+            let hold = Some((Hold::take(&place.path, sequence)?, sequence));
+            match Self::open_with(medium.clone(), place.clone(), options.clone(), None, hold) {
+                Ok(store) => return Ok(store),
                 Err(error) => last = Some(error),
             }
         }
-        Err(last.unwrap_or_else(|| {
-            Error::new(ErrorKind::CommitGone, "the store commits faster than it can be opened")
-        }))
+        Err(last.expect("every round ended in an error"))
     }
 
     /// Opens a store on any medium, without writer lock: for tests on the simulated device.
@@ -110,7 +104,7 @@ impl Store {
         place: Place,
         options: StoreOptions,
         lock: Option<WriterLock>,
-        hold: Option<Hold>,
+        hold: Option<(Hold, u64)>,
     ) -> Result<Self> {
         let Place { path, on_disk, notes } = place;
         if options.keep == 0 {
@@ -124,7 +118,12 @@ impl Store {
             superblock
         };
         let seed = superblock.checksum_seed();
-        let mut recovered = recover(&*medium, seed, options.step)?;
+        // A reader opens what it holds, whatever was committed since.
+        let (hold, target) = match hold {
+            Some((hold, sequence)) => (Some(hold), Target::Sequence(sequence)),
+            None => (None, options.step.map_or(Target::Last, Target::Step)),
+        };
+        let mut recovered = recover(&*medium, seed, target)?;
         if on_disk && !options.read_only {
             refuse_held_beside(&path, &recovered.commits)?;
         }
