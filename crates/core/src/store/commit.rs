@@ -411,8 +411,8 @@ impl Inner {
         history: &mut History,
         oldest_kept: u64,
     ) -> Result<()> {
-        let held = if self.on_disk { holds::oldest(&self.path) } else { None };
-        let released = held.map_or(oldest_kept, |held| held.min(oldest_kept));
+        let held = if self.on_disk { holds::span(&self.path) } else { None };
+        let released = held.map_or(oldest_kept, |(held, _)| held.min(oldest_kept));
         for class in &engine.classes {
             let mut log = class.log.lock();
             log.segments.drop_commits_before(released);

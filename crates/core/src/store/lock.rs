@@ -13,7 +13,8 @@ use std::io::{Read, Seek, Write};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
-static OPEN_HERE: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+/// Who opened what: a forked child inherits the list, but not the locks.
+static OPEN_HERE: Mutex<Vec<(u32, PathBuf)>> = Mutex::new(Vec::new());
 
 /// The right to write to a store.
 #[derive(Debug)]
@@ -28,7 +29,7 @@ impl WriterLock {
         let path = directory.canonicalize().map_err(|e| Error::os(directory.display(), e))?;
         let name = path.join("lock");
         let mut open = OPEN_HERE.lock();
-        if open.contains(&path) {
+        if open.contains(&(std::process::id(), path.clone())) {
             bail!(
                 Locked,
                 "store {} is open in this process already; close that handle first, or use it",
@@ -59,14 +60,15 @@ impl WriterLock {
         written
             .and_then(|()| file.write_all(holder.as_bytes()))
             .map_err(|e| Error::os(name.display(), e))?;
-        open.push(path.clone());
+        open.push((std::process::id(), path.clone()));
         Ok(Self { file: Mutex::new(Some(file)), path })
     }
 
     /// Gives the lock back.
     pub(super) fn release(&self) {
         if self.file.lock().take().is_some() {
-            OPEN_HERE.lock().retain(|path| *path != self.path);
+            let here = std::process::id();
+            OPEN_HERE.lock().retain(|(pid, path)| *pid != here || *path != self.path);
         }
     }
 }

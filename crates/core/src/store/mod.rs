@@ -36,7 +36,7 @@ pub use stats::{ClassStats, CommitStats, DeviceStats, Stats};
 
 use crate::config::{CommitInfo, StoreOptions, TableId, Uncommitted};
 use crate::error::{Error, ErrorKind, Result, bail};
-use crate::io::Medium;
+use crate::io::{File, Medium, OpenMode};
 use crate::metrics::Metrics;
 use commit::History;
 use engine::{Engine, Table};
@@ -46,6 +46,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use superblock::Superblock;
+
+/// Opens a file that another file names. `Corrupt` when it is not there.
+fn open_needed(medium: &dyn Medium, name: &str, mode: OpenMode) -> Result<Arc<dyn File>> {
+    medium.open(name, mode).map_err(|error| match error.kind() {
+        ErrorKind::NotFound => Error::new(
+            ErrorKind::Corrupt,
+            format!("{name} is missing; restore it from a copy of this store"),
+        ),
+        _ => error,
+    })
+}
 
 /// An open store. Cloning shares it.
 #[derive(Clone)]

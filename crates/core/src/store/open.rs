@@ -3,11 +3,11 @@
 use super::commit::History;
 use super::engine::{Class, Engine};
 use super::holds::{self, Hold};
-use super::journal::{ClassRecord, JournalFile, RecordKind, name_of, number_of};
+use super::journal::{ClassRecord, CommitRecord, JournalFile, RecordKind, name_of, number_of};
 use super::lock::WriterLock;
-use super::recovery::{Recovered, recover};
+use super::recovery::{Recovered, Target, recover};
 use super::superblock::{Superblock, write_head};
-use super::{Guarded, Inner, Store};
+use super::{Guarded, Inner, Store, open_needed};
 use crate::config::StoreOptions;
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::io::{DirectoryMedium, File, Medium, OpenMode};
@@ -72,7 +72,8 @@ impl Store {
         let mut last = None;
         for _ in 0..20 {
             let superblock = Superblock::read(&*medium)?;
-            let looked = recover(&*medium, superblock.checksum_seed(), options.step);
+            let target = options.step.map_or(Target::Last, Target::Step);
+            let looked = recover(&*medium, superblock.checksum_seed(), target);
             let sequence = match looked {
                 Ok(found) => found.commits.last().map_or(0, |c| c.info.sequence),
                 // The writer may have dropped a file or appended while this one read.
@@ -82,20 +83,13 @@ impl Store {
                 }
                 Err(error) => return Err(error),
             };
-            let hold = Hold::take(&place.path, sequence)?;
-            let opened =
-                Self::open_with(medium.clone(), place.clone(), options.clone(), None, Some(hold));
-            match opened {
-                Ok(store) if store.last_commit().map_or(0, |c| c.sequence) == sequence => {
-                    return Ok(store);
-                }
-                Ok(_) => {}
+            let hold = Some((Hold::take(&place.path, sequence)?, sequence));
+            match Self::open_with(medium.clone(), place.clone(), options.clone(), None, hold) {
+                Ok(store) => return Ok(store),
                 Err(error) => last = Some(error),
             }
         }
-        Err(last.unwrap_or_else(|| {
-            Error::new(ErrorKind::CommitGone, "the store commits faster than it can be opened")
-        }))
+        Err(last.expect("every round ended in an error"))
     }
 
     /// Opens a store on any medium, without writer lock: for tests on the simulated device.
@@ -110,7 +104,7 @@ impl Store {
         place: Place,
         options: StoreOptions,
         lock: Option<WriterLock>,
-        hold: Option<Hold>,
+        hold: Option<(Hold, u64)>,
     ) -> Result<Self> {
         let Place { path, on_disk, notes } = place;
         if options.keep == 0 {
@@ -124,19 +118,14 @@ impl Store {
             superblock
         };
         let seed = superblock.checksum_seed();
-        let mut recovered = recover(&*medium, seed, options.step)?;
-        let oldest = recovered.commits.first().map_or(0, |c| c.info.sequence);
-        if let Some(held) = holds::oldest(&path)
-            && on_disk
-            && !options.read_only
-            && held < oldest
-        {
-            bail!(
-                Locked,
-                "a reader of {} holds commit {held}, which is older than the kept commits; wait \
-                 until it is done, or stop it",
-                path.display()
-            );
+        // A reader opens what it holds, whatever was committed since.
+        let (hold, target) = match hold {
+            Some((hold, sequence)) => (Some(hold), Target::Sequence(sequence)),
+            None => (None, options.step.map_or(Target::Last, Target::Step)),
+        };
+        let mut recovered = recover(&*medium, seed, target)?;
+        if on_disk && !options.read_only {
+            refuse_held_beside(&path, &recovered.commits)?;
         }
         let mut engine = Engine::default();
         let rows_disk_bytes = build(&mut engine, &*medium, &options, seed, &mut recovered)?;
@@ -172,6 +161,26 @@ impl Store {
     }
 }
 
+/// Refuses to write while a reader holds a commit outside the kept ones: older, because a crash
+/// forgot whose copies it needs; later, because going on from an earlier one overwrites them.
+fn refuse_held_beside(path: &Path, kept: &[CommitRecord]) -> Result<()> {
+    let sequence = |commit: Option<&CommitRecord>| commit.map_or(0, |c| c.info.sequence);
+    let (first, last) = (sequence(kept.first()), sequence(kept.last()));
+    // Commit 0 is a store without commits: its readers need nothing.
+    let Some((oldest, newest)) = holds::span(path) else { return Ok(()) };
+    let (held, which) = match (oldest, newest) {
+        (_, newest) if newest > last => (newest, "later than the commit to go on from"),
+        (oldest @ 1.., _) if oldest < first => (oldest, "older than the kept commits"),
+        _ => return Ok(()),
+    };
+    bail!(
+        Locked,
+        "a reader of {} holds commit {held}, which is {which}; wait until it is done or stop it, \
+         or open with read_only=True",
+        path.display()
+    )
+}
+
 fn new_superblock(path: &Path, seed: u64) -> Superblock {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let now = now.map_or(0, |d| d.as_nanos());
@@ -198,7 +207,7 @@ fn build(
     let mut bytes = 0;
     for record in &recovered.classes {
         let mut layout = PageLayout::new(record.page_bytes, record.row_bytes, record.id, seed)?;
-        let file = medium.open(&class_file_name(record.id), mode)?;
+        let file = open_needed(medium, &class_file_name(record.id), mode)?;
         check_class_header(&*file, record, seed)?;
         let per_segment = record.segment_bytes / record.page_bytes as u64;
         // The file grows by whole segments, and a commit makes its length durable.
@@ -347,6 +356,9 @@ impl Inner {
         }
         let last = history.kept.last().map(|c| (c.info.sequence, c.place));
         let (sequence, (number, position)) = last.unwrap_or((0, (1, 0)));
+        if self.on_disk {
+            refuse_held_beside(&self.path, &history.kept)?;
+        }
         write_head(&*self.medium, self.seed, sequence)?;
         for name in self.medium.list("journal-")? {
             if number_of(&name).is_some_and(|n| n > number || last.is_none()) {

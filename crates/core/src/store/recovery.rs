@@ -106,13 +106,25 @@ fn json<T: serde::de::DeserializeOwned>(payload: &[u8], what: &str, number: u64)
     })
 }
 
-/// Rebuilds the store at its last commit, or at the commit of `step`.
-pub(super) fn recover(medium: &dyn Medium, seed: u64, step: Option<u64>) -> Result<Recovered> {
+/// Which of the kept commits to rebuild.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Target {
+    /// The last one.
+    Last,
+    /// The last one of this step.
+    Step(u64),
+    /// The one of this number.
+    Sequence(u64),
+}
+
+/// Rebuilds the store at a commit.
+pub(super) fn recover(medium: &dyn Medium, seed: u64, target: Target) -> Result<Recovered> {
+    // Read before the journal: a writer beside may commit meanwhile, and the head must not lead.
+    let head = read_head(medium, seed)?;
     let survey = survey(medium, seed)?;
     let last = survey.commits.last();
     let newest = last.map_or(0, |c| c.info.sequence);
-    let head = read_head(medium, seed)?;
-    if head > newest && step.is_none() {
+    if head > newest && !matches!(target, Target::Step(_)) {
         bail!(
             Corrupt,
             "the journal ends at commit {newest}, but commit {head} was made: a journal file was \
@@ -121,9 +133,13 @@ pub(super) fn recover(medium: &dyn Medium, seed: u64, step: Option<u64>) -> Resu
     }
     let oldest = last.map_or(0, |c| c.oldest_kept);
     let kept = |c: &&CommitRecord| c.info.sequence >= oldest;
-    let target = match step {
-        None => newest,
-        Some(step) => {
+    let target = match target {
+        Target::Last => newest,
+        Target::Sequence(sequence) if sequence >= oldest && sequence <= newest => sequence,
+        Target::Sequence(sequence) => {
+            bail!(CommitGone, "commit {sequence} is gone; the store has {oldest} to {newest}")
+        }
+        Target::Step(step) => {
             let found = survey.commits.iter().filter(kept).rfind(|c| c.info.step == step);
             match found {
                 Some(commit) => commit.info.sequence,

@@ -83,7 +83,11 @@ pub(crate) fn read(
     seed: u64,
     state: &StateRef,
 ) -> Result<Vec<(String, Vec<u8>)>> {
-    let file = medium.open(&state.file, OpenMode::ReadOnly)?;
+    let file = super::open_needed(medium, &state.file, OpenMode::ReadOnly)?;
+    let (have, want) = (file.len()?, state.bytes());
+    if have < want {
+        bail!(Corrupt, "{} has {have} of {want} bytes; restore it from a copy", state.file);
+    }
     let mut hash = Xxh3::with_seed(seed);
     let mut found = Vec::with_capacity(state.strings.len());
     let mut at = 0;

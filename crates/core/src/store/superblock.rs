@@ -32,9 +32,19 @@ impl Superblock {
         xxh3_64(&self.uuid.to_le_bytes())
     }
 
-    /// True when the directory holds a store.
+    /// True when the directory holds a store. `Corrupt` when it holds all of one but this file,
+    /// which is the first that a store gets.
     pub(crate) fn exists(medium: &dyn Medium) -> Result<bool> {
-        Ok(medium.list(NAME)?.iter().any(|name| name == NAME))
+        if medium.list(NAME)?.iter().any(|name| name == NAME) {
+            return Ok(true);
+        }
+        if let Some(name) = medium.list("journal-")?.first() {
+            bail!(
+                Corrupt,
+                "superblock is missing, though {name} is there; restore it from a copy of this store"
+            );
+        }
+        Ok(false)
     }
 
     /// Writes the superblock, durable and atomically named.

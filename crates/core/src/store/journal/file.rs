@@ -183,7 +183,7 @@ impl JournalReader {
     /// Opens file `number` and checks its header. `None` when the header was never written (the
     /// file was created by an epoch that crashed).
     pub(crate) fn open(medium: &dyn Medium, seed: u64, number: u64) -> Result<Option<Self>> {
-        let file = medium.open(&name_of(number), OpenMode::ReadOnly)?;
+        let file = crate::store::open_needed(medium, &name_of(number), OpenMode::ReadOnly)?;
         let len = file.len()?;
         if len < HEADER_BYTES {
             return Ok(None);
