@@ -1,0 +1,45 @@
+"""Benchmarks: each figure by one definition, each row read verified.
+
+A bench is a module of this package with two functions: ``add_arguments(parser)`` adds its options,
+``run(options)`` measures and returns a report: a dict with ``figures`` (name to number, None where
+it could not be measured), ``machine``, ``device``, ``settings``, ``results`` and ``notes``. Without
+options a bench runs exactly the settings of its definition (``docs/benchmarks.md``). PyTorch is
+imported by those figures alone that compare with it.
+
+>>> sorted(BENCHES)
+['commit', 'gather', 'index', 'miss', 'update']
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from typing import Any, Protocol, cast
+
+__all__ = ["BENCHES", "Bench", "load"]
+
+BENCHES = {
+    "gather": "reading rows that are in memory, against torch.index_select",
+    "update": "optimizer steps on rows in memory, against torch.optim",
+    "miss": "reading rows from storage, against the device's own rate",
+    "commit": "a commit after few changes, against one after many",
+    "index": "bytes of index and cache metadata per row",
+}
+"""Every bench by name, and what it measures."""
+
+
+class Bench(Protocol):
+    """What a module of this package offers."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Adds the bench's options, all with the definition's settings as defaults."""
+
+    def run(self, options: argparse.Namespace) -> dict[str, Any]:
+        """Measures, and returns the report."""
+
+
+def load(name: str) -> Bench:
+    """The bench of that name."""
+    if name not in BENCHES:
+        raise KeyError(f"there is no bench {name!r}, expected one of {', '.join(BENCHES)}")
+    return cast(Bench, importlib.import_module(f"{__name__}.{name}"))

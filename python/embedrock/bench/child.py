@@ -1,0 +1,50 @@
+"""Runs a function in a process of its own, so that its memory and CPU time are its own.
+
+``call("package.module:function", **arguments)`` starts an interpreter that runs
+``function(**arguments)`` and gives back what it returns; both travel as JSON.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+__all__ = ["ChildError", "call"]
+
+
+class ChildError(RuntimeError):
+    """A child process failed; its own message went to standard error."""
+
+
+def call(function: str, /, **arguments: Any) -> Any:
+    """What ``function(**arguments)`` returns in a child process. It ends with this one."""
+    with tempfile.TemporaryDirectory(prefix="embedrock-child-") as directory:
+        answer = Path(directory) / "answer.json"
+        command = [sys.executable, "-m", __name__, function, str(answer), str(os.getpid())]
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
+        try:
+            child.communicate(json.dumps(arguments))
+        finally:
+            if child.poll() is None:
+                child.kill()
+                child.wait()
+        if child.returncode != 0:
+            raise ChildError(f"the child process of {function} ended with {child.returncode}")
+        return json.loads(answer.read_text(encoding="utf-8"))
+
+
+def _serve(function: str, answer: str) -> None:
+    module, _, name = function.partition(":")
+    arguments = json.loads(sys.stdin.read())
+    returned = getattr(importlib.import_module(module), name)(**arguments)
+    Path(answer).write_text(json.dumps(returned), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1], sys.argv[2])

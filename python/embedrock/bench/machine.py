@@ -1,0 +1,108 @@
+"""What a benchmark ran on, and how much of it was somebody else's at the time."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import embedrock
+
+__all__ = ["available_memory_bytes", "device_facts", "machine_facts", "peak_rss_bytes"]
+__all__ += ["reset_peak_rss", "rss_bytes", "steal_share"]
+
+
+def machine_facts() -> dict[str, Any]:
+    """Processor, memory, kernel and versions."""
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": _kib_of(Path("/proc/meminfo"), "MemTotal"),
+        "memory_available_bytes": available_memory_bytes(),
+        "load_average": round(os.getloadavg()[0], 2),
+        "kernel": platform.release(),
+        "huge_pages": _first_line(Path("/sys/kernel/mm/transparent_hugepage/enabled")),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "embedrock": embedrock.__version__,
+    }
+
+
+def device_facts(store: embedrock.Store) -> dict[str, Any]:
+    """The device under an open store and how the store reaches it."""
+    facts: dict[str, Any] = dict(store.stats()["device"])
+    mount, source, kind = _mount_of(store.path)
+    facts.update(mount=mount, source=source, file_system=kind)
+    facts["disk_bytes"] = shutil.disk_usage(store.path).total
+    return facts
+
+
+def available_memory_bytes() -> int:
+    """Memory that can be had without pushing anybody out."""
+    return _kib_of(Path("/proc/meminfo"), "MemAvailable")
+
+
+def rss_bytes() -> int:
+    """Resident memory of this process."""
+    return _kib_of(Path("/proc/self/status"), "VmRSS")
+
+
+def peak_rss_bytes() -> int:
+    """The most resident memory that this process had, since ``reset_peak_rss``."""
+    return _kib_of(Path("/proc/self/status"), "VmHWM")
+
+
+def reset_peak_rss() -> None:
+    """Begins a new peak at the present size, where the kernel lets a process do that."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return
+
+
+def steal_share(before: tuple[int, int] | None = None) -> tuple[int, int] | float:
+    """Time that a hypervisor gave to others: call it without, later with the first answer."""
+    fields = [int(field) for field in _first_line(Path("/proc/stat")).split()[1:9]]
+    now = (fields[7] if len(fields) > 7 else 0, sum(fields))
+    if before is None:
+        return now
+    return (now[0] - before[0]) / max(now[1] - before[1], 1)
+
+
+def _processor() -> str:
+    for line in _lines(Path("/proc/cpuinfo")):
+        if line.lower().startswith(("model name", "hardware")):
+            return line.split(":", 1)[1].strip()
+    return platform.machine()
+
+
+def _kib_of(path: Path, name: str) -> int:
+    for line in _lines(path):
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _mount_of(path: Path) -> tuple[str, str, str]:
+    """Mount point, source and kind of the file system that holds ``path``."""
+    place, found = path.resolve(), ("?", "?", "?")
+    for line in _lines(Path("/proc/self/mounts")):
+        source, mount, kind = line.split()[:3]
+        if place.is_relative_to(mount) and len(mount) >= len(found[0]):
+            found = (mount, source, kind)
+    return found
+
+
+def _first_line(path: Path) -> str:
+    return next(iter(_lines(path)), "")
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
