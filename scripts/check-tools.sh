@@ -11,7 +11,8 @@ need() {
 }
 
 if ! command -v "$python" >/dev/null; then
-    need "$python not found: install Python 3.10 or newer (Debian: apt-get install python3 python3-venv)"
+    need "$python not found: install Python 3.10 or newer \
+(Debian: apt-get install python3 python3-venv)"
 elif ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then
     need "$("$python" --version) found, 3.10 or newer needed: make PYTHON=/path/to/a/newer/python3"
 elif ! "$python" -c 'import venv, ensurepip' 2>/dev/null; then

@@ -90,9 +90,9 @@ impl RowLayout {
         if words > ROW_BYTES_MAX / 4 {
             bail!(
                 Misuse,
-                "row of embedding_dim {embedding_dim} with {state_words} words of optimizer state is \
-                 {} bytes, at most {ROW_BYTES_MAX} fit a page; use a smaller embedding_dim or an \
-                 optimizer with less state",
+                "row of embedding_dim {embedding_dim} with {state_words} words of optimizer state \
+                 is {} bytes, at most {ROW_BYTES_MAX} fit a page; use a smaller embedding_dim or \
+                 an optimizer with less state",
                 words.saturating_mul(4)
             );
         }

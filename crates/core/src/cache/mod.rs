@@ -1,9 +1,10 @@
 //! The DRAM tier: a set-partitioned row cache, one per row class.
 //!
-//! A [`Cache`] is many small sets of up to 32 rows. A key belongs to one set ([`Location`]); look-up,
-//! recency, victim, dirty bit and lock stay inside it. There is no second hash table, no list, and
-//! no allocation after [`Cache::new`]. A row costs 24 bytes beside its own: 4 of set metadata and a
-//! header of 20 (key, origin, last use, table, pins). Policies choose who leaves; they never move.
+//! A [`Cache`] is many small sets of up to 32 rows. A key belongs to one set ([`Location`]);
+//! look-up, recency, victim, dirty bit and lock stay inside it. There is no second hash table, no
+//! list, and no allocation after [`Cache::new`]. A row costs 24 bytes beside its own: 4 of set
+//! metadata and a header of 20 (key, origin, last use, table, pins). Policies choose who leaves;
+//! they never move.
 //!
 //! The cache does no I/O and knows no layout: rows come in through [`Cache::admit`], whose callback
 //! fills them, and leave through its victim callback. An *origin* is an opaque word of the layout

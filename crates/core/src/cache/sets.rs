@@ -1,8 +1,9 @@
 //! The memory of a cache: set metadata and row slots in two arenas, reached only under set locks.
 //!
-//! Set `s` has 128 bytes of metadata, which the hardware fetches as one pair of lines. The row in way `w` of set `s` lies in the row arena at
-//! `(w * sets + s) * stride`: way after way, so that the last way of all sets is one range that can
-//! be given back. A slot is a 20-byte header and the row's words.
+//! Set `s` has 128 bytes of metadata, which the hardware fetches as one pair of lines. The row in
+//! way `w` of set `s` lies in the row arena at `(w * sets + s) * stride`: way after way, so that
+//! the last way of all sets is one range that can be given back. A slot is a 20-byte header and the
+//! row's words.
 //!
 //! What always holds: metadata and slots of a set are read and written by the holder of its lock
 //! ([`LockedSet`]) and nobody else, except that anyone may read the tags, which are atomics, as a

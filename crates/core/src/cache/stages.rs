@@ -19,8 +19,8 @@ impl Cache {
         self.sets.prefetch_set(at);
     }
 
-    /// Asks the processor for the row at `at`, if its set seems to hold it, and notes there where it
-    /// saw it. A hint: it takes no lock, and is worth something only when the set's metadata has
+    /// Asks the processor for the row at `at`, if its set seems to hold it, and notes there where
+    /// it saw it. A hint: it takes no lock, and is worth something only when the set's metadata has
     /// arrived.
     #[inline(always)]
     pub fn prefetch_row(&self, at: &mut Location) {

@@ -22,8 +22,8 @@ use crate::prefetch::{prefetch_read, prefetch_slice};
 const TAG_BITS: u32 = 15;
 /// The marker of a full-length tag.
 const FULL: u16 = 1 << TAG_BITS;
-/// The tag of an unused entry. A full-length tag of a live entry may have the same value, so a match
-/// counts only below `count`; every other tag differs from it.
+/// The tag of an unused entry. A full-length tag of a live entry may have the same value, so a
+/// match counts only below `count`; every other tag differs from it.
 const PAD: u16 = u16::MAX;
 /// Capacity grows and shrinks by this many entries: the tags of a step are two SSE registers.
 const STEP: usize = 16;
@@ -39,7 +39,8 @@ const PIECE_HEADER_BYTES: usize = 8;
 /// Bytes of an entry of a written partition.
 const PIECE_ENTRY_BYTES: usize = 6;
 
-/// The full-length tag of a key whose hash, shifted right by the partition's address bits, is `rest`.
+/// The full-length tag of a key whose hash, shifted right by the partition's address bits, is
+/// `rest`.
 #[inline(always)]
 pub(super) fn full_tag(rest: u64) -> u16 {
     FULL | rest as u16

@@ -6,8 +6,9 @@
 //! partition at a time, so memory follows the number of rows smoothly and nothing doubles at once.
 //!
 //! An answer is a candidate: two keys whose hashes share address and tag look alike, so the caller
-//! compares the stored key. Between splits the contents are a pure function of the calls made, which
-//! is what recovery rests on: it loads partitions and replays journalled calls in their order.
+//! compares the stored key. Between splits the contents are a pure function of the calls made,
+//! which is what recovery rests on: it loads partitions and replays journalled calls in their
+//! order.
 
 use super::ALLOCATION_BYTES;
 use super::partition::{Partition, full_tag, tag_with_bit, tag_without_bit};
@@ -45,8 +46,8 @@ pub struct Split {
     pub refreshed: Vec<(u32, u64)>,
 }
 
-/// A merge that was made. A replay calls `merge` at the same place. The child's entries must be loaded
-/// there, so the caller merges only while no snapshot of the index is being written.
+/// A merge that was made. A replay calls `merge` at the same place. The child's entries must be
+/// loaded there, so the caller merges only while no snapshot of the index is being written.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Merge {
     /// The partition that took the entries.
@@ -57,7 +58,8 @@ pub struct Merge {
 
 /// A compact hash from 64-bit hashes to candidate slot numbers; see the module.
 ///
-/// The caller hashes keys with [`crate::hash::mix`], always with the same salt. About 7 bytes a row.
+/// The caller hashes keys with [`crate::hash::mix`], always with the same salt. About 7 bytes a
+/// row.
 #[derive(Debug)]
 pub struct SparseIndex {
     /// Partition `i` is `directory[i / CHUNK][i % CHUNK]`; all chunks but the last are full.
@@ -106,8 +108,8 @@ impl SparseIndex {
         Ok(index)
     }
 
-    /// An upper bound of the bytes of an index of `rows` rows, for a plan of the memory budget; about
-    /// 6.9 bytes a row are used where none were removed.
+    /// An upper bound of the bytes of an index of `rows` rows, for a plan of the memory budget;
+    /// about 6.9 bytes a row are used where none were removed.
     pub fn planned_bytes(rows: u64) -> u64 {
         rows * 8 + 4096
     }
@@ -177,8 +179,8 @@ impl SparseIndex {
         self.change(address.partition, |partition| partition.push(address.tag, slot));
     }
 
-    /// Gives the entry of `hash` with slot number `old` the number `new` and a full-length tag; says
-    /// whether there was one. `new` may equal `old`. Panics when `new` is 0.
+    /// Gives the entry of `hash` with slot number `old` the number `new` and a full-length tag;
+    /// says whether there was one. `new` may equal `old`. Panics when `new` is 0.
     pub fn replace(&mut self, hash: u64, old: u32, new: u32) -> bool {
         let address = self.address(hash);
         let partition = self.partition_mut(address.partition);

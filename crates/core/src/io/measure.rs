@@ -36,8 +36,8 @@ pub struct DeviceCurve {
 
 impl DeviceCurve {
     /// Seconds of the device that one request of `bytes` costs while the queue is full, the
-    /// reciprocal of the rate: linear in between, the smallest point's below, and beyond the largest
-    /// along the line of the last two.
+    /// reciprocal of the rate: linear in between, the smallest point's below, and beyond the
+    /// largest along the line of the last two.
     pub fn cost(&self, bytes: usize) -> f64 {
         let seconds = |point: &CurvePoint| 1.0 / point.requests_per_s;
         match self.points.as_slice() {

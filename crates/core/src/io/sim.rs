@@ -10,8 +10,8 @@
 //!   then any length since is found; what was written beyond it is gone, what was reserved and not
 //!   written reads as zero.
 //! * Names are durable after `sync_dir`. Until then a created file may be missing, a removed one be
-//!   back, a renamed one have its old name; a rename is atomic. Half of the reboots keep a prefix of
-//!   the changes, as a journalling file system does, half keep any subset.
+//!   back, a renamed one have its old name; a rename is atomic. Half of the reboots keep a prefix
+//!   of the changes, as a journalling file system does, half keep any subset.
 //! * A failed sync drops some of what it should have made durable: a later sync that succeeds does
 //!   not bring it back, although the running machine still reads it.
 //!

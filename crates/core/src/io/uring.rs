@@ -123,8 +123,8 @@ impl UringQueue {
         self.requests[buffer] = Some(request);
         self.in_flight += 1;
         // SAFETY: the slot now holds the request, and with it the file and the loan of the buffer,
-        // until the kernel has answered (`reap`); a queue that cannot wait for the answer leaks them
-        // (`drop`).
+        // until the kernel has answered (`reap`); a queue that cannot wait for the answer leaks
+        // them (`drop`).
         let pushed = unsafe { self.ring.submission().push(&entry) };
         pushed.expect("the ring has an entry for each request in flight");
     }

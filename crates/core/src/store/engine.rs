@@ -2,7 +2,8 @@
 //! divides the budget among them.
 //!
 //! Lock order: engine (shared by verbs; taken alone by commit, plan, modify, delete, new tables and
-//! close), class lock (the log), journal, then one set of the cache. `ARCHITECTURE.md` has the rest.
+//! close), class lock (the log), journal, then one set of the cache. `ARCHITECTURE.md` has the
+//! rest.
 
 use super::budget::{ClassDemand, ClassPlan, WAYS, bytes_of, divide};
 use super::journal::{ClassRecord, TableRecord};

@@ -105,9 +105,9 @@ fn distributed_advice() -> &'static str {
     let set =
         |name| std::env::var_os(name).is_some_and(|value| value != "1" || name != "WORLD_SIZE");
     if set("WORLD_SIZE") && (set("RANK") || set("LOCAL_RANK")) {
-        "; this looks like a distributed job (RANK and WORLD_SIZE are set): a store has one writer, \
-         so give each rank a store of its own (path/rank-0, path/rank-1, ...), or let rank 0 alone \
-         hold the tables"
+        "; this looks like a distributed job (RANK and WORLD_SIZE are set): a store has one \
+         writer, so give each rank a store of its own (path/rank-0, path/rank-1, ...), or let \
+         rank 0 alone hold the tables"
     } else {
         ""
     }

@@ -336,7 +336,8 @@ fn check_class_header(file: &dyn File, record: &ClassRecord, seed: u64) -> Resul
     if header != class_header(record, seed) {
         bail!(
             Corrupt,
-            "{}, bytes 0 to {CLASS_HEADER_BYTES}: not the header of this class; restore from a copy",
+            "{}, bytes 0 to {CLASS_HEADER_BYTES}: not the header of this class; restore from a \
+             copy",
             file.name()
         );
     }

@@ -128,7 +128,8 @@ pub(super) fn recover(medium: &dyn Medium, seed: u64, target: Target) -> Result<
         bail!(
             Corrupt,
             "the journal ends at commit {newest}, but commit {head} was made: a journal file was \
-             truncated, damaged or removed; restore from a copy, or open an earlier commit with step="
+             truncated, damaged or removed; restore from a copy, or open an earlier commit with \
+             step="
         );
     }
     let oldest = last.map_or(0, |c| c.oldest_kept);

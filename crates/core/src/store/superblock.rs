@@ -41,7 +41,8 @@ impl Superblock {
         if let Some(name) = medium.list("journal-")?.first() {
             bail!(
                 Corrupt,
-                "superblock is missing, though {name} is there; restore it from a copy of this store"
+                "superblock is missing, though {name} is there; restore it from a copy of this \
+                 store"
             );
         }
         Ok(false)
