@@ -315,7 +315,7 @@ fn newest(path: &Path, prefix: &str) -> PathBuf {
 
 fn problems(path: &Path) -> Vec<String> {
     let report = check(path, &mut |_, _| Ok(())).unwrap();
-    assert_eq!(report.problem_count as usize >= report.problems.len(), true);
+    assert!(report.problem_count as usize >= report.problems.len());
     report.problems.into_iter().map(|p| p.message).collect()
 }
 
