@@ -170,8 +170,8 @@ def _notes(
         f"training sample only. They are fillers: they fill the tables as crosses in production "
         f"logs do and teach nothing. Without them, {kept:,} keys are left and the AUC is "
         f"{runs.without_fillers['auc']:.4f} instead of {runs.out_of_core['auc']:.4f}.",
-        f"The first of {settings.recipe.epochs} epochs writes rows for the first time; the others read "
-        f"them from storage: {figures['pages_read_after_first_epoch']:,} pages.",
+        f"The first of {settings.recipe.epochs} epochs writes rows for the first time; the others "
+        f"read them from storage: {figures['pages_read_after_first_epoch']:,} pages.",
         "Samples per second include building batches from columns in memory and a commit after "
         "each epoch, not parsing text.",
         "The device's rate was measured when the store was created, 4-KiB random reads.",

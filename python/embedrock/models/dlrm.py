@@ -34,7 +34,7 @@ class DLRM(nn.Module):
     `embeddings(keys, offsets)` must return (B, F, D) float32 for the jagged feature-major bags
     that `embedrock.data.Batch` describes.
 
-    Shapes: dense (B, num_dense) float32, keys (N,) int64, offsets (F * B + 1,) int64 → (B,) float32.
+    Shapes: dense (B, num_dense) float32, keys (N,) int64, offsets (F * B + 1,) int64 → (B,).
     """
 
     def __init__(self, config: DLRMConfig, embeddings: nn.Module) -> None:

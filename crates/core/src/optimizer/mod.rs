@@ -8,8 +8,8 @@
 //!   multiply-add, no approximate reciprocal or root, no sum whose order follows the vector width.
 //! * The order of operations and roundings is that of torch 2.15 on CPU for `SGD`, `Adagrad`
 //!   (sparse gradients, `lr_decay=0`) and `SparseAdam`. The bits are too, but for two liberties of
-//!   torch. It takes square roots from a vector library, off by one unit in the last place for 0.7 % of
-//!   inputs; ours are correctly rounded (Adagrad, Adam). And from AVX2 on it fuses
+//!   torch. It takes square roots from a vector library, off by one unit in the last place for
+//!   0.7 % of inputs; ours are correctly rounded (Adagrad, Adam). And from AVX2 on it fuses
 //!   `add_(x, alpha=a)` to one rounding (SGD, Adagrad, weight decay);
 //!   `ATEN_CPU_CAPABILITY=default` turns that off. So SGD equals torch bit for bit under that
 //!   setting, the others all but for the roots. Row-wise Adagrad has no counterpart in torch.
