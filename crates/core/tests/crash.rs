@@ -167,7 +167,9 @@ fn kill_rounds(io: &str, seed: u64, rounds: u64) {
         assert!(report.problems.is_empty(), "{what}: {:?}", report.problems);
     }
     assert!(step > 0, "no trainer got as far as a commit");
-    println!("{io}: {rounds} kills, step {step}, {in_flight} ended after the commit in flight, {without_commit} before any");
+    println!(
+        "{io}: {rounds} kills, step {step}, {in_flight} ended after the commit in flight, {without_commit} before any"
+    );
 }
 
 /// Kills in all, over both back ends: few in a test run, 50 and more by hand.

@@ -568,9 +568,10 @@ fn case_13_strided_and_shared_low_bit_keys_read_no_more_than_random_ones() {
         let before = fixture.store.stats().unwrap();
         let mut random = Random(13);
         for _ in 0..40 {
-            let batch: Vec<u64> =
-                (0..500).map(|_| keys[random.below(rows) as usize]).collect();
-            assert!(get(&fixture.store, fixture.tables[0], &batch).unwrap().iter().all(|v| *v == 2.0));
+            let batch: Vec<u64> = (0..500).map(|_| keys[random.below(rows) as usize]).collect();
+            assert!(
+                get(&fixture.store, fixture.tables[0], &batch).unwrap().iter().all(|v| *v == 2.0)
+            );
         }
         let after = fixture.store.stats().unwrap();
         // Rows that were pushed out of their set, and pages that held another key.
@@ -607,12 +608,8 @@ fn case_14_memory_accounting_includes_buffers_staging_index_and_cache_metadata()
             }
             let stats = fixture.store.stats().unwrap();
             let memory = stats.memory;
-            let parts = [
-                memory.cache_bytes,
-                memory.index_bytes,
-                memory.buffer_bytes,
-                memory.staging_bytes,
-            ];
+            let parts =
+                [memory.cache_bytes, memory.index_bytes, memory.buffer_bytes, memory.staging_bytes];
             assert!(parts.iter().all(|part| *part > 0), "{memory:?}");
             assert!(memory.total() <= budget, "{memory:?} of {budget}");
             let rows: u64 =

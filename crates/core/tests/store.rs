@@ -195,8 +195,7 @@ fn readers_checks_and_copies_can_begin_at_any_moment_of_a_busy_writer() {
     writer.expect("open");
     for round in 0..40 {
         let options = StoreOptions { read_only: true, ..options(BUDGET) };
-        let reader =
-            Store::open(&path, options).unwrap_or_else(|e| panic!("round {round}: {e:?}"));
+        let reader = Store::open(&path, options).unwrap_or_else(|e| panic!("round {round}: {e:?}"));
         expect_step(&reader, reader.last_commit().unwrap().step);
         drop(reader);
         if round % 10 == 0 {
@@ -397,7 +396,10 @@ fn a_truncated_or_missing_file_is_found_and_named() {
             match check(&damaged, &mut |_, _| Ok(())) {
                 Ok(report) => {
                     assert!(report.problem_count > 0, "{what}: nothing found");
-                    let told = report.problems.iter().any(|p| p.message.contains(prefix.trim_end_matches('-')));
+                    let told = report
+                        .problems
+                        .iter()
+                        .any(|p| p.message.contains(prefix.trim_end_matches('-')));
                     assert!(told, "{what}: {:?}", report.problems);
                 }
                 Err(error) => assert!(error.message().contains("superblock"), "{what}: {error:?}"),
@@ -461,7 +463,11 @@ fn forking_trainer() {
         e.message().contains(&std::process::id().to_string()) && e.message().contains("read_only")
     });
     drop(store);
-    say(&format!("{forked} of {} verbs, named {named}, child {}", errors.len(), std::process::id()));
+    say(&format!(
+        "{forked} of {} verbs, named {named}, child {}",
+        errors.len(),
+        std::process::id()
+    ));
     // The parent is killed now; this process lives on.
     while hear() {}
     say("alive");

@@ -7,7 +7,8 @@ use embedrock_core::init::Initializer;
 use embedrock_core::optimizer::{Hyper, OptimizerKind, OptimizerSpec};
 use embedrock_core::row::Dtype;
 use embedrock_core::{
-    GetBatch, Memory, NonFinite, PutBatch, Store, StoreOptions, TableId, TableSpec, UpdateBatch, hash,
+    GetBatch, Memory, NonFinite, PutBatch, Store, StoreOptions, TableId, TableSpec, UpdateBatch,
+    hash,
 };
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -16,7 +17,8 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 
 /// Too little disk to measure its speed in, which takes a quarter of a second.
 pub(crate) const DISK_BYTES: u64 = 100 << 20;
-pub(crate) const HYPER: Hyper = Hyper { lr: 0.5, eps: 1e-8, beta1: 0.9, beta2: 0.999, weight_decay: 0.0 };
+pub(crate) const HYPER: Hyper =
+    Hyper { lr: 0.5, eps: 1e-8, beta1: 0.9, beta2: 0.999, weight_decay: 0.0 };
 
 /// Options with this budget, small pages, and no measurement of the disk.
 pub(crate) fn options(bytes: u64) -> StoreOptions {
