@@ -1,10 +1,6 @@
 //! `kill -9` of a training process at random moments: the store reopens at the last commit that
 //! was acknowledged, or at the one in flight, and training goes on from there.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first thing that fails")]
-#![expect(
-    clippy::print_stdout,
-    reason = "says how far the killed trainers got, and what was skipped"
-)]
 
 mod common;
 
@@ -172,8 +168,7 @@ fn kill_rounds(io: &str, seed: u64, rounds: u64) {
     }
     assert!(step > 0, "no trainer got as far as a commit");
     println!(
-        "{io}: {rounds} kills, step {step}, {in_flight} ended after the commit in flight, \
-         {without_commit} before any"
+        "{io}: {rounds} kills, step {step}, {in_flight} ended after the commit in flight, {without_commit} before any"
     );
 }
 

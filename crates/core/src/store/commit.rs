@@ -416,7 +416,6 @@ impl Inner {
         for class in &engine.classes {
             let mut log = class.log.lock();
             log.segments.drop_commits_before(released);
-            log.clean_again();
         }
         for name in self.medium.list(state::PREFIX)? {
             if state::sequence_of(&name).is_some_and(|sequence| sequence < released) {

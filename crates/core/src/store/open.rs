@@ -6,7 +6,7 @@ use super::holds::{self, Hold};
 use super::journal::{ClassRecord, CommitRecord, JournalFile, RecordKind, name_of, number_of};
 use super::lock::WriterLock;
 use super::recovery::{Recovered, Target, recover};
-use super::superblock::{Superblock, write_head};
+use super::superblock::{Superblock, lower_head};
 use super::{Guarded, Inner, Store, open_needed};
 use crate::config::StoreOptions;
 use crate::error::{Error, ErrorKind, Result, bail};
@@ -360,7 +360,7 @@ impl Inner {
         if self.on_disk {
             refuse_held_beside(&self.path, &history.kept)?;
         }
-        write_head(&*self.medium, self.seed, sequence)?;
+        lower_head(&*self.medium, self.seed, sequence)?;
         for name in self.medium.list("journal-")? {
             if number_of(&name).is_some_and(|n| n > number || last.is_none()) {
                 self.medium.remove(&name)?;

@@ -4,8 +4,9 @@
 //! after that commit is durable; a journal that ends before it has lost something.
 
 use crate::error::{Result, bail};
-use crate::io::{Medium, OpenMode};
+use crate::io::{File, Medium, OpenMode};
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
 
 const NAME: &str = "superblock";
@@ -100,11 +101,27 @@ impl Superblock {
 
 /// Writes the number of the newest durable commit. Not synced: it may lag, never lead.
 pub(crate) fn write_head(medium: &dyn Medium, seed: u64, sequence: u64) -> Result<()> {
+    head_file(medium)?.write_at(&head_bytes(seed, sequence), 0)
+}
+
+/// As `write_head`, before the commits behind `sequence` are cut off: durable on return, so that a
+/// head never names a commit that is gone.
+pub(crate) fn lower_head(medium: &dyn Medium, seed: u64, sequence: u64) -> Result<()> {
+    let lowers = read_head(medium, seed)? > sequence;
+    let file = head_file(medium)?;
+    file.write_at(&head_bytes(seed, sequence), 0)?;
+    if lowers { file.sync() } else { Ok(()) }
+}
+
+fn head_file(medium: &dyn Medium) -> Result<Arc<dyn File>> {
     let exists = medium.list(HEAD_NAME)?.iter().any(|name| name == HEAD_NAME);
-    let mode = if exists { OpenMode::ReadWrite } else { OpenMode::CreateNew };
+    medium.open(HEAD_NAME, if exists { OpenMode::ReadWrite } else { OpenMode::CreateNew })
+}
+
+fn head_bytes(seed: u64, sequence: u64) -> Vec<u8> {
     let mut bytes = sequence.to_le_bytes().to_vec();
     bytes.extend_from_slice(&xxhash_rust::xxh3::xxh3_64_with_seed(&bytes, seed).to_le_bytes());
-    medium.open(HEAD_NAME, mode)?.write_at(&bytes, 0)
+    bytes
 }
 
 /// The number of a commit that was durable; 0 when there is none, or it cannot be told.

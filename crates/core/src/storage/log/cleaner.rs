@@ -10,19 +10,23 @@ use super::{ClassLog, segments::SegmentId};
 use crate::error::{ErrorKind, Result};
 use crate::storage::Residents;
 
-/// Share of used slots that hold newest copies above which nothing is cleaned.
-const TARGET_LIVE_SHARE: f64 = 0.7;
-/// A victim has at most this share of newest copies: moving more gains too little.
-const VICTIM_LIVE_SHARE: f64 = 0.85;
-/// Segments that may be used beyond the target before cleaning begins: the open one, and slack.
+/// The log is cleaned when newest copies are less than this share of newest and dead slots
+/// together. Copies that a kept commit retains are neither: the next commits release them.
+const LIVE_SHARE: f64 = 0.7;
+/// A victim has at least this share of dead slots: moving the rest for less gains too little.
+const VICTIM_DEAD_SHARE: f64 = 0.15;
+/// Near the disk bound less is worth it, too.
+const VICTIM_DEAD_SHARE_TIGHT: f64 = 0.03;
+/// Share of the disk bound in use from which cleaning does not wait for dead slots.
+const TIGHT_SHARE: f64 = 0.85;
+/// Segments of dead slots that are always tolerated: the open one, and slack.
 const SLACK_SEGMENTS: u64 = 4;
 
 /// Progress of the segment being cleaned.
 #[derive(Debug, Default)]
 pub(crate) struct CleanState {
-    victim: Option<(SegmentId, u32)>,
-    /// Segments whose live rows were moved, or could not be, since the last commit.
-    done: Vec<SegmentId>,
+    /// Segment, its life, and the next page to look at.
+    victim: Option<(SegmentId, u64, u32)>,
     /// Slots that may be reclaimed before the next unit has to wait for more flushes.
     credit: f64,
 }
@@ -51,16 +55,23 @@ impl ClassLog {
         let mut report = CleanReport::default();
         let per_segment =
             self.segment_bytes / self.layout.page_bytes as u64 * self.layout.rows_per_page as u64;
-        let newest = self.segments.newest_total() as f64;
-        let target = (newest / TARGET_LIVE_SHARE + (SLACK_SEGMENTS * per_segment) as f64)
-            .min(most_slots as f64 * 0.92);
-        if self.segments.used_slots() as f64 <= target {
+        let newest = self.segments.newest_total();
+        let used = self.segments.used_slots();
+        let dead = used - newest - self.segments.retained_total();
+        let allowed =
+            newest as f64 * (1.0 / LIVE_SHARE - 1.0) + (SLACK_SEGMENTS * per_segment) as f64;
+        let tight = used as f64 > most_slots as f64 * TIGHT_SHARE;
+        if dead as f64 <= allowed && !tight {
             self.clean.credit = 0.0;
             return Ok(report);
         }
+        let share = if tight { VICTIM_DEAD_SHARE_TIGHT } else { VICTIM_DEAD_SHARE };
         self.clean.credit += rows as f64 * 1.25;
         while self.clean.credit > 0.0 {
-            let Some((segment, page)) = self.next_victim_page() else { break };
+            let Some((segment, page)) = self.next_victim_page(share) else {
+                self.clean.credit = 0.0;
+                break;
+            };
             let unit = u64::from(self.writer.chunk_pages()) * self.layout.rows_per_page as u64;
             match self.reserve(keep_free + unit, grow_bytes) {
                 Ok(()) => {}
@@ -75,30 +86,30 @@ impl ClassLog {
             let slots = u64::from(pages) * self.layout.rows_per_page as u64;
             self.clean.credit -= (slots - moved.min(slots)) as f64;
             if page + pages == end {
-                self.clean.done.push(segment);
+                self.segments.cleaned(segment);
                 self.clean.victim = None;
             } else {
-                self.clean.victim = Some((segment, page + pages));
+                let life = self.segments.sealed_life(segment);
+                self.clean.victim = life.map(|life| (segment, life, page + pages));
             }
         }
         Ok(report)
     }
 
-    /// A commit was made: segments that could not be emptied may be tried again.
-    pub fn clean_again(&mut self) {
-        self.clean.done.clear();
-    }
-
-    fn next_victim_page(&mut self) -> Option<(SegmentId, u32)> {
-        if let Some((id, page)) = self.clean.victim {
+    fn next_victim_page(&mut self, share: f64) -> Option<(SegmentId, u32)> {
+        if let Some((id, life, page)) = self.clean.victim
+            && self.segments.sealed_life(id) == Some(life)
+        {
             if self.segments.newest_of(id) > 0 {
                 return Some((id, page));
             }
-            self.clean.done.push(id);
+            self.segments.cleaned(id);
         }
-        let id = self.segments.victim(VICTIM_LIVE_SHARE, &self.clean.done)?;
+        self.clean.victim = None;
+        let id = self.segments.victim(share)?;
         let first = self.segments.first_page(id);
-        self.clean.victim = Some((id, first));
+        let life = self.segments.sealed_life(id);
+        self.clean.victim = life.map(|life| (id, life, first));
         Some((id, first))
     }
 

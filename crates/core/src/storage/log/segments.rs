@@ -30,6 +30,10 @@ struct Segment {
     written: u32,
     /// Epoch in which it was opened.
     epoch: u64,
+    /// Epoch in which it was last cleaned.
+    cleaned: u64,
+    /// Tells this filling of the segment from the one before.
+    life: u64,
     /// First page written in `boundary_epoch`, when that is later than `epoch`.
     boundary: (u64, u32),
 }
@@ -50,6 +54,8 @@ pub struct Segments {
     next_ticket: u64,
     newest_total: u64,
     retained_total: u64,
+    /// Segments opened so far.
+    lives: u64,
 }
 
 impl Segments {
@@ -66,6 +72,7 @@ impl Segments {
             next_ticket: 1,
             newest_total: 0,
             retained_total: 0,
+            lives: 0,
         }
     }
 
@@ -102,6 +109,8 @@ impl Segments {
             retained: 0,
             written: 0,
             epoch: 0,
+            cleaned: 0,
+            life: 0,
             boundary: (0, 0),
         });
         self.free.push_back((id, 0));
@@ -137,6 +146,7 @@ impl Segments {
         let oldest = self.oldest_reader();
         let at = self.free.iter().position(|(_, freed)| *freed <= oldest)?;
         let (id, _) = self.free.remove(at)?;
+        self.lives += 1;
         let epoch = self.epoch;
         let segment = &mut self.segments[id as usize];
         *segment = Segment {
@@ -145,6 +155,8 @@ impl Segments {
             retained: 0,
             written: 0,
             epoch,
+            cleaned: 0,
+            life: self.lives,
             boundary: (0, 0),
         };
         Some(id)
@@ -258,26 +270,36 @@ impl Segments {
         self.segments.iter().enumerate().filter_map(sealed)
     }
 
-    /// The sealed segment with the smallest share of newest copies below `limit` (0 to 1) that
-    /// is not `except`; ties go to the one with fewer retained copies.
-    pub fn victim(&self, limit: f64, except: &[SegmentId]) -> Option<SegmentId> {
-        let mut best: Option<(u32, u32, SegmentId)> = None;
+    /// The sealed segment whose share of dead slots (neither newest nor retained) is largest and at
+    /// least `share`; not one that was cleaned in this epoch.
+    pub(super) fn victim(&self, share: f64) -> Option<SegmentId> {
+        let mut best: Option<(u32, SegmentId)> = None;
         for (id, segment) in self.segments.iter().enumerate() {
-            let id = id as SegmentId;
-            let slots = self.pages_of(id) * self.rows_per_page;
             if segment.state != State::Sealed
                 || segment.newest == 0
-                || f64::from(segment.newest) > limit * f64::from(slots)
-                || except.contains(&id)
+                || segment.cleaned == self.epoch
             {
                 continue;
             }
-            let candidate = (segment.newest, segment.retained, id);
-            if best.is_none_or(|b| candidate < b) {
-                best = Some(candidate);
+            let id = id as SegmentId;
+            let slots = self.pages_of(id) * self.rows_per_page;
+            let dead = slots - segment.newest - segment.retained;
+            if f64::from(dead) >= share * f64::from(slots) && best.is_none_or(|b| dead > b.0) {
+                best = Some((dead, id));
             }
         }
-        best.map(|(_, _, id)| id)
+        best.map(|(_, id)| id)
+    }
+
+    /// Notes that a segment was cleaned: what is left in it has to wait for a commit.
+    pub(super) fn cleaned(&mut self, id: SegmentId) {
+        self.segments[id as usize].cleaned = self.epoch;
+    }
+
+    /// Tells one filling of a segment from the next, while it is sealed.
+    pub(super) fn sealed_life(&self, id: SegmentId) -> Option<u64> {
+        let segment = &self.segments[id as usize];
+        (segment.state == State::Sealed).then_some(segment.life)
     }
 
     /// Newest copies of a segment.
@@ -407,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn the_victim_has_the_fewest_newest_copies() {
+    fn the_victim_has_the_most_dead_slots_and_is_cleaned_once_an_epoch() {
         let mut segments = Segments::new(8, 4, 1);
         let first = filled(&mut segments);
         let second = filled(&mut segments);
@@ -417,8 +439,24 @@ mod tests {
         for slot in slots(&segments, second).take(20) {
             segments.outdated(slot);
         }
-        assert_eq!(segments.victim(0.9, &[]), Some(second));
-        assert_eq!(segments.victim(0.9, &[second]), Some(first));
-        assert_eq!(segments.victim(0.1, &[]), None);
+        assert_eq!(segments.victim(0.1), Some(second));
+        segments.cleaned(second);
+        assert_eq!(segments.victim(0.1), Some(first));
+        assert_eq!(segments.victim(0.5), None);
+        segments.next_epoch(None);
+        assert_eq!(segments.victim(0.5), Some(second));
+    }
+
+    #[test]
+    fn copies_that_a_commit_retains_are_not_dead() {
+        let mut segments = Segments::new(8, 4, 1);
+        let id = filled(&mut segments);
+        segments.next_epoch(None);
+        for slot in slots(&segments, id).take(20) {
+            segments.outdated(slot);
+        }
+        assert_eq!(segments.victim(0.01), None, "cleaning it would release nothing");
+        segments.drop_commits_before(2);
+        assert_eq!(segments.victim(0.01), Some(id));
     }
 }

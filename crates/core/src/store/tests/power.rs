@@ -87,3 +87,62 @@ fn power_cuts_at_every_operation_leave_the_last_commit() {
     }
     assert!(cuts > 100, "only {cuts} operations were cut");
 }
+
+/// Goes back to an earlier commit and on from there, with a power cut after `operation`.
+fn cut_after_going_back(fixture: &Fixture, operation: u64) -> bool {
+    let medium = SimMedium::new(operation);
+    let (mut random, mut model) = (Random(5), Model::default());
+    let mut points = vec![model.clone()];
+    let store = fixture.open(&medium, options(tight()));
+    for step in 1..=4u64 {
+        let keys = fixture.pick(&mut random, 1, 200);
+        fixture.update(&store, &mut model, &mut random, 1, &keys);
+        store.commit(step, "", &[]).unwrap();
+        points.push(model.clone());
+    }
+    drop(store);
+    medium.power_cut_after(operation);
+    let mut other = points[3].clone();
+    let mut went_on = false;
+    let _ = (|| -> Result<()> {
+        let options = StoreOptions { step: Some(3), ..options(tight()) };
+        let store = Store::open_on(Arc::new(medium.clone()), options)?;
+        let keys = [1, 2, 3];
+        let values = [0.5; 3 * DIM];
+        let non_finite = NonFinite::Refuse;
+        let (table, state, reset_state) = (TableId(1), None, false);
+        store.put(&[PutBatch {
+            table,
+            keys: &keys,
+            values: &values,
+            state,
+            reset_state,
+            non_finite,
+        }])?;
+        for key in keys {
+            let mut row = fixture.expected(&other, 1, key);
+            row[..DIM].fill(0.5);
+            other.rows.insert((1, key), row);
+        }
+        store.commit(14, "", &[])?;
+        went_on = true;
+        Ok(())
+    })();
+    let cut = medium.power_is_off();
+    for reboot in 0..4 {
+        let survivor = Arc::new(medium.reboot(operation * 31 + reboot));
+        let store = Store::open_on(survivor, options(tight()))
+            .unwrap_or_else(|e| panic!("operation {operation}.{reboot}: {e}"));
+        let step = store.last_commit().unwrap().step;
+        assert!(step == 14 || (!went_on && [3, 4].contains(&step)), "{operation}: step {step}");
+        fixture.check_all(&store, if step == 14 { &other } else { &points[step as usize] });
+    }
+    cut
+}
+
+#[test]
+fn power_cuts_while_going_back_leave_the_commit_before_or_after() {
+    let fixture = Fixture::new();
+    let cuts = (1..).take_while(|operation| cut_after_going_back(&fixture, *operation)).count();
+    assert!(cuts > 10, "only {cuts} operations were cut");
+}
