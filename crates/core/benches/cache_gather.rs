@@ -10,7 +10,7 @@
 //! that another program can be measured in turns with it.
 #![expect(clippy::print_stdout, reason = "a bench prints its figures")]
 
-use embedrock_core::cache::{Cache, CacheShape, PolicyKind, RowMut};
+use embedrock_core::cache::{BLOCK, Cache, CacheShape, PolicyKind, RowMut};
 use embedrock_core::hash::mix;
 use std::io::BufRead;
 use std::time::Instant;
@@ -109,6 +109,10 @@ fn gather_cache(cache: &Cache, keys: &[u64], output: &mut [f32], stamp: &mut u32
         keys.len(),
         |i| cache.locate_dense(keys[i]),
         |i, at| {
+            if i % BLOCK == 0 {
+                let end = keys.len().min(i + BLOCK);
+                Cache::prefetch_output(&mut output[i * words..end * words]);
+            }
             let out = &mut output[i * words..][..words];
             let stamp = first.wrapping_add(i as u32);
             let found = cache.access(at, 0, keys[i], stamp, |row| out.copy_from_slice(row.words));

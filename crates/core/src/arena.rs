@@ -223,6 +223,7 @@ mod tests {
         assert_eq!(unsafe { arena.release(10..page + 10) }, 0);
     }
 
+    #[cfg(not(miri))]
     #[test]
     fn a_refused_mapping_is_a_budget_error_that_names_the_bytes() {
         let bytes = isize::MAX as usize - PAGE_BYTES;

@@ -17,6 +17,9 @@ pub struct Location {
 pub(super) const NO_HINT: u8 = u8::MAX;
 
 impl Location {
+    /// A place holder.
+    pub(super) const NOWHERE: Self = Self { set: 0, tag: 1, hint: NO_HINT };
+
     fn new(set: u32, tag: u16) -> Self {
         Self { set, tag: tag.max(1), hint: NO_HINT }
     }
@@ -76,6 +79,7 @@ mod tests {
 
     const COUNTS: [u32; 9] = [1, 2, 3, 7, 64, 1000, 312_500, 1 << 31, u32::MAX];
 
+    #[cfg_attr(miri, ignore = "long, and no unsafe code")]
     #[test]
     fn division_by_multiplication_is_exact() {
         for sets in COUNTS {
@@ -91,6 +95,7 @@ mod tests {
         }
     }
 
+    #[cfg_attr(miri, ignore = "long, and no unsafe code")]
     #[test]
     fn every_location_is_a_set_with_a_tag() {
         for sets in COUNTS {
@@ -124,6 +129,7 @@ mod tests {
         load.into_iter().max().unwrap_or(0)
     }
 
+    #[cfg_attr(miri, ignore = "long, and no unsafe code")]
     #[test]
     fn consecutive_ids_fill_all_sets_evenly() {
         for sets in [1, 2, 3, 7, 64, 1000, 1023] {
@@ -135,6 +141,7 @@ mod tests {
         }
     }
 
+    #[cfg_attr(miri, ignore = "long, and no unsafe code")]
     #[test]
     fn strided_ids_spread_like_random_ones() {
         for stride in [2, 16, 32, 1000, 1024, 4096, 1 << 20, 1000 << 20] {

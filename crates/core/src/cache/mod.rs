@@ -33,6 +33,7 @@ mod walk;
 pub use locate::Location;
 pub use policy::{Lfu, Lru, Policy, PolicyKind, Uses, WAYS_MAX};
 pub use row::{Removed, Resident, RowMut, RowRef};
+pub use sets::BLOCK;
 pub use shrink::TakeWay;
 
 use crate::error::Result;

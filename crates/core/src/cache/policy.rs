@@ -256,6 +256,7 @@ mod tests {
         assert_eq!(evicted(&Lru, 4, "abcd b e b f b g b h"), "acde");
     }
 
+    #[cfg_attr(miri, ignore = "long, and no unsafe code")]
     #[test]
     fn ranks_follow_a_list_ordered_by_last_use() {
         let mut uses = Uses::default();
@@ -342,6 +343,7 @@ mod tests {
         })
     }
 
+    #[cfg_attr(miri, ignore = "long, and no unsafe code")]
     #[test]
     fn lfu_forgets_rows_that_are_popular_no_longer() {
         let [before, after] = hits_before_and_after_drift(&Lfu::default());

@@ -29,6 +29,9 @@ pub(super) const SET_BYTES: usize = size_of::<Set>();
 pub(super) const HEADER_BYTES: usize = size_of::<Header>();
 /// The longest part of a slot that is worth prefetching; the hardware follows from there.
 const PREFETCH_BYTES: usize = 8 * LINE_BYTES;
+/// Places that are prefetched together: enough for many translations of addresses to be under way,
+/// few enough that the lines of three blocks stay in the caches next to the core until used.
+pub const BLOCK: usize = 16;
 /// Looks at a taken lock before the thread gives up its time slice: about a microsecond, ten times
 /// what a holder needs for a row that it has prefetched.
 const SPINS: u32 = 100;
@@ -153,34 +156,49 @@ impl Sets {
         LockedSet { sets: self, set, index }
     }
 
-    /// Asks for the lines that every access of the set needs.
+    /// Asks for the lines that every access of these sets needs.
     #[inline(always)]
-    pub(super) fn prefetch_set(&self, at: Location) {
-        let set = self.set(at.set);
-        prefetch(&raw const set.tags);
-        prefetch(&raw const set.lock);
+    pub(super) fn prefetch_sets(&self, block: &[Location]) {
+        for at in block {
+            let set = self.set(at.set);
+            prefetch(&raw const set.tags);
+            prefetch(&raw const set.lock);
+        }
     }
 
-    /// Asks for the lines of the row that seems to be at `at`, and notes its way: a hint that takes
-    /// no lock. It may see tags in the middle of a change, or another row's, and then asks for the
-    /// wrong lines.
+    /// Asks for the lines of the rows that seem to be in these places, [`BLOCK`] at most, and notes
+    /// their ways: a hint that takes no lock. It may see tags in the middle of a change, or another
+    /// row's, and then asks for the wrong lines.
     #[inline(always)]
-    pub(super) fn prefetch_row(&self, at: &mut Location) {
-        let set = self.set(at.set);
-        let found = matches(load(&set.tags), at.tag);
-        if found == 0 {
-            return;
+    pub(super) fn prefetch_rows(&self, block: &mut [Location]) {
+        // Where nothing is found, the set's own line, which is there already.
+        let mut slots = [std::ptr::null::<u8>(); BLOCK];
+        for (at, slot) in block.iter_mut().zip(&mut slots) {
+            let set = self.set(at.set);
+            *slot = std::ptr::from_ref(set).cast();
+            let found = matches(load(&set.tags), at.tag);
+            if found != 0 {
+                let way = found.trailing_zeros();
+                at.hint = way as u8;
+                *slot = self.slot(at.set, way as usize);
+            }
         }
-        let way = found.trailing_zeros();
-        at.hint = way as u8;
-        let slot = self.slot(at.set, way as usize);
-        prefetch(slot);
-        for offset in self.prefetch_offsets {
-            prefetch(slot.wrapping_add(offset));
+        let slots = &slots[..block.len()];
+        for &slot in slots {
+            prefetch(slot);
+        }
+        let [second, third, last] = self.prefetch_offsets;
+        for &slot in slots {
+            prefetch(slot.wrapping_add(second));
+            prefetch(slot.wrapping_add(third));
+            prefetch(slot.wrapping_add(last));
         }
         if self.stride > 4 * LINE_BYTES {
-            for offset in (3 * LINE_BYTES..self.stride.min(PREFETCH_BYTES)).step_by(LINE_BYTES) {
-                prefetch(slot.wrapping_add(offset));
+            for &slot in slots {
+                for offset in (3 * LINE_BYTES..self.stride.min(PREFETCH_BYTES)).step_by(LINE_BYTES)
+                {
+                    prefetch(slot.wrapping_add(offset));
+                }
             }
         }
     }
@@ -364,22 +382,46 @@ fn matches_one_by_one(tags: [u64; WAYS_MAX / 4], tag: u16) -> u32 {
 #[cfg(not(target_arch = "x86_64"))]
 use matches_one_by_one as matches;
 
-/// Asks the processor for the line that holds `place`. Any address will do.
+/// Asks for the line that holds `place`, into the second-level cache. Any address will do.
+///
+/// Not into the first: that can wait for only a dozen lines, and many rows are under way at once
+/// (rows of 148 bytes in blocks of 16 on a busy Xeon: 76 to 99 ns per row against 94 to 105).
 #[inline(always)]
 fn prefetch<T>(place: *const T) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
         // SAFETY: the instruction accesses nothing and faults on no address.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(place.cast()) };
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(place.cast()) };
     }
     #[cfg(all(target_arch = "aarch64", not(miri)))]
     // SAFETY: as above.
     unsafe {
-        std::arch::asm!("prfm pldl1keep, [{}]", in(reg) place, options(nostack, readonly));
+        std::arch::asm!("prfm pldl2keep, [{}]", in(reg) place, options(nostack, readonly));
     }
     #[cfg(not(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri))))]
     let _ = place;
+}
+
+/// Asks for all lines of `words`, to be written soon.
+#[inline(always)]
+pub(super) fn prefetch_for_writing(words: &mut [f32]) {
+    for line in words.chunks_mut(LINE_BYTES / size_of::<f32>()) {
+        let place = line.as_mut_ptr();
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        // SAFETY: the instruction changes nothing and faults on no address; 64-bit processors
+        // without it take it for a no-operation.
+        unsafe {
+            std::arch::asm!("prefetchw [{}]", in(reg) place, options(nostack, preserves_flags));
+        }
+        #[cfg(all(target_arch = "aarch64", not(miri)))]
+        // SAFETY: the instruction changes nothing and faults on no address.
+        unsafe {
+            std::arch::asm!("prfm pstl1keep, [{}]", in(reg) place, options(nostack));
+        }
+        #[cfg(not(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri))))]
+        let _ = place;
+    }
 }
 
 #[cfg(test)]

@@ -1,22 +1,19 @@
 //! Going over a batch in stages: each key's lines are asked for well before they are used.
+//!
+//! A batch goes by in blocks, and each stage is a tight loop over a block. That matters: a prefetch
+//! retires only when its address is translated, and a row of a large cache is always a miss of the
+//! translation buffer. In a loop that does everything for one key at a time, the work of a key
+//! fills the reorder buffer and translations wait for each other: half of the time of a gather over
+//! 10 M rows went there. In a loop that only prefetches, several are under way at once.
 
-use super::locate::NO_HINT;
+use super::sets::{BLOCK, prefetch_for_writing};
 use super::{Cache, Location};
-
-/// How many keys ahead the row's lines are asked for, once the set's tags have arrived.
-const ROW_AHEAD: usize = 12;
-/// How many keys ahead the set's lines are asked for.
-const SET_AHEAD: usize = 24;
-/// Locations kept between the first stage and the visit; a power of two above `SET_AHEAD`.
-const RING: usize = 32;
-
-const _: () = assert!(ROW_AHEAD < SET_AHEAD && SET_AHEAD < RING && RING.is_power_of_two());
 
 impl Cache {
     /// Asks the processor for the metadata of the set at `at`.
     #[inline(always)]
     pub fn prefetch_set(&self, at: Location) {
-        self.sets.prefetch_set(at);
+        self.sets.prefetch_sets(&[at]);
     }
 
     /// Asks the processor for the row at `at`, if its set seems to hold it, and notes there where
@@ -24,16 +21,26 @@ impl Cache {
     /// arrived.
     #[inline(always)]
     pub fn prefetch_row(&self, at: &mut Location) {
-        self.sets.prefetch_row(at);
+        self.sets.prefetch_rows(std::slice::from_mut(at));
+    }
+
+    /// Asks the processor for memory that rows are about to be copied to. A verb that gathers calls
+    /// it with the output of a whole [`BLOCK`] before the block's first visit: a set's lock waits
+    /// for all stores before it, so a store that misses the caches stalls the next row (measured:
+    /// 30 of 165 ns per row).
+    #[inline(always)]
+    pub fn prefetch_output(words: &mut [f32]) {
+        prefetch_for_writing(words);
     }
 
     /// Visits the keys 0 to `n` of a batch in order, with their rows on the way into the
     /// processor's caches. This is how every verb goes over its batch.
     ///
-    /// `locate(i)` is called once per key, up to 24 keys ahead of `visit(i, location)`.
+    /// `locate(i)` is called once per key in order, up to 3 blocks ahead of `visit(i, location)`.
+    /// The keys of a block begin at a multiple of [`BLOCK`].
     ///
     /// ```
-    /// use embedrock_core::cache::{Cache, CacheShape, PolicyKind};
+    /// use embedrock_core::cache::{BLOCK, Cache, CacheShape, PolicyKind};
     /// use embedrock_core::hash::mix;
     /// # fn main() -> embedrock_core::Result<()> {
     /// let shape = CacheShape { row_bytes: 8, sets: 4, ways: 32, policy: PolicyKind::Lru };
@@ -44,6 +51,9 @@ impl Cache {
     ///     keys.len(),
     ///     |i| cache.locate_hashed(mix(keys[i], 0)),
     ///     |i, at| {
+    ///         if i % BLOCK == 0 {
+    ///             Cache::prefetch_output(&mut rows[2 * i..6.min(2 * (i + BLOCK))]);
+    ///         }
     ///         let out = &mut rows[2 * i..][..2];
     ///         let found = cache.access(at, 0, keys[i], 1, |row| out.copy_from_slice(row.words));
     ///         assert!(found.is_none(), "the cache is empty");
@@ -59,24 +69,26 @@ impl Cache {
         mut locate: impl FnMut(usize) -> Location,
         mut visit: impl FnMut(usize, Location),
     ) {
-        let mut ring = [Location { set: 0, tag: 1, hint: NO_HINT }; RING];
-        for (i, slot) in ring.iter_mut().enumerate().take(SET_AHEAD.min(n)) {
-            *slot = locate(i);
-            self.prefetch_set(*slot);
-        }
-        for at in ring.iter_mut().take(ROW_AHEAD.min(n)) {
-            self.prefetch_row(at);
-        }
-        for i in 0..n {
-            if i + SET_AHEAD < n {
-                let at = locate(i + SET_AHEAD);
-                self.prefetch_set(at);
-                ring[(i + SET_AHEAD) % RING] = at;
+        let mut blocks = [[Location::NOWHERE; BLOCK]; 3];
+        let mut prepare = |first: usize, block: &mut [Location; BLOCK]| {
+            let keys = n.saturating_sub(first).min(BLOCK);
+            for (i, at) in block.iter_mut().enumerate().take(keys) {
+                *at = locate(first + i);
             }
-            if i + ROW_AHEAD < n {
-                self.prefetch_row(&mut ring[(i + ROW_AHEAD) % RING]);
+            self.sets.prefetch_sets(&block[..keys]);
+            keys
+        };
+        let mut sizes = [0; 3];
+        sizes[0] = prepare(0, &mut blocks[0]);
+        sizes[1] = prepare(BLOCK, &mut blocks[1]);
+        self.sets.prefetch_rows(&mut blocks[0][..sizes[0]]);
+        for (round, first) in (0..n).step_by(BLOCK).enumerate() {
+            let [this, next, after] = [0, 1, 2].map(|ahead| (round + ahead) % 3);
+            sizes[after] = prepare(first + 2 * BLOCK, &mut blocks[after]);
+            self.sets.prefetch_rows(&mut blocks[next][..sizes[next]]);
+            for (i, &at) in blocks[this].iter().enumerate().take(sizes[this]) {
+                visit(first + i, at);
             }
-            visit(i, ring[i % RING]);
         }
     }
 }

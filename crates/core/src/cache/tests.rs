@@ -337,7 +337,7 @@ fn a_panic_while_a_row_is_filled_leaves_no_row_and_no_lock() {
 #[test]
 fn a_stage_visits_every_key_once_in_order() {
     let cache = cache(3, 8, PolicyKind::Lru);
-    for n in [0, 1, 11, 12, 13, 23, 24, 25, 31, 32, 33, 100] {
+    for n in [0, 1, 15, 16, 17, 31, 32, 33, 47, 48, 49, 100] {
         let (mut located, mut visited) = (0, 0);
         let location = |i: usize| at(&cache, 0, i as u64);
         cache.staged(
@@ -379,6 +379,9 @@ fn an_impossible_shape_is_misuse_and_an_impossible_size_a_budget_error() {
         CacheShape { sets: 1 << 27, ..good },
     ] {
         assert_eq!(Cache::new(bad).unwrap_err().kind(), crate::ErrorKind::Misuse, "{bad:?}");
+    }
+    if cfg!(miri) {
+        return;
     }
     let huge = CacheShape { row_bytes: 1 << 30, sets: 1 << 26, ..good };
     assert_eq!(Cache::new(huge).unwrap_err().kind(), crate::ErrorKind::Budget);
