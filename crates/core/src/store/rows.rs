@@ -8,9 +8,10 @@
 
 use super::Inner;
 use super::engine::{CacheOfClass, Class, Engine, Table, keep_if_dirty};
-use crate::cache::RowMut;
+use crate::cache::{BLOCK, RowMut};
 use crate::error::{Result, bail};
 use crate::storage::log::{ClassLog, Place};
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 /// What a verb did to a row.
@@ -38,6 +39,10 @@ pub(super) struct RowView<'a> {
 pub(super) trait RowOp {
     /// Called once for every position, in no promised order.
     fn visit(&mut self, batch: usize, position: usize, row: RowView<'_>) -> Effect;
+    /// Called before the hits among these neighbouring positions are visited: the place to ask for
+    /// memory that `visit` will write.
+    #[inline(always)]
+    fn prepare(&mut self, _batch: usize, _positions: Range<usize>) {}
     /// True when the row's old words do not matter: nothing is read that need not be.
     fn blind(&self) -> bool {
         false
@@ -117,6 +122,9 @@ impl Inner {
             keys.len(),
             |i| table.locate(cache, keys[i]),
             |i, at| {
+                if i % BLOCK == 0 {
+                    op.prepare(batch, i..keys.len().min(i + BLOCK));
+                }
                 let mut see = |row: RowMut<'_>| fresh += u64::from(visit(op, batch, i, row, false));
                 let hit = match admits {
                     true => cache.access(at, id, keys[i], stamp.wrapping_add(i as u32), &mut see),

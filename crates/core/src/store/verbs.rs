@@ -6,11 +6,13 @@
 use super::engine::{Engine, Table};
 use super::rows::{Effect, Keys, RowOp, RowView};
 use super::{Inner, Store};
+use crate::cache::Cache;
 use crate::config::{GetBatch, NonFinite, PutBatch, TableId, UpdateBatch, UpdateReport};
 use crate::distinct::{Distinct, Merged, merge_gradients};
 use crate::error::{Result, bail};
 use crate::optimizer::Prepared;
 use crate::row::RowLayout;
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 impl Store {
@@ -356,6 +358,13 @@ struct GetOp<'a> {
 }
 
 impl RowOp for GetOp<'_> {
+    #[inline(always)]
+    fn prepare(&mut self, batch: usize, positions: Range<usize>) {
+        let (layout, values, _) = &mut self.outputs[batch];
+        let dim = layout.embedding_dim();
+        Cache::prefetch_output(&mut values[positions.start * dim..positions.end * dim]);
+    }
+
     #[inline(always)]
     fn visit(&mut self, batch: usize, position: usize, row: RowView<'_>) -> Effect {
         let (layout, values, state) = &mut self.outputs[batch];

@@ -14,5 +14,3 @@ pub(super) use records::{
     read_piece_header,
 };
 
-#[cfg(test)]
-mod tests;
