@@ -113,7 +113,7 @@ def test_version_is_that_of_the_package(capsys):
 
 def test_an_unknown_benchmark_lists_those_that_exist(capsys):
     assert cli.main(["bench", "speed-of-light"]) == 2
-    assert "no benchmark 'speed-of-light'; there are: " in capsys.readouterr().err
+    assert "no benchmark 'speed-of-light', expected one of gather" in capsys.readouterr().err
 
 
 def test_keyboard_interrupt_is_exit_status_130(monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 import embedrock
 from clicklogs import criteo_file, movielens_folder
 from embedrock.data import DataError
-from embedrock.errors import MismatchError, MisuseError
+from embedrock.errors import FullError, MismatchError, MisuseError
 from embedrock.progress import Lines
 from embedrock.training import job
 from embedrock.training.options import Recipe, TrainOptions
@@ -193,6 +193,24 @@ def test_skipped_lines_are_counted_and_change_nothing_else(tmp_path: Path, capsy
     assert dirty["log_loss"] == clean["log_loss"]
     assert digests(tmp_path / "clean") == digests(tmp_path / "dirty")
     assert "2 malformed lines skipped, the first: " in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore::embedrock.errors.UncommittedWarning")
+def test_a_full_disk_ends_the_run_at_a_commit_and_with_more_room_it_goes_on(
+    tmp_path: Path, capsys
+):
+    criteo_file(tmp_path / "clicks.tsv", 3000, tokens_per_field=3000)
+    given = {"batch_size": 100, "embedding_dim": 16, "memory": "3MiB", "commit_every": 10_000}
+    whole = train(criteo(tmp_path, "whole", **given))
+    room = int(whole["stats"]["disk_bytes"] * 0.7)
+    with pytest.raises(FullError, match=r"committed at step \d+: with more room, --resume goes on"):
+        train(criteo(tmp_path, "full", max_disk_bytes=room, **given))
+    assert "to release copies" in capsys.readouterr().err
+    with embedrock.open(tmp_path / "full", "3MiB", create=False) as store:
+        assert 0 < (store.step or 0) < whole["step"]
+    second = train(criteo(tmp_path, "full", resume=True, **given))
+    assert second["log_loss"] == whole["log_loss"]
+    assert digests(tmp_path / "full") == digests(tmp_path / "whole")
 
 
 def test_without_a_holdout_everything_is_trained_on(tmp_path: Path):

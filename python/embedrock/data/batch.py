@@ -58,6 +58,7 @@ class Batch:
 
     @property
     def num_features(self) -> int:
+        """Features; 0 of an empty batch."""
         return (len(self.offsets) - 1) // max(len(self.labels), 1)
 
     def feature_keys(self, feature: int) -> NDArray[np.int64]:

@@ -24,7 +24,8 @@ class TextStream:
         self.path = Path(path)
         self._file: BinaryIO = _open(self.path)
         self.offset = 0
-        self._decode_errors = (EOFError, zlib.error, gzip.BadGzipFile, *_zstd_errors())
+        self._decode_errors: tuple[type[Exception], ...] = (EOFError, zlib.error)
+        self._decode_errors += (gzip.BadGzipFile, *_zstd_errors())
 
     def read(self, size: int) -> bytes:
         """Up to `size` bytes; fewer only at the end of the text."""
@@ -121,7 +122,7 @@ def _open_zstd(path: Path) -> BinaryIO:
         )
     if module.__name__ == "zstandard":
         return cast(BinaryIO, _ZstandardFile(module, path))
-    return module.open(path, "rb")
+    return cast(BinaryIO, module.open(path, "rb"))
 
 
 class _ZstandardFile:

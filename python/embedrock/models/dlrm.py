@@ -28,13 +28,14 @@ class DLRMConfig:
     top: tuple[int, ...] = (512, 256)
 
 
-class DLRM(nn.Module):
+class DLRM(nn.Module):  # type: ignore[misc]
     """A click model: (dense, keys, offsets) → one logit per sample.
 
     `embeddings(keys, offsets)` must return (B, F, D) float32 for the jagged feature-major bags
     that `embedrock.data.Batch` describes.
 
-    Shapes: dense (B, num_dense) float32, keys (N,) int64, offsets (F * B + 1,) int64 → (B,).
+    Shapes: dense (B, num_dense) float32, keys (N,) int64, offsets (F * B + 1,) int64 → logits (B,)
+    float32.
     """
 
     def __init__(self, config: DLRMConfig, embeddings: nn.Module) -> None:

@@ -27,7 +27,7 @@ def bags(keys: Tensor, offsets: Tensor, num_features: int) -> Iterator[tuple[Ten
         yield keys[start:end], own - start
 
 
-class StoreEmbeddings(nn.Module):
+class StoreEmbeddings(nn.Module):  # type: ignore[misc]
     """One table of a store per feature, read together in one call, bags summed.
 
     Shapes: keys (N,) int64, offsets (F * B + 1,) int64 → (B, F, D) float32.
@@ -70,7 +70,7 @@ class StoreEmbeddings(nn.Module):
         return rows.view(-1, len(self.names), self.embedding_dim)
 
 
-class MemoryEmbeddings(nn.Module):
+class MemoryEmbeddings(nn.Module):  # type: ignore[misc]
     """One `torch.nn.EmbeddingBag(sparse=True)` per feature: the reference that all else is held to.
 
     Keys are dense ids here (`MemoryDataset.densified`); `weights` are the initial rows by id.

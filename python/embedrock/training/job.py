@@ -19,7 +19,7 @@ import torch
 
 import embedrock
 from embedrock import initializers
-from embedrock.data import DataError, Dataset, Position, crosses, movielens
+from embedrock.data import Batch, DataError, Dataset, Position, crosses, movielens
 from embedrock.data.criteo import CriteoDataset, Mark, Scan, scan
 from embedrock.errors import FullError, MismatchError, MisuseError
 from embedrock.models.dlrm import DLRM, DLRMConfig
@@ -235,21 +235,24 @@ def _train_epoch(run: _Run, task: Task, interrupt: Interrupt) -> None:
     run.seconds += perf_counter() - started
 
 
-def _step(run: _Run, batch: Any) -> float:
-    """One step. A full disk is met with a commit, which frees what only the last one held."""
+def _step(run: _Run, batch: Batch) -> float:
+    """One step. A full disk is met with a commit, which releases copies that only older commits
+    held; when that is not enough, nothing is lost: the error says where the run stands."""
     try:
         return run.trainer.step(batch)
     except FullError as error:
-        if run.store.step == run.step:
-            raise
-        print(f"{error}; committing at step {run.step} to free room", file=sys.stderr)
-    for optimizer in run.trainer.optimizers:
-        optimizer.zero_grad()
+        print(f"{error}; committing at step {run.step} to release copies", file=sys.stderr)
+    run.trainer.forget()
     run.commit()
-    return run.trainer.step(batch)
+    try:
+        return run.trainer.step(batch)
+    except FullError as error:
+        raise FullError(
+            f"{error}; the run is committed at step {run.step}: with more room, --resume goes on"
+        ) from error
 
 
-def _counted(batches: Iterator[Any], task: Task) -> Iterator[Any]:
+def _counted(batches: Iterator[Batch], task: Task) -> Iterator[Batch]:
     for batch in batches:
         yield batch
         task.advance(len(batch))

@@ -52,7 +52,10 @@ class Recipe:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Recipe:
         """What `asdict` and JSON made of a recipe."""
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+        plain: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in values.items()
+        }
+        return cls(**plain)
 
 
 #: Criteo: the layer sizes of DLRM's paper for that data set. MovieLens: layers for nine dense

@@ -79,11 +79,16 @@ class Trainer:
         computed = perf_counter()
         for optimizer in self.optimizers:
             optimizer.step()
-            optimizer.zero_grad()
+        self.forget()
         self.seconds.embedding += fetched - started
         self.seconds.computing += computed - fetched
         self.seconds.updating += perf_counter() - computed
         return value
+
+    def forget(self) -> None:
+        """Drops all gradients: those of a step that is complete, or that failed and is repeated."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
 
     def predict(self, batch: Batch) -> NDArray[np.float32]:
         """The logits of one batch, without leaving a trace in model or tables."""
