@@ -98,6 +98,15 @@ def test_without_fillers_no_key_occurs_once_and_every_sample_stays():
             assert bags(filtered, feature, sample) == wanted
 
 
+def test_a_feature_of_fillers_alone_is_left_out():
+    data = dataset()
+    samples = len(data.labels)
+    columns = [*data.columns, Column(np.arange(samples))]
+    more = [*data.features, Feature("all different")]
+    wider = MemoryDataset("made", more, columns, data.dense, data.labels, num_test=60)
+    assert [f.name for f in wider.without_fillers().features] == ["id", "bag"]
+
+
 def test_dense_ids_are_given_by_first_occurrence_and_lead_back_to_keys():
     data = dataset()
     dense, tables = data.densified()

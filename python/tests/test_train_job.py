@@ -196,9 +196,7 @@ def test_skipped_lines_are_counted_and_change_nothing_else(tmp_path: Path, capsy
 
 
 @pytest.mark.filterwarnings("ignore::embedrock.errors.UncommittedWarning")
-def test_a_full_disk_ends_the_run_at_a_commit_and_with_more_room_it_goes_on(
-    tmp_path: Path, capsys
-):
+def test_a_full_disk_ends_the_run_at_a_commit_and_with_more_room_it_goes_on(tmp_path: Path, capsys):
     criteo_file(tmp_path / "clicks.tsv", 3000, tokens_per_field=3000)
     given = {"batch_size": 100, "embedding_dim": 16, "memory": "3MiB", "commit_every": 10_000}
     whole = train(criteo(tmp_path, "whole", **given))

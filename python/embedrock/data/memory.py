@@ -106,11 +106,15 @@ class MemoryDataset:
         return Batch(self.dense[samples], keys, offsets, self.labels[samples], following)
 
     def without_fillers(self) -> MemoryDataset:
-        """The same samples without the keys that occur at most once in the training part."""
-        columns = []
-        for column, (keys, counts) in zip(self.columns, self.train_counts, strict=True):
-            columns.append(column.keep(np.isin(column.keys, keys[counts > 1])))
-        return self._with(self.features, columns)
+        """The same samples without the keys that occur at most once in the training part, and
+        without the features that have no others."""
+        features, columns = [], []
+        for place, (keys, counts) in enumerate(self.train_counts):
+            if counts.max(initial=0) > 1:
+                column = self.columns[place]
+                features.append(self.features[place])
+                columns.append(column.keep(np.isin(column.keys, keys[counts > 1])))
+        return self._with(features, columns)
 
     def densified(self) -> tuple[MemoryDataset, list[NDArray[np.int64]]]:
         """The same samples with dense ids by first occurrence, and each id's key, per feature.

@@ -7,7 +7,7 @@ use the same number of threads. What a run returns is JSON; its per-step losses 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
@@ -106,6 +106,7 @@ def _train(
     """All epochs, each with a commit; then, not part of the time, the held-out samples."""
     losses: list[float] = []
     epochs = []
+    cpu_before = process_time()
     for epoch in range(settings.recipe.epochs):
         trainer.scale_learning_rates(settings.recipe.lr_decay**epoch)
         before = None if store is None else engine.Counters.of(store)
@@ -124,6 +125,7 @@ def _train(
             entry["engine"] = (engine.Counters.of(store) - before).as_dict()
         entry["train_loss"] = float(np.mean(losses[first_step:]))
         epochs.append(entry)
+    cpu_seconds = process_time() - cpu_before
     with Task(sink, f"{name}: evaluating", dataset.num_test):
         evaluation = trainer.evaluate(dataset.test_batches(_EVALUATION_BATCH))
     np.save(losses_path(settings, name), np.array(losses))
@@ -133,6 +135,7 @@ def _train(
         "log_loss": evaluation.log_loss,
         "steps": len(losses),
         "seconds": seconds,
+        "cpu_seconds": cpu_seconds,
         "samples_per_s": settings.recipe.epochs * dataset.num_train() / seconds,
         "time": {
             **trainer.seconds.as_dict(),
