@@ -123,7 +123,9 @@ fn run_and_kill(path: &Path, io: &str, random: &mut Random) -> Option<u64> {
             heard -= 1;
         }
     }
-    std::thread::sleep(Duration::from_micros(random.below(20_000)));
+    // Most of a commit is over within a millisecond, some take many.
+    let micros = random.below(1 << random.below(15));
+    std::thread::sleep(Duration::from_micros(micros));
     for line in trainer.kill() {
         hear(&line);
     }

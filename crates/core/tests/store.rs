@@ -194,8 +194,8 @@ fn readers_checks_and_copies_can_begin_at_any_moment_of_a_busy_writer() {
     let mut writer = spawn("busy_writer", &path, &[]);
     writer.expect("open");
     for round in 0..40 {
-        let options = StoreOptions { read_only: true, ..options(BUDGET) };
-        let reader = Store::open(&path, options).unwrap_or_else(|e| panic!("round {round}: {e:?}"));
+        let reading = StoreOptions { read_only: true, ..options(BUDGET) };
+        let reader = Store::open(&path, reading).unwrap_or_else(|e| panic!("round {round}: {e:?}"));
         expect_step(&reader, reader.last_commit().unwrap().step);
         drop(reader);
         if round % 10 == 0 {
@@ -204,16 +204,12 @@ fn readers_checks_and_copies_can_begin_at_any_moment_of_a_busy_writer() {
             let to = directory.path().join(format!("copy-{round}"));
             let memory = Memory::Bytes(BUDGET);
             let report = copy(&path, &to, None, memory, &mut |_, _| Ok(())).unwrap();
-            let copied = Store::open(&to, options_of(BUDGET)).unwrap();
+            let copied = Store::open(&to, options(BUDGET)).unwrap();
             assert_eq!(copied.last_commit().unwrap().step, report.commit.step);
             expect_step(&copied, report.commit.step);
         }
     }
     writer.kill();
-}
-
-fn options_of(bytes: u64) -> StoreOptions {
-    options(bytes)
 }
 
 #[test]

@@ -27,6 +27,8 @@ const SPILL_BYTES: usize = 64 << 10;
 const PIECE_BYTES_MIN: u64 = 64 << 10;
 /// A new cycle begins when the deltas since the last are as long as the index, at least this.
 const CYCLE_BYTES_MIN: u64 = 128 << 10;
+/// Rows that a commit cleans for each row of a batch that was refused as `Full`.
+const CLEANED_PER_REFUSED_ROW: u64 = 4;
 /// Longest meta of a commit.
 const META_BYTES_MAX: usize = 256 << 10;
 /// Rows of one sorted portion of a commit's flush, at least.
@@ -47,6 +49,10 @@ pub(super) struct History {
     /// Delta bytes since the cycle began, and since the last commit.
     pub(super) cycle_deltas: u64,
     pub(super) epoch_deltas: u64,
+    /// Bytes of all indexes, when they were last looked at.
+    pub(super) index_bytes: u64,
+    /// Rows of the largest batch that was refused as `Full` since the last commit.
+    pub(super) refused_rows: u64,
     /// The commit that is being prepared.
     pub(super) next_sequence: u64,
     /// Bytes written when the last commit was made, to tell what the next one cost.
@@ -74,6 +80,20 @@ impl History {
         let states: u64 =
             self.kept.iter().map(|c| c.state.as_ref().map_or(0, StateRef::bytes)).sum();
         journal + self.old_journal_bytes + states
+    }
+
+    /// Room that changes must leave within a disk bound: for commits, and for the journal file that
+    /// replaces this one. Without it the store would stay full for ever.
+    pub(super) fn bytes_kept_free(&self) -> u64 {
+        self.index_bytes.max(CYCLE_BYTES_MIN) + 3 * JOURNAL_BYTES_PER_COMMIT
+    }
+
+    /// Room that files of rows must leave beside that, because they never shrink: for a journal
+    /// file that grows until it is replaced.
+    pub(super) fn journal_bytes_to_come(&self) -> u64 {
+        let file = 2 * self.index_bytes.max(CYCLE_BYTES_MIN) + 2 * JOURNAL_BYTES_PER_COMMIT;
+        let journal = self.journal.as_ref().map_or(0, JournalFile::disk_bytes);
+        file.saturating_sub(journal + self.old_journal_bytes)
     }
 
     pub(super) fn journal(&mut self) -> &mut JournalFile {
@@ -183,7 +203,8 @@ impl Inner {
                 }
             }
         }
-        self.clean_for(engine, class, log, since_clean)
+        let refused = self.history.lock().refused_rows;
+        self.clean_for(engine, class, log, since_clean + CLEANED_PER_REFUSED_ROW * refused)
     }
 }
 
@@ -244,7 +265,7 @@ impl Store {
         let begin = Instant::now();
         let sequence = inner.history.lock().next_sequence;
         let state_bytes: u64 = state.iter().map(|(_, bytes)| bytes.len() as u64).sum();
-        inner.check_commit_fits(&engine, state_bytes)?;
+        inner.check_commit_fits(&engine, state_bytes, meta)?;
         let state_ref = state::write(&*inner.medium, inner.seed, sequence, state)?;
         inner.metrics.state_bytes.fetch_add(state_bytes, Ordering::Relaxed);
         let info = CommitInfo {
@@ -267,7 +288,7 @@ impl Store {
 
 impl Inner {
     /// Refuses a commit that the disk bound forbids, before anything is written.
-    fn check_commit_fits(&self, engine: &Engine, state_bytes: u64) -> Result<()> {
+    fn check_commit_fits(&self, engine: &Engine, state_bytes: u64, meta: &str) -> Result<()> {
         if let Some(most) = self.options.max_disk_bytes
             && self.disk_bytes() + state_bytes > most
         {
@@ -285,8 +306,10 @@ impl Inner {
             rows += unwritten;
             self.charge_growth(&mut log, |log| log.reserve(unwritten, u64::MAX))?;
         }
-        let journal = rows * JOURNAL_BYTES_PER_ROW + JOURNAL_BYTES_PER_COMMIT;
-        self.reserve_journal(&mut self.history.lock(), journal)
+        // A character of meta takes at most six as JSON.
+        let record = JOURNAL_BYTES_PER_COMMIT + 6 * meta.len() as u64;
+        let journal = rows * JOURNAL_BYTES_PER_ROW + record;
+        self.reserve_journal(&mut self.history.lock(), journal, 0)
     }
 
     fn write_commit(
@@ -361,7 +384,11 @@ impl Inner {
     /// Writes as many pieces of the indexes as the changes of this epoch pay for.
     fn write_pieces(&self, engine: &Engine, history: &mut History) -> Result<()> {
         let Some((mut at, mut piece)) = history.cursor else { return Ok(()) };
-        let most = (2 * history.epoch_deltas).max(PIECE_BYTES_MIN);
+        let most = match history.refused_rows {
+            0 => (2 * history.epoch_deltas).max(PIECE_BYTES_MIN),
+            // The sooner the round is complete, the sooner the older files go.
+            _ => u64::MAX,
+        };
         let mut spent = 0;
         let mut payload = std::mem::take(&mut history.payload);
         while spent < most {
@@ -384,7 +411,7 @@ impl Inner {
             read_piece_from(index, piece, &mut payload);
             // Pieces are worth only room that the commit itself does not need.
             let room = payload.len() as u64 + JOURNAL_BYTES_PER_COMMIT;
-            match self.reserve_journal(history, room) {
+            match self.reserve_journal(history, room, 0) {
                 Ok(()) => history.journal().append(RecordKind::Piece, &payload)?,
                 Err(error) if error.kind() == ErrorKind::Full => break,
                 Err(error) => return Err(error),
@@ -450,12 +477,15 @@ impl Inner {
             .iter()
             .map(|c| c.log.lock().indexes().map(|(_, i)| i.memory_bytes() as u64).sum::<u64>())
             .sum();
-        if history.cursor.is_some() || history.cycle_deltas < index.max(CYCLE_BYTES_MIN) {
+        history.index_bytes = index;
+        let short = std::mem::take(&mut history.refused_rows) > 0;
+        let due = if short { PIECE_BYTES_MIN } else { index.max(CYCLE_BYTES_MIN) };
+        if history.cursor.is_some() || history.cycle_deltas < due {
             return Ok(());
         }
         let room = self.options.max_disk_bytes.map_or(u64::MAX, |most| {
             let used = self.rows_disk_bytes.load(Ordering::Relaxed) + history.disk_bytes();
-            most.saturating_sub(used)
+            (most + history.journal().unused_bytes()).saturating_sub(used)
         });
         if room < index + 2 * JOURNAL_BYTES_PER_COMMIT {
             return Ok(());
@@ -463,6 +493,7 @@ impl Inner {
         let number = history.journal().number() + 1;
         match self.next_journal(engine, number) {
             Ok(next) => {
+                history.journal().give_back_unused()?;
                 history.old_journal_bytes += history.journal().disk_bytes();
                 history.journal = Some(next);
             }

@@ -287,6 +287,8 @@ fn history_of(recovered: &Recovered) -> History {
         // Without a complete cycle in the newest file a new one begins with the next commit.
         cycle_deltas: if complete { last.map_or(0, |c| c.place.1) } else { u64::MAX / 2 },
         epoch_deltas: 0,
+        index_bytes: 0,
+        refused_rows: 0,
         next_sequence: last.map_or(0, |c| c.info.sequence) + 1,
         written_before: 0,
         rows_before: 0,

@@ -5,16 +5,18 @@ use super::commit::History;
 use super::engine::{Class, Engine, keep_if_dirty};
 use super::rows::Keys;
 use crate::cache::TakeWay;
-use crate::error::{Result, bail};
+use crate::error::{ErrorKind, Result, bail};
 use crate::storage::log::ClassLog;
 use std::sync::atomic::Ordering;
 
 /// Journal bytes that one written row may need: its delta.
 pub(super) const JOURNAL_BYTES_PER_ROW: u64 = 24;
-/// Journal bytes that a commit needs beside the rows: its record, counters, one piece.
-pub(super) const JOURNAL_BYTES_PER_COMMIT: u64 = 640 << 10;
+/// Journal bytes that a commit needs beside the rows and its meta: its record, counters, one piece.
+pub(super) const JOURNAL_BYTES_PER_COMMIT: u64 = 192 << 10;
 /// Rows leave room within the disk bound for a state as large as the last, and this much more.
 const STATE_BYTES_KEPT_FREE: u64 = 64 << 10;
+/// Segments that changes leave free within a disk bound.
+const SEGMENTS_FOR_CLEANING: u64 = 2;
 /// Index bytes that a new key of a growing table may need.
 const INDEX_BYTES_PER_KEY: u64 = 8;
 /// Sets that give up a row between two looks at the flush buffer.
@@ -43,23 +45,42 @@ impl Inner {
         let mut log = class.log.lock();
         let rows = class.unwritten_rows(&log);
         let journal = rows * JOURNAL_BYTES_PER_ROW + JOURNAL_BYTES_PER_COMMIT;
-        self.reserve_journal(&mut self.history.lock(), journal)?;
-        let grow = self.grow_bytes();
-        self.charge_growth(&mut log, |log| log.reserve(rows, grow))
+        let result = (|| {
+            let mut history = self.history.lock();
+            let kept = history.bytes_kept_free();
+            self.reserve_journal(&mut history, journal, kept)?;
+            drop(history);
+            // Cleaning needs room to move rows to, or it could never make any.
+            let bounded = self.options.max_disk_bytes.is_some();
+            let slack = if bounded { SEGMENTS_FOR_CLEANING * log.rows_per_segment() } else { 0 };
+            let grow = self.grow_bytes();
+            self.charge_growth(&mut log, |log| log.reserve(rows + slack, grow))
+        })();
+        if matches!(&result, Err(error) if error.kind() == ErrorKind::Full) {
+            let refused = &mut self.history.lock().refused_rows;
+            *refused = rows.max(*refused);
+        }
+        result
     }
 
-    /// Makes sure that the journal can take `bytes` more, within the disk bound.
-    pub(super) fn reserve_journal(&self, history: &mut History, bytes: u64) -> Result<()> {
+    /// Makes sure that the journal can take `bytes` more and leaves `kept` free of the disk bound.
+    pub(super) fn reserve_journal(
+        &self,
+        history: &mut History,
+        bytes: u64,
+        kept: u64,
+    ) -> Result<()> {
         let rows = self.rows_disk_bytes.load(Ordering::Relaxed);
         let used = rows + history.disk_bytes();
         let growth = history.journal().growth_for(bytes);
         if let Some(most) = self.options.max_disk_bytes
             && growth > 0
-            && used + growth > most
+            && used + growth + kept > most
         {
             bail!(
                 Full,
-                "the journal needs {growth} more bytes beside {used} of {most} (max_disk_bytes); \
+                "the journal needs {growth} more bytes beside {used} of {most} (max_disk_bytes), \
+                 {kept} of which are kept for commits; \
                  commit to release outdated copies, or raise max_disk_bytes"
             );
         }
@@ -91,8 +112,14 @@ impl Inner {
         match self.options.max_disk_bytes {
             None => u64::MAX,
             Some(most) => {
-                let state = self.history.lock().last_state().map_or(0, |s| s.bytes());
-                most.saturating_sub(self.disk_bytes() + state + STATE_BYTES_KEPT_FREE)
+                let history = self.history.lock();
+                let state = history.last_state().map_or(0, |s| s.bytes());
+                let kept = state
+                    + STATE_BYTES_KEPT_FREE
+                    + history.bytes_kept_free()
+                    + history.journal_bytes_to_come();
+                drop(history);
+                most.saturating_sub(self.disk_bytes() + kept)
             }
         }
     }

@@ -168,6 +168,7 @@ impl Inner {
                 self.spill_deltas(class, &mut class.log.lock(), true)?;
             }
         }
+        self.history.lock().index_bytes = engine.memory().index_bytes;
         engine.plan(&self.options, &*self.medium)
     }
 

@@ -238,6 +238,11 @@ impl ClassLog {
         u64::from(self.segments.count()) * self.segment_bytes
     }
 
+    /// Slots of a segment.
+    pub fn rows_per_segment(&self) -> u64 {
+        self.segment_bytes / self.layout.page_bytes as u64 * self.layout.rows_per_page as u64
+    }
+
     /// Rows written since open, moved ones apart, and pages.
     pub fn written(&self) -> (u64, u64, u64) {
         (self.rows_written, self.rows_moved, self.pages_before + self.writer.pages_written())

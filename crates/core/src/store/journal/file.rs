@@ -124,6 +124,18 @@ impl JournalFile {
         self.allocated
     }
 
+    /// Bytes that were reserved and never used.
+    pub(crate) fn unused_bytes(&self) -> u64 {
+        self.allocated - self.position
+    }
+
+    /// Gives them back: nothing more will be appended.
+    pub(crate) fn give_back_unused(&mut self) -> Result<()> {
+        self.file.set_len(self.position)?;
+        self.allocated = self.position;
+        Ok(())
+    }
+
     /// By how much the file would have to grow for `bytes` more.
     pub(crate) fn growth_for(&self, bytes: u64) -> u64 {
         let needed = self.position + bytes;
