@@ -13,4 +13,3 @@ pub(super) use records::{
     ClassCounters, ClassRecord, CommitRecord, TableCounters, TableRecord, piece_header,
     read_piece_header,
 };
-
