@@ -51,9 +51,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     return report.finish()
 
 
-def _variant(
-    report: Report, options: argparse.Namespace, optimizer: str, **opened: str
-) -> None:
+def _variant(report: Report, options: argparse.Namespace, optimizer: str, **opened: str) -> None:
     """One kind of rows; what is not of the definition goes to the results, not the figures."""
     rows, dim = options.rows, options.dim
     name = ",".join([optimizer, *opened.values()])
@@ -95,9 +93,7 @@ def _figure(batch: int, options: argparse.Namespace) -> str:
 
 
 class _Bench:
-    def __init__(
-        self, report: Report, options: argparse.Namespace, table: embedrock.Table
-    ) -> None:
+    def __init__(self, report: Report, options: argparse.Namespace, table: embedrock.Table) -> None:
         self.report, self.options, self.table = report, options, table
         self.rng = np.random.default_rng(options.seed)
 
