@@ -1,7 +1,7 @@
 """``commit``: the cost of a commit follows what changed.
 
 ``commit_ratio`` is the time of a commit after updates of 100,000 uniform rows divided by that of
-one after updates of every row: 10 M × 32 float32 with row-wise Adagrad, all in memory, medians of 5
+one after updates of every row: 10 M x 32 float32 with row-wise Adagrad, all in memory, medians of 5
 and of 3. ``commit_bytes_ratio`` is what a commit writes divided by the stored bytes of the rows
 that it makes durable, the larger of both kinds' medians.
 """

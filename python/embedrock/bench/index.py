@@ -90,39 +90,41 @@ def _sparse(report: Report, options: argparse.Namespace) -> float:
     """The most bytes of index per stored key."""
     dim, most = options.dim, options.grow_to
     half = most // 2
-    with workspace(options, 5 * most * (4 * dim + 24)) as place:
-        with embedrock.open(place / "store", options.sparse_memory) as store:
-            table = store.table("rows", dim)
-            seen = _Seen(store, options.grow_from)
-            report.say(f"growing to {most:,} keys")
-            for begin in range(0, most, LOAD_ROWS):
-                _insert(table, begin, min(begin + LOAD_ROWS, most))
-                seen.look("growing")
-            store.commit(1)
+    with (
+        workspace(options, 5 * most * (4 * dim + 24)) as place,
+        embedrock.open(place / "store", options.sparse_memory) as store,
+    ):
+        table = store.table("rows", dim)
+        seen = _Seen(store, options.grow_from)
+        report.say(f"growing to {most:,} keys")
+        for begin in range(0, most, LOAD_ROWS):
+            _insert(table, begin, min(begin + LOAD_ROWS, most))
             seen.look("growing")
-            report.say(f"deleting {half:,} keys")
-            for begin in range(0, most, 8 * LOAD_ROWS):
-                table.delete(_keys(np.arange(begin, min(begin + 8 * LOAD_ROWS, most), 2)))
-                seen.look("deleting")
-            store.commit(2)
+        store.commit(1)
+        seen.look("growing")
+        report.say(f"deleting {half:,} keys")
+        for begin in range(0, most, 8 * LOAD_ROWS):
+            table.delete(_keys(np.arange(begin, min(begin + 8 * LOAD_ROWS, most), 2)))
             seen.look("deleting")
-            report.say(f"inserting {half:,} keys")
-            for begin in range(most, most + half, LOAD_ROWS):
-                _insert(table, begin, min(begin + LOAD_ROWS, most + half))
-                seen.look("inserting")
-            store.commit(3)
+        store.commit(2)
+        seen.look("deleting")
+        report.say(f"inserting {half:,} keys")
+        for begin in range(most, most + half, LOAD_ROWS):
+            _insert(table, begin, min(begin + LOAD_ROWS, most + half))
             seen.look("inserting")
-            report.say("verifying rows")
-            _verify_sparse(report, table, options)
-            stats = store.stats()
-            report.results["sparse"] = {
-                "keys": len(table),
-                "index_bytes": _facts(store)["index_bytes"],
-                "bytes_per_key_max": dict(seen.most),
-                "bytes_per_key_end": seen.last,
-                "tag_collisions": stats["tag_collisions"],
-                "pages_read": stats["pages_read"],
-            }
+        store.commit(3)
+        seen.look("inserting")
+        report.say("verifying rows")
+        _verify_sparse(report, table, options)
+        stats = store.stats()
+        report.results["sparse"] = {
+            "keys": len(table),
+            "index_bytes": _facts(store)["index_bytes"],
+            "bytes_per_key_max": dict(seen.most),
+            "bytes_per_key_end": seen.last,
+            "tag_collisions": stats["tag_collisions"],
+            "pages_read": stats["pages_read"],
+        }
     return max(seen.most.values())
 
 

@@ -56,5 +56,7 @@ def adam(
     first = first + (gradients - first) * np.float32(1.0 - betas[0])
     second = second + (gradients * gradients - second) * np.float32(1.0 - betas[1])
     size = np.float32(-(lr * math.sqrt(1.0 - betas[1] ** step) / (1.0 - betas[0] ** step)))
-    values = values + size * (first / (np.sqrt(second) + np.float32(eps)))
-    return values, np.concatenate([first, second], axis=1)
+    moved: Floats = (values + size * (first / (np.sqrt(second) + np.float32(eps)))).astype(
+        np.float32
+    )
+    return moved, np.concatenate([first, second], axis=1)
