@@ -124,7 +124,8 @@ fn run_and_kill(path: &Path, io: &str, random: &mut Random) -> Option<u64> {
         }
     }
     // Most of a commit is over within a millisecond, some take many.
-    let micros = random.below(1 << random.below(15));
+    let bits = random.below(15);
+    let micros = random.below(1 << bits);
     std::thread::sleep(Duration::from_micros(micros));
     for line in trainer.kill() {
         hear(&line);
