@@ -42,8 +42,12 @@ const CHUNK_BYTES_MIN: usize = 16 << 10;
 const READ_DEPTH_MAX: usize = 64;
 const READ_DEPTH_MIN: usize = 16;
 const READ_REQUEST_BYTES_MAX: usize = 16 << 10;
+/// Index deltas are handed to the journal in portions of at most about this size.
+const SPILL_BYTES_MAX: usize = 64 << 10;
+/// Bytes of one delta of a growing table.
+const DELTA_BYTES: usize = 16;
 /// Journal and catalog.
-const FIXED_BYTES: u64 = 128 << 10;
+const FIXED_BYTES: u64 = 64 << 10;
 
 /// The budget in bytes. A percentage needs `num_embeddings` or `expected_rows` of every table.
 pub(super) fn bytes_of(memory: Memory, tables: &[(&TableSpec, usize)]) -> Result<u64> {
@@ -90,11 +94,22 @@ impl ClassPlan {
         }
     }
 
+    /// Index deltas are handed to the journal when they are this long.
+    pub(super) fn spill_bytes(&self) -> usize {
+        (self.chunk_bytes / 2).min(SPILL_BYTES_MAX)
+    }
+
+    /// Bytes of index deltas that wait for the journal: not yet a portion, and what one flush, or
+    /// the cleaning that it pays for, adds to it.
+    pub(super) fn delta_bytes(&self) -> usize {
+        self.spill_bytes() + self.flush_rows * DELTA_BYTES
+    }
+
     fn buffer_bytes(&self, demand: &ClassDemand) -> u64 {
         let flush = FlushBuffer::memory_for(self.flush_rows, demand.row_bytes / 4);
         let read = self.read_depth * self.read_buffer_bytes * self.readers;
         // One more chunk is the scratch of cleaning.
-        ((self.chunks + 1) * self.chunk_bytes + flush + read) as u64
+        ((self.chunks + 1) * self.chunk_bytes + flush + read + self.delta_bytes()) as u64
     }
 }
 

@@ -21,8 +21,6 @@ use crate::storage::log::{ClassLog, TableIndex};
 use std::sync::atomic::Ordering;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-/// Deltas are handed to the journal in portions of about this size.
-const SPILL_BYTES: usize = 64 << 10;
 /// A commit writes at least this many bytes of index pieces while a cycle is under way.
 const PIECE_BYTES_MIN: u64 = 64 << 10;
 /// A new cycle begins when the deltas since the last are as long as the index, at least this.
@@ -122,7 +120,8 @@ impl Inner {
     /// Hands waiting deltas of a class to the journal when they are many, or `all`.
     pub(super) fn spill_deltas(&self, class: &Class, log: &mut ClassLog, all: bool) -> Result<()> {
         let bytes = log.delta_bytes();
-        if bytes == 0 || (!all && bytes < SPILL_BYTES) {
+        let portion = class.tier.as_ref().map_or(0, |tier| tier.plan.spill_bytes());
+        if bytes == 0 || (!all && bytes < portion) {
             return Ok(());
         }
         let mut history = self.history.lock();
@@ -154,6 +153,7 @@ impl Inner {
         let result = (|| {
             let rows = log.buffer.len() as u64;
             log.flush_buffer(class.now())?;
+            self.spill_deltas(class, log, false)?;
             self.clean_for(engine, class, log, rows)?;
             self.spill_deltas(class, log, false)
         })();
@@ -197,6 +197,7 @@ impl Inner {
                 result?;
                 since_clean += 1;
                 if since_clean == per_clean {
+                    self.spill_deltas(class, log, false)?;
                     self.clean_for(engine, class, log, since_clean)?;
                     self.spill_deltas(class, log, false)?;
                     since_clean = 0;

@@ -76,6 +76,13 @@ impl DeltaWriter {
         self.bytes.is_empty()
     }
 
+    /// Makes room for so many bytes at once, and gives back what is more, so that the bytes
+    /// allocated do not jump later.
+    pub fn resize(&mut self, bytes: usize) {
+        self.bytes.shrink_to(bytes);
+        self.bytes.reserve_exact(bytes.saturating_sub(self.bytes.len()));
+    }
+
     /// Takes what was encoded, keeping the allocation for the next deltas.
     pub fn drain(&mut self, into: &mut Vec<u8>) {
         into.extend_from_slice(&self.bytes);

@@ -420,13 +420,14 @@ impl ClassLog {
     }
 
     /// Replaces writer and flush buffer by others of a new plan. Nothing may wait in either.
-    pub fn equip(&mut self, writer: Writer, buffer: FlushBuffer) -> Result<()> {
+    pub fn equip(&mut self, writer: Writer, buffer: FlushBuffer, delta_bytes: usize) -> Result<()> {
         assert_eq!(self.buffer.len(), 0, "a plan is made when no row waits");
         let position = self.writer.finish(&mut self.segments)?;
         self.pages_before += self.writer.pages_written();
         self.writer = writer;
         self.writer.continue_at(position);
         self.buffer = buffer;
+        self.deltas.resize(delta_bytes);
         Ok(())
     }
 
