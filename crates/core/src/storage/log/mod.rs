@@ -424,8 +424,10 @@ impl ClassLog {
         assert_eq!(self.buffer.len(), 0, "a plan is made when no row waits");
         let position = self.writer.finish(&mut self.segments)?;
         self.pages_before += self.writer.pages_written();
+        // Finishing may have sealed one more page, so its number counts, not the one before.
+        let sequence = self.writer.sequence();
         self.writer = writer;
-        self.writer.continue_at(position);
+        self.writer.continue_at(position, sequence);
         self.buffer = buffer;
         self.deltas.resize(delta_bytes);
         Ok(())

@@ -60,8 +60,9 @@ impl Writer {
     }
 
     /// Goes on where another writer of the same log finished.
-    pub fn continue_at(&mut self, position: Option<(SegmentId, u32)>) {
+    pub fn continue_at(&mut self, position: Option<(SegmentId, u32)>, sequence: u64) {
         assert!(self.open.is_none(), "a writer continues before it writes");
+        self.sequence = sequence;
         self.segment = position;
     }
 

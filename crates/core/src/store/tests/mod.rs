@@ -342,3 +342,35 @@ fn an_earlier_commit_can_be_opened_and_left_again() {
     assert_eq!(store.commits().iter().map(|c| c.step).collect::<Vec<_>>(), [3, 9]);
     fixture.check_all(&store, &model);
 }
+
+#[test]
+fn a_table_added_between_writes_leaves_a_commit_that_readers_can_read() {
+    // The writer of the new plan went on with the number before the last page's, so that a reader
+    // took the commit's last page for one written later.
+    let medium = SimMedium::new(5);
+    let store = Store::open_on(Arc::new(medium.clone()), options(1 << 20)).unwrap();
+    let first = store.table(&spec("first", Some(700), OptimizerKind::Sgd)).unwrap();
+    let keys: Vec<u64> = (0..500).collect();
+    let values = vec![0.5; keys.len() * DIM];
+    for name in ["second", "third"] {
+        let non_finite = NonFinite::Refuse;
+        let batch = PutBatch {
+            table: first,
+            keys: &keys,
+            values: &values,
+            state: None,
+            reset_state: true,
+            non_finite,
+        };
+        store.put(&[batch]).unwrap();
+        store.table(&spec(name, Some(10), OptimizerKind::Sgd)).unwrap();
+    }
+    store.commit(1, "", &[]).unwrap();
+    let options = StoreOptions { read_only: true, ..options(1 << 20) };
+    let reader = Store::open_on(Arc::new(medium), options).unwrap();
+    let mut values = vec![0.0; keys.len() * DIM];
+    reader
+        .get(&mut [GetBatch { table: first, keys: &keys, values: &mut values, state: None }])
+        .unwrap();
+    assert!(values.iter().all(|v| *v == 0.5));
+}
