@@ -25,5 +25,6 @@ def test_the_example_trains_and_commits(tmp_path: Path, monkeypatch: pytest.Monk
     exec(compile(blocks[0], str(README), "exec"), names)
     store = names["store"]
     assert [commit.step for commit in store.commits()] == [3]  # type: ignore[attr-defined]
-    assert len(store.table("items")) == len(torch.cat([b[0] for b in batches]).unique())  # type: ignore[attr-defined]
+    ids = torch.cat([ids for ids, _ in batches]).unique()
+    assert len(store.table("items")) == len(ids)  # type: ignore[attr-defined]
     store.close()  # type: ignore[attr-defined]

@@ -171,7 +171,8 @@ fn kill_rounds(io: &str, seed: u64, rounds: u64) {
     }
     assert!(step > 0, "no trainer got as far as a commit");
     println!(
-        "{io}: {rounds} kills, step {step}, {in_flight} ended after the commit in flight, {without_commit} before any"
+        "{io}: {rounds} kills, step {step}, {in_flight} ended after the commit in flight, \
+         {without_commit} before any"
     );
 }
 

@@ -29,7 +29,7 @@ class Timed:
     >>> with timed:
     ...     timed.work += sum([1, 2, 3])
     >>> timed.work, timed.seconds > 0
-    (6, True)
+    (6.0, True)
     """
 
     def __init__(self) -> None:

@@ -4,7 +4,8 @@ Shapes: ``values (N, D), state (N, W), gradients (N, D) float32 -> values, state
 equal keys are summed before. (PyTorch differs in the last bit: it takes approximate square roots
 and fuses products with sums.)
 
->>> values, state = row_wise_adagrad(np.ones((1, 2)), np.zeros((1, 1)), np.ones((1, 2)), 0.5)
+>>> one, zero = np.ones((1, 2), np.float32), np.zeros((1, 1), np.float32)
+>>> values, state = row_wise_adagrad(one, zero, one, 0.5)
 >>> values.tolist(), state.tolist()
 ([[0.5, 0.5]], [[1.0]])
 """
