@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import embedrock
-from clicklogs import criteo_file, movielens_folder
+from clicklogs import criteo_file, movielens_folder, shared
 from embedrock.data import DataError
 from embedrock.errors import FullError, MismatchError, MisuseError
 from embedrock.progress import Lines
@@ -209,6 +209,14 @@ def test_a_full_disk_ends_the_run_at_a_commit_and_with_more_room_it_goes_on(tmp_
     second = train(criteo(tmp_path, "full", resume=True, **given))
     assert second["log_loss"] == whole["log_loss"]
     assert digests(tmp_path / "full") == digests(tmp_path / "whole")
+
+
+def test_a_real_click_log_is_learned_from(tmp_path: Path):
+    data = shared("criteo-kaggle/train_first8k_raw.tsv.gz")
+    given = {"epochs": 1, "batch_size": 64, "embedding_dim": 8, "commit_every": 1000}
+    result = train(options_of("criteo", data, tmp_path / "store", given))
+    assert result["test_samples"] == 800
+    assert result["auc"] > 0.65
 
 
 def test_without_a_holdout_everything_is_trained_on(tmp_path: Path):

@@ -28,7 +28,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
         epilog=(
             "example: embedrock train --data clicks.tsv.gz --format criteo --memory 10% "
             "--store clicks.store"
-        ).replace("%", "%%"),
+        ),
     )
     command.add_argument("--model", choices=_MODELS, default="dlrm", help="the model (dlrm)")
     command.add_argument(
