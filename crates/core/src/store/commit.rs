@@ -417,10 +417,11 @@ impl Inner {
                 Err(error) if error.kind() == ErrorKind::Full => break,
                 Err(error) => return Err(error),
             }
-            spent += payload.len() as u64 + 16;
+            let bytes = payload.len() as u64 + 16;
+            self.metrics.journal_bytes.fetch_add(bytes, Ordering::Relaxed);
+            spent += bytes;
             piece += 1;
         }
-        self.metrics.journal_bytes.fetch_add(spent, Ordering::Relaxed);
         history.cursor = Some((at, piece));
         history.payload = payload;
         Ok(())
