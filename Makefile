@@ -26,7 +26,7 @@ help: ## List these targets
 setup: $(STAMPS)/build ## Make .venv, install the locked dependencies, build the package
 
 demo: setup ## Train a DLRM on real data at 10 % memory and compare it with plain PyTorch
-	$(BIN)/embedrock demo
+	$(BIN)/embedrock demo --cache-dir .cache
 
 test: setup ## Run every test: Rust, Python, documented examples
 	cargo test --locked --workspace --exclude embedrock-python --all-features
