@@ -47,6 +47,7 @@ class Store:
         *,
         max_disk_bytes: int | None = None,
         page_bytes: int | None = None,
+        segment_bytes: int | None = None,
         io: str = "auto",
         policy: str = "lru",
         keep: int = 2,

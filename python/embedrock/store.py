@@ -367,6 +367,7 @@ def open(
     *,
     max_disk_bytes: int | None = None,
     page_bytes: int | None = None,
+    segment_bytes: int | None = None,
     io: Literal["auto", "uring", "pread"] = "auto",
     policy: Literal["lru", "lfu"] = "lru",
     keep: int = 2,
@@ -384,6 +385,8 @@ def open(
             per cent of all rows with their optimizer state (``"10%"``).
         max_disk_bytes: Most bytes the store may take on disk; None leaves it to the file system.
         page_bytes: Page size of new tables, 512 x 2**n up to 65,536; None measures the device.
+        segment_bytes: Unit of allocation and cleaning of new tables, a power of two from 16 pages
+            to 4 MiB; None follows the size of the table.
         io: Who reads and writes pages; ``"auto"`` takes io_uring where the system allows it, else
             threads that call pread.
         policy: Which rows leave memory first: least recently or least frequently used.
@@ -408,6 +411,7 @@ def open(
         _memory_text(memory),
         max_disk_bytes=_whole_or_none("max_disk_bytes", max_disk_bytes, 1),
         page_bytes=_whole_or_none("page_bytes", page_bytes, 1),
+        segment_bytes=_whole_or_none("segment_bytes", segment_bytes, 1),
         io=io,
         policy=policy,
         keep=_whole("keep", keep, 1),

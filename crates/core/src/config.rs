@@ -70,6 +70,10 @@ pub struct StoreOptions {
     /// Page size of row classes created from here on, 512 × 2^n up to 65,536; `None` measures the
     /// device.
     pub page_bytes: Option<usize>,
+    /// Unit of allocation and cleaning of row classes created from here on, a power of two from
+    /// 16 pages to 4 MiB; `None` takes 1/64 of what the first table of the
+    /// class will hold, at least 256 KiB where `max_disk_bytes` leaves room for that.
+    pub segment_bytes: Option<u64>,
     /// Which back end reads and writes row pages.
     pub io: IoChoice,
     /// Read neighbouring pages in one request where the device's curve says that it is cheaper.
@@ -97,6 +101,7 @@ impl StoreOptions {
             memory,
             max_disk_bytes: None,
             page_bytes: None,
+            segment_bytes: None,
             io: IoChoice::Auto,
             merge_reads: true,
             policy: PolicyKind::Lru,

@@ -230,7 +230,9 @@ fn case_05_odd_sizes_row_size_not_dividing_the_page_and_last_page_of_a_table() {
         (1014, 8192, 13),
         (16_373, 65_536, 5),
     ] {
-        let options = StoreOptions { page_bytes: Some(page_bytes), ..options(4 << 20) };
+        let segment_bytes = Some(page_bytes as u64 * 16);
+        let options =
+            StoreOptions { page_bytes: Some(page_bytes), segment_bytes, ..options(4 << 20) };
         let dense = spec("dense", dim, Some(rows), OptimizerKind::None);
         let mut growing = spec("growing", dim, None, OptimizerKind::None);
         growing.expected_rows = Some(rows);

@@ -41,7 +41,7 @@ pub(crate) struct Store(core::Store);
 impl Store {
     /// Opens the store at `path`, creating it when there is none and `create` is set.
     #[new]
-    #[pyo3(signature = (path, memory, *, max_disk_bytes=None, page_bytes=None, io="auto",
+    #[pyo3(signature = (path, memory, *, max_disk_bytes=None, page_bytes=None, segment_bytes=None, io="auto",
         policy="lru", keep=2, seed=0, create=true, step=None, read_only=false, check_disk=true,
         merge_reads=true))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python constructor")]
@@ -51,6 +51,7 @@ impl Store {
         memory: &str,
         max_disk_bytes: Option<u64>,
         page_bytes: Option<usize>,
+        segment_bytes: Option<u64>,
         io: &str,
         policy: &str,
         keep: usize,
@@ -65,6 +66,7 @@ impl Store {
             memory: core::Memory::from_str(memory).or_raise(py)?,
             max_disk_bytes,
             page_bytes,
+            segment_bytes,
             merge_reads,
             io: core::config::IoChoice::from_str(io).or_raise(py)?,
             policy: policy_kind(py, policy)?,

@@ -24,6 +24,9 @@ const MEASURE_SLICE: Duration = Duration::from_millis(25);
 const MEASURE_DEPTH: usize = 64;
 const SEGMENT_BYTES_MAX: u64 = 4 << 20;
 const SEGMENT_BYTES_MIN: u64 = 32 << 10;
+/// The least that is chosen for a store without a tight disk bound.
+const SEGMENT_BYTES_USUAL: u64 = 256 << 10;
+const SEGMENT_PAGES_MIN: u64 = 16;
 /// A log works well when at most this share of it is live (see the cleaner).
 const LIVE_SHARE: f64 = 0.7;
 const TABLES_MAX: usize = 65_536;
@@ -219,13 +222,7 @@ impl Inner {
             Some(bytes) => bytes.max(self.medium.alignment()),
             None => choose_page(row_bytes, self.medium.alignment(), curve.as_ref()),
         };
-        let rows = spec.num_embeddings.or(spec.expected_rows).unwrap_or(1 << 20);
-        let expected = rows.saturating_mul(row_bytes as u64);
-        let bounded = self.options.max_disk_bytes.map_or(expected, |most| most.min(expected));
-        let segment_bytes = (bounded / 64)
-            .clamp(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX)
-            .next_power_of_two()
-            .max(page_bytes as u64 * 16);
+        let segment_bytes = self.choose_segment(row_bytes, page_bytes, spec)?;
         let record = ClassRecord {
             id: engine.classes.len() as u16,
             row_bytes,
@@ -243,6 +240,28 @@ impl Inner {
         let id = record.id;
         engine.classes.push(Class::new(record, layout, file, segments, 0, &*self.medium)?);
         Ok(id)
+    }
+
+    /// Segments that are 1/64 of what the table will hold; larger where the disk bound allows, for
+    /// tables still to come share the class.
+    fn choose_segment(&self, row_bytes: usize, page_bytes: usize, spec: &TableSpec) -> Result<u64> {
+        let least = page_bytes as u64 * SEGMENT_PAGES_MIN;
+        if let Some(bytes) = self.options.segment_bytes {
+            if !bytes.is_power_of_two() || !(least..=SEGMENT_BYTES_MAX).contains(&bytes) {
+                bail!(
+                    Misuse,
+                    "segment_bytes is {bytes}, expected a power of two from {least} to \
+                     {SEGMENT_BYTES_MAX} with pages of {page_bytes} bytes"
+                );
+            }
+            return Ok(bytes);
+        }
+        let rows = spec.num_embeddings.or(spec.expected_rows).unwrap_or(1 << 20);
+        let expected = rows.saturating_mul(row_bytes as u64);
+        let most = self.options.max_disk_bytes.unwrap_or(u64::MAX);
+        let floor = (most / 256).min(SEGMENT_BYTES_USUAL);
+        let wanted = (most.min(expected) / 64).max(floor).min(SEGMENT_BYTES_MAX);
+        Ok(wanted.max(SEGMENT_BYTES_MIN).next_power_of_two().max(least))
     }
 
     /// Measures random reads of each page size; `None` where reads do not reach the device.

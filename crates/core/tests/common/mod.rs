@@ -24,6 +24,7 @@ pub(crate) const HYPER: Hyper =
 pub(crate) fn options(bytes: u64) -> StoreOptions {
     StoreOptions {
         page_bytes: Some(4096),
+        segment_bytes: Some(64 << 10),
         max_disk_bytes: Some(DISK_BYTES),
         ..StoreOptions::new(Memory::Bytes(bytes))
     }

@@ -310,7 +310,6 @@ impl ClassLog {
     /// Returns the new slot. May wait for the device.
     pub fn write_row(&mut self, table: u16, key: u64, origin: u32, row: &[f32]) -> Result<u32> {
         let slot = self.writer.append(&mut self.segments, table, key, row)?;
-        self.segments.written(slot);
         self.rows_written += 1;
         self.publish(table, key, origin, slot)?;
         Ok(slot)

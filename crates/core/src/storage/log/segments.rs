@@ -26,8 +26,6 @@ struct Segment {
     newest: u32,
     /// Outdated copies that a kept commit still has.
     retained: u32,
-    /// Slots written since the segment was opened.
-    written: u32,
     /// Epoch in which it was opened.
     epoch: u64,
     /// Epoch in which it was last cleaned.
@@ -54,6 +52,8 @@ pub struct Segments {
     next_ticket: u64,
     newest_total: u64,
     retained_total: u64,
+    /// Dead slots that cleaning would release soon, see [`Segments::reclaimable`].
+    reclaimable_total: u64,
     /// Segments opened so far.
     lives: u64,
 }
@@ -72,6 +72,7 @@ impl Segments {
             next_ticket: 1,
             newest_total: 0,
             retained_total: 0,
+            reclaimable_total: 0,
             lives: 0,
         }
     }
@@ -107,7 +108,6 @@ impl Segments {
             state: State::Free,
             newest: 0,
             retained: 0,
-            written: 0,
             epoch: 0,
             cleaned: 0,
             life: 0,
@@ -153,7 +153,6 @@ impl Segments {
             state: State::Open,
             newest: 0,
             retained: 0,
-            written: 0,
             epoch,
             cleaned: 0,
             life: self.lives,
@@ -164,15 +163,47 @@ impl Segments {
 
     /// Marks a segment as written to its end.
     pub fn seal(&mut self, id: SegmentId) {
-        self.segments[id as usize].state = State::Sealed;
+        self.change(id, |segment| segment.state = State::Sealed);
         self.free_if_empty(id);
+    }
+
+    /// Changes a segment's counts or state and keeps `reclaimable_total`.
+    fn change(&mut self, id: SegmentId, change: impl FnOnce(&mut Segment)) {
+        self.reclaimable_total -= u64::from(self.reclaimable(id));
+        change(&mut self.segments[id as usize]);
+        self.reclaimable_total += u64::from(self.reclaimable(id));
+    }
+
+    /// Slots of a sealed segment that are neither newest nor retained.
+    fn dead(&self, id: SegmentId) -> u32 {
+        let segment = &self.segments[id as usize];
+        if segment.state != State::Sealed {
+            return 0;
+        }
+        self.pages_of(id) * self.rows_per_page - segment.newest - segment.retained
+    }
+
+    /// What cleaning a sealed segment is worth: its dead slots, less two for each retained one. A
+    /// retained copy keeps the whole segment until a later commit, and many of them say that the
+    /// newest copies, too, will be dead by then without any cleaning.
+    fn reclaimable(&self, id: SegmentId) -> u32 {
+        self.dead(id).saturating_sub(self.segments[id as usize].retained.saturating_mul(2))
+    }
+
+    /// Dead slots that cleaning would release.
+    pub(super) fn reclaimable_total(&self) -> u64 {
+        self.reclaimable_total
     }
 
     /// Counts a newly written copy, the newest of its key.
     pub fn written(&mut self, slot: u32) {
-        let id = self.of_slot(slot) as usize;
-        self.segments[id].newest += 1;
-        self.segments[id].written += 1;
+        let id = self.of_slot(slot);
+        assert!(
+            self.segments[id as usize].state == State::Open,
+            "segment {id} is not being filled"
+        );
+        let segment = &mut self.segments[id as usize];
+        segment.newest += 1;
         self.newest_total += 1;
     }
 
@@ -181,16 +212,18 @@ impl Segments {
         let page = slot / self.rows_per_page;
         let id = self.of_page(page);
         let epoch = self.epoch;
-        let segment = &mut self.segments[id as usize];
+        let segment = &self.segments[id as usize];
         assert!(segment.newest > 0, "segment {id} outdates a copy it does not hold");
-        segment.newest -= 1;
-        self.newest_total -= 1;
         let in_this_epoch =
             segment.epoch == epoch || (segment.boundary.0 == epoch && page >= segment.boundary.1);
+        self.change(id, |segment| {
+            segment.newest -= 1;
+            segment.retained += u32::from(!in_this_epoch);
+        });
+        self.newest_total -= 1;
         if in_this_epoch {
             self.free_if_empty(id);
         } else {
-            segment.retained += 1;
             self.retained_total += 1;
             *self.retained.entry(epoch).or_default().entry(id).or_default() += 1;
         }
@@ -216,7 +249,7 @@ impl Segments {
                 break;
             }
             for (id, count) in entry.remove() {
-                self.segments[id as usize].retained -= count;
+                self.change(id, |segment| segment.retained -= count);
                 self.retained_total -= u64::from(count);
                 self.free_if_empty(id);
             }
@@ -225,9 +258,9 @@ impl Segments {
 
     fn free_if_empty(&mut self, id: SegmentId) {
         let ticket = self.next_ticket;
-        let segment = &mut self.segments[id as usize];
+        let segment = &self.segments[id as usize];
         if segment.state == State::Sealed && segment.newest == 0 && segment.retained == 0 {
-            segment.state = State::Free;
+            self.change(id, |segment| segment.state = State::Free);
             self.free.push_back((id, ticket));
         }
     }
@@ -270,9 +303,10 @@ impl Segments {
         self.segments.iter().enumerate().filter_map(sealed)
     }
 
-    /// The sealed segment whose share of dead slots (neither newest nor retained) is largest and at
-    /// least `share`; not one that was cleaned in this epoch.
-    pub(super) fn victim(&self, share: f64) -> Option<SegmentId> {
+    /// The sealed segment of which cleaning would release the most, at least `share` of its slots;
+    /// not one that was cleaned in this epoch. When space is `tight`, retained copies are no
+    /// reason to wait.
+    pub(super) fn victim(&self, share: f64, tight: bool) -> Option<SegmentId> {
         let mut best: Option<(u32, SegmentId)> = None;
         for (id, segment) in self.segments.iter().enumerate() {
             if segment.state != State::Sealed
@@ -283,9 +317,9 @@ impl Segments {
             }
             let id = id as SegmentId;
             let slots = self.pages_of(id) * self.rows_per_page;
-            let dead = slots - segment.newest - segment.retained;
-            if f64::from(dead) >= share * f64::from(slots) && best.is_none_or(|b| dead > b.0) {
-                best = Some((dead, id));
+            let gain = if tight { self.dead(id) } else { self.reclaimable(id) };
+            if f64::from(gain) >= share * f64::from(slots) && best.is_none_or(|b| gain > b.0) {
+                best = Some((gain, id));
             }
         }
         best.map(|(_, id)| id)
@@ -335,6 +369,7 @@ impl Segments {
     pub fn recovered(&mut self, epoch: u64) {
         self.epoch = epoch;
         self.free.clear();
+        self.reclaimable_total = 0;
         for (id, segment) in self.segments.iter_mut().enumerate() {
             if segment.newest == 0 && segment.retained == 0 {
                 segment.state = State::Free;
@@ -345,6 +380,8 @@ impl Segments {
                 segment.boundary = (0, 0);
             }
         }
+        let all = (0..self.count()).map(|id| u64::from(self.reclaimable(id)));
+        self.reclaimable_total = all.sum();
     }
 }
 
@@ -439,12 +476,12 @@ mod tests {
         for slot in slots(&segments, second).take(20) {
             segments.outdated(slot);
         }
-        assert_eq!(segments.victim(0.1), Some(second));
+        assert_eq!(segments.victim(0.1, true), Some(second));
         segments.cleaned(second);
-        assert_eq!(segments.victim(0.1), Some(first));
-        assert_eq!(segments.victim(0.5), None);
+        assert_eq!(segments.victim(0.1, true), Some(first));
+        assert_eq!(segments.victim(0.5, true), None);
         segments.next_epoch(None);
-        assert_eq!(segments.victim(0.5), Some(second));
+        assert_eq!(segments.victim(0.5, true), Some(second));
     }
 
     #[test]
@@ -455,8 +492,8 @@ mod tests {
         for slot in slots(&segments, id).take(20) {
             segments.outdated(slot);
         }
-        assert_eq!(segments.victim(0.01), None, "cleaning it would release nothing");
+        assert_eq!(segments.victim(0.01, true), None, "cleaning it would release nothing");
         segments.drop_commits_before(2);
-        assert_eq!(segments.victim(0.01), Some(id));
+        assert_eq!(segments.victim(0.01, true), Some(id));
     }
 }

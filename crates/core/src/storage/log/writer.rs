@@ -104,7 +104,8 @@ impl Writer {
         Some(&self.queue.buffer(buffer)[at..at + self.layout.page_bytes])
     }
 
-    /// Adds a row behind the others and returns its slot. May wait for a chunk to be written.
+    /// Adds a row behind the others, counts it and returns its slot. May wait for a chunk to be
+    /// written.
     pub fn append(
         &mut self,
         segments: &mut Segments,
@@ -122,6 +123,8 @@ impl Writer {
         let slot = page * self.layout.rows_per_page as u32 + chunk.rows as u32;
         self.layout.put(bytes, chunk.rows, table, key, row);
         chunk.rows += 1;
+        // Before its segment may be sealed: without this copy it could look empty, and be freed.
+        segments.written(slot);
         if chunk.rows == self.layout.rows_per_page {
             self.seal_page();
             if self.open.as_ref().is_some_and(|c| c.pages == c.capacity) {
@@ -276,5 +279,33 @@ impl Writer {
     /// Pages of one chunk.
     pub fn chunk_pages(&self) -> u32 {
         self.chunk_pages
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::io::{Medium, OpenMode, SimMedium};
+
+    #[test]
+    fn a_segment_whose_last_row_alone_is_live_is_not_freed() {
+        let medium = SimMedium::new(1);
+        let layout = PageLayout::new(512, 64, 0, 7).unwrap();
+        let rows = 4 * layout.rows_per_page;
+        let file = medium.open("rows", OpenMode::CreateNew).unwrap();
+        file.allocate(0, 2 * 4 * 512).unwrap();
+        let mut segments = Segments::new(4, layout.rows_per_page as u32, 1);
+        (segments.grow(), segments.grow());
+        let mut writer = Writer::new(file, layout, medium.queue(2, 2, 512).unwrap(), 0);
+        // The first segment gives a page to the header; the second is filled to its end.
+        let mut slots = Vec::new();
+        while slots.len() < 2 * rows - rows / 4 {
+            if slots.len() + 1 == 2 * rows - rows / 4 {
+                slots.iter().for_each(|slot| segments.outdated(*slot));
+            }
+            slots.push(writer.append(&mut segments, 0, 1, &[0.5; 16]).unwrap());
+        }
+        assert_eq!(segments.newest_of(1), 1);
+        assert_eq!(segments.free_pages(), 3, "the first segment is free, the second is not");
     }
 }
