@@ -1,5 +1,5 @@
 # Embedrock's tasks: `make` lists them. All of them work from a clean clone.
-# They write to .venv, target, .cache and dist, and the built extension into python/embedrock.
+# They write to .venv, target, .cache and dist, and the built extension and bytecode into python.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -14,7 +14,6 @@ RUST := $(shell find crates -name '*.rs' -o -name Cargo.toml 2>/dev/null)
 
 export UV_CACHE_DIR ?= $(CURDIR)/.cache/uv
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
-export PYTHONPYCACHEPREFIX ?= $(CURDIR)/.cache/python
 export VIRTUAL_ENV := $(VENV)
 export PYO3_PYTHON := $(BIN)/python
 
@@ -64,6 +63,7 @@ lock: $(STAMPS)/uv ## Resolve the dependencies anew and write the locked lists
 
 clean: ## Remove everything that these targets made
 	rm -rf $(VENV) target .cache dist python/embedrock/*.so
+	find python -name __pycache__ -prune -exec rm -rf {} +
 
 # Each stamp is newer than everything it was made from, so that a second call does nothing.
 $(STAMPS)/uv: requirements/uv.txt scripts/check-tools.sh
@@ -73,7 +73,7 @@ $(STAMPS)/uv: requirements/uv.txt scripts/check-tools.sh
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/dependencies: requirements/dev.txt $(STAMPS)/uv
-	$(BIN)/uv pip install --require-hashes -r $<
+	$(BIN)/uv pip install --compile-bytecode --require-hashes -r $<
 	@touch $@
 
 $(STAMPS)/build: pyproject.toml Cargo.toml Cargo.lock $(RUST) $(STAMPS)/dependencies

@@ -18,7 +18,6 @@ from embedrock.demo.settings import DemoSettings
 AUC_DIFFERENCE_MAX = 0.0005
 #: The rule for memory: peak less before is at most 1.05 budgets + 16 MiB.
 _MEMORY_FACTOR, _MEMORY_SLACK_BYTES = 1.05, 16 << 20
-_DEVICE_REQUEST_BYTES = 4096
 
 Result = dict[str, Any]
 
@@ -99,7 +98,7 @@ def build(
         "pages_read": counted.pages_read,
         "pages_read_after_first_epoch": later.pages_read,
         "bytes_written_per_batch": counted.bytes_written / stored["steps"],
-        "device_requests_per_s": engine.device_rate(device, _DEVICE_REQUEST_BYTES),
+        "device_requests_per_s": _device_rate(stored),
         "wait_read_s": time["waiting_for_reads"],
         "computing_s": time["computing"],
         "updating_s": time["updating"],
@@ -144,6 +143,13 @@ def _training(run: Result, first_epoch: int = 0) -> engine.Counters:
         counters = {k: v for k, v in epoch["engine"].items() if k != "hit_rate"}
         total = total + engine.Counters(**counters)
     return total
+
+
+def _device_rate(run: Result) -> float | None:
+    """The median of what was measured between epochs."""
+    rates = [epoch["device_requests_per_s"] for epoch in run["epochs"]]
+    found = [rate for rate in rates if rate is not None]
+    return float(np.median(found)) if found else None
 
 
 def _time(run: Result) -> dict[str, float]:

@@ -123,6 +123,7 @@ def _train(
         entry: dict[str, Any] = {"seconds": seconds, "samples_per_s": dataset.num_train() / seconds}
         if store is not None and before is not None:
             entry["engine"] = (engine.Counters.of(store) - before).as_dict()
+            entry["device_requests_per_s"] = engine.device_rate(store)
         entry["train_loss"] = float(np.mean(losses[first_step:]))
         epochs.append(entry)
     cpu_seconds = process_time() - cpu_before
