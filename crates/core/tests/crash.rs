@@ -1,6 +1,7 @@
 //! `kill -9` of a training process at random moments: the store reopens at the last commit that
 //! was acknowledged, or at the one in flight, and training goes on from there.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first thing that fails")]
+#![allow(clippy::print_stdout, reason = "tests say how many kills, and what they skipped")]
 
 mod common;
 

@@ -453,10 +453,6 @@ fn case_09_all_segments_full_is_said_before_anything_is_written_and_commits_make
                     fixture.store.commit(step, "", &[]).unwrap();
                     update(&fixture.store, fixture.tables[0], &keys, &all).is_ok()
                 });
-                println!(
-                    "DBG step {step} full, {commits:?} commits {:?}",
-                    fixture.store.stats().unwrap().classes
-                );
                 assert!(commits.is_some(), "step {step}: full after many commits");
                 fixture.model.update(0, &keys, &all);
             }

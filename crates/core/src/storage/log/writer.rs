@@ -295,7 +295,8 @@ mod tests {
         let file = medium.open("rows", OpenMode::CreateNew).unwrap();
         file.allocate(0, 2 * 4 * 512).unwrap();
         let mut segments = Segments::new(4, layout.rows_per_page as u32, 1);
-        (segments.grow(), segments.grow());
+        segments.grow();
+        segments.grow();
         let mut writer = Writer::new(file, layout, medium.queue(2, 2, 512).unwrap(), 0);
         // The first segment gives a page to the header; the second is filled to its end.
         let mut slots = Vec::new();
