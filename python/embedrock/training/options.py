@@ -60,7 +60,9 @@ class Recipe:
 
 #: Criteo: the layer sizes of DLRM's paper for that data set. MovieLens: layers for nine dense
 #: features; epsilon damps the steps of keys that occur once, the decay those of later epochs, so
-#: that three epochs do not learn such keys by heart.
+#: that three epochs do not learn such keys by heart. The small dense rate keeps the result from
+#: hanging on last bits: with 0.01 the AUC of equal runs, initial rows changed by one part in ten
+#: million, spread over 0.0007, with 0.003 over 0.0001.
 DEFAULTS = {
     "criteo": Recipe(
         epochs=1,
@@ -79,8 +81,8 @@ DEFAULTS = {
         embedding_dim=64,
         bottom=(64,),
         top=(128, 64),
-        lr=0.02,
-        dense_lr=0.01,
+        lr=0.05,
+        dense_lr=0.003,
         eps=1e-2,
         lr_decay=0.1,
     ),

@@ -20,7 +20,7 @@ const PAGE_RATE_SHARE: f64 = 0.85;
 const PAGE_BYTES_DEFAULT: usize = 4096;
 /// Bytes of the file that the device is measured on.
 const MEASURE_BYTES: u64 = 32 << 20;
-const MEASURE_SLICE: Duration = Duration::from_millis(25);
+const MEASURE_SLICE: Duration = Duration::from_millis(12);
 const MEASURE_DEPTH: usize = 64;
 const SEGMENT_BYTES_MAX: u64 = 4 << 20;
 const SEGMENT_BYTES_MIN: u64 = 32 << 10;
