@@ -83,6 +83,11 @@ impl DenseIndex {
         self.words.len() as u64
     }
 
+    /// Bytes that the index of a table of `num_embeddings` rows takes.
+    pub fn memory_for(num_embeddings: u64) -> u64 {
+        num_embeddings.saturating_mul(size_of::<u32>() as u64) + ALLOCATION_BYTES as u64
+    }
+
     /// Bytes of memory once every id was written; fewer are resident before.
     pub fn memory_bytes(&self) -> usize {
         self.words.capacity() * size_of::<u32>() + ALLOCATION_BYTES

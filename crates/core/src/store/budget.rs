@@ -3,13 +3,13 @@
 //! Everything the engine keeps is counted. Buffers shrink with the budget down to a floor; below
 //! that, the smallest budget that works is named.
 
-use crate::cache::{CacheShape, PolicyKind};
+use crate::cache::{CacheShape, PolicyKind, WAYS_MIN};
 use crate::config::{Memory, TableSpec};
 use crate::error::{Result, bail};
 use crate::storage::log::FlushBuffer;
 
 /// What the plan must know of a row class.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct ClassDemand {
     pub(super) row_bytes: usize,
     pub(super) page_bytes: usize,
@@ -19,6 +19,8 @@ pub(super) struct ClassDemand {
     pub(super) sparse: bool,
     /// Bytes of its indexes as they are.
     pub(super) index_bytes: u64,
+    /// Bytes that the indexes of its growing tables still take until they hold what is expected.
+    pub(super) index_growth: u64,
 }
 
 /// How a row class spends its part.
@@ -46,8 +48,15 @@ const READ_REQUEST_BYTES_MAX: usize = 16 << 10;
 const SPILL_BYTES_MAX: usize = 64 << 10;
 /// Bytes of one delta of a growing table.
 const DELTA_BYTES: usize = 16;
+/// Index bytes of a growing table per row, twice: a half more than eight.
+const INDEX_BYTES_PER_ROW_TWICE: u64 = 17;
 /// Journal and catalog.
 const FIXED_BYTES: u64 = 64 << 10;
+
+/// Bytes of the index of a growing table with `rows` rows.
+pub(super) fn growing_index_bytes(rows: u64) -> u64 {
+    rows.saturating_mul(INDEX_BYTES_PER_ROW_TWICE) / 2
+}
 
 /// The budget in bytes. A percentage needs `num_embeddings` or `expected_rows` of every table.
 pub(super) fn bytes_of(memory: Memory, tables: &[(&TableSpec, usize)]) -> Result<u64> {
@@ -118,23 +127,18 @@ pub(super) fn divide(budget: u64, demands: &[ClassDemand]) -> Result<Vec<ClassPl
     let row_bytes = |d: &ClassDemand| (d.rows.max(1) * d.row_bytes as u64) as f64;
     let all: f64 = demands.iter().map(row_bytes).sum();
     let index: u64 = demands.iter().map(|d| d.index_bytes).sum();
-    let smallest = smallest(demands);
-    if budget < smallest {
-        bail!(
-            Budget,
-            "memory is {budget} bytes, the smallest that works here is {smallest} (index {index}, \
-             the rest buffers and the floor of the cache); give at least memory={smallest}"
-        );
-    }
+    check(budget, demands)?;
     let left = budget - index - FIXED_BYTES;
+    // Buffers stay while indexes grow and take from the cache: they fit what is left in the end.
+    let growth: u64 = demands.iter().map(|d| d.index_growth).sum();
     let mut plans: Vec<ClassPlan> = demands
         .iter()
-        .map(|d| ClassPlan::buffers(d, (left as f64 * row_bytes(d) / all) as u64))
+        .map(|d| ClassPlan::buffers(d, ((left - growth) as f64 * row_bytes(d) / all) as u64))
         .collect();
     let buffers: u64 = plans.iter().zip(demands).map(|(p, d)| p.buffer_bytes(d)).sum();
     let mut cache = left.saturating_sub(buffers);
     let floors: u64 = demands.iter().map(|d| row_cache_bytes(d.row_bytes)).sum();
-    if cache < floors {
+    if cache < floors + growth {
         // Proportional buffers do not fit: take the smallest.
         for (plan, demand) in plans.iter_mut().zip(demands) {
             *plan = ClassPlan::buffers(demand, 0);
@@ -142,8 +146,29 @@ pub(super) fn divide(budget: u64, demands: &[ClassDemand]) -> Result<Vec<ClassPl
         let buffers: u64 = plans.iter().zip(demands).map(|(p, d)| p.buffer_bytes(d)).sum();
         cache = left - buffers;
     }
-    give_sets(cache, &mut plans, demands);
+    // A grown index leaves the cache at its fewest ways, so sets are no more than fit then.
+    let most_ways = (cache - growth) / WAYS_MIN as u64 * WAYS as u64;
+    give_sets(cache.min(most_ways.max(floors)), &mut plans, demands);
     Ok(plans)
+}
+
+/// Refuses a budget that cannot work, now or once the growing tables hold what is expected.
+pub(super) fn check(budget: u64, demands: &[ClassDemand]) -> Result<()> {
+    let smallest = smallest(demands);
+    if budget < smallest {
+        let index: u64 = demands.iter().map(|d| d.index_bytes).sum();
+        let growth: u64 = demands.iter().map(|d| d.index_growth).sum();
+        let more = match growth {
+            0 => String::new(),
+            bytes => format!(" and {bytes} more when growing tables reach expected_rows"),
+        };
+        bail!(
+            Budget,
+            "memory is {budget} bytes, the smallest that works here is {smallest} (index {index}\
+             {more}, the rest buffers and the floor of the cache); give at least memory={smallest}"
+        );
+    }
+    Ok(())
 }
 
 /// The smallest budget with which every class has buffers and one set of cache.
@@ -151,7 +176,8 @@ fn smallest(demands: &[ClassDemand]) -> u64 {
     let classes: u64 = demands
         .iter()
         .map(|d| {
-            d.index_bytes + ClassPlan::buffers(d, 0).buffer_bytes(d) + row_cache_bytes(d.row_bytes)
+            let index = d.index_bytes + d.index_growth;
+            index + ClassPlan::buffers(d, 0).buffer_bytes(d) + row_cache_bytes(d.row_bytes)
         })
         .sum();
     classes + FIXED_BYTES
@@ -199,7 +225,14 @@ mod tests {
     use super::*;
 
     fn demand(rows: u64, row_bytes: usize) -> ClassDemand {
-        ClassDemand { row_bytes, page_bytes: 4096, rows, sparse: false, index_bytes: rows * 4 }
+        ClassDemand {
+            row_bytes,
+            page_bytes: 4096,
+            rows,
+            sparse: false,
+            index_bytes: rows * 4,
+            index_growth: 0,
+        }
     }
 
     fn spent(plans: &[ClassPlan], demands: &[ClassDemand]) -> u64 {

@@ -5,7 +5,7 @@
 //! close), class lock (the log), journal, then one set of the cache. `ARCHITECTURE.md` has the
 //! rest.
 
-use super::budget::{ClassDemand, ClassPlan, WAYS, bytes_of, divide};
+use super::budget::{ClassDemand, ClassPlan, WAYS, bytes_of, divide, growing_index_bytes};
 use super::journal::{ClassRecord, TableRecord};
 use super::pool::Pool;
 use crate::cache::{Cache, CacheShape, Location, RowRef};
@@ -199,9 +199,16 @@ impl Engine {
         Ok(())
     }
 
-    fn demands(&self) -> Vec<ClassDemand> {
+    /// What a plan must know of every class.
+    pub(super) fn demands(&self) -> Vec<ClassDemand> {
         let demand = |(i, class): (usize, &Class)| {
             let tables = || self.tables.iter().filter(move |t| t.class == i);
+            let log = class.log.lock();
+            let growth = |table: &Table| {
+                let expected = table.record.spec.expected_rows.filter(|_| table.first.is_none());
+                let now = log.index(table.id()).memory_bytes() as u64;
+                expected.map_or(0, |rows| growing_index_bytes(rows).saturating_sub(now))
+            };
             ClassDemand {
                 row_bytes: class.record.row_bytes,
                 page_bytes: class.record.page_bytes,
@@ -213,7 +220,8 @@ impl Engine {
                     })
                     .sum(),
                 sparse: tables().any(|t| t.first.is_none()),
-                index_bytes: class.log.lock().index_bytes() as u64,
+                index_bytes: log.index_bytes() as u64,
+                index_growth: tables().map(growth).sum(),
             }
         };
         self.classes.iter().enumerate().map(demand).collect()

@@ -1,10 +1,11 @@
 //! Tables: creating them, opening them with the parameters that they have, planning memory.
 
+use super::budget::{self, ClassDemand, growing_index_bytes};
 use super::engine::{Class, Engine};
 use super::journal::{ClassRecord, RecordKind, TableRecord};
 use super::open::create_class_file;
 use super::{Inner, Store};
-use crate::config::{TableId, TableInfo, TableSpec};
+use crate::config::{Memory, TableId, TableInfo, TableSpec};
 use crate::error::{Result, bail};
 use crate::index::{DenseIndex, SparseIndex};
 use crate::io::{DeviceCurve, IoKind, OpenMode, measure};
@@ -36,7 +37,7 @@ impl Store {
     ///
     /// A new table is durable with the next commit. *Errors*: `Mismatch` naming what is stored and
     /// what was asked, `Misuse` for parameters that cannot work, `Full` naming the bytes that all
-    /// its rows need on disk.
+    /// its rows need on disk, `Budget` naming the smallest memory that works.
     pub fn table(&self, spec: &TableSpec) -> Result<TableId> {
         let inner = &*self.inner;
         inner.check_process()?;
@@ -60,6 +61,7 @@ impl Store {
             inner.flush_all(&engine)?;
         }
         inner.check_disk(&engine, spec, &layout)?;
+        inner.check_budget(&engine, spec, &layout)?;
         let class = inner.class_for(&mut engine, layout.row_bytes(), spec)?;
         let index = match spec.num_embeddings {
             Some(rows) => TableIndex::Dense(DenseIndex::new(rows)?),
@@ -173,6 +175,29 @@ impl Inner {
         }
         self.history.lock().index_bytes = engine.memory().index_bytes;
         engine.plan(&self.options, &*self.medium)
+    }
+
+    /// Refuses a table with which the budget cannot work. One in per cent grows with the tables
+    /// still to come, so it is checked when the first verb divides it.
+    fn check_budget(&self, engine: &Engine, spec: &TableSpec, layout: &RowLayout) -> Result<()> {
+        let Memory::Bytes(budget) = self.options.memory else { return Ok(()) };
+        let mut demands = engine.demands();
+        let row_bytes = layout.row_bytes();
+        if let Some(page_bytes) = self.options.page_bytes {
+            PageLayout::new(page_bytes.max(self.medium.alignment()), row_bytes, 0, self.seed)?;
+        }
+        let class = demands.iter().position(|d| d.row_bytes == row_bytes).unwrap_or_else(|| {
+            let page_bytes = self.options.page_bytes.unwrap_or(PAGE_BYTES_DEFAULT);
+            let page_bytes = page_bytes.max(self.medium.alignment());
+            demands.push(ClassDemand { row_bytes, page_bytes, ..ClassDemand::default() });
+            demands.len() - 1
+        });
+        let class = &mut demands[class];
+        match spec.num_embeddings {
+            Some(rows) => class.index_bytes += DenseIndex::memory_for(rows),
+            None => class.index_growth += growing_index_bytes(spec.expected_rows.unwrap_or(0)),
+        }
+        budget::check(budget, &demands).map_err(|e| e.context(format!("table {:?}", spec.name)))
     }
 
     /// Refuses a table whose rows, all written, the disk could not hold.

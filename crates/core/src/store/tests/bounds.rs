@@ -177,3 +177,27 @@ fn an_error_of_the_device_poisons_writes_and_loses_no_commit() {
     let poisoned = kinds.iter().filter(|k| **k == ErrorKind::Poisoned).count();
     assert!(poisoned > 10, "{kinds:?}");
 }
+
+#[test]
+fn a_table_whose_index_the_budget_cannot_hold_is_refused_when_it_is_made() {
+    let growing = TableSpec { expected_rows: Some(200_000), ..spec("t", None, OptimizerKind::Sgd) };
+    for asked in [spec("t", Some(400_000), OptimizerKind::Sgd), growing] {
+        let medium = SimMedium::new(8);
+        let usual =
+            |bytes| StoreOptions { page_bytes: Some(4096), segment_bytes: None, ..options(bytes) };
+        let store = Store::open_on(Arc::new(medium.clone()), usual(1 << 20)).unwrap();
+        let error = store.table(&asked).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Budget, "{error}");
+        assert!(store.tables().is_empty());
+        store.close().unwrap();
+        let named: u64 = error.message().rsplit('=').next().unwrap().parse().unwrap();
+        let store = Store::open_on(Arc::new(medium), usual(named)).unwrap();
+        let table = store.table(&asked).unwrap();
+        for first in (0..200_000).step_by(10_000) {
+            let keys: Vec<u64> = (first..first + 10_000).collect();
+            let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32; DIM]).collect();
+            store.put(&[batch(table, &keys, &values)]).unwrap();
+        }
+        expect_rows(&store, table, 200_000);
+    }
+}
