@@ -11,7 +11,7 @@ use super::journal::{
     number_of, piece_header,
 };
 use super::pieces::{pieces_of, read_piece_from};
-use super::reserve::{JOURNAL_BYTES_PER_COMMIT, JOURNAL_BYTES_PER_ROW};
+use super::reserve::{JOURNAL_BYTES_PER_COMMIT, JOURNAL_BYTES_PER_ROW, STATE_BYTES_KEPT_FREE};
 use super::state::StateRef;
 use super::superblock::write_head;
 use super::{Inner, Store, holds, state};
@@ -154,8 +154,7 @@ impl Inner {
             let rows = log.buffer.len() as u64;
             log.flush_buffer(class.now())?;
             self.spill_deltas(class, log, false)?;
-            self.clean_for(engine, class, log, rows)?;
-            self.spill_deltas(class, log, false)
+            self.clean_for(engine, class, log, rows)
         })();
         self.poison_on_error(result)
     }
@@ -199,7 +198,6 @@ impl Inner {
                 if since_clean == per_clean {
                     self.spill_deltas(class, log, false)?;
                     self.clean_for(engine, class, log, since_clean)?;
-                    self.spill_deltas(class, log, false)?;
                     since_clean = 0;
                 }
             }
@@ -263,9 +261,11 @@ impl Store {
                 meta.len()
             );
         }
+        let _guard = inner.poison_on_panic();
         let begin = Instant::now();
         let sequence = inner.history.lock().next_sequence;
         let state_bytes: u64 = state.iter().map(|(_, bytes)| bytes.len() as u64).sum();
+        inner.forget_ended_scans(&engine);
         inner.check_commit_fits(&engine, state_bytes, meta)?;
         let state_ref = state::write(&*inner.medium, inner.seed, sequence, state)?;
         inner.metrics.state_bytes.fetch_add(state_bytes, Ordering::Relaxed);
@@ -290,7 +290,10 @@ impl Store {
 impl Inner {
     /// Refuses a commit that the disk bound forbids, before anything is written.
     fn check_commit_fits(&self, engine: &Engine, state_bytes: u64, meta: &str) -> Result<()> {
+        // What changes have left free is for commits: one that needs no more is never refused.
+        let last = self.history.lock().last_state().map_or(0, |s| s.bytes());
         if let Some(most) = self.options.max_disk_bytes
+            && state_bytes > last + STATE_BYTES_KEPT_FREE
             && self.disk_bytes() + state_bytes > most
         {
             bail!(
@@ -310,7 +313,7 @@ impl Inner {
         // A character of meta takes at most six as JSON.
         let record = JOURNAL_BYTES_PER_COMMIT + 6 * meta.len() as u64;
         let journal = rows * JOURNAL_BYTES_PER_ROW + record;
-        self.reserve_journal(&mut self.history.lock(), journal, 0)
+        self.history.lock().journal().reserve(journal)
     }
 
     fn write_commit(

@@ -107,6 +107,8 @@ pub(crate) struct Inner {
     /// Why the store refuses writes, once it does.
     poison: Mutex<Option<String>>,
     poisoned: AtomicBool,
+    /// Class and ticket of scans that ended where nothing could be locked.
+    ended_scans: Mutex<Vec<(usize, u64)>>,
     batches_since_commit: AtomicU64,
     rows_since_commit: AtomicU64,
     /// A reader's claim on its commit.
@@ -190,6 +192,11 @@ impl Inner {
         result
     }
 
+    /// Poisons the store when a panic passes by: counts and rows may be half changed then.
+    fn poison_on_panic(&self) -> PoisonOnPanic<'_> {
+        PoisonOnPanic(self)
+    }
+
     fn table_of<'e>(&self, engine: &'e Engine, table: TableId) -> Result<&'e Table> {
         engine.table(table.0).ok_or_else(|| {
             Error::new(ErrorKind::NotFound, format!("there is no table with number {}", table.0))
@@ -264,5 +271,17 @@ impl Store {
             lock.release();
         }
         Ok(lost)
+    }
+}
+
+/// See [`Inner::poison_on_panic`].
+struct PoisonOnPanic<'a>(&'a Inner);
+
+impl Drop for PoisonOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let error = Error::new(ErrorKind::Poisoned, "a panic in the engine".to_owned());
+            let _ = self.0.poison_on_error::<()>(Err(error));
+        }
     }
 }

@@ -146,6 +146,7 @@ impl Store {
             writing: AtomicBool::new(false),
             poison: Mutex::new(None),
             poisoned: AtomicBool::new(false),
+            ended_scans: Mutex::default(),
             batches_since_commit: AtomicU64::new(0),
             rows_since_commit: AtomicU64::new(0),
             _hold: hold,

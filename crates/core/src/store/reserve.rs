@@ -6,7 +6,7 @@ use super::engine::{Class, Engine, keep_if_dirty};
 use super::rows::Keys;
 use crate::cache::TakeWay;
 use crate::error::{ErrorKind, Result, bail};
-use crate::storage::log::ClassLog;
+use crate::storage::log::{ClassLog, Place};
 use std::sync::atomic::Ordering;
 
 /// Journal bytes that one written row may need: its delta.
@@ -14,7 +14,7 @@ pub(super) const JOURNAL_BYTES_PER_ROW: u64 = 24;
 /// Journal bytes that a commit needs beside the rows and its meta: its record, counters, one piece.
 pub(super) const JOURNAL_BYTES_PER_COMMIT: u64 = 192 << 10;
 /// Rows leave room within the disk bound for a state as large as the last, and this much more.
-const STATE_BYTES_KEPT_FREE: u64 = 64 << 10;
+pub(super) const STATE_BYTES_KEPT_FREE: u64 = 64 << 10;
 /// Segments that changes leave free within a disk bound.
 const SEGMENTS_FOR_CLEANING: u64 = 2;
 /// Index bytes that a new key of a growing table may need.
@@ -41,6 +41,17 @@ impl Inner {
         Ok(())
     }
 
+    /// Makes sure that the journal has room for `rows` deletes. They take no room for rows.
+    pub(super) fn reserve_deletes(&self, class: &Class, rows: u64) -> Result<()> {
+        self.prepare_writing()?;
+        let unwritten = class.unwritten_rows(&class.log.lock());
+        let mut history = self.history.lock();
+        let kept = history.bytes_kept_free();
+        let bytes = (unwritten + rows) * JOURNAL_BYTES_PER_ROW + JOURNAL_BYTES_PER_COMMIT;
+        self.reserve_journal(&mut history, bytes, kept)
+            .map_err(|error| error.context(format!("store {}", self.path.display())))
+    }
+
     fn reserve_class(&self, class: &Class) -> Result<()> {
         let mut log = class.log.lock();
         let rows = class.unwritten_rows(&log);
@@ -61,6 +72,19 @@ impl Inner {
             *refused = rows.max(*refused);
         }
         result
+    }
+
+    /// Makes sure that the journal can take the deltas of so many rows and then a commit; false
+    /// when the disk has no room for them.
+    pub(super) fn reserve_to_clean(&self, rows: u64) -> Result<bool> {
+        let mut history = self.history.lock();
+        let kept = history.bytes_kept_free();
+        let bytes = rows * JOURNAL_BYTES_PER_ROW + JOURNAL_BYTES_PER_COMMIT;
+        match self.reserve_journal(&mut history, bytes, kept) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == ErrorKind::Full => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// Makes sure that the journal can take `bytes` more and leaves `kept` free of the disk bound.
@@ -156,7 +180,9 @@ impl Inner {
             if self.shrink_largest(engine)? {
                 continue;
             }
-            if used <= engine.budget_bytes {
+            // Looking every key up is for the last moment.
+            let growth = not_indexed(engine, keys) * INDEX_BYTES_PER_KEY;
+            if growth == 0 || used + growth <= engine.budget_bytes {
                 return Ok(());
             }
             bail!(
@@ -198,4 +224,20 @@ impl Inner {
         }
         Ok(false)
     }
+}
+
+/// Keys of growing tables that no index has and no row in memory: at least those that are new.
+fn not_indexed(engine: &Engine, keys: &[Keys<'_>]) -> u64 {
+    let mut slots = Vec::new();
+    let mut count = 0;
+    for Keys { table, keys } in keys.iter().filter(|batch| batch.table.first.is_none()) {
+        let class = &engine.classes[table.class];
+        let (log, cache) = (class.log.lock(), class.cache());
+        let is_new = |key: &&u64| {
+            log.find(table.id(), **key, &mut slots) == Place::Absent
+                && cache.peek(table.locate(cache, **key), table.id(), **key, |_| ()).is_none()
+        };
+        count += keys.iter().filter(is_new).count() as u64;
+    }
+    count
 }

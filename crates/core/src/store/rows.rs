@@ -499,7 +499,8 @@ impl Inner {
         self.flush_now(engine, class, log)
     }
 
-    /// Pays for `rows` flushed rows with cleaning.
+    /// Pays for `rows` flushed rows with cleaning, unit by unit: each finds its room within the disk
+    /// bound, for its rows and for what the journal will say of them, or is left for later.
     pub(super) fn clean_for(
         &self,
         engine: &Engine,
@@ -507,14 +508,21 @@ impl Inner {
         log: &mut ClassLog,
         rows: u64,
     ) -> Result<()> {
-        let most = self.most_slots(class, log);
-        let keep_free = class.unwritten_rows(log);
         let residents = CacheOfClass { engine, cache: class.cache() };
-        let grow = self.grow_bytes();
-        let report =
-            self.charge_growth(log, |log| log.clean(rows, most, keep_free, grow, &residents))?;
-        self.metrics.cleaned_pages.fetch_add(report.pages, Ordering::Relaxed);
-        self.metrics.moved_rows.fetch_add(report.rows_moved, Ordering::Relaxed);
-        Ok(())
+        log.owe_cleaning(rows);
+        loop {
+            let most = self.most_slots(class, log);
+            let keep_free = class.unwritten_rows(log);
+            if !self.reserve_to_clean(keep_free + log.rows_per_unit())? {
+                return Ok(());
+            }
+            let grow = self.grow_bytes();
+            let unit =
+                self.charge_growth(log, |log| log.clean_unit(most, keep_free, grow, &residents))?;
+            let Some(report) = unit else { return Ok(()) };
+            self.metrics.cleaned_pages.fetch_add(report.pages, Ordering::Relaxed);
+            self.metrics.moved_rows.fetch_add(report.rows_moved, Ordering::Relaxed);
+            self.spill_deltas(class, log, false)?;
+        }
     }
 }

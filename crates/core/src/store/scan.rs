@@ -1,7 +1,8 @@
 //! Scans: all written rows of a table, in batches, in bounded memory.
 //!
 //! Dense tables come in order of id, growing ones in order of storage. Rows that miss the cache do
-//! not displace others. Writing to the table ends its scans with an error.
+//! not displace others. Writing to the table ends its scans with an error; writing to others does
+//! not, but while a scan of a growing table is open, segments that are freed are not used again.
 
 use super::engine::Table;
 use super::rows::{Effect, Keys, RowOp, RowView};
@@ -30,7 +31,40 @@ pub struct Scan {
 
 enum Cursor {
     Dense { next: u64, end: u64 },
-    Sparse { pages: Vec<u32>, next: usize },
+    Sparse(SlotSet),
+}
+
+/// The slots of a growing table's rows when its scan began. Cleaning may move rows meanwhile, of
+/// this table too, but what it leaves behind stays as it is: the ticket keeps every segment that
+/// is freed from being written again.
+struct SlotSet {
+    class: usize,
+    ticket: u64,
+    /// One bit per slot.
+    bits: Vec<u64>,
+    per_page: u32,
+    /// The next page to look at.
+    next: u32,
+}
+
+impl SlotSet {
+    fn contains(&self, slot: u32) -> bool {
+        self.bits.get(slot as usize / 64).is_some_and(|word| word >> (slot % 64) & 1 == 1)
+    }
+
+    /// The next pages that hold a slot of the set, `most` of them; none at the end.
+    fn next_pages(&mut self, most: usize) -> Vec<u32> {
+        let mut pages = Vec::new();
+        let end = (self.bits.len() as u32 * 64).div_ceil(self.per_page);
+        while self.next < end && pages.len() < most {
+            let first = self.next * self.per_page;
+            if (first..first + self.per_page).any(|slot| self.contains(slot)) {
+                pages.push(self.next);
+            }
+            self.next += 1;
+        }
+        pages
+    }
 }
 
 impl Store {
@@ -54,19 +88,27 @@ impl Store {
     fn scan_growing(&self, table: TableId) -> Result<Scan> {
         let inner = &*self.inner;
         let engine = inner.exclusive()?;
+        inner.forget_ended_scans(&engine);
         let found = inner.table_of(&engine, table)?;
         let class = &engine.classes[found.class];
         if class.unwritten_rows(&class.log.lock()) > 0 {
             inner.reserve(&engine, &[])?;
             inner.poison_on_error(inner.flush_dirty(&engine, class))?;
         }
-        let log = class.log.lock();
-        let per_page = class.layout.rows_per_page as u32;
-        let mut pages: Vec<u32> = log.index(found.id()).slots().map(|s| s / per_page).collect();
-        pages.sort_unstable();
-        pages.dedup();
+        let mut log = class.log.lock();
+        let mut bits = Vec::new();
+        for slot in log.index(found.id()).slots() {
+            let word = slot as usize / 64;
+            if bits.len() <= word {
+                bits.resize(word + 1, 0u64);
+            }
+            bits[word] |= 1 << (slot % 64);
+        }
+        let ticket = log.segments.begin_read();
         drop(log);
-        Ok(Scan::new(self, found, Cursor::Sparse { pages, next: 0 }))
+        let per_page = class.layout.rows_per_page as u32;
+        let set = SlotSet { class: found.class, ticket, bits, per_page, next: 0 };
+        Ok(Scan::new(self, found, Cursor::Sparse(set)))
     }
 
     /// An order-free digest of all written rows, values and state: equal tables have equal
@@ -159,14 +201,12 @@ impl Scan {
                     *next = upto;
                     self.dense(&store.inner, &engine, table, ids)?;
                 }
-                Cursor::Sparse { pages, next } => {
-                    if *next == pages.len() {
+                Cursor::Sparse(set) => {
+                    let pages = set.next_pages(PAGES);
+                    if pages.is_empty() {
                         return Ok(false);
                     }
-                    let upto = (*next + PAGES).min(pages.len());
-                    let some = pages[*next..upto].to_vec();
-                    *next = upto;
-                    self.sparse(&store.inner, &engine, table, &some)?;
+                    self.sparse(&store.inner, &engine, table, &pages)?;
                 }
             }
         }
@@ -211,43 +251,75 @@ impl Scan {
         let class = &engine.classes[table.class];
         let layout = &class.layout;
         let (keys, words) = (&mut self.keys, &mut self.words);
+        let Cursor::Sparse(set) = &self.cursor else { return Ok(()) };
+        let name = class.file.name();
         let mut take = |number: u32, page: &[u8], rows: usize| {
-            let log = class.log.lock();
-            for at in 0..rows {
+            for at in 0..layout.rows_per_page {
                 let slot = number * layout.rows_per_page as u32 + at as u32;
-                let (owner, key) = layout.entry(page, at);
-                if owner == table.id() && log.index(owner).is_newest(key, slot) {
-                    keys.push(key);
-                    words.extend_from_slice(layout.row(page, at));
+                if !set.contains(slot) {
+                    continue;
                 }
+                let (owner, key) = layout.entry(page, at);
+                if at >= rows || owner != table.id() {
+                    let table = &table.record.spec.name;
+                    bail!(
+                        Corrupt,
+                        "{name}, slot {slot}: the index says table {table:?}, the page has another \
+                         row or none; restore from a copy, or open an earlier commit with step="
+                    );
+                }
+                keys.push(key);
+                words.extend_from_slice(layout.row(page, at));
             }
+            Ok(())
         };
-        let (ticket, in_memory) = {
-            let mut log = class.log.lock();
+        let in_memory = {
+            let log = class.log.lock();
             let mut in_memory: Vec<(u32, Vec<f32>)> = Vec::new();
             for number in pages {
                 if let Some(page) = log.page_in_memory(number * layout.rows_per_page as u32) {
                     in_memory.push((*number, bytemuck::cast_slice(page).to_vec()));
                 }
             }
-            (log.segments.begin_read(), in_memory)
+            in_memory
         };
         for (number, page) in &in_memory {
             // A page being filled has garbage behind its rows; the index names none of it.
-            take(*number, bytemuck::cast_slice(page), layout.rows_per_page);
+            take(*number, bytemuck::cast_slice(page), layout.rows_per_page)?;
         }
         let rest: Vec<u32> =
             pages.iter().copied().filter(|p| !in_memory.iter().any(|(n, _)| n == p)).collect();
         let read = class.tier().readers.with(|reader| {
             reader.read(&class.file, layout, &rest, &mut |number, page| {
                 let rows = layout.verify(page, number, class.file.name())?;
-                take(number, page, rows);
-                Ok(())
+                take(number, page, rows)
             })
         });
-        class.log.lock().segments.end_read(ticket);
         inner.metrics.add_read(&read?);
         Ok(())
+    }
+}
+
+impl Drop for Scan {
+    fn drop(&mut self) {
+        let Cursor::Sparse(set) = &self.cursor else { return };
+        let inner = &*self.store.inner;
+        inner.ended_scans.lock().push((set.class, set.ticket));
+        // A garbage collector may run this within a verb of the same thread: never wait here.
+        if let Some(engine) = inner.engine.try_read() {
+            inner.forget_ended_scans(&engine);
+        }
+    }
+}
+
+impl Inner {
+    /// Lets segments go that only scans which have ended still needed.
+    pub(super) fn forget_ended_scans(&self, engine: &super::Engine) {
+        for (class, ticket) in std::mem::take(&mut *self.ended_scans.lock()) {
+            if let Some(class) = engine.classes.get(class) {
+                class.log.lock().segments.end_read(ticket);
+            }
+        }
     }
 }
 

@@ -29,7 +29,7 @@ const SEGMENT_BYTES_MIN: u64 = 32 << 10;
 const SEGMENT_BYTES_USUAL: u64 = 256 << 10;
 const SEGMENT_PAGES_MIN: u64 = 16;
 /// A log works well when at most this share of it is live (see the cleaner).
-const LIVE_SHARE: f64 = 0.7;
+const LIVE_SHARE: f64 = 0.6;
 const TABLES_MAX: usize = 65_536;
 
 impl Store {
@@ -62,7 +62,6 @@ impl Store {
         }
         inner.check_disk(&engine, spec, &layout)?;
         inner.check_budget(&engine, spec, &layout)?;
-        let class = inner.class_for(&mut engine, layout.row_bytes(), spec)?;
         let index = match spec.num_embeddings {
             Some(rows) => TableIndex::Dense(DenseIndex::new(rows)?),
             None => TableIndex::Sparse(
@@ -70,6 +69,7 @@ impl Store {
                 crate::hash::table_salt(&spec.name),
             ),
         };
+        let class = inner.class_for(&mut engine, layout.row_bytes(), spec)?;
         let record = TableRecord {
             id: engine.tables.len() as u16,
             class,
@@ -264,6 +264,8 @@ impl Inner {
         drop(history);
         let id = record.id;
         engine.classes.push(Class::new(record, layout, file, segments, 0, &*self.medium)?);
+        // Whatever happens to the table, a class has to be given memory before the next verb.
+        engine.planned = false;
         Ok(id)
     }
 

@@ -182,10 +182,13 @@ impl Store {
         let mut scratch = Distinct::new();
         let distinct = scratch.run(keys).0.to_vec();
         let batch = [Keys { table, keys: &distinct }];
+        let class = &engine.classes[table.class];
+        self.inner.reserve_deletes(class, distinct.len() as u64)?;
+        // From here on no row moves: with room in the flush buffer, finding rows writes none.
+        self.inner.make_room(&engine, class, &mut class.log.lock())?;
         let mut find = FindOp { found: vec![(false, 0); distinct.len()] };
         self.inner.visit_rows(&engine, &batch, &mut find)?;
-        self.inner.reserve(&engine, &batch)?;
-        let class = &engine.classes[table.class];
+        let _guard = self.inner.poison_on_panic();
         let mut deleted = 0;
         let result = {
             let mut log = class.log.lock();
@@ -205,7 +208,6 @@ impl Store {
             }
             self.inner.spill_deltas(class, &mut log, false)
         };
-        self.inner.end_promise(&engine, &batch);
         table.rows.fetch_sub(deleted, Ordering::Relaxed);
         table.changes.fetch_add(1, Ordering::Relaxed);
         self.inner.note_batch(distinct.len() as u64);
@@ -255,6 +257,7 @@ impl Inner {
     /// Runs a verb that changes rows: reserves room, visits, counts. Returns the rows visited.
     fn change<O: RowOp>(&self, engine: &Engine, keys: &[Keys<'_>], op: &mut O) -> Result<u64> {
         self.reserve(engine, keys)?;
+        let _guard = self.poison_on_panic();
         let result = self.visit_rows(engine, keys, op);
         self.end_promise(engine, keys);
         let rows = keys.iter().map(|k| k.keys.len() as u64).sum();

@@ -1,7 +1,8 @@
 //! Cleaning: live rows of a segment that is mostly outdated are written again, so that the segment
 //! can be reused once no commit needs it.
 //!
-//! Victims have the smallest share of newest copies (RecDB's outdated-data monitor, here exact).
+//! Victims are the segments of which most would be released (RecDB's outdated-data monitor, here
+//! exact).
 //! Work comes in small units, in proportion to what is flushed, so that no caller waits for a
 //! whole segment. Neighbours stay neighbours: a page's live rows are appended in their order. A
 //! row that is dirty in DRAM is not moved: its next flush outdates the copy anyway.
@@ -42,59 +43,61 @@ pub struct CleanReport {
 }
 
 impl ClassLog {
-    /// Pays for `rows` flushed rows with as much cleaning as keeps the log at its target size.
-    /// `most_slots` is what the disk bound allows, `keep_free` the rows that must still find room
-    /// afterwards, `grow_bytes` what the file may grow by. Waits for the device.
-    pub fn clean(
+    /// Notes that `rows` flushed rows pay for as much cleaning as keeps the log at its target size,
+    /// which `clean_unit` then does.
+    pub fn owe_cleaning(&mut self, rows: u64) {
+        self.clean.credit += rows as f64 * 1.25;
+    }
+
+    /// Rows that one unit of cleaning moves at most.
+    pub fn rows_per_unit(&self) -> u64 {
+        u64::from(self.writer.chunk_pages()) * self.layout.rows_per_page as u64
+    }
+
+    /// Cleans at most one chunk; `None` when nothing is owed any more, no segment is worth it, or
+    /// there is no room to move rows to. `most_slots` is what the disk bound allows, `keep_free`
+    /// the rows that must still find room afterwards, `grow_bytes` what the file may grow by. Waits
+    /// for the device.
+    pub fn clean_unit(
         &mut self,
-        rows: u64,
         most_slots: u64,
         keep_free: u64,
         grow_bytes: u64,
         residents: &dyn Residents,
-    ) -> Result<CleanReport> {
-        let mut report = CleanReport::default();
-        let per_segment =
-            self.segment_bytes / self.layout.page_bytes as u64 * self.layout.rows_per_page as u64;
+    ) -> Result<Option<CleanReport>> {
         let newest = self.segments.newest_total();
-        let used = self.segments.used_slots();
-        let dead = self.segments.reclaimable_total();
-        let allowed =
-            newest as f64 * (1.0 / LIVE_SHARE - 1.0) + (SLACK_SEGMENTS * per_segment) as f64;
-        let tight = used as f64 > most_slots as f64 * TIGHT_SHARE;
-        if dead as f64 <= allowed && !tight {
+        let slack = SLACK_SEGMENTS * self.rows_per_segment();
+        let allowed = newest as f64 * (1.0 / LIVE_SHARE - 1.0) + slack as f64;
+        let tight = self.segments.used_slots() as f64 > most_slots as f64 * TIGHT_SHARE;
+        if self.segments.reclaimable_total() as f64 <= allowed && !tight {
             self.clean.credit = 0.0;
-            return Ok(report);
+        }
+        if self.clean.credit <= 0.0 {
+            return Ok(None);
         }
         let share = if tight { VICTIM_DEAD_SHARE_TIGHT } else { VICTIM_DEAD_SHARE };
-        self.clean.credit += rows as f64 * 1.25;
-        while self.clean.credit > 0.0 {
-            let Some((segment, page)) = self.next_victim_page(share, tight) else {
-                self.clean.credit = 0.0;
-                break;
-            };
-            let unit = u64::from(self.writer.chunk_pages()) * self.layout.rows_per_page as u64;
-            match self.reserve(keep_free + unit, grow_bytes) {
-                Ok(()) => {}
-                Err(error) if error.kind() == ErrorKind::Full => break,
-                Err(error) => return Err(error),
-            }
-            let end = self.segments.first_page(segment) + self.segments.pages_of(segment);
-            let pages = self.writer.chunk_pages().min(end - page);
-            let moved = self.clean_pages(page, pages, residents)?;
-            report.pages += u64::from(pages);
-            report.rows_moved += moved;
-            let slots = u64::from(pages) * self.layout.rows_per_page as u64;
-            self.clean.credit -= (slots - moved.min(slots)) as f64;
-            if page + pages == end {
-                self.segments.cleaned(segment);
-                self.clean.victim = None;
-            } else {
-                let life = self.segments.sealed_life(segment);
-                self.clean.victim = life.map(|life| (segment, life, page + pages));
-            }
+        let Some((segment, page)) = self.next_victim_page(share, tight) else {
+            self.clean.credit = 0.0;
+            return Ok(None);
+        };
+        match self.reserve(keep_free + self.rows_per_unit(), grow_bytes) {
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::Full => return Ok(None),
+            Err(error) => return Err(error),
         }
-        Ok(report)
+        let end = self.segments.first_page(segment) + self.segments.pages_of(segment);
+        let pages = self.writer.chunk_pages().min(end - page);
+        let rows_moved = self.clean_pages(page, pages, residents)?;
+        let slots = u64::from(pages) * self.layout.rows_per_page as u64;
+        self.clean.credit -= (slots - rows_moved.min(slots)) as f64;
+        if page + pages == end {
+            self.segments.cleaned(segment);
+            self.clean.victim = None;
+        } else {
+            let life = self.segments.sealed_life(segment);
+            self.clean.victim = life.map(|life| (segment, life, page + pages));
+        }
+        Ok(Some(CleanReport { pages: u64::from(pages), rows_moved }))
     }
 
     fn next_victim_page(&mut self, share: f64, tight: bool) -> Option<(SegmentId, u32)> {

@@ -7,6 +7,7 @@ use super::page::PageLayout;
 use super::segments::{SegmentId, Segments};
 use crate::error::{Result, bail};
 use crate::io::{BufferId, Completion, File, Queue};
+use std::ops::Range;
 use std::sync::Arc;
 
 #[derive(Debug)]
@@ -145,13 +146,16 @@ impl Writer {
             },
         };
         let end = segments.first_page(id) + segments.pages_of(id);
+        let capacity = self.chunk_pages.min(end - next);
+        // A segment that was freed soon after it was written may still have a write under way, and
+        // two writes of one page have no order.
+        self.wait_for_writes(next..next + capacity)?;
         let buffer = loop {
             if let Some(buffer) = self.queue.acquire() {
                 break buffer;
             }
             self.reap(1)?;
         };
-        let capacity = self.chunk_pages.min(end - next);
         self.open = Some(Chunk { buffer, first_page: next, pages: 0, capacity, rows: 0 });
         self.segment = Some((id, next + capacity));
         Ok(())
@@ -210,6 +214,18 @@ impl Writer {
         failed.map_or(Ok(()), Err)
     }
 
+    /// Waits until no write of these pages is in flight.
+    fn wait_for_writes(&mut self, pages: Range<u32>) -> Result<()> {
+        while self
+            .in_flight
+            .iter()
+            .any(|(_, first, n)| *first < pages.end && pages.start < first + n)
+        {
+            self.reap(1)?;
+        }
+        Ok(())
+    }
+
     /// Seals the open page, writes the open chunk and waits until the device has everything.
     /// Returns the segment being filled and its next page. Nothing is durable before a sync.
     pub fn finish(&mut self, segments: &mut Segments) -> Result<Option<(SegmentId, u32)>> {
@@ -232,14 +248,7 @@ impl Writer {
     /// are not verified yet. Used by cleaning, which runs under the class lock.
     pub fn read_back(&mut self, first_page: u32, pages: u32, bytes: &mut Vec<f32>) -> Result<()> {
         assert!(pages <= self.chunk_pages, "a read-back is at most one chunk");
-        let wanted = first_page..first_page + pages;
-        while self
-            .in_flight
-            .iter()
-            .any(|(_, first, n)| *first < wanted.end && wanted.start < first + n)
-        {
-            self.reap(1)?;
-        }
+        self.wait_for_writes(first_page..first_page + pages)?;
         let buffer = loop {
             if let Some(buffer) = self.queue.acquire() {
                 break buffer;

@@ -201,3 +201,160 @@ fn a_table_whose_index_the_budget_cannot_hold_is_refused_when_it_is_made() {
         expect_rows(&store, table, 200_000);
     }
 }
+
+/// Updates 40,000 rows of 128 bytes at random under a disk bound, with a commit every so often, and
+/// after a `Full`. Returns how many updates had to wait for commits.
+fn long_run(times_live: f64, steps_per_commit: u64) -> u64 {
+    const ROWS: u64 = 40_000;
+    const WIDE: usize = 16;
+    let most = (times_live * (ROWS * 128) as f64) as u64;
+    let medium = SimMedium::new(11);
+    let options = StoreOptions {
+        page_bytes: Some(4096),
+        segment_bytes: None,
+        max_disk_bytes: Some(most),
+        ..options(2 << 20)
+    };
+    let store = Store::open_on(Arc::new(medium), options).unwrap();
+    let wide = TableSpec { embedding_dim: WIDE, ..spec("t", None, OptimizerKind::Adagrad) };
+    let table = store.table(&wide).unwrap();
+    let mut random = Random(5);
+    let mut waited = 0;
+    for step in 1..=400u64 {
+        let keys: Vec<u64> = (0..2000).map(|_| random.below(ROWS)).collect();
+        let gradients = vec![0.5; keys.len() * WIDE];
+        let batch = UpdateBatch {
+            table,
+            keys: &keys,
+            gradients: &gradients,
+            hyper: HYPER,
+            non_finite: NonFinite::Refuse,
+            step: None,
+        };
+        let mut result = store.update(&[batch]);
+        for _ in 0..4 {
+            let Err(error) = &result else { break };
+            assert_eq!(error.kind(), ErrorKind::Full, "step {step}: {error}");
+            waited += 1;
+            store.commit(step, "", &[]).unwrap();
+            result = store.update(&[batch]);
+        }
+        result.unwrap_or_else(|error| panic!("step {step} of {times_live}: {error}"));
+        if step % steps_per_commit == 0 {
+            store.commit(step, "", &[("weights", &[1; 500])]).unwrap();
+        }
+        let stats = store.stats().unwrap();
+        assert!(stats.disk_bytes <= most, "step {step}: {} of {most}", stats.disk_bytes);
+        assert!(stats.memory.total() <= stats.budget_bytes, "step {step}: {:?}", stats.memory);
+    }
+    waited
+}
+
+#[test]
+fn a_long_run_within_a_disk_bound_keeps_it_and_goes_on() {
+    for (times_live, steps_per_commit) in [(4.0, 1), (3.0, 5), (4.0, 5), (4.0, 20), (5.0, 1000)] {
+        let waited = long_run(times_live, steps_per_commit);
+        assert!(waited < 100, "{times_live} x, commit every {steps_per_commit}: {waited} waits");
+    }
+}
+
+#[test]
+fn deletes_at_a_full_budget_delete_and_leave_the_others() {
+    for seed in 1..6 {
+        let medium = SimMedium::new(seed);
+        let store = Store::open_on(Arc::new(medium.clone()), options(700 << 10)).unwrap();
+        let table = store.table(&spec("t", None, OptimizerKind::Adagrad)).unwrap();
+        let put = |keys: &[u64], add: f32| {
+            let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32 + add; DIM]).collect();
+            store.put(&[batch(table, keys, &values)]).unwrap();
+        };
+        let all: Vec<u64> = (0..12_000).collect();
+        all.chunks(500).for_each(|keys| put(keys, 0.0));
+        store.commit(1, "", &[]).unwrap();
+        let mut random = Random(seed);
+        let again: Vec<u64> = (0..6000).map(|_| random.below(12_000)).collect();
+        put(&again, 0.5);
+        let doomed: Vec<u64> = (0..12_000).filter(|key| key % 2 == seed % 2).collect();
+        assert_eq!(store.delete(table, &doomed).unwrap(), 6000);
+        let mut there = vec![false; all.len()];
+        store.contains(table, &all, &mut there).unwrap();
+        assert!(all.iter().zip(&there).all(|(key, there)| *there == (key % 2 != seed % 2)));
+        assert_eq!(store.len(table).unwrap(), 6000);
+        store.commit(2, "", &[]).unwrap();
+        store.close().unwrap();
+        let store = Store::open_on(Arc::new(medium), options(700 << 10)).unwrap();
+        store.contains(table, &all, &mut there).unwrap();
+        assert!(all.iter().zip(&there).all(|(key, there)| *there == (key % 2 != seed % 2)));
+    }
+}
+
+#[test]
+fn a_refused_table_leaves_the_others_as_they_were() {
+    let store = Store::open_on(Arc::new(SimMedium::new(4)), options(2 << 20)).unwrap();
+    let table = store.table(&spec("t", None, OptimizerKind::Sgd)).unwrap();
+    let keys: Vec<u64> = (0..1000).collect();
+    let values = vec![1.5; keys.len() * DIM];
+    store.put(&[batch(table, &keys, &values)]).unwrap();
+    for rows in [1 << 33, 10_000_000] {
+        let wide = TableSpec { embedding_dim: 64, ..spec("big", Some(rows), OptimizerKind::Sgd) };
+        store.table(&wide).unwrap_err();
+        store.put(&[batch(table, &keys, &values)]).unwrap();
+        store.stats().unwrap();
+        store.commit(1, "", &[]).unwrap();
+    }
+    assert_eq!(store.tables().len(), 1);
+}
+
+#[test]
+fn a_panic_within_a_change_poisons_the_store() {
+    let store = Store::open_on(Arc::new(SimMedium::new(4)), options(2 << 20)).unwrap();
+    let table = store.table(&spec("t", None, OptimizerKind::Sgd)).unwrap();
+    let inner = store.inner.clone();
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let _guard = inner.poison_on_panic();
+        panic!("as a broken invariant would");
+    }));
+    assert!(panicked.is_err());
+    let error = store.put(&[batch(table, &[1], &[1.0; DIM])]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Poisoned, "{error}");
+    assert_eq!(store.commit(1, "", &[]).unwrap_err().kind(), ErrorKind::Poisoned);
+}
+
+#[test]
+fn a_scan_gives_every_row_once_while_other_tables_are_written() {
+    let store = Store::open_on(Arc::new(SimMedium::new(2)), options(700 << 10)).unwrap();
+    let [scanned, other] =
+        ["a", "b"].map(|name| store.table(&spec(name, None, OptimizerKind::Sgd)).unwrap());
+    let rows_of = |keys: &[u64], add: f32| -> Vec<f32> {
+        keys.iter().flat_map(|k| [*k as f32 + add; DIM]).collect()
+    };
+    let (keys, others): (Vec<u64>, Vec<u64>) = ((0..4000).collect(), (0..24_000).collect());
+    // Rows of both tables side by side, so that writing one makes the cleaner move the other.
+    for (some, more) in keys.chunks(50).zip(others.chunks(300)) {
+        let values = (rows_of(some, 0.0), rows_of(more, 0.0));
+        store.put(&[batch(scanned, some, &values.0), batch(other, more, &values.1)]).unwrap();
+    }
+    store.commit(1, "", &[]).unwrap();
+    let before = store.stats().unwrap().rows_moved;
+    let mut scan = store.scan(scanned).unwrap();
+    let (mut found, mut add) = (Vec::new(), 0.0);
+    let (mut some, mut rows) = (vec![0; 150], vec![0.0; 150 * DIM]);
+    loop {
+        let n = scan.next_batch(&mut some, &mut rows, None).unwrap();
+        if n == 0 {
+            break;
+        }
+        for (i, key) in some[..n].iter().enumerate() {
+            assert_eq!(rows[i * DIM], *key as f32);
+        }
+        found.extend_from_slice(&some[..n]);
+        add += 1.0;
+        store.put(&[batch(other, &others, &rows_of(&others, add))]).unwrap();
+        store.commit(1, "", &[]).unwrap();
+    }
+    drop(scan);
+    found.sort_unstable();
+    assert!(found == keys, "{} rows, {} expected", found.len(), keys.len());
+    let moved = store.stats().unwrap().rows_moved - before;
+    assert!(moved > 1000, "{moved} rows moved during the scan");
+}
