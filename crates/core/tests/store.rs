@@ -238,6 +238,19 @@ fn a_copy_of_a_live_store_holds_one_commit_whole() {
 }
 
 #[test]
+fn a_copy_that_was_cut_off_can_be_made_again() {
+    let (directory, path) = directory();
+    trained(&path).close().unwrap();
+    let to = directory.path().join("copy");
+    let memory = Memory::Bytes(BUDGET);
+    let stop = |_, _| Err(embedrock_core::Error::new(ErrorKind::Misuse, "stopped".to_owned()));
+    let error = copy(&path, &to, None, memory, &mut { stop }).unwrap_err();
+    assert_eq!(error.message(), "stopped");
+    copy(&path, &to, None, memory, &mut |_, _| Ok(())).unwrap();
+    expect_step(&Store::open(&to, options(BUDGET)).unwrap(), 6);
+}
+
+#[test]
 fn an_earlier_step_opens_for_reading_beside_the_writer_and_for_writing_after_it() {
     let (_directory, path) = directory();
     let store = trained(&path);
@@ -353,6 +366,7 @@ fn a_flipped_byte_is_found_and_located_in_every_file() {
         ("journal-", 1000, "journal-00000001".to_owned()),
         ("state-", 777, "state-0000000004".to_owned()),
         ("superblock", 100, "superblock".to_owned()),
+        ("head", 3, "head".to_owned()),
     ] {
         let damaged = directory.path().join("damaged");
         let _ = std::fs::remove_dir_all(&damaged);
@@ -368,6 +382,21 @@ fn a_flipped_byte_is_found_and_located_in_every_file() {
         assert!(!found.is_empty(), "{prefix}{offset}: not found");
         assert!(found.iter().any(|p| p.contains(&where_)), "{prefix}{offset}: {found:?}");
     }
+}
+
+#[test]
+fn damage_to_a_commit_is_found_when_the_next_has_the_same_step() {
+    let (_directory, path) = directory();
+    let store = trained(&path);
+    store.commit(6, "", &[("weights", &[9; 5000])]).unwrap();
+    store.close().unwrap();
+    let states: Vec<PathBuf> =
+        files(&path).into_iter().filter(|p| p.to_string_lossy().contains("state-")).collect();
+    assert_eq!(states.len(), 2);
+    std::fs::write(&states[0], [1; 100]).unwrap();
+    let name = states[0].file_name().unwrap().to_string_lossy().into_owned();
+    let found = problems(&path);
+    assert!(found.iter().any(|p| p.contains(&name)), "{found:?}");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Check: reads every page that a kept commit needs and says what is wrong, and where.
 
 use super::engine::Class;
+use super::superblock::head_is_sound;
 use super::{Store, state};
 use crate::config::{Memory, StoreOptions};
 use crate::error::{ErrorKind, Result};
@@ -58,13 +59,11 @@ pub fn check(
     progress: &mut dyn FnMut(u64, u64) -> Result<()>,
 ) -> Result<CheckReport> {
     let path = path.as_ref();
-    let options = |step| {
-        // No verb runs, so no cache is planned and the budget does not matter.
-        let memory = Memory::Bytes(0);
-        StoreOptions { step, read_only: true, create: false, ..StoreOptions::new(memory) }
-    };
+    // No verb runs, so no cache is planned and the budget does not matter.
+    let memory = Memory::Bytes(0);
+    let options = StoreOptions { read_only: true, create: false, ..StoreOptions::new(memory) };
     let mut report = CheckReport::default();
-    let newest = match Store::open(path, options(None)) {
+    let newest = match Store::open(path, options.clone()) {
         Ok(store) => store,
         Err(error) if error.kind() == ErrorKind::NotFound => return Err(error),
         Err(error) => {
@@ -72,14 +71,20 @@ pub fn check(
             return Ok(report);
         }
     };
-    let steps: Vec<u64> = newest.commits().iter().map(|c| c.step).collect();
+    let commits = newest.commits();
+    if !head_is_sound(&*newest.inner.medium, newest.inner.seed)? {
+        let what = "head: it has a wrong checksum; the store opens without it, but could not tell \
+                    that its newest commit was lost; the next commit writes it anew";
+        report.problem(commits.last().map_or(0, |c| c.step), what.to_owned());
+    }
     check_commit(&newest, &mut report, progress)?;
     drop(newest);
-    for step in steps.iter().rev().skip(1) {
-        match Store::open(path, options(Some(*step))) {
+    for commit in commits.iter().rev().skip(1) {
+        match Store::open_commit(path, options.clone(), commit.sequence) {
             Ok(store) => check_commit(&store, &mut report, progress)?,
-            Err(error) if error.kind() == ErrorKind::NotFound => {}
-            Err(error) => report.problem(*step, error.message().to_owned()),
+            // The writer beside has dropped it.
+            Err(error) if error.kind() == ErrorKind::CommitGone => {}
+            Err(error) => report.problem(commit.step, error.message().to_owned()),
         }
     }
     Ok(report)

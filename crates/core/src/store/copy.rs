@@ -4,6 +4,7 @@
 //! as small as can be. The source's commit is held meanwhile.
 
 use super::Store;
+use super::lock::WriterLock;
 use crate::config::{CommitInfo, Memory, NonFinite, PutBatch, StoreOptions};
 use crate::error::{Result, bail};
 use serde::Serialize;
@@ -38,7 +39,7 @@ pub fn copy(
 ) -> Result<CopyReport> {
     let destination = destination.as_ref();
     if destination.join("superblock").exists() {
-        bail!(Misuse, "{} holds a store already; copy to another place", destination.display());
+        remove_if_unfinished(destination)?;
     }
     let options =
         StoreOptions { step, read_only: true, create: false, ..StoreOptions::new(memory) };
@@ -89,4 +90,22 @@ pub fn copy(
     let copied = target.commit(commit.step, &commit.meta, &borrowed)?;
     let disk_bytes = target.stats()?.disk_bytes;
     Ok(CopyReport { commit: copied, rows: done, disk_bytes })
+}
+
+/// Removes what a copy that never ended has left: a store without a commit.
+fn remove_if_unfinished(destination: &Path) -> Result<()> {
+    let _lock = WriterLock::take(destination)?;
+    let options = StoreOptions { read_only: true, ..StoreOptions::new(Memory::Bytes(0)) };
+    let store = Store::open(destination, options)?;
+    if store.last_commit().is_some() {
+        bail!(Misuse, "{} holds a store already; copy to another place", destination.display());
+    }
+    let medium = &store.inner.medium;
+    for name in medium.list("")? {
+        let ours = ["superblock", "head", "journal-", "rows-", "state-", "measure"];
+        if ours.iter().any(|prefix| name.starts_with(prefix)) {
+            medium.remove(&name)?;
+        }
+    }
+    medium.sync_dir()
 }

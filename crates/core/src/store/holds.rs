@@ -7,12 +7,16 @@
 
 use super::lock::try_lock;
 use crate::error::{Error, Result};
+use parking_lot::Mutex;
 use std::fs::{File, OpenOptions};
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 const PREFIX: &str = "hold-";
+
+/// Holds that this process has.
+static OWN: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 /// A reader's claim on a commit.
 #[derive(Debug)]
@@ -25,10 +29,12 @@ impl Hold {
     /// Claims a commit. The caller checks afterwards that it is still kept.
     pub(super) fn take(directory: &Path, sequence: u64) -> Result<Self> {
         static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
-        let unique = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let name = format!("{PREFIX}{sequence:010}-{}-{unique}", std::process::id());
-        let path = directory.join(name);
         loop {
+            // A name that another process has is one from a machine, or a container, with equal
+            // process numbers.
+            let unique = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            let name = format!("{PREFIX}{sequence:010}-{}-{unique}", std::process::id());
+            let path = directory.join(name);
             let file = OpenOptions::new()
                 .read(true)
                 .write(true)
@@ -38,6 +44,7 @@ impl Hold {
                 .map_err(|e| Error::os(path.display(), e))?;
             // A writer that looks between the two takes the file for a dead reader's.
             if try_lock(&file, libc::F_WRLCK as i16)? && is_at(&file, &path) {
+                OWN.lock().push(path.clone());
                 return Ok(Self { path, _file: file });
             }
         }
@@ -55,12 +62,13 @@ fn is_at(file: &File, path: &Path) -> bool {
 
 impl Drop for Hold {
     fn drop(&mut self) {
+        OWN.lock().retain(|path| *path != self.path);
         let _ = std::fs::remove_file(&self.path);
     }
 }
 
 /// The oldest and the newest commit that living readers hold. Holds of dead readers are removed.
-/// A hold of this process counts as living.
+/// A lock says nothing about holds of this process itself, and opening such a file would lose it.
 pub(super) fn span(directory: &Path) -> Option<(u64, u64)> {
     let mut span = None;
     for entry in std::fs::read_dir(directory).ok()?.flatten() {
@@ -69,7 +77,9 @@ pub(super) fn span(directory: &Path) -> Option<(u64, u64)> {
         let sequence = parts.next().and_then(|s| s.parse::<u64>().ok());
         let pid = parts.next().and_then(|s| s.parse::<u32>().ok());
         let (Some(sequence), Some(pid)) = (sequence, pid) else { continue };
-        if pid == std::process::id() || is_alive(&entry.path()) {
+        let path = entry.path();
+        let own = pid == std::process::id() && OWN.lock().contains(&path);
+        if own || is_alive(&path) {
             let (oldest, newest) = span.unwrap_or((sequence, sequence));
             span = Some((sequence.min(oldest), sequence.max(newest)));
         }

@@ -64,15 +64,27 @@ impl Store {
         if !read_only {
             return Self::open_with(medium, place, options, lock, None);
         }
-        Self::open_reader(medium, &place, options)
+        let target = options.step.map_or(Target::Last, Target::Step);
+        Self::open_reader(medium, &place, options, target)
+    }
+
+    /// Opens the commit of this number, to read only.
+    pub(super) fn open_commit(path: &Path, options: StoreOptions, sequence: u64) -> Result<Self> {
+        let medium = DirectoryMedium::open(path, options.io)?;
+        let place = Place { path: path.to_path_buf(), on_disk: true, notes: Vec::new() };
+        Self::open_reader(Arc::new(medium), &place, options, Target::Sequence(sequence))
     }
 
     /// Opens beside a writer: holds the commit first, then checks that it is still kept.
-    fn open_reader(medium: Arc<dyn Medium>, place: &Place, options: StoreOptions) -> Result<Self> {
+    fn open_reader(
+        medium: Arc<dyn Medium>,
+        place: &Place,
+        options: StoreOptions,
+        target: Target,
+    ) -> Result<Self> {
         let mut last = None;
         for _ in 0..20 {
             let superblock = Superblock::read(&*medium)?;
-            let target = options.step.map_or(Target::Last, Target::Step);
             let looked = recover(&*medium, superblock.checksum_seed(), target);
             let sequence = match looked {
                 Ok(found) => found.commits.last().map_or(0, |c| c.info.sequence),

@@ -132,7 +132,13 @@ pub(super) fn recover(medium: &dyn Medium, seed: u64, target: Target) -> Result<
              step="
         );
     }
-    let oldest = last.map_or(0, |c| c.oldest_kept);
+    let mut oldest = last.map_or(0, |c| c.oldest_kept);
+    if head > newest {
+        // Commits that cannot be read any more have dropped as many of these, and their pages may
+        // have been written again.
+        let kept = last.map_or(0, |c| c.info.sequence + 1 - c.oldest_kept);
+        oldest = oldest.max((head + 1).saturating_sub(kept));
+    }
     let kept = |c: &&CommitRecord| c.info.sequence >= oldest;
     let target = match target {
         Target::Last => newest,

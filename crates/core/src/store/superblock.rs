@@ -126,12 +126,22 @@ fn head_bytes(seed: u64, sequence: u64) -> Vec<u8> {
 
 /// The number of a commit that was durable; 0 when there is none, or it cannot be told.
 pub(crate) fn read_head(medium: &dyn Medium, seed: u64) -> Result<u64> {
+    Ok(look_at_head(medium, seed)?.unwrap_or(0))
+}
+
+/// False when the head holds what no write of it can have left.
+pub(crate) fn head_is_sound(medium: &dyn Medium, seed: u64) -> Result<bool> {
+    Ok(look_at_head(medium, seed)?.is_some())
+}
+
+/// As `read_head`; `None` for a wrong checksum. A head of zeros was never written.
+fn look_at_head(medium: &dyn Medium, seed: u64) -> Result<Option<u64>> {
     if !medium.list(HEAD_NAME)?.iter().any(|name| name == HEAD_NAME) {
-        return Ok(0);
+        return Ok(Some(0));
     }
     let file = medium.open(HEAD_NAME, OpenMode::ReadOnly)?;
     if file.len()? < 16 {
-        return Ok(0);
+        return Ok(Some(0));
     }
     let mut bytes = [0; 16];
     file.read_at(&mut bytes, 0)?;
@@ -141,5 +151,8 @@ pub(crate) fn read_head(medium: &dyn Medium, seed: u64) -> Result<u64> {
     sequence.copy_from_slice(&bytes[..8]);
     let matches =
         u64::from_le_bytes(sum) == xxhash_rust::xxh3::xxh3_64_with_seed(&bytes[..8], seed);
-    Ok(if matches { u64::from_le_bytes(sequence) } else { 0 })
+    if bytes == [0; 16] {
+        return Ok(Some(0));
+    }
+    Ok(matches.then_some(u64::from_le_bytes(sequence)))
 }
