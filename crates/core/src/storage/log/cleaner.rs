@@ -130,6 +130,7 @@ impl ClassLog {
                 let old = slot_of(at);
                 let known = self.tables.iter().any(|(id, _)| *id == table);
                 if !known
+                    || !self.index(table).covers(key)
                     || !self.index(table).is_newest(key, old)
                     || self.buffer.find(table, key).is_some()
                     || residents.is_dirty(table, key)
