@@ -2,9 +2,10 @@
 //! can be reused once no commit needs it.
 //!
 //! Victims have the smallest share of newest copies (RecDB's outdated-data monitor, here exact).
-//! Work comes in small units, in proportion to what is flushed, so that no caller waits for a
-//! whole segment. Neighbours stay neighbours: a page's live rows are appended in their order. A
-//! row that is dirty in DRAM is not moved: its next flush outdates the copy anyway.
+//! Work comes in small units, in proportion to the slots that were taken, so that no caller waits
+//! for a whole segment, but for the first one after opening. Neighbours stay neighbours: a page's
+//! live rows are appended in their order. A row that is dirty in DRAM is not moved: its next flush
+//! outdates the copy anyway.
 
 use super::{ClassLog, segments::SegmentId};
 use crate::error::{ErrorKind, Result};
@@ -30,6 +31,8 @@ pub(crate) struct CleanState {
     victim: Option<(SegmentId, u64, u32)>,
     /// Slots that may be reclaimed before the next unit has to wait for more flushes.
     credit: f64,
+    /// True once what the life before left unfilled was paid for.
+    paid_for_opening: bool,
 }
 
 /// What a unit of cleaning did.
@@ -43,6 +46,9 @@ pub struct CleanReport {
 
 impl ClassLog {
     /// Pays for `rows` flushed rows with as much cleaning as keeps the log at its target size.
+    /// Slots that stay empty are paid for like rows, or many small commits, or many short lives,
+    /// would use them up faster than cleaning gives them back: those of pages that a commit sealed,
+    /// and once after opening those of a segment, because the one being filled is not gone on with.
     /// `most_slots` is what the disk bound allows, `keep_free` the rows that must still find room
     /// afterwards, `grow_bytes` what the file may grow by. Waits for the device.
     pub fn clean(
@@ -54,6 +60,7 @@ impl ClassLog {
         residents: &dyn Residents,
     ) -> Result<CleanReport> {
         let mut report = CleanReport::default();
+        let mut taken = rows + self.writer.take_unfilled();
         let per_segment =
             self.segment_bytes / self.layout.page_bytes as u64 * self.layout.rows_per_page as u64;
         let newest = self.segments.newest_total();
@@ -67,7 +74,10 @@ impl ClassLog {
             return Ok(report);
         }
         let share = if tight { VICTIM_DEAD_SHARE_TIGHT } else { VICTIM_DEAD_SHARE };
-        self.clean.credit += rows as f64 * 1.25;
+        if !std::mem::replace(&mut self.clean.paid_for_opening, true) {
+            taken += per_segment;
+        }
+        self.clean.credit += taken as f64 * 1.25;
         while self.clean.credit > 0.0 {
             let Some((segment, page)) = self.next_victim_page(share, tight) else {
                 self.clean.credit = 0.0;
