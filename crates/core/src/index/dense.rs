@@ -25,8 +25,9 @@ impl DenseIndex {
     /// An index in which no id has a stored copy.
     ///
     /// *Errors*: `Misuse` when `num_embeddings` is above 2^32 - 1, because a slot number has 32
-    /// bits and 0 is taken; `Budget` when the machine does not have the addresses. The caller has checked the memory budget: the address space is taken at
-    /// once, though memory only as ids are written.
+    /// bits and 0 is taken; `Budget` when the machine does not have the addresses. The caller has
+    /// checked the memory budget: the address space is taken at once, though memory only as ids are
+    /// written.
     pub fn new(num_embeddings: u64) -> Result<Self> {
         if num_embeddings > u64::from(u32::MAX) {
             bail!(
