@@ -324,6 +324,36 @@ class TestProcesses:
         with pytest.raises(LockedError, match="open in this process already"):
             embedrock.open(filled.store.path, memory="64MiB")
 
+    def test_the_second_rank_of_a_job_is_told_to_take_a_store_of_its_own(
+        self, tmp_path: Path
+    ) -> None:
+        script = """
+            import sys, embedrock
+            try:
+                with embedrock.open(sys.argv[1], memory="64MiB", max_disk_bytes=100 << 20):
+                    print("open", flush=True)
+                    sys.stdin.readline()
+            except embedrock.errors.LockedError as error:
+                print(error)
+        """
+
+        def rank(number: int) -> subprocess.Popen[str]:
+            job = {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": "2"}
+            command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / "s")]
+            pipe = subprocess.PIPE
+            return subprocess.Popen(
+                command, stdin=pipe, stdout=pipe, text=True, env={**os.environ, **job}
+            )
+
+        with rank(0) as first:
+            assert first.stdout is not None and first.stdout.readline() == "open\n"
+            with rank(1) as second:
+                said, _ = second.communicate(timeout=120)
+            first.communicate("done\n", timeout=120)
+        assert (first.returncode, second.returncode) == (0, 0)
+        assert f"process {first.pid} on " in said
+        assert "give each rank a store of its own (path/rank-0, path/rank-1, ...)" in said
+
     def test_a_reader_sees_the_last_commit_and_changes_nothing(
         self, filled: embedrock.Table
     ) -> None:

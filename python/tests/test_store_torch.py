@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from typing import Any
+
 import numpy as np
 import pytest
 
 import embedrock
-from embedrock.errors import MisuseError
+from embedrock.errors import ForkedError, MisuseError
 from rows import numbered
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -60,3 +63,26 @@ def test_tensors_on_a_device_are_copied_to_the_host(table: embedrock.Table) -> N
     np.testing.assert_array_equal(table.get(keys), np.ones((2, 4)))
     with pytest.raises(MisuseError, match="out is on cuda"):
         table.get(keys, torch.empty(2, 4, device="cuda"))
+
+
+def test_a_forked_loader_worker_that_touches_the_store_is_told_to_pass_keys_on(
+    filled: embedrock.Table,
+) -> None:
+    def rows_of(keys: list[int]) -> torch.Tensor:
+        return torch.from_numpy(filled.get(keys))
+
+    def batches(collate: Any) -> list[torch.Tensor]:
+        loader = torch.utils.data.DataLoader(
+            range(4), 2, num_workers=1, multiprocessing_context="fork", collate_fn=collate
+        )
+        return list(loader)
+
+    told = f"opened by process {os.getpid()}.*a DataLoader worker should only pass keys on"
+    with pytest.raises(ForkedError, match=told):
+        batches(rows_of)
+    # The parent goes on, with a worker that does as it was told.
+    filled.put([1], numbered([5]))
+    for keys in batches(torch.tensor):
+        filled.update(keys, np.ones((2, 4), np.float32), lr=0.5)
+    filled.store.commit(1)
+    assert (filled.get([0, 1, 2, 3]) < numbered([0, 5, 2, 3])).all()

@@ -25,8 +25,9 @@ impl DenseIndex {
     /// An index in which no id has a stored copy.
     ///
     /// *Errors*: `Misuse` when `num_embeddings` is above 2^32 - 1, because a slot number has 32
-    /// bits and 0 is taken. The caller has checked the memory budget: the address space is taken at
-    /// once, though memory only as ids are written.
+    /// bits and 0 is taken; `Budget` when the machine does not have the addresses. The caller has
+    /// checked the memory budget: the address space is taken at once, though memory only as ids are
+    /// written.
     pub fn new(num_embeddings: u64) -> Result<Self> {
         if num_embeddings > u64::from(u32::MAX) {
             bail!(
@@ -42,6 +43,16 @@ impl DenseIndex {
                 "num_embeddings is {num_embeddings}, beyond this machine's addresses"
             );
         };
+        // Zeroed memory cannot be asked for without an abort when there is none, so ask beforehand
+        // for as much that is not.
+        if Vec::<u32>::new().try_reserve_exact(count).is_err() {
+            bail!(
+                Budget,
+                "the index of {num_embeddings} rows takes {} bytes, which this machine does not \
+                 give; use a machine with more memory, or fewer rows",
+                count * size_of::<u32>()
+            );
+        }
         Ok(Self { words: vec![0; count], live: 0 })
     }
 

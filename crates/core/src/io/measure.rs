@@ -38,6 +38,12 @@ pub struct DeviceCurve {
 }
 
 impl DeviceCurve {
+    /// True when sizes rise and rates are above 0, as those of `measure` are.
+    pub(crate) fn is_usable(&self) -> bool {
+        self.points.iter().all(|p| p.bytes > 0 && p.requests_per_s > 0.0)
+            && self.points.is_sorted_by(|a, b| a.bytes < b.bytes)
+    }
+
     /// Seconds of the device that one request of `bytes` costs while the queue is full, the
     /// reciprocal of the rate: linear in between, the smallest point's below, and beyond the
     /// largest along the line of the last two.

@@ -161,7 +161,7 @@ impl OptimizerSpec {
             OptimizerKind::Adagrad => dim,
             OptimizerKind::RowWiseAdagrad => 1,
             OptimizerKind::Adam => {
-                2 * dim + usize::from(self.bias_correction == BiasCorrection::Row)
+                dim.saturating_mul(2) + usize::from(self.bias_correction == BiasCorrection::Row)
             }
         }
     }

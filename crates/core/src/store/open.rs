@@ -230,7 +230,7 @@ fn build(
             segments.grow();
         }
         count_copies(&mut segments, record, &layout, recovered, pages)?;
-        segments.recovered(epoch);
+        segments.recovered(epoch).map_err(|error| error.context(file.name()))?;
         bytes += u64::from(segments.count()) * record.segment_bytes;
         let counters = last.and_then(|c| c.classes.iter().find(|c| c.id == record.id));
         let sequence = counters.map_or(0, |c| c.sequence);
@@ -262,16 +262,24 @@ fn count_copies(
     pages: u64,
 ) -> Result<()> {
     let name = class_file_name(record.id);
-    let fits = |slot: u32| u64::from(slot / layout.rows_per_page as u32) < pages;
+    let page_of = |slot: u32| slot / layout.rows_per_page as u32;
+    let fits = |slot: u32| u64::from(page_of(slot)) < pages;
     for table in recovered.tables.iter().filter(|t| t.record.class == record.id) {
         for slot in table.index.slots() {
+            if page_of(slot) == 0 {
+                bail!(
+                    Corrupt,
+                    "table {:?} has a row at slot {slot} of {name}, where its header is",
+                    table.record.spec.name
+                );
+            }
             if !fits(slot) {
                 bail!(
                     Corrupt,
                     "{name} was truncated: table {:?} has rows in page {}, the file has {pages} \
                      pages; restore from a copy",
                     table.record.spec.name,
-                    slot / layout.rows_per_page as u32
+                    page_of(slot)
                 );
             }
             segments.recovered_newest(slot);

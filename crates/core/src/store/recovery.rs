@@ -5,7 +5,8 @@
 //! left behind is cut off later, before the first write.
 
 use super::journal::{
-    ClassRecord, CommitRecord, JournalReader, RecordKind, TableRecord, number_of, read_piece_header,
+    ClassRecord, CommitRecord, JournalReader, RecordKind, TableRecord, number_of, read_json,
+    read_piece_header,
 };
 use super::pieces::{pieces_of, write_piece_into};
 use super::superblock::read_head;
@@ -65,7 +66,9 @@ fn survey(medium: &dyn Medium, seed: u64) -> Result<Survey> {
                     if let Some(error) = damaged {
                         return Err(error.context("a commit follows damage"));
                     }
-                    let mut record: CommitRecord = json(&payload, "commit", number)?;
+                    let name = |e: Error| e.context(super::journal::name_of(number));
+                    let mut record: CommitRecord = read_json(&payload, "commit").map_err(name)?;
+                    record.verify().map_err(name)?;
                     record.place = (number, reader.position());
                     let before = survey.commits.last().map_or(0, |c| c.info.sequence);
                     if before != 0 && record.info.sequence != before + 1 {
@@ -97,13 +100,6 @@ fn survey(medium: &dyn Medium, seed: u64) -> Result<Survey> {
         return Err(error);
     }
     Ok(survey)
-}
-
-fn json<T: serde::de::DeserializeOwned>(payload: &[u8], what: &str, number: u64) -> Result<T> {
-    serde_json::from_slice(payload).map_err(|error| {
-        let name = super::journal::name_of(number);
-        Error::new(ErrorKind::Corrupt, format!("{name}: a {what} record cannot be read: {error}"))
-    })
 }
 
 /// Which of the kept commits to rebuild.
@@ -187,10 +183,10 @@ pub(super) fn recover(medium: &dyn Medium, seed: u64, target: Target) -> Result<
     let mut payload = Vec::new();
     for number in survey.files.iter().filter(|n| *n >= base && **n <= end.0) {
         let Some(mut reader) = JournalReader::open(medium, seed, *number)? else { continue };
-        replay.begin_file(number == base);
+        replay.begin_file(number == base, reader.file_bytes());
         while let Some(kind) = reader.next(&mut payload)? {
             replay
-                .record(kind, &payload, *number)
+                .record(kind, &payload)
                 .map_err(|e| e.context(super::journal::name_of(*number)))?;
             if (*number, reader.position()) == end {
                 return replay.finish();
@@ -206,6 +202,8 @@ struct Replay {
     /// Which pieces of each table are known; empty when all are.
     missing: BTreeMap<u16, Vec<bool>>,
     in_base: bool,
+    /// Bytes of the file being read.
+    file_bytes: u64,
     oldest: u64,
     epoch: u64,
     /// Slots written in this epoch, by class: first → one past the last.
@@ -213,24 +211,26 @@ struct Replay {
 }
 
 impl Replay {
-    fn begin_file(&mut self, base: bool) {
+    fn begin_file(&mut self, base: bool, file_bytes: u64) {
         self.in_base = base;
+        self.file_bytes = file_bytes;
     }
 
-    fn record(&mut self, kind: RecordKind, payload: &[u8], number: u64) -> Result<()> {
+    fn record(&mut self, kind: RecordKind, payload: &[u8]) -> Result<()> {
         match kind {
             RecordKind::Class => {
-                let record: ClassRecord = json(payload, "class", number)?;
+                let record: ClassRecord = read_json(payload, "class")?;
                 if self.recovered.classes.iter().all(|c| c.id != record.id) {
+                    record.verify(&self.recovered.classes)?;
                     self.recovered.classes.push(record);
                 }
             }
-            RecordKind::Table => self.table(json(payload, "table", number)?)?,
+            RecordKind::Table => self.table(read_json(payload, "table")?)?,
             RecordKind::Piece => self.piece(payload)?,
             RecordKind::Deltas => self.deltas(payload)?,
             RecordKind::CycleEnd => {}
             RecordKind::Commit => {
-                let record: CommitRecord = json(payload, "commit", number)?;
+                let record: CommitRecord = read_json(payload, "commit")?;
                 self.epoch = record.info.sequence + 1;
                 self.written.clear();
             }
@@ -242,6 +242,8 @@ impl Replay {
         if self.recovered.tables.iter().any(|t| t.record.id == record.id) {
             return Ok(());
         }
+        let known = self.recovered.tables.iter().map(|t| &t.record);
+        record.verify(known, &self.recovered.classes, self.file_bytes)?;
         let spec = &record.spec;
         let index = match (spec.num_embeddings, record.partitions) {
             (Some(rows), _) => TableIndex::Dense(DenseIndex::new(rows)?),
@@ -280,11 +282,14 @@ impl Replay {
     }
 
     fn deltas(&mut self, payload: &[u8]) -> Result<()> {
-        let Some((_, deltas)) = payload.split_first_chunk::<8>() else {
+        let Some((class, deltas)) = payload.split_first_chunk::<8>() else {
             bail!(Corrupt, "a delta record of {} bytes is too short", payload.len());
         };
+        let class = u64::from_le_bytes(*class);
+        let of_class = |t: &&RecoveredTable| u64::from(t.record.class) == class;
+        let tables = self.recovered.tables.iter().filter(of_class);
         let kinds: BTreeMap<u16, bool> =
-            self.recovered.tables.iter().map(|t| (t.record.id, t.index.is_sparse())).collect();
+            tables.map(|t| (t.record.id, t.index.is_sparse())).collect();
         decode(deltas, &|table| kinds.get(&table).copied(), &mut |delta| self.delta(delta))
     }
 
@@ -331,6 +336,10 @@ impl Replay {
     }
 
     fn finish(self) -> Result<Recovered> {
+        if let Some(commit) = self.recovered.commits.last() {
+            let Recovered { tables, classes, .. } = &self.recovered;
+            commit.verify_catalog(tables.len(), classes.len())?;
+        }
         if let Some((table, missing)) = self.missing.iter().next() {
             let count = missing.iter().filter(|m| **m).count();
             bail!(Corrupt, "the journal lacks {count} pieces of the index of table {table}");

@@ -10,9 +10,15 @@ use xxhash_rust::xxh3::Xxh3;
 /// What names of state files begin with.
 pub(super) const PREFIX: &str = "state-";
 
-/// The commit of a state file.
+/// The name of a commit's state file.
+pub(super) fn name_of(sequence: u64) -> String {
+    format!("{PREFIX}{sequence:010}")
+}
+
+/// The commit of a state file; `None` for names that `name_of` does not give.
 pub(super) fn sequence_of(name: &str) -> Option<u64> {
-    name.strip_prefix(PREFIX)?.parse().ok()
+    let sequence = name.strip_prefix(PREFIX)?.parse().ok()?;
+    (name_of(sequence) == name).then_some(sequence)
 }
 
 /// What a commit record says of its state file.
@@ -49,7 +55,7 @@ pub(crate) fn write(
             bail!(Misuse, "state {name:?} is given twice");
         }
     }
-    let name = format!("{PREFIX}{sequence:010}");
+    let name = name_of(sequence);
     if medium.list(&name)?.contains(&name) {
         medium.remove(&name)?;
     }

@@ -23,11 +23,11 @@ const PAGE_BYTES_DEFAULT: usize = 4096;
 const MEASURE_BYTES: u64 = 32 << 20;
 const MEASURE_SLICE: Duration = Duration::from_millis(12);
 const MEASURE_DEPTH: usize = 64;
-const SEGMENT_BYTES_MAX: u64 = 4 << 20;
+pub(super) const SEGMENT_BYTES_MAX: u64 = 4 << 20;
 const SEGMENT_BYTES_MIN: u64 = 32 << 10;
 /// The least that is chosen for a store without a tight disk bound.
 const SEGMENT_BYTES_USUAL: u64 = 256 << 10;
-const SEGMENT_PAGES_MIN: u64 = 16;
+pub(super) const SEGMENT_PAGES_MIN: u64 = 16;
 /// A log works well when at most this share of it is live (see the cleaner).
 const LIVE_SHARE: f64 = 0.6;
 const TABLES_MAX: usize = 65_536;
@@ -113,8 +113,8 @@ impl Store {
     }
 }
 
-/// Checks the parameters of a new table.
-fn validate(spec: &TableSpec) -> Result<RowLayout> {
+/// Checks the parameters of a table.
+pub(super) fn validate(spec: &TableSpec) -> Result<RowLayout> {
     let name = &spec.name;
     if name.is_empty() || name.len() > 200 || name.contains('\0') {
         bail!(Misuse, "table name {name:?} is unusable, expected 1 to 200 bytes without NUL");
@@ -258,12 +258,13 @@ impl Inner {
         let layout = PageLayout::new(page_bytes, row_bytes, record.id, self.seed)?;
         let file = create_class_file(&*self.medium, &record, self.seed)?;
         let mut history = self.history.lock();
-        history.append_json(RecordKind::Class, &record)?;
         let pages = (segment_bytes / page_bytes as u64) as u32;
         let segments = Segments::new(pages, layout.rows_per_page as u32, history.next_sequence);
-        drop(history);
-        let id = record.id;
-        engine.classes.push(Class::new(record, layout, file, segments, 0, &*self.medium)?);
+        let class = Class::new(record, layout, file, segments, 0, &*self.medium)?;
+        // Last, so that the journal never has a class that commits do not count.
+        history.append_json(RecordKind::Class, &class.record)?;
+        let id = class.record.id;
+        engine.classes.push(class);
         // Whatever happens to the table, a class has to be given memory before the next verb.
         engine.planned = false;
         Ok(id)

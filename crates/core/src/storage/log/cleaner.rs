@@ -3,9 +3,10 @@
 //!
 //! Victims are the segments of which most would be released (RecDB's outdated-data monitor, here
 //! exact).
-//! Work comes in small units, in proportion to what is flushed, so that no caller waits for a
-//! whole segment. Neighbours stay neighbours: a page's live rows are appended in their order. A
-//! row that is dirty in DRAM is not moved: its next flush outdates the copy anyway.
+//! Work comes in small units, in proportion to the slots that were taken, so that no caller waits
+//! for a whole segment, but for the first one after opening. Neighbours stay neighbours: a page's
+//! live rows are appended in their order. A row that is dirty in DRAM is not moved: its next flush
+//! outdates the copy anyway.
 
 use super::{ClassLog, segments::SegmentId};
 use crate::error::{ErrorKind, Result};
@@ -21,6 +22,8 @@ const VICTIM_DEAD_SHARE: f64 = 0.15;
 const VICTIM_DEAD_SHARE_TIGHT: f64 = 0.03;
 /// Share of the disk bound in use from which cleaning does not wait for dead slots.
 const TIGHT_SHARE: f64 = 0.85;
+/// Slots reclaimed for each one taken, while the log is larger than it should be.
+const COST_OF_A_SLOT: f64 = 1.25;
 /// Segments of dead slots that are always tolerated: the open one, and slack.
 const SLACK_SEGMENTS: u64 = 4;
 
@@ -31,6 +34,8 @@ pub(crate) struct CleanState {
     victim: Option<(SegmentId, u64, u32)>,
     /// Slots that may be reclaimed before the next unit has to wait for more flushes.
     credit: f64,
+    /// True once what the life before left unfilled was paid for.
+    paid_for_opening: bool,
 }
 
 /// What a unit of cleaning did.
@@ -44,9 +49,13 @@ pub struct CleanReport {
 
 impl ClassLog {
     /// Notes that `rows` flushed rows pay for as much cleaning as keeps the log at its target size,
-    /// which `clean_unit` then does.
+    /// which `clean_unit` then does. Slots that stay empty are paid for like rows, or many small
+    /// commits, or many short lives, would use them up faster than cleaning gives them back: those
+    /// of pages that a commit sealed, and once after opening those of a segment, because the one
+    /// being filled is not gone on with.
     pub fn owe_cleaning(&mut self, rows: u64) {
-        self.clean.credit += rows as f64 * 1.25;
+        let taken = rows + self.writer.take_unfilled();
+        self.clean.credit += taken as f64 * COST_OF_A_SLOT;
     }
 
     /// Rows that one unit of cleaning moves at most.
@@ -71,6 +80,10 @@ impl ClassLog {
         let tight = self.segments.used_slots() as f64 > most_slots as f64 * TIGHT_SHARE;
         if self.segments.reclaimable_total() as f64 <= allowed && !tight {
             self.clean.credit = 0.0;
+            return Ok(None);
+        }
+        if !std::mem::replace(&mut self.clean.paid_for_opening, true) {
+            self.clean.credit += self.rows_per_segment() as f64 * COST_OF_A_SLOT;
         }
         if self.clean.credit <= 0.0 {
             return Ok(None);

@@ -464,6 +464,13 @@ fn key_of_slot(
             layout.entry(&bytes, at)
         }
     };
-    assert_eq!(owner, table, "an index entry points at a row of its own table");
+    if owner != table {
+        bail!(
+            Corrupt,
+            "{}, slot {slot}: the index says table {table}, the page says table {owner} key {key}; \
+             restore from a copy, or open an earlier commit with step=",
+            file.name()
+        );
+    }
     Ok(key)
 }

@@ -7,6 +7,7 @@
 //! commit and is released at once. A segment is free when nothing in it is held, and may be
 //! written again when no read that began before it became free is still running.
 
+use crate::error::{Result, bail};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Index of a segment within its file.
@@ -366,7 +367,16 @@ impl Segments {
     }
 
     /// Recovery: all counts are in; what holds nothing is free, epochs go on at `epoch`.
-    pub fn recovered(&mut self, epoch: u64) {
+    ///
+    /// *Errors*: `Corrupt` when a segment would hold more copies than it has slots.
+    pub fn recovered(&mut self, epoch: u64) -> Result<()> {
+        for (id, segment) in self.segments.iter().enumerate() {
+            let copies = u64::from(segment.newest) + u64::from(segment.retained);
+            let slots = self.pages_of(id as SegmentId) * self.rows_per_page;
+            if copies > u64::from(slots) {
+                bail!(Corrupt, "segment {id} holds {copies} copies in {slots} slots");
+            }
+        }
         self.epoch = epoch;
         self.free.clear();
         self.reclaimable_total = 0;
@@ -382,6 +392,7 @@ impl Segments {
         }
         let all = (0..self.count()).map(|id| u64::from(self.reclaimable(id)));
         self.reclaimable_total = all.sum();
+        Ok(())
     }
 }
 

@@ -34,6 +34,8 @@ pub struct Writer {
     segment: Option<(SegmentId, u32)>,
     sequence: u64,
     pages_written: u64,
+    /// Slots of sealed pages that no row took, until somebody asks.
+    unfilled: u64,
 }
 
 impl Writer {
@@ -57,6 +59,7 @@ impl Writer {
             segment: None,
             sequence,
             pages_written: 0,
+            unfilled: 0,
         }
     }
 
@@ -164,6 +167,7 @@ impl Writer {
     fn seal_page(&mut self) {
         let Some(chunk) = &mut self.open else { return };
         self.sequence += 1;
+        self.unfilled += (self.layout.rows_per_page - chunk.rows) as u64;
         let at = chunk.pages as usize * self.layout.page_bytes;
         let bytes = &mut self.queue.buffer_mut(chunk.buffer)[at..at + self.layout.page_bytes];
         self.layout.seal(bytes, chunk.first_page + chunk.pages, chunk.rows, self.sequence);
@@ -283,6 +287,11 @@ impl Writer {
             waited?;
         }
         result.unwrap_or(Ok(()))
+    }
+
+    /// Slots of pages sealed since the last call that no row took: a commit seals its last page.
+    pub(super) fn take_unfilled(&mut self) -> u64 {
+        std::mem::take(&mut self.unfilled)
     }
 
     /// Pages of one chunk.

@@ -51,9 +51,10 @@ pub(crate) fn name_of(number: u64) -> String {
     format!("journal-{number:08}")
 }
 
-/// The number in a journal file's name.
+/// The number in a journal file's name; `None` for names that `name_of` does not give.
 pub(crate) fn number_of(name: &str) -> Option<u64> {
-    name.strip_prefix("journal-")?.parse().ok()
+    let number = name.strip_prefix("journal-")?.parse().ok()?;
+    (name_of(number) == name).then_some(number)
 }
 
 fn checksum(seed: u64, number: u64, position: u64, head: &[u8], payload: &[u8]) -> u64 {
@@ -238,6 +239,11 @@ impl JournalReader {
         self.position
     }
 
+    /// Bytes of the file.
+    pub(crate) fn file_bytes(&self) -> u64 {
+        self.len
+    }
+
     fn bytes(&mut self, at: u64, len: usize) -> Result<Option<&[u8]>> {
         if at + len as u64 > self.len {
             return Ok(None);
@@ -290,7 +296,8 @@ impl JournalReader {
         let mut payload = Vec::new();
         while at + RECORD_HEADER_BYTES as u64 <= self.len {
             let Some(head) = self.bytes(at, RECORD_HEADER_BYTES)? else { break };
-            if head[4] == RecordKind::Commit as u8
+            // Reserved bytes are looked at to tell index words apart without hashing what follows.
+            if head[4..8] == [RecordKind::Commit as u8, 0, 0, 0]
                 && self.record_at(at, &mut payload)? == Some(RecordKind::Commit)
             {
                 return Err(Error::new(

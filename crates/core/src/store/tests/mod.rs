@@ -261,7 +261,8 @@ fn random_verbs_agree_with_a_plain_map_at_any_budget() {
         let mut model = Model::default();
         let mut committed = model.clone();
         let mut store = fixture.open(&medium, options(bytes));
-        for round in 0..400u64 {
+        let rounds = if bytes == tight() { 1000u64 } else { 400 };
+        for round in 0..rounds {
             fixture.step(&store, &mut model, &mut random);
             if random.below(150) == 0 {
                 let info = store.commit(round, "meta", &[("dense", &round.to_le_bytes())]).unwrap();
