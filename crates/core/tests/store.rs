@@ -385,6 +385,33 @@ fn a_flipped_byte_is_found_and_located_in_every_file() {
 }
 
 #[test]
+fn before_damage_in_the_journal_a_kept_commit_can_be_opened_and_gone_on_from() {
+    let (_directory, path) = directory();
+    trained(&path).close().unwrap();
+    let journal = newest(&path, "journal-");
+    let mut bytes = std::fs::read(&journal).unwrap();
+    let place = |what: &[u8]| bytes.windows(what.len()).position(|w| w == what).unwrap();
+    let between = usize::midpoint(place(b"\"step\":5"), place(b"\"step\":6"));
+    bytes[between] ^= 1;
+    std::fs::write(&journal, bytes).unwrap();
+    assert_eq!(refused(&path, options(BUDGET)).kind(), ErrorKind::Corrupt);
+    let at = |step| StoreOptions { step: Some(step), ..options(BUDGET) };
+    // Commit 6 has dropped commit 4, whose pages may have been written again.
+    assert_eq!(refused(&path, at(4)).kind(), ErrorKind::NotFound);
+    expect_step(&Store::open(&path, StoreOptions { read_only: true, ..at(5) }).unwrap(), 5);
+    let store = Store::open(&path, at(5)).unwrap();
+    expect_step(&store, 5);
+    let table = store.find_table("t").unwrap();
+    for step in 6..9 {
+        train(&store, table, step);
+        store.commit(step, "", &[]).unwrap();
+    }
+    store.close().unwrap();
+    assert_eq!(problems(&path), Vec::<String>::new());
+    expect_step(&Store::open(&path, options(BUDGET)).unwrap(), 8);
+}
+
+#[test]
 fn damage_to_a_commit_is_found_when_the_next_has_the_same_step() {
     let (_directory, path) = directory();
     let store = trained(&path);

@@ -39,19 +39,21 @@ pub(super) struct Recovered {
     pub(super) cycles: Vec<(u64, u64)>,
 }
 
+#[derive(Default)]
 struct Survey {
     files: Vec<u64>,
     commits: Vec<CommitRecord>,
     cycles: Vec<(u64, u64)>,
     bytes: u64,
+    /// Set when commits follow damage; those are not among `commits`.
+    damage: Option<Error>,
 }
 
 fn survey(medium: &dyn Medium, seed: u64) -> Result<Survey> {
     let mut numbers: Vec<u64> =
         medium.list("journal-")?.iter().filter_map(|n| number_of(n)).collect();
     numbers.sort_unstable();
-    let mut survey =
-        Survey { files: Vec::new(), commits: Vec::new(), cycles: Vec::new(), bytes: 0 };
+    let mut survey = Survey::default();
     let mut payload = Vec::new();
     let mut damaged: Option<Error> = None;
     for number in numbers {
@@ -64,7 +66,8 @@ fn survey(medium: &dyn Medium, seed: u64) -> Result<Survey> {
             match kind {
                 RecordKind::Commit => {
                     if let Some(error) = damaged {
-                        return Err(error.context("a commit follows damage"));
+                        survey.damage = Some(error.context("a commit follows damage"));
+                        return Ok(survey);
                     }
                     let name = |e: Error| e.context(super::journal::name_of(number));
                     let mut record: CommitRecord = read_json(&payload, "commit").map_err(name)?;
@@ -94,11 +97,7 @@ fn survey(medium: &dyn Medium, seed: u64) -> Result<Survey> {
         }
         survey.files.push(number);
     }
-    if let Some(error) = damaged
-        && error.message().contains("a commit follows")
-    {
-        return Err(error);
-    }
+    survey.damage = damaged.filter(|error| error.message().contains("a commit follows"));
     Ok(survey)
 }
 
@@ -117,10 +116,16 @@ pub(super) enum Target {
 pub(super) fn recover(medium: &dyn Medium, seed: u64, target: Target) -> Result<Recovered> {
     // Read before the journal: a writer beside may commit meanwhile, and the head must not lead.
     let head = read_head(medium, seed)?;
-    let survey = survey(medium, seed)?;
+    let mut survey = survey(medium, seed)?;
+    let newest = survey.commits.last().map_or(0, |c| c.info.sequence);
+    // Without the head, too, nobody knows which commits before the damage are still kept.
+    if let Some(error) = survey.damage.take()
+        && (head <= newest || matches!(target, Target::Last))
+    {
+        return Err(error);
+    }
     let last = survey.commits.last();
-    let newest = last.map_or(0, |c| c.info.sequence);
-    if head > newest && !matches!(target, Target::Step(_)) {
+    if head > newest && matches!(target, Target::Last) {
         bail!(
             Corrupt,
             "the journal ends at commit {newest}, but commit {head} was made: a journal file was \
