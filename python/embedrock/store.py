@@ -113,8 +113,9 @@ class Store:
 
         Errors: ``MismatchError`` when the stored table has other parameters, ``NotFoundError``
         without ``embedding_dim`` and table, ``FullError`` when its rows would not fit on the
-        disk. The memory budget is divided at the first batch after a table was made; there, a
-        ``BudgetError`` names the bytes that would work.
+        disk, ``BudgetError`` when a budget in bytes cannot hold the table; it names the bytes that
+        would work. A budget in per cent grows with the tables that are still to come: it is divided
+        and checked at the first batch after a table was made.
 
         Durability: a new table is durable with the next commit.
 
