@@ -84,6 +84,31 @@ def test_copy_makes_an_equal_store(filled_store: Path, tmp_path: Path, capsys):
     assert digests[0] == digests[1]
 
 
+def test_copy_works_within_the_memory_that_it_is_given(filled_store: Path, tmp_path: Path, capsys):
+    for memory, status in (("64KiB", 2), ("32MiB", 0)):
+        target = str(tmp_path / f"copy-{memory}.store")
+        assert cli.main(["copy", str(filled_store), target, "--memory", memory]) == status
+        assert ("memory is 65536 bytes" in capsys.readouterr().err) == (status == 2)
+
+
+@pytest.mark.parametrize("left", ["journal-00000001", "rows-0"])
+def test_check_of_a_store_without_its_superblock_names_the_file_and_exits_with_1(
+    filled_store: Path, tmp_path: Path, capsys, left: str
+):
+    for file in filled_store.iterdir():
+        if file.name != left:
+            file.unlink()
+    superblock = filled_store / "superblock"
+    assert cli.main(["check", str(filled_store)]) == 1
+    assert f"{superblock} is missing, though {left} is there" in capsys.readouterr().err
+    assert cli.main(["check", str(filled_store), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["problem_count"] == 1
+    for command in (["info"], ["copy"]):
+        more = [str(tmp_path / "copy")] if command == ["copy"] else []
+        assert cli.main([*command, str(filled_store), *more]) == 2
+        assert "superblock is missing" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", [["info"], ["check"], ["copy"]])
 def test_a_folder_without_a_store_is_named_and_left_alone(tmp_path: Path, capsys, command):
     more = [str(tmp_path / "copy")] if command == ["copy"] else []
