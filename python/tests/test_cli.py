@@ -209,6 +209,23 @@ def test_off_a_terminal_progress_is_plain_lines_of_what_takes_long(monkeypatch):
     ]
 
 
+@pytest.mark.parametrize("make", [progress.Lines, progress.Bar])
+def test_what_was_stopped_is_not_called_done(monkeypatch, make):
+    clock, stream = Clock(monkeypatch), io.StringIO()
+    with progress.Task(make(stream), "training", 100) as task:
+        task.advance(34, "loss 0.5")
+        clock.now += 3
+        task.outcome = "stopped at step 17"
+    with pytest.raises(KeyError), progress.Task(make(stream), "reading", 100) as task:
+        task.advance(34, "all well")
+        clock.now += 3
+        raise KeyError
+    assert stream.getvalue().splitlines() == [
+        "training: stopped at step 17 after 3.0 s, loss 0.5",
+        "reading: stopped after 3.0 s",
+    ]
+
+
 def test_on_a_terminal_progress_is_one_bar_that_is_redrawn(monkeypatch):
     clock, stream = Clock(monkeypatch), io.StringIO()
     sink = progress.Bar(stream)
@@ -228,7 +245,7 @@ def test_progress_of_a_child_is_shown_by_the_parent(monkeypatch):
     child = progress.JsonLines(pipe)
     child._sent = -1.0
     child.show("epoch", 3, 10, "loss 0.5")
-    child.finish("epoch", "")
+    child.finish("epoch", "", "stopped")
     child.send({"result": {"auc": 0.7}})
     seen: list[tuple[object, ...]] = []
 
@@ -240,6 +257,6 @@ def test_progress_of_a_child_is_shown_by_the_parent(monkeypatch):
             seen.append(state)
 
     messages = [progress.forward(line, Parent()) for line in pipe.getvalue().splitlines()]
-    assert seen == [("epoch", 3, 10, "loss 0.5"), ("epoch", "")]
+    assert seen == [("epoch", 3, 10, "loss 0.5"), ("epoch", "", "stopped")]
     assert messages == [None, None, {"result": {"auc": 0.7}}]
     assert progress.forward("a library printed this", Parent()) is None

@@ -123,6 +123,7 @@ def test_ctrl_c_commits_the_step_and_the_resumed_run_ends_with_the_same_bits(
     assert terminal.end() == 130, terminal.seen
     assert "finishing the step and committing" in terminal.seen
     assert "stopped and committed" in terminal.seen
+    assert "training: stopped at step" in terminal.seen and "training: done" not in terminal.seen
     assert "Traceback" not in terminal.seen
 
     with embedrock.open(tmp_path / "stopped", "64MiB", create=False) as store:

@@ -207,6 +207,7 @@ def _train_epochs(run: _Run, sink: Sink, interrupt: Interrupt) -> None:
                 task.done = epoch * per_epoch + run.position.batch * recipe.batch_size
             _train_epoch(run, task, interrupt)
             if run.interrupted:
+                task.outcome = f"stopped at step {run.step}"
                 return
             run.position = Position(epoch + 1)
             run.commit()
