@@ -195,6 +195,16 @@ def test_skipped_lines_are_counted_and_change_nothing_else(tmp_path: Path, capsy
     assert "2 malformed lines skipped, the first: " in capsys.readouterr().err
 
 
+def test_skipped_lines_of_ratings_users_and_items_are_counted(tmp_path: Path, capsys):
+    options = movielens(tmp_path, skip_bad_lines=True)
+    for name, broken in (("u.data", "1\t2\tgood\t4"), ("u.user", "7"), ("u.item", "8|")):
+        with (options.data / name).open("a") as file:
+            file.write(f"{broken}\n")
+    assert train(options)["bad_lines"] == 3
+    assert "3 malformed lines skipped, the first: " in capsys.readouterr().err
+    assert train(replace(options, resume=True))["bad_lines"] == 3
+
+
 @pytest.mark.filterwarnings("ignore::embedrock.errors.UncommittedWarning")
 def test_a_full_disk_ends_the_run_at_a_commit_and_with_more_room_it_goes_on(tmp_path: Path, capsys):
     criteo_file(tmp_path / "clicks.tsv", 3000, tokens_per_field=3000)

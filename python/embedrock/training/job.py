@@ -50,6 +50,7 @@ class _Run:
     position: Position
     step: int
     losses: list[float]
+    bad_lines: int
     samples: int = 0
     seconds: float = 0.0
     interrupted: bool = False
@@ -99,7 +100,7 @@ def _begin(options: TrainOptions, sink: Sink, stack: contextlib.ExitStack) -> _R
         store = stack.enter_context(_open(options))
         stored = _stored_run(store, options)
     found = None if stored is None else _scan_from_meta(stored["scan"])
-    dataset, found = _open_data(options, found, sink)
+    dataset, found, bad_lines = _open_data(options, found, sink)
     if store is None:
         store = stack.enter_context(_open(options))
 
@@ -126,7 +127,18 @@ def _begin(options: TrainOptions, sink: Sink, stack: contextlib.ExitStack) -> _R
     if stored is not None:
         step = embedrock.resume(store, model, trainer.optimizers)
         position = Position(**stored["position"])
-    return _Run(options, store, dataset, found, model, trainer, position, step, losses=[])
+    return _Run(
+        options,
+        store,
+        dataset,
+        found,
+        model,
+        trainer,
+        position,
+        step,
+        losses=[],
+        bad_lines=bad_lines,
+    )
 
 
 def _open(options: TrainOptions) -> Store:
@@ -165,21 +177,24 @@ def _stored_run(store: Store, options: TrainOptions) -> dict[str, Any] | None:
 
 def _open_data(
     options: TrainOptions, found: Scan | None, sink: Sink
-) -> tuple[Dataset, Scan | None]:
-    """The data set, and for streamed files what a pass over the file found."""
+) -> tuple[Dataset, Scan | None, int]:
+    """The data set, for streamed files what a pass over the file found, and how many malformed
+    lines were skipped."""
     if options.format == "movielens":
         with Task(sink, "reading ratings"):
             ratings = movielens.read(options.data, skip_bad_lines=options.skip_bad_lines)
-        _tell_skipped(ratings.bad_lines.count, ratings.bad_lines.first)
-        return crosses.click_dataset(ratings, holdout=options.holdout, seed=options.seed), None
+        bad = ratings.bad_lines
+        _tell_skipped(bad.count, bad.first)
+        dataset = crosses.click_dataset(ratings, holdout=options.holdout, seed=options.seed)
+        return dataset, None, bad.count
     if found is None:
         with Task(sink, "scanning data", _plain_bytes(options.data)) as task:
             found = scan(options.data, skip_bad_lines=options.skip_bad_lines, progress=task.to)
         _tell_skipped(found.bad_lines, found.first_bad_line)
-    dataset = CriteoDataset(
+    streamed = CriteoDataset(
         options.data, scan=found, holdout=options.holdout, skip_bad_lines=options.skip_bad_lines
     )
-    return dataset, found
+    return streamed, found, found.bad_lines
 
 
 def _tell_skipped(count: int, first: DataError | str | None) -> None:
@@ -289,6 +304,6 @@ def _result(run: _Run, evaluation: Any) -> dict[str, Any]:
         "auc": evaluation.auc if evaluated else None,
         "log_loss": evaluation.log_loss if evaluated else None,
         "time": run.trainer.seconds.as_dict(),
-        "bad_lines": 0 if run.scan is None else run.scan.bad_lines,
+        "bad_lines": run.bad_lines,
         "stats": run.store.stats(),
     }
