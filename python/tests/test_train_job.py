@@ -5,12 +5,22 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import embedrock
 from clicklogs import criteo_file, movielens_folder, shared
 from embedrock.data import DataError
-from embedrock.errors import FullError, MismatchError, MisuseError
+from embedrock.errors import (
+    EmbedrockError,
+    FullError,
+    IoError,
+    KeyRangeError,
+    MismatchError,
+    MisuseError,
+    NonFiniteError,
+)
 from embedrock.progress import Lines
 from embedrock.training import job
 from embedrock.training.options import Recipe, TrainOptions
@@ -210,15 +220,99 @@ def test_a_full_disk_ends_the_run_at_a_commit_and_with_more_room_it_goes_on(tmp_
     criteo_file(tmp_path / "clicks.tsv", 3000, tokens_per_field=3000)
     given = {"batch_size": 100, "embedding_dim": 16, "memory": "3MiB", "commit_every": 10_000}
     whole = train(criteo(tmp_path, "whole", **given))
-    room = int(whole["stats"]["disk_bytes"] * 0.7)
-    with pytest.raises(FullError, match=r"committed at step \d+: with more room, --resume goes on"):
+    room = int(whole["stats"]["disk_bytes"] * 0.5)
+    message = r"3 commits have not .* committed at step \d+: with more room, --resume goes on"
+    with pytest.raises(FullError, match=message):
         train(criteo(tmp_path, "full", max_disk_bytes=room, **given))
-    assert "to release copies" in capsys.readouterr().err
+    assert "to release copies (3 of at most 3 times)" in capsys.readouterr().err
     with embedrock.open(tmp_path / "full", "3MiB", create=False) as store:
         assert 0 < (store.step or 0) < whole["step"]
     second = train(criteo(tmp_path, "full", resume=True, **given))
     assert second["log_loss"] == whole["log_loss"]
     assert digests(tmp_path / "full") == digests(tmp_path / "whole")
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, fails: Any) -> None:
+    """Steps for which `fails(trainer, batch)` gives an error end with it, after their forward."""
+    step = Trainer.step
+
+    def made(self: Trainer, batch: Any) -> float:
+        error = fails(self, batch)
+        if error is None:
+            return step(self, batch)
+        embeddings = self.model.embeddings
+        embeddings(torch.from_numpy(batch.keys), torch.from_numpy(batch.offsets)).sum().backward()
+        raise error
+
+    monkeypatch.setattr(Trainer, "step", made)
+
+
+def test_a_full_disk_is_met_with_commits_until_older_ones_hold_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    # One commit was made, and none when the step was committed already: a resumed run never got
+    # any room. Copies that only the last commit needs go with the second commit after it.
+    whole = train(criteo(tmp_path, "whole"))
+    options = criteo(tmp_path, "full", epochs=1)
+    train(options)
+    released_at: list[int] = []
+
+    def fails(trainer: Trainer, batch: Any) -> FullError | None:
+        store = trainer.model.embeddings.collection.store
+        sequence = store.commits()[-1].sequence
+        if batch.next.batch in (1, 5) and (not released_at or sequence < released_at[-1]):
+            released_at[:] = released_at or [sequence + 3]
+            return FullError("no room")
+        if released_at and sequence >= released_at[-1]:
+            released_at.clear()
+            seen.append((batch.next.batch, [commit.step for commit in store.commits()]))
+        return None
+
+    seen: list[tuple[int, list[int]]] = []
+    with monkeypatch.context() as patched:
+        failing(patched, fails)
+        second = train(criteo(tmp_path, "full", resume=True))
+    assert seen == [(1, [10, 10]), (5, [14, 14])]
+    assert second["log_loss"] == whole["log_loss"]
+    assert digests(options.store) == digests(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("error", [NonFiniteError("a gradient is NaN"), KeyRangeError("key 9")])
+def test_a_step_that_fails_leaves_the_steps_before_it_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, error: EmbedrockError
+):
+    whole = train(criteo(tmp_path, "whole"))
+    options = criteo(tmp_path, "failed")
+    with monkeypatch.context() as patched:
+        failing(patched, lambda _, batch: error if batch.next.batch == 6 else None)
+        with pytest.raises(type(error), match=str(error)):
+            train(options)
+    assert "the run is committed at step 5\n" in capsys.readouterr().err
+    with embedrock.open(options.store, "64MiB", create=False) as store:
+        assert store.step == 5
+    second = train(replace(options, resume=True))
+    assert second["log_loss"] == whole["log_loss"]
+    assert digests(options.store) == digests(tmp_path / "whole")
+
+
+@pytest.mark.filterwarnings("ignore::embedrock.errors.UncommittedWarning")
+def test_a_step_that_fails_half_done_is_not_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+):
+    def fails(trainer: Trainer, batch: Any) -> IoError | None:
+        if batch.next.batch != 6:
+            return None
+        table = trainer.model.embeddings.collection.tables[0]
+        table.put([1], np.ones((1, table.embedding_dim), np.float32))
+        return IoError("a broken disk")
+
+    options = criteo(tmp_path, "failed")
+    failing(monkeypatch, fails)
+    with pytest.raises(IoError, match=r"a broken disk"):
+        train(options)
+    assert "is committed at" not in capsys.readouterr().err
+    with embedrock.open(options.store, "64MiB", create=False) as store:
+        assert store.step == 3
 
 
 def test_a_real_click_log_is_learned_from(tmp_path: Path):

@@ -21,7 +21,7 @@ import embedrock
 from embedrock import initializers
 from embedrock.data import Batch, DataError, Dataset, Position, crosses, movielens
 from embedrock.data.criteo import CriteoDataset, Mark, Scan, scan
-from embedrock.errors import FullError, MismatchError, MisuseError
+from embedrock.errors import EmbedrockError, FullError, MismatchError, MisuseError
 from embedrock.models.dlrm import DLRM, DLRMConfig
 from embedrock.progress import Sink, Task
 from embedrock.store import Store
@@ -35,6 +35,12 @@ _EVALUATION_BATCH = 2048
 _SHOWN_LOSSES = 100
 #: Half the width of the uniform initial rows, small against what training makes of them.
 _INITIAL = 0.01
+#: Commits that stay in the store.
+_KEEP = 2
+#: Commits that meet a full disk: after `_KEEP`, all that are kept hold the same rows, and the next
+#: one reuses what they have released. In runs with disks of half their usual size, a third ended
+#: what two had left full.
+_RELEASING_COMMITS = _KEEP + 1
 
 
 @dataclass
@@ -54,10 +60,12 @@ class _Run:
     samples: int = 0
     seconds: float = 0.0
     interrupted: bool = False
+    #: What the store had of uncommitted batches and rows when the current step was complete.
+    complete: tuple[int, int] = (0, 0)
 
-    def commit(self) -> None:
-        """Makes the current step durable; does nothing when it is already."""
-        if self.store.step == self.step:
+    def commit(self, *, again: bool = False) -> None:
+        """Makes the current step durable; does nothing when it is already, unless `again`."""
+        if self.store.step == self.step and not again:
             return
         meta = {
             "program": "embedrock train",
@@ -66,6 +74,16 @@ class _Run:
             "scan": None if self.scan is None else asdict(_pruned(self.scan, self.dataset)),
         }
         embedrock.save(self.store, self.model, self.trainer.optimizers, self.step, meta=meta)
+        self.complete = self.store.uncommitted
+
+    def rescue(self) -> None:
+        """Commits the last complete step after a later one failed, and says so; does nothing when
+        the failed one has left its mark on rows, or the store takes no commit."""
+        with contextlib.suppress(EmbedrockError):
+            if self.store.uncommitted == self.complete:
+                self.trainer.forget()
+                self.commit()
+                print(f"the run is committed at step {self.step}", file=sys.stderr)
 
 
 def train(options: TrainOptions, sink: Sink) -> dict[str, Any]:
@@ -75,7 +93,8 @@ def train(options: TrainOptions, sink: Sink) -> dict[str, Any]:
     Errors: DataError for the data, MisuseError when the store already holds a run and `resume` was
     not given, MismatchError when it holds another kind of run; those of the engine.
 
-    Durability: a commit every `commit_every` steps, after each epoch and at the end.
+    Durability: a commit every `commit_every` steps, after each epoch and at the end. A step that
+    fails with one of these errors is preceded by one, too, where the store still takes it.
     """
     options.check()
     if options.threads is not None:
@@ -83,7 +102,11 @@ def train(options: TrainOptions, sink: Sink) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         run = _begin(options, sink, stack)
         with Interrupt() as interrupt:
-            _train_epochs(run, sink, interrupt)
+            try:
+                _train_epochs(run, sink, interrupt)
+            except EmbedrockError:
+                run.rescue()
+                raise
             run.commit()
         evaluation = None
         if not run.interrupted:
@@ -149,6 +172,7 @@ def _open(options: TrainOptions) -> Store:
         max_disk_bytes=options.max_disk_bytes,
         io=options.io,
         policy=options.policy,
+        keep=_KEEP,
     )
 
 
@@ -241,6 +265,7 @@ def _train_epoch(run: _Run, task: Task, interrupt: Interrupt) -> None:
         run.losses.append(_step(run, batch))
         run.position = batch.next
         run.step += 1
+        run.complete = run.store.uncommitted
         trained += len(batch)
         recent = run.losses[-_SHOWN_LOSSES:]
         loss, rate = sum(recent) / len(recent), trained / (perf_counter() - started)
@@ -252,19 +277,25 @@ def _train_epoch(run: _Run, task: Task, interrupt: Interrupt) -> None:
 
 
 def _step(run: _Run, batch: Batch) -> float:
-    """One step. A full disk is met with a commit, which releases copies that only older commits
-    held; when that is not enough, nothing is lost: the error says where the run stands."""
-    try:
-        return run.trainer.step(batch)
-    except FullError as error:
-        print(f"{error}; committing at step {run.step} to release copies", file=sys.stderr)
-    run.trainer.forget()
-    run.commit()
+    """One step. A full disk is met with commits, each of which releases copies that only an older
+    one held; when that is not enough, nothing is lost: the error says where the run stands."""
+    for number in range(1, _RELEASING_COMMITS + 1):
+        try:
+            return run.trainer.step(batch)
+        except FullError as error:
+            print(
+                f"{error}; committing at step {run.step} to release copies "
+                f"({number} of at most {_RELEASING_COMMITS} times)",
+                file=sys.stderr,
+            )
+        run.trainer.forget()
+        run.commit(again=True)
     try:
         return run.trainer.step(batch)
     except FullError as error:
         raise FullError(
-            f"{error}; the run is committed at step {run.step}: with more room, --resume goes on"
+            f"{error}; {_RELEASING_COMMITS} commits have not released enough; the run is committed "
+            f"at step {run.step}: with more room, --resume goes on"
         ) from error
 
 
