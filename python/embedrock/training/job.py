@@ -21,6 +21,7 @@ import embedrock
 from embedrock import initializers
 from embedrock.data import Batch, DataError, Dataset, Position, crosses, movielens
 from embedrock.data.criteo import CriteoDataset, Mark, Scan, scan
+from embedrock.data.text import Head
 from embedrock.errors import EmbedrockError, FullError, MismatchError, MisuseError
 from embedrock.models.dlrm import DLRM, DLRMConfig
 from embedrock.progress import Sink, Task
@@ -57,6 +58,7 @@ class _Run:
     step: int
     losses: list[float]
     bad_lines: int
+    head: Head
     samples: int = 0
     seconds: float = 0.0
     interrupted: bool = False
@@ -70,6 +72,8 @@ class _Run:
         meta = {
             "program": "embedrock train",
             "settings": self.options.fixed(),
+            "changeable": self.options.changeable(),
+            "data": {"path": str(self.options.data.absolute()), **asdict(self.head)},
             "position": asdict(self.position),
             "scan": None if self.scan is None else asdict(_pruned(self.scan, self.dataset)),
         }
@@ -91,7 +95,8 @@ def train(options: TrainOptions, sink: Sink) -> dict[str, Any]:
     ended it early, with everything up to there committed.
 
     Errors: DataError for the data, MisuseError when the store already holds a run and `resume` was
-    not given, MismatchError when it holds another kind of run; those of the engine.
+    not given or the data are others, MismatchError when it holds another kind of run; those of the
+    engine.
 
     Durability: a commit every `commit_every` steps, after each epoch and at the end. A step that
     fails with one of these errors is preceded by one, too, where the store still takes it.
@@ -122,6 +127,9 @@ def _begin(options: TrainOptions, sink: Sink, stack: contextlib.ExitStack) -> _R
     if (options.store / "superblock").exists():
         store = stack.enter_context(_open(options))
         stored = _stored_run(store, options)
+    if stored is not None:
+        options = _continuing(stored, options)
+    head = _check_data(stored, options)
     found = None if stored is None else _scan_from_meta(stored["scan"])
     dataset, found, bad_lines = _open_data(options, found, sink)
     if store is None:
@@ -160,6 +168,7 @@ def _begin(options: TrainOptions, sink: Sink, stack: contextlib.ExitStack) -> _R
         position,
         step,
         losses=[],
+        head=head,
         bad_lines=bad_lines,
     )
 
@@ -177,7 +186,7 @@ def _open(options: TrainOptions) -> Store:
 
 
 def _stored_run(store: Store, options: TrainOptions) -> dict[str, Any] | None:
-    """The run that the store holds, checked against what was asked; None when it holds none."""
+    """What the store says of the run that it holds; None when it holds none."""
     if store.step is None:
         return None
     if not options.resume:
@@ -190,13 +199,41 @@ def _stored_run(store: Store, options: TrainOptions) -> dict[str, Any] | None:
         raise MismatchError(
             f"{store.path} was not written by embedrock train; name another --store"
         )
-    for name, value in options.fixed().items():
-        if meta["settings"].get(name) != value:
-            raise MismatchError(
-                f"{name} is {value}, but the run in {store.path} has "
-                f"{meta['settings'].get(name)}; pass that, or name another --store"
-            )
     return meta
+
+
+def _continuing(stored: dict[str, Any], options: TrainOptions) -> TrainOptions:
+    """The options with which a stored run goes on: its own, except for what was asked for."""
+    changeable = stored.get("changeable", {})  # older stores do not have it
+    options = options.continuing({**stored["settings"], **changeable})
+    for name, value in options.fixed().items():
+        if stored["settings"].get(name) != value:
+            raise MismatchError(
+                f"{name} is {value}, but the run in {options.store} has "
+                f"{stored['settings'].get(name)}; pass that, or name another --store"
+            )
+    for name, value in options.changeable().items():
+        before = changeable.get(name, value)
+        if before != value:
+            print(f"{name} is {value} from here on, it was {before}", file=sys.stderr)
+    return options
+
+
+def _check_data(stored: dict[str, Any] | None, options: TrainOptions) -> Head:
+    """The head of the data, which must be that of a stored run."""
+    movies = options.format == "movielens"
+    path = movielens.ratings_file(options.data) if movies else options.data
+    if stored is None or "data" not in stored:  # older stores do not have it
+        return Head.of(path)
+    began = stored["data"]
+    head = Head.of(path, began["bytes"])
+    if asdict(head) != {name: began[name] for name in asdict(head)}:
+        raise MisuseError(
+            f"{options.data} is not the data of the run in {options.store}, which has read "
+            f"{began['path']}: their first {began['bytes']} bytes of text differ; pass the same "
+            f"data, plain, gzip or zstd, or name another --store"
+        )
+    return head
 
 
 def _open_data(
@@ -289,7 +326,13 @@ def _step(run: _Run, batch: Batch) -> float:
                 file=sys.stderr,
             )
         run.trainer.forget()
-        run.commit(again=True)
+        try:
+            run.commit(again=True)
+        except FullError as error:
+            raise FullError(
+                f"{error}; the last commit is of step {run.store.step or 0}: with more room, "
+                f"--resume goes on"
+            ) from error
     try:
         return run.trainer.step(batch)
     except FullError as error:
