@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from embedrock.errors import MismatchError, MisuseError
-from embedrock.store import Commit, Store
+from embedrock.store import Commit, Store, whole
 
 __all__ = ["Stateful", "resume", "save"]
 
@@ -70,15 +70,18 @@ def save(
         store: The open store.
         model: Its ``state_dict`` holds the dense part; modules of ``embedrock.nn`` add nothing.
         optimizer: One or several, those of ``embedrock.optim`` included.
-        step: The number of the step that is complete, greater than that of the last commit.
+        step: The number of the step that is complete, not lower than that of the commit that the
+            store was opened at or made last. The same step may be committed again, which releases
+            copies of rows that only older commits need.
         scheduler: One or several learning rate schedulers.
         scaler: A ``GradScaler``.
         loader: A data loader with ``state_dict`` and ``load_state_dict``.
         extra: Tensors and plain values by name, handed back by ``resume(extra=...)``.
         meta: What ``commits()`` shows of the commit: anything that JSON holds.
 
-    Errors: ``MisuseError`` for a state that holds anything but tensors and plain values, with its
-    place; those of ``Store.commit``.
+    Errors: ``MisuseError`` for a step lower than the last commit's, and for a state that holds
+    anything but tensors and plain values, with its place; those of ``Store.commit``, which takes
+    any step.
 
     Blocking: until the disk has it. Tables cost what changed since the last commit, dense state
     its size.
@@ -104,6 +107,12 @@ def save(
     >>> embedrock.save(store, model, optimizers, step).step
     3
     """
+    number = whole("step", step, 0)
+    if store.step is not None and number < store.step:
+        raise MisuseError(
+            f"step is {number}, but the last commit in {store.path} is of step {store.step}; "
+            f"count on from embedrock.resume(), or open the store with step= to go back"
+        )
     states: dict[str, Any] = {"random": _random_state()}
     for name, owner in _owners(model, optimizer, scheduler, scaler, loader):
         if not isinstance(owner, Stateful):
@@ -117,7 +126,7 @@ def save(
     for name, state in states.items():
         _check_plain(state, name)
     encoded = {name: _encode(state) for name, state in states.items()}
-    return store.commit(step, meta, encoded)
+    return store.commit(number, meta, encoded)
 
 
 def resume(

@@ -27,8 +27,8 @@ class Sink(Protocol):
         """Takes the state of a piece of work; called often, must be cheap."""
         ...
 
-    def finish(self, name: str, note: str) -> None:
-        """The piece of work is over."""
+    def finish(self, name: str, note: str, outcome: str) -> None:
+        """The piece of work is over, with the outcome "done" or "stopped" and where."""
         ...
 
 
@@ -36,6 +36,11 @@ def text(name: str, done: int, total: int, note: str) -> str:
     """One line: name, per cent or count, note."""
     amount = f"{min(done / total, 1):4.0%}" if total > 0 else f"{done:,}"
     return f"{name}: {amount}" + (f", {note}" if note else "")
+
+
+def _last_line(name: str, took: float, note: str, outcome: str) -> str:
+    preposition = "in" if outcome == "done" else "after"
+    return f"{name}: {outcome} {preposition} {took:.1f} s" + (f", {note}" if note else "")
 
 
 class Lines:
@@ -55,12 +60,12 @@ class Lines:
             self._print(text(name, done, total, note))
             self._shown = now
 
-    def finish(self, name: str, note: str) -> None:
+    def finish(self, name: str, note: str, outcome: str) -> None:
         """See `Sink`."""
         now = monotonic()
         took = now - self._started.pop(name, now)
         if took >= _QUIET_SECONDS:
-            self._print(f"{name}: done in {took:.1f} s" + (f", {note}" if note else ""))
+            self._print(_last_line(name, took, note, outcome))
 
     def _print(self, line: str) -> None:
         print(line, file=self._stream or sys.stderr, flush=True)
@@ -94,7 +99,7 @@ class Bar:
         self._drawn = now
         self._dirty = True
 
-    def finish(self, name: str, note: str) -> None:
+    def finish(self, name: str, note: str, outcome: str) -> None:
         """See `Sink`."""
         now = monotonic()
         took = now - self._started.pop(name, now)
@@ -102,7 +107,7 @@ class Bar:
             self._stream.write("\r\x1b[K")
             self._dirty = False
         if took >= _QUIET_SECONDS:
-            self._stream.write(f"{name}: done in {took:.1f} s" + (f", {note}\n" if note else "\n"))
+            self._stream.write(_last_line(name, took, note, outcome) + "\n")
         self._stream.flush()
 
 
@@ -121,9 +126,9 @@ class JsonLines:
             self._sent = now
             self.send({"progress": [name, done, total, note]})
 
-    def finish(self, name: str, note: str) -> None:
+    def finish(self, name: str, note: str, outcome: str) -> None:
         """See `Sink`."""
-        self.send({"finished": [name, note]})
+        self.send({"finished": [name, note, outcome]})
 
     def send(self, message: dict[str, Any]) -> None:
         """Any other message to the parent, as one line."""
@@ -163,6 +168,8 @@ class Task:
         self.total = total
         self.done = 0
         self.note = ""
+        #: How it ends, for the line that says so; an error makes it "stopped".
+        self.outcome = "done"
 
     def advance(self, amount: int = 1, note: str | None = None) -> None:
         """So much more is done."""
@@ -193,4 +200,6 @@ class Task:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._sink.finish(self.name, self.note if error is None else "stopped")
+        if error is not None:
+            self.outcome, self.note = "stopped", ""
+        self._sink.finish(self.name, self.note, self.outcome)

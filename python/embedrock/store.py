@@ -113,8 +113,9 @@ class Store:
 
         Errors: ``MismatchError`` when the stored table has other parameters, ``NotFoundError``
         without ``embedding_dim`` and table, ``FullError`` when its rows would not fit on the
-        disk. The memory budget is divided at the first batch after a table was made; there, a
-        ``BudgetError`` names the bytes that would work.
+        disk, ``BudgetError`` when a budget in bytes cannot hold the table; it names the bytes that
+        would work. A budget in per cent grows with the tables that are still to come: it is divided
+        and checked at the first batch after a table was made.
 
         Durability: a new table is durable with the next commit.
 
@@ -131,7 +132,7 @@ class Store:
         stored = None if handle is None else self._core.table_info(handle)["spec"]
         spec = {
             "name": name,
-            "embedding_dim": _whole("embedding_dim", embedding_dim, 1),
+            "embedding_dim": whole("embedding_dim", embedding_dim, 1),
             "num_embeddings": _whole_or_none("num_embeddings", num_embeddings, 1),
             "expected_rows": _whole_or_none("expected_rows", expected_rows, 1),
             "dtype": "float32",
@@ -247,7 +248,7 @@ class Store:
         {'dense': b'weights'}
         """
         named = [(name, bytes(content)) for name, content in (state or {}).items()]
-        info = self._core.commit(_whole("step", step, 0), _encode_meta(meta), named)
+        info = self._core.commit(whole("step", step, 0), _encode_meta(meta), named)
         return _commit(info)
 
     def commits(self) -> list[Commit]:
@@ -414,8 +415,8 @@ def open(
         segment_bytes=_whole_or_none("segment_bytes", segment_bytes, 1),
         io=io,
         policy=policy,
-        keep=_whole("keep", keep, 1),
-        seed=_whole("seed", seed, 0),
+        keep=whole("keep", keep, 1),
+        seed=whole("seed", seed, 0),
         create=create,
         step=_whole_or_none("step", step, 0),
         read_only=read_only,
@@ -511,11 +512,12 @@ def _memory_text(memory: int | str) -> str:
         return memory
     with contextlib.suppress(TypeError):
         if not isinstance(memory, bool):
-            return str(_whole("memory", operator.index(memory), 1))
+            return str(whole("memory", operator.index(memory), 1))
     raise MisuseError(f'memory is {memory!r}, expected bytes, "10%", "512MB" or "2GiB"')
 
 
-def _whole(name: str, value: Any, least: int) -> int:
+def whole(name: str, value: Any, least: int) -> int:
+    """The argument as a number. Errors: ``MisuseError`` for what is no whole number from least."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -526,4 +528,4 @@ def _whole(name: str, value: Any, least: int) -> int:
 
 
 def _whole_or_none(name: str, value: Any, least: int) -> int | None:
-    return None if value is None else _whole(name, value, least)
+    return None if value is None else whole(name, value, least)

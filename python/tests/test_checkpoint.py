@@ -145,6 +145,23 @@ def test_extra_and_meta_come_back(store: embedrock.Store) -> None:
     assert embedrock.resume(store, None, None) == 3  # nobody has to take extra
 
 
+def test_step_lower_than_that_of_the_last_commit_is_refused(tmp_path: Path) -> None:
+    with embedrock.open(tmp_path / "s", memory="64MiB") as store:
+        for step in (3, 7, 7):
+            assert embedrock.save(store, None, None, step).step == step
+        with pytest.raises(MisuseError, match=r"step is 6, but the last commit in .* of step 7;"):
+            embedrock.save(store, None, None, 6)
+        assert store.commits()[-1].step == 7
+    with embedrock.open(tmp_path / "s", memory="64MiB") as store:
+        for wrong, message in ((0, "step is 0, but"), ("8", "step is '8', expected a whole")):
+            with pytest.raises(MisuseError, match=message):
+                embedrock.save(store, None, None, wrong)  # type: ignore[arg-type]
+        first = embedrock.save(store, None, None, 9)
+        assert embedrock.save(store, None, None, 12).sequence == first.sequence + 1
+    with embedrock.open(tmp_path / "s", memory="64MiB", step=9) as store:
+        assert embedrock.save(store, None, None, 10).step == 10
+
+
 def test_model_without_rows_in_its_state_is_small(store: embedrock.Store) -> None:
     model = nn.Embedding(100_000, 16, store=store, name="wide", optimizer="sgd")
     optimizer = optim.SGD(model, lr=0.1)

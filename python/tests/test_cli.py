@@ -84,6 +84,31 @@ def test_copy_makes_an_equal_store(filled_store: Path, tmp_path: Path, capsys):
     assert digests[0] == digests[1]
 
 
+def test_copy_works_within_the_memory_that_it_is_given(filled_store: Path, tmp_path: Path, capsys):
+    for memory, status in (("64KiB", 2), ("32MiB", 0)):
+        target = str(tmp_path / f"copy-{memory}.store")
+        assert cli.main(["copy", str(filled_store), target, "--memory", memory]) == status
+        assert ("memory is 65536 bytes" in capsys.readouterr().err) == (status == 2)
+
+
+@pytest.mark.parametrize("left", ["journal-00000001", "rows-0"])
+def test_check_of_a_store_without_its_superblock_names_the_file_and_exits_with_1(
+    filled_store: Path, tmp_path: Path, capsys, left: str
+):
+    for file in filled_store.iterdir():
+        if file.name != left:
+            file.unlink()
+    superblock = filled_store / "superblock"
+    assert cli.main(["check", str(filled_store)]) == 1
+    assert f"{superblock} is missing, though {left} is there" in capsys.readouterr().err
+    assert cli.main(["check", str(filled_store), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["problem_count"] == 1
+    for command in (["info"], ["copy"]):
+        more = [str(tmp_path / "copy")] if command == ["copy"] else []
+        assert cli.main([*command, str(filled_store), *more]) == 2
+        assert "superblock is missing" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", [["info"], ["check"], ["copy"]])
 def test_a_folder_without_a_store_is_named_and_left_alone(tmp_path: Path, capsys, command):
     more = [str(tmp_path / "copy")] if command == ["copy"] else []
@@ -184,6 +209,23 @@ def test_off_a_terminal_progress_is_plain_lines_of_what_takes_long(monkeypatch):
     ]
 
 
+@pytest.mark.parametrize("make", [progress.Lines, progress.Bar])
+def test_what_was_stopped_is_not_called_done(monkeypatch, make):
+    clock, stream = Clock(monkeypatch), io.StringIO()
+    with progress.Task(make(stream), "training", 100) as task:
+        task.advance(34, "loss 0.5")
+        clock.now += 3
+        task.outcome = "stopped at step 17"
+    with pytest.raises(KeyError), progress.Task(make(stream), "reading", 100) as task:
+        task.advance(34, "all well")
+        clock.now += 3
+        raise KeyError
+    assert stream.getvalue().splitlines() == [
+        "training: stopped at step 17 after 3.0 s, loss 0.5",
+        "reading: stopped after 3.0 s",
+    ]
+
+
 def test_on_a_terminal_progress_is_one_bar_that_is_redrawn(monkeypatch):
     clock, stream = Clock(monkeypatch), io.StringIO()
     sink = progress.Bar(stream)
@@ -203,7 +245,7 @@ def test_progress_of_a_child_is_shown_by_the_parent(monkeypatch):
     child = progress.JsonLines(pipe)
     child._sent = -1.0
     child.show("epoch", 3, 10, "loss 0.5")
-    child.finish("epoch", "")
+    child.finish("epoch", "", "stopped")
     child.send({"result": {"auc": 0.7}})
     seen: list[tuple[object, ...]] = []
 
@@ -215,6 +257,6 @@ def test_progress_of_a_child_is_shown_by_the_parent(monkeypatch):
             seen.append(state)
 
     messages = [progress.forward(line, Parent()) for line in pipe.getvalue().splitlines()]
-    assert seen == [("epoch", 3, 10, "loss 0.5"), ("epoch", "")]
+    assert seen == [("epoch", 3, 10, "loss 0.5"), ("epoch", "", "stopped")]
     assert messages == [None, None, {"result": {"auc": 0.7}}]
     assert progress.forward("a library printed this", Parent()) is None

@@ -15,6 +15,7 @@ import pytest
 
 import embedrock
 from clicklogs import movielens_folder
+from embedrock import cli
 
 TIMEOUT_S = 300
 
@@ -123,6 +124,7 @@ def test_ctrl_c_commits_the_step_and_the_resumed_run_ends_with_the_same_bits(
     assert terminal.end() == 130, terminal.seen
     assert "finishing the step and committing" in terminal.seen
     assert "stopped and committed" in terminal.seen
+    assert "training: stopped at step" in terminal.seen and "training: done" not in terminal.seen
     assert "Traceback" not in terminal.seen
 
     with embedrock.open(tmp_path / "stopped", "64MiB", create=False) as store:
@@ -137,6 +139,17 @@ def test_ctrl_c_commits_the_step_and_the_resumed_run_ends_with_the_same_bits(
     assert one["step"] == other["step"] >= step
     assert (one["auc"], one["log_loss"]) == (other["auc"], other["log_loss"])
     assert digests(tmp_path / "stopped") == digests(tmp_path / "whole")
+
+
+def test_a_resumed_run_goes_on_at_the_rates_of_the_first_command(tmp_path: Path, capsys):
+    # They were those of the format unless they were repeated.
+    rates = ["--lr", "0.3", "--dense-lr", "0.02", "--lr-decay", "0.5"]
+    assert cli.main(arguments(tmp_path, "whole", "--epochs", "2", *rates)) == 0
+    assert cli.main(arguments(tmp_path, "parts", "--epochs", "1", *rates)) == 0
+    capsys.readouterr()
+    assert cli.main(arguments(tmp_path, "parts", "--epochs", "2", "--resume")) == 0
+    assert "epochs is 2 from here on, it was 1\n" in capsys.readouterr().err
+    assert digests(tmp_path / "parts") == digests(tmp_path / "whole")
 
 
 #: A step that never ends once Ctrl-C was pressed, as one that waits for a broken disk.

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from embedrock.data import DataError
-from embedrock.data.text import TextStream, zstd_module
+from embedrock.data.text import Head, TextStream, zstd_module
 
 TEXT = b"".join(b"line %d of a text that repeats itself\n" % i for i in range(20_000))
 
@@ -35,6 +35,17 @@ def test_text_is_the_same_however_it_is_packed(tmp_path: Path, kind: str):
             pieces.append(piece)
         assert b"".join(pieces) == TEXT
         assert stream.offset == len(TEXT)
+
+
+@pytest.mark.parametrize("kind", ["plain", "gzip", "zstd"])
+def test_head_is_the_same_however_the_text_is_packed(tmp_path: Path, kind: str):
+    path, other = tmp_path / "text", tmp_path / "other"
+    path.write_bytes(packed(kind))
+    other.write_bytes(TEXT[:1000] + b"!" + TEXT[1001:])
+    assert Head.of(path, 1000) == Head.of(other, 1000)
+    assert Head.of(path, 1000).bytes == 1000
+    assert Head.of(path, 1001) != Head.of(other, 1001)
+    assert Head.of(path).bytes == len(TEXT)
 
 
 @pytest.mark.parametrize("kind", ["plain", "gzip", "zstd"])

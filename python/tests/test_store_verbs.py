@@ -291,9 +291,9 @@ class TestSeveralTables:
 class TestBudget:
     def test_a_budget_that_cannot_work_names_the_bytes_that_would(self, tmp_path: Any) -> None:
         with embedrock.open(tmp_path / "small.store", memory="1MiB", page_bytes=4096) as store:
-            table = store.table("t", 64, num_embeddings=1_000_000)
-            with pytest.raises(BudgetError, match="give at least memory=") as caught:
-                table.get([1])
+            with pytest.raises(BudgetError, match=r'table "t": .*give at least memory=') as caught:
+                store.table("t", 64, num_embeddings=1_000_000)
+            assert store.tables == {}
         enough = int(str(caught.value).rsplit("=", 1)[1])
         with embedrock.open(tmp_path / "enough.store", memory=enough, page_bytes=4096) as store:
             assert store.table("t", 64, num_embeddings=1_000_000).get([1]).shape == (1, 64)

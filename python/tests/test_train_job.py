@@ -1,16 +1,29 @@
 from __future__ import annotations
 
+import gzip
 import json
+import shutil
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import embedrock
 from clicklogs import criteo_file, movielens_folder, shared
 from embedrock.data import DataError
-from embedrock.errors import FullError, MismatchError, MisuseError
+from embedrock.errors import (
+    EmbedrockError,
+    FullError,
+    IoError,
+    KeyRangeError,
+    MismatchError,
+    MisuseError,
+    NonFiniteError,
+)
 from embedrock.progress import Lines
 from embedrock.training import job
 from embedrock.training.options import Recipe, TrainOptions
@@ -21,6 +34,7 @@ def options_of(data_format: str, data: Path, store: Path, given: dict[str, Any])
     """A small model; of `given`, what is no part of a recipe goes to the options."""
     recipe = {"epochs": 2, "embedding_dim": 4, "bottom": (8,), "top": (8,)}
     recipe |= {f.name: given.pop(f.name) for f in fields(Recipe) if f.name in given}
+    given.setdefault("given", frozenset(recipe))
     chosen = {"commit_every": 3, "threads": 1, "memory": "64MiB", **given}
     return TrainOptions(data, data_format, store, Recipe.of_format(data_format, recipe), **chosen)
 
@@ -165,6 +179,79 @@ def test_a_run_is_not_resumed_with_other_settings(tmp_path: Path):
         train(criteo(tmp_path, batch_size=50, resume=True))
 
 
+ODD = {"epochs": 3, "lr": 0.3, "dense_lr": 0.2, "lr_decay": 0.5, "batch_size": 50, "bottom": (4,)}
+
+
+@MAKERS
+def test_a_resumed_run_has_the_recipe_that_it_began_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, make: Any
+):
+    # Rates that were not repeated fell back to the format's, without a word.
+    whole = train(make(tmp_path, "whole", **ODD))
+    with monkeypatch.context() as patched:
+        patched.setattr(job, "Interrupt", lambda: After(9))
+        train(make(tmp_path, "stopped", **ODD))
+    capsys.readouterr()
+    second = train(make(tmp_path, "stopped", resume=True, given=frozenset()))
+    assert (second["step"], second["log_loss"]) == (whole["step"], whole["log_loss"])
+    assert digests(tmp_path / "stopped") == digests(tmp_path / "whole")
+    assert "from here on" not in capsys.readouterr().err
+
+
+def test_rates_that_are_given_to_a_resumed_run_override_and_are_told(tmp_path: Path, capsys):
+    train(criteo(tmp_path, "one", epochs=1, lr=0.3))
+    shutil.copytree(tmp_path / "one", tmp_path / "other")
+    for store, given, told in (
+        ("one", frozenset({"epochs"}), ["epochs is 2 from here on, it was 1"]),
+        (
+            "other",
+            frozenset({"epochs", "lr"}),
+            ["epochs is 2 from here on, it was 1", "lr is 0.7 from here on, it was 0.3"],
+        ),
+    ):
+        train(criteo(tmp_path, store, epochs=2, lr=0.7, resume=True, given=given))
+        assert capsys.readouterr().err.splitlines() == told
+    assert digests(tmp_path / "one") != digests(tmp_path / "other")
+    train(criteo(tmp_path, "other", resume=True, given=frozenset()))
+    assert capsys.readouterr().err == ""
+    with embedrock.open(tmp_path / "other", "64MiB") as store:
+        assert store.meta["changeable"]["lr"] == 0.7
+
+
+def test_a_run_of_a_store_without_rates_and_data_goes_on_with_those_given(tmp_path: Path):
+    # Stores were made without them.
+    options = criteo(tmp_path, epochs=1)
+    train(options)
+    with embedrock.open(options.store, "64MiB") as store:
+        state, meta = store.state(), store.meta
+        del meta["changeable"], meta["data"]
+        store.commit(store.step, meta, state)
+    train(criteo(tmp_path, epochs=2, resume=True))
+    train(criteo(tmp_path, "long", epochs=2))
+    assert digests(options.store) == digests(tmp_path / "long")
+
+
+@MAKERS
+def test_a_run_does_not_go_on_with_other_data(tmp_path: Path, make: Any):
+    options = make(tmp_path, epochs=1)
+    train(options)
+    other = tmp_path / "other"
+    if options.format == "criteo":
+        criteo_file(other, 400, seed=1)
+    else:
+        movielens_folder(other, 700, seed=1)
+    with pytest.raises(MisuseError, match=r"other is not .*store, which has read .*; pass the"):
+        train(replace(options, data=other, resume=True))
+
+
+def test_a_run_goes_on_with_the_same_data_packed_otherwise(tmp_path: Path):
+    options = criteo(tmp_path, epochs=1)
+    train(options)
+    packed = tmp_path / "packed.gz"
+    packed.write_bytes(gzip.compress(options.data.read_bytes()))
+    assert train(replace(criteo(tmp_path, resume=True), data=packed))["step"] == 20
+
+
 def test_a_store_of_another_program_is_not_resumed(tmp_path: Path):
     options = criteo(tmp_path, resume=True)
     with embedrock.open(options.store, "64MiB") as store:
@@ -195,20 +282,131 @@ def test_skipped_lines_are_counted_and_change_nothing_else(tmp_path: Path, capsy
     assert "2 malformed lines skipped, the first: " in capsys.readouterr().err
 
 
+def test_skipped_lines_of_ratings_users_and_items_are_counted(tmp_path: Path, capsys):
+    options = movielens(tmp_path, skip_bad_lines=True)
+    for name, broken in (("u.data", "1\t2\tgood\t4"), ("u.user", "7"), ("u.item", "8|")):
+        with (options.data / name).open("a") as file:
+            file.write(f"{broken}\n")
+    assert train(options)["bad_lines"] == 3
+    assert "3 malformed lines skipped, the first: " in capsys.readouterr().err
+    assert train(replace(options, resume=True))["bad_lines"] == 3
+
+
 @pytest.mark.filterwarnings("ignore::embedrock.errors.UncommittedWarning")
-def test_a_full_disk_ends_the_run_at_a_commit_and_with_more_room_it_goes_on(tmp_path: Path, capsys):
+def test_a_full_disk_ends_the_run_at_a_commit_and_with_more_room_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+):
+    monkeypatch.setattr(embedrock, "open", partial(embedrock.open, page_bytes=4096))
     criteo_file(tmp_path / "clicks.tsv", 3000, tokens_per_field=3000)
     given = {"batch_size": 100, "embedding_dim": 16, "memory": "3MiB", "commit_every": 10_000}
     whole = train(criteo(tmp_path, "whole", **given))
-    room = int(whole["stats"]["disk_bytes"] * 0.7)
-    with pytest.raises(FullError, match=r"committed at step \d+: with more room, --resume goes on"):
+    room = int(whole["stats"]["disk_bytes"] * 0.6)
+    message = r"3 commits have not .* committed at step \d+: with more room, --resume goes on"
+    with pytest.raises(FullError, match=message):
         train(criteo(tmp_path, "full", max_disk_bytes=room, **given))
-    assert "to release copies" in capsys.readouterr().err
+    assert "to release copies (3 of at most 3 times)" in capsys.readouterr().err
     with embedrock.open(tmp_path / "full", "3MiB", create=False) as store:
         assert 0 < (store.step or 0) < whole["step"]
     second = train(criteo(tmp_path, "full", resume=True, **given))
     assert second["log_loss"] == whole["log_loss"]
     assert digests(tmp_path / "full") == digests(tmp_path / "whole")
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, fails: Any) -> None:
+    """Steps for which `fails(trainer, batch)` gives an error end with it, after their forward."""
+    step = Trainer.step
+
+    def made(self: Trainer, batch: Any) -> float:
+        error = fails(self, batch)
+        if error is None:
+            return step(self, batch)
+        embeddings = self.model.embeddings
+        embeddings(torch.from_numpy(batch.keys), torch.from_numpy(batch.offsets)).sum().backward()
+        raise error
+
+    monkeypatch.setattr(Trainer, "step", made)
+
+
+def test_a_full_disk_that_takes_no_commit_says_where_the_run_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def full(*_: Any, **__: Any) -> None:
+        raise FullError("state does not fit")
+
+    train(criteo(tmp_path, epochs=1))
+    failing(monkeypatch, lambda *_: FullError("no room"))
+    monkeypatch.setattr(embedrock, "save", full)
+    message = r"^state does not fit; the last commit is of step 10: with more room, --resume"
+    with pytest.raises(FullError, match=message):
+        train(criteo(tmp_path, resume=True))
+
+
+def test_a_full_disk_is_met_with_commits_until_older_ones_hold_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    # One commit was made, and none when the step was committed already: a resumed run never got
+    # any room. Copies that only the last commit needs go with the second commit after it.
+    whole = train(criteo(tmp_path, "whole"))
+    options = criteo(tmp_path, "full", epochs=1)
+    train(options)
+    released_at: list[int] = []
+
+    def fails(trainer: Trainer, batch: Any) -> FullError | None:
+        store = trainer.model.embeddings.collection.store
+        sequence = store.commits()[-1].sequence
+        if batch.next.batch in (1, 5) and (not released_at or sequence < released_at[-1]):
+            released_at[:] = released_at or [sequence + 3]
+            return FullError("no room")
+        if released_at and sequence >= released_at[-1]:
+            released_at.clear()
+            seen.append((batch.next.batch, [commit.step for commit in store.commits()]))
+        return None
+
+    seen: list[tuple[int, list[int]]] = []
+    with monkeypatch.context() as patched:
+        failing(patched, fails)
+        second = train(criteo(tmp_path, "full", resume=True))
+    assert seen == [(1, [10, 10]), (5, [14, 14])]
+    assert second["log_loss"] == whole["log_loss"]
+    assert digests(options.store) == digests(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("error", [NonFiniteError("a gradient is NaN"), KeyRangeError("key 9")])
+def test_a_step_that_fails_leaves_the_steps_before_it_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, error: EmbedrockError
+):
+    whole = train(criteo(tmp_path, "whole"))
+    options = criteo(tmp_path, "failed")
+    with monkeypatch.context() as patched:
+        failing(patched, lambda _, batch: error if batch.next.batch == 6 else None)
+        with pytest.raises(type(error), match=str(error)):
+            train(options)
+    assert "the run is committed at step 5\n" in capsys.readouterr().err
+    with embedrock.open(options.store, "64MiB", create=False) as store:
+        assert store.step == 5
+    second = train(replace(options, resume=True))
+    assert second["log_loss"] == whole["log_loss"]
+    assert digests(options.store) == digests(tmp_path / "whole")
+
+
+@pytest.mark.filterwarnings("ignore::embedrock.errors.UncommittedWarning")
+def test_a_step_that_fails_half_done_is_not_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+):
+    def fails(trainer: Trainer, batch: Any) -> IoError | None:
+        if batch.next.batch != 6:
+            return None
+        table = trainer.model.embeddings.collection.tables[0]
+        table.put([1], np.ones((1, table.embedding_dim), np.float32))
+        return IoError("a broken disk")
+
+    options = criteo(tmp_path, "failed")
+    failing(monkeypatch, fails)
+    with pytest.raises(IoError, match=r"a broken disk"):
+        train(options)
+    assert "is committed at" not in capsys.readouterr().err
+    with embedrock.open(options.store, "64MiB", create=False) as store:
+        assert store.step == 3
 
 
 def test_a_real_click_log_is_learned_from(tmp_path: Path):

@@ -35,8 +35,8 @@ def run(arguments: argparse.Namespace) -> int:
     from embedrock import progress
     from embedrock.errors import CorruptError
 
-    output.refuse_missing_store(arguments.store)
     try:
+        output.refuse_missing_store(arguments.store)
         with progress.Task(progress.for_terminal(), "checking") as task:
             found = embedrock.check(arguments.store, task.callback())
     except CorruptError as error:

@@ -22,6 +22,11 @@ def add(commands: Any) -> argparse.ArgumentParser:
     command.add_argument("store", type=Path, metavar="STORE", help="the store's directory")
     command.add_argument("destination", type=Path, metavar="DEST", help="the new store's directory")
     command.add_argument("--step", type=int, metavar="N", help="the commit of this step (the last)")
+    command.add_argument(
+        "--memory",
+        default="256MiB",
+        help="memory for each of the two stores: the index must fit (256MiB)",
+    )
     output.add_json(command)
     command.set_defaults(run=run)
     return command
@@ -35,7 +40,11 @@ def run(arguments: argparse.Namespace) -> int:
     output.refuse_missing_store(arguments.store)
     with progress.Task(progress.for_terminal(), "copying") as task:
         done = embedrock.copy(
-            arguments.store, arguments.destination, step=arguments.step, progress=task.callback()
+            arguments.store,
+            arguments.destination,
+            step=arguments.step,
+            memory=arguments.memory,
+            progress=task.callback(),
         )
     if arguments.json:
         output.print_json(done)

@@ -7,9 +7,10 @@ import json
 import math
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from embedrock.errors import MisuseError
+from embedrock.errors import CorruptError, MisuseError
 from embedrock.report import without_nan
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
@@ -98,7 +99,15 @@ def positive(text: str) -> int:
     return value
 
 
-def refuse_missing_store(path: Any) -> None:
-    """Errors: MisuseError when `path` holds no store, before anything is created there."""
-    if not (path / "superblock").is_file():
-        raise MisuseError(f"{path} holds no store (it has no file named superblock)")
+def refuse_missing_store(path: Path) -> None:
+    """Errors: MisuseError when `path` holds no store, CorruptError when it holds all of one but the
+    superblock; both before anything is created there."""
+    if (path / "superblock").is_file():
+        return
+    left = sorted(file.name for kind in ("journal-*", "rows-*") for file in path.glob(kind))
+    if left:
+        raise CorruptError(
+            f"{path / 'superblock'} is missing, though {left[0]} is there; restore it from a copy "
+            f"of this store"
+        )
+    raise MisuseError(f"{path} holds no store (it has no file named superblock)")

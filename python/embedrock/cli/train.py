@@ -53,7 +53,10 @@ def add(commands: Any) -> argparse.ArgumentParser:
         help='memory for tables: "10%%" of all rows with their optimizer state, "2GiB" (10%%)',
     )
     command.add_argument(
-        "--resume", action="store_true", help="go on at the last commit in the store, if it has one"
+        "--resume",
+        action="store_true",
+        help="go on at the last commit in the store, if it has one; epochs, rates and sizes that "
+        "are not given are those of the run",
     )
     training = command.add_argument_group("training (defaults depend on the format)")
     training.add_argument(
@@ -128,6 +131,7 @@ def run(arguments: argparse.Namespace) -> int:
         memory=arguments.memory,
         resume=arguments.resume,
         recipe=recipe,
+        given=frozenset(name for name, value in given.items() if value is not None),
         holdout=arguments.holdout,
         commit_every=arguments.commit_every,
         skip_bad_lines=arguments.skip_bad_lines,

@@ -93,7 +93,7 @@ def read(path: str | Path, *, skip_bad_lines: bool = False) -> Ratings:
     Errors: DataError with file, line and what was wrong, at the first malformed line unless
     `skip_bad_lines`; the rest of lines are then read and `bad_lines` counts.
     """
-    ratings_path = _ratings_path(Path(path))
+    ratings_path = ratings_file(Path(path))
     bad = BadLines(skip_bad_lines)
     rows = list(_rows(ratings_path, _separator(ratings_path), bad, _rating))
     if not rows:
@@ -120,7 +120,8 @@ def token_code(token: str) -> int:
     )
 
 
-def _ratings_path(path: Path) -> Path:
+def ratings_file(path: Path) -> Path:
+    """The file that `read` takes ratings from. Errors: DataError when a folder holds none."""
     if not path.is_dir():
         return path
     candidates = [path / (n + c) for n in _RATINGS_NAMES for c in _COMPRESSED]

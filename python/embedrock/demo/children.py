@@ -34,10 +34,10 @@ class Locked:
         with self._lock:
             self._sink.show(name, done, total, note)
 
-    def finish(self, name: str, note: str) -> None:
+    def finish(self, name: str, note: str, outcome: str) -> None:
         """See `Sink`."""
         with self._lock:
-            self._sink.finish(name, note)
+            self._sink.finish(name, note, outcome)
 
 
 def run_together(names: list[str], settings: Path, sink: progress.Sink) -> list[dict[str, Any]]:

@@ -21,7 +21,8 @@ import embedrock
 from embedrock import initializers
 from embedrock.data import Batch, DataError, Dataset, Position, crosses, movielens
 from embedrock.data.criteo import CriteoDataset, Mark, Scan, scan
-from embedrock.errors import FullError, MismatchError, MisuseError
+from embedrock.data.text import Head
+from embedrock.errors import EmbedrockError, FullError, MismatchError, MisuseError
 from embedrock.models.dlrm import DLRM, DLRMConfig
 from embedrock.progress import Sink, Task
 from embedrock.store import Store
@@ -35,6 +36,12 @@ _EVALUATION_BATCH = 2048
 _SHOWN_LOSSES = 100
 #: Half the width of the uniform initial rows, small against what training makes of them.
 _INITIAL = 0.01
+#: Commits that stay in the store.
+_KEEP = 2
+#: Commits that meet a full disk: after `_KEEP`, all that are kept hold the same rows, and the next
+#: one reuses what they have released. In runs with disks of half their usual size, a third ended
+#: what two had left full.
+_RELEASING_COMMITS = _KEEP + 1
 
 
 @dataclass
@@ -50,21 +57,37 @@ class _Run:
     position: Position
     step: int
     losses: list[float]
+    bad_lines: int
+    head: Head
     samples: int = 0
     seconds: float = 0.0
     interrupted: bool = False
+    #: What the store had of uncommitted batches and rows when the current step was complete.
+    complete: tuple[int, int] = (0, 0)
 
-    def commit(self) -> None:
-        """Makes the current step durable; does nothing when it is already."""
-        if self.store.step == self.step:
+    def commit(self, *, again: bool = False) -> None:
+        """Makes the current step durable; does nothing when it is already, unless `again`."""
+        if self.store.step == self.step and not again:
             return
         meta = {
             "program": "embedrock train",
             "settings": self.options.fixed(),
+            "changeable": self.options.changeable(),
+            "data": {"path": str(self.options.data.absolute()), **asdict(self.head)},
             "position": asdict(self.position),
             "scan": None if self.scan is None else asdict(_pruned(self.scan, self.dataset)),
         }
         embedrock.save(self.store, self.model, self.trainer.optimizers, self.step, meta=meta)
+        self.complete = self.store.uncommitted
+
+    def rescue(self) -> None:
+        """Commits the last complete step after a later one failed, and says so; does nothing when
+        the failed one has left its mark on rows, or the store takes no commit."""
+        with contextlib.suppress(EmbedrockError):
+            if self.store.uncommitted == self.complete:
+                self.trainer.forget()
+                self.commit()
+                print(f"the run is committed at step {self.step}", file=sys.stderr)
 
 
 def train(options: TrainOptions, sink: Sink) -> dict[str, Any]:
@@ -72,9 +95,11 @@ def train(options: TrainOptions, sink: Sink) -> dict[str, Any]:
     ended it early, with everything up to there committed.
 
     Errors: DataError for the data, MisuseError when the store already holds a run and `resume` was
-    not given, MismatchError when it holds another kind of run; those of the engine.
+    not given or the data are others, MismatchError when it holds another kind of run; those of the
+    engine.
 
-    Durability: a commit every `commit_every` steps, after each epoch and at the end.
+    Durability: a commit every `commit_every` steps, after each epoch and at the end. A step that
+    fails with one of these errors is preceded by one, too, where the store still takes it.
     """
     options.check()
     if options.threads is not None:
@@ -82,7 +107,11 @@ def train(options: TrainOptions, sink: Sink) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         run = _begin(options, sink, stack)
         with Interrupt() as interrupt:
-            _train_epochs(run, sink, interrupt)
+            try:
+                _train_epochs(run, sink, interrupt)
+            except EmbedrockError:
+                run.rescue()
+                raise
             run.commit()
         evaluation = None
         if not run.interrupted:
@@ -98,8 +127,11 @@ def _begin(options: TrainOptions, sink: Sink, stack: contextlib.ExitStack) -> _R
     if (options.store / "superblock").exists():
         store = stack.enter_context(_open(options))
         stored = _stored_run(store, options)
+    if stored is not None:
+        options = _continuing(stored, options)
+    head = _check_data(stored, options)
     found = None if stored is None else _scan_from_meta(stored["scan"])
-    dataset, found = _open_data(options, found, sink)
+    dataset, found, bad_lines = _open_data(options, found, sink)
     if store is None:
         store = stack.enter_context(_open(options))
 
@@ -126,7 +158,19 @@ def _begin(options: TrainOptions, sink: Sink, stack: contextlib.ExitStack) -> _R
     if stored is not None:
         step = embedrock.resume(store, model, trainer.optimizers)
         position = Position(**stored["position"])
-    return _Run(options, store, dataset, found, model, trainer, position, step, losses=[])
+    return _Run(
+        options,
+        store,
+        dataset,
+        found,
+        model,
+        trainer,
+        position,
+        step,
+        losses=[],
+        head=head,
+        bad_lines=bad_lines,
+    )
 
 
 def _open(options: TrainOptions) -> Store:
@@ -137,11 +181,12 @@ def _open(options: TrainOptions) -> Store:
         max_disk_bytes=options.max_disk_bytes,
         io=options.io,
         policy=options.policy,
+        keep=_KEEP,
     )
 
 
 def _stored_run(store: Store, options: TrainOptions) -> dict[str, Any] | None:
-    """The run that the store holds, checked against what was asked; None when it holds none."""
+    """What the store says of the run that it holds; None when it holds none."""
     if store.step is None:
         return None
     if not options.resume:
@@ -154,32 +199,63 @@ def _stored_run(store: Store, options: TrainOptions) -> dict[str, Any] | None:
         raise MismatchError(
             f"{store.path} was not written by embedrock train; name another --store"
         )
-    for name, value in options.fixed().items():
-        if meta["settings"].get(name) != value:
-            raise MismatchError(
-                f"{name} is {value}, but the run in {store.path} has "
-                f"{meta['settings'].get(name)}; pass that, or name another --store"
-            )
     return meta
+
+
+def _continuing(stored: dict[str, Any], options: TrainOptions) -> TrainOptions:
+    """The options with which a stored run goes on: its own, except for what was asked for."""
+    changeable = stored.get("changeable", {})  # older stores do not have it
+    options = options.continuing({**stored["settings"], **changeable})
+    for name, value in options.fixed().items():
+        if stored["settings"].get(name) != value:
+            raise MismatchError(
+                f"{name} is {value}, but the run in {options.store} has "
+                f"{stored['settings'].get(name)}; pass that, or name another --store"
+            )
+    for name, value in options.changeable().items():
+        before = changeable.get(name, value)
+        if before != value:
+            print(f"{name} is {value} from here on, it was {before}", file=sys.stderr)
+    return options
+
+
+def _check_data(stored: dict[str, Any] | None, options: TrainOptions) -> Head:
+    """The head of the data, which must be that of a stored run."""
+    movies = options.format == "movielens"
+    path = movielens.ratings_file(options.data) if movies else options.data
+    if stored is None or "data" not in stored:  # older stores do not have it
+        return Head.of(path)
+    began = stored["data"]
+    head = Head.of(path, began["bytes"])
+    if asdict(head) != {name: began[name] for name in asdict(head)}:
+        raise MisuseError(
+            f"{options.data} is not the data of the run in {options.store}, which has read "
+            f"{began['path']}: their first {began['bytes']} bytes of text differ; pass the same "
+            f"data, plain, gzip or zstd, or name another --store"
+        )
+    return head
 
 
 def _open_data(
     options: TrainOptions, found: Scan | None, sink: Sink
-) -> tuple[Dataset, Scan | None]:
-    """The data set, and for streamed files what a pass over the file found."""
+) -> tuple[Dataset, Scan | None, int]:
+    """The data set, for streamed files what a pass over the file found, and how many malformed
+    lines were skipped."""
     if options.format == "movielens":
         with Task(sink, "reading ratings"):
             ratings = movielens.read(options.data, skip_bad_lines=options.skip_bad_lines)
-        _tell_skipped(ratings.bad_lines.count, ratings.bad_lines.first)
-        return crosses.click_dataset(ratings, holdout=options.holdout, seed=options.seed), None
+        bad = ratings.bad_lines
+        _tell_skipped(bad.count, bad.first)
+        dataset = crosses.click_dataset(ratings, holdout=options.holdout, seed=options.seed)
+        return dataset, None, bad.count
     if found is None:
         with Task(sink, "scanning data", _plain_bytes(options.data)) as task:
             found = scan(options.data, skip_bad_lines=options.skip_bad_lines, progress=task.to)
         _tell_skipped(found.bad_lines, found.first_bad_line)
-    dataset = CriteoDataset(
+    streamed = CriteoDataset(
         options.data, scan=found, holdout=options.holdout, skip_bad_lines=options.skip_bad_lines
     )
-    return dataset, found
+    return streamed, found, found.bad_lines
 
 
 def _tell_skipped(count: int, first: DataError | str | None) -> None:
@@ -207,6 +283,7 @@ def _train_epochs(run: _Run, sink: Sink, interrupt: Interrupt) -> None:
                 task.done = epoch * per_epoch + run.position.batch * recipe.batch_size
             _train_epoch(run, task, interrupt)
             if run.interrupted:
+                task.outcome = f"stopped at step {run.step}"
                 return
             run.position = Position(epoch + 1)
             run.commit()
@@ -225,6 +302,7 @@ def _train_epoch(run: _Run, task: Task, interrupt: Interrupt) -> None:
         run.losses.append(_step(run, batch))
         run.position = batch.next
         run.step += 1
+        run.complete = run.store.uncommitted
         trained += len(batch)
         recent = run.losses[-_SHOWN_LOSSES:]
         loss, rate = sum(recent) / len(recent), trained / (perf_counter() - started)
@@ -236,19 +314,31 @@ def _train_epoch(run: _Run, task: Task, interrupt: Interrupt) -> None:
 
 
 def _step(run: _Run, batch: Batch) -> float:
-    """One step. A full disk is met with a commit, which releases copies that only older commits
-    held; when that is not enough, nothing is lost: the error says where the run stands."""
-    try:
-        return run.trainer.step(batch)
-    except FullError as error:
-        print(f"{error}; committing at step {run.step} to release copies", file=sys.stderr)
-    run.trainer.forget()
-    run.commit()
+    """One step. A full disk is met with commits, each of which releases copies that only an older
+    one held; when that is not enough, nothing is lost: the error says where the run stands."""
+    for number in range(1, _RELEASING_COMMITS + 1):
+        try:
+            return run.trainer.step(batch)
+        except FullError as error:
+            print(
+                f"{error}; committing at step {run.step} to release copies "
+                f"({number} of at most {_RELEASING_COMMITS} times)",
+                file=sys.stderr,
+            )
+        run.trainer.forget()
+        try:
+            run.commit(again=True)
+        except FullError as error:
+            raise FullError(
+                f"{error}; the last commit is of step {run.store.step or 0}: with more room, "
+                f"--resume goes on"
+            ) from error
     try:
         return run.trainer.step(batch)
     except FullError as error:
         raise FullError(
-            f"{error}; the run is committed at step {run.step}: with more room, --resume goes on"
+            f"{error}; {_RELEASING_COMMITS} commits have not released enough; the run is committed "
+            f"at step {run.step}: with more room, --resume goes on"
         ) from error
 
 
@@ -288,6 +378,6 @@ def _result(run: _Run, evaluation: Any) -> dict[str, Any]:
         "auc": evaluation.auc if evaluated else None,
         "log_loss": evaluation.log_loss if evaluated else None,
         "time": run.trainer.seconds.as_dict(),
-        "bad_lines": 0 if run.scan is None else run.scan.bad_lines,
+        "bad_lines": run.bad_lines,
         "stats": run.store.stats(),
     }

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -13,6 +13,10 @@ FORMATS = ("criteo", "movielens")
 
 IoName: TypeAlias = Literal["auto", "uring", "pread"]
 PolicyName: TypeAlias = Literal["lru", "lfu"]
+
+#: The fields of a recipe, by whether a run can go on with others.
+_FIXED = ("batch_size", "embedding_dim", "bottom", "top", "eps")
+_CHANGEABLE = ("epochs", "lr", "dense_lr", "lr_decay")
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,8 @@ class TrainOptions:
     recipe: Recipe
     memory: str = "10%"
     resume: bool = False
+    #: Which fields of the recipe were asked for; a resumed run has the others as it had them.
+    given: frozenset[str] = frozenset(field.name for field in fields(Recipe))
     #: Share of the samples, the last ones, that is kept for evaluation.
     holdout: float = 0.1
     commit_every: int = 1000
@@ -120,8 +126,22 @@ class TrainOptions:
 
     def fixed(self) -> dict[str, Any]:
         """What a continuation must have the same, as JSON; otherwise it would be another run."""
-        recipe = asdict(self.recipe)
-        names = ("batch_size", "embedding_dim", "bottom", "top", "eps")
         values = {"format": self.format, "holdout": self.holdout, "seed": self.seed}
-        values |= {name: recipe[name] for name in names}
+        return values | self._of_recipe(_FIXED)
+
+    def changeable(self) -> dict[str, Any]:
+        """The rest of the recipe, as JSON: what a continuation may have otherwise if it says so."""
+        return self._of_recipe(_CHANGEABLE)
+
+    def continuing(self, stored: Mapping[str, Any]) -> TrainOptions:
+        """These options with all of the recipe that was not asked for as it is stored, by name."""
+        kept: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in stored.items()
+            if name in (*_FIXED, *_CHANGEABLE) and name not in self.given
+        }
+        return replace(self, recipe=replace(self.recipe, **kept))
+
+    def _of_recipe(self, names: Sequence[str]) -> dict[str, Any]:
+        values = {name: getattr(self.recipe, name) for name in names}
         return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
