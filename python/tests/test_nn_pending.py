@@ -61,6 +61,61 @@ def test_frozen_module_keeps_nothing_until_it_is_thawed(module: Any) -> None:
     assert module(ids(1)).requires_grad
 
 
+@pytest.mark.parametrize("waits", [False, True])
+def test_freezing_a_model_freezes_the_tables_within(module: Any, waits: bool) -> None:
+    # It had no effect on tables while no rows waited, and lasted for good when rows did.
+    model = torch.nn.Sequential(torch.nn.Sequential(module), torch.nn.Linear(DIM, 1))
+    optimizer = optim.SGD(model, lr=1.0)
+    if waits:
+        model(ids(1))
+    assert model.requires_grad_(False) is model
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    optimizer.zero_grad()
+    assert not model(ids(1)).requires_grad
+    assert len(list(module.parameters())) == 0
+    model.requires_grad_()
+    model(ids(1)).sum().backward()
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    optimizer.step()
+    assert len(module.table) == 1
+
+
+def test_frozen_module_leaves_another_on_its_table_training(
+    store: embedrock.Store, module: Any
+) -> None:
+    other = nn.Embedding(None, DIM, store=store, name="ads")
+    optimizer = optim.SGD(other, lr=1.0)
+    module(ids(1))
+    torch.nn.Sequential(module).requires_grad_(False)
+    (rows,) = module.parameters()
+    assert not rows.requires_grad
+    other(ids(2)).sum().backward()
+    optimizer.step()
+    assert module.table.contains([1, 2]).tolist() == [False, True]
+
+
+def test_backward_of_a_module_that_was_frozen_since_keeps_its_gradient(module: Any) -> None:
+    optimizer = optim.SGD(module, lr=1.0)
+    loss = module(ids(1)).sum()
+    module.requires_grad_(False)
+    loss.backward()
+    optimizer.step()
+    assert module.table.get([1]).tolist() == [[-1.0] * DIM]
+    assert not module(ids(1)).requires_grad
+
+
+def test_freezing_waiting_rows_by_hand_ends_with_them_and_is_warned_of(module: Any) -> None:
+    optimizer = optim.SGD(module, lr=1.0)
+    output = module(ids(1))
+    for rows in module.parameters():
+        rows.requires_grad = False
+    assert output.requires_grad  # as that of any module which is frozen after its forward
+    assert not module(ids(2)).requires_grad
+    with pytest.warns(UserWarning, match=r"rows of table 'ads' .*requires_grad_\(False\) on its"):
+        optimizer.zero_grad()
+    assert module(ids(1)).requires_grad
+
+
 @NO_OPTIMIZER
 def test_two_forwards_are_merged_by_key_in_one_parameter(module: Any) -> None:
     module(ids(1, 2)).sum().backward()

@@ -7,6 +7,7 @@ it does hold can be made again from the store and the constructor's arguments.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, TypeVar
 
@@ -34,8 +35,13 @@ class RowsModule(nn.Module):  # type: ignore[misc]
     ``clip_grad_norm_(model.parameters(), ...)`` and ``GradScaler`` work as with torch's modules.
 
     **Modes.** A forward exposes rows when the module is in training mode, gradients are enabled and
-    ``requires_grad_(False)`` was not called on it. After ``eval()`` and under ``torch.no_grad()``
-    the output does not require a gradient and nothing is kept.
+    it is not frozen. After ``eval()`` and under ``torch.no_grad()`` the output does not require a
+    gradient and nothing is kept.
+
+    **Freezing.** ``requires_grad_(False)`` on the module, or on any model that holds it, freezes
+    its tables for forwards through it until ``requires_grad_(True)``, whether rows wait or not.
+    What does not is ``parameter.requires_grad = False`` in a loop over ``parameters()``, where
+    tables are listed only while their rows wait: it ends with these rows, and a warning says so.
 
     **Device.** Ids may be on any device; outputs are on the module's, which ``device=`` and
     ``.to(device)`` set. Rows are float32: other dtypes are refused with ``UnsupportedError``.
@@ -66,11 +72,6 @@ class RowsModule(nn.Module):  # type: ignore[misc]
     def tables(self) -> list[Table]:
         """The tables that the module reads and trains."""
         return [pending.table for pending in self._pending.values()]
-
-    def requires_grad_(self: Self, requires_grad: bool = True) -> Self:
-        """Freezes the tables (``False``) or trains them again; call it on this module itself."""
-        self._frozen = not requires_grad
-        return self
 
     def __deepcopy__(self, memo: object) -> NoReturn:
         """Refused: a copy would train the same rows."""
@@ -113,6 +114,11 @@ class RowsModule(nn.Module):  # type: ignore[misc]
         self._pending[slot] = pending_rows(table)
         self._parameters[slot] = None
         return self._pending[slot].table
+
+    def _freeze(self, frozen: bool) -> None:
+        self._frozen = frozen
+        for pending in self._pending.values():
+            pending.follow_modules()
 
     def _records(self) -> bool:
         """Whether a forward made now exposes its rows to an optimizer."""
@@ -209,6 +215,22 @@ def open_padding_row(table: Table, padding_idx: int | None) -> int | None:
 def rows_modules(model: nn.Module) -> Iterator[RowsModule]:
     """The modules within a model whose rows live in a store, in the order of ``modules()``."""
     return (module for module in model.modules() if isinstance(module, RowsModule))
+
+
+_requires_grad_of_torch = nn.Module.requires_grad_
+
+
+@functools.wraps(_requires_grad_of_torch)
+def _requires_grad_(self: nn.Module, requires_grad: bool = True) -> nn.Module:
+    _requires_grad_of_torch(self, requires_grad)
+    for module in rows_modules(self):
+        module._freeze(not requires_grad)
+    return self
+
+
+# A model freezes what its parameters() lists and tells its parts nothing. Tables are not listed
+# while no rows wait, so that torch's optimizers do not take them; they have to be told here.
+nn.Module.requires_grad_ = _requires_grad_
 
 
 def dense_parameters(model: nn.Module) -> Iterator[nn.Parameter]:

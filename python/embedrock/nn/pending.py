@@ -12,6 +12,8 @@ their gradients. It never talks to the engine. What always holds:
 * The parameter object stays the same for the life of the modules; its contents and size change.
   Modules list it only while it holds rows, so ``torch.optim.Adam(model.parameters())`` before the
   first forward takes the dense parameters alone.
+* It requires a gradient as long as one of the modules that list it is not frozen. Where someone
+  has set it otherwise by hand, that ends with the rows.
 """
 
 from __future__ import annotations
@@ -127,13 +129,30 @@ class PendingRows:
         where = np.flatnonzero(taken)
         return self._keys[where], gradient[torch.from_numpy(where).to(gradient.device)]
 
+    def follow_modules(self) -> None:
+        """Lets the parameter require a gradient unless all modules that list it are frozen."""
+        frozen = [module._frozen for module in self._shown]
+        self.parameter.requires_grad_(not frozen or not all(frozen))
+
     def drop(self) -> None:
         """Forgets rows and gradients; a backward that is still to come exposes its rows anew."""
+        if self._is_frozen_by_hand():
+            warnings.warn(
+                f"requires_grad=False was set on rows of table {self.table.name!r} that waited for "
+                f"an optimizer step, and ends with them; to freeze the table, call "
+                f"requires_grad_(False) on its module or on a model that holds it",
+                stacklevel=3,
+            )
         self._reset(self._keys[:0], None, None)
         self._visits.clear()
         for module, name in self._shown.items():
             module._parameters[name] = None
         self._shown.clear()
+        self.follow_modules()
+
+    def _is_frozen_by_hand(self) -> bool:
+        """Whether it requires no gradient though a module that lists it is not frozen."""
+        return not self.parameter.requires_grad and not all(m._frozen for m in self._shown)
 
     def _forget_abandoned(self) -> None:
         """Drops what forwards without a backward have left, and gradients that someone cleared."""
@@ -161,8 +180,11 @@ class PendingRows:
     def _place(self, visit: Visit) -> None:
         """Finds a place for each of the visit's rows, new ones after all that are there."""
         module, name = visit.shown
+        by_hand = self._is_frozen_by_hand()
         module._parameters[name] = self.parameter
         self._shown[module] = name
+        if not by_hand:
+            self.follow_modules()
         self._visits.append(weakref.ref(visit))
         visit.done = False
         count = len(self._keys)
