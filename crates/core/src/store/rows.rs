@@ -499,8 +499,8 @@ impl Inner {
         self.flush_now(engine, class, log)
     }
 
-    /// Pays for `rows` flushed rows with cleaning, unit by unit: each finds its room within the disk
-    /// bound, for its rows and for what the journal will say of them, or is left for later.
+    /// Pays for `rows` flushed rows with cleaning, unit by unit: each finds its room within the
+    /// disk bound, for its rows and what the journal will say of them, or is left for later.
     pub(super) fn clean_for(
         &self,
         engine: &Engine,
