@@ -473,10 +473,11 @@ def copy(
 
     Returns the commit that was copied, the rows, and the bytes of the copy on disk.
 
-    Errors: ``NotFoundError``, ``MisuseError`` when the destination holds a store,
+    Errors: ``NotFoundError``, ``MisuseError`` when the destination holds a store with a commit,
     ``CorruptError``, ``FullError``.
 
-    Durability: the copy is durable when this returns; an unfinished one has no commit.
+    Durability: the copy is durable when this returns; an unfinished one has no commit, and the next
+    copy to that place removes it.
 
     Blocking: reads and writes every row of the commit.
     """

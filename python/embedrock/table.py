@@ -344,7 +344,8 @@ class Table:
         Errors: ``MisuseError`` when the table was written to since the iteration began.
 
         Blocking: reads the table once, page after page; changed rows of a growing table are written
-        to the disk first, without a commit.
+        to the disk first, without a commit. Until the iteration of a growing table ends, or its
+        iterator is gone, disk that other tables' updates release is not used again.
 
         >>> table.put([3], np.ones((1, 4), np.float32))
         >>> for keys, values in table.items():

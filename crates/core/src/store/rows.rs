@@ -513,7 +513,9 @@ impl Inner {
         loop {
             let most = self.most_slots(class, log);
             let keep_free = class.unwritten_rows(log);
-            if !self.reserve_to_clean(keep_free + log.rows_per_unit())? {
+            if !log.needs_cleaning(most)
+                || !self.reserve_to_clean(keep_free + log.rows_per_unit())?
+            {
                 return Ok(());
             }
             let grow = self.grow_bytes();

@@ -63,10 +63,29 @@ impl ClassLog {
         u64::from(self.writer.chunk_pages()) * self.layout.rows_per_page as u64
     }
 
-    /// Cleans at most one chunk; `None` when nothing is owed any more, no segment is worth it, or
-    /// there is no room to move rows to. `most_slots` is what the disk bound allows, `keep_free`
-    /// the rows that must still find room afterwards, `grow_bytes` what the file may grow by. Waits
-    /// for the device.
+    fn is_tight(&self, most_slots: u64) -> bool {
+        self.segments.used_slots() as f64 > most_slots as f64 * TIGHT_SHARE
+    }
+
+    /// Whether a unit of cleaning is due. A log that is small enough forgets what is owed.
+    /// `most_slots` is what the disk bound allows.
+    pub fn needs_cleaning(&mut self, most_slots: u64) -> bool {
+        let newest = self.segments.newest_total();
+        let slack = SLACK_SEGMENTS * self.rows_per_segment();
+        let allowed = newest as f64 * (1.0 / LIVE_SHARE - 1.0) + slack as f64;
+        if self.segments.reclaimable_total() as f64 <= allowed && !self.is_tight(most_slots) {
+            self.clean.credit = 0.0;
+            return false;
+        }
+        if !std::mem::replace(&mut self.clean.paid_for_opening, true) {
+            self.clean.credit += self.rows_per_segment() as f64 * COST_OF_A_SLOT;
+        }
+        self.clean.credit > 0.0
+    }
+
+    /// Cleans at most one chunk; `None` when no segment is worth it, or there is no room to move
+    /// rows to. `keep_free` is how many rows must still find room afterwards, `grow_bytes` what the
+    /// file may grow by. Waits for the device.
     pub fn clean_unit(
         &mut self,
         most_slots: u64,
@@ -74,20 +93,7 @@ impl ClassLog {
         grow_bytes: u64,
         residents: &dyn Residents,
     ) -> Result<Option<CleanReport>> {
-        let newest = self.segments.newest_total();
-        let slack = SLACK_SEGMENTS * self.rows_per_segment();
-        let allowed = newest as f64 * (1.0 / LIVE_SHARE - 1.0) + slack as f64;
-        let tight = self.segments.used_slots() as f64 > most_slots as f64 * TIGHT_SHARE;
-        if self.segments.reclaimable_total() as f64 <= allowed && !tight {
-            self.clean.credit = 0.0;
-            return Ok(None);
-        }
-        if !std::mem::replace(&mut self.clean.paid_for_opening, true) {
-            self.clean.credit += self.rows_per_segment() as f64 * COST_OF_A_SLOT;
-        }
-        if self.clean.credit <= 0.0 {
-            return Ok(None);
-        }
+        let tight = self.is_tight(most_slots);
         let share = if tight { VICTIM_DEAD_SHARE_TIGHT } else { VICTIM_DEAD_SHARE };
         let Some((segment, page)) = self.next_victim_page(share, tight) else {
             self.clean.credit = 0.0;
