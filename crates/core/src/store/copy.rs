@@ -26,8 +26,8 @@ pub struct CopyReport {
 
 /// Copies the last commit of the store at `path`, or that of `step`, to `destination`, which must
 /// not hold a store; one without a commit, as a copy that was cut off leaves it, is removed.
-/// `memory` is the budget of each of the two. `progress(done, all)` counts rows and may end the copy
-/// by an error, which leaves `destination` without a commit.
+/// `memory` is the budget of each of the two. `progress(done, all)` counts rows and may end the
+/// copy by an error, which leaves `destination` without a commit.
 ///
 /// *Errors*: `NotFound`, `Misuse` when the destination holds a store, `Corrupt`, `Full`, `Io`.
 /// *Durability*: the copy is complete and durable on return.
