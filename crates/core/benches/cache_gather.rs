@@ -31,7 +31,7 @@ fn filled(setting: &Setting) -> Cache {
     for key in 0..setting.rows {
         let fill = |row: RowMut<'_>, _| row.words.fill(key as f32);
         let at = cache.locate_dense(key);
-        cache.admit(at, 0, key, 0, 0, fill, |_| panic!("every row has a place"));
+        cache.admit(at, 0, key, 0, fill, |_| panic!("every row has a place"));
     }
     cache
 }
@@ -101,12 +101,11 @@ fn rate(
     Rate { wall: rows as f64 / wall / 1e6, core: rows as f64 / core / 1e6 }
 }
 
-fn gather_cache(cache: &Cache, keys: &[u64], output: &mut [f32], stamp: &mut u32) {
+fn gather_cache(cache: &Cache, keys: &[u64], output: &mut [f32]) {
     let words = cache.row_bytes() / 4;
-    let first = *stamp;
-    *stamp = stamp.wrapping_add(keys.len() as u32);
     cache.staged(
         keys.len(),
+        false,
         |i| cache.locate_dense(keys[i]),
         |i, at| {
             if i % BLOCK == 0 {
@@ -114,8 +113,7 @@ fn gather_cache(cache: &Cache, keys: &[u64], output: &mut [f32], stamp: &mut u32
                 Cache::prefetch_output(&mut output[i * words..end * words]);
             }
             let out = &mut output[i * words..][..words];
-            let stamp = first.wrapping_add(i as u32);
-            let found = cache.access(at, 0, keys[i], stamp, |row| out.copy_from_slice(row.words));
+            let found = cache.access(at, 0, keys[i], |row| out.copy_from_slice(row.words));
             assert!(found.is_some(), "row {} is resident", keys[i]);
         },
     );
@@ -124,9 +122,8 @@ fn gather_cache(cache: &Cache, keys: &[u64], output: &mut [f32], stamp: &mut u32
 fn cache_rate(cache: &Cache, setting: &Setting, batch: usize, threads: u64, seconds: f64) -> Rate {
     std::thread::scope(|scope| {
         let run = |thread| {
-            let mut stamp = 1;
             rate(setting, batch, seconds, thread + 1, |keys, output| {
-                gather_cache(cache, keys, output, &mut stamp);
+                gather_cache(cache, keys, output);
             })
         };
         let others: Vec<_> = (1..threads).map(|t| scope.spawn(move || run(t))).collect();

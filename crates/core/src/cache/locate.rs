@@ -1,5 +1,6 @@
 //! Where a key's row may lie: a pure function of the key and the number of sets.
 
+use super::tags::TAG_MAX;
 use crate::hash::mix;
 
 /// The set in which a row lies if it is resident, and the tag that it has there.
@@ -7,9 +8,9 @@ use crate::hash::mix;
 pub struct Location {
     /// The set.
     pub set: u32,
-    /// What tells rows of a set apart, nearly: never 0.
+    /// What tells rows of a set apart: exactly from 1 to 2047, nearly from 2048 to 4095.
     pub tag: u16,
-    /// The way that [`Cache::prefetch_row`](super::Cache::prefetch_row) saw, or `NO_HINT`.
+    /// The way that was seen when the row was prefetched, or `NO_HINT`.
     pub(super) hint: u8,
 }
 
@@ -20,10 +21,23 @@ impl Location {
     /// A place holder.
     pub(super) const NOWHERE: Self = Self { set: 0, tag: 1, hint: NO_HINT };
 
-    fn new(set: u32, tag: u16) -> Self {
-        Self { set, tag: tag.max(1), hint: NO_HINT }
+    fn exact(set: u32, tag: u16) -> Self {
+        Self { set, tag, hint: NO_HINT }
+    }
+
+    fn nearly(set: u32, tag: u64) -> Self {
+        Self { set, tag: FIRST_INEXACT | tag as u16 & (TAG_MAX - FIRST_INEXACT), hint: NO_HINT }
+    }
+
+    /// True when no other row of the set has this tag.
+    #[inline(always)]
+    pub(super) fn is_exact(self) -> bool {
+        self.tag < FIRST_INEXACT
     }
 }
+
+/// The first tag that several rows of a set may have.
+const FIRST_INEXACT: u16 = (TAG_MAX + 1) / 2;
 
 /// Separates the rotations of blocks from every other use of the mixing hash.
 const ROTATION_SALT: u64 = 0x9E37_79B9_7F4A_7C15;
@@ -59,7 +73,7 @@ impl Locator {
 
     #[inline(always)]
     pub(super) fn hashed(self, hash: u64) -> Location {
-        Location::new(self.reduce(hash), hash as u16)
+        Location::nearly(self.reduce(hash), hash)
     }
 
     #[inline(always)]
@@ -68,8 +82,12 @@ impl Locator {
         let turned = u64::from(offset) + u64::from(self.reduce(mix(block, ROTATION_SALT)));
         let sets = u64::from(self.sets);
         let set = if turned >= sets { turned - sets } else { turned };
-        // Dense rows of one set differ in their block, so the block's number is the best tag.
-        Location::new(set as u32, (block as u16).wrapping_add(1))
+        // Dense rows of one set differ in their block. So its number tells them apart, as long as
+        // it fits: in a cache for 1/64 of the rows, all of them.
+        match block < u64::from(FIRST_INEXACT - 1) {
+            true => Location::exact(set as u32, block as u16 + 1),
+            false => Location::nearly(set as u32, block),
+        }
     }
 }
 
@@ -103,7 +121,8 @@ mod tests {
             let hashes = [0, 1, 0xffff, 0x1_0000, u64::MAX, u64::MAX - 0xffff, 1 << 63];
             for n in hashes.into_iter().chain((0..1000).map(|i| mix(i, 9))) {
                 for at in [locator.hashed(n), locator.dense(n)] {
-                    assert!(at.set < sets && at.tag != 0, "{n} of {sets}: {at:?}");
+                    assert!(at.set < sets, "{n} of {sets}: {at:?}");
+                    assert!((1..=TAG_MAX).contains(&at.tag), "{n} of {sets}: {at:?}");
                 }
             }
         }
@@ -117,6 +136,23 @@ mod tests {
             let at = locator.dense(row);
             assert!(seen.insert((at.set, at.tag)), "row {row}: {at:?} is another row's too");
         }
+    }
+
+    #[cfg_attr(miri, ignore = "long, and no unsafe code")]
+    #[test]
+    fn an_exact_tag_is_one_row_alone() {
+        let locator = Locator::new(3);
+        let mut seen = std::collections::HashSet::new();
+        let mut exact = 0;
+        for row in 0..3 * 5000 {
+            let at = locator.dense(row);
+            if at.is_exact() {
+                exact += 1;
+                assert!(seen.insert((at.set, at.tag)), "row {row}: {at:?} is another row's too");
+            }
+            assert!(!locator.hashed(mix(row, 3)).is_exact());
+        }
+        assert_eq!(exact, 3 * 2047);
     }
 
     /// The fullest set after `rows` rows with ids `first`, `first + stride`, …

@@ -3,8 +3,9 @@
 //! A [`Cache`] is many small sets of up to 32 rows. A key belongs to one set ([`Location`]);
 //! look-up, recency, victim, dirty bit and lock stay inside it. There is no second hash table, no
 //! list, and no allocation after [`Cache::new`]. A row costs 24 bytes beside its own: 4 of set
-//! metadata and a header of 20 (key, origin, last use, table, pins). Policies choose who leaves;
-//! they never move.
+//! metadata and a header of 20 (key, origin, last change, table, pins). Policies choose who leaves;
+//! they never move. A hit touches one line of the set's and the row; the header only where a tag
+//! does not tell the row, or the row becomes dirty.
 //!
 //! The cache does no I/O and knows no layout: rows come in through [`Cache::admit`], whose callback
 //! fills them, and leave through its victim callback. An *origin* is an opaque word of the layout
@@ -26,6 +27,7 @@ mod row;
 mod sets;
 mod shrink;
 mod stages;
+mod tags;
 #[cfg(test)]
 mod tests;
 mod walk;
@@ -116,26 +118,26 @@ impl Cache {
     ///
     /// Each aligned block of as many numbers as there are sets puts one row in each set, from a
     /// start that differs from block to block. So rows 0 to 32 × sets all fit at once, and strided
-    /// ids still spread.
+    /// ids still spread. A number must mean one row for as long as the cache lives: tags are made of
+    /// it that are taken for the row.
     #[inline(always)]
     pub fn locate_dense(&self, sequence: u64) -> Location {
         self.locator.dense(sequence)
     }
 
-    /// Uses the row of `key` if it is resident: `f` reads or changes it, and it counts as used at
-    /// `stamp`. `None` when it is not.
+    /// Uses the row of `key` if it is resident: `f` reads or changes it, and it counts as used.
+    /// `None` when it is not.
     #[inline(always)]
     pub fn access<R>(
         &self,
         at: Location,
         table: u16,
         key: u64,
-        stamp: u32,
         f: impl FnOnce(RowMut<'_>) -> R,
     ) -> Option<R> {
         let mut set = self.sets.lock(at.set);
         let way = find(&set, at, table, key)?;
-        self.touch(&mut set, way, stamp);
+        set.state_mut().used |= 1 << way;
         Some(f(self.row_mut(&mut set, way)))
     }
 
@@ -158,31 +160,28 @@ impl Cache {
     /// `f` gets the row and whether it is fresh. A fresh row is clean, has the given `origin`, and
     /// its words are undefined: `f` must write all of them. When the set is full, the policy's
     /// victim is handed to `victim` before it is overwritten. If `f` panics, a fresh row is gone.
-    #[expect(clippy::too_many_arguments, reason = "a row's identity, its use and two callbacks")]
     pub fn admit<R>(
         &self,
         at: Location,
         table: u16,
         key: u64,
-        stamp: u32,
         origin: u32,
         f: impl FnOnce(RowMut<'_>, bool) -> R,
         victim: impl FnOnce(RowRef<'_>),
     ) -> R {
         let mut set = self.sets.lock(at.set);
         if let Some(way) = find(&set, at, table, key) {
-            self.touch(&mut set, way, stamp);
+            set.state_mut().used |= 1 << way;
             return f(self.row_mut(&mut set, way), false);
         }
+        self.settle(&mut set);
         let way = self.make_room(&mut set, victim);
-        *set.row_mut(way).1 = Header { key, origin, last_use: stamp, table, pins: 0 };
+        *set.row_mut(way).1 = Header { key, origin, changed: 0, table, pins: 0 };
         let fresh = Fresh { cache: self, set: &mut set, way };
         let result = f(self.row_mut(fresh.set, way), true);
         std::mem::forget(fresh);
         set.set_tag(way, at.tag);
-        let state = set.state_mut();
-        state.valid |= 1 << way;
-        self.policy.enter(&mut state.uses, way);
+        self.policy.enter(set.uses_mut(), way);
         self.counters.add_resident(at.set, 1);
         result
     }
@@ -224,40 +223,41 @@ impl Cache {
         if state.dirty >> way & 1 == 1 { Resident::Dirty } else { Resident::Clean }
     }
 
-    /// A way without a row: an empty one, or that of the policy's victim.
+    /// A way without a row: an empty one, or that of the policy's victim. The uses are settled.
     fn make_room(&self, set: &mut LockedSet<'_>, victim: impl FnOnce(RowRef<'_>)) -> usize {
         let usable = set.usable_mask();
-        let state = set.state();
-        let empty = usable & !state.valid;
+        let empty = usable & !set.valid();
         if empty != 0 {
             return empty.trailing_zeros() as usize;
         }
-        let way = self.policy.victim(&state.uses, usable);
+        let way = self.policy.victim(set.uses_mut(), usable);
         victim(row_ref(set, way));
         self.vacate(set, way);
         way
     }
 
-    #[inline(always)]
-    fn touch(&self, set: &mut LockedSet<'_>, way: usize, stamp: u32) {
-        let (state, header, _) = set.row_mut(way);
-        self.policy.touch(&mut state.uses, way);
-        header.last_use = stamp;
+    /// Tells the policy which rows were used since the last time.
+    fn settle(&self, set: &mut LockedSet<'_>) {
+        let used = std::mem::take(&mut set.state_mut().used);
+        let uses = set.uses_mut();
+        for way in bits(used) {
+            self.policy.touch(uses, way);
+        }
     }
 
     #[inline(always)]
     fn row_mut<'a>(&'a self, set: &'a mut LockedSet<'_>, way: usize) -> RowMut<'a> {
         let index = set.index();
         let (state, header, words) = set.row_mut(way);
-        RowMut::new(words, &mut header.origin, &mut state.dirty, way, &self.counters, index)
+        let Header { origin, changed, .. } = header;
+        RowMut::new(words, origin, changed, &mut state.dirty, way, &self.counters, index)
     }
 
     /// Empties a way that holds a row.
     fn vacate(&self, set: &mut LockedSet<'_>, way: usize) {
         self.set_clean(set, way);
-        let state = set.state_mut();
-        state.valid &= !(1 << way);
-        state.uses.leave(way);
+        set.state_mut().used &= !(1 << way);
+        set.uses_mut().leave(way);
         set.set_tag(way, 0);
         self.counters.add_resident(set.index(), -1);
     }
@@ -295,12 +295,13 @@ impl Cache {
 #[inline(always)]
 fn find(set: &LockedSet<'_>, at: Location, table: u16, key: u64) -> Option<usize> {
     let is_row = |way| {
-        let header = set.header(way);
-        header.key == key && header.table == table
+        let same = |header: &Header| header.key == key && header.table == table;
+        debug_assert!(!at.is_exact() || same(set.header(way)), "an exact tag of another row");
+        at.is_exact() || same(set.header(way))
     };
     // The way that was seen when the row was prefetched, if it still holds the row.
     let hint = usize::from(at.hint);
-    if hint < WAYS_MAX && set.state().valid >> hint & 1 == 1 && is_row(hint) {
+    if hint < WAYS_MAX && set.tag(hint) == at.tag && is_row(hint) {
         return Some(hint);
     }
     let mut candidates = set.matches(at.tag);
@@ -314,6 +315,15 @@ fn find(set: &LockedSet<'_>, at: Location, table: u16, key: u64) -> Option<usize
     None
 }
 
+/// The ways whose bits are set, in order.
+fn bits(mut set: u32) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let way = (set != 0).then(|| set.trailing_zeros() as usize)?;
+        set &= set - 1;
+        Some(way)
+    })
+}
+
 fn row_ref<'a>(set: &'a LockedSet<'_>, way: usize) -> RowRef<'a> {
     let (state, header) = (set.state(), set.header(way));
     RowRef {
@@ -321,7 +331,7 @@ fn row_ref<'a>(set: &'a LockedSet<'_>, way: usize) -> RowRef<'a> {
         key: header.key,
         origin: header.origin,
         dirty: state.dirty >> way & 1 == 1,
-        last_use: header.last_use,
+        changed: header.changed,
         words: set.words(way),
     }
 }

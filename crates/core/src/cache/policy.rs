@@ -1,7 +1,10 @@
 //! Replacement policies: who leaves a full set.
 //!
-//! A policy sees when and how often the rows of one set were used, and chooses. It never moves,
-//! writes or counts rows; the set does that. Everything it may keep lies in [`Uses`].
+//! A policy sees which rows of one set were used between two looks, and chooses. It looks when a row
+//! comes or has to go, not at every use: so a hit sets one bit, and what a policy keeps ([`Uses`])
+//! lies on a line that hits do not touch. Uses of a row between two looks count as one, and the
+//! order between rows used there is lost; a set of 32 rows is looked at after few uses. A policy
+//! never moves, writes or counts rows; the set does that.
 
 use serde::{Deserialize, Serialize};
 
@@ -21,7 +24,7 @@ pub enum PolicyKind {
 
 /// What a set remembers about the use of its rows. All zeros is a set without rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(C)]
+#[repr(C, align(64))]
 pub struct Uses {
     /// Uses of the whole set since its counts faded last.
     pub since_fading: u16,
@@ -84,7 +87,7 @@ pub trait Policy {
     /// A new row came into the empty `way`.
     fn enter(&self, uses: &mut Uses, way: usize);
 
-    /// The row in `way` was used.
+    /// The row in `way` was used since the last look.
     fn touch(&self, uses: &mut Uses, way: usize);
 
     /// The way whose row is worth least among `candidates`: one bit per way, at least one, each

@@ -9,6 +9,7 @@ pub struct RowMut<'a> {
     pub words: &'a mut [f32],
     /// The layout's word about the row's stored copy.
     pub origin: &'a mut u32,
+    changed: &'a mut u32,
     dirty: &'a mut u32,
     way: usize,
     counters: &'a Counters,
@@ -20,12 +21,13 @@ impl<'a> RowMut<'a> {
     pub(super) fn new(
         words: &'a mut [f32],
         origin: &'a mut u32,
+        changed: &'a mut u32,
         dirty: &'a mut u32,
         way: usize,
         counters: &'a Counters,
         set: u32,
     ) -> Self {
-        Self { words, origin, dirty, way, counters, set }
+        Self { words, origin, changed, dirty, way, counters, set }
     }
 
     /// True when the row differs from its stored copy.
@@ -34,9 +36,11 @@ impl<'a> RowMut<'a> {
         *self.dirty >> self.way & 1 == 1
     }
 
-    /// Says that the row differs from its stored copy. True when it did not before.
+    /// Says that the row was changed at `stamp` and differs from its stored copy. True when it did
+    /// not before.
     #[inline(always)]
-    pub fn mark_dirty(&mut self) -> bool {
+    pub fn mark_dirty(&mut self, stamp: u32) -> bool {
+        *self.changed = stamp;
         let was_clean = !self.is_dirty();
         if was_clean {
             *self.dirty |= 1 << self.way;
@@ -57,8 +61,8 @@ pub struct RowRef<'a> {
     pub origin: u32,
     /// True when the row differs from its stored copy.
     pub dirty: bool,
-    /// The stamp of its last use.
-    pub last_use: u32,
+    /// The stamp of its last change. Means nothing while the row is clean.
+    pub changed: u32,
     /// The row: values, then state.
     pub words: &'a [f32],
 }

@@ -1,33 +1,36 @@
-//! The memory of a cache: set metadata and row slots in two arenas, reached only under set locks.
+//! The memory of a cache: set metadata, row headers and rows in arenas, reached only under set
+//! locks.
 //!
-//! Set `s` has 128 bytes of metadata, which the hardware fetches as one pair of lines. The row in
-//! way `w` of set `s` lies in the row arena at `(w * sets + s) * stride`: way after way, so that
-//! the last way of all sets is one range that can be given back. A slot is a 20-byte header and the
-//! row's words.
+//! Set `s` has one cache line that every access needs ([`Set`]: tags, lock, which rows are dirty
+//! and which were used) and one that only misses need ([`Uses`]). The row in way `w` of set `s` lies
+//! at `(w * sets + s) * row bytes` in the arena of rows, and its header at the same place of the
+//! arena of headers: way after way, so that the last way of all sets is one range that can be given
+//! back. Rows lie apart from headers because most hits need no header, and because a row of whole
+//! cache lines then fills whole lines.
 //!
-//! What always holds: metadata and slots of a set are read and written by the holder of its lock
-//! ([`LockedSet`]) and nobody else, except that anyone may read the tags, which are atomics, as a
-//! hint where to prefetch. No slot of a way at or above a set's `usable` is touched, and `usable`
-//! never grows.
+//! What always holds: lines, headers and rows of a set are read and written by the holder of its
+//! lock ([`LockedSet`]) and nobody else, except that anyone may read the tags, which are atomics,
+//! as a hint where to prefetch. No slot of a way at or above a set's `usable` is touched, and
+//! `usable` never grows.
 //!
 //! Lock order: class lock, then one set lock. No thread holds two set locks.
 #![expect(unsafe_code, reason = "rows lie in mapped memory and are lent out under a spin lock")]
 
 use super::locate::Location;
 use super::policy::{Uses, WAYS_MAX};
+use super::tags::Tags;
 use crate::arena::{Arena, PAGE_BYTES};
 use crate::error::{Result, bail};
 use std::cell::UnsafeCell;
-use std::mem::offset_of;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Bytes of a cache line.
 const LINE_BYTES: usize = 64;
-/// Bytes of set metadata: 8 per way.
-pub(super) const SET_BYTES: usize = size_of::<Set>();
-/// Bytes before a row in its slot.
+/// Bytes of a set beside its headers and rows.
+pub(super) const SET_BYTES: usize = size_of::<Set>() + size_of::<Uses>();
+/// Bytes that are known about a row beside its set's.
 pub(super) const HEADER_BYTES: usize = size_of::<Header>();
-/// The longest part of a slot that is worth prefetching; the hardware follows from there.
+/// The longest part of a row that is worth prefetching; the hardware follows from there.
 const PREFETCH_BYTES: usize = 8 * LINE_BYTES;
 /// Places that are prefetched together: enough for many translations of addresses to be under way,
 /// few enough that the lines of three blocks stay in the caches next to the core until used.
@@ -36,58 +39,58 @@ pub const BLOCK: usize = 16;
 /// what a holder needs for a row that it has prefetched.
 const SPINS: u32 = 100;
 
-/// One set's metadata: a line of tags and a line of everything else.
-#[repr(C, align(128))]
+/// The line of a set that every access needs.
+#[repr(C, align(64))]
 struct Set {
-    /// Four 16-bit tags each, that of way 0 lowest; 0 is an empty way. Written by the lock's
-    /// holder, read by anyone.
-    tags: [AtomicU64; WAYS_MAX / 4],
+    /// Written by the lock's holder, read by anyone.
+    tags: Tags,
     /// 1 while somebody holds the set. The acquire in `lock` pairs with the release in `drop`.
     lock: AtomicU32,
     state: UnsafeCell<State>,
 }
 
-/// What the lock guards, beside the slots.
+/// What the lock guards, beside tags, [`Uses`], headers and rows.
 #[repr(C)]
 pub(super) struct State {
-    /// Bit per way: it holds a row.
-    pub(super) valid: u32,
     /// Bit per way: its row differs from the copy on storage.
     pub(super) dirty: u32,
+    /// Bit per way: its row was used since the policy looked last.
+    pub(super) used: u32,
     /// Ways that were taken away from this set.
-    taken: u16,
-    pub(super) uses: Uses,
+    taken: u32,
 }
 
-/// What a slot knows about its row. Slots are aligned to 4 bytes only.
+/// What a cache knows about a row beside its words.
 #[derive(Clone, Copy)]
 #[repr(C, packed(4))]
 pub(super) struct Header {
     pub(super) key: u64,
     pub(super) origin: u32,
-    /// The stamp of the last use.
-    pub(super) last_use: u32,
+    /// The stamp of the last change. Means nothing while the row is clean.
+    pub(super) changed: u32,
     pub(super) table: u16,
     /// Uses that the look-ahead window has announced.
     pub(super) pins: u16,
 }
 
-const _: () = assert!(size_of::<Set>() == 128 && size_of::<Header>() == 20);
-const _: () = assert!(offset_of!(Set, lock) == LINE_BYTES);
+const _: () = assert!(size_of::<Set>() == LINE_BYTES && size_of::<Uses>() == LINE_BYTES);
+const _: () = assert!(size_of::<Header>() == 20);
 
 /// All sets of one cache.
 #[derive(Debug)]
 pub(super) struct Sets {
     /// `count` of [`Set`]; all zeros is an empty, unlocked set.
-    metadata: Arena,
+    lines: Arena,
+    /// `count` of [`Uses`].
+    uses: Arena,
+    headers: Arena,
     rows: Arena,
     count: u32,
     /// Ways of every set at the beginning.
     ways: usize,
+    /// Words of a row.
     words: usize,
-    /// Bytes from one slot to the next.
-    stride: usize,
-    /// Where in a slot its second, third and last line may begin; a line may come twice.
+    /// Where in a row its further lines may begin; a line may come twice.
     prefetch_offsets: [usize; 3],
 }
 
@@ -105,19 +108,20 @@ impl Sets {
         if u64::from(count) * ways as u64 > u64::from(u32::MAX) {
             bail!(Misuse, "{count} sets of {ways} rows are more rows than 32 bits can number");
         }
-        let stride = HEADER_BYTES + row_bytes;
-        let Some(bytes) = (count as usize * ways).checked_mul(stride) else {
+        let slots = count as usize * ways;
+        let Some(bytes) = slots.checked_mul(HEADER_BYTES + row_bytes) else {
             bail!(Budget, "a cache of {count} x {ways} rows of {row_bytes} bytes: too large");
         };
+        let headers = slots * HEADER_BYTES;
         Ok(Self {
-            metadata: Arena::new(count as usize * SET_BYTES)?,
-            rows: Arena::new(bytes.next_multiple_of(PAGE_BYTES))?,
+            lines: Arena::new(count as usize * size_of::<Set>())?,
+            uses: Arena::new(count as usize * size_of::<Uses>())?,
+            headers: Arena::new(headers.next_multiple_of(PAGE_BYTES))?,
+            rows: Arena::new((bytes - headers).next_multiple_of(PAGE_BYTES))?,
             count,
             ways,
             words: row_bytes / 4,
-            stride,
-            prefetch_offsets: [LINE_BYTES, 2 * LINE_BYTES, PREFETCH_BYTES]
-                .map(|offset| offset.min(stride - 1)),
+            prefetch_offsets: prefetch_offsets(row_bytes),
         })
     }
 
@@ -127,23 +131,38 @@ impl Sets {
 
     /// Bytes of one way of all sets.
     pub(super) fn way_bytes(&self) -> usize {
-        self.count as usize * self.stride
+        self.count as usize * (HEADER_BYTES + self.row_bytes())
+    }
+
+    #[inline(always)]
+    fn row_bytes(&self) -> usize {
+        self.words * 4
     }
 
     #[inline(always)]
     fn set(&self, index: u32) -> &Set {
         assert!(index < self.count, "set {index} of {}", self.count);
         // SAFETY: the arena holds `count` sets and `index` is below; it is page-aligned, so every
-        // set is aligned to 256. All-zero bytes, which it starts with, are a valid `Set`. Nobody
-        // makes an exclusive reference to a set; what changes in it is atomic or in a cell.
-        unsafe { &*self.metadata.as_ptr().cast::<Set>().add(index as usize) }
+        // set is aligned to its 64 bytes. All-zero bytes, which it starts with, are a valid `Set`.
+        // Nobody makes an exclusive reference to a set; what changes in it is atomic or in a cell.
+        unsafe { &*self.lines.as_ptr().cast::<Set>().add(index as usize) }
     }
 
-    /// The slot's address. It lies in the arena for every set and way of this cache.
     #[inline(always)]
-    fn slot(&self, index: u32, way: usize) -> *mut u8 {
-        let offset = (way * self.count as usize + index as usize) * self.stride;
-        self.rows.as_ptr().wrapping_add(offset)
+    fn slot(&self, index: u32, way: usize) -> usize {
+        way * self.count as usize + index as usize
+    }
+
+    /// The header's address. It lies in the arena for every set and way of this cache.
+    #[inline(always)]
+    fn header(&self, index: u32, way: usize) -> *mut Header {
+        self.headers.as_ptr().cast::<Header>().wrapping_add(self.slot(index, way))
+    }
+
+    /// The row's address. It lies in the arena for every set and way of this cache.
+    #[inline(always)]
+    fn row(&self, index: u32, way: usize) -> *mut f32 {
+        self.rows.as_ptr().cast::<f32>().wrapping_add(self.slot(index, way) * self.words)
     }
 
     /// Waits for the set's lock and takes it. It is held until the result is dropped.
@@ -160,44 +179,55 @@ impl Sets {
     #[inline(always)]
     pub(super) fn prefetch_sets(&self, block: &[Location]) {
         for at in block {
-            let set = self.set(at.set);
-            prefetch(&raw const set.tags);
-            prefetch(&raw const set.lock);
+            prefetch(self.set(at.set));
         }
     }
 
     /// Asks for the lines of the rows that seem to be in these places, [`BLOCK`] at most, and notes
     /// their ways: a hint that takes no lock. It may see tags in the middle of a change, or another
-    /// row's, and then asks for the wrong lines.
+    /// row's, and then asks for the wrong lines. Headers are asked for where a tag does not tell
+    /// which row it is, and of all rows if `headers`.
     #[inline(always)]
-    pub(super) fn prefetch_rows(&self, block: &mut [Location]) {
+    pub(super) fn prefetch_rows(&self, block: &mut [Location], headers: bool) {
         // Where nothing is found, the set's own line, which is there already.
-        let mut slots = [std::ptr::null::<u8>(); BLOCK];
-        for (at, slot) in block.iter_mut().zip(&mut slots) {
+        let mut rows = [std::ptr::null::<u8>(); BLOCK];
+        for (at, row) in block.iter_mut().zip(&mut rows) {
             let set = self.set(at.set);
-            *slot = std::ptr::from_ref(set).cast();
-            let found = matches(load(&set.tags), at.tag);
+            *row = std::ptr::from_ref(set).cast();
+            let found = set.tags.matches(at.tag);
             if found != 0 {
                 let way = found.trailing_zeros();
                 at.hint = way as u8;
-                *slot = self.slot(at.set, way as usize);
+                *row = self.row(at.set, way as usize).cast();
+                if headers || !at.is_exact() {
+                    prefetch(self.header(at.set, way as usize));
+                }
             }
         }
-        let slots = &slots[..block.len()];
-        for &slot in slots {
-            prefetch(slot);
+        let rows = &rows[..block.len()];
+        for &row in rows {
+            prefetch(row);
         }
         let [second, third, last] = self.prefetch_offsets;
-        for &slot in slots {
-            prefetch(slot.wrapping_add(second));
-            prefetch(slot.wrapping_add(third));
-            prefetch(slot.wrapping_add(last));
+        if second == 0 {
+            return;
         }
-        if self.stride > 4 * LINE_BYTES {
-            for &slot in slots {
-                for offset in (3 * LINE_BYTES..self.stride.min(PREFETCH_BYTES)).step_by(LINE_BYTES)
+        for &row in rows {
+            prefetch(row.wrapping_add(second));
+        }
+        if third == second {
+            return;
+        }
+        for &row in rows {
+            prefetch(row.wrapping_add(third));
+            prefetch(row.wrapping_add(last));
+        }
+        if self.row_bytes() > 4 * LINE_BYTES {
+            for &row in rows {
+                for offset in
+                    (3 * LINE_BYTES..self.row_bytes().min(PREFETCH_BYTES)).step_by(LINE_BYTES)
                 {
-                    prefetch(slot.wrapping_add(offset));
+                    prefetch(row.wrapping_add(offset));
                 }
             }
         }
@@ -210,11 +240,22 @@ impl Sets {
             let usable = self.lock(index).usable();
             assert!(usable <= way, "set {index} still uses {usable} ways, {way} are to stay");
         }
-        // SAFETY: slots are reached only through `LockedSet`, which asserts under the set's lock
-        // that the way is usable. Each set was just seen, under its lock, to use fewer, and
-        // `usable` never grows; who accessed these slots before has unlocked before.
-        unsafe { self.rows.release(way * self.way_bytes()..self.rows.len()) };
+        let slots = way * self.count as usize;
+        // SAFETY: headers and rows are reached only through `LockedSet`, which asserts under the
+        // set's lock that the way is usable. Each set was just seen, under its lock, to use fewer,
+        // and `usable` never grows; who accessed these slots before has unlocked before.
+        unsafe {
+            self.headers.release(slots * HEADER_BYTES..self.headers.len());
+            self.rows.release(slots * self.row_bytes()..self.rows.len());
+        }
     }
+}
+
+/// Where the second, third and last line of a row may begin. A row that does not begin with a line
+/// may reach one line further.
+fn prefetch_offsets(row_bytes: usize) -> [usize; 3] {
+    let last = if row_bytes.is_multiple_of(LINE_BYTES) { row_bytes - LINE_BYTES } else { row_bytes - 1 };
+    [LINE_BYTES, 2 * LINE_BYTES, PREFETCH_BYTES].map(|offset| offset.min(last))
 }
 
 #[cold]
@@ -265,6 +306,19 @@ impl LockedSet<'_> {
         unsafe { &mut *self.set.state.get() }
     }
 
+    #[inline(always)]
+    pub(super) fn uses_mut(&mut self) -> &mut Uses {
+        // SAFETY: the arena holds one `Uses` per set, aligned to its 64 bytes, all zeros at first,
+        // which is a valid one. Lock and `&mut self` as above.
+        unsafe { &mut *self.sets.uses.as_ptr().cast::<Uses>().add(self.index as usize) }
+    }
+
+    /// Bit per way that holds a row.
+    #[inline(always)]
+    pub(super) fn valid(&self) -> u32 {
+        !self.matches(0)
+    }
+
     /// How many ways this set may use.
     #[inline(always)]
     pub(super) fn usable(&self) -> usize {
@@ -278,61 +332,58 @@ impl LockedSet<'_> {
 
     /// Lets the set use no more than the first `ways` ways from here on. The others are empty.
     pub(super) fn limit(&mut self, ways: usize) {
-        assert!(ways <= self.usable() && u64::from(self.state().valid) >> ways == 0);
-        self.state_mut().taken = (self.sets.ways - ways) as u16;
+        assert!(ways <= self.usable() && u64::from(self.valid()) >> ways == 0);
+        self.state_mut().taken = (self.sets.ways - ways) as u32;
     }
 
     /// Bit per way whose tag is `tag`.
     #[inline(always)]
     pub(super) fn matches(&self, tag: u16) -> u32 {
-        matches(load(&self.set.tags), tag)
+        self.set.tags.matches(tag)
     }
 
     /// Sets a way's tag; 0 says that it is empty.
     pub(super) fn set_tag(&mut self, way: usize, tag: u16) {
-        let word = &self.set.tags[way / 4];
-        let shift = way % 4 * 16;
-        let others = word.load(Ordering::Relaxed) & !(0xffff << shift);
-        word.store(others | u64::from(tag) << shift, Ordering::Relaxed);
+        self.set.tags.set(way, tag);
     }
 
-    pub(super) fn tag(&self, way: usize) -> u16 {
-        (self.set.tags[way / 4].load(Ordering::Relaxed) >> (way % 4 * 16)) as u16
-    }
-
-    /// The slot of a usable way.
     #[inline(always)]
-    fn slot(&self, way: usize) -> *mut u8 {
+    pub(super) fn tag(&self, way: usize) -> u16 {
+        self.set.tags.get(way)
+    }
+
+    #[inline(always)]
+    fn check(&self, way: usize) {
         assert!(way < self.usable(), "way {way} of {}", self.usable());
-        self.sets.slot(self.index, way)
     }
 
     #[inline(always)]
     pub(super) fn header(&self, way: usize) -> &Header {
-        // SAFETY: the slot lies in the arena, aligned to 4 as `Header` asks, and any bytes are a
+        self.check(way);
+        // SAFETY: the header lies in the arena, aligned to 4 as `Header` asks, and any bytes are a
         // header. This thread holds the lock and `&self` excludes exclusive references.
-        unsafe { &*self.slot(way).cast::<Header>() }
+        unsafe { &*self.sets.header(self.index, way) }
     }
 
     #[inline(always)]
     pub(super) fn words(&self, way: usize) -> &[f32] {
-        let words = self.slot(way).wrapping_add(HEADER_BYTES).cast::<f32>();
-        // SAFETY: the words follow the header in the slot, aligned to 4; mapped memory is
-        // initialised, and any bytes are floats. Lock and `&self` as above.
-        unsafe { std::slice::from_raw_parts(words, self.sets.words) }
+        self.check(way);
+        // SAFETY: the row lies in the arena, aligned to 4; mapped memory is initialised, and any
+        // bytes are floats. Lock and `&self` as above.
+        unsafe { std::slice::from_raw_parts(self.sets.row(self.index, way), self.sets.words) }
     }
 
     /// Everything about the row in a usable way, for change.
     #[inline(always)]
     pub(super) fn row_mut(&mut self, way: usize) -> (&mut State, &mut Header, &mut [f32]) {
-        let slot = self.slot(way);
-        let words = slot.wrapping_add(HEADER_BYTES).cast::<f32>();
-        // SAFETY: as in `state_mut`, `header` and `words`; the three lie in different bytes, and
+        self.check(way);
+        let words = self.sets.row(self.index, way);
+        // SAFETY: as in `state_mut`, `header` and `words`; the three lie in different memory, and
         // `&mut self` excludes every other reference to them.
         unsafe {
             (
                 &mut *self.set.state.get(),
-                &mut *slot.cast::<Header>(),
+                &mut *self.sets.header(self.index, way),
                 std::slice::from_raw_parts_mut(words, self.sets.words),
             )
         }
@@ -341,46 +392,15 @@ impl LockedSet<'_> {
     /// Copies header and words of one usable way over another's.
     pub(super) fn copy_slot(&mut self, from: usize, to: usize) {
         assert!(from != to, "a row moves to another way");
-        let (from, to) = (self.slot(from), self.slot(to));
-        // SAFETY: two slots of this set, `stride` bytes each, that differ and so do not overlap;
-        // lock and `&mut self` as above.
-        unsafe { std::ptr::copy_nonoverlapping(from, to, self.sets.stride) };
+        let header = *self.header(from);
+        let row = self.sets.row(self.index, from);
+        let (_, to_header, to_words) = self.row_mut(to);
+        *to_header = header;
+        // SAFETY: `from` is usable, as `header` asserted, and lies apart from the row that
+        // `to_words` borrows, because the ways differ; lock and `&mut self` as above.
+        to_words.copy_from_slice(unsafe { std::slice::from_raw_parts(row, to_words.len()) });
     }
 }
-
-#[inline(always)]
-fn load(tags: &[AtomicU64; WAYS_MAX / 4]) -> [u64; WAYS_MAX / 4] {
-    tags.each_ref().map(|word| word.load(Ordering::Relaxed))
-}
-
-/// Bit per way whose tag is `tag`: four compares of eight tags.
-#[cfg(target_arch = "x86_64")]
-#[inline(always)]
-fn matches(tags: [u64; WAYS_MAX / 4], tag: u16) -> u32 {
-    use std::arch::x86_64::{
-        _mm_cmpeq_epi16, _mm_movemask_epi8, _mm_packs_epi16, _mm_set_epi64x, _mm_set1_epi16,
-    };
-    // SAFETY: the intrinsics' only duty is SSE2, which every x86-64 processor has.
-    unsafe {
-        let tag = _mm_set1_epi16(tag.cast_signed());
-        let eight = |at: usize| _mm_set_epi64x(tags[at + 1].cast_signed(), tags[at].cast_signed());
-        let equal = |at: usize| _mm_cmpeq_epi16(eight(at), tag);
-        let low = _mm_movemask_epi8(_mm_packs_epi16(equal(0), equal(2)));
-        let high = _mm_movemask_epi8(_mm_packs_epi16(equal(4), equal(6)));
-        low.cast_unsigned() | high.cast_unsigned() << 16
-    }
-}
-
-/// Bit per way whose tag is `tag`.
-#[cfg(any(test, not(target_arch = "x86_64")))]
-fn matches_one_by_one(tags: [u64; WAYS_MAX / 4], tag: u16) -> u32 {
-    (0..WAYS_MAX).fold(0, |found, way| {
-        found | u32::from((tags[way / 4] >> (way % 4 * 16)) as u16 == tag) << way
-    })
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-use matches_one_by_one as matches;
 
 /// Asks for the line that holds `place`, into the second-level cache. Any address will do.
 ///
@@ -434,28 +454,6 @@ mod tests {
     }
 
     #[test]
-    fn tags_are_found_in_every_way_by_both_forms() {
-        let sets = Sets::new(3, 32, 8).unwrap();
-        for way in 0..32 {
-            let mut set = sets.lock(1);
-            set.set_tag(way, 0xabcd);
-            set.set_tag((way + 7) % 32, 0xffff);
-            let tags = load(&set.set.tags);
-            for tag in [0xabcd, 0xffff, 0, 0x8000, 0xcdab] {
-                assert_eq!(matches(tags, tag), matches_one_by_one(tags, tag), "tag {tag:x}");
-            }
-            assert_eq!(set.matches(0xabcd), 1 << way);
-            assert_eq!(set.tag(way), 0xabcd);
-            assert_eq!(set.matches(0xffff), 1 << ((way + 7) % 32));
-            set.set_tag(way, 0);
-            set.set_tag((way + 7) % 32, 0);
-            assert_eq!(set.matches(0), u32::MAX);
-        }
-        assert_eq!(sets.lock(0).matches(0), u32::MAX);
-        assert_eq!(sets.lock(2).matches(0), u32::MAX);
-    }
-
-    #[test]
     fn slots_do_not_overlap() {
         let sets = Sets::new(5, 9, 12).unwrap();
         for (round, set) in (0..2).flat_map(|round| (0..5).map(move |set| (round, set))) {
@@ -467,7 +465,7 @@ mod tests {
                     assert_eq!(set.words(way), [name as f32; 3]);
                 }
                 let (_, header, words) = set.row_mut(way);
-                *header = Header { key: name.into(), origin: name, last_use: 3, table: 1, pins: 2 };
+                *header = Header { key: name.into(), origin: name, changed: 3, table: 1, pins: 2 };
                 words.fill(name as f32);
             }
         }

@@ -71,11 +71,13 @@ impl Cache {
     }
 
     fn take_from(&self, set: &mut LockedSet<'_>, last: usize, victim: &mut impl FnMut(RowRef<'_>)) {
-        let state = set.state();
-        if state.valid >> last & 1 == 1 {
-            let empty = !state.valid & ((1 << last) - 1);
+        self.settle(set);
+        let valid = set.valid();
+        if valid >> last & 1 == 1 {
+            let empty = !valid & ((1 << last) - 1);
             let to = if empty == 0 {
-                let way = self.policy.victim(&state.uses, set.usable_mask());
+                let usable = set.usable_mask();
+                let way = self.policy.victim(set.uses_mut(), usable);
                 victim(row_ref(set, way));
                 self.vacate(set, way);
                 way
@@ -89,16 +91,15 @@ impl Cache {
         set.limit(last);
     }
 
-    /// Moves a row to an empty way of its set, with everything known about it.
+    /// Moves a row to an empty way of its set, with everything known about it. The uses are
+    /// settled.
     fn move_row(&self, set: &mut LockedSet<'_>, from: usize, to: usize) {
         set.copy_slot(from, to);
         set.set_tag(to, set.tag(from));
         set.set_tag(from, 0);
-        let state = set.state_mut();
-        for bits in [&mut state.valid, &mut state.dirty] {
-            *bits = *bits & !(1 << from | 1 << to) | (*bits >> from & 1) << to;
-        }
-        state.uses.moved(from, to);
+        let dirty = &mut set.state_mut().dirty;
+        *dirty = *dirty & !(1 << from | 1 << to) | (*dirty >> from & 1) << to;
+        set.uses_mut().moved(from, to);
     }
 
     /// Rows per set that the cache can hold.

@@ -10,20 +10,6 @@ use super::sets::{BLOCK, prefetch_for_writing};
 use super::{Cache, Location};
 
 impl Cache {
-    /// Asks the processor for the metadata of the set at `at`.
-    #[inline(always)]
-    pub fn prefetch_set(&self, at: Location) {
-        self.sets.prefetch_sets(&[at]);
-    }
-
-    /// Asks the processor for the row at `at`, if its set seems to hold it, and notes there where
-    /// it saw it. A hint: it takes no lock, and is worth something only when the set's metadata has
-    /// arrived.
-    #[inline(always)]
-    pub fn prefetch_row(&self, at: &mut Location) {
-        self.sets.prefetch_rows(std::slice::from_mut(at));
-    }
-
     /// Asks the processor for memory that rows are about to be copied to. A verb that gathers calls
     /// it with the output of a whole [`BLOCK`] before the block's first visit: a set's lock waits
     /// for all stores before it, so a store that misses the caches stalls the next row (measured:
@@ -37,7 +23,8 @@ impl Cache {
     /// processor's caches. This is how every verb goes over its batch.
     ///
     /// `locate(i)` is called once per key in order, up to 3 blocks ahead of `visit(i, location)`.
-    /// The keys of a block begin at a multiple of [`BLOCK`].
+    /// The keys of a block begin at a multiple of [`BLOCK`]. `changes` says that the visits will
+    /// make rows dirty.
     ///
     /// ```
     /// use embedrock_core::cache::{BLOCK, Cache, CacheShape, PolicyKind};
@@ -49,13 +36,14 @@ impl Cache {
     /// let mut rows = [0.0; 6];
     /// cache.staged(
     ///     keys.len(),
+    ///     false,
     ///     |i| cache.locate_hashed(mix(keys[i], 0)),
     ///     |i, at| {
     ///         if i % BLOCK == 0 {
     ///             Cache::prefetch_output(&mut rows[2 * i..6.min(2 * (i + BLOCK))]);
     ///         }
     ///         let out = &mut rows[2 * i..][..2];
-    ///         let found = cache.access(at, 0, keys[i], 1, |row| out.copy_from_slice(row.words));
+    ///         let found = cache.access(at, 0, keys[i], |row| out.copy_from_slice(row.words));
     ///         assert!(found.is_none(), "the cache is empty");
     ///     },
     /// );
@@ -66,6 +54,7 @@ impl Cache {
     pub fn staged(
         &self,
         n: usize,
+        changes: bool,
         mut locate: impl FnMut(usize) -> Location,
         mut visit: impl FnMut(usize, Location),
     ) {
@@ -81,11 +70,11 @@ impl Cache {
         let mut sizes = [0; 3];
         sizes[0] = prepare(0, &mut blocks[0]);
         sizes[1] = prepare(BLOCK, &mut blocks[1]);
-        self.sets.prefetch_rows(&mut blocks[0][..sizes[0]]);
+        self.sets.prefetch_rows(&mut blocks[0][..sizes[0]], changes);
         for (round, first) in (0..n).step_by(BLOCK).enumerate() {
             let [this, next, after] = [0, 1, 2].map(|ahead| (round + ahead) % 3);
             sizes[after] = prepare(first + 2 * BLOCK, &mut blocks[after]);
-            self.sets.prefetch_rows(&mut blocks[next][..sizes[next]]);
+            self.sets.prefetch_rows(&mut blocks[next][..sizes[next]], changes);
             for (i, &at) in blocks[this].iter().enumerate().take(sizes[this]) {
                 visit(first + i, at);
             }

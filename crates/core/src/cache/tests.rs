@@ -15,14 +15,22 @@ fn at(cache: &Cache, table: u16, key: u64) -> Location {
     cache.locate_hashed(mix(key, table.into()))
 }
 
+/// Where the model's rows lie: those of table 0 are dense, the first ones with exact tags.
+fn place(cache: &Cache, table: u16, key: u64) -> Location {
+    match table {
+        0 => cache.locate_dense((key >> 40) * 16 * u64::from(cache.sets()) + (key >> 40)),
+        _ => at(cache, table, key),
+    }
+}
+
 /// Admits a row that must not be resident, and returns the key of the row that left for it.
-fn admit_new(cache: &Cache, location: Location, key: u64, stamp: u32, words: f32) -> Option<u64> {
+fn admit_new(cache: &Cache, location: Location, key: u64, words: f32) -> Option<u64> {
     let mut left = None;
     let fill = |row: RowMut<'_>, fresh: bool| {
         assert!(fresh, "key {key} is already resident");
         row.words.fill(words);
     };
-    cache.admit(location, 0, key, stamp, 0, fill, |row| left = Some(row.key));
+    cache.admit(location, 0, key, 0, fill, |row| left = Some(row.key));
     left
 }
 
@@ -31,7 +39,8 @@ struct ModelRow {
     words: [f32; WORDS],
     origin: u32,
     dirty: bool,
-    last_use: u32,
+    /// 0 while the row is clean.
+    changed: u32,
     set: u32,
 }
 
@@ -40,6 +49,11 @@ struct Model {
     cache: Cache,
     policy: PolicyKind,
     rows: HashMap<(u16, u64), ModelRow>,
+    /// When each row was used: twice the number of its set's looks so far, and one more if it was
+    /// used after the last.
+    used: HashMap<(u16, u64), u64>,
+    /// How often the policy looked at each set.
+    looks: HashMap<u32, u64>,
     random: u64,
     seed: u64,
     evictions: u64,
@@ -48,7 +62,9 @@ struct Model {
 impl Model {
     fn new(seed: u64, sets: u32, ways: usize, policy: PolicyKind) -> Self {
         let cache = cache(sets, ways, policy);
-        Self { cache, policy, rows: HashMap::new(), random: seed, seed, evictions: 0 }
+        let rows = HashMap::new();
+        let (used, looks) = (HashMap::new(), HashMap::new());
+        Self { cache, policy, rows, used, looks, random: seed, seed, evictions: 0 }
     }
 
     fn below(&mut self, n: u64) -> u64 {
@@ -56,49 +72,54 @@ impl Model {
         mix(self.random, self.seed) % n
     }
 
-    /// Checks a row that leaves and forgets it. LRU gives up the oldest row of the set.
+    /// Checks a row that leaves and forgets it. LRU gives up the row of the set that was used
+    /// longest ago, as far as its looks can tell.
     fn leaves(&mut self, row: (u16, u64, ModelRow)) {
         let (table, key, row) = row;
         let seed = self.seed;
         assert_eq!(self.rows.remove(&(table, key)).as_ref(), Some(&row), "seed {seed}: {key}");
         if self.policy == PolicyKind::Lru {
-            let mates = self.rows.values().filter(|mate| mate.set == row.set);
-            let oldest = mates.map(|mate| mate.last_use).min();
-            assert!(oldest.is_none_or(|oldest| oldest >= row.last_use), "seed {seed}: {row:?}");
+            let mates = self.rows.iter().filter(|(_, mate)| mate.set == row.set);
+            let oldest = mates.map(|(id, _)| self.used[id]).min();
+            let used = self.used[&(table, key)];
+            assert!(oldest.is_none_or(|oldest| oldest >= used), "seed {seed}: {row:?}");
         }
         self.evictions += 1;
     }
 
+    fn uses(&mut self, table: u16, key: u64, set: u32) {
+        self.used.insert((table, key), 2 * self.looks.get(&set).unwrap_or(&0) + 1);
+    }
+
     fn step(&mut self, stamp: u32) {
         let (table, key) = (self.below(2) as u16, self.below(400) << 40);
-        let location = at(&self.cache, table, key);
+        let location = place(&self.cache, table, key);
         let known = self.rows.get(&(table, key)).cloned();
+        let stamp = stamp + 1;
         let words = [stamp as f32, key as f32, table.into()];
         let (write, seed) = (self.below(2) == 0, self.seed);
         match self.below(20) {
             0..10 => self.admit(table, key, stamp, words, write),
             10..14 => {
-                let found = self.cache.access(location, table, key, stamp, |mut row| {
-                    let before = seen(&row, stamp, location.set);
+                let found = self.cache.access(location, table, key, |mut row| {
+                    let before = seen(&row, known.as_ref());
                     if write {
                         row.words.copy_from_slice(&words);
-                        row.mark_dirty();
+                        row.mark_dirty(stamp);
                     }
                     before
                 });
-                let known = known.map(|row| ModelRow { last_use: stamp, ..row });
                 assert_eq!(found, known, "seed {seed}: access of {key}");
                 if let Some(row) = self.rows.get_mut(&(table, key)) {
-                    row.last_use = stamp;
                     if write {
-                        (row.words, row.dirty) = (words, true);
+                        (row.words, row.dirty, row.changed) = (words, true, stamp);
                     }
+                    self.uses(table, key, location.set);
                 }
             }
             14 => {
-                let last_use = known.as_ref().map_or(0, |row| row.last_use);
                 let peeked =
-                    self.cache.peek(location, table, key, |row| seen(&row, last_use, location.set));
+                    self.cache.peek(location, table, key, |row| seen(&row, known.as_ref()));
                 assert_eq!(peeked, known, "seed {seed}: peek of {key}");
             }
             15 => {
@@ -126,19 +147,20 @@ impl Model {
         }
     }
 
-    fn admit(&mut self, table: u16, key: u64, stamp: u32, words: [f32; WORDS], dirty: bool) {
-        let location = at(&self.cache, table, key);
+    fn admit(&mut self, table: u16, key: u64, stamp: u32, words: [f32; WORDS], wrote: bool) {
+        let location = place(&self.cache, table, key);
         let known = self.rows.get(&(table, key)).cloned();
         let mut left = None;
         let fill = |mut row: RowMut<'_>, fresh: bool| {
             assert_eq!(fresh, known.is_none());
             assert_eq!(row.is_dirty(), known.as_ref().is_some_and(|row| row.dirty));
             row.words.copy_from_slice(&words);
-            assert_eq!(dirty && row.mark_dirty(), dirty && !known.is_some_and(|row| row.dirty));
+            let was_dirty = known.as_ref().is_some_and(|row| row.dirty);
+            assert_eq!(wrote && row.mark_dirty(stamp), wrote && !was_dirty);
             (*row.origin, row.is_dirty())
         };
         let (origin, dirty) =
-            self.cache.admit(location, table, key, stamp, stamp + 1, fill, |row| {
+            self.cache.admit(location, table, key, stamp + 1, fill, |row| {
                 left = Some((row.table, row.key, kept(&row, location.set)));
             });
         if let Some(left) = left {
@@ -146,18 +168,30 @@ impl Model {
         }
         let expected = self.rows.get(&(table, key)).map_or(stamp + 1, |row| row.origin);
         assert_eq!(origin, expected, "seed {}", self.seed);
-        let row = ModelRow { words, origin, dirty, last_use: stamp, set: location.set };
+        let changed = match (dirty, &known) {
+            _ if wrote => stamp,
+            (true, Some(row)) => row.changed,
+            _ => 0,
+        };
+        let row = ModelRow { words, origin, dirty, changed, set: location.set };
         self.rows.insert((table, key), row);
+        if known.is_some() {
+            self.uses(table, key, location.set);
+        } else {
+            let looks = self.looks.entry(location.set).or_insert(0);
+            *looks += 1;
+            self.used.insert((table, key), 2 * *looks);
+        }
     }
 
     fn write_back_some(&mut self) {
         let mut dirty = Vec::new();
-        self.cache.for_each_dirty(|last_use, slot| dirty.push((last_use, slot)));
-        for (last_use, slot) in dirty {
+        self.cache.for_each_dirty(|changed, slot| dirty.push((changed, slot)));
+        for (changed, slot) in dirty {
             let origin = self.below(1 << 32) as u32;
             let mut id = None;
             let mut stored = |row: RowRef<'_>| {
-                assert!(row.dirty && row.last_use == last_use);
+                assert!(row.dirty && row.changed == changed);
                 id = Some((row.table, row.key));
             };
             match self.below(4) {
@@ -175,7 +209,7 @@ impl Model {
                 _ => continue,
             }
             let row = self.rows.get_mut(&id.unwrap()).unwrap();
-            (row.origin, row.dirty) = (origin, false);
+            (row.origin, row.dirty, row.changed) = (origin, false, 0);
         }
     }
 
@@ -184,7 +218,7 @@ impl Model {
         let bytes = self.cache.memory_bytes();
         let mut left = Vec::new();
         let taken = self.cache.take_way(|row| {
-            let set = at(&self.cache, row.table, row.key).set;
+            let set = place(&self.cache, row.table, row.key).set;
             left.push((row.table, row.key, kept(&row, set)));
         });
         if ways == WAYS_MIN {
@@ -194,6 +228,11 @@ impl Model {
             assert_eq!(self.cache.ways(), ways - 1);
             assert_eq!(self.cache.row_capacity(), capacity - u64::from(self.cache.sets()));
             assert_eq!(taken, TakeWay::Released(bytes - self.cache.memory_bytes()));
+        }
+        if ways > WAYS_MIN {
+            for set in 0..self.cache.sets() {
+                *self.looks.entry(set).or_insert(0) += 1;
+            }
         }
         for row in left {
             self.leaves(row);
@@ -207,9 +246,9 @@ impl Model {
         let dirty = self.rows.values().filter(|row| row.dirty).count();
         assert_eq!(self.cache.dirty_rows(), dirty as u64, "seed {seed}");
         let mut walked = BTreeSet::new();
-        self.cache.for_each_dirty(|last_use, slot| {
+        self.cache.for_each_dirty(|changed, slot| {
             let row = self.cache.with_slot(slot, |row| {
-                assert_eq!(row.last_use, last_use);
+                assert_eq!(row.changed, changed);
                 (row.table, row.key)
             });
             assert!(walked.insert(row.unwrap()));
@@ -218,7 +257,7 @@ impl Model {
         let mut resident = 0;
         for (table, sets) in (0..3).flat_map(|t| [(t, 0..2), (t, 2..u32::MAX)]) {
             self.cache.for_each_resident(sets, table, |row| {
-                let set = at(&self.cache, row.table, row.key).set;
+                let set = place(&self.cache, row.table, row.key).set;
                 assert_eq!(row.table, table);
                 assert_eq!(self.rows.get(&(table, row.key)), Some(&kept(&row, set)), "seed {seed}");
                 resident += 1;
@@ -228,14 +267,17 @@ impl Model {
     }
 }
 
-fn seen(row: &RowMut<'_>, last_use: u32, set: u32) -> ModelRow {
+/// What a row shows to a verb; the rest as it should be.
+fn seen(row: &RowMut<'_>, known: Option<&ModelRow>) -> ModelRow {
+    let (changed, set) = known.map_or((0, 0), |row| (row.changed, row.set));
     let words = (&*row.words).try_into().unwrap();
-    ModelRow { words, origin: *row.origin, dirty: row.is_dirty(), last_use, set }
+    ModelRow { words, origin: *row.origin, dirty: row.is_dirty(), changed, set }
 }
 
 fn kept(row: &RowRef<'_>, set: u32) -> ModelRow {
     let words = row.words.try_into().unwrap();
-    ModelRow { words, origin: row.origin, dirty: row.dirty, last_use: row.last_use, set }
+    let changed = if row.dirty { row.changed } else { 0 };
+    ModelRow { words, origin: row.origin, dirty: row.dirty, changed, set }
 }
 
 #[test]
@@ -264,14 +306,14 @@ fn dense_rows_are_all_resident_when_there_are_as_many_slots() {
         let rows = u64::from(sets) * 32;
         let location = |id: u64| cache.locate_dense(id);
         for id in 0..rows {
-            assert_eq!(admit_new(&cache, location(id), id, 1, id as f32), None, "{sets} sets");
+            assert_eq!(admit_new(&cache, location(id), id, id as f32), None, "{sets} sets");
         }
         assert_eq!(cache.resident_rows(), cache.row_capacity());
         for id in 0..rows {
             let word = cache.peek(location(id), 0, id, |row| row.words[WORDS - 1]);
             assert_eq!(word, Some(id as f32));
         }
-        assert!(admit_new(&cache, location(rows), rows, 1, 0.0).is_some());
+        assert!(admit_new(&cache, location(rows), rows, 0.0).is_some());
     }
 }
 
@@ -284,13 +326,13 @@ fn rows_leave_in_the_order_of_the_policy() {
         let cache = cache(1, 8, policy);
         let location = |key| at(&cache, 0, key);
         for key in 0..8 {
-            admit_new(&cache, location(key), key, key as u32, 0.0);
+            admit_new(&cache, location(key), key, 0.0);
         }
         for key in 0..4 {
-            cache.access(location(key), 0, key, 8 + key as u32, |_| ());
+            cache.access(location(key), 0, key, |_| ());
             cache.peek(location(7 - key), 0, 7 - key, |_| ());
         }
-        let left = (100..108).map(|key| admit_new(&cache, location(key), key, key as u32, 0.0));
+        let left = (100..108).map(|key| admit_new(&cache, location(key), key, 0.0));
         assert_eq!(left.map(Option::unwrap).collect::<Vec<_>>(), expected, "{policy:?}");
     }
 }
@@ -305,10 +347,10 @@ fn keys_of_equal_tag_and_tables_of_equal_key_are_told_apart() {
                 assert!(fresh);
                 row.words.fill(key as f32 + f32::from(table));
             };
-            cache.admit(same, table, key, 0, 0, fill, |_| ());
+            cache.admit(same, table, key, 0, fill, |_| ());
         }
         for table in [0, 1, u16::MAX] {
-            let word = cache.access(same, table, key, 0, |row| row.words[0]);
+            let word = cache.access(same, table, key, |row| row.words[0]);
             assert_eq!(word, Some(key as f32 + f32::from(table)));
             cache.remove(same, table, key, |_| ());
         }
@@ -321,16 +363,16 @@ fn a_panic_while_a_row_is_filled_leaves_no_row_and_no_lock() {
     let cache = cache(1, 1, PolicyKind::Lru);
     let location = at(&cache, 0, 5);
     let fill = |mut row: RowMut<'_>, _| -> () {
-        row.mark_dirty();
+        row.mark_dirty(0);
         panic!("the filling fails");
     };
     let outcome = catch_unwind(AssertUnwindSafe(|| {
-        cache.admit(location, 0, 5, 0, 0, fill, |_| ());
+        cache.admit(location, 0, 5, 0, fill, |_| ());
     }));
     assert!(outcome.is_err());
     assert_eq!((cache.resident_rows(), cache.dirty_rows()), (0, 0));
     assert!(cache.peek(location, 0, 5, |_| ()).is_none());
-    assert_eq!(admit_new(&cache, location, 5, 1, 0.0), None);
+    assert_eq!(admit_new(&cache, location, 5, 0.0), None);
     assert_eq!((cache.resident_rows(), cache.dirty_rows()), (1, 0));
 }
 
@@ -342,6 +384,7 @@ fn a_stage_visits_every_key_once_in_order() {
         let location = |i: usize| at(&cache, 0, i as u64);
         cache.staged(
             n,
+            false,
             |i| {
                 assert_eq!(i, located);
                 located += 1;
@@ -410,7 +453,7 @@ fn rows_stay_whole_between_threads() {
                                 whole(key, row.words);
                             }
                             row.words.fill((97 * (i as u64 % 1000) + key) as f32);
-                            row.mark_dirty();
+                            row.mark_dirty(stamp);
                         };
                         match i % 8 {
                             0 => drop(cache.remove(location, 0, key, |removed| removed)),
@@ -421,15 +464,15 @@ fn rows_stay_whole_between_threads() {
                                     row.origin + 1
                                 });
                             }
-                            2..4 => drop(cache.access(location, 0, key, stamp, |row| {
+                            2..4 => drop(cache.access(location, 0, key, |row| {
                                 change(row, false);
                             })),
-                            _ => cache.admit(location, 0, key, stamp, 0, change, |row| {
+                            _ => cache.admit(location, 0, key, 0, change, |row| {
                                 whole(row.key, row.words);
                             }),
                         }
                     };
-                    cache.staged(rounds, |i| at(cache, 0, pick(i)), visit);
+                    cache.staged(rounds, true, |i| at(cache, 0, pick(i)), visit);
                 });
             }
             scope.spawn(|| {

@@ -4,24 +4,24 @@
 //! names a place, not a row: the row there can leave at any time, unless the caller keeps others
 //! from admitting and removing.
 
-use super::{Cache, RowRef, WAYS_MAX, row_ref};
+use super::{Cache, RowRef, WAYS_MAX, bits, row_ref};
 use std::ops::Range;
 
 impl Cache {
-    /// Calls `f` with the stamp of last use and the slot number of every dirty row, set by set.
+    /// Calls `f` with the stamp of the last change and the slot number of every dirty row, set by set.
     /// No lock is held during the calls.
     pub fn for_each_dirty(&self, mut f: impl FnMut(u32, u32)) {
-        let mut last_use = [0; WAYS_MAX];
+        let mut changed = [0; WAYS_MAX];
         for index in 0..self.sets() {
             let dirty = {
                 let set = self.sets.lock(index);
                 for way in bits(set.state().dirty) {
-                    last_use[way] = set.header(way).last_use;
+                    changed[way] = set.header(way).changed;
                 }
                 set.state().dirty
             };
             for way in bits(dirty) {
-                f(last_use[way], way as u32 * self.sets() + index);
+                f(changed[way], way as u32 * self.sets() + index);
             }
         }
     }
@@ -30,7 +30,7 @@ impl Cache {
     pub fn with_slot<R>(&self, slot: u32, f: impl FnOnce(RowRef<'_>) -> R) -> Option<R> {
         let (index, way) = self.place(slot);
         let set = self.sets.lock(index);
-        (set.state().valid >> way & 1 == 1).then(|| f(row_ref(&set, way)))
+        (set.valid() >> way & 1 == 1).then(|| f(row_ref(&set, way)))
     }
 
     /// The row in a slot equals its stored copy at `origin` from here on. False when the slot is
@@ -45,7 +45,7 @@ impl Cache {
     pub fn write_back(&self, slot: u32, f: impl FnOnce(RowRef<'_>) -> u32) -> Option<u32> {
         let (index, way) = self.place(slot);
         let mut set = self.sets.lock(index);
-        if set.state().valid >> way & 1 == 0 {
+        if set.valid() >> way & 1 == 0 {
             return None;
         }
         let origin = f(row_ref(&set, way));
@@ -58,7 +58,7 @@ impl Cache {
     pub fn for_each_resident(&self, sets: Range<u32>, table: u16, mut f: impl FnMut(RowRef<'_>)) {
         for index in sets.start..sets.end.min(self.sets()) {
             let set = self.sets.lock(index);
-            for way in bits(set.state().valid) {
+            for way in bits(set.valid()) {
                 if set.header(way).table == table {
                     f(row_ref(&set, way));
                 }
@@ -72,13 +72,4 @@ impl Cache {
         assert!(way < WAYS_MAX as u32, "slot {slot} of a cache of {} sets", self.sets());
         (index, way as usize)
     }
-}
-
-/// The ways whose bits are set, in order.
-fn bits(mut set: u32) -> impl Iterator<Item = usize> {
-    std::iter::from_fn(move || {
-        let way = (set != 0).then(|| set.trailing_zeros() as usize)?;
-        set &= set - 1;
-        Some(way)
-    })
 }

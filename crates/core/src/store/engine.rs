@@ -328,6 +328,6 @@ impl Residents for CacheOfClass<'_> {
 /// Puts a dirty victim in the flush buffer; a clean one is gone.
 pub(super) fn keep_if_dirty(buffer: &mut FlushBuffer, victim: RowRef<'_>) {
     if victim.dirty {
-        buffer.push((victim.last_use, victim.table, victim.key, victim.origin), victim.words);
+        buffer.push((victim.changed, victim.table, victim.key, victim.origin), victim.words);
     }
 }

@@ -43,6 +43,10 @@ pub(super) trait RowOp {
     /// memory that `visit` will write.
     #[inline(always)]
     fn prepare(&mut self, _batch: usize, _positions: Range<usize>) {}
+    /// True when visits may write.
+    fn changes(&self) -> bool {
+        false
+    }
     /// True when the row's old words do not matter: nothing is read that need not be.
     fn blind(&self) -> bool {
         false
@@ -120,14 +124,17 @@ impl Inner {
         let admits = op.admits();
         cache.staged(
             keys.len(),
+            op.changes(),
             |i| table.locate(cache, keys[i]),
             |i, at| {
                 if i % BLOCK == 0 {
                     op.prepare(batch, i..keys.len().min(i + BLOCK));
                 }
-                let mut see = |row: RowMut<'_>| fresh += u64::from(visit(op, batch, i, row, false));
+                let stamp = stamp.wrapping_add(i as u32);
+                let mut see =
+                    |row: RowMut<'_>| fresh += u64::from(visit(op, batch, i, row, stamp, false));
                 let hit = match admits {
-                    true => cache.access(at, id, keys[i], stamp.wrapping_add(i as u32), &mut see),
+                    true => cache.access(at, id, keys[i], &mut see),
                     false => cache.peek(at, id, keys[i], &mut see),
                 };
                 if hit.is_none() {
@@ -184,12 +191,19 @@ impl Inner {
 
 /// Hands a row to the verb; true when the key was written for the first time.
 #[inline(always)]
-fn visit<O: RowOp>(op: &mut O, batch: usize, i: usize, mut row: RowMut<'_>, blank: bool) -> bool {
-    let written = *row.origin != 0 || row.is_dirty();
+fn visit<O: RowOp>(
+    op: &mut O,
+    batch: usize,
+    i: usize,
+    mut row: RowMut<'_>,
+    stamp: u32,
+    blank: bool,
+) -> bool {
+    let written = row.is_dirty() || *row.origin != 0;
     let origin = *row.origin;
     let effect = op.visit(batch, i, RowView { words: row.words, written, blank, origin });
     if effect == Effect::Wrote {
-        row.mark_dirty();
+        row.mark_dirty(stamp);
     }
     effect == Effect::Wrote && !written
 }
@@ -434,7 +448,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
         let at = table.locate(cache, key);
         if !self.op.admits() {
             let hit = cache.peek(at, table.id(), key, |row| {
-                visit(self.op, batch, position, row, false);
+                visit(self.op, batch, position, row, 0, false);
             });
             if hit.is_none() {
                 let mut words = vec![0.0; table.layout.row_words()];
@@ -453,16 +467,15 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
             at,
             table.id(),
             key,
-            stamp,
             origin,
             |mut row, fresh| {
                 if fresh {
                     fill(row.words);
                     if dirty {
-                        row.mark_dirty();
+                        row.mark_dirty(stamp);
                     }
                 }
-                visit(op, batch, position, row, blank && fresh)
+                visit(op, batch, position, row, stamp, blank && fresh)
             },
             |victim| {
                 evicted = (1, u64::from(victim.dirty));

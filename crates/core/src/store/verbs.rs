@@ -427,6 +427,10 @@ impl RowOp for PutOp<'_> {
         Effect::Wrote
     }
 
+    fn changes(&self) -> bool {
+        true
+    }
+
     fn blind(&self) -> bool {
         self.blind
     }
@@ -454,5 +458,9 @@ impl RowOp for UpdateOp<'_> {
         let gradient = source.merged.gradient(row, source.given, values.len());
         source.prepared.apply(values, state, gradient);
         Effect::Wrote
+    }
+
+    fn changes(&self) -> bool {
+        true
     }
 }
