@@ -10,7 +10,7 @@
 //! that another program can be measured in turns with it.
 #![expect(clippy::print_stdout, reason = "a bench prints its figures")]
 
-use embedrock_core::cache::{BLOCK, Cache, CacheShape, PolicyKind, RowMut};
+use embedrock_core::cache::{Cache, CacheShape, PolicyKind, RowMut};
 use embedrock_core::hash::mix;
 use std::io::BufRead;
 use std::time::Instant;
@@ -103,20 +103,8 @@ fn rate(
 
 fn gather_cache(cache: &Cache, keys: &[u64], output: &mut [f32]) {
     let words = cache.row_bytes() / 4;
-    cache.staged(
-        keys.len(),
-        false,
-        |i| cache.locate_dense(keys[i]),
-        |i, at| {
-            if i % BLOCK == 0 {
-                let end = keys.len().min(i + BLOCK);
-                Cache::prefetch_output(&mut output[i * words..end * words]);
-            }
-            let out = &mut output[i * words..][..words];
-            let found = cache.access(at, 0, keys[i], |row| out.copy_from_slice(row.words));
-            assert!(found.is_some(), "row {} is resident", keys[i]);
-        },
-    );
+    let missed = |position: usize| panic!("row {} is resident", keys[position]);
+    cache.gather(0, keys, words, output, |key| cache.locate_dense(key), missed);
 }
 
 fn cache_rate(cache: &Cache, setting: &Setting, batch: usize, threads: u64, seconds: f64) -> Rate {

@@ -2,10 +2,10 @@
 //!
 //! A [`Cache`] is many small sets of up to 32 rows. A key belongs to one set ([`Location`]);
 //! look-up, recency, victim, dirty bit and lock stay inside it. There is no second hash table, no
-//! list, and no allocation after [`Cache::new`]. A row costs 24 bytes beside its own: 4 of set
-//! metadata and a header of 20 (key, origin, last change, table, pins). Policies choose who leaves;
-//! they never move. A hit touches one line of the set's and the row; the header only where a tag
-//! does not tell the row, or the row becomes dirty.
+//! list, and no allocation after [`Cache::new`]. A row costs 24 bytes beside its own: 8 of set
+//! metadata and a header of 16 (key, origin, table, pins). Policies choose who leaves; they never
+//! move. A hit touches one line of the set's and the row; the header only where a tag does not tell
+//! the row; a change one line more, for its stamp.
 //!
 //! The cache does no I/O and knows no layout: rows come in through [`Cache::admit`], whose callback
 //! fills them, and leave through its victim callback. An *origin* is an opaque word of the layout
@@ -21,8 +21,10 @@
 //! *Source*: blocks with their own lock and replacement, SSDHashEmbed; prefetching the next key,
 //! PetPS.
 
+mod gather;
 mod locate;
 mod policy;
+mod racing;
 mod row;
 mod sets;
 mod shrink;
@@ -137,7 +139,7 @@ impl Cache {
     ) -> Option<R> {
         let mut set = self.sets.lock(at.set);
         let way = find(&set, at, table, key)?;
-        set.state_mut().used |= 1 << way;
+        set.mark_used(way);
         Some(f(self.row_mut(&mut set, way)))
     }
 
@@ -171,12 +173,14 @@ impl Cache {
     ) -> R {
         let mut set = self.sets.lock(at.set);
         if let Some(way) = find(&set, at, table, key) {
-            set.state_mut().used |= 1 << way;
+            set.mark_used(way);
             return f(self.row_mut(&mut set, way), false);
         }
         self.settle(&mut set);
         let way = self.make_room(&mut set, victim);
-        *set.row_mut(way).1 = Header { key, origin, changed: 0, table, pins: 0 };
+        let row = set.row_mut(way);
+        *row.header = Header { key, origin, table, pins: 0 };
+        row.state.written |= u32::from(origin != 0) << way;
         let fresh = Fresh { cache: self, set: &mut set, way };
         let result = f(self.row_mut(fresh.set, way), true);
         std::mem::forget(fresh);
@@ -216,11 +220,11 @@ impl Cache {
         let Some(way) = find(&set, at, table, key) else {
             return Resident::Absent;
         };
-        let (state, header, _) = set.row_mut(way);
-        if header.origin == expected {
-            header.origin = origin;
+        let row = set.row_mut(way);
+        if row.header.origin == expected {
+            row.header.origin = origin;
         }
-        if state.dirty >> way & 1 == 1 { Resident::Dirty } else { Resident::Clean }
+        if row.state.dirty >> way & 1 == 1 { Resident::Dirty } else { Resident::Clean }
     }
 
     /// A way without a row: an empty one, or that of the policy's victim. The uses are settled.
@@ -238,7 +242,7 @@ impl Cache {
 
     /// Tells the policy which rows were used since the last time.
     fn settle(&self, set: &mut LockedSet<'_>) {
-        let used = std::mem::take(&mut set.state_mut().used);
+        let used = set.take_used();
         let uses = set.uses_mut();
         for way in bits(used) {
             self.policy.touch(uses, way);
@@ -248,15 +252,14 @@ impl Cache {
     #[inline(always)]
     fn row_mut<'a>(&'a self, set: &'a mut LockedSet<'_>, way: usize) -> RowMut<'a> {
         let index = set.index();
-        let (state, header, words) = set.row_mut(way);
-        let Header { origin, changed, .. } = header;
-        RowMut::new(words, origin, changed, &mut state.dirty, way, &self.counters, index)
+        RowMut::new(set.row_mut(way), way, &self.counters, index)
     }
 
     /// Empties a way that holds a row.
     fn vacate(&self, set: &mut LockedSet<'_>, way: usize) {
         self.set_clean(set, way);
-        set.state_mut().used &= !(1 << way);
+        set.state_mut().written &= !(1 << way);
+        set.forget_use(way);
         set.uses_mut().leave(way);
         set.set_tag(way, 0);
         self.counters.add_resident(set.index(), -1);
@@ -331,7 +334,7 @@ fn row_ref<'a>(set: &'a LockedSet<'_>, way: usize) -> RowRef<'a> {
         key: header.key,
         origin: header.origin,
         dirty: state.dirty >> way & 1 == 1,
-        changed: header.changed,
+        changed: set.changed(way),
         words: set.words(way),
     }
 }
@@ -347,5 +350,6 @@ struct Fresh<'s, 'a> {
 impl Drop for Fresh<'_, '_> {
     fn drop(&mut self) {
         self.cache.set_clean(self.set, self.way);
+        self.set.state_mut().written &= !(1 << self.way);
     }
 }

@@ -24,7 +24,7 @@ pub enum PolicyKind {
 
 /// What a set remembers about the use of its rows. All zeros is a set without rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(C, align(64))]
+#[repr(C)]
 pub struct Uses {
     /// Uses of the whole set since its counts faded last.
     pub since_fading: u16,

@@ -1,5 +1,6 @@
 //! Rows as callers see them, and the counts of resident and dirty ones.
 
+use super::sets::{Parts, State};
 use std::sync::atomic::{AtomicI64, Ordering};
 
 /// A resident row, for reading and changing.
@@ -8,9 +9,9 @@ pub struct RowMut<'a> {
     /// The row: values, then state.
     pub words: &'a mut [f32],
     /// The layout's word about the row's stored copy.
-    pub origin: &'a mut u32,
+    pub origin: &'a u32,
     changed: &'a mut u32,
-    dirty: &'a mut u32,
+    state: &'a mut State,
     way: usize,
     counters: &'a Counters,
     set: u32,
@@ -18,22 +19,21 @@ pub struct RowMut<'a> {
 
 impl<'a> RowMut<'a> {
     #[inline(always)]
-    pub(super) fn new(
-        words: &'a mut [f32],
-        origin: &'a mut u32,
-        changed: &'a mut u32,
-        dirty: &'a mut u32,
-        way: usize,
-        counters: &'a Counters,
-        set: u32,
-    ) -> Self {
-        Self { words, origin, changed, dirty, way, counters, set }
+    pub(super) fn new(row: Parts<'a>, way: usize, counters: &'a Counters, set: u32) -> Self {
+        let Parts { state, header, changed, words } = row;
+        Self { words, origin: &header.origin, changed, state, way, counters, set }
     }
 
     /// True when the row differs from its stored copy.
     #[inline(always)]
     pub fn is_dirty(&self) -> bool {
-        *self.dirty >> self.way & 1 == 1
+        self.state.dirty >> self.way & 1 == 1
+    }
+
+    /// True when the row is dirty or has a stored copy, that is, an origin other than 0.
+    #[inline(always)]
+    pub fn is_written(&self) -> bool {
+        self.state.written >> self.way & 1 == 1
     }
 
     /// Says that the row was changed at `stamp` and differs from its stored copy. True when it did
@@ -43,7 +43,8 @@ impl<'a> RowMut<'a> {
         *self.changed = stamp;
         let was_clean = !self.is_dirty();
         if was_clean {
-            *self.dirty |= 1 << self.way;
+            self.state.dirty |= 1 << self.way;
+            self.state.written |= 1 << self.way;
             self.counters.add_dirty(self.set, 1);
         }
         was_clean

@@ -1,16 +1,18 @@
 //! The memory of a cache: set metadata, row headers and rows in arenas, reached only under set
 //! locks.
 //!
-//! Set `s` has one cache line that every access needs ([`Set`]: tags, lock, which rows are dirty
-//! and which were used) and one that only misses need ([`Uses`]). The row in way `w` of set `s` lies
-//! at `(w * sets + s) * row bytes` in the arena of rows, and its header at the same place of the
-//! arena of headers: way after way, so that the last way of all sets is one range that can be given
-//! back. Rows lie apart from headers because most hits need no header, and because a row of whole
-//! cache lines then fills whole lines.
+//! Set `s` has one cache line that every access needs ([`Set`]: tags, lock, a bit per row for what
+//! is asked most), and three more ([`Rest`]): two of stamps, of which a change needs one, and one
+//! that only misses need. The row in way `w` of set `s` lies at `(w * sets + s) * row bytes` in the
+//! arena of rows, and its header at the same place of the arena of headers: way after way, so that
+//! the last way of all sets is one range that can be given back. Rows lie apart from headers because
+//! most hits need no header, and because a row of whole cache lines then fills whole lines.
 //!
-//! What always holds: lines, headers and rows of a set are read and written by the holder of its
-//! lock ([`LockedSet`]) and nobody else, except that anyone may read the tags, which are atomics,
-//! as a hint where to prefetch. No slot of a way at or above a set's `usable` is touched, and
+//! What always holds: metadata, headers and rows of a set are written by the holder of its lock
+//! ([`LockedSet`]) and nobody else, except for the bits of used rows, which are hints. Anyone may
+//! read the tags, which are atomics, as a hint where to prefetch, and copy a row without the lock
+//! (`gather`): the lock word counts how often the set was locked, and a copy during which it moved is
+//! thrown away (a sequence lock). No slot of a way at or above a set's `usable` is written, and
 //! `usable` never grows.
 //!
 //! Lock order: class lock, then one set lock. No thread holds two set locks.
@@ -22,12 +24,12 @@ use super::tags::Tags;
 use crate::arena::{Arena, PAGE_BYTES};
 use crate::error::{Result, bail};
 use std::cell::UnsafeCell;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 /// Bytes of a cache line.
 const LINE_BYTES: usize = 64;
 /// Bytes of a set beside its headers and rows.
-pub(super) const SET_BYTES: usize = size_of::<Set>() + size_of::<Uses>();
+pub(super) const SET_BYTES: usize = size_of::<Set>() + size_of::<Rest>();
 /// Bytes that are known about a row beside its set's.
 pub(super) const HEADER_BYTES: usize = size_of::<Header>();
 /// The longest part of a row that is worth prefetching; the hardware follows from there.
@@ -40,49 +42,86 @@ pub const BLOCK: usize = 16;
 const SPINS: u32 = 100;
 
 /// The line of a set that every access needs.
+#[derive(Debug)]
 #[repr(C, align(64))]
-struct Set {
+pub(super) struct Set {
     /// Written by the lock's holder, read by anyone.
-    tags: Tags,
-    /// 1 while somebody holds the set. The acquire in `lock` pairs with the release in `drop`.
+    pub(super) tags: Tags,
+    /// Odd while somebody holds the set; even numbers grow from one holder to the next.
     lock: AtomicU32,
+    /// Bit per way: its row was used since the policy looked last. A hint: who sets a bit without
+    /// the lock may undo what another thread does at the same moment, so that a use is forgotten or
+    /// an empty way looks used.
+    used: AtomicU32,
     state: UnsafeCell<State>,
 }
 
-/// What the lock guards, beside tags, [`Uses`], headers and rows.
+/// What the lock guards on the set's line.
+#[derive(Debug)]
 #[repr(C)]
 pub(super) struct State {
     /// Bit per way: its row differs from the copy on storage.
     pub(super) dirty: u32,
-    /// Bit per way: its row was used since the policy looked last.
-    pub(super) used: u32,
+    /// Bit per way: its row's key was written, so that it is dirty or has a stored copy.
+    pub(super) written: u32,
+}
+
+/// What the lock guards on further lines.
+#[repr(C, align(64))]
+pub(super) struct Rest {
+    /// The stamp of the last change of each way's row. Means nothing while the row is clean.
+    changed: [u32; WAYS_MAX],
+    uses: Uses,
     /// Ways that were taken away from this set.
     taken: u32,
 }
 
-/// What a cache knows about a row beside its words.
+/// What a cache knows about a row beside its set's lines.
 #[derive(Clone, Copy)]
-#[repr(C, packed(4))]
+#[repr(C)]
 pub(super) struct Header {
     pub(super) key: u64,
     pub(super) origin: u32,
-    /// The stamp of the last change. Means nothing while the row is clean.
-    pub(super) changed: u32,
     pub(super) table: u16,
     /// Uses that the look-ahead window has announced.
     pub(super) pins: u16,
 }
 
-const _: () = assert!(size_of::<Set>() == LINE_BYTES && size_of::<Uses>() == LINE_BYTES);
-const _: () = assert!(size_of::<Header>() == 20);
+const _: () = assert!(size_of::<Set>() == LINE_BYTES && size_of::<Rest>() == 3 * LINE_BYTES);
+const _: () = assert!(size_of::<Header>() == 16);
+
+/// A row and all that is known about it, for change.
+pub(super) struct Parts<'a> {
+    pub(super) state: &'a mut State,
+    pub(super) header: &'a mut Header,
+    pub(super) changed: &'a mut u32,
+    pub(super) words: &'a mut [f32],
+}
+
+impl Set {
+    /// The lock word: odd while somebody holds the set.
+    #[inline(always)]
+    pub(super) fn version(&self) -> u32 {
+        // Pairs with the release in `LockedSet::drop`.
+        self.lock.load(Ordering::Acquire)
+    }
+
+    #[inline(always)]
+    pub(super) fn mark_used(&self, way: usize) {
+        let used = self.used.load(Ordering::Relaxed);
+        if used >> way & 1 == 0 {
+            self.used.store(used | 1 << way, Ordering::Relaxed);
+        }
+    }
+}
 
 /// All sets of one cache.
 #[derive(Debug)]
 pub(super) struct Sets {
     /// `count` of [`Set`]; all zeros is an empty, unlocked set.
     lines: Arena,
-    /// `count` of [`Uses`].
-    uses: Arena,
+    /// `count` of [`Rest`].
+    rest: Arena,
     headers: Arena,
     rows: Arena,
     count: u32,
@@ -90,8 +129,9 @@ pub(super) struct Sets {
     ways: usize,
     /// Words of a row.
     words: usize,
-    /// Where in a row its further lines may begin; a line may come twice.
-    prefetch_offsets: [usize; 3],
+    /// Lines of a row to prefetch, and where the last of them begins at the latest.
+    prefetch_lines: usize,
+    last_line: usize,
 }
 
 impl Sets {
@@ -115,13 +155,14 @@ impl Sets {
         let headers = slots * HEADER_BYTES;
         Ok(Self {
             lines: Arena::new(count as usize * size_of::<Set>())?,
-            uses: Arena::new(count as usize * size_of::<Uses>())?,
+            rest: Arena::new(count as usize * size_of::<Rest>())?,
             headers: Arena::new(headers.next_multiple_of(PAGE_BYTES))?,
             rows: Arena::new((bytes - headers).next_multiple_of(PAGE_BYTES))?,
             count,
             ways,
             words: row_bytes / 4,
-            prefetch_offsets: prefetch_offsets(row_bytes),
+            prefetch_lines: prefetch_lines(row_bytes),
+            last_line: last_line(row_bytes),
         })
     }
 
@@ -140,7 +181,7 @@ impl Sets {
     }
 
     #[inline(always)]
-    fn set(&self, index: u32) -> &Set {
+    pub(super) fn set(&self, index: u32) -> &Set {
         assert!(index < self.count, "set {index} of {}", self.count);
         // SAFETY: the arena holds `count` sets and `index` is below; it is page-aligned, so every
         // set is aligned to its 64 bytes. All-zero bytes, which it starts with, are a valid `Set`.
@@ -155,13 +196,20 @@ impl Sets {
 
     /// The header's address. It lies in the arena for every set and way of this cache.
     #[inline(always)]
-    fn header(&self, index: u32, way: usize) -> *mut Header {
+    pub(super) fn header(&self, index: u32, way: usize) -> *mut Header {
         self.headers.as_ptr().cast::<Header>().wrapping_add(self.slot(index, way))
+    }
+
+    /// The address of a row's stamp. It lies in the arena for every set of this cache and way.
+    #[inline(always)]
+    fn changed(&self, index: u32, way: usize) -> *mut u32 {
+        let rest = self.rest.as_ptr().cast::<Rest>().wrapping_add(index as usize);
+        rest.cast::<u32>().wrapping_add(way)
     }
 
     /// The row's address. It lies in the arena for every set and way of this cache.
     #[inline(always)]
-    fn row(&self, index: u32, way: usize) -> *mut f32 {
+    pub(super) fn row(&self, index: u32, way: usize) -> *mut f32 {
         self.rows.as_ptr().cast::<f32>().wrapping_add(self.slot(index, way) * self.words)
     }
 
@@ -169,9 +217,13 @@ impl Sets {
     #[inline(always)]
     pub(super) fn lock(&self, index: u32) -> LockedSet<'_> {
         let set = self.set(index);
-        if set.lock.swap(1, Ordering::Acquire) != 0 {
+        // Pairs with the release in `LockedSet::drop`.
+        if set.lock.fetch_or(1, Ordering::Acquire) & 1 != 0 {
             wait_for(&set.lock);
         }
+        // No write of the holder is seen by who does not see the odd number: pairs with the acquire
+        // fence in `gather`.
+        fence(Ordering::Release);
         LockedSet { sets: self, set, index }
     }
 
@@ -186,50 +238,30 @@ impl Sets {
     /// Asks for the lines of the rows that seem to be in these places, [`BLOCK`] at most, and notes
     /// their ways: a hint that takes no lock. It may see tags in the middle of a change, or another
     /// row's, and then asks for the wrong lines. Headers are asked for where a tag does not tell
-    /// which row it is, and of all rows if `headers`.
+    /// which row it is, stamps if the rows will be changed.
     #[inline(always)]
-    pub(super) fn prefetch_rows(&self, block: &mut [Location], headers: bool) {
-        // Where nothing is found, the set's own line, which is there already.
-        let mut rows = [std::ptr::null::<u8>(); BLOCK];
-        for (at, row) in block.iter_mut().zip(&mut rows) {
-            let set = self.set(at.set);
-            *row = std::ptr::from_ref(set).cast();
-            let found = set.tags.matches(at.tag);
+    pub(super) fn find_rows(&self, block: &mut [Location], changes: bool) {
+        for at in block {
+            let found = self.set(at.set).tags.matches(at.tag);
             if found != 0 {
-                let way = found.trailing_zeros();
+                let way = found.trailing_zeros() as usize;
                 at.hint = way as u8;
-                *row = self.row(at.set, way as usize).cast();
-                if headers || !at.is_exact() {
-                    prefetch(self.header(at.set, way as usize));
+                self.prefetch_row(self.row(at.set, way));
+                if !at.is_exact() {
+                    prefetch(self.header(at.set, way));
+                }
+                if changes {
+                    prefetch(self.changed(at.set, way));
                 }
             }
         }
-        let rows = &rows[..block.len()];
-        for &row in rows {
-            prefetch(row);
-        }
-        let [second, third, last] = self.prefetch_offsets;
-        if second == 0 {
-            return;
-        }
-        for &row in rows {
-            prefetch(row.wrapping_add(second));
-        }
-        if third == second {
-            return;
-        }
-        for &row in rows {
-            prefetch(row.wrapping_add(third));
-            prefetch(row.wrapping_add(last));
-        }
-        if self.row_bytes() > 4 * LINE_BYTES {
-            for &row in rows {
-                for offset in
-                    (3 * LINE_BYTES..self.row_bytes().min(PREFETCH_BYTES)).step_by(LINE_BYTES)
-                {
-                    prefetch(row.wrapping_add(offset));
-                }
-            }
+    }
+
+    /// Asks for the lines of the row that begins at this address.
+    #[inline(always)]
+    pub(super) fn prefetch_row(&self, row: *const f32) {
+        for line in 0..self.prefetch_lines {
+            prefetch(row.cast::<u8>().wrapping_add((line * LINE_BYTES).min(self.last_line)));
         }
     }
 
@@ -241,9 +273,10 @@ impl Sets {
             assert!(usable <= way, "set {index} still uses {usable} ways, {way} are to stay");
         }
         let slots = way * self.count as usize;
-        // SAFETY: headers and rows are reached only through `LockedSet`, which asserts under the
-        // set's lock that the way is usable. Each set was just seen, under its lock, to use fewer,
-        // and `usable` never grows; who accessed these slots before has unlocked before.
+        // SAFETY: references to headers and rows are lent only by `LockedSet`, for usable ways, and
+        // end with its lock. Each set was just seen, under its lock, to use fewer ways, and `usable`
+        // never grows. Who copies a row without the lock has no reference, reads zeros, and finds
+        // that the version moved.
         unsafe {
             self.headers.release(slots * HEADER_BYTES..self.headers.len());
             self.rows.release(slots * self.row_bytes()..self.rows.len());
@@ -251,23 +284,28 @@ impl Sets {
     }
 }
 
-/// Where the second, third and last line of a row may begin. A row that does not begin with a line
-/// may reach one line further.
-fn prefetch_offsets(row_bytes: usize) -> [usize; 3] {
-    let last = if row_bytes.is_multiple_of(LINE_BYTES) { row_bytes - LINE_BYTES } else { row_bytes - 1 };
-    [LINE_BYTES, 2 * LINE_BYTES, PREFETCH_BYTES].map(|offset| offset.min(last))
+/// The lines of a row that are worth asking for. A row that is not whole lines may begin anywhere in
+/// one, and so reach one further.
+fn prefetch_lines(row_bytes: usize) -> usize {
+    let straddles = usize::from(!row_bytes.is_multiple_of(LINE_BYTES));
+    (row_bytes.div_ceil(LINE_BYTES) + straddles).min(PREFETCH_BYTES / LINE_BYTES)
+}
+
+/// Where the last line of a row begins, or a byte of it.
+fn last_line(row_bytes: usize) -> usize {
+    if row_bytes.is_multiple_of(LINE_BYTES) { row_bytes - LINE_BYTES } else { row_bytes - 1 }
 }
 
 #[cold]
 fn wait_for(lock: &AtomicU32) {
     let mut spins = 0;
     loop {
-        while lock.load(Ordering::Relaxed) != 0 {
+        while lock.load(Ordering::Relaxed) & 1 != 0 {
             spins += 1;
             if spins % SPINS == 0 { std::thread::yield_now() } else { std::hint::spin_loop() }
         }
         // Pairs with the release in `LockedSet::drop`.
-        if lock.swap(1, Ordering::Acquire) == 0 {
+        if lock.fetch_or(1, Ordering::Acquire) & 1 == 0 {
             return;
         }
     }
@@ -283,8 +321,9 @@ pub(super) struct LockedSet<'a> {
 impl Drop for LockedSet<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        // Pairs with the acquire in `Sets::lock` and `wait_for`.
-        self.set.lock.store(0, Ordering::Release);
+        let next = self.set.lock.load(Ordering::Relaxed).wrapping_add(1);
+        // Pairs with the acquires in `Sets::lock`, `wait_for` and `Set::version`.
+        self.set.lock.store(next, Ordering::Release);
     }
 }
 
@@ -307,10 +346,44 @@ impl LockedSet<'_> {
     }
 
     #[inline(always)]
+    fn rest(&self) -> &Rest {
+        // SAFETY: the arena holds one `Rest` per set, aligned to its 64 bytes, all zeros at first,
+        // which is a valid one. Lock and `&self` as in `state`.
+        unsafe { &*self.sets.rest.as_ptr().cast::<Rest>().add(self.index as usize) }
+    }
+
+    #[inline(always)]
+    fn rest_mut(&mut self) -> &mut Rest {
+        // SAFETY: as in `rest`, and `&mut self` excludes every other reference.
+        unsafe { &mut *self.sets.rest.as_ptr().cast::<Rest>().add(self.index as usize) }
+    }
+
     pub(super) fn uses_mut(&mut self) -> &mut Uses {
-        // SAFETY: the arena holds one `Uses` per set, aligned to its 64 bytes, all zeros at first,
-        // which is a valid one. Lock and `&mut self` as above.
-        unsafe { &mut *self.sets.uses.as_ptr().cast::<Uses>().add(self.index as usize) }
+        &mut self.rest_mut().uses
+    }
+
+    /// The stamp of the last change of the row in `way`.
+    pub(super) fn changed(&self, way: usize) -> u32 {
+        self.rest().changed[way]
+    }
+
+    /// Notes a use of the row in `way`.
+    #[inline(always)]
+    pub(super) fn mark_used(&mut self, way: usize) {
+        self.set.mark_used(way);
+    }
+
+    /// Takes note of nobody having used the row in `way`.
+    pub(super) fn forget_use(&mut self, way: usize) {
+        let used = self.set.used.load(Ordering::Relaxed);
+        self.set.used.store(used & !(1 << way), Ordering::Relaxed);
+    }
+
+    /// Bit per way whose row was used since the last call.
+    pub(super) fn take_used(&mut self) -> u32 {
+        let used = self.set.used.load(Ordering::Relaxed);
+        self.set.used.store(0, Ordering::Relaxed);
+        used & self.valid()
     }
 
     /// Bit per way that holds a row.
@@ -322,7 +395,7 @@ impl LockedSet<'_> {
     /// How many ways this set may use.
     #[inline(always)]
     pub(super) fn usable(&self) -> usize {
-        self.sets.ways - self.state().taken as usize
+        self.sets.ways - self.rest().taken as usize
     }
 
     /// Bit per way that may be used.
@@ -333,7 +406,7 @@ impl LockedSet<'_> {
     /// Lets the set use no more than the first `ways` ways from here on. The others are empty.
     pub(super) fn limit(&mut self, ways: usize) {
         assert!(ways <= self.usable() && u64::from(self.valid()) >> ways == 0);
-        self.state_mut().taken = (self.sets.ways - ways) as u32;
+        self.rest_mut().taken = (self.sets.ways - ways) as u32;
     }
 
     /// Bit per way whose tag is `tag`.
@@ -352,9 +425,11 @@ impl LockedSet<'_> {
         self.set.tags.get(way)
     }
 
+    /// Callers ask for ways that hold a row, or that they have just found to be usable and empty.
     #[inline(always)]
     fn check(&self, way: usize) {
-        assert!(way < self.usable(), "way {way} of {}", self.usable());
+        debug_assert!(way < self.usable(), "way {way} of {}", self.usable());
+        assert!(way < self.sets.ways, "way {way} of {}", self.sets.ways);
     }
 
     #[inline(always)]
@@ -375,30 +450,37 @@ impl LockedSet<'_> {
 
     /// Everything about the row in a usable way, for change.
     #[inline(always)]
-    pub(super) fn row_mut(&mut self, way: usize) -> (&mut State, &mut Header, &mut [f32]) {
+    pub(super) fn row_mut(&mut self, way: usize) -> Parts<'_> {
         self.check(way);
-        let words = self.sets.row(self.index, way);
-        // SAFETY: as in `state_mut`, `header` and `words`; the three lie in different memory, and
-        // `&mut self` excludes every other reference to them.
+        let sets = self.sets;
+        // SAFETY: as in `state_mut`, `header`, `rest` and `words`; the four lie in different memory,
+        // and `&mut self` excludes every other reference to them.
         unsafe {
-            (
-                &mut *self.set.state.get(),
-                &mut *self.sets.header(self.index, way),
-                std::slice::from_raw_parts_mut(words, self.sets.words),
-            )
+            Parts {
+                state: &mut *self.set.state.get(),
+                header: &mut *sets.header(self.index, way),
+                changed: &mut *sets.changed(self.index, way),
+                words: std::slice::from_raw_parts_mut(sets.row(self.index, way), sets.words),
+            }
         }
     }
 
-    /// Copies header and words of one usable way over another's.
-    pub(super) fn copy_slot(&mut self, from: usize, to: usize) {
-        assert!(from != to, "a row moves to another way");
-        let header = *self.header(from);
+    /// Moves a row to another usable way, which is empty, with everything known about it beside
+    /// its uses.
+    pub(super) fn move_row(&mut self, from: usize, to: usize) {
+        assert!(from != to && self.tag(to) == 0, "a row moves from way {from} to {to}");
+        let (header, changed, tag) = (*self.header(from), self.changed(from), self.tag(from));
         let row = self.sets.row(self.index, from);
-        let (_, to_header, to_words) = self.row_mut(to);
-        *to_header = header;
-        // SAFETY: `from` is usable, as `header` asserted, and lies apart from the row that
-        // `to_words` borrows, because the ways differ; lock and `&mut self` as above.
-        to_words.copy_from_slice(unsafe { std::slice::from_raw_parts(row, to_words.len()) });
+        let parts = self.row_mut(to);
+        (*parts.header, *parts.changed) = (header, changed);
+        for bits in [&mut parts.state.dirty, &mut parts.state.written] {
+            *bits = *bits & !(1 << from | 1 << to) | (*bits >> from & 1) << to;
+        }
+        // SAFETY: `from` is usable, as `header` asserted, and lies apart from the row that is lent
+        // in `parts`, because the ways differ; lock and `&mut self` as above.
+        parts.words.copy_from_slice(unsafe { std::slice::from_raw_parts(row, parts.words.len()) });
+        self.set_tag(to, tag);
+        self.set_tag(from, 0);
     }
 }
 
@@ -407,7 +489,7 @@ impl LockedSet<'_> {
 /// Not into the first: that can wait for only a dozen lines, and many rows are under way at once
 /// (rows of 148 bytes in blocks of 16 on a busy Xeon: 76 to 99 ns per row against 94 to 105).
 #[inline(always)]
-fn prefetch<T>(place: *const T) {
+pub(super) fn prefetch<T>(place: *const T) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     {
         use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
@@ -461,16 +543,18 @@ mod tests {
             for way in 0..9 {
                 let name = set.index() * 100 + way as u32;
                 if round == 1 {
-                    assert_eq!({ set.header(way).key }, u64::from(name));
+                    assert_eq!((set.header(way).key, set.changed(way)), (u64::from(name), name));
                     assert_eq!(set.words(way), [name as f32; 3]);
                 }
-                let (_, header, words) = set.row_mut(way);
-                *header = Header { key: name.into(), origin: name, changed: 3, table: 1, pins: 2 };
-                words.fill(name as f32);
+                let row = set.row_mut(way);
+                *row.header = Header { key: name.into(), origin: name, table: 1, pins: 2 };
+                *row.changed = name;
+                row.words.fill(name as f32);
             }
         }
     }
 
+    #[cfg(debug_assertions)]
     #[test]
     #[should_panic(expected = "way 8 of 8")]
     fn a_way_that_was_taken_cannot_be_reached() {

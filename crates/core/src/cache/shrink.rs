@@ -85,21 +85,11 @@ impl Cache {
                 empty.trailing_zeros() as usize
             };
             if to != last {
-                self.move_row(set, last, to);
+                set.move_row(last, to);
+                set.uses_mut().moved(last, to);
             }
         }
         set.limit(last);
-    }
-
-    /// Moves a row to an empty way of its set, with everything known about it. The uses are
-    /// settled.
-    fn move_row(&self, set: &mut LockedSet<'_>, from: usize, to: usize) {
-        set.copy_slot(from, to);
-        set.set_tag(to, set.tag(from));
-        set.set_tag(from, 0);
-        let dirty = &mut set.state_mut().dirty;
-        *dirty = *dirty & !(1 << from | 1 << to) | (*dirty >> from & 1) << to;
-        set.uses_mut().moved(from, to);
     }
 
     /// Rows per set that the cache can hold.

@@ -6,19 +6,10 @@
 //! fills the reorder buffer and translations wait for each other: half of the time of a gather over
 //! 10 M rows went there. In a loop that only prefetches, several are under way at once.
 
-use super::sets::{BLOCK, prefetch_for_writing};
+use super::sets::BLOCK;
 use super::{Cache, Location};
 
 impl Cache {
-    /// Asks the processor for memory that rows are about to be copied to. A verb that gathers calls
-    /// it with the output of a whole [`BLOCK`] before the block's first visit: a set's lock waits
-    /// for all stores before it, so a store that misses the caches stalls the next row (measured:
-    /// 30 of 165 ns per row).
-    #[inline(always)]
-    pub fn prefetch_output(words: &mut [f32]) {
-        prefetch_for_writing(words);
-    }
-
     /// Visits the keys 0 to `n` of a batch in order, with their rows on the way into the
     /// processor's caches. This is how every verb goes over its batch.
     ///
@@ -27,23 +18,18 @@ impl Cache {
     /// make rows dirty.
     ///
     /// ```
-    /// use embedrock_core::cache::{BLOCK, Cache, CacheShape, PolicyKind};
+    /// use embedrock_core::cache::{Cache, CacheShape, PolicyKind};
     /// use embedrock_core::hash::mix;
     /// # fn main() -> embedrock_core::Result<()> {
     /// let shape = CacheShape { row_bytes: 8, sets: 4, ways: 32, policy: PolicyKind::Lru };
     /// let cache = Cache::new(shape)?;
     /// let keys = [7, 3, 7];
-    /// let mut rows = [0.0; 6];
     /// cache.staged(
     ///     keys.len(),
     ///     false,
     ///     |i| cache.locate_hashed(mix(keys[i], 0)),
     ///     |i, at| {
-    ///         if i % BLOCK == 0 {
-    ///             Cache::prefetch_output(&mut rows[2 * i..6.min(2 * (i + BLOCK))]);
-    ///         }
-    ///         let out = &mut rows[2 * i..][..2];
-    ///         let found = cache.access(at, 0, keys[i], |row| out.copy_from_slice(row.words));
+    ///         let found = cache.access(at, 0, keys[i], |row| row.words[0]);
     ///         assert!(found.is_none(), "the cache is empty");
     ///     },
     /// );
@@ -70,11 +56,11 @@ impl Cache {
         let mut sizes = [0; 3];
         sizes[0] = prepare(0, &mut blocks[0]);
         sizes[1] = prepare(BLOCK, &mut blocks[1]);
-        self.sets.prefetch_rows(&mut blocks[0][..sizes[0]], changes);
+        self.sets.find_rows(&mut blocks[0][..sizes[0]], changes);
         for (round, first) in (0..n).step_by(BLOCK).enumerate() {
             let [this, next, after] = [0, 1, 2].map(|ahead| (round + ahead) % 3);
             sizes[after] = prepare(first + 2 * BLOCK, &mut blocks[after]);
-            self.sets.prefetch_rows(&mut blocks[next][..sizes[next]], changes);
+            self.sets.find_rows(&mut blocks[next][..sizes[next]], changes);
             for (i, &at) in blocks[this].iter().enumerate().take(sizes[this]) {
                 visit(first + i, at);
             }

@@ -23,13 +23,7 @@ impl Tags {
     /// Bit per way whose tag is `tag`.
     #[inline(always)]
     pub(super) fn matches(&self, tag: u16) -> u32 {
-        matches(&self.load(), tag)
-    }
-
-    #[inline(always)]
-    fn load(&self) -> Words {
-        let ([a, b, c, d], [e, f]) = (&self.low, &self.high);
-        [a, b, c, d, e, f].map(|word| word.load(Ordering::Relaxed))
+        matches(self, tag)
     }
 
     /// The tag of a way.
@@ -58,39 +52,48 @@ fn high_shift(way: usize) -> usize {
     way % 8 * 8 + way / 16 * 4
 }
 
-/// The words of `low`, then those of `high`.
-type Words = [u64; WAYS_MAX / 8 + WAYS_MAX / 16];
-
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline(always)]
-fn matches(words: &Words, tag: u16) -> u32 {
+fn matches(tags: &Tags, tag: u16) -> u32 {
+    use std::arch::asm;
     use std::arch::x86_64::{
-        _mm_and_si128, _mm_cmpeq_epi8, _mm_movemask_epi8, _mm_set_epi64x, _mm_set1_epi8,
-        _mm_srli_epi16,
+        __m128i, _mm_and_si128, _mm_cmpeq_epi8, _mm_movemask_epi8, _mm_set1_epi8, _mm_srli_epi16,
     };
+    // Two words at once. The compiler cannot see into the load, so it does not matter that others
+    // may be writing; the processor loads each byte whole.
+    let load = |words: *const AtomicU64| {
+        let loaded: __m128i;
+        // SAFETY: reads 16 bytes of the tags.
+        unsafe {
+            asm!(
+                "movdqu {loaded}, [{words}]",
+                loaded = out(xmm_reg) loaded,
+                words = in(reg) words,
+                options(nostack, readonly, preserves_flags),
+            );
+        }
+        loaded
+    };
+    let (first, second) = (load(&raw const tags.low[0]), load(&raw const tags.low[2]));
+    let both = load(&raw const tags.high[0]);
     // SAFETY: the intrinsics' only duty is SSE2, which every x86-64 processor has.
     unsafe {
-        let two = |at: usize| _mm_set_epi64x(words[at + 1] as i64, words[at] as i64);
         let (low, high) = (_mm_set1_epi8(tag as i8), _mm_set1_epi8((tag >> 8) as i8));
-        let (half, both) = (_mm_set1_epi8(0xf), two(4));
+        let half = _mm_set1_epi8(0xf);
         let sixteen = |lows, highs| {
             let highs = _mm_cmpeq_epi8(_mm_and_si128(highs, half), high);
             _mm_movemask_epi8(_mm_and_si128(_mm_cmpeq_epi8(lows, low), highs)).cast_unsigned()
         };
-        sixteen(two(0), both) | sixteen(two(2), _mm_srli_epi16::<4>(both)) << 16
+        sixteen(first, both) | sixteen(second, _mm_srli_epi16::<4>(both)) << 16
     }
 }
 
-#[cfg(any(test, not(target_arch = "x86_64")))]
-fn matches_one_by_one(words: &Words, tag: u16) -> u32 {
-    (0..WAYS_MAX).fold(0, |found, way| {
-        let low = words[way / 8] >> (way % 8 * 8) & 0xff;
-        let high = words[WAYS_MAX / 8 + way % 16 / 8] >> high_shift(way) & 0xf;
-        found | u32::from(low | high << 8 == u64::from(tag)) << way
-    })
+#[cfg(any(test, miri, not(target_arch = "x86_64")))]
+fn matches_one_by_one(tags: &Tags, tag: u16) -> u32 {
+    (0..WAYS_MAX).fold(0, |found, way| found | u32::from(tags.get(way) == tag) << way)
 }
 
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(any(miri, not(target_arch = "x86_64")))]
 use matches_one_by_one as matches;
 
 #[cfg(test)]
@@ -110,8 +113,7 @@ mod tests {
             tags.set(way, 0xabc);
             tags.set(other, TAG_MAX);
             for tag in [0xabc, TAG_MAX, 0, 0x800, 0xbca, 0xabd, 0x0bc, 0xa0c, 0xab0] {
-                let words = tags.load();
-                assert_eq!(matches(&words, tag), matches_one_by_one(&words, tag), "tag {tag:x}");
+                assert_eq!(tags.matches(tag), matches_one_by_one(&tags, tag), "tag {tag:x}");
             }
             assert_eq!([tags.matches(0xabc), tags.matches(TAG_MAX)], [1 << way, 1 << other]);
             assert_eq!([tags.get(way), tags.get(other)], [0xabc, TAG_MAX]);

@@ -270,6 +270,7 @@ impl Model {
 /// What a row shows to a verb; the rest as it should be.
 fn seen(row: &RowMut<'_>, known: Option<&ModelRow>) -> ModelRow {
     let (changed, set) = known.map_or((0, 0), |row| (row.changed, row.set));
+    assert_eq!(row.is_written(), row.is_dirty() || *row.origin != 0);
     let words = (&*row.words).try_into().unwrap();
     ModelRow { words, origin: *row.origin, dirty: row.is_dirty(), changed, set }
 }

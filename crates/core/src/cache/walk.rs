@@ -16,7 +16,7 @@ impl Cache {
             let dirty = {
                 let set = self.sets.lock(index);
                 for way in bits(set.state().dirty) {
-                    changed[way] = set.header(way).changed;
+                    changed[way] = set.changed(way);
                 }
                 set.state().dirty
             };
@@ -49,7 +49,7 @@ impl Cache {
             return None;
         }
         let origin = f(row_ref(&set, way));
-        set.row_mut(way).1.origin = origin;
+        set.row_mut(way).header.origin = origin;
         self.set_clean(&mut set, way);
         Some(origin)
     }

@@ -8,10 +8,10 @@
 
 use super::Inner;
 use super::engine::{CacheOfClass, Class, Engine, Table, keep_if_dirty};
-use crate::cache::{BLOCK, RowMut};
+use crate::cache::RowMut;
+use crate::hash::mix;
 use crate::error::{Result, bail};
 use crate::storage::log::{ClassLog, Place};
-use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 /// What a verb did to a row.
@@ -39,10 +39,11 @@ pub(super) struct RowView<'a> {
 pub(super) trait RowOp {
     /// Called once for every position, in no promised order.
     fn visit(&mut self, batch: usize, position: usize, row: RowView<'_>) -> Effect;
-    /// Called before the hits among these neighbouring positions are visited: the place to ask for
-    /// memory that `visit` will write.
-    #[inline(always)]
-    fn prepare(&mut self, _batch: usize, _positions: Range<usize>) {}
+    /// Where the values of a batch's rows go, of a verb that only copies them and that counts as a
+    /// use. `None` when it does more.
+    fn output(&mut self, _batch: usize) -> Option<&mut [f32]> {
+        None
+    }
     /// True when visits may write.
     fn changes(&self) -> bool {
         false
@@ -117,9 +118,25 @@ impl Inner {
         misses: &mut Vec<Miss>,
     ) {
         let (cache, table, keys) = (class.cache(), keys.table, keys.keys);
-        let stamp = class.stamps(keys.len());
         let id = table.id();
         let before = misses.len();
+        let mut missed = |i: usize| misses.push(Miss { batch: batch as u32, position: i as u32 });
+        if let Some(output) = op.output(batch) {
+            let words = table.layout.embedding_dim();
+            match table.first {
+                Some(first) => {
+                    let locate = |key| cache.locate_dense(first + key);
+                    cache.gather(id, keys, words, output, locate, missed);
+                }
+                None => {
+                    let locate = |key| cache.locate_hashed(mix(key, table.salt));
+                    cache.gather(id, keys, words, output, locate, missed);
+                }
+            }
+            self.count_hits(keys.len(), misses.len() - before);
+            return;
+        }
+        let stamp = class.stamps(keys.len());
         let mut fresh = 0;
         let admits = op.admits();
         cache.staged(
@@ -127,9 +144,6 @@ impl Inner {
             op.changes(),
             |i| table.locate(cache, keys[i]),
             |i, at| {
-                if i % BLOCK == 0 {
-                    op.prepare(batch, i..keys.len().min(i + BLOCK));
-                }
                 let stamp = stamp.wrapping_add(i as u32);
                 let mut see =
                     |row: RowMut<'_>| fresh += u64::from(visit(op, batch, i, row, stamp, false));
@@ -138,13 +152,16 @@ impl Inner {
                     false => cache.peek(at, id, keys[i], &mut see),
                 };
                 if hit.is_none() {
-                    misses.push(Miss { batch: batch as u32, position: i as u32 });
+                    missed(i);
                 }
             },
         );
         table.rows.fetch_add(fresh, Ordering::Relaxed);
-        let missed = (misses.len() - before) as u64;
-        self.metrics.hits.fetch_add(keys.len() as u64 - missed, Ordering::Relaxed);
+        self.count_hits(keys.len(), misses.len() - before);
+    }
+
+    fn count_hits(&self, keys: usize, missed: usize) {
+        self.metrics.hits.fetch_add((keys - missed) as u64, Ordering::Relaxed);
     }
 
     fn visit_misses<O: RowOp>(
@@ -199,7 +216,7 @@ fn visit<O: RowOp>(
     stamp: u32,
     blank: bool,
 ) -> bool {
-    let written = row.is_dirty() || *row.origin != 0;
+    let written = row.is_written();
     let origin = *row.origin;
     let effect = op.visit(batch, i, RowView { words: row.words, written, blank, origin });
     if effect == Effect::Wrote {

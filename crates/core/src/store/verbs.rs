@@ -6,13 +6,11 @@
 use super::engine::{Engine, Table};
 use super::rows::{Effect, Keys, RowOp, RowView};
 use super::{Inner, Store};
-use crate::cache::Cache;
 use crate::config::{GetBatch, NonFinite, PutBatch, TableId, UpdateBatch, UpdateReport};
 use crate::distinct::{Distinct, Merged, merge_gradients};
 use crate::error::{Result, bail};
 use crate::optimizer::Prepared;
 use crate::row::RowLayout;
-use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 impl Store {
@@ -309,8 +307,10 @@ impl Inner {
 /// Checks that every key of a dense table lies in range.
 pub(super) fn check_keys(table: &Table, keys: &[u64]) -> Result<()> {
     let Some(num_embeddings) = table.record.spec.num_embeddings else { return Ok(()) };
-    let worst = keys.iter().fold(0, |most, key| most.max(*key));
-    if worst >= num_embeddings && !keys.is_empty() {
+    // The sign says whether any key is too large; a maximum of 64-bit numbers takes longer.
+    let last = num_embeddings.wrapping_sub(1);
+    let signs = keys.iter().fold(0, |signs, key| signs | key | last.wrapping_sub(*key));
+    if signs >> 63 != 0 && keys.iter().any(|key| *key >= num_embeddings) {
         let at = keys.iter().position(|key| *key >= num_embeddings).unwrap_or(0);
         // Keys from signed arrays: a small negative number reads as a huge one.
         let key = keys[at];
@@ -361,11 +361,9 @@ struct GetOp<'a> {
 }
 
 impl RowOp for GetOp<'_> {
-    #[inline(always)]
-    fn prepare(&mut self, batch: usize, positions: Range<usize>) {
-        let (layout, values, _) = &mut self.outputs[batch];
-        let dim = layout.embedding_dim();
-        Cache::prefetch_output(&mut values[positions.start * dim..positions.end * dim]);
+    fn output(&mut self, batch: usize) -> Option<&mut [f32]> {
+        let (_, values, state) = &mut self.outputs[batch];
+        state.is_none().then_some(values)
     }
 
     #[inline(always)]
