@@ -31,8 +31,7 @@ struct Seen<'a> {
 const NO_WAY: u32 = WAYS_MAX as u32;
 
 impl Seen<'_> {
-    const NOTHING: Self =
-        Self { set: None, version: 0, way: NO_WAY, row: null(), header: null() };
+    const NOTHING: Self = Self { set: None, version: 0, way: NO_WAY, row: null(), header: null() };
 }
 
 impl Cache {
@@ -125,26 +124,25 @@ fn ask_for_rows<'a>(sets: &'a Sets, located: &[Location], seen: &mut [Seen<'a>; 
         return;
     }
     for (at, seen) in located.iter().zip(seen.iter_mut()) {
-        let set = sets.set(at.set);
+        let line = sets.set(at.set);
         // Pairs with the release of the lock: what its last holder wrote is seen.
-        let version = set.version();
-        let way = set.tags.matches(at.tag).trailing_zeros();
-        let (row, header) = match way {
-            NO_WAY => (null(), null()),
-            way => {
-                let row = sets.row(at.set, way as usize).cast_const();
-                sets.prefetch_row(row);
-                let header = match at.is_exact() {
-                    true => null(),
-                    false => sets.header(at.set, way as usize).cast_const(),
-                };
-                if !header.is_null() {
-                    prefetch(header);
-                }
-                (row, header)
-            }
+        let version = line.version();
+        let set = (version & 1 == 0).then_some(line);
+        let way = line.tags.matches(at.tag).trailing_zeros();
+        if way as usize >= sets.ways() {
+            *seen = Seen { set, version, ..Seen::NOTHING };
+            continue;
+        }
+        let row = sets.row(at.set, way as usize).cast_const();
+        sets.prefetch_row(row);
+        let header = match at.is_exact() {
+            true => null(),
+            false => sets.header(at.set, way as usize).cast_const(),
         };
-        *seen = Seen { set: (version & 1 == 0).then_some(set), version, way, row, header };
+        if !header.is_null() {
+            prefetch(header);
+        }
+        *seen = Seen { set, version, way, row, header };
     }
 }
 

@@ -37,7 +37,7 @@ impl Location {
 }
 
 /// The first tag that several rows of a set may have.
-const FIRST_INEXACT: u16 = (TAG_MAX + 1) / 2;
+const FIRST_INEXACT: u16 = 0x800;
 
 /// Separates the rotations of blocks from every other use of the mixing hash.
 const ROTATION_SALT: u64 = 0x9E37_79B9_7F4A_7C15;

@@ -170,6 +170,12 @@ impl Sets {
         self.count
     }
 
+    /// Ways of every set at the beginning.
+    #[inline(always)]
+    pub(super) fn ways(&self) -> usize {
+        self.ways
+    }
+
     /// Bytes of one way of all sets.
     pub(super) fn way_bytes(&self) -> usize {
         self.count as usize * (HEADER_BYTES + self.row_bytes())

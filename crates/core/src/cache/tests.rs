@@ -100,7 +100,7 @@ impl Model {
         let (write, seed) = (self.below(2) == 0, self.seed);
         match self.below(20) {
             0..10 => self.admit(table, key, stamp, words, write),
-            10..14 => {
+            10..13 => {
                 let found = self.cache.access(location, table, key, |mut row| {
                     let before = seen(&row, known.as_ref());
                     if write {
@@ -117,6 +117,7 @@ impl Model {
                     self.uses(table, key, location.set);
                 }
             }
+            13 => self.gather(table, key),
             14 => {
                 let peeked =
                     self.cache.peek(location, table, key, |row| seen(&row, known.as_ref()));
@@ -159,10 +160,9 @@ impl Model {
             assert_eq!(wrote && row.mark_dirty(stamp), wrote && !was_dirty);
             (*row.origin, row.is_dirty())
         };
-        let (origin, dirty) =
-            self.cache.admit(location, table, key, stamp + 1, fill, |row| {
-                left = Some((row.table, row.key, kept(&row, location.set)));
-            });
+        let (origin, dirty) = self.cache.admit(location, table, key, stamp + 1, fill, |row| {
+            left = Some((row.table, row.key, kept(&row, location.set)));
+        });
         if let Some(left) = left {
             self.leaves(left);
         }
@@ -181,6 +181,30 @@ impl Model {
             let looks = self.looks.entry(location.set).or_insert(0);
             *looks += 1;
             self.used.insert((table, key), 2 * *looks);
+        }
+    }
+
+    /// Gathers a few keys, twice the given one, and the first words of their rows.
+    fn gather(&mut self, table: u16, key: u64) {
+        let keys: Vec<u64> = (0..self.below(40)).map(|i| (key + (i << 40)) % (400 << 40)).collect();
+        let keys = [&[key, key], &keys[..]].concat();
+        let words = 1 + self.below(WORDS as u64) as usize;
+        let mut rows = vec![-1.0; keys.len() * words];
+        let (mut missed, cache) = (Vec::new(), &self.cache);
+        let locate = |key| place(cache, table, key);
+        cache.gather(table, &keys, words, &mut rows, locate, |position| missed.push(position));
+        let mut expected = Vec::new();
+        for (position, (key, row)) in keys.iter().zip(rows.chunks_exact(words)).enumerate() {
+            match self.rows.get(&(table, *key)) {
+                Some(known) => assert_eq!(row, &known.words[..words], "seed {}", self.seed),
+                None => expected.push(position),
+            }
+        }
+        assert_eq!(missed, expected, "seed {}", self.seed);
+        for key in keys {
+            if let Some(set) = self.rows.get(&(table, key)).map(|row| row.set) {
+                self.uses(table, key, set);
+            }
         }
     }
 
@@ -490,5 +514,64 @@ fn rows_stay_whole_between_threads() {
         cache.for_each_resident(0..2, 0, |_| resident += 1);
         cache.for_each_dirty(|_, _| dirty += 1);
         assert_eq!((cache.resident_rows(), cache.dirty_rows()), (resident, dirty));
+    }
+}
+
+/// One thread changes, admits and removes rows and takes ways away while two gather them without
+/// locks. Every row that is copied is whole.
+#[test]
+fn gathers_beside_a_writer_copy_whole_rows() {
+    const WORDS: usize = 61;
+    let rounds = if cfg!(miri) { 20 } else { 30_000 };
+    let shape = CacheShape { row_bytes: WORDS * 4, sets: 2, ways: 32, policy: PolicyKind::Lru };
+    let place = |cache: &Cache, table, key| match table {
+        0 => cache.locate_dense(key),
+        _ => at(cache, table, key),
+    };
+    for table in [0, 1] {
+        let cache = Cache::new(shape).unwrap();
+        let done = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for thread in 0..2 {
+                let (cache, done) = (&cache, &done);
+                scope.spawn(move || {
+                    let mut rows = vec![0.0; 40 * WORDS];
+                    let mut round = 0;
+                    let mut hits = 0;
+                    while round < 10 || !done.load(std::sync::atomic::Ordering::Relaxed) {
+                        round += 1;
+                        let keys: Vec<u64> = (0..40).map(|i| mix(i, round + thread) % 97).collect();
+                        let mut missed = [false; 40];
+                        let locate = |key| place(cache, table, key);
+                        cache.gather(table, &keys, WORDS, &mut rows, locate, |i| missed[i] = true);
+                        for (i, row) in
+                            rows.chunks_exact(WORDS).enumerate().filter(|r| !missed[r.0])
+                        {
+                            assert!(
+                                row.iter().all(|&w| w == row[0]),
+                                "torn row {}: {row:?}",
+                                keys[i]
+                            );
+                            assert_eq!(row[0] as u64 % 97, keys[i], "another row's words");
+                            hits += 1;
+                        }
+                    }
+                    assert!(hits > 0, "no row was ever resident");
+                });
+            }
+            for i in 0..rounds {
+                let key = mix(i, 5) % 97;
+                let fill = |row: RowMut<'_>, _| row.words.fill((97 * (i % 1000) + key) as f32);
+                let location = place(&cache, table, key);
+                cache.admit(location, table, key, 0, fill, |_| ());
+                if i % 16 == 0 {
+                    cache.remove(location, table, key, |_| ());
+                }
+                if i % 5000 == 4999 {
+                    cache.take_way(|_| ());
+                }
+            }
+            done.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
     }
 }

@@ -159,7 +159,7 @@ impl Inner {
         self.poison_on_error(result)
     }
 
-    /// Writes every dirty row of a class, least recently used first.
+    /// Writes every dirty row of a class, least recently changed first.
     pub(super) fn flush_dirty(&self, engine: &Engine, class: &Class) -> Result<()> {
         let Some(tier) = &class.tier else { return Ok(()) };
         let mut log = class.log.lock();
@@ -172,8 +172,8 @@ impl Inner {
         let mut since_clean = 0;
         for (oldest, youngest) in portions(cache, now, most) {
             let mut rows: Vec<(u32, u32)> = Vec::new();
-            cache.for_each_dirty(|last_use, slot| {
-                let age = now.wrapping_sub(last_use);
+            cache.for_each_dirty(|changed, slot| {
+                let age = now.wrapping_sub(changed);
                 if age <= oldest && age >= youngest {
                     rows.push((age, slot));
                 }
@@ -217,11 +217,11 @@ fn portions(cache: &crate::cache::Cache, now: u32, most: usize) -> Vec<(u32, u32
         return vec![(u32::MAX, 0)];
     }
     let mut oldest = 0;
-    cache.for_each_dirty(|last_use, _| oldest = oldest.max(now.wrapping_sub(last_use)));
+    cache.for_each_dirty(|changed, _| oldest = oldest.max(now.wrapping_sub(changed)));
     let shift = (32 - oldest.leading_zeros()).saturating_sub(12);
     let mut counts = vec![0usize; (oldest >> shift) as usize + 1];
-    cache.for_each_dirty(|last_use, _| {
-        counts[(now.wrapping_sub(last_use) >> shift) as usize] += 1;
+    cache.for_each_dirty(|changed, _| {
+        counts[(now.wrapping_sub(changed) >> shift) as usize] += 1;
     });
     let mut ranges = Vec::new();
     let (mut high, mut sum) = (counts.len() - 1, 0);

@@ -9,10 +9,13 @@
 use super::Inner;
 use super::engine::{CacheOfClass, Class, Engine, Table, keep_if_dirty};
 use crate::cache::RowMut;
-use crate::hash::mix;
 use crate::error::{Result, bail};
+use crate::hash::mix;
 use crate::storage::log::{ClassLog, Place};
 use std::sync::atomic::Ordering;
+
+/// How many visits ahead a verb is asked to prefetch what it brings to a row.
+const PREFETCHED_AHEAD: usize = 16;
 
 /// What a verb did to a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +47,9 @@ pub(super) trait RowOp {
     fn output(&mut self, _batch: usize) -> Option<&mut [f32]> {
         None
     }
+    /// Called some visits before that of a position: the place to ask for memory that it will read.
+    #[inline(always)]
+    fn prefetch(&self, _batch: usize, _position: usize) {}
     /// True when visits may write.
     fn changes(&self) -> bool {
         false
@@ -144,6 +150,7 @@ impl Inner {
             op.changes(),
             |i| table.locate(cache, keys[i]),
             |i, at| {
+                op.prefetch(batch, (i + PREFETCHED_AHEAD).min(keys.len() - 1));
                 let stamp = stamp.wrapping_add(i as u32);
                 let mut see =
                     |row: RowMut<'_>| fresh += u64::from(visit(op, batch, i, row, stamp, false));

@@ -10,6 +10,7 @@ use crate::config::{GetBatch, NonFinite, PutBatch, TableId, UpdateBatch, UpdateR
 use crate::distinct::{Distinct, Merged, merge_gradients};
 use crate::error::{Result, bail};
 use crate::optimizer::Prepared;
+use crate::prefetch::prefetch_slice;
 use crate::row::RowLayout;
 use std::sync::atomic::Ordering;
 
@@ -448,6 +449,13 @@ struct UpdateOp<'a> {
 }
 
 impl RowOp for UpdateOp<'_> {
+    #[inline(always)]
+    fn prefetch(&self, batch: usize, position: usize) {
+        let source = &self.sources[batch];
+        let dim = source.table.layout.embedding_dim();
+        prefetch_slice(source.merged.gradient(source.rows[position], source.given, dim));
+    }
+
     #[inline(always)]
     fn visit(&mut self, batch: usize, position: usize, row: RowView<'_>) -> Effect {
         let source = &self.sources[batch];

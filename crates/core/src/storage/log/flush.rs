@@ -1,7 +1,7 @@
 //! The flush buffer: dirty rows that left the cache and wait to be written.
 //!
 //! A set-partitioned cache gives up its victims out of order; here they wait until enough are
-//! together to be packed in order of their last use, so that rows used together share a page
+//! together to be packed in order of their last change, so that rows used together share a page
 //! (design 5.5). A row asked for again is rescued from here without a read. Memory is fixed.
 
 use crate::hash::mix;
@@ -35,8 +35,8 @@ impl Hasher for KeyHasher {
 /// What waits beside its row.
 #[derive(Clone, Copy, Debug)]
 pub struct Waiting {
-    /// When the row was last used, by the cache's stamps.
-    pub last_use: u32,
+    /// When the row was last changed, by the cache's stamps.
+    pub changed: u32,
     /// Table of the row.
     pub table: u16,
     /// Key of the row.
@@ -105,8 +105,8 @@ impl FlushBuffer {
 
     /// Adds a row that is not here yet. Panics when full: the owner flushes before.
     pub fn push(&mut self, waiting: (u32, u16, u64, u32), row: &[f32]) {
-        let (last_use, table, key, origin) = waiting;
-        let waiting = Waiting { last_use, table, key, origin, live: true };
+        let (changed, table, key, origin) = waiting;
+        let waiting = Waiting { changed, table, key, origin, live: true };
         let at = match self.holes.pop() {
             Some(at) => {
                 self.waiting[at as usize] = waiting;
@@ -151,12 +151,12 @@ impl FlushBuffer {
         self.holes.push(at);
     }
 
-    /// The places of all waiting rows, least recently used first; `now` is the newest stamp.
-    pub fn in_order_of_use(&self, now: u32, order: &mut Vec<u32>) {
+    /// The places of all waiting rows, least recently changed first; `now` is the newest stamp.
+    pub fn in_order_of_change(&self, now: u32, order: &mut Vec<u32>) {
         order.clear();
         order.extend((0..self.waiting.len() as u32).filter(|at| self.waiting[*at as usize].live));
         order.sort_unstable_by_key(|at| {
-            (std::cmp::Reverse(now.wrapping_sub(self.waiting[*at as usize].last_use)), *at)
+            (std::cmp::Reverse(now.wrapping_sub(self.waiting[*at as usize].changed)), *at)
         });
     }
 
@@ -173,13 +173,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_leave_in_order_of_last_use_also_when_stamps_wrap() {
+    fn rows_leave_in_order_of_last_change_also_when_stamps_wrap() {
         let mut buffer = FlushBuffer::new(4, 1);
         for (stamp, key) in [(5, 1), (u32::MAX - 1, 2), (3, 3)] {
             buffer.push((stamp, 0, key, 0), &[key as f32]);
         }
         let mut order = Vec::new();
-        buffer.in_order_of_use(6, &mut order);
+        buffer.in_order_of_change(6, &mut order);
         let keys: Vec<u64> = order.iter().map(|at| buffer.waiting(*at).key).collect();
         assert_eq!(keys, [2, 3, 1]);
     }
@@ -197,7 +197,7 @@ mod tests {
         buffer.push((3, 0, 5, 0), &[5.0, 6.0]);
         assert_eq!(buffer.len(), 2);
         let mut order = Vec::new();
-        buffer.in_order_of_use(9, &mut order);
+        buffer.in_order_of_change(9, &mut order);
         assert_eq!(order.len(), 2);
     }
 }

@@ -361,10 +361,10 @@ impl ClassLog {
         Ok(())
     }
 
-    /// Packs the flush buffer in order of last use. May wait for the device.
+    /// Packs the flush buffer in order of last change. May wait for the device.
     pub fn flush_buffer(&mut self, now: u32) -> Result<()> {
         let mut order = std::mem::take(&mut self.order);
-        self.buffer.in_order_of_use(now, &mut order);
+        self.buffer.in_order_of_change(now, &mut order);
         let mut row = std::mem::take(&mut self.scratch);
         for at in &order {
             let waiting = self.buffer.waiting(*at);
