@@ -3,8 +3,8 @@
 //! A block of keys goes through three stages, each a tight loop, one block apart: find the sets and
 //! ask for their lines; find the rows, note their sets' versions and ask for the rows; copy them. A
 //! copy counts only if its set's version is still the noted one: then nobody held the set's lock in
-//! between, and the row was where it was seen and was not being written. Whatever else happened, the
-//! key takes the way through the lock.
+//! between, and the row was where it was seen and was not being written. Whatever else happened,
+//! the key takes the way through the lock.
 //!
 //! *Source*: staged prefetching, PetPS; sequence locks, Lameter: "Effective Synchronization on
 //! Linux/NUMA Systems" (2005), section 4.
@@ -51,7 +51,7 @@ impl Cache {
     /// cache.admit(locate(3), 0, 3, 0, |row, _| row.words.fill(0.5), |_| ());
     /// let (mut rows, mut missed) = ([0.0; 6], Vec::new());
     /// cache.gather(0, &[3, 7, 3], 2, &mut rows, locate, |position| missed.push(position));
-    /// assert_eq!((missed, rows[..2].to_vec(), rows[4..].to_vec()), (vec![1], vec![0.5; 2], vec![0.5; 2]));
+    /// assert_eq!((missed, rows[0], rows[5]), (vec![1], 0.5, 0.5));
     /// # Ok(())
     /// # }
     /// ```
@@ -160,8 +160,8 @@ fn copy(seen: &Seen<'_>, table: u16, key: u64, to: &mut [f32]) -> Option<bool> {
     }
     if seen.way != NO_WAY {
         // SAFETY: the row is in the arena, because set and way are of this cache, and no shorter
-        // than was asserted. It may be written meanwhile, or taken away from the cache, which leaves
-        // the memory mapped.
+        // than was asserted. It may be written meanwhile, or taken away from the cache, which
+        // leaves the memory mapped.
         unsafe { racing::copy_words(seen.row, to) };
     }
     // The loads above are done before the version is looked at again: pairs with the release fence

@@ -120,8 +120,8 @@ impl Cache {
     ///
     /// Each aligned block of as many numbers as there are sets puts one row in each set, from a
     /// start that differs from block to block. So rows 0 to 32 × sets all fit at once, and strided
-    /// ids still spread. A number must mean one row for as long as the cache lives: tags are made of
-    /// it that are taken for the row.
+    /// ids still spread. A number must mean one row for as long as the cache lives: tags are made
+    /// of it that are taken for the row.
     #[inline(always)]
     pub fn locate_dense(&self, sequence: u64) -> Location {
         self.locator.dense(sequence)

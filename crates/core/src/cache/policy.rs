@@ -1,10 +1,10 @@
 //! Replacement policies: who leaves a full set.
 //!
-//! A policy sees which rows of one set were used between two looks, and chooses. It looks when a row
-//! comes or has to go, not at every use: so a hit sets one bit, and what a policy keeps ([`Uses`])
-//! lies on a line that hits do not touch. Uses of a row between two looks count as one, and the
-//! order between rows used there is lost; a set of 32 rows is looked at after few uses. A policy
-//! never moves, writes or counts rows; the set does that.
+//! A policy sees which rows of one set were used between two looks, and chooses. It looks when a
+//! row comes or has to go, not at every use: so a hit sets one bit, and what a policy keeps
+//! ([`Uses`]) lies on a line that hits do not touch. Uses of a row between two looks count as one,
+//! and the order between rows used there is lost; a set of 32 rows is looked at after few uses. A
+//! policy never moves, writes or counts rows; the set does that.
 
 use serde::{Deserialize, Serialize};
 

@@ -5,14 +5,14 @@
 //! is asked most), and three more ([`Rest`]): two of stamps, of which a change needs one, and one
 //! that only misses need. The row in way `w` of set `s` lies at `(w * sets + s) * row bytes` in the
 //! arena of rows, and its header at the same place of the arena of headers: way after way, so that
-//! the last way of all sets is one range that can be given back. Rows lie apart from headers because
-//! most hits need no header, and because a row of whole cache lines then fills whole lines.
+//! the last way of all sets is one range that can be given back. Rows lie apart from headers
+//! because most hits need no header, and because a row of whole cache lines then fills whole lines.
 //!
 //! What always holds: metadata, headers and rows of a set are written by the holder of its lock
 //! ([`LockedSet`]) and nobody else, except for the bits of used rows, which are hints. Anyone may
 //! read the tags, which are atomics, as a hint where to prefetch, and copy a row without the lock
-//! (`gather`): the lock word counts how often the set was locked, and a copy during which it moved is
-//! thrown away (a sequence lock). No slot of a way at or above a set's `usable` is written, and
+//! (`gather`): the lock word counts how often the set was locked, and a copy during which it moved
+//! is thrown away (a sequence lock). No slot of a way at or above a set's `usable` is written, and
 //! `usable` never grows.
 //!
 //! Lock order: class lock, then one set lock. No thread holds two set locks.
@@ -280,9 +280,9 @@ impl Sets {
         }
         let slots = way * self.count as usize;
         // SAFETY: references to headers and rows are lent only by `LockedSet`, for usable ways, and
-        // end with its lock. Each set was just seen, under its lock, to use fewer ways, and `usable`
-        // never grows. Who copies a row without the lock has no reference, reads zeros, and finds
-        // that the version moved.
+        // end with its lock. Each set was just seen, under its lock, to use fewer ways, and
+        // `usable` never grows. Who copies a row without the lock has no reference, reads zeros,
+        // and finds that the version moved.
         unsafe {
             self.headers.release(slots * HEADER_BYTES..self.headers.len());
             self.rows.release(slots * self.row_bytes()..self.rows.len());
@@ -290,8 +290,8 @@ impl Sets {
     }
 }
 
-/// The lines of a row that are worth asking for. A row that is not whole lines may begin anywhere in
-/// one, and so reach one further.
+/// The lines of a row that are worth asking for. A row that is not whole lines may begin anywhere
+/// in one, and so reach one further.
 fn prefetch_lines(row_bytes: usize) -> usize {
     let straddles = usize::from(!row_bytes.is_multiple_of(LINE_BYTES));
     (row_bytes.div_ceil(LINE_BYTES) + straddles).min(PREFETCH_BYTES / LINE_BYTES)
@@ -459,8 +459,8 @@ impl LockedSet<'_> {
     pub(super) fn row_mut(&mut self, way: usize) -> Parts<'_> {
         self.check(way);
         let sets = self.sets;
-        // SAFETY: as in `state_mut`, `header`, `rest` and `words`; the four lie in different memory,
-        // and `&mut self` excludes every other reference to them.
+        // SAFETY: as in `state_mut`, `header`, `rest` and `words`; the four lie in different
+        // memory, and `&mut self` excludes every other reference to them.
         unsafe {
             Parts {
                 state: &mut *self.set.state.get(),

@@ -8,8 +8,8 @@ use super::{Cache, RowRef, WAYS_MAX, bits, row_ref};
 use std::ops::Range;
 
 impl Cache {
-    /// Calls `f` with the stamp of the last change and the slot number of every dirty row, set by set.
-    /// No lock is held during the calls.
+    /// Calls `f` with the stamp of the last change and the slot number of every dirty row, set by
+    /// set. No lock is held during the calls.
     pub fn for_each_dirty(&self, mut f: impl FnMut(u32, u32)) {
         let mut changed = [0; WAYS_MAX];
         for index in 0..self.sets() {
