@@ -63,7 +63,8 @@ impl Arena {
     /// Returns how many bytes that were.
     ///
     /// # Safety
-    /// Nobody may hold a reference into `range` or access it during the call.
+    /// During the call nobody may hold a reference into `range`, write there, or rely on what is
+    /// read there.
     pub(crate) unsafe fn release(&self, range: Range<usize>) -> usize {
         assert!(range.end <= self.bytes, "release {range:?} of an arena of {} bytes", self.bytes);
         let first = range.start.next_multiple_of(self.page_bytes);

@@ -65,8 +65,14 @@ impl Cache {
         locate: impl Fn(u64) -> Location,
         mut missed: impl FnMut(usize),
     ) {
-        assert!(words * 4 <= self.row_bytes(), "{words} words of {} bytes", self.row_bytes());
-        assert_eq!(output.len(), keys.len() * words, "{} rows of {words} words", keys.len());
+        let most = self.row_bytes() / 4;
+        assert!((1..=most).contains(&words), "{words} words of rows of {most}");
+        assert_eq!(
+            Some(output.len()),
+            keys.len().checked_mul(words),
+            "{} rows of {words} words",
+            keys.len()
+        );
         let block = |number: usize| {
             let begin = keys.len().min(number * BLOCK);
             &keys[begin..keys.len().min(begin + BLOCK)]
@@ -77,7 +83,7 @@ impl Cache {
         ask_for_sets(sets, block(0), &mut located[0], &locate);
         ask_for_sets(sets, block(1), &mut located[1], &locate);
         ask_for_rows(sets, &located[0][..block(0).len()], &mut seen[0]);
-        for (number, output) in output.chunks_mut((BLOCK * words).max(1)).enumerate() {
+        for (number, output) in output.chunks_mut(BLOCK * words).enumerate() {
             let (this, next) = (number % 2, (number + 1) % 2);
             ask_for_sets(sets, block(number + 2), &mut located[this], &locate);
             ask_for_rows(sets, &located[next][..block(number + 1).len()], &mut seen[next]);

@@ -7,9 +7,9 @@ use crate::hash::mix;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Location {
     /// The set.
-    pub set: u32,
+    pub(super) set: u32,
     /// What tells rows of a set apart: exactly from 1 to 2047, nearly from 2048 to 4095.
-    pub tag: u16,
+    pub(super) tag: u16,
     /// The way that was seen when the row was prefetched, or `NO_HINT`.
     pub(super) hint: u8,
 }

@@ -15,8 +15,9 @@
 //! must not call the cache again and should take no longer than copying a row. The lock spins and
 //! then yields. Lock order: class lock, then one set lock.
 //!
-//! Every verb goes over its batch with [`Cache::staged`], which prefetches ahead, so that resident
-//! rows cost memory bandwidth and not latency.
+//! Every verb goes over its batch with [`Cache::gather`], which only copies and takes no locks, or
+//! with [`Cache::staged`]. Both prefetch ahead, so that resident rows cost memory bandwidth and not
+//! latency.
 //!
 //! *Source*: blocks with their own lock and replacement, SSDHashEmbed; prefetching the next key,
 //! PetPS.
@@ -220,9 +221,10 @@ impl Cache {
         let Some(way) = find(&set, at, table, key) else {
             return Resident::Absent;
         };
-        let row = set.row_mut(way);
+        let mut row = set.row_mut(way);
         if row.header.origin == expected {
             row.header.origin = origin;
+            row.note_written(way);
         }
         if row.state.dirty >> way & 1 == 1 { Resident::Dirty } else { Resident::Clean }
     }
@@ -242,10 +244,16 @@ impl Cache {
 
     /// Tells the policy which rows were used since the last time.
     fn settle(&self, set: &mut LockedSet<'_>) {
-        let used = set.take_used();
+        let (mut ways, mut used) = ([0; WAYS_MAX], 0);
+        for way in bits(set.take_used()) {
+            ways[used] = way;
+            used += 1;
+        }
         let uses = set.uses_mut();
-        for way in bits(used) {
-            self.policy.touch(uses, way);
+        // The order that they had among themselves is the best guess of the one they were used in.
+        ways[..used].sort_unstable_by_key(|way| std::cmp::Reverse(uses.ranks[*way]));
+        for way in &ways[..used] {
+            self.policy.touch(uses, *way);
         }
     }
 

@@ -1,5 +1,4 @@
-//! The memory of a cache: set metadata, row headers and rows in arenas, reached only under set
-//! locks.
+//! The memory of a cache: set metadata, row headers and rows in arenas, lent out under set locks.
 //!
 //! Set `s` has one cache line that every access needs ([`Set`]: tags, lock, a bit per row for what
 //! is asked most), and three more ([`Rest`]): two of stamps, of which a change needs one, and one
@@ -98,6 +97,14 @@ pub(super) struct Parts<'a> {
     pub(super) words: &'a mut [f32],
 }
 
+impl Parts<'_> {
+    /// Brings the bit of written rows up to date with origin and dirty bit.
+    pub(super) fn note_written(&mut self, way: usize) {
+        let written = self.header.origin != 0 || self.state.dirty >> way & 1 == 1;
+        self.state.written = self.state.written & !(1 << way) | u32::from(written) << way;
+    }
+}
+
 impl Set {
     /// The lock word: odd while somebody holds the set.
     #[inline(always)]
@@ -153,9 +160,12 @@ impl Sets {
             bail!(Budget, "a cache of {count} x {ways} rows of {row_bytes} bytes: too large");
         };
         let headers = slots * HEADER_BYTES;
+        let Some(rest) = (count as usize).checked_mul(size_of::<Rest>()) else {
+            bail!(Budget, "a cache of {count} sets: too large");
+        };
         Ok(Self {
             lines: Arena::new(count as usize * size_of::<Set>())?,
-            rest: Arena::new(count as usize * size_of::<Rest>())?,
+            rest: Arena::new(rest)?,
             headers: Arena::new(headers.next_multiple_of(PAGE_BYTES))?,
             rows: Arena::new((bytes - headers).next_multiple_of(PAGE_BYTES))?,
             count,
@@ -441,7 +451,7 @@ impl LockedSet<'_> {
     #[inline(always)]
     pub(super) fn header(&self, way: usize) -> &Header {
         self.check(way);
-        // SAFETY: the header lies in the arena, aligned to 4 as `Header` asks, and any bytes are a
+        // SAFETY: the header lies in the arena, aligned to its 16 bytes, and any bytes are a
         // header. This thread holds the lock and `&self` excludes exclusive references.
         unsafe { &*self.sets.header(self.index, way) }
     }

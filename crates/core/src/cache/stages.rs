@@ -11,7 +11,7 @@ use super::{Cache, Location};
 
 impl Cache {
     /// Visits the keys 0 to `n` of a batch in order, with their rows on the way into the
-    /// processor's caches. This is how every verb goes over its batch.
+    /// processor's caches. This is how verbs go over their batches that do more than copy values.
     ///
     /// `locate(i)` is called once per key in order, up to 3 blocks ahead of `visit(i, location)`.
     /// The keys of a block begin at a multiple of [`BLOCK`]. `changes` says that the visits will

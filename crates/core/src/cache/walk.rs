@@ -51,6 +51,7 @@ impl Cache {
         let origin = f(row_ref(&set, way));
         set.row_mut(way).header.origin = origin;
         self.set_clean(&mut set, way);
+        set.row_mut(way).note_written(way);
         Some(origin)
     }
 

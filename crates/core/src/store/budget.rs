@@ -80,7 +80,11 @@ pub(super) fn bytes_of(memory: Memory, tables: &[(&TableSpec, usize)]) -> Result
 }
 
 fn row_cache_bytes(row_bytes: usize) -> u64 {
-    CacheShape { row_bytes, sets: 1, ways: WAYS, policy: PolicyKind::Lru }.bytes()
+    one_set(row_bytes).bytes()
+}
+
+fn one_set(row_bytes: usize) -> CacheShape {
+    CacheShape { row_bytes, sets: 1, ways: WAYS, policy: PolicyKind::Lru }
 }
 
 impl ClassPlan {
@@ -147,8 +151,17 @@ pub(super) fn divide(budget: u64, demands: &[ClassDemand]) -> Result<Vec<ClassPl
         cache = left - buffers;
     }
     // A grown index leaves the cache at its fewest ways, so sets are no more than fit then.
-    let most_ways = (cache - growth) / WAYS_MIN as u64 * WAYS as u64;
-    give_sets(cache.min(most_ways.max(floors)), &mut plans, demands);
+    // What a set costs beside its slots does not shrink.
+    let left_in_the_end = u128::from(cache - growth);
+    let most = demands
+        .iter()
+        .map(|d| {
+            let fewest = CacheShape { ways: WAYS_MIN, ..one_set(d.row_bytes) }.bytes();
+            left_in_the_end * u128::from(row_cache_bytes(d.row_bytes)) / u128::from(fewest)
+        })
+        .min()
+        .map_or(cache, |most| u64::try_from(most).unwrap_or(u64::MAX));
+    give_sets(cache.min(most.max(floors)), &mut plans, demands);
     Ok(plans)
 }
 
@@ -254,6 +267,34 @@ mod tests {
                 let Ok(plans) = divide(budget, &demands) else { continue };
                 assert!(spent(&plans, &demands) <= budget, "{budget}: {plans:?}");
                 assert!(plans.iter().all(|p| p.sets > 0));
+            }
+        }
+    }
+
+    #[test]
+    fn a_cache_at_its_fewest_ways_leaves_what_a_growing_index_will_need() {
+        for row_bytes in [4, 64, 72, 512] {
+            let growth = 80 << 20;
+            let growing = ClassDemand {
+                sparse: true,
+                index_growth: growth,
+                index_bytes: 0,
+                ..demand(10_000_000, row_bytes)
+            };
+            let demands = [growing, demand(1_000_000, 16)];
+            for budget in [110u64 << 20, 150 << 20, 600 << 20] {
+                let plans = divide(budget, &demands).unwrap();
+                let fewest =
+                    |row_bytes| CacheShape { ways: WAYS_MIN, ..one_set(row_bytes) }.bytes();
+                let saved: u64 = plans
+                    .iter()
+                    .zip(&demands)
+                    .map(|(p, d)| {
+                        p.sets as u64 * (row_cache_bytes(d.row_bytes) - fewest(d.row_bytes))
+                    })
+                    .sum();
+                let most = spent(&plans, &demands) - saved + growth;
+                assert!(most <= budget, "rows of {row_bytes}, {budget}: {most}");
             }
         }
     }

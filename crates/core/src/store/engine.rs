@@ -97,7 +97,7 @@ pub(super) struct Class {
     pub(super) log: Mutex<ClassLog>,
     /// `None` until the first plan.
     pub(super) tier: Option<Tier>,
-    /// Stamp of the next use: batch by batch, position by position.
+    /// Stamp of the next change: batch by batch, position by position.
     pub(super) clock: AtomicU32,
     /// Rows that running batches may still make dirty.
     pub(super) promised: AtomicU64,
@@ -135,7 +135,7 @@ impl Class {
         &self.tier().cache
     }
 
-    /// Stamps for `n` uses.
+    /// Stamps for `n` changes.
     pub(super) fn stamps(&self, n: usize) -> u32 {
         self.clock.fetch_add(n as u32, Ordering::Relaxed)
     }

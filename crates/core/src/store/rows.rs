@@ -1,10 +1,10 @@
 //! The one path to a row: a hit in the cache, or a miss that memory or a page resolves.
 //!
-//! A verb is a [`RowOp`]; it sees each row once, under the lock of its set, whether the row was
-//! resident, waited in the flush buffer, came from a page, or was never written. Hits take no lock
-//! but the set's. Misses are gathered over all tables of a class, sorted by page, and every page is
-//! read once; the row is handed to the verb when its page arrives, so a batch may be larger than
-//! the cache.
+//! A verb is a [`RowOp`]; it sees each row once, under the lock of its set (a verb that only copies
+//! values is given them without), whether the row was resident, waited in the flush buffer, came
+//! from a page, or was never written. Hits take no lock but the set's. Misses are gathered over all
+//! tables of a class, sorted by page, and every page is read once; the row is handed to the verb
+//! when its page arrives, so a batch may be larger than the cache.
 
 use super::Inner;
 use super::engine::{CacheOfClass, Class, Engine, Table, keep_if_dirty};
@@ -40,7 +40,8 @@ pub(super) struct RowView<'a> {
 
 /// What a verb does to each row of its batches.
 pub(super) trait RowOp {
-    /// Called once for every position, in no promised order.
+    /// Called once for every position, in no promised order; not for hits of a verb that has an
+    /// [`output`](Self::output).
     fn visit(&mut self, batch: usize, position: usize, row: RowView<'_>) -> Effect;
     /// Where the values of a batch's rows go, of a verb that only copies them and that counts as a
     /// use. `None` when it does more.
@@ -142,7 +143,7 @@ impl Inner {
             self.count_hits(keys.len(), misses.len() - before);
             return;
         }
-        let stamp = class.stamps(keys.len());
+        let stamp = if op.changes() { class.stamps(keys.len()) } else { 0 };
         let mut fresh = 0;
         let admits = op.admits();
         cache.staged(
@@ -150,7 +151,9 @@ impl Inner {
             op.changes(),
             |i| table.locate(cache, keys[i]),
             |i, at| {
-                op.prefetch(batch, (i + PREFETCHED_AHEAD).min(keys.len() - 1));
+                if i + PREFETCHED_AHEAD < keys.len() {
+                    op.prefetch(batch, i + PREFETCHED_AHEAD);
+                }
                 let stamp = stamp.wrapping_add(i as u32);
                 let mut see =
                     |row: RowMut<'_>| fresh += u64::from(visit(op, batch, i, row, stamp, false));
@@ -275,12 +278,12 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
             let (table, key) = self.key(*miss);
             self.inner.make_room(self.engine, self.class, log)?;
             match log.find(table.id(), key, &mut slots) {
-                Place::Absent => self.hand_over(log, *miss, Source::Initial, 0, false),
+                Place::Absent => self.hand_over(log, *miss, Source::Initial, 0, None),
                 Place::Waiting(at) => self.rescue(log, *miss, at, &mut scratch),
                 Place::Stored => {
                     let dense = table.first.is_some();
                     if self.op.blind() && dense {
-                        self.hand_over(log, *miss, Source::Blank, slots[0], false);
+                        self.hand_over(log, *miss, Source::Blank, slots[0], None);
                         continue;
                     }
                     progress[i] = self.candidates(log, misses, i, &slots, &mut scratch, wanted);
@@ -315,12 +318,12 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
                 scratch.extend_from_slice(layout.row(page, at));
                 wanted.truncate(before);
                 self.inner.metrics.rescued.fetch_add(1, Ordering::Relaxed);
-                self.hand_over(log, misses[i], Source::Words(scratch), *slot, false);
+                self.hand_over(log, misses[i], Source::Words(scratch), *slot, None);
                 return Progress::Done;
             }
         }
         if wanted.len() == before {
-            self.hand_over(log, misses[i], Source::Initial, 0, false);
+            self.hand_over(log, misses[i], Source::Initial, 0, None);
             return Progress::Done;
         }
         Progress::Candidates((wanted.len() - before).min(255) as u8)
@@ -334,7 +337,13 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
         self.inner.metrics.rescued.fetch_add(1, Ordering::Relaxed);
         if self.op.admits() {
             log.buffer.remove(at);
-            self.hand_over(log, miss, Source::Words(scratch), waiting.origin, true);
+            self.hand_over(
+                log,
+                miss,
+                Source::Words(scratch),
+                waiting.origin,
+                Some(waiting.changed),
+            );
         } else {
             let origin = waiting.origin;
             let row = RowView { words: scratch, written: true, blank: false, origin };
@@ -411,7 +420,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
             if waiting || !log.index(table.id()).is_newest(key, want.slot) {
                 Progress::Again
             } else {
-                self.hand_over(log, miss, Source::Words(layout.row(page, at)), want.slot, false);
+                self.hand_over(log, miss, Source::Words(layout.row(page, at)), want.slot, None);
                 Progress::Done
             }
         };
@@ -444,18 +453,19 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
             Place::Stored if !slots.iter().all(was_seen) => return Ok(Progress::Again),
             Place::Stored | Place::Absent => {}
         }
-        self.hand_over(log, miss, Source::Initial, 0, false);
+        self.hand_over(log, miss, Source::Initial, 0, None);
         Ok(Progress::Done)
     }
 
-    /// Makes the row resident and hands it to the verb.
+    /// Makes the row resident and hands it to the verb. `changed` is the stamp of a row that
+    /// differs from its stored copy.
     fn hand_over(
         &mut self,
         log: &mut ClassLog,
         miss: Miss,
         source: Source<'_>,
         origin: u32,
-        dirty: bool,
+        changed: Option<u32>,
     ) {
         let (table, key) = self.key(miss);
         let (batch, position) = (miss.batch as usize, miss.position as usize);
@@ -477,7 +487,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
             if hit.is_none() {
                 let mut words = vec![0.0; table.layout.row_words()];
                 fill(&mut words);
-                let written = origin != 0 || dirty;
+                let written = origin != 0 || changed.is_some();
                 let row = RowView { words: &mut words, written, blank, origin };
                 self.op.visit(batch, position, row);
             }
@@ -495,8 +505,8 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
             |mut row, fresh| {
                 if fresh {
                     fill(row.words);
-                    if dirty {
-                        row.mark_dirty(stamp);
+                    if let Some(changed) = changed {
+                        row.mark_dirty(changed);
                     }
                 }
                 visit(op, batch, position, row, stamp, blank && fresh)
