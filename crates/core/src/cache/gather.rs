@@ -6,8 +6,7 @@
 //! between, and the row was where it was seen and was not being written. Whatever else happened,
 //! the key takes the way through the lock.
 //!
-//! *Source*: staged prefetching, PetPS; sequence locks, Lameter: "Effective Synchronization on
-//! Linux/NUMA Systems" (2005), section 4.
+//! *Source*: staged prefetching, PetPS; sequence locks, the Linux kernel's `seqlock`.
 #![expect(unsafe_code, reason = "rows are copied that are not borrowed")]
 
 use super::sets::{BLOCK, Header, Set, Sets, prefetch, prefetch_for_writing};
