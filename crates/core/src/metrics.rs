@@ -36,8 +36,12 @@ pub struct Metrics {
     pub non_finite: AtomicU64,
     /// Keys announced by look-ahead.
     pub announced: AtomicU64,
-    /// Journal bytes written.
+    /// Journal bytes written, and bytes of the head.
     pub journal_bytes: AtomicU64,
+    /// Those of them that are deltas.
+    pub delta_bytes: AtomicU64,
+    /// Those of them that are pieces of indexes.
+    pub piece_bytes: AtomicU64,
     /// Bytes of named byte strings written.
     pub state_bytes: AtomicU64,
     /// Nanoseconds in commits.

@@ -6,7 +6,7 @@
 use crate::cache::{CacheShape, PolicyKind, WAYS_MIN};
 use crate::config::{Memory, TableSpec};
 use crate::error::{Result, bail};
-use crate::storage::log::FlushBuffer;
+use crate::storage::log::{FlushBuffer, Stream};
 
 /// What the plan must know of a row class.
 #[derive(Clone, Debug, Default)]
@@ -39,8 +39,10 @@ pub(super) struct ClassPlan {
 
 /// Sets of a cache have this many ways at first; a growing index takes them one by one.
 pub(super) const WAYS: usize = 32;
-/// Chunks being filled, in flight, and read back by cleaning.
-const CHUNKS: usize = 4;
+/// Chunks being filled, one for each stream, and one in flight or read back by cleaning.
+const CHUNKS_MIN: usize = Stream::COUNT + 1;
+/// Where chunks are not as small as can be, two more are in flight while the others are filled.
+const CHUNKS: usize = CHUNKS_MIN + 2;
 const CHUNK_BYTES_MAX: usize = 256 << 10;
 const CHUNK_BYTES_MIN: usize = 16 << 10;
 const READ_DEPTH_MAX: usize = 64;
@@ -99,6 +101,7 @@ impl ClassPlan {
         let page = demand.page_bytes;
         let pow2 = |bytes: u64| 1usize << (63 - bytes.max(1).leading_zeros()).min(40);
         let chunk = pow2(share / 64).clamp(CHUNK_BYTES_MIN.max(page), CHUNK_BYTES_MAX.max(page));
+        let smallest = chunk == CHUNK_BYTES_MIN.max(page);
         let reads = (share / 16) as usize;
         let buffers = (reads / page).clamp(READ_BUFFERS_MIN, READ_BUFFERS_MAX);
         let buffer = pow2((reads / buffers) as u64).clamp(page, READ_REQUEST_BYTES_MAX.max(page));
@@ -106,7 +109,7 @@ impl ClassPlan {
             sets: 0,
             headers: true,
             chunk_bytes: chunk,
-            chunks: CHUNKS,
+            chunks: if smallest { CHUNKS_MIN } else { CHUNKS },
             flush_rows: (chunk / demand.row_bytes).max(8),
             read_buffers: buffers,
             read_buffer_bytes: buffer,

@@ -13,7 +13,7 @@ use super::journal::{
 use super::pieces::{pieces_of, read_piece_from};
 use super::reserve::{JOURNAL_BYTES_PER_COMMIT, JOURNAL_BYTES_PER_ROW, STATE_BYTES_KEPT_FREE};
 use super::state::StateRef;
-use super::superblock::write_head;
+use super::superblock::{HEAD_BYTES, write_head};
 use super::{Inner, Store, holds, state};
 use crate::config::CommitInfo;
 use crate::error::{ErrorKind, Result, bail};
@@ -47,10 +47,14 @@ pub(super) struct History {
     /// Delta bytes since the cycle began, and since the last commit.
     pub(super) cycle_deltas: u64,
     pub(super) epoch_deltas: u64,
+    /// Bytes of pieces written since the cycle began.
+    pub(super) cycle_pieces: u64,
     /// Bytes of all indexes, when they were last looked at.
     pub(super) index_bytes: u64,
     /// Rows of the largest batch that was refused as `Full` since the last commit.
     pub(super) refused_rows: u64,
+    /// True when it was the journal that had no room.
+    pub(super) short_of_journal: bool,
     /// The commit that is being prepared.
     pub(super) next_sequence: u64,
     /// Bytes written when the last commit was made, to tell what the next one cost.
@@ -81,8 +85,16 @@ impl History {
     }
 
     /// Room that changes must leave within a disk bound: for commits, and for the journal file that
-    /// replaces this one. Without it the store would stay full for ever.
+    /// replaces this one. Without it the store would stay full for ever. While an older file waits
+    /// to be dropped this one is that replacement, and what it has of the indexes is there already.
     pub(super) fn bytes_kept_free(&self) -> u64 {
+        let written = if self.old_journal_bytes > 0 { self.cycle_pieces } else { 0 };
+        let index = self.index_bytes.max(CYCLE_BYTES_MIN);
+        self.bytes_of_next_journal() - written.min(index)
+    }
+
+    /// Room for a journal file that replaces this one, and for commits.
+    pub(super) fn bytes_of_next_journal(&self) -> u64 {
         self.index_bytes.max(CYCLE_BYTES_MIN) + 3 * JOURNAL_BYTES_PER_COMMIT
     }
 
@@ -131,8 +143,11 @@ impl Inner {
         log.drain_deltas(&mut payload);
         history.cycle_deltas += payload.len() as u64;
         history.epoch_deltas += payload.len() as u64;
+        let before = history.journal().position();
         let result = history.journal().append(RecordKind::Deltas, &payload);
-        self.metrics.journal_bytes.fetch_add(payload.len() as u64 + 16, Ordering::Relaxed);
+        let bytes = history.journal().position() - before;
+        self.metrics.delta_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.metrics.journal_bytes.fetch_add(bytes, Ordering::Relaxed);
         history.payload = payload;
         result
     }
@@ -358,7 +373,7 @@ impl Inner {
         history.append_json(RecordKind::Commit, &record)?;
         history.journal().sync()?;
         write_head(&*self.medium, self.seed, info.sequence)?;
-        let record_bytes = history.journal().position() - before;
+        let record_bytes = history.journal().position() - before + HEAD_BYTES;
         self.metrics.journal_bytes.fetch_add(record_bytes, Ordering::Relaxed);
         history.next_sequence += 1;
         history.epoch_deltas = 0;
@@ -380,19 +395,29 @@ impl Inner {
             + self.metrics.state_bytes.load(Ordering::Relaxed)
     }
 
+    /// Bytes of pieces that a byte of deltas pays for while a cycle is under way. Under a disk bound
+    /// a cycle is over sooner, and with it the file before.
+    fn pieces_per_delta(&self) -> u64 {
+        if self.options.max_disk_bytes.is_some() { 4 } else { 2 }
+    }
+
     /// Writes as many pieces of the indexes as the changes of this epoch pay for.
     fn write_pieces(&self, engine: &Engine, history: &mut History) -> Result<()> {
         let Some((mut at, mut piece)) = history.cursor else { return Ok(()) };
-        let most = match history.refused_rows {
-            0 => (2 * history.epoch_deltas).max(PIECE_BYTES_MIN),
+        let most = if history.short_of_journal {
             // The sooner the round is complete, the sooner the older files go.
-            _ => u64::MAX,
+            u64::MAX
+        } else {
+            (self.pieces_per_delta() * history.epoch_deltas).max(PIECE_BYTES_MIN)
         };
         let mut spent = 0;
         let mut payload = std::mem::take(&mut history.payload);
         while spent < most {
             let Some(table) = engine.tables.get(at) else {
+                let before = history.journal().position();
                 history.journal().append(RecordKind::CycleEnd, &[])?;
+                let bytes = history.journal().position() - before;
+                self.metrics.journal_bytes.fetch_add(bytes, Ordering::Relaxed);
                 let file = history.journal().number();
                 history.cycles.push((file, history.next_sequence));
                 history.cursor = None;
@@ -410,13 +435,16 @@ impl Inner {
             read_piece_from(index, piece, &mut payload);
             // Pieces are worth only room that the commit itself does not need.
             let room = payload.len() as u64 + JOURNAL_BYTES_PER_COMMIT;
+            let before = history.journal().position();
             match self.reserve_journal(history, room, 0) {
                 Ok(()) => history.journal().append(RecordKind::Piece, &payload)?,
                 Err(error) if error.kind() == ErrorKind::Full => break,
                 Err(error) => return Err(error),
             }
-            let bytes = payload.len() as u64 + 16;
+            let bytes = history.journal().position() - before;
+            self.metrics.piece_bytes.fetch_add(bytes, Ordering::Relaxed);
             self.metrics.journal_bytes.fetch_add(bytes, Ordering::Relaxed);
+            history.cycle_pieces += bytes;
             spent += bytes;
             piece += 1;
         }
@@ -478,8 +506,11 @@ impl Inner {
             .map(|c| c.log.lock().indexes().map(|(_, i)| i.memory_bytes() as u64).sum::<u64>())
             .sum();
         history.index_bytes = index;
-        let short = std::mem::take(&mut history.refused_rows) > 0;
-        let due = if short { PIECE_BYTES_MIN } else { index.max(CYCLE_BYTES_MIN) };
+        history.refused_rows = 0;
+        let short = std::mem::take(&mut history.short_of_journal);
+        // Under a disk bound the journal has to stay short.
+        let usual = index / if self.options.max_disk_bytes.is_some() { 2 } else { 1 };
+        let due = if short { PIECE_BYTES_MIN } else { usual.max(CYCLE_BYTES_MIN) };
         if history.cursor.is_some() || history.cycle_deltas < due {
             return Ok(());
         }
@@ -505,6 +536,7 @@ impl Inner {
         }
         history.cursor = Some((0, 0));
         history.cycle_deltas = 0;
+        history.cycle_pieces = 0;
         Ok(())
     }
 
@@ -527,6 +559,7 @@ impl Inner {
             append_json(&mut next, RecordKind::Table, &record)?;
         }
         self.medium.sync_dir()?;
+        self.metrics.journal_bytes.fetch_add(next.position(), Ordering::Relaxed);
         Ok(next)
     }
 

@@ -265,6 +265,7 @@ impl Engine {
             let writer =
                 Writer::new(class.file.clone(), class.layout.clone(), queue, log.sequence());
             let buffer = FlushBuffer::new(plan.flush_rows, class.record.row_bytes / 4);
+            log.separate(options.max_disk_bytes.is_some());
             log.equip(writer, buffer, plan.delta_bytes())?;
             class.tier = Some(Tier { cache, readers: Pool::new(readers), plan });
         }

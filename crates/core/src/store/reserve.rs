@@ -15,8 +15,6 @@ pub(super) const JOURNAL_BYTES_PER_ROW: u64 = 24;
 pub(super) const JOURNAL_BYTES_PER_COMMIT: u64 = 192 << 10;
 /// Rows leave room within the disk bound for a state as large as the last, and this much more.
 pub(super) const STATE_BYTES_KEPT_FREE: u64 = 64 << 10;
-/// Segments that changes leave free within a disk bound.
-const SEGMENTS_FOR_CLEANING: u64 = 2;
 /// Index bytes that a new key of a growing table may need.
 const INDEX_BYTES_PER_KEY: u64 = 8;
 /// Sets that give up a row between two looks at the flush buffer.
@@ -59,11 +57,15 @@ impl Inner {
         let result = (|| {
             let mut history = self.history.lock();
             let kept = history.bytes_kept_free();
-            self.reserve_journal(&mut history, journal, kept)?;
+            let fits = self.reserve_journal(&mut history, journal, kept);
+            history.short_of_journal |= fits.is_err();
             drop(history);
+            fits?;
             // Cleaning needs room to move rows to, or it could never make any.
-            let bounded = self.options.max_disk_bytes.is_some();
-            let slack = if bounded { SEGMENTS_FOR_CLEANING * log.rows_per_segment() } else { 0 };
+            let slack = match self.options.max_disk_bytes {
+                Some(_) => log.slots_for_cleaning(self.most_slots(class, &log)),
+                None => 0,
+            };
             let grow = self.grow_bytes();
             self.charge_growth(&mut log, |log| log.reserve(rows + slack, grow))
         })();
@@ -140,7 +142,7 @@ impl Inner {
                 let state = history.last_state().map_or(0, |s| s.bytes());
                 let kept = state
                     + STATE_BYTES_KEPT_FREE
-                    + history.bytes_kept_free()
+                    + history.bytes_of_next_journal()
                     + history.journal_bytes_to_come();
                 drop(history);
                 most.saturating_sub(self.disk_bytes() + kept)

@@ -53,6 +53,8 @@ pub struct Stats {
     pub pages_written: u64,
     /// All bytes written: pages, journal, state.
     pub bytes_written: u64,
+    /// The same bytes by cause.
+    pub written: WrittenBytes,
     /// Rows with NaN or infinity that came in.
     pub non_finite: u64,
     /// Keys announced by look-ahead.
@@ -65,6 +67,25 @@ pub struct Stats {
     pub classes: Vec<ClassStats>,
     /// Tables.
     pub tables: Vec<TableInfo>,
+}
+
+/// Bytes written since open, by cause.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct WrittenBytes {
+    /// Rows that left DRAM because they were dirty.
+    pub rows: u64,
+    /// Rows that cleaning wrote again.
+    pub moved: u64,
+    /// What pages hold beside rows: headers, directories, slots and ends that stay empty.
+    pub pages: u64,
+    /// Deltas of the indexes.
+    pub deltas: u64,
+    /// Pieces of the indexes.
+    pub pieces: u64,
+    /// The rest of the journal: commit records, catalogs, headers, and the head.
+    pub commits: u64,
+    /// Named byte strings of commits.
+    pub state: u64,
 }
 
 /// Commits of a store.
@@ -166,6 +187,7 @@ impl Store {
             rows_moved: written(|w| w.1),
             pages_written: written(|w| w.2),
             bytes_written: inner.bytes_written(&engine),
+            written: inner.written_bytes(&engine),
             non_finite: get(&m.non_finite),
             announced: get(&m.announced),
             commits: CommitStats {
@@ -188,6 +210,27 @@ impl Store {
 }
 
 impl Inner {
+    fn written_bytes(&self, engine: &super::Engine) -> WrittenBytes {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let m = &self.metrics;
+        let mut bytes = WrittenBytes {
+            deltas: get(&m.delta_bytes),
+            pieces: get(&m.piece_bytes),
+            commits: get(&m.journal_bytes) - get(&m.delta_bytes) - get(&m.piece_bytes),
+            state: get(&m.state_bytes),
+            ..WrittenBytes::default()
+        };
+        for class in &engine.classes {
+            let (rows, moved, pages) = class.log.lock().written();
+            let (row, page) = (class.record.row_bytes as u64, class.record.page_bytes as u64);
+            bytes.rows += rows * row;
+            bytes.moved += moved * row;
+            // Rows that are in a page under construction count before the page does.
+            bytes.pages += (pages * page).saturating_sub((rows + moved) * row);
+        }
+        bytes
+    }
+
     fn class_stats(&self, engine: &super::Engine) -> Vec<ClassStats> {
         engine
             .classes

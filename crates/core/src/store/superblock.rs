@@ -99,6 +99,9 @@ impl Superblock {
     }
 }
 
+/// Bytes that `write_head` writes.
+pub(crate) const HEAD_BYTES: u64 = 16;
+
 /// Writes the number of the newest durable commit. Not synced: it may lag, never lead.
 pub(crate) fn write_head(medium: &dyn Medium, seed: u64, sequence: u64) -> Result<()> {
     head_file(medium)?.write_at(&head_bytes(seed, sequence), 0)

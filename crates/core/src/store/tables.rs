@@ -18,6 +18,9 @@ use std::time::Duration;
 const PAGE_SIZES: [usize; 6] = [512, 1024, 2048, 4096, 8192, 16_384];
 /// A larger page is taken while its request rate stays above this share of the best.
 const PAGE_RATE_SHARE: f64 = 0.85;
+/// Rows fill at least this share of a page, and under a disk bound this share of what they can.
+const FILLED_MIN: f64 = 0.75;
+const FILLED_SHARE: f64 = 0.95;
 const PAGE_BYTES_DEFAULT: usize = 4096;
 /// Bytes of the file that the device is measured on.
 const MEASURE_BYTES: u64 = 32 << 20;
@@ -245,7 +248,12 @@ impl Inner {
         };
         let page_bytes = match self.options.page_bytes {
             Some(bytes) => bytes.max(self.medium.alignment()),
-            None => choose_page(row_bytes, self.medium.alignment(), curve.as_ref()),
+            None => choose_page(
+                row_bytes,
+                self.medium.alignment(),
+                curve.as_ref(),
+                self.options.max_disk_bytes.is_some(),
+            ),
         };
         let segment_bytes = self.choose_segment(row_bytes, page_bytes, spec)?;
         let record = ClassRecord {
@@ -270,7 +278,8 @@ impl Inner {
         Ok(id)
     }
 
-    /// Segments that are 1/64 of what the table will hold; larger where the disk bound allows, for
+    /// Segments that are 1/64 of what the table will hold, 1/512 under a disk bound, where every
+    /// stream's open segment is room that nothing else can use; larger where the bound allows, for
     /// tables still to come share the class.
     fn choose_segment(&self, row_bytes: usize, page_bytes: usize, spec: &TableSpec) -> Result<u64> {
         let least = page_bytes as u64 * SEGMENT_PAGES_MIN;
@@ -288,7 +297,8 @@ impl Inner {
         let expected = rows.saturating_mul(row_bytes as u64);
         let most = self.options.max_disk_bytes.unwrap_or(u64::MAX);
         let floor = (most / 256).min(SEGMENT_BYTES_USUAL);
-        let wanted = (most.min(expected) / 64).max(floor).min(SEGMENT_BYTES_MAX);
+        let parts = if self.options.max_disk_bytes.is_some() { 512 } else { 64 };
+        let wanted = (most.min(expected) / parts).max(floor).min(SEGMENT_BYTES_MAX);
         Ok(wanted.max(SEGMENT_BYTES_MIN).next_power_of_two().max(least))
     }
 
@@ -323,17 +333,25 @@ impl Inner {
     }
 }
 
-/// The largest page whose request rate is close to the best, and which rows fill well.
-fn choose_page(row_bytes: usize, alignment: usize, curve: Option<&DeviceCurve>) -> usize {
+/// The largest page whose request rate is close to the best, and which rows fill well: under a disk
+/// bound nearly as well as any, because what pages leave empty is room that cleaning lacks.
+fn choose_page(
+    row_bytes: usize,
+    alignment: usize,
+    curve: Option<&DeviceCurve>,
+    bounded: bool,
+) -> usize {
     let filled = |page: usize| {
         let rows = PageLayout::new(page, row_bytes, 0, 0).map_or(0, |l| l.rows_per_page);
         (rows * row_bytes) as f64 / page as f64
     };
+    let best_filled = PAGE_SIZES.iter().map(|page| filled(*page)).fold(0.0, f64::max);
+    let well_filled = if bounded { FILLED_SHARE * best_filled } else { 0.0 }.max(FILLED_MIN);
     let smallest = PAGE_SIZES
         .iter()
         .copied()
         .chain([32_768, 65_536])
-        .find(|page| *page >= alignment.max(PAGE_BYTES_DEFAULT) && filled(*page) >= 0.75)
+        .find(|page| *page >= alignment.max(PAGE_BYTES_DEFAULT) && filled(*page) >= FILLED_MIN)
         .unwrap_or(65_536);
     let Some(curve) = curve else { return smallest };
     let best = PAGE_SIZES
@@ -343,7 +361,7 @@ fn choose_page(row_bytes: usize, alignment: usize, curve: Option<&DeviceCurve>) 
         .fold(0.0, f64::max);
     let usable = |page: &usize| {
         *page >= alignment
-            && filled(*page) >= 0.75
+            && filled(*page) >= well_filled
             && 1.0 / curve.cost(*page) >= PAGE_RATE_SHARE * best
     };
     PAGE_SIZES.iter().copied().rfind(usable).unwrap_or(smallest)

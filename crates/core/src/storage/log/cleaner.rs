@@ -2,13 +2,16 @@
 //! can be reused once no commit needs it.
 //!
 //! Victims are the segments of which most would be released (RecDB's outdated-data monitor, here
-//! exact).
+//! exact); near the disk bound, those with the best ratio of dead to newest copies, weighed by age.
+//! Then, too, cleaning waits as long as it can: what is free, and what commits alone will free,
+//! must last until the commits that release what was outdated meanwhile. Moved rows have a stream
+//! of their own, so that what survived stays together.
 //! Work comes in small units, in proportion to the slots that were taken, so that no caller waits
 //! for a whole segment, but for the first one after opening. Neighbours stay neighbours: a page's
 //! live rows are appended in their order. A row that is dirty in DRAM is not moved: its next flush
 //! outdates the copy anyway.
 
-use super::{ClassLog, segments::SegmentId};
+use super::{ClassLog, Stream, segments::SegmentId};
 use crate::error::{ErrorKind, Result};
 use crate::storage::Residents;
 
@@ -20,10 +23,21 @@ const LIVE_SHARE: f64 = 0.6;
 const VICTIM_DEAD_SHARE: f64 = 0.15;
 /// Near the disk bound less is worth it, too.
 const VICTIM_DEAD_SHARE_TIGHT: f64 = 0.03;
-/// Share of the disk bound in use from which cleaning does not wait for dead slots.
-const TIGHT_SHARE: f64 = 0.85;
+/// Epochs whose writes must find room: a copy that is outdated in one is released by the commit
+/// after the next.
+const EPOCHS_AHEAD: f64 = 2.0;
+/// Share of the slots beside the newest copies that is kept free of dead ones at most: more would
+/// move rows that are about to be outdated.
+const AHEAD_SHARE: f64 = 0.5;
 /// Slots reclaimed for each one taken, while the log is larger than it should be.
 const COST_OF_A_SLOT: f64 = 1.25;
+/// Segments that changes leave free within a disk bound, and the share of the slots beside the
+/// newest copies that they leave free if that is more: with less, cleaning that came late could
+/// move too little at a time to ever catch up.
+const SEGMENTS_FOR_CLEANING: u64 = 2;
+const SHARE_FOR_CLEANING: f64 = 0.125;
+/// Slots beside the newest copies that count for that, as a share of these.
+const BESIDE_FOR_CLEANING: f64 = 0.2;
 /// Segments of dead slots that are always tolerated: the open one, and slack.
 const SLACK_SEGMENTS: u64 = 4;
 
@@ -36,6 +50,9 @@ pub(crate) struct CleanState {
     credit: f64,
     /// True once what the life before left unfilled was paid for.
     paid_for_opening: bool,
+    /// Slots taken so far when the epoch began, and in an epoch lately.
+    taken_before: u64,
+    per_epoch: f64,
 }
 
 /// What a unit of cleaning did.
@@ -63,8 +80,33 @@ impl ClassLog {
         u64::from(self.writer.chunk_pages()) * self.layout.rows_per_page as u64
     }
 
+    /// Slots that changes leave free for cleaning, of `most_slots` that the disk bound allows.
+    pub fn slots_for_cleaning(&self, most_slots: u64) -> u64 {
+        let newest = self.segments.newest_total() as f64;
+        let beside = (most_slots as f64 - newest).clamp(0.0, BESIDE_FOR_CLEANING * newest);
+        let share = (SHARE_FOR_CLEANING * beside) as u64;
+        share.max(SEGMENTS_FOR_CLEANING * self.rows_per_segment())
+    }
+
+    /// Notes what the epoch that ends took.
+    pub(super) fn note_epoch(&mut self) {
+        let all = self.rows_written + self.rows_moved;
+        let taken = (all - self.clean.taken_before) as f64;
+        self.clean.taken_before = all;
+        self.clean.per_epoch = taken.max((3.0 * self.clean.per_epoch + taken) / 4.0);
+    }
+
+    /// Whether the slots that are free or will be by commits alone are too few to wait.
     fn is_tight(&self, most_slots: u64) -> bool {
-        self.segments.used_slots() as f64 > most_slots as f64 * TIGHT_SHARE
+        if most_slots > u64::from(u32::MAX) {
+            return false;
+        }
+        let free = most_slots.saturating_sub(self.segments.used_slots());
+        let slack = (SLACK_SEGMENTS + Stream::COUNT as u64) * self.rows_per_segment();
+        let beside = most_slots.saturating_sub(self.segments.newest_total()) as f64;
+        let wanted = (EPOCHS_AHEAD * self.clean.per_epoch).min(AHEAD_SHARE * beside);
+        let wanted = wanted as u64 + slack + self.slots_for_cleaning(most_slots);
+        free + self.segments.pending_slots() < wanted
     }
 
     /// Whether a unit of cleaning is due. A log that is small enough forgets what is owed.
@@ -159,7 +201,8 @@ impl ClassLog {
                     continue;
                 }
                 let row = layout.row(page, at);
-                let new = self.writer.append(&mut self.segments, table, key, row)?;
+                let stream = Stream::Moved;
+                let new = self.writer.append(&mut self.segments, stream, table, key, row)?;
                 self.publish(table, key, Some(old), new)?;
                 residents.moved(table, key, old, new);
                 moved += 1;

@@ -31,8 +31,10 @@ struct Segment {
     epoch: u64,
     /// Epoch in which it was last cleaned.
     cleaned: u64,
-    /// Tells this filling of the segment from the one before.
+    /// Tells this filling of the segment from the one before; rises with every one opened.
     life: u64,
+    /// The stream that filled it, as its number.
+    stream: u8,
     /// First page written in `boundary_epoch`, when that is later than `epoch`.
     boundary: (u64, u32),
 }
@@ -112,6 +114,7 @@ impl Segments {
             epoch: 0,
             cleaned: 0,
             life: 0,
+            stream: 0,
             boundary: (0, 0),
         });
         self.free.push_back((id, 0));
@@ -142,8 +145,9 @@ impl Segments {
         self.readers.keys().next().copied().unwrap_or(u64::MAX)
     }
 
-    /// Takes a free segment to write to; `None` when there is none, or running reads forbid all.
-    pub fn open(&mut self) -> Option<SegmentId> {
+    /// Takes a free segment for a stream to write to; `None` when there is none, or running reads
+    /// forbid all.
+    pub fn open(&mut self, stream: u8) -> Option<SegmentId> {
         let oldest = self.oldest_reader();
         let at = self.free.iter().position(|(_, freed)| *freed <= oldest)?;
         let (id, _) = self.free.remove(at)?;
@@ -157,6 +161,7 @@ impl Segments {
             epoch,
             cleaned: 0,
             life: self.lives,
+            stream,
             boundary: (0, 0),
         };
         Some(id)
@@ -230,11 +235,12 @@ impl Segments {
         }
     }
 
-    /// Begins the next epoch. `open` names the segment being filled and its next unwritten page.
-    pub fn next_epoch(&mut self, open: Option<(SegmentId, u32)>) {
+    /// Begins the next epoch. `open` names the segments being filled and their next unwritten
+    /// pages.
+    pub fn next_epoch(&mut self, open: &[Option<(SegmentId, u32)>]) {
         self.epoch += 1;
-        if let Some((id, page)) = open {
-            self.segments[id as usize].boundary = (self.epoch, page);
+        for (id, page) in open.iter().flatten() {
+            self.segments[*id as usize].boundary = (self.epoch, *page);
         }
     }
 
@@ -304,11 +310,13 @@ impl Segments {
         self.segments.iter().enumerate().filter_map(sealed)
     }
 
-    /// The sealed segment of which cleaning would release the most, at least `share` of its slots;
-    /// not one that was cleaned in this epoch. When space is `tight`, retained copies are no
-    /// reason to wait.
+    /// The sealed segment that is best cleaned: at least `share` of its slots would be released,
+    /// and it was not cleaned in this epoch. That is the one of which most would be; when space is
+    /// `tight`, the one with the best ratio of dead slots to newest copies, the older the better:
+    /// what a young segment still holds will soon be dead without any work, what an old one holds
+    /// stays. Retained copies are no reason to wait then.
     pub(super) fn victim(&self, share: f64, tight: bool) -> Option<SegmentId> {
-        let mut best: Option<(u32, SegmentId)> = None;
+        let mut best: Option<(f64, SegmentId)> = None;
         for (id, segment) in self.segments.iter().enumerate() {
             if segment.state != State::Sealed
                 || segment.newest == 0
@@ -318,12 +326,39 @@ impl Segments {
             }
             let id = id as SegmentId;
             let slots = self.pages_of(id) * self.rows_per_page;
-            let gain = if tight { self.dead(id) } else { self.reclaimable(id) };
-            if f64::from(gain) >= share * f64::from(slots) && best.is_none_or(|b| gain > b.0) {
-                best = Some((gain, id));
+            let gain = f64::from(if tight { self.dead(id) } else { self.reclaimable(id) });
+            if gain == 0.0 || gain < share * f64::from(slots) {
+                continue;
+            }
+            let score = if tight {
+                let age = (self.lives - segment.life + 1) as f64;
+                gain * age / f64::from(segment.newest)
+            } else {
+                gain
+            };
+            if best.is_none_or(|(most, _)| score > most) {
+                best = Some((score, id));
             }
         }
         best.map(|(_, id)| id)
+    }
+
+    /// Slots of segments that commits alone will free: nothing but retained copies is in them, or
+    /// they were cleaned in this epoch and what is left is dirty in DRAM.
+    pub(super) fn pending_slots(&self) -> u64 {
+        let pending = |(id, segment): (usize, &Segment)| {
+            let waits = segment.state == State::Sealed
+                && (segment.newest == 0 || segment.cleaned == self.epoch);
+            if waits { u64::from(self.pages_of(id as SegmentId)) } else { 0 }
+        };
+        let pages: u64 = self.segments.iter().enumerate().map(pending).sum();
+        pages * u64::from(self.rows_per_page)
+    }
+
+    /// Segments opened since the one of this slot was, and the stream that filled it.
+    pub(super) fn age_of_slot(&self, slot: u32) -> (u64, u8) {
+        let segment = &self.segments[self.of_slot(slot) as usize];
+        (self.lives - segment.life, segment.stream)
     }
 
     /// Notes that a segment was cleaned: what is left in it has to wait for a commit.
@@ -402,7 +437,7 @@ mod tests {
 
     fn filled(segments: &mut Segments) -> SegmentId {
         segments.grow();
-        let id = segments.open().unwrap();
+        let id = segments.open(0).unwrap();
         for page in 0..segments.pages_of(id) {
             for row in 0..4 {
                 segments.written((segments.first_page(id) + page) * 4 + row);
@@ -424,33 +459,33 @@ mod tests {
         for slot in slots(&segments, id) {
             segments.outdated(slot);
         }
-        assert_eq!(segments.open(), Some(id));
+        assert_eq!(segments.open(0), Some(id));
     }
 
     #[test]
     fn copies_of_a_kept_commit_stay_until_it_is_dropped() {
         let mut segments = Segments::new(8, 4, 1);
         let id = filled(&mut segments);
-        segments.next_epoch(None); // commit 1 is made, 2 is prepared
+        segments.next_epoch(&[]); // commit 1 is made, 2 is prepared
         for slot in slots(&segments, id) {
             segments.outdated(slot);
         }
-        assert_eq!(segments.open(), None);
-        segments.next_epoch(None); // commit 2 is made; keeping 1 and 2
+        assert_eq!(segments.open(0), None);
+        segments.next_epoch(&[]); // commit 2 is made; keeping 1 and 2
         segments.drop_commits_before(1);
-        assert_eq!(segments.open(), None, "commit 1 still has these copies");
-        segments.next_epoch(None);
+        assert_eq!(segments.open(0), None, "commit 1 still has these copies");
+        segments.next_epoch(&[]);
         segments.drop_commits_before(2);
-        assert_eq!(segments.open(), Some(id));
+        assert_eq!(segments.open(0), Some(id));
     }
 
     #[test]
     fn a_segment_open_across_a_commit_knows_which_copies_the_commit_has() {
         let mut segments = Segments::new(8, 4, 1);
         segments.grow();
-        let id = segments.open().unwrap();
+        let id = segments.open(0).unwrap();
         segments.written(4);
-        segments.next_epoch(Some((id, 2)));
+        segments.next_epoch(&[Some((id, 2))]);
         segments.written(8);
         segments.seal(id);
         segments.outdated(8);
@@ -458,7 +493,7 @@ mod tests {
         segments.outdated(4);
         assert_eq!(segments.retained_total(), 1);
         segments.drop_commits_before(2);
-        assert_eq!(segments.open(), Some(id));
+        assert_eq!(segments.open(0), Some(id));
     }
 
     #[test]
@@ -469,10 +504,10 @@ mod tests {
         for slot in slots(&segments, id) {
             segments.outdated(slot);
         }
-        assert_eq!(segments.open(), None);
+        assert_eq!(segments.open(0), None);
         let later = segments.begin_read();
         segments.end_read(ticket);
-        assert_eq!(segments.open(), Some(id), "reads that began later cannot have seen it");
+        assert_eq!(segments.open(0), Some(id), "reads that began later cannot have seen it");
         segments.end_read(later);
     }
 
@@ -491,7 +526,7 @@ mod tests {
         segments.cleaned(second);
         assert_eq!(segments.victim(0.1, true), Some(first));
         assert_eq!(segments.victim(0.5, true), None);
-        segments.next_epoch(None);
+        segments.next_epoch(&[]);
         assert_eq!(segments.victim(0.5, true), Some(second));
     }
 
@@ -499,12 +534,40 @@ mod tests {
     fn copies_that_a_commit_retains_are_not_dead() {
         let mut segments = Segments::new(8, 4, 1);
         let id = filled(&mut segments);
-        segments.next_epoch(None);
+        segments.next_epoch(&[]);
         for slot in slots(&segments, id).take(20) {
             segments.outdated(slot);
         }
         assert_eq!(segments.victim(0.01, true), None, "cleaning it would release nothing");
         segments.drop_commits_before(2);
         assert_eq!(segments.victim(0.01, true), Some(id));
+    }
+
+    #[test]
+    fn near_the_disk_bound_the_older_of_two_equal_segments_is_cleaned_first() {
+        let mut segments = Segments::new(8, 4, 1);
+        let (old, young) = (filled(&mut segments), filled(&mut segments));
+        for id in [old, young] {
+            slots(&segments, id).take(10).for_each(|slot| segments.outdated(slot));
+        }
+        assert_eq!(segments.victim(0.1, true), Some(old));
+        // The more is dead, the less age counts.
+        slots(&segments, young).skip(10).take(15).for_each(|slot| segments.outdated(slot));
+        assert_eq!(segments.victim(0.1, true), Some(young));
+    }
+
+    #[test]
+    fn what_commits_alone_will_free_is_pending() {
+        let mut segments = Segments::new(8, 4, 1);
+        let id = filled(&mut segments);
+        segments.next_epoch(&[]);
+        assert_eq!(segments.pending_slots(), 0);
+        let (last, others) = (slots(&segments, id).next().unwrap(), slots(&segments, id).skip(1));
+        others.for_each(|slot| segments.outdated(slot));
+        assert_eq!(segments.pending_slots(), 0, "one row would still have to be moved");
+        segments.outdated(last);
+        assert_eq!(segments.pending_slots(), 28);
+        segments.drop_commits_before(2);
+        assert_eq!((segments.pending_slots(), segments.free_pages()), (0, 7));
     }
 }

@@ -1,5 +1,9 @@
 //! Fills segments with pages: rows go into chunks of pages, chunks are written in the background.
 //!
+//! There are several open ends, one for each [`Stream`], so that rows that will be outdated soon do
+//! not share a segment with rows that will not. A stream without room or buffer takes another's:
+//! what is free can be written to the last page whatever the mixture.
+//!
 //! A page that is not yet durable is found here by `page`, so a read never asks the device for
 //! bytes that are still in memory. Waiting happens only when every chunk buffer is in flight.
 
@@ -21,17 +25,41 @@ struct Chunk {
     rows: usize,
 }
 
-/// The open end of a row class's log.
+/// Which open end of the log a row is appended to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stream {
+    /// Flushed rows; when they are told apart, those that were rewritten soon the last time.
+    Flushed = 0,
+    /// Flushed rows whose last copy lived long.
+    Cold = 1,
+    /// Rows that cleaning moves: what survived until then.
+    Moved = 2,
+}
+
+impl Stream {
+    /// How many there are.
+    pub const COUNT: usize = 3;
+}
+
+/// Where the segments being filled go on: segment and next page, by stream.
+pub type Heads = [Option<(SegmentId, u32)>; Stream::COUNT];
+
+#[derive(Debug, Default)]
+struct Head {
+    open: Option<Chunk>,
+    /// The segment being filled and its next page that belongs to no chunk yet.
+    segment: Option<(SegmentId, u32)>,
+}
+
+/// The open ends of a row class's log.
 pub struct Writer {
     file: Arc<dyn File>,
     layout: PageLayout,
     queue: Box<dyn Queue>,
     chunk_pages: u32,
-    open: Option<Chunk>,
+    heads: [Head; Stream::COUNT],
     in_flight: Vec<(BufferId, u32, u32)>,
     done: Vec<Completion>,
-    /// The segment being filled and its next page that belongs to no chunk yet.
-    segment: Option<(SegmentId, u32)>,
     sequence: u64,
     pages_written: u64,
     /// Slots of sealed pages that no row took, until somebody asks.
@@ -53,10 +81,9 @@ impl Writer {
             layout,
             queue,
             chunk_pages,
-            open: None,
+            heads: Default::default(),
             in_flight: Vec::new(),
             done: Vec::new(),
-            segment: None,
             sequence,
             pages_written: 0,
             unfilled: 0,
@@ -64,10 +91,12 @@ impl Writer {
     }
 
     /// Goes on where another writer of the same log finished.
-    pub fn continue_at(&mut self, position: Option<(SegmentId, u32)>, sequence: u64) {
-        assert!(self.open.is_none(), "a writer continues before it writes");
+    pub fn continue_at(&mut self, heads: Heads, sequence: u64) {
         self.sequence = sequence;
-        self.segment = position;
+        for (head, segment) in self.heads.iter_mut().zip(heads) {
+            assert!(head.open.is_none(), "a writer continues before it writes");
+            head.segment = segment;
+        }
     }
 
     /// Allocated bytes.
@@ -85,21 +114,26 @@ impl Writer {
         self.pages_written
     }
 
-    /// Pages that can still be begun in the segment being filled, the open page not counted.
+    /// Pages that can still be begun in the segments being filled, open pages not counted.
     pub fn pages_left(&self, segments: &Segments) -> u64 {
-        let chunk = self.open.as_ref().map_or(0, |c| c.capacity - c.pages - u32::from(c.rows > 0));
-        let segment = self
-            .segment
-            .map_or(0, |(id, next)| segments.first_page(id) + segments.pages_of(id) - next);
-        u64::from(chunk) + u64::from(segment)
+        let left = |head: &Head| {
+            let chunk =
+                head.open.as_ref().map_or(0, |c| c.capacity - c.pages - u32::from(c.rows > 0));
+            let segment = head
+                .segment
+                .map_or(0, |(id, next)| segments.first_page(id) + segments.pages_of(id) - next);
+            u64::from(chunk) + u64::from(segment)
+        };
+        self.heads.iter().map(left).sum()
     }
 
     /// The bytes of a page that is still in memory, perhaps not sealed yet.
     pub fn page(&self, page: u32) -> Option<&[u8]> {
         let within = |first: u32, pages: u32| (first..first + pages).contains(&page);
-        let (buffer, first) = match &self.open {
-            Some(c) if within(c.first_page, c.pages + 1) => (c.buffer, c.first_page),
-            _ => {
+        let mut open = self.heads.iter().filter_map(|head| head.open.as_ref());
+        let (buffer, first) = match open.find(|c| within(c.first_page, c.pages + 1)) {
+            Some(c) => (c.buffer, c.first_page),
+            None => {
                 let found = self.in_flight.iter().find(|(_, first, pages)| within(*first, *pages));
                 found.map(|(buffer, first, _)| (*buffer, *first))?
             }
@@ -108,19 +142,18 @@ impl Writer {
         Some(&self.queue.buffer(buffer)[at..at + self.layout.page_bytes])
     }
 
-    /// Adds a row behind the others, counts it and returns its slot. May wait for a chunk to be
-    /// written.
+    /// Adds a row behind the others of its stream, counts it and returns its slot. May wait for a
+    /// chunk to be written.
     pub fn append(
         &mut self,
         segments: &mut Segments,
+        stream: Stream,
         table: u16,
         key: u64,
         row: &[f32],
     ) -> Result<u32> {
-        if self.open.is_none() {
-            self.open_chunk(segments)?;
-        }
-        let chunk = self.open.as_mut().expect("a chunk was opened above");
+        let at_head = self.open_head(segments, stream)?;
+        let chunk = self.heads[at_head].open.as_mut().expect("a chunk was opened above");
         let page = chunk.first_page + chunk.pages;
         let at = chunk.pages as usize * self.layout.page_bytes;
         let bytes = &mut self.queue.buffer_mut(chunk.buffer)[at..at + self.layout.page_bytes];
@@ -130,24 +163,47 @@ impl Writer {
         // Before its segment may be sealed: without this copy it could look empty, and be freed.
         segments.written(slot);
         if chunk.rows == self.layout.rows_per_page {
-            self.seal_page();
-            if self.open.as_ref().is_some_and(|c| c.pages == c.capacity) {
-                self.send(segments)?;
+            self.seal_page(at_head);
+            if self.heads[at_head].open.as_ref().is_some_and(|c| c.pages == c.capacity) {
+                self.send(segments, at_head)?;
             }
         }
         Ok(slot)
     }
 
-    fn open_chunk(&mut self, segments: &mut Segments) -> Result<()> {
-        let (id, next) = match self.segment {
+    /// A head with an open chunk: that of `stream`, or, where there is no room or no buffer for it,
+    /// another's.
+    fn open_head(&mut self, segments: &mut Segments, stream: Stream) -> Result<usize> {
+        let wanted = stream as usize;
+        if self.heads[wanted].open.is_some() {
+            return Ok(wanted);
+        }
+        // One buffer stays for what cleaning reads back.
+        let open = self.heads.iter().filter(|head| head.open.is_some()).count();
+        if open + 1 < self.queue.depth() && self.open_chunk(segments, wanted)? {
+            return Ok(wanted);
+        }
+        if let Some(other) = self.heads.iter().position(|head| head.open.is_some()) {
+            return Ok(other);
+        }
+        for other in 0..self.heads.len() {
+            if self.heads[other].segment.is_some() && self.open_chunk(segments, other)? {
+                return Ok(other);
+            }
+        }
+        bail!(Full, "no free segment in {}; commit to release some", self.file.name())
+    }
+
+    /// Begins a chunk; false when there is no segment for it.
+    fn open_chunk(&mut self, segments: &mut Segments, head: usize) -> Result<bool> {
+        let (id, next) = match self.heads[head].segment {
             Some(position) => position,
-            None => match segments.open() {
+            None => match segments.open(head as u8) {
                 Some(id) => (id, segments.first_page(id)),
-                None => {
-                    bail!(Full, "no free segment in {}; commit to release some", self.file.name())
-                }
+                None => return Ok(false),
             },
         };
+        self.heads[head].segment = Some((id, next));
         let end = segments.first_page(id) + segments.pages_of(id);
         let capacity = self.chunk_pages.min(end - next);
         // A segment that was freed soon after it was written may still have a write under way, and
@@ -159,13 +215,15 @@ impl Writer {
             }
             self.reap(1)?;
         };
-        self.open = Some(Chunk { buffer, first_page: next, pages: 0, capacity, rows: 0 });
-        self.segment = Some((id, next + capacity));
-        Ok(())
+        self.heads[head] = Head {
+            open: Some(Chunk { buffer, first_page: next, pages: 0, capacity, rows: 0 }),
+            segment: Some((id, next + capacity)),
+        };
+        Ok(true)
     }
 
-    fn seal_page(&mut self) {
-        let Some(chunk) = &mut self.open else { return };
+    fn seal_page(&mut self, head: usize) {
+        let Some(chunk) = &mut self.heads[head].open else { return };
         self.sequence += 1;
         self.unfilled += (self.layout.rows_per_page - chunk.rows) as u64;
         let at = chunk.pages as usize * self.layout.page_bytes;
@@ -175,9 +233,9 @@ impl Writer {
         chunk.rows = 0;
     }
 
-    /// Hands the open chunk to the device. Pages it did not fill go back to the segment.
-    fn send(&mut self, segments: &mut Segments) -> Result<()> {
-        let Some(chunk) = self.open.take() else { return Ok(()) };
+    /// Hands an open chunk to the device. Pages it did not fill go back to the segment.
+    fn send(&mut self, segments: &mut Segments, head: usize) -> Result<()> {
+        let Some(chunk) = self.heads[head].open.take() else { return Ok(()) };
         let bytes = chunk.pages as usize * self.layout.page_bytes;
         let offset = u64::from(chunk.first_page) * self.layout.page_bytes as u64;
         while self.queue.in_flight() >= self.queue.depth() {
@@ -187,13 +245,13 @@ impl Writer {
         self.queue.submit()?;
         self.in_flight.push((chunk.buffer, chunk.first_page, chunk.pages));
         self.pages_written += u64::from(chunk.pages);
-        if let Some((id, _)) = self.segment {
+        if let Some((id, _)) = self.heads[head].segment {
             let next = chunk.first_page + chunk.pages;
             if next == segments.first_page(id) + segments.pages_of(id) {
                 segments.seal(id);
-                self.segment = None;
+                self.heads[head].segment = None;
             } else {
-                self.segment = Some((id, next));
+                self.heads[head].segment = Some((id, next));
             }
         }
         self.reap(0)
@@ -230,22 +288,25 @@ impl Writer {
         Ok(())
     }
 
-    /// Seals the open page, writes the open chunk and waits until the device has everything.
-    /// Returns the segment being filled and its next page. Nothing is durable before a sync.
-    pub fn finish(&mut self, segments: &mut Segments) -> Result<Option<(SegmentId, u32)>> {
-        if self.open.as_ref().is_some_and(|c| c.rows > 0) {
-            self.seal_page();
-        }
-        if self.open.as_ref().is_some_and(|c| c.pages > 0) {
-            self.send(segments)?;
-        } else if let Some(chunk) = self.open.take() {
-            self.queue.release(chunk.buffer);
-            self.segment = self.segment.map(|(id, _)| (id, chunk.first_page));
+    /// Seals the open pages, writes the open chunks and waits until the device has everything.
+    /// Returns where the segments being filled go on. Nothing is durable before a sync.
+    pub fn finish(&mut self, segments: &mut Segments) -> Result<Heads> {
+        for head in 0..self.heads.len() {
+            if self.heads[head].open.as_ref().is_some_and(|c| c.rows > 0) {
+                self.seal_page(head);
+            }
+            if self.heads[head].open.as_ref().is_some_and(|c| c.pages > 0) {
+                self.send(segments, head)?;
+            } else if let Some(chunk) = self.heads[head].open.take() {
+                self.queue.release(chunk.buffer);
+                let segment = &mut self.heads[head].segment;
+                *segment = segment.map(|(id, _)| (id, chunk.first_page));
+            }
         }
         while !self.in_flight.is_empty() {
             self.reap(1)?;
         }
-        Ok(self.segment)
+        Ok(std::array::from_fn(|head| self.heads[head].segment))
     }
 
     /// Reads `pages` neighbouring pages, at most one chunk, into `bytes`, waiting for them. They
@@ -322,9 +383,51 @@ mod tests {
             if slots.len() + 1 == 2 * rows - rows / 4 {
                 slots.iter().for_each(|slot| segments.outdated(*slot));
             }
-            slots.push(writer.append(&mut segments, 0, 1, &[0.5; 16]).unwrap());
+            let stream = Stream::Flushed;
+            slots.push(writer.append(&mut segments, stream, 0, 1, &[0.5; 16]).unwrap());
         }
         assert_eq!(segments.newest_of(1), 1);
         assert_eq!(segments.free_pages(), 3, "the first segment is free, the second is not");
+    }
+
+    fn small(segments: u64) -> (Segments, Writer) {
+        let medium = SimMedium::new(1);
+        let layout = PageLayout::new(512, 64, 0, 7).unwrap();
+        let file = medium.open("rows", OpenMode::CreateNew).unwrap();
+        file.allocate(0, segments * 4 * 512).unwrap();
+        let mut table = Segments::new(4, layout.rows_per_page as u32, 1);
+        for _ in 0..segments {
+            table.grow();
+        }
+        (table, Writer::new(file, layout, medium.queue(4, 4, 512).unwrap(), 0))
+    }
+
+    #[test]
+    fn rows_of_different_streams_share_no_segment_while_there_are_enough() {
+        let (mut segments, mut writer) = small(3);
+        let streams = [Stream::Flushed, Stream::Cold, Stream::Moved];
+        for key in 0..12 {
+            for stream in streams {
+                let slot = writer.append(&mut segments, stream, 0, key, &[0.5; 16]).unwrap();
+                assert_eq!(segments.age_of_slot(slot).1, stream as u8);
+            }
+        }
+        let heads = writer.finish(&mut segments).unwrap();
+        assert_eq!(heads.map(|head| head.unwrap().0), [0, 1, 2]);
+    }
+
+    #[test]
+    fn a_stream_without_a_segment_fills_those_of_the_others_to_the_last_page() {
+        let (mut segments, mut writer) = small(2);
+        let rows_per_page = writer.layout.rows_per_page as u64;
+        let mut append = |stream| writer.append(&mut segments, stream, 0, 1, &[0.5; 16]);
+        append(Stream::Flushed).unwrap();
+        append(Stream::Moved).unwrap();
+        // Of eight pages one is the header of the file.
+        for _ in 2..7 * rows_per_page {
+            append(Stream::Cold).unwrap();
+        }
+        let error = append(Stream::Cold).unwrap_err();
+        assert_eq!(error.kind(), crate::error::ErrorKind::Full);
     }
 }

@@ -89,6 +89,48 @@ fn rewriting_rows_within_a_disk_bound_goes_on_for_ever_with_commits() {
 }
 
 #[test]
+fn a_store_at_seven_tenths_of_its_disk_goes_on_with_a_commit_after_each_full() {
+    let rows = 40_000u64;
+    let bound = rows * 4 * (DIM as u64 + 1) * 10 / 7 + (15 << 17);
+    let options = StoreOptions { max_disk_bytes: Some(bound), ..options(1 << 20) };
+    let store = Store::open_on(Arc::new(SimMedium::new(5)), options).unwrap();
+    let table = store.table(&spec("t", Some(rows), OptimizerKind::RowWiseAdagrad)).unwrap();
+    let mut expected = vec![0.0; rows as usize];
+    let mut step = 0;
+    let mut write = |keys: &[u64], value: f32| {
+        let values = vec![value; keys.len() * DIM];
+        for attempt in 0.. {
+            match store.put(&[batch(table, keys, &values)]) {
+                Ok(_) => break,
+                Err(error) if attempt < 3 => assert_eq!(error.kind(), ErrorKind::Full, "{error}"),
+                Err(error) => panic!("after {attempt} commits: {error}"),
+            }
+            step += 1;
+            store.commit(step, "", &[]).unwrap();
+        }
+        keys.iter().for_each(|k| expected[*k as usize] = value);
+    };
+    for first in (0..rows).step_by(500) {
+        write(&(first..first + 500).collect::<Vec<_>>(), 1.0);
+    }
+    let mut random = Random(9);
+    for i in 0..600 {
+        // Squares prefer low numbers: some rows are hot.
+        let draw = |random: &mut Random| random.below(200) * random.below(200);
+        write(&(0..300).map(|_| draw(&mut random)).collect::<Vec<_>>(), 2.0 + i as f32);
+    }
+    let stats = store.stats().unwrap();
+    assert!(stats.disk_bytes <= bound && stats.rows_moved > 0);
+    let keys: Vec<u64> = (0..rows).collect();
+    let mut values = vec![0.0; keys.len() * DIM];
+    let get = GetBatch { table, keys: &keys, values: &mut values, state: None };
+    store.get(&mut [get]).unwrap();
+    for (key, row) in values.chunks_exact(DIM).enumerate() {
+        assert!(row.iter().all(|v| *v == expected[key]), "key {key}");
+    }
+}
+
+#[test]
 fn a_growing_index_takes_from_the_cache_and_then_names_the_budget_that_works() {
     let medium = SimMedium::new(6);
     let store = Store::open_on(Arc::new(medium.clone()), options(600 << 10)).unwrap();
