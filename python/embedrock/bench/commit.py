@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import embedrock
-from embedrock.bench import replay
+from embedrock.bench import machine, replay
 from embedrock.bench.common import Report, add_common, workspace
 from embedrock.bench.machine import device_facts
 from embedrock.bench.noise import WAIT_SHARE_MAX, Timed
@@ -124,12 +123,12 @@ class _Bench:
             self.versions[keys] += 1
         commit = _Commit()
         commit.rows = store.stats()["classes"][0]["dirty_rows"]
-        written, by_process = store.stats()["bytes_written"], _process_bytes_written()
+        written, by_process = store.stats()["bytes_written"], machine.bytes_written()
         self.step += 1
         with commit:
             store.commit(self.step)
         commit.bytes_written = store.stats()["bytes_written"] - written
-        commit.process_bytes = _process_bytes_written() - by_process
+        commit.process_bytes = machine.bytes_written() - by_process
         if (commit.wait_share or 0.0) > WAIT_SHARE_MAX and patience > 0:
             return commit.ended - commit.began + 0.1
         into.append(commit)
@@ -153,13 +152,3 @@ class _Bench:
 
 def _median(commits: list[_Commit]) -> float:
     return statistics.median(one.seconds for one in commits)
-
-
-def _process_bytes_written() -> int:
-    """Bytes that this process sent towards the device; 0 where the kernel does not count them."""
-    try:
-        text = Path("/proc/self/io").read_text(encoding="ascii")
-    except OSError:
-        return 0
-    counts = dict(line.split(": ") for line in text.splitlines())
-    return int(counts.get("write_bytes", 0))

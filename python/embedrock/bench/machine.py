@@ -12,8 +12,8 @@ import numpy as np
 
 import embedrock
 
-__all__ = ["available_memory_bytes", "device_facts", "machine_facts", "peak_rss_bytes"]
-__all__ += ["reset_peak_rss", "rss_bytes", "steal_share"]
+__all__ = ["available_memory_bytes", "bytes_written", "device_facts", "machine_facts"]
+__all__ += ["peak_rss_bytes", "reset_peak_rss", "rss_bytes", "steal_share"]
 
 
 def machine_facts() -> dict[str, Any]:
@@ -62,6 +62,14 @@ def reset_peak_rss() -> None:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
         return
+
+
+def bytes_written() -> int:
+    """Bytes that this process sent towards devices; 0 where the kernel does not count them."""
+    for line in _lines(Path("/proc/self/io")):
+        if line.startswith("write_bytes:"):
+            return int(line.split()[1])
+    return 0
 
 
 def steal_share(before: tuple[int, int] | None = None) -> tuple[int, int] | float:
