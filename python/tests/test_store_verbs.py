@@ -76,7 +76,7 @@ class TestUpdate:
         ones = np.ones((1, 4), np.float32)
         for _ in range(2):
             table.update([1], ones, lr=1.0, momentum=0.5, nesterov=True)
-        assert table.get([1], state=True)[1].tolist() == [[[1.5] * 4]][0]
+        assert table.get([1], state=True)[1].tolist() == [[1.5] * 4]
         np.testing.assert_array_equal(table.get([1]), [[-(1.5 + 1.75)] * 4])
         ftrl = store.table("ftrl", 4, optimizer=embedrock.optimizers.ftrl(0.0), initializer=0.0)
         store.update([(ftrl, [1], ones)], lr=0.5, lr_power=0.0, l1=0.25, l2=0.5, beta=1.0)
