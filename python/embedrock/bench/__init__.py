@@ -7,7 +7,7 @@ options a bench runs exactly the settings of its definition (``docs/benchmarks.m
 imported by those figures alone that compare with it.
 
 >>> sorted(BENCHES)
-['commit', 'gather', 'index', 'miss', 'update']
+['commit', 'gather', 'index', 'miss', 'race', 'update']
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ BENCHES = {
     "miss": "reading rows from storage, against the device's own rate",
     "commit": "a commit after few changes, against one after many",
     "index": "bytes of index and cache metadata per row",
+    "race": "one trace on this and other stores, against the device's own rate",
 }
 """Every bench by name, and what it measures."""
 

@@ -22,6 +22,7 @@ from embedrock.bench.noise import Rounds
 __all__ = ["Report", "add_common", "import_torch", "render", "workspace", "write_json"]
 
 DIRECTORY = Path(".cache/bench")
+TABLE_WIDTH_MAX = 14
 FREE_BYTES_MIN = 1 << 30
 """Disk that a bench leaves to others."""
 
@@ -159,10 +160,32 @@ def write_json(path: Path, report: dict[str, Any]) -> None:
 def _tree(values: dict[str, Any], indent: int) -> list[str]:
     lines = []
     for name, value in values.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and value and all(isinstance(v, dict) for v in value.values()):
+            lines += [f"{'':{indent}}{name}", *_table(value, indent + 2)]
+        elif isinstance(value, dict):
             lines += [f"{'':{indent}}{name}", *_tree(value, indent + 2)]
         else:
             lines.append(f"{'':{indent}}{name}  {_number(value)}")
+    return lines
+
+
+def _table(columns: dict[str, dict[str, Any]], indent: int) -> list[str]:
+    """One column for each entry, one line for each number; what is nested is in the JSON alone."""
+    leaves = {
+        name: {key: _number(v) for key, v in one.items() if not isinstance(v, (dict, list))}
+        for name, one in columns.items()
+    }
+    keys = list(dict.fromkeys(key for one in leaves.values() for key in one))
+    first = max(map(len, keys), default=0)
+    texts = {name: [one.get(key, "") for key in keys] for name, one in leaves.items()}
+    widths = {
+        name: min(max(map(len, [name, *column])), TABLE_WIDTH_MAX) for name, column in texts.items()
+    }
+    head = "  ".join(f"{name[:width]:>{width}}" for name, width in widths.items())
+    lines = [f"{'':{indent}}{'':{first}}  {head}"]
+    for i, key in enumerate(keys):
+        cells = (f"{texts[name][i][:width]:>{width}}" for name, width in widths.items())
+        lines.append(f"{'':{indent}}{key:{first}}  {'  '.join(cells)}")
     return lines
 
 

@@ -30,7 +30,7 @@ pub(super) struct ClassPlan {
     pub(super) chunk_bytes: usize,
     pub(super) chunks: usize,
     pub(super) flush_rows: usize,
-    pub(super) read_depth: usize,
+    pub(super) read_buffers: usize,
     pub(super) read_buffer_bytes: usize,
     pub(super) readers: usize,
 }
@@ -42,7 +42,10 @@ const CHUNKS: usize = 4;
 const CHUNK_BYTES_MAX: usize = 256 << 10;
 const CHUNK_BYTES_MIN: usize = 16 << 10;
 const READ_DEPTH_MAX: usize = 64;
-const READ_DEPTH_MIN: usize = 16;
+/// Buffers of a reader: those in flight, and half as many with pages that somebody looks at while
+/// the device already works on the next requests.
+const READ_BUFFERS_MAX: usize = READ_DEPTH_MAX * 3 / 2;
+const READ_BUFFERS_MIN: usize = 16;
 const READ_REQUEST_BYTES_MAX: usize = 16 << 10;
 /// Index deltas are handed to the journal in portions of at most about this size.
 const SPILL_BYTES_MAX: usize = 64 << 10;
@@ -94,17 +97,22 @@ impl ClassPlan {
         let pow2 = |bytes: u64| 1usize << (63 - bytes.max(1).leading_zeros()).min(40);
         let chunk = pow2(share / 64).clamp(CHUNK_BYTES_MIN.max(page), CHUNK_BYTES_MAX.max(page));
         let reads = (share / 16) as usize;
-        let depth = (reads / page).clamp(READ_DEPTH_MIN, READ_DEPTH_MAX);
-        let buffer = pow2((reads / depth) as u64).clamp(page, READ_REQUEST_BYTES_MAX.max(page));
+        let buffers = (reads / page).clamp(READ_BUFFERS_MIN, READ_BUFFERS_MAX);
+        let buffer = pow2((reads / buffers) as u64).clamp(page, READ_REQUEST_BYTES_MAX.max(page));
         Self {
             sets: 0,
             chunk_bytes: chunk,
             chunks: CHUNKS,
             flush_rows: (chunk / demand.row_bytes).max(8),
-            read_depth: depth,
+            read_buffers: buffers,
             read_buffer_bytes: buffer,
             readers: if share > 256 << 20 { 2 } else { 1 },
         }
+    }
+
+    /// Requests that a reader keeps in flight.
+    pub(super) fn read_depth(&self) -> usize {
+        self.read_buffers - self.read_buffers / 3
     }
 
     /// Index deltas are handed to the journal when they are this long.
@@ -120,7 +128,7 @@ impl ClassPlan {
 
     fn buffer_bytes(&self, demand: &ClassDemand) -> u64 {
         let flush = FlushBuffer::memory_for(self.flush_rows, demand.row_bytes / 4);
-        let read = self.read_depth * self.read_buffer_bytes * self.readers;
+        let read = self.read_buffers * self.read_buffer_bytes * self.readers;
         // One more chunk is the scratch of cleaning.
         ((self.chunks + 1) * self.chunk_bytes + flush + read + self.delta_bytes()) as u64
     }

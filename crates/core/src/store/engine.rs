@@ -247,7 +247,7 @@ impl Engine {
             let mut readers = Vec::new();
             for _ in 0..plan.readers {
                 let request = if options.merge_reads { plan.read_buffer_bytes } else { page };
-                let queue = medium.queue(plan.read_depth, plan.read_depth, request)?;
+                let queue = medium.queue(plan.read_depth(), plan.read_buffers, request)?;
                 readers.push(PageReader::new(queue, &class.layout, class.record.curve.as_ref()));
             }
             let chunk = plan.chunk_bytes.min(class.record.segment_bytes as usize).max(page);
@@ -273,8 +273,9 @@ impl Engine {
             used.buffer_bytes += log.buffer_bytes() as u64;
             if let Some(tier) = &class.tier {
                 used.cache_bytes += tier.cache.memory_bytes();
-                used.staging_bytes +=
-                    (tier.plan.read_depth * tier.plan.read_buffer_bytes * tier.plan.readers) as u64;
+                used.staging_bytes += (tier.plan.read_buffers
+                    * tier.plan.read_buffer_bytes
+                    * tier.plan.readers) as u64;
             }
         }
         used

@@ -90,31 +90,22 @@ impl PageReader {
         let mut next = 0;
         let mut failed: Option<Error> = None;
         while next < plan.len() || self.queue.in_flight() > 0 {
-            while failed.is_none()
-                && next < plan.len()
-                && self.queue.in_flight() < self.queue.depth()
-            {
-                let Some(buffer) = self.queue.acquire() else { break };
-                let (begin, end) = plan[next];
-                let first = pages[begin as usize];
-                let span = (pages[end as usize - 1] - first) as usize + 1;
-                let bytes = span * layout.page_bytes;
-                report.bytes += bytes as u64;
-                let offset = u64::from(first) * layout.page_bytes as u64;
-                if let Err(error) = self.queue.read(file, offset, bytes, buffer, next as u64) {
-                    self.queue.release(buffer);
-                    failed = Some(error);
-                    break;
-                }
-                next += 1;
+            if failed.is_none() {
+                failed = self.ask(file, layout, pages, &plan, &mut next, &mut report).err();
             }
             if self.queue.in_flight() == 0 {
                 break;
             }
             let begin = Instant::now();
             let mut done = std::mem::take(&mut self.done);
-            let waited = self.queue.wait(1, &mut done);
+            let mut waited = self.queue.wait(1, &mut done);
             report.waited += begin.elapsed();
+            if failed.is_none() && waited.is_ok() {
+                // The device gets its next requests, into spare buffers, before anyone looks at
+                // what it has brought.
+                failed = self.ask(file, layout, pages, &plan, &mut next, &mut report).err();
+                waited = self.queue.submit();
+            }
             for completion in done.drain(..) {
                 if failed.is_none() {
                     let (begin, end) = plan[completion.token as usize];
@@ -135,6 +126,33 @@ impl PageReader {
         }
         self.plan = plan;
         failed.map_or(Ok(report), Err)
+    }
+
+    /// Queues requests of `plan` from `next` on, while the depth and free buffers allow.
+    fn ask(
+        &mut self,
+        file: &Arc<dyn File>,
+        layout: &PageLayout,
+        pages: &[u32],
+        plan: &[(u32, u32)],
+        next: &mut usize,
+        report: &mut ReadReport,
+    ) -> Result<()> {
+        while *next < plan.len() && self.queue.in_flight() < self.queue.depth() {
+            let Some(buffer) = self.queue.acquire() else { break };
+            let (begin, end) = plan[*next];
+            let first = pages[begin as usize];
+            let span = (pages[end as usize - 1] - first) as usize + 1;
+            let bytes = span * layout.page_bytes;
+            let offset = u64::from(first) * layout.page_bytes as u64;
+            if let Err(error) = self.queue.read(file, offset, bytes, buffer, *next as u64) {
+                self.queue.release(buffer);
+                return Err(error);
+            }
+            report.bytes += bytes as u64;
+            *next += 1;
+        }
+        Ok(())
     }
 }
 

@@ -1,0 +1,323 @@
+"""``race``: one trace on several stores in turn, each in its own process with the same memory.
+
+``limit_share`` is distinct rows per second times the miss rate of the best possible cache, divided
+by the device's own rate: 1 would be a store that never waits for anything but the reads that nobody
+could avoid. ``limit_share_4096`` is the same with pages of 4 KiB. ``vs_rocksdb`` and ``vs_lmdb``
+are rates over the same batches, ours divided by theirs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from embedrock.bench.common import Report, add_common, workspace
+from embedrock.bench.noise import WAIT_SHARE_MAX
+from embedrock.bench.race import process
+from embedrock.bench.race.optimum import frequent_hits, optimal_hits
+from embedrock.bench.race.plot import save_plot
+from embedrock.bench.race.trace import load, synthetic
+from embedrock.bench.race.workload import MODES
+from embedrock.errors import MisuseError
+
+__all__ = ["add_arguments", "run"]
+
+PEERS = Path(".cache/peers/embedrock-peers")
+PEER_SECONDS_MAX = 30.0
+OURS: dict[str, dict[str, Any]] = {
+    "embedrock": {"engine": "embedrock", "options": {}},
+    "embedrock-4k": {"engine": "embedrock", "options": {"page_bytes": 4096}},
+    "torch": {"engine": "torch", "options": {"sparse": True}},
+    "torch-dense": {"engine": "torch", "options": {"sparse": False}},
+}
+"""Contestants of this package."""
+DEFAULT = ["embedrock", "embedrock-4k", "rocksdb", "lmdb", "mmap", "swap", "faster", "torch"]
+VARIANTS: list[dict[str, Any]] = [
+    {"mode": "read"},
+    {"mode": "update"},
+    {"memory": 100.0},
+    {"memory": 10.0},
+]
+"""What ``--all`` runs beside the definition's settings."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of this bench."""
+    parser.add_argument("--engines", default=",".join(DEFAULT), help="comma-separated contestants")
+    parser.add_argument("--mode", choices=list(MODES), default="train")
+    parser.add_argument("--rows", type=int, default=4_000_000)
+    parser.add_argument("--dim", type=int, default=32, help="float32 values per row")
+    parser.add_argument("--memory", type=float, default=25.0, help="per cent of the rows' bytes")
+    parser.add_argument("--zipf", type=float, default=0.9, help="exponent of the skew; 0: uniform")
+    parser.add_argument("--batch", type=int, default=4096)
+    parser.add_argument("--batches", type=int, default=2000)
+    parser.add_argument(
+        "--trace", type=Path, help="replay this .npz instead: values uint64, offsets int64"
+    )
+    parser.add_argument(
+        "--policy", choices=["lru", "lfu"], default=None, help="embedrock's replacement policy"
+    )
+    parser.add_argument("--peers", type=Path, default=PEERS, help="the program of `make peers`")
+    parser.add_argument(
+        "--peer-seconds",
+        type=float,
+        default=PEER_SECONDS_MAX,
+        metavar="S",
+        help="other stores stop after this long",
+    )
+    parser.add_argument("--png", type=Path, help="draw the result to this file")
+    add_common(parser, patience_s=60.0)
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Measures, and returns the report."""
+    report = Report("race", options)
+    found = _Race(report, options).run()
+    _figures(report, found, "")
+    if getattr(options, "all", False):
+        for variant in VARIANTS:
+            changed = argparse.Namespace(**{**vars(options), **variant})
+            name = "_".join(
+                f"{key}_{value:g}" if isinstance(value, float) else str(value)
+                for key, value in variant.items()
+            )
+            _figures(report, _Race(report, changed, f"{name}: ").run(), f"_{name}")
+    if options.png is not None:
+        save_plot(options.png, report.results["engines"], report.notes)
+    return report.finish()
+
+
+def _figures(report: Report, found: dict[str, dict[str, Any]], suffix: str) -> None:
+    for name, figure in (("embedrock", "limit_share"), ("embedrock-4k", "limit_share_4096")):
+        one = found.get(name)
+        if one is not None and one.get("limit_share") is not None:
+            report.figure(figure + suffix, one["limit_share"])
+        else:
+            report.missing(figure + suffix, _why(one, name))
+    ours = found.get("embedrock") or found.get("embedrock-4k")
+    for name in ("rocksdb", "lmdb", "faster"):
+        theirs = found.get(name)
+        if ours and theirs and theirs.get("batches") and ours.get("batches"):
+            report.figure(f"vs_{name}{suffix}", _same_batches(ours, theirs))
+        elif name != "faster" or theirs is not None:
+            report.missing(f"vs_{name}{suffix}", _why(theirs, name))
+    for one in found.values():
+        one.pop("rates", None)
+    report.results[f"engines{suffix}"] = found
+
+
+def _same_batches(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
+    """Ratio of rates over the batches that count for the other store."""
+    begin, end = theirs["batches"] // 3, theirs["batches"]
+    mine, other = ours["rates"], theirs["rates"]
+    return float(other[begin:end].sum() / mine[begin:end].sum())
+
+
+def _why(one: dict[str, Any] | None, name: str) -> str:
+    if one is None:
+        return f"{name} did not take part"
+    return str(one.get("absent") or one.get("failed") or "the device's rate is not known")
+
+
+class _Race:
+    """One workload, all contestants."""
+
+    def __init__(self, report: Report, options: argparse.Namespace, label: str = "") -> None:
+        self.report, self.options, self.label = report, options, label
+        self.mode = MODES[options.mode]
+        if options.trace is None:
+            drawn = synthetic(
+                options.rows, options.zipf, options.batches, options.batch, options.seed
+            )
+            self.trace, self.rows = drawn, options.rows
+        else:
+            self.trace, self.rows = load(options.trace).dense()
+        self.row_bytes = 4 * (options.dim + self.mode.state_words)
+        self.memory_bytes = int(self.rows * self.row_bytes * options.memory / 100)
+        self.capacity = self.memory_bytes // self.row_bytes
+        self.distinct = self.trace.distinct()
+        self.peers: dict[str, Any] = {}
+
+    def run(self) -> dict[str, dict[str, Any]]:
+        """Results by contestant."""
+        names = [name for name in self.options.engines.split(",") if name]
+        known = {*OURS, *DEFAULT}
+        for name in names:
+            if name not in known and name.split(":")[0] not in known:
+                raise MisuseError(
+                    f"there is no contestant {name!r}, expected some of {', '.join(sorted(known))}"
+                )
+        absent = self._find_peers(names)
+        optimum = self._optimum()
+        found: dict[str, dict[str, Any]] = {}
+        with tempfile.TemporaryDirectory(prefix="embedrock-race-") as directory:
+            files = self.distinct.save(Path(directory))
+            for name in names:
+                if name in absent:
+                    found[name] = {"absent": absent[name]}
+                    self.report.notes.append(f"{self.label}{name}: {absent[name]}")
+                    continue
+                try:
+                    found[name] = self._contestant(name, files)
+                except process.ContestantError as error:
+                    found[name] = {"failed": str(error)}
+                    self.report.notes.append(f"{self.label}{name}: {error}")
+        self._shares(found, optimum)
+        return found
+
+    def _find_peers(self, names: list[str]) -> dict[str, str]:
+        """Contestants that cannot take part, and why."""
+        program, wanted = self.options.peers, [name for name in names if name not in OURS]
+        if not wanted:
+            return {}
+        if not program.exists():
+            return {name: f"{program} is not built; `make peers` builds it" for name in wanted}
+        self.peers = process.describe(program)
+        absent = {}
+        for name in wanted:
+            one = self.peers.get(name, {"available": False, "reason": "not in this build"})
+            if not one["available"]:
+                absent[name] = one["reason"]
+        return absent
+
+    def _optimum(self) -> dict[str, float]:
+        begin = self.trace.batches // 3
+        keys = int(self.distinct.offsets[-1] - self.distinct.offsets[begin])
+        hits = optimal_hits(self.distinct, self.capacity)[begin:].sum()
+        frequent = frequent_hits(self.distinct, self.capacity)[begin:].sum()
+        found = {
+            "rows": self.rows,
+            "row_bytes": self.row_bytes,
+            "memory_bytes": self.memory_bytes,
+            "capacity_rows": self.capacity,
+            "batches": self.trace.batches,
+            "requests_per_batch": len(self.trace.values) / self.trace.batches,
+            "distinct_per_batch": len(self.distinct.values) / self.trace.batches,
+            "optimal_miss_rate": 1 - hits / keys,
+            "frequent_miss_rate": 1 - frequent / keys,
+        }
+        self.report.results[f"{self.label}workload"] = found
+        return found
+
+    def _contestant(self, name: str, files: dict[str, str]) -> dict[str, Any]:
+        options = self.options
+        ours = OURS.get(name)
+        command = process.OURS if ours else [str(options.peers)]
+        extra = dict(ours["options"]) if ours else {}
+        if options.policy is not None and ours and ours["engine"] == "embedrock":
+            extra["policy"] = options.policy
+        settings = {
+            "engine": ours["engine"] if ours else name,
+            "mode": options.mode,
+            "dim": options.dim,
+            "rows": self.rows,
+            "memory_bytes": self.memory_bytes,
+            "trace": files,
+            "batches": 0,
+            "seconds_max": 1e9 if ours else options.peer_seconds,
+            "options": extra,
+        }
+        with workspace(options, 4 * self.rows * (self.row_bytes + 24)) as place:
+            settings["place"] = str(place / "store")
+            (place / "store").mkdir()
+            loaded: dict[str, Any] | None = None
+            tried: list[dict[str, Any]] = []
+            began = time.monotonic()
+            while True:
+                # What our engine did not commit is gone when it is opened again.
+                if loaded is None or (self.mode.reads < 1 and not ours):
+                    self.report.say(f"{self.label}{name}: writing {self.rows:,} rows")
+                    loaded = process.load(command, settings)
+                self.report.say(f"{self.label}{name}: running")
+                raw = process.run(command, settings, limited=settings["engine"] != "torch")
+                tried.append(self._summary(raw, loaded))
+                if tried[-1]["wait_share"] <= WAIT_SHARE_MAX:
+                    break
+                if time.monotonic() - began > options.patience:
+                    break
+        best = min(tried, key=lambda one: float(one["wait_share"]))
+        best["void_runs"] = len(tried) - 1
+        if best["wait_share"] > WAIT_SHARE_MAX:
+            self.report.notes.append(
+                f"{self.label}{name}: the machine was busy, its thread waited for a core "
+                f"{best['wait_share']:.0%} of the time"
+            )
+        self.report.results["mismatches"] += best["mismatches"]
+        return best
+
+    def _summary(self, raw: dict[str, Any], loaded: dict[str, Any]) -> dict[str, Any]:
+        """What counts of a run: the last two thirds of its batches."""
+        done = int(raw["batches"])
+        if done < 3:
+            raise process.ContestantError(
+                f"ran {done} batches in {self.options.peer_seconds:g} s, expected at least 3; give "
+                "it longer with --peer-seconds"
+            )
+        begin = done // 3
+        get, put = np.array(raw["get_ns"]), np.array(raw["put_ns"])
+        both = (get + put)[begin:]
+        rows = int(self.distinct.offsets[done] - self.distinct.offsets[begin])
+        requests = int(self.trace.offsets[done] - self.trace.offsets[begin])
+        seconds = float(both.sum()) / 1e9
+
+        def grown(name: str) -> int:
+            return int(raw[name][-1] - raw[name][begin - 1])
+
+        latency = np.percentile(get[begin:] / 1e3, [50, 99])
+        counted = raw.get("counted", {})
+        summary: dict[str, Any] = {
+            "version": raw.get("version"),
+            "batches": done,
+            "rows_per_s": requests / seconds,
+            "unique_rows_per_s": rows / seconds,
+            "get_us_p50": float(latency[0]),
+            "get_us_p99": float(latency[1]),
+            "bytes_read_per_row": grown("read_bytes") / rows,
+            "bytes_written_per_row": grown("write_bytes") / rows,
+            "pages_per_row": counted.get("pages_read", grown("read_bytes") / 4096) / rows,
+            "requests_per_row": counted["read_requests"] / rows if counted else None,
+            "hit_rate": _hit_rate(counted, rows) if counted else raw.get("hit_rate"),
+            "cpu_us_per_row": grown("cpu_ns") / 1e3 / rows,
+            "peak_rss_bytes": raw["peak_rss_bytes"],
+            "limit_bytes": raw.get("limit_bytes"),
+            "disk_bytes": loaded["disk_bytes"],
+            "load_s": loaded["seconds"],
+            "device_rate": raw.get("device_rate"),
+            "own_device_rate": raw.get("own_device_rate"),
+            "wait_share": grown("wait_ns") / 1e9 / seconds,
+            "rows_verified": raw["rows_verified"],
+            "mismatches": raw["mismatches"],
+            "rates": get + put,
+        }
+        for name in ("memory", "store", "settings"):
+            if raw.get(name):
+                summary[name] = raw[name]
+        if raw.get("device"):
+            self.report.device = raw["device"]
+        return summary
+
+    def _shares(self, found: dict[str, dict[str, Any]], optimum: dict[str, float]) -> None:
+        """Shares of the bound. The device's rate is that of our own slices, for everybody."""
+        rates = [one["device_rate"] for one in found.values() if one.get("device_rate")]
+        if not rates:
+            return
+        usual = statistics.median(rates)
+        for one in found.values():
+            if not one.get("batches"):
+                continue
+            rate = one["device_rate"] or usual
+            one["device_rate"] = rate
+            per_s = one["unique_rows_per_s"]
+            one["limit_share"] = per_s * optimum["optimal_miss_rate"] / rate
+            one["limit_share_frequent"] = per_s * optimum["frequent_miss_rate"] / rate
+
+
+def _hit_rate(counted: dict[str, int], rows: int) -> float:
+    """Share of a trace's distinct rows that needed no read; rows are asked for once or twice."""
+    return 1 - counted["misses"] / rows

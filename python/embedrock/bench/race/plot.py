@@ -1,0 +1,43 @@
+"""Draws a race: distinct rows per second by contestant, and where the device bounds them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+__all__ = ["save_plot"]
+
+
+def save_plot(file: Path, engines: dict[str, dict[str, Any]], notes: list[str]) -> None:
+    """Writes a PNG; without matplotlib a note says so."""
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+    except ImportError:
+        notes.append("no plot: matplotlib is not installed: pip install 'embedrock[plots]'")
+        return
+    ran = {name: one for name, one in engines.items() if one.get("batches")}
+    names = sorted(ran, key=lambda name: ran[name]["unique_rows_per_s"])
+    rates = [ran[name]["unique_rows_per_s"] / 1e3 for name in names]
+    figure, axes = pyplot.subplots(figsize=(8, 1 + 0.45 * len(names)), layout="constrained")
+    colors = ["tab:blue" if name.startswith("embedrock") else "tab:gray" for name in names]
+    bars = axes.barh(names, rates, color=colors)
+    axes.bar_label(bars, [f"{rate:,.0f}" for rate in rates], padding=3)
+    bounds = [one for one in ran.values() if one.get("limit_share")]
+    if bounds:
+        bound = bounds[0]["unique_rows_per_s"] / bounds[0]["limit_share"] / 1e3
+        axes.axvline(bound, color="tab:red", linestyle="--")
+        axes.annotate(
+            "best cache ÷ device rate",
+            (bound, 0),
+            xytext=(3, 0),
+            textcoords="offset points",
+            color="tab:red",
+        )
+    axes.set_xscale("log")
+    axes.set_xlabel("thousand distinct rows per second")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=120)
+    pyplot.close(figure)
