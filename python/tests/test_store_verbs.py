@@ -80,7 +80,7 @@ class TestUpdate:
         np.testing.assert_array_equal(table.get([1]), [[-(1.5 + 1.75)] * 4])
         ftrl = store.table("ftrl", 4, optimizer=embedrock.optimizers.ftrl(0.0), initializer=0.0)
         store.update([(ftrl, [1], ones)], lr=0.5, lr_power=0.0, l1=0.25, l2=0.5, beta=1.0)
-        np.testing.assert_array_equal(ftrl.get([1]), [[-0.75 / ((1 + 1) / 0.5 + 1)] * 4])
+        np.testing.assert_allclose(ftrl.get([1]), [[-0.75 / ((1 + 1) / 0.5 + 1)] * 4], rtol=1e-6)
         with pytest.raises(MisuseError, match=r"'ftrl' takes no momentum.*l1, l2, beta"):
             store.update([(ftrl, [1], ones)], lr=0.5, momentum=0.5)
         with pytest.raises(MisuseError, match="'momentum' takes no momentom"):
