@@ -26,6 +26,7 @@ fn filled(setting: &Setting) -> Cache {
         sets: u32::try_from(setting.rows.div_ceil(32)).expect("rows below 2^37"),
         ways: 32,
         policy: PolicyKind::Lru,
+        headers: true,
     };
     let cache = Cache::new(shape).expect("memory for the cache");
     for key in 0..setting.rows {

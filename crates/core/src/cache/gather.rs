@@ -44,7 +44,8 @@ impl Cache {
     /// ```
     /// use embedrock_core::cache::{Cache, CacheShape, PolicyKind};
     /// # fn main() -> embedrock_core::Result<()> {
-    /// let shape = CacheShape { row_bytes: 8, sets: 4, ways: 32, policy: PolicyKind::Lru };
+    /// let (ways, policy) = (32, PolicyKind::Lru);
+    /// let shape = CacheShape { row_bytes: 8, sets: 4, ways, policy, headers: true };
     /// let cache = Cache::new(shape)?;
     /// let locate = |key| cache.locate_dense(key);
     /// cache.admit(locate(3), 0, 3, 0, |row, _| row.words.fill(0.5), |_| ());
@@ -142,7 +143,7 @@ fn ask_for_rows<'a>(sets: &'a Sets, located: &[Location], seen: &mut [Seen<'a>; 
         sets.prefetch_row(row);
         let header = match at.is_exact() {
             true => null(),
-            false => sets.header(at.set, way as usize).cast_const(),
+            false => sets.header(at.set, way as usize).map_or(null(), <*mut Header>::cast_const),
         };
         if !header.is_null() {
             prefetch(header);

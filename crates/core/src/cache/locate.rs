@@ -42,6 +42,9 @@ const FIRST_INEXACT: u16 = 0x800;
 /// Separates the rotations of blocks from every other use of the mixing hash.
 const ROTATION_SALT: u64 = 0x9E37_79B9_7F4A_7C15;
 
+/// How many times as many dense rows as a cache has sets can be told by set and tag alone.
+pub(super) const ROWS_PER_SET_MAX: u64 = FIRST_INEXACT as u64 - 1;
+
 /// Maps keys to sets.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Locator {
@@ -84,10 +87,19 @@ impl Locator {
         let set = if turned >= sets { turned - sets } else { turned };
         // Dense rows of one set differ in their block. So its number tells them apart, as long as
         // it fits: in a cache for 1/64 of the rows, all of them.
-        match block < u64::from(FIRST_INEXACT - 1) {
+        match block < ROWS_PER_SET_MAX {
             true => Location::exact(set as u32, block as u16 + 1),
             false => Location::nearly(set as u32, block),
         }
+    }
+
+    /// The dense row that has this exact tag in this set: the inverse of [`dense`](Self::dense).
+    pub(super) fn sequence(self, set: u32, tag: u16) -> u64 {
+        assert!((1..FIRST_INEXACT).contains(&tag), "tag {tag} is of several rows");
+        let block = u64::from(tag) - 1;
+        let start = self.reduce(mix(block, ROTATION_SALT));
+        let offset = if set >= start { set - start } else { set + (self.sets - start) };
+        block * u64::from(self.sets) + u64::from(offset)
     }
 }
 
@@ -149,10 +161,27 @@ mod tests {
             if at.is_exact() {
                 exact += 1;
                 assert!(seen.insert((at.set, at.tag)), "row {row}: {at:?} is another row's too");
+                assert_eq!(locator.sequence(at.set, at.tag), row);
             }
             assert!(!locator.hashed(mix(row, 3)).is_exact());
         }
         assert_eq!(exact, 3 * 2047);
+    }
+
+    #[cfg_attr(miri, ignore = "long, and no unsafe code")]
+    #[test]
+    fn set_and_tag_tell_the_row_for_any_number_of_sets() {
+        for sets in COUNTS {
+            let locator = Locator::new(sets);
+            let most = u64::from(sets) * ROWS_PER_SET_MAX;
+            let random = (0..1000).map(|i| mix(i, 11) % most);
+            for row in [0, most / 2, most - 1].into_iter().chain(random) {
+                let at = locator.dense(row);
+                assert!(at.is_exact());
+                assert_eq!(locator.sequence(at.set, at.tag), row, "{sets} sets");
+            }
+            assert!(!locator.dense(most).is_exact());
+        }
     }
 
     /// The fullest set after `rows` rows with ids `first`, `first + stride`, …

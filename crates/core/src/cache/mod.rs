@@ -2,9 +2,9 @@
 //!
 //! A [`Cache`] is many small sets of up to 32 rows. A key belongs to one set ([`Location`]);
 //! look-up, recency, victim, dirty bit and lock stay inside it. There is no second hash table, no
-//! list, and no allocation after [`Cache::new`]. A row costs 24 bytes beside its own: 8 of set
-//! metadata and a header of 16 (key, origin, table, pins). Policies choose who leaves; they never
-//! move. A hit touches one line of the set's and the row; the header only where a tag does not tell
+//! list, and no allocation after [`Cache::new`]. A row costs 8 bytes of set metadata beside its own,
+//! and a header of 16 (key, origin, table, pins) unless all rows are dense and set and tag tell
+//! which one it is ([`Cache::of_dense_rows`]). Policies choose who leaves; they never move. A hit touches one line of the set's and the row; the header only where a tag does not tell
 //! the row; a change one line more, for its stamp.
 //!
 //! The cache does no I/O and knows no layout: rows come in through [`Cache::admit`], whose callback
@@ -64,19 +64,37 @@ pub struct CacheShape {
     pub ways: usize,
     /// Who leaves a full set.
     pub policy: PolicyKind,
+    /// Whether rows have headers that tell whose they are; [`Cache::of_dense_rows`] has none.
+    pub headers: bool,
+}
+
+/// A dense table's rows: its row `id` is number `first + id` of the class.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DenseTable {
+    /// Number of the row with id 0.
+    pub first: u64,
+    /// The table.
+    pub table: u16,
 }
 
 impl CacheShape {
     /// The bytes of a cache of this shape.
     pub fn bytes(&self) -> u64 {
-        let slots = self.ways as u64 * (sets::HEADER_BYTES + self.row_bytes) as u64;
+        let header_bytes = if self.headers { sets::HEADER_BYTES } else { 0 };
+        let slots = self.ways as u64 * (header_bytes + self.row_bytes) as u64;
         u64::from(self.sets) * (sets::SET_BYTES as u64 + slots)
     }
 
-    /// How many sets of `ways` rows `bytes` pay for; 0 when not even one.
+    /// How many sets of `ways` rows, with headers, `bytes` pay for; 0 when not even one.
     pub fn sets_for(bytes: u64, row_bytes: usize, ways: usize) -> u32 {
-        let one = Self { row_bytes, sets: 1, ways, policy: PolicyKind::Lru };
+        let one = Self { row_bytes, sets: 1, ways, policy: PolicyKind::Lru, headers: true };
         u32::try_from(bytes / one.bytes()).unwrap_or(u32::MAX)
+    }
+
+    /// True when `rows` dense rows can do without headers in `sets` sets: about 64 times as many
+    /// as sets of 32 hold.
+    pub fn tells_dense_rows(sets: u64, rows: u64) -> bool {
+        rows <= sets.saturating_mul(locate::ROWS_PER_SET_MAX)
     }
 }
 
@@ -87,6 +105,8 @@ pub struct Cache {
     locator: Locator,
     policy: PolicyKind,
     row_bytes: usize,
+    /// Whose rows these are, by rising `first`, in a cache without headers.
+    dense: Vec<DenseTable>,
     counters: Counters,
     /// Ways that all sets still have.
     ways: AtomicUsize,
@@ -95,12 +115,29 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// Maps an empty cache. Its memory is taken from the system as it fills.
+    /// Maps an empty cache with headers. Its memory is taken from the system as it fills.
     ///
     /// *Errors*: `Misuse` for an impossible shape; `Budget` when the memory cannot be had.
     pub fn new(shape: CacheShape) -> Result<Self> {
+        assert!(shape.headers, "a cache of any rows has headers");
+        Self::of_shape(shape, Vec::new())
+    }
+
+    /// Maps an empty cache for the rows of these dense tables alone, by rising first number, without
+    /// headers. Such a cache does not keep origins: the index of a dense table tells them.
+    ///
+    /// Panics later when a row is beyond what [`CacheShape::tells_dense_rows`] allows.
+    /// *Errors*: as `new`.
+    pub fn of_dense_rows(shape: CacheShape, tables: Vec<DenseTable>) -> Result<Self> {
+        assert!(!shape.headers && tables.first().is_some_and(|table| table.first == 0));
+        assert!(tables.is_sorted_by(|a, b| a.first <= b.first));
+        Self::of_shape(shape, tables)
+    }
+
+    fn of_shape(shape: CacheShape, dense: Vec<DenseTable>) -> Result<Self> {
         Ok(Self {
-            sets: Sets::new(shape.sets, shape.ways, shape.row_bytes)?,
+            sets: Sets::new(shape.sets, shape.ways, shape.row_bytes, shape.headers)?,
+            dense,
             locator: Locator::new(shape.sets),
             policy: shape.policy,
             row_bytes: shape.row_bytes,
@@ -180,7 +217,10 @@ impl Cache {
         self.settle(&mut set);
         let way = self.make_room(&mut set, victim);
         let row = set.row_mut(way);
-        *row.header = Header { key, origin, table, pins: 0 };
+        match row.header {
+            Some(header) => *header = Header { key, origin, table, pins: 0 },
+            None => assert!(at.is_exact(), "{at:?} does not tell a row"),
+        }
         row.state.written |= u32::from(origin != 0) << way;
         let fresh = Fresh { cache: self, set: &mut set, way };
         let result = f(self.row_mut(fresh.set, way), true);
@@ -201,7 +241,7 @@ impl Cache {
     ) -> Option<R> {
         let mut set = self.sets.lock(at.set);
         let way = find(&set, at, table, key)?;
-        let row = row_ref(&set, way);
+        let row = self.row_ref(&set, way);
         let result = f(Removed { origin: row.origin, dirty: row.dirty });
         self.vacate(&mut set, way);
         Some(result)
@@ -222,9 +262,8 @@ impl Cache {
             return Resident::Absent;
         };
         let mut row = set.row_mut(way);
-        if row.header.origin == expected {
-            row.header.origin = origin;
-            row.note_written(way);
+        if row.header.as_ref().is_some_and(|header| header.origin == expected) {
+            row.set_origin(way, origin);
         }
         if row.state.dirty >> way & 1 == 1 { Resident::Dirty } else { Resident::Clean }
     }
@@ -237,7 +276,7 @@ impl Cache {
             return empty.trailing_zeros() as usize;
         }
         let way = self.policy.victim(set.uses_mut(), usable);
-        victim(row_ref(set, way));
+        victim(self.row_ref(set, way));
         self.vacate(set, way);
         way
     }
@@ -261,6 +300,29 @@ impl Cache {
     fn row_mut<'a>(&'a self, set: &'a mut LockedSet<'_>, way: usize) -> RowMut<'a> {
         let index = set.index();
         RowMut::new(set.row_mut(way), way, &self.counters, index)
+    }
+
+    /// Table and key of the row in a way that holds one.
+    fn identity(&self, set: &LockedSet<'_>, way: usize) -> (u16, u64) {
+        if let Some(header) = set.header(way) {
+            return (header.table, header.key);
+        }
+        let sequence = self.locator.sequence(set.index(), set.tag(way));
+        let after = self.dense.partition_point(|table| table.first <= sequence);
+        let of = self.dense[after - 1];
+        (of.table, sequence - of.first)
+    }
+
+    fn row_ref<'a>(&self, set: &'a LockedSet<'_>, way: usize) -> RowRef<'a> {
+        let (table, key) = self.identity(set, way);
+        RowRef {
+            table,
+            key,
+            origin: set.header(way).map(|header| header.origin),
+            dirty: set.state().dirty >> way & 1 == 1,
+            changed: set.changed(way),
+            words: set.words(way),
+        }
     }
 
     /// Empties a way that holds a row.
@@ -306,9 +368,12 @@ impl Cache {
 #[inline(always)]
 fn find(set: &LockedSet<'_>, at: Location, table: u16, key: u64) -> Option<usize> {
     let is_row = |way| {
-        let same = |header: &Header| header.key == key && header.table == table;
-        debug_assert!(!at.is_exact() || same(set.header(way)), "an exact tag of another row");
-        at.is_exact() || same(set.header(way))
+        let same = || set.header(way).is_some_and(|h| h.key == key && h.table == table);
+        debug_assert!(
+            !at.is_exact() || set.header(way).is_none() || same(),
+            "an exact tag of another row"
+        );
+        at.is_exact() || same()
     };
     // The way that was seen when the row was prefetched, if it still holds the row.
     let hint = usize::from(at.hint);
@@ -333,18 +398,6 @@ fn bits(mut set: u32) -> impl Iterator<Item = usize> {
         set &= set - 1;
         Some(way)
     })
-}
-
-fn row_ref<'a>(set: &'a LockedSet<'_>, way: usize) -> RowRef<'a> {
-    let (state, header) = (set.state(), set.header(way));
-    RowRef {
-        table: header.table,
-        key: header.key,
-        origin: header.origin,
-        dirty: state.dirty >> way & 1 == 1,
-        changed: set.changed(way),
-        words: set.words(way),
-    }
 }
 
 /// A row that is being filled. Dropped only when the filling panics: then the way is empty again,

@@ -1,6 +1,6 @@
 //! Rows as callers see them, and the counts of resident and dirty ones.
 
-use super::sets::{Parts, State};
+use super::sets::{Header, Parts, State};
 use std::sync::atomic::{AtomicI64, Ordering};
 
 /// A resident row, for reading and changing.
@@ -8,8 +8,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 pub struct RowMut<'a> {
     /// The row: values, then state.
     pub words: &'a mut [f32],
-    /// The layout's word about the row's stored copy.
-    pub origin: &'a u32,
+    header: Option<&'a Header>,
     changed: &'a mut u32,
     state: &'a mut State,
     way: usize,
@@ -21,7 +20,13 @@ impl<'a> RowMut<'a> {
     #[inline(always)]
     pub(super) fn new(row: Parts<'a>, way: usize, counters: &'a Counters, set: u32) -> Self {
         let Parts { state, header, changed, words } = row;
-        Self { words, origin: &header.origin, changed, state, way, counters, set }
+        Self { words, header: header.map(|h| &*h), changed, state, way, counters, set }
+    }
+
+    /// The layout's word about the row's stored copy; `None` where the cache does not keep it.
+    #[inline(always)]
+    pub fn origin(&self) -> Option<u32> {
+        self.header.map(|header| header.origin)
     }
 
     /// True when the row differs from its stored copy.
@@ -58,8 +63,8 @@ pub struct RowRef<'a> {
     pub table: u16,
     /// The row's key.
     pub key: u64,
-    /// The layout's word about the row's stored copy.
-    pub origin: u32,
+    /// The layout's word about the row's stored copy; `None` where the cache does not keep it.
+    pub origin: Option<u32>,
     /// True when the row differs from its stored copy.
     pub dirty: bool,
     /// The stamp of its last change. Means nothing while the row is clean.
@@ -71,8 +76,8 @@ pub struct RowRef<'a> {
 /// What was known about a removed row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Removed {
-    /// The layout's word about the row's stored copy.
-    pub origin: u32,
+    /// The layout's word about the row's stored copy; `None` where the cache does not keep it.
+    pub origin: Option<u32>,
     /// True when the row differed from its stored copy.
     pub dirty: bool,
 }

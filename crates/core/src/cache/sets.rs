@@ -6,6 +6,7 @@
 //! arena of rows, and its header at the same place of the arena of headers: way after way, so that
 //! the last way of all sets is one range that can be given back. Rows lie apart from headers
 //! because most hits need no header, and because a row of whole cache lines then fills whole lines.
+//! A cache of dense rows alone has no headers: place and tag tell which row it is (`identity`).
 //!
 //! What always holds: metadata, headers and rows of a set are written by the holder of its lock
 //! ([`LockedSet`]) and nobody else, except for the bits of used rows, which are hints. Anyone may
@@ -76,7 +77,7 @@ pub(super) struct Rest {
 }
 
 /// What a cache knows about a row beside its set's lines.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(super) struct Header {
     pub(super) key: u64,
@@ -92,15 +93,18 @@ const _: () = assert!(size_of::<Header>() == 16);
 /// A row and all that is known about it, for change.
 pub(super) struct Parts<'a> {
     pub(super) state: &'a mut State,
-    pub(super) header: &'a mut Header,
+    pub(super) header: Option<&'a mut Header>,
     pub(super) changed: &'a mut u32,
     pub(super) words: &'a mut [f32],
 }
 
 impl Parts<'_> {
-    /// Brings the bit of written rows up to date with origin and dirty bit.
-    pub(super) fn note_written(&mut self, way: usize) {
-        let written = self.header.origin != 0 || self.state.dirty >> way & 1 == 1;
+    /// The stored copy of the row in `way` is at `origin` from here on.
+    pub(super) fn set_origin(&mut self, way: usize, origin: u32) {
+        if let Some(header) = &mut self.header {
+            header.origin = origin;
+        }
+        let written = origin != 0 || self.state.dirty >> way & 1 == 1;
         self.state.written = self.state.written & !(1 << way) | u32::from(written) << way;
     }
 }
@@ -129,7 +133,8 @@ pub(super) struct Sets {
     lines: Arena,
     /// `count` of [`Rest`].
     rest: Arena,
-    headers: Arena,
+    /// Of a cache whose places and tags do not tell rows.
+    headers: Option<Arena>,
     rows: Arena,
     count: u32,
     /// Ways of every set at the beginning.
@@ -142,10 +147,10 @@ pub(super) struct Sets {
 }
 
 impl Sets {
-    /// Maps `count` sets of `ways` rows of `row_bytes`.
+    /// Maps `count` sets of `ways` rows of `row_bytes`, with a header each or without.
     ///
     /// *Errors*: `Misuse` for an impossible shape, `Budget` when the memory cannot be had.
-    pub(super) fn new(count: u32, ways: usize, row_bytes: usize) -> Result<Self> {
+    pub(super) fn new(count: u32, ways: usize, row_bytes: usize, headers: bool) -> Result<Self> {
         if row_bytes == 0 || !row_bytes.is_multiple_of(4) || row_bytes > 1 << 30 {
             bail!(Misuse, "a row of {row_bytes} bytes: expected a multiple of 4 up to 1 GiB");
         }
@@ -159,15 +164,19 @@ impl Sets {
         let Some(bytes) = slots.checked_mul(HEADER_BYTES + row_bytes) else {
             bail!(Budget, "a cache of {count} x {ways} rows of {row_bytes} bytes: too large");
         };
-        let headers = slots * HEADER_BYTES;
+        let header_bytes = slots * HEADER_BYTES;
+        let headers = match headers {
+            true => Some(Arena::new(header_bytes.next_multiple_of(PAGE_BYTES))?),
+            false => None,
+        };
         let Some(rest) = (count as usize).checked_mul(size_of::<Rest>()) else {
             bail!(Budget, "a cache of {count} sets: too large");
         };
         Ok(Self {
             lines: Arena::new(count as usize * size_of::<Set>())?,
             rest: Arena::new(rest)?,
-            headers: Arena::new(headers.next_multiple_of(PAGE_BYTES))?,
-            rows: Arena::new((bytes - headers).next_multiple_of(PAGE_BYTES))?,
+            headers,
+            rows: Arena::new((bytes - header_bytes).next_multiple_of(PAGE_BYTES))?,
             count,
             ways,
             words: row_bytes / 4,
@@ -188,7 +197,8 @@ impl Sets {
 
     /// Bytes of one way of all sets.
     pub(super) fn way_bytes(&self) -> usize {
-        self.count as usize * (HEADER_BYTES + self.row_bytes())
+        let header_bytes = if self.headers.is_some() { HEADER_BYTES } else { 0 };
+        self.count as usize * (header_bytes + self.row_bytes())
     }
 
     #[inline(always)]
@@ -210,10 +220,12 @@ impl Sets {
         way * self.count as usize + index as usize
     }
 
-    /// The header's address. It lies in the arena for every set and way of this cache.
+    /// The header's address, if there are headers. It lies in the arena for every set and way of
+    /// this cache.
     #[inline(always)]
-    pub(super) fn header(&self, index: u32, way: usize) -> *mut Header {
-        self.headers.as_ptr().cast::<Header>().wrapping_add(self.slot(index, way))
+    pub(super) fn header(&self, index: u32, way: usize) -> Option<*mut Header> {
+        let headers = self.headers.as_ref()?;
+        Some(headers.as_ptr().cast::<Header>().wrapping_add(self.slot(index, way)))
     }
 
     /// The address of a row's stamp. It lies in the arena for every set of this cache and way.
@@ -263,8 +275,10 @@ impl Sets {
                 let way = found.trailing_zeros() as usize;
                 at.hint = way as u8;
                 self.prefetch_row(self.row(at.set, way));
-                if !at.is_exact() {
-                    prefetch(self.header(at.set, way));
+                if !at.is_exact()
+                    && let Some(header) = self.header(at.set, way)
+                {
+                    prefetch(header);
                 }
                 if changes {
                     prefetch(self.changed(at.set, way));
@@ -294,7 +308,9 @@ impl Sets {
         // `usable` never grows. Who copies a row without the lock has no reference, reads zeros,
         // and finds that the version moved.
         unsafe {
-            self.headers.release(slots * HEADER_BYTES..self.headers.len());
+            if let Some(headers) = &self.headers {
+                headers.release(slots * HEADER_BYTES..headers.len());
+            }
             self.rows.release(slots * self.row_bytes()..self.rows.len());
         }
     }
@@ -449,11 +465,12 @@ impl LockedSet<'_> {
     }
 
     #[inline(always)]
-    pub(super) fn header(&self, way: usize) -> &Header {
+    pub(super) fn header(&self, way: usize) -> Option<&Header> {
         self.check(way);
+        let header = self.sets.header(self.index, way)?;
         // SAFETY: the header lies in the arena, aligned to its 16 bytes, and any bytes are a
         // header. This thread holds the lock and `&self` excludes exclusive references.
-        unsafe { &*self.sets.header(self.index, way) }
+        Some(unsafe { &*header })
     }
 
     #[inline(always)]
@@ -474,7 +491,7 @@ impl LockedSet<'_> {
         unsafe {
             Parts {
                 state: &mut *self.set.state.get(),
-                header: &mut *sets.header(self.index, way),
+                header: sets.header(self.index, way).map(|header| &mut *header),
                 changed: &mut *sets.changed(self.index, way),
                 words: std::slice::from_raw_parts_mut(sets.row(self.index, way), sets.words),
             }
@@ -485,10 +502,14 @@ impl LockedSet<'_> {
     /// its uses.
     pub(super) fn move_row(&mut self, from: usize, to: usize) {
         assert!(from != to && self.tag(to) == 0, "a row moves from way {from} to {to}");
-        let (header, changed, tag) = (*self.header(from), self.changed(from), self.tag(from));
+        let header = self.header(from).copied();
+        let (changed, tag) = (self.changed(from), self.tag(from));
         let row = self.sets.row(self.index, from);
         let parts = self.row_mut(to);
-        (*parts.header, *parts.changed) = (header, changed);
+        if let (Some(to), Some(from)) = (parts.header, header) {
+            *to = from;
+        }
+        *parts.changed = changed;
         for bits in [&mut parts.state.dirty, &mut parts.state.written] {
             *bits = *bits & !(1 << from | 1 << to) | (*bits >> from & 1) << to;
         }
@@ -547,23 +568,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_set_and_its_headers_cost_24_bytes_per_row() {
-        assert_eq!(SET_BYTES / WAYS_MAX + HEADER_BYTES, 24);
+    fn a_set_costs_8_bytes_per_row_and_its_headers_16() {
+        assert_eq!((SET_BYTES / WAYS_MAX, HEADER_BYTES), (8, 16));
     }
 
     #[test]
     fn slots_do_not_overlap() {
-        let sets = Sets::new(5, 9, 12).unwrap();
+        let sets = Sets::new(5, 9, 12, true).unwrap();
         for (round, set) in (0..2).flat_map(|round| (0..5).map(move |set| (round, set))) {
             let mut set = sets.lock(set);
             for way in 0..9 {
                 let name = set.index() * 100 + way as u32;
                 if round == 1 {
-                    assert_eq!((set.header(way).key, set.changed(way)), (u64::from(name), name));
+                    let key = set.header(way).unwrap().key;
+                    assert_eq!((key, set.changed(way)), (u64::from(name), name));
                     assert_eq!(set.words(way), [name as f32; 3]);
                 }
                 let row = set.row_mut(way);
-                *row.header = Header { key: name.into(), origin: name, table: 1, pins: 2 };
+                *row.header.unwrap() = Header { key: name.into(), origin: name, table: 1, pins: 2 };
                 *row.changed = name;
                 row.words.fill(name as f32);
             }
@@ -574,7 +596,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "way 8 of 8")]
     fn a_way_that_was_taken_cannot_be_reached() {
-        let sets = Sets::new(1, 9, 12).unwrap();
+        let sets = Sets::new(1, 9, 12, false).unwrap();
         let mut set = sets.lock(0);
         set.limit(8);
         set.words(8);
@@ -583,7 +605,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "set 1 still uses 9 ways")]
     fn memory_in_use_is_not_released() {
-        let sets = Sets::new(2, 9, 12).unwrap();
+        let sets = Sets::new(2, 9, 12, true).unwrap();
         sets.lock(0).limit(8);
         sets.release_from(8);
     }

@@ -6,7 +6,7 @@
 //! released when the last set has stopped using it.
 
 use super::sets::{LockedSet, SET_BYTES};
-use super::{Cache, Policy, RowRef, WAYS_MIN, row_ref};
+use super::{Cache, Policy, RowRef, WAYS_MIN};
 use std::sync::atomic::Ordering;
 
 /// How far the taking of the last way has come.
@@ -78,7 +78,7 @@ impl Cache {
             let to = if empty == 0 {
                 let usable = set.usable_mask();
                 let way = self.policy.victim(set.uses_mut(), usable);
-                victim(row_ref(set, way));
+                victim(self.row_ref(set, way));
                 self.vacate(set, way);
                 way
             } else {

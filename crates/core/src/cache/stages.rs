@@ -21,7 +21,8 @@ impl Cache {
     /// use embedrock_core::cache::{Cache, CacheShape, PolicyKind};
     /// use embedrock_core::hash::mix;
     /// # fn main() -> embedrock_core::Result<()> {
-    /// let shape = CacheShape { row_bytes: 8, sets: 4, ways: 32, policy: PolicyKind::Lru };
+    /// let (ways, policy) = (32, PolicyKind::Lru);
+    /// let shape = CacheShape { row_bytes: 8, sets: 4, ways, policy, headers: true };
     /// let cache = Cache::new(shape)?;
     /// let keys = [7, 3, 7];
     /// cache.staged(

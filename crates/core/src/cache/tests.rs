@@ -8,16 +8,28 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 const WORDS: usize = 3;
 
 fn cache(sets: u32, ways: usize, policy: PolicyKind) -> Cache {
-    Cache::new(CacheShape { row_bytes: WORDS * 4, sets, ways, policy }).unwrap()
+    Cache::new(CacheShape { row_bytes: WORDS * 4, sets, ways, policy, headers: true }).unwrap()
 }
+
+/// A cache without headers for two dense tables.
+fn dense_cache(sets: u32, ways: usize, policy: PolicyKind) -> Cache {
+    let shape = CacheShape { row_bytes: WORDS * 4, sets, ways, policy, headers: false };
+    let tables = [(0, 0), (KEYS, 1)].map(|(first, table)| DenseTable { first, table });
+    Cache::of_dense_rows(shape, tables.to_vec()).unwrap()
+}
+
+/// Keys of each table of a model.
+const KEYS: u64 = 400;
 
 fn at(cache: &Cache, table: u16, key: u64) -> Location {
     cache.locate_hashed(mix(key, table.into()))
 }
 
-/// Where the model's rows lie: those of table 0 are dense, the first ones with exact tags.
+/// Where the model's rows lie: those of table 0 are dense, the first ones with exact tags. Without
+/// headers all are.
 fn place(cache: &Cache, table: u16, key: u64) -> Location {
     match table {
+        _ if !cache.dense.is_empty() => cache.locate_dense(u64::from(table) * KEYS + key),
         0 => cache.locate_dense((key >> 40) * 16 * u64::from(cache.sets()) + (key >> 40)),
         _ => at(cache, table, key),
     }
@@ -34,14 +46,25 @@ fn admit_new(cache: &Cache, location: Location, key: u64, words: f32) -> Option<
     left
 }
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 struct ModelRow {
     words: [f32; WORDS],
+    /// 0 also where the cache does not keep it.
     origin: u32,
+    /// The origin was not 0.
+    stored: bool,
     dirty: bool,
     /// 0 while the row is clean.
     changed: u32,
     set: u32,
+}
+
+impl PartialEq for ModelRow {
+    /// Whether a row is stored shows in no row that was handed out, only in `is_written`.
+    fn eq(&self, other: &Self) -> bool {
+        let known = |row: &Self| (row.words, row.origin, row.dirty, row.changed, row.set);
+        known(self) == known(other)
+    }
 }
 
 /// A cache and the map that says what it must hold.
@@ -60,8 +83,8 @@ struct Model {
 }
 
 impl Model {
-    fn new(seed: u64, sets: u32, ways: usize, policy: PolicyKind) -> Self {
-        let cache = cache(sets, ways, policy);
+    fn new(seed: u64, cache: Cache) -> Self {
+        let policy = cache.policy;
         let rows = HashMap::new();
         let (used, looks) = (HashMap::new(), HashMap::new());
         Self { cache, policy, rows, used, looks, random: seed, seed, evictions: 0 }
@@ -87,12 +110,22 @@ impl Model {
         self.evictions += 1;
     }
 
+    /// Keys are multiples of this. Those of tables that are not dense use the upper bits too.
+    fn stride(&self) -> u64 {
+        if self.cache.dense.is_empty() { 1 << 40 } else { 1 }
+    }
+
+    /// What the cache keeps of an origin.
+    fn origin(&self, origin: u32) -> u32 {
+        if self.cache.dense.is_empty() { origin } else { 0 }
+    }
+
     fn uses(&mut self, table: u16, key: u64, set: u32) {
         self.used.insert((table, key), 2 * self.looks.get(&set).unwrap_or(&0) + 1);
     }
 
     fn step(&mut self, stamp: u32) {
-        let (table, key) = (self.below(2) as u16, self.below(400) << 40);
+        let (table, key) = (self.below(2) as u16, self.below(KEYS) * self.stride());
         let location = place(&self.cache, table, key);
         let known = self.rows.get(&(table, key)).cloned();
         let stamp = stamp + 1;
@@ -125,7 +158,9 @@ impl Model {
             }
             15 => {
                 let removed = self.cache.remove(location, table, key, |removed| removed);
-                let expected = known.map(|row| Removed { origin: row.origin, dirty: row.dirty });
+                let keeps = self.cache.dense.is_empty();
+                let expected = known
+                    .map(|row| Removed { origin: keeps.then_some(row.origin), dirty: row.dirty });
                 assert_eq!(removed, expected, "seed {seed}: remove of {key}");
                 self.rows.remove(&(table, key));
             }
@@ -138,8 +173,9 @@ impl Model {
                     Some(row) if row.dirty => assert_eq!(resident, Resident::Dirty, "seed {seed}"),
                     Some(_) => assert_eq!(resident, Resident::Clean, "seed {seed}"),
                 }
-                if let Some(row) = self.rows.get_mut(&(table, key)).filter(|_| write) {
-                    row.origin = stamp;
+                let keeps = self.cache.dense.is_empty();
+                if let Some(row) = self.rows.get_mut(&(table, key)).filter(|_| write && keeps) {
+                    (row.origin, row.stored) = (stamp, true);
                 }
             }
             17 => self.write_back_some(),
@@ -158,7 +194,7 @@ impl Model {
             row.words.copy_from_slice(&words);
             let was_dirty = known.as_ref().is_some_and(|row| row.dirty);
             assert_eq!(wrote && row.mark_dirty(stamp), wrote && !was_dirty);
-            (*row.origin, row.is_dirty())
+            (row.origin().unwrap_or(0), row.is_dirty())
         };
         let (origin, dirty) = self.cache.admit(location, table, key, stamp + 1, fill, |row| {
             left = Some((row.table, row.key, kept(&row, location.set)));
@@ -166,14 +202,16 @@ impl Model {
         if let Some(left) = left {
             self.leaves(left);
         }
-        let expected = self.rows.get(&(table, key)).map_or(stamp + 1, |row| row.origin);
+        let before = self.rows.get(&(table, key));
+        let stored = before.is_none_or(|row| row.stored);
+        let expected = before.map_or(self.origin(stamp + 1), |row| row.origin);
         assert_eq!(origin, expected, "seed {}", self.seed);
         let changed = match (dirty, &known) {
             _ if wrote => stamp,
             (true, Some(row)) => row.changed,
             _ => 0,
         };
-        let row = ModelRow { words, origin, dirty, changed, set: location.set };
+        let row = ModelRow { words, origin, stored, dirty, changed, set: location.set };
         self.rows.insert((table, key), row);
         if known.is_some() {
             self.uses(table, key, location.set);
@@ -186,7 +224,9 @@ impl Model {
 
     /// Gathers a few keys, twice the given one, and the first words of their rows.
     fn gather(&mut self, table: u16, key: u64) {
-        let keys: Vec<u64> = (0..self.below(40)).map(|i| (key + (i << 40)) % (400 << 40)).collect();
+        let stride = self.stride();
+        let near = |i| (key + i * stride) % (KEYS * stride);
+        let keys: Vec<u64> = (0..self.below(40)).map(near).collect();
         let keys = [&[key, key], &keys[..]].concat();
         let words = 1 + self.below(WORDS as u64) as usize;
         let mut rows = vec![-1.0; keys.len() * words];
@@ -226,14 +266,15 @@ impl Model {
                 1 => {
                     let written = self.cache.write_back(slot, |row| {
                         stored(row);
-                        origin
+                        Some(origin)
                     });
                     assert_eq!(written, Some(origin));
                 }
                 _ => continue,
             }
+            let kept = self.origin(origin);
             let row = self.rows.get_mut(&id.unwrap()).unwrap();
-            (row.origin, row.dirty, row.changed) = (origin, false, 0);
+            (row.origin, row.stored, row.dirty, row.changed) = (kept, origin != 0, false, 0);
         }
     }
 
@@ -294,23 +335,29 @@ impl Model {
 /// What a row shows to a verb; the rest as it should be.
 fn seen(row: &RowMut<'_>, known: Option<&ModelRow>) -> ModelRow {
     let (changed, set) = known.map_or((0, 0), |row| (row.changed, row.set));
-    assert_eq!(row.is_written(), row.is_dirty() || *row.origin != 0);
+    let stored = known.is_some_and(|row| row.stored);
+    assert_eq!(row.is_written(), row.is_dirty() || stored);
     let words = (&*row.words).try_into().unwrap();
-    ModelRow { words, origin: *row.origin, dirty: row.is_dirty(), changed, set }
+    let origin = row.origin().unwrap_or(0);
+    ModelRow { words, origin, stored, dirty: row.is_dirty(), changed, set }
 }
 
 fn kept(row: &RowRef<'_>, set: u32) -> ModelRow {
     let words = row.words.try_into().unwrap();
     let changed = if row.dirty { row.changed } else { 0 };
-    ModelRow { words, origin: row.origin, dirty: row.dirty, changed, set }
+    let origin = row.origin.unwrap_or(0);
+    ModelRow { words, origin, stored: false, dirty: row.dirty, changed, set }
 }
 
 #[test]
 fn a_cache_behaves_like_a_map_with_eviction() {
     let (seeds, steps) = if cfg!(miri) { (1, 400) } else { (20, 20_000) };
     for seed in 1..=seeds {
-        for policy in [PolicyKind::Lru, PolicyKind::Lfu] {
-            let mut model = Model::new(seed, 1 + (seed % 7) as u32, 12 + seed as usize, policy);
+        let (sets, ways) = (1 + (seed % 7) as u32, 12 + seed as usize);
+        let caches = [PolicyKind::Lru, PolicyKind::Lfu]
+            .map(|policy| [cache(sets, ways, policy), dense_cache(sets, ways, policy)]);
+        for cache in caches.into_iter().flatten() {
+            let mut model = Model::new(seed, cache);
             for stamp in 0..steps {
                 model.step(stamp);
             }
@@ -426,7 +473,8 @@ fn a_stage_visits_every_key_once_in_order() {
 
 #[test]
 fn the_bytes_of_a_shape_are_those_of_the_cache() {
-    let shape = CacheShape { row_bytes: 128, sets: 10, ways: 32, policy: PolicyKind::Lru };
+    let policy = PolicyKind::Lru;
+    let shape = CacheShape { row_bytes: 128, sets: 10, ways: 32, policy, headers: true };
     let cache = Cache::new(shape).unwrap();
     assert_eq!(cache.memory_bytes(), shape.bytes());
     assert_eq!(shape.bytes(), 320 * (128 + 24));
@@ -437,7 +485,8 @@ fn the_bytes_of_a_shape_are_those_of_the_cache() {
 
 #[test]
 fn an_impossible_shape_is_misuse_and_an_impossible_size_a_budget_error() {
-    let good = CacheShape { row_bytes: 128, sets: 10, ways: 32, policy: PolicyKind::Lru };
+    let policy = PolicyKind::Lru;
+    let good = CacheShape { row_bytes: 128, sets: 10, ways: 32, policy, headers: true };
     for bad in [
         CacheShape { row_bytes: 0, ..good },
         CacheShape { row_bytes: 130, ..good },
@@ -486,7 +535,7 @@ fn rows_stay_whole_between_threads() {
                                 let slot = (mix(i as u64, 3) % cache.row_capacity()) as u32;
                                 cache.write_back(slot, |row| {
                                     whole(row.key, row.words);
-                                    row.origin + 1
+                                    Some(row.origin.unwrap() + 1)
                                 });
                             }
                             2..4 => drop(cache.access(location, 0, key, |row| {
@@ -539,7 +588,8 @@ impl Drop for Ends<'_> {
 
 fn gather_beside_a_writer(sets: u32, ids: u64, rounds: u64) {
     const WORDS: usize = 61;
-    let shape = CacheShape { row_bytes: WORDS * 4, sets, ways: 32, policy: PolicyKind::Lru };
+    let policy = PolicyKind::Lru;
+    let shape = CacheShape { row_bytes: WORDS * 4, sets, ways: 32, policy, headers: true };
     let place = |cache: &Cache, table, key| match table {
         0 => cache.locate_dense(key),
         _ => at(cache, table, key),

@@ -4,7 +4,7 @@
 //! names a place, not a row: the row there can leave at any time, unless the caller keeps others
 //! from admitting and removing.
 
-use super::{Cache, RowRef, WAYS_MAX, bits, row_ref};
+use super::{Cache, RowRef, WAYS_MAX, bits};
 use std::ops::Range;
 
 impl Cache {
@@ -30,28 +30,28 @@ impl Cache {
     pub fn with_slot<R>(&self, slot: u32, f: impl FnOnce(RowRef<'_>) -> R) -> Option<R> {
         let (index, way) = self.place(slot);
         let set = self.sets.lock(index);
-        (set.valid() >> way & 1 == 1).then(|| f(row_ref(&set, way)))
+        (set.valid() >> way & 1 == 1).then(|| f(self.row_ref(&set, way)))
     }
 
     /// The row in a slot equals its stored copy at `origin` from here on. False when the slot is
     /// empty. A change since the caller read the row would be lost: where others may change rows
     /// meanwhile, use [`write_back`](Self::write_back).
     pub fn clean(&self, slot: u32, origin: u32) -> bool {
-        self.write_back(slot, |_| origin).is_some()
+        self.write_back(slot, |_| Some(origin)).is_some()
     }
 
     /// Stores the row in a slot, as one step: `f` copies the row and says its new origin; then it
-    /// is clean. Returns the origin; `None` when the slot is empty.
-    pub fn write_back(&self, slot: u32, f: impl FnOnce(RowRef<'_>) -> u32) -> Option<u32> {
+    /// is clean. Returns the origin; `None`, and nothing changed, when the slot is empty or `f`
+    /// stored nothing.
+    pub fn write_back(&self, slot: u32, f: impl FnOnce(RowRef<'_>) -> Option<u32>) -> Option<u32> {
         let (index, way) = self.place(slot);
         let mut set = self.sets.lock(index);
         if set.valid() >> way & 1 == 0 {
             return None;
         }
-        let origin = f(row_ref(&set, way));
-        set.row_mut(way).header.origin = origin;
+        let origin = f(self.row_ref(&set, way))?;
         self.set_clean(&mut set, way);
-        set.row_mut(way).note_written(way);
+        set.row_mut(way).set_origin(way, origin);
         Some(origin)
     }
 
@@ -60,8 +60,8 @@ impl Cache {
         for index in sets.start..sets.end.min(self.sets()) {
             let set = self.sets.lock(index);
             for way in bits(set.valid()) {
-                if set.header(way).table == table {
-                    f(row_ref(&set, way));
+                if self.identity(&set, way).0 == table {
+                    f(self.row_ref(&set, way));
                 }
             }
         }

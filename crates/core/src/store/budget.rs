@@ -27,6 +27,8 @@ pub(super) struct ClassDemand {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct ClassPlan {
     pub(super) sets: usize,
+    /// Whether rows of the cache have headers.
+    pub(super) headers: bool,
     pub(super) chunk_bytes: usize,
     pub(super) chunks: usize,
     pub(super) flush_rows: usize,
@@ -82,12 +84,13 @@ pub(super) fn bytes_of(memory: Memory, tables: &[(&TableSpec, usize)]) -> Result
     Ok((all * per_cent / 100.0) as u64)
 }
 
-fn row_cache_bytes(row_bytes: usize) -> u64 {
-    one_set(row_bytes).bytes()
+/// Bytes of one set of a class's cache.
+fn set_bytes(demand: &ClassDemand, headers: bool) -> u64 {
+    one_set(demand.row_bytes, headers).bytes()
 }
 
-fn one_set(row_bytes: usize) -> CacheShape {
-    CacheShape { row_bytes, sets: 1, ways: WAYS, policy: PolicyKind::Lru }
+fn one_set(row_bytes: usize, headers: bool) -> CacheShape {
+    CacheShape { row_bytes, sets: 1, ways: WAYS, policy: PolicyKind::Lru, headers }
 }
 
 impl ClassPlan {
@@ -101,6 +104,7 @@ impl ClassPlan {
         let buffer = pow2((reads / buffers) as u64).clamp(page, READ_REQUEST_BYTES_MAX.max(page));
         Self {
             sets: 0,
+            headers: true,
             chunk_bytes: chunk,
             chunks: CHUNKS,
             flush_rows: (chunk / demand.row_bytes).max(8),
@@ -108,6 +112,13 @@ impl ClassPlan {
             read_buffer_bytes: buffer,
             readers: if share > 256 << 20 { 2 } else { 1 },
         }
+    }
+
+    /// Gives rows headers, at the cost of sets.
+    fn add_headers(&mut self, demand: &ClassDemand) {
+        let bytes = self.sets as u64 * set_bytes(demand, false);
+        self.headers = true;
+        self.sets = ((bytes / set_bytes(demand, true)) as usize).max(1);
     }
 
     /// Requests that a reader keeps in flight.
@@ -149,7 +160,7 @@ pub(super) fn divide(budget: u64, demands: &[ClassDemand]) -> Result<Vec<ClassPl
         .collect();
     let buffers: u64 = plans.iter().zip(demands).map(|(p, d)| p.buffer_bytes(d)).sum();
     let mut cache = left.saturating_sub(buffers);
-    let floors: u64 = demands.iter().map(|d| row_cache_bytes(d.row_bytes)).sum();
+    let floors: u64 = demands.iter().map(|d| set_bytes(d, true)).sum();
     if cache < floors + growth {
         // Proportional buffers do not fit: take the smallest.
         for (plan, demand) in plans.iter_mut().zip(demands) {
@@ -163,13 +174,28 @@ pub(super) fn divide(budget: u64, demands: &[ClassDemand]) -> Result<Vec<ClassPl
     let left_in_the_end = u128::from(cache - growth);
     let most = demands
         .iter()
-        .map(|d| {
-            let fewest = CacheShape { ways: WAYS_MIN, ..one_set(d.row_bytes) }.bytes();
-            left_in_the_end * u128::from(row_cache_bytes(d.row_bytes)) / u128::from(fewest)
+        .flat_map(|d| [(d, true), (d, d.sparse)])
+        .map(|(d, headers)| {
+            let fewest = CacheShape { ways: WAYS_MIN, ..one_set(d.row_bytes, headers) }.bytes();
+            left_in_the_end * u128::from(set_bytes(d, headers)) / u128::from(fewest)
         })
         .min()
         .map_or(cache, |most| u64::try_from(most).unwrap_or(u64::MAX));
-    give_sets(cache.min(most.max(floors)), &mut plans, demands);
+    let cache = cache.min(most.max(floors));
+    for (plan, demand) in plans.iter_mut().zip(demands) {
+        plan.headers = demand.sparse;
+    }
+    give_sets(cache, &mut plans, demands);
+    // Fewer sets than that, and place and tag do not tell the rows apart.
+    for (plan, demand) in plans.iter_mut().zip(demands) {
+        plan.headers |= !CacheShape::tells_dense_rows(plan.sets as u64, demand.rows);
+    }
+    give_sets(cache, &mut plans, demands);
+    for (plan, demand) in plans.iter_mut().zip(demands) {
+        if !plan.headers && !CacheShape::tells_dense_rows(plan.sets as u64, demand.rows) {
+            plan.add_headers(demand);
+        }
+    }
     Ok(plans)
 }
 
@@ -198,7 +224,7 @@ fn smallest(demands: &[ClassDemand]) -> u64 {
         .iter()
         .map(|d| {
             let index = d.index_bytes + d.index_growth;
-            index + ClassPlan::buffers(d, 0).buffer_bytes(d) + row_cache_bytes(d.row_bytes)
+            index + ClassPlan::buffers(d, 0).buffer_bytes(d) + set_bytes(d, true)
         })
         .sum();
     classes + FIXED_BYTES
@@ -211,7 +237,8 @@ fn give_sets(cache: u64, plans: &mut [ClassPlan], demands: &[ClassDemand]) {
     for plan in plans.iter_mut() {
         plan.sets = 1;
     }
-    left = left.saturating_sub(demands.iter().map(|d| row_cache_bytes(d.row_bytes)).sum());
+    left =
+        left.saturating_sub(plans.iter().zip(demands).map(|(p, d)| set_bytes(d, p.headers)).sum());
     while !open.is_empty() {
         let all: f64 = open
             .iter()
@@ -222,13 +249,14 @@ fn give_sets(cache: u64, plans: &mut [ClassPlan], demands: &[ClassDemand]) {
         for i in &open {
             let demand = &demands[*i];
             let weight = demand.rows.max(1) as f64 * demand.row_bytes as f64 / all;
-            let sets = (round as f64 * weight) as u64 / row_cache_bytes(demand.row_bytes);
+            let one = set_bytes(demand, plans[*i].headers);
+            let sets = (round as f64 * weight) as u64 / one;
             // Rows of growing tables fall into sets at random: leave room for the fullest.
             let slack = if demand.sparse { 1.5 } else { 1.0 };
             let most = ((demand.rows as f64 * slack) as u64).div_ceil(WAYS as u64).max(1) - 1;
             if sets >= most && demand.rows > 0 {
                 plans[*i].sets = 1 + most as usize;
-                left -= (most * row_cache_bytes(demand.row_bytes)).min(left);
+                left -= (most * one).min(left);
                 capped.push(*i);
             } else {
                 plans[*i].sets = 1 + sets as usize;
@@ -260,7 +288,7 @@ mod tests {
         let caches: u64 = plans
             .iter()
             .zip(demands)
-            .map(|(p, d)| p.sets as u64 * row_cache_bytes(d.row_bytes) + p.buffer_bytes(d))
+            .map(|(p, d)| p.sets as u64 * set_bytes(d, p.headers) + p.buffer_bytes(d))
             .sum();
         caches + FIXED_BYTES + demands.iter().map(|d| d.index_bytes).sum::<u64>()
     }
@@ -292,13 +320,13 @@ mod tests {
             let demands = [growing, demand(1_000_000, 16)];
             for budget in [110u64 << 20, 150 << 20, 600 << 20] {
                 let plans = divide(budget, &demands).unwrap();
-                let fewest =
-                    |row_bytes| CacheShape { ways: WAYS_MIN, ..one_set(row_bytes) }.bytes();
                 let saved: u64 = plans
                     .iter()
                     .zip(&demands)
                     .map(|(p, d)| {
-                        p.sets as u64 * (row_cache_bytes(d.row_bytes) - fewest(d.row_bytes))
+                        let whole = one_set(d.row_bytes, p.headers);
+                        let fewest = CacheShape { ways: WAYS_MIN, ..whole };
+                        p.sets as u64 * (whole.bytes() - fewest.bytes())
                     })
                     .sum();
                 let most = spent(&plans, &demands) - saved + growth;

@@ -183,15 +183,10 @@ impl Inner {
                 let mut result = Ok(());
                 cache.write_back(slot, |row| {
                     if !row.dirty {
-                        return row.origin;
+                        return None;
                     }
-                    match log.write_row(row.table, row.key, row.origin, row.words) {
-                        Ok(slot) => slot,
-                        Err(error) => {
-                            result = Err(error);
-                            row.origin
-                        }
-                    }
+                    let written = log.write_row(row.table, row.key, row.origin, row.words);
+                    written.map_err(|error| result = Err(error)).ok()
                 });
                 result?;
                 since_clean += 1;

@@ -8,7 +8,7 @@
 use super::budget::{ClassDemand, ClassPlan, WAYS, bytes_of, divide, growing_index_bytes};
 use super::journal::{ClassRecord, TableRecord};
 use super::pool::Pool;
-use crate::cache::{Cache, CacheShape, Location, RowRef};
+use crate::cache::{Cache, CacheShape, DenseTable, Location, RowRef};
 use crate::config::{StoreOptions, TableInfo};
 use crate::error::Result;
 use crate::hash::{mix, table_salt};
@@ -236,14 +236,23 @@ impl Engine {
         for class in &mut self.classes {
             class.tier = None;
         }
-        for (class, plan) in self.classes.iter_mut().zip(plans) {
+        for (i, (class, plan)) in self.classes.iter_mut().zip(plans).enumerate() {
             let page = class.record.page_bytes;
-            let cache = Cache::new(CacheShape {
+            let shape = CacheShape {
                 row_bytes: class.record.row_bytes,
                 sets: plan.sets as u32,
                 ways: WAYS,
                 policy: options.policy,
-            })?;
+                headers: plan.headers,
+            };
+            let cache = match plan.headers {
+                true => Cache::new(shape)?,
+                false => {
+                    let dense = |t: &Table| Some(DenseTable { first: t.first?, table: t.id() });
+                    let here = self.tables.iter().filter(|t| t.class == i);
+                    Cache::of_dense_rows(shape, here.filter_map(dense).collect())?
+                }
+            };
             let mut readers = Vec::new();
             for _ in 0..plan.readers {
                 let request = if options.merge_reads { plan.read_buffer_bytes } else { page };

@@ -34,8 +34,8 @@ pub(super) struct RowView<'a> {
     pub(super) written: bool,
     /// True when a blind verb finds a row that was not fetched: every word must be set.
     pub(super) blank: bool,
-    /// Slot of the stored copy, 0 when there is none.
-    pub(super) origin: u32,
+    /// Slot of the stored copy, 0 when there is none; `None` where the index tells.
+    pub(super) origin: Option<u32>,
 }
 
 /// What a verb does to each row of its batches.
@@ -227,7 +227,7 @@ fn visit<O: RowOp>(
     blank: bool,
 ) -> bool {
     let written = row.is_written();
-    let origin = *row.origin;
+    let origin = row.origin();
     let effect = op.visit(batch, i, RowView { words: row.words, written, blank, origin });
     if effect == Effect::Wrote {
         row.mark_dirty(stamp);
@@ -341,7 +341,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
                 log,
                 miss,
                 Source::Words(scratch),
-                waiting.origin,
+                waiting.origin.unwrap_or(0),
                 Some(waiting.changed),
             );
         } else {
@@ -488,7 +488,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
                 let mut words = vec![0.0; table.layout.row_words()];
                 fill(&mut words);
                 let written = origin != 0 || changed.is_some();
-                let row = RowView { words: &mut words, written, blank, origin };
+                let row = RowView { words: &mut words, written, blank, origin: Some(origin) };
                 self.op.visit(batch, position, row);
             }
             return;

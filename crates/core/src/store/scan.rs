@@ -226,7 +226,7 @@ impl Scan {
             let (cache, log) = (class.cache(), class.log.lock());
             all.into_iter()
                 .filter(|id| {
-                    log.index(table.id()).is_stored(*id)
+                    log.index(table.id()).slot_of(*id) != 0
                         || log.buffer.find(table.id(), *id).is_some()
                         || cache.peek(table.locate(cache, *id), table.id(), *id, |r| r.is_dirty())
                             == Some(true)

@@ -185,13 +185,14 @@ impl Store {
         self.inner.reserve_deletes(class, distinct.len() as u64)?;
         // From here on no row moves: with room in the flush buffer, finding rows writes none.
         self.inner.make_room(&engine, class, &mut class.log.lock())?;
-        let mut find = FindOp { found: vec![(false, 0); distinct.len()] };
+        let mut find = FindOp { found: vec![(false, None); distinct.len()] };
         self.inner.visit_rows(&engine, &batch, &mut find)?;
         let _guard = self.inner.poison_on_panic();
         let mut deleted = 0;
         let result = {
             let mut log = class.log.lock();
             for (key, (written, origin)) in distinct.iter().zip(find.found) {
+                let origin = origin.unwrap_or_else(|| log.index(table.id()).slot_of(*key));
                 let cache = class.cache();
                 cache.remove(table.locate(cache, *key), table.id(), *key, |_| ());
                 if let Some(at) = log.buffer.find(table.id(), *key) {
@@ -230,11 +231,11 @@ impl Store {
                 let dirty = cache.peek(at, table.id(), *key, |row| row.is_dirty());
                 *out = dirty == Some(true)
                     || log.buffer.find(table.id(), *key).is_some()
-                    || log.index(table.id()).is_stored(*key);
+                    || log.index(table.id()).slot_of(*key) != 0;
             }
             return Ok(());
         }
-        let mut find = FindOp { found: vec![(false, 0); keys.len()] };
+        let mut find = FindOp { found: vec![(false, None); keys.len()] };
         self.inner.visit_rows(&engine, &[Keys { table, keys }], &mut find)?;
         for (out, (written, _)) in out.iter_mut().zip(find.found) {
             *out = written;
@@ -381,7 +382,7 @@ impl RowOp for GetOp<'_> {
 }
 
 struct FindOp {
-    found: Vec<(bool, u32)>,
+    found: Vec<(bool, Option<u32>)>,
 }
 
 impl RowOp for FindOp {

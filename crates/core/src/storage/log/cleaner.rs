@@ -160,7 +160,7 @@ impl ClassLog {
                 }
                 let row = layout.row(page, at);
                 let new = self.writer.append(&mut self.segments, table, key, row)?;
-                self.publish(table, key, old, new)?;
+                self.publish(table, key, Some(old), new)?;
                 residents.moved(table, key, old, new);
                 moved += 1;
             }

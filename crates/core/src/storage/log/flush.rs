@@ -41,8 +41,8 @@ pub struct Waiting {
     pub table: u16,
     /// Key of the row.
     pub key: u64,
-    /// Stored copy that this row outdates, 0 for none.
-    pub origin: u32,
+    /// Stored copy that this row outdates, 0 for none; `None` where the index tells.
+    pub origin: Option<u32>,
     live: bool,
 }
 
@@ -104,7 +104,7 @@ impl FlushBuffer {
     }
 
     /// Adds a row that is not here yet. Panics when full: the owner flushes before.
-    pub fn push(&mut self, waiting: (u32, u16, u64, u32), row: &[f32]) {
+    pub fn push(&mut self, waiting: (u32, u16, u64, Option<u32>), row: &[f32]) {
         let (changed, table, key, origin) = waiting;
         let waiting = Waiting { changed, table, key, origin, live: true };
         let at = match self.holes.pop() {
@@ -176,7 +176,7 @@ mod tests {
     fn rows_leave_in_order_of_last_change_also_when_stamps_wrap() {
         let mut buffer = FlushBuffer::new(4, 1);
         for (stamp, key) in [(5, 1), (u32::MAX - 1, 2), (3, 3)] {
-            buffer.push((stamp, 0, key, 0), &[key as f32]);
+            buffer.push((stamp, 0, key, Some(0)), &[key as f32]);
         }
         let mut order = Vec::new();
         buffer.in_order_of_change(6, &mut order);
@@ -187,14 +187,14 @@ mod tests {
     #[test]
     fn a_rescued_row_leaves_room_for_another() {
         let mut buffer = FlushBuffer::new(2, 2);
-        buffer.push((1, 0, u64::MAX, 7), &[1.0, 2.0]);
-        buffer.push((2, 1, u64::MAX, 8), &[3.0, 4.0]);
+        buffer.push((1, 0, u64::MAX, Some(7)), &[1.0, 2.0]);
+        buffer.push((2, 1, u64::MAX, Some(8)), &[3.0, 4.0]);
         assert!(buffer.is_full());
         let at = buffer.find(0, u64::MAX).unwrap();
         assert_eq!(buffer.row(at), [1.0, 2.0]);
         buffer.remove(at);
         assert!(buffer.find(0, u64::MAX).is_none());
-        buffer.push((3, 0, 5, 0), &[5.0, 6.0]);
+        buffer.push((3, 0, 5, None), &[5.0, 6.0]);
         assert_eq!(buffer.len(), 2);
         let mut order = Vec::new();
         buffer.in_order_of_change(9, &mut order);

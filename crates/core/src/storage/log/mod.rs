@@ -107,9 +107,13 @@ impl TableIndex {
         }
     }
 
-    /// True when a dense table's id is stored; a growing table cannot tell without reading.
-    pub fn is_stored(&self, id: u64) -> bool {
-        matches!(self, TableIndex::Dense(index) if index.get(id) != 0)
+    /// The newest stored copy of a dense table's id, 0 for none; a growing table cannot tell
+    /// without reading, and has none here.
+    pub fn slot_of(&self, id: u64) -> u32 {
+        match self {
+            TableIndex::Dense(index) => index.get(id),
+            TableIndex::Sparse(..) => 0,
+        }
     }
 
     /// True when `slot` is the newest stored copy of `key`.
@@ -306,25 +310,34 @@ impl ClassLog {
         Ok(())
     }
 
-    /// Writes one row behind the others, points the index at it and outdates the copy before.
-    /// Returns the new slot. May wait for the device.
-    pub fn write_row(&mut self, table: u16, key: u64, origin: u32, row: &[f32]) -> Result<u32> {
+    /// Writes one row behind the others, points the index at it and outdates the copy before, whose
+    /// slot is `origin` (0 for none); of a dense table the index tells. Returns the new slot. May
+    /// wait for the device.
+    pub fn write_row(
+        &mut self,
+        table: u16,
+        key: u64,
+        origin: Option<u32>,
+        row: &[f32],
+    ) -> Result<u32> {
         let slot = self.writer.append(&mut self.segments, table, key, row)?;
         self.rows_written += 1;
         self.publish(table, key, origin, slot)?;
         Ok(slot)
     }
 
-    fn publish(&mut self, table: u16, key: u64, origin: u32, slot: u32) -> Result<()> {
+    fn publish(&mut self, table: u16, key: u64, origin: Option<u32>, slot: u32) -> Result<()> {
         let mut split = false;
         let old = match self.index_mut(table) {
             TableIndex::Dense(index) => {
                 let old = index.set(key, slot);
-                assert_eq!(old, origin, "a row's origin is its newest stored copy");
+                let known = origin.unwrap_or(old);
+                assert_eq!(old, known, "a row's origin is its newest stored copy");
                 old
             }
             TableIndex::Sparse(index, salt) => {
                 let hash = mix(key, *salt);
+                let origin = origin.expect("rows of growing tables carry their origin");
                 if origin == 0 {
                     index.insert(hash, slot);
                 } else {
