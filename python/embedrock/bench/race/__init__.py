@@ -71,6 +71,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="other stores stop after this long",
     )
+    parser.add_argument(
+        "--device-slice",
+        type=float,
+        default=1.5,
+        metavar="S",
+        help="seconds of each measurement of the device between batches",
+    )
     parser.add_argument("--png", type=Path, help="draw the result to this file")
     add_common(parser, patience_s=60.0)
 
@@ -122,7 +129,8 @@ def _same_batches(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
 def _why(one: dict[str, Any] | None, name: str) -> str:
     if one is None:
         return f"{name} did not take part"
-    return str(one.get("absent") or one.get("failed") or "the device's rate is not known")
+    unknown = "every row fits, or the device's rate is not known"
+    return str(one.get("absent") or one.get("failed") or unknown)
 
 
 class _Race:
@@ -221,6 +229,7 @@ class _Race:
             "trace": files,
             "batches": 0,
             "seconds_max": 1e9 if ours else options.peer_seconds,
+            "device_slice_s": options.device_slice,
             "options": extra,
         }
         with workspace(options, 4 * self.rows * (self.row_bytes + 24)) as place:
@@ -314,6 +323,8 @@ class _Race:
             rate = one["device_rate"] or usual
             one["device_rate"] = rate
             per_s = one["unique_rows_per_s"]
+            if optimum["optimal_miss_rate"] == 0:
+                continue
             one["limit_share"] = per_s * optimum["optimal_miss_rate"] / rate
             one["limit_share_frequent"] = per_s * optimum["frequent_miss_rate"] / rate
 

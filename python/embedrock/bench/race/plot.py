@@ -19,15 +19,21 @@ def save_plot(file: Path, engines: dict[str, dict[str, Any]], notes: list[str]) 
         notes.append("no plot: matplotlib is not installed: pip install 'embedrock[plots]'")
         return
     ran = {name: one for name, one in engines.items() if one.get("batches")}
+    if not ran:
+        notes.append(f"no plot: no contestant ran, {file} was not written")
+        return
     names = sorted(ran, key=lambda name: ran[name]["unique_rows_per_s"])
     rates = [ran[name]["unique_rows_per_s"] / 1e3 for name in names]
     figure, axes = pyplot.subplots(figsize=(8, 1 + 0.45 * len(names)), layout="constrained")
     colors = ["tab:blue" if name.startswith("embedrock") else "tab:gray" for name in names]
+    axes.set_xscale("log")
+    axes.set_xlim(min(rates) / 4, max(rates) * 4)
     bars = axes.barh(names, rates, color=colors)
     axes.bar_label(bars, [f"{rate:,.0f}" for rate in rates], padding=3)
     bounds = [one for one in ran.values() if one.get("limit_share")]
     if bounds:
         bound = bounds[0]["unique_rows_per_s"] / bounds[0]["limit_share"] / 1e3
+        axes.set_xlim(right=max(*rates, bound) * 4)
         axes.axvline(bound, color="tab:red", linestyle="--")
         axes.annotate(
             "best cache ÷ device rate",
@@ -36,7 +42,6 @@ def save_plot(file: Path, engines: dict[str, dict[str, Any]], notes: list[str]) 
             textcoords="offset points",
             color="tab:red",
         )
-    axes.set_xscale("log")
     axes.set_xlabel("thousand distinct rows per second")
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=120)

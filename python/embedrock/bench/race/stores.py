@@ -21,8 +21,8 @@ Keys = npt.NDArray[np.int64]
 
 LOAD_ROWS = 1 << 18
 RSS_SLACK_BYTES = 16 << 20
-DEVICE_BYTES, DEVICE_DEPTH, DEVICE_SLICE_S = 4096, 64, 1.5
-"""What `device rate` means (docs/benchmarks.md), and how long it is measured at a time."""
+DEVICE_BYTES, DEVICE_DEPTH = 4096, 64
+"""What `device rate` means (docs/benchmarks.md)."""
 
 COUNTERS = ["hits", "rescued", "misses", "read_requests", "pages_read", "bytes_read"]
 COUNTERS += ["bytes_written", "rows_written", "rows_moved", "evicted", "evicted_dirty"]
@@ -62,6 +62,7 @@ class Embedrock:
         machine.reset_peak_rss()
         self._rss_before = machine.rss_bytes()
         self._budget = int(settings["memory_bytes"])
+        self._slice_s = float(settings["device_slice_s"])
         self._store = embedrock.open(settings["place"], self._budget, create=False, **options)
         self._table = self._store.table("rows")
         self._rates: list[float] = []
@@ -102,8 +103,8 @@ class Embedrock:
         if not self._store.stats()["device"]["direct"]:
             return
         rate = self._store._core.device_rate
-        self._rates.append(rate(DEVICE_SLICE_S, DEVICE_BYTES, DEVICE_DEPTH))
-        self._own_rates.append(rate(DEVICE_SLICE_S / 3, None, None))
+        self._rates.append(rate(self._slice_s, DEVICE_BYTES, DEVICE_DEPTH))
+        self._own_rates.append(rate(self._slice_s, None, None))
 
     def begin_timed(self) -> None:
         """Counters count from here."""
