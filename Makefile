@@ -17,7 +17,7 @@ export CARGO_TARGET_DIR ?= $(CURDIR)/target
 export VIRTUAL_ENV := $(VENV)
 export PYO3_PYTHON := $(BIN)/python
 
-.PHONY: help setup demo test check bench wheel format lock clean
+.PHONY: help setup demo test check bench peers wheel format lock clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,14 @@ bench: setup ## Run every benchmark as it is defined; reports go to .cache/bench
 	for name in $$($(BIN)/embedrock bench); do \
 		$(BIN)/embedrock bench $$name --json .cache/bench/$$name.json; \
 	done
+
+# Their C++ libraries look for vector and checksum instructions when they are built, not when they run.
+peers: ## Build the stores that `bench race` compares with
+	@scripts/check-peers.sh
+	RUSTFLAGS="-C target-cpu=native" cargo build --release --locked \
+		--manifest-path peers/Cargo.toml --target-dir $(CARGO_TARGET_DIR)/peers
+	@mkdir -p .cache/peers
+	install $(CARGO_TARGET_DIR)/peers/release/embedrock-peers .cache/peers/embedrock-peers
 
 wheel: setup ## Build the wheel into dist
 	$(BIN)/maturin build --release --locked --out dist

@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Names every system package that building the peers of the benchmarks needs and this machine lacks.
+set -euo pipefail
+
+missing=0
+
+need() {
+    echo "peers: $1" >&2
+    missing=1
+}
+
+if ! command -v cargo >/dev/null; then
+    need "cargo not found: install Rust 1.91 or newer with rustup"
+elif ! cargo --version | awk '{ split($2, v, "."); exit !(v[1] > 1 || v[2] >= 91) }'; then
+    need "$(cargo --version) found, 1.91 or newer needed: rustup update stable"
+fi
+if ! command -v c++ >/dev/null; then
+    need "c++ not found: install a C++20 compiler (Debian: apt-get install g++)"
+fi
+if ! command -v pkg-config >/dev/null; then
+    need "pkg-config not found (Debian: apt-get install pkg-config)"
+elif ! pkg-config --exists liburing; then
+    need "liburing's headers not found (Debian: apt-get install liburing-dev)"
+fi
+found=
+for folder in /usr/lib* /usr/lib*/* /usr/lib*/llvm*/lib*; do
+    for library in "$folder"/libclang*.so*; do
+        [ -e "$library" ] && found=yes
+    done
+done
+if [ -z "${LIBCLANG_PATH:-}${found}" ]; then
+    need "libclang not found: RocksDB's binding is made with it \
+(Debian: apt-get install libclang-dev, or LIBCLANG_PATH=/path/to/its/folder)"
+fi
+exit "$missing"
