@@ -46,7 +46,7 @@ bench: setup ## Run every benchmark as it is defined; reports go to .cache/bench
 		$(BIN)/embedrock bench $$name --json .cache/bench/$$name.json; \
 	done
 
-# Their C++ libraries look for vector and checksum instructions when they are built, not when they run.
+# The C++ libraries look for vector and checksum instructions when they are built.
 # FASTER=/path/to/a/checkout of microsoft/FASTER builds that too.
 peers: export PEERS_FASTER := $(if $(FASTER),$(abspath $(FASTER)))
 peers: ## Build the stores that `bench race` compares with

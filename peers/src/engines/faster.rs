@@ -70,7 +70,7 @@ mod store {
     const PAGES_MIN: u64 = 6;
     /// A bucket is a cache line of 7 entries and a link.
     const BUCKET_BYTES: u64 = 64;
-    /// Bytes for requests in flight and everything else: measured as peak memory less index and log.
+    /// Requests in flight and everything else: measured as peak memory less index and log.
     const UNCOUNTED_BYTES: u64 = 12 << 20;
     /// Room for a message.
     const MESSAGE_BYTES: usize = 256;
