@@ -40,15 +40,18 @@ check: setup ## Formatting, lints, types, and the rules of this repository
 	cd python && $(BIN)/python -m mypy.stubtest embedrock._core
 	$(BIN)/python -m pytest -q python/tests/test_tidy.py
 
-bench: setup ## Run every benchmark as it is defined; reports go to .cache/bench
+bench: setup ## Run every benchmark as it is defined, beside the peers; reports go to .cache/bench
 	@mkdir -p .cache/bench
+	$(MAKE) peers || echo "the peers are not built: their figures will be null"
 	for name in $$($(BIN)/embedrock bench); do \
 		$(BIN)/embedrock bench $$name --json .cache/bench/$$name.json; \
 	done
 
-# Their C++ libraries look for vector and checksum instructions when they are built, not when they run.
+# The C++ libraries look for vector and checksum instructions when they are built.
+# FASTER=/path/to/a/checkout of microsoft/FASTER builds that too.
+peers: export PEERS_FASTER := $(if $(FASTER),$(abspath $(FASTER)))
 peers: ## Build the stores that `bench race` compares with
-	@scripts/check-peers.sh
+	@scripts/check-peers.sh "$(PEERS_FASTER)"
 	RUSTFLAGS="-C target-cpu=native" cargo build --release --locked \
 		--manifest-path peers/Cargo.toml --target-dir $(CARGO_TARGET_DIR)/peers
 	@mkdir -p .cache/peers

@@ -11,7 +11,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Scan", "Store", "TableId", "__version__", "check", "copy", "distinct"]
+__all__ = ["Hyper", "Scan", "Store", "TableId", "__version__", "check", "copy", "distinct"]
 
 __version__: str
 
@@ -19,7 +19,6 @@ _Keys = NDArray[np.uint64]
 _Rows = NDArray[np.float32]
 _Path = str | PathLike[str]
 _Progress = Callable[[int, int], object]
-_Hyper = tuple[float, float, float, float, float]
 
 @final
 class TableId:
@@ -28,6 +27,28 @@ class TableId:
     def __eq__(self, other: object, /) -> bool: ...
     def __hash__(self, /) -> int: ...
     def __repr__(self, /) -> str: ...
+
+@final
+class Hyper:
+    """Learning rate and the like: what may change at every step."""
+
+    def __new__(
+        cls,
+        *,
+        lr: float,
+        eps: float = 0.0,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        weight_decay: float = 0.0,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        nesterov: bool = False,
+        lr_power: float | None = None,
+        l1: float = 0.0,
+        l2: float = 0.0,
+        beta: float = 0.0,
+    ) -> Hyper:
+        """Takes what the optimizer reads. Without `lr_power` it is -1/2."""
 
 @final
 class Scan:
@@ -49,7 +70,7 @@ class Store:
         page_bytes: int | None = None,
         segment_bytes: int | None = None,
         io: str = "auto",
-        policy: str = "lru",
+        policy: str = "lfu",
         keep: int = 2,
         seed: int = 0,
         create: bool = True,
@@ -87,7 +108,7 @@ class Store:
     def update(
         self,
         /,
-        batches: Sequence[tuple[TableId, _Keys, _Rows, _Hyper]],
+        batches: Sequence[tuple[TableId, _Keys, _Rows, Hyper]],
         non_finite: str,
         step: int | None = None,
     ) -> tuple[int, int]:

@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from embedrock.errors import MisuseError
 
-__all__ = ["InitializerLike", "constant", "normal", "uniform"]
+__all__ = ["InitializerLike", "constant", "normal", "truncated_normal", "uniform"]
 
 InitializerLike: TypeAlias = float | dict[str, Any]
-
-_FIELDS = {"uniform": {"low", "high"}, "normal": {"mean", "std"}}
 
 
 def constant(value: float) -> dict[str, Any]:
@@ -42,6 +41,23 @@ def normal(mean: float = 0.0, std: float = 1.0) -> dict[str, Any]:
     return {"normal": {"mean": _finite("mean", mean), "std": float(std)}}
 
 
+def truncated_normal(
+    mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0
+) -> dict[str, Any]:
+    """Values drawn from a normal distribution of which only those from ``a`` to ``b`` are kept.
+
+    ``a`` and ``b`` are values, not deviations: ``std=0.02, a=-0.04, b=0.04`` cuts at two of them.
+
+    Source: ``torch.nn.init.trunc_normal_``.
+    """
+    if _finite("std", std) <= 0:
+        raise MisuseError(f"truncated_normal has std={std}, expected more than 0")
+    if not _finite("a", a) < _finite("b", b):
+        raise MisuseError(f"truncated_normal has a={a}, expected less than b={b}")
+    values = {"mean": _finite("mean", mean), "std": float(std), "a": float(a), "b": float(b)}
+    return {"truncated_normal": values}
+
+
 def resolve(initializer: InitializerLike) -> dict[str, Any]:
     """The description that a number or a description stands for."""
     if isinstance(initializer, numbers.Real):
@@ -50,11 +66,13 @@ def resolve(initializer: InitializerLike) -> dict[str, Any]:
         ((name, value),) = initializer.items()
         if name == "constant":
             return constant(value)
-        if isinstance(value, dict) and set(value) == _FIELDS.get(name):
-            return uniform(**value) if name == "uniform" else normal(**value)
+        if name in _MAKERS and isinstance(value, dict):
+            make, fields = _MAKERS[name]
+            if set(value) == fields:
+                return make(**value)
     raise MisuseError(
         f"initializer is {initializer!r}, expected a number or one of embedrock.initializers: "
-        f"constant, uniform, normal"
+        f"constant, {', '.join(_MAKERS)}"
     )
 
 
@@ -62,3 +80,10 @@ def _finite(name: str, value: float) -> float:
     if not math.isfinite(value):
         raise MisuseError(f"{name} is {value}, expected a finite number")
     return float(value)
+
+
+_MAKERS: dict[str, tuple[Callable[..., dict[str, Any]], set[str]]] = {
+    "uniform": (uniform, {"low", "high"}),
+    "normal": (normal, {"mean", "std"}),
+    "truncated_normal": (truncated_normal, {"mean", "std", "a", "b"}),
+}

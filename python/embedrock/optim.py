@@ -21,14 +21,25 @@ import torch
 from torch import Tensor, nn
 
 from embedrock._arrays import as_keys
+from embedrock._core import Hyper
 from embedrock.errors import MismatchError, MisuseError
 from embedrock.nn.fetch import to_host
 from embedrock.nn.module import rows_modules
 from embedrock.nn.pending import PendingRows
+from embedrock.optimizers import hyper
 from embedrock.store import Store
 from embedrock.table import NonFinite, Table, update_part
 
-__all__ = ["SGD", "Adagrad", "Adam", "RowOptimizer", "RowWiseAdagrad"]
+__all__ = [
+    "FTRL",
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "RowOptimizer",
+    "RowWiseAdagrad",
+    "RowWiseAdam",
+]
 
 Modules: TypeAlias = nn.Module | Iterable[nn.Module] | Iterable[dict[str, Any]]
 
@@ -56,6 +67,8 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     kind: ClassVar[str]
     """The name of the engine's optimizer."""
+    _own_hyper: ClassVar[tuple[str, ...]] = ()
+    """Hyperparameters that only this optimizer has."""
 
     def __init__(
         self, modules: Modules, defaults: dict[str, Any], non_finite: NonFinite = "refuse"
@@ -71,7 +84,7 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """Takes more modules: ``{"params": model or models, "lr": ...}``."""
         pendings = _pendings(param_group["params"])
         for pending in pendings:
-            self._check_table(pending.table)
+            self._check_table(pending.table, {**self.defaults, **param_group})
         names = [pending.table.name for pending in pendings]
         super().add_param_group(
             {**param_group, "params": [pending.parameter for pending in pendings], "tables": names}
@@ -138,8 +151,8 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         ]
         parts = []
         for (pending, keys, _, group), rows in zip(batches, to_host(gradients), strict=True):
-            hyper = self._hyper(group, self._steps(pending) + 1)
-            parts.append(update_part(pending.table, as_keys(keys), rows, *hyper))
+            factors = self._factors(pending.table, group, self._steps(pending) + 1)
+            parts.append(update_part(pending.table, as_keys(keys), rows, factors))
         store._core.update(parts, self.non_finite, None)
         for pending, _, _, _ in batches:
             self.state[pending.parameter]["step"] = self._steps(pending) + 1
@@ -149,21 +162,26 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """How many steps this optimizer has made on a table."""
         return int(self.state[pending.parameter].get("step", 0))
 
-    def _hyper(
-        self, group: dict[str, Any], step: int
-    ) -> tuple[float, float, tuple[float, float], float]:
-        """The engine's (lr, eps, betas, weight_decay) for the ``step``-th step of a table."""
-        eps, betas = float(group.get("eps", 0.0)), group.get("betas", (0.9, 0.999))
-        return float(group["lr"]), eps, betas, float(group["weight_decay"])
+    def _factors(self, table: Table, group: dict[str, Any], step: int) -> Hyper:
+        """What the engine takes for the ``step``-th step of this optimizer on a table."""
+        return hyper(
+            table._optimizer["kind"],
+            float(group["lr"]),
+            float(group.get("eps", 0.0)),
+            group.get("betas", (0.9, 0.999)),
+            float(group.get("weight_decay", 0.0)),
+            {name: group[name] for name in self._own_hyper},
+        )
 
-    def _check_table(self, table: Table) -> None:
+    def _check_table(self, table: Table, group: dict[str, Any]) -> None:
         """Refuses a table whose rows carry the state of another optimizer."""
-        wanted = {"kind": self.kind, **self._fixed()}
+        wanted = self._fixed()
         stored: dict[str, Any] = {**table.optimizer}
-        if all(stored[name] == value for name, value in wanted.items() if value is not None):
+        same = all(stored[name] == value for name, value in wanted.items() if value is not None)
+        if same and stored["kind"] in self._kinds():
             return
         name = type(self).__name__
-        if stored["kind"] == self.kind:
+        if stored["kind"] in self._kinds():
             differ = next(n for n, v in wanted.items() if v is not None and stored[n] != v)
             raise MismatchError(
                 f"table {table.name!r} was created with {differ}={stored[differ]!r}, "
@@ -178,6 +196,10 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             f"optimizer={self.kind!r}"
         )
 
+    def _kinds(self) -> tuple[str, ...]:
+        """The engine's optimizers whose rows this one can train."""
+        return (self.kind,)
+
     def _fixed(self) -> dict[str, Any]:
         """What the table must have been created with; None: as it was."""
         return {}
@@ -185,7 +207,7 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     @staticmethod
     def _validate(group: dict[str, Any]) -> None:
         """Refuses hyperparameters that no step could take."""
-        for name in ("lr", "eps", "weight_decay", "lr_decay"):
+        for name in ("lr", "eps", "weight_decay", "lr_decay", "momentum", "l1", "l2", "beta"):
             value = float(group.get(name, 0.0))
             if not 0.0 <= value < math.inf:
                 raise MisuseError(f"{name} is {value}, expected a finite number of 0 or more")
@@ -195,32 +217,76 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
 
 class SGD(RowOptimizer):
-    """Gradient descent on touched rows: ``torch.optim.SGD`` without momentum.
+    """Gradient descent on touched rows: ``torch.optim.SGD``, lazily.
 
+    With ``momentum`` the rows carry a buffer: tables have ``optimizer="momentum"``, which also
+    takes steps without. The buffer of a row moves when the row has a gradient and not in between.
     ``weight_decay`` decays the rows that have a gradient, when they have one.
 
     >>> import torch
-    >>> embedding = embedrock.nn.Embedding(10, 2, store=store, name="e", optimizer="sgd")
-    >>> optimizer = embedrock.optim.SGD(embedding, lr=0.1)
+    >>> embedding = embedrock.nn.Embedding(10, 2, store=store, name="e", optimizer="momentum")
+    >>> optimizer = embedrock.optim.SGD(embedding, lr=0.1, momentum=0.9)
     >>> embedding(torch.tensor([1])).sum().backward()
     >>> optimizer.step()
     """
 
     kind = "sgd"
+    _own_hyper = ("momentum", "dampening", "nesterov")
 
     def __init__(
         self,
         modules: Modules,
         lr: float = 1e-3,
+        momentum: float = 0.0,
         *,
+        dampening: float = 0.0,
         weight_decay: float = 0.0,
+        nesterov: bool = False,
         maximize: bool = False,
         non_finite: NonFinite = "refuse",
     ) -> None:
-        """Takes the modules, whose tables have ``optimizer="sgd"``."""
-        super().__init__(
-            modules, {"lr": lr, "weight_decay": weight_decay, "maximize": maximize}, non_finite
-        )
+        """Takes the modules, whose tables have ``optimizer="sgd"`` or ``"momentum"``."""
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "dampening": dampening,
+            "weight_decay": weight_decay,
+            "nesterov": nesterov,
+            "maximize": maximize,
+        }
+        super().__init__(modules, defaults, non_finite)
+
+    def _factors(self, table: Table, group: dict[str, Any], step: int) -> Hyper:
+        if table._optimizer["kind"] == "momentum":
+            return super()._factors(table, group, step)
+        self._check_momentum(table, group)  # a scheduler may have changed it
+        return hyper("sgd", float(group["lr"]), 0.0, (0.9, 0.999), group["weight_decay"], {})
+
+    def _kinds(self) -> tuple[str, ...]:
+        return ("sgd", "momentum")
+
+    def _check_table(self, table: Table, group: dict[str, Any]) -> None:
+        super()._check_table(table, group)
+        self._check_momentum(table, group)
+
+    @staticmethod
+    def _check_momentum(table: Table, group: dict[str, Any]) -> None:
+        """Refuses momentum for rows without a buffer."""
+        if group["momentum"] and table._optimizer["kind"] == "sgd":
+            raise MismatchError(
+                f"momentum is {group['momentum']}, but table {table.name!r} was created with "
+                f"optimizer='sgd', whose rows have no room for it; create the table with "
+                f"optimizer='momentum'"
+            )
+
+    @staticmethod
+    def _validate(group: dict[str, Any]) -> None:
+        RowOptimizer._validate(group)
+        if group["nesterov"] and (not group["momentum"] or group["dampening"]):
+            raise MisuseError(
+                f"nesterov is set with momentum={group['momentum']} and "
+                f"dampening={group['dampening']}, expected momentum and no dampening"
+            )
 
 
 class Adagrad(RowOptimizer):
@@ -264,11 +330,9 @@ class Adagrad(RowOptimizer):
         }
         super().__init__(modules, defaults, non_finite)
 
-    def _hyper(
-        self, group: dict[str, Any], step: int
-    ) -> tuple[float, float, tuple[float, float], float]:
-        lr, *rest = super()._hyper(group, step)
-        return (lr / (1 + (step - 1) * group["lr_decay"]), *rest)
+    def _factors(self, table: Table, group: dict[str, Any], step: int) -> Hyper:
+        lr = group["lr"] / (1 + (step - 1) * group["lr_decay"])
+        return super()._factors(table, {**group, "lr": lr}, step)
 
     def _fixed(self) -> dict[str, Any]:
         return {"initial_accumulator": self._initial_accumulator}
@@ -340,7 +404,7 @@ class Adam(RowOptimizer):
         maximize: bool = False,
         non_finite: NonFinite = "refuse",
     ) -> None:
-        """Takes the modules, whose tables have ``optimizer="adam"``."""
+        """Takes the modules, whose tables have the optimizer of the class."""
         self._bias_correction = bias_correction
         defaults = {
             "lr": lr,
@@ -355,11 +419,129 @@ class Adam(RowOptimizer):
         return {"bias_correction": self._bias_correction}
 
 
+class RowWiseAdam(Adam):
+    """Adam on touched rows with one second moment per row: half of Adam's state.
+
+    Source: FBGEMM's ``PARTIAL_ROWWISE_ADAM``.
+
+    >>> import torch
+    >>> embedding = embedrock.nn.Embedding(10, 2, store=store, name="e", optimizer="rowwise_adam")
+    >>> optimizer = embedrock.optim.RowWiseAdam(embedding, lr=0.1)
+    >>> embedding(torch.tensor([1])).sum().backward()
+    >>> optimizer.step()
+    """
+
+    kind = "rowwise_adam"
+
+
+class AdamW(Adam):
+    """Adam with decoupled weight decay on touched rows: ``torch.optim.AdamW``, lazily.
+
+    A row that has a gradient first shrinks by ``lr * weight_decay``; the others stay as they are.
+    ``bias_correction`` as for :class:`Adam`.
+
+    >>> import torch
+    >>> embedding = embedrock.nn.Embedding(10, 2, store=store, name="e", optimizer="adamw")
+    >>> optimizer = embedrock.optim.AdamW(embedding, lr=0.1, weight_decay=0.05)
+    >>> embedding(torch.tensor([1])).sum().backward()
+    >>> optimizer.step()
+    """
+
+    kind = "adamw"
+
+    def __init__(
+        self,
+        modules: Modules,
+        lr: float = 1e-3,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        bias_correction: Literal["global", "row"] = "global",
+        maximize: bool = False,
+        non_finite: NonFinite = "refuse",
+    ) -> None:
+        """Takes the modules, whose tables have ``optimizer="adamw"``."""
+        super().__init__(
+            modules,
+            lr,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            bias_correction=bias_correction,
+            maximize=maximize,
+            non_finite=non_finite,
+        )
+
+
+class FTRL(RowOptimizer):
+    """FTRL-Proximal on touched rows: with ``l1`` most values of rare rows become exactly zero.
+
+    The values of a row follow from its state, so tables best start at ``initializer=0.0``.
+    ``initial_accumulator_value`` is fixed with the table (``embedrock.optimizers.ftrl``); a number
+    here must equal it, None takes what is stored.
+
+    Source: McMahan et al., "Ad Click Prediction", KDD 2013; arguments and defaults are those of
+    TensorFlow's ``Ftrl``, whose ``l2`` is half of the paper's.
+
+    >>> import torch
+    >>> embedding = embedrock.nn.Embedding(
+    ...     10, 2, store=store, name="e", optimizer="ftrl", initializer=0.0
+    ... )
+    >>> optimizer = embedrock.optim.FTRL(embedding, lr=0.1, l1=0.5)
+    >>> embedding(torch.tensor([1])).sum().backward()
+    >>> optimizer.step()
+    """
+
+    kind = "ftrl"
+    _own_hyper = ("lr_power", "l1", "l2", "beta")
+
+    def __init__(
+        self,
+        modules: Modules,
+        lr: float = 1e-3,
+        *,
+        lr_power: float = -0.5,
+        initial_accumulator_value: float | None = None,
+        l1: float = 0.0,
+        l2: float = 0.0,
+        beta: float = 0.0,
+        maximize: bool = False,
+        non_finite: NonFinite = "refuse",
+    ) -> None:
+        """Takes the modules, whose tables have ``optimizer="ftrl"``."""
+        self._initial_accumulator = initial_accumulator_value
+        defaults = {
+            "lr": lr,
+            "lr_power": lr_power,
+            "l1": l1,
+            "l2": l2,
+            "beta": beta,
+            "maximize": maximize,
+        }
+        super().__init__(modules, defaults, non_finite)
+
+    def _fixed(self) -> dict[str, Any]:
+        return {"initial_accumulator": self._initial_accumulator}
+
+    @staticmethod
+    def _validate(group: dict[str, Any]) -> None:
+        RowOptimizer._validate(group)
+        if not group["lr"] > 0:
+            raise MisuseError(f"lr is {group['lr']}, expected more than 0")
+        if not -math.inf < group["lr_power"] <= 0:
+            raise MisuseError(f"lr_power is {group['lr_power']}, expected at most 0")
+
+
 _CLASSES = {
     "sgd": "SGD",
+    "momentum": "SGD",
     "adagrad": "Adagrad",
     "rowwise_adagrad": "RowWiseAdagrad",
     "adam": "Adam",
+    "adamw": "AdamW",
+    "rowwise_adam": "RowWiseAdam",
+    "ftrl": "FTRL",
 }
 
 

@@ -211,6 +211,7 @@ class Store:
         weight_decay: float = 0.0,
         non_finite: NonFinite = "refuse",
         step: int | None = None,
+        **more: float,
     ) -> dict[str, int]:
         """One optimizer step on rows of several tables, as :meth:`Table.update` for each.
 
@@ -220,8 +221,11 @@ class Store:
         {'rows': 2, 'skipped': 0}
         """
         found = [(self._own(table), as_keys(keys)) for table, keys, _ in batches]
+        factors = (lr, eps, betas, weight_decay, more)
         parts = [
-            update_part(table, keys, batch[2], lr, eps, betas, weight_decay)
+            update_part(
+                table, keys, batch[2], _optimizers.hyper(table._optimizer["kind"], *factors)
+            )
             for (table, keys), batch in zip(found, batches, strict=True)
         ]
         with KeysNamed(*found):
@@ -370,7 +374,7 @@ def open(
     page_bytes: int | None = None,
     segment_bytes: int | None = None,
     io: Literal["auto", "uring", "pread"] = "auto",
-    policy: Literal["lru", "lfu"] = "lru",
+    policy: Literal["lru", "lfu"] = "lfu",
     keep: int = 2,
     seed: int = 0,
     create: bool = True,

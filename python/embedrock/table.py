@@ -11,7 +11,7 @@ import numpy.typing as npt
 from embedrock import _core
 from embedrock._arrays import ArrayLike, Keys, as_keys, as_out, as_rows
 from embedrock.errors import EmbedrockError, KeyRangeError, MisuseError
-from embedrock.optimizers import OptimizerSpec, default_eps
+from embedrock.optimizers import OptimizerSpec, hyper
 
 if TYPE_CHECKING:
     from embedrock.store import Store
@@ -217,14 +217,18 @@ class Table:
         weight_decay: float = 0.0,
         non_finite: NonFinite = "refuse",
         step: int | None = None,
+        **more: float,
     ) -> dict[str, int]:
         """One optimizer step on the rows of these keys.
 
         Gradients of equal keys are summed first, in float32 and in order of occurrence; then every
         distinct key makes one step of the table's optimizer. ``eps`` is 1e-10 for Adagrad, also by
-        row, and 1e-8 for Adam when it is None; ``betas`` are Adam's. ``weight_decay`` adds that
-        multiple of the row to its gradient. ``step`` is the number of the step for Adam's global
-        bias correction, one more than the table's count of updates when it is None.
+        row, and 1e-8 for Adam and its kin when it is None; ``betas`` are theirs. ``weight_decay``
+        adds that multiple of the row to its gradient; with AdamW it shrinks the row. ``more`` are
+        the hyperparameters of other optimizers: ``momentum``, ``dampening``, ``nesterov``;
+        ``lr_power``, ``l1``, ``l2``, ``beta`` of FTRL (:mod:`embedrock.optimizers`). ``step`` is
+        the number of the step for a global bias correction, one more than the table's count of
+        updates when it is None.
 
         Shapes: ``keys (*,), gradients (*, embedding_dim) float32``.
 
@@ -237,7 +241,8 @@ class Table:
         {'rows': 2, 'skipped': 0}
         """
         found = as_keys(keys)
-        part = update_part(self, found, gradients, lr, eps, betas, weight_decay)
+        factors = hyper(self._optimizer["kind"], lr, eps, betas, weight_decay, more)
+        part = update_part(self, found, gradients, factors)
         with KeysNamed((self, found)):
             rows, skipped = self._store._core.update([part], non_finite, step)
         return {"rows": rows, "skipped": skipped}
@@ -404,19 +409,11 @@ class Table:
 
 
 def update_part(
-    table: Table,
-    keys: Keys,
-    gradients: ArrayLike,
-    lr: float,
-    eps: float | None,
-    betas: tuple[float, float],
-    weight_decay: float,
-) -> tuple[Any, ...]:
+    table: Table, keys: Keys, gradients: ArrayLike, factors: _core.Hyper
+) -> tuple[_core.TableId, npt.NDArray[np.uint64], Floats, _core.Hyper]:
     """One table's part of an update as the engine takes it."""
     rows = table._rows(keys, gradients, "gradients", "embedding_dim")
-    epsilon = default_eps(table._optimizer["kind"]) if eps is None else float(eps)
-    hyper = (float(lr), epsilon, float(betas[0]), float(betas[1]), float(weight_decay))
-    return (table._handle, keys.flat, rows, hyper)
+    return (table._handle, keys.flat, rows, factors)
 
 
 class KeysNamed:

@@ -84,6 +84,144 @@ def test_weight_decay_is_torchs_where_every_row_has_a_gradient(store: embedrock.
     torch.testing.assert_close(rows_of(mine), theirs.weight.detach(), rtol=1e-6, atol=1e-6)
 
 
+EVERY_ROW = {
+    "momentum": (optim.SGD, torch.optim.SGD, "momentum", {"lr": 0.1, "momentum": 0.9}),
+    "dampening": (
+        optim.SGD,
+        torch.optim.SGD,
+        "momentum",
+        {"lr": 0.1, "momentum": 0.8, "dampening": 0.3, "weight_decay": 0.2, "maximize": True},
+    ),
+    "nesterov": (
+        optim.SGD,
+        torch.optim.SGD,
+        "momentum",
+        {"lr": 0.1, "momentum": 0.9, "nesterov": True},
+    ),
+    "adamw": (optim.AdamW, torch.optim.AdamW, "adamw", {"lr": 0.05}),
+    "adamw_betas": (
+        optim.AdamW,
+        torch.optim.AdamW,
+        "adamw",
+        {"lr": 0.05, "betas": (0.4, 0.9), "eps": 1e-3, "weight_decay": 0.3},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EVERY_ROW)
+def test_steps_are_torchs_where_every_row_has_a_gradient(store: embedrock.Store, name: str) -> None:
+    make_mine, make_theirs, kind, options = EVERY_ROW[name]
+    theirs = torch.nn.Embedding(N, DIM)
+    mine = embedding(store, optimizer=kind)
+    weights.load(mine.table, theirs)
+    optimizers_ = [make_mine(mine, **options), make_theirs(theirs.parameters(), **options)]
+    generator = torch.Generator().manual_seed(SEED)
+    for _ in range(20):
+        ids = torch.randperm(N, generator=generator)
+        scale = torch.randn(N, DIM, generator=generator)
+        for module in (mine, theirs):
+            (module(ids) * scale).sum().backward()
+        for optimizer in optimizers_:
+            optimizer.step()
+            optimizer.zero_grad()
+    torch.testing.assert_close(rows_of(mine), theirs.weight.detach(), rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "options"),
+    [
+        (optim.SGD, "momentum", {"momentum": 0.9, "weight_decay": 0.5}),
+        (optim.AdamW, "adamw", {"weight_decay": 0.5}),
+        (optim.RowWiseAdam, "rowwise_adam", {}),
+        (optim.FTRL, "ftrl", {"l1": 0.1}),
+    ],
+)
+def test_rows_without_a_gradient_stand_still(
+    store: embedrock.Store, make: Any, kind: str, options: dict[str, float]
+) -> None:
+    module = embedding(store, optimizer=kind)
+    optimizer = make(module, lr=0.1, **options)
+    pull(module, 1, 2)
+    optimizer.step()
+    values, state = module.table.get([1], state=True)
+    for _ in range(3):
+        pull(module, 2)
+        optimizer.step()
+    again, same = module.table.get([1], state=True)
+    assert (values == again).all()
+    assert (state == same).all()
+    assert not module.table.contains(np.arange(3, N)).any()
+
+
+def test_sgd_without_momentum_trains_tables_that_have_room_for_it(store: embedrock.Store) -> None:
+    first, second = embedding(store, "a"), embedding(store, "b", optimizer="momentum")
+    plain = optim.SGD([first, second], lr=1.0)
+    for module in (first, second):
+        weights.load(module.table, np.zeros((N, DIM), np.float32))
+        pull(module, 3)
+        pull(module, 3)
+    plain.step()
+    assert [module.table.get([3])[0, 0] for module in (first, second)] == [-2.0, -2.0]
+    with pytest.raises(MismatchError, match=r"momentum is 0\.9, but table 'a'.*'momentum'"):
+        optim.SGD([first, second], momentum=0.9)
+    with pytest.raises(MismatchError, match=r"momentum is 0\.5, but table 'a'"):
+        plain.param_groups[0]["momentum"] = 0.5  # as a scheduler does
+        pull(first, 3)
+        plain.step()
+    assert first.table.get([3])[0, 0] == -2.0
+
+
+def test_schedules_that_cycle_momentum_reach_the_engine(store: embedrock.Store) -> None:
+    module = embedding(store, optimizer="momentum", initializer=0.0)
+    optimizer = optim.SGD(module, lr=1.0, momentum=0.5)
+    schedule = torch.optim.lr_scheduler.CyclicLR(
+        optimizer, 1.0, 1.0, 1, base_momentum=0.25, max_momentum=0.75
+    )
+    expected, buffer = 0.0, 0.0
+    for _ in range(4):
+        pull(module, 1)
+        buffer = optimizer.param_groups[0]["momentum"] * buffer + 1
+        expected -= buffer
+        optimizer.step()
+        schedule.step()
+    assert module.table.get([1])[0, 0] == pytest.approx(expected)
+
+
+def test_ftrl_follows_the_paper(store: embedrock.Store) -> None:
+    lr, l1, l2, beta = 0.2, 0.4, 0.05, 0.5
+    module = embedding(store, optimizer="ftrl", initializer=0.0)
+    optimizer = optim.FTRL(module, lr=lr, l1=l1, l2=l2, beta=beta)
+    rng = np.random.default_rng(SEED)
+    w, z = np.zeros((N, DIM)), np.zeros((N, DIM))
+    n = np.full((N, DIM), np.float32(0.1), np.float64)
+    for _ in range(15):
+        ids = rng.choice(N, 9, replace=False)
+        g = rng.standard_normal((9, DIM), np.float32) * np.float32(0.3)
+        (module(torch.from_numpy(ids)) * torch.from_numpy(g)).sum().backward()
+        optimizer.step()
+        sigma = (np.sqrt(n[ids] + g.astype(float) ** 2) - np.sqrt(n[ids])) / lr
+        z[ids] += g - sigma * w[ids]
+        n[ids] += g.astype(float) ** 2
+        shrunk = (np.sign(z[ids]) * l1 - z[ids]) / ((beta + np.sqrt(n[ids])) / lr + 2 * l2)
+        w[ids] = np.where(np.abs(z[ids]) > l1, shrunk, 0.0)
+    rows = module.table.get(np.arange(N))
+    np.testing.assert_allclose(rows, w, atol=2e-6)
+    assert ((rows == 0) == (w == 0)).all()
+    assert 0.2 < (rows == 0).mean() < 0.9
+
+
+def test_row_wise_adam_keeps_one_second_moment(store: embedrock.Store) -> None:
+    module = embedding(store, optimizer="rowwise_adam", initializer=1.0)
+    optimizer = optim.RowWiseAdam(module, lr=0.5, betas=(0.9, 0.99))
+    gradient = torch.arange(DIM, dtype=torch.float32)
+    (module(torch.tensor([3])) * gradient).sum().backward()
+    optimizer.step()
+    values, state = module.table.get([3], state=True)
+    mean = (gradient**2).mean().item()
+    np.testing.assert_allclose(state[0], [*(0.1 * gradient).tolist(), 0.01 * mean], rtol=1e-5)
+    np.testing.assert_allclose(values[0], 1 - 0.5 * gradient.numpy() / mean**0.5, rtol=1e-5)
+
+
 def test_row_wise_adagrad_keeps_one_sum_of_mean_squares(store: embedrock.Store) -> None:
     module = embedding(store, optimizer="rowwise_adagrad", initializer=1.0)
     optimizer = optim.RowWiseAdagrad(module, lr=0.5)
@@ -258,6 +396,8 @@ def test_optimizer_of_another_kind_is_refused_with_the_way_out(store: embedrock.
     module = embedding(store, optimizer="adam")
     with pytest.raises(MismatchError, match=r"'adam'.*SGD needs 'sgd'.*use embedrock\.optim\.Adam"):
         optim.SGD(module)
+    with pytest.raises(MismatchError, match=r"AdamW needs 'adamw'.*use embedrock\.optim\.Adam,"):
+        optim.AdamW(module)
     with pytest.raises(MismatchError, match="bias_correction='global'"):
         optim.Adam(module, bias_correction="row")
     untrained = embedding(store, "none", optimizer="none")
@@ -280,6 +420,12 @@ def test_arguments_that_no_step_could_take_are_refused(store: embedrock.Store) -
     ):
         with pytest.raises(MisuseError, match=message):
             optim.SGD(module, **options)
+    with pytest.raises(MisuseError, match="nesterov is set with momentum=0"):
+        optim.SGD(module, nesterov=True)
+    ftrl = embedding(store, "ftrl", optimizer="ftrl")
+    for options, message in (({"lr": 0.0}, "lr is 0"), ({"lr_power": 0.5}, "lr_power is 0.5")):
+        with pytest.raises(MisuseError, match=message):
+            optim.FTRL(ftrl, **options)
     with pytest.raises(MisuseError, match="betas"):
         optim.Adam(embedding(store, "adam", optimizer="adam"), betas=(0.9, 1.0))
 

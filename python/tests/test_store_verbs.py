@@ -71,6 +71,21 @@ class TestUpdate:
         table.update([1, 2], gradients, lr=1.0, non_finite="apply")
         assert np.isnan(table.get(2)).any()
 
+    def test_each_optimizer_takes_its_own_hyperparameters(self, store: embedrock.Store) -> None:
+        table = store.table("momentum", 4, optimizer="momentum", initializer=0.0)
+        ones = np.ones((1, 4), np.float32)
+        for _ in range(2):
+            table.update([1], ones, lr=1.0, momentum=0.5, nesterov=True)
+        assert table.get([1], state=True)[1].tolist() == [[1.5] * 4]
+        np.testing.assert_array_equal(table.get([1]), [[-(1.5 + 1.75)] * 4])
+        ftrl = store.table("ftrl", 4, optimizer=embedrock.optimizers.ftrl(0.0), initializer=0.0)
+        store.update([(ftrl, [1], ones)], lr=0.5, lr_power=0.0, l1=0.25, l2=0.5, beta=1.0)
+        np.testing.assert_allclose(ftrl.get([1]), [[-0.75 / ((1 + 1) / 0.5 + 1)] * 4], rtol=1e-6)
+        with pytest.raises(MisuseError, match=r"'ftrl' takes no momentum.*l1, l2, beta"):
+            store.update([(ftrl, [1], ones)], lr=0.5, momentum=0.5)
+        with pytest.raises(MisuseError, match="'momentum' takes no momentom"):
+            table.update([1], ones, lr=1.0, momentom=0.5)
+
     def test_a_table_without_optimizer_takes_no_updates(self, store: embedrock.Store) -> None:
         table = store.table("plain", 4, optimizer="none")
         with pytest.raises(MisuseError, match="put or modify"):
@@ -194,6 +209,20 @@ class TestDeleteAndContains:
         assert table.contains([[1, 2], [3, 1]]).tolist() == [[True, False], [False, True]]
         assert len(table) == 1
         assert 1 in table and 2 not in table
+
+    def test_truncated_normal_rows_lie_between_its_ends(self, store: embedrock.Store) -> None:
+        initializer = embedrock.initializers.truncated_normal(std=0.02, a=-0.04, b=0.03)
+        table = store.table("cut", 8, initializer=initializer)
+        rows = table.get(np.arange(5000))
+        assert rows.min() >= np.float32(-0.04) and rows.max() <= np.float32(0.03)
+        assert abs(rows.mean() + 0.00175) < 3e-4 and abs(rows.std() - 0.0160) < 3e-4
+        assert store.table("cut").initializer == initializer
+        for bad in ({"std": 0.0}, {"a": 2.0, "b": 2.0}, {"b": np.inf}):
+            with pytest.raises(MisuseError):
+                embedrock.initializers.truncated_normal(**bad)
+        with pytest.raises(MisuseError, match="more than 37 standard deviations"):
+            far = embedrock.initializers.truncated_normal(a=50.0, b=60.0)
+            store.table("far", 8, initializer=far)
 
     def test_reading_stores_nothing(self, table: embedrock.Table) -> None:
         table.get(np.arange(1000))

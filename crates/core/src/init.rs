@@ -2,19 +2,22 @@
 //!
 //! A row is a pure function of (seed, table salt, key, element), so reading stores nothing and the
 //! same store gives the same rows on every machine, in any order, with any number of threads. All
-//! arithmetic is integer or correctly rounded IEEE 754 in a fixed order; the one transcendental
-//! function is `libm::log`, which is software. Changing anything here changes what existing stores
-//! read, so it is part of the format.
+//! arithmetic is integer or correctly rounded IEEE 754 in a fixed order; transcendental functions
+//! are those of the `libm` crate, which are software. Changing anything here changes what existing
+//! stores read, so it is part of the format.
 //!
 //! Generator: SplitMix64 with a stream of its own per row (Steele, Lea and Flood, "Fast splittable
 //! pseudorandom number generators", OOPSLA 2014), the finaliser replaced by [`mix`]. The row's
 //! start and its odd increment are two hashes of the key, so two rows share a stretch of their
 //! streams only if both agree. One 64-bit output serves two elements, its low half first.
 
+mod truncated;
+
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Result, bail};
 use crate::hash::mix;
+use truncated::Truncated;
 
 /// Turns the key of a row's start into the key of its increment (2^64 / golden ratio, odd).
 const INCREMENT_SALT: u64 = 0x9E37_79B9_7F4A_7C15;
@@ -41,6 +44,18 @@ pub enum Initializer {
         mean: f32,
         /// The standard deviation.
         std: f32,
+    },
+    /// Normal with this mean and standard deviation, of which only `[a, b]` is kept, as
+    /// `torch.nn.init.trunc_normal_` has it.
+    TruncatedNormal {
+        /// The mean of the whole distribution.
+        mean: f32,
+        /// Its standard deviation.
+        std: f32,
+        /// The smallest possible value.
+        a: f32,
+        /// The largest possible value.
+        b: f32,
     },
 }
 
@@ -74,6 +89,19 @@ impl Initializer {
                 }
                 Ok(())
             }
+            Self::TruncatedNormal { mean, std, a, b } => {
+                check_finite("mean", mean)?;
+                check_finite("std", std)?;
+                check_finite("a", a)?;
+                check_finite("b", b)?;
+                if std <= 0.0 {
+                    bail!(Misuse, "initializer std is {std}, expected more than 0");
+                }
+                if a >= b {
+                    bail!(Misuse, "initializer a is {a}, expected less than b, which is {b}");
+                }
+                Truncated::new(mean, std, a, b).validate()
+            }
         }
     }
 
@@ -98,6 +126,10 @@ impl Initializer {
                 fill_from_bits(seed, salt, key, values, |bits| {
                     (mean + std * normal_deviate(bits)) as f32
                 });
+            }
+            Self::TruncatedNormal { mean, std, a, b } => {
+                let truncated = Truncated::new(mean, std, a, b);
+                fill_from_bits(seed, salt, key, values, |bits| truncated.value(bits));
             }
         }
     }
@@ -177,6 +209,10 @@ mod tests {
     const NORMAL: Initializer = Initializer::Normal { mean: 0.0, std: 1.0 };
     const DIM: usize = 32;
 
+    fn truncated(mean: f32, std: f32, a: f32, b: f32) -> Initializer {
+        Initializer::TruncatedNormal { mean, std, a, b }
+    }
+
     fn rows(initializer: Initializer, salt: u64, keys: impl Iterator<Item = u64>) -> Vec<f32> {
         let mut all = Vec::new();
         for key in keys {
@@ -204,7 +240,15 @@ mod tests {
             initializer.fill(1, 2, key, &mut row);
             row.map(f32::to_bits)
         };
-        let got = [bits(UNIFORM, 0), bits(UNIFORM, u64::MAX), bits(NORMAL, 0), bits(NORMAL, 7)];
+        let got = [
+            bits(UNIFORM, 0),
+            bits(UNIFORM, u64::MAX),
+            bits(NORMAL, 0),
+            bits(NORMAL, 7),
+            bits(truncated(0.0, 1.0, -2.0, 2.0), 0),
+            bits(truncated(0.5, 0.02, 0.53, 0.6), 7),
+            bits(truncated(0.0, 1.0, -9.0, -6.0), u64::MAX),
+        ];
         assert_eq!(got, GOLDEN, "{got:#010X?}");
     }
 
@@ -273,6 +317,51 @@ mod tests {
     }
 
     #[test]
+    fn truncated_normal_has_the_moments_of_its_interval() {
+        // Mean and variance of what is left, from the densities and probabilities at both ends.
+        let density = |x: f64| (-0.5 * x * x).exp() / (2.0 * std::f64::consts::PI).sqrt();
+        let probability = |x: f64| 0.5 * libm::erfc(-x * std::f64::consts::FRAC_1_SQRT_2);
+        for (mean, std, a, b) in [
+            (0.0, 1.0, -2.0, 2.0),
+            (0.0, 0.02, -0.04, 0.04),
+            (0.5, 2.0, -1.0, 0.25),
+            (0.0, 1.0, 2.0, 3.0),
+            (0.0, 1.0, -9.0, -6.0),
+            (1.0, 5.0, -1.0, 1.0),
+        ] {
+            let numbers = rows(truncated(mean, std, a, b), 4, 0..40_000);
+            assert!(numbers.iter().all(|x| (a..=b).contains(x)));
+            let (mean, std) = (f64::from(mean), f64::from(std));
+            let (low, high) = ((f64::from(a) - mean) / std, (f64::from(b) - mean) / std);
+            let mass = probability(high) - probability(low);
+            let shift = (density(low) - density(high)) / mass;
+            let spread = (low * density(low) - high * density(high)) / mass;
+            let (expected, variance) =
+                (mean + std * shift, std * std * (1.0 + spread - shift * shift));
+            let centred: Vec<f32> =
+                numbers.iter().map(|x| (f64::from(*x) - expected) as f32).collect();
+            // 1.28 million numbers: one standard error is below 1e-3 deviations, 2e-3 variances.
+            let deviation = variance.sqrt();
+            assert!(moment(&centred, 1).abs() < 4e-3 * deviation, "[{a}, {b}]");
+            assert!((moment(&centred, 2) / variance - 1.0).abs() < 8e-3, "[{a}, {b}]");
+        }
+    }
+
+    #[test]
+    fn truncated_normal_fills_equally_likely_bins_evenly() {
+        let numbers = rows(truncated(0.0, 1.0, -1.0, 2.5), 6, 0..32_768);
+        let probability = |x: f32| 0.5 * libm::erfc(-f64::from(x) * 0.5f64.sqrt());
+        let (below, above) = (probability(-1.0), probability(2.5));
+        let mut bins = vec![0u32; 1024];
+        for x in numbers {
+            let share = (probability(x) - below) / (above - below);
+            bins[((share * 1024.0) as usize).min(1023)] += 1;
+        }
+        let chi: f64 = bins.iter().map(|&n| (f64::from(n) - 1024.0).powi(2) / 1024.0).sum();
+        assert!((800.0..1250.0).contains(&chi), "chi squared {chi}");
+    }
+
+    #[test]
     fn uniform_never_reaches_its_upper_end() {
         // Between 1 and its successor the f32 sum would round up half of the time.
         let high = 1.0f32.next_up();
@@ -309,6 +398,11 @@ mod tests {
             (Initializer::Normal { mean: 0.0, std: -1.0 }, "std is -1"),
             (Initializer::Normal { mean: f32::NAN, std: 1.0 }, "mean is NaN"),
             (Initializer::Normal { mean: 0.0, std: 1e38 }, "leaves the range of float32"),
+            (truncated(0.0, 0.0, -1.0, 1.0), "std is 0"),
+            (truncated(0.0, 1.0, 1.0, 1.0), "a is 1, expected less than b"),
+            (truncated(0.0, 1.0, -1.0, f32::INFINITY), "b is inf"),
+            (truncated(0.0, 1.0, 50.0, 60.0), "lie more than 37 standard deviations"),
+            (truncated(0.0, 1e-3, -9.0, -1.0), "lie more than 37 standard deviations"),
         ] {
             let error = bad.validate().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Misuse);
@@ -322,7 +416,8 @@ mod tests {
 
     #[test]
     fn initializers_keep_their_bits_through_json() {
-        for initializer in [Initializer::Constant(0.1), UNIFORM, NORMAL] {
+        let cut = truncated(0.1, 0.5, -1.0, 2.0);
+        for initializer in [Initializer::Constant(0.1), UNIFORM, NORMAL, cut] {
             let text = serde_json::to_string(&initializer).unwrap();
             assert_eq!(serde_json::from_str::<Initializer>(&text).unwrap(), initializer);
         }
@@ -332,11 +427,14 @@ mod tests {
     }
 
     // Computed by a second implementation, in Python.
-    const GOLDEN: [[u32; 5]; 4] = [
+    const GOLDEN: [[u32; 5]; 7] = [
         [0x3EE2_AA0C, 0xBF44_2C1B, 0xBF50_0987, 0xBECB_7055, 0xBE92_F21D],
         [0xBF56_B31F, 0x3F4C_7AB5, 0x3EAA_4237, 0x3F79_4646, 0xBF1D_6715],
         [0x3F16_3C97, 0xBF98_6EA6, 0xBFA8_C2D1, 0xBF05_44CE, 0xBEBC_54D1],
         [0xBF60_0D01, 0x3F01_4784, 0x3E7C_1E70, 0x3DA5_7A59, 0xBF4C_B757],
+        [0x3F0E_9FFC, 0xBF8D_9D5B, 0xBF9B_8835, 0xBEFD_5716, 0xBEB3_64B3],
+        [0x3F0B_701B, 0x3F08_9C41, 0x3F08_F82E, 0x3F09_3D8E, 0x3F0B_3A2D],
+        [0xC0CC_AEA9, 0xC0C0_8CE2, 0xC0C2_195A, 0xC0C0_1196, 0xC0C8_629C],
     ];
 
     const QUANTILES: [(u32, f64); 12] = [

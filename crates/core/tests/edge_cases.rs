@@ -330,7 +330,7 @@ fn case_05_odd_sizes_of_batches_empty_larger_than_the_cache_and_all_duplicates()
 // on a real one, with real reads in flight.
 #[test]
 fn case_06_update_eviction_and_cleaning_while_reads_of_the_same_rows_are_in_flight() {
-    let rows = 4000u64;
+    let rows = 8000u64;
     for io in [IoChoice::Auto, IoChoice::Pread] {
         let specs = vec![spec("t", DIM, Some(rows), OptimizerKind::Sgd)];
         let fixture = Fixture::with(StoreOptions { io, ..options(450 << 10) }, specs);

@@ -23,7 +23,7 @@ mod _core {
     #[pymodule_export]
     use crate::scan::Scan;
     #[pymodule_export]
-    use crate::store::{Store, TableId};
+    use crate::store::{Hyper, Store, TableId};
 
     /// Version of the engine, equal to the package's.
     #[pymodule_export]

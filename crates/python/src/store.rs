@@ -1,5 +1,6 @@
 //! The engine's `Store` for Python: one call a batch, detached from the interpreter.
 
+mod hyper;
 mod modify;
 
 use crate::arrays::{Keys, Rows, RowsOut, to_fill};
@@ -13,6 +14,8 @@ use pyo3::types::PyBytes;
 use serde::Serialize;
 use std::path::PathBuf;
 use std::str::FromStr;
+
+pub(crate) use hyper::Hyper;
 
 /// The handle of a table within its store.
 #[pyclass(frozen, eq, hash, module = "embedrock._core")]
@@ -30,8 +33,8 @@ impl TableId {
 type GetParts<'py> = (PyRef<'py, TableId>, Keys<'py>, RowsOut<'py>, Option<RowsOut<'py>>);
 /// A handle, keys, values and state.
 type PutParts<'py> = (PyRef<'py, TableId>, Keys<'py>, Rows<'py>, Option<Rows<'py>>);
-/// A handle, keys, gradients and (lr, eps, beta1, beta2, weight_decay).
-type UpdateParts<'py> = (PyRef<'py, TableId>, Keys<'py>, Rows<'py>, (f64, f64, f64, f64, f64));
+/// A handle, keys, gradients and hyperparameters.
+type UpdateParts<'py> = (PyRef<'py, TableId>, Keys<'py>, Rows<'py>, PyRef<'py, Hyper>);
 
 /// An open store.
 #[pyclass(frozen, module = "embedrock._core")]
@@ -42,7 +45,7 @@ impl Store {
     /// Opens the store at `path`, creating it when there is none and `create` is set.
     #[new]
     #[pyo3(signature = (path, memory, *, max_disk_bytes=None, page_bytes=None, segment_bytes=None,
-        io="auto", policy="lru", keep=2, seed=0, create=true, step=None, read_only=false,
+        io="auto", policy="lfu", keep=2, seed=0, create=true, step=None, read_only=false,
         check_disk=true, merge_reads=true))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python constructor")]
     fn new(
@@ -160,18 +163,12 @@ impl Store {
         modify::refuse_reentry(py, &self.0)?;
         let non_finite = non_finite_choice(py, non_finite)?;
         let mut requests = Vec::with_capacity(batches.len());
-        for (table, keys, gradients, (lr, eps, beta1, beta2, weight_decay)) in &batches {
+        for (table, keys, gradients, hyper) in &batches {
             requests.push(core::UpdateBatch {
                 table: table.0,
                 keys: keys.as_slice()?,
                 gradients: gradients.as_slice()?,
-                hyper: core::optimizer::Hyper {
-                    lr: *lr,
-                    eps: *eps,
-                    beta1: *beta1,
-                    beta2: *beta2,
-                    weight_decay: *weight_decay,
-                },
+                hyper: hyper.0,
                 non_finite,
                 step,
             });

@@ -2,10 +2,11 @@
 //!
 //! A [`Cache`] is many small sets of up to 32 rows. A key belongs to one set ([`Location`]);
 //! look-up, recency, victim, dirty bit and lock stay inside it. There is no second hash table, no
-//! list, and no allocation after [`Cache::new`]. A row costs 8 bytes of set metadata beside its own,
-//! and a header of 16 (key, origin, table, pins) unless all rows are dense and set and tag tell
-//! which one it is ([`Cache::of_dense_rows`]). Policies choose who leaves; they never move. A hit touches one line of the set's and the row; the header only where a tag does not tell
-//! the row; a change one line more, for its stamp.
+//! list, and no allocation after [`Cache::new`]. A row costs 8 bytes of set metadata beside its
+//! own, and a header of 16 (key, origin, table, pins) unless all rows are dense and set and tag
+//! tell which one it is ([`Cache::of_dense_rows`]). Policies choose who leaves; they never move. A
+//! hit touches one line of the set's and the row; the header only where a tag does not tell the
+//! row; a change one line more, for its stamp.
 //!
 //! The cache does no I/O and knows no layout: rows come in through [`Cache::admit`], whose callback
 //! fills them, and leave through its victim callback. An *origin* is an opaque word of the layout
@@ -123,8 +124,8 @@ impl Cache {
         Self::of_shape(shape, Vec::new())
     }
 
-    /// Maps an empty cache for the rows of these dense tables alone, by rising first number, without
-    /// headers. Such a cache does not keep origins: the index of a dense table tells them.
+    /// Maps an empty cache for the rows of these dense tables alone, by rising first number,
+    /// without headers. Such a cache does not keep origins: the index of a dense table tells them.
     ///
     /// Panics later when a row is beyond what [`CacheShape::tells_dense_rows`] allows.
     /// *Errors*: as `new`.

@@ -4,7 +4,7 @@
 use super::decayed;
 
 /// Partial sums of [`mean_square`]: one AVX-512 or four SSE2 registers. The number is part of what
-/// row-wise Adagrad computes and must never follow the machine.
+/// row-wise Adagrad and Adam compute and must never follow the machine.
 const LANES: usize = 16;
 
 /// One element-wise step on one row, in the order of `torch.optim.Adagrad` for sparse gradients:
@@ -48,7 +48,11 @@ pub(super) fn step_row_wise<const DECAY: bool>(
 /// `i` sums elements `i, i + 16, i + 32, ...` upwards, then lanes `i` and `i + 8` are added, then
 /// `i` and `i + 4`, `i + 2`, `i + 1`, and the total is divided by the length.
 #[inline(always)]
-fn mean_square<const DECAY: bool>(values: &[f32], gradient: &[f32], weight_decay: f32) -> f32 {
+pub(super) fn mean_square<const DECAY: bool>(
+    values: &[f32],
+    gradient: &[f32],
+    weight_decay: f32,
+) -> f32 {
     let mut lanes = [0.0; LANES];
     let (value_chunks, value_tail) = values.as_chunks();
     let (gradient_chunks, gradient_tail) = gradient.as_chunks();

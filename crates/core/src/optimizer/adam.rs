@@ -1,20 +1,34 @@
-//! Adam on touched rows only. State: `dim` first moments, `dim` second moments and, with
+//! Adam, AdamW and row-wise Adam, on touched rows only. State: `dim` first moments, `dim` second
+//! moments (one for the whole row with row-wise Adam) and, with
 //! [`BiasCorrection::Row`](super::BiasCorrection::Row), one word with the row's own step count.
 //!
-//! The order of operations is that of `torch.optim.SparseAdam`:
+//! The order of operations of Adam is that of `torch.optim.SparseAdam`:
 //! `dm = (g - m) * (1 - beta1); m' = m + dm`, the same for `v` with `g * g`, then
 //! `w += -step_size * (m' / (sqrt(v') + eps))` with
 //! `step_size = lr * sqrt(1 - beta2^t) / (1 - beta1^t)` in double precision, rounded once.
+//!
+//! That of AdamW is that of `torch.optim.AdamW`, which corrects the bias of the second moment
+//! before `eps` is added: `w *= 1 - lr * weight_decay`, `m` as above, `v = v * beta2 +
+//! (1 - beta2) * g * g`, then `w += -step_size * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)` with
+//! `step_size = lr / (1 - beta1^t)`.
+//!
+//! Row-wise Adam takes Adam's steps with the mean of the squared gradient for `g * g`, and divides
+//! once a row. (Source: FBGEMM's `PARTIAL_ROWWISE_ADAM`.)
 
+use super::adagrad::mean_square;
 use super::{Hyper, decayed};
 
-/// The factors of one row's step, rounded to f32 as torch rounds a Python scalar.
+/// The factors of a batch that do not depend on the step, rounded to f32 as torch rounds a Python
+/// scalar.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Factors {
-    pub(super) weight_decay: f32,
-    pub(super) one_minus_beta1: f32,
-    pub(super) one_minus_beta2: f32,
-    pub(super) eps: f32,
+    weight_decay: f32,
+    one_minus_beta1: f32,
+    beta2: f32,
+    one_minus_beta2: f32,
+    eps: f32,
+    /// AdamW: what remains of a touched row.
+    shrunk: f32,
 }
 
 impl Factors {
@@ -22,13 +36,45 @@ impl Factors {
         Self {
             weight_decay: hyper.weight_decay as f32,
             one_minus_beta1: (1.0 - hyper.beta1) as f32,
+            beta2: hyper.beta2 as f32,
             one_minus_beta2: (1.0 - hyper.beta2) as f32,
             eps: hyper.eps as f32,
+            shrunk: (1.0 - hyper.lr * hyper.weight_decay) as f32,
         }
     }
 }
 
-/// One step on one row. All slices have the same length.
+/// The factors of a row's `t`-th step: what corrects the bias of its moments.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Correction {
+    lr: f64,
+    beta1_power: f64,
+    beta2_power: f64,
+}
+
+impl Correction {
+    /// With the power function of the `libm` crate: the same bits on every platform.
+    pub(super) fn of_step(hyper: &Hyper, step: u64) -> Self {
+        let t = step as f64;
+        let (beta1_power, beta2_power) = (libm::pow(hyper.beta1, t), libm::pow(hyper.beta2, t));
+        Self { lr: hyper.lr, beta1_power, beta2_power }
+    }
+
+    /// Minus the step size of Adam: `-lr * sqrt(1 - beta2^t) / (1 - beta1^t)`.
+    #[inline]
+    pub(super) fn adam(&self) -> f32 {
+        -(self.lr * (1.0 - self.beta2_power).sqrt() / (1.0 - self.beta1_power)) as f32
+    }
+
+    /// Minus the step size of AdamW and its root: `-lr / (1 - beta1^t)` and `sqrt(1 - beta2^t)`.
+    #[inline]
+    pub(super) fn adamw(&self) -> (f32, f32) {
+        let step_size = self.lr / (1.0 - self.beta1_power);
+        (-step_size as f32, (1.0 - self.beta2_power).sqrt() as f32)
+    }
+}
+
+/// One step of Adam on one row. All slices have the same length.
 ///
 /// Not inlined: as arguments the four slices are known not to overlap, without which the loop is
 /// not vectorised and takes four times as long.
@@ -49,26 +95,72 @@ pub(super) fn step<const DECAY: bool>(
     }
 }
 
-/// `-step_size` of the `step`-th update, with the power function of the `libm` crate: the same bits
-/// on every platform.
-pub(super) fn negative_step_size(hyper: &Hyper, step: u64) -> f32 {
-    let exponent = step as f64;
-    combine(hyper.lr, libm::pow(hyper.beta1, exponent), libm::pow(hyper.beta2, exponent))
+/// One step of AdamW on one row. All slices have the same length.
+#[inline(always)]
+pub(super) fn step_decoupled(
+    values: &mut [f32],
+    first: &mut [f32],
+    second: &mut [f32],
+    gradient: &[f32],
+    factors: &Factors,
+    (negative_step_size, root): (f32, f32),
+) {
+    let step = match factors.one_minus_beta1 < 0.5 {
+        true => step_decoupled_with::<false>,
+        false => step_decoupled_with::<true>,
+    };
+    step(values, first, second, gradient, factors, negative_step_size, root);
 }
 
-fn combine(lr: f64, beta1_power: f64, beta2_power: f64) -> f32 {
-    -(lr * (1.0 - beta2_power).sqrt() / (1.0 - beta1_power)) as f32
+/// `FROM_END`: torch interpolates from the nearer end, the gradient where `beta1` is at most 0.5.
+#[inline(never)]
+fn step_decoupled_with<const FROM_END: bool>(
+    values: &mut [f32],
+    first: &mut [f32],
+    second: &mut [f32],
+    gradient: &[f32],
+    factors: &Factors,
+    negative_step_size: f32,
+    root: f32,
+) {
+    let weight = factors.one_minus_beta1;
+    for (((w, m), v), &g) in values.iter_mut().zip(first).zip(second).zip(gradient) {
+        *w *= factors.shrunk;
+        *m = if FROM_END { g - (g - *m) * (1.0 - weight) } else { *m + weight * (g - *m) };
+        *v = *v * factors.beta2 + factors.one_minus_beta2 * g * g;
+        *w += negative_step_size * *m / (v.sqrt() / root + factors.eps);
+    }
 }
 
-/// `-step_size` for any step count at the price of a few products, for rows that count their own
+/// One step of row-wise Adam on one row. `values`, `first` and `gradient` have the same length.
+#[inline(never)]
+pub(super) fn step_row_wise<const DECAY: bool>(
+    values: &mut [f32],
+    first: &mut [f32],
+    second: &mut f32,
+    gradient: &[f32],
+    factors: &Factors,
+    negative_step_size: f32,
+) {
+    let mean = mean_square::<DECAY>(values, gradient, factors.weight_decay);
+    *second += (mean - *second) * factors.one_minus_beta2;
+    let scale = negative_step_size / (second.sqrt() + factors.eps);
+    for ((w, m), &g) in values.iter_mut().zip(first).zip(gradient) {
+        let g = decayed::<DECAY>(g, *w, factors.weight_decay);
+        *m += (g - *m) * factors.one_minus_beta1;
+        *w += scale * *m;
+    }
+}
+
+/// The correction of any step count at the price of a few products, for rows that count their own
 /// steps. Holds `beta^(2^k)`; a power is the product over the set bits of the count, lowest first.
 #[derive(Clone, Debug)]
-pub(super) struct StepSizes {
+pub(super) struct Corrections {
     lr: f64,
     powers: [(f64, f64); 32],
 }
 
-impl StepSizes {
+impl Corrections {
     pub(super) fn new(hyper: &Hyper) -> Self {
         let mut powers = [(hyper.beta1, hyper.beta2); 32];
         for k in 1..powers.len() {
@@ -79,16 +171,25 @@ impl StepSizes {
     }
 
     #[inline]
-    pub(super) fn negative_step_size(&self, step: u32) -> f32 {
-        let (mut beta1, mut beta2) = (1.0, 1.0);
+    pub(super) fn of_step(&self, step: u32) -> Correction {
+        let (mut beta1_power, mut beta2_power) = (1.0, 1.0);
         let mut rest = step;
         while rest != 0 {
             let power = self.powers[rest.trailing_zeros() as usize];
-            beta1 *= power.0;
-            beta2 *= power.1;
+            beta1_power *= power.0;
+            beta2_power *= power.1;
             rest &= rest - 1;
         }
-        combine(self.lr, beta1, beta2)
+        Correction { lr: self.lr, beta1_power, beta2_power }
+    }
+
+    /// Counts one more step in a row's last word, and corrects by that count, which stays at its
+    /// end.
+    #[inline]
+    pub(super) fn count(&self, word: &mut f32) -> Correction {
+        let step = word.to_bits().saturating_add(1);
+        *word = f32::from_bits(step);
+        self.of_step(step)
     }
 }
 
@@ -97,15 +198,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn row_counts_and_global_steps_give_the_same_step_size_within_one_ulp() {
-        let hyper = Hyper { lr: 1e-3, eps: 1e-8, beta1: 0.9, beta2: 0.999, weight_decay: 0.0 };
-        let sizes = StepSizes::new(&hyper);
+    fn row_counts_and_global_steps_give_the_same_factors_within_one_ulp() {
+        let hyper = Hyper { lr: 1e-3, eps: 1e-8, ..Hyper::DEFAULT };
+        let corrections = Corrections::new(&hyper);
+        let near = |a: f32, b: f32| (a.to_bits() as i64 - b.to_bits() as i64).abs() <= 1;
         for step in (1..3000).chain([1 << 20, u32::MAX]) {
-            let global = negative_step_size(&hyper, u64::from(step));
-            let row = sizes.negative_step_size(step);
-            let ulps = (global.to_bits() as i64 - row.to_bits() as i64).abs();
-            assert!(ulps <= 1, "step {step}: {global} and {row}");
+            let global = Correction::of_step(&hyper, u64::from(step));
+            let row = corrections.of_step(step);
+            let adam = (global.adam(), row.adam());
+            assert!(near(adam.0, adam.1), "step {step}: {adam:?}");
+            let (global, row) = (global.adamw(), row.adamw());
+            assert!(near(global.0, row.0) && near(global.1, row.1), "step {step}: {row:?}");
         }
-        assert_eq!(sizes.negative_step_size(u32::MAX), -1e-3);
+        assert_eq!(corrections.of_step(u32::MAX).adam(), -1e-3);
     }
 }

@@ -7,21 +7,25 @@
 //!   IEEE 754 binary32 in the order written, each rounded once: no contraction to fused
 //!   multiply-add, no approximate reciprocal or root, no sum whose order follows the vector width.
 //! * The order of operations and roundings is that of torch 2.15 on CPU for `SGD`, `Adagrad`
-//!   (sparse gradients, `lr_decay=0`) and `SparseAdam`. The bits are too, but for two liberties of
-//!   torch. It takes square roots from a vector library, off by one unit in the last place for
-//!   0.7 % of inputs; ours are correctly rounded (Adagrad, Adam). And from AVX2 on it fuses
-//!   `add_(x, alpha=a)` to one rounding (SGD, Adagrad, weight decay);
+//!   (sparse gradients, `lr_decay=0`), `SparseAdam` and `AdamW`. The bits are too, but for two
+//!   liberties of torch. It takes square roots from a vector library, off by one unit in the last
+//!   place for 0.7 % of inputs; ours are correctly rounded (Adagrad, Adam, AdamW). And from AVX2 on
+//!   it fuses `add_(x, alpha=a)` to one rounding (SGD, Adagrad, AdamW, weight decay);
 //!   `ATEN_CPU_CAPABILITY=default` turns that off. So SGD equals torch bit for bit under that
-//!   setting, the others all but for the roots. Row-wise Adagrad has no counterpart in torch.
+//!   setting, the others all but for the roots. Row-wise Adagrad and Adam and FTRL have no
+//!   counterpart in torch.
 //! * Hyperparameters are f64, as Python's floats are; each factor is formed in f64 and rounded to
 //!   f32 once.
 //!
-//! State words, after the values: none and SGD keep none; Adagrad `[dim sums]`; row-wise Adagrad
-//! `[1 sum]`; Adam `[dim first moments][dim second moments]`, then `[1 step count]` (the bits of a
-//! u32) with bias correction by row.
+//! State words, after the values: none and SGD keep none; momentum `[dim buffer]`; Adagrad `[dim
+//! sums]`; row-wise Adagrad `[1 sum]`; Adam and AdamW `[dim first moments][dim second moments]`,
+//! row-wise Adam `[dim first moments][1 second moment]`, then `[1 step count]` (the bits of a u32)
+//! with bias correction by row; FTRL `[dim accumulators][dim linear terms]`.
 
 mod adagrad;
 mod adam;
+mod ftrl;
+mod hyper;
 mod sgd;
 #[cfg(test)]
 mod tests;
@@ -30,10 +34,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result, bail};
 
+pub use hyper::Hyper;
+
 /// Which optimizer a table has. Table records carry its name; the numeric codes are reserved for
 /// records that carry numbers (`docs/formats/journal.md`).
 ///
-/// Codes from 5 are reserved for optimizers of later versions.
+/// Codes from 9 are reserved for optimizers of later versions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -51,10 +57,30 @@ pub enum OptimizerKind {
     RowWiseAdagrad = 3,
     /// Adam on touched rows.
     Adam = 4,
+    /// SGD with a buffer of past gradients.
+    Momentum = 5,
+    /// Adam with decoupled weight decay, on touched rows.
+    #[serde(rename = "adamw")]
+    AdamW = 6,
+    /// FTRL-Proximal.
+    Ftrl = 7,
+    /// Adam with one second moment per row.
+    #[serde(rename = "rowwise_adam")]
+    RowWiseAdam = 8,
 }
 
 impl OptimizerKind {
-    const ALL: [Self; 5] = [Self::None, Self::Sgd, Self::Adagrad, Self::RowWiseAdagrad, Self::Adam];
+    const ALL: [Self; 9] = [
+        Self::None,
+        Self::Sgd,
+        Self::Adagrad,
+        Self::RowWiseAdagrad,
+        Self::Adam,
+        Self::Momentum,
+        Self::AdamW,
+        Self::Ftrl,
+        Self::RowWiseAdam,
+    ];
 
     /// The code of this optimizer in stored records.
     pub fn code(self) -> u8 {
@@ -65,7 +91,11 @@ impl OptimizerKind {
     pub fn from_code(code: u8) -> Result<Self> {
         match Self::ALL.into_iter().find(|kind| kind.code() == code) {
             Some(kind) => Ok(kind),
-            None => bail!(Unsupported, "optimizer code {code} is unknown, expected 0 to 4"),
+            None => bail!(
+                Unsupported,
+                "optimizer code {code} is unknown, expected 0 to {}",
+                Self::ALL.len() - 1
+            ),
         }
     }
 
@@ -77,18 +107,30 @@ impl OptimizerKind {
             Self::Adagrad => "adagrad",
             Self::RowWiseAdagrad => "rowwise_adagrad",
             Self::Adam => "adam",
+            Self::Momentum => "momentum",
+            Self::AdamW => "adamw",
+            Self::Ftrl => "ftrl",
+            Self::RowWiseAdam => "rowwise_adam",
         }
     }
 
     /// The hyperparameters that the matching torch optimizer has by default (SGD has none for lr in
-    /// older versions: 1e-3 as in newer ones). Row-wise Adagrad takes those of Adagrad.
+    /// older versions: 1e-3 as in newer ones). Row-wise Adagrad takes those of Adagrad, row-wise
+    /// Adam those of Adam, momentum 0.9 and FTRL what TensorFlow has.
     pub fn default_hyper(self) -> Hyper {
-        let (lr, eps) = match self {
-            Self::None | Self::Sgd => (1e-3, 0.0),
-            Self::Adagrad | Self::RowWiseAdagrad => (1e-2, 1e-10),
-            Self::Adam => (1e-3, 1e-8),
-        };
-        Hyper { lr, eps, beta1: 0.9, beta2: 0.999, weight_decay: 0.0 }
+        let hyper = Hyper::DEFAULT;
+        match self {
+            Self::None | Self::Sgd | Self::Ftrl => hyper,
+            Self::Momentum => Hyper { momentum: 0.9, ..hyper },
+            Self::Adagrad | Self::RowWiseAdagrad => Hyper { lr: 1e-2, eps: 1e-10, ..hyper },
+            Self::Adam | Self::RowWiseAdam => Hyper { eps: 1e-8, ..hyper },
+            Self::AdamW => Hyper { eps: 1e-8, weight_decay: 1e-2, ..hyper },
+        }
+    }
+
+    /// The accumulator of a new row, where a spec does not say: TensorFlow's for FTRL.
+    fn default_accumulator(self) -> f32 {
+        if self == Self::Ftrl { 0.1 } else { 0.0 }
     }
 }
 
@@ -108,7 +150,7 @@ impl std::str::FromStr for OptimizerKind {
     }
 }
 
-/// What Adam counts to correct the bias of its moments.
+/// What Adam, AdamW and row-wise Adam count to correct the bias of their moments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BiasCorrection {
@@ -125,54 +167,50 @@ pub enum BiasCorrection {
 pub struct OptimizerSpec {
     /// The optimizer.
     pub kind: OptimizerKind,
-    /// What Adam counts; without effect for the others.
+    /// What Adam, AdamW and row-wise Adam count; without effect for the others.
     #[serde(default)]
     pub bias_correction: BiasCorrection,
-    /// The accumulator of a new row of Adagrad and row-wise Adagrad; without effect for the others.
+    /// The accumulator of a new row of Adagrad, row-wise Adagrad and FTRL; without effect for the
+    /// others.
     #[serde(default)]
     pub initial_accumulator: f32,
-}
-
-/// What may change at every step.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Hyper {
-    /// Learning rate.
-    pub lr: f64,
-    /// Added to the root (Adagrad, row-wise Adagrad, Adam).
-    pub eps: f64,
-    /// Decay of the first moment (Adam).
-    pub beta1: f64,
-    /// Decay of the second moment (Adam).
-    pub beta2: f64,
-    /// L2 penalty on touched rows: `g + weight_decay * w` replaces the gradient.
-    pub weight_decay: f64,
 }
 
 impl OptimizerSpec {
     /// A spec of `kind` with the defaults of everything else.
     pub fn new(kind: OptimizerKind) -> Self {
-        Self { kind, ..Self::default() }
+        let initial_accumulator = kind.default_accumulator();
+        Self { kind, initial_accumulator, ..Self::default() }
     }
 
     /// Words of state behind `dim` values.
     pub fn state_words(&self, dim: usize) -> usize {
-        match self.kind {
-            OptimizerKind::None | OptimizerKind::Sgd => 0,
-            OptimizerKind::Adagrad => dim,
-            OptimizerKind::RowWiseAdagrad => 1,
-            OptimizerKind::Adam => {
-                dim.saturating_mul(2) + usize::from(self.bias_correction == BiasCorrection::Row)
-            }
-        }
+        let count = usize::from(self.bias_correction == BiasCorrection::Row);
+        let words = match self.kind {
+            OptimizerKind::None | OptimizerKind::Sgd => (0, 0),
+            OptimizerKind::Adagrad | OptimizerKind::Momentum => (1, 0),
+            OptimizerKind::RowWiseAdagrad => (0, 1),
+            OptimizerKind::Adam | OptimizerKind::AdamW => (2, count),
+            OptimizerKind::Ftrl => (2, 0),
+            OptimizerKind::RowWiseAdam => (1, 1 + count),
+        };
+        dim.saturating_mul(words.0).saturating_add(words.1)
     }
 
     /// Writes the state of a new row. Panics unless `state` has `state_words(dim)` words.
     pub fn init_state(&self, dim: usize, state: &mut [f32]) {
         assert_eq!(state.len(), self.state_words(dim), "words of optimizer state");
-        state.fill(match self.kind {
-            OptimizerKind::Adagrad | OptimizerKind::RowWiseAdagrad => self.initial_accumulator,
-            OptimizerKind::None | OptimizerKind::Sgd | OptimizerKind::Adam => 0.0,
-        });
+        match self.kind {
+            OptimizerKind::Adagrad | OptimizerKind::RowWiseAdagrad => {
+                state.fill(self.initial_accumulator);
+            }
+            OptimizerKind::Ftrl => {
+                let (accumulators, linear) = state.split_at_mut(dim);
+                accumulators.fill(self.initial_accumulator);
+                linear.fill(0.0);
+            }
+            _ => state.fill(0.0),
+        }
     }
 
     /// Checks the spec itself, once when a table is created.
@@ -190,24 +228,7 @@ impl OptimizerSpec {
     ///
     /// Errors: `Misuse` naming the field and its value; `Misuse` for a table without optimizer.
     pub fn validate(&self, hyper: &Hyper) -> Result<()> {
-        let Hyper { lr, eps, beta1, beta2, weight_decay } = *hyper;
-        if self.kind == OptimizerKind::None {
-            bail!(
-                Misuse,
-                "the table has optimizer \"none\" and takes no updates; use put or modify, or \
-                 create it with an optimizer"
-            );
-        }
-        check_non_negative("lr", lr)?;
-        check_non_negative("weight_decay", weight_decay)?;
-        if self.kind != OptimizerKind::Sgd {
-            check_non_negative("eps", eps)?;
-        }
-        if self.kind == OptimizerKind::Adam {
-            check_beta("beta1", beta1)?;
-            check_beta("beta2", beta2)?;
-        }
-        Ok(())
+        hyper.validate(self.kind)
     }
 
     /// Forms the factors of one batch of updates. `step` is the 1-based count of the table's update
@@ -215,37 +236,27 @@ impl OptimizerSpec {
     pub fn prepare(&self, hyper: &Hyper, step: u64, dim: usize) -> Prepared {
         let negative_lr = -hyper.lr as f32;
         let eps = hyper.eps as f32;
-        let rule = match (self.kind, self.bias_correction) {
-            (OptimizerKind::None, _) => Rule::None,
-            (OptimizerKind::Sgd, _) => Rule::Sgd { negative_lr },
-            (OptimizerKind::Adagrad, _) => Rule::Adagrad { negative_lr, eps },
-            (OptimizerKind::RowWiseAdagrad, _) => Rule::RowWiseAdagrad { negative_lr, eps },
-            (OptimizerKind::Adam, BiasCorrection::Global) => Rule::Adam {
-                factors: adam::Factors::new(hyper),
-                negative_step_size: adam::negative_step_size(hyper, step.max(1)),
-            },
-            (OptimizerKind::Adam, BiasCorrection::Row) => Rule::AdamByRow {
-                factors: adam::Factors::new(hyper),
-                sizes: Box::new(adam::StepSizes::new(hyper)),
-            },
+        let by_row = self.bias_correction == BiasCorrection::Row;
+        let correction = || adam::Correction::of_step(hyper, step.max(1));
+        let adam = || Bias::new(by_row, hyper, || correction().adam());
+        let factors = adam::Factors::new(hyper);
+        let rule = match self.kind {
+            OptimizerKind::None => Rule::None,
+            OptimizerKind::Sgd => Rule::Sgd { negative_lr },
+            OptimizerKind::Momentum => Rule::Momentum(sgd::Momentum::new(hyper)),
+            OptimizerKind::Adagrad => Rule::Adagrad { negative_lr, eps },
+            OptimizerKind::RowWiseAdagrad => Rule::RowWiseAdagrad { negative_lr, eps },
+            OptimizerKind::Adam => Rule::Adam { factors, bias: adam() },
+            OptimizerKind::AdamW => {
+                let bias = Bias::new(by_row, hyper, || correction().adamw());
+                Rule::AdamW { factors, bias }
+            }
+            OptimizerKind::RowWiseAdam => Rule::RowWiseAdam { factors, bias: adam() },
+            OptimizerKind::Ftrl => Rule::Ftrl(ftrl::Factors::new(hyper)),
         };
         let state_words = self.state_words(dim);
         Prepared { rule, weight_decay: hyper.weight_decay as f32, dim, state_words }
     }
-}
-
-fn check_non_negative(field: &str, value: f64) -> Result<()> {
-    if value >= 0.0 && (value as f32).is_finite() {
-        return Ok(());
-    }
-    bail!(Misuse, "{field} is {value}, expected a finite float32 number of at least 0")
-}
-
-fn check_beta(field: &str, value: f64) -> Result<()> {
-    if (0.0..1.0).contains(&value) {
-        return Ok(());
-    }
-    bail!(Misuse, "{field} is {value}, expected a number of at least 0 and below 1")
 }
 
 /// One optimizer with the factors of one batch of updates.
@@ -261,10 +272,39 @@ pub struct Prepared {
 enum Rule {
     None,
     Sgd { negative_lr: f32 },
+    Momentum(sgd::Momentum),
     Adagrad { negative_lr: f32, eps: f32 },
     RowWiseAdagrad { negative_lr: f32, eps: f32 },
-    Adam { factors: adam::Factors, negative_step_size: f32 },
-    AdamByRow { factors: adam::Factors, sizes: Box<adam::StepSizes> },
+    Adam { factors: adam::Factors, bias: Bias<f32> },
+    AdamW { factors: adam::Factors, bias: Bias<(f32, f32)> },
+    RowWiseAdam { factors: adam::Factors, bias: Bias<f32> },
+    Ftrl(ftrl::Factors),
+}
+
+/// What corrects the bias of moments: the same for the whole batch, or by each row's own count.
+#[derive(Clone, Debug)]
+enum Bias<T> {
+    Global(T),
+    Row(Box<adam::Corrections>),
+}
+
+impl<T: Copy> Bias<T> {
+    fn new(by_row: bool, hyper: &Hyper, global: impl Fn() -> T) -> Self {
+        match by_row {
+            true => Self::Row(Box::new(adam::Corrections::new(hyper))),
+            false => Self::Global(global()),
+        }
+    }
+
+    /// The factors of a row's next step, which a row that counts its steps notes in `count`, the
+    /// word behind its moments.
+    #[inline(always)]
+    fn next(&self, count: &mut [f32], factors: impl Fn(&adam::Correction) -> T) -> T {
+        match self {
+            Self::Global(same) => *same,
+            Self::Row(corrections) => factors(&corrections.count(&mut count[0])),
+        }
+    }
 }
 
 impl Prepared {
@@ -303,6 +343,7 @@ impl Prepared {
         match &self.rule {
             Rule::None => {}
             Rule::Sgd { negative_lr } => sgd::step::<DECAY>(values, gradient, decay, *negative_lr),
+            Rule::Momentum(momentum) => momentum.step::<DECAY>(values, state, gradient),
             Rule::Adagrad { negative_lr, eps } => {
                 adagrad::step::<DECAY>(values, state, gradient, decay, *negative_lr, *eps);
             }
@@ -310,18 +351,28 @@ impl Prepared {
                 let sum = &mut state[0];
                 adagrad::step_row_wise::<DECAY>(values, sum, gradient, decay, *negative_lr, *eps);
             }
-            Rule::Adam { factors, negative_step_size } => {
-                let (first, second) = state.split_at_mut(self.dim);
-                let size = *negative_step_size;
+            Rule::Adam { factors, bias } => {
+                let (first, rest) = state.split_at_mut(self.dim);
+                let (second, count) = rest.split_at_mut(self.dim);
+                let size = bias.next(count, adam::Correction::adam);
                 adam::step::<DECAY>(values, first, second, gradient, factors, size);
             }
-            Rule::AdamByRow { factors, sizes } => {
-                let (moments, count) = state.split_at_mut(2 * self.dim);
-                let (first, second) = moments.split_at_mut(self.dim);
-                let step = count[0].to_bits().saturating_add(1);
-                count[0] = f32::from_bits(step);
-                let size = sizes.negative_step_size(step);
-                adam::step::<DECAY>(values, first, second, gradient, factors, size);
+            Rule::AdamW { factors, bias } => {
+                let (first, rest) = state.split_at_mut(self.dim);
+                let (second, count) = rest.split_at_mut(self.dim);
+                let size_and_root = bias.next(count, adam::Correction::adamw);
+                adam::step_decoupled(values, first, second, gradient, factors, size_and_root);
+            }
+            Rule::RowWiseAdam { factors, bias } => {
+                let (first, rest) = state.split_at_mut(self.dim);
+                let (second, count) = rest.split_at_mut(1);
+                let size = bias.next(count, adam::Correction::adam);
+                let second = &mut second[0];
+                adam::step_row_wise::<DECAY>(values, first, second, gradient, factors, size);
+            }
+            Rule::Ftrl(factors) => {
+                let (accumulators, linear) = state.split_at_mut(self.dim);
+                ftrl::step::<DECAY>(values, accumulators, linear, gradient, factors);
             }
         }
     }

@@ -395,8 +395,8 @@ impl Inner {
             + self.metrics.state_bytes.load(Ordering::Relaxed)
     }
 
-    /// Bytes of pieces that a byte of deltas pays for while a cycle is under way. Under a disk bound
-    /// a cycle is over sooner, and with it the file before.
+    /// Bytes of pieces that a byte of deltas pays for while a cycle is under way. Under a disk
+    /// bound a cycle is over sooner, and with it the file before.
     fn pieces_per_delta(&self) -> u64 {
         if self.options.max_disk_bytes.is_some() { 4 } else { 2 }
     }

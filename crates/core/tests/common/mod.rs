@@ -17,8 +17,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 
 /// Too little disk to measure its speed in, which takes a quarter of a second.
 pub(crate) const DISK_BYTES: u64 = 100 << 20;
-pub(crate) const HYPER: Hyper =
-    Hyper { lr: 0.5, eps: 1e-8, beta1: 0.9, beta2: 0.999, weight_decay: 0.0 };
+pub(crate) const HYPER: Hyper = Hyper { lr: 0.5, eps: 1e-8, ..Hyper::DEFAULT };
 
 /// Options with this budget, small pages, and no measurement of the disk.
 pub(crate) fn options(bytes: u64) -> StoreOptions {

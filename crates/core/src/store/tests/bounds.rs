@@ -177,7 +177,7 @@ fn device_error(fixture: &Fixture, inject: &dyn Fn(&SimMedium)) -> Option<ErrorK
         let mut next = model.clone();
         let run = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             for _ in 0..4 {
-                let table = random.below(4) as usize;
+                let table = random.below(fixture.specs.len() as u64) as usize;
                 let keys = fixture.pick(&mut random, table, 150);
                 fixture.update(&store, &mut next, &mut random, table, &keys);
             }

@@ -18,7 +18,7 @@ fn power_cut(fixture: &Fixture, operation: u64, seed: u64) -> bool {
         }
         for step in 1..=6u64 {
             for _ in 0..3 {
-                let table = random.below(4) as usize;
+                let table = random.below(fixture.specs.len() as u64) as usize;
                 let keys = fixture.pick(&mut random, table, 150);
                 let gradients = vec![0.25; keys.len() * DIM];
                 let batch = UpdateBatch {
