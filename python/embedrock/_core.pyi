@@ -18,6 +18,7 @@ __version__: str
 _Keys = NDArray[np.uint64]
 _Rows = NDArray[np.float32]
 _Path = str | PathLike[str]
+_Bounds = tuple[float | None, float | None, float | None, float]
 _Progress = Callable[[int, int], object]
 
 @final
@@ -111,8 +112,18 @@ class Store:
         batches: Sequence[tuple[TableId, _Keys, _Rows, Hyper]],
         non_finite: str,
         step: int | None = None,
-    ) -> tuple[int, int]:
-        """One optimizer step per distinct key; returns (rows updated, rows skipped)."""
+        clip: _Bounds | None = None,
+    ) -> tuple[int, int, float | None]:
+        """One optimizer step per distinct key; returns (rows updated, rows skipped, norm)."""
+
+    def gradient_norm(
+        self,
+        /,
+        batches: Sequence[tuple[TableId, _Keys, _Rows, Hyper]],
+        non_finite: str,
+        clip: _Bounds | None = None,
+    ) -> float:
+        """The norm that an update with the same bounds would scale."""
 
     def modify(
         self, /, table: TableId, keys: _Keys, function: Callable[[_Rows, _Rows], None]

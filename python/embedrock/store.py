@@ -23,9 +23,18 @@ import numpy.typing as npt
 from embedrock import _core
 from embedrock import initializers as _initializers
 from embedrock import optimizers as _optimizers
-from embedrock._arrays import ArrayLike, as_keys
+from embedrock._arrays import ArrayLike, Keys, as_keys
+from embedrock.clip import Clip, bounds
 from embedrock.errors import EmbedrockError, MisuseError, NotFoundError, UncommittedWarning
-from embedrock.table import Floats, KeysNamed, NonFinite, Table, update_part
+from embedrock.table import (
+    Floats,
+    KeysNamed,
+    NonFinite,
+    Table,
+    UpdateReport,
+    update_part,
+    update_report,
+)
 
 __all__ = ["Commit", "Store", "check", "copy", "distinct", "open"]
 
@@ -211,26 +220,46 @@ class Store:
         weight_decay: float = 0.0,
         non_finite: NonFinite = "refuse",
         step: int | None = None,
+        clip: Clip | None = None,
+        other_norm: float = 0.0,
         **more: float,
-    ) -> dict[str, int]:
+    ) -> UpdateReport:
         """One optimizer step on rows of several tables, as :meth:`Table.update` for each.
 
-        All batches are checked before the first row of any table changes.
+        All batches are checked before the first row of any table changes. ``Clip.norm`` bounds the
+        norm over all tables.
 
-        >>> store.update([(table, [1, 2], np.ones((2, 4), np.float32))], lr=0.1)
+        >>> batches = [(table, [1, 2], np.ones((2, 4), np.float32))]
+        >>> store.update(batches, lr=0.1)
         {'rows': 2, 'skipped': 0}
+        >>> store.update(batches, lr=0.1, clip=embedrock.Clip(norm=1.0), other_norm=1.0)
+        {'rows': 2, 'skipped': 0, 'norm': 3.0}
         """
-        found = [(self._own(table), as_keys(keys)) for table, keys, _ in batches]
         factors = (lr, eps, betas, weight_decay, more)
-        parts = [
-            update_part(
-                table, keys, batch[2], _optimizers.hyper(table._optimizer["kind"], *factors)
-            )
-            for (table, keys), batch in zip(found, batches, strict=True)
-        ]
+        found, parts = self._updates(batches, factors)
+        within = bounds(clip, other_norm)
         with KeysNamed(*found):
-            rows, skipped = self._core.update(parts, non_finite, step)
-        return {"rows": rows, "skipped": skipped}
+            return update_report(*self._core.update(parts, non_finite, step, within))
+
+    def gradient_norm(
+        self,
+        batches: Sequence[tuple[Table, ArrayLike, ArrayLike]],
+        *,
+        clip: Clip | None = None,
+        non_finite: NonFinite = "refuse",
+    ) -> float:
+        """The norm of gradients of several tables, those of equal keys summed; changes nothing.
+
+        With ``clip`` it is that of elements and rows within their bounds: what ``update`` would
+        scale. To bound it together with gradients elsewhere, a table of another store for example,
+        pass theirs to ``update`` as ``other_norm``.
+
+        >>> store.gradient_norm([(table, [1, 1], np.full((2, 4), 0.5, np.float32))])
+        2.0
+        """
+        found, parts = self._updates(batches, (1.0, None, (0.9, 0.999), 0.0, {}))
+        with KeysNamed(*found):
+            return self._core.gradient_norm(parts, non_finite, bounds(clip, 0.0))
 
     def commit(
         self, step: int, meta: Any = None, state: Mapping[str, bytes] | None = None
@@ -348,6 +377,17 @@ class Store:
                 UncommittedWarning,
                 stacklevel=stacklevel,
             )
+
+    def _updates(
+        self, batches: Sequence[tuple[Table, ArrayLike, ArrayLike]], factors: tuple[Any, ...]
+    ) -> tuple[list[tuple[Table, Keys]], list[Any]]:
+        """The tables and keys of an update's batches, and these as the engine takes them."""
+        found = [(self._own(table), as_keys(keys)) for table, keys, _ in batches]
+        parts = [
+            update_part(table, keys, batch[2], _optimizers.hyper(table._optimizer["kind"], *factors))
+            for (table, keys), batch in zip(found, batches, strict=True)
+        ]
+        return found, parts
 
     def _own(self, table: Table) -> Table:
         if not isinstance(table, Table):

@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from embedrock import _core
 from embedrock._arrays import ArrayLike, Keys, as_keys, as_out, as_rows
+from embedrock.clip import Clip, bounds
 from embedrock.errors import EmbedrockError, KeyRangeError, MisuseError
 from embedrock.optimizers import OptimizerSpec, hyper
 
 if TYPE_CHECKING:
     from embedrock.store import Store
 
-__all__ = ["Table"]
+__all__ = ["Table", "UpdateReport"]
 
 Floats = npt.NDArray[np.float32]
 NonFinite = Literal["refuse", "skip", "apply"]
 Function = Callable[[Floats, Floats], "Floats | tuple[Floats, Floats] | None"]
+
+
+class _Updated(TypedDict):
+    rows: int
+    skipped: int
+
+
+class UpdateReport(_Updated, total=False):
+    """What an update did: distinct rows updated, and left out."""
+
+    norm: float
+    """The norm of all gradients before it was scaled, where ``Clip.norm`` bounds it."""
 
 
 class Table:
@@ -217,8 +230,10 @@ class Table:
         weight_decay: float = 0.0,
         non_finite: NonFinite = "refuse",
         step: int | None = None,
+        clip: Clip | None = None,
+        other_norm: float = 0.0,
         **more: float,
-    ) -> dict[str, int]:
+    ) -> UpdateReport:
         """One optimizer step on the rows of these keys.
 
         Gradients of equal keys are summed first, in float32 and in order of occurrence; then every
@@ -230,12 +245,17 @@ class Table:
         the number of the step for a global bias correction, one more than the table's count of
         updates when it is None.
 
+        ``clip`` bounds the summed gradients (:class:`embedrock.Clip`). ``other_norm`` is the norm of
+        gradients elsewhere, dense ones for example, that count with these for ``Clip.norm``; the
+        report's norm is that of all, by which the others are to be scaled too.
+
         Shapes: ``keys (*,), gradients (*, embedding_dim) float32``.
 
-        Returns ``{"rows": distinct rows updated, "skipped": distinct rows left out}``.
+        Returns ``{"rows": distinct rows updated, "skipped": distinct rows left out}``, and the norm
+        before it was scaled as ``"norm"`` where ``Clip.norm`` bounds it.
 
         Errors: ``NonFiniteError`` for NaN and infinite gradients, unless ``non_finite`` is
-        ``"skip"`` (their rows are left out) or ``"apply"``.
+        ``"skip"`` (their rows are left out) or ``"apply"``; they are looked for before clipping.
 
         >>> table.update([7, 7, 9], np.ones((3, 4), np.float32), lr=0.1)
         {'rows': 2, 'skipped': 0}
@@ -243,9 +263,9 @@ class Table:
         found = as_keys(keys)
         factors = hyper(self._optimizer["kind"], lr, eps, betas, weight_decay, more)
         part = update_part(self, found, gradients, factors)
+        within = bounds(clip, other_norm)
         with KeysNamed((self, found)):
-            rows, skipped = self._store._core.update([part], non_finite, step)
-        return {"rows": rows, "skipped": skipped}
+            return update_report(*self._store._core.update([part], non_finite, step, within))
 
     def modify(self, keys: ArrayLike, function: Function, /) -> None:
         """Rewrites rows by a function from (values, state) to (values, state).
@@ -414,6 +434,14 @@ def update_part(
     """One table's part of an update as the engine takes it."""
     rows = table._rows(keys, gradients, "gradients", "embedding_dim")
     return (table._handle, keys.flat, rows, factors)
+
+
+def update_report(rows: int, skipped: int, norm: float | None) -> UpdateReport:
+    """The engine's answer to an update by name."""
+    report = UpdateReport(rows=rows, skipped=skipped)
+    if norm is not None:
+        report["norm"] = norm
+    return report
 
 
 class KeysNamed:

@@ -223,12 +223,15 @@ pub enum NonFinite {
 }
 
 /// What an update did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct UpdateReport {
     /// Distinct rows updated.
     pub rows: u64,
     /// Distinct rows left out because of NaN or infinite gradients.
     pub skipped: u64,
+    /// The norm of all gradients of the call and of what counts with them, before they were scaled
+    /// down to [`Clip::norm`](crate::Clip::norm); `None` without that bound.
+    pub norm: Option<f64>,
 }
 
 /// A durable point of a store.

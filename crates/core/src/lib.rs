@@ -6,6 +6,7 @@
 
 mod arena;
 pub mod cache;
+pub mod clip;
 pub mod config;
 pub mod distinct;
 pub mod error;
@@ -20,6 +21,7 @@ pub mod row;
 pub mod storage;
 pub mod store;
 
+pub use clip::Clip;
 pub use config::{
     CommitInfo, GetBatch, Memory, NonFinite, PutBatch, StoreOptions, TableId, TableInfo, TableSpec,
     Uncommitted, UpdateBatch, UpdateReport,

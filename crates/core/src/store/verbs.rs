@@ -1,4 +1,4 @@
-//! The verbs: get, put, update, modify, delete, contains, look-ahead.
+//! The verbs: get, put, modify, delete, contains, look-ahead. (`update.rs` has update.)
 //!
 //! Each one checks its whole input before it changes a row, reserves the disk that the change may
 //! need, and then visits the rows.
@@ -6,11 +6,9 @@
 use super::engine::{Engine, Table};
 use super::rows::{Effect, Keys, RowOp, RowView};
 use super::{Inner, Store};
-use crate::config::{GetBatch, NonFinite, PutBatch, TableId, UpdateBatch, UpdateReport};
-use crate::distinct::{Distinct, Merged, merge_gradients};
+use crate::config::{GetBatch, NonFinite, PutBatch, TableId, UpdateReport};
+use crate::distinct::Distinct;
 use crate::error::{Result, bail};
-use crate::optimizer::Prepared;
-use crate::prefetch::prefetch_slice;
 use crate::row::RowLayout;
 use std::sync::atomic::Ordering;
 
@@ -83,51 +81,6 @@ impl Store {
         Ok(report)
     }
 
-    /// Applies one optimizer step per distinct key; gradients of equal keys are summed first, in
-    /// float32, in order of occurrence. Each table's count of update batches grows by one.
-    ///
-    /// *Errors*: as `put`; a table may be named once. *Durability*: with the next commit.
-    pub fn update(&self, batches: &[UpdateBatch<'_>]) -> Result<UpdateReport> {
-        let engine = self.inner.writable_engine()?;
-        let mut report = UpdateReport::default();
-        let mut op = UpdateOp { sources: Vec::new() };
-        let mut chosen: Vec<Vec<u64>> = Vec::new();
-        let mut scratch = Distinct::new();
-        for (i, batch) in batches.iter().enumerate() {
-            let table = self.inner.table_of(&engine, batch.table)?;
-            if batches[..i].iter().any(|other| other.table == batch.table) {
-                let name = &table.record.spec.name;
-                bail!(Misuse, "table {name:?} is updated twice in one call; join its keys");
-            }
-            let dim = table.layout.embedding_dim();
-            check_len("gradients", table, batch.gradients.len(), batch.keys.len(), dim)?;
-            check_keys(table, batch.keys)?;
-            let optimizer = &table.record.spec.optimizer;
-            optimizer
-                .validate(&batch.hyper)
-                .map_err(|e| e.context(format!("table {:?}", table.record.spec.name)))?;
-            let (distinct, inverse) = scratch.run(batch.keys);
-            let mut keys = distinct.to_vec();
-            let mut merged = merge_gradients(inverse, batch.gradients, dim);
-            let mut rows = std::mem::take(&mut merged.rows);
-            let bad = |row: u32| !all_finite(merged.gradient(row, batch.gradients, dim));
-            let before = keys.len();
-            self.inner.handle_non_finite(batch.non_finite, table, &mut keys, &mut rows, bad)?;
-            report.skipped += (before - keys.len()) as u64;
-            let step = batch.step.unwrap_or(table.updates.load(Ordering::Relaxed) + 1);
-            let prepared = optimizer.prepare(&batch.hyper, step, dim);
-            op.sources.push(UpdateSource { table, rows, given: batch.gradients, merged, prepared });
-            chosen.push(keys);
-        }
-        let keys: Vec<Keys<'_>> =
-            op.sources.iter().zip(&chosen).map(|(s, keys)| Keys { table: s.table, keys }).collect();
-        report.rows = self.inner.change(&engine, &keys, &mut op)?;
-        for source in &op.sources {
-            source.table.updates.fetch_add(1, Ordering::Relaxed);
-        }
-        Ok(report)
-    }
-
     /// Hands the rows of `keys` to `f` as `(distinct keys, values, state)` and stores what it
     /// leaves there (MLKV's Rmw in full). Equal keys are handed over once, in first-occurrence
     /// order. Nothing else runs meanwhile; `f` must not call the store.
@@ -166,7 +119,7 @@ impl Store {
         let source = PutSource { table, last, values: &values, state: Some(&state), reset: false };
         let mut put = PutOp { sources: vec![source], blind: true };
         let rows = self.inner.change(&engine, &batch, &mut put)?;
-        Ok(UpdateReport { rows, skipped: 0 })
+        Ok(UpdateReport { rows, ..UpdateReport::default() })
     }
 
     /// Deletes keys; they read as initial again. Returns how many had been written.
@@ -255,7 +208,12 @@ impl Store {
 
 impl Inner {
     /// Runs a verb that changes rows: reserves room, visits, counts. Returns the rows visited.
-    fn change<O: RowOp>(&self, engine: &Engine, keys: &[Keys<'_>], op: &mut O) -> Result<u64> {
+    pub(super) fn change<O: RowOp>(
+        &self,
+        engine: &Engine,
+        keys: &[Keys<'_>],
+        op: &mut O,
+    ) -> Result<u64> {
         self.reserve(engine, keys)?;
         let _guard = self.poison_on_panic();
         let result = self.visit_rows(engine, keys, op);
@@ -270,7 +228,7 @@ impl Inner {
     }
 
     /// Deals with rows that are not finite, before any row changes. `rows` go along with `keys`.
-    fn handle_non_finite(
+    pub(super) fn handle_non_finite(
         &self,
         policy: NonFinite,
         table: &Table,
@@ -327,7 +285,7 @@ pub(super) fn check_keys(table: &Table, keys: &[u64]) -> Result<()> {
     Ok(())
 }
 
-fn check_len(what: &str, table: &Table, len: usize, rows: usize, width: usize) -> Result<()> {
+pub(super) fn check_len(what: &str, table: &Table, len: usize, rows: usize, width: usize) -> Result<()> {
     if len != rows * width {
         bail!(
             Misuse,
@@ -340,7 +298,7 @@ fn check_len(what: &str, table: &Table, len: usize, rows: usize, width: usize) -
 }
 
 /// True when no element is NaN or infinite. Branch-free, so that it runs at memory speed.
-fn all_finite(values: &[f32]) -> bool {
+pub(super) fn all_finite(values: &[f32]) -> bool {
     const EXPONENT: u32 = 0x7F80_0000;
     values.iter().fold(true, |all, x| all & (x.to_bits() & EXPONENT != EXPONENT))
 }
@@ -433,41 +391,5 @@ impl RowOp for PutOp<'_> {
 
     fn blind(&self) -> bool {
         self.blind
-    }
-}
-
-struct UpdateSource<'a> {
-    table: &'a Table,
-    /// Row of the gradients for each key.
-    rows: Vec<u32>,
-    given: &'a [f32],
-    merged: Merged,
-    prepared: Prepared,
-}
-
-struct UpdateOp<'a> {
-    sources: Vec<UpdateSource<'a>>,
-}
-
-impl RowOp for UpdateOp<'_> {
-    #[inline(always)]
-    fn prefetch(&self, batch: usize, position: usize) {
-        let source = &self.sources[batch];
-        let dim = source.table.layout.embedding_dim();
-        prefetch_slice(source.merged.gradient(source.rows[position], source.given, dim));
-    }
-
-    #[inline(always)]
-    fn visit(&mut self, batch: usize, position: usize, row: RowView<'_>) -> Effect {
-        let source = &self.sources[batch];
-        let (values, state) = source.table.layout.split_mut(row.words);
-        let row = source.rows[position];
-        let gradient = source.merged.gradient(row, source.given, values.len());
-        source.prepared.apply(values, state, gradient);
-        Effect::Wrote
-    }
-
-    fn changes(&self) -> bool {
-        true
     }
 }
