@@ -10,6 +10,7 @@ pub mod clip;
 pub mod config;
 pub mod distinct;
 pub mod error;
+mod half;
 pub mod hash;
 pub mod index;
 pub mod init;
@@ -24,7 +25,7 @@ pub mod store;
 pub use clip::Clip;
 pub use config::{
     CommitInfo, GetBatch, Memory, NonFinite, PutBatch, StoreOptions, TableId, TableInfo, TableSpec,
-    Uncommitted, UpdateBatch, UpdateReport,
+    Uncommitted, UpdateBatch, UpdateReport, ValuesOut,
 };
 pub use distinct::distinct;
 pub use error::{Error, ErrorKind, Result};

@@ -3,7 +3,7 @@
 mod hyper;
 mod modify;
 
-use crate::arrays::{Keys, Rows, RowsOut, to_fill};
+use crate::arrays::{Keys, Rows, RowsOut, ValuesOut, to_fill};
 use crate::error::{Carried, OrRaise, misuse};
 use crate::scan::Scan;
 use embedrock_core as core;
@@ -30,7 +30,7 @@ impl TableId {
 }
 
 /// A handle, keys, values to fill and state to fill.
-type GetParts<'py> = (PyRef<'py, TableId>, Keys<'py>, RowsOut<'py>, Option<RowsOut<'py>>);
+type GetParts<'py> = (PyRef<'py, TableId>, Keys<'py>, ValuesOut<'py>, Option<RowsOut<'py>>);
 /// A handle, keys, values and state.
 type PutParts<'py> = (PyRef<'py, TableId>, Keys<'py>, Rows<'py>, Option<Rows<'py>>);
 /// A handle, keys, gradients and hyperparameters.
@@ -110,19 +110,20 @@ impl Store {
         json_value(py, &info)
     }
 
-    /// Fills each batch's values (and state) with the rows of its keys.
+    /// Fills each batch's values (and state) with the rows of its keys. Values are float32, or
+    /// uint16 to take the bits of the table's own dtype of 2 bytes.
     fn get(&self, py: Python<'_>, batches: Vec<GetParts<'_>>) -> PyResult<()> {
         modify::refuse_reentry(py, &self.0)?;
         let mut outputs = Vec::with_capacity(batches.len());
         for (_, _, values, state) in &batches {
-            outputs.push((to_fill(values)?, state.as_ref().map(to_fill).transpose()?));
+            outputs.push((values.to_fill()?, state.as_ref().map(to_fill).transpose()?));
         }
         let mut requests = Vec::with_capacity(batches.len());
         for ((table, keys, _, _), (values, state)) in batches.iter().zip(&mut outputs) {
             requests.push(core::GetBatch {
                 table: table.0,
                 keys: keys.as_slice()?,
-                values: values.as_slice_mut()?,
+                values: values.as_out()?,
                 state: state.as_mut().map(|state| state.as_slice_mut()).transpose()?,
             });
         }
@@ -154,7 +155,7 @@ impl Store {
     }
 
     /// One optimizer step per distinct key, with gradients within the bounds (value, row_norm,
-    /// norm) and the norm of others; returns (rows updated, rows skipped, norm).
+    /// norm) and the norm of others; returns (rows updated, rows skipped, rows saturated, norm).
     #[pyo3(signature = (batches, non_finite, step=None, clip=None))]
     fn update(
         &self,
@@ -163,11 +164,11 @@ impl Store {
         non_finite: &str,
         step: Option<u64>,
         clip: Option<Bounds>,
-    ) -> PyResult<(u64, u64, Option<f64>)> {
+    ) -> PyResult<(u64, u64, u64, Option<f64>)> {
         modify::refuse_reentry(py, &self.0)?;
         let (requests, clip) = (update_batches(py, &batches, non_finite, step)?, bounds(clip));
         let report = py.detach(|| self.0.update_within(&requests, &clip)).or_raise(py)?;
-        Ok((report.rows, report.skipped, report.norm))
+        Ok((report.rows, report.skipped, report.saturated, report.norm))
     }
 
     /// The norm that an update with the same bounds would scale.

@@ -11,8 +11,10 @@ use crate::clip::{Clip, Clipped, coefficient};
 use crate::config::{NonFinite, UpdateBatch, UpdateReport};
 use crate::distinct::{Distinct, Merged, merge_gradients};
 use crate::error::{Result, bail};
+use crate::half::Rounding;
 use crate::optimizer::Prepared;
 use crate::prefetch::prefetch_slice;
+use crate::row::RoundingMode;
 use std::sync::atomic::Ordering;
 
 impl Store {
@@ -31,15 +33,19 @@ impl Store {
     /// counts elsewhere is not finite, unless all is let through.
     pub fn update_within(&self, batches: &[UpdateBatch<'_>], clip: &Clip) -> Result<UpdateReport> {
         let engine = self.inner.writable_engine()?;
-        let (mut op, mut report) = self.inner.gradients(&engine, batches, clip)?;
-        let chosen: Vec<Vec<u64>> =
-            op.sources.iter_mut().map(|source| std::mem::take(&mut source.keys)).collect();
+        let (chosen, mut sources, mut report) = self.inner.gradients(&engine, batches, clip)?;
+        for (source, keys) in sources.iter_mut().zip(&chosen) {
+            source.keys = keys;
+        }
         let keys: Vec<Keys<'_>> =
-            op.sources.iter().zip(&chosen).map(|(s, keys)| Keys { table: s.table, keys }).collect();
+            sources.iter().map(|source| Keys { table: source.table, keys: source.keys }).collect();
+        let mut op = UpdateOp::new(sources);
         report.rows = self.inner.change(&engine, &keys, &mut op)?;
         for source in &op.sources {
             source.table.updates.fetch_add(1, Ordering::Relaxed);
         }
+        self.inner.metrics.saturated.fetch_add(op.saturated, Ordering::Relaxed);
+        report.saturated = op.saturated;
         Ok(report)
     }
 
@@ -52,23 +58,23 @@ impl Store {
         let engine = self.inner.planned_engine()?;
         // The norm is computed where something bounds it.
         let clip = Clip { norm: Some(clip.norm.unwrap_or(1.0)), ..*clip };
-        let (_, report) = self.inner.gradients(&engine, batches, &clip)?;
+        let (_, _, report) = self.inner.gradients(&engine, batches, &clip)?;
         Ok(report.norm.unwrap_or(0.0))
     }
 }
 
 impl Inner {
-    /// What an update applies: the gradients of the distinct keys of each batch, checked and within
-    /// bounds.
+    /// What an update applies: the distinct keys of each batch and their gradients, checked and
+    /// within bounds.
     fn gradients<'a>(
         &self,
         engine: &'a Engine,
         batches: &[UpdateBatch<'a>],
         clip: &Clip,
-    ) -> Result<(UpdateOp<'a>, UpdateReport)> {
+    ) -> Result<(Vec<Vec<u64>>, Vec<UpdateSource<'a>>, UpdateReport)> {
         clip.validate()?;
         let mut report = UpdateReport::default();
-        let mut op = UpdateOp { sources: Vec::new(), bounded: Vec::new() };
+        let (mut chosen, mut sources) = (Vec::new(), Vec::new());
         let mut scratch = Distinct::new();
         let mut squares = 0.0;
         for (i, batch) in batches.iter().enumerate() {
@@ -77,24 +83,24 @@ impl Inner {
                 let name = &table.record.spec.name;
                 bail!(Misuse, "table {name:?} is updated twice in one call; join its keys");
             }
-            let mut source = self.source(table, batch, &mut scratch, &mut report)?;
+            let (keys, mut source) = self.source(table, batch, &mut scratch, &mut report)?;
             if !clip.is_none() {
                 let (clipped, sum) = clip.rows(source.rows.iter().map(|row| source.gradient(*row)));
                 source.clipped = Some(clipped);
                 squares += sum;
-                op.bounded.resize(op.bounded.len().max(table.layout.embedding_dim()), 0.0);
             }
-            op.sources.push(source);
+            chosen.push(keys);
+            sources.push(source);
         }
         if let Some(bound) = clip.norm {
             self.check_other_norm(clip.other_norm, batches)?;
             let norm = clip.total_norm(squares);
             let scale = coefficient(bound, norm);
-            let clipped = op.sources.iter_mut().filter_map(|source| source.clipped.as_mut());
+            let clipped = sources.iter_mut().filter_map(|source| source.clipped.as_mut());
             clipped.for_each(|clipped| clipped.scale(scale));
             report.norm = Some(norm);
         }
-        Ok((op, report))
+        Ok((chosen, sources, report))
     }
 
     /// One batch, checked, with the gradients of equal keys summed.
@@ -104,7 +110,7 @@ impl Inner {
         batch: &UpdateBatch<'a>,
         scratch: &mut Distinct,
         report: &mut UpdateReport,
-    ) -> Result<UpdateSource<'a>> {
+    ) -> Result<(Vec<u64>, UpdateSource<'a>)> {
         let dim = table.layout.embedding_dim();
         check_len("gradients", table, batch.gradients.len(), batch.keys.len(), dim)?;
         check_keys(table, batch.keys)?;
@@ -120,10 +126,19 @@ impl Inner {
         let before = keys.len();
         self.handle_non_finite(batch.non_finite, table, &mut keys, &mut rows, bad)?;
         report.skipped += (before - keys.len()) as u64;
-        let step = batch.step.unwrap_or(table.updates.load(Ordering::Relaxed) + 1);
-        let prepared = optimizer.prepare(&batch.hyper, step, dim);
+        let count = table.updates.load(Ordering::Relaxed) + 1;
+        let prepared = optimizer.prepare(&batch.hyper, batch.step.unwrap_or(count), dim);
+        let rounding = match table.record.spec.rounding {
+            RoundingMode::Stochastic => {
+                Some(Rounding::new(self.superblock.seed, table.salt, count))
+            }
+            RoundingMode::Nearest => None,
+        };
         let given = batch.gradients;
-        Ok(UpdateSource { table, keys, rows, given, merged, prepared, clipped: None })
+        let (clipped, none): (_, &[u64]) = (None, &[]);
+        let source =
+            UpdateSource { table, keys: none, rows, given, merged, prepared, clipped, rounding };
+        Ok((keys, source))
     }
 
     /// A norm elsewhere that is not finite leaves nothing to scale to.
@@ -139,8 +154,8 @@ impl Inner {
 
 struct UpdateSource<'a> {
     table: &'a Table,
-    /// The distinct keys, until the visits take them.
-    keys: Vec<u64>,
+    /// The distinct keys, empty until the visits begin.
+    keys: &'a [u64],
     /// Row of the gradients for each key.
     rows: Vec<u32>,
     given: &'a [f32],
@@ -148,6 +163,8 @@ struct UpdateSource<'a> {
     prepared: Prepared,
     /// What bounds them, if anything does.
     clipped: Option<Clipped>,
+    /// Random bits of this batch, unless results are rounded to nearest.
+    rounding: Option<Rounding>,
 }
 
 impl UpdateSource<'_> {
@@ -161,6 +178,18 @@ struct UpdateOp<'a> {
     sources: Vec<UpdateSource<'a>>,
     /// Room for one gradient within its bounds.
     bounded: Vec<f32>,
+    /// Room for the values of one row in float32, if they are stored in 2 bytes.
+    values: Vec<f32>,
+    /// Rows of which a value left its range.
+    saturated: u64,
+}
+
+impl<'a> UpdateOp<'a> {
+    fn new(sources: Vec<UpdateSource<'a>>) -> Self {
+        let most = sources.iter().map(|source| source.table.layout.embedding_dim()).max();
+        let room = vec![0.0; most.unwrap_or(0)];
+        Self { sources, bounded: room.clone(), values: room, saturated: 0 }
+    }
 }
 
 impl RowOp for UpdateOp<'_> {
@@ -173,14 +202,23 @@ impl RowOp for UpdateOp<'_> {
     #[inline(always)]
     fn visit(&mut self, batch: usize, position: usize, row: RowView<'_>) -> Effect {
         let source = &self.sources[batch];
-        let (values, state) = source.table.layout.split_mut(row.words);
         let mut gradient = source.gradient(source.rows[position]);
         if let Some(clipped) = &source.clipped {
             let bounded = &mut self.bounded[..gradient.len()];
             clipped.write(position, gradient, bounded);
             gradient = bounded;
         }
+        let layout = &source.table.layout;
+        let (words, state) = layout.split_mut(row.words);
+        if layout.is_float32() {
+            source.prepared.apply(words, state, gradient);
+            return Effect::Wrote;
+        }
+        let values = &mut self.values[..gradient.len()];
+        layout.read_values(words, values);
         source.prepared.apply(values, state, gradient);
+        let (rounding, key) = (source.rounding.as_ref(), source.keys[position]);
+        self.saturated += u64::from(layout.write_updated(words, values, rounding, key));
         Effect::Wrote
     }
 
