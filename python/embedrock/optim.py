@@ -195,7 +195,7 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         for i, (store, batches, parts) in enumerate(stores):
             others = math.hypot(dense.norm, *norms[:i], *norms[i + 1 :])
             within = bounds(self.clip, others)
-            self.norm = store._core.update(parts, self.non_finite, None, within)[2]
+            self.norm = store._core.update(parts, self.non_finite, None, within)[3]
             for pending, _, _, _ in batches:
                 self.state[pending.parameter]["step"] = self._steps(pending) + 1
             self._drop(batches)
