@@ -107,19 +107,19 @@ def as_out(
     Its dtype is float32 or ``own``, that of the table; values of 2 bytes come as uint16. A CPU
     tensor of PyTorch is filled through its own memory.
     """
-    array, dtype = out, ""
+    array, dtype = out, getattr(getattr(out, "dtype", None), "name", "")
     if _is_tensor(out):
         if out.device.type != "cpu":
             raise MisuseError(f"{name} is on {out.device}, expected host memory; copy afterwards")
-        array, dtype = out.detach(), dtype_name(out.dtype, name)
+        dtype = str(out.dtype).removeprefix("torch.")
         bits = sys.modules["torch"].int16
-        array = (array.view(bits) if dtype == "bfloat16" else array).numpy()
+        array = (out.detach().view(bits) if dtype == "bfloat16" else out.detach()).numpy()
     elif isinstance(out, BFloat16Rows):
         array, dtype = out.bits, "bfloat16"
     if not isinstance(array, np.ndarray):
         raise MisuseError(f"{name} is {_describe(out)}, expected a float32 array to fill")
-    dtype = dtype or array.dtype.name
-    if dtype not in ("float32", own):
+    if dtype not in ("float32", own) or not array.dtype.isnative:
+        dtype = dtype if array.dtype.isnative else str(array.dtype)
         others = "" if own == "float32" else f" or {own}"
         raise MisuseError(f"{name} is {dtype}, expected float32{others}")
     if array.shape != shape:
@@ -129,7 +129,7 @@ def as_out(
         raise MisuseError(f"{name} is not C-contiguous; make it with np.empty({shape}, np.float32)")
     if not flags.writeable:
         raise MisuseError(f"{name} is read-only, expected an array to fill")
-    return array if array.dtype == _FLOAT32 else array.view(_UINT16)
+    return array if dtype == "float32" else array.view(_UINT16)
 
 
 def dtype_name(dtype: Any, name: str = "dtype") -> str:

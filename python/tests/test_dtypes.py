@@ -100,6 +100,9 @@ def test_values_cross_in_the_tables_own_dtype(store: embedrock.Store) -> None:
         store.table("bfloat16").get([1], dtype="float16")
     with pytest.raises(MisuseError, match="out is float16, expected float32 or bfloat16"):
         store.table("bfloat16").get([1, 2], out=out)
+    for other in (">f2", ">f4", "f8", "u2"):
+        with pytest.raises(MisuseError, match=r"out is .*, expected float32 or float16"):
+            store.table("float16").get([1, 2], out=np.empty((2, DIM), other))
     with pytest.raises(MisuseError, match="not both"):
         store.table("float16").get([1, 2], out=out, dtype="float16")
     with pytest.raises(MisuseError, match="dtype is float16, table 'plain' gives float32"):
