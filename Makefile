@@ -46,9 +46,11 @@ bench: setup ## Run every benchmark as it is defined; reports go to .cache/bench
 		$(BIN)/embedrock bench $$name --json .cache/bench/$$name.json; \
 	done
 
-# Their C++ libraries look for vector and checksum instructions when they are built, not when they run.
+# The C++ libraries look for vector and checksum instructions when they are built.
+# FASTER=/path/to/a/checkout of microsoft/FASTER builds that too.
+peers: export PEERS_FASTER := $(if $(FASTER),$(abspath $(FASTER)))
 peers: ## Build the stores that `bench race` compares with
-	@scripts/check-peers.sh
+	@scripts/check-peers.sh "$(PEERS_FASTER)"
 	RUSTFLAGS="-C target-cpu=native" cargo build --release --locked \
 		--manifest-path peers/Cargo.toml --target-dir $(CARGO_TARGET_DIR)/peers
 	@mkdir -p .cache/peers

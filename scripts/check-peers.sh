@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Names every system package that building the peers of the benchmarks needs and this machine lacks.
+# check-peers.sh [CHECKOUT]: with a checkout of FASTER, what that needs too.
 set -euo pipefail
 
 missing=0
@@ -31,5 +32,15 @@ done
 if [ -z "${LIBCLANG_PATH:-}${found}" ]; then
     need "libclang not found: RocksDB's binding is made with it \
 (Debian: apt-get install libclang-dev, or LIBCLANG_PATH=/path/to/its/folder)"
+fi
+if [ -n "${1:-}" ]; then
+    if [ ! -f "$1/cc/src/core/faster.h" ]; then
+        need "$1 has no cc/src/core/faster.h: FASTER= wants a checkout of microsoft/FASTER"
+    fi
+    for header in libaio.h uuid/uuid.h tbb/concurrent_queue.h; do
+        if ! echo "#include <$header>" | c++ -fsyntax-only -x c++ - 2>/dev/null; then
+            need "$header not found (Debian: apt-get install libaio-dev uuid-dev libtbb-dev)"
+        fi
+    done
 fi
 exit "$missing"

@@ -18,6 +18,8 @@ use crate::trace::Trace;
 
 /// Bytes of rows that loading writes at once.
 const LOAD_BYTES: usize = 32 << 20;
+/// The same where a run has to write the rows, within the memory limit.
+const FILL_BYTES: usize = 512 << 10;
 
 /// Finds the engine and whether it can run here.
 fn engine_of(settings: &Settings) -> Result<&'static Kind> {
@@ -51,7 +53,7 @@ pub(crate) fn load(settings: &Settings) -> Result<Value> {
     let written_before = sys::device_bytes().1;
     if kind.keeps_rows {
         let mut engine = (kind.open)(settings, Purpose::Load)?;
-        fill(settings, engine.as_mut())?;
+        fill(settings, engine.as_mut(), LOAD_BYTES)?;
         engine.finish_load()?;
         drop(engine);
         sys::forget_cached(place)?;
@@ -63,10 +65,10 @@ pub(crate) fn load(settings: &Settings) -> Result<Value> {
     }))
 }
 
-/// Writes all rows, in order of their ids.
-fn fill(settings: &Settings, engine: &mut dyn Engine) -> Result<()> {
+/// Writes all rows, in order of their ids, so many bytes at once.
+fn fill(settings: &Settings, engine: &mut dyn Engine, bytes: usize) -> Result<()> {
     let words = settings.row_words();
-    let count = (LOAD_BYTES / settings.row_bytes()).clamp(1, settings.rows as usize);
+    let count = (bytes / settings.row_bytes()).clamp(1, settings.rows as usize);
     let mut buffer = vec![0.0; count * words];
     let mut keys = Vec::with_capacity(count);
     for first in (0..settings.rows).step_by(count) {
@@ -185,7 +187,7 @@ impl<'a> Run<'a> {
         }
         let mut engine = (self.kind.open)(self.settings, Purpose::Run)?;
         if !self.kind.keeps_rows {
-            fill(self.settings, engine.as_mut())?;
+            fill(self.settings, engine.as_mut(), FILL_BYTES)?;
         }
         let before = Before {
             cpu_ns: sys::process_cpu_ns(),

@@ -1,6 +1,7 @@
 //! The stores, each behind one trait with batches from end to end, and what is known of each
 //! without opening it.
 
+mod faster;
 mod lmdb;
 mod mapping;
 mod mmap;
@@ -72,7 +73,7 @@ pub(crate) struct Kind {
     pub(crate) makes: &'static [&'static str],
 }
 
-const KINDS: [Kind; 4] = [rocksdb::KIND, lmdb::KIND, mmap::KIND, swap::KIND];
+const KINDS: [Kind; 5] = [rocksdb::KIND, lmdb::KIND, faster::KIND, mmap::KIND, swap::KIND];
 
 /// The engine of this name.
 pub(crate) fn find(name: &str) -> Result<&'static Kind> {

@@ -27,7 +27,8 @@ fn subjects() -> Vec<(&'static Kind, Value)> {
         ("mmap", json!({"prefetch": false, "sorted": false})),
         ("swap", json!({"prefetch": false})),
     ];
-    let defaults = KINDS.iter().map(|kind| (kind.name, json!({})));
+    let built = KINDS.iter().filter(|kind| kind.name != "faster" || cfg!(faster));
+    let defaults = built.map(|kind| (kind.name, json!({})));
     defaults.chain(more).map(|(name, options)| (find(name).unwrap(), options)).collect()
 }
 
@@ -91,26 +92,26 @@ fn engines_agree_with_a_map() {
         let words = settings.row_words();
         let mut map: HashMap<u64, Vec<f32>> = HashMap::new();
         fs::create_dir_all(&settings.place).unwrap();
+        let purpose = if kind.keeps_rows { Purpose::Load } else { Purpose::Run };
+        let mut engine = (kind.open)(&settings, purpose).unwrap();
+        let keys: Vec<u64> = (0..ROWS).collect();
+        let rows: Vec<f32> = (0..ROWS as usize * words).map(|word| word as f32).collect();
+        engine.put_batch(&keys, &rows).unwrap();
+        engine.end_batch().unwrap();
+        map.extend(keys.into_iter().zip(rows.chunks(words).map(<[f32]>::to_vec)));
         if kind.keeps_rows {
-            let mut engine = (kind.open)(&settings, Purpose::Load).unwrap();
-            let keys: Vec<u64> = (0..ROWS).collect();
-            let rows: Vec<f32> = (0..ROWS as usize * words).map(|word| word as f32).collect();
-            engine.put_batch(&keys, &rows).unwrap();
-            engine.end_batch().unwrap();
             engine.finish_load().unwrap();
-            map.extend(keys.into_iter().zip(rows.chunks(words).map(<[f32]>::to_vec)));
+            drop(engine);
+            engine = (kind.open)(&settings, Purpose::Run).unwrap();
         }
-        let mut engine = (kind.open)(&settings, Purpose::Run).unwrap();
         let mut random = Random(subject as u64);
         for step in 0..200 {
             let count = random.below(90);
             let keys = random.keys(count);
             let mut rows = vec![-1.0; keys.len() * words];
             engine.get_batch(&keys, &mut rows).unwrap();
-            let zeros = vec![0.0; words];
             for (key, row) in keys.iter().zip(rows.chunks(words)) {
-                let expected = map.get(key).unwrap_or(&zeros);
-                assert_eq!(row, expected, "{} {options} step {step} key {key}", kind.name);
+                assert_eq!(row, map[key], "{} {options} step {step} key {key}", kind.name);
             }
             let (put, _) = keys.split_at(keys.len() / (1 + random.below(2) as usize));
             let rows: Vec<f32> = (0..put.len() * words).map(|_| random.below(99) as f32).collect();
