@@ -72,7 +72,7 @@ class Store:
         page_bytes: int | None = None,
         segment_bytes: int | None = None,
         io: str = "auto",
-        policy: str = "lru",
+        policy: str = "lfu",
         keep: int = 2,
         seed: int = 0,
         create: bool = True,

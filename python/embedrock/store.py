@@ -427,7 +427,7 @@ def open(
     page_bytes: int | None = None,
     segment_bytes: int | None = None,
     io: Literal["auto", "uring", "pread"] = "auto",
-    policy: Literal["lru", "lfu"] = "lru",
+    policy: Literal["lru", "lfu"] = "lfu",
     keep: int = 2,
     seed: int = 0,
     create: bool = True,

@@ -104,7 +104,7 @@ impl StoreOptions {
             segment_bytes: None,
             io: IoChoice::Auto,
             merge_reads: true,
-            policy: PolicyKind::Lru,
+            policy: PolicyKind::Lfu,
             keep: 2,
             seed: 0,
             create: true,

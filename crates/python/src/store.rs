@@ -47,7 +47,7 @@ impl Store {
     /// Opens the store at `path`, creating it when there is none and `create` is set.
     #[new]
     #[pyo3(signature = (path, memory, *, max_disk_bytes=None, page_bytes=None, segment_bytes=None,
-        io="auto", policy="lru", keep=2, seed=0, create=true, step=None, read_only=false,
+        io="auto", policy="lfu", keep=2, seed=0, create=true, step=None, read_only=false,
         check_disk=true, merge_reads=true))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python constructor")]
     fn new(

@@ -115,7 +115,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "--max-disk", type=output.parse_bytes, metavar="SIZE", help="most bytes the store may take"
     )
     running.add_argument("--io", choices=("auto", "uring", "pread"), default="auto", help="(auto)")
-    running.add_argument("--policy", choices=("lru", "lfu"), default="lru", help="eviction (lru)")
+    running.add_argument("--policy", choices=("lru", "lfu"), default="lfu", help="eviction (lfu)")
     output.add_json(command)
     command.set_defaults(run=run)
     return command

@@ -115,7 +115,7 @@ class TrainOptions:
     seed: int = 0
     max_disk_bytes: int | None = None
     io: IoName = "auto"
-    policy: PolicyName = "lru"
+    policy: PolicyName = "lfu"
 
     def check(self) -> None:
         """Errors: MisuseError naming the option, what came and what was expected."""
