@@ -40,8 +40,9 @@ check: setup ## Formatting, lints, types, and the rules of this repository
 	cd python && $(BIN)/python -m mypy.stubtest embedrock._core
 	$(BIN)/python -m pytest -q python/tests/test_tidy.py
 
-bench: setup ## Run every benchmark as it is defined; reports go to .cache/bench
+bench: setup ## Run every benchmark as it is defined, beside the peers; reports go to .cache/bench
 	@mkdir -p .cache/bench
+	$(MAKE) peers || echo "the peers are not built: their figures will be null"
 	for name in $$($(BIN)/embedrock bench); do \
 		$(BIN)/embedrock bench $$name --json .cache/bench/$$name.json; \
 	done

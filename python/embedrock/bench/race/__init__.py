@@ -3,7 +3,8 @@
 ``limit_share`` is distinct rows per second times the miss rate of the best possible cache, divided
 by the device's own rate: 1 would be a store that never waits for anything but the reads that nobody
 could avoid. ``limit_share_4096`` is the same with pages of 4 KiB. ``vs_rocksdb`` and ``vs_lmdb``
-are rates over the same batches, ours divided by theirs.
+are rates over the same batches, ours divided by theirs; these read with threads of their own, as
+many as they do best with, ``rocksdb-1`` and ``lmdb-1`` with the caller's alone, as we do.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from embedrock.errors import MisuseError
 __all__ = ["add_arguments", "run"]
 
 PEERS = Path(".cache/peers/embedrock-peers")
-PEER_SECONDS_MAX = 30.0
+PEER_SECONDS_MAX = 20.0
 OURS: dict[str, dict[str, Any]] = {
     "embedrock": {"engine": "embedrock", "options": {}},
     "embedrock-4k": {"engine": "embedrock", "options": {"page_bytes": 4096}},
@@ -37,7 +38,19 @@ OURS: dict[str, dict[str, Any]] = {
     "torch-dense": {"engine": "torch", "options": {"sparse": False}},
 }
 """Contestants of this package."""
-DEFAULT = ["embedrock", "embedrock-4k", "rocksdb", "lmdb", "mmap", "swap", "faster", "torch"]
+PEER_ENGINES: dict[str, dict[str, Any]] = {
+    "rocksdb": {"engine": "rocksdb", "options": {}},
+    "rocksdb-1": {"engine": "rocksdb", "options": {"threads": 1}},
+    "lmdb": {"engine": "lmdb", "options": {}},
+    "lmdb-1": {"engine": "lmdb", "options": {"threads": 1}},
+    "mmap": {"engine": "mmap", "options": {}},
+    "swap": {"engine": "swap", "options": {}},
+    "faster": {"engine": "faster", "options": {}},
+}
+"""Contestants of the peers' program, whose README says what they are tuned to."""
+CONTESTANTS = {**OURS, **PEER_ENGINES}
+DEFAULT = ["embedrock", "embedrock-4k", "rocksdb", "rocksdb-1", "lmdb", "mmap", "swap", "faster"]
+DEFAULT += ["torch"]
 VARIANTS: list[dict[str, Any]] = [
     {"mode": "read"},
     {"mode": "update"},
@@ -108,12 +121,12 @@ def _figures(report: Report, found: dict[str, dict[str, Any]], suffix: str) -> N
         else:
             report.missing(figure + suffix, _why(one, name))
     ours = found.get("embedrock") or found.get("embedrock-4k")
-    for name in ("rocksdb", "lmdb", "faster"):
-        theirs = found.get(name)
+    for name in PEER_ENGINES:
+        theirs, figure = found.get(name), f"vs_{name.replace('-', '_')}{suffix}"
         if ours and theirs and theirs.get("batches") and ours.get("batches"):
-            report.figure(f"vs_{name}{suffix}", _same_batches(ours, theirs))
-        elif name != "faster" or theirs is not None:
-            report.missing(f"vs_{name}{suffix}", _why(theirs, name))
+            report.figure(figure, _same_batches(ours, theirs))
+        elif name in ("rocksdb", "lmdb"):
+            report.missing(figure, _why(theirs, name))
     for one in found.values():
         one.pop("rates", None)
     report.results[f"engines{suffix}"] = found
@@ -155,11 +168,10 @@ class _Race:
     def run(self) -> dict[str, dict[str, Any]]:
         """Results by contestant."""
         names = [name for name in self.options.engines.split(",") if name]
-        known = {*OURS, *DEFAULT}
         for name in names:
-            if name not in known and name.split(":")[0] not in known:
+            if name not in CONTESTANTS:
                 raise MisuseError(
-                    f"there is no contestant {name!r}, expected some of {', '.join(sorted(known))}"
+                    f"there is no contestant {name!r}, expected some of {', '.join(CONTESTANTS)}"
                 )
         absent = self._find_peers(names)
         optimum = self._optimum()
@@ -189,7 +201,8 @@ class _Race:
         self.peers = process.describe(program)
         absent = {}
         for name in wanted:
-            one = self.peers.get(name, {"available": False, "reason": "not in this build"})
+            engine = CONTESTANTS[name]["engine"]
+            one = self.peers.get(engine, {"available": False, "reason": "not in this build"})
             if not one["available"]:
                 absent[name] = one["reason"]
         return absent
@@ -215,13 +228,13 @@ class _Race:
 
     def _contestant(self, name: str, files: dict[str, str]) -> dict[str, Any]:
         options = self.options
-        ours = OURS.get(name)
+        ours, contestant = name in OURS, CONTESTANTS[name]
         command = process.OURS if ours else [str(options.peers)]
-        extra = dict(ours["options"]) if ours else {}
-        if options.policy is not None and ours and ours["engine"] == "embedrock":
+        extra = dict(contestant["options"])
+        if options.policy is not None and contestant["engine"] == "embedrock":
             extra["policy"] = options.policy
         settings = {
-            "engine": ours["engine"] if ours else name,
+            "engine": contestant["engine"],
             "mode": options.mode,
             "dim": options.dim,
             "rows": self.rows,
@@ -229,9 +242,10 @@ class _Race:
             "trace": files,
             "batches": 0,
             "seconds_max": 1e9 if ours else options.peer_seconds,
-            "device_slice_s": options.device_slice,
             "options": extra,
         }
+        if ours:
+            settings["device_slice_s"] = options.device_slice
         with workspace(options, 4 * self.rows * (self.row_bytes + 24)) as place:
             settings["place"] = str(place / "store")
             (place / "store").mkdir()
