@@ -9,6 +9,11 @@ use crate::io::{Completion, DeviceCurve, File, Queue};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// Answers that are waited for and looked at together: one entry of the kernel to wait and one to
+/// ask again serve all of them (2.3 to 2.5 µs of processor time per row where answers one by one
+/// took 2.5 to 2.65, same rate), and what they take of the depth is small.
+const TOGETHER: usize = 8;
+
 /// What a bulk read did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReadReport {
@@ -98,7 +103,7 @@ impl PageReader {
             }
             let begin = Instant::now();
             let mut done = std::mem::take(&mut self.done);
-            let mut waited = self.queue.wait(1, &mut done);
+            let mut waited = self.queue.wait(TOGETHER, &mut done);
             report.waited += begin.elapsed();
             if failed.is_none() && waited.is_ok() {
                 // The device gets its next requests, into spare buffers, before anyone looks at
