@@ -91,6 +91,11 @@ impl Mode {
         Plan { gets, puts, change }
     }
 
+    /// Whether rows are written that the batch did not read before.
+    pub(crate) fn writes_blindly(self) -> bool {
+        self.plan(0).change == Change::Blind
+    }
+
     pub(crate) fn writes(self) -> bool {
         !matches!(self, Self::Read | Self::YcsbC)
     }

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from embedrock import errors, initializers, optimizers
 from embedrock._core import __version__
+from embedrock.clip import Clip
 from embedrock.errors import EmbedrockError, UncommittedWarning
 from embedrock.store import Commit, Store, check, copy, distinct, open
 from embedrock.table import Table
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from embedrock.checkpoint import resume, save
 
 __all__ = [
+    "Clip",
     "Commit",
     "EmbedrockError",
     "Store",

@@ -4,10 +4,14 @@ Everything that Python code hands to the engine goes through here once, and is c
 not at all when it already has the right type and lies contiguously in host memory. Errors name what
 came, what was expected and the way out. PyTorch is never imported: a tensor can only arrive when
 its owner imported it.
+
+bfloat16, which NumPy does not have, crosses to NumPy as float32 and to DLPack as itself.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import sys
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -16,9 +20,21 @@ import numpy.typing as npt
 
 from embedrock.errors import MisuseError
 
-__all__ = ["ArrayLike", "Keys", "SupportsDLPack", "as_keys", "as_out", "as_rows"]
+__all__ = [
+    "ArrayLike",
+    "BFloat16Rows",
+    "Keys",
+    "SupportsDLPack",
+    "as_keys",
+    "as_out",
+    "as_rows",
+    "dtype_name",
+]
 
 _FLOAT32 = np.dtype(np.float32)
+_FLOAT16 = np.dtype(np.float16)
+_UINT16 = np.dtype(np.uint16)
+_DTYPES = ("float32", "float16", "bfloat16")
 _INT64 = np.dtype(np.int64)
 _UINT64 = np.dtype(np.uint64)
 _HOST_DEVICES = (1, 3, 11, 13)  # DLPack's codes for CPU, and CUDA and ROCm memory that CPUs read
@@ -83,22 +99,29 @@ def as_rows(
     return _contiguous(array, _FLOAT32)
 
 
-def as_out(out: Any, shape: tuple[int, ...], meaning: str, name: str) -> npt.NDArray[np.float32]:
-    """A view of the caller's array to fill: float32, exactly this shape, contiguous, writeable.
+def as_out(
+    out: Any, shape: tuple[int, ...], meaning: str, name: str, own: str = "float32"
+) -> npt.NDArray[Any]:
+    """A view of the caller's array to fill: exactly this shape, contiguous, writeable.
 
-    A CPU tensor of PyTorch is filled through its own memory.
+    Its dtype is float32 or ``own``, that of the table; values of 2 bytes come as uint16. A CPU
+    tensor of PyTorch is filled through its own memory.
     """
-    array = out
+    array, dtype = out, getattr(getattr(out, "dtype", None), "name", "")
     if _is_tensor(out):
         if out.device.type != "cpu":
             raise MisuseError(f"{name} is on {out.device}, expected host memory; copy afterwards")
-        if str(out.dtype) != "torch.float32":
-            raise MisuseError(f"{name} is {out.dtype}, expected float32")
-        array = out.detach().numpy()
+        dtype = str(out.dtype).removeprefix("torch.")
+        bits = sys.modules["torch"].int16
+        array = (out.detach().view(bits) if dtype == "bfloat16" else out.detach()).numpy()
+    elif isinstance(out, BFloat16Rows):
+        array, dtype = out.bits, "bfloat16"
     if not isinstance(array, np.ndarray):
         raise MisuseError(f"{name} is {_describe(out)}, expected a float32 array to fill")
-    if array.dtype != _FLOAT32:
-        raise MisuseError(f"{name} is {array.dtype}, expected float32")
+    if dtype not in ("float32", own) or not array.dtype.isnative:
+        dtype = dtype if array.dtype.isnative else str(array.dtype)
+        others = "" if own == "float32" else f" or {own}"
+        raise MisuseError(f"{name} is {dtype}, expected float32{others}")
     if array.shape != shape:
         raise MisuseError(f"{name} has shape {array.shape}, expected {shape}: {meaning}")
     flags = array.flags
@@ -106,13 +129,99 @@ def as_out(out: Any, shape: tuple[int, ...], meaning: str, name: str) -> npt.NDA
         raise MisuseError(f"{name} is not C-contiguous; make it with np.empty({shape}, np.float32)")
     if not flags.writeable:
         raise MisuseError(f"{name} is read-only, expected an array to fill")
-    return array
+    return array if dtype == "float32" else array.view(_UINT16)
+
+
+def dtype_name(dtype: Any, name: str = "dtype") -> str:
+    """The name of a dtype of rows, given as text or as NumPy's or PyTorch's object.
+
+    Errors: ``MisuseError`` for anything else than float32, float16 and bfloat16.
+    """
+    text = str(dtype).removeprefix("torch.")
+    if text not in _DTYPES:
+        with contextlib.suppress(TypeError):  # not NumPy's: the text says what it is
+            text = np.dtype(dtype).name
+    if text not in _DTYPES:
+        raise MisuseError(f"{name} is {text}, expected one of {', '.join(_DTYPES)}")
+    return text
+
+
+class BFloat16Rows:
+    """bfloat16 rows, which NumPy sees as float32 and DLPack as bfloat16.
+
+    ``torch.from_dlpack(rows)`` is a tensor over the same memory; ``np.asarray(rows)`` a float32
+    copy. ``bits`` are the values as they are, (*, embedding_dim) uint16.
+    """
+
+    def __init__(self, bits: npt.NDArray[np.uint16]) -> None:
+        """Takes the bits of the values."""
+        self.bits = bits
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the rows."""
+        return self.bits.shape
+
+    def __len__(self) -> int:
+        """The length of the first dimension."""
+        return len(self.bits)
+
+    def __getitem__(self, index: Any) -> npt.NDArray[np.float32]:
+        """Some of the values, as float32."""
+        bits = np.asarray(self.bits[index]).astype(np.uint32)
+        return (bits << np.uint32(16)).view(np.float32)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        """The values as float32, or as another dtype; always a copy."""
+        if copy is False:
+            raise ValueError("bfloat16 rows become float32 by a copy only")
+        values = self[...]
+        return values if dtype is None else values.astype(dtype, copy=False)
+
+    def __dlpack__(self, *, stream: Any = None, **options: Any) -> Any:
+        """The rows as a capsule of bfloat16."""
+        # NumPy's capsule of the bits; a consumer that asks for a newer kind takes this one too.
+        capsule = self.bits.__dlpack__()
+        get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+        get_pointer.restype, get_pointer.argtypes = (
+            ctypes.c_void_p,
+            [ctypes.py_object, ctypes.c_char_p],
+        )
+        tensor = _DLTensor.from_address(get_pointer(capsule, b"dltensor"))
+        tensor.code = _BFLOAT
+        return capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Host memory."""
+        return self.bits.__dlpack_device__()
+
+    def __repr__(self) -> str:
+        return f"<embedrock bfloat16 rows {self.shape}>"
+
+
+_BFLOAT = 4  # DLPack's code of the type
+
+
+class _DLTensor(ctypes.Structure):
+    """The beginning of DLPack's DLTensor, which a capsule of the name "dltensor" points at."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+    )
 
 
 def _as_host(value: Any, name: str) -> npt.NDArray[Any]:
     """Any array as a NumPy array in host memory, without a copy where it already is there."""
     if isinstance(value, np.ndarray):
         return value
+    if isinstance(value, BFloat16Rows):
+        return value[...]
     if _is_tensor(value):
         return _tensor_to_numpy(value, name)
     if hasattr(value, "__dlpack__"):

@@ -17,7 +17,9 @@ __version__: str
 
 _Keys = NDArray[np.uint64]
 _Rows = NDArray[np.float32]
+_Values = NDArray[np.float32] | NDArray[np.uint16]
 _Path = str | PathLike[str]
+_Bounds = tuple[float | None, float | None, float | None, float]
 _Progress = Callable[[int, int], object]
 
 @final
@@ -93,8 +95,11 @@ class Store:
     def table_info(self, /, table: TableId) -> dict[str, Any]:
         """What the store knows of a table."""
 
-    def get(self, /, batches: Sequence[tuple[TableId, _Keys, _Rows, _Rows | None]]) -> None:
-        """Fills each batch's values (and state) with the rows of its keys."""
+    def get(self, /, batches: Sequence[tuple[TableId, _Keys, _Values, _Rows | None]]) -> None:
+        """Fills each batch's values (and state) with the rows of its keys.
+
+        Values are float32, or uint16 to take the bits of the table's own dtype of 2 bytes.
+        """
 
     def put(
         self,
@@ -111,8 +116,18 @@ class Store:
         batches: Sequence[tuple[TableId, _Keys, _Rows, Hyper]],
         non_finite: str,
         step: int | None = None,
-    ) -> tuple[int, int]:
-        """One optimizer step per distinct key; returns (rows updated, rows skipped)."""
+        clip: _Bounds | None = None,
+    ) -> tuple[int, int, int, float | None]:
+        """One optimizer step per distinct key; returns (rows updated, skipped, saturated, norm)."""
+
+    def gradient_norm(
+        self,
+        /,
+        batches: Sequence[tuple[TableId, _Keys, _Rows, Hyper]],
+        non_finite: str,
+        clip: _Bounds | None = None,
+    ) -> float:
+        """The norm that an update with the same bounds would scale."""
 
     def modify(
         self, /, table: TableId, keys: _Keys, function: Callable[[_Rows, _Rows], None]

@@ -9,6 +9,11 @@ row changes), and it forgets the rows that it applied.
 Dense parameters keep their torch optimizer beside it. Learning rate schedulers of torch,
 ``GradScaler``, step hooks and parameter groups (one learning rate for some modules, another for
 the rest) work as with any optimizer.
+
+Gradients are clipped in one of two places. ``torch.nn.utils.clip_grad_norm_(model.parameters())``
+before the step works as with any model, since the waiting rows are among its parameters. Or the
+engine does it while it applies them: ``clip=embedrock.Clip(...)``, which also has a bound for each
+row, and counts the gradients of ``dense=`` parameters with its norm and scales them too.
 """
 
 from __future__ import annotations
@@ -22,7 +27,8 @@ from torch import Tensor, nn
 
 from embedrock._arrays import as_keys
 from embedrock._core import Hyper
-from embedrock.errors import MismatchError, MisuseError
+from embedrock.clip import Clip, bounds, coefficient
+from embedrock.errors import MismatchError, MisuseError, NonFiniteError
 from embedrock.nn.fetch import to_host
 from embedrock.nn.module import rows_modules
 from embedrock.nn.pending import PendingRows
@@ -42,6 +48,7 @@ __all__ = [
 ]
 
 Modules: TypeAlias = nn.Module | Iterable[nn.Module] | Iterable[dict[str, Any]]
+_Batch: TypeAlias = tuple[PendingRows, Any, Tensor, dict[str, Any]]
 
 
 class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
@@ -54,6 +61,11 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     A step that ``GradScaler`` skips for infinities applies nothing and counts nothing.
     ``non_finite`` says what a NaN or infinite gradient does without a scaler: ``"refuse"`` raises
     and changes nothing, ``"skip"`` leaves those rows out, ``"apply"`` applies them.
+
+    ``clip`` bounds gradients as the engine applies them (:class:`embedrock.Clip`); its norm is that
+    of all tables of the optimizer, and of the parameters in ``dense``, whose gradients are scaled
+    with it: that is ``torch.nn.utils.clip_grad_norm_`` over both. Step this optimizer first then,
+    and unscale both before, where there is a ``GradScaler``.
 
     Errors: ``MismatchError`` when a table's rows carry another optimizer's state;
     ``NonFiniteError`` from ``step``, which then has changed no row and keeps the gradients;
@@ -71,12 +83,23 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     """Hyperparameters that only this optimizer has."""
 
     def __init__(
-        self, modules: Modules, defaults: dict[str, Any], non_finite: NonFinite = "refuse"
+        self,
+        modules: Modules,
+        defaults: dict[str, Any],
+        non_finite: NonFinite = "refuse",
+        clip: Clip | None = None,
+        dense: Iterable[Tensor] = (),
     ) -> None:
         """Takes the modules; subclasses bring their defaults."""
         if non_finite not in ("refuse", "skip", "apply"):
             raise MisuseError(f"non_finite is {non_finite!r}, expected 'refuse', 'skip' or 'apply'")
         self.non_finite = non_finite
+        self.clip = clip
+        self.dense = list(dense)
+        if self.dense and (clip is None or clip.norm is None):
+            raise MisuseError("dense parameters are given without clip=Clip(norm=...)")
+        self.norm: float | None = None
+        """The norm that the last step scaled, before it did; None without such a bound."""
         self._pending: dict[int, PendingRows] = {}
         super().__init__(_groups(modules), defaults)
 
@@ -104,7 +127,7 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        waiting: dict[int, tuple[Store, list[tuple[PendingRows, Any, Tensor, dict[str, Any]]]]] = {}
+        waiting: dict[int, tuple[Store, list[_Batch]]] = {}
         for group in self.param_groups:
             for parameter in group["params"]:
                 pending = self._pending[id(parameter)]
@@ -114,8 +137,7 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
                 store = pending.table.store
                 _, batches = waiting.setdefault(id(store), (store, []))
                 batches.append((pending, *gradient, group))
-        for store, batches in waiting.values():
-            self._apply(store, batches)
+        self._apply([(*each, self._parts(each[1])) for each in waiting.values()])
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -143,9 +165,8 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             f"it anew and use state_dict() and load_state_dict()"
         )
 
-    def _apply(
-        self, store: Store, batches: Sequence[tuple[PendingRows, Any, Tensor, dict[str, Any]]]
-    ) -> None:
+    def _parts(self, batches: Sequence[_Batch]) -> list[Any]:
+        """The batches of one store as the engine takes them."""
         gradients = [
             gradient.neg() if group["maximize"] else gradient for _, _, gradient, group in batches
         ]
@@ -153,9 +174,45 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         for (pending, keys, _, group), rows in zip(batches, to_host(gradients), strict=True):
             factors = self._factors(pending.table, group, self._steps(pending) + 1)
             parts.append(update_part(pending.table, as_keys(keys), rows, factors))
-        store._core.update(parts, self.non_finite, None)
+        return parts
+
+    def _apply(self, stores: Sequence[tuple[Store, list[_Batch], list[Any]]]) -> None:
+        """Makes the step in every store, within the bounds."""
+        norms, dense = [0.0] * len(stores), _Dense([])
+        if self.clip is not None and self.clip.norm is not None:
+            dense = _Dense(p.grad for p in self.dense if p.grad is not None)
+            self.norm = dense.norm
+            if not self._accepts(dense.norm):
+                for _, batches, _ in stores:
+                    self._drop(batches)
+                return
+            if len(stores) > 1:
+                within = bounds(self.clip, 0.0)
+                norms = [
+                    store._core.gradient_norm(parts, self.non_finite, within)
+                    for store, _, parts in stores
+                ]
+        for i, (store, batches, parts) in enumerate(stores):
+            others = math.hypot(dense.norm, *norms[:i], *norms[i + 1 :])
+            within = bounds(self.clip, others)
+            self.norm = store._core.update(parts, self.non_finite, None, within)[3]
+            for pending, _, _, _ in batches:
+                self.state[pending.parameter]["step"] = self._steps(pending) + 1
+            self._drop(batches)
+        if self.norm is not None and self.clip is not None and self.clip.norm is not None:
+            dense.scale(coefficient(self.clip.norm, self.norm))
+
+    def _accepts(self, norm: float) -> bool:
+        """Whether rows can be scaled with dense gradients of this norm; False leaves them out."""
+        if math.isfinite(norm) or self.non_finite == "apply":
+            return True
+        if self.non_finite == "refuse":
+            raise NonFiniteError(f"the norm of the dense gradients is {norm}; no row has changed")
+        return False
+
+    @staticmethod
+    def _drop(batches: Sequence[_Batch]) -> None:
         for pending, _, _, _ in batches:
-            self.state[pending.parameter]["step"] = self._steps(pending) + 1
             pending.drop()
 
     def _steps(self, pending: PendingRows) -> int:
@@ -244,6 +301,8 @@ class SGD(RowOptimizer):
         nesterov: bool = False,
         maximize: bool = False,
         non_finite: NonFinite = "refuse",
+        clip: Clip | None = None,
+        dense: Iterable[Tensor] = (),
     ) -> None:
         """Takes the modules, whose tables have ``optimizer="sgd"`` or ``"momentum"``."""
         defaults = {
@@ -254,7 +313,7 @@ class SGD(RowOptimizer):
             "nesterov": nesterov,
             "maximize": maximize,
         }
-        super().__init__(modules, defaults, non_finite)
+        super().__init__(modules, defaults, non_finite, clip, dense)
 
     def _factors(self, table: Table, group: dict[str, Any], step: int) -> Hyper:
         if table._optimizer["kind"] == "momentum":
@@ -318,6 +377,8 @@ class Adagrad(RowOptimizer):
         eps: float = 1e-10,
         maximize: bool = False,
         non_finite: NonFinite = "refuse",
+        clip: Clip | None = None,
+        dense: Iterable[Tensor] = (),
     ) -> None:
         """Takes the modules, whose tables have the optimizer of the class."""
         self._initial_accumulator = initial_accumulator_value
@@ -328,7 +389,7 @@ class Adagrad(RowOptimizer):
             "eps": eps,
             "maximize": maximize,
         }
-        super().__init__(modules, defaults, non_finite)
+        super().__init__(modules, defaults, non_finite, clip, dense)
 
     def _factors(self, table: Table, group: dict[str, Any], step: int) -> Hyper:
         lr = group["lr"] / (1 + (step - 1) * group["lr_decay"])
@@ -363,6 +424,8 @@ class RowWiseAdagrad(Adagrad):
         eps: float = 1e-8,
         maximize: bool = False,
         non_finite: NonFinite = "refuse",
+        clip: Clip | None = None,
+        dense: Iterable[Tensor] = (),
     ) -> None:
         """Takes the modules, whose tables have ``optimizer="rowwise_adagrad"``."""
         super().__init__(
@@ -374,6 +437,8 @@ class RowWiseAdagrad(Adagrad):
             eps=eps,
             maximize=maximize,
             non_finite=non_finite,
+            clip=clip,
+            dense=dense,
         )
 
 
@@ -403,6 +468,8 @@ class Adam(RowOptimizer):
         bias_correction: Literal["global", "row"] = "global",
         maximize: bool = False,
         non_finite: NonFinite = "refuse",
+        clip: Clip | None = None,
+        dense: Iterable[Tensor] = (),
     ) -> None:
         """Takes the modules, whose tables have the optimizer of the class."""
         self._bias_correction = bias_correction
@@ -413,7 +480,7 @@ class Adam(RowOptimizer):
             "weight_decay": weight_decay,
             "maximize": maximize,
         }
-        super().__init__(modules, defaults, non_finite)
+        super().__init__(modules, defaults, non_finite, clip, dense)
 
     def _fixed(self) -> dict[str, Any]:
         return {"bias_correction": self._bias_correction}
@@ -460,6 +527,8 @@ class AdamW(Adam):
         bias_correction: Literal["global", "row"] = "global",
         maximize: bool = False,
         non_finite: NonFinite = "refuse",
+        clip: Clip | None = None,
+        dense: Iterable[Tensor] = (),
     ) -> None:
         """Takes the modules, whose tables have ``optimizer="adamw"``."""
         super().__init__(
@@ -471,6 +540,8 @@ class AdamW(Adam):
             bias_correction=bias_correction,
             maximize=maximize,
             non_finite=non_finite,
+            clip=clip,
+            dense=dense,
         )
 
 
@@ -508,6 +579,8 @@ class FTRL(RowOptimizer):
         beta: float = 0.0,
         maximize: bool = False,
         non_finite: NonFinite = "refuse",
+        clip: Clip | None = None,
+        dense: Iterable[Tensor] = (),
     ) -> None:
         """Takes the modules, whose tables have ``optimizer="ftrl"``."""
         self._initial_accumulator = initial_accumulator_value
@@ -519,7 +592,7 @@ class FTRL(RowOptimizer):
             "beta": beta,
             "maximize": maximize,
         }
-        super().__init__(modules, defaults, non_finite)
+        super().__init__(modules, defaults, non_finite, clip, dense)
 
     def _fixed(self) -> dict[str, Any]:
         return {"initial_accumulator": self._initial_accumulator}
@@ -531,6 +604,21 @@ class FTRL(RowOptimizer):
             raise MisuseError(f"lr is {group['lr']}, expected more than 0")
         if not -math.inf < group["lr_power"] <= 0:
             raise MisuseError(f"lr_power is {group['lr_power']}, expected at most 0")
+
+
+class _Dense:
+    """Gradients of dense parameters that count with those of rows."""
+
+    def __init__(self, gradients: Iterable[Tensor]) -> None:
+        self.gradients = list(gradients)
+        norms = [torch.linalg.vector_norm(gradient).double() for gradient in self.gradients]
+        first = norms[0].device if norms else None
+        together = [norm.to(first) for norm in norms]
+        self.norm = torch.linalg.vector_norm(torch.stack(together)).item() if norms else 0.0
+
+    def scale(self, factor: float) -> None:
+        for gradient in self.gradients:
+            gradient.mul_(factor)
 
 
 _CLASSES = {

@@ -23,9 +23,18 @@ import numpy.typing as npt
 from embedrock import _core
 from embedrock import initializers as _initializers
 from embedrock import optimizers as _optimizers
-from embedrock._arrays import ArrayLike, as_keys
+from embedrock._arrays import ArrayLike, Keys, as_keys, dtype_name
+from embedrock.clip import Clip, bounds
 from embedrock.errors import EmbedrockError, MisuseError, NotFoundError, UncommittedWarning
-from embedrock.table import Floats, KeysNamed, NonFinite, Table, update_part
+from embedrock.table import (
+    Floats,
+    KeysNamed,
+    NonFinite,
+    Table,
+    UpdateReport,
+    update_part,
+    update_report,
+)
 
 __all__ = ["Commit", "Store", "check", "copy", "distinct", "open"]
 
@@ -100,7 +109,8 @@ class Store:
         expected_rows: int | None = None,
         optimizer: _optimizers.OptimizerLike | None = None,
         initializer: _initializers.InitializerLike | None = None,
-        dtype: Any = "float32",
+        dtype: Any = None,
+        rounding: Literal["stochastic", "nearest"] | None = None,
     ) -> Table:
         """The table of that name, created if there is none.
 
@@ -108,8 +118,13 @@ class Store:
         grows by itself and takes any 64-bit key; ``expected_rows`` then sizes its index and the
         budget's percentage. Without ``embedding_dim`` an existing table is opened as it is stored.
         ``optimizer`` is a name or a description of ``embedrock.optimizers``, ``initializer`` a
-        number or a description of ``embedrock.initializers``; when they are None, an existing table
-        keeps its own and a new one takes row-wise Adagrad and ``uniform(-0.05, 0.05)``.
+        number or a description of ``embedrock.initializers``, ``dtype`` the type of the stored
+        values (``"float32"``, ``"float16"``, ``"bfloat16"``, or NumPy's or PyTorch's object). Of
+        the latter two, ``rounding`` says how updates round: ``"stochastic"`` takes the neighbours
+        of a value by chance, the nearer one more often, so that small updates count on average and
+        equal runs still give equal bits; ``"nearest"`` loses updates below half a unit in the last
+        place. When they are None, an existing table keeps its own and a new one takes row-wise
+        Adagrad, ``uniform(-0.05, 0.05)``, float32 and stochastic rounding.
 
         Errors: ``MismatchError`` when the stored table has other parameters, ``NotFoundError``
         without ``embedding_dim`` and table, ``FullError`` when its rows would not fit on the
@@ -127,27 +142,30 @@ class Store:
             if num_embeddings is not None or handle is None:
                 raise self._no_table(name)
             return Table(self, handle)
-        if np.dtype(dtype) != np.float32:
-            raise MisuseError(f"dtype is {dtype!r}, expected float32")
+        if rounding not in (None, "stochastic", "nearest"):
+            raise MisuseError(f"rounding is {rounding!r}, expected 'stochastic' or 'nearest'")
         stored = None if handle is None else self._core.table_info(handle)["spec"]
         spec = {
             "name": name,
             "embedding_dim": whole("embedding_dim", embedding_dim, 1),
             "num_embeddings": _whole_or_none("num_embeddings", num_embeddings, 1),
             "expected_rows": _whole_or_none("expected_rows", expected_rows, 1),
-            "dtype": "float32",
+            "dtype": dtype_name("float32" if dtype is None else dtype),
+            "rounding": rounding or "stochastic",
             "optimizer": _optimizers.resolve(optimizer or "rowwise_adagrad"),
             "initializer": _initializers.resolve(
                 _initializers.uniform() if initializer is None else initializer
             ),
         }
         if stored is not None:
-            if optimizer is None:
-                spec["optimizer"] = stored["optimizer"]
-            if initializer is None:
-                spec["initializer"] = stored["initializer"]
-            if expected_rows is None:
-                spec["expected_rows"] = stored["expected_rows"]
+            given = {
+                "optimizer": optimizer,
+                "initializer": initializer,
+                "expected_rows": expected_rows,
+                "dtype": dtype,
+                "rounding": rounding,
+            }
+            spec |= {n: stored[n] for n, v in given.items() if v is None and n in stored}
         return Table(self, self._core.table(json.dumps(spec)))
 
     @property
@@ -171,16 +189,18 @@ class Store:
         given = [None] * len(batches) if out is None else list(out)
         found = [(self._own(table), as_keys(keys)) for table, keys in batches]
         filled = [
-            table._room(keys, array, f"out[{i}]", "embedding_dim")
+            table._new_values(keys, "float32")
+            if array is None
+            else (array, table._out_values(keys, array, f"out[{i}]"))
             for i, ((table, keys), array) in enumerate(zip(found, given, strict=True))
         ]
         parts = [
             (table._handle, keys.flat, values, None)
-            for (table, keys), values in zip(found, filled, strict=True)
+            for (table, keys), (_, values) in zip(found, filled, strict=True)
         ]
         with KeysNamed(*found):
             self._core.get(parts)
-        return [mine if array is None else array for mine, array in zip(filled, given, strict=True)]
+        return [answer for answer, _ in filled]
 
     def put(
         self,
@@ -211,26 +231,46 @@ class Store:
         weight_decay: float = 0.0,
         non_finite: NonFinite = "refuse",
         step: int | None = None,
+        clip: Clip | None = None,
+        other_norm: float = 0.0,
         **more: float,
-    ) -> dict[str, int]:
+    ) -> UpdateReport:
         """One optimizer step on rows of several tables, as :meth:`Table.update` for each.
 
-        All batches are checked before the first row of any table changes.
+        All batches are checked before the first row of any table changes. ``Clip.norm`` bounds the
+        norm over all tables.
 
-        >>> store.update([(table, [1, 2], np.ones((2, 4), np.float32))], lr=0.1)
+        >>> batches = [(table, [1, 2], np.ones((2, 4), np.float32))]
+        >>> store.update(batches, lr=0.1)
         {'rows': 2, 'skipped': 0}
+        >>> store.update(batches, lr=0.1, clip=embedrock.Clip(norm=1.0), other_norm=1.0)
+        {'rows': 2, 'skipped': 0, 'norm': 3.0}
         """
-        found = [(self._own(table), as_keys(keys)) for table, keys, _ in batches]
         factors = (lr, eps, betas, weight_decay, more)
-        parts = [
-            update_part(
-                table, keys, batch[2], _optimizers.hyper(table._optimizer["kind"], *factors)
-            )
-            for (table, keys), batch in zip(found, batches, strict=True)
-        ]
+        found, parts = self._updates(batches, factors)
+        within = bounds(clip, other_norm)
         with KeysNamed(*found):
-            rows, skipped = self._core.update(parts, non_finite, step)
-        return {"rows": rows, "skipped": skipped}
+            return update_report(*self._core.update(parts, non_finite, step, within))
+
+    def gradient_norm(
+        self,
+        batches: Sequence[tuple[Table, ArrayLike, ArrayLike]],
+        *,
+        clip: Clip | None = None,
+        non_finite: NonFinite = "refuse",
+    ) -> float:
+        """The norm of gradients of several tables, those of equal keys summed; changes nothing.
+
+        With ``clip`` it is that of elements and rows within their bounds: what ``update`` would
+        scale. To bound it together with gradients elsewhere, a table of another store for example,
+        pass theirs to ``update`` as ``other_norm``.
+
+        >>> store.gradient_norm([(table, [1, 1], np.full((2, 4), 0.5, np.float32))])
+        2.0
+        """
+        found, parts = self._updates(batches, (1.0, None, (0.9, 0.999), 0.0, {}))
+        with KeysNamed(*found):
+            return self._core.gradient_norm(parts, non_finite, bounds(clip, 0.0))
 
     def commit(
         self, step: int, meta: Any = None, state: Mapping[str, bytes] | None = None
@@ -348,6 +388,19 @@ class Store:
                 UncommittedWarning,
                 stacklevel=stacklevel,
             )
+
+    def _updates(
+        self, batches: Sequence[tuple[Table, ArrayLike, ArrayLike]], factors: tuple[Any, ...]
+    ) -> tuple[list[tuple[Table, Keys]], list[Any]]:
+        """The tables and keys of an update's batches, and these as the engine takes them."""
+        found = [(self._own(table), as_keys(keys)) for table, keys, _ in batches]
+        parts = [
+            update_part(
+                table, keys, batch[2], _optimizers.hyper(table._optimizer["kind"], *factors)
+            )
+            for (table, keys), batch in zip(found, batches, strict=True)
+        ]
+        return found, parts
 
     def _own(self, table: Table) -> Table:
         if not isinstance(table, Table):

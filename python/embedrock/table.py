@@ -3,24 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from embedrock import _core
-from embedrock._arrays import ArrayLike, Keys, as_keys, as_out, as_rows
+from embedrock._arrays import ArrayLike, BFloat16Rows, Keys, as_keys, as_out, as_rows, dtype_name
+from embedrock.clip import Clip, bounds
 from embedrock.errors import EmbedrockError, KeyRangeError, MisuseError
 from embedrock.optimizers import OptimizerSpec, hyper
 
 if TYPE_CHECKING:
     from embedrock.store import Store
 
-__all__ = ["Table"]
+__all__ = ["Table", "UpdateReport"]
 
 Floats = npt.NDArray[np.float32]
 NonFinite = Literal["refuse", "skip", "apply"]
 Function = Callable[[Floats, Floats], "Floats | tuple[Floats, Floats] | None"]
+
+
+class _Updated(TypedDict):
+    rows: int
+    skipped: int
+
+
+class UpdateReport(_Updated, total=False):
+    """What an update did: distinct rows updated, and left out."""
+
+    norm: float
+    """The norm of all gradients before it was scaled, where ``Clip.norm`` bounds it."""
+    saturated: int
+    """Rows of which a value left the range of float16 or bfloat16, where some did."""
 
 
 class Table:
@@ -33,7 +48,9 @@ class Table:
     Keys are int64 or uint64 arrays of any shape ``(*,)``: NumPy, lists of ints, or anything that
     speaks DLPack, such as a ``torch.Tensor`` (detached; copied to the host from another device).
     Other integer types are converted. Duplicates are allowed. Rows are float32 arrays of shape
-    ``(*, embedding_dim)``. Arguments that are contiguous and of the right type are not copied.
+    ``(*, embedding_dim)``, also of a table whose values are stored as float16 or bfloat16: widened
+    when read, rounded to nearest (ties to even) when written. Arguments that are contiguous and of
+    the right type are not copied.
 
     Every verb checks its whole batch before the first row changes, and raises ``MisuseError`` for
     unusable arguments, ``KeyRangeError`` for a key that a dense table does not have,
@@ -60,6 +77,8 @@ class Table:
         self._expected_rows: int | None = spec["expected_rows"]
         self._optimizer: OptimizerSpec = spec["optimizer"]
         self._initializer: dict[str, Any] = spec["initializer"]
+        self._dtype: str = spec["dtype"]
+        self._rounding: str = spec.get("rounding", "stochastic")
         self._row_bytes: int = info["row_bytes"]
         self._state_words: int = info["state_words"]
 
@@ -99,9 +118,14 @@ class Table:
         return self._state_words
 
     @property
-    def dtype(self) -> np.dtype[np.float32]:
-        """Type of the values."""
-        return np.dtype(np.float32)
+    def dtype(self) -> str:
+        """Type of the stored values: ``"float32"``, ``"float16"`` or ``"bfloat16"``."""
+        return self._dtype
+
+    @property
+    def rounding(self) -> str:
+        """How updates round to the dtype: ``"stochastic"`` or ``"nearest"``; float32 does not."""
+        return self._rounding
 
     @property
     def optimizer(self) -> OptimizerSpec:
@@ -120,8 +144,8 @@ class Table:
         except EmbedrockError as error:  # the table of a closed or forked store can be printed
             rows = f"{type(error).__name__}, rows"
         return (
-            f"<embedrock.Table {self._name!r}: {rows} x {self._embedding_dim} float32, {dense}, "
-            f"{self._optimizer['kind']}, {self._row_bytes} bytes per row>"
+            f"<embedrock.Table {self._name!r}: {rows} x {self._embedding_dim} {self._dtype}, "
+            f"{dense}, {self._optimizer['kind']}, {self._row_bytes} bytes per row>"
         )
 
     def __len__(self) -> int:
@@ -140,15 +164,20 @@ class Table:
         self, keys: ArrayLike, out: Any = None, *, state: Literal[True]
     ) -> tuple[Floats, Floats]: ...
 
+    @overload
+    def get(self, keys: ArrayLike, out: Any = None, *, state: bool = False, dtype: Any) -> Any: ...
+
     def get(
-        self, keys: ArrayLike, out: Any = None, *, state: bool = False
-    ) -> Floats | tuple[Floats, Floats]:
+        self, keys: ArrayLike, out: Any = None, *, state: bool = False, dtype: Any = None
+    ) -> Any:
         """The rows of these keys, in the order of the keys.
 
         A key that was never written yields its initial row; reading stores nothing. With
         ``state=True`` the answer is the pair of values and optimizer state. ``out`` is an array to
-        fill instead of a new one (a pair with ``state=True``): float32, contiguous, writeable, a
-        CPU tensor of PyTorch included; it is returned.
+        fill instead of a new one (a pair with ``state=True``): float32 or the table's own dtype,
+        contiguous, writeable, a CPU tensor of PyTorch included; it is returned. ``dtype`` asks for
+        values in the table's own dtype: NumPy float16, or for bfloat16 an object that NumPy reads
+        as float32 and ``torch.from_dlpack`` takes as it is.
 
         Shapes: ``keys (*,) -> values (*, embedding_dim) float32, state (*, state_words) float32``.
 
@@ -159,16 +188,22 @@ class Table:
         >>> values, state = table.get([[7], [8]], state=True)
         >>> state.shape
         (2, 1, 4)
+        >>> store.table("half", 4, dtype="float16").get([7, 8], dtype="float16").dtype
+        dtype('float16')
         """
         found = as_keys(keys)
         if state and out is not None and not (isinstance(out, (tuple, list)) and len(out) == 2):
             raise MisuseError("out with state=True is a pair (values, state) of arrays to fill")
         out_values, out_state = out if state and out is not None else (out, None)
-        values = self._room(found, out_values, "out", "embedding_dim")
+        if dtype is not None and out_values is not None:
+            raise MisuseError("get takes out or dtype, not both; out has a dtype of its own")
+        if out_values is None:
+            answer, values = self._new_values(found, "float32" if dtype is None else dtype)
+        else:
+            answer, values = out_values, self._out_values(found, out_values, "out")
         states = self._room(found, out_state, "out[1]", "state_words") if state else None
         with KeysNamed((self, found)):
             self._store._core.get([(self._handle, found.flat, values, states)])
-        answer = values if out_values is None else out_values
         if states is None:
             return answer
         return answer, states if out_state is None else out_state
@@ -190,8 +225,9 @@ class Table:
 
         Shapes: ``keys (*,), values (*, embedding_dim), state (*, state_words)``, rows float32.
 
-        Errors: ``NonFiniteError`` for NaN and infinite values, unless ``non_finite`` is ``"skip"``
-        (such rows are left out) or ``"apply"``.
+        Errors: ``NonFiniteError`` for NaN and infinite values, and for those beyond the range of a
+        float16 or bfloat16 table, unless ``non_finite`` is ``"skip"`` (such rows are left out) or
+        ``"apply"`` (the latter become infinite).
 
         >>> table.put([7, 8], np.ones((2, 4), np.float32))
         >>> table.get(7)
@@ -217,8 +253,10 @@ class Table:
         weight_decay: float = 0.0,
         non_finite: NonFinite = "refuse",
         step: int | None = None,
+        clip: Clip | None = None,
+        other_norm: float = 0.0,
         **more: float,
-    ) -> dict[str, int]:
+    ) -> UpdateReport:
         """One optimizer step on the rows of these keys.
 
         Gradients of equal keys are summed first, in float32 and in order of occurrence; then every
@@ -230,12 +268,21 @@ class Table:
         the number of the step for a global bias correction, one more than the table's count of
         updates when it is None.
 
+        ``clip`` bounds the summed gradients (:class:`embedrock.Clip`). ``other_norm`` is the norm
+        of gradients elsewhere, dense ones for example, that count with these for ``Clip.norm``; the
+        report's norm is that of all, by which the others are to be scaled too.
+
         Shapes: ``keys (*,), gradients (*, embedding_dim) float32``.
 
-        Returns ``{"rows": distinct rows updated, "skipped": distinct rows left out}``.
+        The step is computed in float32. A float16 or bfloat16 table rounds the values that come of
+        it as it was created to (``rounding``); one that leaves the range is brought to its end.
+
+        Returns ``{"rows": distinct rows updated, "skipped": distinct rows left out}``, the norm
+        before it was scaled as ``"norm"`` where ``Clip.norm`` bounds it, and as ``"saturated"`` how
+        many rows left their range, where some did.
 
         Errors: ``NonFiniteError`` for NaN and infinite gradients, unless ``non_finite`` is
-        ``"skip"`` (their rows are left out) or ``"apply"``.
+        ``"skip"`` (their rows are left out) or ``"apply"``; they are looked for before clipping.
 
         >>> table.update([7, 7, 9], np.ones((3, 4), np.float32), lr=0.1)
         {'rows': 2, 'skipped': 0}
@@ -243,9 +290,9 @@ class Table:
         found = as_keys(keys)
         factors = hyper(self._optimizer["kind"], lr, eps, betas, weight_decay, more)
         part = update_part(self, found, gradients, factors)
+        within = bounds(clip, other_norm)
         with KeysNamed((self, found)):
-            rows, skipped = self._store._core.update([part], non_finite, step)
-        return {"rows": rows, "skipped": skipped}
+            return update_report(*self._store._core.update([part], non_finite, step, within))
 
     def modify(self, keys: ArrayLike, function: Function, /) -> None:
         """Rewrites rows by a function from (values, state) to (values, state).
@@ -395,6 +442,22 @@ class Table:
             found = (keys[:count].view(np.int64), values[:count])
             yield found if states is None else (*found, states[:count])
 
+    def _new_values(self, keys: Keys, dtype: Any) -> tuple[Any, npt.NDArray[Any]]:
+        """New values of a dtype as the caller gets them, and as the engine fills them."""
+        name, (shape, _) = dtype_name(dtype), self._shape(keys, "embedding_dim")
+        if name not in ("float32", self._dtype):
+            own = "" if self._dtype == "float32" else f" or {self._dtype}"
+            raise MisuseError(f"dtype is {name}, table {self._name!r} gives float32{own}")
+        if name == "float32":
+            values = np.empty(shape, np.float32)
+            return values, values
+        bits = np.empty(shape, np.uint16)
+        return (bits.view(np.float16) if name == "float16" else BFloat16Rows(bits)), bits
+
+    def _out_values(self, keys: Keys, out: Any, name: str) -> npt.NDArray[Any]:
+        """The caller's array for values as the engine fills it."""
+        return as_out(out, *self._shape(keys, "embedding_dim"), name, self._dtype)
+
     def _room(self, keys: Keys, out: Any, name: str, width: str) -> Floats:
         shape, meaning = self._shape(keys, width)
         return np.empty(shape, np.float32) if out is None else as_out(out, shape, meaning, name)
@@ -414,6 +477,16 @@ def update_part(
     """One table's part of an update as the engine takes it."""
     rows = table._rows(keys, gradients, "gradients", "embedding_dim")
     return (table._handle, keys.flat, rows, factors)
+
+
+def update_report(rows: int, skipped: int, saturated: int, norm: float | None) -> UpdateReport:
+    """The engine's answer to an update by name."""
+    report = UpdateReport(rows=rows, skipped=skipped)
+    if saturated:
+        report["saturated"] = saturated
+    if norm is not None:
+        report["norm"] = norm
+    return report
 
 
 class KeysNamed:

@@ -3,8 +3,9 @@
 Everything is streamed in blocks, so neither side has to fit in memory. Values only: optimizer state
 starts anew at import and is not exported (``embedrock.copy`` copies a store with all of it).
 
-Files are ``.npy`` (one float32 array of rows; a growing table has its keys beside it, in
+Files are ``.npy`` (one array of rows; a growing table has its keys beside it, in
 ``NAME.keys.npy``) and ``.safetensors`` (rows under a name, a growing table's keys as ``keys``).
+Rows keep the table's dtype, but for bfloat16 in ``.npy``, which has no such thing and gets float32.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ def load(
     ``source`` is a ``torch.nn.Embedding`` or ``EmbeddingBag``, a tensor, an array, or the path of a
     ``.npy`` or ``.safetensors`` file (mapped, not read whole; ``name`` chooses among several
     arrays). Row ``i`` gets key ``i``, or ``keys[i]``; keys that :func:`export` wrote beside rows
-    are found without being named. Rows start with initial optimizer state. float16 and bfloat16 are
-    widened, float64 is rounded. ``progress(done, total)`` counts rows.
+    are found without being named. Rows start with initial optimizer state. Values are rounded to
+    the table's dtype, to nearest. ``progress(done, total)`` counts rows.
 
     Shapes: ``source (N, embedding_dim)``, ``keys (N,)``; without keys, ``N`` is ``num_embeddings``
     of a dense table.
@@ -90,7 +91,7 @@ def export(
     A growing table gives its written rows, in the engine's order, and their keys. ``name`` is the
     rows' name in a safetensors file. The table should not change meanwhile.
 
-    Shapes: rows ``(N, embedding_dim)`` float32, keys ``(N,)`` int64.
+    Shapes: rows ``(N, embedding_dim)`` of the table's dtype, keys ``(N,)`` int64.
 
     Blocking: reads the whole table.
 
@@ -111,25 +112,29 @@ def export(
             arrays = {} if dense else {"keys": ("I64", (total,))}
             if name in arrays:
                 raise MisuseError(f"name is {name!r}, which is the name of the keys")
-            first, begins = _safetensors.header({**arrays, name: ("F32", shape)}, {"format": "pt"})
+            kind = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}[table.dtype]
+            first, begins = _safetensors.header({**arrays, name: (kind, shape)}, {"format": "pt"})
+            stored = table.dtype
             file = stack.enter_context(_atomic(target))
             file.write(first)
             rows_at = (file, begins[name])
             keys_at = None if dense else (file, begins["keys"])
         elif target.suffix == ".npy":
-            rows_at = _start_npy(stack.enter_context(_atomic(target)), "<f4", shape)
+            stored = "float32" if table.dtype == "bfloat16" else table.dtype
+            descr = np.dtype(stored).newbyteorder("<").str
+            rows_at = _start_npy(stack.enter_context(_atomic(target)), descr, shape)
             keys_at = None
             if not dense:
                 keys_file = stack.enter_context(_atomic(_keys_path(target)))
                 keys_at = _start_npy(keys_file, "<i8", (total,))
         else:
             raise MisuseError(f"path ends in {target.suffix!r}, expected .npy or .safetensors")
-        _write_rows(table, total, rows_at, keys_at, progress)
+        _write_rows(table, total, stored, rows_at, keys_at, progress)
     return total
 
 
 def to_torch(table: Table, *, padding_idx: int | None = None) -> torch.nn.Embedding:
-    """A dense table as a ``torch.nn.Embedding`` in memory, trainable, on the CPU.
+    """A dense table as a ``torch.nn.Embedding`` of its dtype in memory, trainable, on the CPU.
 
     Errors: ``BudgetError`` when the machine has not the memory; ``MisuseError`` for a growing
     table, whose keys a ``torch.nn.Embedding`` cannot hold.
@@ -149,13 +154,14 @@ def to_torch(table: Table, *, padding_idx: int | None = None) -> torch.nn.Embedd
             f"table {table.name!r} grows and has arbitrary keys, which torch.nn.Embedding cannot "
             f"hold; use embedrock.weights.export"
         )
-    needed, free = size * table.embedding_dim * 4, _free_memory_bytes()
+    dtype: torch.dtype = getattr(torch, table.dtype)
+    needed, free = size * table.embedding_dim * dtype.itemsize, _free_memory_bytes()
     if needed > free:
         raise BudgetError(
             f"table {table.name!r} takes {needed} bytes as a tensor, {free} are free; use "
             f"embedrock.weights.export"
         )
-    rows = torch.empty(size, table.embedding_dim)
+    rows = torch.empty(size, table.embedding_dim, dtype=dtype)
     for start, stop in _blocks(table, size):
         table.get(np.arange(start, stop), out=rows[start:stop])
     return torch.nn.Embedding.from_pretrained(rows, freeze=False, padding_idx=padding_idx)
@@ -239,16 +245,17 @@ def _blocks(table: Table, total: int) -> Iterator[tuple[int, int]]:
 def _write_rows(
     table: Table,
     total: int,
+    stored: str,
     rows_at: tuple[IO[bytes], int],
     keys_at: tuple[IO[bytes], int] | None,
     progress: Progress | None,
 ) -> None:
-    """Writes rows and keys from their places in the files on."""
+    """Writes rows of the dtype ``stored`` and keys from their places in the files on."""
     done = 0
     for keys, values in _contents(table, total):
         if done + len(keys) > total:
             break
-        _write_at(rows_at, done, values.astype("<f4", copy=False))
+        _write_at(rows_at, done, _as_stored(values, stored))
         if keys_at is not None:
             _write_at(keys_at, done, keys.astype("<i8", copy=False))
         done += len(keys)
@@ -268,6 +275,13 @@ def _contents(table: Table, total: int) -> Iterator[tuple[npt.NDArray[np.int64],
     for start, stop in _blocks(table, total):
         keys = np.arange(start, stop)
         yield keys, table.get(keys)
+
+
+def _as_stored(values: Floats, stored: str) -> npt.NDArray[Any]:
+    """Rows as a file of this dtype has them; exact for rows that come from such a table."""
+    if stored == "bfloat16":
+        return (values.view(np.uint32) >> np.uint32(16)).astype("<u2")
+    return values.astype(np.dtype(stored).newbyteorder("<"), copy=False)
 
 
 def _write_at(place: tuple[IO[bytes], int], row: int, block: npt.NDArray[Any]) -> None:

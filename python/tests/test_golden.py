@@ -110,7 +110,7 @@ def test_a_store_of_version_1_has_the_rows_that_it_was_left_with(path: Path) -> 
         for name, expected in EXPECTED.items():
             table = store.table(name)
             assert (len(table), table.digest()) == (expected["rows"], expected["digest"])
-            assert table.dtype == np.float32
+            assert table.dtype == "float32"
             values, state = table.get(expected["keys"], state=True)
             assert values.view(np.uint32).tolist() == bits(expected["values"])
             assert state.view(np.uint32).tolist() == bits(expected["state"])

@@ -68,7 +68,7 @@ def test_modules_and_optimizers_cannot_be_copied(model: Any, duplicate: Any) -> 
 
 
 def test_conversion_to_another_dtype_is_refused(model: Any) -> None:
-    with pytest.raises(UnsupportedError, match=r"torch\.float16.*rows are float32"):
+    with pytest.raises(UnsupportedError, match=r"torch\.float16.*dtype of rows is fixed"):
         model.half()
     assert model[0](BATCH).dtype == torch.float32
 
@@ -147,7 +147,8 @@ def test_id_outside_a_dense_table_is_named(model: Any, key: int) -> None:
     ("arguments", "error", "message"),
     [
         ({"max_norm": 1.0}, UnsupportedError, "max_norm"),
-        ({"dtype": torch.float64}, UnsupportedError, "float64"),
+        ({"dtype": torch.float64}, MisuseError, "dtype is float64"),
+        ({"output_dtype": torch.int8}, MisuseError, "output_dtype is int8"),
         ({"padding_idx": 10}, MisuseError, "padding_idx is 10, expected -10 to 9"),
         ({"store": "path"}, MisuseError, r"embedrock\.open"),
         ({"embedding_dim": 5, "name": "there"}, MismatchError, "there"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -337,6 +338,96 @@ def test_scaler_takes_a_batch_without_ids(store: embedrock.Store) -> None:
     scaler.scale(module(torch.empty(0, dtype=torch.int64)).sum()).backward()
     scaler.step(optimizer)
     assert len(module.table) == 0
+
+
+def two_tables(
+    store: embedrock.Store, other: embedrock.Store | None = None, prefix: str = ""
+) -> Any:
+    """A model of two tables, perhaps of two stores, and a dense part, all at known values."""
+    model = torch.nn.ModuleDict(
+        {
+            "a": embedding(store, f"{prefix}a", initializer=0.0),
+            "b": embedding(other or store, f"{prefix}b", initializer=0.0),
+            "dense": torch.nn.Linear(DIM, 3, bias=False),
+        }
+    )
+    torch.nn.init.ones_(model["dense"].weight)
+    return model
+
+
+def lose(model: Any) -> Any:
+    """A loss with gradients in both tables and the dense part; keys occur more than once."""
+    scale = torch.arange(3.0)[:, None] - 1.5
+    first = (model["a"](torch.tensor([1, 2, 1])) * scale).sum()
+    second = (model["b"](torch.tensor([7])) * 4).sum()
+    return first + second + model["dense"](torch.ones(DIM)).sum() * 0.5
+
+
+@pytest.mark.parametrize("stores", [1, 2])
+@pytest.mark.parametrize("max_norm", [0.5, 1000.0])
+def test_engine_clips_rows_and_dense_gradients_as_torch_does(
+    tmp_path: Path, store: embedrock.Store, stores: int, max_norm: float
+) -> None:
+    with embedrock.open(tmp_path / "other", memory="64MiB", max_disk_bytes=100 << 20) as other:
+        second = other if stores == 2 else None
+        mine, theirs = two_tables(store, second), two_tables(store, second, "their ")
+        dense = list(nn.dense_parameters(mine))
+        optimizer = optim.SGD(mine, lr=1.0, clip=embedrock.Clip(norm=max_norm), dense=dense)
+        reference = optim.SGD(theirs, lr=1.0)
+        for _ in range(3):
+            for model in (mine, theirs):
+                model["dense"].zero_grad()
+                lose(model).backward()
+            expected = torch.nn.utils.clip_grad_norm_(theirs.parameters(), max_norm)
+            reference.step()
+            optimizer.step()
+            assert optimizer.norm == pytest.approx(expected.item(), rel=1e-6)
+            torch.testing.assert_close(mine["dense"].weight.grad, theirs["dense"].weight.grad)
+            for name in ("a", "b"):
+                torch.testing.assert_close(rows_of(mine[name]), rows_of(theirs[name]))
+        other.commit(1)
+
+
+def test_rows_are_clipped_by_value_and_by_their_own_norm(store: embedrock.Store) -> None:
+    module = embedding(store, initializer=0.0)
+    clip = embedrock.Clip(value=3.0, row_norm=4.0)
+    optimizer = optim.SGD(module, lr=1.0, clip=clip)
+    scale = torch.tensor([[5.0], [0.5], [-2.0], [-2.0]])
+    (module(torch.tensor([1, 2, 3, 3])) * scale).sum().backward()
+    optimizer.step()
+    assert optimizer.norm is None
+    within = 4.0 / DIM**0.5  # 3 in each value, and -4 brought to -3, exceed the norm of a row
+    np.testing.assert_allclose(
+        module.table.get([1, 2, 3])[:, 0], [-within, -0.5, within], rtol=1e-6
+    )
+
+
+def test_dense_gradients_that_are_not_finite_leave_rows_alone(store: embedrock.Store) -> None:
+    for choice in ("refuse", "skip", "apply"):
+        model = two_tables(store)
+        dense = list(nn.dense_parameters(model))
+        clip = embedrock.Clip(norm=1.0)
+        optimizer = optim.SGD(model, lr=1.0, non_finite=choice, clip=clip, dense=dense)
+        (lose(model) + model["dense"](torch.full((DIM,), float("inf"))).sum()).backward()
+        if choice == "refuse":
+            with pytest.raises(NonFiniteError, match="dense gradients is inf; no row has changed"):
+                optimizer.step()
+            optimizer.zero_grad()
+        else:
+            optimizer.step()
+        assert (len(model["a"].table) > 0) == (choice == "apply")
+    assert not model["a"].table.get([1]).any()  # scaled by 0, as torch does
+
+
+def test_dense_parameters_are_clipped_when_no_rows_wait(store: embedrock.Store) -> None:
+    model = two_tables(store)
+    dense = list(nn.dense_parameters(model))
+    optimizer = optim.SGD(model, clip=embedrock.Clip(norm=0.25), dense=dense)
+    model["dense"](torch.ones(DIM)).sum().backward()
+    optimizer.step()
+    assert model["dense"].weight.grad.norm().item() == pytest.approx(0.25, rel=1e-5)
+    with pytest.raises(MisuseError, match="without clip"):
+        optim.SGD(model, dense=dense)
 
 
 def test_refused_gradient_changes_no_table_and_can_be_dropped(store: embedrock.Store) -> None:

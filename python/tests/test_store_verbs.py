@@ -86,6 +86,48 @@ class TestUpdate:
         with pytest.raises(MisuseError, match="'momentum' takes no momentom"):
             table.update([1], ones, lr=1.0, momentom=0.5)
 
+    def test_gradients_are_clipped_after_equal_keys_were_summed(
+        self, store: embedrock.Store
+    ) -> None:
+        first = store.table("first", 4, optimizer="sgd", initializer=0.0)
+        second = store.table("second", 2, optimizer="sgd", initializer=0.0)
+        batches = [
+            (first, [7, 8, 7], np.array([[3.0] * 4, [0.5] * 4, [-5.0] * 4], np.float32)),
+            (second, [1], np.array([[0.0, 10.0]], np.float32)),
+        ]
+        assert store.gradient_norm(batches) == pytest.approx((16 + 1 + 100) ** 0.5)
+        clip = embedrock.Clip(value=1.0, row_norm=1.5)
+        assert store.gradient_norm(batches, clip=clip) == pytest.approx((2.25 + 1 + 1) ** 0.5)
+        assert len(first) == len(second) == 0
+        clip = embedrock.Clip(value=1.0, row_norm=1.5, norm=1.25)
+        report = store.update(batches, lr=1.0, clip=clip, other_norm=2.0**0.5)
+        assert report == {"rows": 3, "skipped": 0, "norm": pytest.approx(2.5)}
+        np.testing.assert_allclose(first.get([7, 8])[:, 0], [0.375, -0.25], rtol=1e-5)
+        np.testing.assert_allclose(second.get([1]), [[0.0, -0.5]], rtol=1e-5)
+
+    def test_what_is_not_finite_is_found_before_clipping(self, store: embedrock.Store) -> None:
+        table = store.table("sgd", 4, optimizer="sgd", initializer=0.0)
+        gradients = np.ones((2, 4), np.float32)
+        gradients[1, 0] = np.inf
+        clip = embedrock.Clip(value=1.0, norm=1.0)
+        with pytest.raises(NonFiniteError):
+            table.update([1, 2], gradients, lr=1.0, clip=clip)
+        report = table.update([1, 2], gradients, lr=1.0, clip=clip, non_finite="skip")
+        assert report == {"rows": 1, "skipped": 1, "norm": 2.0}
+        with pytest.raises(NonFiniteError, match="other_norm is inf"):
+            table.update([1], gradients[:1], lr=1.0, clip=clip, other_norm=np.inf)
+        assert len(table) == 1
+
+    def test_bounds_that_nothing_can_keep_are_refused(self, table: embedrock.Table) -> None:
+        for name, bound in (("value", 0.0), ("row_norm", np.nan), ("norm", np.inf)):
+            with pytest.raises(MisuseError, match=f"clip {name} is"):
+                embedrock.Clip(**{name: bound})
+        gradients = np.ones((1, 4), np.float32)
+        with pytest.raises(MisuseError, match="other_norm is 1"):
+            table.update([1], gradients, lr=1.0, clip=embedrock.Clip(value=1.0), other_norm=1.0)
+        with pytest.raises(MisuseError, match=r"expected embedrock\.Clip"):
+            table.update([1], gradients, lr=1.0, clip=1.0)  # type: ignore[arg-type]
+
     def test_a_table_without_optimizer_takes_no_updates(self, store: embedrock.Store) -> None:
         table = store.table("plain", 4, optimizer="none")
         with pytest.raises(MisuseError, match="put or modify"):
@@ -343,7 +385,7 @@ class TestTables:
             assert again.optimizer == made.optimizer == adam
             assert again.initializer == {"constant": 0.5}
             assert again.state_words == 17 and again.row_bytes == 100
-            assert again.dtype == np.float32
+            assert again.dtype == "float32"
 
     @pytest.mark.parametrize(
         "other",
@@ -374,7 +416,7 @@ class TestTables:
             ({"embedding_dim": 0}, "embedding_dim is 0, expected 1 or more"),
             ({"embedding_dim": 2.5}, "embedding_dim is 2.5, expected a whole number"),
             ({"embedding_dim": 4, "num_embeddings": -1}, "num_embeddings is -1"),
-            ({"embedding_dim": 4, "dtype": "int8"}, "dtype is 'int8', expected float32"),
+            ({"embedding_dim": 4, "dtype": "int8"}, "dtype is int8, expected one of float32"),
             ({"embedding_dim": 4, "optimizer": "lamb"}, "optimizer is 'lamb', expected one of"),
             (
                 {"embedding_dim": 4, "optimizer": {"kind": "sgd", "momentum": 0.9}},

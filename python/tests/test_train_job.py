@@ -105,6 +105,24 @@ def test_a_run_that_was_interrupted_and_resumed_ends_with_the_same_bits(
         assert digests(options.store) == digests(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_tables_of_two_bytes_are_resumed_with_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    whole = train(criteo(tmp_path, "whole", dtype=dtype))
+    options = criteo(tmp_path, "stopped", dtype=dtype)
+    with monkeypatch.context() as patched:
+        patched.setattr(job, "Interrupt", lambda: After(7))
+        train(options)
+    with embedrock.open(options.store, "64MiB", create=False) as store:
+        assert {table.dtype for table in store.tables.values()} == {dtype}
+    with pytest.raises(MismatchError, match=f"dtype is float32, but the run in .* has {dtype}"):
+        train(criteo(tmp_path, "stopped", dtype="float32", resume=True))
+    second = train(replace(options, resume=True, given=frozenset()))
+    assert (second["auc"], second["log_loss"]) == (whole["auc"], whole["log_loss"])
+    assert digests(options.store) == digests(tmp_path / "whole")
+
+
 @MAKERS
 @pytest.mark.filterwarnings("ignore::embedrock.errors.UncommittedWarning")
 def test_a_run_that_died_resumes_at_its_last_commit_with_the_same_bits(

@@ -3,7 +3,7 @@
 use crate::error::{Result, bail};
 use crate::init::Initializer;
 use crate::optimizer::{Hyper, OptimizerSpec};
-use crate::row::Dtype;
+use crate::row::{Dtype, RoundingMode};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -129,10 +129,17 @@ pub struct TableSpec {
     pub expected_rows: Option<u64>,
     /// Type of the stored values.
     pub dtype: Dtype,
+    /// How updates round to it. Without effect with float32, whose records do not have it.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub rounding: RoundingMode,
     /// The optimizer whose state the row carries.
     pub optimizer: OptimizerSpec,
     /// Values of rows that were never written.
     pub initializer: Initializer,
+}
+
+fn is_default(rounding: &RoundingMode) -> bool {
+    *rounding == RoundingMode::default()
 }
 
 /// Names a table within its store.
@@ -162,6 +169,50 @@ pub struct TableInfo {
     pub updates: u64,
 }
 
+/// Where a get puts values.
+#[derive(Debug)]
+pub enum ValuesOut<'a> {
+    /// Float32, whatever the dtype of the table.
+    Float32(&'a mut [f32]),
+    /// The bits of the table's own dtype, which has 2 bytes.
+    Bits(&'a mut [u16]),
+}
+
+impl ValuesOut<'_> {
+    /// Elements to fill.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Float32(values) => values.len(),
+            Self::Bits(bits) => bits.len(),
+        }
+    }
+
+    /// True when there is nothing to fill.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The same place for a shorter time.
+    pub fn reborrow(&mut self) -> ValuesOut<'_> {
+        match self {
+            Self::Float32(values) => ValuesOut::Float32(values),
+            Self::Bits(bits) => ValuesOut::Bits(bits),
+        }
+    }
+}
+
+impl<'a> From<&'a mut [f32]> for ValuesOut<'a> {
+    fn from(values: &'a mut [f32]) -> Self {
+        Self::Float32(values)
+    }
+}
+
+impl<'a> From<&'a mut Vec<f32>> for ValuesOut<'a> {
+    fn from(values: &'a mut Vec<f32>) -> Self {
+        Self::Float32(values)
+    }
+}
+
 /// One table's part of a batched get.
 #[derive(Debug)]
 pub struct GetBatch<'a> {
@@ -170,7 +221,7 @@ pub struct GetBatch<'a> {
     /// `(N,)` keys, duplicates allowed.
     pub keys: &'a [u64],
     /// `(N, embedding_dim)` values to fill, in request order.
-    pub values: &'a mut [f32],
+    pub values: ValuesOut<'a>,
     /// `(N, state_words)` optimizer state to fill, if wanted.
     pub state: Option<&'a mut [f32]>,
 }
@@ -188,7 +239,8 @@ pub struct PutBatch<'a> {
     pub state: Option<&'a [f32]>,
     /// Write initial state without looking at the stored row.
     pub reset_state: bool,
-    /// What to do with NaN and infinite values.
+    /// What to do with values that are not finite once they are rounded to the table's dtype: NaN,
+    /// infinity, and what lies beyond the range of float16 or bfloat16.
     pub non_finite: NonFinite,
 }
 
@@ -223,12 +275,17 @@ pub enum NonFinite {
 }
 
 /// What an update did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct UpdateReport {
     /// Distinct rows updated.
     pub rows: u64,
     /// Distinct rows left out because of NaN or infinite gradients.
     pub skipped: u64,
+    /// Rows of which a value left the range of float16 or bfloat16 and was brought to its end.
+    pub saturated: u64,
+    /// The norm of all gradients of the call and of what counts with them, before they were scaled
+    /// down to [`Clip::norm`](crate::Clip::norm); `None` without that bound.
+    pub norm: Option<f64>,
 }
 
 /// A durable point of a store.

@@ -105,6 +105,18 @@ impl Initializer {
         }
     }
 
+    /// No value is larger than this in magnitude.
+    pub fn reach(&self) -> f32 {
+        match *self {
+            Self::Constant(value) => value.abs(),
+            Self::Uniform { low, high } => low.abs().max(high.abs()),
+            Self::Normal { mean, std } => {
+                (f64::from(mean).abs() + DEVIATE_MAX * f64::from(std)) as f32
+            }
+            Self::TruncatedNormal { a, b, .. } => a.abs().max(b.abs()),
+        }
+    }
+
     /// Writes the initial values of `key`. A prefix of a longer row is the shorter row.
     ///
     /// Parameters must have passed [`validate`](Self::validate).

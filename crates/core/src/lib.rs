@@ -6,9 +6,11 @@
 
 mod arena;
 pub mod cache;
+pub mod clip;
 pub mod config;
 pub mod distinct;
 pub mod error;
+mod half;
 pub mod hash;
 pub mod index;
 pub mod init;
@@ -20,9 +22,10 @@ pub mod row;
 pub mod storage;
 pub mod store;
 
+pub use clip::Clip;
 pub use config::{
     CommitInfo, GetBatch, Memory, NonFinite, PutBatch, StoreOptions, TableId, TableInfo, TableSpec,
-    Uncommitted, UpdateBatch, UpdateReport,
+    Uncommitted, UpdateBatch, UpdateReport, ValuesOut,
 };
 pub use distinct::distinct;
 pub use error::{Error, ErrorKind, Result};

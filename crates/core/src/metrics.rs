@@ -34,6 +34,8 @@ pub struct Metrics {
     pub moved_rows: AtomicU64,
     /// Rows with NaN or infinity that came in.
     pub non_finite: AtomicU64,
+    /// Rows of which an update left the range of their dtype.
+    pub saturated: AtomicU64,
     /// Keys announced by look-ahead.
     pub announced: AtomicU64,
     /// Journal bytes written, and bytes of the head.

@@ -1,4 +1,8 @@
-//! What a row looks like: its values, then its optimizer state, all 4-byte words.
+//! What a row looks like: its values, then its optimizer state.
+//!
+//! Values have the table's [`Dtype`]; state is float32. A row is a whole number of 4-byte words:
+//! values of 2 bytes lie in pairs, the first in the lower half, and an odd one is followed by two
+//! zero bytes. Words are carried as f32 whatever is in them, and only copied.
 //!
 //! A [`RowLayout`] is arithmetic only. It knows nothing of pages, caches or optimizers; it never
 //! allocates. `row_bytes` is always a multiple of four, and equal for all tables of a row class.
@@ -6,15 +10,14 @@
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result, bail};
+use crate::half::{self, Bf16, F16, Rounding};
 
 /// The largest row, values plus state: a row never straddles pages and a page has at most 64 KiB.
 /// A storage layout that keeps a header in its pages has a lower limit of its own.
 pub const ROW_BYTES_MAX: usize = 64 * 1024;
 
 /// The type of the stored values. Table records carry its name; the numeric codes are reserved for
-/// records that carry numbers (`docs/formats/journal.md`).
-///
-/// Code 0 is never written. Codes 2 (float16) and 3 (bfloat16) are reserved.
+/// records that carry numbers (`docs/formats/journal.md`). Code 0 is never written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -23,24 +26,25 @@ pub enum Dtype {
     /// IEEE 754 binary32, little-endian on storage.
     #[default]
     Float32 = 1,
+    /// IEEE 754 binary16, little-endian on storage.
+    Float16 = 2,
+    /// The upper half of a binary32, little-endian on storage.
+    Bfloat16 = 3,
 }
 
 impl Dtype {
+    const ALL: [Self; 3] = [Self::Float32, Self::Float16, Self::Bfloat16];
+
     /// The code of this dtype in stored records.
     pub fn code(self) -> u8 {
         self as u8
     }
 
-    /// The dtype of a stored `code`. Errors: `Unsupported` for a reserved or unknown code.
+    /// The dtype of a stored `code`. Errors: `Unsupported` for an unknown code.
     pub fn from_code(code: u8) -> Result<Self> {
-        match code {
-            1 => Ok(Self::Float32),
-            2 | 3 => bail!(
-                Unsupported,
-                "dtype code {code} ({}) is reserved, this version stores float32 (code 1) only",
-                if code == 2 { "float16" } else { "bfloat16" }
-            ),
-            _ => bail!(Unsupported, "dtype code {code} is unknown, expected 1 (float32)"),
+        match Self::ALL.into_iter().find(|dtype| dtype.code() == code) {
+            Some(dtype) => Ok(dtype),
+            None => bail!(Unsupported, "dtype code {code} is unknown, expected 1 to 3"),
         }
     }
 
@@ -48,6 +52,8 @@ impl Dtype {
     pub fn name(self) -> &'static str {
         match self {
             Self::Float32 => "float32",
+            Self::Float16 => "float16",
+            Self::Bfloat16 => "bfloat16",
         }
     }
 
@@ -55,6 +61,21 @@ impl Dtype {
     pub fn bytes(self) -> usize {
         match self {
             Self::Float32 => 4,
+            Self::Float16 | Self::Bfloat16 => 2,
+        }
+    }
+
+    /// True where every value is finite, also once it is rounded to this dtype.
+    #[inline]
+    pub fn all_fit(self, values: &[f32]) -> bool {
+        const EXPONENT: u32 = 0x7F80_0000;
+        match self {
+            // Branch-free, so that it runs at memory speed.
+            Self::Float32 => {
+                values.iter().fold(true, |all, x| all & (x.to_bits() & EXPONENT != EXPONENT))
+            }
+            Self::Float16 => half::all_fit::<F16>(values),
+            Self::Bfloat16 => half::all_fit::<Bf16>(values),
         }
     }
 }
@@ -62,46 +83,82 @@ impl Dtype {
 impl std::str::FromStr for Dtype {
     type Err = Error;
 
-    /// Errors: `Misuse` for any name but `float32`.
+    /// Errors: `Misuse` for a name that no dtype has.
     fn from_str(name: &str) -> Result<Self> {
-        match name {
-            "float32" => Ok(Self::Float32),
-            _ => bail!(Misuse, "dtype is {name:?}, expected \"float32\""),
+        match Self::ALL.into_iter().find(|dtype| dtype.name() == name) {
+            Some(dtype) => Ok(dtype),
+            None => bail!(
+                Misuse,
+                "dtype is {name:?}, expected one of {}",
+                Self::ALL.map(|dtype| format!("{:?}", dtype.name())).join(", ")
+            ),
         }
     }
 }
 
-/// The widths of a row: `embedding_dim` values, then `state_words` words of optimizer state.
+/// Which neighbour an update's result becomes that lies between two values of the dtype.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RoundingMode {
+    /// The more likely the nearer it is, by a hash of (seed, table, key, element, count of the
+    /// table's update batches): right on average, so that small updates are not lost.
+    #[default]
+    Stochastic,
+    /// The nearest, ties to even.
+    Nearest,
+}
+
+/// The dtype and the widths of a row: `embedding_dim` values, then `state_words` words of optimizer
+/// state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RowLayout {
+    dtype: Dtype,
     embedding_dim: usize,
+    value_words: usize,
     state_words: usize,
 }
 
 impl RowLayout {
-    /// A row of `embedding_dim` float32 values and `state_words` state words.
+    /// A row of `embedding_dim` values and `state_words` state words.
     ///
     /// Errors: `Misuse` when `embedding_dim` is 0 or the row exceeds [`ROW_BYTES_MAX`].
-    pub fn new(embedding_dim: usize, state_words: usize) -> Result<Self> {
+    pub fn new(dtype: Dtype, embedding_dim: usize, state_words: usize) -> Result<Self> {
         if embedding_dim == 0 {
             bail!(Misuse, "embedding_dim is 0, expected at least 1");
         }
-        let words = embedding_dim.saturating_add(state_words);
+        let value_words = match dtype {
+            Dtype::Float32 => embedding_dim,
+            Dtype::Float16 | Dtype::Bfloat16 => embedding_dim.div_ceil(2),
+        };
+        let words = value_words.saturating_add(state_words);
         if words > ROW_BYTES_MAX / 4 {
             bail!(
                 Misuse,
-                "row of embedding_dim {embedding_dim} with {state_words} words of optimizer state \
-                 is {} bytes, at most {ROW_BYTES_MAX} fit a page; use a smaller embedding_dim or \
-                 an optimizer with less state",
+                "row of embedding_dim {embedding_dim} in {} with {state_words} words of optimizer \
+                 state is {} bytes, at most {ROW_BYTES_MAX} fit a page; use a smaller \
+                 embedding_dim or an optimizer with less state",
+                dtype.name(),
                 words.saturating_mul(4)
             );
         }
-        Ok(Self { embedding_dim, state_words })
+        Ok(Self { dtype, embedding_dim, value_words, state_words })
+    }
+
+    /// The type of the values.
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
     }
 
     /// Values per row.
+    #[inline(always)]
     pub fn embedding_dim(&self) -> usize {
         self.embedding_dim
+    }
+
+    /// Words that the values take.
+    #[inline(always)]
+    pub fn value_words(&self) -> usize {
+        self.value_words
     }
 
     /// Words of optimizer state per row.
@@ -111,7 +168,7 @@ impl RowLayout {
 
     /// Words of a whole row.
     pub fn row_words(&self) -> usize {
-        self.embedding_dim + self.state_words
+        self.value_words + self.state_words
     }
 
     /// Bytes of a whole row, a multiple of 4.
@@ -119,18 +176,92 @@ impl RowLayout {
         self.row_words() * 4
     }
 
-    /// Splits one row in (values, state). Panics unless `row` has `row_words` words.
-    #[inline]
-    pub fn split<'a>(&self, row: &'a [f32]) -> (&'a [f32], &'a [f32]) {
-        assert_eq!(row.len(), self.row_words(), "words of a row");
-        row.split_at(self.embedding_dim)
+    /// True when the words of the values are float32 numbers.
+    #[inline(always)]
+    pub fn is_float32(&self) -> bool {
+        self.dtype == Dtype::Float32
     }
 
-    /// Splits one row in (values, state), both writable. Panics unless `row` has `row_words` words.
-    #[inline]
+    /// Splits one row in (words of values, state). Panics unless `row` has `row_words` words.
+    #[inline(always)]
+    pub fn split<'a>(&self, row: &'a [f32]) -> (&'a [f32], &'a [f32]) {
+        assert_eq!(row.len(), self.row_words(), "words of a row");
+        row.split_at(self.value_words)
+    }
+
+    /// Splits one row in (words of values, state), both writable. Panics unless `row` has
+    /// `row_words` words.
+    #[inline(always)]
     pub fn split_mut<'a>(&self, row: &'a mut [f32]) -> (&'a mut [f32], &'a mut [f32]) {
         assert_eq!(row.len(), self.row_words(), "words of a row");
-        row.split_at_mut(self.embedding_dim)
+        row.split_at_mut(self.value_words)
+    }
+
+    /// Writes the values that `words` hold to `values` as float32, which is exact.
+    ///
+    /// Shapes: `words (value_words,)` or longer, `values (embedding_dim,)`.
+    #[inline(always)]
+    pub fn read_values(&self, words: &[f32], values: &mut [f32]) {
+        match self.dtype {
+            Dtype::Float32 => values.copy_from_slice(&words[..self.embedding_dim]),
+            Dtype::Float16 => half::widen::<F16>(self.bits(words), values),
+            Dtype::Bfloat16 => half::widen::<Bf16>(self.bits(words), values),
+        }
+    }
+
+    /// Writes `values` to `words`, rounded to nearest, ties to even.
+    ///
+    /// Shapes: as for [`read_values`](Self::read_values).
+    #[inline(always)]
+    pub fn write_values(&self, words: &mut [f32], values: &[f32]) {
+        match self.dtype {
+            Dtype::Float32 => words[..self.embedding_dim].copy_from_slice(values),
+            Dtype::Float16 => half::narrow::<F16>(values, self.bits_mut(words)),
+            Dtype::Bfloat16 => half::narrow::<Bf16>(values, self.bits_mut(words)),
+        }
+    }
+
+    /// Writes what an update has made of the values of `key` to `words`, rounded stochastically or
+    /// to nearest. True when one of them was beyond the range of the dtype, to whose end it is
+    /// brought.
+    ///
+    /// Shapes: as for [`read_values`](Self::read_values).
+    #[inline]
+    pub(crate) fn write_updated(
+        &self,
+        words: &mut [f32],
+        values: &[f32],
+        rounding: Option<&Rounding>,
+        key: u64,
+    ) -> bool {
+        let bits = self.bits_mut(words);
+        let random = rounding.map(|rounding| rounding.of_row(key));
+        match (self.dtype, random) {
+            (Dtype::Float32, _) => panic!("rows of float32 are updated in place"),
+            (Dtype::Float16, Some(random)) => {
+                half::narrow_stochastically::<F16>(values, bits, random)
+            }
+            (Dtype::Bfloat16, Some(random)) => {
+                half::narrow_stochastically::<Bf16>(values, bits, random)
+            }
+            (Dtype::Float16, None) => half::narrow_within::<F16>(values, bits),
+            (Dtype::Bfloat16, None) => half::narrow_within::<Bf16>(values, bits),
+        }
+    }
+
+    /// The values of a row whose dtype has 2 bytes, as their bits.
+    #[inline(always)]
+    pub fn bits<'a>(&self, words: &'a [f32]) -> &'a [u16] {
+        &bytemuck::cast_slice(&words[..self.value_words])[..self.embedding_dim]
+    }
+
+    /// The same to write; what follows an odd last value is set to zero.
+    #[inline(always)]
+    fn bits_mut<'a>(&self, words: &'a mut [f32]) -> &'a mut [u16] {
+        let bits: &mut [u16] = bytemuck::cast_slice_mut(&mut words[..self.value_words]);
+        let (bits, padding) = bits.split_at_mut(self.embedding_dim);
+        padding.fill(0);
+        bits
     }
 }
 
@@ -141,7 +272,7 @@ mod tests {
 
     #[test]
     fn values_come_before_state() {
-        let layout = RowLayout::new(3, 2).unwrap();
+        let layout = RowLayout::new(Dtype::Float32, 3, 2).unwrap();
         assert_eq!((layout.row_words(), layout.row_bytes()), (5, 20));
         let mut row = [1.0, 2.0, 3.0, 4.0, 5.0];
         assert_eq!(layout.split(&row), (&[1.0, 2.0, 3.0][..], &[4.0, 5.0][..]));
@@ -151,26 +282,73 @@ mod tests {
 
     #[test]
     fn empty_and_oversized_rows_are_refused_by_name() {
-        let error = RowLayout::new(0, 1).unwrap_err();
+        let error = RowLayout::new(Dtype::Float32, 0, 1).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Misuse);
         assert!(error.message().contains("embedding_dim is 0"), "{error}");
-        RowLayout::new(16_384, 0).unwrap();
+        RowLayout::new(Dtype::Float32, 16_384, 0).unwrap();
         for (dim, state) in [(16_384, 1), (usize::MAX, 2)] {
-            let error = RowLayout::new(dim, state).unwrap_err();
+            let error = RowLayout::new(Dtype::Float32, dim, state).unwrap_err();
             assert!(error.message().contains("at most 65536"), "{error}");
         }
     }
 
     #[test]
-    fn reserved_dtype_codes_are_unsupported_and_named() {
-        assert_eq!(Dtype::from_code(Dtype::Float32.code()).unwrap(), Dtype::Float32);
-        for (code, word) in [(0, "unknown"), (2, "float16"), (3, "bfloat16"), (9, "unknown")] {
-            let error = Dtype::from_code(code).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Unsupported);
-            assert!(error.message().contains(word), "{error}");
+    fn values_of_two_bytes_lie_in_pairs_and_the_rest_of_a_word_is_zero() {
+        for dtype in [Dtype::Float16, Dtype::Bfloat16] {
+            let layout = RowLayout::new(dtype, 3, 2).unwrap();
+            assert_eq!((layout.value_words(), layout.row_bytes()), (2, 16));
+            let mut row = [f32::from_bits(u32::MAX); 4];
+            layout.write_values(&mut row, &[1.0, -2.0, 0.5]);
+            let bytes: &[u8] = bytemuck::cast_slice(&row);
+            let expected: [u8; 8] = match dtype {
+                Dtype::Float16 => [0x00, 0x3C, 0x00, 0xC0, 0x00, 0x38, 0, 0],
+                _ => [0x80, 0x3F, 0x00, 0xC0, 0x00, 0x3F, 0, 0],
+            };
+            assert_eq!(bytes[..8], expected);
+            assert_eq!(bytes[8..], [0xFF; 8], "state stays");
+            let mut values = [0.0; 3];
+            layout.read_values(&row, &mut values);
+            assert_eq!(values, [1.0, -2.0, 0.5]);
+            assert_eq!(layout.bits(&row)[0], if dtype == Dtype::Float16 { 0x3C00 } else { 0x3F80 });
+            assert_eq!(RowLayout::new(dtype, 32_768, 0).unwrap().row_bytes(), ROW_BYTES_MAX);
+            assert!(RowLayout::new(dtype, 32_769, 0).is_err());
         }
-        assert_eq!("float32".parse::<Dtype>().unwrap(), Dtype::Float32);
-        assert!("float64".parse::<Dtype>().is_err());
-        assert_eq!(serde_json::to_string(&Dtype::Float32).unwrap(), "\"float32\"");
+    }
+
+    #[test]
+    fn updated_values_are_rounded_as_asked() {
+        let layout = RowLayout::new(Dtype::Float16, 2, 0).unwrap();
+        let between = 1.0 + 2f32.powi(-12);
+        let (mut row, mut ups) = ([0.0], 0);
+        for count in 0..1000 {
+            let rounding = Rounding::new(1, 2, count);
+            assert!(!layout.write_updated(&mut row, &[between, 1.0], Some(&rounding), 3));
+            assert_eq!(layout.bits(&row)[1], 0x3C00);
+            ups += u32::from(layout.bits(&row)[0] - 0x3C00);
+        }
+        assert!((190..310).contains(&ups), "{ups} of 1000, a quarter expected");
+        assert!(!layout.write_updated(&mut row, &[between, 1.0], None, 3));
+        assert_eq!(layout.bits(&row), [0x3C00; 2]);
+        assert!(layout.write_updated(&mut row, &[1e6, 1.0], None, 3));
+        assert_eq!(layout.bits(&row), [0x7BFF, 0x3C00]);
+    }
+
+    #[test]
+    fn dtypes_have_names_and_codes_and_unknown_ones_are_named() {
+        for (dtype, code, name) in [
+            (Dtype::Float32, 1, "float32"),
+            (Dtype::Float16, 2, "float16"),
+            (Dtype::Bfloat16, 3, "bfloat16"),
+        ] {
+            assert_eq!((dtype.code(), dtype.name()), (code, name));
+            assert_eq!(Dtype::from_code(code).unwrap(), dtype);
+            assert_eq!(name.parse::<Dtype>().unwrap(), dtype);
+            assert_eq!(serde_json::to_string(&dtype).unwrap(), format!("{name:?}"));
+        }
+        for code in [0, 4] {
+            assert_eq!(Dtype::from_code(code).unwrap_err().kind(), ErrorKind::Unsupported);
+        }
+        let error = "float64".parse::<Dtype>().unwrap_err();
+        assert!(error.message().contains("\"float64\", expected one of \"float32\""), "{error}");
     }
 }

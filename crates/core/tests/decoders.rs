@@ -131,7 +131,7 @@ fn read_all(path: &Path) -> embedrock_core::Result<Store> {
         let mut values = vec![0.0; keys.len() * info.spec.embedding_dim];
         let mut state = vec![0.0; keys.len() * info.state_words];
         let (v, s) = (&mut values[..], Some(&mut state[..]));
-        store.get(&mut [GetBatch { table: info.id, keys: &keys, values: v, state: s }])?;
+        store.get(&mut [GetBatch { table: info.id, keys: &keys, values: v.into(), state: s }])?;
         if info.rows < 1 << 20 && info.spec.num_embeddings.is_none_or(|rows| rows < 1 << 20) {
             store.digest(info.id)?;
         }

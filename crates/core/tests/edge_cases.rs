@@ -158,7 +158,12 @@ fn case_03_results_in_request_order_with_hits_misses_and_duplicates_mixed() {
             .iter()
             .zip(&asked)
             .zip(&mut found)
-            .map(|((table, keys), values)| GetBatch { table: *table, keys, values, state: None })
+            .map(|((table, keys), values)| GetBatch {
+                table: *table,
+                keys,
+                values: values.into(),
+                state: None,
+            })
             .collect();
         fixture.store.get(&mut batches).unwrap();
         for (keys, rows) in asked.iter().zip(&found) {

@@ -492,7 +492,7 @@ fn forking_trainer() {
     }
     let mut values = [0.0; DIM];
     let keys = [1];
-    let batch = GetBatch { table, keys: &keys, values: &mut values, state: None };
+    let batch = GetBatch { table, keys: &keys, values: values[..].as_mut().into(), state: None };
     let mut out = [false];
     let errors = [
         store.get(&mut [batch]).err(),

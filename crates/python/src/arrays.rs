@@ -14,6 +14,41 @@ pub(crate) type Rows<'py> = PyReadonlyArrayDyn<'py, f32>;
 /// float32 rows to fill, C-contiguous.
 pub(crate) type RowsOut<'py> = Bound<'py, PyArrayDyn<f32>>;
 
+/// Values to fill, C-contiguous: float32, or the bits of values of 2 bytes.
+#[derive(FromPyObject)]
+pub(crate) enum ValuesOut<'py> {
+    /// float32.
+    Float32(RowsOut<'py>),
+    /// uint16.
+    Bits(Bound<'py, PyArrayDyn<u16>>),
+}
+
+/// Values that this call alone fills.
+pub(crate) enum FilledValues<'py> {
+    Float32(PyReadwriteArrayDyn<'py, f32>),
+    Bits(PyReadwriteArrayDyn<'py, u16>),
+}
+
+impl<'py> ValuesOut<'py> {
+    /// As [`to_fill`].
+    pub(crate) fn to_fill(&self) -> PyResult<FilledValues<'py>> {
+        Ok(match self {
+            Self::Float32(array) => FilledValues::Float32(to_fill(array)?),
+            Self::Bits(array) => FilledValues::Bits(to_fill(array)?),
+        })
+    }
+}
+
+impl FilledValues<'_> {
+    /// The values as the engine fills them.
+    pub(crate) fn as_out(&mut self) -> PyResult<embedrock_core::ValuesOut<'_>> {
+        Ok(match self {
+            Self::Float32(array) => embedrock_core::ValuesOut::Float32(array.as_slice_mut()?),
+            Self::Bits(array) => embedrock_core::ValuesOut::Bits(array.as_slice_mut()?),
+        })
+    }
+}
+
 /// Takes an array to fill for this call alone.
 ///
 /// Errors: `MisuseError` when another array of the call, or of a call on another thread, shares its

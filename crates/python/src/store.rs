@@ -3,7 +3,7 @@
 mod hyper;
 mod modify;
 
-use crate::arrays::{Keys, Rows, RowsOut, to_fill};
+use crate::arrays::{Keys, Rows, RowsOut, ValuesOut, to_fill};
 use crate::error::{Carried, OrRaise, misuse};
 use crate::scan::Scan;
 use embedrock_core as core;
@@ -30,11 +30,13 @@ impl TableId {
 }
 
 /// A handle, keys, values to fill and state to fill.
-type GetParts<'py> = (PyRef<'py, TableId>, Keys<'py>, RowsOut<'py>, Option<RowsOut<'py>>);
+type GetParts<'py> = (PyRef<'py, TableId>, Keys<'py>, ValuesOut<'py>, Option<RowsOut<'py>>);
 /// A handle, keys, values and state.
 type PutParts<'py> = (PyRef<'py, TableId>, Keys<'py>, Rows<'py>, Option<Rows<'py>>);
 /// A handle, keys, gradients and hyperparameters.
 type UpdateParts<'py> = (PyRef<'py, TableId>, Keys<'py>, Rows<'py>, PyRef<'py, Hyper>);
+/// Bounds on gradients: of elements, of rows, of all together with those of this norm.
+type Bounds = (Option<f64>, Option<f64>, Option<f64>, f64);
 
 /// An open store.
 #[pyclass(frozen, module = "embedrock._core")]
@@ -108,19 +110,20 @@ impl Store {
         json_value(py, &info)
     }
 
-    /// Fills each batch's values (and state) with the rows of its keys.
+    /// Fills each batch's values (and state) with the rows of its keys. Values are float32, or
+    /// uint16 to take the bits of the table's own dtype of 2 bytes.
     fn get(&self, py: Python<'_>, batches: Vec<GetParts<'_>>) -> PyResult<()> {
         modify::refuse_reentry(py, &self.0)?;
         let mut outputs = Vec::with_capacity(batches.len());
         for (_, _, values, state) in &batches {
-            outputs.push((to_fill(values)?, state.as_ref().map(to_fill).transpose()?));
+            outputs.push((values.to_fill()?, state.as_ref().map(to_fill).transpose()?));
         }
         let mut requests = Vec::with_capacity(batches.len());
         for ((table, keys, _, _), (values, state)) in batches.iter().zip(&mut outputs) {
             requests.push(core::GetBatch {
                 table: table.0,
                 keys: keys.as_slice()?,
-                values: values.as_slice_mut()?,
+                values: values.as_out()?,
                 state: state.as_mut().map(|state| state.as_slice_mut()).transpose()?,
             });
         }
@@ -151,30 +154,35 @@ impl Store {
         py.detach(|| self.0.put(&requests)).map(drop).or_raise(py)
     }
 
-    /// One optimizer step per distinct key; returns (rows updated, rows skipped).
-    #[pyo3(signature = (batches, non_finite, step=None))]
+    /// One optimizer step per distinct key, with gradients within the bounds (value, row_norm,
+    /// norm) and the norm of others; returns (rows updated, rows skipped, rows saturated, norm).
+    #[pyo3(signature = (batches, non_finite, step=None, clip=None))]
     fn update(
         &self,
         py: Python<'_>,
         batches: Vec<UpdateParts<'_>>,
         non_finite: &str,
         step: Option<u64>,
-    ) -> PyResult<(u64, u64)> {
+        clip: Option<Bounds>,
+    ) -> PyResult<(u64, u64, u64, Option<f64>)> {
         modify::refuse_reentry(py, &self.0)?;
-        let non_finite = non_finite_choice(py, non_finite)?;
-        let mut requests = Vec::with_capacity(batches.len());
-        for (table, keys, gradients, hyper) in &batches {
-            requests.push(core::UpdateBatch {
-                table: table.0,
-                keys: keys.as_slice()?,
-                gradients: gradients.as_slice()?,
-                hyper: hyper.0,
-                non_finite,
-                step,
-            });
-        }
-        let report = py.detach(|| self.0.update(&requests)).or_raise(py)?;
-        Ok((report.rows, report.skipped))
+        let (requests, clip) = (update_batches(py, &batches, non_finite, step)?, bounds(clip));
+        let report = py.detach(|| self.0.update_within(&requests, &clip)).or_raise(py)?;
+        Ok((report.rows, report.skipped, report.saturated, report.norm))
+    }
+
+    /// The norm that an update with the same bounds would scale.
+    #[pyo3(signature = (batches, non_finite, clip=None))]
+    fn gradient_norm(
+        &self,
+        py: Python<'_>,
+        batches: Vec<UpdateParts<'_>>,
+        non_finite: &str,
+        clip: Option<Bounds>,
+    ) -> PyResult<f64> {
+        modify::refuse_reentry(py, &self.0)?;
+        let (requests, clip) = (update_batches(py, &batches, non_finite, None)?, bounds(clip));
+        py.detach(|| self.0.gradient_norm(&requests, &clip)).or_raise(py)
     }
 
     /// Calls `function(values, state)` with the rows of the distinct keys and stores what the two
@@ -302,6 +310,31 @@ impl Store {
         let lost = py.detach(|| self.0.close()).or_raise(py)?;
         Ok((lost.batches, lost.rows))
     }
+}
+
+fn update_batches<'a>(
+    py: Python<'_>,
+    batches: &'a [UpdateParts<'_>],
+    non_finite: &str,
+    step: Option<u64>,
+) -> PyResult<Vec<core::UpdateBatch<'a>>> {
+    let non_finite = non_finite_choice(py, non_finite)?;
+    let request = |(table, keys, gradients, hyper): &'a UpdateParts<'_>| {
+        Ok(core::UpdateBatch {
+            table: table.0,
+            keys: keys.as_slice()?,
+            gradients: gradients.as_slice()?,
+            hyper: hyper.0,
+            non_finite,
+            step,
+        })
+    };
+    batches.iter().map(request).collect()
+}
+
+fn bounds(given: Option<Bounds>) -> core::Clip {
+    let (value, row_norm, norm, other_norm) = given.unwrap_or_default();
+    core::Clip { value, row_norm, norm, other_norm }
 }
 
 /// A serializable value as plain Python objects.

@@ -16,7 +16,10 @@ use crate::settings::Mode;
 
 pub(super) const KIND: Kind = Kind {
     name: "faster",
-    version: || format!("FASTER C++ {}", option_env!("FASTER_VERSION").unwrap_or("").trim()),
+    version: || {
+        let commit = option_env!("FASTER_VERSION").unwrap_or_default();
+        format!("FASTER C++ {commit}").trim_end().into()
+    },
     absent: || {
         let why = "built without it: make peers FASTER=/path/to/a/checkout of microsoft/FASTER";
         (!cfg!(faster)).then(|| why.into())

@@ -262,6 +262,9 @@ struct Lmdb {
     purpose: Purpose,
     words: usize,
     sorted: Sorted,
+    /// Rows are written that were not read, so that their pages may not be in memory.
+    blind: bool,
+    scratch: Vec<f32>,
     /// Batches in the open write transaction.
     batches: usize,
     faults_before: u64,
@@ -291,6 +294,8 @@ impl Lmdb {
             purpose,
             words: settings.row_words(),
             sorted: Sorted::default(),
+            blind: settings.mode.writes_blindly(),
+            scratch: Vec::new(),
             batches: 0,
             faults_before: sys::major_faults(),
         })
@@ -327,6 +332,14 @@ impl Engine for Lmdb {
             return Ok(());
         }
         let words = self.words;
+        if self.blind
+            && let Some(crew) = &mut self.crew
+        {
+            // Brings the pages into memory side by side; writing alone would wait for each.
+            self.sorted.set(keys);
+            self.scratch.resize(rows.len(), 0.0);
+            crew.get(&self.sorted, words, &mut self.scratch)?;
+        }
         let flags = if self.purpose == Purpose::Load { ffi::MDB_APPEND } else { 0 };
         self.sorted.set(keys);
         self.writer()?;

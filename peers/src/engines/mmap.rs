@@ -46,6 +46,8 @@ struct Mmap {
     mapping: Mapping,
     words: usize,
     options: Options,
+    /// Rows are written that were not read, so that their pages may not be in memory.
+    blind: bool,
     sorted: Sorted,
     faults_before: u64,
 }
@@ -71,9 +73,15 @@ impl Mmap {
         if purpose == Purpose::Run {
             mapping.random();
         }
-        let words = settings.row_words();
-        let faults_before = sys::major_faults();
-        Ok(Self { file, mapping, words, options, sorted: Sorted::default(), faults_before })
+        Ok(Self {
+            file,
+            mapping,
+            words: settings.row_words(),
+            options,
+            blind: settings.mode.writes_blindly(),
+            sorted: Sorted::default(),
+            faults_before: sys::major_faults(),
+        })
     }
 }
 
@@ -101,6 +109,9 @@ impl Engine for Mmap {
 
     fn put_batch(&mut self, keys: &[u64], rows: &[f32]) -> Result<()> {
         let words = self.words;
+        if self.options.prefetch && self.blind {
+            self.mapping.will_need(keys.iter().map(|&key| key as usize * words), words);
+        }
         let all = self.mapping.words_mut();
         for (&key, row) in keys.iter().zip(rows.chunks_exact(words)) {
             all[key as usize * words..][..words].copy_from_slice(row);

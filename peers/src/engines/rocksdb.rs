@@ -12,8 +12,8 @@ use rust_rocksdb::statistics::{StatsLevel, Ticker};
 use rust_rocksdb::{
     BlockBasedIndexType, BlockBasedOptions, BlockBasedPinningTier, Cache, CompactOptions, DB,
     DBCompactionStyle, DBCompressionType, DataBlockIndexType, IngestExternalFileOptions,
-    ReadOptions, SstFileWriter, UniversalCompactOptions, WriteBatch, WriteBufferManager,
-    WriteOptions,
+    MemtableFactory, ReadOptions, SliceTransform, SstFileWriter, UniversalCompactOptions,
+    WriteBatch, WriteBufferManager, WriteOptions,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -38,8 +38,8 @@ pub(super) const KIND: Kind = Kind {
 /// tables; and the allocator's slack, a share of the budget. Measured as peak memory less caches.
 const UNCOUNTED_BYTES: u64 = 22 << 20;
 const UNCOUNTED_SHARE: f64 = 0.03;
-/// The same for buffers of flushes and compactions.
-const WRITING_BYTES: u64 = 9 << 20;
+/// The same for flushes, which sort a memtable, and compactions.
+const WRITING_BYTES: u64 = 14 << 20;
 /// Bytes that an entry of the row cache takes in truth, for each that the cache counts: measured.
 const ROW_CACHE_TRUTH: f64 = 1.25;
 /// The smallest memtable that makes sense, and the smallest block cache beside index and filters.
@@ -69,6 +69,8 @@ struct Options {
     memtables: i32,
     /// Memtables take their memory from the block cache while they grow, and give it back.
     memtables_in_cache: bool,
+    /// `skip-list`, or `hash-linked-list`: a hash table of lists, sorted when it is flushed.
+    memtable: String,
     /// Overwrite a row that is in the memtable already.
     in_place: bool,
     /// `bloom`, `ribbon` or `none`.
@@ -91,7 +93,12 @@ struct Options {
 
 impl Options {
     fn of(mode: Mode) -> Self {
-        let writes = mode.writes();
+        // What was written moves to another file, whose rows the row cache does not have.
+        let (row_cache_share, memtable_share) = match mode {
+            Mode::Read | Mode::YcsbC => (0.9, 0.0),
+            Mode::YcsbB => (0.85, 0.1),
+            _ => (0.0, 0.7),
+        };
         Self {
             threads: 8,
             piece_keys: 128,
@@ -100,10 +107,11 @@ impl Options {
             block_align: true,
             block_hash: true,
             block_cache: "lru".into(),
-            row_cache_share: if writes { 0.0 } else { 0.9 },
-            memtable_share: if writes { 0.7 } else { 0.0 },
+            row_cache_share,
+            memtable_share,
             memtables: 2,
             memtables_in_cache: true,
+            memtable: "hash-linked-list".into(),
             in_place: true,
             filter: "bloom".into(),
             filter_bits: 10.0,
@@ -234,9 +242,23 @@ fn tuned(settings: &Settings, options: &Options, purpose: Purpose) -> Result<Tun
     }
     tuned.set_write_buffer_size(memtable as usize);
     tuned.set_max_write_buffer_number(options.memtables);
-    tuned.set_memtable_batch_lookup_optimization(true);
     tuned.set_memtable_whole_key_filtering(true);
     tuned.set_memtable_prefix_bloom_ratio(0.02);
+    match options.memtable.as_str() {
+        // Searches go on where the one for the key before ended; a hash table would be sorted.
+        "skip-list" => tuned.set_memtable_batch_lookup_optimization(true),
+        "hash-linked-list" => {
+            // The lists are those of a prefix, here the whole key.
+            tuned.set_prefix_extractor(SliceTransform::create_fixed_prefix(KEY_BYTES));
+            let bucket_count = (memtable as usize / settings.row_bytes()).max(1);
+            tuned.set_memtable_factory(MemtableFactory::HashLinkList { bucket_count });
+            tuned.set_allow_concurrent_memtable_write(false);
+        }
+        other => {
+            let what = format!("memtable {other:?}, expected skip-list or hash-linked-list");
+            return Err(settings.wrong(what));
+        }
+    }
     if options.in_place {
         tuned.set_inplace_update_support(true);
         tuned.set_allow_concurrent_memtable_write(false);

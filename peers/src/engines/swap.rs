@@ -37,6 +37,8 @@ struct Swap {
     mapping: Mapping,
     words: usize,
     options: Options,
+    /// Rows are written that were not read, so that their pages may not be in memory.
+    blind: bool,
     faults_before: u64,
 }
 
@@ -50,7 +52,8 @@ impl Swap {
         let mapping = Mapping::new(words, None)?;
         mapping.small_pages();
         let (words, faults_before) = (settings.row_words(), sys::major_faults());
-        Ok(Self { mapping, words, options, faults_before })
+        let blind = settings.mode.writes_blindly();
+        Ok(Self { mapping, words, options, blind, faults_before })
     }
 }
 
@@ -66,6 +69,9 @@ impl Engine for Swap {
 
     fn put_batch(&mut self, keys: &[u64], rows: &[f32]) -> Result<()> {
         let words = self.words;
+        if self.options.prefetch && self.blind {
+            self.mapping.will_need(keys.iter().map(|&key| key as usize * words), words);
+        }
         let all = self.mapping.words_mut();
         for (&key, row) in keys.iter().zip(rows.chunks_exact(words)) {
             all[key as usize * words..][..words].copy_from_slice(row);

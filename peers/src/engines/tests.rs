@@ -19,6 +19,7 @@ fn subjects() -> Vec<(&'static Kind, Value)> {
     let more = [
         ("rocksdb", json!({"threads": 1, "block_bytes": 1024, "block_align": false})),
         ("rocksdb", json!({"threads": 3, "piece_keys": 5, "in_place": false, "filter": "ribbon"})),
+        ("rocksdb", json!({"memtable": "skip-list", "in_place": true})),
         ("rocksdb", json!({"memtables_in_cache": false, "block_hash": false})),
         ("rocksdb", json!({"compaction": "universal", "block_cache": "hyper-clock"})),
         ("rocksdb", json!({"row_cache_share": 0.9, "more": "max_background_jobs=1"})),

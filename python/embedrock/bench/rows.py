@@ -44,12 +44,14 @@ def values_of(keys: npt.NDArray[np.integer], dim: int, version: int = 0) -> Floa
     return words
 
 
-def mismatches(found: Floats, keys: npt.NDArray[np.integer], version: int = 0) -> int:
-    """How many rows are not those of their keys."""
+def mismatches(
+    found: Floats, keys: npt.NDArray[np.integer], version: int = 0, dtype: str = "float32"
+) -> int:
+    """How many rows are not those of their keys, rounded to the dtype."""
     dim, wrong = found.shape[-1], 0
     for begin in range(0, len(keys), SLICE_ROWS):
         part = slice(begin, begin + SLICE_ROWS)
-        expected = values_of(keys[part], dim, version)
+        expected = values_of(keys[part], dim, version).astype(dtype)
         wrong += int((found[part] != expected).any(axis=1).sum())
     return wrong
 

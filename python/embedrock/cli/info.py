@@ -49,6 +49,8 @@ def _table(table: Any) -> dict[str, Any]:
         "rows": len(table),
         "embedding_dim": table.embedding_dim,
         "num_embeddings": table.num_embeddings,
+        "dtype": table.dtype,
+        "rounding": table.rounding,
         "row_bytes": table.row_bytes,
         "optimizer": table.optimizer,
         "initializer": table.initializer,
@@ -58,7 +60,7 @@ def _table(table: Any) -> dict[str, Any]:
 def _print(found: dict[str, Any]) -> None:
     stats = found["stats"]
     print(f"store {found['store']}\n")
-    rows = [["table", "rows", "of", "dim", "bytes per row", "optimizer"]]
+    rows = [["table", "rows", "of", "dim", "dtype", "bytes per row", "optimizer"]]
     for name, table in found["tables"].items():
         size = table["num_embeddings"]
         rows.append(
@@ -67,6 +69,7 @@ def _print(found: dict[str, Any]) -> None:
                 f"{table['rows']:,}",
                 "growing" if size is None else f"{size:,}",
                 str(table["embedding_dim"]),
+                table["dtype"],
                 str(table["row_bytes"]),
                 table["optimizer"]["kind"],
             ]

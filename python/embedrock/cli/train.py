@@ -75,6 +75,11 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "--embedding-dim", type=output.positive, metavar="N", help="values per table row"
     )
     training.add_argument(
+        "--dtype",
+        choices=("float32", "float16", "bfloat16"),
+        help="what tables store values as; updates round stochastically (float32)",
+    )
+    training.add_argument(
         "--bottom", type=output.layer_sizes, metavar="SIZES", help="hidden layers, as 512-256-64"
     )
     training.add_argument(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from embedrock.errors import MisuseError
 from embedrock.initializers import InitializerLike
-from embedrock.nn.embedding import check_bags, check_mode
+from embedrock.nn.embedding import Rounding, check_bags, check_mode
 from embedrock.nn.fetch import Ask, Found, fetch, host_ids
 from embedrock.nn.module import RowsModule, open_padding_row
 from embedrock.optimizers import OptimizerLike
@@ -47,6 +47,10 @@ class EmbeddingBagConfig:
     """As for ``Embedding``."""
     expected_rows: int | None = None
     """How many rows a growing table will reach."""
+    dtype: torch.dtype | None = None
+    """As for ``Embedding``."""
+    rounding: Rounding | None = None
+    """As for ``Embedding``."""
 
 
 class EmbeddingBagCollection(RowsModule):
@@ -61,6 +65,7 @@ class EmbeddingBagCollection(RowsModule):
         include_last_offset: Offsets have ``B + 1`` entries, the last one the number of values.
         concatenate: Return one tensor instead of a dict.
         device: Where outputs go.
+        output_dtype: The dtype of outputs; None: float32.
 
     Shapes: ``features {name: (values (N,), offsets (B,))}``, or ``(values, offsets,
     per_sample_weights (N,))`` with mode ``"sum"``, or ids ``(B, N)`` ``-> {name: (B,
@@ -99,12 +104,14 @@ class EmbeddingBagCollection(RowsModule):
         include_last_offset: bool = False,
         concatenate: bool = False,
         device: torch.device | str | int | None = None,
+        output_dtype: torch.dtype | None = None,
     ) -> None:
         """Opens the tables, or creates them."""
         super().__init__(store, device)
         _check_names(tables)
         self.include_last_offset = include_last_offset
         self.concatenate = concatenate
+        self.output_dtype = torch.float32 if output_dtype is None else output_dtype
         self._lookups: list[tuple[str, EmbeddingBagConfig, int | None]] = []
         for i, config in enumerate(tables):
             table = self._add_table(
@@ -115,6 +122,8 @@ class EmbeddingBagCollection(RowsModule):
                 config.expected_rows,
                 config.optimizer,
                 config.initializer,
+                config.dtype,
+                config.rounding,
             )
             padding = open_padding_row(table, config.padding_idx)
             self._lookups.append((f"rows{i}", config, padding))
@@ -153,15 +162,16 @@ class EmbeddingBagCollection(RowsModule):
         bag: tuple[Tensor, Tensor | None, Tensor | None],
     ) -> Tensor:
         ids, offsets, weights = bag
-        return F.embedding_bag(
+        output = F.embedding_bag(
             places.view(ids.shape),
             found.rows,
             None if offsets is None else offsets.to(self.device, torch.int64),
             mode=mode,
-            per_sample_weights=weights,
+            per_sample_weights=None if weights is None else weights.float(),
             include_last_offset=self.include_last_offset and offsets is not None,
             padding_idx=found.padding,
         )
+        return output.to(self.output_dtype)
 
     def _bags(
         self, features: Mapping[str, Jagged]

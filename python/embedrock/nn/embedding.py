@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,7 @@ from torch import Tensor
 from embedrock.errors import MisuseError, UnsupportedError
 from embedrock.initializers import InitializerLike
 from embedrock.nn.fetch import Ask, Found, fetch, host_ids
-from embedrock.nn.module import RowsModule, open_padding_row
+from embedrock.nn.module import RowsModule, open_padding_row, output_dtype
 from embedrock.optimizers import OptimizerLike
 from embedrock.store import Store
 from embedrock.table import Table
@@ -19,6 +19,7 @@ from embedrock.table import Table
 __all__ = ["Embedding", "EmbeddingBag"]
 
 _MODES = ("sum", "mean", "max")
+Rounding: TypeAlias = Literal["stochastic", "nearest"]
 
 
 class _OneTable(RowsModule):
@@ -35,11 +36,23 @@ class _OneTable(RowsModule):
         initializer: InitializerLike | None,
         expected_rows: int | None,
         device: torch.device | str | int | None,
+        dtype: torch.dtype | None,
+        asked: torch.dtype | None,
+        rounding: Rounding | None,
     ) -> None:
         super().__init__(store, device)
         self.table: Table = self._add_table(
-            "rows", name, embedding_dim, num_embeddings, expected_rows, optimizer, initializer
+            "rows",
+            name,
+            embedding_dim,
+            num_embeddings,
+            expected_rows,
+            optimizer,
+            initializer,
+            dtype,
+            rounding,
         )
+        self.output_dtype = output_dtype(self.table, asked)
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
         self.padding_idx = open_padding_row(self.table, padding_idx)
@@ -57,7 +70,7 @@ class Embedding(_OneTable):
     Arguments are torch's, in torch's order, then the table's. ``num_embeddings=None`` makes a
     table of arbitrary 64-bit ids that grows by itself. ``sparse`` is accepted and makes no
     difference: only touched rows have gradients, and they are seen as dense tensors of touched
-    rows. ``max_norm`` and dtypes other than float32 are refused with ``UnsupportedError``.
+    rows. ``max_norm`` is refused with ``UnsupportedError``.
 
     Args:
         num_embeddings: Rows of the table, whose ids are ``0..num_embeddings``; None for any ids.
@@ -75,9 +88,13 @@ class Embedding(_OneTable):
             None keeps what an existing table has and gives a new one torch's ``normal(0, 1)``.
         expected_rows: How many rows a growing table will reach: sizes its index and the budget.
         device: Where outputs go.
-        dtype: None or ``torch.float32``.
+        dtype: What the table stores: ``torch.float32``, ``torch.float16`` or ``torch.bfloat16``;
+            None keeps what an existing table has and gives a new one float32.
+        output_dtype: The dtype of outputs; None: that of the table. Sums, of bags and of
+            gradients, are made in float32 whatever it is.
+        rounding: How updates round to float16 and bfloat16, as ``Store.table`` says.
 
-    Shapes: ``input (*) int64 or int32 -> (*, embedding_dim) float32``.
+    Shapes: ``input (*) int64 or int32 -> (*, embedding_dim)``.
 
     Errors: ``KeyRangeError`` for ids outside a dense table; ``MismatchError`` when the stored table
     has other parameters.
@@ -116,9 +133,11 @@ class Embedding(_OneTable):
         expected_rows: int | None = None,
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
+        output_dtype: torch.dtype | None = None,
+        rounding: Rounding | None = None,
     ) -> None:
         """Opens the table, or creates it."""
-        _refuse_unsupported(name, max_norm, dtype)
+        _refuse_unsupported(name, max_norm)
         super().__init__(
             num_embeddings,
             embedding_dim,
@@ -129,15 +148,19 @@ class Embedding(_OneTable):
             initializer,
             expected_rows,
             device,
+            dtype,
+            output_dtype,
+            rounding,
         )
         self.scale_grad_by_freq = scale_grad_by_freq
 
     def forward(self, input: Tensor) -> Tensor:
         """The rows of the ids: ``(*) -> (*, embedding_dim)``."""
         found, places = self._rows(input)
-        return F.embedding(
+        output = F.embedding(
             places, found.rows, found.padding, scale_grad_by_freq=self.scale_grad_by_freq
         )
+        return output.to(self.output_dtype)
 
     def extra_repr(self) -> str:
         """What ``print`` shows of the module."""
@@ -152,7 +175,7 @@ class EmbeddingBag(_OneTable):
 
     Shapes: ``input (B, N)``, or ``input (N,), offsets (B,)`` (``(B + 1,)`` with
     ``include_last_offset``), ``per_sample_weights`` of the shape of ``input`` with ``mode="sum"``
-    ``-> (B, embedding_dim) float32``. Empty bags give zeros.
+    ``-> (B, embedding_dim)``. Empty bags give zeros.
 
     Errors, Blocking, Durability: as for :class:`Embedding`. ``max_norm`` is refused.
 
@@ -182,9 +205,11 @@ class EmbeddingBag(_OneTable):
         expected_rows: int | None = None,
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
+        output_dtype: torch.dtype | None = None,
+        rounding: Rounding | None = None,
     ) -> None:
         """Opens the table, or creates it."""
-        _refuse_unsupported(name, max_norm, dtype, _weight)
+        _refuse_unsupported(name, max_norm, _weight)
         check_mode(mode)
         super().__init__(
             num_embeddings,
@@ -196,6 +221,9 @@ class EmbeddingBag(_OneTable):
             initializer,
             expected_rows,
             device,
+            dtype,
+            output_dtype,
+            rounding,
         )
         self.mode = mode
         self.include_last_offset = include_last_offset
@@ -210,16 +238,18 @@ class EmbeddingBag(_OneTable):
         """One row per bag: ``(B, embedding_dim)``."""
         check_bags("input", input, offsets, per_sample_weights, self.mode)
         found, places = self._rows(input)
-        return F.embedding_bag(
+        weights = per_sample_weights
+        output = F.embedding_bag(
             places,
             found.rows,
             None if offsets is None else offsets.to(self.device, torch.int64),
             scale_grad_by_freq=self.scale_grad_by_freq,
             mode=self.mode,
-            per_sample_weights=per_sample_weights,
+            per_sample_weights=None if weights is None else weights.float(),
             include_last_offset=self.include_last_offset,
             padding_idx=found.padding,
         )
+        return output.to(self.output_dtype)
 
     def extra_repr(self) -> str:
         """What ``print`` shows of the module."""
@@ -254,16 +284,12 @@ def check_bags(
         )
 
 
-def _refuse_unsupported(
-    name: str, max_norm: Any, dtype: torch.dtype | None, weight: Any = None
-) -> None:
+def _refuse_unsupported(name: str, max_norm: Any, weight: Any = None) -> None:
     if max_norm is not None:
         raise UnsupportedError(
             f"table {name!r}: max_norm is {max_norm}, which would rewrite rows in a forward; clip "
             f"rows with Table.modify instead"
         )
-    if dtype not in (None, torch.float32):
-        raise UnsupportedError(f"table {name!r}: dtype is {dtype}, expected torch.float32")
     if weight is not None:
         raise UnsupportedError(
             f"table {name!r}: _weight is given; import rows with embedrock.weights.load"
@@ -274,6 +300,8 @@ def _describe(table: Table, padding: int | None) -> str:
     rows = "growing" if table.num_embeddings is None else table.num_embeddings
     parts = [f"{rows}, {table.embedding_dim}, name={table.name!r}"]
     parts.append(f"optimizer={table.optimizer['kind']!r}")
+    if table.dtype != "float32":
+        parts.append(f"dtype={table.dtype}")
     if padding is not None:
         parts.append(f"padding_idx={padding}")
     return ", ".join(parts)

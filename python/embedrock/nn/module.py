@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from embedrock import initializers, optimizers
+from embedrock._arrays import dtype_name
 from embedrock.errors import MisuseError, UnsupportedError
 from embedrock.nn.pending import PendingRows, pending_rows
 from embedrock.store import Store
 from embedrock.table import Table
 
-__all__ = ["RowsModule", "dense_parameters", "rows_modules"]
+__all__ = ["RowsModule", "dense_parameters", "output_dtype", "rows_modules"]
 
 Self = TypeVar("Self", bound="RowsModule")
 
@@ -43,8 +44,10 @@ class RowsModule(nn.Module):  # type: ignore[misc]
     What does not is ``parameter.requires_grad = False`` in a loop over ``parameters()``, where
     tables are listed only while their rows wait: it ends with these rows, and a warning says so.
 
-    **Device.** Ids may be on any device; outputs are on the module's, which ``device=`` and
-    ``.to(device)`` set. Rows are float32: other dtypes are refused with ``UnsupportedError``.
+    **Device and dtype.** Ids may be on any device; outputs are on the module's, which ``device=``
+    and ``.to(device)`` set. Rows are float32 here, whatever the table stores, and so are their
+    gradients; outputs have the dtype that the module was made with. Changing it afterwards
+    (``.half()``) is refused with ``UnsupportedError``.
 
     **Processes.** One process writes to a store. ``DistributedDataParallel`` and ``DataParallel``
     are refused with ``UnsupportedError``, ``copy.deepcopy`` and pickling with ``MisuseError``.
@@ -99,6 +102,8 @@ class RowsModule(nn.Module):  # type: ignore[misc]
         expected_rows: int | None,
         optimizer: optimizers.OptimizerLike | None,
         initializer: initializers.InitializerLike | None,
+        dtype: Any = None,
+        rounding: Literal["stochastic", "nearest"] | None = None,
     ) -> Table:
         """Opens or creates a table and keeps room for its pending rows under the name ``slot``."""
         if initializer is None and name not in self.store.tables:
@@ -110,6 +115,8 @@ class RowsModule(nn.Module):  # type: ignore[misc]
             expected_rows=expected_rows,
             optimizer=optimizer,
             initializer=initializer,
+            dtype=dtype,
+            rounding=rounding,
         )
         self._pending[slot] = pending_rows(table)
         self._parameters[slot] = None
@@ -151,8 +158,9 @@ class RowsModule(nn.Module):  # type: ignore[misc]
         if dtype != torch.float32:
             self._place = self._place.float()
             raise UnsupportedError(
-                f"{self._named()} was to become {dtype}, but rows are float32; convert the "
-                f"dense part only, or run the model under torch.autocast"
+                f"{self._named()} was to become {dtype}, but the dtype of rows is fixed with their "
+                f"table; convert the dense part only, make the module with output_dtype=, or run "
+                f"the model under torch.autocast"
             )
         return self
 
@@ -190,6 +198,15 @@ _MAKE_ANEW = (
     "its rows live in the store; make the module anew from the store, and keep the model's "
     "progress with embedrock.save and embedrock.resume"
 )
+
+
+def output_dtype(table: Table, asked: torch.dtype | None) -> torch.dtype:
+    """The dtype of a module's outputs: what is asked for, or that of the table.
+
+    Errors: ``MisuseError`` for anything but float32, float16 and bfloat16.
+    """
+    dtype: torch.dtype = getattr(torch, dtype_name(asked or table.dtype, "output_dtype"))
+    return dtype
 
 
 def open_padding_row(table: Table, padding_idx: int | None) -> int | None:

@@ -41,6 +41,7 @@ class StoreEmbeddings(nn.Module):  # type: ignore[misc]
         *,
         optimizer: Any = "adagrad",
         initializer: Any = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         """Opens the tables, or creates them."""
         super().__init__()
@@ -55,6 +56,7 @@ class StoreEmbeddings(nn.Module):  # type: ignore[misc]
                     expected_rows=feature.expected_rows,
                     optimizer=optimizer,
                     initializer=initializer,
+                    dtype=dtype,
                 )
                 for feature in features
             ],

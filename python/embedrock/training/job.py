@@ -142,6 +142,7 @@ def _begin(options: TrainOptions, sink: Sink, stack: contextlib.ExitStack) -> _R
         recipe.embedding_dim,
         optimizer="adagrad",
         initializer=initializers.uniform(-_INITIAL, _INITIAL),
+        dtype=getattr(torch, recipe.dtype),
     )
     torch.manual_seed(options.seed)
     sizes = (dataset.num_dense, len(dataset.features), recipe.embedding_dim)
@@ -205,12 +206,13 @@ def _stored_run(store: Store, options: TrainOptions) -> dict[str, Any] | None:
 def _continuing(stored: dict[str, Any], options: TrainOptions) -> TrainOptions:
     """The options with which a stored run goes on: its own, except for what was asked for."""
     changeable = stored.get("changeable", {})  # older stores do not have it
-    options = options.continuing({**stored["settings"], **changeable})
+    settings = {"dtype": "float32", **stored["settings"]}  # older stores do not name it
+    options = options.continuing({**settings, **changeable})
     for name, value in options.fixed().items():
-        if stored["settings"].get(name) != value:
+        if settings.get(name) != value:
             raise MismatchError(
                 f"{name} is {value}, but the run in {options.store} has "
-                f"{stored['settings'].get(name)}; pass that, or name another --store"
+                f"{settings.get(name)}; pass that, or name another --store"
             )
     for name, value in options.changeable().items():
         before = changeable.get(name, value)

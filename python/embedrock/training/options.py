@@ -15,7 +15,7 @@ IoName: TypeAlias = Literal["auto", "uring", "pread"]
 PolicyName: TypeAlias = Literal["lru", "lfu"]
 
 #: The fields of a recipe, by whether a run can go on with others.
-_FIXED = ("batch_size", "embedding_dim", "bottom", "top", "eps")
+_FIXED = ("batch_size", "embedding_dim", "bottom", "top", "eps", "dtype")
 _CHANGEABLE = ("epochs", "lr", "dense_lr", "lr_decay")
 
 
@@ -36,6 +36,8 @@ class Recipe:
     eps: float
     #: Factor on both rates from one epoch to the next.
     lr_decay: float
+    #: What the tables store values as.
+    dtype: str = "float32"
 
     @classmethod
     def of_format(cls, data_format: str, given: Mapping[str, Any] | None = None) -> Recipe:

@@ -42,7 +42,8 @@ pub(super) struct Table {
 impl Table {
     pub(super) fn new(record: TableRecord, class: usize, first: Option<u64>) -> Result<Self> {
         let dim = record.spec.embedding_dim;
-        let layout = RowLayout::new(dim, record.spec.optimizer.state_words(dim))?;
+        let layout =
+            RowLayout::new(record.spec.dtype, dim, record.spec.optimizer.state_words(dim))?;
         let salt = table_salt(&record.spec.name);
         Ok(Self {
             record,

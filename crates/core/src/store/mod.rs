@@ -26,6 +26,7 @@ mod superblock;
 mod tables;
 #[cfg(test)]
 mod tests;
+mod update;
 mod verbs;
 
 pub use check::{CheckReport, Problem, check};

@@ -8,7 +8,8 @@
 
 use super::Inner;
 use super::engine::{CacheOfClass, Class, Engine, Table, keep_if_dirty};
-use crate::cache::RowMut;
+use crate::cache::{BLOCK, Cache, Location, RowMut};
+use crate::config::ValuesOut;
 use crate::error::{Result, bail};
 use crate::hash::mix;
 use crate::storage::log::{ClassLog, Place};
@@ -45,7 +46,7 @@ pub(super) trait RowOp {
     fn visit(&mut self, batch: usize, position: usize, row: RowView<'_>) -> Effect;
     /// Where the values of a batch's rows go, of a verb that only copies them and that counts as a
     /// use. `None` when it does more.
-    fn output(&mut self, _batch: usize) -> Option<&mut [f32]> {
+    fn output(&mut self, _batch: usize) -> Option<ValuesOut<'_>> {
         None
     }
     /// Called some visits before that of a position: the place to ask for memory that it will read.
@@ -129,15 +130,14 @@ impl Inner {
         let before = misses.len();
         let mut missed = |i: usize| misses.push(Miss { batch: batch as u32, position: i as u32 });
         if let Some(output) = op.output(batch) {
-            let words = table.layout.embedding_dim();
             match table.first {
                 Some(first) => {
                     let locate = |key| cache.locate_dense(first + key);
-                    cache.gather(id, keys, words, output, locate, missed);
+                    copy_values(cache, table, keys, output, locate, missed);
                 }
                 None => {
                     let locate = |key| cache.locate_hashed(mix(key, table.salt));
-                    cache.gather(id, keys, words, output, locate, missed);
+                    copy_values(cache, table, keys, output, locate, missed);
                 }
             }
             self.count_hits(keys.len(), misses.len() - before);
@@ -213,6 +213,62 @@ impl Inner {
             misses.retain(|_| states.next() != Some(&Progress::Done));
         }
         Ok(())
+    }
+}
+
+/// Copies the values of resident rows to their places; calls `missed` for the others.
+#[inline(always)]
+fn copy_values(
+    cache: &Cache,
+    table: &Table,
+    keys: &[u64],
+    output: ValuesOut<'_>,
+    locate: impl Fn(u64) -> Location,
+    missed: impl FnMut(usize),
+) {
+    match output {
+        ValuesOut::Float32(values) if table.layout.is_float32() => {
+            cache.gather(table.id(), keys, table.layout.embedding_dim(), values, locate, missed);
+        }
+        output => copy_halves(cache, table, keys, output, locate, missed),
+    }
+}
+
+/// As [`copy_values`] for values of 2 bytes: so many rows are gathered as they are that they stay
+/// in the nearest cache of the processor, and written from there.
+#[inline(never)]
+fn copy_halves(
+    cache: &Cache,
+    table: &Table,
+    keys: &[u64],
+    mut output: ValuesOut<'_>,
+    locate: impl Fn(u64) -> Location,
+    mut missed: impl FnMut(usize),
+) {
+    const GATHERED_BYTES: usize = 16 << 10;
+    let (layout, dim) = (&table.layout, table.layout.embedding_dim());
+    let words = layout.value_words();
+    let at_once = (GATHERED_BYTES / (4 * words)).max(BLOCK).min(keys.len().max(1));
+    let mut gathered = vec![0.0; at_once * words];
+    for (i, keys) in keys.chunks(at_once).enumerate() {
+        let begin = i * at_once;
+        let gathered = &mut gathered[..keys.len() * words];
+        cache.gather(table.id(), keys, words, gathered, &locate, |at| missed(begin + at));
+        let range = begin * dim..(begin + keys.len()) * dim;
+        match &mut output {
+            ValuesOut::Float32(values) => {
+                let rows = gathered.chunks_exact(words);
+                for (words, values) in rows.zip(values[range].chunks_exact_mut(dim)) {
+                    layout.read_values(words, values);
+                }
+            }
+            ValuesOut::Bits(bits) => {
+                let rows = gathered.chunks_exact(words);
+                for (words, bits) in rows.zip(bits[range].chunks_exact_mut(dim)) {
+                    bits.copy_from_slice(layout.bits(words));
+                }
+            }
+        }
     }
 }
 
@@ -523,11 +579,21 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
 }
 
 impl Inner {
-    /// Writes the initial row of a key: values by the table's initializer, then initial state.
+    /// Writes the initial row of a key: values by the table's initializer, rounded to its dtype,
+    /// then initial state.
     pub(super) fn fill_initial(&self, table: &Table, key: u64, words: &mut [f32]) {
         let spec = &table.record.spec;
-        let (values, state) = table.layout.split_mut(words);
-        spec.initializer.fill(self.superblock.seed, table.salt, key, values);
+        let (words, state) = table.layout.split_mut(words);
+        let fill = |values: &mut [f32]| {
+            spec.initializer.fill(self.superblock.seed, table.salt, key, values);
+        };
+        if table.layout.is_float32() {
+            fill(words);
+        } else {
+            let mut values = vec![0.0; spec.embedding_dim];
+            fill(&mut values);
+            table.layout.write_values(words, &values);
+        }
         spec.optimizer.init_state(spec.embedding_dim, state);
     }
 

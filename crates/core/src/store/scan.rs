@@ -9,6 +9,7 @@ use super::rows::{Effect, Keys, RowOp, RowView};
 use super::{Inner, Store};
 use crate::config::TableId;
 use crate::error::{Result, bail};
+use crate::row::RowLayout;
 use std::sync::atomic::Ordering;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -20,8 +21,7 @@ pub struct Scan {
     store: Store,
     table: TableId,
     changes: u64,
-    dim: usize,
-    state_words: usize,
+    layout: RowLayout,
     cursor: Cursor,
     /// Rows found and not yet given out: keys, then words of each.
     keys: Vec<u64>,
@@ -117,7 +117,7 @@ impl Store {
     /// *Errors* and *Blocking*: as `scan`.
     pub fn digest(&self, table: TableId) -> Result<u64> {
         let mut scan = self.scan(table)?;
-        let width = scan.dim + scan.state_words;
+        let width = scan.layout.row_words();
         let mut digest = 0u64;
         while scan.fill(1)? {
             for (i, key) in scan.keys[scan.given..].iter().enumerate() {
@@ -137,8 +137,7 @@ impl Scan {
             store: store.clone(),
             table: TableId(table.id()),
             changes: table.changes.load(Ordering::Relaxed),
-            dim: table.layout.embedding_dim(),
-            state_words: table.layout.state_words(),
+            layout: table.layout,
             cursor,
             keys: Vec::new(),
             words: Vec::new(),
@@ -156,17 +155,18 @@ impl Scan {
         values: &mut [f32],
         mut state: Option<&mut [f32]>,
     ) -> Result<usize> {
-        let width = self.dim + self.state_words;
+        let (layout, width) = (self.layout, self.layout.row_words());
+        let (dim, state_words) = (layout.embedding_dim(), layout.state_words());
         let mut done = 0;
         while done < keys.len() && self.fill(keys.len() - done)? {
             let n = (keys.len() - done).min(self.keys.len() - self.given);
             for i in 0..n {
                 let row = &self.words[(self.given + i) * width..][..width];
                 keys[done + i] = self.keys[self.given + i];
-                values[(done + i) * self.dim..][..self.dim].copy_from_slice(&row[..self.dim]);
+                layout.read_values(row, &mut values[(done + i) * dim..][..dim]);
                 if let Some(state) = state.as_deref_mut() {
-                    let at = (done + i) * self.state_words;
-                    state[at..at + self.state_words].copy_from_slice(&row[self.dim..]);
+                    let at = (done + i) * state_words;
+                    state[at..at + state_words].copy_from_slice(layout.split(row).1);
                 }
             }
             self.given += n;
@@ -233,7 +233,7 @@ impl Scan {
                 })
                 .collect()
         };
-        let width = self.dim + self.state_words;
+        let width = self.layout.row_words();
         self.words.resize(written.len() * width, 0.0);
         let mut op = CopyOp { words: &mut self.words, width };
         inner.visit_rows(engine, &[Keys { table, keys: &written }], &mut op)?;

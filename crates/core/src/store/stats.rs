@@ -57,6 +57,8 @@ pub struct Stats {
     pub written: WrittenBytes,
     /// Rows with NaN or infinity that came in.
     pub non_finite: u64,
+    /// Rows of which an update left the range of float16 or bfloat16 and was brought to its end.
+    pub saturated: u64,
     /// Keys announced by look-ahead.
     pub announced: u64,
     /// Commits.
@@ -189,6 +191,7 @@ impl Store {
             bytes_written: inner.bytes_written(&engine),
             written: inner.written_bytes(&engine),
             non_finite: get(&m.non_finite),
+            saturated: get(&m.saturated),
             announced: get(&m.announced),
             commits: CommitStats {
                 sequence: last.as_ref().map_or(0, |c| c.sequence),

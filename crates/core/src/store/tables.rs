@@ -9,7 +9,7 @@ use crate::config::{Memory, TableId, TableInfo, TableSpec};
 use crate::error::{Result, bail};
 use crate::index::{DenseIndex, SparseIndex};
 use crate::io::{DeviceCurve, IoKind, OpenMode, measure};
-use crate::row::RowLayout;
+use crate::row::{Dtype, RowLayout};
 use crate::storage::log::{PageLayout, Segments, TableIndex};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -128,8 +128,16 @@ pub(super) fn validate(spec: &TableSpec) -> Result<RowLayout> {
     if spec.num_embeddings == Some(0) {
         bail!(Misuse, "table {name:?}: num_embeddings is 0, expected at least 1");
     }
-    let dim = spec.embedding_dim;
-    RowLayout::new(dim, spec.optimizer.state_words(dim)).map_err(context)
+    let (dim, reach) = (spec.embedding_dim, spec.initializer.reach());
+    if !spec.dtype.all_fit(&[reach]) {
+        bail!(
+            Misuse,
+            "table {name:?}: initial values up to {reach} leave the range of {}; use bfloat16, or \
+             smaller ones",
+            spec.dtype.name()
+        );
+    }
+    RowLayout::new(spec.dtype, dim, spec.optimizer.state_words(dim)).map_err(context)
 }
 
 /// Refuses to open a table with other parameters than it has.
@@ -146,6 +154,10 @@ fn compare(stored: &TableSpec, asked: &TableSpec) -> Result<()> {
     differ("num_embeddings", rows(stored), rows(asked));
     let dtype = |s: &TableSpec| s.dtype.name().to_owned();
     differ("dtype", dtype(stored), dtype(asked));
+    if stored.dtype != Dtype::Float32 {
+        let rounding = |s: &TableSpec| format!("{:?}", s.rounding).to_lowercase();
+        differ("rounding", rounding(stored), rounding(asked));
+    }
     let text = |v: serde_json::Result<String>| v.unwrap_or_default();
     let optimizer = |s: &TableSpec| text(serde_json::to_string(&s.optimizer));
     differ("optimizer", optimizer(stored), optimizer(asked));

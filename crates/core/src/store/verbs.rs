@@ -1,4 +1,4 @@
-//! The verbs: get, put, update, modify, delete, contains, look-ahead.
+//! The verbs: get, put, modify, delete, contains, look-ahead. (`update.rs` has update.)
 //!
 //! Each one checks its whole input before it changes a row, reserves the disk that the change may
 //! need, and then visits the rows.
@@ -6,12 +6,10 @@
 use super::engine::{Engine, Table};
 use super::rows::{Effect, Keys, RowOp, RowView};
 use super::{Inner, Store};
-use crate::config::{GetBatch, NonFinite, PutBatch, TableId, UpdateBatch, UpdateReport};
-use crate::distinct::{Distinct, Merged, merge_gradients};
+use crate::config::{GetBatch, NonFinite, PutBatch, TableId, UpdateReport, ValuesOut};
+use crate::distinct::Distinct;
 use crate::error::{Result, bail};
-use crate::optimizer::Prepared;
-use crate::prefetch::prefetch_slice;
-use crate::row::RowLayout;
+use crate::row::{Dtype, RowLayout};
 use std::sync::atomic::Ordering;
 
 impl Store {
@@ -27,6 +25,10 @@ impl Store {
             let table = self.inner.table_of(&engine, batch.table)?;
             let (dim, state) = (table.layout.embedding_dim(), table.layout.state_words());
             check_len("values", table, batch.values.len(), batch.keys.len(), dim)?;
+            if table.layout.is_float32() && matches!(batch.values, ValuesOut::Bits(_)) {
+                let name = &table.record.spec.name;
+                bail!(Misuse, "table {name:?} is float32, expected one of float16 or bfloat16");
+            }
             if let Some(out) = &batch.state {
                 check_len("state", table, out.len(), batch.keys.len(), state)?;
             }
@@ -36,7 +38,8 @@ impl Store {
         for batch in batches.iter_mut() {
             let table = self.inner.table_of(&engine, batch.table)?;
             keys.push(Keys { table, keys: batch.keys });
-            op.outputs.push((table.layout, &mut *batch.values, batch.state.as_deref_mut()));
+            let values = batch.values.reborrow();
+            op.outputs.push((table.layout, values, batch.state.as_deref_mut()));
         }
         self.inner.visit_rows(&engine, &keys, &mut op)
     }
@@ -61,8 +64,9 @@ impl Store {
             check_keys(table, batch.keys)?;
             let (mut keys, mut last) = last_of_each(batch.keys);
             let bad = |i: u32| {
-                let row = |all: &[f32], width| !all_finite(&all[i as usize * width..][..width]);
-                row(batch.values, dim) || batch.state.is_some_and(|s| row(s, words))
+                let values = &batch.values[i as usize * dim..][..dim];
+                let state = batch.state.map(|state| &state[i as usize * words..][..words]);
+                !table.record.spec.dtype.all_fit(values) || state.is_some_and(|s| !all_finite(s))
             };
             let before = keys.len();
             self.inner.handle_non_finite(batch.non_finite, table, &mut keys, &mut last, bad)?;
@@ -80,51 +84,6 @@ impl Store {
         let keys: Vec<Keys<'_>> =
             op.sources.iter().zip(&chosen).map(|(s, keys)| Keys { table: s.table, keys }).collect();
         report.rows = self.inner.change(&engine, &keys, &mut op)?;
-        Ok(report)
-    }
-
-    /// Applies one optimizer step per distinct key; gradients of equal keys are summed first, in
-    /// float32, in order of occurrence. Each table's count of update batches grows by one.
-    ///
-    /// *Errors*: as `put`; a table may be named once. *Durability*: with the next commit.
-    pub fn update(&self, batches: &[UpdateBatch<'_>]) -> Result<UpdateReport> {
-        let engine = self.inner.writable_engine()?;
-        let mut report = UpdateReport::default();
-        let mut op = UpdateOp { sources: Vec::new() };
-        let mut chosen: Vec<Vec<u64>> = Vec::new();
-        let mut scratch = Distinct::new();
-        for (i, batch) in batches.iter().enumerate() {
-            let table = self.inner.table_of(&engine, batch.table)?;
-            if batches[..i].iter().any(|other| other.table == batch.table) {
-                let name = &table.record.spec.name;
-                bail!(Misuse, "table {name:?} is updated twice in one call; join its keys");
-            }
-            let dim = table.layout.embedding_dim();
-            check_len("gradients", table, batch.gradients.len(), batch.keys.len(), dim)?;
-            check_keys(table, batch.keys)?;
-            let optimizer = &table.record.spec.optimizer;
-            optimizer
-                .validate(&batch.hyper)
-                .map_err(|e| e.context(format!("table {:?}", table.record.spec.name)))?;
-            let (distinct, inverse) = scratch.run(batch.keys);
-            let mut keys = distinct.to_vec();
-            let mut merged = merge_gradients(inverse, batch.gradients, dim);
-            let mut rows = std::mem::take(&mut merged.rows);
-            let bad = |row: u32| !all_finite(merged.gradient(row, batch.gradients, dim));
-            let before = keys.len();
-            self.inner.handle_non_finite(batch.non_finite, table, &mut keys, &mut rows, bad)?;
-            report.skipped += (before - keys.len()) as u64;
-            let step = batch.step.unwrap_or(table.updates.load(Ordering::Relaxed) + 1);
-            let prepared = optimizer.prepare(&batch.hyper, step, dim);
-            op.sources.push(UpdateSource { table, rows, given: batch.gradients, merged, prepared });
-            chosen.push(keys);
-        }
-        let keys: Vec<Keys<'_>> =
-            op.sources.iter().zip(&chosen).map(|(s, keys)| Keys { table: s.table, keys }).collect();
-        report.rows = self.inner.change(&engine, &keys, &mut op)?;
-        for source in &op.sources {
-            source.table.updates.fetch_add(1, Ordering::Relaxed);
-        }
         Ok(report)
     }
 
@@ -151,22 +110,24 @@ impl Store {
         let mut state = vec![0.0; distinct.len() * words];
         let batch = [Keys { table, keys: &distinct }];
         let mut get =
-            GetOp { outputs: vec![(table.layout, &mut values[..], Some(&mut state[..]))] };
+            GetOp { outputs: vec![(table.layout, (&mut values).into(), Some(&mut state[..]))] };
         self.inner.visit_rows(&engine, &batch, &mut get)?;
         f(&distinct, &mut values, &mut state)?;
-        if !all_finite(&values) || !all_finite(&state) {
+        if !table.record.spec.dtype.all_fit(&values) || !all_finite(&state) {
             self.inner.metrics.non_finite.fetch_add(1, Ordering::Relaxed);
             let name = &table.record.spec.name;
             bail!(
                 NonFinite,
-                "modify of table {name:?} left NaN or infinite values; nothing changed"
+                "modify of table {name:?} left values that are NaN, infinite or beyond the range \
+                 of {}; nothing changed",
+                table.record.spec.dtype.name()
             );
         }
         let last = (0..distinct.len() as u32).collect();
         let source = PutSource { table, last, values: &values, state: Some(&state), reset: false };
         let mut put = PutOp { sources: vec![source], blind: true };
         let rows = self.inner.change(&engine, &batch, &mut put)?;
-        Ok(UpdateReport { rows, skipped: 0 })
+        Ok(UpdateReport { rows, ..UpdateReport::default() })
     }
 
     /// Deletes keys; they read as initial again. Returns how many had been written.
@@ -255,7 +216,12 @@ impl Store {
 
 impl Inner {
     /// Runs a verb that changes rows: reserves room, visits, counts. Returns the rows visited.
-    fn change<O: RowOp>(&self, engine: &Engine, keys: &[Keys<'_>], op: &mut O) -> Result<u64> {
+    pub(super) fn change<O: RowOp>(
+        &self,
+        engine: &Engine,
+        keys: &[Keys<'_>],
+        op: &mut O,
+    ) -> Result<u64> {
         self.reserve(engine, keys)?;
         let _guard = self.poison_on_panic();
         let result = self.visit_rows(engine, keys, op);
@@ -270,7 +236,7 @@ impl Inner {
     }
 
     /// Deals with rows that are not finite, before any row changes. `rows` go along with `keys`.
-    fn handle_non_finite(
+    pub(super) fn handle_non_finite(
         &self,
         policy: NonFinite,
         table: &Table,
@@ -294,10 +260,14 @@ impl Inner {
                 let first = rows.iter().position(|row| bad(*row)).unwrap_or(0);
                 bail!(
                     NonFinite,
-                    "{count} of {} rows for table {:?} hold NaN or infinity, the first for key {}; \
+                    "{count} of {} rows for table {:?} hold NaN, infinity{}, the first for key {}; \
                      nothing was changed; pass non_finite=\"skip\" to leave such rows out",
                     rows.len(),
                     table.record.spec.name,
+                    match table.record.spec.dtype {
+                        Dtype::Float32 => String::new(),
+                        dtype => format!(" or values beyond the range of {}", dtype.name()),
+                    },
                     keys[first]
                 )
             }
@@ -327,7 +297,13 @@ pub(super) fn check_keys(table: &Table, keys: &[u64]) -> Result<()> {
     Ok(())
 }
 
-fn check_len(what: &str, table: &Table, len: usize, rows: usize, width: usize) -> Result<()> {
+pub(super) fn check_len(
+    what: &str,
+    table: &Table,
+    len: usize,
+    rows: usize,
+    width: usize,
+) -> Result<()> {
     if len != rows * width {
         bail!(
             Misuse,
@@ -339,10 +315,9 @@ fn check_len(what: &str, table: &Table, len: usize, rows: usize, width: usize) -
     Ok(())
 }
 
-/// True when no element is NaN or infinite. Branch-free, so that it runs at memory speed.
-fn all_finite(values: &[f32]) -> bool {
-    const EXPONENT: u32 = 0x7F80_0000;
-    values.iter().fold(true, |all, x| all & (x.to_bits() & EXPONENT != EXPONENT))
+/// True when no element is NaN or infinite.
+pub(super) fn all_finite(values: &[f32]) -> bool {
+    Dtype::Float32.all_fit(values)
 }
 
 /// Distinct keys in first-occurrence order, with the position of each one's last occurrence.
@@ -356,26 +331,33 @@ fn last_of_each(keys: &[u64]) -> (Vec<u64>, Vec<u32>) {
     (distinct.to_vec(), last)
 }
 
-type Output<'a> = (RowLayout, &'a mut [f32], Option<&'a mut [f32]>);
+type Output<'a> = (RowLayout, ValuesOut<'a>, Option<&'a mut [f32]>);
 
 struct GetOp<'a> {
     outputs: Vec<Output<'a>>,
 }
 
 impl RowOp for GetOp<'_> {
-    fn output(&mut self, batch: usize) -> Option<&mut [f32]> {
+    fn output(&mut self, batch: usize) -> Option<ValuesOut<'_>> {
         let (_, values, state) = &mut self.outputs[batch];
-        state.is_none().then_some(values)
+        state.is_none().then_some(values.reborrow())
     }
 
     #[inline(always)]
     fn visit(&mut self, batch: usize, position: usize, row: RowView<'_>) -> Effect {
         let (layout, values, state) = &mut self.outputs[batch];
         let dim = layout.embedding_dim();
-        values[position * dim..][..dim].copy_from_slice(&row.words[..dim]);
+        match values {
+            ValuesOut::Float32(values) => {
+                layout.read_values(row.words, &mut values[position * dim..][..dim]);
+            }
+            ValuesOut::Bits(bits) => {
+                bits[position * dim..][..dim].copy_from_slice(layout.bits(row.words));
+            }
+        }
         if let Some(state) = state {
             let words = layout.state_words();
-            state[position * words..][..words].copy_from_slice(&row.words[dim..]);
+            state[position * words..][..words].copy_from_slice(layout.split(row.words).1);
         }
         Effect::Read
     }
@@ -414,9 +396,9 @@ impl RowOp for PutOp<'_> {
         let source = &self.sources[batch];
         let layout = &source.table.layout;
         let from = source.last[position] as usize;
-        let (values, state) = layout.split_mut(row.words);
-        let dim = values.len();
-        values.copy_from_slice(&source.values[from * dim..][..dim]);
+        let dim = layout.embedding_dim();
+        let (words, state) = layout.split_mut(row.words);
+        layout.write_values(words, &source.values[from * dim..][..dim]);
         match source.state {
             Some(given) => state.copy_from_slice(&given[from * state.len()..][..state.len()]),
             None if source.reset || row.blank => {
@@ -433,41 +415,5 @@ impl RowOp for PutOp<'_> {
 
     fn blind(&self) -> bool {
         self.blind
-    }
-}
-
-struct UpdateSource<'a> {
-    table: &'a Table,
-    /// Row of the gradients for each key.
-    rows: Vec<u32>,
-    given: &'a [f32],
-    merged: Merged,
-    prepared: Prepared,
-}
-
-struct UpdateOp<'a> {
-    sources: Vec<UpdateSource<'a>>,
-}
-
-impl RowOp for UpdateOp<'_> {
-    #[inline(always)]
-    fn prefetch(&self, batch: usize, position: usize) {
-        let source = &self.sources[batch];
-        let dim = source.table.layout.embedding_dim();
-        prefetch_slice(source.merged.gradient(source.rows[position], source.given, dim));
-    }
-
-    #[inline(always)]
-    fn visit(&mut self, batch: usize, position: usize, row: RowView<'_>) -> Effect {
-        let source = &self.sources[batch];
-        let (values, state) = source.table.layout.split_mut(row.words);
-        let row = source.rows[position];
-        let gradient = source.merged.gradient(row, source.given, values.len());
-        source.prepared.apply(values, state, gradient);
-        Effect::Wrote
-    }
-
-    fn changes(&self) -> bool {
-        true
     }
 }

@@ -5,7 +5,7 @@
 
 use embedrock_core::init::Initializer;
 use embedrock_core::optimizer::{Hyper, OptimizerKind, OptimizerSpec};
-use embedrock_core::row::Dtype;
+use embedrock_core::row::{Dtype, RoundingMode};
 use embedrock_core::{
     GetBatch, Memory, NonFinite, PutBatch, Store, StoreOptions, TableId, TableSpec, UpdateBatch,
     hash,
@@ -37,6 +37,7 @@ pub(crate) fn spec(name: &str, dim: usize, rows: Option<u64>, kind: OptimizerKin
         num_embeddings: rows,
         expected_rows: Some(2000),
         dtype: Dtype::Float32,
+        rounding: RoundingMode::default(),
         optimizer: OptimizerSpec::new(kind),
         initializer: Initializer::Uniform { low: -1.0, high: 1.0 },
     }
@@ -64,7 +65,7 @@ impl Random {
 pub(crate) fn get(store: &Store, table: TableId, keys: &[u64]) -> embedrock_core::Result<Vec<f32>> {
     let dim = store.table_info(table)?.spec.embedding_dim;
     let mut values = vec![f32::NAN; keys.len() * dim];
-    store.get(&mut [GetBatch { table, keys, values: &mut values, state: None }])?;
+    store.get(&mut [GetBatch { table, keys, values: (&mut values).into(), state: None }])?;
     Ok(values)
 }
 
@@ -168,7 +169,7 @@ impl Model {
             let mut values = vec![f32::NAN; keys.len() * dim];
             let mut state = vec![f32::NAN; keys.len() * words];
             let (v, s) = (&mut values[..], Some(&mut state[..]));
-            let batch = GetBatch { table: id, keys: &keys, values: v, state: s };
+            let batch = GetBatch { table: id, keys: &keys, values: v.into(), state: s };
             if let Err(error) = store.get(&mut [batch]) {
                 return Some(error.to_string());
             }

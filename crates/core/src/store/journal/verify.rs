@@ -8,7 +8,7 @@
 
 use super::{ClassRecord, CommitRecord, TableRecord};
 use crate::error::{Error, ErrorKind, Result, bail};
-use crate::row::RowLayout;
+use crate::row::{Dtype, RowLayout};
 use crate::storage::log::PageLayout;
 use crate::store::state;
 use crate::store::tables::{SEGMENT_BYTES_MAX, SEGMENT_PAGES_MIN, validate};
@@ -47,7 +47,7 @@ impl ClassRecord {
         if *row_bytes == 0 || !row_bytes.is_multiple_of(4) {
             bail!(Corrupt, "{what}: row_bytes is {row_bytes}, expected a multiple of 4");
         }
-        stored(RowLayout::new(row_bytes / 4, 0), &what)?;
+        stored(RowLayout::new(Dtype::Float32, row_bytes / 4, 0), &what)?;
         stored(PageLayout::new(*page_bytes, *row_bytes, *id, 0), &what)?;
         let least = *page_bytes as u64 * SEGMENT_PAGES_MIN;
         if !segment_bytes.is_power_of_two() || !(least..=SEGMENT_BYTES_MAX).contains(segment_bytes)

@@ -23,7 +23,7 @@ fn fill(store: &Store, table: TableId, mut next: u64) -> (u64, crate::Error) {
 fn expect_rows(store: &Store, table: TableId, end: u64) {
     let keys: Vec<u64> = (0..end).collect();
     let mut values = vec![0.0; keys.len() * DIM];
-    let get = GetBatch { table, keys: &keys, values: &mut values, state: None };
+    let get = GetBatch { table, keys: &keys, values: (&mut values).into(), state: None };
     store.get(&mut [get]).unwrap();
     for key in keys {
         assert_eq!(values[key as usize * DIM], key as f32, "key {key}");
@@ -81,7 +81,7 @@ fn rewriting_rows_within_a_disk_bound_goes_on_for_ever_with_commits() {
     assert!(stats.rows_moved > 0, "nothing was cleaned");
     let keys: Vec<u64> = (0..20_000).filter(|k| expected[*k as usize].is_some()).collect();
     let mut values = vec![0.0; keys.len() * DIM];
-    let get = GetBatch { table, keys: &keys, values: &mut values, state: None };
+    let get = GetBatch { table, keys: &keys, values: (&mut values).into(), state: None };
     store.get(&mut [get]).unwrap();
     for (i, key) in keys.iter().enumerate() {
         assert_eq!(Some(values[i * DIM]), expected[*key as usize], "key {key}");
@@ -123,7 +123,7 @@ fn a_store_at_seven_tenths_of_its_disk_goes_on_with_a_commit_after_each_full() {
     assert!(stats.disk_bytes <= bound && stats.rows_moved > 0);
     let keys: Vec<u64> = (0..rows).collect();
     let mut values = vec![0.0; keys.len() * DIM];
-    let get = GetBatch { table, keys: &keys, values: &mut values, state: None };
+    let get = GetBatch { table, keys: &keys, values: (&mut values).into(), state: None };
     store.get(&mut [get]).unwrap();
     for (key, row) in values.chunks_exact(DIM).enumerate() {
         assert!(row.iter().all(|v| *v == expected[key]), "key {key}");

@@ -7,10 +7,11 @@ mod threads;
 
 use super::*;
 use crate::config::*;
+use crate::half::Rounding;
 use crate::init::Initializer;
 use crate::io::SimMedium;
 use crate::optimizer::{Hyper, OptimizerKind, OptimizerSpec};
-use crate::row::Dtype;
+use crate::row::{Dtype, RoundingMode, RowLayout};
 use std::collections::BTreeMap;
 
 const DIM: usize = 5;
@@ -23,6 +24,7 @@ fn spec(name: &str, rows: Option<u64>, kind: OptimizerKind) -> TableSpec {
         num_embeddings: rows,
         expected_rows: Some(1000),
         dtype: Dtype::Float32,
+        rounding: RoundingMode::default(),
         optimizer: OptimizerSpec::new(kind),
         initializer: Initializer::Uniform { low: -1.0, high: 1.0 },
     }
@@ -75,6 +77,12 @@ impl Fixture {
             spec("rowwise", Some(40), OptimizerKind::RowWiseAdagrad),
             spec("plain", None, OptimizerKind::Sgd),
             spec("momentum", Some(60), OptimizerKind::Momentum),
+            TableSpec { dtype: Dtype::Float16, ..spec("half", Some(500), OptimizerKind::Adagrad) },
+            TableSpec {
+                dtype: Dtype::Bfloat16,
+                rounding: RoundingMode::Nearest,
+                ..spec("upper", None, OptimizerKind::Adagrad)
+            },
         ];
         let mut odd: Vec<u64> = (0..900u64).map(|i| i << 40).collect();
         odd.extend([u64::MAX, u64::MAX - 1, 1, 2, 3, 1 << 63]);
@@ -84,6 +92,8 @@ impl Fixture {
             (0..40).collect(),
             (0..50).map(|i| crate::hash::mix(i, 5)).collect(),
             (0..60).collect(),
+            (0..500).collect(),
+            (0..300).map(|i| i << 50).collect(),
         ];
         Self { specs, keys }
     }
@@ -96,6 +106,19 @@ impl Fixture {
         store
     }
 
+    fn layout(&self, table: usize) -> RowLayout {
+        let spec = &self.specs[table];
+        RowLayout::new(spec.dtype, DIM, spec.optimizer.state_words(DIM)).unwrap()
+    }
+
+    /// The values as the table holds them.
+    fn round(&self, table: usize, values: &mut [f32]) {
+        let mut words = [0.0; DIM];
+        self.layout(table).write_values(&mut words, values);
+        self.layout(table).read_values(&words, values);
+    }
+
+    /// Values and state of a row in float32.
     fn width(&self, table: usize) -> usize {
         DIM + self.specs[table].optimizer.state_words(DIM)
     }
@@ -105,6 +128,7 @@ impl Fixture {
         let mut row = vec![0.0; self.width(table)];
         let salt = crate::hash::table_salt(&spec.name);
         spec.initializer.fill(0, salt, key, &mut row[..DIM]);
+        self.round(table, &mut row[..DIM]);
         spec.optimizer.init_state(DIM, &mut row[DIM..]);
         row
     }
@@ -127,7 +151,7 @@ impl Fixture {
         let mut batch = [GetBatch {
             table: TableId(table as u16),
             keys,
-            values: &mut values,
+            values: (&mut values).into(),
             state: Some(&mut state),
         }];
         store.get(&mut batch).unwrap();
@@ -177,6 +201,7 @@ impl Fixture {
                 for (i, key) in keys.iter().enumerate() {
                     let mut row = self.expected(model, table, *key);
                     row[..DIM].copy_from_slice(&values[i * DIM..][..DIM]);
+                    self.round(table, &mut row[..DIM]);
                     if reset_state {
                         self.specs[table].optimizer.init_state(DIM, &mut row[DIM..]);
                     }
@@ -203,6 +228,7 @@ impl Fixture {
                 for key in keys.iter().filter(|k| seen.insert(**k)) {
                     let mut row = self.expected(model, table, *key);
                     row[..DIM].iter_mut().for_each(|v| *v = *v * 0.5 + 1.0);
+                    self.round(table, &mut row[..DIM]);
                     model.rows.insert((table as u16, *key), row);
                 }
             }
@@ -230,7 +256,7 @@ impl Fixture {
         store.update(&[batch]).unwrap();
         let count = model.updates.entry(table as u16).or_default();
         *count += 1;
-        let prepared = self.specs[table].optimizer.prepare(&HYPER, *count, DIM);
+        let count = *count;
         let mut sums: BTreeMap<u64, Vec<f32>> = BTreeMap::new();
         for (i, key) in keys.iter().enumerate() {
             let gradient = &gradients[i * DIM..][..DIM];
@@ -240,17 +266,30 @@ impl Fixture {
             }
         }
         for (key, gradient) in sums {
-            let mut row = self.expected(model, table, key);
-            let (values, state) = row.split_at_mut(DIM);
-            prepared.apply(values, state, &gradient);
-            model.rows.insert((table as u16, key), row);
+            self.step_row(model, table, key, count, &gradient);
         }
+    }
+
+    /// The `count`-th update of a table, of one row.
+    fn step_row(&self, model: &mut Model, table: usize, key: u64, count: u64, gradient: &[f32]) {
+        let (spec, layout) = (&self.specs[table], self.layout(table));
+        let mut row = self.expected(model, table, key);
+        let (values, state) = row.split_at_mut(DIM);
+        spec.optimizer.prepare(&HYPER, count, DIM).apply(values, state, gradient);
+        if spec.dtype != Dtype::Float32 {
+            let rounding = Rounding::new(0, crate::hash::table_salt(&spec.name), count);
+            let stochastic = spec.rounding == RoundingMode::Stochastic;
+            let mut words = [0.0; DIM];
+            layout.write_updated(&mut words, values, stochastic.then_some(&rounding), key);
+            layout.read_values(&words, values);
+        }
+        model.rows.insert((table as u16, key), row);
     }
 }
 
 /// A budget at which most rows live on storage.
 fn tight() -> u64 {
-    580 << 10
+    760 << 10
 }
 
 #[test]
@@ -296,7 +335,7 @@ fn the_same_inputs_give_the_same_digest_at_any_budget() {
     let mut digests = Vec::new();
     for (bytes, policy, page) in [
         (tight(), PolicyKind::Lru, 512),
-        (900 << 10, PolicyKind::Lfu, 1024),
+        (1100 << 10, PolicyKind::Lfu, 1024),
         (32 << 20, PolicyKind::Lru, 4096),
     ] {
         let medium = SimMedium::new(9);
@@ -379,7 +418,12 @@ fn a_table_added_between_writes_leaves_a_commit_that_readers_can_read() {
     let reader = Store::open_on(Arc::new(medium), options).unwrap();
     let mut values = vec![0.0; keys.len() * DIM];
     reader
-        .get(&mut [GetBatch { table: first, keys: &keys, values: &mut values, state: None }])
+        .get(&mut [GetBatch {
+            table: first,
+            keys: &keys,
+            values: (&mut values).into(),
+            state: None,
+        }])
         .unwrap();
     assert!(values.iter().all(|v| *v == 0.5));
 }

@@ -32,14 +32,12 @@ fn power_cut(fixture: &Fixture, operation: u64, seed: u64) -> bool {
                 store.update(&[batch])?;
                 let count = model.updates.entry(table as u16).or_default();
                 *count += 1;
-                let prepared = fixture.specs[table].optimizer.prepare(&HYPER, *count, DIM);
+                let count = *count;
                 let mut times: BTreeMap<u64, usize> = BTreeMap::new();
                 keys.iter().for_each(|k| *times.entry(*k).or_default() += 1);
                 for (key, times) in times {
-                    let mut row = fixture.expected(&model, table, key);
-                    let (values, state) = row.split_at_mut(DIM);
-                    prepared.apply(values, state, &[0.25 * times as f32; DIM]);
-                    model.rows.insert((table as u16, key), row);
+                    let gradient = [0.25 * times as f32; DIM];
+                    fixture.step_row(&mut model, table, key, count, &gradient);
                 }
                 if random.below(4) == 0 {
                     let doomed = fixture.pick(&mut random, 1, 20);

@@ -27,7 +27,7 @@ fn train(store: &Store, table: TableId, keys: &[u64], seed: u64) -> BTreeMap<u64
         };
         store.update(&[update]).unwrap();
         let mut values = vec![0.0; n * DIM];
-        let get = GetBatch { table, keys: &batch, values: &mut values, state: None };
+        let get = GetBatch { table, keys: &batch, values: (&mut values).into(), state: None };
         store.get(&mut [get]).unwrap();
         for row in values.chunks_exact(DIM) {
             assert!(row.iter().all(|v| *v == row[0]), "a row was seen half updated: {row:?}");
@@ -75,7 +75,7 @@ fn four_threads_lose_no_update_and_see_no_half_row() {
         let store = Store::open_on(Arc::new(medium), options(400 << 10)).unwrap();
         let keys: Vec<u64> = expected.keys().copied().collect();
         let mut values = vec![0.0; keys.len() * DIM];
-        let get = GetBatch { table, keys: &keys, values: &mut values, state: None };
+        let get = GetBatch { table, keys: &keys, values: (&mut values).into(), state: None };
         store.get(&mut [get]).unwrap();
         for (i, key) in keys.iter().enumerate() {
             assert_eq!(values[i * DIM], expected[key], "seed {seed} key {key}");

@@ -1,0 +1,228 @@
+//! The verb update: one optimizer step on each distinct key of a batch.
+//!
+//! Everything is checked, merged and bounded before the first row changes; the visits then do no
+//! more than the arithmetic of one row under its set's lock.
+
+use super::engine::{Engine, Table};
+use super::rows::{Effect, Keys, RowOp, RowView};
+use super::verbs::{all_finite, check_keys, check_len};
+use super::{Inner, Store};
+use crate::clip::{Clip, Clipped, coefficient};
+use crate::config::{NonFinite, UpdateBatch, UpdateReport};
+use crate::distinct::{Distinct, Merged, merge_gradients};
+use crate::error::{Result, bail};
+use crate::half::Rounding;
+use crate::optimizer::Prepared;
+use crate::prefetch::prefetch_slice;
+use crate::row::RoundingMode;
+use std::sync::atomic::Ordering;
+
+impl Store {
+    /// Applies one optimizer step per distinct key; gradients of equal keys are summed first, in
+    /// float32, in order of occurrence. Each table's count of update batches grows by one.
+    ///
+    /// *Errors*: as `put`; a table may be named once. *Durability*: with the next commit.
+    pub fn update(&self, batches: &[UpdateBatch<'_>]) -> Result<UpdateReport> {
+        self.update_within(batches, &Clip::default())
+    }
+
+    /// As [`update`](Self::update), with gradients kept within bounds once those of equal keys are
+    /// summed. The report has the norm that was scaled.
+    ///
+    /// *Errors*: as `update`; `Misuse` for an unusable bound; `NonFinite` when the norm of what
+    /// counts elsewhere is not finite, unless all is let through.
+    pub fn update_within(&self, batches: &[UpdateBatch<'_>], clip: &Clip) -> Result<UpdateReport> {
+        let engine = self.inner.writable_engine()?;
+        let (chosen, mut sources, mut report) = self.inner.gradients(&engine, batches, clip)?;
+        for (source, keys) in sources.iter_mut().zip(&chosen) {
+            source.keys = keys;
+        }
+        let keys: Vec<Keys<'_>> =
+            sources.iter().map(|source| Keys { table: source.table, keys: source.keys }).collect();
+        let mut op = UpdateOp::new(sources);
+        report.rows = self.inner.change(&engine, &keys, &mut op)?;
+        for source in &op.sources {
+            source.table.updates.fetch_add(1, Ordering::Relaxed);
+        }
+        self.inner.metrics.saturated.fetch_add(op.saturated, Ordering::Relaxed);
+        report.saturated = op.saturated;
+        Ok(report)
+    }
+
+    /// The norm that [`update_within`](Self::update_within) would scale: that of all gradients of
+    /// the call, equal keys summed, elements and rows within the bounds of `clip`, and of what
+    /// counts elsewhere. Changes nothing.
+    ///
+    /// *Errors*: those of `update_within` that come of its arguments.
+    pub fn gradient_norm(&self, batches: &[UpdateBatch<'_>], clip: &Clip) -> Result<f64> {
+        let engine = self.inner.planned_engine()?;
+        // The norm is computed where something bounds it.
+        let clip = Clip { norm: Some(clip.norm.unwrap_or(1.0)), ..*clip };
+        let (_, _, report) = self.inner.gradients(&engine, batches, &clip)?;
+        Ok(report.norm.unwrap_or(0.0))
+    }
+}
+
+impl Inner {
+    /// What an update applies: the distinct keys of each batch and their gradients, checked and
+    /// within bounds.
+    fn gradients<'a>(
+        &self,
+        engine: &'a Engine,
+        batches: &[UpdateBatch<'a>],
+        clip: &Clip,
+    ) -> Result<(Vec<Vec<u64>>, Vec<UpdateSource<'a>>, UpdateReport)> {
+        clip.validate()?;
+        let mut report = UpdateReport::default();
+        let (mut chosen, mut sources) = (Vec::new(), Vec::new());
+        let mut scratch = Distinct::new();
+        let mut squares = 0.0;
+        for (i, batch) in batches.iter().enumerate() {
+            let table = self.table_of(engine, batch.table)?;
+            if batches[..i].iter().any(|other| other.table == batch.table) {
+                let name = &table.record.spec.name;
+                bail!(Misuse, "table {name:?} is updated twice in one call; join its keys");
+            }
+            let (keys, mut source) = self.source(table, batch, &mut scratch, &mut report)?;
+            if !clip.is_none() {
+                let (clipped, sum) = clip.rows(source.rows.iter().map(|row| source.gradient(*row)));
+                source.clipped = Some(clipped);
+                squares += sum;
+            }
+            chosen.push(keys);
+            sources.push(source);
+        }
+        if let Some(bound) = clip.norm {
+            self.check_other_norm(clip.other_norm, batches)?;
+            let norm = clip.total_norm(squares);
+            let scale = coefficient(bound, norm);
+            let clipped = sources.iter_mut().filter_map(|source| source.clipped.as_mut());
+            clipped.for_each(|clipped| clipped.scale(scale));
+            report.norm = Some(norm);
+        }
+        Ok((chosen, sources, report))
+    }
+
+    /// One batch, checked, with the gradients of equal keys summed.
+    fn source<'a>(
+        &self,
+        table: &'a Table,
+        batch: &UpdateBatch<'a>,
+        scratch: &mut Distinct,
+        report: &mut UpdateReport,
+    ) -> Result<(Vec<u64>, UpdateSource<'a>)> {
+        let dim = table.layout.embedding_dim();
+        check_len("gradients", table, batch.gradients.len(), batch.keys.len(), dim)?;
+        check_keys(table, batch.keys)?;
+        let optimizer = &table.record.spec.optimizer;
+        optimizer
+            .validate(&batch.hyper)
+            .map_err(|e| e.context(format!("table {:?}", table.record.spec.name)))?;
+        let (distinct, inverse) = scratch.run(batch.keys);
+        let mut keys = distinct.to_vec();
+        let mut merged = merge_gradients(inverse, batch.gradients, dim);
+        let mut rows = std::mem::take(&mut merged.rows);
+        let bad = |row: u32| !all_finite(merged.gradient(row, batch.gradients, dim));
+        let before = keys.len();
+        self.handle_non_finite(batch.non_finite, table, &mut keys, &mut rows, bad)?;
+        report.skipped += (before - keys.len()) as u64;
+        let count = table.updates.load(Ordering::Relaxed) + 1;
+        let prepared = optimizer.prepare(&batch.hyper, batch.step.unwrap_or(count), dim);
+        let rounding = match table.record.spec.rounding {
+            RoundingMode::Stochastic => {
+                Some(Rounding::new(self.superblock.seed, table.salt, count))
+            }
+            RoundingMode::Nearest => None,
+        };
+        let given = batch.gradients;
+        let (clipped, none): (_, &[u64]) = (None, &[]);
+        let source =
+            UpdateSource { table, keys: none, rows, given, merged, prepared, clipped, rounding };
+        Ok((keys, source))
+    }
+
+    /// A norm elsewhere that is not finite leaves nothing to scale to.
+    fn check_other_norm(&self, norm: f64, batches: &[UpdateBatch<'_>]) -> Result<()> {
+        let let_through = batches.iter().all(|batch| batch.non_finite == NonFinite::Apply);
+        if norm.is_finite() || let_through {
+            return Ok(());
+        }
+        self.metrics.non_finite.fetch_add(1, Ordering::Relaxed);
+        bail!(NonFinite, "other_norm is {norm}, expected a finite number; nothing was changed")
+    }
+}
+
+struct UpdateSource<'a> {
+    table: &'a Table,
+    /// The distinct keys, empty until the visits begin.
+    keys: &'a [u64],
+    /// Row of the gradients for each key.
+    rows: Vec<u32>,
+    given: &'a [f32],
+    merged: Merged,
+    prepared: Prepared,
+    /// What bounds them, if anything does.
+    clipped: Option<Clipped>,
+    /// Random bits of this batch, unless results are rounded to nearest.
+    rounding: Option<Rounding>,
+}
+
+impl UpdateSource<'_> {
+    #[inline(always)]
+    fn gradient(&self, row: u32) -> &[f32] {
+        self.merged.gradient(row, self.given, self.table.layout.embedding_dim())
+    }
+}
+
+struct UpdateOp<'a> {
+    sources: Vec<UpdateSource<'a>>,
+    /// Room for one gradient within its bounds.
+    bounded: Vec<f32>,
+    /// Room for the values of one row in float32, if they are stored in 2 bytes.
+    values: Vec<f32>,
+    /// Rows of which a value left its range.
+    saturated: u64,
+}
+
+impl<'a> UpdateOp<'a> {
+    fn new(sources: Vec<UpdateSource<'a>>) -> Self {
+        let most = sources.iter().map(|source| source.table.layout.embedding_dim()).max();
+        let room = vec![0.0; most.unwrap_or(0)];
+        Self { sources, bounded: room.clone(), values: room, saturated: 0 }
+    }
+}
+
+impl RowOp for UpdateOp<'_> {
+    #[inline(always)]
+    fn prefetch(&self, batch: usize, position: usize) {
+        let source = &self.sources[batch];
+        prefetch_slice(source.gradient(source.rows[position]));
+    }
+
+    #[inline(always)]
+    fn visit(&mut self, batch: usize, position: usize, row: RowView<'_>) -> Effect {
+        let source = &self.sources[batch];
+        let mut gradient = source.gradient(source.rows[position]);
+        if let Some(clipped) = &source.clipped {
+            let bounded = &mut self.bounded[..gradient.len()];
+            clipped.write(position, gradient, bounded);
+            gradient = bounded;
+        }
+        let layout = &source.table.layout;
+        let (words, state) = layout.split_mut(row.words);
+        if layout.is_float32() {
+            source.prepared.apply(words, state, gradient);
+            return Effect::Wrote;
+        }
+        let values = &mut self.values[..gradient.len()];
+        layout.read_values(words, values);
+        source.prepared.apply(values, state, gradient);
+        let (rounding, key) = (source.rounding.as_ref(), source.keys[position]);
+        self.saturated += u64::from(layout.write_updated(words, values, rounding, key));
+        Effect::Wrote
+    }
+
+    fn changes(&self) -> bool {
+        true
+    }
+}
