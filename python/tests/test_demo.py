@@ -25,6 +25,7 @@ FIGURES = {
     "embedding_memory_limit_bytes", "embedding_memory_within_limit", "hit_rate", "read_requests",
     "pages_read", "pages_read_after_first_epoch", "bytes_written_per_batch",
     "device_requests_per_s", "wait_read_s", "computing_s", "updating_s", "demo_s",
+    "speed_vs_memory_demo", "contest_bound", "device_bound",
 }  # fmt: skip
 
 
@@ -85,6 +86,26 @@ def test_the_terminal_shows_both_runs_side_by_side(finished: dict[str, Any]):
     for text in ("out of core", "in memory", "AUC", "samples/s", "hit rate", "pages read"):
         assert text in shown
     assert "losses of all steps and rows of all tables are identical" in shown
+
+
+def test_speeds_are_compared_with_the_model_and_threads_of_their_definition(
+    finished: dict[str, Any],
+):
+    whole = finished["report"]
+    speeds = [
+        whole["figures"][f"contest_samples_per_s_{name}"]
+        for name in ("out_of_core", "whole_budget", "plain_torch")
+    ]
+    assert min(speeds) > 0
+    assert 0 < whole["figures"]["speed_vs_memory_demo"] < 1.5
+    contestants = whole["results"]["contest"]["contestants"]
+    for one in contestants.values():
+        # 3,600 training samples: an epoch is four steps, one before the clock starts.
+        assert {turn["steps"] for turn in one["turns"]} == {4}
+        assert {turn["samples"] for turn in one["turns"]} == {3600}
+    losses = [one["losses"] for one in contestants.values()]
+    assert losses[0] == losses[1]
+    np.testing.assert_allclose(losses[2], losses[0], rtol=2e-3)
 
 
 def test_nothing_is_left_behind(finished: dict[str, Any]):

@@ -3,25 +3,25 @@
 It trains the same model five times, each time in a process of its own so that peak memory means
 something: with 10 % of the tables in DRAM, with plain PyTorch tables in memory, with a budget for
 all rows (which must give the same bits as 10 %), without the keys that occur once, and it replays
-the keys in a process without PyTorch to measure the engine's memory alone.
+the keys in a process without PyTorch to measure the engine's memory alone. Then speeds are
+compared, out of core and in memory in turn (`contest`). `shaped` is the other demo, on a stream.
 """
 
 from __future__ import annotations
 
-import contextlib
-import shutil
-import tempfile
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from embedrock.demo import children, figures
-from embedrock.demo.settings import DemoSettings, demo_recipe
+from embedrock.demo import children, contest, figures
+from embedrock.demo.folder import work_folder
+from embedrock.demo.paths import OUT_OF_CORE, PLAIN_TORCH, WHOLE_BUDGET
+from embedrock.demo.settings import DemoSettings, ShapedSettings, demo_recipe, shaped_recipe
 from embedrock.progress import Sink, Task
 
-__all__ = ["DemoSettings", "demo_recipe", "run"]
+__all__ = ["DemoSettings", "ShapedSettings", "demo_recipe", "run", "shaped_recipe"]
+
+_CONTESTANTS = (OUT_OF_CORE, WHOLE_BUDGET, PLAIN_TORCH)
 
 
 def run(settings: DemoSettings, sink: Sink, *, keep: bool = False) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def run(settings: DemoSettings, sink: Sink, *, keep: bool = False) -> dict[str, 
         dataset = settings.dataset()
         facts = figures.DataFacts.of(dataset)
         del dataset
-    with _work_folder(settings, keep) as working:
+    with work_folder(settings, keep) as working:
         path = Path(working.folder) / "settings.json"
         working.save(path)
         # The two runs whose speed is compared have the machine for themselves; for the others
@@ -48,17 +48,9 @@ def run(settings: DemoSettings, sink: Sink, *, keep: bool = False) -> dict[str, 
         )
         runs = figures.Runs(out_of_core, in_memory, whole_budget, without_fillers, memory)
         same_losses = figures.same_losses(working)
-    return figures.build(settings, facts, runs, same_losses, perf_counter() - started)
-
-
-@contextlib.contextmanager
-def _work_folder(settings: DemoSettings, keep: bool) -> Iterator[DemoSettings]:
-    """The settings with `folder` replaced by a fresh folder in it."""
-    base = Path(settings.folder)
-    base.mkdir(parents=True, exist_ok=True)
-    folder = tempfile.mkdtemp(prefix="demo-", dir=base)
-    try:
-        yield replace(settings, folder=folder)
-    finally:
-        if not keep:
-            shutil.rmtree(folder, ignore_errors=True)
+    # With the layers, batches and threads that the speeds of all demos are compared with.
+    with work_folder(settings.for_speed(), keep) as working:
+        path = Path(working.folder) / "settings.json"
+        working.save(path)
+        held = contest.hold(working, _CONTESTANTS, path, sink)
+    return figures.build(settings, facts, runs, same_losses, held, perf_counter() - started)

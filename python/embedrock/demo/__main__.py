@@ -1,4 +1,4 @@
-"""One piece of the demo, in the child process that `children.py` started for it."""
+"""One piece of a demo, in the child process that `children.py` started for it."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from embedrock.demo import DemoSettings
+from embedrock.demo.paths import OUT_OF_CORE, PLAIN_TORCH, WHOLE_BUDGET
+from embedrock.demo.settings import DemoSettings, Settings, ShapedSettings
 from embedrock.errors import EmbedrockError
 from embedrock.progress import JsonLines, Sink
 
 
 def out_of_core(settings: DemoSettings, sink: Sink) -> dict[str, Any]:
     """The budget that the demo is about."""
-    return _on_storage(settings, "out of core", settings.memory, False, sink)
+    return _on_storage(settings, OUT_OF_CORE, settings.memory, False, sink)
 
 
 def whole_budget(settings: DemoSettings, sink: Sink) -> dict[str, Any]:
     """The same with a budget for all rows: must give the same bits."""
-    return _on_storage(settings, "whole budget", "100%", False, sink)
+    return _on_storage(settings, WHOLE_BUDGET, "100%", False, sink)
 
 
 def without_fillers(settings: DemoSettings, sink: Sink) -> dict[str, Any]:
@@ -35,11 +36,26 @@ def in_memory(settings: DemoSettings, sink: Sink) -> dict[str, Any]:
     return runs.in_memory(settings, "in memory", settings.dataset(), sink)
 
 
-def memory(settings: DemoSettings, sink: Sink) -> dict[str, Any]:
-    """The engine's memory, without PyTorch in the process."""
+def memory(settings: Settings, sink: Sink) -> dict[str, Any]:
+    """The engine's memory, without PyTorch in the process: of the demo on real data in a store of
+    its own, of the other one in that of the contestant out of core, which has all rows."""
     from embedrock.demo import replay
 
-    return replay.replay(settings, settings.dataset(), sink)
+    shaped = isinstance(settings, ShapedSettings)
+    name = OUT_OF_CORE if shaped else "replay"
+    commits = 1 if shaped else settings.recipe.epochs
+    return replay.replay(settings, settings.dataset(), name, commits, sink)
+
+
+def _contest(name: str) -> Callable[[Any, JsonLines], dict[str, Any]]:
+    """One side of the comparison of speeds, told by lines on standard input when it is its turn."""
+
+    def run(settings: Settings, sink: JsonLines) -> dict[str, Any]:
+        from embedrock.demo import contestant
+
+        return contestant.serve(settings, name, sink, sys.stdin)
+
+    return run
 
 
 def _on_storage(
@@ -53,21 +69,22 @@ def _on_storage(
     return runs.on_storage(settings, name, budget, used, sink)
 
 
-def _use_threads(settings: DemoSettings) -> None:
+def _use_threads(settings: Settings) -> None:
     import torch
 
     torch.set_num_threads(settings.threads)
 
 
-_PIECES: dict[str, Callable[[DemoSettings, Sink], dict[str, Any]]] = {
+_PIECES: dict[str, Callable[[Any, JsonLines], dict[str, Any]]] = {
     piece.__name__: piece
     for piece in (out_of_core, whole_budget, without_fillers, in_memory, memory)
 }
+_PIECES |= {f"contest: {name}": _contest(name) for name in (OUT_OF_CORE, WHOLE_BUDGET, PLAIN_TORCH)}
 
 
 def main(name: str, settings_path: str) -> int:
     """Runs the piece; its result, or its error, is the last line on standard output."""
-    settings = DemoSettings.load(Path(settings_path))
+    settings = Settings.load(Path(settings_path))
     sink = JsonLines()
     try:
         result = _PIECES[name](settings, sink)

@@ -1,4 +1,4 @@
-"""Runs one piece of the demo in a child process and shows its progress as ours."""
+"""Runs pieces of a demo in child processes and shows their progress as ours."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, TypeVar
 
 from embedrock import progress
 from embedrock.errors import EmbedrockError
 
 _SHOWN_LINES = 20
+_T = TypeVar("_T")
 
 
 class ChildError(EmbedrockError):
@@ -40,63 +42,111 @@ class Locked:
             self._sink.finish(name, note, outcome)
 
 
+class Child:
+    """A child process that runs one piece, and may be asked for more until it gives its result."""
+
+    def __init__(
+        self, name: str, process: subprocess.Popen[str], errors: IO[str], sink: progress.Sink
+    ) -> None:
+        """Made by `children`."""
+        self.name = name
+        self._process = process
+        self._errors = errors
+        self._sink = sink
+
+    def tell(self, command: str) -> None:
+        """Sends a line. Errors: ChildError when the child is gone."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(command + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            self._next("answer")
+
+    def answer(self) -> dict[str, Any]:
+        """The next answer. Errors: ChildError with what the child said instead."""
+        return self._next("answer")
+
+    def result(self) -> dict[str, Any]:
+        """The result, when the piece is over. Errors: ChildError with what the child said."""
+        result = self._next("result")
+        if self._process.wait() != 0:
+            raise self._failure(None)
+        return result
+
+    def stop(self) -> None:
+        """Ends the child, wherever it is."""
+        if self._process.poll() is None:
+            self._process.terminate()
+
+    def _next(self, kind: str) -> dict[str, Any]:
+        last = None
+        for line in self._process.stdout or ():
+            last = progress.forward(line, self._sink) or last
+            if last is not None and kind in last:
+                found: dict[str, Any] = last[kind]
+                return found
+        self._process.wait()
+        raise self._failure(last)
+
+    def _failure(self, message: dict[str, Any] | None) -> ChildError:
+        if message is not None and "error" in message:
+            return ChildError(f"{self.name}: {message['error']}")
+        self._errors.seek(0)
+        said = "".join(self._errors.readlines()[-_SHOWN_LINES:]).strip()
+        status = self._process.returncode
+        return ChildError(
+            f"{self.name}: child process ended with status {status}: {said or 'no message'}"
+        )
+
+
+@contextlib.contextmanager
+def children(names: Sequence[str], settings: Path, sink: progress.Sink) -> Iterator[list[Child]]:
+    """Child processes for the named pieces, running from here on; none outlives the block."""
+    shared = Locked(sink)
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(_child(name, settings, shared)) for name in names]
+
+
+def together(started: Sequence[Child], call: Callable[[Child], _T]) -> list[_T]:
+    """Calls for all children at the same time, each in a thread; results in their order.
+
+    Errors: that of the first child that failed; the others are stopped.
+    """
+    with ThreadPoolExecutor(max(len(started), 1)) as pool:
+        futures = [pool.submit(call, child) for child in started]
+        done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+        failed = next((one for one in done if one.exception() is not None), None)
+        if failed is not None:
+            for child in started:
+                child.stop()
+            failed.result()
+    return [future.result() for future in futures]
+
+
 def run_together(names: list[str], settings: Path, sink: progress.Sink) -> list[dict[str, Any]]:
     """Runs the named pieces at the same time; results in the order of the names.
 
     Errors: ChildError with what the first failing child said. No child outlives this call.
     """
-    shared = Locked(sink)
-    with contextlib.ExitStack() as stack:
-        children = [stack.enter_context(_child(name, settings)) for name in names]
-        results: list[dict[str, Any] | None] = [None] * len(names)
-
-        def follow(place: int) -> None:
-            for line in children[place].stdout:
-                message = progress.forward(line, shared)
-                if message is not None:
-                    results[place] = message
-
-        threads = [threading.Thread(target=follow, args=(i,)) for i in range(1, len(names))]
-        for thread in threads:
-            thread.start()
-        follow(0)
-        for thread in threads:
-            thread.join()
-        return [
-            _result(name, child, message)
-            for name, child, message in zip(names, children, results, strict=True)
-        ]
-
-
-class _Child:
-    def __init__(self, process: subprocess.Popen[str], errors: Any) -> None:
-        self.process = process
-        self.stdout = process.stdout or iter(())
-        self.errors = errors
+    with children(names, settings, sink) as started:
+        return together(started, Child.result)
 
 
 @contextlib.contextmanager
-def _child(name: str, settings: Path) -> Iterator[_Child]:
+def _child(name: str, settings: Path, sink: progress.Sink) -> Iterator[Child]:
     command = [sys.executable, "-m", "embedrock.demo", name, str(settings)]
     with tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+        )
         try:
-            yield _Child(process, errors)
+            yield Child(name, process, errors, sink)
         finally:
             if process.poll() is None:
                 process.terminate()
             process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
-
-
-def _result(name: str, child: _Child, message: dict[str, Any] | None) -> dict[str, Any]:
-    status = child.process.wait()
-    if status == 0 and message is not None and "result" in message:
-        result: dict[str, Any] = message["result"]
-        return result
-    if message is not None and "error" in message:
-        raise ChildError(f"{name}: {message['error']}")
-    child.errors.seek(0)
-    said = "".join(child.errors.readlines()[-_SHOWN_LINES:]).strip()
-    raise ChildError(f"{name}: child process ended with status {status}: {said or 'no message'}")
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(BrokenPipeError):
+                        pipe.close()

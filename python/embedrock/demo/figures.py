@@ -10,14 +10,18 @@ import numpy as np
 
 from embedrock import report
 from embedrock.data.memory import MemoryDataset
-from embedrock.demo import engine
-from embedrock.demo.paths import losses_path
+from embedrock.demo import contest
+from embedrock.demo.paths import OUT_OF_CORE, WHOLE_BUDGET, losses_path
 from embedrock.demo.settings import DemoSettings
+from embedrock.training import engine
 
 #: Most that the two AUCs may differ.
 AUC_DIFFERENCE_MAX = 0.0005
 #: The rule for memory: peak less before is at most 1.05 budgets + 16 MiB.
 _MEMORY_FACTOR, _MEMORY_SLACK_BYTES = 1.05, 16 << 20
+
+#: The figure that the comparison of speeds is about.
+RATIO = "speed_vs_memory_demo"
 
 Result = dict[str, Any]
 
@@ -57,19 +61,23 @@ class Runs:
 
 def same_losses(settings: DemoSettings) -> bool:
     """Whether the runs with 10 % and with the whole budget had the same loss at every step."""
-    one, two = (np.load(losses_path(settings, n)) for n in ("out of core", "whole budget"))
+    one, two = (np.load(losses_path(settings, n)) for n in (OUT_OF_CORE, WHOLE_BUDGET))
     return bool(one.tobytes() == two.tobytes())
 
 
 def build(
-    settings: DemoSettings, facts: DataFacts, runs: Runs, losses_equal: bool, seconds: float
+    settings: DemoSettings,
+    facts: DataFacts,
+    runs: Runs,
+    losses_equal: bool,
+    held: contest.Contest,
+    seconds: float,
 ) -> Result:
     """The report."""
     stored = runs.out_of_core
     counted = _training(stored)
     later = _training(stored, first_epoch=1)
     budget = stored["engine"]["budget_bytes"]
-    limit = int(_MEMORY_FACTOR * budget + _MEMORY_SLACK_BYTES)
     device = stored["engine"]["device"]
     digests_equal = stored["digests"] == runs.whole_budget["digests"]
     time = _time(stored)
@@ -89,30 +97,31 @@ def build(
         "peak_rss_bytes_in_memory": runs.in_memory["peak_rss_bytes"],
         "table_bytes": runs.out_of_core["rows"] * _row_bytes(settings),
         "table_bytes_in_memory": runs.in_memory["embedding_bytes"],
-        "embedding_budget_bytes": budget,
-        "embedding_memory_bytes": runs.memory["memory_bytes"],
-        "embedding_memory_limit_bytes": limit,
-        "embedding_memory_within_limit": int(runs.memory["memory_bytes"] <= limit),
+        **memory_figures(budget, runs.memory),
         "hit_rate": counted.hit_rate,
         "read_requests": counted.read_requests,
         "pages_read": counted.pages_read,
         "pages_read_after_first_epoch": later.pages_read,
         "bytes_written_per_batch": counted.bytes_written / stored["steps"],
-        "device_requests_per_s": _device_rate(stored),
         "wait_read_s": time["waiting_for_reads"],
         "computing_s": time["computing"],
         "updating_s": time["updating"],
+        **contest.figures(held, RATIO, row_wise=False),
         "demo_s": seconds,
     }
     results = {"data": asdict(facts), **asdict(runs), "losses_equal": losses_equal}
     results |= {"digests_equal": digests_equal, "time_out_of_core": time}
     results["time_in_memory"] = _time(runs.in_memory)
+    results["contest"] = contest.describe(held)
     return report.report(
         figures=figures,
         device=device,
         settings=asdict(settings),
         results=results,
-        notes=_notes(settings, facts, runs, figures),
+        notes=[
+            *_notes(settings, facts, runs, figures),
+            *contest.notes(held, figures, RATIO, row_wise=False),
+        ],
     )
 
 
@@ -125,10 +134,26 @@ def failures(whole: Result) -> list[str]:
         found.append(f"auc_difference is {difference}, expected at most {AUC_DIFFERENCE_MAX}")
     if figures["bits_equal"] != 1:
         found.append("bits_equal is 0: the memory budget changed losses or rows")
-    if figures["embedding_memory_within_limit"] != 1:
-        used, limit = figures["embedding_memory_bytes"], figures["embedding_memory_limit_bytes"]
-        found.append(f"the engine took {used:,} bytes of memory, expected at most {limit:,}")
-    return found
+    return found + memory_failures(figures)
+
+
+def memory_figures(budget: int, memory: Result) -> Result:
+    """What the engine may take with a budget, and what it took in the process without PyTorch."""
+    limit = int(_MEMORY_FACTOR * budget + _MEMORY_SLACK_BYTES)
+    return {
+        "embedding_budget_bytes": budget,
+        "embedding_memory_bytes": memory["memory_bytes"],
+        "embedding_memory_limit_bytes": limit,
+        "embedding_memory_within_limit": int(memory["memory_bytes"] <= limit),
+    }
+
+
+def memory_failures(figures: Result) -> list[str]:
+    """A sentence when it took more."""
+    if figures["embedding_memory_within_limit"] == 1:
+        return []
+    used, limit = figures["embedding_memory_bytes"], figures["embedding_memory_limit_bytes"]
+    return [f"the engine took {used:,} bytes of memory, expected at most {limit:,}"]
 
 
 def _row_bytes(settings: DemoSettings) -> int:
@@ -140,16 +165,8 @@ def _training(run: Result, first_epoch: int = 0) -> engine.Counters:
     """What the engine counted in training epochs, evaluation and digests apart."""
     total = engine.Counters()
     for epoch in run["epochs"][first_epoch:]:
-        counters = {k: v for k, v in epoch["engine"].items() if k != "hit_rate"}
-        total = total + engine.Counters(**counters)
+        total = total + engine.Counters.from_dict(epoch["engine"])
     return total
-
-
-def _device_rate(run: Result) -> float | None:
-    """The median of what was measured between epochs."""
-    rates = [epoch["device_requests_per_s"] for epoch in run["epochs"]]
-    found = [rate for rate in rates if rate is not None]
-    return float(np.median(found)) if found else None
 
 
 def _time(run: Result) -> dict[str, float]:
@@ -180,8 +197,8 @@ def _notes(
         f"read them from storage: {figures['pages_read_after_first_epoch']:,} pages.",
         "Samples per second include building batches from columns in memory and a commit after "
         "each epoch, not parsing text.",
-        "The device's rate: random 4-KiB reads, 64 in flight, the median of what the store's own "
-        "pages gave after each epoch.",
+        "The device's rate: random 4-KiB reads, 64 in flight, the median of what a store's own "
+        "pages gave between turns.",
     ]
     wait = max(runs.out_of_core["core_wait_share"], runs.in_memory["core_wait_share"])
     if wait > 0.03:
@@ -208,12 +225,12 @@ def rows(whole: Result) -> Iterator[tuple[str, str, str]]:
     )
     yield (
         "peak memory of the process",
-        _mib(f["peak_rss_bytes_out_of_core"]),
-        _mib(f["peak_rss_bytes_in_memory"]),
+        mib(f["peak_rss_bytes_out_of_core"]),
+        mib(f["peak_rss_bytes_in_memory"]),
     )
-    yield "rows with optimizer state", _mib(f["table_bytes"]), _mib(f["table_bytes_in_memory"])
-    yield "memory budget for them", _mib(budget), "all"
-    yield "memory taken (no torch)", _mib(used), ""
+    yield "rows with optimizer state", mib(f["table_bytes"]), mib(f["table_bytes_in_memory"])
+    yield "memory budget for them", mib(budget), "all"
+    yield "memory taken (no torch)", mib(used), ""
     yield "hit rate", f"{f['hit_rate']:.1%}", ""
     yield "read requests", f"{f['read_requests']:,}", ""
     yield "pages read", f"{f['pages_read']:,}", ""
@@ -225,5 +242,6 @@ def rows(whole: Result) -> Iterator[tuple[str, str, str]]:
         yield f"time {shown}", f"{time[name]:.1f} s", f"{other[name]:.1f} s"
 
 
-def _mib(count: float) -> str:
+def mib(count: float) -> str:
+    """As mebibytes, for the terminal."""
     return f"{count / (1 << 20):,.1f} MiB"

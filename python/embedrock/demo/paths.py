@@ -1,17 +1,19 @@
-"""Files that the runs of the demo leave in its folder."""
+"""Names of the runs of a demo, and the files that they leave in its folder."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from embedrock.demo.settings import DemoSettings
+from embedrock.demo.settings import Settings
+
+OUT_OF_CORE, WHOLE_BUDGET, PLAIN_TORCH = "out of core", "whole budget", "plain torch"
 
 
-def store_path(settings: DemoSettings, name: str) -> Path:
+def store_path(settings: Settings, name: str) -> Path:
     """The store of a run."""
     return Path(settings.folder) / f"{name.replace(' ', '-')}.store"
 
 
-def losses_path(settings: DemoSettings, name: str) -> Path:
+def losses_path(settings: Settings, name: str) -> Path:
     """Per-step losses of a run: float64, one per step."""
     return Path(settings.folder) / f"{name.replace(' ', '-')}.losses.npy"

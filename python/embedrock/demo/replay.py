@@ -1,4 +1,4 @@
-"""Replays the demo's key trace through the engine in a process without PyTorch, to measure memory.
+"""Replays a demo's key trace through the engine in a process without PyTorch, to measure memory.
 
 The peak memory of a training process is mostly PyTorch's and says nothing about the engine's.
 Here the same batches of keys are read and updated in the same order with the same budget, and all
@@ -15,21 +15,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 import embedrock
-from embedrock.data import Position
-from embedrock.data.memory import MemoryDataset
-from embedrock.demo import engine, process, stores
-from embedrock.demo.settings import DemoSettings
+from embedrock.data import Dataset
+from embedrock.demo import process, stores
+from embedrock.demo.settings import Settings
 from embedrock.progress import Sink, Task
+from embedrock.training import engine
 
 _GRADIENT = 1e-3
 
 Trace = list[list[NDArray[np.int64]]]
 
 
-def replay(settings: DemoSettings, dataset: MemoryDataset, sink: Sink) -> dict[str, Any]:
-    """The memory that the engine took: peak while running less what was there before `open`."""
+def replay(
+    settings: Settings, dataset: Dataset, name: str, commits: int, sink: Sink
+) -> dict[str, Any]:
+    """The memory that the engine took: peak while running less what was there before `open`.
+
+    The store of that name is made if it does not exist; commits are spread over the replay.
+    """
     trace = _trace(settings, dataset, sink)
-    steps_per_epoch = len(trace) // settings.recipe.epochs
+    steps_per_commit = len(trace) // commits
     most = max(sum(len(keys) for keys in step) for step in trace)
     values = np.zeros((most, settings.recipe.embedding_dim), np.float32)
     gradients = np.full((most, settings.recipe.embedding_dim), _GRADIENT, np.float32)
@@ -37,7 +42,7 @@ def replay(settings: DemoSettings, dataset: MemoryDataset, sink: Sink) -> dict[s
         raise AssertionError("the replay must run without torch")
     process.reset_peak()
     before = process.rss_bytes()
-    with stores.open_store(settings, "replay", settings.memory) as store:
+    with stores.open_store(settings, name, settings.memory) as store:
         tables = [stores.table(settings, store, feature) for feature in dataset.features]
         with Task(sink, "memory: replaying the keys", len(trace)) as task:
             for step in trace:
@@ -50,8 +55,8 @@ def replay(settings: DemoSettings, dataset: MemoryDataset, sink: Sink) -> dict[s
                 update = [(*pair, gradients[place]) for pair, place in zip(read, out, strict=True)]
                 store.update(update, lr=settings.recipe.lr, eps=settings.recipe.eps)
                 task.advance()
-                if task.done % steps_per_epoch == 0:
-                    store.commit(task.done)
+                if task.done % steps_per_commit == 0:
+                    store.commit((store.step or 0) + steps_per_commit)
         peak = process.peak_rss_bytes()
         summary = engine.summary(store)
     return {
@@ -63,13 +68,12 @@ def replay(settings: DemoSettings, dataset: MemoryDataset, sink: Sink) -> dict[s
     }
 
 
-def _trace(settings: DemoSettings, dataset: MemoryDataset, sink: Sink) -> Trace:
+def _trace(settings: Settings, dataset: Dataset, sink: Sink) -> Trace:
     """Each step's distinct keys by feature, in order of first occurrence, as the modules ask."""
     trace = []
-    with Task(sink, "memory: recording the keys", settings.recipe.epochs) as task:
-        for epoch in range(settings.recipe.epochs):
-            for batch in dataset.train_batches(settings.recipe.batch_size, Position(epoch)):
-                features = range(len(dataset.features))
-                trace.append([embedrock.distinct(batch.feature_keys(f))[0] for f in features])
+    with Task(sink, "memory: recording the keys") as task:
+        for batch in settings.replayed(dataset):
+            features = range(len(dataset.features))
+            trace.append([embedrock.distinct(batch.feature_keys(f))[0] for f in features])
             task.advance()
     return trace

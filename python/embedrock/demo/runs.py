@@ -16,13 +16,14 @@ import torch
 import embedrock
 from embedrock.data import Feature, Position
 from embedrock.data.memory import MemoryDataset
-from embedrock.demo import engine, process, stores
+from embedrock.demo import models, process, stores
+from embedrock.demo.contestant import digests
 from embedrock.demo.paths import losses_path
 from embedrock.demo.settings import DemoSettings
-from embedrock.models.dlrm import DLRM, DLRMConfig
 from embedrock.progress import Sink, Task
 from embedrock.store import Store
-from embedrock.training.embeddings import MemoryEmbeddings, StoreEmbeddings
+from embedrock.training import engine
+from embedrock.training.history import History
 from embedrock.training.trainer import Trainer
 
 _EVALUATION_BATCH = 1024
@@ -34,24 +35,11 @@ def on_storage(
     """Trains with tables in a store that has `memory`; adds the engine's counters, and digests."""
     before_bytes = process.rss_bytes()
     with stores.open_store(settings, name, memory) as store:
-        embeddings = StoreEmbeddings(
-            store,
-            dataset.features,
-            settings.recipe.embedding_dim,
-            optimizer=stores.OPTIMIZER,
-            initializer=stores.INITIALIZER,
-        )
-        model = _model(settings, dataset, embeddings)
-        tables = embedrock.optim.Adagrad(model, lr=settings.recipe.lr, eps=settings.recipe.eps)
-        trainer = Trainer(model, [tables, _dense(settings, model)])
+        trainer = models.over_store(settings, store, dataset)
         result = _train(settings, name, dataset, trainer, sink, store)
         result["rss_before_open_bytes"] = before_bytes
-        with Task(sink, f"{name}: digests", len(store.tables)) as task:
-            result["digests"] = {}
-            for table in store.tables.values():
-                result["digests"][table.name] = table.digest()
-                task.advance()
-            result["rows"] = sum(len(table) for table in store.tables.values())
+        result["digests"] = digests(store, sink, name)
+        result["rows"] = sum(len(table) for table in store.tables.values())
     return result
 
 
@@ -61,12 +49,8 @@ def in_memory(
     """Trains plain PyTorch tables that start with the engine's initial rows."""
     dense_ids, keys = dataset.densified()
     weights = _initial_rows(settings, dataset.features, keys)
-    model = _model(settings, dense_ids, MemoryEmbeddings(weights))
+    trainer = models.in_memory(settings, dense_ids, weights)
     del weights
-    tables = torch.optim.Adagrad(
-        model.embeddings.parameters(), lr=settings.recipe.lr, eps=settings.recipe.eps
-    )
-    trainer = Trainer(model, [tables, _dense(settings, model)])
     result = _train(settings, name, dense_ids, trainer, sink, None)
     rows = sum(len(table) for table in keys)
     result["rows"] = rows
@@ -85,16 +69,6 @@ def _initial_rows(
         ]
 
 
-def _model(settings: DemoSettings, dataset: MemoryDataset, embeddings: torch.nn.Module) -> DLRM:
-    torch.manual_seed(settings.seed)
-    sizes = (dataset.num_dense, len(dataset.features), settings.recipe.embedding_dim)
-    return DLRM(DLRMConfig(*sizes, settings.recipe.bottom, settings.recipe.top), embeddings)
-
-
-def _dense(settings: DemoSettings, model: DLRM) -> torch.optim.Optimizer:
-    return torch.optim.Adagrad(model.dense_modules().parameters(), lr=settings.recipe.dense_lr)
-
-
 def _train(
     settings: DemoSettings,
     name: str,
@@ -107,6 +81,7 @@ def _train(
     losses: list[float] = []
     epochs = []
     cpu_before = process_time()
+    history = History(trainer, store)
     for epoch in range(settings.recipe.epochs):
         trainer.scale_learning_rates(settings.recipe.lr_decay**epoch)
         before = None if store is None else engine.Counters.of(store)
@@ -116,16 +91,18 @@ def _train(
         ) as task:
             for batch in dataset.train_batches(settings.recipe.batch_size, Position(epoch)):
                 losses.append(trainer.step(batch))
+                history.step(losses[-1], len(batch))
                 task.advance(len(batch), f"loss {losses[-1]:.4f}")
         if store is not None:
             embedrock.save(store, trainer.model, trainer.optimizers, len(losses))
+        history.pause()
         seconds = perf_counter() - started
         entry: dict[str, Any] = {"seconds": seconds, "samples_per_s": dataset.num_train() / seconds}
         if store is not None and before is not None:
             entry["engine"] = (engine.Counters.of(store) - before).as_dict()
-            entry["device_requests_per_s"] = engine.device_rate(store)
         entry["train_loss"] = float(np.mean(losses[first_step:]))
         epochs.append(entry)
+        history.resume()
     cpu_seconds = process_time() - cpu_before
     with Task(sink, f"{name}: evaluating", dataset.num_test):
         evaluation = trainer.evaluate(dataset.test_batches(_EVALUATION_BATCH))
@@ -143,6 +120,7 @@ def _train(
             "batches_and_commits": seconds - trainer.seconds.total(),
         },
         "epochs": epochs,
+        "history": history.points(),
         "engine": None if store is None else engine.summary(store),
         "peak_rss_bytes": process.peak_rss_bytes(),
         "core_wait_share": process.core_wait_share(),

@@ -1,47 +1,95 @@
-"""What the demo runs with: one JSON file that every child process reads."""
+"""What a demo runs with: one JSON file that every child process reads."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import count, islice
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from embedrock.data import crosses, fetch, movielens
+from embedrock.data import Batch, Dataset, crosses, fetch, movielens
 from embedrock.data.batch import Position
 from embedrock.data.criteo import CriteoDataset, scan
+from embedrock.data.criteo_shaped import CriteoShaped
 from embedrock.data.memory import Column, MemoryDataset
+from embedrock.errors import MisuseError
 from embedrock.training.options import IoName, Recipe
 
+OptimizerName: TypeAlias = Literal["adagrad", "rowwise_adagrad"]
+#: The keys of a table, dense ids among them as a range.
+Keys: TypeAlias = "NDArray[np.int64] | range"
 
-@dataclass(frozen=True)
-class DemoSettings:
-    """Places, recipe and budget. `data` None means MovieLens-100K, fetched into `cache_dir`."""
+_SPEED_BATCH = 1024
+_SPEED_THREADS = 2
+_SPEED_BOTTOM, _SPEED_TOP = (512, 256, 64), (512, 256)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What both demos have: where stores are made, the model, the budget."""
 
     folder: str
-    cache_dir: str
-    format: str
     recipe: Recipe
-    data: str | None = None
     memory: str = "10%"
-    holdout: float = 0.1
     seed: int = 0
-    #: One thread of PyTorch: its pool spins while it waits, and on two cores that somebody else
-    #: uses, too, two threads were measured several times slower than one.
+    optimizer: OptimizerName = "adagrad"
     threads: int = 1
     io: IoName = "auto"
-    skip_bad_lines: bool = False
+    #: Timed turns of each contestant in the comparison of speeds.
+    rounds: int = 3
 
     def save(self, path: Path) -> None:
         """Writes the settings as JSON."""
-        path.write_text(json.dumps(asdict(self)))
+        path.write_text(json.dumps({"kind": type(self).__name__, **asdict(self)}))
 
     @classmethod
-    def load(cls, path: Path) -> DemoSettings:
+    def load(cls, path: Path) -> Settings:
         """Reads what `save` wrote."""
         values = json.loads(path.read_text())
-        return cls(**{**values, "recipe": Recipe.from_json(values["recipe"])})
+        kind = {k.__name__: k for k in (DemoSettings, ShapedSettings)}[values.pop("kind")]
+        return kind(**{**values, "recipe": Recipe.from_json(values["recipe"])})
+
+    def dataset(self) -> Dataset:
+        """The data."""
+        raise NotImplementedError
+
+    def contest_data(self, dense_ids: bool) -> tuple[Dataset, Sequence[Keys]]:
+        """The data for the comparison of speeds, with dense ids on demand, and the keys of every
+        table, by dense id: all of them have a row before the clock starts."""
+        raise NotImplementedError
+
+    def contest_steps(self, dataset: Dataset) -> tuple[int, int]:
+        """Steps before the clock starts, and those of one turn."""
+        raise NotImplementedError
+
+    def replayed(self, dataset: Dataset) -> Iterator[Batch]:
+        """The batches whose keys are replayed to measure the engine's memory."""
+        raise NotImplementedError
+
+    def endless(self, dataset: Dataset) -> Iterator[Batch]:
+        """All batches, epoch after epoch."""
+        for epoch in count():
+            yield from dataset.train_batches(self.recipe.batch_size, Position(epoch))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoSettings(Settings):
+    """The demo on real data. `data` None means MovieLens-100K, fetched into `cache_dir`.
+
+    Training takes one thread of PyTorch unless told otherwise: its pool spins while it waits, and
+    on two cores that somebody else uses, too, two threads were measured several times slower.
+    """
+
+    cache_dir: str
+    format: str
+    data: str | None = None
+    holdout: float = 0.1
+    skip_bad_lines: bool = False
 
     def dataset(self) -> MemoryDataset:
         """The data, in memory: the run that is compared with holds its tables there anyway."""
@@ -50,6 +98,27 @@ class DemoSettings:
         path = fetch.movielens_100k(self.cache_dir) if self.data is None else Path(self.data)
         ratings = movielens.read(path, skip_bad_lines=self.skip_bad_lines)
         return crosses.click_dataset(ratings, holdout=self.holdout, seed=self.seed)
+
+    def for_speed(self) -> DemoSettings:
+        """The same with the model and threads with which speeds are defined."""
+        recipe = replace(self.recipe, batch_size=_SPEED_BATCH, bottom=_SPEED_BOTTOM, top=_SPEED_TOP)
+        return replace(self, recipe=recipe, threads=_SPEED_THREADS)
+
+    def contest_data(self, dense_ids: bool) -> tuple[Dataset, Sequence[Keys]]:
+        """See `Settings`; keys in order of first occurrence, as training would write them."""
+        sparse = self.dataset()
+        dense, keys = sparse.densified()
+        return (dense if dense_ids else sparse), keys
+
+    def contest_steps(self, dataset: Dataset) -> tuple[int, int]:
+        """See `Settings`: an epoch for each."""
+        steps = -(-(dataset.num_train() or 0) // self.recipe.batch_size)
+        return steps, steps
+
+    def replayed(self, dataset: Dataset) -> Iterator[Batch]:
+        """See `Settings`: all epochs."""
+        for epoch in range(self.recipe.epochs):
+            yield from dataset.train_batches(self.recipe.batch_size, Position(epoch))
 
     def _criteo(self) -> MemoryDataset:
         """A Criteo file in its own order, which is time: not shuffled."""
@@ -72,6 +141,66 @@ class DemoSettings:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class ShapedSettings(Settings):
+    """The demo in Criteo's shape: a stream that is made while it is trained on."""
+
+    rows: int = 4_000_000
+    #: Training samples; the first half warms the cache and is not timed.
+    samples: int = 614_400
+    threads: int = _SPEED_THREADS
+    optimizer: OptimizerName = "rowwise_adagrad"
+
+    def check(self) -> None:
+        """Errors: MisuseError naming the option, what came and what was expected."""
+        least = 2 * self.rounds * self.recipe.batch_size
+        if self.samples < least:
+            raise MisuseError(
+                f"samples is {self.samples}, expected {least} or more: {self.rounds} turns of a "
+                f"batch of {self.recipe.batch_size}, and as many before the clock starts"
+            )
+        if self.seed < 0:
+            raise MisuseError(f"seed is {self.seed}, expected 0 or more")
+        self.dataset()
+
+    def dataset(self) -> CriteoShaped:
+        """The stream."""
+        return CriteoShaped(
+            self.rows, seed=self.seed, samples=self.samples, test_samples=self.test_samples
+        )
+
+    def contest_data(self, dense_ids: bool) -> tuple[Dataset, Sequence[Keys]]:
+        """See `Settings`; ids are dense in any case."""
+        dataset = self.dataset()
+        return dataset, [range(field.rows) for field in dataset.fields]
+
+    def contest_steps(self, dataset: Dataset) -> tuple[int, int]:
+        """See `Settings`: half of the samples, and the rest in equal turns."""
+        steps = self.samples // self.recipe.batch_size
+        warm_up = steps // 2
+        return warm_up, (steps - warm_up) // self.rounds
+
+    def replayed(self, dataset: Dataset) -> Iterator[Batch]:
+        """See `Settings`: as many batches as fill the cache."""
+        return islice(self.endless(dataset), self.contest_steps(dataset)[0])
+
+    @property
+    def test_samples(self) -> int:
+        """Held-out samples: a tenth as many, beside them."""
+        return self.samples // 10
+
+    @property
+    def row_bytes(self) -> int:
+        """Values and optimizer state of a row, float32."""
+        state = 1 if self.optimizer == "rowwise_adagrad" else self.recipe.embedding_dim
+        return 4 * (self.recipe.embedding_dim + state)
+
+
 def demo_recipe(data_format: str, epochs: int | None = None) -> Recipe:
     """The recipe of the format, but at least three epochs: only later ones read from storage."""
     return Recipe.of_format(data_format, {"epochs": epochs or 3})
+
+
+def shaped_recipe(embedding_dim: int | None = None) -> Recipe:
+    """Criteo's recipe with rows of 64 values."""
+    return Recipe.of_format("criteo", {"embedding_dim": embedding_dim or 64})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from time import perf_counter
 
 import numpy as np
@@ -30,6 +30,14 @@ class Seconds:
     def total(self) -> float:
         """All of it."""
         return self.embedding + self.computing + self.updating
+
+    def copy(self) -> Seconds:
+        """What it is right now."""
+        return replace(self)
+
+    def __sub__(self, earlier: Seconds) -> Seconds:
+        now, then = asdict(self), asdict(earlier)
+        return Seconds(**{name: now[name] - then[name] for name in now})
 
     def as_dict(self) -> dict[str, float]:
         """As JSON."""

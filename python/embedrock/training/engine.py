@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -50,9 +51,18 @@ class Counters:
         existing = served + self.misses
         return served / existing if existing else 0.0
 
+    def counted(self) -> dict[str, Any]:
+        """As JSON, what was counted only."""
+        return asdict(self)
+
     def as_dict(self) -> dict[str, Any]:
         """As JSON, the hit rate included."""
         return {**asdict(self), "hit_rate": self.hit_rate}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Counters:
+        """What `as_dict` or `counted` made of counters."""
+        return cls(**{field.name: values[field.name] for field in fields(cls)})
 
 
 def summary(store: Store) -> dict[str, Any]:
@@ -67,10 +77,12 @@ def summary(store: Store) -> dict[str, Any]:
     }
 
 
-def device_rate(store: Store) -> float | None:
-    """Random 4-KiB reads per second of the device, 64 in flight, on the store's own pages, right
-    now; None while the store has too few of them."""
+def device_rate(store: Store, *, own_unit: bool = False) -> float | None:
+    """Random reads per second of the device on the store's own pages, right now, for a second:
+    4 KiB with 64 in flight, or the size and depth that the engine chose; None while the store has
+    too few pages."""
+    size, depth = (None, None) if own_unit else _DEVICE_READS
     try:
-        return store._core.device_rate(_SLICE_S, *_DEVICE_READS)
+        return store._core.device_rate(_SLICE_S, size, depth)
     except MisuseError:
         return None

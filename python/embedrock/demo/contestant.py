@@ -1,0 +1,186 @@
+"""One side of the comparison of speeds, in a process of its own, which trains when it is its turn.
+
+Before its first turn every row is written, with values and state that are not the initial ones,
+committed and reopened; rows that fit into memory are read, and some steps are trained. A turn
+trains a fixed number of steps on batches that are made before its clock starts. Nothing is
+committed between turns: rows that changed and leave memory are written within them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from itertools import islice
+from time import perf_counter
+from typing import Any, TextIO
+
+import numpy as np
+import torch
+
+import embedrock
+from embedrock.bench.noise import Timed
+from embedrock.data import Dataset
+from embedrock.demo import models, process, stores
+from embedrock.demo.paths import OUT_OF_CORE, PLAIN_TORCH, WHOLE_BUDGET
+from embedrock.demo.settings import Keys, Settings, ShapedSettings
+from embedrock.progress import JsonLines, Sink, Task
+from embedrock.store import Store
+from embedrock.training import engine
+from embedrock.training.history import History
+from embedrock.training.trainer import Trainer
+
+_EVALUATION_BATCH = 1024
+_STEPS_PER_POINT = 5
+
+
+def serve(settings: Settings, name: str, sink: JsonLines, commands: TextIO) -> dict[str, Any]:
+    """Writes all rows, then does what each line says, and answers: `warm up`, `turn` as often as
+    it comes, and `finish`, after which the rest is returned."""
+    torch.set_num_threads(settings.threads)
+    with contextlib.ExitStack() as stack:
+        contestant = _Contestant(settings, name, sink, stack)
+        sink.send({"answer": {}})
+        for line in commands:
+            command = line.strip()
+            if command == "finish":
+                return contestant.finish()
+            sink.send(
+                {"answer": contestant.warm_up() if command == "warm up" else contestant.turn()}
+            )
+    raise embedrock.errors.MisuseError("the other end closed before the contest was over")
+
+
+class _Contestant:
+    def __init__(
+        self, settings: Settings, name: str, sink: Sink, stack: contextlib.ExitStack
+    ) -> None:
+        self._settings, self._name, self._sink = settings, name, sink
+        self._store: Store | None = None
+        self._dataset, keys = settings.contest_data(name == PLAIN_TORCH)
+        self._losses: list[float] = []
+        self._turns = 0
+        if name == PLAIN_TORCH:
+            self._trainer = _in_memory(settings, self._dataset, keys, sink, name)
+        else:
+            budget = settings.memory if name == OUT_OF_CORE else "100%"
+            with stores.open_store(settings, name, budget) as store:
+                stores.write_rows(settings, store, self._dataset.features, keys, sink, name)
+            process.reset_peak()
+            self._store = stack.enter_context(stores.open_store(settings, name, budget))
+            self._trainer = models.over_store(settings, self._store, self._dataset)
+            if name == WHOLE_BUDGET:
+                _read_rows(self._store, keys, sink, name)
+        self._history = History(self._trainer, self._store, _STEPS_PER_POINT)
+        self._batches = settings.endless(self._dataset)
+
+    def warm_up(self) -> dict[str, Any]:
+        """The steps before the clock starts."""
+        warm_up, _ = self._settings.contest_steps(self._dataset)
+        self._history.resume()
+        with Task(self._sink, f"{self._name}: warming up", warm_up) as task:
+            for batch in islice(self._batches, warm_up):
+                self._step(batch)
+                task.advance(1, f"loss {self._losses[-1]:.4f}")
+        self._history.pause()
+        return {"steps": len(self._losses)}
+
+    def turn(self) -> dict[str, Any]:
+        """Some timed steps; afterwards, the device's rate."""
+        _, steps = self._settings.contest_steps(self._dataset)
+        batches = list(islice(self._batches, steps))
+        before, spent = self._counters(), self._trainer.seconds.copy()
+        timed = Timed()
+        self._turns += 1
+        with Task(self._sink, f"{self._name}: turn {self._turns}", steps) as task:
+            self._history.resume()
+            with timed:
+                for batch in batches:
+                    self._step(batch)
+                    task.advance(1, f"loss {self._losses[-1]:.4f}")
+            self._history.pause()
+        answer: dict[str, Any] = {
+            "steps": steps,
+            "samples": sum(map(len, batches)),
+            "seconds": timed.seconds,
+            "core_wait_s": timed.waited if timed.known else None,
+            "time": (self._trainer.seconds - spent).as_dict(),
+        }
+        if self._store is not None:
+            answer["engine"] = (self._counters() - before).counted()
+            answer["device_requests_per_s"] = engine.device_rate(self._store)
+            answer["device_requests_per_s_own_unit"] = engine.device_rate(
+                self._store, own_unit=True
+            )
+        return answer
+
+    def finish(self) -> dict[str, Any]:
+        """What is left to say when all turns are over."""
+        result: dict[str, Any] = {"steps": len(self._losses), "losses": self._losses}
+        result["history"] = self._history.points()
+        result["peak_rss_bytes"] = process.peak_rss_bytes()
+        if isinstance(self._settings, ShapedSettings):
+            with Task(self._sink, f"{self._name}: evaluating", self._settings.test_samples):
+                batches = self._dataset.test_batches(_EVALUATION_BATCH)
+                evaluation = self._trainer.evaluate(batches)
+            result["auc"], result["log_loss"] = evaluation.auc, evaluation.log_loss
+        if self._store is not None:
+            started = perf_counter()
+            embedrock.save(
+                self._store, self._trainer.model, self._trainer.optimizers, len(self._losses)
+            )
+            result["commit_s"] = perf_counter() - started
+            result["engine"] = engine.summary(self._store)
+            result["digests"] = digests(self._store, self._sink, self._name)
+        return result
+
+    def _step(self, batch: embedrock.data.Batch) -> None:
+        self._losses.append(self._trainer.step(batch))
+        self._history.step(self._losses[-1], len(batch))
+
+    def _counters(self) -> engine.Counters:
+        return engine.Counters() if self._store is None else engine.Counters.of(self._store)
+
+
+def digests(store: Store, sink: Sink, name: str) -> dict[str, int]:
+    """The digest of every table."""
+    found = {}
+    with Task(sink, f"{name}: digests", len(store.tables)) as task:
+        for table in store.tables.values():
+            found[table.name] = table.digest()
+            task.advance()
+    return found
+
+
+def _read_rows(store: Store, keys: Sequence[Keys], sink: Sink, name: str) -> None:
+    """Reads every row once, so that those that fit are in memory."""
+    with Task(sink, f"{name}: reading all rows", sum(map(len, keys))) as task:
+        for table, some in zip(store.tables.values(), keys, strict=True):
+            for part in stores.pieces(some):
+                table.get(part)
+                task.advance(len(part))
+
+
+def _in_memory(
+    settings: Settings, dataset: Dataset, keys: Sequence[Keys], sink: Sink, name: str
+) -> Trainer:
+    """PyTorch's tables and Adagrad with the rows and state that the stores get."""
+    dim = settings.recipe.embedding_dim
+    weights, sums = [], []
+    with Task(sink, f"{name}: writing all rows", sum(map(len, keys))) as task:
+        for place, some in enumerate(keys):
+            values = np.empty((len(some), dim), np.float32)
+            state = np.empty((len(some), dim), np.float32)
+            done = 0
+            for part in stores.pieces(some):
+                rows = slice(done, done + len(part))
+                values[rows] = stores.written_values(place, part, dim)
+                state[rows] = stores.written_state(place, part, dim)
+                done = rows.stop
+                task.advance(len(part))
+            weights.append(torch.from_numpy(values))
+            sums.append(torch.from_numpy(state))
+    trainer = models.in_memory(settings, dataset, weights)
+    tables = trainer.optimizers[0]
+    for parameter, state in zip(tables.param_groups[0]["params"], sums, strict=True):
+        tables.state[parameter]["sum"].copy_(state)
+    return trainer

@@ -1,0 +1,188 @@
+"""The demo in Criteo's shape: 26 tables with the data's sizes and skew, labels planted.
+
+The same DLRM is trained out of core, with a budget for all rows (which must give the same bits),
+and, where its optimizer is PyTorch's, with plain PyTorch tables; then the engine's memory is
+measured without PyTorch. What does not fit into the machine's memory is left out, and notes say so.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from embedrock import report
+from embedrock.bench.machine import available_memory_bytes
+from embedrock.demo import children, contest, figures
+from embedrock.demo.folder import work_folder
+from embedrock.demo.paths import OUT_OF_CORE, PLAIN_TORCH, WHOLE_BUDGET
+from embedrock.demo.settings import ShapedSettings
+from embedrock.errors import FullError
+from embedrock.progress import Sink, Task
+from embedrock.training.auc import auc, log_loss
+
+RATIO = "speed_vs_memory_criteo"
+#: Distinct keys of a sample, rounded up: how many rows a step may write.
+_KEYS_PER_SAMPLE = 8
+#: What a store takes beside its rows, and what is left to others.
+_STORE_FACTOR, _FREE_BYTES_MIN = 1.3, 1 << 30
+#: A process with PyTorch, and twice the rows of a piece while they are written.
+_PROCESS_BYTES = 1 << 30
+_MEMORY_FACTOR = 1.1
+
+Result = dict[str, Any]
+
+
+def run(settings: ShapedSettings, sink: Sink, *, keep: bool = False) -> Result:
+    """Runs it and returns its report (see `embedrock.report`).
+
+    Stores are made in a temporary folder under `settings.folder` and removed unless `keep`.
+
+    Errors: MisuseError for settings that cannot be, FullError when the disk is too small, both
+    before anything is written; ChildError with what a run said.
+    """
+    started = perf_counter()
+    settings.check()
+    names, left_out = _contestants(settings)
+    _check_disk(settings, len(names) - (PLAIN_TORCH in names))
+    with work_folder(settings, keep) as working:
+        path = Path(working.folder) / "settings.json"
+        working.save(path)
+        held = contest.hold(working, names, path, sink)
+        (memory,) = children.run_together(["memory"], path, sink)
+    with Task(sink, "the planted model: evaluating"):
+        planted = _planted(settings)
+    return _report(settings, held, memory, planted, left_out, perf_counter() - started)
+
+
+def failures(whole: Result) -> list[str]:
+    """What was not reached, as sentences; empty when all is well."""
+    found = figures.memory_failures(whole["figures"])
+    if whole["figures"]["bits_equal"] == 0:
+        found.append("bits_equal is 0: the memory budget changed losses or rows")
+    return found
+
+
+def rows(whole: Result) -> list[tuple[str, ...]]:
+    """The table for the terminal."""
+    found, results = whole["figures"], whole["results"]["contest"]["contestants"]
+    table: list[tuple[str, ...]] = [*contest.rows(found, RATIO)]
+    for name, how in (("auc", ".5f"), ("log_loss", ".5f"), ("peak_rss_bytes", "mib")):
+        cells = []
+        for contestant in (OUT_OF_CORE, WHOLE_BUDGET, PLAIN_TORCH):
+            value = results.get(contestant, {}).get(name)
+            shown = "-" if value is None else format(value, how) if how != "mib" else mib(value)
+            cells.append(shown)
+        label = {"auc": "AUC", "log_loss": "log loss", "peak_rss_bytes": "peak memory"}[name]
+        table.append((label, *cells))
+    table.append(("AUC of the planted model", f"{found['auc_planted']:.5f}", "", ""))
+    table.append(("rows with optimizer state", mib(found["table_bytes"]), "", ""))
+    table.append(("memory budget for them", mib(found["embedding_budget_bytes"]), "all", "all"))
+    table.append(("memory taken (no torch)", mib(found["embedding_memory_bytes"]), "", ""))
+    return table
+
+
+mib = figures.mib
+
+
+def _contestants(settings: ShapedSettings) -> tuple[list[str], list[str]]:
+    """Who can run here, and notes on who cannot."""
+    names, left_out = [OUT_OF_CORE], []
+    free = available_memory_bytes()
+    table_bytes = settings.rows * settings.row_bytes
+    candidates = [(WHOLE_BUDGET, table_bytes)]
+    if settings.optimizer == "adagrad":
+        candidates.append((PLAIN_TORCH, table_bytes))
+    for name, size in candidates:
+        needed = int(_MEMORY_FACTOR * size) + _PROCESS_BYTES
+        if needed <= free:
+            names.append(name)
+            free -= needed
+        else:
+            left_out.append(
+                f"{name} was left out: it needs {needed:,} bytes of memory, {free:,} are available"
+            )
+    return names, left_out
+
+
+def _check_disk(settings: ShapedSettings, stores: int) -> None:
+    """Errors: FullError naming what is there and what would be needed."""
+    folder = Path(settings.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    written = settings.samples * _KEYS_PER_SAMPLE * settings.row_bytes
+    each = int(_STORE_FACTOR * settings.rows * settings.row_bytes) + written
+    free, needed = shutil.disk_usage(folder).free, stores * each
+    if free < needed + _FREE_BYTES_MIN:
+        raise FullError(
+            f"{folder} has {free:,} bytes free, {stores} stores of {settings.rows:,} rows may take "
+            f"{needed:,} and {_FREE_BYTES_MIN:,} are left to others; make room, choose another "
+            f"disk with --cache-dir, or fewer --rows"
+        )
+
+
+def _planted(settings: ShapedSettings) -> Result:
+    """How well the planted model itself predicts the held-out samples."""
+    dataset = settings.dataset()
+    labels, logits = [], []
+    for batch in dataset.test_batches(4096):
+        labels.append(batch.labels)
+        keys = batch.keys.reshape(len(dataset.features), len(batch))
+        logits.append(dataset.planted_logits(keys, batch.dense))
+    y, z = np.concatenate(labels), np.concatenate(logits)
+    return {"auc": auc(y, z), "log_loss": log_loss(y, z), "clicks": float(y.mean())}
+
+
+def _report(
+    settings: ShapedSettings,
+    held: contest.Contest,
+    memory: Result,
+    planted: Result,
+    left_out: list[str],
+    seconds: float,
+) -> Result:
+    row_wise = settings.optimizer == "rowwise_adagrad"
+    found = contest.figures(held, RATIO, row_wise)
+    stored = held.results[OUT_OF_CORE]
+    equal = None
+    if WHOLE_BUDGET in held.names:
+        digests_equal = stored["digests"] == held.results[WHOLE_BUDGET]["digests"]
+        equal = int(digests_equal and held.same_losses(OUT_OF_CORE, WHOLE_BUDGET))
+    for name in (OUT_OF_CORE, WHOLE_BUDGET, PLAIN_TORCH):
+        found[f"auc_{name.replace(' ', '_')}"] = held.results.get(name, {}).get("auc")
+    found |= {
+        "auc_planted": planted["auc"],
+        "bits_equal": equal,
+        "rows": settings.rows,
+        "table_bytes": settings.rows * settings.row_bytes,
+        "commit_s": stored["commit_s"],
+        "peak_rss_bytes_out_of_core": stored["peak_rss_bytes"],
+        **figures.memory_figures(stored["engine"]["budget_bytes"], memory),
+        "demo_s": seconds,
+    }
+    dataset = settings.dataset()
+    samples = stored["steps"] * settings.recipe.batch_size
+    return report.report(
+        figures=found,
+        device=stored["engine"]["device"],
+        settings=asdict(settings),
+        results={
+            "tables": [field.rows for field in dataset.fields],
+            "contest": contest.describe(held),
+            "memory": memory,
+            "planted": planted,
+        },
+        notes=[
+            f"26 tables of {settings.rows:,} rows in all, in proportion to Criteo Kaggle's; keys "
+            f"as skewed as in its data, fields independent of each other and of time; labels from "
+            f"a planted model, {planted['clicks']:.0%} clicks.",
+            f"AUC on {settings.test_samples:,} held-out samples after {samples:,} samples of "
+            f"training. Nothing beats the planted model, and most of its weights belong to keys "
+            f"that such a run has hardly seen.",
+            *contest.notes(held, found, RATIO, row_wise),
+            *left_out,
+        ],
+    )
