@@ -23,17 +23,20 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from embedrock.bench.common import Report, add_common
-from embedrock.bench.noise import Timed, interleave
+from embedrock.bench.noise import WAIT_SHARE_MAX, Timed, interleave
 
 __all__ = ["CacheBenchError", "add_arguments", "run"]
 
 PROGRAM = Path(".cache/peers/embedrock-cachebench")
 POLICIES = ("lru", "lfu")
+TRIES_MAX = 5
+"""Turns of a contestant in a round until one is quiet."""
 FADING_USES_PER_ROW = 15
 """The engine halves the counts of a set of 32 after 480 uses."""
 TIMED: dict[str, dict[str, Any]] = {
@@ -145,7 +148,8 @@ class _Bench:
         for threads in self.options.threads:
             self.report.say(f"{name}: {threads} thread{'s' * (threads > 1)}")
             names = [f"{cache}-{policy}" for cache in TIMED for policy in POLICIES]
-            turns = [self._turn(name, one, threads) for one in names]
+            deadline = time.monotonic() + self.options.patience
+            turns = [self._turn(name, one, threads, deadline) for one in names]
             found = interleave(turns, self.options.rounds, self.options.patience)
             self.report.rounds(f"{name}_{threads}", found)
             times = {one: 1e9 / found.rate(i) for i, one in enumerate(names)}
@@ -157,10 +161,21 @@ class _Bench:
                 answer = self._ask(name, kind, policy, 1)
                 table["hit_rate"][f"{cache}-{policy}"] = answer["hits"] / answer["accesses"]
 
-    def _turn(self, workload: str, name: str, threads: int) -> Callable[[], Timed]:
+    def _turn(self, workload: str, name: str, threads: int, deadline: float) -> Callable[[], Timed]:
+        """A contestant's turns. They are short: one that was disturbed is repeated at once, and
+        the quietest counts.
+        """
         cache, _, policy = name.rpartition("-")
 
         def turn() -> Timed:
+            tried = [one_turn()]
+            while len(tried) < TRIES_MAX and time.monotonic() < deadline:
+                if (tried[-1].wait_share or 0.0) <= WAIT_SHARE_MAX:
+                    break
+                tried.append(one_turn())
+            return min(tried, key=lambda one: one.wait_share or 0.0)
+
+        def one_turn() -> Timed:
             answer = self._ask(workload, TIMED[cache], policy, threads)
             timed = Timed()
             timed.seconds, timed.work = answer["seconds"], answer["accesses"]
