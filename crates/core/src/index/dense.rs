@@ -110,6 +110,11 @@ impl DenseIndex {
         words.filter(|(_, slot)| **slot != 0).map(|(id, slot)| (id as u64, *slot))
     }
 
+    /// The slot number of every id, 0 where there is no stored copy.
+    pub fn words(&self) -> &[u32] {
+        &self.words
+    }
+
     /// How many snapshot pieces the index has.
     pub fn piece_count(&self) -> usize {
         self.words.len().div_ceil(PIECE_WORDS)
