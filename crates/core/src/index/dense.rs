@@ -9,6 +9,8 @@ use crate::prefetch::prefetch_read;
 
 /// Ids in a snapshot piece: 64 KiB of words.
 const PIECE_WORDS: usize = 16_384;
+/// How many ids ahead `set_all` asks for memory.
+const SETS_AHEAD: usize = 32;
 
 /// Slot numbers of the ids `0..num_embeddings` of a dense table; 4 bytes per id.
 ///
@@ -69,6 +71,16 @@ impl DenseIndex {
         self.live += u64::from(slot != 0);
         self.live -= u64::from(old != 0);
         old
+    }
+
+    /// As `set` for each of `ids` in order, with `first` and the slots behind it.
+    pub fn set_all<T>(&mut self, ids: &[T], id_of: impl Fn(&T) -> u32, first: u32) {
+        for (slot, (place, id)) in (first..).zip(ids.iter().enumerate()) {
+            if let Some(later) = ids.get(place + SETS_AHEAD) {
+                self.prefetch(u64::from(id_of(later)));
+            }
+            self.set(u64::from(id_of(id)), slot);
+        }
     }
 
     /// Asks for the memory that `get(id)` will read; any id is allowed.

@@ -16,7 +16,7 @@ use crate::hash::{mix, table_salt};
 use crate::index::{DenseIndex, SparseIndex};
 use crate::io::{IoKind, Medium};
 use crate::storage::log::TableIndex;
-use crate::storage::log::delta::{Delta, decode};
+use crate::storage::log::delta::{Decoded, DenseRow, Delta, decode, id_of};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
@@ -422,19 +422,44 @@ impl Replay {
             .collect();
         let kind = |table: u16| kinds.get(usize::from(table)).copied().flatten();
         let mut block = Vec::with_capacity(BLOCK_DELTAS);
-        decode(deltas, &kind, &mut |delta| {
-            if let Delta::Row { table, key, .. } = delta
-                && let Some(at) = self.position_of(table)
-            {
-                self.recovered.tables[at].index.prefetch(key);
+        decode(deltas, &kind, &mut |decoded| {
+            match decoded {
+                Decoded::One(delta) => {
+                    if let Delta::Row { table, key, .. } = delta
+                        && let Some(at) = self.position_of(table)
+                    {
+                        self.recovered.tables[at].index.prefetch(key);
+                    }
+                    block.push(delta);
+                    if block.len() < BLOCK_DELTAS {
+                        return Ok(());
+                    }
+                    block.drain(..).try_for_each(|delta| self.delta(delta))
+                }
+                Decoded::Dense { table, first, rows } => {
+                    block.drain(..).try_for_each(|delta| self.delta(delta))?;
+                    self.dense_rows(table, first, rows)
+                }
             }
-            block.push(delta);
-            if block.len() < BLOCK_DELTAS {
-                return Ok(());
-            }
-            block.drain(..).try_for_each(|delta| self.delta(delta))
         })?;
         block.drain(..).try_for_each(|delta| self.delta(delta))
+    }
+
+    /// Rows of a dense table, stored at `first` and behind it. Where no commit before the target
+    /// is kept and all pieces are there, nothing but the index changes, and all rows at once.
+    fn dense_rows(&mut self, table: u16, first: u32, rows: &[DenseRow]) -> Result<()> {
+        let at = self.position_of(table).expect("the decoder checked the table");
+        let plain = self.epoch <= self.oldest && self.missing[at].is_none();
+        if plain && let TableIndex::Dense(index) = &mut self.recovered.tables[at].index {
+            let most = rows.iter().map(id_of).max().unwrap_or(0);
+            check_id(index, u64::from(most))?;
+            index.set_all(rows, id_of, first);
+            return Ok(());
+        }
+        for (row, slot) in rows.iter().zip(first..) {
+            self.delta(Delta::Row { table, key: u64::from(id_of(row)), old: 0, slot })?;
+        }
+        Ok(())
     }
 
     fn delta(&mut self, delta: Delta) -> Result<()> {
@@ -493,6 +518,13 @@ impl Replay {
     }
 }
 
+fn check_id(index: &DenseIndex, id: u64) -> Result<()> {
+    if id >= index.num_embeddings() {
+        bail!(Corrupt, "a delta names id {id} of {}", index.num_embeddings());
+    }
+    Ok(())
+}
+
 /// Applies a delta to a dense index; returns the slot it outdated.
 fn dense(index: &mut DenseIndex, missing: Option<&Vec<bool>>, delta: Delta) -> Result<u32> {
     let (key, slot) = match delta {
@@ -500,9 +532,7 @@ fn dense(index: &mut DenseIndex, missing: Option<&Vec<bool>>, delta: Delta) -> R
         Delta::Delete { key, .. } => (key, 0),
         _ => bail!(Corrupt, "a dense table has a delta of a growing one"),
     };
-    if key >= index.num_embeddings() {
-        bail!(Corrupt, "a delta names id {key} of {}", index.num_embeddings());
-    }
+    check_id(index, key)?;
     if missing.is_some_and(|m| m[index.piece_of(key)]) {
         return Ok(0);
     }
