@@ -1,9 +1,11 @@
 //! The index of a dense table: one 32-bit slot number per id.
 //!
-//! The words come from zeroed memory, which the operating system backs only where ids were written.
+//! The words come from zeroed memory, which the operating system backs only where ids were written
+//! (large tables: in huge pages).
 //! Exact: an id has a stored copy if and only if its word is not 0.
 
 use super::ALLOCATION_BYTES;
+use crate::arena::advise_huge;
 use crate::error::{Result, bail};
 use crate::prefetch::prefetch_read;
 
@@ -55,7 +57,9 @@ impl DenseIndex {
                 count * size_of::<u32>()
             );
         }
-        Ok(Self { words: vec![0; count], live: 0 })
+        let mut words = vec![0; count];
+        advise_huge(&mut words);
+        Ok(Self { words, live: 0 })
     }
 
     /// The slot number of `id`, 0 if it has no stored copy.

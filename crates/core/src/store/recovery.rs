@@ -1,9 +1,9 @@
 //! Recovery: from the files of a store to the index of one commit.
 //!
 //! Reads the journal twice: once to learn which commits there are, once to replay from the newest
-//! file whose cycle was complete at the oldest kept commit. Both passes are bound by memory more
-//! than by the device, so files are scanned at once, and a second thread reads ahead of the replay. Never writes; what a crashed epoch
-//! left behind is cut off later, before the first write.
+//! file whose cycle was complete at the oldest kept commit. Files are scanned at once, and a second
+//! thread reads and checks ahead of the replay. Never writes; what a crashed epoch left behind is
+//! cut off later, before the first write.
 
 use super::journal::{
     ClassRecord, CommitRecord, JournalReader, RecordKind, TableRecord, number_of, read_json,
@@ -16,7 +16,7 @@ use crate::hash::{mix, table_salt};
 use crate::index::{DenseIndex, SparseIndex};
 use crate::io::{IoKind, Medium};
 use crate::storage::log::TableIndex;
-use crate::storage::log::delta::{Decoded, DenseRow, Delta, decode, id_of};
+use crate::storage::log::delta::{Decoded, Delta, DenseRow, decode, id_of};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
@@ -422,24 +422,22 @@ impl Replay {
             .collect();
         let kind = |table: u16| kinds.get(usize::from(table)).copied().flatten();
         let mut block = Vec::with_capacity(BLOCK_DELTAS);
-        decode(deltas, &kind, &mut |decoded| {
-            match decoded {
-                Decoded::One(delta) => {
-                    if let Delta::Row { table, key, .. } = delta
-                        && let Some(at) = self.position_of(table)
-                    {
-                        self.recovered.tables[at].index.prefetch(key);
-                    }
-                    block.push(delta);
-                    if block.len() < BLOCK_DELTAS {
-                        return Ok(());
-                    }
-                    block.drain(..).try_for_each(|delta| self.delta(delta))
+        decode(deltas, &kind, &mut |decoded| match decoded {
+            Decoded::One(delta) => {
+                if let Delta::Row { table, key, .. } = delta
+                    && let Some(at) = self.position_of(table)
+                {
+                    self.recovered.tables[at].index.prefetch(key);
                 }
-                Decoded::Dense { table, first, rows } => {
-                    block.drain(..).try_for_each(|delta| self.delta(delta))?;
-                    self.dense_rows(table, first, rows)
+                block.push(delta);
+                if block.len() < BLOCK_DELTAS {
+                    return Ok(());
                 }
+                block.drain(..).try_for_each(|delta| self.delta(delta))
+            }
+            Decoded::Dense { table, first, rows } => {
+                block.drain(..).try_for_each(|delta| self.delta(delta))?;
+                self.dense_rows(table, first, rows)
             }
         })?;
         block.drain(..).try_for_each(|delta| self.delta(delta))

@@ -309,8 +309,11 @@ mod tests {
             match decoded {
                 Decoded::One(delta) => seen.push(delta),
                 Decoded::Dense { table, first, rows } => {
-                    seen.extend(rows.iter().zip(first..).map(|(row, slot)| {
-                        Delta::Row { table, key: u64::from(id_of(row)), old: 0, slot }
+                    seen.extend(rows.iter().zip(first..).map(|(row, slot)| Delta::Row {
+                        table,
+                        key: u64::from(id_of(row)),
+                        old: 0,
+                        slot,
                     }));
                 }
             }
