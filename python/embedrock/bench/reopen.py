@@ -88,9 +88,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     report.results["within_budget"] = all(one["within_budget"] for one in rounds)
     report.figure("reopen_s_per_100m", report.results["reopen_s"] * DEFINED_ROWS / rows)
     if rows != DEFINED_ROWS:
-        report.notes.append(
-            f"measured with {rows:,} rows and scaled to {DEFINED_ROWS:,}"
-        )
+        report.notes.append(f"measured with {rows:,} rows and scaled to {DEFINED_ROWS:,}")
     return report.finish()
 
 
