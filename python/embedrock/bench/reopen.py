@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         report.results["memory"] = budget
         if refused:
             report.notes.append(f"memory={options.memory} is refused: {refused}")
-        rounds = []
+        rounds: list[dict[str, Any]] = []
         for _ in range(options.rounds):
             dropped = _drop_page_cache(store)
             report.say(f"opening with the page cache dropped ({dropped})")
