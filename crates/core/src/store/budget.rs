@@ -57,6 +57,8 @@ const SPILL_BYTES_MAX: usize = 64 << 10;
 const DELTA_BYTES: usize = 16;
 /// Index bytes of a growing table per row, twice: a half more than eight.
 const INDEX_BYTES_PER_ROW_TWICE: u64 = 17;
+/// A class has the buffers of a share of the budget of at least its index divided by this.
+const INDEX_PER_SHARE: u64 = 64;
 /// Journal and catalog.
 const FIXED_BYTES: u64 = 64 << 10;
 
@@ -96,9 +98,11 @@ fn one_set(row_bytes: usize, headers: bool) -> CacheShape {
 }
 
 impl ClassPlan {
-    /// Buffers for a class whose part of the budget is `share` bytes.
+    /// Buffers for a class whose part of the budget is `share` bytes. Beside a large index they are
+    /// not the smallest, which would save next to nothing and read at a small depth.
     fn buffers(demand: &ClassDemand, share: u64) -> Self {
         let page = demand.page_bytes;
+        let share = share.max((demand.index_bytes + demand.index_growth) / INDEX_PER_SHARE);
         let pow2 = |bytes: u64| 1usize << (63 - bytes.max(1).leading_zeros()).min(40);
         let chunk = pow2(share / 64).clamp(CHUNK_BYTES_MIN.max(page), CHUNK_BYTES_MAX.max(page));
         let smallest = chunk == CHUNK_BYTES_MIN.max(page);
@@ -344,6 +348,18 @@ mod tests {
         let plans = divide(1 << 30, &demands).unwrap();
         assert_eq!(plans[0].sets, 100_000usize.div_ceil(WAYS));
         assert_eq!(plans[1].sets, 1);
+    }
+
+    #[test]
+    fn beside_a_large_index_a_reader_has_its_depth_whatever_the_budget() {
+        for (rows, depth) in [(100_000_000, 64), (1_000_000, 11)] {
+            let demands = [demand(rows, 32)];
+            let smallest = smallest(&demands);
+            let plans = divide(smallest, &demands).unwrap();
+            assert_eq!(plans[0].read_depth(), depth);
+            assert!(spent(&plans, &demands) <= smallest);
+            assert!(smallest < rows * 4 + rows * 4 / 100 + (256 << 10), "{smallest}");
+        }
     }
 
     #[test]
