@@ -50,11 +50,13 @@ bench: setup ## Run every benchmark as it is defined, beside the peers; reports 
 # The C++ libraries look for vector and checksum instructions when they are built.
 # FASTER=/path/to/a/checkout of microsoft/FASTER builds that too.
 peers: export PEERS_FASTER := $(if $(FASTER),$(abspath $(FASTER)))
-peers: ## Build the stores that `bench race` compares with
+peers: ## Build what `bench cache` and `bench race` compare with
+	cargo build --release --locked -p embedrock-cachebench
+	@mkdir -p .cache/peers
+	install $(CARGO_TARGET_DIR)/release/embedrock-cachebench .cache/peers/embedrock-cachebench
 	@scripts/check-peers.sh "$(PEERS_FASTER)"
 	RUSTFLAGS="-C target-cpu=native" cargo build --release --locked \
 		--manifest-path peers/Cargo.toml --target-dir $(CARGO_TARGET_DIR)/peers
-	@mkdir -p .cache/peers
 	install $(CARGO_TARGET_DIR)/peers/release/embedrock-peers .cache/peers/embedrock-peers
 
 wheel: setup ## Build the wheel into dist

@@ -12,6 +12,8 @@ use std::ptr::NonNull;
 
 /// The alignment that every arena has at least: the smallest base page in use.
 pub(crate) const PAGE_BYTES: usize = 4096;
+/// Less than this is not worth huge pages.
+const HUGE_BYTES_MIN: usize = 4 << 20;
 
 /// One anonymous private mapping.
 #[derive(Debug)]
@@ -89,6 +91,17 @@ impl Drop for Arena {
     }
 }
 
+/// Asks for huge pages behind `words`, which nobody touched yet: a word of a large table at random
+/// then costs one line of memory, not the way to it as well. Contents stay as they are.
+pub(crate) fn advise_huge(words: &mut [u32]) {
+    let all = words.as_mut_ptr_range();
+    let (first, end) = (all.start.addr(), all.end.addr());
+    let skipped = first.next_multiple_of(PAGE_BYTES) - first;
+    if end - first >= skipped + HUGE_BYTES_MIN {
+        system::advise_huge(all.start.cast::<u8>().wrapping_add(skipped), end - first - skipped);
+    }
+}
+
 #[cfg(not(miri))]
 mod system {
     use super::{NonNull, PAGE_BYTES};
@@ -134,6 +147,16 @@ mod system {
         Ok(start)
     }
 
+    /// `start` is where a page begins.
+    pub(super) fn advise_huge(start: *mut u8, bytes: usize) {
+        #[cfg(target_os = "linux")]
+        // SAFETY: the advice changes no contents, and fails where nothing is mapped. Without huge
+        // pages it is refused, which only costs speed.
+        unsafe {
+            libc::madvise(start.cast(), bytes, libc::MADV_HUGEPAGE);
+        }
+    }
+
     /// # Safety
     /// Whole pages of one mapping that nobody uses.
     pub(super) unsafe fn release(start: NonNull<u8>, bytes: usize) {
@@ -161,6 +184,8 @@ mod system {
     pub(super) fn page_bytes() -> usize {
         PAGE_BYTES
     }
+
+    pub(super) fn advise_huge(_start: *mut u8, _bytes: usize) {}
 
     fn layout(bytes: usize) -> Result<Layout, Error> {
         let rounded = bytes.checked_next_multiple_of(PAGE_BYTES).ok_or(ErrorKind::OutOfMemory)?;

@@ -7,7 +7,7 @@ options a bench runs exactly the settings of its definition (``docs/benchmarks.m
 imported by those figures alone that compare with it.
 
 >>> sorted(BENCHES)
-['commit', 'gather', 'index', 'miss', 'race', 'update', 'write']
+['cache', 'commit', 'gather', 'index', 'miss', 'pages', 'race', 'reopen', 'update', 'write']
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ BENCHES = {
     "commit": "a commit after few changes, against one after many",
     "index": "bytes of index and cache metadata per row",
     "write": "bytes written for each byte of rows that leaves memory changed, on a tight disk",
+    "cache": "replacement in the row cache, against lists under one lock",
+    "pages": "random pages of a file, read directly, through a mapping, and by the engine",
+    "reopen": "from a crash to the first rows, without the page cache",
     "race": "one trace on this and other stores, against the device's own rate",
 }
 """Every bench by name, and what it measures."""

@@ -12,7 +12,7 @@ import numpy as np
 
 import embedrock
 
-__all__ = ["available_memory_bytes", "bytes_written", "device_facts", "machine_facts"]
+__all__ = ["available_memory_bytes", "bytes_read", "bytes_written", "device_facts", "machine_facts"]
 __all__ += ["peak_rss_bytes", "reset_peak_rss", "rss_bytes", "steal_share"]
 
 
@@ -64,10 +64,19 @@ def reset_peak_rss() -> None:
         return
 
 
+def bytes_read() -> int:
+    """Bytes that devices read for this process; 0 where the kernel does not count them."""
+    return _io_count("read_bytes:")
+
+
 def bytes_written() -> int:
     """Bytes that this process sent towards devices; 0 where the kernel does not count them."""
+    return _io_count("write_bytes:")
+
+
+def _io_count(name: str) -> int:
     for line in _lines(Path("/proc/self/io")):
-        if line.startswith("write_bytes:"):
+        if line.startswith(name):
             return int(line.split()[1])
     return 0
 

@@ -1,14 +1,18 @@
 //! The index of a dense table: one 32-bit slot number per id.
 //!
-//! The words come from zeroed memory, which the operating system backs only where ids were written.
+//! The words come from zeroed memory, which the operating system backs only where ids were written
+//! (large tables: in huge pages).
 //! Exact: an id has a stored copy if and only if its word is not 0.
 
 use super::ALLOCATION_BYTES;
+use crate::arena::advise_huge;
 use crate::error::{Result, bail};
 use crate::prefetch::prefetch_read;
 
 /// Ids in a snapshot piece: 64 KiB of words.
 const PIECE_WORDS: usize = 16_384;
+/// How many ids ahead `set_all` asks for memory.
+const SETS_AHEAD: usize = 32;
 
 /// Slot numbers of the ids `0..num_embeddings` of a dense table; 4 bytes per id.
 ///
@@ -53,7 +57,9 @@ impl DenseIndex {
                 count * size_of::<u32>()
             );
         }
-        Ok(Self { words: vec![0; count], live: 0 })
+        let mut words = vec![0; count];
+        advise_huge(&mut words);
+        Ok(Self { words, live: 0 })
     }
 
     /// The slot number of `id`, 0 if it has no stored copy.
@@ -69,6 +75,16 @@ impl DenseIndex {
         self.live += u64::from(slot != 0);
         self.live -= u64::from(old != 0);
         old
+    }
+
+    /// As `set` for each of `ids` in order, with `first` and the slots behind it.
+    pub fn set_all<T>(&mut self, ids: &[T], id_of: impl Fn(&T) -> u32, first: u32) {
+        for (slot, (place, id)) in (first..).zip(ids.iter().enumerate()) {
+            if let Some(later) = ids.get(place + SETS_AHEAD) {
+                self.prefetch(u64::from(id_of(later)));
+            }
+            self.set(u64::from(id_of(id)), slot);
+        }
     }
 
     /// Asks for the memory that `get(id)` will read; any id is allowed.
@@ -108,6 +124,11 @@ impl DenseIndex {
     pub fn iter(&self) -> impl Iterator<Item = (u64, u32)> + '_ {
         let words = self.words.iter().enumerate();
         words.filter(|(_, slot)| **slot != 0).map(|(id, slot)| (id as u64, *slot))
+    }
+
+    /// The slot number of every id, 0 where there is no stored copy.
+    pub fn words(&self) -> &[u32] {
+        &self.words
     }
 
     /// How many snapshot pieces the index has.

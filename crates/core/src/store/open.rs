@@ -12,7 +12,7 @@ use crate::config::StoreOptions;
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::io::{DirectoryMedium, File, Medium, OpenMode};
 use crate::metrics::Metrics;
-use crate::storage::log::{PageLayout, Segments};
+use crate::storage::log::{PageLayout, Segments, TableIndex};
 use parking_lot::{Mutex, RwLock};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -264,7 +264,13 @@ fn count_copies(
     let name = class_file_name(record.id);
     let page_of = |slot: u32| slot / layout.rows_per_page as u32;
     let fits = |slot: u32| u64::from(page_of(slot)) < pages;
+    let rows_per_page = layout.rows_per_page as u64;
     for table in recovered.tables.iter().filter(|t| t.record.class == record.id) {
+        if let TableIndex::Dense(index) = &table.index
+            && segments.recovered_all(index.words(), rows_per_page..pages * rows_per_page)
+        {
+            continue;
+        }
         for slot in table.index.slots() {
             if page_of(slot) == 0 {
                 bail!(

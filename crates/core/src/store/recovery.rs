@@ -1,8 +1,9 @@
 //! Recovery: from the files of a store to the index of one commit.
 //!
 //! Reads the journal twice: once to learn which commits there are, once to replay from the newest
-//! file whose cycle was complete at the oldest kept commit. Never writes; what a crashed epoch
-//! left behind is cut off later, before the first write.
+//! file whose cycle was complete at the oldest kept commit. Files are scanned at once, and a second
+//! thread reads and checks ahead of the replay. Never writes; what a crashed epoch left behind is
+//! cut off later, before the first write.
 
 use super::journal::{
     ClassRecord, CommitRecord, JournalReader, RecordKind, TableRecord, number_of, read_json,
@@ -13,10 +14,21 @@ use super::superblock::read_head;
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::hash::{mix, table_salt};
 use crate::index::{DenseIndex, SparseIndex};
-use crate::io::Medium;
+use crate::io::{IoKind, Medium};
 use crate::storage::log::TableIndex;
-use crate::storage::log::delta::{Delta, decode};
+use crate::storage::log::delta::{Decoded, Delta, DenseRow, decode, id_of};
 use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
+
+/// Files of the journal that are scanned at once.
+const SCANS_AT_ONCE: usize = 4;
+/// Payload bytes that the reading thread hands over at once, and how many such it may be ahead.
+const BATCH_BYTES: usize = 1 << 20;
+const BATCHES_AHEAD: usize = 3;
+/// Deltas that are decoded before the first of them is applied: the time that a word of the index
+/// takes to come from memory.
+const BLOCK_DELTAS: usize = 32;
 
 /// A table as a commit has it.
 pub(super) struct RecoveredTable {
@@ -49,50 +61,88 @@ struct Survey {
     damage: Option<Error>,
 }
 
+/// What a journal file holds beside deltas and pieces.
+struct Scan {
+    /// Commit records with the position behind them, cycle ends, in order.
+    marks: Vec<(RecordKind, Vec<u8>, u64)>,
+    /// End of what checks.
+    position: u64,
+    /// A commit behind it.
+    damage: Option<Error>,
+}
+
+fn scan(medium: &dyn Medium, seed: u64, number: u64) -> Result<Option<Scan>> {
+    let Some(mut reader) = JournalReader::open(medium, seed, number)? else { return Ok(None) };
+    let mut marks = Vec::new();
+    while let Some(kind) = reader.next()? {
+        if matches!(kind, RecordKind::Commit | RecordKind::CycleEnd) {
+            marks.push((kind, reader.payload().to_vec(), reader.position()));
+        }
+    }
+    let position = reader.position();
+    let damage = reader.expect_no_commit_behind().err();
+    Ok(Some(Scan { marks, position, damage }))
+}
+
+/// Scans all files, several at once where there are cores for it. (The simulated device repeats
+/// its faults only when its operations come in one order.)
+fn scan_all(medium: &dyn Medium, seed: u64, numbers: &[u64]) -> Vec<Result<Option<Scan>>> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = if medium.kind() == IoKind::Simulated { 1 } else { cores.min(SCANS_AT_ONCE) };
+    let mut found = Vec::new();
+    for group in numbers.chunks(threads.max(1)) {
+        let Some((first, others)) = group.split_first() else { continue };
+        std::thread::scope(|scope| {
+            let scans: Vec<_> =
+                others.iter().map(|n| scope.spawn(move || scan(medium, seed, *n))).collect();
+            found.push(scan(medium, seed, *first));
+            for scan in scans {
+                found.push(scan.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+            }
+        });
+    }
+    found
+}
+
 fn survey(medium: &dyn Medium, seed: u64) -> Result<Survey> {
     let mut numbers: Vec<u64> =
         medium.list("journal-")?.iter().filter_map(|n| number_of(n)).collect();
     numbers.sort_unstable();
     let mut survey = Survey::default();
-    let mut payload = Vec::new();
     let mut damaged: Option<Error> = None;
-    for number in numbers {
-        let Some(mut reader) = JournalReader::open(medium, seed, number)? else {
+    for (number, scan) in numbers.iter().copied().zip(scan_all(medium, seed, &numbers)) {
+        let Some(scan) = scan? else {
             let what = format!("{} has no valid header", super::journal::name_of(number));
             damaged.get_or_insert(Error::new(ErrorKind::Corrupt, what));
             continue;
         };
-        while let Some(kind) = reader.next(&mut payload)? {
-            match kind {
-                RecordKind::Commit => {
-                    if let Some(error) = damaged {
-                        survey.damage = Some(error.context("a commit follows damage"));
-                        return Ok(survey);
-                    }
-                    let name = |e: Error| e.context(super::journal::name_of(number));
-                    let mut record: CommitRecord = read_json(&payload, "commit").map_err(name)?;
-                    record.verify().map_err(name)?;
-                    record.place = (number, reader.position());
-                    let before = survey.commits.last().map_or(0, |c| c.info.sequence);
-                    if before != 0 && record.info.sequence != before + 1 {
-                        bail!(
-                            Corrupt,
-                            "{}: commit {} follows commit {before}; a journal file is missing",
-                            super::journal::name_of(number),
-                            record.info.sequence
-                        );
-                    }
-                    survey.commits.push(record);
-                }
-                RecordKind::CycleEnd => {
-                    let next = survey.commits.last().map_or(0, |c| c.info.sequence) + 1;
-                    survey.cycles.push((number, if number == 1 { 0 } else { next }));
-                }
-                _ => {}
+        for (kind, payload, position) in scan.marks {
+            if kind == RecordKind::CycleEnd {
+                let next = survey.commits.last().map_or(0, |c| c.info.sequence) + 1;
+                survey.cycles.push((number, if number == 1 { 0 } else { next }));
+                continue;
             }
+            if let Some(error) = damaged {
+                survey.damage = Some(error.context("a commit follows damage"));
+                return Ok(survey);
+            }
+            let name = |e: Error| e.context(super::journal::name_of(number));
+            let mut record: CommitRecord = read_json(&payload, "commit").map_err(name)?;
+            record.verify().map_err(name)?;
+            record.place = (number, position);
+            let before = survey.commits.last().map_or(0, |c| c.info.sequence);
+            if before != 0 && record.info.sequence != before + 1 {
+                bail!(
+                    Corrupt,
+                    "{}: commit {} follows commit {before}; a journal file is missing",
+                    super::journal::name_of(number),
+                    record.info.sequence
+                );
+            }
+            survey.commits.push(record);
         }
-        survey.bytes += reader.position();
-        if let Err(error) = reader.expect_no_commit_behind() {
+        survey.bytes += scan.position;
+        if let Some(error) = scan.damage {
             damaged.get_or_insert(error);
         }
         survey.files.push(number);
@@ -184,28 +234,68 @@ pub(super) fn recover(medium: &dyn Medium, seed: u64, target: Target) -> Result<
     let Some((base, _)) = base else {
         bail!(Corrupt, "no journal file holds the whole index; restore from a copy");
     };
-    let mut replay = Replay { recovered, oldest, ..Default::default() };
-    let mut payload = Vec::new();
-    for number in survey.files.iter().filter(|n| *n >= base && **n <= end.0) {
-        let Some(mut reader) = JournalReader::open(medium, seed, *number)? else { continue };
-        replay.begin_file(number == base, reader.file_bytes());
-        while let Some(kind) = reader.next(&mut payload)? {
-            replay
-                .record(kind, &payload)
-                .map_err(|e| e.context(super::journal::name_of(*number)))?;
-            if (*number, reader.position()) == end {
-                return replay.finish();
+    let files: Vec<u64> =
+        survey.files.iter().copied().filter(|n| n >= base && *n <= end.0).collect();
+    Replay { recovered, oldest, ..Default::default() }.run(medium, seed, &files, end)
+}
+
+/// Records on their way from the thread that reads and checks them.
+#[derive(Default)]
+struct Batch {
+    file: u64,
+    file_bytes: u64,
+    bytes: Vec<u8>,
+    /// Kind, payload within `bytes`, position behind the record.
+    records: Vec<(RecordKind, Range<usize>, u64)>,
+}
+
+/// Reads and checks the records of `files` until the one that ends at `end`, batch by batch.
+fn read_ahead(
+    medium: &dyn Medium,
+    seed: u64,
+    files: &[u64],
+    end: (u64, u64),
+    to: &SyncSender<Result<Batch>>,
+    used: &Receiver<Batch>,
+) {
+    let read = || -> Result<()> {
+        for file in files {
+            let Some(mut reader) = JournalReader::open(medium, seed, *file)? else { continue };
+            let file_bytes = reader.file_bytes();
+            let mut more = true;
+            while more {
+                let mut batch = used.try_recv().unwrap_or_default();
+                batch.bytes.clear();
+                batch.records.clear();
+                (batch.file, batch.file_bytes) = (*file, file_bytes);
+                while more && batch.bytes.len() < BATCH_BYTES {
+                    let Some(kind) = reader.next()? else {
+                        more = false;
+                        break;
+                    };
+                    let begin = batch.bytes.len();
+                    batch.bytes.extend_from_slice(reader.payload());
+                    batch.records.push((kind, begin..batch.bytes.len(), reader.position()));
+                    more = (*file, reader.position()) != end;
+                }
+                if to.send(Ok(batch)).is_err() {
+                    return Ok(());
+                }
             }
         }
+        Ok(())
+    };
+    if let Err(error) = read() {
+        // Whoever does not wait for it any more has found an error before it.
+        let _ = to.send(Err(error));
     }
-    bail!(Corrupt, "the journal changed while it was read; try again")
 }
 
 #[derive(Default)]
 struct Replay {
     recovered: Recovered,
-    /// Which pieces of each table are known; empty when all are.
-    missing: BTreeMap<u16, Vec<bool>>,
+    /// By table, which pieces are missing; `None` when none are.
+    missing: Vec<Option<Vec<bool>>>,
     in_base: bool,
     /// Bytes of the file being read.
     file_bytes: u64,
@@ -216,9 +306,38 @@ struct Replay {
 }
 
 impl Replay {
-    fn begin_file(&mut self, base: bool, file_bytes: u64) {
-        self.in_base = base;
-        self.file_bytes = file_bytes;
+    /// Replays `files`, of which the first is the base, up to the record that ends at `end`. A
+    /// second thread reads and checks ahead of this one; it is gone on return.
+    fn run(
+        mut self,
+        medium: &dyn Medium,
+        seed: u64,
+        files: &[u64],
+        end: (u64, u64),
+    ) -> Result<Recovered> {
+        std::thread::scope(|scope| {
+            let (to, batches) = sync_channel(BATCHES_AHEAD);
+            let (give_back, used) = channel();
+            let reader = move || read_ahead(medium, seed, files, end, &to, &used);
+            std::thread::Builder::new()
+                .spawn_scoped(scope, reader)
+                .map_err(|source| Error::os("start a thread that reads the journal", source))?;
+            for batch in batches {
+                let batch = batch?;
+                self.in_base = files.first() == Some(&batch.file);
+                self.file_bytes = batch.file_bytes;
+                for (kind, payload, position) in &batch.records {
+                    self.record(*kind, &batch.bytes[payload.clone()])
+                        .map_err(|e| e.context(super::journal::name_of(batch.file)))?;
+                    if (batch.file, *position) == end {
+                        return self.finish();
+                    }
+                }
+                // The reader may have ended.
+                let _ = give_back.send(batch);
+            }
+            bail!(Corrupt, "the journal changed while it was read; try again")
+        })
     }
 
     fn record(&mut self, kind: RecordKind, payload: &[u8]) -> Result<()> {
@@ -259,9 +378,8 @@ impl Replay {
             }
             (None, None) => bail!(Corrupt, "growing table {:?} has no partitions", spec.name),
         };
-        if !record.born {
-            self.missing.insert(record.id, vec![true; pieces_of(&index) as usize]);
-        }
+        let all = || vec![true; pieces_of(&index) as usize];
+        self.missing.push((!record.born).then(all).filter(|missing| !missing.is_empty()));
         self.recovered.tables.push(RecoveredTable { record, index });
         Ok(())
     }
@@ -271,19 +389,24 @@ impl Replay {
             return Ok(());
         }
         let (table, piece, content) = read_piece_header(payload)?;
-        let Some(found) = self.recovered.tables.iter_mut().find(|t| t.record.id == table) else {
+        let Some(at) = self.position_of(table) else {
             bail!(Corrupt, "a piece names table {table}, which does not exist");
         };
-        write_piece_into(&mut found.index, piece, content)?;
-        if let Some(missing) = self.missing.get_mut(&table)
+        write_piece_into(&mut self.recovered.tables[at].index, piece, content)?;
+        if let Some(missing) = &mut self.missing[at]
             && let Some(flag) = missing.get_mut(piece as usize)
+            && std::mem::replace(flag, false)
+            && !missing.contains(&true)
         {
-            *flag = false;
-            if !missing.contains(&true) {
-                self.missing.remove(&table);
-            }
+            self.missing[at] = None;
         }
         Ok(())
+    }
+
+    /// Where a table is among those recovered. Ids are positions, as the catalog's check says.
+    fn position_of(&self, table: u16) -> Option<usize> {
+        let at = usize::from(table);
+        self.recovered.tables.get(at).filter(|t| t.record.id == table).map(|_| at)
     }
 
     fn deltas(&mut self, payload: &[u8]) -> Result<()> {
@@ -291,11 +414,50 @@ impl Replay {
             bail!(Corrupt, "a delta record of {} bytes is too short", payload.len());
         };
         let class = u64::from_le_bytes(*class);
-        let of_class = |t: &&RecoveredTable| u64::from(t.record.class) == class;
-        let tables = self.recovered.tables.iter().filter(of_class);
-        let kinds: BTreeMap<u16, bool> =
-            tables.map(|t| (t.record.id, t.index.is_sparse())).collect();
-        decode(deltas, &|table| kinds.get(&table).copied(), &mut |delta| self.delta(delta))
+        let kinds: Vec<Option<bool>> = self
+            .recovered
+            .tables
+            .iter()
+            .map(|t| (u64::from(t.record.class) == class).then(|| t.index.is_sparse()))
+            .collect();
+        let kind = |table: u16| kinds.get(usize::from(table)).copied().flatten();
+        let mut block = Vec::with_capacity(BLOCK_DELTAS);
+        decode(deltas, &kind, &mut |decoded| match decoded {
+            Decoded::One(delta) => {
+                if let Delta::Row { table, key, .. } = delta
+                    && let Some(at) = self.position_of(table)
+                {
+                    self.recovered.tables[at].index.prefetch(key);
+                }
+                block.push(delta);
+                if block.len() < BLOCK_DELTAS {
+                    return Ok(());
+                }
+                block.drain(..).try_for_each(|delta| self.delta(delta))
+            }
+            Decoded::Dense { table, first, rows } => {
+                block.drain(..).try_for_each(|delta| self.delta(delta))?;
+                self.dense_rows(table, first, rows)
+            }
+        })?;
+        block.drain(..).try_for_each(|delta| self.delta(delta))
+    }
+
+    /// Rows of a dense table, stored at `first` and behind it. Where no commit before the target
+    /// is kept and all pieces are there, nothing but the index changes, and all rows at once.
+    fn dense_rows(&mut self, table: u16, first: u32, rows: &[DenseRow]) -> Result<()> {
+        let at = self.position_of(table).expect("the decoder checked the table");
+        let plain = self.epoch <= self.oldest && self.missing[at].is_none();
+        if plain && let TableIndex::Dense(index) = &mut self.recovered.tables[at].index {
+            let most = rows.iter().map(id_of).max().unwrap_or(0);
+            check_id(index, u64::from(most))?;
+            index.set_all(rows, id_of, first);
+            return Ok(());
+        }
+        for (row, slot) in rows.iter().zip(first..) {
+            self.delta(Delta::Row { table, key: u64::from(id_of(row)), old: 0, slot })?;
+        }
+        Ok(())
     }
 
     fn delta(&mut self, delta: Delta) -> Result<()> {
@@ -304,10 +466,10 @@ impl Replay {
         | Delta::Refresh { table, .. }
         | Delta::Split { table }
         | Delta::Merge { table }) = delta;
-        let found = self.recovered.tables.iter_mut().find(|t| t.record.id == table);
-        let found = found.expect("the decoder checked the table");
+        let at = self.position_of(table).expect("the decoder checked the table");
+        let found = &mut self.recovered.tables[at];
         let class = found.record.class;
-        let missing = self.missing.get_mut(&table);
+        let missing = self.missing[at].as_mut();
         let outdated = match &mut found.index {
             TableIndex::Dense(index) => dense(index, missing.as_deref(), delta)?,
             TableIndex::Sparse(index, salt) => sparse(index, *salt, missing, delta)?,
@@ -345,12 +507,20 @@ impl Replay {
             let Recovered { tables, classes, .. } = &self.recovered;
             commit.verify_catalog(tables.len(), classes.len())?;
         }
-        if let Some((table, missing)) = self.missing.iter().next() {
+        let mut missing = self.missing.iter().enumerate();
+        if let Some((table, missing)) = missing.find_map(|(i, m)| Some((i, m.as_ref()?))) {
             let count = missing.iter().filter(|m| **m).count();
             bail!(Corrupt, "the journal lacks {count} pieces of the index of table {table}");
         }
         Ok(self.recovered)
     }
+}
+
+fn check_id(index: &DenseIndex, id: u64) -> Result<()> {
+    if id >= index.num_embeddings() {
+        bail!(Corrupt, "a delta names id {id} of {}", index.num_embeddings());
+    }
+    Ok(())
 }
 
 /// Applies a delta to a dense index; returns the slot it outdated.
@@ -360,9 +530,7 @@ fn dense(index: &mut DenseIndex, missing: Option<&Vec<bool>>, delta: Delta) -> R
         Delta::Delete { key, .. } => (key, 0),
         _ => bail!(Corrupt, "a dense table has a delta of a growing one"),
     };
-    if key >= index.num_embeddings() {
-        bail!(Corrupt, "a delta names id {key} of {}", index.num_embeddings());
-    }
+    check_id(index, key)?;
     if missing.is_some_and(|m| m[index.piece_of(key)]) {
         return Ok(0);
     }

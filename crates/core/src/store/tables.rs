@@ -8,7 +8,7 @@ use super::{Inner, Store};
 use crate::config::{Memory, TableId, TableInfo, TableSpec};
 use crate::error::{Result, bail};
 use crate::index::{DenseIndex, SparseIndex};
-use crate::io::{DeviceCurve, IoKind, OpenMode, measure};
+use crate::io::{DeviceCurve, IoKind, measure};
 use crate::row::{Dtype, RowLayout};
 use crate::storage::log::{PageLayout, Segments, TableIndex};
 use std::sync::atomic::Ordering;
@@ -24,8 +24,13 @@ const FILLED_SHARE: f64 = 0.95;
 const PAGE_BYTES_DEFAULT: usize = 4096;
 /// Bytes of the file that the device is measured on.
 const MEASURE_BYTES: u64 = 32 << 20;
+/// One turn of a size or a depth; the longer one where a table will be larger than `LARGE_BYTES`,
+/// which takes longer to write than the device to measure.
 const MEASURE_SLICE: Duration = Duration::from_millis(12);
-const MEASURE_DEPTH: usize = 64;
+const MEASURE_SLICE_LARGE: Duration = Duration::from_millis(40);
+const LARGE_BYTES: u64 = 128 << 20;
+/// Requests in flight that are considered.
+const DEPTHS: [usize; 4] = [16, 32, 64, 128];
 pub(super) const SEGMENT_BYTES_MAX: u64 = 4 << 20;
 const SEGMENT_BYTES_MIN: u64 = 32 << 10;
 /// The least that is chosen for a store without a tight disk bound.
@@ -253,10 +258,12 @@ impl Inner {
         if let Some(class) = engine.classes.iter().find(|c| c.record.row_bytes == row_bytes) {
             return Ok(class.record.id);
         }
+        let rows = spec.num_embeddings.or(spec.expected_rows).unwrap_or(0);
+        let large = rows.saturating_mul(row_bytes as u64) >= LARGE_BYTES;
         let curve = match engine.classes.iter().find_map(|c| c.record.curve.clone()) {
             Some(curve) => Some(curve),
-            None if self.options.page_bytes.is_some() => None,
-            None => self.measure_device()?,
+            None if self.options.page_bytes.is_some() && !large => None,
+            None => self.measure_device(if large { MEASURE_SLICE_LARGE } else { MEASURE_SLICE })?,
         };
         let page_bytes = match self.options.page_bytes {
             Some(bytes) => bytes.max(self.medium.alignment()),
@@ -314,8 +321,9 @@ impl Inner {
         Ok(wanted.max(SEGMENT_BYTES_MIN).next_power_of_two().max(least))
     }
 
-    /// Measures random reads of each page size; `None` where reads do not reach the device.
-    fn measure_device(&self) -> Result<Option<DeviceCurve>> {
+    /// Measures the depth that the device needs, and at that depth random reads of each page size,
+    /// `slice` for each turn; `None` where reads do not reach the device.
+    fn measure_device(&self, slice: Duration) -> Result<Option<DeviceCurve>> {
         const NAME: &str = "measure";
         if self.medium.kind() == IoKind::Simulated || !self.medium.direct() {
             return Ok(None);
@@ -328,19 +336,16 @@ impl Inner {
         {
             return Ok(None);
         }
-        let file = self.medium.open(NAME, OpenMode::CreateNew)?;
         let measured = (|| {
-            let block = vec![0x5A; 1 << 20];
-            for at in 0..MEASURE_BYTES >> 20 {
-                file.write_at(&block, at << 20)?;
-            }
-            file.sync()?;
-            let sizes: Vec<usize> =
-                PAGE_SIZES.iter().copied().filter(|s| *s >= self.medium.alignment()).collect();
-            measure::measure(&*self.medium, &file, &sizes, MEASURE_DEPTH, MEASURE_SLICE)
+            let medium = &*self.medium;
+            let file = measure::scratch_file(medium, NAME, MEASURE_BYTES)?;
+            let sizes = PAGE_SIZES.map(|size| size.max(medium.alignment()));
+            let depth = measure::sufficient_depth(medium, &file, sizes[0], &DEPTHS, slice)?;
+            measure::measure(medium, &file, &sizes, depth, slice)
         })();
-        drop(file);
-        self.medium.remove(NAME)?;
+        if self.medium.list(NAME)?.iter().any(|name| name == NAME) {
+            self.medium.remove(NAME)?;
+        }
         measured.map(Some)
     }
 }

@@ -39,6 +39,11 @@ class MemoryLimit:
             group.rmdir()
         return None
 
+    @property
+    def place(self) -> tuple[str, int]:
+        """The group's folder and the version of control groups, for another process."""
+        return str(self._group), self._version
+
     def add(self, process: int) -> None:
         """Puts a process in."""
         (self._group / "cgroup.procs").write_text(str(process))

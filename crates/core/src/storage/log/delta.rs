@@ -148,12 +148,37 @@ impl DeltaWriter {
     }
 }
 
+/// A row of a dense table as it is encoded: the table, then the id.
+pub type DenseRow = [u8; 6];
+
+/// The id of an encoded row.
+#[inline]
+pub fn id_of(row: &DenseRow) -> u32 {
+    u32::from_le_bytes([row[2], row[3], row[4], row[5]])
+}
+
+/// What [`decode`] hands over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decoded<'a> {
+    /// A change other than a row of a dense table.
+    One(Delta),
+    /// Rows of one dense table, now stored at `first` and the slots behind it.
+    Dense {
+        /// The table.
+        table: u16,
+        /// Slot of the first row.
+        first: u32,
+        /// The rows, at least one.
+        rows: &'a [DenseRow],
+    },
+}
+
 /// Decodes what [`DeltaWriter`] wrote. `sparse(table)` tells a growing table from a dense one,
 /// `None` an unknown table, which is an error, like anything else that was not written so.
-pub fn decode(
-    mut bytes: &[u8],
+pub fn decode<'a>(
+    mut bytes: &'a [u8],
     sparse: &dyn Fn(u16) -> Option<bool>,
-    each: &mut dyn FnMut(Delta) -> Result<()>,
+    each: &mut dyn FnMut(Decoded<'a>) -> Result<()>,
 ) -> Result<()> {
     while let Some((&kind, rest)) = bytes.split_first() {
         bytes = rest;
@@ -164,31 +189,53 @@ pub fn decode(
                 if first == 0 || first.checked_add(u32::from(count)).is_none() {
                     bail!(Corrupt, "a delta run of {count} rows begins at slot {first}");
                 }
-                for slot in first..first + u32::from(count) {
-                    let table = u16::from_le_bytes(take(&mut bytes)?);
-                    let (key, old) = key(&mut bytes, known(table, sparse)?)?;
-                    each(Delta::Row { table, key, old, slot })?;
+                let (mut slot, end) = (first, first + u32::from(count));
+                while slot < end {
+                    let table = u16::from_le_bytes(take(&mut { bytes })?);
+                    if known(table, sparse)? {
+                        bytes = &bytes[2..];
+                        let (key, old) = key(&mut bytes, true)?;
+                        each(Decoded::One(Delta::Row { table, key, old, slot }))?;
+                        slot += 1;
+                        continue;
+                    }
+                    let rows = same_table(bytes, table, (end - slot) as usize)?;
+                    each(Decoded::Dense { table, first: slot, rows })?;
+                    bytes = &bytes[rows.as_flattened().len()..];
+                    slot += rows.len() as u32;
                 }
             }
             DELETE | REFRESH | SPLIT | MERGE => {
                 let table = u16::from_le_bytes(take(&mut bytes)?);
                 let is_sparse = known(table, sparse)?;
                 if kind == SPLIT {
-                    each(Delta::Split { table })?;
+                    each(Decoded::One(Delta::Split { table }))?;
                 } else if kind == MERGE {
-                    each(Delta::Merge { table })?;
+                    each(Decoded::One(Delta::Merge { table }))?;
                 } else if kind == DELETE {
                     let (key, old) = key(&mut bytes, is_sparse)?;
-                    each(Delta::Delete { table, key, old })?;
+                    each(Decoded::One(Delta::Delete { table, key, old }))?;
                 } else {
                     let (key, slot) = key(&mut bytes, true)?;
-                    each(Delta::Refresh { table, key, slot })?;
+                    each(Decoded::One(Delta::Refresh { table, key, slot }))?;
                 }
             }
             kind => bail!(Corrupt, "a delta has kind {kind}, expected 1 to 5"),
         }
     }
     Ok(())
+}
+
+/// The encoded rows of `table` that `bytes` begins with, at most `most`.
+fn same_table(bytes: &[u8], table: u16, most: usize) -> Result<&[DenseRow]> {
+    let (rows, _) = bytes.as_chunks();
+    let rows: &[DenseRow] = &rows[..rows.len().min(most)];
+    let same = |row: &&DenseRow| row[..2] == table.to_le_bytes();
+    let count = rows.iter().take_while(same).count();
+    if count == 0 {
+        bail!(Corrupt, "a delta ends after {} bytes of {}", bytes.len(), size_of::<DenseRow>());
+    }
+    Ok(&rows[..count])
 }
 
 fn known(table: u16, sparse: &dyn Fn(u16) -> Option<bool>) -> Result<bool> {
@@ -229,6 +276,11 @@ mod tests {
             Delta::Row { table: 0, key: 5, old: 0, slot: 100 },
             Delta::Row { table: 1, key: u64::MAX, old: 9, slot: 101 },
             Delta::Row { table: 0, key: 6, old: 0, slot: 300 },
+            Delta::Row { table: 0, key: 8, old: 0, slot: 301 },
+            Delta::Row { table: 2, key: 8, old: 0, slot: 302 },
+            Delta::Row { table: 2, key: u64::from(u32::MAX), old: 0, slot: 303 },
+            Delta::Row { table: 1, key: 8, old: 3, slot: 304 },
+            Delta::Row { table: 0, key: 9, old: 0, slot: 305 },
             Delta::Delete { table: 1, key: 0, old: 44 },
             Delta::Row { table: 0, key: 7, old: 0, slot: 301 },
             Delta::Refresh { table: 3, key: 1 << 63, slot: 77 },
@@ -253,8 +305,18 @@ mod tests {
         let mut bytes = Vec::new();
         writer.drain(&mut bytes);
         let mut seen = Vec::new();
-        decode(&bytes, &is_sparse, &mut |d| {
-            seen.push(d);
+        decode(&bytes, &is_sparse, &mut |decoded| {
+            match decoded {
+                Decoded::One(delta) => seen.push(delta),
+                Decoded::Dense { table, first, rows } => {
+                    seen.extend(rows.iter().zip(first..).map(|(row, slot)| Delta::Row {
+                        table,
+                        key: u64::from(id_of(row)),
+                        old: 0,
+                        slot,
+                    }));
+                }
+            }
             Ok(())
         })
         .unwrap();

@@ -10,6 +10,10 @@
 use crate::error::{Result, bail};
 use std::collections::{BTreeMap, VecDeque};
 
+/// Recovery counts with a thread for each so many slots, and at most so many threads.
+const WORDS_PER_THREAD_MIN: usize = 1 << 20;
+const COUNTERS_AT_ONCE: usize = 4;
+
 /// Index of a segment within its file.
 pub(crate) type SegmentId = u32;
 
@@ -391,6 +395,37 @@ impl Segments {
         self.segments[id].state = State::Sealed;
     }
 
+    /// Recovery: as `recovered_newest` for all slots of `words` that are not 0, by several threads
+    /// when there are many. Nothing is counted, and false returned, when a slot lies before
+    /// `slots.start` or not before `slots.end`.
+    pub fn recovered_all(&mut self, words: &[u32], slots: std::ops::Range<u64>) -> bool {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = (words.len() / WORDS_PER_THREAD_MIN).clamp(1, cores.min(COUNTERS_AT_ONCE));
+        let part = words.len().div_ceil(threads).max(1);
+        let (count, per_segment) =
+            (self.segments.len(), self.pages_per_segment * self.rows_per_page);
+        let found: Vec<Option<Vec<u32>>> = std::thread::scope(|scope| {
+            let slots = &slots;
+            let counts: Vec<_> = words
+                .chunks(part)
+                .map(|words| scope.spawn(move || counted(words, per_segment, count, slots)))
+                .collect();
+            let all = counts.into_iter().map(|counts| counts.join());
+            all.map(|counts| counts.unwrap_or_else(|e| std::panic::resume_unwind(e))).collect()
+        });
+        let Some(found) = found.into_iter().collect::<Option<Vec<_>>>() else { return false };
+        for counts in found {
+            for (segment, newest) in self.segments.iter_mut().zip(counts) {
+                segment.newest += newest;
+                self.newest_total += u64::from(newest);
+                if newest > 0 {
+                    segment.state = State::Sealed;
+                }
+            }
+        }
+        true
+    }
+
     /// Recovery: counts a copy outdated in `epoch` as retained by the commits before it.
     pub fn recovered_retained(&mut self, slot: u32, epoch: u64) {
         let id = self.of_slot(slot);
@@ -429,6 +464,27 @@ impl Segments {
         self.reclaimable_total = all.sum();
         Ok(())
     }
+}
+
+/// Slots of `words` by segment, 0 left out; `None` when one lies outside `slots`.
+fn counted(
+    words: &[u32],
+    per_segment: u32,
+    segments: usize,
+    slots: &std::ops::Range<u64>,
+) -> Option<Vec<u32>> {
+    let mut counts = vec![0u32; segments + 1];
+    let (mut least, mut most) = (u32::MAX, 0);
+    // A quotient of 32 bits is the upper half of a product with the reciprocal, rounded up.
+    let reciprocal = u64::MAX / u64::from(per_segment) + 1;
+    for slot in words.iter().copied().filter(|slot| *slot != 0) {
+        least = least.min(slot);
+        most = most.max(slot);
+        let segment = ((u128::from(reciprocal) * u128::from(slot)) >> 64) as usize;
+        counts[segment.min(segments)] += 1;
+    }
+    let inside = least > most || (u64::from(least) >= slots.start && u64::from(most) < slots.end);
+    inside.then_some(counts)
 }
 
 #[cfg(test)]
@@ -569,5 +625,29 @@ mod tests {
         assert_eq!(segments.pending_slots(), 28);
         segments.drop_commits_before(2);
         assert_eq!((segments.pending_slots(), segments.free_pages()), (0, 7));
+    }
+
+    #[test]
+    fn slots_counted_together_are_those_counted_one_by_one() {
+        for (pages, rows, segments) in [(7, 3, 11), (8, 4, 5), (1024, 96, 3), (64, 28, 9)] {
+            let mut one = Segments::new(pages, rows, 1);
+            let mut all = Segments::new(pages, rows, 1);
+            (0..segments).for_each(|_| {
+                one.grow();
+                all.grow();
+            });
+            let end = pages * rows * segments;
+            let mut words: Vec<u32> = (rows..end).filter(|slot| slot % 5 != 2).collect();
+            words.extend([0, 0, rows, end - 1]);
+            words.iter().filter(|slot| **slot != 0).for_each(|slot| one.recovered_newest(*slot));
+            assert!(all.recovered_all(&words, u64::from(rows)..u64::from(end)));
+            let newest = |s: &Segments| (0..segments).map(|id| s.newest_of(id)).collect::<Vec<_>>();
+            assert_eq!(newest(&one), newest(&all));
+            assert_eq!(one.newest_total(), all.newest_total());
+            for outside in [1, rows - 1, end, u32::MAX] {
+                assert!(!all.recovered_all(&[outside], u64::from(rows)..u64::from(end)));
+            }
+            assert_eq!(newest(&one), newest(&all));
+        }
     }
 }

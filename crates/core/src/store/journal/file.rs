@@ -7,6 +7,7 @@
 
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::io::{File, Medium, OpenMode};
+use std::ops::Range;
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -190,6 +191,8 @@ pub(crate) struct JournalReader {
     /// Bytes read ahead, beginning at `ahead_at`.
     ahead: Vec<u8>,
     ahead_at: u64,
+    /// Where the payload of the record that was read last lies in `ahead`.
+    payload: Range<usize>,
 }
 
 impl JournalReader {
@@ -231,6 +234,7 @@ impl JournalReader {
             position: HEADER_BYTES,
             ahead: Vec::new(),
             ahead_at: 0,
+            payload: 0..0,
         }))
     }
 
@@ -258,7 +262,7 @@ impl JournalReader {
         Ok(Some(&self.ahead[begin..begin + len]))
     }
 
-    fn record_at(&mut self, at: u64, payload: &mut Vec<u8>) -> Result<Option<RecordKind>> {
+    fn record_at(&mut self, at: u64) -> Result<Option<RecordKind>> {
         let Some(head) = self.bytes(at, RECORD_HEADER_BYTES)? else { return Ok(None) };
         let mut first = [0; 8];
         first.copy_from_slice(&head[..8]);
@@ -274,31 +278,35 @@ impl JournalReader {
         if checksum(seed, number, at, &first, body) != u64::from_le_bytes(sum) {
             return Ok(None);
         }
-        payload.clear();
-        payload.extend_from_slice(body);
+        let begin = (at + RECORD_HEADER_BYTES as u64 - self.ahead_at) as usize;
+        self.payload = begin..begin + len;
         Ok(Some(kind))
     }
 
-    /// The next record, its payload in `payload`; `None` at the end of what checks.
-    pub(crate) fn next(&mut self, payload: &mut Vec<u8>) -> Result<Option<RecordKind>> {
-        let kind = self.record_at(self.position, payload)?;
+    /// The next record; `None` at the end of what checks.
+    pub(crate) fn next(&mut self) -> Result<Option<RecordKind>> {
+        let kind = self.record_at(self.position)?;
         if kind.is_some() {
-            let bytes = RECORD_HEADER_BYTES + payload.len().next_multiple_of(8);
+            let bytes = RECORD_HEADER_BYTES + self.payload.len().next_multiple_of(8);
             self.position += bytes as u64;
         }
         Ok(kind)
+    }
+
+    /// The payload of the record that `next` returned last.
+    pub(crate) fn payload(&self) -> &[u8] {
+        &self.ahead[self.payload.clone()]
     }
 
     /// After the end of what checks: `Corrupt` when a commit record follows, naming the place.
     pub(crate) fn expect_no_commit_behind(&mut self) -> Result<()> {
         let end = self.position;
         let mut at = end;
-        let mut payload = Vec::new();
         while at + RECORD_HEADER_BYTES as u64 <= self.len {
             let Some(head) = self.bytes(at, RECORD_HEADER_BYTES)? else { break };
             // Reserved bytes are looked at to tell index words apart without hashing what follows.
             if head[4..8] == [RecordKind::Commit as u8, 0, 0, 0]
-                && self.record_at(at, &mut payload)? == Some(RecordKind::Commit)
+                && self.record_at(at)? == Some(RecordKind::Commit)
             {
                 return Err(Error::new(
                     ErrorKind::Corrupt,
