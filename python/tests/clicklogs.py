@@ -44,6 +44,26 @@ def criteo_file(path: Path, lines: int, seed: int = 0, tokens_per_field: int = 5
     return path
 
 
+AVAZU_HEADER = (
+    "id,click,hour,C1,banner_pos,site_id,site_domain,site_category,app_id,app_domain,app_category,"
+    "device_id,device_ip,device_model,device_type,device_conn_type,C14,C15,C16,C17,C18,C19,C20,C21"
+)
+
+
+def avazu_file(path: Path, lines: int, seed: int = 0, tokens_per_field: int = 50) -> Path:
+    """A plain csv in Avazu's format, four hours of it, with its header."""
+    rng = np.random.default_rng(seed)
+    rows = [AVAZU_HEADER]
+    for line in range(lines):
+        chosen = rng.integers(0, tokens_per_field, 21)
+        clicked = int(rng.random() < 0.1 + 0.5 * (chosen[0] % 2))
+        tokens = [f"{(int(t) * 2654435761 + f) % 2**32:08x}" for f, t in enumerate(chosen)]
+        hour = f"141021{4 * line // lines:02d}"
+        rows.append(",".join([str(10**18 + line), str(clicked), hour, *tokens]))
+    path.write_text("\n".join(rows) + "\n")
+    return path
+
+
 def movielens_folder(folder: Path, ratings: int = 2000, seed: int = 0) -> Path:
     """A folder in the form of MovieLens-100K: `u.data`, `u.user`, `u.item`."""
     rng = np.random.default_rng(seed)

@@ -7,9 +7,10 @@ import pytest
 
 from clicklogs import shared
 from embedrock.data import Position
-from embedrock.data.criteo import CriteoDataset
+from embedrock.data.criteo import CRITEO
 from embedrock.data.criteo_shape import FIELDS, ROWS, ROWS_MIN, scaled
 from embedrock.data.criteo_shaped import CriteoShaped
+from embedrock.data.streamed import StreamedDataset
 from embedrock.errors import MisuseError
 from embedrock.training.auc import auc
 
@@ -105,7 +106,7 @@ def test_no_scores_are_better_than_those_of_the_planted_model():
 
 def test_distinct_tokens_grow_as_in_the_real_sample():
     path = shared("criteo-kaggle/train_80k_hashed.tsv.gz")
-    real = next(CriteoDataset(path).train_batches(30_000, Position()))
+    real = next(StreamedDataset(path, CRITEO).train_batches(30_000, Position()))
     made = next(
         CriteoShaped(ROWS, seed=0, samples=30_000, test_samples=0).train_batches(30_000, Position())
     )

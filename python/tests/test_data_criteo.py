@@ -2,15 +2,24 @@ from __future__ import annotations
 
 import gzip
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from clicklogs import criteo_file, criteo_line, shared
-from embedrock.data import DataError, Position
-from embedrock.data import criteo as criteo_module
-from embedrock.data.criteo import CriteoDataset, scan
+from embedrock.data import DataError, Position, streamed
+from embedrock.data.criteo import CRITEO
 from embedrock.data.criteo_lines import parse
+from embedrock.data.streamed import Scan, StreamedDataset
+
+
+def criteo_dataset(path: Path | str, **given: Any) -> StreamedDataset:
+    return StreamedDataset(path, CRITEO, **given)
+
+
+def scan(path: Path | str, **given: Any) -> Scan:
+    return streamed.scan(path, CRITEO, **given)
 
 
 def good_line(label: str = "1", integer: str = "3", token: str = "05db9164") -> str:
@@ -97,7 +106,7 @@ def test_bad_lines_are_skipped_and_counted_when_asked(tmp_path: Path):
     assert found.samples == 2
     assert found.bad_lines == len(bad)
     assert "line 2" in str(found.first_bad_line)
-    dataset = CriteoDataset(path, scan=found, holdout=0, skip_bad_lines=True)
+    dataset = criteo_dataset(path, scan=found, holdout=0, skip_bad_lines=True)
     (batch,) = dataset.train_batches(10, Position())
     assert batch.labels.tolist() == [1.0, 0.0]
 
@@ -118,7 +127,7 @@ def test_line_numbers_count_the_header(tmp_path: Path):
 
 
 def test_line_numbers_are_right_beyond_the_first_block(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(criteo_module, "_BLOCK_BYTES", 1000)
+    monkeypatch.setattr(streamed, "_BLOCK_BYTES", 1000)
     path = criteo_file(tmp_path / "clicks.tsv", 50)
     with path.open("a") as file:
         file.write("broken\n")
@@ -135,10 +144,10 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path):
 
 @pytest.mark.parametrize("block_bytes", [700, 4096, 1 << 20])
 def test_batches_hold_every_sample_once_in_order(tmp_path: Path, monkeypatch, block_bytes: int):
-    monkeypatch.setattr(criteo_module, "_BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(streamed, "_BLOCK_BYTES", block_bytes)
     path = criteo_file(tmp_path / "clicks.tsv", 203)
     whole = parse(path.read_bytes())
-    dataset = CriteoDataset(path, scan=scan(path), holdout=0.1)
+    dataset = criteo_dataset(path, scan=scan(path), holdout=0.1)
     train = list(dataset.train_batches(32, Position()))
     test = list(dataset.test_batches(7))
     assert sum(map(len, train)) == dataset.num_train() == 183
@@ -152,13 +161,13 @@ def test_batches_hold_every_sample_once_in_order(tmp_path: Path, monkeypatch, bl
 
 @pytest.mark.parametrize("compressed", [False, True])
 def test_reading_goes_on_at_a_position(tmp_path: Path, monkeypatch, compressed: bool):
-    monkeypatch.setattr(criteo_module, "_BLOCK_BYTES", 3000)
+    monkeypatch.setattr(streamed, "_BLOCK_BYTES", 3000)
     path = criteo_file(tmp_path / "clicks.tsv", 120)
     if compressed:
         packed = tmp_path / "clicks.tsv.gz"
         packed.write_bytes(gzip.compress(path.read_bytes()))
         path = packed
-    dataset = CriteoDataset(path, scan=scan(path), holdout=0.1)
+    dataset = criteo_dataset(path, scan=scan(path), holdout=0.1)
     batches = list(dataset.train_batches(16, Position()))
     for done, batch in enumerate(batches, start=1):
         rest = list(dataset.train_batches(16, batch.next))
@@ -170,7 +179,7 @@ def test_reading_goes_on_at_a_position(tmp_path: Path, monkeypatch, compressed: 
 
 def test_without_a_scan_the_whole_file_is_trained_on(tmp_path: Path):
     path = criteo_file(tmp_path / "clicks.tsv", 25)
-    dataset = CriteoDataset(path)
+    dataset = criteo_dataset(path)
     assert dataset.num_train() is None
     assert sum(map(len, dataset.train_batches(10, Position()))) == 25
     assert list(dataset.test_batches(10)) == []
@@ -206,7 +215,7 @@ def test_real_raw_and_hashed_samples_hold_the_same_rows():
     raw = shared("criteo-kaggle/train_first8k_raw.tsv.gz")
     hashed = shared("criteo-kaggle/train_80k_hashed.tsv.gz")
     first, second = (
-        next(CriteoDataset(path).train_batches(8000, Position())) for path in (raw, hashed)
+        next(criteo_dataset(path).train_batches(8000, Position())) for path in (raw, hashed)
     )
     np.testing.assert_array_equal(first.labels, second.labels)
     same = np.mean(np.isclose(first.dense, second.dense))

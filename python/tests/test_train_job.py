@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import embedrock
-from clicklogs import criteo_file, movielens_folder, shared
+from clicklogs import avazu_file, criteo_file, movielens_folder, shared
 from embedrock.data import DataError
 from embedrock.errors import (
     EmbedrockError,
@@ -47,6 +47,14 @@ def criteo(tmp_path: Path, store: str = "store", lines: int = 400, **given: Any)
     return options_of("criteo", data, tmp_path / store, {"batch_size": 36, **given})
 
 
+def avazu(tmp_path: Path, store: str = "store", **given: Any) -> TrainOptions:
+    """Ten steps an epoch, two epochs."""
+    data = tmp_path / "clicks.csv"
+    if not data.exists():
+        avazu_file(data, 400)
+    return options_of("avazu", data, tmp_path / store, {"batch_size": 36, **given})
+
+
 def movielens(tmp_path: Path, store: str = "store", **given: Any) -> TrainOptions:
     """About ten steps an epoch, two epochs."""
     data = tmp_path / "ml"
@@ -55,7 +63,7 @@ def movielens(tmp_path: Path, store: str = "store", **given: Any) -> TrainOption
     return options_of("movielens", data, tmp_path / store, {"batch_size": 64, **given})
 
 
-MAKERS = pytest.mark.parametrize("make", [criteo, movielens])
+MAKERS = pytest.mark.parametrize("make", [criteo, avazu, movielens])
 
 
 def train(options: TrainOptions) -> dict[str, Any]:

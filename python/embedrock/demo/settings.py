@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from embedrock.data import Batch, Dataset, crosses, fetch, movielens
 from embedrock.data.batch import Position
-from embedrock.data.criteo import CriteoDataset, scan
 from embedrock.data.criteo_shaped import CriteoShaped
+from embedrock.data.formats import STREAMED
 from embedrock.data.memory import Column, MemoryDataset
+from embedrock.data.streamed import Format, StreamedDataset, scan
 from embedrock.errors import MisuseError
 from embedrock.training.options import IoName, Recipe
 
@@ -93,8 +94,8 @@ class DemoSettings(Settings):
 
     def dataset(self) -> MemoryDataset:
         """The data, in memory: the run that is compared with holds its tables there anyway."""
-        if self.format == "criteo":
-            return self._criteo()
+        if self.format in STREAMED:
+            return self._streamed(STREAMED[self.format])
         path = fetch.movielens_100k(self.cache_dir) if self.data is None else Path(self.data)
         ratings = movielens.read(path, skip_bad_lines=self.skip_bad_lines)
         return crosses.click_dataset(ratings, holdout=self.holdout, seed=self.seed)
@@ -120,18 +121,18 @@ class DemoSettings(Settings):
         for epoch in range(self.recipe.epochs):
             yield from dataset.train_batches(self.recipe.batch_size, Position(epoch))
 
-    def _criteo(self) -> MemoryDataset:
-        """A Criteo file in its own order, which is time: not shuffled."""
+    def _streamed(self, kind: Format) -> MemoryDataset:
+        """A click log in its own order, which is time: not shuffled."""
         path = Path(self.data or "")
-        found = scan(path, skip_bad_lines=self.skip_bad_lines)
-        streamed = CriteoDataset(path, holdout=0, skip_bad_lines=self.skip_bad_lines)
+        found = scan(path, kind, skip_bad_lines=self.skip_bad_lines)
+        streamed = StreamedDataset(path, kind, holdout=0, skip_bad_lines=self.skip_bad_lines)
         batches = list(streamed.train_batches(1 << 16, Position()))
         columns = [
             Column(np.concatenate([batch.feature_keys(f) for batch in batches]))
             for f in range(len(streamed.features))
         ]
         return MemoryDataset(
-            "criteo",
+            kind.name,
             streamed.features,
             columns,
             np.concatenate([batch.dense for batch in batches]),

@@ -20,13 +20,15 @@ import torch
 import embedrock
 from embedrock import initializers
 from embedrock.data import Batch, DataError, Dataset, Position, crosses, movielens
-from embedrock.data.criteo import CriteoDataset, Mark, Scan, scan
+from embedrock.data.formats import STREAMED
+from embedrock.data.streamed import Mark, Scan, StreamedDataset, scan
 from embedrock.data.text import Head
 from embedrock.errors import EmbedrockError, FullError, MismatchError, MisuseError
 from embedrock.models.dlrm import DLRM, DLRMConfig
 from embedrock.progress import Sink, Task
 from embedrock.store import Store
 from embedrock.training.embeddings import StoreEmbeddings
+from embedrock.training.history import History
 from embedrock.training.interrupt import Interrupt
 from embedrock.training.options import TrainOptions
 from embedrock.training.trainer import Trainer
@@ -59,6 +61,7 @@ class _Run:
     losses: list[float]
     bad_lines: int
     head: Head
+    history: History
     samples: int = 0
     seconds: float = 0.0
     interrupted: bool = False
@@ -170,6 +173,7 @@ def _begin(options: TrainOptions, sink: Sink, stack: contextlib.ExitStack) -> _R
         step,
         losses=[],
         head=head,
+        history=History(trainer, store),
         bad_lines=bad_lines,
     )
 
@@ -250,12 +254,19 @@ def _open_data(
         _tell_skipped(bad.count, bad.first)
         dataset = crosses.click_dataset(ratings, holdout=options.holdout, seed=options.seed)
         return dataset, None, bad.count
+    kind = STREAMED[options.format]
     if found is None:
         with Task(sink, "scanning data", _plain_bytes(options.data)) as task:
-            found = scan(options.data, skip_bad_lines=options.skip_bad_lines, progress=task.to)
+            found = scan(
+                options.data, kind, skip_bad_lines=options.skip_bad_lines, progress=task.to
+            )
         _tell_skipped(found.bad_lines, found.first_bad_line)
-    streamed = CriteoDataset(
-        options.data, scan=found, holdout=options.holdout, skip_bad_lines=options.skip_bad_lines
+    streamed = StreamedDataset(
+        options.data,
+        kind,
+        scan=found,
+        holdout=options.holdout,
+        skip_bad_lines=options.skip_bad_lines,
     )
     return streamed, found, found.bad_lines
 
@@ -297,11 +308,13 @@ def _train_epoch(run: _Run, task: Task, interrupt: Interrupt) -> None:
     started, trained = perf_counter(), 0
     epoch = f"epoch {run.position.epoch + 1} of {recipe.epochs}"
     run.losses.clear()
+    run.history.resume()
     for batch in run.dataset.train_batches(recipe.batch_size, run.position):
         if interrupt.requested:
             run.interrupted = True
             break
         run.losses.append(_step(run, batch))
+        run.history.step(run.losses[-1], len(batch))
         run.position = batch.next
         run.step += 1
         run.complete = run.store.uncommitted
@@ -311,6 +324,7 @@ def _train_epoch(run: _Run, task: Task, interrupt: Interrupt) -> None:
         task.advance(len(batch), f"{epoch}, loss {loss:.4f}, {rate:,.0f} samples/s")
         if run.step % run.options.commit_every == 0:
             run.commit()
+    run.history.pause()
     run.samples += trained
     run.seconds += perf_counter() - started
 
@@ -381,5 +395,7 @@ def _result(run: _Run, evaluation: Any) -> dict[str, Any]:
         "log_loss": evaluation.log_loss if evaluated else None,
         "time": run.trainer.seconds.as_dict(),
         "bad_lines": run.bad_lines,
+        "settings": {**run.options.fixed(), **run.options.changeable()},
+        "history": run.history.points(),
         "stats": run.store.stats(),
     }
