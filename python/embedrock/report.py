@@ -21,6 +21,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from embedrock import report_html
+from embedrock.errors import MisuseError
+
 KEYS = ("figures", "machine", "device", "settings", "results", "notes")
 
 
@@ -45,10 +48,33 @@ def report(
     return plain
 
 
-def write(path: Path, whole: Mapping[str, Any]) -> None:
-    """Writes a report as indented JSON, under a temporary name first. Errors: OSError."""
+def write(path: Path, whole: Mapping[str, Any], title: str) -> Path:
+    """Writes a report as indented JSON and, beside it, for people as HTML, whose path is returned;
+    both under a temporary name first. Errors: OSError, MisuseError for a name that `check` refuses.
+    """
+    check(path)
+    plain = without_nan(whole)
+    page = path.with_suffix(".html")
+    _replace(path, json.dumps(plain, indent=2) + "\n")
+    _replace(page, report_html.render(plain, title))
+    return page
+
+
+def check(path: Path) -> None:
+    """Errors: MisuseError when `path` is the name of the HTML, not of the JSON, or its folder is
+    not there: to be told before a run, not after it."""
+    if path.suffix == ".html":
+        raise MisuseError(
+            f"report is {path}, expected the name of the JSON: the HTML lies beside it; pass "
+            f"{path.with_suffix('.json')}"
+        )
+    if not path.parent.is_dir():
+        raise MisuseError(f"report is {path}, but there is no folder {path.parent}")
+
+
+def _replace(path: Path, text: str) -> None:
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(without_nan(whole), indent=2) + "\n")
+    temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)
 
 

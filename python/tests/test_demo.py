@@ -37,7 +37,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     command = [sys.executable, "-m", "embedrock.cli", "demo", "--data", str(folder / "ml")]
     command += ["--format", "movielens", "--memory", "4MiB", "--cache-dir", str(folder / "cache")]
     command += ["--report", str(folder / "report.json")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr
     left = [path.name for path in (folder / "cache").iterdir()]
     return {

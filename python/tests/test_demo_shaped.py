@@ -29,7 +29,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     command += ["--rows", "120,000", "--samples", "12288", "--embedding-dim", "8"]
     command += ["--optimizer", "adagrad", "--memory", "20%", "--threads", "1", "--seed", "3"]
     command += ["--cache-dir", str(folder / "cache"), "--report", str(folder / "report.json")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr
     left = [path.name for path in (folder / "cache").iterdir()]
     return {

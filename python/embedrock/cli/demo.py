@@ -43,7 +43,11 @@ def add(commands: Any) -> argparse.ArgumentParser:
         help="where data is kept and stores are made ($XDG_CACHE_HOME/embedrock)",
     )
     command.add_argument(
-        "--report", type=Path, default=Path("report.json"), metavar="FILE", help="(report.json)"
+        "--report",
+        type=Path,
+        default=Path("report.json"),
+        metavar="FILE",
+        help="the report as JSON, and beside it as HTML (report.json, report.html)",
     )
     command.add_argument("--keep", action="store_true", help="do not remove the stores at the end")
     real = command.add_argument_group("on real data")
@@ -51,9 +55,11 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "--data",
         type=Path,
         metavar="FILE",
-        help="your own data instead: a Criteo file, or MovieLens ratings with --format movielens",
+        help="your own data instead: a Criteo file, or what --format says",
     )
-    real.add_argument("--format", choices=("criteo", "movielens"), help="of --data (criteo)")
+    real.add_argument(
+        "--format", choices=("criteo", "avazu", "movielens"), help="of --data (criteo)"
+    )
     real.add_argument(
         "--epochs", type=output.positive, metavar="N", help="passes over the data (3)"
     )
@@ -99,6 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
     from embedrock.demo import figures, shaped
 
     _check(arguments)
+    report.check(arguments.report)
     cache_dir = str(arguments.cache_dir or default_cache_dir())
     if arguments.criteo_shaped:
         in_shape = _with_given(
@@ -125,11 +132,12 @@ def run(arguments: argparse.Namespace) -> int:
         )
         whole = demo.run(settings, progress.for_terminal(), keep=arguments.keep)
         failures, table = figures.failures(whole), list(figures.rows(whole))
-    report.write(arguments.report, whole)
+    title = f"embedrock demo{' --criteo-shaped' if arguments.criteo_shaped else ''}"
+    page = report.write(arguments.report, whole, title)
     if arguments.json:
         output.print_json(whole)
     else:
-        _print(whole, table, arguments.report)
+        _print(whole, table, arguments.report, page)
     for failure in failures:
         print(f"embedrock: not reached: {failure}", file=sys.stderr)
     return _EXIT_NOT_REACHED if failures else 0
@@ -165,7 +173,7 @@ def _rows(text: str) -> int:
     return output.positive(text.replace(",", ""))
 
 
-def _print(whole: Mapping[str, Any], table: list[tuple[str, ...]], path: Path) -> None:
+def _print(whole: Mapping[str, Any], table: list[tuple[str, ...]], path: Path, page: Path) -> None:
     values = whole["figures"]
     print()
     output.print_table(table)
@@ -177,4 +185,4 @@ def _print(whole: Mapping[str, Any], table: list[tuple[str, ...]], path: Path) -
         print(f"* 10 % and 100 % memory: losses of all steps and rows of all tables are {agreed}.")
     if "auc_difference" in values:
         print(f"* AUC difference {values['auc_difference']:.6f}.")
-    print(f"* {values['demo_s']:.0f} s in all. {path}")
+    print(f"* {values['demo_s']:.0f} s in all. {path}, {page}")

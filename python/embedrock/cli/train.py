@@ -40,9 +40,10 @@ def add(commands: Any) -> argparse.ArgumentParser:
     )
     command.add_argument(
         "--format",
-        choices=("criteo", "movielens"),
+        choices=("criteo", "avazu", "movielens"),
         required=True,
-        help="criteo: lines of label, 13 integers, 26 hex tokens; movielens: ratings",
+        help="criteo: lines of label, 13 integers, 26 hex tokens; avazu: the csv with a header of "
+        "Kaggle's training set; movielens: ratings",
     )
     command.add_argument(
         "--store", type=Path, required=True, metavar="DIR", help="where tables are kept"
@@ -116,6 +117,12 @@ def add(commands: Any) -> argparse.ArgumentParser:
     )
     running.add_argument("--io", choices=("auto", "uring", "pread"), default="auto", help="(auto)")
     running.add_argument("--policy", choices=("lru", "lfu"), default="lfu", help="eviction (lfu)")
+    running.add_argument(
+        "--report",
+        type=Path,
+        metavar="FILE",
+        help="write how the run went as JSON, and beside it as HTML with plots",
+    )
     output.add_json(command)
     command.set_defaults(run=run)
     return command
@@ -123,7 +130,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
 
 def run(arguments: argparse.Namespace) -> int:
     """Trains, prints what came of it."""
-    from embedrock import progress
+    from embedrock import progress, report
     from embedrock.training.job import train
     from embedrock.training.options import Recipe, TrainOptions
 
@@ -146,12 +153,38 @@ def run(arguments: argparse.Namespace) -> int:
         io=arguments.io,
         policy=arguments.policy,
     )
+    if arguments.report is not None:
+        report.check(arguments.report)
     result = train(options, progress.for_terminal())
+    if arguments.report is not None:
+        page = report.write(arguments.report, _report(result), f"embedrock train: {options.data}")
+        print(f"report: {arguments.report}, {page}", file=sys.stderr)
     if arguments.json:
         output.print_json(result)
     else:
         _print(result)
     return EXIT_INTERRUPTED if result["interrupted"] else 0
+
+
+def _report(result: dict[str, Any]) -> dict[str, Any]:
+    """The result in the shape that all reports share."""
+    from embedrock import report
+
+    stats = result["stats"]
+    figures = ("auc", "log_loss", "train_loss", "samples_per_s", "samples", "step", "bad_lines")
+    counted = ("hit_rate", "read_requests", "pages_read", "bytes_written")
+    given = ("store", "settings")
+    rest = {k: v for k, v in result.items() if k not in (*figures, *given, "stats")}
+    notes = ["Steps, times and counters are those of this process: a run that was resumed goes on."]
+    if result["interrupted"]:
+        notes.append("The run was stopped before its end: there is no AUC.")
+    return report.report(
+        figures={name: result[name] for name in figures} | {name: stats[name] for name in counted},
+        device=stats["device"],
+        settings={name: result[name] for name in given},
+        results={"training": {**rest, "engine": stats}},
+        notes=notes,
+    )
 
 
 def _print(result: dict[str, Any]) -> None:

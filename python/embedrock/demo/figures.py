@@ -14,6 +14,7 @@ from embedrock.demo import contest
 from embedrock.demo.paths import OUT_OF_CORE, WHOLE_BUDGET, losses_path
 from embedrock.demo.settings import DemoSettings
 from embedrock.training import engine
+from embedrock.training.points import time_split
 
 #: Most that the two AUCs may differ.
 AUC_DIFFERENCE_MAX = 0.0005
@@ -80,7 +81,7 @@ def build(
     budget = stored["engine"]["budget_bytes"]
     device = stored["engine"]["device"]
     digests_equal = stored["digests"] == runs.whole_budget["digests"]
-    time = _time(stored)
+    time = time_split(stored["history"])
     figures = {
         "auc_out_of_core": stored["auc"],
         "auc_in_memory": runs.in_memory["auc"],
@@ -111,7 +112,7 @@ def build(
     }
     results = {"data": asdict(facts), **asdict(runs), "losses_equal": losses_equal}
     results |= {"digests_equal": digests_equal, "time_out_of_core": time}
-    results["time_in_memory"] = _time(runs.in_memory)
+    results["time_in_memory"] = time_split(runs.in_memory["history"])
     results["contest"] = contest.describe(held)
     return report.report(
         figures=figures,
@@ -167,20 +168,6 @@ def _training(run: Result, first_epoch: int = 0) -> engine.Counters:
     for epoch in run["epochs"][first_epoch:]:
         total = total + engine.Counters.from_dict(epoch["engine"])
     return total
-
-
-def _time(run: Result) -> dict[str, float]:
-    """Seconds of training by what they went into. Waiting for reads is taken out of the others: it
-    happens while embeddings are fetched, and where an update must read rows that left memory."""
-    waiting = 0.0 if run["engine"] is None else _training(run).read_wait_s
-    time = run["time"]
-    fetching = min(waiting, time["embedding"])
-    return {
-        "waiting_for_reads": waiting,
-        "computing": time["computing"] + time["embedding"] - fetching,
-        "updating": max(time["updating"] - (waiting - fetching), 0.0),
-        "batches_and_commits": time["batches_and_commits"],
-    }
 
 
 def _notes(

@@ -115,10 +115,6 @@ def _train(
         "seconds": seconds,
         "cpu_seconds": cpu_seconds,
         "samples_per_s": settings.recipe.epochs * dataset.num_train() / seconds,
-        "time": {
-            **trainer.seconds.as_dict(),
-            "batches_and_commits": seconds - trainer.seconds.total(),
-        },
         "epochs": epochs,
         "history": history.points(),
         "engine": None if store is None else engine.summary(store),

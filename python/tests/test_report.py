@@ -1,0 +1,157 @@
+"""Reports as JSON and as HTML: the same figures in both, plots or a word on how to get them."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clicklogs import movielens_folder
+from embedrock import cli, plots, report, report_html
+from embedrock.errors import MisuseError
+from embedrock.training.points import hit_rate, merged, time_split
+
+_VOID = {"meta", "br", "img", "link"}
+
+
+class Page(HTMLParser):
+    """Checks that tags close in order, and collects table cells and where things come from."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.rows: list[list[str]] = []
+        self.svgs = 0
+        self.links: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag in _VOID:
+            return
+        self.open.append(tag)
+        self.svgs += tag == "svg"
+        self.links += [v or "" for k, v in attrs if k in ("src", "href") or k == "xlink:href"]
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] in ("td", "th"):
+            self.rows[-1][-1] += data
+
+
+def counters(**given: Any) -> dict[str, Any]:
+    names = ("rescued", "first_touches", "read_requests", "bytes_read", "bytes_written")
+    rest = dict.fromkeys((*names, "rows_written", "evicted"), 0)
+    return {"hits": 3, "misses": 1, "pages_read": 4, "read_wait_s": 0.5, **rest, **given}
+
+
+def point(steps: int = 2, loss: float = 0.5, **given: Any) -> dict[str, Any]:
+    parts = {"embedding": 1.0, "computing": 2.0, "updating": 0.25}
+    return {"steps": steps, "samples": 8 * steps, "loss": loss, "seconds": 4.0, **parts, **given}
+
+
+def a_report() -> dict[str, Any]:
+    stored = {"history": [point(engine=counters())] * 2, "engine": {"memory": {"cache_bytes": 9}}}
+    return report.report(
+        figures={"auc_out_of_core": 0.75, "auc_in_memory": 0.5, "pages_read": 1234, "none": None},
+        device={"io": "uring", "curve": {"depth": 64}},
+        settings={"data": "<clicks> & more"},
+        results={"out_of_core": stored, "in_memory": {"history": [point()]}, "other": 1},
+        notes=["a < b"],
+    )
+
+
+def test_the_html_parses_and_has_the_figures_of_the_json(tmp_path: Path):
+    whole = a_report()
+    page_path = report.write(tmp_path / "report.json", whole, "demo & <more>")
+    assert page_path == tmp_path / "report.html"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "report.json"]
+    stored = json.loads((tmp_path / "report.json").read_text())
+    page = Page(page_path.read_text())
+    rows = {row[0]: row[1:] for row in page.rows}
+    assert set(stored["figures"]) <= set(rows)
+    assert rows["auc_out_of_core"] == ["0.75"]
+    assert rows["pages_read"] == ["1,234"]
+    assert rows["none"] == ["-"]
+    assert rows["curve.depth"] == ["64"]
+    assert rows["data"] == ["<clicks> & more"]
+    run = dict(zip(rows["run"], page.rows[page.rows.index(["run", *rows["run"]]) + 1][1:]))  # noqa: B905
+    assert run["cache"] == "8.58307e-06"
+    ((steps, samples, seconds, speed, loss, pages, *times),) = (
+        row[1:] for row in page.rows if row[0] == "out of core" and len(row) > 6
+    )
+    assert (steps, samples, seconds, speed, loss, pages) == ("4", "32", "8", "4", "0.5", "8")
+    assert times == ["1", "5", "0.5", "1.5"]
+
+
+def test_plots_are_inside_the_file_and_nothing_is_loaded():
+    pytest.importorskip("matplotlib")
+    page = Page(report_html.render(a_report(), "t"))
+    # AUC; loss, speed, hit rate, pages, time, memory.
+    assert page.svgs == 7
+    assert all(link.startswith("#") for link in page.links)
+
+
+def test_without_matplotlib_there_are_tables_and_a_word_on_plots(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(plots, "available", lambda: False)
+    text = report_html.render(a_report(), "t")
+    page = Page(text)
+    assert page.svgs == 0
+    assert "pip install &#x27;embedrock[plots]&#x27;" in text
+    assert ["auc_out_of_core", "0.75"] in page.rows
+
+
+def test_a_report_name_that_is_the_html_or_in_no_folder_is_refused(tmp_path: Path):
+    with pytest.raises(MisuseError, match=r"report.html, expected the name of the JSON"):
+        report.check(tmp_path / "report.html")
+    with pytest.raises(MisuseError, match=r"there is no folder .*nowhere"):
+        report.check(tmp_path / "nowhere" / "report.json")
+
+
+def test_merged_points_have_the_sums_and_the_mean_loss():
+    one = point(1, 0.2, engine=counters(hits=1, misses=0))
+    two = point(3, 0.6, engine=counters(hits=1, misses=2))
+    both = merged(one, two)
+    assert (both["steps"], both["samples"], both["seconds"]) == (4, 32, 8.0)
+    assert both["loss"] == pytest.approx(0.5)
+    assert hit_rate(both) == 0.5
+    assert hit_rate(point()) is None
+
+
+def test_waiting_for_reads_is_taken_out_of_fetching_first_then_of_updating():
+    split = time_split([point(engine=counters(read_wait_s=1.2))])
+    assert split == pytest.approx(
+        {"waiting_for_reads": 1.2, "computing": 2.0, "updating": 0.05, "batches_and_commits": 0.75}
+    )
+
+
+def test_a_training_run_writes_its_report_and_long_histories_stay_short(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    movielens_folder(tmp_path / "ml", ratings=1500)
+    command = ["train", "--data", str(tmp_path / "ml"), "--format", "movielens", "--memory"]
+    command += ["64MiB", "--embedding-dim", "4", "--bottom", "8", "--top", "8", "--batch-size", "5"]
+    command += ["--threads", "1", "--epochs", "2", "--store", str(tmp_path / "store")]
+    command += ["--report", str(tmp_path / "run.json")]
+    assert cli.main(command) == 0
+    assert "run.html" in capsys.readouterr().err
+    stored = json.loads((tmp_path / "run.json").read_text())
+    assert tuple(stored) == report.KEYS
+    history = stored["results"]["training"]["history"]
+    assert 100 <= len(history) <= 200
+    assert sum(p["steps"] for p in history) == stored["figures"]["step"] == 540
+    assert sum(p["samples"] for p in history) == stored["figures"]["samples"] == 2700
+    page = Page((tmp_path / "run.html").read_text())
+    assert ["auc", f"{stored['figures']['auc']:.6g}"] in page.rows
