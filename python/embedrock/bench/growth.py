@@ -2,10 +2,9 @@
 
 From 1 M to 64 M rows, each time doubled, with 10 % of their bytes as memory: the engine reads,
 changes and writes batches of Zipf-distributed keys with a full cache. What a row costs may grow
-with its chance of a miss, and with nothing else: ``growth_excess`` is the worst doubling, time per
-row ÷ time per row of half as many rows, divided by how much more reads a row needs (if it needs
-more), both on the device's rate of that moment. ``growth_excess_cpu`` is the same for processor
-time.
+with its chance of a miss, and with nothing else: ``growth_excess`` is the growth per doubling, by
+least squares over all sizes, of time per row (times the device's rate of that moment) divided by
+reads per row; ``growth_excess_cpu`` the same of processor time.
 """
 
 from __future__ import annotations
@@ -75,23 +74,23 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         if len(found) < 2 or any(one[cost] is None for one in found.values()):
             report.missing(figure, "needs two sizes, and a device that reads go to directly")
         else:
-            report.figure(figure, excess(list(found.values()), cost))
+            report.figure(figure, excess(found, cost))
     if options.png is not None:
         _save_plot(options.png, found, report.notes)
     return report.finish()
 
 
-def excess(found: list[dict[str, Any]], cost: str) -> float:
-    """The worst growth of a cost from one size to the next, over that of the reads per row.
+def excess(found: dict[int, dict[str, Any]], cost: str) -> float:
+    """The growth of a cost beyond that of the reads per row, per doubling of the rows.
 
-    >>> sizes = [{"t": 2.0, "requests_per_row": 0.2}, {"t": 3.3, "requests_per_row": 0.3}]
+    >>> sizes = {rows: {"t": rows * 0.2, "requests_per_row": 0.1} for rows in (1, 2, 4)}
     >>> round(excess(sizes, "t"), 3)
-    1.1
+    2.0
     """
-    costs = np.array([one[cost] for one in found])
-    reads = np.array([one["requests_per_row"] for one in found])
-    growth = (costs[1:] / costs[:-1]) / np.maximum(1.0, reads[1:] / reads[:-1])
-    return float(growth.max())
+    doublings = np.log2(np.array(list(found)))
+    costs = np.array([one[cost] / one["requests_per_row"] for one in found.values()])
+    slope, _ = np.polyfit(doublings, np.log2(costs), 1)
+    return float(2.0**slope)
 
 
 def load(store: str, rows: int, dim: int) -> None:
