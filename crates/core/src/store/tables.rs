@@ -362,24 +362,23 @@ fn choose_page(
         let rows = PageLayout::new(page, row_bytes, 0, 0).map_or(0, |l| l.rows_per_page);
         (rows * row_bytes) as f64 / page as f64
     };
-    let best_filled = PAGE_SIZES.iter().map(|page| filled(*page)).fold(0.0, f64::max);
-    let well_filled = if bounded { FILLED_SHARE * best_filled } else { 0.0 }.max(FILLED_MIN);
-    let smallest = PAGE_SIZES
-        .iter()
-        .copied()
-        .chain([32_768, 65_536])
-        .find(|page| *page >= alignment.max(PAGE_BYTES_DEFAULT) && filled(*page) >= FILLED_MIN)
+    let sizes = || PAGE_SIZES.into_iter().chain([32_768, 65_536]);
+    let best_filled = sizes().map(filled).fold(0.0, f64::max);
+    // Rows that are hardly longer than their entry in the directory fill no page well.
+    let least_filled = FILLED_MIN.min(FILLED_SHARE * best_filled);
+    let well_filled = if bounded { FILLED_SHARE * best_filled } else { 0.0 }.max(least_filled);
+    let smallest = sizes()
+        .find(|page| *page >= alignment.max(PAGE_BYTES_DEFAULT) && filled(*page) >= least_filled)
         .unwrap_or(65_536);
     let Some(curve) = curve else { return smallest };
-    let best = PAGE_SIZES
-        .iter()
-        .filter(|page| **page >= alignment)
-        .map(|page| 1.0 / curve.cost(*page))
-        .fold(0.0, f64::max);
+    // Where a longer request measured faster, somebody else was using the device meanwhile.
+    let rate = |page: usize| {
+        let longer = PAGE_SIZES.iter().filter(|size| **size >= page);
+        longer.map(|size| 1.0 / curve.cost(*size)).fold(0.0, f64::max)
+    };
+    let best = rate(alignment);
     let usable = |page: &usize| {
-        *page >= alignment
-            && filled(*page) >= well_filled
-            && 1.0 / curve.cost(*page) >= PAGE_RATE_SHARE * best
+        *page >= alignment && filled(*page) >= well_filled && rate(*page) >= PAGE_RATE_SHARE * best
     };
     PAGE_SIZES.iter().copied().rfind(usable).unwrap_or(smallest)
 }
@@ -390,5 +389,36 @@ impl Inner {
         let engine = self.engine.read();
         self.table_of(&engine, table)?.updates.store(updates, Ordering::Relaxed);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::io::measure::CurvePoint;
+
+    fn curve(rates: [f64; 6]) -> DeviceCurve {
+        let point = |(bytes, requests_per_s)| CurvePoint { bytes, requests_per_s };
+        DeviceCurve { depth: 64, points: PAGE_SIZES.into_iter().zip(rates).map(point).collect() }
+    }
+
+    #[test]
+    fn a_page_is_the_largest_that_reads_at_nearly_the_best_rate() {
+        let page = |rates| choose_page(128, 512, Some(&curve(rates)), false);
+        assert_eq!(page([100.0, 100.0, 100.0, 95.0, 70.0, 40.0]), 4096);
+        assert_eq!(page([200.0, 150.0, 120.0, 100.0, 70.0, 40.0]), 512);
+        // A dip before a faster, longer request is noise.
+        assert_eq!(page([100.0, 60.0, 60.0, 95.0, 70.0, 40.0]), 4096);
+        assert_eq!(choose_page(128, 4096, Some(&curve([200.0; 6])), false), 16_384);
+    }
+
+    #[test]
+    fn rows_of_every_length_get_a_page_of_a_useful_size() {
+        for row_bytes in [4, 8, 12, 16, 64, 132, 512, 1024] {
+            assert_eq!(choose_page(row_bytes, 512, None, false), 4096, "{row_bytes}");
+            let page = choose_page(row_bytes, 512, Some(&curve([100.0; 6])), true);
+            assert!((4096..=16_384).contains(&page), "{row_bytes}: {page}");
+        }
+        assert_eq!(choose_page(60_000, 512, None, false), 65_536);
     }
 }
