@@ -85,7 +85,7 @@ def test_the_terminal_shows_both_runs_side_by_side(finished: dict[str, Any]):
     shown = finished["shown"]
     for text in ("out of core", "in memory", "AUC", "samples/s", "hit rate", "pages read"):
         assert text in shown
-    assert "losses of all steps and rows of all tables are identical" in shown
+    assert "losses and rows of all tables are identical" in shown
 
 
 def test_speeds_are_compared_with_the_model_and_threads_of_their_definition(

@@ -182,7 +182,8 @@ def _print(whole: Mapping[str, Any], table: list[tuple[str, ...]], path: Path, p
         print(f"* {note}")
     if values["bits_equal"] is not None:
         agreed = "identical" if values["bits_equal"] == 1 else "NOT identical"
-        print(f"* 10 % and 100 % memory: losses of all steps and rows of all tables are {agreed}.")
+        given = whole["settings"]["memory"]
+        print(f"* Memory {given} and 100%: losses and rows of all tables are {agreed}.")
     if "auc_difference" in values:
         print(f"* AUC difference {values['auc_difference']:.6f}.")
     print(f"* {values['demo_s']:.0f} s in all. {path}, {page}")
