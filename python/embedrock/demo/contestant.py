@@ -2,8 +2,8 @@
 
 Before its first turn every row is written, with values and state that are not the initial ones,
 committed and reopened; rows that fit into memory are read, and some steps are trained. A turn
-trains a fixed number of steps on batches that are made before its clock starts. Nothing is
-committed between turns: rows that changed and leave memory are written within them.
+trains a fixed number of steps on batches that are made before its clock starts. Rows that changed
+and leave memory are written within it; a commit after it is timed apart.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class _Contestant:
                 self._step(batch)
                 task.advance(1, f"loss {self._losses[-1]:.4f}")
         self._history.pause()
-        return {"steps": len(self._losses)}
+        return {"steps": len(self._losses), "commit_s": self._commit()}
 
     def turn(self) -> dict[str, Any]:
         """Some timed steps; afterwards, the device's rate."""
@@ -107,6 +107,7 @@ class _Contestant:
         }
         if self._store is not None:
             answer["engine"] = (self._counters() - before).counted()
+            answer["commit_s"] = self._commit()
             answer["device_requests_per_s"] = engine.device_rate(self._store)
             answer["device_requests_per_s_own_unit"] = engine.device_rate(
                 self._store, own_unit=True
@@ -124,14 +125,19 @@ class _Contestant:
                 evaluation = self._trainer.evaluate(batches)
             result["auc"], result["log_loss"] = evaluation.auc, evaluation.log_loss
         if self._store is not None:
-            started = perf_counter()
-            embedrock.save(
-                self._store, self._trainer.model, self._trainer.optimizers, len(self._losses)
-            )
-            result["commit_s"] = perf_counter() - started
             result["engine"] = engine.summary(self._store)
             result["digests"] = digests(self._store, self._sink, self._name)
         return result
+
+    def _commit(self) -> float | None:
+        """Seconds that a commit of tables, model and optimizers took; None without a store."""
+        if self._store is None:
+            return None
+        started = perf_counter()
+        embedrock.save(
+            self._store, self._trainer.model, self._trainer.optimizers, len(self._losses)
+        )
+        return perf_counter() - started
 
     def _step(self, batch: embedrock.data.Batch) -> None:
         self._losses.append(self._trainer.step(batch))

@@ -158,7 +158,6 @@ def _report(
         "bits_equal": equal,
         "rows": settings.rows,
         "table_bytes": settings.rows * settings.row_bytes,
-        "commit_s": stored["commit_s"],
         "peak_rss_bytes_out_of_core": stored["peak_rss_bytes"],
         **figures.memory_figures(stored["engine"]["budget_bytes"], memory),
         "demo_s": seconds,
