@@ -20,7 +20,7 @@ use crate::prefetch::prefetch_read;
 const SPLIT_ABOVE: u64 = 96;
 /// Rows per partition below which two partitions are merged: there the same overheads come to 1.8
 /// bytes a row, and the distance from `SPLIT_ABOVE` keeps a table of steady size from doing both.
-const MERGE_BELOW: u64 = 64;
+const MERGE_BELOW: u64 = 80;
 /// Partitions of the smallest table.
 const MIN_PARTITIONS: u32 = 16;
 /// Most rows of a table: slot numbers have 32 bits and 0 is taken.

@@ -16,6 +16,10 @@ pub const SIZES: [usize; 8] = [512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_5
 /// Turns of each size when a curve is measured.
 const TURNS: usize = 3;
 
+/// A depth suffices that gives this share of what the best depth gives: more in flight takes buffers
+/// and makes every answer wait longer.
+const SUFFICIENT_SHARE: f64 = 0.97;
+
 /// Bytes of one write of `scratch_file`.
 const WRITE_BYTES: usize = 256 << 10;
 
@@ -96,6 +100,33 @@ pub fn measure(
         }
     }
     Ok(DeviceCurve { depth, points })
+}
+
+/// The least of `depths`, which rise, at which random reads of `bytes` come nearly as fast as at
+/// any of them. The depths take turns as the sizes of [`measure`] do.
+///
+/// *Blocking*: for about three times `slice` times the number of depths.
+pub fn sufficient_depth(
+    medium: &dyn Medium,
+    file: &Arc<dyn File>,
+    bytes: usize,
+    depths: &[usize],
+    slice: Duration,
+) -> Result<usize> {
+    let length = file.len()?;
+    let mut rates = vec![0.0f64; depths.len()];
+    for _ in 0..TURNS {
+        for (rate, depth) in rates.iter_mut().zip(depths) {
+            *rate = rate.max(random_reads(medium, file, &[0], length, bytes, *depth, slice)?);
+        }
+    }
+    Ok(sufficient(depths, &rates))
+}
+
+fn sufficient(depths: &[usize], rates: &[f64]) -> usize {
+    let best = rates.iter().copied().fold(0.0, f64::max);
+    let enough = rates.iter().position(|rate| *rate >= SUFFICIENT_SHARE * best);
+    enough.map_or(1, |at| depths[at])
 }
 
 /// Requests per second of random reads of `bytes` each, `depth` in flight, for `seconds`.
@@ -227,6 +258,19 @@ mod tests {
         assert!(close(curve.cost(16_384), 0.004));
         assert!(close(curve.cost(32_768), 0.008));
         assert!(close(DeviceCurve { depth: 1, points: vec![] }.cost(4096), 0.0));
+    }
+
+    #[test]
+    fn the_least_depth_that_is_nearly_as_fast_suffices() {
+        let depths = [16, 32, 64, 128];
+        assert_eq!(sufficient(&depths, &[10.0, 50.0, 98.0, 100.0]), 64);
+        assert_eq!(sufficient(&depths, &[10.0, 50.0, 90.0, 100.0]), 128);
+        assert_eq!(sufficient(&depths, &[100.0, 50.0, 90.0, 100.0]), 16);
+        let medium = SimMedium::new(1);
+        let file = scratch_file(&medium, "scratch", 300_000).unwrap();
+        let slice = Duration::from_millis(1);
+        let depth = sufficient_depth(&medium, &file, 4096, &depths, slice).unwrap();
+        assert!(depths.contains(&depth));
     }
 
     #[test]

@@ -13,6 +13,8 @@ use crate::storage::log::{FlushBuffer, Stream};
 pub(super) struct ClassDemand {
     pub(super) row_bytes: usize,
     pub(super) page_bytes: usize,
+    /// Requests in flight that the device needs to give its rate.
+    pub(super) read_depth: usize,
     /// Rows of all its tables, as declared or expected.
     pub(super) rows: u64,
     /// True when a table of the class grows: its rows spread unevenly over the sets.
@@ -45,10 +47,12 @@ const CHUNKS_MIN: usize = Stream::COUNT + 1;
 const CHUNKS: usize = CHUNKS_MIN + 2;
 const CHUNK_BYTES_MAX: usize = 256 << 10;
 const CHUNK_BYTES_MIN: usize = 16 << 10;
-const READ_DEPTH_MAX: usize = 64;
-/// Buffers of a reader: those in flight, and half as many with pages that somebody looks at while
-/// the device already works on the next requests.
-const READ_BUFFERS_MAX: usize = READ_DEPTH_MAX * 3 / 2;
+/// Requests in flight where the device was not measured, and what a class takes a larger part of
+/// its share for than for the depth beyond.
+pub(super) const READ_DEPTH_USUAL: usize = 64;
+/// More in flight than this is not given to any device.
+pub(super) const READ_DEPTH_MAX: usize = 256;
+const READ_BUFFERS_USUAL: usize = buffers_for(READ_DEPTH_USUAL);
 const READ_BUFFERS_MIN: usize = 16;
 const READ_REQUEST_BYTES_MAX: usize = 16 << 10;
 /// Index deltas are handed to the journal in portions of at most about this size.
@@ -97,6 +101,12 @@ fn one_set(row_bytes: usize, headers: bool) -> CacheShape {
     CacheShape { row_bytes, sets: 1, ways: WAYS, policy: PolicyKind::Lru, headers }
 }
 
+/// Buffers of a reader: those in flight, and half as many with pages that somebody looks at while
+/// the device already works on the next requests.
+const fn buffers_for(read_depth: usize) -> usize {
+    read_depth * 3 / 2
+}
+
 impl ClassPlan {
     /// Buffers for a class whose part of the budget is `share` bytes. Beside a large index they are
     /// not the smallest, which would save next to nothing and read at a small depth.
@@ -106,8 +116,13 @@ impl ClassPlan {
         let pow2 = |bytes: u64| 1usize << (63 - bytes.max(1).leading_zeros()).min(40);
         let chunk = pow2(share / 64).clamp(CHUNK_BYTES_MIN.max(page), CHUNK_BYTES_MAX.max(page));
         let smallest = chunk == CHUNK_BYTES_MIN.max(page);
-        let reads = (share / 16) as usize;
-        let buffers = (reads / page).clamp(READ_BUFFERS_MIN, READ_BUFFERS_MAX);
+        let most = buffers_for(demand.read_depth);
+        let (mut reads, beyond) = ((share / 16) as usize, (share / 64) as usize);
+        let mut buffers = (reads / page).min(READ_BUFFERS_USUAL.min(most)).max(READ_BUFFERS_MIN);
+        let deep = (beyond / page).min(most);
+        if deep > buffers {
+            (buffers, reads) = (deep, beyond);
+        }
         let buffer = pow2((reads / buffers) as u64).clamp(page, READ_REQUEST_BYTES_MAX.max(page));
         Self {
             sets: 0,
@@ -284,6 +299,7 @@ mod tests {
         ClassDemand {
             row_bytes,
             page_bytes: 4096,
+            read_depth: 128,
             rows,
             sparse: false,
             index_bytes: rows * 4,
@@ -352,7 +368,7 @@ mod tests {
 
     #[test]
     fn beside_a_large_index_a_reader_has_its_depth_whatever_the_budget() {
-        for (rows, depth) in [(100_000_000, 64), (1_000_000, 11)] {
+        for (rows, depth) in [(1_000_000_000, 128), (100_000_000, 64), (1_000_000, 11)] {
             let demands = [demand(rows, 32)];
             let smallest = smallest(&demands);
             let plans = divide(smallest, &demands).unwrap();

@@ -5,7 +5,10 @@
 //! close), class lock (the log), journal, then one set of the cache. `ARCHITECTURE.md` has the
 //! rest.
 
-use super::budget::{ClassDemand, ClassPlan, WAYS, bytes_of, divide, growing_index_bytes};
+use super::budget::{
+    ClassDemand, ClassPlan, READ_DEPTH_MAX, READ_DEPTH_USUAL, WAYS, bytes_of, divide,
+    growing_index_bytes,
+};
 use super::journal::{ClassRecord, TableRecord};
 use super::pool::Pool;
 use crate::cache::{Cache, CacheShape, DenseTable, Location, RowRef};
@@ -213,6 +216,11 @@ impl Engine {
             ClassDemand {
                 row_bytes: class.record.row_bytes,
                 page_bytes: class.record.page_bytes,
+                read_depth: class
+                    .record
+                    .curve
+                    .as_ref()
+                    .map_or(READ_DEPTH_USUAL, |curve| curve.depth.clamp(1, READ_DEPTH_MAX)),
                 rows: tables()
                     .map(|t| {
                         let spec = &t.record.spec;

@@ -8,7 +8,7 @@ use super::{Inner, Store};
 use crate::config::{Memory, TableId, TableInfo, TableSpec};
 use crate::error::{Result, bail};
 use crate::index::{DenseIndex, SparseIndex};
-use crate::io::{DeviceCurve, IoKind, OpenMode, measure};
+use crate::io::{DeviceCurve, IoKind, measure};
 use crate::row::{Dtype, RowLayout};
 use crate::storage::log::{PageLayout, Segments, TableIndex};
 use std::sync::atomic::Ordering;
@@ -24,8 +24,13 @@ const FILLED_SHARE: f64 = 0.95;
 const PAGE_BYTES_DEFAULT: usize = 4096;
 /// Bytes of the file that the device is measured on.
 const MEASURE_BYTES: u64 = 32 << 20;
+/// One turn of a size or a depth; the longer one where a table will be larger than `LARGE_BYTES`,
+/// which takes longer to write than the device to measure.
 const MEASURE_SLICE: Duration = Duration::from_millis(12);
-const MEASURE_DEPTH: usize = 64;
+const MEASURE_SLICE_LARGE: Duration = Duration::from_millis(40);
+const LARGE_BYTES: u64 = 128 << 20;
+/// Requests in flight that are considered.
+const DEPTHS: [usize; 4] = [16, 32, 64, 128];
 pub(super) const SEGMENT_BYTES_MAX: u64 = 4 << 20;
 const SEGMENT_BYTES_MIN: u64 = 32 << 10;
 /// The least that is chosen for a store without a tight disk bound.
@@ -253,10 +258,12 @@ impl Inner {
         if let Some(class) = engine.classes.iter().find(|c| c.record.row_bytes == row_bytes) {
             return Ok(class.record.id);
         }
+        let rows = spec.num_embeddings.or(spec.expected_rows).unwrap_or(0);
+        let large = rows.saturating_mul(row_bytes as u64) >= LARGE_BYTES;
         let curve = match engine.classes.iter().find_map(|c| c.record.curve.clone()) {
             Some(curve) => Some(curve),
-            None if self.options.page_bytes.is_some() => None,
-            None => self.measure_device()?,
+            None if self.options.page_bytes.is_some() && !large => None,
+            None => self.measure_device(if large { MEASURE_SLICE_LARGE } else { MEASURE_SLICE })?,
         };
         let page_bytes = match self.options.page_bytes {
             Some(bytes) => bytes.max(self.medium.alignment()),
@@ -314,8 +321,9 @@ impl Inner {
         Ok(wanted.max(SEGMENT_BYTES_MIN).next_power_of_two().max(least))
     }
 
-    /// Measures random reads of each page size; `None` where reads do not reach the device.
-    fn measure_device(&self) -> Result<Option<DeviceCurve>> {
+    /// Measures the depth that the device needs, and at that depth random reads of each page size,
+    /// `slice` for each turn; `None` where reads do not reach the device.
+    fn measure_device(&self, slice: Duration) -> Result<Option<DeviceCurve>> {
         const NAME: &str = "measure";
         if self.medium.kind() == IoKind::Simulated || !self.medium.direct() {
             return Ok(None);
@@ -328,19 +336,16 @@ impl Inner {
         {
             return Ok(None);
         }
-        let file = self.medium.open(NAME, OpenMode::CreateNew)?;
         let measured = (|| {
-            let block = vec![0x5A; 1 << 20];
-            for at in 0..MEASURE_BYTES >> 20 {
-                file.write_at(&block, at << 20)?;
-            }
-            file.sync()?;
-            let sizes: Vec<usize> =
-                PAGE_SIZES.iter().copied().filter(|s| *s >= self.medium.alignment()).collect();
-            measure::measure(&*self.medium, &file, &sizes, MEASURE_DEPTH, MEASURE_SLICE)
+            let medium = &*self.medium;
+            let file = measure::scratch_file(medium, NAME, MEASURE_BYTES)?;
+            let sizes = PAGE_SIZES.map(|size| size.max(medium.alignment()));
+            let depth = measure::sufficient_depth(medium, &file, sizes[0], &DEPTHS, slice)?;
+            measure::measure(medium, &file, &sizes, depth, slice)
         })();
-        drop(file);
-        self.medium.remove(NAME)?;
+        if self.medium.list(NAME)?.iter().any(|name| name == NAME) {
+            self.medium.remove(NAME)?;
+        }
         measured.map(Some)
     }
 }
@@ -357,24 +362,23 @@ fn choose_page(
         let rows = PageLayout::new(page, row_bytes, 0, 0).map_or(0, |l| l.rows_per_page);
         (rows * row_bytes) as f64 / page as f64
     };
-    let best_filled = PAGE_SIZES.iter().map(|page| filled(*page)).fold(0.0, f64::max);
-    let well_filled = if bounded { FILLED_SHARE * best_filled } else { 0.0 }.max(FILLED_MIN);
-    let smallest = PAGE_SIZES
-        .iter()
-        .copied()
-        .chain([32_768, 65_536])
-        .find(|page| *page >= alignment.max(PAGE_BYTES_DEFAULT) && filled(*page) >= FILLED_MIN)
+    let sizes = || PAGE_SIZES.into_iter().chain([32_768, 65_536]);
+    let best_filled = sizes().map(filled).fold(0.0, f64::max);
+    // Rows that are hardly longer than their entry in the directory fill no page well.
+    let least_filled = FILLED_MIN.min(FILLED_SHARE * best_filled);
+    let well_filled = if bounded { FILLED_SHARE * best_filled } else { 0.0 }.max(least_filled);
+    let smallest = sizes()
+        .find(|page| *page >= alignment.max(PAGE_BYTES_DEFAULT) && filled(*page) >= least_filled)
         .unwrap_or(65_536);
     let Some(curve) = curve else { return smallest };
-    let best = PAGE_SIZES
-        .iter()
-        .filter(|page| **page >= alignment)
-        .map(|page| 1.0 / curve.cost(*page))
-        .fold(0.0, f64::max);
+    // Where a longer request measured faster, somebody else was using the device meanwhile.
+    let rate = |page: usize| {
+        let longer = PAGE_SIZES.iter().filter(|size| **size >= page);
+        longer.map(|size| 1.0 / curve.cost(*size)).fold(0.0, f64::max)
+    };
+    let best = rate(alignment);
     let usable = |page: &usize| {
-        *page >= alignment
-            && filled(*page) >= well_filled
-            && 1.0 / curve.cost(*page) >= PAGE_RATE_SHARE * best
+        *page >= alignment && filled(*page) >= well_filled && rate(*page) >= PAGE_RATE_SHARE * best
     };
     PAGE_SIZES.iter().copied().rfind(usable).unwrap_or(smallest)
 }
@@ -385,5 +389,36 @@ impl Inner {
         let engine = self.engine.read();
         self.table_of(&engine, table)?.updates.store(updates, Ordering::Relaxed);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::io::measure::CurvePoint;
+
+    fn curve(rates: [f64; 6]) -> DeviceCurve {
+        let point = |(bytes, requests_per_s)| CurvePoint { bytes, requests_per_s };
+        DeviceCurve { depth: 64, points: PAGE_SIZES.into_iter().zip(rates).map(point).collect() }
+    }
+
+    #[test]
+    fn a_page_is_the_largest_that_reads_at_nearly_the_best_rate() {
+        let page = |rates| choose_page(128, 512, Some(&curve(rates)), false);
+        assert_eq!(page([100.0, 100.0, 100.0, 95.0, 70.0, 40.0]), 4096);
+        assert_eq!(page([200.0, 150.0, 120.0, 100.0, 70.0, 40.0]), 512);
+        // A dip before a faster, longer request is noise.
+        assert_eq!(page([100.0, 60.0, 60.0, 95.0, 70.0, 40.0]), 4096);
+        assert_eq!(choose_page(128, 4096, Some(&curve([200.0; 6])), false), 16_384);
+    }
+
+    #[test]
+    fn rows_of_every_length_get_a_page_of_a_useful_size() {
+        for row_bytes in [4, 8, 12, 16, 64, 132, 512, 1024] {
+            assert_eq!(choose_page(row_bytes, 512, None, false), 4096, "{row_bytes}");
+            let page = choose_page(row_bytes, 512, Some(&curve([100.0; 6])), true);
+            assert!((4096..=16_384).contains(&page), "{row_bytes}: {page}");
+        }
+        assert_eq!(choose_page(60_000, 512, None, false), 65_536);
     }
 }

@@ -27,7 +27,7 @@ from embedrock.bench.race.trace import load, synthetic
 from embedrock.bench.race.workload import MODES
 from embedrock.errors import MisuseError
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["PEERS", "Race", "add_arguments", "run", "same_batches"]
 
 PEERS = Path(".cache/peers/embedrock-peers")
 PEER_SECONDS_MAX = 20.0
@@ -98,7 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Measures, and returns the report."""
     report = Report("race", options)
-    found = _Race(report, options).run()
+    found = Race(report, options).run()
     _figures(report, found, "")
     if getattr(options, "all", False):
         for variant in VARIANTS:
@@ -107,7 +107,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                 f"{key}_{value:g}" if isinstance(value, float) else str(value)
                 for key, value in variant.items()
             )
-            _figures(report, _Race(report, changed, f"{name}: ").run(), f"_{name}")
+            _figures(report, Race(report, changed, f"{name}: ").run(), f"_{name}")
     if options.png is not None:
         save_plot(options.png, report.results["engines"], report.notes)
     return report.finish()
@@ -124,7 +124,7 @@ def _figures(report: Report, found: dict[str, dict[str, Any]], suffix: str) -> N
     for name in PEER_ENGINES:
         theirs, figure = found.get(name), f"vs_{name.replace('-', '_')}{suffix}"
         if ours and theirs and theirs.get("batches") and ours.get("batches"):
-            report.figure(figure, _same_batches(ours, theirs))
+            report.figure(figure, same_batches(ours, theirs))
         elif name in ("rocksdb", "lmdb"):
             report.missing(figure, _why(theirs, name))
     for one in found.values():
@@ -132,7 +132,7 @@ def _figures(report: Report, found: dict[str, dict[str, Any]], suffix: str) -> N
     report.results[f"engines{suffix}"] = found
 
 
-def _same_batches(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
+def same_batches(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
     """Ratio of rates over the batches that count for the other store."""
     begin, end = theirs["batches"] // 3, theirs["batches"]
     mine, other = ours["rates"], theirs["rates"]
@@ -146,10 +146,11 @@ def _why(one: dict[str, Any] | None, name: str) -> str:
     return str(one.get("absent") or one.get("failed") or unknown)
 
 
-class _Race:
+class Race:
     """One workload, all contestants."""
 
     def __init__(self, report: Report, options: argparse.Namespace, label: str = "") -> None:
+        """Draws or loads the trace; ``options`` are those of ``race``. ``label`` begins notes."""
         self.report, self.options, self.label = report, options, label
         self.mode = MODES[options.mode]
         if options.trace is None:

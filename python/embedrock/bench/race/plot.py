@@ -5,18 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from embedrock.bench.plots import pyplot_or_note, save
+
 __all__ = ["save_plot"]
 
 
 def save_plot(file: Path, engines: dict[str, dict[str, Any]], notes: list[str]) -> None:
     """Writes a PNG; without matplotlib a note says so."""
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-    except ImportError:
-        notes.append("no plot: matplotlib is not installed: pip install 'embedrock[plots]'")
+    pyplot = pyplot_or_note(notes)
+    if pyplot is None:
         return
     ran = {name: one for name, one in engines.items() if one.get("batches")}
     if not ran:
@@ -43,6 +40,4 @@ def save_plot(file: Path, engines: dict[str, dict[str, Any]], notes: list[str]) 
             color="tab:red",
         )
     axes.set_xlabel("thousand distinct rows per second")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=120)
-    pyplot.close(figure)
+    save(pyplot, figure, file)
