@@ -26,6 +26,7 @@ from embedrock import optimizers as _optimizers
 from embedrock._arrays import ArrayLike, Keys, as_keys, dtype_name
 from embedrock.clip import Clip, bounds
 from embedrock.errors import EmbedrockError, MisuseError, NotFoundError, UncommittedWarning
+from embedrock.recording import Recording
 from embedrock.table import (
     Floats,
     KeysNamed,
@@ -84,6 +85,7 @@ class Store:
         self._path = path
         self._memory = memory
         self._closed = False
+        self._recordings: tuple[Recording, ...] = ()
 
     @property
     def path(self) -> Path:
@@ -200,6 +202,7 @@ class Store:
         ]
         with KeysNamed(*found):
             self._core.get(parts)
+        self._visited(*found)
         return [answer for answer, _ in filled]
 
     def put(
@@ -220,6 +223,7 @@ class Store:
         ]
         with KeysNamed(*found):
             self._core.put(parts, reset_state, non_finite)
+        self._visited(*found)
 
     def update(
         self,
@@ -250,7 +254,9 @@ class Store:
         found, parts = self._updates(batches, factors)
         within = bounds(clip, other_norm)
         with KeysNamed(*found):
-            return update_report(*self._core.update(parts, non_finite, step, within))
+            report = update_report(*self._core.update(parts, non_finite, step, within))
+        self._visited(*found)
+        return report
 
     def gradient_norm(
         self,
@@ -339,6 +345,22 @@ class Store:
         stats: dict[str, Any] = self._core.stats()
         return stats
 
+    def record(self, max_bytes: int = 64 << 20) -> Recording:
+        """Begins to note the keys of every get, put, update and modify of this store.
+
+        The recording says what each step costs and what it could cost at least, how the cache did
+        beside the best possible one, and saves the keys as a trace. It ends with its ``with`` block
+        or ``stop()``, or when the keys take ``max_bytes``, which the memory budget does not cover.
+
+        >>> with store.record() as recording:
+        ...     rows = table.get([1, 2, 3])
+        >>> recording.batches, recording.report()["distinct_rows"]
+        (1, 3)
+        """
+        recording = Recording(self, whole("max_bytes", max_bytes, 1))
+        self._recordings += (recording,)
+        return recording
+
     def close(self) -> None:
         """Closes the store and gives up its lock; a second call does nothing.
 
@@ -388,6 +410,11 @@ class Store:
                 UncommittedWarning,
                 stacklevel=stacklevel,
             )
+
+    def _visited(self, *parts: tuple[Table, Keys]) -> None:
+        """Tells the recordings which rows a verb has visited."""
+        for recording in self._recordings:
+            recording._add([(table.name, keys.flat) for table, keys in parts])
 
     def _updates(
         self, batches: Sequence[tuple[Table, ArrayLike, ArrayLike]], factors: tuple[Any, ...]

@@ -204,6 +204,7 @@ class Table:
         states = self._room(found, out_state, "out[1]", "state_words") if state else None
         with KeysNamed((self, found)):
             self._store._core.get([(self._handle, found.flat, values, states)])
+        self._store._visited((self, found))
         if states is None:
             return answer
         return answer, states if out_state is None else out_state
@@ -241,6 +242,7 @@ class Table:
         with KeysNamed((self, found)):
             part = (self._handle, found.flat, rows, states)
             self._store._core.put([part], reset_state, non_finite)
+        self._store._visited((self, found))
 
     def update(
         self,
@@ -292,7 +294,9 @@ class Table:
         part = update_part(self, found, gradients, factors)
         within = bounds(clip, other_norm)
         with KeysNamed((self, found)):
-            return update_report(*self._store._core.update([part], non_finite, step, within))
+            report = update_report(*self._store._core.update([part], non_finite, step, within))
+        self._store._visited((self, found))
+        return report
 
     def modify(self, keys: ArrayLike, function: Function, /) -> None:
         """Rewrites rows by a function from (values, state) to (values, state).
@@ -334,6 +338,7 @@ class Table:
         found = as_keys(keys)
         with KeysNamed((self, found)):
             self._store._core.modify(self._handle, found.flat, call)
+        self._store._visited((self, found))
 
     def delete(self, keys: ArrayLike) -> int:
         """Deletes rows and returns how many there were; the keys read as initial again.

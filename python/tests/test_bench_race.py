@@ -11,10 +11,11 @@ import pytest
 
 from embedrock.bench.__main__ import main
 from embedrock.bench.race.limit import MemoryLimit
-from embedrock.bench.race.optimum import frequent_hits, optimal_hits
-from embedrock.bench.race.trace import Trace, load, synthetic
+from embedrock.bench.race.trace import synthetic
 from embedrock.bench.race.workload import MODES, expected, wrong_rows
 from embedrock.errors import MisuseError
+from embedrock.optimum import frequent_hits, optimal_hits
+from embedrock.trace import Trace, load
 
 
 def trace_of(*batches: list[int]) -> Trace:

@@ -2,6 +2,7 @@
 
 use crate::storage::log::ReadReport;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 /// What a store counted since it was opened.
 #[derive(Debug, Default)]
@@ -24,6 +25,10 @@ pub struct Metrics {
     pub bytes_read: AtomicU64,
     /// Nanoseconds blocked in reads.
     pub read_wait_ns: AtomicU64,
+    /// Rows brought into the cache from storage.
+    pub loaded: AtomicU64,
+    /// Rows made resident with their initial values.
+    pub initial: AtomicU64,
     /// Rows that left the cache.
     pub evicted: AtomicU64,
     /// Those of them that had changed.
@@ -48,6 +53,36 @@ pub struct Metrics {
     pub state_bytes: AtomicU64,
     /// Nanoseconds in commits.
     pub commit_ns: AtomicU64,
+    /// Nanoseconds in verbs that visit rows.
+    pub verb_ns: AtomicU64,
+    /// Those of them in which equal keys were joined and their gradients summed.
+    pub merge_ns: AtomicU64,
+    /// Those of them spent on resident rows.
+    pub resident_ns: AtomicU64,
+    /// Those of them in which evicted rows were packed and written, and segments cleaned.
+    pub write_ns: AtomicU64,
+    /// Those of them in which other threads held what was needed.
+    pub lock_wait_ns: AtomicU64,
+}
+
+/// Adds the time from its making until it is dropped to a counter.
+#[derive(Debug)]
+pub struct Timed<'a> {
+    counter: &'a AtomicU64,
+    begin: Instant,
+}
+
+impl<'a> Timed<'a> {
+    /// Begins now.
+    pub fn new(counter: &'a AtomicU64) -> Self {
+        Self { counter, begin: Instant::now() }
+    }
+}
+
+impl Drop for Timed<'_> {
+    fn drop(&mut self) {
+        self.counter.fetch_add(self.begin.elapsed().as_nanos() as u64, Ordering::Relaxed);
+    }
 }
 
 impl Metrics {

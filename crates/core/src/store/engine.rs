@@ -16,12 +16,13 @@ use crate::config::{StoreOptions, TableInfo};
 use crate::error::Result;
 use crate::hash::{mix, table_salt};
 use crate::io::{File, Medium};
+use crate::metrics::{Metrics, Timed};
 use crate::row::RowLayout;
 use crate::storage::Residents;
 use crate::storage::log::{
     ClassLog, FlushBuffer, PageLayout, PageReader, Segments, TableIndex, Writer,
 };
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -110,6 +111,14 @@ pub(super) struct Class {
 }
 
 impl Class {
+    /// The class alone; counts the time for which another thread had it.
+    pub(super) fn lock(&self, metrics: &Metrics) -> MutexGuard<'_, ClassLog> {
+        self.log.try_lock().unwrap_or_else(|| {
+            let _timed = Timed::new(&metrics.lock_wait_ns);
+            self.log.lock()
+        })
+    }
+
     pub(super) fn new(
         record: ClassRecord,
         layout: PageLayout,

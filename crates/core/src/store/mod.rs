@@ -38,7 +38,7 @@ pub use stats::{ClassStats, CommitStats, DeviceStats, Stats};
 use crate::config::{CommitInfo, StoreOptions, TableId, Uncommitted};
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::io::{File, Medium, OpenMode};
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, Timed};
 use commit::History;
 use engine::{Engine, Table};
 use lock::WriterLock;
@@ -138,7 +138,10 @@ impl Inner {
     fn planned_engine(&self) -> Result<RwLockReadGuard<'_, Engine>> {
         self.check_process()?;
         loop {
-            let engine = self.engine.read();
+            let engine = self.engine.try_read().unwrap_or_else(|| {
+                let _timed = Timed::new(&self.metrics.lock_wait_ns);
+                self.engine.read()
+            });
             if engine.closed {
                 bail!(Closed, "store {} is closed; open it again", self.path.display());
             }

@@ -12,6 +12,7 @@ use crate::cache::{BLOCK, Cache, Location, RowMut};
 use crate::config::ValuesOut;
 use crate::error::{Result, bail};
 use crate::hash::mix;
+use crate::metrics::Timed;
 use crate::storage::log::{ClassLog, Place};
 use std::sync::atomic::Ordering;
 
@@ -107,9 +108,11 @@ impl Inner {
     ) -> Result<()> {
         for (i, class) in engine.classes.iter().enumerate() {
             let mut misses = Vec::new();
+            let timed = Timed::new(&self.metrics.resident_ns);
             for (batch, keys) in batches.iter().enumerate().filter(|(_, k)| k.table.class == i) {
                 self.visit_hits(class, batch, keys, op, &mut misses);
             }
+            drop(timed);
             if !misses.is_empty() {
                 self.visit_misses(engine, class, batches, misses, op)?;
             }
@@ -191,7 +194,7 @@ impl Inner {
             progress.resize(misses.len(), Progress::Done);
             let mut visitor = MissVisitor { inner: self, engine, class, batches, op: &mut *op };
             let (ticket, looked) = {
-                let mut log = class.log.lock();
+                let mut log = class.lock(&self.metrics);
                 let ticket = log.segments.begin_read();
                 let looked = visitor.visit_in_memory(&mut log, &misses, &mut progress, &mut wanted);
                 (ticket, looked)
@@ -207,7 +210,7 @@ impl Inner {
                 }
                 looked => looked,
             };
-            class.log.lock().segments.end_read(ticket);
+            class.lock(&self.metrics).segments.end_read(ticket);
             read?;
             let mut states = progress.iter();
             misses.retain(|_| states.next() != Some(&Progress::Done));
@@ -423,7 +426,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
             reader.read(&class.file, &class.layout, &pages, &mut |number, page| {
                 let first = wanted.partition_point(|w| w.slot < number * per_page);
                 let here = wanted[first..].iter().take_while(|w| w.slot / per_page == number);
-                let mut log = class.log.lock();
+                let mut log = class.lock(&self.inner.metrics);
                 for want in here {
                     self.visit_in_page(&mut log, misses, progress, wanted, *want, page)?;
                 }
@@ -551,7 +554,12 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
         }
         let stamp = self.class.now();
         let buffer = &mut log.buffer;
-        let mut evicted = (0, 0);
+        let count = match source {
+            Source::Words(_) if changed.is_none() => Some(&self.inner.metrics.loaded),
+            Source::Initial => Some(&self.inner.metrics.initial),
+            Source::Words(_) | Source::Blank => None,
+        };
+        let (mut came, mut evicted) = (0, (0, 0));
         let op = &mut *self.op;
         let fresh_key = cache.admit(
             at,
@@ -561,6 +569,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
             |mut row, fresh| {
                 if fresh {
                     fill(row.words);
+                    came = 1;
                     if let Some(changed) = changed {
                         row.mark_dirty(changed);
                     }
@@ -573,6 +582,9 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
             },
         );
         table.rows.fetch_add(u64::from(fresh_key), Ordering::Relaxed);
+        if let Some(count) = count {
+            count.fetch_add(came, Ordering::Relaxed);
+        }
         self.inner.metrics.evicted.fetch_add(evicted.0, Ordering::Relaxed);
         self.inner.metrics.evicted_dirty.fetch_add(evicted.1, Ordering::Relaxed);
     }
@@ -609,6 +621,7 @@ impl Inner {
         if !log.buffer.is_full() {
             return Ok(());
         }
+        let _timed = Timed::new(&self.metrics.write_ns);
         self.flush_now(engine, class, log)
     }
 

@@ -41,6 +41,10 @@ pub struct Stats {
     pub bytes_read: u64,
     /// Seconds blocked in page reads.
     pub read_wait_s: f64,
+    /// Rows brought into memory from storage.
+    pub rows_loaded: u64,
+    /// Rows made resident with their initial values, because nobody had written them.
+    pub rows_initial: u64,
     /// Rows that left the cache, and those of them that had changed.
     pub evicted: u64,
     /// Changed rows among the evicted.
@@ -61,6 +65,8 @@ pub struct Stats {
     pub saturated: u64,
     /// Keys announced by look-ahead.
     pub announced: u64,
+    /// Where time went.
+    pub time: TimeStats,
     /// Commits.
     pub commits: CommitStats,
     /// The device and its back end.
@@ -88,6 +94,32 @@ pub struct WrittenBytes {
     pub commits: u64,
     /// Named byte strings of commits.
     pub state: u64,
+}
+
+/// Seconds by cause since open, summed over the threads of callers. The parts of `verbs` sum up to
+/// it.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct TimeStats {
+    /// In get, put, update and modify.
+    pub verbs: f64,
+    /// Of `verbs`: checking rows that come in, joining equal keys, summing their gradients.
+    pub merging: f64,
+    /// Of `verbs`: copying and changing rows that were resident.
+    pub resident: f64,
+    /// Of `verbs`: blocked in page reads.
+    pub reading: f64,
+    /// Of `verbs`: packing and writing rows that left memory, and cleaning segments.
+    pub writing: f64,
+    /// Of `verbs`: waiting for other threads.
+    pub locks: f64,
+    /// Of `verbs`, the rest: finding rows that were not resident, checking their pages, making them
+    /// resident, and reserving room.
+    pub missing: f64,
+    /// In commits; not part of `verbs`.
+    pub commits: f64,
+    /// What the device needs at least for the requests that were made, at the rate that it had when
+    /// it was measured; `None` where it was not.
+    pub device_least: Option<f64>,
 }
 
 /// Commits of a store.
@@ -183,6 +215,8 @@ impl Store {
             pages_read: get(&m.pages_read),
             bytes_read: get(&m.bytes_read),
             read_wait_s: get(&m.read_wait_ns) as f64 / 1e9,
+            rows_loaded: get(&m.loaded),
+            rows_initial: get(&m.initial),
             evicted: get(&m.evicted),
             evicted_dirty: get(&m.evicted_dirty),
             rows_written: written(|w| w.0),
@@ -193,6 +227,7 @@ impl Store {
             non_finite: get(&m.non_finite),
             saturated: get(&m.saturated),
             announced: get(&m.announced),
+            time: inner.time(&engine),
             commits: CommitStats {
                 sequence: last.as_ref().map_or(0, |c| c.sequence),
                 step: last.as_ref().map_or(0, |c| c.step),
@@ -213,6 +248,34 @@ impl Store {
 }
 
 impl Inner {
+    fn time(&self, engine: &super::Engine) -> TimeStats {
+        let seconds = |counter: &AtomicU64| counter.load(Ordering::Relaxed) as f64 / 1e9;
+        let m = &self.metrics;
+        let mut time = TimeStats {
+            verbs: seconds(&m.verb_ns),
+            merging: seconds(&m.merge_ns),
+            resident: seconds(&m.resident_ns),
+            reading: seconds(&m.read_wait_ns),
+            writing: seconds(&m.write_ns),
+            locks: seconds(&m.lock_wait_ns),
+            commits: seconds(&m.commit_ns),
+            ..TimeStats::default()
+        };
+        let known = time.merging + time.resident + time.reading + time.writing + time.locks;
+        // Verbs that are under way have parts that count and are not in the sum yet.
+        time.missing = (time.verbs - known).max(0.0);
+        let requests = m.requests.load(Ordering::Relaxed);
+        let curve = engine.classes.iter().find_map(|c| c.record.curve.as_ref());
+        time.device_least = curve.map(|curve| match requests {
+            0 => 0.0,
+            _ => {
+                let bytes = m.bytes_read.load(Ordering::Relaxed) / requests;
+                requests as f64 * curve.cost(bytes as usize)
+            }
+        });
+        time
+    }
+
     fn written_bytes(&self, engine: &super::Engine) -> WrittenBytes {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let m = &self.metrics;

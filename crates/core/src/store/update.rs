@@ -12,6 +12,7 @@ use crate::config::{NonFinite, UpdateBatch, UpdateReport};
 use crate::distinct::{Distinct, Merged, merge_gradients};
 use crate::error::{Result, bail};
 use crate::half::Rounding;
+use crate::metrics::Timed;
 use crate::optimizer::Prepared;
 use crate::prefetch::prefetch_slice;
 use crate::row::RoundingMode;
@@ -32,8 +33,11 @@ impl Store {
     /// *Errors*: as `update`; `Misuse` for an unusable bound; `NonFinite` when the norm of what
     /// counts elsewhere is not finite, unless all is let through.
     pub fn update_within(&self, batches: &[UpdateBatch<'_>], clip: &Clip) -> Result<UpdateReport> {
+        let _timed = Timed::new(&self.inner.metrics.verb_ns);
         let engine = self.inner.writable_engine()?;
+        let merging = Timed::new(&self.inner.metrics.merge_ns);
         let (chosen, mut sources, mut report) = self.inner.gradients(&engine, batches, clip)?;
+        drop(merging);
         for (source, keys) in sources.iter_mut().zip(&chosen) {
             source.keys = keys;
         }

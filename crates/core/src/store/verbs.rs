@@ -9,6 +9,7 @@ use super::{Inner, Store};
 use crate::config::{GetBatch, NonFinite, PutBatch, TableId, UpdateReport, ValuesOut};
 use crate::distinct::Distinct;
 use crate::error::{Result, bail};
+use crate::metrics::Timed;
 use crate::row::{Dtype, RowLayout};
 use std::sync::atomic::Ordering;
 
@@ -20,6 +21,7 @@ impl Store {
     /// *Errors*: `Misuse` for wrong shapes, `KeyRange` for an id outside a dense table, `Corrupt`
     /// and `Io` from reading. *Blocking*: waits for page reads.
     pub fn get(&self, batches: &mut [GetBatch<'_>]) -> Result<()> {
+        let _timed = Timed::new(&self.inner.metrics.verb_ns);
         let engine = self.inner.planned_engine()?;
         for batch in batches.iter() {
             let table = self.inner.table_of(&engine, batch.table)?;
@@ -50,10 +52,12 @@ impl Store {
     /// *Errors*: as `get`, and `NonFinite`, `Full`, `Budget`, `Poisoned`; the first four before
     /// any row changed. *Durability*: with the next commit.
     pub fn put(&self, batches: &[PutBatch<'_>]) -> Result<UpdateReport> {
+        let _timed = Timed::new(&self.inner.metrics.verb_ns);
         let engine = self.inner.writable_engine()?;
         let mut report = UpdateReport::default();
         let mut op = PutOp { sources: Vec::new(), blind: true };
         let mut chosen: Vec<Vec<u64>> = Vec::new();
+        let merging = Timed::new(&self.inner.metrics.merge_ns);
         for batch in batches {
             let table = self.inner.table_of(&engine, batch.table)?;
             let (dim, words) = (table.layout.embedding_dim(), table.layout.state_words());
@@ -81,6 +85,7 @@ impl Store {
             });
             chosen.push(keys);
         }
+        drop(merging);
         let keys: Vec<Keys<'_>> =
             op.sources.iter().zip(&chosen).map(|(s, keys)| Keys { table: s.table, keys }).collect();
         report.rows = self.inner.change(&engine, &keys, &mut op)?;
@@ -99,6 +104,7 @@ impl Store {
         keys: &[u64],
         f: &mut dyn FnMut(&[u64], &mut [f32], &mut [f32]) -> Result<()>,
     ) -> Result<UpdateReport> {
+        let _timed = Timed::new(&self.inner.metrics.verb_ns);
         drop(self.inner.writable_engine()?);
         let engine = self.inner.exclusive()?;
         let table = self.inner.table_of(&engine, table)?;

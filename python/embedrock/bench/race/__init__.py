@@ -21,11 +21,12 @@ import numpy as np
 from embedrock.bench.common import Report, add_common, workspace
 from embedrock.bench.noise import WAIT_SHARE_MAX
 from embedrock.bench.race import process
-from embedrock.bench.race.optimum import frequent_hits, optimal_hits
 from embedrock.bench.race.plot import save_plot
-from embedrock.bench.race.trace import load, synthetic
+from embedrock.bench.race.trace import synthetic
 from embedrock.bench.race.workload import MODES
 from embedrock.errors import MisuseError
+from embedrock.optimum import frequent_hits, optimal_hits
+from embedrock.trace import load
 
 __all__ = ["PEERS", "Race", "add_arguments", "run", "same_batches"]
 

@@ -1,0 +1,238 @@
+"""Recordings: the keys of a stretch of work, what it cost, and what it could have cost at least.
+
+``Store.record`` begins one. A roofline in numbers: time by cause beside the least time that the
+device and the memory would need for the same keys, and the rows that were loaded beside those that
+the best possible cache of the same size would have loaded.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from embedrock.errors import MisuseError
+from embedrock.optimum import optimal_hits
+from embedrock.trace import Trace
+
+if TYPE_CHECKING:
+    from embedrock.store import Store
+
+__all__ = ["Recording"]
+
+Keys = npt.NDArray[np.uint64]
+Part = tuple[str, Keys]
+
+_COUNTERS = ["hits", "rescued", "misses", "first_touches", "rows_loaded", "rows_initial"]
+_COUNTERS += ["read_requests", "pages_read", "bytes_read", "bytes_written", "evicted"]
+_CAUSES = ["merging", "resident", "missing", "reading", "writing", "locks"]
+_TABLE_SHIFT = np.uint64(48)
+_COPIED_BYTES = 32 << 20
+
+
+class Recording:
+    """Keys of the verbs of a store, in order, and the store's counters before and after.
+
+    ``Store.record`` makes it; it ends with its ``with`` block, with ``stop()``, or by itself when
+    the keys take the bytes that were allowed.
+    """
+
+    def __init__(self, store: Store, max_bytes: int) -> None:
+        """Not for callers: recordings come from ``Store.record``."""
+        self._store, self._left = store, max_bytes
+        self._lock = threading.Lock()
+        self._batches: list[list[Part]] = []
+        self._marks: list[tuple[int, dict[str, Any], float]] = []
+        self._full = False
+        self._mark()
+
+    @property
+    def batches(self) -> int:
+        """Calls of verbs that were recorded."""
+        return len(self._batches)
+
+    @property
+    def running(self) -> bool:
+        """Whether it still records."""
+        return self in self._store._recordings
+
+    def stop(self) -> None:
+        """Ends the recording; a second call does nothing."""
+        with self._lock:
+            self._stop()
+
+    def __enter__(self) -> Recording:
+        """The recording itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends the recording."""
+        self.stop()
+
+    def trace(self) -> Trace:
+        """The keys as a trace: of tables but the first, with the table's number in the upper bits.
+
+        A key of 2^48 or more is folded into 48 bits, where two of them may meet.
+        """
+        numbers: dict[str, int] = {}
+        parts: list[Keys] = []
+        offsets = np.zeros(len(self._batches) + 1, np.int64)
+        for batch, tables in enumerate(self._batches):
+            for name, keys in tables:
+                parts.append(_with_table(keys, numbers.setdefault(name, len(numbers))))
+            offsets[batch + 1] = offsets[batch] + sum(len(keys) for _, keys in tables)
+        values = np.concatenate(parts) if parts else np.zeros(0, np.uint64)
+        return Trace(values, offsets)
+
+    def save(self, file: str | os.PathLike[str]) -> None:
+        """Writes the trace as an ``.npz`` that ``embedrock bench race --trace`` replays."""
+        trace = self.trace()
+        np.savez(file, values=trace.values, offsets=trace.offsets)
+
+    def report(self) -> dict[str, Any]:
+        """What the recorded batches cost, and what they could have cost at least.
+
+        The first third of the batches shows the best possible cache what is popular; the rest
+        counts. Seconds are sums over the callers' threads:
+
+        * ``time``: in verbs (``verbs``), and of these ``merging`` equal keys, on ``resident`` rows
+          (copying, changing), finding and admitting ``missing`` ones, ``reading`` (blocked in page
+          reads), ``writing`` what left memory, waiting for ``locks``.
+        * ``least``: ``reading``, what the device needs for the loads of the best cache at the rate
+          that it had when it was measured (None where it was not), and ``copying``, every row once
+          at the bandwidth of this machine's memory, measured now.
+        * ``rows_loaded`` and ``optimal_rows_loaded``; ``hit_rate`` and ``optimal_hit_rate``, of the
+          distinct rows of each batch. A cache that is full of rows from before the recording may
+          beat the optimum, which begins empty; a note says when the recording is too short.
+
+        Errors: ``MisuseError`` while it runs, or with fewer than three batches. Blocking: computes
+        for some seconds per ten million keys.
+
+        Source: Belady (1966) for the best cache.
+        """
+        if self.running:
+            raise MisuseError("the recording still runs; stop() it, or leave its with block")
+        if self.batches < 3:
+            raise MisuseError(f"{self.batches} batches were recorded, expected at least 3")
+        first, before, began = min(self._marks, key=lambda m: abs(m[0] - self.batches // 3))
+        _, after, ended = self._marks[-1]
+        counted = {name: after[name] - before[name] for name in _COUNTERS}
+        spent = {name: after["time"][name] - before["time"][name] for name in ["verbs", *_CAUSES]}
+        batches = self._batches[first:]
+        notes = []
+        if self._full:
+            notes.append("the recording ended when its keys took max_bytes")
+        classes = self._by_class(first, after, notes)
+        distinct = sum(one["distinct_rows"] for one in classes)
+        optimal = max(sum(one["optimal_loads"] for one in classes) - counted["rows_initial"], 0)
+        row_bytes = {one["spec"]["name"]: one["row_bytes"] for one in after["tables"]}
+        copied = sum(len(keys) * row_bytes[name] for batch in batches for name, keys in batch)
+        curve = after["device"]["curve"]
+        page = max(after["classes"], key=lambda one: one["disk_bytes"])["page_bytes"]
+        reading = None if curve is None else optimal / _rate(curve["points"], page)
+        return {
+            "batches": len(batches),
+            "rows": sum(len(keys) for batch in batches for _, keys in batch),
+            "distinct_rows": distinct,
+            "seconds": ended - began,
+            "time": spent,
+            "least": {"reading": reading, "copying": copied / _bandwidth()},
+            "rows_loaded": counted["rows_loaded"],
+            "optimal_rows_loaded": optimal,
+            "hit_rate": 1 - counted["rows_loaded"] / max(distinct, 1),
+            "optimal_hit_rate": 1 - optimal / max(distinct, 1),
+            "counted": counted,
+            "classes": classes,
+            "notes": notes,
+        }
+
+    def _add(self, parts: Sequence[Part]) -> None:
+        with self._lock:
+            if not self.running:
+                return
+            # The caller may fill the same array with other keys.
+            self._batches.append([(name, keys.copy()) for name, keys in parts])
+            self._left -= sum(keys.nbytes for _, keys in parts)
+            # Where a third ends is known only afterwards.
+            if self.batches == 1 or self.batches >= 1.1 * self._marks[-1][0]:
+                self._mark()
+            if self._left <= 0:
+                self._full = True
+                self._stop()
+
+    def _stop(self) -> None:
+        if not self.running:
+            return
+        others = (one for one in self._store._recordings if one is not self)
+        self._store._recordings = tuple(others)
+        self._mark()
+
+    def _mark(self) -> None:
+        """Notes the counters after the batches so far."""
+        if not self._store.closed:
+            self._marks.append((self.batches, self._store.stats(), time.perf_counter()))
+
+    def _by_class(
+        self, first: int, stats: dict[str, Any], notes: list[str]
+    ) -> list[dict[str, Any]]:
+        """Of each row class the loads of the best cache, counted from batch ``first``."""
+        width = {one["spec"]["name"]: one["row_bytes"] for one in stats["tables"]}
+        found = []
+        for one in stats["classes"]:
+            names = [name for name, row_bytes in width.items() if row_bytes == one["row_bytes"]]
+            parts: list[Keys] = []
+            offsets = np.zeros(self.batches + 1, np.int64)
+            for batch, tables in enumerate(self._batches):
+                keys = [_with_table(k, names.index(name)) for name, k in tables if name in names]
+                parts += keys
+                offsets[batch + 1] = offsets[batch] + sum(map(len, keys))
+            if offsets[-1] == 0:
+                continue
+            distinct = Trace(np.concatenate(parts), offsets).distinct()
+            capacity = int(one["cache_capacity"])
+            seen = len(np.unique(distinct.values[: distinct.offsets[first]]))
+            if seen < min(capacity, one["newest_copies"]):
+                notes.append(
+                    f"the first third has {seen} different rows of {one['row_bytes']} bytes, the "
+                    f"cache holds {capacity}: record longer for an optimum that means something"
+                )
+            count = int(distinct.offsets[-1] - distinct.offsets[first])
+            hits = int(optimal_hits(distinct, capacity)[first:].sum())
+            found.append(
+                {
+                    "row_bytes": one["row_bytes"],
+                    "capacity_rows": capacity,
+                    "distinct_rows": count,
+                    "optimal_loads": count - hits,
+                }
+            )
+        return found
+
+
+def _with_table(keys: Keys, number: int) -> Keys:
+    large = keys >> _TABLE_SHIFT
+    if large.any():
+        keys = (keys ^ (large * np.uint64(0x9E3779B97F4A7C15))) & np.uint64((1 << 48) - 1)
+    return keys | (np.uint64(number) << _TABLE_SHIFT) if number else keys
+
+
+def _rate(points: Sequence[dict[str, float]], size: int) -> float:
+    """Requests per second of the device at a request size, between the measured ones."""
+    seconds = [1 / point["requests_per_s"] for point in points]
+    return float(1 / np.interp(size, [point["bytes"] for point in points], seconds))
+
+
+def _bandwidth() -> float:
+    """Bytes per second that copying in memory gives: the best of three copies."""
+    source, target = np.ones(_COPIED_BYTES, np.uint8), np.zeros(_COPIED_BYTES, np.uint8)
+    best = float("inf")
+    for _ in range(3):
+        begin = time.perf_counter()
+        np.copyto(target, source)
+        best = min(best, time.perf_counter() - begin)
+    return _COPIED_BYTES / best

@@ -1,0 +1,116 @@
+"""Recordings: keys, time by cause, and the best possible cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import embedrock
+from embedrock.errors import MisuseError
+from embedrock.trace import load
+
+ROWS, DIM = 20_000, 8
+
+
+@pytest.fixture
+def store(tmp_path: Path):
+    """Written rows, of which a part fits into memory."""
+    with embedrock.open(tmp_path / "store", "64MiB") as opened:
+        table = opened.table("rows", DIM, ROWS, optimizer="none")
+        table.put(np.arange(ROWS), np.ones((ROWS, DIM), np.float32))
+        opened.commit(0)
+    with embedrock.open(tmp_path / "store", 600_000, create=False) as opened:
+        yield opened
+        opened.commit(1)
+
+
+def test_time_is_divided_by_cause(store: embedrock.Store) -> None:
+    table = store.table("rows")
+    for begin in range(0, ROWS, 1000):
+        keys = np.arange(begin, begin + 1000)
+        table.put(keys, table.get(keys) + 1)
+    store.commit(1)
+    time = store.stats()["time"]
+    parts = ["merging", "resident", "missing", "reading", "writing", "locks"]
+    assert sum(time[part] for part in parts) == pytest.approx(time["verbs"], rel=0.01)
+    assert all(time[part] > 0 for part in ["merging", "resident", "reading", "writing", "commits"])
+    assert time["locks"] == 0
+    assert time["verbs"] > time["reading"]
+
+
+def test_the_optimum_of_a_scan_in_turns_is_known(store: embedrock.Store) -> None:
+    table = store.table("rows")
+    capacity = store.stats()["classes"][0]["cache_capacity"]
+    assert capacity < ROWS // 2
+    with store.record() as recording:
+        for _ in range(12):
+            for begin in range(0, ROWS, 500):
+                table.get(np.arange(begin, begin + 500))
+    found = recording.report()
+    assert found["distinct_rows"] == found["rows"] == found["batches"] * 500
+    assert found["notes"] == []
+    # Of rows in turns the best cache keeps those it has; a turn reads the others.
+    optimal = 1 - found["optimal_hit_rate"]
+    assert optimal == pytest.approx(1 - capacity / ROWS, abs=0.02)
+    assert found["hit_rate"] < found["optimal_hit_rate"]
+    assert found["rows_loaded"] > found["optimal_rows_loaded"] > 0
+    assert found["time"]["verbs"] >= found["time"]["reading"] > 0
+    assert found["seconds"] >= found["time"]["verbs"]
+    assert found["least"]["copying"] < found["time"]["verbs"]
+
+
+def test_rows_that_nobody_wrote_need_no_load(tmp_path: Path) -> None:
+    with embedrock.open(tmp_path / "store", "16MiB") as store:
+        table = store.table("rows", DIM, 3000, optimizer="none")
+        with store.record() as recording:
+            for begin in range(0, 3000, 100):
+                table.get(np.arange(begin, begin + 100))
+        found = recording.report()
+    assert found["rows_loaded"] == found["optimal_rows_loaded"] == 0
+    assert found["hit_rate"] == found["optimal_hit_rate"] == 1
+    assert any("record longer" in note for note in found["notes"]) is False
+
+
+def test_a_trace_keeps_keys_batches_and_tables_apart(tmp_path: Path) -> None:
+    with embedrock.open(tmp_path / "store", "16MiB") as store:
+        one = store.table("one", DIM, 100)
+        two = store.table("two", DIM, optimizer="adagrad")
+        keys = np.array([3, 4, 3])
+        with store.record() as recording:
+            store.get([(one, keys), (two, [3])])
+            keys[:] = 9
+            two.update([-1], np.ones((1, DIM), np.float32), lr=0.1)
+            one.modify([5], lambda values, state: values + 1)
+        one.get([1])
+        recording.save(tmp_path / "trace.npz")
+        store.commit(1)
+    trace = load(tmp_path / "trace.npz")
+    assert trace.offsets.tolist() == [0, 4, 5, 6]
+    assert trace.values[:3].tolist() == [3, 4, 3]
+    assert len(set(trace.values.tolist())) == 5
+    assert trace.values[5] == 5
+
+
+def test_it_ends_when_its_keys_take_their_bytes(store: embedrock.Store) -> None:
+    table = store.table("rows")
+    recording = store.record(max_bytes=8 * 250)
+    for _ in range(5):
+        table.get(np.arange(100))
+    assert recording.batches == 3
+    assert not recording.running
+    assert any("max_bytes" in note for note in recording.report()["notes"])
+
+
+def test_what_cannot_be_reported_is_said(store: embedrock.Store) -> None:
+    table = store.table("rows")
+    with store.record() as recording:
+        table.get([1])
+        with pytest.raises(MisuseError, match="still runs"):
+            recording.report()
+    with pytest.raises(MisuseError, match="1 batches were recorded"):
+        recording.report()
+    recording.stop()
+    with pytest.raises(MisuseError, match="max_bytes"):
+        store.record(max_bytes=0)
