@@ -85,8 +85,9 @@ def test_the_html_parses_and_has_the_figures_of_the_json(tmp_path: Path):
     assert rows["none"] == ["-"]
     assert rows["curve.depth"] == ["64"]
     assert rows["data"] == ["<clicks> & more"]
-    run = dict(zip(rows["run"], page.rows[page.rows.index(["run", *rows["run"]]) + 1][1:]))  # noqa: B905
-    assert run["cache"] == "8.58307e-06"
+    place = page.rows.index(["run", *rows["run"]])
+    memory = dict(zip(page.rows[place], page.rows[place + 1], strict=True))
+    assert memory == {"run": "out of core", "cache": "8.58307e-06"}
     ((steps, samples, seconds, speed, loss, pages, *times),) = (
         row[1:] for row in page.rows if row[0] == "out of core" and len(row) > 6
     )
