@@ -264,6 +264,8 @@ def test_a_run_does_not_go_on_with_other_data(tmp_path: Path, make: Any):
     other = tmp_path / "other"
     if options.format == "criteo":
         criteo_file(other, 400, seed=1)
+    elif options.format == "avazu":
+        avazu_file(other, 400, seed=1)
     else:
         movielens_folder(other, 700, seed=1)
     with pytest.raises(MisuseError, match=r"other is not .*store, which has read .*; pass the"):
@@ -472,5 +474,6 @@ def test_unusable_options_are_named(tmp_path: Path, name: str, value: Any, messa
 
 
 def test_an_unknown_format_is_named():
-    with pytest.raises(MisuseError, match="format is 'csv', expected one of criteo, movielens"):
+    expected = "format is 'csv', expected one of criteo, avazu, movielens"
+    with pytest.raises(MisuseError, match=expected):
         Recipe.of_format("csv")
