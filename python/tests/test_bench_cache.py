@@ -41,6 +41,9 @@ def test_every_contestant_is_timed_on_every_workload_and_verified(report: dict) 
         assert set(table["ns_1"]) == set(table["ns_2"]) == names
         assert min(table["ns_1"].values()) > 0
         assert set(table["hit_rate"]) > names
+        late = {f"{one}-{policy}" for one in cache.LATE for policy in cache.POLICIES}
+        assert set(table.get("hit_rate_late", late)) == late
+        assert ("hit_rate_late" in table) == workload.endswith("_drift")
     assert report["results"]["mismatches"] == 0
     assert report["results"]["rows_verified"] > 100_000
     assert set(report["figures"]) == set(cache.FIGURES)

@@ -12,6 +12,9 @@ locking. Contestants, each with LRU and LFU:
   how near the model is; ``model-8`` and ``model-16`` halve counts after as many uses per row as
   sets of 32 do.
 
+Where popularity drifts, ``hit_rate_late`` is that of the last third of a trace three times as long:
+what was popular once has had time to be in the way.
+
 ``replacement_ns`` is wall time per access of ``sets-32-lfu`` with one thread on the first workload;
 ``vs_list_lru`` and ``vs_list_lfu`` are the time of the faster list divided by that of sets of 32
 with the same policy, ``_2`` with two threads; ``hit_loss_lru`` and ``hit_loss_lfu`` are hit rates,
@@ -47,6 +50,7 @@ TIMED: dict[str, dict[str, Any]] = {
     "list": {"list": {"keys_per_lock": 1}},
     "list-64": {"list": {"keys_per_lock": 64}},
 }
+LATE = ["sets-8", "sets-16", "sets-32", "list"]
 MODELLED = {"model-8": 8, "model-16": 16, "model-32": 32, "model-64": 64}
 FIGURES = ["replacement_ns", "hit_loss_lru", "hit_loss_lfu"]
 FIGURES += ["vs_list_lru", "vs_list_lfu", "vs_list_lru_2", "vs_list_lfu_2"]
@@ -67,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--drift",
         type=float,
-        default=0.02,
+        default=0.05,
         help="share of popularity ranks that get another id after each batch, where it drifts",
     )
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
@@ -160,6 +164,13 @@ class _Bench:
             for policy in POLICIES:
                 answer = self._ask(name, kind, policy, 1)
                 table["hit_rate"][f"{cache}-{policy}"] = answer["hits"] / answer["accesses"]
+        if self.workloads[name][1] > 0:
+            self.report.say(f"{name}: hits late in a longer trace")
+            table["hit_rate_late"] = late = {}
+            for cache in LATE:
+                for policy in POLICIES:
+                    answer = self._ask(name, TIMED[cache], policy, 1, longer=3)
+                    late[f"{cache}-{policy}"] = answer["hits"] / answer["accesses"]
 
     def _turn(self, workload: str, name: str, threads: int, deadline: float) -> Callable[[], Timed]:
         """A contestant's turns. They are short: one that was disturbed is repeated at once, and
@@ -190,15 +201,17 @@ class _Bench:
         return turn
 
     def _ask(
-        self, workload: str, cache: dict[str, Any], policy: str, threads: int
+        self, workload: str, cache: dict[str, Any], policy: str, threads: int, longer: int = 1
     ) -> dict[str, Any]:
         skew, drift, capacity = self.workloads[workload]
+        batches = self.options.batches
+        warm = self.options.warm if longer == 1 else (longer - 1) * batches
         answer = self.program.ask(
             {
                 "workload": {
                     **skew,
                     "drift": drift,
-                    "batches": self.options.batches,
+                    "batches": longer * batches,
                     "batch": self.options.batch,
                     "seed": self.options.seed,
                 },
@@ -206,7 +219,7 @@ class _Bench:
                 "cache": cache,
                 "policy": policy,
                 "threads": threads,
-                "warm_batches": self.options.warm,
+                "warm_batches": warm,
             }
         )
         self.report.results["mismatches"] += answer["mismatches"]

@@ -42,17 +42,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--memory", type=float, default=50.0, help="per cent of the bytes of keys and rows"
     )
     parser.add_argument("--batch", type=int, default=4096)
-    parser.add_argument("--batches", type=int, default=240)
+    parser.add_argument("--batches", type=int, default=160)
     parser.add_argument("--peers", type=Path, default=race.PEERS, help="the program of make peers")
     parser.add_argument(
         "--peer-seconds",
         type=float,
-        default=5.0,
+        default=3.0,
         metavar="S",
         help="other stores stop after this long",
     )
     parser.add_argument("--png", type=Path, help="draw the result to this file")
-    add_common(parser, patience_s=10.0)
+    add_common(parser, patience_s=1.0)
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:

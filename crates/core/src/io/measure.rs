@@ -16,8 +16,8 @@ pub const SIZES: [usize; 8] = [512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_5
 /// Turns of each size when a curve is measured.
 const TURNS: usize = 3;
 
-/// A depth suffices that gives this share of what the best depth gives: more in flight takes buffers
-/// and makes every answer wait longer.
+/// A depth suffices that gives this share of what the best depth gives: more in flight takes
+/// buffers and makes every answer wait longer.
 const SUFFICIENT_SHARE: f64 = 0.97;
 
 /// Bytes of one write of `scratch_file`.

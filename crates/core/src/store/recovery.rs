@@ -11,6 +11,7 @@ use super::journal::{
 };
 use super::pieces::{pieces_of, write_piece_into};
 use super::superblock::read_head;
+use crate::arena::give_back_freed;
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::hash::{mix, table_salt};
 use crate::index::{DenseIndex, SparseIndex};
@@ -24,7 +25,7 @@ use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
 /// Files of the journal that are scanned at once.
 const SCANS_AT_ONCE: usize = 4;
 /// Payload bytes that the reading thread hands over at once, and how many such it may be ahead.
-const BATCH_BYTES: usize = 1 << 20;
+const BATCH_BYTES: usize = 256 << 10;
 const BATCHES_AHEAD: usize = 3;
 /// Deltas that are decoded before the first of them is applied: the time that a word of the index
 /// takes to come from memory.
@@ -236,7 +237,11 @@ pub(super) fn recover(medium: &dyn Medium, seed: u64, target: Target) -> Result<
     };
     let files: Vec<u64> =
         survey.files.iter().copied().filter(|n| n >= base && *n <= end.0).collect();
-    Replay { recovered, oldest, ..Default::default() }.run(medium, seed, &files, end)
+    let replayed =
+        Replay { recovered, oldest, ..Default::default() }.run(medium, seed, &files, end);
+    // The budget does not know of what reading took.
+    give_back_freed();
+    replayed
 }
 
 /// Records on their way from the thread that reads and checks them.
