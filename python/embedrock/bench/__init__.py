@@ -30,6 +30,7 @@ BENCHES = {
     "reopen": "from a crash to the first rows, without the page cache",
     "device": "random reads of every size and depth, and what a store chooses",
     "growth": "what a row costs while the rows double and the share of memory stays",
+    "memory": "training and reading with 67 to 13 % of the rows in memory",
     "ycsb": "the YCSB core workloads in batches, against RocksDB",
     "race": "one trace on this and other stores, against the device's own rate",
 }

@@ -139,8 +139,8 @@ def measure(
             counted += len(keys)
             seconds += get[0] + put[0]
             cpu_s += get[1] + put[1]
-            if number % max(batches // 4, 1) == 0 and before["device"]["direct"]:
-                rates.append(opened._core.device_rate(0.5, *DEVICE))
+            if number % max(batches // 16, 1) == 0 and before["device"]["direct"]:
+                rates.append(opened._core.device_rate(0.2, *DEVICE))
         after = opened.stats()
         one = after["classes"][0]
         rate = statistics.median(rates) if rates else None
@@ -192,6 +192,7 @@ def _save_plot(file: Path, found: dict[int, dict[str, Any]], notes: list[str]) -
     axes.set_xticks(millions, [f"{million:g}" for million in millions])
     axes.set_xlabel("million rows")
     axes.set_ylim(bottom=0)
-    axes.legend(loc="lower right")
-    micro.legend(loc="lower center")
+    axes.set_ylabel("reads")
+    lines, others = axes.get_legend_handles_labels(), micro.get_legend_handles_labels()
+    micro.legend(lines[0] + others[0], lines[1] + others[1], loc="lower center")
     save(pyplot, figure, file)

@@ -28,7 +28,7 @@ from embedrock.errors import MisuseError
 from embedrock.optimum import frequent_hits, optimal_hits
 from embedrock.trace import load
 
-__all__ = ["PEERS", "Race", "add_arguments", "run", "same_batches"]
+__all__ = ["OURS", "PEERS", "Race", "add_arguments", "run", "same_batches"]
 
 PEERS = Path(".cache/peers/embedrock-peers")
 PEER_SECONDS_MAX = 20.0

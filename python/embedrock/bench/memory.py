@@ -1,0 +1,112 @@
+"""``memory``: training and inference with less and less memory.
+
+A Zipf trace in the modes ``update`` (read, one optimizer step) and ``read`` at 67, 53, 27, 20 and
+13 % of the rows' bytes, beside tables in memory (PyTorch) and beside what an operating system does
+with a flat array that does not fit: swap where there is some, and a mapped file. Each setting is a
+race (see ``race``). ``train_share_13`` and ``read_share_13`` are rates at 13 % divided by the
+faster of ours and torch's with everything in memory; the others likewise.
+
+*Source*: the shares and baselines of SSDHashEmbed's Fig. 7 and Table 5.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from embedrock.bench import race
+from embedrock.bench.common import Report, add_common
+from embedrock.bench.plots import pyplot_or_note, save
+
+__all__ = ["add_arguments", "run"]
+
+MODES = {"train": "update", "read": "read"}
+SHARES = [67.0, 53.0, 27.0, 20.0, 13.0]
+WHOLE = 100.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of this bench."""
+    parser.add_argument(
+        "--engines", default="embedrock,mmap,swap,torch", help="comma-separated contestants"
+    )
+    parser.add_argument(
+        "--shares", nargs="+", type=float, default=SHARES, help="per cent of the rows' bytes"
+    )
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--dim", type=int, default=64)
+    parser.add_argument("--zipf", type=float, default=0.9)
+    parser.add_argument("--batch", type=int, default=4096)
+    parser.add_argument("--batches", type=int, default=450)
+    parser.add_argument("--peers", type=Path, default=race.PEERS, help="the program of make peers")
+    parser.add_argument(
+        "--peer-seconds",
+        type=float,
+        default=5.0,
+        metavar="S",
+        help="other stores stop after this long",
+    )
+    parser.add_argument("--png", type=Path, help="draw the result to this file")
+    add_common(parser, patience_s=1.0)
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Measures, and returns the report."""
+    report = Report("memory", options)
+    common = {"trace": None, "policy": None, "device_slice": 0.2, **vars(options)}
+    names = options.engines.split(",")
+    rates: dict[str, dict[str, dict[str, float | None]]] = {}
+    for name, mode in MODES.items():
+        by_share: dict[str, dict[str, float | None]] = {}
+        for share in [WHOLE, *options.shares]:
+            # What has every row in memory is the same whatever the share.
+            engines = [one for one in names if share == WHOLE or one != "torch"]
+            if share == WHOLE:
+                engines = [one for one in engines if one in race.OURS]
+            changed = {"mode": mode, "memory": share, "engines": ",".join(engines)}
+            label = f"{name}, {share:g} %: "
+            one = race.Race(report, argparse.Namespace(**{**common, **changed}), label)
+            found = one.run()
+            report.results.pop(f"{label}workload")
+            by_share[f"{share:g} %"] = {
+                engine: facts.get("unique_rows_per_s") for engine, facts in found.items()
+            }
+        rates[name] = by_share
+        best = max((rate for rate in by_share[f"{WHOLE:g} %"].values() if rate), default=None)
+        for share in options.shares:
+            ours, figure = by_share[f"{share:g} %"].get("embedrock"), f"{name}_share_{share:g}"
+            if ours and best:
+                report.figure(figure, ours / best)
+            else:
+                report.missing(figure, "one of the two did not run, see above")
+    report.results["unique_rows_per_s"] = rates
+    if options.png is not None:
+        _save_plot(options.png, rates, report.notes)
+    return report.finish()
+
+
+def _save_plot(
+    file: Path, rates: dict[str, dict[str, dict[str, float | None]]], notes: list[str]
+) -> None:
+    """Writes a PNG: a panel for training and one for reading, rates over the share of memory."""
+    pyplot = pyplot_or_note(notes)
+    if pyplot is None:
+        return
+    figure, panels = pyplot.subplots(
+        1, len(rates), figsize=(10, 4), layout="constrained", squeeze=False
+    )
+    for (name, by_share), axes in zip(rates.items(), panels[0], strict=True):
+        shares = [float(share.split()[0]) for share in by_share]
+        for engine in dict.fromkeys(engine for one in by_share.values() for engine in one):
+            values = [(one.get(engine) or float("nan")) / 1e3 for one in by_share.values()]
+            if engine == "torch":
+                axes.axhline(values[0], linestyle="--", color="tab:gray", label="torch, all")
+            else:
+                axes.plot(shares, values, marker="o", label=engine)
+        axes.set_title(name)
+        axes.set_yscale("log")
+        axes.set_xlabel("memory, per cent of the rows")
+        axes.set_ylabel("thousand distinct rows/s")
+        axes.legend()
+    save(pyplot, figure, file)

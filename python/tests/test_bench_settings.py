@@ -1,0 +1,78 @@
+"""Benches that repeat one measurement over many settings, small."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from embedrock.bench.__main__ import main
+from embedrock.bench.growth import excess
+
+PNG_MAGIC = b"\x89PNG"
+
+
+def report_of(place: Path, name: str, *arguments: str) -> dict[str, Any]:
+    """The report of a bench, which leaves nothing else behind but its plot."""
+    file, png = place / f"{name}.json", place / f"{name}.png"
+    options = ["--dir", str(place), "--json", str(file), "--png", str(png)]
+    assert main([name, *arguments, *options]) == 0
+    assert {left.name for left in place.iterdir()} <= {file.name, png.name}
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    assert found["results"]["mismatches"] == 0
+    assert png.read_bytes().startswith(PNG_MAGIC)
+    return found
+
+
+def test_growth_compares_costs_with_reads(tmp_path: Path) -> None:
+    sizes = ["--rows", "60000", "120000", "--batches", "6", "--batch", "512"]
+    found = report_of(tmp_path, "growth", *sizes)
+    rows = found["results"]["rows"]
+    assert list(rows) == ["60,000", "120,000"]
+    for one in rows.values():
+        assert one["resident_rows"] == one["capacity_rows"]
+        assert 0 < one["requests_per_row"] < 1
+        assert one["cpu_us_per_row"] > 0
+    assert found["figures"]["growth_excess_cpu"] == pytest.approx(
+        excess({60_000: rows["60,000"], 120_000: rows["120,000"]}, "cpu_us_per_row")
+    )
+
+
+def test_the_device_is_measured_at_every_size_and_depth(tmp_path: Path) -> None:
+    found = report_of(tmp_path, "device", "--rows", "60000", "--rounds", "1", "--slice", "0.01")
+    rates = found["results"]["requests_per_s"]
+    assert found["figures"]["device_rate_4096_64"] == rates["4096 bytes"]["depth 64"] > 0
+    assert all(len(by_depth) == 7 for by_depth in rates.values())
+    chosen = found["results"]["chosen"]
+    assert chosen["page_bytes"] in (512, 1024, 2048, 4096, 8192, 16_384)
+    assert chosen["read_depth"] in (16, 32, 64, 128)
+    assert len(chosen["measured_at_creation"]) == len(rates)
+
+
+def test_ycsb_runs_every_setting_and_names_what_is_missing(tmp_path: Path) -> None:
+    small = ["--bytes", "3000000", "--row-bytes", "64", "--batches", "12", "--batch", "512"]
+    absent = ["--peers", str(tmp_path / "absent"), "--memory", "100"]
+    modes = ["--modes", "ycsb-a", "ycsb-c", "--skews", "zipf"]
+    found = report_of(tmp_path, "ycsb", *small, *absent, *modes)
+    rates = found["results"]["unique_rows_per_s"]
+    assert list(rates) == ["ycsb-a, zipf", "ycsb-c, zipf"]
+    assert all(one["64 bytes"]["embedrock"] > 0 for one in rates.values())
+    assert found["figures"] == {
+        "ycsb_a_zipf_64_vs_rocksdb": None,
+        "ycsb_c_zipf_64_vs_rocksdb": None,
+    }
+    assert any("make peers" in note for note in found["notes"])
+
+
+def test_shares_of_memory_are_compared_with_everything_in_memory(tmp_path: Path) -> None:
+    small = ["--rows", "60000", "--batches", "12", "--batch", "512", "--shares", "53"]
+    found = report_of(tmp_path, "memory", *small, "--engines", "embedrock")
+    rates = found["results"]["unique_rows_per_s"]
+    for name in ("train", "read"):
+        whole = rates[name]["100 %"]
+        assert found["figures"][f"{name}_share_53"] == pytest.approx(
+            rates[name]["53 %"]["embedrock"] / max(whole.values())
+        )
+        assert list(whole) == ["embedrock"]
