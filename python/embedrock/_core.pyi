@@ -170,6 +170,9 @@ class Store:
     def stats(self, /) -> dict[str, Any]:
         """Counters and sizes, nested."""
 
+    def warm(self, /) -> int:
+        """Fills the cache with stored rows; returns how many were loaded."""
+
     def device_rate(
         self, /, seconds: float, bytes: int | None = None, depth: int | None = None
     ) -> float:

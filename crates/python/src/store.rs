@@ -245,6 +245,12 @@ impl Store {
         py.detach(|| self.0.digest(table)).or_raise(py)
     }
 
+    /// Fills the cache with stored rows; returns how many were loaded.
+    fn warm(&self, py: Python<'_>) -> PyResult<u64> {
+        modify::refuse_reentry(py, &self.0)?;
+        py.detach(|| self.0.warm()).or_raise(py)
+    }
+
     /// Makes everything so far durable under `step`; returns the commit as a dict.
     fn commit(
         &self,

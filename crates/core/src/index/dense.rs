@@ -79,7 +79,8 @@ impl DenseIndex {
 
     /// As `set` for each of `ids` in order, with `first` and the slots behind it.
     pub fn set_all<T>(&mut self, ids: &[T], id_of: impl Fn(&T) -> u32, first: u32) {
-        for (slot, (place, id)) in (first..).zip(ids.iter().enumerate()) {
+        // The slots come second: nobody asks for one behind the last.
+        for ((place, id), slot) in ids.iter().enumerate().zip(first..) {
             if let Some(later) = ids.get(place + SETS_AHEAD) {
                 self.prefetch(u64::from(id_of(later)));
             }
@@ -257,5 +258,12 @@ mod tests {
     fn a_table_without_rows_has_no_pieces() {
         let index = DenseIndex::new(0).unwrap();
         assert_eq!((index.piece_count(), index.len()), (0, 0));
+    }
+
+    #[test]
+    fn a_run_may_end_at_the_last_slot() {
+        let mut index = DenseIndex::new(10).unwrap();
+        index.set_all(&[1, 2], |id| *id, u32::MAX - 2);
+        assert_eq!((index.get(1), index.get(2)), (u32::MAX - 2, u32::MAX - 1));
     }
 }

@@ -205,7 +205,8 @@ pub(super) fn divide(budget: u64, demands: &[ClassDemand]) -> Result<Vec<ClassPl
         .map_or(cache, |most| u64::try_from(most).unwrap_or(u64::MAX));
     let cache = cache.min(most.max(floors));
     for (plan, demand) in plans.iter_mut().zip(demands) {
-        plan.headers = demand.sparse;
+        // A class may have no table yet: its creation failed behind that of the class.
+        plan.headers = demand.sparse || demand.rows == 0;
     }
     give_sets(cache, &mut plans, demands);
     // Fewer sets than that, and place and tag do not tell the rows apart.

@@ -28,6 +28,7 @@ mod tables;
 mod tests;
 mod update;
 mod verbs;
+mod warm;
 
 pub use check::{CheckReport, Problem, check};
 pub use copy::{CopyReport, copy};

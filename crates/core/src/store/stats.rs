@@ -279,10 +279,12 @@ impl Inner {
     fn written_bytes(&self, engine: &super::Engine) -> WrittenBytes {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let m = &self.metrics;
+        let (deltas, pieces) = (get(&m.delta_bytes), get(&m.piece_bytes));
         let mut bytes = WrittenBytes {
-            deltas: get(&m.delta_bytes),
-            pieces: get(&m.piece_bytes),
-            commits: get(&m.journal_bytes) - get(&m.delta_bytes) - get(&m.piece_bytes),
+            deltas,
+            pieces,
+            // Deltas that another thread is counting are among these before they are in the sum.
+            commits: get(&m.journal_bytes).saturating_sub(deltas + pieces),
             state: get(&m.state_bytes),
             ..WrittenBytes::default()
         };

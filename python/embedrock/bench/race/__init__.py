@@ -5,6 +5,7 @@ by the device's own rate: 1 would be a store that never waits for anything but t
 could avoid. ``limit_share_4096`` is the same with pages of 4 KiB. ``vs_rocksdb`` and ``vs_lmdb``
 are rates over the same batches, ours divided by theirs; these read with threads of their own, as
 many as they do best with, ``rocksdb-1`` and ``lmdb-1`` with the caller's alone, as we do.
+``embedrock-warm`` fills its cache with ``Store.warm`` before the first batch.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ PEERS = Path(".cache/peers/embedrock-peers")
 PEER_SECONDS_MAX = 20.0
 OURS: dict[str, dict[str, Any]] = {
     "embedrock": {"engine": "embedrock", "options": {}},
+    "embedrock-warm": {"engine": "embedrock", "options": {"warm": True}},
     "embedrock-4k": {"engine": "embedrock", "options": {"page_bytes": 4096}},
     "torch": {"engine": "torch", "options": {"sparse": True}},
     "torch-dense": {"engine": "torch", "options": {"sparse": False}},
@@ -55,7 +57,7 @@ DEFAULT += ["torch"]
 VARIANTS: list[dict[str, Any]] = [
     {"mode": "read"},
     {"mode": "update"},
-    {"memory": 100.0},
+    {"memory": 100.0, "engines": "embedrock,embedrock-warm,rocksdb,rocksdb-1,torch"},
     {"memory": 10.0},
 ]
 """What ``--all`` runs beside the definition's settings."""
@@ -107,6 +109,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             name = "_".join(
                 f"{key}_{value:g}" if isinstance(value, float) else str(value)
                 for key, value in variant.items()
+                if key != "engines"
             )
             _figures(report, Race(report, changed, f"{name}: ").run(), f"_{name}")
     if options.png is not None:
@@ -128,6 +131,9 @@ def _figures(report: Report, found: dict[str, dict[str, Any]], suffix: str) -> N
             report.figure(figure, same_batches(ours, theirs))
         elif name in ("rocksdb", "lmdb"):
             report.missing(figure, _why(theirs, name))
+        warm = found.get("embedrock-warm")
+        if warm and theirs and theirs.get("batches") and warm.get("batches"):
+            report.figure(f"warm_{figure}", same_batches(warm, theirs))
     for one in found.values():
         one.pop("rates", None)
     report.results[f"engines{suffix}"] = found

@@ -65,6 +65,8 @@ class Embedrock:
         self._slice_s = float(settings["device_slice_s"])
         self._store = embedrock.open(settings["place"], self._budget, create=False, **options)
         self._table = self._store.table("rows")
+        if settings["options"].get("warm"):
+            self._store.warm()
         self._rates: list[float] = []
         self._own_rates: list[float] = []
         self._before: dict[str, Any] = self._store.stats()

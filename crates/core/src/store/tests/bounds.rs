@@ -400,3 +400,50 @@ fn a_scan_gives_every_row_once_while_other_tables_are_written() {
     let moved = store.stats().unwrap().rows_moved - before;
     assert!(moved > 1000, "{moved} rows moved during the scan");
 }
+
+#[test]
+fn a_table_whose_record_cannot_be_written_leaves_a_store_that_goes_on() {
+    let mut classes_without_a_table = 0;
+    for writes in 0..8 {
+        let medium = SimMedium::new(9);
+        let store = Store::open_on(Arc::new(medium.clone()), options(1 << 20)).unwrap();
+        let table = store.table(&spec("t", Some(100), OptimizerKind::Sgd)).unwrap();
+        store.put(&[batch(table, &[1], &[2.0; DIM])]).unwrap();
+        store.commit(1, "", &[]).unwrap();
+        medium.fail_write(writes);
+        let other =
+            TableSpec { embedding_dim: 2 * DIM, ..spec("u", Some(100), OptimizerKind::Sgd) };
+        if store.table(&other).is_ok() {
+            continue;
+        }
+        let engine = store.inner.engine.read();
+        let of_table = |class: &super::super::engine::Class| class.dense_rows > 0;
+        classes_without_a_table += usize::from(!engine.classes.iter().all(of_table));
+        drop(engine);
+        let values = |store: &Store| {
+            let mut values = vec![0.0; DIM];
+            let get = GetBatch { table, keys: &[1], values: (&mut values).into(), state: None };
+            store.get(&mut [get]).unwrap();
+            values
+        };
+        assert_eq!(values(&store), [2.0; DIM]);
+        store.commit(2, "", &[]).unwrap();
+        store.close().unwrap();
+        let store = Store::open_on(Arc::new(medium), options(1 << 20)).unwrap();
+        assert_eq!(values(&store), [2.0; DIM]);
+        store.table(&other).unwrap();
+        assert_eq!(values(&store), [2.0; DIM]);
+    }
+    assert_eq!(classes_without_a_table, 1);
+}
+
+#[test]
+fn stats_hold_while_another_thread_counts_deltas() {
+    let store = Store::open_on(Arc::new(SimMedium::new(1)), options(1 << 20)).unwrap();
+    let table = store.table(&spec("t", Some(1000), OptimizerKind::Sgd)).unwrap();
+    store.put(&[batch(table, &[1], &[0.0; DIM])]).unwrap();
+    // What `spill_deltas` has done when it has counted deltas and not yet the whole journal.
+    store.inner.metrics.delta_bytes.fetch_add(64 << 10, std::sync::atomic::Ordering::Relaxed);
+    let written = store.stats().unwrap().written;
+    assert_eq!((written.deltas, written.commits), (64 << 10, 0));
+}

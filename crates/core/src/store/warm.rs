@@ -1,0 +1,136 @@
+//! Filling the cache from storage in the order of the file, which a device reads many times faster
+//! than rows one by one.
+
+use super::engine::{Class, Engine, keep_if_dirty};
+use super::{Inner, Store};
+use crate::error::Result;
+use std::sync::atomic::Ordering;
+
+/// Pages that are asked for with one bulk read.
+const PAGES: usize = 2048;
+/// A cache that is so full is warm: its last free ways would cost others their rows.
+const FULL_SHARE: f64 = 0.98;
+
+impl Store {
+    /// Brings stored rows into the cache, page after page in the order of the file, until the cache
+    /// is full or every stored row is resident. Returns how many rows were loaded.
+    ///
+    /// Which rows come when they do not all fit says nothing about their use; they are the first to
+    /// leave.
+    ///
+    /// *Errors*: as `get`. *Blocking*: until done; other threads' verbs go on meanwhile.
+    pub fn warm(&self) -> Result<u64> {
+        let engine = self.inner.planned_engine()?;
+        let before = self.inner.metrics.loaded.load(Ordering::Relaxed);
+        for (number, class) in engine.classes.iter().enumerate() {
+            self.inner.warm_class(&engine, number, class)?;
+        }
+        Ok(self.inner.metrics.loaded.load(Ordering::Relaxed) - before)
+    }
+}
+
+impl Inner {
+    fn warm_class(&self, engine: &Engine, number: usize, class: &Class) -> Result<()> {
+        let per_page = class.layout.rows_per_page as u32;
+        let (ticket, wanted) = {
+            let mut log = class.lock(&self.metrics);
+            // A bit for each page that has the newest copy of a row.
+            let mut wanted: Vec<u64> = Vec::new();
+            for table in engine.tables.iter().filter(|table| table.class == number) {
+                for slot in log.index(table.id()).slots() {
+                    let (word, bit) = ((slot / per_page / 64) as usize, slot / per_page % 64);
+                    if wanted.len() <= word {
+                        wanted.resize(word + 1, 0);
+                    }
+                    wanted[word] |= 1 << bit;
+                }
+            }
+            (log.segments.begin_read(), wanted)
+        };
+        let pages = (0..).zip(&wanted).flat_map(|(word, bits)| {
+            (0..64).filter(move |bit| bits >> bit & 1 == 1).map(move |bit| word * 64 + bit)
+        });
+        let warmed = self.warm_pages(engine, number, class, pages);
+        class.lock(&self.metrics).segments.end_read(ticket);
+        warmed
+    }
+
+    fn warm_pages(
+        &self,
+        engine: &Engine,
+        number: usize,
+        class: &Class,
+        mut pages: impl Iterator<Item = u32>,
+    ) -> Result<()> {
+        let per_page = class.layout.rows_per_page as u32;
+        let most = (class.cache().row_capacity() as f64 * FULL_SHARE) as u64;
+        let mut some = Vec::with_capacity(PAGES);
+        while class.cache().resident_rows() < most {
+            some.clear();
+            some.extend(pages.by_ref().take(PAGES));
+            if some.is_empty() {
+                break;
+            }
+            {
+                // Such a page may not have reached the device yet.
+                let log = class.lock(&self.metrics);
+                some.retain(|page| log.page_in_memory(page * per_page).is_none());
+            }
+            let report = class.tier().readers.with(|reader| {
+                reader.read(&class.file, &class.layout, &some, &mut |page, bytes| {
+                    self.admit_page(engine, number, class, page, bytes)
+                })
+            })?;
+            self.metrics.add_read(&report);
+        }
+        Ok(())
+    }
+
+    /// Makes the rows of a page resident whose newest copies it has.
+    fn admit_page(
+        &self,
+        engine: &Engine,
+        number: usize,
+        class: &Class,
+        page: u32,
+        bytes: &[u8],
+    ) -> Result<()> {
+        let (layout, cache) = (&class.layout, class.cache());
+        let mut log = class.lock(&self.metrics);
+        let (mut loaded, mut evicted) = (0, 0);
+        for at in 0..layout.rows_per_page {
+            let slot = page * layout.rows_per_page as u32 + at as u32;
+            let (id, key) = layout.entry(bytes, at);
+            let table = engine.tables.get(usize::from(id)).filter(|table| table.class == number);
+            let Some(table) = table else { continue };
+            let in_range = table.record.spec.num_embeddings.is_none_or(|rows| key < rows);
+            if !in_range
+                || !log.index(id).is_newest(key, slot)
+                || log.buffer.find(id, key).is_some()
+            {
+                continue;
+            }
+            self.make_room(engine, class, &mut log)?;
+            let buffer = &mut log.buffer;
+            cache.admit(
+                table.locate(cache, key),
+                id,
+                key,
+                slot,
+                |row, fresh| {
+                    if fresh {
+                        row.words.copy_from_slice(layout.row(bytes, at));
+                        loaded += 1;
+                    }
+                },
+                |victim| {
+                    evicted += 1;
+                    keep_if_dirty(buffer, victim);
+                },
+            );
+        }
+        self.metrics.loaded.fetch_add(loaded, Ordering::Relaxed);
+        self.metrics.evicted.fetch_add(evicted, Ordering::Relaxed);
+        Ok(())
+    }
+}
