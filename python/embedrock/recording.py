@@ -7,16 +7,18 @@ the best possible cache of the same size would have loaded.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from embedrock.errors import MisuseError
+from embedrock.errors import EmbedrockError, MisuseError
 from embedrock.optimum import optimal_hits
 from embedrock.trace import Trace
 
@@ -33,19 +35,22 @@ _COUNTERS += ["read_requests", "pages_read", "bytes_read", "bytes_written", "evi
 _CAUSES = ["merging", "resident", "missing", "reading", "writing", "locks"]
 _TABLE_SHIFT = np.uint64(48)
 _COPIED_BYTES = 32 << 20
+_PART_BYTES = 400
+"""What noting the keys of a table in a batch takes beside the keys."""
 
 
 class Recording:
     """Keys of the verbs of a store, in order, and the store's counters before and after.
 
     ``Store.record`` makes it; it ends with its ``with`` block, with ``stop()``, or by itself when
-    the keys take the bytes that were allowed.
+    the keys take the bytes that were allowed. Closing the store ends it, too.
     """
 
     def __init__(self, store: Store, max_bytes: int) -> None:
         """Not for callers: recordings come from ``Store.record``."""
-        self._store, self._left = store, max_bytes
-        self._lock = threading.Lock()
+        # Whoever keeps a recording does not keep the store open.
+        self._store, self._left = weakref.ref(store), max_bytes
+        self._lock = threading.RLock()
         self._batches: list[list[Part]] = []
         self._marks: list[tuple[int, dict[str, Any], float]] = []
         self._full = False
@@ -59,7 +64,8 @@ class Recording:
     @property
     def running(self) -> bool:
         """Whether it still records."""
-        return self in self._store._recordings
+        store = self._store()
+        return store is not None and self in store._recordings
 
     def stop(self) -> None:
         """Ends the recording; a second call does nothing."""
@@ -125,6 +131,8 @@ class Recording:
         spent = {name: after["time"][name] - before["time"][name] for name in ["verbs", *_CAUSES]}
         batches = self._batches[first:]
         notes = []
+        if self._marks[-1][0] < self.batches:
+            notes.append("the store was closed before the last batches were counted")
         if self._full:
             notes.append("the recording ended when its keys took max_bytes")
         classes = self._by_class(first, after, notes)
@@ -157,7 +165,7 @@ class Recording:
                 return
             # The caller may fill the same array with other keys.
             self._batches.append([(name, keys.copy()) for name, keys in parts])
-            self._left -= sum(keys.nbytes for _, keys in parts)
+            self._left -= sum(keys.nbytes + _PART_BYTES for _, keys in parts)
             # Where a third ends is known only afterwards.
             if self.batches == 1 or self.batches >= 1.1 * self._marks[-1][0]:
                 self._mark()
@@ -166,16 +174,16 @@ class Recording:
                 self._stop()
 
     def _stop(self) -> None:
-        if not self.running:
-            return
-        others = (one for one in self._store._recordings if one is not self)
-        self._store._recordings = tuple(others)
-        self._mark()
+        store = self._store()
+        if store is not None and store._forget(self):
+            self._mark()
 
     def _mark(self) -> None:
-        """Notes the counters after the batches so far."""
-        if not self._store.closed:
-            self._marks.append((self.batches, self._store.stats(), time.perf_counter()))
+        """Notes the counters after the batches so far. A verb that was made must not fail here."""
+        store = self._store()
+        if store is not None:
+            with contextlib.suppress(EmbedrockError):
+                self._marks.append((self.batches, store.stats(), time.perf_counter()))
 
     def _by_class(
         self, first: int, stats: dict[str, Any], notes: list[str]

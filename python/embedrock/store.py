@@ -11,6 +11,7 @@ import contextlib
 import json
 import operator
 import os
+import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -86,6 +87,7 @@ class Store:
         self._memory = memory
         self._closed = False
         self._recordings: tuple[Recording, ...] = ()
+        self._recordings_lock = threading.Lock()
 
     @property
     def path(self) -> Path:
@@ -375,7 +377,8 @@ class Store:
         (1, 3)
         """
         recording = Recording(self, whole("max_bytes", max_bytes, 1))
-        self._recordings += (recording,)
+        with self._recordings_lock:
+            self._recordings += (recording,)
         return recording
 
     def close(self) -> None:
@@ -418,6 +421,8 @@ class Store:
     def _close(self, stacklevel: int) -> None:
         if self._closed:
             return
+        for recording in self._recordings:
+            recording.stop()
         batches, rows = self._core.close()
         self._closed = True
         if batches:
@@ -427,6 +432,14 @@ class Store:
                 UncommittedWarning,
                 stacklevel=stacklevel,
             )
+
+    def _forget(self, recording: Recording) -> bool:
+        """Ends a recording; False when it has ended already."""
+        with self._recordings_lock:
+            others = tuple(one for one in self._recordings if one is not recording)
+            ended = len(others) < len(self._recordings)
+            self._recordings = others
+        return ended
 
     def _visited(self, *parts: tuple[Table, Keys]) -> None:
         """Tells the recordings which rows a verb has visited."""

@@ -95,12 +95,53 @@ def test_a_trace_keeps_keys_batches_and_tables_apart(tmp_path: Path) -> None:
 
 def test_it_ends_when_its_keys_take_their_bytes(store: embedrock.Store) -> None:
     table = store.table("rows")
-    recording = store.record(max_bytes=8 * 250)
+    recording = store.record(max_bytes=3 * (8 * 100 + 400))
     for _ in range(5):
         table.get(np.arange(100))
     assert recording.batches == 3
     assert not recording.running
+    small = store.record(max_bytes=20_000)
+    for _ in range(100):
+        table.get([1])
+        table.get([])
+    assert small.batches < 60
     assert any("max_bytes" in note for note in recording.report()["notes"])
+
+
+def test_a_store_that_is_closed_ends_its_recordings(tmp_path: Path) -> None:
+    store = embedrock.open(tmp_path / "store", "16MiB")
+    table = store.table("rows", DIM, 1000, optimizer="none")
+    recording, other = store.record(), store.record()
+    for _ in range(30):
+        table.get(np.arange(100))
+    other.stop()
+    store.close()
+    assert not recording.running
+    found = recording.report()
+    assert found["rows"] == 100 * found["batches"]
+    assert found["notes"] == other.report()["notes"]
+    recording.stop()
+
+
+def test_a_recording_keeps_no_store_open(tmp_path: Path) -> None:
+    store = embedrock.open(tmp_path / "store", "16MiB")
+    store.commit(1)
+    recording = store.record()
+    del store
+    with embedrock.open(tmp_path / "store", "16MiB") as again:
+        assert again.step == 1
+    assert not recording.running
+
+
+def test_scans_and_deletes_count_as_verbs(store: embedrock.Store) -> None:
+    table = store.table("rows")
+    assert sum(len(keys) for keys, _ in table.items(4096)) == ROWS
+    table.contains(np.arange(ROWS))
+    table.delete(np.arange(0, ROWS, 2))
+    time = store.stats()["time"]
+    parts = ["merging", "resident", "missing", "reading", "writing", "locks"]
+    assert sum(time[part] for part in parts) == pytest.approx(time["verbs"], rel=0.01)
+    assert time["reading"] > 0
 
 
 def test_what_cannot_be_reported_is_said(store: embedrock.Store) -> None:

@@ -421,3 +421,19 @@ class TestWholeStores:
         with pytest.raises(KeyboardInterrupt):
             embedrock.check(written, interrupt)
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_the_smallest_memory_that_is_named_works(tmp_path: Path) -> None:
+    """Whatever page and depth the device was given."""
+    rows = 20_000_000
+    with (
+        embedrock.open(tmp_path / "store", 1 << 20, check_disk=False) as store,
+        pytest.raises(embedrock.errors.BudgetError) as refused,
+    ):
+        store.table("rows", 4, rows, optimizer="none")
+    named = str(refused.value).rsplit("memory=", 1)[1]
+    with embedrock.open(tmp_path / "store", int(named), check_disk=False) as store:
+        table = store.table("rows", 4, rows, optimizer="none")
+        table.put([rows - 1], np.ones((1, 4), np.float32))
+        assert table.get([rows - 1]).sum() == 4
+        store.commit(1)

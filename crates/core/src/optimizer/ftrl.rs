@@ -72,7 +72,24 @@ fn step_with<const DECAY: bool>(
         *n += g * g;
         let after = power_of(*n);
         *z += g - (after - before) / lr * *w;
-        let weight = (l1.copysign(*z) - *z) / ((after + beta) / lr + twice_l2);
-        *w = if z.abs() > l1 { weight } else { 0.0 };
+        let scale = (after + beta) / lr + twice_l2;
+        // The scale is 0 where all squares so far were too small for a number and nothing is added.
+        *w = if z.abs() > l1 && scale > 0.0 { (l1.copysign(*z) - *z) / scale } else { 0.0 };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn squares_too_small_for_a_number_leave_a_finite_row() {
+        let factors =
+            Factors { lr: 0.1, power: 0.5, l1: 0.0, twice_l2: 0.0, beta: 0.0, weight_decay: 0.0 };
+        let (mut w, mut n, mut z) = ([0.5], [0.0], [0.0]);
+        step::<false>(&mut w, &mut n, &mut z, &[1e-30], &factors);
+        assert_eq!((w, n, z), ([0.0], [0.0], [1e-30]));
+        step::<false>(&mut w, &mut n, &mut z, &[1.0], &factors);
+        assert!(w[0].is_finite() && w[0] < 0.0, "{w:?}");
     }
 }

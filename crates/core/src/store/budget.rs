@@ -3,9 +3,11 @@
 //! Everything the engine keeps is counted. Buffers shrink with the budget down to a floor; below
 //! that, the smallest budget that works is named.
 
+use super::journal::ClassRecord;
 use crate::cache::{CacheShape, PolicyKind, WAYS_MIN};
 use crate::config::{Memory, TableSpec};
 use crate::error::{Result, bail};
+use crate::io::BUFFER_ALIGNMENT;
 use crate::storage::log::{FlushBuffer, Stream};
 
 /// What the plan must know of a row class.
@@ -23,6 +25,16 @@ pub(super) struct ClassDemand {
     pub(super) index_bytes: u64,
     /// Bytes that the indexes of its growing tables still take until they hold what is expected.
     pub(super) index_growth: u64,
+}
+
+impl ClassDemand {
+    /// What a class without rows needs.
+    pub(super) fn of(record: &ClassRecord) -> Self {
+        let curve = record.curve.as_ref();
+        let depth = curve.map_or(READ_DEPTH_USUAL, |curve| curve.depth.clamp(1, READ_DEPTH_MAX));
+        let (row_bytes, page_bytes) = (record.row_bytes, record.page_bytes);
+        Self { row_bytes, page_bytes, read_depth: depth, ..Self::default() }
+    }
 }
 
 /// How a row class spends its part.
@@ -49,9 +61,9 @@ const CHUNK_BYTES_MAX: usize = 256 << 10;
 const CHUNK_BYTES_MIN: usize = 16 << 10;
 /// Requests in flight where the device was not measured, and what a class takes a larger part of
 /// its share for than for the depth beyond.
-pub(super) const READ_DEPTH_USUAL: usize = 64;
+const READ_DEPTH_USUAL: usize = 64;
 /// More in flight than this is not given to any device.
-pub(super) const READ_DEPTH_MAX: usize = 256;
+const READ_DEPTH_MAX: usize = 256;
 const READ_BUFFERS_USUAL: usize = buffers_for(READ_DEPTH_USUAL);
 const READ_BUFFERS_MIN: usize = 16;
 const READ_REQUEST_BYTES_MAX: usize = 16 << 10;
@@ -118,12 +130,14 @@ impl ClassPlan {
         let smallest = chunk == CHUNK_BYTES_MIN.max(page);
         let most = buffers_for(demand.read_depth);
         let (mut reads, beyond) = ((share / 16) as usize, (share / 64) as usize);
-        let mut buffers = (reads / page).min(READ_BUFFERS_USUAL.min(most)).max(READ_BUFFERS_MIN);
-        let deep = (beyond / page).min(most);
+        // Every buffer takes whole pages of memory.
+        let least = page.max(BUFFER_ALIGNMENT);
+        let mut buffers = (reads / least).min(READ_BUFFERS_USUAL.min(most)).max(READ_BUFFERS_MIN);
+        let deep = (beyond / least).min(most);
         if deep > buffers {
             (buffers, reads) = (deep, beyond);
         }
-        let buffer = pow2((reads / buffers) as u64).clamp(page, READ_REQUEST_BYTES_MAX.max(page));
+        let buffer = pow2((reads / buffers) as u64).clamp(least, READ_REQUEST_BYTES_MAX.max(least));
         Self {
             sets: 0,
             headers: true,
@@ -355,6 +369,18 @@ mod tests {
                     .sum();
                 let most = spent(&plans, &demands) - saved + growth;
                 assert!(most <= budget, "rows of {row_bytes}, {budget}: {most}");
+            }
+        }
+    }
+
+    #[test]
+    fn buffers_are_counted_as_the_memory_that_they_take() {
+        for page_bytes in [512, 1024, 4096, 16_384] {
+            for budget in [1u64 << 20, 30 << 20, 1 << 30] {
+                let demand = ClassDemand { page_bytes, ..demand(20_000, 128) };
+                let plan = divide(budget, &[demand]).unwrap()[0];
+                assert!(plan.read_buffer_bytes.is_multiple_of(BUFFER_ALIGNMENT), "{plan:?}");
+                assert!(plan.read_buffer_bytes >= page_bytes, "{plan:?}");
             }
         }
     }

@@ -5,10 +5,7 @@
 //! close), class lock (the log), journal, then one set of the cache. `ARCHITECTURE.md` has the
 //! rest.
 
-use super::budget::{
-    ClassDemand, ClassPlan, READ_DEPTH_MAX, READ_DEPTH_USUAL, WAYS, bytes_of, divide,
-    growing_index_bytes,
-};
+use super::budget::{ClassDemand, ClassPlan, WAYS, bytes_of, divide, growing_index_bytes};
 use super::journal::{ClassRecord, TableRecord};
 use super::pool::Pool;
 use crate::cache::{Cache, CacheShape, DenseTable, Location, RowRef};
@@ -223,13 +220,6 @@ impl Engine {
                 expected.map_or(0, |rows| growing_index_bytes(rows).saturating_sub(now))
             };
             ClassDemand {
-                row_bytes: class.record.row_bytes,
-                page_bytes: class.record.page_bytes,
-                read_depth: class
-                    .record
-                    .curve
-                    .as_ref()
-                    .map_or(READ_DEPTH_USUAL, |curve| curve.depth.clamp(1, READ_DEPTH_MAX)),
                 rows: tables()
                     .map(|t| {
                         let spec = &t.record.spec;
@@ -240,6 +230,7 @@ impl Engine {
                 sparse: tables().any(|t| t.first.is_none()),
                 index_bytes: log.index_bytes() as u64,
                 index_growth: tables().map(growth).sum(),
+                ..ClassDemand::of(&class.record)
             }
         };
         self.classes.iter().enumerate().map(demand).collect()

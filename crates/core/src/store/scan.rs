@@ -9,6 +9,7 @@ use super::rows::{Effect, Keys, RowOp, RowView};
 use super::{Inner, Store};
 use crate::config::TableId;
 use crate::error::{Result, bail};
+use crate::metrics::Timed;
 use crate::row::RowLayout;
 use std::sync::atomic::Ordering;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -182,6 +183,7 @@ impl Scan {
             self.words.clear();
             self.given = 0;
             let store = self.store.clone();
+            let _timed = Timed::new(&store.inner.metrics.verb_ns);
             let engine = store.inner.planned_engine()?;
             let table = store.inner.table_of(&engine, self.table)?;
             if table.changes.load(Ordering::Relaxed) != self.changes {

@@ -100,7 +100,7 @@ pub struct WrittenBytes {
 /// it.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct TimeStats {
-    /// In get, put, update and modify.
+    /// In get, put, update, modify, delete, contains, scans and warm.
     pub verbs: f64,
     /// Of `verbs`: checking rows that come in, joining equal keys, summing their gradients.
     pub merging: f64,

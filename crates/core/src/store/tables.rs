@@ -69,7 +69,12 @@ impl Store {
             inner.flush_all(&engine)?;
         }
         inner.check_disk(&engine, spec, &layout)?;
-        inner.check_budget(&engine, spec, &layout)?;
+        let row_bytes = layout.row_bytes();
+        let class = match engine.classes.iter().find(|c| c.record.row_bytes == row_bytes) {
+            Some(class) => Ok(class.record.id),
+            None => Err(inner.new_class(&engine, row_bytes, spec)?),
+        };
+        inner.check_budget(&engine, spec, &class)?;
         let index = match spec.num_embeddings {
             Some(rows) => TableIndex::Dense(DenseIndex::new(rows)?),
             None => TableIndex::Sparse(
@@ -77,7 +82,10 @@ impl Store {
                 crate::hash::table_salt(&spec.name),
             ),
         };
-        let class = inner.class_for(&mut engine, layout.row_bytes(), spec)?;
+        let class = match class {
+            Ok(id) => id,
+            Err(record) => inner.add_class(&mut engine, record)?,
+        };
         let record = TableRecord {
             id: engine.tables.len() as u16,
             class,
@@ -199,20 +207,22 @@ impl Inner {
 
     /// Refuses a table with which the budget cannot work. One in per cent grows with the tables
     /// still to come, so it is checked when the first verb divides it.
-    fn check_budget(&self, engine: &Engine, spec: &TableSpec, layout: &RowLayout) -> Result<()> {
+    fn check_budget(
+        &self,
+        engine: &Engine,
+        spec: &TableSpec,
+        class: &std::result::Result<u16, ClassRecord>,
+    ) -> Result<()> {
         let Memory::Bytes(budget) = self.options.memory else { return Ok(()) };
         let mut demands = engine.demands();
-        let row_bytes = layout.row_bytes();
-        if let Some(page_bytes) = self.options.page_bytes {
-            PageLayout::new(page_bytes.max(self.medium.alignment()), row_bytes, 0, self.seed)?;
-        }
-        let class = demands.iter().position(|d| d.row_bytes == row_bytes).unwrap_or_else(|| {
-            let page_bytes = self.options.page_bytes.unwrap_or(PAGE_BYTES_DEFAULT);
-            let page_bytes = page_bytes.max(self.medium.alignment());
-            demands.push(ClassDemand { row_bytes, page_bytes, ..ClassDemand::default() });
-            demands.len() - 1
-        });
-        let class = &mut demands[class];
+        let at = match class {
+            Ok(id) => usize::from(*id),
+            Err(record) => {
+                demands.push(ClassDemand::of(record));
+                demands.len() - 1
+            }
+        };
+        let class = &mut demands[at];
         match spec.num_embeddings {
             Some(rows) => class.index_bytes += DenseIndex::memory_for(rows),
             None => class.index_growth += growing_index_bytes(spec.expected_rows.unwrap_or(0)),
@@ -253,10 +263,15 @@ impl Inner {
         Ok(())
     }
 
-    /// The class of rows of `row_bytes`, created if there is none.
-    fn class_for(&self, engine: &mut Engine, row_bytes: usize, spec: &TableSpec) -> Result<u16> {
-        if let Some(class) = engine.classes.iter().find(|c| c.record.row_bytes == row_bytes) {
-            return Ok(class.record.id);
+    /// What a class of rows of `row_bytes` shall be. Measures the device for the first one.
+    fn new_class(
+        &self,
+        engine: &Engine,
+        row_bytes: usize,
+        spec: &TableSpec,
+    ) -> Result<ClassRecord> {
+        if let Some(page_bytes) = self.options.page_bytes {
+            PageLayout::new(page_bytes.max(self.medium.alignment()), row_bytes, 0, self.seed)?;
         }
         let rows = spec.num_embeddings.or(spec.expected_rows).unwrap_or(0);
         let large = rows.saturating_mul(row_bytes as u64) >= LARGE_BYTES;
@@ -275,13 +290,13 @@ impl Inner {
             ),
         };
         let segment_bytes = self.choose_segment(row_bytes, page_bytes, spec)?;
-        let record = ClassRecord {
-            id: engine.classes.len() as u16,
-            row_bytes,
-            page_bytes,
-            segment_bytes,
-            curve,
-        };
+        let id = engine.classes.len() as u16;
+        Ok(ClassRecord { id, row_bytes, page_bytes, segment_bytes, curve })
+    }
+
+    /// Makes the class of a record.
+    fn add_class(&self, engine: &mut Engine, record: ClassRecord) -> Result<u16> {
+        let ClassRecord { row_bytes, page_bytes, segment_bytes, .. } = record;
         let layout = PageLayout::new(page_bytes, row_bytes, record.id, self.seed)?;
         let file = create_class_file(&*self.medium, &record, self.seed)?;
         let mut history = self.history.lock();

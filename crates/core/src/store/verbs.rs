@@ -141,6 +141,7 @@ impl Store {
     /// *Errors*: as `put`. *Blocking*: nothing else runs meanwhile; a growing table's keys may be
     /// read to compare them. *Durability*: with the next commit.
     pub fn delete(&self, table: TableId, keys: &[u64]) -> Result<u64> {
+        let _timed = Timed::new(&self.inner.metrics.verb_ns);
         drop(self.inner.writable_engine()?);
         let engine = self.inner.exclusive()?;
         let table = self.inner.table_of(&engine, table)?;
@@ -186,6 +187,7 @@ impl Store {
     ///
     /// *Errors*: as `get`.
     pub fn contains(&self, table: TableId, keys: &[u64], out: &mut [bool]) -> Result<()> {
+        let _timed = Timed::new(&self.inner.metrics.verb_ns);
         let engine = self.inner.planned_engine()?;
         let table = self.inner.table_of(&engine, table)?;
         check_len("out", table, out.len(), keys.len(), 1)?;

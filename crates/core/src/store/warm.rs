@@ -4,6 +4,7 @@
 use super::engine::{Class, Engine, keep_if_dirty};
 use super::{Inner, Store};
 use crate::error::Result;
+use crate::metrics::Timed;
 use std::sync::atomic::Ordering;
 
 /// Pages that are asked for with one bulk read.
@@ -20,6 +21,7 @@ impl Store {
     ///
     /// *Errors*: as `get`. *Blocking*: until done; other threads' verbs go on meanwhile.
     pub fn warm(&self) -> Result<u64> {
+        let _timed = Timed::new(&self.inner.metrics.verb_ns);
         let engine = self.inner.planned_engine()?;
         let before = self.inner.metrics.loaded.load(Ordering::Relaxed);
         for (number, class) in engine.classes.iter().enumerate() {

@@ -85,6 +85,7 @@ impl PageReader {
         pages: &[u32],
         each: &mut dyn FnMut(u32, &[u8]) -> Result<()>,
     ) -> Result<ReadReport> {
+        self.drain()?;
         self.make_plan(pages);
         let plan = std::mem::take(&mut self.plan);
         let mut report = ReadReport {
@@ -131,6 +132,18 @@ impl PageReader {
         }
         self.plan = plan;
         failed.map_or(Ok(report), Err)
+    }
+
+    /// Waits for what a read that failed left in flight, whose answers nobody wants any more.
+    fn drain(&mut self) -> Result<()> {
+        while self.queue.in_flight() > 0 {
+            let mut done = std::mem::take(&mut self.done);
+            let waited = self.queue.wait(self.queue.in_flight(), &mut done);
+            done.drain(..).for_each(|completion| self.queue.release(completion.buffer));
+            self.done = done;
+            waited?;
+        }
+        Ok(())
     }
 
     /// Queues requests of `plan` from `next` on, while the depth and free buffers allow.
