@@ -1,7 +1,7 @@
 //! The index of a dense table: one 32-bit slot number per id.
 //!
-//! The words come from zeroed memory, which the operating system backs where ids were written (large
-//! tables: in huge pages; small ones may be backed whole).
+//! The words come from zeroed memory, which the operating system backs where ids were written
+//! (large tables: in huge pages; small ones may be backed whole).
 //! Exact: an id has a stored copy if and only if its word is not 0.
 
 use super::ALLOCATION_BYTES;
