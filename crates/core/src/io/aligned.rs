@@ -13,8 +13,10 @@ use crate::error::{Error, Result, bail};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Every buffer starts at a multiple of this, which satisfies every direct I/O alignment in use.
-pub(crate) const BUFFER_ALIGNMENT: usize = 4096;
+/// Every buffer starts at a multiple of this, which satisfies every direct I/O alignment in use;
+/// a shorter one at a multiple of its own length, as a request is no longer than its buffer and a
+/// multiple of the alignment. So a buffer of a power of two takes no memory but its own.
+const BUFFER_ALIGNMENT: usize = 4096;
 
 /// The mapping. Nobody dereferences it except through a pool or a loan.
 #[derive(Debug)]
@@ -91,7 +93,8 @@ pub(crate) struct BufferPool {
 impl BufferPool {
     /// Maps `buffers` zeroed buffers of `buffer_bytes` each.
     pub(crate) fn new(buffers: usize, buffer_bytes: usize) -> Result<Self> {
-        let stride = buffer_bytes.checked_next_multiple_of(BUFFER_ALIGNMENT);
+        let alignment = buffer_bytes.checked_next_power_of_two().map(|b| b.min(BUFFER_ALIGNMENT));
+        let stride = alignment.and_then(|a| buffer_bytes.checked_next_multiple_of(a));
         let bytes = stride.and_then(|stride| stride.checked_mul(buffers));
         let (Some(stride), Some(bytes)) = (stride, bytes) else {
             bail!(Misuse, "{buffers} buffers of {buffer_bytes} bytes exceed the address space");
@@ -276,7 +279,7 @@ mod tests {
         let ids: Vec<_> = std::iter::from_fn(|| pool.acquire()).collect();
         assert_eq!(ids.len(), 3);
         for &id in &ids {
-            assert_eq!(pool.bytes(id).as_ptr() as usize % BUFFER_ALIGNMENT, 0);
+            assert_eq!(pool.bytes(id).as_ptr() as usize % 1024, 0);
             pool.bytes_mut(id).fill(id as u8 + 1);
         }
         for &id in &ids {
@@ -284,6 +287,18 @@ mod tests {
             pool.release(id);
         }
         assert_eq!(std::iter::from_fn(|| pool.acquire()).count(), 3);
+    }
+
+    #[test]
+    fn buffers_of_a_power_of_two_lie_side_by_side() {
+        for bytes in [512, 1024, 4096, 65_536] {
+            let mut pool = BufferPool::new(6, bytes).unwrap();
+            assert_eq!(pool.mapping().1, 6 * bytes);
+            let ids: Vec<_> = std::iter::from_fn(|| pool.acquire()).collect();
+            let aligned = bytes.min(BUFFER_ALIGNMENT);
+            assert!(ids.iter().all(|id| pool.bytes(*id).as_ptr().addr().is_multiple_of(aligned)));
+        }
+        assert_eq!(BufferPool::new(2, 5000).unwrap().mapping().1, 2 * 8192);
     }
 
     #[test]

@@ -21,7 +21,6 @@ mod uring;
 #[cfg(test)]
 mod contract;
 
-pub(crate) use aligned::BUFFER_ALIGNMENT;
 pub use directory::DirectoryMedium;
 pub use measure::DeviceCurve;
 #[cfg(any(test, feature = "testing"))]

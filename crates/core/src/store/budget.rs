@@ -7,7 +7,6 @@ use super::journal::ClassRecord;
 use crate::cache::{CacheShape, PolicyKind, WAYS_MIN};
 use crate::config::{Memory, TableSpec};
 use crate::error::{Result, bail};
-use crate::io::BUFFER_ALIGNMENT;
 use crate::storage::log::{FlushBuffer, Stream};
 
 /// What the plan must know of a row class.
@@ -130,14 +129,12 @@ impl ClassPlan {
         let smallest = chunk == CHUNK_BYTES_MIN.max(page);
         let most = buffers_for(demand.read_depth);
         let (mut reads, beyond) = ((share / 16) as usize, (share / 64) as usize);
-        // Every buffer takes whole pages of memory.
-        let least = page.max(BUFFER_ALIGNMENT);
-        let mut buffers = (reads / least).min(READ_BUFFERS_USUAL.min(most)).max(READ_BUFFERS_MIN);
-        let deep = (beyond / least).min(most);
+        let mut buffers = (reads / page).min(READ_BUFFERS_USUAL.min(most)).max(READ_BUFFERS_MIN);
+        let deep = (beyond / page).min(most);
         if deep > buffers {
             (buffers, reads) = (deep, beyond);
         }
-        let buffer = pow2((reads / buffers) as u64).clamp(least, READ_REQUEST_BYTES_MAX.max(least));
+        let buffer = pow2((reads / buffers) as u64).clamp(page, READ_REQUEST_BYTES_MAX.max(page));
         Self {
             sets: 0,
             headers: true,
@@ -369,18 +366,6 @@ mod tests {
                     .sum();
                 let most = spent(&plans, &demands) - saved + growth;
                 assert!(most <= budget, "rows of {row_bytes}, {budget}: {most}");
-            }
-        }
-    }
-
-    #[test]
-    fn buffers_are_counted_as_the_memory_that_they_take() {
-        for page_bytes in [512, 1024, 4096, 16_384] {
-            for budget in [1u64 << 20, 30 << 20, 1 << 30] {
-                let demand = ClassDemand { page_bytes, ..demand(20_000, 128) };
-                let plan = divide(budget, &[demand]).unwrap()[0];
-                assert!(plan.read_buffer_bytes.is_multiple_of(BUFFER_ALIGNMENT), "{plan:?}");
-                assert!(plan.read_buffer_bytes >= page_bytes, "{plan:?}");
             }
         }
     }
