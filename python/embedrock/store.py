@@ -372,9 +372,10 @@ class Store:
         or ``stop()``, or when the keys take ``max_bytes``, which the memory budget does not cover.
 
         >>> with store.record() as recording:
-        ...     rows = table.get([1, 2, 3])
-        >>> recording.batches, recording.report()["distinct_rows"]
-        (1, 3)
+        ...     for step in range(9):
+        ...         rows = table.get([1, 2, 3])
+        >>> recording.batches, recording.report()["optimal_hit_rate"]
+        (9, 1.0)
         """
         recording = Recording(self, whole("max_bytes", max_bytes, 1))
         with self._recordings_lock:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -447,3 +448,32 @@ class TestTables:
         np.testing.assert_array_equal(
             table.get([1], state=True)[1], np.full((1, 4), 0.1, np.float32)
         )
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu"])
+def test_what_a_step_reads_is_still_in_memory_when_it_is_updated(
+    tmp_path: Path, policy: Literal["lru", "lfu"]
+) -> None:
+    """Also where rows that are popular fill the cache and a step's rows are a quarter of it."""
+    rows, dim = 60_000, 16
+    with embedrock.open(tmp_path / "store", "64MiB") as store:
+        table = store.table("rows", dim, rows, optimizer="adagrad")
+        table.put(np.arange(rows), np.ones((rows, dim), np.float32))
+        store.commit(0)
+    with embedrock.open(tmp_path / "store", "1500KiB", create=False, policy=policy) as store:
+        table = store.table("rows")
+        capacity = store.stats()["classes"][0]["cache_capacity"]
+        assert capacity < rows // 7
+        popular = np.arange(capacity // 2)
+        rng = np.random.default_rng(1)
+        gradients = np.ones((capacity // 4, dim), np.float32)
+        again = 0
+        for step in range(30):
+            table.get(popular)
+            keys = rng.choice(np.arange(capacity, rows), capacity // 4, replace=False)
+            table.get(keys)
+            before = store.stats()["misses"]
+            table.update(keys, gradients, lr=0.01)
+            again += store.stats()["misses"] - before if step > 10 else 0
+        store.commit(1)
+    assert again < 0.03 * 19 * (capacity // 4)

@@ -48,7 +48,7 @@ use parking_lot::Mutex;
 use row::Counters;
 use sets::{Header, LockedSet, Sets};
 use shrink::Shrinking;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
 /// The fewest rows per set that a cache can be shrunk to. With fewer, sets overflow too unevenly
 /// (SSDHashEmbed's smallest block).
@@ -109,6 +109,8 @@ pub struct Cache {
     /// Whose rows these are, by rising `first`, in a cache without headers.
     dense: Vec<DenseTable>,
     counters: Counters,
+    /// How many of the rows used last stay in each set while there are others.
+    recent: AtomicU8,
     /// Ways that all sets still have.
     ways: AtomicUsize,
     /// Guards the taking of ways; taken before set locks.
@@ -143,9 +145,24 @@ impl Cache {
             policy: shape.policy,
             row_bytes: shape.row_bytes,
             counters: Counters::new(),
+            recent: AtomicU8::new(0),
             ways: AtomicUsize::new(shape.ways),
             shrinking: Mutex::new(Shrinking::new(shape.ways)),
         })
+    }
+
+    /// Says that so many rows are about to come, which will be used once more soon: what a training
+    /// step reads, it changes next. A policy that goes by frequency then evicts others before them,
+    /// as far as they are no more than half of a set. (Measured where a step's rows were half of a
+    /// cache with LFU: of 6,100 rows read for their embeddings 5,400 were gone at the update.)
+    pub fn expect(&self, rows: usize) {
+        let per_set = rows as f64 / f64::from(self.sets());
+        // Sets get more or fewer than the average.
+        let recent = if per_set < 0.25 { 0.0 } else { (1.5 * per_set).ceil() + 1.0 };
+        let most = self.ways.load(Ordering::Relaxed) as f64 / 2.0;
+        // Of a step's many calls most bring few rows.
+        let before = self.recent.load(Ordering::Relaxed);
+        self.recent.store((recent.min(most) as u8).max(before / 4 * 3), Ordering::Relaxed);
     }
 
     /// Where the row of a sparse key lies, from the key's mixed hash.
@@ -276,7 +293,8 @@ impl Cache {
         if empty != 0 {
             return empty.trailing_zeros() as usize;
         }
-        let way = self.policy.victim(set.uses_mut(), usable);
+        let recent = self.recent.load(Ordering::Relaxed);
+        let way = self.policy.victim(set.uses_mut(), usable, recent);
         victim(self.row_ref(set, way));
         self.vacate(set, way);
         way

@@ -91,8 +91,8 @@ pub trait Policy {
     fn touch(&self, uses: &mut Uses, way: usize);
 
     /// The way whose row is worth least among `candidates`: one bit per way, at least one, each
-    /// with a row.
-    fn victim(&self, uses: &Uses, candidates: u32) -> usize;
+    /// with a row. The `recent` rows used last stay while there are others.
+    fn victim(&self, uses: &Uses, candidates: u32, recent: u8) -> usize;
 }
 
 /// Least recently used: the victim is the row whose last use is longest ago.
@@ -110,7 +110,7 @@ impl Policy for Lru {
         uses.bring_to_front(way);
     }
 
-    fn victim(&self, uses: &Uses, candidates: u32) -> usize {
+    fn victim(&self, uses: &Uses, candidates: u32, _recent: u8) -> usize {
         least_valuable(candidates, |way| uses.ranks[way].into())
     }
 }
@@ -120,7 +120,8 @@ impl Policy for Lru {
 ///
 /// Counts stop at 15, and all counts of a set halve each time it was used `fading_uses` times.
 /// Halving is what forgets: without it, rows that were popular once keep a set whose new rows,
-/// entering at one, only displace each other. `docs/decisions/0006` has its misses on ten real
+/// entering at one, only displace each other. Rows that came a moment ago stay as long as the caller
+/// says, because what a batch reads it changes next. `docs/decisions/0006` has its misses on ten real
 /// traces, for slower and faster fading, beside LRU's.
 /// *Source*: the reset of TinyLFU (Einziger, Friedman, Manes: "TinyLFU", section 3.3).
 #[derive(Clone, Copy, Debug)]
@@ -167,9 +168,11 @@ impl Policy for Lfu {
         self.used(uses, way, (uses.count(way) + 1).min(COUNT_MAX));
     }
 
-    fn victim(&self, uses: &Uses, candidates: u32) -> usize {
+    fn victim(&self, uses: &Uses, candidates: u32, recent: u8) -> usize {
         least_valuable(candidates, |way| {
-            u16::from(COUNT_MAX - uses.count(way)) << 8 | u16::from(uses.ranks[way])
+            u16::from(uses.ranks[way] >= recent) << 15
+                | u16::from(COUNT_MAX - uses.count(way)) << 8
+                | u16::from(uses.ranks[way])
         })
     }
 }
@@ -205,10 +208,10 @@ impl Policy for PolicyKind {
         }
     }
 
-    fn victim(&self, uses: &Uses, candidates: u32) -> usize {
+    fn victim(&self, uses: &Uses, candidates: u32, recent: u8) -> usize {
         match self {
-            Self::Lru => Lru.victim(uses, candidates),
-            Self::Lfu => Lfu::default().victim(uses, candidates),
+            Self::Lru => Lru.victim(uses, candidates, recent),
+            Self::Lfu => Lfu::default().victim(uses, candidates, recent),
         }
     }
 }
@@ -242,7 +245,7 @@ mod tests {
             return (true, None);
         }
         let way = rows.iter().position(Option::is_none).unwrap_or_else(|| {
-            let way = policy.victim(uses, u32::MAX >> (WAYS_MAX - rows.len()));
+            let way = policy.victim(uses, u32::MAX >> (WAYS_MAX - rows.len()), 0);
             uses.leave(way);
             way
         });
@@ -289,7 +292,7 @@ mod tests {
             }
             if let Some(&last) = order.last() {
                 let rows = order.iter().fold(0, |rows, way| rows | 1 << way);
-                assert_eq!(Lru.victim(&uses, rows), last, "step {step}");
+                assert_eq!(Lru.victim(&uses, rows, 0), last, "step {step}");
             }
         }
     }
@@ -309,8 +312,8 @@ mod tests {
             Lfu::default().enter(&mut uses, way);
         }
         for way in 0..WAYS_MAX {
-            assert_eq!(Lru.victim(&uses, u32::MAX >> way), WAYS_MAX - 1 - way);
-            assert_eq!(Lfu::default().victim(&uses, u32::MAX >> way), WAYS_MAX - 1 - way);
+            assert_eq!(Lru.victim(&uses, u32::MAX >> way, 0), WAYS_MAX - 1 - way);
+            assert_eq!(Lfu::default().victim(&uses, u32::MAX >> way, 0), WAYS_MAX - 1 - way);
         }
     }
 
@@ -360,5 +363,22 @@ mod tests {
     fn a_policy_is_named_in_snake_case() {
         assert_eq!(serde_json::to_string(&PolicyKind::Lfu).unwrap(), "\"lfu\"");
         assert_eq!(serde_json::from_str::<PolicyKind>("\"lru\"").unwrap(), PolicyKind::Lru);
+    }
+
+    #[test]
+    fn rows_used_a_moment_ago_stay_while_there_are_others() {
+        let (lfu, mut uses) = (Lfu::default(), Uses::default());
+        for way in 0..4 {
+            lfu.enter(&mut uses, way);
+            lfu.touch(&mut uses, way);
+        }
+        // Ways 4 and 5 came last and were used least.
+        lfu.enter(&mut uses, 4);
+        lfu.enter(&mut uses, 5);
+        assert_eq!(lfu.victim(&uses, 0b11_1111, 0), 4);
+        assert_eq!(lfu.victim(&uses, 0b11_1111, 1), 4);
+        assert_eq!(lfu.victim(&uses, 0b11_1111, 2), 0);
+        assert_eq!(lfu.victim(&uses, 0b11_0000, 2), 4);
+        assert_eq!(lfu.victim(&uses, 0b11_1111, 32), 4);
     }
 }

@@ -77,7 +77,7 @@ impl Cache {
             let empty = !valid & ((1 << last) - 1);
             let to = if empty == 0 {
                 let usable = set.usable_mask();
-                let way = self.policy.victim(set.uses_mut(), usable);
+                let way = self.policy.victim(set.uses_mut(), usable, 0);
                 victim(self.row_ref(set, way));
                 self.vacate(set, way);
                 way

@@ -188,6 +188,9 @@ impl Inner {
         let mut wanted: Vec<Wanted> = Vec::new();
         let mut progress: Vec<Progress> = Vec::new();
         let mut first_round = true;
+        if op.admits() {
+            class.cache().expect(misses.len());
+        }
         while !misses.is_empty() {
             wanted.clear();
             progress.clear();
