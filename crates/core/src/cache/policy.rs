@@ -120,9 +120,9 @@ impl Policy for Lru {
 ///
 /// Counts stop at 15, and all counts of a set halve each time it was used `fading_uses` times.
 /// Halving is what forgets: without it, rows that were popular once keep a set whose new rows,
-/// entering at one, only displace each other. Rows that came a moment ago stay as long as the caller
-/// says, because what a batch reads it changes next. `docs/decisions/0006` has its misses on ten real
-/// traces, for slower and faster fading, beside LRU's.
+/// entering at one, only displace each other. Rows that came a moment ago stay as long as the
+/// caller says, because what a batch reads it changes next. `docs/decisions/0006` has its misses on
+/// ten real traces, for slower and faster fading, beside LRU's.
 /// *Source*: the reset of TinyLFU (Einziger, Friedman, Manes: "TinyLFU", section 3.3).
 #[derive(Clone, Copy, Debug)]
 pub struct Lfu {
