@@ -73,6 +73,11 @@ def _group(name: str, runs: Mapping[str, Json]) -> list[str]:
         for run, one in shown.items()
         if (sizes := (one.get("engine") or {}).get("memory"))
     }
+    causes = {
+        run: {cause.replace("_", " "): seconds for cause, seconds in spent.items()}
+        for run, one in shown.items()
+        if (spent := (one.get("engine") or {}).get("time"))
+    }
     body = [f"<h2>{escape(name.capitalize())}</h2>"]
     rows = [(run, *_row(histories[run], times[run])) for run in shown]
     header = ["run", "steps", "samples", "seconds", "samples/s", "last loss", "pages read"]
@@ -84,6 +89,14 @@ def _group(name: str, runs: Mapping[str, Json]) -> list[str]:
             "Memory in MiB",
             ("run", *parts),
             [(run, *(one.get(part) for part in parts)) for run, one in memory.items()],
+        )
+    if causes:
+        names = list(dict.fromkeys(cause for one in causes.values() for cause in one))
+        body += _table(
+            "Seconds in the engine by cause, with evaluation, and the least that the device needs "
+            "for the requests made",
+            ("run", *names),
+            [(run, *(one.get(cause) for cause in names)) for run, one in causes.items()],
         )
     if plots.available():
         body.append(_plot("Loss", plots.loss(histories)))

@@ -33,6 +33,7 @@ from typing import Any
 
 from embedrock.bench.common import Report, add_common
 from embedrock.bench.noise import WAIT_SHARE_MAX, Timed, interleave
+from embedrock.bench.plots import pyplot_or_note, save
 
 __all__ = ["CacheBenchError", "add_arguments", "run"]
 
@@ -254,13 +255,8 @@ def _save_plot(
     file: Path, tables: dict[str, dict[str, dict[str, float]]], notes: list[str]
 ) -> None:
     """Time against hit rate, a panel for each workload; without matplotlib a note says so."""
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-    except ImportError:
-        notes.append("no plot: matplotlib is not installed: pip install 'embedrock[plots]'")
+    pyplot = pyplot_or_note(notes)
+    if pyplot is None:
         return
     figure, panels = pyplot.subplots(2, 2, figsize=(10, 7), layout="constrained")
     for axes, (workload, table) in zip(panels.flat, tables.items(), strict=True):
@@ -292,6 +288,4 @@ def _save_plot(
         axes.set_xlabel(f"ns per access, {threads} thread{'s' * (threads > 1)}")
         axes.set_ylabel("hits, per cent")
     panels.flat[0].legend(fontsize="small")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=120)
-    pyplot.close(figure)
+    save(pyplot, figure, file)

@@ -66,11 +66,12 @@ class Counters:
 
 
 def summary(store: Store) -> dict[str, Any]:
-    """Memory, disk and device of a store: what is true of it as a whole."""
+    """Memory, time by cause, disk and device of a store: what is true of it as a whole."""
     stats = store.stats()
     return {
         "budget_bytes": stats["budget_bytes"],
         "memory": stats["memory"],
+        "time": stats["time"],
         "disk_bytes": stats["disk_bytes"],
         "device": stats["device"],
         "classes": stats["classes"],
