@@ -60,8 +60,11 @@ def point(steps: int = 2, loss: float = 0.5, **given: Any) -> dict[str, Any]:
     return {"steps": steps, "samples": 8 * steps, "loss": loss, "seconds": 4.0, **parts, **given}
 
 
+ENGINE = {"memory": {"cache_bytes": 9}, "time": {"reading": 1.5, "device_least": None}}
+
+
 def a_report() -> dict[str, Any]:
-    stored = {"history": [point(engine=counters())] * 2, "engine": {"memory": {"cache_bytes": 9}}}
+    stored = {"history": [point(engine=counters())] * 2, "engine": ENGINE}
     return report.report(
         figures={"auc_out_of_core": 0.75, "auc_in_memory": 0.5, "pages_read": 1234, "none": None},
         device={"io": "uring", "curve": {"depth": 64}},
@@ -85,9 +88,11 @@ def test_the_html_parses_and_has_the_figures_of_the_json(tmp_path: Path):
     assert rows["none"] == ["-"]
     assert rows["curve.depth"] == ["64"]
     assert rows["data"] == ["<clicks> & more"]
-    place = page.rows.index(["run", *rows["run"]])
+    place = page.rows.index(["run", "cache"])
     memory = dict(zip(page.rows[place], page.rows[place + 1], strict=True))
     assert memory == {"run": "out of core", "cache": "8.58307e-06"}
+    place = page.rows.index(["run", "reading", "device least"])
+    assert page.rows[place + 1][:2] == ["out of core", "1.5"]
     ((steps, samples, seconds, speed, loss, pages, *times),) = (
         row[1:] for row in page.rows if row[0] == "out of core" and len(row) > 6
     )
