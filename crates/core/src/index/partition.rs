@@ -5,7 +5,7 @@
 //! InfiniFilter, Dayan et al., SIGMOD 2023). A split of the partition uses up the lowest tag bit of
 //! each entry, so tags grow shorter by one bit a split until they are written anew.
 //!
-//! Memory: 6 bytes an entry, in one allocation whose capacity is a multiple of 16 entries:
+//! Memory: 6 bytes an entry, in one allocation whose capacity is a multiple of 8 entries:
 //!
 //! ```text
 //! count u32 | short u32 | tags u16 × capacity | slots u32 × capacity      (as 16-bit words)
@@ -25,8 +25,11 @@ const FULL: u16 = 1 << TAG_BITS;
 /// The tag of an unused entry. A full-length tag of a live entry may have the same value, so a
 /// match counts only below `count`; every other tag differs from it.
 const PAD: u16 = u16::MAX;
-/// Capacity grows and shrinks by this many entries: the tags of a step are two SSE registers.
-const STEP: usize = 16;
+/// Tags that are compared at a time: two SSE registers. The last of them may be words of slots,
+/// whose matches lie beyond `count`.
+const LANES: usize = 16;
+/// Capacity grows and shrinks by this many entries.
+const STEP: usize = 8;
 /// Unused entries that make a partition give memory back. Above `STEP` by a few entries, so that
 /// insertions and removals which take turns do not reallocate each time.
 const SHRINK_AT: usize = STEP + 4;
@@ -71,8 +74,8 @@ fn agrees(tag: u16, wanted: u16) -> bool {
 
 /// The lanes of up to 16 blocks of tags that satisfy `is`: bit `b` of lane `l` is block `b`'s.
 #[inline(always)]
-fn matching(blocks: &[[u16; STEP]], is: impl Fn(u16) -> bool) -> [u16; STEP] {
-    let mut hits = [0; STEP];
+fn matching(blocks: &[[u16; LANES]], is: impl Fn(u16) -> bool) -> [u16; LANES] {
+    let mut hits = [0; LANES];
     let mut bit = 1u16;
     for block in blocks {
         for (hit, tag) in hits.iter_mut().zip(block) {
@@ -152,10 +155,10 @@ impl Partition {
         if count == 0 {
             return false;
         }
-        let used = HEADER_WORDS..HEADER_WORDS + count.next_multiple_of(STEP);
-        let (blocks, _) = self.words[used].as_chunks::<STEP>();
+        let used = HEADER_WORDS..HEADER_WORDS + count.next_multiple_of(LANES);
+        let (blocks, _) = self.words[used].as_chunks::<LANES>();
         let short = self.short_count() != 0;
-        for (group, blocks) in blocks.chunks(STEP).enumerate() {
+        for (group, blocks) in blocks.chunks(LANES).enumerate() {
             let hits = if short {
                 matching(blocks, |tag| agrees(tag, wanted))
             } else {
@@ -168,7 +171,7 @@ impl Partition {
                     let bit = rest.trailing_zeros() as usize;
                     rest &= rest - 1;
                     let (lane, block) = (quarter * 4 + bit / 16, bit % 16);
-                    let position = (group * STEP + block) * STEP + lane;
+                    let position = (group * LANES + block) * LANES + lane;
                     if position < count && visit(position) {
                         return true;
                     }
