@@ -39,15 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--zipf", type=float, default=0.9)
     parser.add_argument("--batch", type=int, default=4096)
     parser.add_argument("--batches", type=int, default=450)
-    parser.add_argument("--peers", type=Path, default=race.PEERS, help="the program of make peers")
-    parser.add_argument(
-        "--peer-seconds",
-        type=float,
-        default=5.0,
-        metavar="S",
-        help="other stores stop after this long",
-    )
-    parser.add_argument("--png", type=Path, help="draw the result to this file")
+    race.add_peer_arguments(parser, 5.0)
     add_common(parser, patience_s=1.0)
 
 

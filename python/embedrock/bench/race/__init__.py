@@ -29,7 +29,7 @@ from embedrock.errors import MisuseError
 from embedrock.optimum import frequent_hits, optimal_hits
 from embedrock.trace import load
 
-__all__ = ["OURS", "PEERS", "Race", "add_arguments", "run", "same_batches"]
+__all__ = ["OURS", "Race", "add_arguments", "add_peer_arguments", "run", "same_batches"]
 
 PEERS = Path(".cache/peers/embedrock-peers")
 PEER_SECONDS_MAX = 20.0
@@ -79,14 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--policy", choices=["lru", "lfu"], default=None, help="embedrock's replacement policy"
     )
-    parser.add_argument("--peers", type=Path, default=PEERS, help="the program of `make peers`")
-    parser.add_argument(
-        "--peer-seconds",
-        type=float,
-        default=PEER_SECONDS_MAX,
-        metavar="S",
-        help="other stores stop after this long",
-    )
+    add_peer_arguments(parser, PEER_SECONDS_MAX)
     parser.add_argument(
         "--device-slice",
         type=float,
@@ -94,8 +87,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="seconds of each measurement of the device between batches",
     )
-    parser.add_argument("--png", type=Path, help="draw the result to this file")
     add_common(parser, patience_s=60.0)
+
+
+def add_peer_arguments(parser: argparse.ArgumentParser, seconds: float) -> None:
+    """Adds the options of benches that race other stores, each for at most so many seconds."""
+    parser.add_argument("--peers", type=Path, default=PEERS, help="the program of `make peers`")
+    parser.add_argument(
+        "--peer-seconds",
+        type=float,
+        default=seconds,
+        metavar="S",
+        help="other stores stop after this long",
+    )
+    parser.add_argument("--png", type=Path, help="draw the result to this file")
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
