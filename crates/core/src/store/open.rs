@@ -152,6 +152,7 @@ impl Store {
             engine: RwLock::new(engine),
             history: Mutex::new(history),
             metrics: Metrics::default(),
+            window: super::window::Window::new(),
             notes,
             rows_disk_bytes: AtomicU64::new(rows_disk_bytes),
             on_disk,

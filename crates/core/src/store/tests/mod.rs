@@ -4,6 +4,7 @@ mod bounds;
 mod damage;
 mod power;
 mod threads;
+mod window;
 
 use super::*;
 use crate::config::*;
