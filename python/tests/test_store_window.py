@@ -124,7 +124,8 @@ def test_a_forked_child_is_refused(store):
 
 
 def test_a_wait_ends_with_the_store(store):
-    number = store.window.announce({"items": steps(1, 5_000)[0]})
+    items = store.tables["items"]
+    number = store.window.announce({items: steps(1, 5_000)[0]})
     closing = threading.Thread(target=store._core.close)
     closing.start()
     begin = time.monotonic()
@@ -132,7 +133,7 @@ def test_a_wait_ends_with_the_store(store):
     closing.join()
     assert time.monotonic() - begin < 30
     with pytest.raises(errors.ClosedError):
-        store.window.announce({"items": [1]})
+        store.window.announce({items: [1]})
 
 
 def test_gets_of_announced_keys_use_the_announcement_up(store):
