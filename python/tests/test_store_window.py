@@ -139,9 +139,10 @@ def test_a_wait_ends_with_the_store(store):
 def test_gets_of_announced_keys_use_the_announcement_up(store):
     items = store.tables["items"]
     batches = steps(20, 50)
-    for keys in batches:
-        items.lookahead(keys)
-    for keys in batches:
+    for i, keys in enumerate(batches):
+        if i % 5 == 0:
+            for coming in batches[i : i + 5]:
+                items.lookahead(coming)
         found, _ = embedrock.distinct(keys)
         assert (items.get(found[::-1]) == rows_of(found[::-1])).all()
     window = store.window.stats()
