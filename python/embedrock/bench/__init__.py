@@ -32,6 +32,7 @@ BENCHES = {
     "growth": "what a row costs while the rows double and the share of memory stays",
     "memory": "training and reading with 67 to 13 % of the rows in memory",
     "ycsb": "the YCSB core workloads in batches, against RocksDB",
+    "staleness": "training with relaxed bounds of staleness, and what keeping to a bound costs",
     "race": "one trace on this and other stores, against the device's own rate",
     "lookahead": "what it is worth to know the next batches",
 }

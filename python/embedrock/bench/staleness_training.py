@@ -100,7 +100,7 @@ DATA: dict[str, Callable[[argparse.Namespace], MemoryDataset | None]] = {
 
 def sweep(
     report: Report, options: argparse.Namespace, place: Path, name: str, data: MemoryDataset
-) -> None:
+) -> dict[str, dict[str, Any]]:
     """Samples per second and AUC with each bound, and without a pipeline."""
     found: dict[str, dict[str, Any]] = {}
     for bound in [None, *BOUNDS]:
@@ -110,7 +110,7 @@ def sweep(
         one["samples_per_s_slow"] = slow["samples_per_s"]
         found[label] = one
         report.say(f"{name}: {label}: {one['samples_per_s']:,.0f} samples/s, AUC {one['auc']:.4f}")
-    report.results.setdefault("sweep", {})[name] = found
+    report.results[f"sweep_{name}"] = found
     finite = [found[f"bound {bound}"]["auc"] for bound in BOUNDS if bound != math.inf]
     report.figure(f"auc_drop_{name}", finite[0] - min(finite))
     for suffix in ("", "_slow"):
@@ -118,6 +118,7 @@ def sweep(
         plain = found["no pipeline"][f"samples_per_s{suffix}"]
         report.figure(f"pipeline_speedup_{name}{suffix}", rates[0] / plain)
         report.figure(f"relaxed_speedup_{name}{suffix}", max(rates[1:]) / rates[0])
+    return found
 
 
 def bits_equal(

@@ -3,8 +3,7 @@
 //! Owns an open-addressing table of 16-byte entries, one for each row in flight and none for any
 //! other. A row is named by a mixed hash of table and key (`row_of`), so that the name is its own
 //! hash; two rows of one name count as one, which can make a batch wait longer and never shorter.
-//! The table is at most half full and never shrinks: its memory follows the most rows that were in
-//! flight at once.
+//! The table is at most half full; it shrinks when nothing is in flight and little was.
 
 use crate::config::TableId;
 use crate::hash::mix;
@@ -12,6 +11,8 @@ use crate::prefetch::prefetch_read;
 
 /// How many rows ahead their entries are asked for: the latency of memory over the time of one row.
 pub(super) const AHEAD: usize = 16;
+/// Entries for each row from which on the table is made anew instead of being wiped.
+const SPARSE: usize = 64;
 /// Bits of pi, so that tables with small numbers and small keys do not meet.
 const SALT: u64 = 0x2436_F6A8_885A_308D;
 
@@ -71,6 +72,16 @@ impl RowCounts {
             let at = self.find(entry.row);
             self.entries[at] = entry;
         }
+    }
+
+    /// Forgets all rows, of which each may have a permit at most.
+    pub(super) fn clear(&mut self) {
+        if self.entries.len() > SPARSE * self.used.max(32) {
+            *self = Self::default(); // a large batch has passed by: its memory goes, too
+            return;
+        }
+        self.entries.fill(Entry::default());
+        self.used = 0;
     }
 
     /// Asks for the entry of a row that comes soon.

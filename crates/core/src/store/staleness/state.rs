@@ -36,8 +36,12 @@ pub(super) struct Deferred {
 
 #[derive(Clone, Debug)]
 struct Permit {
-    /// Its distinct rows.
+    /// Its rows; distinct, and counted, once they are `counted`.
     rows: Vec<u64>,
+    /// Whether the conflict map has its rows. A permit that is alone in flight conflicts with
+    /// nobody: its rows are only listed until another batch comes, which a loop that holds one
+    /// permit at a time never sees.
+    counted: bool,
     /// The thread that alone can release it.
     owner: Option<ThreadId>,
     /// Rows that are deferred.
@@ -106,6 +110,17 @@ impl State {
         let total = batch.iter().map(|(_, keys)| keys.len()).sum();
         let mut rows = self.spare.pop().unwrap_or_default();
         rows.reserve(total);
+        self.stats.granted += 1;
+        if self.in_flight.is_empty() {
+            for (table, keys) in batch {
+                let salt = salt_of(*table);
+                rows.extend(keys.iter().map(|key| row_of(*key, salt)));
+            }
+            let alone = Permit { rows, counted: false, owner, missing: 0, whole };
+            self.in_flight.insert(permit, alone);
+            return (permit, Vec::new());
+        }
+        self.count_alone();
         self.rows.reserve(total);
         let (mut deferred, mut staleness) = (Vec::new(), 0);
         for (part, (table, keys)) in batch.iter().enumerate() {
@@ -130,9 +145,23 @@ impl State {
         }
         self.stats.staleness_max = self.stats.staleness_max.max(u64::from(staleness));
         self.stats.deferred_rows += deferred.len() as u64;
-        self.stats.granted += 1;
-        self.in_flight.insert(permit, Permit { rows, owner, missing: deferred.len(), whole });
+        let missing = deferred.len();
+        self.in_flight.insert(permit, Permit { rows, counted: true, owner, missing, whole });
         (permit, deferred)
+    }
+
+    /// Counts the rows of a permit that was alone in flight so far.
+    fn count_alone(&mut self) {
+        let Some((number, permit)) = self.in_flight.first_key_value() else { return };
+        if permit.counted {
+            return;
+        }
+        let number = *number;
+        let mut permit = self.in_flight.remove(&number).expect("it was there");
+        self.rows.reserve(permit.rows.len());
+        permit.rows.retain(|row| self.rows.add(*row, number).is_some());
+        permit.counted = true;
+        self.in_flight.insert(number, permit);
     }
 
     /// Whether all rows of a permit may be read.
@@ -143,11 +172,15 @@ impl State {
     /// Takes a permit back; None when it is not in flight.
     pub(super) fn release(&mut self, permit: u64) -> Option<Vec<Ready>> {
         let mut gone = self.in_flight.remove(&permit)?;
-        for (i, row) in gone.rows.iter().enumerate() {
-            if let Some(coming) = gone.rows.get(i + AHEAD) {
-                self.rows.prefetch(*coming);
+        if gone.counted && self.in_flight.is_empty() {
+            self.rows.clear();
+        } else if gone.counted {
+            for (i, row) in gone.rows.iter().enumerate() {
+                if let Some(coming) = gone.rows.get(i + AHEAD) {
+                    self.rows.prefetch(*coming);
+                }
+                self.rows.subtract(*row);
             }
-            self.rows.subtract(*row);
         }
         let mut ready = Vec::new();
         if !self.queue.first.is_empty() {
@@ -234,7 +267,8 @@ impl State {
     }
 
     /// Counters; the bound is not known here.
-    pub(super) fn stats(&self) -> PermitStats {
+    pub(super) fn stats(&mut self) -> PermitStats {
+        self.count_alone();
         let lists = self.in_flight.values().map(|permit| &permit.rows).chain(&self.spare);
         let listed: usize = lists.map(|rows| rows.capacity() * size_of::<u64>()).sum();
         let queued = self.queue.entries.capacity() * size_of::<Waiting>()
