@@ -98,8 +98,6 @@ pub(crate) struct Inner {
     /// Commits, the open journal and what is owed to it.
     history: Mutex<History>,
     metrics: Metrics,
-    /// What the device lacks and was done without.
-    notes: Vec<String>,
     /// Bytes of all files of rows.
     rows_disk_bytes: AtomicU64,
     /// False on the simulated device, where no other process can hold a commit.

@@ -28,7 +28,6 @@ struct Place {
     path: PathBuf,
     /// False on the simulated device.
     on_disk: bool,
-    notes: Vec<String>,
 }
 
 impl Store {
@@ -58,8 +57,7 @@ impl Store {
         }
         let lock = if read_only { None } else { Some(WriterLock::take(path)?) };
         let directory = DirectoryMedium::open(path, options.io)?;
-        let place =
-            Place { path: path.to_path_buf(), on_disk: true, notes: directory.notes().to_vec() };
+        let place = Place { path: path.to_path_buf(), on_disk: true };
         let medium: Arc<dyn Medium> = Arc::new(directory);
         if !read_only {
             return Self::open_with(medium, place, options, lock, None);
@@ -71,7 +69,7 @@ impl Store {
     /// Opens the commit of this number, to read only.
     pub(super) fn open_commit(path: &Path, options: StoreOptions, sequence: u64) -> Result<Self> {
         let medium = DirectoryMedium::open(path, options.io)?;
-        let place = Place { path: path.to_path_buf(), on_disk: true, notes: Vec::new() };
+        let place = Place { path: path.to_path_buf(), on_disk: true };
         Self::open_reader(Arc::new(medium), &place, options, Target::Sequence(sequence))
     }
 
@@ -107,7 +105,7 @@ impl Store {
     /// Opens a store on any medium, without writer lock: for tests on the simulated device.
     #[cfg(any(test, feature = "testing"))]
     pub fn open_on(medium: Arc<dyn Medium>, options: StoreOptions) -> Result<Self> {
-        let place = Place { path: PathBuf::from("simulated"), on_disk: false, notes: Vec::new() };
+        let place = Place { path: PathBuf::from("simulated"), on_disk: false };
         Self::open_with(medium, place, options, None, None)
     }
 
@@ -118,7 +116,7 @@ impl Store {
         lock: Option<WriterLock>,
         hold: Option<(Hold, u64)>,
     ) -> Result<Self> {
-        let Place { path, on_disk, notes } = place;
+        let Place { path, on_disk } = place;
         if options.keep == 0 {
             bail!(Misuse, "keep is 0, expected at least 1 commit to keep");
         }
@@ -152,7 +150,6 @@ impl Store {
             engine: RwLock::new(engine),
             history: Mutex::new(history),
             metrics: Metrics::default(),
-            notes,
             rows_disk_bytes: AtomicU64::new(rows_disk_bytes),
             on_disk,
             writing: AtomicBool::new(false),
