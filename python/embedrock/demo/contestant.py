@@ -149,11 +149,12 @@ class _Contestant:
 
 def digests(store: Store, sink: Sink, name: str) -> dict[str, int]:
     """The digest of every table."""
-    found = {}
-    with Task(sink, f"{name}: digests", len(store.tables)) as task:
+    found: dict[str, int] = {}
+    before = 0
+    with Task(sink, f"{name}: digests", sum(map(len, store.tables.values()))) as task:
         for table in store.tables.values():
-            found[table.name] = table.digest()
-            task.advance()
+            found[table.name] = table.digest(lambda done, _, before=before: task.to(before + done))
+            before += len(table)
     return found
 
 
