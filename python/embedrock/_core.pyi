@@ -73,6 +73,8 @@ class Store:
         segment_bytes: int | None = None,
         io: str = "auto",
         policy: str = "lfu",
+        window_bytes: int | None = None,
+        window_group: int = 256,
         keep: int = 2,
         seed: int = 0,
         create: bool = True,
@@ -141,7 +143,22 @@ class Store:
         """Sets `out[i]` where `keys[i]` has a row."""
 
     def lookahead(self, /, table: TableId, keys: _Keys) -> None:
-        """Announces keys that coming batches will ask for."""
+        """Announces the keys of one coming get of the table."""
+
+    def announce(self, /, batch: Sequence[tuple[TableId, _Keys]]) -> int | None:
+        """Announces the keys of one batch; returns its number, or None: the window is full."""
+
+    def begin(self, /, number: int) -> None:
+        """Waits until a batch that is about to be read was read ahead."""
+
+    def finish(self, /, number: int) -> None:
+        """Batches up to this one are done with."""
+
+    def clear_announced(self, /) -> None:
+        """Forgets what is announced."""
+
+    def window_stats(self, /) -> dict[str, Any]:
+        """What the look-ahead window did."""
 
     def len(self, /, table: TableId) -> int:
         """How many keys of the table are written and not deleted."""

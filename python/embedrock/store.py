@@ -37,6 +37,7 @@ from embedrock.table import (
     update_part,
     update_report,
 )
+from embedrock.window import Window
 
 __all__ = ["Commit", "Store", "check", "copy", "distinct", "open"]
 
@@ -93,6 +94,11 @@ class Store:
     def path(self) -> Path:
         """The store's directory."""
         return self._path
+
+    @property
+    def window(self) -> Window:
+        """The look-ahead window: reads rows before they are used."""
+        return Window(self)
 
     @property
     def memory(self) -> str:
@@ -488,6 +494,8 @@ def open(
     segment_bytes: int | None = None,
     io: Literal["auto", "uring", "pread"] = "auto",
     policy: Literal["lru", "lfu"] = "lfu",
+    window_bytes: int | None = None,
+    window_group: int = 256,
     keep: int = 2,
     seed: int = 0,
     create: bool = True,
@@ -508,6 +516,9 @@ def open(
         io: Who reads and writes pages; ``"auto"`` takes io_uring where the system allows it, else
             threads that call pread.
         policy: Which rows leave memory first: least recently or least frequently used.
+        window_bytes: Most bytes of the budget that the look-ahead window takes, rows apart; None: a
+            quarter. Without look-ahead it takes none.
+        window_group: Most batches whose rows the window reads together.
         keep: How many commits stay, at least 1.
         seed: Seed of initial rows, fixed when the store is created.
         create: Whether to create a store where there is none.
@@ -532,6 +543,8 @@ def open(
         segment_bytes=_whole_or_none("segment_bytes", segment_bytes, 1),
         io=io,
         policy=policy,
+        window_bytes=_whole_or_none("window_bytes", window_bytes, 0),
+        window_group=whole("window_group", window_group, 1),
         keep=whole("keep", keep, 1),
         seed=whole("seed", seed, 0),
         create=create,

@@ -367,9 +367,17 @@ class Table:
         return out.reshape(found.shape)
 
     def lookahead(self, keys: ArrayLike) -> None:
-        """Announces keys that coming batches will ask for.
+        """Announces the keys of one coming ``get`` of this table, whose rows are then read ahead.
 
-        Returns at once and never changes results, only when they arrive.
+        Returns at once and never changes results, only when they arrive. Announcements are made in
+        the order of the gets. The get of these keys, in any order and however often each, begins
+        the batch, and the next one that was announced finishes it; announcements that a get passes
+        over are finished with it. :class:`embedrock.window.Window` has batches of several tables
+        and tells when they begin and end.
+
+        Shapes: ``keys (*,)``.
+
+        Errors: ``KeyRangeError`` for ids outside a dense table.
 
         Source: Lookahead of MLKV.
 

@@ -80,6 +80,10 @@ pub struct StoreOptions {
     pub merge_reads: bool,
     /// Who leaves the DRAM tier first.
     pub policy: PolicyKind,
+    /// Most bytes of the budget that the look-ahead window takes; `None` takes a quarter.
+    pub window_bytes: Option<u64>,
+    /// Most batches whose rows the look-ahead window reads together, at least 1.
+    pub window_group: usize,
     /// How many commits stay, at least 1.
     pub keep: usize,
     /// Seed of initial rows; fixed when the store is created.
@@ -105,6 +109,8 @@ impl StoreOptions {
             io: IoChoice::Auto,
             merge_reads: true,
             policy: PolicyKind::Lfu,
+            window_bytes: None,
+            window_group: 256,
             keep: 2,
             seed: 0,
             create: true,
@@ -113,6 +119,15 @@ impl StoreOptions {
             check_disk: true,
         }
     }
+}
+
+/// One table's part of a batch that is announced.
+#[derive(Clone, Copy, Debug)]
+pub struct LookaheadBatch<'a> {
+    /// The table.
+    pub table: TableId,
+    /// Keys that the batch will use; duplicates are allowed.
+    pub keys: &'a [u64],
 }
 
 /// What a table is: fixed when it is created.

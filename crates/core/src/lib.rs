@@ -24,9 +24,9 @@ pub mod store;
 
 pub use clip::Clip;
 pub use config::{
-    CommitInfo, GetBatch, Memory, NonFinite, PutBatch, StoreOptions, TableId, TableInfo, TableSpec,
-    Uncommitted, UpdateBatch, UpdateReport, ValuesOut,
+    CommitInfo, GetBatch, LookaheadBatch, Memory, NonFinite, PutBatch, StoreOptions, TableId,
+    TableInfo, TableSpec, Uncommitted, UpdateBatch, UpdateReport, ValuesOut,
 };
 pub use distinct::distinct;
 pub use error::{Error, ErrorKind, Result};
-pub use store::{CheckReport, CopyReport, Scan, Stats, Store, check, copy};
+pub use store::{CheckReport, CopyReport, Scan, Stats, Store, WindowStats, check, copy};

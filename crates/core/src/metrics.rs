@@ -86,11 +86,13 @@ impl Drop for Timed<'_> {
 }
 
 impl Metrics {
-    /// Counts a bulk read.
-    pub fn add_read(&self, report: &ReadReport) {
+    /// Counts a bulk read, of a verb or ahead of verbs, which do not wait for it.
+    pub fn add_read(&self, report: &ReadReport, ahead: bool) {
         self.requests.fetch_add(report.requests, Ordering::Relaxed);
         self.pages_read.fetch_add(report.pages, Ordering::Relaxed);
         self.bytes_read.fetch_add(report.bytes, Ordering::Relaxed);
-        self.read_wait_ns.fetch_add(report.waited.as_nanos() as u64, Ordering::Relaxed);
+        if !ahead {
+            self.read_wait_ns.fetch_add(report.waited.as_nanos() as u64, Ordering::Relaxed);
+        }
     }
 }

@@ -2,6 +2,7 @@
 
 mod hyper;
 mod modify;
+mod window;
 
 use crate::arrays::{Keys, Rows, RowsOut, ValuesOut, to_fill};
 use crate::error::{Carried, OrRaise, misuse};
@@ -36,6 +37,8 @@ type GetParts<'py> = (PyRef<'py, TableId>, Keys<'py>, ValuesOut<'py>, Option<Row
 type PutParts<'py> = (PyRef<'py, TableId>, Keys<'py>, Rows<'py>, Option<Rows<'py>>);
 /// A handle, keys, gradients and hyperparameters.
 type UpdateParts<'py> = (PyRef<'py, TableId>, Keys<'py>, Rows<'py>, PyRef<'py, Hyper>);
+/// A handle and keys.
+type LookaheadParts<'py> = (PyRef<'py, TableId>, Keys<'py>);
 /// Bounds on gradients: of elements, of rows, of all together with those of this norm.
 type Bounds = (Option<f64>, Option<f64>, Option<f64>, f64);
 
@@ -48,7 +51,8 @@ impl Store {
     /// Opens the store at `path`, creating it when there is none and `create` is set.
     #[new]
     #[pyo3(signature = (path, memory, *, max_disk_bytes=None, page_bytes=None, segment_bytes=None,
-        io="auto", policy="lfu", keep=2, seed=0, create=true, step=None, read_only=false,
+        io="auto", policy="lfu", window_bytes=None, window_group=256, keep=2, seed=0, create=true,
+        step=None, read_only=false,
         check_disk=true, merge_reads=true))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python constructor")]
     fn new(
@@ -60,6 +64,8 @@ impl Store {
         segment_bytes: Option<u64>,
         io: &str,
         policy: &str,
+        window_bytes: Option<u64>,
+        window_group: usize,
         keep: usize,
         seed: u64,
         create: bool,
@@ -76,6 +82,8 @@ impl Store {
             merge_reads,
             io: core::config::IoChoice::from_str(io).or_raise(py)?,
             policy: policy_kind(py, policy)?,
+            window_bytes,
+            window_group,
             keep,
             seed,
             create,
@@ -218,11 +226,39 @@ impl Store {
         py.detach(|| self.0.contains(table, keys, out)).or_raise(py)
     }
 
-    /// Announces keys that coming batches will ask for.
+    /// Announces the keys of one coming get of the table.
     fn lookahead(&self, py: Python<'_>, table: PyRef<'_, TableId>, keys: Keys<'_>) -> PyResult<()> {
         modify::refuse_reentry(py, &self.0)?;
         let (table, keys) = (table.0, keys.as_slice()?);
         py.detach(|| self.0.lookahead(table, keys)).or_raise(py)
+    }
+
+    /// Announces the keys of one coming batch; returns its number, or None when the window is
+    /// full.
+    fn announce(&self, py: Python<'_>, batch: Vec<LookaheadParts<'_>>) -> PyResult<Option<u64>> {
+        window::announce(py, &self.0, &batch)
+    }
+
+    /// Waits until a batch that is about to be read was read ahead.
+    fn begin(&self, py: Python<'_>, number: u64) -> PyResult<()> {
+        window::begin(py, &self.0, number)
+    }
+
+    /// Batches up to this one are done with.
+    fn finish(&self, py: Python<'_>, number: u64) -> PyResult<()> {
+        py.detach(|| self.0.finish(number)).or_raise(py)
+    }
+
+    /// Forgets what is announced.
+    fn clear_announced(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| self.0.clear_announced()).or_raise(py)
+    }
+
+    /// What the look-ahead window did, as a dict.
+    fn window_stats(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        modify::refuse_reentry(py, &self.0)?;
+        let stats = py.detach(|| self.0.window_stats()).or_raise(py)?;
+        json_value(py, &stats)
     }
 
     /// How many keys of the table are written and not deleted.

@@ -25,6 +25,7 @@
 
 mod gather;
 mod locate;
+mod next_use;
 mod policy;
 mod racing;
 mod row;
@@ -37,6 +38,7 @@ mod tests;
 mod walk;
 
 pub use locate::Location;
+pub use next_use::BatchNumber;
 pub use policy::{Lfu, Lru, Policy, PolicyKind, Uses, WAYS_MAX};
 pub use row::{Removed, Resident, RowMut, RowRef};
 pub use sets::BLOCK;
@@ -44,10 +46,12 @@ pub use shrink::TakeWay;
 
 use crate::error::Result;
 use locate::Locator;
+use next_use::NextUses;
 use parking_lot::Mutex;
 use row::Counters;
 use sets::{Header, LockedSet, Sets};
 use shrink::Shrinking;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
 /// The fewest rows per set that a cache can be shrunk to. With fewer, sets overflow too unevenly
@@ -111,6 +115,8 @@ pub struct Cache {
     counters: Counters,
     /// How many of the rows used last stay in each set while there are others.
     recent: AtomicU8,
+    /// When rows are used next, once somebody tells.
+    next_uses: OnceLock<NextUses>,
     /// Ways that all sets still have.
     ways: AtomicUsize,
     /// Guards the taking of ways; taken before set locks.
@@ -146,6 +152,7 @@ impl Cache {
             row_bytes: shape.row_bytes,
             counters: Counters::new(),
             recent: AtomicU8::new(0),
+            next_uses: OnceLock::new(),
             ways: AtomicUsize::new(shape.ways),
             shrinking: Mutex::new(Shrinking::new(shape.ways)),
         })
@@ -227,13 +234,31 @@ impl Cache {
         f: impl FnOnce(RowMut<'_>, bool) -> R,
         victim: impl FnOnce(RowRef<'_>),
     ) -> R {
+        self.admit_for(at, (table, key, origin), None, f, victim)
+            .expect("only rows that come ahead of their use are turned away")
+    }
+
+    /// Admits a row that is used now, or in the batch `next`, where it may be turned away: then
+    /// `None`.
+    #[inline(always)]
+    fn admit_for<R>(
+        &self,
+        at: Location,
+        (table, key, origin): (u16, u64, u32),
+        next: Option<BatchNumber>,
+        f: impl FnOnce(RowMut<'_>, bool) -> R,
+        victim: impl FnOnce(RowRef<'_>),
+    ) -> Option<R> {
         let mut set = self.sets.lock(at.set);
         if let Some(way) = find(&set, at, table, key) {
-            set.mark_used(way);
-            return f(self.row_mut(&mut set, way), false);
+            match next {
+                None => set.mark_used(way),
+                Some(next) => self.expect_use_of(at.set, way, next),
+            }
+            return Some(f(self.row_mut(&mut set, way), false));
         }
         self.settle(&mut set);
-        let way = self.make_room(&mut set, victim);
+        let way = self.make_room(&mut set, next, victim)?;
         let row = set.row_mut(way);
         match row.header {
             Some(header) => *header = Header { key, origin, table, pins: 0 },
@@ -245,8 +270,11 @@ impl Cache {
         std::mem::forget(fresh);
         set.set_tag(way, at.tag);
         self.policy.enter(set.uses_mut(), way);
+        if let Some(next) = next {
+            self.expect_use_of(at.set, way, next);
+        }
         self.counters.add_resident(at.set, 1);
-        result
+        Some(result)
     }
 
     /// Drops the row of `key` from the cache, whatever it holds. `None` when it is not resident.
@@ -286,18 +314,22 @@ impl Cache {
         if row.state.dirty >> way & 1 == 1 { Resident::Dirty } else { Resident::Clean }
     }
 
-    /// A way without a row: an empty one, or that of the policy's victim. The uses are settled.
-    fn make_room(&self, set: &mut LockedSet<'_>, victim: impl FnOnce(RowRef<'_>)) -> usize {
-        let usable = set.usable_mask();
-        let empty = usable & !set.valid();
+    /// A way without a row: an empty one, or that of the victim. `None` when all rows are used
+    /// before the batch `next`. The uses are settled.
+    fn make_room(
+        &self,
+        set: &mut LockedSet<'_>,
+        next: Option<BatchNumber>,
+        victim: impl FnOnce(RowRef<'_>),
+    ) -> Option<usize> {
+        let empty = set.usable_mask() & !set.valid();
         if empty != 0 {
-            return empty.trailing_zeros() as usize;
+            return Some(empty.trailing_zeros() as usize);
         }
-        let recent = self.recent.load(Ordering::Relaxed);
-        let way = self.policy.victim(set.uses_mut(), usable, recent);
+        let way = self.victim(set, self.recent.load(Ordering::Relaxed), next)?;
         victim(self.row_ref(set, way));
         self.vacate(set, way);
-        way
+        Some(way)
     }
 
     /// Tells the policy which rows were used since the last time.
@@ -349,6 +381,9 @@ impl Cache {
         self.set_clean(set, way);
         set.state_mut().written &= !(1 << way);
         set.forget_use(way);
+        if let Some(uses) = self.next_uses.get() {
+            uses.clear(set.index(), way);
+        }
         set.uses_mut().leave(way);
         set.set_tag(way, 0);
         self.counters.add_resident(set.index(), -1);

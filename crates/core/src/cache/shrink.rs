@@ -6,7 +6,7 @@
 //! released when the last set has stopped using it.
 
 use super::sets::{LockedSet, SET_BYTES};
-use super::{Cache, Policy, RowRef, WAYS_MIN};
+use super::{Cache, RowRef, WAYS_MIN};
 use std::sync::atomic::Ordering;
 
 /// How far the taking of the last way has come.
@@ -76,8 +76,7 @@ impl Cache {
         if valid >> last & 1 == 1 {
             let empty = !valid & ((1 << last) - 1);
             let to = if empty == 0 {
-                let usable = set.usable_mask();
-                let way = self.policy.victim(set.uses_mut(), usable, 0);
+                let way = self.victim(set, 0, None).expect("a full set has a victim");
                 victim(self.row_ref(set, way));
                 self.vacate(set, way);
                 way
@@ -87,6 +86,9 @@ impl Cache {
             if to != last {
                 set.move_row(last, to);
                 set.uses_mut().moved(last, to);
+                if let Some(uses) = self.next_uses.get() {
+                    uses.moved(set.index(), last, to);
+                }
             }
         }
         set.limit(last);

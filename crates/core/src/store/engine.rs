@@ -20,8 +20,11 @@ use crate::storage::log::{
     ClassLog, FlushBuffer, PageLayout, PageReader, Segments, TableIndex, Writer,
 };
 use parking_lot::{Mutex, MutexGuard};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+/// The part of a look-ahead window that a class's own reader takes at most.
+const WINDOW_PER_READER: u64 = 4;
 
 /// One table.
 #[derive(Debug)]
@@ -86,8 +89,20 @@ impl Table {
 /// What a plan gives a class: it is built anew when tables are added.
 pub(super) struct Tier {
     pub(super) cache: Cache,
-    pub(super) readers: Pool<PageReader>,
+    readers: Pool<PageReader>,
+    /// The look-ahead window's own reader, once it was needed, where there is memory for one.
+    ahead: OnceLock<Option<Pool<PageReader>>>,
     pub(super) plan: ClassPlan,
+}
+
+impl Tier {
+    /// Who reads pages for verbs, or ahead of them.
+    pub(super) fn readers(&self, ahead: bool) -> &Pool<PageReader> {
+        match self.ahead.get() {
+            Some(Some(readers)) if ahead => readers,
+            _ => &self.readers,
+        }
+    }
 }
 
 /// One row class.
@@ -145,6 +160,39 @@ impl Class {
         &self.tier().cache
     }
 
+    /// Bytes of the buffers that a look-ahead window of `most_bytes` reads with; 0 when it shares
+    /// those of the verbs.
+    pub(super) fn ahead_bytes(&self, most_bytes: u64) -> u64 {
+        let plan = self.tier().plan;
+        let bytes = (plan.read_buffers * plan.read_buffer_bytes) as u64;
+        if bytes <= most_bytes / WINDOW_PER_READER { bytes } else { 0 }
+    }
+
+    /// Makes the look-ahead window's own reader, where it may have one.
+    pub(super) fn read_ahead(
+        &self,
+        most_bytes: u64,
+        medium: &dyn Medium,
+        merge: bool,
+    ) -> Result<()> {
+        let tier = self.tier();
+        if tier.ahead.get().is_some() {
+            return Ok(());
+        }
+        let readers = match self.ahead_bytes(most_bytes) {
+            0 => None,
+            _ => Some(Pool::new(vec![self.reader(&tier.plan, medium, merge)?])),
+        };
+        let _ = tier.ahead.set(readers);
+        Ok(())
+    }
+
+    fn reader(&self, plan: &ClassPlan, medium: &dyn Medium, merge: bool) -> Result<PageReader> {
+        let request = if merge { plan.read_buffer_bytes } else { self.record.page_bytes };
+        let queue = medium.queue(plan.read_depth(), plan.read_buffers, request)?;
+        Ok(PageReader::new(queue, &self.layout, self.record.curve.as_ref()))
+    }
+
     /// Stamps for `n` changes.
     pub(super) fn stamps(&self, n: usize) -> u32 {
         self.clock.fetch_add(n as u32, Ordering::Relaxed)
@@ -185,6 +233,8 @@ pub(super) struct Engine {
     /// True when the tiers fit the tables that exist.
     pub(super) planned: bool,
     pub(super) budget_bytes: u64,
+    /// Bytes that the look-ahead window takes.
+    pub(super) window_bytes: AtomicU64,
     pub(super) closed: bool,
 }
 
@@ -264,9 +314,7 @@ impl Engine {
             };
             let mut readers = Vec::new();
             for _ in 0..plan.readers {
-                let request = if options.merge_reads { plan.read_buffer_bytes } else { page };
-                let queue = medium.queue(plan.read_depth(), plan.read_buffers, request)?;
-                readers.push(PageReader::new(queue, &class.layout, class.record.curve.as_ref()));
+                readers.push(class.reader(&plan, medium, options.merge_reads)?);
             }
             let chunk = plan.chunk_bytes.min(class.record.segment_bytes as usize).max(page);
             let queue = medium.queue(plan.chunks, plan.chunks, chunk)?;
@@ -276,7 +324,8 @@ impl Engine {
             let buffer = FlushBuffer::new(plan.flush_rows, class.record.row_bytes / 4);
             log.separate(options.max_disk_bytes.is_some());
             log.equip(writer, buffer, plan.delta_bytes())?;
-            class.tier = Some(Tier { cache, readers: Pool::new(readers), plan });
+            let (readers, ahead) = (Pool::new(readers), OnceLock::new());
+            class.tier = Some(Tier { cache, readers, ahead, plan });
         }
         self.budget_bytes = budget;
         self.planned = true;
@@ -285,7 +334,8 @@ impl Engine {
 
     /// Bytes of everything that counts against the budget.
     pub(super) fn memory(&self) -> MemoryUse {
-        let mut used = MemoryUse::default();
+        let window_bytes = self.window_bytes.load(Ordering::Relaxed);
+        let mut used = MemoryUse { window_bytes, ..MemoryUse::default() };
         for class in &self.classes {
             let log = class.log.lock();
             used.index_bytes += log.index_bytes() as u64;
@@ -312,12 +362,19 @@ pub struct MemoryUse {
     pub buffer_bytes: u64,
     /// Buffers of page reads.
     pub staging_bytes: u64,
+    /// The look-ahead window: announced uses, next uses of rows, buffers of its reads. The rows
+    /// that it keeps are in the cache.
+    pub window_bytes: u64,
 }
 
 impl MemoryUse {
     /// All of it.
     pub fn total(&self) -> u64 {
-        self.cache_bytes + self.index_bytes + self.buffer_bytes + self.staging_bytes
+        self.cache_bytes
+            + self.index_bytes
+            + self.buffer_bytes
+            + self.staging_bytes
+            + self.window_bytes
     }
 }
 

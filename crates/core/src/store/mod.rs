@@ -29,12 +29,14 @@ mod tests;
 mod update;
 mod verbs;
 mod warm;
+mod window;
 
 pub use check::{CheckReport, Problem, check};
 pub use copy::{CopyReport, copy};
 pub use engine::MemoryUse;
 pub use scan::Scan;
 pub use stats::{ClassStats, CommitStats, DeviceStats, Stats};
+pub use window::WindowStats;
 
 use crate::config::{CommitInfo, StoreOptions, TableId, Uncommitted};
 use crate::error::{Error, ErrorKind, Result, bail};
@@ -81,6 +83,8 @@ impl Drop for Guarded {
     fn drop(&mut self) {
         if self.pid != std::process::id() {
             std::mem::forget(self.0.take());
+        } else if let Some(inner) = &self.0 {
+            inner.window.stop();
         }
     }
 }
@@ -98,6 +102,7 @@ pub(crate) struct Inner {
     /// Commits, the open journal and what is owed to it.
     history: Mutex<History>,
     metrics: Metrics,
+    window: window::Window,
     /// Bytes of all files of rows.
     rows_disk_bytes: AtomicU64,
     /// False on the simulated device, where no other process can hold a commit.
@@ -261,6 +266,7 @@ impl Store {
     /// Later calls fail with `Closed`; a second close does nothing.
     pub fn close(&self) -> Result<Uncommitted> {
         self.inner.check_process()?;
+        self.inner.window.stop();
         let mut engine = self.inner.engine.write();
         if engine.closed {
             return Ok(Uncommitted::default());

@@ -149,6 +149,7 @@ impl Store {
             engine: RwLock::new(engine),
             history: Mutex::new(history),
             metrics: Metrics::default(),
+            window: super::window::Window::new(),
             rows_disk_bytes: AtomicU64::new(rows_disk_bytes),
             on_disk,
             writing: AtomicBool::new(false),

@@ -199,6 +199,16 @@ impl Inner {
         }
     }
 
+    /// Makes sure that `growth` more bytes fit the budget; false when the caches cannot give them.
+    pub(super) fn make_window_room(&self, engine: &Engine, growth: u64) -> Result<bool> {
+        while engine.memory().total() + growth > engine.budget_bytes {
+            if !self.shrink_largest(engine)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// Takes one way from the cache that has most bytes; false when all are at their floor.
     fn shrink_largest(&self, engine: &Engine) -> Result<bool> {
         let mut classes: Vec<&Class> = engine.classes.iter().collect();

@@ -8,13 +8,13 @@
 
 use super::Inner;
 use super::engine::{CacheOfClass, Class, Engine, Table, keep_if_dirty};
-use crate::cache::{BLOCK, Cache, Location, RowMut};
+use crate::cache::{BLOCK, BatchNumber, Cache, Location, RowMut, RowRef};
 use crate::config::ValuesOut;
 use crate::error::{Result, bail};
 use crate::hash::mix;
 use crate::metrics::Timed;
-use crate::storage::log::{ClassLog, Place};
-use std::sync::atomic::Ordering;
+use crate::storage::log::{ClassLog, Place, ReadReport};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// How many visits ahead a verb is asked to prefetch what it brings to a row.
 const PREFETCHED_AHEAD: usize = 16;
@@ -42,6 +42,9 @@ pub(super) struct RowView<'a> {
 
 /// What a verb does to each row of its batches.
 pub(super) trait RowOp {
+    /// True when it makes rows resident before they are used: what it finds is not counted as a
+    /// verb's hits and misses, and rows that nobody has written stay away.
+    const AHEAD: bool = false;
     /// Called once for every position, in no promised order; not for hits of a verb that has an
     /// [`output`](Self::output).
     fn visit(&mut self, batch: usize, position: usize, row: RowView<'_>) -> Effect;
@@ -65,6 +68,13 @@ pub(super) trait RowOp {
     fn admits(&self) -> bool {
         true
     }
+    /// The batch that uses a row first, of an op that is ahead: rows that are used before it are
+    /// not displaced.
+    fn next_use(&self, _batch: usize, _position: usize) -> Option<BatchNumber> {
+        None
+    }
+    /// A row found no place because all in its set are used sooner.
+    fn turned_away(&mut self) {}
 }
 
 /// One table's keys.
@@ -86,6 +96,15 @@ struct Miss {
 struct Wanted {
     slot: u32,
     miss: u32,
+}
+
+/// What the misses of a verb read.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct MissReport {
+    /// All rounds together.
+    pub(super) read: ReadReport,
+    /// Pages of them that were read in later rounds, because rows had moved meanwhile.
+    pub(super) pages_again: u64,
 }
 
 /// How far a miss is.
@@ -118,6 +137,20 @@ impl Inner {
             }
         }
         Ok(())
+    }
+
+    /// Hands rows that are known to be missing to an op that is ahead: those at `places`, each a
+    /// batch and a position in it.
+    pub(super) fn visit_ahead<O: RowOp>(
+        &self,
+        engine: &Engine,
+        class: &Class,
+        batches: &[Keys<'_>],
+        places: Vec<(u32, u32)>,
+        op: &mut O,
+    ) -> Result<MissReport> {
+        let miss = |(batch, position)| Miss { batch, position };
+        self.visit_misses(engine, class, batches, places.into_iter().map(miss).collect(), op)
     }
 
     fn visit_hits<O: RowOp>(
@@ -184,11 +217,12 @@ impl Inner {
         batches: &[Keys<'_>],
         mut misses: Vec<Miss>,
         op: &mut O,
-    ) -> Result<()> {
+    ) -> Result<MissReport> {
         let mut wanted: Vec<Wanted> = Vec::new();
         let mut progress: Vec<Progress> = Vec::new();
+        let mut report = MissReport::default();
         let mut first_round = true;
-        if op.admits() {
+        if op.admits() && !O::AHEAD {
             class.cache().expect(misses.len());
         }
         while !misses.is_empty() {
@@ -202,23 +236,27 @@ impl Inner {
                 let looked = visitor.visit_in_memory(&mut log, &misses, &mut progress, &mut wanted);
                 (ticket, looked)
             };
-            if first_round {
+            if first_round && !O::AHEAD {
                 let missed = progress.iter().filter(|p| **p != Progress::Done).count() as u64;
                 self.metrics.misses.fetch_add(missed, Ordering::Relaxed);
-                first_round = false;
             }
             let read = match looked {
                 Ok(()) if !wanted.is_empty() => {
                     visitor.visit_in_pages(&misses, &mut progress, &mut wanted)
                 }
-                looked => looked,
+                looked => looked.map(|()| ReadReport::default()),
             };
             class.lock(&self.metrics).segments.end_read(ticket);
-            read?;
+            let read = read?;
+            report.read.add(&read);
+            if !first_round {
+                report.pages_again += read.pages;
+            }
+            first_round = false;
             let mut states = progress.iter();
             misses.retain(|_| states.next() != Some(&Progress::Done));
         }
-        Ok(())
+        Ok(report)
     }
 }
 
@@ -316,6 +354,21 @@ struct MissVisitor<'a, 'k, O> {
 }
 
 impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
+    /// Counts what a verb did; an op that is ahead has counters of its own.
+    fn count(&self, counter: &AtomicU64, n: u64) {
+        if !O::AHEAD {
+            counter.fetch_add(n, Ordering::Relaxed);
+        }
+    }
+
+    fn make_room(&self, log: &mut ClassLog) -> Result<()> {
+        match O::AHEAD {
+            true if log.buffer.is_full() => self.inner.flush_now(self.engine, self.class, log),
+            true => Ok(()),
+            false => self.inner.make_room(self.engine, self.class, log),
+        }
+    }
+
     fn key(&self, miss: Miss) -> (&'k Table, u64) {
         let keys = &self.batches[miss.batch as usize];
         (keys.table, keys.keys[miss.position as usize])
@@ -338,7 +391,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
                 log.index(table.id()).prefetch(key);
             }
             let (table, key) = self.key(*miss);
-            self.inner.make_room(self.engine, self.class, log)?;
+            self.make_room(log)?;
             match log.find(table.id(), key, &mut slots) {
                 Place::Absent => self.hand_over(log, *miss, Source::Initial, 0, None),
                 Place::Waiting(at) => self.rescue(log, *miss, at, &mut scratch),
@@ -379,7 +432,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
                 scratch.clear();
                 scratch.extend_from_slice(layout.row(page, at));
                 wanted.truncate(before);
-                self.inner.metrics.rescued.fetch_add(1, Ordering::Relaxed);
+                self.count(&self.inner.metrics.rescued, 1);
                 self.hand_over(log, misses[i], Source::Words(scratch), *slot, None);
                 return Progress::Done;
             }
@@ -396,7 +449,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
         let waiting = log.buffer.waiting(at);
         scratch.clear();
         scratch.extend_from_slice(log.buffer.row(at));
-        self.inner.metrics.rescued.fetch_add(1, Ordering::Relaxed);
+        self.count(&self.inner.metrics.rescued, 1);
         if self.op.admits() {
             log.buffer.remove(at);
             self.hand_over(
@@ -419,13 +472,13 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
         misses: &[Miss],
         progress: &mut [Progress],
         wanted: &mut [Wanted],
-    ) -> Result<()> {
+    ) -> Result<ReadReport> {
         let class = self.class;
         let per_page = class.layout.rows_per_page as u32;
         wanted.sort_unstable_by_key(|w| (w.slot, w.miss));
         let mut pages: Vec<u32> = wanted.iter().map(|w| w.slot / per_page).collect();
         pages.dedup();
-        let report = class.tier().readers.with(|reader| {
+        let report = class.tier().readers(O::AHEAD).with(|reader| {
             reader.read(&class.file, &class.layout, &pages, &mut |number, page| {
                 let first = wanted.partition_point(|w| w.slot < number * per_page);
                 let here = wanted[first..].iter().take_while(|w| w.slot / per_page == number);
@@ -436,8 +489,8 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
                 Ok(())
             })
         })?;
-        self.inner.metrics.add_read(&report);
-        Ok(())
+        self.inner.metrics.add_read(&report, O::AHEAD);
+        Ok(report)
     }
 
     fn visit_in_page(
@@ -477,7 +530,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
                 self.absent(log, miss, want.miss, wanted)?
             }
         } else {
-            self.inner.make_room(self.engine, self.class, log)?;
+            self.make_room(log)?;
             let waiting = log.buffer.find(table.id(), key).is_some();
             if waiting || !log.index(table.id()).is_newest(key, want.slot) {
                 Progress::Again
@@ -501,7 +554,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
     ) -> Result<Progress> {
         let (table, key) = self.key(miss);
         self.inner.metrics.tag_collisions.fetch_add(1, Ordering::Relaxed);
-        self.inner.make_room(self.engine, self.class, log)?;
+        self.make_room(log)?;
         let mut slots = Vec::new();
         let (layout, id) = (&self.class.layout, table.id());
         let was_seen = |slot: &u32| {
@@ -532,6 +585,9 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
         let (table, key) = self.key(miss);
         let (batch, position) = (miss.batch as usize, miss.position as usize);
         if matches!(source, Source::Initial) {
+            if O::AHEAD {
+                return;
+            }
             self.inner.metrics.first_touches.fetch_add(1, Ordering::Relaxed);
         }
         let fill = |words: &mut [f32]| match source {
@@ -564,26 +620,39 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
         };
         let (mut came, mut evicted) = (0, (0, 0));
         let op = &mut *self.op;
-        let fresh_key = cache.admit(
-            at,
-            table.id(),
-            key,
-            origin,
-            |mut row, fresh| {
-                if fresh {
-                    fill(row.words);
-                    came = 1;
-                    if let Some(changed) = changed {
-                        row.mark_dirty(changed);
-                    }
+        let next = op.next_use(batch, position);
+        let use_row = |mut row: RowMut<'_>, fresh: bool| {
+            if fresh {
+                fill(row.words);
+                came = 1;
+                if let Some(changed) = changed {
+                    row.mark_dirty(changed);
                 }
-                visit(op, batch, position, row, stamp, blank && fresh)
-            },
-            |victim| {
-                evicted = (1, u64::from(victim.dirty));
-                keep_if_dirty(buffer, victim);
-            },
-        );
+            }
+            visit(&mut *op, batch, position, row, stamp, blank && fresh)
+        };
+        let keep = |victim: RowRef<'_>| {
+            evicted = (1, u64::from(victim.dirty));
+            keep_if_dirty(buffer, victim);
+        };
+        let fresh_key = match next {
+            // A row that has left the flush buffer has nowhere else to be.
+            Some(next) if changed.is_none() => {
+                let admitted =
+                    cache.admit_ahead(at, (table.id(), key, origin), next, use_row, keep);
+                if admitted.is_none() {
+                    self.op.turned_away();
+                }
+                admitted.unwrap_or(false)
+            }
+            next => {
+                let fresh_key = cache.admit(at, table.id(), key, origin, use_row, keep);
+                if let Some(next) = next {
+                    cache.expect_use(at, table.id(), key, next);
+                }
+                fresh_key
+            }
+        };
         table.rows.fetch_add(u64::from(fresh_key), Ordering::Relaxed);
         if let Some(count) = count {
             count.fetch_add(came, Ordering::Relaxed);

@@ -306,13 +306,13 @@ impl Scan {
         }
         let rest: Vec<u32> =
             pages.iter().copied().filter(|p| !in_memory.iter().any(|(n, _)| n == p)).collect();
-        let read = class.tier().readers.with(|reader| {
+        let read = class.tier().readers(false).with(|reader| {
             reader.read(&class.file, layout, &rest, &mut |number, page| {
                 let rows = layout.verify(page, number, class.file.name())?;
                 take(number, page, rows)
             })
         });
-        inner.metrics.add_read(&read?);
+        inner.metrics.add_read(&read?, false);
         Ok(())
     }
 }

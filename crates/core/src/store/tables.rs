@@ -202,7 +202,8 @@ impl Inner {
             }
         }
         self.history.lock().index_bytes = engine.memory().index_bytes;
-        engine.plan(&self.options, &*self.medium)
+        engine.plan(&self.options, &*self.medium)?;
+        self.make_window_room(&engine, 0).map(drop)
     }
 
     /// Refuses a table with which the budget cannot work. One in per cent grows with the tables

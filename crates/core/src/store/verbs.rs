@@ -1,4 +1,4 @@
-//! The verbs: get, put, modify, delete, contains, look-ahead. (`update.rs` has update.)
+//! The verbs: get, put, modify, delete, contains. (`update.rs` has update, `window` look-ahead.)
 //!
 //! Each one checks its whole input before it changes a row, reserves the disk that the change may
 //! need, and then visits the rows.
@@ -21,6 +21,7 @@ impl Store {
     /// *Errors*: `Misuse` for wrong shapes, `KeyRange` for an id outside a dense table, `Corrupt`
     /// and `Io` from reading. *Blocking*: waits for page reads.
     pub fn get(&self, batches: &mut [GetBatch<'_>]) -> Result<()> {
+        self.inner.begin_awaited(batches.iter().map(|batch| (batch.table, batch.keys)));
         let _timed = Timed::new(&self.inner.metrics.verb_ns);
         let engine = self.inner.planned_engine()?;
         for batch in batches.iter() {
@@ -209,15 +210,6 @@ impl Store {
         for (out, (written, _)) in out.iter_mut().zip(find.found) {
             *out = written;
         }
-        Ok(())
-    }
-
-    /// Announces keys of coming batches. Returns at once; changes no result. The keys are checked
-    /// and counted; rows are not fetched ahead of their use.
-    pub fn lookahead(&self, table: TableId, keys: &[u64]) -> Result<()> {
-        let engine = self.inner.planned_engine()?;
-        check_keys(self.inner.table_of(&engine, table)?, keys)?;
-        self.inner.metrics.announced.fetch_add(keys.len() as u64, Ordering::Relaxed);
         Ok(())
     }
 }

@@ -78,12 +78,12 @@ impl Inner {
                 let log = class.lock(&self.metrics);
                 some.retain(|page| log.page_in_memory(page * per_page).is_none());
             }
-            let report = class.tier().readers.with(|reader| {
+            let report = class.tier().readers(false).with(|reader| {
                 reader.read(&class.file, &class.layout, &some, &mut |page, bytes| {
                     self.admit_page(engine, number, class, page, bytes)
                 })
             })?;
-            self.metrics.add_read(&report);
+            self.metrics.add_read(&report, false);
         }
         Ok(())
     }

@@ -27,6 +27,16 @@ pub struct ReadReport {
     pub waited: Duration,
 }
 
+impl ReadReport {
+    /// Adds what another bulk read did.
+    pub fn add(&mut self, other: &Self) {
+        self.requests += other.requests;
+        self.pages += other.pages;
+        self.bytes += other.bytes;
+        self.waited += other.waited;
+    }
+}
+
 /// A queue and the rule for merging neighbours.
 pub struct PageReader {
     queue: Box<dyn Queue>,

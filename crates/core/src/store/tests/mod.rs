@@ -5,6 +5,7 @@ mod cleaning;
 mod damage;
 mod power;
 mod threads;
+mod window;
 
 use super::*;
 use crate::config::*;

@@ -1,0 +1,222 @@
+//! When resident rows are used next, as far as somebody knows it, and what a full set gives up then.
+//!
+//! The look-ahead window numbers the batches to come; a row that it knows to be used carries the
+//! number of the batch, in 16 bits that go round ([`BatchNumber`]). A row without one leaves before
+//! a row with one, and of two rows with one the later used: what Belady would do with the same
+//! horizon, within a set. Among rows without one the policy chooses.
+//!
+//! The numbers lie apart from the sets' lines and are mapped when they are first needed: 2 bytes
+//! per row. They are atomics for want of a cheaper way to share them without `unsafe`; only the
+//! holder of a set's lock uses those of its rows.
+
+use super::policy::WAYS_MAX;
+use super::sets::{BLOCK, LockedSet};
+use super::{Cache, Location, Policy, RowMut, RowRef, bits, find};
+use crate::prefetch::prefetch_read;
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
+
+/// The number of a batch in 16 bits: from 1 to 65,535, and again from 1. None is 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchNumber(u16);
+
+/// So many batches have different numbers.
+const NUMBERS: u64 = u16::MAX as u64;
+
+impl BatchNumber {
+    /// No batch.
+    pub const NONE: Self = Self(0);
+
+    /// Of the `n`th batch.
+    pub fn of(n: u64) -> Self {
+        Self((n % NUMBERS) as u16 + 1)
+    }
+
+    /// How many batches after `now` this one comes.
+    #[inline(always)]
+    fn after(self, now: u16) -> u16 {
+        if self.0 >= now { self.0 - now } else { self.0 + (u16::MAX - now) }
+    }
+}
+
+/// The next use of every row of a cache.
+#[derive(Debug)]
+pub(super) struct NextUses {
+    /// Of the row in way `w` of set `s`: number `s * WAYS_MAX + w`.
+    uses: Box<[AtomicU16]>,
+    /// The batch that runs.
+    now: AtomicU16,
+    /// Rows that left although they have a next use.
+    lost: AtomicU64,
+}
+
+impl NextUses {
+    fn new(sets: u32) -> Self {
+        let uses = (0..sets as usize * WAYS_MAX).map(|_| AtomicU16::new(0)).collect();
+        Self { uses, now: AtomicU16::new(1), lost: AtomicU64::new(0) }
+    }
+
+    #[inline(always)]
+    fn of(&self, set: u32) -> &[AtomicU16; WAYS_MAX] {
+        let first = set as usize * WAYS_MAX;
+        self.uses[first..].first_chunk().expect("32 numbers for each set")
+    }
+
+    pub(super) fn clear(&self, set: u32, way: usize) {
+        self.of(set)[way].store(0, Ordering::Relaxed);
+    }
+
+    pub(super) fn moved(&self, set: u32, from: usize, to: usize) {
+        let uses = self.of(set);
+        uses[to].store(uses[from].load(Ordering::Relaxed), Ordering::Relaxed);
+        uses[from].store(0, Ordering::Relaxed);
+    }
+
+    /// The ways without a next use; where all of `ways` have one, the way that is used last, and
+    /// after how many batches.
+    fn look(&self, set: u32, ways: u32) -> Result<u32, (usize, u16)> {
+        let (uses, now) = (self.of(set), self.now.load(Ordering::Relaxed));
+        let mut without = 0;
+        let mut last = (0, 0);
+        for (way, number) in uses.iter().enumerate() {
+            let number = number.load(Ordering::Relaxed);
+            if ways >> way & 1 == 0 {
+                continue;
+            }
+            let after = BatchNumber(number).after(now);
+            if number == 0 {
+                without |= 1 << way;
+            } else if after >= last.1 {
+                last = (way, after);
+            }
+        }
+        if without == 0 { Err(last) } else { Ok(without) }
+    }
+}
+
+impl Cache {
+    /// Remembers next uses from here on; nothing when it does already.
+    pub fn remember_next_uses(&self) {
+        self.next_uses.get_or_init(|| NextUses::new(self.sets()));
+    }
+
+    /// Bytes that next uses take, or would take.
+    pub fn next_use_bytes(&self) -> u64 {
+        u64::from(self.sets()) * (WAYS_MAX * size_of::<AtomicU16>()) as u64
+    }
+
+    /// Rows that left although they had a next use, because all of their set had.
+    pub fn lost_next_uses(&self) -> u64 {
+        self.next_uses.get().map_or(0, |uses| uses.lost.load(Ordering::Relaxed))
+    }
+
+    /// Says which batch is the first whose rows may still be used.
+    pub fn set_now(&self, now: BatchNumber) {
+        if let Some(uses) = self.next_uses.get() {
+            uses.now.store(now.0, Ordering::Relaxed);
+        }
+    }
+
+    /// The row will be used in a batch; one that is used earlier still keeps that. False when the
+    /// row is not resident.
+    pub fn expect_use(&self, at: Location, table: u16, key: u64, next: BatchNumber) -> bool {
+        let set = self.sets.lock(at.set);
+        let Some(way) = find(&set, at, table, key) else { return false };
+        self.expect_use_of(at.set, way, next);
+        true
+    }
+
+    /// [`expect_use`](Self::expect_use) of the row in a way. The caller holds the set's lock.
+    #[inline(always)]
+    pub(super) fn expect_use_of(&self, set: u32, way: usize, next: BatchNumber) {
+        let Some(uses) = self.next_uses.get() else { return };
+        let (number, now) = (&uses.of(set)[way], uses.now.load(Ordering::Relaxed));
+        let known = BatchNumber(number.load(Ordering::Relaxed));
+        if known == BatchNumber::NONE || next.after(now) < known.after(now) {
+            number.store(next.0, Ordering::Relaxed);
+        }
+    }
+
+    /// The row's next use is in this batch, or in none that is known. False when it is not resident.
+    pub fn set_next_use(&self, at: Location, table: u16, key: u64, next: BatchNumber) -> bool {
+        let Some(uses) = self.next_uses.get() else { return false };
+        let set = self.sets.lock(at.set);
+        let Some(way) = find(&set, at, table, key) else { return false };
+        uses.of(at.set)[way].store(next.0, Ordering::Relaxed);
+        true
+    }
+
+    /// Visits the places 0 to `n` in order, with the lines of their sets on the way into the
+    /// processor's caches, but not the rows: for changing next uses.
+    #[inline(always)]
+    pub fn ahead(
+        &self,
+        n: usize,
+        mut locate: impl FnMut(usize) -> Location,
+        mut visit: impl FnMut(usize, Location),
+    ) {
+        let mut blocks = [[Location::NOWHERE; BLOCK]; 2];
+        let mut prepare = |first: usize, block: &mut [Location; BLOCK]| {
+            let places = n.saturating_sub(first).min(BLOCK);
+            for (i, at) in block.iter_mut().enumerate().take(places) {
+                *at = locate(first + i);
+                if let Some(uses) = self.next_uses.get() {
+                    prefetch_read(&uses.of(at.set)[0]);
+                }
+            }
+            self.sets.prefetch_sets(&block[..places]);
+        };
+        prepare(0, &mut blocks[0]);
+        for (round, first) in (0..n).step_by(BLOCK).enumerate() {
+            prepare(first + BLOCK, &mut blocks[(round + 1) % 2]);
+            for (i, at) in blocks[round % 2].iter().enumerate().take(n - first) {
+                visit(first + i, *at);
+            }
+        }
+    }
+
+    /// As [`admit`](Self::admit), of a row (table, key, origin) that is not used before the batch
+    /// `next`. It does not displace rows that are used sooner: `None` when all of its set are, and the row stays away.
+    pub fn admit_ahead<R>(
+        &self,
+        at: Location,
+        row: (u16, u64, u32),
+        next: BatchNumber,
+        f: impl FnOnce(RowMut<'_>, bool) -> R,
+        victim: impl FnOnce(RowRef<'_>),
+    ) -> Option<R> {
+        self.admit_for(at, row, Some(next), f, victim)
+    }
+
+    /// The way whose row leaves a full set; `None` when all of its rows are used before `next`.
+    pub(super) fn victim(
+        &self,
+        set: &mut LockedSet<'_>,
+        recent: u8,
+        next: Option<BatchNumber>,
+    ) -> Option<usize> {
+        let usable = set.usable_mask();
+        let Some(uses) = self.next_uses.get() else {
+            return Some(self.policy.victim(set.uses_mut(), usable, recent));
+        };
+        match uses.look(set.index(), usable) {
+            Ok(without) => Some(self.policy.victim(set.uses_mut(), without, recent)),
+            Err((way, after)) => {
+                let now = uses.now.load(Ordering::Relaxed);
+                if next.is_some_and(|next| next.after(now) >= after) {
+                    return None;
+                }
+                uses.lost.fetch_add(1, Ordering::Relaxed);
+                Some(way)
+            }
+        }
+    }
+
+    /// Forgets all next uses.
+    pub fn forget_next_uses(&self) {
+        let Some(uses) = self.next_uses.get() else { return };
+        for index in 0..self.sets() {
+            let set = self.sets.lock(index);
+            bits(set.valid()).for_each(|way| uses.clear(index, way));
+        }
+    }
+}

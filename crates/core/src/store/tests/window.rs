@@ -1,0 +1,311 @@
+//! Rows that are read ahead: the same results, no update lost, nothing kept that should not be.
+
+use super::*;
+use std::time::Duration;
+
+const LONG: Duration = Duration::from_secs(60);
+
+fn with_window(bytes: u64, window_group: usize) -> StoreOptions {
+    StoreOptions { window_bytes: Some(bytes / 3), window_group, ..options(bytes) }
+}
+
+type Batch = Vec<(usize, Vec<u64>)>;
+
+/// The keys of coming batches, of one to three tables each.
+fn draw(fixture: &Fixture, random: &mut Random, batches: usize) -> Vec<Batch> {
+    let mut one = || {
+        let first = random.below(fixture.specs.len() as u64) as usize;
+        let tables = 1 + random.below(3) as usize;
+        let table = |i| (first + i) % fixture.specs.len();
+        (0..tables).map(|i| (table(i), fixture.pick(random, table(i), 80))).collect()
+    };
+    (0..batches).map(|_| one()).collect()
+}
+
+fn announce(store: &Store, batch: &Batch) -> Option<u64> {
+    let part =
+        |(table, keys): &'_ (usize, Vec<u64>)| (TableId(*table as u16), keys.as_slice().to_vec());
+    let parts: Vec<_> = batch.iter().map(part).collect();
+    let batches: Vec<_> =
+        parts.iter().map(|(table, keys)| LookaheadBatch { table: *table, keys }).collect();
+    store.announce(&batches).unwrap()
+}
+
+#[test]
+fn batches_that_are_announced_give_what_a_plain_map_holds() {
+    let fixture = Fixture::new();
+    for (seed, bytes, depth, group) in
+        [(1, tight(), 3, 2), (2, tight(), 30, 256), (3, 1 << 20, 12, 4), (4, 16 << 20, 50, 16)]
+    {
+        let medium = SimMedium::new(seed);
+        let mut random = Random(seed);
+        let mut model = Model::default();
+        let store = fixture.open(&medium, with_window(bytes, group));
+        // Rows to read: all are written, and most are on storage.
+        for table in 0..fixture.specs.len() {
+            for keys in fixture.keys[table].chunks(100) {
+                fixture.update(&store, &mut model, &mut random, table, keys);
+            }
+        }
+        store.commit(0, "", &[]).unwrap();
+        let batches = draw(&fixture, &mut random, 400);
+        let mut numbers: Vec<Option<u64>> = Vec::new();
+        for (i, batch) in batches.iter().enumerate() {
+            while numbers.len() < batches.len().min(i + 1 + depth) {
+                // Some batches come without notice; some are announced and never come.
+                let number = match random.below(12) {
+                    0 => None,
+                    1 => {
+                        announce(&store, &draw(&fixture, &mut random, 1)[0]);
+                        announce(&store, &batches[numbers.len()])
+                    }
+                    _ => announce(&store, &batches[numbers.len()]),
+                };
+                numbers.push(number);
+            }
+            if let Some(number) = numbers[i]
+                && random.below(5) != 0
+            {
+                assert!(store.begin(number, LONG).unwrap(), "batch {number} was not read ahead");
+            }
+            for (table, keys) in batch {
+                fixture.check(&store, &model, *table, keys);
+                fixture.update(&store, &mut model, &mut random, *table, keys);
+            }
+            if let Some(number) = numbers[i] {
+                store.finish(number).unwrap();
+            }
+            match random.below(40) {
+                0..=4 => fixture.step(&store, &mut model, &mut random),
+                5 => drop(store.commit(i as u64, "", &[]).unwrap()),
+                6 => {
+                    store.clear_announced().unwrap();
+                    numbers.iter_mut().skip(i + 1).for_each(|number| *number = None);
+                }
+                _ => {}
+            }
+        }
+        fixture.check_all(&store, &model);
+        let (window, stats) = (store.window_stats().unwrap(), store.stats().unwrap());
+        assert_eq!((window.failed, window.error), (0, None));
+        assert!(stats.memory.total() <= stats.budget_bytes, "{:?}", stats.memory);
+        assert!(window.memory_bytes <= window.most_bytes);
+        if bytes == tight() {
+            assert!(window.rows_loaded > 1000, "{} rows were read ahead", window.rows_loaded);
+            assert!(window.groups < window.group_batches, "groups were single batches");
+        }
+    }
+}
+
+/// Every read of a batch that was begun finds its rows resident, and the device reads none of its
+/// pages twice.
+#[test]
+fn what_is_read_ahead_is_there_when_it_is_used() {
+    let medium = SimMedium::new(1);
+    let store = Store::open_on(Arc::new(medium), with_window(600 << 10, 8)).unwrap();
+    let table = store.table(&spec("t", Some(20_000), OptimizerKind::None)).unwrap();
+    let row = |key: u64| [key as f32; DIM];
+    for from in (0..20_000).step_by(500) {
+        let keys: Vec<u64> = (from..from + 500).collect();
+        let values: Vec<f32> = keys.iter().flat_map(|key| row(*key)).collect();
+        let (state, non_finite) = (None, NonFinite::Refuse);
+        let values = values.as_slice();
+        let keys = keys.as_slice();
+        store
+            .put(&[PutBatch { table, keys, values, state, reset_state: true, non_finite }])
+            .unwrap();
+    }
+    store.commit(1, "", &[]).unwrap();
+    let mut random = Random(3);
+    let batches: Vec<Vec<u64>> = (0..200)
+        .map(|_| (0..100).map(|_| random.below(20_000).min(random.below(20_000))).collect())
+        .collect();
+    let mut numbers = Vec::new();
+    let before = store.stats().unwrap();
+    for (i, keys) in batches.iter().enumerate() {
+        while numbers.len() < batches.len().min(i + 40) {
+            let batch = LookaheadBatch { table, keys: &batches[numbers.len()] };
+            match store.announce(&[batch]).unwrap() {
+                Some(number) => numbers.push(number),
+                None if numbers.len() > i => break,
+                None => {}
+            }
+        }
+        assert!(store.begin(numbers[i], LONG).unwrap());
+        let mut values = vec![0.0; keys.len() * DIM];
+        store
+            .get(&mut [GetBatch { table, keys, values: (&mut values).into(), state: None }])
+            .unwrap();
+        for (key, values) in keys.iter().zip(values.chunks_exact(DIM)) {
+            assert_eq!(values, row(*key));
+        }
+        store.finish(numbers[i]).unwrap();
+    }
+    let (window, stats) = (store.window_stats().unwrap(), store.stats().unwrap());
+    assert_eq!(stats.misses, before.misses, "{window:?}");
+    assert_eq!((window.pages_again, window.lost, window.turned_away), (0, 0, 0));
+    assert_eq!(window.rows_loaded, stats.rows_loaded - before.rows_loaded);
+    assert!(window.pages < window.rows_loaded, "{window:?}");
+    assert_eq!(window.filled, 200);
+}
+
+/// A get of announced keys begins and finishes batches by itself, of several tables in turn.
+#[test]
+fn announcements_of_single_gets_are_used_up_by_them() {
+    let fixture = Fixture::new();
+    let store = fixture.open(&SimMedium::new(5), with_window(2 << 20, 4));
+    let (mut random, mut model) = (Random(5), Model::default());
+    for table in [0, 1] {
+        fixture.update(&store, &mut model, &mut random, table, &fixture.keys[table]);
+    }
+    let batches: Vec<(usize, Vec<u64>)> =
+        (0..60).map(|i| (i % 2, fixture.pick(&mut random, i % 2, 60))).collect();
+    for (i, (table, keys)) in batches.iter().enumerate() {
+        if i % 10 == 0 {
+            for (table, keys) in &batches[i..i + 10] {
+                store.lookahead(TableId(*table as u16), keys).unwrap();
+            }
+        }
+        // One of them never comes; the next that does finishes it.
+        if i != 35 {
+            let mut keys = keys.clone();
+            keys.reverse();
+            keys.push(keys[0]);
+            fixture.check(&store, &model, *table, &keys);
+            fixture.update(&store, &mut model, &mut random, *table, &keys);
+        }
+    }
+    let window = store.window_stats().unwrap();
+    // Both tables' last batches are under way.
+    assert_eq!((window.announced, window.finished), (60, 58));
+    fixture.check_all(&store, &model);
+}
+
+/// Threads that change rows while the window brings the same rows in and others out.
+#[test]
+fn no_update_is_lost_beside_reads_ahead() {
+    const ROWS: u64 = 30_000;
+    let medium = SimMedium::new(9);
+    let store = Store::open_on(Arc::new(medium), with_window(700 << 10, 6)).unwrap();
+    let spec = TableSpec {
+        initializer: Initializer::Constant(0.0),
+        ..spec("shared", Some(ROWS), OptimizerKind::Sgd)
+    };
+    let table = store.table(&spec).unwrap();
+    let rate = Hyper { lr: 1.0, ..HYPER };
+    let all: Vec<u64> = (0..ROWS).collect();
+    for keys in all.chunks(500) {
+        let values = vec![0.0; keys.len() * DIM];
+        let (state, non_finite) = (None, NonFinite::Refuse);
+        let values = values.as_slice();
+        store
+            .put(&[PutBatch { table, keys, values, state, reset_state: true, non_finite }])
+            .unwrap();
+    }
+    let train = |seed: u64| {
+        let mut random = Random(seed);
+        let mut sums: BTreeMap<u64, f32> = BTreeMap::new();
+        let mut draw = || -> Vec<u64> { (0..60).map(|_| random.below(ROWS)).collect() };
+        let batches: Vec<Vec<u64>> = (0..150).map(|_| draw()).collect();
+        let mut numbers = Vec::new();
+        for (i, keys) in batches.iter().enumerate() {
+            if i % 8 == 0 {
+                for keys in &batches[i..(i + 8).min(batches.len())] {
+                    numbers.push(store.announce(&[LookaheadBatch { table, keys }]).unwrap());
+                }
+            }
+            if let Some(number) = numbers[i] {
+                store.begin(number, LONG).unwrap();
+            }
+            let gradients = vec![-1.0; keys.len() * DIM];
+            let update = UpdateBatch {
+                table,
+                keys,
+                gradients: &gradients,
+                hyper: rate,
+                non_finite: NonFinite::Refuse,
+                step: None,
+            };
+            store.update(&[update]).unwrap();
+            keys.iter().for_each(|key| *sums.entry(*key).or_insert(0.0) += 1.0);
+            if let Some(number) = numbers[i] {
+                store.finish(number).unwrap();
+            }
+            if i % 50 == 25 {
+                store.commit(i as u64, "", &[]).unwrap();
+            }
+        }
+        sums
+    };
+    let train = &train;
+    let sums: Vec<BTreeMap<u64, f32>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..3).map(|seed| scope.spawn(move || train(seed))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let keys = all;
+    let mut values = vec![0.0; keys.len() * DIM];
+    store.clear_announced().unwrap();
+    store
+        .get(&mut [GetBatch { table, keys: &keys, values: (&mut values).into(), state: None }])
+        .unwrap();
+    for (key, row) in keys.iter().zip(values.chunks_exact(DIM)) {
+        let sum: f32 = sums.iter().filter_map(|sums| sums.get(key)).sum();
+        assert_eq!(row, [sum; DIM], "key {key}");
+    }
+    let window = store.window_stats().unwrap();
+    assert!(window.rows_loaded > 1000 && window.failed == 0, "{window:?}");
+}
+
+#[test]
+fn numbers_that_were_not_announced_are_refused_and_a_full_window_says_so() {
+    let store = Store::open_on(Arc::new(SimMedium::new(2)), with_window(600 << 10, 8)).unwrap();
+    let table = store.table(&spec("t", Some(20_000), OptimizerKind::None)).unwrap();
+    assert_eq!(store.begin(1, LONG).unwrap_err().kind(), ErrorKind::Misuse);
+    assert_eq!(store.finish(1).unwrap_err().kind(), ErrorKind::Misuse);
+    let beyond = [LookaheadBatch { table, keys: &[20_000] }];
+    assert_eq!(store.announce(&beyond).unwrap_err().kind(), ErrorKind::KeyRange);
+    let keys: Vec<u64> = (0..1000).collect();
+    let batch = [LookaheadBatch { table, keys: &keys }];
+    let mut last = 0;
+    let mut refused = 0;
+    for _ in 0..2000 {
+        match store.announce(&batch).unwrap() {
+            Some(number) => {
+                assert_eq!(number, last + 1);
+                last = number;
+            }
+            None => refused += 1,
+        }
+    }
+    assert!(refused > 0, "a window of 200 KiB took 2,000 batches of 1,000 keys");
+    let window = store.window_stats().unwrap();
+    assert_eq!(window.refused, refused);
+    assert!(window.memory_bytes <= window.most_bytes, "{window:?}");
+    // What does not fit is passed over, not waited for.
+    assert!(store.begin(last, LONG).unwrap());
+    store.finish(last).unwrap();
+    // There is room again as soon as the window has taken note.
+    let again = (0..10_000).find_map(|_| {
+        std::thread::sleep(Duration::from_millis(1));
+        store.announce(&batch).unwrap()
+    });
+    assert_eq!(again, Some(last + 1));
+    store.close().unwrap();
+    assert_eq!(store.announce(&batch).unwrap_err().kind(), ErrorKind::Closed);
+}
+
+/// A window in a store that is going away keeps nobody waiting.
+#[test]
+fn closing_a_store_ends_its_window() {
+    for close in [true, false] {
+        let store = Store::open_on(Arc::new(SimMedium::new(7)), with_window(600 << 10, 8)).unwrap();
+        let table = store.table(&spec("t", Some(5_000), OptimizerKind::None)).unwrap();
+        let keys: Vec<u64> = (0..500).collect();
+        let number = store.announce(&[LookaheadBatch { table, keys: &keys }]).unwrap().unwrap();
+        if close {
+            store.close().unwrap();
+            assert!(store.begin(number, LONG).unwrap());
+        }
+        drop(store);
+    }
+}

@@ -1,0 +1,463 @@
+//! The look-ahead window: keys of coming batches, whose rows are read before they are used and stay
+//! until their last use.
+//!
+//! Callers announce batches ([`Store::announce`]), say when one is about to be read
+//! ([`Store::begin`]) and when its updates are applied ([`Store::finish`]). A thread of the store
+//! does the rest: it notes every announced use (`uses.rs`), tells the cache when rows are used
+//! next, and fills the cache group by group: the rows that a group of batches needs and that are
+//! not resident are read together, in the order of their pages, while the group before is used
+//! (`fill.rs`). Rows are updated in place while they wait, so a batch always sees the newest.
+//!
+//! Announcing changes no result: a row that was not read ahead, or had to leave again, is read when
+//! it is used. The thread moves rows by the same path as verbs do, under the same locks.
+//!
+//! Memory: at most `window_bytes`, within the budget, taken from the cache as the window grows.
+//!
+//! Lock order: the window's own lock is taken last and never held while another is taken.
+//! *Source*: RecDB's EV buffer (section 4.2), MLKV's Lookahead (III-C), DeepRec's prefetch list.
+
+mod fill;
+mod thread;
+mod uses;
+
+use super::verbs::check_keys;
+use super::{Engine, Guarded, Inner, Store};
+use crate::config::{LookaheadBatch, TableId};
+use crate::distinct::Distinct;
+use crate::error::{Result, bail};
+use crate::hash::mix;
+use crate::metrics::Timed;
+use parking_lot::{Condvar, Mutex};
+use serde::Serialize;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// The part of the budget that a window takes at most, unless the options say.
+const BUDGET_PER_WINDOW: u64 = 4;
+/// The part of a window that batches take whose keys were not looked at yet.
+const WINDOW_PER_QUEUE: u64 = 16;
+
+/// A batch that was announced and not looked at yet.
+#[derive(Debug)]
+struct Announced {
+    number: u64,
+    /// Each table with its keys, as they were announced.
+    parts: Vec<(TableId, Vec<u64>)>,
+}
+
+impl Announced {
+    fn bytes(&self) -> u64 {
+        let keys: usize = self.parts.iter().map(|(_, keys)| keys.capacity()).sum();
+        (8 * keys + 64 * self.parts.len()) as u64
+    }
+}
+
+/// A batch that [`Store::lookahead`] announced: the get of the same keys begins it.
+#[derive(Clone, Copy, Debug)]
+struct Awaited {
+    number: u64,
+    table: TableId,
+    fingerprint: u64,
+}
+
+/// What callers and the thread tell each other.
+#[derive(Debug, Default)]
+struct State {
+    queue: VecDeque<Announced>,
+    queue_bytes: u64,
+    /// Number of the last batch that was announced, begun, finished.
+    announced: u64,
+    begun: u64,
+    finished: u64,
+    /// Number of the last batch whose rows were read ahead.
+    filled: u64,
+    /// All batches up to this one are to be forgotten.
+    cleared: u64,
+    awaited: VecDeque<Awaited>,
+    /// The batch that each table's last get began.
+    current: Vec<(TableId, u64)>,
+    /// The thread has ended, or has not begun.
+    idle: bool,
+    stop: bool,
+    /// What the last read ahead that failed said.
+    error: Option<String>,
+}
+
+/// See [`State`].
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    /// Something to do for the thread.
+    work: Condvar,
+    /// Something that callers wait for.
+    progress: Condvar,
+    /// Whether [`Store::lookahead`] was used and gets have to look what they are.
+    awaits: AtomicBool,
+    counters: Counters,
+}
+
+/// What the window counted since the store was opened.
+#[derive(Debug, Default)]
+struct Counters {
+    batches: AtomicU64,
+    refused: AtomicU64,
+    keys: AtomicU64,
+    distinct: AtomicU64,
+    skipped: AtomicU64,
+    cleared: AtomicU64,
+    groups: AtomicU64,
+    group_batches: AtomicU64,
+    loaded: AtomicU64,
+    turned_away: AtomicU64,
+    failed: AtomicU64,
+    requests: AtomicU64,
+    pages: AtomicU64,
+    pages_again: AtomicU64,
+    bytes: AtomicU64,
+    wait_ns: AtomicU64,
+    read_wait_ns: AtomicU64,
+    busy_ns: AtomicU64,
+}
+
+/// What a look-ahead window did since the store was opened.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct WindowStats {
+    /// Batches announced.
+    pub batches: u64,
+    /// Batches that were not taken because the window was full.
+    pub refused: u64,
+    /// Keys announced, of these batches.
+    pub keys: u64,
+    /// Distinct keys of each batch, summed over batches.
+    pub distinct: u64,
+    /// Batches that were begun before their rows could be read ahead.
+    pub skipped: u64,
+    /// Batches that were forgotten before they were finished.
+    pub cleared: u64,
+    /// Groups of batches that were read ahead together.
+    pub groups: u64,
+    /// Batches of these groups.
+    pub group_batches: u64,
+    /// Rows that were read ahead.
+    pub rows_loaded: u64,
+    /// Rows that were read ahead and found their set full of rows that are used sooner.
+    pub turned_away: u64,
+    /// Rows that had to leave the cache although an announced batch uses them.
+    pub lost: u64,
+    /// Groups that were not read ahead to the end because of an error; gets report it.
+    pub failed: u64,
+    /// Why, of the last of them.
+    pub error: Option<String>,
+    /// Requests to the device, pages asked for and bytes read, all ahead.
+    pub requests: u64,
+    /// Pages asked for.
+    pub pages: u64,
+    /// Pages that were asked for more than once within one group.
+    pub pages_again: u64,
+    /// Bytes read.
+    pub bytes: u64,
+    /// Seconds that callers were blocked until a batch was read ahead.
+    pub wait_s: f64,
+    /// Seconds that the window's thread waited for the device.
+    pub read_wait_s: f64,
+    /// Seconds that it worked, waiting for the device included.
+    pub busy_s: f64,
+    /// Batches announced, read ahead, and finished, as numbers.
+    pub announced: u64,
+    /// The last batch that was read ahead.
+    pub filled: u64,
+    /// The last batch that is finished.
+    pub finished: u64,
+    /// Bytes that the window takes, of `most_bytes`.
+    pub memory_bytes: u64,
+    /// The most it may take.
+    pub most_bytes: u64,
+}
+
+/// The window of a store.
+pub(super) struct Window {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Window {
+    pub(super) fn new() -> Self {
+        let state = State { idle: true, ..State::default() };
+        let shared = Shared {
+            state: Mutex::new(state),
+            work: Condvar::new(),
+            progress: Condvar::new(),
+            awaits: AtomicBool::new(false),
+            counters: Counters::default(),
+        };
+        Self { shared: Arc::new(shared), thread: Mutex::new(None) }
+    }
+
+    /// Ends the thread. Waits for it, unless it is the caller.
+    pub(super) fn stop(&self) {
+        self.shared.state.lock().stop = true;
+        self.shared.work.notify_all();
+        let thread = self.thread.lock().take();
+        if let Some(thread) = thread
+            && thread.thread().id() != std::thread::current().id()
+        {
+            // A panic in the thread has poisoned the store and is reported by the next verb.
+            let _ = thread.join();
+        }
+    }
+
+    /// Starts the thread where there is none.
+    fn start(&self, store: &Arc<Guarded>) -> Result<()> {
+        let mut thread = self.thread.lock();
+        if thread.is_some() {
+            return Ok(());
+        }
+        self.shared.state.lock().idle = false;
+        let (shared, store) = (self.shared.clone(), Arc::downgrade(store));
+        let run = move || thread::run(&shared, &store);
+        let started = std::thread::Builder::new().name("embedrock-window".to_owned()).spawn(run);
+        match started {
+            Ok(handle) => *thread = Some(handle),
+            Err(error) => {
+                self.shared.state.lock().idle = true;
+                bail!(Io, "the look-ahead window's thread cannot be started: {error}");
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Store {
+    /// Announces the keys of one coming batch, of all its tables. Returns the batch's number, 1
+    /// for the first; `None` when the window is full, which changes once batches are finished.
+    ///
+    /// Batches are announced in the order in which they will be used. Their rows are read ahead and
+    /// stay in memory until the batch is finished; rows that are used again by a later batch stay
+    /// until that one is, as far as memory allows. Keys may occur several times. Results never
+    /// change, only when they arrive; keys that are never written cost nothing.
+    ///
+    /// *Errors*: `KeyRange` for an id outside a dense table, `NotFound` for a table that is not
+    /// there. *Blocking*: copies the keys and returns.
+    pub fn announce(&self, batch: &[LookaheadBatch<'_>]) -> Result<Option<u64>> {
+        self.announce_one(batch, None)
+    }
+
+    fn announce_one(
+        &self,
+        batch: &[LookaheadBatch<'_>],
+        table: Option<u64>,
+    ) -> Result<Option<u64>> {
+        let inner = &*self.inner;
+        let engine = inner.planned_engine()?;
+        let mut keys = 0;
+        for part in batch {
+            check_keys(inner.table_of(&engine, part.table)?, part.keys)?;
+            keys += part.keys.len() as u64;
+        }
+        let most = inner.window_most_bytes(&engine) / WINDOW_PER_QUEUE;
+        drop(engine);
+        let announced = Announced {
+            number: 0,
+            parts: batch.iter().map(|part| (part.table, part.keys.to_vec())).collect(),
+        };
+        inner.window.start(&self.inner)?;
+        let shared = &*inner.window.shared;
+        let mut state = shared.state.lock();
+        if !state.queue.is_empty() && state.queue_bytes + announced.bytes() > most {
+            shared.counters.refused.fetch_add(1, Ordering::Relaxed);
+            return Ok(None);
+        }
+        state.announced += 1;
+        let number = state.announced;
+        state.queue_bytes += announced.bytes();
+        state.queue.push_back(Announced { number, ..announced });
+        if let (Some(fingerprint), [part]) = (table, batch) {
+            state.awaited.push_back(Awaited { number, table: part.table, fingerprint });
+            shared.awaits.store(true, Ordering::Relaxed);
+        }
+        drop(state);
+        shared.counters.batches.fetch_add(1, Ordering::Relaxed);
+        shared.counters.keys.fetch_add(keys, Ordering::Relaxed);
+        inner.metrics.announced.fetch_add(keys, Ordering::Relaxed);
+        shared.work.notify_one();
+        Ok(Some(number))
+    }
+
+    /// Announces the keys of one coming get of a table. Returns at once; changes no result.
+    ///
+    /// The get of these keys, in any order and however often each, begins the batch, and the next
+    /// one finishes it. Announcements are made in the order of the gets; those that a get passes
+    /// over are finished with it. When the window is full the keys are counted and not read ahead.
+    ///
+    /// *Errors*: as `announce`.
+    pub fn lookahead(&self, table: TableId, keys: &[u64]) -> Result<()> {
+        let fingerprint = fingerprint(keys, &mut Distinct::new());
+        self.announce_one(&[LookaheadBatch { table, keys }], Some(fingerprint)).map(drop)
+    }
+
+    /// A batch is about to be read: waits until its rows were read ahead, at most as long as
+    /// `patience`. False when they are not yet there then; a batch that is read nevertheless gets
+    /// the same rows.
+    ///
+    /// *Errors*: `Misuse` for a number that was not announced.
+    pub fn begin(&self, number: u64, patience: Duration) -> Result<bool> {
+        self.inner.check_process()?;
+        let shared = &*self.inner.window.shared;
+        let mut state = shared.state.lock();
+        if number == 0 || number > state.announced {
+            bail!(
+                Misuse,
+                "batch {number} was not announced, expected 1 to {}; take the number that \
+                 announce returned",
+                state.announced
+            );
+        }
+        if number > state.begun {
+            state.begun = number;
+            shared.work.notify_one();
+        }
+        let _timed = Timed::new(&shared.counters.wait_ns);
+        let end = Instant::now() + patience;
+        while state.filled < number && !state.idle {
+            if shared.progress.wait_until(&mut state, end).timed_out() {
+                return Ok(state.filled >= number || state.idle);
+            }
+        }
+        Ok(true)
+    }
+
+    /// All batches up to this number are done with: rows are no longer kept for them.
+    ///
+    /// *Errors*: `Misuse` for a number that was not announced.
+    pub fn finish(&self, number: u64) -> Result<()> {
+        self.inner.check_process()?;
+        let shared = &*self.inner.window.shared;
+        let mut state = shared.state.lock();
+        if number > state.announced {
+            bail!(Misuse, "batch {number} was not announced, the last one is {}", state.announced);
+        }
+        state.finish(number);
+        shared.work.notify_one();
+        Ok(())
+    }
+
+    /// Forgets everything that is announced. Numbers go on.
+    pub fn clear_announced(&self) -> Result<()> {
+        self.inner.check_process()?;
+        let shared = &*self.inner.window.shared;
+        let mut state = shared.state.lock();
+        state.cleared = state.announced;
+        state.queue.clear();
+        state.queue_bytes = 0;
+        state.awaited.clear();
+        state.current.clear();
+        let unfinished = state.announced - state.finished;
+        shared.counters.cleared.fetch_add(unfinished, Ordering::Relaxed);
+        let last = state.announced;
+        state.finish(last);
+        state.filled = state.announced;
+        shared.work.notify_one();
+        shared.progress.notify_all();
+        Ok(())
+    }
+
+    /// What the look-ahead window did since the store was opened.
+    pub fn window_stats(&self) -> Result<WindowStats> {
+        let inner = &*self.inner;
+        let engine = inner.planned_engine()?;
+        let (c, state) = (&inner.window.shared.counters, inner.window.shared.state.lock());
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let seconds = |counter: &AtomicU64| get(counter) as f64 / 1e9;
+        Ok(WindowStats {
+            batches: get(&c.batches),
+            refused: get(&c.refused),
+            keys: get(&c.keys),
+            distinct: get(&c.distinct),
+            skipped: get(&c.skipped),
+            cleared: get(&c.cleared),
+            groups: get(&c.groups),
+            group_batches: get(&c.group_batches),
+            rows_loaded: get(&c.loaded),
+            turned_away: get(&c.turned_away),
+            lost: engine.classes.iter().map(|class| class.cache().lost_next_uses()).sum(),
+            failed: get(&c.failed),
+            error: state.error.clone(),
+            requests: get(&c.requests),
+            pages: get(&c.pages),
+            pages_again: get(&c.pages_again),
+            bytes: get(&c.bytes),
+            wait_s: seconds(&c.wait_ns),
+            read_wait_s: seconds(&c.read_wait_ns),
+            busy_s: seconds(&c.busy_ns),
+            announced: state.announced,
+            filled: state.filled,
+            finished: state.finished,
+            memory_bytes: engine.window_bytes.load(Ordering::Relaxed),
+            most_bytes: inner.window_most_bytes(&engine),
+        })
+    }
+}
+
+impl State {
+    fn finish(&mut self, number: u64) {
+        self.finished = self.finished.max(number);
+        self.begun = self.begun.max(number);
+    }
+
+    /// A get of these keys: begins the batch that announced them. Returns its number.
+    fn begin_awaited(&mut self, table: TableId, fingerprint: u64) -> Option<u64> {
+        let same = |a: &Awaited| a.table == table && a.fingerprint == fingerprint;
+        let number = self.awaited.iter().find(|a| same(a))?.number;
+        self.awaited.retain(|a| a.table != table || a.number > number);
+        match self.current.iter_mut().find(|(of, _)| *of == table) {
+            Some((_, current)) => *current = number,
+            None => self.current.push((table, number)),
+        }
+        self.begun = self.begun.max(number);
+        // Batches of other tables may still be under way.
+        let oldest = self.current.iter().map(|(_, number)| *number).min().unwrap_or(number);
+        self.finish(oldest - 1);
+        Some(number)
+    }
+}
+
+impl Inner {
+    /// The most bytes that the window may take.
+    fn window_most_bytes(&self, engine: &Engine) -> u64 {
+        self.options.window_bytes.unwrap_or(engine.budget_bytes / BUDGET_PER_WINDOW)
+    }
+
+    /// A get of keys that [`Store::lookahead`] may have announced: waits until they were read
+    /// ahead.
+    pub(super) fn begin_awaited<'k>(&self, parts: impl Iterator<Item = (TableId, &'k [u64])>) {
+        let shared = &*self.window.shared;
+        if !shared.awaits.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut scratch = Distinct::new();
+        let mut last = None;
+        for (table, keys) in parts {
+            if shared.state.lock().awaited.is_empty() {
+                break;
+            }
+            let fingerprint = fingerprint(keys, &mut scratch);
+            last = last.max(shared.state.lock().begin_awaited(table, fingerprint));
+        }
+        let Some(number) = last else { return };
+        shared.work.notify_one();
+        let _timed = Timed::new(&shared.counters.wait_ns);
+        let mut state = shared.state.lock();
+        while state.filled < number && !state.idle {
+            shared.progress.wait(&mut state);
+        }
+    }
+}
+
+/// A number for a set of keys, whatever their order and however often each occurs.
+fn fingerprint(keys: &[u64], scratch: &mut Distinct) -> u64 {
+    let sum = |sum: u64, key: &u64| sum.wrapping_add(mix(*key, 0x6c6f_6f6b));
+    scratch.run(keys).0.iter().fold(0, sum)
+}

@@ -1,0 +1,113 @@
+"""The look-ahead window of a store: rows of coming batches, read before they are used.
+
+The engine does the work (``crates/core/src/store/window``); this is its face.
+:class:`embedrock.LookaheadLoader` drives it from a data loader.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from embedrock._arrays import ArrayLike, as_keys
+from embedrock.errors import NotFoundError
+from embedrock.table import KeysNamed, Table
+
+if TYPE_CHECKING:
+    from embedrock.store import Store
+
+__all__ = ["Window"]
+
+
+class Window:
+    """Batches to come. :attr:`Store.window <embedrock.Store.window>` gives it.
+
+    Batches are announced in the order in which they will be used, each once, with all of its
+    tables. The store reads the rows of a group of them together, in the order of their pages, while
+    the group before is used; rows stay in memory until the last announced batch that uses them is
+    finished, as far as memory allows, and are updated there. Announcing never changes a result,
+    only when it arrives: what was not read ahead is read when it is used, what is announced and
+    never used costs the read.
+
+    Memory: ``window_bytes`` of :func:`embedrock.open` for announced keys, and rows within the
+    cache; all of it within the budget.
+
+    Source: the window of RecDB (section 4.2), Lookahead of MLKV (III-C).
+
+    >>> steps = [[1, 2, 3], [2, 3, 4], [3, 4, 5]]
+    >>> numbers = [store.window.announce({table: keys}) for keys in steps]
+    >>> for number, keys in zip(numbers, steps):
+    ...     store.window.begin(number)
+    ...     rows = table.get(keys)
+    ...     _ = table.update(keys, np.ones_like(rows), lr=0.1)
+    ...     store.window.finish(number)
+    >>> store.window.stats()["batches"]
+    3
+    """
+
+    def __init__(self, store: Store) -> None:
+        """Not for callers: windows come from ``Store.window``."""
+        self._store = store
+
+    def announce(self, batch: Mapping[Table | str, ArrayLike]) -> int | None:
+        """Announces the keys of one coming batch: ``{table or its name: keys (*,)}``.
+
+        Returns the batch's number; None when the window is full, which changes once batches are
+        finished. Keys may occur several times.
+
+        Errors: ``KeyRangeError`` for ids outside a dense table, ``NotFoundError`` for a table that
+        the store does not have.
+
+        Blocking: copies the keys and returns.
+        """
+        found = [(self._table(table), as_keys(keys)) for table, keys in batch.items()]
+        with KeysNamed(*found):
+            return self._store._core.announce([(t._handle, keys.flat) for t, keys in found])
+
+    def begin(self, number: int) -> None:
+        """The batch is about to be read: waits until its rows were read ahead.
+
+        Errors: ``MisuseError`` for a number that ``announce`` did not return.
+
+        Blocking: until the store has read the rows of the batch's group. Ctrl-C ends it.
+        """
+        self._store._core.begin(operator.index(number))
+
+    def finish(self, number: int) -> None:
+        """The batch, and all before it, is done with: its rows are no longer kept for it.
+
+        Call it when the updates of the batch are applied.
+
+        Errors: ``MisuseError`` for a number that ``announce`` did not return.
+        """
+        self._store._core.finish(operator.index(number))
+
+    def clear(self) -> None:
+        """Forgets everything that is announced. Numbers go on."""
+        self._store._core.clear_announced()
+
+    def stats(self) -> dict[str, Any]:
+        """What the window did since the store was opened.
+
+        ``batches`` announced (``keys`` in all, ``distinct`` within each batch), ``refused`` because
+        the window was full, ``skipped`` because they were begun before they could be read ahead or
+        do not fit, ``cleared``; ``groups`` that were read, of ``group_batches`` batches;
+        ``rows_loaded`` in ``requests`` for ``pages`` and ``bytes``, of them ``pages_again`` within
+        one group; rows ``turned_away`` because all of their set are used sooner, rows ``lost``
+        although an announced batch uses them; groups that ``failed``, and the ``error`` of the last
+        one; seconds that callers waited (``wait_s``), that the window waited for the device
+        (``read_wait_s``) and was busy in all (``busy_s``); the numbers of the batches last
+        ``announced``, ``filled`` and ``finished``; ``memory_bytes`` of ``most_bytes``.
+        """
+        found: dict[str, Any] = self._store._core.window_stats()
+        return found
+
+    def _table(self, given: Table | str) -> Table:
+        if not isinstance(given, str):
+            return self._store._own(given)
+        tables = self._store.tables
+        if given not in tables:
+            names = ", ".join(repr(name) for name in tables) or "none"
+            raise NotFoundError(f"{self._store.path} has no table {given!r} (it has {names})")
+        return tables[given]
