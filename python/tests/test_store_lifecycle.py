@@ -369,7 +369,6 @@ class TestProcesses:
                 reader.commit(2)
         np.testing.assert_array_equal(filled.get([1]), numbered([50]))
 
-
     # The limit does not hold for a process with CAP_IPC_LOCK, which that of a container has not.
     def test_without_memory_to_lock_a_store_works_and_says_what_it_lacks(
         self, tmp_path: Path
