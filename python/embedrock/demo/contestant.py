@@ -150,11 +150,13 @@ class _Contestant:
 def digests(store: Store, sink: Sink, name: str) -> dict[str, int]:
     """The digest of every table."""
     found: dict[str, int] = {}
-    before = 0
     with Task(sink, f"{name}: digests", sum(map(len, store.tables.values()))) as task:
         for table in store.tables.values():
-            found[table.name] = table.digest(lambda done, _, before=before: task.to(before + done))
-            before += len(table)
+
+            def advance(done: int, _: int, before: int = task.done) -> None:
+                task.to(before + done)
+
+            found[table.name] = table.digest(advance)
     return found
 
 
