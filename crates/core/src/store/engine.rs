@@ -23,8 +23,14 @@ use parking_lot::{Mutex, MutexGuard};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// The part of a look-ahead window that a class's own reader takes at most.
-const WINDOW_PER_READER: u64 = 4;
+/// The part of a look-ahead window that its reader of a class takes at most.
+const WINDOW_PER_READER: u64 = 8;
+/// Requests of the look-ahead window: so long at most, because many of a group's pages are
+/// neighbours, and so many in flight. Rates that `docs/decisions/0009` measured.
+const AHEAD_REQUEST_BYTES: usize = 32 << 10;
+const AHEAD_BUFFERS: usize = 96;
+/// With fewer buffers the window shares the reader of the verbs.
+const AHEAD_BUFFERS_MIN: usize = 16;
 
 /// One table.
 #[derive(Debug)]
@@ -160,12 +166,22 @@ impl Class {
         &self.tier().cache
     }
 
-    /// Bytes of the buffers that a look-ahead window of `most_bytes` reads with; 0 when it shares
-    /// those of the verbs.
+    /// Buffers that a look-ahead window of `most_bytes` reads with, and their bytes; none when it
+    /// shares those of the verbs.
+    fn ahead_buffers(&self, most_bytes: u64) -> Option<(usize, usize)> {
+        let page = self.record.page_bytes;
+        let most = (most_bytes / WINDOW_PER_READER) as usize;
+        let request = |bytes: usize| (bytes.max(page), (most / bytes.max(page)).min(AHEAD_BUFFERS));
+        [AHEAD_REQUEST_BYTES, AHEAD_REQUEST_BYTES / 4, page]
+            .map(request)
+            .into_iter()
+            .find(|(_, buffers)| *buffers >= AHEAD_BUFFERS_MIN)
+            .map(|(bytes, buffers)| (buffers, bytes))
+    }
+
+    /// Bytes of the buffers that a look-ahead window of `most_bytes` reads with.
     pub(super) fn ahead_bytes(&self, most_bytes: u64) -> u64 {
-        let plan = self.tier().plan;
-        let bytes = (plan.read_buffers * plan.read_buffer_bytes) as u64;
-        if bytes <= most_bytes / WINDOW_PER_READER { bytes } else { 0 }
+        self.ahead_buffers(most_bytes).map_or(0, |(buffers, bytes)| (buffers * bytes) as u64)
     }
 
     /// Makes the look-ahead window's own reader, where it may have one.
@@ -179,17 +195,27 @@ impl Class {
         if tier.ahead.get().is_some() {
             return Ok(());
         }
-        let readers = match self.ahead_bytes(most_bytes) {
-            0 => None,
-            _ => Some(Pool::new(vec![self.reader(&tier.plan, medium, merge)?])),
+        let readers = match self.ahead_buffers(most_bytes) {
+            None => None,
+            Some((buffers, bytes)) => {
+                let depth = buffers - buffers / 3;
+                Some(Pool::new(vec![self.reader(depth, buffers, bytes, medium, merge)?]))
+            }
         };
         let _ = tier.ahead.set(readers);
         Ok(())
     }
 
-    fn reader(&self, plan: &ClassPlan, medium: &dyn Medium, merge: bool) -> Result<PageReader> {
-        let request = if merge { plan.read_buffer_bytes } else { self.record.page_bytes };
-        let queue = medium.queue(plan.read_depth(), plan.read_buffers, request)?;
+    fn reader(
+        &self,
+        depth: usize,
+        buffers: usize,
+        bytes: usize,
+        medium: &dyn Medium,
+        merge: bool,
+    ) -> Result<PageReader> {
+        let request = if merge { bytes } else { self.record.page_bytes };
+        let queue = medium.queue(depth, buffers, request)?;
         Ok(PageReader::new(queue, &self.layout, self.record.curve.as_ref()))
     }
 
@@ -314,7 +340,9 @@ impl Engine {
             };
             let mut readers = Vec::new();
             for _ in 0..plan.readers {
-                readers.push(class.reader(&plan, medium, options.merge_reads)?);
+                let (buffers, bytes) = (plan.read_buffers, plan.read_buffer_bytes);
+                let merge = options.merge_reads;
+                readers.push(class.reader(plan.read_depth(), buffers, bytes, medium, merge)?);
             }
             let chunk = plan.chunk_bytes.min(class.record.segment_bytes as usize).max(page);
             let queue = medium.queue(plan.chunks, plan.chunks, chunk)?;

@@ -99,20 +99,16 @@ impl Plan {
         if state.finished > self.finished && self.finished < self.noted {
             return Some(Task::Finish(state.finished.min(self.noted)));
         }
-        let fills = self.group.is_some() || self.may_fill(state.begun);
-        let waited_for = state.begun > self.filled;
-        if waited_for && fills {
-            return Some(Task::Fill);
-        }
+        // What is announced first says what is worth reading and what to keep.
         if state.queue.front().is_some_and(|batch| self.fits(batch)) {
             let batch = state.queue.pop_front().expect("there is a first one");
             state.queue_bytes -= batch.bytes();
             return Some(Task::Announce(batch));
         }
-        if fills {
+        if self.group.is_some() || self.may_fill(state.begun) {
             return Some(Task::Fill);
         }
-        waited_for.then_some(Task::Skip(state.begun))
+        (state.begun > self.filled).then_some(Task::Skip(state.begun))
     }
 
     /// Whether the next group may be read: callers have come to the one before.
@@ -133,7 +129,7 @@ impl Plan {
     fn growth(&self, table: TableId, keys: &[u64]) -> u64 {
         match self.uses.get(usize::from(table.0)) {
             Some(Some(uses)) => uses.growth_for(keys.len()) as u64,
-            _ => Uses::new(true).growth_for(keys.len()) as u64,
+            _ => Uses::new(None).growth_for(keys.len()) as u64,
         }
     }
 
@@ -205,10 +201,8 @@ impl Plan {
         for (id, keys) in &batch.parts {
             let Some(table) = engine.table(id.0) else { continue };
             let cache = engine.classes[table.class].cache();
-            let uses = self.uses[usize::from(id.0)].get_or_insert_with(|| {
-                let rows = table.record.spec.num_embeddings;
-                Uses::new(rows.is_none_or(|rows| rows > 1 << 32))
-            });
+            let uses = self.uses[usize::from(id.0)]
+                .get_or_insert_with(|| Uses::new(table.record.spec.num_embeddings));
             let keys = self.distinct.run(keys).0;
             shared.counters.distinct.fetch_add(keys.len() as u64, Ordering::Relaxed);
             self.keys.clear();

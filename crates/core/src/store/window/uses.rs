@@ -2,14 +2,15 @@
 //!
 //! A ring holds the distinct keys of all announced batches, in order. Beside each key it says after
 //! how many batches the row is used again; 0 when it is not, as far as is announced. A hash table
-//! finds the last announced use of a key, so that the next one can be linked to it. A use costs 6
-//! bytes (10 where keys need more than 32 bits), a distinct key about 8 more.
+//! finds the last announced use of a key, so that the next one can be linked to it. A use costs 4
+//! bytes in a table of 2^16 rows, 5 in one of 2^24, 6 in one of 2^32, 10 with any keys; a distinct
+//! key 5 to 6 more. Every byte here is a byte less of rows in memory.
 
 use crate::hash::mix;
 use crate::prefetch::prefetch_read;
 use std::collections::VecDeque;
 
-/// The smallest ring and the smallest hash table.
+/// The least that ring and hash table grow to.
 const CAPACITY_MIN: usize = 1 << 10;
 /// Positions go round in the hash table after so many; the ring is shorter.
 const POSITIONS: u64 = 1 << 31;
@@ -18,19 +19,142 @@ const BLOCK: usize = 16;
 /// A use so many batches later, or more, counts as none.
 const FURTHEST: u64 = u16::MAX as u64 - 1;
 
+/// What a key has beside its lowest 16 bits.
+#[derive(Debug)]
+enum Upper {
+    None,
+    Byte(Vec<u8>),
+    Two(Vec<u16>),
+    Six(Vec<[u16; 3]>),
+}
+
+impl Upper {
+    /// Room for `keys` keys of this kind.
+    fn sized(&self, keys: usize) -> Self {
+        match self {
+            Self::None => Self::None,
+            Self::Byte(_) => Self::Byte(vec![0; keys]),
+            Self::Two(_) => Self::Two(vec![0; keys]),
+            Self::Six(_) => Self::Six(vec![[0; 3]; keys]),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Self::None => 0,
+            Self::Byte(_) => 1,
+            Self::Two(_) => 2,
+            Self::Six(_) => 6,
+        }
+    }
+
+    #[inline(always)]
+    fn set(&mut self, slot: usize, upper: u64) {
+        match self {
+            Self::None => {}
+            Self::Byte(all) => all[slot] = upper as u8,
+            Self::Two(all) => all[slot] = upper as u16,
+            Self::Six(all) => all[slot] = [0, 16, 32].map(|shift| (upper >> shift) as u16),
+        }
+    }
+
+    #[inline(always)]
+    fn get(&self, slot: usize) -> u64 {
+        match self {
+            Self::None => 0,
+            Self::Byte(all) => all[slot].into(),
+            Self::Two(all) => all[slot].into(),
+            Self::Six(all) => {
+                let [low, middle, high] = all[slot].map(u64::from);
+                high << 32 | middle << 16 | low
+            }
+        }
+    }
+}
+
+/// The uses that fit, one beside the other, the newest behind the oldest.
+#[derive(Debug)]
+struct Ring {
+    /// The lowest bits of the keys.
+    low: Vec<u16>,
+    upper: Upper,
+    /// After how many batches the row is used again.
+    next: Vec<u16>,
+    /// Where the use at position `head` lies.
+    first: usize,
+    /// Position of the first use, and one past the last. They only grow.
+    head: u64,
+    tail: u64,
+}
+
+impl Ring {
+    fn new(upper: Upper) -> Self {
+        let (low, next) = (Vec::new(), Vec::new());
+        Self { low, upper, next, first: 0, head: 0, tail: 0 }
+    }
+
+    fn len(&self) -> usize {
+        (self.tail - self.head) as usize
+    }
+
+    fn capacity(&self) -> usize {
+        self.low.len()
+    }
+
+    /// Bytes of a use.
+    fn use_bytes(&self) -> usize {
+        4 + self.upper.bytes()
+    }
+
+    /// Where a position from `head` to `tail` lies.
+    #[inline(always)]
+    fn slot(&self, position: u64) -> usize {
+        let at = self.first + (position - self.head) as usize;
+        if at >= self.low.len() { at - self.low.len() } else { at }
+    }
+
+    #[inline(always)]
+    fn key(&self, position: u64) -> u64 {
+        let slot = self.slot(position);
+        self.upper.get(slot) << 16 | u64::from(self.low[slot])
+    }
+
+    /// Appends a use. There must be room.
+    #[inline(always)]
+    fn push(&mut self, key: u64) -> u64 {
+        let position = self.tail;
+        self.tail += 1;
+        let slot = self.slot(position);
+        self.low[slot] = key as u16;
+        self.upper.set(slot, key >> 16);
+        self.next[slot] = 0;
+        position
+    }
+
+    /// Forgets the uses before a position.
+    fn drop_before(&mut self, position: u64) {
+        self.first = if position == self.tail { 0 } else { self.slot(position) };
+        self.head = position;
+    }
+
+    fn grow(&mut self, capacity: usize) {
+        let mut grown = Self::new(self.upper.sized(capacity));
+        (grown.low, grown.next) = (vec![0; capacity], vec![0; capacity]);
+        (grown.head, grown.tail) = (self.head, self.tail);
+        for position in self.head..self.tail {
+            let (from, to) = (self.slot(position), grown.slot(position));
+            grown.low[to] = self.low[from];
+            grown.upper.set(to, self.upper.get(from));
+            grown.next[to] = self.next[from];
+        }
+        *self = grown;
+    }
+}
+
 /// The announced uses of one table.
 #[derive(Debug)]
 pub(super) struct Uses {
-    /// The lower halves of the keys; a power of two of them.
-    low: Vec<u32>,
-    /// The upper halves, in a table whose keys have any.
-    high: Vec<u32>,
-    wide: bool,
-    /// After how many batches the row is used again.
-    next: Vec<u16>,
-    /// Position of the first use in the ring, and one past the last. They only grow.
-    head: u64,
-    tail: u64,
+    ring: Ring,
     /// Number of each announced batch that has keys, and the position of its first.
     batches: VecDeque<(u64, u64)>,
     /// 1 + the position of a key's last use, modulo [`POSITIONS`]; 0 is an empty entry. Entries of
@@ -41,36 +165,36 @@ pub(super) struct Uses {
 }
 
 impl Uses {
-    /// Of a table whose keys are all below 2^32, or of any keys.
-    pub(super) fn new(wide: bool) -> Self {
-        Self {
-            low: Vec::new(),
-            high: Vec::new(),
-            wide,
-            next: Vec::new(),
-            head: 0,
-            tail: 0,
-            batches: VecDeque::new(),
-            last: Vec::new(),
-            filled: 0,
-        }
+    /// Of a table with so many rows, or of any keys.
+    pub(super) fn new(rows: Option<u64>) -> Self {
+        let upper = match rows {
+            Some(0..=0x1_0000) => Upper::None,
+            Some(0x1_0001..=0x100_0000) => Upper::Byte(Vec::new()),
+            Some(0x100_0001..=0x1_0000_0000) => Upper::Two(Vec::new()),
+            _ => Upper::Six(Vec::new()),
+        };
+        let (ring, last) = (Ring::new(upper), Vec::new());
+        Self { ring, batches: VecDeque::new(), last, filled: 0 }
     }
 
     /// Allocated bytes.
     pub(super) fn memory_bytes(&self) -> usize {
-        4 * (self.low.capacity() + self.high.capacity() + self.last.capacity())
-            + 2 * self.next.capacity()
+        self.ring.capacity() * self.ring.use_bytes()
+            + 4 * self.last.capacity()
             + size_of::<(u64, u64)>() * self.batches.capacity()
     }
 
-    /// Bytes that so many more uses may add at most, while vectors move included.
+    /// Bytes that so many more uses may add at most, while the old vectors still exist.
     pub(super) fn growth_for(&self, keys: usize) -> usize {
-        let live = (self.tail - self.head) as usize + keys;
-        let ring =
-            if live > self.low.len() { live.next_power_of_two().max(CAPACITY_MIN) } else { 0 };
-        let fits = (self.filled + keys) * 4 <= self.last.len() * 3;
-        let table = if fits { 0 } else { (2 * live).next_power_of_two().max(CAPACITY_MIN) };
-        ring * if self.wide { 10 } else { 6 } + table * 4
+        let live = self.ring.len() + keys;
+        let ring = if live > self.ring.capacity() { ring_for(live) } else { 0 };
+        let table = if self.fits(keys) { 0 } else { table_for(live) };
+        ring * self.ring.use_bytes() + table * 4
+    }
+
+    /// Whether the hash table has room for so many more keys.
+    fn fits(&self, keys: usize) -> bool {
+        (self.filled + keys) * 8 <= self.last.len() * 7
     }
 
     /// Appends a batch with these distinct keys. Calls `first` with each key that no unfinished
@@ -80,32 +204,24 @@ impl Uses {
             return;
         }
         self.make_room(keys.len());
-        self.batches.push_back((number, self.tail));
+        self.batches.push_back((number, self.ring.tail));
         for block in keys.chunks(BLOCK) {
             for key in block {
                 prefetch_read(&self.last[self.home(*key)]);
             }
             for key in block {
-                let at = self.last[self.home(*key)];
-                if at != 0 {
-                    prefetch_read(&self.low[self.slot(u64::from(at - 1))]);
+                let entry = self.last[self.home(*key)];
+                if let Some(position) = self.position(entry) {
+                    prefetch_read(&self.ring.low[self.ring.slot(position)]);
                 }
             }
             for key in block {
-                let position = self.tail;
-                let slot = self.slot(position);
-                self.low[slot] = *key as u32;
-                if self.wide {
-                    self.high[slot] = (*key >> 32) as u32;
-                }
-                self.next[slot] = 0;
-                let before = self.exchange_last(*key, position);
-                self.tail += 1;
-                match before {
+                let position = self.ring.push(*key);
+                match self.exchange_last(*key, position) {
                     Some(before) => {
                         let apart = number - self.batch_at(before);
-                        let slot = self.slot(before);
-                        self.next[slot] = if apart <= FURTHEST { apart as u16 } else { 0 };
+                        let slot = self.ring.slot(before);
+                        self.ring.next[slot] = if apart <= FURTHEST { apart as u16 } else { 0 };
                     }
                     None => first(*key),
                 }
@@ -118,7 +234,7 @@ impl Uses {
     pub(super) fn finish(&mut self, number: u64, f: impl FnMut(u64, Option<u64>)) {
         let Some((begin, end)) = self.range(0, number) else { return };
         self.for_each(begin, end, f);
-        self.head = end;
+        self.ring.drop_before(end);
         while self.batches.front().is_some_and(|(batch, _)| *batch <= number) {
             self.batches.pop_front();
         }
@@ -127,7 +243,7 @@ impl Uses {
     /// Adds the keys of a batch to `keys`.
     pub(super) fn keys_of(&self, number: u64, keys: &mut Vec<u64>) {
         if let Some((begin, end)) = self.range(number, number) {
-            keys.extend((begin..end).map(|position| self.key(position)));
+            keys.extend((begin..end).map(|position| self.ring.key(position)));
         }
     }
 
@@ -138,8 +254,8 @@ impl Uses {
             while let Some((batch, _)) = batches.next_if(|(_, from)| *from <= position) {
                 number = *batch;
             }
-            let next = u64::from(self.next[self.slot(position)]);
-            f(self.key(position), (next != 0).then_some(number + next));
+            let next = u64::from(self.ring.next[self.ring.slot(position)]);
+            f(self.ring.key(position), (next != 0).then_some(number + next));
         }
     }
 
@@ -147,7 +263,7 @@ impl Uses {
     fn range(&self, first: u64, last: u64) -> Option<(u64, u64)> {
         let begin = self.batches.partition_point(|(batch, _)| *batch < first);
         let end = self.batches.partition_point(|(batch, _)| *batch <= last);
-        let position = |at: usize| self.batches.get(at).map_or(self.tail, |(_, from)| *from);
+        let position = |at: usize| self.batches.get(at).map_or(self.ring.tail, |(_, from)| *from);
         (begin < end).then(|| (position(begin), position(end)))
     }
 
@@ -157,111 +273,92 @@ impl Uses {
     }
 
     #[inline(always)]
-    fn slot(&self, position: u64) -> usize {
-        position as usize & (self.low.len() - 1)
-    }
-
-    #[inline(always)]
-    fn key(&self, position: u64) -> u64 {
-        let slot = self.slot(position);
-        let high = if self.wide { self.high[slot] } else { 0 };
-        u64::from(high) << 32 | u64::from(self.low[slot])
-    }
-
-    #[inline(always)]
     fn home(&self, key: u64) -> usize {
-        mix(key, 0) as usize & (self.last.len() - 1)
+        ((mix(key, 0) >> 32) * self.last.len() as u64 >> 32) as usize
     }
 
-    /// The entry of a key whose last use is announced and not over, with its position; the empty
-    /// entry where it would go when there is none.
+    /// The position that an entry names; `None` of an empty one and of a use that is over.
     #[inline(always)]
-    fn find(&self, key: u64) -> Result<(usize, u64), usize> {
-        let mut at = self.home(key);
-        loop {
-            let entry = self.last[at];
-            if entry == 0 {
-                return Err(at);
-            }
-            // Of a use that is over: beyond the tail, unless positions have gone round.
-            let beyond = (u64::from(entry - 1)).wrapping_sub(self.head) % POSITIONS;
-            let position = self.head + beyond;
-            if position < self.tail && self.key(position) == key {
-                return Ok((at, position));
-            }
-            at = (at + 1) & (self.last.len() - 1);
-        }
+    fn position(&self, entry: u32) -> Option<u64> {
+        // Of a use that is over it is beyond the tail, unless positions have gone round.
+        let beyond = u64::from(entry.checked_sub(1)?).wrapping_sub(self.ring.head) % POSITIONS;
+        let position = self.ring.head + beyond;
+        (position < self.ring.tail).then_some(position)
+    }
+
+    /// The next entry to look at.
+    #[inline(always)]
+    fn after(&self, at: usize) -> usize {
+        if at + 1 == self.last.len() { 0 } else { at + 1 }
     }
 
     /// Makes `position` the last use of a key; returns the one before.
     #[inline(always)]
     fn exchange_last(&mut self, key: u64, position: u64) -> Option<u64> {
         let entry = (position % POSITIONS) as u32 + 1;
-        match self.find(key) {
-            Ok((at, before)) => {
-                self.last[at] = entry;
-                Some(before)
-            }
-            Err(at) => {
-                self.last[at] = entry;
+        let mut at = self.home(key);
+        loop {
+            let found = std::mem::replace(&mut self.last[at], entry);
+            if found == 0 {
                 self.filled += 1;
-                None
+                return None;
             }
+            // The use itself is in the ring already, but no entry names it.
+            match self.position(found) {
+                Some(before) if self.ring.key(before) == key => return Some(before),
+                _ => self.last[at] = found,
+            }
+            at = self.after(at);
         }
     }
 
     /// Makes the ring and the hash table large enough for `keys` more uses.
     fn make_room(&mut self, keys: usize) {
-        let live = (self.tail - self.head) as usize + keys;
-        if live > self.low.len() {
-            self.grow_ring(live.next_power_of_two().max(CAPACITY_MIN));
+        let live = self.ring.len() + keys;
+        if live > self.ring.capacity() {
+            self.ring.grow(ring_for(live));
         }
-        if (self.filled + keys) * 4 > self.last.len() * 3 {
+        if !self.fits(keys) {
             self.rebuild(keys);
         }
-    }
-
-    fn grow_ring(&mut self, capacity: usize) {
-        let mut grown = Self::new(self.wide);
-        grown.low = vec![0; capacity];
-        grown.next = vec![0; capacity];
-        if self.wide {
-            grown.high = vec![0; capacity];
-        }
-        for position in self.head..self.tail {
-            let (from, to) = (self.slot(position), grown.slot(position));
-            grown.low[to] = self.low[from];
-            grown.next[to] = self.next[from];
-            if self.wide {
-                grown.high[to] = self.high[from];
-            }
-        }
-        (self.low, self.high, self.next) = (grown.low, grown.high, grown.next);
     }
 
     /// Makes the hash table anew, without the uses that are over: a use without a next one is the
     /// last of its key.
     fn rebuild(&mut self, keys: usize) {
-        let is_last = |position: &u64| self.next[self.slot(*position)] == 0;
-        let live = (self.head..self.tail).filter(is_last).count();
-        let capacity = (2 * (live + keys)).next_power_of_two().max(CAPACITY_MIN);
-        if capacity == self.last.len() {
+        let ring = &self.ring;
+        let is_last = |position: &u64| ring.next[ring.slot(*position)] == 0;
+        let live = (ring.head..ring.tail).filter(is_last).count();
+        let capacity = table_for(live + keys);
+        if capacity.abs_diff(self.last.len()) * 8 <= self.last.len() && capacity <= self.last.len()
+        {
             self.last.fill(0);
         } else {
+            self.last = Vec::new();
             self.last = vec![0; capacity];
         }
         self.filled = live;
-        for position in self.head..self.tail {
-            if self.next[self.slot(position)] != 0 {
+        for position in self.ring.head..self.ring.tail {
+            if self.ring.next[self.ring.slot(position)] != 0 {
                 continue;
             }
-            let mut at = self.home(self.key(position));
+            let mut at = self.home(self.ring.key(position));
             while self.last[at] != 0 {
-                at = (at + 1) & (self.last.len() - 1);
+                at = self.after(at);
             }
             self.last[at] = (position % POSITIONS) as u32 + 1;
         }
     }
+}
+
+/// Uses that a ring grows to when it has to hold so many.
+fn ring_for(uses: usize) -> usize {
+    (uses + uses / 8).max(CAPACITY_MIN)
+}
+
+/// Entries of a hash table that is made for so many keys.
+fn table_for(keys: usize) -> usize {
+    (keys + keys * 3 / 8).max(CAPACITY_MIN)
 }
 
 #[cfg(test)]
@@ -276,7 +373,7 @@ mod tests {
             .map(|batch| {
                 let size = mix(batch, 1) % 50;
                 let key = |i| mix(batch * 64 + i, 2) % (1 + mix(batch * 64 + i, 3) % rows);
-                let keys: Vec<u64> = (0..size).map(|i| key(i) * stride).collect();
+                let keys: Vec<u64> = (0..size).map(|i| key(i).wrapping_mul(stride)).collect();
                 distinct.run(&keys).0.to_vec()
             })
             .collect()
@@ -289,9 +386,16 @@ mod tests {
 
     #[test]
     fn every_use_knows_the_next_that_is_announced() {
-        for (stride, wide, ahead) in [(1, false, 7), (1, false, 40), (0x1_0000_0001, true, 20)] {
+        let wide = 0x123_4567_89ab_cdef;
+        for (stride, rows, ahead) in [
+            (1, Some(0x1_0000), 7),
+            (1, Some(0x1_0000), 40),
+            (300, Some(0x100_0000), 20),
+            (1 << 20, Some(0x1_0000_0000), 20),
+            (wide, None, 20),
+        ] {
             let batches = batches(400, 300, stride);
-            let mut uses = Uses::new(wide);
+            let mut uses = Uses::new(rows);
             let mut seen = 0;
             for announced in 0..batches.len() as u64 {
                 let keys = &batches[announced as usize];
@@ -325,7 +429,7 @@ mod tests {
     #[test]
     fn batches_finish_together_and_memory_is_bounded_by_what_is_announced() {
         let batches = batches(3_000, 1 << 20, 1);
-        let mut uses = Uses::new(false);
+        let mut uses = Uses::new(Some(1 << 20));
         for (number, keys) in (0..).zip(&batches) {
             let before = uses.memory_bytes();
             let promised = uses.growth_for(keys.len());
@@ -348,8 +452,8 @@ mod tests {
     #[test]
     fn positions_go_round() {
         let batches = batches(60, 40, 1);
-        let mut uses = Uses::new(false);
-        (uses.head, uses.tail) = (POSITIONS - 300, POSITIONS - 300);
+        let mut uses = Uses::new(Some(1 << 20));
+        (uses.ring.head, uses.ring.tail) = (POSITIONS - 300, POSITIONS - 300);
         for (number, keys) in (0..).zip(&batches) {
             uses.announce(number, keys, |_| ());
             if number >= 5 {
@@ -358,6 +462,6 @@ mod tests {
                 });
             }
         }
-        assert!(uses.tail > POSITIONS);
+        assert!(uses.ring.tail > POSITIONS);
     }
 }
