@@ -96,8 +96,8 @@ class Window:
         ``rows_loaded`` in ``requests`` for ``pages`` and ``bytes``, of them ``pages_again`` within
         one group; rows ``turned_away`` because all of their set are used sooner, rows ``lost``
         although an announced batch uses them; groups that ``failed``, and the ``error`` of the last
-        one; seconds that callers waited (``wait_s``), that the window waited for the device
-        (``read_wait_s``) and was busy in all (``busy_s``); the numbers of the batches last
+        one; seconds that callers waited (``wait_s``), that the window noted uses and formed groups
+        (``planning_s``), read (``reading_s``) and in that waited for the device (``read_wait_s``); the numbers of the batches last
         ``announced``, ``filled`` and ``finished``; ``memory_bytes`` of ``most_bytes``.
         """
         found: dict[str, Any] = self._store._core.window_stats()

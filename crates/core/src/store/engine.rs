@@ -166,11 +166,11 @@ impl Class {
         &self.tier().cache
     }
 
-    /// Buffers that a look-ahead window of `most_bytes` reads with, and their bytes; none when it
-    /// shares those of the verbs.
-    fn ahead_buffers(&self, most_bytes: u64) -> Option<(usize, usize)> {
+    /// Buffers that a look-ahead window reads with, and the bytes of each, where the class has a
+    /// `share` of the window's bytes; none when it takes those of the verbs.
+    fn ahead_buffers(&self, share: u64) -> Option<(usize, usize)> {
         let page = self.record.page_bytes;
-        let most = (most_bytes / WINDOW_PER_READER) as usize;
+        let most = (share / WINDOW_PER_READER) as usize;
         let request = |bytes: usize| (bytes.max(page), (most / bytes.max(page)).min(AHEAD_BUFFERS));
         [AHEAD_REQUEST_BYTES, AHEAD_REQUEST_BYTES / 4, page]
             .map(request)
@@ -179,23 +179,19 @@ impl Class {
             .map(|(bytes, buffers)| (buffers, bytes))
     }
 
-    /// Bytes of the buffers that a look-ahead window of `most_bytes` reads with.
-    pub(super) fn ahead_bytes(&self, most_bytes: u64) -> u64 {
-        self.ahead_buffers(most_bytes).map_or(0, |(buffers, bytes)| (buffers * bytes) as u64)
+    /// Bytes of the buffers that a look-ahead window reads with, of whose bytes the class has a
+    /// share.
+    pub(super) fn ahead_bytes(&self, share: u64) -> u64 {
+        self.ahead_buffers(share).map_or(0, |(buffers, bytes)| (buffers * bytes) as u64)
     }
 
     /// Makes the look-ahead window's own reader, where it may have one.
-    pub(super) fn read_ahead(
-        &self,
-        most_bytes: u64,
-        medium: &dyn Medium,
-        merge: bool,
-    ) -> Result<()> {
+    pub(super) fn read_ahead(&self, share: u64, medium: &dyn Medium, merge: bool) -> Result<()> {
         let tier = self.tier();
         if tier.ahead.get().is_some() {
             return Ok(());
         }
-        let readers = match self.ahead_buffers(most_bytes) {
+        let readers = match self.ahead_buffers(share) {
             None => None,
             Some((buffers, bytes)) => {
                 let depth = buffers - buffers / 3;

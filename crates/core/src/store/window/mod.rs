@@ -2,22 +2,24 @@
 //! until their last use.
 //!
 //! Callers announce batches ([`Store::announce`]), say when one is about to be read
-//! ([`Store::begin`]) and when its updates are applied ([`Store::finish`]). A thread of the store
-//! does the rest: it notes every announced use (`uses.rs`), tells the cache when rows are used
-//! next, and fills the cache group by group: the rows that a group of batches needs and that are
-//! not resident are read together, in the order of their pages, while the group before is used
-//! (`fill.rs`). Rows are updated in place while they wait, so a batch always sees the newest.
+//! ([`Store::begin`]) and when its updates are applied ([`Store::finish`]). Two threads of the
+//! store do the rest. One (`planner.rs`) notes every announced use (`uses.rs`), tells the cache
+//! when rows are used next, and forms groups of batches: the rows that they need and that are not
+//! resident (`group.rs`). The other (`reader.rs`) reads them, in the order of their pages, while
+//! the group before is used. Rows are updated in place while they wait, so a batch always sees the
+//! newest.
 //!
 //! Announcing changes no result: a row that was not read ahead, or had to leave again, is read when
-//! it is used. The thread moves rows by the same path as verbs do, under the same locks.
+//! it is used. The threads move rows by the same path as verbs do, under the same locks.
 //!
 //! Memory: at most `window_bytes`, within the budget, taken from the cache as the window grows.
 //!
 //! Lock order: the window's own lock is taken last and never held while another is taken.
 //! *Source*: RecDB's EV buffer (section 4.2), MLKV's Lookahead (III-C), DeepRec's prefetch list.
 
-mod fill;
-mod thread;
+mod group;
+mod planner;
+mod reader;
 mod uses;
 
 use super::verbs::check_keys;
@@ -27,11 +29,12 @@ use crate::distinct::Distinct;
 use crate::error::{Result, bail};
 use crate::hash::mix;
 use crate::metrics::Timed;
+use group::Group;
 use parking_lot::{Condvar, Mutex};
 use serde::Serialize;
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -63,7 +66,7 @@ struct Awaited {
     fingerprint: u64,
 }
 
-/// What callers and the thread tell each other.
+/// What callers and the threads tell each other.
 #[derive(Debug, Default)]
 struct State {
     queue: VecDeque<Announced>,
@@ -74,12 +77,14 @@ struct State {
     finished: u64,
     /// Number of the last batch whose rows were read ahead.
     filled: u64,
+    /// The next group to read.
+    formed: Option<Group>,
     /// All batches up to this one are to be forgotten.
     cleared: u64,
     awaited: VecDeque<Awaited>,
     /// The batch that each table's last get began.
     current: Vec<(TableId, u64)>,
-    /// The thread has ended, or has not begun.
+    /// A thread has ended, or has not begun.
     idle: bool,
     stop: bool,
     /// What the last read ahead that failed said.
@@ -90,8 +95,9 @@ struct State {
 #[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
-    /// Something to do for the thread.
+    /// Something to do for the planner, and for the reader.
     work: Condvar,
+    reads: Condvar,
     /// Something that callers wait for.
     progress: Condvar,
     /// Whether [`Store::lookahead`] was used and gets have to look what they are.
@@ -118,8 +124,9 @@ struct Counters {
     pages_again: AtomicU64,
     bytes: AtomicU64,
     wait_ns: AtomicU64,
+    planning_ns: AtomicU64,
+    reading_ns: AtomicU64,
     read_wait_ns: AtomicU64,
-    busy_ns: AtomicU64,
 }
 
 /// What a look-ahead window did since the store was opened.
@@ -161,10 +168,12 @@ pub struct WindowStats {
     pub bytes: u64,
     /// Seconds that callers were blocked until a batch was read ahead.
     pub wait_s: f64,
-    /// Seconds that the window's thread waited for the device.
+    /// Seconds that were spent noting uses and forming groups.
+    pub planning_s: f64,
+    /// Seconds that were spent reading ahead.
+    pub reading_s: f64,
+    /// Seconds of these in which the device was waited for.
     pub read_wait_s: f64,
-    /// Seconds that it worked, waiting for the device included.
-    pub busy_s: f64,
     /// Batches announced, read ahead, and finished, as numbers.
     pub announced: u64,
     /// The last batch that was read ahead.
@@ -180,7 +189,7 @@ pub struct WindowStats {
 /// The window of a store.
 pub(super) struct Window {
     shared: Arc<Shared>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Window {
@@ -189,44 +198,82 @@ impl Window {
         let shared = Shared {
             state: Mutex::new(state),
             work: Condvar::new(),
+            reads: Condvar::new(),
             progress: Condvar::new(),
             awaits: AtomicBool::new(false),
             counters: Counters::default(),
         };
-        Self { shared: Arc::new(shared), thread: Mutex::new(None) }
+        Self { shared: Arc::new(shared), threads: Mutex::default() }
     }
 
-    /// Ends the thread. Waits for it, unless it is the caller.
+    /// Ends the threads. Waits for them, unless one is the caller.
     pub(super) fn stop(&self) {
         self.shared.state.lock().stop = true;
-        self.shared.work.notify_all();
-        let thread = self.thread.lock().take();
-        if let Some(thread) = thread
-            && thread.thread().id() != std::thread::current().id()
-        {
-            // A panic in the thread has poisoned the store and is reported by the next verb.
-            let _ = thread.join();
+        self.shared.wake();
+        let threads = std::mem::take(&mut *self.threads.lock());
+        for thread in threads {
+            if thread.thread().id() != std::thread::current().id() {
+                // A panic in a thread has poisoned the store and is reported by the next verb.
+                let _ = thread.join();
+            }
         }
     }
 
-    /// Starts the thread where there is none.
+    /// Starts the threads where there are none.
     fn start(&self, store: &Arc<Guarded>) -> Result<()> {
-        let mut thread = self.thread.lock();
-        if thread.is_some() {
+        type Run = fn(&Shared, &Weak<Guarded>);
+        let mut threads = self.threads.lock();
+        if !threads.is_empty() {
             return Ok(());
         }
         self.shared.state.lock().idle = false;
-        let (shared, store) = (self.shared.clone(), Arc::downgrade(store));
-        let run = move || thread::run(&shared, &store);
-        let started = std::thread::Builder::new().name("embedrock-window".to_owned()).spawn(run);
-        match started {
-            Ok(handle) => *thread = Some(handle),
-            Err(error) => {
-                self.shared.state.lock().idle = true;
-                bail!(Io, "the look-ahead window's thread cannot be started: {error}");
+        for (name, run) in
+            [("embedrock-plan", planner::run as Run), ("embedrock-read", reader::run as Run)]
+        {
+            let (shared, store) = (self.shared.clone(), Arc::downgrade(store));
+            let started = std::thread::Builder::new()
+                .name(name.to_owned())
+                .spawn(move || run(&shared, &store));
+            match started {
+                Ok(handle) => threads.push(handle),
+                Err(error) => {
+                    self.shared.state.lock().idle = true;
+                    bail!(Io, "a thread of the look-ahead window cannot be started: {error}");
+                }
             }
         }
         Ok(())
+    }
+}
+
+impl Shared {
+    fn wake(&self) {
+        self.work.notify_all();
+        self.reads.notify_all();
+    }
+
+    /// Callers need not wait for batches up to this one any more.
+    fn set_filled(&self, number: u64) {
+        let mut state = self.state.lock();
+        state.filled = state.filled.max(number);
+        drop(state);
+        self.progress.notify_all();
+    }
+
+    /// A group was not read to its end; verbs read what it lacks and report their errors.
+    fn failed(&self, error: String) {
+        self.counters.failed.fetch_add(1, Ordering::Relaxed);
+        self.state.lock().error = Some(error);
+    }
+}
+
+/// Ends the waiting of callers when a thread ends, whatever ended it.
+struct Ended<'a>(&'a Shared);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().idle = true;
+        self.0.progress.notify_all();
     }
 }
 
@@ -282,7 +329,7 @@ impl Store {
         shared.counters.batches.fetch_add(1, Ordering::Relaxed);
         shared.counters.keys.fetch_add(keys, Ordering::Relaxed);
         inner.metrics.announced.fetch_add(keys, Ordering::Relaxed);
-        shared.work.notify_one();
+        shared.wake();
         Ok(Some(number))
     }
 
@@ -317,7 +364,7 @@ impl Store {
         }
         if number > state.begun {
             state.begun = number;
-            shared.work.notify_one();
+            shared.wake();
         }
         let _timed = Timed::new(&shared.counters.wait_ns);
         let end = Instant::now() + patience;
@@ -340,7 +387,7 @@ impl Store {
             bail!(Misuse, "batch {number} was not announced, the last one is {}", state.announced);
         }
         state.finish(number);
-        shared.work.notify_one();
+        shared.wake();
         Ok(())
     }
 
@@ -354,12 +401,13 @@ impl Store {
         state.queue_bytes = 0;
         state.awaited.clear();
         state.current.clear();
+        state.formed = None;
         let unfinished = state.announced - state.finished;
         shared.counters.cleared.fetch_add(unfinished, Ordering::Relaxed);
         let last = state.announced;
         state.finish(last);
         state.filled = state.announced;
-        shared.work.notify_one();
+        shared.wake();
         shared.progress.notify_all();
         Ok(())
     }
@@ -390,8 +438,9 @@ impl Store {
             pages_again: get(&c.pages_again),
             bytes: get(&c.bytes),
             wait_s: seconds(&c.wait_ns),
+            planning_s: seconds(&c.planning_ns),
+            reading_s: seconds(&c.reading_ns),
             read_wait_s: seconds(&c.read_wait_ns),
-            busy_s: seconds(&c.busy_ns),
             announced: state.announced,
             filled: state.filled,
             finished: state.finished,
@@ -447,7 +496,7 @@ impl Inner {
             last = last.max(shared.state.lock().begin_awaited(table, fingerprint));
         }
         let Some(number) = last else { return };
-        shared.work.notify_one();
+        shared.wake();
         let _timed = Timed::new(&shared.counters.wait_ns);
         let mut state = shared.state.lock();
         while state.filled < number && !state.idle {

@@ -1,10 +1,10 @@
-//! The window's thread: takes what callers announce, begin and finish, and keeps the cache filled
-//! ahead of them.
+//! The window's planner: takes what callers announce and finish, tells the cache when rows are used
+//! next, and forms the groups that the reader reads.
 
 use super::super::{Engine, Guarded, Inner};
-use super::fill::Group;
+use super::group::Group;
 use super::uses::Uses;
-use super::{Announced, Shared, State};
+use super::{Announced, Ended, Shared, State};
 use crate::cache::BatchNumber;
 use crate::config::TableId;
 use crate::distinct::Distinct;
@@ -13,7 +13,12 @@ use crate::metrics::Timed;
 use std::sync::Weak;
 use std::sync::atomic::Ordering;
 
-/// What the thread does next.
+/// A group needs at most this part of the rows that the caches can hold.
+const CACHE_PER_GROUP: u64 = 8;
+/// A group is at most this part of what is announced: what comes after it says what to keep.
+const ANNOUNCED_PER_GROUP: u64 = 3;
+
+/// What the planner does next.
 #[derive(Debug)]
 enum Task {
     /// Forget all batches up to this one.
@@ -22,44 +27,32 @@ enum Task {
     Finish(u64),
     /// Note the uses of a batch.
     Announce(Announced),
-    /// Read some rows ahead.
-    Fill,
+    /// Form the next group.
+    Form,
     /// Callers are at this batch, and there was no room to read it ahead.
     Skip(u64),
 }
 
-/// What the thread knows. Numbers are those of batches.
+/// What the planner knows. Numbers are those of batches.
 #[derive(Debug, Default)]
-pub(super) struct Plan {
+struct Plan {
     /// The uses of each table, by its id.
-    pub(super) uses: Vec<Option<Uses>>,
-    /// The last batch whose uses are noted, that is finished, that is forgotten, that was filled.
-    pub(super) noted: u64,
-    pub(super) finished: u64,
+    uses: Vec<Option<Uses>>,
+    /// The last batch whose uses are noted, that is finished, that is forgotten, that is in a group.
+    noted: u64,
+    finished: u64,
     cleared: u64,
-    pub(super) filled: u64,
-    /// The group that is being filled.
-    pub(super) group: Option<Group>,
+    formed: u64,
     /// First batch of the last group, and how many it had.
-    pub(super) last_group: (u64, u64),
-    /// Bytes that the window may take, and takes beside the uses.
+    last_group: (u64, u64),
+    /// Bytes that the window may take, and takes beside uses and groups.
     most_bytes: u64,
     fixed_bytes: u64,
     /// The budget leaves no room for a window: all batches are passed over.
     off: bool,
     distinct: Distinct,
-    pub(super) keys: Vec<u64>,
+    keys: Vec<u64>,
     numbers: Vec<BatchNumber>,
-}
-
-/// Ends the waiting of callers when the thread ends, whatever ended it.
-struct Ended<'a>(&'a Shared);
-
-impl Drop for Ended<'_> {
-    fn drop(&mut self) {
-        self.0.state.lock().idle = true;
-        self.0.progress.notify_all();
-    }
 }
 
 /// Runs until the store is closed or gone.
@@ -69,11 +62,11 @@ pub(super) fn run(shared: &Shared, store: &Weak<Guarded>) {
     while let Some(task) = plan.wait_for_task(shared) {
         let Some(inner) = store.upgrade() else { return };
         let _guard = inner.poison_on_panic();
-        let _timed = Timed::new(&shared.counters.busy_ns);
+        let _timed = Timed::new(&shared.counters.planning_ns);
         match plan.run(task, shared, &inner) {
             Ok(()) => {}
             Err(error) if error.kind() == ErrorKind::Closed => return,
-            Err(error) => plan.give_up(shared, error.to_string()),
+            Err(error) => shared.failed(error.to_string()),
         }
     }
 }
@@ -105,15 +98,10 @@ impl Plan {
             state.queue_bytes -= batch.bytes();
             return Some(Task::Announce(batch));
         }
-        if self.group.is_some() || self.may_fill(state.begun) {
-            return Some(Task::Fill);
+        if self.formed < self.noted && state.formed.is_none() {
+            return Some(Task::Form);
         }
-        (state.begun > self.filled).then_some(Task::Skip(state.begun))
-    }
-
-    /// Whether the next group may be read: callers have come to the one before.
-    fn may_fill(&self, begun: u64) -> bool {
-        self.filled < self.noted && (begun >= self.last_group.0 || begun > self.filled)
+        (state.begun > self.formed.max(self.noted)).then_some(Task::Skip(state.begun))
     }
 
     /// Whether the uses of a batch fit the window. One that no window of this size could hold does
@@ -134,10 +122,9 @@ impl Plan {
     }
 
     /// Bytes that the window takes.
-    pub(super) fn bytes(&self) -> u64 {
+    fn bytes(&self) -> u64 {
         let uses: usize = self.uses.iter().flatten().map(Uses::memory_bytes).sum();
-        let group = self.group.as_ref().map_or(0, Group::memory_bytes);
-        self.fixed_bytes + (uses + group) as u64
+        self.fixed_bytes + uses as u64
     }
 
     fn run(&mut self, task: Task, shared: &Shared, inner: &Inner) -> Result<()> {
@@ -147,10 +134,12 @@ impl Plan {
             Task::Clear(number) => self.clear(&engine, number),
             Task::Finish(number) => self.finish(&engine, number),
             Task::Announce(batch) => self.note(shared, inner, &engine, &batch)?,
-            Task::Fill => self.fill(shared, inner, &engine)?,
+            Task::Form => self.form(shared, inner, &engine),
             Task::Skip(number) => {
-                shared.counters.skipped.fetch_add(number - self.filled, Ordering::Relaxed);
-                self.set_filled(shared, number);
+                let skipped = number - self.formed.max(self.noted);
+                shared.counters.skipped.fetch_add(skipped, Ordering::Relaxed);
+                self.formed = number;
+                shared.set_filled(number);
             }
         }
         let bytes = if self.off { 0 } else { self.bytes() };
@@ -164,9 +153,11 @@ impl Plan {
         self.most_bytes = inner.window_most_bytes(engine);
         self.uses.resize_with(engine.tables.len(), || None);
         let caches = || engine.classes.iter().map(|class| class.cache());
+        let share = self.most_bytes / engine.classes.len().max(1) as u64;
         self.fixed_bytes = self.most_bytes / super::WINDOW_PER_QUEUE
+            + 2 * Group::memory_bytes(Self::rows_per_group(engine))
             + caches().map(|cache| cache.next_use_bytes()).sum::<u64>()
-            + engine.classes.iter().map(|class| class.ahead_bytes(self.most_bytes)).sum::<u64>();
+            + engine.classes.iter().map(|class| class.ahead_bytes(share)).sum::<u64>();
         self.off = self.fixed_bytes > self.most_bytes / 2;
         if self.off {
             return Ok(());
@@ -175,7 +166,7 @@ impl Plan {
             self.off = !inner.make_window_room(engine, 0)?;
         }
         for class in &engine.classes {
-            class.read_ahead(self.most_bytes, &*inner.medium, inner.options.merge_reads)?;
+            class.read_ahead(share, &*inner.medium, inner.options.merge_reads)?;
             class.cache().remember_next_uses();
             class.cache().set_now(BatchNumber::of(self.finished + 1));
         }
@@ -245,10 +236,9 @@ impl Plan {
 
     fn clear(&mut self, engine: &Engine, number: u64) {
         self.uses.iter_mut().for_each(|uses| *uses = None);
-        self.group = None;
         self.last_group = (0, 0);
         self.cleared = number;
-        for at in [&mut self.noted, &mut self.finished, &mut self.filled] {
+        for at in [&mut self.noted, &mut self.finished, &mut self.formed] {
             *at = number.max(*at);
         }
         for class in &engine.classes {
@@ -257,21 +247,43 @@ impl Plan {
         }
     }
 
-    /// Callers need not wait for batches up to this one any more.
-    pub(super) fn set_filled(&mut self, shared: &Shared, number: u64) {
-        self.filled = self.filled.max(number);
-        let mut state = shared.state.lock();
-        state.filled = state.filled.max(self.filled);
-        drop(state);
-        shared.progress.notify_all();
+    /// Rows that a group needs at most, but for those of its last batch.
+    fn rows_per_group(engine: &Engine) -> u64 {
+        let rows: u64 = engine.classes.iter().map(|class| class.cache().row_capacity()).sum();
+        rows / CACHE_PER_GROUP
     }
 
-    /// Leaves the group that an error ended to the verbs that use it; they report theirs.
-    fn give_up(&mut self, shared: &Shared, error: String) {
-        shared.counters.failed.fetch_add(1, Ordering::Relaxed);
-        shared.state.lock().error = Some(error);
-        if let Some(group) = self.group.take() {
-            self.set_filled(shared, group.last());
+    /// Forms the next group: as many batches as the options allow, twice as many as in the last one
+    /// at most, and so few that those behind them say what to keep.
+    fn form(&mut self, shared: &Shared, inner: &Inner, engine: &Engine) {
+        let first = self.formed + 1;
+        let announced = self.noted - self.finished.min(self.formed);
+        let most = (announced / ANNOUNCED_PER_GROUP)
+            .min(2 * self.last_group.1)
+            .min(inner.options.window_group as u64)
+            .clamp(1, Group::BATCHES_MAX);
+        let rows = Self::rows_per_group(engine);
+        let mut group = Group::new(self.last_group.0, first);
+        for number in first..=self.noted.min(first + most - 1) {
+            for (table, uses) in engine.tables.iter().zip(&self.uses) {
+                let Some(uses) = uses else { continue };
+                self.keys.clear();
+                uses.keys_of(number, &mut self.keys);
+                let cache = engine.classes[table.class].cache();
+                group.add(cache, table, number, &self.keys);
+            }
+            if group.rows() > rows {
+                break;
+            }
         }
+        self.formed = group.last();
+        self.last_group = (first, group.last() - first + 1);
+        inner.look_up(engine, &mut group);
+        let mut state = shared.state.lock();
+        if state.cleared < first {
+            state.formed = Some(group);
+        }
+        drop(state);
+        shared.reads.notify_one();
     }
 }

@@ -1,0 +1,117 @@
+//! Groups: some batches in a row, and the rows that they need and that are not resident.
+
+use super::super::engine::Table;
+use super::super::{Engine, Inner};
+use crate::cache::{BatchNumber, Cache};
+use crate::storage::log::Place;
+
+/// Needs that are looked up under one lock of the class.
+const LOOK_UPS: usize = 1024;
+
+/// A row that a group needs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Need {
+    /// The first place where it may be stored; 0 when it waits in the flush buffer.
+    pub(super) slot: u32,
+    pub(super) table: u16,
+    /// The batch that needs it first, counted from the group's first.
+    pub(super) batch: u16,
+    pub(super) key: u64,
+}
+
+/// The rows that some batches need together.
+#[derive(Debug)]
+pub(super) struct Group {
+    /// The batch that callers must have begun before the group is read.
+    pub(super) after: u64,
+    first: u64,
+    last: u64,
+    /// By class and place.
+    pub(super) needs: Vec<Need>,
+}
+
+impl Group {
+    /// Batches of a group have numbers of 16 bits.
+    pub(super) const BATCHES_MAX: u64 = 1 << 15;
+
+    /// A group without rows that begins at a batch, to be read after another has begun.
+    pub(super) fn new(after: u64, first: u64) -> Self {
+        Self { after, first, last: first, needs: Vec::new() }
+    }
+
+    pub(super) fn first(&self) -> u64 {
+        self.first
+    }
+
+    pub(super) fn last(&self) -> u64 {
+        self.last
+    }
+
+    pub(super) fn rows(&self) -> u64 {
+        self.needs.len() as u64
+    }
+
+    /// Bytes that a group of so many rows takes.
+    pub(super) fn memory_bytes(rows: u64) -> u64 {
+        rows * size_of::<Need>() as u64
+    }
+
+    /// The batch that uses a row first.
+    pub(super) fn next_use(&self, need: &Need) -> BatchNumber {
+        BatchNumber::of(self.first + u64::from(need.batch))
+    }
+
+    /// Adds the keys of a batch's table: resident rows are told, the others are needed.
+    pub(super) fn add(&mut self, cache: &Cache, table: &Table, number: u64, keys: &[u64]) {
+        self.last = number;
+        let (next, batch) = (BatchNumber::of(number), (number - self.first) as u16);
+        cache.ahead(
+            keys.len(),
+            |i| table.locate(cache, keys[i]),
+            |i, at| {
+                if !cache.expect_use(at, table.id(), keys[i], next) {
+                    self.needs.push(Need { slot: 0, table: table.id(), batch, key: keys[i] });
+                }
+            },
+        );
+    }
+}
+
+impl Inner {
+    /// Says where each row is stored, drops those that nobody has written, and sorts.
+    pub(super) fn look_up(&self, engine: &Engine, group: &mut Group) {
+        const AHEAD: usize = 16;
+        let needs = &mut group.needs;
+        let class_of = |table: u16| engine.tables[usize::from(table)].class;
+        needs.sort_by_key(|need| class_of(need.table));
+        let mut slots = Vec::new();
+        let mut kept = 0;
+        let mut from = 0;
+        while from < needs.len() {
+            let number = class_of(needs[from].table);
+            let class = &engine.classes[number];
+            let portion = needs[from..].iter().take(LOOK_UPS);
+            let to = from + portion.take_while(|need| class_of(need.table) == number).count();
+            let log = class.lock(&self.metrics);
+            for i in from..to {
+                if let Some(ahead) = needs[..to].get(i + AHEAD) {
+                    log.index(ahead.table).prefetch(ahead.key);
+                }
+                let need = needs[i];
+                let slot = match log.find(need.table, need.key, &mut slots) {
+                    Place::Absent => continue,
+                    Place::Waiting(_) => 0,
+                    Place::Stored => slots[0],
+                };
+                needs[kept] = Need { slot, ..need };
+                kept += 1;
+            }
+            from = to;
+        }
+        needs.truncate(kept);
+        // Of several uses of a row the first counts.
+        needs.sort_unstable_by_key(|n| (class_of(n.table), n.slot, n.table, n.key, n.batch));
+        needs.dedup_by_key(|need| (need.table, need.key));
+        needs.shrink_to_fit();
+    }
+}

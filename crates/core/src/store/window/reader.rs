@@ -1,0 +1,157 @@
+//! The window's reader: reads the rows of a group, in the order of their pages.
+//!
+//! It goes in portions, so that each page is read once for all batches of the group, and a commit
+//! does not wait for the whole of it.
+
+use super::super::rows::{Effect, Keys, RowOp, RowView};
+use super::super::{Engine, Guarded, Inner};
+use super::group::{Group, Need};
+use super::{Ended, Shared};
+use crate::cache::BatchNumber;
+use crate::error::{ErrorKind, Result};
+use crate::metrics::Timed;
+use std::sync::Weak;
+use std::sync::atomic::Ordering;
+
+/// Rows that are read in one go, between looks at what callers want.
+const PORTION_ROWS: usize = 8192;
+
+/// Runs until the store is closed or gone.
+pub(super) fn run(shared: &Shared, store: &Weak<Guarded>) {
+    let _ended = Ended(shared);
+    while let Some(group) = wait_for_group(shared) {
+        shared.counters.groups.fetch_add(1, Ordering::Relaxed);
+        let batches = group.last() - group.first() + 1;
+        shared.counters.group_batches.fetch_add(batches, Ordering::Relaxed);
+        let mut done = 0;
+        while done < group.needs.len() {
+            let Some(inner) = store.upgrade() else { return };
+            let state = shared.state.lock();
+            if state.stop || state.cleared >= group.first() {
+                break;
+            }
+            drop(state);
+            let _guard = inner.poison_on_panic();
+            let _timed = Timed::new(&shared.counters.reading_ns);
+            let portion = inner
+                .planned_engine()
+                .and_then(|engine| inner.read_portion(shared, &engine, &group, done));
+            match portion {
+                Ok(rows) => done += rows,
+                Err(error) if error.kind() == ErrorKind::Closed => return,
+                Err(error) => {
+                    shared.failed(error.to_string());
+                    break;
+                }
+            }
+        }
+        shared.set_filled(group.last());
+    }
+}
+
+/// The next group, once callers have come to the one before it.
+fn wait_for_group(shared: &Shared) -> Option<Group> {
+    let mut state = shared.state.lock();
+    loop {
+        if state.stop {
+            return None;
+        }
+        let (begun, filled) = (state.begun, state.filled);
+        if let Some(group) = state.formed.take_if(|g| begun >= g.after || begun > filled) {
+            // The planner forms the one behind it meanwhile.
+            shared.work.notify_one();
+            return Some(group);
+        }
+        shared.reads.wait(&mut state);
+    }
+}
+
+impl Inner {
+    /// Reads some of a group's rows, from the needs at `done` on. Returns how many are done then.
+    fn read_portion(
+        &self,
+        shared: &Shared,
+        engine: &Engine,
+        group: &Group,
+        done: usize,
+    ) -> Result<usize> {
+        let left = &group.needs[done..];
+        let table_of = |need: &Need| &engine.tables[usize::from(need.table)];
+        let number = table_of(&left[0]).class;
+        let class = &engine.classes[number];
+        let cache = class.cache();
+        let per_page = class.layout.rows_per_page as u32;
+        // Rows of one page stay together.
+        let ends = |i: usize| {
+            let (before, need) = (&left[i - 1], &left[i]);
+            table_of(need).class != number
+                || i >= PORTION_ROWS && before.slot / per_page != need.slot / per_page
+        };
+        let rows = (1..left.len()).find(|i| ends(*i)).unwrap_or(left.len());
+        let portion = &left[..rows];
+
+        let mut tables: Vec<u16> = portion.iter().map(|need| need.table).collect();
+        tables.sort_unstable();
+        tables.dedup();
+        let mut op = AheadOp { next: vec![Vec::new(); tables.len()], loaded: 0, turned_away: 0 };
+        let mut keys: Vec<Vec<u64>> = vec![Vec::new(); tables.len()];
+        let mut places = Vec::with_capacity(rows);
+        cache.ahead(
+            rows,
+            |i| table_of(&portion[i]).locate(cache, portion[i].key),
+            |i, at| {
+                // A group before this one, or a verb, may have brought the row since.
+                let need = &portion[i];
+                let next = group.next_use(need);
+                if !cache.expect_use(at, need.table, need.key, next) {
+                    let batch = tables.binary_search(&need.table).expect("all are among them");
+                    places.push((batch as u32, keys[batch].len() as u32));
+                    keys[batch].push(need.key);
+                    op.next[batch].push(next);
+                }
+            },
+        );
+        let batches: Vec<Keys<'_>> = tables
+            .iter()
+            .zip(&keys)
+            .map(|(id, keys)| Keys { table: &engine.tables[usize::from(*id)], keys })
+            .collect();
+        let report = self.visit_ahead(engine, class, &batches, places, &mut op);
+        let c = &shared.counters;
+        c.loaded.fetch_add(op.loaded, Ordering::Relaxed);
+        c.turned_away.fetch_add(op.turned_away, Ordering::Relaxed);
+        let report = report?;
+        let read = report.read;
+        c.requests.fetch_add(read.requests, Ordering::Relaxed);
+        c.pages.fetch_add(read.pages, Ordering::Relaxed);
+        c.bytes.fetch_add(read.bytes, Ordering::Relaxed);
+        c.read_wait_ns.fetch_add(read.waited.as_nanos() as u64, Ordering::Relaxed);
+        c.pages_again.fetch_add(report.pages_again, Ordering::Relaxed);
+        Ok(rows)
+    }
+}
+
+/// Makes rows resident for batches to come.
+struct AheadOp {
+    /// The batch that uses each row first.
+    next: Vec<Vec<BatchNumber>>,
+    loaded: u64,
+    turned_away: u64,
+}
+
+impl RowOp for AheadOp {
+    const AHEAD: bool = true;
+
+    fn visit(&mut self, _: usize, _: usize, _: RowView<'_>) -> Effect {
+        self.loaded += 1;
+        Effect::Read
+    }
+
+    fn next_use(&self, batch: usize, position: usize) -> Option<BatchNumber> {
+        Some(self.next[batch][position])
+    }
+
+    fn turned_away(&mut self) {
+        self.turned_away += 1;
+    }
+}
