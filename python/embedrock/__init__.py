@@ -9,7 +9,7 @@
 (3, 4)
 
 Only NumPy is needed for that. What needs PyTorch (``embedrock.nn``, ``embedrock.optim``,
-``embedrock.save``, ``embedrock.resume``) is imported when it is first used.
+``embedrock.save``, ``embedrock.resume``, ``embedrock.Pipeline``) is imported when it is first used.
 """
 
 from __future__ import annotations
@@ -21,17 +21,21 @@ from embedrock import errors, initializers, optimizers
 from embedrock._core import __version__
 from embedrock.clip import Clip
 from embedrock.errors import EmbedrockError, UncommittedWarning
+from embedrock.pipeline.loader import LookaheadLoader
 from embedrock.store import Commit, Store, check, copy, distinct, open
 from embedrock.table import Table
 
 if TYPE_CHECKING:
     from embedrock import nn, optim, weights
     from embedrock.checkpoint import resume, save
+    from embedrock.pipeline.training import Pipeline
 
 __all__ = [
     "Clip",
     "Commit",
     "EmbedrockError",
+    "LookaheadLoader",
+    "Pipeline",
     "Store",
     "Table",
     "UncommittedWarning",
@@ -52,6 +56,7 @@ __all__ = [
 
 # Public names that need PyTorch, and the module that each one comes from.
 _LAZY = {
+    "Pipeline": "embedrock.pipeline.training",
     "nn": "embedrock.nn",
     "optim": "embedrock.optim",
     "resume": "embedrock.checkpoint",

@@ -11,7 +11,17 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Hyper", "Scan", "Store", "TableId", "__version__", "check", "copy", "distinct"]
+__all__ = [
+    "Hyper",
+    "Permits",
+    "Scan",
+    "Store",
+    "TableId",
+    "__version__",
+    "check",
+    "copy",
+    "distinct",
+]
 
 __version__: str
 
@@ -51,6 +61,32 @@ class Hyper:
         beta: float = 0.0,
     ) -> Hyper:
         """Takes what the optimizer reads. Without `lr_power` it is -1/2."""
+
+@final
+class Permits:
+    """Permits for batches in flight over the rows of one store."""
+
+    def __new__(cls, bound: int | None = None) -> Permits:
+        """Permits of a bound, or without one."""
+
+    def acquire(self, /, batch: Sequence[tuple[TableId, _Keys]]) -> int:
+        """The number of a permit for a batch, once all of its rows may be read."""
+
+    def enter(
+        self, /, batch: Sequence[tuple[TableId, _Keys]]
+    ) -> tuple[int, list[NDArray[np.uint32]]]:
+        """The number of a permit at once, and for each part which keys may not be read yet."""
+
+    def release(
+        self, /, permit: int, applied: bool = True
+    ) -> list[tuple[int, int, NDArray[np.uint32]]]:
+        """Takes a permit back; (permit, part, positions) of what may be read because of it."""
+
+    def hand_over(self, /, permit: int) -> None:
+        """Lets other threads than the one that acquired a permit release it."""
+
+    def stats(self, /) -> dict[str, Any]:
+        """Counters."""
 
 @final
 class Scan:

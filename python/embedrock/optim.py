@@ -195,12 +195,27 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         for i, (store, batches, parts) in enumerate(stores):
             others = math.hypot(dense.norm, *norms[:i], *norms[i + 1 :])
             within = bounds(self.clip, others)
-            self.norm = store._core.update(parts, self.non_finite, None, within)[3]
+            self.norm = self._change(store, batches, parts, within)
             for pending, _, _, _ in batches:
                 self.state[pending.parameter]["step"] = self._steps(pending) + 1
             self._drop(batches)
         if self.norm is not None and self.clip is not None and self.clip.norm is not None:
             dense.scale(coefficient(self.clip.norm, self.norm))
+
+    def _change(
+        self, store: Store, batches: Sequence[_Batch], parts: list[Any], within: Any
+    ) -> float | None:
+        """Makes the step in one store, or hands it to the pipeline that works on the store; returns
+        the norm that it scaled, for which the step has to be waited for."""
+        run = store._run
+        if run is None:
+            return store._core.update(parts, self.non_finite, None, within)[3]
+        changed = [(pending.table, keys) for pending, keys, _, _ in batches]
+        step = run.step(parts, self.non_finite, within, changed)
+        if self.clip is None or self.clip.norm is None:
+            return None
+        run.settle()
+        return step.norm
 
     def _accepts(self, norm: float) -> bool:
         """Whether rows can be scaled with dense gradients of this norm; False leaves them out."""

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ from embedrock import optimizers as _optimizers
 from embedrock._arrays import ArrayLike, Keys, as_keys, dtype_name
 from embedrock.clip import Clip, bounds
 from embedrock.errors import EmbedrockError, MisuseError, NotFoundError, UncommittedWarning
+from embedrock.permits import Permits
 from embedrock.recording import Recording
 from embedrock.table import (
     Floats,
@@ -38,6 +39,9 @@ from embedrock.table import (
     update_report,
 )
 from embedrock.window import Window
+
+if TYPE_CHECKING:
+    from embedrock.pipeline.run import Run
 
 __all__ = ["Commit", "Store", "check", "copy", "distinct", "open"]
 
@@ -89,6 +93,8 @@ class Store:
         self._closed = False
         self._recordings: tuple[Recording, ...] = ()
         self._recordings_lock = threading.Lock()
+        self._run: Run | None = None
+        """What a pipeline does on the store (:class:`embedrock.Pipeline`)."""
 
     @property
     def path(self) -> Path:
@@ -208,6 +214,7 @@ class Store:
             (table._handle, keys.flat, values, None)
             for (table, keys), (_, values) in zip(found, filled, strict=True)
         ]
+        self._settle()
         with KeysNamed(*found):
             self._core.get(parts)
         self._visited(*found)
@@ -229,9 +236,10 @@ class Store:
             (table._handle, keys.flat, table._rows(keys, batch[2], "values", "embedding_dim"), None)
             for (table, keys), batch in zip(found, batches, strict=True)
         ]
+        self._settle()
         with KeysNamed(*found):
             self._core.put(parts, reset_state, non_finite)
-        self._visited(*found)
+        self._changed(*found)
 
     def update(
         self,
@@ -261,9 +269,10 @@ class Store:
         factors = (lr, eps, betas, weight_decay, more)
         found, parts = self._updates(batches, factors)
         within = bounds(clip, other_norm)
+        self._settle()
         with KeysNamed(*found):
             report = update_report(*self._core.update(parts, non_finite, step, within))
-        self._visited(*found)
+        self._changed(*found)
         return report
 
     def gradient_norm(
@@ -306,6 +315,7 @@ class Store:
         {'dense': b'weights'}
         """
         named = [(name, bytes(content)) for name, content in (state or {}).items()]
+        self._settle()
         info = self._core.commit(whole("step", step, 0), _encode_meta(meta), named)
         return _commit(info)
 
@@ -339,6 +349,7 @@ class Store:
         >>> store.uncommitted
         (0, 0)
         """
+        self._settle()
         return self._core.uncommitted()
 
     def stats(self) -> dict[str, Any]:
@@ -390,6 +401,19 @@ class Store:
             self._recordings += (recording,)
         return recording
 
+    def permits(self, staleness_bound: float = 0) -> Permits:
+        """Permits with which trainers that read ahead keep to a bound of staleness.
+
+        0 lets a batch be read when all earlier ones that share a row with it are applied, a number
+        when at most as many are not, ``math.inf`` always. All trainer threads share one object.
+
+        Errors: ``MisuseError`` for a bound that is negative or no number.
+
+        >>> store.permits(staleness_bound=4).staleness_bound
+        4
+        """
+        return Permits(self, staleness_bound)
+
     def close(self) -> None:
         """Closes the store and gives up its lock; a second call does nothing.
 
@@ -430,10 +454,14 @@ class Store:
     def _close(self, stacklevel: int) -> None:
         if self._closed:
             return
-        for recording in self._recordings:
-            recording.stop()
-        batches, rows = self._core.close()
-        self._closed = True
+        try:
+            if self._run is not None:
+                self._run.stop()
+        finally:
+            for recording in self._recordings:
+                recording.stop()
+            batches, rows = self._core.close()
+            self._closed = True
         if batches:
             warnings.warn(
                 f"{self._path}: closed without a commit: {batches} batches that touched {rows} "
@@ -454,6 +482,21 @@ class Store:
         """Tells the recordings which rows a verb has visited."""
         for recording in self._recordings:
             recording._add([(table.name, keys.flat) for table, keys in parts])
+
+    def _settle(self) -> None:
+        """Waits until the steps that a pipeline was given are applied."""
+        if self._run is not None:
+            self._run.settle()
+
+    def _changed(self, *parts: tuple[Table, Keys]) -> None:
+        """Tells recordings and a pipeline which rows a verb has visited and changed."""
+        self._visited(*parts)
+        self._forgot(*parts)
+
+    def _forgot(self, *parts: tuple[Table, Keys]) -> None:
+        """Tells a pipeline that what it has read of these rows is no longer so."""
+        if self._run is not None:
+            self._run.changed([(table, keys.flat.view(np.int64)) for table, keys in parts])
 
     def _updates(
         self, batches: Sequence[tuple[Table, ArrayLike, ArrayLike]], factors: tuple[Any, ...]

@@ -150,6 +150,7 @@ class Table:
 
     def __len__(self) -> int:
         """How many keys are written and not deleted, uncommitted ones included."""
+        self._store._settle()
         return self._store._core.len(self._handle)
 
     def __contains__(self, key: object) -> bool:
@@ -202,6 +203,7 @@ class Table:
         else:
             answer, values = out_values, self._out_values(found, out_values, "out")
         states = self._room(found, out_state, "out[1]", "state_words") if state else None
+        self._store._settle()
         with KeysNamed((self, found)):
             self._store._core.get([(self._handle, found.flat, values, states)])
         self._store._visited((self, found))
@@ -239,10 +241,11 @@ class Table:
         found = as_keys(keys)
         rows = self._rows(found, values, "values", "embedding_dim")
         states = None if state is None else self._rows(found, state, "state", "state_words")
+        self._store._settle()
         with KeysNamed((self, found)):
             part = (self._handle, found.flat, rows, states)
             self._store._core.put([part], reset_state, non_finite)
-        self._store._visited((self, found))
+        self._store._changed((self, found))
 
     def update(
         self,
@@ -293,9 +296,10 @@ class Table:
         factors = hyper(self._optimizer["kind"], lr, eps, betas, weight_decay, more)
         part = update_part(self, found, gradients, factors)
         within = bounds(clip, other_norm)
+        self._store._settle()
         with KeysNamed((self, found)):
             report = update_report(*self._store._core.update([part], non_finite, step, within))
-        self._store._visited((self, found))
+        self._store._changed((self, found))
         return report
 
     def modify(self, keys: ArrayLike, function: Function, /) -> None:
@@ -336,9 +340,10 @@ class Table:
             state[...] = new_state
 
         found = as_keys(keys)
+        self._store._settle()
         with KeysNamed((self, found)):
             self._store._core.modify(self._handle, found.flat, call)
-        self._store._visited((self, found))
+        self._store._changed((self, found))
 
     def delete(self, keys: ArrayLike) -> int:
         """Deletes rows and returns how many there were; the keys read as initial again.
@@ -348,8 +353,11 @@ class Table:
         1
         """
         found = as_keys(keys)
+        self._store._settle()
         with KeysNamed((self, found)):
-            return self._store._core.delete(self._handle, found.flat)
+            deleted = self._store._core.delete(self._handle, found.flat)
+        self._store._forgot((self, found))
+        return deleted
 
     def contains(self, keys: ArrayLike) -> npt.NDArray[np.bool_]:
         """Which keys are written and not deleted; exact, and may read for it.
@@ -362,6 +370,7 @@ class Table:
         """
         found = as_keys(keys)
         out = np.empty(found.flat.shape, np.bool_)
+        self._store._settle()
         with KeysNamed((self, found)):
             self._store._core.contains(self._handle, found.flat, out)
         return out.reshape(found.shape)
@@ -419,6 +428,7 @@ class Table:
         """
         if batch_size < 1:
             raise MisuseError(f"batch_size is {batch_size}, expected 1 or more")
+        self._store._settle()
         return self._batches(self._store._core.scan(self._handle), batch_size, state)
 
     def keys(self, batch_size: int = 65536) -> Iterator[npt.NDArray[np.int64]]:
@@ -441,6 +451,7 @@ class Table:
         >>> table.digest() == table.digest()
         True
         """
+        self._store._settle()
         return self._store._core.digest(self._handle, progress)
 
     def _batches(

@@ -44,6 +44,11 @@ class Trace:
         for begin, end in zip(self.offsets[:-1], self.offsets[1:], strict=True):
             yield self.values[begin:end]
 
+    def first(self, batches: int) -> Trace:
+        """The first batches."""
+        offsets = self.offsets[: batches + 1]
+        return Trace(self.values[: offsets[-1]], offsets)
+
     def distinct(self) -> Trace:
         """The same batches with every key once, in order of first occurrence."""
         parts = [_core.distinct(np.ascontiguousarray(batch))[0] for batch in self]

@@ -97,8 +97,9 @@ class Window:
         one group; rows ``turned_away`` because all of their set are used sooner, rows ``lost``
         although an announced batch uses them; groups that ``failed``, and the ``error`` of the last
         one; seconds that callers waited (``wait_s``), that the window noted uses and formed groups
-        (``planning_s``), read (``reading_s``) and in that waited for the device (``read_wait_s``); the numbers of the batches last
-        ``announced``, ``filled`` and ``finished``; ``memory_bytes`` of ``most_bytes``.
+        (``planning_s``), read (``reading_s``) and in that waited for the device
+        (``read_wait_s``); the numbers of the batches last ``announced``, ``filled`` and
+        ``finished``; ``memory_bytes`` of ``most_bytes``.
         """
         found: dict[str, Any] = self._store._core.window_stats()
         return found

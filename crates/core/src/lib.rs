@@ -29,4 +29,7 @@ pub use config::{
 };
 pub use distinct::distinct;
 pub use error::{Error, ErrorKind, Result};
-pub use store::{CheckReport, CopyReport, Scan, Stats, Store, WindowStats, check, copy};
+pub use store::{
+    CheckReport, CopyReport, Entered, PermitStats, Permits, Ready, Scan, Stats, Store, UNBOUNDED,
+    WindowStats, check, copy,
+};

@@ -10,6 +10,7 @@
 mod arrays;
 mod error;
 mod maintenance;
+mod permits;
 mod scan;
 mod store;
 
@@ -20,6 +21,8 @@ mod _core {
     use crate::arrays::distinct;
     #[pymodule_export]
     use crate::maintenance::{check, copy};
+    #[pymodule_export]
+    use crate::permits::Permits;
     #[pymodule_export]
     use crate::scan::Scan;
     #[pymodule_export]

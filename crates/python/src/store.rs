@@ -24,6 +24,13 @@ pub(crate) use hyper::Hyper;
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct TableId(core::TableId);
 
+impl TableId {
+    /// The engine's handle.
+    pub(crate) fn id(&self) -> core::TableId {
+        self.0
+    }
+}
+
 #[pymethods]
 impl TableId {
     fn __repr__(&self) -> String {

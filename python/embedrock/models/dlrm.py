@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +54,10 @@ class DLRM(nn.Module):  # type: ignore[misc]
     def forward(self, dense: Tensor, keys: Tensor, offsets: Tensor) -> Tensor:
         """The logits of a batch."""
         return self.head(dense, self.embeddings(keys, offsets))
+
+    def keys_of(self, batch: Any) -> Any:
+        """What the embeddings will read for a batch, for look-ahead (:mod:`embedrock.pipeline`)."""
+        return self.embeddings.keys_of(batch)
 
     def head(self, dense: Tensor, embedded: Tensor) -> Tensor:
         """The dense part: what follows once the embeddings (B, F, D) are there."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -18,6 +19,7 @@ from embedrock.nn.fetch import Ask, Found, fetch, host_ids
 from embedrock.nn.module import RowsModule, open_padding_row
 from embedrock.optimizers import OptimizerLike
 from embedrock.store import Store
+from embedrock.table import Table
 
 __all__ = ["EmbeddingBagCollection", "EmbeddingBagConfig", "Jagged"]
 
@@ -133,15 +135,15 @@ class EmbeddingBagCollection(RowsModule):
         """All features, in the order of the tables: that of the concatenated output."""
         return [name for _, config, _ in self._lookups for name in _features(config)]
 
+    def keys_of(self, features: Mapping[str, Jagged]) -> dict[Table, npt.NDArray[np.int64]]:
+        """The keys that a forward with these features reads, ``(N,)`` by table, for look-ahead."""
+        asks, _ = self._asks(self._bags(features))
+        return {self._pending[ask.slot].table: ask.ids for ask in asks}
+
     def forward(self, features: Mapping[str, Jagged]) -> dict[str, Tensor] | Tensor:
         """One row per bag and feature."""
         bags = self._bags(features)
-        flat = dict(zip(bags, host_ids({name: bag[0] for name, bag in bags.items()}), strict=True))
-        asks, lengths = [], []
-        for slot, config, padding in self._lookups:
-            ids = [flat[name] for name in _features(config)]
-            asks.append(Ask(slot, ids[0] if len(ids) == 1 else np.concatenate(ids), padding))
-            lengths.append([len(some) for some in ids])
+        asks, lengths = self._asks(bags)
         output: dict[str, Tensor] = {}
         found = fetch(self, asks)
         for (_, config, _), rows, sizes in zip(self._lookups, found, lengths, strict=True):
@@ -153,6 +155,18 @@ class EmbeddingBagCollection(RowsModule):
     def extra_repr(self) -> str:
         """What ``print`` shows of the module."""
         return ",\n".join(str(config) for _, config, _ in self._lookups)
+
+    def _asks(
+        self, bags: Mapping[str, tuple[Tensor, Tensor | None, Tensor | None]]
+    ) -> tuple[list[Ask], list[list[int]]]:
+        """What is read from each table, and how many ids of it belong to each of its features."""
+        flat = dict(zip(bags, host_ids({name: bag[0] for name, bag in bags.items()}), strict=True))
+        asks, lengths = [], []
+        for slot, config, padding in self._lookups:
+            ids = [flat[name] for name in _features(config)]
+            asks.append(Ask(slot, ids[0] if len(ids) == 1 else np.concatenate(ids), padding))
+            lengths.append([len(some) for some in ids])
+        return asks, lengths
 
     def _pool(
         self,

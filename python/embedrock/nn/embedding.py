@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -154,6 +156,10 @@ class Embedding(_OneTable):
         )
         self.scale_grad_by_freq = scale_grad_by_freq
 
+    def keys_of(self, input: Tensor) -> dict[Table, npt.NDArray[np.int64]]:
+        """The keys that a forward with these ids reads, ``(N,)`` by table, for look-ahead."""
+        return {self.table: host_ids({"input": input})[0]}
+
     def forward(self, input: Tensor) -> Tensor:
         """The rows of the ids: ``(*) -> (*, embedding_dim)``."""
         found, places = self._rows(input)
@@ -228,6 +234,16 @@ class EmbeddingBag(_OneTable):
         self.mode = mode
         self.include_last_offset = include_last_offset
         self.scale_grad_by_freq = scale_grad_by_freq
+
+    def keys_of(
+        self,
+        input: Tensor,
+        offsets: Tensor | None = None,
+        per_sample_weights: Tensor | None = None,
+    ) -> dict[Table, npt.NDArray[np.int64]]:
+        """The keys that a forward with these bags reads, ``(N,)`` by table, for look-ahead."""
+        check_bags("input", input, offsets, per_sample_weights, self.mode)
+        return {self.table: host_ids({"input": input})[0]}
 
     def forward(
         self,

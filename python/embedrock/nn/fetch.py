@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,8 @@ from torch import Tensor
 from embedrock.errors import MisuseError
 from embedrock.nn.module import RowsModule
 from embedrock.nn.pending import Visit
-from embedrock.store import distinct
+from embedrock.store import Store, distinct
+from embedrock.table import Table
 
 __all__ = ["Ask", "Found", "fetch", "host_ids", "to_host"]
 
@@ -45,6 +46,9 @@ class Found(NamedTuple):
     """The padding key's place among them, if it occurs."""
 
 
+_Read: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Tensor]
+
+
 def fetch(module: RowsModule, asks: Sequence[Ask]) -> list[Found]:
     """Reads the distinct rows of all asks in one call of the engine.
 
@@ -60,20 +64,11 @@ def _fetch(module: RowsModule, asks: Sequence[Ask]) -> list[Found]:
     records = module._records()
     device = module.device
     tables = [module._pending[ask.slot].table for ask in asks]
-    keys, inverses = [], []
-    for ask in asks:
-        some_keys, inverse = distinct(ask.ids)
+    keys, inverses, parts = [], [], []
+    for some_keys, inverse, rows in _read(module.store, tables, asks, device, ahead=records):
         keys.append(some_keys)
         inverses.append(inverse)
-    shapes = [(len(k), table.embedding_dim) for k, table in zip(keys, tables, strict=True)]
-    host = torch.empty(
-        sum(u * d for u, d in shapes), dtype=torch.float32, pin_memory=device.type == "cuda"
-    )
-    parts = [part.view(shape) for part, shape in zip(_split(host, shapes), shapes, strict=True)]
-    module.store.get(list(zip(tables, keys, strict=True)), out=[part.numpy() for part in parts])
-    if device.type != "cpu":
-        there = _split(host.to(device, non_blocking=True), shapes)
-        parts = [part.view(shape) for part, shape in zip(there, shapes, strict=True)]
+        parts.append(rows)
     places = _places(inverses, device)
     found = []
     for ask, some_keys, rows, inverse in zip(asks, keys, parts, places, strict=True):
@@ -83,6 +78,38 @@ def _fetch(module: RowsModule, asks: Sequence[Ask]) -> list[Found]:
             rows = module._pending[ask.slot].expose(visit)
         found.append(Found(rows, inverse, padding))
     return found
+
+
+def _read(
+    store: Store, tables: Sequence[Table], asks: Sequence[Ask], device: torch.device, ahead: bool
+) -> list[_Read]:
+    """Distinct ids, places among them and rows of all asks: those that a pipeline has read ahead,
+    where it may be asked, and the others in one call of the engine."""
+    run = store._run if ahead else None
+    found: list[_Read | None] = [None] * len(asks)
+    if run is not None:
+        for i, (table, ask) in enumerate(zip(tables, asks, strict=True)):
+            there = run.take(table, ask.ids)
+            if there is not None:
+                found[i] = (there[0], there[1], there[2].to(device))
+    left = [i for i, there in enumerate(found) if there is None]
+    if left:
+        missing = [distinct(asks[i].ids) for i in left]
+        shapes = [
+            (len(k), tables[i].embedding_dim) for i, (k, _) in zip(left, missing, strict=True)
+        ]
+        host = torch.empty(
+            sum(u * d for u, d in shapes), dtype=torch.float32, pin_memory=device.type == "cuda"
+        )
+        parts = [part.view(shape) for part, shape in zip(_split(host, shapes), shapes, strict=True)]
+        wanted = [(tables[i], keys) for i, (keys, _) in zip(left, missing, strict=True)]
+        store.get(wanted, out=[part.numpy() for part in parts])
+        if device.type != "cpu":
+            there_flat = _split(host.to(device, non_blocking=True), shapes)
+            parts = [part.view(shape) for part, shape in zip(there_flat, shapes, strict=True)]
+        for i, (keys, inverse), rows in zip(left, missing, parts, strict=True):
+            found[i] = (keys, inverse, rows)
+    return [there for there in found if there is not None]
 
 
 # torch.compiler.disable would load the compiler; older versions have nothing else.

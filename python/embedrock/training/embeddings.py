@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from embedrock.data import Feature
+from embedrock.data import Batch, Feature
 from embedrock.nn import EmbeddingBagCollection, EmbeddingBagConfig
 from embedrock.store import Store
+from embedrock.table import Table
 
 
 def bags(keys: Tensor, offsets: Tensor, num_features: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -64,6 +67,13 @@ class StoreEmbeddings(nn.Module):  # type: ignore[misc]
             include_last_offset=True,
             concatenate=True,
         )
+
+    def keys_of(self, batch: Batch) -> dict[Table, NDArray[np.int64]]:
+        """The keys that a forward with this batch reads, by table, for look-ahead."""
+        return {
+            table: batch.feature_keys(feature)
+            for feature, table in enumerate(self.collection.tables)
+        }
 
     def forward(self, keys: Tensor, offsets: Tensor) -> Tensor:
         """The summed bags of a batch."""

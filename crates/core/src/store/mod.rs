@@ -20,6 +20,7 @@ mod recovery;
 mod reserve;
 mod rows;
 mod scan;
+mod staleness;
 mod state;
 mod stats;
 mod superblock;
@@ -35,6 +36,7 @@ pub use check::{CheckReport, Problem, check};
 pub use copy::{CopyReport, copy};
 pub use engine::MemoryUse;
 pub use scan::Scan;
+pub use staleness::{Entered, PermitStats, Permits, Ready, UNBOUNDED};
 pub use stats::{ClassStats, CommitStats, DeviceStats, Stats};
 pub use window::WindowStats;
 

@@ -5,7 +5,8 @@ by the device's own rate: 1 would be a store that never waits for anything but t
 could avoid. ``limit_share_4096`` is the same with pages of 4 KiB. ``vs_rocksdb`` and ``vs_lmdb``
 are rates over the same batches, ours divided by theirs; these read with threads of their own, as
 many as they do best with, ``rocksdb-1`` and ``lmdb-1`` with the caller's alone, as we do.
-``embedrock-warm`` fills its cache with ``Store.warm`` before the first batch.
+``embedrock-warm`` fills its cache with ``Store.warm`` before the first batch. ``embedrock-ahead``
+announces its batches (``ahead.py`` says what is timed); ``limit_share_window`` is its share.
 """
 
 from __future__ import annotations
@@ -27,15 +28,18 @@ from embedrock.bench.race.trace import synthetic
 from embedrock.bench.race.workload import MODES
 from embedrock.errors import MisuseError
 from embedrock.optimum import frequent_hits, optimal_hits
-from embedrock.trace import load
+from embedrock.trace import Trace, load
 
 __all__ = ["OURS", "Race", "add_arguments", "add_peer_arguments", "run", "same_batches"]
 
+LOOKAHEAD = 1024
+"""Batches that are announced ahead, as far as the window holds them."""
 PEERS = Path(".cache/peers/embedrock-peers")
 PEER_SECONDS_MAX = 20.0
 OURS: dict[str, dict[str, Any]] = {
     "embedrock": {"engine": "embedrock", "options": {}},
     "embedrock-warm": {"engine": "embedrock", "options": {"warm": True}},
+    "embedrock-ahead": {"engine": "embedrock", "options": {"lookahead": LOOKAHEAD}},
     "embedrock-4k": {"engine": "embedrock", "options": {"page_bytes": 4096}},
     "torch": {"engine": "torch", "options": {"sparse": True}},
     "torch-dense": {"engine": "torch", "options": {"sparse": False}},
@@ -52,8 +56,10 @@ PEER_ENGINES: dict[str, dict[str, Any]] = {
 }
 """Contestants of the peers' program, whose README says what they are tuned to."""
 CONTESTANTS = {**OURS, **PEER_ENGINES}
-DEFAULT = ["embedrock", "embedrock-4k", "rocksdb", "rocksdb-1", "lmdb", "mmap", "swap", "faster"]
-DEFAULT += ["torch"]
+DEFAULT = ["embedrock", "embedrock-ahead", "embedrock-4k", "rocksdb", "rocksdb-1", "lmdb", "mmap"]
+DEFAULT += ["swap", "faster", "torch"]
+SHARES = [("embedrock", "limit_share"), ("embedrock-ahead", "limit_share_window")]
+SHARES += [("embedrock-4k", "limit_share_4096")]
 VARIANTS: list[dict[str, Any]] = [
     {"mode": "read"},
     {"mode": "update"},
@@ -79,6 +85,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--policy", choices=["lru", "lfu"], default=None, help="embedrock's replacement policy"
     )
+    parser.add_argument(
+        "--lookahead", type=int, default=LOOKAHEAD, help="batches that embedrock-ahead announces"
+    )
+    parser.add_argument("--window-group", type=int, default=256, help="of them, read together")
+    parser.add_argument("--window-bytes", type=int, help="memory of its window (a quarter)")
     add_peer_arguments(parser, PEER_SECONDS_MAX)
     parser.add_argument(
         "--device-slice",
@@ -123,7 +134,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _figures(report: Report, found: dict[str, dict[str, Any]], suffix: str) -> None:
-    for name, figure in (("embedrock", "limit_share"), ("embedrock-4k", "limit_share_4096")):
+    for name, figure in SHARES:
         one = found.get(name)
         if one is not None and one.get("limit_share") is not None:
             report.figure(figure + suffix, one["limit_share"])
@@ -136,9 +147,10 @@ def _figures(report: Report, found: dict[str, dict[str, Any]], suffix: str) -> N
             report.figure(figure, same_batches(ours, theirs))
         elif name in ("rocksdb", "lmdb"):
             report.missing(figure, _why(theirs, name))
-        warm = found.get("embedrock-warm")
-        if warm and theirs and theirs.get("batches") and warm.get("batches"):
-            report.figure(f"warm_{figure}", same_batches(warm, theirs))
+        for other in ("warm", "ahead"):
+            one = found.get(f"embedrock-{other}")
+            if one and theirs and theirs.get("batches") and one.get("batches"):
+                report.figure(f"{other}_{figure}", same_batches(one, theirs))
     for one in found.values():
         one.pop("rates", None)
     report.results[f"engines{suffix}"] = found
@@ -165,11 +177,12 @@ class Race:
         """Draws or loads the trace; ``options`` are those of ``race``. ``label`` begins notes."""
         self.report, self.options, self.label = report, options, label
         self.mode = MODES[options.mode]
+        self.coming: Trace | None = None
         if options.trace is None:
-            drawn = synthetic(
-                options.rows, options.zipf, options.batches, options.batch, options.seed
-            )
-            self.trace, self.rows = drawn, options.rows
+            batches = options.batches + self._lookahead()
+            drawn = synthetic(options.rows, options.zipf, batches, options.batch, options.seed)
+            self.trace, self.rows = drawn.first(options.batches), options.rows
+            self.coming = drawn.distinct() if batches > options.batches else None
         else:
             self.trace, self.rows = load(options.trace).dense()
         self.row_bytes = 4 * (options.dim + self.mode.state_words)
@@ -190,19 +203,28 @@ class Race:
         optimum = self._optimum()
         found: dict[str, dict[str, Any]] = {}
         with tempfile.TemporaryDirectory(prefix="embedrock-race-") as directory:
+            (Path(directory) / "coming").mkdir()
             files = self.distinct.save(Path(directory))
+            coming = files if self.coming is None else self.coming.save(Path(directory) / "coming")
             for name in names:
                 if name in absent:
                     found[name] = {"absent": absent[name]}
                     self.report.notes.append(f"{self.label}{name}: {absent[name]}")
                     continue
                 try:
-                    found[name] = self._contestant(name, files)
+                    ahead = "lookahead" in CONTESTANTS[name]["options"]
+                    found[name] = self._contestant(name, coming if ahead else files)
                 except process.ContestantError as error:
                     found[name] = {"failed": str(error)}
                     self.report.notes.append(f"{self.label}{name}: {error}")
         self._shares(found, optimum)
         return found
+
+    def _lookahead(self) -> int:
+        """Batches beyond the last one that runs, for contestants that announce theirs."""
+        named = [CONTESTANTS.get(name) for name in self.options.engines.split(",")]
+        ahead = any(one is not None and "lookahead" in one["options"] for one in named)
+        return int(self.options.lookahead) if ahead else 0
 
     def _find_peers(self, names: list[str]) -> dict[str, str]:
         """Contestants that cannot take part, and why."""
@@ -246,6 +268,11 @@ class Race:
         extra = dict(contestant["options"])
         if options.policy is not None and contestant["engine"] == "embedrock":
             extra["policy"] = options.policy
+        if "lookahead" in extra:
+            if 0 < self.mode.reads < 1 or self.mode.blind:
+                raise process.ContestantError(f"batches of {options.mode} are not announced")
+            given = {"lookahead": options.lookahead, "window_group": options.window_group}
+            extra |= given | {"window_bytes": options.window_bytes}
         settings = {
             "engine": contestant["engine"],
             "mode": options.mode,
@@ -253,7 +280,7 @@ class Race:
             "rows": self.rows,
             "memory_bytes": self.memory_bytes,
             "trace": files,
-            "batches": 0,
+            "batches": self.trace.batches,
             "seconds_max": 1e9 if ours else options.peer_seconds,
             "options": extra,
         }
@@ -312,6 +339,7 @@ class Race:
             "batches": done,
             "rows_per_s": requests / seconds,
             "unique_rows_per_s": rows / seconds,
+            "seconds": seconds,
             "get_us_p50": float(latency[0]),
             "get_us_p99": float(latency[1]),
             "bytes_read_per_row": grown("read_bytes") / rows,
@@ -331,7 +359,7 @@ class Race:
             "mismatches": raw["mismatches"],
             "rates": get + put,
         }
-        for name in ("memory", "store", "settings"):
+        for name in ("memory", "store", "settings", "window", "counted"):
             if raw.get(name):
                 summary[name] = raw[name]
         if raw.get("device"):

@@ -8,15 +8,15 @@ runs batch after batch and prints what it measured as one line of JSON.
 from __future__ import annotations
 
 import json
-import os
 import resource
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from embedrock.bench.race.ahead import run_ahead
+from embedrock.bench.race.record import Record
 from embedrock.bench.race.stores import STORES, Contestant, gradients_of
 from embedrock.bench.race.workload import MODES, STEP, expected, wrong_rows
 
@@ -53,8 +53,10 @@ def _run(settings: dict[str, Any]) -> dict[str, Any]:
     wrong_rows(room, np.zeros(len(room), np.uint64), np.zeros(len(room), np.uint16), mode)
     print("ready", flush=True)
     sys.stdin.readline()
+    if settings["options"].get("lookahead"):
+        return run_ahead(settings, values, offsets, batches, counts, room)
     store: Contestant = STORES[settings["engine"]](settings, mode)
-    record = _Record()
+    record = Record()
     timed_from = batches // 3
     pauses = {timed_from + (batches - timed_from) * i // (PAUSES - 1) for i in range(PAUSES)}
     began = time.monotonic()
@@ -99,60 +101,6 @@ def _run(settings: dict[str, Any]) -> dict[str, Any]:
     answer.update(store.finish())
     answer["peak_rss_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return answer
-
-
-class _Record:
-    """Measurements of each batch; what pauses use is left out."""
-
-    def __init__(self) -> None:
-        self._columns: dict[str, list[int]] = {
-            name: []
-            for name in ("get_ns", "put_ns", "cpu_ns", "read_bytes", "write_bytes", "wait_ns")
-        }
-        self._verified = self._wrong = 0
-        self._totals = [0, 0, 0, 0]
-        self._last = _usage()
-
-    def restart(self) -> None:
-        """What was used since the last batch does not count."""
-        self._last = _usage()
-
-    def add(self, get_ns: int, put_ns: int, verified: int, wrong: int) -> None:
-        """Notes a batch."""
-        usage = _usage()
-        for i, (before, after) in enumerate(zip(self._last, usage, strict=True)):
-            self._totals[i] += after - before
-        self._last = usage
-        noted = (get_ns, put_ns, *self._totals)
-        for column, value in zip(self._columns.values(), noted, strict=True):
-            column.append(value)
-        self._verified += verified
-        self._wrong += wrong
-
-    def answer(self) -> dict[str, Any]:
-        """Everything noted."""
-        return {
-            "batches": len(self._columns["get_ns"]),
-            **self._columns,
-            "rows_verified": self._verified,
-            "mismatches": self._wrong,
-        }
-
-
-def _usage() -> tuple[int, int, int, int]:
-    """Processor time, bytes read and written on the device, time without a core; so far."""
-    times = os.times()
-    moved = {"read_bytes": 0, "write_bytes": 0}
-    try:
-        for line in Path("/proc/self/io").read_text().splitlines():
-            name, value = line.split(": ")
-            if name in moved:
-                moved[name] = int(value)
-        wait = int(Path("/proc/thread-self/schedstat").read_text().split()[1])
-    except (OSError, IndexError):
-        wait = 0
-    cpu = int((times.user + times.system) * 1e9)
-    return cpu, moved["read_bytes"], moved["write_bytes"], wait
 
 
 if __name__ == "__main__":

@@ -26,7 +26,10 @@ DEVICE_BYTES, DEVICE_DEPTH = 4096, 64
 
 COUNTERS = ["hits", "rescued", "misses", "read_requests", "pages_read", "bytes_read"]
 COUNTERS += ["bytes_written", "rows_written", "rows_moved", "evicted", "evicted_dirty"]
-COUNTERS += ["read_wait_s"]
+COUNTERS += ["read_wait_s", "rows_loaded"]
+WINDOW_COUNTERS = ["batches", "refused", "skipped", "groups", "group_batches", "rows_loaded"]
+WINDOW_COUNTERS += ["turned_away", "lost", "failed", "requests", "pages", "pages_again", "bytes"]
+WINDOW_COUNTERS += ["wait_s", "planning_s", "reading_s", "read_wait_s"]
 CLASS_FACTS = ["page_bytes", "rows_per_page", "read_depth", "cache_capacity", "resident_rows"]
 """What a store counts, and says of itself, that a race reports."""
 
@@ -58,7 +61,8 @@ class Embedrock:
 
     def __init__(self, settings: dict[str, Any], mode: Mode) -> None:
         """Opens the loaded store with the budget."""
-        options = {k: v for k, v in settings["options"].items() if k in ("policy",)}
+        names = ("policy", "window_bytes", "window_group")
+        options = {k: v for k, v in settings["options"].items() if k in names}
         machine.reset_peak_rss()
         self._rss_before = machine.rss_bytes()
         self._budget = int(settings["memory_bytes"])
@@ -70,6 +74,9 @@ class Embedrock:
         self._rates: list[float] = []
         self._own_rates: list[float] = []
         self._before: dict[str, Any] = self._store.stats()
+        self._window_before: dict[str, Any] = {}
+        self._after: dict[str, Any] | None = None
+        self._window: dict[str, Any] = {}
 
     @staticmethod
     def load(settings: dict[str, Any], mode: Mode) -> dict[str, Any]:
@@ -100,6 +107,18 @@ class Embedrock:
         """One step of row-wise Adagrad."""
         self._table.update(keys, gradients, lr=LR, eps=EPS)
 
+    def announce(self, keys: Keys) -> int | None:
+        """Says which rows a coming batch reads."""
+        return self._store.window.announce({self._table: keys})
+
+    def begin(self, number: int) -> None:
+        """Waits until a batch was read ahead."""
+        self._store.window.begin(number)
+
+    def finish_batch(self, number: int) -> None:
+        """A batch is done with."""
+        self._store.window.finish(number)
+
     def pause(self) -> None:
         """Measures the device on the store's own pages, as the definition has it."""
         if not self._store.stats()["device"]["direct"]:
@@ -111,10 +130,16 @@ class Embedrock:
     def begin_timed(self) -> None:
         """Counters count from here."""
         self._before = self._store.stats()
+        self._window_before = self._store.window.stats()
+
+    def end_timed(self) -> None:
+        """Counters count up to here; the window forgets what is announced, and rests."""
+        self._after, self._window = self._store.stats(), self._store.window.stats()
+        self._store.window.clear()
 
     def finish(self) -> dict[str, Any]:
         """Counters of the timed part, memory, and the device's rate."""
-        facts, before = self._store.stats(), self._before
+        facts, before = self._after or self._store.stats(), self._before
         counted = {name: facts[name] - before[name] for name in COUNTERS}
         one = facts["classes"][0]
         grown = machine.peak_rss_bytes() - self._rss_before
@@ -124,7 +149,7 @@ class Embedrock:
             "peak_rss_grown_bytes": grown,
             "within_budget": grown <= 1.05 * self._budget + RSS_SLACK_BYTES,
         }
-        answer = {
+        answer: dict[str, Any] = {
             "counted": counted,
             "memory": memory,
             "store": {name: one[name] for name in CLASS_FACTS},
@@ -133,6 +158,10 @@ class Embedrock:
             "own_device_rate": statistics.median(self._own_rates) if self._own_rates else None,
             "version": embedrock.__version__,
         }
+        if self._window:
+            now, then = self._window, self._window_before
+            answer["window"] = {name: now[name] - then[name] for name in WINDOW_COUNTERS}
+            answer["window"] |= {name: now[name] for name in ("memory_bytes", "most_bytes")}
         self._store._core.close()
         return answer
 

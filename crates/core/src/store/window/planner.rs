@@ -5,6 +5,7 @@ use super::super::{Engine, Guarded, Inner};
 use super::group::Group;
 use super::uses::Uses;
 use super::{Announced, Ended, Shared, State};
+use crate::arena::give_back_freed;
 use crate::cache::BatchNumber;
 use crate::config::TableId;
 use crate::distinct::Distinct;
@@ -189,6 +190,7 @@ impl Plan {
             shared.counters.skipped.fetch_add(1, Ordering::Relaxed);
             return Ok(());
         }
+        let before = self.bytes();
         for (id, keys) in &batch.parts {
             let Some(table) = engine.table(id.0) else { continue };
             let cache = engine.classes[table.class].cache();
@@ -204,6 +206,10 @@ impl Plan {
             cache.ahead(first.len(), locate, |i, at| {
                 cache.expect_use(at, table.id(), first[i], next);
             });
+        }
+        if self.bytes() > before {
+            // What was too small does not count any more, so it must not stay with the allocator.
+            give_back_freed();
         }
         Ok(())
     }

@@ -1,0 +1,231 @@
+"""Batches drawn ahead of their use, and their announcements.
+
+Owns the order: batches are drawn, announced, handed out and finished in the order of the loader.
+It never computes and has no thread: batches are drawn on the thread that asks for them, so that a
+loader which draws random numbers does so in one order. What always holds:
+
+* What goes wrong while a batch is drawn ahead (the loader fails or a worker of it dies, keys are
+  wrong) is raised when that batch would be handed out, after all batches before it: as without
+  look-ahead. Only what ends programs (Ctrl-C) is raised at once.
+* A batch that a window has no room for is announced when there is room, and handed out without
+  where there never was. No more than one such batch is drawn.
+* A process that was forked meanwhile (a worker of a loader) leaves the windows alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from embedrock.errors import EmbedrockError, MisuseError
+from embedrock.pipeline.keys import FlatKeys, KeyFinder, TableKeys
+from embedrock.store import Store
+from embedrock.table import Table
+
+__all__ = ["Drawn", "Feed", "FeedCounts", "Window", "window_of"]
+
+_FIRST_AHEAD = 64
+_AHEAD_GROWTH = 8
+"""The first batch waits until 64 are drawn, which is a group that shares pages (docs/lookahead.md);
+from there on, 8 are drawn at each step until `depth` is reached, so that a loader with a deep
+look-ahead does not keep the first step waiting for hundreds of batches."""
+
+
+class Window(Protocol):
+    """The engine's look-ahead window, as far as it is used here."""
+
+    def announce(self, batch: Mapping[Table | str, FlatKeys]) -> int | None:
+        """Takes the keys of one coming batch; its number, or None when the window is full."""
+
+    def begin(self, number: int) -> None:
+        """Waits until the rows of the batch have been read ahead."""
+
+    def finish(self, number: int) -> None:
+        """The batch needs its rows no longer."""
+
+    def clear(self) -> None:
+        """Forgets all that is announced."""
+
+
+def window_of(store: Store) -> Window:
+    """The look-ahead window of a store."""
+    window: Window = store.window
+    return window
+
+
+@dataclass
+class FeedCounts:
+    """What became of the batches of a feed."""
+
+    handed_out: int = 0
+    announced: int = 0
+    """Of those, announced before; counted when they are handed out."""
+    refused: int = 0
+    """How often a window had no room."""
+
+
+@dataclass
+class Drawn:
+    """One batch between being drawn and being finished."""
+
+    place: int
+    """Its place within the pass, from 0."""
+    batch: Any = None
+    parts: list[TableKeys] = field(default_factory=list)
+    numbers: dict[int, int] = field(default_factory=dict)
+    """Its number in the window of each store, by the store's place among those of the feed."""
+    position: Any = None
+    """State of the loader after it was drawn, where the loader tells it."""
+    error: BaseException | None = None
+    """What came instead of a batch."""
+    sums: list[int] = field(default_factory=list)
+
+
+class Feed:
+    """One pass over a loader."""
+
+    def __init__(
+        self, loader: Iterable[Any], finder: KeyFinder, stores: Sequence[Store], depth: int
+    ) -> None:
+        """Draws nothing yet."""
+        self.counts = FeedCounts()
+        self._stateful = loader if hasattr(loader, "state_dict") else None
+        self.position = self._position()
+        """State of the loader before the first batch, then after the one handed out last."""
+        self._loader = loader
+        self._finder = finder
+        self._depth = depth
+        self._windows = [window_of(store) for store in stores]
+        self._store_places = {id(store): place for place, store in enumerate(stores)}
+        self._iterator: Iterator[Any] | None = None
+        self._held: deque[Drawn] = deque()
+        self._drawn = 0
+        self._taken = 0
+        self._ended = False
+        self._closed = False
+        self._pid = os.getpid()
+
+    def take(self) -> Drawn:
+        """The next batch, with as many drawn behind it as there is room for.
+
+        Errors: ``StopIteration`` behind the last one; what drawing this batch raised.
+        """
+        self._draw_ahead()
+        if not self._held:
+            raise StopIteration
+        drawn = self._held.popleft()
+        if drawn.error is not None:
+            raise drawn.error
+        self._taken += 1
+        return drawn
+
+    def hand_out(self, drawn: Drawn) -> Any:
+        """The batch itself, on its way to the caller.
+
+        Errors: ``MisuseError`` when its keys are not those that were announced.
+        """
+        _check_unchanged(drawn)
+        self.counts.handed_out += 1
+        self.counts.announced += bool(drawn.numbers)
+        self.position = drawn.position
+        return drawn.batch
+
+    def begin(self, drawn: Drawn) -> None:
+        """Waits until what was announced of a batch has been read ahead."""
+        for place, number in drawn.numbers.items():
+            if not self._closed:
+                self._windows[place].begin(number)
+
+    def finish(self, drawn: Drawn) -> None:
+        """Lets go of the rows of a batch, whose updates are applied."""
+        numbers, drawn.numbers = drawn.numbers, {}
+        for place, number in numbers.items():
+            if not self._closed:
+                self._windows[place].finish(number)
+
+    def close(self) -> None:
+        """Ends the pass: forgets what is drawn and announced. A second call does nothing."""
+        if self._closed or self._pid != os.getpid():
+            return
+        self._ended = self._closed = True
+        self._held.clear()
+        self._iterator = None
+        for window in self._windows:
+            with contextlib.suppress(EmbedrockError):  # a closed store has forgotten already
+                window.clear()
+
+    def _draw_ahead(self) -> None:
+        ahead = _FIRST_AHEAD + _AHEAD_GROWTH * self._taken
+        room = self._announce_held()
+        while not self._ended and len(self._held) <= min(self._depth, ahead):
+            if not room and self._held:
+                return
+            self._held.append(self._draw())
+            room = self._announce_held()
+
+    def _draw(self) -> Drawn:
+        drawn = Drawn(self._drawn)
+        self._drawn += 1
+        try:
+            if self._iterator is None:
+                self._iterator = iter(self._loader)
+            drawn.batch = next(self._iterator)
+            drawn.position = self._position()
+            drawn.parts = self._finder(drawn.batch)
+            drawn.sums = [_sum(part.keys) for part in drawn.parts]
+        except StopIteration as end:
+            drawn.error = end
+            self._ended = True
+        except Exception as error:
+            drawn.error = error
+            self._ended = True
+        return drawn
+
+    def _announce_held(self) -> bool:
+        """Announces batches in their order; False when a window had no room for one."""
+        for drawn in self._held:
+            if drawn.error is None and len(drawn.numbers) < len(self._windows):
+                try:
+                    if not self._announce(drawn):
+                        self.counts.refused += 1
+                        return False
+                except EmbedrockError as error:
+                    drawn.error = error
+                    self._ended = True
+        return True
+
+    def _announce(self, drawn: Drawn) -> bool:
+        by_store: list[dict[Table | str, FlatKeys]] = [{} for _ in self._windows]
+        for part in drawn.parts:
+            by_store[self._store_places[id(part.table.store)]][part.table] = part.keys
+        for place, window in enumerate(self._windows):
+            if place not in drawn.numbers:
+                number = window.announce(by_store[place])
+                if number is None:
+                    return False
+                drawn.numbers[place] = number
+        return True
+
+    def _position(self) -> Any:
+        return None if self._stateful is None else copy.deepcopy(self._stateful.state_dict())
+
+
+def _sum(keys: FlatKeys) -> int:
+    return int(np.add.reduce(keys))
+
+
+def _check_unchanged(drawn: Drawn) -> None:
+    for part, before in zip(drawn.parts, drawn.sums, strict=True):
+        if _sum(part.keys) != before:
+            raise MisuseError(
+                f"keys of table {part.table.name!r} in batch {drawn.place} of the pass are others "
+                f"than when it was drawn; batches are drawn ahead: let the loader give each one "
+                f"memory of its own, and change none that it has given"
+            )

@@ -1,0 +1,154 @@
+"""``LookaheadLoader``: any loader of batches, whose coming keys the store knows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from typing import Any, Generic, TypeVar
+
+from embedrock.errors import ClosedError, MisuseError
+from embedrock.pipeline.feed import Feed, FeedCounts
+from embedrock.pipeline.keys import KeyFinder, KeysOf, for_model, stores_of
+from embedrock.store import Store, whole
+
+__all__ = ["LookaheadLoader"]
+
+B = TypeVar("B")
+
+
+class LookaheadLoader(Generic[B]):
+    """Gives the batches of a loader, and tells the store which rows the coming ones will read.
+
+    Up to ``depth`` batches behind the one that was handed out last are drawn from the loader and
+    their keys announced. The store reads those rows before they are asked for and keeps them until
+    their last use; its window says how many batches it has room for, and no more than that are
+    drawn. That never changes results, only when rows arrive.
+
+    Drawing happens on the thread that asks for the next batch, in the order of the loader. A
+    ``torch.utils.data.DataLoader`` with workers is wrapped as it is: its workers never touch the
+    store. Batches that wait are held in memory beside the budget. A loader that draws random
+    numbers in this process (shuffling, negative samples) draws them earlier than it would without
+    look-ahead: give it a generator of its own, so that the model's dropout has its numbers alone.
+
+    Args:
+        loader: Any iterable of batches; one that can be iterated again gives a further pass.
+        model: A model with modules of ``embedrock.nn``, or the store itself.
+        depth: The most batches that are announced ahead, at least 1.
+        keys_of: From a batch to ``{table: keys}``, as :mod:`embedrock.pipeline` describes; None
+            takes the model's own.
+
+    Errors: ``MisuseError`` when there is nothing to announce keys by, and from an iteration when a
+    batch has other keys than when it was drawn; ``ClosedError``. What the loader raises for a batch
+    reaches the caller in that batch's place.
+
+    Blocking: asking for a batch waits for the loader, and until the batch's rows have been read.
+
+    Source: Lookahead of MLKV (III-C), the request preprocessor of RecDB (4.2).
+
+    >>> batches = [np.array([1, 2]), np.array([2, 3])]
+    >>> loader = embedrock.LookaheadLoader(batches, store, keys_of=lambda batch: {"ads": batch})
+    >>> for batch in loader:
+    ...     report = table.update(batch, np.ones((2, 4), np.float32), lr=0.1)
+    >>> len(loader), loader.stats()["handed_out"]
+    (2, 2)
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[B],
+        model: Any,
+        depth: int = 512,
+        keys_of: KeysOf | None = None,
+    ) -> None:
+        """Draws and announces nothing before it is iterated."""
+        self.loader = loader
+        """The loader that is wrapped."""
+        self.depth = whole("depth", depth, 1)
+        """The most batches that are announced ahead."""
+        self._stores = stores_of(model)
+        if keys_of is None and isinstance(model, Store):
+            raise MisuseError(
+                "keys_of is None, and a store does not know what a batch reads; pass keys_of=, a "
+                "function from a batch to {table: keys}, or the model instead of the store"
+            )
+        self._finder = KeyFinder(for_model(model) if keys_of is None else keys_of, self._stores)
+        for store in self._stores:
+            if store.closed:
+                raise ClosedError(f"store {store.path} is closed; open it again")
+        self._feed: Feed | None = None
+        self._counts = FeedCounts()
+
+    def __iter__(self) -> Iterator[B]:
+        """A pass over the loader. It ends the pass before, if that has not ended."""
+        return self._batches(self._open())
+
+    def __len__(self) -> int:
+        """How many batches the loader says it has. Errors: ``TypeError`` when it does not say."""
+        return len(self.loader)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        """Ends the pass that is under way and forgets what it announced.
+
+        A ``for`` loop that ends or breaks does so by itself; one that an exception has ended does
+        when the exception is gone.
+        """
+        feed, self._feed = self._feed, None
+        if feed is not None:
+            self._counts = feed.counts
+            feed.close()
+
+    def stats(self) -> dict[str, int]:
+        """Counts of the pass that is under way, or of the last one.
+
+        ``handed_out`` batches, of which ``announced`` were announced before; ``refused``, how often
+        the window had no room. What the window did is in ``Store.window.stats()``.
+        """
+        return asdict(self._counts if self._feed is None else self._feed.counts)
+
+    def state_dict(self) -> Any:
+        """The state of the loader behind the batch that was handed out last.
+
+        Batches that were drawn ahead are not part of it: a run that goes on from it draws them
+        again. Errors: ``MisuseError`` when the loader has no ``state_dict``.
+        """
+        self._check_stateful()
+        if self._feed is not None:
+            return self._feed.position
+        return self.loader.state_dict()  # type: ignore[attr-defined]
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Brings the loader to a state; a pass that is under way ends."""
+        self._check_stateful()
+        self.close()
+        self.loader.load_state_dict(state_dict)  # type: ignore[attr-defined]
+
+    def _check_stateful(self) -> None:
+        if not (hasattr(self.loader, "state_dict") and hasattr(self.loader, "load_state_dict")):
+            raise MisuseError(
+                f"the wrapped loader, {type(self.loader).__name__}, has no state_dict() and "
+                f"load_state_dict(): it cannot tell its position"
+            )
+
+    def _open(self) -> Feed:
+        self.close()
+        self._feed = Feed(self.loader, self._finder, self._stores, self.depth)
+        return self._feed
+
+    def _batches(self, feed: Feed) -> Iterator[B]:
+        drawn = None
+        try:
+            while True:
+                if drawn is not None:
+                    feed.finish(drawn)
+                try:
+                    drawn = feed.take()
+                except StopIteration:
+                    return
+                batch: B = feed.hand_out(drawn)
+                feed.begin(drawn)
+                yield batch
+        finally:
+            if self._feed is feed:
+                self.close()
+            else:
+                feed.close()

@@ -1,0 +1,119 @@
+"""A thread that works through a bounded queue, in order.
+
+Owns the thread's life: it is no daemon, ends when it is told to, and by itself when the program
+ends. What always holds: items are worked on one at a time, in the order in which they came; after
+one has failed, the others are dropped, and everybody who waits for the stage gets its error.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from time import perf_counter
+from typing import Generic, TypeVar
+
+__all__ = ["Stage"]
+
+T = TypeVar("T")
+
+_POLL_S = 0.1
+"""How often an idle stage looks whether the program has ended without telling it."""
+
+
+class Stage(Generic[T]):
+    """One stage of a pipeline."""
+
+    def __init__(
+        self, name: str, work: Callable[[T], None], limit: int, failed: Callable[[], None]
+    ) -> None:
+        """Starts a thread that calls ``work`` with each item; at most ``limit`` wait.
+
+        ``failed`` is called on that thread when ``work`` has raised.
+        """
+        self.error: BaseException | None = None
+        """What ``work`` raised first."""
+        self.told = False
+        """Whether somebody got it."""
+        self.busy_s = 0.0
+        """Seconds in ``work``."""
+        self.blocked_s = 0.0
+        """Seconds that callers waited in ``put`` and ``drain``."""
+        self._work = work
+        self._limit = limit
+        self._failed = failed
+        self._items: deque[T] = deque()
+        self._put = self._done = 0
+        self._stopping = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name=f"embedrock {name}")
+        self._thread.start()
+
+    def put(self, item: T) -> None:
+        """Adds an item; waits while the queue is full.
+
+        Errors: what an earlier item has raised.
+        """
+        with self._changed:
+            self._wait(lambda: len(self._items) < self._limit)
+            self._items.append(item)
+            self._put += 1
+            self._changed.notify_all()
+
+    def drain(self) -> None:
+        """Waits until all items so far are done.
+
+        Errors: what one of them has raised.
+        """
+        with self._changed:
+            target = self._put
+            self._wait(lambda: self._done >= target)
+
+    def check(self) -> None:
+        """Errors: what an item has raised."""
+        if self.error is not None:
+            self.told = True
+            raise self.error
+
+    def stop(self, *, discard: bool) -> None:
+        """Ends the thread when its items are done, or the one at hand with ``discard``."""
+        with self._changed:
+            self._stopping = True
+            if discard:
+                kept = 1 if self._put > self._done else 0
+                while len(self._items) > kept:
+                    self._items.pop()
+                    self._put -= 1
+            self._changed.notify_all()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _wait(self, condition: Callable[[], bool]) -> None:
+        if self.error is None and not condition():
+            begin = perf_counter()
+            self._changed.wait_for(lambda: self.error is not None or condition())
+            self.blocked_s += perf_counter() - begin
+        self.check()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._items:
+                    if self._stopping or not threading.main_thread().is_alive():
+                        return
+                    self._changed.wait(_POLL_S)
+                item = self._items[0]
+            begin = perf_counter()
+            try:
+                if self.error is None:
+                    self._work(item)
+            except BaseException as error:
+                with self._changed:
+                    self.error = error
+                self._failed()
+            del item
+            with self._changed:
+                self._items.popleft()
+                self._done += 1
+                self.busy_s += perf_counter() - begin
+                self._changed.notify_all()

@@ -1,0 +1,549 @@
+"""``Pipeline``: the same bits as a plain loop, whole commits, and how it ends."""
+
+from __future__ import annotations
+
+import math
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from windows import RecordingWindow
+
+torch = pytest.importorskip("torch")
+
+import embedrock  # noqa: E402
+from embedrock import LookaheadLoader, Pipeline, nn, optim  # noqa: E402
+from embedrock.errors import ClosedError, KeyRangeError, MisuseError, NonFiniteError  # noqa: E402
+
+DIM = 32
+USERS, ITEMS = 40_000, 60_000
+STEPS = 30
+TIGHT = "2500KiB"
+"""A budget for 10 % of the rows with element-wise Adagrad."""
+OPTIMIZERS = {
+    "rowwise_adagrad": optim.RowWiseAdagrad,
+    "adagrad": optim.Adagrad,
+    "adam": optim.Adam,
+    "sgd": optim.SGD,
+}
+
+
+def opened(path: Path, memory: str = TIGHT) -> embedrock.Store:
+    """A store whose pages are given, which saves measuring the device."""
+    return embedrock.open(path, memory=memory, seed=7, page_bytes=4096)
+
+
+class Clicks(torch.nn.Module):  # type: ignore[misc]
+    """A small DLRM: two tables of bags, one of them with two features, one of ids, an MLP."""
+
+    def __init__(self, store: embedrock.Store, kind: str = "adam", **table: Any) -> None:
+        super().__init__()
+        options = {"optimizer": kind, **table}
+        self.bags = nn.EmbeddingBagCollection(
+            [
+                nn.EmbeddingBagConfig("users", DIM, num_embeddings=USERS, **options),
+                nn.EmbeddingBagConfig(
+                    "items", DIM, ["seen", "bought"], expected_rows=ITEMS, **options
+                ),
+            ],
+            store=store,
+            concatenate=True,
+        )
+        self.place = nn.Embedding(50, DIM, store=store, name="places", optimizer=kind)
+        if not len(self.bags.tables[0]):
+            random = np.random.default_rng(2)
+            for table, keys in zip(self.bags.tables, (USERS, ITEMS), strict=True):
+                rows = random.random((keys, DIM), np.float32) - np.float32(0.5)
+                table.put(np.arange(keys) << (0 if keys == USERS else 33), rows)
+        self.dense = torch.nn.Sequential(
+            torch.nn.Linear(4 * DIM + 3, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1)
+        )
+
+    def forward(self, batch: dict[str, Any]) -> Any:
+        features = {name: batch[name] for name in ("users", "seen", "bought")}
+        parts = [batch["dense"], self.bags(features), self.place(batch["places"])]
+        return self.dense(torch.cat(parts, dim=1)).squeeze(1)
+
+
+def clicks(steps: int = STEPS, seed: int = 5, size: int = 96) -> list[dict[str, Any]]:
+    """Batches in which popular ids come back in each and most others once."""
+    random = np.random.default_rng(seed)
+    batches = []
+    for _ in range(steps):
+        items = (random.zipf(1.3, 3 * size) % ITEMS) << 33
+        offsets = np.arange(0, 3 * size, 3)
+        batches.append(
+            {
+                "users": torch.from_numpy(random.integers(0, USERS, (size, 2))),
+                "seen": (torch.from_numpy(items), torch.from_numpy(offsets)),
+                "bought": torch.from_numpy(items[:size, None]),
+                "places": torch.from_numpy(random.integers(0, 50, size)),
+                "dense": torch.from_numpy(random.random((size, 3), np.float32)),
+                "label": torch.from_numpy(random.integers(0, 2, size).astype(np.float32)),
+            }
+        )
+    return batches
+
+
+class Trained:
+    """A model with its optimizers, and a plain loop's body."""
+
+    def __init__(self, store: embedrock.Store, kind: str = "adam", **table: Any) -> None:
+        torch.manual_seed(3)
+        self.store = store
+        self.model = Clicks(store, kind, **table)
+        self.tables = OPTIMIZERS[kind](self.model, lr=0.05)
+        self.dense = torch.optim.Adam(nn.dense_parameters(self.model), lr=0.01)
+        self.losses: list[float] = []
+
+    @property
+    def optimizers(self) -> list[Any]:
+        return [self.tables, self.dense]
+
+    def step(self, batch: Any) -> None:
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(
+            self.model(batch), batch["label"]
+        )
+        loss.backward()
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        self.losses.append(loss.item())
+
+    def state(self) -> tuple[list[float], list[int], list[Any]]:
+        """Everything that training leaves."""
+        digests = [table.digest() for table in self.store.tables.values()]
+        dense = [parameter.tolist() for parameter in nn.dense_parameters(self.model)]
+        return self.losses, digests, dense
+
+
+def plainly(path: Path, memory: str, batches: Any, kind: str, **table: Any) -> Any:
+    with opened(path, memory) as store:
+        trained = Trained(store, kind, **table)
+        for batch in batches:
+            trained.step(batch)
+        state = trained.state()
+        store.commit(1)
+    return state
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_at_bound_0_results_have_the_bits_of_a_plain_loop(tmp_path: Path, kind: str) -> None:
+    batches = clicks()
+    expected = plainly(tmp_path / "plain", "128MiB", batches, kind)
+    with opened(tmp_path / "ahead") as store:
+        trained = Trained(store, kind)
+        trainer = Pipeline(trained.model, batches, staleness_bound=0, read_ahead=3)
+        for batch in trainer:
+            trained.step(batch)
+        assert trained.state() == expected
+        stats = trainer.stats()
+        assert store.stats()["misses"] > 1000
+        store.commit(1)
+    assert stats["batches"] == STEPS
+    assert stats["forwards_ahead"] == 3 * STEPS and stats["forwards_direct"] == 0
+    assert 0 < stats["rows_late"] < stats["rows_ahead"]
+    assert stats["rows_again"] == 0
+    assert stats["permits"]["staleness_max"] == 0 and stats["permits"]["in_flight"] == 0
+
+
+def test_lookahead_beside_it_changes_no_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    window = RecordingWindow(room=9)
+    monkeypatch.setattr(embedrock.Store, "window", window, raising=False)
+    batches = clicks()
+    expected = plainly(tmp_path / "plain", "128MiB", batches, "rowwise_adagrad")
+    with opened(tmp_path / "ahead") as store:
+        trained = Trained(store, "rowwise_adagrad")
+        loader = LookaheadLoader(batches, trained.model, depth=20)
+        for batch in Pipeline(trained.model, loader):
+            trained.step(batch)
+        assert trained.state() == expected
+        store.commit(1)
+    assert loader.stats()["handed_out"] == STEPS
+    assert [n for kind, n in window.calls if kind == "begin"] == list(range(1, STEPS + 1))
+    assert [n for kind, n in window.calls if kind == "finish"] == list(range(1, STEPS + 1))
+    assert window.open_numbers == []
+
+
+def test_stochastic_rounding_has_the_bits_of_a_plain_loop(tmp_path: Path) -> None:
+    batches = clicks(15)
+    half = {"dtype": torch.bfloat16}
+    expected = plainly(tmp_path / "plain", "128MiB", batches, "adagrad", **half)
+    with opened(tmp_path / "ahead") as store:
+        trained = Trained(store, "adagrad", **half)
+        for batch in Pipeline(trained.model, batches):
+            trained.step(batch)
+        assert trained.state() == expected
+        store.commit(1)
+
+
+def test_what_no_batch_announced_is_read_when_it_is_needed(tmp_path: Path) -> None:
+    # Keys of one table are not named at all, those of another only by half.
+    def keys_of(batch: Any) -> Any:
+        return {"users": batch["users"][:40], "places": batch["places"]}
+
+    batches = clicks(20)
+    expected = plainly(tmp_path / "plain", "128MiB", batches, "adagrad")
+    with opened(tmp_path / "ahead") as store:
+        trained = Trained(store, "adagrad")
+        trainer = Pipeline(trained.model, batches, keys_of=keys_of, read_ahead=4)
+        for batch in trainer:
+            trained.step(batch)
+        assert trained.state() == expected
+        store.commit(1)
+    stats = trainer.stats()
+    assert (stats["forwards_ahead"], stats["forwards_direct"]) == (20, 40)
+    assert stats["rows_again"] > 0  # users of a step that a later batch had read already
+
+
+def test_accumulated_gradients_and_clipping_have_the_bits_of_a_plain_loop(tmp_path: Path) -> None:
+    def loop(trained: Trained, batches: Any) -> None:
+        tables = optim.Adam(trained.model, lr=0.05, clip=embedrock.Clip(norm=0.05))
+        for i, batch in enumerate(batches, 1):
+            loss = trained.model(batch).square().mean()
+            loss.backward()
+            if i % 3 == 0:
+                torch.nn.utils.clip_grad_norm_(trained.model.parameters(), 0.1)
+                tables.step()
+                norms.append(tables.norm)
+                trained.dense.step()
+                trained.dense.zero_grad()
+            trained.losses.append(loss.item())
+            if i % 10 == 0:  # validation in the middle, of rows that a later batch has read
+                trained.model.eval()
+                with torch.no_grad():
+                    trained.losses.append(trained.model(ahead[i]).sum().item())
+                trained.model.train()
+
+    ahead = clicks(31)
+    norms: list[Any] = []
+    found = []
+    for name in ("plain", "ahead"):
+        with opened(tmp_path / name) as store:
+            trained = Trained(store)
+            batches = ahead[:30]
+            loop(trained, batches if name == "plain" else Pipeline(trained.model, batches))
+            found.append(trained.state())
+            store.commit(1)
+    assert found[0] == found[1]
+    assert norms[:10] == norms[10:] and None not in norms
+
+
+def test_rows_that_the_caller_changes_are_seen(store: embedrock.Store) -> None:
+    embedding = nn.Embedding(None, 2, store=store, name="ids", optimizer="sgd", initializer=0.0)
+    table = embedding.table
+    batches = [torch.tensor([1, 2]) for _ in range(6)]
+    with Pipeline(embedding, batches, read_ahead=3) as trainer:
+        for turn, batch in enumerate(trainer):
+            time.sleep(0.01)  # the next batches have been read by now
+            assert embedding(batch)[0].tolist() == [turn] * 2
+            table.put([1], np.full((1, 2), turn + 1.0, np.float32))
+        table.delete([1])
+    assert trainer.stats()["rows_again"] > 0
+
+
+def test_a_second_forward_sees_the_step_between(store: embedrock.Store) -> None:
+    embedding = nn.Embedding(None, 2, store=store, name="ids", optimizer="sgd", initializer=0.0)
+    optimizer = optim.SGD(embedding, lr=1.0)
+    seen = []
+    for batch in Pipeline(embedding, [torch.tensor([1, 2])] * 4):
+        for _ in range(2):
+            output = embedding(batch)
+            seen.append(output[0, 0].item())
+            output.sum().backward()
+            optimizer.step()
+    assert seen == [-float(i) for i in range(8)]
+
+
+@pytest.mark.parametrize("bound", [1, 3, math.inf])
+def test_a_row_is_never_staler_than_the_bound(store: embedrock.Store, bound: float) -> None:
+    # The value of the one row is minus the number of steps that its reader has seen.
+    embedding = nn.Embedding(None, 1, store=store, name="ids", optimizer="sgd", initializer=0.0)
+    optimizer = optim.SGD(embedding, lr=1.0)
+    batches = [torch.tensor([5])] * 30
+    trainer = Pipeline(embedding, batches, staleness_bound=bound, read_ahead=8)
+    staleness = []
+    for step, batch in enumerate(trainer):
+        output = embedding(batch)
+        staleness.append(step + output.item())
+        output.sum().backward()
+        optimizer.step()
+    assert max(staleness) <= min(bound, 8 + 1 + 8)  # read ahead, at hand, waiting to be applied
+    assert max(staleness) >= 1  # reading is ahead of computing
+    assert trainer.stats()["permits"]["staleness_max"] <= bound
+    assert embedding.table.get(5).item() == -30.0
+
+
+def test_a_commit_has_the_batches_up_to_its_step_and_resume_goes_on(tmp_path: Path) -> None:
+    batches = clicks(24)
+    expected = plainly(tmp_path / "plain", "128MiB", batches, "adam")
+    path = tmp_path / "ahead"
+    with pytest.warns(embedrock.UncommittedWarning), opened(path) as store:
+        trained = Trained(store)
+        for step, batch in enumerate(Pipeline(trained.model, batches, read_ahead=5), 1):
+            trained.step(batch)
+            if step == 10:
+                embedrock.save(store, trained.model, trained.optimizers, step)
+            if step == 13:
+                break
+    with opened(path) as store:
+        trained = Trained(store)
+        first = embedrock.resume(store, trained.model, trained.optimizers)
+        assert first == 10
+        for batch in Pipeline(trained.model, batches[first:]):
+            trained.step(batch)
+        losses, digests, dense = trained.state()
+        assert (expected[0][10:], *expected[1:]) == (losses, digests, dense)
+        store.commit(24)
+
+
+class Counting:
+    """A loader that tells its position."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        self.batches, self.at = batches, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.at < len(self.batches):
+            self.at += 1
+            yield self.batches[self.at - 1]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+def test_the_loaders_position_in_a_commit_is_that_of_the_batch_at_hand(
+    store: embedrock.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedrock.Store, "window", RecordingWindow(), raising=False)
+    trained = Trained(store)
+    loader = LookaheadLoader(Counting(clicks(9)), trained.model, depth=3)
+    for step, batch in enumerate(Pipeline(trained.model, loader), 1):
+        trained.step(batch)
+        if step == 4:
+            embedrock.save(store, trained.model, trained.optimizers, step, loader=loader)
+            break
+    embedrock.resume(store, trained.model, trained.optimizers, loader=loader)
+    assert loader.loader.at == 4  # type: ignore[attr-defined]
+    assert len(list(Pipeline(trained.model, loader))) == 5
+
+
+def threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("embedrock")]
+
+
+@pytest.mark.parametrize("how", ["end", "break", "raise", "close", "store"])
+def test_threads_end_with_the_loop_and_steps_that_were_made_are_applied(
+    store: embedrock.Store, how: str
+) -> None:
+    embedding = nn.Embedding(None, 1, store=store, name="ids", optimizer="sgd", initializer=0.0)
+    optimizer = optim.SGD(embedding, lr=1.0)
+    made = 0
+    trainer = Pipeline(embedding, [torch.tensor([5])] * 20)
+
+    def loop() -> None:
+        nonlocal made
+        for batch in trainer:
+            embedding(batch).sum().backward()
+            optimizer.step()
+            made += 1
+            if made == 7 and how != "end":
+                if how == "break":
+                    break
+                if how == "close":
+                    trainer.close()
+                    break
+                if how == "store":
+                    store.commit(1)
+                    store.close()
+                    break
+                raise ZeroDivisionError
+
+    if how == "raise":
+        with pytest.raises(ZeroDivisionError):
+            loop()
+        trainer.close()
+    else:
+        loop()
+    assert threads() == []
+    if how != "store":
+        assert embedding.table.get(5).item() == -float(made)
+        assert store._run is None
+        assert trainer.stats()["permits"]["in_flight"] <= 3
+        assert made == (20 if how == "end" else 7)
+
+
+def test_what_a_step_raises_is_raised_and_nothing_after_it_is_applied(
+    store: embedrock.Store,
+) -> None:
+    embedding = nn.Embedding(None, 1, store=store, name="ids", optimizer="sgd", initializer=0.0)
+    optimizer = optim.SGD(embedding, lr=1.0)
+    made = 0
+    with pytest.raises(NonFiniteError):
+        for batch in Pipeline(embedding, [torch.tensor([5])] * 20):
+            loss = embedding(batch).sum() * (float("nan") if made == 4 else 1.0)
+            loss.backward()
+            optimizer.step()
+            made += 1
+    assert made in (5, 6)
+    store._run and store._run.stop()
+    assert embedding.table.get(5).item() == -4.0
+    assert threads() == []
+
+
+def test_a_commit_after_a_failed_step_is_refused(store: embedrock.Store) -> None:
+    embedding = nn.Embedding(None, 1, store=store, name="ids", optimizer="sgd", initializer=0.0)
+    optimizer = optim.SGD(embedding, lr=1.0)
+    with pytest.raises(NonFiniteError), Pipeline(embedding, [torch.tensor([5])] * 3) as trainer:
+        for batch in trainer:
+            (embedding(batch).sum() * float("nan")).backward()
+            optimizer.step()
+            store.commit(1)
+    assert store.step is None
+
+
+def test_what_the_loader_raises_comes_in_its_batchs_place(store: embedrock.Store) -> None:
+    def source() -> Iterator[Any]:
+        yield from clicks(5)
+        raise RuntimeError("DataLoader worker (pid 7) exited unexpectedly")
+
+    trained = Trained(store)
+    with pytest.raises(RuntimeError, match="worker"):
+        for batch in Pipeline(trained.model, source()):
+            trained.step(batch)
+    assert len(trained.losses) == 5
+    assert threads() == []
+
+
+def test_wrong_ids_are_an_error_of_their_batch(store: embedrock.Store) -> None:
+    embedding = nn.Embedding(10, 1, store=store, name="ids", optimizer="sgd")
+    optimizer = optim.SGD(embedding, lr=1.0)
+    seen = 0
+    with pytest.raises(KeyRangeError, match=r"keys\[1\] is 10"):
+        for batch in Pipeline(embedding, [torch.tensor([i, i + 1]) for i in range(7, 15)]):
+            embedding(batch).sum().backward()
+            optimizer.step()
+            seen += 1
+    assert seen == 2
+    assert threads() == []
+
+
+def test_several_passes_and_workers(store: embedrock.Store) -> None:
+    embedding = nn.Embedding(None, 1, store=store, name="ids", optimizer="sgd", initializer=0.0)
+    optimizer = optim.SGD(embedding, lr=1.0)
+    loader = torch.utils.data.DataLoader(torch.arange(40), batch_size=4, num_workers=2)
+    trainer = Pipeline(embedding, loader)
+    for _ in range(2):
+        for batch in trainer:
+            embedding(batch).sum().backward()
+            optimizer.step()
+    assert len(trainer) == 10
+    assert embedding.table.get(np.arange(40)).ravel().tolist() == [-2.0] * 40
+
+
+def test_bad_arguments_are_refused(store: embedrock.Store, tmp_path: Path) -> None:
+    embedding = nn.Embedding(None, 1, store=store, name="ids")
+    for bad in (-1, 0.5, None):
+        with pytest.raises(MisuseError, match="staleness_bound is"):
+            Pipeline(embedding, [], staleness_bound=bad)  # type: ignore[arg-type]
+    with pytest.raises(MisuseError, match="read_ahead is 0"):
+        Pipeline(embedding, [], read_ahead=0)
+    with pytest.raises(MisuseError, match="model is a Store"):
+        Pipeline(store, [])
+    with embedrock.open(tmp_path / "other", memory="64MiB") as other:
+        both = torch.nn.ModuleList([embedding, nn.Embedding(None, 1, store=other, name="ids")])
+        with pytest.raises(MisuseError, match="in 2 stores"):
+            Pipeline(both, [])
+    first = iter(Pipeline(embedding, [torch.tensor([1])] * 3))
+    next(first)
+    with pytest.raises(MisuseError, match="another pipeline works"):
+        iter(Pipeline(embedding, [torch.tensor([1])]))
+    del first
+    assert threads() == []
+    store.close()
+    with pytest.raises(ClosedError):
+        Pipeline(embedding, [])
+
+
+SCRIPT = """
+import signal, sys, time
+import torch, embedrock
+signal.signal(signal.SIGINT, signal.default_int_handler)
+with embedrock.open(sys.argv[1], memory="64MiB", max_disk_bytes=100 << 20) as store:
+    embedding = embedrock.nn.Embedding(None, 1, store=store, name="ids", initializer=0.0)
+    optimizer = embedrock.optim.RowWiseAdagrad(embedding, lr=1.0)
+    trainer = embedrock.Pipeline(embedding, [torch.tensor([5])] * 1_000_000)
+    for step, batch in enumerate(trainer, 1):
+        embedding(batch).sum().backward()
+        optimizer.step()
+        if step == 50:
+            store.commit(step)
+            print("ready", flush=True)
+"""
+
+
+def test_ctrl_c_ends_a_program_with_a_pipeline(tmp_path: Path) -> None:
+    path = tmp_path / "ahead"
+    with subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        child.send_signal(signal.SIGINT)
+        _, errors = child.communicate(timeout=60)
+    assert "KeyboardInterrupt" in errors
+    assert "Traceback" in errors and child.returncode != 0
+    with embedrock.open(path, memory="64MiB") as store:
+        assert store.step == 50
+
+
+def test_a_program_that_fails_within_the_loop_ends(tmp_path: Path) -> None:
+    script = (
+        SCRIPT.replace('print("ready", flush=True)', "raise ZeroDivisionError")
+        .replace("with embedrock.open(", "store = embedrock.open(")
+        .replace(") as store:\n", ")\nif True:\n")
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "ahead")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "ZeroDivisionError" in done.stderr and done.returncode == 1
+
+
+@pytest.mark.parametrize("how", ["look-ahead", "pipeline", "both"])
+def test_the_engines_window_changes_no_bit(tmp_path: Path, how: str) -> None:
+    batches = clicks()
+    expected = plainly(tmp_path / "plain", "128MiB", batches, "adagrad")
+    with opened(tmp_path / "ahead") as store:
+        trained = Trained(store, "adagrad")
+        loader: Any = batches
+        if how != "pipeline":
+            loader = LookaheadLoader(batches, trained.model, depth=12)
+        if how != "look-ahead":
+            loader = Pipeline(trained.model, loader)
+        for batch in loader:
+            trained.step(batch)
+        assert trained.state() == expected
+        window = store.window.stats()
+        store.commit(1)
+    assert window["batches"] >= STEPS
+    assert window["finished"] == window["announced"] == window["batches"]
+    assert window["rows_loaded"] > 1000
