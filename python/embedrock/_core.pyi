@@ -202,7 +202,7 @@ class Store:
     def scan(self, /, table: TableId) -> Scan:
         """Starts an iteration over the written rows of the table."""
 
-    def digest(self, /, table: TableId) -> int:
+    def digest(self, /, table: TableId, progress: _Progress | None = None) -> int:
         """A hash of all written rows, values and state, independent of their order."""
 
     def commit(self, /, step: int, meta: str, state: Sequence[tuple[str, bytes]]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from embedrock.errors import EmbedrockError, MisuseError
+from embedrock.errors import EmbedrockError, ForkedError, MisuseError
 from embedrock.optimum import optimal_hits
 from embedrock.trace import Trace
 
@@ -44,17 +44,20 @@ class Recording:
 
     ``Store.record`` makes it; it ends with its ``with`` block, with ``stop()``, or by itself when
     the keys take the bytes that were allowed. Closing the store ends it, too.
+
+    It belongs to the process that began it: in a forked child it does not run, ``stop()`` does
+    nothing, and only one that had ended before the fork can be reported.
     """
 
     def __init__(self, store: Store, max_bytes: int) -> None:
         """Not for callers: recordings come from ``Store.record``."""
         # Whoever keeps a recording does not keep the store open.
         self._store, self._left = weakref.ref(store), max_bytes
-        self._lock = threading.RLock()
+        # A forked child may inherit the lock taken, by a thread that it does not have.
+        self._lock, self._process = threading.RLock(), os.getpid()
         self._batches: list[list[Part]] = []
-        self._marks: list[tuple[int, dict[str, Any], float]] = []
+        self._marks = [(0, store.stats(), time.perf_counter())]
         self._full = False
-        self._mark()
 
     @property
     def batches(self) -> int:
@@ -64,13 +67,13 @@ class Recording:
     @property
     def running(self) -> bool:
         """Whether it still records."""
-        store = self._store()
-        return store is not None and self in store._recordings
+        return os.getpid() == self._process and self._listed()
 
     def stop(self) -> None:
         """Ends the recording; a second call does nothing."""
-        with self._lock:
-            self._stop()
+        if os.getpid() == self._process:
+            with self._lock:
+                self._stop()
 
     def __enter__(self) -> Recording:
         """The recording itself."""
@@ -116,13 +119,19 @@ class Recording:
           distinct rows of each batch. A cache that is full of rows from before the recording may
           beat the optimum, which begins empty; a note says when the recording is too short.
 
-        Errors: ``MisuseError`` while it runs, or with fewer than three batches. Blocking: computes
-        for some seconds per ten million keys.
+        Errors: ``MisuseError`` while it runs, or with fewer than three batches; ``ForkedError`` in
+        a child that was forked while it ran. Blocking: computes for some seconds per ten million
+        keys.
 
         Source: Belady (1966) for the best cache.
         """
         if self.running:
             raise MisuseError("the recording still runs; stop() it, or leave its with block")
+        if self._listed():
+            raise ForkedError(
+                f"the recording runs in process {self._process}, this is its forked child "
+                f"{os.getpid()}: report it there, or save() it and read the trace here"
+            )
         if self.batches < 3:
             raise MisuseError(f"{self.batches} batches were recorded, expected at least 3")
         first, before, began = min(self._marks, key=lambda m: abs(m[0] - self.batches // 3))
@@ -158,6 +167,11 @@ class Recording:
             "classes": classes,
             "notes": notes,
         }
+
+    def _listed(self) -> bool:
+        """Whether the store tells it of verbs, here or in the process that this was forked from."""
+        store = self._store()
+        return store is not None and self in store._recordings
 
     def _add(self, parts: Sequence[Part]) -> None:
         with self._lock:

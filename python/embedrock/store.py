@@ -388,6 +388,8 @@ class Store:
         beside the best possible one, and saves the keys as a trace. It ends with its ``with`` block
         or ``stop()``, or when the keys take ``max_bytes``, which the memory budget does not cover.
 
+        Errors: ``ClosedError``, ``ForkedError``.
+
         >>> with store.record() as recording:
         ...     for step in range(9):
         ...         rows = table.get([1, 2, 3])

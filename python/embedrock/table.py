@@ -15,7 +15,7 @@ from embedrock.errors import EmbedrockError, KeyRangeError, MisuseError
 from embedrock.optimizers import OptimizerSpec, hyper
 
 if TYPE_CHECKING:
-    from embedrock.store import Store
+    from embedrock.store import Progress, Store
 
 __all__ = ["Table", "UpdateReport"]
 
@@ -440,10 +440,11 @@ class Table:
         """
         return (keys for keys, _ in self.items(batch_size))
 
-    def digest(self) -> int:
+    def digest(self, progress: Progress | None = None) -> int:
         """A 64-bit hash of all written rows, values and state, whatever their order on disk.
 
-        Two tables of equal parameters with equal rows have equal digests.
+        Two tables of equal parameters with equal rows have equal digests. ``progress(done, total)``
+        is called now and then, in rows. Ctrl-C ends it between two batches.
 
         Blocking: reads the table once.
 
@@ -451,7 +452,7 @@ class Table:
         True
         """
         self._store._settle()
-        return self._store._core.digest(self._handle)
+        return self._store._core.digest(self._handle, progress)
 
     def _batches(
         self, scan: _core.Scan, batch_size: int, state: bool

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import embedrock
-from embedrock.errors import MisuseError
+from embedrock.errors import ClosedError, EmbedrockError, MisuseError
+from embedrock.recording import Recording
 from embedrock.trace import load
 
 ROWS, DIM = 20_000, 8
@@ -131,6 +136,78 @@ def test_a_recording_keeps_no_store_open(tmp_path: Path) -> None:
     with embedrock.open(tmp_path / "store", "16MiB") as again:
         assert again.step == 1
     assert not recording.running
+
+
+def test_a_closed_store_records_nothing(tmp_path: Path) -> None:
+    store = embedrock.open(tmp_path / "store", "16MiB")
+    store.close()
+    with pytest.raises(ClosedError):
+        store.record()
+
+
+def in_child_beside_a_locked_recording(
+    store: embedrock.Store, recording: Recording, work: Callable[[], object]
+) -> str:
+    """What ``work`` ends with in a child, forked while another thread holds the locks."""
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with recording._lock, store._recordings_lock:
+            held.set()
+            done.wait()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        # Whoever waits for a lock that nobody here can give back is killed instead of hanging.
+        signal.alarm(20)
+        text = "done"
+        try:
+            work()
+        except EmbedrockError as error:
+            text = f"{type(error).__name__}: {error}"
+        finally:
+            os.write(writer, text.encode())
+            os._exit(0)
+    done.set()
+    holder.join()
+    os.close(writer)
+    with os.fdopen(reader) as answer:
+        text = answer.read()
+    os.waitpid(child, 0)
+    return text
+
+
+# A child forked while another thread noted its keys waited for ever for that thread's lock: in
+# stop(), at the end of a with block, and when the store was closed or collected.
+def test_a_forked_child_does_not_wait_for_a_lock_of_its_parent(store: embedrock.Store) -> None:
+    table = store.table("rows")
+    ended = store.record()
+    recording = store.record()
+    for _ in range(9):
+        table.get(np.arange(100))
+    ended.stop()
+    cases: list[tuple[Callable[[], object], str]] = [
+        (recording.stop, "done"),
+        (lambda: recording.__exit__(), "done"),
+        (lambda: recording.running or recording.trace(), "done"),
+        (recording.report, "ForkedError: the recording runs in process"),
+        (ended.report, "done"),
+        (lambda: table.get([1]), "ForkedError"),
+        (store.record, "ForkedError"),
+        (store.close, "ForkedError"),
+        (store.__del__, "done"),
+    ]
+    for work, expected in cases:
+        found = in_child_beside_a_locked_recording(store, recording, work)
+        assert found.startswith(expected), found
+    assert recording.running
+    table.get([1])
+    recording.stop()
+    assert recording.batches == 10
 
 
 def test_scans_and_deletes_count_as_verbs(store: embedrock.Store) -> None:

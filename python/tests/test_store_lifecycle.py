@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
+import json
 import os
 import pickle
 import signal
@@ -367,6 +368,48 @@ class TestProcesses:
             with pytest.raises(MisuseError, match="read"):
                 reader.commit(2)
         np.testing.assert_array_equal(filled.get([1]), numbered([50]))
+
+    # The limit does not hold for a process with CAP_IPC_LOCK, which that of a container has not.
+    def test_without_memory_to_lock_a_store_works_and_says_what_it_lacks(
+        self, tmp_path: Path
+    ) -> None:
+        script = """
+            import ctypes, json, resource, sys
+            import numpy as np
+            libc = ctypes.CDLL(None)
+            header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+            held = (ctypes.c_uint32 * 6)()
+            assert libc.capget(header, held) == 0
+            held[0] &= ~(1 << 14)
+            held[1] &= ~(1 << 14)
+            assert libc.capset(header, held) == 0
+            resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536))
+            import embedrock
+            with embedrock.open(sys.argv[1], 2 << 20, max_disk_bytes=100 << 20) as store:
+                table = store.table("t", 4, 100_000, initializer=0.0)
+                keys = np.arange(100_000)
+                table.put(keys, np.repeat(keys[:, None], 4, 1).astype(np.float32))
+                store.commit(1)
+                assert (table.get(keys)[:, 2] == keys).all()
+                stats = store.stats()
+                print(json.dumps([stats["device"]["io"], stats["device"]["notes"]]))
+        """
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / "s")],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        io, notes = json.loads(done.stdout)
+        if io == "pread":
+            pytest.skip(f"io_uring cannot be used: {notes}")
+        # Some kernels refuse the ring, too, or a deep one.
+        lacking = ("io_uring without registered buffers: ", "io_uring for ", "pread instead of ")
+        said = [note for note in notes if note.startswith(lacking)]
+        assert said and all("raise the limit of locked memory" in note for note in said), notes
+        assert len(set(notes)) == len(notes)
 
 
 class TestWholeStores:

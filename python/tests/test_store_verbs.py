@@ -316,6 +316,30 @@ class TestItems:
         two.put([3], numbered([4]))
         assert one.digest() != two.digest()
 
+    @pytest.mark.parametrize("growing", [False, True])
+    def test_a_digest_tells_how_many_rows_it_has_seen(
+        self, store: embedrock.Store, growing: bool
+    ) -> None:
+        rows = 100_000
+        table = store.table("many", 4, None if growing else 2 * rows)
+        table.put(np.arange(rows), numbered(np.arange(rows)))
+        seen: list[tuple[int, int]] = []
+        digest = table.digest(lambda done, total: seen.append((done, total)))
+        assert digest == table.digest()
+        assert seen[0] == (0, rows) and seen[-1] == (rows, rows)
+        assert len(seen) >= 4 and seen == sorted(seen)
+
+    def test_an_exception_of_the_progress_ends_a_digest(self, filled: embedrock.Table) -> None:
+        raised = ZeroDivisionError("of the caller")
+
+        def progress(done: int, total: int) -> None:
+            raise raised
+
+        with pytest.raises(ZeroDivisionError) as caught:
+            filled.digest(progress)
+        assert caught.value is raised
+        assert filled.digest() == filled.digest()
+
 
 class TestSeveralTables:
     def test_one_call_serves_tables_of_different_width(self, store: embedrock.Store) -> None:

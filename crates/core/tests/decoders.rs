@@ -133,7 +133,7 @@ fn read_all(path: &Path) -> embedrock_core::Result<Store> {
         let (v, s) = (&mut values[..], Some(&mut state[..]));
         store.get(&mut [GetBatch { table: info.id, keys: &keys, values: v.into(), state: s }])?;
         if info.rows < 1 << 20 && info.spec.num_embeddings.is_none_or(|rows| rows < 1 << 20) {
-            store.digest(info.id)?;
+            store.digest(info.id, &mut |_, _| Ok(()))?;
         }
     }
     store.state()?;

@@ -504,7 +504,7 @@ fn forking_trainer() {
         store.lookahead(table, &keys).err(),
         store.commit(8, "", &[]).err(),
         store.scan(table).err(),
-        store.digest(table).err(),
+        store.digest(table, &mut |_, _| Ok(())).err(),
         store.state().err(),
         store.stats().err(),
         store.len(table).err(),

@@ -1,7 +1,7 @@
 //! Whole-store work: check every page, copy a commit.
 //!
 //! Both run detached and look for signals whenever the engine reports progress, so that Ctrl-C
-//! ends them between two batches.
+//! ends them between two batches; what a store itself does at length reports in the same way.
 
 use crate::error::{Carried, OrRaise};
 use crate::store::json_value;
@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 /// Tells Python how far the engine is, and lets Ctrl-C through.
-fn report(
+pub(crate) fn report(
     carried: &mut Carried,
     progress: Option<&Py<PyAny>>,
     done: u64,

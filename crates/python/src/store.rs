@@ -6,6 +6,7 @@ mod window;
 
 use crate::arrays::{Keys, Rows, RowsOut, ValuesOut, to_fill};
 use crate::error::{Carried, OrRaise, misuse};
+use crate::maintenance::report;
 use crate::scan::Scan;
 use embedrock_core as core;
 use numpy::PyReadwriteArray1;
@@ -282,10 +283,24 @@ impl Store {
     }
 
     /// A hash of all written rows, values and state, independent of their order.
-    fn digest(&self, py: Python<'_>, table: PyRef<'_, TableId>) -> PyResult<u64> {
+    ///
+    /// `progress(done, total)` is called now and then, in rows; what it raises ends the digest.
+    #[pyo3(signature = (table, progress=None))]
+    fn digest(
+        &self,
+        py: Python<'_>,
+        table: PyRef<'_, TableId>,
+        progress: Option<Py<PyAny>>,
+    ) -> PyResult<u64> {
         modify::refuse_reentry(py, &self.0)?;
         let table = table.0;
-        py.detach(|| self.0.digest(table)).or_raise(py)
+        let mut carried = Carried::default();
+        let outcome = py.detach(|| {
+            self.0.digest(table, &mut |done, total| {
+                report(&mut carried, progress.as_ref(), done, total)
+            })
+        });
+        carried.resolve(py, outcome)
     }
 
     /// Fills the cache with stored rows; returns how many were loaded.

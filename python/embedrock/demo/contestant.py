@@ -149,11 +149,14 @@ class _Contestant:
 
 def digests(store: Store, sink: Sink, name: str) -> dict[str, int]:
     """The digest of every table."""
-    found = {}
-    with Task(sink, f"{name}: digests", len(store.tables)) as task:
+    found: dict[str, int] = {}
+    with Task(sink, f"{name}: digests", sum(map(len, store.tables.values()))) as task:
         for table in store.tables.values():
-            found[table.name] = table.digest()
-            task.advance()
+
+            def advance(done: int, _: int, before: int = task.done) -> None:
+                task.to(before + done)
+
+            found[table.name] = table.digest(advance)
     return found
 
 

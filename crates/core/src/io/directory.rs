@@ -8,8 +8,8 @@
 //! engine keeps to this by writing row pages through queues alone; a file's header is written and
 //! synced before its first row page. Files are never mapped.
 //!
-//! The back end is chosen once, when the medium is opened; [`DirectoryMedium::notes`] says what
-//! could not be had and why.
+//! The back end is chosen once, when the medium is opened. A queue for which the kernel then has
+//! too little memory to lock does without: [`Medium::notes`] says what could not be had and why.
 
 #![expect(unsafe_code, reason = "fallocate, statvfs and statx have no safe wrapper in std")]
 
@@ -39,11 +39,23 @@ static ZEROS: [u8; 65_536] = [0; 65_536];
 pub struct DirectoryMedium {
     path: PathBuf,
     directory: fs::File,
+    choice: IoChoice,
     kind: IoKind,
     /// The alignment of direct requests; `None` where the file system refuses them.
     direct: Option<usize>,
     notes: Vec<String>,
+    lacking: Lacking,
     workers: OnceLock<Arc<Workers>>,
+    #[cfg(target_os = "linux")]
+    make_ring: super::uring::MakeRing,
+}
+
+/// What a queue had to do without, each said once.
+#[derive(Debug, Default)]
+struct Lacking {
+    depth: OnceLock<String>,
+    registration: OnceLock<String>,
+    ring: OnceLock<String>,
 }
 
 impl DirectoryMedium {
@@ -79,17 +91,53 @@ impl DirectoryMedium {
             }
             None => None,
         };
-        Ok(Self { path, directory, kind, direct, notes, workers: OnceLock::new() })
-    }
-
-    /// What was wanted and could not be had, one sentence each; for `info` and a warning.
-    pub fn notes(&self) -> &[String] {
-        &self.notes
+        Ok(Self {
+            path,
+            directory,
+            choice,
+            kind,
+            direct,
+            notes,
+            lacking: Lacking::default(),
+            workers: OnceLock::new(),
+            #[cfg(target_os = "linux")]
+            make_ring: super::uring::build,
+        })
     }
 
     /// The absolute path.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// A ring for `depth` requests, or for as many as the kernel gives; `None` when threads serve
+    /// instead.
+    #[cfg(target_os = "linux")]
+    fn ring(&self, depth: usize) -> Result<Option<super::uring::Ring>> {
+        use super::uring::{Ring, why_refused};
+        match Ring::new(depth, self.make_ring) {
+            Ok(ring) => {
+                if let Some(error) = &ring.refused {
+                    let found = ring.depth;
+                    self.lacking.depth.get_or_init(|| {
+                        let why = why_refused(error);
+                        format!("io_uring for {found} requests, not {depth}: {why}")
+                    });
+                }
+                Ok(Some(ring))
+            }
+            Err(source) if self.choice == IoChoice::Uring => {
+                let what = format!("make an io_uring of {depth} entries (io=\"pread\" needs none)");
+                Err(Error::os(what, source))
+            }
+            Err(error) => {
+                self.lacking.ring.get_or_init(|| {
+                    let why = why_refused(&error);
+                    format!("pread instead of io_uring for {depth} requests: {why}")
+                });
+                Ok(None)
+            }
+        }
     }
 
     fn what(&self, verb: &str, name: &str) -> String {
@@ -186,15 +234,29 @@ impl Medium for DirectoryMedium {
     fn queue(&self, depth: usize, buffers: usize, buffer_bytes: usize) -> Result<Box<dyn Queue>> {
         let alignment = self.alignment();
         check_queue(depth, buffers, buffer_bytes, alignment)?;
+        let depth = depth.min(buffers);
         let pool = BufferPool::new(buffers, buffer_bytes)?;
-        match self.kind {
-            #[cfg(target_os = "linux")]
-            IoKind::Uring => Ok(Box::new(super::uring::UringQueue::new(depth, pool, alignment)?)),
-            _ => {
-                let workers = Arc::clone(self.workers.get_or_init(Workers::new));
-                Ok(Box::new(PreadQueue::new(depth, pool, alignment, workers)?))
+        #[cfg(target_os = "linux")]
+        if self.kind == IoKind::Uring
+            && let Some(ring) = self.ring(depth)?
+        {
+            use super::uring::{UringQueue, why_refused};
+            let (queue, refused) = UringQueue::new(ring, pool, alignment, true);
+            if let Some(error) = refused {
+                self.lacking.registration.get_or_init(|| {
+                    format!("io_uring without registered buffers: {}", why_refused(&error))
+                });
             }
+            return Ok(Box::new(queue));
         }
+        let workers = Arc::clone(self.workers.get_or_init(Workers::new));
+        Ok(Box::new(PreadQueue::new(depth, pool, alignment, workers)?))
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let Lacking { depth, registration, ring } = &self.lacking;
+        let later = [depth, registration, ring].into_iter().filter_map(OnceLock::get);
+        self.notes.iter().chain(later).cloned().collect()
     }
 }
 
@@ -536,5 +598,59 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let error = DirectoryMedium::open(directory.path().join("none"), IoChoice::Auto);
         assert_eq!(error.unwrap_err().kind(), ErrorKind::NotFound);
+    }
+
+    // Some kernels count rings against the limit of locked memory. A queue that did not get its
+    // ring failed, and with it the opening of the store.
+    #[test]
+    #[cfg(target_os = "linux")]
+    #[expect(clippy::print_stderr, reason = "a skipped test says why")]
+    fn a_queue_does_without_what_locked_memory_does_not_allow() {
+        use crate::io::uring::{build, uring_works};
+        if let Err(reason) = uring_works() {
+            eprintln!("skipped: io_uring cannot be used: {reason}");
+            return;
+        }
+        fn up_to<const MOST: u32>(entries: u32) -> io::Result<io_uring::IoUring> {
+            if entries > MOST {
+                return Err(io::Error::from_raw_os_error(libc::ENOMEM));
+            }
+            build(entries)
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let open = |choice, make_ring| {
+            let medium = DirectoryMedium::open(directory.path(), choice).unwrap();
+            DirectoryMedium { make_ring, ..medium }
+        };
+        let refused = "Cannot allocate memory";
+        let cases: [(IoChoice, super::super::uring::MakeRing, usize, &str); 4] = [
+            (IoChoice::Auto, up_to::<128>, 128, ""),
+            (IoChoice::Auto, up_to::<100>, 64, "io_uring for 64 requests, not 128: "),
+            (IoChoice::Uring, up_to::<100>, 64, "io_uring for 64 requests, not 128: "),
+            (IoChoice::Auto, up_to::<3>, 128, "pread instead of io_uring for 128 requests: "),
+        ];
+        for (choice, make_ring, depth, said) in cases {
+            let medium = open(choice, make_ring);
+            let known = medium.notes();
+            let name = format!("{choice:?}-{depth}-{}", said.len());
+            let file = medium.open(&name, OpenMode::CreateNew).unwrap();
+            file.write_at(&[7; 256 * 4096], 0).unwrap();
+            for _ in 0..2 {
+                let mut queue = medium.queue(128, 128, 4096).unwrap();
+                assert_eq!(queue.depth(), depth);
+                let mut done = Vec::new();
+                for page in 0..queue.depth() as u64 {
+                    let buffer = queue.acquire().unwrap();
+                    queue.read(&file, page * 4096, 4096, buffer, page).unwrap();
+                }
+                queue.wait(depth, &mut done).unwrap();
+                assert!(done.iter().all(|c| c.result.is_ok() && queue.buffer(c.buffer)[5] == 7));
+            }
+            let later = medium.notes().split_off(known.len());
+            assert_eq!(later.len(), usize::from(!said.is_empty()), "said once: {later:?}");
+            assert!(later.iter().all(|n| n.starts_with(said) && n.contains(refused)), "{later:?}");
+        }
+        let error = open(IoChoice::Uring, up_to::<3>).queue(128, 128, 4096).err().unwrap();
+        assert!(error.message().contains("io=\"pread\" needs none"), "{error}");
     }
 }

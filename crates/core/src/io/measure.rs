@@ -10,6 +10,10 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// The time since some moment in the past. Devices are measured by the machine's clock; the tests
+/// have devices with a clock of their own.
+type Clock<'a> = &'a dyn Fn() -> Duration;
+
 /// Request sizes in bytes that are worth measuring.
 pub const SIZES: [usize; 8] = [512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536];
 
@@ -93,9 +97,12 @@ pub fn measure(
     sizes.dedup();
     let mut points: Vec<CurvePoint> =
         sizes.iter().map(|bytes| CurvePoint { bytes: *bytes, requests_per_s: 0.0 }).collect();
+    let begin = Instant::now();
+    let clock: Clock<'_> = &|| begin.elapsed();
     for _ in 0..TURNS {
         for point in &mut points {
-            let rate = random_reads(medium, file, &[0], length, point.bytes, depth, slice)?;
+            let bytes = point.bytes;
+            let rate = random_reads(medium, file, &[0], length, bytes, depth, slice, clock)?;
             point.requests_per_s = point.requests_per_s.max(rate);
         }
     }
@@ -113,11 +120,24 @@ pub fn sufficient_depth(
     depths: &[usize],
     slice: Duration,
 ) -> Result<usize> {
+    let begin = Instant::now();
+    sufficient_by(&|| begin.elapsed(), medium, file, bytes, depths, slice)
+}
+
+fn sufficient_by(
+    clock: Clock<'_>,
+    medium: &dyn Medium,
+    file: &Arc<dyn File>,
+    bytes: usize,
+    depths: &[usize],
+    slice: Duration,
+) -> Result<usize> {
     let length = file.len()?;
     let mut rates = vec![0.0f64; depths.len()];
     for _ in 0..TURNS {
         for (rate, depth) in rates.iter_mut().zip(depths) {
-            *rate = rate.max(random_reads(medium, file, &[0], length, bytes, *depth, slice)?);
+            let turn = random_reads(medium, file, &[0], length, bytes, *depth, slice, clock)?;
+            *rate = rate.max(turn);
         }
     }
     Ok(sufficient(depths, &rates))
@@ -152,7 +172,9 @@ pub fn random_read_rate_in(
     depth: usize,
     seconds: f64,
 ) -> Result<f64> {
-    random_reads(medium, file, areas, area_bytes, bytes, depth, Duration::from_secs_f64(seconds))
+    let (slice, begin) = (Duration::from_secs_f64(seconds), Instant::now());
+    let clock: Clock<'_> = &|| begin.elapsed();
+    random_reads(medium, file, areas, area_bytes, bytes, depth, slice, clock)
 }
 
 /// Creates `name` with `bytes` (rounded up to 256 KiB) of data that does not compress, for
@@ -190,6 +212,7 @@ fn release_all(queue: &mut dyn Queue, done: &mut Vec<Completion>) -> Result<()> 
     Ok(())
 }
 
+#[expect(clippy::too_many_arguments, reason = "one measurement, named by the functions above")]
 fn random_reads(
     medium: &dyn Medium,
     file: &Arc<dyn File>,
@@ -198,6 +221,7 @@ fn random_reads(
     bytes: usize,
     depth: usize,
     slice: Duration,
+    clock: Clock<'_>,
 ) -> Result<f64> {
     let per_area = area_bytes / (bytes as u64).max(1);
     let places = per_area * areas.len() as u64;
@@ -213,7 +237,10 @@ fn random_reads(
         let offset = areas[(place / per_area) as usize] + place % per_area * bytes as u64;
         queue.read(file, offset, bytes, buffer, asked)
     };
-    while let Some(buffer) = queue.acquire() {
+    // The system may give less than was asked for.
+    let depth = queue.depth();
+    while queue.in_flight() < depth {
+        let buffer = queue.acquire().expect("a buffer for each request of the depth");
         ask(queue.as_mut(), buffer)?;
     }
     // The first depth of answers fills the device's pipeline and is not counted.
@@ -223,7 +250,7 @@ fn random_reads(
         queue.wait(1, &mut done)?;
         answered += done.len();
         if started.is_none() && answered >= depth {
-            (started, answered) = (Some(Instant::now()), 0);
+            (started, answered) = (Some(clock()), 0);
         }
         for completion in done.drain(..) {
             completion.result?;
@@ -231,9 +258,11 @@ fn random_reads(
         }
         if let Some(started) = started
             && answered > 0
-            && started.elapsed() >= slice
         {
-            return Ok(answered as f64 / started.elapsed().as_secs_f64());
+            let took = clock().saturating_sub(started);
+            if took >= slice {
+                return Ok(answered as f64 / took.as_secs_f64());
+            }
         }
     }
 }
@@ -241,7 +270,8 @@ fn random_reads(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::io::SimMedium;
+    use crate::io::{BufferId, IoKind, SimMedium};
+    use std::sync::atomic::{AtomicU64, Ordering};
 
     fn point(bytes: usize, requests_per_s: f64) -> CurvePoint {
         CurvePoint { bytes, requests_per_s }
@@ -266,11 +296,190 @@ mod tests {
         assert_eq!(sufficient(&depths, &[10.0, 50.0, 98.0, 100.0]), 64);
         assert_eq!(sufficient(&depths, &[10.0, 50.0, 90.0, 100.0]), 128);
         assert_eq!(sufficient(&depths, &[100.0, 50.0, 90.0, 100.0]), 16);
-        let medium = SimMedium::new(1);
-        let file = scratch_file(&medium, "scratch", 300_000).unwrap();
-        let slice = Duration::from_millis(1);
-        let depth = sufficient_depth(&medium, &file, 4096, &depths, slice).unwrap();
-        assert!(depths.contains(&depth));
+        assert_eq!(sufficient(&depths, &[0.0; 4]), 16);
+        assert_eq!(sufficient(&[], &[]), 1);
+    }
+
+    /// A device that works on at most `parallel` reads at once, each for 100 µs of its own time.
+    #[derive(Debug)]
+    struct TimedDevice {
+        medium: SimMedium,
+        parallel: usize,
+        /// Most requests that its queues take.
+        depth_max: usize,
+        noise: Noise,
+        nanoseconds: Arc<AtomicU64>,
+    }
+
+    /// What somebody else's use of a device makes of the time that answers take.
+    #[derive(Clone, Copy, Debug)]
+    enum Noise {
+        None,
+        /// Each wait up to twice as long.
+        Each,
+        /// For a third of all slices only half of the device.
+        Slices,
+    }
+
+    const LATENCY_NS: u64 = 100_000;
+    const SLICE: Duration = Duration::from_millis(2);
+
+    impl TimedDevice {
+        fn new(seed: u64, parallel: usize, noise: Noise) -> Self {
+            let medium = SimMedium::new(seed);
+            Self { medium, parallel, depth_max: 128, noise, nanoseconds: Arc::default() }
+        }
+
+        fn sufficient(&self) -> usize {
+            let file = scratch_file(&self.medium, "scratch", 300_000).unwrap();
+            let time = &self.nanoseconds;
+            let clock: Clock<'_> = &|| Duration::from_nanos(time.load(Ordering::Relaxed));
+            sufficient_by(clock, self, &file, 512, &[16, 32, 64, 128], SLICE).unwrap()
+        }
+    }
+
+    impl Medium for TimedDevice {
+        fn queue(&self, depth: usize, buffers: usize, bytes: usize) -> Result<Box<dyn Queue>> {
+            let queue = self.medium.queue(depth.min(self.depth_max), buffers, bytes)?;
+            let (parallel, noise) = (self.parallel, self.noise);
+            Ok(Box::new(TimedQueue { queue, parallel, noise, time: self.nanoseconds.clone() }))
+        }
+
+        fn kind(&self) -> IoKind {
+            self.medium.kind()
+        }
+        fn direct(&self) -> bool {
+            self.medium.direct()
+        }
+        fn alignment(&self) -> usize {
+            self.medium.alignment()
+        }
+        fn open(&self, name: &str, mode: OpenMode) -> Result<Arc<dyn File>> {
+            self.medium.open(name, mode)
+        }
+        fn list(&self, prefix: &str) -> Result<Vec<String>> {
+            self.medium.list(prefix)
+        }
+        fn remove(&self, name: &str) -> Result<()> {
+            self.medium.remove(name)
+        }
+        fn rename(&self, from: &str, to: &str) -> Result<()> {
+            self.medium.rename(from, to)
+        }
+        fn sync_dir(&self) -> Result<()> {
+            self.medium.sync_dir()
+        }
+        fn free_bytes(&self) -> Result<u64> {
+            self.medium.free_bytes()
+        }
+    }
+
+    struct TimedQueue {
+        queue: Box<dyn Queue>,
+        parallel: usize,
+        noise: Noise,
+        time: Arc<AtomicU64>,
+    }
+
+    impl Queue for TimedQueue {
+        fn wait(&mut self, at_least: usize, done: &mut Vec<Completion>) -> Result<()> {
+            let (at_once, before) = (self.in_flight().min(self.parallel), done.len());
+            self.queue.wait(at_least, done)?;
+            let ns = LATENCY_NS * (done.len() - before) as u64 / at_once as u64;
+            let now = self.time.load(Ordering::Relaxed);
+            let slice = now / SLICE.as_nanos() as u64;
+            let more = match self.noise {
+                Noise::Each => mix(now, 1) % (ns + 1),
+                Noise::Slices if mix(slice, 2).is_multiple_of(3) => ns,
+                Noise::Slices | Noise::None => 0,
+            };
+            self.time.store(now + ns + more, Ordering::Relaxed);
+            Ok(())
+        }
+
+        fn depth(&self) -> usize {
+            self.queue.depth()
+        }
+        fn in_flight(&self) -> usize {
+            self.queue.in_flight()
+        }
+        fn buffer_bytes(&self) -> usize {
+            self.queue.buffer_bytes()
+        }
+        fn memory_bytes(&self) -> usize {
+            self.queue.memory_bytes()
+        }
+        fn acquire(&mut self) -> Option<BufferId> {
+            self.queue.acquire()
+        }
+        fn release(&mut self, buffer: BufferId) {
+            self.queue.release(buffer);
+        }
+        fn buffer(&self, buffer: BufferId) -> &[u8] {
+            self.queue.buffer(buffer)
+        }
+        fn buffer_mut(&mut self, buffer: BufferId) -> &mut [u8] {
+            self.queue.buffer_mut(buffer)
+        }
+        fn read(
+            &mut self,
+            file: &Arc<dyn File>,
+            offset: u64,
+            bytes: usize,
+            buffer: BufferId,
+            token: u64,
+        ) -> Result<()> {
+            self.queue.read(file, offset, bytes, buffer, token)
+        }
+        fn write(
+            &mut self,
+            file: &Arc<dyn File>,
+            offset: u64,
+            bytes: usize,
+            buffer: BufferId,
+            token: u64,
+        ) -> Result<()> {
+            self.queue.write(file, offset, bytes, buffer, token)
+        }
+        fn submit(&mut self) -> Result<()> {
+            self.queue.submit()
+        }
+    }
+
+    #[test]
+    fn the_depth_is_the_one_from_which_on_the_device_is_no_faster() {
+        for (parallel, wanted) in [(1, 16), (16, 16), (32, 32), (50, 64), (64, 64), (128, 128)] {
+            for seed in 0..3 {
+                let found = TimedDevice::new(seed, parallel, Noise::None).sufficient();
+                assert_eq!(found, wanted, "{parallel} at once, seed {seed}");
+            }
+        }
+        // A device that goes on growing a little: 64 of 65 are enough, 64 of 67 are not.
+        assert_eq!(TimedDevice::new(1, 65, Noise::None).sufficient(), 64);
+        assert_eq!(TimedDevice::new(1, 67, Noise::None).sufficient(), 128);
+    }
+
+    #[test]
+    fn noise_does_not_make_a_depth_suffice_that_is_too_small() {
+        for (parallel, least) in [(32, 32), (128, 128)] {
+            for seed in 0..5 {
+                for noise in [Noise::Each, Noise::Slices] {
+                    let device = TimedDevice::new(seed, parallel, noise);
+                    // Any moment of the neighbour's work.
+                    device.nanoseconds.store(seed * 123_456_789, Ordering::Relaxed);
+                    let found = device.sufficient();
+                    assert_eq!(found, least, "{parallel} at once, {noise:?}, seed {seed}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_depth_that_the_system_does_not_give_is_not_chosen() {
+        for (depth_max, wanted) in [(100, 128), (64, 64), (20, 32)] {
+            let device = TimedDevice { depth_max, ..TimedDevice::new(1, 128, Noise::None) };
+            assert_eq!(device.sufficient(), wanted, "at most {depth_max}");
+        }
     }
 
     #[test]

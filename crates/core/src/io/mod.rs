@@ -112,8 +112,13 @@ pub trait Medium: Send + Sync + Debug {
     fn sync_dir(&self) -> Result<()>;
     /// Bytes that could still be allocated.
     fn free_bytes(&self) -> Result<u64>;
-    /// A queue of `depth` requests over `buffers` aligned buffers of `buffer_bytes` each.
+    /// A queue of `depth` requests over `buffers` aligned buffers of `buffer_bytes` each; of fewer
+    /// requests when there are fewer buffers, or the system refuses so many.
     fn queue(&self, depth: usize, buffers: usize, buffer_bytes: usize) -> Result<Box<dyn Queue>>;
+    /// What was wanted so far and could not be had, one sentence each, for people.
+    fn notes(&self) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 /// One open file.
@@ -170,7 +175,7 @@ pub struct Completion {
 /// Dropping a queue waits for what is in flight. A forked child must not use a queue it inherited,
 /// not even look at its buffers; dropping it there does nothing.
 pub trait Queue: Send {
-    /// Most requests in flight.
+    /// Most requests in flight; buffers may be more.
     fn depth(&self) -> usize;
     /// Requests taken and not yet reported by `wait`.
     fn in_flight(&self) -> usize;

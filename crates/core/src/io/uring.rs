@@ -5,10 +5,16 @@
 //! number is the request's slot and the ring's user data. Completions are delivered without
 //! interrupting the submitting thread (COOP_TASKRUN) where the kernel knows that; a queue may
 //! nevertheless move between threads.
+//!
+//! A ring counts against the limit of locked memory (before Linux 5.12, and again with 6.18, where
+//! this was measured), registered buffers do with every kernel, unless the process has
+//! CAP_IPC_LOCK. What the limit refuses is done without: a ring of fewer entries serves as well,
+//! and so do buffers that are not registered.
 
 #![expect(unsafe_code, reason = "the kernel reads and writes buffers through raw addresses")]
 
 use super::aligned::BufferPool;
+use super::pread::THREADS_MAX;
 use super::request::{Request, check_request};
 use super::{BufferId, Completion, File, Queue};
 use crate::error::{Error, Result};
@@ -31,9 +37,17 @@ pub(crate) fn uring_works() -> std::result::Result<(), &'static str> {
     let answer = ANSWER.get_or_init(|| match probe() {
         Ok(true) => Ok(()),
         Ok(false) => Err("the kernel's io_uring lacks read and write".to_owned()),
-        Err(error) => Err(format!("the kernel refuses it: {error}")),
+        Err(error) => Err(format!("the kernel refuses it: {}", why_refused(&error))),
     });
     answer.as_ref().map_err(String::as_str).copied()
+}
+
+/// Why the kernel refused a ring or its buffers, with the way out where there is one.
+pub(crate) fn why_refused(error: &io::Error) -> String {
+    match error.raw_os_error() {
+        Some(libc::ENOMEM) => format!("{error}; raise the limit of locked memory (ulimit -l)"),
+        _ => error.to_string(),
+    }
 }
 
 /// Makes a small ring and sends a request through it.
@@ -59,8 +73,11 @@ fn probe() -> io::Result<bool> {
     Ok(nop && needed.into_iter().all(|code| operations.is_supported(code)))
 }
 
+/// Makes a ring of so many entries: [`build`], or what a test has in its place.
+pub(crate) type MakeRing = fn(u32) -> io::Result<IoUring>;
+
 /// A ring with the newest settings the kernel takes.
-fn build(entries: u32) -> io::Result<IoUring> {
+pub(crate) fn build(entries: u32) -> io::Result<IoUring> {
     let mut modern = IoUring::builder();
     modern.setup_coop_taskrun().setup_taskrun_flag();
     match modern.build(entries) {
@@ -69,6 +86,29 @@ fn build(entries: u32) -> io::Result<IoUring> {
             IoUring::builder().build(entries)
         }
         result => result,
+    }
+}
+
+/// A ring, how many requests it takes, and why those are fewer than were asked for.
+pub(crate) struct Ring {
+    ring: IoUring,
+    pub(crate) depth: usize,
+    pub(crate) refused: Option<io::Error>,
+}
+
+impl Ring {
+    /// A ring of `depth` entries, or of half as many, and so on, where the kernel refuses that. The
+    /// error is its last one, when not even as many can be had as the threads of pread serve.
+    pub(crate) fn new(depth: usize, make: MakeRing) -> io::Result<Self> {
+        let (mut entries, mut refused) = (depth, None);
+        loop {
+            match make(entries as u32) {
+                Ok(ring) => return Ok(Self { ring, depth: entries, refused }),
+                Err(error) if entries <= THREADS_MAX => return Err(error),
+                Err(error) => refused = Some(error),
+            }
+            entries = (entries / 2).max(THREADS_MAX);
+        }
     }
 }
 
@@ -88,32 +128,30 @@ pub(crate) struct UringQueue {
 }
 
 impl UringQueue {
-    /// A queue over `pool`; falls back to buffers that are not registered when the memlock limit
-    /// or their size refuses that.
-    pub(crate) fn new(depth: usize, pool: BufferPool, alignment: usize) -> Result<Self> {
-        Self::with_registration(depth, pool, alignment, true)
-    }
-
-    fn with_registration(
-        depth: usize,
+    /// A queue over `pool`. With `register` the kernel is asked to pin the buffers once instead of
+    /// for each request; the error says why it did not.
+    pub(crate) fn new(
+        ring: Ring,
         pool: BufferPool,
         alignment: usize,
         register: bool,
-    ) -> Result<Self> {
-        let depth = depth.min(pool.len());
-        let ring = build(depth as u32).map_err(|source| {
-            let what = format!("make an io_uring of {depth} entries (io=\"pread\" needs none)");
-            Error::os(what, source)
-        })?;
+    ) -> (Self, Option<io::Error>) {
+        let Ring { ring, depth, .. } = ring;
         let (base, bytes) = pool.mapping();
         let vector = [libc::iovec { iov_base: base.cast(), iov_len: bytes }];
         let submitter = ring.submitter();
-        // SAFETY: the mapping outlives the ring: `ring` is dropped before `pool`, and the kernel
-        // pins the pages of registered buffers until the ring is gone.
-        let registered = register && unsafe { submitter.register_buffers(&vector) }.is_ok();
+        let refused = match register {
+            // SAFETY: the mapping outlives the ring: `ring` is dropped before `pool`, and the
+            // kernel pins the pages of registered buffers until the ring is gone.
+            true => unsafe { submitter.register_buffers(&vector) }.err(),
+            false => None,
+        };
+        let registered = register && refused.is_none();
         let requests = std::iter::repeat_with(|| None).take(pool.len()).collect();
         let process = std::process::id();
-        Ok(Self { ring, pool, registered, requests, depth, in_flight: 0, alignment, process })
+        let queue =
+            Self { ring, pool, registered, requests, depth, in_flight: 0, alignment, process };
+        (queue, refused)
     }
 
     /// Keeps a request in its buffer's slot and queues its first transfer.
@@ -332,7 +370,8 @@ mod tests {
         for register in [true, false] {
             let pool = BufferPool::new(8, 8192).unwrap();
             let alignment = medium.alignment();
-            let mut queue = UringQueue::with_registration(8, pool, alignment, register).unwrap();
+            let ring = Ring::new(8, build).unwrap();
+            let (mut queue, _) = UringQueue::new(ring, pool, alignment, register);
             assert!(register || !queue.registered);
             let mut done = Vec::new();
             for page in 0..8 {
@@ -354,5 +393,30 @@ mod tests {
                 assert!(queue.buffer(completion.buffer).iter().all(|&byte| byte == wanted));
             }
         }
+    }
+
+    // With 128 entries a ring takes four times the locked memory of one with 32, and opening a
+    // store failed where the limit was in between.
+    #[test]
+    #[expect(clippy::print_stderr, reason = "a skipped test says why")]
+    fn a_ring_is_as_deep_as_the_kernel_allows_and_no_less_than_threads_are() {
+        if let Err(reason) = uring_works() {
+            eprintln!("skipped: io_uring cannot be used: {reason}");
+            return;
+        }
+        fn up_to<const MOST: u32>(entries: u32) -> io::Result<IoUring> {
+            if entries > MOST {
+                return Err(io::Error::from_raw_os_error(libc::ENOMEM));
+            }
+            build(entries)
+        }
+        let depth = |ring: io::Result<Ring>| ring.map(|r| (r.depth, r.refused.is_some())).ok();
+        assert_eq!(depth(Ring::new(128, up_to::<128>)), Some((128, false)));
+        assert_eq!(depth(Ring::new(128, up_to::<127>)), Some((64, true)));
+        assert_eq!(depth(Ring::new(128, up_to::<40>)), Some((32, true)));
+        assert_eq!(depth(Ring::new(90, up_to::<40>)), Some((32, true)));
+        assert_eq!(depth(Ring::new(128, up_to::<31>)), None);
+        assert_eq!(depth(Ring::new(8, up_to::<8>)), Some((8, false)));
+        assert_eq!(depth(Ring::new(8, up_to::<7>)), None);
     }
 }

@@ -105,8 +105,6 @@ pub(crate) struct Inner {
     history: Mutex<History>,
     metrics: Metrics,
     window: window::Window,
-    /// What the device lacks and was done without.
-    notes: Vec<String>,
     /// Bytes of all files of rows.
     rows_disk_bytes: AtomicU64,
     /// False on the simulated device, where no other process can hold a commit.

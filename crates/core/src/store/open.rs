@@ -6,21 +6,28 @@ use super::holds::{self, Hold};
 use super::journal::{ClassRecord, CommitRecord, JournalFile, RecordKind, name_of, number_of};
 use super::lock::WriterLock;
 use super::recovery::{Recovered, Target, recover};
-use super::superblock::{Superblock, lower_head};
+use super::superblock::{HEAD_NAME, Superblock, lower_head};
 use super::{Guarded, Inner, Store, open_needed};
 use crate::config::StoreOptions;
-use crate::error::{Error, ErrorKind, Result, bail};
+use crate::error::{Error, Result, bail};
 use crate::io::{DirectoryMedium, File, Medium, OpenMode};
 use crate::metrics::Metrics;
 use crate::storage::log::{PageLayout, Segments, TableIndex};
 use parking_lot::{Mutex, RwLock};
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
 const CLASS_MAGIC: [u8; 8] = *b"ERROWS\x01\0";
 const CLASS_HEADER_BYTES: usize = 512;
+/// How often a reader looks at a store that changes meanwhile.
+const TRIES_MAX: usize = 20;
+/// Changes within one tick of the clock of a file system have the same time. A tick takes 10 ms at
+/// most.
+const REST_MIN: Duration = Duration::from_millis(100);
 
 /// Where a store is.
 #[derive(Clone)]
@@ -28,7 +35,6 @@ struct Place {
     path: PathBuf,
     /// False on the simulated device.
     on_disk: bool,
-    notes: Vec<String>,
 }
 
 impl Store {
@@ -58,8 +64,7 @@ impl Store {
         }
         let lock = if read_only { None } else { Some(WriterLock::take(path)?) };
         let directory = DirectoryMedium::open(path, options.io)?;
-        let place =
-            Place { path: path.to_path_buf(), on_disk: true, notes: directory.notes().to_vec() };
+        let place = Place { path: path.to_path_buf(), on_disk: true };
         let medium: Arc<dyn Medium> = Arc::new(directory);
         if !read_only {
             return Self::open_with(medium, place, options, lock, None);
@@ -71,43 +76,35 @@ impl Store {
     /// Opens the commit of this number, to read only.
     pub(super) fn open_commit(path: &Path, options: StoreOptions, sequence: u64) -> Result<Self> {
         let medium = DirectoryMedium::open(path, options.io)?;
-        let place = Place { path: path.to_path_buf(), on_disk: true, notes: Vec::new() };
+        let place = Place { path: path.to_path_buf(), on_disk: true };
         Self::open_reader(Arc::new(medium), &place, options, Target::Sequence(sequence))
     }
 
-    /// Opens beside a writer: holds the commit first, then checks that it is still kept.
+    /// Opens beside a writer: holds the commit first, then checks that it is still kept. What the
+    /// writer changes meanwhile may look like damage, and is looked at again.
     fn open_reader(
         medium: Arc<dyn Medium>,
         place: &Place,
         options: StoreOptions,
         target: Target,
     ) -> Result<Self> {
-        let mut last = None;
-        for _ in 0..20 {
-            let superblock = Superblock::read(&*medium)?;
-            let looked = recover(&*medium, superblock.checksum_seed(), target);
-            let sequence = match looked {
-                Ok(found) => found.commits.last().map_or(0, |c| c.info.sequence),
-                // The writer may have dropped a file or appended while this one read.
-                Err(error) if matches!(error.kind(), ErrorKind::Io | ErrorKind::Corrupt) => {
-                    last = Some(error);
-                    continue;
-                }
-                Err(error) => return Err(error),
-            };
-            let hold = Some((Hold::take(&place.path, sequence)?, sequence));
-            match Self::open_with(medium.clone(), place.clone(), options.clone(), None, hold) {
-                Ok(store) => return Ok(store),
-                Err(error) => last = Some(error),
-            }
-        }
-        Err(last.expect("every round ended in an error"))
+        while_changing(
+            || files_of_commits(&place.path),
+            || {
+                let superblock = Superblock::read(&*medium)?;
+                let found = recover(&*medium, superblock.checksum_seed(), target)?;
+                let sequence = found.commits.last().map_or(0, |c| c.info.sequence);
+                drop(found);
+                let hold = Some((Hold::take(&place.path, sequence)?, sequence));
+                Self::open_with(medium.clone(), place.clone(), options.clone(), None, hold)
+            },
+        )
     }
 
     /// Opens a store on any medium, without writer lock: for tests on the simulated device.
     #[cfg(any(test, feature = "testing"))]
     pub fn open_on(medium: Arc<dyn Medium>, options: StoreOptions) -> Result<Self> {
-        let place = Place { path: PathBuf::from("simulated"), on_disk: false, notes: Vec::new() };
+        let place = Place { path: PathBuf::from("simulated"), on_disk: false };
         Self::open_with(medium, place, options, None, None)
     }
 
@@ -118,7 +115,7 @@ impl Store {
         lock: Option<WriterLock>,
         hold: Option<(Hold, u64)>,
     ) -> Result<Self> {
-        let Place { path, on_disk, notes } = place;
+        let Place { path, on_disk } = place;
         if options.keep == 0 {
             bail!(Misuse, "keep is 0, expected at least 1 commit to keep");
         }
@@ -153,7 +150,6 @@ impl Store {
             history: Mutex::new(history),
             metrics: Metrics::default(),
             window: super::window::Window::new(),
-            notes,
             rows_disk_bytes: AtomicU64::new(rows_disk_bytes),
             on_disk,
             writing: AtomicBool::new(false),
@@ -173,6 +169,55 @@ impl Store {
         }
         Ok(store)
     }
+}
+
+/// Tries until it succeeds, or fails although nothing that `look` sees has changed meanwhile; at
+/// most so often that a writer which never rests does not keep a reader for ever. `look` says, too,
+/// for how long nothing had changed then.
+fn while_changing<T, S: PartialEq>(
+    mut look: impl FnMut() -> Result<(S, Duration)>,
+    mut attempt: impl FnMut() -> Result<T>,
+) -> Result<T> {
+    let (mut before, mut rested) = look()?;
+    for _ in 1..TRIES_MAX {
+        let error = match attempt() {
+            Ok(found) => return Ok(found),
+            Err(error) => error,
+        };
+        let (now, rests) = look()?;
+        // After a rest a change has another time than the one before.
+        if now == before && rested >= REST_MIN {
+            return Err(error);
+        }
+        (before, rested) = (now, rests);
+    }
+    attempt()
+}
+
+/// Name, length and time of the last change of a file.
+type FileState = (OsString, u64, SystemTime);
+
+/// The files that a commit changes, and how long ago the last change of all was.
+fn files_of_commits(path: &Path) -> Result<(Vec<FileState>, Duration)> {
+    let what = |error| Error::os(path.display(), error);
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(path).map_err(what)? {
+        let entry = entry.map_err(what)?;
+        let name = entry.file_name();
+        let text = name.to_string_lossy();
+        if !text.starts_with("journal-") && text != HEAD_NAME {
+            continue;
+        }
+        // A file that is gone by now is missing in the next look, too.
+        if let Ok(found) = entry.metadata() {
+            files.push((name, found.len(), found.modified().map_err(what)?));
+        }
+    }
+    files.sort_unstable();
+    let last = files.iter().map(|(_, _, changed)| *changed).max();
+    // A time in the future says nothing.
+    let ago = last.map_or(Ok(Duration::MAX), |last| last.elapsed()).unwrap_or_default();
+    Ok((files, ago))
 }
 
 /// Refuses to write while a reader holds a commit outside the kept ones: older, because a crash
@@ -416,5 +461,85 @@ impl Inner {
         // Pairs with the acquire above: who sees it finds the journal open.
         self.writing.store(true, Ordering::Release);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+    use std::cell::Cell;
+
+    fn damage() -> Error {
+        Error::new(ErrorKind::Corrupt, "damage")
+    }
+
+    // A reader of a damaged store that nobody writes to recovered it twenty times.
+    #[test]
+    fn damage_is_looked_at_again_only_when_something_changed_meanwhile() {
+        let long_ago = Duration::from_secs(3600);
+        // What each look sees and how long that has rested, and how often it is tried then.
+        let cases: [(&[(u32, Duration)], usize); 5] = [
+            (&[(1, long_ago)], 1),
+            (&[(1, long_ago), (2, Duration::ZERO), (2, long_ago)], 3),
+            (&[(1, Duration::ZERO), (1, Duration::ZERO), (1, long_ago)], 3),
+            (&[(1, long_ago), (2, long_ago), (3, long_ago)], 3),
+            (&[(1, Duration::ZERO)], TRIES_MAX),
+        ];
+        for (looks, tries) in cases {
+            let (looked, tried) = (Cell::new(0), Cell::new(0));
+            let look = || {
+                let at = looked.replace(looked.get() + 1);
+                Ok(looks[at.min(looks.len() - 1)])
+            };
+            let attempt = || -> Result<()> {
+                tried.set(tried.get() + 1);
+                Err(damage())
+            };
+            assert_eq!(while_changing(look, attempt).unwrap_err().message(), "damage");
+            assert_eq!(tried.get(), tries, "{looks:?}");
+        }
+    }
+
+    #[test]
+    fn what_a_writer_changed_meanwhile_is_tried_until_it_succeeds() {
+        let (looked, tried) = (Cell::new(0), Cell::new(0));
+        let look = || Ok((looked.replace(looked.get() + 1), Duration::ZERO));
+        let attempt = || {
+            tried.set(tried.get() + 1);
+            if tried.get() == 7 { Ok("opened") } else { Err(damage()) }
+        };
+        assert_eq!(while_changing(look, attempt).unwrap(), "opened");
+        assert_eq!(tried.get(), 7);
+    }
+
+    #[test]
+    fn a_look_sees_every_change_of_a_file_that_commits_change() {
+        let directory = tempfile::tempdir().unwrap();
+        let write = |name: &str, bytes: &[u8]| {
+            std::fs::write(directory.path().join(name), bytes).unwrap();
+        };
+        let files = || files_of_commits(directory.path()).unwrap();
+        assert_eq!(files(), (Vec::new(), Duration::MAX));
+        write("rows-0", b"12");
+        assert_eq!(files().0, Vec::new());
+        write("journal-1", b"12");
+        write(HEAD_NAME, b"1");
+        let before = files();
+        assert_eq!(before.0.len(), 2);
+        assert!(before.1 < Duration::from_secs(60), "{:?}", before.1);
+        assert_eq!(files().0, before.0);
+        write("journal-2", b"");
+        assert_ne!(files().0, before.0);
+        std::fs::remove_file(directory.path().join("journal-2")).unwrap();
+        assert_eq!(files().0, before.0);
+        write("journal-1", b"123");
+        assert_ne!(files().0, before.0);
+        // The same length, at another time.
+        let file = std::fs::File::options().write(true).open(directory.path().join("journal-1"));
+        let then = SystemTime::UNIX_EPOCH + Duration::from_secs(5);
+        file.unwrap().set_modified(then).unwrap();
+        let later = files();
+        assert!(later.0.iter().any(|(_, length, changed)| (*length, *changed) == (3, then)));
     }
 }

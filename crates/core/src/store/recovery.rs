@@ -602,3 +602,6 @@ fn sparse(
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

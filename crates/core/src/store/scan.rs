@@ -16,6 +16,8 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// Pages of a growing table read at once.
 const PAGES: usize = 256;
+/// Rows between two reports of a digest's progress.
+const ROWS_PER_REPORT: u64 = 16_384;
 
 /// A scan of one table.
 pub struct Scan {
@@ -113,21 +115,34 @@ impl Store {
     }
 
     /// An order-free digest of all written rows, values and state: equal tables have equal
-    /// digests, whatever the budget, the layout on disk and the history.
+    /// digests, whatever the budget, the layout on disk and the history. `progress(done, all)`
+    /// counts rows and may end it by an error.
     ///
-    /// *Errors* and *Blocking*: as `scan`.
-    pub fn digest(&self, table: TableId) -> Result<u64> {
+    /// *Errors*: as `scan`, and what `progress` returns. *Blocking*: reads the table once.
+    pub fn digest(
+        &self,
+        table: TableId,
+        progress: &mut dyn FnMut(u64, u64) -> Result<()>,
+    ) -> Result<u64> {
+        let all = self.len(table)?;
         let mut scan = self.scan(table)?;
         let width = scan.layout.row_words();
-        let mut digest = 0u64;
+        let (mut digest, mut done, mut reported) = (0u64, 0, 0);
+        progress(0, all)?;
         while scan.fill(1)? {
             for (i, key) in scan.keys[scan.given..].iter().enumerate() {
                 let at = (scan.given + i) * width;
                 let bytes: &[u8] = bytemuck::cast_slice(&scan.words[at..at + width]);
                 digest = digest.wrapping_add(xxh3_64_with_seed(bytes, *key));
             }
+            done += (scan.keys.len() - scan.given) as u64;
             scan.given = scan.keys.len();
+            if done - reported >= ROWS_PER_REPORT {
+                progress(done, all.max(done))?;
+                reported = done;
+            }
         }
+        progress(done, done)?;
         Ok(digest)
     }
 }

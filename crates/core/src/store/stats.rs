@@ -146,7 +146,7 @@ pub struct DeviceStats {
     pub alignment: usize,
     /// Requests per second by size, as measured when the store was created.
     pub curve: Option<DeviceCurve>,
-    /// What had to be done without, if anything.
+    /// What had to be done without so far, if anything.
     pub notes: Vec<String>,
 }
 
@@ -239,7 +239,7 @@ impl Store {
                 direct: inner.medium.direct(),
                 alignment: inner.medium.alignment(),
                 curve: engine.classes.iter().find_map(|c| c.record.curve.clone()),
-                notes: inner.notes.clone(),
+                notes: inner.medium.notes(),
             },
             classes,
             tables: engine.tables.iter().map(super::engine::Table::info).collect(),

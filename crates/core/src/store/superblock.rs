@@ -11,7 +11,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 const NAME: &str = "superblock";
 const NEW_NAME: &str = "superblock.new";
-const HEAD_NAME: &str = "head";
+pub(super) const HEAD_NAME: &str = "head";
 const MAGIC: [u8; 8] = *b"EMBEDROK";
 const VERSION: u32 = 1;
 const BYTES: usize = 4096;

@@ -2,16 +2,18 @@
 //! can be reused once no commit needs it.
 //!
 //! Victims are the segments of which most would be released (RecDB's outdated-data monitor, here
-//! exact); near the disk bound, those with the best ratio of dead to newest copies, weighed by age.
-//! Then, too, cleaning waits as long as it can: what is free, and what commits alone will free,
-//! must last until the commits that release what was outdated meanwhile. Moved rows have a stream
-//! of their own, so that what survived stays together.
+//! exact), and once every row could have been written since the last commit, only those that no
+//! commit holds; near the disk bound, those with the best ratio of dead to newest copies, weighed
+//! by age. Then, too, cleaning waits as long as it can: what is free, and what commits alone will
+//! free, must last until the commits that release what was outdated meanwhile. Moved rows have a
+//! stream of their own, so that what survived stays together.
 //! Work comes in small units, in proportion to the slots that were taken, so that no caller waits
 //! for a whole segment, but for the first one after opening. Neighbours stay neighbours: a page's
 //! live rows are appended in their order. A row that is dirty in DRAM is not moved: its next flush
 //! outdates the copy anyway.
 
-use super::{ClassLog, Stream, segments::SegmentId};
+use super::segments::{self, SegmentId};
+use super::{ClassLog, Stream};
 use crate::error::{ErrorKind, Result};
 use crate::storage::Residents;
 
@@ -19,10 +21,6 @@ use crate::storage::Residents;
 /// together. Copies that a kept commit retains are neither: the next commits release them. Uniform
 /// updates then move about half a row for each one written; at 0.7 nearly a whole one.
 const LIVE_SHARE: f64 = 0.6;
-/// A victim has at least this share of dead slots: moving the rest for less gains too little.
-const VICTIM_DEAD_SHARE: f64 = 0.15;
-/// Near the disk bound less is worth it, too.
-const VICTIM_DEAD_SHARE_TIGHT: f64 = 0.03;
 /// Epochs whose writes must find room: a copy that is outdated in one is released by the commit
 /// after the next.
 const EPOCHS_AHEAD: f64 = 2.0;
@@ -88,11 +86,15 @@ impl ClassLog {
         share.max(SEGMENTS_FOR_CLEANING * self.rows_per_segment())
     }
 
+    /// Slots taken since the last commit.
+    fn taken_in_epoch(&self) -> u64 {
+        self.rows_written + self.rows_moved - self.clean.taken_before
+    }
+
     /// Notes what the epoch that ends took.
     pub(super) fn note_epoch(&mut self) {
-        let all = self.rows_written + self.rows_moved;
-        let taken = (all - self.clean.taken_before) as f64;
-        self.clean.taken_before = all;
+        let taken = self.taken_in_epoch() as f64;
+        self.clean.taken_before = self.rows_written + self.rows_moved;
         self.clean.per_epoch = taken.max((3.0 * self.clean.per_epoch + taken) / 4.0);
     }
 
@@ -113,6 +115,8 @@ impl ClassLog {
     /// `most_slots` is what the disk bound allows.
     pub fn needs_cleaning(&mut self, most_slots: u64) -> bool {
         let newest = self.segments.newest_total();
+        // By then no commit seems to be near, and those rows are likely to be outdated before.
+        self.segments.spare_held(self.taken_in_epoch() > newest);
         let slack = SLACK_SEGMENTS * self.rows_per_segment();
         let allowed = newest as f64 * (1.0 / LIVE_SHARE - 1.0) + slack as f64;
         if self.segments.reclaimable_total() as f64 <= allowed && !self.is_tight(most_slots) {
@@ -136,8 +140,7 @@ impl ClassLog {
         residents: &dyn Residents,
     ) -> Result<Option<CleanReport>> {
         let tight = self.is_tight(most_slots);
-        let share = if tight { VICTIM_DEAD_SHARE_TIGHT } else { VICTIM_DEAD_SHARE };
-        let Some((segment, page)) = self.next_victim_page(share, tight) else {
+        let Some((segment, page)) = self.next_victim_page(tight) else {
             self.clean.credit = 0.0;
             return Ok(None);
         };
@@ -150,7 +153,9 @@ impl ClassLog {
         let pages = self.writer.chunk_pages().min(end - page);
         let rows_moved = self.clean_pages(page, pages, residents)?;
         let slots = u64::from(pages) * self.layout.rows_per_page as u64;
-        self.clean.credit -= (slots - rows_moved.min(slots)) as f64;
+        // What reclaims nothing is paid for, too, or a stretch of live rows would be free.
+        let reclaimed = (slots - rows_moved.min(slots)) as f64;
+        self.clean.credit -= reclaimed.max(segments::victim_share(tight) * slots as f64);
         if page + pages == end {
             self.segments.cleaned(segment);
             self.clean.victim = None;
@@ -161,7 +166,7 @@ impl ClassLog {
         Ok(Some(CleanReport { pages: u64::from(pages), rows_moved }))
     }
 
-    fn next_victim_page(&mut self, share: f64, tight: bool) -> Option<(SegmentId, u32)> {
+    fn next_victim_page(&mut self, tight: bool) -> Option<(SegmentId, u32)> {
         if let Some((id, life, page)) = self.clean.victim
             && self.segments.sealed_life(id) == Some(life)
         {
@@ -171,7 +176,7 @@ impl ClassLog {
             self.segments.cleaned(id);
         }
         self.clean.victim = None;
-        let id = self.segments.victim(share, tight)?;
+        let id = self.segments.victim(tight)?;
         let first = self.segments.first_page(id);
         let life = self.segments.sealed_life(id);
         self.clean.victim = life.map(|life| (id, life, first));

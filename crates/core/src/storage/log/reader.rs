@@ -40,6 +40,7 @@ impl ReadReport {
 /// A queue and the rule for merging neighbours.
 pub struct PageReader {
     queue: Box<dyn Queue>,
+    /// Answers that nobody has looked at yet, the next one last.
     done: Vec<Completion>,
     /// Seconds a request of 1, 2, 3 … pages takes at full depth.
     cost: Vec<f64>,
@@ -87,7 +88,7 @@ impl PageReader {
 
     /// Reads `pages` (sorted, distinct) of `file` and calls `each(page, bytes)` for every one, in
     /// order of completion. Blocks until all are done; the first error ends it after what is in
-    /// flight has finished.
+    /// flight has finished. What a panic of `each` leaves in flight is waited for by the next read.
     pub fn read(
         &mut self,
         file: &Arc<dyn File>,
@@ -113,8 +114,7 @@ impl PageReader {
                 break;
             }
             let begin = Instant::now();
-            let mut done = std::mem::take(&mut self.done);
-            let mut waited = self.queue.wait(TOGETHER, &mut done);
+            let mut waited = self.queue.wait(TOGETHER, &mut self.done);
             report.waited += begin.elapsed();
             if failed.is_none() && waited.is_ok() {
                 // The device gets its next requests, into spare buffers, before anyone looks at
@@ -122,19 +122,21 @@ impl PageReader {
                 failed = self.ask(file, layout, pages, &plan, &mut next, &mut report).err();
                 waited = self.queue.submit();
             }
-            for completion in done.drain(..) {
+            self.done.reverse();
+            while let Some(completion) = self.done.last_mut() {
+                let buffer = completion.buffer;
                 if failed.is_none() {
                     let (begin, end) = plan[completion.token as usize];
                     let wanted = &pages[begin as usize..end as usize];
-                    let bytes = self.queue.buffer(completion.buffer);
-                    failed = completion
-                        .result
+                    let bytes = self.queue.buffer(buffer);
+                    failed = std::mem::replace(&mut completion.result, Ok(()))
                         .and_then(|()| deliver(bytes, file.name(), layout, wanted, each))
                         .err();
                 }
-                self.queue.release(completion.buffer);
+                // Not before: `drain` finds the buffer here when `each` panics.
+                self.done.pop();
+                self.queue.release(buffer);
             }
-            self.done = done;
             if let Err(error) = waited {
                 failed.get_or_insert(error);
                 break;
@@ -144,16 +146,16 @@ impl PageReader {
         failed.map_or(Ok(report), Err)
     }
 
-    /// Waits for what a read that failed left in flight, whose answers nobody wants any more.
+    /// Waits for what a read that failed or panicked left in flight, and releases the buffers of
+    /// its answers, which nobody wants any more.
     fn drain(&mut self) -> Result<()> {
-        while self.queue.in_flight() > 0 {
-            let mut done = std::mem::take(&mut self.done);
-            let waited = self.queue.wait(self.queue.in_flight(), &mut done);
-            done.drain(..).for_each(|completion| self.queue.release(completion.buffer));
-            self.done = done;
-            waited?;
+        loop {
+            self.done.drain(..).for_each(|completion| self.queue.release(completion.buffer));
+            if self.queue.in_flight() == 0 {
+                return Ok(());
+            }
+            self.queue.wait(self.queue.in_flight(), &mut self.done)?;
         }
-        Ok(())
     }
 
     /// Queues requests of `plan` from `next` on, while the depth and free buffers allow.
@@ -198,4 +200,66 @@ fn deliver(
         each(*page, page_bytes)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::io::{Medium, OpenMode, SimMedium};
+    use crate::storage::log::{Segments, Stream, Writer};
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    const PAGES: u32 = 63;
+
+    /// A file of full pages, whose rows have their page's number as key, and a reader of it.
+    fn pages_and_reader(depth: usize) -> (Arc<dyn File>, PageLayout, PageReader) {
+        let medium = SimMedium::new(1);
+        let layout = PageLayout::new(512, 64, 0, 7).unwrap();
+        let file = medium.open("rows", OpenMode::CreateNew).unwrap();
+        file.allocate(0, u64::from(PAGES + 1) * 512).unwrap();
+        let mut segments = Segments::new(PAGES + 1, layout.rows_per_page as u32, 1);
+        segments.grow();
+        let queue = medium.queue(2, 2, 512).unwrap();
+        let mut writer = Writer::new(file.clone(), layout.clone(), queue, 0);
+        for page in 1..=PAGES {
+            for _ in 0..layout.rows_per_page {
+                let stream = Stream::Flushed;
+                writer.append(&mut segments, stream, 0, u64::from(page), &[0.5; 16]).unwrap();
+            }
+        }
+        writer.finish(&mut segments).unwrap();
+        let reader = PageReader::new(medium.queue(depth, depth, 512).unwrap(), &layout, None);
+        (file, layout, reader)
+    }
+
+    // A panic lost the answers that were not looked at yet, and their buffers with them: the next
+    // read had too few, with none it came back without having read anything.
+    #[test]
+    fn a_reader_that_a_panic_interrupted_reads_every_page_of_the_next_batch() {
+        for (depth, seen_before) in [(1, 0), (4, 0), (4, 9), (16, 3), (16, 30)] {
+            let (file, layout, mut reader) = pages_and_reader(depth);
+            let pages: Vec<u32> = (1..=PAGES).collect();
+            // More panics than there are buffers.
+            for _ in 0..depth + 1 {
+                let mut seen = 0;
+                let panicked = catch_unwind(AssertUnwindSafe(|| {
+                    reader.read(&file, &layout, &pages, &mut |_, _| {
+                        assert!(seen < seen_before, "of the caller");
+                        seen += 1;
+                        Ok(())
+                    })
+                }));
+                assert!(panicked.is_err());
+            }
+            let mut seen = Vec::new();
+            let report = reader.read(&file, &layout, &pages, &mut |number, page| {
+                assert_eq!(layout.entry(page, 0), (0, u64::from(number)));
+                seen.push(number);
+                Ok(())
+            });
+            seen.sort_unstable();
+            assert_eq!(seen, pages, "depth {depth}, panic after {seen_before}");
+            assert_eq!(report.unwrap().pages, u64::from(PAGES));
+        }
+    }
 }

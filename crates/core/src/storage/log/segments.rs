@@ -14,6 +14,16 @@ use std::collections::{BTreeMap, VecDeque};
 const WORDS_PER_THREAD_MIN: usize = 1 << 20;
 const COUNTERS_AT_ONCE: usize = 4;
 
+/// A victim has at least this share of dead slots: moving the rest for less gains too little.
+const VICTIM_DEAD_SHARE: f64 = 0.15;
+/// Near the disk bound less is worth it, too.
+const VICTIM_DEAD_SHARE_TIGHT: f64 = 0.03;
+
+/// The least share of dead slots of a victim.
+pub(super) fn victim_share(tight: bool) -> f64 {
+    if tight { VICTIM_DEAD_SHARE_TIGHT } else { VICTIM_DEAD_SHARE }
+}
+
 /// Index of a segment within its file.
 pub(crate) type SegmentId = u32;
 
@@ -61,6 +71,8 @@ pub struct Segments {
     retained_total: u64,
     /// Dead slots that cleaning would release soon, see [`Segments::reclaimable`].
     reclaimable_total: u64,
+    /// See [`Segments::spare_held`].
+    spares_held: bool,
     /// Segments opened so far.
     lives: u64,
 }
@@ -80,6 +92,7 @@ impl Segments {
             newest_total: 0,
             retained_total: 0,
             reclaimable_total: 0,
+            spares_held: false,
             lives: 0,
         }
     }
@@ -195,9 +208,33 @@ impl Segments {
 
     /// What cleaning a sealed segment is worth: its dead slots, less two for each retained one. A
     /// retained copy keeps the whole segment until a later commit, and many of them say that the
-    /// newest copies, too, will be dead by then without any cleaning.
+    /// newest copies, too, will be dead by then without any cleaning. Nothing when that is too
+    /// little for the work, when none is left to do (there is no row to move, or it was cleaned in
+    /// this epoch), or when it is to be spared.
     fn reclaimable(&self, id: SegmentId) -> u32 {
-        self.dead(id).saturating_sub(self.segments[id as usize].retained.saturating_mul(2))
+        let segment = &self.segments[id as usize];
+        let done = segment.newest == 0 || segment.cleaned == self.epoch;
+        if done || (self.spares_held && self.is_held(id)) {
+            return 0;
+        }
+        let worth = self.dead(id).saturating_sub(segment.retained.saturating_mul(2));
+        let slots = self.pages_of(id) * self.rows_per_page;
+        if f64::from(worth) < victim_share(false) * f64::from(slots) { 0 } else { worth }
+    }
+
+    /// Whether a segment was begun before this epoch: its newest copies, or some of them, belong to
+    /// a commit.
+    pub fn is_held(&self, id: SegmentId) -> bool {
+        self.segments[id as usize].epoch < self.epoch
+    }
+
+    /// Whether segments that a commit holds are spared: cleaning them releases nothing before the
+    /// commit after the next.
+    pub(super) fn spare_held(&mut self, spares: bool) {
+        if self.spares_held != spares {
+            self.spares_held = spares;
+            self.count_reclaimable();
+        }
     }
 
     /// Dead slots that cleaning would release.
@@ -246,6 +283,13 @@ impl Segments {
         for (id, page) in open.iter().flatten() {
             self.segments[*id as usize].boundary = (self.epoch, *page);
         }
+        // What was cleaned in the epoch before may be cleaned again.
+        self.count_reclaimable();
+    }
+
+    fn count_reclaimable(&mut self) {
+        let all = (0..self.count()).map(|id| u64::from(self.reclaimable(id)));
+        self.reclaimable_total = all.sum();
     }
 
     /// The commit being prepared.
@@ -314,12 +358,12 @@ impl Segments {
         self.segments.iter().enumerate().filter_map(sealed)
     }
 
-    /// The sealed segment that is best cleaned: at least `share` of its slots would be released,
-    /// and it was not cleaned in this epoch. That is the one of which most would be; when space is
-    /// `tight`, the one with the best ratio of dead slots to newest copies, the older the better:
-    /// what a young segment still holds will soon be dead without any work, what an old one holds
-    /// stays. Retained copies are no reason to wait then.
-    pub(super) fn victim(&self, share: f64, tight: bool) -> Option<SegmentId> {
+    /// The sealed segment that is best cleaned, of those that were not cleaned in this epoch. That
+    /// is the one of which most would be released; when space is `tight`, the one with the best
+    /// ratio of dead slots to newest copies, the older the better: what a young segment still holds
+    /// will soon be dead without any work, what an old one holds stays. Retained copies are no
+    /// reason to wait then.
+    pub(super) fn victim(&self, tight: bool) -> Option<SegmentId> {
         let mut best: Option<(f64, SegmentId)> = None;
         for (id, segment) in self.segments.iter().enumerate() {
             if segment.state != State::Sealed
@@ -329,18 +373,17 @@ impl Segments {
                 continue;
             }
             let id = id as SegmentId;
-            let slots = self.pages_of(id) * self.rows_per_page;
-            let gain = f64::from(if tight { self.dead(id) } else { self.reclaimable(id) });
-            if gain == 0.0 || gain < share * f64::from(slots) {
-                continue;
-            }
             let score = if tight {
+                let (slots, dead) = (self.pages_of(id) * self.rows_per_page, self.dead(id));
+                if f64::from(dead) < victim_share(tight) * f64::from(slots) {
+                    continue;
+                }
                 let age = (self.lives - segment.life + 1) as f64;
-                gain * age / f64::from(segment.newest)
+                f64::from(dead) * age / f64::from(segment.newest)
             } else {
-                gain
+                f64::from(self.reclaimable(id))
             };
-            if best.is_none_or(|(most, _)| score > most) {
+            if score > best.map_or(0.0, |(most, _)| most) {
                 best = Some((score, id));
             }
         }
@@ -367,7 +410,8 @@ impl Segments {
 
     /// Notes that a segment was cleaned: what is left in it has to wait for a commit.
     pub(super) fn cleaned(&mut self, id: SegmentId) {
-        self.segments[id as usize].cleaned = self.epoch;
+        let epoch = self.epoch;
+        self.change(id, |segment| segment.cleaned = epoch);
     }
 
     /// Tells one filling of a segment from the next, while it is sealed.
@@ -460,8 +504,7 @@ impl Segments {
                 segment.boundary = (0, 0);
             }
         }
-        let all = (0..self.count()).map(|id| u64::from(self.reclaimable(id)));
-        self.reclaimable_total = all.sum();
+        self.count_reclaimable();
         Ok(())
     }
 }
@@ -578,12 +621,42 @@ mod tests {
         for slot in slots(&segments, second).take(20) {
             segments.outdated(slot);
         }
-        assert_eq!(segments.victim(0.1, true), Some(second));
-        segments.cleaned(second);
-        assert_eq!(segments.victim(0.1, true), Some(first));
-        assert_eq!(segments.victim(0.5, true), None);
+        for tight in [true, false] {
+            assert_eq!(segments.victim(tight), Some(second));
+            segments.cleaned(second);
+            assert_eq!(segments.victim(tight), Some(first));
+            segments.cleaned(first);
+            assert_eq!(segments.victim(tight), None);
+            segments.next_epoch(&[]);
+            assert_eq!(segments.victim(tight), Some(second));
+        }
+    }
+
+    // Slots that cleaning could not give back counted as if it could, so the log seemed too large
+    // whatever was cleaned, and every segment was, down to those with hardly a dead slot.
+    #[test]
+    fn only_what_cleaning_can_still_release_counts_as_reclaimable() {
+        let mut segments = Segments::new(8, 4, 1);
+        let id = filled(&mut segments);
+        let all: Vec<u32> = slots(&segments, id).collect();
+        all[..4].iter().for_each(|slot| segments.outdated(*slot));
+        assert_eq!(segments.reclaimable_total(), 0, "4 of 28 are too few");
+        all[4..16].iter().for_each(|slot| segments.outdated(*slot));
+        assert_eq!(segments.reclaimable_total(), 16);
         segments.next_epoch(&[]);
-        assert_eq!(segments.victim(0.5, true), Some(second));
+        segments.spare_held(true);
+        assert_eq!((segments.reclaimable_total(), segments.victim(false)), (0, None));
+        segments.spare_held(false);
+        assert_eq!((segments.reclaimable_total(), segments.victim(false)), (16, Some(id)));
+        segments.outdated(all[16]);
+        assert_eq!(segments.reclaimable_total(), 14, "a retained copy counts for two");
+        segments.cleaned(id);
+        assert_eq!((segments.reclaimable_total(), segments.victim(false)), (0, None));
+        segments.next_epoch(&[]);
+        assert_eq!(segments.reclaimable_total(), 14);
+        // Its rows were moved: the retained copy alone keeps it.
+        all[17..].iter().for_each(|slot| segments.outdated(*slot));
+        assert_eq!((segments.reclaimable_total(), segments.free_pages()), (0, 0));
     }
 
     #[test]
@@ -594,9 +667,9 @@ mod tests {
         for slot in slots(&segments, id).take(20) {
             segments.outdated(slot);
         }
-        assert_eq!(segments.victim(0.01, true), None, "cleaning it would release nothing");
+        assert_eq!(segments.victim(true), None, "cleaning it would release nothing");
         segments.drop_commits_before(2);
-        assert_eq!(segments.victim(0.01, true), Some(id));
+        assert_eq!(segments.victim(true), Some(id));
     }
 
     #[test]
@@ -606,10 +679,10 @@ mod tests {
         for id in [old, young] {
             slots(&segments, id).take(10).for_each(|slot| segments.outdated(slot));
         }
-        assert_eq!(segments.victim(0.1, true), Some(old));
+        assert_eq!(segments.victim(true), Some(old));
         // The more is dead, the less age counts.
         slots(&segments, young).skip(10).take(15).for_each(|slot| segments.outdated(slot));
-        assert_eq!(segments.victim(0.1, true), Some(young));
+        assert_eq!(segments.victim(true), Some(young));
     }
 
     #[test]

@@ -1,0 +1,136 @@
+//! How much cleaning moves, with commits and without.
+
+use super::*;
+
+const ROWS: u64 = 20_000;
+const BATCH: u64 = 1000;
+
+/// Counters of a stretch of batches.
+#[derive(Clone, Copy, Debug)]
+struct Stretch {
+    written: u64,
+    moved: u64,
+    /// Slots that are not free, at its end.
+    used: u64,
+}
+
+/// All rows, committed twice, so that no older copies are kept; a tenth of them in memory.
+fn committed_rows(seed: u64) -> (Store, TableId) {
+    let store = Store::open_on(Arc::new(SimMedium::new(seed)), options(340 << 10)).unwrap();
+    let table = store.table(&spec("t", Some(ROWS), OptimizerKind::Sgd)).unwrap();
+    let mut random = Random(seed);
+    for first in (0..ROWS).step_by(BATCH as usize) {
+        write(&store, table, (first..first + BATCH).collect(), random.value());
+    }
+    for step in 1..4 {
+        store.commit(step, "", &[]).unwrap();
+    }
+    (store, table)
+}
+
+fn write(store: &Store, table: TableId, keys: Vec<u64>, value: f32) {
+    let (values, non_finite) = (vec![value; keys.len() * DIM], NonFinite::Refuse);
+    let keys = &keys;
+    let values = &values;
+    let batch = PutBatch { table, keys, values, state: None, reset_state: false, non_finite };
+    store.put(&[batch]).unwrap();
+}
+
+/// Rewrites rows that `draw` picks, `rounds` times as many as there are; counters of each round.
+fn rewrite(
+    store: &Store,
+    table: TableId,
+    rounds: u64,
+    commit_every: Option<u64>,
+    draw: &mut dyn FnMut() -> u64,
+) -> Vec<Stretch> {
+    let mut stretches = Vec::new();
+    let mut before = store.stats().unwrap();
+    for round in 0..rounds {
+        for batch in 0..ROWS / BATCH {
+            write(store, table, (0..BATCH).map(|_| draw()).collect(), round as f32);
+            if commit_every.is_some_and(|every| (batch + 1) % every == 0) {
+                store.commit(100 + round, "", &[]).unwrap();
+            }
+        }
+        let now = store.stats().unwrap();
+        let class = &now.classes[0];
+        stretches.push(Stretch {
+            written: now.rows_written - before.rows_written,
+            moved: now.rows_moved - before.rows_moved,
+            used: class.used_slots,
+        });
+        before = now;
+    }
+    stretches
+}
+
+/// Draws all rows equally often, or with `skew` low numbers more often.
+fn draws(seed: u64, skew: u32) -> impl FnMut() -> u64 {
+    let mut random = Random(seed);
+    move || {
+        let unit = (0..skew).map(|_| random.below(10_000) as f64 / 10_000.0);
+        (unit.product::<f64>() * ROWS as f64) as u64
+    }
+}
+
+fn expect_proportional(stretches: &[Stretch], what: &str) {
+    for (round, stretch) in stretches.iter().enumerate() {
+        assert!(2 * stretch.moved <= stretch.written, "{what}, round {round}: {stretch:?}");
+    }
+}
+
+// Without commits cleaning went on where it could release nothing: it moved three to four rows for
+// each one written, and the store was no smaller for it.
+#[test]
+fn without_commits_cleaning_stays_in_proportion_to_what_is_written() {
+    for skew in [1, 2, 3] {
+        for commit_every in [None, Some(5), Some(1)] {
+            let what = format!("skew {skew}, a commit every {commit_every:?} batches at first");
+            let (store, table) = committed_rows(1);
+            let mut draw = draws(7, skew);
+            let before = rewrite(&store, table, 5, commit_every, &mut draw);
+            expect_proportional(&before, &what);
+            // All at once the commits stay away.
+            let without = rewrite(&store, table, 8, None, &mut draw);
+            expect_proportional(&without, &what);
+            assert!(without.iter().any(|stretch| stretch.moved > 0), "{what}: nothing was cleaned");
+            for stretch in without {
+                // Newest, retained, two thirds of the newest dead, and what only commits release.
+                assert!(stretch.used < 7 * ROWS, "{what}: {stretch:?}");
+            }
+        }
+    }
+}
+
+// What is moved out of a segment that a commit holds is released by none but the commit after the
+// next, which is far in a long epoch, and is likely to be outdated before.
+#[test]
+fn in_a_long_epoch_no_row_leaves_a_segment_that_a_commit_holds() {
+    let (store, table) = committed_rows(2);
+    let mut draw = draws(8, 1);
+    rewrite(&store, table, 4, Some(3), &mut draw);
+    // More rows than there are: from here on only newer segments are cleaned.
+    rewrite(&store, table, 2, None, &mut draw);
+    // The slots of rows that are not written from here on.
+    let held = || -> Vec<(u64, u32)> {
+        let engine = store.inner.engine.read();
+        let (class, table) = (&engine.classes[0], &engine.tables[0]);
+        let (cache, log) = (class.cache(), class.log.lock());
+        let slot_of = |key: u64| {
+            let at = table.locate(cache, key);
+            let dirty = cache.peek(at, table.id(), key, |row| row.is_dirty()) == Some(true);
+            let waits = dirty || log.buffer.find(table.id(), key).is_some();
+            let slot = log.index(table.id()).slot_of(key);
+            let segment = u64::from(slot) / log.rows_per_segment();
+            (slot != 0 && !waits && log.segments.is_held(segment as u32)).then_some((key, slot))
+        };
+        (0..ROWS / 2).filter_map(slot_of).collect()
+    };
+    let before = held();
+    assert!(before.len() > 100, "{} rows are where a commit has them", before.len());
+    let mut upper = || ROWS / 2 + draw() / 2;
+    let stretches = rewrite(&store, table, 6, None, &mut upper);
+    assert!(stretches.iter().any(|stretch| stretch.moved > 0), "nothing was cleaned");
+    assert_eq!(held(), before);
+}
