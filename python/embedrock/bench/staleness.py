@@ -52,6 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=int, default=2_000_000, help="of the cost of bookkeeping")
     parser.add_argument("--batch", type=int, default=4096, help="keys, of the cost of bookkeeping")
     parser.add_argument("--rounds", type=int, default=7)
+    logs = ["movielens", "criteo", "ipinyou"]
+    parser.add_argument("--logs", nargs="+", choices=logs, default=logs, help="to train on")
     parser.add_argument("--samples", type=int, default=128, help="of a training batch")
     parser.add_argument("--memory", default="25%", help="of the tables that are trained")
     parser.add_argument("--threads", type=int, default=1, help="of PyTorch")
@@ -83,8 +85,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             # PyTorch is imported by those who need it alone.
             from embedrock.bench.staleness_training import DATA, bits_equal, sweep
 
-            for name, read in DATA.items():
-                data = read(options)
+            for name in options.logs:
+                data = DATA[name](options)
                 if data is None:
                     report.missing(f"auc_drop_{name}", f"no data: pass --{name}")
                     continue
