@@ -233,3 +233,70 @@ impl ClassLog {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{FlushBuffer, PageLayout, Segments, TableIndex, Writer};
+    use super::*;
+    use crate::index::DenseIndex;
+    use crate::io::{Medium, OpenMode, SimMedium};
+
+    const PAGES: u32 = 64;
+    const SEGMENTS: u64 = 40;
+
+    struct NoneResident;
+
+    impl Residents for NoneResident {
+        fn is_dirty(&self, _: u16, _: u64) -> bool {
+            false
+        }
+
+        fn moved(&self, _: u16, _: u64, _: u32, _: u32) {}
+    }
+
+    /// A log of one dense table, whose rows were written in the order of their ids, and how many
+    /// rows a segment has.
+    fn filled_log() -> (ClassLog, u64) {
+        let medium = SimMedium::new(1);
+        let layout = PageLayout::new(512, 64, 0, 7).unwrap();
+        let file = medium.open("rows", OpenMode::CreateNew).unwrap();
+        let segments = Segments::new(PAGES, layout.rows_per_page as u32, 1);
+        let queue = medium.queue(4, 4, 512).unwrap();
+        let writer = Writer::new(file.clone(), layout.clone(), queue, 0);
+        let per_segment = u64::from(PAGES) * layout.rows_per_page as u64;
+        let rows = SEGMENTS * per_segment;
+        let buffer = FlushBuffer::new(8, 16);
+        let mut log = ClassLog::new(layout, file, u64::from(PAGES) * 512, segments, writer, buffer);
+        log.add_table(0, TableIndex::Dense(DenseIndex::new(rows).unwrap()));
+        (0..rows).for_each(|id| write(&mut log, id));
+        (log, per_segment)
+    }
+
+    fn write(log: &mut ClassLog, id: u64) {
+        log.reserve(1, u64::MAX).unwrap();
+        log.write_row(0, id, None, &[0.5; 16]).unwrap();
+    }
+
+    // A stretch of live rows cost nothing, so that one flushed row could move all of them.
+    #[test]
+    fn live_rows_at_the_begin_of_a_victim_are_paid_for() {
+        let (mut log, per_segment) = filled_log();
+        let begin = per_segment / 10;
+        for id in 0..SEGMENTS * per_segment {
+            // Of each segment the first tenth lives; the first page of all is the file's header.
+            if (id + log.layout.rows_per_page as u64) % per_segment >= begin {
+                write(&mut log, id);
+            }
+        }
+        log.clean.paid_for_opening = true;
+        log.owe_cleaning(1);
+        let (mut units, mut moved) = (0, 0);
+        while log.needs_cleaning(u64::MAX) {
+            let unit = log.clean_unit(u64::MAX, 0, u64::MAX, &NoneResident).unwrap();
+            moved += unit.unwrap().rows_moved;
+            units += 1;
+        }
+        assert!(moved > 0, "the first pages of the victim have no dead slot");
+        assert!(units <= 2, "{units} units of cleaning for one row, {moved} rows moved");
+    }
+}
