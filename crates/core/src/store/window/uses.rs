@@ -10,7 +10,7 @@ use crate::hash::mix;
 use crate::prefetch::prefetch_read;
 use std::collections::VecDeque;
 
-/// The least that ring and hash table grow to.
+/// The fewest entries of a hash table.
 const CAPACITY_MIN: usize = 1 << 10;
 /// Positions go round in the hash table after so many; the ring is shorter.
 const POSITIONS: u64 = 1 << 31;
@@ -29,13 +29,13 @@ enum Upper {
 }
 
 impl Upper {
-    /// Room for `keys` keys of this kind.
-    fn sized(&self, keys: usize) -> Self {
+    /// Room for a block of keys of this kind.
+    fn block(&self) -> Self {
         match self {
             Self::None => Self::None,
-            Self::Byte(_) => Self::Byte(vec![0; keys]),
-            Self::Two(_) => Self::Two(vec![0; keys]),
-            Self::Six(_) => Self::Six(vec![[0; 3]; keys]),
+            Self::Byte(_) => Self::Byte(vec![0; USES]),
+            Self::Two(_) => Self::Two(vec![0; USES]),
+            Self::Six(_) => Self::Six(vec![[0; 3]; USES]),
         }
     }
 
@@ -49,39 +49,52 @@ impl Upper {
     }
 
     #[inline(always)]
-    fn set(&mut self, slot: usize, upper: u64) {
+    fn set(&mut self, at: usize, upper: u64) {
         match self {
             Self::None => {}
-            Self::Byte(all) => all[slot] = upper as u8,
-            Self::Two(all) => all[slot] = upper as u16,
-            Self::Six(all) => all[slot] = [0, 16, 32].map(|shift| (upper >> shift) as u16),
+            Self::Byte(all) => all[at] = upper as u8,
+            Self::Two(all) => all[at] = upper as u16,
+            Self::Six(all) => all[at] = [0, 16, 32].map(|shift| (upper >> shift) as u16),
         }
     }
 
     #[inline(always)]
-    fn get(&self, slot: usize) -> u64 {
+    fn get(&self, at: usize) -> u64 {
         match self {
             Self::None => 0,
-            Self::Byte(all) => all[slot].into(),
-            Self::Two(all) => all[slot].into(),
+            Self::Byte(all) => all[at].into(),
+            Self::Two(all) => all[at].into(),
             Self::Six(all) => {
-                let [low, middle, high] = all[slot].map(u64::from);
+                let [low, middle, high] = all[at].map(u64::from);
                 high << 32 | middle << 16 | low
             }
         }
     }
 }
 
-/// The uses that fit, one beside the other, the newest behind the oldest.
+/// Uses of a block.
+const USES: usize = 1 << 12;
+
+/// Some uses, one beside the other.
 #[derive(Debug)]
-struct Ring {
+struct Block {
     /// The lowest bits of the keys.
     low: Vec<u16>,
     upper: Upper,
     /// After how many batches the row is used again.
     next: Vec<u16>,
-    /// Where the use at position `head` lies.
-    first: usize,
+}
+
+/// All uses, the newest behind the oldest, in blocks that come and go one by one: a ring that
+/// moved to a larger place would need both places for a moment.
+#[derive(Debug)]
+struct Ring {
+    blocks: VecDeque<Block>,
+    /// A block that is free again.
+    spare: Option<Block>,
+    upper: Upper,
+    /// Position of the first place in the first block.
+    base: u64,
     /// Position of the first use, and one past the last. They only grow.
     head: u64,
     tail: u64,
@@ -89,65 +102,88 @@ struct Ring {
 
 impl Ring {
     fn new(upper: Upper) -> Self {
-        let (low, next) = (Vec::new(), Vec::new());
-        Self { low, upper, next, first: 0, head: 0, tail: 0 }
+        Self { blocks: VecDeque::new(), spare: None, upper, base: 0, head: 0, tail: 0 }
     }
 
-    fn len(&self) -> usize {
-        (self.tail - self.head) as usize
+    fn block_bytes(&self) -> usize {
+        USES * (4 + self.upper.bytes())
     }
 
-    fn capacity(&self) -> usize {
-        self.low.len()
+    fn memory_bytes(&self) -> usize {
+        (self.blocks.len() + usize::from(self.spare.is_some())) * self.block_bytes()
     }
 
-    /// Bytes of a use.
-    fn use_bytes(&self) -> usize {
-        4 + self.upper.bytes()
+    /// Bytes that so many more uses may add.
+    fn growth_for(&self, keys: usize) -> usize {
+        let blocks = ((self.tail - self.base) as usize + keys).div_ceil(USES);
+        let have = self.blocks.len() + usize::from(self.spare.is_some());
+        blocks.saturating_sub(have) * self.block_bytes()
     }
 
-    /// Where a position from `head` to `tail` lies.
+    /// Block and place in it of a position from `head` to `tail`.
     #[inline(always)]
-    fn slot(&self, position: u64) -> usize {
-        let at = self.first + (position - self.head) as usize;
-        if at >= self.low.len() { at - self.low.len() } else { at }
+    fn place(&self, position: u64) -> (usize, usize) {
+        let from_base = (position - self.base) as usize;
+        (from_base / USES, from_base % USES)
     }
 
     #[inline(always)]
     fn key(&self, position: u64) -> u64 {
-        let slot = self.slot(position);
-        self.upper.get(slot) << 16 | u64::from(self.low[slot])
+        let (block, at) = self.place(position);
+        let block = &self.blocks[block];
+        block.upper.get(at) << 16 | u64::from(block.low[at])
     }
 
-    /// Appends a use. There must be room.
+    #[inline(always)]
+    fn next(&self, position: u64) -> u16 {
+        let (block, at) = self.place(position);
+        self.blocks[block].next[at]
+    }
+
+    #[inline(always)]
+    fn set_next(&mut self, position: u64, next: u16) {
+        let (block, at) = self.place(position);
+        self.blocks[block].next[at] = next;
+    }
+
+    #[inline(always)]
+    fn prefetch(&self, position: u64) {
+        let (block, at) = self.place(position);
+        prefetch_read(&self.blocks[block].low[at]);
+    }
+
+    /// Appends a use.
     #[inline(always)]
     fn push(&mut self, key: u64) -> u64 {
         let position = self.tail;
+        let (block, at) = self.place(position);
+        if block == self.blocks.len() {
+            self.add_block();
+        }
+        let block = &mut self.blocks[block];
+        block.low[at] = key as u16;
+        block.upper.set(at, key >> 16);
+        block.next[at] = 0;
         self.tail += 1;
-        let slot = self.slot(position);
-        self.low[slot] = key as u16;
-        self.upper.set(slot, key >> 16);
-        self.next[slot] = 0;
         position
+    }
+
+    fn add_block(&mut self) {
+        let block = self.spare.take().unwrap_or_else(|| Block {
+            low: vec![0; USES],
+            upper: self.upper.block(),
+            next: vec![0; USES],
+        });
+        self.blocks.push_back(block);
     }
 
     /// Forgets the uses before a position.
     fn drop_before(&mut self, position: u64) {
-        self.first = if position == self.tail { 0 } else { self.slot(position) };
         self.head = position;
-    }
-
-    fn grow(&mut self, capacity: usize) {
-        let mut grown = Self::new(self.upper.sized(capacity));
-        (grown.low, grown.next) = (vec![0; capacity], vec![0; capacity]);
-        (grown.head, grown.tail) = (self.head, self.tail);
-        for position in self.head..self.tail {
-            let (from, to) = (self.slot(position), grown.slot(position));
-            grown.low[to] = self.low[from];
-            grown.upper.set(to, self.upper.get(from));
-            grown.next[to] = self.next[from];
+        while position - self.base >= USES as u64 {
+            self.spare = self.blocks.pop_front();
+            self.base += USES as u64;
         }
-        *self = grown;
     }
 }
 
@@ -160,8 +196,9 @@ pub(super) struct Uses {
     /// 1 + the position of a key's last use, modulo [`POSITIONS`]; 0 is an empty entry. Entries of
     /// uses that are over stay until the table is made anew.
     last: Vec<u32>,
-    /// Entries that are not empty.
+    /// Entries that are not empty, and those of them whose uses are not over.
     filled: usize,
+    live: usize,
 }
 
 impl Uses {
@@ -174,22 +211,25 @@ impl Uses {
             _ => Upper::Six(Vec::new()),
         };
         let (ring, last) = (Ring::new(upper), Vec::new());
-        Self { ring, batches: VecDeque::new(), last, filled: 0 }
+        Self { ring, batches: VecDeque::new(), last, filled: 0, live: 0 }
     }
 
     /// Allocated bytes.
     pub(super) fn memory_bytes(&self) -> usize {
-        self.ring.capacity() * self.ring.use_bytes()
+        self.ring.memory_bytes()
             + 4 * self.last.capacity()
             + size_of::<(u64, u64)>() * self.batches.capacity()
     }
 
-    /// Bytes that so many more uses may add at most, while the old vectors still exist.
+    /// Bytes that so many more uses may add at most.
     pub(super) fn growth_for(&self, keys: usize) -> usize {
-        let live = self.ring.len() + keys;
-        let ring = if live > self.ring.capacity() { ring_for(live) } else { 0 };
-        let table = if self.fits(keys) { 0 } else { table_for(live) };
-        ring * self.ring.use_bytes() + table * 4
+        // The old table goes before the new one comes.
+        let table = if self.fits(keys) {
+            0
+        } else {
+            table_for(self.live + keys).saturating_sub(self.last.len())
+        };
+        self.ring.growth_for(keys) + table * 4
     }
 
     /// Whether the hash table has room for so many more keys.
@@ -203,7 +243,9 @@ impl Uses {
         if keys.is_empty() {
             return;
         }
-        self.make_room(keys.len());
+        if !self.fits(keys.len()) {
+            self.rebuild(keys.len());
+        }
         self.batches.push_back((number, self.ring.tail));
         for block in keys.chunks(BLOCK) {
             for key in block {
@@ -212,7 +254,7 @@ impl Uses {
             for key in block {
                 let entry = self.last[self.home(*key)];
                 if let Some(position) = self.position(entry) {
-                    prefetch_read(&self.ring.low[self.ring.slot(position)]);
+                    self.ring.prefetch(position);
                 }
             }
             for key in block {
@@ -220,8 +262,8 @@ impl Uses {
                 match self.exchange_last(*key, position) {
                     Some(before) => {
                         let apart = number - self.batch_at(before);
-                        let slot = self.ring.slot(before);
-                        self.ring.next[slot] = if apart <= FURTHEST { apart as u16 } else { 0 };
+                        self.ring
+                            .set_next(before, if apart <= FURTHEST { apart as u16 } else { 0 });
                     }
                     None => first(*key),
                 }
@@ -231,9 +273,15 @@ impl Uses {
 
     /// Forgets the uses of all batches up to `number`, after `f` has seen each use's key and the
     /// number of the batch that uses the row next, if any is announced.
-    pub(super) fn finish(&mut self, number: u64, f: impl FnMut(u64, Option<u64>)) {
+    pub(super) fn finish(&mut self, number: u64, mut f: impl FnMut(u64, Option<u64>)) {
         let Some((begin, end)) = self.range(0, number) else { return };
-        self.for_each(begin, end, f);
+        let mut last_uses = 0;
+        self.for_each(begin, end, |key, next| {
+            last_uses += usize::from(next.is_none());
+            f(key, next);
+        });
+        // A use beyond the furthest is one of several last ones of its key.
+        self.live = self.live.saturating_sub(last_uses);
         self.ring.drop_before(end);
         while self.batches.front().is_some_and(|(batch, _)| *batch <= number) {
             self.batches.pop_front();
@@ -254,7 +302,7 @@ impl Uses {
             while let Some((batch, _)) = batches.next_if(|(_, from)| *from <= position) {
                 number = *batch;
             }
-            let next = u64::from(self.ring.next[self.ring.slot(position)]);
+            let next = u64::from(self.ring.next(position));
             f(self.ring.key(position), (next != 0).then_some(number + next));
         }
     }
@@ -301,6 +349,7 @@ impl Uses {
             let found = std::mem::replace(&mut self.last[at], entry);
             if found == 0 {
                 self.filled += 1;
+                self.live += 1;
                 return None;
             }
             // The use itself is in the ring already, but no entry names it.
@@ -312,24 +361,10 @@ impl Uses {
         }
     }
 
-    /// Makes the ring and the hash table large enough for `keys` more uses.
-    fn make_room(&mut self, keys: usize) {
-        let live = self.ring.len() + keys;
-        if live > self.ring.capacity() {
-            self.ring.grow(ring_for(live));
-        }
-        if !self.fits(keys) {
-            self.rebuild(keys);
-        }
-    }
-
     /// Makes the hash table anew, without the uses that are over: a use without a next one is the
     /// last of its key.
     fn rebuild(&mut self, keys: usize) {
-        let ring = &self.ring;
-        let is_last = |position: &u64| ring.next[ring.slot(*position)] == 0;
-        let live = (ring.head..ring.tail).filter(is_last).count();
-        let capacity = table_for(live + keys);
+        let capacity = table_for(self.live + keys);
         if capacity.abs_diff(self.last.len()) * 8 <= self.last.len() && capacity <= self.last.len()
         {
             self.last.fill(0);
@@ -337,9 +372,9 @@ impl Uses {
             self.last = Vec::new();
             self.last = vec![0; capacity];
         }
-        self.filled = live;
+        self.filled = 0;
         for position in self.ring.head..self.ring.tail {
-            if self.ring.next[self.ring.slot(position)] != 0 {
+            if self.ring.next(position) != 0 {
                 continue;
             }
             let mut at = self.home(self.ring.key(position));
@@ -347,13 +382,10 @@ impl Uses {
                 at = self.after(at);
             }
             self.last[at] = (position % POSITIONS) as u32 + 1;
+            self.filled += 1;
         }
+        self.live = self.filled;
     }
-}
-
-/// Uses that a ring grows to when it has to hold so many.
-fn ring_for(uses: usize) -> usize {
-    (uses + uses / 8).max(CAPACITY_MIN)
 }
 
 /// Entries of a hash table that is made for so many keys.
@@ -444,7 +476,7 @@ mod tests {
             }
         }
         // 15 batches of at most 49 uses.
-        assert!(uses.memory_bytes() < 20_000, "{} bytes", uses.memory_bytes());
+        assert!(uses.memory_bytes() < 60_000, "{} bytes", uses.memory_bytes());
         uses.finish(u64::MAX, |_, _| ());
         uses.finish(u64::MAX, |key, _| panic!("{key} is still announced"));
     }
@@ -453,7 +485,8 @@ mod tests {
     fn positions_go_round() {
         let batches = batches(60, 40, 1);
         let mut uses = Uses::new(Some(1 << 20));
-        (uses.ring.head, uses.ring.tail) = (POSITIONS - 300, POSITIONS - 300);
+        let near = POSITIONS - 300;
+        (uses.ring.base, uses.ring.head, uses.ring.tail) = (near, near, near);
         for (number, keys) in (0..).zip(&batches) {
             uses.announce(number, keys, |_| ());
             if number >= 5 {
