@@ -330,6 +330,9 @@ mod tests {
                 write(&mut log, id);
             }
         }
+        // All were cleaned, and kept what is dirty.
+        let sealed: Vec<SegmentId> = log.segments.sealed().collect();
+        sealed.into_iter().for_each(|id| log.segments.cleaned(id));
         let (before, mut moved) = (log.segments.used_slots(), 0);
         log.owe_cleaning(SEGMENTS * per_segment * 4);
         while log.needs_cleaning(u64::MAX) {
