@@ -193,6 +193,9 @@ class Store:
     def clear_announced(self, /) -> None:
         """Forgets what is announced."""
 
+    def pause_window(self, /, pause: bool) -> None:
+        """Lets the window rest, or go on."""
+
     def window_stats(self, /) -> dict[str, Any]:
         """What the look-ahead window did."""
 

@@ -87,6 +87,17 @@ class Window:
         """Forgets everything that is announced. Numbers go on."""
         self._store._core.clear_announced()
 
+    def pause(self) -> None:
+        """Lets the window rest: it reads nothing, keeps what it has, and nobody waits for it.
+
+        Blocking: waits for the reads that are under way.
+        """
+        self._store._core.pause_window(True)
+
+    def resume(self) -> None:
+        """Goes on after ``pause``."""
+        self._store._core.pause_window(False)
+
     def stats(self) -> dict[str, Any]:
         """What the window did since the store was opened.
 

@@ -25,7 +25,8 @@ FIGURES = {
     "embedding_memory_limit_bytes", "embedding_memory_within_limit", "hit_rate", "read_requests",
     "pages_read", "pages_read_after_first_epoch", "bytes_written_per_batch",
     "device_requests_per_s", "wait_read_s", "computing_s", "updating_s", "demo_s",
-    "speed_vs_memory_demo", "contest_bound", "device_bound",
+    "speed_vs_memory_demo", "speed_vs_memory_demo_without_lookahead", "contest_bound",
+    "contest_device_bound", "lookahead_bound", "lookahead_device_bound", "lookahead_wait_share",
 }  # fmt: skip
 
 

@@ -54,7 +54,7 @@ def test_the_report_has_the_shape_that_all_benchmarks_share(finished: dict[str, 
     assert tuple(whole) == report.KEYS
     assert whole["settings"]["rows"] == sum(whole["results"]["tables"]) == 120_000
     contestants = whole["results"]["contest"]["contestants"]
-    assert list(contestants) == ["out of core", "whole budget", "plain torch"]
+    assert list(contestants) == ["look ahead", "out of core", "whole budget", "plain torch"]
     for one in contestants.values():
         assert len(one["turns"]) == 3
         assert one["steps"] == len(one["losses"]) >= 12
@@ -82,13 +82,24 @@ def test_rows_came_from_storage_and_memory_stayed_within_the_budget(finished: di
     assert found["embedding_memory_within_limit"] == 1
 
 
+def test_batches_were_announced_and_none_failed(finished: dict[str, Any]):
+    window = finished["report"]["results"]["contest"]["contestants"]["look ahead"]["window"]
+    assert window["batches"] >= 12 and window["failed"] == 0
+    # A quarter of 1.5 MB holds no batch of 26 x 1,024 keys.
+    assert window["rows_loaded"] > 0 or window["skipped"] > 0
+
+
 def test_the_device_bound_follows_from_requests_and_rate(finished: dict[str, Any]):
     found = finished["report"]["figures"]
-    expected = 1e3 * found["contest_requests_per_batch"] / found["device_requests_per_s_own_unit"]
-    assert found["device_ms_per_batch"] == pytest.approx(expected)
-    bound = min(found["compute_ms_per_batch"] / expected, 1)
-    assert found["contest_bound"] == pytest.approx(bound)
-    assert found["device_bound"] == int(bound < 1)
+    contestants = finished["report"]["results"]["contest"]["contestants"]
+    for name, prefix in (("out of core", "contest"), ("look ahead", "lookahead")):
+        turns = contestants[name]["turns"]
+        steps = sum(turn["steps"] for turn in turns)
+        expected = 1e3 * sum(turn["device_least_s"] for turn in turns) / steps
+        assert found[f"{prefix}_device_ms_per_batch"] == pytest.approx(expected)
+        bound = min(found["compute_ms_per_batch"] / expected, 1)
+        assert found[f"{prefix}_bound"] == pytest.approx(bound)
+        assert found[f"{prefix}_device_bound"] == int(bound < 1)
     assert any("device-bound" in note for note in finished["report"]["notes"])
 
 

@@ -101,6 +101,21 @@ def test_what_is_cleared_is_forgotten_and_numbers_go_on(store):
     store.window.begin(number)
 
 
+def test_a_paused_window_reads_nothing_and_goes_on(store):
+    items = store.tables["items"]
+    store.window.begin(store.window.announce({items: [1]}))
+    store.window.pause()
+    before = store.window.stats()
+    batches = steps(5)
+    numbers = [store.window.announce({items: keys}) for keys in batches]
+    store.window.begin(numbers[-1])
+    assert (items.get(batches[-1]) == rows_of(batches[-1])).all()
+    assert store.window.stats()["rows_loaded"] == before["rows_loaded"]
+    store.window.resume()
+    store.window.begin(numbers[0])
+    assert store.window.stats()["rows_loaded"] > before["rows_loaded"]
+
+
 def test_a_reader_can_look_ahead(store, tmp_path):
     with embedrock.open(tmp_path / "store", 500_000, read_only=True) as reader:
         keys = np.arange(5_000, 6_000)

@@ -261,6 +261,12 @@ impl Store {
         py.detach(|| self.0.clear_announced()).or_raise(py)
     }
 
+    /// Lets the window rest, or go on.
+    fn pause_window(&self, py: Python<'_>, pause: bool) -> PyResult<()> {
+        modify::refuse_reentry(py, &self.0)?;
+        py.detach(|| self.0.pause_window(pause)).or_raise(py)
+    }
+
     /// What the look-ahead window did, as a dict.
     fn window_stats(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         modify::refuse_reentry(py, &self.0)?;

@@ -15,13 +15,11 @@ from typing import Any
 
 from embedrock.demo import children, contest, figures
 from embedrock.demo.folder import work_folder
-from embedrock.demo.paths import OUT_OF_CORE, PLAIN_TORCH, WHOLE_BUDGET
+from embedrock.demo.paths import CONTESTANTS
 from embedrock.demo.settings import DemoSettings, ShapedSettings, demo_recipe, shaped_recipe
 from embedrock.progress import Sink, Task
 
 __all__ = ["DemoSettings", "ShapedSettings", "demo_recipe", "run", "shaped_recipe"]
-
-_CONTESTANTS = (OUT_OF_CORE, WHOLE_BUDGET, PLAIN_TORCH)
 
 
 def run(settings: DemoSettings, sink: Sink, *, keep: bool = False) -> dict[str, Any]:
@@ -52,5 +50,5 @@ def run(settings: DemoSettings, sink: Sink, *, keep: bool = False) -> dict[str, 
     with work_folder(settings.for_speed(), keep) as working:
         path = Path(working.folder) / "settings.json"
         working.save(path)
-        held = contest.hold(working, _CONTESTANTS, path, sink)
+        held = contest.hold(working, CONTESTANTS, path, sink)
     return figures.build(settings, facts, runs, same_losses, held, perf_counter() - started)

@@ -18,7 +18,7 @@ import numpy as np
 
 from embedrock.bench.noise import Rounds, Timed, interleave
 from embedrock.demo import children
-from embedrock.demo.paths import OUT_OF_CORE, PLAIN_TORCH, WHOLE_BUDGET
+from embedrock.demo.paths import CONTESTANTS, LOOK_AHEAD, OUT_OF_CORE, PLAIN_TORCH
 from embedrock.demo.settings import Settings
 from embedrock.progress import Sink
 from embedrock.training.engine import Counters
@@ -108,49 +108,71 @@ def hold(settings: Settings, names: Sequence[str], path: Path, sink: Sink) -> Co
 def figures(contest: Contest, ratio: str, row_wise: bool) -> Result:
     """The figures of a contest; `ratio` is the name of that which they are about.
 
+    It is that of the contestant that looks ahead; beside it stands that of the one that does not.
     With row-wise state PyTorch's tables are another optimizer's and the ratio is to embedrock with
     a budget for all rows alone. What did not run is None.
     """
     names = contest.names
-    rates = {
+    found: Result = {ratio: None, f"{ratio}_without_lookahead": None}
+    found |= {
         f"contest_samples_per_s_{name.replace(' ', '_')}": (
             contest.rate(name) if name in names else None
         )
-        for name in (OUT_OF_CORE, WHOLE_BUDGET, PLAIN_TORCH)
+        for name in CONTESTANTS
     }
-    others = [n for n in names if n != OUT_OF_CORE and not (row_wise and n == PLAIN_TORCH)]
-    counted, turns = contest.counted(OUT_OF_CORE), contest.turns(OUT_OF_CORE)
-    steps = sum(turn["steps"] for turn in turns)
-    found: Result = {ratio: None, **rates}
+    stored = (LOOK_AHEAD, OUT_OF_CORE)
+    others = [n for n in names if n not in stored and not (row_wise and n == PLAIN_TORCH)]
+    turns = contest.turns(OUT_OF_CORE)
     found |= {
-        "contest_hit_rate": counted.hit_rate,
-        "contest_requests_per_batch": counted.read_requests / steps,
-        "contest_pages_per_batch": counted.pages_read / steps,
-        "contest_bytes_written_per_batch": counted.bytes_written / steps,
-        "contest_wait_share": counted.read_wait_s / sum(turn["seconds"] for turn in turns),
         "contest_commit_s": _median(turns, "commit_s"),
         "device_requests_per_s": _median(turns, "device_requests_per_s"),
         "device_requests_per_s_own_unit": _median(turns, "device_requests_per_s_own_unit"),
-        "device_ms_per_batch": None,
         "compute_ms_per_batch": None,
-        "contest_bound": None,
-        "device_bound": None,
     }
-    unit_rate = found["device_requests_per_s_own_unit"]
-    if unit_rate is not None:
-        found["device_ms_per_batch"] = 1e3 * found["contest_requests_per_batch"] / unit_rate
-    if not others:
-        return found
-    fastest = max(others, key=contest.rate)
-    found[ratio] = contest.rounds.ratio(names.index(OUT_OF_CORE), names.index(fastest))
-    best = contest.turns(fastest)
-    seconds = [turn["seconds"] / turn["steps"] for turn in best]
-    compute = found["compute_ms_per_batch"] = 1e3 * statistics.median(seconds)
-    device = found["device_ms_per_batch"]
-    if device is not None:
-        found["device_bound"] = int(device > compute)
-        found["contest_bound"] = min(compute / device, 1.0) if device > 0 else 1.0
+    fastest = max(others, key=contest.rate) if others else None
+    if fastest is not None:
+        seconds = [turn["seconds"] / turn["steps"] for turn in contest.turns(fastest)]
+        found["compute_ms_per_batch"] = 1e3 * statistics.median(seconds)
+    for name, prefix in ((OUT_OF_CORE, "contest"), (LOOK_AHEAD, "lookahead")):
+        if name in names:
+            found |= _of_one(contest, name, prefix, found)
+    if fastest is not None:
+        for name, figure in ((LOOK_AHEAD, ratio), (OUT_OF_CORE, f"{ratio}_without_lookahead")):
+            if name in names:
+                found[figure] = contest.rounds.ratio(names.index(name), names.index(fastest))
     return found
+
+
+def _of_one(contest: Contest, name: str, prefix: str, found: Result) -> Result:
+    """What a contestant out of core asked of the device, and what that allows."""
+    counted, turns = contest.counted(name), contest.turns(name)
+    steps = sum(turn["steps"] for turn in turns)
+    waited = counted.read_wait_s + sum(turn["window_wait_s"] for turn in turns)
+    requests = counted.read_requests / steps
+    one: Result = {
+        f"{prefix}_hit_rate": counted.hit_rate,
+        f"{prefix}_requests_per_batch": requests,
+        f"{prefix}_pages_per_batch": counted.pages_read / steps,
+        f"{prefix}_bytes_written_per_batch": counted.bytes_written / steps,
+        f"{prefix}_wait_share": waited / sum(turn["seconds"] for turn in turns),
+        f"{prefix}_device_ms_per_batch": None,
+        f"{prefix}_bound": None,
+        f"{prefix}_device_bound": None,
+    }
+    device, compute = _device_ms(turns, counted, steps), found["compute_ms_per_batch"]
+    one[f"{prefix}_device_ms_per_batch"] = device
+    if device is not None and compute is not None:
+        one[f"{prefix}_device_bound"] = int(device > compute)
+        one[f"{prefix}_bound"] = min(compute / device, 1.0) if device > 0 else 1.0
+    return one
+
+
+def _device_ms(turns: Sequence[Result], counted: Counters, steps: int) -> float | None:
+    """What the device needs at best for the reads of a step, of the size that they had."""
+    costs = [turn["device_least_s"] for turn in turns]
+    if any(cost is None for cost in costs):
+        return None
+    return 1e3 * float(sum(costs)) / steps
 
 
 def notes(contest: Contest, found: Result, ratio: str, row_wise: bool) -> list[str]:
@@ -160,23 +182,26 @@ def notes(contest: Contest, found: Result, ratio: str, row_wise: bool) -> list[s
         f"{ratio}: {len(turns)} turns of {turns[0]['steps']} steps each, contestants in turn, each "
         f"in a process that keeps its tables; medians. All rows were written and committed before, "
         f"the cache was warm; making batches, a commit after each turn "
-        f"({found['contest_commit_s']:.2f} s) and evaluation are not in the time."
+        f"({found['contest_commit_s']:.2f} s) and evaluation are not in the time. With look-ahead "
+        f"announcing is in it, and the window rests while others have their turn."
     ]
     said += [f"{ratio}: {note}" for note in contest.rounds.notes]
     if row_wise:
         said.append(
             f"{ratio} is to embedrock with a budget of 100 % alone: PyTorch has no row-wise Adagrad"
         )
-    device, compute = found["device_ms_per_batch"], found["compute_ms_per_batch"]
-    if device is None or compute is None:
-        return said
-    requests = f"the {found['contest_requests_per_batch']:,.0f} requests of a batch"
-    verdict = "device-bound" if found["device_bound"] else "not device-bound"
-    said.append(
-        f"{verdict}: {requests} take the device {device:.1f} ms at best, the rest of a step takes "
-        f"{compute:.1f} ms in memory. With every read hidden {ratio} could be "
-        f"{found['contest_bound']:.2f}, with none hidden {compute / (compute + device):.2f}."
-    )
+    compute = found["compute_ms_per_batch"]
+    for prefix, how in (("contest", "without look-ahead"), ("lookahead", "with look-ahead")):
+        device = found.get(f"{prefix}_device_ms_per_batch")
+        if device is None or compute is None:
+            continue
+        verdict = "device-bound" if found[f"{prefix}_device_bound"] else "not device-bound"
+        said.append(
+            f"{how}: {verdict}. The {found[f'{prefix}_requests_per_batch']:,.0f} requests of a "
+            f"batch take the device {device:.1f} ms at best, the rest of a step takes "
+            f"{compute:.1f} ms in memory. With every read hidden the ratio could be "
+            f"{found[f'{prefix}_bound']:.2f}, with none hidden {compute / (compute + device):.2f}."
+        )
     return said
 
 
@@ -191,24 +216,28 @@ def describe(contest: Contest) -> Result:
 
 
 def rows(found: Result, ratio: str) -> Iterator[tuple[str, ...]]:
-    """Lines for a terminal: name, out of core, whole budget, plain torch."""
-    yield "", OUT_OF_CORE, WHOLE_BUDGET, PLAIN_TORCH
+    """Lines for a terminal: name, then a cell for each contestant."""
+    yield "", *CONTESTANTS
     yield (
         "samples/s",
         *(
             _shown(found[f"contest_samples_per_s_{name.replace(' ', '_')}"], ",.0f")
-            for name in (OUT_OF_CORE, WHOLE_BUDGET, PLAIN_TORCH)
+            for name in CONTESTANTS
         ),
     )
-    yield ratio, _shown(found[ratio], ".3f"), "", ""
+    without = found[f"{ratio}_without_lookahead"]
+    yield ratio, _shown(found[ratio], ".3f"), _shown(without, ".3f"), "", ""
     for label, name, how in (
-        ("hit rate", "contest_hit_rate", ".1%"),
-        ("pages read per batch", "contest_pages_per_batch", ",.0f"),
-        ("bytes written per batch", "contest_bytes_written_per_batch", ",.0f"),
-        ("device, 4-KiB reads/s", "device_requests_per_s", ",.0f"),
-        ("waiting for reads", "contest_wait_share", ".0%"),
+        ("hit rate", "hit_rate", ".1%"),
+        ("pages read per batch", "pages_per_batch", ",.0f"),
+        ("requests per batch", "requests_per_batch", ",.0f"),
+        ("bytes written per batch", "bytes_written_per_batch", ",.0f"),
+        ("waiting for reads", "wait_share", ".0%"),
+        ("share possible, reads hidden", "bound", ".2f"),
     ):
-        yield label, _shown(found[name], how), "", ""
+        cells = (_shown(found.get(f"{prefix}_{name}"), how) for prefix in ("lookahead", "contest"))
+        yield label, *cells, "", ""
+    yield "device, 4-KiB reads/s", "", _shown(found["device_requests_per_s"], ",.0f"), "", ""
 
 
 def _shown(value: float | None, how: str) -> str:

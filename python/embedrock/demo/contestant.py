@@ -9,7 +9,8 @@ and leave memory are written within it; a commit after it is timed apart.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from time import perf_counter
 from typing import Any, TextIO
@@ -19,9 +20,9 @@ import torch
 
 import embedrock
 from embedrock.bench.noise import Timed
-from embedrock.data import Dataset
+from embedrock.data import Batch, Dataset
 from embedrock.demo import models, process, stores
-from embedrock.demo.paths import OUT_OF_CORE, PLAIN_TORCH, WHOLE_BUDGET
+from embedrock.demo.paths import LOOK_AHEAD, PLAIN_TORCH, WHOLE_BUDGET
 from embedrock.demo.settings import Keys, Settings, ShapedSettings
 from embedrock.progress import JsonLines, Sink, Task
 from embedrock.store import Store
@@ -30,6 +31,8 @@ from embedrock.training.history import History
 from embedrock.training.trainer import Trainer
 
 _EVALUATION_BATCH = 1024
+#: Batches that are announced ahead, as far as the window holds them.
+_DEPTH = 512
 _STEPS_PER_POINT = 5
 
 
@@ -62,7 +65,7 @@ class _Contestant:
         if name == PLAIN_TORCH:
             self._trainer = _in_memory(settings, self._dataset, keys, sink, name)
         else:
-            budget = settings.memory if name == OUT_OF_CORE else "100%"
+            budget = "100%" if name == WHOLE_BUDGET else settings.memory
             with stores.open_store(settings, name, budget) as store:
                 stores.write_rows(settings, store, self._dataset.features, keys, sink, name)
             process.reset_peak()
@@ -71,42 +74,60 @@ class _Contestant:
             if name == WHOLE_BUDGET:
                 _read_rows(self._store, keys, sink, name)
         self._history = History(self._trainer, self._store, _STEPS_PER_POINT)
-        self._batches = settings.endless(self._dataset)
+        self._source = settings.endless(self._dataset)
+        self._made: deque[Batch] = deque()
+        self._loader: embedrock.LookaheadLoader[Batch] | None = None
+        self._batches: Iterator[Batch] = self._given()
+        if name == LOOK_AHEAD:
+            keys_of = self._trainer.model.embeddings.keys_of
+            self._loader = embedrock.LookaheadLoader(
+                self._batches, self._trainer.model, _DEPTH, keys_of
+            )
+            self._batches = iter(self._loader)
 
     def warm_up(self) -> dict[str, Any]:
         """The steps before the clock starts."""
         warm_up, _ = self._settings.contest_steps(self._dataset)
+        self._make(warm_up)
         self._history.resume()
         with Task(self._sink, f"{self._name}: warming up", warm_up) as task:
             for batch in islice(self._batches, warm_up):
                 self._step(batch)
                 task.advance(1, f"loss {self._losses[-1]:.4f}")
-        self._history.pause()
+        self._rest()
         return {"steps": len(self._losses), "commit_s": self._commit()}
 
     def turn(self) -> dict[str, Any]:
         """Some timed steps; afterwards, the device's rate."""
         _, steps = self._settings.contest_steps(self._dataset)
-        batches = list(islice(self._batches, steps))
+        self._make(steps)
         before, spent = self._counters(), self._trainer.seconds.copy()
         timed = Timed()
+        samples = 0
         self._turns += 1
+        waited = self._waited_s()
         with Task(self._sink, f"{self._name}: turn {self._turns}", steps) as task:
             self._history.resume()
             with timed:
-                for batch in batches:
+                if self._loader is not None and self._store is not None:
+                    self._store.window.resume()
+                for batch in islice(self._batches, steps):
                     self._step(batch)
+                    samples += len(batch)
                     task.advance(1, f"loss {self._losses[-1]:.4f}")
-            self._history.pause()
+            self._rest()
         answer: dict[str, Any] = {
             "steps": steps,
-            "samples": sum(map(len, batches)),
+            "samples": samples,
             "seconds": timed.seconds,
             "core_wait_s": timed.waited if timed.known else None,
             "time": (self._trainer.seconds - spent).as_dict(),
         }
         if self._store is not None:
-            answer["engine"] = (self._counters() - before).counted()
+            counted = self._counters() - before
+            answer["engine"] = counted.counted()
+            answer["device_least_s"] = engine.device_seconds(self._store, counted)
+            answer["window_wait_s"] = self._waited_s() - waited
             answer["commit_s"] = self._commit()
             answer["device_requests_per_s"] = engine.device_rate(self._store)
             answer["device_requests_per_s_own_unit"] = engine.device_rate(
@@ -116,6 +137,10 @@ class _Contestant:
 
     def finish(self) -> dict[str, Any]:
         """What is left to say when all turns are over."""
+        if self._loader is not None and self._store is not None:
+            window = self._store.window.stats()
+            self._store.window.resume()
+            self._loader.close()
         result: dict[str, Any] = {"steps": len(self._losses), "losses": self._losses}
         result["history"] = self._history.points()
         result["peak_rss_bytes"] = process.peak_rss_bytes()
@@ -126,8 +151,35 @@ class _Contestant:
             result["auc"], result["log_loss"] = evaluation.auc, evaluation.log_loss
         if self._store is not None:
             result["engine"] = engine.summary(self._store)
+            if self._loader is not None:
+                result["window"] = window
             result["digests"] = digests(self._store, self._sink, self._name)
         return result
+
+    def _make(self, steps: int) -> None:
+        """Makes the batches of so many steps, and those that are announced behind them."""
+        ahead = _DEPTH + 1 if self._name == LOOK_AHEAD else 0
+        missing = steps + ahead - len(self._made)
+        if self._name == LOOK_AHEAD and self._turns:
+            missing = steps  # those behind them were announced in the turn before
+        self._made.extend(islice(self._source, max(missing, 0)))
+
+    def _given(self) -> Iterator[Batch]:
+        """The batches that were made, in order."""
+        while True:
+            yield self._made.popleft() if self._made else next(self._source)
+
+    def _rest(self) -> None:
+        """The end of a turn: what others measure must not be disturbed."""
+        self._history.pause()
+        if self._loader is not None and self._store is not None:
+            self._store.window.pause()
+
+    def _waited_s(self) -> float:
+        """Seconds that the trainer was blocked until batches were read ahead."""
+        if self._loader is None or self._store is None:
+            return 0.0
+        return float(self._store.window.stats()["wait_s"])
 
     def _commit(self) -> float | None:
         """Seconds that a commit of tables, model and optimizers took; None without a store."""
@@ -139,7 +191,7 @@ class _Contestant:
         )
         return perf_counter() - started
 
-    def _step(self, batch: embedrock.data.Batch) -> None:
+    def _step(self, batch: Batch) -> None:
         self._losses.append(self._trainer.step(batch))
         self._history.step(self._losses[-1], len(batch))
 

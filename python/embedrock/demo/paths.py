@@ -7,6 +7,10 @@ from pathlib import Path
 from embedrock.demo.settings import Settings
 
 OUT_OF_CORE, WHOLE_BUDGET, PLAIN_TORCH = "out of core", "whole budget", "plain torch"
+LOOK_AHEAD = "look ahead"
+"""Out of core, with the keys of coming batches announced."""
+CONTESTANTS = (LOOK_AHEAD, OUT_OF_CORE, WHOLE_BUDGET, PLAIN_TORCH)
+"""Whose speeds are compared."""
 
 
 def store_path(settings: Settings, name: str) -> Path:

@@ -19,7 +19,13 @@ from embedrock import report
 from embedrock.bench.machine import available_memory_bytes
 from embedrock.demo import children, contest, figures
 from embedrock.demo.folder import work_folder
-from embedrock.demo.paths import OUT_OF_CORE, PLAIN_TORCH, WHOLE_BUDGET
+from embedrock.demo.paths import (
+    CONTESTANTS,
+    LOOK_AHEAD,
+    OUT_OF_CORE,
+    PLAIN_TORCH,
+    WHOLE_BUDGET,
+)
 from embedrock.demo.settings import ShapedSettings
 from embedrock.errors import FullError
 from embedrock.progress import Sink, Task
@@ -73,16 +79,17 @@ def rows(whole: Result) -> list[tuple[str, ...]]:
     table: list[tuple[str, ...]] = [*contest.rows(found, RATIO)]
     for name, how in (("auc", ".5f"), ("log_loss", ".5f"), ("peak_rss_bytes", "mib")):
         cells = []
-        for contestant in (OUT_OF_CORE, WHOLE_BUDGET, PLAIN_TORCH):
+        for contestant in CONTESTANTS:
             value = results.get(contestant, {}).get(name)
             shown = "-" if value is None else format(value, how) if how != "mib" else mib(value)
             cells.append(shown)
         label = {"auc": "AUC", "log_loss": "log loss", "peak_rss_bytes": "peak memory"}[name]
         table.append((label, *cells))
-    table.append(("AUC of the planted model", f"{found['auc_planted']:.5f}", "", ""))
-    table.append(("rows with optimizer state", mib(found["table_bytes"]), "", ""))
-    table.append(("memory budget for them", mib(found["embedding_budget_bytes"]), "all", "all"))
-    table.append(("memory taken (no torch)", mib(found["embedding_memory_bytes"]), "", ""))
+    budget = mib(found["embedding_budget_bytes"])
+    table.append(("AUC of the planted model", f"{found['auc_planted']:.5f}", "", "", ""))
+    table.append(("rows with optimizer state", mib(found["table_bytes"]), "", "", ""))
+    table.append(("memory budget for them", budget, budget, "all", "all"))
+    table.append(("memory taken (no torch)", "", mib(found["embedding_memory_bytes"]), "", ""))
     return table
 
 
@@ -91,7 +98,7 @@ mib = figures.mib
 
 def _contestants(settings: ShapedSettings) -> tuple[list[str], list[str]]:
     """Who can run here, and notes on who cannot."""
-    names, left_out = [OUT_OF_CORE], []
+    names, left_out = [LOOK_AHEAD, OUT_OF_CORE], []
     free = available_memory_bytes()
     table_bytes = settings.rows * settings.row_bytes
     candidates = [(WHOLE_BUDGET, table_bytes)]
@@ -150,8 +157,14 @@ def _report(
     equal = None
     if WHOLE_BUDGET in held.names:
         digests_equal = stored["digests"] == held.results[WHOLE_BUDGET]["digests"]
-        equal = int(digests_equal and held.same_losses(OUT_OF_CORE, WHOLE_BUDGET))
-    for name in (OUT_OF_CORE, WHOLE_BUDGET, PLAIN_TORCH):
+        ahead_equal = held.results[LOOK_AHEAD]["digests"] == stored["digests"]
+        equal = int(
+            digests_equal
+            and ahead_equal
+            and held.same_losses(OUT_OF_CORE, WHOLE_BUDGET)
+            and held.same_losses(OUT_OF_CORE, LOOK_AHEAD)
+        )
+    for name in CONTESTANTS:
         found[f"auc_{name.replace(' ', '_')}"] = held.results.get(name, {}).get("auc")
     found |= {
         "auc_planted": planted["auc"],

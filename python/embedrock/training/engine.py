@@ -78,6 +78,19 @@ def summary(store: Store) -> dict[str, Any]:
     }
 
 
+def device_seconds(store: Store, counted: Counters) -> float | None:
+    """What the device needs at best for the reads that were counted: their number ÷ its rate right
+    now for reads of their mean size; None while the store has too few pages."""
+    if counted.read_requests == 0:
+        return 0.0
+    alignment = max(512, store.stats()["device"]["alignment"])
+    size = -(-counted.bytes_read // counted.read_requests // alignment) * alignment
+    try:
+        return counted.read_requests / store._core.device_rate(_SLICE_S, size, None)
+    except MisuseError:
+        return None
+
+
 def device_rate(store: Store, *, own_unit: bool = False) -> float | None:
     """Random reads per second of the device on the store's own pages, right now, for a second:
     4 KiB with 64 in flight, or the size and depth that the engine chose; None while the store has

@@ -10,7 +10,8 @@
 //! Work comes in small units, in proportion to the slots that were taken, so that no caller waits
 //! for a whole segment, but for the first one after opening. Neighbours stay neighbours: a page's
 //! live rows are appended in their order. A row that is dirty in DRAM is not moved: its next flush
-//! outdates the copy anyway.
+//! outdates the copy anyway. Only when too many dead slots are kept by nothing but such rows, which
+//! may stay in DRAM until the next commit, their copies are moved, too.
 
 use super::segments::{self, SegmentId};
 use super::{ClassLog, Stream};
@@ -44,6 +45,8 @@ const SLACK_SEGMENTS: u64 = 4;
 pub(crate) struct CleanState {
     /// Segment, its life, and the next page to look at.
     victim: Option<(SegmentId, u64, u32)>,
+    /// Whether rows of it are moved, too, that are dirty in DRAM.
+    moves_dirty: bool,
     /// Slots that may be reclaimed before the next unit has to wait for more flushes.
     credit: f64,
     /// True once what the life before left unfilled was paid for.
@@ -119,7 +122,8 @@ impl ClassLog {
         self.segments.spare_held(self.taken_in_epoch() > newest);
         let slack = SLACK_SEGMENTS * self.rows_per_segment();
         let allowed = newest as f64 * (1.0 / LIVE_SHARE - 1.0) + slack as f64;
-        if self.segments.reclaimable_total() as f64 <= allowed && !self.is_tight(most_slots) {
+        let dead = self.segments.reclaimable_total().max(self.segments.kept_by_dirty_total());
+        if dead as f64 <= allowed && !self.is_tight(most_slots) {
             self.clean.credit = 0.0;
             return false;
         }
@@ -176,7 +180,12 @@ impl ClassLog {
             self.segments.cleaned(id);
         }
         self.clean.victim = None;
-        let id = self.segments.victim(tight)?;
+        let kept = self.segments.kept_by_dirty_total();
+        self.clean.moves_dirty = !tight && kept > self.segments.reclaimable_total();
+        let id = match self.clean.moves_dirty {
+            true => self.segments.kept_by_dirty_most(),
+            false => self.segments.victim(tight),
+        }?;
         let first = self.segments.first_page(id);
         let life = self.segments.sealed_life(id);
         self.clean.victim = life.map(|life| (id, life, first));
@@ -201,7 +210,7 @@ impl ClassLog {
                 if !known
                     || !self.index(table).is_newest(key, old)
                     || self.buffer.find(table, key).is_some()
-                    || residents.is_dirty(table, key)
+                    || (!self.clean.moves_dirty && residents.is_dirty(table, key))
                 {
                     continue;
                 }
@@ -231,5 +240,109 @@ impl ClassLog {
                 if needed { Err(error) } else { Ok(None) }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{FlushBuffer, PageLayout, Segments, TableIndex, Writer};
+    use super::*;
+    use crate::index::DenseIndex;
+    use crate::io::{Medium, OpenMode, SimMedium};
+
+    const PAGES: u32 = 64;
+    const SEGMENTS: u64 = 40;
+
+    struct NoneResident;
+
+    impl Residents for NoneResident {
+        fn is_dirty(&self, _: u16, _: u64) -> bool {
+            false
+        }
+
+        fn moved(&self, _: u16, _: u64, _: u32, _: u32) {}
+    }
+
+    /// A log of one dense table, whose rows were written in the order of their ids, and how many
+    /// rows a segment has.
+    fn filled_log() -> (ClassLog, u64) {
+        let medium = SimMedium::new(1);
+        let layout = PageLayout::new(512, 64, 0, 7).unwrap();
+        let file = medium.open("rows", OpenMode::CreateNew).unwrap();
+        let segments = Segments::new(PAGES, layout.rows_per_page as u32, 1);
+        let queue = medium.queue(4, 4, 512).unwrap();
+        let writer = Writer::new(file.clone(), layout.clone(), queue, 0);
+        let per_segment = u64::from(PAGES) * layout.rows_per_page as u64;
+        let rows = SEGMENTS * per_segment;
+        let buffer = FlushBuffer::new(8, 16);
+        let mut log = ClassLog::new(layout, file, u64::from(PAGES) * 512, segments, writer, buffer);
+        log.add_table(0, TableIndex::Dense(DenseIndex::new(rows).unwrap()));
+        (0..rows).for_each(|id| write(&mut log, id));
+        (log, per_segment)
+    }
+
+    fn write(log: &mut ClassLog, id: u64) {
+        log.reserve(1, u64::MAX).unwrap();
+        log.write_row(0, id, None, &[0.5; 16]).unwrap();
+    }
+
+    // A stretch of live rows cost nothing, so that one flushed row could move all of them.
+    #[test]
+    fn live_rows_at_the_begin_of_a_victim_are_paid_for() {
+        let (mut log, per_segment) = filled_log();
+        let begin = per_segment / 10;
+        for id in 0..SEGMENTS * per_segment {
+            // Of each segment the first tenth lives; the first page of all is the file's header.
+            if (id + log.layout.rows_per_page as u64) % per_segment >= begin {
+                write(&mut log, id);
+            }
+        }
+        log.clean.paid_for_opening = true;
+        log.owe_cleaning(1);
+        let (mut units, mut moved) = (0, 0);
+        while log.needs_cleaning(u64::MAX) {
+            let unit = log.clean_unit(u64::MAX, 0, u64::MAX, &NoneResident).unwrap();
+            moved += unit.unwrap().rows_moved;
+            units += 1;
+        }
+        assert!(moved > 0, "the first pages of the victim have no dead slot");
+        assert!(units <= 2, "{units} units of cleaning for one row, {moved} rows moved");
+    }
+
+    /// Every row is dirty in DRAM.
+    struct AllDirty;
+
+    impl Residents for AllDirty {
+        fn is_dirty(&self, _: u16, _: u64) -> bool {
+            true
+        }
+
+        fn moved(&self, _: u16, _: u64, _: u32, _: u32) {}
+    }
+
+    // Rows that stayed dirty in DRAM kept every segment that had a copy of one until the next
+    // commit: the log grew by all that was written.
+    #[test]
+    fn dead_slots_beside_copies_of_dirty_rows_are_given_back_when_they_are_too_many() {
+        let (mut log, per_segment) = filled_log();
+        for id in 0..SEGMENTS * per_segment {
+            if id % per_segment >= per_segment / 10 {
+                write(&mut log, id);
+            }
+        }
+        // All were cleaned, and kept what is dirty.
+        let sealed: Vec<SegmentId> = log.segments.sealed().collect();
+        sealed.into_iter().for_each(|id| log.segments.cleaned(id));
+        let (before, mut moved) = (log.segments.used_slots(), 0);
+        log.owe_cleaning(SEGMENTS * per_segment * 4);
+        while log.needs_cleaning(u64::MAX) {
+            let Some(unit) = log.clean_unit(u64::MAX, 0, u64::MAX, &AllDirty).unwrap() else {
+                break;
+            };
+            moved += unit.rows_moved;
+        }
+        assert!(moved > 0, "no copy of a dirty row was moved");
+        let after = log.segments.used_slots();
+        assert!(after + per_segment < before, "{before} slots in use, then {after}");
     }
 }

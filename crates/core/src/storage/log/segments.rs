@@ -71,6 +71,9 @@ pub struct Segments {
     retained_total: u64,
     /// Dead slots that cleaning would release soon, see [`Segments::reclaimable`].
     reclaimable_total: u64,
+    /// Dead slots of segments that only rows keep which are dirty in DRAM, see
+    /// [`Segments::kept_by_dirty`].
+    kept_by_dirty_total: u64,
     /// See [`Segments::spare_held`].
     spares_held: bool,
     /// Segments opened so far.
@@ -92,6 +95,7 @@ impl Segments {
             newest_total: 0,
             retained_total: 0,
             reclaimable_total: 0,
+            kept_by_dirty_total: 0,
             spares_held: false,
             lives: 0,
         }
@@ -193,8 +197,10 @@ impl Segments {
     /// Changes a segment's counts or state and keeps `reclaimable_total`.
     fn change(&mut self, id: SegmentId, change: impl FnOnce(&mut Segment)) {
         self.reclaimable_total -= u64::from(self.reclaimable(id));
+        self.kept_by_dirty_total -= u64::from(self.kept_by_dirty(id));
         change(&mut self.segments[id as usize]);
         self.reclaimable_total += u64::from(self.reclaimable(id));
+        self.kept_by_dirty_total += u64::from(self.kept_by_dirty(id));
     }
 
     /// Slots of a sealed segment that are neither newest nor retained.
@@ -290,6 +296,27 @@ impl Segments {
     fn count_reclaimable(&mut self) {
         let all = (0..self.count()).map(|id| u64::from(self.reclaimable(id)));
         self.reclaimable_total = all.sum();
+        let all = (0..self.count()).map(|id| u64::from(self.kept_by_dirty(id)));
+        self.kept_by_dirty_total = all.sum();
+    }
+
+    /// Dead slots of a segment that was cleaned and would be free, but for rows that are dirty in
+    /// DRAM and were not moved: rows that stay there long keep the rest of it with them.
+    fn kept_by_dirty(&self, id: SegmentId) -> u32 {
+        let segment = &self.segments[id as usize];
+        let waits = segment.cleaned == self.epoch && segment.newest > 0 && segment.retained == 0;
+        if waits && !self.is_held(id) { self.dead(id) } else { 0 }
+    }
+
+    /// Dead slots of segments that only rows keep which are dirty in DRAM.
+    pub(super) fn kept_by_dirty_total(&self) -> u64 {
+        self.kept_by_dirty_total
+    }
+
+    /// Of these segments the one with the most dead slots.
+    pub(super) fn kept_by_dirty_most(&self) -> Option<SegmentId> {
+        let most = (0..self.count()).max_by_key(|id| self.kept_by_dirty(*id))?;
+        (self.kept_by_dirty(most) > 0).then_some(most)
     }
 
     /// The commit being prepared.
@@ -698,6 +725,18 @@ mod tests {
         assert_eq!(segments.pending_slots(), 28);
         segments.drop_commits_before(2);
         assert_eq!((segments.pending_slots(), segments.free_pages()), (0, 7));
+    }
+
+    #[test]
+    fn what_dirty_rows_keep_is_counted_until_a_commit_holds_it() {
+        let mut segments = Segments::new(8, 4, 1);
+        let id = filled(&mut segments);
+        slots(&segments, id).take(20).for_each(|slot| segments.outdated(slot));
+        assert_eq!((segments.kept_by_dirty_total(), segments.kept_by_dirty_most()), (0, None));
+        segments.cleaned(id);
+        assert_eq!((segments.kept_by_dirty_total(), segments.kept_by_dirty_most()), (20, Some(id)));
+        segments.next_epoch(&[]);
+        assert_eq!((segments.kept_by_dirty_total(), segments.kept_by_dirty_most()), (0, None));
     }
 
     #[test]

@@ -84,6 +84,10 @@ struct State {
     awaited: VecDeque<Awaited>,
     /// The batch that each table's last get began.
     current: Vec<(TableId, u64)>,
+    /// Threads that are doing something.
+    busy: u32,
+    /// The threads are to do nothing for a while.
+    paused: bool,
     /// A thread has ended, or has not begun.
     idle: bool,
     stop: bool,
@@ -267,6 +271,23 @@ impl Shared {
     }
 }
 
+impl State {
+    /// Callers wait for what is being read, unless nobody reads.
+    fn is_there(&self, number: u64) -> bool {
+        self.filled >= number || self.idle || self.paused
+    }
+}
+
+/// A thread is doing something until this is dropped.
+struct Busy<'a>(&'a Shared);
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().busy -= 1;
+        self.0.progress.notify_all();
+    }
+}
+
 /// Ends the waiting of callers when a thread ends, whatever ended it.
 struct Ended<'a>(&'a Shared);
 
@@ -368,12 +389,29 @@ impl Store {
         }
         let _timed = Timed::new(&shared.counters.wait_ns);
         let end = Instant::now() + patience;
-        while state.filled < number && !state.idle {
+        while !state.is_there(number) {
             if shared.progress.wait_until(&mut state, end).timed_out() {
-                return Ok(state.filled >= number || state.idle);
+                return Ok(state.is_there(number));
             }
         }
         Ok(true)
+    }
+
+    /// Lets the window rest, or go on: paused, it reads nothing and keeps what it has. What is
+    /// announced is looked at when it goes on; nobody waits for batches meanwhile.
+    ///
+    /// *Blocking*: a pause waits for the reads that are under way.
+    pub fn pause_window(&self, pause: bool) -> Result<()> {
+        self.inner.check_process()?;
+        let shared = &*self.inner.window.shared;
+        let mut state = shared.state.lock();
+        state.paused = pause;
+        shared.wake();
+        shared.progress.notify_all();
+        while state.paused && state.busy > 0 {
+            shared.progress.wait(&mut state);
+        }
+        Ok(())
     }
 
     /// All batches up to this number are done with: rows are no longer kept for them.
@@ -499,7 +537,7 @@ impl Inner {
         shared.wake();
         let _timed = Timed::new(&shared.counters.wait_ns);
         let mut state = shared.state.lock();
-        while state.filled < number && !state.idle {
+        while !state.is_there(number) {
             shared.progress.wait(&mut state);
         }
     }

@@ -4,7 +4,7 @@
 use super::super::{Engine, Guarded, Inner};
 use super::group::Group;
 use super::uses::Uses;
-use super::{Announced, Ended, Shared, State};
+use super::{Announced, Busy, Ended, Shared, State};
 use crate::arena::give_back_freed;
 use crate::cache::BatchNumber;
 use crate::config::TableId;
@@ -18,6 +18,9 @@ use std::sync::atomic::Ordering;
 const CACHE_PER_GROUP: u64 = 8;
 /// A group is at most this part of what is announced: what comes after it says what to keep.
 const ANNOUNCED_PER_GROUP: u64 = 3;
+
+/// A block of a table's uses takes this part of the table's share of the window.
+const SHARE_PER_BLOCK: u64 = 64;
 
 /// What the planner does next.
 #[derive(Debug)]
@@ -60,7 +63,7 @@ struct Plan {
 pub(super) fn run(shared: &Shared, store: &Weak<Guarded>) {
     let _ended = Ended(shared);
     let mut plan = Plan::default();
-    while let Some(task) = plan.wait_for_task(shared) {
+    while let Some((task, _busy)) = plan.wait_for_task(shared) {
         let Some(inner) = store.upgrade() else { return };
         let _guard = inner.poison_on_panic();
         let _timed = Timed::new(&shared.counters.planning_ns);
@@ -73,14 +76,17 @@ pub(super) fn run(shared: &Shared, store: &Weak<Guarded>) {
 }
 
 impl Plan {
-    fn wait_for_task(&mut self, shared: &Shared) -> Option<Task> {
+    fn wait_for_task<'s>(&mut self, shared: &'s Shared) -> Option<(Task, Busy<'s>)> {
         let mut state = shared.state.lock();
         loop {
             if state.stop {
                 return None;
             }
-            if let Some(task) = self.next_task(&mut state) {
-                return Some(task);
+            if !state.paused
+                && let Some(task) = self.next_task(&mut state)
+            {
+                state.busy += 1;
+                return Some((task, Busy(shared)));
             }
             shared.work.wait(&mut state);
         }
@@ -118,8 +124,13 @@ impl Plan {
     fn growth(&self, table: TableId, keys: &[u64]) -> u64 {
         match self.uses.get(usize::from(table.0)) {
             Some(Some(uses)) => uses.growth_for(keys.len()) as u64,
-            _ => Uses::new(None).growth_for(keys.len()) as u64,
+            _ => Uses::new(None, self.block_bytes()).growth_for(keys.len()) as u64,
         }
+    }
+
+    /// Bytes of the blocks of a table's uses: little of its share of the window.
+    fn block_bytes(&self) -> u64 {
+        self.most_bytes / (self.uses.len().max(1) as u64 * SHARE_PER_BLOCK)
     }
 
     /// Bytes that the window takes.
@@ -190,12 +201,12 @@ impl Plan {
             shared.counters.skipped.fetch_add(1, Ordering::Relaxed);
             return Ok(());
         }
-        let before = self.bytes();
+        let (before, block_bytes) = (self.bytes(), self.block_bytes());
         for (id, keys) in &batch.parts {
             let Some(table) = engine.table(id.0) else { continue };
             let cache = engine.classes[table.class].cache();
             let uses = self.uses[usize::from(id.0)]
-                .get_or_insert_with(|| Uses::new(table.record.spec.num_embeddings));
+                .get_or_insert_with(|| Uses::new(table.record.spec.num_embeddings, block_bytes));
             let keys = self.distinct.run(keys).0;
             shared.counters.distinct.fetch_add(keys.len() as u64, Ordering::Relaxed);
             self.keys.clear();

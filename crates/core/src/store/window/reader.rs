@@ -6,7 +6,7 @@
 use super::super::rows::{Effect, Keys, RowOp, RowView};
 use super::super::{Engine, Guarded, Inner};
 use super::group::{Group, Need};
-use super::{Ended, Shared};
+use super::{Busy, Ended, Shared};
 use crate::cache::BatchNumber;
 use crate::error::{ErrorKind, Result};
 use crate::metrics::Timed;
@@ -25,12 +25,9 @@ pub(super) fn run(shared: &Shared, store: &Weak<Guarded>) {
         shared.counters.group_batches.fetch_add(batches, Ordering::Relaxed);
         let mut done = 0;
         while done < group.needs.len() {
+            // Who waits must not keep a store that its owner drops.
+            let Some(_busy) = next_portion(shared, &group) else { break };
             let Some(inner) = store.upgrade() else { return };
-            let state = shared.state.lock();
-            if state.stop || state.cleared >= group.first() {
-                break;
-            }
-            drop(state);
             let _guard = inner.poison_on_panic();
             let _timed = Timed::new(&shared.counters.reading_ns);
             let portion = inner
@@ -47,6 +44,18 @@ pub(super) fn run(shared: &Shared, store: &Weak<Guarded>) {
         }
         shared.set_filled(group.last());
     }
+}
+
+/// Waits while the window rests; `None` when the group is not wanted any more.
+fn next_portion<'s>(shared: &'s Shared, group: &Group) -> Option<Busy<'s>> {
+    let mut state = shared.state.lock();
+    while state.paused && !state.stop && state.cleared < group.first() {
+        shared.reads.wait(&mut state);
+    }
+    let wanted = !state.stop && state.cleared < group.first();
+    state.busy += u32::from(wanted);
+    drop(state);
+    wanted.then(|| Busy(shared))
 }
 
 /// The next group, once callers have come to the one before it.

@@ -11,7 +11,7 @@ use crate::prefetch::prefetch_read;
 use std::collections::VecDeque;
 
 /// The fewest entries of a hash table.
-const CAPACITY_MIN: usize = 1 << 10;
+const CAPACITY_MIN: usize = 1 << 6;
 /// Positions go round in the hash table after so many; the ring is shorter.
 const POSITIONS: u64 = 1 << 31;
 /// Keys whose lines are asked for together.
@@ -30,12 +30,12 @@ enum Upper {
 
 impl Upper {
     /// Room for a block of keys of this kind.
-    fn block(&self) -> Self {
+    fn block(&self, uses: usize) -> Self {
         match self {
             Self::None => Self::None,
-            Self::Byte(_) => Self::Byte(vec![0; USES]),
-            Self::Two(_) => Self::Two(vec![0; USES]),
-            Self::Six(_) => Self::Six(vec![[0; 3]; USES]),
+            Self::Byte(_) => Self::Byte(vec![0; uses]),
+            Self::Two(_) => Self::Two(vec![0; uses]),
+            Self::Six(_) => Self::Six(vec![[0; 3]; uses]),
         }
     }
 
@@ -72,8 +72,8 @@ impl Upper {
     }
 }
 
-/// Uses of a block.
-const USES: usize = 1 << 12;
+/// The fewest and the most uses of a block, powers of two.
+const BLOCK_USES: (usize, usize) = (1 << 6, 1 << 12);
 
 /// Some uses, one beside the other.
 #[derive(Debug)]
@@ -93,6 +93,8 @@ struct Ring {
     /// A block that is free again.
     spare: Option<Block>,
     upper: Upper,
+    /// Uses of a block: 2 to this power.
+    shift: u32,
     /// Position of the first place in the first block.
     base: u64,
     /// Position of the first use, and one past the last. They only grow.
@@ -101,12 +103,19 @@ struct Ring {
 }
 
 impl Ring {
-    fn new(upper: Upper) -> Self {
-        Self { blocks: VecDeque::new(), spare: None, upper, base: 0, head: 0, tail: 0 }
+    fn new(upper: Upper, bytes: u64) -> Self {
+        let fit = bytes as usize / (4 + upper.bytes());
+        let uses = fit.next_power_of_two().clamp(BLOCK_USES.0, BLOCK_USES.1);
+        let shift = uses.trailing_zeros();
+        Self { blocks: VecDeque::new(), spare: None, upper, shift, base: 0, head: 0, tail: 0 }
+    }
+
+    fn block_uses(&self) -> usize {
+        1 << self.shift
     }
 
     fn block_bytes(&self) -> usize {
-        USES * (4 + self.upper.bytes())
+        self.block_uses() * (4 + self.upper.bytes())
     }
 
     fn memory_bytes(&self) -> usize {
@@ -115,7 +124,7 @@ impl Ring {
 
     /// Bytes that so many more uses may add.
     fn growth_for(&self, keys: usize) -> usize {
-        let blocks = ((self.tail - self.base) as usize + keys).div_ceil(USES);
+        let blocks = ((self.tail - self.base) as usize + keys).div_ceil(self.block_uses());
         let have = self.blocks.len() + usize::from(self.spare.is_some());
         blocks.saturating_sub(have) * self.block_bytes()
     }
@@ -124,7 +133,7 @@ impl Ring {
     #[inline(always)]
     fn place(&self, position: u64) -> (usize, usize) {
         let from_base = (position - self.base) as usize;
-        (from_base / USES, from_base % USES)
+        (from_base >> self.shift, from_base & (self.block_uses() - 1))
     }
 
     #[inline(always)]
@@ -169,10 +178,11 @@ impl Ring {
     }
 
     fn add_block(&mut self) {
+        let uses = self.block_uses();
         let block = self.spare.take().unwrap_or_else(|| Block {
-            low: vec![0; USES],
-            upper: self.upper.block(),
-            next: vec![0; USES],
+            low: vec![0; uses],
+            upper: self.upper.block(uses),
+            next: vec![0; uses],
         });
         self.blocks.push_back(block);
     }
@@ -180,9 +190,9 @@ impl Ring {
     /// Forgets the uses before a position.
     fn drop_before(&mut self, position: u64) {
         self.head = position;
-        while position - self.base >= USES as u64 {
+        while position - self.base >= self.block_uses() as u64 {
             self.spare = self.blocks.pop_front();
-            self.base += USES as u64;
+            self.base += self.block_uses() as u64;
         }
     }
 }
@@ -202,15 +212,16 @@ pub(super) struct Uses {
 }
 
 impl Uses {
-    /// Of a table with so many rows, or of any keys.
-    pub(super) fn new(rows: Option<u64>) -> Self {
+    /// Of a table with so many rows, or of any keys. Uses come in blocks of about `block_bytes`, as
+    /// far as that is neither very little nor very much.
+    pub(super) fn new(rows: Option<u64>, block_bytes: u64) -> Self {
         let upper = match rows {
             Some(0..=0x1_0000) => Upper::None,
             Some(0x1_0001..=0x100_0000) => Upper::Byte(Vec::new()),
             Some(0x100_0001..=0x1_0000_0000) => Upper::Two(Vec::new()),
             _ => Upper::Six(Vec::new()),
         };
-        let (ring, last) = (Ring::new(upper), Vec::new());
+        let (ring, last) = (Ring::new(upper, block_bytes), Vec::new());
         Self { ring, batches: VecDeque::new(), last, filled: 0, live: 0 }
     }
 
@@ -427,7 +438,7 @@ mod tests {
             (wide, None, 20),
         ] {
             let batches = batches(400, 300, stride);
-            let mut uses = Uses::new(rows);
+            let mut uses = Uses::new(rows, 600);
             let mut seen = 0;
             for announced in 0..batches.len() as u64 {
                 let keys = &batches[announced as usize];
@@ -461,7 +472,7 @@ mod tests {
     #[test]
     fn batches_finish_together_and_memory_is_bounded_by_what_is_announced() {
         let batches = batches(3_000, 1 << 20, 1);
-        let mut uses = Uses::new(Some(1 << 20));
+        let mut uses = Uses::new(Some(1 << 20), 1 << 20);
         for (number, keys) in (0..).zip(&batches) {
             let before = uses.memory_bytes();
             let promised = uses.growth_for(keys.len());
@@ -484,7 +495,7 @@ mod tests {
     #[test]
     fn positions_go_round() {
         let batches = batches(60, 40, 1);
-        let mut uses = Uses::new(Some(1 << 20));
+        let mut uses = Uses::new(Some(1 << 20), 1 << 20);
         let near = POSITIONS - 300;
         (uses.ring.base, uses.ring.head, uses.ring.tail) = (near, near, near);
         for (number, keys) in (0..).zip(&batches) {
