@@ -110,7 +110,7 @@ def _costs(report: Report, options: argparse.Namespace, skew: str, resident: boo
     budget = resident_budget(rows, ROW_BYTES) if resident else rows * ROW_BYTES // 2
     draws = Zipf(rows, SKEWS[skew], options.seed)
     with workspace(options, 6 * rows * ROW_BYTES) as place:
-        store = embedrock.open(place / "store", memory=budget)
+        store = embedrock.open(place / "store", memory=budget, page_bytes=4096)
         with store:
             table = store.table("rows", dim, rows + 1, optimizer="none")
             fill(table, rows)
