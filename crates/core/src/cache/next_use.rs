@@ -1,4 +1,4 @@
-//! When resident rows are used next, as far as somebody knows it, and what a full set gives up then.
+//! When resident rows are used next, as far as that is known, and what a full set gives up then.
 //!
 //! The look-ahead window numbers the batches to come; a row that it knows to be used carries the
 //! number of the batch, in 16 bits that go round ([`BatchNumber`]). A row without one leaves before
@@ -136,7 +136,8 @@ impl Cache {
         }
     }
 
-    /// The row's next use is in this batch, or in none that is known. False when it is not resident.
+    /// The row's next use is in this batch, or in none that is known. False when the row is not
+    /// resident.
     pub fn set_next_use(&self, at: Location, table: u16, key: u64, next: BatchNumber) -> bool {
         let Some(uses) = self.next_uses.get() else { return false };
         let set = self.sets.lock(at.set);
@@ -175,7 +176,8 @@ impl Cache {
     }
 
     /// As [`admit`](Self::admit), of a row (table, key, origin) that is not used before the batch
-    /// `next`. It does not displace rows that are used sooner: `None` when all of its set are, and the row stays away.
+    /// `next`. It does not displace rows that are used sooner: `None` when all of its set are, and
+    /// the row stays away.
     pub fn admit_ahead<R>(
         &self,
         at: Location,

@@ -12,7 +12,7 @@ use crate::cache::{BLOCK, BatchNumber, Cache, Location, RowMut, RowRef};
 use crate::config::ValuesOut;
 use crate::error::{Result, bail};
 use crate::hash::mix;
-use crate::metrics::Timed;
+use crate::metrics::{Metrics, Timed};
 use crate::storage::log::{ClassLog, Place, ReadReport};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -230,11 +230,10 @@ impl Inner {
             progress.clear();
             progress.resize(misses.len(), Progress::Done);
             let mut visitor = MissVisitor { inner: self, engine, class, batches, op: &mut *op };
-            let (ticket, looked) = {
+            let ticket = ReadTicket::new(class, &self.metrics);
+            let looked = {
                 let mut log = class.lock(&self.metrics);
-                let ticket = log.segments.begin_read();
-                let looked = visitor.visit_in_memory(&mut log, &misses, &mut progress, &mut wanted);
-                (ticket, looked)
+                visitor.visit_in_memory(&mut log, &misses, &mut progress, &mut wanted)
             };
             if first_round && !O::AHEAD {
                 let missed = progress.iter().filter(|p| **p != Progress::Done).count() as u64;
@@ -246,7 +245,7 @@ impl Inner {
                 }
                 looked => looked.map(|()| ReadReport::default()),
             };
-            class.lock(&self.metrics).segments.end_read(ticket);
+            drop(ticket);
             let read = read?;
             report.read.add(&read);
             if !first_round {
@@ -257,6 +256,27 @@ impl Inner {
             misses.retain(|_| states.next() != Some(&Progress::Done));
         }
         Ok(report)
+    }
+}
+
+/// Until it is dropped, by a panic of the verb too, no page is written again that the index named
+/// when it was made.
+struct ReadTicket<'a> {
+    class: &'a Class,
+    metrics: &'a Metrics,
+    number: u64,
+}
+
+impl<'a> ReadTicket<'a> {
+    fn new(class: &'a Class, metrics: &'a Metrics) -> Self {
+        let number = class.lock(metrics).segments.begin_read();
+        Self { class, metrics, number }
+    }
+}
+
+impl Drop for ReadTicket<'_> {
+    fn drop(&mut self) {
+        self.class.lock(self.metrics).segments.end_read(self.number);
     }
 }
 

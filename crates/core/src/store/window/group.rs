@@ -34,9 +34,10 @@ impl Group {
     /// Batches of a group have numbers of 16 bits.
     pub(super) const BATCHES_MAX: u64 = 1 << 15;
 
-    /// A group without rows that begins at a batch, to be read after another has begun.
-    pub(super) fn new(after: u64, first: u64) -> Self {
-        Self { after, first, last: first, needs: Vec::new() }
+    /// A group without rows, with room for so many, that begins at a batch and is to be read after
+    /// another has begun.
+    pub(super) fn new(after: u64, first: u64, rows: u64) -> Self {
+        Self { after, first, last: first, needs: Vec::with_capacity(rows as usize) }
     }
 
     pub(super) fn first(&self) -> u64 {
@@ -83,7 +84,7 @@ impl Inner {
         const AHEAD: usize = 16;
         let needs = &mut group.needs;
         let class_of = |table: u16| engine.tables[usize::from(table)].class;
-        needs.sort_by_key(|need| class_of(need.table));
+        needs.sort_unstable_by_key(|need| class_of(need.table));
         let mut slots = Vec::new();
         let mut kept = 0;
         let mut from = 0;

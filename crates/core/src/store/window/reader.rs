@@ -15,6 +15,8 @@ use std::sync::atomic::Ordering;
 
 /// Rows that are read in one go, between looks at what callers want.
 const PORTION_ROWS: usize = 8192;
+/// What is noted about the rows of a portion while they are read.
+pub(super) const SCRATCH_BYTES: u64 = PORTION_ROWS as u64 * 64;
 
 /// Runs until the store is closed or gone.
 pub(super) fn run(shared: &Shared, store: &Weak<Guarded>) {

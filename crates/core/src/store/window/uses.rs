@@ -333,7 +333,7 @@ impl Uses {
 
     #[inline(always)]
     fn home(&self, key: u64) -> usize {
-        ((mix(key, 0) >> 32) * self.last.len() as u64 >> 32) as usize
+        (((mix(key, 0) >> 32) * self.last.len() as u64) >> 32) as usize
     }
 
     /// The position that an entry names; `None` of an empty one and of a use that is over.
