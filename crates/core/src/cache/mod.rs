@@ -3,7 +3,7 @@
 //! A [`Cache`] is many small sets of up to 32 rows. A key belongs to one set ([`Location`]);
 //! look-up, recency, victim, dirty bit and lock stay inside it. There is no second hash table, no
 //! list, and no allocation after [`Cache::new`]. A row costs 8 bytes of set metadata beside its
-//! own, and a header of 16 (key, origin, table, pins) unless all rows are dense and set and tag
+//! own, and a header of 16 (key, origin, table) unless all rows are dense and set and tag
 //! tell which one it is ([`Cache::of_dense_rows`]). Policies choose who leaves; they never move. A
 //! hit touches one line of the set's and the row; the header only where a tag does not tell the
 //! row; a change one line more, for its stamp.
@@ -261,7 +261,7 @@ impl Cache {
         let way = self.make_room(&mut set, next, victim)?;
         let row = set.row_mut(way);
         match row.header {
-            Some(header) => *header = Header { key, origin, table, pins: 0 },
+            Some(header) => *header = Header { key, origin, table },
             None => assert!(at.is_exact(), "{at:?} does not tell a row"),
         }
         row.state.written |= u32::from(origin != 0) << way;

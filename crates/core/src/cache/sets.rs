@@ -83,8 +83,6 @@ pub(super) struct Header {
     pub(super) key: u64,
     pub(super) origin: u32,
     pub(super) table: u16,
-    /// Uses that the look-ahead window has announced.
-    pub(super) pins: u16,
 }
 
 const _: () = assert!(size_of::<Set>() == LINE_BYTES && size_of::<Rest>() == 3 * LINE_BYTES);
@@ -585,7 +583,7 @@ mod tests {
                     assert_eq!(set.words(way), [name as f32; 3]);
                 }
                 let row = set.row_mut(way);
-                *row.header.unwrap() = Header { key: name.into(), origin: name, table: 1, pins: 2 };
+                *row.header.unwrap() = Header { key: name.into(), origin: name, table: 1 };
                 *row.changed = name;
                 row.words.fill(name as f32);
             }

@@ -176,7 +176,7 @@ impl Plan {
             + super::reader::SCRATCH_BYTES.min(self.most_bytes / super::WINDOW_PER_QUEUE)
             + caches().map(|cache| cache.next_use_bytes()).sum::<u64>()
             + engine.classes.iter().map(|class| class.ahead_bytes(share)).sum::<u64>();
-        self.off = self.fixed_bytes > self.most_bytes / 2;
+        self.off = self.fixed_bytes > self.most_bytes / 4 * 3;
         if self.off {
             return Ok(());
         }
