@@ -127,13 +127,17 @@ def test_a_reader_can_look_ahead(store, tmp_path):
 
 def test_a_forked_child_is_refused(store):
     store.window.announce({"items": [1]})
+    items = store.tables["items"]
+    items.lookahead([1, 2, 3])
     child = os.fork()
     if child == 0:
-        try:
-            store.window.announce({"items": [1]})
-        except errors.ForkedError:
-            os._exit(7)
-        os._exit(1)
+        refused = 0
+        for touch in (lambda: store.window.announce({items: [1]}), lambda: items.get([1, 2, 3])):
+            try:
+                touch()
+            except errors.ForkedError:
+                refused += 1
+        os._exit(7 if refused == 2 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     store.window.begin(store.window.announce({"items": [2]}))
 

@@ -26,6 +26,9 @@ impl BatchNumber {
     /// No batch.
     pub const NONE: Self = Self(0);
 
+    /// A batch is known to come so many batches ahead at most: what is further has gone by.
+    pub const AHEAD_MAX: u64 = NUMBERS / 2;
+
     /// Of the `n`th batch.
     pub fn of(n: u64) -> Self {
         Self((n % NUMBERS) as u16 + 1)
@@ -35,6 +38,12 @@ impl BatchNumber {
     #[inline(always)]
     fn after(self, now: u16) -> u16 {
         if self.0 >= now { self.0 - now } else { self.0 + (u16::MAX - now) }
+    }
+
+    /// Whether it is a batch that has not gone by.
+    #[inline(always)]
+    fn is_ahead(self, now: u16) -> bool {
+        self != Self::NONE && u64::from(self.after(now)) <= Self::AHEAD_MAX
     }
 }
 
@@ -83,7 +92,7 @@ impl NextUses {
                 continue;
             }
             let after = BatchNumber(number).after(now);
-            if number == 0 {
+            if !BatchNumber(number).is_ahead(now) {
                 without |= 1 << way;
             } else if after >= last.1 {
                 last = (way, after);
@@ -131,7 +140,8 @@ impl Cache {
         let Some(uses) = self.next_uses.get() else { return };
         let (number, now) = (&uses.of(set)[way], uses.now.load(Ordering::Relaxed));
         let known = BatchNumber(number.load(Ordering::Relaxed));
-        if known == BatchNumber::NONE || next.after(now) < known.after(now) {
+        let sooner = !known.is_ahead(now) || next.after(now) < known.after(now);
+        if next.is_ahead(now) && sooner {
             number.store(next.0, Ordering::Relaxed);
         }
     }
@@ -220,5 +230,63 @@ impl Cache {
             let set = self.sets.lock(index);
             bits(set.valid()).for_each(|way| uses.clear(index, way));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{CacheShape, PolicyKind};
+    use super::*;
+
+    /// A full cache of one set, whose row `key` is used next in batch `next(key)`.
+    fn full(now: u64, next: impl Fn(u64) -> Option<u64>) -> Cache {
+        let (ways, policy) = (4, PolicyKind::Lru);
+        let shape = CacheShape { row_bytes: 4, sets: 1, ways, policy, headers: true };
+        let cache = Cache::new(shape).unwrap();
+        cache.remember_next_uses();
+        cache.set_now(BatchNumber::of(now));
+        for key in 0..4 {
+            let at = cache.locate_hashed(crate::hash::mix(key, 0));
+            cache.admit(at, 0, key, 0, |row, _| row.words.fill(0.0), |_| ());
+            if let Some(next) = next(key) {
+                assert!(cache.set_next_use(at, 0, key, BatchNumber::of(next)));
+            }
+        }
+        cache
+    }
+
+    /// Who leaves for a row that is used next in batch `next`; `None` when it is turned away.
+    fn leaves(cache: &Cache, key: u64, next: u64) -> Option<u64> {
+        let at = cache.locate_hashed(crate::hash::mix(key, 0));
+        let mut left = None;
+        let row = (0, key, 0);
+        let number = BatchNumber::of(next);
+        cache.admit_ahead(at, row, number, |row, _| row.words.fill(0.0), |v| left = Some(v.key))?;
+        left
+    }
+
+    #[test]
+    fn rows_without_a_use_leave_first_then_those_used_last() {
+        // Numbers go round between 65,530 and 65,540.
+        for now in [1, 65_530, 131_065] {
+            let some = full(now, |key| (key != 2).then_some(now + key));
+            assert_eq!(leaves(&some, 9, now + 5), Some(2));
+            assert_eq!(leaves(&some, 8, now + 4), Some(9));
+            assert_eq!(leaves(&some, 7, now + 1), Some(8));
+            assert_eq!(leaves(&some, 6, now + 3), None);
+            assert_eq!(some.lost_next_uses(), 2);
+        }
+    }
+
+    #[test]
+    fn a_use_that_is_over_is_none() {
+        let cache = full(100, |key| Some(if key == 1 { 99 } else { 100 + key }));
+        assert_eq!(leaves(&cache, 9, 90), Some(1));
+        assert_eq!(leaves(&cache, 8, 101), Some(9));
+        let at = cache.locate_hashed(crate::hash::mix(0, 0));
+        assert!(cache.expect_use(at, 0, 0, BatchNumber::of(50)));
+        assert_eq!(leaves(&cache, 7, 102), Some(3));
+        cache.forget_next_uses();
+        assert!(leaves(&cache, 6, 109).is_some());
     }
 }

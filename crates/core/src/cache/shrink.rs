@@ -94,6 +94,11 @@ impl Cache {
         set.limit(last);
     }
 
+    /// Bytes that shrinking can give back.
+    pub fn giveable_bytes(&self) -> u64 {
+        (self.ways().saturating_sub(WAYS_MIN) * self.sets.way_bytes()) as u64
+    }
+
     /// Rows per set that the cache can hold.
     pub fn ways(&self) -> usize {
         self.ways.load(Ordering::Relaxed)

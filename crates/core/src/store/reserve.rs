@@ -216,7 +216,8 @@ impl Inner {
         for class in classes {
             let mut log = class.log.lock();
             loop {
-                if log.buffer.free() < SHRINK_SETS.min(class.cache().sets()) as usize {
+                let short = log.buffer.free() < SHRINK_SETS.min(class.cache().sets()) as usize;
+                if short && !log.buffer.is_empty() {
                     self.flush_now(engine, class, &mut log)?;
                 }
                 let sets = (log.buffer.free() as u32).min(SHRINK_SETS);

@@ -21,6 +21,7 @@ impl Store {
     /// *Errors*: `Misuse` for wrong shapes, `KeyRange` for an id outside a dense table, `Corrupt`
     /// and `Io` from reading. *Blocking*: waits for page reads.
     pub fn get(&self, batches: &mut [GetBatch<'_>]) -> Result<()> {
+        self.inner.check_process()?;
         self.inner.begin_awaited(batches.iter().map(|batch| (batch.table, batch.keys)));
         let _timed = Timed::new(&self.inner.metrics.verb_ns);
         let engine = self.inner.planned_engine()?;

@@ -43,6 +43,9 @@ const BUDGET_PER_WINDOW: u64 = 4;
 /// The part of a window that batches take whose keys were not looked at yet.
 const WINDOW_PER_QUEUE: u64 = 16;
 
+/// Batches of [`Store::lookahead`] behind the newest one that may still be under way.
+const UNDER_WAY: u64 = 64;
+
 /// A batch that was announced and not looked at yet.
 #[derive(Debug)]
 struct Announced {
@@ -327,10 +330,13 @@ impl Store {
         }
         let most = inner.window_most_bytes(&engine) / WINDOW_PER_QUEUE;
         drop(engine);
-        let announced = Announced {
-            number: 0,
-            parts: batch.iter().map(|part| (part.table, part.keys.to_vec())).collect(),
-        };
+        let mut announced = Announced { number: 0, parts: Vec::with_capacity(batch.len()) };
+        for part in batch {
+            match announced.parts.iter_mut().find(|(table, _)| *table == part.table) {
+                Some((_, keys)) => keys.extend_from_slice(part.keys),
+                None => announced.parts.push((part.table, part.keys.to_vec())),
+            }
+        }
         inner.window.start(&self.inner)?;
         let shared = &*inner.window.shared;
         let mut state = shared.state.lock();
@@ -388,11 +394,13 @@ impl Store {
             shared.wake();
         }
         let _timed = Timed::new(&shared.counters.wait_ns);
-        let end = Instant::now() + patience;
+        let begun = Instant::now();
         while !state.is_there(number) {
-            if shared.progress.wait_until(&mut state, end).timed_out() {
-                return Ok(state.is_there(number));
+            let left = patience.saturating_sub(begun.elapsed());
+            if left.is_zero() {
+                return Ok(false);
             }
+            shared.progress.wait_for(&mut state, left);
         }
         Ok(true)
     }
@@ -504,6 +512,8 @@ impl State {
             None => self.current.push((table, number)),
         }
         self.begun = self.begun.max(number);
+        // A table that is not used any more holds nothing back.
+        self.current.retain(|(_, current)| current + UNDER_WAY > number);
         // Batches of other tables may still be under way.
         let oldest = self.current.iter().map(|(_, number)| *number).min().unwrap_or(number);
         self.finish(oldest - 1);

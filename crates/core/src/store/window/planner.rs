@@ -73,7 +73,11 @@ pub(super) fn run(shared: &Shared, store: &Weak<Guarded>) {
         match plan.run(task, shared, &inner) {
             Ok(()) => {}
             Err(error) if error.kind() == ErrorKind::Closed => return,
-            Err(error) => shared.failed(error.to_string()),
+            Err(error) => {
+                // The task would come again, and those who wait for batches would wait for ever.
+                shared.failed(error.to_string());
+                return;
+            }
         }
     }
 }
@@ -100,7 +104,8 @@ impl Plan {
             return Some(Task::Clear(state.cleared));
         }
         if state.finished > self.finished && self.finished < self.noted {
-            return Some(Task::Finish(state.finished.min(self.noted)));
+            // One by one: what is noted of a batch meanwhile is not much.
+            return Some(Task::Finish(state.finished.min(self.finished + 1)));
         }
         // What is announced first says what is worth reading and what to keep.
         if state.queue.front().is_some_and(|batch| self.fits(batch)) {
@@ -177,11 +182,16 @@ impl Plan {
             + caches().map(|cache| cache.next_use_bytes()).sum::<u64>()
             + engine.classes.iter().map(|class| class.ahead_bytes(share)).sum::<u64>();
         self.off = self.fixed_bytes > self.most_bytes / 4 * 3;
+        let used = engine.memory().total() - engine.window_bytes.load(Ordering::Relaxed);
+        let giveable: u64 = caches().map(|cache| cache.giveable_bytes()).sum();
+        self.off |= used + self.bytes() > engine.budget_bytes + giveable;
         if self.off {
             return Ok(());
         }
-        if engine.window_bytes.swap(self.bytes(), Ordering::Relaxed) < self.fixed_bytes {
-            self.off = !inner.make_window_room(engine, 0)?;
+        engine.window_bytes.store(self.bytes(), Ordering::Relaxed);
+        self.off = !inner.make_window_room(engine, 0)?;
+        if self.off {
+            return Ok(());
         }
         for class in &engine.classes {
             class.read_ahead(share, &*inner.medium, inner.options.merge_reads)?;

@@ -54,7 +54,8 @@ fn next_portion<'s>(shared: &'s Shared, group: &Group) -> Option<Busy<'s>> {
     while state.paused && !state.stop && state.cleared < group.first() {
         shared.reads.wait(&mut state);
     }
-    let wanted = !state.stop && state.cleared < group.first();
+    let over = state.cleared >= group.first() || state.finished >= group.last();
+    let wanted = !state.stop && !over;
     state.busy += u32::from(wanted);
     drop(state);
     wanted.then(|| Busy(shared))

@@ -17,7 +17,7 @@ const POSITIONS: u64 = 1 << 31;
 /// Keys whose lines are asked for together.
 const BLOCK: usize = 16;
 /// A use so many batches later, or more, counts as none.
-const FURTHEST: u64 = u16::MAX as u64 - 1;
+const FURTHEST: u64 = crate::cache::BatchNumber::AHEAD_MAX;
 
 /// What a key has beside its lowest 16 bits.
 #[derive(Debug)]
@@ -375,7 +375,9 @@ impl Uses {
     /// Makes the hash table anew, without the uses that are over: a use without a next one is the
     /// last of its key.
     fn rebuild(&mut self, keys: usize) {
-        let capacity = table_for(self.live + keys);
+        let ring = &self.ring;
+        let live = (ring.head..ring.tail).filter(|position| ring.next(*position) == 0).count();
+        let capacity = table_for(live + keys);
         if capacity.abs_diff(self.last.len()) * 8 <= self.last.len() && capacity <= self.last.len()
         {
             self.last.fill(0);
