@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from embedrock import cli, report
-from embedrock.demo import ShapedSettings, contest, shaped, shaped_recipe
+from embedrock.demo import ShapedSettings, paths, shaped, shaped_recipe
 from embedrock.demo.settings import Settings
 from embedrock.errors import FullError, MisuseError
 from embedrock.progress import Lines
@@ -118,7 +118,7 @@ def test_a_budget_that_cannot_work_ends_the_demo_with_the_bytes_that_would(
     command = ["demo", "--criteo-shaped", "--rows", "20000", "--samples", "6144", "--memory", "1%"]
     assert cli.main([*command, "--embedding-dim", "8", "--cache-dir", str(tmp_path)]) != 0
     said = capsys.readouterr().err
-    assert "contest: out of core: memory is" in said
+    assert "contest: look ahead: memory is" in said
     assert "give at least memory=" in said
     assert list(tmp_path.iterdir()) == []
 
@@ -128,7 +128,7 @@ def test_a_disk_that_is_too_small_is_named_before_anything_is_written(
 ):
     usage = type("usage", (), {"free": 2 << 30})
     monkeypatch.setattr(shaped.shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(FullError, match=r"2,147,483,648 bytes free, 2 stores of 4,000,000 rows"):
+    with pytest.raises(FullError, match=r"2,147,483,648 bytes free, 3 stores of 4,000,000 rows"):
         shaped.run(shaped_settings(tmp_path, dim=64), Lines())
     assert list(tmp_path.iterdir()) == []
 
@@ -138,13 +138,13 @@ def test_who_does_not_fit_into_memory_is_left_out_and_the_ratio_is_none(
 ):
     monkeypatch.setattr(shaped, "available_memory_bytes", lambda: 1 << 30)
     names, left_out = shaped._contestants(shaped_settings(tmp_path, optimizer="adagrad"))
-    assert names == [contest.OUT_OF_CORE]
+    assert names == [paths.LOOK_AHEAD, paths.OUT_OF_CORE]
     assert [note.split(" was")[0] for note in left_out] == ["whole budget", "plain torch"]
 
 
 def test_with_row_wise_state_plain_torch_does_not_run(tmp_path: Path):
     names, left_out = shaped._contestants(shaped_settings(tmp_path, rows=120_000))
-    assert (names, left_out) == ([contest.OUT_OF_CORE, contest.WHOLE_BUDGET], [])
+    assert (names, left_out) == ([paths.LOOK_AHEAD, paths.OUT_OF_CORE, paths.WHOLE_BUDGET], [])
 
 
 @pytest.mark.parametrize(

@@ -188,7 +188,7 @@ def test_ctrl_c_ends_a_wait(tmp_path):
     with embedrock.open(tmp_path / "s", 4 << 20) as store:
         table = store.table("items", DIM, ROWS, optimizer="none")
         table.put(np.arange(ROWS), rows_of(np.arange(ROWS)))
-        numbers = [store.window.announce({table: [i]}) for i in range(5)]
+        numbers = [store.window.announce({table: [i]}) for i in range(60)]
         store.window.begin(numbers[0])
         waiting = threading.Event()
 
