@@ -22,6 +22,8 @@ const ANNOUNCED_PER_GROUP: u64 = 3;
 /// What the allocator keeps of vectors that come and go: 2.5 to 5 MB were measured beside a window
 /// of 30 MB.
 const WINDOW_PER_SLACK: u64 = 8;
+/// After a group of so many batches, what the allocator keeps is given back to the system.
+const GIVING_BACK_BATCHES: u64 = 16;
 /// A block of a table's uses takes this part of the table's share of the window.
 const SHARE_PER_BLOCK: u64 = 64;
 
@@ -320,7 +322,10 @@ impl Plan {
         }
         drop(state);
         shared.reads.notify_one();
-        // Of what both threads free the allocator keeps some, which nobody counts.
-        give_back_freed();
+        // Of what both threads free the allocator keeps some, which nobody counts. Asking for it
+        // costs the whole process, so not for small groups.
+        if self.last_group.1 >= GIVING_BACK_BATCHES {
+            give_back_freed();
+        }
     }
 }

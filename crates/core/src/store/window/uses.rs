@@ -16,7 +16,7 @@ const CAPACITY_MIN: usize = 1 << 6;
 const POSITIONS: u64 = 1 << 31;
 /// Keys whose lines are asked for together.
 const BLOCK: usize = 16;
-/// A use so many batches later, or more, counts as none.
+/// A use more batches later than that counts as none.
 const FURTHEST: u64 = crate::cache::BatchNumber::AHEAD_MAX;
 
 /// What a key has beside its lowest 16 bits.
