@@ -99,6 +99,16 @@ def positive(text: str) -> int:
     return value
 
 
+def natural(text: str) -> int:
+    """A whole number from 0. For argparse's `type`."""
+    return 0 if text.strip() == "0" else positive(text)
+
+
+def staleness_bound(text: str) -> float:
+    """ "4" or "inf": a number of batches. For argparse's `type`."""
+    return math.inf if text in ("inf", "infinity") else natural(text)
+
+
 def refuse_missing_store(path: Path) -> None:
     """Errors: MisuseError when `path` holds no store, CorruptError when it holds all of one but the
     superblock; both before anything is created there."""

@@ -123,9 +123,40 @@ def add(commands: Any) -> argparse.ArgumentParser:
         metavar="FILE",
         help="write how the run went as JSON, and beside it as HTML with plots",
     )
+    _add_reading_ahead(command)
     output.add_json(command)
     command.set_defaults(run=run)
     return command
+
+
+def _add_reading_ahead(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group(
+        "reading ahead (docs/lookahead.md)",
+        "Rows of coming batches are read while others train. Only --staleness-bound above 0 "
+        "changes results.",
+    )
+    group.add_argument(
+        "--lookahead-depth",
+        type=output.natural,
+        default=512,
+        metavar="N",
+        help="most batches that are drawn and announced ahead, as far as a quarter of the memory "
+        "holds their keys; they are held beside it; 0: none but what a pipeline reads (512)",
+    )
+    group.add_argument(
+        "--pipeline",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="read and update rows on threads beside the trainer's; a step that fails, for want "
+        "of disk for example, then ends the run at its last commit (no)",
+    )
+    group.add_argument(
+        "--staleness-bound",
+        type=output.staleness_bound,
+        metavar="B",
+        help='how many batches that touch a row may not be applied yet when it is read, or "inf"; '
+        "above 0, which takes a pipeline, results depend on timing (0)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -136,6 +167,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     given = {field.name: getattr(arguments, field.name) for field in fields(Recipe)}
     recipe = Recipe.of_format(arguments.format, given)
+    bound = arguments.staleness_bound or 0
+    pipeline = arguments.pipeline
+    if pipeline is None:
+        pipeline = bound > 0
+    given |= {"pipeline": arguments.pipeline, "staleness_bound": arguments.staleness_bound}
     options = TrainOptions(
         data=arguments.data,
         format=arguments.format,
@@ -152,6 +188,9 @@ def run(arguments: argparse.Namespace) -> int:
         max_disk_bytes=arguments.max_disk,
         io=arguments.io,
         policy=arguments.policy,
+        lookahead_depth=arguments.lookahead_depth,
+        pipeline=pipeline,
+        staleness_bound=bound,
     )
     if arguments.report is not None:
         report.check(arguments.report)

@@ -27,6 +27,7 @@ from embedrock.errors import EmbedrockError, FullError, MismatchError, MisuseErr
 from embedrock.models.dlrm import DLRM, DLRMConfig
 from embedrock.progress import Sink, Task
 from embedrock.store import Store
+from embedrock.training.batches import all_epochs, reading_ahead
 from embedrock.training.embeddings import StoreEmbeddings
 from embedrock.training.history import History
 from embedrock.training.interrupt import Interrupt
@@ -64,9 +65,27 @@ class _Run:
     history: History
     samples: int = 0
     seconds: float = 0.0
+    epoch_started: float = 0.0
+    epoch_samples: int = 0
     interrupted: bool = False
-    #: What the store had of uncommitted batches and rows when the current step was complete.
-    complete: tuple[int, int] = (0, 0)
+    #: What the store had of uncommitted batches and rows when the current step was complete; not
+    #: known where a pipeline applies steps later.
+    complete: tuple[int, int] | None = (0, 0)
+
+    def note(self) -> str:
+        """How it goes, for people."""
+        epochs = self.options.recipe.epochs
+        recent = self.losses[-_SHOWN_LOSSES:]
+        loss = sum(recent) / len(recent)
+        rate = self.epoch_samples / (perf_counter() - self.epoch_started)
+        epoch = f"epoch {self.position.epoch + 1} of {epochs}"
+        return f"{epoch}, loss {loss:.4f}, {rate:,.0f} samples/s"
+
+    def stop_clock(self) -> None:
+        """What follows is no part of the training time."""
+        self.history.pause()
+        self.samples += self.epoch_samples
+        self.seconds += perf_counter() - self.epoch_started
 
     def commit(self, *, again: bool = False) -> None:
         """Makes the current step durable; does nothing when it is already, unless `again`."""
@@ -81,11 +100,16 @@ class _Run:
             "scan": None if self.scan is None else asdict(_pruned(self.scan, self.dataset)),
         }
         embedrock.save(self.store, self.model, self.trainer.optimizers, self.step, meta=meta)
-        self.complete = self.store.uncommitted
+        self.complete = None if self.options.pipeline else self.store.uncommitted
 
     def rescue(self) -> None:
         """Commits the last complete step after a later one failed, and says so; does nothing when
-        the failed one has left its mark on rows, or the store takes no commit."""
+        the failed one has left its mark on rows, or the store takes no commit. With a pipeline the
+        dense part is ahead of the tables: the last commit is what the run goes on from."""
+        if self.options.pipeline:
+            step = self.store.step or 0
+            print(f"the last commit is of step {step}: --resume goes on there", file=sys.stderr)
+            return
         with contextlib.suppress(EmbedrockError):
             if self.store.uncommitted == self.complete:
                 self.trainer.forget()
@@ -286,52 +310,61 @@ def _plain_bytes(path: Path) -> int:
 
 
 def _train_epochs(run: _Run, sink: Sink, interrupt: Interrupt) -> None:
-    recipe = run.options.recipe
-    per_epoch = run.dataset.num_train()
-    with Task(sink, "training", (per_epoch or 0) * recipe.epochs) as task:
-        while run.position.epoch < recipe.epochs:
-            epoch = run.position.epoch
-            run.trainer.scale_learning_rates(recipe.lr_decay**epoch)
-            if per_epoch is not None:
-                task.done = epoch * per_epoch + run.position.batch * recipe.batch_size
-            _train_epoch(run, task, interrupt)
-            if run.interrupted:
-                task.outcome = f"stopped at step {run.step}"
-                return
-            run.position = Position(epoch + 1)
-            run.commit()
+    """Trains from the run's position to the end of the last epoch, or to an interrupt."""
+    recipe, options = run.options.recipe, run.options
+    per_epoch = run.dataset.num_train() or 0
+    batches = all_epochs(run.dataset, recipe, run.position)
+    with (
+        Task(sink, "training", per_epoch * recipe.epochs) as task,
+        reading_ahead(batches, run.model, options) as coming,
+    ):
+        task.done = run.position.epoch * per_epoch + run.position.batch * recipe.batch_size
+        _begin_epoch(run)
+        for batch in coming:
+            if batch.next.epoch > run.position.epoch:
+                _end_epoch(run, batch.next.epoch)
+                _begin_epoch(run)
+            if interrupt.requested:
+                run.interrupted = True
+                break
+            run.losses.append(_step(run, batch))
+            run.history.step(run.losses[-1], len(batch))
+            run.position = batch.next
+            run.step += 1
+            run.epoch_samples += len(batch)
+            if not options.pipeline:
+                run.complete = run.store.uncommitted
+            task.advance(len(batch), run.note())
+            if run.step % options.commit_every == 0:
+                run.commit()
+        if run.interrupted:
+            run.stop_clock()
+            task.outcome = f"stopped at step {run.step}"
+        else:
+            _end_epoch(run, max(run.position.epoch, recipe.epochs))
 
 
-def _train_epoch(run: _Run, task: Task, interrupt: Interrupt) -> None:
-    """Trains from the run's position to the end of its epoch, or to an interrupt."""
-    recipe = run.options.recipe
-    started, trained = perf_counter(), 0
-    epoch = f"epoch {run.position.epoch + 1} of {recipe.epochs}"
+def _begin_epoch(run: _Run) -> None:
+    """Sets the rates of the run's epoch, and starts the clock."""
+    run.trainer.scale_learning_rates(run.options.recipe.lr_decay**run.position.epoch)
     run.losses.clear()
     run.history.resume()
-    for batch in run.dataset.train_batches(recipe.batch_size, run.position):
-        if interrupt.requested:
-            run.interrupted = True
-            break
-        run.losses.append(_step(run, batch))
-        run.history.step(run.losses[-1], len(batch))
-        run.position = batch.next
-        run.step += 1
-        run.complete = run.store.uncommitted
-        trained += len(batch)
-        recent = run.losses[-_SHOWN_LOSSES:]
-        loss, rate = sum(recent) / len(recent), trained / (perf_counter() - started)
-        task.advance(len(batch), f"{epoch}, loss {loss:.4f}, {rate:,.0f} samples/s")
-        if run.step % run.options.commit_every == 0:
-            run.commit()
-    run.history.pause()
-    run.samples += trained
-    run.seconds += perf_counter() - started
+    run.epoch_started, run.epoch_samples = perf_counter(), 0
+
+
+def _end_epoch(run: _Run, following: int) -> None:
+    """Commits the end of the epochs before the one that follows."""
+    run.stop_clock()
+    run.position = Position(following)
+    run.commit()
 
 
 def _step(run: _Run, batch: Batch) -> float:
     """One step. A full disk is met with commits, each of which releases copies that only an older
-    one held; when that is not enough, nothing is lost: the error says where the run stands."""
+    one held; when that is not enough, nothing is lost: the error says where the run stands. (Not
+    with a pipeline, whose later steps have met the full disk, too, when the error arrives.)"""
+    if run.options.pipeline:
+        return run.trainer.step(batch)
     for number in range(1, _RELEASING_COMMITS + 1):
         try:
             return run.trainer.step(batch)
@@ -395,7 +428,8 @@ def _result(run: _Run, evaluation: Any) -> dict[str, Any]:
         "log_loss": evaluation.log_loss if evaluated else None,
         "time": run.trainer.seconds.as_dict(),
         "bad_lines": run.bad_lines,
-        "settings": {**run.options.fixed(), **run.options.changeable()},
+        "settings": run.options.settings(),
         "history": run.history.points(),
         "stats": run.store.stats(),
+        "window": run.store.window.stats(),
     }

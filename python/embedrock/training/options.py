@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from embedrock.errors import MisuseError
+from embedrock.permits import staleness_bound_of
 
 FORMATS = ("criteo", "avazu", "movielens")
 
@@ -108,7 +110,8 @@ class TrainOptions:
     recipe: Recipe
     memory: str = "10%"
     resume: bool = False
-    #: Which fields of the recipe were asked for; a resumed run has the others as it had them.
+    #: Which fields of the recipe, and which of `pipeline` and `staleness_bound`, were asked for; a
+    #: resumed run has the others as it had them.
     given: frozenset[str] = frozenset(field.name for field in fields(Recipe))
     #: Share of the samples, the last ones, that is kept for evaluation.
     holdout: float = 0.1
@@ -119,6 +122,12 @@ class TrainOptions:
     max_disk_bytes: int | None = None
     io: IoName = "auto"
     policy: PolicyName = "lfu"
+    #: Most batches that are announced to the store ahead of their use; 0: none.
+    lookahead_depth: int = 512
+    #: Rows are read and updated on threads beside the trainer's.
+    pipeline: bool = False
+    #: How many batches that touch a row may not be applied yet when a pipeline reads it.
+    staleness_bound: float = 0
 
     def check(self) -> None:
         """Errors: MisuseError naming the option, what came and what was expected."""
@@ -128,6 +137,14 @@ class TrainOptions:
                 raise MisuseError(f"{name} is {value}, expected 1 or more")
         if not 0 <= self.holdout < 1:
             raise MisuseError(f"holdout is {self.holdout}, expected 0 to less than 1")
+        if self.lookahead_depth < 0:
+            raise MisuseError(f"lookahead_depth is {self.lookahead_depth}, expected 0 or more")
+        staleness_bound_of(self.staleness_bound)
+        if self.staleness_bound > 0 and not self.pipeline:
+            raise MisuseError(
+                f"staleness_bound is {self.staleness_bound} without a pipeline, which alone reads "
+                f"rows before the last updates of them; set pipeline, or leave the bound at 0"
+            )
 
     def fixed(self) -> dict[str, Any]:
         """What a continuation must have the same, as JSON; otherwise it would be another run."""
@@ -136,7 +153,13 @@ class TrainOptions:
 
     def changeable(self) -> dict[str, Any]:
         """The rest of the recipe, as JSON: what a continuation may have otherwise if it says so."""
-        return self._of_recipe(_CHANGEABLE)
+        bound = self.staleness_bound if math.isfinite(self.staleness_bound) else "inf"
+        return {**self._of_recipe(_CHANGEABLE), "staleness_bound": bound}
+
+    def settings(self) -> dict[str, Any]:
+        """All that a reader of results wants to know, as JSON."""
+        ahead = {"lookahead_depth": self.lookahead_depth, "pipeline": self.pipeline}
+        return {**self.fixed(), **self.changeable(), **ahead}
 
     def continuing(self, stored: Mapping[str, Any]) -> TrainOptions:
         """These options with all of the recipe that was not asked for as it is stored, by name."""
@@ -145,7 +168,11 @@ class TrainOptions:
             for name, value in stored.items()
             if name in (*_FIXED, *_CHANGEABLE) and name not in self.given
         }
-        return replace(self, recipe=replace(self.recipe, **kept))
+        options = replace(self, recipe=replace(self.recipe, **kept))
+        bound = float(stored.get("staleness_bound", 0))
+        if bound > 0 and not {"pipeline", "staleness_bound"} & self.given:
+            options = replace(options, pipeline=True, staleness_bound=bound)
+        return options
 
     def _of_recipe(self, names: Sequence[str]) -> dict[str, Any]:
         values = {name: getattr(self.recipe, name) for name in names}
