@@ -4,6 +4,7 @@ the batches that were drawn ahead."""
 from __future__ import annotations
 
 import math
+import re
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from clicklogs import criteo_file
 from embedrock import cli
 from embedrock.errors import FullError, MisuseError
 from embedrock.progress import Lines
-from embedrock.training import job
+from embedrock.training import batches, job
 from embedrock.training.options import Recipe, TrainOptions
 from embedrock.training.trainer import Trainer
 
@@ -104,6 +105,39 @@ def test_losses_and_rows_have_the_same_bits_however_they_were_read(
     assert result["log_loss"] == plain["result"]["log_loss"]
     assert digests(tmp_path / "store") == plain["digests"]
     assert result["window"]["rows_loaded"] > 1000
+
+
+def test_a_cache_without_room_for_rows_to_wait_reads_nothing_ahead_unless_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(batches, "_BATCHES_IN_CACHE_MIN", 1000)
+    without = job.train(options_of(tmp_path, "without"), Lines())
+    assert without["window"]["batches"] == 0
+    assert re.search(r"no look-ahead: the cache holds the rows of \d+\.\d batches", said(capsys))
+    told = job.train(options_of(tmp_path, "told", lookahead_depth=512), Lines())
+    assert told["window"]["batches"] == STEPS
+    assert "no look-ahead" not in said(capsys)
+    assert digests(tmp_path / "without") == digests(tmp_path / "told")
+
+
+def test_the_cache_is_foreseen_as_it_is_when_the_tables_have_grown(tmp_path: Path) -> None:
+    options = options_of(tmp_path, "store", lookahead_depth=0)
+    foreseen: list[float] = []
+    with pytest.MonkeyPatch.context() as patched:
+        step = Trainer.step
+
+        def noted(self: Trainer, batch: Any) -> float:
+            foreseen.append(batches._cache_rows(self.model.embeddings.collection.store))
+            return step(self, batch)
+
+        patched.setattr(Trainer, "step", noted)
+        result = job.train(options, Lines())
+    (one,) = result["stats"]["classes"]
+    assert foreseen[0] == pytest.approx(one["cache_capacity"], rel=0.2)
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> str:
+    return capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("first", "then"), [("look-ahead", "both"), ("both", "look-ahead")])
@@ -240,11 +274,11 @@ def test_unusable_options_are_named(tmp_path: Path, given: dict[str, Any], messa
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ([], (512, False, 0)),
+        ([], (None, False, 0)),
         (["--lookahead-depth", "0", "--pipeline"], (0, True, 0)),
         (["--lookahead-depth", "64", "--staleness-bound", "4"], (64, True, 4)),
-        (["--staleness-bound", "inf", "--pipeline"], (512, True, math.inf)),
-        (["--no-pipeline", "--staleness-bound", "0"], (512, False, 0)),
+        (["--staleness-bound", "inf", "--pipeline"], (None, True, math.inf)),
+        (["--no-pipeline", "--staleness-bound", "0"], (None, False, 0)),
     ],
 )
 def test_the_command_takes_what_is_read_ahead(

@@ -138,10 +138,10 @@ def _add_reading_ahead(command: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--lookahead-depth",
         type=output.natural,
-        default=512,
         metavar="N",
         help="most batches that are drawn and announced ahead, as far as a quarter of the memory "
-        "holds their keys; they are held beside it; 0: none but what a pipeline reads (512)",
+        "holds their keys; they are held beside it; 0: none but what a pipeline reads (512 where "
+        "the cache holds the rows of four batches, else 0)",
     )
     group.add_argument(
         "--pipeline",
