@@ -172,6 +172,9 @@ class Store:
     ) -> None:
         """Calls `function(values, state)` and stores what the two arrays hold afterwards."""
 
+    def refuse_inside_modify(self, /) -> None:
+        """Errors: `MisuseError` on a thread that runs the function of a `modify` of this store."""
+
     def delete(self, /, table: TableId, keys: _Keys) -> int:
         """Deletes keys; returns how many had a row."""
 

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ from embedrock._arrays import ArrayLike, Keys, as_keys, dtype_name
 from embedrock.clip import Clip, bounds
 from embedrock.errors import EmbedrockError, MisuseError, NotFoundError, UncommittedWarning
 from embedrock.permits import Permits
+from embedrock.prefetch import Prefetch, Prefetcher
 from embedrock.recording import Recording
 from embedrock.table import (
     Floats,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Commit", "Store", "check", "copy", "distinct", "open"]
 
+T = TypeVar("T")
 Progress = Callable[[int, int], object]
 
 
@@ -91,6 +93,7 @@ class Store:
         self._path = path
         self._memory = memory
         self._closed = False
+        self._prefetcher = Prefetcher(core, path)
         self._recordings: tuple[Recording, ...] = ()
         self._recordings_lock = threading.Lock()
         self._run: Run | None = None
@@ -219,6 +222,30 @@ class Store:
             self._core.get(parts)
         self._visited(*found)
         return [answer for answer, _ in filled]
+
+    def lookahead(
+        self,
+        batches: Sequence[tuple[Table, ArrayLike]],
+        out: Sequence[Any],
+        *,
+        announced: int | None = None,
+    ) -> Prefetch[list[Any]]:
+        """Reads rows of several tables into arrays of the caller, in the background.
+
+        As :meth:`Table.lookahead` with ``out``, in one request: the arrays are filled together.
+        :attr:`window` announces batches of several tables to the store.
+
+        Shapes: ``[(table, keys (*,)), ...], out [(*, embedding_dim), ...]``.
+
+        >>> rows = [np.empty((2, 4), np.float32), np.empty((1, 1, 4), np.float32)]
+        >>> coming = store.lookahead([(table, [1, 2]), (table, [[3]])], rows)
+        >>> [values.shape for values in coming.wait()]
+        [(2, 4), (1, 1, 4)]
+        """
+        if len(out) != len(batches):
+            raise MisuseError(f"out has {len(out)} arrays, expected {len(batches)}: one per batch")
+        found = [(self._own(table), as_keys(keys)) for table, keys in batches]
+        return self._prefetch(found, list(out), list(out), announced)
 
     def put(
         self,
@@ -458,6 +485,7 @@ class Store:
             if self._run is not None:
                 self._run.stop()
         finally:
+            self._prefetcher.stop()
             for recording in self._recordings:
                 recording.stop()
             batches, rows = self._core.close()
@@ -469,6 +497,22 @@ class Store:
                 UncommittedWarning,
                 stacklevel=stacklevel,
             )
+
+    def _prefetch(
+        self, found: Sequence[tuple[Table, Keys]], out: Sequence[Any], answer: T, announced: Any
+    ) -> Prefetch[T]:
+        """Begins to fill the arrays; the handle gives ``answer``."""
+        names = ["out"] if len(out) == 1 else [f"out[{i}]" for i in range(len(out))]
+        parts = [
+            (table._handle, keys.flat, table._out_values(keys, array, name), None)
+            for (table, keys), array, name in zip(found, out, names, strict=True)
+        ]
+        KeysNamed(*found).check()
+        number = None if announced is None else whole("announced", announced, 1)
+        self._settle()
+        prefetch = self._prefetcher.read(parts, answer, number)
+        self._visited(*found)
+        return prefetch
 
     def _forget(self, recording: Recording) -> bool:
         """Ends a recording; False when it has ended already."""

@@ -213,6 +213,11 @@ impl Store {
         modify::modify(py, &self.0, table.0, keys.as_slice()?, &function)
     }
 
+    /// Errors: `MisuseError` on a thread that runs the function of a `modify` of this store.
+    fn refuse_inside_modify(&self, py: Python<'_>) -> PyResult<()> {
+        modify::refuse_reentry(py, &self.0)
+    }
+
     /// Deletes keys; returns how many had a row.
     fn delete(&self, py: Python<'_>, table: PyRef<'_, TableId>, keys: Keys<'_>) -> PyResult<u64> {
         modify::refuse_reentry(py, &self.0)?;
