@@ -362,6 +362,7 @@ fn history_of(recovered: &Recovered) -> History {
         cycle_deltas: if complete { last.map_or(0, |c| c.place.1) } else { u64::MAX / 2 },
         epoch_deltas: 0,
         index_bytes: 0,
+        epoch_pieces: 0,
         cycle_pieces: 0,
         refused_rows: 0,
         short_of_journal: false,

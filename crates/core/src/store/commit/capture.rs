@@ -240,6 +240,7 @@ impl Inner {
         let unsynced = log.finish_epoch()?;
         self.spill_deltas(class, log, true)?;
         let mut history = self.history.lock();
+        self.write_pieces(engine, class, log, &mut history)?;
         let commit = history.under_way.as_mut().expect("a class is captured by a commit");
         commit.files.extend(unsynced);
         let counters = ClassCounters { id: class.record.id, sequence: log.sequence() };

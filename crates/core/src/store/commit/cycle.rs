@@ -1,7 +1,7 @@
 //! The journal's cycles: each file holds every piece of every index once, written a few at each
 //! commit, so that older files can go. And what goes when a commit is not kept any more.
 
-use super::super::engine::{Class, Engine};
+use super::super::engine::{Class, Engine, Table};
 use super::super::journal::{
     JournalFile, RecordKind, TableRecord, name_of, number_of, piece_header,
 };
@@ -10,12 +10,11 @@ use super::super::reserve::{JOURNAL_BYTES_PER_COMMIT, JOURNAL_BYTES_PER_ROW};
 use super::super::{Inner, state};
 use super::history::{CYCLE_BYTES_MIN, History, UnderWay, append_json};
 use crate::error::{ErrorKind, Result};
+use crate::storage::log::ClassLog;
 use std::sync::atomic::Ordering;
 
 /// A commit writes at least this many bytes of index pieces while a cycle is under way.
 const PIECE_BYTES_MIN: u64 = 64 << 10;
-/// What the delta of a row of a dense table takes; one of a growing table takes twice that.
-const DELTA_BYTES: u64 = 6;
 
 impl Inner {
     /// Bytes of pieces that a byte of deltas pays for while a cycle is under way. Under a disk
@@ -24,27 +23,32 @@ impl Inner {
         if self.options.max_disk_bytes.is_some() { 4 } else { 2 }
     }
 
-    /// Writes as many pieces of the indexes as the changes of this epoch pay for, `rows` still to
-    /// be written included. All deltas so far are in the journal.
+    /// Writes pieces of the indexes of a class that is being cut, as many as the changes of this
+    /// epoch pay for. All its deltas so far are in the journal.
     pub(super) fn write_pieces(
         &self,
         engine: &Engine,
+        class: &Class,
+        log: &ClassLog,
         history: &mut History,
-        rows: u64,
     ) -> Result<()> {
         let Some((mut at, mut piece)) = history.cursor else { return Ok(()) };
         let most = if history.short_of_journal {
             // The sooner the round is complete, the sooner the older files go.
             u64::MAX
         } else {
-            let deltas = history.epoch_deltas + rows * DELTA_BYTES;
-            (self.pieces_per_delta() * deltas).max(PIECE_BYTES_MIN)
+            (self.pieces_per_delta() * history.epoch_deltas).max(PIECE_BYTES_MIN)
         };
-        let kept = rows * JOURNAL_BYTES_PER_ROW + JOURNAL_BYTES_PER_COMMIT;
-        let mut spent = 0;
+        let dirty = |class: &Class| class.tier.as_ref().map_or(0, |tier| tier.cache.dirty_rows());
+        let dirty: u64 = engine.classes.iter().map(dirty).sum();
+        // Pieces are worth only room that rows to be written and the commit itself do not need.
+        let kept = dirty * JOURNAL_BYTES_PER_ROW + JOURNAL_BYTES_PER_COMMIT;
+        // Class by class, as they are cut, so that one commit can write all.
+        let mut tables: Vec<&Table> = engine.tables.iter().collect();
+        tables.sort_by_key(|table| table.class);
         let mut payload = std::mem::take(&mut history.payload);
-        while spent < most {
-            let Some(table) = engine.tables.get(at) else {
+        while history.epoch_pieces < most {
+            let Some(table) = tables.get(at) else {
                 let before = history.journal().position();
                 history.journal().append(RecordKind::CycleEnd, &[])?;
                 let bytes = history.journal().position() - before;
@@ -55,7 +59,9 @@ impl Inner {
                 history.payload = payload;
                 return Ok(());
             };
-            let log = engine.classes[table.class].log.lock();
+            if engine.classes[table.class].record.id != class.record.id {
+                break;
+            }
             let index = log.index(table.id());
             if piece >= pieces_of(index) {
                 (at, piece) = (at + 1, 0);
@@ -64,10 +70,8 @@ impl Inner {
             payload.clear();
             payload.extend_from_slice(&piece_header(table.id(), piece));
             read_piece_from(index, piece, &mut payload);
-            // Pieces are worth only room that the commit itself does not need.
-            let room = payload.len() as u64 + kept;
             let before = history.journal().position();
-            match self.reserve_journal(history, room, 0) {
+            match self.reserve_journal(history, payload.len() as u64 + kept, 0) {
                 Ok(()) => history.journal().append(RecordKind::Piece, &payload)?,
                 Err(error) if error.kind() == ErrorKind::Full => break,
                 Err(error) => return Err(error),
@@ -76,7 +80,7 @@ impl Inner {
             self.metrics.piece_bytes.fetch_add(bytes, Ordering::Relaxed);
             self.metrics.journal_bytes.fetch_add(bytes, Ordering::Relaxed);
             history.cycle_pieces += bytes;
-            spent += bytes;
+            history.epoch_pieces += bytes;
             piece += 1;
         }
         history.cursor = Some((at, piece));

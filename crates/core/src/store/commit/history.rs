@@ -43,13 +43,15 @@ pub(in crate::store) struct History {
     pub(in crate::store) old_journal_bytes: u64,
     /// (journal file, commit at which its cycle was complete), oldest first.
     pub(in crate::store) cycles: Vec<(u64, u64)>,
-    /// Where the cycle under way goes on: table and piece; `None` when it is complete.
+    /// Where the cycle under way goes on: how many tables are complete, class by class, and a
+    /// piece of the next; `None` when it is complete.
     pub(in crate::store) cursor: Option<(usize, u32)>,
     /// Delta bytes since the cycle began, and since the last commit.
     pub(in crate::store) cycle_deltas: u64,
     pub(in crate::store) epoch_deltas: u64,
-    /// Bytes of pieces written since the cycle began.
+    /// Bytes of pieces written since the cycle began, and since the last commit.
     pub(in crate::store) cycle_pieces: u64,
+    pub(in crate::store) epoch_pieces: u64,
     /// Bytes of all indexes, when they were last looked at.
     pub(in crate::store) index_bytes: u64,
     /// Rows of the largest batch that was refused as `Full` since the last commit.

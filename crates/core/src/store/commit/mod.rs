@@ -118,27 +118,16 @@ impl Inner {
         Ok(Work::default())
     }
 
-    /// Writes what waits in flush buffers, and pieces of the indexes, and marks the dirty rows.
+    /// Writes what waits in flush buffers, and marks the dirty rows.
     fn capture_rows(
         &self,
         engine: &Engine,
         info: CommitInfo,
         state: Option<state::Written>,
     ) -> Result<()> {
-        let mut dirty = 0;
-        for class in &engine.classes {
-            let mut log = class.log.lock();
-            if let Some(tier) = &class.tier {
-                self.flush_now(engine, class, &mut log)?;
-                dirty += tier.cache.dirty_rows();
-            }
-            self.spill_deltas(class, &mut log, true)?;
-        }
-        let mut history = self.history.lock();
-        let history = &mut *history;
-        self.write_pieces(engine, history, dirty)?;
         for class in &engine.classes {
             if let Some(tier) = &class.tier {
+                self.flush_now(engine, class, &mut class.log.lock())?;
                 tier.cache.capture();
             }
             class.stage.store(CommitStage::Captured as u8, Ordering::Release);
@@ -152,11 +141,13 @@ impl Inner {
             Some(written) => (Some(written.state), vec![written.file]),
             None => (None, Vec::new()),
         };
+        let mut history = self.history.lock();
+        let oldest_kept = self.oldest_to_keep(&history);
         history.under_way = Some(UnderWay {
             info,
             state,
             tables: engine.tables.iter().map(counters).collect(),
-            oldest_kept: self.oldest_to_keep(history),
+            oldest_kept,
             files,
             classes: Vec::new(),
             rows_written: 0,
@@ -247,6 +238,7 @@ impl Inner {
             let made = history.under_way.take().expect("a commit is under way");
             history.next_sequence += 1;
             history.epoch_deltas = 0;
+            history.epoch_pieces = 0;
             history.kept.push(record);
             self.drop_old_files(history, oldest_kept, released)?;
             self.begin_cycle_if_due(engine, history, &made)?;
