@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 __all__ = [
     "Hyper",
+    "PendingCommit",
     "Permits",
     "Scan",
     "Store",
@@ -214,6 +215,11 @@ class Store:
     def commit(self, /, step: int, meta: str, state: Sequence[tuple[str, bytes]]) -> dict[str, Any]:
         """Makes everything so far durable under `step`; returns the commit."""
 
+    def commit_in_background(
+        self, /, step: int, meta: str, state: Sequence[tuple[str, bytes]]
+    ) -> PendingCommit:
+        """As `commit`, without waiting for the disk."""
+
     def commits(self, /) -> list[dict[str, Any]]:
         """The commits that are kept, oldest first."""
 
@@ -239,6 +245,17 @@ class Store:
 
     def close(self, /) -> tuple[int, int]:
         """Closes the store; returns the (batches, rows) that no commit holds."""
+
+@final
+class PendingCommit:
+    """A commit that runs by itself."""
+
+    @property
+    def done(self, /) -> bool:
+        """Whether it is durable or has failed."""
+
+    def wait(self, /, timeout: float | None = None) -> dict[str, Any] | None:
+        """The commit once it is durable; None when it is not within `timeout` seconds."""
 
 def distinct(keys: _Keys) -> tuple[_Keys, NDArray[np.int64]]:
     """Distinct keys in order of first occurrence, and each key's place among them."""

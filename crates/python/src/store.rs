@@ -5,6 +5,7 @@ mod modify;
 mod window;
 
 use crate::arrays::{Keys, Rows, RowsOut, ValuesOut, to_fill};
+use crate::commit::PendingCommit;
 use crate::error::{Carried, OrRaise, misuse};
 use crate::maintenance::report;
 use crate::scan::Scan;
@@ -333,6 +334,21 @@ impl Store {
             state.iter().map(|(name, bytes)| (&**name, &**bytes)).collect();
         let info = py.detach(|| self.0.commit(step, meta, &state)).or_raise(py)?;
         json_value(py, &info)
+    }
+
+    /// As `commit`, without waiting for the disk.
+    fn commit_in_background(
+        &self,
+        py: Python<'_>,
+        step: u64,
+        meta: &str,
+        state: Vec<(PyBackedStr, PyBackedBytes)>,
+    ) -> PyResult<PendingCommit> {
+        modify::refuse_reentry(py, &self.0)?;
+        let state: Vec<(&str, &[u8])> =
+            state.iter().map(|(name, bytes)| (&**name, &**bytes)).collect();
+        let pending = py.detach(|| self.0.commit_in_background(step, meta, &state));
+        Ok(PendingCommit(pending.or_raise(py)?))
     }
 
     /// The commits that are kept, oldest first, as dicts.

@@ -7,7 +7,7 @@
 //! names a place, not a row: the row there can leave at any time, unless the caller keeps others
 //! from admitting and removing.
 
-use super::{Cache, LockedSet, Location, RowRef, WAYS_MAX, bits, find};
+use super::{Cache, Location, LockedSet, RowRef, WAYS_MAX, bits, find};
 use std::ops::Range;
 
 impl Cache {

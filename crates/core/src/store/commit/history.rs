@@ -1,8 +1,6 @@
 //! What a store knows of its commits and of the journal they are in.
 
-use super::super::journal::{
-    ClassCounters, CommitRecord, JournalFile, RecordKind, TableCounters,
-};
+use super::super::journal::{ClassCounters, CommitRecord, JournalFile, RecordKind, TableCounters};
 use super::super::reserve::JOURNAL_BYTES_PER_COMMIT;
 use super::super::state::StateRef;
 use crate::config::CommitInfo;
@@ -132,4 +130,3 @@ pub(super) fn append_json<T: serde::Serialize>(
     let bytes = serde_json::to_vec(record).expect("records are plain data");
     journal.append(kind, &bytes)
 }
-

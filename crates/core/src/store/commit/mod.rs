@@ -34,7 +34,7 @@ const META_BYTES_MAX: usize = 256 << 10;
 
 /// What is left to do of a captured commit.
 #[derive(Default)]
-struct Work {
+pub(super) struct Work {
     /// Classes before this one are cut.
     class: usize,
     portions: Option<Portions>,
@@ -85,7 +85,7 @@ impl Inner {
     }
 
     /// Captures what belongs to a commit.
-    fn capture(&self, step: u64, meta: &str, state: &[(&str, &[u8])]) -> Result<Work> {
+    pub(super) fn capture(&self, step: u64, meta: &str, state: &[(&str, &[u8])]) -> Result<Work> {
         drop(self.writable_engine()?);
         let engine = self.exclusive()?;
         self.check_writable()?;
@@ -161,7 +161,7 @@ impl Inner {
     }
 
     /// Does what is left of a captured commit. The caller holds no lock of the store.
-    fn complete(&self, mut work: Work) -> Result<CommitInfo> {
+    pub(super) fn complete(&self, mut work: Work) -> Result<CommitInfo> {
         let _over = CommitOver(self);
         loop {
             // Verbs may wait for this commit while somebody else waits to be alone.
@@ -174,7 +174,11 @@ impl Inner {
     }
 
     /// Does one portion of a commit's work; the commit when it was the last.
-    fn commit_step(&self, engine: &Engine, work: &mut Work) -> Result<Option<CommitInfo>> {
+    pub(super) fn commit_step(
+        &self,
+        engine: &Engine,
+        work: &mut Work,
+    ) -> Result<Option<CommitInfo>> {
         let Some(class) = engine.classes.get(work.class) else {
             return self.record(engine).map(Some);
         };
@@ -217,8 +221,7 @@ impl Inner {
             let (rows, pages) = (made.rows_written, made.page_bytes);
             record.info.rows_flushed = rows - history.rows_before;
             history.rows_before = rows;
-            record.info.bytes_written =
-                pages + self.bytes_beside_pages() - history.written_before;
+            record.info.bytes_written = pages + self.bytes_beside_pages() - history.written_before;
             // The record's own bytes count towards the next commit.
             history.written_before = pages + self.bytes_beside_pages();
             let before = history.journal().position();

@@ -91,9 +91,8 @@ impl PendingCommit {
         };
         let run = Arc::new(run);
         let thread = Arc::clone(&run);
-        let spawned = std::thread::Builder::new()
-            .name("embedrock-commit".to_owned())
-            .spawn(move || thread());
+        let spawned =
+            std::thread::Builder::new().name("embedrock-commit".to_owned()).spawn(move || thread());
         if spawned.is_err() {
             run();
         }
