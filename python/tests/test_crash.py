@@ -102,11 +102,21 @@ def train(path: Path, saves: int) -> None:
     run = Run(path)
     first = embedrock.resume(run.store, run.model, run.optimizers)
     print(f"resumed {first} {run.digest()}", flush=True)
+    pending, digest = None, ""
     for step in range(first + 1, first + saves * STEPS_PER_SAVE + 1):
         run.train(step)
         if step % STEPS_PER_SAVE == 0:
-            embedrock.save(run.store, run.model, run.optimizers, step)
-            print(f"saved {step} {run.digest()}", flush=True)
+            if pending is not None:
+                print(f"saved {pending.wait().step} {digest}", flush=True)
+            digest = run.digest()
+            # Some saves are written while the next steps are trained.
+            wait = step // STEPS_PER_SAVE % 3 == 0
+            saved = embedrock.save(run.store, run.model, run.optimizers, step, wait=wait)
+            pending = saved if isinstance(saved, embedrock.PendingCommit) else None
+            if pending is None:
+                print(f"saved {step} {digest}", flush=True)
+    if pending is not None:
+        print(f"saved {pending.wait().step} {digest}", flush=True)
     run.store.close()
 
 
