@@ -23,6 +23,7 @@ from embedrock.clip import Clip
 from embedrock.commits import Commit, PendingCommit
 from embedrock.errors import EmbedrockError, UncommittedWarning
 from embedrock.pipeline.loader import LookaheadLoader
+from embedrock.step_report import StepReport
 from embedrock.store import Store, check, copy, distinct, open
 from embedrock.table import Table
 
@@ -38,6 +39,7 @@ __all__ = [
     "LookaheadLoader",
     "PendingCommit",
     "Pipeline",
+    "StepReport",
     "Store",
     "Table",
     "UncommittedWarning",

@@ -16,6 +16,9 @@ Runs = Mapping[str, Sequence[Mapping[str, Any]]]
 Split = Mapping[str, Mapping[str, float]]
 """For each run, parts of a whole by name."""
 
+Columns = Mapping[str, Sequence[Any]]
+"""Of a step report, the values of each name by row."""
+
 _WIDTH, _HEIGHT = 5.6, 3.2
 _COLORS = "tab10"
 
@@ -47,6 +50,43 @@ def hit_rate(runs: Runs) -> str:
 def pages(runs: Runs) -> str:
     """Pages read per step over steps, of runs that have a store."""
     return _lines(_stored(runs), _steps, _pages_per_step, "step", "pages read per step", zero=True)
+
+
+def step_times(columns: Columns) -> str:
+    """Milliseconds of a step by cause, over steps, one on the other."""
+    causes = [name for name in columns if name.endswith("_s") and name != "seconds"]
+    labels = [name.removesuffix("_s").replace("_", " ") for name in causes]
+    figure, axes = _figure(_HEIGHT)
+    heights = [_per_step(columns, name, 1e3) for name in causes]
+    axes.stackplot(columns["step"], heights, labels=labels)
+    axes.set_xlabel("step")
+    axes.set_ylabel("ms per step")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=3, fontsize="small")
+    return _svg(figure)
+
+
+def step_window(columns: Columns) -> str:
+    """Batches in the look-ahead window over steps."""
+    lines = {"window": columns["window_batches"]}
+    return _step_lines(columns, lines, "announced batches", zero=True)
+
+
+def step_pages(columns: Columns) -> str:
+    """Pages read per step over steps, and those of them that were read ahead."""
+    lines = {name: _per_step(columns, name) for name in ("pages", "pages_ahead")}
+    return _step_lines(columns, lines, "pages read per step", zero=True)
+
+
+def step_once(columns: Columns) -> str:
+    """Share of the pages read ahead that their group of batches read once."""
+    lines = {"read once in a group": columns["pages_once_share"]}
+    return _step_lines(columns, lines, "share of pages")
+
+
+def step_rates(columns: Columns) -> str:
+    """Hit rate over steps, and that of the best cache that knows what the window knew."""
+    lines = {"cache": columns["hit_rate"], "optimum": columns["optimal_hit_rate"]}
+    return _step_lines(columns, lines, "hit rate")
 
 
 def bars(values: Mapping[str, float], label: str) -> str:
@@ -98,6 +138,23 @@ def _lines(
     return _svg(figure)
 
 
+def _per_step(columns: Columns, name: str, factor: float = 1.0) -> list[float]:
+    steps = columns["steps"]
+    return [factor * value / count for value, count in zip(columns[name], steps, strict=True)]
+
+
+def _step_lines(
+    columns: Columns, lines: Mapping[str, Sequence[Any]], y_label: str, zero: bool = False
+) -> str:
+    rows = zip(*columns.values(), strict=True)
+    points = [dict(zip(columns, row, strict=True)) for row in rows]
+    drawn = {
+        name.replace("_", " "): [{**point, "y": y} for point, y in zip(points, ys, strict=True)]
+        for name, ys in lines.items()
+    }
+    return _lines(drawn, _step_numbers, lambda point: point["y"], "step", y_label, zero)
+
+
 def _figure(height: float) -> tuple[Any, Any]:
     from matplotlib.figure import Figure
 
@@ -122,6 +179,10 @@ def _stored(runs: Runs) -> Runs:
 
 def _steps(run: Sequence[Mapping[str, Any]]) -> list[float]:
     return _summed(run, "steps")
+
+
+def _step_numbers(run: Sequence[Mapping[str, Any]]) -> list[float]:
+    return [point["step"] for point in run]
 
 
 def _seconds(run: Sequence[Mapping[str, Any]]) -> list[float]:

@@ -65,7 +65,7 @@ def _group(name: str, runs: Mapping[str, Json]) -> list[str]:
     shown = {run.replace("_", " "): one for run, one in runs.items()}
     histories = {run: one["history"] for run, one in shown.items()}
     times = {
-        run: {part.replace("_", " "): s for part, s in time_split(points).items()}
+        run: {part.replace("_", " "): s for part, s in _time(shown[run], points).items()}
         for run, points in histories.items()
     }
     memory = {
@@ -107,6 +107,38 @@ def _group(name: str, runs: Mapping[str, Json]) -> list[str]:
         body.append(_plot("Where the time went", plots.split(times, "seconds")))
         if memory:
             body.append(_plot("How the budget is spent", plots.split(memory, "MiB")))
+    for run, one in shown.items():
+        if (one.get("step_report") or {}).get("columns"):
+            body += _steps(run, one["step_report"])
+    return body
+
+
+def _time(run: Json, points: Sequence[Json]) -> dict[str, float]:
+    """Seconds of a run by what they went into; a step report knows what the loop waited for."""
+    found = (run.get("step_report") or {}).get("totals") or {}
+    if not found.get("steps"):
+        return time_split(points)
+    return {
+        "waiting_for_reads": found["blocked_by_read_s"],
+        "computing": found["computing_s"],
+        "updating": found["updating_s"],
+        "batches_and_commits": found["drawing_s"] + found["committing_s"],
+    }
+
+
+def _steps(run: str, found: Json) -> list[str]:
+    """The steps of a run: their sums, and how they went."""
+    columns, totals = found["columns"], found["totals"]
+    body = _table(f"Steps: {run}", ("of all steps", "value"), totals.items())
+    if not plots.available():
+        return body
+    body.append(_plot("Where the time of a step went", plots.step_times(columns)))
+    body.append(_plot("Pages read per step", plots.step_pages(columns)))
+    if any(value for value in columns["window_batches"]):
+        body.append(_plot("Look-ahead window", plots.step_window(columns)))
+        body.append(_plot("Pages read once", plots.step_once(columns)))
+    if any(value is not None for value in columns["hit_rate"]):
+        body.append(_plot("Hit rate and that of the best cache", plots.step_rates(columns)))
     return body
 
 

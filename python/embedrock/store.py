@@ -27,6 +27,7 @@ from embedrock._arrays import ArrayLike, Keys, as_keys, dtype_name
 from embedrock.clip import Clip, bounds
 from embedrock.commits import Commit, PendingCommit, commit_of, decode_meta, encode_meta
 from embedrock.errors import EmbedrockError, MisuseError, NotFoundError, UncommittedWarning
+from embedrock.key_sample import KeySample
 from embedrock.permits import Permits
 from embedrock.prefetch import Prefetch, Prefetcher
 from embedrock.recording import Recording
@@ -74,7 +75,7 @@ class Store:
         self._memory = memory
         self._closed = False
         self._prefetcher = Prefetcher(core, path)
-        self._recordings: tuple[Recording, ...] = ()
+        self._recordings: tuple[Recording | KeySample, ...] = ()
         self._recordings_lock = threading.Lock()
         self._run: Run | None = None
         """What a pipeline does on the store (:class:`embedrock.Pipeline`)."""
@@ -454,8 +455,7 @@ class Store:
         (9, 1.0)
         """
         recording = Recording(self, whole("max_bytes", max_bytes, 1))
-        with self._recordings_lock:
-            self._recordings += (recording,)
+        self._tell(recording)
         return recording
 
     def permits(self, staleness_bound: float = 0) -> Permits:
@@ -544,7 +544,12 @@ class Store:
         self._visited(*found)
         return prefetch
 
-    def _forget(self, recording: Recording) -> bool:
+    def _tell(self, recording: Recording | KeySample) -> None:
+        """Tells it of verbs from here on."""
+        with self._recordings_lock:
+            self._recordings += (recording,)
+
+    def _forget(self, recording: Recording | KeySample) -> bool:
         """Ends a recording; False when it has ended already."""
         with self._recordings_lock:
             others = tuple(one for one in self._recordings if one is not recording)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -152,12 +153,31 @@ def test_a_training_run_writes_its_report_and_long_histories_stay_short(
     command += ["--threads", "1", "--epochs", "2", "--store", str(tmp_path / "store")]
     command += ["--report", str(tmp_path / "run.json")]
     assert cli.main(command) == 0
-    assert "run.html" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "run.html" in said.err
+    assert re.search(
+        r"^a step: .* ms, blocked by read \d+%, computing \d+%", said.out, re.MULTILINE
+    )
+    assert re.search(r"^reads of a step: .*hit rate .*%, optimum .*%$", said.out, re.MULTILINE)
     stored = json.loads((tmp_path / "run.json").read_text())
     assert tuple(stored) == report.KEYS
     history = stored["results"]["training"]["history"]
     assert 100 <= len(history) <= 200
     assert sum(p["steps"] for p in history) == stored["figures"]["step"] == 540
     assert sum(p["samples"] for p in history) == stored["figures"]["samples"] == 2700
+    steps = stored["results"]["training"]["step_report"]
+    columns, totals = steps["columns"], steps["totals"]
+    assert 50 < len(columns["step"]) <= 200
+    assert sum(columns["steps"]) == totals["steps"] == columns["step"][-1] == 540
+    assert sum(columns["distinct_rows"]) == totals["distinct_rows"] > 540 * 5
+    parts = ("blocked_by_read", "computing", "updating", "drawing", "committing")
+    assert sum(totals[f"{part}_s"] for part in parts) == pytest.approx(totals["seconds"])
+    assert totals["computing_s"] > totals["updating_s"] > 0 < totals["committing_s"]
+    assert stored["figures"]["wait_share"] == totals["blocked_by_read_s"] / totals["seconds"]
     page = Page((tmp_path / "run.html").read_text())
     assert ["auc", f"{stored['figures']['auc']:.6g}"] in page.rows
+    assert ["distinct_rows", f"{totals['distinct_rows']:,}"] in page.rows
+    if plots.available():
+        text = (tmp_path / "run.html").read_text()
+        for caption in ("Where the time of a step went", "Look-ahead window", "best cache"):
+            assert caption in text

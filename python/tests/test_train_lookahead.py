@@ -120,6 +120,16 @@ def test_a_cache_without_room_for_rows_to_wait_reads_nothing_ahead_unless_told(
     assert digests(tmp_path / "without") == digests(tmp_path / "told")
 
 
+def test_a_cache_that_holds_all_rows_is_large_enough(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # A cache is no larger than the rows of all tables, here those of fewer than four batches.
+    criteo_file(tmp_path / "clicks.tsv", LINES, tokens_per_field=50)
+    result = job.train(options_of(tmp_path, "store", memory="64MiB"), Lines())
+    assert result["window"]["batches"] == STEPS
+    assert "no look-ahead" not in said(capsys)
+
+
 def test_the_cache_is_foreseen_as_it_is_when_the_tables_have_grown(tmp_path: Path) -> None:
     options = options_of(tmp_path, "store", lookahead_depth=0)
     foreseen: list[float] = []
@@ -127,7 +137,7 @@ def test_the_cache_is_foreseen_as_it_is_when_the_tables_have_grown(tmp_path: Pat
         step = Trainer.step
 
         def noted(self: Trainer, batch: Any) -> float:
-            foreseen.append(batches._cache_rows(self.model.embeddings.collection.store))
+            foreseen.append(batches._cache_rows(self.model.embeddings.collection.store)[0])
             return step(self, batch)
 
         patched.setattr(Trainer, "step", noted)

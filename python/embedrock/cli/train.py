@@ -210,6 +210,7 @@ def _report(result: dict[str, Any]) -> dict[str, Any]:
     from embedrock import report
 
     stats = result["stats"]
+    steps = result["step_report"]["totals"]
     figures = ("auc", "log_loss", "train_loss", "samples_per_s", "samples", "step", "bad_lines")
     counted = ("hit_rate", "read_requests", "pages_read", "bytes_written")
     given = ("store", "settings")
@@ -217,13 +218,37 @@ def _report(result: dict[str, Any]) -> dict[str, Any]:
     notes = ["Steps, times and counters are those of this process: a run that was resumed goes on."]
     if result["interrupted"]:
         notes.append("The run was stopped before its end: there is no AUC.")
+    measured = {name: steps.get(name) for name in ("pages_once_share", "hit_vs_optimum")}
+    measured["wait_share"] = _share(steps, "blocked_by_read_s")
     return report.report(
-        figures={name: result[name] for name in figures} | {name: stats[name] for name in counted},
+        figures={name: result[name] for name in figures}
+        | {name: stats[name] for name in counted}
+        | measured,
         device=stats["device"],
         settings={name: result[name] for name in given},
         results={"training": {**rest, "engine": stats}},
         notes=notes,
     )
+
+
+def _share(steps: dict[str, Any], cause: str) -> float | None:
+    """Of the time of steps; None where there were none."""
+    return steps[cause] / steps["seconds"] if steps["seconds"] > 0 else None
+
+
+def _print_steps(steps: dict[str, Any]) -> None:
+    from embedrock.step_report import CAUSES
+
+    if not steps["steps"]:
+        return
+    parts = [f"{c[:-2].replace('_', ' ')} {_share(steps, c) or 0:.0%}" for c in CAUSES]
+    print(f"a step: {1e3 * steps['seconds'] / steps['steps']:,.1f} ms, {', '.join(parts)}")
+    read = [f"{steps['pages'] / steps['steps']:,.1f} pages"]
+    if steps["pages_once_share"] is not None:
+        read.append(f"{steps['pages_once_share']:.2%} of those read ahead once in their group")
+    if steps["hit_rate"] is not None:
+        read.append(f"hit rate {steps['hit_rate']:.2%}, optimum {steps['optimal_hit_rate']:.2%}")
+    print(f"reads of a step: {', '.join(read)}")
 
 
 def _print(result: dict[str, Any]) -> None:
@@ -234,6 +259,7 @@ def _print(result: dict[str, Any]) -> None:
     print(f"trained and committed: {place}")
     if result["samples_per_s"] is not None:
         print(f"{result['samples']:,} samples, {result['samples_per_s']:,.0f} samples/s")
+        _print_steps(result["step_report"]["totals"])
     if result["auc"] is not None:
         print(
             f"AUC {result['auc']:.4f}, log loss {result['log_loss']:.4f} "

@@ -205,13 +205,18 @@ class Run:
         if not self._updating.told:
             self._updating.check()
 
+    @property
+    def waited_for_updates_s(self) -> float:
+        """Seconds in which the caller waited for steps to be applied."""
+        return self._updating.blocked_s
+
     def stats(self) -> dict[str, Any]:
         """Counters of the pass."""
         return {
             **vars(self.counts),
             "reading_s": self._reading.busy_s,
             "updating_s": self._updating.busy_s,
-            "waited_for_updates_s": self._updating.blocked_s,
+            "waited_for_updates_s": self.waited_for_updates_s,
             "permits": self._permits.stats(),
         }
 

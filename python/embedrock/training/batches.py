@@ -7,6 +7,7 @@ What always holds: batches come in the order of the data set, each with the posi
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -73,20 +74,23 @@ def reading_ahead(
 
 
 def _held_by_cache(batches: Iterable[Batch], model: DLRM) -> tuple[Iterable[Batch], float]:
-    """The batches as they were, and how many like the first one the cache holds the rows of."""
+    """The batches as they were, and how many like the first one the cache holds the rows of: any
+    number where it holds those of all tables."""
     iterator = iter(batches)
     first = next(iterator, None)
     if first is None:
         return (), 0.0
     keys = model.embeddings.keys_of(first).values()
     rows = sum(len(embedrock.distinct(some)[0]) for some in keys)
-    return chain([first], iterator), _cache_rows(model.embeddings.collection.store) / max(rows, 1)
+    cached, expected = _cache_rows(model.embeddings.collection.store)
+    held = math.inf if cached >= expected > 0 else cached / max(rows, 1)
+    return chain([first], iterator), held
 
 
-def _cache_rows(store: Store) -> float:
-    """Rows that the cache will hold when growing tables have the rows that are expected."""
+def _cache_rows(store: Store) -> tuple[float, int]:
+    """Rows that the cache will hold when tables have the rows that are expected, and these."""
     stats = store.stats()
-    growing = [one["spec"]["expected_rows"] or 0 for one in stats["tables"]]
+    expected = sum(one["spec"]["expected_rows"] or 0 for one in stats["tables"])
     (one,) = stats["classes"]  # all tables have rows of one size here
-    room = one["cache_bytes"] + one["index_bytes"] - _INDEX_BYTES * sum(growing)
-    return float(max(room, 0) / (one["row_bytes"] + _CACHE_BYTES))
+    room = one["cache_bytes"] + one["index_bytes"] - _INDEX_BYTES * expected
+    return max(room, 0) / (one["row_bytes"] + _CACHE_BYTES), expected

@@ -26,6 +26,7 @@ from embedrock.data.text import Head
 from embedrock.errors import EmbedrockError, FullError, MismatchError, MisuseError
 from embedrock.models.dlrm import DLRM, DLRMConfig
 from embedrock.progress import Sink, Task
+from embedrock.step_report import StepReport
 from embedrock.store import Store
 from embedrock.training.batches import all_epochs, reading_ahead
 from embedrock.training.embeddings import StoreEmbeddings
@@ -37,6 +38,8 @@ from embedrock.training.trainer import Trainer
 #: Samples predicted at once while evaluating; results do not depend on it beyond rounding.
 _EVALUATION_BATCH = 2048
 _SHOWN_LOSSES = 100
+#: Rows of the step report, each of one step or more.
+_REPORT_ROWS = 200
 #: Half the width of the uniform initial rows, small against what training makes of them.
 _INITIAL = 0.01
 #: Commits that stay in the store.
@@ -63,6 +66,7 @@ class _Run:
     bad_lines: int
     head: Head
     history: History
+    report: StepReport
     samples: int = 0
     seconds: float = 0.0
     epoch_started: float = 0.0
@@ -78,8 +82,12 @@ class _Run:
         recent = self.losses[-_SHOWN_LOSSES:]
         loss = sum(recent) / len(recent)
         rate = self.epoch_samples / (perf_counter() - self.epoch_started)
-        epoch = f"epoch {self.position.epoch + 1} of {epochs}"
-        return f"{epoch}, loss {loss:.4f}, {rate:,.0f} samples/s"
+        said = f"epoch {self.position.epoch + 1} of {epochs}, loss {loss:.4f}"
+        said += f", {rate:,.0f} samples/s"
+        last = self.report.last()
+        if last is not None and last["seconds"] > 0:
+            said += f", blocked by read {last['blocked_by_read_s'] / last['seconds']:.0%}"
+        return said
 
     def stop_clock(self) -> None:
         """What follows is no part of the training time."""
@@ -99,7 +107,8 @@ class _Run:
             "position": asdict(self.position),
             "scan": None if self.scan is None else asdict(_pruned(self.scan, self.dataset)),
         }
-        embedrock.save(self.store, self.model, self.trainer.optimizers, self.step, meta=meta)
+        with self.report.committing():
+            embedrock.save(self.store, self.model, self.trainer.optimizers, self.step, meta=meta)
         self.complete = None if self.options.pipeline else self.store.uncommitted
 
     def rescue(self) -> None:
@@ -198,6 +207,7 @@ def _begin(options: TrainOptions, sink: Sink, stack: contextlib.ExitStack) -> _R
         losses=[],
         head=head,
         history=History(trainer, store),
+        report=embedrock.StepReport(store, trainer.optimizers, max_rows=_REPORT_ROWS, step=step),
         bad_lines=bad_lines,
     )
 
@@ -317,10 +327,11 @@ def _train_epochs(run: _Run, sink: Sink, interrupt: Interrupt) -> None:
     with (
         Task(sink, "training", per_epoch * recipe.epochs) as task,
         reading_ahead(batches, run.model, options) as coming,
+        contextlib.closing(run.report.steps(coming)) as measured,
     ):
         task.done = run.position.epoch * per_epoch + run.position.batch * recipe.batch_size
         _begin_epoch(run)
-        for batch in coming:
+        for batch in measured:
             if batch.next.epoch > run.position.epoch:
                 _end_epoch(run, batch.next.epoch)
                 _begin_epoch(run)
@@ -432,4 +443,5 @@ def _result(run: _Run, evaluation: Any) -> dict[str, Any]:
         "history": run.history.points(),
         "stats": run.store.stats(),
         "window": run.store.window.stats(),
+        "step_report": run.report.to_dict(),
     }

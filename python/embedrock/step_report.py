@@ -1,0 +1,554 @@
+"""``StepReport``: where the time of training steps goes, and what they read, as they go by."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import os
+import weakref
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from embedrock.errors import EmbedrockError
+from embedrock.key_sample import KeySample
+from embedrock.store import Store, whole
+
+if TYPE_CHECKING:
+    from embedrock.pipeline.run import Run
+
+__all__ = ["CAUSES", "StepReport"]
+
+B = TypeVar("B")
+
+CAUSES = ("blocked_by_read_s", "computing_s", "updating_s", "drawing_s", "committing_s")
+"""What the seconds of a step are divided into; they sum up to ``seconds``."""
+_OVERHEAD_MAX = 0.005
+"""Reading the counters takes at most this share of the time, or rows have several steps."""
+_TABLE_ROWS = 10
+
+
+@dataclass
+class _Counters:
+    """Counters of a store and its window at one moment, and their differences."""
+
+    read_wait_s: float = 0.0
+    window_wait_s: float = 0.0
+    pages: int = 0
+    pages_ahead: int = 0
+    pages_again: int = 0
+    requests: int = 0
+    rows_loaded: int = 0
+    rows_initial: int = 0
+
+    def __sub__(self, earlier: _Counters) -> _Counters:
+        now, then = vars(self), vars(earlier)
+        return _Counters(**{name: now[name] - then[name] for name in now})
+
+
+@dataclass
+class _Row:
+    """What is noted of some steps that follow each other."""
+
+    steps: int
+    seconds: float
+    blocked_by_read_s: float
+    computing_s: float
+    updating_s: float
+    drawing_s: float
+    committing_s: float
+    requests: int
+    pages: int
+    pages_ahead: int
+    pages_again: int
+    rows_loaded: int
+    rows_initial: int
+    window_batches: float
+    """Mean over the steps."""
+    filled: int
+    """Batches behind the last step whose rows were there."""
+
+    def merged(self, later: _Row) -> _Row:
+        """The row of both, which follow each other."""
+        both = {f.name: getattr(self, f.name) + getattr(later, f.name) for f in fields(_Row)}
+        weighted = self.window_batches * self.steps + later.window_batches * later.steps
+        both["window_batches"] = weighted / both["steps"]
+        both["filled"] = later.filled
+        return _Row(**both)
+
+
+class StepReport:
+    """Measures a training loop: seconds by cause, pages, window and cache, per step.
+
+    Put it round whatever gives the batches: a list, a ``DataLoader``, a ``LookaheadLoader``, a
+    ``Pipeline``. A step goes from one batch being asked for to the next; one in which the loop is
+    left counts when it has updated something.
+
+    ======================  ====================================================================
+    ``blocked_by_read_s``   the loop waited for rows: in page reads, or for the window
+    ``computing_s``         the rest of the step: forward, backward, whatever the loop does
+    ``updating_s``          in the steps of ``optimizers``, in ``updating()``, and waiting until a
+                            pipeline has applied earlier steps
+    ``drawing_s``           the loader made the batch, or announced those behind it
+    ``committing_s``        in ``committing()``
+    ``window_batches``      batches that were announced and not finished (mean over the steps)
+    ``pages``, ``requests`` read from the device, by verbs and ahead; ``pages_ahead`` of the pages
+                            by the window
+    ``pages_once_share``    of ``pages_ahead``, those that their group of batches read once
+    ``rows_loaded``         rows that were brought into memory; ``rows_loaded_for`` these steps, as
+                            far as the window read them before or reads for later ones
+    ``distinct_rows``       distinct rows of each step, summed; about, when keys are sampled
+    ``hit_rate``            share of the distinct rows that needed no load; what is read ahead
+                            counts with the batches that it was read for
+    ``optimal_hit_rate``    (``optimal_rows_loaded``) that of the best cache of this size that knows
+                            as many batches ahead as the window held on average; all, where nothing
+                            was announced
+    ======================  ====================================================================
+
+    Without a pipeline, reads that an update waits for are part of ``blocked_by_read_s``, and taken
+    out of ``computing_s`` (which is too small by that) unless nothing is left of it.
+
+    Cost: reading the counters takes 0.1 ms; where that would be more than half a per cent of the
+    time, a row of the report has several steps. Noting keys takes 3 ns for each and at most
+    ``key_bytes``; when they are full a smaller sample of all keys is kept. Neither is within the
+    memory budget. Work outside of the loop, as an evaluation between two passes, is in no row.
+
+    Args:
+        store: The store that the loop trains.
+        optimizers: Torch optimizers whose steps are updates, of tables and dense ones.
+        steps_per_row: Steps of a row; None as many as keep it cheap.
+        max_rows: When there are more rows, neighbours become one.
+        key_bytes: Most bytes for noted keys; 0 notes none: no hit rates then.
+        step: The number of steps that were made before, by a run that is resumed.
+
+    Source: the columns are RecDB's Table 3 (block by read, computation, update) and Fig. 13 (blocks
+    by how often they are loaded).
+
+    >>> batches = [np.arange(step, step + 3) for step in range(4)]
+    >>> loader = embedrock.LookaheadLoader(batches, store, keys_of=lambda keys: {"ads": keys})
+    >>> report = embedrock.StepReport(store, steps_per_row=2)
+    >>> for keys in report.steps(loader):
+    ...     rows = table.get(keys)
+    ...     with report.updating():
+    ...         done = table.update(keys, np.ones_like(rows), lr=0.1)
+    >>> [(row["step"], row["distinct_rows"]) for row in report.rows()]
+    [(2, 6), (4, 6)]
+    >>> report.totals()["hit_rate"]
+    1.0
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        optimizers: Iterable[Any] = (),
+        *,
+        steps_per_row: int | None = None,
+        max_rows: int = 500,
+        key_bytes: int = 8 << 20,
+        step: int = 0,
+    ) -> None:
+        """Measures nothing before ``steps``."""
+        self._store = store
+        self._per_row = None if steps_per_row is None else whole("steps_per_row", steps_per_row, 1)
+        self._max_rows = whole("max_rows", max_rows, 2)
+        self._first = whole("step", step, 0)
+        self._rows: list[_Row] = []
+        self._groups: list[dict[str, int]] = []
+        self._capacities: list[int] = []
+        self._sample = KeySample(key_bytes) if whole("key_bytes", key_bytes, 0) else None
+        self._overhead_s = self._elapsed_s = 0.0
+        self._derived: tuple[int, list[dict[str, Any]]] | None = None
+        self._clear()
+        if self._sample is not None:
+            store._tell(self._sample)
+        self._hooks = [hook for one in optimizers for hook in _hooked(one, self)]
+
+    def steps(self, batches: Iterable[B]) -> Generator[B, None, None]:
+        """Gives the batches, and measures the steps of the loop that takes them.
+
+        What ``batches`` raises goes on to the loop.
+        """
+        self._clear()
+        self._counters, _ = self._read()
+        if self._sample is not None:
+            self._sample.running = True
+        self._mark = perf_counter()
+        iterator = None
+        try:
+            iterator = iter(batches)
+            while True:
+                blocked = self._blocked_s()
+                begin = perf_counter()
+                try:
+                    batch = next(iterator)
+                except StopIteration:
+                    return
+                self._drawing += perf_counter() - begin
+                self._blocked_drawing += self._blocked_s() - blocked
+                self._updated, self._in_update = False, False
+                yield batch
+                self._end_step()
+        except GeneratorExit:
+            if self._updated:
+                self._end_step()
+            raise
+        finally:
+            if self._open_steps:
+                self._close_row(perf_counter())
+            if self._sample is not None:
+                self._sample.running = False
+            close = getattr(iterator, "close", None)
+            if close is not None:
+                close()
+
+    @contextlib.contextmanager
+    def updating(self) -> Iterator[None]:
+        """What happens in the block is an update, where no torch optimizer makes it."""
+        self._begin_update()
+        try:
+            yield
+        finally:
+            self._end_update()
+
+    @contextlib.contextmanager
+    def committing(self) -> Iterator[None]:
+        """What happens in the block is a commit."""
+        begin, blocked, updating = perf_counter(), self._blocked_s(), self._updating
+        try:
+            yield
+        finally:
+            self._committing += perf_counter() - begin - (self._updating - updating)
+            self._blocked_elsewhere += self._blocked_s() - blocked
+
+    def last(self) -> dict[str, Any] | None:
+        """What the newest row has without computing: seconds by cause, pages, window."""
+        return None if not self._rows else self._plain(self._rows[-1], self._step)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows, oldest first: ``step``, the number of the last step of each, how many ``steps``
+        it has, their ``seconds``, and what is named above.
+
+        Shares and rates are None where there was nothing to share. Blocking: finds the optimum of
+        the noted keys, in a second per million of them.
+        """
+        if self._derived is None or self._derived[0] != self._step:
+            self._derived = (self._step, self._derive())
+        return [dict(row) for row in self._derived[1]]
+
+    def totals(self) -> dict[str, Any]:
+        """One row for all steps, and ``hit_vs_optimum``: 1 - (rows loaded - optimum) / optimum;
+        ``key_share``, the share of all keys that the sample has; ``overhead_s``, what reading the
+        counters took."""
+        rows = self.rows()
+        joined = self._rows[0] if self._rows else None
+        for row in self._rows[1:]:
+            joined = row if joined is None else joined.merged(row)
+        if joined is None:
+            return {"step": self._step, "steps": 0, "seconds": 0.0}
+        total = self._plain(joined, self._step)
+        for name in ("distinct_rows", "rows_loaded_for", "optimal_rows_loaded"):
+            known = [row[name] for row in rows if row[name] is not None]
+            total[name] = sum(known) if known else None
+        _rates(total)
+        loaded, optimal = total["rows_loaded_for"], total["optimal_rows_loaded"]
+        total["hit_vs_optimum"] = 1 - (loaded - optimal) / optimal if optimal else None
+        total["key_share"] = None if self._sample is None else self._sample.rate
+        total["overhead_s"] = self._overhead_s
+        return total
+
+    def to_dict(self) -> dict[str, Any]:
+        """``columns`` (name to list, a value per row) and ``totals``, as JSON values."""
+        rows = self.rows()
+        columns = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
+        return {"columns": columns, "totals": self.totals()}
+
+    def to_csv(self, file: str | os.PathLike[str]) -> None:
+        """Writes the rows with a header; what is not known is empty. Errors: ``OSError``."""
+        rows = self.rows()
+        with open(file, "w", newline="", encoding="utf-8") as out:
+            writer = csv.DictWriter(out, list(rows[0]) if rows else ["step"])
+            writer.writeheader()
+            writer.writerows(rows)
+
+    def table(self) -> str:
+        """Ten lines over time and one for all, as text: a step's milliseconds, its parts in per
+        cent, and per step what it read."""
+        rows = self.rows()
+        if not rows:
+            return "no steps were measured"
+        ends = np.linspace(0, len(rows), min(len(rows), _TABLE_ROWS) + 1).astype(int)
+        parts = [rows[begin:end] for begin, end in pairwise(ends)]
+        lines = [_HEADER, *(_line(f"to {part[-1]['step']:,}", _summed(part)) for part in parts)]
+        lines.append(_line("all", self.totals()))
+        widths = [max(len(line[i]) for line in lines) for i in range(len(_HEADER))]
+        return "\n".join(
+            "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+            for line in lines
+        )
+
+    def close(self) -> None:
+        """Ends measuring: optimizers and store are as they were; what was measured stays."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        if self._sample is not None:
+            self._sample.stop()
+            self._store._forget(self._sample)
+
+    def __enter__(self) -> StepReport:
+        """The report itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Closes it."""
+        self.close()
+
+    def __del__(self) -> None:
+        """Closes it."""
+        if hasattr(self, "_hooks"):
+            self.close()
+
+    def __str__(self) -> str:
+        """The table."""
+        return self.table()
+
+    @property
+    def _step(self) -> int:
+        return self._first + sum(row.steps for row in self._rows)
+
+    def _clear(self) -> None:
+        """Nothing is measured of a row yet."""
+        self._open_steps = 0
+        self._updated = False
+        self._run: Run | None = None
+        self._blocked_at: tuple[float, float] = (0.0, 0.0)
+        self._counters = _Counters()
+        self._mark = 0.0
+        self._clear_times()
+
+    def _clear_times(self) -> None:
+        self._drawing = self._updating = self._committing = 0.0
+        self._blocked_drawing = self._blocked_elsewhere = 0.0
+        self._in_update = False
+
+    def _begin_update(self) -> None:
+        if not self._in_update:
+            self._in_update = True
+            self._update_begun, self._blocked_begun = perf_counter(), self._blocked_s()
+
+    def _end_update(self) -> None:
+        if self._in_update:
+            self._updating += perf_counter() - self._update_begun
+            self._blocked_elsewhere += self._blocked_s() - self._blocked_begun
+            self._in_update, self._updated = False, True
+
+    def _blocked_s(self) -> float:
+        """Seconds that the loop has waited for a pipeline's updates."""
+        run = self._store._run
+        return 0.0 if run is None else run.waited_for_updates_s
+
+    def _end_step(self) -> None:
+        now = perf_counter()
+        self._open_steps += 1
+        if self._store._run is not None:
+            self._run = self._store._run
+        if self._sample is not None:
+            self._sample.end_step()
+        elapsed = self._elapsed_s + now - self._mark
+        if (
+            self._open_steps >= self._per_row
+            if self._per_row is not None
+            else self._overhead_s <= _OVERHEAD_MAX * elapsed
+        ):
+            self._close_row(now)
+
+    def _close_row(self, now: float) -> None:
+        """Makes a row of the steps since the last one."""
+        begin = perf_counter()
+        try:
+            counters, window = self._read()
+        except EmbedrockError:  # the store was closed within the loop
+            self._open_steps = 0
+            return
+        counted, self._counters = counters - self._counters, counters
+        seconds = now - self._mark
+        if self._run is None:
+            read = min(counted.window_wait_s, self._drawing)
+            waited = counted.read_wait_s + counted.window_wait_s - read
+            blocked = 0.0
+        else:
+            rows_s, updates_s = self._run.counts.waited_for_rows_s, self._run.waited_for_updates_s
+            read, waited = 0.0, rows_s - self._blocked_at[0]
+            blocked = max(updates_s - self._blocked_at[1] - self._blocked_elsewhere, 0.0)
+            self._blocked_at = (rows_s, updates_s)
+        drawing_blocked = min(blocked, self._blocked_drawing, self._drawing - read)
+        drawing = self._drawing - read - drawing_blocked
+        updating = min(self._updating + blocked, seconds)
+        rest = max(seconds - self._drawing - self._updating - self._committing, 0.0)
+        rest = max(rest - (blocked - drawing_blocked), 0.0)
+        in_rest = min(waited, rest)
+        in_updating = min(waited - in_rest, updating)
+        self._add(
+            _Row(
+                steps=self._open_steps,
+                seconds=seconds,
+                blocked_by_read_s=read + in_rest + in_updating,
+                computing_s=rest - in_rest,
+                updating_s=updating - in_updating,
+                drawing_s=drawing,
+                committing_s=self._committing,
+                requests=counted.requests,
+                pages=counted.pages,
+                pages_ahead=counted.pages_ahead,
+                pages_again=counted.pages_again,
+                rows_loaded=counted.rows_loaded,
+                rows_initial=counted.rows_initial,
+                window_batches=float(max(window["announced"] - window["finished"], 0)),
+                filled=max(window["filled"] - window["finished"] - 1, 0),
+            )
+        )
+        self._elapsed_s += seconds
+        self._open_steps = 0
+        self._clear_times()
+        self._mark = perf_counter()
+        self._overhead_s += self._mark - begin
+
+    def _add(self, row: _Row) -> None:
+        self._rows.append(row)
+        if len(self._rows) > self._max_rows:
+            pairs = zip(self._rows[::2], self._rows[1::2], strict=False)
+            last = self._rows[-1:] if len(self._rows) % 2 else []
+            self._rows = [one.merged(two) for one, two in pairs] + last
+
+    def _read(self) -> tuple[_Counters, dict[str, Any]]:
+        stats, window = self._store.stats(), self._store.window.stats()
+        classes = stats["classes"]
+        self._capacities = [int(one["cache_capacity"]) for one in classes]
+        if self._sample is not None and len(stats["tables"]) != len(self._sample.class_of):
+            numbers = {one["row_bytes"]: number for number, one in enumerate(classes)}
+            self._sample.class_of = {
+                one["spec"]["name"]: numbers.get(one["row_bytes"], 0) for one in stats["tables"]
+            }
+        counters = _Counters(
+            read_wait_s=stats["read_wait_s"],
+            window_wait_s=window["wait_s"],
+            pages=stats["pages_read"],
+            pages_ahead=window["pages"],
+            pages_again=window["pages_again"],
+            requests=stats["read_requests"],
+            rows_loaded=stats["rows_loaded"],
+            rows_initial=stats["rows_initial"],
+        )
+        return counters, window
+
+    def _plain(self, row: _Row, step: int) -> dict[str, Any]:
+        """A row as it is shown, without what takes computing."""
+        once = 1 - row.pages_again / row.pages_ahead if row.pages_ahead else None
+        names = ("steps", "seconds", *CAUSES, "window_batches", "requests", "pages", "pages_ahead")
+        shown = {"step": step, **{name: getattr(row, name) for name in names}}
+        return {**shown, "pages_once_share": once, "rows_loaded": row.rows_loaded}
+
+    def _derive(self) -> list[dict[str, Any]]:
+        ends = np.cumsum([0, *(row.steps for row in self._rows)])
+        shown = [
+            self._plain(row, self._first + int(end))
+            for row, end in zip(self._rows, ends[1:], strict=True)
+        ]
+        names = ("distinct_rows", "rows_loaded_for", "optimal_rows_loaded")
+        columns: list[Any] = [[None] * len(shown)] * len(names)
+        if self._sample is not None and shown:
+            held = sum(row.window_batches * row.steps for row in self._rows) / ends[-1]
+            best = self._sample.optimum(self._capacities, round(held) or None)
+            initial = np.cumsum([0, *(row.rows_initial for row in self._rows)])
+            optimal = np.maximum.accumulate(np.maximum(best.loads[ends] - initial, 0))
+            columns = [np.diff(best.distinct[ends]), np.diff(self._loaded(ends)), np.diff(optimal)]
+        for row, *values in zip(shown, *columns, strict=True):
+            row.update(
+                {
+                    name: None if value is None else round(float(value))
+                    for name, value in zip(names, values, strict=True)
+                }
+            )
+            _rates(row)
+        return shown
+
+    def _loaded(self, ends: Any) -> Any:
+        """Rows loaded for the steps up to each end. What the window has read by then is for as many
+        batches more as were there; it is spread over the batches of its group."""
+        loaded = np.cumsum([0, *(row.rows_loaded for row in self._rows)])
+        covered = ends + np.array([0, *(row.filled for row in self._rows)])
+        covered = np.maximum.accumulate(covered)
+        places, first = np.unique(covered, return_index=True)
+        sums = loaded[first].astype(float)
+        sums[-1] = loaded[-1]
+        return np.interp(ends, places, sums)
+
+
+_RATES = {"hit_rate": "rows_loaded_for", "optimal_hit_rate": "optimal_rows_loaded"}
+
+
+def _rates(row: dict[str, Any]) -> None:
+    """Adds hit rates to a row."""
+    distinct = row["distinct_rows"]
+    for name, loads in (
+        ("hit_rate", "rows_loaded_for"),
+        ("optimal_hit_rate", "optimal_rows_loaded"),
+    ):
+        row[name] = 1 - row[loads] / distinct if distinct else None
+
+
+def _summed(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Rows as one, for the table."""
+    total = dict(rows[-1])
+    for name in total:
+        if name in ("step", "window_batches") or name.endswith(("_share", "_rate")):
+            continue
+        known = [row[name] for row in rows if row[name] is not None]
+        total[name] = sum(known) if known else None
+    steps = [row["steps"] for row in rows]
+    total["window_batches"] = np.average([row["window_batches"] for row in rows], weights=steps)
+    ahead = [row["pages_ahead"] for row in rows]
+    shares = [row["pages_once_share"] or 0.0 for row in rows]
+    total["pages_once_share"] = np.average(shares, weights=ahead) if sum(ahead) else None
+    _rates(total)
+    return total
+
+
+_HEADER = ["step", "ms/step", "blocked by read", "computing", "updating", "drawing", "committing"]
+_HEADER += ["window", "pages/step", "read once", "hit rate", "optimum"]
+
+
+def _line(name: str, row: dict[str, Any]) -> list[str]:
+    """The cells of a row of the table."""
+    shares = [f"{row[cause] / max(row['seconds'], 1e-9):.1%}" for cause in CAUSES]
+    rates = [row[name] for name in ("pages_once_share", "hit_rate", "optimal_hit_rate")]
+    return [
+        name,
+        f"{1e3 * row['seconds'] / row['steps']:,.1f}",
+        *shares,
+        f"{row['window_batches']:,.0f}",
+        f"{row['pages'] / row['steps']:,.1f}",
+        *("-" if rate is None else f"{rate:.2%}" for rate in rates),
+    ]
+
+
+def _hooked(optimizer: Any, report: StepReport) -> list[Any]:
+    """Hooks round the steps of a torch optimizer, which do not keep the report alive."""
+    found = weakref.ref(report)
+
+    def calling(method: Callable[[StepReport], None]) -> Callable[..., None]:
+        def hook(*_: object) -> None:
+            alive = found()
+            if alive is not None:
+                method(alive)
+
+        return hook
+
+    return [
+        optimizer.register_step_pre_hook(calling(StepReport._begin_update)),
+        optimizer.register_step_post_hook(calling(StepReport._end_update)),
+    ]
