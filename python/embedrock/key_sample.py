@@ -41,12 +41,15 @@ _PART_OF_CACHE = 8
 class Optimum:
     """What the steps of a sample used, and what the best cache would have loaded for them."""
 
-    def __init__(self, distinct: Series, loads: Series) -> None:
-        """Takes both as sums up to the end of each step: ``(steps + 1,)``, 0 first."""
+    def __init__(self, distinct: Series, first: Series, loads: Series) -> None:
+        """Takes sums up to the end of each step: ``(steps + 1,)``, 0 first."""
         self.distinct = distinct
         """Distinct rows of each step."""
+        self.first = first
+        """Those of them that no step before has used."""
         self.loads = loads
-        """Those of them that it would not have had, rows that were never used before included."""
+        """Those of them that it would not have had, all that were used for the first time included:
+        it begins empty."""
 
 
 class KeySample:
@@ -102,11 +105,13 @@ class KeySample:
             steps, scale = list(self._steps), 1 / self.rate
         trace = Trace(_joined(steps), _offsets(steps)).distinct()
         used = scale * trace.offsets.astype(np.float64)
+        _, places = np.unique(trace.values, return_index=True)
+        first = scale * np.searchsorted(np.sort(places), trace.offsets).astype(np.float64)
         loads = np.zeros(len(steps) + 1)
         for number, capacity in enumerate(capacities):
             some = trace if len(capacities) == 1 else _of_class(trace, number)
             loads += scale * _loads(some, max(1, round(capacity / scale)), horizon)
-        return Optimum(used, loads)
+        return Optimum(used, first, loads)
 
     def _add(self, parts: Sequence[tuple[str, Hashes]]) -> None:
         """Notes the keys of a verb; once where the verb before had the same, as get and update."""

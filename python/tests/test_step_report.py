@@ -106,7 +106,9 @@ def test_with_look_ahead_window_and_hit_rate_against_its_optimum_are_seen(
     assert 4 < total["window_batches"] <= 66
     assert rows[-1]["window_batches"] == 1
     # Groups are read in bursts; a hit rate is that of the batches which they were read for.
-    assert all(0 <= row["hit_rate"] <= 1 for row in rows)
+    rates = [row["hit_rate"] for row in rows]
+    assert max(rates) <= 1
+    assert sorted(rates)[len(rates) // 10] > 0
     assert total["rows_loaded_for"] == pytest.approx(total["rows_loaded"], rel=0.01)
     assert 0.7 < total["hit_vs_optimum"] <= 1.02
     assert total["optimal_hit_rate"] >= total["hit_rate"] - 0.01
