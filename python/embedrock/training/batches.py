@@ -79,7 +79,7 @@ def _held_by_cache(batches: Iterable[Batch], model: DLRM) -> tuple[Iterable[Batc
     iterator = iter(batches)
     first = next(iterator, None)
     if first is None:
-        return (), 0.0
+        return (), math.inf
     keys = model.embeddings.keys_of(first).values()
     rows = sum(len(embedrock.distinct(some)[0]) for some in keys)
     cached, expected = _cache_rows(model.embeddings.collection.store)
