@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 from embedrock import errors, initializers, optimizers
 from embedrock._core import __version__
 from embedrock.clip import Clip
+from embedrock.commits import Commit, PendingCommit
 from embedrock.errors import EmbedrockError, UncommittedWarning
 from embedrock.pipeline.loader import LookaheadLoader
-from embedrock.store import Commit, Store, check, copy, distinct, open
+from embedrock.store import Store, check, copy, distinct, open
 from embedrock.table import Table
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ __all__ = [
     "Commit",
     "EmbedrockError",
     "LookaheadLoader",
+    "PendingCommit",
     "Pipeline",
     "Store",
     "Table",

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 __all__ = [
     "Hyper",
+    "PendingCommit",
     "Permits",
     "Scan",
     "Store",
@@ -172,6 +173,9 @@ class Store:
     ) -> None:
         """Calls `function(values, state)` and stores what the two arrays hold afterwards."""
 
+    def refuse_inside_modify(self, /) -> None:
+        """Errors: `MisuseError` on a thread that runs the function of a `modify` of this store."""
+
     def delete(self, /, table: TableId, keys: _Keys) -> int:
         """Deletes keys; returns how many had a row."""
 
@@ -211,6 +215,11 @@ class Store:
     def commit(self, /, step: int, meta: str, state: Sequence[tuple[str, bytes]]) -> dict[str, Any]:
         """Makes everything so far durable under `step`; returns the commit."""
 
+    def commit_in_background(
+        self, /, step: int, meta: str, state: Sequence[tuple[str, bytes]]
+    ) -> PendingCommit:
+        """As `commit`, without waiting for the disk."""
+
     def commits(self, /) -> list[dict[str, Any]]:
         """The commits that are kept, oldest first."""
 
@@ -236,6 +245,17 @@ class Store:
 
     def close(self, /) -> tuple[int, int]:
         """Closes the store; returns the (batches, rows) that no commit holds."""
+
+@final
+class PendingCommit:
+    """A commit that runs by itself."""
+
+    @property
+    def done(self, /) -> bool:
+        """Whether it is durable or has failed."""
+
+    def wait(self, /, timeout: float | None = None) -> dict[str, Any] | None:
+        """The commit once it is durable; None when it is not within `timeout` seconds."""
 
 def distinct(keys: _Keys) -> tuple[_Keys, NDArray[np.int64]]:
     """Distinct keys in order of first occurrence, and each key's place among them."""

@@ -23,13 +23,14 @@ import io
 import random
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, MutableMapping, Sequence
-from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, overload, runtime_checkable
 
 import numpy as np
 import torch
 
+from embedrock.commits import Commit, PendingCommit
 from embedrock.errors import MismatchError, MisuseError
-from embedrock.store import Commit, Store, whole
+from embedrock.store import Store, whole
 
 __all__ = ["Stateful", "resume", "save"]
 
@@ -49,6 +50,7 @@ T = TypeVar("T")
 OneOrMany: TypeAlias = T | Sequence[T] | None
 
 
+@overload
 def save(
     store: Store,
     model: Stateful | None,
@@ -60,7 +62,55 @@ def save(
     loader: Stateful | None = None,
     extra: Mapping[str, Any] | None = None,
     meta: Any = None,
-) -> Commit:
+    wait: Literal[True] = True,
+) -> Commit: ...
+
+
+@overload
+def save(
+    store: Store,
+    model: Stateful | None,
+    optimizer: OneOrMany[Stateful],
+    step: int,
+    *,
+    scheduler: OneOrMany[Stateful] = None,
+    scaler: Stateful | None = None,
+    loader: Stateful | None = None,
+    extra: Mapping[str, Any] | None = None,
+    meta: Any = None,
+    wait: Literal[False],
+) -> PendingCommit: ...
+
+
+@overload
+def save(
+    store: Store,
+    model: Stateful | None,
+    optimizer: OneOrMany[Stateful],
+    step: int,
+    *,
+    scheduler: OneOrMany[Stateful] = None,
+    scaler: Stateful | None = None,
+    loader: Stateful | None = None,
+    extra: Mapping[str, Any] | None = None,
+    meta: Any = None,
+    wait: bool,
+) -> Commit | PendingCommit: ...
+
+
+def save(
+    store: Store,
+    model: Stateful | None,
+    optimizer: OneOrMany[Stateful],
+    step: int,
+    *,
+    scheduler: OneOrMany[Stateful] = None,
+    scaler: Stateful | None = None,
+    loader: Stateful | None = None,
+    extra: Mapping[str, Any] | None = None,
+    meta: Any = None,
+    wait: bool = True,
+) -> Commit | PendingCommit:
     """Commits the store together with everything that a run needs to go on, and returns the commit.
 
     Random generators (torch's, its CUDA devices', NumPy's legacy one and Python's) are always part
@@ -78,15 +128,18 @@ def save(
         loader: A data loader with ``state_dict`` and ``load_state_dict``.
         extra: Tensors and plain values by name, handed back by ``resume(extra=...)``.
         meta: What ``commits()`` shows of the commit: anything that JSON holds.
+        wait: Whether to wait until it is durable. Without, the state of everything is taken at the
+            call, training goes on while it is written, and the handle says when it is durable.
 
     Errors: ``MisuseError`` for a step lower than the last commit's, and for a state that holds
     anything but tensors and plain values, with its place; those of ``Store.commit``, which takes
     any step.
 
-    Blocking: until the disk has it. Tables cost what changed since the last commit, dense state
-    its size.
+    Blocking: until the disk has it, or with ``wait=False`` as ``Store.commit`` says. Tables cost
+    what changed since the last commit, dense state its size.
 
-    Durability: when it returns, a crash loses nothing of it; before, the last commit stands.
+    Durability: when it returns, or the handle's ``wait`` does, a crash loses nothing of it; before,
+    the last commit stands.
 
     >>> import torch
     >>> model = torch.nn.Sequential(
@@ -126,7 +179,7 @@ def save(
     for name, state in states.items():
         _check_plain(state, name)
     encoded = {name: _encode(state) for name, state in states.items()}
-    return store.commit(number, meta, encoded)
+    return store.commit(number, meta, encoded, wait=wait)
 
 
 def resume(

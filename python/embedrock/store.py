@@ -14,9 +14,8 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +25,10 @@ from embedrock import initializers as _initializers
 from embedrock import optimizers as _optimizers
 from embedrock._arrays import ArrayLike, Keys, as_keys, dtype_name
 from embedrock.clip import Clip, bounds
+from embedrock.commits import Commit, PendingCommit, commit_of, decode_meta, encode_meta
 from embedrock.errors import EmbedrockError, MisuseError, NotFoundError, UncommittedWarning
 from embedrock.permits import Permits
+from embedrock.prefetch import Prefetch, Prefetcher
 from embedrock.recording import Recording
 from embedrock.table import (
     Floats,
@@ -43,29 +44,10 @@ from embedrock.window import Window
 if TYPE_CHECKING:
     from embedrock.pipeline.run import Run
 
-__all__ = ["Commit", "Store", "check", "copy", "distinct", "open"]
+__all__ = ["Store", "check", "copy", "distinct", "open"]
 
+T = TypeVar("T")
 Progress = Callable[[int, int], object]
-
-
-@dataclass(frozen=True)
-class Commit:
-    """A durable point of a store."""
-
-    sequence: int
-    """Number of the commit within the store, from 1."""
-    step: int
-    """The caller's step."""
-    meta: Any
-    """What the caller gave ``commit`` as meta."""
-    unix_time: int
-    """When it was made, in seconds since 1970."""
-    rows_flushed: int
-    """Rows written since the commit before."""
-    bytes_written: int
-    """All bytes written for it since the commit before: pages, journal, state."""
-    state_bytes: int
-    """Bytes of the named byte strings."""
 
 
 class Store:
@@ -91,6 +73,7 @@ class Store:
         self._path = path
         self._memory = memory
         self._closed = False
+        self._prefetcher = Prefetcher(core, path)
         self._recordings: tuple[Recording, ...] = ()
         self._recordings_lock = threading.Lock()
         self._run: Run | None = None
@@ -220,6 +203,30 @@ class Store:
         self._visited(*found)
         return [answer for answer, _ in filled]
 
+    def lookahead(
+        self,
+        batches: Sequence[tuple[Table, ArrayLike]],
+        out: Sequence[Any],
+        *,
+        announced: int | None = None,
+    ) -> Prefetch[list[Any]]:
+        """Reads rows of several tables into arrays of the caller, in the background.
+
+        As :meth:`Table.lookahead` with ``out``, in one request: the arrays are filled together.
+        :attr:`window` announces batches of several tables to the store.
+
+        Shapes: ``[(table, keys (*,)), ...], out [(*, embedding_dim), ...]``.
+
+        >>> rows = [np.empty((2, 4), np.float32), np.empty((1, 1, 4), np.float32)]
+        >>> coming = store.lookahead([(table, [1, 2]), (table, [[3]])], rows)
+        >>> [values.shape for values in coming.wait()]
+        [(2, 4), (1, 1, 4)]
+        """
+        if len(out) != len(batches):
+            raise MisuseError(f"out has {len(out)} arrays, expected {len(batches)}: one per batch")
+        found = [(self._own(table), as_keys(keys)) for table, keys in batches]
+        return self._prefetch(found, list(out), list(out), announced)
+
     def put(
         self,
         batches: Sequence[tuple[Table, ArrayLike, ArrayLike]],
@@ -295,33 +302,83 @@ class Store:
         with KeysNamed(*found):
             return self._core.gradient_norm(parts, non_finite, bounds(clip, 0.0))
 
+    @overload
     def commit(
-        self, step: int, meta: Any = None, state: Mapping[str, bytes] | None = None
-    ) -> Commit:
+        self,
+        step: int,
+        meta: Any = None,
+        state: Mapping[str, bytes] | None = None,
+        *,
+        wait: Literal[True] = True,
+    ) -> Commit: ...
+
+    @overload
+    def commit(
+        self,
+        step: int,
+        meta: Any = None,
+        state: Mapping[str, bytes] | None = None,
+        *,
+        wait: Literal[False],
+    ) -> PendingCommit: ...
+
+    @overload
+    def commit(
+        self,
+        step: int,
+        meta: Any = None,
+        state: Mapping[str, bytes] | None = None,
+        *,
+        wait: bool,
+    ) -> Commit | PendingCommit: ...
+
+    def commit(
+        self,
+        step: int,
+        meta: Any = None,
+        state: Mapping[str, bytes] | None = None,
+        *,
+        wait: bool = True,
+    ) -> Commit | PendingCommit:
         """Makes everything so far durable, atomically, under the caller's step number.
 
         ``meta`` is anything that JSON holds. ``state`` are named byte strings (dense parameters,
-        their optimizer, generators, a loader's position) that belong to the commit.
+        their optimizer, generators, a loader's position) that belong to the commit. With
+        ``wait=False`` it returns when what belongs to the commit is fixed, and a thread of the
+        engine writes it while training goes on: the handle says when it is durable. A row that is
+        changed before it is written is written first, so the commit has what was there at the call.
 
-        Errors: ``FullError``, ``IoError``, ``PoisonedError``.
+        Errors: ``FullError``, ``IoError``, ``PoisonedError``. With ``wait=False``, errors of the
+        disk are raised by the handle, and by every later verb that changes rows.
 
         Blocking: waits until the disk has it; the cost follows what changed since the last commit.
+        With ``wait=False`` for a commit that is still under way, and until the state is handed to
+        the operating system; later verbs wait where they need room that the commit has yet to
+        write. What needs the store alone (``modify``, ``delete``, ``close``, ``items`` of a growing
+        table, a new table, another commit) waits until a commit is over. With ``wait=True``, too,
+        verbs of other threads go on meanwhile, and what they change is not part of the commit.
 
-        Durability: when it returns, the commit survives any crash. The last ``keep`` commits stay.
+        Durability: when it returns, or with ``wait=False`` when the handle's ``wait`` does, the
+        commit survives any crash; before, the last one does. The last ``keep`` commits stay.
 
         >>> store.commit(10, {"epoch": 1}, {"dense": b"weights"}).step
         10
         >>> store.state()
         {'dense': b'weights'}
+        >>> pending = store.commit(11, wait=False)
+        >>> pending.wait().step
+        11
         """
         named = [(name, bytes(content)) for name, content in (state or {}).items()]
         self._settle()
-        info = self._core.commit(whole("step", step, 0), _encode_meta(meta), named)
-        return _commit(info)
+        number, text = whole("step", step, 0), encode_meta(meta)
+        if wait:
+            return commit_of(self._core.commit(number, text, named))
+        return PendingCommit(self._core.commit_in_background(number, text, named), number)
 
     def commits(self) -> list[Commit]:
         """The commits that are kept, oldest first."""
-        return [_commit(info) for info in self._core.commits()]
+        return [commit_of(info) for info in self._core.commits()]
 
     @property
     def step(self) -> int | None:
@@ -333,7 +390,7 @@ class Store:
     def meta(self) -> Any:
         """Meta of the commit that the store was opened at or made last."""
         last = self._core.last_commit()
-        return None if last is None else _decode_meta(last["meta"])
+        return None if last is None else decode_meta(last["meta"])
 
     def state(self) -> dict[str, bytes]:
         """The named byte strings of the commit that the store was opened at or made last.
@@ -359,7 +416,7 @@ class Store:
         under ``classes`` and ``tables``. Units are in the names (``_bytes``, ``_s``); counts are
         since ``open``.
 
-        Blocking: waits for a running commit.
+        Blocking: waits for verbs that write rows.
         """
         stats: dict[str, Any] = self._core.stats()
         return stats
@@ -458,6 +515,7 @@ class Store:
             if self._run is not None:
                 self._run.stop()
         finally:
+            self._prefetcher.stop()
             for recording in self._recordings:
                 recording.stop()
             batches, rows = self._core.close()
@@ -469,6 +527,22 @@ class Store:
                 UncommittedWarning,
                 stacklevel=stacklevel,
             )
+
+    def _prefetch(
+        self, found: Sequence[tuple[Table, Keys]], out: Sequence[Any], answer: T, announced: Any
+    ) -> Prefetch[T]:
+        """Begins to fill the arrays; the handle gives ``answer``."""
+        names = ["out"] if len(out) == 1 else [f"out[{i}]" for i in range(len(out))]
+        parts = [
+            (table._handle, keys.flat, table._out_values(keys, array, name), None)
+            for (table, keys), array, name in zip(found, out, names, strict=True)
+        ]
+        KeysNamed(*found).check()
+        number = None if announced is None else whole("announced", announced, 1)
+        self._settle()
+        prefetch = self._prefetcher.read(parts, answer, number)
+        self._visited(*found)
+        return prefetch
 
     def _forget(self, recording: Recording) -> bool:
         """Ends a recording; False when it has ended already."""
@@ -657,28 +731,6 @@ def copy(
     number = _whole_or_none("step", step, 0)
     report: dict[str, Any] = _core.copy(path, destination, _memory_text(memory), number, progress)
     return report
-
-
-def _commit(info: Mapping[str, Any]) -> Commit:
-    return Commit(**{**info, "meta": _decode_meta(info["meta"])})
-
-
-def _encode_meta(meta: Any) -> str:
-    if meta is None:
-        return ""
-    try:
-        return json.dumps(meta)
-    except (TypeError, ValueError) as error:
-        raise MisuseError(f"meta must be something that JSON holds: {error}") from error
-
-
-def _decode_meta(text: str) -> Any:
-    if not text:
-        return None
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text  # written by another program than this package
 
 
 def _memory_text(memory: int | str) -> str:

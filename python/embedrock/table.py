@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -13,12 +13,14 @@ from embedrock._arrays import ArrayLike, BFloat16Rows, Keys, as_keys, as_out, as
 from embedrock.clip import Clip, bounds
 from embedrock.errors import EmbedrockError, KeyRangeError, MisuseError
 from embedrock.optimizers import OptimizerSpec, hyper
+from embedrock.prefetch import Prefetch
 
 if TYPE_CHECKING:
     from embedrock.store import Progress, Store
 
 __all__ = ["Table", "UpdateReport"]
 
+T = TypeVar("T")
 Floats = npt.NDArray[np.float32]
 NonFinite = Literal["refuse", "skip", "apply"]
 Function = Callable[[Floats, Floats], "Floats | tuple[Floats, Floats] | None"]
@@ -375,26 +377,62 @@ class Table:
             self._store._core.contains(self._handle, found.flat, out)
         return out.reshape(found.shape)
 
-    def lookahead(self, keys: ArrayLike) -> None:
-        """Announces the keys of one coming ``get`` of this table, whose rows are then read ahead.
+    @overload
+    def lookahead(self, keys: ArrayLike) -> None: ...
 
-        Returns at once and never changes results, only when they arrive. Announcements are made in
-        the order of the gets. The get of these keys, in any order and however often each, begins
-        the batch, and the next one that was announced finishes it; announcements that a get passes
-        over are finished with it. :class:`embedrock.window.Window` has batches of several tables
-        and tells when they begin and end.
+    @overload
+    def lookahead(
+        self, keys: ArrayLike, out: T, *, announced: int | None = None
+    ) -> Prefetch[T]: ...
 
-        Shapes: ``keys (*,)``.
+    def lookahead(
+        self, keys: ArrayLike, out: Any = None, *, announced: int | None = None
+    ) -> Prefetch[Any] | None:
+        """Reads rows before they are used: into the store, or with ``out`` into an array.
 
-        Errors: ``KeyRangeError`` for ids outside a dense table.
+        Without ``out`` it announces the keys of one coming ``get`` of this table, whose rows are
+        then read ahead into the store. It returns at once and never changes results, only when they
+        arrive. Announcements are made in the order of the gets. The get of these keys, in any order
+        and however often each, begins the batch, and the next one that was announced finishes it;
+        announcements that a get passes over are finished with it.
+        :class:`embedrock.window.Window` has batches of several tables and tells when they begin and
+        end.
 
-        Source: Lookahead of MLKV.
+        With ``out`` a thread of the store fills that array, as a ``get`` would, and the answer is a
+        handle whose ``wait()`` returns it. Each row is as it was at some moment between the call
+        and the end of the read: it has every update that was applied before the call, and none that
+        is applied after; of those in between it may have some. An array is never brought up to
+        date, so this is for batches within the bound of staleness: take a permit
+        (:meth:`Store.permits`) before the call and release it when the batch's updates are applied.
+        Requests are read in their order. ``announced`` is the number that ``store.window.announce``
+        gave for the batch: the request waits until it was read ahead, instead of the caller.
+        :class:`embedrock.prefetch.Prefetch` has what holds until the array is filled.
+
+        Shapes: ``keys (*,), out (*, embedding_dim)``, float32 or the table's own dtype, as for
+        ``get``; keys are copied.
+
+        Errors: ``KeyRangeError`` for ids outside a dense table. With ``out`` also ``MisuseError``
+        for an array that cannot be filled or that another request is filling; what goes wrong in
+        reading is raised by ``wait()``.
+
+        Blocking: returns at once, but for a commit or ``modify`` under way.
+
+        Source: Lookahead(keys, dest) of MLKV (III-C), whose destinations are the store's memory and
+        the application's.
 
         >>> table.lookahead(np.arange(100))
+        >>> rows = np.empty((3, 4), np.float32)
+        >>> table.lookahead([7, 8, 9], out=rows).wait().shape
+        (3, 4)
         """
         found = as_keys(keys)
+        if out is not None:
+            return self._store._prefetch([(self, found)], [out], out, announced)
+        if announced is not None:
+            raise MisuseError("announced says when an array is read: lookahead takes it with out")
         with KeysNamed((self, found)):
             self._store._core.lookahead(self._handle, found.flat)
+        return None
 
     @overload
     def items(
@@ -529,8 +567,11 @@ class KeysNamed:
 
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
         """Rewrites the engine's message, once it has one."""
-        if kind is None or not issubclass(kind, KeyRangeError):
-            return
+        if kind is not None and issubclass(kind, KeyRangeError):
+            self.check()
+
+    def check(self) -> None:
+        """Errors: ``KeyRangeError`` for the first key that its table does not have."""
         for table, keys in self._parts:
             message = _out_of_range(table, keys)
             if message is not None:

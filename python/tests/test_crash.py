@@ -102,11 +102,21 @@ def train(path: Path, saves: int) -> None:
     run = Run(path)
     first = embedrock.resume(run.store, run.model, run.optimizers)
     print(f"resumed {first} {run.digest()}", flush=True)
+    pending, digest = None, ""
     for step in range(first + 1, first + saves * STEPS_PER_SAVE + 1):
         run.train(step)
         if step % STEPS_PER_SAVE == 0:
-            embedrock.save(run.store, run.model, run.optimizers, step)
-            print(f"saved {step} {run.digest()}", flush=True)
+            if pending is not None:
+                print(f"saved {pending.wait().step} {digest}", flush=True)
+            digest = run.digest()
+            # Some saves are written while the next steps are trained.
+            wait = step // STEPS_PER_SAVE % 3 == 0
+            saved = embedrock.save(run.store, run.model, run.optimizers, step, wait=wait)
+            pending = saved if isinstance(saved, embedrock.PendingCommit) else None
+            if pending is None:
+                print(f"saved {step} {digest}", flush=True)
+    if pending is not None:
+        print(f"saved {pending.wait().step} {digest}", flush=True)
     run.store.close()
 
 
@@ -215,7 +225,7 @@ def test_killed_trainings_resume_bit_for_bit_at_the_last_save(tmp_path: Path) ->
     report = embedrock.check(path)
     assert report["problems"] == [], report
     # Everything would hold for children that are killed before they do anything.
-    assert len(set(resumed)) > min(kills, 3) / 2 and saved > STEPS_PER_SAVE * (kills + 4)
+    assert len(set(resumed)) > min(kills, 3) / 2 and saved > STEPS_PER_SAVE * (kills // 2 + 4)
     print(f"{kills} kills, resumed at {resumed}, then trained to step {saved}")
 
 

@@ -1,4 +1,4 @@
-"""The example of docs/lookahead.md runs as it stands."""
+"""The examples of docs/lookahead.md run as they stand."""
 
 from __future__ import annotations
 
@@ -12,13 +12,28 @@ import embedrock
 PAGE = Path(__file__).parents[2] / "docs" / "lookahead.md"
 
 
+def run_the_example_with(word: str) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (example,) = [block for block in blocks if word in block]
+    exec(compile(example, str(PAGE), "exec"), {})
+
+
+def test_the_example_of_both_destinations_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_the_example_with("out=rows")
+    assert re.fullmatch(r"staleness up to [0-4]\n", capsys.readouterr().out)
+    with embedrock.open(tmp_path / "ahead.store", memory="64MiB") as store:
+        assert store.step == 200
+        assert store.table("embeddings").contains(range(10_000)).sum() > 5000
+
+
 def test_the_example_in_mlkvs_style_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    (example,) = [block for block in blocks if "permits" in block]
     monkeypatch.chdir(tmp_path)
-    exec(compile(example, str(PAGE), "exec"), {})
+    run_the_example_with("threading")
     said = capsys.readouterr().out
     assert re.fullmatch(r"200 batches, staleness up to [0-4]\n", said)
     with embedrock.open(tmp_path / "mlkv.store", memory="64MiB") as store:

@@ -56,6 +56,53 @@ class TestCommit:
             assert store.table("t").digest() == digest
             np.testing.assert_array_equal(store.table("t").get([3]), numbered([3]))
 
+    def test_without_waiting_a_commit_has_what_was_there_at_the_call(self, tmp_path: Path) -> None:
+        path, keys = tmp_path / "s", np.arange(20_000)
+        with embedrock.open(path, memory="4MiB", max_disk_bytes=DISK) as store:
+            table = store.table("t", 4, num_embeddings=20_000, initializer=0.0)
+            table.put(keys, numbered(keys))
+            pending = store.commit(1, {"n": 1}, {"dense": b"one"}, wait=False)
+            # Rows are changed, and leave memory, while the commit is written.
+            for first in range(0, 20_000, 500):
+                part = keys[first : first + 500]
+                table.put(part, numbered(part) + 1)
+            commit = pending.wait()
+            assert (commit.step, commit.meta, pending.step) == (1, {"n": 1}, 1)
+            assert commit.rows_flushed >= 20_000 and pending.done
+            assert store.step == 1 and store.uncommitted == (40, 20_000)
+            assert repr(pending) == "<embedrock.PendingCommit of step 1, done>"
+            with pytest.warns(UncommittedWarning):
+                store.close()
+        with embedrock.open(path, memory="4MiB", create=False, max_disk_bytes=DISK) as store:
+            assert store.state() == {"dense": b"one"}
+            np.testing.assert_array_equal(store.table("t").get(keys), numbered(keys))
+
+    def test_closing_waits_for_a_commit_that_nobody_waited_for(self, tmp_path: Path) -> None:
+        path, keys = tmp_path / "s", np.arange(5_000)
+        with embedrock.open(path, memory="4MiB", max_disk_bytes=DISK) as store:
+            store.table("t", 4).put(keys, numbered(keys))
+            pending = store.commit(3, wait=False)
+        assert pending.wait(timeout=10).step == 3
+        with embedrock.open(path, memory="4MiB", create=False, max_disk_bytes=DISK) as store:
+            assert store.step == 3 and len(store.table("t")) == 5_000
+
+    def test_a_handle_in_a_forked_child_says_where_the_commit_runs(self, tmp_path: Path) -> None:
+        with embedrock.open(tmp_path / "s", memory="4MiB", max_disk_bytes=DISK) as store:
+            store.table("t", 4).put([1], numbered([1]))
+            pending = store.commit(1, wait=False)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # forks beside threads
+                child = os.fork()
+            if child == 0:
+                try:
+                    pending.wait()
+                except ForkedError:
+                    os._exit(0)
+                finally:
+                    os._exit(1)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            assert pending.wait().step == 1
+
     def test_an_older_commit_can_be_opened_by_its_step(self, tmp_path: Path) -> None:
         path = tmp_path / "s"
         with embedrock.open(path, memory="64MiB", max_disk_bytes=DISK) as store:

@@ -9,7 +9,7 @@ use common::{Model, Random, Running, child_path, options, say, spawn, spec};
 use embedrock_core::config::IoChoice;
 use embedrock_core::hash::mix;
 use embedrock_core::optimizer::OptimizerKind;
-use embedrock_core::{ErrorKind, Store, StoreOptions, TableId, check};
+use embedrock_core::{ErrorKind, PendingCommit, Store, StoreOptions, TableId, check};
 use std::path::Path;
 use std::time::Duration;
 
@@ -89,15 +89,25 @@ fn trainer() {
     let store = Store::open(&path, train_options(&std::env::var("IO").unwrap())).unwrap();
     let tables = empty().open_tables(&store).unwrap();
     let first = store.last_commit().map_or(0, |c| c.step) + 1;
+    let mut pending: Option<PendingCommit> = None;
     for step in first.. {
         Step::of(step).on_store(&store, &tables);
         say("step");
         if step % STEPS_PER_COMMIT == 0 {
             let state = dense_state(step);
             let state: Vec<(&str, &[u8])> = state.iter().map(|(n, b)| (&**n, &**b)).collect();
+            if let Some(pending) = pending.take() {
+                say(&format!("done {}", pending.wait(None).unwrap().unwrap().step));
+            }
             say("commit");
-            store.commit(step, &format!("at {step}"), &state).unwrap();
-            say(&format!("done {step}"));
+            let meta = format!("at {step}");
+            // Most commits are written while the next steps change rows.
+            if (step / STEPS_PER_COMMIT).is_multiple_of(3) {
+                store.commit(step, &meta, &state).unwrap();
+                say(&format!("done {step}"));
+            } else {
+                pending = Some(store.commit_in_background(step, &meta, &state).unwrap());
+            }
         }
     }
 }

@@ -8,6 +8,7 @@
 //! such a lock attached would never be woken.
 
 mod arrays;
+mod commit;
 mod error;
 mod maintenance;
 mod permits;
@@ -19,6 +20,8 @@ mod store;
 mod _core {
     #[pymodule_export]
     use crate::arrays::distinct;
+    #[pymodule_export]
+    use crate::commit::PendingCommit;
     #[pymodule_export]
     use crate::maintenance::{check, copy};
     #[pymodule_export]

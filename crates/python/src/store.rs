@@ -5,6 +5,7 @@ mod modify;
 mod window;
 
 use crate::arrays::{Keys, Rows, RowsOut, ValuesOut, to_fill};
+use crate::commit::PendingCommit;
 use crate::error::{Carried, OrRaise, misuse};
 use crate::maintenance::report;
 use crate::scan::Scan;
@@ -213,6 +214,11 @@ impl Store {
         modify::modify(py, &self.0, table.0, keys.as_slice()?, &function)
     }
 
+    /// Errors: `MisuseError` on a thread that runs the function of a `modify` of this store.
+    fn refuse_inside_modify(&self, py: Python<'_>) -> PyResult<()> {
+        modify::refuse_reentry(py, &self.0)
+    }
+
     /// Deletes keys; returns how many had a row.
     fn delete(&self, py: Python<'_>, table: PyRef<'_, TableId>, keys: Keys<'_>) -> PyResult<u64> {
         modify::refuse_reentry(py, &self.0)?;
@@ -328,6 +334,21 @@ impl Store {
             state.iter().map(|(name, bytes)| (&**name, &**bytes)).collect();
         let info = py.detach(|| self.0.commit(step, meta, &state)).or_raise(py)?;
         json_value(py, &info)
+    }
+
+    /// As `commit`, without waiting for the disk.
+    fn commit_in_background(
+        &self,
+        py: Python<'_>,
+        step: u64,
+        meta: &str,
+        state: Vec<(PyBackedStr, PyBackedBytes)>,
+    ) -> PyResult<PendingCommit> {
+        modify::refuse_reentry(py, &self.0)?;
+        let state: Vec<(&str, &[u8])> =
+            state.iter().map(|(name, bytes)| (&**name, &**bytes)).collect();
+        let pending = py.detach(|| self.0.commit_in_background(step, meta, &state));
+        Ok(PendingCommit(pending.or_raise(py)?))
     }
 
     /// The commits that are kept, oldest first, as dicts.

@@ -371,6 +371,7 @@ impl Cache {
             key,
             origin: set.header(way).map(|header| header.origin),
             dirty: set.state().dirty >> way & 1 == 1,
+            captured: set.captured() >> way & 1 == 1,
             changed: set.changed(way),
             words: set.words(way),
         }
@@ -393,6 +394,8 @@ impl Cache {
         let state = set.state_mut();
         if state.dirty >> way & 1 == 1 {
             state.dirty &= !(1 << way);
+            let captured = set.captured();
+            set.set_captured(captured & !(1 << way));
             self.counters.add_dirty(set.index(), -1);
         }
     }

@@ -67,6 +67,8 @@ pub struct RowRef<'a> {
     pub origin: Option<u32>,
     /// True when the row differs from its stored copy.
     pub dirty: bool,
+    /// True when it did so at the last [`Cache::capture`](super::Cache::capture), and is unchanged.
+    pub captured: bool,
     /// The stamp of its last change. Means nothing while the row is clean.
     pub changed: u32,
     /// The row: values, then state.

@@ -74,6 +74,8 @@ pub(super) struct Rest {
     uses: Uses,
     /// Ways that were taken away from this set.
     taken: u32,
+    /// Bit per way: its row is dirty, and has not changed since [`super::Cache::capture`].
+    captured: u32,
 }
 
 /// What a cache knows about a row beside its set's lines.
@@ -395,6 +397,15 @@ impl LockedSet<'_> {
     /// The stamp of the last change of the row in `way`.
     pub(super) fn changed(&self, way: usize) -> u32 {
         self.rest().changed[way]
+    }
+
+    /// Bit per way whose row is captured.
+    pub(super) fn captured(&self) -> u32 {
+        self.rest().captured
+    }
+
+    pub(super) fn set_captured(&mut self, ways: u32) {
+        self.rest_mut().captured = ways;
     }
 
     /// Notes a use of the row in `way`.

@@ -250,7 +250,8 @@ impl Model {
 
     fn write_back_some(&mut self) {
         let mut dirty = Vec::new();
-        self.cache.for_each_dirty(|changed, slot| dirty.push((changed, slot)));
+        self.cache.capture();
+        self.cache.for_each_captured(|changed, slot| dirty.push((changed, slot)));
         for (changed, slot) in dirty {
             let origin = self.below(1 << 32) as u32;
             let mut id = None;
@@ -311,7 +312,8 @@ impl Model {
         let dirty = self.rows.values().filter(|row| row.dirty).count();
         assert_eq!(self.cache.dirty_rows(), dirty as u64, "seed {seed}");
         let mut walked = BTreeSet::new();
-        self.cache.for_each_dirty(|changed, slot| {
+        self.cache.capture();
+        self.cache.for_each_captured(|changed, slot| {
             let row = self.cache.with_slot(slot, |row| {
                 assert_eq!(row.changed, changed);
                 (row.table, row.key)
@@ -561,7 +563,8 @@ fn rows_stay_whole_between_threads() {
         assert_eq!(cache.ways(), (ways - 10).max(WAYS_MIN));
         let (mut resident, mut dirty) = (0, 0);
         cache.for_each_resident(0..2, 0, |_| resident += 1);
-        cache.for_each_dirty(|_, _| dirty += 1);
+        cache.capture();
+        cache.for_each_captured(|_, _| dirty += 1);
         assert_eq!((cache.resident_rows(), cache.dirty_rows()), (resident, dirty));
     }
 }

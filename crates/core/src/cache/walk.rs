@@ -1,29 +1,64 @@
 //! Walks over the cache: dirty rows for a commit or flush, resident rows of a table for a scan.
 //!
+//! A commit writes the rows that were dirty when it began, as they were then. [`Cache::capture`]
+//! marks them; who wants to change one of them writes it first ([`Cache::write_captured`]).
+//!
 //! A walk locks one set at a time, so it sees each set as it is when it gets there. A slot number
 //! names a place, not a row: the row there can leave at any time, unless the caller keeps others
 //! from admitting and removing.
 
-use super::{Cache, RowRef, WAYS_MAX, bits};
+use super::{Cache, Location, LockedSet, RowRef, WAYS_MAX, bits, find};
 use std::ops::Range;
 
 impl Cache {
-    /// Calls `f` with the stamp of the last change and the slot number of every dirty row, set by
-    /// set. No lock is held during the calls.
-    pub fn for_each_dirty(&self, mut f: impl FnMut(u32, u32)) {
+    /// Marks every dirty row as captured, until it is written or leaves. Nobody may change rows
+    /// meanwhile.
+    pub fn capture(&self) {
+        for index in 0..self.sets() {
+            let mut set = self.sets.lock(index);
+            let dirty = set.state().dirty;
+            if dirty != 0 {
+                set.set_captured(dirty);
+            }
+        }
+    }
+
+    /// Calls `f` with the stamp of the last change and the slot number of every captured row, set
+    /// by set. No lock is held during the calls.
+    pub fn for_each_captured(&self, mut f: impl FnMut(u32, u32)) {
         let mut changed = [0; WAYS_MAX];
         for index in 0..self.sets() {
-            let dirty = {
+            let captured = {
                 let set = self.sets.lock(index);
-                for way in bits(set.state().dirty) {
+                // A line less for the sets that have none.
+                let captured = if set.state().dirty == 0 { 0 } else { set.captured() };
+                for way in bits(captured) {
                     changed[way] = set.changed(way);
                 }
-                set.state().dirty
+                captured
             };
-            for way in bits(dirty) {
+            for way in bits(captured) {
                 f(changed[way], way as u32 * self.sets() + index);
             }
         }
+    }
+
+    /// Stores the row of `key`, if it is resident and captured, as [`write_back`](Self::write_back)
+    /// does. `None` when it is not, or `f` stored nothing.
+    #[inline(always)]
+    pub fn write_captured(
+        &self,
+        at: Location,
+        table: u16,
+        key: u64,
+        f: impl FnOnce(RowRef<'_>) -> Option<u32>,
+    ) -> Option<u32> {
+        let mut set = self.sets.lock(at.set);
+        let way = find(&set, at, table, key)?;
+        if set.captured() >> way & 1 == 0 {
+            return None;
+        }
+        self.store_way(&mut set, way, f)
     }
 
     /// Calls `f` with the row in a slot. `None` when the slot is empty.
@@ -49,8 +84,17 @@ impl Cache {
         if set.valid() >> way & 1 == 0 {
             return None;
         }
-        let origin = f(self.row_ref(&set, way))?;
-        self.set_clean(&mut set, way);
+        self.store_way(&mut set, way, f)
+    }
+
+    fn store_way(
+        &self,
+        set: &mut LockedSet<'_>,
+        way: usize,
+        f: impl FnOnce(RowRef<'_>) -> Option<u32>,
+    ) -> Option<u32> {
+        let origin = f(self.row_ref(set, way))?;
+        self.set_clean(set, way);
         set.row_mut(way).set_origin(way, origin);
         Some(origin)
     }

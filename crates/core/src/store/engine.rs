@@ -6,6 +6,7 @@
 //! rest.
 
 use super::budget::{ClassDemand, ClassPlan, WAYS, bytes_of, divide, growing_index_bytes};
+use super::commit::CommitStage;
 use super::journal::{ClassRecord, TableRecord};
 use super::pool::Pool;
 use crate::cache::{Cache, CacheShape, DenseTable, Location, RowRef};
@@ -20,7 +21,7 @@ use crate::storage::log::{
     ClassLog, FlushBuffer, PageLayout, PageReader, Segments, TableIndex, Writer,
 };
 use parking_lot::{Mutex, MutexGuard};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// The part of a look-ahead window that its reader of a class takes at most.
@@ -122,6 +123,9 @@ pub(super) struct Class {
     pub(super) tier: Option<Tier>,
     /// Stamp of the next change: batch by batch, position by position.
     pub(super) clock: AtomicU32,
+    /// How far the commit is that is under way, a `CommitStage`. Changed under the class lock, and
+    /// back to none once that commit is recorded.
+    pub(super) stage: AtomicU8,
     /// Rows that running batches may still make dirty.
     pub(super) promised: AtomicU64,
     /// Rows of its dense tables, for `Table::first`.
@@ -153,6 +157,7 @@ impl Class {
             log: Mutex::new(log),
             tier: None,
             clock: AtomicU32::new(1),
+            stage: AtomicU8::new(CommitStage::None as u8),
             promised: AtomicU64::new(0),
             dense_rows: 0,
         })
@@ -222,6 +227,19 @@ impl Class {
 
     pub(super) fn now(&self) -> u32 {
         self.clock.load(Ordering::Relaxed)
+    }
+
+    /// How far this class is with the commit that is under way.
+    pub(super) fn stage(&self) -> CommitStage {
+        // Pairs with the releases where it is set.
+        CommitStage::of(self.stage.load(Ordering::Acquire))
+    }
+
+    /// At least [`unwritten_rows`](Self::unwritten_rows), without the class lock.
+    pub(super) fn unwritten_rows_at_most(&self) -> u64 {
+        let tier = self.tier.as_ref();
+        let rows = tier.map_or(0, |tier| tier.cache.dirty_rows() + tier.plan.flush_rows as u64);
+        rows + self.promised.load(Ordering::Relaxed)
     }
 
     /// Rows that storage must have room for: dirty ones, waiting ones, promised ones.

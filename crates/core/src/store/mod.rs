@@ -9,6 +9,7 @@ mod check;
 mod commit;
 mod copy;
 mod engine;
+mod flush;
 mod holds;
 mod journal;
 mod lock;
@@ -33,6 +34,7 @@ mod warm;
 mod window;
 
 pub use check::{CheckReport, Problem, check};
+pub use commit::PendingCommit;
 pub use copy::{CopyReport, copy};
 pub use engine::MemoryUse;
 pub use scan::Scan;
@@ -44,7 +46,7 @@ use crate::config::{CommitInfo, StoreOptions, TableId, Uncommitted};
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::io::{File, Medium, OpenMode};
 use crate::metrics::{Metrics, Timed};
-use commit::History;
+use commit::{Committing, History};
 use engine::{Engine, Table};
 use lock::WriterLock;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -103,6 +105,7 @@ pub(crate) struct Inner {
     engine: RwLock<Engine>,
     /// Commits, the open journal and what is owed to it.
     history: Mutex<History>,
+    committing: Committing,
     metrics: Metrics,
     window: window::Window,
     /// Bytes of all files of rows.
@@ -165,10 +168,22 @@ impl Inner {
         self.planned_engine()
     }
 
-    /// The engine alone.
+    /// The engine alone, with no commit under way. The caller holds no lock of the store.
+    fn engine_alone(&self) -> RwLockWriteGuard<'_, Engine> {
+        loop {
+            self.committing.wait_until_over();
+            let engine = self.engine.write();
+            // A commit is captured by who has the engine alone.
+            if self.committing.is_over() {
+                return engine;
+            }
+        }
+    }
+
+    /// The engine alone, of an open store.
     fn exclusive(&self) -> Result<RwLockWriteGuard<'_, Engine>> {
         self.check_process()?;
-        let engine = self.engine.write();
+        let engine = self.engine_alone();
         if engine.closed {
             bail!(Closed, "store {} is closed; open it again", self.path.display());
         }
@@ -269,7 +284,7 @@ impl Store {
     pub fn close(&self) -> Result<Uncommitted> {
         self.inner.check_process()?;
         self.inner.window.stop();
-        let mut engine = self.inner.engine.write();
+        let mut engine = self.inner.engine_alone();
         if engine.closed {
             return Ok(Uncommitted::default());
         }

@@ -215,6 +215,8 @@ impl Inner {
         classes.sort_by_key(|class| std::cmp::Reverse(class.cache().memory_bytes()));
         for class in classes {
             let mut log = class.log.lock();
+            // Rows change places, and captured ones are looked for where they were.
+            self.poison_on_error(self.finish_captured(engine, class, &mut log))?;
             loop {
                 let short = log.buffer.free() < SHRINK_SETS.min(class.cache().sets()) as usize;
                 if short && !log.buffer.is_empty() {

@@ -7,6 +7,7 @@
 //! when its page arrives, so a batch may be larger than the cache.
 
 use super::Inner;
+use super::commit::CommitStage;
 use super::engine::{CacheOfClass, Class, Engine, Table, keep_if_dirty};
 use crate::cache::{BLOCK, BatchNumber, Cache, Location, RowMut, RowRef};
 use crate::config::ValuesOut;
@@ -413,15 +414,15 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
             let (table, key) = self.key(*miss);
             self.make_room(log)?;
             match log.find(table.id(), key, &mut slots) {
-                Place::Absent => self.hand_over(log, *miss, Source::Initial, 0, None),
-                Place::Waiting(at) => self.rescue(log, *miss, at, &mut scratch),
+                Place::Absent => self.hand_over(log, *miss, Source::Initial, 0, None)?,
+                Place::Waiting(at) => self.rescue(log, *miss, at, &mut scratch)?,
                 Place::Stored => {
                     let dense = table.first.is_some();
                     if self.op.blind() && dense {
-                        self.hand_over(log, *miss, Source::Blank, slots[0], None);
+                        self.hand_over(log, *miss, Source::Blank, slots[0], None)?;
                         continue;
                     }
-                    progress[i] = self.candidates(log, misses, i, &slots, &mut scratch, wanted);
+                    progress[i] = self.candidates(log, misses, i, &slots, &mut scratch, wanted)?;
                 }
             }
         }
@@ -438,7 +439,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
         slots: &[u32],
         scratch: &mut Vec<f32>,
         wanted: &mut Vec<Wanted>,
-    ) -> Progress {
+    ) -> Result<Progress> {
         let (table, key) = self.key(misses[i]);
         let layout = &self.class.layout;
         let before = wanted.len();
@@ -453,19 +454,25 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
                 scratch.extend_from_slice(layout.row(page, at));
                 wanted.truncate(before);
                 self.count(&self.inner.metrics.rescued, 1);
-                self.hand_over(log, misses[i], Source::Words(scratch), *slot, None);
-                return Progress::Done;
+                self.hand_over(log, misses[i], Source::Words(scratch), *slot, None)?;
+                return Ok(Progress::Done);
             }
         }
         if wanted.len() == before {
-            self.hand_over(log, misses[i], Source::Initial, 0, None);
-            return Progress::Done;
+            self.hand_over(log, misses[i], Source::Initial, 0, None)?;
+            return Ok(Progress::Done);
         }
-        Progress::Candidates((wanted.len() - before).min(255) as u8)
+        Ok(Progress::Candidates((wanted.len() - before).min(255) as u8))
     }
 
     /// Takes a row back from the flush buffer without a read.
-    fn rescue(&mut self, log: &mut ClassLog, miss: Miss, at: u32, scratch: &mut Vec<f32>) {
+    fn rescue(
+        &mut self,
+        log: &mut ClassLog,
+        miss: Miss,
+        at: u32,
+        scratch: &mut Vec<f32>,
+    ) -> Result<()> {
         let waiting = log.buffer.waiting(at);
         scratch.clear();
         scratch.extend_from_slice(log.buffer.row(at));
@@ -478,12 +485,13 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
                 Source::Words(scratch),
                 waiting.origin.unwrap_or(0),
                 Some(waiting.changed),
-            );
+            )?;
         } else {
             let origin = waiting.origin;
             let row = RowView { words: scratch, written: true, blank: false, origin };
             self.op.visit(miss.batch as usize, miss.position as usize, row);
         }
+        Ok(())
     }
 
     /// Reads the pages of `wanted`, each once, and resolves the misses whose rows they hold.
@@ -555,7 +563,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
             if waiting || !log.index(table.id()).is_newest(key, want.slot) {
                 Progress::Again
             } else {
-                self.hand_over(log, miss, Source::Words(layout.row(page, at)), want.slot, None);
+                self.hand_over(log, miss, Source::Words(layout.row(page, at)), want.slot, None)?;
                 Progress::Done
             }
         };
@@ -588,7 +596,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
             Place::Stored if !slots.iter().all(was_seen) => return Ok(Progress::Again),
             Place::Stored | Place::Absent => {}
         }
-        self.hand_over(log, miss, Source::Initial, 0, None);
+        self.hand_over(log, miss, Source::Initial, 0, None)?;
         Ok(Progress::Done)
     }
 
@@ -601,12 +609,12 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
         source: Source<'_>,
         origin: u32,
         changed: Option<u32>,
-    ) {
+    ) -> Result<()> {
         let (table, key) = self.key(miss);
         let (batch, position) = (miss.batch as usize, miss.position as usize);
         if matches!(source, Source::Initial) {
             if O::AHEAD {
-                return;
+                return Ok(());
             }
             self.inner.metrics.first_touches.fetch_add(1, Ordering::Relaxed);
         }
@@ -629,16 +637,15 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
                 let row = RowView { words: &mut words, written, blank, origin: Some(origin) };
                 self.op.visit(batch, position, row);
             }
-            return;
+            return Ok(());
         }
         let stamp = self.class.now();
-        let buffer = &mut log.buffer;
         let count = match source {
             Source::Words(_) if changed.is_none() => Some(&self.inner.metrics.loaded),
             Source::Initial => Some(&self.inner.metrics.initial),
             Source::Words(_) | Source::Blank => None,
         };
-        let (mut came, mut evicted) = (0, (0, 0));
+        let (mut came, mut evicted, mut kept) = (0, (0, 0), Ok(()));
         let op = &mut *self.op;
         let next = op.next_use(batch, position);
         let use_row = |mut row: RowMut<'_>, fresh: bool| {
@@ -651,22 +658,22 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
             }
             visit(&mut *op, batch, position, row, stamp, blank && fresh)
         };
-        let keep = |victim: RowRef<'_>| {
+        let leave = |victim: RowRef<'_>| {
             evicted = (1, u64::from(victim.dirty));
-            keep_if_dirty(buffer, victim);
+            kept = keep(log, self.class, victim);
         };
         let fresh_key = match next {
             // A row that has left the flush buffer has nowhere else to be.
             Some(next) if changed.is_none() => {
                 let admitted =
-                    cache.admit_ahead(at, (table.id(), key, origin), next, use_row, keep);
+                    cache.admit_ahead(at, (table.id(), key, origin), next, use_row, leave);
                 if admitted.is_none() {
                     self.op.turned_away();
                 }
                 admitted.unwrap_or(false)
             }
             next => {
-                let fresh_key = cache.admit(at, table.id(), key, origin, use_row, keep);
+                let fresh_key = cache.admit(at, table.id(), key, origin, use_row, leave);
                 if let Some(next) = next {
                     cache.expect_use(at, table.id(), key, next);
                 }
@@ -679,7 +686,19 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
         }
         self.inner.metrics.evicted.fetch_add(evicted.0, Ordering::Relaxed);
         self.inner.metrics.evicted_dirty.fetch_add(evicted.1, Ordering::Relaxed);
+        self.inner.poison_on_error(kept)
     }
+}
+
+/// Keeps a victim: one that belongs to the commit under way is written, another dirty one waits in
+/// the flush buffer.
+fn keep(log: &mut ClassLog, class: &Class, victim: RowRef<'_>) -> Result<()> {
+    if victim.captured && class.stage() == CommitStage::Captured {
+        log.write_row(victim.table, victim.key, victim.origin, victim.words)?;
+    } else {
+        keep_if_dirty(&mut log.buffer, victim);
+    }
+    Ok(())
 }
 
 impl Inner {

@@ -3,8 +3,9 @@
 //! Format: `docs/formats/state.md`. One file per commit, durable before the commit names it.
 
 use crate::error::{Result, bail};
-use crate::io::{Medium, OpenMode};
+use crate::io::{File, Medium, OpenMode};
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 use xxhash_rust::xxh3::Xxh3;
 
 /// What names of state files begin with.
@@ -39,14 +40,22 @@ impl StateRef {
     }
 }
 
-/// Writes the byte strings of commit `sequence`, durable on return. `None` when there are none.
-/// `Full` leaves nothing behind.
+/// A state file that is not synced yet, nor its name.
+pub(crate) struct Written {
+    /// What the commit record will say of it.
+    pub(crate) state: StateRef,
+    /// The file.
+    pub(crate) file: Arc<dyn File>,
+}
+
+/// Writes the byte strings of commit `sequence`. `None` when there are none. `Full` leaves nothing
+/// behind.
 pub(crate) fn write(
     medium: &dyn Medium,
     seed: u64,
     sequence: u64,
     state: &[(&str, &[u8])],
-) -> Result<Option<StateRef>> {
+) -> Result<Option<Written>> {
     if state.is_empty() {
         return Ok(None);
     }
@@ -72,15 +81,15 @@ pub(crate) fn write(
             file.write_at(bytes, at)?;
             at += bytes.len() as u64;
         }
-        file.sync()?;
-        medium.sync_dir()
+        Ok(file)
     })();
-    if let Err(error) = result {
+    let file = result.map_err(|error: crate::Error| {
         let _ = medium.remove(&name);
-        return Err(error.context("state of the commit"));
-    }
+        error.context("state of the commit")
+    })?;
     let strings = state.iter().map(|(n, bytes)| ((*n).to_owned(), bytes.len() as u64)).collect();
-    Ok(Some(StateRef { file: name, strings, checksum: hash.digest() }))
+    let state = StateRef { file: name, strings, checksum: hash.digest() };
+    Ok(Some(Written { state, file }))
 }
 
 /// Reads and checks the byte strings of a commit.

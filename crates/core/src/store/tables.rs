@@ -191,7 +191,7 @@ fn compare(stored: &TableSpec, asked: &TableSpec) -> Result<()> {
 impl Inner {
     /// Divides the memory budget anew; rows that are dirty are written first.
     pub(super) fn plan(&self) -> Result<()> {
-        let mut engine = self.engine.write();
+        let mut engine = self.engine_alone();
         if engine.planned || engine.closed {
             return Ok(());
         }

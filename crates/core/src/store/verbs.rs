@@ -225,13 +225,14 @@ impl Inner {
     ) -> Result<u64> {
         self.reserve(engine, keys)?;
         let _guard = self.poison_on_panic();
-        let result = self.visit_rows(engine, keys, op);
-        self.end_promise(engine, keys);
+        let written = self.write_before_change(engine, keys);
+        let result = written.and_then(|()| self.visit_rows(engine, keys, op));
         let rows = keys.iter().map(|k| k.keys.len() as u64).sum();
         for batch in keys {
             batch.table.changes.fetch_add(1, Ordering::Relaxed);
         }
         self.note_batch(rows);
+        self.end_promise(engine, keys);
         self.poison_on_error(result)?;
         Ok(rows)
     }

@@ -113,6 +113,7 @@ impl Inner {
                 continue;
             }
             self.make_room(engine, class, &mut log)?;
+            self.poison_on_error(self.finish_captured(engine, class, &mut log))?;
             let buffer = &mut log.buffer;
             cache.admit(
                 table.locate(cache, key),

@@ -161,7 +161,7 @@ pub struct ClassLog {
     rows_moved: u64,
     /// Pages that writers of earlier plans wrote.
     pages_before: u64,
-    /// Pages written when the file was last synced.
+    /// Pages written when the file was last given out to be synced.
     pages_synced: u64,
 }
 
@@ -481,17 +481,16 @@ impl ClassLog {
         Ok(())
     }
 
-    /// Gives everything to the device and makes it durable; the next epoch begins.
-    pub fn finish_epoch(&mut self) -> Result<()> {
+    /// Gives everything to the device; the next epoch begins. Returns the file if it has to be
+    /// synced for all of it to be durable.
+    pub fn finish_epoch(&mut self) -> Result<Option<Arc<dyn File>>> {
         let open = self.writer.finish(&mut self.segments)?;
         let written = self.written().2;
-        if self.pages_synced != written {
-            self.file.sync()?;
-            self.pages_synced = written;
-        }
+        let unsynced = (self.pages_synced != written).then(|| Arc::clone(&self.file));
+        self.pages_synced = written;
         self.segments.next_epoch(&open);
         self.note_epoch();
-        Ok(())
+        Ok(unsynced)
     }
 }
 

@@ -175,9 +175,9 @@ impl JournalFile {
         Ok(())
     }
 
-    /// Makes everything appended durable.
-    pub(crate) fn sync(&self) -> Result<()> {
-        self.file.sync()
+    /// The file itself, to sync it.
+    pub(crate) fn file(&self) -> Arc<dyn File> {
+        Arc::clone(&self.file)
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod bounds;
 mod cleaning;
+mod commit;
 mod damage;
 mod power;
 mod threads;

@@ -4,13 +4,14 @@ use super::*;
 
 /// Trains, with a power cut after `operation`; whatever survives must be one of the commits, and
 /// not older than the last one that was acknowledged.
-fn power_cut(fixture: &Fixture, operation: u64, seed: u64) -> bool {
+fn power_cut(fixture: &Fixture, operation: u64, seed: u64, in_background: bool) -> bool {
     let medium = SimMedium::new(seed);
     medium.power_cut_after(operation);
     let mut random = Random(seed);
     let mut model = Model::default();
     let mut points: Vec<(u64, Model)> = vec![(0, model.clone())];
     let mut acknowledged = 0;
+    let mut pending: Option<PendingCommit> = None;
     let _ = (|| -> Result<()> {
         let store = Store::open_on(Arc::new(medium.clone()), options(tight()))?;
         for spec in &fixture.specs {
@@ -45,12 +46,25 @@ fn power_cut(fixture: &Fixture, operation: u64, seed: u64) -> bool {
                     doomed.iter().for_each(|k| drop(model.rows.remove(&(1, *k))));
                 }
             }
+            if let Some(pending) = pending.take() {
+                acknowledged = pending.wait(None)?.expect("there is no timeout").step;
+            }
             points.push((step, model.clone()));
-            store.commit(step, "", &[("step", &step.to_le_bytes())])?;
-            acknowledged = step;
+            let (bytes, step) = (step.to_le_bytes(), step);
+            let state: [(&str, &[u8]); 1] = [("step", &bytes)];
+            if in_background {
+                pending = Some(store.commit_in_background(step, "", &state)?);
+            } else {
+                acknowledged = store.commit(step, "", &state)?.step;
+            }
         }
         Ok(())
     })();
+    if let Some(pending) = pending
+        && let Ok(info) = pending.wait(None)
+    {
+        acknowledged = info.expect("there is no timeout").step;
+    }
     let cut = medium.power_is_off();
     for reboot in 0..2 {
         let survivor = medium.reboot(seed * 31 + reboot);
@@ -77,13 +91,13 @@ fn power_cut(fixture: &Fixture, operation: u64, seed: u64) -> bool {
 #[test]
 fn power_cuts_at_every_operation_leave_the_last_commit() {
     let fixture = Fixture::new();
-    let mut operation = 1;
-    let mut cuts = 0;
-    while power_cut(&fixture, operation, operation) {
-        cuts += 1;
-        operation += 1;
+    for in_background in [false, true] {
+        let mut operation = 1;
+        while power_cut(&fixture, operation, operation, in_background) {
+            operation += 1;
+        }
+        assert!(operation > 100, "only {operation} operations were cut");
     }
-    assert!(cuts > 100, "only {cuts} operations were cut");
 }
 
 /// Goes back to an earlier commit and on from there, with a power cut after `operation`.

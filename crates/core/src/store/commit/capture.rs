@@ -1,0 +1,273 @@
+//! The rows of a commit: those that were dirty when it was captured, as they were then.
+//!
+//! They stay in the cache and are written a portion at a time, while verbs go on. A verb that is
+//! about to change one of them writes it first, to the log's buffers: that is its copy. One that
+//! leaves the cache is written then. So until all captured rows of a class are written, its log
+//! holds nothing newer than the commit: what was changed after it waits in the cache and in the
+//! flush buffer, and who needs that buffer writes what is left of the captured rows. Then the class
+//! is cut: its pages are given to the device, its deltas to the journal, and what comes later
+//! belongs to the next commit; its deltas wait in memory until this commit is recorded.
+
+use super::super::Inner;
+use super::super::engine::{Class, Engine};
+use super::super::journal::ClassCounters;
+use super::super::rows::Keys;
+use crate::cache::{Cache, RowRef};
+use crate::error::Result;
+use crate::storage::log::{ClassLog, TableIndex};
+use parking_lot::MutexGuard;
+use std::sync::atomic::Ordering;
+
+/// Rows that a commit cleans for each row of a batch that was refused as `Full`.
+const CLEANED_PER_REFUSED_ROW: u64 = 4;
+/// Rows that are written at once while verbs wait for the class lock, at most.
+const PORTION_ROWS: usize = 256;
+/// Rows that are sorted at once, at least.
+const SORT_ROWS_MIN: usize = 1 << 16;
+
+/// How far a class is with the commit that is under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(in crate::store) enum CommitStage {
+    /// No commit is under way, or it is recorded.
+    None = 0,
+    /// Rows of the commit may have to be written.
+    Captured = 1,
+    /// All are, and the next commit's may follow.
+    Cut = 2,
+}
+
+impl CommitStage {
+    pub(in crate::store) fn of(code: u8) -> Self {
+        [Self::None, Self::Captured, Self::Cut][usize::from(code)]
+    }
+}
+
+/// The captured rows of a class in the order in which they are to be written: those changed
+/// longest ago first.
+pub(super) struct Portions {
+    now: u32,
+    /// Ranges of age that are left, the oldest last.
+    ranges: Vec<(u32, u32)>,
+    /// Age and slot of the rows of the range at hand.
+    rows: Vec<(u32, u32)>,
+    given: usize,
+}
+
+impl Portions {
+    fn new(engine: &Engine, class: &Class, cache: &Cache) -> Self {
+        let now = class.now();
+        let most = SORT_ROWS_MIN.max(engine.budget_bytes as usize / 64 / 8);
+        let mut ranges = ranges(cache, now, most);
+        ranges.reverse();
+        Self { now, ranges, rows: Vec::new(), given: 0 }
+    }
+
+    /// At most `most` rows; `None` at the end.
+    fn next(&mut self, cache: &Cache, most: usize) -> Option<&[(u32, u32)]> {
+        while self.given == self.rows.len() {
+            let (oldest, youngest) = self.ranges.pop()?;
+            self.rows.clear();
+            self.given = 0;
+            cache.for_each_captured(|changed, slot| {
+                let age = self.now.wrapping_sub(changed);
+                if age <= oldest && age >= youngest {
+                    self.rows.push((age, slot));
+                }
+            });
+            self.rows.sort_unstable_by(|a, b| b.cmp(a));
+        }
+        let begin = self.given;
+        self.given = (begin + most.max(1)).min(self.rows.len());
+        Some(&self.rows[begin..self.given])
+    }
+}
+
+/// Ranges of age (oldest, youngest) that hold at most about `most` captured rows each, oldest
+/// first.
+fn ranges(cache: &Cache, now: u32, most: usize) -> Vec<(u32, u32)> {
+    let dirty = cache.dirty_rows() as usize;
+    if dirty == 0 {
+        return Vec::new();
+    }
+    if dirty <= most {
+        return vec![(u32::MAX, 0)];
+    }
+    let mut oldest = 0;
+    cache.for_each_captured(|changed, _| oldest = oldest.max(now.wrapping_sub(changed)));
+    let shift = (32 - oldest.leading_zeros()).saturating_sub(12);
+    let mut counts = vec![0usize; (oldest >> shift) as usize + 1];
+    cache.for_each_captured(|changed, _| {
+        counts[(now.wrapping_sub(changed) >> shift) as usize] += 1;
+    });
+    let mut ranges = Vec::new();
+    let (mut high, mut sum) = (counts.len() - 1, 0);
+    for bin in (0..counts.len()).rev() {
+        if sum > 0 && sum + counts[bin] > most {
+            ranges.push((upper(high, shift), ((bin + 1) as u32) << shift));
+            (high, sum) = (bin, 0);
+        }
+        sum += counts[bin];
+    }
+    ranges.push((upper(high, shift), 0));
+    ranges
+}
+
+fn upper(bin: usize, shift: u32) -> u32 {
+    ((((bin as u64) + 1) << shift) - 1).min(u64::from(u32::MAX)) as u32
+}
+
+impl Inner {
+    /// Writes a portion of a class's captured rows; true when there are none left, and the class is
+    /// cut.
+    pub(super) fn write_portion(
+        &self,
+        engine: &Engine,
+        class: &Class,
+        portions: &mut Option<Portions>,
+    ) -> Result<bool> {
+        let rows = class.tier.as_ref().and_then(|tier| {
+            let new = || Portions::new(engine, class, &tier.cache);
+            let most = tier.plan.flush_rows.min(PORTION_ROWS);
+            portions.get_or_insert_with(new).next(&tier.cache, most)
+        });
+        let mut log = class.lock(&self.metrics);
+        if class.stage() != CommitStage::Captured {
+            return Ok(true); // a verb has done the rest
+        }
+        match rows {
+            Some(rows) => self.write_slots(engine, class, &mut log, rows)?,
+            None => self.cut(engine, class, &mut log)?,
+        }
+        // Who waits for it comes next, and not this thread again.
+        MutexGuard::unlock_fair(log);
+        Ok(rows.is_none())
+    }
+
+    /// Writes what is left of a class's captured rows, and cuts it.
+    pub(in crate::store) fn finish_captured(
+        &self,
+        engine: &Engine,
+        class: &Class,
+        log: &mut ClassLog,
+    ) -> Result<()> {
+        if class.stage() != CommitStage::Captured {
+            return Ok(());
+        }
+        self.write_captured(engine, class, log)?;
+        self.cut(engine, class, log)
+    }
+
+    /// Writes all captured rows of a class.
+    pub(in crate::store) fn write_captured(
+        &self,
+        engine: &Engine,
+        class: &Class,
+        log: &mut ClassLog,
+    ) -> Result<()> {
+        let Some(tier) = &class.tier else { return Ok(()) };
+        let mut portions = Portions::new(engine, class, &tier.cache);
+        while let Some(rows) = portions.next(&tier.cache, tier.plan.flush_rows) {
+            self.write_slots(engine, class, log, rows)?;
+        }
+        Ok(())
+    }
+
+    /// Writes those of the rows in these slots that are still captured.
+    fn write_slots(
+        &self,
+        engine: &Engine,
+        class: &Class,
+        log: &mut ClassLog,
+        rows: &[(u32, u32)],
+    ) -> Result<()> {
+        for (_, slot) in rows {
+            let mut result = Ok(());
+            class.cache().write_back(*slot, |row| match row.captured {
+                true => write(log, row, &mut result),
+                false => None,
+            });
+            result?;
+        }
+        self.spill_deltas(class, log, false)?;
+        self.clean_for(engine, class, log, rows.len() as u64)
+    }
+
+    /// Writes those of a batch's rows that are captured, so that the batch may change them.
+    pub(in crate::store) fn write_before_change(
+        &self,
+        engine: &Engine,
+        batches: &[Keys<'_>],
+    ) -> Result<()> {
+        for Keys { table, keys } in batches {
+            let class = &engine.classes[table.class];
+            if class.stage() != CommitStage::Captured {
+                continue;
+            }
+            let (cache, mut log) = (class.cache(), class.lock(&self.metrics));
+            if class.stage() != CommitStage::Captured {
+                continue;
+            }
+            let (mut written, mut result) = (0, Ok(()));
+            cache.staged(
+                keys.len(),
+                true,
+                |i| table.locate(cache, keys[i]),
+                |i, at| {
+                    if result.is_ok() {
+                        let write = |row: RowRef<'_>| write(&mut log, row, &mut result);
+                        let found = cache.write_captured(at, table.id(), keys[i], write);
+                        written += u64::from(found.is_some());
+                    }
+                },
+            );
+            result?;
+            self.spill_deltas(class, &mut log, false)?;
+            self.clean_for(engine, class, &mut log, written)?;
+        }
+        Ok(())
+    }
+
+    /// Pays for the rows that were refused as `Full` since the last commit with cleaning.
+    pub(in crate::store) fn clean_for_refused(
+        &self,
+        engine: &Engine,
+        class: &Class,
+        log: &mut ClassLog,
+    ) -> Result<()> {
+        let refused = self.history.lock().refused_rows;
+        self.clean_for(engine, class, log, CLEANED_PER_REFUSED_ROW * refused)
+    }
+
+    /// All captured rows of a class are written: from here on its log takes the next commit's.
+    fn cut(&self, engine: &Engine, class: &Class, log: &mut ClassLog) -> Result<()> {
+        if class.tier.is_some() {
+            self.clean_for_refused(engine, class, log)?;
+        }
+        let unsynced = log.finish_epoch()?;
+        self.spill_deltas(class, log, true)?;
+        let mut history = self.history.lock();
+        self.write_pieces(engine, class, log, &mut history)?;
+        let commit = history.under_way.as_mut().expect("a class is captured by a commit");
+        commit.files.extend(unsynced);
+        let counters = ClassCounters { id: class.record.id, sequence: log.sequence() };
+        commit.classes.push(counters);
+        let (rows, _, pages) = log.written();
+        commit.rows_written += rows;
+        commit.page_bytes += pages * class.layout.page_bytes as u64;
+        for (table, index) in log.indexes() {
+            commit.index_bytes += index.memory_bytes() as u64;
+            if let TableIndex::Sparse(index, _) = index {
+                commit.partitions.push((table, index.partitions()));
+            }
+        }
+        class.stage.store(CommitStage::Cut as u8, Ordering::Release);
+        Ok(())
+    }
+}
+
+/// Writes a row to the log and says where it is.
+fn write(log: &mut ClassLog, row: RowRef<'_>, result: &mut Result<()>) -> Option<u32> {
+    let written = log.write_row(row.table, row.key, row.origin, row.words);
+    written.map_err(|error| *result = Err(error)).ok()
+}

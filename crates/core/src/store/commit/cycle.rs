@@ -1,0 +1,209 @@
+//! The journal's cycles: each file holds every piece of every index once, written a few at each
+//! commit, so that older files can go. And what goes when a commit is not kept any more.
+
+use super::super::engine::{Class, Engine, Table};
+use super::super::journal::{
+    JournalFile, RecordKind, TableRecord, name_of, number_of, piece_header,
+};
+use super::super::pieces::{pieces_of, read_piece_from};
+use super::super::reserve::{JOURNAL_BYTES_PER_COMMIT, JOURNAL_BYTES_PER_ROW};
+use super::super::{Inner, state};
+use super::history::{CYCLE_BYTES_MIN, History, UnderWay, append_json};
+use crate::error::{ErrorKind, Result};
+use crate::storage::log::ClassLog;
+use std::sync::atomic::Ordering;
+
+/// A commit writes at least this many bytes of index pieces while a cycle is under way.
+const PIECE_BYTES_MIN: u64 = 64 << 10;
+
+impl Inner {
+    /// Bytes of pieces that a byte of deltas pays for while a cycle is under way. Under a disk
+    /// bound a cycle is over sooner, and with it the file before.
+    fn pieces_per_delta(&self) -> u64 {
+        if self.options.max_disk_bytes.is_some() { 4 } else { 2 }
+    }
+
+    /// Writes pieces of the indexes of a class that is being cut, as many as the changes of this
+    /// epoch pay for. All its deltas so far are in the journal.
+    pub(super) fn write_pieces(
+        &self,
+        engine: &Engine,
+        class: &Class,
+        log: &ClassLog,
+        history: &mut History,
+    ) -> Result<()> {
+        let Some((mut at, mut piece)) = history.cursor else { return Ok(()) };
+        let most = if history.short_of_journal {
+            // The sooner the round is complete, the sooner the older files go.
+            u64::MAX
+        } else {
+            (self.pieces_per_delta() * history.epoch_deltas).max(PIECE_BYTES_MIN)
+        };
+        let dirty = |class: &Class| class.tier.as_ref().map_or(0, |tier| tier.cache.dirty_rows());
+        let dirty: u64 = engine.classes.iter().map(dirty).sum();
+        // Pieces are worth only room that rows to be written and the commit itself do not need.
+        let kept = dirty * JOURNAL_BYTES_PER_ROW + JOURNAL_BYTES_PER_COMMIT;
+        // Class by class, as they are cut, so that one commit can write all.
+        let mut tables: Vec<&Table> = engine.tables.iter().collect();
+        tables.sort_by_key(|table| table.class);
+        let mut payload = std::mem::take(&mut history.payload);
+        while history.epoch_pieces < most {
+            let Some(table) = tables.get(at) else {
+                let before = history.journal().position();
+                history.journal().append(RecordKind::CycleEnd, &[])?;
+                let bytes = history.journal().position() - before;
+                self.metrics.journal_bytes.fetch_add(bytes, Ordering::Relaxed);
+                let file = history.journal().number();
+                history.cycles.push((file, history.next_sequence));
+                history.cursor = None;
+                history.payload = payload;
+                return Ok(());
+            };
+            if engine.classes[table.class].record.id != class.record.id {
+                break;
+            }
+            let index = log.index(table.id());
+            if piece >= pieces_of(index) {
+                (at, piece) = (at + 1, 0);
+                continue;
+            }
+            payload.clear();
+            payload.extend_from_slice(&piece_header(table.id(), piece));
+            read_piece_from(index, piece, &mut payload);
+            let before = history.journal().position();
+            match self.reserve_journal(history, payload.len() as u64 + kept, 0) {
+                Ok(()) => history.journal().append(RecordKind::Piece, &payload)?,
+                Err(error) if error.kind() == ErrorKind::Full => break,
+                Err(error) => return Err(error),
+            }
+            let bytes = history.journal().position() - before;
+            self.metrics.piece_bytes.fetch_add(bytes, Ordering::Relaxed);
+            self.metrics.journal_bytes.fetch_add(bytes, Ordering::Relaxed);
+            history.cycle_pieces += bytes;
+            history.epoch_pieces += bytes;
+            piece += 1;
+        }
+        history.cursor = Some((at, piece));
+        history.payload = payload;
+        Ok(())
+    }
+
+    /// The oldest commit that stays beside the one being made.
+    pub(super) fn oldest_to_keep(&self, history: &History) -> u64 {
+        let keep = self.options.keep.max(1) as u64;
+        let first = history.kept.first().map_or(history.next_sequence, |c| c.info.sequence);
+        (history.next_sequence + 1).saturating_sub(keep).max(first)
+    }
+
+    /// Removes the files that only commits before `released` need, and forgets those before
+    /// `oldest_kept`.
+    pub(super) fn drop_old_files(
+        &self,
+        history: &mut History,
+        oldest_kept: u64,
+        released: u64,
+    ) -> Result<()> {
+        for name in self.medium.list(state::PREFIX)? {
+            if state::sequence_of(&name).is_some_and(|sequence| sequence < released) {
+                self.medium.remove(&name)?;
+            }
+        }
+        history.kept.retain(|c| c.info.sequence >= oldest_kept);
+        let base = history.cycles.iter().rfind(|(_, complete)| *complete <= released);
+        if let Some(&(base, _)) = base {
+            history.cycles.retain(|(file, _)| *file >= base);
+            let current = history.journal().number();
+            history.old_journal_bytes = 0;
+            for name in self.medium.list("journal-")? {
+                match number_of(&name) {
+                    Some(number) if number < base => self.medium.remove(&name)?,
+                    Some(number) if number != current => {
+                        let file = self.medium.open(&name, crate::io::OpenMode::ReadOnly)?;
+                        history.old_journal_bytes += file.len()?;
+                    }
+                    _ => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins a new journal file, and with it a new round of index pieces, when the deltas since
+    /// the last round are as long as the indexes. All deltas of the commit `made` are in the
+    /// journal, and none of later ones.
+    pub(super) fn begin_cycle_if_due(
+        &self,
+        engine: &Engine,
+        history: &mut History,
+        made: &UnderWay,
+    ) -> Result<()> {
+        let index = made.index_bytes;
+        history.index_bytes = index;
+        history.refused_rows = 0;
+        let short = std::mem::take(&mut history.short_of_journal);
+        // Under a disk bound the journal has to stay short.
+        let usual = index / if self.options.max_disk_bytes.is_some() { 2 } else { 1 };
+        let due = if short { PIECE_BYTES_MIN } else { usual.max(CYCLE_BYTES_MIN) };
+        if history.cursor.is_some() || history.cycle_deltas < due {
+            return Ok(());
+        }
+        let room = self.options.max_disk_bytes.map_or(u64::MAX, |most| {
+            let used = self.rows_disk_bytes.load(Ordering::Relaxed) + history.disk_bytes();
+            (most + history.journal().unused_bytes()).saturating_sub(used)
+        });
+        // Rows that were changed meanwhile have room for their deltas in the old file.
+        let changed: u64 = match self.rows_since_commit.load(Ordering::Relaxed) {
+            0 => engine.classes.iter().map(|c| c.promised.load(Ordering::Relaxed)).sum(),
+            _ => engine.classes.iter().map(Class::unwritten_rows_at_most).sum(),
+        };
+        let deltas = changed * JOURNAL_BYTES_PER_ROW;
+        if room < index + deltas + 2 * JOURNAL_BYTES_PER_COMMIT {
+            return Ok(());
+        }
+        let number = history.journal().number() + 1;
+        let reserved = if deltas == 0 { 0 } else { deltas + JOURNAL_BYTES_PER_COMMIT };
+        match self.next_journal(engine, number, made, reserved) {
+            Ok(next) => {
+                history.journal().give_back_unused()?;
+                history.old_journal_bytes += history.journal().disk_bytes();
+                history.journal = Some(next);
+            }
+            // The commit is made; without room the old file goes on.
+            Err(error) if error.kind() == ErrorKind::Full => {
+                return self.medium.remove(&name_of(number));
+            }
+            Err(error) => return Err(error),
+        }
+        history.cursor = Some((0, 0));
+        history.cycle_deltas = 0;
+        history.cycle_pieces = 0;
+        Ok(())
+    }
+
+    /// A new journal file that begins with the catalog, with room for `reserved` bytes more.
+    fn next_journal(
+        &self,
+        engine: &Engine,
+        number: u64,
+        made: &UnderWay,
+        reserved: u64,
+    ) -> Result<JournalFile> {
+        if self.medium.list(&name_of(number))?.contains(&name_of(number)) {
+            self.medium.remove(&name_of(number))?;
+        }
+        let mut next = JournalFile::create(&*self.medium, self.seed, number)?;
+        for class in &engine.classes {
+            append_json(&mut next, RecordKind::Class, &class.record)?;
+        }
+        for table in &engine.tables {
+            let partitions = made.partitions.iter().find(|(id, _)| *id == table.id());
+            let partitions = partitions.map(|(_, partitions)| *partitions);
+            let record = TableRecord { born: false, partitions, ..table.record.clone() };
+            append_json(&mut next, RecordKind::Table, &record)?;
+        }
+        next.reserve(reserved)?;
+        self.medium.sync_dir()?;
+        self.metrics.journal_bytes.fetch_add(next.position(), Ordering::Relaxed);
+        Ok(next)
+    }
+}

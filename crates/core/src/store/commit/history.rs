@@ -1,0 +1,132 @@
+//! What a store knows of its commits and of the journal they are in.
+
+use super::super::journal::{ClassCounters, CommitRecord, JournalFile, RecordKind, TableCounters};
+use super::super::reserve::JOURNAL_BYTES_PER_COMMIT;
+use super::super::state::StateRef;
+use crate::config::CommitInfo;
+use crate::error::Result;
+use crate::io::File;
+use std::sync::Arc;
+
+/// A new cycle begins when the deltas since the last are as long as the index, at least this.
+pub(super) const CYCLE_BYTES_MIN: u64 = 128 << 10;
+
+/// A commit that is captured and not recorded yet.
+pub(in crate::store) struct UnderWay {
+    pub(super) info: CommitInfo,
+    pub(super) state: Option<StateRef>,
+    pub(super) tables: Vec<TableCounters>,
+    pub(super) oldest_kept: u64,
+    /// Files to be synced before it is recorded.
+    pub(super) files: Vec<Arc<dyn File>>,
+    /// Of the classes all of whose rows are written: their counters, and sums over them.
+    pub(super) classes: Vec<ClassCounters>,
+    pub(super) rows_written: u64,
+    pub(super) page_bytes: u64,
+    pub(super) index_bytes: u64,
+    /// Partitions of growing tables, by table.
+    pub(super) partitions: Vec<(u16, u32)>,
+    /// Batches and rows since the commit before, for the case that this one fails.
+    pub(super) batches: u64,
+    pub(super) rows: u64,
+}
+
+/// Commits that are kept, the journal, and where its cycle is.
+pub(in crate::store) struct History {
+    /// Kept commits, oldest first.
+    pub(in crate::store) kept: Vec<CommitRecord>,
+    /// `None` until the first write, and after close.
+    pub(in crate::store) journal: Option<JournalFile>,
+    /// Bytes of older journal files that are still needed.
+    pub(in crate::store) old_journal_bytes: u64,
+    /// (journal file, commit at which its cycle was complete), oldest first.
+    pub(in crate::store) cycles: Vec<(u64, u64)>,
+    /// Where the cycle under way goes on: how many tables are complete, class by class, and a
+    /// piece of the next; `None` when it is complete.
+    pub(in crate::store) cursor: Option<(usize, u32)>,
+    /// Delta bytes since the cycle began, and since the last commit.
+    pub(in crate::store) cycle_deltas: u64,
+    pub(in crate::store) epoch_deltas: u64,
+    /// Bytes of pieces written since the cycle began, and since the last commit.
+    pub(in crate::store) cycle_pieces: u64,
+    pub(in crate::store) epoch_pieces: u64,
+    /// Bytes of all indexes, when they were last looked at.
+    pub(in crate::store) index_bytes: u64,
+    /// Rows of the largest batch that was refused as `Full` since the last commit.
+    pub(in crate::store) refused_rows: u64,
+    /// True when it was the journal that had no room.
+    pub(in crate::store) short_of_journal: bool,
+    /// The commit that is being prepared.
+    pub(in crate::store) next_sequence: u64,
+    /// The commit that is captured and not recorded yet.
+    pub(in crate::store) under_way: Option<UnderWay>,
+    /// Bytes written when the last commit was made, to tell what the next one cost.
+    pub(in crate::store) written_before: u64,
+    /// Rows written when the last commit was made.
+    pub(in crate::store) rows_before: u64,
+    pub(in crate::store) payload: Vec<u8>,
+}
+
+impl History {
+    pub(in crate::store) fn commits(&self) -> Vec<CommitInfo> {
+        self.kept.iter().map(|c| c.info.clone()).collect()
+    }
+
+    pub(in crate::store) fn last_state(&self) -> Option<StateRef> {
+        self.kept.last().and_then(|c| c.state.clone())
+    }
+
+    pub(in crate::store) fn close(&mut self) {
+        self.journal = None;
+    }
+
+    pub(in crate::store) fn disk_bytes(&self) -> u64 {
+        let journal = self.journal.as_ref().map_or(0, JournalFile::disk_bytes);
+        let states: u64 =
+            self.kept.iter().map(|c| c.state.as_ref().map_or(0, StateRef::bytes)).sum();
+        journal + self.old_journal_bytes + states
+    }
+
+    /// Room that changes must leave within a disk bound: for commits, and for the journal file that
+    /// replaces this one. Without it the store would stay full for ever. While an older file waits
+    /// to be dropped this one is that replacement, and what it has of the indexes is there already.
+    pub(in crate::store) fn bytes_kept_free(&self) -> u64 {
+        let written = if self.old_journal_bytes > 0 { self.cycle_pieces } else { 0 };
+        let index = self.index_bytes.max(CYCLE_BYTES_MIN);
+        self.bytes_of_next_journal() - written.min(index)
+    }
+
+    /// Room for a journal file that replaces this one, and for commits.
+    pub(in crate::store) fn bytes_of_next_journal(&self) -> u64 {
+        self.index_bytes.max(CYCLE_BYTES_MIN) + 3 * JOURNAL_BYTES_PER_COMMIT
+    }
+
+    /// Room that files of rows must leave beside that, because they never shrink: for a journal
+    /// file that grows until it is replaced.
+    pub(in crate::store) fn journal_bytes_to_come(&self) -> u64 {
+        let file = 2 * self.index_bytes.max(CYCLE_BYTES_MIN) + 2 * JOURNAL_BYTES_PER_COMMIT;
+        let journal = self.journal.as_ref().map_or(0, JournalFile::disk_bytes);
+        file.saturating_sub(journal + self.old_journal_bytes)
+    }
+
+    pub(in crate::store) fn journal(&mut self) -> &mut JournalFile {
+        self.journal.as_mut().expect("writing was prepared")
+    }
+
+    pub(in crate::store) fn append_json<T: serde::Serialize>(
+        &mut self,
+        kind: RecordKind,
+        record: &T,
+    ) -> Result<()> {
+        append_json(self.journal(), kind, record)
+    }
+}
+
+pub(super) fn append_json<T: serde::Serialize>(
+    journal: &mut JournalFile,
+    kind: RecordKind,
+    record: &T,
+) -> Result<()> {
+    let bytes = serde_json::to_vec(record).expect("records are plain data");
+    journal.append(kind, &bytes)
+}

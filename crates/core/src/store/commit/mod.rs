@@ -1,0 +1,331 @@
+//! Commit: everything since the last one becomes durable under a step number, or nothing does.
+//!
+//! A commit is captured at the call, alone: room for all of it is reserved, the caller's state is
+//! written, and the dirty rows are marked. Then, while verbs go on, on the caller's thread or on
+//! one of its own: the marked rows to their pages ([`capture`]); pages, state, deltas and pieces of
+//! the index synced; then the commit record, synced. Only then are older commits dropped and their
+//! copies released. A crash at any point leaves the commit before. One commit is under way at a
+//! time; what needs the store alone waits for its end.
+
+mod capture;
+mod cycle;
+mod history;
+mod pending;
+
+pub(super) use capture::CommitStage;
+pub(super) use history::History;
+pub(super) use pending::Committing;
+pub use pending::PendingCommit;
+
+use super::engine::Engine;
+use super::journal::{CommitRecord, RecordKind, TableCounters};
+use super::reserve::{JOURNAL_BYTES_PER_COMMIT, JOURNAL_BYTES_PER_ROW, STATE_BYTES_KEPT_FREE};
+use super::superblock::{HEAD_BYTES, write_head};
+use super::{Inner, Store, holds, state};
+use crate::config::CommitInfo;
+use crate::error::{Result, bail};
+use capture::Portions;
+use history::UnderWay;
+use std::sync::atomic::Ordering;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+/// Longest meta of a commit.
+const META_BYTES_MAX: usize = 256 << 10;
+
+/// What is left to do of a captured commit.
+#[derive(Default)]
+pub(super) struct Work {
+    /// Classes before this one are cut.
+    class: usize,
+    portions: Option<Portions>,
+}
+
+impl Store {
+    /// Makes everything so far durable as one point named `step`, with the caller's `meta` and
+    /// named byte strings. Atomic: after a crash the store is at this commit or at the one before.
+    ///
+    /// *Errors*: `Full` when the state or the rows do not fit; nothing is lost then and reads and
+    /// updates go on. An I/O error makes the store refuse writes until it is opened again.
+    /// *Blocking*: waits for verbs that run and for a commit that is under way; the time follows
+    /// what changed. Verbs of other threads go on meanwhile, and what they change is not part of
+    /// it. *Durability*: complete on return.
+    pub fn commit(&self, step: u64, meta: &str, state: &[(&str, &[u8])]) -> Result<CommitInfo> {
+        let begin = Instant::now();
+        let work = self.inner.capture(step, meta, state)?;
+        let info = self.inner.complete(work)?;
+        self.inner.count_commit(begin);
+        Ok(info)
+    }
+
+    /// As [`commit`](Self::commit), without waiting for the disk: returns when what belongs to the
+    /// commit is captured; the rest is done by a thread of its own.
+    ///
+    /// *Errors*: as `commit`; those of the disk are told by the handle, and by every later verb
+    /// that changes rows. *Blocking*: for verbs that run, for a commit that is under way, and for
+    /// writing the state, without a sync. Afterwards a verb waits where it needs a row's place or
+    /// the flush buffer before the commit has written what it marked. *Durability*: complete when
+    /// the handle says so.
+    pub fn commit_in_background(
+        &self,
+        step: u64,
+        meta: &str,
+        state: &[(&str, &[u8])],
+    ) -> Result<PendingCommit> {
+        let begin = Instant::now();
+        let work = self.inner.capture(step, meta, state)?;
+        self.inner.count_commit(begin);
+        Ok(PendingCommit::start(self.clone(), work))
+    }
+}
+
+impl Inner {
+    fn count_commit(&self, begin: Instant) {
+        let took = begin.elapsed().as_nanos() as u64;
+        self.metrics.commit_ns.fetch_add(took, Ordering::Relaxed);
+    }
+
+    /// Captures what belongs to a commit.
+    pub(super) fn capture(&self, step: u64, meta: &str, state: &[(&str, &[u8])]) -> Result<Work> {
+        drop(self.writable_engine()?);
+        let engine = self.exclusive()?;
+        self.check_writable()?;
+        self.prepare_writing()?;
+        if meta.len() > META_BYTES_MAX {
+            bail!(
+                Misuse,
+                "meta has {} bytes, at most {META_BYTES_MAX}; put large things in state",
+                meta.len()
+            );
+        }
+        let _guard = self.poison_on_panic();
+        let sequence = self.history.lock().next_sequence;
+        let state_bytes: u64 = state.iter().map(|(_, bytes)| bytes.len() as u64).sum();
+        self.forget_ended_scans(&engine);
+        self.check_commit_fits(&engine, state_bytes, meta)?;
+        let written = state::write(&*self.medium, self.seed, sequence, state)?;
+        self.metrics.state_bytes.fetch_add(state_bytes, Ordering::Relaxed);
+        let info = CommitInfo {
+            sequence,
+            step,
+            meta: meta.to_owned(),
+            unix_time: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
+            rows_flushed: 0,
+            bytes_written: 0,
+            state_bytes,
+        };
+        self.poison_on_error(self.capture_rows(&engine, info, written))?;
+        self.committing.begin();
+        Ok(Work::default())
+    }
+
+    /// Writes what waits in flush buffers, and marks the dirty rows.
+    fn capture_rows(
+        &self,
+        engine: &Engine,
+        info: CommitInfo,
+        state: Option<state::Written>,
+    ) -> Result<()> {
+        for class in &engine.classes {
+            if let Some(tier) = &class.tier {
+                self.flush_now(engine, class, &mut class.log.lock())?;
+                tier.cache.capture();
+            }
+            class.stage.store(CommitStage::Captured as u8, Ordering::Release);
+        }
+        let counters = |t: &super::engine::Table| TableCounters {
+            id: t.id(),
+            rows: t.rows.load(Ordering::Relaxed),
+            updates: t.updates.load(Ordering::Relaxed),
+        };
+        let (state, files) = match state {
+            Some(written) => (Some(written.state), vec![written.file]),
+            None => (None, Vec::new()),
+        };
+        let mut history = self.history.lock();
+        let oldest_kept = self.oldest_to_keep(&history);
+        history.under_way = Some(UnderWay {
+            info,
+            state,
+            tables: engine.tables.iter().map(counters).collect(),
+            oldest_kept,
+            files,
+            classes: Vec::new(),
+            rows_written: 0,
+            page_bytes: 0,
+            index_bytes: 0,
+            partitions: Vec::new(),
+            batches: self.batches_since_commit.swap(0, Ordering::Relaxed),
+            rows: self.rows_since_commit.swap(0, Ordering::Relaxed),
+        });
+        Ok(())
+    }
+
+    /// Does what is left of a captured commit. The caller holds no lock of the store.
+    pub(super) fn complete(&self, mut work: Work) -> Result<CommitInfo> {
+        let _over = CommitOver(self);
+        loop {
+            // Verbs may wait for this commit while somebody else waits to be alone.
+            let engine = self.engine.read_recursive();
+            let _guard = self.poison_on_panic();
+            if let Some(info) = self.poison_on_error(self.commit_step(&engine, &mut work))? {
+                return Ok(info);
+            }
+        }
+    }
+
+    /// Does one portion of a commit's work; the commit when it was the last.
+    pub(super) fn commit_step(
+        &self,
+        engine: &Engine,
+        work: &mut Work,
+    ) -> Result<Option<CommitInfo>> {
+        let Some(class) = engine.classes.get(work.class) else {
+            return self.record(engine).map(Some);
+        };
+        if self.write_portion(engine, class, &mut work.portions)? {
+            work.class += 1;
+            work.portions = None;
+        }
+        Ok(None)
+    }
+
+    /// Makes durable what was written, and then the record that says so.
+    fn record(&self, engine: &Engine) -> Result<CommitInfo> {
+        let (files, journal, mut record) = {
+            let mut history = self.history.lock();
+            let journal = history.journal().file();
+            let made = history.under_way.as_mut().expect("a commit is under way");
+            made.classes.sort_unstable_by_key(|counters| counters.id);
+            let record = CommitRecord {
+                info: made.info.clone(),
+                state: made.state.clone(),
+                tables: std::mem::take(&mut made.tables),
+                classes: std::mem::take(&mut made.classes),
+                oldest_kept: made.oldest_kept,
+                place: (0, 0),
+            };
+            (std::mem::take(&mut made.files), journal, record)
+        };
+        for file in files {
+            file.sync()?;
+        }
+        if record.state.is_some() {
+            self.medium.sync_dir()?;
+        }
+        journal.sync()?;
+        let oldest_kept = record.oldest_kept;
+        {
+            let mut history = self.history.lock();
+            let history = &mut *history;
+            let made = history.under_way.as_ref().expect("a commit is under way");
+            let (rows, pages) = (made.rows_written, made.page_bytes);
+            record.info.rows_flushed = rows - history.rows_before;
+            history.rows_before = rows;
+            record.info.bytes_written = pages + self.bytes_beside_pages() - history.written_before;
+            // The record's own bytes count towards the next commit.
+            history.written_before = pages + self.bytes_beside_pages();
+            let before = history.journal().position();
+            history.append_json(RecordKind::Commit, &record)?;
+            let bytes = history.journal().position() - before + HEAD_BYTES;
+            self.metrics.journal_bytes.fetch_add(bytes, Ordering::Relaxed);
+        }
+        journal.sync()?;
+        write_head(&*self.medium, self.seed, record.info.sequence)?;
+        let info = record.info.clone();
+        // After the record, so that a reader that does not see it is seen here.
+        let held = if self.on_disk { holds::span(&self.path) } else { None };
+        let released = held.map_or(oldest_kept, |(held, _)| held.min(oldest_kept));
+        {
+            let mut history = self.history.lock();
+            let history = &mut *history;
+            let made = history.under_way.take().expect("a commit is under way");
+            history.next_sequence += 1;
+            history.epoch_deltas = 0;
+            history.epoch_pieces = 0;
+            history.kept.push(record);
+            self.drop_old_files(history, oldest_kept, released)?;
+            self.begin_cycle_if_due(engine, history, &made)?;
+        }
+        self.end_stages(engine);
+        for class in &engine.classes {
+            class.log.lock().segments.drop_commits_before(released);
+        }
+        Ok(info)
+    }
+
+    /// Lets the next commit's deltas go to the journal.
+    fn end_stages(&self, engine: &Engine) {
+        for class in &engine.classes {
+            class.stage.store(CommitStage::None as u8, Ordering::Release);
+        }
+        self.committing.recorded();
+    }
+
+    /// Waits until the commit that is under way is recorded, or has failed. Its thread takes no
+    /// lock of a class that is cut before.
+    pub(super) fn wait_for_record(&self) {
+        let begin = Instant::now();
+        self.committing.wait_until_recorded();
+        self.count_commit(begin);
+    }
+
+    /// Refuses a commit that the disk bound forbids, before anything is written.
+    fn check_commit_fits(&self, engine: &Engine, state_bytes: u64, meta: &str) -> Result<()> {
+        // What changes have left free is for commits: one that needs no more is never refused.
+        let last = self.history.lock().last_state().map_or(0, |s| s.bytes());
+        if let Some(most) = self.options.max_disk_bytes
+            && state_bytes > last + STATE_BYTES_KEPT_FREE
+            && self.disk_bytes() + state_bytes > most
+        {
+            bail!(
+                Full,
+                "state of {state_bytes} bytes does not fit beside {} bytes of {most} \
+                 (max_disk_bytes); raise max_disk_bytes or commit less state",
+                self.disk_bytes()
+            );
+        }
+        let mut rows = 0;
+        for class in &engine.classes {
+            let mut log = class.log.lock();
+            let unwritten = class.unwritten_rows(&log);
+            rows += unwritten;
+            self.charge_growth(&mut log, |log| log.reserve(unwritten, u64::MAX))?;
+        }
+        // A character of meta takes at most six as JSON.
+        let record = JOURNAL_BYTES_PER_COMMIT + 6 * meta.len() as u64;
+        let journal = rows * JOURNAL_BYTES_PER_ROW + record;
+        self.history.lock().journal().reserve(journal)
+    }
+
+    /// All bytes given to the device since open.
+    pub(super) fn bytes_written(&self, engine: &Engine) -> u64 {
+        let pages: u64 = engine
+            .classes
+            .iter()
+            .map(|c| c.log.lock().written().2 * c.layout.page_bytes as u64)
+            .sum();
+        pages + self.bytes_beside_pages()
+    }
+
+    /// Bytes of journal and state among them.
+    fn bytes_beside_pages(&self) -> u64 {
+        self.metrics.journal_bytes.load(Ordering::Relaxed)
+            + self.metrics.state_bytes.load(Ordering::Relaxed)
+    }
+}
+
+/// Ends a commit, however it went: one that failed gives back what it would have made durable.
+struct CommitOver<'a>(&'a Inner);
+
+impl Drop for CommitOver<'_> {
+    fn drop(&mut self) {
+        let inner = self.0;
+        let failed = inner.history.lock().under_way.take();
+        if let Some(failed) = failed {
+            inner.batches_since_commit.fetch_add(failed.batches, Ordering::Relaxed);
+            inner.rows_since_commit.fetch_add(failed.rows, Ordering::Relaxed);
+        }
+        inner.end_stages(&inner.engine.read_recursive());
+        inner.committing.over();
+    }
+}

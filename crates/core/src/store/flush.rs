@@ -1,0 +1,82 @@
+//! Writing rows to storage: the flush buffer when it is full, dirty rows without a commit; and
+//! handing the deltas of the index to the journal.
+
+use super::Inner;
+use super::commit::CommitStage;
+use super::engine::{Class, Engine};
+use super::journal::RecordKind;
+use crate::error::Result;
+use crate::storage::log::ClassLog;
+use std::sync::atomic::Ordering;
+
+impl Inner {
+    /// Hands waiting deltas of a class to the journal when they are many, or `all`.
+    pub(super) fn spill_deltas(&self, class: &Class, log: &mut ClassLog, all: bool) -> Result<()> {
+        let bytes = log.delta_bytes();
+        let portion = class.tier.as_ref().map_or(0, |tier| tier.plan.spill_bytes());
+        if bytes == 0 || (!all && bytes < portion) {
+            return Ok(());
+        }
+        if class.stage() == CommitStage::Cut {
+            // These deltas belong to the commit after the one that is not recorded yet.
+            self.wait_for_record();
+        }
+        let mut history = self.history.lock();
+        let mut payload = std::mem::take(&mut history.payload);
+        payload.clear();
+        payload.extend_from_slice(&u64::from(class.record.id).to_le_bytes());
+        log.drain_deltas(&mut payload);
+        history.cycle_deltas += payload.len() as u64;
+        history.epoch_deltas += payload.len() as u64;
+        let before = history.journal().position();
+        let result = history.journal().append(RecordKind::Deltas, &payload);
+        let bytes = history.journal().position() - before;
+        self.metrics.delta_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.metrics.journal_bytes.fetch_add(bytes, Ordering::Relaxed);
+        history.payload = payload;
+        result
+    }
+
+    /// True when partitions may be merged: not while a cycle is being written, because a piece
+    /// that was written must not receive rows of one that was not.
+    pub(super) fn may_merge(&self) -> bool {
+        self.history.lock().cursor.is_none()
+    }
+
+    /// Packs a class's flush buffer now, whether full or not.
+    pub(super) fn flush_now(
+        &self,
+        engine: &Engine,
+        class: &Class,
+        log: &mut ClassLog,
+    ) -> Result<()> {
+        let result = (|| {
+            // What waits was changed after the commit that is under way was captured.
+            self.finish_captured(engine, class, log)?;
+            let rows = log.buffer.len() as u64;
+            log.flush_buffer(class.now())?;
+            self.spill_deltas(class, log, false)?;
+            self.clean_for(engine, class, log, rows)
+        })();
+        self.poison_on_error(result)
+    }
+
+    /// Writes every dirty row of a class, least recently changed first. Nobody changes rows
+    /// meanwhile, and no commit is under way.
+    pub(super) fn flush_dirty(&self, engine: &Engine, class: &Class) -> Result<()> {
+        let Some(tier) = &class.tier else { return Ok(()) };
+        let mut log = class.log.lock();
+        self.flush_now(engine, class, &mut log)?;
+        tier.cache.capture();
+        self.write_captured(engine, class, &mut log)?;
+        self.clean_for_refused(engine, class, &mut log)
+    }
+
+    /// Writes all dirty rows to storage without a commit (plan, scan).
+    pub(super) fn flush_all(&self, engine: &Engine) -> Result<()> {
+        for class in engine.classes.iter().filter(|c| c.tier.is_some()) {
+            self.poison_on_error(self.flush_dirty(engine, class))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,209 @@
+"""Rows that are read in the background, straight into arrays of the caller.
+
+Owns one thread for each store that is asked for it, from the first request until the store is
+closed. The thread works requests off in their order; each is one get of the engine, without the
+interpreter lock. What always holds:
+
+* An array is kept alive until it is filled, and is the request's alone: a second request for the
+  same memory is refused until the first is done.
+* What can be wrong with a request is found when it is made; what goes wrong in reading is raised
+  where it is waited for, and concerns no other request.
+* Closing the store ends the request at hand first; those behind it fail.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from concurrent import futures
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from embedrock import _core
+from embedrock.errors import ClosedError, ForkedError, MisuseError
+
+__all__ = ["Prefetch", "Prefetcher"]
+
+T = TypeVar("T")
+
+UNFINISHED_MAX = 1024
+"""Requests that wait to be read: far more than a bound of staleness lets anybody use."""
+
+Part: TypeAlias = tuple[_core.TableId, npt.NDArray[np.uint64], npt.NDArray[Any], None]
+"""A table, keys and values to fill, as the engine takes them."""
+
+
+class Prefetch(Generic[T]):
+    """Rows on their way into the caller's array; ``lookahead`` with ``out`` returns it.
+
+    Until it is done the array is the store's: what the caller reads there may be half a batch, what
+    the caller writes there may be lost. A handle that is dropped leaves the array to be filled all
+    the same; what went wrong then is told to nobody.
+
+    >>> rows = np.empty((2, 4), np.float32)
+    >>> coming = table.lookahead([7, 8], out=rows)
+    >>> coming.wait() is rows
+    True
+    >>> coming.done
+    True
+    """
+
+    def __init__(
+        self, future: futures.Future[None], out: T, keys: int, prefetcher: Prefetcher
+    ) -> None:
+        """Not for callers: handles come from ``Table.lookahead`` and ``Store.lookahead``."""
+        self._future = future
+        self._out = out
+        self._keys = keys
+        self._core, self._path = prefetcher.core, prefetcher.path
+        self._pid = os.getpid()
+        self._seen_done = False
+
+    @property
+    def done(self) -> bool:
+        """Whether waiting would return, or raise, at once.
+
+        Errors: ``ForkedError`` in a forked child, unless the parent had seen that it is done.
+        """
+        if not self._seen_done:
+            self._refuse_child()
+            self._seen_done = self._future.done()
+        return self._seen_done
+
+    def wait(self, timeout: float | None = None) -> T:
+        """Returns ``out`` once it holds all of its rows.
+
+        ``timeout`` are seconds, None: as long as it takes.
+
+        Errors: what reading has raised, each time (``CorruptError``, ``IoError``, ``MisuseError``
+        for a number that ``announce`` did not return); ``ClosedError`` when the store was closed
+        before the rows were read; ``TimeoutError`` when they are not there in time, which leaves
+        the request as it is; ``MisuseError`` inside the function of a ``modify``, for which reading
+        waits; ``ForkedError`` in a forked child.
+
+        Blocking: waits for the rows of this request and of those before it, without the
+        interpreter lock. Ctrl-C ends the wait.
+        """
+        if not self.done:
+            self._core.refuse_inside_modify()
+        try:
+            self._future.result(timeout)
+        except futures.CancelledError:
+            raise ClosedError(
+                f"store {self._path} was closed before the rows of {self._keys} keys were read; "
+                f"wait for them first"
+            ) from None
+        except futures.TimeoutError:
+            raise TimeoutError(
+                f"the rows of {self._keys} keys are not there after {timeout} s; wait again, or "
+                f"longer"
+            ) from None
+        finally:
+            self._seen_done = self._future.done()
+        return self._out
+
+    def __repr__(self) -> str:
+        if self._pid != os.getpid():
+            state = "of another process"
+        else:
+            state = "done" if self.done else "under way"
+        return f"<embedrock.Prefetch of {self._keys} keys, {state}>"
+
+    def _refuse_child(self) -> None:
+        if self._pid != os.getpid():
+            raise ForkedError(
+                f"process {self._pid} is reading {self._keys} keys of store {self._path}, this is "
+                f"its forked child; wait for them before the fork"
+            )
+
+
+class _Filled(NamedTuple):
+    """Memory that a request will fill."""
+
+    future: futures.Future[None]
+    ranges: list[tuple[int, int]]
+
+
+class Prefetcher:
+    """What a store reads into arrays of callers, and the thread that does."""
+
+    def __init__(self, core: _core.Store, path: Path) -> None:
+        """Starts nothing yet. It knows the engine and not the store, which may be dropped."""
+        self.core = core
+        self.path = path
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        """Guards what follows; never held while reading or waiting. A store that is dropped while
+        it is held, by the same thread, may close."""
+        self._executor: futures.ThreadPoolExecutor | None = None
+        self._reader: int | None = None
+        self._filled: list[_Filled] = []
+        self._stopped = False
+
+    def read(self, parts: Sequence[Part], out: T, announced: int | None) -> Prefetch[T]:
+        """Reads the parts in the background, once the window has read an announced batch.
+
+        Errors: ``MisuseError`` for memory that is being filled, and for too many requests;
+        ``ClosedError``, ``ForkedError``; ``MisuseError`` inside the function of a ``modify``.
+        """
+        self.core.get([])
+        ranges = [_range(values) for _, _, values, _ in parts]
+        with self._lock:
+            if self._stopped:
+                raise ClosedError(f"store {self.path} is closed; open it again")
+            self._filled = [one for one in self._filled if not one.future.done()]
+            if len(self._filled) >= UNFINISHED_MAX:
+                raise MisuseError(
+                    f"{len(self._filled)} requests of store {self.path} wait to be read, at most "
+                    f"{UNFINISHED_MAX} may; wait for the first before the next is made"
+                )
+            taken = [taken for one in self._filled for taken in one.ranges]
+            for place, mine in enumerate(ranges):
+                if any(_overlap(mine, other) for other in (*taken, *ranges[:place])):
+                    raise MisuseError(
+                        "out overlaps an array that another request is filling; wait for it, or "
+                        "give each request memory of its own"
+                    )
+            if self._executor is None:
+                self._executor = futures.ThreadPoolExecutor(
+                    1, "embedrock prefetch", initializer=self._began
+                )
+            # The caller may change its keys while they wait.
+            kept = [(handle, keys.copy(), values, None) for handle, keys, values, _ in parts]
+            future = self._executor.submit(_read, self.core, kept, announced)
+            self._filled.append(_Filled(future, ranges))
+        return Prefetch(future, out, sum(len(keys) for _, keys, _, _ in parts), self)
+
+    def stop(self) -> None:
+        """Ends the request at hand and the thread; what waits to be read fails."""
+        if self._pid != os.getpid():
+            return
+        with self._lock:
+            self._stopped = True
+            executor, self._executor = self._executor, None
+        if executor is not None:
+            # A store that is found unreachable by its own reader closes on that thread.
+            executor.shutdown(wait=threading.get_ident() != self._reader, cancel_futures=True)
+
+    def _began(self) -> None:
+        self._reader = threading.get_ident()
+
+
+def _read(core: _core.Store, parts: list[Part], announced: int | None) -> None:
+    if announced is not None:
+        core.begin(announced)
+    core.get(parts)
+
+
+def _range(values: npt.NDArray[Any]) -> tuple[int, int]:
+    """Where a contiguous array begins and ends in memory."""
+    begin = int(values.__array_interface__["data"][0])
+    return begin, begin + values.nbytes
+
+
+def _overlap(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    return one[0] < other[1] and other[0] < one[1]
