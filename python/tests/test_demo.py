@@ -126,6 +126,12 @@ def test_a_child_that_fails_ends_the_demo_with_what_it_said(tmp_path: Path):
         children.run_together(["memory", "memory"], tmp_path / "settings.json", Lines())
 
 
+def test_pytorchs_threads_spin_briefly_unless_somebody_says_otherwise():
+    assert children._environment({"A": "1"}) == {"A": "1", "GOMP_SPINCOUNT": "20000"}
+    for said in ({"GOMP_SPINCOUNT": "7"}, {"OMP_WAIT_POLICY": "active"}):
+        assert children._environment(said) == said
+
+
 def test_settings_survive_the_way_to_a_child(tmp_path: Path):
     settings = demo_settings("criteo", "d", recipe=demo_recipe("criteo", 5))
     settings.save(tmp_path / "settings.json")
