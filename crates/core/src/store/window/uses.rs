@@ -503,7 +503,7 @@ mod tests {
 
     #[test]
     fn positions_go_round() {
-        let batches = batches(60, 40, 1);
+        let batches = batches(300, 40, 1);
         let mut uses = Uses::new(Some(1 << 20), 1 << 20);
         let near = (1 << 32) - 300;
         (uses.ring.base, uses.ring.head, uses.ring.tail) = (near, near, near);
