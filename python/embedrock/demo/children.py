@@ -17,10 +17,18 @@ from embedrock import progress
 from embedrock.errors import EmbedrockError
 
 _SHOWN_LINES = 20
-#: How often a waiting thread of PyTorch's pool (libgomp) looks before it sleeps: for about a
-#: millisecond instead of ten, so that cores are free while the engine looks rows up or changes
-#: them. A step with all rows in memory takes as long with both.
-_SPINS = ("GOMP_SPINCOUNT", "20000")
+#: What suits a process that trains, where nobody has said otherwise. A waiting thread of PyTorch's
+#: pool (libgomp) sleeps after about a millisecond of looking instead of ten, so that cores are free
+#: while the engine looks rows up or changes them. And the allocator (glibc) keeps what a step
+#: frees: otherwise it depends on where blocks happen to lie whether all of it goes back to the
+#: system and is faulted in again by the next step. With all rows in memory neither matters.
+_TRAINING = {
+    "GOMP_SPINCOUNT": "20000",
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+}
+#: The piece that measures memory, in a process that does not train.
+_MEMORY = "memory"
 _T = TypeVar("_T")
 
 
@@ -138,11 +146,9 @@ def run_together(names: list[str], settings: Path, sink: progress.Sink) -> list[
         return together(started, Child.result)
 
 
-def _environment(ours: Mapping[str, str]) -> dict[str, str]:
-    """The environment of children: how long PyTorch's threads spin is ours where nobody has said."""
-    name, value = _SPINS
-    said = name in ours or "OMP_WAIT_POLICY" in ours
-    return {**ours} if said else {**ours, name: value}
+def _environment(name: str, ours: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the child for a piece."""
+    return {**ours} if name == _MEMORY else {**_TRAINING, **ours}
 
 
 @contextlib.contextmanager
@@ -155,7 +161,7 @@ def _child(name: str, settings: Path, sink: progress.Sink) -> Iterator[Child]:
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            env=_environment(os.environ),
+            env=_environment(name, os.environ),
         )
         try:
             yield Child(name, process, errors, sink)
