@@ -242,12 +242,10 @@ impl Window {
             [("embedrock-plan", planner::run as Run), ("embedrock-read", reader::run as Run)]
         {
             let (shared, store) = (self.shared.clone(), Arc::downgrade(store));
-            let started = std::thread::Builder::new()
-                .name(name.to_owned())
-                .spawn(move || {
-                    give_way();
-                    run(&shared, &store);
-                });
+            let started = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+                give_way();
+                run(&shared, &store);
+            });
             match started {
                 Ok(handle) => threads.push(handle),
                 Err(error) => {
