@@ -4,15 +4,21 @@
 one after updates of every row: 10 M x 32 float32 with row-wise Adagrad, all in memory, medians of 5
 and of 3. ``commit_bytes_ratio`` is what a commit writes divided by the stored bytes of the rows
 that it makes durable, the larger of both kinds' medians.
+
+``in_background`` is one commit of all rows that nobody waits for (``wait=False``), while updates of
+2,048 uniform rows go on: how long the call took, and the commit, and what the updates meanwhile
+cost beside those before it. The rows of that commit are verified as they were at the call.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+from time import perf_counter
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 import embedrock
 from embedrock.bench import machine, replay
@@ -27,6 +33,8 @@ GRADIENT = 0.01
 LR = 0.05
 BATCH = 1 << 16
 VERIFIED_ROWS = 1 << 18
+BATCH_MEANWHILE = 2048
+UPDATES_BEFORE = 200
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,9 +58,13 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             report.device = device_facts(store)
             bench = _Bench(options, table)
             bench.measure(report)
-        report.say("reopening and verifying rows")
-        with embedrock.open(place / "store", 256 << 20, create=False) as store:
-            report.results["mismatches"] += bench.mismatches(store.table("rows"))
+            meanwhile = bench.in_background(report)
+        for step, versions in ((bench.step - 1, meanwhile), (bench.step, bench.versions)):
+            report.say(f"verifying rows of commit {step}")
+            with embedrock.open(
+                place / "store", 256 << 20, create=False, read_only=True, step=step
+            ) as store:
+                report.results["mismatches"] += bench.mismatches(store.table("rows"), versions)
     return report.finish()
 
 
@@ -134,15 +146,56 @@ class _Bench:
         into.append(commit)
         return 0.0
 
-    def mismatches(self, table: embedrock.Table) -> int:
+    def in_background(self, report: Report) -> npt.NDArray[np.uint8]:
+        """A commit of all rows while updates go on, and then one of these; returns how often each
+        row had been updated at the first one."""
+        report.say("a commit of all rows while updates go on")
+        store = self.table.store
+        for keys in ranges(self.options.rows, BATCH):
+            self.table.update(keys, self.gradients[: len(keys)], lr=LR)
+            self.versions[keys] += 1
+        before = [self.small_update() for _ in range(UPDATES_BEFORE)]
+        at_call = self.versions.copy()
+        self.step += 1
+        began = perf_counter()
+        pending = store.commit(self.step, wait=False)
+        called = perf_counter()
+        meanwhile = []
+        while not pending.done:
+            meanwhile.append(self.small_update())
+        commit = pending.wait()
+        ended = perf_counter()
+        self.step += 1
+        store.commit(self.step)
+        report.results["in_background"] = {
+            "rows": commit.rows_flushed,
+            "call_seconds": called - began,
+            "commit_seconds": ended - began,
+            "updates_meanwhile": len(meanwhile),
+            "update_seconds_before": statistics.fmean(before),
+            "update_seconds_meanwhile": statistics.fmean(meanwhile) if meanwhile else None,
+            "update_seconds_longest": max(meanwhile, default=None),
+        }
+        return at_call
+
+    def small_update(self) -> float:
+        """Updates some rows; returns the seconds that took."""
+        keys = distinct_keys(self.rng, self.options.rows, BATCH_MEANWHILE)
+        began = perf_counter()
+        self.table.update(keys, self.gradients[: len(keys)], lr=LR)
+        took = perf_counter() - began
+        self.versions[keys] += 1
+        return took
+
+    def mismatches(self, table: embedrock.Table, versions: npt.NDArray[np.uint8]) -> int:
         """Rows of a sample that are not their first values after as many steps as they had."""
         count = min(VERIFIED_ROWS, self.options.rows)
         keys = np.sort(distinct_keys(self.rng, self.options.rows, count))
         values = values_of(keys, self.options.dim)
         state = np.zeros((count, 1), np.float32)
         gradients = self.gradients[:1]
-        for version in range(int(self.versions.max())):
-            due = self.versions[keys] > version
+        for version in range(int(versions.max())):
+            due = versions[keys] > version
             given = np.broadcast_to(gradients, (int(due.sum()), self.options.dim))
             values[due], state[due] = replay.row_wise_adagrad(values[due], state[due], given, LR)
         found_values, found_state = table.get(keys, state=True)

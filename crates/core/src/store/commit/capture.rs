@@ -15,11 +15,14 @@ use super::super::rows::Keys;
 use crate::cache::{Cache, RowRef};
 use crate::error::Result;
 use crate::storage::log::{ClassLog, TableIndex};
+use parking_lot::MutexGuard;
 use std::sync::atomic::Ordering;
 
 /// Rows that a commit cleans for each row of a batch that was refused as `Full`.
 const CLEANED_PER_REFUSED_ROW: u64 = 4;
-/// Rows of one sorted portion, at least.
+/// Rows that are written at once while verbs wait for the class lock, at most.
+const PORTION_ROWS: usize = 256;
+/// Rows that are sorted at once, at least.
 const SORT_ROWS_MIN: usize = 1 << 16;
 
 /// How far a class is with the commit that is under way.
@@ -125,16 +128,20 @@ impl Inner {
     ) -> Result<bool> {
         let rows = class.tier.as_ref().and_then(|tier| {
             let new = || Portions::new(engine, class, &tier.cache);
-            portions.get_or_insert_with(new).next(&tier.cache, tier.plan.flush_rows)
+            let most = tier.plan.flush_rows.min(PORTION_ROWS);
+            portions.get_or_insert_with(new).next(&tier.cache, most)
         });
         let mut log = class.lock(&self.metrics);
         if class.stage() != CommitStage::Captured {
             return Ok(true); // a verb has done the rest
         }
         match rows {
-            Some(rows) => self.write_slots(engine, class, &mut log, rows).map(|()| false),
-            None => self.cut(engine, class, &mut log).map(|()| true),
+            Some(rows) => self.write_slots(engine, class, &mut log, rows)?,
+            None => self.cut(engine, class, &mut log)?,
         }
+        // Who waits for it comes next, and not this thread again.
+        MutexGuard::unlock_fair(log);
+        Ok(rows.is_none())
     }
 
     /// Writes what is left of a class's captured rows, and cuts it.
