@@ -152,7 +152,7 @@ def test_a_resumed_run_goes_on_at_the_rates_of_the_first_command(tmp_path: Path,
     assert digests(tmp_path / "parts") == digests(tmp_path / "whole")
 
 
-#: A step that never ends once Ctrl-C was pressed, as one that waits for a broken disk.
+#: A step, and a commit, that never ends once Ctrl-C was pressed, as if it waited for a broken disk.
 STUCK = """
 import sys, time
 from embedrock.cli import main
@@ -164,13 +164,18 @@ class Seen(Interrupt):
         super().__init__()
         interrupts.append(self)
 job.Interrupt = Seen
-step = job.Trainer.step
-def stuck(self, batch):
-    loss = step(self, batch)
-    while interrupts[-1].requested:
+step, commit = job.Trainer.step, job._Run.commit
+def stuck():
+    while interrupts and interrupts[-1].requested:
         time.sleep(1)
+def step_and_wait(self, batch):
+    loss = step(self, batch)
+    stuck()
     return loss
-job.Trainer.step = stuck
+def wait_and_commit(self, **how):
+    stuck()
+    return commit(self, **how)
+job.Trainer.step, job._Run.commit = step_and_wait, wait_and_commit
 sys.exit(main(sys.argv[1:]))
 """
 
