@@ -31,8 +31,8 @@ fn announce(store: &Store, batch: &Batch) -> Option<u64> {
     store.announce(&batches).unwrap()
 }
 
-// Two threads of a pool that compute together waited for each other at every step while the window's
-// had a core.
+// Two threads of a pool that compute together waited for each other at every step while the
+// window's had a core.
 #[cfg(target_os = "linux")]
 #[test]
 fn the_windows_threads_give_way_to_others() {

@@ -22,9 +22,9 @@ const ANNOUNCED_PER_GROUP: u64 = 3;
 /// What the allocator keeps of vectors that come and go: 2.5 to 5 MB were measured beside a window
 /// of 30 MB.
 const WINDOW_PER_SLACK: u64 = 8;
-/// After so many batches in large groups, what the allocator keeps is given back to the system. That
-/// takes the free memory of the whole process, which it then faults in again: 3 ms of a training
-/// step where it came every 18 steps.
+/// After so many batches in large groups, what the allocator keeps is given back to the system.
+/// That takes the free memory of the whole process, which it then faults in again: 3 ms of a
+/// training step where it came every 18 steps.
 const GIVING_BACK_BATCHES: u64 = 1024;
 /// A group of so many batches is large.
 const LARGE_GROUP_BATCHES: u64 = 16;

@@ -29,8 +29,8 @@ const FURTHEST: u64 = crate::cache::BatchNumber::AHEAD_MAX;
 const BLOCK_USES: (usize, usize) = (1 << 6, 1 << 12);
 
 /// All uses, the newest behind the oldest, in blocks that come and go one by one: a ring that
-/// moved to a larger place would need both places for a moment. Of a use the key lies beside what is
-/// said of it, in little-endian order, so that one line has both.
+/// moved to a larger place would need both places for a moment. Of a use the key lies beside what
+/// is said of it, in little-endian order, so that one line has both.
 #[derive(Debug)]
 struct Ring {
     blocks: VecDeque<Box<[u8]>>,
@@ -148,9 +148,9 @@ pub(super) struct Uses {
     ring: Ring,
     /// Number of each announced batch that has keys, and the position of its first.
     batches: VecDeque<(u64, u64)>,
-    /// Where each key's last use is: 1 + some bits of the position, and above them bits of the key's
-    /// hash, so that entries of other keys are told without looking at their uses. 0 is an empty
-    /// entry. Entries of uses that are over stay until the table is made anew.
+    /// Where each key's last use is: 1 + some bits of the position, and above them bits of the
+    /// key's hash, so that entries of other keys are told without looking at their uses. 0 is an
+    /// empty entry. Entries of uses that are over stay until the table is made anew.
     last: Vec<u32>,
     /// How many bits of a position an entry has, and the first position that any of them may have:
     /// no two positions from there to the tail have the same bits.
