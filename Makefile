@@ -17,7 +17,7 @@ export CARGO_TARGET_DIR ?= $(CURDIR)/target
 export VIRTUAL_ENV := $(VENV)
 export PYO3_PYTHON := $(BIN)/python
 
-.PHONY: help setup demo test check bench peers wheel format lock clean
+.PHONY: help setup demo test check tsan bench peers wheel format lock clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,13 @@ check: setup ## Formatting, lints, types, and the rules of this repository
 	$(BIN)/mypy
 	cd python && $(BIN)/python -m mypy.stubtest embedrock._core
 	$(BIN)/python -m pytest -q python/tests/test_tidy.py
+
+tsan: ## Run the tests with threads under the thread sanitizer (needs nightly Rust with rust-src)
+	RUSTFLAGS=-Zsanitizer=thread TSAN_OPTIONS=suppressions=$(CURDIR)/scripts/tsan.supp \
+		cargo +nightly test --locked -Zbuild-std --target x86_64-unknown-linux-gnu \
+		--target-dir $(CARGO_TARGET_DIR)/tsan -p embedrock-core --lib -- \
+		store::tests::threads store::tests::window store::tests::commit store::window \
+		store::staleness store::pool
 
 bench: setup ## Run every benchmark as it is defined, beside the peers; reports go to .cache/bench
 	@mkdir -p .cache/bench

@@ -126,6 +126,13 @@ def test_a_child_that_fails_ends_the_demo_with_what_it_said(tmp_path: Path):
         children.run_together(["memory", "memory"], tmp_path / "settings.json", Lines())
 
 
+def test_children_that_train_have_settings_for_it_unless_somebody_says_otherwise():
+    found = children._environment("contest: look ahead", {"A": "1", "GOMP_SPINCOUNT": "7"})
+    assert found["A"] == "1" and found["GOMP_SPINCOUNT"] == "7"
+    assert int(found["MALLOC_TRIM_THRESHOLD_"]) > int(found["MALLOC_MMAP_THRESHOLD_"])
+    assert children._environment("memory", {"A": "1"}) == {"A": "1"}
+
+
 def test_settings_survive_the_way_to_a_child(tmp_path: Path):
     settings = demo_settings("criteo", "d", recipe=demo_recipe("criteo", 5))
     settings.save(tmp_path / "settings.json")

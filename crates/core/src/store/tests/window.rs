@@ -31,6 +31,29 @@ fn announce(store: &Store, batch: &Batch) -> Option<u64> {
     store.announce(&batches).unwrap()
 }
 
+// Two threads of a pool that compute together waited for each other at every step while the
+// window's had a core.
+#[cfg(target_os = "linux")]
+#[test]
+fn the_windows_threads_give_way_to_others() {
+    let fixture = Fixture::new();
+    let store = fixture.open(&SimMedium::new(7), with_window(16 << 20, 16));
+    let number = announce(&store, &vec![(0, fixture.keys[0][..9].to_vec())]).unwrap();
+    assert!(store.begin(number, LONG).unwrap());
+    let mut found = Vec::new();
+    for task in std::fs::read_dir("/proc/self/task").unwrap() {
+        // A thread of another test may end meanwhile.
+        let Ok(stat) = std::fs::read_to_string(task.unwrap().path().join("stat")) else { continue };
+        let (name, rest) = stat.split_once('(').unwrap().1.rsplit_once(')').unwrap();
+        if name.starts_with("embedrock-") {
+            found.push((name.to_owned(), rest.split_whitespace().nth(16).unwrap().to_owned()));
+        }
+    }
+    for name in ["embedrock-plan", "embedrock-read"] {
+        assert!(found.contains(&(name.into(), "19".into())), "{name} among {found:?}");
+    }
+}
+
 #[test]
 fn batches_that_are_announced_give_what_a_plain_map_holds() {
     let fixture = Fixture::new();

@@ -43,6 +43,10 @@ const BUDGET_PER_WINDOW: u64 = 4;
 /// The part of a window that batches take whose keys were not looked at yet.
 const WINDOW_PER_QUEUE: u64 = 16;
 
+/// The nice value of the window's threads: they have what time others leave.
+#[cfg(all(target_os = "linux", not(miri)))]
+const NICE: i32 = 19;
+
 /// Batches of [`Store::lookahead`] behind the newest one that may still be under way.
 const UNDER_WAY: u64 = 64;
 
@@ -238,9 +242,10 @@ impl Window {
             [("embedrock-plan", planner::run as Run), ("embedrock-read", reader::run as Run)]
         {
             let (shared, store) = (self.shared.clone(), Arc::downgrade(store));
-            let started = std::thread::Builder::new()
-                .name(name.to_owned())
-                .spawn(move || run(&shared, &store));
+            let started = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+                give_way();
+                run(&shared, &store);
+            });
             match started {
                 Ok(handle) => threads.push(handle),
                 Err(error) => {
@@ -251,6 +256,15 @@ impl Window {
         }
         Ok(())
     }
+}
+
+/// Lets threads that compute go before the calling one, which works for batches to come: where
+/// there are no more cores than threads that compute together, all of them wait for one that has to
+/// share its core.
+fn give_way() {
+    // Linux has a nice value for each thread. Refused, this one goes on as eagerly as others.
+    #[cfg(all(target_os = "linux", not(miri)))]
+    let _ = rustix::process::setpriority_process(None, NICE);
 }
 
 impl Shared {

@@ -12,87 +12,32 @@ use std::collections::VecDeque;
 
 /// The fewest entries of a hash table.
 const CAPACITY_MIN: usize = 1 << 6;
-/// Positions go round in the hash table after so many; the ring is shorter.
-const POSITIONS: u64 = 1 << 31;
+/// What an entry of a hash table has for a position and a tag.
+const ENTRY_BITS_MASK: u32 = u32::MAX >> 1;
+/// The most bits of a position, less one: a ring is shorter than 2^31 uses.
+const POSITION_BITS_MAX: u32 = 30;
+/// A table is made anew after so many times the uses that there are, to have no position twice.
+const USES_PER_TABLE: u64 = 4;
+/// Bytes beside a key: after how many batches the row is used again.
+const NEXT_BYTES: usize = 2;
 /// Keys whose lines are asked for together.
 const BLOCK: usize = 16;
 /// A use more batches later than that counts as none.
 const FURTHEST: u64 = crate::cache::BatchNumber::AHEAD_MAX;
 
-/// What a key has beside its lowest 16 bits.
-#[derive(Debug)]
-enum Upper {
-    None,
-    Byte(Vec<u8>),
-    Two(Vec<u16>),
-    Six(Vec<[u16; 3]>),
-}
-
-impl Upper {
-    /// Room for a block of keys of this kind.
-    fn block(&self, uses: usize) -> Self {
-        match self {
-            Self::None => Self::None,
-            Self::Byte(_) => Self::Byte(vec![0; uses]),
-            Self::Two(_) => Self::Two(vec![0; uses]),
-            Self::Six(_) => Self::Six(vec![[0; 3]; uses]),
-        }
-    }
-
-    fn bytes(&self) -> usize {
-        match self {
-            Self::None => 0,
-            Self::Byte(_) => 1,
-            Self::Two(_) => 2,
-            Self::Six(_) => 6,
-        }
-    }
-
-    #[inline(always)]
-    fn set(&mut self, at: usize, upper: u64) {
-        match self {
-            Self::None => {}
-            Self::Byte(all) => all[at] = upper as u8,
-            Self::Two(all) => all[at] = upper as u16,
-            Self::Six(all) => all[at] = [0, 16, 32].map(|shift| (upper >> shift) as u16),
-        }
-    }
-
-    #[inline(always)]
-    fn get(&self, at: usize) -> u64 {
-        match self {
-            Self::None => 0,
-            Self::Byte(all) => all[at].into(),
-            Self::Two(all) => all[at].into(),
-            Self::Six(all) => {
-                let [low, middle, high] = all[at].map(u64::from);
-                high << 32 | middle << 16 | low
-            }
-        }
-    }
-}
-
 /// The fewest and the most uses of a block, powers of two.
 const BLOCK_USES: (usize, usize) = (1 << 6, 1 << 12);
 
-/// Some uses, one beside the other.
-#[derive(Debug)]
-struct Block {
-    /// The lowest bits of the keys.
-    low: Vec<u16>,
-    upper: Upper,
-    /// After how many batches the row is used again.
-    next: Vec<u16>,
-}
-
 /// All uses, the newest behind the oldest, in blocks that come and go one by one: a ring that
-/// moved to a larger place would need both places for a moment.
+/// moved to a larger place would need both places for a moment. Of a use the key lies beside what
+/// is said of it, in little-endian order, so that one line has both.
 #[derive(Debug)]
 struct Ring {
-    blocks: VecDeque<Block>,
+    blocks: VecDeque<Box<[u8]>>,
     /// A block that is free again.
-    spare: Option<Block>,
-    upper: Upper,
+    spare: Option<Box<[u8]>>,
+    /// Bytes of a key.
+    key_bytes: usize,
     /// Uses of a block: 2 to this power.
     shift: u32,
     /// Position of the first place in the first block.
@@ -103,19 +48,21 @@ struct Ring {
 }
 
 impl Ring {
-    fn new(upper: Upper, bytes: u64) -> Self {
-        let fit = bytes as usize / (4 + upper.bytes());
+    fn new(key_bytes: usize, bytes: u64) -> Self {
+        let fit = bytes as usize / (key_bytes + NEXT_BYTES);
         let uses = fit.next_power_of_two().clamp(BLOCK_USES.0, BLOCK_USES.1);
         let shift = uses.trailing_zeros();
-        Self { blocks: VecDeque::new(), spare: None, upper, shift, base: 0, head: 0, tail: 0 }
+        let (blocks, spare) = (VecDeque::new(), None);
+        Self { blocks, spare, key_bytes, shift, base: 0, head: 0, tail: 0 }
     }
 
     fn block_uses(&self) -> usize {
         1 << self.shift
     }
 
+    /// Bytes of a block; what is read of its last key are eight.
     fn block_bytes(&self) -> usize {
-        self.block_uses() * (4 + self.upper.bytes())
+        self.block_uses() * (self.key_bytes + NEXT_BYTES) + 8
     }
 
     fn memory_bytes(&self) -> usize {
@@ -129,36 +76,39 @@ impl Ring {
         blocks.saturating_sub(have) * self.block_bytes()
     }
 
-    /// Block and place in it of a position from `head` to `tail`.
+    /// Block of a position from `head` to `tail`, and where its key begins in it.
     #[inline(always)]
     fn place(&self, position: u64) -> (usize, usize) {
         let from_base = (position - self.base) as usize;
-        (from_base >> self.shift, from_base & (self.block_uses() - 1))
+        let at = from_base & (self.block_uses() - 1);
+        (from_base >> self.shift, at * (self.key_bytes + NEXT_BYTES))
     }
 
     #[inline(always)]
     fn key(&self, position: u64) -> u64 {
         let (block, at) = self.place(position);
-        let block = &self.blocks[block];
-        block.upper.get(at) << 16 | u64::from(block.low[at])
+        let bytes = self.blocks[block][at..].first_chunk().expect("eight bytes follow");
+        u64::from_le_bytes(*bytes) & (u64::MAX >> (64 - 8 * self.key_bytes))
     }
 
     #[inline(always)]
     fn next(&self, position: u64) -> u16 {
         let (block, at) = self.place(position);
-        self.blocks[block].next[at]
+        let bytes = &self.blocks[block][at + self.key_bytes..];
+        u16::from_le_bytes(*bytes.first_chunk().expect("two bytes follow"))
     }
 
     #[inline(always)]
     fn set_next(&mut self, position: u64, next: u16) {
         let (block, at) = self.place(position);
-        self.blocks[block].next[at] = next;
+        let at = at + self.key_bytes;
+        self.blocks[block][at..at + NEXT_BYTES].copy_from_slice(&next.to_le_bytes());
     }
 
     #[inline(always)]
     fn prefetch(&self, position: u64) {
         let (block, at) = self.place(position);
-        prefetch_read(&self.blocks[block].low[at]);
+        prefetch_read(&self.blocks[block][at]);
     }
 
     /// Appends a use.
@@ -169,21 +119,16 @@ impl Ring {
         if block == self.blocks.len() {
             self.add_block();
         }
-        let block = &mut self.blocks[block];
-        block.low[at] = key as u16;
-        block.upper.set(at, key >> 16);
-        block.next[at] = 0;
+        // What lies behind a shorter key is that of uses to come.
+        self.blocks[block][at..at + 8].copy_from_slice(&key.to_le_bytes());
+        self.set_next(position, 0);
         self.tail += 1;
         position
     }
 
     fn add_block(&mut self) {
-        let uses = self.block_uses();
-        let block = self.spare.take().unwrap_or_else(|| Block {
-            low: vec![0; uses],
-            upper: self.upper.block(uses),
-            next: vec![0; uses],
-        });
+        let bytes = self.block_bytes();
+        let block = self.spare.take().unwrap_or_else(|| vec![0; bytes].into());
         self.blocks.push_back(block);
     }
 
@@ -203,9 +148,14 @@ pub(super) struct Uses {
     ring: Ring,
     /// Number of each announced batch that has keys, and the position of its first.
     batches: VecDeque<(u64, u64)>,
-    /// 1 + the position of a key's last use, modulo [`POSITIONS`]; 0 is an empty entry. Entries of
-    /// uses that are over stay until the table is made anew.
+    /// Where each key's last use is: 1 + some bits of the position, and above them bits of the
+    /// key's hash, so that entries of other keys are told without looking at their uses. 0 is an
+    /// empty entry. Entries of uses that are over stay until the table is made anew.
     last: Vec<u32>,
+    /// How many bits of a position an entry has, and the first position that any of them may have:
+    /// no two positions from there to the tail have the same bits.
+    position_bits: u32,
+    since: u64,
     /// Entries that are not empty, and those of them whose uses are not over.
     filled: usize,
     live: usize,
@@ -215,14 +165,21 @@ impl Uses {
     /// Of a table with so many rows, or of any keys. Uses come in blocks of about `block_bytes`, as
     /// far as that is neither very little nor very much.
     pub(super) fn new(rows: Option<u64>, block_bytes: u64) -> Self {
-        let upper = match rows {
-            Some(0..=0x1_0000) => Upper::None,
-            Some(0x1_0001..=0x100_0000) => Upper::Byte(Vec::new()),
-            Some(0x100_0001..=0x1_0000_0000) => Upper::Two(Vec::new()),
-            _ => Upper::Six(Vec::new()),
+        let key_bytes = match rows {
+            Some(0..=0x1_0000) => 2,
+            Some(0x1_0001..=0x100_0000) => 3,
+            Some(0x100_0001..=0x1_0000_0000) => 4,
+            _ => 8,
         };
-        let (ring, last) = (Ring::new(upper, block_bytes), Vec::new());
-        Self { ring, batches: VecDeque::new(), last, filled: 0, live: 0 }
+        Self {
+            ring: Ring::new(key_bytes, block_bytes),
+            batches: VecDeque::new(),
+            last: Vec::new(),
+            position_bits: 0,
+            since: 0,
+            filled: 0,
+            live: 0,
+        }
     }
 
     /// Allocated bytes.
@@ -243,9 +200,10 @@ impl Uses {
         self.ring.growth_for(keys) + table * 4
     }
 
-    /// Whether the hash table has room for so many more keys.
+    /// Whether the hash table has room for so many more keys, and its entries for their positions.
     fn fits(&self, keys: usize) -> bool {
         (self.filled + keys) * 8 <= self.last.len() * 7
+            && self.ring.tail - self.since + keys as u64 <= 1 << self.position_bits
     }
 
     /// Appends a batch with these distinct keys. Calls `first` with each key that no unfinished
@@ -260,11 +218,10 @@ impl Uses {
         self.batches.push_back((number, self.ring.tail));
         for block in keys.chunks(BLOCK) {
             for key in block {
-                prefetch_read(&self.last[self.home(*key)]);
+                prefetch_read(&self.last[self.home(mix(*key, 0))]);
             }
             for key in block {
-                let entry = self.last[self.home(*key)];
-                if let Some(position) = self.position(entry) {
+                if let Some(position) = self.likely_last(*key) {
                     self.ring.prefetch(position);
                 }
             }
@@ -326,22 +283,50 @@ impl Uses {
         (begin < end).then(|| (position(begin), position(end)))
     }
 
-    /// The batch of a use.
+    /// The batch of a use. Batches of one table are of about one size, so it is looked for where it
+    /// would be if they were.
+    #[inline(always)]
     fn batch_at(&self, position: u64) -> u64 {
-        self.batches[self.batches.partition_point(|(_, from)| *from <= position) - 1].0
+        const NEAR: usize = 4;
+        let (batches, first) = (&self.batches, self.batches[0].1);
+        let uses = (self.ring.tail - first).max(1);
+        let guess = (position - first).saturating_mul(batches.len() as u64) / uses;
+        let from = (guess as usize).saturating_sub(NEAR).min(batches.len() - 1);
+        let to = (from + 2 * NEAR).min(batches.len());
+        let is_within = batches[from].1 <= position
+            && batches.get(to).is_none_or(|(_, after)| *after > position);
+        let at = match is_within {
+            true => (from + 1..to).find(|at| batches[*at].1 > position).unwrap_or(to),
+            false => batches.partition_point(|(_, from)| *from <= position),
+        };
+        batches[at - 1].0
     }
 
+    /// Where to begin to look for a key, from its hash.
     #[inline(always)]
-    fn home(&self, key: u64) -> usize {
-        (((mix(key, 0) >> 32) * self.last.len() as u64) >> 32) as usize
+    fn home(&self, hash: u64) -> usize {
+        (((hash >> 32) * self.last.len() as u64) >> 32) as usize
     }
 
-    /// The position that an entry names; `None` of an empty one and of a use that is over.
+    /// The entry of a key with this hash, used last at this position.
     #[inline(always)]
-    fn position(&self, entry: u32) -> Option<u64> {
-        // Of a use that is over it is beyond the tail, unless positions have gone round.
-        let beyond = u64::from(entry.checked_sub(1)?).wrapping_sub(self.ring.head) % POSITIONS;
-        let position = self.ring.head + beyond;
+    fn entry(&self, hash: u64, position: u64) -> u32 {
+        let bits = self.position_bits;
+        let tag = hash as u32 & (ENTRY_BITS_MASK >> bits);
+        (tag << bits | position as u32 & !(u32::MAX << bits)) + 1
+    }
+
+    /// The position that an entry names, if the tag is that of the hash; `None` of an empty one, of
+    /// another key's and of a use that is over.
+    #[inline(always)]
+    fn position(&self, entry: u32, hash: u64) -> Option<u64> {
+        let (entry, bits) = (entry.checked_sub(1)?, self.position_bits);
+        if (entry ^ (hash as u32) << bits) & (ENTRY_BITS_MASK >> bits << bits) != 0 {
+            return None;
+        }
+        // Of a use that is over it is beyond the tail.
+        let mask = (1 << bits) - 1;
+        let position = self.ring.head + (u64::from(entry).wrapping_sub(self.ring.head) & mask);
         (position < self.ring.tail).then_some(position)
     }
 
@@ -351,22 +336,40 @@ impl Uses {
         if at + 1 == self.last.len() { 0 } else { at + 1 }
     }
 
+    /// What is the last use of a key, if no other key has its tag.
+    #[inline(always)]
+    fn likely_last(&self, key: u64) -> Option<u64> {
+        let hash = mix(key, 0);
+        let mut at = self.home(hash);
+        while self.last[at] != 0 {
+            let position = self.position(self.last[at], hash);
+            if position.is_some() {
+                return position;
+            }
+            at = self.after(at);
+        }
+        None
+    }
+
     /// Makes `position` the last use of a key; returns the one before.
     #[inline(always)]
     fn exchange_last(&mut self, key: u64, position: u64) -> Option<u64> {
-        let entry = (position % POSITIONS) as u32 + 1;
-        let mut at = self.home(key);
+        let hash = mix(key, 0);
+        let mut at = self.home(hash);
         loop {
-            let found = std::mem::replace(&mut self.last[at], entry);
+            let found = self.last[at];
             if found == 0 {
+                self.last[at] = self.entry(hash, position);
                 self.filled += 1;
                 self.live += 1;
                 return None;
             }
             // The use itself is in the ring already, but no entry names it.
-            match self.position(found) {
-                Some(before) if self.ring.key(before) == key => return Some(before),
-                _ => self.last[at] = found,
+            if let Some(before) = self.position(found, hash)
+                && self.ring.key(before) == key
+            {
+                self.last[at] = self.entry(hash, position);
+                return Some(before);
             }
             at = self.after(at);
         }
@@ -386,15 +389,19 @@ impl Uses {
             self.last = vec![0; capacity];
         }
         self.filled = 0;
+        self.since = self.ring.head;
+        let uses = self.ring.tail - self.ring.head + keys as u64;
+        self.position_bits = (USES_PER_TABLE * uses).ilog2().min(POSITION_BITS_MAX) + 1;
         for position in self.ring.head..self.ring.tail {
             if self.ring.next(position) != 0 {
                 continue;
             }
-            let mut at = self.home(self.ring.key(position));
+            let hash = mix(self.ring.key(position), 0);
+            let mut at = self.home(hash);
             while self.last[at] != 0 {
                 at = self.after(at);
             }
-            self.last[at] = (position % POSITIONS) as u32 + 1;
+            self.last[at] = self.entry(hash, position);
             self.filled += 1;
         }
         self.live = self.filled;
@@ -496,9 +503,9 @@ mod tests {
 
     #[test]
     fn positions_go_round() {
-        let batches = batches(60, 40, 1);
+        let batches = batches(300, 40, 1);
         let mut uses = Uses::new(Some(1 << 20), 1 << 20);
-        let near = POSITIONS - 300;
+        let near = (1 << 32) - 300;
         (uses.ring.base, uses.ring.head, uses.ring.tail) = (near, near, near);
         for (number, keys) in (0..).zip(&batches) {
             uses.announce(number, keys, |_| ());
@@ -508,6 +515,6 @@ mod tests {
                 });
             }
         }
-        assert!(uses.ring.tail > POSITIONS);
+        assert!(uses.ring.tail - near > 4 << uses.position_bits);
     }
 }
