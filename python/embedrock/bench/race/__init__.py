@@ -190,6 +190,8 @@ class Race:
         self.capacity = self.memory_bytes // self.row_bytes
         self.distinct = self.trace.distinct()
         self.peers: dict[str, Any] = {}
+        self.page_bytes: int | None = None
+        """What `embedrock` chose, for the contestants that announce batches."""
 
     def run(self) -> dict[str, dict[str, Any]]:
         """Results by contestant."""
@@ -273,6 +275,8 @@ class Race:
                 raise process.ContestantError(f"batches of {options.mode} are not announced")
             given = {"lookahead": options.lookahead, "window_group": options.window_group}
             extra |= given | {"window_bytes": options.window_bytes}
+            if self.page_bytes is not None:
+                extra["page_bytes"] = self.page_bytes
         settings = {
             "engine": contestant["engine"],
             "mode": options.mode,
@@ -312,6 +316,8 @@ class Race:
                 f"{best['wait_share']:.0%} of the time"
             )
         self.report.results["mismatches"] += best["mismatches"]
+        if name == "embedrock":
+            self.page_bytes = best["store"]["page_bytes"]
         return best
 
     def _summary(self, raw: dict[str, Any], loaded: dict[str, Any]) -> dict[str, Any]:
