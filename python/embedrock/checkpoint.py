@@ -161,9 +161,10 @@ def save(
     3
     """
     number = whole("step", step, 0)
-    if store.step is not None and number < store.step:
+    last = max((s for s in (store.step, store._pending_step) if s is not None), default=None)
+    if last is not None and number < last:
         raise MisuseError(
-            f"step is {number}, but the last commit in {store.path} is of step {store.step}; "
+            f"step is {number}, but the last commit in {store.path} is of step {last}; "
             f"count on from embedrock.resume(), or open the store with step= to go back"
         )
     states: dict[str, Any] = {"random": _random_state()}

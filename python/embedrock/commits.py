@@ -36,8 +36,9 @@ class Commit:
 class PendingCommit:
     """A commit that the engine writes while training goes on.
 
-    ``Store.commit(wait=False)`` gives it. Dropping it changes nothing: the commit goes on, and what
-    keeps it from becoming durable is raised by the next verb that changes rows.
+    ``Store.commit(wait=False)`` gives it. Dropping it changes nothing: the commit goes on, closing
+    the store waits for it, and what keeps it from becoming durable is raised by the next verb that
+    changes rows. A process that ends before then, and does not close its store, loses it.
 
     >>> _ = table.update([1], np.ones((1, 4), np.float32), lr=0.1)
     >>> pending = store.commit(1, wait=False)
@@ -56,7 +57,7 @@ class PendingCommit:
 
     @property
     def done(self) -> bool:
-        """Whether waiting would return, or raise, at once."""
+        """Whether waiting would return, or raise, at once. Errors: ``ForkedError``."""
         return self._core.done
 
     def wait(self, timeout: float | None = None) -> Commit:
@@ -64,8 +65,9 @@ class PendingCommit:
 
         ``timeout`` are seconds, None: as long as it takes.
 
-        Errors: what kept it from becoming durable, each time (``IoError``, ``FullError``); the
-        store is at an earlier commit then when it is opened again. ``TimeoutError`` when it is not
+        Errors: what kept it from becoming durable, each time (``IoError``, ``PoisonedError`` after
+        an error of another verb); opened again, the store is at an earlier commit, or at this one
+        where the error came after its record. ``TimeoutError`` when it is not
         durable in time, which leaves it as it is; ``ForkedError`` in a forked child.
 
         Blocking: for the disk, without the interpreter lock. Ctrl-C ends the wait.

@@ -77,6 +77,8 @@ class Store:
         self._prefetcher = Prefetcher(core, path)
         self._recordings: tuple[Recording | KeySample, ...] = ()
         self._recordings_lock = threading.Lock()
+        self._pending_step: int | None = None
+        """Step of the last commit that was not waited for."""
         self._run: Run | None = None
         """What a pipeline does on the store (:class:`embedrock.Pipeline`)."""
 
@@ -375,7 +377,9 @@ class Store:
         number, text = whole("step", step, 0), encode_meta(meta)
         if wait:
             return commit_of(self._core.commit(number, text, named))
-        return PendingCommit(self._core.commit_in_background(number, text, named), number)
+        pending = PendingCommit(self._core.commit_in_background(number, text, named), number)
+        self._pending_step = number
+        return pending
 
     def commits(self) -> list[Commit]:
         """The commits that are kept, oldest first."""
@@ -383,7 +387,10 @@ class Store:
 
     @property
     def step(self) -> int | None:
-        """Step of the commit that the store was opened at or made last; None before the first."""
+        """Step of the commit that the store was opened at or that became durable last.
+
+        None before the first.
+        """
         last = self._core.last_commit()
         return None if last is None else int(last["step"])
 

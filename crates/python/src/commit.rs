@@ -17,8 +17,8 @@ pub(crate) struct PendingCommit(pub(crate) core::PendingCommit);
 impl PendingCommit {
     /// True when the commit is durable or has failed.
     #[getter]
-    fn done(&self, py: Python<'_>) -> bool {
-        py.detach(|| self.0.is_done())
+    fn done(&self, py: Python<'_>) -> PyResult<bool> {
+        py.detach(|| self.0.is_done()).or_raise(py)
     }
 
     /// The commit as a dict once it is durable; None when it is not within `timeout` seconds.

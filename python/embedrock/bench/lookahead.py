@@ -3,8 +3,8 @@
 The race's trace, with and without announcing its batches. ``limit_share_window`` is the race's
 ``limit_share`` with the window; it may be above 1, because misses of a group of batches share pages
 and neighbouring pages are read together. ``pages_once_share`` is the share of pages that were read
-once within their group, ``pages_saved_share`` 1 - pages read with the window / without;
-both stores have the pages that were chosen for the first.
+once within their group, ``pages_saved_share`` 1 - pages read with the window / without.
+Pages have 4 KiB in both, because what they share depends on their size (``--page-bytes``).
 ``hit_vs_optimum`` is 1 - (rows loaded - optimum) / optimum, the optimum being that of a cache of as
 many rows that knows as many batches.
 
@@ -28,12 +28,13 @@ ENGINES = "embedrock,embedrock-ahead"
 LENGTHS = [16, 64, 256, 1024]
 GROUPS = [1, 4, 16, 64, 256, 1024]
 AHEAD = "embedrock-ahead"
+PAGE_BYTES = 4096
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of this bench: those of the race."""
     race.add_arguments(parser)
-    parser.set_defaults(engines=ENGINES)
+    parser.set_defaults(engines=ENGINES, page_bytes=PAGE_BYTES)
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
@@ -50,8 +51,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         for name in ("limit_share_window", "pages_once_share", "hit_vs_optimum"):
             report.missing(name, why)
     if getattr(options, "all", False):
-        report.results["lengths"] = _vary(report, options, one.page_bytes, "lookahead", LENGTHS)
-        report.results["groups"] = _vary(report, options, one.page_bytes, "window_group", GROUPS)
+        report.results["lengths"] = _vary(report, options, "lookahead", LENGTHS)
+        report.results["groups"] = _vary(report, options, "window_group", GROUPS)
         if options.png is not None:
             _save_plot(options.png, report.results, without, report.notes)
     for each in found.values():
@@ -106,11 +107,7 @@ def optimum(one: race.Race, with_window: dict[str, Any]) -> dict[str, Any]:
 
 
 def _vary(
-    report: Report,
-    options: argparse.Namespace,
-    page_bytes: int | None,
-    name: str,
-    values: list[int],
+    report: Report, options: argparse.Namespace, name: str, values: list[int]
 ) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for value in values:
@@ -119,9 +116,7 @@ def _vary(
             given["lookahead"] = max(options.lookahead, 3 * value)
         changed = argparse.Namespace(**{**vars(options), **given})
         label = f"{name} {value}"
-        varied = race.Race(report, changed, f"{label}: ")
-        varied.page_bytes = page_bytes
-        ran = varied.run()[AHEAD]
+        ran = race.Race(report, changed, f"{label}: ").run()[AHEAD]
         ran.pop("rates", None)
         found[str(value)] = ran
     return found

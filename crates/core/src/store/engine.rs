@@ -1,7 +1,7 @@
 //! What a store holds in memory: row classes with their cache and log, tables, and the plan that
 //! divides the budget among them.
 //!
-//! Lock order: engine (shared by verbs; taken alone by commit, plan, modify, delete, new tables and
+//! Lock order: engine (shared by verbs; taken alone to capture a commit, by plan, modify, delete, new tables and
 //! close), class lock (the log), journal, then one set of the cache. `ARCHITECTURE.md` has the
 //! rest.
 
@@ -123,8 +123,8 @@ pub(super) struct Class {
     pub(super) tier: Option<Tier>,
     /// Stamp of the next change: batch by batch, position by position.
     pub(super) clock: AtomicU32,
-    /// How far the commit is that is under way, a `CommitStage`. Changed under the class lock, and
-    /// back to none once that commit is recorded.
+    /// How far the class is with the commit that is under way, a `CommitStage`. Changed under the
+    /// class lock, but for the way back from cut to none, once that commit is recorded.
     pub(super) stage: AtomicU8,
     /// Rows that running batches may still make dirty.
     pub(super) promised: AtomicU64,
@@ -233,13 +233,6 @@ impl Class {
     pub(super) fn stage(&self) -> CommitStage {
         // Pairs with the releases where it is set.
         CommitStage::of(self.stage.load(Ordering::Acquire))
-    }
-
-    /// At least [`unwritten_rows`](Self::unwritten_rows), without the class lock.
-    pub(super) fn unwritten_rows_at_most(&self) -> u64 {
-        let tier = self.tier.as_ref();
-        let rows = tier.map_or(0, |tier| tier.cache.dirty_rows() + tier.plan.flush_rows as u64);
-        rows + self.promised.load(Ordering::Relaxed)
     }
 
     /// Rows that storage must have room for: dirty ones, waiting ones, promised ones.

@@ -1,8 +1,8 @@
 //! A store: a directory with tables and one commit history.
 //!
 //! Only this level moves rows between DRAM and storage. [`Store`] is the public face; every verb
-//! may be called from several threads at once. Verbs share the engine, commit and plan take it
-//! alone.
+//! may be called from several threads at once. Verbs share the engine, a commit while it is
+//! captured and a plan take it alone.
 
 mod budget;
 mod check;
@@ -101,7 +101,7 @@ pub(crate) struct Inner {
     /// Seed of all checksums of this store.
     seed: u64,
     pid: u32,
-    /// Shared by verbs; taken alone by commit, plan, modify, delete and close.
+    /// Shared by verbs; taken alone to capture a commit, by plan, modify, delete and close.
     engine: RwLock<Engine>,
     /// Commits, the open journal and what is owed to it.
     history: Mutex<History>,
@@ -272,10 +272,14 @@ impl Store {
     /// *Errors*: `Corrupt` when they do not check. *Blocking*: reads a file.
     pub fn state(&self) -> Result<Vec<(String, Vec<u8>)>> {
         self.inner.check_process()?;
-        let state = self.inner.history.lock().last_state();
-        match state {
-            Some(state) => state::read(&*self.inner.medium, self.inner.seed, &state),
-            None => Ok(Vec::new()),
+        loop {
+            let last = self.inner.history.lock().last_state();
+            let Some(state) = &last else { return Ok(Vec::new()) };
+            let read = state::read(&*self.inner.medium, self.inner.seed, state);
+            // A commit that was made meanwhile may have removed the file.
+            if read.is_ok() || self.inner.history.lock().last_state() == last {
+                return read;
+            }
         }
     }
 

@@ -129,7 +129,8 @@ impl Inner {
     pub(super) fn end_promise(&self, engine: &Engine, keys: &[Keys<'_>]) {
         for batch in keys {
             let class = &engine.classes[batch.table.class];
-            class.promised.fetch_sub(batch.keys.len() as u64, Ordering::Relaxed);
+            // Pairs with the acquire in `changed_at_most`.
+            class.promised.fetch_sub(batch.keys.len() as u64, Ordering::Release);
         }
     }
 

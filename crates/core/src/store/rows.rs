@@ -382,7 +382,12 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
         }
     }
 
+    /// A place in the flush buffer for one more victim.
     fn make_room(&self, log: &mut ClassLog) -> Result<()> {
+        if self.class.stage() != CommitStage::None {
+            // Victims of a commit that is under way are written without the buffer.
+            self.inner.poison_on_error(self.inner.spill_deltas(self.class, log, false))?;
+        }
         match O::AHEAD {
             true if log.buffer.is_full() => self.inner.flush_now(self.engine, self.class, log),
             true => Ok(()),
@@ -691,13 +696,17 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
 }
 
 /// Keeps a victim: one that belongs to the commit under way is written, another dirty one waits in
-/// the flush buffer.
-fn keep(log: &mut ClassLog, class: &Class, victim: RowRef<'_>) -> Result<()> {
+/// the flush buffer, where there is a place for it.
+pub(super) fn keep(log: &mut ClassLog, class: &Class, victim: RowRef<'_>) -> Result<()> {
     if victim.captured && class.stage() == CommitStage::Captured {
-        log.write_row(victim.table, victim.key, victim.origin, victim.words)?;
-    } else {
-        keep_if_dirty(&mut log.buffer, victim);
+        let written = log.write_row(victim.table, victim.key, victim.origin, victim.words);
+        log.owe_cleaning(1);
+        if written.is_err() {
+            keep_if_dirty(&mut log.buffer, victim);
+        }
+        return written.map(drop);
     }
+    keep_if_dirty(&mut log.buffer, victim);
     Ok(())
 }
 

@@ -57,6 +57,7 @@ impl Store {
         let layout = validate(spec)?;
         inner.prepare_writing()?;
         let mut engine = inner.exclusive()?;
+        inner.check_writable()?;
         if engine.tables.iter().any(|t| t.record.spec.name == spec.name) {
             drop(engine);
             return self.table(spec);

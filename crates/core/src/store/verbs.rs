@@ -109,6 +109,7 @@ impl Store {
         let _timed = Timed::new(&self.inner.metrics.verb_ns);
         drop(self.inner.writable_engine()?);
         let engine = self.inner.exclusive()?;
+        self.inner.check_writable()?;
         let table = self.inner.table_of(&engine, table)?;
         check_keys(table, keys)?;
         let mut scratch = Distinct::new();
@@ -146,6 +147,7 @@ impl Store {
         let _timed = Timed::new(&self.inner.metrics.verb_ns);
         drop(self.inner.writable_engine()?);
         let engine = self.inner.exclusive()?;
+        self.inner.check_writable()?;
         let table = self.inner.table_of(&engine, table)?;
         check_keys(table, keys)?;
         let mut scratch = Distinct::new();

@@ -1,7 +1,8 @@
 //! Filling the cache from storage in the order of the file, which a device reads many times faster
 //! than rows one by one.
 
-use super::engine::{Class, Engine, keep_if_dirty};
+use super::engine::{Class, Engine};
+use super::rows::keep;
 use super::{Inner, Store};
 use crate::error::Result;
 use crate::metrics::Timed;
@@ -113,8 +114,8 @@ impl Inner {
                 continue;
             }
             self.make_room(engine, class, &mut log)?;
-            self.poison_on_error(self.finish_captured(engine, class, &mut log))?;
-            let buffer = &mut log.buffer;
+            let log = &mut *log;
+            let mut kept = Ok(());
             cache.admit(
                 table.locate(cache, key),
                 id,
@@ -128,9 +129,10 @@ impl Inner {
                 },
                 |victim| {
                     evicted += 1;
-                    keep_if_dirty(buffer, victim);
+                    kept = keep(log, class, victim);
                 },
             );
+            self.poison_on_error(kept)?;
         }
         self.metrics.loaded.fetch_add(loaded, Ordering::Relaxed);
         self.metrics.evicted.fetch_add(evicted, Ordering::Relaxed);

@@ -90,6 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--window-group", type=int, default=256, help="of them, read together")
     parser.add_argument("--window-bytes", type=int, help="memory of its window (a quarter)")
+    parser.add_argument("--page-bytes", type=int, help="embedrock's pages (as it chooses them)")
     add_peer_arguments(parser, PEER_SECONDS_MAX)
     parser.add_argument(
         "--device-slice",
@@ -190,8 +191,6 @@ class Race:
         self.capacity = self.memory_bytes // self.row_bytes
         self.distinct = self.trace.distinct()
         self.peers: dict[str, Any] = {}
-        self.page_bytes: int | None = None
-        """What `embedrock` chose, for the contestants that announce batches."""
 
     def run(self) -> dict[str, dict[str, Any]]:
         """Results by contestant."""
@@ -275,8 +274,8 @@ class Race:
                 raise process.ContestantError(f"batches of {options.mode} are not announced")
             given = {"lookahead": options.lookahead, "window_group": options.window_group}
             extra |= given | {"window_bytes": options.window_bytes}
-            if self.page_bytes is not None:
-                extra["page_bytes"] = self.page_bytes
+        if contestant["engine"] == "embedrock" and options.page_bytes is not None:
+            extra["page_bytes"] = options.page_bytes
         settings = {
             "engine": contestant["engine"],
             "mode": options.mode,
@@ -316,8 +315,6 @@ class Race:
                 f"{best['wait_share']:.0%} of the time"
             )
         self.report.results["mismatches"] += best["mismatches"]
-        if name == "embedrock":
-            self.page_bytes = best["store"]["page_bytes"]
         return best
 
     def _summary(self, raw: dict[str, Any], loaded: dict[str, Any]) -> dict[str, Any]:

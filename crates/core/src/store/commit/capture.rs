@@ -9,7 +9,7 @@
 //! belongs to the next commit; its deltas wait in memory until this commit is recorded.
 
 use super::super::Inner;
-use super::super::engine::{Class, Engine};
+use super::super::engine::{Class, Engine, Table};
 use super::super::journal::ClassCounters;
 use super::super::rows::Keys;
 use crate::cache::{Cache, RowRef};
@@ -17,11 +17,14 @@ use crate::error::Result;
 use crate::storage::log::{ClassLog, TableIndex};
 use parking_lot::MutexGuard;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// Rows that a commit cleans for each row of a batch that was refused as `Full`.
 const CLEANED_PER_REFUSED_ROW: u64 = 4;
 /// Rows that are written at once while verbs wait for the class lock, at most.
 const PORTION_ROWS: usize = 256;
+/// How long the commit's thread waits for a class before it looks whether a verb has cut it.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
 /// Rows that are sorted at once, at least.
 const SORT_ROWS_MIN: usize = 1 << 16;
 
@@ -131,10 +134,20 @@ impl Inner {
             let most = tier.plan.flush_rows.min(PORTION_ROWS);
             portions.get_or_insert_with(new).next(&tier.cache, most)
         });
-        let mut log = class.lock(&self.metrics);
+        // Never waits for a class that is cut: who holds it may wait for the record.
+        let mut log = loop {
+            if class.stage() != CommitStage::Captured {
+                return Ok(true); // a verb has done the rest
+            }
+            if let Some(log) = class.log.try_lock_for(LOOK_AGAIN) {
+                break log;
+            }
+        };
         if class.stage() != CommitStage::Captured {
-            return Ok(true); // a verb has done the rest
+            return Ok(true);
         }
+        // What a verb could not write of this commit is lost to it.
+        self.check_writable()?;
         match rows {
             Some(rows) => self.write_slots(engine, class, &mut log, rows)?,
             None => self.cut(engine, class, &mut log)?,
@@ -181,16 +194,18 @@ impl Inner {
         log: &mut ClassLog,
         rows: &[(u32, u32)],
     ) -> Result<()> {
+        let mut written = 0;
         for (_, slot) in rows {
             let mut result = Ok(());
-            class.cache().write_back(*slot, |row| match row.captured {
+            let stored = class.cache().write_back(*slot, |row| match row.captured {
                 true => write(log, row, &mut result),
                 false => None,
             });
             result?;
+            written += u64::from(stored.is_some());
         }
         self.spill_deltas(class, log, false)?;
-        self.clean_for(engine, class, log, rows.len() as u64)
+        self.clean_for(engine, class, log, written)
     }
 
     /// Writes those of a batch's rows that are captured, so that the batch may change them.
@@ -201,31 +216,47 @@ impl Inner {
     ) -> Result<()> {
         for Keys { table, keys } in batches {
             let class = &engine.classes[table.class];
-            if class.stage() != CommitStage::Captured {
-                continue;
+            let Some(tier) = &class.tier else { continue };
+            for keys in keys.chunks(tier.plan.flush_rows.max(1)) {
+                if class.stage() != CommitStage::Captured {
+                    break;
+                }
+                let mut log = class.lock(&self.metrics);
+                // Poisoned before the lock is released, or the commit would be recorded without.
+                let written = self.write_keys(engine, class, &mut log, table, keys);
+                self.poison_on_error(written)?;
             }
-            let (cache, mut log) = (class.cache(), class.lock(&self.metrics));
-            if class.stage() != CommitStage::Captured {
-                continue;
-            }
-            let (mut written, mut result) = (0, Ok(()));
-            cache.staged(
-                keys.len(),
-                true,
-                |i| table.locate(cache, keys[i]),
-                |i, at| {
-                    if result.is_ok() {
-                        let write = |row: RowRef<'_>| write(&mut log, row, &mut result);
-                        let found = cache.write_captured(at, table.id(), keys[i], write);
-                        written += u64::from(found.is_some());
-                    }
-                },
-            );
-            result?;
-            self.spill_deltas(class, &mut log, false)?;
-            self.clean_for(engine, class, &mut log, written)?;
         }
         Ok(())
+    }
+
+    fn write_keys(
+        &self,
+        engine: &Engine,
+        class: &Class,
+        log: &mut ClassLog,
+        table: &Table,
+        keys: &[u64],
+    ) -> Result<()> {
+        if class.stage() != CommitStage::Captured {
+            return Ok(());
+        }
+        let (cache, mut written, mut result) = (class.cache(), 0, Ok(()));
+        cache.staged(
+            keys.len(),
+            true,
+            |i| table.locate(cache, keys[i]),
+            |i, at| {
+                if result.is_ok() {
+                    let write = |row: RowRef<'_>| write(log, row, &mut result);
+                    let found = cache.write_captured(at, table.id(), keys[i], write);
+                    written += u64::from(found.is_some());
+                }
+            },
+        );
+        result?;
+        self.spill_deltas(class, log, false)?;
+        self.clean_for(engine, class, log, written)
     }
 
     /// Pays for the rows that were refused as `Full` since the last commit with cleaning.

@@ -1,7 +1,7 @@
 //! The journal's cycles: each file holds every piece of every index once, written a few at each
 //! commit, so that older files can go. And what goes when a commit is not kept any more.
 
-use super::super::engine::{Class, Engine, Table};
+use super::super::engine::{Class, Engine, Table, Tier};
 use super::super::journal::{
     JournalFile, RecordKind, TableRecord, name_of, number_of, piece_header,
 };
@@ -39,10 +39,8 @@ impl Inner {
         } else {
             (self.pieces_per_delta() * history.epoch_deltas).max(PIECE_BYTES_MIN)
         };
-        let dirty = |class: &Class| class.tier.as_ref().map_or(0, |tier| tier.cache.dirty_rows());
-        let dirty: u64 = engine.classes.iter().map(dirty).sum();
         // Pieces are worth only room that rows to be written and the commit itself do not need.
-        let kept = dirty * JOURNAL_BYTES_PER_ROW + JOURNAL_BYTES_PER_COMMIT;
+        let kept = self.changed_at_most(engine) * JOURNAL_BYTES_PER_ROW + JOURNAL_BYTES_PER_COMMIT;
         // Class by class, as they are cut, so that one commit can write all.
         let mut tables: Vec<&Table> = engine.tables.iter().collect();
         tables.sort_by_key(|table| table.class);
@@ -152,11 +150,7 @@ impl Inner {
             (most + history.journal().unused_bytes()).saturating_sub(used)
         });
         // Rows that were changed meanwhile have room for their deltas in the old file.
-        let changed: u64 = match self.rows_since_commit.load(Ordering::Relaxed) {
-            0 => engine.classes.iter().map(|c| c.promised.load(Ordering::Relaxed)).sum(),
-            _ => engine.classes.iter().map(Class::unwritten_rows_at_most).sum(),
-        };
-        let deltas = changed * JOURNAL_BYTES_PER_ROW;
+        let deltas = self.changed_at_most(engine) * JOURNAL_BYTES_PER_ROW;
         if room < index + deltas + 2 * JOURNAL_BYTES_PER_COMMIT {
             return Ok(());
         }
@@ -178,6 +172,21 @@ impl Inner {
         history.cycle_deltas = 0;
         history.cycle_pieces = 0;
         Ok(())
+    }
+
+    /// Rows that are still to be written, at most, without a class lock. Flush buffers are empty
+    /// when no verb has changed anything since the commit was captured.
+    fn changed_at_most(&self, engine: &Engine) -> u64 {
+        // Pairs with the release in `end_promise`: a batch is noted before its promise ends.
+        let promised = |class: &Class| class.promised.load(Ordering::Acquire);
+        let promised: u64 = engine.classes.iter().map(promised).sum();
+        let changed = self.rows_since_commit.load(Ordering::Relaxed) > 0;
+        let unwritten = |tier: &Tier| {
+            let waiting = if changed { tier.plan.flush_rows as u64 } else { 0 };
+            tier.cache.dirty_rows() + waiting
+        };
+        let tiers = engine.classes.iter().filter_map(|class| class.tier.as_ref());
+        promised + tiers.map(unwritten).sum::<u64>()
     }
 
     /// A new journal file that begins with the catalog, with room for `reserved` bytes more.

@@ -82,8 +82,9 @@ impl History {
 
     pub(in crate::store) fn disk_bytes(&self) -> u64 {
         let journal = self.journal.as_ref().map_or(0, JournalFile::disk_bytes);
-        let states: u64 =
-            self.kept.iter().map(|c| c.state.as_ref().map_or(0, StateRef::bytes)).sum();
+        let kept = self.kept.iter().map(|commit| commit.state.as_ref());
+        let under_way = self.under_way.iter().map(|commit| commit.state.as_ref());
+        let states: u64 = kept.chain(under_way).flatten().map(StateRef::bytes).sum();
         journal + self.old_journal_bytes + states
     }
 

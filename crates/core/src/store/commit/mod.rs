@@ -87,9 +87,6 @@ impl Inner {
     /// Captures what belongs to a commit.
     pub(super) fn capture(&self, step: u64, meta: &str, state: &[(&str, &[u8])]) -> Result<Work> {
         drop(self.writable_engine()?);
-        let engine = self.exclusive()?;
-        self.check_writable()?;
-        self.prepare_writing()?;
         if meta.len() > META_BYTES_MAX {
             bail!(
                 Misuse,
@@ -97,6 +94,9 @@ impl Inner {
                 meta.len()
             );
         }
+        let engine = self.exclusive()?;
+        self.check_writable()?;
+        self.prepare_writing()?;
         let _guard = self.poison_on_panic();
         let sequence = self.history.lock().next_sequence;
         let state_bytes: u64 = state.iter().map(|(_, bytes)| bytes.len() as u64).sum();
@@ -126,8 +126,13 @@ impl Inner {
         state: Option<state::Written>,
     ) -> Result<()> {
         for class in &engine.classes {
-            if let Some(tier) = &class.tier {
+            if class.tier.is_some() {
                 self.flush_now(engine, class, &mut class.log.lock())?;
+            }
+        }
+        // Nothing fails from here on.
+        for class in &engine.classes {
+            if let Some(tier) = &class.tier {
                 tier.cache.capture();
             }
             class.stage.store(CommitStage::Captured as u8, Ordering::Release);
@@ -162,12 +167,13 @@ impl Inner {
 
     /// Does what is left of a captured commit. The caller holds no lock of the store.
     pub(super) fn complete(&self, mut work: Work) -> Result<CommitInfo> {
-        let _over = CommitOver(self);
+        let mut over = CommitOver { inner: self, made: false };
         loop {
             // Verbs may wait for this commit while somebody else waits to be alone.
             let engine = self.engine.read_recursive();
             let _guard = self.poison_on_panic();
             if let Some(info) = self.poison_on_error(self.commit_step(&engine, &mut work))? {
+                over.made = true;
                 return Ok(info);
             }
         }
@@ -213,6 +219,8 @@ impl Inner {
             self.medium.sync_dir()?;
         }
         journal.sync()?;
+        // A verb may have failed to write what belongs to this commit.
+        self.check_writable()?;
         let oldest_kept = record.oldest_kept;
         {
             let mut history = self.history.lock();
@@ -246,19 +254,15 @@ impl Inner {
             self.drop_old_files(history, oldest_kept, released)?;
             self.begin_cycle_if_due(engine, history, &made)?;
         }
-        self.end_stages(engine);
-        for class in &engine.classes {
-            class.log.lock().segments.drop_commits_before(released);
-        }
-        Ok(info)
-    }
-
-    /// Lets the next commit's deltas go to the journal.
-    fn end_stages(&self, engine: &Engine) {
+        // All are cut. Not under the class locks: who holds one may wait for what comes next.
         for class in &engine.classes {
             class.stage.store(CommitStage::None as u8, Ordering::Release);
         }
         self.committing.recorded();
+        for class in &engine.classes {
+            class.log.lock().segments.drop_commits_before(released);
+        }
+        Ok(info)
     }
 
     /// Waits until the commit that is under way is recorded, or has failed. Its thread takes no
@@ -315,17 +319,29 @@ impl Inner {
 }
 
 /// Ends a commit, however it went: one that failed gives back what it would have made durable.
-struct CommitOver<'a>(&'a Inner);
+struct CommitOver<'a> {
+    inner: &'a Inner,
+    made: bool,
+}
 
 impl Drop for CommitOver<'_> {
     fn drop(&mut self) {
-        let inner = self.0;
-        let failed = inner.history.lock().under_way.take();
-        if let Some(failed) = failed {
-            inner.batches_since_commit.fetch_add(failed.batches, Ordering::Relaxed);
-            inner.rows_since_commit.fetch_add(failed.rows, Ordering::Relaxed);
+        let inner = self.inner;
+        if !self.made {
+            // Who waits for the record goes on first, and gives up its class.
+            inner.committing.recorded();
+            let engine = inner.engine.read_recursive();
+            for class in &engine.classes {
+                let _log = class.log.lock();
+                class.stage.store(CommitStage::None as u8, Ordering::Release);
+            }
+            drop(engine);
+            let failed = inner.history.lock().under_way.take();
+            if let Some(failed) = failed {
+                inner.batches_since_commit.fetch_add(failed.batches, Ordering::Relaxed);
+                inner.rows_since_commit.fetch_add(failed.rows, Ordering::Relaxed);
+            }
         }
-        inner.end_stages(&inner.engine.read_recursive());
         inner.committing.over();
     }
 }

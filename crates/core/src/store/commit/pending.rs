@@ -86,6 +86,8 @@ impl PendingCommit {
                 let Some((store, work)) = slot.lock().take() else { return };
                 let unsaid = Unsaid(&shared);
                 let made = store.inner.complete(work);
+                // Who hears of it may open the store again.
+                drop(store);
                 unsaid.tell(made.map_err(|error| (error.kind(), error.message().to_owned())));
             }
         };
@@ -104,14 +106,7 @@ impl PendingCommit {
     /// *Errors*: what kept it from becoming durable, at every call; `Forked` in a process that was
     /// forked since, where nobody works on it.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<Option<CommitInfo>> {
-        if self.pid != std::process::id() {
-            bail!(
-                Forked,
-                "the commit runs in process {}, this is its forked child {}; wait for it there",
-                self.pid,
-                std::process::id()
-            );
-        }
+        self.check_process()?;
         let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mut outcome = self.shared.outcome.lock();
         while outcome.is_none() {
@@ -131,9 +126,22 @@ impl PendingCommit {
         }
     }
 
-    /// True when the commit is durable or has failed.
-    pub fn is_done(&self) -> bool {
-        self.shared.outcome.lock().is_some()
+    /// True when the commit is durable or has failed. *Errors*: `Forked`, as `wait`.
+    pub fn is_done(&self) -> Result<bool> {
+        self.check_process()?;
+        Ok(self.shared.outcome.lock().is_some())
+    }
+
+    fn check_process(&self) -> Result<()> {
+        if self.pid != std::process::id() {
+            bail!(
+                Forked,
+                "the commit runs in process {}, this is its forked child {}; wait for it there",
+                self.pid,
+                std::process::id()
+            );
+        }
+        Ok(())
     }
 }
 

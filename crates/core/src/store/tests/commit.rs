@@ -177,6 +177,125 @@ fn a_commit_in_background_never_parts_a_batch() {
     assert_eq!(values(&store, a), values(&store, b));
 }
 
+/// A verb that has cut one class, and waits for the record with its lock, while the commit's thread
+/// is still at another class.
+#[test]
+fn a_verb_that_waits_for_the_record_does_not_keep_it_from_being_made() {
+    let medium = SimMedium::new(11);
+    let store = Store::open_on(Arc::new(medium.clone()), options(1 << 20)).unwrap();
+    let table = |name: &str, kind| store.table(&spec(name, Some(60_000), kind)).unwrap();
+    let (first, second) = (table("a", OptimizerKind::Adagrad), table("b", OptimizerKind::Sgd));
+    let put = |table, keys: std::ops::Range<u64>| {
+        let keys: Vec<u64> = keys.collect();
+        let values = vec![1.0; keys.len() * DIM];
+        let (state, non_finite) = (None, NonFinite::Refuse);
+        let values = &values[..];
+        let batch = PutBatch { table, keys: &keys, values, state, reset_state: true, non_finite };
+        store.put(&[batch]).unwrap();
+    };
+    put(first, 0..5_000);
+    put(second, 0..5_000);
+    let work = store.inner.capture(1, "", &[]).unwrap();
+    let told = std::thread::scope(|scope| {
+        // So much goes through the second class that it is cut, and has to wait.
+        let verb = scope.spawn(|| put(second, 5_000..60_000));
+        let begin = std::time::Instant::now();
+        let is_cut = || store.inner.engine.read_recursive().classes[1].stage() == CommitStage::Cut;
+        while !is_cut() {
+            assert!(begin.elapsed() < Duration::from_secs(20), "the second class is not cut");
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!verb.is_finished(), "the verb did not have to wait");
+        let (told, made) = std::sync::mpsc::channel();
+        let inner = store.clone();
+        std::thread::spawn(move || told.send(inner.inner.complete(work)));
+        let made = made.recv_timeout(Duration::from_secs(20));
+        if made.is_err() {
+            // The scope would wait for ever.
+            eprintln!("the commit and the verb wait for each other");
+            std::process::abort();
+        }
+        made.unwrap()
+    });
+    assert_eq!(told.unwrap().step, 1);
+    assert_eq!(store.len(second).unwrap(), 60_000);
+    let survivor = Store::open_on(Arc::new(medium.reboot(1)), options(1 << 20)).unwrap();
+    assert_eq!((survivor.len(first).unwrap(), survivor.len(second).unwrap()), (5_000, 5_000));
+}
+
+/// Errors of the device that verbs meet while a commit is under way: it is not made without what
+/// they could not write.
+#[test]
+fn a_commit_part_of_which_a_verb_could_not_write_is_not_made() {
+    let fixture = Fixture::new();
+    let (mut failed, mut made) = (0, 0);
+    for n in 1..160 {
+        let medium = SimMedium::new(n);
+        let (mut random, mut model) = (Random(n), Model::default());
+        let store = fixture.open(&medium, options(tight()));
+        for _ in 0..12 {
+            verb(&fixture, &store, &mut model, &mut random);
+        }
+        store.commit(1, "", &[]).unwrap();
+        let first = model.clone();
+        for _ in 0..12 {
+            verb(&fixture, &store, &mut model, &mut random);
+        }
+        let Ok(work) = store.inner.capture(2, "", &[]) else { continue };
+        let captured = model.clone();
+        let go = AtomicBool::new(false);
+        medium.fail_write(n % 40 + 1);
+        let told = std::thread::scope(|scope| {
+            let completed = scope.spawn(|| {
+                while !go.load(Ordering::Acquire) {
+                    std::thread::sleep(Duration::from_micros(20));
+                }
+                store.inner.complete(work)
+            });
+            let ended = SetOnDrop(&go);
+            // A verb may cut a class; it must not then have to wait for this thread.
+            for _ in 0..random.below(4) {
+                let table = random.below(fixture.specs.len() as u64) as usize;
+                let keys = fixture.pick(&mut random, table, 30);
+                let gradients = vec![0.5; keys.len() * DIM];
+                let _ = store.update(&[UpdateBatch {
+                    table: TableId(table as u16),
+                    keys: &keys,
+                    gradients: &gradients,
+                    hyper: HYPER,
+                    non_finite: NonFinite::Refuse,
+                    step: None,
+                }]);
+            }
+            drop(ended);
+            completed.join().unwrap()
+        });
+        failed += u64::from(told.is_err());
+        made += u64::from(told.is_ok());
+        // Whatever happened, reads go on; a page that could not be written is known to be missing.
+        let keys = &fixture.keys[0];
+        let mut values = vec![0.0; keys.len() * DIM];
+        let get = GetBatch { table: TableId(0), keys, values: (&mut values).into(), state: None };
+        if let Err(error) = store.get(&mut [get]) {
+            assert!(told.is_err() && error.kind() == ErrorKind::Corrupt, "seed {n}: {error}");
+        }
+        let _ = store.close();
+        let survivor = Store::open_on(Arc::new(medium.reboot(n)), options(tight())).unwrap();
+        match survivor.last_commit().unwrap().step {
+            1 => {
+                assert!(told.is_err(), "seed {n}: the commit was told and is gone");
+                fixture.check_all(&survivor, &first);
+            }
+            step => {
+                assert_eq!(step, 2);
+                fixture.check_all(&survivor, &captured);
+            }
+        }
+    }
+    assert!(failed > 20 && made > 20, "{failed} commits failed, {made} were made");
+}
+
 /// Errors of the device while a commit runs by itself: told by the handle and by later changes;
 /// reads go on, and the store is at an earlier commit when it is opened again.
 #[test]
@@ -208,7 +327,7 @@ fn an_error_of_a_commit_in_background_is_told_by_handle_and_next_change() {
             let Err(error) = told else { continue };
             failed += 1;
             assert_eq!(error.kind(), ErrorKind::Io, "{error}");
-            assert!(pending.is_done() && pending.wait(None).is_err());
+            assert!(pending.is_done().unwrap() && pending.wait(None).is_err());
             assert_eq!(store.uncommitted(), lost);
             let refused = store.update(&[]).unwrap_err();
             assert_eq!(refused.kind(), ErrorKind::Poisoned);

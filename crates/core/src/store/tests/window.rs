@@ -17,7 +17,7 @@ fn draw(fixture: &Fixture, random: &mut Random, batches: usize) -> Vec<Batch> {
         let first = random.below(fixture.specs.len() as u64) as usize;
         let tables = 1 + random.below(3) as usize;
         let table = |i| (first + i) % fixture.specs.len();
-        (0..tables).map(|i| (table(i), fixture.pick(random, table(i), 80))).collect()
+        (0..tables).map(|i| (table(i), fixture.pick(random, table(i), 30))).collect()
     };
     (0..batches).map(|_| one()).collect()
 }
@@ -100,7 +100,8 @@ fn batches_that_are_announced_give_what_a_plain_map_holds() {
             }
             match random.below(40) {
                 0..=4 => fixture.step(&store, &mut model, &mut random),
-                5 => drop(store.commit(i as u64, "", &[]).unwrap()),
+                5 if i % 2 == 0 => drop(store.commit(i as u64, "", &[]).unwrap()),
+                5 => drop(store.commit_in_background(i as u64, "", &[]).unwrap()),
                 6 => {
                     store.clear_announced().unwrap();
                     numbers.iter_mut().skip(i + 1).for_each(|number| *number = None);
@@ -173,6 +174,29 @@ fn what_is_read_ahead_is_there_when_it_is_used() {
 }
 
 /// A get of announced keys begins and finishes batches by itself, of several tables in turn.
+/// What is read ahead would drive out what is used before it.
+#[test]
+fn batches_of_which_a_cache_holds_too_few_are_passed_over() {
+    let fixture = Fixture::new();
+    let store = fixture.open(&SimMedium::new(9), with_window(tight(), 16));
+    let capacity = store.stats().unwrap().classes[0].cache_capacity as usize;
+    let keys = |n: usize| (0..700u64).cycle().take(n).collect::<Vec<_>>();
+    let large = vec![(0, keys(capacity / 4 + 1))];
+    for _ in 0..3 {
+        announce(&store, &large).unwrap();
+    }
+    let last = announce(&store, &large).unwrap();
+    store.begin(last, LONG).unwrap();
+    let stats = store.window_stats().unwrap();
+    assert_eq!((stats.skipped, stats.rows_loaded, stats.memory_bytes), (4, 0, 0), "{stats:?}");
+    store.finish(last).unwrap();
+    // Keys that occur often are few.
+    let number = announce(&store, &vec![(0, [5; 2000].to_vec())]).unwrap();
+    store.begin(number, LONG).unwrap();
+    let stats = store.window_stats().unwrap();
+    assert_eq!((stats.skipped, stats.distinct), (4, 1), "{stats:?}");
+}
+
 #[test]
 fn announcements_of_single_gets_are_used_up_by_them() {
     let fixture = Fixture::new();

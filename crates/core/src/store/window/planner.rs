@@ -16,6 +16,10 @@ use std::sync::atomic::Ordering;
 
 /// A group needs at most this part of the rows that the caches can hold.
 const CACHE_PER_GROUP: u64 = 8;
+/// Batches are read ahead where a cache holds the rows of so many. A training read 2.1 times as
+/// many pages with look-ahead as without where it held 2.4, 1.5 times where it held 3.0, 1.2 times,
+/// and waited half as long, where it held 6.7.
+const BATCHES_MIN: u64 = 4;
 /// A group is at most this part of what is announced: what comes after it says what to keep.
 const ANNOUNCED_PER_GROUP: u64 = 3;
 
@@ -63,7 +67,9 @@ struct Plan {
     /// Bytes that the window may take, and takes beside uses and groups.
     most_bytes: u64,
     fixed_bytes: u64,
-    /// The budget leaves no room for a window: all batches are passed over.
+    /// The caches hold too few batches like the last that was announced.
+    crowded: bool,
+    /// So it is, or the budget leaves no room for a window: all batches are passed over.
     off: bool,
     distinct: Distinct,
     keys: Vec<u64>,
@@ -157,6 +163,9 @@ impl Plan {
 
     fn run(&mut self, task: Task, shared: &Shared, inner: &Inner) -> Result<()> {
         let engine = inner.planned_engine()?;
+        if let Task::Announce(batch) = &task {
+            self.crowded = self.crowds(&engine, batch);
+        }
         self.prepare(inner, &engine)?;
         match task {
             Task::Clear(number) => self.clear(&engine, number),
@@ -175,6 +184,22 @@ impl Plan {
         Ok(())
     }
 
+    /// Whether a cache holds the rows of fewer than [`BATCHES_MIN`] such batches. What is read ahead
+    /// then drives out what is used before it.
+    fn crowds(&mut self, engine: &Engine, batch: &Announced) -> bool {
+        let class_of = |id: TableId| engine.table(id.0).map(|table| table.class);
+        engine.classes.iter().enumerate().any(|(at, class)| {
+            let most = (class.cache().row_capacity() / BATCHES_MIN) as usize;
+            let here = || batch.parts.iter().filter(move |(id, _)| class_of(*id) == Some(at));
+            let keys = |(_, keys): &(TableId, Vec<u64>)| keys.len();
+            if here().map(keys).sum::<usize>() <= most {
+                return false;
+            }
+            let distinct: usize = here().map(|(_, keys)| self.distinct.run(keys).0.len()).sum();
+            distinct > most
+        })
+    }
+
     /// Gives every class what the window needs of it. A plan that was made meanwhile has taken it
     /// away.
     fn prepare(&mut self, inner: &Inner, engine: &Engine) -> Result<()> {
@@ -189,7 +214,7 @@ impl Plan {
             + super::reader::SCRATCH_BYTES.min(self.most_bytes / super::WINDOW_PER_QUEUE)
             + caches().map(|cache| cache.next_use_bytes()).sum::<u64>()
             + engine.classes.iter().map(|class| class.ahead_bytes(share)).sum::<u64>();
-        self.off = self.fixed_bytes > self.most_bytes / 4 * 3;
+        self.off = self.crowded || self.fixed_bytes > self.most_bytes / 4 * 3;
         let used = engine.memory().total() - engine.window_bytes.load(Ordering::Relaxed);
         let giveable: u64 = caches().map(|cache| cache.giveable_bytes()).sum();
         self.off |= used + self.bytes() > engine.budget_bytes + giveable;
