@@ -8,6 +8,9 @@ Pages have 4 KiB in both, because what they share depends on their size (``--pag
 ``hit_vs_optimum`` is 1 - (rows loaded - optimum) / optimum, the optimum being that of a cache of as
 many rows that knows as many batches.
 
+``overhead_resident`` is what a step of training costs more with look-ahead and pipeline where every
+row is in memory: DLRM in Criteo's shape (``embedrock demo --criteo-shaped``).
+
 With ``--all`` the window's length and the number of batches that it reads together vary.
 """
 
@@ -17,7 +20,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from embedrock.bench import race
+from embedrock.bench import race, resident
 from embedrock.bench.common import Report
 from embedrock.bench.plots import pyplot_or_note, save
 from embedrock.optimum import horizon_hits
@@ -34,6 +37,12 @@ PAGE_BYTES = 4096
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of this bench: those of the race."""
     race.add_arguments(parser)
+    parser.add_argument(
+        "--training",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="measure overhead_resident, for which a model is trained, too",
+    )
     parser.set_defaults(engines=ENGINES, page_bytes=PAGE_BYTES)
 
 
@@ -55,6 +64,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         report.results["groups"] = _vary(report, options, "window_group", GROUPS)
         if options.png is not None:
             _save_plot(options.png, report.results, without, report.notes)
+    if options.training:
+        resident.overhead(report, options)
     for each in found.values():
         each.pop("rates", None)
     return report.finish()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from embedrock.demo.paths import CONTESTANTS, OUT_OF_CORE, WHOLE_BUDGET
+from embedrock.demo.paths import CONTESTANTS, OUT_OF_CORE, WHOLE_AHEAD, WHOLE_BUDGET
 from embedrock.demo.settings import DemoSettings, Settings, ShapedSettings
 from embedrock.errors import EmbedrockError
 from embedrock.progress import JsonLines, Sink
@@ -79,7 +79,7 @@ _PIECES: dict[str, Callable[[Any, JsonLines], dict[str, Any]]] = {
     piece.__name__: piece
     for piece in (out_of_core, whole_budget, without_fillers, in_memory, memory)
 }
-_PIECES |= {f"contest: {name}": _contest(name) for name in CONTESTANTS}
+_PIECES |= {f"contest: {name}": _contest(name) for name in (*CONTESTANTS, WHOLE_AHEAD)}
 
 
 def main(name: str, settings_path: str) -> int:

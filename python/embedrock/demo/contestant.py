@@ -22,7 +22,7 @@ import embedrock
 from embedrock.bench.noise import Timed
 from embedrock.data import Batch, Dataset
 from embedrock.demo import models, process, stores
-from embedrock.demo.paths import LOOK_AHEAD, PLAIN_TORCH, WHOLE_BUDGET
+from embedrock.demo.paths import LOOK_AHEAD, PLAIN_TORCH, WHOLE_AHEAD, WHOLE_BUDGET
 from embedrock.demo.settings import Keys, Settings, ShapedSettings
 from embedrock.progress import JsonLines, Sink, Task
 from embedrock.store import Store
@@ -34,6 +34,8 @@ _EVALUATION_BATCH = 1024
 #: Batches that are announced ahead, as far as the window holds them.
 _DEPTH = 512
 _STEPS_PER_POINT = 5
+#: Batches that may be drawn beyond those announced: the one at hand, and those that a pipeline holds.
+_DRAWN_BEYOND = 8
 
 
 def serve(settings: Settings, name: str, sink: JsonLines, commands: TextIO) -> dict[str, Any]:
@@ -65,25 +67,29 @@ class _Contestant:
         if name == PLAIN_TORCH:
             self._trainer = _in_memory(settings, self._dataset, keys, sink, name)
         else:
-            budget = "100%" if name == WHOLE_BUDGET else settings.memory
+            whole = name in (WHOLE_BUDGET, WHOLE_AHEAD)
+            budget = "100%" if whole else settings.memory
             with stores.open_store(settings, name, budget) as store:
                 stores.write_rows(settings, store, self._dataset.features, keys, sink, name)
             process.reset_peak()
             self._store = stack.enter_context(stores.open_store(settings, name, budget))
             self._trainer = models.over_store(settings, self._store, self._dataset)
-            if name == WHOLE_BUDGET:
+            if whole:
                 _read_rows(self._store, keys, sink, name)
         self._history = History(self._trainer, self._store, _STEPS_PER_POINT)
         self._source = settings.endless(self._dataset)
         self._made: deque[Batch] = deque()
         self._loader: embedrock.LookaheadLoader[Batch] | None = None
         self._batches: Iterator[Batch] = self._given()
-        if name == LOOK_AHEAD:
-            keys_of = self._trainer.model.embeddings.keys_of
-            self._loader = embedrock.LookaheadLoader(
-                self._batches, self._trainer.model, _DEPTH, keys_of
-            )
-            self._batches = iter(self._loader)
+        self._looks_ahead = name in (LOOK_AHEAD, WHOLE_AHEAD)
+        if self._looks_ahead:
+            model = self._trainer.model
+            keys_of = model.embeddings.keys_of
+            self._loader = embedrock.LookaheadLoader(self._batches, model, _DEPTH, keys_of)
+            ahead: embedrock.LookaheadLoader[Batch] | embedrock.Pipeline[Batch] = self._loader
+            if name == WHOLE_AHEAD:
+                ahead = stack.enter_context(embedrock.Pipeline(model, ahead))
+            self._batches = iter(ahead)
 
     def warm_up(self) -> dict[str, Any]:
         """The steps before the clock starts."""
@@ -115,6 +121,8 @@ class _Contestant:
                     self._step(batch)
                     samples += len(batch)
                     task.advance(1, f"loss {self._losses[-1]:.4f}")
+                if self._store is not None:
+                    _ = self._store.uncommitted  # once a pipeline has applied all steps
             self._rest()
         answer: dict[str, Any] = {
             "steps": steps,
@@ -158,9 +166,9 @@ class _Contestant:
 
     def _make(self, steps: int) -> None:
         """Makes the batches of so many steps, and those that are announced behind them."""
-        ahead = _DEPTH + 1 if self._name == LOOK_AHEAD else 0
+        ahead = _DEPTH + _DRAWN_BEYOND if self._looks_ahead else 0
         missing = steps + ahead - len(self._made)
-        if self._name == LOOK_AHEAD and self._turns:
+        if self._looks_ahead and self._turns:
             missing = steps  # those behind them were announced in the turn before
         self._made.extend(islice(self._source, max(missing, 0)))
 

@@ -9,6 +9,9 @@ from embedrock.demo.settings import Settings
 OUT_OF_CORE, WHOLE_BUDGET, PLAIN_TORCH = "out of core", "whole budget", "plain torch"
 LOOK_AHEAD = "look ahead"
 """Out of core, with the keys of coming batches announced."""
+WHOLE_AHEAD = "whole budget, look ahead"
+"""With a budget for all rows, and yet a window and a pipeline: what these cost where nothing has to
+be read."""
 CONTESTANTS = (LOOK_AHEAD, OUT_OF_CORE, WHOLE_BUDGET, PLAIN_TORCH)
 """Whose speeds are compared."""
 
