@@ -34,7 +34,7 @@ _EVALUATION_BATCH = 1024
 #: Batches that are announced ahead, as far as the window holds them.
 _DEPTH = 512
 _STEPS_PER_POINT = 5
-#: Batches that may be drawn beyond those announced: the one at hand, and those that a pipeline holds.
+#: Batches that may be drawn beyond those announced: the one at hand, those that a pipeline holds.
 _DRAWN_BEYOND = 8
 
 
