@@ -185,39 +185,34 @@ fn a_verb_that_waits_for_the_record_does_not_keep_it_from_being_made() {
     let store = Store::open_on(Arc::new(medium.clone()), options(1 << 20)).unwrap();
     let table = |name: &str, kind| store.table(&spec(name, Some(60_000), kind)).unwrap();
     let (first, second) = (table("a", OptimizerKind::Adagrad), table("b", OptimizerKind::Sgd));
-    let put = |table, keys: std::ops::Range<u64>| {
+    let writer = store.clone();
+    let put = move |table, keys: std::ops::Range<u64>| {
         let keys: Vec<u64> = keys.collect();
         let values = vec![1.0; keys.len() * DIM];
         let (state, non_finite) = (None, NonFinite::Refuse);
         let values = &values[..];
         let batch = PutBatch { table, keys: &keys, values, state, reset_state: true, non_finite };
-        store.put(&[batch]).unwrap();
+        writer.put(&[batch]).unwrap();
     };
     put(first, 0..5_000);
     put(second, 0..5_000);
     let work = store.inner.capture(1, "", &[]).unwrap();
-    let told = std::thread::scope(|scope| {
-        // So much goes through the second class that it is cut, and has to wait.
-        let verb = scope.spawn(|| put(second, 5_000..60_000));
-        let begin = std::time::Instant::now();
-        let is_cut = || store.inner.engine.read_recursive().classes[1].stage() == CommitStage::Cut;
-        while !is_cut() {
-            assert!(begin.elapsed() < Duration::from_secs(20), "the second class is not cut");
-            std::thread::sleep(Duration::from_micros(50));
-        }
-        std::thread::sleep(Duration::from_millis(50));
-        assert!(!verb.is_finished(), "the verb did not have to wait");
-        let (told, made) = std::sync::mpsc::channel();
-        let inner = store.clone();
-        std::thread::spawn(move || told.send(inner.inner.complete(work)));
-        let made = made.recv_timeout(Duration::from_secs(20));
-        if made.is_err() {
-            // The scope would wait for ever.
-            eprintln!("the commit and the verb wait for each other");
-            std::process::abort();
-        }
-        made.unwrap()
-    });
+    // So much goes through the second class that it is cut, and has to wait.
+    let verb = std::thread::spawn(move || put(second, 5_000..60_000));
+    let begin = std::time::Instant::now();
+    let is_cut = || store.inner.engine.read_recursive().classes[1].stage() == CommitStage::Cut;
+    while !is_cut() {
+        assert!(begin.elapsed() < Duration::from_secs(20), "the second class is not cut");
+        std::thread::sleep(Duration::from_micros(50));
+    }
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(!verb.is_finished(), "the verb did not have to wait");
+    let (tell, told) = std::sync::mpsc::channel();
+    let committing = store.clone();
+    std::thread::spawn(move || tell.send(committing.inner.complete(work)));
+    let made = told.recv_timeout(Duration::from_secs(20));
+    let told = made.expect("the commit and the verb wait for each other");
+    verb.join().unwrap();
     assert_eq!(told.unwrap().step, 1);
     assert_eq!(store.len(second).unwrap(), 60_000);
     let survivor = Store::open_on(Arc::new(medium.reboot(1)), options(1 << 20)).unwrap();

@@ -184,8 +184,8 @@ impl Plan {
         Ok(())
     }
 
-    /// Whether a cache holds the rows of fewer than [`BATCHES_MIN`] such batches. What is read ahead
-    /// then drives out what is used before it.
+    /// Whether a cache holds the rows of fewer than [`BATCHES_MIN`] such batches. What is read
+    /// ahead then drives out what is used before it.
     fn crowds(&mut self, engine: &Engine, batch: &Announced) -> bool {
         let class_of = |id: TableId| engine.table(id.0).map(|table| table.class);
         engine.classes.iter().enumerate().any(|(at, class)| {
