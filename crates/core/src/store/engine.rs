@@ -1,9 +1,9 @@
 //! What a store holds in memory: row classes with their cache and log, tables, and the plan that
 //! divides the budget among them.
 //!
-//! Lock order: engine (shared by verbs; taken alone to capture a commit, by plan, modify, delete, new
-//! tables and close), class lock (the log), journal, then one set of the cache. `ARCHITECTURE.md` has
-//! the rest.
+//! Lock order: engine (shared by verbs; taken alone to capture a commit, by plan, modify, delete,
+//! new tables and close), class lock (the log), journal, then one set of the cache.
+//! `ARCHITECTURE.md` has the rest.
 
 use super::budget::{ClassDemand, ClassPlan, WAYS, bytes_of, divide, growing_index_bytes};
 use super::commit::CommitStage;
