@@ -150,7 +150,7 @@ def _save_plot(
         axes.set_xscale("log", base=2)
         axes.set_xticks(list(ran), [str(k) for k in ran])
         axes.set_xlabel(title)
-        axes.set_ylim(bottom=0)
+    both[0].set_ylim(bottom=0)  # of both, once both are drawn
     both[0].set_ylabel("share of the limit")
     both[0].legend()
     save(pyplot, figure, file)
