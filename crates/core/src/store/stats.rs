@@ -186,7 +186,7 @@ pub struct ClassStats {
 }
 
 impl Store {
-    /// Everything the store says of itself. *Blocking*: waits for a running commit.
+    /// Everything the store says of itself. *Blocking*: waits for verbs that write rows.
     pub fn stats(&self) -> Result<Stats> {
         let inner = &*self.inner;
         let engine = inner.planned_engine()?;
