@@ -250,8 +250,7 @@ class Store:
 class PendingCommit:
     """A commit that runs by itself."""
 
-    @property
-    def done(self, /) -> bool:
+    def is_done(self, /) -> bool:
         """Whether it is durable or has failed."""
 
     def wait(self, /, timeout: float | None = None) -> dict[str, Any] | None:

@@ -58,7 +58,7 @@ class PendingCommit:
     @property
     def done(self) -> bool:
         """Whether waiting would return, or raise, at once. Errors: ``ForkedError``."""
-        return self._core.done
+        return self._core.is_done()
 
     def wait(self, timeout: float | None = None) -> Commit:
         """Returns the commit once it is durable.

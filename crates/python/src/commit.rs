@@ -16,8 +16,7 @@ pub(crate) struct PendingCommit(pub(crate) core::PendingCommit);
 #[pymethods]
 impl PendingCommit {
     /// True when the commit is durable or has failed.
-    #[getter]
-    fn done(&self, py: Python<'_>) -> PyResult<bool> {
+    fn is_done(&self, py: Python<'_>) -> PyResult<bool> {
         py.detach(|| self.0.is_done()).or_raise(py)
     }
 

@@ -46,7 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Measures, and returns the report."""
     report = Report("memory", options)
-    common = {"trace": None, "policy": None, "device_slice": 0.2, **vars(options)}
+    common = {"trace": None, "policy": None, "page_bytes": None, "device_slice": 0.2}
+    common |= vars(options)
     names = options.engines.split(",")
     rates: dict[str, dict[str, dict[str, float | None]]] = {}
     for name, mode in MODES.items():

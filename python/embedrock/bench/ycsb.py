@@ -52,6 +52,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     report = Report("ycsb", options)
     sizes = options.row_bytes or (ALL_ROW_BYTES if getattr(options, "all", False) else ROW_BYTES)
     settings = {"dim": 0, "zipf": 0.0, "mode": "", "trace": None, "policy": None}
+    settings["page_bytes"] = None
     common = {**settings, "device_slice": 0.2, **vars(options)}
     rates: dict[str, dict[str, dict[str, float | None]]] = {}
     for mode in options.modes:
