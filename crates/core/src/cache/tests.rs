@@ -607,7 +607,9 @@ fn gather_beside_a_writer(sets: u32, ids: u64, rounds: u64) {
                     let mut rows = vec![0.0; 40 * WORDS];
                     let mut round = 0;
                     let mut hits = 0;
-                    while round < 10 || !done.load(std::sync::atomic::Ordering::Relaxed) {
+                    let is_done = || done.load(std::sync::atomic::Ordering::Relaxed);
+                    // Where this thread slept while the writer worked, its rows are still there.
+                    while round < 10 || !is_done() || (hits == 0 && round < 10_000) {
                         round += 1;
                         let keys: Vec<u64> =
                             (0..40).map(|i| mix(i, round + thread) % ids).collect();
