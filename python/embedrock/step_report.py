@@ -328,6 +328,7 @@ class StepReport:
         self._open_steps = 0
         self._updated = False
         self._run: Run | None = None
+        self._overlapped_at = 0
         self._blocked_at: tuple[float, float] = (0.0, 0.0)
         self._counters = _Counters()
         self._mark = 0.0
@@ -357,8 +358,9 @@ class StepReport:
     def _end_step(self) -> None:
         now = perf_counter()
         self._open_steps += 1
-        if self._store._run is not None:
-            self._run = self._store._run
+        run = self._store._run
+        if run is not None and run is not self._run:
+            self._run, self._overlapped_at, self._blocked_at = run, 0, (0.0, 0.0)
         if self._sample is not None:
             self._sample.end_step()
         elapsed = self._elapsed_s + now - self._mark
@@ -379,7 +381,8 @@ class StepReport:
             return
         counted, self._counters = counters - self._counters, counters
         seconds = now - self._mark
-        if self._run is None:
+        overlapped = 0 if self._run is None else self._run.counts.overlapped
+        if self._run is None or overlapped == self._overlapped_at:
             read = min(counted.window_wait_s, self._drawing)
             waited = counted.read_wait_s + counted.window_wait_s - read
             blocked = 0.0
@@ -387,7 +390,7 @@ class StepReport:
             rows_s, updates_s = self._run.counts.waited_for_rows_s, self._run.waited_for_updates_s
             read, waited = 0.0, rows_s - self._blocked_at[0]
             blocked = max(updates_s - self._blocked_at[1] - self._blocked_elsewhere, 0.0)
-            self._blocked_at = (rows_s, updates_s)
+            self._blocked_at, self._overlapped_at = (rows_s, updates_s), overlapped
         drawing_blocked = min(blocked, self._blocked_drawing, self._drawing - read)
         drawing = self._drawing - read - drawing_blocked
         updating = min(self._updating + blocked, seconds)

@@ -125,6 +125,28 @@ class Trained:
         return self.losses, digests, dense
 
 
+class Changing:
+    """A choice between overlapping and not that falls otherwise every few batches."""
+
+    def __init__(self, _: bool | None) -> None:
+        self.overlap = True
+        self._steps = 0
+
+    def step(self, seconds: float, overlapped: bool) -> None:
+        assert seconds > 0
+        self._steps += 1
+        self.overlap = self._steps % 14 < 5
+
+
+@pytest.fixture(params=["overlapped", "alone", "changing"])
+def overlap(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool | None:
+    """What is passed to ``Pipeline(overlap=)``."""
+    if request.param == "changing":
+        monkeypatch.setattr("embedrock.pipeline.training.Pace", Changing)
+        return None
+    return bool(request.param == "overlapped")
+
+
 def plainly(path: Path, memory: str, batches: Any, kind: str, **table: Any) -> Any:
     with opened(path, memory) as store:
         trained = Trained(store, kind, **table)
@@ -136,12 +158,16 @@ def plainly(path: Path, memory: str, batches: Any, kind: str, **table: Any) -> A
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_at_bound_0_results_have_the_bits_of_a_plain_loop(tmp_path: Path, kind: str) -> None:
+def test_at_bound_0_results_have_the_bits_of_a_plain_loop(
+    tmp_path: Path, kind: str, overlap: bool | None
+) -> None:
     batches = clicks()
     expected = plainly(tmp_path / "plain", "128MiB", batches, kind)
     with opened(tmp_path / "ahead") as store:
         trained = Trained(store, kind)
-        trainer = Pipeline(trained.model, batches, staleness_bound=0, read_ahead=3)
+        trainer = Pipeline(
+            trained.model, batches, staleness_bound=0, read_ahead=3, overlap=overlap
+        )
         for batch in trainer:
             trained.step(batch)
         assert trained.state() == expected
@@ -149,14 +175,20 @@ def test_at_bound_0_results_have_the_bits_of_a_plain_loop(tmp_path: Path, kind: 
         assert store.stats()["misses"] > 1000
         store.commit(1)
     assert stats["batches"] == STEPS
-    assert stats["forwards_ahead"] == 3 * STEPS and stats["forwards_direct"] == 0
-    assert 0 < stats["rows_late"] < stats["rows_ahead"]
+    assert stats["forwards_ahead"] == 3 * stats["overlapped"]
+    assert stats["forwards_ahead"] + stats["forwards_direct"] == 3 * STEPS
+    if overlap is None:
+        assert 0 < stats["overlapped"] < STEPS
+    else:
+        assert stats["overlapped"] == (STEPS if overlap else 0)
+    if stats["overlapped"]:
+        assert 0 < stats["rows_late"] < stats["rows_ahead"]
     assert stats["rows_again"] == 0
     assert stats["permits"]["staleness_max"] == 0 and stats["permits"]["in_flight"] == 0
 
 
 def test_lookahead_beside_it_changes_no_bit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overlap: bool | None
 ) -> None:
     window = RecordingWindow(room=9)
     monkeypatch.setattr(embedrock.Store, "window", window, raising=False)
@@ -165,7 +197,7 @@ def test_lookahead_beside_it_changes_no_bit(
     with opened(tmp_path / "ahead") as store:
         trained = Trained(store, "rowwise_adagrad")
         loader = LookaheadLoader(batches, trained.model, depth=20)
-        for batch in Pipeline(trained.model, loader):
+        for batch in Pipeline(trained.model, loader, overlap=overlap):
             trained.step(batch)
         assert trained.state() == expected
         store.commit(1)
@@ -196,7 +228,7 @@ def test_what_no_batch_announced_is_read_when_it_is_needed(tmp_path: Path) -> No
     expected = plainly(tmp_path / "plain", "128MiB", batches, "adagrad")
     with opened(tmp_path / "ahead") as store:
         trained = Trained(store, "adagrad")
-        trainer = Pipeline(trained.model, batches, keys_of=keys_of, read_ahead=4)
+        trainer = Pipeline(trained.model, batches, keys_of=keys_of, read_ahead=4, overlap=True)
         for batch in trainer:
             trained.step(batch)
         assert trained.state() == expected
@@ -206,7 +238,9 @@ def test_what_no_batch_announced_is_read_when_it_is_needed(tmp_path: Path) -> No
     assert stats["rows_again"] > 0  # users of a step that a later batch had read already
 
 
-def test_accumulated_gradients_and_clipping_have_the_bits_of_a_plain_loop(tmp_path: Path) -> None:
+def test_accumulated_gradients_and_clipping_have_the_bits_of_a_plain_loop(
+    tmp_path: Path, overlap: bool | None
+) -> None:
     def loop(trained: Trained, batches: Any) -> None:
         tables = optim.Adam(trained.model, lr=0.05, clip=embedrock.Clip(norm=0.05))
         for i, batch in enumerate(batches, 1):
@@ -231,8 +265,10 @@ def test_accumulated_gradients_and_clipping_have_the_bits_of_a_plain_loop(tmp_pa
     for name in ("plain", "ahead"):
         with opened(tmp_path / name) as store:
             trained = Trained(store)
-            batches = ahead[:30]
-            loop(trained, batches if name == "plain" else Pipeline(trained.model, batches))
+            batches: Any = ahead[:30]
+            if name == "ahead":
+                batches = Pipeline(trained.model, batches, overlap=overlap)
+            loop(trained, batches)
             found.append(trained.state())
             store.commit(1)
     assert found[0] == found[1]
@@ -252,17 +288,19 @@ def test_rows_that_the_caller_changes_are_seen(store: embedrock.Store) -> None:
     assert trainer.stats()["rows_again"] > 0
 
 
-def test_a_second_forward_sees_the_step_between(store: embedrock.Store) -> None:
+def test_a_second_forward_sees_the_step_between(
+    store: embedrock.Store, overlap: bool | None
+) -> None:
     embedding = nn.Embedding(None, 2, store=store, name="ids", optimizer="sgd", initializer=0.0)
     optimizer = optim.SGD(embedding, lr=1.0)
     seen = []
-    for batch in Pipeline(embedding, [torch.tensor([1, 2])] * 4):
+    for batch in Pipeline(embedding, [torch.tensor([1, 2])] * 12, overlap=overlap):
         for _ in range(2):
             output = embedding(batch)
             seen.append(output[0, 0].item())
             output.sum().backward()
             optimizer.step()
-    assert seen == [-float(i) for i in range(8)]
+    assert seen == [-float(i) for i in range(24)]
 
 
 @pytest.mark.parametrize("bound", [1, 3, math.inf])
@@ -271,7 +309,7 @@ def test_a_row_is_never_staler_than_the_bound(store: embedrock.Store, bound: flo
     embedding = nn.Embedding(None, 1, store=store, name="ids", optimizer="sgd", initializer=0.0)
     optimizer = optim.SGD(embedding, lr=1.0)
     batches = [torch.tensor([5])] * 30
-    trainer = Pipeline(embedding, batches, staleness_bound=bound, read_ahead=8)
+    trainer = Pipeline(embedding, batches, staleness_bound=bound, read_ahead=8, overlap=True)
     staleness = []
     for step, batch in enumerate(trainer):
         output = embedding(batch)
@@ -284,13 +322,16 @@ def test_a_row_is_never_staler_than_the_bound(store: embedrock.Store, bound: flo
     assert embedding.table.get(5).item() == -30.0
 
 
-def test_a_commit_has_the_batches_up_to_its_step_and_resume_goes_on(tmp_path: Path) -> None:
+def test_a_commit_has_the_batches_up_to_its_step_and_resume_goes_on(
+    tmp_path: Path, overlap: bool | None
+) -> None:
     batches = clicks(24)
     expected = plainly(tmp_path / "plain", "128MiB", batches, "adam")
     path = tmp_path / "ahead"
     with pytest.warns(embedrock.UncommittedWarning), opened(path) as store:
         trained = Trained(store)
-        for step, batch in enumerate(Pipeline(trained.model, batches, read_ahead=5), 1):
+        trainer = Pipeline(trained.model, batches, read_ahead=5, overlap=overlap)
+        for step, batch in enumerate(trainer, 1):
             trained.step(batch)
             if step == 10:
                 embedrock.save(store, trained.model, trained.optimizers, step)
@@ -300,7 +341,7 @@ def test_a_commit_has_the_batches_up_to_its_step_and_resume_goes_on(tmp_path: Pa
         trained = Trained(store)
         first = embedrock.resume(store, trained.model, trained.optimizers)
         assert first == 10
-        for batch in Pipeline(trained.model, batches[first:]):
+        for batch in Pipeline(trained.model, batches[first:], overlap=overlap):
             trained.step(batch)
         losses, digests, dense = trained.state()
         assert (expected[0][10:], *expected[1:]) == (losses, digests, dense)
@@ -387,18 +428,18 @@ def test_threads_end_with_the_loop_and_steps_that_were_made_are_applied(
 
 
 def test_what_a_step_raises_is_raised_and_nothing_after_it_is_applied(
-    store: embedrock.Store,
+    store: embedrock.Store, overlap: bool | None
 ) -> None:
     embedding = nn.Embedding(None, 1, store=store, name="ids", optimizer="sgd", initializer=0.0)
     optimizer = optim.SGD(embedding, lr=1.0)
     made = 0
     with pytest.raises(NonFiniteError):
-        for batch in Pipeline(embedding, [torch.tensor([5])] * 20):
+        for batch in Pipeline(embedding, [torch.tensor([5])] * 20, overlap=overlap):
             loss = embedding(batch).sum() * (float("nan") if made == 4 else 1.0)
             loss.backward()
             optimizer.step()
             made += 1
-    assert made in (5, 6)
+    assert made == 4 if overlap is False else made in (4, 5, 6)
     store._run and store._run.stop()
     assert embedding.table.get(5).item() == -4.0
     assert threads() == []
@@ -415,14 +456,16 @@ def test_a_commit_after_a_failed_step_is_refused(store: embedrock.Store) -> None
     assert store.step is None
 
 
-def test_what_the_loader_raises_comes_in_its_batchs_place(store: embedrock.Store) -> None:
+def test_what_the_loader_raises_comes_in_its_batchs_place(
+    store: embedrock.Store, overlap: bool | None
+) -> None:
     def source() -> Iterator[Any]:
         yield from clicks(5)
         raise RuntimeError("DataLoader worker (pid 7) exited unexpectedly")
 
     trained = Trained(store)
     with pytest.raises(RuntimeError, match="worker"):
-        for batch in Pipeline(trained.model, source()):
+        for batch in Pipeline(trained.model, source(), overlap=overlap):
             trained.step(batch)
     assert len(trained.losses) == 5
     assert threads() == []

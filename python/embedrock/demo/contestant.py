@@ -80,16 +80,15 @@ class _Contestant:
         self._source = settings.endless(self._dataset)
         self._made: deque[Batch] = deque()
         self._loader: embedrock.LookaheadLoader[Batch] | None = None
+        self._pipeline: embedrock.Pipeline[Batch] | None = None
         self._batches: Iterator[Batch] = self._given()
         self._looks_ahead = name in (LOOK_AHEAD, WHOLE_AHEAD)
         if self._looks_ahead:
             model = self._trainer.model
             keys_of = model.embeddings.keys_of
             self._loader = embedrock.LookaheadLoader(self._batches, model, _DEPTH, keys_of)
-            ahead: embedrock.LookaheadLoader[Batch] | embedrock.Pipeline[Batch] = self._loader
-            if name == WHOLE_AHEAD:
-                ahead = stack.enter_context(embedrock.Pipeline(model, ahead))
-            self._batches = iter(ahead)
+            self._pipeline = stack.enter_context(embedrock.Pipeline(model, self._loader))
+            self._batches = iter(self._pipeline)
 
     def warm_up(self) -> dict[str, Any]:
         """The steps before the clock starts."""
@@ -159,8 +158,8 @@ class _Contestant:
             result["auc"], result["log_loss"] = evaluation.auc, evaluation.log_loss
         if self._store is not None:
             result["engine"] = engine.summary(self._store)
-            if self._loader is not None:
-                result["window"] = window
+            if self._pipeline is not None:
+                result["window"], result["pipeline"] = window, self._pipeline.stats()
             result["digests"] = digests(self._store, self._sink, self._name)
         return result
 

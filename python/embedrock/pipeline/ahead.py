@@ -69,7 +69,11 @@ class AheadTable:
             arrived = np.concatenate(self._arrived)
             order = np.empty_like(arrived)
             order[arrived] = np.arange(len(arrived))
-            self.rows = self.rows.index_select(0, torch.from_numpy(order))
+            # Not by torch: OpenMP would give this thread a team of its own, and from there on let
+            # the caller's team sleep at each barrier, as there are more threads than cores.
+            ordered = torch.empty_like(self.rows)
+            np.take(self.rows.numpy(), order, axis=0, out=ordered.numpy(), mode="clip")
+            self.rows = ordered
         self._arrived.clear()
 
     def drop(self) -> None:

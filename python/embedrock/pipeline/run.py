@@ -12,6 +12,8 @@ What always holds:
   the row again.
 * Steps are applied one after the other in the order in which they were made. ``settle`` waits for
   all of them: every verb of the store does so first, a commit included.
+* A batch is overlapped, or the caller's thread does all of it when no overlapped one is in flight
+  any more: as if there were no pipeline.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ from embedrock import _core
 from embedrock._arrays import Keys, as_keys
 from embedrock.errors import EmbedrockError
 from embedrock.pipeline.ahead import Ahead, GetPart
-from embedrock.pipeline.feed import Feed
+from embedrock.pipeline.feed import Drawn, Feed
+from embedrock.pipeline.pace import Pace
 from embedrock.pipeline.stage import Stage
 from embedrock.store import Store, distinct
 from embedrock.table import Table
@@ -51,6 +54,8 @@ class RunCounts:
     """What a pass did."""
 
     batches: int = 0
+    overlapped: int = 0
+    """Those of them that were read and updated beside the loop."""
     rows_ahead: int = 0
     """Rows that were read before their forward."""
     rows_late: int = 0
@@ -80,11 +85,18 @@ class Step:
 class Run:
     """A pass that is under way. All of its methods are called on the caller's thread."""
 
-    def __init__(self, store: Store, feed: Feed, bound: int | None, read_ahead: int) -> None:
+    def __init__(
+        self, store: Store, feed: Feed, bound: int | None, read_ahead: int, pace: Pace
+    ) -> None:
         """Draws the first batches, then starts the stages."""
         self.counts = RunCounts()
         self.current: Ahead | None = None
-        """The batch that was handed out last."""
+        """The batch that was handed out last, where it is overlapped."""
+        self._alone: Drawn | None = None
+        """The batch that was handed out last, where it is not."""
+        self._pace = pace
+        self._begun: float | None = None
+        """When the batch at hand was asked for."""
         self._store = store
         self._feed = feed
         self._read_ahead = read_ahead
@@ -96,14 +108,15 @@ class Run:
         self._unapplied: dict[int, list[tuple[str, Ids]]] = {}
         """Rows that steps which are not applied yet change without their batch having said so."""
         self._steps = 0
-        self._waiting: deque[Ahead] = deque()
+        self._waiting: deque[Ahead | Drawn] = deque()
         self._ended: BaseException | None = None
         self._stopped = False
         self._fill()  # a loader forks its workers while there are no threads
         self._reading = Stage("reading", self._read, read_ahead + 2, self._failed)
         self._updating = Stage("updating", self._update, _STEPS_MAX, self._failed)
         for ahead in self._waiting:
-            self._reading.put(ahead)
+            if isinstance(ahead, Ahead):
+                self._reading.put(ahead)
 
     def advance(self) -> Any:
         """Ends the batch at hand and gives the next one.
@@ -111,18 +124,24 @@ class Run:
         Errors: ``StopIteration`` behind the last one, when all updates are applied; what drawing
         this batch, or a stage, has raised.
         """
-        if self.current is not None:
-            self._updating.put(self.current)
-            self.current = None
+        self._end_batch()
         for ahead in self._fill():
             self._reading.put(ahead)
         if not self._waiting:
             self.settle()
             assert self._ended is not None
             raise self._ended
-        self.current = self._waiting.popleft()
+        batch = self._waiting.popleft()
         self.counts.batches += 1
-        return self._feed.hand_out(self.current.drawn)
+        if isinstance(batch, Ahead):
+            self.counts.overlapped += 1
+            self.current = batch
+            return self._feed.hand_out(batch.drawn)
+        self.settle()
+        self._alone = batch
+        given = self._feed.hand_out(batch)
+        self._feed.begin(batch)
+        return given
 
     def settle(self) -> None:
         """Waits until all steps so far are applied. Errors: what one of them has raised."""
@@ -136,7 +155,11 @@ class Run:
         within: _Bounds | None,
         changed: Sequence[tuple[Table, Ids]],
     ) -> Step:
-        """Applies an optimizer step on these rows, later. Errors: what an earlier one raised."""
+        """Applies an optimizer step on these rows: later, or at once for a batch that is not
+        overlapped. Errors: what an earlier one raised; what this one raises when it is at once."""
+        if self._alone is not None:
+            self._updating.check()
+            return self._apply(Step(parts, non_finite, within, 0))
         unknown = self._unknown(changed)
         with self._lock:
             self._steps += 1
@@ -220,22 +243,41 @@ class Run:
             "permits": self._permits.stats(),
         }
 
+    def _end_batch(self) -> None:
+        """Ends the batch at hand, if there is one."""
+        now, overlapped = perf_counter(), self.current is not None
+        if self.current is not None:
+            self._updating.put(self.current)
+            self.current = None
+        if self._alone is not None:
+            self._feed.finish(self._alone)
+            self._alone = None
+        if self._begun is not None:
+            self._pace.step(now - self._begun, overlapped)
+        self._begun = now
+
     def _fill(self) -> list[Ahead]:
-        """Draws what is missing to the batches that are read ahead."""
+        """Draws what is missing to the batches that are read ahead, or the next one alone; returns
+        those that have to be read."""
         fresh: list[Ahead] = []
-        while self._ended is None and len(self._waiting) <= self._read_ahead:
+        most = self._read_ahead if self._pace.overlap else 0
+        while self._ended is None and len(self._waiting) <= most:
             try:
-                fresh.append(Ahead(self._feed.take()))
+                drawn = self._feed.take()
+                batch = Ahead(drawn) if self._pace.overlap else drawn
             except (StopIteration, Exception) as error:
                 self._ended = error
                 break
-            self._waiting.append(fresh[-1])
+            self._waiting.append(batch)
+            if isinstance(batch, Ahead):
+                fresh.append(batch)
         return fresh
 
     def _failed(self) -> None:
         """Wakes whoever waits for rows that will not come."""
         with self._lock:
-            batches = [*self._in_flight.values(), *self._waiting]
+            drawn = [ahead for ahead in self._waiting if isinstance(ahead, Ahead)]
+            batches = [*self._in_flight.values(), *drawn]
         if self.current is not None:
             batches.append(self.current)
         for ahead in batches:
@@ -286,8 +328,7 @@ class Run:
     def _update(self, item: Step | Ahead) -> None:
         """The updating stage's work: a step, or the end of a batch."""
         if isinstance(item, Step):
-            report = self._store._core.update(item.parts, item.non_finite, None, item.within)
-            item.norm = report[3]
+            self._apply(item)
             with self._lock:
                 self._unapplied.pop(item.number, None)
             return
@@ -305,6 +346,11 @@ class Run:
         for _, (ahead, parts) in sorted(late.items()):
             self._get(ahead, parts)
             self._arrived(ahead, sum(len(keys) for _, keys, _, _ in parts))
+
+    def _apply(self, step: Step) -> Step:
+        report = self._store._core.update(step.parts, step.non_finite, None, step.within)
+        step.norm = report[3]
+        return step
 
     def _get(self, ahead: Ahead, parts: Sequence[GetPart]) -> None:
         try:

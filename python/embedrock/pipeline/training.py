@@ -11,6 +11,7 @@ from embedrock.permits import staleness_bound_of
 from embedrock.pipeline.feed import Feed
 from embedrock.pipeline.keys import KeyFinder, KeysOf, for_model, stores_of
 from embedrock.pipeline.loader import LookaheadLoader
+from embedrock.pipeline.pace import Pace
 from embedrock.pipeline.run import Run
 from embedrock.store import Store, whole
 
@@ -46,6 +47,11 @@ class Pipeline(Generic[B]):
     are applied and the threads end; ``close`` does it at once where an exception keeps the loop
     alive.
 
+    **Where it pays.** Overlapping hides the disk and costs switching between threads: on two cores,
+    with all rows in memory, it can take longer than a plain loop. So some steps of the training are
+    made either way, again from time to time, and the faster way is kept. ``overlap`` decides it
+    instead.
+
     Rows that are read ahead are held beside the memory budget: those of ``read_ahead`` batches.
 
     Args:
@@ -55,6 +61,8 @@ class Pipeline(Generic[B]):
         staleness_bound: 0, a number of batches, or ``math.inf``.
         read_ahead: How many batches are read ahead of the one at hand; None: 2, and with a larger
             bound one more than that, up to 16.
+        overlap: True reads and updates beside the loop always, False never; None: where measuring
+            shows that it is faster.
         keys_of: From a batch to ``{table: keys}``, as :mod:`embedrock.pipeline` describes; None
             takes that of the ``LookaheadLoader``, else the model's own. Rows that it does not name
             are read when they are needed.
@@ -90,6 +98,7 @@ class Pipeline(Generic[B]):
         *,
         staleness_bound: float = 0,
         read_ahead: int | None = None,
+        overlap: bool | None = None,
         keys_of: KeysOf | None = None,
     ) -> None:
         """Starts nothing before it is iterated."""
@@ -98,6 +107,9 @@ class Pipeline(Generic[B]):
             wanted = _READ_AHEAD_MAX if self._bound is None else self._bound + 1
             read_ahead = min(max(wanted, _READ_AHEAD), _READ_AHEAD_MAX)
         self._read_ahead = whole("read_ahead", read_ahead, 1)
+        if overlap not in (None, True, False):
+            raise MisuseError(f"overlap is {overlap!r}, expected True, False or None")
+        self._pace = Pace(overlap)
         if isinstance(model, Store):
             raise MisuseError("model is a Store, expected a model; verbs of a store need no loop")
         stores = stores_of(model)
@@ -127,7 +139,7 @@ class Pipeline(Generic[B]):
             )
         feed = self._open_feed()
         try:
-            run = Run(self._store, feed, self._bound, self._read_ahead)
+            run = Run(self._store, feed, self._bound, self._read_ahead, self._pace)
         except BaseException:
             feed.close()
             raise
@@ -162,7 +174,8 @@ class Pipeline(Generic[B]):
     def stats(self) -> dict[str, Any]:
         """Counters of the pass that is under way, or of the last one.
 
-        ``batches`` handed out; seconds that forwards waited for rows (``waited_for_rows_s``) and
+        ``batches`` handed out, of which ``overlapped`` were read and updated beside the loop;
+        seconds that forwards waited for rows (``waited_for_rows_s``) and
         that the loop waited for steps to be applied (``waited_for_updates_s``), and that the two
         threads were busy (``reading_s``, ``updating_s``); ``rows_ahead``, of which ``rows_late``
         had to wait for updates and ``rows_again`` were read twice because they changed

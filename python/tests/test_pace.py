@@ -1,0 +1,82 @@
+"""Whether overlapping pays: the choice, on made-up times of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from embedrock.pipeline.pace import Pace
+
+#: Batches between being drawn and being the one at hand, while they are overlapped.
+DRAWN_AHEAD = 3
+
+
+def overlapped_steps(
+    pace: Pace, steps: int, seconds: Callable[[int, bool], float]
+) -> list[tuple[bool, float]]:
+    """Makes steps that take ``seconds(step, overlapped)``; how each was made, and its time."""
+    waiting: list[bool] = []
+    made = []
+    for step in range(steps):
+        while len(waiting) <= (DRAWN_AHEAD - 1 if pace.overlap else 0):
+            waiting.append(pace.overlap)
+        overlapped = waiting.pop(0)
+        took = seconds(step, overlapped)
+        pace.step(took, overlapped)
+        made.append((overlapped, took))
+    return made
+
+
+def share(made: list[tuple[bool, float]]) -> float:
+    return sum(overlapped for overlapped, _ in made) / len(made)
+
+
+def cost(made: list[tuple[bool, float]], best: float) -> float:
+    """Time beyond that of the faster way, as a share of it."""
+    return sum(took for _, took in made) / (best * len(made)) - 1
+
+
+@pytest.mark.parametrize(("overlapped", "alone"), [(0.06, 0.1), (0.1, 0.06), (0.1, 0.09)])
+def test_the_faster_way_is_kept_and_trying_the_other_costs_little(
+    overlapped: float, alone: float
+) -> None:
+    made = overlapped_steps(Pace(None), 20_000, lambda _, way: overlapped if way else alone)
+    assert (share(made) > 0.98) == (overlapped < alone)
+    assert (share(made) < 0.02) == (overlapped > alone)
+    assert cost(made[64:], min(overlapped, alone)) < 0.01
+    assert len({way for way, _ in made[10_000:]}) == 2  # and it is tried again
+
+
+def test_as_fast_either_way_it_stays_as_it_is() -> None:
+    assert share(overlapped_steps(Pace(None), 5000, lambda _, __: 0.05)) > 0.97
+
+
+@pytest.mark.parametrize("gain", [0.85, 1.15])
+def test_noise_and_slow_steps_do_not_mislead_it(gain: float) -> None:
+    right = 0
+    for seed in range(40):
+        random = np.random.default_rng(seed)
+        noise = random.lognormal(0, 0.1, 2000) + (random.random(2000) < 0.05) * 5  # and commits
+        times = {True: gain, False: 1.0}
+        made = overlapped_steps(Pace(None), 2000, lambda i, way, n=noise, t=times: t[way] * n[i])
+        right += (share(made[64:]) > 0.5) == (gain < 1)
+    assert right >= 38
+
+
+def test_a_table_that_outgrows_its_memory_is_noticed_before_the_next_trial_is_due() -> None:
+    def seconds(step: int, overlapped: bool) -> float:
+        if step < 3000:
+            return 0.09 if overlapped else 0.05
+        return 0.1 if overlapped else 0.15
+
+    made = overlapped_steps(Pace(None), 3300, seconds)
+    assert not made[2990][0]
+    assert share(made[3150:]) == 1.0
+
+
+@pytest.mark.parametrize("way", [True, False])
+def test_what_is_decided_is_never_measured(way: bool) -> None:
+    made = overlapped_steps(Pace(way), 1000, lambda _, overlapped: 2.0 if overlapped == way else 1)
+    assert {overlapped for overlapped, _ in made} == {way}
