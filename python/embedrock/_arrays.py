@@ -63,8 +63,11 @@ class Keys(NamedTuple):
 
 def as_keys(keys: ArrayLike, name: str = "keys") -> Keys:
     """The keys as a flat uint64 array: signed ones keep their 64 bits, so -1 is 2**64 - 1."""
-    if type(keys) is np.ndarray and keys.dtype is _INT64 and keys.flags.carray:
-        return Keys(keys.view(_UINT64).reshape(-1), keys.shape, True)  # most calls, 1 us faster
+    if type(keys) is np.ndarray and keys.flags.carray:  # most calls, 1 us faster
+        if keys.dtype is _INT64:
+            return Keys(keys.view(_UINT64).reshape(-1), keys.shape, True)
+        if keys.dtype is _UINT64:
+            return Keys(keys.reshape(-1), keys.shape, False)
     array = _as_host(keys, name)
     if array.size == 0 and not isinstance(keys, np.ndarray) and array.dtype == np.float64:
         array = array.astype(np.int64)  # an empty list, which NumPy takes for floats

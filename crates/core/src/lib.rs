@@ -12,6 +12,7 @@ pub mod distinct;
 pub mod error;
 mod half;
 pub mod hash;
+mod idle;
 pub mod index;
 pub mod init;
 pub mod io;

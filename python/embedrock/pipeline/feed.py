@@ -86,6 +86,8 @@ class Drawn:
     error: BaseException | None = None
     """What came instead of a batch."""
     sums: list[int] = field(default_factory=list)
+    announcement: list[dict[Table | str, FlatKeys]] = field(default_factory=list)
+    """What the window of each store is told, until all of them have been."""
 
 
 class Feed:
@@ -106,6 +108,8 @@ class Feed:
         self._store_places = {id(store): place for place, store in enumerate(stores)}
         self._iterator: Iterator[Any] | None = None
         self._held: deque[Drawn] = deque()
+        self._refused: Drawn | None = None
+        """The last batch that was drawn, while a window has no room for it."""
         self._drawn = 0
         self._taken = 0
         self._ended = False
@@ -121,6 +125,8 @@ class Feed:
         if not self._held:
             raise StopIteration
         drawn = self._held.popleft()
+        if drawn is self._refused:
+            self._refused = None
         if drawn.error is not None:
             raise drawn.error
         self._taken += 1
@@ -156,19 +162,21 @@ class Feed:
             return
         self._ended = self._closed = True
         self._held.clear()
-        self._iterator = None
+        self._refused = self._iterator = None
         for window in self._windows:
             with contextlib.suppress(EmbedrockError):  # a closed store has forgotten already
                 window.clear()
 
     def _draw_ahead(self) -> None:
         ahead = _FIRST_AHEAD + _AHEAD_GROWTH * self._taken
-        room = self._announce_held()
+        if self._refused is not None and self._announce(self._refused):
+            self._refused = None
         while not self._ended and len(self._held) <= min(self._depth, ahead):
-            if not room and self._held:
+            if self._refused is not None and self._held:
                 return
-            self._held.append(self._draw())
-            room = self._announce_held()
+            drawn = self._draw()
+            self._held.append(drawn)
+            self._refused = None if self._announce(drawn) else drawn
 
     def _draw(self) -> Drawn:
         drawn = Drawn(self._drawn)
@@ -180,6 +188,7 @@ class Feed:
             drawn.position = self._position()
             drawn.parts = self._finder(drawn.batch)
             drawn.sums = [_sum(part.keys) for part in drawn.parts]
+            drawn.announcement = self._announcement(drawn.parts)
         except StopIteration as end:
             drawn.error = end
             self._ended = True
@@ -188,29 +197,32 @@ class Feed:
             self._ended = True
         return drawn
 
-    def _announce_held(self) -> bool:
-        """Announces batches in their order; False when a window had no room for one."""
-        for drawn in self._held:
-            if drawn.error is None and len(drawn.numbers) < len(self._windows):
+    def _announcement(self, parts: Sequence[TableKeys]) -> list[dict[Table | str, FlatKeys]]:
+        by_store: list[dict[Table | str, FlatKeys]] = [{} for _ in self._windows]
+        for part in parts:
+            by_store[self._store_places[id(part.table.store)]][part.table] = part.keys
+        return by_store
+
+    def _announce(self, drawn: Drawn) -> bool:
+        """Announces a batch, the last one that was drawn; False when a window had no room for it.
+        What is wrong with its keys becomes its error, and it the last one."""
+        if drawn.error is not None:
+            return True
+        for place, (window, keys) in enumerate(
+            zip(self._windows, drawn.announcement, strict=True)
+        ):
+            if place not in drawn.numbers:
                 try:
-                    if not self._announce(drawn):
-                        self.counts.refused += 1
-                        return False
+                    number = window.announce(keys)
                 except EmbedrockError as error:
                     drawn.error = error
                     self._ended = True
-        return True
-
-    def _announce(self, drawn: Drawn) -> bool:
-        by_store: list[dict[Table | str, FlatKeys]] = [{} for _ in self._windows]
-        for part in drawn.parts:
-            by_store[self._store_places[id(part.table.store)]][part.table] = part.keys
-        for place, window in enumerate(self._windows):
-            if place not in drawn.numbers:
-                number = window.announce(by_store[place])
+                    return True
                 if number is None:
+                    self.counts.refused += 1
                     return False
                 drawn.numbers[place] = number
+        drawn.announcement = []
         return True
 
     def _position(self) -> Any:

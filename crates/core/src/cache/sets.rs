@@ -25,6 +25,7 @@ use crate::arena::{Arena, PAGE_BYTES};
 use crate::error::{Result, bail};
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::time::Duration;
 
 /// Bytes of a cache line.
 const LINE_BYTES: usize = 64;
@@ -40,6 +41,9 @@ pub const BLOCK: usize = 16;
 /// Looks at a taken lock before the thread gives up its time slice: about a microsecond, ten times
 /// what a holder needs for a row that it has prefetched.
 const SPINS: u32 = 100;
+/// Time slices that the thread gives up before it sleeps: a holder that has what time others leave
+/// needs a core to go on.
+const YIELDS: u32 = 16;
 
 /// The line of a set that every access needs.
 #[derive(Debug)]
@@ -330,11 +334,17 @@ fn last_line(row_bytes: usize) -> usize {
 
 #[cold]
 fn wait_for(lock: &AtomicU32) {
-    let mut spins = 0;
+    let mut spins = 0u32;
     loop {
         while lock.load(Ordering::Relaxed) & 1 != 0 {
             spins += 1;
-            if spins % SPINS == 0 { std::thread::yield_now() } else { std::hint::spin_loop() }
+            if spins % SPINS != 0 {
+                std::hint::spin_loop();
+            } else if spins <= SPINS * YIELDS {
+                std::thread::yield_now();
+            } else {
+                std::thread::sleep(Duration::from_micros(50));
+            }
         }
         // Pairs with the release in `LockedSet::drop`.
         if lock.fetch_or(1, Ordering::Acquire) & 1 == 0 {

@@ -1,8 +1,9 @@
 //! Rows that are read ahead: the same results, no update lost, nothing kept that should not be.
 
 use super::*;
-use std::time::Duration;
-
+use super::*;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 const LONG: Duration = Duration::from_secs(60);
 
 fn with_window(bytes: u64, window_group: usize) -> StoreOptions {
@@ -40,17 +41,62 @@ fn the_windows_threads_give_way_to_others() {
     let store = fixture.open(&SimMedium::new(7), with_window(16 << 20, 16));
     let number = announce(&store, &vec![(0, fixture.keys[0][..9].to_vec())]).unwrap();
     assert!(store.begin(number, LONG).unwrap());
-    let mut found = Vec::new();
-    for task in std::fs::read_dir("/proc/self/task").unwrap() {
-        // A thread of another test may end meanwhile.
-        let Ok(stat) = std::fs::read_to_string(task.unwrap().path().join("stat")) else { continue };
-        let (name, rest) = stat.split_once('(').unwrap().1.rsplit_once(')').unwrap();
-        if name.starts_with("embedrock-") {
-            found.push((name.to_owned(), rest.split_whitespace().nth(16).unwrap().to_owned()));
-        }
-    }
     for name in ["embedrock-plan", "embedrock-read"] {
-        assert!(found.contains(&(name.into(), "19".into())), "{name} among {found:?}");
+        assert!(policies().contains(&(name.into(), libc::SCHED_IDLE)), "{name}: {:?}", policies());
+    }
+}
+
+/// The name of each thread of this process, and how it is scheduled.
+#[cfg(target_os = "linux")]
+fn policies() -> Vec<(String, i32)> {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    // A thread of another test may end meanwhile.
+    let stats =
+        tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("stat")).ok());
+    stats
+        .map(|stat| {
+            let (name, rest) = stat.split_once('(').unwrap().1.rsplit_once(')').unwrap();
+            (name.to_owned(), rest.split_whitespace().nth(38).unwrap().parse().unwrap())
+        })
+        .collect()
+}
+
+// Work of milliseconds would take half a minute: the scheduler gives a thread of the idle class three
+// thousandths of what it gives another.
+#[cfg(target_os = "linux")]
+#[cfg_attr(miri, ignore = "threads are not scheduled by classes")]
+#[test]
+fn beside_programs_that_take_all_cores_callers_do_not_stand_still() {
+    let (store, table) = with_rows();
+    let mut random = Random(8);
+    let busy = AtomicBool::new(true);
+    std::thread::scope(|scope| {
+        for _ in 0..2 * std::thread::available_parallelism().unwrap().get() {
+            scope.spawn(|| while busy.load(Ordering::Relaxed) {});
+        }
+        let _ends = Ends(&busy);
+        let begun = Instant::now();
+        while !store.window_stats().unwrap().eager {
+            use_ahead(&store, table, &draw_keys(&mut random, 60));
+            assert!(begun.elapsed() < LONG, "{:?}", store.window_stats());
+        }
+        // The pair that took over competes for cores, and reads ahead.
+        let before = store.window_stats().unwrap();
+        assert!(before.starved > 0 && before.failed == 0, "{before:?}");
+        use_ahead(&store, table, &draw_keys(&mut random, 200));
+        let after = store.window_stats().unwrap();
+        assert!(after.rows_loaded > before.rows_loaded + 1000, "{before:?} {after:?}");
+    });
+}
+
+/// Threads that run until a flag falls end also when a test fails.
+#[cfg(target_os = "linux")]
+struct Ends<'a>(&'a AtomicBool);
+
+#[cfg(target_os = "linux")]
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
     }
 }
 
@@ -123,15 +169,14 @@ fn batches_that_are_announced_give_what_a_plain_map_holds() {
 
 /// Every read of a batch that was begun finds its rows resident, and the device reads none of its
 /// pages twice.
-#[test]
-fn what_is_read_ahead_is_there_when_it_is_used() {
+/// A store with 20,000 rows, of which its cache holds a part.
+fn with_rows() -> (Store, TableId) {
     let medium = SimMedium::new(1);
     let store = Store::open_on(Arc::new(medium), with_window(600 << 10, 8)).unwrap();
     let table = store.table(&spec("t", Some(20_000), OptimizerKind::None)).unwrap();
-    let row = |key: u64| [key as f32; DIM];
     for from in (0..20_000).step_by(500) {
         let keys: Vec<u64> = (from..from + 500).collect();
-        let values: Vec<f32> = keys.iter().flat_map(|key| row(*key)).collect();
+        let values: Vec<f32> = keys.iter().flat_map(|key| [*key as f32; DIM]).collect();
         let (state, non_finite) = (None, NonFinite::Refuse);
         let values = values.as_slice();
         let keys = keys.as_slice();
@@ -140,12 +185,19 @@ fn what_is_read_ahead_is_there_when_it_is_used() {
             .unwrap();
     }
     store.commit(1, "", &[]).unwrap();
-    let mut random = Random(3);
-    let batches: Vec<Vec<u64>> = (0..200)
+    (store, table)
+}
+
+/// Keys of batches, small ones more often.
+fn draw_keys(random: &mut Random, batches: usize) -> Vec<Vec<u64>> {
+    (0..batches)
         .map(|_| (0..100).map(|_| random.below(20_000).min(random.below(20_000))).collect())
-        .collect();
+        .collect()
+}
+
+/// Announces 40 batches ahead, and gets each.
+fn use_ahead(store: &Store, table: TableId, batches: &[Vec<u64>]) {
     let mut numbers = Vec::new();
-    let before = store.stats().unwrap();
     for (i, keys) in batches.iter().enumerate() {
         while numbers.len() < batches.len().min(i + 40) {
             let batch = LookaheadBatch { table, keys: &batches[numbers.len()] };
@@ -161,10 +213,18 @@ fn what_is_read_ahead_is_there_when_it_is_used() {
             .get(&mut [GetBatch { table, keys, values: (&mut values).into(), state: None }])
             .unwrap();
         for (key, values) in keys.iter().zip(values.chunks_exact(DIM)) {
-            assert_eq!(values, row(*key));
+            assert_eq!(values, [*key as f32; DIM]);
         }
         store.finish(numbers[i]).unwrap();
     }
+}
+
+#[test]
+fn what_is_read_ahead_is_there_when_it_is_used() {
+    let (store, table) = with_rows();
+    let mut random = Random(3);
+    let before = store.stats().unwrap();
+    use_ahead(&store, table, &draw_keys(&mut random, 200));
     let (window, stats) = (store.window_stats().unwrap(), store.stats().unwrap());
     assert_eq!(stats.misses, before.misses, "{window:?}");
     assert_eq!((window.pages_again, window.lost, window.turned_away), (0, 0, 0));

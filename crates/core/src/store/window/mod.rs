@@ -12,6 +12,9 @@
 //! Announcing changes no result: a row that was not read ahead, or had to leave again, is read when
 //! it is used. The threads move rows by the same path as verbs do, under the same locks.
 //!
+//! The threads have what time others leave. Where others leave none, callers do not wait for them,
+//! and soon a second pair takes over that goes before nobody and after nobody.
+//!
 //! Memory: at most `window_bytes`, within the budget, taken from the cache as the window grows.
 //!
 //! Lock order: the window's own lock is taken last and never held while another is taken.
@@ -20,6 +23,7 @@
 mod group;
 mod planner;
 mod reader;
+mod starving;
 mod uses;
 
 use super::verbs::check_keys;
@@ -28,10 +32,13 @@ use crate::config::{LookaheadBatch, TableId};
 use crate::distinct::Distinct;
 use crate::error::{Result, bail};
 use crate::hash::mix;
+use crate::idle::give_way;
 use crate::metrics::Timed;
 use group::Group;
 use parking_lot::{Condvar, Mutex};
+use planner::Plan;
 use serde::Serialize;
+use starving::Watch;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -42,10 +49,6 @@ use std::time::{Duration, Instant};
 const BUDGET_PER_WINDOW: u64 = 4;
 /// The part of a window that batches take whose keys were not looked at yet.
 const WINDOW_PER_QUEUE: u64 = 16;
-
-/// The nice value of the window's threads: they have what time others leave.
-#[cfg(all(target_os = "linux", not(miri)))]
-const NICE: i32 = 19;
 
 /// Batches of [`Store::lookahead`] behind the newest one that may still be under way.
 const UNDER_WAY: u64 = 64;
@@ -61,7 +64,11 @@ struct Announced {
 impl Announced {
     fn bytes(&self) -> u64 {
         let keys: usize = self.parts.iter().map(|(_, keys)| keys.capacity()).sum();
-        (8 * keys + 64 * self.parts.len()) as u64
+        Self::bytes_of(keys, self.parts.len())
+    }
+
+    fn bytes_of(keys: usize, tables: usize) -> u64 {
+        (8 * keys + 64 * tables) as u64
     }
 }
 
@@ -86,6 +93,12 @@ struct State {
     filled: u64,
     /// The next group to read.
     formed: Option<Group>,
+    /// A group that a thread which was replaced has left, and how many of its rows are done.
+    left: Option<(Group, usize)>,
+    /// Which pair of threads works.
+    pair: Pair,
+    /// How long callers have waited for threads that had no core.
+    starved: Duration,
     /// All batches up to this one are to be forgotten.
     cleared: u64,
     awaited: VecDeque<Awaited>,
@@ -102,10 +115,24 @@ struct State {
     error: Option<String>,
 }
 
+/// The pairs of threads that a window has, one after the other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Pair {
+    /// Has what time others leave.
+    #[default]
+    Idle,
+    /// Competes with others: what they leave was not enough.
+    Eager,
+}
+
 /// See [`State`].
 #[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
+    /// What the planner knows, for the one that works. Taken before `state`.
+    plan: Mutex<Plan>,
+    /// The threads that live, as the system numbers them.
+    threads: Mutex<Vec<u32>>,
     /// Something to do for the planner, and for the reader.
     work: Condvar,
     reads: Condvar,
@@ -134,6 +161,7 @@ struct Counters {
     pages: AtomicU64,
     pages_again: AtomicU64,
     bytes: AtomicU64,
+    starved: AtomicU64,
     wait_ns: AtomicU64,
     planning_ns: AtomicU64,
     reading_ns: AtomicU64,
@@ -179,6 +207,10 @@ pub struct WindowStats {
     pub bytes: u64,
     /// Seconds that callers were blocked until a batch was read ahead.
     pub wait_s: f64,
+    /// How often a caller went on without a batch, because the threads that read it had no core.
+    pub starved: u64,
+    /// The threads compete with others for cores: what these left was not enough.
+    pub eager: bool,
     /// Seconds that were spent noting uses and forming groups.
     pub planning_s: f64,
     /// Seconds that were spent reading ahead.
@@ -208,6 +240,8 @@ impl Window {
         let state = State { idle: true, ..State::default() };
         let shared = Shared {
             state: Mutex::new(state),
+            plan: Mutex::default(),
+            threads: Mutex::default(),
             work: Condvar::new(),
             reads: Condvar::new(),
             progress: Condvar::new(),
@@ -230,21 +264,33 @@ impl Window {
         }
     }
 
-    /// Starts the threads where there are none.
+    /// Starts the threads where there are none, and others where these have no core.
     fn start(&self, store: &Arc<Guarded>) -> Result<()> {
-        type Run = fn(&Shared, &Weak<Guarded>);
         let mut threads = self.threads.lock();
-        if !threads.is_empty() {
+        let mut state = self.shared.state.lock();
+        let replaces = state.pair == Pair::Idle && state.starved >= starving::STARVED_MAX;
+        if !threads.is_empty() && !replaces {
             return Ok(());
         }
-        self.shared.state.lock().idle = false;
+        if replaces {
+            state.pair = Pair::Eager;
+            self.shared.wake();
+        }
+        state.idle = false;
+        let pair = state.pair;
+        drop(state);
+        type Run = fn(&Shared, &Weak<Guarded>, Pair);
         for (name, run) in
             [("embedrock-plan", planner::run as Run), ("embedrock-read", reader::run as Run)]
         {
             let (shared, store) = (self.shared.clone(), Arc::downgrade(store));
             let started = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
-                give_way();
-                run(&shared, &store);
+                if pair == Pair::Idle {
+                    give_way();
+                }
+                let _living = shared.living();
+                let _ended = Ended(&shared, pair);
+                run(&shared, &store, pair);
             });
             match started {
                 Ok(handle) => threads.push(handle),
@@ -256,15 +302,6 @@ impl Window {
         }
         Ok(())
     }
-}
-
-/// Lets threads that compute go before the calling one, which works for batches to come: where
-/// there are no more cores than threads that compute together, all of them wait for one that has to
-/// share its core.
-fn give_way() {
-    // Linux has a nice value for each thread. Refused, this one goes on as eagerly as others.
-    #[cfg(all(target_os = "linux", not(miri)))]
-    let _ = rustix::process::setpriority_process(None, NICE);
 }
 
 impl Shared {
@@ -289,6 +326,11 @@ impl Shared {
 }
 
 impl State {
+    /// Whether the queue, of at most so many bytes, takes another batch. An empty one always does.
+    fn has_room(&self, bytes: u64, most: u64) -> bool {
+        self.queue.is_empty() || self.queue_bytes + bytes <= most
+    }
+
     /// Callers wait for what is being read, unless nobody reads.
     fn is_there(&self, number: u64) -> bool {
         self.filled >= number || self.idle || self.paused
@@ -305,12 +347,15 @@ impl Drop for Busy<'_> {
     }
 }
 
-/// Ends the waiting of callers when a thread ends, whatever ended it.
-struct Ended<'a>(&'a Shared);
+/// Ends the waiting of callers when a thread ends, whatever ended it, unless another one has taken
+/// over.
+struct Ended<'a>(&'a Shared, Pair);
 
 impl Drop for Ended<'_> {
     fn drop(&mut self) {
-        self.0.state.lock().idle = true;
+        let mut state = self.0.state.lock();
+        state.idle |= state.pair == self.1;
+        drop(state);
         self.0.progress.notify_all();
     }
 }
@@ -337,12 +382,17 @@ impl Store {
     ) -> Result<Option<u64>> {
         let inner = &*self.inner;
         let engine = inner.planned_engine()?;
-        let mut keys = 0;
+        let most = inner.window_most_bytes(&engine) / WINDOW_PER_QUEUE;
+        let shared = &*inner.window.shared;
+        let keys: usize = batch.iter().map(|part| part.keys.len()).sum();
+        // Who is refused asks again, so that it costs no look at the keys.
+        if !shared.state.lock().has_room(Announced::bytes_of(keys, batch.len()), most) {
+            shared.counters.refused.fetch_add(1, Ordering::Relaxed);
+            return Ok(None);
+        }
         for part in batch {
             check_keys(inner.table_of(&engine, part.table)?, part.keys)?;
-            keys += part.keys.len() as u64;
         }
-        let most = inner.window_most_bytes(&engine) / WINDOW_PER_QUEUE;
         drop(engine);
         let mut announced = Announced { number: 0, parts: Vec::with_capacity(batch.len()) };
         for part in batch {
@@ -352,9 +402,8 @@ impl Store {
             }
         }
         inner.window.start(&self.inner)?;
-        let shared = &*inner.window.shared;
         let mut state = shared.state.lock();
-        if !state.queue.is_empty() && state.queue_bytes + announced.bytes() > most {
+        if !state.has_room(announced.bytes(), most) {
             shared.counters.refused.fetch_add(1, Ordering::Relaxed);
             return Ok(None);
         }
@@ -368,8 +417,8 @@ impl Store {
         }
         drop(state);
         shared.counters.batches.fetch_add(1, Ordering::Relaxed);
-        shared.counters.keys.fetch_add(keys, Ordering::Relaxed);
-        inner.metrics.announced.fetch_add(keys, Ordering::Relaxed);
+        shared.counters.keys.fetch_add(keys as u64, Ordering::Relaxed);
+        inner.metrics.announced.fetch_add(keys as u64, Ordering::Relaxed);
         shared.wake();
         Ok(Some(number))
     }
@@ -388,7 +437,7 @@ impl Store {
 
     /// A batch is about to be read: waits until its rows were read ahead, at most as long as
     /// `patience`. False when they are not yet there then; a batch that is read nevertheless gets
-    /// the same rows.
+    /// the same rows. Does not wait for threads that have no core to read them on.
     ///
     /// *Errors*: `Misuse` for a number that was not announced.
     pub fn begin(&self, number: u64, patience: Duration) -> Result<bool> {
@@ -409,12 +458,15 @@ impl Store {
         }
         let _timed = Timed::new(&shared.counters.wait_ns);
         let begun = Instant::now();
+        let mut watch = Watch::default();
         while !state.is_there(number) {
             let left = patience.saturating_sub(begun.elapsed());
             if left.is_zero() {
                 return Ok(false);
             }
-            shared.progress.wait_for(&mut state, left);
+            if watch.wait(shared, &mut state, left) {
+                break;
+            }
         }
         Ok(true)
     }
@@ -498,6 +550,8 @@ impl Store {
             pages_again: get(&c.pages_again),
             bytes: get(&c.bytes),
             wait_s: seconds(&c.wait_ns),
+            starved: get(&c.starved),
+            eager: state.pair == Pair::Eager,
             planning_s: seconds(&c.planning_ns),
             reading_s: seconds(&c.reading_ns),
             read_wait_s: seconds(&c.read_wait_ns),
@@ -561,9 +615,8 @@ impl Inner {
         shared.wake();
         let _timed = Timed::new(&shared.counters.wait_ns);
         let mut state = shared.state.lock();
-        while !state.is_there(number) {
-            shared.progress.wait(&mut state);
-        }
+        let mut watch = Watch::default();
+        while !state.is_there(number) && !watch.wait(shared, &mut state, Duration::MAX) {}
     }
 }
 

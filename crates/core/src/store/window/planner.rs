@@ -4,7 +4,7 @@
 use super::super::{Engine, Guarded, Inner};
 use super::group::Group;
 use super::uses::Uses;
-use super::{Announced, Busy, Ended, Shared, State};
+use super::{Announced, Busy, Pair, Shared, State};
 use crate::arena::give_back_freed;
 use crate::cache::BatchNumber;
 use crate::config::TableId;
@@ -52,7 +52,7 @@ enum Task {
 
 /// What the planner knows. Numbers are those of batches.
 #[derive(Debug, Default)]
-struct Plan {
+pub(super) struct Plan {
     /// The uses of each table, by its id.
     uses: Vec<Option<Uses>>,
     /// The last batch whose uses are noted, that is finished, forgotten, in a group.
@@ -76,11 +76,10 @@ struct Plan {
     numbers: Vec<BatchNumber>,
 }
 
-/// Runs until the store is closed or gone.
-pub(super) fn run(shared: &Shared, store: &Weak<Guarded>) {
-    let _ended = Ended(shared);
-    let mut plan = Plan::default();
-    while let Some((task, _busy)) = plan.wait_for_task(shared) {
+/// Runs until the store is closed or gone, or another pair takes over.
+pub(super) fn run(shared: &Shared, store: &Weak<Guarded>, pair: Pair) {
+    let mut plan = shared.plan.lock();
+    while let Some((task, _busy)) = plan.wait_for_task(shared, pair) {
         let Some(inner) = store.upgrade() else { return };
         let _guard = inner.poison_on_panic();
         let _timed = Timed::new(&shared.counters.planning_ns);
@@ -97,10 +96,10 @@ pub(super) fn run(shared: &Shared, store: &Weak<Guarded>) {
 }
 
 impl Plan {
-    fn wait_for_task<'s>(&mut self, shared: &'s Shared) -> Option<(Task, Busy<'s>)> {
+    fn wait_for_task<'s>(&self, shared: &'s Shared, pair: Pair) -> Option<(Task, Busy<'s>)> {
         let mut state = shared.state.lock();
         loop {
-            if state.stop {
+            if state.stop || state.pair != pair {
                 return None;
             }
             if !state.paused

@@ -6,7 +6,7 @@
 use super::super::rows::{Effect, Keys, RowOp, RowView};
 use super::super::{Engine, Guarded, Inner};
 use super::group::{Group, Need};
-use super::{Busy, Ended, Shared};
+use super::{Busy, Pair, Shared};
 use crate::cache::BatchNumber;
 use crate::error::{ErrorKind, Result};
 use crate::metrics::Timed;
@@ -18,15 +18,22 @@ const PORTION_ROWS: usize = 8192;
 /// What is noted about the rows of a portion while they are read.
 pub(super) const SCRATCH_BYTES: u64 = PORTION_ROWS as u64 * 64;
 
-/// Runs until the store is closed or gone.
-pub(super) fn run(shared: &Shared, store: &Weak<Guarded>) {
-    let _ended = Ended(shared);
-    while let Some(group) = wait_for_group(shared) {
-        shared.counters.groups.fetch_add(1, Ordering::Relaxed);
-        let batches = group.last() - group.first() + 1;
-        shared.counters.group_batches.fetch_add(batches, Ordering::Relaxed);
-        let mut done = 0;
+/// Runs until the store is closed or gone, or another pair takes over.
+pub(super) fn run(shared: &Shared, store: &Weak<Guarded>, pair: Pair) {
+    while let Some((group, mut done)) = wait_for_group(shared, pair) {
+        if done == 0 {
+            shared.counters.groups.fetch_add(1, Ordering::Relaxed);
+            let batches = group.last() - group.first() + 1;
+            shared.counters.group_batches.fetch_add(batches, Ordering::Relaxed);
+        }
         while done < group.needs.len() {
+            let mut state = shared.state.lock();
+            if state.pair != pair {
+                state.left = Some((group, done));
+                shared.reads.notify_all();
+                return;
+            }
+            drop(state);
             // Who waits must not keep a store that its owner drops.
             let Some(_busy) = next_portion(shared, &group) else { break };
             let Some(inner) = store.upgrade() else { return };
@@ -61,18 +68,21 @@ fn next_portion<'s>(shared: &'s Shared, group: &Group) -> Option<Busy<'s>> {
     wanted.then(|| Busy(shared))
 }
 
-/// The next group, once callers have come to the one before it.
-fn wait_for_group(shared: &Shared) -> Option<Group> {
+/// The next group, once callers have come to the one before it, and how many of its rows are done.
+fn wait_for_group(shared: &Shared, pair: Pair) -> Option<(Group, usize)> {
     let mut state = shared.state.lock();
     loop {
-        if state.stop {
+        if state.stop || state.pair != pair {
             return None;
+        }
+        if let Some(left) = state.left.take() {
+            return Some(left);
         }
         let (begun, filled) = (state.begun, state.filled);
         if let Some(group) = state.formed.take_if(|g| begun >= g.after || begun > filled) {
             // The planner forms the one behind it meanwhile.
             shared.work.notify_one();
-            return Some(group);
+            return Some((group, 0));
         }
         shared.reads.wait(&mut state);
     }
