@@ -16,6 +16,7 @@ import pytest
 import embedrock
 from clicklogs import movielens_folder
 from embedrock import cli
+from trainings import digests
 
 TIMEOUT_S = 300
 
@@ -96,11 +97,6 @@ def arguments(folder: Path, store: str, *more: str) -> list[str]:
     ]
     command += ["--memory", "64MiB", "--embedding-dim", "4", "--bottom", "8", "--top", "8"]
     return [*command, "--threads", "1", "--commit-every", "50", *more]
-
-
-def digests(path: Path) -> dict[str, int]:
-    with embedrock.open(path, "64MiB", create=False) as store:
-        return {table.name: table.digest() for table in store.tables.values()}
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:

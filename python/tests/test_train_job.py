@@ -3,7 +3,7 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,20 +23,11 @@ from embedrock.errors import (
     MismatchError,
     MisuseError,
     NonFiniteError,
+    PoisonedError,
 )
-from embedrock.progress import Lines
-from embedrock.training import job
 from embedrock.training.options import Recipe, TrainOptions
 from embedrock.training.trainer import Trainer
-
-
-def options_of(data_format: str, data: Path, store: Path, given: dict[str, Any]) -> TrainOptions:
-    """A small model; of `given`, what is no part of a recipe goes to the options."""
-    recipe = {"epochs": 2, "embedding_dim": 4, "bottom": (8,), "top": (8,)}
-    recipe |= {f.name: given.pop(f.name) for f in fields(Recipe) if f.name in given}
-    given.setdefault("given", frozenset(recipe))
-    chosen = {"commit_every": 3, "threads": 1, "memory": "64MiB", **given}
-    return TrainOptions(data, data_format, store, Recipe.of_format(data_format, recipe), **chosen)
+from trainings import digests, options_of, stops_after, train
 
 
 def criteo(tmp_path: Path, store: str = "store", lines: int = 400, **given: Any) -> TrainOptions:
@@ -66,33 +57,6 @@ def movielens(tmp_path: Path, store: str = "store", **given: Any) -> TrainOption
 MAKERS = pytest.mark.parametrize("make", [criteo, avazu, movielens])
 
 
-def train(options: TrainOptions) -> dict[str, Any]:
-    return job.train(options, Lines())
-
-
-def digests(path: Path) -> dict[str, int]:
-    with embedrock.open(path, "64MiB", create=False) as store:
-        return {table.name: table.digest() for table in store.tables.values()}
-
-
-class After:
-    """Stands for `Interrupt`: asks to stop after some checks."""
-
-    def __init__(self, checks: int) -> None:
-        self.left = checks
-
-    @property
-    def requested(self) -> bool:
-        self.left -= 1
-        return self.left < 0
-
-    def __enter__(self) -> After:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
 @MAKERS
 def test_a_run_that_was_interrupted_and_resumed_ends_with_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any
@@ -101,7 +65,7 @@ def test_a_run_that_was_interrupted_and_resumed_ends_with_the_same_bits(
     for stop in (1, 4, 10, 15):
         options = make(tmp_path, f"stopped-{stop}")
         with monkeypatch.context() as patched:
-            patched.setattr(job, "Interrupt", lambda stop=stop: After(stop))
+            stops_after(patched, stop)
             first = train(options)
         assert first["interrupted"]
         assert first["step"] == stop
@@ -120,7 +84,7 @@ def test_tables_of_two_bytes_are_resumed_with_the_same_bits(
     whole = train(criteo(tmp_path, "whole", dtype=dtype))
     options = criteo(tmp_path, "stopped", dtype=dtype)
     with monkeypatch.context() as patched:
-        patched.setattr(job, "Interrupt", lambda: After(7))
+        stops_after(patched, 7)
         train(options)
     with embedrock.open(options.store, "64MiB", create=False) as store:
         assert {table.dtype for table in store.tables.values()} == {dtype}
@@ -215,7 +179,7 @@ def test_a_resumed_run_has_the_recipe_that_it_began_with(
     # Rates that were not repeated fell back to the format's, without a word.
     whole = train(make(tmp_path, "whole", **ODD))
     with monkeypatch.context() as patched:
-        patched.setattr(job, "Interrupt", lambda: After(9))
+        stops_after(patched, 9)
         train(make(tmp_path, "stopped", **ODD))
     capsys.readouterr()
     second = train(make(tmp_path, "stopped", resume=True, given=frozenset()))
@@ -442,6 +406,70 @@ def test_a_step_that_fails_half_done_is_not_committed(
     assert "is committed at" not in capsys.readouterr().err
     with embedrock.open(options.store, "64MiB", create=False) as store:
         assert store.step == 3
+
+
+def test_steps_go_on_during_a_commit_and_one_is_under_way_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    events: list[tuple[str, int]] = []
+    step, save, wait = Trainer.step, embedrock.save, embedrock.PendingCommit.wait
+
+    def noted_step(self: Trainer, batch: Any) -> float:
+        events.append(("step", sum(name == "step" for name, _ in events) + 1))
+        return step(self, batch)
+
+    def noted_save(*given: Any, **more: Any) -> Any:
+        events.append(("save", given[3]))
+        return save(*given, **more)
+
+    def noted_wait(self: embedrock.PendingCommit) -> Any:
+        made = wait(self)
+        events.append(("durable", self.step))
+        return made
+
+    monkeypatch.setattr(Trainer, "step", noted_step)
+    monkeypatch.setattr(embedrock, "save", noted_save)
+    monkeypatch.setattr(embedrock.PendingCommit, "wait", noted_wait)
+    train(criteo(tmp_path, epochs=1))
+    commits = [event for event in events if event[0] != "step"]
+    expected = [(name, at) for at in (3, 6, 9, 10) for name in ("save", "durable")]
+    assert commits == expected
+    assert events.index(("durable", 3)) > events.index(("step", 6))
+    assert events[-1] == ("durable", 10)
+
+
+@pytest.mark.filterwarnings("ignore::embedrock.errors.UncommittedWarning")
+@pytest.mark.parametrize("seen_by", ["the next commit", "the next step", "the end"])
+@pytest.mark.parametrize("pipeline", [False, True])
+def test_a_commit_that_fails_while_training_goes_on_ends_the_run_with_its_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, seen_by: str, pipeline: bool
+):
+    options = criteo(tmp_path, epochs=1, pipeline=pipeline)
+    failed, last = (10, 9) if seen_by == "the end" else (6, 3)
+    saved: list[int] = []
+    save = embedrock.save
+
+    def noted_save(*given: Any, **more: Any) -> Any:
+        saved.append(given[3])
+        # The store is left as a failed commit leaves it: at the one before.
+        return save(*given, **more) if given[3] != failed else Failed()
+
+    class Failed:
+        step = failed
+
+        def wait(self) -> None:
+            raise IoError("a broken disk")
+
+    monkeypatch.setattr(embedrock, "save", noted_save)
+    if seen_by == "the next step":
+        failing(monkeypatch, lambda *_: PoisonedError("no more") if failed in saved else None)
+    with pytest.raises(IoError, match=r"^a broken disk$"):
+        train(options)
+    assert saved[-1] == failed
+    told = f"the last commit is of step {last}: --resume goes on there\n"
+    assert capsys.readouterr().err.endswith(told)
+    with embedrock.open(options.store, "64MiB", create=False) as store:
+        assert store.step == last
 
 
 def test_a_real_click_log_is_learned_from(tmp_path: Path):

@@ -3,6 +3,7 @@ the batches that were drawn ahead."""
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import signal
@@ -19,13 +20,15 @@ import embedrock
 from clicklogs import criteo_file
 from embedrock import cli
 from embedrock.errors import FullError, MisuseError
-from embedrock.progress import Lines
-from embedrock.training import batches, job
-from embedrock.training.options import Recipe, TrainOptions
+from embedrock.training import job
+from embedrock.training.options import TrainOptions
 from embedrock.training.trainer import Trainer
+from trainings import digests, options_of, stops_after, train
 
 #: 24 steps an epoch, two epochs, of rows that do not fit into memory.
 LINES, BATCH, STEPS = 1200, 45, 48
+#: Memory of which the cache holds the rows of fewer than four batches.
+NO_ROOM = "1.5MiB"
 MODES: dict[str, dict[str, Any]] = {
     "plain": {"lookahead_depth": 0},
     "one ahead": {"lookahead_depth": 1},
@@ -35,19 +38,12 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-def options_of(folder: Path, store: str, **given: Any) -> TrainOptions:
+def run_of(folder: Path, store: str, **given: Any) -> TrainOptions:
     data = folder / "clicks.tsv"
     if not data.exists():
         criteo_file(data, LINES, tokens_per_field=400)
-    shape = {"batch_size": BATCH, "embedding_dim": 32, "bottom": (8,), "top": (8,)}
-    recipe = Recipe.of_format("criteo", {"epochs": 2, **shape})
-    chosen = {"commit_every": 5, "threads": 1, "memory": "3MiB", **given}
-    return TrainOptions(data, "criteo", folder / store, recipe, **chosen)
-
-
-def digests(path: Path) -> dict[str, int]:
-    with embedrock.open(path, "64MiB", create=False) as store:
-        return {table.name: table.digest() for table in store.tables.values()}
+    chosen = {"batch_size": BATCH, "embedding_dim": 32, "commit_every": 5, "memory": "3MiB"}
+    return options_of("criteo", data, folder / store, {**chosen, **given})
 
 
 def trained(
@@ -63,25 +59,7 @@ def trained(
 
     with monkeypatch.context() as patched:
         patched.setattr(Trainer, "step", noted)
-        return job.train(options, Lines()), losses
-
-
-class After:
-    """Stands for `Interrupt`: asks to stop after some steps."""
-
-    def __init__(self, steps: int) -> None:
-        self.left = steps
-
-    @property
-    def requested(self) -> bool:
-        self.left -= 1
-        return self.left < 0
-
-    def __enter__(self) -> After:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
+        return train(options), losses
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +67,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What a run that reads nothing ahead comes to."""
     folder = tmp_path_factory.mktemp("plain")
     with pytest.MonkeyPatch.context() as monkeypatch:
-        result, losses = trained(options_of(folder, "store", lookahead_depth=0), monkeypatch)
+        result, losses = trained(run_of(folder, "store", lookahead_depth=0), monkeypatch)
     assert result["stats"]["misses"] > 1000, "rows must leave memory"
     assert result["window"]["batches"] == 0
     return {"result": result, "losses": losses, "digests": digests(folder / "store")}
@@ -99,7 +77,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_losses_and_rows_have_the_same_bits_however_they_were_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plain: dict[str, Any], mode: str
 ) -> None:
-    result, losses = trained(options_of(tmp_path, "store", **MODES[mode]), monkeypatch)
+    result, losses = trained(run_of(tmp_path, "store", **MODES[mode]), monkeypatch)
     assert len(losses) == STEPS
     np.testing.assert_array_equal(losses, plain["losses"])
     assert result["log_loss"] == plain["result"]["log_loss"]
@@ -107,47 +85,44 @@ def test_losses_and_rows_have_the_same_bits_however_they_were_read(
     assert result["window"]["rows_loaded"] > 1000
 
 
-def test_a_cache_without_room_for_rows_to_wait_reads_nothing_ahead_unless_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_memory_without_room_for_rows_to_wait_reads_nothing_ahead_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], plain: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(batches, "_BATCHES_IN_CACHE_MIN", 1000)
-    without = job.train(options_of(tmp_path, "without"), Lines())
-    assert without["window"]["batches"] == 0
-    assert re.search(r"no look-ahead: the cache holds the rows of \d+\.\d batches", said(capsys))
-    told = job.train(options_of(tmp_path, "told", lookahead_depth=512), Lines())
-    assert told["window"]["batches"] == STEPS
-    assert "no look-ahead" not in said(capsys)
-    assert digests(tmp_path / "without") == digests(tmp_path / "told")
+    result = train(run_of(tmp_path, "store", memory=NO_ROOM))
+    assert result["lookahead"]["handed_out"] == STEPS
+    assert result["window"]["skipped"] > STEPS / 2
+    (note,) = result["notes"]
+    assert re.fullmatch(r"look-ahead has passed over \d+ of 48 batches: memory holds .*", note)
+    assert capsys.readouterr().err.splitlines().count(note) == 1
+    assert digests(tmp_path / "store") == plain["digests"]
 
 
-def test_a_cache_that_holds_all_rows_is_large_enough(
+def test_a_run_of_which_all_rows_are_in_memory_is_told_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # A cache is no larger than the rows of all tables, here those of fewer than four batches.
     criteo_file(tmp_path / "clicks.tsv", LINES, tokens_per_field=50)
-    result = job.train(options_of(tmp_path, "store", memory="64MiB"), Lines())
+    result = train(run_of(tmp_path, "store", memory="64MiB"))
     assert result["window"]["batches"] == STEPS
-    assert "no look-ahead" not in said(capsys)
+    assert result["notes"] == []
+    assert "look-ahead" not in capsys.readouterr().err
 
 
-def test_the_cache_is_foreseen_as_it_is_when_the_tables_have_grown(tmp_path: Path) -> None:
-    options = options_of(tmp_path, "store", lookahead_depth=0)
-    foreseen: list[float] = []
-    with pytest.MonkeyPatch.context() as patched:
-        step = Trainer.step
-
-        def noted(self: Trainer, batch: Any) -> float:
-            foreseen.append(batches._cache_rows(self.model.embeddings.collection.store)[0])
-            return step(self, batch)
-
-        patched.setattr(Trainer, "step", noted)
-        result = job.train(options, Lines())
-    (one,) = result["stats"]["classes"]
-    assert foreseen[0] == pytest.approx(one["cache_capacity"], rel=0.2)
-
-
-def said(capsys: pytest.CaptureFixture[str]) -> str:
-    return capsys.readouterr().err
+def test_counters_of_look_ahead_and_pipeline_are_part_of_result_report_and_last_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = command_of(run_of(tmp_path, "store"), "--pipeline")
+    report = tmp_path / "report.json"
+    assert cli.main([*command, "--report", str(report), "--holdout", "0"]) == 0
+    found = json.loads(report.read_text())["results"]["training"]
+    steps = found["pipeline"]["batches"]
+    assert steps == found["lookahead"]["handed_out"] == 2 * math.ceil(LINES / BATCH)
+    overlapped = found["pipeline"]["overlapped"]
+    assert 0 < overlapped <= steps
+    said = capsys.readouterr().out
+    assert (
+        f"pipeline: {overlapped} of {steps} batches overlapped ({overlapped / steps:.0%})" in said
+    )
 
 
 @pytest.mark.parametrize(("first", "then"), [("look-ahead", "both"), ("both", "look-ahead")])
@@ -160,9 +135,9 @@ def test_a_commit_knows_nothing_of_batches_drawn_ahead(
     then: str,
     stop: int,
 ) -> None:
-    options = options_of(tmp_path, "store", **MODES[first])
+    options = run_of(tmp_path, "store", **MODES[first])
     with monkeypatch.context() as patched:
-        patched.setattr(job, "Interrupt", lambda: After(stop))
+        stops_after(patched, stop)
         stopped, losses = trained(options, monkeypatch)
     assert stopped["interrupted"]
     assert stopped["window"]["batches"] > stop + 8, "batches must have been announced ahead"
@@ -170,47 +145,76 @@ def test_a_commit_knows_nothing_of_batches_drawn_ahead(
         assert store.step == stop
         place = store.meta["position"]
         assert (place["epoch"], place["batch"]) == (stop // 24, stop % 24)
-    again = options_of(tmp_path, "store", resume=True, **MODES[then])
+    again = run_of(tmp_path, "store", resume=True, **MODES[then])
     result, rest = trained(again, monkeypatch)
     np.testing.assert_array_equal(losses + rest, plain["losses"])
     assert result["log_loss"] == plain["result"]["log_loss"]
     assert digests(options.store) == plain["digests"]
 
 
-#: A trainer that is killed in the middle of a step, with batches drawn ahead and steps in flight.
-KILLED = """
+#: A trainer whose 30th step is committed: killed in the middle of a later one, with batches drawn
+#: ahead and steps in flight, or as soon as that commit is begun.
+TROUBLED = """
 import os, signal, sys
+import embedrock
 from embedrock.cli import main
 from embedrock.training.trainer import Trainer
-step, made = Trainer.step, []
-def killed(self, batch):
+trouble, *command = sys.argv[1:]
+step, save, made, pending = Trainer.step, embedrock.save, [], []
+def noted_step(self, batch):
     made.append(step(self, batch))
-    if len(made) == 33:
+    if len(made) == 33 and trouble == "killed":
+        pending[-1].wait()
         os.kill(os.getpid(), signal.SIGKILL)
     return made[-1]
-Trainer.step = killed
-sys.exit(main(sys.argv[1:]))
+def noted_save(store, model, optimizers, step, **more):
+    pending.append(save(store, model, optimizers, step, **more))
+    if step == 30 and trouble == "killed while a commit is pending":
+        under_way = not pending[-1].done
+        os.kill(os.getpid(), signal.SIGKILL if under_way else signal.SIGTERM)
+    return pending[-1]
+Trainer.step, embedrock.save = noted_step, noted_save
+sys.exit(main(command))
 """
 
 
-@pytest.mark.parametrize("more", [[], ["--pipeline"]])
-def test_a_killed_run_resumes_at_its_last_commit_with_the_same_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plain: dict[str, Any], more: list[str]
-) -> None:
-    options = options_of(tmp_path, "store")
+def command_of(options: TrainOptions, *more: str) -> list[str]:
     command = ["train", "--data", str(options.data), "--format", "criteo", "--memory", "3MiB"]
     command += ["--store", str(options.store), "--batch-size", str(BATCH), "--embedding-dim", "32"]
     command += ["--bottom", "8", "--top", "8", "--epochs", "2", "--threads", "1"]
-    command += ["--commit-every", "5", *more]
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, *command], capture_output=True, timeout=300, check=False
-    )
+    return [*command, "--commit-every", "5", *more]
+
+
+def troubled(trouble: str, options: TrainOptions, *more: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", TROUBLED, trouble, *command_of(options, *more)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "more"),
+    [
+        ("killed", []),
+        ("killed", ["--pipeline"]),
+        ("killed while a commit is pending", []),
+    ],
+)
+def test_a_killed_run_resumes_at_its_last_commit_with_the_same_bits(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    plain: dict[str, Any],
+    trouble: str,
+    more: list[str],
+) -> None:
+    options = run_of(tmp_path, "store")
+    done = troubled(trouble, options, *more)
     assert done.returncode == -signal.SIGKILL, done.stderr
     with embedrock.open(options.store, "64MiB", create=False) as store:
-        assert store.step == 30
+        # A commit that nobody has waited for is durable or is not.
+        assert store.step in ([30] if trouble == "killed" else [25, 30])
+        first = store.step
     again = replace(options, resume=True, pipeline=bool(more))
     result, rest = trained(again, monkeypatch)
-    np.testing.assert_array_equal(rest, plain["losses"][30:])
+    np.testing.assert_array_equal(rest, plain["losses"][first:])
     assert result["log_loss"] == plain["result"]["log_loss"]
     assert digests(options.store) == plain["digests"]
 
@@ -222,7 +226,7 @@ def test_a_failed_step_of_a_pipeline_ends_the_run_at_its_last_commit(
     capsys: pytest.CaptureFixture[str],
     plain: dict[str, Any],
 ) -> None:
-    options = options_of(tmp_path, "store", pipeline=True)
+    options = run_of(tmp_path, "store", pipeline=True)
     step = Trainer.step
     made = 0
 
@@ -236,7 +240,7 @@ def test_a_failed_step_of_a_pipeline_ends_the_run_at_its_last_commit(
     with monkeypatch.context() as patched:
         patched.setattr(Trainer, "step", fails)
         with pytest.raises(FullError, match=r"^no room$"):
-            job.train(options, Lines())
+            train(options)
     said = capsys.readouterr().err
     assert "the last commit is of step 25: --resume goes on there\n" in said
     assert "to release copies" not in said
@@ -248,20 +252,20 @@ def test_a_failed_step_of_a_pipeline_ends_the_run_at_its_last_commit(
 def test_a_staleness_bound_is_kept_by_a_resumed_run_and_told_when_it_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = options_of(tmp_path, "store", pipeline=True, staleness_bound=math.inf)
+    options = run_of(tmp_path, "store", pipeline=True, staleness_bound=math.inf)
     with monkeypatch.context() as patched:
-        patched.setattr(job, "Interrupt", lambda: After(7))
-        stopped = job.train(options, Lines())
+        stops_after(patched, 7)
+        stopped = train(options)
     assert stopped["settings"]["staleness_bound"] == "inf"
-    bare = options_of(tmp_path, "store", resume=True, given=frozenset())
+    bare = run_of(tmp_path, "store", resume=True, given=frozenset())
     with monkeypatch.context() as patched:
-        patched.setattr(job, "Interrupt", lambda: After(3))
-        resumed = job.train(bare, Lines())
+        stops_after(patched, 3)
+        resumed = train(bare)
     assert resumed["step"] == 10
     assert resumed["settings"]["staleness_bound"] == "inf"
     assert resumed["settings"]["pipeline"] is True
     assert "from here on" not in capsys.readouterr().err
-    last = job.train(replace(bare, given=frozenset({"pipeline"})), Lines())
+    last = train(replace(bare, given=frozenset({"pipeline"})))
     assert last["step"] == STEPS
     assert last["settings"]["staleness_bound"] == 0
     assert "staleness_bound is 0 from here on, it was inf\n" in capsys.readouterr().err
@@ -277,18 +281,18 @@ def test_a_staleness_bound_is_kept_by_a_resumed_run_and_told_when_it_changes(
 )
 def test_unusable_options_are_named(tmp_path: Path, given: dict[str, Any], message: str) -> None:
     with pytest.raises(MisuseError, match=message):
-        job.train(options_of(tmp_path, "store", **given), Lines())
+        train(run_of(tmp_path, "store", **given))
     assert not (tmp_path / "store").exists()
 
 
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ([], (None, False, 0)),
+        ([], (512, False, 0)),
         (["--lookahead-depth", "0", "--pipeline"], (0, True, 0)),
         (["--lookahead-depth", "64", "--staleness-bound", "4"], (64, True, 4)),
-        (["--staleness-bound", "inf", "--pipeline"], (None, True, math.inf)),
-        (["--no-pipeline", "--staleness-bound", "0"], (None, False, 0)),
+        (["--staleness-bound", "inf", "--pipeline"], (512, True, math.inf)),
+        (["--no-pipeline", "--staleness-bound", "0"], (512, False, 0)),
     ],
 )
 def test_the_command_takes_what_is_read_ahead(

@@ -7,26 +7,13 @@ What always holds: batches come in the order of the data set, each with the posi
 from __future__ import annotations
 
 import contextlib
-import math
-import sys
 from collections.abc import Iterable, Iterator
-from itertools import chain
+from typing import Any
 
 import embedrock
 from embedrock.data import Batch, Dataset, Position
 from embedrock.models.dlrm import DLRM
-from embedrock.store import Store
 from embedrock.training.options import Recipe, TrainOptions
-
-_DEPTH = 512
-_BATCHES_IN_CACHE_MIN = 4
-"""A cache that holds fewer batches has no room for rows to wait: what is read ahead leaves before
-it is used. Criteo-shaped logs, second of two epochs: where the cache held the rows of 2.4 batches a
-step read 1,096 pages without look-ahead and 2,335 with it (the trainer waited 3.1 and 6.0 s), of
-3.0 batches 788 and 1,187 (2.4 and 0.8 s), of 6.7 403 and 470 (1.5 and 0.7 s), of 48 91 and 57 (4.3
-and 1.1 s)."""
-_INDEX_BYTES, _CACHE_BYTES = 8, 24
-"""Most that a growing table's key takes in the index, and a row in the cache beside its bytes."""
 
 
 def all_epochs(dataset: Dataset, recipe: Recipe, start: Position) -> Iterator[Batch]:
@@ -38,59 +25,66 @@ def all_epochs(dataset: Dataset, recipe: Recipe, start: Position) -> Iterator[Ba
         position = Position(position.epoch + 1)
 
 
-@contextlib.contextmanager
-def reading_ahead(
-    batches: Iterable[Batch], model: DLRM, options: TrainOptions
-) -> Iterator[Iterable[Batch]]:
-    """The batches, announced to the window of the model's store and read and updated by a pipeline
-    as the options say. The end of the block ends both, when the steps that were made are applied.
+class ReadAhead:
+    """The batches of a run for its trainer, announced to the window of the model's store and read
+    and updated by a pipeline as the options say.
+
+    The end of the block that enters it ends both, when the steps that were made are applied; what
+    they did can be asked for afterwards.
     """
-    keys_of = model.embeddings.keys_of
-    depth = options.lookahead_depth
-    if depth is None:
-        batches, held = _held_by_cache(batches, model)
-        depth = _DEPTH if held >= _BATCHES_IN_CACHE_MIN else 0
-        if depth == 0:
-            print(
-                f"no look-ahead: the cache holds the rows of {held:.1f} batches, and fewer than "
-                f"{_BATCHES_IN_CACHE_MIN} leave no room for rows to wait; give it more memory or "
-                f"smaller batches, or pass --lookahead-depth to have it anyway",
-                file=sys.stderr,
+
+    def __init__(self, batches: Iterable[Batch], model: DLRM, options: TrainOptions) -> None:
+        """Draws and announces nothing before it is iterated."""
+        keys_of = model.embeddings.keys_of
+        self._store = model.embeddings.collection.store
+        self._batches = batches
+        self._loader: embedrock.LookaheadLoader[Batch] | None = None
+        self._pipeline: embedrock.Pipeline[Batch] | None = None
+        if options.lookahead_depth > 0:
+            self._batches = self._loader = embedrock.LookaheadLoader(
+                batches, model, depth=options.lookahead_depth, keys_of=keys_of
             )
-    with contextlib.ExitStack() as stack:
-        if depth > 0:
-            batches = embedrock.LookaheadLoader(batches, model, depth=depth, keys_of=keys_of)
-            stack.callback(batches.close)
         if options.pipeline:
-            batches = stack.enter_context(
-                embedrock.Pipeline(
-                    model,
-                    batches,
-                    staleness_bound=options.staleness_bound,
-                    keys_of=None if depth > 0 else keys_of,
-                )
+            self._batches = self._pipeline = embedrock.Pipeline(
+                model,
+                self._batches,
+                staleness_bound=options.staleness_bound,
+                keys_of=None if self._loader is not None else keys_of,
             )
-        yield batches
 
+    def __enter__(self) -> ReadAhead:
+        return self
 
-def _held_by_cache(batches: Iterable[Batch], model: DLRM) -> tuple[Iterable[Batch], float]:
-    """The batches as they were, and how many like the first one the cache holds the rows of: any
-    number where it holds those of all tables."""
-    iterator = iter(batches)
-    first = next(iterator, None)
-    if first is None:
-        return (), math.inf
-    keys = model.embeddings.keys_of(first).values()
-    rows = sum(len(embedrock.distinct(some)[0]) for some in keys)
-    cached, expected = _cache_rows(model.embeddings.collection.store)
-    held = math.inf if cached >= expected > 0 else cached / max(rows, 1)
-    return chain([first], iterator), held
+    def __exit__(self, *_: object) -> None:
+        with contextlib.ExitStack() as stack:
+            if self._loader is not None:
+                stack.callback(self._loader.close)
+            if self._pipeline is not None:
+                stack.callback(self._pipeline.close)
 
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self._batches)
 
-def _cache_rows(store: Store) -> tuple[float, int]:
-    """Rows that the cache will hold when tables have the rows that are expected, and these."""
-    stats = store.stats()
-    expected = sum(one["spec"]["expected_rows"] or 0 for one in stats["tables"])
-    (one,) = stats["classes"]  # all tables have rows of one size here
-    room = one["cache_bytes"] + one["index_bytes"] - _INDEX_BYTES * expected
-    return max(room, 0) / (one["row_bytes"] + _CACHE_BYTES), expected
+    def stats(self) -> dict[str, Any]:
+        """What became of the batches, as JSON: `lookahead`, as `LookaheadLoader.stats` has it, and
+        `pipeline`, as `Pipeline.stats`; None for what there is not."""
+        loader, pipeline = self._loader, self._pipeline
+        return {
+            "lookahead": None if loader is None else loader.stats(),
+            "pipeline": None if pipeline is None else pipeline.stats(),
+        }
+
+    def passed_over(self) -> str | None:
+        """What a user should know when the window has passed over most batches so far, although
+        rows have left memory; None when it has not."""
+        if self._loader is None or self._store.stats()["evicted"] == 0:
+            return None
+        window = self._store.window.stats()
+        batches = max(self._loader.stats()["handed_out"], window["batches"])
+        if 2 * window["skipped"] <= batches:
+            return None
+        return (
+            f"look-ahead has passed over {window['skipped']:,} of {batches:,} batches: memory "
+            f"holds the rows of fewer than four of them, or they are trained before they can be "
+            f"read ahead; more --memory or a smaller --batch-size leaves room for rows to wait"
+        )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -19,6 +19,7 @@ import torch
 
 import embedrock
 from embedrock import initializers
+from embedrock.commits import PendingCommit
 from embedrock.data import Batch, DataError, Dataset, Position, crosses, movielens
 from embedrock.data.formats import STREAMED
 from embedrock.data.streamed import Mark, Scan, StreamedDataset, scan
@@ -28,7 +29,7 @@ from embedrock.models.dlrm import DLRM, DLRMConfig
 from embedrock.progress import Sink, Task
 from embedrock.step_report import StepReport
 from embedrock.store import Store
-from embedrock.training.batches import all_epochs, reading_ahead
+from embedrock.training.batches import ReadAhead, all_epochs
 from embedrock.training.embeddings import StoreEmbeddings
 from embedrock.training.history import History
 from embedrock.training.interrupt import Interrupt
@@ -67,6 +68,12 @@ class _Run:
     head: Head
     history: History
     report: StepReport
+    #: What gives the batches; None before there is one.
+    ahead: ReadAhead | None = None
+    #: The last commit, unless it was waited for: it may be under way.
+    pending: PendingCommit | None = None
+    #: What was told while it was under way, and belongs into reports.
+    notes: list[str] = field(default_factory=list)
     samples: int = 0
     seconds: float = 0.0
     epoch_started: float = 0.0
@@ -97,7 +104,18 @@ class _Run:
 
     def commit(self, *, again: bool = False) -> None:
         """Makes the current step durable; does nothing when it is already, unless `again`."""
-        if self.store.step == self.step and not again:
+        self.begin_commit(again=again)
+        with self.report.committing():
+            self.wait_for_commit()
+
+    def begin_commit(self, *, again: bool = False) -> None:
+        """Has the current step made durable while training goes on; does nothing when it is, or
+        is about to be, unless `again`. Waits for the commit before, so one is under way at most.
+
+        Errors: what kept the commit before from becoming durable, and those of `embedrock.save`.
+        """
+        last = self.store.step if self.pending is None else self.pending.step
+        if last == self.step and not again:
             return
         meta = {
             "program": "embedrock train",
@@ -108,22 +126,50 @@ class _Run:
             "scan": None if self.scan is None else asdict(_pruned(self.scan, self.dataset)),
         }
         with self.report.committing():
-            embedrock.save(self.store, self.model, self.trainer.optimizers, self.step, meta=meta)
+            self.wait_for_commit()
+            self.pending = embedrock.save(
+                self.store, self.model, self.trainer.optimizers, self.step, meta=meta, wait=False
+            )
         self.complete = None if self.options.pipeline else self.store.uncommitted
 
+    def wait_for_commit(self) -> None:
+        """Returns when no commit is under way. Errors: what kept the last one from becoming
+        durable, each time."""
+        if self.pending is not None:
+            self.pending.wait()
+            self.pending = None
+
+    def checkpoint(self) -> None:
+        """Begins a commit between steps, and says once when look-ahead does not work."""
+        self.begin_commit()
+        said = None if self.ahead is None or self.notes else self.ahead.passed_over()
+        if said is not None:
+            self.notes.append(said)
+            print(said, file=sys.stderr)
+
     def rescue(self) -> None:
-        """Commits the last complete step after a later one failed, and says so; does nothing when
-        the failed one has left its mark on rows, or the store takes no commit. With a pipeline the
-        dense part is ahead of the tables: the last commit is what the run goes on from."""
-        if self.options.pipeline:
-            step = self.store.step or 0
-            print(f"the last commit is of step {step}: --resume goes on there", file=sys.stderr)
-            return
-        with contextlib.suppress(EmbedrockError):
-            if self.store.uncommitted == self.complete:
-                self.trainer.forget()
-                self.commit()
-                print(f"the run is committed at step {self.step}", file=sys.stderr)
+        """Commits the last complete step after a later one failed, unless the failed one has left
+        its mark on rows, or the store takes no commit; says from which step the run can go on. With
+        a pipeline the dense part is ahead of the tables: that is the last commit's.
+
+        Errors: what kept the last commit from becoming durable, which is why others failed.
+        """
+        failed = None
+        try:
+            self.wait_for_commit()
+        except EmbedrockError as error:
+            failed = error
+        if failed is None and not self.options.pipeline:
+            with contextlib.suppress(EmbedrockError):
+                if self.store.uncommitted == self.complete:
+                    self.trainer.forget()
+                    self.commit()
+                    print(f"the run is committed at step {self.step}", file=sys.stderr)
+                    return
+        step = self.store.step or 0
+        print(f"the last commit is of step {step}: --resume goes on there", file=sys.stderr)
+        if failed is not None:
+            raise failed
 
 
 def train(options: TrainOptions, sink: Sink) -> dict[str, Any]:
@@ -134,8 +180,10 @@ def train(options: TrainOptions, sink: Sink) -> dict[str, Any]:
     not given or the data are others, MismatchError when it holds another kind of run; those of the
     engine.
 
-    Durability: a commit every `commit_every` steps, after each epoch and at the end. A step that
-    fails with one of these errors is preceded by one, too, where the store still takes it.
+    Durability: a commit every `commit_every` steps and after each epoch, during which training
+    goes on, and one at the end, or at Ctrl-C, which is waited for. A step that fails with one of
+    these errors is preceded by one, too, where the store still takes it. What keeps a commit from
+    becoming durable ends the run at the next commit, or at the next step that the store refuses.
     """
     options.check()
     if options.threads is not None:
@@ -145,10 +193,10 @@ def train(options: TrainOptions, sink: Sink) -> dict[str, Any]:
         with Interrupt() as interrupt:
             try:
                 _train_epochs(run, sink, interrupt)
+                run.commit()
             except EmbedrockError:
                 run.rescue()
                 raise
-            run.commit()
         evaluation = None
         if not run.interrupted:
             with Task(sink, "evaluating") as task:
@@ -323,11 +371,11 @@ def _train_epochs(run: _Run, sink: Sink, interrupt: Interrupt) -> None:
     """Trains from the run's position to the end of the last epoch, or to an interrupt."""
     recipe, options = run.options.recipe, run.options
     per_epoch = run.dataset.num_train() or 0
-    batches = all_epochs(run.dataset, recipe, run.position)
+    run.ahead = ReadAhead(all_epochs(run.dataset, recipe, run.position), run.model, options)
     with (
         Task(sink, "training", per_epoch * recipe.epochs) as task,
-        reading_ahead(batches, run.model, options) as coming,
-        contextlib.closing(run.report.steps(coming)) as measured,
+        run.ahead,
+        contextlib.closing(run.report.steps(run.ahead)) as measured,
     ):
         task.done = run.position.epoch * per_epoch + run.position.batch * recipe.batch_size
         _begin_epoch(run)
@@ -347,7 +395,7 @@ def _train_epochs(run: _Run, sink: Sink, interrupt: Interrupt) -> None:
                 run.complete = run.store.uncommitted
             task.advance(len(batch), run.note())
             if run.step % options.commit_every == 0:
-                run.commit()
+                run.checkpoint()
         if run.interrupted:
             run.stop_clock()
             task.outcome = f"stopped at step {run.step}"
@@ -364,10 +412,10 @@ def _begin_epoch(run: _Run) -> None:
 
 
 def _end_epoch(run: _Run, following: int) -> None:
-    """Commits the end of the epochs before the one that follows."""
+    """Begins a commit of the end of the epochs before the one that follows."""
     run.stop_clock()
     run.position = Position(following)
-    run.commit()
+    run.checkpoint()
 
 
 def _step(run: _Run, batch: Batch) -> float:
@@ -443,5 +491,7 @@ def _result(run: _Run, evaluation: Any) -> dict[str, Any]:
         "history": run.history.points(),
         "stats": run.store.stats(),
         "window": run.store.window.stats(),
+        **({} if run.ahead is None else run.ahead.stats()),
+        "notes": run.notes,
         "step_report": run.report.to_dict(),
     }

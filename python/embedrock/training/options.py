@@ -122,10 +122,9 @@ class TrainOptions:
     max_disk_bytes: int | None = None
     io: IoName = "auto"
     policy: PolicyName = "lfu"
-    #: Most batches that are announced to the store ahead of their use; 0: none; None: 512 where
-    #: the cache has room for rows to wait.
-    lookahead_depth: int | None = None
-    #: Rows are read and updated on threads beside the trainer's.
+    #: Most batches that are announced to the store ahead of their use; 0: none.
+    lookahead_depth: int = 512
+    #: Rows are read and updated on threads beside the trainer's, where that is faster.
     pipeline: bool = False
     #: How many batches that touch a row may not be applied yet when a pipeline reads it.
     staleness_bound: float = 0
@@ -138,7 +137,7 @@ class TrainOptions:
                 raise MisuseError(f"{name} is {value}, expected 1 or more")
         if not 0 <= self.holdout < 1:
             raise MisuseError(f"holdout is {self.holdout}, expected 0 to less than 1")
-        if self.lookahead_depth is not None and self.lookahead_depth < 0:
+        if self.lookahead_depth < 0:
             raise MisuseError(f"lookahead_depth is {self.lookahead_depth}, expected 0 or more")
         staleness_bound_of(self.staleness_bound)
         if self.staleness_bound > 0 and not self.pipeline:
