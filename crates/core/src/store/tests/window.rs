@@ -61,8 +61,8 @@ fn policies() -> Vec<(String, i32)> {
         .collect()
 }
 
-// Work of milliseconds would take half a minute: the scheduler gives a thread of the idle class three
-// thousandths of what it gives another.
+// Work of milliseconds would take half a minute: the scheduler gives a thread of the idle class
+// three thousandths of what it gives another.
 #[cfg(target_os = "linux")]
 #[cfg_attr(miri, ignore = "threads are not scheduled by classes")]
 #[test]
