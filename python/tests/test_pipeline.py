@@ -165,9 +165,7 @@ def test_at_bound_0_results_have_the_bits_of_a_plain_loop(
     expected = plainly(tmp_path / "plain", "128MiB", batches, kind)
     with opened(tmp_path / "ahead") as store:
         trained = Trained(store, kind)
-        trainer = Pipeline(
-            trained.model, batches, staleness_bound=0, read_ahead=3, overlap=overlap
-        )
+        trainer = Pipeline(trained.model, batches, staleness_bound=0, read_ahead=3, overlap=overlap)
         for batch in trainer:
             trained.step(batch)
         assert trained.state() == expected

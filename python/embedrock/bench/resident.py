@@ -39,7 +39,6 @@ def overhead(report: Report, options: argparse.Namespace) -> None:
     with workspace(options, 3 * stored) as place:
         path = Path(place) / "settings.json"
         running = demo.ShapedSettings(**{**vars(settings), "folder": str(place)})
-        running.save(path)
         held = contest.hold(running, (WHOLE_BUDGET, WHOLE_AHEAD), path, progress.for_terminal())
     report.figure("overhead_resident", held.rounds.ratio(0, 1) - 1)
     report.results["resident"] = {

@@ -48,7 +48,5 @@ def run(settings: DemoSettings, sink: Sink, *, keep: bool = False) -> dict[str, 
         same_losses = figures.same_losses(working)
     # With the layers, batches and threads that the speeds of all demos are compared with.
     with work_folder(settings.for_speed(), keep) as working:
-        path = Path(working.folder) / "settings.json"
-        working.save(path)
-        held = contest.hold(working, CONTESTANTS, path, sink)
+        held = contest.hold(working, CONTESTANTS, Path(working.folder) / "settings.json", sink)
     return figures.build(settings, facts, runs, same_losses, held, perf_counter() - started)

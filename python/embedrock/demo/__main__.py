@@ -24,8 +24,8 @@ def whole_budget(settings: DemoSettings, sink: Sink) -> dict[str, Any]:
 
 
 def without_fillers(settings: DemoSettings, sink: Sink) -> dict[str, Any]:
-    """The same without the keys that occur once."""
-    return _on_storage(settings, "without fillers", settings.memory, True, sink)
+    """The same without the keys that occur once. Only its AUC matters, which no budget changes."""
+    return _on_storage(settings, "without fillers", "100%", True, sink)
 
 
 def in_memory(settings: DemoSettings, sink: Sink) -> dict[str, Any]:

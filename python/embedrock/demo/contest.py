@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from embedrock.bench.noise import Rounds, Timed, interleave
-from embedrock.demo import children
+from embedrock.demo import children, stores
 from embedrock.demo.paths import CONTESTANTS, LOOK_AHEAD, OUT_OF_CORE, PLAIN_TORCH
 from embedrock.demo.settings import Settings
 from embedrock.progress import Sink
@@ -80,9 +80,11 @@ class Contest:
 def hold(settings: Settings, names: Sequence[str], path: Path, sink: Sink) -> Contest:
     """Lets the named contestants write their rows, all at once, and then take turns.
 
+    All of them have pages of one size, which is measured before. `path` gets their settings.
     Errors: ChildError with what a contestant said.
     """
     begun = perf_counter()
+    replace(settings, page_bytes=stores.measured_page_bytes(settings)).save(path)
     with children.children([f"contest: {name}" for name in names], path, sink) as started:
         children.together(started, children.Child.answer)
 

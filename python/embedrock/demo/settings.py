@@ -43,6 +43,8 @@ class Settings:
     io: IoName = "auto"
     #: Timed turns of each contestant in the comparison of speeds.
     rounds: int = 3
+    #: Page size of all stores; None: what each measures.
+    page_bytes: int | None = None
 
     def save(self, path: Path) -> None:
         """Writes the settings as JSON."""

@@ -57,7 +57,6 @@ def run(settings: ShapedSettings, sink: Sink, *, keep: bool = False) -> Result:
     _check_disk(settings, len(names) - (PLAIN_TORCH in names))
     with work_folder(settings, keep) as working:
         path = Path(working.folder) / "settings.json"
-        working.save(path)
         held = contest.hold(working, names, path, sink)
         (memory,) = children.run_together(["memory"], path, sink)
     with Task(sink, "the planted model: evaluating"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -30,7 +31,25 @@ Floats = NDArray[np.float32]
 
 def open_store(settings: Settings, name: str, memory: str) -> Store:
     """The store of that name in the demo's folder."""
-    return embedrock.open(store_path(settings, name), memory, seed=settings.seed, io=settings.io)
+    return embedrock.open(
+        store_path(settings, name),
+        memory,
+        seed=settings.seed,
+        io=settings.io,
+        page_bytes=settings.page_bytes,
+    )
+
+
+def measured_page_bytes(settings: Settings) -> int:
+    """The page size that the engine chooses for such rows on this device, while nothing else asks
+    it for anything."""
+    path = store_path(settings, "measured")
+    try:
+        with embedrock.open(path, "64MiB", io=settings.io) as store:
+            store.table("rows", settings.recipe.embedding_dim, optimizer=settings.optimizer)
+            return int(store.stats()["classes"][0]["page_bytes"])
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def table(settings: Settings, store: Store, feature: Feature) -> Table:

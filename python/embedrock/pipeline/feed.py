@@ -208,9 +208,7 @@ class Feed:
         What is wrong with its keys becomes its error, and it the last one."""
         if drawn.error is not None:
             return True
-        for place, (window, keys) in enumerate(
-            zip(self._windows, drawn.announcement, strict=True)
-        ):
+        for place, (window, keys) in enumerate(zip(self._windows, drawn.announcement, strict=True)):
             if place not in drawn.numbers:
                 try:
                     number = window.announce(keys)

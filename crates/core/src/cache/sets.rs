@@ -338,7 +338,7 @@ fn wait_for(lock: &AtomicU32) {
     loop {
         while lock.load(Ordering::Relaxed) & 1 != 0 {
             spins += 1;
-            if spins % SPINS != 0 {
+            if !spins.is_multiple_of(SPINS) {
                 std::hint::spin_loop();
             } else if spins <= SPINS * YIELDS {
                 std::thread::yield_now();

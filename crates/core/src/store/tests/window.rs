@@ -1,9 +1,9 @@
 //! Rows that are read ahead: the same results, no update lost, nothing kept that should not be.
 
 use super::*;
-use super::*;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+
 const LONG: Duration = Duration::from_secs(60);
 
 fn with_window(bytes: u64, window_group: usize) -> StoreOptions {
@@ -61,8 +61,8 @@ fn policies() -> Vec<(String, i32)> {
         .collect()
 }
 
-// Work of milliseconds would take half a minute: the scheduler gives a thread of the idle class three
-// thousandths of what it gives another.
+// Work of milliseconds would take half a minute: the scheduler gives a thread of the idle class
+// three thousandths of what it gives another.
 #[cfg(target_os = "linux")]
 #[cfg_attr(miri, ignore = "threads are not scheduled by classes")]
 #[test]
@@ -72,7 +72,11 @@ fn beside_programs_that_take_all_cores_callers_do_not_stand_still() {
     let busy = AtomicBool::new(true);
     std::thread::scope(|scope| {
         for _ in 0..2 * std::thread::available_parallelism().unwrap().get() {
-            scope.spawn(|| while busy.load(Ordering::Relaxed) {});
+            scope.spawn(|| {
+                while busy.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
         }
         let _ends = Ends(&busy);
         let begun = Instant::now();

@@ -21,8 +21,8 @@ pub(super) const STARVED_MAX: Duration = Duration::from_millis(250);
 #[derive(Debug, Default)]
 pub(super) struct Watch {
     begun: Option<Instant>,
-    /// What each thread had waited for a core by then; not looked at in the first wait, which mostly
-    /// is the only one.
+    /// What each thread had waited for a core by then; not looked at in the first wait, which
+    /// mostly is the only one.
     before: Option<Vec<(u32, u64)>>,
 }
 
