@@ -167,7 +167,7 @@ def test_a_training_run_writes_its_report_and_long_histories_stay_short(
     assert sum(p["samples"] for p in history) == stored["figures"]["samples"] == 2700
     steps = stored["results"]["training"]["step_report"]
     columns, totals = steps["columns"], steps["totals"]
-    assert 50 < len(columns["step"]) <= 200
+    assert 20 < len(columns["step"]) <= 200  # fewer where looking takes long
     assert sum(columns["steps"]) == totals["steps"] == columns["step"][-1] == 540
     assert sum(columns["distinct_rows"]) == totals["distinct_rows"] > 540 * 5
     parts = ("blocked_by_read", "computing", "updating", "drawing", "committing")

@@ -134,7 +134,7 @@ def bits_equal(
             if name in ("look-ahead", "both"):
                 loader = LookaheadLoader(loader, trainer.model, depth=DEPTH)
             if name in ("pipeline", "both"):
-                loader = Pipeline(trainer.model, loader, staleness_bound=0)
+                loader = Pipeline(trainer.model, loader, staleness_bound=0, overlap=True)
             losses = [trainer.step(batch) for batch in loader]
             left[name] = (losses, [table.digest() for table in store.tables.values()])
             store.commit(1)
@@ -156,7 +156,9 @@ def _train(
         loader: Any = batches
         if bound is not None:
             ahead = int(min(max(bound, 2), READ_AHEAD_MAX))
-            loader = Pipeline(trainer.model, batches, staleness_bound=bound, read_ahead=ahead)
+            loader = Pipeline(
+                trainer.model, batches, staleness_bound=bound, read_ahead=ahead, overlap=True
+            )
         # A plain loop waits for its rows in a get, the reading thread for the look-ahead window.
         with _slowed(store, "get" if bound is None else "begin", latency_s):
             begin = perf_counter()
