@@ -50,6 +50,8 @@ impl Inner {
         class: &Class,
         log: &mut ClassLog,
     ) -> Result<()> {
+        // Some of what waits may be stored already, and would be stored again.
+        self.check_unpoisoned()?;
         let result = (|| {
             // What waits was changed after the commit that is under way was captured.
             self.finish_captured(engine, class, log)?;

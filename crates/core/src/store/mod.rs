@@ -195,6 +195,11 @@ impl Inner {
         if self.options.read_only {
             bail!(Misuse, "store {} was opened read_only=True", self.path.display());
         }
+        self.check_unpoisoned()
+    }
+
+    /// Fails after an error that has left memory and disk apart.
+    fn check_unpoisoned(&self) -> Result<()> {
         if self.poisoned.load(Ordering::Acquire) {
             let why = self.poison.lock().clone().unwrap_or_default();
             bail!(

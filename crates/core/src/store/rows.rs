@@ -11,7 +11,7 @@ use super::commit::CommitStage;
 use super::engine::{CacheOfClass, Class, Engine, Table, keep_if_dirty};
 use crate::cache::{BLOCK, BatchNumber, Cache, Location, RowMut, RowRef};
 use crate::config::ValuesOut;
-use crate::error::{Result, bail};
+use crate::error::{ErrorKind, Result, bail};
 use crate::hash::mix;
 use crate::metrics::{Metrics, Timed};
 use crate::storage::log::{ClassLog, Place, ReadReport};
@@ -247,7 +247,11 @@ impl Inner {
                 looked => looked.map(|()| ReadReport::default()),
             };
             drop(ticket);
-            let read = read?;
+            let read = read.or_else(|error| match error.kind() {
+                // The index may name pages of which the writing has failed.
+                ErrorKind::Corrupt => self.check_unpoisoned().and(Err(error)),
+                _ => Err(error),
+            })?;
             report.read.add(&read);
             if !first_round {
                 report.pages_again += read.pages;
@@ -386,6 +390,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
     fn make_room(&self, log: &mut ClassLog) -> Result<()> {
         if self.class.stage() != CommitStage::None {
             // Victims of a commit that is under way are written without the buffer.
+            self.inner.check_unpoisoned()?;
             self.inner.poison_on_error(self.inner.spill_deltas(self.class, log, false))?;
         }
         match O::AHEAD {

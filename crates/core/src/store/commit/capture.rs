@@ -148,10 +148,12 @@ impl Inner {
         }
         // What a verb could not write of this commit is lost to it.
         self.check_writable()?;
-        match rows {
-            Some(rows) => self.write_slots(engine, class, &mut log, rows)?,
-            None => self.cut(engine, class, &mut log)?,
-        }
+        let written = match rows {
+            Some(rows) => self.write_slots(engine, class, &mut log, rows),
+            None => self.cut(engine, class, &mut log),
+        };
+        // Before others see what of it the index names.
+        self.poison_on_error(written)?;
         // Who waits for it comes next, and not this thread again.
         MutexGuard::unlock_fair(log);
         Ok(rows.is_none())
