@@ -381,16 +381,17 @@ class StepReport:
             return
         counted, self._counters = counters - self._counters, counters
         seconds = now - self._mark
-        overlapped = 0 if self._run is None else self._run.counts.overlapped
-        if self._run is None or overlapped == self._overlapped_at:
+        overlapped, rows_s, updates_s = self._overlapped_at, *self._blocked_at
+        if self._run is not None:
+            overlapped = self._run.counts.overlapped
+            rows_s, updates_s = self._run.counts.waited_for_rows_s, self._run.waited_for_updates_s
+        blocked = max(updates_s - self._blocked_at[1] - self._blocked_elsewhere, 0.0)
+        if overlapped == self._overlapped_at:
             read = min(counted.window_wait_s, self._drawing)
             waited = counted.read_wait_s + counted.window_wait_s - read
-            blocked = 0.0
         else:
-            rows_s, updates_s = self._run.counts.waited_for_rows_s, self._run.waited_for_updates_s
             read, waited = 0.0, rows_s - self._blocked_at[0]
-            blocked = max(updates_s - self._blocked_at[1] - self._blocked_elsewhere, 0.0)
-            self._blocked_at, self._overlapped_at = (rows_s, updates_s), overlapped
+        self._blocked_at, self._overlapped_at = (rows_s, updates_s), overlapped
         drawing_blocked = min(blocked, self._blocked_drawing, self._drawing - read)
         drawing = self._drawing - read - drawing_blocked
         updating = min(self._updating + blocked, seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import signal
 import subprocess
@@ -313,6 +314,7 @@ def test_a_row_is_never_staler_than_the_bound(store: embedrock.Store, bound: flo
         output = embedding(batch)
         staleness.append(step + output.item())
         output.sum().backward()
+        time.sleep(0.005)  # the next ones are read meanwhile
         optimizer.step()
     assert max(staleness) <= min(bound, 8 + 1 + 8)  # read ahead, at hand, waiting to be applied
     assert max(staleness) >= 1  # reading is ahead of computing
@@ -439,6 +441,23 @@ def test_what_a_step_raises_is_raised_and_nothing_after_it_is_applied(
             made += 1
     assert made == 4 if overlap is False else made in (4, 5, 6)
     store._run and store._run.stop()
+    assert embedding.table.get(5).item() == -4.0
+    assert threads() == []
+
+
+def test_a_step_that_failed_ends_the_loop_though_its_error_was_caught(
+    store: embedrock.Store, overlap: bool | None
+) -> None:
+    embedding = nn.Embedding(None, 1, store=store, name="ids", optimizer="sgd", initializer=0.0)
+    optimizer = optim.SGD(embedding, lr=1.0)
+    made = 0
+    with pytest.raises(NonFiniteError):
+        for batch in Pipeline(embedding, [torch.tensor([5])] * 20, overlap=overlap):
+            (embedding(batch).sum() * (float("nan") if made == 4 else 1.0)).backward()
+            made += 1
+            with contextlib.suppress(NonFiniteError):
+                optimizer.step()
+    assert made < 20
     assert embedding.table.get(5).item() == -4.0
     assert threads() == []
 

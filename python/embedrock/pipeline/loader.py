@@ -144,8 +144,8 @@ class LookaheadLoader(Generic[B]):
                     drawn = feed.take()
                 except StopIteration:
                     return
-                batch: B = feed.hand_out(drawn)
                 feed.begin(drawn)
+                batch: B = feed.hand_out(drawn)
                 yield batch
         finally:
             if self._feed is feed:

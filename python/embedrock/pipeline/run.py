@@ -139,9 +139,8 @@ class Run:
             return self._feed.hand_out(batch.drawn)
         self.settle()
         self._alone = batch
-        given = self._feed.hand_out(batch)
         self._feed.begin(batch)
-        return given
+        return self._feed.hand_out(batch)
 
     def settle(self) -> None:
         """Waits until all steps so far are applied. Errors: what one of them has raised."""
@@ -159,7 +158,11 @@ class Run:
         overlapped. Errors: what an earlier one raised; what this one raises when it is at once."""
         if self._alone is not None:
             self._updating.check()
-            return self._apply(Step(parts, non_finite, within, 0))
+            try:
+                return self._apply(Step(parts, non_finite, within, 0))
+            except BaseException as error:
+                self._updating.fail(error)
+                raise
         unknown = self._unknown(changed)
         with self._lock:
             self._steps += 1
@@ -276,7 +279,8 @@ class Run:
     def _failed(self) -> None:
         """Wakes whoever waits for rows that will not come."""
         with self._lock:
-            drawn = [ahead for ahead in self._waiting if isinstance(ahead, Ahead)]
+            waiting = [*self._waiting]  # at once: the caller's thread may draw meanwhile
+            drawn = [ahead for ahead in waiting if isinstance(ahead, Ahead)]
             batches = [*self._in_flight.values(), *drawn]
         if self.current is not None:
             batches.append(self.current)

@@ -75,6 +75,11 @@ class Stage(Generic[T]):
             self.told = True
             raise self.error
 
+    def fail(self, error: BaseException) -> None:
+        """Has everybody who comes to the stage get this error, which its caller has got already."""
+        with self._changed:
+            self.error, self.told = error, True
+
     def stop(self, *, discard: bool) -> None:
         """Ends the thread when its items are done, or the one at hand with ``discard``."""
         with self._changed:
@@ -105,15 +110,20 @@ class Stage(Generic[T]):
                 item = self._items[0]
             begin = perf_counter()
             try:
-                if self.error is None:
-                    self._work(item)
-            except BaseException as error:
+                self._work_on(item)
+            finally:
+                del item
                 with self._changed:
-                    self.error = error
-                self._failed()
-            del item
+                    self._items.popleft()
+                    self._done += 1
+                    self.busy_s += perf_counter() - begin
+                    self._changed.notify_all()
+
+    def _work_on(self, item: T) -> None:
+        try:
+            if self.error is None:
+                self._work(item)
+        except BaseException as error:
             with self._changed:
-                self._items.popleft()
-                self._done += 1
-                self.busy_s += perf_counter() - begin
-                self._changed.notify_all()
+                self.error = error
+            self._failed()

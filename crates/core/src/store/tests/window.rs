@@ -90,6 +90,13 @@ fn beside_programs_that_take_all_cores_callers_do_not_stand_still() {
         use_ahead(&store, table, &draw_keys(&mut random, 200));
         let after = store.window_stats().unwrap();
         assert!(after.rows_loaded > before.rows_loaded + 1000, "{before:?} {after:?}");
+        // The last planner of the first pair may be at work still; it drops the store then.
+        let window_lives = store.inner.window.lives();
+        drop(store);
+        while window_lives() {
+            assert!(begun.elapsed() < 2 * LONG, "a thread of the window has not ended");
+            std::thread::sleep(Duration::from_millis(10));
+        }
     });
 }
 

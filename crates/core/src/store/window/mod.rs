@@ -38,7 +38,7 @@ use group::Group;
 use parking_lot::{Condvar, Mutex};
 use planner::Plan;
 use serde::Serialize;
-use starving::Watch;
+use starving::{Starved, Watch};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -98,7 +98,7 @@ struct State {
     /// Which pair of threads works.
     pair: Pair,
     /// How long callers have waited for threads that had no core.
-    starved: Duration,
+    starved: Starved,
     /// All batches up to this one are to be forgotten.
     cleared: u64,
     awaited: VecDeque<Awaited>,
@@ -251,6 +251,13 @@ impl Window {
         Self { shared: Arc::new(shared), threads: Mutex::default() }
     }
 
+    /// Whether the window is there, or a thread of it.
+    #[cfg(test)]
+    pub(super) fn lives(&self) -> impl Fn() -> bool + use<> {
+        let shared = Arc::downgrade(&self.shared);
+        move || shared.strong_count() > 0
+    }
+
     /// Ends the threads. Waits for them, unless one is the caller.
     pub(super) fn stop(&self) {
         self.shared.state.lock().stop = true;
@@ -262,23 +269,25 @@ impl Window {
                 let _ = thread.join();
             }
         }
+        // A planner that drops the store itself holds it, and drops it with the window.
+        if let Some(mut plan) = self.shared.plan.try_lock() {
+            *plan = Plan::default();
+        }
+        let mut state = self.shared.state.lock();
+        (state.queue, state.queue_bytes) = (VecDeque::new(), 0);
+        (state.formed, state.left) = (None, None);
     }
 
     /// Starts the threads where there are none, and others where these have no core.
     fn start(&self, store: &Arc<Guarded>) -> Result<()> {
         let mut threads = self.threads.lock();
+        // Held until both live, so that those before go on when one of them cannot.
         let mut state = self.shared.state.lock();
-        let replaces = state.pair == Pair::Idle && state.starved >= starving::STARVED_MAX;
-        if !threads.is_empty() && !replaces {
+        let replaces = state.pair == Pair::Idle && state.starved.is_enough();
+        if state.stop || !threads.is_empty() && !replaces {
             return Ok(());
         }
-        if replaces {
-            state.pair = Pair::Eager;
-            self.shared.wake();
-        }
-        state.idle = false;
-        let pair = state.pair;
-        drop(state);
+        let pair = if replaces { Pair::Eager } else { state.pair };
         type Run = fn(&Shared, &Weak<Guarded>, Pair);
         for (name, run) in
             [("embedrock-plan", planner::run as Run), ("embedrock-read", reader::run as Run)]
@@ -294,12 +303,19 @@ impl Window {
             });
             match started {
                 Ok(handle) => threads.push(handle),
+                Err(_) if replaces => {
+                    state.starved = Starved::default();
+                    return Ok(());
+                }
                 Err(error) => {
-                    self.shared.state.lock().idle = true;
+                    state.idle = true;
                     bail!(Io, "a thread of the look-ahead window cannot be started: {error}");
                 }
             }
         }
+        (state.pair, state.idle) = (pair, false);
+        drop(state);
+        self.shared.wake();
         Ok(())
     }
 }
@@ -383,6 +399,7 @@ impl Store {
         let inner = &*self.inner;
         let engine = inner.planned_engine()?;
         let most = inner.window_most_bytes(&engine) / WINDOW_PER_QUEUE;
+        inner.window.start(&self.inner)?;
         let shared = &*inner.window.shared;
         let keys: usize = batch.iter().map(|part| part.keys.len()).sum();
         // Who is refused asks again, so that it costs no look at the keys.
@@ -401,7 +418,6 @@ impl Store {
                 None => announced.parts.push((part.table, part.keys.to_vec())),
             }
         }
-        inner.window.start(&self.inner)?;
         let mut state = shared.state.lock();
         if !state.has_room(announced.bytes(), most) {
             shared.counters.refused.fetch_add(1, Ordering::Relaxed);
@@ -458,7 +474,7 @@ impl Store {
         }
         let _timed = Timed::new(&shared.counters.wait_ns);
         let begun = Instant::now();
-        let mut watch = Watch::default();
+        let mut watch = Watch::new();
         while !state.is_there(number) {
             let left = patience.saturating_sub(begun.elapsed());
             if left.is_zero() {
@@ -615,7 +631,7 @@ impl Inner {
         shared.wake();
         let _timed = Timed::new(&shared.counters.wait_ns);
         let mut state = shared.state.lock();
-        let mut watch = Watch::default();
+        let mut watch = Watch::new();
         while !state.is_there(number) && !watch.wait(shared, &mut state, Duration::MAX) {}
     }
 }

@@ -13,6 +13,7 @@ use crate::error::{ErrorKind, Result};
 use crate::metrics::Timed;
 use std::sync::Weak;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// A group needs at most this part of the rows that the caches can hold.
 const CACHE_PER_GROUP: u64 = 8;
@@ -34,6 +35,9 @@ const GIVING_BACK_BATCHES: u64 = 1024;
 const LARGE_GROUP_BATCHES: u64 = 16;
 /// A block of a table's uses takes this part of the table's share of the window.
 const SHARE_PER_BLOCK: u64 = 64;
+
+/// How often a planner that waits for the one before it looks whether that is in vain.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// What the planner does next.
 #[derive(Debug)]
@@ -78,7 +82,15 @@ pub(super) struct Plan {
 
 /// Runs until the store is closed or gone, or another pair takes over.
 pub(super) fn run(shared: &Shared, store: &Weak<Guarded>, pair: Pair) {
-    let mut plan = shared.plan.lock();
+    // The planner before this one may hold it, and be the one that ends the store and joins this.
+    let mut plan = loop {
+        if let Some(plan) = shared.plan.try_lock_for(LOOK) {
+            break plan;
+        }
+        if shared.state.lock().stop {
+            return;
+        }
+    };
     while let Some((task, _busy)) = plan.wait_for_task(shared, pair) {
         let Some(inner) = store.upgrade() else { return };
         let _guard = inner.poison_on_panic();

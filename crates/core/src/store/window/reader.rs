@@ -21,11 +21,6 @@ pub(super) const SCRATCH_BYTES: u64 = PORTION_ROWS as u64 * 64;
 /// Runs until the store is closed or gone, or another pair takes over.
 pub(super) fn run(shared: &Shared, store: &Weak<Guarded>, pair: Pair) {
     while let Some((group, mut done)) = wait_for_group(shared, pair) {
-        if done == 0 {
-            shared.counters.groups.fetch_add(1, Ordering::Relaxed);
-            let batches = group.last() - group.first() + 1;
-            shared.counters.group_batches.fetch_add(batches, Ordering::Relaxed);
-        }
         while done < group.needs.len() {
             let mut state = shared.state.lock();
             if state.pair != pair {
@@ -82,6 +77,9 @@ fn wait_for_group(shared: &Shared, pair: Pair) -> Option<(Group, usize)> {
         if let Some(group) = state.formed.take_if(|g| begun >= g.after || begun > filled) {
             // The planner forms the one behind it meanwhile.
             shared.work.notify_one();
+            shared.counters.groups.fetch_add(1, Ordering::Relaxed);
+            let batches = group.last() - group.first() + 1;
+            shared.counters.group_batches.fetch_add(batches, Ordering::Relaxed);
             return Some((group, 0));
         }
         shared.reads.wait(&mut state);

@@ -5,28 +5,54 @@
 //! waited for them would stand still with work that takes milliseconds.
 
 use super::{Shared, State};
-use crate::idle::{core_wait_ns, thread_number};
+use crate::idle::{Turns, thread_number};
 use parking_lot::MutexGuard;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// How long a caller waits before it looks.
-const PATIENCE: Duration = Duration::from_millis(20);
-/// A thread that wanted a core for this part of the time, in percent, and had none is starved.
-const STARVED_PERCENT: u128 = 80;
+/// How long a caller waits before it looks, twice in the 50 ms that callers from Python wait.
+const PATIENCE: Duration = Duration::from_millis(15);
 /// Once callers have waited so long for starved threads, others take over.
-pub(super) const STARVED_MAX: Duration = Duration::from_millis(250);
+const STARVED_MAX: Duration = Duration::from_millis(250);
+/// What was longer ago counts no more.
+const FORGOTTEN: Duration = Duration::from_secs(10);
+
+/// How long callers have waited for starved threads.
+#[derive(Debug, Default)]
+pub(super) struct Starved {
+    waited: Duration,
+    last: Option<Instant>,
+}
+
+impl Starved {
+    fn add(&mut self, waited: Duration) {
+        if self.last.is_some_and(|last| last.elapsed() > FORGOTTEN) {
+            self.waited = Duration::ZERO;
+        }
+        self.waited += waited;
+        self.last = Some(Instant::now());
+    }
+
+    /// Whether it was too long.
+    pub(super) fn is_enough(&self) -> bool {
+        self.waited >= STARVED_MAX
+    }
+}
 
 /// A caller that waits for the window.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Watch {
-    begun: Option<Instant>,
-    /// What each thread had waited for a core by then; not looked at in the first wait, which
-    /// mostly is the only one.
-    before: Option<Vec<(u32, u64)>>,
+    begun: Instant,
+    /// The last look at the threads, and when. There is none in the first wait, which mostly is the
+    /// only one.
+    before: Option<(Instant, Vec<(u32, Turns)>)>,
 }
 
 impl Watch {
+    pub(super) fn new() -> Self {
+        Self { begun: Instant::now(), before: None }
+    }
+
     /// Waits for progress, at most so long; true when that is in vain, as a thread has no core.
     pub(super) fn wait(
         &mut self,
@@ -34,31 +60,30 @@ impl Watch {
         state: &mut MutexGuard<'_, State>,
         most: Duration,
     ) -> bool {
-        let begun = *self.begun.get_or_insert_with(Instant::now);
         shared.progress.wait_for(state, most.min(PATIENCE));
-        let passed = begun.elapsed();
+        let last = self.before.as_ref().map_or(self.begun, |(at, _)| *at);
+        let passed = last.elapsed();
         if passed < PATIENCE {
             return false;
         }
-        let now = core_waits(shared);
-        let starved = now.iter().any(|(thread, waited)| {
-            let known = self.before.iter().flatten().find(|(known, _)| known == thread);
-            let waited = known.map_or(0, |(_, before)| waited - before);
-            u128::from(waited) * 100 >= passed.as_nanos() * STARVED_PERCENT
+        let now = MutexGuard::unlocked(state, || look(shared));
+        let starved = now.iter().any(|(thread, turns)| {
+            let known = self.before.iter().flat_map(|(_, threads)| threads);
+            let mut known = known.filter(|(known, _)| known == thread);
+            known.next().is_some_and(|(_, before)| turns.starved_since(before, passed))
         });
-        (self.begun, self.before) = (Some(Instant::now()), Some(now));
+        self.before = Some((Instant::now(), now));
         if starved {
             shared.counters.starved.fetch_add(1, Ordering::Relaxed);
-            state.starved += passed;
+            state.starved.add(self.begun.elapsed());
         }
         starved
     }
 }
 
-/// What each thread of the window has waited for a core.
-fn core_waits(shared: &Shared) -> Vec<(u32, u64)> {
-    let waited = |thread: &u32| Some((*thread, core_wait_ns(*thread)?));
-    shared.threads.lock().iter().filter_map(waited).collect()
+fn look(shared: &Shared) -> Vec<(u32, Turns)> {
+    let threads = shared.threads.lock().clone();
+    threads.iter().filter_map(|thread| Some((*thread, Turns::of(*thread)?))).collect()
 }
 
 /// The calling thread is one of the window's until this is dropped.
