@@ -91,6 +91,9 @@ pub(super) fn run(shared: &Shared, store: &Weak<Guarded>, pair: Pair) {
             return;
         }
     };
+    if pair == Pair::Eager {
+        give_back_freed(); // of what the planner before has freed the allocator keeps some for it
+    }
     while let Some((task, _busy)) = plan.wait_for_task(shared, pair) {
         let Some(inner) = store.upgrade() else { return };
         let _guard = inner.poison_on_panic();
