@@ -1,10 +1,14 @@
 //! Rows that are read ahead: the same results, no update lost, nothing kept that should not be.
 
 use super::*;
+use parking_lot::RwLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 const LONG: Duration = Duration::from_secs(60);
+
+/// Read by tests of what is read ahead, written by the one that leaves the window no core.
+static CORES: RwLock<()> = RwLock::new(());
 
 fn with_window(bytes: u64, window_group: usize) -> StoreOptions {
     StoreOptions { window_bytes: Some(bytes / 3), window_group, ..options(bytes) }
@@ -67,6 +71,7 @@ fn policies() -> Vec<(String, i32)> {
 #[cfg_attr(miri, ignore = "threads are not scheduled by classes")]
 #[test]
 fn beside_programs_that_take_all_cores_callers_do_not_stand_still() {
+    let _cores = CORES.write();
     let (store, table) = with_rows();
     let mut random = Random(8);
     let busy = AtomicBool::new(true);
@@ -113,6 +118,7 @@ impl Drop for Ends<'_> {
 
 #[test]
 fn batches_that_are_announced_give_what_a_plain_map_holds() {
+    let _cores = CORES.read();
     let fixture = Fixture::new();
     for (seed, bytes, depth, group) in
         [(1, tight(), 3, 2), (2, tight(), 30, 256), (3, 1 << 20, 12, 4), (4, 16 << 20, 50, 16)]
@@ -232,6 +238,7 @@ fn use_ahead(store: &Store, table: TableId, batches: &[Vec<u64>]) {
 
 #[test]
 fn what_is_read_ahead_is_there_when_it_is_used() {
+    let _cores = CORES.read();
     let (store, table) = with_rows();
     let mut random = Random(3);
     let before = store.stats().unwrap();
@@ -270,6 +277,7 @@ fn batches_of_which_a_cache_holds_too_few_are_passed_over() {
 
 #[test]
 fn announcements_of_single_gets_are_used_up_by_them() {
+    let _cores = CORES.read();
     let fixture = Fixture::new();
     let store = fixture.open(&SimMedium::new(5), with_window(2 << 20, 4));
     let (mut random, mut model) = (Random(5), Model::default());
@@ -302,6 +310,7 @@ fn announcements_of_single_gets_are_used_up_by_them() {
 /// Threads that change rows while the window brings the same rows in and others out.
 #[test]
 fn no_update_is_lost_beside_reads_ahead() {
+    let _cores = CORES.read();
     const ROWS: u64 = 30_000;
     let medium = SimMedium::new(9);
     let store = Store::open_on(Arc::new(medium), with_window(700 << 10, 6)).unwrap();
