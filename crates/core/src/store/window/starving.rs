@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 /// How long a caller waits before it looks, twice in the 50 ms that callers from Python wait.
 const PATIENCE: Duration = Duration::from_millis(15);
-/// Once callers have waited so long for starved threads, others take over. Not sooner: a thread that
-/// reads for a pipeline waits, too, while the program's own threads compute on all cores.
+/// Once callers have waited so long for starved threads, others take over. Not sooner: a thread
+/// that reads for a pipeline waits, too, while the program's own threads compute on all cores.
 const STARVED_MAX: Duration = Duration::from_secs(5);
 /// What was longer ago counts no more.
 const FORGOTTEN: Duration = Duration::from_secs(10);
