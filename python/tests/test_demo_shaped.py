@@ -86,7 +86,8 @@ def test_rows_came_from_storage_and_memory_stayed_within_the_budget(finished: di
 
 def test_batches_were_announced_and_none_failed(finished: dict[str, Any]):
     window = finished["report"]["results"]["contest"]["contestants"]["look ahead"]["window"]
-    assert window["batches"] > 0 and window["failed"] == 0
+    assert window["batches"] > 0 and window["batches"] + window["refused"] >= 12
+    assert window["failed"] == 0
     # A quarter of 1.5 MB holds no batch of 26 x 1,024 keys.
     assert window["rows_loaded"] > 0 or window["skipped"] > 0 or window["refused"] > 0
 
