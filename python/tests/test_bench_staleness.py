@@ -17,7 +17,7 @@ from embedrock.bench import staleness
 
 def test_the_sweep_trains_at_every_bound_and_bits_are_equal(tmp_path: Path) -> None:
     random = np.random.default_rng(3)
-    for name, samples in (("train.tsv.gz", 600), ("test.tsv.gz", 200)):
+    for name, samples in (("train.tsv.gz", 3000), ("test.tsv.gz", 200)):
         fields = 10 + random.zipf(1.5, (samples, 3)) % 90
         labels = random.integers(0, 2, (samples, 1))
         with gzip.open(tmp_path / name, "wt", encoding="utf-8") as file:

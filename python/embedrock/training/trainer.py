@@ -118,9 +118,13 @@ class Trainer:
 
 
 def _tensors(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """(dense, keys, offsets) as tensors that share the batch's memory."""
+    """(dense, keys, offsets) as tensors; ids share the batch's memory.
+
+    A matrix product may depend on where its arguments begin (MKL's does on AMD processors), and a
+    batch lies elsewhere in a run that was resumed. PyTorch's own memory always begins a line.
+    """
     return (
-        torch.from_numpy(batch.dense),
+        torch.from_numpy(batch.dense).clone(),
         torch.from_numpy(batch.keys),
         torch.from_numpy(batch.offsets),
     )
