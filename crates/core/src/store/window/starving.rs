@@ -5,20 +5,24 @@
 //! waited for them would stand still with work that takes milliseconds.
 
 use super::{Shared, State};
-use crate::idle::{Turns, thread_number};
+use crate::idle::{Turns, process_ran, thread_number};
 use parking_lot::MutexGuard;
 use std::sync::atomic::Ordering;
+use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
+/// A program that had this part of all cores, in parts of it, has left its own threads no core.
+const OWN_SHARE: (u32, u32) = (3, 4);
 /// How long a caller waits before it looks, twice in the 50 ms that callers from Python wait.
 const PATIENCE: Duration = Duration::from_millis(15);
-/// Once callers have waited so long for starved threads, others take over. Not sooner: a thread
-/// that reads for a pipeline waits, too, while the program's own threads compute on all cores.
+/// Once callers have waited so long for threads that other programs starved, others take over. What
+/// the program itself computes on all cores does not count: threads that compete with that slow it
+/// down, and it ends.
 const STARVED_MAX: Duration = Duration::from_secs(5);
 /// What was longer ago counts no more.
 const FORGOTTEN: Duration = Duration::from_secs(10);
 
-/// How long callers have waited for starved threads.
+/// How long callers have waited for threads that other programs starved.
 #[derive(Debug, Default)]
 pub(super) struct Starved {
     waited: Duration,
@@ -44,9 +48,40 @@ impl Starved {
 #[derive(Debug)]
 pub(super) struct Watch {
     begun: Instant,
-    /// The last look at the threads, and when. There is none in the first wait, which mostly is the
-    /// only one.
-    before: Option<(Instant, Vec<(u32, Turns)>)>,
+    /// The last look. There is none in the first wait, which mostly is the only one.
+    before: Option<Look>,
+}
+
+/// What the threads have had so far.
+#[derive(Debug)]
+struct Look {
+    at: Instant,
+    process_ran: Duration,
+    threads: Vec<(u32, Turns)>,
+}
+
+impl Look {
+    fn at(shared: &Shared) -> Self {
+        let threads = shared.threads.lock().clone();
+        let turns = threads.iter().filter_map(|thread| Some((*thread, Turns::of(*thread)?)));
+        Self { threads: turns.collect(), process_ran: process_ran(), at: Instant::now() }
+    }
+
+    /// Whether a thread has had no core since.
+    fn starved_since(&self, before: &Self) -> bool {
+        self.threads.iter().any(|(thread, turns)| {
+            let mut known = before.threads.iter().filter(|(known, _)| known == thread);
+            let passed = self.at - before.at;
+            known.next().is_some_and(|(_, before)| turns.starved_since(before, passed))
+        })
+    }
+
+    /// Whether the program itself had the cores since.
+    fn had_cores_since(&self, before: &Self) -> bool {
+        let cores = available_parallelism().map_or(1, |cores| cores.get() as u32);
+        let (part, of) = OWN_SHARE;
+        of * (self.process_ran - before.process_ran) >= part * cores * (self.at - before.at)
+    }
 }
 
 impl Watch {
@@ -62,29 +97,21 @@ impl Watch {
         most: Duration,
     ) -> bool {
         shared.progress.wait_for(state, most.min(PATIENCE));
-        let last = self.before.as_ref().map_or(self.begun, |(at, _)| *at);
-        let passed = last.elapsed();
-        if passed < PATIENCE {
+        let last = self.before.as_ref().map_or(self.begun, |before| before.at);
+        if last.elapsed() < PATIENCE {
             return false;
         }
-        let now = MutexGuard::unlocked(state, || look(shared));
-        let starved = now.iter().any(|(thread, turns)| {
-            let known = self.before.iter().flat_map(|(_, threads)| threads);
-            let mut known = known.filter(|(known, _)| known == thread);
-            known.next().is_some_and(|(_, before)| turns.starved_since(before, passed))
-        });
-        self.before = Some((Instant::now(), now));
+        let now = MutexGuard::unlocked(state, || Look::at(shared));
+        let starved = self.before.as_ref().is_some_and(|before| now.starved_since(before));
         if starved {
             shared.counters.starved.fetch_add(1, Ordering::Relaxed);
-            state.starved.add(self.begun.elapsed());
+            if !self.before.as_ref().is_some_and(|before| now.had_cores_since(before)) {
+                state.starved.add(self.begun.elapsed());
+            }
         }
+        self.before = Some(now);
         starved
     }
-}
-
-fn look(shared: &Shared) -> Vec<(u32, Turns)> {
-    let threads = shared.threads.lock().clone();
-    threads.iter().filter_map(|thread| Some((*thread, Turns::of(*thread)?))).collect()
 }
 
 /// The calling thread is one of the window's until this is dropped.
