@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from embedrock.bench.__main__ import main
+from embedrock.bench.common import render
 from embedrock.bench.growth import excess
 
 PNG_MAGIC = b"\x89PNG"
@@ -59,6 +60,9 @@ def test_ycsb_runs_every_setting_and_names_what_is_missing(tmp_path: Path) -> No
     rates = found["results"]["unique_rows_per_s"]
     assert list(rates) == ["ycsb-a, zipf", "ycsb-c, zipf"]
     assert all(one["64 bytes"]["embedrock"] > 0 for one in rates.values())
+    lines = [line.split() for line in render(found).splitlines()]
+    said = [line for line in lines if line[:1] == ["embedrock"]]
+    assert len(said) == 2 and all(len(line) == 2 for line in said), "a table of rates for each"
     assert found["figures"] == {
         "ycsb_a_zipf_64_vs_rocksdb": None,
         "ycsb_c_zipf_64_vs_rocksdb": None,

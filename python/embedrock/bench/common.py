@@ -160,13 +160,21 @@ def write_json(path: Path, report: dict[str, Any]) -> None:
 def _tree(values: dict[str, Any], indent: int) -> list[str]:
     lines = []
     for name, value in values.items():
-        if isinstance(value, dict) and value and all(isinstance(v, dict) for v in value.values()):
+        if isinstance(value, dict) and _is_table(value):
             lines += [f"{'':{indent}}{name}", *_table(value, indent + 2)]
         elif isinstance(value, dict):
             lines += [f"{'':{indent}}{name}", *_tree(value, indent + 2)]
         else:
             lines.append(f"{'':{indent}}{name}  {_number(value)}")
     return lines
+
+
+def _is_table(value: dict[str, Any]) -> bool:
+    """Dicts, of which some say something: where all hold dicts alone, those are the tables."""
+    columns = list(value.values())
+    return all(isinstance(column, dict) for column in columns) and any(
+        not isinstance(one, dict) for column in columns for one in column.values()
+    )
 
 
 def _table(columns: dict[str, dict[str, Any]], indent: int) -> list[str]:
