@@ -197,7 +197,8 @@ def resume(
 
     Returns 0 and changes nothing when there is no commit, so that one script starts and goes on.
     Pass what :func:`save` was given; ``extra`` is a dict that is updated with what ``save`` got.
-    Random generators are restored too, last of all.
+    Random generators are restored too, last of all. On AMD processors PyTorch's matrix products
+    depend on where a batch begins in memory: ``docs/testing.md`` says what the same bits take.
 
     Errors: ``MismatchError`` when the commit was made without a part that is asked for, or with
     one that is not, before anything is restored; what ``load_state_dict`` of a part raises.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// Read by tests of what is read ahead, written by the one that leaves the window no core.
+/// Read by tests of what is read ahead, written by those that leave the window no core.
 static CORES: RwLock<()> = RwLock::new(());
 
 fn with_window(bytes: u64, window_group: usize) -> StoreOptions {
@@ -116,16 +116,17 @@ fn a_program_that_takes_all_cores_itself_is_not_competed_with() {
         }
         let _ends = Ends(&busy);
         let (begun, ran) = (Instant::now(), process_ran());
-        while begun.elapsed() < Duration::from_secs(8) {
+        while begun.elapsed() < Duration::from_secs(4) {
             use_ahead(&store, table, &draw_keys(&mut random, 60));
         }
         let stats = store.window_stats().unwrap();
         let own = (process_ran() - ran).as_secs_f64() / begun.elapsed().as_secs_f64();
         assert!(stats.starved > 0, "{stats:?}");
         // Other programs on this machine may have taken cores, too.
+        let by_others = store.inner.window.starved();
         assert!(
-            !stats.eager || own < 0.9 * cores() as f64,
-            "{own} of {} cores, {stats:?}",
+            !stats.eager && by_others < begun.elapsed() / 8 || own < 0.9 * cores() as f64,
+            "{by_others:?} although the program had {own} of {} cores, {stats:?}",
             cores()
         );
     });

@@ -258,6 +258,12 @@ impl Window {
         move || shared.strong_count() > 0
     }
 
+    /// How long callers have waited for threads that other programs starved.
+    #[cfg(test)]
+    pub(super) fn starved(&self) -> Duration {
+        self.shared.state.lock().starved.waited
+    }
+
     /// Ends the threads. Waits for them, unless one is the caller.
     pub(super) fn stop(&self) {
         self.shared.state.lock().stop = true;

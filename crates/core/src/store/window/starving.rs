@@ -25,7 +25,7 @@ const FORGOTTEN: Duration = Duration::from_secs(10);
 /// How long callers have waited for threads that other programs starved.
 #[derive(Debug, Default)]
 pub(super) struct Starved {
-    waited: Duration,
+    pub(super) waited: Duration,
     last: Option<Instant>,
 }
 
@@ -80,7 +80,8 @@ impl Look {
     fn had_cores_since(&self, before: &Self) -> bool {
         let cores = available_parallelism().map_or(1, |cores| cores.get() as u32);
         let (part, of) = OWN_SHARE;
-        of * (self.process_ran - before.process_ran) >= part * cores * (self.at - before.at)
+        let ran = self.process_ran.saturating_sub(before.process_ran);
+        of * ran >= part * cores * (self.at - before.at)
     }
 }
 
@@ -102,15 +103,15 @@ impl Watch {
             return false;
         }
         let now = MutexGuard::unlocked(state, || Look::at(shared));
-        let starved = self.before.as_ref().is_some_and(|before| now.starved_since(before));
-        if starved {
+        let before = self.before.take().filter(|before| now.starved_since(before));
+        if let Some(before) = &before {
             shared.counters.starved.fetch_add(1, Ordering::Relaxed);
-            if !self.before.as_ref().is_some_and(|before| now.had_cores_since(before)) {
+            if !now.had_cores_since(before) {
                 state.starved.add(self.begun.elapsed());
             }
         }
         self.before = Some(now);
-        starved
+        before.is_some()
     }
 }
 
