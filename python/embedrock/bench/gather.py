@@ -63,6 +63,8 @@ def _variant(report: Report, options: argparse.Namespace, optimizer: str, **open
         store, table = open_resident(place / "store", rows, dim, optimizer, **opened)
         with store:
             report.device = device_facts(store)
+            for keys in ranges(rows, max(options.batches)):
+                table.get(keys)
             reads_before = store.stats()["read_requests"]
             bench = _Bench(report, options, table)
             torch = import_torch(report, list(names.values()), 6 * rows * dim)

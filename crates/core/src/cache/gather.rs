@@ -9,8 +9,9 @@
 //! *Source*: staged prefetching, PetPS; sequence locks, the Linux kernel's `seqlock`.
 #![expect(unsafe_code, reason = "rows are copied that are not borrowed")]
 
-use super::sets::{BLOCK, Header, Set, Sets, prefetch, prefetch_for_writing};
-use super::{Cache, Location, WAYS_MAX, racing};
+use super::lines::{Lines, prefetch, prefetch_for_writing};
+use super::sets::{BLOCK, Header, Set, Sets};
+use super::{Cache, Location, racing};
 use std::ptr::null;
 use std::sync::atomic::{Ordering, fence};
 
@@ -20,17 +21,15 @@ struct Seen<'a> {
     /// `None` when nothing can be said: somebody held the lock.
     set: Option<&'a Set>,
     version: u32,
-    /// `NO_WAY` when the row is not resident.
     way: u32,
+    /// Null when the row is not resident.
     row: *const f32,
     /// Of the row, where its tag does not tell which row it is; otherwise null.
     header: *const Header,
 }
 
-const NO_WAY: u32 = WAYS_MAX as u32;
-
 impl Seen<'_> {
-    const NOTHING: Self = Self { set: None, version: 0, way: NO_WAY, row: null(), header: null() };
+    const NOTHING: Self = Self { set: None, version: 0, way: 0, row: null(), header: null() };
 }
 
 impl Cache {
@@ -80,13 +79,14 @@ impl Cache {
         let mut located = [[Location::NOWHERE; BLOCK]; 2];
         let mut seen = [[Seen::NOTHING; BLOCK]; 2];
         let sets = &self.sets;
+        let lines = Lines::of(words * 4, self.row_bytes());
         ask_for_sets(sets, block(0), &mut located[0], &locate);
         ask_for_sets(sets, block(1), &mut located[1], &locate);
-        ask_for_rows(sets, &located[0][..block(0).len()], &mut seen[0]);
+        ask_for_rows(sets, lines, &located[0][..block(0).len()], &mut seen[0]);
         for (number, output) in output.chunks_mut(BLOCK * words).enumerate() {
             let (this, next) = (number % 2, (number + 1) % 2);
             ask_for_sets(sets, block(number + 2), &mut located[this], &locate);
-            ask_for_rows(sets, &located[next][..block(number + 1).len()], &mut seen[next]);
+            ask_for_rows(sets, lines, &located[next][..block(number + 1).len()], &mut seen[next]);
             prefetch_for_writing(output);
             let keys = block(number);
             for ((i, to), seen) in output.chunks_exact_mut(words).enumerate().zip(&seen[this]) {
@@ -124,31 +124,40 @@ fn ask_for_sets(
 }
 
 #[inline(always)]
-fn ask_for_rows<'a>(sets: &'a Sets, located: &[Location], seen: &mut [Seen<'a>; BLOCK]) {
+fn ask_for_rows<'a>(
+    sets: &'a Sets,
+    lines: Lines,
+    located: &[Location],
+    seen: &mut [Seen<'a>; BLOCK],
+) {
     if cfg!(miri) {
         // Copies beside a writer are what the model of memory does not know.
         return;
     }
     for (at, seen) in located.iter().zip(seen.iter_mut()) {
-        let line = sets.set(at.set);
+        let set = sets.set(at.set);
         // Pairs with the release of the lock: what its last holder wrote is seen.
-        let version = line.version();
-        let set = (version & 1 == 0).then_some(line);
-        let way = line.tags.matches(at.tag).trailing_zeros();
+        let version = set.version();
+        let unlocked = (version & 1 == 0).then_some(set);
+        *seen = Seen { set: unlocked, version, ..Seen::NOTHING };
+        let way = set.tags.matches(at.tag).trailing_zeros();
         if way as usize >= sets.ways() {
-            *seen = Seen { set, version, ..Seen::NOTHING };
             continue;
         }
         let row = sets.row(at.set, way as usize).cast_const();
-        sets.prefetch_row(row);
-        let header = match at.is_exact() {
-            true => null(),
-            false => sets.header(at.set, way as usize).map_or(null(), <*mut Header>::cast_const),
-        };
-        if !header.is_null() {
+        (seen.way, seen.row) = (way, row);
+        if !at.is_exact()
+            && let Some(header) = sets.header(at.set, way as usize)
+        {
             prefetch(header);
+            seen.header = header;
         }
-        *seen = Seen { set, version, way, row, header };
+    }
+    for seen in seen.iter().take(located.len()) {
+        prefetch(seen.row);
+    }
+    for seen in seen.iter().take(located.len()) {
+        lines.prefetch(seen.row);
     }
 }
 
@@ -164,7 +173,7 @@ fn copy(seen: &Seen<'_>, table: u16, key: u64, to: &mut [f32]) -> Option<bool> {
             return None;
         }
     }
-    if seen.way != NO_WAY {
+    if !seen.row.is_null() {
         // SAFETY: the row is in the arena, because set and way are of this cache, and no shorter
         // than was asserted. It may be written meanwhile, or taken away from the cache, which
         // leaves the memory mapped.
@@ -176,8 +185,8 @@ fn copy(seen: &Seen<'_>, table: u16, key: u64, to: &mut [f32]) -> Option<bool> {
     if set.version() != seen.version {
         return None;
     }
-    if seen.way != NO_WAY {
+    if !seen.row.is_null() {
         set.mark_used(seen.way as usize);
     }
-    Some(seen.way != NO_WAY)
+    Some(!seen.row.is_null())
 }

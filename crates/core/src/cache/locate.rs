@@ -1,7 +1,6 @@
 //! Where a key's row may lie: a pure function of the key and the number of sets.
 
 use super::tags::TAG_MAX;
-use crate::hash::mix;
 
 /// The set in which a row lies if it is resident, and the tag that it has there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,8 +38,9 @@ impl Location {
 /// The first tag that several rows of a set may have.
 const FIRST_INEXACT: u16 = 0x800;
 
-/// Separates the rotations of blocks from every other use of the mixing hash.
-const ROTATION_SALT: u64 = 0x9E37_79B9_7F4A_7C15;
+/// 2^64 divided by the golden ratio: its multiples, taken as fractions of 2^64, are spread evenly
+/// however many there are (Knuth, volume 3, 6.4).
+const ROTATION: u64 = 0x9E37_79B9_7F4A_7C15;
 
 /// How many times as many dense rows as a cache has sets can be told by set and tag alone.
 pub(super) const ROWS_PER_SET_MAX: u64 = FIRST_INEXACT as u64 - 1;
@@ -82,7 +82,7 @@ impl Locator {
     #[inline(always)]
     pub(super) fn dense(self, sequence: u64) -> Location {
         let (block, offset) = self.divide(sequence);
-        let turned = u64::from(offset) + u64::from(self.reduce(mix(block, ROTATION_SALT)));
+        let turned = u64::from(offset) + u64::from(self.reduce(block.wrapping_mul(ROTATION)));
         let sets = u64::from(self.sets);
         let set = if turned >= sets { turned - sets } else { turned };
         // Dense rows of one set differ in their block. So its number tells them apart, as long as
@@ -97,7 +97,7 @@ impl Locator {
     pub(super) fn sequence(self, set: u32, tag: u16) -> u64 {
         assert!((1..FIRST_INEXACT).contains(&tag), "tag {tag} is of several rows");
         let block = u64::from(tag) - 1;
-        let start = self.reduce(mix(block, ROTATION_SALT));
+        let start = self.reduce(block.wrapping_mul(ROTATION));
         let offset = if set >= start { set - start } else { set + (self.sets - start) };
         block * u64::from(self.sets) + u64::from(offset)
     }
@@ -106,6 +106,7 @@ impl Locator {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hash::mix;
 
     const COUNTS: [u32; 9] = [1, 2, 3, 7, 64, 1000, 312_500, 1 << 31, u32::MAX];
 

@@ -24,6 +24,7 @@
 //! PetPS.
 
 mod gather;
+mod lines;
 mod locate;
 mod next_use;
 mod policy;

@@ -18,7 +18,8 @@
 //! Lock order: class lock, then one set lock. No thread holds two set locks.
 #![expect(unsafe_code, reason = "rows lie in mapped memory and are lent out under a spin lock")]
 
-use super::locate::Location;
+use super::lines::{LINE_BYTES, Lines, prefetch};
+use super::locate::{Location, NO_HINT};
 use super::policy::{Uses, WAYS_MAX};
 use super::tags::Tags;
 use crate::arena::{Arena, PAGE_BYTES};
@@ -27,14 +28,10 @@ use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::Duration;
 
-/// Bytes of a cache line.
-const LINE_BYTES: usize = 64;
 /// Bytes of a set beside its headers and rows.
 pub(super) const SET_BYTES: usize = size_of::<Set>() + size_of::<Rest>();
 /// Bytes that are known about a row beside its set's.
 pub(super) const HEADER_BYTES: usize = size_of::<Header>();
-/// The longest part of a row that is worth prefetching; the hardware follows from there.
-const PREFETCH_BYTES: usize = 8 * LINE_BYTES;
 /// Places that are prefetched together: enough for many translations of addresses to be under way,
 /// few enough that the lines of three blocks stay in the caches next to the core until used.
 pub const BLOCK: usize = 16;
@@ -145,9 +142,8 @@ pub(super) struct Sets {
     ways: usize,
     /// Words of a row.
     words: usize,
-    /// Lines of a row to prefetch, and where the last of them begins at the latest.
-    prefetch_lines: usize,
-    last_line: usize,
+    /// The lines of a whole row.
+    lines_of_row: Lines,
 }
 
 impl Sets {
@@ -184,8 +180,7 @@ impl Sets {
             count,
             ways,
             words: row_bytes / 4,
-            prefetch_lines: prefetch_lines(row_bytes),
-            last_line: last_line(row_bytes),
+            lines_of_row: Lines::of(row_bytes, row_bytes),
         })
     }
 
@@ -273,29 +268,26 @@ impl Sets {
     /// which row it is, stamps if the rows will be changed.
     #[inline(always)]
     pub(super) fn find_rows(&self, block: &mut [Location], changes: bool) {
-        for at in block {
+        for at in &mut *block {
             let found = self.set(at.set).tags.matches(at.tag);
             if found != 0 {
-                let way = found.trailing_zeros() as usize;
-                at.hint = way as u8;
-                self.prefetch_row(self.row(at.set, way));
-                if !at.is_exact()
-                    && let Some(header) = self.header(at.set, way)
-                {
-                    prefetch(header);
-                }
-                if changes {
-                    prefetch(self.changed(at.set, way));
-                }
+                at.hint = found.trailing_zeros() as u8;
             }
         }
-    }
-
-    /// Asks for the lines of the row that begins at this address.
-    #[inline(always)]
-    pub(super) fn prefetch_row(&self, row: *const f32) {
-        for line in 0..self.prefetch_lines {
-            prefetch(row.cast::<u8>().wrapping_add((line * LINE_BYTES).min(self.last_line)));
+        let found = || block.iter().filter(|at| at.hint != NO_HINT);
+        for at in found() {
+            prefetch(self.row(at.set, at.hint.into()));
+        }
+        for at in found() {
+            self.lines_of_row.prefetch(self.row(at.set, at.hint.into()));
+            if !at.is_exact()
+                && let Some(header) = self.header(at.set, at.hint.into())
+            {
+                prefetch(header);
+            }
+            if changes {
+                prefetch(self.changed(at.set, at.hint.into()));
+            }
         }
     }
 
@@ -318,18 +310,6 @@ impl Sets {
             self.rows.release(slots * self.row_bytes()..self.rows.len());
         }
     }
-}
-
-/// The lines of a row that are worth asking for. A row that is not whole lines may begin anywhere
-/// in one, and so reach one further.
-fn prefetch_lines(row_bytes: usize) -> usize {
-    let straddles = usize::from(!row_bytes.is_multiple_of(LINE_BYTES));
-    (row_bytes.div_ceil(LINE_BYTES) + straddles).min(PREFETCH_BYTES / LINE_BYTES)
-}
-
-/// Where the last line of a row begins, or a byte of it.
-fn last_line(row_bytes: usize) -> usize {
-    if row_bytes.is_multiple_of(LINE_BYTES) { row_bytes - LINE_BYTES } else { row_bytes - 1 }
 }
 
 #[cold]
@@ -537,48 +517,6 @@ impl LockedSet<'_> {
         parts.words.copy_from_slice(unsafe { std::slice::from_raw_parts(row, parts.words.len()) });
         self.set_tag(to, tag);
         self.set_tag(from, 0);
-    }
-}
-
-/// Asks for the line that holds `place`, into the second-level cache. Any address will do.
-///
-/// Not into the first: that can wait for only a dozen lines, and many rows are under way at once
-/// (rows of 148 bytes in blocks of 16 on a busy Xeon: 76 to 99 ns per row against 94 to 105).
-#[inline(always)]
-pub(super) fn prefetch<T>(place: *const T) {
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        // SAFETY: the instruction accesses nothing and faults on no address.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(place.cast()) };
-    }
-    #[cfg(all(target_arch = "aarch64", not(miri)))]
-    // SAFETY: as above.
-    unsafe {
-        std::arch::asm!("prfm pldl2keep, [{}]", in(reg) place, options(nostack, readonly));
-    }
-    #[cfg(not(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri))))]
-    let _ = place;
-}
-
-/// Asks for all lines of `words`, to be written soon.
-#[inline(always)]
-pub(super) fn prefetch_for_writing(words: &mut [f32]) {
-    for line in words.chunks_mut(LINE_BYTES / size_of::<f32>()) {
-        let place = line.as_mut_ptr();
-        #[cfg(all(target_arch = "x86_64", not(miri)))]
-        // SAFETY: the instruction changes nothing and faults on no address; 64-bit processors
-        // without it take it for a no-operation.
-        unsafe {
-            std::arch::asm!("prefetchw [{}]", in(reg) place, options(nostack, preserves_flags));
-        }
-        #[cfg(all(target_arch = "aarch64", not(miri)))]
-        // SAFETY: the instruction changes nothing and faults on no address.
-        unsafe {
-            std::arch::asm!("prfm pstl1keep, [{}]", in(reg) place, options(nostack));
-        }
-        #[cfg(not(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri))))]
-        let _ = place;
     }
 }
 

@@ -1,0 +1,112 @@
+//! Cache lines that the processor is asked for before they are needed.
+#![expect(unsafe_code, reason = "prefetch instructions are reached only through intrinsics")]
+
+/// Bytes of a cache line.
+pub(super) const LINE_BYTES: usize = 64;
+/// The longest part of a row that is worth asking for; the hardware follows from there.
+const BYTES_MAX: usize = 8 * LINE_BYTES;
+
+/// The lines in which a part of a row lies, wherever the row begins.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Lines {
+    /// How many there may be.
+    count: usize,
+    /// Where in the row the last of them is asked for.
+    last: usize,
+}
+
+impl Lines {
+    /// The first `bytes` of a row. Rows of `row_bytes` lie one after another from where a line
+    /// begins.
+    pub(super) fn of(bytes: usize, row_bytes: usize) -> Self {
+        let bytes = bytes.min(BYTES_MAX);
+        let aligned = 1 << row_bytes.trailing_zeros().min(LINE_BYTES.trailing_zeros());
+        let count = (LINE_BYTES - aligned + bytes).div_ceil(LINE_BYTES);
+        Self { count, last: bytes - 1 }
+    }
+
+    /// Asks for the lines of the row that begins at `row`. Any address will do.
+    #[inline(always)]
+    pub(super) fn prefetch<T>(self, row: *const T) {
+        let row = row.cast::<u8>();
+        prefetch(row);
+        if self.count > 1 {
+            prefetch(row.wrapping_add(LINE_BYTES.min(self.last)));
+        }
+        for line in 2..self.count {
+            prefetch(row.wrapping_add((line * LINE_BYTES).min(self.last)));
+        }
+    }
+}
+
+/// Asks for the line that holds `place`. Any address will do.
+#[inline(always)]
+pub(super) fn prefetch<T>(place: *const T) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: the instruction accesses nothing and faults on no address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(place.cast()) };
+    }
+    #[cfg(all(target_arch = "aarch64", not(miri)))]
+    // SAFETY: as above.
+    unsafe {
+        std::arch::asm!("prfm pldl1keep, [{}]", in(reg) place, options(nostack, readonly));
+    }
+    #[cfg(not(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri))))]
+    let _ = place;
+}
+
+/// Asks for all lines of `words`, to be written soon.
+#[inline(always)]
+pub(super) fn prefetch_for_writing(words: &mut [f32]) {
+    let start = words.as_mut_ptr().cast::<u8>();
+    for line in 0..size_of_val(words).div_ceil(LINE_BYTES) {
+        let place = start.wrapping_add(line * LINE_BYTES);
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        // SAFETY: the instruction changes nothing and faults on no address; 64-bit processors
+        // without it take it for a no-operation.
+        unsafe {
+            std::arch::asm!("prefetchw [{}]", in(reg) place, options(nostack, preserves_flags));
+        }
+        #[cfg(all(target_arch = "aarch64", not(miri)))]
+        // SAFETY: the instruction changes nothing and faults on no address.
+        unsafe {
+            std::arch::asm!("prfm pstl1keep, [{}]", in(reg) place, options(nostack));
+        }
+        #[cfg(not(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri))))]
+        let _ = place;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The lines that asking for them touches, from where the row's first one begins.
+    fn asked(lines: Lines, start: usize) -> Vec<usize> {
+        (0..lines.count)
+            .map(|line| (start + (line * LINE_BYTES).min(lines.last)) / LINE_BYTES)
+            .collect()
+    }
+
+    #[test]
+    fn every_line_of_a_row_is_asked_for_and_none_that_no_row_has() {
+        for row_bytes in (4..=512).step_by(4) {
+            for bytes in (4..=row_bytes).step_by(4) {
+                let lines = Lines::of(bytes, row_bytes);
+                let mut most = 0;
+                for row in 0..16 {
+                    let start = row * row_bytes % LINE_BYTES;
+                    let needed: Vec<_> =
+                        (start / LINE_BYTES..=(start + bytes - 1) / LINE_BYTES).collect();
+                    let mut asked = asked(lines, start);
+                    asked.dedup();
+                    assert_eq!(asked, needed, "{bytes} of {row_bytes} bytes, row {row}");
+                    most = most.max(needed.len());
+                }
+                assert_eq!(lines.count, most, "{bytes} of {row_bytes} bytes");
+            }
+        }
+    }
+}
