@@ -153,10 +153,12 @@ fn ask_for_rows<'a>(
             seen.header = header;
         }
     }
-    for seen in seen.iter().take(located.len()) {
+    // First lines in a loop that does nothing else: several translations are under way at once.
+    let resident = || seen[..located.len()].iter().filter(|seen| !seen.row.is_null());
+    for seen in resident() {
         prefetch(seen.row);
     }
-    for seen in seen.iter().take(located.len()) {
+    for seen in resident() {
         lines.prefetch(seen.row);
     }
 }

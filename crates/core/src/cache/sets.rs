@@ -274,6 +274,7 @@ impl Sets {
                 at.hint = found.trailing_zeros() as u8;
             }
         }
+        // First lines in a loop that does nothing else: several translations are under way at once.
         let found = || block.iter().filter(|at| at.hint != NO_HINT);
         for at in found() {
             prefetch(self.row(at.set, at.hint.into()));
