@@ -9,7 +9,7 @@
 //! *Source*: staged prefetching, PetPS; sequence locks, the Linux kernel's `seqlock`.
 #![expect(unsafe_code, reason = "rows are copied that are not borrowed")]
 
-use super::lines::{Lines, prefetch, prefetch_for_writing};
+use super::lines::{FIRST, Level, Lines, SECOND, prefetch, prefetch_for_writing};
 use super::sets::{BLOCK, Header, Set, Sets};
 use super::{Cache, Location, racing};
 use std::ptr::null;
@@ -118,9 +118,7 @@ fn ask_for_sets(
     for (key, at) in keys.iter().zip(located.iter_mut()) {
         *at = locate(*key);
     }
-    for at in &located[..keys.len().min(BLOCK)] {
-        prefetch(sets.set(at.set));
-    }
+    sets.prefetch_sets(&located[..keys.len().min(BLOCK)]);
 }
 
 #[inline(always)]
@@ -134,6 +132,19 @@ fn ask_for_rows<'a>(
         // Copies beside a writer are what the model of memory does not know.
         return;
     }
+    match sets.level() {
+        Level::First => ask_for_rows_into::<FIRST>(sets, lines, located, seen),
+        Level::Second => ask_for_rows_into::<SECOND>(sets, lines, located, seen),
+    }
+}
+
+#[inline(always)]
+fn ask_for_rows_into<'a, const LEVEL: bool>(
+    sets: &'a Sets,
+    lines: Lines,
+    located: &[Location],
+    seen: &mut [Seen<'a>; BLOCK],
+) {
     for (at, seen) in located.iter().zip(seen.iter_mut()) {
         let set = sets.set(at.set);
         // Pairs with the release of the lock: what its last holder wrote is seen.
@@ -149,17 +160,17 @@ fn ask_for_rows<'a>(
         if !at.is_exact()
             && let Some(header) = sets.header(at.set, way as usize)
         {
-            prefetch(header);
+            prefetch::<LEVEL, _>(header);
             seen.header = header;
         }
     }
     // First lines in a loop that does nothing else: several translations are under way at once.
     let resident = || seen[..located.len()].iter().filter(|seen| !seen.row.is_null());
     for seen in resident() {
-        prefetch(seen.row);
+        prefetch::<LEVEL, _>(seen.row);
     }
     for seen in resident() {
-        lines.prefetch(seen.row);
+        lines.prefetch::<LEVEL>(seen.row);
     }
 }
 

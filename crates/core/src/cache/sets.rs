@@ -18,7 +18,7 @@
 //! Lock order: class lock, then one set lock. No thread holds two set locks.
 #![expect(unsafe_code, reason = "rows lie in mapped memory and are lent out under a spin lock")]
 
-use super::lines::{LINE_BYTES, Lines, prefetch};
+use super::lines::{FIRST, LINE_BYTES, Level, Lines, SECOND, prefetch};
 use super::locate::{Location, NO_HINT};
 use super::policy::{Uses, WAYS_MAX};
 use super::tags::Tags;
@@ -144,6 +144,8 @@ pub(super) struct Sets {
     words: usize,
     /// The lines of a whole row.
     lines_of_row: Lines,
+    /// Where lines are brought to.
+    level: Level,
 }
 
 impl Sets {
@@ -181,6 +183,7 @@ impl Sets {
             ways,
             words: row_bytes / 4,
             lines_of_row: Lines::of(row_bytes, row_bytes),
+            level: Level::of_this_processor(),
         })
     }
 
@@ -254,11 +257,25 @@ impl Sets {
         LockedSet { sets: self, set, index }
     }
 
+    /// Where lines are brought to.
+    #[inline(always)]
+    pub(super) fn level(&self) -> Level {
+        self.level
+    }
+
     /// Asks for the lines that every access of these sets needs.
     #[inline(always)]
     pub(super) fn prefetch_sets(&self, block: &[Location]) {
+        match self.level {
+            Level::First => self.prefetch_sets_into::<FIRST>(block),
+            Level::Second => self.prefetch_sets_into::<SECOND>(block),
+        }
+    }
+
+    #[inline(always)]
+    fn prefetch_sets_into<const LEVEL: bool>(&self, block: &[Location]) {
         for at in block {
-            prefetch(self.set(at.set));
+            prefetch::<LEVEL, _>(self.set(at.set));
         }
     }
 
@@ -268,6 +285,14 @@ impl Sets {
     /// which row it is, stamps if the rows will be changed.
     #[inline(always)]
     pub(super) fn find_rows(&self, block: &mut [Location], changes: bool) {
+        match self.level {
+            Level::First => self.find_rows_into::<FIRST>(block, changes),
+            Level::Second => self.find_rows_into::<SECOND>(block, changes),
+        }
+    }
+
+    #[inline(always)]
+    fn find_rows_into<const LEVEL: bool>(&self, block: &mut [Location], changes: bool) {
         for at in &mut *block {
             let found = self.set(at.set).tags.matches(at.tag);
             if found != 0 {
@@ -277,17 +302,17 @@ impl Sets {
         // First lines in a loop that does nothing else: several translations are under way at once.
         let found = || block.iter().filter(|at| at.hint != NO_HINT);
         for at in found() {
-            prefetch(self.row(at.set, at.hint.into()));
+            prefetch::<LEVEL, _>(self.row(at.set, at.hint.into()));
         }
         for at in found() {
-            self.lines_of_row.prefetch(self.row(at.set, at.hint.into()));
+            self.lines_of_row.prefetch::<LEVEL>(self.row(at.set, at.hint.into()));
             if !at.is_exact()
                 && let Some(header) = self.header(at.set, at.hint.into())
             {
-                prefetch(header);
+                prefetch::<LEVEL, _>(header);
             }
             if changes {
-                prefetch(self.changed(at.set, at.hint.into()));
+                prefetch::<LEVEL, _>(self.changed(at.set, at.hint.into()));
             }
         }
     }
