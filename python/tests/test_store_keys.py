@@ -48,6 +48,15 @@ def test_keys_that_do_not_lie_contiguously_are_read_right(
     np.testing.assert_array_equal(filled.get(keys), numbered(keys))
 
 
+def test_rows_that_do_not_begin_at_a_multiple_of_four_are_written_right(
+    table: embedrock.Table,
+) -> None:
+    rows = np.frombuffer(b"\0" + numbered([1, 2]).tobytes(), np.float32, 8, 1).reshape(2, 4)
+    assert not rows.flags.aligned
+    table.put([1, 2], rows)
+    np.testing.assert_array_equal(table.get([1, 2]), numbered([1, 2]))
+
+
 def test_lists_and_single_ints_are_keys(filled: embedrock.Table) -> None:
     np.testing.assert_array_equal(filled.get([4, 2]), numbered([4, 2]))
     np.testing.assert_array_equal(filled.get(4), numbered(4))
@@ -197,9 +206,10 @@ class TestOut:
             (np.empty((2, 3), np.float32), r"out has shape \(2, 3\), expected \(2, 4\)"),
             (np.empty((4, 2), np.float32).T, "out is not C-contiguous"),
             (np.broadcast_to(np.float32(0), (2, 4)), "out is"),
+            (np.frombuffer(bytearray(33), np.float32, 8, 1).reshape(2, 4), "out is not C-contig"),
             ([[0.0] * 4] * 2, "out is builtins.list, expected a float32 array to fill"),
         ],
-        ids=["dtype", "shape", "order", "broadcast", "list"],
+        ids=["dtype", "shape", "order", "broadcast", "misaligned", "list"],
     )
     def test_an_array_that_cannot_be_filled_is_refused(
         self, filled: embedrock.Table, out: Any, message: str

@@ -3,7 +3,8 @@
 ``gather_ratio`` and ``gather_ratio_2048`` are ``table.get(keys, out=out)`` divided by
 ``torch.index_select(weight, 0, keys, out=out)`` on a dense tensor of the same rows, one thread
 each, uniform keys, batches of 65,536 and 2,048. ``gather_scaling_2`` is two threads divided by one.
-The rows lie in the cache that smaller budgets use too; nothing is read from storage.
+The rows lie in the cache that smaller budgets use too; nothing is read from storage. Every row is
+read once before the first of these, as in a table that has been in use for a while.
 """
 
 from __future__ import annotations

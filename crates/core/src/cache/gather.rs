@@ -1,7 +1,7 @@
 //! Copying resident rows to an output: the one verb that takes no locks.
 //!
-//! A block of keys goes through three stages, each a tight loop, one block apart: find the sets and
-//! ask for their lines; find the rows, note their sets' versions and ask for the rows; copy them. A
+//! A block of keys goes through three stages of tight loops, one block apart: find the sets and ask
+//! for their lines; find the rows, note their sets' versions and ask for the rows; copy them. A
 //! copy counts only if its set's version is still the noted one: then nobody held the set's lock in
 //! between, and the row was where it was seen and was not being written. Whatever else happened,
 //! the key takes the way through the lock.
@@ -9,7 +9,7 @@
 //! *Source*: staged prefetching, PetPS; sequence locks, the Linux kernel's `seqlock`.
 #![expect(unsafe_code, reason = "rows are copied that are not borrowed")]
 
-use super::lines::{FIRST, Level, Lines, SECOND, prefetch, prefetch_for_writing};
+use super::lines::{Level, Lines, prefetch, prefetch_for_writing};
 use super::sets::{BLOCK, Header, Set, Sets};
 use super::{Cache, Location, racing};
 use std::ptr::null;
@@ -133,13 +133,13 @@ fn ask_for_rows<'a>(
         return;
     }
     match sets.level() {
-        Level::First => ask_for_rows_into::<FIRST>(sets, lines, located, seen),
-        Level::Second => ask_for_rows_into::<SECOND>(sets, lines, located, seen),
+        Level::First => ask_for_rows_into::<true>(sets, lines, located, seen),
+        Level::Second => ask_for_rows_into::<false>(sets, lines, located, seen),
     }
 }
 
 #[inline(always)]
-fn ask_for_rows_into<'a, const LEVEL: bool>(
+fn ask_for_rows_into<'a, const FIRST: bool>(
     sets: &'a Sets,
     lines: Lines,
     located: &[Location],
@@ -160,17 +160,19 @@ fn ask_for_rows_into<'a, const LEVEL: bool>(
         if !at.is_exact()
             && let Some(header) = sets.header(at.set, way as usize)
         {
-            prefetch::<LEVEL, _>(header);
             seen.header = header;
         }
     }
     // First lines in a loop that does nothing else: several translations are under way at once.
     let resident = || seen[..located.len()].iter().filter(|seen| !seen.row.is_null());
     for seen in resident() {
-        prefetch::<LEVEL, _>(seen.row);
+        prefetch::<FIRST, _>(seen.row);
     }
     for seen in resident() {
-        lines.prefetch::<LEVEL>(seen.row);
+        lines.prefetch_rest::<FIRST>(seen.row);
+        if !seen.header.is_null() {
+            prefetch::<FIRST, _>(seen.header);
+        }
     }
 }
 

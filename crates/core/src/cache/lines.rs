@@ -13,24 +13,14 @@ pub(super) enum Level {
     Second,
 }
 
-/// [`Level::First`] for loops that are compiled for each level: to look at it for every line costs
-/// a tenth of a gather.
-pub(super) const FIRST: bool = true;
-/// [`Level::Second`], likewise.
-pub(super) const SECOND: bool = false;
-
 impl Level {
     /// What suits this processor. Into the second level, gathers of 2,048 rows are 17 % slower on
     /// an EPYC of family 26; into the first, which can wait for only a dozen lines, gathers of rows
     /// of 148 bytes took 94 to 105 ns for each on a Xeon (Sapphire Rapids), not 76 to 99.
     pub(super) fn of_this_processor() -> Self {
-        #[cfg(all(target_arch = "x86_64", not(miri)))]
-        {
-            let vendor = std::arch::x86_64::__cpuid(0);
-            let name = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes);
-            if name.as_flattened() == b"AuthenticAMD" {
-                return Self::First;
-            }
+        #[cfg(target_arch = "x86_64")]
+        if std::arch::is_x86_feature_detected!("sse4a") {
+            return Self::First; // AMD's processors and their kin alone have these instructions
         }
         Self::Second
     }
@@ -49,48 +39,52 @@ impl Lines {
     /// The first `bytes` of a row. Rows of `row_bytes` lie one after another from where a line
     /// begins.
     pub(super) fn of(bytes: usize, row_bytes: usize) -> Self {
+        debug_assert!((1..=row_bytes).contains(&bytes), "{bytes} bytes of rows of {row_bytes}");
         let bytes = bytes.min(BYTES_MAX);
         let aligned = 1 << row_bytes.trailing_zeros().min(LINE_BYTES.trailing_zeros());
         let count = (LINE_BYTES - aligned + bytes).div_ceil(LINE_BYTES);
         Self { count, last: bytes - 1 }
     }
 
-    /// Asks for the lines of the row that begins at `row`. Any address will do.
+    /// Asks for the lines of the row that begins at `row`, but for the first, which
+    /// [`prefetch`] asks for. Any address will do.
     #[inline(always)]
-    pub(super) fn prefetch<const LEVEL: bool>(self, row: *const f32) {
+    pub(super) fn prefetch_rest<const FIRST: bool>(self, row: *const f32) {
         let row = row.cast::<u8>();
-        prefetch::<LEVEL, _>(row);
         if self.count > 1 {
-            prefetch::<LEVEL, _>(row.wrapping_add(LINE_BYTES.min(self.last)));
+            prefetch::<FIRST, _>(row.wrapping_add(LINE_BYTES.min(self.last)));
         }
         for line in 2..self.count {
-            prefetch::<LEVEL, _>(row.wrapping_add((line * LINE_BYTES).min(self.last)));
+            prefetch::<FIRST, _>(row.wrapping_add((line * LINE_BYTES).min(self.last)));
         }
     }
 }
 
-/// Asks for the line that holds `place`. Any address will do.
+/// Asks for the line that holds `place`, into the first level or the second. Any address will do.
+///
+/// Which of them is known when the loop around it is compiled: to look for every line costs a tenth
+/// of a gather.
 #[inline(always)]
-pub(super) fn prefetch<const LEVEL: bool, T>(place: *const T) {
+pub(super) fn prefetch<const FIRST: bool, T>(place: *const T) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     {
         use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
         // SAFETY: the instructions access nothing and fault on no address.
         unsafe {
-            match LEVEL {
-                FIRST => _mm_prefetch::<_MM_HINT_T0>(place.cast()),
-                SECOND => _mm_prefetch::<_MM_HINT_T1>(place.cast()),
+            match FIRST {
+                true => _mm_prefetch::<_MM_HINT_T0>(place.cast()),
+                false => _mm_prefetch::<_MM_HINT_T1>(place.cast()),
             }
         }
     }
     #[cfg(all(target_arch = "aarch64", not(miri)))]
     // SAFETY: as above.
     unsafe {
-        match LEVEL {
-            FIRST => {
+        match FIRST {
+            true => {
                 std::arch::asm!("prfm pldl1keep, [{}]", in(reg) place, options(nostack, readonly));
             }
-            SECOND => {
+            false => {
                 std::arch::asm!("prfm pldl2keep, [{}]", in(reg) place, options(nostack, readonly));
             }
         }
@@ -99,7 +93,7 @@ pub(super) fn prefetch<const LEVEL: bool, T>(place: *const T) {
     let _ = place;
 }
 
-/// Asks for all lines of `words`, to be written soon.
+/// Asks for a line per 64 bytes of `words`, to be written soon.
 #[inline(always)]
 pub(super) fn prefetch_for_writing(words: &mut [f32]) {
     let start = words.as_mut_ptr().cast::<u8>();
@@ -127,28 +121,37 @@ mod tests {
 
     /// The lines that asking for them touches, from where the row's first one begins.
     fn asked(lines: Lines, start: usize) -> Vec<usize> {
-        (0..lines.count)
+        let mut asked: Vec<_> = (0..lines.count)
             .map(|line| (start + (line * LINE_BYTES).min(lines.last)) / LINE_BYTES)
-            .collect()
+            .collect();
+        asked.dedup();
+        asked
     }
 
     #[test]
     fn every_line_of_a_row_is_asked_for_and_none_that_no_row_has() {
-        for row_bytes in (4..=512).step_by(4) {
+        for row_bytes in (4..=600).step_by(4) {
             for bytes in (4..=row_bytes).step_by(4) {
                 let lines = Lines::of(bytes, row_bytes);
                 let mut most = 0;
                 for row in 0..16 {
                     let start = row * row_bytes % LINE_BYTES;
-                    let needed: Vec<_> =
-                        (start / LINE_BYTES..=(start + bytes - 1) / LINE_BYTES).collect();
-                    let mut asked = asked(lines, start);
-                    asked.dedup();
-                    assert_eq!(asked, needed, "{bytes} of {row_bytes} bytes, row {row}");
+                    let last = start + bytes.min(BYTES_MAX) - 1;
+                    let needed: Vec<_> = (start / LINE_BYTES..=last / LINE_BYTES).collect();
+                    assert_eq!(asked(lines, start), needed, "{bytes} of {row_bytes}, row {row}");
                     most = most.max(needed.len());
                 }
                 assert_eq!(lines.count, most, "{bytes} of {row_bytes} bytes");
             }
         }
+    }
+
+    #[cfg(all(target_os = "linux", target_arch = "x86_64", not(miri)))]
+    #[test]
+    fn the_level_is_that_of_the_vendor() {
+        let text = std::fs::read_to_string("/proc/cpuinfo").unwrap();
+        let amd = ["AuthenticAMD", "HygonGenuine"].iter().any(|vendor| text.contains(vendor));
+        let level = if amd { Level::First } else { Level::Second };
+        assert_eq!(Level::of_this_processor(), level);
     }
 }

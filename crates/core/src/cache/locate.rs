@@ -38,9 +38,16 @@ impl Location {
 /// The first tag that several rows of a set may have.
 const FIRST_INEXACT: u16 = 0x800;
 
-/// 2^64 divided by the golden ratio: its multiples, taken as fractions of 2^64, are spread evenly
-/// however many there are (Knuth, volume 3, 6.4).
-const ROTATION: u64 = 0x9E37_79B9_7F4A_7C15;
+/// 2^64 divided by the golden ratio.
+const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
+
+/// Where block `block` begins, as a fraction of 2^64. Its multiple of the golden ratio alone would
+/// do for blocks in a row; with some strides and numbers of sets, a few sets got all rows.
+#[inline(always)]
+fn rotation(block: u64) -> u64 {
+    let multiple = block.wrapping_mul(GOLDEN);
+    (multiple ^ multiple >> 32).wrapping_mul(GOLDEN)
+}
 
 /// How many times as many dense rows as a cache has sets can be told by set and tag alone.
 pub(super) const ROWS_PER_SET_MAX: u64 = FIRST_INEXACT as u64 - 1;
@@ -82,7 +89,7 @@ impl Locator {
     #[inline(always)]
     pub(super) fn dense(self, sequence: u64) -> Location {
         let (block, offset) = self.divide(sequence);
-        let turned = u64::from(offset) + u64::from(self.reduce(block.wrapping_mul(ROTATION)));
+        let turned = u64::from(offset) + u64::from(self.reduce(rotation(block)));
         let sets = u64::from(self.sets);
         let set = if turned >= sets { turned - sets } else { turned };
         // Dense rows of one set differ in their block. So its number tells them apart, as long as
@@ -97,7 +104,7 @@ impl Locator {
     pub(super) fn sequence(self, set: u32, tag: u16) -> u64 {
         assert!((1..FIRST_INEXACT).contains(&tag), "tag {tag} is of several rows");
         let block = u64::from(tag) - 1;
-        let start = self.reduce(block.wrapping_mul(ROTATION));
+        let start = self.reduce(rotation(block));
         let offset = if set >= start { set - start } else { set + (self.sets - start) };
         block * u64::from(self.sets) + u64::from(offset)
     }
@@ -217,6 +224,12 @@ mod tests {
                 let most = fullest(sets, 5, stride, u64::from(sets) * 16);
                 assert!(most <= 40, "stride {stride}, {sets} sets: {most} rows in one set");
             }
+        }
+        // Blocks that begin at multiples of the golden ratio gave 66 to 204 here.
+        let pairs = [(7896, 8), (87_568, 8), (59_665, 10), (16_608, 26), (13_802, 1000), (1508, 8)];
+        for (sets, stride) in pairs {
+            let most = fullest(sets, 5, stride, u64::from(sets) * 16);
+            assert!(most <= 40, "stride {stride}, {sets} sets: {most} rows in one set");
         }
     }
 }

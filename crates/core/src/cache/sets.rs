@@ -18,7 +18,7 @@
 //! Lock order: class lock, then one set lock. No thread holds two set locks.
 #![expect(unsafe_code, reason = "rows lie in mapped memory and are lent out under a spin lock")]
 
-use super::lines::{FIRST, LINE_BYTES, Level, Lines, SECOND, prefetch};
+use super::lines::{LINE_BYTES, Level, Lines, prefetch};
 use super::locate::{Location, NO_HINT};
 use super::policy::{Uses, WAYS_MAX};
 use super::tags::Tags;
@@ -267,15 +267,15 @@ impl Sets {
     #[inline(always)]
     pub(super) fn prefetch_sets(&self, block: &[Location]) {
         match self.level {
-            Level::First => self.prefetch_sets_into::<FIRST>(block),
-            Level::Second => self.prefetch_sets_into::<SECOND>(block),
+            Level::First => self.prefetch_sets_into::<true>(block),
+            Level::Second => self.prefetch_sets_into::<false>(block),
         }
     }
 
     #[inline(always)]
-    fn prefetch_sets_into<const LEVEL: bool>(&self, block: &[Location]) {
+    fn prefetch_sets_into<const FIRST: bool>(&self, block: &[Location]) {
         for at in block {
-            prefetch::<LEVEL, _>(self.set(at.set));
+            prefetch::<FIRST, _>(self.set(at.set));
         }
     }
 
@@ -286,33 +286,31 @@ impl Sets {
     #[inline(always)]
     pub(super) fn find_rows(&self, block: &mut [Location], changes: bool) {
         match self.level {
-            Level::First => self.find_rows_into::<FIRST>(block, changes),
-            Level::Second => self.find_rows_into::<SECOND>(block, changes),
+            Level::First => self.find_rows_into::<true>(block, changes),
+            Level::Second => self.find_rows_into::<false>(block, changes),
         }
     }
 
     #[inline(always)]
-    fn find_rows_into<const LEVEL: bool>(&self, block: &mut [Location], changes: bool) {
+    fn find_rows_into<const FIRST: bool>(&self, block: &mut [Location], changes: bool) {
         for at in &mut *block {
             let found = self.set(at.set).tags.matches(at.tag);
-            if found != 0 {
-                at.hint = found.trailing_zeros() as u8;
-            }
+            at.hint = if found == 0 { NO_HINT } else { found.trailing_zeros() as u8 };
         }
         // First lines in a loop that does nothing else: several translations are under way at once.
         let found = || block.iter().filter(|at| at.hint != NO_HINT);
         for at in found() {
-            prefetch::<LEVEL, _>(self.row(at.set, at.hint.into()));
+            prefetch::<FIRST, _>(self.row(at.set, at.hint.into()));
         }
         for at in found() {
-            self.lines_of_row.prefetch::<LEVEL>(self.row(at.set, at.hint.into()));
+            self.lines_of_row.prefetch_rest::<FIRST>(self.row(at.set, at.hint.into()));
             if !at.is_exact()
                 && let Some(header) = self.header(at.set, at.hint.into())
             {
-                prefetch::<LEVEL, _>(header);
+                prefetch::<FIRST, _>(header);
             }
             if changes {
-                prefetch::<LEVEL, _>(self.changed(at.set, at.hint.into()));
+                prefetch::<FIRST, _>(self.changed(at.set, at.hint.into()));
             }
         }
     }
@@ -571,6 +569,24 @@ mod tests {
                 *row.header.unwrap() = Header { key: name.into(), origin: name, table: 1 };
                 *row.changed = name;
                 row.words.fill(name as f32);
+            }
+        }
+    }
+
+    #[test]
+    fn rows_are_found_whatever_level_they_are_brought_to() {
+        let mut sets = Sets::new(3, 9, 12, true).unwrap();
+        let at = |set, tag, hint| Location { set, tag, hint };
+        for (set, way, tag) in [(0, 8, 7), (2, 0, 0x900), (2, 3, 7)] {
+            sets.lock(set).set_tag(way, tag);
+        }
+        for level in [Level::First, Level::Second] {
+            sets.level = level;
+            let mut block = [at(0, 7, NO_HINT), at(1, 7, 4), at(2, 0x900, 5), at(2, 7, NO_HINT)];
+            sets.prefetch_sets(&block);
+            for changes in [false, true] {
+                sets.find_rows(&mut block, changes);
+                assert_eq!(block.map(|at| at.hint), [8, NO_HINT, 0, 3], "{level:?}");
             }
         }
     }
