@@ -83,6 +83,7 @@ class Table:
         self._rounding: str = spec.get("rounding", "stochastic")
         self._row_bytes: int = info["row_bytes"]
         self._state_words: int = info["state_words"]
+        # Of each kind of row: its size, and what a shape of such rows means.
         self._widths = {
             width: (size, f"keys.shape + ({width},) of table {self._name!r}")
             for width, size in (

@@ -9,9 +9,10 @@
 //! *Source*: staged prefetching, PetPS; sequence locks, the Linux kernel's `seqlock`.
 #![expect(unsafe_code, reason = "rows are copied that are not borrowed")]
 
-use super::lines::{Level, Lines, prefetch, prefetch_for_writing};
+use super::lines::{Level, Lines};
 use super::sets::{BLOCK, Header, Set, Sets};
 use super::{Cache, Location, racing};
+use crate::prefetch::{prefetch_for_writing, prefetch_line};
 use std::ptr::null;
 use std::sync::atomic::{Ordering, fence};
 
@@ -166,12 +167,12 @@ fn ask_for_rows_into<'a, const FIRST: bool>(
     // First lines in a loop that does nothing else: several translations are under way at once.
     let resident = || seen[..located.len()].iter().filter(|seen| !seen.row.is_null());
     for seen in resident() {
-        prefetch::<FIRST, _>(seen.row);
+        prefetch_line::<FIRST, _>(seen.row);
     }
     for seen in resident() {
         lines.prefetch_rest::<FIRST>(seen.row);
         if !seen.header.is_null() {
-            prefetch::<FIRST, _>(seen.header);
+            prefetch_line::<FIRST, _>(seen.header);
         }
     }
 }

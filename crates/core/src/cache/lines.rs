@@ -1,8 +1,8 @@
-//! Cache lines that the processor is asked for before they are needed.
-#![expect(unsafe_code, reason = "prefetch instructions are reached only through intrinsics")]
+//! The cache lines of a row that the processor is asked for before they are needed, and the level
+//! of its caches that they are brought to.
 
-/// Bytes of a cache line.
-pub(super) const LINE_BYTES: usize = 64;
+use crate::prefetch::{LINE_BYTES, prefetch_line};
+
 /// The longest part of a row that is worth asking for; the hardware follows from there.
 const BYTES_MAX: usize = 8 * LINE_BYTES;
 
@@ -47,71 +47,16 @@ impl Lines {
     }
 
     /// Asks for the lines of the row that begins at `row`, but for the first, which
-    /// [`prefetch`] asks for. Any address will do.
+    /// [`prefetch_line`] asks for. Any address will do.
     #[inline(always)]
     pub(super) fn prefetch_rest<const FIRST: bool>(self, row: *const f32) {
         let row = row.cast::<u8>();
         if self.count > 1 {
-            prefetch::<FIRST, _>(row.wrapping_add(LINE_BYTES.min(self.last)));
+            prefetch_line::<FIRST, _>(row.wrapping_add(LINE_BYTES.min(self.last)));
         }
         for line in 2..self.count {
-            prefetch::<FIRST, _>(row.wrapping_add((line * LINE_BYTES).min(self.last)));
+            prefetch_line::<FIRST, _>(row.wrapping_add((line * LINE_BYTES).min(self.last)));
         }
-    }
-}
-
-/// Asks for the line that holds `place`, into the first level or the second. Any address will do.
-///
-/// Which of them is known when the loop around it is compiled: to look for every line costs a tenth
-/// of a gather.
-#[inline(always)]
-pub(super) fn prefetch<const FIRST: bool, T>(place: *const T) {
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    {
-        use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
-        // SAFETY: the instructions access nothing and fault on no address.
-        unsafe {
-            match FIRST {
-                true => _mm_prefetch::<_MM_HINT_T0>(place.cast()),
-                false => _mm_prefetch::<_MM_HINT_T1>(place.cast()),
-            }
-        }
-    }
-    #[cfg(all(target_arch = "aarch64", not(miri)))]
-    // SAFETY: as above.
-    unsafe {
-        match FIRST {
-            true => {
-                std::arch::asm!("prfm pldl1keep, [{}]", in(reg) place, options(nostack, readonly));
-            }
-            false => {
-                std::arch::asm!("prfm pldl2keep, [{}]", in(reg) place, options(nostack, readonly));
-            }
-        }
-    }
-    #[cfg(not(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri))))]
-    let _ = place;
-}
-
-/// Asks for a line per 64 bytes of `words`, to be written soon.
-#[inline(always)]
-pub(super) fn prefetch_for_writing(words: &mut [f32]) {
-    let start = words.as_mut_ptr().cast::<u8>();
-    for line in 0..size_of_val(words).div_ceil(LINE_BYTES) {
-        let place = start.wrapping_add(line * LINE_BYTES);
-        #[cfg(all(target_arch = "x86_64", not(miri)))]
-        // SAFETY: the instruction changes nothing and faults on no address; 64-bit processors
-        // without it take it for a no-operation.
-        unsafe {
-            std::arch::asm!("prefetchw [{}]", in(reg) place, options(nostack, preserves_flags));
-        }
-        #[cfg(all(target_arch = "aarch64", not(miri)))]
-        // SAFETY: the instruction changes nothing and faults on no address.
-        unsafe {
-            std::arch::asm!("prfm pstl1keep, [{}]", in(reg) place, options(nostack));
-        }
-        #[cfg(not(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri))))]
-        let _ = place;
     }
 }
 

@@ -18,12 +18,13 @@
 //! Lock order: class lock, then one set lock. No thread holds two set locks.
 #![expect(unsafe_code, reason = "rows lie in mapped memory and are lent out under a spin lock")]
 
-use super::lines::{LINE_BYTES, Level, Lines, prefetch};
+use super::lines::{Level, Lines};
 use super::locate::{Location, NO_HINT};
 use super::policy::{Uses, WAYS_MAX};
 use super::tags::Tags;
 use crate::arena::{Arena, PAGE_BYTES};
 use crate::error::{Result, bail};
+use crate::prefetch::{LINE_BYTES, prefetch_line};
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::Duration;
@@ -275,7 +276,7 @@ impl Sets {
     #[inline(always)]
     fn prefetch_sets_into<const FIRST: bool>(&self, block: &[Location]) {
         for at in block {
-            prefetch::<FIRST, _>(self.set(at.set));
+            prefetch_line::<FIRST, _>(self.set(at.set));
         }
     }
 
@@ -300,17 +301,17 @@ impl Sets {
         // First lines in a loop that does nothing else: several translations are under way at once.
         let found = || block.iter().filter(|at| at.hint != NO_HINT);
         for at in found() {
-            prefetch::<FIRST, _>(self.row(at.set, at.hint.into()));
+            prefetch_line::<FIRST, _>(self.row(at.set, at.hint.into()));
         }
         for at in found() {
             self.lines_of_row.prefetch_rest::<FIRST>(self.row(at.set, at.hint.into()));
             if !at.is_exact()
                 && let Some(header) = self.header(at.set, at.hint.into())
             {
-                prefetch::<FIRST, _>(header);
+                prefetch_line::<FIRST, _>(header);
             }
             if changes {
-                prefetch::<FIRST, _>(self.changed(at.set, at.hint.into()));
+                prefetch_line::<FIRST, _>(self.changed(at.set, at.hint.into()));
             }
         }
     }
