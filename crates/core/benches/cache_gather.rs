@@ -5,9 +5,10 @@
 //! and, for busy machines, per second that the threads had a core (Linux; elsewhere both are wall
 //! time).
 //!
-//! `cargo bench --bench cache_gather -- [--words N] [--rows N] [--interactive]`. With
+//! `cargo bench --bench cache_gather -- [--words N] [--rows N] [--cold] [--interactive]`. With
 //! `--interactive` it reads lines `BATCH THREADS SECONDS` and answers each with the two rates, so
-//! that another program can be measured in turns with it.
+//! that another program can be measured in turns with it. With `--cold`, eight times as much
+//! other memory as the output is written before each batch, as by a program that computes with it.
 #![expect(clippy::print_stdout, reason = "a bench prints its figures")]
 
 use embedrock_core::cache::{Cache, CacheShape, PolicyKind, RowMut};
@@ -18,7 +19,11 @@ use std::time::Instant;
 struct Setting {
     rows: u64,
     words: usize,
+    cold: bool,
 }
+
+/// Bytes that are written before each cold batch, per byte of output.
+const OTHER: usize = 8;
 
 fn filled(setting: &Setting) -> Cache {
     let shape = CacheShape {
@@ -80,19 +85,25 @@ fn rate(
 ) -> Rate {
     let mut output = vec![1.0; batch * setting.words];
     let rounds = (1 << 19) / batch;
+    let mut other = vec![0u8; if setting.cold { OTHER * size_of_val(&output[..]) } else { 0 }];
+    // Only cold batches are timed one by one.
+    let at_once = if setting.cold { 1 } else { rounds };
     let (mut wall, mut core) = (0.0, 0.0);
     let mut rows = 0;
     let mut seed = seed << 24;
     while core < seconds {
         let batches: Vec<_> = (0..rounds as u64).map(|i| keys(setting, batch, seed + i)).collect();
         seed += rounds as u64;
-        let (start, start_core) = (Instant::now(), on_core());
-        for keys in &batches {
-            gather(keys, &mut output);
+        for batches in batches.chunks(at_once) {
+            other.iter_mut().step_by(64).for_each(|byte| *byte = byte.wrapping_add(1));
+            let (start_core, start) = (on_core(), Instant::now());
+            for keys in batches {
+                gather(keys, &mut output);
+            }
+            let elapsed = start.elapsed().as_secs_f64();
+            wall += elapsed;
+            core += on_core().zip(start_core).map_or(elapsed, |(end, start)| end - start);
         }
-        let elapsed = start.elapsed().as_secs_f64();
-        wall += elapsed;
-        core += on_core().zip(start_core).map_or(elapsed, |(end, start)| end - start);
         rows += rounds * batch;
         let last = &batches[rounds - 1];
         for (key, row) in last.iter().zip(output.chunks_exact(setting.words)) {
@@ -144,10 +155,14 @@ fn main() {
         let at = arguments.iter().position(|argument| argument == name);
         at.map_or(default, |at| arguments[at + 1].parse().expect("a number"))
     };
-    let setting =
-        Setting { rows: number("--rows", 10_000_000), words: number("--words", 32) as usize };
+    let given = |name: &str| arguments.iter().any(|argument| argument == name);
+    let setting = Setting {
+        rows: number("--rows", 10_000_000),
+        words: number("--words", 32) as usize,
+        cold: given("--cold"),
+    };
     let cache = filled(&setting);
-    if arguments.iter().any(|argument| argument == "--interactive") {
+    if given("--interactive") {
         return interactive(&cache, &setting);
     }
     let mut dense = vec![0.0; setting.rows as usize * setting.words];

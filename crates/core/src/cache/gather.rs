@@ -1,37 +1,48 @@
 //! Copying resident rows to an output: the one verb that takes no locks.
 //!
 //! A block of keys goes through three stages of tight loops, one block apart: find the sets and ask
-//! for their lines; find the rows, note their sets' versions and ask for the rows; copy them. A
-//! copy counts only if its set's version is still the noted one: then nobody held the set's lock in
-//! between, and the row was where it was seen and was not being written. Whatever else happened,
-//! the key takes the way through the lock.
+//! for their lines; find the rows, note their sets' versions and ask for the rows; copy them and
+//! look at the versions again. A copy counts only if its set's version is still the noted one: then
+//! nobody held the set's lock in between, and the row was where it was seen and was not being
+//! written. Whatever else happened, the key takes the way through the lock.
 //!
 //! *Source*: staged prefetching, PetPS; sequence locks, the Linux kernel's `seqlock`.
 #![expect(unsafe_code, reason = "rows are copied that are not borrowed")]
 
 use super::lines::{Level, Lines};
-use super::sets::{BLOCK, Header, Set, Sets};
+use super::sets::{BLOCK, Sets};
 use super::{Cache, Location, racing};
 use crate::prefetch::{prefetch_for_writing, prefetch_line};
 use std::ptr::null;
 use std::sync::atomic::{Ordering, fence};
 
-/// What a look without lock showed of a key.
-#[derive(Clone, Copy)]
-struct Seen<'a> {
-    /// `None` when nothing can be said: somebody held the lock.
-    set: Option<&'a Set>,
-    version: u32,
-    way: u32,
-    /// Null when the row is not resident.
-    row: *const f32,
-    /// Of the row, where its tag does not tell which row it is; otherwise null.
-    header: *const Header,
+/// What looks without lock showed of the keys of a block.
+struct Seen {
+    located: [Location; BLOCK],
+    /// The versions of the keys' sets; of a set that somebody held, one that it never has again.
+    versions: [u32; BLOCK],
+    /// The rows; for a key without one, some row.
+    rows: [*const f32; BLOCK],
+    /// Bit per key: its row is not resident.
+    absent: u32,
+    ways: [u8; BLOCK],
+    /// Whether some tag does not tell which row it is.
+    inexact: bool,
 }
 
-impl Seen<'_> {
-    const NOTHING: Self = Self { set: None, version: 0, way: 0, row: null(), header: null() };
+impl Seen {
+    const NOTHING: Self = Self {
+        located: [Location::NOWHERE; BLOCK],
+        versions: [HELD; BLOCK],
+        rows: [null(); BLOCK],
+        ways: [0; BLOCK],
+        absent: 0,
+        inexact: false,
+    };
 }
+
+/// No version: they are even unless somebody holds the set.
+const HELD: u32 = 1;
 
 impl Cache {
     /// Copies the first `words` words of the row of each key to its place in `output`, and counts
@@ -63,7 +74,7 @@ impl Cache {
         words: usize,
         output: &mut [f32],
         locate: impl Fn(u64) -> Location,
-        mut missed: impl FnMut(usize),
+        missed: impl FnMut(usize),
     ) {
         let most = self.row_bytes() / 4;
         assert!((1..=most).contains(&words), "{words} words of rows of {most}");
@@ -73,30 +84,48 @@ impl Cache {
             "{} rows of {words} words",
             keys.len()
         );
-        let block = |number: usize| {
-            let begin = keys.len().min(number * BLOCK);
-            &keys[begin..keys.len().min(begin + BLOCK)]
-        };
-        let mut located = [[Location::NOWHERE; BLOCK]; 2];
-        let mut seen = [[Seen::NOTHING; BLOCK]; 2];
+        match self.sets.level() {
+            Level::First => self.gather_into::<true>(table, keys, words, output, locate, missed),
+            Level::Second => self.gather_into::<false>(table, keys, words, output, locate, missed),
+        }
+    }
+
+    #[inline(always)]
+    fn gather_into<const FIRST: bool>(
+        &self,
+        table: u16,
+        keys: &[u64],
+        words: usize,
+        output: &mut [f32],
+        locate: impl Fn(u64) -> Location,
+        mut missed: impl FnMut(usize),
+    ) {
         let sets = &self.sets;
         let lines = Lines::of(words * 4, self.row_bytes());
-        ask_for_sets(sets, block(0), &mut located[0], &locate);
-        ask_for_sets(sets, block(1), &mut located[1], &locate);
-        ask_for_rows(sets, lines, &located[0][..block(0).len()], &mut seen[0]);
-        for (number, output) in output.chunks_mut(BLOCK * words).enumerate() {
-            let (this, next) = (number % 2, (number + 1) % 2);
-            ask_for_sets(sets, block(number + 2), &mut located[this], &locate);
-            ask_for_rows(sets, lines, &located[next][..block(number + 1).len()], &mut seen[next]);
+        let at_once = lines.rows_at_once();
+        let block = |number: usize| {
+            let begin = keys.len().min(number * at_once);
+            &keys[begin..keys.len().min(begin + at_once)]
+        };
+        let mut seen = [Seen::NOTHING; 3];
+        seen[0].ask_for_sets::<FIRST>(sets, block(0), &locate);
+        seen[1].ask_for_sets::<FIRST>(sets, block(1), &locate);
+        seen[0].ask_for_rows::<FIRST>(sets, lines, block(0).len());
+        for (number, output) in output.chunks_mut(at_once * words).enumerate() {
+            let [this, next, after] = [0, 1, 2].map(|ahead| (number + ahead) % 3);
+            seen[after].ask_for_sets::<FIRST>(sets, block(number + 2), &locate);
+            seen[next].ask_for_rows::<FIRST>(sets, lines, block(number + 1).len());
             prefetch_for_writing(output);
-            let keys = block(number);
-            for ((i, to), seen) in output.chunks_exact_mut(words).enumerate().zip(&seen[this]) {
-                let found = match copy(seen, table, keys[i], to) {
-                    Some(found) => found,
-                    None => self.copy_locked(locate(keys[i]), table, keys[i], to),
-                };
-                if !found {
-                    missed(number * BLOCK + i);
+            let (seen, keys) = (&seen[this], block(number));
+            let doubtful = seen.copy(sets, table, keys, words, output);
+            let mut left = seen.absent | doubtful;
+            while left != 0 {
+                let i = left.trailing_zeros() as usize;
+                left &= left - 1;
+                let to = &mut output[i * words..][..words];
+                if doubtful >> i & 1 == 0 || !self.copy_locked(seen.located[i], table, keys[i], to)
+                {
+                    missed(number * at_once + i);
                 }
             }
         }
@@ -109,100 +138,101 @@ impl Cache {
     }
 }
 
-#[inline(always)]
-fn ask_for_sets(
-    sets: &Sets,
-    keys: &[u64],
-    located: &mut [Location; BLOCK],
-    locate: &impl Fn(u64) -> Location,
-) {
-    for (key, at) in keys.iter().zip(located.iter_mut()) {
-        *at = locate(*key);
-    }
-    sets.prefetch_sets(&located[..keys.len().min(BLOCK)]);
-}
-
-#[inline(always)]
-fn ask_for_rows<'a>(
-    sets: &'a Sets,
-    lines: Lines,
-    located: &[Location],
-    seen: &mut [Seen<'a>; BLOCK],
-) {
-    if cfg!(miri) {
-        // Copies beside a writer are what the model of memory does not know.
-        return;
-    }
-    match sets.level() {
-        Level::First => ask_for_rows_into::<true>(sets, lines, located, seen),
-        Level::Second => ask_for_rows_into::<false>(sets, lines, located, seen),
-    }
-}
-
-#[inline(always)]
-fn ask_for_rows_into<'a, const FIRST: bool>(
-    sets: &'a Sets,
-    lines: Lines,
-    located: &[Location],
-    seen: &mut [Seen<'a>; BLOCK],
-) {
-    for (at, seen) in located.iter().zip(seen.iter_mut()) {
-        let set = sets.set(at.set);
-        // Pairs with the release of the lock: what its last holder wrote is seen.
-        let version = set.version();
-        let unlocked = (version & 1 == 0).then_some(set);
-        *seen = Seen { set: unlocked, version, ..Seen::NOTHING };
-        let way = set.tags.matches(at.tag).trailing_zeros();
-        if way as usize >= sets.ways() {
-            continue;
+impl Seen {
+    #[inline(always)]
+    fn ask_for_sets<const FIRST: bool>(
+        &mut self,
+        sets: &Sets,
+        keys: &[u64],
+        locate: &impl Fn(u64) -> Location,
+    ) {
+        for (key, at) in keys.iter().zip(&mut self.located) {
+            *at = locate(*key);
+            prefetch_line::<FIRST, _>(sets.set(at.set));
         }
-        let row = sets.row(at.set, way as usize).cast_const();
-        (seen.way, seen.row) = (way, row);
-        if !at.is_exact()
-            && let Some(header) = sets.header(at.set, way as usize)
+    }
+
+    /// Finds the rows of the first `keys` keys, counts them as used, and asks for them.
+    #[inline(always)]
+    fn ask_for_rows<const FIRST: bool>(&mut self, sets: &Sets, lines: Lines, keys: usize) {
+        if cfg!(miri) {
+            // Copies beside a writer are what the model of memory does not know.
+            return;
+        }
+        let keys = keys.min(BLOCK);
+        let (mut absent, mut inexact) = (0, false);
+        for i in 0..keys {
+            let at = self.located[i];
+            let set = sets.set(at.set);
+            // Pairs with the release of the lock: what its last holder wrote is seen.
+            self.versions[i] = set.version() & !HELD;
+            inexact |= !at.is_exact();
+            let way = set.tags.matches(at.tag).trailing_zeros() as usize;
+            if way >= sets.ways() {
+                self.rows[i] = sets.row(0, 0);
+                absent |= 1 << i;
+                continue;
+            }
+            (self.rows[i], self.ways[i]) = (sets.row(at.set, way), way as u8);
+            if at.is_exact() {
+                set.mark_used(way);
+            }
+        }
+        (self.absent, self.inexact) = (absent, inexact);
+        let rows = &self.rows[..keys];
+        lines.prefetch::<FIRST>(rows);
+        if inexact {
+            for i in (0..keys).filter(|&i| self.has_header(i)) {
+                if let Some(header) = sets.header(self.located[i].set, self.ways[i].into()) {
+                    prefetch_line::<FIRST, _>(header);
+                }
+            }
+        }
+    }
+
+    /// Whether only its header tells whose this row is.
+    #[inline(always)]
+    fn has_header(&self, i: usize) -> bool {
+        !self.located[i].is_exact() && self.absent >> i & 1 == 0
+    }
+
+    /// Copies the rows that were seen. A bit per key of which only the holder of its set's lock can
+    /// say whether it is resident, and whose place in `output` may hold anything.
+    #[inline(always)]
+    fn copy(&self, sets: &Sets, table: u16, keys: &[u64], words: usize, output: &mut [f32]) -> u32 {
+        if cfg!(miri) {
+            return u32::MAX >> (u32::BITS as usize - keys.len());
+        }
+        let mut doubtful = 0;
+        for (i, (row, to)) in self.rows.iter().zip(output.chunks_exact_mut(words)).enumerate() {
+            if self.absent >> i & 1 == 1 {
+                continue;
+            }
+            // SAFETY: the row is in the arena, because set and way are of this cache, and no
+            // shorter than was asserted. It may be written meanwhile, or taken away from the
+            // cache, which leaves the memory mapped.
+            unsafe { racing::copy_words(*row, to) };
+        }
+        if self.inexact {
+            for i in (0..keys.len()).filter(|&i| self.has_header(i)) {
+                let (set, way) = (self.located[i].set, self.ways[i].into());
+                // SAFETY: the header is in the arena, because set and way are of this cache.
+                let header = sets.header(set, way).map(|at| unsafe { racing::load_header(at) });
+                if header.is_none_or(|header| header.key == keys[i] && header.table == table) {
+                    sets.set(set).mark_used(way);
+                } else {
+                    doubtful |= 1 << i;
+                }
+            }
+        }
+        // The loads above are done before the versions are looked at again: pairs with the release
+        // fence in `Sets::lock`.
+        fence(Ordering::Acquire);
+        for (i, (at, version)) in
+            self.located.iter().zip(&self.versions).enumerate().take(keys.len())
         {
-            seen.header = header;
+            doubtful |= u32::from(sets.set(at.set).version() != *version) << i;
         }
+        doubtful
     }
-    // First lines in a loop that does nothing else: several translations are under way at once.
-    let resident = || seen[..located.len()].iter().filter(|seen| !seen.row.is_null());
-    for seen in resident() {
-        prefetch_line::<FIRST, _>(seen.row);
-    }
-    for seen in resident() {
-        lines.prefetch_rest::<FIRST>(seen.row);
-        if !seen.header.is_null() {
-            prefetch_line::<FIRST, _>(seen.header);
-        }
-    }
-}
-
-/// Copies a row that was seen. True when it was copied, false when it is not resident, `None` when
-/// only the holder of the lock can say.
-#[inline(always)]
-fn copy(seen: &Seen<'_>, table: u16, key: u64, to: &mut [f32]) -> Option<bool> {
-    let set = seen.set?;
-    if !seen.header.is_null() {
-        // SAFETY: the header is in the arena, because set and way are of this cache.
-        let header = unsafe { racing::load_header(seen.header) };
-        if header.key != key || header.table != table {
-            return None;
-        }
-    }
-    if !seen.row.is_null() {
-        // SAFETY: the row is in the arena, because set and way are of this cache, and no shorter
-        // than was asserted. It may be written meanwhile, or taken away from the cache, which
-        // leaves the memory mapped.
-        unsafe { racing::copy_words(seen.row, to) };
-    }
-    // The loads above are done before the version is looked at again: pairs with the release fence
-    // in `Sets::lock`.
-    fence(Ordering::Acquire);
-    if set.version() != seen.version {
-        return None;
-    }
-    if !seen.row.is_null() {
-        set.mark_used(seen.way as usize);
-    }
-    Some(!seen.row.is_null())
 }

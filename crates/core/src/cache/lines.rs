@@ -1,10 +1,15 @@
 //! The cache lines of a row that the processor is asked for before they are needed, and the level
 //! of its caches that they are brought to.
 
+use super::sets::BLOCK;
 use crate::prefetch::{LINE_BYTES, prefetch_line};
 
 /// The longest part of a row that is worth asking for; the hardware follows from there.
 const BYTES_MAX: usize = 8 * LINE_BYTES;
+
+/// Gathers of rows of up to 5 lines are 5 to 15 % faster in whole blocks than in halves, of rows of
+/// 8 lines a third slower.
+const LINES_OF_NARROW_ROWS: usize = 5;
 
 /// The level of the processor's caches that lines are brought to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,16 +51,27 @@ impl Lines {
         Self { count, last: bytes - 1 }
     }
 
-    /// Asks for the lines of the row that begins at `row`, but for the first, which
-    /// [`prefetch_line`] asks for. Any address will do.
+    /// How many such rows are asked for together: wide ones half a block, because three blocks of
+    /// them do not stay in the first-level cache.
     #[inline(always)]
-    pub(super) fn prefetch_rest<const FIRST: bool>(self, row: *const f32) {
-        let row = row.cast::<u8>();
-        if self.count > 1 {
-            prefetch_line::<FIRST, _>(row.wrapping_add(LINE_BYTES.min(self.last)));
+    pub(super) fn rows_at_once(self) -> usize {
+        if self.count <= LINES_OF_NARROW_ROWS { BLOCK } else { BLOCK / 2 }
+    }
+
+    /// Asks for the lines of the rows that begin at `rows`. Any addresses will do.
+    ///
+    /// A loop for the first lines, which does nothing else, one for the second ones, and so on:
+    /// several translations of addresses are under way at once ([`super::stages`]).
+    #[inline(always)]
+    pub(super) fn prefetch<const FIRST: bool>(self, rows: &[*const f32]) {
+        for row in rows {
+            prefetch_line::<FIRST, _>(*row);
         }
-        for line in 2..self.count {
-            prefetch_line::<FIRST, _>(row.wrapping_add((line * LINE_BYTES).min(self.last)));
+        for line in 1..self.count {
+            let offset = (line * LINE_BYTES).min(self.last);
+            for row in rows {
+                prefetch_line::<FIRST, _>(row.cast::<u8>().wrapping_add(offset));
+            }
         }
     }
 }

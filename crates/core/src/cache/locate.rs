@@ -41,34 +41,48 @@ const FIRST_INEXACT: u16 = 0x800;
 /// 2^64 divided by the golden ratio.
 const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// Where block `block` begins, as a fraction of 2^64. With the mixing hash gathers are 5 % slower.
-/// A multiple of the golden ratio alone would do for blocks in a row; with some strides and numbers
-/// of sets, a few sets got all rows.
-#[inline(always)]
-fn rotation(block: u64) -> u64 {
+/// The set in which block `block` begins. A multiple of the golden ratio alone would do for blocks in
+/// a row; with some strides and numbers of sets, a few sets got all rows.
+fn start(block: u64, sets: u32) -> u32 {
     let multiple = block.wrapping_mul(GOLDEN);
-    (multiple ^ multiple >> 32).wrapping_mul(GOLDEN)
+    reduce((multiple ^ multiple >> 32).wrapping_mul(GOLDEN), sets)
+}
+
+/// A number below `sets` from a hash.
+#[inline(always)]
+fn reduce(hash: u64, sets: u32) -> u32 {
+    (((hash >> 32) * u64::from(sets)) >> 32) as u32
 }
 
 /// How many times as many dense rows as a cache has sets can be told by set and tag alone.
 pub(super) const ROWS_PER_SET_MAX: u64 = FIRST_INEXACT as u64 - 1;
 
+/// Bytes of a cache that do not depend on its shape: where blocks begin.
+pub const CACHE_FIXED_BYTES: u64 = (STARTS * size_of::<u32>()) as u64;
+
+/// As many blocks as a table has of which an eighth is resident: with less, storage sets the pace.
+const STARTS: usize = 256;
+const _: () = assert!((STARTS as u64) < ROWS_PER_SET_MAX);
+
 /// Maps keys to sets.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(super) struct Locator {
     sets: u32,
     /// 2^64 ÷ sets, rounded down (less one where that is exact).
     reciprocal: u64,
+    /// The sets in which the first blocks begin. With them computed, gathers are 5 % slower.
+    starts: Box<[u32; STARTS]>,
 }
 
 impl Locator {
     pub(super) fn new(sets: u32) -> Self {
-        Self { sets, reciprocal: u64::MAX / u64::from(sets) }
+        let starts = Box::new(std::array::from_fn(|block| start(block as u64, sets)));
+        Self { sets, reciprocal: u64::MAX / u64::from(sets), starts }
     }
 
     /// Quotient and remainder by the number of sets, by multiplication.
     #[inline(always)]
-    fn divide(self, n: u64) -> (u64, u32) {
+    fn divide(&self, n: u64) -> (u64, u32) {
         let sets = u64::from(self.sets);
         // `reciprocal` is above 2^64 / sets - 1 or equal, so the estimate is above
         // n / sets - n / 2^64 - 1 and misses the quotient by one at most.
@@ -78,34 +92,43 @@ impl Locator {
     }
 
     #[inline(always)]
-    fn reduce(self, hash: u64) -> u32 {
-        (((hash >> 32) * u64::from(self.sets)) >> 32) as u32
+    pub(super) fn hashed(&self, hash: u64) -> Location {
+        Location::nearly(reduce(hash, self.sets), hash)
     }
 
     #[inline(always)]
-    pub(super) fn hashed(self, hash: u64) -> Location {
-        Location::nearly(self.reduce(hash), hash)
-    }
-
-    #[inline(always)]
-    pub(super) fn dense(self, sequence: u64) -> Location {
+    pub(super) fn dense(&self, sequence: u64) -> Location {
         let (block, offset) = self.divide(sequence);
-        let turned = u64::from(offset) + u64::from(self.reduce(rotation(block)));
-        let sets = u64::from(self.sets);
-        let set = if turned >= sets { turned - sets } else { turned };
         // Dense rows of one set differ in their block. So its number tells them apart, as long as
         // it fits: in a cache for 1/64 of the rows, all of them.
-        match block < ROWS_PER_SET_MAX {
-            true => Location::exact(set as u32, block as u16 + 1),
-            false => Location::nearly(set as u32, block),
+        match self.starts.get(block as usize) {
+            Some(start) => Location::exact(self.turned(offset, *start), block as u16 + 1),
+            None => self.dense_far(block, offset),
         }
     }
 
+    /// Apart from the first blocks, whose loops are tighter for it.
+    #[cold]
+    fn dense_far(&self, block: u64, offset: u32) -> Location {
+        let set = self.turned(offset, start(block, self.sets));
+        match block < ROWS_PER_SET_MAX {
+            true => Location::exact(set, block as u16 + 1),
+            false => Location::nearly(set, block),
+        }
+    }
+
+    /// The set that is `offset` sets after `start`; behind the last comes the first.
+    #[inline(always)]
+    fn turned(&self, offset: u32, start: u32) -> u32 {
+        let left = self.sets - start;
+        if offset >= left { offset - left } else { offset + start }
+    }
+
     /// The dense row that has this exact tag in this set: the inverse of [`dense`](Self::dense).
-    pub(super) fn sequence(self, set: u32, tag: u16) -> u64 {
+    pub(super) fn sequence(&self, set: u32, tag: u16) -> u64 {
         assert!((1..FIRST_INEXACT).contains(&tag), "tag {tag} is of several rows");
         let block = u64::from(tag) - 1;
-        let start = self.reduce(rotation(block));
+        let start = start(block, self.sets);
         let offset = if set >= start { set - start } else { set + (self.sets - start) };
         block * u64::from(self.sets) + u64::from(offset)
     }

@@ -38,7 +38,7 @@ mod tags;
 mod tests;
 mod walk;
 
-pub use locate::Location;
+pub use locate::{CACHE_FIXED_BYTES, Location};
 pub use next_use::BatchNumber;
 pub use policy::{Lfu, Lru, Policy, PolicyKind, Uses, WAYS_MAX};
 pub use row::{Removed, Resident, RowMut, RowRef};

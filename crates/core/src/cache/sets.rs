@@ -26,6 +26,7 @@ use crate::arena::{Arena, PAGE_BYTES};
 use crate::error::{Result, bail};
 use crate::prefetch::{LINE_BYTES, prefetch_line};
 use std::cell::UnsafeCell;
+use std::ptr::null;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::Duration;
 
@@ -33,9 +34,9 @@ use std::time::Duration;
 pub(super) const SET_BYTES: usize = size_of::<Set>() + size_of::<Rest>();
 /// Bytes that are known about a row beside its set's.
 pub(super) const HEADER_BYTES: usize = size_of::<Header>();
-/// Places that are prefetched together: enough for many translations of addresses to be under way,
-/// few enough that the lines of three blocks stay in the caches next to the core until used.
-pub const BLOCK: usize = 16;
+/// The most places that are prefetched together: enough for many translations of addresses to be
+/// under way, few enough that the lines of three blocks stay in the first-level cache until used.
+pub const BLOCK: usize = 32;
 /// Looks at a taken lock before the thread gives up its time slice: about a microsecond, ten times
 /// what a holder needs for a row that it has prefetched.
 const SPINS: u32 = 100;
@@ -211,7 +212,9 @@ impl Sets {
 
     #[inline(always)]
     pub(super) fn set(&self, index: u32) -> &Set {
-        assert!(index < self.count, "set {index} of {}", self.count);
+        if index >= self.count {
+            no_such_set(index, self.count);
+        }
         // SAFETY: the arena holds `count` sets and `index` is below; it is page-aligned, so every
         // set is aligned to its 64 bytes. All-zero bytes, which it starts with, are a valid `Set`.
         // Nobody makes an exclusive reference to a set; what changes in it is atomic or in a cell.
@@ -228,7 +231,7 @@ impl Sets {
     #[inline(always)]
     pub(super) fn header(&self, index: u32, way: usize) -> Option<*mut Header> {
         let headers = self.headers.as_ref()?;
-        Some(headers.as_ptr().cast::<Header>().wrapping_add(self.slot(index, way)))
+        Some(header_in(headers, self.slot(index, way)))
     }
 
     /// The address of a row's stamp. It lies in the arena for every set of this cache and way.
@@ -256,6 +259,12 @@ impl Sets {
         // fence in `gather`.
         fence(Ordering::Release);
         LockedSet { sets: self, set, index }
+    }
+
+    /// How many keys a stage takes that asks for whole rows, [`BLOCK`] at most.
+    #[inline(always)]
+    pub(super) fn rows_at_once(&self) -> usize {
+        self.lines_of_row.rows_at_once()
     }
 
     /// Where lines are brought to.
@@ -294,23 +303,28 @@ impl Sets {
 
     #[inline(always)]
     fn find_rows_into<const FIRST: bool>(&self, block: &mut [Location], changes: bool) {
+        let mut rows = [null(); BLOCK];
+        let (mut count, mut inexact) = (0, false);
         for at in &mut *block {
             let found = self.set(at.set).tags.matches(at.tag);
-            at.hint = if found == 0 { NO_HINT } else { found.trailing_zeros() as u8 };
-        }
-        // First lines in a loop that does nothing else: several translations are under way at once.
-        let found = || block.iter().filter(|at| at.hint != NO_HINT);
-        for at in found() {
-            prefetch_line::<FIRST, _>(self.row(at.set, at.hint.into()));
-        }
-        for at in found() {
-            self.lines_of_row.prefetch_rest::<FIRST>(self.row(at.set, at.hint.into()));
-            if !at.is_exact()
-                && let Some(header) = self.header(at.set, at.hint.into())
-            {
-                prefetch_line::<FIRST, _>(header);
+            if found == 0 {
+                at.hint = NO_HINT;
+                continue;
             }
-            if changes {
+            at.hint = found.trailing_zeros() as u8;
+            inexact |= !at.is_exact();
+            rows[count] = self.row(at.set, at.hint.into()).cast_const();
+            count += 1;
+        }
+        self.lines_of_row.prefetch::<FIRST>(&rows[..count]);
+        let found = || block.iter().filter(|at| at.hint != NO_HINT);
+        if inexact && let Some(headers) = &self.headers {
+            for at in found().filter(|at| !at.is_exact()) {
+                prefetch_line::<FIRST, _>(header_in(headers, self.slot(at.set, at.hint.into())));
+            }
+        }
+        if changes {
+            for at in found() {
                 prefetch_line::<FIRST, _>(self.changed(at.set, at.hint.into()));
             }
         }
@@ -335,6 +349,18 @@ impl Sets {
             self.rows.release(slots * self.row_bytes()..self.rows.len());
         }
     }
+}
+
+#[inline(always)]
+fn header_in(headers: &Arena, slot: usize) -> *mut Header {
+    headers.as_ptr().cast::<Header>().wrapping_add(slot)
+}
+
+/// Takes numbers, so that the loops that check them keep them in registers.
+#[cold]
+#[inline(never)]
+fn no_such_set(index: u32, count: u32) -> ! {
+    panic!("set {index} of {count}")
 }
 
 #[cold]

@@ -13,9 +13,8 @@ impl Cache {
     /// Visits the keys 0 to `n` of a batch in order, with their rows on the way into the
     /// processor's caches. This is how verbs go over their batches that do more than copy values.
     ///
-    /// `locate(i)` is called once per key in order, up to 3 blocks ahead of `visit(i, location)`.
-    /// The keys of a block begin at a multiple of [`BLOCK`]. `changes` says that the visits will
-    /// make rows dirty.
+    /// `locate(i)` is called once per key in order, less than 3 blocks ([`BLOCK`] keys at most)
+    /// ahead of `visit(i, location)`. `changes` says that the visits will make rows dirty.
     ///
     /// ```
     /// use embedrock_core::cache::{Cache, CacheShape, PolicyKind};
@@ -45,9 +44,10 @@ impl Cache {
         mut locate: impl FnMut(usize) -> Location,
         mut visit: impl FnMut(usize, Location),
     ) {
+        let at_once = self.sets.rows_at_once();
         let mut blocks = [[Location::NOWHERE; BLOCK]; 3];
         let mut prepare = |first: usize, block: &mut [Location; BLOCK]| {
-            let keys = n.saturating_sub(first).min(BLOCK);
+            let keys = n.saturating_sub(first).min(at_once);
             for (i, at) in block.iter_mut().enumerate().take(keys) {
                 *at = locate(first + i);
             }
@@ -56,11 +56,11 @@ impl Cache {
         };
         let mut sizes = [0; 3];
         sizes[0] = prepare(0, &mut blocks[0]);
-        sizes[1] = prepare(BLOCK, &mut blocks[1]);
+        sizes[1] = prepare(at_once, &mut blocks[1]);
         self.sets.find_rows(&mut blocks[0][..sizes[0]], changes);
-        for (round, first) in (0..n).step_by(BLOCK).enumerate() {
+        for (round, first) in (0..n).step_by(at_once).enumerate() {
             let [this, next, after] = [0, 1, 2].map(|ahead| (round + ahead) % 3);
-            sizes[after] = prepare(first + 2 * BLOCK, &mut blocks[after]);
+            sizes[after] = prepare(first + 2 * at_once, &mut blocks[after]);
             self.sets.find_rows(&mut blocks[next][..sizes[next]], changes);
             for (i, &at) in blocks[this].iter().enumerate().take(sizes[this]) {
                 visit(first + i, at);

@@ -4,7 +4,7 @@
 //! that, the smallest budget that works is named.
 
 use super::journal::ClassRecord;
-use crate::cache::{CacheShape, PolicyKind, WAYS_MIN};
+use crate::cache::{CACHE_FIXED_BYTES, CacheShape, PolicyKind, WAYS_MIN};
 use crate::config::{Memory, TableSpec};
 use crate::error::{Result, bail};
 use crate::storage::log::{FlushBuffer, Stream};
@@ -184,7 +184,7 @@ pub(super) fn divide(budget: u64, demands: &[ClassDemand]) -> Result<Vec<ClassPl
     let all: f64 = demands.iter().map(row_bytes).sum();
     let index: u64 = demands.iter().map(|d| d.index_bytes).sum();
     check(budget, demands)?;
-    let left = budget - index - FIXED_BYTES;
+    let left = budget - index - fixed(demands);
     // Buffers stay while indexes grow and take from the cache: they fit what is left in the end.
     let growth: u64 = demands.iter().map(|d| d.index_growth).sum();
     let mut plans: Vec<ClassPlan> = demands
@@ -252,6 +252,11 @@ pub(super) fn check(budget: u64, demands: &[ClassDemand]) -> Result<()> {
     Ok(())
 }
 
+/// Bytes that are the same for every budget.
+fn fixed(demands: &[ClassDemand]) -> u64 {
+    FIXED_BYTES + demands.len() as u64 * CACHE_FIXED_BYTES
+}
+
 /// The smallest budget with which every class has buffers and one set of cache.
 fn smallest(demands: &[ClassDemand]) -> u64 {
     let classes: u64 = demands
@@ -261,7 +266,7 @@ fn smallest(demands: &[ClassDemand]) -> u64 {
             index + ClassPlan::buffers(d, 0).buffer_bytes(d) + set_bytes(d, true)
         })
         .sum();
-    classes + FIXED_BYTES
+    classes + fixed(demands)
 }
 
 /// Gives the cache bytes out by row bytes; what a class cannot use goes to the others.
@@ -325,7 +330,7 @@ mod tests {
             .zip(demands)
             .map(|(p, d)| p.sets as u64 * set_bytes(d, p.headers) + p.buffer_bytes(d))
             .sum();
-        caches + FIXED_BYTES + demands.iter().map(|d| d.index_bytes).sum::<u64>()
+        caches + fixed(demands) + demands.iter().map(|d| d.index_bytes).sum::<u64>()
     }
 
     #[test]
