@@ -72,6 +72,37 @@ class TestUpdate:
         table.update([1, 2], gradients, lr=1.0, non_finite="apply")
         assert np.isnan(table.get(2)).any()
 
+    def test_row_wise_gradients_are_refused_skipped_or_applied(
+        self, store: embedrock.Store
+    ) -> None:
+        table = store.table("row-wise", 4, optimizer="rowwise_adagrad", initializer=0.0)
+        other = store.table("other", 4, optimizer="rowwise_adagrad", initializer=0.0)
+        gradients = numbered([1, 2, 3])
+        gradients[1, 3] = np.nan
+        with pytest.raises(NonFiniteError, match="1 of 3 rows"):
+            table.update([1, 2, 3], gradients, lr=1.0)
+        assert len(table) == 0
+        report = table.update([1, 2, 3], gradients, lr=1.0, non_finite="skip")
+        assert report == {"rows": 2, "skipped": 1}
+        other.update([1, 3], gradients[[0, 2]], lr=1.0)
+        np.testing.assert_array_equal(table.get([1, 2, 3]), other.get([1, 2, 3]))
+        huge = np.full((1, 4), 1e30, np.float32)  # finite, though its square is not
+        assert table.update([4], huge, lr=1.0) == {"rows": 1, "skipped": 0}
+        table.update([2], gradients[1:2], lr=1.0, non_finite="apply")
+        assert np.isnan(table.get(2)).any()
+
+    @pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "rowwise_adam"])
+    def test_row_wise_steps_take_gradients_within_their_bounds(
+        self, store: embedrock.Store, optimizer: str
+    ) -> None:
+        table = store.table("clipped", 4, optimizer=optimizer, initializer=0.0)
+        other = store.table("other", 4, optimizer=optimizer, initializer=0.0)
+        gradients = numbered([1, -2, 3])
+        table.update([1, 2, 1], gradients, lr=1.0, clip=embedrock.Clip(value=1.5))
+        sums = np.stack([gradients[0] + gradients[2], gradients[1]])
+        other.update([1, 2], sums.clip(-1.5, 1.5), lr=1.0)
+        np.testing.assert_array_equal(table.get([1, 2]), other.get([1, 2]))
+
     def test_each_optimizer_takes_its_own_hyperparameters(self, store: embedrock.Store) -> None:
         table = store.table("momentum", 4, optimizer="momentum", initializer=0.0)
         ones = np.ones((1, 4), np.float32)

@@ -6,6 +6,10 @@
 //! 64-bit key is valid; none is reserved to mark an empty slot.
 
 use crate::hash::mix;
+use crate::prefetch::prefetch_read;
+
+/// Keys whose slots are asked for together.
+const BLOCK: usize = 32;
 
 /// A word of the table: 0 is empty, otherwise 1 + the position of a distinct key.
 type Slot = u32;
@@ -40,9 +44,18 @@ impl Distinct {
         self.inverse.clear();
         self.inverse.reserve(keys.len());
         let shift = 64 - slots.trailing_zeros();
-        for &key in keys {
-            let position = self.find_or_insert((mix(key, 0) >> shift) as usize, key);
-            self.inverse.push(position);
+        let mut homes = [0; BLOCK];
+        for block in keys.chunks(BLOCK) {
+            // Some keys find their slot taken, which the processor cannot foresee: what it had begun
+            // for the keys behind is lost then, but for the lines that it was asked for.
+            for (home, &key) in homes.iter_mut().zip(block) {
+                *home = (mix(key, 0) >> shift) as usize;
+                prefetch_read(&self.slots[*home]);
+            }
+            for (home, &key) in homes.iter().zip(block) {
+                let position = self.find_or_insert(*home, key);
+                self.inverse.push(position);
+            }
         }
         (&self.distinct, &self.inverse)
     }

@@ -55,7 +55,7 @@ pub struct Metrics {
     pub commit_ns: AtomicU64,
     /// Nanoseconds in verbs that visit rows.
     pub verb_ns: AtomicU64,
-    /// Those of them in which equal keys were joined and their gradients summed.
+    /// Those of them in which equal keys were joined, and their gradients summed and looked at.
     pub merge_ns: AtomicU64,
     /// Those of them spent on resident rows.
     pub resident_ns: AtomicU64,

@@ -19,7 +19,7 @@ use std::sync::atomic::{Ordering, fence};
 /// What looks without lock showed of the keys of a block.
 struct Seen {
     located: [Location; BLOCK],
-    /// The versions of the keys' sets; of a set that somebody held, one that it never has again.
+    /// The versions of the keys' sets; of a set that was held, the one before, which is gone.
     versions: [u32; BLOCK],
     /// The rows; for a key without one, some row.
     rows: [*const f32; BLOCK],
@@ -33,7 +33,7 @@ struct Seen {
 impl Seen {
     const NOTHING: Self = Self {
         located: [Location::NOWHERE; BLOCK],
-        versions: [HELD; BLOCK],
+        versions: [0; BLOCK],
         rows: [null(); BLOCK],
         ways: [0; BLOCK],
         absent: 0,
@@ -41,7 +41,7 @@ impl Seen {
     };
 }
 
-/// No version: they are even unless somebody holds the set.
+/// The bit of a version that says that somebody holds the set.
 const HELD: u32 = 1;
 
 impl Cache {
@@ -152,7 +152,8 @@ impl Seen {
         }
     }
 
-    /// Finds the rows of the first `keys` keys, counts them as used, and asks for them.
+    /// Finds the rows of the first `keys` keys and asks for them. Those that their tags tell count as
+    /// used from here on, also if the copy is thrown away: the way through the lock uses them then.
     #[inline(always)]
     fn ask_for_rows<const FIRST: bool>(&mut self, sets: &Sets, lines: Lines, keys: usize) {
         if cfg!(miri) {

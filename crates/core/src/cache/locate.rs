@@ -41,8 +41,8 @@ const FIRST_INEXACT: u16 = 0x800;
 /// 2^64 divided by the golden ratio.
 const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// The set in which block `block` begins. A multiple of the golden ratio alone would do for blocks in
-/// a row; with some strides and numbers of sets, a few sets got all rows.
+/// The set in which block `block` begins. A multiple of the golden ratio alone would do for blocks
+/// in a row; with some strides and numbers of sets, a few sets got all rows.
 fn start(block: u64, sets: u32) -> u32 {
     let multiple = block.wrapping_mul(GOLDEN);
     reduce((multiple ^ multiple >> 32).wrapping_mul(GOLDEN), sets)
@@ -60,7 +60,8 @@ pub(super) const ROWS_PER_SET_MAX: u64 = FIRST_INEXACT as u64 - 1;
 /// Bytes of a cache that do not depend on its shape: where blocks begin.
 pub const CACHE_FIXED_BYTES: u64 = (STARTS * size_of::<u32>()) as u64;
 
-/// As many blocks as a table has of which an eighth is resident: with less, storage sets the pace.
+/// As many blocks as rows have of which an eighth fits. With less memory storage sets the pace, and
+/// the rows behind these blocks may take some nanoseconds more.
 const STARTS: usize = 256;
 const _: () = assert!((STARTS as u64) < ROWS_PER_SET_MAX);
 
@@ -101,9 +102,12 @@ impl Locator {
         let (block, offset) = self.divide(sequence);
         // Dense rows of one set differ in their block. So its number tells them apart, as long as
         // it fits: in a cache for 1/64 of the rows, all of them.
-        match self.starts.get(block as usize) {
-            Some(start) => Location::exact(self.turned(offset, *start), block as u16 + 1),
-            None => self.dense_far(block, offset),
+        match block < STARTS as u64 {
+            true => {
+                let start = self.starts[block as usize];
+                Location::exact(self.turned(offset, start), block as u16 + 1)
+            }
+            false => self.dense_far(block, offset),
         }
     }
 

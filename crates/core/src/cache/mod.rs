@@ -84,7 +84,7 @@ pub struct DenseTable {
 }
 
 impl CacheShape {
-    /// The bytes of a cache of this shape.
+    /// The bytes of a cache of this shape, beside [`CACHE_FIXED_BYTES`].
     pub fn bytes(&self) -> u64 {
         let header_bytes = if self.headers { sets::HEADER_BYTES } else { 0 };
         let slots = self.ways as u64 * (header_bytes + self.row_bytes) as u64;

@@ -226,7 +226,7 @@ impl Model {
     fn gather(&mut self, table: u16, key: u64) {
         let stride = self.stride();
         let near = |i| (key + i * stride) % (KEYS * stride);
-        let keys: Vec<u64> = (0..self.below(40)).map(near).collect();
+        let keys: Vec<u64> = (0..self.below(140)).map(near).collect();
         let keys = [&[key, key], &keys[..]].concat();
         let words = 1 + self.below(WORDS as u64) as usize;
         let mut rows = vec![-1.0; keys.len() * words];
@@ -452,10 +452,18 @@ fn a_panic_while_a_row_is_filled_leaves_no_row_and_no_lock() {
 
 #[test]
 fn a_stage_visits_every_key_once_in_order() {
-    let cache = cache(3, 8, PolicyKind::Lru);
-    for n in [0, 1, 15, 16, 17, 31, 32, 33, 47, 48, 49, 100] {
+    let (policy, headers) = (PolicyKind::Lru, true);
+    for row_bytes in [12, 516] {
+        let cache =
+            Cache::new(CacheShape { row_bytes, sets: 3, ways: 8, policy, headers }).unwrap();
+        stages_of(&cache);
+    }
+}
+
+fn stages_of(cache: &Cache) {
+    for n in [0, 1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 95, 96, 97, 128, 129, 200] {
         let (mut located, mut visited) = (0, 0);
-        let location = |i: usize| at(&cache, 0, i as u64);
+        let location = |i: usize| at(cache, 0, i as u64);
         cache.staged(
             n,
             false,
@@ -576,8 +584,10 @@ fn gathers_beside_a_writer_copy_whole_rows() {
     let rounds = if cfg!(miri) { 20 } else { 30_000 };
     // Few sets, where threads meet; and so many that a way is pages that go back to the system.
     for (sets, ids) in if cfg!(miri) { [(1, 20), (2, 97)] } else { [(2, 97), (700, 30_000)] } {
-        gather_beside_a_writer(sets, ids, rounds);
+        gather_beside_a_writer::<61>(sets, ids, rounds);
     }
+    // Rows of more lines go by in smaller blocks.
+    gather_beside_a_writer::<100>(2, 97, rounds / 2);
 }
 
 /// Says that the writer has ended, also when it panics.
@@ -589,8 +599,9 @@ impl Drop for Ends<'_> {
     }
 }
 
-fn gather_beside_a_writer(sets: u32, ids: u64, rounds: u64) {
-    const WORDS: usize = 61;
+fn gather_beside_a_writer<const WORDS: usize>(sets: u32, ids: u64, rounds: u64) {
+    // Each block of either size is filled and used more than once.
+    const AT_ONCE: usize = 230;
     let policy = PolicyKind::Lru;
     let shape = CacheShape { row_bytes: WORDS * 4, sets, ways: 32, policy, headers: true };
     let place = |cache: &Cache, table, key| match table {
@@ -604,7 +615,7 @@ fn gather_beside_a_writer(sets: u32, ids: u64, rounds: u64) {
             for thread in 0..2 {
                 let (cache, done) = (&cache, &done);
                 scope.spawn(move || {
-                    let mut rows = vec![0.0; 40 * WORDS];
+                    let mut rows = vec![0.0; AT_ONCE * WORDS];
                     let mut round = 0;
                     let mut hits = 0;
                     let is_done = || done.load(std::sync::atomic::Ordering::Relaxed);
@@ -612,8 +623,8 @@ fn gather_beside_a_writer(sets: u32, ids: u64, rounds: u64) {
                     while round < 10 || !is_done() || (hits == 0 && round < 10_000) {
                         round += 1;
                         let keys: Vec<u64> =
-                            (0..40).map(|i| mix(i, round + thread) % ids).collect();
-                        let mut missed = [false; 40];
+                            (0..AT_ONCE as u64).map(|i| mix(i, round + thread) % ids).collect();
+                        let mut missed = [false; AT_ONCE];
                         let locate = |key| place(cache, table, key);
                         cache.gather(table, &keys, WORDS, &mut rows, locate, |i| missed[i] = true);
                         for (i, row) in

@@ -25,18 +25,19 @@ pub(super) fn step<const DECAY: bool>(
     }
 }
 
-/// One row-wise step on one row: `sum += mean(g * g); w += (-lr / (sqrt(sum) + eps)) * g`.
+/// One row-wise step on one row, given the mean square of its gradient:
+/// `sum += mean; w += (-lr / (sqrt(sum) + eps)) * g`.
 /// (Source: FBGEMM's `EXACT_ROWWISE_ADAGRAD`, which divides once a row as this does.)
 #[inline(always)]
 pub(super) fn step_row_wise<const DECAY: bool>(
     values: &mut [f32],
     sum: &mut f32,
     gradient: &[f32],
+    mean: f32,
     weight_decay: f32,
-    negative_lr: f32,
-    eps: f32,
+    (negative_lr, eps): (f32, f32),
 ) {
-    *sum += mean_square::<DECAY>(values, gradient, weight_decay);
+    *sum += mean;
     let scale = negative_lr / (sum.sqrt() + eps);
     for (w, &g) in values.iter_mut().zip(gradient) {
         let g = decayed::<DECAY>(g, *w, weight_decay);

@@ -15,7 +15,6 @@
 //! Row-wise Adam takes Adam's steps with the mean of the squared gradient for `g * g`, and divides
 //! once a row. (Source: FBGEMM's `PARTIAL_ROWWISE_ADAM`.)
 
-use super::adagrad::mean_square;
 use super::{Hyper, decayed};
 
 /// The factors of a batch that do not depend on the step, rounded to f32 as torch rounds a Python
@@ -132,17 +131,17 @@ fn step_decoupled_with<const FROM_END: bool>(
     }
 }
 
-/// One step of row-wise Adam on one row. `values`, `first` and `gradient` have the same length.
+/// One step of row-wise Adam on one row, given the mean square of its gradient. `values`, `first` and `gradient` have the same length.
 #[inline(never)]
 pub(super) fn step_row_wise<const DECAY: bool>(
     values: &mut [f32],
     first: &mut [f32],
     second: &mut f32,
     gradient: &[f32],
+    mean: f32,
     factors: &Factors,
     negative_step_size: f32,
 ) {
-    let mean = mean_square::<DECAY>(values, gradient, factors.weight_decay);
     *second += (mean - *second) * factors.one_minus_beta2;
     let scale = negative_step_size / (second.sqrt() + factors.eps);
     for ((w, m), &g) in values.iter_mut().zip(first).zip(gradient) {

@@ -314,6 +314,29 @@ impl Prepared {
     /// Non-finite gradients follow IEEE 754; refusing them is the caller's business.
     #[inline]
     pub fn apply(&self, values: &mut [f32], state: &mut [f32], gradient: &[f32]) {
+        self.apply_knowing(values, state, gradient, None);
+    }
+
+    /// The mean of the squared gradient, if steps need it and nothing of the row goes into it:
+    /// `None` for optimizers that are not row-wise, and with weight decay. Not finite if the
+    /// gradient is not.
+    #[inline]
+    pub fn mean_square(&self, gradient: &[f32]) -> Option<f32> {
+        let needed = matches!(self.rule, Rule::RowWiseAdagrad { .. } | Rule::RowWiseAdam { .. });
+        let alone = needed && self.weight_decay == 0.0;
+        alone.then(|| adagrad::mean_square::<false>(gradient, gradient, 0.0))
+    }
+
+    /// As [`apply`](Self::apply), with what [`mean_square`](Self::mean_square) gave for this
+    /// gradient, or `None`: the same bits, sooner. With weight decay it is not looked at.
+    #[inline]
+    pub fn apply_knowing(
+        &self,
+        values: &mut [f32],
+        state: &mut [f32],
+        gradient: &[f32],
+        mean_square: Option<f32>,
+    ) {
         assert!(
             values.len() == self.dim
                 && gradient.len() == self.dim
@@ -326,9 +349,9 @@ impl Prepared {
             self.state_words
         );
         if self.weight_decay == 0.0 {
-            self.apply_rule::<false>(values, state, gradient);
+            self.apply_rule::<false>(values, state, gradient, mean_square);
         } else {
-            self.apply_rule::<true>(values, state, gradient);
+            self.apply_rule::<true>(values, state, gradient, None);
         }
     }
 
@@ -338,8 +361,12 @@ impl Prepared {
         values: &mut [f32],
         state: &mut [f32],
         gradient: &[f32],
+        mean_square: Option<f32>,
     ) {
         let decay = self.weight_decay;
+        let mean = |values: &[f32]| {
+            mean_square.unwrap_or_else(|| adagrad::mean_square::<DECAY>(values, gradient, decay))
+        };
         match &self.rule {
             Rule::None => {}
             Rule::Sgd { negative_lr } => sgd::step::<DECAY>(values, gradient, decay, *negative_lr),
@@ -348,8 +375,8 @@ impl Prepared {
                 adagrad::step::<DECAY>(values, state, gradient, decay, *negative_lr, *eps);
             }
             Rule::RowWiseAdagrad { negative_lr, eps } => {
-                let sum = &mut state[0];
-                adagrad::step_row_wise::<DECAY>(values, sum, gradient, decay, *negative_lr, *eps);
+                let (mean, sum, factors) = (mean(values), &mut state[0], (*negative_lr, *eps));
+                adagrad::step_row_wise::<DECAY>(values, sum, gradient, mean, decay, factors);
             }
             Rule::Adam { factors, bias } => {
                 let (first, rest) = state.split_at_mut(self.dim);
@@ -368,7 +395,8 @@ impl Prepared {
                 let (second, count) = rest.split_at_mut(1);
                 let size = bias.next(count, adam::Correction::adam);
                 let second = &mut second[0];
-                adam::step_row_wise::<DECAY>(values, first, second, gradient, factors, size);
+                let mean = mean(values);
+                adam::step_row_wise::<DECAY>(values, first, second, gradient, mean, factors, size);
             }
             Rule::Ftrl(factors) => {
                 let (accumulators, linear) = state.split_at_mut(self.dim);

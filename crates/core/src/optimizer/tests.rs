@@ -246,6 +246,46 @@ fn row_wise_adam_is_adam_with_the_mean_square_of_the_row() {
     }
 }
 
+#[test]
+fn a_mean_square_that_is_known_gives_the_same_bits() {
+    for kind in OptimizerKind::ALL {
+        for (weight_decay, dim) in [(0.0, 1), (0.0, 16), (0.0, 37), (0.1, 1), (0.1, 37)] {
+            let spec = OptimizerSpec::new(kind);
+            let prepared = spec.prepare(&hyper(0.01, 1e-8, weight_decay), 3, dim);
+            let (values, gradient) = (numbers(7, dim), numbers(8, dim));
+            let mut state = vec![0.0; spec.state_words(dim)];
+            spec.init_state(dim, &mut state);
+            let (mut other, mut others_state) = (values.clone(), state.clone());
+            let (mut row, mut wrong, mut wrong_state) = (values, other.clone(), state.clone());
+            prepared.apply(&mut row, &mut state, &gradient);
+            let known = prepared.mean_square(&gradient);
+            let row_wise = [OptimizerKind::RowWiseAdagrad, OptimizerKind::RowWiseAdam];
+            let used = row_wise.contains(&kind) && weight_decay == 0.0;
+            assert_eq!(known.is_some(), used, "{kind:?}");
+            prepared.apply_knowing(&mut other, &mut others_state, &gradient, known);
+            assert_eq!((bits(&row), bits(&state)), (bits(&other), bits(&others_state)), "{kind:?}");
+            // Another mean gives another state where it is used, and nothing else anywhere.
+            prepared.apply_knowing(&mut wrong, &mut wrong_state, &gradient, Some(1e6));
+            assert_eq!(bits(&state) != bits(&wrong_state), used, "{kind:?}");
+            assert!(used || bits(&row) == bits(&wrong), "{kind:?}");
+        }
+    }
+}
+
+#[test]
+fn a_mean_square_is_finite_only_if_the_gradient_is() {
+    let spec = OptimizerSpec::new(OptimizerKind::RowWiseAdagrad);
+    let prepared = spec.prepare(&hyper(0.01, 1e-8, 0.0), 1, 37);
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        for place in 0..37 {
+            let mut gradient = numbers(9, 37);
+            assert!(prepared.mean_square(&gradient).unwrap().is_finite());
+            gradient[place] = bad;
+            assert!(!prepared.mean_square(&gradient).unwrap().is_finite(), "{bad} at {place}");
+        }
+    }
+}
+
 /// FTRL-Proximal in double precision, as McMahan et al. write it, with their lambda 2.
 fn ftrl_model(rows: &mut [[f64; 3]], gradient: &[f32], hyper: &Hyper) {
     let power = -hyper.lr_power;

@@ -317,7 +317,7 @@ fn copy_halves(
     const GATHERED_BYTES: usize = 16 << 10;
     let (layout, dim) = (&table.layout, table.layout.embedding_dim());
     let words = layout.value_words();
-    let at_once = (GATHERED_BYTES / (4 * words)).max(BLOCK).min(keys.len().max(1));
+    let at_once = (GATHERED_BYTES / (4 * words)).max(BLOCK / 2).min(keys.len().max(1));
     let mut gathered = vec![0.0; at_once * words];
     for (i, keys) in keys.chunks(at_once).enumerate() {
         let begin = i * at_once;

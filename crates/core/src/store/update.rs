@@ -91,6 +91,7 @@ impl Inner {
             if !clip.is_none() {
                 let (clipped, sum) = clip.rows(source.rows.iter().map(|row| source.gradient(*row)));
                 source.clipped = Some(clipped);
+                source.mean_squares.clear();
                 squares += sum;
             }
             chosen.push(keys);
@@ -126,12 +127,21 @@ impl Inner {
         let mut keys = distinct.to_vec();
         let mut merged = merge_gradients(inverse, batch.gradients, dim);
         let mut rows = std::mem::take(&mut merged.rows);
-        let bad = |row: u32| !all_finite(merged.gradient(row, batch.gradients, dim));
-        let before = keys.len();
-        self.handle_non_finite(batch.non_finite, table, &mut keys, &mut rows, bad)?;
-        report.skipped += (before - keys.len()) as u64;
         let count = table.updates.load(Ordering::Relaxed) + 1;
         let prepared = optimizer.prepare(&batch.hyper, batch.step.unwrap_or(count), dim);
+        let gradient = |row: u32| merged.gradient(row, batch.gradients, dim);
+        let means_of = |rows: &[u32]| -> Vec<f32> {
+            rows.iter().map_while(|row| prepared.mean_square(gradient(*row))).collect()
+        };
+        let mut mean_squares = means_of(&rows);
+        let known_finite = mean_squares.len() == rows.len() && all_finite(&mean_squares);
+        if !known_finite {
+            let bad = |row: u32| !all_finite(gradient(row));
+            let before = keys.len();
+            self.handle_non_finite(batch.non_finite, table, &mut keys, &mut rows, bad)?;
+            report.skipped += (before - keys.len()) as u64;
+            mean_squares = means_of(&rows);
+        }
         let rounding = match table.record.spec.rounding {
             RoundingMode::Stochastic => {
                 Some(Rounding::new(self.superblock.seed, table.salt, count))
@@ -140,8 +150,17 @@ impl Inner {
         };
         let given = batch.gradients;
         let (clipped, none): (_, &[u64]) = (None, &[]);
-        let source =
-            UpdateSource { table, keys: none, rows, given, merged, prepared, clipped, rounding };
+        let source = UpdateSource {
+            table,
+            keys: none,
+            rows,
+            given,
+            merged,
+            prepared,
+            mean_squares,
+            clipped,
+            rounding,
+        };
         Ok((keys, source))
     }
 
@@ -165,6 +184,8 @@ struct UpdateSource<'a> {
     given: &'a [f32],
     merged: Merged,
     prepared: Prepared,
+    /// For each key, what [`Prepared::mean_square`] gave; empty where it gives nothing.
+    mean_squares: Vec<f32>,
     /// What bounds them, if anything does.
     clipped: Option<Clipped>,
     /// Random bits of this batch, unless results are rounded to nearest.
@@ -212,15 +233,16 @@ impl RowOp for UpdateOp<'_> {
             clipped.write(position, gradient, bounded);
             gradient = bounded;
         }
+        let mean_square = source.mean_squares.get(position).copied();
         let layout = &source.table.layout;
         let (words, state) = layout.split_mut(row.words);
         if layout.is_float32() {
-            source.prepared.apply(words, state, gradient);
+            source.prepared.apply_knowing(words, state, gradient, mean_square);
             return Effect::Wrote;
         }
         let values = &mut self.values[..gradient.len()];
         layout.read_values(words, values);
-        source.prepared.apply(values, state, gradient);
+        source.prepared.apply_knowing(values, state, gradient, mean_square);
         let (rounding, key) = (source.rounding.as_ref(), source.keys[position]);
         self.saturated += u64::from(layout.write_updated(words, values, rounding, key));
         Effect::Wrote
