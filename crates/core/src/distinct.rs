@@ -46,8 +46,8 @@ impl Distinct {
         let shift = 64 - slots.trailing_zeros();
         let mut homes = [0; BLOCK];
         for block in keys.chunks(BLOCK) {
-            // Some keys find their slot taken, which the processor cannot foresee: what it had begun
-            // for the keys behind is lost then, but for the lines that it was asked for.
+            // Some keys find their slot taken, which the processor cannot foresee: what it had
+            // begun for the keys behind is lost then, but for the lines that it was asked for.
             for (home, &key) in homes.iter_mut().zip(block) {
                 *home = (mix(key, 0) >> shift) as usize;
                 prefetch_read(&self.slots[*home]);

@@ -152,8 +152,9 @@ impl Seen {
         }
     }
 
-    /// Finds the rows of the first `keys` keys and asks for them. Those that their tags tell count as
-    /// used from here on, also if the copy is thrown away: the way through the lock uses them then.
+    /// Finds the rows of the first `keys` keys and asks for them. Those that their tags tell count
+    /// as used from here on, also if the copy is thrown away: the way through the lock uses them
+    /// then.
     #[inline(always)]
     fn ask_for_rows<const FIRST: bool>(&mut self, sets: &Sets, lines: Lines, keys: usize) {
         if cfg!(miri) {

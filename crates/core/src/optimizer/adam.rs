@@ -131,7 +131,8 @@ fn step_decoupled_with<const FROM_END: bool>(
     }
 }
 
-/// One step of row-wise Adam on one row, given the mean square of its gradient. `values`, `first` and `gradient` have the same length.
+/// One step of row-wise Adam on one row, given the mean square of its gradient. `values`, `first`
+/// and `gradient` have the same length.
 #[inline(never)]
 pub(super) fn step_row_wise<const DECAY: bool>(
     values: &mut [f32],
