@@ -26,7 +26,8 @@ def save_plot(file: Path, engines: dict[str, dict[str, Any]], notes: list[str]) 
     axes.set_xscale("log")
     axes.set_xlim(min(rates) / 4, max(rates) * 4)
     bars = axes.barh(names, rates, color=colors)
-    axes.bar_label(bars, [f"{rate:,.0f}" for rate in rates], padding=3)
+    readable = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # also across the line
+    axes.bar_label(bars, [f"{rate:,.0f}" for rate in rates], padding=4, bbox=readable)
     bounds = [one for one in ran.values() if one.get("limit_share")]
     if bounds:
         bound = bounds[0]["unique_rows_per_s"] / bounds[0]["limit_share"] / 1e3
