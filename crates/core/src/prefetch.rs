@@ -4,7 +4,7 @@
 //! x86-64 and 64-bit ARM.
 #![cfg_attr(
     all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)),
-    expect(unsafe_code, reason = "prefetch instructions are reached only through intrinsics")
+    expect(unsafe_code, reason = "prefetch instructions have no safe interface")
 )]
 
 /// Bytes of a cache line.
