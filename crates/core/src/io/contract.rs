@@ -1,7 +1,9 @@
 //! One contract suite for every medium: io_uring and pread, direct and buffered, and the simulated
 //! device.
 
-use super::{Completion, DirectoryMedium, File, IoChoice, Medium, OpenMode, Queue, SimMedium};
+use super::{
+    Buffers, Completion, DirectoryMedium, File, IoChoice, Medium, OpenMode, Queue, SimMedium,
+};
 use crate::error::ErrorKind;
 use crate::hash::mix;
 use std::collections::HashSet;
@@ -110,7 +112,7 @@ fn pages_written_by_queue_are_read_back_by_queue_and_by_blocking_call() {
         let file = medium.open("rows", OpenMode::CreateNew).unwrap();
         let (pages, bytes) = (193, 4096);
         file.allocate(0, pages * bytes as u64).unwrap();
-        let mut queue = medium.queue(32, 32, bytes).unwrap();
+        let mut queue = medium.queue(32, Buffers::equal(32, bytes)).unwrap();
         for version in 0..3 {
             write_pages(queue.as_mut(), &file, pages, bytes, version);
             let mut seen = HashSet::new();
@@ -146,7 +148,7 @@ fn buffered_and_queued_calls_that_follow_one_another_see_one_another() {
         let file = medium.open("rows", OpenMode::CreateNew).unwrap();
         let bytes = 4096;
         file.allocate(0, 8 * bytes as u64).unwrap();
-        let mut queue = medium.queue(4, 4, bytes).unwrap();
+        let mut queue = medium.queue(4, Buffers::equal(4, bytes)).unwrap();
         let mut done = Vec::new();
         let mut page = vec![0; bytes];
         for version in 0..20 {
@@ -176,7 +178,7 @@ fn requests_of_several_sizes_and_files_share_a_queue() {
             .map(|i| medium.open(&format!("rows-{i}"), OpenMode::CreateNew).unwrap())
             .collect();
         let most = 65_536;
-        let mut queue = medium.queue(9, 9, most).unwrap();
+        let mut queue = medium.queue(9, Buffers::equal(9, most)).unwrap();
         let step = medium.alignment().max(512);
         let mut done = Vec::new();
         let sizes = [step, 2 * step, 8192, 12_288, most];
@@ -215,7 +217,7 @@ fn requests_of_several_sizes_and_files_share_a_queue() {
 fn a_buffer_stays_readable_while_it_is_written_and_acquired_until_release() {
     each(|medium| {
         let file = medium.open("rows", OpenMode::CreateNew).unwrap();
-        let mut queue = medium.queue(2, 2, 262_144).unwrap();
+        let mut queue = medium.queue(2, Buffers::equal(2, 262_144)).unwrap();
         let buffer = queue.acquire().unwrap();
         pattern(1, 1, queue.buffer_mut(buffer));
         queue.write(&file, 0, 262_144, buffer, 5).unwrap();
@@ -242,7 +244,7 @@ fn polling_waits_for_nothing_and_completes_everything_in_the_end() {
     each(|medium| {
         let file = medium.open("rows", OpenMode::CreateNew).unwrap();
         file.write_at(&[7; 65_536], 0).unwrap();
-        let mut queue = medium.queue(16, 16, 4096).unwrap();
+        let mut queue = medium.queue(16, Buffers::equal(16, 4096)).unwrap();
         let mut done = Vec::new();
         queue.wait(0, &mut done).unwrap();
         queue.wait(3, &mut done).unwrap();
@@ -273,7 +275,7 @@ fn a_read_beyond_the_end_is_a_corrupt_file_by_name_and_place() {
         }
         file.read_at(&mut buffer, 4900).unwrap();
 
-        let mut queue = medium.queue(4, 4, 8192).unwrap();
+        let mut queue = medium.queue(4, Buffers::equal(4, 8192)).unwrap();
         let mut done = Vec::new();
         for (offset, bytes) in [(0, 8192), (4096, 4096), (8192, 4096), (0, 4096)] {
             let id = queue.acquire().unwrap();
@@ -306,7 +308,7 @@ fn a_file_opened_to_read_refuses_writes_by_call_and_by_queue() {
         if medium.kind() == super::IoKind::Simulated {
             return;
         }
-        let mut queue = medium.queue(1, 1, 4096).unwrap();
+        let mut queue = medium.queue(1, Buffers::equal(1, 4096)).unwrap();
         let buffer = queue.acquire().unwrap();
         queue.write(&reader, 0, 4096, buffer, 0).unwrap();
         let mut done = Vec::new();
@@ -398,7 +400,7 @@ fn names_are_created_listed_renamed_and_removed() {
 fn dropping_a_queue_finishes_its_writes() {
     each(|medium| {
         let file = medium.open("rows", OpenMode::CreateNew).unwrap();
-        let mut queue = medium.queue(8, 8, 65_536).unwrap();
+        let mut queue = medium.queue(8, Buffers::equal(8, 65_536)).unwrap();
         for page in 0..8 {
             let buffer = queue.acquire().unwrap();
             pattern(page, 9, queue.buffer_mut(buffer));
@@ -421,7 +423,7 @@ fn several_queues_work_at_once_from_several_threads() {
         file.allocate(0, 4 * 64 * 4096).unwrap();
         std::thread::scope(|scope| {
             for part in 0..4u64 {
-                let mut queue = medium.queue(16, 16, 4096).unwrap();
+                let mut queue = medium.queue(16, Buffers::equal(16, 4096)).unwrap();
                 let file = &file;
                 scope.spawn(move || {
                     let mut done = Vec::new();
@@ -451,7 +453,7 @@ fn a_queue_moves_between_threads_with_requests_in_flight() {
     each(|medium| {
         let file = medium.open("rows", OpenMode::CreateNew).unwrap();
         file.write_at(&[5; 65_536], 0).unwrap();
-        let mut queue = medium.queue(16, 16, 4096).unwrap();
+        let mut queue = medium.queue(16, Buffers::equal(16, 4096)).unwrap();
         for _ in 0..20 {
             // The submitting thread ends before its requests are waited for.
             queue = std::thread::scope(|scope| {
@@ -481,13 +483,57 @@ fn queues_that_cannot_work_are_refused() {
         for (depth, buffers, bytes) in
             [(0, 1, 4096), (1, 0, 4096), (1, 1, 0), (1, 1, 1000), (1, 1, 2 << 30)]
         {
-            let error = medium.queue(depth, buffers, bytes).err();
+            let error = medium.queue(depth, Buffers::equal(buffers, bytes)).err();
             assert_eq!(
                 error.map(|e| e.kind()),
                 Some(ErrorKind::Misuse),
                 "{depth} {buffers} {bytes}"
             );
         }
+        for (pieces, piece_bytes, longest) in [(4, 4096, 5), (4, 4096, 0), (4, 5120, 2)] {
+            let error = medium.queue(4, Buffers { pieces, piece_bytes, longest }).err();
+            let kind = error.map(|e| e.kind());
+            assert_eq!(kind, Some(ErrorKind::Misuse), "{pieces} {piece_bytes} {longest}");
+        }
+    });
+}
+
+#[test]
+fn requests_take_as_much_of_the_memory_as_they_are_long() {
+    each(|medium| {
+        let (pages, bytes) = (256, 4096);
+        let file = medium.open("rows", OpenMode::CreateNew).unwrap();
+        file.allocate(0, pages * bytes as u64).unwrap();
+        let mut queue = medium.queue(8, Buffers::equal(8, bytes)).unwrap();
+        write_pages(queue.as_mut(), &file, pages, bytes, 0);
+        let mut queue = medium.queue(64, Buffers::up_to(32 * bytes, bytes, 8 * bytes)).unwrap();
+        assert_eq!((queue.depth(), queue.buffer_bytes()), (32, 8 * bytes));
+        let mut done = Vec::new();
+        let (mut page, mut seen, mut most) = (0, 0, 0);
+        while seen < pages {
+            let span = (1 + mix(page, 1) % 8).min(pages - page);
+            let room = queue.in_flight() < queue.depth() && page < pages;
+            let length = span as usize * bytes;
+            if let Some(buffer) = room.then(|| queue.acquire_for(length)).flatten() {
+                queue.read(&file, page * bytes as u64, length, buffer, page << 8 | span).unwrap();
+                page += span;
+                most = most.max(queue.in_flight());
+                continue;
+            }
+            queue.wait(1, &mut done).unwrap();
+            for completion in done.drain(..) {
+                completion.result.unwrap();
+                let (first, span) = (completion.token >> 8, completion.token & 255);
+                let found = queue.buffer(completion.buffer);
+                assert_eq!(found.len(), span as usize * bytes);
+                for (i, one) in found.chunks_exact(bytes).enumerate() {
+                    assert!(is_pattern(first + i as u64, 0, one));
+                }
+                seen += span;
+                queue.release(completion.buffer);
+            }
+        }
+        assert!(most > 4, "{most} requests at once: no more than of the longest");
     });
 }
 
@@ -496,7 +542,7 @@ fn each_asserts(expected: &str, misuse: impl Fn(&mut dyn Queue, &Arc<dyn File>))
     each(|medium| {
         let file = medium.open("rows", OpenMode::CreateNew).unwrap();
         file.write_at(&[0; 16_384], 0).unwrap();
-        let mut queue = medium.queue(2, 3, 4096).unwrap();
+        let mut queue = medium.queue(2, Buffers::equal(3, 4096)).unwrap();
         let outcome = catch_unwind(AssertUnwindSafe(|| misuse(queue.as_mut(), &file)));
         let panic = outcome.expect_err("the misuse was not noticed");
         let text = panic.downcast_ref::<String>().cloned();
@@ -581,7 +627,7 @@ fn a_file_of_another_medium_asserts() {
     let local = local.open("rows", OpenMode::CreateNew).unwrap();
     each(|medium| {
         let file = if medium.kind() == super::IoKind::Simulated { &local } else { &foreign };
-        let mut queue = medium.queue(1, 1, 4096).unwrap();
+        let mut queue = medium.queue(1, Buffers::equal(1, 4096)).unwrap();
         let buffer = queue.acquire().unwrap();
         let outcome = catch_unwind(AssertUnwindSafe(|| queue.read(file, 0, 4096, buffer, 0)));
         assert!(outcome.is_err());

@@ -16,7 +16,7 @@
 use super::aligned::BufferPool;
 use super::pread::{PreadQueue, Workers};
 use super::request::{check_name, check_queue, short_file};
-use super::{File, IoChoice, IoKind, Medium, OpenMode, Queue};
+use super::{Buffers, File, IoChoice, IoKind, Medium, OpenMode, Queue};
 use crate::error::{Error, ErrorKind, Result, bail};
 use std::fs;
 use std::io;
@@ -231,11 +231,11 @@ impl Medium for DirectoryMedium {
             .map_err(|source| Error::os(self.what("ask for the free space of", ""), source))
     }
 
-    fn queue(&self, depth: usize, buffers: usize, buffer_bytes: usize) -> Result<Box<dyn Queue>> {
+    fn queue(&self, depth: usize, buffers: Buffers) -> Result<Box<dyn Queue>> {
         let alignment = self.alignment();
-        check_queue(depth, buffers, buffer_bytes, alignment)?;
-        let depth = depth.min(buffers);
-        let pool = BufferPool::new(buffers, buffer_bytes)?;
+        check_queue(depth, buffers, alignment)?;
+        let depth = depth.min(buffers.pieces);
+        let pool = BufferPool::new(buffers)?;
         #[cfg(target_os = "linux")]
         if self.kind == IoKind::Uring
             && let Some(ring) = self.ring(depth)?
@@ -489,8 +489,8 @@ fn probe_existing(path: &Path, flag: i32) -> io::Result<usize> {
 
 /// Finds the alignment by asking the kernel, else by trying; either way a transfer must succeed.
 fn probe_alignment(file: &fs::File, write: bool) -> io::Result<usize> {
-    let mut pool = BufferPool::new(1, ALIGNMENT_MAX).map_err(io::Error::other)?;
-    let buffer = pool.acquire().expect("a new pool has a free buffer");
+    let mut pool = BufferPool::new(Buffers::equal(1, ALIGNMENT_MAX)).map_err(io::Error::other)?;
+    let buffer = pool.acquire(ALIGNMENT_MAX).expect("a new pool has a free buffer");
     let bytes = pool.bytes_mut(buffer);
     let known = told_alignment(file)?;
     if let Some(known) = known
@@ -636,7 +636,7 @@ mod tests {
             let file = medium.open(&name, OpenMode::CreateNew).unwrap();
             file.write_at(&[7; 256 * 4096], 0).unwrap();
             for _ in 0..2 {
-                let mut queue = medium.queue(128, 128, 4096).unwrap();
+                let mut queue = medium.queue(128, Buffers::equal(128, 4096)).unwrap();
                 assert_eq!(queue.depth(), depth);
                 let mut done = Vec::new();
                 for page in 0..queue.depth() as u64 {
@@ -650,7 +650,8 @@ mod tests {
             assert_eq!(later.len(), usize::from(!said.is_empty()), "said once: {later:?}");
             assert!(later.iter().all(|n| n.starts_with(said) && n.contains(refused)), "{later:?}");
         }
-        let error = open(IoChoice::Uring, up_to::<3>).queue(128, 128, 4096).err().unwrap();
+        let error =
+            open(IoChoice::Uring, up_to::<3>).queue(128, Buffers::equal(128, 4096)).err().unwrap();
         assert!(error.message().contains("io=\"pread\" needs none"), "{error}");
     }
 }

@@ -3,7 +3,7 @@
 //! The page size of a row class and the merging of neighbouring pages follow this curve, and every
 //! benchmark prints the device's rate beside its own.
 
-use super::{Completion, File, Medium, OpenMode, Queue};
+use super::{Buffers, Completion, File, Medium, OpenMode, Queue};
 use crate::error::{Result, bail};
 use crate::hash::mix;
 use serde::{Deserialize, Serialize};
@@ -183,7 +183,7 @@ pub fn scratch_file(medium: &dyn Medium, name: &str, bytes: u64) -> Result<Arc<d
     let file = medium.open(name, OpenMode::CreateNew)?;
     let writes = bytes.div_ceil(WRITE_BYTES as u64);
     file.allocate(0, writes * WRITE_BYTES as u64)?;
-    let mut queue = medium.queue(8, 8, WRITE_BYTES)?;
+    let mut queue = medium.queue(8, Buffers::equal(8, WRITE_BYTES))?;
     let mut done = Vec::new();
     for write in 0..writes {
         if queue.in_flight() == queue.depth() {
@@ -228,7 +228,7 @@ fn random_reads(
     if bytes == 0 || places == 0 || depth == 0 {
         bail!(Misuse, "measure {}: no reads of {bytes} bytes, {depth} at once", file.name());
     }
-    let mut queue = medium.queue(depth, depth, bytes)?;
+    let mut queue = medium.queue(depth, Buffers::equal(depth, bytes))?;
     let mut done = Vec::with_capacity(depth);
     let mut asked = 0u64;
     let mut ask = |queue: &mut dyn Queue, buffer| {
@@ -339,8 +339,8 @@ mod tests {
     }
 
     impl Medium for TimedDevice {
-        fn queue(&self, depth: usize, buffers: usize, bytes: usize) -> Result<Box<dyn Queue>> {
-            let queue = self.medium.queue(depth.min(self.depth_max), buffers, bytes)?;
+        fn queue(&self, depth: usize, buffers: Buffers) -> Result<Box<dyn Queue>> {
+            let queue = self.medium.queue(depth.min(self.depth_max), buffers)?;
             let (parallel, noise) = (self.parallel, self.noise);
             Ok(Box::new(TimedQueue { queue, parallel, noise, time: self.nanoseconds.clone() }))
         }
@@ -409,8 +409,8 @@ mod tests {
         fn memory_bytes(&self) -> usize {
             self.queue.memory_bytes()
         }
-        fn acquire(&mut self) -> Option<BufferId> {
-            self.queue.acquire()
+        fn acquire_for(&mut self, bytes: usize) -> Option<BufferId> {
+            self.queue.acquire_for(bytes)
         }
         fn release(&mut self, buffer: BufferId) {
             self.queue.release(buffer);

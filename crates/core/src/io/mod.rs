@@ -112,9 +112,9 @@ pub trait Medium: Send + Sync + Debug {
     fn sync_dir(&self) -> Result<()>;
     /// Bytes that could still be allocated.
     fn free_bytes(&self) -> Result<u64>;
-    /// A queue of `depth` requests over `buffers` aligned buffers of `buffer_bytes` each; of fewer
-    /// requests when there are fewer buffers, or the system refuses so many.
-    fn queue(&self, depth: usize, buffers: usize, buffer_bytes: usize) -> Result<Box<dyn Queue>>;
+    /// A queue of `depth` requests over aligned buffers; of fewer requests when there are fewer
+    /// pieces for them, or the system refuses so many.
+    fn queue(&self, depth: usize, buffers: Buffers) -> Result<Box<dyn Queue>>;
     /// What was wanted so far and could not be had, one sentence each, for people.
     fn notes(&self) -> Vec<String> {
         Vec::new()
@@ -150,6 +150,48 @@ pub trait File: Send + Sync + Debug {
     fn simulated_id(&self) -> Option<u64>;
 }
 
+/// The memory of a queue's buffers: pieces of equal length, of which a buffer takes one or several
+/// that lie side by side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Buffers {
+    /// How many pieces there are.
+    pub pieces: usize,
+    /// Bytes of a piece: a multiple of the medium's alignment, and a power of two where buffers
+    /// take several.
+    pub piece_bytes: usize,
+    /// Pieces of the longest buffer.
+    pub longest: usize,
+}
+
+impl Buffers {
+    /// So many pieces at most are worth keeping account of.
+    const PIECES_MAX: usize = 512;
+
+    /// Buffers of the same length.
+    pub const fn equal(buffers: usize, bytes: usize) -> Self {
+        Self { pieces: buffers, piece_bytes: bytes, longest: 1 }
+    }
+
+    /// Buffers of `shortest` to `longest` bytes, powers of two, that take `bytes` together. Where
+    /// many of the shortest would fit, they are longer.
+    pub const fn up_to(bytes: usize, shortest: usize, longest: usize) -> Self {
+        let least = bytes.div_ceil(Self::PIECES_MAX).next_power_of_two();
+        let piece_bytes = if least > shortest { least } else { shortest };
+        let (pieces, longest) = (bytes / piece_bytes, longest.div_ceil(piece_bytes));
+        Self { pieces, piece_bytes, longest: if longest > pieces { pieces } else { longest } }
+    }
+
+    /// Bytes of all pieces.
+    pub const fn bytes(&self) -> usize {
+        self.pieces * self.piece_bytes
+    }
+
+    /// Bytes of the longest buffer.
+    pub const fn longest_bytes(&self) -> usize {
+        self.longest * self.piece_bytes
+    }
+}
+
 /// Names a buffer of a queue.
 pub type BufferId = usize;
 
@@ -179,12 +221,17 @@ pub trait Queue: Send {
     fn depth(&self) -> usize;
     /// Requests taken and not yet reported by `wait`.
     fn in_flight(&self) -> usize;
-    /// Bytes of one buffer.
+    /// Bytes of the longest buffer.
     fn buffer_bytes(&self) -> usize;
     /// All memory this queue holds.
     fn memory_bytes(&self) -> usize;
-    /// Takes a free buffer, if there is one.
-    fn acquire(&mut self) -> Option<BufferId>;
+    /// Takes a free buffer of at least so many bytes, at most `buffer_bytes`, if there is one. When
+    /// all buffers are free there is.
+    fn acquire_for(&mut self, bytes: usize) -> Option<BufferId>;
+    /// Takes a free buffer of `buffer_bytes`, if there is one.
+    fn acquire(&mut self) -> Option<BufferId> {
+        self.acquire_for(self.buffer_bytes())
+    }
     /// Gives an acquired buffer back.
     fn release(&mut self, buffer: BufferId);
     /// The bytes of a buffer that is acquired or being written from.

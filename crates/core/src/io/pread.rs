@@ -241,8 +241,8 @@ impl Queue for PreadQueue {
         self.pool.memory_bytes() + self.depth * lists
     }
 
-    fn acquire(&mut self) -> Option<BufferId> {
-        self.pool.acquire()
+    fn acquire_for(&mut self, bytes: usize) -> Option<BufferId> {
+        self.pool.acquire(bytes)
     }
 
     fn release(&mut self, buffer: BufferId) {

@@ -3,8 +3,8 @@
 //! Shared by the queues, so that short transfers, interruptions and short files mean the same
 //! thing on all of them.
 
-use super::File;
 use super::aligned::Loan;
+use super::{Buffers, File};
 use crate::error::{Error, ErrorKind, Result, bail};
 use std::io;
 use std::sync::Arc;
@@ -114,23 +114,22 @@ pub(crate) fn check_request(offset: u64, bytes: usize, alignment: usize, room: b
 }
 
 /// Refuses queue shapes that cannot work.
-pub(crate) fn check_queue(
-    depth: usize,
-    buffers: usize,
-    buffer_bytes: usize,
-    alignment: usize,
-) -> Result<()> {
+pub(crate) fn check_queue(depth: usize, buffers: Buffers, alignment: usize) -> Result<()> {
+    let Buffers { pieces, piece_bytes, longest } = buffers;
     // 1 GiB is the most that one registered io_uring buffer may have, 32,768 the most entries of a
     // submission ring.
-    let fits = buffer_bytes <= 1 << 30 && depth <= 32_768 && buffers <= 1 << 20;
-    if depth == 0 || buffers == 0 || buffer_bytes == 0 || !fits {
+    let fits = piece_bytes <= 1 << 30 && depth <= 32_768 && pieces <= 1 << 20;
+    if depth == 0 || pieces == 0 || piece_bytes == 0 || !fits {
         bail!(
             Misuse,
-            "a queue of depth {depth} over {buffers} buffers of {buffer_bytes} bytes cannot be made"
+            "a queue of depth {depth} over {pieces} buffers of {piece_bytes} bytes cannot be made"
         );
     }
-    if !buffer_bytes.is_multiple_of(alignment) {
-        bail!(Misuse, "buffers of {buffer_bytes} bytes are not a multiple of {alignment}");
+    if !piece_bytes.is_multiple_of(alignment) {
+        bail!(Misuse, "buffers of {piece_bytes} bytes are not a multiple of {alignment}");
+    }
+    if !(1..=pieces).contains(&longest) || longest > 1 && !piece_bytes.is_power_of_two() {
+        bail!(Misuse, "{pieces} pieces of {piece_bytes} bytes make no buffers of {longest} pieces");
     }
     Ok(())
 }
@@ -142,8 +141,8 @@ mod tests {
     use crate::io::{Medium, OpenMode, SimMedium};
 
     fn request(write: bool) -> Request {
-        let mut pool = BufferPool::new(1, 4096).unwrap();
-        let buffer = pool.acquire().unwrap();
+        let mut pool = BufferPool::new(Buffers::equal(1, 4096)).unwrap();
+        let buffer = pool.acquire(4096).unwrap();
         let file = SimMedium::new(0).open("rows", OpenMode::CreateNew).unwrap();
         let loan =
             if write { pool.lend_to_write(buffer, 4096) } else { pool.lend_to_read(buffer, 4096) };

@@ -25,7 +25,7 @@ mod rng;
 mod tests;
 
 use super::request::{check_name, check_queue};
-use super::{File, IoKind, Medium, OpenMode, Queue};
+use super::{Buffers, File, IoKind, Medium, OpenMode, Queue};
 use crate::error::Result;
 use device::Device;
 use parking_lot::Mutex;
@@ -164,10 +164,10 @@ impl Medium for SimMedium {
         self.device.lock().free_bytes()
     }
 
-    fn queue(&self, depth: usize, buffers: usize, buffer_bytes: usize) -> Result<Box<dyn Queue>> {
-        check_queue(depth, buffers, buffer_bytes, SECTOR_BYTES)?;
+    fn queue(&self, depth: usize, buffers: Buffers) -> Result<Box<dyn Queue>> {
+        check_queue(depth, buffers, SECTOR_BYTES)?;
         let seed = self.device.lock().rng.next();
-        Ok(Box::new(SimQueue::new(&self.device, seed, depth, buffers, buffer_bytes)?))
+        Ok(Box::new(SimQueue::new(&self.device, seed, depth, buffers)?))
     }
 }
 

@@ -254,8 +254,8 @@ impl Queue for UringQueue {
         self.pool.memory_bytes() + ring + self.requests.len() * size_of::<Option<Request>>()
     }
 
-    fn acquire(&mut self) -> Option<BufferId> {
-        self.pool.acquire()
+    fn acquire_for(&mut self, bytes: usize) -> Option<BufferId> {
+        self.pool.acquire(bytes)
     }
 
     fn release(&mut self, buffer: BufferId) {
@@ -355,7 +355,7 @@ impl Drop for UringQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::io::{DirectoryMedium, IoChoice, Medium, OpenMode};
+    use crate::io::{Buffers, DirectoryMedium, IoChoice, Medium, OpenMode};
 
     #[test]
     #[expect(clippy::print_stderr, reason = "a skipped test says why")]
@@ -368,7 +368,7 @@ mod tests {
         let medium = DirectoryMedium::open(directory.path(), IoChoice::Uring).unwrap();
         let file = medium.open("rows", OpenMode::CreateNew).unwrap();
         for register in [true, false] {
-            let pool = BufferPool::new(8, 8192).unwrap();
+            let pool = BufferPool::new(Buffers::equal(8, 8192)).unwrap();
             let alignment = medium.alignment();
             let ring = Ring::new(8, build).unwrap();
             let (mut queue, _) = UringQueue::new(ring, pool, alignment, register);

@@ -7,6 +7,7 @@ use super::journal::ClassRecord;
 use crate::cache::{CACHE_FIXED_BYTES, CacheShape, PolicyKind, WAYS_MIN};
 use crate::config::{Memory, TableSpec};
 use crate::error::{Result, bail};
+use crate::io::Buffers;
 use crate::storage::log::{FlushBuffer, Stream};
 
 /// What the plan must know of a row class.
@@ -37,7 +38,7 @@ impl ClassDemand {
 }
 
 /// How a row class spends its part.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ClassPlan {
     pub(super) sets: usize,
     /// Whether rows of the cache have headers.
@@ -45,8 +46,9 @@ pub(super) struct ClassPlan {
     pub(super) chunk_bytes: usize,
     pub(super) chunks: usize,
     pub(super) flush_rows: usize,
-    pub(super) read_buffers: usize,
-    pub(super) read_buffer_bytes: usize,
+    /// Requests that a reader keeps in flight, what it reads into, and how many readers there are.
+    pub(super) read_depth: usize,
+    pub(super) read_buffers: Buffers,
     pub(super) readers: usize,
 }
 
@@ -112,8 +114,13 @@ fn one_set(row_bytes: usize, headers: bool) -> CacheShape {
     CacheShape { row_bytes, sets: 1, ways: WAYS, policy: PolicyKind::Lru, headers }
 }
 
-/// Buffers of a reader: those in flight, and half as many with pages that somebody looks at while
-/// the device already works on the next requests.
+/// The largest power of two that is not above, at least 1.
+pub(super) fn pow2_below(bytes: usize) -> usize {
+    1 << bytes.max(1).ilog2()
+}
+
+/// Pages of a reader at least: those in flight, and half as many that somebody looks at while the
+/// device already works on the next requests.
 const fn buffers_for(read_depth: usize) -> usize {
     read_depth * 3 / 2
 }
@@ -124,8 +131,8 @@ impl ClassPlan {
     fn buffers(demand: &ClassDemand, share: u64) -> Self {
         let page = demand.page_bytes;
         let share = share.max((demand.index_bytes + demand.index_growth) / INDEX_PER_SHARE);
-        let pow2 = |bytes: u64| 1usize << (63 - bytes.max(1).leading_zeros()).min(40);
-        let chunk = pow2(share / 64).clamp(CHUNK_BYTES_MIN.max(page), CHUNK_BYTES_MAX.max(page));
+        let chunk = pow2_below((share / 64) as usize)
+            .clamp(CHUNK_BYTES_MIN.max(page), CHUNK_BYTES_MAX.max(page));
         let smallest = chunk == CHUNK_BYTES_MIN.max(page);
         let most = buffers_for(demand.read_depth);
         let (mut reads, beyond) = ((share / 16) as usize, (share / 64) as usize);
@@ -134,15 +141,17 @@ impl ClassPlan {
         if deep > buffers {
             (buffers, reads) = (deep, beyond);
         }
-        let buffer = pow2((reads / buffers) as u64).clamp(page, READ_REQUEST_BYTES_MAX.max(page));
+        let request = READ_REQUEST_BYTES_MAX.max(page);
+        let bytes = reads.clamp(buffers * page, buffers * request);
+        let longest = pow2_below(bytes / READ_BUFFERS_MIN).clamp(page, request);
         Self {
             sets: 0,
             headers: true,
             chunk_bytes: chunk,
             chunks: if smallest { CHUNKS_MIN } else { CHUNKS },
             flush_rows: (chunk / demand.row_bytes).max(8),
-            read_buffers: buffers,
-            read_buffer_bytes: buffer,
+            read_depth: buffers - buffers / 3,
+            read_buffers: Buffers::up_to(bytes, page, longest),
             readers: if share > 256 << 20 { 2 } else { 1 },
         }
     }
@@ -152,11 +161,6 @@ impl ClassPlan {
         let bytes = self.sets as u64 * set_bytes(demand, false);
         self.headers = true;
         self.sets = ((bytes / set_bytes(demand, true)) as usize).max(1);
-    }
-
-    /// Requests that a reader keeps in flight.
-    pub(super) fn read_depth(&self) -> usize {
-        self.read_buffers - self.read_buffers / 3
     }
 
     /// Index deltas are handed to the journal when they are this long.
@@ -172,7 +176,7 @@ impl ClassPlan {
 
     fn buffer_bytes(&self, demand: &ClassDemand) -> u64 {
         let flush = FlushBuffer::memory_for(self.flush_rows, demand.row_bytes / 4);
-        let read = self.read_buffers * self.read_buffer_bytes * self.readers;
+        let read = self.read_buffers.bytes() * self.readers;
         // One more chunk is the scratch of cleaning.
         ((self.chunks + 1) * self.chunk_bytes + flush + read + self.delta_bytes()) as u64
     }
@@ -389,7 +393,7 @@ mod tests {
             let demands = [demand(rows, 32)];
             let smallest = smallest(&demands);
             let plans = divide(smallest, &demands).unwrap();
-            assert_eq!(plans[0].read_depth(), depth);
+            assert_eq!(plans[0].read_depth, depth);
             assert!(spent(&plans, &demands) <= smallest);
             assert!(smallest < rows * 4 + rows * 4 / 100 + (256 << 10), "{smallest}");
         }

@@ -5,7 +5,9 @@
 //! new tables and close), class lock (the log), journal, then one set of the cache.
 //! `ARCHITECTURE.md` has the rest.
 
-use super::budget::{ClassDemand, ClassPlan, WAYS, bytes_of, divide, growing_index_bytes};
+use super::budget::{
+    ClassDemand, ClassPlan, WAYS, bytes_of, divide, growing_index_bytes, pow2_below,
+};
 use super::commit::CommitStage;
 use super::journal::{ClassRecord, TableRecord};
 use super::pool::Pool;
@@ -13,7 +15,7 @@ use crate::cache::{Cache, CacheShape, DenseTable, Location, RowRef};
 use crate::config::{StoreOptions, TableInfo};
 use crate::error::Result;
 use crate::hash::{mix, table_salt};
-use crate::io::{File, Medium};
+use crate::io::{Buffers, File, Medium};
 use crate::metrics::{Metrics, Timed};
 use crate::row::RowLayout;
 use crate::storage::Residents;
@@ -27,11 +29,13 @@ use std::sync::{Arc, OnceLock};
 /// The part of a look-ahead window that its reader of a class takes at most.
 const WINDOW_PER_READER: u64 = 8;
 /// Requests of the look-ahead window: so long at most, because many of a group's pages are
-/// neighbours, and so many in flight. Rates that `docs/decisions/0009` measured.
+/// neighbours; so many in flight, because its threads get a core in turns; and the memory of all.
+/// `docs/decisions/0009` has the measurements.
 const AHEAD_REQUEST_BYTES: usize = 32 << 10;
-const AHEAD_BUFFERS: usize = 96;
-/// With fewer buffers the window shares the reader of the verbs.
-const AHEAD_BUFFERS_MIN: usize = 16;
+const AHEAD_DEPTH: usize = 256;
+const AHEAD_BYTES: usize = 3 << 20;
+/// With memory for fewer requests the window shares the reader of the verbs.
+const AHEAD_REQUESTS_MIN: usize = 16;
 
 /// One table.
 #[derive(Debug)]
@@ -171,23 +175,21 @@ impl Class {
         &self.tier().cache
     }
 
-    /// Buffers that a look-ahead window reads with, and the bytes of each, where the class has a
-    /// `share` of the window's bytes; none when it takes those of the verbs.
-    fn ahead_buffers(&self, share: u64) -> Option<(usize, usize)> {
+    /// Buffers that a look-ahead window reads with, where the class has a `share` of the window's
+    /// bytes; none when it takes those of the verbs.
+    fn ahead_buffers(&self, share: u64) -> Option<Buffers> {
         let page = self.record.page_bytes;
-        let most = (share / WINDOW_PER_READER) as usize;
-        let request = |bytes: usize| (bytes.max(page), (most / bytes.max(page)).min(AHEAD_BUFFERS));
-        [AHEAD_REQUEST_BYTES, AHEAD_REQUEST_BYTES / 4, page]
-            .map(request)
-            .into_iter()
-            .find(|(_, buffers)| *buffers >= AHEAD_BUFFERS_MIN)
-            .map(|(bytes, buffers)| (buffers, bytes))
+        let bytes = AHEAD_BYTES.min((share / WINDOW_PER_READER) as usize);
+        (bytes >= AHEAD_REQUESTS_MIN * page).then(|| {
+            let longest = pow2_below(bytes / AHEAD_REQUESTS_MIN).min(AHEAD_REQUEST_BYTES).max(page);
+            Buffers::up_to(bytes, page, longest)
+        })
     }
 
     /// Bytes of the buffers that a look-ahead window reads with, of whose bytes the class has a
     /// share.
     pub(super) fn ahead_bytes(&self, share: u64) -> u64 {
-        self.ahead_buffers(share).map_or(0, |(buffers, bytes)| (buffers * bytes) as u64)
+        self.ahead_buffers(share).map_or(0, |buffers| buffers.bytes() as u64)
     }
 
     /// Makes the look-ahead window's own reader, where it may have one.
@@ -198,9 +200,8 @@ impl Class {
         }
         let readers = match self.ahead_buffers(share) {
             None => None,
-            Some((buffers, bytes)) => {
-                let depth = buffers - buffers / 3;
-                Some(Pool::new(vec![self.reader(depth, buffers, bytes, medium, merge)?]))
+            Some(buffers) => {
+                Some(Pool::new(vec![self.reader(AHEAD_DEPTH, buffers, medium, merge)?]))
             }
         };
         let _ = tier.ahead.set(readers);
@@ -210,14 +211,12 @@ impl Class {
     fn reader(
         &self,
         depth: usize,
-        buffers: usize,
-        bytes: usize,
+        buffers: Buffers,
         medium: &dyn Medium,
         merge: bool,
     ) -> Result<PageReader> {
-        let request = if merge { bytes } else { self.record.page_bytes };
-        let queue = medium.queue(depth, buffers, request)?;
-        Ok(PageReader::new(queue, &self.layout, self.record.curve.as_ref()))
+        let queue = medium.queue(depth, buffers)?;
+        Ok(PageReader::new(queue, &self.layout, self.record.curve.as_ref(), merge))
     }
 
     /// Stamps for `n` changes.
@@ -251,7 +250,7 @@ fn bare_log(
     sequence: u64,
     medium: &dyn Medium,
 ) -> Result<ClassLog> {
-    let queue = medium.queue(2, 2, layout.page_bytes)?;
+    let queue = medium.queue(2, Buffers::equal(2, layout.page_bytes))?;
     let writer = Writer::new(file.clone(), layout.clone(), queue, sequence);
     let buffer = FlushBuffer::new(8, layout.row_bytes / 4);
     let file = file.clone();
@@ -347,12 +346,11 @@ impl Engine {
             };
             let mut readers = Vec::new();
             for _ in 0..plan.readers {
-                let (buffers, bytes) = (plan.read_buffers, plan.read_buffer_bytes);
-                let merge = options.merge_reads;
-                readers.push(class.reader(plan.read_depth(), buffers, bytes, medium, merge)?);
+                let (depth, merge) = (plan.read_depth, options.merge_reads);
+                readers.push(class.reader(depth, plan.read_buffers, medium, merge)?);
             }
             let chunk = plan.chunk_bytes.min(class.record.segment_bytes as usize).max(page);
-            let queue = medium.queue(plan.chunks, plan.chunks, chunk)?;
+            let queue = medium.queue(plan.chunks, Buffers::equal(plan.chunks, chunk))?;
             let log = class.log.get_mut();
             let writer =
                 Writer::new(class.file.clone(), class.layout.clone(), queue, log.sequence());
@@ -377,9 +375,8 @@ impl Engine {
             used.buffer_bytes += log.buffer_bytes() as u64;
             if let Some(tier) = &class.tier {
                 used.cache_bytes += tier.cache.memory_bytes();
-                used.staging_bytes += (tier.plan.read_buffers
-                    * tier.plan.read_buffer_bytes
-                    * tier.plan.readers) as u64;
+                let plan = &tier.plan;
+                used.staging_bytes += (plan.read_buffers.bytes() * plan.readers) as u64;
             }
         }
         used

@@ -35,7 +35,7 @@ impl Store {
             &areas,
             class.record.segment_bytes,
             bytes.unwrap_or(class.record.page_bytes),
-            depth.unwrap_or(class.tier().plan.read_depth()),
+            depth.unwrap_or(class.tier().plan.read_depth),
             seconds,
         );
         class.log.lock().segments.end_read(ticket);

@@ -321,7 +321,7 @@ impl Inner {
                     dirty_rows: cache.dirty_rows(),
                     cache_bytes: cache.memory_bytes(),
                     index_bytes: log.index_bytes() as u64,
-                    read_depth: class.tier().plan.read_depth(),
+                    read_depth: class.tier().plan.read_depth,
                 }
             })
             .collect()

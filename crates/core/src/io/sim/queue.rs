@@ -6,7 +6,7 @@ use super::rng::Rng;
 use crate::error::Result;
 use crate::io::aligned::BufferPool;
 use crate::io::request::{Request, check_request};
-use crate::io::{BufferId, Completion, File, Queue};
+use crate::io::{BufferId, Buffers, Completion, File, Queue};
 use parking_lot::Mutex;
 use std::sync::Arc;
 
@@ -33,14 +33,13 @@ impl SimQueue {
         device: &Arc<Mutex<Device>>,
         seed: u64,
         depth: usize,
-        buffers: usize,
-        buffer_bytes: usize,
+        buffers: Buffers,
     ) -> Result<Self> {
         Ok(Self {
             device: Arc::clone(device),
             rng: Rng::new(seed),
-            depth: depth.min(buffers),
-            pool: BufferPool::new(buffers, buffer_bytes)?,
+            depth: depth.min(buffers.pieces),
+            pool: BufferPool::new(buffers)?,
             queued: Vec::new(),
             flights: Vec::new(),
         })
@@ -86,8 +85,8 @@ impl Queue for SimQueue {
         self.pool.memory_bytes()
     }
 
-    fn acquire(&mut self) -> Option<BufferId> {
-        self.pool.acquire()
+    fn acquire_for(&mut self, bytes: usize) -> Option<BufferId> {
+        self.pool.acquire(bytes)
     }
 
     fn release(&mut self, buffer: BufferId) {

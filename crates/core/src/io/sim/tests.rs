@@ -154,7 +154,7 @@ fn queue_writes_in_flight_at_the_cut_may_be_found_in_part() {
     let medium = SimMedium::new(9);
     let file = synced_file(&medium, "rows", 8, 1);
     medium.power_cut_after(medium.counters().operations + 1);
-    let mut queue = medium.queue(4, 4, 1024).unwrap();
+    let mut queue = medium.queue(4, Buffers::equal(4, 1024)).unwrap();
     for request in 0..4 {
         let buffer = queue.acquire().unwrap();
         queue.buffer_mut(buffer).fill(2);
@@ -178,7 +178,7 @@ fn queue_writes_in_flight_at_the_cut_may_be_found_in_part() {
 fn a_sync_does_not_cover_writes_in_flight() {
     let medium = SimMedium::new(10);
     let file = synced_file(&medium, "rows", 1, 1);
-    let mut queue = medium.queue(1, 1, SECTOR_BYTES).unwrap();
+    let mut queue = medium.queue(1, Buffers::equal(1, SECTOR_BYTES)).unwrap();
     let buffer = queue.acquire().unwrap();
     queue.buffer_mut(buffer).fill(2);
     queue.write(&file, 0, SECTOR_BYTES, buffer, 0).unwrap();
@@ -196,7 +196,7 @@ fn a_sync_does_not_cover_writes_in_flight() {
 fn completions_come_late_and_out_of_order() {
     let medium = SimMedium::new(11);
     let file = synced_file(&medium, "rows", 16, 1);
-    let mut queue = medium.queue(16, 16, SECTOR_BYTES).unwrap();
+    let mut queue = medium.queue(16, Buffers::equal(16, SECTOR_BYTES)).unwrap();
     for request in 0..16 {
         let buffer = queue.acquire().unwrap();
         queue.read(&file, request * SECTOR, SECTOR_BYTES, buffer, request).unwrap();
@@ -281,7 +281,7 @@ fn the_same_seeds_give_the_same_bytes() {
     let run = || {
         let medium = SimMedium::new(16);
         let file = synced_file(&medium, "rows", 64, 1);
-        let mut queue = medium.queue(8, 8, SECTOR_BYTES).unwrap();
+        let mut queue = medium.queue(8, Buffers::equal(8, SECTOR_BYTES)).unwrap();
         let mut done = Vec::new();
         for request in 0..8 {
             let buffer = queue.acquire().unwrap();

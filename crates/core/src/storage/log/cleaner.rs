@@ -248,7 +248,7 @@ mod tests {
     use super::super::{FlushBuffer, PageLayout, Segments, TableIndex, Writer};
     use super::*;
     use crate::index::DenseIndex;
-    use crate::io::{Medium, OpenMode, SimMedium};
+    use crate::io::{Buffers, Medium, OpenMode, SimMedium};
 
     const PAGES: u32 = 64;
     const SEGMENTS: u64 = 40;
@@ -270,7 +270,7 @@ mod tests {
         let layout = PageLayout::new(512, 64, 0, 7).unwrap();
         let file = medium.open("rows", OpenMode::CreateNew).unwrap();
         let segments = Segments::new(PAGES, layout.rows_per_page as u32, 1);
-        let queue = medium.queue(4, 4, 512).unwrap();
+        let queue = medium.queue(4, Buffers::equal(4, 512)).unwrap();
         let writer = Writer::new(file.clone(), layout.clone(), queue, 0);
         let per_segment = u64::from(PAGES) * layout.rows_per_page as u64;
         let rows = SEGMENTS * per_segment;

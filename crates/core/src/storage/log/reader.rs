@@ -49,10 +49,16 @@ pub struct PageReader {
 }
 
 impl PageReader {
-    /// A reader whose requests span at most one buffer of the queue. Without a curve neighbours
-    /// are merged only when no page between them is read in vain.
-    pub fn new(queue: Box<dyn Queue>, layout: &PageLayout, curve: Option<&DeviceCurve>) -> Self {
-        let most = (queue.buffer_bytes() / layout.page_bytes).max(1);
+    /// A reader whose requests are of one page, or with `merge` as long as the longest buffer of
+    /// the queue. Without a curve neighbours are merged only when no page between them is read in
+    /// vain.
+    pub fn new(
+        queue: Box<dyn Queue>,
+        layout: &PageLayout,
+        curve: Option<&DeviceCurve>,
+        merge: bool,
+    ) -> Self {
+        let most = if merge { (queue.buffer_bytes() / layout.page_bytes).max(1) } else { 1 };
         let cost = (1..=most)
             .map(|pages| match curve {
                 Some(curve) => curve.cost(pages * layout.page_bytes),
@@ -158,7 +164,7 @@ impl PageReader {
         }
     }
 
-    /// Queues requests of `plan` from `next` on, while the depth and free buffers allow.
+    /// Queues requests of `plan` from `next` on, while the depth and the queue's memory allow.
     fn ask(
         &mut self,
         file: &Arc<dyn File>,
@@ -169,11 +175,11 @@ impl PageReader {
         report: &mut ReadReport,
     ) -> Result<()> {
         while *next < plan.len() && self.queue.in_flight() < self.queue.depth() {
-            let Some(buffer) = self.queue.acquire() else { break };
             let (begin, end) = plan[*next];
             let first = pages[begin as usize];
             let span = (pages[end as usize - 1] - first) as usize + 1;
             let bytes = span * layout.page_bytes;
+            let Some(buffer) = self.queue.acquire_for(bytes) else { break };
             let offset = u64::from(first) * layout.page_bytes as u64;
             if let Err(error) = self.queue.read(file, offset, bytes, buffer, *next as u64) {
                 self.queue.release(buffer);
@@ -205,7 +211,7 @@ fn deliver(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::io::{Medium, OpenMode, SimMedium};
+    use crate::io::{Buffers, Medium, OpenMode, SimMedium};
     use crate::storage::log::{Segments, Stream, Writer};
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -219,7 +225,7 @@ mod tests {
         file.allocate(0, u64::from(PAGES + 1) * 512).unwrap();
         let mut segments = Segments::new(PAGES + 1, layout.rows_per_page as u32, 1);
         segments.grow();
-        let queue = medium.queue(2, 2, 512).unwrap();
+        let queue = medium.queue(2, Buffers::equal(2, 512)).unwrap();
         let mut writer = Writer::new(file.clone(), layout.clone(), queue, 0);
         for page in 1..=PAGES {
             for _ in 0..layout.rows_per_page {
@@ -228,7 +234,8 @@ mod tests {
             }
         }
         writer.finish(&mut segments).unwrap();
-        let reader = PageReader::new(medium.queue(depth, depth, 512).unwrap(), &layout, None);
+        let queue = medium.queue(depth, Buffers::equal(depth, 512)).unwrap();
+        let reader = PageReader::new(queue, &layout, None, false);
         (file, layout, reader)
     }
 

@@ -364,7 +364,7 @@ impl Writer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::io::{Medium, OpenMode, SimMedium};
+    use crate::io::{Buffers, Medium, OpenMode, SimMedium};
 
     #[test]
     fn a_segment_whose_last_row_alone_is_live_is_not_freed() {
@@ -376,7 +376,8 @@ mod tests {
         let mut segments = Segments::new(4, layout.rows_per_page as u32, 1);
         segments.grow();
         segments.grow();
-        let mut writer = Writer::new(file, layout, medium.queue(2, 2, 512).unwrap(), 0);
+        let mut writer =
+            Writer::new(file, layout, medium.queue(2, Buffers::equal(2, 512)).unwrap(), 0);
         // The first segment gives a page to the header; the second is filled to its end.
         let mut slots = Vec::new();
         while slots.len() < 2 * rows - rows / 4 {
@@ -399,7 +400,7 @@ mod tests {
         for _ in 0..segments {
             table.grow();
         }
-        (table, Writer::new(file, layout, medium.queue(4, 4, 512).unwrap(), 0))
+        (table, Writer::new(file, layout, medium.queue(4, Buffers::equal(4, 512)).unwrap(), 0))
     }
 
     #[test]

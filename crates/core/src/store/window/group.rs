@@ -52,6 +52,16 @@ impl Group {
         self.needs.len() as u64
     }
 
+    /// Batches that count as read once so many of the needs are: in proportion, because rows are
+    /// not read batch by batch.
+    pub(super) fn batches_read(&self, done: usize) -> u64 {
+        let batches = self.last - self.first + 1;
+        match self.needs.len() as u64 {
+            0 => batches,
+            needs => batches * done as u64 / needs,
+        }
+    }
+
     /// Bytes that a group of so many rows takes.
     pub(super) fn memory_bytes(rows: u64) -> u64 {
         rows * size_of::<Need>() as u64
@@ -114,5 +124,24 @@ impl Inner {
         needs.sort_unstable_by_key(|n| (class_of(n.table), n.slot, n.table, n.key, n.batch));
         needs.dedup_by_key(|need| (need.table, need.key));
         needs.shrink_to_fit();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_portions_of_a_group_count_for_all_of_its_batches_and_no_more() {
+        let mut group = Group::new(0, 5, 0);
+        group.last = 14;
+        assert_eq!(group.batches_read(0), 10, "of a group whose rows are all in memory");
+        for needs in [1, 3, 10, 64] {
+            group.needs = vec![Need { slot: 0, table: 0, batch: 0, key: 0 }; needs];
+            assert_eq!(group.batches_read(0), 0);
+            assert_eq!(group.batches_read(needs), 10);
+            let each = (0..needs).map(|i| group.batches_read(i + 1) - group.batches_read(i));
+            assert_eq!(each.sum::<u64>(), 10);
+        }
     }
 }

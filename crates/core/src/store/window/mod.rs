@@ -185,7 +185,7 @@ pub struct WindowStats {
     pub cleared: u64,
     /// Groups of batches that were read ahead together.
     pub groups: u64,
-    /// Batches of these groups.
+    /// Batches of these groups; of one that is being read, in proportion to its rows.
     pub group_batches: u64,
     /// Rows that were read ahead.
     pub rows_loaded: u64,

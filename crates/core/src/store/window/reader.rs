@@ -21,6 +21,10 @@ pub(super) const SCRATCH_BYTES: u64 = PORTION_ROWS as u64 * 64;
 /// Runs until the store is closed or gone, or another pair takes over.
 pub(super) fn run(shared: &Shared, store: &Weak<Guarded>, pair: Pair) {
     while let Some((group, mut done)) = wait_for_group(shared, pair) {
+        if group.needs.is_empty() {
+            let batches = group.batches_read(0);
+            shared.counters.group_batches.fetch_add(batches, Ordering::Relaxed);
+        }
         while done < group.needs.len() {
             let mut state = shared.state.lock();
             if state.pair != pair {
@@ -38,7 +42,11 @@ pub(super) fn run(shared: &Shared, store: &Weak<Guarded>, pair: Pair) {
                 .planned_engine()
                 .and_then(|engine| inner.read_portion(shared, &engine, &group, done));
             match portion {
-                Ok(rows) => done += rows,
+                Ok(rows) => {
+                    let batches = group.batches_read(done + rows) - group.batches_read(done);
+                    shared.counters.group_batches.fetch_add(batches, Ordering::Relaxed);
+                    done += rows;
+                }
                 Err(error) if error.kind() == ErrorKind::Closed => return,
                 Err(error) => {
                     shared.failed(error.to_string());
@@ -78,8 +86,6 @@ fn wait_for_group(shared: &Shared, pair: Pair) -> Option<(Group, usize)> {
             // The planner forms the one behind it meanwhile.
             shared.work.notify_one();
             shared.counters.groups.fetch_add(1, Ordering::Relaxed);
-            let batches = group.last() - group.first() + 1;
-            shared.counters.group_batches.fetch_add(batches, Ordering::Relaxed);
             return Some((group, 0));
         }
         shared.reads.wait(&mut state);
