@@ -103,7 +103,8 @@ class Window:
 
         ``batches`` announced (``keys`` in all, ``distinct`` within each batch), ``refused`` because
         the window was full, ``skipped`` because they were begun before they could be read ahead or
-        do not fit, ``cleared``; ``groups`` that were read, of ``group_batches`` batches;
+        do not fit, ``cleared``; ``groups`` that were begun, ``group_batches`` that were read of
+        them;
         ``rows_loaded`` in ``requests`` for ``pages`` and ``bytes``, of them ``pages_again`` within
         one group; rows ``turned_away`` because all of their set are used sooner, rows ``lost``
         although an announced batch uses them; groups that ``failed``, and the ``error`` of the last

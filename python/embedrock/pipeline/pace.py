@@ -21,12 +21,13 @@ _TRIAL = 12
 """Steps of which a median is taken."""
 _GAIN = 0.98
 """The other way is taken when its median is below this share of the present one's."""
-_HOLD_MIN, _HOLD_MAX = 512, 4096
-"""Steps until the other way is tried again: doubled each time that nothing has changed. At 4,096,
-trying a way that takes twice as long costs 0.4 %."""
+_HOLD_MIN, _HOLD_MAX = 64, 4096
+"""Steps until the other way is tried again: doubled each time that nothing has changed. The first
+trial says little, for caches and windows are still being filled. At 4,096, trying a way that takes
+twice as long costs 0.4 %."""
 _WORSE = 1.3
-"""A median this much above the one that decided ends the wait, but not before `_HOLD_MIN` / 8
-steps: a table has outgrown its memory, say."""
+"""A median this much above the one that decided ends the wait, but not before `_HOLD_MIN` steps: a
+table has outgrown its memory, say."""
 
 
 class Pace:
@@ -67,7 +68,7 @@ class Pace:
         if self._left == 0:
             return True
         passed = self._hold - self._left
-        if passed < _HOLD_MIN // 8 or passed % _TRIAL:
+        if passed < _HOLD_MIN or passed % _TRIAL:
             return False
         if median(self._recent) <= _WORSE * self._reference:
             return False

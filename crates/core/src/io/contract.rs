@@ -490,12 +490,23 @@ fn queues_that_cannot_work_are_refused() {
                 "{depth} {buffers} {bytes}"
             );
         }
-        for (pieces, piece_bytes, longest) in [(4, 4096, 5), (4, 4096, 0), (4, 5120, 2)] {
+        for (pieces, piece_bytes, longest) in [(4, 4096, 5), (4, 4096, 0), (4, 12_288, 2)] {
             let error = medium.queue(4, Buffers { pieces, piece_bytes, longest }).err();
             let kind = error.map(|e| e.kind());
             assert_eq!(kind, Some(ErrorKind::Misuse), "{pieces} {piece_bytes} {longest}");
         }
     });
+}
+
+#[test]
+fn memory_is_shared_by_as_many_buffers_as_are_worth_an_account() {
+    let pieces = |buffers: Buffers| (buffers.pieces, buffers.piece_bytes, buffers.longest);
+    assert_eq!(pieces(Buffers::sharing(96 << 12, 4096, 16 << 10)), (96, 4096, 4));
+    assert_eq!(pieces(Buffers::sharing(3 << 20, 4096, 32 << 10)), (768, 4096, 8));
+    assert_eq!(pieces(Buffers::sharing(3 << 20, 512, 32 << 10)), (768, 4096, 8));
+    assert_eq!(pieces(Buffers::sharing(64 << 20, 512, 16 << 10)), (4096, 16 << 10, 1));
+    assert_eq!(pieces(Buffers::sharing(2048, 1024, 4096)), (2, 1024, 2));
+    assert_eq!(pieces(Buffers::sharing(100, 512, 512)), (0, 512, 1));
 }
 
 #[test]
@@ -506,7 +517,7 @@ fn requests_take_as_much_of_the_memory_as_they_are_long() {
         file.allocate(0, pages * bytes as u64).unwrap();
         let mut queue = medium.queue(8, Buffers::equal(8, bytes)).unwrap();
         write_pages(queue.as_mut(), &file, pages, bytes, 0);
-        let mut queue = medium.queue(64, Buffers::up_to(32 * bytes, bytes, 8 * bytes)).unwrap();
+        let mut queue = medium.queue(64, Buffers::sharing(32 * bytes, bytes, 8 * bytes)).unwrap();
         assert_eq!((queue.depth(), queue.buffer_bytes()), (32, 8 * bytes));
         let mut done = Vec::new();
         let (mut page, mut seen, mut most) = (0, 0, 0);

@@ -165,20 +165,20 @@ pub struct Buffers {
 
 impl Buffers {
     /// So many pieces at most are worth keeping account of.
-    const PIECES_MAX: usize = 512;
+    const PIECES_MAX: usize = 1024;
 
     /// Buffers of the same length.
     pub const fn equal(buffers: usize, bytes: usize) -> Self {
         Self { pieces: buffers, piece_bytes: bytes, longest: 1 }
     }
 
-    /// Buffers of `shortest` to `longest` bytes, powers of two, that take `bytes` together. Where
-    /// many of the shortest would fit, they are longer.
-    pub const fn up_to(bytes: usize, shortest: usize, longest: usize) -> Self {
-        let least = bytes.div_ceil(Self::PIECES_MAX).next_power_of_two();
-        let piece_bytes = if least > shortest { least } else { shortest };
-        let (pieces, longest) = (bytes / piece_bytes, longest.div_ceil(piece_bytes));
-        Self { pieces, piece_bytes, longest: if longest > pieces { pieces } else { longest } }
+    /// Buffers of `shortest` to `longest` bytes, both powers of two, that share `bytes`. Where
+    /// very many of the shortest would fit, pieces are longer than that.
+    pub fn sharing(bytes: usize, shortest: usize, longest: usize) -> Self {
+        let few = bytes.div_ceil(Self::PIECES_MAX).next_power_of_two();
+        let piece_bytes = few.min(longest).max(shortest);
+        let pieces = bytes / piece_bytes;
+        Self { pieces, piece_bytes, longest: (longest / piece_bytes).clamp(1, pieces.max(1)) }
     }
 
     /// Bytes of all pieces.

@@ -118,7 +118,8 @@ pub(crate) fn check_queue(depth: usize, buffers: Buffers, alignment: usize) -> R
     let Buffers { pieces, piece_bytes, longest } = buffers;
     // 1 GiB is the most that one registered io_uring buffer may have, 32,768 the most entries of a
     // submission ring.
-    let fits = piece_bytes <= 1 << 30 && depth <= 32_768 && pieces <= 1 << 20;
+    let most = longest.saturating_mul(piece_bytes).max(piece_bytes);
+    let fits = most <= 1 << 30 && depth <= 32_768 && pieces <= 1 << 20;
     if depth == 0 || pieces == 0 || piece_bytes == 0 || !fits {
         bail!(
             Misuse,

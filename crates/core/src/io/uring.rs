@@ -1,8 +1,8 @@
 //! Queues over io_uring.
 //!
 //! One ring and one set of registered buffers belong to one queue, and a queue to one user at a
-//! time: no locks, no allocation per request. A buffer has at most one request, so the buffer's
-//! number is the request's slot and the ring's user data. Completions are delivered without
+//! time: no locks, no allocation per request. A request in flight has a slot, whose number is the
+//! ring's user data. Completions are delivered without
 //! interrupting the submitting thread (COOP_TASKRUN) where the kernel knows that; a queue may
 //! nevertheless move between threads.
 //!
@@ -119,10 +119,10 @@ pub(crate) struct UringQueue {
     pool: BufferPool,
     /// True when the pool's mapping is registered as fixed buffer 0.
     registered: bool,
-    /// The request of each buffer.
+    /// Requests in flight, and the slots among them that are free.
     requests: Vec<Option<Request>>,
+    free: Vec<usize>,
     depth: usize,
-    in_flight: usize,
     alignment: usize,
     process: u32,
 }
@@ -147,19 +147,19 @@ impl UringQueue {
             false => None,
         };
         let registered = register && refused.is_none();
-        let requests = std::iter::repeat_with(|| None).take(pool.len()).collect();
+        let requests = std::iter::repeat_with(|| None).take(depth).collect();
+        let free = (0..depth).rev().collect();
         let process = std::process::id();
-        let queue =
-            Self { ring, pool, registered, requests, depth, in_flight: 0, alignment, process };
+        let queue = Self { ring, pool, registered, requests, free, depth, alignment, process };
         (queue, refused)
     }
 
-    /// Keeps a request in its buffer's slot and queues its first transfer.
+    /// Keeps a request in a slot and queues its first transfer.
     #[inline]
-    fn push(&mut self, buffer: BufferId, request: Request) {
-        let entry = entry(&request, self.registered).user_data(buffer as u64);
-        self.requests[buffer] = Some(request);
-        self.in_flight += 1;
+    fn push(&mut self, request: Request) {
+        let slot = self.free.pop().expect("less than the depth is in flight");
+        let entry = entry(&request, self.registered).user_data(slot as u64);
+        self.requests[slot] = Some(request);
         // SAFETY: the slot now holds the request, and with it the file and the loan of the buffer,
         // until the kernel has answered (`reap`); a queue that cannot wait for the answer leaks
         // them (`drop`).
@@ -173,12 +173,12 @@ impl UringQueue {
         let before = done.len();
         let (_, mut submission, completion) = self.ring.split();
         for answer in completion {
-            let buffer = answer.user_data() as usize;
+            let number = answer.user_data() as usize;
             let outcome = match answer.result() {
                 moved @ 0.. => Ok(moved as usize),
                 error => Err(io::Error::from_raw_os_error(-error)),
             };
-            let slot = &mut self.requests[buffer];
+            let slot = &mut self.requests[number];
             let request = slot.as_mut().expect("an answer belongs to a request in flight");
             let Some(result) = request.advance(outcome, self.alignment) else {
                 let entry = entry(request, self.registered).user_data(answer.user_data());
@@ -188,13 +188,12 @@ impl UringQueue {
                 continue;
             };
             let request = slot.take().expect("looked at above");
+            self.free.push(number);
             let token = request.token;
             let buffer = self.pool.take_back(request.loan);
             done.push(Completion { token, buffer, result });
         }
-        let ended = done.len() - before;
-        self.in_flight -= ended;
-        ended
+        done.len() - before
     }
 
     /// Enters the kernel once: hands over what is queued, waits for `wanted` answers; a signal may
@@ -240,7 +239,7 @@ impl Queue for UringQueue {
     }
 
     fn in_flight(&self) -> usize {
-        self.in_flight
+        self.depth - self.free.len()
     }
 
     fn buffer_bytes(&self) -> usize {
@@ -251,7 +250,8 @@ impl Queue for UringQueue {
         let parameters = self.ring.params();
         // The kernel's entry sizes: 64 bytes and an index to submit, 16 bytes to complete.
         let ring = parameters.sq_entries() as usize * 68 + parameters.cq_entries() as usize * 16;
-        self.pool.memory_bytes() + ring + self.requests.len() * size_of::<Option<Request>>()
+        let slots = self.depth * (size_of::<Option<Request>>() + size_of::<usize>());
+        self.pool.memory_bytes() + ring + slots
     }
 
     fn acquire_for(&mut self, bytes: usize) -> Option<BufferId> {
@@ -278,10 +278,10 @@ impl Queue for UringQueue {
         buffer: BufferId,
         token: u64,
     ) -> Result<()> {
-        check_request(offset, bytes, self.alignment, self.in_flight < self.depth);
+        check_request(offset, bytes, self.alignment, self.in_flight() < self.depth);
         assert!(file.direct_file().is_some(), "the file is of another medium");
         let loan = self.pool.lend_to_read(buffer, bytes);
-        self.push(buffer, Request::new(loan, file, offset, token));
+        self.push(Request::new(loan, file, offset, token));
         Ok(())
     }
 
@@ -293,10 +293,10 @@ impl Queue for UringQueue {
         buffer: BufferId,
         token: u64,
     ) -> Result<()> {
-        check_request(offset, bytes, self.alignment, self.in_flight < self.depth);
+        check_request(offset, bytes, self.alignment, self.in_flight() < self.depth);
         assert!(file.direct_file().is_some(), "the file is of another medium");
         let loan = self.pool.lend_to_write(buffer, bytes);
-        self.push(buffer, Request::new(loan, file, offset, token));
+        self.push(Request::new(loan, file, offset, token));
         Ok(())
     }
 
@@ -311,7 +311,7 @@ impl Queue for UringQueue {
     }
 
     fn wait(&mut self, at_least: usize, done: &mut Vec<Completion>) -> Result<()> {
-        let wanted = at_least.min(self.in_flight);
+        let wanted = at_least.min(self.in_flight());
         let mut ended = 0;
         let mut tries = 0;
         loop {
@@ -341,8 +341,8 @@ impl Drop for UringQueue {
             return;
         }
         let mut done = Vec::new();
-        while self.in_flight > 0 {
-            if self.wait(self.in_flight, &mut done).is_err() {
+        while self.in_flight() > 0 {
+            if self.wait(self.in_flight(), &mut done).is_err() {
                 // The kernel may still use the buffers and files, so they must outlive us.
                 self.requests.drain(..).for_each(std::mem::forget);
                 return;

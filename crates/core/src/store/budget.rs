@@ -142,8 +142,7 @@ impl ClassPlan {
             (buffers, reads) = (deep, beyond);
         }
         let request = READ_REQUEST_BYTES_MAX.max(page);
-        let bytes = reads.clamp(buffers * page, buffers * request);
-        let longest = pow2_below(bytes / READ_BUFFERS_MIN).clamp(page, request);
+        let longest = pow2_below(reads / buffers).clamp(page, request);
         Self {
             sets: 0,
             headers: true,
@@ -151,7 +150,7 @@ impl ClassPlan {
             chunks: if smallest { CHUNKS_MIN } else { CHUNKS },
             flush_rows: (chunk / demand.row_bytes).max(8),
             read_depth: buffers - buffers / 3,
-            read_buffers: Buffers::up_to(bytes, page, longest),
+            read_buffers: Buffers::sharing(buffers * longest, page, longest),
             readers: if share > 256 << 20 { 2 } else { 1 },
         }
     }
@@ -176,9 +175,14 @@ impl ClassPlan {
 
     fn buffer_bytes(&self, demand: &ClassDemand) -> u64 {
         let flush = FlushBuffer::memory_for(self.flush_rows, demand.row_bytes / 4);
-        let read = self.read_buffers.bytes() * self.readers;
+        let read = self.readers_bytes();
         // One more chunk is the scratch of cleaning.
-        ((self.chunks + 1) * self.chunk_bytes + flush + read + self.delta_bytes()) as u64
+        ((self.chunks + 1) * self.chunk_bytes + flush + self.delta_bytes()) as u64 + read
+    }
+
+    /// Bytes that all readers read into.
+    pub(super) fn readers_bytes(&self) -> u64 {
+        (self.readers * self.read_buffers.bytes()) as u64
     }
 }
 
@@ -396,6 +400,20 @@ mod tests {
             assert_eq!(plans[0].read_depth, depth);
             assert!(spent(&plans, &demands) <= smallest);
             assert!(smallest < rows * 4 + rows * 4 / 100 + (256 << 10), "{smallest}");
+        }
+    }
+
+    #[test]
+    fn a_reader_has_room_for_its_depth_whatever_the_page() {
+        for page_bytes in [512, 4096, 65_536] {
+            for budget in [16u64 << 20, 64 << 20, 1 << 30, 16 << 30] {
+                let demands = [ClassDemand { page_bytes, ..demand(2_000_000, 100) }];
+                let Ok(plans) = divide(budget, &demands) else { continue };
+                let (depth, buffers) = (plans[0].read_depth, plans[0].read_buffers);
+                assert!(2 * buffers.pieces + 2 >= 3 * depth, "{page_bytes}, {budget}: {buffers:?}");
+                assert!(buffers.longest_bytes() >= page_bytes);
+                assert!(buffers.longest_bytes() <= page_bytes.max(READ_REQUEST_BYTES_MAX));
+            }
         }
     }
 

@@ -29,11 +29,13 @@ use std::sync::{Arc, OnceLock};
 /// The part of a look-ahead window that its reader of a class takes at most.
 const WINDOW_PER_READER: u64 = 8;
 /// Requests of the look-ahead window: so long at most, because many of a group's pages are
-/// neighbours; so many in flight, because its threads get a core in turns; and the memory of all.
+/// neighbours; so many in flight, because its threads get a core in turns; the memory of all, and of how many
+/// pages that is at least.
 /// `docs/decisions/0009` has the measurements.
 const AHEAD_REQUEST_BYTES: usize = 32 << 10;
-const AHEAD_DEPTH: usize = 256;
+const AHEAD_DEPTH_MAX: usize = 256;
 const AHEAD_BYTES: usize = 3 << 20;
+const AHEAD_PAGES_MIN: usize = 96;
 /// With memory for fewer requests the window shares the reader of the verbs.
 const AHEAD_REQUESTS_MIN: usize = 16;
 
@@ -175,21 +177,24 @@ impl Class {
         &self.tier().cache
     }
 
-    /// Buffers that a look-ahead window reads with, where the class has a `share` of the window's
-    /// bytes; none when it takes those of the verbs.
-    fn ahead_buffers(&self, share: u64) -> Option<Buffers> {
+    /// Requests that a look-ahead window has in flight and the buffers that it reads with, where
+    /// the class has a `share` of the window's bytes; none when it takes those of the verbs.
+    fn ahead_buffers(&self, share: u64) -> Option<(usize, Buffers)> {
         let page = self.record.page_bytes;
-        let bytes = AHEAD_BYTES.min((share / WINDOW_PER_READER) as usize);
+        let bytes = AHEAD_BYTES.max(AHEAD_PAGES_MIN * page);
+        let bytes = bytes.min((share / WINDOW_PER_READER) as usize);
         (bytes >= AHEAD_REQUESTS_MIN * page).then(|| {
             let longest = pow2_below(bytes / AHEAD_REQUESTS_MIN).min(AHEAD_REQUEST_BYTES).max(page);
-            Buffers::up_to(bytes, page, longest)
+            let buffers = Buffers::sharing(bytes, page, longest);
+            let depth = AHEAD_DEPTH_MAX.min(buffers.pieces - buffers.pieces / 3);
+            (depth, buffers)
         })
     }
 
     /// Bytes of the buffers that a look-ahead window reads with, of whose bytes the class has a
     /// share.
     pub(super) fn ahead_bytes(&self, share: u64) -> u64 {
-        self.ahead_buffers(share).map_or(0, |buffers| buffers.bytes() as u64)
+        self.ahead_buffers(share).map_or(0, |(_, buffers)| buffers.bytes() as u64)
     }
 
     /// Makes the look-ahead window's own reader, where it may have one.
@@ -200,8 +205,8 @@ impl Class {
         }
         let readers = match self.ahead_buffers(share) {
             None => None,
-            Some(buffers) => {
-                Some(Pool::new(vec![self.reader(AHEAD_DEPTH, buffers, medium, merge)?]))
+            Some((depth, buffers)) => {
+                Some(Pool::new(vec![self.reader(depth, buffers, medium, merge)?]))
             }
         };
         let _ = tier.ahead.set(readers);
@@ -375,8 +380,7 @@ impl Engine {
             used.buffer_bytes += log.buffer_bytes() as u64;
             if let Some(tier) = &class.tier {
                 used.cache_bytes += tier.cache.memory_bytes();
-                let plan = &tier.plan;
-                used.staging_bytes += (plan.read_buffers.bytes() * plan.readers) as u64;
+                used.staging_bytes += tier.plan.readers_bytes();
             }
         }
         used

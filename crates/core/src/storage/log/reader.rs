@@ -49,8 +49,8 @@ pub struct PageReader {
 }
 
 impl PageReader {
-    /// A reader whose requests are of one page, or with `merge` as long as the longest buffer of
-    /// the queue. Without a curve neighbours are merged only when no page between them is read in
+    /// A reader whose requests are of one page, or with `merge` of as many as the longest
+    /// buffer of the queue holds. Without a curve neighbours are merged only when no page between them is read in
     /// vain.
     pub fn new(
         queue: Box<dyn Queue>,
@@ -66,11 +66,6 @@ impl PageReader {
             })
             .collect();
         Self { queue, done: Vec::new(), cost, plan: Vec::new() }
-    }
-
-    /// Allocated bytes.
-    pub fn memory_bytes(&self) -> usize {
-        self.queue.memory_bytes()
     }
 
     /// Cuts sorted distinct pages into requests: a page joins its left neighbour when one longer
@@ -148,6 +143,8 @@ impl PageReader {
                 break;
             }
         }
+        let all = failed.is_some() || next == plan.len();
+        assert!(all, "no buffer is free while nothing is in flight");
         self.plan = plan;
         failed.map_or(Ok(report), Err)
     }
@@ -218,7 +215,7 @@ mod tests {
     const PAGES: u32 = 63;
 
     /// A file of full pages, whose rows have their page's number as key, and a reader of it.
-    fn pages_and_reader(depth: usize) -> (Arc<dyn File>, PageLayout, PageReader) {
+    fn pages_and_reader(depth: usize, merge: bool) -> (Arc<dyn File>, PageLayout, PageReader) {
         let medium = SimMedium::new(1);
         let layout = PageLayout::new(512, 64, 0, 7).unwrap();
         let file = medium.open("rows", OpenMode::CreateNew).unwrap();
@@ -234,8 +231,10 @@ mod tests {
             }
         }
         writer.finish(&mut segments).unwrap();
-        let queue = medium.queue(depth, Buffers::equal(depth, 512)).unwrap();
-        let reader = PageReader::new(queue, &layout, None, false);
+        let longest = if merge { 4 * 512 } else { 512 };
+        let buffers = Buffers::sharing(depth * 512, 512, longest);
+        let queue = medium.queue(depth, buffers).unwrap();
+        let reader = PageReader::new(queue, &layout, None, merge);
         (file, layout, reader)
     }
 
@@ -243,9 +242,20 @@ mod tests {
     // read had too few, with none it came back without having read anything.
     #[test]
     fn a_reader_that_a_panic_interrupted_reads_every_page_of_the_next_batch() {
-        for (depth, seen_before) in [(1, 0), (4, 0), (4, 9), (16, 3), (16, 30)] {
-            let (file, layout, mut reader) = pages_and_reader(depth);
-            let pages: Vec<u32> = (1..=PAGES).collect();
+        for (depth, seen_before, merge) in [
+            (1, 0, false),
+            (4, 0, false),
+            (4, 9, false),
+            (16, 3, false),
+            (16, 30, false),
+            (4, 1, true),
+            (6, 9, true),
+            (16, 30, true),
+        ] {
+            let (file, layout, mut reader) = pages_and_reader(depth, merge);
+            // Runs of 1 to 6 pages, so that buffers of several lengths take turns.
+            let pages: Vec<u32> =
+                (1..=PAGES).filter(|p| !p.is_multiple_of(7) && p % 9 != 4).collect();
             // More panics than there are buffers.
             for _ in 0..depth + 1 {
                 let mut seen = 0;
@@ -266,7 +276,9 @@ mod tests {
             });
             seen.sort_unstable();
             assert_eq!(seen, pages, "depth {depth}, panic after {seen_before}");
-            assert_eq!(report.unwrap().pages, u64::from(PAGES));
+            let report = report.unwrap();
+            assert_eq!(report.pages, pages.len() as u64);
+            assert_eq!(merge, report.requests < report.pages);
         }
     }
 }

@@ -183,9 +183,10 @@ pub struct WindowStats {
     pub skipped: u64,
     /// Batches that were forgotten before they were finished.
     pub cleared: u64,
-    /// Groups of batches that were read ahead together.
+    /// Groups of batches that are read ahead together, begun so far.
     pub groups: u64,
-    /// Batches of these groups; of one that is being read, in proportion to its rows.
+    /// Batches of these groups that were read; of one that is being read, in proportion to its
+    /// rows.
     pub group_batches: u64,
     /// Rows that were read ahead.
     pub rows_loaded: u64,
