@@ -15,6 +15,7 @@ use crate::error::{ErrorKind, Result, bail};
 use crate::hash::mix;
 use crate::metrics::{Metrics, Timed};
 use crate::storage::log::{ClassLog, Place, ReadReport};
+use parking_lot::MutexGuard;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// How many visits ahead a verb is asked to prefetch what it brings to a row.
@@ -523,6 +524,11 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
                 let mut log = class.lock(&self.inner.metrics);
                 for want in here {
                     self.visit_in_page(&mut log, misses, progress, wanted, *want, page)?;
+                }
+                if O::AHEAD {
+                    // A verb that waits for the class comes first: pages that are already here
+                    // follow one another so closely that it would wait for all of them.
+                    MutexGuard::unlock_fair(log);
                 }
                 Ok(())
             })

@@ -49,9 +49,9 @@ pub struct PageReader {
 }
 
 impl PageReader {
-    /// A reader whose requests are of one page, or with `merge` of as many as the longest
-    /// buffer of the queue holds. Without a curve neighbours are merged only when no page between them is read in
-    /// vain.
+    /// A reader whose requests are of one page, or with `merge` of as many as the longest buffer of
+    /// the queue holds. Without a curve neighbours are merged only when no page between them is
+    /// read in vain.
     pub fn new(
         queue: Box<dyn Queue>,
         layout: &PageLayout,
