@@ -29,8 +29,8 @@ use std::sync::{Arc, OnceLock};
 /// The part of a look-ahead window that its reader of a class takes at most.
 const WINDOW_PER_READER: u64 = 8;
 /// Requests of the look-ahead window: so long at most, because many of a group's pages are
-/// neighbours; so many in flight, because its threads get a core in turns; the memory of all, and of
-/// how many pages that is at least. `docs/decisions/0009` has the measurements.
+/// neighbours; so many in flight, because its threads get a core in turns; the memory of all, and
+/// of how many pages that is at least. `docs/decisions/0009` has the measurements.
 const AHEAD_REQUEST_BYTES: usize = 32 << 10;
 const AHEAD_DEPTH_MAX: usize = 256;
 const AHEAD_BYTES: usize = 3 << 20;
