@@ -49,6 +49,15 @@ def test_the_faster_way_is_kept_and_trying_the_other_costs_little(
     assert len({way for way, _ in made[10_000:]}) == 2  # and it is tried again
 
 
+@pytest.mark.parametrize(("slower", "least"), [(0.052, 128), (0.075, 400), (0.1, 800)])
+def test_a_way_that_is_much_slower_is_tried_again_later(slower: float, least: int) -> None:
+    made = overlapped_steps(Pace(None), 2000, lambda _, way: slower if way else 0.05)
+    starts = [step for step in range(1, 2000) if made[step][0] and not made[step - 1][0]]
+    end_of_first, second, third, *_ = starts
+    assert 60 < second - end_of_first < 120  # the first is the beginning, and says little
+    assert least <= third - second < least + 80
+
+
 def test_as_fast_either_way_it_stays_as_it_is() -> None:
     assert share(overlapped_steps(Pace(None), 5000, lambda _, __: 0.05)) > 0.97
 

@@ -22,9 +22,11 @@ _TRIAL = 12
 _GAIN = 0.98
 """The other way is taken when its median is below this share of the present one's."""
 _HOLD_MIN, _HOLD_MAX = 64, 4096
-"""Steps until the other way is tried again: doubled each time that nothing has changed. The first
-trial says little, for caches and windows are still being filled. At 4,096, trying a way that takes
-twice as long costs 0.4 %."""
+"""Steps until the other way is tried again: at least doubled each time that nothing has changed.
+The first trial says little, for caches and windows are still being filled."""
+_COST = 0.02
+"""From the second trial on, trying a slower way takes at most this share of the time, as far as
+`_HOLD_MAX` allows: the slower it was, the later it is tried again."""
 _WORSE = 1.3
 """A median this much above the one that decided ends the wait, but not before `_HOLD_MIN` steps: a
 table has outgrown its memory, say."""
@@ -89,6 +91,11 @@ class Pace:
             self._hold = _HOLD_MIN
             self._reference = other
         else:
-            self._hold = min(2 * self._hold, _HOLD_MAX) if self._reference else _HOLD_MIN
+            self._hold = self._longer(other / max(present, 1e-9)) if self._reference else _HOLD_MIN
             self._reference = present
         self._left = self._hold
+
+    def _longer(self, slower: float) -> int:
+        """Steps until the next trial, when a second one has found the other way slower as well."""
+        worth = int((_SETTLE + _TRIAL) * (slower - 1) / _COST)
+        return min(max(2 * self._hold, worth), _HOLD_MAX)
