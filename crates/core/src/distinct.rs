@@ -11,7 +11,9 @@ use crate::prefetch::prefetch_read;
 /// Keys whose slots are asked for together.
 const BLOCK: usize = 32;
 
-/// A word of the table: 0 is empty, otherwise 1 + the position of a distinct key.
+/// A word of the table: 0 is empty, otherwise 1 + the position of a distinct key, in as many bits
+/// as that needs in this batch, and above them bits of the key's hash, which tell most other keys
+/// apart without a look at the key.
 type Slot = u32;
 
 /// Reusable scratch memory for de-duplication: no allocation once it has seen the largest batch.
@@ -44,38 +46,47 @@ impl Distinct {
         self.inverse.clear();
         self.inverse.reserve(keys.len());
         let shift = 64 - slots.trailing_zeros();
-        let mut homes = [0; BLOCK];
+        // There are more slots than positions, 1 added.
+        let positions = (slots - 1) as u32;
+        let mut hashes = [0; BLOCK];
         for block in keys.chunks(BLOCK) {
             // Some keys find their slot taken, which the processor cannot foresee: what it had
             // begun for the keys behind is lost then, but for the lines that it was asked for.
-            for (home, &key) in homes.iter_mut().zip(block) {
-                *home = (mix(key, 0) >> shift) as usize;
-                prefetch_read(&self.slots[*home]);
+            for (hash, &key) in hashes.iter_mut().zip(block) {
+                *hash = mix(key, 0);
+                prefetch_read(&self.slots[(*hash >> shift) as usize]);
             }
-            for (home, &key) in homes.iter().zip(block) {
-                let position = self.find_or_insert(*home, key);
+            for (&hash, &key) in hashes.iter().zip(block) {
+                let position = self.find_or_insert((hash >> shift) as usize, hash, positions, key);
                 self.inverse.push(position);
             }
         }
         (&self.distinct, &self.inverse)
     }
 
+    /// The distinct keys of the last batch; the next one allocates its own.
+    pub fn take(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.distinct)
+    }
+
     /// The position of `key` among the distinct keys, appended if it is new. The table is at most
-    /// half full, so the walk ends.
+    /// half full, so the walk ends. `positions` are the bits of a slot that hold a position.
     #[inline(always)]
-    fn find_or_insert(&mut self, home: usize, key: u64) -> u32 {
+    fn find_or_insert(&mut self, home: usize, hash: u64, positions: u32, key: u64) -> u32 {
         let mask = self.slots.len() - 1;
+        let hash = hash as u32 & !positions;
         let mut at = home;
         loop {
             let slot = self.slots[at & mask];
             if slot == 0 {
                 let position = self.distinct.len() as u32;
-                self.slots[at & mask] = position + 1;
+                self.slots[at & mask] = hash | (position + 1);
                 self.distinct.push(key);
                 return position;
             }
-            if self.distinct[slot as usize - 1] == key {
-                return slot - 1;
+            let position = (slot & positions) - 1;
+            if slot & !positions == hash && self.distinct[position as usize] == key {
+                return position;
             }
             at += 1;
         }
@@ -90,7 +101,7 @@ impl Distinct {
 pub fn distinct(keys: &[u64], distinct: &mut Vec<u64>, inverse: &mut Vec<i64>) {
     let mut scratch = Distinct::new();
     scratch.run(keys);
-    *distinct = scratch.distinct;
+    *distinct = scratch.take();
     inverse.clear();
     inverse.extend(scratch.inverse.iter().map(|&position| i64::from(position)));
 }
@@ -126,7 +137,7 @@ impl Merged {
 pub fn merge_gradients(inverse: &[u32], gradients: &[f32], dim: usize) -> Merged {
     assert!(dim > 0, "dim is 0");
     assert_eq!(gradients.len(), inverse.len() * dim, "numbers in gradients");
-    let mut merged = Merged::default();
+    let mut merged = Merged { rows: Vec::with_capacity(inverse.len()), sums: Vec::new() };
     for (i, &position) in inverse.iter().enumerate() {
         let position = position as usize;
         if position == merged.rows.len() {

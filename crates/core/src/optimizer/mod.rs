@@ -317,18 +317,23 @@ impl Prepared {
         self.apply_knowing(values, state, gradient, None);
     }
 
-    /// The mean of the squared gradient, if steps need it and nothing of the row goes into it:
-    /// `None` for optimizers that are not row-wise, and with weight decay. Not finite if the
+    /// For each gradient the mean of its squares, if steps need it and nothing of the row goes into
+    /// it: none for optimizers that are not row-wise, and with weight decay. Not finite where the
     /// gradient is not.
     #[inline]
-    pub fn mean_square(&self, gradient: &[f32]) -> Option<f32> {
+    pub fn mean_squares<'a>(
+        &self,
+        gradients: impl ExactSizeIterator<Item = &'a [f32]>,
+    ) -> Vec<f32> {
         let needed = matches!(self.rule, Rule::RowWiseAdagrad { .. } | Rule::RowWiseAdam { .. });
-        let alone = needed && self.weight_decay == 0.0;
-        alone.then(|| adagrad::mean_square::<false>(gradient, gradient, 0.0))
+        match needed && self.weight_decay == 0.0 {
+            true => gradients.map(|row| adagrad::mean_square::<false>(row, row, 0.0)).collect(),
+            false => Vec::new(),
+        }
     }
 
-    /// As [`apply`](Self::apply), with what [`mean_square`](Self::mean_square) gave for this
-    /// gradient, or `None`: the same bits, sooner. With weight decay it is not looked at.
+    /// As [`apply`](Self::apply), with what [`mean_squares`](Self::mean_squares) gave for
+    /// this gradient, or `None`: the same bits, sooner. With weight decay it is not looked at.
     #[inline]
     pub fn apply_knowing(
         &self,

@@ -164,9 +164,8 @@ impl Inner {
         misses: &mut Vec<Miss>,
     ) {
         let (cache, table, keys) = (class.cache(), keys.table, keys.keys);
-        let id = table.id();
         let before = misses.len();
-        let mut missed = |i: usize| misses.push(Miss { batch: batch as u32, position: i as u32 });
+        let missed = |i: usize| misses.push(Miss { batch: batch as u32, position: i as u32 });
         if let Some(output) = op.output(batch) {
             match table.first {
                 Some(first) => {
@@ -182,28 +181,12 @@ impl Inner {
             return;
         }
         let stamp = if op.changes() { class.stamps(keys.len()) } else { 0 };
-        let mut fresh = 0;
-        let admits = op.admits();
-        cache.staged(
-            keys.len(),
-            op.changes(),
-            |i| table.locate(cache, keys[i]),
-            |i, at| {
-                if i + PREFETCHED_AHEAD < keys.len() {
-                    op.prefetch(batch, i + PREFETCHED_AHEAD);
-                }
-                let stamp = stamp.wrapping_add(i as u32);
-                let mut see =
-                    |row: RowMut<'_>| fresh += u64::from(visit(op, batch, i, row, stamp, false));
-                let hit = match admits {
-                    true => cache.access(at, id, keys[i], &mut see),
-                    false => cache.peek(at, id, keys[i], &mut see),
-                };
-                if hit.is_none() {
-                    missed(i);
-                }
-            },
-        );
+        let at = Hits { cache, table, keys, batch, stamp };
+        // A loop for each way to find a place: the test would be made for every key.
+        let fresh = match table.first {
+            Some(first) => at.visit(op, |key| cache.locate_dense(first + key), missed),
+            None => at.visit(op, |key| cache.locate_hashed(mix(key, table.salt)), missed),
+        };
         table.rows.fetch_add(fresh, Ordering::Relaxed);
         self.count_hits(keys.len(), misses.len() - before);
     }
@@ -262,6 +245,54 @@ impl Inner {
             misses.retain(|_| states.next() != Some(&Progress::Done));
         }
         Ok(report)
+    }
+}
+
+/// The keys of one table, on their way through its cache.
+struct Hits<'a> {
+    cache: &'a Cache,
+    table: &'a Table,
+    keys: &'a [u64],
+    batch: usize,
+    /// Of the first change; the others follow.
+    stamp: u32,
+}
+
+impl Hits<'_> {
+    /// Hands the rows that are resident to the verb, and the others to `missed`. Returns how many
+    /// keys were written for the first time.
+    #[inline(always)]
+    fn visit<O: RowOp>(
+        &self,
+        op: &mut O,
+        locate: impl Fn(u64) -> Location,
+        mut missed: impl FnMut(usize),
+    ) -> u64 {
+        let Self { cache, keys, batch, .. } = *self;
+        let id = self.table.id();
+        let admits = op.admits();
+        let mut fresh = 0;
+        cache.staged(
+            keys.len(),
+            op.changes(),
+            |i| locate(keys[i]),
+            |i, at| {
+                if i + PREFETCHED_AHEAD < keys.len() {
+                    op.prefetch(batch, i + PREFETCHED_AHEAD);
+                }
+                let stamp = self.stamp.wrapping_add(i as u32);
+                let mut see =
+                    |row: RowMut<'_>| fresh += u64::from(visit(op, batch, i, row, stamp, false));
+                let hit = match admits {
+                    true => cache.access(at, id, keys[i], &mut see),
+                    false => cache.peek(at, id, keys[i], &mut see),
+                };
+                if hit.is_none() {
+                    missed(i);
+                }
+            },
+        );
+        fresh
     }
 }
 

@@ -123,16 +123,14 @@ impl Inner {
         optimizer
             .validate(&batch.hyper)
             .map_err(|e| e.context(format!("table {:?}", table.record.spec.name)))?;
-        let (distinct, inverse) = scratch.run(batch.keys);
-        let mut keys = distinct.to_vec();
+        let (_, inverse) = scratch.run(batch.keys);
         let mut merged = merge_gradients(inverse, batch.gradients, dim);
+        let mut keys = scratch.take();
         let mut rows = std::mem::take(&mut merged.rows);
         let count = table.updates.load(Ordering::Relaxed) + 1;
         let prepared = optimizer.prepare(&batch.hyper, batch.step.unwrap_or(count), dim);
         let gradient = |row: u32| merged.gradient(row, batch.gradients, dim);
-        let means_of = |rows: &[u32]| -> Vec<f32> {
-            rows.iter().map_while(|row| prepared.mean_square(gradient(*row))).collect()
-        };
+        let means_of = |rows: &[u32]| prepared.mean_squares(rows.iter().map(|row| gradient(*row)));
         let mut mean_squares = means_of(&rows);
         let known_finite = mean_squares.len() == rows.len() && all_finite(&mean_squares);
         if !known_finite {
@@ -184,7 +182,7 @@ struct UpdateSource<'a> {
     given: &'a [f32],
     merged: Merged,
     prepared: Prepared,
-    /// For each key, what [`Prepared::mean_square`] gave; empty where it gives nothing.
+    /// For each key, what [`Prepared::mean_squares`] gave; empty where it gives nothing.
     mean_squares: Vec<f32>,
     /// What bounds them, if anything does.
     clipped: Option<Clipped>,
