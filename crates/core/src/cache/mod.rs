@@ -6,7 +6,7 @@
 //! own, and a header of 16 (key, origin, table) unless all rows are dense and set and tag
 //! tell which one it is ([`Cache::of_dense_rows`]). Policies choose who leaves; they never move. A
 //! hit touches one line of the set's and the row; the header only where a tag does not tell the
-//! row; a change one line more, for its stamp.
+//! row; a change that makes a row dirty one line more, for its stamp.
 //!
 //! The cache does no I/O and knows no layout: rows come in through [`Cache::admit`], whose callback
 //! fills them, and leave through its victim callback. An *origin* is an opaque word of the layout
@@ -52,6 +52,7 @@ use parking_lot::Mutex;
 use row::Counters;
 use sets::{Header, LockedSet, Sets};
 use shrink::Shrinking;
+use std::cell::Cell;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
@@ -191,8 +192,19 @@ impl Cache {
         self.locator.dense(sequence)
     }
 
-    /// Uses the row of `key` if it is resident: `f` reads or changes it, and it counts as used.
-    /// `None` when it is not.
+    /// For the uses of many rows, one after the other.
+    #[inline(always)]
+    pub fn visits(&self) -> Visits<'_> {
+        self.visits_of(0)
+    }
+
+    /// Counts what becomes dirty with the rows of this set.
+    #[inline(always)]
+    fn visits_of(&self, set: u32) -> Visits<'_> {
+        Visits { cache: self, set, dirtied: Cell::new(0) }
+    }
+
+    /// As [`Visits::access`], of one row.
     #[inline(always)]
     pub fn access<R>(
         &self,
@@ -201,13 +213,10 @@ impl Cache {
         key: u64,
         f: impl FnOnce(RowMut<'_>) -> R,
     ) -> Option<R> {
-        let mut set = self.sets.lock(at.set);
-        let way = find(&set, at, table, key)?;
-        set.mark_used(way);
-        Some(f(self.row_mut(&mut set, way)))
+        self.visits_of(at.set).access(at, table, key, f)
     }
 
-    /// Like [`access`](Self::access), without counting as a use.
+    /// As [`Visits::peek`], of one row.
     #[inline(always)]
     pub fn peek<R>(
         &self,
@@ -216,9 +225,7 @@ impl Cache {
         key: u64,
         f: impl FnOnce(RowMut<'_>) -> R,
     ) -> Option<R> {
-        let mut set = self.sets.lock(at.set);
-        let way = find(&set, at, table, key)?;
-        Some(f(self.row_mut(&mut set, way)))
+        self.visits_of(at.set).peek(at, table, key, f)
     }
 
     /// Uses the row of `key`, and makes it resident first if it is not.
@@ -250,13 +257,14 @@ impl Cache {
         f: impl FnOnce(RowMut<'_>, bool) -> R,
         victim: impl FnOnce(RowRef<'_>),
     ) -> Option<R> {
+        let visits = self.visits_of(at.set);
         let mut set = self.sets.lock(at.set);
         if let Some(way) = find(&set, at, table, key) {
             match next {
                 None => set.mark_used(way),
                 Some(next) => self.expect_use_of(at.set, way, next),
             }
-            return Some(f(self.row_mut(&mut set, way), false));
+            return Some(f(visits.row_mut(&mut set, way), false));
         }
         self.settle(&mut set);
         let way = self.make_room(&mut set, next, victim)?;
@@ -265,9 +273,9 @@ impl Cache {
             Some(header) => *header = Header { key, origin, table },
             None => assert!(at.is_exact(), "{at:?} does not tell a row"),
         }
-        row.state.written |= u32::from(origin != 0) << way;
+        *row.written |= u32::from(origin != 0) << way;
         let fresh = Fresh { cache: self, set: &mut set, way };
-        let result = f(self.row_mut(fresh.set, way), true);
+        let result = f(visits.row_mut(fresh.set, way), true);
         std::mem::forget(fresh);
         set.set_tag(way, at.tag);
         self.policy.enter(set.uses_mut(), way);
@@ -312,7 +320,7 @@ impl Cache {
         if row.header.as_ref().is_some_and(|header| header.origin == expected) {
             row.set_origin(way, origin);
         }
-        if row.state.dirty >> way & 1 == 1 { Resident::Dirty } else { Resident::Clean }
+        if row.dirty.get(way) { Resident::Dirty } else { Resident::Clean }
     }
 
     /// A way without a row: an empty one, or that of the victim. `None` when all rows are used
@@ -348,12 +356,6 @@ impl Cache {
         }
     }
 
-    #[inline(always)]
-    fn row_mut<'a>(&'a self, set: &'a mut LockedSet<'_>, way: usize) -> RowMut<'a> {
-        let index = set.index();
-        RowMut::new(set.row_mut(way), way, &self.counters, index)
-    }
-
     /// Table and key of the row in a way that holds one.
     fn identity(&self, set: &LockedSet<'_>, way: usize) -> (u16, u64) {
         if let Some(header) = set.header(way) {
@@ -371,9 +373,9 @@ impl Cache {
             table,
             key,
             origin: set.header(way).map(|header| header.origin),
-            dirty: set.state().dirty >> way & 1 == 1,
+            dirty: set.dirty() >> way & 1 == 1,
             captured: set.captured() >> way & 1 == 1,
-            changed: set.changed(way),
+            dirty_since: set.dirty_since(way),
             words: set.words(way),
         }
     }
@@ -381,7 +383,7 @@ impl Cache {
     /// Empties a way that holds a row.
     fn vacate(&self, set: &mut LockedSet<'_>, way: usize) {
         self.set_clean(set, way);
-        set.state_mut().written &= !(1 << way);
+        *set.written_mut() &= !(1 << way);
         set.forget_use(way);
         if let Some(uses) = self.next_uses.get() {
             uses.clear(set.index(), way);
@@ -392,9 +394,8 @@ impl Cache {
     }
 
     fn set_clean(&self, set: &mut LockedSet<'_>, way: usize) {
-        let state = set.state_mut();
-        if state.dirty >> way & 1 == 1 {
-            state.dirty &= !(1 << way);
+        if set.dirty() >> way & 1 == 1 {
+            set.dirty_mut().set(way, false);
             let captured = set.captured();
             set.set_captured(captured & !(1 << way));
             self.counters.add_dirty(set.index(), -1);
@@ -416,9 +417,65 @@ impl Cache {
         self.counters.resident()
     }
 
-    /// Resident rows that differ from their stored copies. Exact when nobody is changing the cache.
+    /// Resident rows that differ from their stored copies. Exact when nobody is changing the cache;
+    /// lacks rows of [`Visits`] that go on.
     pub fn dirty_rows(&self) -> u64 {
         self.counters.dirty()
+    }
+}
+
+/// Uses of resident rows, one after the other. The rows that became dirty are counted when it is
+/// dropped: an addition that other threads see, for each row, took 7 of 65 ns of an update.
+#[derive(Debug)]
+pub struct Visits<'a> {
+    cache: &'a Cache,
+    set: u32,
+    dirtied: Cell<i64>,
+}
+
+impl Visits<'_> {
+    /// Uses the row of `key` if it is resident: `f` reads or changes it, and it counts as used.
+    /// `None` when it is not.
+    #[inline(always)]
+    pub fn access<R>(
+        &self,
+        at: Location,
+        table: u16,
+        key: u64,
+        f: impl FnOnce(RowMut<'_>) -> R,
+    ) -> Option<R> {
+        let mut set = self.cache.sets.lock(at.set);
+        let way = find(&set, at, table, key)?;
+        set.mark_used(way);
+        Some(f(self.row_mut(&mut set, way)))
+    }
+
+    /// Like [`access`](Self::access), without counting as a use.
+    #[inline(always)]
+    pub fn peek<R>(
+        &self,
+        at: Location,
+        table: u16,
+        key: u64,
+        f: impl FnOnce(RowMut<'_>) -> R,
+    ) -> Option<R> {
+        let mut set = self.cache.sets.lock(at.set);
+        let way = find(&set, at, table, key)?;
+        Some(f(self.row_mut(&mut set, way)))
+    }
+
+    #[inline(always)]
+    fn row_mut<'r>(&'r self, set: &'r mut LockedSet<'_>, way: usize) -> RowMut<'r> {
+        RowMut::new(set.row_mut(way), way, &self.dirtied)
+    }
+}
+
+impl Drop for Visits<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if self.dirtied.get() != 0 {
+            self.cache.counters.add_dirty(self.set, self.dirtied.get());
+        }
     }
 }
 
@@ -469,6 +526,6 @@ struct Fresh<'s, 'a> {
 impl Drop for Fresh<'_, '_> {
     fn drop(&mut self) {
         self.cache.set_clean(self.set, self.way);
-        self.set.state_mut().written &= !(1 << self.way);
+        *self.set.written_mut() &= !(1 << self.way);
     }
 }

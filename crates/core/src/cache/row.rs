@@ -1,6 +1,7 @@
 //! Rows as callers see them, and the counts of resident and dirty ones.
 
-use super::sets::{Header, Parts, State};
+use super::sets::{DirtyBits, Header, Parts};
+use std::cell::Cell;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 /// A resident row, for reading and changing.
@@ -9,18 +10,18 @@ pub struct RowMut<'a> {
     /// The row: values, then state.
     pub words: &'a mut [f32],
     header: Option<&'a Header>,
-    changed: &'a mut u32,
-    state: &'a mut State,
+    dirty_since: &'a mut u32,
+    dirty: DirtyBits<'a>,
+    written: &'a mut u32,
     way: usize,
-    counters: &'a Counters,
-    set: u32,
+    dirtied: &'a Cell<i64>,
 }
 
 impl<'a> RowMut<'a> {
     #[inline(always)]
-    pub(super) fn new(row: Parts<'a>, way: usize, counters: &'a Counters, set: u32) -> Self {
-        let Parts { state, header, changed, words } = row;
-        Self { words, header: header.map(|h| &*h), changed, state, way, counters, set }
+    pub(super) fn new(row: Parts<'a>, way: usize, dirtied: &'a Cell<i64>) -> Self {
+        let Parts { dirty, written, header, dirty_since, words } = row;
+        Self { words, header: header.map(|h| &*h), dirty_since, dirty, written, way, dirtied }
     }
 
     /// The layout's word about the row's stored copy; `None` where the cache does not keep it.
@@ -32,25 +33,25 @@ impl<'a> RowMut<'a> {
     /// True when the row differs from its stored copy.
     #[inline(always)]
     pub fn is_dirty(&self) -> bool {
-        self.state.dirty >> self.way & 1 == 1
+        self.dirty.get(self.way)
     }
 
     /// True when the row is dirty or has a stored copy, that is, an origin other than 0.
     #[inline(always)]
     pub fn is_written(&self) -> bool {
-        self.state.written >> self.way & 1 == 1
+        *self.written >> self.way & 1 == 1
     }
 
-    /// Says that the row was changed at `stamp` and differs from its stored copy. True when it did
-    /// not before.
+    /// Says that the row was changed and differs from its stored copy, since `stamp` if it did not
+    /// before. True when it did not.
     #[inline(always)]
     pub fn mark_dirty(&mut self, stamp: u32) -> bool {
-        *self.changed = stamp;
         let was_clean = !self.is_dirty();
         if was_clean {
-            self.state.dirty |= 1 << self.way;
-            self.state.written |= 1 << self.way;
-            self.counters.add_dirty(self.set, 1);
+            *self.dirty_since = stamp;
+            self.dirty.set(self.way, true);
+            *self.written |= 1 << self.way;
+            self.dirtied.set(self.dirtied.get() + 1);
         }
         was_clean
     }
@@ -69,8 +70,8 @@ pub struct RowRef<'a> {
     pub dirty: bool,
     /// True when it did so at the last [`Cache::capture`](super::Cache::capture), and is unchanged.
     pub captured: bool,
-    /// The stamp of its last change. Means nothing while the row is clean.
-    pub changed: u32,
+    /// The stamp of the change that made it dirty. Means nothing while the row is clean.
+    pub dirty_since: u32,
     /// The row: values, then state.
     pub words: &'a [f32],
 }
@@ -104,7 +105,8 @@ struct Shard {
 }
 
 /// Resident and dirty rows of a cache, counted in shards by set so that threads seldom meet. The
-/// counts are relaxed: they order nothing.
+/// counts are relaxed: they order nothing. A shard may be below zero: rows that become dirty are
+/// counted late ([`super::Visits`]), and in another shard than the one that they leave.
 #[derive(Debug)]
 pub(super) struct Counters([Shard; 16]);
 
@@ -135,7 +137,7 @@ impl Counters {
     }
 }
 
-/// Never negative: each row is counted up and down in its own shard, in that order.
 fn sum<'a>(counts: impl Iterator<Item = &'a AtomicI64>) -> u64 {
-    counts.map(|count| count.load(Ordering::Relaxed).unsigned_abs()).sum()
+    let sum: i64 = counts.map(|count| count.load(Ordering::Relaxed)).sum();
+    sum.max(0) as u64
 }

@@ -1,19 +1,20 @@
 //! The memory of a cache: set metadata, row headers and rows in arenas, lent out under set locks.
 //!
 //! Set `s` has one cache line that every access needs ([`Set`]: tags, lock, a bit per row for what
-//! is asked most), and three more ([`Rest`]): two of stamps, of which a change needs one, and one
-//! that only misses need. The row in way `w` of set `s` lies at `(w * sets + s) * row bytes` in the
-//! arena of rows, and its header at the same place of the arena of headers: way after way, so that
-//! the last way of all sets is one range that can be given back. Rows lie apart from headers
-//! because most hits need no header, and because a row of whole cache lines then fills whole lines.
+//! is asked most), and three more ([`Rest`]): two of stamps, of which a row that becomes dirty
+//! needs one, and one that only misses need. The row in way `w` of set `s` lies at
+//! `(w * sets + s) * row bytes` in the arena of rows, and its header at the same place of the arena
+//! of headers: way after way, so that the last way of all sets is one range that can be given back.
+//! Rows lie apart from headers because most hits need no header, and because a row of whole cache
+//! lines then fills whole lines.
 //! A cache of dense rows alone has no headers: place and tag tell which row it is (`identity`).
 //!
 //! What always holds: metadata, headers and rows of a set are written by the holder of its lock
 //! ([`LockedSet`]) and nobody else, except for the bits of used rows, which are hints. Anyone may
-//! read the tags, which are atomics, as a hint where to prefetch, and copy a row without the lock
-//! (`gather`): the lock word counts how often the set was locked, and a copy during which it moved
-//! is thrown away (a sequence lock). No slot of a way at or above a set's `usable` is written, and
-//! `usable` never grows.
+//! read tags and dirty bits, which are atomics, as a hint what to prefetch, and copy a row without
+//! the lock (`gather`): the lock word counts how often the set was locked, and a copy during which
+//! it moved is thrown away (a sequence lock). No slot of a way at or above a set's `usable` is
+//! written, and `usable` never grows.
 //!
 //! Lock order: class lock, then one set lock. No thread holds two set locks.
 #![expect(unsafe_code, reason = "rows lie in mapped memory and are lent out under a spin lock")]
@@ -56,24 +57,18 @@ pub(super) struct Set {
     /// the lock may undo what another thread does at the same moment, so that a use is forgotten or
     /// an empty way looks used.
     used: AtomicU32,
-    state: UnsafeCell<State>,
-}
-
-/// What the lock guards on the set's line.
-#[derive(Debug)]
-#[repr(C)]
-pub(super) struct State {
-    /// Bit per way: its row differs from the copy on storage.
-    pub(super) dirty: u32,
+    /// Bit per way: its row differs from the copy on storage. Written by the lock's holder, read by
+    /// anyone.
+    dirty: AtomicU32,
     /// Bit per way: its row's key was written, so that it is dirty or has a stored copy.
-    pub(super) written: u32,
+    written: UnsafeCell<u32>,
 }
 
 /// What the lock guards on further lines.
 #[repr(C, align(64))]
 pub(super) struct Rest {
-    /// The stamp of the last change of each way's row. Means nothing while the row is clean.
-    changed: [u32; WAYS_MAX],
+    /// The stamp of the change that made each way's row dirty. Means nothing while it is clean.
+    dirty_since: [u32; WAYS_MAX],
     uses: Uses,
     /// Ways that were taken away from this set.
     taken: u32,
@@ -93,11 +88,29 @@ pub(super) struct Header {
 const _: () = assert!(size_of::<Set>() == LINE_BYTES && size_of::<Rest>() == 3 * LINE_BYTES);
 const _: () = assert!(size_of::<Header>() == 16);
 
+/// The dirty bits of a set whose lock this thread holds.
+#[derive(Debug)]
+pub(super) struct DirtyBits<'a>(&'a AtomicU32);
+
+impl DirtyBits<'_> {
+    #[inline(always)]
+    pub(super) fn get(&self, way: usize) -> bool {
+        self.0.load(Ordering::Relaxed) >> way & 1 == 1
+    }
+
+    #[inline(always)]
+    pub(super) fn set(&mut self, way: usize, dirty: bool) {
+        let others = self.0.load(Ordering::Relaxed) & !(1 << way);
+        self.0.store(others | u32::from(dirty) << way, Ordering::Relaxed);
+    }
+}
+
 /// A row and all that is known about it, for change.
 pub(super) struct Parts<'a> {
-    pub(super) state: &'a mut State,
+    pub(super) dirty: DirtyBits<'a>,
+    pub(super) written: &'a mut u32,
     pub(super) header: Option<&'a mut Header>,
-    pub(super) changed: &'a mut u32,
+    pub(super) dirty_since: &'a mut u32,
     pub(super) words: &'a mut [f32],
 }
 
@@ -107,8 +120,8 @@ impl Parts<'_> {
         if let Some(header) = &mut self.header {
             header.origin = origin;
         }
-        let written = origin != 0 || self.state.dirty >> way & 1 == 1;
-        self.state.written = self.state.written & !(1 << way) | u32::from(written) << way;
+        let written = origin != 0 || self.dirty.get(way);
+        *self.written = *self.written & !(1 << way) | u32::from(written) << way;
     }
 }
 
@@ -236,7 +249,7 @@ impl Sets {
 
     /// The address of a row's stamp. It lies in the arena for every set of this cache and way.
     #[inline(always)]
-    fn changed(&self, index: u32, way: usize) -> *mut u32 {
+    fn dirty_since(&self, index: u32, way: usize) -> *mut u32 {
         let rest = self.rest.as_ptr().cast::<Rest>().wrapping_add(index as usize);
         rest.cast::<u32>().wrapping_add(way)
     }
@@ -292,7 +305,7 @@ impl Sets {
     /// Asks for the lines of the rows that seem to be in these places, [`BLOCK`] at most, and notes
     /// their ways: a hint that takes no lock. It may see tags in the middle of a change, or another
     /// row's, and then asks for the wrong lines. Headers are asked for where a tag does not tell
-    /// which row it is, stamps if the rows will be changed.
+    /// which row it is, stamps of rows that will be changed and are not dirty yet.
     #[inline(always)]
     pub(super) fn find_rows(&self, block: &mut [Location], changes: bool) {
         match self.level {
@@ -303,16 +316,22 @@ impl Sets {
 
     #[inline(always)]
     fn find_rows_into<const FIRST: bool>(&self, block: &mut [Location], changes: bool) {
-        let mut rows = [null(); BLOCK];
-        let (mut count, mut inexact) = (0, false);
+        let (mut rows, mut stamps) = ([null(); BLOCK], [null(); BLOCK]);
+        let (mut count, mut clean, mut inexact) = (0, 0, false);
         for at in &mut *block {
-            let found = self.set(at.set).tags.matches(at.tag);
+            let set = self.set(at.set);
+            let found = set.tags.matches(at.tag);
             if found == 0 {
                 at.hint = NO_HINT;
                 continue;
             }
             at.hint = found.trailing_zeros() as u8;
             inexact |= !at.is_exact();
+            if changes {
+                // Without a branch: which rows are dirty nobody can guess.
+                stamps[clean] = self.dirty_since(at.set, at.hint.into()).cast_const();
+                clean += usize::from(set.dirty.load(Ordering::Relaxed) >> at.hint & 1 == 0);
+            }
             rows[count] = self.row(at.set, at.hint.into()).cast_const();
             count += 1;
         }
@@ -323,10 +342,8 @@ impl Sets {
                 prefetch_line::<FIRST, _>(header_in(headers, self.slot(at.set, at.hint.into())));
             }
         }
-        if changes {
-            for at in found() {
-                prefetch_line::<FIRST, _>(self.changed(at.set, at.hint.into()));
-            }
+        for stamp in &stamps[..clean] {
+            prefetch_line::<FIRST, _>(*stamp);
         }
     }
 
@@ -405,23 +422,29 @@ impl LockedSet<'_> {
         self.index
     }
 
+    /// Bit per way whose row is dirty.
     #[inline(always)]
-    pub(super) fn state(&self) -> &State {
-        // SAFETY: this thread holds the lock, and `&self` excludes the exclusive references that
-        // the methods below lend from `&mut self`.
-        unsafe { &*self.set.state.get() }
+    pub(super) fn dirty(&self) -> u32 {
+        self.set.dirty.load(Ordering::Relaxed)
     }
 
     #[inline(always)]
-    pub(super) fn state_mut(&mut self) -> &mut State {
+    pub(super) fn dirty_mut(&mut self) -> DirtyBits<'_> {
+        DirtyBits(&self.set.dirty)
+    }
+
+    /// Bit per way whose row's key was written.
+    #[inline(always)]
+    pub(super) fn written_mut(&mut self) -> &mut u32 {
         // SAFETY: this thread holds the lock, and `&mut self` excludes every other reference.
-        unsafe { &mut *self.set.state.get() }
+        unsafe { &mut *self.set.written.get() }
     }
 
     #[inline(always)]
     fn rest(&self) -> &Rest {
         // SAFETY: the arena holds one `Rest` per set, aligned to its 64 bytes, all zeros at first,
-        // which is a valid one. Lock and `&self` as in `state`.
+        // which is a valid one. This thread holds the lock, and `&self` excludes the exclusive
+        // references that other methods lend from `&mut self`.
         unsafe { &*self.sets.rest.as_ptr().cast::<Rest>().add(self.index as usize) }
     }
 
@@ -435,9 +458,9 @@ impl LockedSet<'_> {
         &mut self.rest_mut().uses
     }
 
-    /// The stamp of the last change of the row in `way`.
-    pub(super) fn changed(&self, way: usize) -> u32 {
-        self.rest().changed[way]
+    /// The stamp of the change that made the row in `way` dirty.
+    pub(super) fn dirty_since(&self, way: usize) -> u32 {
+        self.rest().dirty_since[way]
     }
 
     /// Bit per way whose row is captured.
@@ -536,13 +559,14 @@ impl LockedSet<'_> {
     pub(super) fn row_mut(&mut self, way: usize) -> Parts<'_> {
         self.check(way);
         let sets = self.sets;
-        // SAFETY: as in `state_mut`, `header`, `rest` and `words`; the four lie in different
+        // SAFETY: as in `written_mut`, `header`, `rest` and `words`; the four lie in different
         // memory, and `&mut self` excludes every other reference to them.
         unsafe {
             Parts {
-                state: &mut *self.set.state.get(),
+                dirty: DirtyBits(&self.set.dirty),
+                written: &mut *self.set.written.get(),
                 header: sets.header(self.index, way).map(|header| &mut *header),
-                changed: &mut *sets.changed(self.index, way),
+                dirty_since: &mut *sets.dirty_since(self.index, way),
                 words: std::slice::from_raw_parts_mut(sets.row(self.index, way), sets.words),
             }
         }
@@ -553,16 +577,17 @@ impl LockedSet<'_> {
     pub(super) fn move_row(&mut self, from: usize, to: usize) {
         assert!(from != to && self.tag(to) == 0, "a row moves from way {from} to {to}");
         let header = self.header(from).copied();
-        let (changed, tag) = (self.changed(from), self.tag(from));
+        let (dirty_since, tag) = (self.dirty_since(from), self.tag(from));
         let row = self.sets.row(self.index, from);
-        let parts = self.row_mut(to);
+        let mut parts = self.row_mut(to);
         if let (Some(to), Some(from)) = (parts.header, header) {
             *to = from;
         }
-        *parts.changed = changed;
-        for bits in [&mut parts.state.dirty, &mut parts.state.written] {
-            *bits = *bits & !(1 << from | 1 << to) | (*bits >> from & 1) << to;
-        }
+        *parts.dirty_since = dirty_since;
+        let (dirty, written) = (parts.dirty.get(from), *parts.written >> from & 1);
+        parts.dirty.set(to, dirty);
+        parts.dirty.set(from, false);
+        *parts.written = *parts.written & !(1 << from | 1 << to) | written << to;
         // SAFETY: `from` is usable, as `header` asserted, and lies apart from the row that is lent
         // in `parts`, because the ways differ; lock and `&mut self` as above.
         parts.words.copy_from_slice(unsafe { std::slice::from_raw_parts(row, parts.words.len()) });
@@ -589,12 +614,12 @@ mod tests {
                 let name = set.index() * 100 + way as u32;
                 if round == 1 {
                     let key = set.header(way).unwrap().key;
-                    assert_eq!((key, set.changed(way)), (u64::from(name), name));
+                    assert_eq!((key, set.dirty_since(way)), (u64::from(name), name));
                     assert_eq!(set.words(way), [name as f32; 3]);
                 }
                 let row = set.row_mut(way);
                 *row.header.unwrap() = Header { key: name.into(), origin: name, table: 1 };
-                *row.changed = name;
+                *row.dirty_since = name;
                 row.words.fill(name as f32);
             }
         }

@@ -55,14 +55,14 @@ struct ModelRow {
     stored: bool,
     dirty: bool,
     /// 0 while the row is clean.
-    changed: u32,
+    dirty_since: u32,
     set: u32,
 }
 
 impl PartialEq for ModelRow {
     /// Whether a row is stored shows in no row that was handed out, only in `is_written`.
     fn eq(&self, other: &Self) -> bool {
-        let known = |row: &Self| (row.words, row.origin, row.dirty, row.changed, row.set);
+        let known = |row: &Self| (row.words, row.origin, row.dirty, row.dirty_since, row.set);
         known(self) == known(other)
     }
 }
@@ -145,7 +145,8 @@ impl Model {
                 assert_eq!(found, known, "seed {seed}: access of {key}");
                 if let Some(row) = self.rows.get_mut(&(table, key)) {
                     if write {
-                        (row.words, row.dirty, row.changed) = (words, true, stamp);
+                        let dirty_since = if row.dirty { row.dirty_since } else { stamp };
+                        (row.words, row.dirty, row.dirty_since) = (words, true, dirty_since);
                     }
                     self.uses(table, key, location.set);
                 }
@@ -206,12 +207,12 @@ impl Model {
         let stored = before.is_none_or(|row| row.stored);
         let expected = before.map_or(self.origin(stamp + 1), |row| row.origin);
         assert_eq!(origin, expected, "seed {}", self.seed);
-        let changed = match (dirty, &known) {
-            _ if wrote => stamp,
-            (true, Some(row)) => row.changed,
-            _ => 0,
+        let dirty_since = match (dirty, &known) {
+            (true, Some(row)) if row.dirty => row.dirty_since,
+            (true, _) => stamp,
+            (false, _) => 0,
         };
-        let row = ModelRow { words, origin, stored, dirty, changed, set: location.set };
+        let row = ModelRow { words, origin, stored, dirty, dirty_since, set: location.set };
         self.rows.insert((table, key), row);
         if known.is_some() {
             self.uses(table, key, location.set);
@@ -251,12 +252,12 @@ impl Model {
     fn write_back_some(&mut self) {
         let mut dirty = Vec::new();
         self.cache.capture();
-        self.cache.for_each_captured(|changed, slot| dirty.push((changed, slot)));
-        for (changed, slot) in dirty {
+        self.cache.for_each_captured(|dirty_since, slot| dirty.push((dirty_since, slot)));
+        for (dirty_since, slot) in dirty {
             let origin = self.below(1 << 32) as u32;
             let mut id = None;
             let mut stored = |row: RowRef<'_>| {
-                assert!(row.dirty && row.changed == changed);
+                assert!(row.dirty && row.dirty_since == dirty_since);
                 id = Some((row.table, row.key));
             };
             match self.below(4) {
@@ -275,7 +276,7 @@ impl Model {
             }
             let kept = self.origin(origin);
             let row = self.rows.get_mut(&id.unwrap()).unwrap();
-            (row.origin, row.stored, row.dirty, row.changed) = (kept, origin != 0, false, 0);
+            (row.origin, row.stored, row.dirty, row.dirty_since) = (kept, origin != 0, false, 0);
         }
     }
 
@@ -313,9 +314,9 @@ impl Model {
         assert_eq!(self.cache.dirty_rows(), dirty as u64, "seed {seed}");
         let mut walked = BTreeSet::new();
         self.cache.capture();
-        self.cache.for_each_captured(|changed, slot| {
+        self.cache.for_each_captured(|dirty_since, slot| {
             let row = self.cache.with_slot(slot, |row| {
-                assert_eq!(row.changed, changed);
+                assert_eq!(row.dirty_since, dirty_since);
                 (row.table, row.key)
             });
             assert!(walked.insert(row.unwrap()));
@@ -336,19 +337,19 @@ impl Model {
 
 /// What a row shows to a verb; the rest as it should be.
 fn seen(row: &RowMut<'_>, known: Option<&ModelRow>) -> ModelRow {
-    let (changed, set) = known.map_or((0, 0), |row| (row.changed, row.set));
+    let (dirty_since, set) = known.map_or((0, 0), |row| (row.dirty_since, row.set));
     let stored = known.is_some_and(|row| row.stored);
     assert_eq!(row.is_written(), row.is_dirty() || stored);
     let words = (&*row.words).try_into().unwrap();
     let origin = row.origin().unwrap_or(0);
-    ModelRow { words, origin, stored, dirty: row.is_dirty(), changed, set }
+    ModelRow { words, origin, stored, dirty: row.is_dirty(), dirty_since, set }
 }
 
 fn kept(row: &RowRef<'_>, set: u32) -> ModelRow {
     let words = row.words.try_into().unwrap();
-    let changed = if row.dirty { row.changed } else { 0 };
+    let dirty_since = if row.dirty { row.dirty_since } else { 0 };
     let origin = row.origin.unwrap_or(0);
-    ModelRow { words, origin, stored: false, dirty: row.dirty, changed, set }
+    ModelRow { words, origin, stored: false, dirty: row.dirty, dirty_since, set }
 }
 
 #[test]

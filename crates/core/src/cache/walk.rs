@@ -16,29 +16,29 @@ impl Cache {
     pub fn capture(&self) {
         for index in 0..self.sets() {
             let mut set = self.sets.lock(index);
-            let dirty = set.state().dirty;
+            let dirty = set.dirty();
             if dirty != 0 {
                 set.set_captured(dirty);
             }
         }
     }
 
-    /// Calls `f` with the stamp of the last change and the slot number of every captured row, set
-    /// by set. No lock is held during the calls.
+    /// Calls `f` with the stamp since which it is dirty and the slot number of every captured row,
+    /// set by set. No lock is held during the calls.
     pub fn for_each_captured(&self, mut f: impl FnMut(u32, u32)) {
-        let mut changed = [0; WAYS_MAX];
+        let mut dirty_since = [0; WAYS_MAX];
         for index in 0..self.sets() {
             let captured = {
                 let set = self.sets.lock(index);
                 // A line less for the sets that have none.
-                let captured = if set.state().dirty == 0 { 0 } else { set.captured() };
+                let captured = if set.dirty() == 0 { 0 } else { set.captured() };
                 for way in bits(captured) {
-                    changed[way] = set.changed(way);
+                    dirty_since[way] = set.dirty_since(way);
                 }
                 captured
             };
             for way in bits(captured) {
-                f(changed[way], way as u32 * self.sets() + index);
+                f(dirty_since[way], way as u32 * self.sets() + index);
             }
         }
     }

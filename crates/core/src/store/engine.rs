@@ -240,8 +240,11 @@ impl Class {
 
     /// Rows that storage must have room for: dirty ones, waiting ones, promised ones.
     pub(super) fn unwritten_rows(&self, log: &ClassLog) -> u64 {
+        // Promised ones first: they cover what a verb that goes on has not counted as dirty yet.
+        // Pairs with the release in `end_promise`.
+        let promised = self.promised.load(Ordering::Acquire);
         let dirty = self.tier.as_ref().map_or(0, |tier| tier.cache.dirty_rows());
-        dirty + log.buffer.len() as u64 + self.promised.load(Ordering::Relaxed)
+        promised + dirty + log.buffer.len() as u64
     }
 }
 
@@ -440,6 +443,6 @@ impl Residents for CacheOfClass<'_> {
 /// Puts a dirty victim in the flush buffer; a clean one is gone.
 pub(super) fn keep_if_dirty(buffer: &mut FlushBuffer, victim: RowRef<'_>) {
     if victim.dirty {
-        buffer.push((victim.changed, victim.table, victim.key, victim.origin), victim.words);
+        buffer.push((victim.dirty_since, victim.table, victim.key, victim.origin), victim.words);
     }
 }

@@ -63,7 +63,7 @@ impl Inner {
         self.poison_on_error(result)
     }
 
-    /// Writes every dirty row of a class, least recently changed first. Nobody changes rows
+    /// Writes every dirty row of a class, those dirty for longest first. Nobody changes rows
     /// meanwhile, and no commit is under way.
     pub(super) fn flush_dirty(&self, engine: &Engine, class: &Class) -> Result<()> {
         let Some(tier) = &class.tier else { return Ok(()) };

@@ -129,7 +129,7 @@ impl Inner {
     pub(super) fn end_promise(&self, engine: &Engine, keys: &[Keys<'_>]) {
         for batch in keys {
             let class = &engine.classes[batch.table.class];
-            // Pairs with the acquire in `changed_at_most`.
+            // Pairs with the acquires in `changed_at_most` and `unwritten_rows`.
             class.promised.fetch_sub(batch.keys.len() as u64, Ordering::Release);
         }
     }

@@ -271,6 +271,7 @@ impl Hits<'_> {
         let Self { cache, keys, batch, .. } = *self;
         let id = self.table.id();
         let admits = op.admits();
+        let visits = cache.visits();
         let mut fresh = 0;
         cache.staged(
             keys.len(),
@@ -284,8 +285,8 @@ impl Hits<'_> {
                 let mut see =
                     |row: RowMut<'_>| fresh += u64::from(visit(op, batch, i, row, stamp, false));
                 let hit = match admits {
-                    true => cache.access(at, id, keys[i], &mut see),
-                    false => cache.peek(at, id, keys[i], &mut see),
+                    true => visits.access(at, id, keys[i], &mut see),
+                    false => visits.peek(at, id, keys[i], &mut see),
                 };
                 if hit.is_none() {
                     missed(i);
@@ -526,7 +527,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
                 miss,
                 Source::Words(scratch),
                 waiting.origin.unwrap_or(0),
-                Some(waiting.changed),
+                Some(waiting.dirty_since),
             )?;
         } else {
             let origin = waiting.origin;
@@ -647,7 +648,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
         Ok(Progress::Done)
     }
 
-    /// Makes the row resident and hands it to the verb. `changed` is the stamp of a row that
+    /// Makes the row resident and hands it to the verb. `dirty_since` is the stamp of a row that
     /// differs from its stored copy.
     fn hand_over(
         &mut self,
@@ -655,7 +656,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
         miss: Miss,
         source: Source<'_>,
         origin: u32,
-        changed: Option<u32>,
+        dirty_since: Option<u32>,
     ) -> Result<()> {
         let (table, key) = self.key(miss);
         let (batch, position) = (miss.batch as usize, miss.position as usize);
@@ -680,7 +681,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
             if hit.is_none() {
                 let mut words = vec![0.0; table.layout.row_words()];
                 fill(&mut words);
-                let written = origin != 0 || changed.is_some();
+                let written = origin != 0 || dirty_since.is_some();
                 let row = RowView { words: &mut words, written, blank, origin: Some(origin) };
                 self.op.visit(batch, position, row);
             }
@@ -688,7 +689,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
         }
         let stamp = self.class.now();
         let count = match source {
-            Source::Words(_) if changed.is_none() => Some(&self.inner.metrics.loaded),
+            Source::Words(_) if dirty_since.is_none() => Some(&self.inner.metrics.loaded),
             Source::Initial => Some(&self.inner.metrics.initial),
             Source::Words(_) | Source::Blank => None,
         };
@@ -699,8 +700,8 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
             if fresh {
                 fill(row.words);
                 came = 1;
-                if let Some(changed) = changed {
-                    row.mark_dirty(changed);
+                if let Some(stamp) = dirty_since {
+                    row.mark_dirty(stamp);
                 }
             }
             visit(&mut *op, batch, position, row, stamp, blank && fresh)
@@ -711,7 +712,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
         };
         let fresh_key = match next {
             // A row that has left the flush buffer has nowhere else to be.
-            Some(next) if changed.is_none() => {
+            Some(next) if dirty_since.is_none() => {
                 let admitted =
                     cache.admit_ahead(at, (table.id(), key, origin), next, use_row, leave);
                 if admitted.is_none() {

@@ -35,8 +35,8 @@ impl Hasher for KeyHasher {
 /// What waits beside its row.
 #[derive(Clone, Copy, Debug)]
 pub struct Waiting {
-    /// When the row was last changed, by the cache's stamps.
-    pub changed: u32,
+    /// Since when the row is dirty, by the cache's stamps.
+    pub dirty_since: u32,
     /// Table of the row.
     pub table: u16,
     /// Key of the row.
@@ -105,8 +105,8 @@ impl FlushBuffer {
 
     /// Adds a row that is not here yet. Panics when full: the owner flushes before.
     pub fn push(&mut self, waiting: (u32, u16, u64, Option<u32>), row: &[f32]) {
-        let (changed, table, key, origin) = waiting;
-        let waiting = Waiting { changed, table, key, origin, live: true };
+        let (dirty_since, table, key, origin) = waiting;
+        let waiting = Waiting { dirty_since, table, key, origin, live: true };
         let at = match self.holes.pop() {
             Some(at) => {
                 self.waiting[at as usize] = waiting;
@@ -151,12 +151,12 @@ impl FlushBuffer {
         self.holes.push(at);
     }
 
-    /// The places of all waiting rows, least recently changed first; `now` is the newest stamp.
+    /// The places of all waiting rows, those dirty for longest first; `now` is the newest stamp.
     pub fn in_order_of_change(&self, now: u32, order: &mut Vec<u32>) {
         order.clear();
         order.extend((0..self.waiting.len() as u32).filter(|at| self.waiting[*at as usize].live));
         order.sort_unstable_by_key(|at| {
-            (std::cmp::Reverse(now.wrapping_sub(self.waiting[*at as usize].changed)), *at)
+            (std::cmp::Reverse(now.wrapping_sub(self.waiting[*at as usize].dirty_since)), *at)
         });
     }
 
@@ -173,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_leave_in_order_of_last_change_also_when_stamps_wrap() {
+    fn rows_dirty_for_longest_leave_first_also_when_stamps_wrap() {
         let mut buffer = FlushBuffer::new(4, 1);
         for (stamp, key) in [(5, 1), (u32::MAX - 1, 2), (3, 3)] {
             buffer.push((stamp, 0, key, Some(0)), &[key as f32]);

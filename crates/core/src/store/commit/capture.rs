@@ -46,8 +46,8 @@ impl CommitStage {
     }
 }
 
-/// The captured rows of a class in the order in which they are to be written: those changed
-/// longest ago first.
+/// The captured rows of a class in the order in which they are to be written: those dirty for
+/// longest first.
 pub(super) struct Portions {
     now: u32,
     /// Ranges of age that are left, the oldest last.
@@ -72,8 +72,8 @@ impl Portions {
             let (oldest, youngest) = self.ranges.pop()?;
             self.rows.clear();
             self.given = 0;
-            cache.for_each_captured(|changed, slot| {
-                let age = self.now.wrapping_sub(changed);
+            cache.for_each_captured(|dirty_since, slot| {
+                let age = self.now.wrapping_sub(dirty_since);
                 if age <= oldest && age >= youngest {
                     self.rows.push((age, slot));
                 }
@@ -89,19 +89,16 @@ impl Portions {
 /// Ranges of age (oldest, youngest) that hold at most about `most` captured rows each, oldest
 /// first.
 fn ranges(cache: &Cache, now: u32, most: usize) -> Vec<(u32, u32)> {
-    let dirty = cache.dirty_rows() as usize;
-    if dirty == 0 {
-        return Vec::new();
-    }
-    if dirty <= most {
+    // An estimate, for verbs that go on count late what they made dirty.
+    if cache.dirty_rows() as usize <= most {
         return vec![(u32::MAX, 0)];
     }
     let mut oldest = 0;
-    cache.for_each_captured(|changed, _| oldest = oldest.max(now.wrapping_sub(changed)));
+    cache.for_each_captured(|dirty_since, _| oldest = oldest.max(now.wrapping_sub(dirty_since)));
     let shift = (32 - oldest.leading_zeros()).saturating_sub(12);
     let mut counts = vec![0usize; (oldest >> shift) as usize + 1];
-    cache.for_each_captured(|changed, _| {
-        counts[(now.wrapping_sub(changed) >> shift) as usize] += 1;
+    cache.for_each_captured(|dirty_since, _| {
+        counts[(now.wrapping_sub(dirty_since) >> shift) as usize] += 1;
     });
     let mut ranges = Vec::new();
     let (mut high, mut sum) = (counts.len() - 1, 0);
