@@ -32,7 +32,9 @@ DELAY_S_MAX = 0.7
 
 
 class Run:
-    """Two tables with four times more bytes than memory, a dense part, dropout from a generator."""
+    """Tables with four times more bytes than memory, one of them rounded at random to 2 bytes, a
+    dense part, dropout from a generator.
+    """
 
     def __init__(self, path: Path) -> None:
         torch.manual_seed(3)
@@ -40,10 +42,13 @@ class Run:
         tables = [
             nn.EmbeddingBagConfig("items", DIM, ["seen", "bought"], optimizer="adagrad"),
             nn.EmbeddingBagConfig("places", DIM, num_embeddings=ITEMS, optimizer="adagrad"),
+            nn.EmbeddingBagConfig(
+                "hours", DIM, num_embeddings=ITEMS, dtype=torch.float16, optimizer="adagrad"
+            ),
         ]
         self.model = torch.nn.Sequential(
             nn.EmbeddingBagCollection(tables, store=self.store, concatenate=True),
-            torch.nn.Linear(3 * DIM, 8),
+            torch.nn.Linear(4 * DIM, 8),
             torch.nn.Dropout(0.2),
             torch.nn.ReLU(),
             torch.nn.Linear(8, 1),
@@ -55,8 +60,8 @@ class Run:
     def train(self, step: int) -> None:
         """One step, whose batch follows from its number."""
         generator = torch.Generator().manual_seed(step)
-        ids = torch.randint(0, ITEMS, (3, BATCH, 2), generator=generator)
-        features = dict(zip(("seen", "bought", "places"), ids, strict=True))
+        ids = torch.randint(0, ITEMS, (4, BATCH, 2), generator=generator)
+        features = dict(zip(("seen", "bought", "places", "hours"), ids, strict=True))
         features["seen"] *= 1 << 40
         wanted = torch.randint(0, 2, (BATCH, 1), generator=generator).float()
         loss = torch.nn.functional.binary_cross_entropy_with_logits(self.model(features), wanted)
@@ -68,7 +73,7 @@ class Run:
     def digest(self) -> str:
         """Everything that the run has become, in one word."""
         digest = hashlib.sha256()
-        for name in ("items", "places"):
+        for name in ("items", "places", "hours"):
             digest.update(str(self.store.table(name).digest()).encode())
         states = [self.model.state_dict(), *(o.state_dict() for o in self.optimizers)]
         for place, value in plain(states, ""):
