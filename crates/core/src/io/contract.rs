@@ -240,6 +240,24 @@ fn a_buffer_stays_readable_while_it_is_written_and_acquired_until_release() {
 }
 
 #[test]
+fn a_queue_takes_no_more_memory_than_is_said_beforehand() {
+    each(|medium| {
+        for (depth, buffers) in [
+            (2, Buffers::equal(2, 16_384)),
+            (43, Buffers::sharing(64 << 12, 4096, 16_384)),
+            (171, Buffers::sharing(256 << 10, 512, 32_768)),
+            (256, Buffers::sharing(3 << 20, 4096, 32_768)),
+        ] {
+            let (taken, most) = {
+                let queue = medium.queue(depth, buffers).unwrap();
+                (queue.memory_bytes(), buffers.queue_bytes(depth))
+            };
+            assert!(taken <= most && most < taken + 512 * depth + 16_384, "{taken} of {most}");
+        }
+    });
+}
+
+#[test]
 fn polling_waits_for_nothing_and_completes_everything_in_the_end() {
     each(|medium| {
         let file = medium.open("rows", OpenMode::CreateNew).unwrap();

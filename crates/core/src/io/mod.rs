@@ -166,6 +166,11 @@ pub struct Buffers {
 impl Buffers {
     /// So many pieces at most are worth keeping account of.
     const PIECES_MAX: usize = 1024;
+    /// What is noted of a request in flight at most, whatever runs it. (Of a ring's entries, which
+    /// are a power of two, it may be two of 100 bytes.)
+    const REQUEST_NOTES_BYTES: usize = 384;
+    /// What is noted of a piece.
+    const PIECE_NOTES_BYTES: usize = 16;
 
     /// Buffers of the same length.
     pub const fn equal(buffers: usize, bytes: usize) -> Self {
@@ -189,6 +194,12 @@ impl Buffers {
     /// Bytes of the longest buffer.
     pub const fn longest_bytes(&self) -> usize {
         self.longest * self.piece_bytes
+    }
+
+    /// Bytes at most of a queue with these buffers and so many requests in flight: the buffers, and
+    /// what it and the kernel note of each request and piece.
+    pub const fn queue_bytes(&self, depth: usize) -> usize {
+        self.bytes() + depth * Self::REQUEST_NOTES_BYTES + self.pieces * Self::PIECE_NOTES_BYTES
     }
 }
 

@@ -176,13 +176,14 @@ impl ClassPlan {
     fn buffer_bytes(&self, demand: &ClassDemand) -> u64 {
         let flush = FlushBuffer::memory_for(self.flush_rows, demand.row_bytes / 4);
         let read = self.readers_bytes();
+        let write = Buffers::equal(self.chunks, self.chunk_bytes).queue_bytes(self.chunks);
         // One more chunk is the scratch of cleaning.
-        ((self.chunks + 1) * self.chunk_bytes + flush + self.delta_bytes()) as u64 + read
+        (write + self.chunk_bytes + flush + self.delta_bytes()) as u64 + read
     }
 
-    /// Bytes that all readers read into.
+    /// Bytes of all readers: what they read into, and what they note of their requests.
     pub(super) fn readers_bytes(&self) -> u64 {
-        (self.readers * self.read_buffers.bytes()) as u64
+        (self.readers * self.read_buffers.queue_bytes(self.read_depth)) as u64
     }
 }
 

@@ -190,10 +190,9 @@ impl Class {
         })
     }
 
-    /// Bytes of the buffers that a look-ahead window reads with, of whose bytes the class has a
-    /// share.
+    /// Bytes of the reader of a look-ahead window, of whose bytes the class has a share.
     pub(super) fn ahead_bytes(&self, share: u64) -> u64 {
-        self.ahead_buffers(share).map_or(0, |(_, buffers)| buffers.bytes() as u64)
+        self.ahead_buffers(share).map_or(0, |(depth, buffers)| buffers.queue_bytes(depth) as u64)
     }
 
     /// Makes the look-ahead window's own reader, where it may have one.

@@ -296,7 +296,7 @@ impl Fixture {
 
 /// A budget at which most rows live on storage.
 fn tight() -> u64 {
-    760 << 10
+    784 << 10
 }
 
 #[test]
