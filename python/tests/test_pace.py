@@ -58,6 +58,17 @@ def test_a_way_that_is_much_slower_is_tried_again_later(slower: float, least: in
     assert least <= third - second < least + 80
 
 
+def test_a_disturbance_of_one_trial_puts_off_the_next_one_no_longer_than_usual() -> None:
+    def seconds(step: int, overlapped: bool) -> float:
+        # The second trial falls on a commit, which makes the way that it tries look slow.
+        return 0.3 if overlapped and 100 < step < 200 else 0.052 if overlapped else 0.05
+
+    made = overlapped_steps(Pace(None), 600, seconds)
+    starts = [step for step in range(1, 600) if made[step][0] and not made[step - 1][0]]
+    assert 100 < starts[1] < 200
+    assert 128 <= starts[2] - starts[1] < 220
+
+
 def test_as_fast_either_way_it_stays_as_it_is() -> None:
     assert share(overlapped_steps(Pace(None), 5000, lambda _, __: 0.05)) > 0.97
 

@@ -25,8 +25,8 @@ _HOLD_MIN, _HOLD_MAX = 64, 4096
 """Steps until the other way is tried again: at least doubled each time that nothing has changed.
 The first trial says little, for caches and windows are still being filled."""
 _COST = 0.02
-"""From the second trial on, trying a slower way takes at most this share of the time, as far as
-`_HOLD_MAX` allows: the slower it was, the later it is tried again."""
+"""Trying a way that two trials in a row have found slower takes at most this share of the time, as
+far as `_HOLD_MAX` allows: the slower it was, the later it is tried again."""
 _WORSE = 1.3
 """A median this much above the one that decided ends the wait, but not before `_HOLD_MIN` steps: a
 table has outgrown its memory, say."""
@@ -48,6 +48,8 @@ class Pace:
         self._left = 0
         """Steps until the next trial may begin; none while one is under way."""
         self._reference = 0.0
+        self._slower = 1.0
+        """How many times slower than the way it chose the last trial found the other one."""
 
     def step(self, seconds: float, overlapped: bool) -> None:
         """Takes note of how long the step of one batch took, and how it was made."""
@@ -74,7 +76,7 @@ class Pace:
             return False
         if median(self._recent) <= _WORSE * self._reference:
             return False
-        self._left, self._hold = 0, _HOLD_MIN
+        self._left, self._hold, self._slower = 0, _HOLD_MIN, 1.0
         return True
 
     def _turn(self) -> None:
@@ -89,13 +91,15 @@ class Pace:
         if other < _GAIN * present:
             self._turn()
             self._hold = _HOLD_MIN
-            self._reference = other
+            self._reference, self._slower = other, present / max(other, 1e-9)
         else:
-            self._hold = self._longer(other / max(present, 1e-9)) if self._reference else _HOLD_MIN
-            self._reference = present
+            slower = other / max(present, 1e-9)
+            # What one trial says alone may be a disturbance.
+            self._hold = self._longer(min(slower, self._slower)) if self._reference else _HOLD_MIN
+            self._reference, self._slower = present, slower
         self._left = self._hold
 
     def _longer(self, slower: float) -> int:
-        """Steps until the next trial, when a second one has found the other way slower as well."""
+        """Steps until the next trial, when two have found the other way so much slower."""
         worth = int((_SETTLE + _TRIAL) * (slower - 1) / _COST)
         return min(max(2 * self._hold, worth), _HOLD_MAX)
