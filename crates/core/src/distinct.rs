@@ -16,9 +16,10 @@ const BLOCK: usize = 32;
 /// apart without a look at the key.
 type Slot = u32;
 
-/// Reusable scratch memory for de-duplication: no allocation once it has seen the largest batch.
+/// Reusable scratch memory for de-duplication: no allocation once it has seen the largest batch,
+/// but for keys that were taken.
 ///
-/// Keeps 8 bytes per distinct key, 4 per key and 8 to 16 per key of open-addressing table.
+/// Keeps 12 bytes per key, and 8 to 16 per key of open-addressing table.
 #[derive(Debug, Default)]
 pub struct Distinct {
     slots: Vec<Slot>,

@@ -33,12 +33,13 @@ pub(super) fn benches(criterion: &mut Criterion) {
             let mut stamp = 0;
             let update = |keys: &mut Vec<u64>| {
                 stamp += 1;
+                let visits = cache.visits();
                 let visit = |i: usize, at| {
                     let change = |mut row: RowMut<'_>| {
                         row.words[1..].iter_mut().for_each(|word| *word += 0.5);
                         row.mark_dirty(stamp)
                     };
-                    black_box(cache.access(at, 0, keys[i], change).expect("a resident row"));
+                    black_box(visits.access(at, 0, keys[i], change).expect("a resident row"));
                 };
                 cache.staged(keys.len(), true, |i| locate(&cache, keys[i]), visit);
             };

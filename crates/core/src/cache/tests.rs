@@ -134,7 +134,7 @@ impl Model {
         match self.below(20) {
             0..10 => self.admit(table, key, stamp, words, write),
             10..13 => {
-                let found = self.cache.access(location, table, key, |mut row| {
+                let found = self.cache.visits().access(location, table, key, |mut row| {
                     let before = seen(&row, known.as_ref());
                     if write {
                         row.words.copy_from_slice(&words);
@@ -322,6 +322,7 @@ impl Model {
             assert!(walked.insert(row.unwrap()));
         });
         assert_eq!(walked.len(), dirty, "seed {seed}");
+        assert_eq!(self.cache.captured_rows(), dirty as u64, "seed {seed}");
         let mut resident = 0;
         for (table, sets) in (0..3).flat_map(|t| [(t, 0..2), (t, 2..u32::MAX)]) {
             self.cache.for_each_resident(sets, table, |row| {

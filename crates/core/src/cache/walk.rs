@@ -9,18 +9,27 @@
 
 use super::{Cache, Location, LockedSet, RowRef, WAYS_MAX, bits, find};
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 
 impl Cache {
     /// Marks every dirty row as captured, until it is written or leaves. Nobody may change rows
     /// meanwhile.
     pub fn capture(&self) {
+        let mut rows = 0;
         for index in 0..self.sets() {
             let mut set = self.sets.lock(index);
             let dirty = set.dirty();
             if dirty != 0 {
                 set.set_captured(dirty);
+                rows += u64::from(dirty.count_ones());
             }
         }
+        self.captured.store(rows, Ordering::Relaxed);
+    }
+
+    /// How many rows the last capture marked. Fewer may be left.
+    pub fn captured_rows(&self) -> u64 {
+        self.captured.load(Ordering::Relaxed)
     }
 
     /// Calls `f` with the stamp since which it is dirty and the slot number of every captured row,

@@ -175,7 +175,7 @@ pub struct ClassStats {
     pub cache_capacity: u64,
     /// Rows in DRAM.
     pub resident_rows: u64,
-    /// Changed rows in DRAM.
+    /// Changed rows in DRAM, but for those of verbs that go on.
     pub dirty_rows: u64,
     /// Bytes of the row cache.
     pub cache_bytes: u64,

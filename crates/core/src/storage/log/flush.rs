@@ -1,8 +1,8 @@
 //! The flush buffer: dirty rows that left the cache and wait to be written.
 //!
 //! A set-partitioned cache gives up its victims out of order; here they wait until enough are
-//! together to be packed in order of their last change, so that rows used together share a page
-//! (design 5.5). A row asked for again is rescued from here without a read. Memory is fixed.
+//! together to be packed in the order in which they became dirty, so that rows used together share
+//! a page (design 5.5). A row asked for again is rescued from here without a read. Memory is fixed.
 
 use crate::hash::mix;
 use std::collections::HashMap;
@@ -152,7 +152,7 @@ impl FlushBuffer {
     }
 
     /// The places of all waiting rows, those dirty for longest first; `now` is the newest stamp.
-    pub fn in_order_of_change(&self, now: u32, order: &mut Vec<u32>) {
+    pub fn longest_dirty_first(&self, now: u32, order: &mut Vec<u32>) {
         order.clear();
         order.extend((0..self.waiting.len() as u32).filter(|at| self.waiting[*at as usize].live));
         order.sort_unstable_by_key(|at| {
@@ -179,7 +179,7 @@ mod tests {
             buffer.push((stamp, 0, key, Some(0)), &[key as f32]);
         }
         let mut order = Vec::new();
-        buffer.in_order_of_change(6, &mut order);
+        buffer.longest_dirty_first(6, &mut order);
         let keys: Vec<u64> = order.iter().map(|at| buffer.waiting(*at).key).collect();
         assert_eq!(keys, [2, 3, 1]);
     }
@@ -197,7 +197,7 @@ mod tests {
         buffer.push((3, 0, 5, None), &[5.0, 6.0]);
         assert_eq!(buffer.len(), 2);
         let mut order = Vec::new();
-        buffer.in_order_of_change(9, &mut order);
+        buffer.longest_dirty_first(9, &mut order);
         assert_eq!(order.len(), 2);
     }
 }

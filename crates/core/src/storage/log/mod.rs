@@ -339,7 +339,7 @@ impl ClassLog {
     /// Where a flushed row goes when rows are told apart: one whose last copy lived while less was
     /// written than [`HOT_SHARE`] of the newest copies is taken for one that is rewritten as soon
     /// again; one that cleaning had to move is not. (SepBIT, FAST'22: the last lifespan tells the
-    /// next.) Rows that are not told apart stay in order of change, so that those that are read
+    /// next.) Rows that are not told apart stay in that order, so that those that are read
     /// together share pages.
     fn stream_of(&self, table: u16, key: u64, origin: Option<u32>) -> Stream {
         let old = match (origin, self.index(table)) {
@@ -404,10 +404,10 @@ impl ClassLog {
         Ok(())
     }
 
-    /// Packs the flush buffer in order of last change. May wait for the device.
+    /// Packs the flush buffer, rows dirty for longest first. May wait for the device.
     pub fn flush_buffer(&mut self, now: u32) -> Result<()> {
         let mut order = std::mem::take(&mut self.order);
-        self.buffer.in_order_of_change(now, &mut order);
+        self.buffer.longest_dirty_first(now, &mut order);
         let mut row = std::mem::take(&mut self.scratch);
         for at in &order {
             let waiting = self.buffer.waiting(*at);

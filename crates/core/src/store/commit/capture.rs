@@ -89,9 +89,10 @@ impl Portions {
 /// Ranges of age (oldest, youngest) that hold at most about `most` captured rows each, oldest
 /// first.
 fn ranges(cache: &Cache, now: u32, most: usize) -> Vec<(u32, u32)> {
-    // An estimate, for verbs that go on count late what they made dirty.
-    if cache.dirty_rows() as usize <= most {
-        return vec![(u32::MAX, 0)];
+    match cache.captured_rows() as usize {
+        0 => return Vec::new(),
+        captured if captured <= most => return vec![(u32::MAX, 0)],
+        _ => {}
     }
     let mut oldest = 0;
     cache.for_each_captured(|dirty_since, _| oldest = oldest.max(now.wrapping_sub(dirty_since)));
@@ -243,7 +244,7 @@ impl Inner {
         let (cache, mut written, mut result) = (class.cache(), 0, Ok(()));
         cache.staged(
             keys.len(),
-            true,
+            false,
             |i| table.locate(cache, keys[i]),
             |i, at| {
                 if result.is_ok() {

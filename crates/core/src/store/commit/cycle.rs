@@ -175,12 +175,12 @@ impl Inner {
     }
 
     /// Rows that are still to be written, at most, without a class lock. Flush buffers are empty
-    /// when no verb has changed anything since the commit was captured.
+    /// when no verb has changed anything since the commit was captured, and none is about to.
     fn changed_at_most(&self, engine: &Engine) -> u64 {
         // Pairs with the release in `end_promise`: a batch is noted before its promise ends.
         let promised = |class: &Class| class.promised.load(Ordering::Acquire);
         let promised: u64 = engine.classes.iter().map(promised).sum();
-        let changed = self.rows_since_commit.load(Ordering::Relaxed) > 0;
+        let changed = promised > 0 || self.rows_since_commit.load(Ordering::Relaxed) > 0;
         let unwritten = |tier: &Tier| {
             let waiting = if changed { tier.plan.flush_rows as u64 } else { 0 };
             tier.cache.dirty_rows() + waiting
