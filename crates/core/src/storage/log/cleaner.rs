@@ -3,15 +3,15 @@
 //!
 //! Victims are the segments of which most would be released (RecDB's outdated-data monitor, here
 //! exact), and once every row could have been written since the last commit, only those that no
-//! commit holds; near the disk bound, those with the best ratio of dead to newest copies, weighed
+//! commit holds, or that hold hardly anything newest; near the disk bound, those with the best ratio of dead to newest copies, weighed
 //! by age. Then, too, cleaning waits as long as it can: what is free, and what commits alone will
 //! free, must last until the commits that release what was outdated meanwhile. Moved rows have a
 //! stream of their own, so that what survived stays together.
 //! Work comes in small units, in proportion to the slots that were taken, so that no caller waits
 //! for a whole segment, but for the first one after opening. Neighbours stay neighbours: a page's
 //! live rows are appended in their order. A row that is dirty in DRAM is not moved: its next flush
-//! outdates the copy anyway. Only when too many dead slots are kept by nothing but such rows, which
-//! may stay in DRAM until the next commit, their copies are moved, too.
+//! outdates the copy anyway. Only in a long epoch, or when too many dead slots are kept by nothing
+//! but such rows, which may stay in DRAM until the next commit, their copies are moved, too.
 
 use super::segments::{self, SegmentId};
 use super::{ClassLog, Stream};
@@ -186,6 +186,10 @@ impl ClassLog {
             true => self.segments.kept_by_dirty_most(),
             false => self.segments.victim(tight),
         }?;
+        // What no commit holds is released at once, if no such row keeps it. In a long epoch they
+        // would for long, and the segment would have to be gone through twice, and paid for.
+        self.clean.moves_dirty |=
+            !tight && self.segments.spares_held() && !self.segments.is_held(id);
         let first = self.segments.first_page(id);
         let life = self.segments.sealed_life(id);
         self.clean.victim = life.map(|life| (id, life, first));

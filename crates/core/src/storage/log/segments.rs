@@ -19,6 +19,11 @@ const VICTIM_DEAD_SHARE: f64 = 0.15;
 /// Near the disk bound less is worth it, too.
 const VICTIM_DEAD_SHARE_TIGHT: f64 = 0.03;
 
+/// A segment that a commit holds is worth cleaning when no more than one in so many of its slots is
+/// newest. Those are rows that are seldom written: outdated one by one by later epochs, they would
+/// keep all the rest for as long.
+const HELD_SLOTS_PER_NEWEST: u32 = 8;
+
 /// The least share of dead slots of a victim.
 pub(super) fn victim_share(tight: bool) -> f64 {
     if tight { VICTIM_DEAD_SHARE_TIGHT } else { VICTIM_DEAD_SHARE }
@@ -214,17 +219,25 @@ impl Segments {
 
     /// What cleaning a sealed segment is worth: its dead slots, less two for each retained one. A
     /// retained copy keeps the whole segment until a later commit, and many of them say that the
-    /// newest copies, too, will be dead by then without any cleaning. Nothing when that is too
-    /// little for the work, when none is left to do (there is no row to move, or it was cleaned in
-    /// this epoch), or when it is to be spared.
+    /// newest copies, too, will be dead by then without any cleaning; but where hardly any newest
+    /// ones are left, all others are worth it: the same commits release them. Nothing when that is
+    /// too little for the work, when none is left to do (there is no row to move, or it was cleaned
+    /// in this epoch), or when it is to be spared.
     fn reclaimable(&self, id: SegmentId) -> u32 {
         let segment = &self.segments[id as usize];
-        let done = segment.newest == 0 || segment.cleaned == self.epoch;
-        if done || (self.spares_held && self.is_held(id)) {
+        if segment.state != State::Sealed || segment.newest == 0 || segment.cleaned == self.epoch {
             return 0;
         }
-        let worth = self.dead(id).saturating_sub(segment.retained.saturating_mul(2));
         let slots = self.pages_of(id) * self.rows_per_page;
+        if self.is_held(id) {
+            if segment.newest <= slots / HELD_SLOTS_PER_NEWEST {
+                return slots - segment.newest;
+            }
+            if self.spares_held {
+                return 0;
+            }
+        }
+        let worth = self.dead(id).saturating_sub(segment.retained.saturating_mul(2));
         if f64::from(worth) < victim_share(false) * f64::from(slots) { 0 } else { worth }
     }
 
@@ -234,13 +247,18 @@ impl Segments {
         self.segments[id as usize].epoch < self.epoch
     }
 
-    /// Whether segments that a commit holds are spared: cleaning them releases nothing before the
-    /// commit after the next.
+    /// Whether segments that a commit holds are spared, but for those with hardly a newest copy:
+    /// cleaning them releases nothing before the commit after the next.
     pub(super) fn spare_held(&mut self, spares: bool) {
         if self.spares_held != spares {
             self.spares_held = spares;
             self.count_reclaimable();
         }
+    }
+
+    /// What [`spare_held`](Self::spare_held) has said.
+    pub(super) fn spares_held(&self) -> bool {
+        self.spares_held
     }
 
     /// Dead slots that cleaning would release.

@@ -138,3 +138,23 @@ fn in_a_long_epoch_no_row_leaves_a_segment_that_a_commit_holds() {
     }
     assert_eq!(held(), before);
 }
+
+// Rows that are seldom written kept whole segments: without commits those that are dirty in DRAM,
+// with commits far apart those that the commits have. The log held up to nine times the rows then,
+// and without commits it grew with all that was written.
+#[test]
+fn rows_that_are_seldom_written_do_not_keep_the_log_large() {
+    for skew in [1, 2, 3] {
+        for (commit_every, most) in [(None, 2.8), (Some(20), 3.95), (Some(10), 3.5)] {
+            let (store, table) = committed_rows(3);
+            let mut draw = draws(9, skew);
+            let rounds = rewrite(&store, table, 24, commit_every, &mut draw);
+            let what = format!("skew {skew}, a commit every {commit_every:?} batches");
+            expect_proportional(&rounds, &what);
+            for round in &rounds[12..] {
+                let used = round.used as f64 / ROWS as f64;
+                assert!(used < most, "{what}: {used} slots for each row: {round:?}");
+            }
+        }
+    }
+}
