@@ -3,10 +3,11 @@
 //!
 //! Victims are the segments of which most would be released (RecDB's outdated-data monitor, here
 //! exact), and once every row could have been written since the last commit, only those that no
-//! commit holds, or that hold hardly anything newest; near the disk bound, those with the best ratio of dead to newest copies, weighed
-//! by age. Then, too, cleaning waits as long as it can: what is free, and what commits alone will
-//! free, must last until the commits that release what was outdated meanwhile. Moved rows have a
-//! stream of their own, so that what survived stays together.
+//! commit holds, or in which hardly anything is newest; near the disk bound, those with the best
+//! ratio of dead to newest copies, weighed by age. Then, too, cleaning waits as long as it can:
+//! what is free, and what commits alone will free, must last until the commits that release what
+//! was outdated meanwhile. Moved rows have a stream of their own, so that what survived stays
+//! together.
 //! Work comes in small units, in proportion to the slots that were taken, so that no caller waits
 //! for a whole segment, but for the first one after opening. Neighbours stay neighbours: a page's
 //! live rows are appended in their order. A row that is dirty in DRAM is not moved: its next flush
