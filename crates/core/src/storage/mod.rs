@@ -9,6 +9,8 @@ pub mod log;
 pub trait Residents {
     /// True when DRAM holds a newer row than storage does: the stored copy need not be moved.
     fn is_dirty(&self, table: u16, key: u64) -> bool;
+    /// True while a commit writes the rows that were dirty when it began.
+    fn are_being_written(&self) -> bool;
     /// A stored copy moved; a resident row must remember the new place.
     fn moved(&self, table: u16, key: u64, old_slot: u32, new_slot: u32);
 }

@@ -418,24 +418,29 @@ impl MemoryUse {
 /// The cache as the log sees it.
 pub(super) struct CacheOfClass<'a> {
     pub(super) engine: &'a Engine,
-    pub(super) cache: &'a Cache,
+    pub(super) class: &'a Class,
 }
 
 impl CacheOfClass<'_> {
     fn locate(&self, table: u16, key: u64) -> Location {
         let table = self.engine.table(table).expect("pages name tables that exist");
-        table.locate(self.cache, key)
+        table.locate(self.class.cache(), key)
     }
 }
 
 impl Residents for CacheOfClass<'_> {
     fn is_dirty(&self, table: u16, key: u64) -> bool {
         let at = self.locate(table, key);
-        self.cache.peek(at, table, key, |row| row.is_dirty()).unwrap_or(false)
+        self.class.cache().peek(at, table, key, |row| row.is_dirty()).unwrap_or(false)
+    }
+
+    fn are_being_written(&self) -> bool {
+        self.class.stage() == CommitStage::Captured
     }
 
     fn moved(&self, table: u16, key: u64, old_slot: u32, new_slot: u32) {
-        self.cache.set_origin(self.locate(table, key), table, key, old_slot, new_slot);
+        let at = self.locate(table, key);
+        self.class.cache().set_origin(at, table, key, old_slot, new_slot);
     }
 }
 

@@ -797,7 +797,7 @@ impl Inner {
         log: &mut ClassLog,
         rows: u64,
     ) -> Result<()> {
-        let residents = CacheOfClass { engine, cache: class.cache() };
+        let residents = CacheOfClass { engine, class };
         log.owe_cleaning(rows);
         loop {
             let most = self.most_slots(class, log);

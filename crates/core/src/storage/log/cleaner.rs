@@ -20,7 +20,8 @@ use crate::error::{ErrorKind, Result};
 use crate::storage::Residents;
 
 /// The log is cleaned when newest copies are less than this share of newest and dead slots
-/// together. Copies that a kept commit retains are neither: the next commits release them. Uniform
+/// together. Copies that a kept commit retains are neither: the next commits release them, unless
+/// leftovers keep them, which count as dead. Uniform
 /// updates then move about half a row for each one written; at 0.7 nearly a whole one.
 const LIVE_SHARE: f64 = 0.6;
 /// Epochs whose writes must find room: a copy that is outdated in one is released by the commit
@@ -156,10 +157,12 @@ impl ClassLog {
         }
         let end = self.segments.first_page(segment) + self.segments.pages_of(segment);
         let pages = self.writer.chunk_pages().min(end - page);
+        let leftover = self.segments.is_leftover(segment);
         let rows_moved = self.clean_pages(page, pages, residents)?;
         let slots = u64::from(pages) * self.layout.rows_per_page as u64;
-        // What reclaims nothing is paid for, too, or a stretch of live rows would be free.
-        let reclaimed = (slots - rows_moved.min(slots)) as f64;
+        // What reclaims nothing is paid for, too, or a stretch of live rows would be free. Of a
+        // leftover nothing is released now.
+        let reclaimed = if leftover { rows_moved } else { slots - rows_moved.min(slots) } as f64;
         self.clean.credit -= reclaimed.max(segments::victim_share(tight) * slots as f64);
         if page + pages == end {
             self.segments.cleaned(segment);
@@ -176,6 +179,8 @@ impl ClassLog {
             && self.segments.sealed_life(id) == Some(life)
         {
             if self.segments.newest_of(id) > 0 {
+                // A commit may hold it by now.
+                self.clean.moves_dirty &= !tight && !self.segments.is_held(id);
                 return Some((id, page));
             }
             self.segments.cleaned(id);
@@ -203,6 +208,8 @@ impl ClassLog {
         self.writer.read_back(first, pages, &mut chunk)?;
         let bytes: &[u8] = bytemuck::cast_slice(&chunk);
         let layout = self.layout.clone();
+        // What a commit is writing is about to leave its old place anyway.
+        let moves_dirty = self.clean.moves_dirty && !residents.are_being_written();
         let mut moved = 0;
         for (i, page) in bytes.chunks_exact(layout.page_bytes).enumerate() {
             let number = first + i as u32;
@@ -215,7 +222,7 @@ impl ClassLog {
                 if !known
                     || !self.index(table).is_newest(key, old)
                     || self.buffer.find(table, key).is_some()
-                    || (!self.clean.moves_dirty && residents.is_dirty(table, key))
+                    || (!moves_dirty && residents.is_dirty(table, key))
                 {
                     continue;
                 }
@@ -262,6 +269,10 @@ mod tests {
 
     impl Residents for NoneResident {
         fn is_dirty(&self, _: u16, _: u64) -> bool {
+            false
+        }
+
+        fn are_being_written(&self) -> bool {
             false
         }
 
@@ -320,6 +331,10 @@ mod tests {
     impl Residents for AllDirty {
         fn is_dirty(&self, _: u16, _: u64) -> bool {
             true
+        }
+
+        fn are_being_written(&self) -> bool {
+            false
         }
 
         fn moved(&self, _: u16, _: u64, _: u32, _: u32) {}

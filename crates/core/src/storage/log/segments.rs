@@ -19,10 +19,8 @@ const VICTIM_DEAD_SHARE: f64 = 0.15;
 /// Near the disk bound less is worth it, too.
 const VICTIM_DEAD_SHARE_TIGHT: f64 = 0.03;
 
-/// A segment that a commit holds is worth cleaning when no more than one in so many of its slots is
-/// newest. Those are rows that are seldom written: outdated one by one by later epochs, they would
-/// keep all the rest for as long.
-const HELD_SLOTS_PER_NEWEST: u32 = 8;
+/// Of a leftover no more than one in so many slots is newest.
+const SLOTS_PER_LEFT: u32 = 8;
 
 /// The least share of dead slots of a victim.
 pub(super) fn victim_share(tight: bool) -> f64 {
@@ -74,7 +72,7 @@ pub struct Segments {
     next_ticket: u64,
     newest_total: u64,
     retained_total: u64,
-    /// Dead slots that cleaning would release soon, see [`Segments::reclaimable`].
+    /// What cleaning all segments is worth, see [`Segments::reclaimable`].
     reclaimable_total: u64,
     /// Dead slots of segments that only rows keep which are dirty in DRAM, see
     /// [`Segments::kept_by_dirty`].
@@ -219,23 +217,20 @@ impl Segments {
 
     /// What cleaning a sealed segment is worth: its dead slots, less two for each retained one. A
     /// retained copy keeps the whole segment until a later commit, and many of them say that the
-    /// newest copies, too, will be dead by then without any cleaning; but where hardly any newest
-    /// ones are left, all others are worth it: the same commits release them. Nothing when that is
-    /// too little for the work, when none is left to do (there is no row to move, or it was cleaned
-    /// in this epoch), or when it is to be spared.
+    /// newest copies, too, will be dead by then without any cleaning. Of a leftover it is all but
+    /// its newest copies. Nothing when that is too little for the work, when none is left to do
+    /// (there is no row to move, or it was cleaned in this epoch), or when it is to be spared.
     fn reclaimable(&self, id: SegmentId) -> u32 {
         let segment = &self.segments[id as usize];
         if segment.state != State::Sealed || segment.newest == 0 || segment.cleaned == self.epoch {
             return 0;
         }
         let slots = self.pages_of(id) * self.rows_per_page;
-        if self.is_held(id) {
-            if segment.newest <= slots / HELD_SLOTS_PER_NEWEST {
-                return slots - segment.newest;
-            }
-            if self.spares_held {
-                return 0;
-            }
+        if self.is_leftover(id) {
+            return slots - segment.newest;
+        }
+        if self.spares_held && self.is_held(id) {
+            return 0;
         }
         let worth = self.dead(id).saturating_sub(segment.retained.saturating_mul(2));
         if f64::from(worth) < victim_share(false) * f64::from(slots) { 0 } else { worth }
@@ -247,8 +242,8 @@ impl Segments {
         self.segments[id as usize].epoch < self.epoch
     }
 
-    /// Whether segments that a commit holds are spared, but for those with hardly a newest copy:
-    /// cleaning them releases nothing before the commit after the next.
+    /// Whether segments that a commit holds are spared, but for leftovers: cleaning them releases
+    /// nothing before the commit after the next.
     pub(super) fn spare_held(&mut self, spares: bool) {
         if self.spares_held != spares {
             self.spares_held = spares;
@@ -256,12 +251,20 @@ impl Segments {
         }
     }
 
+    /// A segment that a commit holds and in which hardly a copy is newest. Those are rows that are
+    /// seldom written: outdated one by one by later epochs, they would keep all the rest for as
+    /// long. Cleaned now, it is free when the commits go that have the others.
+    pub(super) fn is_leftover(&self, id: SegmentId) -> bool {
+        let slots = self.pages_of(id) * self.rows_per_page;
+        self.is_held(id) && self.segments[id as usize].newest <= slots / SLOTS_PER_LEFT
+    }
+
     /// What [`spare_held`](Self::spare_held) has said.
     pub(super) fn spares_held(&self) -> bool {
         self.spares_held
     }
 
-    /// Dead slots that cleaning would release.
+    /// What cleaning all segments is worth: slots that it would release, now or with commits.
     pub(super) fn reclaimable_total(&self) -> u64 {
         self.reclaimable_total
     }
@@ -621,6 +624,30 @@ mod tests {
         segments.next_epoch(&[]);
         segments.drop_commits_before(2);
         assert_eq!(segments.open(0), Some(id));
+    }
+
+    #[test]
+    fn a_leftover_is_worth_cleaning_whatever_commits_have_of_it() {
+        let mut segments = Segments::new(8, 4, 1);
+        let id = filled(&mut segments);
+        let slots: Vec<u32> = slots(&segments, id).collect();
+        let most = slots.len() / SLOTS_PER_LEFT as usize;
+        segments.next_epoch(&[]);
+        segments.spare_held(true);
+        for left in (0..slots.len()).rev() {
+            segments.outdated(slots[left]);
+            let worth = if (1..=most).contains(&left) { slots.len() - left } else { 0 };
+            assert_eq!(segments.reclaimable_total(), worth as u64, "{left} are newest");
+            assert_eq!(segments.victim(false), (worth > 0).then_some(id));
+            if left == 1 {
+                segments.cleaned(id);
+                assert_eq!((segments.reclaimable_total(), segments.victim(false)), (0, None));
+                segments.next_epoch(&[]);
+                segments.next_epoch(&[]);
+                assert_eq!(segments.victim(false), Some(id), "cleaned two epochs ago");
+            }
+        }
+        assert_eq!(segments.reclaimable_total(), 0);
     }
 
     #[test]
