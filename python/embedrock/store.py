@@ -638,7 +638,8 @@ def open(
         path: The store's directory.
         memory: The budget for cache, index and buffers together: bytes, ``"2GiB"``, ``"512MB"``, or
             per cent of all rows with their optimizer state (``"10%"``).
-        max_disk_bytes: Most bytes the store may take on disk; None leaves it to the file system.
+        max_disk_bytes: Most bytes the store may take on disk; None leaves it to the file system: up
+            to 7 times the rows, by how far commits are apart (``docs/choosing.md``).
         page_bytes: Page size of new tables, 512 x 2**n up to 65,536; None measures the device.
         segment_bytes: Unit of allocation and cleaning of new tables, a power of two from 16 pages
             to 4 MiB; None follows the size of the table.
