@@ -27,12 +27,15 @@ impl Inner {
     pub(super) fn reserve(&self, engine: &Engine, keys: &[Keys<'_>]) -> Result<()> {
         self.prepare_writing()?;
         self.make_index_room(engine, keys)?;
-        for (i, batch) in keys.iter().enumerate() {
-            let class = &engine.classes[batch.table.class];
-            let rows = batch.keys.len() as u64;
+        // Once for all tables of a class: whoever holds the class lock may be waited for.
+        for (i, class) in engine.classes.iter().enumerate() {
+            let rows = rows_of_class(keys, i);
+            if rows == 0 {
+                continue;
+            }
             class.promised.fetch_add(rows, Ordering::Relaxed);
             if let Err(error) = self.reserve_class(class) {
-                self.end_promise(engine, &keys[..=i]);
+                self.end_promise(&engine.classes[..=i], keys);
                 return Err(error.context(format!("store {}", self.path.display())));
             }
         }
@@ -51,7 +54,7 @@ impl Inner {
     }
 
     fn reserve_class(&self, class: &Class) -> Result<()> {
-        let mut log = class.log.lock();
+        let mut log = class.lock(&self.metrics);
         let rows = class.unwritten_rows(&log);
         let journal = rows * JOURNAL_BYTES_PER_ROW + JOURNAL_BYTES_PER_COMMIT;
         let result = (|| {
@@ -125,12 +128,11 @@ impl Inner {
         result
     }
 
-    /// Takes back what `reserve` promised.
-    pub(super) fn end_promise(&self, engine: &Engine, keys: &[Keys<'_>]) {
-        for batch in keys {
-            let class = &engine.classes[batch.table.class];
+    /// Takes back what `reserve` promised of these classes, the first ones of an engine's.
+    pub(super) fn end_promise(&self, classes: &[Class], keys: &[Keys<'_>]) {
+        for (i, class) in classes.iter().enumerate() {
             // Pairs with the acquires in `changed_at_most` and `unwritten_rows`.
-            class.promised.fetch_sub(batch.keys.len() as u64, Ordering::Release);
+            class.promised.fetch_sub(rows_of_class(keys, i), Ordering::Release);
         }
     }
 
@@ -240,6 +242,11 @@ impl Inner {
         }
         Ok(false)
     }
+}
+
+/// Keys that belong to a class, given by its index.
+fn rows_of_class(keys: &[Keys<'_>], class: usize) -> u64 {
+    keys.iter().filter(|batch| batch.table.class == class).map(|batch| batch.keys.len() as u64).sum()
 }
 
 /// Keys of growing tables that no index has and no row in memory: at least those that are new.
