@@ -245,6 +245,17 @@ impl Class {
         let dirty = self.tier.as_ref().map_or(0, |tier| tier.cache.dirty_rows());
         promised + dirty + log.buffer.len() as u64
     }
+
+    /// [`unwritten_rows`](Self::unwritten_rows) without the class lock. Where another thread has it,
+    /// the flush buffer is taken as full.
+    fn unwritten_at_most(&self) -> u64 {
+        if let Some(log) = self.log.try_lock() {
+            return self.unwritten_rows(&log);
+        }
+        let promised = self.promised.load(Ordering::Acquire);
+        let most = |tier: &Tier| tier.cache.dirty_rows() + tier.plan.flush_rows as u64;
+        promised + self.tier.as_ref().map_or(0, most)
+    }
 }
 
 /// A log with the smallest buffers, for a class without a plan.
@@ -280,6 +291,13 @@ impl Engine {
     /// The table with this id.
     pub(super) fn table(&self, id: u16) -> Option<&Table> {
         self.tables.get(usize::from(id))
+    }
+
+    /// [`Class::unwritten_rows`] of all classes but one, at most: they share the journal. Waits for
+    /// no class lock.
+    pub(super) fn unwritten_beside(&self, class: &Class) -> u64 {
+        let others = self.classes.iter().filter(|other| !std::ptr::eq(*other, class));
+        others.map(Class::unwritten_at_most).sum()
     }
 
     /// Adds a table whose class exists.

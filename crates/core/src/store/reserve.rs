@@ -34,7 +34,7 @@ impl Inner {
                 continue;
             }
             class.promised.fetch_add(rows, Ordering::Relaxed);
-            if let Err(error) = self.reserve_class(class) {
+            if let Err(error) = self.reserve_class(engine, class) {
                 self.end_promise(&engine.classes[..=i], keys);
                 return Err(error.context(format!("store {}", self.path.display())));
             }
@@ -43,9 +43,9 @@ impl Inner {
     }
 
     /// Makes sure that the journal has room for `rows` deletes. They take no room for rows.
-    pub(super) fn reserve_deletes(&self, class: &Class, rows: u64) -> Result<()> {
+    pub(super) fn reserve_deletes(&self, engine: &Engine, class: &Class, rows: u64) -> Result<()> {
         self.prepare_writing()?;
-        let unwritten = class.unwritten_rows(&class.log.lock());
+        let unwritten = class.unwritten_rows(&class.log.lock()) + engine.unwritten_beside(class);
         let mut history = self.history.lock();
         let kept = history.bytes_kept_free();
         let bytes = (unwritten + rows) * JOURNAL_BYTES_PER_ROW + JOURNAL_BYTES_PER_COMMIT;
@@ -53,10 +53,11 @@ impl Inner {
             .map_err(|error| error.context(format!("store {}", self.path.display())))
     }
 
-    fn reserve_class(&self, class: &Class) -> Result<()> {
+    fn reserve_class(&self, engine: &Engine, class: &Class) -> Result<()> {
         let mut log = class.lock(&self.metrics);
         let rows = class.unwritten_rows(&log);
-        let journal = rows * JOURNAL_BYTES_PER_ROW + JOURNAL_BYTES_PER_COMMIT;
+        let all_rows = rows + engine.unwritten_beside(class);
+        let journal = all_rows * JOURNAL_BYTES_PER_ROW + JOURNAL_BYTES_PER_COMMIT;
         let result = (|| {
             let mut history = self.history.lock();
             let kept = history.bytes_kept_free();
@@ -80,7 +81,7 @@ impl Inner {
     }
 
     /// Makes sure that the journal can take the deltas of so many rows and then a commit; false
-    /// when the disk has no room for them.
+    /// when the disk has no room for them. They are those of all classes.
     pub(super) fn reserve_to_clean(&self, rows: u64) -> Result<bool> {
         let mut history = self.history.lock();
         let kept = history.bytes_kept_free();

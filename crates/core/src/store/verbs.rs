@@ -154,7 +154,7 @@ impl Store {
         let distinct = scratch.run(keys).0.to_vec();
         let batch = [Keys { table, keys: &distinct }];
         let class = &engine.classes[table.class];
-        self.inner.reserve_deletes(class, distinct.len() as u64)?;
+        self.inner.reserve_deletes(&engine, class, distinct.len() as u64)?;
         // From here on no row moves: with room in the flush buffer, finding rows writes none.
         self.inner.make_room(&engine, class, &mut class.log.lock())?;
         let mut find = FindOp { found: vec![(false, None); distinct.len()] };

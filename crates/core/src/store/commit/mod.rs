@@ -292,6 +292,9 @@ impl Inner {
         for class in &engine.classes {
             let mut log = class.log.lock();
             let unwritten = class.unwritten_rows(&log);
+            if unwritten == 0 {
+                continue;
+            }
             rows += unwritten;
             self.charge_growth(&mut log, |log| log.reserve(unwritten, u64::MAX))?;
         }

@@ -61,6 +61,70 @@ fn a_full_disk_refuses_whole_batches_and_lets_reads_and_commits_go_on() {
     }
 }
 
+// The journal had room for what the class changed last said of its rows, not for that of others.
+#[test]
+fn a_store_of_several_classes_that_is_full_can_commit_what_it_took() {
+    for bounded in [false, true] {
+        let medium = SimMedium::new(4);
+        let mut options = options(16 << 20);
+        if bounded {
+            options.max_disk_bytes = Some(8 << 20);
+        } else {
+            medium.set_capacity(Some(8 << 20));
+        }
+        let store = Store::open_on(Arc::new(medium), options).unwrap();
+        let kinds = [OptimizerKind::Sgd, OptimizerKind::Adagrad, OptimizerKind::Adam];
+        let tables = kinds.map(|kind| {
+            let spec = TableSpec { expected_rows: Some(30_000), ..spec("", None, kind) };
+            store.table(&TableSpec { name: format!("{kind:?}"), ..spec }).unwrap()
+        });
+        let mut ends = [0; 3];
+        let refused = (0..3).cycle().find(|i| {
+            let keys: Vec<u64> = (ends[*i]..ends[*i] + 100).collect();
+            let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32; DIM]).collect();
+            let put = store.put(&[batch(tables[*i], &keys, &values)]);
+            ends[*i] += if put.is_ok() { 100 } else { 0 };
+            put.is_err_and(|error| error.kind() == ErrorKind::Full)
+        });
+        assert!(refused.is_some() && ends[2] > 5_000, "only {ends:?} rows fit");
+        store.commit(1, "", &[]).unwrap();
+        for (table, end) in tables.into_iter().zip(ends) {
+            expect_rows(&store, table, end);
+        }
+    }
+}
+
+#[test]
+fn tables_of_one_call_must_fit_the_disk_together_or_none_is_changed() {
+    const N: u64 = 60_000;
+    let options = StoreOptions { max_disk_bytes: Some(6 << 20), ..options(2 << 20) };
+    let store = Store::open_on(Arc::new(SimMedium::new(3)), options).unwrap();
+    let spec = |name, kind| TableSpec { expected_rows: Some(N), ..spec(name, None, kind) };
+    let [one, two] = ["one", "two"].map(|n| store.table(&spec(n, OptimizerKind::Sgd)).unwrap());
+    let other = store.table(&spec("other", OptimizerKind::Adagrad)).unwrap();
+    let keys: Vec<u64> = (0..N).collect();
+    let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32; DIM]).collect();
+    let few = |table| batch(table, &keys[..100], &values[..100 * DIM]);
+    let all = |table| batch(table, &keys, &values);
+    // Two tables of one class; two classes, of which the first has its room when the second asks.
+    for tables in [vec![all(one), all(two)], vec![few(one), all(other), all(two)]] {
+        let error = store.put(&tables).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Full, "{error}");
+        for class in &store.inner.planned_engine().unwrap().classes {
+            assert_eq!(class.promised.load(Ordering::Relaxed), 0);
+        }
+        for table in [one, two, other] {
+            assert_eq!(store.len(table).unwrap(), 0);
+        }
+    }
+    // One alone fits.
+    store.put(&[all(one), few(two), few(other)]).unwrap();
+    expect_rows(&store, one, N);
+    for table in [two, other] {
+        expect_rows(&store, table, 100);
+    }
+}
+
 #[test]
 fn rewriting_rows_within_a_disk_bound_goes_on_for_ever_with_commits() {
     let medium = SimMedium::new(4);
