@@ -246,8 +246,8 @@ impl Class {
         promised + dirty + log.buffer.len() as u64
     }
 
-    /// [`unwritten_rows`](Self::unwritten_rows) without the class lock. Where another thread has it,
-    /// the flush buffer is taken as full.
+    /// [`unwritten_rows`](Self::unwritten_rows) without the class lock: where another thread has
+    /// it, the flush buffer is taken as full.
     fn unwritten_at_most(&self) -> u64 {
         if let Some(log) = self.log.try_lock() {
             return self.unwritten_rows(&log);

@@ -1,15 +1,62 @@
-//! Writing rows to storage: the flush buffer when it is full, dirty rows without a commit; and
-//! handing the deltas of the index to the journal.
+//! Writing rows to storage: the flush buffer when it is full, with the cleaning that pays for it;
+//! dirty rows without a commit; and handing the deltas of the index to the journal.
 
 use super::Inner;
 use super::commit::CommitStage;
-use super::engine::{Class, Engine};
+use super::engine::{CacheOfClass, Class, Engine};
 use super::journal::RecordKind;
 use crate::error::Result;
+use crate::metrics::Timed;
 use crate::storage::log::ClassLog;
 use std::sync::atomic::Ordering;
 
 impl Inner {
+    /// Makes sure that one more victim fits the flush buffer: packs it when full, cleans in
+    /// proportion, hands deltas to the journal. Runs under the class lock and may wait for the
+    /// device. An error here leaves memory and disk apart, so it poisons the store.
+    pub(super) fn make_room(
+        &self,
+        engine: &Engine,
+        class: &Class,
+        log: &mut ClassLog,
+    ) -> Result<()> {
+        if !log.buffer.is_full() {
+            return Ok(());
+        }
+        let _timed = Timed::new(&self.metrics.write_ns);
+        self.flush_now(engine, class, log)
+    }
+
+    /// Pays for `rows` flushed rows with cleaning, unit by unit: each finds its room within the
+    /// disk bound, for its rows and what the journal will say of them, or is left for later.
+    pub(super) fn clean_for(
+        &self,
+        engine: &Engine,
+        class: &Class,
+        log: &mut ClassLog,
+        rows: u64,
+    ) -> Result<()> {
+        let residents = CacheOfClass { engine, class };
+        log.owe_cleaning(rows);
+        let beside = engine.unwritten_beside(class);
+        loop {
+            let most = self.most_slots(class, log);
+            let keep_free = class.unwritten_rows(log);
+            if !log.needs_cleaning(most)
+                || !self.reserve_to_clean(keep_free + beside + log.rows_per_unit())?
+            {
+                return Ok(());
+            }
+            let grow = self.grow_bytes();
+            let unit =
+                self.charge_growth(log, |log| log.clean_unit(most, keep_free, grow, &residents))?;
+            let Some(report) = unit else { return Ok(()) };
+            self.metrics.cleaned_pages.fetch_add(report.pages, Ordering::Relaxed);
+            self.metrics.moved_rows.fetch_add(report.rows_moved, Ordering::Relaxed);
+            self.spill_deltas(class, log, false)?;
+        }
+    }
+
     /// Hands waiting deltas of a class to the journal when they are many, or `all`.
     pub(super) fn spill_deltas(&self, class: &Class, log: &mut ClassLog, all: bool) -> Result<()> {
         let bytes = log.delta_bytes();

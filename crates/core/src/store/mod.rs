@@ -13,6 +13,7 @@ mod flush;
 mod holds;
 mod journal;
 mod lock;
+mod misses;
 mod open;
 mod pieces;
 mod pool;

@@ -247,7 +247,10 @@ impl Inner {
 
 /// Keys that belong to a class, given by its index.
 fn rows_of_class(keys: &[Keys<'_>], class: usize) -> u64 {
-    keys.iter().filter(|batch| batch.table.class == class).map(|batch| batch.keys.len() as u64).sum()
+    keys.iter()
+        .filter(|batch| batch.table.class == class)
+        .map(|batch| batch.keys.len() as u64)
+        .sum()
 }
 
 /// Keys of growing tables that no index has and no row in memory: at least those that are new.

@@ -2,7 +2,7 @@
 //! than rows one by one.
 
 use super::engine::{Class, Engine};
-use super::rows::keep;
+use super::misses::keep;
 use super::{Inner, Store};
 use crate::error::Result;
 use crate::metrics::Timed;

@@ -229,9 +229,11 @@ fn batches_that_are_announced_give_what_a_plain_map_holds() {
         assert_eq!((window.failed, window.error), (0, None));
         assert!(stats.memory.total() <= stats.budget_bytes, "{:?}", stats.memory);
         assert!(window.memory_bytes <= window.most_bytes);
-        if bytes == tight() {
+        // Callers do not wait for threads that other programs leave no core.
+        if bytes == tight() && window.starved == 0 {
             assert!(window.rows_loaded > 1000, "{} rows were read ahead", window.rows_loaded);
-            assert!(window.groups < window.group_batches, "groups were single batches");
+            let (groups, batches) = (window.groups, window.group_batches);
+            assert!(groups < batches, "{groups} groups of {batches} batches, depth {depth}");
         }
     }
 }

@@ -1,0 +1,518 @@
+//! Rows that a verb has not found in the cache: memory or a page has them, or nobody wrote them.
+//!
+//! The misses of a verb in a class are sorted by page, and every page is read once; a row is handed
+//! to the verb when its page arrives, so a batch may be larger than the cache. What changes
+//! meanwhile is looked at again.
+
+use super::Inner;
+use super::commit::CommitStage;
+use super::engine::{Class, Engine, Table, keep_if_dirty};
+use super::rows::{Keys, RowOp, RowView, visit};
+use crate::cache::{RowMut, RowRef};
+use crate::error::{ErrorKind, Result, bail};
+use crate::metrics::Metrics;
+use crate::storage::log::{ClassLog, Place, ReadReport};
+use parking_lot::MutexGuard;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A position that missed the cache.
+#[derive(Clone, Copy)]
+pub(super) struct Miss {
+    pub(super) batch: u32,
+    pub(super) position: u32,
+}
+
+/// A page read that may hold the row of a miss.
+#[derive(Clone, Copy)]
+struct Wanted {
+    slot: u32,
+    miss: u32,
+}
+
+/// What the misses of a verb read.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct MissReport {
+    /// All rounds together.
+    pub(super) read: ReadReport,
+    /// Pages of them that were read in later rounds, because rows had moved meanwhile.
+    pub(super) pages_again: u64,
+}
+
+/// How far a miss is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Progress {
+    /// So many candidate pages are still to come.
+    Candidates(u8),
+    Done,
+    /// Something changed meanwhile: look again.
+    Again,
+}
+
+impl Inner {
+    /// Hands rows that are known to be missing to an op that is ahead: those at `places`, each a
+    /// batch and a position in it.
+    pub(super) fn visit_ahead<O: RowOp>(
+        &self,
+        engine: &Engine,
+        class: &Class,
+        batches: &[Keys<'_>],
+        places: Vec<(u32, u32)>,
+        op: &mut O,
+    ) -> Result<MissReport> {
+        let miss = |(batch, position)| Miss { batch, position };
+        self.visit_misses(engine, class, batches, places.into_iter().map(miss).collect(), op)
+    }
+
+    pub(super) fn visit_misses<O: RowOp>(
+        &self,
+        engine: &Engine,
+        class: &Class,
+        batches: &[Keys<'_>],
+        mut misses: Vec<Miss>,
+        op: &mut O,
+    ) -> Result<MissReport> {
+        let mut wanted: Vec<Wanted> = Vec::new();
+        let mut progress: Vec<Progress> = Vec::new();
+        let mut report = MissReport::default();
+        let mut first_round = true;
+        if op.admits() && !O::AHEAD {
+            class.cache().expect(misses.len());
+        }
+        while !misses.is_empty() {
+            wanted.clear();
+            progress.clear();
+            progress.resize(misses.len(), Progress::Done);
+            let mut visitor = MissVisitor { inner: self, engine, class, batches, op: &mut *op };
+            let ticket = ReadTicket::new(class, &self.metrics);
+            let looked = {
+                let mut log = class.lock(&self.metrics);
+                visitor.visit_in_memory(&mut log, &misses, &mut progress, &mut wanted)
+            };
+            if first_round && !O::AHEAD {
+                let missed = progress.iter().filter(|p| **p != Progress::Done).count() as u64;
+                self.metrics.misses.fetch_add(missed, Ordering::Relaxed);
+            }
+            let read = match looked {
+                Ok(()) if !wanted.is_empty() => {
+                    visitor.visit_in_pages(&misses, &mut progress, &mut wanted)
+                }
+                looked => looked.map(|()| ReadReport::default()),
+            };
+            drop(ticket);
+            let read = read.or_else(|error| match error.kind() {
+                // The index may name pages of which the writing has failed.
+                ErrorKind::Corrupt => self.check_unpoisoned().and(Err(error)),
+                _ => Err(error),
+            })?;
+            report.read.add(&read);
+            if !first_round {
+                report.pages_again += read.pages;
+            }
+            first_round = false;
+            let mut states = progress.iter();
+            misses.retain(|_| states.next() != Some(&Progress::Done));
+        }
+        Ok(report)
+    }
+}
+
+/// Until it is dropped, by a panic of the verb too, no page is written again that the index named
+/// when it was made.
+struct ReadTicket<'a> {
+    class: &'a Class,
+    metrics: &'a Metrics,
+    number: u64,
+}
+
+impl<'a> ReadTicket<'a> {
+    fn new(class: &'a Class, metrics: &'a Metrics) -> Self {
+        let number = class.lock(metrics).segments.begin_read();
+        Self { class, metrics, number }
+    }
+}
+
+impl Drop for ReadTicket<'_> {
+    fn drop(&mut self) {
+        self.class.lock(self.metrics).segments.end_read(self.number);
+    }
+}
+
+/// Where the words of a missing row come from.
+enum Source<'a> {
+    /// A stored or waiting row.
+    Words(&'a [f32]),
+    /// The initial row.
+    Initial,
+    /// Nobody will look at them.
+    Blank,
+}
+
+struct MissVisitor<'a, 'k, O> {
+    inner: &'a Inner,
+    engine: &'a Engine,
+    class: &'a Class,
+    batches: &'a [Keys<'k>],
+    op: &'a mut O,
+}
+
+impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
+    /// Counts what a verb did; an op that is ahead has counters of its own.
+    fn count(&self, counter: &AtomicU64, n: u64) {
+        if !O::AHEAD {
+            counter.fetch_add(n, Ordering::Relaxed);
+        }
+    }
+
+    /// A place in the flush buffer for one more victim.
+    fn make_room(&self, log: &mut ClassLog) -> Result<()> {
+        if self.class.stage() != CommitStage::None {
+            // Victims of a commit that is under way are written without the buffer.
+            self.inner.check_unpoisoned()?;
+            self.inner.poison_on_error(self.inner.spill_deltas(self.class, log, false))?;
+        }
+        match O::AHEAD {
+            true if log.buffer.is_full() => self.inner.flush_now(self.engine, self.class, log),
+            true => Ok(()),
+            false => self.inner.make_room(self.engine, self.class, log),
+        }
+    }
+
+    fn key(&self, miss: Miss) -> (&'k Table, u64) {
+        let keys = &self.batches[miss.batch as usize];
+        (keys.table, keys.keys[miss.position as usize])
+    }
+
+    /// Resolves what needs no read; the rest goes to `wanted`.
+    fn visit_in_memory(
+        &mut self,
+        log: &mut ClassLog,
+        misses: &[Miss],
+        progress: &mut [Progress],
+        wanted: &mut Vec<Wanted>,
+    ) -> Result<()> {
+        const AHEAD: usize = 16;
+        let mut slots = Vec::new();
+        let mut scratch = Vec::new();
+        for (i, miss) in misses.iter().enumerate() {
+            if let Some(ahead) = misses.get(i + AHEAD) {
+                let (table, key) = self.key(*ahead);
+                log.index(table.id()).prefetch(key);
+            }
+            let (table, key) = self.key(*miss);
+            self.make_room(log)?;
+            match log.find(table.id(), key, &mut slots) {
+                Place::Absent => self.hand_over(log, *miss, Source::Initial, 0, None)?,
+                Place::Waiting(at) => self.rescue(log, *miss, at, &mut scratch)?,
+                Place::Stored => {
+                    let dense = table.first.is_some();
+                    if self.op.blind() && dense {
+                        self.hand_over(log, *miss, Source::Blank, slots[0], None)?;
+                        continue;
+                    }
+                    progress[i] = self.candidates(log, misses, i, &slots, &mut scratch, wanted)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks at the candidates whose pages are still in memory; the others have to be read. A page
+    /// in memory may not have reached the device yet, so it must never be read from there.
+    fn candidates(
+        &mut self,
+        log: &mut ClassLog,
+        misses: &[Miss],
+        i: usize,
+        slots: &[u32],
+        scratch: &mut Vec<f32>,
+        wanted: &mut Vec<Wanted>,
+    ) -> Result<Progress> {
+        let (table, key) = self.key(misses[i]);
+        let layout = &self.class.layout;
+        let before = wanted.len();
+        for slot in slots {
+            let Some(page) = log.page_in_memory(*slot) else {
+                wanted.push(Wanted { slot: *slot, miss: i as u32 });
+                continue;
+            };
+            let at = *slot as usize % layout.rows_per_page;
+            if layout.entry(page, at) == (table.id(), key) {
+                scratch.clear();
+                scratch.extend_from_slice(layout.row(page, at));
+                wanted.truncate(before);
+                self.count(&self.inner.metrics.rescued, 1);
+                self.hand_over(log, misses[i], Source::Words(scratch), *slot, None)?;
+                return Ok(Progress::Done);
+            }
+        }
+        if wanted.len() == before {
+            self.hand_over(log, misses[i], Source::Initial, 0, None)?;
+            return Ok(Progress::Done);
+        }
+        Ok(Progress::Candidates((wanted.len() - before).min(255) as u8))
+    }
+
+    /// Takes a row back from the flush buffer without a read.
+    fn rescue(
+        &mut self,
+        log: &mut ClassLog,
+        miss: Miss,
+        at: u32,
+        scratch: &mut Vec<f32>,
+    ) -> Result<()> {
+        let waiting = log.buffer.waiting(at);
+        scratch.clear();
+        scratch.extend_from_slice(log.buffer.row(at));
+        self.count(&self.inner.metrics.rescued, 1);
+        if self.op.admits() {
+            log.buffer.remove(at);
+            self.hand_over(
+                log,
+                miss,
+                Source::Words(scratch),
+                waiting.origin.unwrap_or(0),
+                Some(waiting.dirty_since),
+            )?;
+        } else {
+            let origin = waiting.origin;
+            let row = RowView { words: scratch, written: true, blank: false, origin };
+            self.op.visit(miss.batch as usize, miss.position as usize, row);
+        }
+        Ok(())
+    }
+
+    /// Reads the pages of `wanted`, each once, and resolves the misses whose rows they hold.
+    fn visit_in_pages(
+        &mut self,
+        misses: &[Miss],
+        progress: &mut [Progress],
+        wanted: &mut [Wanted],
+    ) -> Result<ReadReport> {
+        let class = self.class;
+        let per_page = class.layout.rows_per_page as u32;
+        wanted.sort_unstable_by_key(|w| (w.slot, w.miss));
+        let mut pages: Vec<u32> = wanted.iter().map(|w| w.slot / per_page).collect();
+        pages.dedup();
+        let report = class.tier().readers(O::AHEAD).with(|reader| {
+            reader.read(&class.file, &class.layout, &pages, &mut |number, page| {
+                let first = wanted.partition_point(|w| w.slot < number * per_page);
+                let here = wanted[first..].iter().take_while(|w| w.slot / per_page == number);
+                let mut log = class.lock(&self.inner.metrics);
+                for want in here {
+                    self.visit_in_page(&mut log, misses, progress, wanted, *want, page)?;
+                }
+                if O::AHEAD {
+                    // A verb that waits for the class comes first: pages that are already here
+                    // follow one another so closely that it would wait for all of them.
+                    MutexGuard::unlock_fair(log);
+                }
+                Ok(())
+            })
+        })?;
+        self.inner.metrics.add_read(&report, O::AHEAD);
+        Ok(report)
+    }
+
+    fn visit_in_page(
+        &mut self,
+        log: &mut ClassLog,
+        misses: &[Miss],
+        progress: &mut [Progress],
+        wanted: &[Wanted],
+        want: Wanted,
+        page: &[u8],
+    ) -> Result<()> {
+        let state = progress[want.miss as usize];
+        let Progress::Candidates(left) = state else { return Ok(()) };
+        let miss = misses[want.miss as usize];
+        let (table, key) = self.key(miss);
+        let layout = &self.class.layout;
+        let at = want.slot as usize % layout.rows_per_page;
+        let entry = layout.entry(page, at);
+        if entry != (table.id(), key) && table.first.is_some() {
+            bail!(
+                Corrupt,
+                "{}, slot {}: the index says table {:?} id {key}, the page says table {} key {}; \
+                 restore from a copy, or open an earlier commit with step=",
+                self.class.file.name(),
+                want.slot,
+                table.record.spec.name,
+                entry.0,
+                entry.1
+            );
+        }
+        progress[want.miss as usize] = if entry != (table.id(), key) {
+            // A tag matched, the key did not. After the last candidate the key is absent, if
+            // nothing was written meanwhile; looking again tells.
+            if left > 1 {
+                Progress::Candidates(left - 1)
+            } else {
+                self.absent(log, miss, want.miss, wanted)?
+            }
+        } else {
+            self.make_room(log)?;
+            let waiting = log.buffer.find(table.id(), key).is_some();
+            if waiting || !log.index(table.id()).is_newest(key, want.slot) {
+                Progress::Again
+            } else {
+                self.hand_over(log, miss, Source::Words(layout.row(page, at)), want.slot, None)?;
+                Progress::Done
+            }
+        };
+        Ok(())
+    }
+
+    /// Every candidate page held another key: the key was never written, unless another thread
+    /// did so while the pages were read. Then the index has a candidate that was not read, or the
+    /// row waits in the flush buffer; a resident row is found by `hand_over` itself.
+    fn absent(
+        &mut self,
+        log: &mut ClassLog,
+        miss: Miss,
+        index: u32,
+        wanted: &[Wanted],
+    ) -> Result<Progress> {
+        let (table, key) = self.key(miss);
+        self.inner.metrics.tag_collisions.fetch_add(1, Ordering::Relaxed);
+        self.make_room(log)?;
+        let mut slots = Vec::new();
+        let (layout, id) = (&self.class.layout, table.id());
+        let was_seen = |slot: &u32| {
+            let in_memory = log.page_in_memory(*slot).is_some_and(|page| {
+                layout.entry(page, *slot as usize % layout.rows_per_page) != (id, key)
+            });
+            in_memory || wanted.binary_search_by_key(&(*slot, index), |w| (w.slot, w.miss)).is_ok()
+        };
+        match log.find(table.id(), key, &mut slots) {
+            Place::Waiting(_) => return Ok(Progress::Again),
+            Place::Stored if !slots.iter().all(was_seen) => return Ok(Progress::Again),
+            Place::Stored | Place::Absent => {}
+        }
+        self.hand_over(log, miss, Source::Initial, 0, None)?;
+        Ok(Progress::Done)
+    }
+
+    /// Makes the row resident and hands it to the verb. `dirty_since` is the stamp of a row that
+    /// differs from its stored copy.
+    fn hand_over(
+        &mut self,
+        log: &mut ClassLog,
+        miss: Miss,
+        source: Source<'_>,
+        origin: u32,
+        dirty_since: Option<u32>,
+    ) -> Result<()> {
+        let (table, key) = self.key(miss);
+        let (batch, position) = (miss.batch as usize, miss.position as usize);
+        if matches!(source, Source::Initial) {
+            if O::AHEAD {
+                return Ok(());
+            }
+            self.inner.metrics.first_touches.fetch_add(1, Ordering::Relaxed);
+        }
+        let fill = |words: &mut [f32]| match source {
+            Source::Words(from) => words.copy_from_slice(from),
+            Source::Initial => self.inner.fill_initial(table, key, words),
+            Source::Blank => {}
+        };
+        let blank = matches!(source, Source::Blank);
+        let cache = self.class.cache();
+        let at = table.locate(cache, key);
+        if !self.op.admits() {
+            let hit = cache.peek(at, table.id(), key, |row| {
+                visit(self.op, batch, position, row, 0, false);
+            });
+            if hit.is_none() {
+                let mut words = vec![0.0; table.layout.row_words()];
+                fill(&mut words);
+                let written = origin != 0 || dirty_since.is_some();
+                let row = RowView { words: &mut words, written, blank, origin: Some(origin) };
+                self.op.visit(batch, position, row);
+            }
+            return Ok(());
+        }
+        let stamp = self.class.now();
+        let count = match source {
+            Source::Words(_) if dirty_since.is_none() => Some(&self.inner.metrics.loaded),
+            Source::Initial => Some(&self.inner.metrics.initial),
+            Source::Words(_) | Source::Blank => None,
+        };
+        let (mut came, mut evicted, mut kept) = (0, (0, 0), Ok(()));
+        let op = &mut *self.op;
+        let next = op.next_use(batch, position);
+        let use_row = |mut row: RowMut<'_>, fresh: bool| {
+            if fresh {
+                fill(row.words);
+                came = 1;
+                if let Some(stamp) = dirty_since {
+                    row.mark_dirty(stamp);
+                }
+            }
+            visit(&mut *op, batch, position, row, stamp, blank && fresh)
+        };
+        let leave = |victim: RowRef<'_>| {
+            evicted = (1, u64::from(victim.dirty));
+            kept = keep(log, self.class, victim);
+        };
+        let fresh_key = match next {
+            // A row that has left the flush buffer has nowhere else to be.
+            Some(next) if dirty_since.is_none() => {
+                let admitted =
+                    cache.admit_ahead(at, (table.id(), key, origin), next, use_row, leave);
+                if admitted.is_none() {
+                    self.op.turned_away();
+                }
+                admitted.unwrap_or(false)
+            }
+            next => {
+                let fresh_key = cache.admit(at, table.id(), key, origin, use_row, leave);
+                if let Some(next) = next {
+                    cache.expect_use(at, table.id(), key, next);
+                }
+                fresh_key
+            }
+        };
+        table.rows.fetch_add(u64::from(fresh_key), Ordering::Relaxed);
+        if let Some(count) = count {
+            count.fetch_add(came, Ordering::Relaxed);
+        }
+        self.inner.metrics.evicted.fetch_add(evicted.0, Ordering::Relaxed);
+        self.inner.metrics.evicted_dirty.fetch_add(evicted.1, Ordering::Relaxed);
+        self.inner.poison_on_error(kept)
+    }
+}
+
+/// Keeps a victim: one that belongs to the commit under way is written, another dirty one waits in
+/// the flush buffer, where there is a place for it.
+pub(super) fn keep(log: &mut ClassLog, class: &Class, victim: RowRef<'_>) -> Result<()> {
+    if victim.captured && class.stage() == CommitStage::Captured {
+        let written = log.write_row(victim.table, victim.key, victim.origin, victim.words);
+        log.owe_cleaning(1);
+        if written.is_err() {
+            keep_if_dirty(&mut log.buffer, victim);
+        }
+        return written.map(drop);
+    }
+    keep_if_dirty(&mut log.buffer, victim);
+    Ok(())
+}
+
+impl Inner {
+    /// Writes the initial row of a key: values by the table's initializer, rounded to its dtype,
+    /// then initial state.
+    pub(super) fn fill_initial(&self, table: &Table, key: u64, words: &mut [f32]) {
+        let spec = &table.record.spec;
+        let (words, state) = table.layout.split_mut(words);
+        let fill = |values: &mut [f32]| {
+            spec.initializer.fill(self.superblock.seed, table.salt, key, values);
+        };
+        if table.layout.is_float32() {
+            fill(words);
+        } else {
+            let mut values = vec![0.0; spec.embedding_dim];
+            fill(&mut values);
+            table.layout.write_values(words, &values);
+        }
+        spec.optimizer.init_state(spec.embedding_dim, state);
+    }
+}
