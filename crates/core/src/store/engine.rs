@@ -2,7 +2,8 @@
 //! divides the budget among them.
 //!
 //! Lock order: engine (shared by verbs; taken alone to capture a commit, by plan, modify, delete,
-//! new tables and close), class lock (the log), journal, then one set of the cache.
+//! new tables and close), class lock (the log), journal, then one set of the cache. Who holds one
+//! class lock, or the journal, only tries another.
 //! `ARCHITECTURE.md` has the rest.
 
 use super::budget::{
@@ -11,6 +12,7 @@ use super::budget::{
 use super::commit::CommitStage;
 use super::journal::{ClassRecord, TableRecord};
 use super::pool::Pool;
+use super::reserve::JOURNAL_BYTES_PER_ROW;
 use crate::cache::{Cache, CacheShape, DenseTable, Location, RowRef};
 use crate::config::{StoreOptions, TableInfo};
 use crate::error::Result;
@@ -246,15 +248,23 @@ impl Class {
         promised + dirty + log.buffer.len() as u64
     }
 
-    /// [`unwritten_rows`](Self::unwritten_rows) without the class lock: where another thread has
-    /// it, the flush buffer is taken as full.
-    fn unwritten_at_most(&self) -> u64 {
+    /// Journal bytes of what is to come: the deltas of unwritten rows, and those that wait.
+    pub(super) fn journal_bytes(&self, log: &ClassLog) -> u64 {
+        self.unwritten_rows(log) * JOURNAL_BYTES_PER_ROW + log.delta_bytes() as u64
+    }
+
+    /// [`journal_bytes`](Self::journal_bytes) without the class lock: where another thread has it,
+    /// the flush buffer and the deltas are taken as full.
+    fn journal_bytes_at_most(&self) -> u64 {
         if let Some(log) = self.log.try_lock() {
-            return self.unwritten_rows(&log);
+            return self.journal_bytes(&log);
         }
+        // Promised rows first, as in `unwritten_rows`.
         let promised = self.promised.load(Ordering::Acquire);
-        let most = |tier: &Tier| tier.cache.dirty_rows() + tier.plan.flush_rows as u64;
-        promised + self.tier.as_ref().map_or(0, most)
+        let (rows, deltas) = self.tier.as_ref().map_or((0, 0), |tier| {
+            (tier.cache.dirty_rows() + tier.plan.flush_rows as u64, tier.plan.delta_bytes())
+        });
+        (promised + rows) * JOURNAL_BYTES_PER_ROW + deltas as u64
     }
 }
 
@@ -293,11 +303,15 @@ impl Engine {
         self.tables.get(usize::from(id))
     }
 
-    /// [`Class::unwritten_rows`] of all classes but one, at most: they share the journal. Waits for
-    /// no class lock.
-    pub(super) fn unwritten_beside(&self, class: &Class) -> u64 {
+    /// Journal bytes of what is to come of all classes, at most. Waits for no class lock.
+    pub(super) fn journal_bytes(&self) -> u64 {
+        self.classes.iter().map(Class::journal_bytes_at_most).sum()
+    }
+
+    /// Of all classes but one, which share the journal with it.
+    pub(super) fn journal_bytes_beside(&self, class: &Class) -> u64 {
         let others = self.classes.iter().filter(|other| !std::ptr::eq(*other, class));
-        others.map(Class::unwritten_at_most).sum()
+        others.map(Class::journal_bytes_at_most).sum()
     }
 
     /// Adds a table whose class exists.

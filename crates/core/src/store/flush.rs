@@ -38,15 +38,12 @@ impl Inner {
     ) -> Result<()> {
         let residents = CacheOfClass { engine, class };
         log.owe_cleaning(rows);
-        let beside = engine.unwritten_beside(class);
         loop {
             let most = self.most_slots(class, log);
-            let keep_free = class.unwritten_rows(log);
-            if !log.needs_cleaning(most)
-                || !self.reserve_to_clean(keep_free + beside + log.rows_per_unit())?
-            {
+            if !log.needs_cleaning(most) || !self.reserve_to_clean(engine, class, log)? {
                 return Ok(());
             }
+            let keep_free = class.unwritten_rows(log);
             let grow = self.grow_bytes();
             let unit =
                 self.charge_growth(log, |log| log.clean_unit(most, keep_free, grow, &residents))?;

@@ -45,10 +45,10 @@ impl Inner {
     /// Makes sure that the journal has room for `rows` deletes. They take no room for rows.
     pub(super) fn reserve_deletes(&self, engine: &Engine, class: &Class, rows: u64) -> Result<()> {
         self.prepare_writing()?;
-        let unwritten = class.unwritten_rows(&class.log.lock()) + engine.unwritten_beside(class);
+        let bytes = class.journal_bytes(&class.log.lock()) + engine.journal_bytes_beside(class);
         let mut history = self.history.lock();
         let kept = history.bytes_kept_free();
-        let bytes = (unwritten + rows) * JOURNAL_BYTES_PER_ROW + JOURNAL_BYTES_PER_COMMIT;
+        let bytes = bytes + rows * JOURNAL_BYTES_PER_ROW + JOURNAL_BYTES_PER_COMMIT;
         self.reserve_journal(&mut history, bytes, kept)
             .map_err(|error| error.context(format!("store {}", self.path.display())))
     }
@@ -56,10 +56,11 @@ impl Inner {
     fn reserve_class(&self, engine: &Engine, class: &Class) -> Result<()> {
         let mut log = class.lock(&self.metrics);
         let rows = class.unwritten_rows(&log);
-        let all_rows = rows + engine.unwritten_beside(class);
-        let journal = all_rows * JOURNAL_BYTES_PER_ROW + JOURNAL_BYTES_PER_COMMIT;
         let result = (|| {
+            let own = class.journal_bytes(&log) + JOURNAL_BYTES_PER_COMMIT;
             let mut history = self.history.lock();
+            // Under this lock, so that of two threads the later one sees what both have promised.
+            let journal = own + engine.journal_bytes_beside(class);
             let kept = history.bytes_kept_free();
             let fits = self.reserve_journal(&mut history, journal, kept);
             history.short_of_journal |= fits.is_err();
@@ -80,12 +81,18 @@ impl Inner {
         result
     }
 
-    /// Makes sure that the journal can take the deltas of so many rows and then a commit; false
-    /// when the disk has no room for them. They are those of all classes.
-    pub(super) fn reserve_to_clean(&self, rows: u64) -> Result<bool> {
+    /// Makes sure that the journal can take what is to come of all classes, the deltas of a unit of
+    /// cleaning and then a commit; false when the disk has no room for them.
+    pub(super) fn reserve_to_clean(
+        &self,
+        engine: &Engine,
+        class: &Class,
+        log: &ClassLog,
+    ) -> Result<bool> {
+        let own = class.journal_bytes(log) + log.rows_per_unit() * JOURNAL_BYTES_PER_ROW;
         let mut history = self.history.lock();
         let kept = history.bytes_kept_free();
-        let bytes = rows * JOURNAL_BYTES_PER_ROW + JOURNAL_BYTES_PER_COMMIT;
+        let bytes = own + engine.journal_bytes_beside(class) + JOURNAL_BYTES_PER_COMMIT;
         match self.reserve_journal(&mut history, bytes, kept) {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == ErrorKind::Full => Ok(false),
@@ -132,7 +139,7 @@ impl Inner {
     /// Takes back what `reserve` promised of these classes, the first ones of an engine's.
     pub(super) fn end_promise(&self, classes: &[Class], keys: &[Keys<'_>]) {
         for (i, class) in classes.iter().enumerate() {
-            // Pairs with the acquires in `changed_at_most` and `unwritten_rows`.
+            // Pairs with the acquires in `unwritten_rows` and `journal_bytes_at_most`.
             class.promised.fetch_sub(rows_of_class(keys, i), Ordering::Release);
         }
     }

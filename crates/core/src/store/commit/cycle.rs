@@ -1,12 +1,12 @@
 //! The journal's cycles: each file holds every piece of every index once, written a few at each
 //! commit, so that older files can go. And what goes when a commit is not kept any more.
 
-use super::super::engine::{Class, Engine, Table, Tier};
+use super::super::engine::{Class, Engine, Table};
 use super::super::journal::{
     JournalFile, RecordKind, TableRecord, name_of, number_of, piece_header,
 };
 use super::super::pieces::{pieces_of, read_piece_from};
-use super::super::reserve::{JOURNAL_BYTES_PER_COMMIT, JOURNAL_BYTES_PER_ROW};
+use super::super::reserve::JOURNAL_BYTES_PER_COMMIT;
 use super::super::{Inner, state};
 use super::history::{CYCLE_BYTES_MIN, History, UnderWay, append_json};
 use crate::error::{ErrorKind, Result};
@@ -40,7 +40,8 @@ impl Inner {
             (self.pieces_per_delta() * history.epoch_deltas).max(PIECE_BYTES_MIN)
         };
         // Pieces are worth only room that rows to be written and the commit itself do not need.
-        let kept = self.changed_at_most(engine) * JOURNAL_BYTES_PER_ROW + JOURNAL_BYTES_PER_COMMIT;
+        let to_come = class.journal_bytes(log) + engine.journal_bytes_beside(class);
+        let kept = to_come + JOURNAL_BYTES_PER_COMMIT;
         // Class by class, as they are cut, so that one commit can write all.
         let mut tables: Vec<&Table> = engine.tables.iter().collect();
         tables.sort_by_key(|table| table.class);
@@ -150,7 +151,7 @@ impl Inner {
             (most + history.journal().unused_bytes()).saturating_sub(used)
         });
         // Rows that were changed meanwhile have room for their deltas in the old file.
-        let deltas = self.changed_at_most(engine) * JOURNAL_BYTES_PER_ROW;
+        let deltas = engine.journal_bytes();
         if room < index + deltas + 2 * JOURNAL_BYTES_PER_COMMIT {
             return Ok(());
         }
@@ -172,21 +173,6 @@ impl Inner {
         history.cycle_deltas = 0;
         history.cycle_pieces = 0;
         Ok(())
-    }
-
-    /// Rows that are still to be written, at most, without a class lock. Flush buffers are empty
-    /// when no verb has changed anything since the commit was captured, and none is about to.
-    fn changed_at_most(&self, engine: &Engine) -> u64 {
-        // Pairs with the release in `end_promise`: a batch is noted before its promise ends.
-        let promised = |class: &Class| class.promised.load(Ordering::Acquire);
-        let promised: u64 = engine.classes.iter().map(promised).sum();
-        let changed = promised > 0 || self.rows_since_commit.load(Ordering::Relaxed) > 0;
-        let unwritten = |tier: &Tier| {
-            let waiting = if changed { tier.plan.flush_rows as u64 } else { 0 };
-            tier.cache.dirty_rows() + waiting
-        };
-        let tiers = engine.classes.iter().filter_map(|class| class.tier.as_ref());
-        promised + tiers.map(unwritten).sum::<u64>()
     }
 
     /// A new journal file that begins with the catalog, with room for `reserved` bytes more.

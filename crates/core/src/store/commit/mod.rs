@@ -19,7 +19,7 @@ pub use pending::PendingCommit;
 
 use super::engine::Engine;
 use super::journal::{CommitRecord, RecordKind, TableCounters};
-use super::reserve::{JOURNAL_BYTES_PER_COMMIT, JOURNAL_BYTES_PER_ROW, STATE_BYTES_KEPT_FREE};
+use super::reserve::{JOURNAL_BYTES_PER_COMMIT, STATE_BYTES_KEPT_FREE};
 use super::superblock::{HEAD_BYTES, write_head};
 use super::{Inner, Store, holds, state};
 use crate::config::CommitInfo;
@@ -288,19 +288,16 @@ impl Inner {
                 self.disk_bytes()
             );
         }
-        let mut rows = 0;
+        // A character of meta takes at most six as JSON.
+        let mut journal = JOURNAL_BYTES_PER_COMMIT + 6 * meta.len() as u64;
         for class in &engine.classes {
             let mut log = class.log.lock();
+            journal += class.journal_bytes(&log);
             let unwritten = class.unwritten_rows(&log);
-            if unwritten == 0 {
-                continue;
+            if unwritten > 0 {
+                self.charge_growth(&mut log, |log| log.reserve(unwritten, u64::MAX))?;
             }
-            rows += unwritten;
-            self.charge_growth(&mut log, |log| log.reserve(unwritten, u64::MAX))?;
         }
-        // A character of meta takes at most six as JSON.
-        let record = JOURNAL_BYTES_PER_COMMIT + 6 * meta.len() as u64;
-        let journal = rows * JOURNAL_BYTES_PER_ROW + record;
         self.history.lock().journal().reserve(journal)
     }
 

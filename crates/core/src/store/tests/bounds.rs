@@ -79,18 +79,65 @@ fn a_store_of_several_classes_that_is_full_can_commit_what_it_took() {
             store.table(&TableSpec { name: format!("{kind:?}"), ..spec }).unwrap()
         });
         let mut ends = [0; 3];
-        let refused = (0..3).cycle().find(|i| {
-            let keys: Vec<u64> = (ends[*i]..ends[*i] + 100).collect();
+        let refused = (0..3).cycle().find_map(|i| {
+            let keys: Vec<u64> = (ends[i]..ends[i] + 100).collect();
             let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32; DIM]).collect();
-            let put = store.put(&[batch(tables[*i], &keys, &values)]);
-            ends[*i] += if put.is_ok() { 100 } else { 0 };
-            put.is_err_and(|error| error.kind() == ErrorKind::Full)
+            let put = store.put(&[batch(tables[i], &keys, &values)]);
+            ends[i] += 100;
+            put.err().map(|error| (i, error))
         });
-        assert!(refused.is_some() && ends[2] > 5_000, "only {ends:?} rows fit");
+        let (last, error) = refused.unwrap();
+        ends[last] -= 100;
+        assert_eq!(error.kind(), ErrorKind::Full, "{error}");
+        assert!(ends[2] > 5_000, "only {ends:?} rows fit");
         store.commit(1, "", &[]).unwrap();
+        let used = store.stats().unwrap().disk_bytes;
+        assert!(used <= 8 << 20, "{used} bytes are used");
         for (table, end) in tables.into_iter().zip(ends) {
             expect_rows(&store, table, end);
         }
+    }
+}
+
+// Deltas that wait for the journal had no room in it, and deletes make nothing else.
+#[test]
+fn a_full_device_takes_the_deletes_of_many_classes_or_refuses_them_before() {
+    const ROWS: u64 = 1_000;
+    let medium = SimMedium::new(5);
+    // Large enough segments that deltas wait.
+    let (page_bytes, segment_bytes) = (Some(4096), Some(1 << 20));
+    let options = StoreOptions { page_bytes, segment_bytes, ..options(256 << 20) };
+    let store = Store::open_on(Arc::new(medium.clone()), options).unwrap();
+    let tables: Vec<TableId> = (0..24)
+        .map(|i| {
+            let dim = DIM + i;
+            let spec = spec(&format!("t{i}"), None, OptimizerKind::Sgd);
+            let spec = TableSpec { embedding_dim: dim, expected_rows: Some(ROWS), ..spec };
+            store.table(&spec).unwrap()
+        })
+        .collect();
+    let keys: Vec<u64> = (0..ROWS).collect();
+    for (i, table) in tables.iter().enumerate() {
+        let values = vec![1.0; keys.len() * (DIM + i)];
+        store.put(&[batch(*table, &keys, &values)]).unwrap();
+    }
+    store.commit(1, "", &[]).unwrap();
+    medium.set_capacity(Some(0));
+    let mut deleted = 0;
+    for table in &tables {
+        match store.delete(*table, &keys) {
+            Ok(_) => deleted += 1,
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Full, "{error}");
+                break;
+            }
+        }
+    }
+    assert!((1..tables.len()).contains(&deleted), "{deleted} tables");
+    store.commit(2, "", &[]).unwrap();
+    for (i, table) in tables.iter().enumerate() {
+        let left = if i < deleted { 0 } else { ROWS };
+        assert_eq!(store.len(*table).unwrap(), left, "table {i}");
     }
 }
 
@@ -106,8 +153,11 @@ fn tables_of_one_call_must_fit_the_disk_together_or_none_is_changed() {
     let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32; DIM]).collect();
     let few = |table| batch(table, &keys[..100], &values[..100 * DIM]);
     let all = |table| batch(table, &keys, &values);
-    // Two tables of one class; two classes, of which the first has its room when the second asks.
-    for tables in [vec![all(one), all(two)], vec![few(one), all(other), all(two)]] {
+    // Two tables of one class; two classes, of which the first is refused, or has its room when the
+    // second asks.
+    let together = vec![all(one), all(two)];
+    let first = vec![all(one), all(two), few(other)];
+    for tables in [together, first, vec![few(one), all(other), all(two)]] {
         let error = store.put(&tables).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Full, "{error}");
         for class in &store.inner.planned_engine().unwrap().classes {
