@@ -101,7 +101,7 @@ impl Cache {
         mut missed: impl FnMut(usize),
     ) {
         let sets = &self.sets;
-        let lines = Lines::of(words * 4, self.row_bytes());
+        let lines = Lines::of(words * 4, self.sets.stride_bytes());
         let at_once = lines.rows_at_once();
         let block = |number: usize| {
             let begin = keys.len().min(number * at_once);

@@ -87,9 +87,8 @@ pub struct DenseTable {
 impl CacheShape {
     /// The bytes of a cache of this shape, beside [`CACHE_FIXED_BYTES`].
     pub fn bytes(&self) -> u64 {
-        let header_bytes = if self.headers { sets::HEADER_BYTES } else { 0 };
-        let slots = self.ways as u64 * (header_bytes + self.row_bytes) as u64;
-        u64::from(self.sets) * (sets::SET_BYTES as u64 + slots)
+        let slots = self.ways * sets::slot_bytes(self.row_bytes, self.headers);
+        u64::from(self.sets) * (sets::set_bytes(self.row_bytes) + slots) as u64
     }
 
     /// How many sets of `ways` rows, with headers, `bytes` pay for; 0 when not even one.

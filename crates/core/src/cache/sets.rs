@@ -1,12 +1,12 @@
 //! The memory of a cache: set metadata, row headers and rows in arenas, lent out under set locks.
 //!
 //! Set `s` has one cache line that every access needs ([`Set`]: tags, lock, a bit per row for what
-//! is asked most), and three more ([`Rest`]): two of stamps, of which a row that becomes dirty
-//! needs one, and one that only misses need. The row in way `w` of set `s` lies at
-//! `(w * sets + s) * row bytes` in the arena of rows, and its header at the same place of the arena
-//! of headers: way after way, so that the last way of all sets is one range that can be given back.
+//! is asked most), and one that only misses need ([`Rest`]). The row in way `w` of set `s` is
+//! number `w * sets + s` in the arena of rows, and its header has the same number in the arena of
+//! headers: way after way, so that the last way of all sets is one range that can be given back.
 //! Rows lie apart from headers because most hits need no header, and because a row of whole cache
-//! lines then fills whole lines.
+//! lines then fills whole lines. A row's stamp lies behind it where that takes no further line
+//! ([`stamped`]), and otherwise in two lines of its set.
 //! A cache of dense rows alone has no headers: place and tag tell which row it is (`identity`).
 //!
 //! What always holds: metadata, headers and rows of a set are written by the holder of its lock
@@ -31,8 +31,6 @@ use std::ptr::null;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::Duration;
 
-/// Bytes of a set beside its headers and rows.
-pub(super) const SET_BYTES: usize = size_of::<Set>() + size_of::<Rest>();
 /// Bytes that are known about a row beside its set's.
 pub(super) const HEADER_BYTES: usize = size_of::<Header>();
 /// The most places that are prefetched together: enough for many translations of addresses to be
@@ -67,8 +65,6 @@ pub(super) struct Set {
 /// What the lock guards on further lines.
 #[repr(C, align(64))]
 pub(super) struct Rest {
-    /// The stamp of the change that made each way's row dirty. Means nothing while it is clean.
-    dirty_since: [u32; WAYS_MAX],
     uses: Uses,
     /// Ways that were taken away from this set.
     taken: u32,
@@ -85,8 +81,33 @@ pub(super) struct Header {
     pub(super) table: u16,
 }
 
-const _: () = assert!(size_of::<Set>() == LINE_BYTES && size_of::<Rest>() == 3 * LINE_BYTES);
+const _: () = assert!(size_of::<Set>() == LINE_BYTES && size_of::<Rest>() == LINE_BYTES);
 const _: () = assert!(size_of::<Header>() == 16);
+
+/// The stamps of a set whose rows have none behind them: of the change that made each way's row
+/// dirty. A stamp means nothing while its row is clean.
+type Stamps = [u32; WAYS_MAX];
+
+/// Bytes from one row to the next, and whether its stamp is among them: where a row with its stamp
+/// lies in no more lines than one without.
+fn stamped(row_bytes: usize) -> (usize, bool) {
+    let with = row_bytes + size_of::<u32>();
+    match Lines::of(with, with).count() <= Lines::of(row_bytes, row_bytes).count() {
+        true => (with, true),
+        false => (row_bytes, false),
+    }
+}
+
+/// Bytes of a set beside its headers and rows.
+pub(super) fn set_bytes(row_bytes: usize) -> usize {
+    let stamps = if stamped(row_bytes).1 { 0 } else { size_of::<Stamps>() };
+    size_of::<Set>() + size_of::<Rest>() + stamps
+}
+
+/// Bytes of a row and its header.
+pub(super) fn slot_bytes(row_bytes: usize, headers: bool) -> usize {
+    stamped(row_bytes).0 + if headers { HEADER_BYTES } else { 0 }
+}
 
 /// The dirty bits of a set whose lock this thread holds.
 #[derive(Debug)]
@@ -152,11 +173,15 @@ pub(super) struct Sets {
     /// Of a cache whose places and tags do not tell rows.
     headers: Option<Arena>,
     rows: Arena,
+    /// `count` of [`Stamps`], where rows have no stamps behind them.
+    stamps: Option<Arena>,
     count: u32,
     /// Ways of every set at the beginning.
     ways: usize,
     /// Words of a row.
     words: usize,
+    /// Words from one row to the next.
+    stride: usize,
     /// The lines of a whole row.
     lines_of_row: Lines,
     /// Where lines are brought to.
@@ -177,8 +202,9 @@ impl Sets {
         if u64::from(count) * ways as u64 > u64::from(u32::MAX) {
             bail!(Misuse, "{count} sets of {ways} rows are more rows than 32 bits can number");
         }
+        let (stride, in_rows) = stamped(row_bytes);
         let slots = count as usize * ways;
-        let Some(bytes) = slots.checked_mul(HEADER_BYTES + row_bytes) else {
+        let Some(bytes) = slots.checked_mul(HEADER_BYTES + stride) else {
             bail!(Budget, "a cache of {count} x {ways} rows of {row_bytes} bytes: too large");
         };
         let header_bytes = slots * HEADER_BYTES;
@@ -186,18 +212,20 @@ impl Sets {
             true => Some(Arena::new(header_bytes.next_multiple_of(PAGE_BYTES))?),
             false => None,
         };
-        let Some(rest) = (count as usize).checked_mul(size_of::<Rest>()) else {
+        let Some(stamps) = (count as usize).checked_mul(size_of::<Stamps>()) else {
             bail!(Budget, "a cache of {count} sets: too large");
         };
         Ok(Self {
             lines: Arena::new(count as usize * size_of::<Set>())?,
-            rest: Arena::new(rest)?,
+            rest: Arena::new(count as usize * size_of::<Rest>())?,
             headers,
             rows: Arena::new((bytes - header_bytes).next_multiple_of(PAGE_BYTES))?,
+            stamps: if in_rows { None } else { Some(Arena::new(stamps)?) },
             count,
             ways,
             words: row_bytes / 4,
-            lines_of_row: Lines::of(row_bytes, row_bytes),
+            stride: stride / 4,
+            lines_of_row: Lines::of(if in_rows { stride } else { row_bytes }, stride),
             level: Level::of_this_processor(),
         })
     }
@@ -214,13 +242,18 @@ impl Sets {
 
     /// Bytes of one way of all sets.
     pub(super) fn way_bytes(&self) -> usize {
-        let header_bytes = if self.headers.is_some() { HEADER_BYTES } else { 0 };
-        self.count as usize * (header_bytes + self.row_bytes())
+        self.count as usize * slot_bytes(self.words * 4, self.headers.is_some())
     }
 
+    /// Bytes of all sets beside their ways.
+    pub(super) fn bytes_beside_ways(&self) -> usize {
+        self.count as usize * set_bytes(self.words * 4)
+    }
+
+    /// Bytes from one row to the next.
     #[inline(always)]
-    fn row_bytes(&self) -> usize {
-        self.words * 4
+    pub(super) fn stride_bytes(&self) -> usize {
+        self.stride * 4
     }
 
     #[inline(always)]
@@ -247,17 +280,19 @@ impl Sets {
         Some(header_in(headers, self.slot(index, way)))
     }
 
-    /// The address of a row's stamp. It lies in the arena for every set of this cache and way.
+    /// The address of a row's stamp. It lies in the arena for every set and way of this cache.
     #[inline(always)]
     fn dirty_since(&self, index: u32, way: usize) -> *mut u32 {
-        let rest = self.rest.as_ptr().cast::<Rest>().wrapping_add(index as usize);
-        rest.cast::<u32>().wrapping_add(way)
+        match &self.stamps {
+            Some(stamps) => stamp_in(stamps, index, way),
+            None => self.row(index, way).cast::<u32>().wrapping_add(self.words),
+        }
     }
 
     /// The row's address. It lies in the arena for every set and way of this cache.
     #[inline(always)]
     pub(super) fn row(&self, index: u32, way: usize) -> *mut f32 {
-        self.rows.as_ptr().cast::<f32>().wrapping_add(self.slot(index, way) * self.words)
+        self.rows.as_ptr().cast::<f32>().wrapping_add(self.slot(index, way) * self.stride)
     }
 
     /// Waits for the set's lock and takes it. It is held until the result is dropped.
@@ -305,7 +340,7 @@ impl Sets {
     /// Asks for the lines of the rows that seem to be in these places, [`BLOCK`] at most, and notes
     /// their ways: a hint that takes no lock. It may see tags in the middle of a change, or another
     /// row's, and then asks for the wrong lines. Headers are asked for where a tag does not tell
-    /// which row it is, stamps of rows that will be changed and are not dirty yet.
+    /// which row it is, and of rows that will be changed and are clean, stamps that lie apart.
     #[inline(always)]
     pub(super) fn find_rows(&self, block: &mut [Location], changes: bool) {
         match self.level {
@@ -318,6 +353,7 @@ impl Sets {
     fn find_rows_into<const FIRST: bool>(&self, block: &mut [Location], changes: bool) {
         let (mut rows, mut stamps) = ([null(); BLOCK], [null(); BLOCK]);
         let (mut count, mut clean, mut inexact) = (0, 0, false);
+        let apart = if changes { self.stamps.as_ref() } else { None };
         for at in &mut *block {
             let set = self.set(at.set);
             let found = set.tags.matches(at.tag);
@@ -327,9 +363,9 @@ impl Sets {
             }
             at.hint = found.trailing_zeros() as u8;
             inexact |= !at.is_exact();
-            if changes {
+            if let Some(apart) = apart {
                 // Without a branch: which rows are dirty nobody can guess.
-                stamps[clean] = self.dirty_since(at.set, at.hint.into()).cast_const();
+                stamps[clean] = stamp_in(apart, at.set, at.hint.into()).cast_const();
                 clean += usize::from(set.dirty.load(Ordering::Relaxed) >> at.hint & 1 == 0);
             }
             rows[count] = self.row(at.set, at.hint.into()).cast_const();
@@ -363,9 +399,14 @@ impl Sets {
             if let Some(headers) = &self.headers {
                 headers.release(slots * HEADER_BYTES..headers.len());
             }
-            self.rows.release(slots * self.row_bytes()..self.rows.len());
+            self.rows.release(slots * self.stride_bytes()..self.rows.len());
         }
     }
+}
+
+#[inline(always)]
+fn stamp_in(stamps: &Arena, set: u32, way: usize) -> *mut u32 {
+    stamps.as_ptr().cast::<Stamps>().wrapping_add(set as usize).cast::<u32>().wrapping_add(way)
 }
 
 #[inline(always)]
@@ -459,8 +500,12 @@ impl LockedSet<'_> {
     }
 
     /// The stamp of the change that made the row in `way` dirty.
+    #[inline(always)]
     pub(super) fn dirty_since(&self, way: usize) -> u32 {
-        self.rest().dirty_since[way]
+        self.check(way);
+        // SAFETY: the stamp lies in an arena, aligned to 4, and any bytes are one. This thread
+        // holds the lock and `&self` excludes exclusive references.
+        unsafe { *self.sets.dirty_since(self.index, way) }
     }
 
     /// Bit per way whose row is captured.
@@ -559,8 +604,8 @@ impl LockedSet<'_> {
     pub(super) fn row_mut(&mut self, way: usize) -> Parts<'_> {
         self.check(way);
         let sets = self.sets;
-        // SAFETY: as in `written_mut`, `header`, `rest` and `words`; the four lie in different
-        // memory, and `&mut self` excludes every other reference to them.
+        // SAFETY: as in `written_mut`, `header`, `dirty_since` and `words`; the four lie in
+        // different memory, and `&mut self` excludes every other reference to them.
         unsafe {
             Parts {
                 dirty: DirtyBits(&self.set.dirty),
@@ -602,12 +647,33 @@ mod tests {
 
     #[test]
     fn a_set_costs_8_bytes_per_row_and_its_headers_16() {
-        assert_eq!((SET_BYTES / WAYS_MAX, HEADER_BYTES), (8, 16));
+        for row_bytes in (4..=1040).step_by(4) {
+            let slots = WAYS_MAX * (slot_bytes(row_bytes, true) - row_bytes);
+            assert_eq!(set_bytes(row_bytes) + slots, (8 + 16) * WAYS_MAX, "{row_bytes}");
+        }
+    }
+
+    #[test]
+    fn stamps_lie_in_rows_where_those_take_no_line_more() {
+        let stamped = |numbers: [usize; 4]| numbers.map(|n| stamped(4 * n));
+        // With and without a word of state; 4 lines and 8 lines.
+        let expected = [(136, true), (128, false), (256, false), (512, false)];
+        assert_eq!(stamped([33, 32, 64, 128]), expected);
+        assert_eq!(
+            stamped([65, 129, 96, 8]),
+            [(264, true), (520, true), (384, false), (32, false)]
+        );
     }
 
     #[test]
     fn slots_do_not_overlap() {
-        let sets = Sets::new(5, 9, 12, true).unwrap();
+        for row_bytes in [12, 16, 132] {
+            slots_of_rows_do_not_overlap(row_bytes);
+        }
+    }
+
+    fn slots_of_rows_do_not_overlap(row_bytes: usize) {
+        let sets = Sets::new(5, 9, row_bytes, true).unwrap();
         for (round, set) in (0..2).flat_map(|round| (0..5).map(move |set| (round, set))) {
             let mut set = sets.lock(set);
             for way in 0..9 {
@@ -615,7 +681,7 @@ mod tests {
                 if round == 1 {
                     let key = set.header(way).unwrap().key;
                     assert_eq!((key, set.dirty_since(way)), (u64::from(name), name));
-                    assert_eq!(set.words(way), [name as f32; 3]);
+                    assert_eq!(set.words(way), vec![name as f32; row_bytes / 4]);
                 }
                 let row = set.row_mut(way);
                 *row.header.unwrap() = Header { key: name.into(), origin: name, table: 1 };

@@ -5,7 +5,7 @@
 //! threads go on using the cache meanwhile: a set is changed under its lock, and the memory is
 //! released when the last set has stopped using it.
 
-use super::sets::{LockedSet, SET_BYTES};
+use super::sets::LockedSet;
 use super::{Cache, RowRef, WAYS_MIN};
 use std::sync::atomic::Ordering;
 
@@ -111,6 +111,6 @@ impl Cache {
 
     /// Bytes that the cache may use: metadata of all sets and slots of the ways it has.
     pub fn memory_bytes(&self) -> u64 {
-        u64::from(self.sets()) * SET_BYTES as u64 + (self.ways() * self.sets.way_bytes()) as u64
+        (self.sets.bytes_beside_ways() + self.ways() * self.sets.way_bytes()) as u64
     }
 }
