@@ -51,11 +51,6 @@ impl Lines {
         Self { count, last: bytes - 1 }
     }
 
-    /// How many there may be.
-    pub(super) fn count(self) -> usize {
-        self.count
-    }
-
     /// How many such rows are asked for together: wide ones half a block, because three blocks of
     /// them do not stay in the first-level cache.
     #[inline(always)]

@@ -19,6 +19,7 @@
 //! Lock order: class lock, then one set lock. No thread holds two set locks.
 #![expect(unsafe_code, reason = "rows lie in mapped memory and are lent out under a spin lock")]
 
+use super::bits;
 use super::lines::{Level, Lines};
 use super::locate::{Location, NO_HINT};
 use super::policy::{Uses, WAYS_MAX};
@@ -62,7 +63,7 @@ pub(super) struct Set {
     written: UnsafeCell<u32>,
 }
 
-/// What the lock guards on further lines.
+/// What the lock guards on a line of its own.
 #[repr(C, align(64))]
 pub(super) struct Rest {
     uses: Uses,
@@ -88,12 +89,12 @@ const _: () = assert!(size_of::<Header>() == 16);
 /// dirty. A stamp means nothing while its row is clean.
 type Stamps = [u32; WAYS_MAX];
 
-/// Bytes from one row to the next, and whether its stamp is among them: where a row with its stamp
-/// lies in no more lines than one without.
+/// Bytes from one row to the next, and whether its stamp is among them: where rows have an odd
+/// number of words. With their stamps they begin at multiples of 8 bytes at least, and lie in no
+/// more lines than without.
 fn stamped(row_bytes: usize) -> (usize, bool) {
-    let with = row_bytes + size_of::<u32>();
-    match Lines::of(with, with).count() <= Lines::of(row_bytes, row_bytes).count() {
-        true => (with, true),
+    match row_bytes / size_of::<u32>() % 2 == 1 {
+        true => (row_bytes + size_of::<u32>(), true),
         false => (row_bytes, false),
     }
 }
@@ -383,6 +384,15 @@ impl Sets {
         }
     }
 
+    /// Asks for the stamps of a set's dirty rows where those lie behind them: a hint, as above.
+    pub(super) fn prefetch_stamps(&self, index: u32) {
+        if self.stamps.is_none() {
+            for way in bits(self.set(index).dirty.load(Ordering::Relaxed)) {
+                prefetch_line::<false, _>(self.dirty_since(index, way).cast_const());
+            }
+        }
+    }
+
     /// Gives the memory of all ways from `way` on back to the system. Every set must have been
     /// limited to `way` ways before.
     pub(super) fn release_from(&self, way: usize) {
@@ -391,8 +401,8 @@ impl Sets {
             assert!(usable <= way, "set {index} still uses {usable} ways, {way} are to stay");
         }
         let slots = way * self.count as usize;
-        // SAFETY: references to headers and rows are lent only by `LockedSet`, for usable ways, and
-        // end with its lock. Each set was just seen, under its lock, to use fewer ways, and
+        // SAFETY: references to headers, rows and stamps are lent only by `LockedSet`, for usable
+        // ways, and end with its lock. Each set was just seen, under its lock, to use fewer ways, and
         // `usable` never grows. Who copies a row without the lock has no reference, reads zeros,
         // and finds that the version moved.
         unsafe {

@@ -37,10 +37,13 @@ impl Cache {
     pub fn for_each_captured(&self, mut f: impl FnMut(u32, u32)) {
         let mut dirty_since = [0; WAYS_MAX];
         for index in 0..self.sets() {
+            // Before the lock, which others wait for.
+            self.sets.prefetch_stamps((index + 2).min(self.sets() - 1));
             let captured = {
                 let set = self.sets.lock(index);
                 // A line less for the sets that have none.
                 let captured = if set.dirty() == 0 { 0 } else { set.captured() };
+                let captured = captured & set.usable_mask();
                 for way in bits(captured) {
                     dirty_since[way] = set.dirty_since(way);
                 }

@@ -154,9 +154,10 @@ impl Store {
         let distinct = scratch.run(keys).0.to_vec();
         let batch = [Keys { table, keys: &distinct }];
         let class = &engine.classes[table.class];
-        self.inner.reserve_deletes(&engine, class, distinct.len() as u64)?;
-        // From here on no row moves: with room in the flush buffer, finding rows writes none.
+        // With room in the flush buffer finding rows writes none: from here on no row moves, and
+        // cleaning takes nothing of what is reserved next.
         self.inner.make_room(&engine, class, &mut class.log.lock())?;
+        self.inner.reserve_deletes(&engine, class, distinct.len() as u64)?;
         let mut find = FindOp { found: vec![(false, None); distinct.len()] };
         self.inner.visit_rows(&engine, &batch, &mut find)?;
         let _guard = self.inner.poison_on_panic();
