@@ -402,9 +402,9 @@ impl Sets {
         }
         let slots = way * self.count as usize;
         // SAFETY: references to headers, rows and stamps are lent only by `LockedSet`, for usable
-        // ways, and end with its lock. Each set was just seen, under its lock, to use fewer ways, and
-        // `usable` never grows. Who copies a row without the lock has no reference, reads zeros,
-        // and finds that the version moved.
+        // ways, and end with its lock. Each set was just seen, under its lock, to use fewer ways,
+        // and `usable` never grows. Who copies a row without the lock has no reference, reads
+        // zeros, and finds that the version moved.
         unsafe {
             if let Some(headers) = &self.headers {
                 headers.release(slots * HEADER_BYTES..headers.len());
