@@ -226,7 +226,7 @@ impl Sets {
             ways,
             words: row_bytes / 4,
             stride: stride / 4,
-            lines_of_row: Lines::of(if in_rows { stride } else { row_bytes }, stride),
+            lines_of_row: Lines::of(stride, stride),
             level: Level::of_this_processor(),
         })
     }

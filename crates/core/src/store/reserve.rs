@@ -44,7 +44,6 @@ impl Inner {
 
     /// Makes sure that the journal has room for `rows` deletes. They take no room for rows.
     pub(super) fn reserve_deletes(&self, engine: &Engine, class: &Class, rows: u64) -> Result<()> {
-        self.prepare_writing()?;
         let bytes = class.journal_bytes(&class.log.lock()) + engine.journal_bytes_beside(class);
         let mut history = self.history.lock();
         let kept = history.bytes_kept_free();

@@ -154,6 +154,7 @@ impl Store {
         let distinct = scratch.run(keys).0.to_vec();
         let batch = [Keys { table, keys: &distinct }];
         let class = &engine.classes[table.class];
+        self.inner.prepare_writing()?;
         // With room in the flush buffer finding rows writes none: from here on no row moves, and
         // cleaning takes nothing of what is reserved next.
         self.inner.make_room(&engine, class, &mut class.log.lock())?;
