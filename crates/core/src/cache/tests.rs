@@ -493,6 +493,22 @@ fn the_bytes_of_a_shape_are_those_of_the_cache() {
     assert_eq!(CacheShape::sets_for(shape.bytes(), 128, 32), 10);
     assert_eq!(CacheShape::sets_for(shape.bytes() - 1, 128, 32), 9);
     assert_eq!(CacheShape::sets_for(100, 128, 32), 0);
+    // Stamps in their rows, apart, and without headers.
+    for row_bytes in [128, 132, 260, 264] {
+        for headers in [false, true] {
+            let shape = CacheShape { row_bytes, headers, ..shape };
+            let memory_bytes = match headers {
+                true => Cache::new(shape).unwrap().memory_bytes(),
+                false => {
+                    let table = DenseTable { first: 0, table: 0 };
+                    Cache::of_dense_rows(shape, vec![table]).unwrap().memory_bytes()
+                }
+            };
+            assert_eq!(memory_bytes, shape.bytes());
+            let beside = if headers { 24 } else { 8 };
+            assert_eq!(shape.bytes(), 320 * (row_bytes as u64 + beside));
+        }
+    }
 }
 
 #[test]

@@ -13,7 +13,8 @@ use std::sync::atomic::Ordering;
 pub(super) const JOURNAL_BYTES_PER_ROW: u64 = 24;
 /// Journal bytes that a commit needs beside the rows and its meta: its record, counters, one piece.
 pub(super) const JOURNAL_BYTES_PER_COMMIT: u64 = 192 << 10;
-/// Rows leave room within the disk bound for a state as large as the last, and this much more.
+/// Rows leave room within the disk bound for a state and a meta as large as the last, and this much
+/// more.
 pub(super) const STATE_BYTES_KEPT_FREE: u64 = 64 << 10;
 /// Index bytes that a new key of a growing table may need.
 const INDEX_BYTES_PER_KEY: u64 = 8;
@@ -47,7 +48,7 @@ impl Inner {
         let bytes = class.journal_bytes(&class.log.lock()) + engine.journal_bytes_beside(class);
         let mut history = self.history.lock();
         let kept = history.bytes_kept_free();
-        let bytes = bytes + rows * JOURNAL_BYTES_PER_ROW + JOURNAL_BYTES_PER_COMMIT;
+        let bytes = bytes + rows * JOURNAL_BYTES_PER_ROW + history.journal_bytes_of_commit();
         self.reserve_journal(&mut history, bytes, kept)
             .map_err(|error| error.context(format!("store {}", self.path.display())))
     }
@@ -56,8 +57,8 @@ impl Inner {
         let mut log = class.lock(&self.metrics);
         let rows = class.unwritten_rows(&log);
         let result = (|| {
-            let own = class.journal_bytes(&log) + JOURNAL_BYTES_PER_COMMIT;
             let mut history = self.history.lock();
+            let own = class.journal_bytes(&log) + history.journal_bytes_of_commit();
             // Under this lock, so that of two threads the later one sees what both have promised.
             let journal = own + engine.journal_bytes_beside(class);
             let kept = history.bytes_kept_free();
@@ -91,7 +92,7 @@ impl Inner {
         let own = class.journal_bytes(log) + log.rows_per_unit() * JOURNAL_BYTES_PER_ROW;
         let mut history = self.history.lock();
         let kept = history.bytes_kept_free();
-        let bytes = own + engine.journal_bytes_beside(class) + JOURNAL_BYTES_PER_COMMIT;
+        let bytes = own + engine.journal_bytes_beside(class) + history.journal_bytes_of_commit();
         match self.reserve_journal(&mut history, bytes, kept) {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == ErrorKind::Full => Ok(false),
@@ -149,8 +150,7 @@ impl Inner {
             None => u64::MAX,
             Some(most) => {
                 let history = self.history.lock();
-                let state = history.last_state().map_or(0, |s| s.bytes());
-                let kept = state
+                let kept = history.bytes_given_last()
                     + STATE_BYTES_KEPT_FREE
                     + history.bytes_of_next_journal()
                     + history.journal_bytes_to_come();

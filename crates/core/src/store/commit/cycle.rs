@@ -41,7 +41,7 @@ impl Inner {
         };
         // Pieces are worth only room that rows to be written and the commit itself do not need.
         let to_come = class.journal_bytes(log) + engine.journal_bytes_beside(class);
-        let kept = to_come + JOURNAL_BYTES_PER_COMMIT;
+        let kept = to_come + history.journal_bytes_of_commit();
         // Class by class, as they are cut, so that one commit can write all.
         let mut tables: Vec<&Table> = engine.tables.iter().collect();
         tables.sort_by_key(|table| table.class);

@@ -76,6 +76,13 @@ impl History {
         self.kept.last().and_then(|c| c.state.clone())
     }
 
+    /// Bytes that the last commit gave the store beside its rows: state and meta.
+    pub(in crate::store) fn bytes_given_last(&self) -> u64 {
+        self.kept.last().map_or(0, |commit| {
+            commit.state.as_ref().map_or(0, StateRef::bytes) + bytes_of_meta(&commit.info.meta)
+        })
+    }
+
     pub(in crate::store) fn close(&mut self) {
         self.journal = None;
     }
@@ -110,6 +117,13 @@ impl History {
         file.saturating_sub(journal + self.old_journal_bytes)
     }
 
+    /// Room in the journal for the record of the commit under way, or of the next, and what comes
+    /// with it, beside deltas.
+    pub(in crate::store) fn journal_bytes_of_commit(&self) -> u64 {
+        let meta = self.under_way.as_ref().map_or(0, |made| bytes_of_meta(&made.info.meta));
+        JOURNAL_BYTES_PER_COMMIT + meta
+    }
+
     pub(in crate::store) fn journal(&mut self) -> &mut JournalFile {
         self.journal.as_mut().expect("writing was prepared")
     }
@@ -121,6 +135,11 @@ impl History {
     ) -> Result<()> {
         append_json(self.journal(), kind, record)
     }
+}
+
+/// A commit's meta in its record, at most: a character takes six bytes of JSON or fewer.
+pub(super) fn bytes_of_meta(meta: &str) -> u64 {
+    6 * meta.len() as u64
 }
 
 pub(super) fn append_json<T: serde::Serialize>(

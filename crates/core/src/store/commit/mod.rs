@@ -25,7 +25,7 @@ use super::{Inner, Store, holds, state};
 use crate::config::CommitInfo;
 use crate::error::{Result, bail};
 use capture::Portions;
-use history::UnderWay;
+use history::{UnderWay, bytes_of_meta};
 use std::sync::atomic::Ordering;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -276,20 +276,21 @@ impl Inner {
     /// Refuses a commit that the disk bound forbids, before anything is written.
     fn check_commit_fits(&self, engine: &Engine, state_bytes: u64, meta: &str) -> Result<()> {
         // What changes have left free is for commits: one that needs no more is never refused.
-        let last = self.history.lock().last_state().map_or(0, |s| s.bytes());
+        let last = self.history.lock().bytes_given_last();
+        let meta_bytes = bytes_of_meta(meta);
+        let given = state_bytes + meta_bytes;
         if let Some(most) = self.options.max_disk_bytes
-            && state_bytes > last + STATE_BYTES_KEPT_FREE
-            && self.disk_bytes() + state_bytes > most
+            && given > last + STATE_BYTES_KEPT_FREE
+            && self.disk_bytes() + given > most
         {
             bail!(
                 Full,
-                "state of {state_bytes} bytes does not fit beside {} bytes of {most} \
-                 (max_disk_bytes); raise max_disk_bytes or commit less state",
+                "state of {state_bytes} bytes and meta of up to {meta_bytes} do not fit beside {} \
+                 bytes of {most} (max_disk_bytes); raise max_disk_bytes or commit less",
                 self.disk_bytes()
             );
         }
-        // A character of meta takes at most six as JSON.
-        let mut journal = JOURNAL_BYTES_PER_COMMIT + 6 * meta.len() as u64;
+        let mut journal = JOURNAL_BYTES_PER_COMMIT + meta_bytes;
         for class in &engine.classes {
             let mut log = class.log.lock();
             journal += class.journal_bytes(&log);

@@ -99,6 +99,45 @@ fn a_store_of_several_classes_that_is_full_can_commit_what_it_took() {
     }
 }
 
+// Pieces of the index took the room of the record that was to follow them.
+#[test]
+fn a_commit_with_the_longest_meta_is_made_or_refused_before_anything_is_written() {
+    const ROWS: u64 = 100_000;
+    const STEP: u64 = 128 << 10;
+    // Of six bytes each in the journal.
+    let meta = "\u{1}".repeat(256 << 10);
+    let keys: Vec<u64> = (0..ROWS).map(|i| i * 7919 % ROWS).collect();
+    let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32; DIM]).collect();
+    let mut refused = 0;
+    let made = (0..100).find(|more| {
+        let medium = SimMedium::new(6);
+        let store = Store::open_on(Arc::new(medium.clone()), options(64 << 20)).unwrap();
+        let table = store.table(&spec("t", Some(ROWS), OptimizerKind::Sgd)).unwrap();
+        store.put(&[batch(table, &keys, &values)]).unwrap();
+        store.commit(0, "", &[]).unwrap();
+        store.put(&[batch(table, &keys[..100], &values[..100 * DIM])]).unwrap();
+        // A journal that had no room makes the next commit write all of the index.
+        let used = store.stats().unwrap().disk_bytes;
+        medium.set_capacity(Some(used));
+        store.put(&[batch(table, &keys, &values)]).unwrap_err();
+        medium.set_capacity(Some(used + more * STEP));
+        let commit = store.commit(1, &meta, &[]);
+        if let Err(error) = &commit {
+            assert_eq!(error.kind(), ErrorKind::Full, "{error}");
+            // Neither this nor what follows says that the store must be opened again.
+            medium.set_capacity(None);
+            refused += 1;
+            store.commit(1, &meta, &[]).unwrap();
+        }
+        store.close().unwrap();
+        let store = Store::open_on(Arc::new(medium), options(64 << 20)).unwrap();
+        assert_eq!(store.commits().last().unwrap().meta, meta);
+        expect_rows(&store, table, keys.len() as u64);
+        commit.is_ok()
+    });
+    assert!(made.is_some() && refused > 2, "made with {made:?}, refused {refused} times");
+}
+
 // Deltas that wait for the journal had no room in it, and deletes make nothing else.
 #[test]
 fn a_full_device_takes_the_deletes_of_many_classes_or_refuses_them_before() {
