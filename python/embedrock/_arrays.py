@@ -73,8 +73,8 @@ def as_keys(keys: ArrayLike, name: str = "keys") -> Keys:
         array = array.astype(np.int64)  # an empty list, which NumPy takes for floats
     if array.dtype.kind not in "iu":
         raise MisuseError(
-            f"{name} are {array.dtype}, expected int64 or uint64; "
-            f"convert ids with {name}.astype(np.int64)"
+            f"{name} are {array.dtype}, expected int64 or uint64; convert ids with "
+            f".astype(np.int64), tensors with .long()"
         )
     signed = array.dtype.kind == "i"
     array = _contiguous(array, _INT64 if signed else _UINT64)

@@ -133,6 +133,8 @@ class Permits:
         """
         if self._store.closed:
             raise ClosedError(f"store {self._store.path} is closed; open it again")
+        if not isinstance(batch, Mapping):
+            raise MisuseError(f"batch is a {type(batch).__name__}, expected {{table: keys}}")
         parts = []
         for named, keys in batch.items():
             table = self._store.table(named) if isinstance(named, str) else self._store._own(named)

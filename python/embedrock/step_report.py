@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from embedrock.errors import EmbedrockError
+from embedrock.errors import ClosedError, EmbedrockError, MisuseError
 from embedrock.key_sample import KeySample
 from embedrock.store import Store, whole
 
@@ -122,7 +122,8 @@ class StepReport:
 
     Args:
         store: The store that the loop trains.
-        optimizers: Torch optimizers whose steps are updates, of tables and dense ones.
+        optimizers: Torch optimizers whose steps are updates, of tables and dense ones; one, or
+            several.
         steps_per_row: Steps of a row; None as many as keep it cheap.
         max_rows: When there are more rows, neighbours become one.
         key_bytes: Most bytes for noted keys; 0 notes none: no hit rates then.
@@ -147,14 +148,27 @@ class StepReport:
     def __init__(
         self,
         store: Store,
-        optimizers: Iterable[Any] = (),
+        optimizers: Iterable[Any] | Any = (),
         *,
         steps_per_row: int | None = None,
         max_rows: int = 500,
         key_bytes: int = 4 << 20,
         step: int = 0,
     ) -> None:
-        """Measures nothing before ``steps``."""
+        """Measures nothing before ``steps``.
+
+        Errors: ``MisuseError`` for what is no store or no torch optimizer; ``ClosedError``.
+        """
+        if not isinstance(store, Store):
+            raise MisuseError(f"store is a {type(store).__name__}, expected an embedrock.Store")
+        if store.closed:
+            raise ClosedError(f"store {store.path} is closed; open it again")
+        several = list(optimizers) if isinstance(optimizers, Iterable) else [optimizers]
+        for one in several:
+            if not hasattr(one, "register_step_pre_hook"):
+                raise MisuseError(
+                    f"optimizers has a {type(one).__name__}, expected torch optimizers"
+                )
         self._store = store
         self._per_row = None if steps_per_row is None else whole("steps_per_row", steps_per_row, 1)
         self._max_rows = whole("max_rows", max_rows, 2)
@@ -168,7 +182,7 @@ class StepReport:
         self._clear()
         if self._sample is not None:
             store._tell(self._sample)
-        self._hooks = [hook for one in optimizers for hook in _hooked(one, self)]
+        self._hooks = [hook for one in several for hook in _hooked(one, self)]
 
     def steps(self, batches: Iterable[B]) -> Generator[B, None, None]:
         """Gives the batches, and measures the steps of the loop that takes them.

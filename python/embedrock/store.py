@@ -758,9 +758,11 @@ def _memory_text(memory: int | str) -> str:
 def whole(name: str, value: Any, least: int) -> int:
     """The argument as a number. Errors: ``MisuseError`` for what is no whole number from least."""
     try:
-        number = operator.index(value)
+        number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
-        raise MisuseError(f"{name} is {value!r}, expected a whole number") from None
+        number = None
+    if number is None:
+        raise MisuseError(f"{name} is {value!r}, expected a whole number")
     if not least <= number < 2**64:
         raise MisuseError(f"{name} is {number}, expected {least} or more, below 2**64")
     return number

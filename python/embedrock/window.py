@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from embedrock._arrays import ArrayLike, as_keys
-from embedrock.errors import NotFoundError
+from embedrock.errors import MisuseError, NotFoundError
 from embedrock.table import KeysNamed, Table
 
 if TYPE_CHECKING:
@@ -38,10 +38,12 @@ class Window:
     >>> steps = [[1, 2, 3], [2, 3, 4], [3, 4, 5]]
     >>> numbers = [store.window.announce({table: keys}) for keys in steps]
     >>> for number, keys in zip(numbers, steps):
-    ...     store.window.begin(number)
+    ...     if number is not None:  # the window had room
+    ...         store.window.begin(number)
     ...     rows = table.get(keys)
     ...     _ = table.update(keys, np.ones_like(rows), lr=0.1)
-    ...     store.window.finish(number)
+    ...     if number is not None:
+    ...         store.window.finish(number)
     >>> store.window.stats()["batches"]
     3
     """
@@ -61,6 +63,8 @@ class Window:
 
         Blocking: copies the keys and returns.
         """
+        if not isinstance(batch, Mapping):
+            raise MisuseError(f"batch is a {type(batch).__name__}, expected {{table: keys}}")
         found = [(self._table(table), as_keys(keys)) for table, keys in batch.items()]
         with KeysNamed(*found):
             return self._store._core.announce([(t._handle, keys.flat) for t, keys in found])
@@ -72,7 +76,7 @@ class Window:
 
         Blocking: until the store has read the rows of the batch's group. Ctrl-C ends it.
         """
-        self._store._core.begin(operator.index(number))
+        self._store._core.begin(_number(number))
 
     def finish(self, number: int) -> None:
         """The batch, and all before it, is done with: its rows are no longer kept for it.
@@ -81,7 +85,7 @@ class Window:
 
         Errors: ``MisuseError`` for a number that ``announce`` did not return.
         """
-        self._store._core.finish(operator.index(number))
+        self._store._core.finish(_number(number))
 
     def clear(self) -> None:
         """Forgets everything that is announced. Numbers go on."""
@@ -126,3 +130,16 @@ class Window:
             names = ", ".join(repr(name) for name in tables) or "none"
             raise NotFoundError(f"{self._store.path} has no table {given!r} (it has {names})")
         return tables[given]
+
+
+def _number(given: int) -> int:
+    try:
+        number = operator.index(given)
+    except TypeError:
+        number = 0
+    if not 0 < number < 2**64:
+        raise MisuseError(
+            f"number is {given!r}, expected one that announce() has returned (None says that the "
+            f"window was full: such a batch is neither begun nor finished)"
+        )
+    return number

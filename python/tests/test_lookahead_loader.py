@@ -40,7 +40,7 @@ def test_batches_come_as_they_are_and_in_order(store: embedrock.Store, window: A
     loader = LookaheadLoader(given, store, depth=3, keys_of=by_name)
     assert all(a is b for a, b in zip(loader, given, strict=True))
     assert all(a is b for a, b in zip(loader, given, strict=True))  # a second pass
-    assert loader.stats() == {"handed_out": 20, "announced": 20, "refused": 0}
+    assert loader.stats() == {"handed_out": 20, "announced": 20, "refused": 0, "skipped": 0}
     assert len(loader) == 20
 
 
@@ -218,6 +218,34 @@ def test_a_loader_that_reuses_its_memory_is_told(
         next(iter(LookaheadLoader(source(), store, keys_of=by_name)))
 
 
+def test_so_is_one_that_only_changes_the_order(
+    store: embedrock.Store, window: RecordingWindow
+) -> None:
+    batch = np.array([1, 2, 1 << 40, 1 << 63], np.uint64)
+
+    def source() -> Iterator[Any]:
+        for _ in range(3):
+            batch[:] = batch[[1, 0, 3, 2]]
+            yield batch
+
+    given = iter(LookaheadLoader(source(), store, depth=1, keys_of=by_name))
+    with pytest.raises(MisuseError, match="batch 0 of the pass are others"):
+        next(given)
+
+
+def test_batches_that_the_window_passes_over_are_counted_by_pass(
+    store: embedrock.Store, window: RecordingWindow
+) -> None:
+    loader = LookaheadLoader(batches(9), store, keys_of=by_name)
+    for batch in loader:
+        window.passed_over += 1
+        assert loader.stats()["skipped"] == batch[0] + 1
+    window.passed_over += 7
+    assert loader.stats()["skipped"] == 9
+    next(iter(loader))
+    assert loader.stats()["skipped"] == 0
+
+
 @pytest.mark.parametrize("keys_of", [lambda batch: [batch], lambda batch: {5: batch}])
 def test_a_keys_of_that_gives_no_mapping_of_tables_is_refused(
     store: embedrock.Store, window: RecordingWindow, keys_of: Any
@@ -227,6 +255,10 @@ def test_a_keys_of_that_gives_no_mapping_of_tables_is_refused(
 
 
 def test_bad_arguments_are_refused(store: embedrock.Store, window: RecordingWindow) -> None:
+    with pytest.raises(MisuseError, match="loader is 3, expected an iterable of batches"):
+        LookaheadLoader(3, store, keys_of=by_name)  # type: ignore[arg-type]
+    with pytest.raises(MisuseError, match="depth is True, expected a whole number"):
+        LookaheadLoader([], store, depth=True, keys_of=by_name)
     with pytest.raises(MisuseError, match="depth is 0"):
         LookaheadLoader([], store, depth=0, keys_of=by_name)
     with pytest.raises(MisuseError, match="keys_of is None, and a store does not know"):
@@ -280,8 +312,18 @@ def test_the_position_is_that_of_the_batch_in_hand(
             saved = loader.state_dict()
             break
     assert inner.at == 8
+    assert loader.state_dict() == saved == {"at": 4}  # what was drawn ahead is not part of it
     loader.load_state_dict(saved)
     assert values(loader) == [[4], [5], [6], [7], [8]]
+    assert loader.state_dict() == {"at": 9}
+    inner.at = 2
+    assert loader.state_dict() == {"at": 2}  # after a whole pass, and a load, it is the loader's
+    with pytest.raises(ZeroDivisionError):
+        for batch in loader:
+            1 // (5 - batch[0].item())
+    assert loader.state_dict() == {"at": 6}
+    loader.close()
+    assert loader.state_dict() == {"at": 6}
     with pytest.raises(MisuseError, match="list, has no state_dict"):
         LookaheadLoader([], store, keys_of=by_name).state_dict()
 

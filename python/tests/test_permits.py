@@ -160,6 +160,11 @@ def test_bounds_that_are_none_are_refused(store: embedrock.Store, bound: Any) ->
         store.permits(bound)
 
 
+def test_a_batch_that_is_no_mapping_is_refused(store: embedrock.Store) -> None:
+    with pytest.raises(MisuseError, match=r"batch is a list, expected \{table: keys\}"):
+        store.permits().acquire([1, 2])  # type: ignore[arg-type]
+
+
 def test_permits_of_closed_stores_and_forked_children_are_refused(
     store: embedrock.Store, table: embedrock.Table
 ) -> None:

@@ -206,6 +206,24 @@ def test_lookahead_beside_it_changes_no_bit(
     assert window.open_numbers == []
 
 
+def test_a_batch_that_the_loop_changes_reads_what_it_has_become(tmp_path: Path) -> None:
+    def loop(trained: Trained, batches: Any) -> None:
+        for batch in batches:
+            batch["users"].masked_fill_(batch["users"] % 3 == 0, 1)  # word dropout
+            trained.step(batch)
+
+    with opened(tmp_path / "plain", "128MiB") as store:
+        trained = Trained(store, "adagrad")
+        loop(trained, clicks(12))
+        expected = trained.state()
+        store.commit(1)
+    with opened(tmp_path / "ahead") as store:
+        trained = Trained(store, "adagrad")
+        loop(trained, Pipeline(trained.model, clicks(12), overlap=True))
+        assert trained.state() == expected
+        store.commit(1)
+
+
 def test_stochastic_rounding_has_the_bits_of_a_plain_loop(tmp_path: Path) -> None:
     batches = clicks(15)
     half = {"dtype": torch.bfloat16}
@@ -512,6 +530,9 @@ def test_bad_arguments_are_refused(store: embedrock.Store, tmp_path: Path) -> No
         both = torch.nn.ModuleList([embedding, nn.Embedding(None, 1, store=other, name="ids")])
         with pytest.raises(MisuseError, match="in 2 stores"):
             Pipeline(both, [])
+        loader = LookaheadLoader([], nn.Embedding(None, 1, store=other, name="others"))
+        with pytest.raises(MisuseError, match=r"announces to .*other, and the model's tables are"):
+            Pipeline(embedding, loader)
     first = iter(Pipeline(embedding, [torch.tensor([1])] * 3))
     next(first)
     with pytest.raises(MisuseError, match="another pipeline works"):

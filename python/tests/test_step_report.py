@@ -306,6 +306,12 @@ def test_unusable_arguments_are_named(store: embedrock.Store) -> None:
     for name, value in (("steps_per_row", 0), ("max_rows", 1), ("key_bytes", -1), ("step", -1)):
         with pytest.raises(MisuseError, match=f"{name} is {value}"):
             StepReport(store, **{name: value})
+    with pytest.raises(MisuseError, match=r"store is a list, expected an embedrock\.Store"):
+        StepReport([])  # type: ignore[arg-type]
+    with pytest.raises(MisuseError, match="optimizers has a str, expected torch optimizers"):
+        StepReport(store, ["adam"])
+    one = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    assert len(StepReport(store, one)._hooks) == 2
     without = StepReport(store, key_bytes=0)
     train(store, without, zipf(3))
     assert without.totals()["hit_rate"] is None

@@ -89,8 +89,12 @@ def test_bad_announcements_name_what_is_wrong(store):
         store.window.begin(1)
     with pytest.raises(errors.MisuseError, match="batch 7 was not announced"):
         store.window.finish(7)
-    with pytest.raises(TypeError):
-        store.window.begin("1")
+    for number in ("1", None, 0, -1, 2**70):
+        for verb in (store.window.begin, store.window.finish):
+            with pytest.raises(errors.MisuseError, match=r"number is .*that announce\(\) has"):
+                verb(number)
+    with pytest.raises(errors.MisuseError, match=r"batch is a list, expected \{table: keys\}"):
+        store.window.announce([1, 2])
 
 
 def test_what_is_cleared_is_forgotten_and_numbers_go_on(store):

@@ -492,6 +492,10 @@ def test_without_a_holdout_everything_is_trained_on(tmp_path: Path):
     [
         ("epochs", 0, "epochs is 0, expected 1 or more"),
         ("batch_size", -1, "batch_size is -1"),
+        ("lr", float("nan"), "lr is nan, expected a finite number, 0 or more"),
+        ("dense_lr", -3.0, r"dense_lr is -3\.0"),
+        ("eps", -1.0, r"eps is -1\.0"),
+        ("lr_decay", float("inf"), "lr_decay is inf"),
         ("commit_every", 0, "commit_every is 0, expected 1 or more"),
         ("holdout", 1.0, r"holdout is 1\.0, expected 0 to less than 1"),
     ],

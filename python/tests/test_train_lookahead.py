@@ -264,11 +264,31 @@ def test_a_staleness_bound_is_kept_by_a_resumed_run_and_told_when_it_changes(
     assert resumed["step"] == 10
     assert resumed["settings"]["staleness_bound"] == "inf"
     assert resumed["settings"]["pipeline"] is True
+    with monkeypatch.context() as patched:
+        stops_after(patched, 2)
+        asked = train(replace(bare, given=frozenset({"pipeline"}), pipeline=True))
+    assert asked["settings"]["staleness_bound"] == "inf"
     assert "from here on" not in capsys.readouterr().err
     last = train(replace(bare, given=frozenset({"pipeline"})))
     assert last["step"] == STEPS
     assert last["settings"]["staleness_bound"] == 0
     assert "staleness_bound is 0 from here on, it was inf\n" in capsys.readouterr().err
+
+
+def test_a_resumed_run_keeps_its_pipeline_and_is_told_of_a_disk_bound_that_it_does_not_keep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = run_of(tmp_path, "store", pipeline=True, max_disk_bytes=1 << 30)
+    with monkeypatch.context() as patched:
+        stops_after(patched, 7)
+        train(options)
+    capsys.readouterr()
+    with monkeypatch.context() as patched:
+        stops_after(patched, 3)
+        resumed = train(run_of(tmp_path, "store", resume=True, given=frozenset()))
+    assert resumed["settings"]["pipeline"] is True
+    said = capsys.readouterr().err
+    assert f"nothing bounds the disk from here on, it was --max-disk {1 << 30}\n" in said
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ class RecordingWindow:
         self.calls: list[tuple[str, int]] = []
         self.begun: set[int] = set()
         self.last = 0
+        self.passed_over = 5
 
     @property
     def open_numbers(self) -> list[int]:
@@ -49,4 +50,4 @@ class RecordingWindow:
         self.calls.append(("clear", 0))
 
     def stats(self) -> dict[str, int]:
-        return {"announced": self.last}
+        return {"announced": self.last, "skipped": self.passed_over}

@@ -56,8 +56,10 @@ def add(commands: Any) -> argparse.ArgumentParser:
     command.add_argument(
         "--resume",
         action="store_true",
-        help="go on at the last commit in the store, if it has one; epochs, rates and sizes that "
-        "are not given are those of the run",
+        help="go on at the last commit in the store, if it has one; epochs, rates, sizes, "
+        "--pipeline and --staleness-bound that are not given are those of the run; --memory, "
+        "--max-disk, --policy, --io, --threads, --commit-every and --lookahead-depth are not kept, "
+        "and --format, --holdout and --seed must be given as they were",
     )
     training = command.add_argument_group("training (defaults depend on the format)")
     training.add_argument(

@@ -33,8 +33,8 @@ class AheadTable:
     def __init__(self, table: Table, ids: FlatKeys) -> None:
         """Notes what will be asked for; nothing is read."""
         self.table = table
-        self.ids = ids.view(np.int64)
-        """(N,) ids as they were named."""
+        self.ids = ids.view(np.int64).copy()
+        """(N,) ids as they were named, whatever becomes of the batch's memory."""
         keys, self.inverse = distinct(self.ids)
         self.keys: npt.NDArray[np.int64] = keys
         """(U,) distinct ids in order of first occurrence."""

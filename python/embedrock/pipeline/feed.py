@@ -53,6 +53,9 @@ class Window(Protocol):
     def clear(self) -> None:
         """Forgets all that is announced."""
 
+    def stats(self) -> dict[str, Any]:
+        """Counters, of which ``skipped`` are batches that were passed over."""
+
 
 def window_of(store: Store) -> Window:
     """The look-ahead window of a store."""
@@ -69,6 +72,8 @@ class FeedCounts:
     """Of those, announced before; counted when they are handed out."""
     refused: int = 0
     """How often a window had no room."""
+    skipped: int = 0
+    """Batches that windows have passed over, when that was last looked at."""
 
 
 @dataclass
@@ -85,7 +90,8 @@ class Drawn:
     """State of the loader after it was drawn, where the loader tells it."""
     error: BaseException | None = None
     """What came instead of a batch."""
-    sums: list[int] = field(default_factory=list)
+    hashes: list[int] = field(default_factory=list)
+    """Of each part's keys, as they were then."""
     announcement: list[dict[Table | str, FlatKeys]] = field(default_factory=list)
     """What the window of each store is told, until all of them have been."""
 
@@ -105,6 +111,7 @@ class Feed:
         self._finder = finder
         self._depth = depth
         self._windows = [window_of(store) for store in stores]
+        self._skipped_before = self._skipped()
         self._store_places = {id(store): place for place, store in enumerate(stores)}
         self._iterator: Iterator[Any] | None = None
         self._held: deque[Drawn] = deque()
@@ -112,6 +119,8 @@ class Feed:
         """The last batch that was drawn, while a window has no room for it."""
         self._drawn = 0
         self._taken = 0
+        self.exhausted = False
+        """True once the loader has no further batch."""
         self._ended = False
         self._closed = False
         self._pid = os.getpid()
@@ -123,11 +132,13 @@ class Feed:
         """
         self._draw_ahead()
         if not self._held:
+            self.exhausted = True
             raise StopIteration
         drawn = self._held.popleft()
         if drawn is self._refused:
             self._refused = None
         if drawn.error is not None:
+            self.exhausted = isinstance(drawn.error, StopIteration)
             raise drawn.error
         self._taken += 1
         return drawn
@@ -160,12 +171,22 @@ class Feed:
         """Ends the pass: forgets what is drawn and announced. A second call does nothing."""
         if self._closed or self._pid != os.getpid():
             return
+        with contextlib.suppress(EmbedrockError):  # a closed store does not say
+            self.count_skipped()
         self._ended = self._closed = True
         self._held.clear()
         self._refused = self._iterator = None
         for window in self._windows:
             with contextlib.suppress(EmbedrockError):  # a closed store has forgotten already
                 window.clear()
+
+    def count_skipped(self) -> None:
+        """Brings ``counts.skipped`` up to date, for what windows have come to so far."""
+        if not self._closed:
+            self.counts.skipped = self._skipped() - self._skipped_before
+
+    def _skipped(self) -> int:
+        return sum(window.stats()["skipped"] for window in self._windows)
 
     def _draw_ahead(self) -> None:
         ahead = _FIRST_AHEAD + _AHEAD_GROWTH * self._taken
@@ -187,7 +208,7 @@ class Feed:
             drawn.batch = next(self._iterator)
             drawn.position = self._position()
             drawn.parts = self._finder(drawn.batch)
-            drawn.sums = [_sum(part.keys) for part in drawn.parts]
+            drawn.hashes = [_hash(part.keys) for part in drawn.parts]
             drawn.announcement = self._announcement(drawn.parts)
         except StopIteration as end:
             drawn.error = end
@@ -227,13 +248,26 @@ class Feed:
         return None if self._stateful is None else copy.deepcopy(self._stateful.state_dict())
 
 
-def _sum(keys: FlatKeys) -> int:
-    return int(np.add.reduce(keys))
+def _hash(keys: FlatKeys) -> int:
+    """A number that other keys, or these in another order, do not have but by rare chance."""
+    global _weights
+    if len(_weights) < len(keys):
+        _weights = _weights_of(max(1 << 12, 1 << len(keys).bit_length()))
+    return int(np.dot(keys, _weights[: len(keys)]))
+
+
+def _weights_of(count: int) -> FlatKeys:
+    weights: FlatKeys = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    return (weights ^ (weights >> np.uint64(29))) | np.uint64(1)
+
+
+_weights = _weights_of(1 << 12)
+"""An odd factor for each place."""
 
 
 def _check_unchanged(drawn: Drawn) -> None:
-    for part, before in zip(drawn.parts, drawn.sums, strict=True):
-        if _sum(part.keys) != before:
+    for part, before in zip(drawn.parts, drawn.hashes, strict=True):
+        if _hash(part.keys) != before:
             raise MisuseError(
                 f"keys of table {part.table.name!r} in batch {drawn.place} of the pass are others "
                 f"than when it was drawn; batches are drawn ahead: let the loader give each one "

@@ -30,6 +30,13 @@ class LookaheadLoader(Generic[B]):
     numbers in this process (shuffling, negative samples) draws them earlier than it would without
     look-ahead: give it a generator of its own, so that the model's dropout has its numbers alone.
 
+    A loader must give each batch memory of its own. Where it fills the same memory again, the keys
+    of a batch that was drawn ahead change, which is an error; labels and dense features that
+    change, and keys that ``keys_of`` copies, are not looked at.
+
+    One pass at a time should announce to a store: what a second one finishes, and its end, let go
+    of the rows that the first has announced, which are then read when they are used.
+
     Args:
         loader: Any iterable of batches; one that can be iterated again gives a further pass.
         model: A model with modules of ``embedrock.nn``, or the store itself.
@@ -61,6 +68,8 @@ class LookaheadLoader(Generic[B]):
         keys_of: KeysOf | None = None,
     ) -> None:
         """Draws and announces nothing before it is iterated."""
+        if not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
+            raise MisuseError(f"loader is {loader!r}, expected an iterable of batches")
         self.loader = loader
         """The loader that is wrapped."""
         self.depth = whole("depth", depth, 1)
@@ -77,6 +86,8 @@ class LookaheadLoader(Generic[B]):
                 raise ClosedError(f"store {store.path} is closed; open it again")
         self._feed: Feed | None = None
         self._counts = FeedCounts()
+        self._left: Feed | None = None
+        """The last pass, where it ended with batches of the loader left."""
 
     def __iter__(self) -> Iterator[B]:
         """A pass over the loader. It ends the pass before, if that has not ended."""
@@ -94,32 +105,43 @@ class LookaheadLoader(Generic[B]):
         """
         feed, self._feed = self._feed, None
         if feed is not None:
-            self._counts = feed.counts
             feed.close()
+            self._counts = feed.counts
+            self._left = None if feed.exhausted else feed
 
     def stats(self) -> dict[str, int]:
         """Counts of the pass that is under way, or of the last one.
 
         ``handed_out`` batches, of which ``announced`` were announced before; ``refused``, how often
-        the window had no room. What the window did is in ``Store.window.stats()``.
+        the window had no room; ``skipped``, how many it has passed over, because they came too
+        late or because the cache holds the rows of fewer than four batches: where that is most of
+        them, look-ahead does nothing, and more memory or smaller batches would help. What else the
+        window did is in ``Store.window.stats()``.
         """
-        return asdict(self._counts if self._feed is None else self._feed.counts)
+        if self._feed is not None:
+            self._feed.count_skipped()
+            return asdict(self._feed.counts)
+        return asdict(self._counts)
 
     def state_dict(self) -> Any:
         """The state of the loader behind the batch that was handed out last.
 
         Batches that were drawn ahead are not part of it: a run that goes on from it draws them
-        again. Errors: ``MisuseError`` when the loader has no ``state_dict``.
+        again. So it is after a pass that has ended early (``break``, an exception) too, until the
+        next one begins; the loader's own ``state_dict`` has gone further then. Errors:
+        ``MisuseError`` when the loader has no ``state_dict``.
         """
         self._check_stateful()
-        if self._feed is not None:
-            return self._feed.position
+        feed = self._left if self._feed is None else self._feed
+        if feed is not None:
+            return feed.position
         return self.loader.state_dict()  # type: ignore[attr-defined]
 
     def load_state_dict(self, state_dict: Any) -> None:
         """Brings the loader to a state; a pass that is under way ends."""
         self._check_stateful()
         self.close()
+        self._left = None
         self.loader.load_state_dict(state_dict)  # type: ignore[attr-defined]
 
     def _check_stateful(self) -> None:
@@ -131,6 +153,7 @@ class LookaheadLoader(Generic[B]):
 
     def _open(self) -> Feed:
         self.close()
+        self._left = None
         self._feed = Feed(self.loader, self._finder, self._stores, self.depth)
         return self._feed
 

@@ -120,10 +120,18 @@ class Pipeline(Generic[B]):
         (self._store,) = stores
         if self._store.closed:
             raise ClosedError(f"store {self._store.path} is closed; open it again")
+        if not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
+            raise MisuseError(f"loader is {loader!r}, expected an iterable of batches")
         self.loader = loader
         """The loader, as it was given."""
         if isinstance(loader, LookaheadLoader) and keys_of is not None:
             raise MisuseError("keys_of is given beside a LookaheadLoader, which has one")
+        if isinstance(loader, LookaheadLoader) and loader._stores != stores:
+            paths = ", ".join(str(store.path) for store in loader._stores)
+            raise MisuseError(
+                f"the LookaheadLoader announces to {paths}, and the model's tables are in "
+                f"{self._store.path}; make both with the same model"
+            )
         if not isinstance(loader, LookaheadLoader):
             keys_of = for_model(model) if keys_of is None else keys_of
             self._finder = KeyFinder(keys_of, stores)
@@ -172,7 +180,7 @@ class Pipeline(Generic[B]):
         self.close()
 
     def stats(self) -> dict[str, Any]:
-        """Counters of the pass that is under way, or of the last one.
+        """Counters of the pass that is under way, or of the last one; empty before the first.
 
         ``batches`` handed out, of which ``overlapped`` were read and updated beside the loop;
         seconds that forwards waited for rows (``waited_for_rows_s``) and

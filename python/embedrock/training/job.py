@@ -121,6 +121,7 @@ class _Run:
             "program": "embedrock train",
             "settings": self.options.fixed(),
             "changeable": self.options.changeable(),
+            "max_disk_bytes": self.options.max_disk_bytes,
             "data": {"path": str(self.options.data.absolute()), **asdict(self.head)},
             "position": asdict(self.position),
             "scan": None if self.scan is None else asdict(_pruned(self.scan, self.dataset)),
@@ -304,6 +305,9 @@ def _continuing(stored: dict[str, Any], options: TrainOptions) -> TrainOptions:
         before = changeable.get(name, value)
         if before != value:
             print(f"{name} is {value} from here on, it was {before}", file=sys.stderr)
+    most = stored.get("max_disk_bytes")
+    if most is not None and options.max_disk_bytes is None:
+        print(f"nothing bounds the disk from here on, it was --max-disk {most}", file=sys.stderr)
     return options
 
 

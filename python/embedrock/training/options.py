@@ -55,6 +55,10 @@ class Recipe:
             value = getattr(recipe, name)
             if value < 1:
                 raise MisuseError(f"{name} is {value}, expected 1 or more")
+        for name in ("lr", "dense_lr", "eps", "lr_decay"):
+            value = getattr(recipe, name)
+            if not 0 <= value < math.inf:
+                raise MisuseError(f"{name} is {value}, expected a finite number, 0 or more")
         return recipe
 
     @classmethod
@@ -154,12 +158,12 @@ class TrainOptions:
     def changeable(self) -> dict[str, Any]:
         """The rest of the recipe, as JSON: what a continuation may have otherwise if it says so."""
         bound = self.staleness_bound if math.isfinite(self.staleness_bound) else "inf"
-        return {**self._of_recipe(_CHANGEABLE), "staleness_bound": bound}
+        how = {"pipeline": self.pipeline, "staleness_bound": bound}
+        return {**self._of_recipe(_CHANGEABLE), **how}
 
     def settings(self) -> dict[str, Any]:
         """All that a reader of results wants to know, as JSON."""
-        ahead = {"lookahead_depth": self.lookahead_depth, "pipeline": self.pipeline}
-        return {**self.fixed(), **self.changeable(), **ahead}
+        return {**self.fixed(), **self.changeable(), "lookahead_depth": self.lookahead_depth}
 
     def continuing(self, stored: Mapping[str, Any]) -> TrainOptions:
         """These options with all of the recipe that was not asked for as it is stored, by name."""
@@ -169,9 +173,14 @@ class TrainOptions:
             if name in (*_FIXED, *_CHANGEABLE) and name not in self.given
         }
         options = replace(self, recipe=replace(self.recipe, **kept))
-        bound = float(stored.get("staleness_bound", 0))
-        if bound > 0 and not {"pipeline", "staleness_bound"} & self.given:
-            options = replace(options, pipeline=True, staleness_bound=bound)
+        kept_bound = stored.get("staleness_bound", 0)
+        bound = math.inf if kept_bound == "inf" else int(kept_bound)
+        # Older stores do not say whether a pipeline was asked for; a bound takes one.
+        pipeline = bool(stored.get("pipeline", bound > 0))
+        if not {"pipeline", "staleness_bound"} & self.given:
+            options = replace(options, pipeline=pipeline)
+        if "staleness_bound" not in self.given and options.pipeline:
+            options = replace(options, staleness_bound=bound)
         return options
 
     def _of_recipe(self, names: Sequence[str]) -> dict[str, Any]:

@@ -70,7 +70,7 @@ impl Inner {
         payload.clear();
         payload.extend_from_slice(&u64::from(class.record.id).to_le_bytes());
         log.drain_deltas(&mut payload);
-        history.cycle_deltas += payload.len() as u64;
+        history.cycle_bytes += payload.len() as u64;
         history.epoch_deltas += payload.len() as u64;
         let before = history.journal().position();
         let result = history.journal().append(RecordKind::Deltas, &payload);

@@ -356,10 +356,11 @@ fn history_of(recovered: &Recovered) -> History {
         kept: recovered.commits.clone(),
         journal: None,
         old_journal_bytes: recovered.journal_bytes,
+        held_state_bytes: 0,
         cycles: recovered.cycles.clone(),
         cursor: None,
         // Without a complete cycle in the newest file a new one begins with the next commit.
-        cycle_deltas: if complete { last.map_or(0, |c| c.place.1) } else { u64::MAX / 2 },
+        cycle_bytes: if complete { last.map_or(0, |c| c.place.1) } else { u64::MAX / 2 },
         epoch_deltas: 0,
         index_bytes: 0,
         epoch_pieces: 0,

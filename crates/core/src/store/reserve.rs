@@ -1,20 +1,21 @@
 //! Room before use: disk for every row that may have to be written, memory for an index that grows.
 
 use super::Inner;
-use super::commit::History;
+use super::commit::{CommitStage, History};
 use super::engine::{Class, Engine, keep_if_dirty};
 use super::rows::Keys;
 use crate::cache::TakeWay;
 use crate::error::{ErrorKind, Result, bail};
-use crate::storage::log::{ClassLog, Place};
+use crate::storage::log::{ClassLog, Place, Stream};
 use std::sync::atomic::Ordering;
 
 /// Journal bytes that one written row may need: its delta.
 pub(super) const JOURNAL_BYTES_PER_ROW: u64 = 24;
 /// Journal bytes that a commit needs beside the rows and its meta: its record, counters, one piece.
 pub(super) const JOURNAL_BYTES_PER_COMMIT: u64 = 192 << 10;
-/// Rows leave room within the disk bound for a state and a meta as large as the last, and this much
-/// more.
+/// Journal bytes that a table and its class need, at most.
+const JOURNAL_BYTES_PER_TABLE: u64 = 8 << 10;
+/// Rows leave room within the disk bound for states as large as the last, and this much more.
 pub(super) const STATE_BYTES_KEPT_FREE: u64 = 64 << 10;
 /// Index bytes that a new key of a growing table may need.
 const INDEX_BYTES_PER_KEY: u64 = 8;
@@ -47,10 +48,20 @@ impl Inner {
     pub(super) fn reserve_deletes(&self, engine: &Engine, class: &Class, rows: u64) -> Result<()> {
         let bytes = class.journal_bytes(&class.log.lock()) + engine.journal_bytes_beside(class);
         let mut history = self.history.lock();
-        let kept = history.bytes_kept_free();
-        let bytes = bytes + rows * JOURNAL_BYTES_PER_ROW + history.journal_bytes_of_commit();
-        self.reserve_journal(&mut history, bytes, kept)
-            .map_err(|error| error.context(format!("store {}", self.path.display())))
+        let kept = self.bytes_kept_free(&history);
+        let bytes = bytes + rows * JOURNAL_BYTES_PER_ROW + self.journal_bytes_of_commits(&history);
+        let fits = self.reserve_journal(&mut history, bytes, kept);
+        history.short_of_journal |= fits.is_err();
+        fits.map_err(|error| error.context(format!("store {}", self.path.display())))
+    }
+
+    /// Makes sure that the journal has room for the records of a new table and its class, beside
+    /// all that is to come.
+    pub(super) fn reserve_table(&self, engine: &Engine) -> Result<()> {
+        let mut history = self.history.lock();
+        let kept = self.bytes_kept_free(&history);
+        let to_come = engine.journal_bytes() + self.journal_bytes_of_commits(&history);
+        self.reserve_journal(&mut history, JOURNAL_BYTES_PER_TABLE + to_come, kept)
     }
 
     fn reserve_class(&self, engine: &Engine, class: &Class) -> Result<()> {
@@ -58,10 +69,10 @@ impl Inner {
         let rows = class.unwritten_rows(&log);
         let result = (|| {
             let mut history = self.history.lock();
-            let own = class.journal_bytes(&log) + history.journal_bytes_of_commit();
+            let own = class.journal_bytes(&log) + self.journal_bytes_of_commits(&history);
             // Under this lock, so that of two threads the later one sees what both have promised.
             let journal = own + engine.journal_bytes_beside(class);
-            let kept = history.bytes_kept_free();
+            let kept = self.bytes_kept_free(&history);
             let fits = self.reserve_journal(&mut history, journal, kept);
             history.short_of_journal |= fits.is_err();
             drop(history);
@@ -71,8 +82,13 @@ impl Inner {
                 Some(_) => log.slots_for_cleaning(self.most_slots(class, &log)),
                 None => 0,
             };
+            // What seals pages when the class is cut takes them from the next commit.
+            let sealed = match class.stage() {
+                CommitStage::Captured => (Stream::COUNT * class.layout.rows_per_page) as u64,
+                _ => 0,
+            };
             let grow = self.grow_bytes();
-            self.charge_growth(&mut log, |log| log.reserve(rows + slack, grow))
+            self.charge_growth(&mut log, |log| log.reserve(rows + slack + sealed, grow))
         })();
         if matches!(&result, Err(error) if error.kind() == ErrorKind::Full) {
             let refused = &mut self.history.lock().refused_rows;
@@ -91,13 +107,24 @@ impl Inner {
     ) -> Result<bool> {
         let own = class.journal_bytes(log) + log.rows_per_unit() * JOURNAL_BYTES_PER_ROW;
         let mut history = self.history.lock();
-        let kept = history.bytes_kept_free();
-        let bytes = own + engine.journal_bytes_beside(class) + history.journal_bytes_of_commit();
+        let kept = self.bytes_kept_free(&history);
+        let bytes =
+            own + engine.journal_bytes_beside(class) + self.journal_bytes_of_commits(&history);
         match self.reserve_journal(&mut history, bytes, kept) {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == ErrorKind::Full => Ok(false),
             Err(error) => Err(error),
         }
+    }
+
+    /// Room within the disk bound that changes and cleaning leave to commits.
+    fn bytes_kept_free(&self, history: &History) -> u64 {
+        history.bytes_kept_free() + history.state_bytes_to_come(self.options.keep)
+    }
+
+    /// Room in the journal for commits, beside deltas and beside what a disk bound keeps free.
+    pub(super) fn journal_bytes_of_commits(&self, history: &History) -> u64 {
+        history.journal_bytes_of_commits(self.options.max_disk_bytes.is_some())
     }
 
     /// Makes sure that the journal can take `bytes` more and leaves `kept` free of the disk bound.
@@ -150,7 +177,7 @@ impl Inner {
             None => u64::MAX,
             Some(most) => {
                 let history = self.history.lock();
-                let kept = history.bytes_given_last()
+                let kept = history.state_bytes_to_come(self.options.keep)
                     + STATE_BYTES_KEPT_FREE
                     + history.bytes_of_next_journal()
                     + history.journal_bytes_to_come();

@@ -70,6 +70,7 @@ impl Store {
             inner.flush_all(&engine)?;
         }
         inner.check_disk(&engine, spec, &layout)?;
+        inner.reserve_table(&engine)?;
         let row_bytes = layout.row_bytes();
         let class = match engine.classes.iter().find(|c| c.record.row_bytes == row_bytes) {
             Some(class) => Ok(class.record.id),
@@ -199,7 +200,8 @@ impl Inner {
         if !self.options.read_only {
             self.flush_all(&engine)?;
             for class in &engine.classes {
-                self.spill_deltas(class, &mut class.log.lock(), true)?;
+                // What is drained and not in the journal is lost.
+                self.poison_on_error(self.spill_deltas(class, &mut class.log.lock(), true))?;
             }
         }
         self.history.lock().index_bytes = engine.memory().index_bytes;

@@ -13,6 +13,9 @@ use crate::metrics::Timed;
 use crate::row::{Dtype, RowLayout};
 use std::sync::atomic::Ordering;
 
+/// A delete looks this often whether its deltas are enough for a record of the journal.
+const KEYS_PER_SPILL: usize = 4096;
+
 impl Store {
     /// Fills each batch with the rows of its keys, in request order; duplicates are allowed.
     ///
@@ -163,9 +166,12 @@ impl Store {
         self.inner.visit_rows(&engine, &batch, &mut find)?;
         let _guard = self.inner.poison_on_panic();
         let mut deleted = 0;
-        let result = {
+        let result = (|| {
             let mut log = class.log.lock();
-            for (key, (written, origin)) in distinct.iter().zip(find.found) {
+            for (i, (key, (written, origin))) in distinct.iter().zip(find.found).enumerate() {
+                if i % KEYS_PER_SPILL == 0 {
+                    self.inner.spill_deltas(class, &mut log, false)?;
+                }
                 let origin = origin.unwrap_or_else(|| log.index(table.id()).slot_of(*key));
                 let cache = class.cache();
                 cache.remove(table.locate(cache, *key), table.id(), *key, |_| ());
@@ -181,7 +187,7 @@ impl Store {
                 log.merge_partitions(table.id());
             }
             self.inner.spill_deltas(class, &mut log, false)
-        };
+        })();
         table.rows.fetch_sub(deleted, Ordering::Relaxed);
         table.changes.fetch_add(1, Ordering::Relaxed);
         self.inner.note_batch(distinct.len() as u64);

@@ -41,7 +41,7 @@ impl Inner {
         };
         // Pieces are worth only room that rows to be written and the commit itself do not need.
         let to_come = class.journal_bytes(log) + engine.journal_bytes_beside(class);
-        let kept = to_come + history.journal_bytes_of_commit();
+        let kept = to_come + self.journal_bytes_of_commits(history);
         // Class by class, as they are cut, so that one commit can write all.
         let mut tables: Vec<&Table> = engine.tables.iter().collect();
         tables.sort_by_key(|table| table.class);
@@ -102,9 +102,15 @@ impl Inner {
         oldest_kept: u64,
         released: u64,
     ) -> Result<()> {
+        history.held_state_bytes = 0;
         for name in self.medium.list(state::PREFIX)? {
-            if state::sequence_of(&name).is_some_and(|sequence| sequence < released) {
-                self.medium.remove(&name)?;
+            match state::sequence_of(&name) {
+                Some(sequence) if sequence < released => self.medium.remove(&name)?,
+                Some(sequence) if sequence < oldest_kept => {
+                    let file = self.medium.open(&name, crate::io::OpenMode::ReadOnly)?;
+                    history.held_state_bytes += file.len()?;
+                }
+                _ => {}
             }
         }
         history.kept.retain(|c| c.info.sequence >= oldest_kept);
@@ -143,7 +149,7 @@ impl Inner {
         // Under a disk bound the journal has to stay short.
         let usual = index / if self.options.max_disk_bytes.is_some() { 2 } else { 1 };
         let due = if short { PIECE_BYTES_MIN } else { usual.max(CYCLE_BYTES_MIN) };
-        if history.cursor.is_some() || history.cycle_deltas < due {
+        if history.cursor.is_some() || history.cycle_bytes < due {
             return Ok(());
         }
         let room = self.options.max_disk_bytes.map_or(u64::MAX, |most| {
@@ -152,11 +158,12 @@ impl Inner {
         });
         // Rows that were changed meanwhile have room for their deltas in the old file.
         let deltas = engine.journal_bytes();
-        if room < index + deltas + 2 * JOURNAL_BYTES_PER_COMMIT {
+        let commits = self.journal_bytes_of_commits(history);
+        if room < index + deltas + commits + JOURNAL_BYTES_PER_COMMIT {
             return Ok(());
         }
         let number = history.journal().number() + 1;
-        let reserved = if deltas == 0 { 0 } else { deltas + JOURNAL_BYTES_PER_COMMIT };
+        let reserved = if deltas == 0 { 0 } else { deltas + commits };
         match self.next_journal(engine, number, made, reserved) {
             Ok(next) => {
                 history.journal().give_back_unused()?;
@@ -170,7 +177,7 @@ impl Inner {
             Err(error) => return Err(error),
         }
         history.cursor = Some((0, 0));
-        history.cycle_deltas = 0;
+        history.cycle_bytes = 0;
         history.cycle_pieces = 0;
         Ok(())
     }

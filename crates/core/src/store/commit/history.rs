@@ -14,6 +14,8 @@ pub(super) const CYCLE_BYTES_MIN: u64 = 128 << 10;
 /// A commit that is captured and not recorded yet.
 pub(in crate::store) struct UnderWay {
     pub(super) info: CommitInfo,
+    /// Bytes of its record, at most.
+    pub(super) record_bytes: u64,
     pub(super) state: Option<StateRef>,
     pub(super) tables: Vec<TableCounters>,
     pub(super) oldest_kept: u64,
@@ -39,13 +41,15 @@ pub(in crate::store) struct History {
     pub(in crate::store) journal: Option<JournalFile>,
     /// Bytes of older journal files that are still needed.
     pub(in crate::store) old_journal_bytes: u64,
+    /// Bytes of states that are no longer kept, but that readers of their commits hold.
+    pub(in crate::store) held_state_bytes: u64,
     /// (journal file, commit at which its cycle was complete), oldest first.
     pub(in crate::store) cycles: Vec<(u64, u64)>,
     /// Where the cycle under way goes on: how many tables are complete, class by class, and a
     /// piece of the next; `None` when it is complete.
     pub(in crate::store) cursor: Option<(usize, u32)>,
-    /// Delta bytes since the cycle began, and since the last commit.
-    pub(in crate::store) cycle_deltas: u64,
+    /// Bytes of deltas and commit records since the cycle began; of deltas since the last commit.
+    pub(in crate::store) cycle_bytes: u64,
     pub(in crate::store) epoch_deltas: u64,
     /// Bytes of pieces written since the cycle began, and since the last commit.
     pub(in crate::store) cycle_pieces: u64,
@@ -76,11 +80,28 @@ impl History {
         self.kept.last().and_then(|c| c.state.clone())
     }
 
-    /// Bytes that the last commit gave the store beside its rows: state and meta.
-    pub(in crate::store) fn bytes_given_last(&self) -> u64 {
-        self.kept.last().map_or(0, |commit| {
-            commit.state.as_ref().map_or(0, StateRef::bytes) + bytes_of_meta(&commit.info.meta)
-        })
+    /// Bytes of the state of the newest commit, that under way included.
+    pub(in crate::store) fn newest_state_bytes(&self) -> u64 {
+        let kept = || self.kept.last().and_then(|commit| commit.state.as_ref());
+        let newest = match &self.under_way {
+            Some(made) => made.state.as_ref(),
+            None => kept(),
+        };
+        newest.map_or(0, StateRef::bytes)
+    }
+
+    /// How many states will lie on disk beside those that do, where `keep` commits are kept: the
+    /// oldest goes when the newest is durable.
+    pub(in crate::store) fn states_to_come(&self, keep: usize) -> u64 {
+        let written = self.kept.len() + usize::from(self.under_way.is_some());
+        let least = usize::from(self.under_way.is_none());
+        (keep.max(1) + 1).saturating_sub(written).max(least) as u64
+    }
+
+    /// Room that changes leave within a disk bound for those states, if each is as large as the
+    /// newest.
+    pub(in crate::store) fn state_bytes_to_come(&self, keep: usize) -> u64 {
+        self.newest_state_bytes() * self.states_to_come(keep)
     }
 
     pub(in crate::store) fn close(&mut self) {
@@ -92,7 +113,7 @@ impl History {
         let kept = self.kept.iter().map(|commit| commit.state.as_ref());
         let under_way = self.under_way.iter().map(|commit| commit.state.as_ref());
         let states: u64 = kept.chain(under_way).flatten().map(StateRef::bytes).sum();
-        journal + self.old_journal_bytes + states
+        journal + self.old_journal_bytes + self.held_state_bytes + states
     }
 
     /// Room that changes must leave within a disk bound: for commits, and for the journal file that
@@ -106,22 +127,40 @@ impl History {
 
     /// Room for a journal file that replaces this one, and for commits.
     pub(in crate::store) fn bytes_of_next_journal(&self) -> u64 {
-        self.index_bytes.max(CYCLE_BYTES_MIN) + 3 * JOURNAL_BYTES_PER_COMMIT
+        let commits = 3 * JOURNAL_BYTES_PER_COMMIT + self.last_record_bytes();
+        self.index_bytes.max(CYCLE_BYTES_MIN) + commits
     }
 
     /// Room that files of rows must leave beside that, because they never shrink: for a journal
     /// file that grows until it is replaced.
     pub(in crate::store) fn journal_bytes_to_come(&self) -> u64 {
-        let file = 2 * self.index_bytes.max(CYCLE_BYTES_MIN) + 2 * JOURNAL_BYTES_PER_COMMIT;
+        let commits = 2 * (JOURNAL_BYTES_PER_COMMIT + self.last_record_bytes());
+        let file = 2 * self.index_bytes.max(CYCLE_BYTES_MIN) + commits;
         let journal = self.journal.as_ref().map_or(0, JournalFile::disk_bytes);
         file.saturating_sub(journal + self.old_journal_bytes)
     }
 
-    /// Room in the journal for the record of the commit under way, or of the next, and what comes
-    /// with it, beside deltas.
-    pub(in crate::store) fn journal_bytes_of_commit(&self) -> u64 {
-        let meta = self.under_way.as_ref().map_or(0, |made| bytes_of_meta(&made.info.meta));
-        JOURNAL_BYTES_PER_COMMIT + meta
+    /// Room in the journal, beside deltas, for the commit under way or the next, whose record is
+    /// taken to be as long as the last; where nothing is kept free for the one behind that under
+    /// way (`bytes_kept_free` of a disk bound), for both.
+    pub(in crate::store) fn journal_bytes_of_commits(&self, kept_free: bool) -> u64 {
+        let next = JOURNAL_BYTES_PER_COMMIT + self.last_record_bytes();
+        match &self.under_way {
+            None => next,
+            Some(made) => {
+                let behind = if kept_free { 0 } else { next };
+                JOURNAL_BYTES_PER_COMMIT + made.record_bytes + behind
+            }
+        }
+    }
+
+    /// Bytes of the last commit's record, at most.
+    pub(super) fn last_record_bytes(&self) -> u64 {
+        self.kept.last().map_or(0, |commit| {
+            let strings = commit.state.iter().flat_map(|state| &state.strings);
+            let names = strings.map(|(name, _)| name.as_str());
+            record_bytes(&commit.info.meta, names, commit.tables.len(), commit.classes.len())
+        })
     }
 
     pub(in crate::store) fn journal(&mut self) -> &mut JournalFile {
@@ -137,9 +176,16 @@ impl History {
     }
 }
 
-/// A commit's meta in its record, at most: a character takes six bytes of JSON or fewer.
-pub(super) fn bytes_of_meta(meta: &str) -> u64 {
-    6 * meta.len() as u64
+/// Bytes of a commit's record beyond what every one has, at most: a byte of a string takes six of
+/// JSON or fewer, a number 20.
+pub(super) fn record_bytes<'a>(
+    meta: &str,
+    state_names: impl Iterator<Item = &'a str>,
+    tables: usize,
+    classes: usize,
+) -> u64 {
+    let names: usize = state_names.map(|name| 6 * name.len() + 32).sum();
+    (6 * meta.len() + names + 96 * tables + 64 * classes) as u64
 }
 
 pub(super) fn append_json<T: serde::Serialize>(

@@ -25,7 +25,7 @@ use super::{Inner, Store, holds, state};
 use crate::config::CommitInfo;
 use crate::error::{Result, bail};
 use capture::Portions;
-use history::{UnderWay, bytes_of_meta};
+use history::{UnderWay, record_bytes};
 use std::sync::atomic::Ordering;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -101,7 +101,9 @@ impl Inner {
         let sequence = self.history.lock().next_sequence;
         let state_bytes: u64 = state.iter().map(|(_, bytes)| bytes.len() as u64).sum();
         self.forget_ended_scans(&engine);
-        self.check_commit_fits(&engine, state_bytes, meta)?;
+        let names = state.iter().map(|(name, _)| *name);
+        let record_bytes = record_bytes(meta, names, engine.tables.len(), engine.classes.len());
+        self.check_commit_fits(&engine, state_bytes, record_bytes)?;
         let written = state::write(&*self.medium, self.seed, sequence, state)?;
         self.metrics.state_bytes.fetch_add(state_bytes, Ordering::Relaxed);
         let info = CommitInfo {
@@ -113,7 +115,11 @@ impl Inner {
             bytes_written: 0,
             state_bytes,
         };
-        self.poison_on_error(self.capture_rows(&engine, info, written))?;
+        let captured = self.capture_rows(&engine, info, record_bytes, written);
+        if captured.is_err() {
+            self.give_up_commit();
+        }
+        self.poison_on_error(captured)?;
         self.committing.begin();
         Ok(Work::default())
     }
@@ -123,20 +129,9 @@ impl Inner {
         &self,
         engine: &Engine,
         info: CommitInfo,
+        record_bytes: u64,
         state: Option<state::Written>,
     ) -> Result<()> {
-        for class in &engine.classes {
-            if class.tier.is_some() {
-                self.flush_now(engine, class, &mut class.log.lock())?;
-            }
-        }
-        // Nothing fails from here on.
-        for class in &engine.classes {
-            if let Some(tier) = &class.tier {
-                tier.cache.capture();
-            }
-            class.stage.store(CommitStage::Captured as u8, Ordering::Release);
-        }
         let counters = |t: &super::engine::Table| TableCounters {
             id: t.id(),
             rows: t.rows.load(Ordering::Relaxed),
@@ -146,10 +141,12 @@ impl Inner {
             Some(written) => (Some(written.state), vec![written.file]),
             None => (None, Vec::new()),
         };
+        // First, so that what follows leaves it its room.
         let mut history = self.history.lock();
         let oldest_kept = self.oldest_to_keep(&history);
         history.under_way = Some(UnderWay {
             info,
+            record_bytes,
             state,
             tables: engine.tables.iter().map(counters).collect(),
             oldest_kept,
@@ -162,6 +159,19 @@ impl Inner {
             batches: self.batches_since_commit.swap(0, Ordering::Relaxed),
             rows: self.rows_since_commit.swap(0, Ordering::Relaxed),
         });
+        drop(history);
+        for class in &engine.classes {
+            if class.tier.is_some() {
+                self.flush_now(engine, class, &mut class.log.lock())?;
+            }
+        }
+        // Nothing fails from here on.
+        for class in &engine.classes {
+            if let Some(tier) = &class.tier {
+                tier.cache.capture();
+            }
+            class.stage.store(CommitStage::Captured as u8, Ordering::Release);
+        }
         Ok(())
     }
 
@@ -234,8 +244,9 @@ impl Inner {
             history.written_before = pages + self.bytes_beside_pages();
             let before = history.journal().position();
             history.append_json(RecordKind::Commit, &record)?;
-            let bytes = history.journal().position() - before + HEAD_BYTES;
-            self.metrics.journal_bytes.fetch_add(bytes, Ordering::Relaxed);
+            let bytes = history.journal().position() - before;
+            history.cycle_bytes += bytes;
+            self.metrics.journal_bytes.fetch_add(bytes + HEAD_BYTES, Ordering::Relaxed);
         }
         journal.sync()?;
         write_head(&*self.medium, self.seed, record.info.sequence)?;
@@ -265,6 +276,15 @@ impl Inner {
         Ok(info)
     }
 
+    /// Counts what the commit under way would have made durable as uncommitted again.
+    fn give_up_commit(&self) {
+        let failed = self.history.lock().under_way.take();
+        if let Some(failed) = failed {
+            self.batches_since_commit.fetch_add(failed.batches, Ordering::Relaxed);
+            self.rows_since_commit.fetch_add(failed.rows, Ordering::Relaxed);
+        }
+    }
+
     /// Waits until the commit that is under way is recorded, or has failed. Its thread takes no
     /// lock of a class that is cut before.
     pub(super) fn wait_for_record(&self) {
@@ -274,23 +294,13 @@ impl Inner {
     }
 
     /// Refuses a commit that the disk bound forbids, before anything is written.
-    fn check_commit_fits(&self, engine: &Engine, state_bytes: u64, meta: &str) -> Result<()> {
-        // What changes have left free is for commits: one that needs no more is never refused.
-        let last = self.history.lock().bytes_given_last();
-        let meta_bytes = bytes_of_meta(meta);
-        let given = state_bytes + meta_bytes;
-        if let Some(most) = self.options.max_disk_bytes
-            && given > last + STATE_BYTES_KEPT_FREE
-            && self.disk_bytes() + given > most
-        {
-            bail!(
-                Full,
-                "state of {state_bytes} bytes and meta of up to {meta_bytes} do not fit beside {} \
-                 bytes of {most} (max_disk_bytes); raise max_disk_bytes or commit less",
-                self.disk_bytes()
-            );
-        }
-        let mut journal = JOURNAL_BYTES_PER_COMMIT + meta_bytes;
+    fn check_commit_fits(
+        &self,
+        engine: &Engine,
+        state_bytes: u64,
+        record_bytes: u64,
+    ) -> Result<()> {
+        let mut journal = JOURNAL_BYTES_PER_COMMIT + record_bytes;
         for class in &engine.classes {
             let mut log = class.log.lock();
             journal += class.journal_bytes(&log);
@@ -299,7 +309,28 @@ impl Inner {
                 self.charge_growth(&mut log, |log| log.reserve(unwritten, u64::MAX))?;
             }
         }
-        self.history.lock().journal().reserve(journal)
+        // What changes have left free is for commits: one that needs no more is never refused, and
+        // one that needs much more leaves the room that keeps a store from staying full.
+        let mut history = self.history.lock();
+        let more = state_bytes.saturating_sub(history.newest_state_bytes())
+            + record_bytes.saturating_sub(history.last_record_bytes());
+        if let Some(most) = self.options.max_disk_bytes
+            && more > 0
+        {
+            let kept = if more > STATE_BYTES_KEPT_FREE { history.bytes_kept_free() } else { 0 };
+            let states = state_bytes * history.states_to_come(self.options.keep);
+            let journal = history.journal().growth_for(journal) + kept;
+            let used = self.rows_disk_bytes.load(Ordering::Relaxed) + history.disk_bytes();
+            if used + states + journal > most {
+                bail!(
+                    Full,
+                    "states of {state_bytes} bytes, of which {states} bytes may lie beside what \
+                     is on disk, and {journal} bytes for the journal do not fit beside {used} of \
+                     {most} (max_disk_bytes); raise max_disk_bytes or commit less state and meta"
+                );
+            }
+        }
+        history.journal().reserve(journal)
     }
 
     /// All bytes given to the device since open.
@@ -337,11 +368,7 @@ impl Drop for CommitOver<'_> {
                 class.stage.store(CommitStage::None as u8, Ordering::Release);
             }
             drop(engine);
-            let failed = inner.history.lock().under_way.take();
-            if let Some(failed) = failed {
-                inner.batches_since_commit.fetch_add(failed.batches, Ordering::Relaxed);
-                inner.rows_since_commit.fetch_add(failed.rows, Ordering::Relaxed);
-            }
+            inner.give_up_commit();
         }
         inner.committing.over();
     }

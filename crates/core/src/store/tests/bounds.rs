@@ -99,13 +99,19 @@ fn a_store_of_several_classes_that_is_full_can_commit_what_it_took() {
     }
 }
 
-// Pieces of the index took the room of the record that was to follow them.
+// Pieces of the index took the room of the record that was to follow them; names of states had
+// none.
 #[test]
-fn a_commit_with_the_longest_meta_is_made_or_refused_before_anything_is_written() {
+fn a_commit_with_a_long_record_is_made_or_refused_before_anything_is_written() {
+    long_record(&"\u{1}".repeat(256 << 10), 0);
+    long_record("", 4000);
+}
+
+fn long_record(meta: &str, states: usize) {
     const ROWS: u64 = 100_000;
     const STEP: u64 = 128 << 10;
-    // Of six bytes each in the journal.
-    let meta = "\u{1}".repeat(256 << 10);
+    let names: Vec<String> = (0..states).map(|i| format!("{i:\u{1}>100}")).collect();
+    let state: Vec<(&str, &[u8])> = names.iter().map(|name| (name.as_str(), &[][..])).collect();
     let keys: Vec<u64> = (0..ROWS).map(|i| i * 7919 % ROWS).collect();
     let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32; DIM]).collect();
     let mut refused = 0;
@@ -121,13 +127,13 @@ fn a_commit_with_the_longest_meta_is_made_or_refused_before_anything_is_written(
         medium.set_capacity(Some(used));
         store.put(&[batch(table, &keys, &values)]).unwrap_err();
         medium.set_capacity(Some(used + more * STEP));
-        let commit = store.commit(1, &meta, &[]);
+        let commit = store.commit(1, meta, &state);
         if let Err(error) = &commit {
             assert_eq!(error.kind(), ErrorKind::Full, "{error}");
             // Neither this nor what follows says that the store must be opened again.
             medium.set_capacity(None);
             refused += 1;
-            store.commit(1, &meta, &[]).unwrap();
+            store.commit(1, meta, &state).unwrap();
         }
         store.close().unwrap();
         let store = Store::open_on(Arc::new(medium), options(64 << 20)).unwrap();
@@ -136,6 +142,105 @@ fn a_commit_with_the_longest_meta_is_made_or_refused_before_anything_is_written(
         commit.is_ok()
     });
     assert!(made.is_some() && refused > 2, "made with {made:?}, refused {refused} times");
+}
+
+/// Writes rows, with a commit where the store is full; panics when three do not help.
+fn put_with_commits(store: &Store, table: TableId, keys: &[u64], step: &mut u64, state: &[u8]) {
+    let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32; DIM]).collect();
+    for attempt in 0.. {
+        match store.put(&[batch(table, keys, &values)]) {
+            Ok(_) => return,
+            Err(error) if attempt < 3 => assert_eq!(error.kind(), ErrorKind::Full, "{error}"),
+            Err(error) => panic!("after {attempt} commits: {error}"),
+        }
+        *step += 1;
+        let named = [("s", state)];
+        store.commit(*step, "", if state.is_empty() { &[] } else { &named }).unwrap();
+    }
+}
+
+// Records of commits filled the journal, and only deltas counted towards the next.
+#[test]
+fn a_full_store_takes_a_row_and_a_commit_for_ever() {
+    let most = 4 << 20;
+    let options = StoreOptions { max_disk_bytes: Some(most), ..options(1 << 20) };
+    let store = Store::open_on(Arc::new(SimMedium::new(12)), options).unwrap();
+    let table = store.table(&spec("t", None, OptimizerKind::Sgd)).unwrap();
+    let (all, _) = fill(&store, table, 0);
+    let (mut step, meta, end) = (0, "m".repeat(8000), all / 2);
+    // The file of rows stays as large as it is.
+    for first in (end..all).step_by(100) {
+        let keys: Vec<u64> = (first..all.min(first + 100)).collect();
+        while store.delete(table, &keys).is_err() {
+            step += 1;
+            store.commit(step, "", &[]).unwrap();
+            assert!(step < 1000, "no room for deletes");
+        }
+    }
+    for i in 0..2000 {
+        put_with_commits(&store, table, &[i * 7 % end], &mut step, &[]);
+        step += 1;
+        store.commit(step, &meta, &[]).unwrap();
+        let used = store.stats().unwrap().disk_bytes;
+        assert!(used <= most, "{used} of {most} bytes after {i}");
+    }
+    expect_rows(&store, table, end);
+}
+
+// One state's room was kept, where two commits are kept and a third comes before the first goes.
+#[test]
+fn states_of_commits_find_their_room_within_a_disk_bound() {
+    let most = 12 << 20;
+    let state = vec![7; 900 << 10];
+    let options = StoreOptions { max_disk_bytes: Some(most), ..options(1 << 20) };
+    let store = Store::open_on(Arc::new(SimMedium::new(13)), options).unwrap();
+    let table = store.table(&spec("t", None, OptimizerKind::Sgd)).unwrap();
+    let put = |keys: &[u64]| {
+        let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32; DIM]).collect();
+        store.put(&[batch(table, keys, &values)]).map(drop)
+    };
+    put(&[0]).unwrap();
+    store.commit(1, "", &[("s", &state)]).unwrap();
+    let (end, _) = fill(&store, table, 0);
+    let mut random = Random(4);
+    let mut step = 1;
+    for _ in 0..60 {
+        let keys: Vec<u64> = (0..1000).map(|_| random.below(end)).collect();
+        put_with_commits(&store, table, &keys, &mut step, &state);
+        step += 1;
+        store.commit(step, "", &[("s", &state)]).unwrap();
+        let used = store.stats().unwrap().disk_bytes;
+        assert!(used <= most, "{used} of {most} bytes at step {step}");
+    }
+    let error = store.commit(step + 1, "", &[("s", &vec![0; 4 << 20])]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Full, "{error}");
+    store.commit(step + 1, "", &[("s", &state)]).unwrap();
+    expect_rows(&store, table, end);
+}
+
+/// On a device without room for more, rows that are taken beside a commit can be committed.
+#[test]
+fn what_a_full_device_takes_beside_a_commit_has_room_for_the_next() {
+    for rows in [1, 300, 5_000] {
+        let medium = SimMedium::new(14);
+        let store = Store::open_on(Arc::new(medium.clone()), options(64 << 20)).unwrap();
+        let table = store.table(&spec("t", None, OptimizerKind::Sgd)).unwrap();
+        let keys: Vec<u64> = (0..rows).collect();
+        let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32; DIM]).collect();
+        store.put(&[batch(table, &keys, &values)]).unwrap();
+        let meta = "m".repeat(2000);
+        let work = store.inner.capture(1, &meta, &[]).unwrap();
+        medium.set_capacity(Some(store.stats().unwrap().disk_bytes));
+        // Few enough that none of them waits for the record.
+        let end = (rows..rows + 500).find(|key| {
+            let values = [*key as f32; DIM];
+            store.put(&[batch(table, &[*key], &values)]).is_err()
+        });
+        let end = end.unwrap_or(rows + 500);
+        store.inner.complete(work).unwrap();
+        store.commit(2, &meta, &[]).unwrap();
+        expect_rows(&store, table, end);
+    }
 }
 
 // Deltas that wait for the journal had no room in it, and deletes make nothing else.
