@@ -10,7 +10,7 @@ catches them all. Classes that stand for what Python programs already know how t
 ...     embedrock.distinct([0.5])
 ... except embedrock.errors.MisuseError as error:
 ...     print(error)
-keys are float64, expected int64 or uint64; convert ids with keys.astype(np.int64)
+keys are float64, expected int64 or uint64; convert ids with .astype(np.int64), tensors with .long()
 """
 
 from __future__ import annotations

@@ -400,6 +400,28 @@ def test_the_loaders_position_in_a_commit_is_that_of_the_batch_at_hand(
     assert len(list(Pipeline(trained.model, loader))) == 5
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_loop_that_stops_short_leaves_the_loaders_position_at_its_last_batch(
+    store: embedrock.Store, overlap: bool
+) -> None:
+    trained = Trained(store)
+    inner = Counting(clicks(9))
+    loader = LookaheadLoader(inner, trained.model, depth=3)
+    for step, batch in enumerate(Pipeline(trained.model, loader, overlap=overlap), 1):
+        trained.step(batch)
+        if step == 8:
+            break
+    assert inner.at == 9
+    assert loader.state_dict() == {"at": 8}
+    loader.close()
+    assert loader.state_dict() == {"at": 8}
+    loader.load_state_dict({"at": 5})
+    assert len(list(Pipeline(trained.model, loader, overlap=overlap))) == 4
+    inner.at = 2  # after a whole pass the position is the loader's own
+    assert loader.state_dict() == {"at": 2}
+    store.commit(1)
+
+
 def threads() -> list[str]:
     return [t.name for t in threading.enumerate() if t.name.startswith("embedrock")]
 

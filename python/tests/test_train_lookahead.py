@@ -269,6 +269,16 @@ def test_a_staleness_bound_is_kept_by_a_resumed_run_and_told_when_it_changes(
         asked = train(replace(bare, given=frozenset({"pipeline"}), pipeline=True))
     assert asked["settings"]["staleness_bound"] == "inf"
     assert "from here on" not in capsys.readouterr().err
+    with monkeypatch.context() as patched:
+        stops_after(patched, 2)
+        asked = train(replace(bare, given=frozenset({"staleness_bound"})))
+    assert (asked["settings"]["pipeline"], asked["settings"]["staleness_bound"]) == (True, 0)
+    assert "staleness_bound is 0 from here on, it was inf\n" in capsys.readouterr().err
+    with monkeypatch.context() as patched:
+        stops_after(patched, 2)
+        given = frozenset({"staleness_bound"})
+        train(replace(bare, given=given, staleness_bound=math.inf, pipeline=True))
+    capsys.readouterr()
     last = train(replace(bare, given=frozenset({"pipeline"})))
     assert last["step"] == STEPS
     assert last["settings"]["staleness_bound"] == 0

@@ -19,7 +19,8 @@ def options_of(data_format: str, data: Path, store: Path, given: dict[str, Any])
     recipe = {"epochs": 2, "embedding_dim": 4, "bottom": (8,), "top": (8,)}
     recipe |= {f.name: given[f.name] for f in fields(Recipe) if f.name in given}
     rest = {name: value for name, value in given.items() if name not in recipe}
-    chosen = {"given": frozenset(recipe), "commit_every": 3, "threads": 1, "memory": "64MiB"}
+    named = {*recipe, *({"pipeline", "staleness_bound"} & rest.keys())}
+    chosen = {"given": frozenset(named), "commit_every": 3, "threads": 1, "memory": "64MiB"}
     recipe_of_format = Recipe.of_format(data_format, recipe)
     return TrainOptions(data, data_format, store, recipe_of_format, **{**chosen, **rest})
 

@@ -119,8 +119,7 @@ class Feed:
         """The last batch that was drawn, while a window has no room for it."""
         self._drawn = 0
         self._taken = 0
-        self.exhausted = False
-        """True once the loader has no further batch."""
+        self._exhausted = False
         self._ended = False
         self._closed = False
         self._pid = os.getpid()
@@ -132,13 +131,13 @@ class Feed:
         """
         self._draw_ahead()
         if not self._held:
-            self.exhausted = True
+            self._exhausted = True
             raise StopIteration
         drawn = self._held.popleft()
         if drawn is self._refused:
             self._refused = None
         if drawn.error is not None:
-            self.exhausted = isinstance(drawn.error, StopIteration)
+            self._exhausted = isinstance(drawn.error, StopIteration)
             raise drawn.error
         self._taken += 1
         return drawn
@@ -153,6 +152,11 @@ class Feed:
         self.counts.announced += bool(drawn.numbers)
         self.position = drawn.position
         return drawn.batch
+
+    @property
+    def whole(self) -> bool:
+        """True once every batch of the loader was handed out."""
+        return self._exhausted and self.counts.handed_out == self._taken
 
     def begin(self, drawn: Drawn) -> None:
         """Waits until what was announced of a batch has been read ahead."""
@@ -251,9 +255,10 @@ class Feed:
 def _hash(keys: FlatKeys) -> int:
     """A number that other keys, or these in another order, do not have but by rare chance."""
     global _weights
-    if len(_weights) < len(keys):
-        _weights = _weights_of(max(1 << 12, 1 << len(keys).bit_length()))
-    return int(np.dot(keys, _weights[: len(keys)]))
+    weights = _weights
+    if len(weights) < len(keys):
+        _weights = weights = _weights_of(1 << len(keys).bit_length())
+    return int(np.dot(keys, weights[: len(keys)]))
 
 
 def _weights_of(count: int) -> FlatKeys:

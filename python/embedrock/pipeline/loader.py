@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any, Generic, TypeVar
 
-from embedrock.errors import ClosedError, MisuseError
+from embedrock.errors import ClosedError, EmbedrockError, MisuseError
 from embedrock.pipeline.feed import Feed, FeedCounts
 from embedrock.pipeline.keys import KeyFinder, KeysOf, for_model, stores_of
 from embedrock.store import Store, whole
@@ -107,7 +108,7 @@ class LookaheadLoader(Generic[B]):
         if feed is not None:
             feed.close()
             self._counts = feed.counts
-            self._left = None if feed.exhausted else feed
+            self._left = None if feed.whole else feed
 
     def stats(self) -> dict[str, int]:
         """Counts of the pass that is under way, or of the last one.
@@ -119,7 +120,8 @@ class LookaheadLoader(Generic[B]):
         window did is in ``Store.window.stats()``.
         """
         if self._feed is not None:
-            self._feed.count_skipped()
+            with contextlib.suppress(EmbedrockError):  # a closed store does not say
+                self._feed.count_skipped()
             return asdict(self._feed.counts)
         return asdict(self._counts)
 
@@ -171,7 +173,11 @@ class LookaheadLoader(Generic[B]):
                 batch: B = feed.hand_out(drawn)
                 yield batch
         finally:
-            if self._feed is feed:
-                self.close()
-            else:
-                feed.close()
+            self._end(feed)
+
+    def _end(self, feed: Feed) -> None:
+        """Ends a pass, be it the one that is under way or one before."""
+        if self._feed is feed:
+            self.close()
+        else:
+            feed.close()

@@ -98,7 +98,8 @@ class Run:
         self._begun: float | None = None
         """When the batch at hand was asked for."""
         self._store = store
-        self._feed = feed
+        self.feed = feed
+        """The pass over the loader."""
         self._read_ahead = read_ahead
         self._pid = os.getpid()
         self._permits = _core.Permits(bound)
@@ -136,11 +137,11 @@ class Run:
         if isinstance(batch, Ahead):
             self.counts.overlapped += 1
             self.current = batch
-            return self._feed.hand_out(batch.drawn)
+            return self.feed.hand_out(batch.drawn)
         self.settle()
         self._alone = batch
-        self._feed.begin(batch)
-        return self._feed.hand_out(batch)
+        self.feed.begin(batch)
+        return self.feed.hand_out(batch)
 
     def settle(self) -> None:
         """Waits until all steps so far are applied. Errors: what one of them has raised."""
@@ -224,7 +225,7 @@ class Run:
             return
         self._stopped = True
         # Whoever waits for the window is woken by its end.
-        self._feed.close()
+        self.feed.close()
         self._reading.stop(discard=True)
         self._failed()
         self._updating.stop(discard=False)
@@ -253,7 +254,7 @@ class Run:
             self._updating.put(self.current)
             self.current = None
         if self._alone is not None:
-            self._feed.finish(self._alone)
+            self.feed.finish(self._alone)
             self._alone = None
         if self._begun is not None:
             self._pace.step(now - self._begun, overlapped)
@@ -266,7 +267,7 @@ class Run:
         most = self._read_ahead if self._pace.overlap else 0
         while self._ended is None and len(self._waiting) <= most:
             try:
-                drawn = self._feed.take()
+                drawn = self.feed.take()
                 batch = Ahead(drawn) if self._pace.overlap else drawn
             except (StopIteration, Exception) as error:
                 self._ended = error
@@ -313,7 +314,7 @@ class Run:
     def _read(self, ahead: Ahead) -> None:
         """The reading stage's work. What fails is left to the forward, which fails in its turn."""
         try:
-            self._feed.begin(ahead.drawn)
+            self.feed.begin(ahead.drawn)
         except EmbedrockError:
             ahead.give_up()
         with self._lock:
@@ -346,7 +347,7 @@ class Run:
                 ahead = self._in_flight[permit]
                 _, parts = late.setdefault(permit, (ahead, []))
                 parts.append(ahead.read(part, positions))
-        self._feed.finish(item.drawn)
+        self.feed.finish(item.drawn)
         for _, (ahead, parts) in sorted(late.items()):
             self._get(ahead, parts)
             self._arrived(ahead, sum(len(keys) for _, keys, _, _ in parts))

@@ -216,3 +216,5 @@ class Pipeline(Generic[B]):
                 self._store._run = None
             if self._run is run:
                 self._last, self._run = run.stats(), None
+            if isinstance(self.loader, LookaheadLoader):
+                self.loader._end(run.feed)

@@ -177,7 +177,7 @@ class TrainOptions:
         bound = math.inf if kept_bound == "inf" else int(kept_bound)
         # Older stores do not say whether a pipeline was asked for; a bound takes one.
         pipeline = bool(stored.get("pipeline", bound > 0))
-        if not {"pipeline", "staleness_bound"} & self.given:
+        if "pipeline" not in self.given and self.staleness_bound == 0:
             options = replace(options, pipeline=pipeline)
         if "staleness_bound" not in self.given and options.pipeline:
             options = replace(options, staleness_bound=bound)

@@ -61,7 +61,9 @@ impl Inner {
         let mut history = self.history.lock();
         let kept = self.bytes_kept_free(&history);
         let to_come = engine.journal_bytes() + self.journal_bytes_of_commits(&history);
-        self.reserve_journal(&mut history, JOURNAL_BYTES_PER_TABLE + to_come, kept)
+        let fits = self.reserve_journal(&mut history, JOURNAL_BYTES_PER_TABLE + to_come, kept);
+        history.short_of_journal |= fits.is_err();
+        fits
     }
 
     fn reserve_class(&self, engine: &Engine, class: &Class) -> Result<()> {

@@ -10,6 +10,8 @@ use std::sync::Arc;
 
 /// A new cycle begins when the deltas since the last are as long as the index, at least this.
 pub(super) const CYCLE_BYTES_MIN: u64 = 128 << 10;
+/// States of commits to come for which room is left, at most.
+const STATES_AHEAD: usize = 3;
 
 /// A commit that is captured and not recorded yet.
 pub(in crate::store) struct UnderWay {
@@ -80,28 +82,29 @@ impl History {
         self.kept.last().and_then(|c| c.state.clone())
     }
 
-    /// Bytes of the state of the newest commit, that under way included.
-    pub(in crate::store) fn newest_state_bytes(&self) -> u64 {
-        let kept = || self.kept.last().and_then(|commit| commit.state.as_ref());
-        let newest = match &self.under_way {
-            Some(made) => made.state.as_ref(),
-            None => kept(),
-        };
-        newest.map_or(0, StateRef::bytes)
+    /// Bytes of the largest state of the kept commits and of that under way.
+    pub(in crate::store) fn largest_state_bytes(&self) -> u64 {
+        self.states().map(StateRef::bytes).max().unwrap_or(0)
+    }
+
+    fn states(&self) -> impl Iterator<Item = &StateRef> {
+        let kept = self.kept.iter().map(|commit| commit.state.as_ref());
+        kept.chain(self.under_way.iter().map(|commit| commit.state.as_ref())).flatten()
     }
 
     /// How many states will lie on disk beside those that do, where `keep` commits are kept: the
-    /// oldest goes when the newest is durable.
+    /// oldest goes when the newest is durable. No more than [`STATES_AHEAD`] are looked ahead.
     pub(in crate::store) fn states_to_come(&self, keep: usize) -> u64 {
         let written = self.kept.len() + usize::from(self.under_way.is_some());
         let least = usize::from(self.under_way.is_none());
-        (keep.max(1) + 1).saturating_sub(written).max(least) as u64
+        let to_come = keep.max(1).saturating_add(1).saturating_sub(written);
+        to_come.clamp(least, STATES_AHEAD) as u64
     }
 
     /// Room that changes leave within a disk bound for those states, if each is as large as the
-    /// newest.
+    /// largest.
     pub(in crate::store) fn state_bytes_to_come(&self, keep: usize) -> u64 {
-        self.newest_state_bytes() * self.states_to_come(keep)
+        self.largest_state_bytes() * self.states_to_come(keep)
     }
 
     pub(in crate::store) fn close(&mut self) {
@@ -110,9 +113,7 @@ impl History {
 
     pub(in crate::store) fn disk_bytes(&self) -> u64 {
         let journal = self.journal.as_ref().map_or(0, JournalFile::disk_bytes);
-        let kept = self.kept.iter().map(|commit| commit.state.as_ref());
-        let under_way = self.under_way.iter().map(|commit| commit.state.as_ref());
-        let states: u64 = kept.chain(under_way).flatten().map(StateRef::bytes).sum();
+        let states: u64 = self.states().map(StateRef::bytes).sum();
         journal + self.old_journal_bytes + self.held_state_bytes + states
     }
 

@@ -309,24 +309,24 @@ impl Inner {
                 self.charge_growth(&mut log, |log| log.reserve(unwritten, u64::MAX))?;
             }
         }
-        // What changes have left free is for commits: one that needs no more is never refused, and
-        // one that needs much more leaves the room that keeps a store from staying full.
+        // What changes have left free is for commits: one that needs little more is never refused,
+        // and one that needs much more leaves the room that keeps a store from staying full.
         let mut history = self.history.lock();
-        let more = state_bytes.saturating_sub(history.newest_state_bytes())
+        let more = state_bytes.saturating_sub(history.largest_state_bytes())
             + record_bytes.saturating_sub(history.last_record_bytes());
         if let Some(most) = self.options.max_disk_bytes
-            && more > 0
+            && more > STATE_BYTES_KEPT_FREE
         {
-            let kept = if more > STATE_BYTES_KEPT_FREE { history.bytes_kept_free() } else { 0 };
-            let states = state_bytes * history.states_to_come(self.options.keep);
-            let journal = history.journal().growth_for(journal) + kept;
+            let states = state_bytes.saturating_mul(history.states_to_come(self.options.keep));
+            let journal = history.journal().growth_for(journal) + history.bytes_kept_free();
             let used = self.rows_disk_bytes.load(Ordering::Relaxed) + history.disk_bytes();
-            if used + states + journal > most {
+            if states.saturating_add(used + journal) > most {
                 bail!(
                     Full,
-                    "states of {state_bytes} bytes, of which {states} bytes may lie beside what \
-                     is on disk, and {journal} bytes for the journal do not fit beside {used} of \
-                     {most} (max_disk_bytes); raise max_disk_bytes or commit less state and meta"
+                    "a state of {state_bytes} bytes, with the next ones {states}, and {journal} \
+                     bytes for the journal do not fit beside {used} of {most} (max_disk_bytes); \
+                     raise it, commit less state and meta, or commit a first state before rows \
+                     fill the store"
                 );
             }
         }

@@ -221,7 +221,8 @@ fn states_of_commits_find_their_room_within_a_disk_bound() {
 /// On a device without room for more, rows that are taken beside a commit can be committed.
 #[test]
 fn what_a_full_device_takes_beside_a_commit_has_room_for_the_next() {
-    for rows in [1, 300, 5_000] {
+    let mut taken = 0;
+    for rows in (500..8_000).step_by(500) {
         let medium = SimMedium::new(14);
         let store = Store::open_on(Arc::new(medium.clone()), options(64 << 20)).unwrap();
         let table = store.table(&spec("t", None, OptimizerKind::Sgd)).unwrap();
@@ -232,15 +233,21 @@ fn what_a_full_device_takes_beside_a_commit_has_room_for_the_next() {
         let work = store.inner.capture(1, &meta, &[]).unwrap();
         medium.set_capacity(Some(store.stats().unwrap().disk_bytes));
         // Few enough that none of them waits for the record.
-        let end = (rows..rows + 500).find(|key| {
-            let values = [*key as f32; DIM];
-            store.put(&[batch(table, &[*key], &values)]).is_err()
+        let refused = (rows..rows + 500).find_map(|key| {
+            let values = [key as f32; DIM];
+            let put = store.put(&[batch(table, &[key], &values)]);
+            put.err().map(|error| (key, error))
         });
-        let end = end.unwrap_or(rows + 500);
+        let end = refused.map_or(rows + 500, |(key, error)| {
+            assert_eq!(error.kind(), ErrorKind::Full, "{error}");
+            key
+        });
+        taken += end - rows;
         store.inner.complete(work).unwrap();
         store.commit(2, &meta, &[]).unwrap();
         expect_rows(&store, table, end);
     }
+    assert!(taken > 100, "{taken} rows were taken beside commits");
 }
 
 // Deltas that wait for the journal had no room in it, and deletes make nothing else.
