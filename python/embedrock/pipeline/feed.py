@@ -29,7 +29,7 @@ from embedrock.pipeline.keys import FlatKeys, KeyFinder, TableKeys
 from embedrock.store import Store
 from embedrock.table import Table
 
-__all__ = ["Drawn", "Feed", "FeedCounts", "Window", "window_of"]
+__all__ = ["Drawn", "Feed", "FeedCounts", "Window", "iterable", "window_of"]
 
 _FIRST_AHEAD = 64
 _AHEAD_GROWTH = 8
@@ -55,6 +55,14 @@ class Window(Protocol):
 
     def stats(self) -> dict[str, Any]:
         """Counters, of which ``skipped`` are batches that were passed over."""
+
+
+def iterable(loader: Any) -> Iterable[Any]:
+    """The loader. Errors: ``MisuseError`` for what cannot be iterated."""
+    if not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
+        raise MisuseError(f"loader is {loader!r}, expected an iterable of batches")
+    found: Iterable[Any] = loader
+    return found
 
 
 def window_of(store: Store) -> Window:
@@ -175,8 +183,7 @@ class Feed:
         """Ends the pass: forgets what is drawn and announced. A second call does nothing."""
         if self._closed or self._pid != os.getpid():
             return
-        with contextlib.suppress(EmbedrockError):  # a closed store does not say
-            self.count_skipped()
+        self.count_skipped()
         self._ended = self._closed = True
         self._held.clear()
         self._refused = self._iterator = None
@@ -187,7 +194,8 @@ class Feed:
     def count_skipped(self) -> None:
         """Brings ``counts.skipped`` up to date, for what windows have come to so far."""
         if not self._closed:
-            self.counts.skipped = self._skipped() - self._skipped_before
+            with contextlib.suppress(EmbedrockError):  # a closed store does not say
+                self.counts.skipped = self._skipped() - self._skipped_before
 
     def _skipped(self) -> int:
         return sum(window.stats()["skipped"] for window in self._windows)

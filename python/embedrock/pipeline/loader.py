@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any, Generic, TypeVar
 
-from embedrock.errors import ClosedError, EmbedrockError, MisuseError
-from embedrock.pipeline.feed import Feed, FeedCounts
+from embedrock.errors import ClosedError, MisuseError
+from embedrock.pipeline.feed import Feed, FeedCounts, iterable
 from embedrock.pipeline.keys import KeyFinder, KeysOf, for_model, stores_of
 from embedrock.store import Store, whole
 
@@ -69,9 +68,7 @@ class LookaheadLoader(Generic[B]):
         keys_of: KeysOf | None = None,
     ) -> None:
         """Draws and announces nothing before it is iterated."""
-        if not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
-            raise MisuseError(f"loader is {loader!r}, expected an iterable of batches")
-        self.loader = loader
+        self.loader = iterable(loader)
         """The loader that is wrapped."""
         self.depth = whole("depth", depth, 1)
         """The most batches that are announced ahead."""
@@ -120,8 +117,7 @@ class LookaheadLoader(Generic[B]):
         window did is in ``Store.window.stats()``.
         """
         if self._feed is not None:
-            with contextlib.suppress(EmbedrockError):  # a closed store does not say
-                self._feed.count_skipped()
+            self._feed.count_skipped()
             return asdict(self._feed.counts)
         return asdict(self._counts)
 

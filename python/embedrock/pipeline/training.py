@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from embedrock.errors import ClosedError, MisuseError
 from embedrock.permits import staleness_bound_of
-from embedrock.pipeline.feed import Feed
+from embedrock.pipeline.feed import Feed, iterable
 from embedrock.pipeline.keys import KeyFinder, KeysOf, for_model, stores_of
 from embedrock.pipeline.loader import LookaheadLoader
 from embedrock.pipeline.pace import Pace
@@ -120,9 +120,7 @@ class Pipeline(Generic[B]):
         (self._store,) = stores
         if self._store.closed:
             raise ClosedError(f"store {self._store.path} is closed; open it again")
-        if not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
-            raise MisuseError(f"loader is {loader!r}, expected an iterable of batches")
-        self.loader = loader
+        self.loader = iterable(loader)
         """The loader, as it was given."""
         if isinstance(loader, LookaheadLoader) and keys_of is not None:
             raise MisuseError("keys_of is given beside a LookaheadLoader, which has one")

@@ -47,38 +47,27 @@ impl Inner {
     /// Makes sure that the journal has room for `rows` deletes. They take no room for rows.
     pub(super) fn reserve_deletes(&self, engine: &Engine, class: &Class, rows: u64) -> Result<()> {
         let bytes = class.journal_bytes(&class.log.lock()) + engine.journal_bytes_beside(class);
-        let mut history = self.history.lock();
-        let kept = self.bytes_kept_free(&history);
-        let bytes = bytes + rows * JOURNAL_BYTES_PER_ROW + self.journal_bytes_of_commits(&history);
-        let fits = self.reserve_journal(&mut history, bytes, kept);
-        history.short_of_journal |= fits.is_err();
-        fits.map_err(|error| error.context(format!("store {}", self.path.display())))
+        self.reserve_to_change(&mut self.history.lock(), bytes + rows * JOURNAL_BYTES_PER_ROW)
+            .map_err(|error| error.context(format!("store {}", self.path.display())))
     }
 
     /// Makes sure that the journal has room for the records of a new table and its class, beside
     /// all that is to come.
     pub(super) fn reserve_table(&self, engine: &Engine) -> Result<()> {
-        let mut history = self.history.lock();
-        let kept = self.bytes_kept_free(&history);
-        let to_come = engine.journal_bytes() + self.journal_bytes_of_commits(&history);
-        let fits = self.reserve_journal(&mut history, JOURNAL_BYTES_PER_TABLE + to_come, kept);
-        history.short_of_journal |= fits.is_err();
-        fits
+        let bytes = engine.journal_bytes() + JOURNAL_BYTES_PER_TABLE;
+        self.reserve_to_change(&mut self.history.lock(), bytes)
     }
 
     fn reserve_class(&self, engine: &Engine, class: &Class) -> Result<()> {
         let mut log = class.lock(&self.metrics);
         let rows = class.unwritten_rows(&log);
         let result = (|| {
+            let own = class.journal_bytes(&log);
             let mut history = self.history.lock();
-            let own = class.journal_bytes(&log) + self.journal_bytes_of_commits(&history);
             // Under this lock, so that of two threads the later one sees what both have promised.
-            let journal = own + engine.journal_bytes_beside(class);
-            let kept = self.bytes_kept_free(&history);
-            let fits = self.reserve_journal(&mut history, journal, kept);
-            history.short_of_journal |= fits.is_err();
+            let bytes = own + engine.journal_bytes_beside(class);
+            self.reserve_to_change(&mut history, bytes)?;
             drop(history);
-            fits?;
             // Cleaning needs room to move rows to, or it could never make any.
             let slack = match self.options.max_disk_bytes {
                 Some(_) => log.slots_for_cleaning(self.most_slots(class, &log)),
@@ -109,19 +98,27 @@ impl Inner {
     ) -> Result<bool> {
         let own = class.journal_bytes(log) + log.rows_per_unit() * JOURNAL_BYTES_PER_ROW;
         let mut history = self.history.lock();
-        let kept = self.bytes_kept_free(&history);
-        let bytes =
-            own + engine.journal_bytes_beside(class) + self.journal_bytes_of_commits(&history);
-        match self.reserve_journal(&mut history, bytes, kept) {
+        let bytes = own + engine.journal_bytes_beside(class);
+        match self.reserve_before_commits(&mut history, bytes) {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == ErrorKind::Full => Ok(false),
             Err(error) => Err(error),
         }
     }
 
-    /// Room within the disk bound that changes and cleaning leave to commits.
-    fn bytes_kept_free(&self, history: &History) -> u64 {
-        history.bytes_kept_free() + history.state_bytes_to_come(self.options.keep)
+    /// Makes sure that the journal can take `bytes` for changes. Without room for them the next
+    /// commits hurry to replace it.
+    fn reserve_to_change(&self, history: &mut History, bytes: u64) -> Result<()> {
+        let fits = self.reserve_before_commits(history, bytes);
+        history.short_of_journal |= fits.is_err();
+        fits
+    }
+
+    /// Makes sure that the journal can take `bytes` and then commits, and that what these need
+    /// beside it stays free within the disk bound.
+    fn reserve_before_commits(&self, history: &mut History, bytes: u64) -> Result<()> {
+        let kept = history.bytes_kept_free() + history.state_bytes_to_come(self.options.keep);
+        self.reserve_journal(history, bytes + self.journal_bytes_of_commits(history), kept)
     }
 
     /// Room in the journal for commits, beside deltas and beside what a disk bound keeps free.
