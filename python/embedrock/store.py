@@ -646,8 +646,8 @@ def open(
         io: Who reads and writes pages; ``"auto"`` takes io_uring where the system allows it, else
             threads that call pread.
         policy: Which rows leave memory first: least recently or least frequently used.
-        window_bytes: Most bytes of the budget that the look-ahead window takes, rows apart; None: a
-            quarter. Without look-ahead it takes none.
+        window_bytes: Most bytes of the budget that the look-ahead window takes, rows apart, up to a
+            half of it; None: a quarter. Without look-ahead it takes none.
         window_group: Most batches whose rows the window reads together.
         keep: How many commits stay, at least 1.
         seed: Seed of initial rows, fixed when the store is created.

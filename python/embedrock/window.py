@@ -59,7 +59,7 @@ class Window:
         finished. Keys may occur several times.
 
         Errors: ``KeyRangeError`` for ids outside a dense table, ``NotFoundError`` for a table that
-        the store does not have.
+        the store does not have, ``ClosedError``.
 
         Blocking: copies the keys and returns.
         """
@@ -72,7 +72,7 @@ class Window:
     def begin(self, number: int) -> None:
         """The batch is about to be read: waits until its rows were read ahead.
 
-        Errors: ``MisuseError`` for a number that ``announce`` did not return.
+        Errors: ``MisuseError`` for a number that ``announce`` did not return, ``ClosedError``.
 
         Blocking: until the store has read the rows of the batch's group. Ctrl-C ends it.
         """
@@ -83,23 +83,25 @@ class Window:
 
         Call it when the updates of the batch are applied.
 
-        Errors: ``MisuseError`` for a number that ``announce`` did not return.
+        Errors: ``MisuseError`` for a number that ``announce`` did not return, ``ClosedError``.
         """
         self._store._core.finish(_number(number))
 
     def clear(self) -> None:
-        """Forgets everything that is announced. Numbers go on."""
+        """Forgets everything that is announced. Numbers go on. Errors: ``ClosedError``."""
         self._store._core.clear_announced()
 
     def pause(self) -> None:
         """Lets the window rest: it reads nothing, keeps what it has, and nobody waits for it.
+
+        Errors: ``ClosedError``.
 
         Blocking: waits for the reads that are under way.
         """
         self._store._core.pause_window(True)
 
     def resume(self) -> None:
-        """Goes on after ``pause``."""
+        """Goes on after ``pause``. Errors: ``ClosedError``."""
         self._store._core.pause_window(False)
 
     def stats(self) -> dict[str, Any]:

@@ -95,6 +95,30 @@ def test_tables_of_two_bytes_are_resumed_with_the_same_bits(
     assert digests(options.store) == digests(tmp_path / "whole")
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "state_words"),
+    [("adagrad", 4), ("rowwise_adagrad", 1), ("adam", 8), ("rowwise_adam", 5), ("sgd", 0)],
+)
+def test_tables_have_the_optimizer_that_is_asked_for_and_keep_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str, state_words: int
+) -> None:
+    whole = train(criteo(tmp_path, "whole", optimizer=optimizer))
+    assert whole["settings"]["optimizer"] == optimizer
+    options = criteo(tmp_path, "stopped", optimizer=optimizer)
+    with monkeypatch.context() as patched:
+        stops_after(patched, 7)
+        train(options)
+    with embedrock.open(options.store, "64MiB", create=False) as store:
+        assert {table.state_words for table in store.tables.values()} == {state_words}
+    other = "sgd" if optimizer == "adam" else "adam"
+    message = f"optimizer is {other}, but the run in .* has {optimizer}"
+    with pytest.raises(MismatchError, match=message):
+        train(criteo(tmp_path, "stopped", optimizer=other, resume=True))
+    second = train(replace(options, resume=True, given=frozenset()))
+    assert (second["auc"], second["log_loss"]) == (whole["auc"], whole["log_loss"])
+    assert digests(options.store) == digests(tmp_path / "whole")
+
+
 @MAKERS
 @pytest.mark.filterwarnings("ignore::embedrock.errors.UncommittedWarning")
 def test_a_run_that_died_resumes_at_its_last_commit_with_the_same_bits(
@@ -496,6 +520,7 @@ def test_without_a_holdout_everything_is_trained_on(tmp_path: Path):
         ("dense_lr", -3.0, r"dense_lr is -3\.0"),
         ("eps", -1.0, r"eps is -1\.0"),
         ("lr_decay", float("inf"), "lr_decay is inf"),
+        ("optimizer", "ftrl", "optimizer is 'ftrl', expected one of adagrad, rowwise_adagrad,"),
         ("commit_every", 0, "commit_every is 0, expected 1 or more"),
         ("holdout", 1.0, r"holdout is 1\.0, expected 0 to less than 1"),
     ],
@@ -503,6 +528,24 @@ def test_without_a_holdout_everything_is_trained_on(tmp_path: Path):
 def test_unusable_options_are_named(tmp_path: Path, name: str, value: Any, message: str):
     with pytest.raises(MisuseError, match=message):
         train(criteo(tmp_path, **{name: value}))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("memory", "10 parsecs", 'memory is "10 parsecs": unit "parsecs" is none of'),
+        ("seed", -1, "seed is -1, expected 0 or more"),
+        ("store", "file/store", "file/store cannot be made: .*/file is no directory"),
+    ],
+)
+def test_what_keeps_a_store_from_being_made_is_said_before_data_are_read(
+    tmp_path: Path, name: str, value: Any, message: str
+):
+    (tmp_path / "file").write_text("")
+    given = {name: tmp_path / value if name == "store" else value}
+    options = replace(criteo(tmp_path), data=tmp_path / "none", **given)
+    with pytest.raises(MisuseError, match=message):
+        train(options)
 
 
 def test_an_unknown_format_is_named():

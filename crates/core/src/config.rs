@@ -80,7 +80,8 @@ pub struct StoreOptions {
     pub merge_reads: bool,
     /// Who leaves the DRAM tier first.
     pub policy: PolicyKind,
-    /// Most bytes of the budget that the look-ahead window takes; `None` takes a quarter.
+    /// Most bytes of the budget that the look-ahead window takes, up to a half of it; `None` takes
+    /// a quarter.
     pub window_bytes: Option<u64>,
     /// Most batches whose rows the look-ahead window reads together, at least 1.
     pub window_group: usize,

@@ -70,7 +70,14 @@ def add(commands: Any) -> argparse.ArgumentParser:
     )
     training.add_argument("--lr", type=float, metavar="RATE", help="learning rate of the tables")
     training.add_argument("--dense-lr", type=float, metavar="RATE", help="that of the dense part")
-    training.add_argument("--eps", type=float, help="Adagrad's epsilon for the tables")
+    training.add_argument(
+        "--optimizer",
+        choices=("adagrad", "rowwise_adagrad", "adam", "rowwise_adam", "sgd"),
+        help="what tables are trained with; rowwise ones keep one value of state per row instead "
+        "of one per element, so that rows take half the memory (adagrad, for which the default "
+        "rates are)",
+    )
+    training.add_argument("--eps", type=float, help="that of the tables' optimizer")
     training.add_argument(
         "--lr-decay", type=float, metavar="FACTOR", help="factor on both rates after each epoch"
     )

@@ -8,6 +8,7 @@ with the same bits as one that was not.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -24,7 +25,13 @@ from embedrock.data import Batch, DataError, Dataset, Position, crosses, moviele
 from embedrock.data.formats import STREAMED
 from embedrock.data.streamed import Mark, Scan, StreamedDataset, scan
 from embedrock.data.text import Head
-from embedrock.errors import EmbedrockError, FullError, MismatchError, MisuseError
+from embedrock.errors import (
+    EmbedrockError,
+    FullError,
+    MismatchError,
+    MisuseError,
+    NotFoundError,
+)
 from embedrock.models.dlrm import DLRM, DLRMConfig
 from embedrock.progress import Sink, Task
 from embedrock.step_report import StepReport
@@ -33,7 +40,7 @@ from embedrock.training.batches import ReadAhead, all_epochs
 from embedrock.training.embeddings import StoreEmbeddings
 from embedrock.training.history import History
 from embedrock.training.interrupt import Interrupt
-from embedrock.training.options import TrainOptions
+from embedrock.training.options import Recipe, TrainOptions
 from embedrock.training.trainer import Trainer
 
 #: Samples predicted at once while evaluating; results do not depend on it beyond rounding.
@@ -49,6 +56,16 @@ _KEEP = 2
 #: one reuses what they have released. In runs with disks of half their usual size, a third ended
 #: what two had left full.
 _RELEASING_COMMITS = _KEEP + 1
+
+_WITH_EPS = {
+    kind.kind: kind
+    for kind in (
+        embedrock.optim.Adagrad,
+        embedrock.optim.RowWiseAdagrad,
+        embedrock.optim.Adam,
+        embedrock.optim.RowWiseAdam,
+    )
+}
 
 
 @dataclass
@@ -208,10 +225,8 @@ def train(options: TrainOptions, sink: Sink) -> dict[str, Any]:
 
 def _begin(options: TrainOptions, sink: Sink, stack: contextlib.ExitStack) -> _Run:
     """Opens data and store, makes the model, and goes to the last commit if that was asked for."""
-    store, stored = None, None
-    if (options.store / "superblock").exists():
-        store = stack.enter_context(_open(options))
-        stored = _stored_run(store, options)
+    store = _open_stored(options, stack)
+    stored = None if store is None else _stored_run(store, options)
     if stored is not None:
         options = _continuing(stored, options)
     head = _check_data(stored, options)
@@ -225,7 +240,7 @@ def _begin(options: TrainOptions, sink: Sink, stack: contextlib.ExitStack) -> _R
         store,
         dataset.features,
         recipe.embedding_dim,
-        optimizer="adagrad",
+        optimizer=recipe.optimizer,
         initializer=initializers.uniform(-_INITIAL, _INITIAL),
         dtype=getattr(torch, recipe.dtype),
     )
@@ -236,7 +251,7 @@ def _begin(options: TrainOptions, sink: Sink, stack: contextlib.ExitStack) -> _R
     trainer = Trainer(
         model,
         [
-            embedrock.optim.Adagrad(model, lr=recipe.lr, eps=recipe.eps),
+            _table_optimizer(model, recipe),
             torch.optim.Adagrad(model.dense_modules().parameters(), lr=recipe.dense_lr),
         ],
     )
@@ -261,7 +276,28 @@ def _begin(options: TrainOptions, sink: Sink, stack: contextlib.ExitStack) -> _R
     )
 
 
-def _open(options: TrainOptions) -> Store:
+def _table_optimizer(model: DLRM, recipe: Recipe) -> embedrock.optim.RowOptimizer:
+    if recipe.optimizer == "sgd":
+        return embedrock.optim.SGD(model, lr=recipe.lr)
+    return _WITH_EPS[recipe.optimizer](model, lr=recipe.lr, eps=recipe.eps)
+
+
+def _open_stored(options: TrainOptions, stack: contextlib.ExitStack) -> Store | None:
+    """The store, if there is one. What would keep one from being made is found out here, before the
+    data are read, which may take long; it is made after it, when they are known to be good."""
+    with contextlib.suppress(NotFoundError):
+        return stack.enter_context(_open(options, create=False))
+    path = options.store.absolute()
+    above = next(parent for parent in path.parents if parent.exists())
+    if not (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
+        raise MisuseError(
+            f"{options.store} cannot be made: {above} is no directory that may be written to; "
+            f"name another --store"
+        )
+    return None
+
+
+def _open(options: TrainOptions, *, create: bool = True) -> Store:
     return embedrock.open(
         options.store,
         options.memory,
@@ -270,6 +306,7 @@ def _open(options: TrainOptions) -> Store:
         io=options.io,
         policy=options.policy,
         keep=_KEEP,
+        create=create,
     )
 
 
@@ -293,7 +330,8 @@ def _stored_run(store: Store, options: TrainOptions) -> dict[str, Any] | None:
 def _continuing(stored: dict[str, Any], options: TrainOptions) -> TrainOptions:
     """The options with which a stored run goes on: its own, except for what was asked for."""
     changeable = stored.get("changeable", {})  # older stores do not have it
-    settings = {"dtype": "float32", **stored["settings"]}  # older stores do not name it
+    # Older stores do not name these.
+    settings = {"dtype": "float32", "optimizer": "adagrad", **stored["settings"]}
     options = options.continuing({**settings, **changeable})
     for name, value in options.fixed().items():
         if settings.get(name) != value:

@@ -16,8 +16,11 @@ FORMATS = ("criteo", "avazu", "movielens")
 IoName: TypeAlias = Literal["auto", "uring", "pread"]
 PolicyName: TypeAlias = Literal["lru", "lfu"]
 
+#: Optimizers that tables can have here.
+OPTIMIZERS = ("adagrad", "rowwise_adagrad", "adam", "rowwise_adam", "sgd")
+
 #: The fields of a recipe, by whether a run can go on with others.
-_FIXED = ("batch_size", "embedding_dim", "bottom", "top", "eps", "dtype")
+_FIXED = ("batch_size", "embedding_dim", "bottom", "top", "optimizer", "eps", "dtype")
 _CHANGEABLE = ("epochs", "lr", "dense_lr", "lr_decay")
 
 
@@ -31,15 +34,17 @@ class Recipe:
     #: Hidden layers of the two MLPs.
     bottom: tuple[int, ...]
     top: tuple[int, ...]
-    #: Learning rates of tables and dense part, both with Adagrad.
+    #: Learning rates of the tables, and of the dense part, which has Adagrad.
     lr: float
     dense_lr: float
-    #: Adagrad's epsilon for the tables.
+    #: Epsilon of the tables' optimizer; SGD has none.
     eps: float
     #: Factor on both rates from one epoch to the next.
     lr_decay: float
     #: What the tables store values as.
     dtype: str = "float32"
+    #: What the tables are trained with, by the names of `embedrock.optimizers`.
+    optimizer: str = "adagrad"
 
     @classmethod
     def of_format(cls, data_format: str, given: Mapping[str, Any] | None = None) -> Recipe:
@@ -51,6 +56,10 @@ class Recipe:
             raise MisuseError(f"format is {data_format!r}, expected one of {', '.join(FORMATS)}")
         chosen = {name: value for name, value in (given or {}).items() if value is not None}
         recipe = replace(DEFAULTS[data_format], **chosen)
+        if recipe.optimizer not in OPTIMIZERS:
+            raise MisuseError(
+                f"optimizer is {recipe.optimizer!r}, expected one of {', '.join(OPTIMIZERS)}"
+            )
         for name in ("epochs", "batch_size", "embedding_dim"):
             value = getattr(recipe, name)
             if value < 1:

@@ -144,6 +144,12 @@ impl Inner {
         Ok(())
     }
 
+    /// What verbs of a closed store report.
+    fn closed(&self) -> Error {
+        let message = format!("store {} is closed; open it again", self.path.display());
+        Error::new(ErrorKind::Closed, message)
+    }
+
     /// The engine for a verb that reads. Makes the plan first, if tables came since the last.
     fn planned_engine(&self) -> Result<RwLockReadGuard<'_, Engine>> {
         self.check_process()?;
@@ -153,7 +159,7 @@ impl Inner {
                 self.engine.read()
             });
             if engine.closed {
-                bail!(Closed, "store {} is closed; open it again", self.path.display());
+                return Err(self.closed());
             }
             if engine.planned {
                 return Ok(engine);
@@ -186,7 +192,7 @@ impl Inner {
         self.check_process()?;
         let engine = self.engine_alone();
         if engine.closed {
-            bail!(Closed, "store {} is closed; open it again", self.path.display());
+            return Err(self.closed());
         }
         Ok(engine)
     }

@@ -120,7 +120,7 @@ impl Store {
         self.inner.check_process()?;
         let engine = self.inner.engine.read();
         if engine.closed {
-            bail!(Closed, "store {} is closed; open it again", self.inner.path.display());
+            return Err(self.inner.closed());
         }
         Ok(self.inner.table_of(&engine, table)?.info())
     }

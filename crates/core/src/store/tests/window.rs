@@ -74,7 +74,7 @@ fn policies() -> Vec<(String, i32)> {
 #[test]
 fn beside_programs_that_take_all_cores_callers_do_not_stand_still() {
     let _cores = CORES.write();
-    let (store, table) = with_rows();
+    let (store, table) = with_rows(with_window(600 << 10, 8));
     let mut random = Random(8);
     let _busy: Vec<Busy> = (0..2 * cores()).map(|_| Busy::new()).collect();
     let begun = Instant::now();
@@ -103,7 +103,7 @@ fn beside_programs_that_take_all_cores_callers_do_not_stand_still() {
 #[test]
 fn a_program_that_takes_all_cores_itself_is_not_competed_with() {
     let _cores = CORES.write();
-    let (store, table) = with_rows();
+    let (store, table) = with_rows(with_window(600 << 10, 8));
     let mut random = Random(9);
     let busy = AtomicBool::new(true);
     std::thread::scope(|scope| {
@@ -243,9 +243,8 @@ fn batches_that_are_announced_give_what_a_plain_map_holds() {
 /// Every read of a batch that was begun finds its rows resident, and the device reads none of its
 /// pages twice.
 /// A store with 20,000 rows, of which its cache holds a part.
-fn with_rows() -> (Store, TableId) {
-    let medium = SimMedium::new(1);
-    let store = Store::open_on(Arc::new(medium), with_window(600 << 10, 8)).unwrap();
+fn with_rows(options: StoreOptions) -> (Store, TableId) {
+    let store = Store::open_on(Arc::new(SimMedium::new(1)), options).unwrap();
     let table = store.table(&spec("t", Some(20_000), OptimizerKind::None)).unwrap();
     for from in (0..20_000).step_by(500) {
         let keys: Vec<u64> = (from..from + 500).collect();
@@ -295,7 +294,7 @@ fn use_ahead(store: &Store, table: TableId, batches: &[Vec<u64>]) {
 #[test]
 fn what_is_read_ahead_is_there_when_it_is_used() {
     let _cores = CORES.read();
-    let (store, table) = with_rows();
+    let (store, table) = with_rows(with_window(600 << 10, 8));
     let mut random = Random(3);
     let before = store.stats().unwrap();
     use_ahead(&store, table, &draw_keys(&mut random, 200));
@@ -307,7 +306,21 @@ fn what_is_read_ahead_is_there_when_it_is_used() {
     assert_eq!(window.filled, 200);
 }
 
-/// A get of announced keys begins and finishes batches by itself, of several tables in turn.
+/// More than the budget would leave caches no rows, and turned the window off.
+#[test]
+fn a_window_takes_half_of_the_budget_at_most() {
+    let _cores = CORES.read();
+    let budget = 600 << 10;
+    let (store, table) =
+        with_rows(StoreOptions { window_bytes: Some(u64::MAX), ..with_window(budget, 8) });
+    use_ahead(&store, table, &draw_keys(&mut Random(3), 100));
+    let window = store.window_stats().unwrap();
+    assert_eq!((window.most_bytes, window.skipped), (budget / 2, 0), "{window:?}");
+    assert!(window.rows_loaded > 0, "{window:?}");
+    let memory = store.stats().unwrap().memory;
+    assert!(memory.total() <= budget, "{memory:?}");
+}
+
 /// What is read ahead would drive out what is used before it.
 #[test]
 fn batches_of_which_a_cache_holds_too_few_are_passed_over() {
@@ -331,6 +344,7 @@ fn batches_of_which_a_cache_holds_too_few_are_passed_over() {
     assert_eq!((stats.skipped, stats.distinct), (4, 1), "{stats:?}");
 }
 
+/// A get of announced keys begins and finishes batches by itself, of several tables in turn.
 #[test]
 fn announcements_of_single_gets_are_used_up_by_them() {
     let _cores = CORES.read();
@@ -487,7 +501,16 @@ fn closing_a_store_ends_its_window() {
         let number = store.announce(&[LookaheadBatch { table, keys: &keys }]).unwrap().unwrap();
         if close {
             store.close().unwrap();
-            assert!(store.begin(number, LONG).unwrap());
+            let closed = [
+                store.begin(number, LONG).map(drop),
+                store.finish(number),
+                store.clear_announced(),
+                store.pause_window(true),
+                store.window_stats().map(drop),
+            ];
+            for result in closed {
+                assert_eq!(result.unwrap_err().kind(), ErrorKind::Closed);
+            }
         }
         drop(store);
     }

@@ -35,7 +35,7 @@ use crate::hash::mix;
 use crate::idle::give_way;
 use crate::metrics::Timed;
 use group::Group;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use planner::Plan;
 use serde::Serialize;
 use starving::{Starved, Watch};
@@ -47,6 +47,8 @@ use std::time::{Duration, Instant};
 
 /// The part of the budget that a window takes at most, unless the options say.
 const BUDGET_PER_WINDOW: u64 = 4;
+/// The part that it takes at most whatever they say: beside more, caches have no rows to keep.
+const BUDGET_PER_WINDOW_MIN: u64 = 2;
 /// The part of a window that batches take whose keys were not looked at yet.
 const WINDOW_PER_QUEUE: u64 = 16;
 
@@ -462,11 +464,9 @@ impl Store {
     /// `patience`. False when they are not yet there then; a batch that is read nevertheless gets
     /// the same rows. Does not wait for threads that have no core to read them on.
     ///
-    /// *Errors*: `Misuse` for a number that was not announced.
+    /// *Errors*: `Misuse` for a number that was not announced; `Closed`.
     pub fn begin(&self, number: u64, patience: Duration) -> Result<bool> {
-        self.inner.check_process()?;
-        let shared = &*self.inner.window.shared;
-        let mut state = shared.state.lock();
+        let (shared, mut state) = self.inner.open_window()?;
         if number == 0 || number > state.announced {
             bail!(
                 Misuse,
@@ -497,11 +497,9 @@ impl Store {
     /// Lets the window rest, or go on: paused, it reads nothing and keeps what it has. What is
     /// announced is looked at when it goes on; nobody waits for batches meanwhile.
     ///
-    /// *Blocking*: a pause waits for the reads that are under way.
+    /// *Errors*: `Closed`. *Blocking*: a pause waits for the reads that are under way.
     pub fn pause_window(&self, pause: bool) -> Result<()> {
-        self.inner.check_process()?;
-        let shared = &*self.inner.window.shared;
-        let mut state = shared.state.lock();
+        let (shared, mut state) = self.inner.open_window()?;
         state.paused = pause;
         shared.wake();
         shared.progress.notify_all();
@@ -513,11 +511,9 @@ impl Store {
 
     /// All batches up to this number are done with: rows are no longer kept for them.
     ///
-    /// *Errors*: `Misuse` for a number that was not announced.
+    /// *Errors*: `Misuse` for a number that was not announced; `Closed`.
     pub fn finish(&self, number: u64) -> Result<()> {
-        self.inner.check_process()?;
-        let shared = &*self.inner.window.shared;
-        let mut state = shared.state.lock();
+        let (shared, mut state) = self.inner.open_window()?;
         if number > state.announced {
             bail!(Misuse, "batch {number} was not announced, the last one is {}", state.announced);
         }
@@ -527,10 +523,10 @@ impl Store {
     }
 
     /// Forgets everything that is announced. Numbers go on.
+    ///
+    /// *Errors*: `Closed`.
     pub fn clear_announced(&self) -> Result<()> {
-        self.inner.check_process()?;
-        let shared = &*self.inner.window.shared;
-        let mut state = shared.state.lock();
+        let (shared, mut state) = self.inner.open_window()?;
         state.cleared = state.announced;
         state.queue.clear();
         state.queue_bytes = 0;
@@ -613,9 +609,22 @@ impl State {
 }
 
 impl Inner {
+    /// The window of a store that is open, and its state.
+    fn open_window(&self) -> Result<(&Shared, MutexGuard<'_, State>)> {
+        self.check_process()?;
+        let shared = &*self.window.shared;
+        let state = shared.state.lock();
+        if state.stop {
+            return Err(self.closed());
+        }
+        Ok((shared, state))
+    }
+
     /// The most bytes that the window may take.
     fn window_most_bytes(&self, engine: &Engine) -> u64 {
-        self.options.window_bytes.unwrap_or(engine.budget_bytes / BUDGET_PER_WINDOW)
+        let usual = engine.budget_bytes / BUDGET_PER_WINDOW;
+        let most = engine.budget_bytes / BUDGET_PER_WINDOW_MIN;
+        self.options.window_bytes.unwrap_or(usual).min(most)
     }
 
     /// A get of keys that [`Store::lookahead`] may have announced: waits until they were read
