@@ -9,7 +9,7 @@ use crate::error::{ErrorKind, Result, bail};
 use crate::storage::log::{ClassLog, Place, Stream};
 use std::sync::atomic::Ordering;
 
-/// Journal bytes that one written row may need: its delta.
+/// Journal bytes that one written row may need: its delta, or that of a delete and of a merge.
 pub(super) const JOURNAL_BYTES_PER_ROW: u64 = 24;
 /// Journal bytes that a commit needs beside the rows and its meta: its record, counters, one piece.
 pub(super) const JOURNAL_BYTES_PER_COMMIT: u64 = 192 << 10;

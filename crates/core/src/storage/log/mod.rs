@@ -438,11 +438,12 @@ impl ClassLog {
         self.deltas.push(Delta::Delete { table, key, old: slot }, sparse);
     }
 
-    /// Merges partitions of a growing table's index after many deletes, so that memory follows.
-    pub fn merge_partitions(&mut self, table: u16) {
+    /// Merges partitions of a growing table's index after many deletes, so that memory follows; at
+    /// most so many, for each takes room in the journal.
+    pub fn merge_partitions(&mut self, table: u16, most: usize) {
         let mut merged = 0;
         if let TableIndex::Sparse(index, _) = self.index_mut(table) {
-            while index.needs_merge() && index.merge().is_some() {
+            while merged < most && index.needs_merge() && index.merge().is_some() {
                 merged += 1;
             }
         }

@@ -1,6 +1,7 @@
 //! Bounds of disk and memory, and errors of the device.
 
 use super::*;
+use crate::storage::log::TableIndex;
 
 fn batch<'a>(table: TableId, keys: &'a [u64], values: &'a [f32]) -> PutBatch<'a> {
     let non_finite = NonFinite::Refuse;
@@ -593,6 +594,43 @@ fn deletes_at_a_full_budget_delete_and_leave_the_others() {
         store.contains(table, &all, &mut there).unwrap();
         assert!(all.iter().zip(&there).all(|(key, there)| *there == (key % 2 != seed % 2)));
     }
+}
+
+/// While an index is being written its partitions are not merged. What deletes owe then comes with
+/// later ones, as much at a time as these have room for in the journal.
+#[test]
+fn a_delete_makes_no_more_merges_than_it_has_keys() {
+    let medium = SimMedium::new(9);
+    let store = Store::open_on(Arc::new(medium.clone()), options(2 << 20)).unwrap();
+    let table = store.table(&spec("t", None, OptimizerKind::None)).unwrap();
+    let all: Vec<u64> = (0..12_000).collect();
+    for keys in all.chunks(500) {
+        let values: Vec<f32> = keys.iter().flat_map(|key| [*key as f32; DIM]).collect();
+        store.put(&[batch(table, keys, &values)]).unwrap();
+    }
+    store.commit(1, "", &[]).unwrap();
+    let partitions = || {
+        let engine = store.inner.engine.read();
+        match engine.classes[0].log.lock().index(table.0) {
+            TableIndex::Sparse(index, _) => index.partitions(),
+            TableIndex::Dense(_) => unreachable!("the table grows"),
+        }
+    };
+    let before = partitions();
+    store.inner.history.lock().cursor = Some((0, 0));
+    assert_eq!(store.delete(table, &all[..10_000]).unwrap(), 10_000);
+    assert_eq!(partitions(), before);
+    store.inner.history.lock().cursor = None;
+    store.delete(table, &all[10_000..10_005]).unwrap();
+    assert_eq!(partitions(), before - 5);
+    store.delete(table, &all[10_005..11_000]).unwrap();
+    assert!(partitions() < before / 2, "{} of {before}", partitions());
+    store.commit(2, "", &[]).unwrap();
+    store.close().unwrap();
+    let store = Store::open_on(Arc::new(medium), options(2 << 20)).unwrap();
+    let mut there = vec![false; all.len()];
+    store.contains(table, &all, &mut there).unwrap();
+    assert!(there.iter().enumerate().all(|(key, there)| *there == (key >= 11_000)));
 }
 
 #[test]
