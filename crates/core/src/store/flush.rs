@@ -43,10 +43,10 @@ impl Inner {
             if !log.needs_cleaning(most) || !self.reserve_to_clean(engine, class, log)? {
                 return Ok(());
             }
-            let keep_free = class.unwritten_rows(log);
-            let grow = self.grow_bytes();
-            let unit =
-                self.charge_growth(log, |log| log.clean_unit(most, keep_free, grow, &residents))?;
+            let rows = class.unwritten_rows(log) + log.rows_per_unit();
+            let unit = self.charge_growth(log, rows, |log, grow| {
+                log.clean_unit(most, rows, grow, &residents)
+            })?;
             let Some(report) = unit else { return Ok(()) };
             self.metrics.cleaned_pages.fetch_add(report.pages, Ordering::Relaxed);
             self.metrics.moved_rows.fetch_add(report.rows_moved, Ordering::Relaxed);

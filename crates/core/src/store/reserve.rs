@@ -78,8 +78,8 @@ impl Inner {
                 CommitStage::Captured => (Stream::COUNT * class.layout.rows_per_page) as u64,
                 _ => 0,
             };
-            let grow = self.grow_bytes();
-            self.charge_growth(&mut log, |log| log.reserve(rows + slack + sealed, grow))
+            let rows = rows + slack + sealed;
+            self.charge_growth(&mut log, rows, |log, grow| log.reserve(rows, grow))
         })();
         if matches!(&result, Err(error) if error.kind() == ErrorKind::Full) {
             let refused = &mut self.history.lock().refused_rows;
@@ -150,15 +150,27 @@ impl Inner {
         history.journal().reserve(bytes)
     }
 
-    /// Runs something that may grow a class's file and keeps the disk total right.
+    /// Runs something that may grow a class's file for `rows` more rows. It is given how many bytes
+    /// it may grow by; they are charged before it runs, so that nobody else takes them meanwhile.
     pub(super) fn charge_growth<R>(
         &self,
         log: &mut ClassLog,
-        f: impl FnOnce(&mut ClassLog) -> Result<R>,
+        rows: u64,
+        f: impl FnOnce(&mut ClassLog, u64) -> Result<R>,
     ) -> Result<R> {
+        let growth = log.growth_for(rows);
+        let charged = if growth == 0 {
+            0
+        } else {
+            let history = self.history.lock();
+            let charged = growth.min(self.grow_bytes_beside(&history));
+            self.rows_disk_bytes.fetch_add(charged, Ordering::Relaxed);
+            charged
+        };
         let before = log.disk_bytes();
-        let result = f(log);
-        self.rows_disk_bytes.fetch_add(log.disk_bytes() - before, Ordering::Relaxed);
+        let result = f(log, charged);
+        let unused = charged - (log.disk_bytes() - before);
+        self.rows_disk_bytes.fetch_sub(unused, Ordering::Relaxed);
         result
     }
 
@@ -171,19 +183,14 @@ impl Inner {
     }
 
     /// Bytes that the files of rows may still grow by.
-    pub(super) fn grow_bytes(&self) -> u64 {
-        match self.options.max_disk_bytes {
-            None => u64::MAX,
-            Some(most) => {
-                let history = self.history.lock();
-                let kept = history.state_bytes_to_come(self.options.keep)
-                    + STATE_BYTES_KEPT_FREE
-                    + history.bytes_of_next_journal()
-                    + history.journal_bytes_to_come();
-                drop(history);
-                most.saturating_sub(self.disk_bytes() + kept)
-            }
-        }
+    fn grow_bytes_beside(&self, history: &History) -> u64 {
+        let Some(most) = self.options.max_disk_bytes else { return u64::MAX };
+        let kept = history.state_bytes_to_come(self.options.keep)
+            + STATE_BYTES_KEPT_FREE
+            + history.bytes_of_next_journal()
+            + history.journal_bytes_to_come();
+        let used = self.rows_disk_bytes.load(Ordering::Relaxed) + history.disk_bytes();
+        most.saturating_sub(used + kept)
     }
 
     /// Bytes that the store takes on disk.
@@ -193,7 +200,7 @@ impl Inner {
 
     /// Slots that the disk bound allows a class.
     pub(super) fn most_slots(&self, class: &Class, log: &ClassLog) -> u64 {
-        let grow = self.grow_bytes();
+        let grow = self.grow_bytes_beside(&self.history.lock());
         let bytes = log.disk_bytes().saturating_add(grow);
         let pages = bytes / class.layout.page_bytes as u64;
         pages.saturating_mul(class.layout.rows_per_page as u64)

@@ -136,12 +136,12 @@ impl ClassLog {
     }
 
     /// Cleans at most one chunk; `None` when no segment is worth it, or there is no room to move
-    /// rows to. `keep_free` is how many rows must still find room afterwards, `grow_bytes` what the
-    /// file may grow by. Waits for the device.
+    /// rows to. `rows` is how many must find room, those of a unit and others that will come;
+    /// `grow_bytes` is what the file may grow by. Waits for the device.
     pub fn clean_unit(
         &mut self,
         most_slots: u64,
-        keep_free: u64,
+        rows: u64,
         grow_bytes: u64,
         residents: &dyn Residents,
     ) -> Result<Option<CleanReport>> {
@@ -150,7 +150,7 @@ impl ClassLog {
             self.clean.credit = 0.0;
             return Ok(None);
         };
-        match self.reserve(keep_free + self.rows_per_unit(), grow_bytes) {
+        match self.reserve(rows, grow_bytes) {
             Ok(()) => {}
             Err(error) if error.kind() == ErrorKind::Full => return Ok(None),
             Err(error) => return Err(error),
@@ -317,7 +317,8 @@ mod tests {
         log.owe_cleaning(1);
         let (mut units, mut moved) = (0, 0);
         while log.needs_cleaning(u64::MAX) {
-            let unit = log.clean_unit(u64::MAX, 0, u64::MAX, &NoneResident).unwrap();
+            let rows = log.rows_per_unit();
+            let unit = log.clean_unit(u64::MAX, rows, u64::MAX, &NoneResident).unwrap();
             moved += unit.unwrap().rows_moved;
             units += 1;
         }
@@ -356,7 +357,8 @@ mod tests {
         let (before, mut moved) = (log.segments.used_slots(), 0);
         log.owe_cleaning(SEGMENTS * per_segment * 4);
         while log.needs_cleaning(u64::MAX) {
-            let Some(unit) = log.clean_unit(u64::MAX, 0, u64::MAX, &AllDirty).unwrap() else {
+            let rows = log.rows_per_unit();
+            let Some(unit) = log.clean_unit(u64::MAX, rows, u64::MAX, &AllDirty).unwrap() else {
                 break;
             };
             moved += unit.rows_moved;

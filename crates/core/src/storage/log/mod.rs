@@ -278,20 +278,30 @@ impl ClassLog {
         self.writer.page(slot / self.layout.rows_per_page as u32)
     }
 
-    /// Makes sure that `rows` more rows can be written, growing the file by up to `grow_bytes`.
-    /// `Full` names what is missing; nothing was changed then.
-    pub fn reserve(&mut self, rows: u64, grow_bytes: u64) -> Result<()> {
-        let per_page = self.layout.rows_per_page as u64;
+    /// Bytes that the file has to grow by so that `rows` more rows can be written.
+    pub fn growth_for(&self, rows: u64) -> u64 {
         // One page that is not full, and one that a commit seals for each stream.
-        let needed = rows.div_ceil(per_page) + 1 + Stream::COUNT as u64;
-        let mut have = self.writer.pages_left(&self.segments) + self.segments.available_pages();
+        let needed = rows.div_ceil(self.layout.rows_per_page as u64) + 1 + Stream::COUNT as u64;
+        let have = self.writer.pages_left(&self.segments) + self.segments.available_pages();
         if have >= needed {
-            return Ok(());
+            return 0;
         }
         let pages = self.segment_bytes / self.layout.page_bytes as u64;
         // The first segment gives a page to the header of the file.
         let header = u64::from(self.segments.count() == 0);
-        let more = (needed - have + header).div_ceil(pages);
+        (needed - have + header).div_ceil(pages) * self.segment_bytes
+    }
+
+    /// Makes sure that `rows` more rows can be written, growing the file by up to `grow_bytes`.
+    /// `Full` names what is missing; nothing was changed then.
+    pub fn reserve(&mut self, rows: u64, grow_bytes: u64) -> Result<()> {
+        let growth = self.growth_for(rows);
+        if growth == 0 {
+            return Ok(());
+        }
+        let per_page = self.layout.rows_per_page as u64;
+        let pages = self.segment_bytes / self.layout.page_bytes as u64;
+        let more = growth / self.segment_bytes;
         let last_slot = (u64::from(self.segments.count()) + more) * pages * per_page;
         if last_slot > u64::from(u32::MAX) {
             bail!(
@@ -300,21 +310,19 @@ impl ClassLog {
                 self.file.name()
             );
         }
-        if more * self.segment_bytes > grow_bytes {
+        if growth > grow_bytes {
             bail!(
                 Full,
-                "{} needs {} more bytes for {rows} changed rows and may grow by {grow_bytes}; \
-                 commit to release outdated copies, or raise max_disk_bytes",
+                "{} needs {growth} more bytes for {rows} changed rows and may grow by \
+                 {grow_bytes}; commit to release outdated copies, or raise max_disk_bytes",
                 self.file.name(),
-                more * self.segment_bytes,
             );
         }
-        self.file.allocate(self.disk_bytes(), more * self.segment_bytes)?;
+        self.file.allocate(self.disk_bytes(), growth)?;
         for _ in 0..more {
-            have += u64::from(self.segments.pages_of(self.segments.count()));
             self.segments.grow();
         }
-        assert!(have >= needed, "the log grew by less than was asked");
+        assert_eq!(self.growth_for(rows), 0, "the log grew by less than was asked");
         Ok(())
     }
 

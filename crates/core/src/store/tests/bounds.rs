@@ -596,6 +596,30 @@ fn deletes_at_a_full_budget_delete_and_leave_the_others() {
     }
 }
 
+/// While one class grows, another one may take what that leaves, and no more.
+#[test]
+fn classes_that_grow_at_once_keep_the_disk_bound() {
+    let most = 16 << 20;
+    let bound = StoreOptions { max_disk_bytes: Some(most), ..options(4 << 20) };
+    let store = Store::open_on(Arc::new(SimMedium::new(1)), bound).unwrap();
+    store.table(&spec("a", Some(1 << 16), OptimizerKind::None)).unwrap();
+    store.table(&spec("b", Some(1 << 16), OptimizerKind::Adagrad)).unwrap();
+    store.stats().unwrap();
+    let (inner, engine) = (&store.inner, store.inner.engine.read());
+    let [mut a, mut b] = [0, 1].map(|class| engine.classes[class].log.lock());
+    let rows = (1..).find(|rows| a.growth_for(*rows) > most / 2).unwrap();
+    let beside = inner.charge_growth(&mut a, rows, |a, grow| {
+        let beside = inner.charge_growth(&mut b, rows, |b, grow| b.reserve(rows, grow));
+        a.reserve(rows, grow)?;
+        Ok(beside)
+    });
+    assert_eq!(beside.unwrap().unwrap_err().kind(), ErrorKind::Full);
+    let files = a.disk_bytes() + b.disk_bytes();
+    assert_eq!(inner.rows_disk_bytes.load(Ordering::Relaxed), files);
+    drop((a, b));
+    assert!(inner.disk_bytes() <= most, "{} of {most}", inner.disk_bytes());
+}
+
 /// While an index is being written its partitions are not merged. What deletes owe then comes with
 /// later ones, as much at a time as these have room for in the journal.
 #[test]
