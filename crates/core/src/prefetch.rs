@@ -1,11 +1,27 @@
 //! Software prefetch: asks the processor for a cache line before it is needed.
 //!
+//! Which cache it goes to suits one processor and not another (`cache/lines.rs`).
+//!
 //! A hint only. It never faults, never changes a result, and is nothing on processors other than
 //! x86-64 and 64-bit ARM.
 #![cfg_attr(
     all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)),
     expect(unsafe_code, reason = "prefetch instructions have no safe interface")
 )]
+
+/// The family of AMD's processors that this one belongs to; 0 for others.
+pub(crate) fn amd_family() -> u32 {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // AMD's processors and their kin alone have these instructions.
+    if std::arch::is_x86_feature_detected!("sse4a") {
+        // SAFETY: every 64-bit processor has the instruction, which changes nothing.
+        #[allow(unused_unsafe, reason = "safe to call in later releases of Rust")]
+        let version = unsafe { std::arch::x86_64::__cpuid(1) }.eax;
+        let (family, extended) = (version >> 8 & 0xf, version >> 20 & 0xff);
+        return if family == 0xf { family + extended } else { family };
+    }
+    0
+}
 
 /// Bytes of a cache line.
 pub const LINE_BYTES: usize = 64;
