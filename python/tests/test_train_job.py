@@ -25,6 +25,7 @@ from embedrock.errors import (
     NonFiniteError,
     PoisonedError,
 )
+from embedrock.training import job
 from embedrock.training.options import Recipe, TrainOptions
 from embedrock.training.trainer import Trainer
 from trainings import digests, options_of, stops_after, train
@@ -546,6 +547,27 @@ def test_what_keeps_a_store_from_being_made_is_said_before_data_are_read(
     options = replace(criteo(tmp_path), data=tmp_path / "none", **given)
     with pytest.raises(MisuseError, match=message):
         train(options)
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_a_store_is_made_in_an_empty_directory_that_may_be_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writable: bool
+):
+    options = criteo(tmp_path)
+    options.store.mkdir()
+    monkeypatch.setattr(
+        job.os, "access", lambda place, _: (Path(place) == options.store) == writable
+    )
+    if writable:
+        train(options)
+    else:
+        with pytest.raises(MisuseError, match=r"store cannot be made: .*store is no"):
+            train(options)
+
+
+def test_sgd_takes_no_epsilon():
+    with pytest.raises(MisuseError, match="but optimizer is sgd, which has none"):
+        Recipe.of_format("criteo", {"optimizer": "sgd", "eps": 0.5})
 
 
 def test_an_unknown_format_is_named():

@@ -73,11 +73,11 @@ def add(commands: Any) -> argparse.ArgumentParser:
     training.add_argument(
         "--optimizer",
         choices=("adagrad", "rowwise_adagrad", "adam", "rowwise_adam", "sgd"),
-        help="what tables are trained with; rowwise ones keep one value of state per row instead "
-        "of one per element, so that rows take half the memory (adagrad, for which the default "
-        "rates are)",
+        help="what tables are trained with; rowwise_adagrad keeps one value of state per row, so "
+        "that rows take half the memory, rowwise_adam one instead of two per element (adagrad, for "
+        "which the default rates and epsilon are)",
     )
-    training.add_argument("--eps", type=float, help="that of the tables' optimizer")
+    training.add_argument("--eps", type=float, help="epsilon of that, not for sgd")
     training.add_argument(
         "--lr-decay", type=float, metavar="FACTOR", help="factor on both rates after each epoch"
     )

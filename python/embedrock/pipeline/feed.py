@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from embedrock.errors import EmbedrockError, MisuseError
+from embedrock.errors import ClosedError, EmbedrockError, MisuseError
 from embedrock.pipeline.keys import FlatKeys, KeyFinder, TableKeys
 from embedrock.store import Store
 from embedrock.table import Table
@@ -177,7 +177,8 @@ class Feed:
         numbers, drawn.numbers = drawn.numbers, {}
         for place, number in numbers.items():
             if not self._closed:
-                self._windows[place].finish(number)
+                with contextlib.suppress(ClosedError):  # a closed store keeps no rows
+                    self._windows[place].finish(number)
 
     def close(self) -> None:
         """Ends the pass: forgets what is drawn and announced. A second call does nothing."""

@@ -283,15 +283,15 @@ def _table_optimizer(model: DLRM, recipe: Recipe) -> embedrock.optim.RowOptimize
 
 
 def _open_stored(options: TrainOptions, stack: contextlib.ExitStack) -> Store | None:
-    """The store, if there is one. What would keep one from being made is found out here, before the
-    data are read, which may take long; it is made after it, when they are known to be good."""
+    """The store, if there is one. Options and paths with which none can be made are found out here,
+    before the data are read, which may take long; it is made when these are known to be good."""
     with contextlib.suppress(NotFoundError):
         return stack.enter_context(_open(options, create=False))
     path = options.store.absolute()
-    above = next(parent for parent in path.parents if parent.exists())
-    if not (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
+    place = next(place for place in (path, *path.parents) if os.path.exists(place))
+    if not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
         raise MisuseError(
-            f"{options.store} cannot be made: {above} is no directory that may be written to; "
+            f"{options.store} cannot be made: {place} is no directory that may be written to; "
             f"name another --store"
         )
     return None

@@ -60,6 +60,8 @@ class Recipe:
             raise MisuseError(
                 f"optimizer is {recipe.optimizer!r}, expected one of {', '.join(OPTIMIZERS)}"
             )
+        if recipe.optimizer == "sgd" and "eps" in chosen:
+            raise MisuseError(f"eps is {recipe.eps}, but optimizer is sgd, which has none")
         for name in ("epochs", "batch_size", "embedding_dim"):
             value = getattr(recipe, name)
             if value < 1:

@@ -151,7 +151,8 @@ impl Inner {
     }
 
     /// Runs something that may grow a class's file for `rows` more rows. It is given how many bytes
-    /// it may grow by; they are charged before it runs, so that nobody else takes them meanwhile.
+    /// it may grow by. What it needs is charged before it runs, so that nobody else takes that
+    /// meanwhile; nothing, where there is less, or others would be refused for it.
     pub(super) fn charge_growth<R>(
         &self,
         log: &mut ClassLog,
@@ -159,18 +160,18 @@ impl Inner {
         f: impl FnOnce(&mut ClassLog, u64) -> Result<R>,
     ) -> Result<R> {
         let growth = log.growth_for(rows);
-        let charged = if growth == 0 {
-            0
-        } else {
+        let (mut charged, mut grow) = (0, 0);
+        if growth > 0 {
             let history = self.history.lock();
-            let charged = growth.min(self.grow_bytes_beside(&history));
+            grow = growth.min(self.grow_bytes_beside(&history));
+            charged = if grow == growth { growth } else { 0 };
             self.rows_disk_bytes.fetch_add(charged, Ordering::Relaxed);
-            charged
-        };
+        }
         let before = log.disk_bytes();
-        let result = f(log, charged);
-        let unused = charged - (log.disk_bytes() - before);
-        self.rows_disk_bytes.fetch_sub(unused, Ordering::Relaxed);
+        let result = f(log, grow);
+        let grown = log.disk_bytes() - before;
+        // The sum wraps around, which takes back what was not used.
+        self.rows_disk_bytes.fetch_add(grown.wrapping_sub(charged), Ordering::Relaxed);
         result
     }
 

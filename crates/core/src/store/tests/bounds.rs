@@ -616,6 +616,16 @@ fn classes_that_grow_at_once_keep_the_disk_bound() {
     assert_eq!(beside.unwrap().unwrap_err().kind(), ErrorKind::Full);
     let files = a.disk_bytes() + b.disk_bytes();
     assert_eq!(inner.rows_disk_bytes.load(Ordering::Relaxed), files);
+    // What does not fit keeps nobody from taking what does.
+    let little = (1..).find(|rows| b.growth_for(*rows) > 0).unwrap();
+    let beside = inner.charge_growth(&mut a, 2 * rows, |a, grow| {
+        let beside = inner.charge_growth(&mut b, little, |b, grow| b.reserve(little, grow));
+        assert_eq!(a.reserve(2 * rows, grow).unwrap_err().kind(), ErrorKind::Full);
+        Ok(beside)
+    });
+    beside.unwrap().unwrap();
+    let files = a.disk_bytes() + b.disk_bytes();
+    assert_eq!(inner.rows_disk_bytes.load(Ordering::Relaxed), files);
     drop((a, b));
     assert!(inner.disk_bytes() <= most, "{} of {most}", inner.disk_bytes());
 }
