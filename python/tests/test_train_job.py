@@ -78,43 +78,32 @@ def test_a_run_that_was_interrupted_and_resumed_ends_with_the_same_bits(
         assert digests(options.store) == digests(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_tables_of_two_bytes_are_resumed_with_the_same_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
-) -> None:
-    whole = train(criteo(tmp_path, "whole", dtype=dtype))
-    options = criteo(tmp_path, "stopped", dtype=dtype)
-    with monkeypatch.context() as patched:
-        stops_after(patched, 7)
-        train(options)
-    with embedrock.open(options.store, "64MiB", create=False) as store:
-        assert {table.dtype for table in store.tables.values()} == {dtype}
-    with pytest.raises(MismatchError, match=f"dtype is float32, but the run in .* has {dtype}"):
-        train(criteo(tmp_path, "stopped", dtype="float32", resume=True))
-    second = train(replace(options, resume=True, given=frozenset()))
-    assert (second["auc"], second["log_loss"]) == (whole["auc"], whole["log_loss"])
-    assert digests(options.store) == digests(tmp_path / "whole")
-
-
 @pytest.mark.parametrize(
-    ("optimizer", "state_words"),
-    [("adagrad", 4), ("rowwise_adagrad", 1), ("adam", 8), ("rowwise_adam", 5), ("sgd", 0)],
+    ("name", "value", "other", "seen"),
+    [
+        ("dtype", "float16", "float32", "float16"),
+        ("dtype", "bfloat16", "float32", "bfloat16"),
+        ("optimizer", "adagrad", "adam", 4),
+        ("optimizer", "rowwise_adagrad", "adam", 1),
+        ("optimizer", "adam", "sgd", 8),
+        ("optimizer", "rowwise_adam", "adam", 5),
+        ("optimizer", "sgd", "adam", 0),
+    ],
 )
-def test_tables_have_the_optimizer_that_is_asked_for_and_keep_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str, state_words: int
+def test_what_tables_are_is_kept_and_resumed_with_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, other: str, seen: Any
 ) -> None:
-    whole = train(criteo(tmp_path, "whole", optimizer=optimizer))
-    assert whole["settings"]["optimizer"] == optimizer
-    options = criteo(tmp_path, "stopped", optimizer=optimizer)
+    whole = train(criteo(tmp_path, "whole", **{name: value}))
+    assert whole["settings"][name] == value
+    options = criteo(tmp_path, "stopped", **{name: value})
     with monkeypatch.context() as patched:
         stops_after(patched, 7)
         train(options)
     with embedrock.open(options.store, "64MiB", create=False) as store:
-        assert {table.state_words for table in store.tables.values()} == {state_words}
-    other = "sgd" if optimizer == "adam" else "adam"
-    message = f"optimizer is {other}, but the run in .* has {optimizer}"
-    with pytest.raises(MismatchError, match=message):
-        train(criteo(tmp_path, "stopped", optimizer=other, resume=True))
+        of_table = {"dtype": "dtype", "optimizer": "state_words"}[name]
+        assert {getattr(table, of_table) for table in store.tables.values()} == {seen}
+    with pytest.raises(MismatchError, match=f"{name} is {other}, but the run in .* has {value}"):
+        train(criteo(tmp_path, "stopped", resume=True, **{name: other}))
     second = train(replace(options, resume=True, given=frozenset()))
     assert (second["auc"], second["log_loss"]) == (whole["auc"], whole["log_loss"])
     assert digests(options.store) == digests(tmp_path / "whole")

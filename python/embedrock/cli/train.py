@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from embedrock.cli import output
+from embedrock.training.options import FORMATS, OPTIMIZERS
 
 EXIT_INTERRUPTED = 130
 _MODELS = ("dlrm",)
@@ -40,7 +41,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
     )
     command.add_argument(
         "--format",
-        choices=("criteo", "avazu", "movielens"),
+        choices=FORMATS,
         required=True,
         help="criteo: lines of label, 13 integers, 26 hex tokens; avazu: the csv with a header of "
         "Kaggle's training set; movielens: ratings",
@@ -72,7 +73,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
     training.add_argument("--dense-lr", type=float, metavar="RATE", help="that of the dense part")
     training.add_argument(
         "--optimizer",
-        choices=("adagrad", "rowwise_adagrad", "adam", "rowwise_adam", "sgd"),
+        choices=OPTIMIZERS,
         help="what tables are trained with; rowwise_adagrad keeps one value of state per row, so "
         "that rows take half the memory, rowwise_adam one instead of two per element (adagrad, for "
         "which the default rates and epsilon are)",
