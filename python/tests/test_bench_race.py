@@ -136,7 +136,9 @@ SMALL += ["--device-slice", "0.05"]
 def test_small_races_verify_every_row(tmp_path: Path, mode: str) -> None:
     report = tmp_path / "report.json"
     arguments = ["race", *SMALL, "--memory", "100", "--mode", mode, "--dir", str(tmp_path)]
-    ours = ["embedrock", "torch"] if mode in ("train", "update") else ["embedrock"]
+    ours = ["embedrock"]
+    ours += ["torch"] if mode in ("train", "update") else []
+    ours += ["embedrock-warm-ahead"] if mode in ("train", "update", "read") else []
     arguments += ["--engines", ",".join([*ours, "rocksdb"]), "--peers", str(tmp_path / "none")]
     assert main([*arguments, "--json", str(report)]) == 0
     found = json.loads(report.read_text())

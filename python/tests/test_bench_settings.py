@@ -72,11 +72,12 @@ def test_ycsb_runs_every_setting_and_names_what_is_missing(tmp_path: Path) -> No
 
 def test_shares_of_memory_are_compared_with_everything_in_memory(tmp_path: Path) -> None:
     small = ["--rows", "60000", "--batches", "12", "--batch", "512", "--shares", "53"]
-    found = report_of(tmp_path, "memory", *small, "--engines", "embedrock")
-    rates = found["results"]["unique_rows_per_s"]
+    engines = {"share": "embedrock-warm", "ahead_share": "embedrock-warm-ahead"}
+    found = report_of(tmp_path, "memory", *small, "--engines", ",".join(engines.values()))
+    rates, figures = found["results"]["unique_rows_per_s"], found["figures"]
     for name in ("train", "read"):
         whole = rates[name]["100 %"]
-        assert found["figures"][f"{name}_share_53"] == pytest.approx(
-            rates[name]["53 %"]["embedrock"] / max(whole.values())
-        )
-        assert list(whole) == ["embedrock"]
+        assert list(whole) == list(engines.values())
+        for share, engine in engines.items():
+            expected = rates[name]["53 %"][engine] / max(whole.values())
+            assert figures[f"{name}_{share}_53"] == pytest.approx(expected)

@@ -35,6 +35,12 @@ MODES: dict[str, dict[str, Any]] = {
     "look-ahead": {},
     "pipeline": {"lookahead_depth": 0, "pipeline": True},
     "both": {"pipeline": True},
+    "all settings": {
+        "pipeline": True,
+        "read_ahead": 3,
+        "window_bytes": 1 << 19,
+        "window_group": 4,
+    },
 }
 
 
@@ -298,7 +304,8 @@ def test_a_resumed_run_keeps_its_pipeline_and_is_told_of_a_disk_bound_that_it_do
     capsys.readouterr()
     with monkeypatch.context() as patched:
         stops_after(patched, 3)
-        resumed = train(run_of(tmp_path, "store", resume=True, given=frozenset()))
+        bare = run_of(tmp_path, "store", resume=True, given=frozenset(), read_ahead=3)
+        resumed = train(bare)
     assert resumed["settings"]["pipeline"] is True
     said = capsys.readouterr().err
     assert f"nothing bounds the disk from here on, it was --max-disk {1 << 30}\n" in said
@@ -310,6 +317,9 @@ def test_a_resumed_run_keeps_its_pipeline_and_is_told_of_a_disk_bound_that_it_do
         ({"lookahead_depth": -1}, "lookahead_depth is -1, expected 0 or more"),
         ({"pipeline": True, "staleness_bound": -1}, "staleness_bound is -1, expected 0"),
         ({"staleness_bound": 2}, "staleness_bound is 2 without a pipeline"),
+        ({"read_ahead": 3}, "read_ahead is 3 without a pipeline"),
+        ({"pipeline": True, "read_ahead": 0}, "read_ahead is 0, expected 1 or more"),
+        ({"window_group": 0}, "window_group is 0, expected 1 or more"),
     ],
 )
 def test_unusable_options_are_named(tmp_path: Path, given: dict[str, Any], message: str) -> None:
@@ -321,15 +331,25 @@ def test_unusable_options_are_named(tmp_path: Path, given: dict[str, Any], messa
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ([], (512, False, 0)),
-        (["--lookahead-depth", "0", "--pipeline"], (0, True, 0)),
-        (["--lookahead-depth", "64", "--staleness-bound", "4"], (64, True, 4)),
-        (["--staleness-bound", "inf", "--pipeline"], (512, True, math.inf)),
-        (["--no-pipeline", "--staleness-bound", "0"], (512, False, 0)),
+        ([], {}),
+        (["--lookahead-depth", "0", "--pipeline"], {"lookahead_depth": 0, "pipeline": True}),
+        (
+            ["--lookahead-depth", "64", "--staleness-bound", "4"],
+            {"lookahead_depth": 64, "pipeline": True, "staleness_bound": 4},
+        ),
+        (
+            ["--staleness-bound", "inf", "--pipeline"],
+            {"pipeline": True, "staleness_bound": math.inf},
+        ),
+        (["--no-pipeline", "--staleness-bound", "0"], {}),
+        (
+            ["--window-bytes", "1MiB", "--window-group", "8", "--read-ahead", "3", "--pipeline"],
+            {"window_bytes": 1 << 20, "window_group": 8, "read_ahead": 3, "pipeline": True},
+        ),
     ],
 )
 def test_the_command_takes_what_is_read_ahead(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: list[str], expected: tuple[Any, ...]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: list[str], expected: dict[str, Any]
 ) -> None:
     seen: list[TrainOptions] = []
 
@@ -345,8 +365,9 @@ def test_the_command_takes_what_is_read_ahead(
     with pytest.raises(Enough):
         cli.main([*command, *given])
     (options,) = seen
-    found = (options.lookahead_depth, options.pipeline, options.staleness_bound)
-    assert found == expected
+    usual = {"lookahead_depth": 512, "window_bytes": None, "window_group": 256}
+    usual |= {"pipeline": False, "read_ahead": None, "staleness_bound": 0}
+    assert {name: getattr(options, name) for name in usual} == usual | expected
     named = {"pipeline", "staleness_bound"} & options.given
     assert named == {option[2:].replace("-", "_").removeprefix("no_") for option in given} & {
         "pipeline",

@@ -156,12 +156,33 @@ def _add_reading_ahead(command: argparse.ArgumentParser) -> None:
         "Batches of which the cache holds the rows of fewer than four are passed over",
     )
     group.add_argument(
+        "--window-bytes",
+        type=output.parse_bytes,
+        metavar="SIZE",
+        help="most of the memory that announced batches take, rows apart, up to a half of it "
+        "(a quarter)",
+    )
+    group.add_argument(
+        "--window-group",
+        type=output.positive,
+        default=256,
+        metavar="N",
+        help="most batches whose rows are read together (256)",
+    )
+    group.add_argument(
         "--pipeline",
         action=argparse.BooleanOptionalAction,
         default=None,
         help="read and update rows on threads beside the trainer's, where measuring steps either "
         "way shows that it is faster; a step that fails, for want of disk for example, then ends "
         "the run at its last commit (no)",
+    )
+    group.add_argument(
+        "--read-ahead",
+        type=output.positive,
+        metavar="N",
+        help="batches whose rows the pipeline reads ahead; they are held beside the memory (2, "
+        "more with a staleness bound)",
     )
     group.add_argument(
         "--staleness-bound",
@@ -202,6 +223,9 @@ def run(arguments: argparse.Namespace) -> int:
         io=arguments.io,
         policy=arguments.policy,
         lookahead_depth=arguments.lookahead_depth,
+        window_bytes=arguments.window_bytes,
+        window_group=arguments.window_group,
+        read_ahead=arguments.read_ahead,
         pipeline=pipeline,
         staleness_bound=bound,
     )

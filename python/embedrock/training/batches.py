@@ -49,6 +49,7 @@ class ReadAhead:
                 model,
                 self._batches,
                 staleness_bound=options.staleness_bound,
+                read_ahead=options.read_ahead,
                 keys_of=None if self._loader is not None else keys_of,
             )
 

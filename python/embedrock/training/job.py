@@ -229,6 +229,7 @@ def _begin(options: TrainOptions, sink: Sink, stack: contextlib.ExitStack) -> _R
     stored = None if store is None else _stored_run(store, options)
     if stored is not None:
         options = _continuing(stored, options)
+    options.check_pipeline()
     head = _check_data(stored, options)
     found = None if stored is None else _scan_from_meta(stored["scan"])
     dataset, found, bad_lines = _open_data(options, found, sink)
@@ -305,6 +306,8 @@ def _open(options: TrainOptions, *, create: bool = True) -> Store:
         max_disk_bytes=options.max_disk_bytes,
         io=options.io,
         policy=options.policy,
+        window_bytes=options.window_bytes,
+        window_group=options.window_group,
         keep=_KEEP,
         create=create,
     )

@@ -139,14 +139,20 @@ class TrainOptions:
     policy: PolicyName = "lfu"
     #: Most batches that are announced to the store ahead of their use; 0: none.
     lookahead_depth: int = 512
+    #: Most bytes of the memory that announced batches take, None: a quarter; and most batches whose
+    #: rows are read together.
+    window_bytes: int | None = None
+    window_group: int = 256
     #: Rows are read and updated on threads beside the trainer's, where that is faster.
     pipeline: bool = False
+    #: Batches whose rows a pipeline reads ahead; None: 2, more with a staleness bound.
+    read_ahead: int | None = None
     #: How many batches that touch a row may not be applied yet when a pipeline reads it.
     staleness_bound: float = 0
 
     def check(self) -> None:
         """Errors: MisuseError naming the option, what came and what was expected."""
-        for name in ("commit_every", "threads"):
+        for name in ("commit_every", "threads", "window_group", "read_ahead"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise MisuseError(f"{name} is {value}, expected 1 or more")
@@ -159,6 +165,17 @@ class TrainOptions:
             raise MisuseError(
                 f"staleness_bound is {self.staleness_bound} without a pipeline, which alone reads "
                 f"rows before the last updates of them; set pipeline, or leave the bound at 0"
+            )
+
+    def check_pipeline(self) -> None:
+        """What can be said once a stored run has said whether it has a pipeline.
+
+        Errors: MisuseError.
+        """
+        if self.read_ahead is not None and not self.pipeline:
+            raise MisuseError(
+                f"read_ahead is {self.read_ahead} without a pipeline, whose batches these are; set "
+                f"pipeline, or leave it out"
             )
 
     def fixed(self) -> dict[str, Any]:

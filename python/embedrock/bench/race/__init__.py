@@ -7,6 +7,7 @@ are rates over the same batches, ours divided by theirs; these read with threads
 many as they do best with, ``rocksdb-1`` and ``lmdb-1`` with the caller's alone, as we do.
 ``embedrock-warm`` fills its cache with ``Store.warm`` before the first batch. ``embedrock-ahead``
 announces its batches (``ahead.py`` says what is timed); ``limit_share_window`` is its share.
+``embedrock-warm-ahead`` does both.
 """
 
 from __future__ import annotations
@@ -30,16 +31,31 @@ from embedrock.errors import MisuseError
 from embedrock.optimum import frequent_hits, optimal_hits
 from embedrock.trace import Trace, load
 
-__all__ = ["OURS", "Race", "add_arguments", "add_peer_arguments", "run", "same_batches"]
+__all__ = [
+    "GROUP",
+    "LOOKAHEAD",
+    "OURS",
+    "Race",
+    "add_arguments",
+    "add_peer_arguments",
+    "run",
+    "same_batches",
+]
 
 LOOKAHEAD = 1024
 """Batches that are announced ahead, as far as the window holds them."""
+GROUP = 256
+"""Of them, those that are read together at most."""
 PEERS = Path(".cache/peers/embedrock-peers")
 PEER_SECONDS_MAX = 20.0
 OURS: dict[str, dict[str, Any]] = {
     "embedrock": {"engine": "embedrock", "options": {}},
     "embedrock-warm": {"engine": "embedrock", "options": {"warm": True}},
     "embedrock-ahead": {"engine": "embedrock", "options": {"lookahead": LOOKAHEAD}},
+    "embedrock-warm-ahead": {
+        "engine": "embedrock",
+        "options": {"warm": True, "lookahead": LOOKAHEAD},
+    },
     "embedrock-4k": {"engine": "embedrock", "options": {"page_bytes": 4096}},
     "torch": {"engine": "torch", "options": {"sparse": True}},
     "torch-dense": {"engine": "torch", "options": {"sparse": False}},
@@ -60,10 +76,11 @@ DEFAULT = ["embedrock", "embedrock-ahead", "embedrock-4k", "rocksdb", "rocksdb-1
 DEFAULT += ["swap", "faster", "torch"]
 SHARES = [("embedrock", "limit_share"), ("embedrock-ahead", "limit_share_window")]
 SHARES += [("embedrock-4k", "limit_share_4096")]
+WHOLE_ENGINES = "embedrock,embedrock-warm,embedrock-warm-ahead,rocksdb,rocksdb-1,torch"
 VARIANTS: list[dict[str, Any]] = [
     {"mode": "read"},
     {"mode": "update"},
-    {"memory": 100.0, "engines": "embedrock,embedrock-warm,rocksdb,rocksdb-1,torch"},
+    {"memory": 100.0, "engines": WHOLE_ENGINES},
     {"memory": 10.0},
 ]
 """What ``--all`` runs beside the definition's settings."""
@@ -88,7 +105,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lookahead", type=int, default=LOOKAHEAD, help="batches that embedrock-ahead announces"
     )
-    parser.add_argument("--window-group", type=int, default=256, help="of them, read together")
+    parser.add_argument("--window-group", type=int, default=GROUP, help="of them, read together")
     parser.add_argument("--window-bytes", type=int, help="memory of its window (a quarter)")
     parser.add_argument("--page-bytes", type=int, help="embedrock's pages (as it chooses them)")
     add_peer_arguments(parser, PEER_SECONDS_MAX)
@@ -148,10 +165,10 @@ def _figures(report: Report, found: dict[str, dict[str, Any]], suffix: str) -> N
             report.figure(figure, same_batches(ours, theirs))
         elif name in ("rocksdb", "lmdb"):
             report.missing(figure, _why(theirs, name))
-        for other in ("warm", "ahead"):
+        for other in ("warm", "ahead", "warm-ahead"):
             one = found.get(f"embedrock-{other}")
             if one and theirs and theirs.get("batches") and one.get("batches"):
-                report.figure(f"{other}_{figure}", same_batches(one, theirs))
+                report.figure(f"{other.replace('-', '_')}_{figure}", same_batches(one, theirs))
     for one in found.values():
         one.pop("rates", None)
     report.results[f"engines{suffix}"] = found
