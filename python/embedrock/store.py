@@ -435,7 +435,7 @@ class Store:
         A store that was just opened has nothing in memory, and every first use of a row is a read.
         This reads the file in its order, many times faster than rows one by one: for a budget that
         holds all rows, and before serving. When they do not all fit, those that come first in the
-        file come, and are the first to leave again.
+        file come, and are the first to leave again; what is in memory stays.
 
         Blocking: until done; other threads' verbs go on meanwhile.
 

@@ -51,6 +51,17 @@ def test_a_warm_store_reads_nothing(path: Path) -> None:
         assert store.stats()["read_requests"] == before["read_requests"]
 
 
+def test_the_last_rows_find_room_in_a_cache_that_is_nearly_full(tmp_path: Path) -> None:
+    # Three rows to a page and 2,048 pages at a time: 98 % of the rows are there before the last.
+    ids = np.arange(20 * 3 * 2048 + 1000)
+    with embedrock.open(tmp_path / "store", "256MiB", page_bytes=512) as store:
+        store.table("rows", 32, len(ids), optimizer="none").put(ids, values_of(ids, 32))
+        store.commit(1)
+    with embedrock.open(tmp_path / "store", "256MiB", create=False) as store:
+        assert store.warm() == len(ids)
+        assert store.stats()["classes"][0]["resident_rows"] == len(ids)
+
+
 def test_rows_that_changed_since_they_were_stored_stay_as_they_are(path: Path) -> None:
     with embedrock.open(path, "64MiB", create=False) as store:
         dense = store.table("dense")

@@ -289,6 +289,12 @@ impl Cache {
         Some(result)
     }
 
+    /// Whether the row of `key` is resident, or would drive out none if it came now.
+    pub fn has_room_for(&self, at: Location, table: u16, key: u64) -> bool {
+        let set = self.sets.lock(at.set);
+        set.usable_mask() & !set.valid() != 0 || find(&set, at, table, key).is_some()
+    }
+
     /// Drops the row of `key` from the cache, whatever it holds. `None` when it is not resident.
     pub fn remove<R>(
         &self,

@@ -10,12 +10,14 @@ use std::sync::atomic::Ordering;
 
 /// Pages that are asked for with one bulk read.
 const PAGES: usize = 2048;
-/// A cache that is so full is warm: its last free ways would cost others their rows.
+/// In a cache that is so full, only some sets may have room: it is warm when hardly one in so many
+/// of the rows read still finds some.
 const FULL_SHARE: f64 = 0.98;
+const ROOM_FOR_ONE_IN: u64 = 8;
 
 impl Store {
-    /// Brings stored rows into the cache, page after page in the order of the file, until the cache
-    /// is full or every stored row is resident. Returns how many rows were loaded.
+    /// Brings stored rows into the cache, page after page in the order of the file, until it is full
+    /// or every stored row is resident. No row leaves for them. Returns how many rows were loaded.
     ///
     /// Which rows come when they do not all fit says nothing about their use; they are the first to
     /// leave.
@@ -66,9 +68,10 @@ impl Inner {
         mut pages: impl Iterator<Item = u32>,
     ) -> Result<()> {
         let per_page = class.layout.rows_per_page as u32;
-        let most = (class.cache().row_capacity() as f64 * FULL_SHARE) as u64;
+        let (cache, capacity) = (class.cache(), class.cache().row_capacity());
+        let nearly_full = (capacity as f64 * FULL_SHARE) as u64;
         let mut some = Vec::with_capacity(PAGES);
-        while class.cache().resident_rows() < most {
+        while cache.resident_rows() < capacity {
             some.clear();
             some.extend(pages.by_ref().take(PAGES));
             if some.is_empty() {
@@ -79,17 +82,24 @@ impl Inner {
                 let log = class.lock(&self.metrics);
                 some.retain(|page| log.page_in_memory(page * per_page).is_none());
             }
+            let (mut loaded, mut refused) = (0, 0);
             let report = class.tier().readers(false).with(|reader| {
                 reader.read(&class.file, &class.layout, &some, &mut |page, bytes| {
-                    self.admit_page(engine, number, class, page, bytes)
+                    let rows = self.admit_page(engine, number, class, page, bytes)?;
+                    (loaded, refused) = (loaded + rows.0, refused + rows.1);
+                    Ok(())
                 })
             })?;
             self.metrics.add_read(&report, false);
+            if cache.resident_rows() >= nearly_full && loaded * ROOM_FOR_ONE_IN < refused {
+                break;
+            }
         }
         Ok(())
     }
 
-    /// Makes the rows of a page resident whose newest copies it has.
+    /// Makes the rows of a page resident whose newest copies it has and whose sets have room;
+    /// returns how many rows came, and of how many the sets were full.
     fn admit_page(
         &self,
         engine: &Engine,
@@ -97,10 +107,10 @@ impl Inner {
         class: &Class,
         page: u32,
         bytes: &[u8],
-    ) -> Result<()> {
+    ) -> Result<(u64, u64)> {
         let (layout, cache) = (&class.layout, class.cache());
         let mut log = class.lock(&self.metrics);
-        let (mut loaded, mut evicted) = (0, 0);
+        let (mut loaded, mut refused, mut evicted) = (0, 0, 0);
         for at in 0..layout.rows_per_page {
             let slot = page * layout.rows_per_page as u32 + at as u32;
             let (id, key) = layout.entry(bytes, at);
@@ -113,11 +123,16 @@ impl Inner {
             {
                 continue;
             }
+            let location = table.locate(cache, key);
+            if !cache.has_room_for(location, id, key) {
+                refused += 1;
+                continue;
+            }
             self.make_room(engine, class, &mut log)?;
             let log = &mut *log;
             let mut kept = Ok(());
             cache.admit(
-                table.locate(cache, key),
+                location,
                 id,
                 key,
                 slot,
@@ -128,6 +143,7 @@ impl Inner {
                     }
                 },
                 |victim| {
+                    // Another thread has taken the room.
                     evicted += 1;
                     kept = keep(log, class, victim);
                 },
@@ -136,6 +152,6 @@ impl Inner {
         }
         self.metrics.loaded.fetch_add(loaded, Ordering::Relaxed);
         self.metrics.evicted.fetch_add(evicted, Ordering::Relaxed);
-        Ok(())
+        Ok((loaded, refused))
     }
 }
