@@ -16,8 +16,8 @@ const FULL_SHARE: f64 = 0.98;
 const ROOM_FOR_ONE_IN: u64 = 8;
 
 impl Store {
-    /// Brings stored rows into the cache, page after page in the order of the file, until it is full
-    /// or every stored row is resident. No row leaves for them. Returns how many rows were loaded.
+    /// Brings stored rows into the cache, page after page in the order of the file, until it is
+    /// full or every stored row is resident. No row leaves for them. Returns how many were loaded.
     ///
     /// Which rows come when they do not all fit says nothing about their use; they are the first to
     /// leave.
