@@ -200,6 +200,9 @@ def resume(
     Random generators are restored too, last of all. On AMD processors PyTorch's matrix products
     depend on where a batch begins in memory: ``docs/testing.md`` says what the same bits take.
 
+    From a store that was opened ``read_only`` the model alone may be asked for, to use it; what a
+    commit has beside is left there.
+
     Errors: ``MismatchError`` when the commit was made without a part that is asked for, or with
     one that is not, before anything is restored; what ``load_state_dict`` of a part raises.
 
@@ -252,10 +255,11 @@ def _check_parts(store: Store, asked: Sequence[str], stored: Mapping[str, bytes]
             f"{', '.join(sorted(stored)) or 'no state'}; resume with what save was given"
         )
     unused = sorted(set(stored) - {*asked, "random", "extra"})
-    if unused:
+    if unused and not store.read_only:
         raise MismatchError(
             f"the commit of step {store.step} in {store.path} has {', '.join(unused)}, which "
-            f"nobody takes; resume with what save was given, or read it with Store.state()"
+            f"nobody takes; resume with what save was given, open the store read_only to use the "
+            f"model alone, or read it with Store.state()"
         )
 
 

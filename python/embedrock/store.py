@@ -40,7 +40,7 @@ from embedrock.table import (
     update_part,
     update_report,
 )
-from embedrock.window import Window
+from embedrock.window import WINDOW_GROUP, Window
 
 if TYPE_CHECKING:
     from embedrock.pipeline.run import Run
@@ -68,11 +68,12 @@ class Store:
     1 {'note': 'two rows'} 2
     """
 
-    def __init__(self, core: _core.Store, path: Path, memory: str) -> None:
+    def __init__(self, core: _core.Store, path: Path, memory: str, read_only: bool = False) -> None:
         """Not for callers: stores come from ``embedrock.open``."""
         self._core = core
         self._path = path
         self._memory = memory
+        self._read_only = read_only
         self._closed = False
         self._prefetcher = Prefetcher(core, path)
         self._recordings: tuple[Recording | KeySample, ...] = ()
@@ -96,6 +97,11 @@ class Store:
     def memory(self) -> str:
         """The memory budget as it was given to ``open``."""
         return self._memory
+
+    @property
+    def read_only(self) -> bool:
+        """Whether the store was opened to be read alone."""
+        return self._read_only
 
     @property
     def closed(self) -> bool:
@@ -624,7 +630,7 @@ def open(
     io: Literal["auto", "uring", "pread"] = "auto",
     policy: Literal["lru", "lfu"] = "lfu",
     window_bytes: int | None = None,
-    window_group: int = 256,
+    window_group: int = WINDOW_GROUP,
     keep: int = 2,
     seed: int = 0,
     create: bool = True,
@@ -648,7 +654,7 @@ def open(
         policy: Which rows leave memory first: least recently or least frequently used.
         window_bytes: Most bytes of the budget that the look-ahead window takes, rows apart, up to a
             half of it; None: a quarter. Without look-ahead it takes none.
-        window_group: Most batches whose rows the window reads together.
+        window_group: Most batches whose rows the window reads together (256).
         keep: How many commits stay, at least 1.
         seed: Seed of initial rows, fixed when the store is created.
         create: Whether to create a store where there is none.
@@ -682,7 +688,7 @@ def open(
         read_only=read_only,
         check_disk=check_disk,
     )
-    return Store(core, Path(path).absolute(), str(memory))
+    return Store(core, Path(path).absolute(), str(memory), read_only)
 
 
 def distinct(keys: ArrayLike) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:

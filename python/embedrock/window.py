@@ -17,7 +17,10 @@ from embedrock.table import KeysNamed, Table
 if TYPE_CHECKING:
     from embedrock.store import Store
 
-__all__ = ["Window"]
+__all__ = ["WINDOW_GROUP", "Window"]
+
+WINDOW_GROUP = 256
+"""Most batches whose rows a window reads together, unless it is told otherwise."""
 
 
 class Window:

@@ -193,6 +193,22 @@ def test_parts_that_do_not_match_are_named_before_anything_is_restored(
     assert model.weight.item() == 7.0
 
 
+def test_a_reader_may_take_the_model_alone(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 1)
+    with embedrock.open(tmp_path / "s", memory="64MiB") as store:
+        optimizer = torch.optim.Adam(model.parameters())
+        embedrock.save(store, model, optimizer, 4, extra={"epoch": 2})
+        with pytest.raises(MismatchError, match=r"optimizer\.0, which nobody takes;.* read_only"):
+            embedrock.resume(store, model, None)
+    with embedrock.open(tmp_path / "s", memory="64MiB", create=False, read_only=True) as store:
+        assert store.read_only
+        other = torch.nn.Linear(2, 1)
+        assert embedrock.resume(store, other, None) == 4
+        assert torch.equal(other.weight, model.weight)
+        with pytest.raises(MismatchError, match="has no scaler"):
+            embedrock.resume(store, other, None, scaler=torch.amp.GradScaler("cpu"))
+
+
 def test_commit_that_save_did_not_make_is_refused(store: embedrock.Store) -> None:
     store.commit(1, state={"model": b"?"})
     with pytest.raises(MismatchError, match="has no random"):

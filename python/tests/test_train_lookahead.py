@@ -29,6 +29,7 @@ from trainings import digests, options_of, stops_after, train
 LINES, BATCH, STEPS = 1200, 45, 48
 #: Memory of which the cache holds the rows of fewer than four batches.
 NO_ROOM = "1.5MiB"
+WINDOW_BYTES, WINDOW_GROUP = 1 << 19, 1
 MODES: dict[str, dict[str, Any]] = {
     "plain": {"lookahead_depth": 0},
     "one ahead": {"lookahead_depth": 1},
@@ -38,8 +39,8 @@ MODES: dict[str, dict[str, Any]] = {
     "all settings": {
         "pipeline": True,
         "read_ahead": 3,
-        "window_bytes": 1 << 19,
-        "window_group": 4,
+        "window_bytes": WINDOW_BYTES,
+        "window_group": WINDOW_GROUP,
     },
 }
 
@@ -89,6 +90,25 @@ def test_losses_and_rows_have_the_same_bits_however_they_were_read(
     assert result["log_loss"] == plain["result"]["log_loss"]
     assert digests(tmp_path / "store") == plain["digests"]
     assert result["window"]["rows_loaded"] > 1000
+
+
+def test_settings_of_look_ahead_and_pipeline_reach_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int | None] = []
+
+    class Noted(embedrock.Pipeline[Any]):
+        def __init__(self, *given: Any, read_ahead: int | None, **named: Any) -> None:
+            asked.append(read_ahead)
+            super().__init__(*given, read_ahead=read_ahead, **named)
+
+    monkeypatch.setattr(embedrock, "Pipeline", Noted)
+    result = train(run_of(tmp_path, "store", **MODES["all settings"]))
+    assert asked == [3]
+    window = result["window"]
+    assert 0 < window["memory_bytes"] <= window["most_bytes"] == WINDOW_BYTES
+    assert 0 < window["group_batches"] <= WINDOW_GROUP * window["groups"]
+    assert MODES["all settings"].items() <= result["settings"].items()
 
 
 def test_memory_without_room_for_rows_to_wait_reads_nothing_ahead_and_says_so(
@@ -320,6 +340,9 @@ def test_a_resumed_run_keeps_its_pipeline_and_is_told_of_a_disk_bound_that_it_do
         ({"read_ahead": 3}, "read_ahead is 3 without a pipeline"),
         ({"pipeline": True, "read_ahead": 0}, "read_ahead is 0, expected 1 or more"),
         ({"window_group": 0}, "window_group is 0, expected 1 or more"),
+        ({"window_bytes": 0}, "window_bytes is 0, expected 1 or more"),
+        ({"lookahead_depth": 0, "window_bytes": 9}, "window_bytes is 9, but lookahead_depth is 0"),
+        ({"lookahead_depth": 0, "window_group": 9}, "window_group is 9, but lookahead_depth is 0"),
     ],
 )
 def test_unusable_options_are_named(tmp_path: Path, given: dict[str, Any], message: str) -> None:
@@ -365,7 +388,7 @@ def test_the_command_takes_what_is_read_ahead(
     with pytest.raises(Enough):
         cli.main([*command, *given])
     (options,) = seen
-    usual = {"lookahead_depth": 512, "window_bytes": None, "window_group": 256}
+    usual = {"lookahead_depth": 512, "window_bytes": None, "window_group": None}
     usual |= {"pipeline": False, "read_ahead": None, "staleness_bound": 0}
     assert {name: getattr(options, name) for name in usual} == usual | expected
     named = {"pipeline", "staleness_bound"} & options.given

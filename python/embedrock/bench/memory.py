@@ -13,13 +13,13 @@ memory, ours or torch's; ``train_ahead_share_13`` those of announced batches; th
 from __future__ import annotations
 
 import argparse
-import math
 from pathlib import Path
 from typing import Any
 
 from embedrock.bench import race
 from embedrock.bench.common import Report, add_common
 from embedrock.bench.plots import pyplot_or_note, save
+from embedrock.window import WINDOW_GROUP
 
 __all__ = ["add_arguments", "run"]
 
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     """Measures, and returns the report."""
     report = Report("memory", options)
     common = {"trace": None, "policy": None, "page_bytes": None, "device_slice": 0.2}
-    common |= {"lookahead": race.LOOKAHEAD, "window_group": race.GROUP, "window_bytes": None}
+    common |= {"lookahead": race.LOOKAHEAD, "window_group": WINDOW_GROUP, "window_bytes": None}
     common |= vars(options)
     names = options.engines.split(",")
     rates: dict[str, dict[str, dict[str, float | None]]] = {}
@@ -99,19 +99,21 @@ def _save_plot(
     figure, panels = pyplot.subplots(
         1, len(rates), figsize=(10, 4), layout="constrained", squeeze=False
     )
+    every = [one for by_share in rates.values() for one in by_share.values()]
+    ran = dict.fromkeys(engine for one in every for engine, rate in one.items() if rate)
+    drawn = {}
     for (name, by_share), axes in zip(rates.items(), panels[0], strict=True):
         shares = [float(share.split()[0]) for share in by_share]
-        for engine in dict.fromkeys(engine for one in by_share.values() for engine in one):
+        for number, engine in enumerate(ran):
             values = [(one.get(engine) or float("nan")) / 1e3 for one in by_share.values()]
             if engine == "torch":
-                label = "torch, all rows in memory"
-                axes.axhline(values[0], linestyle="--", color="tab:gray", label=label)
-            elif not all(math.isnan(value) for value in values):
-                axes.plot(shares, values, marker="o", label=engine)
+                drawn[engine] = axes.axhline(values[0], linestyle="--", color="tab:gray")
+            else:
+                drawn[engine] = axes.plot(shares, values, marker="o", color=f"C{number}")[0]
         axes.set_title(name)
         axes.set_yscale("log")
-        axes.set_xlabel("memory, per cent of the rows")
+        axes.set_xlabel("memory, per cent of the rows' bytes")
         axes.set_ylabel("thousand distinct rows/s")
-    lines, labels = panels[0][0].get_legend_handles_labels()
-    figure.legend(lines, labels, loc="outside lower center", ncols=len(labels))
+    labels = [engine + ", every row in memory" * (engine == "torch") for engine in drawn]
+    figure.legend(drawn.values(), labels, loc="outside lower center", ncols=max(len(drawn), 1))
     save(pyplot, figure, file)

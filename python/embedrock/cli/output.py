@@ -25,7 +25,7 @@ def parse_bytes(text: str) -> int:
         amount = float(number)
     except ValueError:
         amount = math.nan
-    if unit not in _UNITS or not amount > 0 or math.isinf(amount):
+    if unit not in _UNITS or not 1 <= amount * _UNITS[unit] < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is no size; examples: 512MB, 2GiB, 1000000")
     return int(amount * _UNITS[unit])
 

@@ -59,8 +59,9 @@ def add(commands: Any) -> argparse.ArgumentParser:
         action="store_true",
         help="go on at the last commit in the store, if it has one; epochs, rates, sizes, "
         "--pipeline and --staleness-bound that are not given are those of the run; --memory, "
-        "--max-disk, --policy, --io, --threads, --commit-every and --lookahead-depth are not kept, "
-        "and --format, --holdout and --seed must be given as they were",
+        "--max-disk, --policy, --io, --threads, --commit-every and the other settings of reading "
+        "ahead are not kept, and --format, --holdout and --seed must be given as they were; batch "
+        "size, embedding dim, layers, optimizer, eps and dtype cannot change",
     )
     training = command.add_argument_group("training (defaults depend on the format)")
     training.add_argument(
@@ -151,8 +152,8 @@ def _add_reading_ahead(command: argparse.ArgumentParser) -> None:
         type=output.natural,
         default=512,
         metavar="N",
-        help="most batches that are drawn and announced ahead, as far as a quarter of the memory "
-        "holds their keys; they are held beside it; 0: none but what a pipeline reads (512). "
+        help="most batches that are drawn and announced ahead, as far as --window-bytes hold their "
+        "keys; they are held beside it; 0: none but what a pipeline reads (512). "
         "Batches of which the cache holds the rows of fewer than four are passed over",
     )
     group.add_argument(
@@ -165,7 +166,6 @@ def _add_reading_ahead(command: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--window-group",
         type=output.positive,
-        default=256,
         metavar="N",
         help="most batches whose rows are read together (256)",
     )

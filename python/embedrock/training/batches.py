@@ -38,6 +38,7 @@ class ReadAhead:
         keys_of = model.embeddings.keys_of
         self._store = model.embeddings.collection.store
         self._batches = batches
+        self._more_window = "" if options.window_bytes is None else ", as may more --window-bytes"
         self._loader: embedrock.LookaheadLoader[Batch] | None = None
         self._pipeline: embedrock.Pipeline[Batch] | None = None
         if options.lookahead_depth > 0:
@@ -88,4 +89,5 @@ class ReadAhead:
             f"look-ahead has passed over {window['skipped']:,} of {batches:,} batches: memory "
             f"holds the rows of fewer than four of them, or they are trained before they can be "
             f"read ahead; more --memory or a smaller --batch-size leaves room for rows to wait"
+            f"{self._more_window}"
         )

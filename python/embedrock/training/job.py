@@ -42,6 +42,7 @@ from embedrock.training.history import History
 from embedrock.training.interrupt import Interrupt
 from embedrock.training.options import Recipe, TrainOptions
 from embedrock.training.trainer import Trainer
+from embedrock.window import WINDOW_GROUP
 
 #: Samples predicted at once while evaluating; results do not depend on it beyond rounding.
 _EVALUATION_BATCH = 2048
@@ -307,7 +308,7 @@ def _open(options: TrainOptions, *, create: bool = True) -> Store:
         io=options.io,
         policy=options.policy,
         window_bytes=options.window_bytes,
-        window_group=options.window_group,
+        window_group=WINDOW_GROUP if options.window_group is None else options.window_group,
         keep=_KEEP,
         create=create,
     )

@@ -139,10 +139,10 @@ class TrainOptions:
     policy: PolicyName = "lfu"
     #: Most batches that are announced to the store ahead of their use; 0: none.
     lookahead_depth: int = 512
-    #: Most bytes of the memory that announced batches take, None: a quarter; and most batches whose
-    #: rows are read together.
+    #: Most bytes of the memory that announced batches take, and most of them whose rows are read
+    #: together; None: as `embedrock.open` has it.
     window_bytes: int | None = None
-    window_group: int = 256
+    window_group: int | None = None
     #: Rows are read and updated on threads beside the trainer's, where that is faster.
     pipeline: bool = False
     #: Batches whose rows a pipeline reads ahead; None: 2, more with a staleness bound.
@@ -152,7 +152,7 @@ class TrainOptions:
 
     def check(self) -> None:
         """Errors: MisuseError naming the option, what came and what was expected."""
-        for name in ("commit_every", "threads", "window_group", "read_ahead"):
+        for name in ("commit_every", "threads", "window_bytes", "window_group", "read_ahead"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise MisuseError(f"{name} is {value}, expected 1 or more")
@@ -160,6 +160,12 @@ class TrainOptions:
             raise MisuseError(f"holdout is {self.holdout}, expected 0 to less than 1")
         if self.lookahead_depth < 0:
             raise MisuseError(f"lookahead_depth is {self.lookahead_depth}, expected 0 or more")
+        for name, value in self._window().items():
+            if value is not None and self.lookahead_depth == 0:
+                raise MisuseError(
+                    f"{name} is {value}, but lookahead_depth is 0: no batch is announced; leave "
+                    f"one of the two out"
+                )
         staleness_bound_of(self.staleness_bound)
         if self.staleness_bound > 0 and not self.pipeline:
             raise MisuseError(
@@ -191,7 +197,11 @@ class TrainOptions:
 
     def settings(self) -> dict[str, Any]:
         """All that a reader of results wants to know, as JSON."""
-        return {**self.fixed(), **self.changeable(), "lookahead_depth": self.lookahead_depth}
+        ahead = {"lookahead_depth": self.lookahead_depth, "read_ahead": self.read_ahead}
+        return {**self.fixed(), **self.changeable(), **ahead, **self._window()}
+
+    def _window(self) -> dict[str, int | None]:
+        return {"window_bytes": self.window_bytes, "window_group": self.window_group}
 
     def continuing(self, stored: Mapping[str, Any]) -> TrainOptions:
         """These options with all of the recipe that was not asked for as it is stored, by name."""

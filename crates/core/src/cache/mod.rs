@@ -289,10 +289,10 @@ impl Cache {
         Some(result)
     }
 
-    /// Whether the row of `key` is resident, or would drive out none if it came now.
-    pub fn has_room_for(&self, at: Location, table: u16, key: u64) -> bool {
+    /// Whether a row that came to the set now would drive out none.
+    pub fn has_room(&self, at: Location) -> bool {
         let set = self.sets.lock(at.set);
-        set.usable_mask() & !set.valid() != 0 || find(&set, at, table, key).is_some()
+        set.usable_mask() & !set.valid() != 0
     }
 
     /// Drops the row of `key` from the cache, whatever it holds. `None` when it is not resident.

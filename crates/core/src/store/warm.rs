@@ -10,14 +10,31 @@ use std::sync::atomic::Ordering;
 
 /// Pages that are asked for with one bulk read.
 const PAGES: usize = 2048;
-/// In a cache that is so full, only some sets may have room: it is warm when hardly one in so many
-/// of the rows read still finds some.
+/// A cache that is so full is warm when hardly a row still finds room in its set.
 const FULL_SHARE: f64 = 0.98;
-const ROOM_FOR_ONE_IN: u64 = 8;
+
+/// What became of the rows of some pages.
+#[derive(Default)]
+struct Warmed {
+    /// They came to the cache.
+    loaded: u64,
+    /// They had been there.
+    resident: u64,
+    /// Their sets were full.
+    refused: u64,
+}
+
+impl Warmed {
+    /// True when of the rows that were not there hardly one in eight came, and they were many.
+    fn hardly_any_came(&self) -> bool {
+        let Self { loaded, resident, refused } = *self;
+        refused > 8 * loaded && 8 * refused > loaded + resident + refused
+    }
+}
 
 impl Store {
     /// Brings stored rows into the cache, page after page in the order of the file, until it is
-    /// full or every stored row is resident. No row leaves for them. Returns how many were loaded.
+    /// full or the file has no more. No row leaves for them. Returns how many were loaded.
     ///
     /// Which rows come when they do not all fit says nothing about their use; they are the first to
     /// leave.
@@ -68,10 +85,9 @@ impl Inner {
         mut pages: impl Iterator<Item = u32>,
     ) -> Result<()> {
         let per_page = class.layout.rows_per_page as u32;
-        let (cache, capacity) = (class.cache(), class.cache().row_capacity());
-        let nearly_full = (capacity as f64 * FULL_SHARE) as u64;
+        let cache = class.cache();
         let mut some = Vec::with_capacity(PAGES);
-        while cache.resident_rows() < capacity {
+        while cache.resident_rows() < cache.row_capacity() {
             some.clear();
             some.extend(pages.by_ref().take(PAGES));
             if some.is_empty() {
@@ -82,35 +98,33 @@ impl Inner {
                 let log = class.lock(&self.metrics);
                 some.retain(|page| log.page_in_memory(page * per_page).is_none());
             }
-            let (mut loaded, mut refused) = (0, 0);
+            let mut warmed = Warmed::default();
             let report = class.tier().readers(false).with(|reader| {
                 reader.read(&class.file, &class.layout, &some, &mut |page, bytes| {
-                    let rows = self.admit_page(engine, number, class, page, bytes)?;
-                    (loaded, refused) = (loaded + rows.0, refused + rows.1);
-                    Ok(())
+                    self.admit_page(engine, number, class, (page, bytes), &mut warmed)
                 })
             })?;
             self.metrics.add_read(&report, false);
-            if cache.resident_rows() >= nearly_full && loaded * ROOM_FOR_ONE_IN < refused {
+            let nearly_full = cache.row_capacity() as f64 * FULL_SHARE;
+            if cache.resident_rows() as f64 >= nearly_full && warmed.hardly_any_came() {
                 break;
             }
         }
         Ok(())
     }
 
-    /// Makes the rows of a page resident whose newest copies it has and whose sets have room;
-    /// returns how many rows came, and of how many the sets were full.
+    /// Makes the rows of a page resident whose newest copies it has and whose sets have room.
     fn admit_page(
         &self,
         engine: &Engine,
         number: usize,
         class: &Class,
-        page: u32,
-        bytes: &[u8],
-    ) -> Result<(u64, u64)> {
+        (page, bytes): (u32, &[u8]),
+        warmed: &mut Warmed,
+    ) -> Result<()> {
         let (layout, cache) = (&class.layout, class.cache());
         let mut log = class.lock(&self.metrics);
-        let (mut loaded, mut refused, mut evicted) = (0, 0, 0);
+        let (mut loaded, mut evicted) = (0, 0);
         for at in 0..layout.rows_per_page {
             let slot = page * layout.rows_per_page as u32 + at as u32;
             let (id, key) = layout.entry(bytes, at);
@@ -124,8 +138,12 @@ impl Inner {
                 continue;
             }
             let location = table.locate(cache, key);
-            if !cache.has_room_for(location, id, key) {
-                refused += 1;
+            if cache.peek(location, id, key, |_| ()).is_some() {
+                warmed.resident += 1;
+                continue;
+            }
+            if !cache.has_room(location) {
+                warmed.refused += 1;
                 continue;
             }
             self.make_room(engine, class, &mut log)?;
@@ -150,8 +168,9 @@ impl Inner {
             );
             self.poison_on_error(kept)?;
         }
+        warmed.loaded += loaded;
         self.metrics.loaded.fetch_add(loaded, Ordering::Relaxed);
         self.metrics.evicted.fetch_add(evicted, Ordering::Relaxed);
-        Ok((loaded, refused))
+        Ok(())
     }
 }

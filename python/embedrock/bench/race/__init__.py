@@ -30,22 +30,13 @@ from embedrock.bench.race.workload import MODES
 from embedrock.errors import MisuseError
 from embedrock.optimum import frequent_hits, optimal_hits
 from embedrock.trace import Trace, load
+from embedrock.window import WINDOW_GROUP
 
-__all__ = [
-    "GROUP",
-    "LOOKAHEAD",
-    "OURS",
-    "Race",
-    "add_arguments",
-    "add_peer_arguments",
-    "run",
-    "same_batches",
-]
+__all__ = ["LOOKAHEAD", "OURS", "Race", "add_arguments", "add_peer_arguments", "run"]
+__all__ += ["same_batches"]
 
 LOOKAHEAD = 1024
 """Batches that are announced ahead, as far as the window holds them."""
-GROUP = 256
-"""Of them, those that are read together at most."""
 PEERS = Path(".cache/peers/embedrock-peers")
 PEER_SECONDS_MAX = 20.0
 OURS: dict[str, dict[str, Any]] = {
@@ -105,7 +96,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lookahead", type=int, default=LOOKAHEAD, help="batches that embedrock-ahead announces"
     )
-    parser.add_argument("--window-group", type=int, default=GROUP, help="of them, read together")
+    parser.add_argument(
+        "--window-group", type=int, default=WINDOW_GROUP, help="of them, read together"
+    )
     parser.add_argument("--window-bytes", type=int, help="memory of its window (a quarter)")
     parser.add_argument("--page-bytes", type=int, help="embedrock's pages (as it chooses them)")
     add_peer_arguments(parser, PEER_SECONDS_MAX)

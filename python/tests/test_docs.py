@@ -1,4 +1,4 @@
-"""The examples of docs/lookahead.md run as they stand."""
+"""The examples of the pages in docs run as they stand."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import pytest
 
 import embedrock
 
-PAGE = Path(__file__).parents[2] / "docs" / "lookahead.md"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
-def run_the_example_with(word: str) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+def run_the_example_with(word: str, page: str = "lookahead.md") -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
     (example,) = [block for block in blocks if word in block]
-    exec(compile(example, str(PAGE), "exec"), {})
+    exec(compile(example, page, "exec"), {})
 
 
 def test_the_example_of_both_destinations_trains(
@@ -42,3 +42,14 @@ def test_the_example_in_mlkvs_style_trains(
         initial = store.table("other", 8).get(range(10_000))
         # Each step takes a fifth of a row's values away.
         assert abs(rows).mean() < 0.9 * abs(initial).mean()
+
+
+def test_a_model_goes_in_and_out_and_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    run_the_example_with("weights.load", "models.md")
+    said = capsys.readouterr().out
+    assert said.startswith("largest difference ") and float(said.split()[-1]) < 1e-5
+    assert (tmp_path / "items.safetensors").stat().st_size > 50_000 * 32 * 4
