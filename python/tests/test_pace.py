@@ -69,6 +69,23 @@ def test_a_disturbance_of_one_trial_puts_off_the_next_one_no_longer_than_usual()
     assert 128 <= starts[2] - starts[1] < 220
 
 
+def test_who_stands_aside_measures_nothing_before_the_longest_wait_is_over() -> None:
+    pace = Pace(None)
+    before = overlapped_steps(pace, 6, lambda _, __: 0.05)
+    pace.stand_aside()
+    made = overlapped_steps(pace, 5000, lambda _, way: 0.04 if way else 0.05)
+    assert all(way for way, _ in before)
+    starts = [step for step in range(1, 5000) if made[step][0] and not made[step - 1][0]]
+    assert 4096 <= starts[0] < 4200
+    assert share(made[starts[0] + 64 :]) > 0.9
+
+
+def test_what_the_caller_has_chosen_stays() -> None:
+    pace = Pace(True)
+    pace.stand_aside()
+    assert pace.overlap
+
+
 def test_as_fast_either_way_it_stays_as_it_is() -> None:
     assert share(overlapped_steps(Pace(None), 5000, lambda _, __: 0.05)) > 0.97
 

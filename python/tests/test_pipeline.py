@@ -129,6 +129,8 @@ class Trained:
 class Changing:
     """A choice between overlapping and not that falls otherwise every few batches."""
 
+    measures = False
+
     def __init__(self, _: bool | None) -> None:
         self.overlap = True
         self._steps = 0
@@ -398,6 +400,28 @@ def test_the_loaders_position_in_a_commit_is_that_of_the_batch_at_hand(
     embedrock.resume(store, trained.model, trained.optimizers, loader=loader)
     assert loader.loader.at == 4  # type: ignore[attr-defined]
     assert len(list(Pipeline(trained.model, loader))) == 5
+
+
+@pytest.mark.parametrize("memory", ["600KiB", "16MiB"])
+def test_batches_that_a_cache_cannot_hold_together_are_left_to_the_loop(
+    tmp_path: Path, memory: str
+) -> None:
+    random = np.random.default_rng(6)
+    batches = [torch.from_numpy(random.permutation(20_000)[:1500]) for _ in range(40)]
+    with opened(tmp_path / "store", memory) as store:
+        embedding = nn.Embedding(20_000, 16, store=store, name="ids", optimizer="sgd")
+        optimizer = optim.SGD(embedding, lr=0.1)
+        trainer = Pipeline(embedding, batches)
+        for batch in trainer:
+            embedding(batch).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        stats, (facts,) = trainer.stats(), store.stats()["classes"]
+        store.commit(1)
+    fits = facts["cache_capacity"] >= 20_000
+    assert fits == (memory == "16MiB") and (fits or facts["cache_capacity"] < 3 * 1500)
+    # Drawn before the first look at the cache, or before the first trial of the other way is due.
+    assert stats["overlapped"] >= 16 if fits else 4 <= stats["overlapped"] <= 8
 
 
 @pytest.mark.parametrize("overlap", [True, False])

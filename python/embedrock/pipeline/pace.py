@@ -10,6 +10,7 @@ has no clock and no thread: who makes steps says how long they took.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from statistics import median
 
@@ -39,7 +40,8 @@ class Pace:
         """Overlaps always, never, or, with None, where that is faster."""
         self.overlap = True if overlap is None else overlap
         """Whether the next batch that is drawn is to be overlapped."""
-        self._measures = overlap is None
+        self.measures = overlap is None
+        """Whether the choice is made here."""
         self._recent: deque[float] = deque(maxlen=_TRIAL)
         self._unsettled = _SETTLE
         self._medians: list[float] = []
@@ -53,7 +55,7 @@ class Pace:
 
     def step(self, seconds: float, overlapped: bool) -> None:
         """Takes note of how long the step of one batch took, and how it was made."""
-        if not self._measures or overlapped != self.overlap:
+        if not self.measures or overlapped != self.overlap:
             return
         if self._unsettled > 0:
             self._unsettled -= 1
@@ -67,6 +69,14 @@ class Pace:
             self._turn()
         else:
             self._decide()
+
+    def stand_aside(self) -> None:
+        """Gives overlapping up for as long as may be, where it is known not to pay."""
+        if self.measures and self.overlap:
+            self._turn()
+            self._medians = []
+            self._left = self._hold = _HOLD_MAX
+            self._reference = math.inf  # no step is too slow beside what was not measured
 
     def _due(self) -> bool:
         if self._left == 0:

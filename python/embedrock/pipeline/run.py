@@ -47,6 +47,10 @@ Ids: TypeAlias = npt.NDArray[np.int64]
 _Bounds: TypeAlias = tuple[float | None, float | None, float | None, float]
 _STEPS_MAX = 8
 """Steps and ends of batches that wait to be applied: more would only be further behind."""
+_UNDER_WAY = 3
+"""Overlapped batches whose rows are in use at once: read, computed with, updated."""
+_LOOK_EVERY = 4
+"""Overlapped batches from one look at the cache to the next."""
 
 
 @dataclass
@@ -109,6 +113,8 @@ class Run:
         self._unapplied: dict[int, list[tuple[str, Ids]]] = {}
         """Rows that steps which are not applied yet change without their batch having said so."""
         self._steps = 0
+        self._rows_most = 0
+        """Distinct rows of the largest batch that was read ahead."""
         self._waiting: deque[Ahead | Drawn] = deque()
         self._ended: BaseException | None = None
         self._stopped = False
@@ -264,6 +270,8 @@ class Run:
         """Draws what is missing to the batches that are read ahead, or the next one alone; returns
         those that have to be read."""
         fresh: list[Ahead] = []
+        if self._crowded():
+            self._pace.stand_aside()
         most = self._read_ahead if self._pace.overlap else 0
         while self._ended is None and len(self._waiting) <= most:
             try:
@@ -276,6 +284,16 @@ class Run:
             if isinstance(batch, Ahead):
                 fresh.append(batch)
         return fresh
+
+    def _crowded(self) -> bool:
+        """Whether rows leave a cache that is too small for the batches under way: updates would
+        read them a second time. Looks now and then, while the choice is open."""
+        open_choice = self._pace.measures and self._pace.overlap
+        if not open_choice or not self._rows_most or self.counts.batches % _LOOK_EVERY:
+            return False
+        facts = self._store.stats()
+        capacity = sum(one["cache_capacity"] for one in facts["classes"])
+        return bool(facts["evicted"] > 0 and _UNDER_WAY * self._rows_most > capacity)
 
     def _failed(self) -> None:
         """Wakes whoever waits for rows that will not come."""
@@ -325,7 +343,9 @@ class Run:
             parts = ahead.place(deferred)
             for unknown in self._unapplied.values():
                 self._outdate(unknown, [ahead])
-            self.counts.rows_ahead += sum(len(one.keys) for one in ahead.tables)
+            rows = sum(len(one.keys) for one in ahead.tables)
+            self._rows_most = max(self._rows_most, rows)
+            self.counts.rows_ahead += rows
             self.counts.rows_late += sum(map(len, deferred))
         self._get(ahead, parts)
         self._arrived(ahead, 1)
