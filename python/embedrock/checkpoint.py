@@ -200,8 +200,8 @@ def resume(
     Random generators are restored too, last of all. On AMD processors PyTorch's matrix products
     depend on where a batch begins in memory: ``docs/testing.md`` says what the same bits take.
 
-    From a store that was opened ``read_only`` the model alone may be asked for, to use it; what a
-    commit has beside is left there.
+    From a store that was opened ``read_only`` the model alone may be asked for, to use it. What the
+    commit has beside it is not read, and random generators stay as they are.
 
     Errors: ``MismatchError`` when the commit was made without a part that is asked for, or with
     one that is not, before anything is restored; what ``load_state_dict`` of a part raises.
@@ -216,12 +216,14 @@ def resume(
     if extra is not None:
         asked.append("extra")
     _check_parts(store, asked, stored)
-    decoded = {name: _decode(content, name) for name, content in stored.items()}
+    taken = asked if store.read_only else stored
+    decoded = {name: _decode(stored[name], name) for name in taken}
     for name, owner in owners:
         owner.load_state_dict(decoded[name])
     if extra is not None:
         extra.update(decoded["extra"])
-    _restore_random(decoded["random"])
+    if not store.read_only:
+        _restore_random(decoded["random"])
     return store.step
 
 

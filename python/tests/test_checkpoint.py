@@ -203,7 +203,10 @@ def test_a_reader_may_take_the_model_alone(tmp_path: Path) -> None:
     with embedrock.open(tmp_path / "s", memory="64MiB", create=False, read_only=True) as store:
         assert store.read_only
         other = torch.nn.Linear(2, 1)
+        torch.manual_seed(5)
+        drawn = torch.random.get_rng_state()
         assert embedrock.resume(store, other, None) == 4
+        assert torch.equal(torch.random.get_rng_state(), drawn)
         assert torch.equal(other.weight, model.weight)
         with pytest.raises(MismatchError, match="has no scaler"):
             embedrock.resume(store, other, None, scaler=torch.amp.GradScaler("cpu"))

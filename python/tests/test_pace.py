@@ -69,15 +69,18 @@ def test_a_disturbance_of_one_trial_puts_off_the_next_one_no_longer_than_usual()
     assert 128 <= starts[2] - starts[1] < 220
 
 
-def test_who_stands_aside_measures_nothing_before_the_longest_wait_is_over() -> None:
+@pytest.mark.parametrize("overlapped", [0.04, 0.06])
+def test_who_stands_aside_begins_the_other_way_and_measures_later(overlapped: float) -> None:
     pace = Pace(None)
     before = overlapped_steps(pace, 6, lambda _, __: 0.05)
     pace.stand_aside()
-    made = overlapped_steps(pace, 5000, lambda _, way: 0.04 if way else 0.05)
+    made = overlapped_steps(pace, 5000, lambda _, way: overlapped if way else 0.05)
     assert all(way for way, _ in before)
     starts = [step for step in range(1, 5000) if made[step][0] and not made[step - 1][0]]
-    assert 4096 <= starts[0] < 4200
-    assert share(made[starts[0] + 64 :]) > 0.9
+    assert 64 <= starts[0] < 128
+    assert (share(made[starts[0] :]) > 0.9) == (overlapped < 0.05)
+    pace.stand_aside()  # measured means measured
+    assert pace.overlap == (overlapped < 0.05)
 
 
 def test_what_the_caller_has_chosen_stays() -> None:

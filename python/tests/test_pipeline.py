@@ -129,7 +129,7 @@ class Trained:
 class Changing:
     """A choice between overlapping and not that falls otherwise every few batches."""
 
-    measures = False
+    measures, measured = False, False
 
     def __init__(self, _: bool | None) -> None:
         self.overlap = True
@@ -402,26 +402,35 @@ def test_the_loaders_position_in_a_commit_is_that_of_the_batch_at_hand(
     assert len(list(Pipeline(trained.model, loader))) == 5
 
 
-@pytest.mark.parametrize("memory", ["600KiB", "16MiB"])
+@pytest.mark.parametrize(
+    ("rows", "memory", "size", "left"),
+    [
+        (20_000, "600KiB", 1500, True),
+        (20_000, "600KiB", 150, False),  # rows leave memory, which holds many batches
+        (2_000, "16MiB", 1500, False),  # less than three batches, which are all there is
+    ],
+)
 def test_batches_that_a_cache_cannot_hold_together_are_left_to_the_loop(
-    tmp_path: Path, memory: str
+    tmp_path: Path, rows: int, memory: str, size: int, left: bool
 ) -> None:
     random = np.random.default_rng(6)
-    batches = [torch.from_numpy(random.permutation(20_000)[:1500]) for _ in range(40)]
+    batches = [torch.from_numpy(random.permutation(rows)[:size]) for _ in range(40)]
     with opened(tmp_path / "store", memory) as store:
-        embedding = nn.Embedding(20_000, 16, store=store, name="ids", optimizer="sgd")
+        embedding = nn.Embedding(rows, 16, store=store, name="ids", optimizer="sgd")
+        embedding.table.put(np.arange(rows), np.zeros((rows, 16), np.float32))
         optimizer = optim.SGD(embedding, lr=0.1)
         trainer = Pipeline(embedding, batches)
         for batch in trainer:
             embedding(batch).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-        stats, (facts,) = trainer.stats(), store.stats()["classes"]
+        facts = store.stats()
         store.commit(1)
-    fits = facts["cache_capacity"] >= 20_000
-    assert fits == (memory == "16MiB") and (fits or facts["cache_capacity"] < 3 * 1500)
-    # Drawn before the first look at the cache, or before the first trial of the other way is due.
-    assert stats["overlapped"] >= 16 if fits else 4 <= stats["overlapped"] <= 8
+    capacity = facts["classes"][0]["cache_capacity"]
+    assert (facts["evicted"] > 0) == (rows == 20_000) and (capacity < 3 * size) == (size == 1500)
+    # Some were drawn before the first look at the cache.
+    overlapped = trainer.stats()["overlapped"]
+    assert 3 <= overlapped <= 8 if left else overlapped >= 16
 
 
 @pytest.mark.parametrize("overlap", [True, False])

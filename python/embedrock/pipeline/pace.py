@@ -42,6 +42,8 @@ class Pace:
         """Whether the next batch that is drawn is to be overlapped."""
         self.measures = overlap is None
         """Whether the choice is made here."""
+        self.measured = False
+        """Whether either way was tried, or the first one given up."""
         self._recent: deque[float] = deque(maxlen=_TRIAL)
         self._unsettled = _SETTLE
         self._medians: list[float] = []
@@ -71,11 +73,13 @@ class Pace:
             self._decide()
 
     def stand_aside(self) -> None:
-        """Gives overlapping up for as long as may be, where it is known not to pay."""
-        if self.measures and self.overlap:
+        """Begins without overlapping where it is likely not to pay, and measures that as late as if
+        it had been measured now. Does nothing once something was."""
+        if self.measures and self.overlap and not self.measured:
+            self.measured = True
             self._turn()
             self._medians = []
-            self._left = self._hold = _HOLD_MAX
+            self._left = self._hold = _HOLD_MIN
             self._reference = math.inf  # no step is too slow beside what was not measured
 
     def _due(self) -> bool:
@@ -96,7 +100,7 @@ class Pace:
 
     def _decide(self) -> None:
         before, other, after = self._medians
-        self._medians = []
+        self._medians, self.measured = [], True
         present = (before + after) / 2
         if other < _GAIN * present:
             self._turn()

@@ -286,12 +286,15 @@ class Run:
         return fresh
 
     def _crowded(self) -> bool:
-        """Whether rows leave a cache that is too small for the batches under way: updates would
-        read them a second time. Looks now and then, while the choice is open."""
-        open_choice = self._pace.measures and self._pace.overlap
-        if not open_choice or not self._rows_most or self.counts.batches % _LOOK_EVERY:
+        """Whether rows leave caches that are too small for the batches under way: updates would
+        read them a second time. Looks now and then, before the pace has measured anything."""
+        known = self._pace.measured or not self._pace.measures
+        if known or not self._rows_most or self.counts.batches % _LOOK_EVERY:
             return False
-        facts = self._store.stats()
+        try:
+            facts = self._store.stats()
+        except EmbedrockError:
+            return False  # whoever uses the store hears of it
         capacity = sum(one["cache_capacity"] for one in facts["classes"])
         return bool(facts["evicted"] > 0 and _UNDER_WAY * self._rows_most > capacity)
 

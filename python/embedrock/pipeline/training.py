@@ -49,8 +49,8 @@ class Pipeline(Generic[B]):
 
     **Where it pays.** Overlapping hides the disk and costs switching between threads: on two cores,
     with all rows in memory, it can take longer than a plain loop. So some steps of the training are
-    made either way, again from time to time, and the faster way is kept. ``overlap`` decides it
-    instead.
+    made either way, again from time to time, and the faster way is kept; the plain loop first where
+    rows leave a cache that holds fewer than three batches. ``overlap`` decides it instead.
 
     Rows that are read ahead are held beside the memory budget: those of ``read_ahead`` batches.
 

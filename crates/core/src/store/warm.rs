@@ -43,16 +43,14 @@ impl Store {
     pub fn warm(&self) -> Result<u64> {
         let _timed = Timed::new(&self.inner.metrics.verb_ns);
         let engine = self.inner.planned_engine()?;
-        let before = self.inner.metrics.loaded.load(Ordering::Relaxed);
-        for (number, class) in engine.classes.iter().enumerate() {
-            self.inner.warm_class(&engine, number, class)?;
-        }
-        Ok(self.inner.metrics.loaded.load(Ordering::Relaxed) - before)
+        let classes = engine.classes.iter().enumerate();
+        classes.map(|(number, class)| self.inner.warm_class(&engine, number, class)).sum()
     }
 }
 
 impl Inner {
-    fn warm_class(&self, engine: &Engine, number: usize, class: &Class) -> Result<()> {
+    /// Returns how many rows were loaded, as `warm_pages` does.
+    fn warm_class(&self, engine: &Engine, number: usize, class: &Class) -> Result<u64> {
         let per_page = class.layout.rows_per_page as u32;
         let (ticket, wanted) = {
             let mut log = class.lock(&self.metrics);
@@ -83,9 +81,9 @@ impl Inner {
         number: usize,
         class: &Class,
         mut pages: impl Iterator<Item = u32>,
-    ) -> Result<()> {
+    ) -> Result<u64> {
         let per_page = class.layout.rows_per_page as u32;
-        let cache = class.cache();
+        let (cache, mut loaded) = (class.cache(), 0);
         let mut some = Vec::with_capacity(PAGES);
         while cache.resident_rows() < cache.row_capacity() {
             some.clear();
@@ -105,12 +103,13 @@ impl Inner {
                 })
             })?;
             self.metrics.add_read(&report, false);
+            loaded += warmed.loaded;
             let nearly_full = cache.row_capacity() as f64 * FULL_SHARE;
             if cache.resident_rows() as f64 >= nearly_full && warmed.hardly_any_came() {
                 break;
             }
         }
-        Ok(())
+        Ok(loaded)
     }
 
     /// Makes the rows of a page resident whose newest copies it has and whose sets have room.
