@@ -459,6 +459,34 @@ def threads() -> list[str]:
     return [t.name for t in threading.enumerate() if t.name.startswith("embedrock")]
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("last", [20, 7])
+def test_a_loop_that_goes_on_after_its_store_was_closed_ends_or_hears_of_it(
+    store: embedrock.Store, overlap: bool, last: int
+) -> None:
+    embedding = nn.Embedding(None, 1, store=store, name="ids", optimizer="sgd")
+    optimizer = optim.SGD(embedding, lr=1.0)
+    made = 0
+
+    def loop() -> None:
+        nonlocal made
+        for batch in Pipeline(embedding, [torch.tensor([5])] * 20, overlap=overlap):
+            embedding(batch).sum().backward()
+            optimizer.step()
+            made += 1
+            if made == last:
+                store.commit(1)
+                store.close()
+
+    if last == 7 and overlap:
+        with pytest.raises(ClosedError):  # batches that were drawn ahead are left
+            loop()
+    else:
+        loop()
+    assert made == last
+    assert threads() == []
+
+
 @pytest.mark.parametrize("how", ["end", "break", "raise", "close", "store"])
 def test_threads_end_with_the_loop_and_steps_that_were_made_are_applied(
     store: embedrock.Store, how: str

@@ -257,7 +257,8 @@ class Run:
         """Ends the batch at hand, if there is one."""
         now, overlapped = perf_counter(), self.current is not None
         if self.current is not None:
-            self._updating.put(self.current)
+            if not self._stopped:
+                self._updating.put(self.current)
             self.current = None
         if self._alone is not None:
             self.feed.finish(self._alone)

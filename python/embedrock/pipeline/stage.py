@@ -13,6 +13,8 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Generic, TypeVar
 
+from embedrock.errors import ClosedError
+
 __all__ = ["Stage"]
 
 T = TypeVar("T")
@@ -52,10 +54,14 @@ class Stage(Generic[T]):
     def put(self, item: T) -> None:
         """Adds an item; waits while the queue is full.
 
-        Errors: what an earlier item has raised.
+        Errors: what an earlier item has raised; ``ClosedError`` when the stage was stopped.
         """
         with self._changed:
-            self._wait(lambda: len(self._items) < self._limit)
+            self._wait(lambda: self._stopping or len(self._items) < self._limit)
+            if self._stopping:
+                raise ClosedError(
+                    "the pipeline has ended, for its store was closed; end the loop first"
+                )
             self._items.append(item)
             self._put += 1
             self._changed.notify_all()
