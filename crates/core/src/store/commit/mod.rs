@@ -7,6 +7,8 @@
 //! copies released. A crash at any point leaves the commit before. One commit is under way at a
 //! time; what needs the store alone waits for its end.
 
+#[cfg(any(test, feature = "testing"))]
+mod by_hand;
 mod capture;
 mod cycle;
 mod history;
@@ -38,6 +40,13 @@ pub(super) struct Work {
     /// Classes before this one are cut.
     class: usize,
     portions: Option<Portions>,
+}
+
+/// A commit that is recorded.
+pub(super) struct Made {
+    info: CommitInfo,
+    /// What only commits before this one have may go.
+    released: u64,
 }
 
 impl Store {
@@ -182,19 +191,21 @@ impl Inner {
             // Verbs may wait for this commit while somebody else waits to be alone.
             let engine = self.engine.read_recursive();
             let _guard = self.poison_on_panic();
-            if let Some(info) = self.poison_on_error(self.commit_step(&engine, &mut work))? {
+            if let Some(made) = self.poison_on_error(self.commit_step(&engine, &mut work))? {
+                self.release(&engine, made.released);
                 over.made = true;
-                return Ok(info);
+                return Ok(made.info);
             }
         }
     }
 
-    /// Does one portion of a commit's work; the commit when it was the last.
+    /// Does one portion of a commit's work; the commit once it is recorded. `release` comes next,
+    /// when no class is locked.
     pub(super) fn commit_step(
         &self,
         engine: &Engine,
         work: &mut Work,
-    ) -> Result<Option<CommitInfo>> {
+    ) -> Result<Option<Made>> {
         let Some(class) = engine.classes.get(work.class) else {
             return self.record(engine).map(Some);
         };
@@ -206,7 +217,7 @@ impl Inner {
     }
 
     /// Makes durable what was written, and then the record that says so.
-    fn record(&self, engine: &Engine) -> Result<CommitInfo> {
+    fn record(&self, engine: &Engine) -> Result<Made> {
         let (files, journal, mut record) = {
             let mut history = self.history.lock();
             let journal = history.journal().file();
@@ -270,10 +281,14 @@ impl Inner {
             class.stage.store(CommitStage::None as u8, Ordering::Release);
         }
         self.committing.recorded();
+        Ok(Made { info, released })
+    }
+
+    /// Releases the copies that only commits before this one have.
+    fn release(&self, engine: &Engine, released: u64) {
         for class in &engine.classes {
             class.log.lock().segments.drop_commits_before(released);
         }
-        Ok(info)
     }
 
     /// Counts what the commit under way would have made durable as uncommitted again.
@@ -289,6 +304,8 @@ impl Inner {
     /// lock of a class that is cut before.
     pub(super) fn wait_for_record(&self) {
         let begin = Instant::now();
+        #[cfg(any(test, feature = "testing"))]
+        self.record_by_hand();
         self.committing.wait_until_recorded();
         self.count_commit(begin);
     }
