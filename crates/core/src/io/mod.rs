@@ -24,7 +24,7 @@ mod contract;
 pub use directory::DirectoryMedium;
 pub use measure::DeviceCurve;
 #[cfg(any(test, feature = "testing"))]
-pub use sim::{SimCounters, SimMedium};
+pub use sim::{SimCounters, SimFaults, SimFired, SimMedium};
 
 use crate::error::{Error, Result, bail};
 use serde::{Deserialize, Serialize};

@@ -12,13 +12,17 @@
 //! * Names are durable after `sync_dir`. Until then a created file may be missing, a removed one be
 //!   back, a renamed one have its old name; a rename is atomic. Half of the reboots keep a prefix
 //!   of the changes, as a journalling file system does, half keep any subset.
-//! * A failed sync drops some of what it should have made durable: a later sync that succeeds does
-//!   not bring it back, although the running machine still reads it.
+//! * After a failed sync what was written counts as clean: some of it is on the disk, and a later
+//!   sync does not bring the rest, although the running machine reads it, until it is written again.
+//!
+//! Beyond that, anything may go wrong that [`SimFaults`] lists.
 //!
 //! Cheap clones share one device, so a test keeps a handle for the faults. With one thread, the
 //! same seed and the same calls give the same bytes.
 
 mod device;
+mod faults;
+mod inode;
 mod queue;
 mod rng;
 #[cfg(test)]
@@ -28,9 +32,12 @@ use super::request::{check_name, check_queue};
 use super::{Buffers, File, IoKind, Medium, OpenMode, Queue};
 use crate::error::Result;
 use device::Device;
+use faults::{Fault, os_error};
 use parking_lot::Mutex;
 use queue::SimQueue;
 use std::sync::Arc;
+
+pub use faults::{SimFaults, SimFired};
 
 /// The unit in which a write is whole or not.
 pub(crate) const SECTOR_BYTES: usize = 512;
@@ -63,7 +70,7 @@ pub struct SimCounters {
 impl SimMedium {
     /// An empty directory on a device without a bound.
     pub fn new(seed: u64) -> Self {
-        Self { device: Arc::new(Mutex::new(Device::new(seed))) }
+        Self { device: Arc::new(Mutex::new(Device::new(seed, SimFired::default()))) }
     }
 
     /// Bounds the device: what would take more than `bytes`, counted in blocks of 4 KiB, is a
@@ -91,19 +98,70 @@ impl SimMedium {
         Self { device: Arc::new(Mutex::new(self.device.lock().reboot(seed))) }
     }
 
+    /// Lets faults strike by chance from now on; may be called at any time. `SimFaults::default()`
+    /// ends them.
+    pub fn set_faults(&self, faults: SimFaults) {
+        self.device.lock().faults.set(faults);
+    }
+
+    /// How often each fault struck since this machine started.
+    pub fn faults_fired(&self) -> SimFired {
+        self.device.lock().faults.fired()
+    }
+
+    fn once(&self, fault: Fault, after: u64) {
+        self.device.lock().faults.once(fault, after);
+    }
+
     /// Makes the read that follows `after` further ones fail, once.
     pub fn fail_read(&self, after: u64) {
-        self.device.lock().fail_read = Some(after);
+        self.once(Fault::ReadError, after);
+    }
+
+    /// Makes the read that follows `after` further ones end early, once.
+    pub fn short_read(&self, after: u64) {
+        self.once(Fault::ShortRead, after);
     }
 
     /// Makes the write that follows `after` further ones fail, once; some of its sectors are done.
     pub fn fail_write(&self, after: u64) {
-        self.device.lock().fail_write = Some(after);
+        self.once(Fault::WriteError, after);
     }
 
     /// Makes the sync of a file or the directory that follows `after` further ones fail, once.
+    ///
+    /// As with ext4 and xfs, what was written counts as clean then: the machine reads it, the disk
+    /// has some of it, and later syncs do not write the rest. A sector that is written again, be it
+    /// in part, is stored by the next sync, and so is the length that a write gave. What the file
+    /// system's journal carries is not forgotten: names, and the lengths of `allocate` and
+    /// `set_len`, wait for the next sync. (A file system whose journal fails writes nothing more.)
     pub fn fail_sync(&self, after: u64) {
-        self.device.lock().fail_sync = Some(after);
+        self.once(Fault::SyncError, after);
+    }
+
+    /// Makes the write that follows `after` further ones find no room, once.
+    pub fn full_write(&self, after: u64) {
+        self.once(Fault::FullWrite, after);
+    }
+
+    /// Makes the allocation that follows `after` further ones find no room, once.
+    pub fn full_allocate(&self, after: u64) {
+        self.once(Fault::FullAllocate, after);
+    }
+
+    /// Makes the write that follows `after` further ones get lost, once.
+    pub fn lose_write(&self, after: u64) {
+        self.once(Fault::LostWrite, after);
+    }
+
+    /// Makes the write that follows `after` further ones land elsewhere, once.
+    pub fn misdirect_write(&self, after: u64) {
+        self.once(Fault::MisdirectedWrite, after);
+    }
+
+    /// Makes the read that follows `after` further ones return what was there before, once.
+    pub fn stale_read(&self, after: u64) {
+        self.once(Fault::StaleRead, after);
     }
 
     /// Flips one bit of the byte at `offset`, as stored and as seen.
@@ -185,7 +243,7 @@ impl SimFile {
         if self.writable {
             return Ok(());
         }
-        Err(device::os_error(format!("{verb} {}", self.name), libc::EBADF))
+        Err(os_error(format!("{verb} {}", self.name), libc::EBADF))
     }
 }
 
@@ -204,7 +262,7 @@ impl File for SimFile {
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> Result<()> {
         self.check_writable("write")?;
-        self.device.lock().write(self.id, &self.name, offset, bytes)
+        self.device.lock().write(self.id, &self.name, offset, bytes.to_vec())
     }
 
     fn sync(&self) -> Result<()> {

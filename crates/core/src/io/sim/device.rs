@@ -1,26 +1,22 @@
-//! The state of a simulated device: what is seen, what is stored, and what lies between.
+//! A simulated device: its names, its power, and what each operation does to the files.
 
+use super::SimCounters;
+use super::faults::{Fault, Injector, SimFired, os_error};
+use super::inode::{BLOCK_BYTES, Inode, eagerness, prefix, sectors};
 use super::rng::Rng;
-use super::{SECTOR_BYTES, SimCounters};
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::io::OpenMode;
 use crate::io::request::short_file;
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The unit in which room is taken.
-const BLOCK_BYTES: u64 = 4096;
+/// Sets the sequence that faults are drawn from apart from all others.
+const FAULT_SEED: u64 = 0x6661_756C_7473;
 
 /// Numbers files across all simulated devices of the process, so that a file given to another
 /// device's queue is noticed.
 static NEXT_FILE: AtomicU64 = AtomicU64::new(1);
-
-/// A change of a file since it was last synced.
-#[derive(Clone, Debug)]
-enum Change {
-    Length(usize),
-    Write { offset: usize, bytes: Vec<u8> },
-}
 
 /// A change of the directory since it was last synced.
 #[derive(Clone, Debug)]
@@ -28,21 +24,6 @@ enum NameChange {
     Create { name: String, file: u64 },
     Remove { name: String, file: u64 },
     Rename { from: String, to: String, file: u64 },
-}
-
-/// One file, with or without a name.
-#[derive(Clone, Debug, Default)]
-struct Inode {
-    /// What the running machine reads.
-    live: Vec<u8>,
-    /// What is found after a power cut, before any of `changes`.
-    durable: Vec<u8>,
-    changes: Vec<Change>,
-    /// Writes that a queue handed over and that have not completed, by serial number.
-    flying: BTreeMap<u64, (usize, Vec<u8>)>,
-    /// Which blocks have room of their own; others are holes.
-    blocks: Vec<bool>,
-    handles: usize,
 }
 
 /// What the power does to an operation.
@@ -59,9 +40,7 @@ pub(super) struct Device {
     pub(super) capacity: Option<u64>,
     pub(super) cut_after: Option<u64>,
     pub(super) off: bool,
-    pub(super) fail_read: Option<u64>,
-    pub(super) fail_write: Option<u64>,
-    pub(super) fail_sync: Option<u64>,
+    pub(super) faults: Injector,
     pub(super) counters: SimCounters,
     files: HashMap<u64, Inode>,
     names: BTreeMap<String, u64>,
@@ -70,160 +49,18 @@ pub(super) struct Device {
     next_serial: u64,
 }
 
-/// An error of the operating system, as the other media report it.
-pub(super) fn os_error(what: impl std::fmt::Display, code: i32) -> Error {
-    Error::os(what, std::io::Error::from_raw_os_error(code))
-}
-
 fn power_is_off() -> Error {
     Error::new(ErrorKind::Io, "power is off")
 }
 
-/// Counts a fault down; true when it strikes.
-fn strikes(fault: &mut Option<u64>) -> bool {
-    match fault {
-        Some(0) => {
-            *fault = None;
-            true
-        }
-        Some(after) => {
-            *after -= 1;
-            false
-        }
-        None => false,
-    }
-}
-
-/// Splits `offset..offset + bytes` at sector borders: (sector, start, end) relative to `offset`.
-fn sectors(offset: usize, bytes: usize) -> impl Iterator<Item = (usize, usize, usize)> {
-    let first = offset / SECTOR_BYTES;
-    let last = (offset + bytes).div_ceil(SECTOR_BYTES);
-    (first..last).map(move |sector| {
-        let start = (sector * SECTOR_BYTES).max(offset) - offset;
-        let end = ((sector + 1) * SECTOR_BYTES).min(offset + bytes) - offset;
-        (sector, start, end)
-    })
-}
-
-impl Inode {
-    /// Applies a write to what is seen, and notes it for the next sync.
-    fn change(&mut self, offset: usize, bytes: &[u8]) {
-        if offset + bytes.len() > self.live.len() {
-            self.resize(offset + bytes.len());
-        }
-        self.live[offset..offset + bytes.len()].copy_from_slice(bytes);
-        self.changes.push(Change::Write { offset, bytes: bytes.to_vec() });
-    }
-
-    fn resize(&mut self, length: usize) {
-        self.live.resize(length, 0);
-        self.changes.push(Change::Length(length));
-    }
-
-    /// Makes all changes durable.
-    fn settle(&mut self) {
-        for change in self.changes.drain(..) {
-            match change {
-                Change::Length(length) => self.durable.resize(length, 0),
-                Change::Write { offset, bytes } => {
-                    self.durable[offset..offset + bytes.len()].copy_from_slice(&bytes);
-                }
-            }
-        }
-    }
-
-    /// Drops about half of the written sectors from what the next sync would make durable.
-    fn forget_some(&mut self, rng: &mut Rng) {
-        let mut kept = Vec::new();
-        for change in self.changes.drain(..) {
-            let Change::Write { offset, bytes } = change else {
-                kept.push(change);
-                continue;
-            };
-            for (_, start, end) in sectors(offset, bytes.len()) {
-                if rng.chance(1, 2) {
-                    let bytes = bytes[start..end].to_vec();
-                    kept.push(Change::Write { offset: offset + start, bytes });
-                }
-            }
-        }
-        self.changes = kept;
-    }
-
-    /// What a power cut leaves of the contents. `eagerness` of 8 cases keep a change.
-    fn survivor(&self, rng: &mut Rng, eagerness: u64) -> Vec<u8> {
-        let mut changes = self.changes.clone();
-        let mut length = self.live.len();
-        for (offset, bytes) in self.flying.values() {
-            if offset + bytes.len() > length {
-                length = offset + bytes.len();
-                changes.push(Change::Length(length));
-            }
-            changes.push(Change::Write { offset: *offset, bytes: bytes.clone() });
-        }
-        let lengths = changes.iter().filter(|c| matches!(c, Change::Length(_))).count();
-        let mut lengths_kept = prefix(rng, lengths, eagerness);
-        let mut touches: BTreeMap<usize, usize> = BTreeMap::new();
-        for change in &changes {
-            if let Change::Write { offset, bytes } = change {
-                sectors(*offset, bytes.len())
-                    .for_each(|(sector, ..)| *touches.entry(sector).or_default() += 1);
-            }
-        }
-        // From the number of states of each sector to how many of them are reached.
-        touches.values_mut().for_each(|states| *states = prefix(rng, *states, eagerness));
-        let mut found = self.durable.clone();
-        for change in changes {
-            match change {
-                Change::Length(length) if lengths_kept > 0 => {
-                    lengths_kept -= 1;
-                    found.resize(length, 0);
-                }
-                Change::Length(_) => {}
-                Change::Write { offset, bytes } => {
-                    for (sector, start, end) in sectors(offset, bytes.len()) {
-                        let left = touches.get_mut(&sector).expect("every sector was counted");
-                        if *left > 0 {
-                            *left -= 1;
-                            let end = end.min(found.len().saturating_sub(offset));
-                            if start < end {
-                                found[offset + start..offset + end]
-                                    .copy_from_slice(&bytes[start..end]);
-                            }
-                        }
-                    }
-                }
-            }
-        }
-        found
-    }
-
-    fn taken(&self) -> u64 {
-        self.blocks.iter().filter(|&&taken| taken).count() as u64 * BLOCK_BYTES
-    }
-}
-
-/// How many of `count` changes in order survive.
-fn prefix(rng: &mut Rng, count: usize, eagerness: u64) -> usize {
-    match eagerness {
-        0 => 0,
-        8 => count,
-        _ if rng.chance(eagerness, 8) => count,
-        _ if count > 0 => rng.below(count),
-        _ => 0,
-    }
-}
-
 impl Device {
-    pub(super) fn new(seed: u64) -> Self {
+    pub(super) fn new(seed: u64, fired: SimFired) -> Self {
         Self {
             rng: Rng::new(seed),
             capacity: None,
             cut_after: None,
             off: false,
-            fail_read: None,
-            fail_write: None,
-            fail_sync: None,
+            faults: Injector::new(seed ^ FAULT_SEED, fired),
             counters: SimCounters::default(),
             files: HashMap::new(),
             names: BTreeMap::new(),
@@ -272,7 +109,7 @@ impl Device {
             }
             let power = self.begin()?;
             let file = NEXT_FILE.fetch_add(1, Ordering::Relaxed);
-            self.files.insert(file, Inode::default());
+            self.files.insert(file, Inode::empty());
             self.names.insert(name.to_owned(), file);
             self.name_changes.push(NameChange::Create { name: name.to_owned(), file });
             Self::end(power)?;
@@ -298,6 +135,7 @@ impl Device {
         let file = self.find("remove", name)?;
         let power = self.begin()?;
         self.names.remove(name);
+        self.file(file).named = false;
         self.name_changes.push(NameChange::Remove { name: name.to_owned(), file });
         Self::end(power)
     }
@@ -310,7 +148,9 @@ impl Device {
         }
         let power = self.begin()?;
         self.names.remove(from);
-        self.names.insert(to.to_owned(), file);
+        if let Some(replaced) = self.names.insert(to.to_owned(), file) {
+            self.file(replaced).named = false;
+        }
         let (from, to) = (from.to_owned(), to.to_owned());
         self.name_changes.push(NameChange::Rename { from, to, file });
         Self::end(power)
@@ -320,28 +160,30 @@ impl Device {
         let power = self.begin()?;
         self.counters.dir_syncs += 1;
         Self::end(power)?;
-        if strikes(&mut self.fail_sync) {
+        if self.faults.strikes(Fault::SyncError) {
+            // Names stay as durable as they were: see `SimMedium::fail_sync`.
+            self.faults.fired_mut().sync_error += 1;
             return Err(os_error("sync the directory", libc::EIO));
         }
-        self.durable_names = self.names.clone();
-        self.name_changes.clear();
-        let (names, files) = (&self.names, &mut self.files);
-        files.retain(|file, inode| inode.handles > 0 || names.values().any(|named| named == file));
+        if !self.name_changes.is_empty() {
+            self.durable_names.clone_from(&self.names);
+            self.name_changes.clear();
+        }
+        self.files.retain(|_, inode| inode.handles > 0 || inode.named);
         Ok(())
     }
 
     pub(super) fn free_bytes(&self) -> Result<u64> {
         self.check_power()?;
         // Files without a name and without a user have given their room back.
-        let in_use = |file: &u64| self.names.values().any(|named| named == file);
-        let taken = self.files.iter().filter(|(file, inode)| inode.handles > 0 || in_use(file));
-        let taken: u64 = taken.map(|(_, inode)| inode.taken()).sum();
+        let used = self.files.values().filter(|inode| inode.handles > 0 || inode.named);
+        let taken: u64 = used.map(Inode::taken).sum();
         Ok(self.capacity.unwrap_or(1 << 50).saturating_sub(taken))
     }
 
     pub(super) fn len(&mut self, file: u64) -> Result<u64> {
         self.check_power()?;
-        Ok(self.file(file).live.len() as u64)
+        Ok(self.file(file).len() as u64)
     }
 
     pub(super) fn read(
@@ -353,46 +195,60 @@ impl Device {
     ) -> Result<()> {
         self.check_power()?;
         self.counters.reads += 1;
-        if strikes(&mut self.fail_read) {
-            let what = format!("read {name}: {} bytes at {offset}", buffer.len());
-            return Err(os_error(what, libc::EIO));
+        let what = || format!("read {name}: {} bytes at {offset}", buffer.len());
+        if self.faults.strikes(Fault::ReadError) {
+            self.faults.fired_mut().read_error += 1;
+            return Err(os_error(what(), libc::EIO));
         }
-        let inode = self.files.get(&file).expect("an open file is on this device");
+        let inode = self.files.get_mut(&file).expect("an open file is on this device");
         let end = offset.saturating_add(buffer.len() as u64);
-        if end > inode.live.len() as u64 {
-            return Err(short_file(name, offset, buffer.len(), inode.live.len() as u64));
+        if end > inode.len() as u64 {
+            return Err(short_file(name, offset, buffer.len(), inode.len() as u64));
+        }
+        if self.faults.strikes(Fault::BitFlip) && inode.len() > 0 {
+            self.faults.fired_mut().bit_flip += 1;
+            inode.flip(self.faults.rng.below(inode.len()), 1 << self.faults.rng.below(8));
         }
         let offset = offset as usize;
-        buffer.copy_from_slice(&inode.live[offset..offset + buffer.len()]);
-        // A write in flight may have reached some of the sectors.
-        for (at, bytes) in inode.flying.values() {
-            for (_, start, end) in sectors(*at, bytes.len()) {
-                let from = (at + start).max(offset);
-                let to = (at + end).min(offset + buffer.len());
-                if from < to && self.rng.chance(1, 2) {
-                    buffer[from - offset..to - offset].copy_from_slice(&bytes[from - at..to - at]);
-                }
+        if self.faults.strikes(Fault::ShortRead) && !buffer.is_empty() {
+            self.faults.fired_mut().short_read += 1;
+            let came = self.faults.rng.below(buffer.len());
+            let message = format!("{}: only {came} came", what());
+            inode.read(offset, &mut buffer[..came], &mut self.rng);
+            return Err(Error::new(ErrorKind::Io, message));
+        }
+        inode.read(offset, buffer, &mut self.rng);
+        if self.faults.strikes(Fault::StaleRead) {
+            let mut differs = false;
+            for range in self.faults.struck(offset, buffer.len()) {
+                let before = inode.seen_before(offset + range.start..offset + range.end);
+                differs |= before != &buffer[range.clone()];
+                buffer[range].copy_from_slice(before);
             }
+            self.faults.fired_mut().stale_read += u64::from(differs);
         }
         Ok(())
     }
 
     /// Takes room for the blocks of a range that have none; `Full` leaves all as it is.
-    fn reserve(&mut self, file: u64, what: &str, offset: u64, bytes: u64) -> Result<()> {
-        let Some(end) = offset.checked_add(bytes).filter(|&end| end < 1 << 40) else {
-            bail!(Full, "{what}: {bytes} bytes at {offset} are beyond the simulated device");
+    fn reserve(
+        &mut self,
+        file: u64,
+        verb: &str,
+        name: &str,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<()> {
+        let Some(_) = offset.checked_add(bytes).filter(|&end| end < 1 << 40) else {
+            bail!(Full, "{verb} {name}: {bytes} bytes at {offset} are beyond the simulated device");
         };
-        let free = self.free_bytes()?;
-        let blocks = &mut self.file(file).blocks;
-        let range = (offset / BLOCK_BYTES) as usize..end.div_ceil(BLOCK_BYTES) as usize;
-        let missing = range.clone().filter(|&block| !blocks.get(block).is_some_and(|&taken| taken));
-        if missing.count() as u64 * BLOCK_BYTES > free {
-            bail!(Full, "{what}: {bytes} bytes at {offset}, {free} bytes are free");
+        if self.capacity.is_some() {
+            let free = self.free_bytes()?;
+            if self.file(file).missing(offset as usize, bytes as usize) > free {
+                bail!(Full, "{verb} {name}: {bytes} bytes at {offset}, {free} bytes are free");
+            }
         }
-        if blocks.len() < range.end {
-            blocks.resize(range.end, false);
-        }
-        blocks[range].fill(true);
+        self.file(file).take(offset as usize, bytes as usize);
         Ok(())
     }
 
@@ -405,42 +261,115 @@ impl Device {
     ) -> Result<()> {
         let power = self.begin()?;
         if power == Power::On {
-            self.reserve(file, &format!("allocate {name}"), offset, bytes)?;
+            if self.faults.strikes(Fault::FullAllocate) {
+                self.faults.fired_mut().full_allocate += 1;
+                return Err(self
+                    .faults
+                    .full(format!("allocate {name}: {bytes} bytes at {offset}")));
+            }
+            self.reserve(file, "allocate", name, offset, bytes)?;
         }
         let end = (offset + bytes) as usize;
-        if bytes > 0 && end > self.file(file).live.len() {
-            self.file(file).resize(end);
+        if bytes > 0 && end > self.file(file).len() {
+            self.file(file).set_len(end);
         }
         Self::end(power)
     }
 
     pub(super) fn set_len(&mut self, file: u64, bytes: u64) -> Result<()> {
         let power = self.begin()?;
-        let inode = self.file(file);
-        inode.resize(bytes as usize);
-        inode.blocks.truncate(bytes.div_ceil(BLOCK_BYTES) as usize);
+        self.file(file).set_len(bytes as usize);
         Self::end(power)
     }
 
-    pub(super) fn write(&mut self, file: u64, name: &str, offset: u64, bytes: &[u8]) -> Result<()> {
+    pub(super) fn write(
+        &mut self,
+        file: u64,
+        name: &str,
+        offset: u64,
+        bytes: Vec<u8>,
+    ) -> Result<()> {
         let power = self.begin()?;
         self.counters.writes += 1;
         self.counters.bytes_written += bytes.len() as u64;
-        let what = format!("write {name}");
         if power == Power::On {
-            self.reserve(file, &what, offset, bytes.len() as u64)?;
+            self.check_write(file, name, offset, &bytes)?;
+            if self.deceives(file, offset as usize, &bytes) {
+                return Ok(());
+            }
         }
-        if power == Power::On && strikes(&mut self.fail_write) {
-            for (_, start, end) in sectors(offset as usize, bytes.len()) {
-                if self.rng.chance(1, 2) {
-                    self.file(file).change(offset as usize + start, &bytes[start..end]);
+        self.file(file).write(offset as usize, bytes);
+        Self::end(power)
+    }
+
+    /// Lets a write fail, or takes room for it.
+    fn check_write(&mut self, file: u64, name: &str, offset: u64, bytes: &[u8]) -> Result<()> {
+        let what = || format!("write {name}: {} bytes at {offset}", bytes.len());
+        let inode = self.files.get_mut(&file).expect("an open file is on this device");
+        let at = offset as usize;
+        if self.faults.strikes(Fault::FullWrite) {
+            self.faults.fired_mut().full_write += 1;
+            let blocks = bytes.len().div_ceil(BLOCK_BYTES).max(1);
+            let done = self.faults.rng.below(blocks) * BLOCK_BYTES;
+            inode.write(at, bytes[..done].to_vec());
+            return Err(self.faults.full(what()));
+        }
+        if self.faults.strikes(Fault::WriteError) {
+            self.faults.fired_mut().write_error += 1;
+            for (_, start, end) in sectors(at, bytes.len()) {
+                if self.faults.rng.chance(1, 2) {
+                    inode.write(at + start, bytes[start..end].to_vec());
                 }
             }
-            let what = format!("{what}: {} bytes at {offset}", bytes.len());
-            return Err(os_error(what, libc::EIO));
+            return Err(os_error(what(), libc::EIO));
         }
-        self.file(file).change(offset as usize, bytes);
-        Self::end(power)
+        self.reserve(file, "write", name, offset, bytes.len() as u64)
+    }
+
+    /// True when the write is acknowledged, and lost or done elsewhere.
+    fn deceives(&mut self, file: u64, offset: usize, bytes: &[u8]) -> bool {
+        let inode = self.files.get_mut(&file).expect("an open file is on this device");
+        let lost = self.faults.strikes(Fault::LostWrite);
+        let misdirected = self.faults.strikes(Fault::MisdirectedWrite);
+        if !lost && !misdirected || bytes.is_empty() {
+            return false;
+        }
+        inode.reach(offset + bytes.len());
+        let differs = |inode: &Inode, range: &Range<usize>| {
+            inode.seen(offset + range.start..offset + range.end) != &bytes[range.clone()]
+        };
+        if misdirected {
+            let places = inode.len() - bytes.len();
+            let unit = if places >= BLOCK_BYTES { BLOCK_BYTES } else { super::SECTOR_BYTES };
+            let place = offset % unit + self.faults.rng.below(places / unit + 1) * unit;
+            if place != offset && place + bytes.len() <= inode.len() {
+                self.faults.fired_mut().misdirected_write += 1;
+                inode.write(place, bytes.to_vec());
+                return true;
+            }
+        }
+        let struck = if misdirected {
+            vec![0..bytes.len()]
+        } else {
+            self.faults.struck(offset, bytes.len())
+        };
+        let noticed = struck.iter().any(|range| differs(inode, range));
+        self.faults.fired_mut().lost_write += u64::from(noticed);
+        let mut from = 0;
+        for range in struck.into_iter().chain([bytes.len()..bytes.len()]) {
+            inode.write(offset + from, bytes[from..range.start].to_vec());
+            from = range.end;
+        }
+        true
+    }
+
+    /// How many waits a request of a queue is late: 0, or up to `most`.
+    pub(super) fn delay(&mut self, most: usize) -> usize {
+        if !self.faults.strikes(Fault::Latency) {
+            return 0;
+        }
+        self.faults.fired_mut().latency += 1;
+        1 + self.faults.rng.below(most)
     }
 
     /// Notes a write that a queue hands over; the number is for `land`.
@@ -448,7 +377,7 @@ impl Device {
         self.next_serial += 1;
         let serial = self.next_serial;
         if !self.off {
-            self.file(file).flying.insert(serial, (offset as usize, bytes.to_vec()));
+            self.file(file).launch(serial, offset as usize, bytes.to_vec());
         }
         serial
     }
@@ -460,70 +389,63 @@ impl Device {
             self.off = true;
             return Err(power_is_off());
         }
-        let (_, bytes) = self.file(file).flying.remove(&serial).expect("launched, not landed");
-        self.write(file, name, offset, &bytes)
+        let bytes = self.file(file).land(serial);
+        self.write(file, name, offset, bytes)
     }
 
     pub(super) fn sync(&mut self, file: u64, name: &str) -> Result<()> {
         let power = self.begin()?;
         self.counters.syncs += 1;
         Self::end(power)?;
-        if strikes(&mut self.fail_sync) {
-            let mut rng = self.rng.clone();
-            self.file(file).forget_some(&mut rng);
-            self.rng = rng;
+        let inode = self.files.get_mut(&file).expect("an open file is on this device");
+        if self.faults.strikes(Fault::SyncError) {
+            let apart = inode.lose_some(&mut self.faults.rng);
+            let fired = self.faults.fired_mut();
+            fired.sync_error += 1;
+            fired.syncs_apart += u64::from(apart);
             return Err(os_error(format!("sync {name}"), libc::EIO));
         }
-        self.file(file).settle();
+        inode.settle();
         Ok(())
     }
 
     pub(super) fn flip_bit(&mut self, name: &str, offset: u64) {
         let bit = 1u8 << self.rng.below(8);
         let file = self.find("flip a bit of", name).expect("the test names a file that exists");
-        let inode = self.file(file);
-        let offset = offset as usize;
-        inode.live[offset] ^= bit;
-        if let Some(byte) = inode.durable.get_mut(offset) {
-            *byte ^= bit;
-        }
-        for change in &mut inode.changes {
-            if let Change::Write { offset: at, bytes } = change
-                && let Some(byte) = offset.checked_sub(*at).and_then(|i| bytes.get_mut(i))
-            {
-                *byte ^= bit;
-            }
-        }
+        self.file(file).flip(offset as usize, bit);
     }
 
     /// The device after a power cut now; see `SimMedium::reboot`.
     pub(super) fn reboot(&self, seed: u64) -> Self {
         let mut rng = Rng::new(seed);
-        // All, nothing, and what lies between: each kind of luck gets its share of the seeds.
-        let eagerness = [0, 1, 2, 4, 4, 6, 7, 8][rng.below(8)];
-        let mut device = Self::new(rng.next());
+        let eagerness = eagerness(&mut rng);
+        let mut device = Self::new(rng.next(), SimFired::default());
         device.capacity = self.capacity;
-        for (name, file) in self.surviving_names(&mut rng, eagerness) {
+        let (names, lost_names) = self.surviving_names(&mut rng, eagerness);
+        device.faults.fired_mut().lost_names = lost_names;
+        for (name, file) in names {
             let inode = &self.files[&file];
-            let durable = inode.survivor(&mut rng, eagerness);
-            let mut blocks = inode.blocks.clone();
-            blocks.resize(durable.len().div_ceil(BLOCK_BYTES as usize), true);
-            let live = durable.clone();
+            let found = inode.survivor(&mut rng, eagerness);
+            device.faults.fired_mut().torn_writes += found.torn;
             let file = NEXT_FILE.fetch_add(1, Ordering::Relaxed);
-            device.files.insert(file, Inode { live, durable, blocks, ..Inode::default() });
+            let inode = Inode::settled(found.bytes, inode.blocks());
+            device.files.insert(file, inode);
             device.names.insert(name, file);
         }
         device.durable_names = device.names.clone();
         device
     }
 
-    fn surviving_names(&self, rng: &mut Rng, eagerness: u64) -> BTreeMap<String, u64> {
+    /// The names after a power cut, and how many changes of names it undid.
+    fn surviving_names(&self, rng: &mut Rng, eagerness: u64) -> (BTreeMap<String, u64>, u64) {
         let mut names = self.durable_names.clone();
+        let mut lost = 0;
         let in_order = rng.chance(1, 2);
         let kept = prefix(rng, self.name_changes.len(), eagerness);
         for (index, change) in self.name_changes.iter().enumerate() {
             let survives = if in_order { index < kept } else { prefix(rng, 1, eagerness) == 1 };
             if !survives {
+                lost += 1;
                 continue;
             }
             match change {
@@ -543,6 +465,6 @@ impl Device {
                 }
             }
         }
-        names
+        (names, lost)
     }
 }

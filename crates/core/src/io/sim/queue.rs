@@ -10,12 +10,17 @@ use crate::io::{BufferId, Buffers, Completion, File, Queue};
 use parking_lot::Mutex;
 use std::sync::Arc;
 
+/// A request that is late comes back after so many waits at most.
+const WAITS_MAX: usize = 64;
+
 /// A request and, for a write that the device has, its number there.
 #[derive(Debug)]
 struct Flight {
     request: Request,
     file: u64,
     serial: u64,
+    /// How many waits it is held back, unless somebody waits for nothing else.
+    late: usize,
 }
 
 #[derive(Debug)]
@@ -25,7 +30,9 @@ pub(super) struct SimQueue {
     depth: usize,
     pool: BufferPool,
     queued: Vec<(u64, Request)>,
+    /// What may come back now.
     flights: Vec<Flight>,
+    late: Vec<Flight>,
 }
 
 impl SimQueue {
@@ -42,6 +49,7 @@ impl SimQueue {
             pool: BufferPool::new(buffers)?,
             queued: Vec::new(),
             flights: Vec::new(),
+            late: Vec::new(),
         })
     }
 
@@ -50,10 +58,19 @@ impl SimQueue {
         file.simulated_id().expect("the file is of another medium")
     }
 
-    /// Completes one request, whichever the seed picks.
+    /// Lets those come back whose time has come.
+    fn pass_time(&mut self) {
+        for flight in &mut self.late {
+            flight.late -= 1;
+        }
+        self.flights.extend(self.late.extract_if(.., |flight| flight.late == 0));
+    }
+
+    /// Completes one request, whichever the seed picks; a late one only where there is no other.
     fn complete_one(&mut self) -> Completion {
-        let picked = self.rng.below(self.flights.len());
-        let Flight { mut request, file, serial } = self.flights.swap_remove(picked);
+        let list = if self.flights.is_empty() { &mut self.late } else { &mut self.flights };
+        let picked = self.rng.below(list.len());
+        let Flight { mut request, file, serial, .. } = list.swap_remove(picked);
         let (name, offset) = (request.file.name(), request.offset);
         let mut device = self.device.lock();
         let result = if request.loan.is_write() {
@@ -74,7 +91,7 @@ impl Queue for SimQueue {
     }
 
     fn in_flight(&self) -> usize {
-        self.queued.len() + self.flights.len()
+        self.queued.len() + self.flights.len() + self.late.len()
     }
 
     fn buffer_bytes(&self) -> usize {
@@ -137,14 +154,17 @@ impl Queue for SimQueue {
             } else {
                 0
             };
-            self.flights.push(Flight { request, file, serial });
+            let late = device.delay(WAITS_MAX);
+            let list = if late > 0 { &mut self.late } else { &mut self.flights };
+            list.push(Flight { request, file, serial, late });
         }
         Ok(())
     }
 
     fn wait(&mut self, at_least: usize, done: &mut Vec<Completion>) -> Result<()> {
         self.submit()?;
-        for _ in 0..at_least.min(self.flights.len()) {
+        self.pass_time();
+        for _ in 0..at_least.min(self.in_flight()) {
             let completion = self.complete_one();
             done.push(completion);
         }
