@@ -23,6 +23,8 @@ pub mod row;
 pub mod storage;
 pub mod store;
 
+#[cfg(any(test, feature = "testing"))]
+pub use arena::keep_freed;
 pub use clip::Clip;
 pub use config::{
     CommitInfo, GetBatch, LookaheadBatch, Memory, NonFinite, PutBatch, StoreOptions, TableId,

@@ -1,7 +1,7 @@
 //! What is done to a device, by name.
 
 use crate::random::Random;
-use embedrock_core::io::{SimFaults, SimFired, SimMedium};
+use embedrock_core::io::{Medium, OpenMode, SimFaults, SimFired, SimMedium};
 use std::fmt;
 use std::str::FromStr;
 
@@ -150,8 +150,8 @@ impl FromStr for FaultSet {
     }
 }
 
-/// Makes a fault strike soon, once.
-pub(crate) fn arm(medium: &SimMedium, fault: Fault, random: &mut Random) {
+/// Makes a fault strike soon, once. True when it has struck already.
+pub(crate) fn arm(medium: &SimMedium, fault: Fault, random: &mut Random) -> bool {
     let soon = random.below(*random.clone().pick(&[2, 10, 40]));
     match fault {
         Fault::Power => medium.power_cut_after(medium.counters().operations + soon),
@@ -167,8 +167,9 @@ pub(crate) fn arm(medium: &SimMedium, fault: Fault, random: &mut Random) {
         Fault::Lost => medium.lose_write(soon),
         Fault::Misdirected => medium.misdirect_write(soon),
         Fault::Stale => medium.stale_read(soon),
-        Fault::Flip => flip(medium, random),
+        Fault::Flip => return flip(medium, random),
     }
+    false
 }
 
 /// Ends what was armed and has not struck.
@@ -187,18 +188,26 @@ pub(crate) fn disarm(medium: &SimMedium) {
 }
 
 /// Flips one bit of a file, where something was written more often than in its reserved end.
-fn flip(medium: &SimMedium, random: &mut Random) {
-    use embedrock_core::io::{Medium, OpenMode};
-    let Ok(names) = medium.list("") else { return };
+fn flip(medium: &SimMedium, random: &mut Random) -> bool {
+    let Ok(names) = medium.list("") else { return false };
     if names.is_empty() {
-        return;
+        return false;
     }
-    let name = random.pick(&names);
-    let Ok(len) = medium.open(name, OpenMode::ReadOnly).and_then(|file| file.len()) else { return };
+    // Files of rows and journals more often than their number says.
+    let mut name = random.pick(&names);
+    for _ in 0..2 {
+        if !name.starts_with("rows-") && !name.starts_with("journal-") {
+            name = random.pick(&names);
+        }
+    }
+    let Ok(len) = medium.open(name, OpenMode::ReadOnly).and_then(|file| file.len()) else {
+        return false;
+    };
     let most = if random.chance(3, 4) { len.min(24 << 10) } else { len };
     if most > 0 {
         medium.flip_bit(name, random.below(most));
     }
+    most > 0
 }
 
 /// How often a fault struck this machine.

@@ -13,12 +13,14 @@ pub(crate) struct Blame {
     since: SimFired,
     /// The disk or the device has a bound.
     pub(crate) bounded: bool,
+    /// A bit was flipped by hand, which the device does not count.
+    pub(crate) flipped: bool,
 }
 
 impl Blame {
     /// Nothing has struck since now.
     pub(crate) fn from_now(medium: &SimMedium, bounded: bool) -> Self {
-        Self { since: medium.faults_fired(), bounded }
+        Self { since: medium.faults_fired(), bounded, flipped: false }
     }
 
     fn count(&self, medium: &SimMedium, fault: Fault) -> u64 {
@@ -27,7 +29,7 @@ impl Blame {
 
     /// True when the device has lied.
     pub(crate) fn lied(&self, medium: &SimMedium) -> bool {
-        Fault::ALL.into_iter().any(|fault| fault.lies() && self.count(medium, fault) > 0)
+        self.flipped || Fault::ALL.into_iter().any(|fault| fault.lies() && self.count(medium, fault) > 0)
     }
 
     /// True when an operation of the device has failed.

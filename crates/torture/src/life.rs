@@ -389,7 +389,11 @@ impl<'c> Life<'c> {
             faults::disarm(&self.medium);
         }
         self.note(|| format!("armed {}", fault.name()));
-        faults::arm(&self.medium, fault, &mut self.random);
+        if faults::arm(&self.medium, fault, &mut self.random) {
+            self.blame.flipped = true;
+            self.counts.faults[fault as usize] += 1;
+            self.lies_now();
+        }
     }
 
     /// Whether the device has lied by now.

@@ -3,6 +3,7 @@
 use embedrock_torture::{Counts, FaultSet, Habit, Limits, run};
 
 fn main() {
+    embedrock_core::keep_freed();
     let args: Vec<String> = std::env::args().collect();
     let (from, n) = (args[1].parse::<u64>().unwrap(), args[2].parse::<u64>().unwrap());
     let faults: FaultSet = args.get(3).map_or("all", String::as_str).parse().unwrap();
