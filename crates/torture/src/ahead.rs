@@ -72,6 +72,12 @@ impl Life<'_> {
             let at = (*table, self.ids[*table]);
             check::rows(self.store(), &self.model, at, keys, false, &self.care())?;
         }
+        if self.random.chance(3, 4) {
+            self.train_on(&batch)?;
+        }
+        if self.is_poisoned() || self.medium.power_is_off() {
+            return Ok(());
+        }
         if let Some(number) = number {
             self.store().finish(number).map_err(|e| format!("finish: {e:?}"))?;
         }

@@ -122,12 +122,12 @@ impl<'c> Life<'c> {
         }
     }
 
-    /// The whole life. `only` says which operations are done.
-    pub(crate) fn live(&mut self, only: &dyn Fn(u64) -> bool) -> Step {
+    /// The whole life.
+    pub(crate) fn live(&mut self) -> Step {
         self.begin()?;
         while self.operation < self.plan.operations {
             self.operation += 1;
-            if !only(self.operation) {
+            if self.plan.only.as_ref().is_some_and(|only| !only.contains(&self.operation)) {
                 continue;
             }
             self.random = Random::new(self.plan.seed, 1000 + self.operation);

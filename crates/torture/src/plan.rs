@@ -23,6 +23,8 @@ pub struct Limits {
     pub tables: usize,
     /// What a life does not do.
     pub without: Vec<Habit>,
+    /// The operations that are done, by number; `None` is all of them.
+    pub only: Option<std::collections::BTreeSet<u64>>,
 }
 
 /// Something that lives do, and that can be left out.
@@ -70,9 +72,22 @@ impl Habit {
     }
 }
 
+impl Limits {
+    /// True when nothing is left out.
+    pub fn allow_all(&self) -> bool {
+        let Self { faults, operations, tables, without, only } = self;
+        let all = Self::default();
+        *faults == all.faults
+            && *operations >= all.operations
+            && *tables >= all.tables
+            && without.is_empty()
+            && only.is_none()
+    }
+}
+
 impl Default for Limits {
     fn default() -> Self {
-        Self { faults: FaultSet::all(), operations: 300, tables: 6, without: Vec::new() }
+        Self { faults: FaultSet::all(), operations: 300, tables: 6, without: Vec::new(), only: None }
     }
 }
 
@@ -135,6 +150,7 @@ pub(crate) struct Plan {
     pub(crate) operations: u64,
     pub(crate) faults: FaultSet,
     without: Vec<Habit>,
+    pub(crate) only: Option<std::collections::BTreeSet<u64>>,
     /// Of so many operations one arms a fault.
     pub(crate) fault_every: u64,
     pub(crate) page_bytes: usize,
@@ -183,6 +199,7 @@ impl Plan {
             seed,
             kind,
             without: limits.without.clone(),
+            only: limits.only.clone(),
             operations: limits.operations / 2 + random.below(limits.operations.max(1)),
             faults: limits.faults,
             fault_every: *random.pick(&[12, 25, 50, 100]),

@@ -48,23 +48,13 @@ pub(crate) fn catch_panics() {
 
 /// Runs a seed and adds to the counts.
 pub fn run(seed: u64, limits: &Limits, counts: &mut Counts) -> Result<(), Box<Failure>> {
-    run_some(seed, limits, &|_| true, counts)
-}
-
-/// Runs those operations of a seed that `only` names.
-pub(crate) fn run_some(
-    seed: u64,
-    limits: &Limits,
-    only: &dyn Fn(u64) -> bool,
-    counts: &mut Counts,
-) -> Result<(), Box<Failure>> {
     catch_panics();
     let plan = Plan::new(seed, limits);
     let settings = settings(&plan);
     counts.seeds += 1;
     let mut life = Life::new(plan, counts);
     LIVING.with_borrow_mut(|living| *living = true);
-    let lived = catch_unwind(AssertUnwindSafe(|| life.live(only)));
+    let lived = catch_unwind(AssertUnwindSafe(|| life.live()));
     LIVING.with_borrow_mut(|living| *living = false);
     let what = match lived {
         Ok(Ok(())) => return Ok(()),

@@ -168,8 +168,25 @@ impl Life<'_> {
         self.update_parts(parts)
     }
 
+    /// An update of the rows of a batch, of its tables that have an optimizer.
+    pub(crate) fn train_on(&mut self, batch: &[(usize, Vec<u64>)]) -> Step {
+        let mut parts: Vec<Part> = Vec::new();
+        for (table, keys) in batch {
+            let kind = self.table(*table).plan.spec.optimizer.kind;
+            if kind != OptimizerKind::None && parts.iter().all(|part| part.table != *table) {
+                let part = self.part_of(*table, kind, keys.clone());
+                parts.push(part);
+            }
+        }
+        self.update_parts(parts)
+    }
+
     fn draw_part(&mut self, table: usize, kind: OptimizerKind) -> Part {
         let keys = self.draw_keys(table);
+        self.part_of(table, kind, keys)
+    }
+
+    fn part_of(&mut self, table: usize, kind: OptimizerKind, keys: Vec<u64>) -> Part {
         let dim = self.table(table).dim();
         let random = &mut self.random;
         let gradients = (0..keys.len() * dim).map(|_| random.value()).collect();

@@ -26,6 +26,7 @@ use super::superblock::{HEAD_BYTES, write_head};
 use super::{Inner, Store, holds, state};
 use crate::config::CommitInfo;
 use crate::error::{Result, bail};
+use crate::planted::{self, Bug};
 use capture::Portions;
 use history::{UnderWay, record_bytes};
 use std::sync::atomic::Ordering;
@@ -234,12 +235,18 @@ impl Inner {
             (std::mem::take(&mut made.files), journal, record)
         };
         for file in files {
-            file.sync()?;
+            let is_state = file.name().starts_with(state::PREFIX);
+            let bug = if is_state { Bug::StateSyncSkipped } else { Bug::RecordBeforeData };
+            if !planted::is(bug) {
+                file.sync()?;
+            }
         }
         if record.state.is_some() {
             self.medium.sync_dir()?;
         }
-        journal.sync()?;
+        if !planted::is(Bug::JournalSyncSkipped) {
+            journal.sync()?;
+        }
         // A verb may have failed to write what belongs to this commit.
         self.check_writable()?;
         let oldest_kept = record.oldest_kept;
@@ -259,7 +266,9 @@ impl Inner {
             history.cycle_bytes += bytes;
             self.metrics.journal_bytes.fetch_add(bytes + HEAD_BYTES, Ordering::Relaxed);
         }
-        journal.sync()?;
+        if !planted::is(Bug::RecordSyncSkipped) {
+            journal.sync()?;
+        }
         write_head(&*self.medium, self.seed, record.info.sequence)?;
         let info = record.info.clone();
         // After the record, so that a reader that does not see it is seen here.
@@ -286,8 +295,9 @@ impl Inner {
 
     /// Releases the copies that only commits before this one have.
     fn release(&self, engine: &Engine, released: u64) {
+        let early = u64::from(planted::is(Bug::ReleasedEarly));
         for class in &engine.classes {
-            class.log.lock().segments.drop_commits_before(released);
+            class.log.lock().segments.drop_commits_before(released + early);
         }
     }
 

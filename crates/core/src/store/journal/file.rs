@@ -5,6 +5,7 @@
 //! check; a commit record behind it proves damage, because commit records are written only after
 //! everything before them is durable.
 
+use crate::activation::{Branch, note};
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::io::{File, Medium, OpenMode};
 use std::ops::Range;
@@ -106,6 +107,9 @@ impl JournalFile {
         position: u64,
     ) -> Result<Self> {
         let file = medium.open(&name_of(number), OpenMode::ReadWrite)?;
+        if file.len()? > position {
+            note(Branch::TailCut);
+        }
         file.set_len(position)?;
         file.sync()?;
         Ok(Self { file, seed, number, position, allocated: position, buffer: Vec::new() })
