@@ -270,3 +270,8 @@ def copy(
     progress: _Progress | None = None,
 ) -> dict[str, Any]:
     """Copies a commit to a new store at `destination`."""
+
+def torture(
+    options: list[str], seed: int, progress: Callable[[str], object] | None = None
+) -> dict[str, Any]:
+    """Runs stores on a simulated device; `options` are those of `embedrock torture`."""

@@ -14,6 +14,7 @@ mod maintenance;
 mod permits;
 mod scan;
 mod store;
+mod torture;
 
 /// The engine of Embedrock. Use the package `embedrock`, which checks and documents what goes in.
 #[pyo3::pymodule]
@@ -30,6 +31,8 @@ mod _core {
     use crate::scan::Scan;
     #[pymodule_export]
     use crate::store::{Hyper, Store, TableId};
+    #[pymodule_export]
+    use crate::torture::torture;
 
     /// Version of the engine, equal to the package's.
     #[pymodule_export]

@@ -32,7 +32,16 @@ impl Life<'_> {
         let point = self.point();
         self.note(|| format!("commit {}", point_name(&point)));
         self.counts.verb("commit");
+        let begun = self.medium.counters().operations;
+        if self.cut_in_commit && !self.is_doomed() {
+            // Mostly near its end, where it becomes durable.
+            let all = self.commit_operations;
+            let from_end = if self.random.chance(2, 3) { all.min(8) } else { all };
+            let cut = begun + all - self.random.below(from_end.max(1)).min(all);
+            self.medium.power_cut_after(cut);
+        }
         let result = self.store().commit(point.step, &point.meta, &borrowed(&point));
+        self.commit_operations = self.medium.counters().operations - begun;
         self.committed(point, result.map(Some))
     }
 
@@ -89,6 +98,7 @@ impl Life<'_> {
                 self.counts.event(Event::Commit);
                 self.chain = chain;
                 self.others.clear();
+                self.head_is_current = true;
                 self.full_in_a_row = 0;
                 self.check_commits()
             }

@@ -187,7 +187,7 @@ pub(crate) fn disarm(medium: &SimMedium) {
     medium.power_cut_after(never);
 }
 
-/// Flips one bit of a file, where something was written more often than in its reserved end.
+/// Flips bits of one file, where something was written more often than in its reserved end.
 fn flip(medium: &SimMedium, random: &mut Random) -> bool {
     let Ok(names) = medium.list("") else { return false };
     if names.is_empty() {
@@ -205,7 +205,9 @@ fn flip(medium: &SimMedium, random: &mut Random) -> bool {
     };
     let most = if random.chance(3, 4) { len.min(24 << 10) } else { len };
     if most > 0 {
-        medium.flip_bit(name, random.below(most));
+        for _ in 0..1 + random.below(8) {
+            medium.flip_bit(name, random.below(most));
+        }
     }
     most > 0
 }

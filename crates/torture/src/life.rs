@@ -88,6 +88,15 @@ pub(crate) struct Life<'c> {
     pub(crate) last: VecDeque<String>,
     /// Refusals for want of room in a row.
     pub(crate) full_in_a_row: u32,
+    /// A commit was made on this machine, whose head says so. One that a reboot has lost would not
+    /// tell that the last commit's record is damaged: that takes two strokes.
+    pub(crate) head_is_current: bool,
+    /// The first table of a life of growth is made smaller.
+    pub(crate) shrinks: bool,
+    /// The power is to go in the next commit.
+    pub(crate) cut_in_commit: bool,
+    /// Operations of the device in the last one.
+    pub(crate) commit_operations: u64,
 }
 
 impl<'c> Life<'c> {
@@ -119,6 +128,10 @@ impl<'c> Life<'c> {
             operation: 0,
             last: VecDeque::new(),
             full_in_a_row: 0,
+            head_is_current: false,
+            shrinks: false,
+            cut_in_commit: false,
+            commit_operations: 12,
         }
     }
 
@@ -350,7 +363,8 @@ impl<'c> Life<'c> {
         }
         let result = self.check_everything();
         self.lies_now();
-        result.map_err(Stop::Failed)
+        result?;
+        self.look_at_earlier()
     }
 
     /// Holds the whole open store against the model.
@@ -378,12 +392,20 @@ impl<'c> Life<'c> {
     }
 
     fn arm_one(&mut self, may: &dyn Fn(Fault) -> bool) {
-        let may = |fault: &Fault| *fault != Fault::Latency && may(*fault);
+        let current = self.head_is_current;
+        let may = |fault: &Fault| {
+            *fault != Fault::Latency && (current || !fault.lies()) && may(*fault)
+        };
         let choice: Vec<Fault> = self.plan.faults.iter().filter(may).collect();
         if choice.is_empty() {
             return;
         }
         let fault = *self.random.pick(&choice);
+        if fault == Fault::Power && self.random.chance(1, 2) {
+            self.note(|| "the next commit loses its power".to_owned());
+            self.cut_in_commit = true;
+            return;
+        }
         // A device that lies tells nothing of what it lost in a power cut.
         if fault.lies() {
             faults::disarm(&self.medium);
@@ -425,6 +447,8 @@ impl<'c> Life<'c> {
         if self.medium.power_is_off() {
             return match error.kind() {
                 ErrorKind::Io | ErrorKind::Poisoned => Ok(()),
+                // It came first, and the power went while the verb tidied up.
+                ErrorKind::Full if self.blame.allows(&self.medium, error).is_ok() => Ok(()),
                 _ => Err(format!("{what} without power: {error:?}").into()),
             };
         }
@@ -582,7 +606,8 @@ impl<'c> Life<'c> {
         self.settle_under_way();
         self.close_quietly();
         let before = (self.chain.clone(), self.others.clone(), self.medium.clone());
-        for _ in 0..self.random.below(3) {
+        let more = if std::mem::take(&mut self.cut_in_commit) { 4 } else { 3 };
+        for _ in 0..self.random.below(more) {
             self.boot();
             self.open(None)?;
             self.close_quietly();
@@ -597,6 +622,7 @@ impl<'c> Life<'c> {
 
     fn boot(&mut self) {
         self.readers.clear();
+        self.head_is_current = false;
         self.medium = self.medium.reboot(self.random.next());
         self.blame = Blame::from_now(&self.medium, self.blame.bounded);
         self.counts.add_fired(&self.medium.faults_fired());
@@ -614,8 +640,27 @@ impl<'c> Life<'c> {
         if !self.doomed {
             self.crash()?;
         }
+        if !self.doomed && self.plan.allows(Fault::Flip) {
+            self.commit()?;
+        }
+        if self.head_is_current && !self.doomed && self.poison.is_none() {
+            self.damage()?;
+        }
         self.finish_counts();
         Ok(())
+    }
+
+    /// The last trial: bits flip, and what is read, before and after an opening, is right or an
+    /// error.
+    fn damage(&mut self) -> Step {
+        self.note(|| "bits flip".to_owned());
+        if faults::arm(&self.medium, Fault::Flip, &mut self.random) {
+            self.blame.flipped = true;
+            self.counts.faults[Fault::Flip as usize] += 1;
+            self.lies_now();
+        }
+        self.check_everything()?;
+        self.reopen()
     }
 
     /// Adds what the store and the device have counted.

@@ -177,13 +177,13 @@ pub(crate) struct Plan {
 impl Plan {
     pub(crate) fn new(seed: u64, limits: &Limits) -> Self {
         let random = &mut Random::new(seed, 1);
-        let kind = match random.below(10) {
-            0 => Kind::Growth,
-            1..=2 => Kind::Commits,
-            3..=4 => Kind::Ahead,
+        let kind = match random.below(20) {
+            0..=2 => Kind::Growth,
+            3..=6 => Kind::Commits,
+            7..=10 => Kind::Ahead,
             _ => Kind::Mixed,
         };
-        let page_bytes = 512 << random.below(5);
+        let page_bytes = 512 << *random.pick(&[0, 0, 0, 0, 1, 1, 1, 2, 2, 3, 4]);
         let tables = tables(seed, kind, page_bytes, 1 + random.below(6) as usize);
         let bytes: u64 = tables.iter().map(|t| t.keys * t.layout.row_bytes() as u64).sum();
         // What a store takes beside rows: journals of a quarter of a MiB, room for commits.
@@ -204,7 +204,7 @@ impl Plan {
             faults: limits.faults,
             fault_every: *random.pick(&[12, 25, 50, 100]),
             page_bytes,
-            segment_bytes: smallest << random.below(3),
+            segment_bytes: smallest << *random.pick(&[0, 0, 0, 1, 2]),
             memory_percent: if has(Habit::Tight) { memory_percent } else { None },
             max_disk_bytes: max_disk_bytes.filter(|_| has(Habit::Bounds)),
             capacity: capacity.filter(|_| has(Habit::Bounds)),
@@ -219,7 +219,7 @@ impl Plan {
             meta_bytes: *random.pick(&[8, 100, 3000, 60_000]),
             state_bytes: *random.pick(&[0, 100, 9000]),
             batch: match kind {
-                Kind::Growth => 400,
+                Kind::Growth => 500,
                 _ => *random.pick(&[8, 40, 120]),
             },
         }
@@ -298,7 +298,7 @@ fn table(seed: u64, kind: Kind, page_bytes: usize, i: usize) -> TablePlan {
         dim -= 1;
     };
     let dense = !grows && random.chance(1, 2);
-    let keys = if grows { 1800 + random.below(1200) } else { 20 + random.below(600) };
+    let keys = if grows { 2300 + random.below(700) } else { 20 + random.below(600) };
     let initializer = match random.below(4) {
         0 => Initializer::Constant(0.5),
         1 => Initializer::Normal { mean: 0.0, std: 0.5 },

@@ -56,6 +56,23 @@ impl Life<'_> {
         self.read(self.readers.len() - 1)
     }
 
+    /// Now and then, whether an earlier commit is still there.
+    pub(crate) fn look_at_earlier(&mut self) -> Step {
+        if self.chain.len() < 2 || self.is_doomed() || !self.random.chance(1, 2) {
+            return Ok(());
+        }
+        let at = self.random.below(self.chain.len() as u64 - 1) as usize;
+        let (point, step) = (Rc::clone(&self.chain[at]), Some(self.chain[at].step));
+        let options = StoreOptions { step, read_only: true, ..self.plan.options(self.memory) };
+        let mut random = self.random.clone();
+        let care = Care { torn: None, ..self.care() };
+        let result = match self.open_to_read(options) {
+            Ok(store) => check::all(&store, &point.model, &mut random, &care).map(drop),
+            Err(error) => care.takes(&error).map(drop),
+        };
+        result.map_err(|why| format!("opened at {}: {why}", point_name(&point)).into())
+    }
+
     /// Whether a commit that is under way may have released this step.
     fn may_be_gone(&self, step: Option<u64>) -> bool {
         self.under_way.as_ref().is_some_and(|point| {

@@ -38,7 +38,10 @@ impl Life<'_> {
         if self.plan.window && self.random.chance(1, if self.plan.kind == Kind::Ahead { 2 } else { 5 }) {
             return self.use_window();
         }
-        let (commits, growth) = (self.plan.kind == Kind::Commits, self.plan.kind == Kind::Growth);
+        if self.plan.kind == Kind::Growth && self.random.chance(1, 2) {
+            return self.grow_and_shrink();
+        }
+        let commits = self.plan.kind == Kind::Commits;
         let roll = self.random.below(1000);
         match roll {
             0..=199 => self.get(),
@@ -46,8 +49,8 @@ impl Life<'_> {
             490..=579 => self.put(),
             580..=609 => self.modify(),
             610..=669 => {
-                let times = if growth && self.random.chance(1, 2) { 4 } else { 1 };
-                self.delete(times)
+                let at = self.draw_table();
+                self.delete(at, 1)
             }
             670..=709 => self.contains(),
             710..=729 => self.scan(),
@@ -68,6 +71,22 @@ impl Life<'_> {
             _ if commits => self.reopen(),
             _ => self.update(),
         }
+    }
+
+    /// The first table grows until its index has split, shrinks until that merges, and so on.
+    fn grow_and_shrink(&mut self) -> Step {
+        let (rows, most) = (self.table(0).len(), self.table(0).plan.keys);
+        if rows * 4 > most * 3 {
+            self.shrinks = true;
+        } else if rows * 4 < most {
+            self.shrinks = false;
+        }
+        if self.shrinks {
+            return self.delete((0, self.ids[0]), 4);
+        }
+        let kind = self.table(0).plan.spec.optimizer.kind;
+        let part = self.draw_part(0, kind);
+        self.update_parts(vec![part])
     }
 
     pub(crate) fn draw_table(&mut self) -> (usize, TableId) {
@@ -367,8 +386,8 @@ impl Life<'_> {
         self.changed("modify", result, change)
     }
 
-    pub(crate) fn delete(&mut self, times: u64) -> Step {
-        let (table, id) = self.draw_table();
+    /// Deletes the keys of so many draws.
+    pub(crate) fn delete(&mut self, (table, id): (usize, TableId), times: u64) -> Step {
         let mut keys = self.draw_keys(table);
         for _ in 1..times {
             let more = self.draw_keys(table);
@@ -454,7 +473,8 @@ impl Life<'_> {
             return Ok(());
         }
         if self.random.chance(1, 2) {
-            self.delete(2)?;
+            let at = self.draw_table();
+            self.delete(at, 2)?;
         }
         if !self.is_poisoned() && !self.medium.power_is_off() {
             self.commit()?;

@@ -1,11 +1,11 @@
-"""The command `embedrock`: train, demo, info, check, copy, bench.
+"""The command `embedrock`: train, demo, info, check, copy, bench, torture.
 
 Each command is a module here with `add(subparsers)`, which sets `run` on the parsed arguments:
 arguments in, exit status out. Commands import what they need when they run, so that `--help` and
 `info` do not wait for PyTorch.
 
-Exit status: 0 fine, 1 damage found by `check`, 2 an error (one line on standard error, a traceback
-only with --debug), 130 stopped by Ctrl-C.
+Exit status: 0 fine, 1 damage found by `check` or a store that failed `torture`, 2 an error (one line
+on standard error, a traceback only with --debug), 130 stopped by Ctrl-C.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from embedrock import __version__
-from embedrock.cli import bench, check, copy, demo, info, train
+from embedrock.cli import bench, check, copy, demo, info, torture, train
 from embedrock.errors import EmbedrockError
 
 EXIT_ERROR = 2
@@ -55,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"embedrock {__version__}")
     commands = top.add_subparsers(metavar="COMMAND", required=True)
-    for command in (train, demo, info, check, copy, bench):
+    for command in (train, demo, info, check, copy, bench, torture):
         added = command.add(commands)
         added.add_argument(
             "--debug",

@@ -1,0 +1,111 @@
+"""`embedrock torture`: random stores on a simulated device, with faults, beside a plain map."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from embedrock.cli import output
+
+_EXIT_FAILED = 1
+_EXIT_INTERRUPTED = 130
+# Between the first seeds of two runs, one second apart: more than a second can run.
+_SEEDS_PER_SECOND = 10_000
+
+
+def add(commands: Any) -> argparse.ArgumentParser:
+    """Adds the command."""
+    command: argparse.ArgumentParser = commands.add_parser(
+        "torture",
+        help="run random stores through faults of a simulated device",
+        description=(
+            "Lets stores live on a simulated device, in memory: random settings, random verbs, "
+            "commits, readers, reopenings, and faults in between. Each seed is one life, and is "
+            "compared with a plain map to the last bit. Nothing on the disk is touched."
+        ),
+        epilog="Exit status 0 when every store held, 1 when one did not: its seed is printed, and "
+        "the command that replays it.",
+    )
+    length = command.add_mutually_exclusive_group()
+    length.add_argument("--minutes", type=float, metavar="M", help="how long (default: 1)")
+    length.add_argument("--seeds", type=output.positive, metavar="N", help="how many lives")
+    command.add_argument(
+        "--seed", type=output.natural, metavar="S", help="the first seed (default: from the clock)"
+    )
+    command.add_argument(
+        "--faults",
+        metavar="LIST",
+        help="all, none, or names with commas: power, read, short, write, sync, full, full-write, "
+        "latency, flip, lost, misdirected, stale; -NAME takes one of all away (--faults=-sync)",
+    )
+    command.add_argument(
+        "--without",
+        metavar="LIST",
+        help="what lives leave out: back, readers, ahead, beside, late, bounds, tight",
+    )
+    command.add_argument(
+        "--operations", type=output.positive, metavar="N", help="operations of a life (300)"
+    )
+    command.add_argument("--tables", type=output.positive, metavar="N", help="tables at most (6)")
+    command.add_argument("--only", metavar="LIST", help="operations that are done, by number")
+    command.add_argument(
+        "--jobs", type=output.positive, metavar="J", help="lives at a time (default: one a core)"
+    )
+    command.add_argument("--json", type=Path, metavar="FILE", help="write the counts, as JSON")
+    command.set_defaults(run=run)
+    return command
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs, and prints what was counted and found."""
+    from embedrock import _core
+
+    options: list[str] = []
+    for name in ("minutes", "seeds", "faults", "without", "operations", "tables", "only", "jobs"):
+        value = getattr(arguments, name)
+        if value is not None:
+            options += [f"--{name}", str(value)]
+    seed = arguments.seed
+    if seed is None:
+        seed = int(time.time()) * _SEEDS_PER_SECOND
+    print(f"first seed {seed}", flush=True)
+    line = _Line()
+    report = _core.torture(options, seed, line.show)
+    line.end()
+    text = report.pop("text")
+    failures = report.pop("failure_texts")
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+    print(text, end="")
+    for failure in failures:
+        print(f"\n{failure}", end="")
+    if report["stopped"]:
+        return _EXIT_INTERRUPTED
+    return 0 if report["good"] else _EXIT_FAILED
+
+
+class _Line:
+    """One line that is written again and again on a terminal, and seldom elsewhere."""
+
+    _EVERY_S = 10.0
+
+    def __init__(self) -> None:
+        self._next = time.monotonic() + self._EVERY_S
+        self._terminal = sys.stderr.isatty()
+
+    def show(self, line: str) -> None:
+        """Shows how far the run is."""
+        if self._terminal:
+            print(f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True)
+        elif time.monotonic() >= self._next:
+            self._next = time.monotonic() + self._EVERY_S
+            print(line, file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """Makes room for what is printed next."""
+        if self._terminal:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
