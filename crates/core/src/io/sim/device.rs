@@ -3,8 +3,8 @@
 use super::rng::Rng;
 use super::{SECTOR_BYTES, SimCounters};
 use crate::error::{Error, ErrorKind, Result, bail};
-use crate::io::OpenMode;
 use crate::io::request::short_file;
+use crate::io::{DeviceCurve, OpenMode};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -57,6 +57,7 @@ enum Power {
 pub(super) struct Device {
     pub(super) rng: Rng,
     pub(super) capacity: Option<u64>,
+    pub(super) curve: Option<DeviceCurve>,
     pub(super) cut_after: Option<u64>,
     pub(super) off: bool,
     pub(super) fail_read: Option<u64>,
@@ -219,6 +220,7 @@ impl Device {
         Self {
             rng: Rng::new(seed),
             capacity: None,
+            curve: None,
             cut_after: None,
             off: false,
             fail_read: None,
@@ -503,6 +505,7 @@ impl Device {
         let eagerness = [0, 1, 2, 4, 4, 6, 7, 8][rng.below(8)];
         let mut device = Self::new(rng.next());
         device.capacity = self.capacity;
+        device.curve = self.curve.clone();
         for (name, file) in self.surviving_names(&mut rng, eagerness) {
             let inode = &self.files[&file];
             let durable = inode.survivor(&mut rng, eagerness);
