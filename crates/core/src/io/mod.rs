@@ -115,6 +115,10 @@ pub trait Medium: Send + Sync + Debug {
     /// A queue of `depth` requests over aligned buffers; of fewer requests when there are fewer
     /// pieces for them, or the system refuses so many.
     fn queue(&self, depth: usize, buffers: Buffers) -> Result<Box<dyn Queue>>;
+    /// What the device can do, of a medium that knows without being measured.
+    fn known_curve(&self) -> Option<DeviceCurve> {
+        None
+    }
     /// What was wanted so far and could not be had, one sentence each, for people.
     fn notes(&self) -> Vec<String> {
         Vec::new()

@@ -29,7 +29,7 @@ mod rng;
 mod tests;
 
 use super::request::{check_name, check_queue};
-use super::{Buffers, File, IoKind, Medium, OpenMode, Queue};
+use super::{Buffers, DeviceCurve, File, IoKind, Medium, OpenMode, Queue};
 use crate::error::Result;
 use device::Device;
 use faults::{Fault, os_error};
@@ -79,6 +79,11 @@ impl SimMedium {
         self.device.lock().capacity = bytes;
     }
 
+    /// Makes stores choose pages and depths as for a device that was measured to do this.
+    pub fn set_curve(&self, curve: Option<DeviceCurve>) {
+        self.device.lock().curve = curve;
+    }
+
     /// Cuts the power after the `operations`-th operation since the start of this machine: every
     /// later call fails with an `Io` error "power is off". The call that hits the cut fails, and
     /// like anything unsynced it may be found done, undone or half done after `reboot`.
@@ -93,7 +98,7 @@ impl SimMedium {
 
     /// A new machine on what a power cut at this instant leaves: everything synced, and of the rest
     /// what `seed` picks. This machine is not touched, so that several seeds can be tried. The
-    /// capacity stays, faults and counters start anew.
+    /// capacity and curve stay, faults and counters start anew.
     pub fn reboot(&self, seed: u64) -> Self {
         Self { device: Arc::new(Mutex::new(self.device.lock().reboot(seed))) }
     }
@@ -220,6 +225,10 @@ impl Medium for SimMedium {
 
     fn free_bytes(&self) -> Result<u64> {
         self.device.lock().free_bytes()
+    }
+
+    fn known_curve(&self) -> Option<DeviceCurve> {
+        self.device.lock().curve.clone()
     }
 
     fn queue(&self, depth: usize, buffers: Buffers) -> Result<Box<dyn Queue>> {

@@ -137,6 +137,8 @@ pub(super) struct Class {
     pub(super) promised: AtomicU64,
     /// Rows of its dense tables, for `Table::first`.
     pub(super) dense_rows: u64,
+    /// Page sizes that it could have had, of a class that was not found in the store.
+    pub(super) choices: Vec<usize>,
 }
 
 impl Class {
@@ -167,6 +169,7 @@ impl Class {
             stage: AtomicU8::new(CommitStage::None as u8),
             promised: AtomicU64::new(0),
             dense_rows: 0,
+            choices: Vec::new(),
         })
     }
 
@@ -350,7 +353,7 @@ impl Engine {
                 sparse: tables().any(|t| t.first.is_none()),
                 index_bytes: log.index_bytes() as u64,
                 index_growth: tables().map(growth).sum(),
-                ..ClassDemand::of(&class.record)
+                ..ClassDemand::of(&class.record, &class.choices)
             }
         };
         self.classes.iter().enumerate().map(demand).collect()

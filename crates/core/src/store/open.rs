@@ -42,7 +42,7 @@ impl Store {
     /// it when there is none and `options.create` allows it.
     ///
     /// *Errors*: `NotFound`, `Locked` naming who writes to it, `Corrupt` and `Unsupported` naming
-    /// what cannot be read, `Budget` naming the smallest memory that works, `Io`. *Blocking*: reads
+    /// what cannot be read, `Budget` naming a memory that works, `Io`. *Blocking*: reads
     /// the journal; row pages are not read.
     pub fn open(path: impl AsRef<Path>, options: StoreOptions) -> Result<Self> {
         let path = path.as_ref();

@@ -5,8 +5,8 @@ use super::faults::{Fault, Injector, SimFired, os_error};
 use super::inode::{BLOCK_BYTES, Inode, eagerness, prefix, sectors};
 use super::rng::Rng;
 use crate::error::{Error, ErrorKind, Result, bail};
-use crate::io::OpenMode;
 use crate::io::request::short_file;
+use crate::io::{DeviceCurve, OpenMode};
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -38,6 +38,7 @@ enum Power {
 pub(super) struct Device {
     pub(super) rng: Rng,
     pub(super) capacity: Option<u64>,
+    pub(super) curve: Option<DeviceCurve>,
     pub(super) cut_after: Option<u64>,
     pub(super) off: bool,
     pub(super) faults: Injector,
@@ -58,6 +59,7 @@ impl Device {
         Self {
             rng: Rng::new(seed),
             capacity: None,
+            curve: None,
             cut_after: None,
             off: false,
             faults: Injector::new(seed ^ FAULT_SEED, fired),
@@ -421,6 +423,7 @@ impl Device {
         let eagerness = eagerness(&mut rng);
         let mut device = Self::new(rng.next(), SimFired::default());
         device.capacity = self.capacity;
+        device.curve = self.curve.clone();
         let (names, lost_names) = self.surviving_names(&mut rng, eagerness);
         device.faults.fired_mut().lost_names = lost_names;
         for (name, file) in names {
