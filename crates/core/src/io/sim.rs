@@ -14,6 +14,7 @@
 //!   of the changes, as a journalling file system does, half keep any subset.
 //! * A failed sync drops some of what it should have made durable: a later sync that succeeds does
 //!   not bring it back, although the running machine still reads it.
+//! * Locks end with the machine: after a reboot nobody has any.
 //!
 //! Cheap clones share one device, so a test keeps a handle for the faults. With one thread, the
 //! same seed and the same calls give the same bytes.
@@ -25,9 +26,9 @@ mod rng;
 mod tests;
 
 use super::request::{check_name, check_queue};
-use super::{Buffers, File, IoKind, Medium, OpenMode, Queue};
+use super::{Buffers, File, FileLock, FileState, IoKind, Locking, Medium, OpenMode, Queue};
 use crate::error::Result;
-use device::Device;
+use device::{Device, LockKind};
 use parking_lot::Mutex;
 use queue::SimQueue;
 use std::sync::Arc;
@@ -114,6 +115,12 @@ impl SimMedium {
         self.device.lock().flip_bit(file, offset);
     }
 
+    fn locking(&self, name: &str, taken: Option<(u64, LockKind)>) -> Locking {
+        let Some((id, kind)) = taken else { return Locking::Held { here: true } };
+        let device = Arc::clone(&self.device);
+        Locking::Taken(Box::new(SimLock { device, id, name: name.to_owned(), kind }))
+    }
+
     /// What was done so far.
     pub fn counters(&self) -> SimCounters {
         self.device.lock().counters
@@ -156,6 +163,29 @@ impl Medium for SimMedium {
         self.device.lock().rename(from, to)
     }
 
+    fn lock(&self, name: &str) -> Result<Locking> {
+        check_name(name)?;
+        let mut device = self.device.lock();
+        if device.list(name)?.iter().all(|found| found != name) {
+            let id = device.open(name, OpenMode::CreateNew)?;
+            device.close(id);
+        }
+        let taken = device.lock_file(name, LockKind::Alone)?;
+        drop(device);
+        Ok(self.locking(name, taken))
+    }
+
+    fn lock_to_look(&self, name: &str) -> Result<Locking> {
+        check_name(name)?;
+        let taken = self.device.lock().lock_file(name, LockKind::ToLook)?;
+        Ok(self.locking(name, taken))
+    }
+
+    fn state_of(&self, name: &str) -> Result<FileState> {
+        check_name(name)?;
+        self.device.lock().state_of(name)
+    }
+
     fn sync_dir(&self) -> Result<()> {
         self.device.lock().sync_dir()
     }
@@ -168,6 +198,27 @@ impl Medium for SimMedium {
         check_queue(depth, buffers, SECTOR_BYTES)?;
         let seed = self.device.lock().rng.next();
         Ok(Box::new(SimQueue::new(&self.device, seed, depth, buffers)?))
+    }
+}
+
+/// A lock on a file of a simulated device. The device that a reboot leaves has none.
+#[derive(Debug)]
+struct SimLock {
+    device: Arc<Mutex<Device>>,
+    id: u64,
+    name: String,
+    kind: LockKind,
+}
+
+impl FileLock for SimLock {
+    fn is_current(&self) -> Result<bool> {
+        self.device.lock().is_named(self.id, &self.name)
+    }
+}
+
+impl Drop for SimLock {
+    fn drop(&mut self) {
+        self.device.lock().unlock_file(self.id, self.kind);
     }
 }
 

@@ -3,10 +3,11 @@
 use super::rng::Rng;
 use super::{SECTOR_BYTES, SimCounters};
 use crate::error::{Error, ErrorKind, Result, bail};
-use crate::io::OpenMode;
 use crate::io::request::short_file;
+use crate::io::{FileState, OpenMode};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// The unit in which room is taken.
 const BLOCK_BYTES: u64 = 4096;
@@ -43,6 +44,18 @@ struct Inode {
     /// Which blocks have room of their own; others are holes.
     blocks: Vec<bool>,
     handles: usize,
+    /// Changes since it was created.
+    changed: u64,
+    /// Who has it locked: one alone, or some to look.
+    alone: bool,
+    looking: usize,
+}
+
+/// What a lock is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LockKind {
+    Alone,
+    ToLook,
 }
 
 /// What the power does to an operation.
@@ -112,11 +125,13 @@ impl Inode {
             self.resize(offset + bytes.len());
         }
         self.live[offset..offset + bytes.len()].copy_from_slice(bytes);
+        self.changed += 1;
         self.changes.push(Change::Write { offset, bytes: bytes.to_vec() });
     }
 
     fn resize(&mut self, length: usize) {
         self.live.resize(length, 0);
+        self.changed += 1;
         self.changes.push(Change::Length(length));
     }
 
@@ -286,6 +301,46 @@ impl Device {
 
     pub(super) fn close(&mut self, file: u64) {
         self.file(file).handles -= 1;
+    }
+
+    /// Locks a file if nobody has it locked in a way that forbids it.
+    pub(super) fn lock_file(
+        &mut self,
+        name: &str,
+        kind: LockKind,
+    ) -> Result<Option<(u64, LockKind)>> {
+        let id = self.open(name, OpenMode::ReadOnly)?;
+        let file = self.file(id);
+        if file.alone || kind == LockKind::Alone && file.looking > 0 {
+            self.close(id);
+            return Ok(None);
+        }
+        match kind {
+            LockKind::Alone => file.alone = true,
+            LockKind::ToLook => file.looking += 1,
+        }
+        Ok(Some((id, kind)))
+    }
+
+    pub(super) fn unlock_file(&mut self, id: u64, kind: LockKind) {
+        match kind {
+            LockKind::Alone => self.file(id).alone = false,
+            LockKind::ToLook => self.file(id).looking -= 1,
+        }
+        self.close(id);
+    }
+
+    pub(super) fn is_named(&self, file: u64, name: &str) -> Result<bool> {
+        self.check_power()?;
+        Ok(self.names.get(name) == Some(&file))
+    }
+
+    pub(super) fn state_of(&mut self, name: &str) -> Result<FileState> {
+        self.check_power()?;
+        let id = self.find("stat", name)?;
+        let file = self.file(id);
+        let stamp = u128::from(id) << 64 | u128::from(file.changed);
+        Ok(FileState { bytes: file.live.len() as u64, stamp, ago: Duration::MAX })
     }
 
     pub(super) fn list(&self, prefix: &str) -> Result<Vec<String>> {
