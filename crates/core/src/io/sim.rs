@@ -12,6 +12,7 @@
 //! * Names are durable after `sync_dir`. Until then a created file may be missing, a removed one be
 //!   back, a renamed one have its old name; a rename is atomic. Half of the reboots keep a prefix
 //!   of the changes, as a journalling file system does, half keep any subset.
+//! * Locks end with the machine: after a reboot nobody has any.
 //! * After a failed sync what was written counts as clean: some of it is on the disk, and a later
 //!   sync does not bring the rest, although the running machine reads it, until it is written again.
 //!
@@ -29,9 +30,11 @@ mod rng;
 mod tests;
 
 use super::request::{check_name, check_queue};
-use super::{Buffers, DeviceCurve, File, IoKind, Medium, OpenMode, Queue};
+use super::{
+    Buffers, DeviceCurve, File, FileLock, FileState, IoKind, Locking, Medium, OpenMode, Queue,
+};
 use crate::error::Result;
-use device::Device;
+use device::{Device, LockKind};
 use faults::{Fault, os_error};
 use parking_lot::Mutex;
 use queue::SimQueue;
@@ -177,6 +180,12 @@ impl SimMedium {
         self.device.lock().flip_bit(file, offset);
     }
 
+    fn locking(&self, name: &str, taken: Option<(u64, LockKind)>) -> Locking {
+        let Some((id, kind)) = taken else { return Locking::Held { here: true } };
+        let device = Arc::clone(&self.device);
+        Locking::Taken(Box::new(SimLock { device, id, name: name.to_owned(), kind }))
+    }
+
     /// What was done so far.
     pub fn counters(&self) -> SimCounters {
         self.device.lock().counters
@@ -219,6 +228,29 @@ impl Medium for SimMedium {
         self.device.lock().rename(from, to)
     }
 
+    fn lock(&self, name: &str) -> Result<Locking> {
+        check_name(name)?;
+        let mut device = self.device.lock();
+        if device.list(name)?.iter().all(|found| found != name) {
+            let id = device.open(name, OpenMode::CreateNew)?;
+            device.close(id);
+        }
+        let taken = device.lock_file(name, LockKind::Alone)?;
+        drop(device);
+        Ok(self.locking(name, taken))
+    }
+
+    fn lock_to_look(&self, name: &str) -> Result<Locking> {
+        check_name(name)?;
+        let taken = self.device.lock().lock_file(name, LockKind::ToLook)?;
+        Ok(self.locking(name, taken))
+    }
+
+    fn state_of(&self, name: &str) -> Result<FileState> {
+        check_name(name)?;
+        self.device.lock().state_of(name)
+    }
+
     fn sync_dir(&self) -> Result<()> {
         self.device.lock().sync_dir()
     }
@@ -235,6 +267,27 @@ impl Medium for SimMedium {
         check_queue(depth, buffers, SECTOR_BYTES)?;
         let seed = self.device.lock().rng.next();
         Ok(Box::new(SimQueue::new(&self.device, seed, depth, buffers)?))
+    }
+}
+
+/// A lock on a file of a simulated device. The device that a reboot leaves has none.
+#[derive(Debug)]
+struct SimLock {
+    device: Arc<Mutex<Device>>,
+    id: u64,
+    name: String,
+    kind: LockKind,
+}
+
+impl FileLock for SimLock {
+    fn is_current(&self) -> Result<bool> {
+        self.device.lock().is_named(self.id, &self.name)
+    }
+}
+
+impl Drop for SimLock {
+    fn drop(&mut self) {
+        self.device.lock().unlock_file(self.id, self.kind);
     }
 }
 

@@ -244,6 +244,18 @@ pub(super) fn recover(medium: &dyn Medium, seed: u64, target: Target) -> Result<
     replayed
 }
 
+/// Whether the store keeps this very commit. Another one of the same number takes its place when a
+/// writer goes on from an earlier commit.
+pub(super) fn is_kept(medium: &dyn Medium, seed: u64, record: &CommitRecord) -> Result<bool> {
+    let survey = survey(medium, seed)?;
+    if let Some(damage) = survey.damage {
+        return Err(damage);
+    }
+    let oldest = survey.commits.last().map_or(0, |c| c.oldest_kept);
+    let same = |c: &CommitRecord| c.place == record.place && c.info == record.info;
+    Ok(record.info.sequence >= oldest && survey.commits.iter().any(same))
+}
+
 /// Records on their way from the thread that reads and checks them.
 #[derive(Default)]
 struct Batch {

@@ -216,14 +216,16 @@ impl Scan {
                     let upto = (*next + want.clamp(256, 16_384) as u64).min(*end);
                     let ids = *next..upto;
                     *next = upto;
-                    self.dense(&store.inner, &engine, table, ids)?;
+                    let read = self.dense(&store.inner, &engine, table, ids);
+                    store.inner.as_committed(read)?;
                 }
                 Cursor::Sparse(set) => {
                     let pages = set.next_pages(PAGES);
                     if pages.is_empty() {
                         return Ok(false);
                     }
-                    self.sparse(&store.inner, &engine, table, &pages)?;
+                    let read = self.sparse(&store.inner, &engine, table, &pages);
+                    store.inner.as_committed(read)?;
                 }
             }
         }
@@ -321,6 +323,10 @@ impl Drop for Scan {
     fn drop(&mut self) {
         let Cursor::Sparse(set) = &self.cursor else { return };
         let inner = &*self.store.inner;
+        // The locks of a forked child may be those of threads that it does not have.
+        if inner.check_process().is_err() {
+            return;
+        }
         inner.ended_scans.lock().push((set.class, set.ticket));
         // A garbage collector may run this within a verb of the same thread: never wait here.
         if let Some(engine) = inner.engine.try_read() {

@@ -53,7 +53,7 @@ impl Store {
     /// its rows need on disk, `Budget` naming a memory that works.
     pub fn table(&self, spec: &TableSpec) -> Result<TableId> {
         let inner = &*self.inner;
-        inner.check_process()?;
+        inner.check_call()?;
         if let Some(id) = self.find_table(&spec.name) {
             compare(&self.table_info(id)?.spec, spec)?;
             return Ok(id);
@@ -109,20 +109,25 @@ impl Store {
         Ok(id)
     }
 
-    /// The table of this name, if there is one.
+    /// The table of this name, if there is one; none where [`check_call`](Self::check_call)
+    /// refuses.
     pub fn find_table(&self, name: &str) -> Option<TableId> {
+        self.check_call().ok()?;
         let engine = self.inner.engine.read();
         engine.tables.iter().find(|t| t.record.spec.name == name).map(|t| TableId(t.id()))
     }
 
-    /// All tables, in order of creation.
+    /// All tables, in order of creation; none where [`check_call`](Self::check_call) refuses.
     pub fn tables(&self) -> Vec<TableInfo> {
+        if self.check_call().is_err() {
+            return Vec::new();
+        }
         self.inner.engine.read().tables.iter().map(super::engine::Table::info).collect()
     }
 
     /// What is known of a table.
     pub fn table_info(&self, table: TableId) -> Result<TableInfo> {
-        self.inner.check_process()?;
+        self.inner.check_call()?;
         let engine = self.inner.engine.read();
         if engine.closed {
             return Err(self.inner.closed());

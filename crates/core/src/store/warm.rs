@@ -44,7 +44,9 @@ impl Store {
         let _timed = Timed::new(&self.inner.metrics.verb_ns);
         let engine = self.inner.planned_engine()?;
         let classes = engine.classes.iter().enumerate();
-        classes.map(|(number, class)| self.inner.warm_class(&engine, number, class)).sum()
+        let warmed =
+            classes.map(|(number, class)| self.inner.warm_class(&engine, number, class)).sum();
+        self.inner.as_committed(warmed)
     }
 }
 

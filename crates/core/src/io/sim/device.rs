@@ -6,10 +6,11 @@ use super::inode::{BLOCK_BYTES, Inode, eagerness, prefix, sectors};
 use super::rng::Rng;
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::io::request::short_file;
-use crate::io::{DeviceCurve, OpenMode};
+use crate::io::{DeviceCurve, FileState, OpenMode};
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// Sets the sequence that faults are drawn from apart from all others.
 const FAULT_SEED: u64 = 0x6661_756C_7473;
@@ -24,6 +25,13 @@ enum NameChange {
     Create { name: String, file: u64 },
     Remove { name: String, file: u64 },
     Rename { from: String, to: String, file: u64 },
+}
+
+/// What a lock is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LockKind {
+    Alone,
+    ToLook,
 }
 
 /// What the power does to an operation.
@@ -125,6 +133,46 @@ impl Device {
 
     pub(super) fn close(&mut self, file: u64) {
         self.file(file).handles -= 1;
+    }
+
+    /// Locks a file if nobody has it locked in a way that forbids it.
+    pub(super) fn lock_file(
+        &mut self,
+        name: &str,
+        kind: LockKind,
+    ) -> Result<Option<(u64, LockKind)>> {
+        let id = self.open(name, OpenMode::ReadOnly)?;
+        let file = self.file(id);
+        if file.alone || kind == LockKind::Alone && file.looking > 0 {
+            self.close(id);
+            return Ok(None);
+        }
+        match kind {
+            LockKind::Alone => file.alone = true,
+            LockKind::ToLook => file.looking += 1,
+        }
+        Ok(Some((id, kind)))
+    }
+
+    pub(super) fn unlock_file(&mut self, id: u64, kind: LockKind) {
+        match kind {
+            LockKind::Alone => self.file(id).alone = false,
+            LockKind::ToLook => self.file(id).looking -= 1,
+        }
+        self.close(id);
+    }
+
+    pub(super) fn is_named(&self, file: u64, name: &str) -> Result<bool> {
+        self.check_power()?;
+        Ok(self.names.get(name) == Some(&file))
+    }
+
+    pub(super) fn state_of(&mut self, name: &str) -> Result<FileState> {
+        self.check_power()?;
+        let id = self.find("stat", name)?;
+        let file = self.file(id);
+        let stamp = u128::from(id) << 64 | u128::from(file.changed);
+        Ok(FileState { bytes: file.len() as u64, stamp, ago: Duration::MAX })
     }
 
     pub(super) fn list(&self, prefix: &str) -> Result<Vec<String>> {

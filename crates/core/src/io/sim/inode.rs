@@ -43,6 +43,11 @@ pub(super) struct Inode {
     taken: usize,
     pub(super) handles: usize,
     pub(super) named: bool,
+    /// Changes since it was created.
+    pub(super) changed: u64,
+    /// Who has it locked: one alone, or some to look.
+    pub(super) alone: bool,
+    pub(super) looking: usize,
 }
 
 /// A change that a power cut may keep.
@@ -194,6 +199,7 @@ impl Inode {
             return;
         }
         let end = offset + bytes.len();
+        self.changed += 1;
         self.reach(end);
         self.before[offset..end].copy_from_slice(&self.live[offset..end]);
         self.live[offset..end].copy_from_slice(&bytes);
@@ -220,6 +226,7 @@ impl Inode {
         self.live.resize(bytes, 0);
         self.before.resize(bytes, 0);
         self.length = bytes;
+        self.changed += 1;
         self.changes.push(Change::Length { bytes, by_write: false });
         self.give_back(bytes.div_ceil(BLOCK_BYTES)..self.blocks.len());
     }

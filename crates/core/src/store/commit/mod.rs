@@ -252,7 +252,7 @@ impl Inner {
         write_head(&*self.medium, self.seed, record.info.sequence)?;
         let info = record.info.clone();
         // After the record, so that a reader that does not see it is seen here.
-        let held = if self.on_disk { holds::span(&self.path) } else { None };
+        let held = holds::span(&*self.medium)?;
         let released = held.map_or(oldest_kept, |(held, _)| held.min(oldest_kept));
         {
             let mut history = self.history.lock();
