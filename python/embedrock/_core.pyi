@@ -173,8 +173,12 @@ class Store:
     ) -> None:
         """Calls `function(values, state)` and stores what the two arrays hold afterwards."""
 
-    def refuse_inside_modify(self, /) -> None:
-        """Errors: `MisuseError` on a thread that runs the function of a `modify` of this store."""
+    def check_call(self, /) -> None:
+        """Errors: `ForkedError` in a forked child, `MisuseError` on a thread that runs the
+        function of a `modify` of this store. Waits for nothing."""
+
+    def is_held(self, /) -> bool:
+        """Whether no writer can drop the commit at hand."""
 
     def delete(self, /, table: TableId, keys: _Keys) -> int:
         """Deletes keys; returns how many had a row."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from embedrock import _core
-from embedrock.errors import MisuseError
+from embedrock.errors import ForkedError, MisuseError
 
 __all__ = ["Commit", "PendingCommit", "commit_of", "decode_meta", "encode_meta"]
 
@@ -81,7 +81,10 @@ class PendingCommit:
         return commit_of(info)
 
     def __repr__(self) -> str:
-        state = "done" if self.done else "under way"
+        try:
+            state = "done" if self.done else "under way"
+        except ForkedError:
+            state = "of another process"
         return f"<embedrock.PendingCommit of step {self.step}, {state}>"
 
 

@@ -89,7 +89,7 @@ class Prefetch(Generic[T]):
         interpreter lock. Ctrl-C ends the wait.
         """
         if not self.done:
-            self._core.refuse_inside_modify()
+            self._core.check_call()
         try:
             self._future.result(timeout)
         except futures.CancelledError:

@@ -26,7 +26,13 @@ from embedrock import optimizers as _optimizers
 from embedrock._arrays import ArrayLike, Keys, as_keys, dtype_name
 from embedrock.clip import Clip, bounds
 from embedrock.commits import Commit, PendingCommit, commit_of, decode_meta, encode_meta
-from embedrock.errors import EmbedrockError, MisuseError, NotFoundError, UncommittedWarning
+from embedrock.errors import (
+    EmbedrockError,
+    ForkedError,
+    MisuseError,
+    NotFoundError,
+    UncommittedWarning,
+)
 from embedrock.key_sample import KeySample
 from embedrock.permits import Permits
 from embedrock.prefetch import Prefetch, Prefetcher
@@ -55,7 +61,8 @@ class Store:
     """An open store. ``embedrock.open`` makes it; close it, or use it in a ``with`` statement.
 
     One process writes to a store at a time. Any verb may be called from several threads at once.
-    A process forked while a store is open gets ``ForkedError`` when it touches it. Closing without
+    A process forked while a store is open gets ``ForkedError`` when it touches it, and the function
+    that runs in a ``modify`` gets ``MisuseError`` when it calls its store; both at once. Closing without
     a commit discards what came after the last one, with an ``UncommittedWarning`` that says how
     much.
 
@@ -85,7 +92,10 @@ class Store:
 
     @property
     def path(self) -> Path:
-        """The store's directory."""
+        """The store's directory: absolute, as it was when the store was opened.
+
+        Links are left as they were given. A later ``os.chdir`` does not move the store.
+        """
         return self._path
 
     @property
@@ -102,6 +112,22 @@ class Store:
     def read_only(self) -> bool:
         """Whether the store was opened to be read alone."""
         return self._read_only
+
+    @property
+    def held(self) -> bool:
+        """Whether no writer can drop the commit at hand while this store is open.
+
+        False for a reader that may not write in the directory, where a hold is a file: on a
+        read-only medium, or in a directory of another user. On a medium that nobody writes to it
+        does not matter. Elsewhere what is not in memory raises ``CommitGoneError`` once a writer
+        has dropped the commit; open the store again then.
+
+        Errors: ``ForkedError``.
+
+        >>> store.held
+        True
+        """
+        return self._core.is_held()
 
     @property
     def closed(self) -> bool:
@@ -485,7 +511,7 @@ class Store:
         return Permits(self, staleness_bound)
 
     def close(self) -> None:
-        """Closes the store and gives up its lock; a second call does nothing.
+        """Closes the store and gives up its lock, or its hold; a second call does nothing.
 
         Warns with ``UncommittedWarning`` when changes since the last commit are discarded.
         """
@@ -517,6 +543,10 @@ class Store:
         try:
             tables, (batches, _) = len(self._core.tables()), self._core.uncommitted()
             facts = f"step={self.step} tables={tables} uncommitted_batches={batches}"
+        except ForkedError:
+            facts = "(opened before this process was forked)"
+        except MisuseError:
+            facts = "(inside modify)"
         except EmbedrockError as error:
             facts = f"({error})"
         return f"<embedrock.Store {str(self._path)!r} memory={self._memory!r} {facts}>"
@@ -524,6 +554,7 @@ class Store:
     def _close(self, stacklevel: int) -> None:
         if self._closed:
             return
+        self._core.check_call()  # what follows waits for other threads
         try:
             if self._run is not None:
                 self._run.stop()
@@ -578,6 +609,7 @@ class Store:
     def _settle(self) -> None:
         """Waits until the steps that a pipeline was given are applied."""
         if self._run is not None:
+            self._core.check_call()  # inside modify these would wait for it
             self._run.settle()
 
     def _changed(self, *parts: tuple[Table, Keys]) -> None:
@@ -641,7 +673,7 @@ def open(
     """Opens the store in the directory ``path``, at its last commit; creates it if there is none.
 
     Args:
-        path: The store's directory.
+        path: The store's directory. A relative one is that of the working directory now.
         memory: The budget for cache, index and buffers together: bytes, ``"2GiB"``, ``"512MB"``, or
             per cent of all rows with their optimizer state (``"10%"``).
         max_disk_bytes: Most bytes the store may take on disk; None leaves it to the file system: up
@@ -659,7 +691,8 @@ def open(
         seed: Seed of initial rows, fixed when the store is created.
         create: Whether to create a store where there is none.
         step: Go back to the commit of this step; what came after it is dropped by the next commit.
-        read_only: Refuse every change and take no lock.
+        read_only: Refuse every change, take no lock, and hold the commit, so that no writer drops
+            it (:attr:`Store.held` says when that cannot be).
         check_disk: Refuse a table whose rows, all written, would not fit on the disk.
 
     Errors: ``LockedError`` names the process that writes to the store; ``NotFoundError``,
@@ -671,8 +704,9 @@ def open(
     ...     print(other.step)
     None
     """
+    directory = Path(path).absolute()
     core = _core.Store(
-        path,
+        directory,
         _memory_text(memory),
         max_disk_bytes=_whole_or_none("max_disk_bytes", max_disk_bytes, 1),
         page_bytes=_whole_or_none("page_bytes", page_bytes, 1),
@@ -688,7 +722,7 @@ def open(
         read_only=read_only,
         check_disk=check_disk,
     )
-    return Store(core, Path(path).absolute(), str(memory), read_only)
+    return Store(core, directory, str(memory), read_only)
 
 
 def distinct(keys: ArrayLike) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:

@@ -104,20 +104,22 @@ impl Store {
 
     /// Creates the table that the JSON text describes, or opens it when it has equal parameters.
     fn table(&self, py: Python<'_>, spec: &str) -> PyResult<TableId> {
-        modify::refuse_reentry(py, &self.0)?;
         let spec: core::TableSpec = serde_json::from_str(spec)
             .map_err(|error| misuse(py, format!("table parameters: {error}")))?;
         py.detach(|| self.0.table(&spec)).map(TableId).or_raise(py)
     }
 
     /// The table of that name, or None.
-    fn find_table(&self, py: Python<'_>, name: &str) -> Option<TableId> {
-        py.detach(|| self.0.find_table(name)).map(TableId)
+    fn find_table(&self, py: Python<'_>, name: &str) -> PyResult<Option<TableId>> {
+        self.check_call(py)?;
+        Ok(py.detach(|| self.0.find_table(name)).map(TableId))
     }
 
     /// Handles of all tables, in order of creation.
-    fn tables(&self, py: Python<'_>) -> Vec<TableId> {
-        py.detach(|| self.0.tables()).into_iter().map(|info| TableId(info.id)).collect()
+    fn tables(&self, py: Python<'_>) -> PyResult<Vec<TableId>> {
+        self.check_call(py)?;
+        let tables = py.detach(|| self.0.tables());
+        Ok(tables.into_iter().map(|info| TableId(info.id)).collect())
     }
 
     /// What the store knows of a table, as a dict.
@@ -130,7 +132,6 @@ impl Store {
     /// Fills each batch's values (and state) with the rows of its keys. Values are float32, or
     /// uint16 to take the bits of the table's own dtype of 2 bytes.
     fn get(&self, py: Python<'_>, batches: Vec<GetParts<'_>>) -> PyResult<()> {
-        modify::refuse_reentry(py, &self.0)?;
         let mut outputs = Vec::with_capacity(batches.len());
         for (_, _, values, state) in &batches {
             outputs.push((values.to_fill()?, state.as_ref().map(to_fill).transpose()?));
@@ -155,7 +156,6 @@ impl Store {
         reset_state: bool,
         non_finite: &str,
     ) -> PyResult<()> {
-        modify::refuse_reentry(py, &self.0)?;
         let non_finite = non_finite_choice(py, non_finite)?;
         let mut requests = Vec::with_capacity(batches.len());
         for (table, keys, values, state) in &batches {
@@ -182,7 +182,6 @@ impl Store {
         step: Option<u64>,
         clip: Option<Bounds>,
     ) -> PyResult<(u64, u64, u64, Option<f64>)> {
-        modify::refuse_reentry(py, &self.0)?;
         let (requests, clip) = (update_batches(py, &batches, non_finite, step)?, bounds(clip));
         let report = py.detach(|| self.0.update_within(&requests, &clip)).or_raise(py)?;
         Ok((report.rows, report.skipped, report.saturated, report.norm))
@@ -197,7 +196,6 @@ impl Store {
         non_finite: &str,
         clip: Option<Bounds>,
     ) -> PyResult<f64> {
-        modify::refuse_reentry(py, &self.0)?;
         let (requests, clip) = (update_batches(py, &batches, non_finite, None)?, bounds(clip));
         py.detach(|| self.0.gradient_norm(&requests, &clip)).or_raise(py)
     }
@@ -214,14 +212,20 @@ impl Store {
         modify::modify(py, &self.0, table.0, keys.as_slice()?, &function)
     }
 
-    /// Errors: `MisuseError` on a thread that runs the function of a `modify` of this store.
-    fn refuse_inside_modify(&self, py: Python<'_>) -> PyResult<()> {
-        modify::refuse_reentry(py, &self.0)
+    /// Raises what every call raises that would wait for ever: `ForkedError` in a forked child,
+    /// `MisuseError` on a thread that runs the function of a `modify` of this store.
+    fn check_call(&self, py: Python<'_>) -> PyResult<()> {
+        self.0.check_call().or_raise(py)
+    }
+
+    /// Whether no writer can drop the commit at hand.
+    fn is_held(&self, py: Python<'_>) -> PyResult<bool> {
+        self.check_call(py)?;
+        Ok(py.detach(|| self.0.is_held()))
     }
 
     /// Deletes keys; returns how many had a row.
     fn delete(&self, py: Python<'_>, table: PyRef<'_, TableId>, keys: Keys<'_>) -> PyResult<u64> {
-        modify::refuse_reentry(py, &self.0)?;
         let (table, keys) = (table.0, keys.as_slice()?);
         py.detach(|| self.0.delete(table, keys)).or_raise(py)
     }
@@ -234,14 +238,12 @@ impl Store {
         keys: Keys<'_>,
         mut out: PyReadwriteArray1<'_, bool>,
     ) -> PyResult<()> {
-        modify::refuse_reentry(py, &self.0)?;
         let (table, keys, out) = (table.0, keys.as_slice()?, out.as_slice_mut()?);
         py.detach(|| self.0.contains(table, keys, out)).or_raise(py)
     }
 
     /// Announces the keys of one coming get of the table.
     fn lookahead(&self, py: Python<'_>, table: PyRef<'_, TableId>, keys: Keys<'_>) -> PyResult<()> {
-        modify::refuse_reentry(py, &self.0)?;
         let (table, keys) = (table.0, keys.as_slice()?);
         py.detach(|| self.0.lookahead(table, keys)).or_raise(py)
     }
@@ -269,29 +271,26 @@ impl Store {
 
     /// Lets the window rest, or go on.
     fn pause_window(&self, py: Python<'_>, pause: bool) -> PyResult<()> {
-        modify::refuse_reentry(py, &self.0)?;
         py.detach(|| self.0.pause_window(pause)).or_raise(py)
     }
 
     /// What the look-ahead window did, as a dict.
     fn window_stats(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        modify::refuse_reentry(py, &self.0)?;
         let stats = py.detach(|| self.0.window_stats()).or_raise(py)?;
         json_value(py, &stats)
     }
 
     /// How many keys of the table are written and not deleted.
     fn len(&self, py: Python<'_>, table: PyRef<'_, TableId>) -> PyResult<u64> {
-        modify::refuse_reentry(py, &self.0)?;
         let table = table.0;
         py.detach(|| self.0.len(table)).or_raise(py)
     }
 
     /// Starts an iteration over the written rows of the table.
     fn scan(&self, py: Python<'_>, table: PyRef<'_, TableId>) -> PyResult<Scan> {
-        modify::refuse_reentry(py, &self.0)?;
         let table = table.0;
-        py.detach(|| self.0.scan(table)).map(Scan::new).or_raise(py)
+        let scan = py.detach(|| self.0.scan(table)).or_raise(py)?;
+        Ok(Scan::new(self.0.clone(), scan))
     }
 
     /// A hash of all written rows, values and state, independent of their order.
@@ -304,7 +303,6 @@ impl Store {
         table: PyRef<'_, TableId>,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<u64> {
-        modify::refuse_reentry(py, &self.0)?;
         let table = table.0;
         let mut carried = Carried::default();
         let outcome = py.detach(|| {
@@ -317,7 +315,6 @@ impl Store {
 
     /// Fills the cache with stored rows; returns how many were loaded.
     fn warm(&self, py: Python<'_>) -> PyResult<u64> {
-        modify::refuse_reentry(py, &self.0)?;
         py.detach(|| self.0.warm()).or_raise(py)
     }
 
@@ -329,7 +326,6 @@ impl Store {
         meta: &str,
         state: Vec<(PyBackedStr, PyBackedBytes)>,
     ) -> PyResult<Py<PyAny>> {
-        modify::refuse_reentry(py, &self.0)?;
         let state: Vec<(&str, &[u8])> =
             state.iter().map(|(name, bytes)| (&**name, &**bytes)).collect();
         let info = py.detach(|| self.0.commit(step, meta, &state)).or_raise(py)?;
@@ -344,7 +340,6 @@ impl Store {
         meta: &str,
         state: Vec<(PyBackedStr, PyBackedBytes)>,
     ) -> PyResult<PendingCommit> {
-        modify::refuse_reentry(py, &self.0)?;
         let state: Vec<(&str, &[u8])> =
             state.iter().map(|(name, bytes)| (&**name, &**bytes)).collect();
         let pending = py.detach(|| self.0.commit_in_background(step, meta, &state));
@@ -353,27 +348,29 @@ impl Store {
 
     /// The commits that are kept, oldest first, as dicts.
     fn commits(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        self.check_call(py)?;
         let commits = py.detach(|| self.0.commits());
         json_value(py, &commits)
     }
 
     /// The commit opened at or made last, as a dict, or None.
     fn last_commit(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        self.check_call(py)?;
         let commit = py.detach(|| self.0.last_commit());
         json_value(py, &commit)
     }
 
     /// The named byte strings of the commit opened at or made last.
     fn state<'py>(&self, py: Python<'py>) -> PyResult<Vec<(String, Bound<'py, PyBytes>)>> {
-        modify::refuse_reentry(py, &self.0)?;
         let state = py.detach(|| self.0.state()).or_raise(py)?;
         Ok(state.into_iter().map(|(name, bytes)| (name, PyBytes::new(py, &bytes))).collect())
     }
 
     /// What would be lost by closing: (batches, rows touched) since the last commit.
-    fn uncommitted(&self, py: Python<'_>) -> (u64, u64) {
-        let uncommitted = py.detach(|| self.0.uncommitted());
-        (uncommitted.batches, uncommitted.rows)
+    fn uncommitted(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
+        self.check_call(py)?;
+        let uncommitted = self.0.uncommitted();
+        Ok((uncommitted.batches, uncommitted.rows))
     }
 
     /// Counters and sizes, as a nested dict.
@@ -391,13 +388,11 @@ impl Store {
         bytes: Option<usize>,
         depth: Option<usize>,
     ) -> PyResult<f64> {
-        modify::refuse_reentry(py, &self.0)?;
         py.detach(|| self.0.device_rate(bytes, depth, seconds)).or_raise(py)
     }
 
     /// Closes the store; returns the (batches, rows) that no commit holds.
     fn close(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
-        modify::refuse_reentry(py, &self.0)?;
         let lost = py.detach(|| self.0.close()).or_raise(py)?;
         Ok((lost.batches, lost.rows))
     }
