@@ -1,8 +1,8 @@
 //! Check: reads every page that a kept commit needs and says what is wrong, and where.
 
 use super::engine::Class;
+use super::head::{Head, Tells};
 use super::open::absolute;
-use super::superblock::head_is_sound;
 use super::{Store, state};
 use crate::config::{Memory, StoreOptions};
 use crate::error::{Error, ErrorKind, Result};
@@ -101,9 +101,11 @@ fn check_all(
     };
     let commits = newest.commits();
     let (medium, path) = (newest.inner.medium.clone(), newest.path().to_path_buf());
-    if !head_is_sound(&*medium, newest.inner.seed)? {
-        let what = "head: it has a wrong checksum; the store opens without it, but could not tell \
-                    that its newest commit was lost; the next commit writes it anew";
+    let head = Head::read(&*medium, newest.inner.seed)?;
+    if head.tells == Tells::Nothing && !commits.is_empty() {
+        let what = "head: it is missing or has a wrong checksum; the store opens without it, but \
+                     at its last commit only, and could not tell that a newer one was lost; the \
+                     next change writes it anew";
         report.problem(commits.last().map_or(0, |c| c.step), what.to_owned());
     }
     check_kept(&newest, &mut report, progress)?;

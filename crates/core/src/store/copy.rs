@@ -3,9 +3,9 @@
 //! Every page of the commit is read and verified, and only live rows are written, so the copy is
 //! as small as can be. The source's commit is held meanwhile.
 
-use super::Store;
 use super::lock::WriterLock;
 use super::open::absolute;
+use super::{Store, superblock};
 use crate::config::{CommitInfo, Memory, NonFinite, PutBatch, StoreOptions};
 use crate::error::{Result, bail};
 use crate::io::{DirectoryMedium, IoChoice, Medium};
@@ -106,11 +106,15 @@ fn remove_if_unfinished(destination: &Path) -> Result<()> {
     if store.last_commit().is_some() {
         bail!(Misuse, "{} holds a store already; copy to another place", destination.display());
     }
-    for name in medium.list("")? {
-        let ours = ["superblock", "head", "journal-", "rows-", "state-", "measure"];
-        if ours.iter().any(|prefix| name.starts_with(prefix)) {
-            medium.remove(&name)?;
+    // In an order in which what is left is never damage: only a journal explains rows and state,
+    // and only a superblock a journal.
+    for ours in [&["rows-", "state-", "head", "measure"][..], &["journal-"], &[superblock::NAME]] {
+        for name in medium.list("")? {
+            if ours.iter().any(|prefix| name.starts_with(prefix)) {
+                medium.remove(&name)?;
+            }
         }
+        medium.sync_dir()?;
     }
-    medium.sync_dir()
+    Ok(())
 }

@@ -6,12 +6,15 @@
 
 mod budget;
 mod check;
+mod class_file;
 mod commit;
 mod copy;
 mod engine;
 mod flush;
+mod head;
 mod holds;
 mod journal;
+mod leftovers;
 mod lock;
 mod misses;
 mod open;
@@ -68,6 +71,11 @@ fn open_needed(medium: &dyn Medium, name: &str, mode: OpenMode) -> Result<Arc<dy
         ),
         _ => error,
     })
+}
+
+/// True when there is a file of this name.
+fn has_file(medium: &dyn Medium, name: &str) -> Result<bool> {
+    Ok(medium.list(name)?.iter().any(|found| found == name))
 }
 
 /// An open store. Cloning shares it.

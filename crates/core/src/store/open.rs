@@ -1,17 +1,19 @@
 //! Opening: from a path to a store at one commit, and the first write after that.
 
+use super::class_file::{check_class_header, class_file_name};
 use super::commit::History;
 use super::engine::{Class, Engine};
+use super::head::{self, Head};
 use super::holds::{self, Hold};
 use super::journal::{ClassRecord, CommitRecord, JournalFile, RecordKind, name_of, number_of};
 use super::lock::WriterLock;
 use super::recovery::{Recovered, Target, recover};
-use super::superblock::{HEAD_NAME, Superblock, lower_head};
+use super::superblock::Superblock;
 use super::unheld::Unheld;
-use super::{Guarded, Inner, Store, open_needed};
+use super::{Guarded, Inner, Store, has_file, open_needed};
 use crate::config::StoreOptions;
 use crate::error::{Error, ErrorKind, Result, bail};
-use crate::io::{DirectoryMedium, File, Medium, OpenMode};
+use crate::io::{DirectoryMedium, Medium, OpenMode};
 use crate::metrics::Metrics;
 use crate::storage::log::{PageLayout, Segments, TableIndex};
 use parking_lot::{Mutex, RwLock};
@@ -19,10 +21,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
-use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
+use xxhash_rust::xxh3::xxh3_128;
 
-const CLASS_MAGIC: [u8; 8] = *b"ERROWS\x01\0";
-const CLASS_HEADER_BYTES: usize = 512;
 /// How often a reader looks at a store that changes meanwhile.
 const TRIES_MAX: usize = 20;
 /// Changes within one tick of the clock of a file system have the same time. A tick takes 10 ms at
@@ -211,7 +211,7 @@ type Seen = (String, u64, u128);
 fn files_of_commits(medium: &dyn Medium) -> Result<(Vec<Seen>, Duration)> {
     let mut files = Vec::new();
     let mut ago = Duration::MAX;
-    let heads = medium.list(HEAD_NAME)?.into_iter().filter(|name| name == HEAD_NAME);
+    let heads = medium.list(head::NAME)?.into_iter().filter(|name| name == head::NAME);
     for name in medium.list("journal-")?.into_iter().chain(heads) {
         match medium.state_of(&name) {
             Ok(state) => {
@@ -377,62 +377,13 @@ fn history_of(recovered: &Recovered) -> History {
         cycle_pieces: 0,
         refused_rows: 0,
         short_of_journal: false,
+        synced_to: recovered.synced_to,
         next_sequence: last.map_or(0, |c| c.info.sequence) + 1,
         under_way: None,
         written_before: 0,
         rows_before: 0,
         payload: Vec::new(),
     }
-}
-
-/// The file of a class's pages.
-pub(super) fn class_file_name(class: u16) -> String {
-    format!("rows-{class}")
-}
-
-/// Creates the file of a new class, durable with its name.
-pub(super) fn create_class_file(
-    medium: &dyn Medium,
-    record: &ClassRecord,
-    seed: u64,
-) -> Result<Arc<dyn File>> {
-    let name = class_file_name(record.id);
-    if medium.list(&name)?.contains(&name) {
-        // Left by an epoch that never committed.
-        medium.remove(&name)?;
-    }
-    let file = medium.open(&name, OpenMode::CreateNew)?;
-    file.allocate(0, CLASS_HEADER_BYTES as u64)?;
-    file.write_at(&class_header(record, seed), 0)?;
-    file.sync()?;
-    medium.sync_dir()?;
-    Ok(file)
-}
-
-fn class_header(record: &ClassRecord, seed: u64) -> Vec<u8> {
-    let mut header = CLASS_MAGIC.to_vec();
-    header.extend_from_slice(&u64::from(record.id).to_le_bytes());
-    header.extend_from_slice(&(record.page_bytes as u64).to_le_bytes());
-    header.extend_from_slice(&(record.row_bytes as u64).to_le_bytes());
-    header.extend_from_slice(&record.segment_bytes.to_le_bytes());
-    header.extend_from_slice(&seed.to_le_bytes());
-    header.extend_from_slice(&xxh3_64(&header).to_le_bytes());
-    header.resize(CLASS_HEADER_BYTES, 0);
-    header
-}
-
-fn check_class_header(file: &dyn File, record: &ClassRecord, seed: u64) -> Result<()> {
-    let mut header = vec![0; CLASS_HEADER_BYTES];
-    file.read_at(&mut header, 0)?;
-    if header != class_header(record, seed) {
-        bail!(
-            Corrupt,
-            "{}, bytes 0 to {CLASS_HEADER_BYTES}: not the header of this class; restore from a \
-             copy",
-            file.name()
-        );
-    }
-    Ok(())
 }
 
 impl Inner {
@@ -446,32 +397,65 @@ impl Inner {
         if history.journal.is_some() {
             return Ok(());
         }
-        let last = history.kept.last().map(|c| (c.info.sequence, c.place));
-        let (sequence, (number, position)) = last.unwrap_or((0, (1, 0)));
         refuse_held_beside(&*self.medium, &self.path, &history.kept)?;
-        lower_head(&*self.medium, self.seed, sequence)?;
-        for name in self.medium.list("journal-")? {
-            if number_of(&name).is_some_and(|n| n > number || last.is_none()) {
-                self.medium.remove(&name)?;
-            }
+        let sequence = |commit: Option<&CommitRecord>| commit.map_or(0, |c| c.info.sequence);
+        let head = Head::new(sequence(history.kept.last()), sequence(history.kept.first()));
+        match history.kept.last().map(|c| c.place) {
+            Some(place) => self.go_on_from(&mut history, place, head)?,
+            None => self.begin_journal(&mut history, head)?,
         }
-        self.medium.sync_dir()?;
-        if last.is_some() {
-            let journal = JournalFile::resume(&*self.medium, self.seed, number, position)?;
-            history.old_journal_bytes =
-                history.old_journal_bytes.saturating_sub(journal.disk_bytes());
-            history.journal = Some(journal);
-        } else {
-            let mut journal = JournalFile::create(&*self.medium, self.seed, 1)?;
-            journal.append(RecordKind::CycleEnd, &[])?;
-            self.medium.sync_dir()?;
-            history.journal = Some(journal);
-            history.cycles = vec![(1, 0)];
-            history.old_journal_bytes = 0;
-        }
-        debug_assert!(self.medium.list(&name_of(number)).is_ok());
         // Pairs with the acquire above: who sees it finds the journal open.
         self.writing.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Gives up what follows a commit. A crash in between leaves one of the commits that are being
+    /// given up, or this one, and what any of them had dropped is known from the head.
+    fn go_on_from(
+        &self,
+        history: &mut History,
+        (number, end): (u64, u64),
+        head: Head,
+    ) -> Result<()> {
+        let medium = &*self.medium;
+        // First, for the head says that the commit is durable.
+        if history.synced_to < end {
+            JournalFile::write_again(medium, self.seed, number, history.synced_to..end)?;
+            history.synced_to = end;
+        }
+        head.write_durably(medium, self.seed)?;
+        medium.sync_dir()?;
+        let mut later: Vec<u64> =
+            medium.list("journal-")?.iter().filter_map(|n| number_of(n)).collect();
+        later.retain(|n| *n > number);
+        later.sort_unstable();
+        // The last first and one by one, or a power cut could bring one back without those before.
+        for number in later.into_iter().rev() {
+            medium.remove(&name_of(number))?;
+            medium.sync_dir()?;
+        }
+        let journal = JournalFile::resume(medium, self.seed, number, end)?;
+        history.old_journal_bytes = history.old_journal_bytes.saturating_sub(journal.disk_bytes());
+        history.journal = Some(journal);
+        Ok(())
+    }
+
+    /// Begins the journal of a store without commits.
+    fn begin_journal(&self, history: &mut History, head: Head) -> Result<()> {
+        let medium = &*self.medium;
+        // The name of the superblock, if a sync after its creation has failed: before all others.
+        medium.sync_dir()?;
+        head.write_durably(medium, self.seed)?;
+        let mut journal = if has_file(medium, &name_of(1))? {
+            JournalFile::create_again(medium, self.seed, 1)?
+        } else {
+            JournalFile::create(medium, self.seed, 1)?
+        };
+        journal.append(RecordKind::CycleEnd, &[])?;
+        medium.sync_dir()?;
+        history.journal = Some(journal);
+        history.cycles = vec![(1, 0)];
+        history.old_journal_bytes = 0;
         Ok(())
     }
 }
@@ -538,7 +522,7 @@ mod tests {
         write("rows-0", b"12");
         assert_eq!(files().0, Vec::new());
         write("journal-1", b"12");
-        write(HEAD_NAME, b"1");
+        write(head::NAME, b"1");
         let before = files();
         assert_eq!(before.0.len(), 2);
         assert!(before.1 < Duration::from_secs(60), "{:?}", before.1);

@@ -1,9 +1,9 @@
 //! Tables: creating them, opening them with the parameters that they have, planning memory.
 
 use super::budget::{self, ClassDemand, READ_DEPTHS, growing_index_bytes};
+use super::class_file::create_class_file;
 use super::engine::{Class, Engine};
 use super::journal::{ClassRecord, RecordKind, TableRecord};
-use super::open::create_class_file;
 use super::{Inner, Store};
 use crate::config::{Memory, TableId, TableInfo, TableSpec};
 use crate::error::{Result, bail};

@@ -62,6 +62,8 @@ pub(in crate::store) struct History {
     pub(in crate::store) refused_rows: u64,
     /// True when it was the journal that had no room.
     pub(in crate::store) short_of_journal: bool,
+    /// Up to here the journal file of the opened commit is known to be on the disk.
+    pub(in crate::store) synced_to: u64,
     /// The commit that is being prepared.
     pub(in crate::store) next_sequence: u64,
     /// The commit that is captured and not recorded yet.

@@ -18,9 +18,9 @@ pub(super) use pending::Committing;
 pub use pending::PendingCommit;
 
 use super::engine::Engine;
+use super::head::{self, Head};
 use super::journal::{CommitRecord, RecordKind, TableCounters};
 use super::reserve::{JOURNAL_BYTES_PER_COMMIT, STATE_BYTES_KEPT_FREE};
-use super::superblock::{HEAD_BYTES, write_head};
 use super::{Inner, Store, holds, state};
 use crate::config::CommitInfo;
 use crate::error::{Result, bail};
@@ -246,10 +246,10 @@ impl Inner {
             history.append_json(RecordKind::Commit, &record)?;
             let bytes = history.journal().position() - before;
             history.cycle_bytes += bytes;
-            self.metrics.journal_bytes.fetch_add(bytes + HEAD_BYTES, Ordering::Relaxed);
+            self.metrics.journal_bytes.fetch_add(bytes + head::BYTES, Ordering::Relaxed);
         }
         journal.sync()?;
-        write_head(&*self.medium, self.seed, record.info.sequence)?;
+        Head::new(record.info.sequence, oldest_kept).write(&*self.medium, self.seed)?;
         let info = record.info.clone();
         // After the record, so that a reader that does not see it is seen here.
         let held = holds::span(&*self.medium)?;

@@ -1,10 +1,14 @@
 //! The store against a plain map, and against power cuts, on the simulated device.
 
+mod back;
 mod bounds;
 mod cleaning;
 mod commit;
 mod damage;
+mod plain;
 mod power;
+mod strays;
+mod syncs;
 mod threads;
 mod window;
 
