@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import sys
+import weakref
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -29,6 +30,7 @@ __all__ = [
     "as_out",
     "as_rows",
     "dtype_name",
+    "pinned",
 ]
 
 _FLOAT32 = np.dtype(np.float32)
@@ -211,6 +213,17 @@ class BFloat16Rows:
 
     def __repr__(self) -> str:
         return f"<embedrock bfloat16 rows {self.shape}>"
+
+
+def pinned(array: npt.NDArray[Any]) -> list[weakref.ref[Any]]:
+    """What keeps the memory of an array where it is: NumPy resizes no array to which there is a
+    weak reference, whatever ``refcheck`` says."""
+    pins: list[weakref.ref[Any]] = []
+    owner: Any = array
+    while isinstance(owner, np.ndarray):
+        pins.append(weakref.ref(owner))
+        owner = owner.base
+    return pins
 
 
 _BFLOAT = 4  # DLPack's code of the type

@@ -7,6 +7,7 @@ mod window;
 use crate::arrays::{Keys, Rows, RowsOut, ValuesOut, to_fill};
 use crate::commit::PendingCommit;
 use crate::error::{Carried, OrRaise, misuse};
+use crate::lent::Arrays;
 use crate::maintenance::report;
 use crate::scan::Scan;
 use embedrock_core as core;
@@ -40,13 +41,13 @@ impl TableId {
 }
 
 /// A handle, keys, values to fill and state to fill.
-type GetParts<'py> = (PyRef<'py, TableId>, Keys<'py>, ValuesOut<'py>, Option<RowsOut<'py>>);
+type GetParts<'py> = (PyRef<'py, TableId>, Keys, ValuesOut<'py>, Option<RowsOut<'py>>);
 /// A handle, keys, values and state.
-type PutParts<'py> = (PyRef<'py, TableId>, Keys<'py>, Rows<'py>, Option<Rows<'py>>);
+type PutParts<'py> = (PyRef<'py, TableId>, Keys, Rows<'py>, Option<Rows<'py>>);
 /// A handle, keys, gradients and hyperparameters.
-type UpdateParts<'py> = (PyRef<'py, TableId>, Keys<'py>, Rows<'py>, PyRef<'py, Hyper>);
+type UpdateParts<'py> = (PyRef<'py, TableId>, Keys, Rows<'py>, PyRef<'py, Hyper>);
 /// A handle and keys.
-type LookaheadParts<'py> = (PyRef<'py, TableId>, Keys<'py>);
+type LookaheadParts<'py> = (PyRef<'py, TableId>, Keys);
 /// Bounds on gradients: of elements, of rows, of all together with those of this norm.
 type Bounds = (Option<f64>, Option<f64>, Option<f64>, f64);
 
@@ -132,7 +133,14 @@ impl Store {
     /// Fills each batch's values (and state) with the rows of its keys. Values are float32, or
     /// uint16 to take the bits of the table's own dtype of 2 bytes.
     fn get(&self, py: Python<'_>, batches: Vec<GetParts<'_>>) -> PyResult<()> {
+        let mut arrays = Arrays::default();
         let mut outputs = Vec::with_capacity(batches.len());
+        for (_, keys, values, state) in &batches {
+            keys.note(&mut arrays);
+            values.note(&mut arrays)?;
+            state.iter().try_for_each(|state| arrays.fill(state))?;
+        }
+        let _loan = arrays.lend(py)?;
         for (_, _, values, state) in &batches {
             outputs.push((values.to_fill()?, state.as_ref().map(to_fill).transpose()?));
         }
@@ -140,7 +148,7 @@ impl Store {
         for ((table, keys, _, _), (values, state)) in batches.iter().zip(&mut outputs) {
             requests.push(core::GetBatch {
                 table: table.0,
-                keys: keys.as_slice()?,
+                keys: keys.as_slice(),
                 values: values.as_out()?,
                 state: state.as_mut().map(|state| state.as_slice_mut()).transpose()?,
             });
@@ -157,17 +165,21 @@ impl Store {
         non_finite: &str,
     ) -> PyResult<()> {
         let non_finite = non_finite_choice(py, non_finite)?;
+        let mut arrays = Arrays::default();
         let mut requests = Vec::with_capacity(batches.len());
         for (table, keys, values, state) in &batches {
+            values.note(&mut arrays)?;
+            state.iter().try_for_each(|state| state.note(&mut arrays))?;
             requests.push(core::PutBatch {
                 table: table.0,
-                keys: keys.as_slice()?,
+                keys: keys.as_slice(),
                 values: values.as_slice()?,
                 state: state.as_ref().map(|state| state.as_slice()).transpose()?,
                 reset_state,
                 non_finite,
             });
         }
+        let _loan = arrays.lend(py)?;
         py.detach(|| self.0.put(&requests)).map(drop).or_raise(py)
     }
 
@@ -183,6 +195,7 @@ impl Store {
         clip: Option<Bounds>,
     ) -> PyResult<(u64, u64, u64, Option<f64>)> {
         let (requests, clip) = (update_batches(py, &batches, non_finite, step)?, bounds(clip));
+        let _loan = gradients(&batches)?.lend(py)?;
         let report = py.detach(|| self.0.update_within(&requests, &clip)).or_raise(py)?;
         Ok((report.rows, report.skipped, report.saturated, report.norm))
     }
@@ -197,6 +210,7 @@ impl Store {
         clip: Option<Bounds>,
     ) -> PyResult<f64> {
         let (requests, clip) = (update_batches(py, &batches, non_finite, None)?, bounds(clip));
+        let _loan = gradients(&batches)?.lend(py)?;
         py.detach(|| self.0.gradient_norm(&requests, &clip)).or_raise(py)
     }
 
@@ -206,10 +220,10 @@ impl Store {
         &self,
         py: Python<'_>,
         table: PyRef<'_, TableId>,
-        keys: Keys<'_>,
+        keys: Keys,
         function: Py<PyAny>,
     ) -> PyResult<()> {
-        modify::modify(py, &self.0, table.0, keys.as_slice()?, &function)
+        modify::modify(py, &self.0, table.0, keys.as_slice(), &function)
     }
 
     /// Raises what every call raises that would wait for ever: `ForkedError` in a forked child,
@@ -225,8 +239,8 @@ impl Store {
     }
 
     /// Deletes keys; returns how many had a row.
-    fn delete(&self, py: Python<'_>, table: PyRef<'_, TableId>, keys: Keys<'_>) -> PyResult<u64> {
-        let (table, keys) = (table.0, keys.as_slice()?);
+    fn delete(&self, py: Python<'_>, table: PyRef<'_, TableId>, keys: Keys) -> PyResult<u64> {
+        let (table, keys) = (table.0, keys.as_slice());
         py.detach(|| self.0.delete(table, keys)).or_raise(py)
     }
 
@@ -235,16 +249,16 @@ impl Store {
         &self,
         py: Python<'_>,
         table: PyRef<'_, TableId>,
-        keys: Keys<'_>,
+        keys: Keys,
         mut out: PyReadwriteArray1<'_, bool>,
     ) -> PyResult<()> {
-        let (table, keys, out) = (table.0, keys.as_slice()?, out.as_slice_mut()?);
+        let (table, keys, out) = (table.0, keys.as_slice(), out.as_slice_mut()?);
         py.detach(|| self.0.contains(table, keys, out)).or_raise(py)
     }
 
     /// Announces the keys of one coming get of the table.
-    fn lookahead(&self, py: Python<'_>, table: PyRef<'_, TableId>, keys: Keys<'_>) -> PyResult<()> {
-        let (table, keys) = (table.0, keys.as_slice()?);
+    fn lookahead(&self, py: Python<'_>, table: PyRef<'_, TableId>, keys: Keys) -> PyResult<()> {
+        let (table, keys) = (table.0, keys.as_slice());
         py.detach(|| self.0.lookahead(table, keys)).or_raise(py)
     }
 
@@ -408,7 +422,7 @@ fn update_batches<'a>(
     let request = |(table, keys, gradients, hyper): &'a UpdateParts<'_>| {
         Ok(core::UpdateBatch {
             table: table.0,
-            keys: keys.as_slice()?,
+            keys: keys.as_slice(),
             gradients: gradients.as_slice()?,
             hyper: hyper.0,
             non_finite,
@@ -416,6 +430,12 @@ fn update_batches<'a>(
         })
     };
     batches.iter().map(request).collect()
+}
+
+fn gradients<'py>(batches: &[UpdateParts<'py>]) -> PyResult<Arrays<'py>> {
+    let mut arrays = Arrays::default();
+    batches.iter().try_for_each(|(_, _, gradients, _)| gradients.note(&mut arrays))?;
+    Ok(arrays)
 }
 
 fn bounds(given: Option<Bounds>) -> core::Clip {

@@ -16,7 +16,7 @@ pub(super) fn announce(
 ) -> PyResult<Option<u64>> {
     let mut parts = Vec::with_capacity(batch.len());
     for (table, keys) in batch {
-        parts.push(core::LookaheadBatch { table: table.0, keys: keys.as_slice()? });
+        parts.push(core::LookaheadBatch { table: table.0, keys: keys.as_slice() });
     }
     py.detach(|| store.announce(&parts)).or_raise(py)
 }
