@@ -106,6 +106,7 @@ class Store:
         memory: str,
         *,
         max_disk_bytes: int | None = None,
+        max_held_bytes: int | None = None,
         page_bytes: int | None = None,
         segment_bytes: int | None = None,
         io: str = "auto",
@@ -229,6 +230,9 @@ class Store:
 
     def last_commit(self, /) -> dict[str, Any] | None:
         """The commit opened at or made last."""
+
+    def refresh(self, /) -> dict[str, Any] | None:
+        """Moves a reader to the newest commit; None when it was open already."""
 
     def state(self, /) -> list[tuple[str, bytes]]:
         """The named byte strings of the commit opened at or made last."""

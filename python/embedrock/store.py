@@ -417,6 +417,31 @@ class Store:
         """The commits that are kept, oldest first."""
         return [commit_of(info) for info in self._core.commits()]
 
+    def refresh(self) -> Commit | None:
+        """Moves a store that is open ``read_only`` to the newest commit.
+
+        Returns that commit, or None when it was open already. Rows that did not change since stay
+        in memory, all others are read anew; a table that came since is there, and then memory
+        begins empty. ``step``, ``meta`` and ``state()`` follow. Arrays that were returned or filled
+        before keep what they had. A loop of ``items`` that was begun before has to begin again.
+
+        Errors: ``MisuseError`` for a store that is open to write, which always is at its newest
+        commit; as ``open`` otherwise, and then the store stays where it was.
+
+        Blocking: reads what the writer has put down since; the time follows how much changed. Verbs
+        of other threads wait meanwhile.
+
+        >>> store.commit(step=1).step
+        1
+        >>> with embedrock.open(store.path, memory="1MiB", read_only=True) as reader:
+        ...     commit = store.commit(step=2)
+        ...     before, moved, again = reader.step, reader.refresh(), reader.refresh()
+        ...     print(before, moved.step, again, reader.step)
+        1 2 None 2
+        """
+        found = self._core.refresh()
+        return None if found is None else commit_of(found)
+
     @property
     def step(self) -> int | None:
         """Step of the commit that the store was opened at or that became durable last.
@@ -657,6 +682,7 @@ def open(
     memory: int | str = "10%",
     *,
     max_disk_bytes: int | None = None,
+    max_held_bytes: int | None = None,
     page_bytes: int | None = None,
     segment_bytes: int | None = None,
     io: Literal["auto", "uring", "pread"] = "auto",
@@ -678,6 +704,9 @@ def open(
             per cent of all rows with their optimizer state (``"10%"``).
         max_disk_bytes: Most bytes the store may take on disk; None leaves it to the file system: up
             to 7 times the rows, by how far commits are apart (``docs/choosing.md``).
+        max_held_bytes: Most bytes on disk that readers may keep beyond the kept commits. Past it the
+            oldest of their commits go, and such a reader gets ``CommitGoneError``, never other
+            rows. None: a quarter of ``max_disk_bytes``, and without that no bound.
         page_bytes: Page size of new tables, 512 x 2**n up to 65,536; None measures the device.
         segment_bytes: Unit of allocation and cleaning of new tables, a power of two from 16 pages
             to 4 MiB; None follows the size of the table.
@@ -709,6 +738,7 @@ def open(
         directory,
         _memory_text(memory),
         max_disk_bytes=_whole_or_none("max_disk_bytes", max_disk_bytes, 1),
+        max_held_bytes=_whole_or_none("max_held_bytes", max_held_bytes, 0),
         page_bytes=_whole_or_none("page_bytes", page_bytes, 1),
         segment_bytes=_whole_or_none("segment_bytes", segment_bytes, 1),
         io=io,

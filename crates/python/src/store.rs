@@ -59,7 +59,7 @@ pub(crate) struct Store(core::Store);
 impl Store {
     /// Opens the store at `path`, creating it when there is none and `create` is set.
     #[new]
-    #[pyo3(signature = (path, memory, *, max_disk_bytes=None, page_bytes=None, segment_bytes=None,
+    #[pyo3(signature = (path, memory, *, max_disk_bytes=None, max_held_bytes=None, page_bytes=None, segment_bytes=None,
         io="auto", policy="lfu", window_bytes=None, window_group=256, keep=2, seed=0, create=true,
         step=None, read_only=false,
         check_disk=true, merge_reads=true))]
@@ -69,6 +69,7 @@ impl Store {
         path: PathBuf,
         memory: &str,
         max_disk_bytes: Option<u64>,
+        max_held_bytes: Option<u64>,
         page_bytes: Option<usize>,
         segment_bytes: Option<u64>,
         io: &str,
@@ -86,6 +87,7 @@ impl Store {
         let options = core::StoreOptions {
             memory: core::Memory::from_str(memory).or_raise(py)?,
             max_disk_bytes,
+            max_held_bytes,
             page_bytes,
             segment_bytes,
             merge_reads,
@@ -371,6 +373,12 @@ impl Store {
     fn last_commit(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         self.check_call(py)?;
         let commit = py.detach(|| self.0.last_commit());
+        json_value(py, &commit)
+    }
+
+    /// Moves a reader to the newest commit; that commit as a dict, or None when it was open.
+    fn refresh(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        let commit = py.detach(|| self.0.refresh()).or_raise(py)?;
         json_value(py, &commit)
     }
 

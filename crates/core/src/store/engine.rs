@@ -12,6 +12,7 @@ use super::budget::{
 use super::commit::CommitStage;
 use super::journal::{ClassRecord, TableRecord};
 use super::pool::Pool;
+use super::recovery::RecoveredTable;
 use super::reserve::JOURNAL_BYTES_PER_ROW;
 use crate::cache::{Cache, CacheShape, DenseTable, Location, RowRef};
 use crate::config::{StoreOptions, TableInfo};
@@ -330,6 +331,40 @@ impl Engine {
         self.tables.push(Table::new(record, class, first)?);
         self.planned = false;
         Ok(())
+    }
+
+    /// Takes the indexes of all tables out, to be changed by what the journal says.
+    pub(super) fn take_tables(&mut self) -> Vec<RecoveredTable> {
+        let mut found = Vec::with_capacity(self.tables.len());
+        for table in &self.tables {
+            let index = self.classes[table.class].log.get_mut().take_index(table.id());
+            found.push(RecoveredTable { record: table.record.clone(), index });
+        }
+        found
+    }
+
+    /// Takes a row, whatever it holds, out of the cache.
+    pub(super) fn forget_row(&self, table: u16, key: u64) {
+        let table = &self.tables[usize::from(table)];
+        if let Some(tier) = &self.classes[table.class].tier {
+            let at = table.locate(&tier.cache, key);
+            tier.cache.remove(at, table.id(), key, drop);
+        }
+    }
+
+    /// Takes over the caches of an engine with the same tables, unless the indexes have outgrown
+    /// what its plan left for them: then the next verb divides the budget anew.
+    pub(super) fn take_tiers(&mut self, old: &mut Engine) {
+        if !old.planned {
+            return;
+        }
+        for (class, old) in self.classes.iter_mut().zip(&mut old.classes) {
+            class.tier = old.tier.take();
+        }
+        self.budget_bytes = old.budget_bytes;
+        let window = old.window_bytes.load(Ordering::Relaxed);
+        self.window_bytes.store(window, Ordering::Relaxed);
+        self.planned = self.memory().total() <= self.budget_bytes;
     }
 
     /// What a plan must know of every class.

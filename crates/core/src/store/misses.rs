@@ -310,6 +310,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
             })
         })?;
         self.inner.metrics.add_read(&report, O::AHEAD);
+        self.inner.note_read();
         Ok(report)
     }
 

@@ -22,6 +22,7 @@ mod pieces;
 mod pool;
 mod rate;
 mod recovery;
+mod refresh;
 mod reserve;
 mod rows;
 mod scan;
@@ -60,7 +61,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use superblock::Superblock;
-use unheld::Unheld;
+use unheld::Noted;
 
 /// Opens a file that another file names. `Corrupt` when it is not there.
 fn open_needed(medium: &dyn Medium, name: &str, mode: OpenMode) -> Result<Arc<dyn File>> {
@@ -135,8 +136,12 @@ pub(crate) struct Inner {
     modifying: AtomicU64,
     /// A reader's claim on its commit, until close.
     hold: Mutex<Option<Hold>>,
-    /// What a reader keeps instead that had no hold when it opened.
-    unheld: Option<Unheld>,
+    /// What a reader notes of its commit, for when nobody keeps that any more.
+    noted: Mutex<Option<Noted>>,
+    /// True once a reader has no hold.
+    unheld: AtomicBool,
+    /// Held while a reader moves to another commit.
+    refreshing: Mutex<()>,
     /// Held until close or drop; dies with the process.
     lock: Mutex<Option<WriterLock>>,
 }

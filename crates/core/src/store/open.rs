@@ -9,7 +9,7 @@ use super::journal::{ClassRecord, CommitRecord, JournalFile, RecordKind, name_of
 use super::lock::WriterLock;
 use super::recovery::{Recovered, Target, recover};
 use super::superblock::Superblock;
-use super::unheld::Unheld;
+use super::unheld::Noted;
 use super::{Guarded, Inner, Store, has_file, open_needed};
 use crate::config::StoreOptions;
 use crate::error::{Error, ErrorKind, Result, bail};
@@ -134,8 +134,8 @@ impl Store {
             refuse_held_beside(&*medium, &path, &recovered.commits)?;
         }
         let hold = claim.and_then(|claim| claim.hold);
-        let unheld = match recovered.commits.last() {
-            Some(record) if options.read_only && hold.is_none() => Unheld::of(&*medium, record)?,
+        let noted = match recovered.commits.last() {
+            Some(record) if options.read_only => Noted::of(&*medium, record)?,
             _ => None,
         };
         let mut engine = Engine::default();
@@ -161,8 +161,10 @@ impl Store {
             batches_since_commit: AtomicU64::new(0),
             rows_since_commit: AtomicU64::new(0),
             modifying: AtomicU64::new(0),
+            unheld: AtomicBool::new(hold.is_none()),
             hold: Mutex::new(hold),
-            unheld,
+            noted: Mutex::new(noted),
+            refreshing: Mutex::new(()),
             lock: Mutex::new(lock),
         };
         let store = Store { inner: Arc::new(Guarded(Some(inner))) };
@@ -184,7 +186,7 @@ struct Claim {
 /// Tries until it succeeds, or fails although nothing that `look` sees has changed meanwhile; at
 /// most so often that a writer which never rests does not keep a reader for ever. `look` says, too,
 /// for how long nothing had changed then.
-fn while_changing<T, S: PartialEq>(
+pub(super) fn while_changing<T, S: PartialEq>(
     mut look: impl FnMut() -> Result<(S, Duration)>,
     mut attempt: impl FnMut() -> Result<T>,
 ) -> Result<T> {
@@ -205,10 +207,10 @@ fn while_changing<T, S: PartialEq>(
 }
 
 /// Name, length and stamp of a file.
-type Seen = (String, u64, u128);
+pub(super) type Seen = (String, u64, u128);
 
 /// The files that a commit changes, and how long ago the last change of all was.
-fn files_of_commits(medium: &dyn Medium) -> Result<(Vec<Seen>, Duration)> {
+pub(super) fn files_of_commits(medium: &dyn Medium) -> Result<(Vec<Seen>, Duration)> {
     let mut files = Vec::new();
     let mut ago = Duration::MAX;
     let heads = medium.list(head::NAME)?.into_iter().filter(|name| name == head::NAME);
@@ -263,7 +265,7 @@ fn new_superblock(path: &Path, seed: u64) -> Superblock {
 }
 
 /// Fills the engine from what recovery found; returns the bytes of all files of rows.
-fn build(
+pub(super) fn build(
     engine: &mut Engine,
     medium: &dyn Medium,
     options: &StoreOptions,
@@ -356,7 +358,7 @@ fn count_copies(
     Ok(())
 }
 
-fn history_of(recovered: &Recovered) -> History {
+pub(super) fn history_of(recovered: &Recovered) -> History {
     let last = recovered.commits.last();
     let complete = match (last, recovered.cycles.last()) {
         (Some(commit), Some((file, _))) => commit.place.0 == *file,

@@ -187,11 +187,12 @@ struct Batch {
     records: Vec<(RecordKind, Range<usize>, u64)>,
 }
 
-/// Reads and checks the records of `files` until the one that ends at `end`, batch by batch.
+/// Reads and checks the records of `files`, of the first those behind a position, until the one
+/// that ends at `end`, batch by batch.
 fn read_ahead(
     medium: &dyn Medium,
     seed: u64,
-    files: &[u64],
+    (files, behind): (&[u64], Option<u64>),
     end: (u64, u64),
     to: &SyncSender<Result<Batch>>,
     used: &Receiver<Batch>,
@@ -200,6 +201,9 @@ fn read_ahead(
         for file in files {
             let Some(mut reader) = JournalReader::open(medium, seed, *file)? else { continue };
             let file_bytes = reader.file_bytes();
+            if let Some(behind) = behind.filter(|_| files.first() == Some(file)) {
+                reader.go_to(behind);
+            }
             let mut more = true;
             while more {
                 let mut batch = used.try_recv().unwrap_or_default();
@@ -229,11 +233,16 @@ fn read_ahead(
     }
 }
 
+/// Applies what the journal says to indexes.
 #[derive(Default)]
-struct Replay {
+pub(super) struct Replay<'a> {
     recovered: Recovered,
     /// By table, which pieces are missing; `None` when none are.
     missing: Vec<Option<Vec<bool>>>,
+    /// The first file is not a base but goes on where the indexes end, behind this position.
+    behind: Option<u64>,
+    /// Hears of every row that a delta names.
+    changed: Option<&'a mut dyn FnMut(u16, u64)>,
     in_base: bool,
     /// Bytes of the file being read.
     file_bytes: u64,
@@ -243,10 +252,29 @@ struct Replay {
     written: BTreeMap<(u16, u32), u32>,
 }
 
-impl Replay {
+impl<'a> Replay<'a> {
+    /// Goes on from the indexes of a commit; `changed` hears of every row that a delta names.
+    /// Which copies earlier commits have is not counted.
+    pub(super) fn behind(
+        recovered: Recovered,
+        from: &CommitRecord,
+        to: u64,
+        changed: &'a mut dyn FnMut(u16, u64),
+    ) -> Self {
+        Self {
+            missing: vec![None; recovered.tables.len()],
+            recovered,
+            behind: Some(from.place.1),
+            changed: Some(changed),
+            oldest: to,
+            epoch: from.info.sequence + 1,
+            ..Default::default()
+        }
+    }
+
     /// Replays `files`, of which the first is the base, up to the record that ends at `end`. A
     /// second thread reads and checks ahead of this one; it is gone on return.
-    fn run(
+    pub(super) fn run(
         mut self,
         medium: &dyn Medium,
         seed: u64,
@@ -256,13 +284,14 @@ impl Replay {
         std::thread::scope(|scope| {
             let (to, batches) = sync_channel(BATCHES_AHEAD);
             let (give_back, used) = channel();
-            let reader = move || read_ahead(medium, seed, files, end, &to, &used);
+            let behind = self.behind;
+            let reader = move || read_ahead(medium, seed, (files, behind), end, &to, &used);
             std::thread::Builder::new()
                 .spawn_scoped(scope, reader)
                 .map_err(|source| Error::os("start a thread that reads the journal", source))?;
             for batch in batches {
                 let batch = batch?;
-                self.in_base = files.first() == Some(&batch.file);
+                self.in_base = self.behind.is_none() && files.first() == Some(&batch.file);
                 self.file_bytes = batch.file_bytes;
                 for (kind, payload, position) in &batch.records {
                     self.record(*kind, &batch.bytes[payload.clone()])
@@ -390,6 +419,9 @@ impl Replay {
             let most = rows.iter().map(id_of).max().unwrap_or(0);
             check_id(index, u64::from(most))?;
             index.set_all(rows, id_of, first);
+            if let Some(changed) = &mut self.changed {
+                rows.iter().for_each(|row| changed(table, u64::from(id_of(row))));
+            }
             return Ok(());
         }
         for (row, slot) in rows.iter().zip(first..) {
@@ -414,6 +446,11 @@ impl Replay {
         };
         if let Delta::Row { slot, .. } = delta {
             self.note_written(class, slot);
+        }
+        if let (Delta::Row { key, .. } | Delta::Delete { key, .. }, Some(changed)) =
+            (delta, &mut self.changed)
+        {
+            changed(table, key);
         }
         if outdated != 0 && self.epoch > self.oldest && !self.was_written(class, outdated) {
             self.recovered.retained.push((class, self.epoch, outdated));

@@ -217,6 +217,7 @@ impl Scan {
                     let ids = *next..upto;
                     *next = upto;
                     let read = self.dense(&store.inner, &engine, table, ids);
+                    store.inner.note_read();
                     store.inner.as_committed(read)?;
                 }
                 Cursor::Sparse(set) => {
@@ -225,6 +226,7 @@ impl Scan {
                         return Ok(false);
                     }
                     let read = self.sparse(&store.inner, &engine, table, &pages);
+                    store.inner.note_read();
                     store.inner.as_committed(read)?;
                 }
             }

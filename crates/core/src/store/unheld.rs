@@ -13,23 +13,23 @@ use super::{Inner, open_needed};
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::{File, Medium, OpenMode};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 /// A record's header, whose checksum covers the record and its place.
 const HEADER_BYTES: usize = 16;
 /// A look at a journal that a writer is changing is repeated so often.
 const TRIES_MAX: usize = 20;
 
-/// What a reader without a hold keeps of its commit's record.
+/// What a reader notes of its commit's record.
 #[derive(Debug)]
-pub(super) struct Unheld {
+pub(super) struct Noted {
     journal: Arc<dyn File>,
     position: u64,
     header: [u8; HEADER_BYTES],
-    gone: AtomicBool,
+    gone: bool,
 }
 
-impl Unheld {
+impl Noted {
     /// Notes the record; `None` for one that is not there any more.
     pub(super) fn of(medium: &dyn Medium, record: &CommitRecord) -> Result<Option<Self>> {
         let (number, end) = record.place;
@@ -37,14 +37,15 @@ impl Unheld {
         let Some(position) = record_before(&*journal, end)? else { return Ok(None) };
         let mut header = [0; HEADER_BYTES];
         journal.read_at(&mut header, position)?;
-        Ok(Some(Self { journal, position, header, gone: AtomicBool::new(false) }))
+        Ok(Some(Self { journal, position, header, gone: false }))
     }
 
     /// False once the writer has gone on from an earlier commit.
-    fn has_its_record(&self) -> bool {
+    fn is_in_place(&mut self) -> bool {
         let mut header = [0; HEADER_BYTES];
         let read = self.journal.read_at(&mut header, self.position);
-        read.is_ok() && header == self.header
+        self.gone |= read.is_err() || header != self.header;
+        !self.gone
     }
 }
 
@@ -84,27 +85,35 @@ impl Inner {
         hold.as_ref().is_some_and(|hold| hold.is_current().unwrap_or(false))
     }
 
+    /// A reader has read pages: notices when the writer has taken its hold away.
+    pub(super) fn note_read(&self) {
+        if self.options.read_only && !self.unheld.load(Ordering::Relaxed) && !self.is_held() {
+            self.unheld.store(true, Ordering::Relaxed);
+        }
+    }
+
     /// What a reader read, or `CommitGone` where that may not be of its commit any more.
     pub(super) fn as_committed<T>(&self, result: Result<T>) -> Result<T> {
         if !self.options.read_only {
             return result;
         }
-        match (&result, &self.unheld) {
-            (Ok(_), None) => result,
-            (Ok(_), Some(unheld)) => {
+        match &result {
+            Ok(_) if self.unheld.load(Ordering::Relaxed) => {
                 // What was read comes from before the record was found in place.
-                if unheld.gone.load(Ordering::Relaxed) || !unheld.has_its_record() {
-                    unheld.gone.store(true, Ordering::Relaxed);
-                    return Err(self.commit_gone());
+                let mut noted = self.noted.lock();
+                if noted.as_mut().is_none_or(Noted::is_in_place) {
+                    return result;
                 }
-                result
+                drop(noted);
+                Err(self.commit_gone())
             }
-            (Err(error), _) => match error.kind() {
-                ErrorKind::Corrupt | ErrorKind::NotFound if self.is_gone() => {
-                    Err(self.commit_gone())
-                }
-                _ => result,
-            },
+            Err(error)
+                if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::NotFound)
+                    && self.is_gone() =>
+            {
+                Err(self.commit_gone())
+            }
+            _ => result,
         }
     }
 
@@ -127,8 +136,8 @@ impl Inner {
     fn commit_gone(&self) -> Error {
         let last = self.history.lock().kept.last().map_or(0, |c| c.info.sequence);
         let message = format!(
-            "commit {last} of {}, which this reader could not hold, was dropped by the writer; \
-             open the store again",
+            "commit {last} of {} was dropped by the writer, and this reader does not hold it; \
+             refresh() to the newest commit, or open the store again",
             self.path.display()
         );
         Error::new(ErrorKind::CommitGone, message)

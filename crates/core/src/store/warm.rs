@@ -46,6 +46,7 @@ impl Store {
         let classes = engine.classes.iter().enumerate();
         let warmed =
             classes.map(|(number, class)| self.inner.warm_class(&engine, number, class)).sum();
+        self.inner.note_read();
         self.inner.as_committed(warmed)
     }
 }

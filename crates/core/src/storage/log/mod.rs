@@ -224,6 +224,12 @@ impl ClassLog {
         &mut found.expect("the table belongs to this class").1
     }
 
+    /// Takes out the index of a table of this class.
+    pub fn take_index(&mut self, table: u16) -> TableIndex {
+        let at = self.tables.iter().position(|(id, _)| *id == table);
+        self.tables.swap_remove(at.expect("the table belongs to this class")).1
+    }
+
     /// All tables' indexes.
     pub fn indexes(&self) -> impl Iterator<Item = (u16, &TableIndex)> {
         self.tables.iter().map(|(id, index)| (*id, index))

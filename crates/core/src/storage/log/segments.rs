@@ -391,6 +391,13 @@ impl Segments {
         self.retained_total
     }
 
+    /// Outdated copies that commits from `first` on have and that go when those before
+    /// `oldest_kept` are dropped.
+    pub(crate) fn retained_between(&self, first: u64, oldest_kept: u64) -> u64 {
+        let between = self.retained.range(first + 1..=oldest_kept.max(first + 1));
+        between.flat_map(|(_, copies)| copies.values()).map(|copies| u64::from(*copies)).sum()
+    }
+
     /// Slots of segments that are not free.
     pub fn used_slots(&self) -> u64 {
         let free = self.free_pages();

@@ -9,6 +9,7 @@
 
 mod capture;
 mod cycle;
+mod held;
 mod history;
 mod pending;
 
@@ -21,7 +22,7 @@ use super::engine::Engine;
 use super::head::{self, Head};
 use super::journal::{CommitRecord, RecordKind, TableCounters};
 use super::reserve::{JOURNAL_BYTES_PER_COMMIT, STATE_BYTES_KEPT_FREE};
-use super::{Inner, Store, holds, state};
+use super::{Inner, Store, state};
 use crate::config::CommitInfo;
 use crate::error::{Result, bail};
 use capture::Portions;
@@ -252,8 +253,8 @@ impl Inner {
         Head::new(record.info.sequence, oldest_kept).write(&*self.medium, self.seed)?;
         let info = record.info.clone();
         // After the record, so that a reader that does not see it is seen here.
-        let held = holds::span(&*self.medium)?;
-        let released = held.map_or(oldest_kept, |(held, _)| held.min(oldest_kept));
+        // Where nobody can tell who holds what, everything stays: the commit is made.
+        let released = self.oldest_needed(engine, oldest_kept).unwrap_or(0);
         {
             let mut history = self.history.lock();
             let history = &mut *history;

@@ -315,6 +315,11 @@ impl JournalReader {
         self.position
     }
 
+    /// Goes on behind a record that was read before.
+    pub(crate) fn go_to(&mut self, position: u64) {
+        self.position = position;
+    }
+
     /// Bytes of the file.
     pub(crate) fn file_bytes(&self) -> u64 {
         self.len
