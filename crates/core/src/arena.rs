@@ -105,10 +105,31 @@ pub(crate) fn advise_huge(words: &mut [u32]) {
 /// Gives memory that was freed, and that the allocator keeps for later, back to the system: threads
 /// that have ended leave some behind. For moments after which a process lives on with less.
 pub(crate) fn give_back_freed() {
+    #[cfg(any(test, feature = "testing"))]
+    if KEEPS_FREED.load(std::sync::atomic::Ordering::Relaxed) {
+        return;
+    }
     #[cfg(all(target_os = "linux", target_env = "gnu", not(miri)))]
     // SAFETY: the allocator's own call; it takes its locks, and touches free memory alone.
     unsafe {
         libc::malloc_trim(0);
+    }
+}
+
+#[cfg(any(test, feature = "testing"))]
+static KEEPS_FREED: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
+
+/// Makes the allocator of this process keep what is freed: for programs that open small stores by
+/// the thousand, which else spend half of their time on getting the same pages back.
+#[cfg(any(test, feature = "testing"))]
+pub fn keep_freed() {
+    KEEPS_FREED.store(true, std::sync::atomic::Ordering::Relaxed);
+    #[cfg(all(target_os = "linux", target_env = "gnu", not(miri)))]
+    // SAFETY: the allocator's own calls, which set thresholds under its locks.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, 1 << 30);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, i32::MAX);
+        libc::mallopt(libc::M_TOP_PAD, 16 << 20);
     }
 }
 

@@ -6,6 +6,7 @@
 //! 64-bit key is valid; none is reserved to mark an empty slot.
 
 use crate::hash::mix;
+use crate::planted::{self, Bug};
 use crate::prefetch::prefetch_read;
 
 /// Keys whose slots are asked for together.
@@ -146,6 +147,9 @@ pub fn merge_gradients(inverse: &[u32], gradients: &[f32], dim: usize) -> Merged
             continue;
         }
         assert!(position < merged.rows.len(), "position {position} occurs before its first");
+        if planted::is(Bug::DuplicateGradientLost) {
+            continue;
+        }
         let mut row = merged.rows[position] as usize;
         if row < inverse.len() {
             merged.sums.extend_from_slice(&gradients[row * dim..][..dim]);

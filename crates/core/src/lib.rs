@@ -4,6 +4,7 @@
 //! Levels, each using lower ones only: store (4); cache and storage (3), which do not see each
 //! other; index (2); io (1); everything else (0). `ARCHITECTURE.md` draws the arrows.
 
+pub mod activation;
 mod arena;
 pub mod cache;
 pub mod clip;
@@ -18,11 +19,14 @@ pub mod init;
 pub mod io;
 pub mod metrics;
 pub mod optimizer;
+pub mod planted;
 pub mod prefetch;
 pub mod row;
 pub mod storage;
 pub mod store;
 
+#[cfg(any(test, feature = "testing"))]
+pub use arena::keep_freed;
 pub use clip::Clip;
 pub use config::{
     CommitInfo, GetBatch, LookaheadBatch, Memory, NonFinite, PutBatch, StoreOptions, TableId,

@@ -249,6 +249,25 @@ impl RowLayout {
         }
     }
 
+    /// Rounds what the `count`-th update of a table has made of the values of `key`, as the row then
+    /// holds them: for models that tests compare with. `seed` is the store's, `salt` the table's.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn round_updated(
+        &self,
+        values: &mut [f32],
+        rounding: RoundingMode,
+        (seed, salt, count): (u64, u64, u64),
+        key: u64,
+    ) {
+        if !self.is_float32() {
+            let stochastic = rounding == RoundingMode::Stochastic;
+            let rounding = stochastic.then(|| Rounding::new(seed, salt, count));
+            let mut words = vec![0.0; self.value_words];
+            self.write_updated(&mut words, values, rounding.as_ref(), key);
+            self.read_values(&words, values);
+        }
+    }
+
     /// The values of a row whose dtype has 2 bytes, as their bits.
     #[inline(always)]
     pub fn bits<'a>(&self, words: &'a [f32]) -> &'a [u16] {

@@ -12,6 +12,7 @@
 use super::policy::WAYS_MAX;
 use super::sets::{BLOCK, LockedSet};
 use super::{Cache, Location, Policy, RowMut, RowRef, bits, find};
+use crate::planted::{self, Bug};
 use crate::prefetch::prefetch_read;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 
@@ -150,8 +151,11 @@ impl Cache {
     /// resident.
     pub fn set_next_use(&self, at: Location, table: u16, key: u64, next: BatchNumber) -> bool {
         let Some(uses) = self.next_uses.get() else { return false };
-        let set = self.sets.lock(at.set);
+        let mut set = self.sets.lock(at.set);
         let Some(way) = find(&set, at, table, key) else { return false };
+        if next.0 == BatchNumber::NONE.0 && planted::is(Bug::WindowRowNotWritten) {
+            set.row_mut(way).dirty.set(way, false);
+        }
         uses.of(at.set)[way].store(next.0, Ordering::Relaxed);
         true
     }

@@ -5,8 +5,10 @@ use super::Inner;
 use super::commit::CommitStage;
 use super::engine::{CacheOfClass, Class, Engine};
 use super::journal::RecordKind;
+use crate::activation::{Branch, note};
 use crate::error::Result;
 use crate::metrics::Timed;
+use crate::planted::{self, Bug};
 use crate::storage::log::ClassLog;
 use std::sync::atomic::Ordering;
 
@@ -63,6 +65,7 @@ impl Inner {
         }
         if class.stage() == CommitStage::Cut {
             // These deltas belong to the commit after the one that is not recorded yet.
+            note(Branch::WaitedForRecord);
             self.wait_for_record();
         }
         let mut history = self.history.lock();
@@ -98,7 +101,9 @@ impl Inner {
         self.check_unpoisoned()?;
         let result = (|| {
             // What waits was changed after the commit that is under way was captured.
-            self.finish_captured(engine, class, log)?;
+            if !planted::is(Bug::BufferBeforeCommit) {
+                self.finish_captured(engine, class, log)?;
+            }
             let rows = log.buffer.len() as u64;
             log.flush_buffer(class.now())?;
             self.spill_deltas(class, log, false)?;

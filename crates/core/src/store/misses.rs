@@ -8,9 +8,11 @@ use super::Inner;
 use super::commit::CommitStage;
 use super::engine::{Class, Engine, Table, keep_if_dirty};
 use super::rows::{Keys, RowOp, RowView, visit};
+use crate::activation::{Branch, note};
 use crate::cache::{RowMut, RowRef};
 use crate::error::{ErrorKind, Result, bail};
 use crate::metrics::Metrics;
+use crate::planted::{self, Bug};
 use crate::storage::log::{ClassLog, Place, ReadReport};
 use parking_lot::MutexGuard;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -241,6 +243,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
                 scratch.extend_from_slice(layout.row(page, at));
                 wanted.truncate(before);
                 self.count(&self.inner.metrics.rescued, 1);
+                note(Branch::PageInMemory);
                 self.hand_over(log, misses[i], Source::Words(scratch), *slot, None)?;
                 return Ok(Progress::Done);
             }
@@ -264,6 +267,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
         scratch.clear();
         scratch.extend_from_slice(log.buffer.row(at));
         self.count(&self.inner.metrics.rescued, 1);
+        note(Branch::Rescued);
         if self.op.admits() {
             log.buffer.remove(at);
             self.hand_over(
@@ -271,7 +275,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
                 miss,
                 Source::Words(scratch),
                 waiting.origin.unwrap_or(0),
-                Some(waiting.dirty_since),
+                Some(waiting.dirty_since).filter(|_| !planted::is(Bug::DirtyLostOnRescue)),
             )?;
         } else {
             let origin = waiting.origin;
@@ -375,6 +379,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
     ) -> Result<Progress> {
         let (table, key) = self.key(miss);
         self.inner.metrics.tag_collisions.fetch_add(1, Ordering::Relaxed);
+        note(Branch::TagCollision);
         self.make_room(log)?;
         let mut slots = Vec::new();
         let (layout, id) = (&self.class.layout, table.id());
@@ -461,6 +466,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
                 let admitted =
                     cache.admit_ahead(at, (table.id(), key, origin), next, use_row, leave);
                 if admitted.is_none() {
+                    note(Branch::TurnedAway);
                     self.op.turned_away();
                 }
                 admitted.unwrap_or(false)
@@ -487,6 +493,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
 /// the flush buffer, where there is a place for it.
 pub(super) fn keep(log: &mut ClassLog, class: &Class, victim: RowRef<'_>) -> Result<()> {
     if victim.captured && class.stage() == CommitStage::Captured {
+        note(Branch::CapturedVictim);
         let written = log.write_row(victim.table, victim.key, victim.origin, victim.words);
         log.owe_cleaning(1);
         if written.is_err() {

@@ -240,6 +240,8 @@ impl Inner {
     /// The engine alone, with no commit under way. The caller holds no lock of the store.
     fn engine_alone(&self) -> RwLockWriteGuard<'_, Engine> {
         loop {
+            #[cfg(any(test, feature = "testing"))]
+            self.finish_by_hand();
             self.committing.wait_until_over();
             let engine = self.engine.write();
             // A commit is captured by who has the engine alone.

@@ -18,6 +18,7 @@ use crate::error::{Error, ErrorKind, Result, bail};
 use crate::hash::{mix, table_salt};
 use crate::index::{DenseIndex, SparseIndex};
 use crate::io::Medium;
+use crate::planted::{self, Bug};
 use crate::storage::log::TableIndex;
 use crate::storage::log::delta::{Decoded, Delta, DenseRow, decode, id_of};
 use std::collections::BTreeMap;
@@ -318,7 +319,12 @@ impl<'a> Replay<'a> {
             }
             RecordKind::Table => self.table(read_json(payload, "table")?)?,
             RecordKind::Piece => self.piece(payload)?,
-            RecordKind::Deltas => self.deltas(payload)?,
+            RecordKind::Deltas => {
+                self.deltas(payload)?;
+                if planted::is(Bug::DeltasReplayedTwice) {
+                    self.deltas(payload)?;
+                }
+            }
             RecordKind::CycleEnd => {}
             RecordKind::Commit => {
                 let record: CommitRecord = read_json(payload, "commit")?;

@@ -5,6 +5,7 @@ use super::budget;
 use super::commit::{CommitStage, History};
 use super::engine::{Class, Engine, keep_if_dirty};
 use super::rows::Keys;
+use crate::activation::{Branch, note};
 use crate::cache::TakeWay;
 use crate::error::{ErrorKind, Result, bail};
 use crate::storage::log::{ClassLog, Place, Stream};
@@ -277,7 +278,10 @@ impl Inner {
                 self.metrics.evicted.fetch_add(evicted, Ordering::Relaxed);
                 match step {
                     TakeWay::More => {}
-                    TakeWay::Released(_) => return Ok(true),
+                    TakeWay::Released(_) => {
+                        note(Branch::IndexTookWay);
+                        return Ok(true);
+                    }
                     TakeWay::Floor => break,
                 }
             }

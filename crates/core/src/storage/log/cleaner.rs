@@ -16,7 +16,9 @@
 
 use super::segments::{self, SegmentId};
 use super::{ClassLog, Stream};
+use crate::activation::{Branch, note};
 use crate::error::{ErrorKind, Result};
+use crate::planted::{self, Bug};
 use crate::storage::Residents;
 
 /// The log is cleaned when newest copies are less than this share of newest and dead slots
@@ -159,6 +161,7 @@ impl ClassLog {
         let pages = self.writer.chunk_pages().min(end - page);
         let leftover = self.segments.is_leftover(segment);
         let rows_moved = self.clean_pages(page, pages, residents)?;
+        note(if tight { Branch::CleanedTight } else { Branch::Cleaned });
         let slots = u64::from(pages) * self.layout.rows_per_page as u64;
         // What reclaims nothing is paid for, too, or a stretch of live rows would be free. Of a
         // leftover nothing is released now.
@@ -210,6 +213,9 @@ impl ClassLog {
         let layout = self.layout.clone();
         // What a commit is writing is about to leave its old place anyway.
         let moves_dirty = self.clean.moves_dirty && !residents.are_being_written();
+        if moves_dirty {
+            note(Branch::CleanedDirty);
+        }
         let mut moved = 0;
         for (i, page) in bytes.chunks_exact(layout.page_bytes).enumerate() {
             let number = first + i as u32;
@@ -230,7 +236,9 @@ impl ClassLog {
                 let stream = Stream::Moved;
                 let new = self.writer.append(&mut self.segments, stream, table, key, row)?;
                 self.publish(table, key, Some(old), new)?;
-                residents.moved(table, key, old, new);
+                if !planted::is(Bug::OriginNotMoved) {
+                    residents.moved(table, key, old, new);
+                }
                 moved += 1;
             }
         }

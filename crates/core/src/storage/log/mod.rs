@@ -22,10 +22,12 @@ pub use reader::{PageReader, ReadReport};
 pub use segments::Segments;
 pub use writer::{Heads, Stream, Writer};
 
+use crate::activation::{Branch, note};
 use crate::error::{Result, bail};
 use crate::hash::mix;
 use crate::index::{DenseIndex, SparseIndex};
 use crate::io::File;
+use crate::planted::{self, Bug};
 use delta::{Delta, DeltaWriter};
 use std::sync::Arc;
 
@@ -414,7 +416,10 @@ impl ClassLog {
         for (key, slot) in refreshed {
             self.deltas.push(Delta::Refresh { table, key, slot }, true);
         }
-        self.deltas.push(Delta::Split { table }, true);
+        note(Branch::Split);
+        if !planted::is(Bug::SplitNotLogged) {
+            self.deltas.push(Delta::Split { table }, true);
+        }
         Ok(())
     }
 
@@ -449,7 +454,9 @@ impl ClassLog {
             }
         };
         self.segments.outdated(slot);
-        self.deltas.push(Delta::Delete { table, key, old: slot }, sparse);
+        if !planted::is(Bug::DeleteDeltaLost) {
+            self.deltas.push(Delta::Delete { table, key, old: slot }, sparse);
+        }
     }
 
     /// Merges partitions of a growing table's index after many deletes, so that memory follows; at
@@ -462,7 +469,10 @@ impl ClassLog {
             }
         }
         for _ in 0..merged {
-            self.deltas.push(Delta::Merge { table }, true);
+            note(Branch::Merged);
+            if !planted::is(Bug::MergeNotLogged) {
+                self.deltas.push(Delta::Merge { table }, true);
+            }
         }
     }
 

@@ -4,6 +4,7 @@
 //! one verifies it here first; nothing else in the engine looks at unverified bytes.
 
 use crate::error::{Error, ErrorKind, Result, bail};
+use crate::planted::{self, Bug};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 const MAGIC: [u8; 4] = *b"ERPG";
@@ -116,7 +117,9 @@ impl PageLayout {
         let mut sum = [0; 8];
         sum.copy_from_slice(&page[..8]);
         let stored = u64::from_le_bytes(sum);
-        if stored != xxh3_64_with_seed(&page[8..], self.seed) {
+        if !planted::is(Bug::ChecksumNotCompared)
+            && stored != xxh3_64_with_seed(&page[8..], self.seed)
+        {
             let what = if page.iter().all(|b| *b == 0) {
                 "all bytes are zero (never written, or lost)"
             } else {
@@ -140,7 +143,7 @@ impl PageLayout {
                 VERSION
             );
         }
-        if found != number {
+        if found != number && !planted::is(Bug::PageNumberNotCompared) {
             let what = format!("it is page {found}, written to the wrong place");
             return Err(self.damaged(page, number, file, &what));
         }

@@ -8,6 +8,7 @@
 //! written again when no read that began before it became free is still running.
 
 use crate::error::{Result, bail};
+use crate::planted::{self, Bug};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Recovery counts with a thread for each so many slots, and at most so many threads.
@@ -288,8 +289,9 @@ impl Segments {
         let epoch = self.epoch;
         let segment = &self.segments[id as usize];
         assert!(segment.newest > 0, "segment {id} outdates a copy it does not hold");
-        let in_this_epoch =
-            segment.epoch == epoch || (segment.boundary.0 == epoch && page >= segment.boundary.1);
+        let in_this_epoch = segment.epoch == epoch
+            || (segment.boundary.0 == epoch && page >= segment.boundary.1)
+            || planted::is(Bug::OutdatedInWrongEpoch);
         self.change(id, |segment| {
             segment.newest -= 1;
             segment.retained += u32::from(!in_this_epoch);

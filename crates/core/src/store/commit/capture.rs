@@ -12,8 +12,10 @@ use super::super::Inner;
 use super::super::engine::{Class, Engine, Table};
 use super::super::journal::ClassCounters;
 use super::super::rows::Keys;
+use crate::activation::{Branch, note};
 use crate::cache::{Cache, RowRef};
 use crate::error::Result;
+use crate::planted::{self, Bug};
 use crate::storage::log::{ClassLog, TableIndex};
 use parking_lot::MutexGuard;
 use std::sync::atomic::Ordering;
@@ -167,6 +169,7 @@ impl Inner {
         if class.stage() != CommitStage::Captured {
             return Ok(());
         }
+        note(Branch::FinishedByVerb);
         self.write_captured(engine, class, log)?;
         self.cut(engine, class, log)
     }
@@ -214,6 +217,9 @@ impl Inner {
         engine: &Engine,
         batches: &[Keys<'_>],
     ) -> Result<()> {
+        if planted::is(Bug::ChangedBesideCommit) {
+            return Ok(());
+        }
         for Keys { table, keys } in batches {
             let class = &engine.classes[table.class];
             let Some(tier) = &class.tier else { continue };
@@ -255,6 +261,9 @@ impl Inner {
             },
         );
         result?;
+        if written > 0 {
+            note(Branch::PortionByVerb);
+        }
         self.spill_deltas(class, log, false)?;
         self.clean_for(engine, class, log, written)
     }
@@ -267,6 +276,9 @@ impl Inner {
         log: &mut ClassLog,
     ) -> Result<()> {
         let refused = self.history.lock().refused_rows;
+        if refused > 0 {
+            note(Branch::CleanedForRefused);
+        }
         self.clean_for(engine, class, log, CLEANED_PER_REFUSED_ROW * refused)
     }
 
@@ -276,7 +288,9 @@ impl Inner {
             self.clean_for_refused(engine, class, log)?;
         }
         let unsynced = log.finish_epoch()?;
-        self.spill_deltas(class, log, true)?;
+        if !planted::is(Bug::DeltasLeftBehind) {
+            self.spill_deltas(class, log, true)?;
+        }
         let mut history = self.history.lock();
         self.write_pieces(engine, class, log, &mut history)?;
         let commit = history.under_way.as_mut().expect("a class is captured by a commit");

@@ -9,7 +9,9 @@ use super::super::pieces::{pieces_of, read_piece_from};
 use super::super::reserve::JOURNAL_BYTES_PER_COMMIT;
 use super::super::{Inner, state};
 use super::history::{CYCLE_BYTES_MIN, History, UnderWay, append_json};
+use crate::activation::{Branch, note};
 use crate::error::{ErrorKind, Result};
+use crate::planted::{self, Bug};
 use crate::storage::log::ClassLog;
 use std::sync::atomic::Ordering;
 
@@ -89,7 +91,8 @@ impl Inner {
 
     /// The oldest commit that stays beside the one being made.
     pub(super) fn oldest_to_keep(&self, history: &History) -> u64 {
-        let keep = self.options.keep.max(1) as u64;
+        let fewer = usize::from(planted::is(Bug::KeepOffByOne));
+        let keep = (self.options.keep - fewer).max(1) as u64;
         let first = history.kept.first().map_or(history.next_sequence, |c| c.info.sequence);
         (history.next_sequence + 1).saturating_sub(keep).max(first)
     }
@@ -121,7 +124,10 @@ impl Inner {
             history.old_journal_bytes = 0;
             for name in self.medium.list("journal-")? {
                 match number_of(&name) {
-                    Some(number) if number < base => self.medium.remove(&name)?,
+                    Some(number) if number < base => {
+                        note(Branch::JournalDropped);
+                        self.medium.remove(&name)?;
+                    }
                     Some(number) if number != current => {
                         let file = self.medium.open(&name, crate::io::OpenMode::ReadOnly)?;
                         history.old_journal_bytes += file.len()?;
@@ -166,6 +172,7 @@ impl Inner {
         let reserved = if deltas == 0 { 0 } else { deltas + commits };
         match self.next_journal(engine, number, made, reserved) {
             Ok(next) => {
+                note(Branch::JournalBegun);
                 history.journal().give_back_unused()?;
                 history.old_journal_bytes += history.journal().disk_bytes();
                 history.journal = Some(next);

@@ -7,6 +7,8 @@
 //! copies released. A crash at any point leaves the commit before. One commit is under way at a
 //! time; what needs the store alone waits for its end.
 
+#[cfg(any(test, feature = "testing"))]
+mod by_hand;
 mod capture;
 mod cycle;
 mod held;
@@ -25,6 +27,7 @@ use super::reserve::{JOURNAL_BYTES_PER_COMMIT, STATE_BYTES_KEPT_FREE};
 use super::{Inner, Store, state};
 use crate::config::CommitInfo;
 use crate::error::{Result, bail};
+use crate::planted::{self, Bug};
 use capture::Portions;
 use history::{UnderWay, record_bytes};
 use std::sync::atomic::Ordering;
@@ -39,6 +42,13 @@ pub(super) struct Work {
     /// Classes before this one are cut.
     class: usize,
     portions: Option<Portions>,
+}
+
+/// A commit that is recorded.
+pub(super) struct Made {
+    info: CommitInfo,
+    /// What only commits before this one have may go.
+    released: u64,
 }
 
 impl Store {
@@ -183,19 +193,21 @@ impl Inner {
             // Verbs may wait for this commit while somebody else waits to be alone.
             let engine = self.engine.read_recursive();
             let _guard = self.poison_on_panic();
-            if let Some(info) = self.poison_on_error(self.commit_step(&engine, &mut work))? {
+            if let Some(made) = self.poison_on_error(self.commit_step(&engine, &mut work))? {
+                self.release(&engine, made.released);
                 over.made = true;
-                return Ok(info);
+                return Ok(made.info);
             }
         }
     }
 
-    /// Does one portion of a commit's work; the commit when it was the last.
+    /// Does one portion of a commit's work; the commit once it is recorded. `release` comes next,
+    /// when no class is locked.
     pub(super) fn commit_step(
         &self,
         engine: &Engine,
         work: &mut Work,
-    ) -> Result<Option<CommitInfo>> {
+    ) -> Result<Option<Made>> {
         let Some(class) = engine.classes.get(work.class) else {
             return self.record(engine).map(Some);
         };
@@ -207,7 +219,7 @@ impl Inner {
     }
 
     /// Makes durable what was written, and then the record that says so.
-    fn record(&self, engine: &Engine) -> Result<CommitInfo> {
+    fn record(&self, engine: &Engine) -> Result<Made> {
         let (files, journal, mut record) = {
             let mut history = self.history.lock();
             let journal = history.journal().file();
@@ -224,12 +236,18 @@ impl Inner {
             (std::mem::take(&mut made.files), journal, record)
         };
         for file in files {
-            file.sync()?;
+            let is_state = file.name().starts_with(state::PREFIX);
+            let bug = if is_state { Bug::StateSyncSkipped } else { Bug::RecordBeforeData };
+            if !planted::is(bug) {
+                file.sync()?;
+            }
         }
         if record.state.is_some() {
             self.medium.sync_dir()?;
         }
-        journal.sync()?;
+        if !planted::is(Bug::JournalSyncSkipped) {
+            journal.sync()?;
+        }
         // A verb may have failed to write what belongs to this commit.
         self.check_writable()?;
         let oldest_kept = record.oldest_kept;
@@ -249,7 +267,9 @@ impl Inner {
             history.cycle_bytes += bytes;
             self.metrics.journal_bytes.fetch_add(bytes + head::BYTES, Ordering::Relaxed);
         }
-        journal.sync()?;
+        if !planted::is(Bug::RecordSyncSkipped) {
+            journal.sync()?;
+        }
         Head::new(record.info.sequence, oldest_kept).write(&*self.medium, self.seed)?;
         let info = record.info.clone();
         // After the record, so that a reader that does not see it is seen here.
@@ -271,10 +291,15 @@ impl Inner {
             class.stage.store(CommitStage::None as u8, Ordering::Release);
         }
         self.committing.recorded();
+        Ok(Made { info, released })
+    }
+
+    /// Releases the copies that only commits before this one have.
+    fn release(&self, engine: &Engine, released: u64) {
+        let early = u64::from(planted::is(Bug::ReleasedEarly));
         for class in &engine.classes {
-            class.log.lock().segments.drop_commits_before(released);
+            class.log.lock().segments.drop_commits_before(released + early);
         }
-        Ok(info)
     }
 
     /// Counts what the commit under way would have made durable as uncommitted again.
@@ -290,6 +315,8 @@ impl Inner {
     /// lock of a class that is cut before.
     pub(super) fn wait_for_record(&self) {
         let begin = Instant::now();
+        #[cfg(any(test, feature = "testing"))]
+        self.record_by_hand();
         self.committing.wait_until_recorded();
         self.count_commit(begin);
     }

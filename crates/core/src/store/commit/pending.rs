@@ -24,6 +24,9 @@ enum Stage {
 pub(in crate::store) struct Committing {
     stage: Mutex<Stage>,
     changed: Condvar,
+    /// The commit that is completed by hand, if it is.
+    #[cfg(any(test, feature = "testing"))]
+    pub(super) by_hand: Mutex<super::by_hand::ByHand>,
 }
 
 impl Committing {

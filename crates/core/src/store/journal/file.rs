@@ -6,6 +6,7 @@
 //! everything before them is durable. The same holds of a header that does not check; one that does
 //! and is of another store was put there.
 
+use crate::activation::{Branch, note};
 use crate::error::{Result, bail};
 use crate::io::{File, Medium, OpenMode};
 use std::ops::Range;
@@ -120,6 +121,9 @@ impl JournalFile {
         position: u64,
     ) -> Result<Self> {
         let file = medium.open(&name_of(number), OpenMode::ReadWrite)?;
+        if file.len()? > position {
+            note(Branch::TailCut);
+        }
         file.set_len(position)?;
         file.sync()?;
         Ok(Self { file, seed, number, position, allocated: position, buffer: Vec::new() })

@@ -20,6 +20,8 @@
 //! Lock order: the window's own lock is taken last and never held while another is taken.
 //! *Source*: RecDB's EV buffer (section 4.2), MLKV's Lookahead (III-C), DeepRec's prefetch list.
 
+#[cfg(any(test, feature = "testing"))]
+mod by_hand;
 mod group;
 mod planner;
 mod reader;
@@ -112,6 +114,8 @@ struct State {
     paused: bool,
     /// A thread has ended, or has not begun.
     idle: bool,
+    /// There are to be no threads: what they would do is done by hand.
+    by_hand: bool,
     stop: bool,
     /// What the last read ahead that failed said.
     error: Option<String>,
@@ -293,7 +297,7 @@ impl Window {
         // Held until both live, so that those before go on when one of them cannot.
         let mut state = self.shared.state.lock();
         let replaces = state.pair == Pair::Idle && state.starved.is_enough();
-        if state.stop || !threads.is_empty() && !replaces {
+        if state.stop || state.by_hand || !threads.is_empty() && !replaces {
             return Ok(());
         }
         let pair = if replaces { Pair::Eager } else { state.pair };

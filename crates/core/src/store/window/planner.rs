@@ -41,7 +41,7 @@ const LOOK: Duration = Duration::from_millis(20);
 
 /// What the planner does next.
 #[derive(Debug)]
-enum Task {
+pub(super) enum Task {
     /// Forget all batches up to this one.
     Clear(u64),
     /// Batches up to this one are done with.
@@ -117,14 +117,21 @@ impl Plan {
             if state.stop || state.pair != pair {
                 return None;
             }
-            if !state.paused
-                && let Some(task) = self.next_task(&mut state)
-            {
-                state.busy += 1;
+            if let Some(task) = self.take_task(&mut state) {
                 return Some((task, Busy(shared)));
             }
             shared.work.wait(&mut state);
         }
+    }
+
+    /// The next task, unless the window rests. Somebody is busy with it from here on.
+    pub(super) fn take_task(&self, state: &mut State) -> Option<Task> {
+        if state.paused {
+            return None;
+        }
+        let task = self.next_task(state)?;
+        state.busy += 1;
+        Some(task)
     }
 
     fn next_task(&self, state: &mut State) -> Option<Task> {
@@ -175,7 +182,7 @@ impl Plan {
         self.fixed_bytes + uses as u64
     }
 
-    fn run(&mut self, task: Task, shared: &Shared, inner: &Inner) -> Result<()> {
+    pub(super) fn run(&mut self, task: Task, shared: &Shared, inner: &Inner) -> Result<()> {
         let engine = inner.planned_engine()?;
         if let Task::Announce(batch) = &task {
             self.crowded = self.crowds(&engine, batch);

@@ -6,7 +6,7 @@
 use super::super::rows::{Effect, Keys, RowOp, RowView};
 use super::super::{Engine, Guarded, Inner};
 use super::group::{Group, Need};
-use super::{Busy, Pair, Shared};
+use super::{Busy, Pair, Shared, State};
 use crate::cache::BatchNumber;
 use crate::error::{ErrorKind, Result};
 use crate::metrics::Timed;
@@ -59,7 +59,7 @@ pub(super) fn run(shared: &Shared, store: &Weak<Guarded>, pair: Pair) {
 }
 
 /// Waits while the window rests; `None` when the group is not wanted any more.
-fn next_portion<'s>(shared: &'s Shared, group: &Group) -> Option<Busy<'s>> {
+pub(super) fn next_portion<'s>(shared: &'s Shared, group: &Group) -> Option<Busy<'s>> {
     let mut state = shared.state.lock();
     while state.paused && !state.stop && state.cleared < group.first() {
         shared.reads.wait(&mut state);
@@ -81,20 +81,26 @@ fn wait_for_group(shared: &Shared, pair: Pair) -> Option<(Group, usize)> {
         if let Some(left) = state.left.take() {
             return Some(left);
         }
-        let (begun, filled) = (state.begun, state.filled);
-        if let Some(group) = state.formed.take_if(|g| begun >= g.after || begun > filled) {
-            // The planner forms the one behind it meanwhile.
-            shared.work.notify_one();
-            shared.counters.groups.fetch_add(1, Ordering::Relaxed);
+        if let Some(group) = take_group(shared, &mut state) {
             return Some((group, 0));
         }
         shared.reads.wait(&mut state);
     }
 }
 
+/// The group that was formed, once callers have come to the one before it.
+pub(super) fn take_group(shared: &Shared, state: &mut State) -> Option<Group> {
+    let (begun, filled) = (state.begun, state.filled);
+    let group = state.formed.take_if(|g| begun >= g.after || begun > filled)?;
+    // The planner forms the one behind it meanwhile.
+    shared.work.notify_one();
+    shared.counters.groups.fetch_add(1, Ordering::Relaxed);
+    Some(group)
+}
+
 impl Inner {
     /// Reads some of a group's rows, from the needs at `done` on. Returns how many are done then.
-    fn read_portion(
+    pub(super) fn read_portion(
         &self,
         shared: &Shared,
         engine: &Engine,

@@ -1,0 +1,131 @@
+//! Announced batches, and permits for batches in flight.
+
+use crate::check;
+use crate::life::{Life, Step};
+use crate::report::Event;
+use embedrock_core::{LookaheadBatch, TableId};
+use std::time::Duration;
+
+/// Batches that are announced ahead at most.
+const AHEAD: usize = 12;
+
+impl Life<'_> {
+    /// Announces, reads ahead, or uses a batch.
+    pub(crate) fn use_window(&mut self) -> Step {
+        match self.random.below(8) {
+            0..=2 if self.announced.len() < AHEAD => self.announce(),
+            0..=4 => self.turn_window(),
+            5..=6 => self.use_announced(),
+            _ if self.random.chance(1, 6) => self.clear_window(),
+            _ => self.turn_window(),
+        }
+    }
+
+    fn announce(&mut self) -> Step {
+        let mut batch: Vec<(usize, Vec<u64>)> = Vec::new();
+        for _ in 0..1 + self.random.below(2) {
+            let (table, _) = self.draw_table();
+            let keys = self.draw_keys(table);
+            batch.push((table, keys));
+        }
+        self.note(|| "announce".to_owned());
+        self.counts.verb("announce");
+        if batch.len() == 1 && self.random.chance(1, 4) {
+            let (table, keys) = &batch[0];
+            match self.store().lookahead(self.ids[*table], keys) {
+                Ok(()) => self.announced.push_back((None, batch)),
+                Err(error) => self.refused("lookahead", &error, None)?,
+            }
+            return Ok(());
+        }
+        let parts: Vec<LookaheadBatch<'_>> = batch
+            .iter()
+            .map(|(table, keys)| LookaheadBatch { table: self.ids[*table], keys })
+            .collect();
+        match self.store().announce(&parts) {
+            Ok(number) => self.announced.push_back((number, batch)),
+            Err(error) => self.refused("announce", &error, None)?,
+        }
+        Ok(())
+    }
+
+    fn turn_window(&mut self) -> Step {
+        self.note(|| "the window works".to_owned());
+        for _ in 0..1 + self.random.below(8) {
+            match self.store().window_turn() {
+                Ok(true) => self.counts.event(Event::ReadAhead),
+                Ok(false) => break,
+                Err(error) => return self.refused("the window", &error, None),
+            }
+        }
+        Ok(())
+    }
+
+    /// The batch that was announced first: read, and mostly updated as any other.
+    fn use_announced(&mut self) -> Step {
+        let Some((number, batch)) = self.announced.pop_front() else { return Ok(()) };
+        self.note(|| format!("use batch {number:?}"));
+        if let Some(number) = number {
+            self.store().begin(number, Duration::ZERO).map_err(|e| format!("begin: {e:?}"))?;
+        }
+        for (table, keys) in &batch {
+            let at = (*table, self.ids[*table]);
+            check::rows(self.store(), &self.model, at, keys, false, &self.care())?;
+        }
+        if self.random.chance(3, 4) {
+            self.train_on(&batch)?;
+        }
+        if self.is_poisoned() || self.medium.power_is_off() {
+            return Ok(());
+        }
+        if let Some(number) = number {
+            self.store().finish(number).map_err(|e| format!("finish: {e:?}"))?;
+        }
+        Ok(())
+    }
+
+    fn clear_window(&mut self) -> Step {
+        self.note(|| "clear what is announced".to_owned());
+        self.announced.clear();
+        self.store().clear_announced().map_err(|e| format!("clear_announced: {e:?}").into())
+    }
+
+    /// Batches in flight under a bound of staleness: which rows may be read is known.
+    pub(crate) fn use_permits(&mut self) -> Step {
+        let Some(permits) = self.permits.take() else { return Ok(()) };
+        self.note(|| "permits".to_owned());
+        self.counts.verb("permits");
+        let mut flying: Vec<(u64, (usize, TableId), Vec<u64>)> = Vec::new();
+        for _ in 0..3 {
+            let at = self.draw_table();
+            let keys = self.draw_keys(at.0);
+            let entered = permits.enter(&[(at.1, &keys)]).map_err(|e| format!("enter: {e:?}"))?;
+            let earlier = |key: u64| {
+                let touches = |f: &&(u64, (usize, TableId), Vec<u64>)| {
+                    f.1.0 == at.0 && f.2.contains(&key)
+                };
+                flying.iter().filter(touches).count() as u64
+            };
+            let mut expected: Vec<u32> = Vec::new();
+            for (i, key) in keys.iter().enumerate() {
+                if !keys[..i].contains(key) && earlier(*key) > permits.bound() {
+                    expected.push(i as u32);
+                }
+            }
+            let mut found = entered.deferred[0].clone();
+            found.sort_unstable();
+            if found != expected {
+                return Err(format!("rows {found:?} are deferred, expected {expected:?}").into());
+            }
+            flying.push((entered.permit, at, keys));
+        }
+        while !flying.is_empty() {
+            let i = self.random.below(flying.len() as u64) as usize;
+            let (permit, at, keys) = flying.remove(i);
+            check::rows(self.store(), &self.model, at, &keys, false, &self.care())?;
+            permits.release(permit).map_err(|e| format!("release: {e:?}"))?;
+        }
+        self.permits = Some(permits);
+        Ok(())
+    }
+}

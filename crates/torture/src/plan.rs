@@ -1,0 +1,320 @@
+//! The settings of one life: drawn from its seed, printed with a failure.
+
+use crate::faults::{Fault, FaultSet};
+use crate::random::Random;
+use embedrock_core::config::PolicyKind;
+use embedrock_core::init::Initializer;
+use embedrock_core::optimizer::{BiasCorrection, OptimizerKind, OptimizerSpec};
+use embedrock_core::row::{Dtype, RoundingMode, RowLayout};
+use embedrock_core::{Memory, StoreOptions, TableSpec};
+use std::rc::Rc;
+
+/// Header and directory entry of a page, which a row has to leave room for.
+const PAGE_OVERHEAD: usize = 42;
+
+/// What may be left out of a life, to find the smallest that still fails.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// Faults that may strike.
+    pub faults: FaultSet,
+    /// Operations at most.
+    pub operations: u64,
+    /// Tables at most.
+    pub tables: usize,
+    /// What a life does not do.
+    pub without: Vec<Habit>,
+    /// The operations that are done, by number; `None` is all of them.
+    pub only: Option<std::collections::BTreeSet<u64>>,
+}
+
+/// Something that lives do, and that can be left out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Habit {
+    /// Opening at an earlier commit and going on from there.
+    Back,
+    /// Readers beside the writer.
+    Readers,
+    /// The look-ahead window.
+    Ahead,
+    /// Verbs beside a commit.
+    Beside,
+    /// Tables that are added later.
+    Late,
+    /// Bounds on the disk.
+    Bounds,
+    /// Budgets near the smallest that works.
+    Tight,
+}
+
+impl Habit {
+    /// All of them.
+    pub const ALL: [Self; 7] = [
+        Self::Back,
+        Self::Readers,
+        Self::Ahead,
+        Self::Beside,
+        Self::Late,
+        Self::Bounds,
+        Self::Tight,
+    ];
+
+    /// The name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Back => "back",
+            Self::Readers => "readers",
+            Self::Ahead => "ahead",
+            Self::Beside => "beside",
+            Self::Late => "late",
+            Self::Bounds => "bounds",
+            Self::Tight => "tight",
+        }
+    }
+}
+
+impl Limits {
+    /// True when nothing is left out.
+    pub fn allow_all(&self) -> bool {
+        let Self { faults, operations, tables, without, only } = self;
+        let all = Self::default();
+        *faults == all.faults
+            && *operations >= all.operations
+            && *tables >= all.tables
+            && without.is_empty()
+            && only.is_none()
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { faults: FaultSet::all(), operations: 300, tables: 6, without: Vec::new(), only: None }
+    }
+}
+
+/// What kind of life it is: which verbs come often.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// All of them.
+    Mixed,
+    /// One growing table of narrow rows in large batches: its index splits and merges.
+    Growth,
+    /// Commits and reopenings.
+    Commits,
+    /// Announced batches.
+    Ahead,
+}
+
+/// One table of a life.
+#[derive(Clone, Debug)]
+pub(crate) struct TablePlan {
+    pub(crate) spec: Rc<TableSpec>,
+    pub(crate) layout: RowLayout,
+    /// How many keys verbs draw from, and how they look.
+    pub(crate) keys: u64,
+    pub(crate) style: u64,
+    /// Of so many operations one adds the table; 0: it is there from the start.
+    pub(crate) late: u64,
+}
+
+impl TablePlan {
+    /// The `i`-th key.
+    pub(crate) fn key(&self, i: u64) -> u64 {
+        match (self.spec.num_embeddings, self.style) {
+            (Some(_), _) | (None, 0) => i,
+            (None, 1) => i << 40,
+            (None, 2) => u64::MAX - i,
+            _ => embedrock_core::hash::mix(i, self.style),
+        }
+    }
+
+    /// Distinct or equal keys; low numbers come more often in half of the draws.
+    pub(crate) fn draw(&self, random: &mut Random, most: u64) -> Vec<u64> {
+        let n = 1 + random.below(most);
+        let skewed = random.chance(1, 2);
+        let one = |random: &mut Random| random.below(self.keys);
+        (0..n)
+            .map(|_| match skewed {
+                true => one(random).min(one(random)),
+                false => one(random),
+            })
+            .map(|i| self.key(i))
+            .collect()
+    }
+}
+
+/// The settings of one life.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) seed: u64,
+    pub(crate) kind: Kind,
+    pub(crate) operations: u64,
+    pub(crate) faults: FaultSet,
+    without: Vec<Habit>,
+    pub(crate) only: Option<std::collections::BTreeSet<u64>>,
+    /// Of so many operations one arms a fault.
+    pub(crate) fault_every: u64,
+    pub(crate) page_bytes: usize,
+    pub(crate) segment_bytes: u64,
+    /// Hundredths of the smallest budget that works; `None` is room for everything.
+    pub(crate) memory_percent: Option<u64>,
+    pub(crate) max_disk_bytes: Option<u64>,
+    pub(crate) capacity: Option<u64>,
+    pub(crate) tables: Vec<TablePlan>,
+    pub(crate) keep: usize,
+    pub(crate) policy: PolicyKind,
+    pub(crate) window: bool,
+    pub(crate) window_bytes: Option<u64>,
+    pub(crate) window_group: usize,
+    pub(crate) staleness: Option<u64>,
+    pub(crate) merge_reads: bool,
+    /// Bytes at most of a commit's meta, and of its state.
+    pub(crate) meta_bytes: u64,
+    pub(crate) state_bytes: u64,
+    /// Keys of a batch at most.
+    pub(crate) batch: u64,
+}
+
+impl Plan {
+    pub(crate) fn new(seed: u64, limits: &Limits) -> Self {
+        let random = &mut Random::new(seed, 1);
+        let kind = match random.below(10) {
+            0 => Kind::Growth,
+            1..=2 => Kind::Commits,
+            3..=4 => Kind::Ahead,
+            _ => Kind::Mixed,
+        };
+        let page_bytes = 512 << random.below(5);
+        let tables = tables(seed, kind, page_bytes, 1 + random.below(6) as usize);
+        let bytes: u64 = tables.iter().map(|t| t.keys * t.layout.row_bytes() as u64).sum();
+        // What a store takes beside rows: journals of a quarter of a MiB, room for commits.
+        let fixed = 3 << 20;
+        let bound = |random: &mut Random| fixed + bytes * (2 + random.below(6)) / 2;
+        let max_disk_bytes = random.chance(1, 4).then(|| bound(random));
+        let capacity = random.chance(1, 8).then(|| bound(random) + (1 << 20));
+        let memory_percent =
+            *random.pick(&[Some(100), Some(100), Some(105), Some(120), Some(150), Some(300), None]);
+        let smallest = page_bytes as u64 * 16;
+        let has = |habit| !limits.without.contains(&habit);
+        Self {
+            seed,
+            kind,
+            without: limits.without.clone(),
+            only: limits.only.clone(),
+            operations: limits.operations / 2 + random.below(limits.operations.max(1)),
+            faults: limits.faults,
+            fault_every: *random.pick(&[12, 25, 50, 100]),
+            page_bytes,
+            segment_bytes: smallest << random.below(3),
+            memory_percent: if has(Habit::Tight) { memory_percent } else { None },
+            max_disk_bytes: max_disk_bytes.filter(|_| has(Habit::Bounds)),
+            capacity: capacity.filter(|_| has(Habit::Bounds)),
+            tables: tables.into_iter().take(limits.tables).collect(),
+            keep: 1 + random.below(5) as usize,
+            policy: *random.pick(&[PolicyKind::Lru, PolicyKind::Lfu]),
+            window: (kind == Kind::Ahead || random.chance(1, 4)) && has(Habit::Ahead),
+            window_bytes: *random.pick(&[None, Some(16 << 10), Some(128 << 10), Some(1 << 20)]),
+            window_group: *random.pick(&[1, 2, 5, 256]),
+            staleness: random.chance(1, 3).then(|| random.below(3)),
+            merge_reads: random.chance(3, 4),
+            meta_bytes: *random.pick(&[8, 100, 3000, 60_000]),
+            state_bytes: *random.pick(&[0, 100, 9000]),
+            batch: match kind {
+                Kind::Growth => 400,
+                _ => *random.pick(&[8, 40, 120]),
+            },
+        }
+    }
+
+    /// Options for an opening, with this budget.
+    pub(crate) fn options(&self, memory: u64) -> StoreOptions {
+        StoreOptions {
+            page_bytes: Some(self.page_bytes),
+            segment_bytes: Some(self.segment_bytes),
+            max_disk_bytes: self.max_disk_bytes,
+            check_disk: false,
+            policy: self.policy,
+            keep: self.keep,
+            window_bytes: self.window_bytes,
+            window_group: self.window_group,
+            merge_reads: self.merge_reads,
+            seed: self.seed % 3,
+            ..StoreOptions::new(Memory::Bytes(memory))
+        }
+    }
+
+    /// The seed of initial rows.
+    pub(crate) fn row_seed(&self) -> u64 {
+        self.seed % 3
+    }
+
+    /// True unless lives are to do without.
+    pub(crate) fn has(&self, habit: Habit) -> bool {
+        !self.without.contains(&habit)
+    }
+
+    /// True when this fault may strike.
+    pub(crate) fn allows(&self, fault: Fault) -> bool {
+        self.faults.has(fault)
+    }
+}
+
+fn tables(seed: u64, kind: Kind, page_bytes: usize, count: usize) -> Vec<TablePlan> {
+    let count = if kind == Kind::Growth { count.min(2) } else { count };
+    (0..count).map(|i| table(seed, kind, page_bytes, i)).collect()
+}
+
+fn table(seed: u64, kind: Kind, page_bytes: usize, i: usize) -> TablePlan {
+    let random = &mut Random::new(seed, 100 + i as u64);
+    const KINDS: [OptimizerKind; 9] = [
+        OptimizerKind::None,
+        OptimizerKind::Sgd,
+        OptimizerKind::Adagrad,
+        OptimizerKind::RowWiseAdagrad,
+        OptimizerKind::Adam,
+        OptimizerKind::Momentum,
+        OptimizerKind::AdamW,
+        OptimizerKind::Ftrl,
+        OptimizerKind::RowWiseAdam,
+    ];
+    let grows = kind == Kind::Growth && i == 0;
+    let mut optimizer = OptimizerSpec::new(*random.pick(&KINDS));
+    if grows {
+        optimizer = OptimizerSpec::new(OptimizerKind::Sgd);
+    }
+    if random.chance(1, 3) {
+        optimizer.bias_correction = BiasCorrection::Row;
+    }
+    if random.chance(1, 4) {
+        optimizer.initial_accumulator = 0.25;
+    }
+    let dtype = *random.pick(&[Dtype::Float32, Dtype::Float32, Dtype::Float16, Dtype::Bfloat16]);
+    let mut dim = if grows { 1 + random.below(3) } else { 1 + random.below(24) } as usize;
+    let layout = loop {
+        let layout = RowLayout::new(dtype, dim, optimizer.state_words(dim));
+        let layout = layout.expect("a row of a few values");
+        if layout.row_bytes() + PAGE_OVERHEAD <= page_bytes {
+            break layout;
+        }
+        dim -= 1;
+    };
+    let dense = !grows && random.chance(1, 2);
+    let keys = if grows { 1800 + random.below(1200) } else { 20 + random.below(600) };
+    let initializer = match random.below(4) {
+        0 => Initializer::Constant(0.5),
+        1 => Initializer::Normal { mean: 0.0, std: 0.5 },
+        2 => Initializer::TruncatedNormal { mean: 0.0, std: 1.0, a: -1.0, b: 1.5 },
+        _ => Initializer::Uniform { low: -1.0, high: 1.0 },
+    };
+    let spec = TableSpec {
+        name: format!("t{i}"),
+        embedding_dim: dim,
+        num_embeddings: dense.then_some(keys),
+        expected_rows: (!dense).then(|| if random.chance(1, 2) { keys } else { 10 }),
+        dtype,
+        rounding: *random.pick(&[RoundingMode::Stochastic, RoundingMode::Nearest]),
+        optimizer,
+        initializer,
+    };
+    let late = if i > 0 && random.chance(1, 4) { 10 + random.below(60) } else { 0 };
+    TablePlan { spec: Rc::new(spec), layout, keys, style: random.below(5), late }
+}

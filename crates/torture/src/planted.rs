@@ -1,0 +1,68 @@
+//! How many seeds it takes to find each planted bug.
+
+use crate::plan::Limits;
+use crate::report::Counts;
+use crate::run::run;
+use embedrock_core::planted::plant;
+pub use embedrock_core::planted::Bug;
+use std::time::{Duration, Instant};
+
+/// Ranges of seeds, apart from each other.
+pub const RANGES: usize = 5;
+/// Seeds of a range at most.
+pub const SEEDS_MAX: u64 = 100;
+/// The median of the ranges at most.
+pub const MEDIAN_MAX: u64 = 10;
+/// Between the first seeds of two ranges.
+const APART: u64 = 1_000_003;
+
+/// What it took to find a bug.
+#[derive(Clone, Debug)]
+pub struct Caught {
+    /// The bug.
+    pub bug: Bug,
+    /// Seeds of each range; `None` where it was not found.
+    pub seeds: [Option<u64>; RANGES],
+    /// Operations and time of all ranges.
+    pub operations: u64,
+    /// See `operations`.
+    pub elapsed: Duration,
+    /// What the first range has found.
+    pub what: String,
+}
+
+impl Caught {
+    /// The median of the ranges; `None` when most have not found it.
+    pub fn median(&self) -> Option<u64> {
+        let mut seeds = self.seeds.map(|seeds| seeds.unwrap_or(u64::MAX));
+        seeds.sort_unstable();
+        Some(seeds[RANGES / 2]).filter(|median| *median != u64::MAX)
+    }
+
+    /// True when every range has found it, soon enough.
+    pub fn is_good(&self) -> bool {
+        self.seeds.iter().all(Option::is_some) && self.median().is_some_and(|m| m <= MEDIAN_MAX)
+    }
+}
+
+/// Plants a bug and runs the ranges until each has found it.
+pub fn catch(bug: Bug, first: u64, limits: &Limits) -> Caught {
+    let begin = Instant::now();
+    let mut counts = Counts::default();
+    let mut what = String::new();
+    plant(Some(bug));
+    let seeds = std::array::from_fn(|range| {
+        let from = first + range as u64 * APART;
+        (1..=SEEDS_MAX).find(|n| match run(from + n - 1, limits, &mut counts) {
+            Ok(()) => false,
+            Err(failure) => {
+                if what.is_empty() {
+                    what = failure.what;
+                }
+                true
+            }
+        })
+    });
+    plant(None);
+    Caught { bug, seeds, operations: counts.operations, elapsed: begin.elapsed(), what }
+}

@@ -1,0 +1,140 @@
+//! What lives have counted.
+
+use crate::faults::{Fault, fired};
+use embedrock_core::io::SimFired;
+use std::collections::BTreeMap;
+
+/// Something rare that happened to a store, as a life sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Event {
+    /// Closed and opened again.
+    Reopened,
+    /// Dropped without a close, and opened again on the same machine.
+    Killed,
+    /// The power was cut.
+    Crashed,
+    /// The power was cut while a store was opened.
+    CutWhileOpening,
+    /// Opened at an earlier commit.
+    WentBack,
+    /// A verb was refused for want of room.
+    Full,
+    /// A budget was refused.
+    Budget,
+    /// A verb failed with the error of the device.
+    Error,
+    /// A store refused changes after an error.
+    Poisoned,
+    /// The device has lied.
+    Doomed,
+    /// The store has said so.
+    DamageReported,
+    /// A reader was opened.
+    ReaderOpened,
+    /// A reader read a commit that the writer does not keep any more.
+    ReaderHeld,
+    /// A reader was told that its commit is gone.
+    CommitGone,
+    /// A commit.
+    Commit,
+    /// A verb ran beside a commit.
+    BesideCommit,
+    /// A table was added to a store with rows.
+    TableAdded,
+    /// A batch was read ahead.
+    ReadAhead,
+}
+
+impl Event {
+    /// All of them.
+    pub const ALL: [Self; 18] = [
+        Self::Reopened,
+        Self::Killed,
+        Self::Crashed,
+        Self::CutWhileOpening,
+        Self::WentBack,
+        Self::Full,
+        Self::Budget,
+        Self::Error,
+        Self::Poisoned,
+        Self::Doomed,
+        Self::DamageReported,
+        Self::ReaderOpened,
+        Self::ReaderHeld,
+        Self::CommitGone,
+        Self::Commit,
+        Self::BesideCommit,
+        Self::TableAdded,
+        Self::ReadAhead,
+    ];
+
+    /// The name in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Reopened => "reopened",
+            Self::Killed => "killed",
+            Self::Crashed => "crashed",
+            Self::CutWhileOpening => "cut_while_opening",
+            Self::WentBack => "went_back",
+            Self::Full => "full",
+            Self::Budget => "budget",
+            Self::Error => "error",
+            Self::Poisoned => "poisoned",
+            Self::Doomed => "device_lied",
+            Self::DamageReported => "damage_reported",
+            Self::ReaderOpened => "reader_opened",
+            Self::ReaderHeld => "reader_held",
+            Self::CommitGone => "commit_gone",
+            Self::Commit => "commit",
+            Self::BesideCommit => "beside_commit",
+            Self::TableAdded => "table_added",
+            Self::ReadAhead => "read_ahead",
+        }
+    }
+}
+
+/// What one or many lives have counted.
+#[derive(Clone, Debug, Default)]
+pub struct Counts {
+    /// Lives.
+    pub seeds: u64,
+    /// Operations.
+    pub operations: u64,
+    /// How often each fault struck.
+    pub faults: [u64; Fault::ALL.len()],
+    /// How often each event happened.
+    pub events: [u64; Event::ALL.len()],
+    /// How often each verb was called.
+    pub verbs: BTreeMap<&'static str, u64>,
+}
+
+impl Counts {
+    pub(crate) fn event(&mut self, event: Event) {
+        self.events[event as usize] += 1;
+        if matches!(event, Event::Crashed | Event::CutWhileOpening) {
+            self.faults[Fault::Power as usize] += 1;
+        }
+    }
+
+    pub(crate) fn verb(&mut self, name: &'static str) {
+        *self.verbs.entry(name).or_default() += 1;
+    }
+
+    /// Adds what struck a machine that is done with.
+    pub(crate) fn add_fired(&mut self, machine: &SimFired) {
+        for fault in Fault::ALL {
+            self.faults[fault as usize] += fired(machine, fault);
+        }
+    }
+
+    /// Adds what other lives have counted.
+    pub fn add(&mut self, other: &Self) {
+        self.seeds += other.seeds;
+        self.operations += other.operations;
+        let sum = |a: &mut [u64], b: &[u64]| a.iter_mut().zip(b).for_each(|(a, b)| *a += b);
+        sum(&mut self.faults, &other.faults);
+        sum(&mut self.events, &other.events);
+        other.verbs.iter().for_each(|(verb, n)| *self.verbs.entry(verb).or_default() += n);
+    }
+}

@@ -1,0 +1,117 @@
+//! One seed: a life, and what is told of one that failed.
+
+use crate::life::{Life, Stop};
+use crate::plan::{Limits, Plan};
+use crate::report::Counts;
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// What a seed has found.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// The seed.
+    pub seed: u64,
+    /// The operation that failed.
+    pub operation: u64,
+    /// What was expected and what was found.
+    pub what: String,
+    /// The settings of the life.
+    pub settings: String,
+    /// The last operations.
+    pub last: Vec<String>,
+    /// What was left out to find it, if anything was.
+    pub limits: Limits,
+}
+
+thread_local! {
+    /// Where the thread that runs a life has panicked.
+    static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
+    static LIVING: RefCell<bool> = const { RefCell::new(false) };
+}
+
+/// Keeps panics of lives from being printed: they are failures that are told like others.
+pub(crate) fn catch_panics() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            if !LIVING.with_borrow(|living| *living) {
+                return before(info);
+            }
+            let place = info.location().map(|at| format!("{}:{}", at.file(), at.line()));
+            let text = info.payload_as_str().unwrap_or("no message");
+            let what = format!("panic at {}: {text}", place.unwrap_or_default());
+            PANIC.with_borrow_mut(|panic| *panic = Some(what));
+        }));
+    });
+}
+
+/// Runs a seed and adds to the counts.
+pub fn run(seed: u64, limits: &Limits, counts: &mut Counts) -> Result<(), Box<Failure>> {
+    catch_panics();
+    let plan = Plan::new(seed, limits);
+    let settings = settings(&plan);
+    counts.seeds += 1;
+    let mut life = Life::new(plan, counts);
+    LIVING.with_borrow_mut(|living| *living = true);
+    let lived = catch_unwind(AssertUnwindSafe(|| life.live()));
+    LIVING.with_borrow_mut(|living| *living = false);
+    let what = match lived {
+        Ok(Ok(())) => return Ok(()),
+        Ok(Err(Stop::Over)) => {
+            life.finish_counts();
+            return Ok(());
+        }
+        Ok(Err(Stop::Failed(what))) => what,
+        Err(_) => PANIC.with_borrow_mut(Option::take).unwrap_or_else(|| "a panic".to_owned()),
+    };
+    let failure = Failure {
+        seed,
+        operation: life.operation,
+        what,
+        settings,
+        last: life.last.iter().cloned().collect(),
+        limits: limits.clone(),
+    };
+    // What a panic left may panic again; it is worth its memory.
+    std::mem::forget(life);
+    Err(Box::new(failure))
+}
+
+fn settings(plan: &Plan) -> String {
+    let tables: Vec<String> = plan
+        .tables
+        .iter()
+        .map(|table| {
+            let spec = &table.spec;
+            let rows = spec.num_embeddings.map_or("grows".to_owned(), |n| format!("{n} rows"));
+            format!(
+                "{} dim {} {} {} {rows} {} keys{}",
+                spec.name,
+                spec.embedding_dim,
+                spec.dtype.name(),
+                spec.optimizer.kind.name(),
+                table.keys,
+                if table.late > 0 { " late" } else { "" }
+            )
+        })
+        .collect();
+    format!(
+        "{:?}, page {}, segment {}, memory {:?} %, max_disk {:?}, capacity {:?}, keep {}, {:?}, \
+         window {} ({:?} bytes, group {}), batch {}, {} operations; {}",
+        plan.kind,
+        plan.page_bytes,
+        plan.segment_bytes,
+        plan.memory_percent,
+        plan.max_disk_bytes,
+        plan.capacity,
+        plan.keep,
+        plan.policy,
+        plan.window,
+        plan.window_bytes,
+        plan.window_group,
+        plan.batch,
+        plan.operations,
+        tables.join("; ")
+    )
+}
