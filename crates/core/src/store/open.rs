@@ -6,14 +6,16 @@ use super::holds::{self, Hold};
 use super::journal::{ClassRecord, CommitRecord, JournalFile, RecordKind, name_of, number_of};
 use super::lock::WriterLock;
 use super::recovery::{Recovered, Target, recover};
-use super::superblock::{HEAD_NAME, Superblock, lower_head};
+use super::superblock::{HEAD_NAME, Superblock, begin_term, next_term, sequence_of_term};
 use super::{Guarded, Inner, Store, open_needed};
 use crate::config::StoreOptions;
 use crate::error::{Error, Result, bail};
 use crate::io::{DirectoryMedium, File, Medium, OpenMode};
 use crate::metrics::Metrics;
+use crate::storage::log::fillings::Fillings;
 use crate::storage::log::{PageLayout, Segments, TableIndex};
 use parking_lot::{Mutex, RwLock};
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -136,8 +138,9 @@ impl Store {
         if on_disk && !options.read_only {
             refuse_held_beside(&path, &recovered.commits)?;
         }
+        let term = next_term(&*medium, seed, recovered.sequence_max)?;
         let mut engine = Engine::default();
-        let rows_disk_bytes = build(&mut engine, &*medium, &options, seed, &mut recovered)?;
+        let rows_disk_bytes = build(&mut engine, &*medium, &options, seed, term, &mut recovered)?;
         let history = history_of(&recovered);
         let inner = Inner {
             path,
@@ -145,6 +148,7 @@ impl Store {
             options,
             superblock,
             seed,
+            term,
             pid: std::process::id(),
             engine: RwLock::new(engine),
             history: Mutex::new(history),
@@ -258,6 +262,7 @@ fn build(
     medium: &dyn Medium,
     options: &StoreOptions,
     seed: u64,
+    term: u64,
     recovered: &mut Recovered,
 ) -> Result<u64> {
     let last = recovered.commits.last().cloned();
@@ -280,9 +285,14 @@ fn build(
         segments.recovered(epoch).map_err(|error| error.context(file.name()))?;
         bytes += u64::from(segments.count()) * record.segment_bytes;
         let counters = last.and_then(|c| c.classes.iter().find(|c| c.id == record.id));
-        let sequence = counters.map_or(0, |c| c.sequence);
+        let mut sequence = counters.map_or(0, |c| c.sequence);
+        let firsts = recovered.fillings.get(usize::from(record.id)).map(Fillings::firsts);
+        segments.recovered_firsts(firsts.unwrap_or(&BTreeMap::new()), sequence);
         if options.read_only {
             layout.sequence_max = sequence;
+        } else {
+            // What an epoch without commit has written must not pass for a page of this term.
+            sequence = sequence.max(sequence_of_term(term));
         }
         engine.classes.push(Class::new(record.clone(), layout, file, segments, sequence, medium)?);
     }
@@ -441,7 +451,7 @@ impl Inner {
         if self.on_disk {
             refuse_held_beside(&self.path, &history.kept)?;
         }
-        lower_head(&*self.medium, self.seed, sequence)?;
+        begin_term(&*self.medium, self.seed, sequence, self.term)?;
         for name in self.medium.list("journal-")? {
             if number_of(&name).is_some_and(|n| n > number || last.is_none()) {
                 self.medium.remove(&name)?;

@@ -101,19 +101,43 @@ impl Superblock {
 
 /// Bytes that `write_head` writes.
 pub(crate) const HEAD_BYTES: u64 = 16;
+/// A term has so many sequences for the pages of a class: at 512 bytes a page, 2 TiB.
+const TERM_SHIFT: u32 = 32;
+/// What a counter can be ends there.
+const TERM_MAX: u64 = (1 << 24) - 2;
 
 /// Writes the number of the newest durable commit. Not synced: it may lag, never lead.
 pub(crate) fn write_head(medium: &dyn Medium, seed: u64, sequence: u64) -> Result<()> {
     head_file(medium)?.write_at(&head_bytes(seed, sequence), 0)
 }
 
-/// As `write_head`, before the commits behind `sequence` are cut off: durable on return, so that a
-/// head never names a commit that is gone.
-pub(crate) fn lower_head(medium: &dyn Medium, seed: u64, sequence: u64) -> Result<()> {
-    let lowers = read_head(medium, seed)? > sequence;
+/// As `write_head`, before the commits behind `sequence` are cut off and the first page of a term
+/// is written: durable on return, so that a head never names a commit that is gone, and no other
+/// term has this number.
+pub(crate) fn begin_term(medium: &dyn Medium, seed: u64, sequence: u64, term: u64) -> Result<()> {
     let file = head_file(medium)?;
-    file.write_at(&head_bytes(seed, sequence), 0)?;
-    if lowers { file.sync() } else { Ok(()) }
+    file.write_at(&[head_bytes(seed, sequence), head_bytes(seed, term)].concat(), 0)?;
+    file.sync()
+}
+
+/// The number of the term that begins with the next change: above that of every term before, as
+/// far as the head tells it, or the largest sequence of a page that a commit tells of.
+pub(crate) fn next_term(medium: &dyn Medium, seed: u64, sequence_max: u64) -> Result<u64> {
+    let mut last = 0;
+    if medium.list(HEAD_NAME)?.iter().any(|name| name == HEAD_NAME) {
+        let file = medium.open(HEAD_NAME, OpenMode::ReadOnly)?;
+        if file.len()? >= 2 * HEAD_BYTES {
+            let mut bytes = [0; HEAD_BYTES as usize];
+            file.read_at(&mut bytes, HEAD_BYTES)?;
+            last = number_in_head(&bytes, seed).unwrap_or(0);
+        }
+    }
+    Ok((last.max(sequence_max >> TERM_SHIFT) + 1).min(TERM_MAX))
+}
+
+/// The sequence that the pages of a term come behind.
+pub(crate) fn sequence_of_term(term: u64) -> u64 {
+    term << TERM_SHIFT
 }
 
 fn head_file(medium: &dyn Medium) -> Result<Arc<dyn File>> {
@@ -121,8 +145,8 @@ fn head_file(medium: &dyn Medium) -> Result<Arc<dyn File>> {
     medium.open(HEAD_NAME, if exists { OpenMode::ReadWrite } else { OpenMode::CreateNew })
 }
 
-fn head_bytes(seed: u64, sequence: u64) -> Vec<u8> {
-    let mut bytes = sequence.to_le_bytes().to_vec();
+fn head_bytes(seed: u64, number: u64) -> Vec<u8> {
+    let mut bytes = number.to_le_bytes().to_vec();
     bytes.extend_from_slice(&xxhash_rust::xxh3::xxh3_64_with_seed(&bytes, seed).to_le_bytes());
     bytes
 }
@@ -148,14 +172,12 @@ fn look_at_head(medium: &dyn Medium, seed: u64) -> Result<Option<u64>> {
     }
     let mut bytes = [0; 16];
     file.read_at(&mut bytes, 0)?;
-    let mut sum = [0; 8];
-    sum.copy_from_slice(&bytes[8..]);
-    let mut sequence = [0; 8];
-    sequence.copy_from_slice(&bytes[..8]);
-    let matches =
-        u64::from_le_bytes(sum) == xxhash_rust::xxh3::xxh3_64_with_seed(&bytes[..8], seed);
-    if bytes == [0; 16] {
-        return Ok(Some(0));
-    }
-    Ok(matches.then_some(u64::from_le_bytes(sequence)))
+    Ok(number_in_head(&bytes, seed))
+}
+
+fn number_in_head(bytes: &[u8; HEAD_BYTES as usize], seed: u64) -> Option<u64> {
+    let mut number = [0; 8];
+    number.copy_from_slice(&bytes[..8]);
+    let number = u64::from_le_bytes(number);
+    (*bytes == [0; 16] || *bytes == *head_bytes(seed, number)).then_some(number)
 }

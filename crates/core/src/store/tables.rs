@@ -200,8 +200,10 @@ impl Inner {
         if !self.options.read_only {
             self.flush_all(&engine)?;
             for class in &engine.classes {
+                let mut log = class.log.lock();
+                self.poison_on_error(log.write_pages())?;
                 // What is drained and not in the journal is lost.
-                self.poison_on_error(self.spill_deltas(class, &mut class.log.lock(), true))?;
+                self.poison_on_error(self.spill_deltas(class, &mut log, true))?;
             }
         }
         self.history.lock().index_bytes = engine.memory().index_bytes;
@@ -295,7 +297,8 @@ impl Inner {
         };
         let segment_bytes = self.choose_segment(row_bytes, page_bytes, spec)?;
         let id = engine.classes.len() as u16;
-        Ok(ClassRecord { id, row_bytes, page_bytes, segment_bytes, curve })
+        let fillings = String::new();
+        Ok(ClassRecord { id, row_bytes, page_bytes, segment_bytes, curve, fillings })
     }
 
     /// Makes the class of a record.

@@ -105,6 +105,14 @@ fn sectors(offset: usize, bytes: usize) -> impl Iterator<Item = (usize, usize, u
     })
 }
 
+/// Puts what `bytes` at `at` have in common with `into`, which begins at `begin`, in its place.
+fn overlay(into: &mut [u8], begin: usize, bytes: &[u8], at: usize) {
+    let (from, to) = (at.max(begin), (at + bytes.len()).min(begin + into.len()));
+    if from < to {
+        into[from - begin..to - begin].copy_from_slice(&bytes[from - at..to - at]);
+    }
+}
+
 impl Inode {
     /// Applies a write to what is seen, and notes it for the next sync.
     fn change(&mut self, offset: usize, bytes: &[u8]) {
@@ -481,17 +489,24 @@ impl Device {
     pub(super) fn flip_bit(&mut self, name: &str, offset: u64) {
         let bit = 1u8 << self.rng.below(8);
         let file = self.find("flip a bit of", name).expect("the test names a file that exists");
+        let byte = self.file(file).live[offset as usize];
+        self.replace(name, offset, &[byte ^ bit]);
+    }
+
+    pub(super) fn contents(&self, name: &str) -> Vec<u8> {
+        let file = self.find("look at", name).expect("the test names a file that exists");
+        self.files[&file].live.clone()
+    }
+
+    pub(super) fn replace(&mut self, name: &str, offset: u64, bytes: &[u8]) {
+        let file = self.find("replace bytes of", name).expect("the test names a file that exists");
         let inode = self.file(file);
         let offset = offset as usize;
-        inode.live[offset] ^= bit;
-        if let Some(byte) = inode.durable.get_mut(offset) {
-            *byte ^= bit;
-        }
+        inode.live[offset..offset + bytes.len()].copy_from_slice(bytes);
+        overlay(&mut inode.durable, 0, bytes, offset);
         for change in &mut inode.changes {
-            if let Change::Write { offset: at, bytes } = change
-                && let Some(byte) = offset.checked_sub(*at).and_then(|i| bytes.get_mut(i))
-            {
-                *byte ^= bit;
+            if let Change::Write { offset: at, bytes: written } = change {
+                overlay(written, *at, bytes, offset);
             }
         }
     }

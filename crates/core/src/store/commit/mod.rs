@@ -156,6 +156,7 @@ impl Inner {
             page_bytes: 0,
             index_bytes: 0,
             partitions: Vec::new(),
+            fillings: Vec::new(),
             batches: self.batches_since_commit.swap(0, Ordering::Relaxed),
             rows: self.rows_since_commit.swap(0, Ordering::Relaxed),
         });

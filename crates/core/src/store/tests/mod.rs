@@ -4,7 +4,9 @@ mod bounds;
 mod cleaning;
 mod commit;
 mod damage;
+mod failed_writes;
 mod power;
+mod stale;
 mod threads;
 mod window;
 
