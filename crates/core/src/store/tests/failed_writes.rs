@@ -17,27 +17,36 @@ struct Refused {
 }
 
 impl Refused {
+    /// Many more rows than the cache takes, in segments that were filled before.
     fn new(seed: u64) -> Self {
-        let fixture = Fixture::new();
+        let mut fixture = Fixture::new();
+        fixture.keys[1] = (0..6000).map(|i| crate::hash::mix(i, 7)).collect();
         let medium = SimMedium::new(seed);
         let store = fixture.open(&medium, StoreOptions { keep: 1, ..options(tight()) });
-        store.commit(0, "", &[]).unwrap();
         let (model, last) = (Model::default(), (0, Model::default()));
-        Self { fixture, medium, store, model, last, next: None, changing: Model::default() }
+        let mut refused =
+            Self { fixture, medium, store, model, last, next: None, changing: Model::default() };
+        for _ in 0..3 {
+            for first in (0..6000).step_by(500) {
+                let keys = refused.fixture.keys[1][first..first + 500].to_vec();
+                refused.update(1, &keys).unwrap();
+            }
+            refused.store.commit(0, "", &[]).unwrap();
+        }
+        refused.last.1 = refused.model.clone();
+        refused
     }
 
     /// Updates, deletes, scans and commits until one fails.
     fn train(&mut self, seed: u64, in_background: bool) -> Result<()> {
         let mut random = Random(seed);
         let mut pending: Option<PendingCommit> = None;
-        for step in 1..=4u64 {
-            for _ in 0..25 {
+        for step in 1..=3u64 {
+            for _ in 0..8 {
                 let table = [0, 1, 1, 6][random.below(4) as usize];
-                let mut keys = self.fixture.pick(&mut random, table, 200);
-                if step > 1 {
-                    // Some rows stay as they are, and keep their segments.
-                    keys.retain(|key| crate::hash::mix(*key, 9) % 4 > 0);
-                }
+                let mut keys = self.fixture.pick(&mut random, table, 600);
+                // Some rows stay as they are, and keep their segments.
+                keys.retain(|key| crate::hash::mix(*key, 9) % 4 > 0);
                 self.update(table, &keys)?;
                 if random.below(3) == 0 {
                     let doomed = self.fixture.pick(&mut random, 1, 30);
