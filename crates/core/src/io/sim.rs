@@ -186,6 +186,23 @@ impl SimMedium {
         Locking::Taken(Box::new(SimLock { device, id, name: name.to_owned(), kind }))
     }
 
+    /// The bytes of a file as the running machine sees them; writes in flight are not among them.
+    ///
+    /// # Panics
+    /// When there is no such file.
+    pub fn contents(&self, file: &str) -> Vec<u8> {
+        self.device.lock().contents(file)
+    }
+
+    /// Replaces bytes of a file, as stored and as seen: the device has lost a write, or another
+    /// file lies in its place.
+    ///
+    /// # Panics
+    /// When there is no such file, or it is shorter.
+    pub fn replace(&self, file: &str, offset: u64, bytes: &[u8]) {
+        self.device.lock().replace(file, offset, bytes);
+    }
+
     /// What was done so far.
     pub fn counters(&self) -> SimCounters {
         self.device.lock().counters

@@ -151,7 +151,7 @@ fn check_kept(
     Ok(())
 }
 
-fn check_commit(
+pub(super) fn check_commit(
     store: &Store,
     report: &mut CheckReport,
     progress: &mut dyn FnMut(u64, u64) -> Result<()>,
@@ -252,7 +252,10 @@ impl ClassChecker<'_> {
     fn page(&mut self, number: u32, bytes: &[u8], report: &mut CheckReport) {
         report.pages += 1;
         let layout = &self.class.layout;
-        let rows = match layout.verify(bytes, number, self.class.file.name()) {
+        let verified = layout.verify(bytes, number, self.class.file.name());
+        let verified =
+            verified.and_then(|rows| self.log.verify_sequence(bytes, number).map(|()| rows));
+        let rows = match verified {
             Ok(rows) => rows,
             Err(error) => return report.problem(self.step, error.message().to_owned()),
         };

@@ -22,6 +22,7 @@ use crate::io::{Buffers, File, Medium};
 use crate::metrics::{Metrics, Timed};
 use crate::row::RowLayout;
 use crate::storage::Residents;
+use crate::storage::log::fillings::Fillings;
 use crate::storage::log::{
     ClassLog, FlushBuffer, PageLayout, PageReader, Segments, TableIndex, Writer,
 };
@@ -176,6 +177,12 @@ impl Class {
 
     pub(super) fn tier(&self) -> &Tier {
         self.tier.as_ref().expect("verbs run after a plan was made")
+    }
+
+    /// Where the fillings of its segments began, to be followed through the journal.
+    pub(super) fn fillings(&self) -> Result<Fillings> {
+        let pages = self.record.segment_bytes / self.record.page_bytes as u64;
+        Fillings::new(self.layout.rows_per_page, pages, &self.log.lock().fillings())
     }
 
     pub(super) fn cache(&self) -> &Cache {

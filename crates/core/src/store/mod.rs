@@ -113,6 +113,8 @@ pub(crate) struct Inner {
     superblock: Superblock,
     /// Seed of all checksums of this store.
     seed: u64,
+    /// Number of the term that begins with the first change.
+    term: u64,
     pid: u32,
     /// Shared by verbs; taken alone to capture a commit, by plan, modify, delete and close.
     engine: RwLock<Engine>,
@@ -281,6 +283,23 @@ impl Inner {
             );
         }
         Ok(())
+    }
+
+    /// What looks like damage after a write has failed is a page that this write did not bring.
+    fn after_failed_write(&self, error: Error) -> Error {
+        if error.kind() != ErrorKind::Corrupt || !self.poisoned.load(Ordering::Acquire) {
+            return error;
+        }
+        let why = self.poison.lock().clone().unwrap_or_default();
+        Error::new(
+            ErrorKind::Poisoned,
+            format!(
+                "a row cannot be read after an error ({why}); close store {} and open it again: it \
+                 will be at its last commit ({})",
+                self.path.display(),
+                error.message()
+            ),
+        )
     }
 
     /// An error after rows changed leaves memory and disk apart: no write or commit any more.

@@ -16,8 +16,10 @@ use crate::error::{Error, ErrorKind, Result, bail};
 use crate::io::{DirectoryMedium, Medium, OpenMode};
 use crate::metrics::Metrics;
 use crate::planted::{self, Bug};
+use crate::storage::log::fillings::Fillings;
 use crate::storage::log::{PageLayout, Segments, TableIndex};
 use parking_lot::{Mutex, RwLock};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -139,8 +141,9 @@ impl Store {
             Some(record) if options.read_only => Noted::of(&*medium, record)?,
             _ => None,
         };
+        let term = head::next_term(&*medium, seed, recovered.sequence_max)?;
         let mut engine = Engine::default();
-        let rows_disk_bytes = build(&mut engine, &*medium, &options, seed, &mut recovered)?;
+        let rows_disk_bytes = build(&mut engine, &*medium, &options, seed, term, &mut recovered)?;
         let history = history_of(&recovered);
         let inner = Inner {
             path,
@@ -148,6 +151,7 @@ impl Store {
             options,
             superblock,
             seed,
+            term,
             pid: std::process::id(),
             engine: RwLock::new(engine),
             history: Mutex::new(history),
@@ -271,6 +275,7 @@ pub(super) fn build(
     medium: &dyn Medium,
     options: &StoreOptions,
     seed: u64,
+    term: u64,
     recovered: &mut Recovered,
 ) -> Result<u64> {
     let last = recovered.commits.last().cloned();
@@ -293,9 +298,14 @@ pub(super) fn build(
         segments.recovered(epoch).map_err(|error| error.context(file.name()))?;
         bytes += u64::from(segments.count()) * record.segment_bytes;
         let counters = last.and_then(|c| c.classes.iter().find(|c| c.id == record.id));
-        let sequence = counters.map_or(0, |c| c.sequence);
+        let mut sequence = counters.map_or(0, |c| c.sequence);
+        let firsts = recovered.fillings.get(usize::from(record.id)).map(Fillings::firsts);
+        segments.recovered_firsts(firsts.unwrap_or(&BTreeMap::new()), sequence);
         if options.read_only {
             layout.sequence_max = sequence;
+        } else {
+            // What an epoch without commit has written must not pass for a page of this term.
+            sequence = sequence.max(head::sequence_of_term(term));
         }
         engine.classes.push(Class::new(record.clone(), layout, file, segments, sequence, medium)?);
     }
@@ -402,7 +412,8 @@ impl Inner {
         }
         refuse_held_beside(&*self.medium, &self.path, &history.kept)?;
         let sequence = |commit: Option<&CommitRecord>| commit.map_or(0, |c| c.info.sequence);
-        let head = Head::new(sequence(history.kept.last()), sequence(history.kept.first()));
+        let (last, first) = (sequence(history.kept.last()), sequence(history.kept.first()));
+        let head = Head::new(last, first, self.term);
         match history.kept.last().map(|c| c.place) {
             Some(place) => self.go_on_from(&mut history, place, head)?,
             None => self.begin_journal(&mut history, head)?,

@@ -19,8 +19,9 @@ use crate::hash::{mix, table_salt};
 use crate::index::{DenseIndex, SparseIndex};
 use crate::io::Medium;
 use crate::planted::{self, Bug};
-use crate::storage::log::TableIndex;
 use crate::storage::log::delta::{Decoded, Delta, DenseRow, decode, id_of};
+use crate::storage::log::fillings::Fillings;
+use crate::storage::log::{PageLayout, TableIndex};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
@@ -55,6 +56,10 @@ pub(super) struct Recovered {
     /// Up to here the journal file of the opened commit is known to be on the disk; from here to
     /// the end of the commit a sync may have failed.
     pub(super) synced_to: u64,
+    /// Where the fillings of segments began, by class.
+    pub(super) fillings: Vec<Fillings>,
+    /// The largest sequence of a page that any commit of the journal tells of.
+    pub(super) sequence_max: u64,
 }
 
 /// Which of the kept commits to rebuild.
@@ -128,6 +133,12 @@ pub(super) fn recover(medium: &dyn Medium, seed: u64, target: Target) -> Result<
             .cloned()
             .collect(),
         journal_bytes: survey.bytes,
+        sequence_max: survey
+            .commits
+            .iter()
+            .flat_map(|commit| commit.classes.iter().map(|class| class.sequence))
+            .max()
+            .unwrap_or(0),
         cycles: survey.cycles.iter().copied().filter(|(_, at)| *at <= target).collect(),
         synced_to: survey.synced_to(&head, target),
         ..Default::default()
@@ -311,9 +322,15 @@ impl<'a> Replay<'a> {
     fn record(&mut self, kind: RecordKind, payload: &[u8]) -> Result<()> {
         match kind {
             RecordKind::Class => {
-                let record: ClassRecord = read_json(payload, "class")?;
+                let mut record: ClassRecord = read_json(payload, "class")?;
                 if self.recovered.classes.iter().all(|c| c.id != record.id) {
                     record.verify(&self.recovered.classes)?;
+                    let ClassRecord { row_bytes, page_bytes, segment_bytes, .. } = record;
+                    let layout = PageLayout::new(page_bytes, row_bytes, record.id, 0)?;
+                    let pages = segment_bytes / page_bytes as u64;
+                    let text = std::mem::take(&mut record.fillings);
+                    let fillings = Fillings::new(layout.rows_per_page, pages, &text)?;
+                    self.recovered.fillings.push(fillings);
                     self.recovered.classes.push(record);
                 }
             }
@@ -330,6 +347,10 @@ impl<'a> Replay<'a> {
                 let record: CommitRecord = read_json(payload, "commit")?;
                 self.epoch = record.info.sequence + 1;
                 self.written.clear();
+                for (class, fillings) in self.recovered.fillings.iter_mut().enumerate() {
+                    let counters = record.classes.iter().find(|c| usize::from(c.id) == class);
+                    fillings.commit(counters.and_then(|counters| counters.began));
+                }
             }
         }
         Ok(())
@@ -395,11 +416,17 @@ impl<'a> Replay<'a> {
             .collect();
         let kind = |table: u16| kinds.get(usize::from(table)).copied().flatten();
         let mut block = Vec::with_capacity(BLOCK_DELTAS);
-        decode(deltas, &kind, &mut |decoded| match decoded {
+        // Nothing is decoded of a class without tables.
+        let mut fillings = match self.recovered.fillings.get_mut(class as usize) {
+            Some(fillings) => std::mem::take(fillings),
+            None => Fillings::default(),
+        };
+        let decoded = decode(deltas, &kind, &mut |decoded| match decoded {
             Decoded::One(delta) => {
-                if let Delta::Row { table, key, .. } = delta
+                if let Delta::Row { table, key, slot, .. } = delta
                     && let Some(at) = self.position_of(table)
                 {
+                    fillings.appended(u64::from(slot)..u64::from(slot) + 1);
                     self.recovered.tables[at].index.prefetch(key);
                 }
                 block.push(delta);
@@ -409,10 +436,15 @@ impl<'a> Replay<'a> {
                 block.drain(..).try_for_each(|delta| self.delta(delta))
             }
             Decoded::Dense { table, first, rows } => {
+                fillings.appended(u64::from(first)..u64::from(first) + rows.len() as u64);
                 block.drain(..).try_for_each(|delta| self.delta(delta))?;
                 self.dense_rows(table, first, rows)
             }
-        })?;
+        });
+        if let Some(place) = self.recovered.fillings.get_mut(class as usize) {
+            *place = fillings;
+        }
+        decoded?;
         block.drain(..).try_for_each(|delta| self.delta(delta))
     }
 

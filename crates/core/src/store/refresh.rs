@@ -5,7 +5,7 @@
 //! reader that no longer holds its commit, or has none, recovers the whole index instead, and so
 //! does one whose writer has gone back; tables that came since take an empty cache, too.
 
-use super::engine::Engine;
+use super::engine::{Class, Engine};
 use super::holds::Hold;
 use super::journal::{CommitRecord, JournalReader, RecordKind, name_of, number_of, read_json};
 use super::open::{build, files_of_commits, history_of, while_changing};
@@ -130,6 +130,7 @@ impl Inner {
         let Some(from) = self.history.lock().kept.last().cloned() else {
             return self.begin_anew(engine, to);
         };
+        let fillings = engine.classes.iter().map(Class::fillings).collect::<Result<Vec<_>>>()?;
         let tables = engine.take_tables();
         let known = engine.tables.len();
         let classes = engine.classes.iter().map(|class| class.record.clone()).collect();
@@ -141,6 +142,7 @@ impl Inner {
         let recovered = Recovered {
             classes,
             tables,
+            fillings,
             commits: kept,
             journal_bytes,
             cycles,
@@ -178,7 +180,7 @@ impl Inner {
         keeps_rows: bool,
     ) -> Result<()> {
         let mut new = Engine::default();
-        let built = build(&mut new, &*self.medium, &self.options, self.seed, recovered);
+        let built = build(&mut new, &*self.medium, &self.options, self.seed, self.term, recovered);
         let rows_disk_bytes = match built {
             Ok(bytes) => bytes,
             Err(error) => {

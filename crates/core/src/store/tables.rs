@@ -210,8 +210,10 @@ impl Inner {
         if !self.options.read_only {
             self.flush_all(&engine)?;
             for class in &engine.classes {
+                let mut log = class.log.lock();
+                self.poison_on_error(log.write_pages())?;
                 // What is drained and not in the journal is lost.
-                self.poison_on_error(self.spill_deltas(class, &mut class.log.lock(), true))?;
+                self.poison_on_error(self.spill_deltas(class, &mut log, true))?;
             }
         }
         self.history.lock().index_bytes = engine.memory().index_bytes;
@@ -309,7 +311,8 @@ impl Inner {
             ),
         };
         let id = engine.classes.len() as u16;
-        let record = ClassRecord { id, row_bytes, page_bytes, segment_bytes: 0, curve };
+        let fillings = String::new();
+        let record = ClassRecord { id, row_bytes, page_bytes, segment_bytes: 0, curve, fillings };
         let mut class = NewClass { record, choices };
         let page_bytes = self.affordable_page(engine, spec, &class)?;
         class.record.page_bytes = page_bytes;

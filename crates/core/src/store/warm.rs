@@ -100,11 +100,12 @@ impl Inner {
                 some.retain(|page| log.page_in_memory(page * per_page).is_none());
             }
             let mut warmed = Warmed::default();
-            let report = class.tier().readers(false).with(|reader| {
+            let read = class.tier().readers(false).with(|reader| {
                 reader.read(&class.file, &class.layout, &some, &mut |page, bytes| {
                     self.admit_page(engine, number, class, (page, bytes), &mut warmed)
                 })
-            })?;
+            });
+            let report = read.map_err(|error| self.after_failed_write(error))?;
             self.metrics.add_read(&report, false);
             loaded += warmed.loaded;
             let nearly_full = cache.row_capacity() as f64 * FULL_SHARE;
@@ -126,6 +127,7 @@ impl Inner {
     ) -> Result<()> {
         let (layout, cache) = (&class.layout, class.cache());
         let mut log = class.lock(&self.metrics);
+        log.verify_sequence(bytes, page)?;
         let (mut loaded, mut evicted) = (0, 0);
         for at in 0..layout.rows_per_page {
             let slot = page * layout.rows_per_page as u32 + at as u32;

@@ -465,6 +465,17 @@ impl Device {
         self.file(file).flip(offset as usize, bit);
     }
 
+    pub(super) fn contents(&self, name: &str) -> Vec<u8> {
+        let file = self.find("look at", name).expect("the test names a file that exists");
+        let inode = &self.files[&file];
+        inode.seen(0..inode.len()).to_vec()
+    }
+
+    pub(super) fn replace(&mut self, name: &str, offset: u64, bytes: &[u8]) {
+        let file = self.find("replace bytes of", name).expect("the test names a file that exists");
+        self.file(file).replace(offset as usize, bytes);
+    }
+
     /// The device after a power cut now; see `SimMedium::reboot`.
     pub(super) fn reboot(&self, seed: u64) -> Self {
         let mut rng = Rng::new(seed);

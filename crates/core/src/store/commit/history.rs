@@ -30,6 +30,9 @@ pub(in crate::store) struct UnderWay {
     pub(super) index_bytes: u64,
     /// Partitions of growing tables, by table.
     pub(super) partitions: Vec<(u16, u32)>,
+    /// Where the fillings of segments began, by class; counted among the bytes of the indexes,
+    /// because a journal file that holds the one holds the other.
+    pub(super) fillings: Vec<(u16, String)>,
     /// Batches and rows since the commit before, for the case that this one fails.
     pub(super) batches: u64,
     pub(super) rows: u64,
@@ -188,7 +191,7 @@ pub(super) fn record_bytes<'a>(
     classes: usize,
 ) -> u64 {
     let names: usize = state_names.map(|name| 6 * name.len() + 32).sum();
-    (6 * meta.len() + names + 96 * tables + 64 * classes) as u64
+    (6 * meta.len() + names + 96 * tables + 96 * classes) as u64
 }
 
 pub(super) fn append_json<T: serde::Serialize>(

@@ -167,6 +167,7 @@ impl Inner {
             page_bytes: 0,
             index_bytes: 0,
             partitions: Vec::new(),
+            fillings: Vec::new(),
             batches: self.batches_since_commit.swap(0, Ordering::Relaxed),
             rows: self.rows_since_commit.swap(0, Ordering::Relaxed),
         });
@@ -203,11 +204,7 @@ impl Inner {
 
     /// Does one portion of a commit's work; the commit once it is recorded. `release` comes next,
     /// when no class is locked.
-    pub(super) fn commit_step(
-        &self,
-        engine: &Engine,
-        work: &mut Work,
-    ) -> Result<Option<Made>> {
+    pub(super) fn commit_step(&self, engine: &Engine, work: &mut Work) -> Result<Option<Made>> {
         let Some(class) = engine.classes.get(work.class) else {
             return self.record(engine).map(Some);
         };
@@ -270,7 +267,7 @@ impl Inner {
         if !planted::is(Bug::RecordSyncSkipped) {
             journal.sync()?;
         }
-        Head::new(record.info.sequence, oldest_kept).write(&*self.medium, self.seed)?;
+        Head::new(record.info.sequence, oldest_kept, self.term).write(&*self.medium, self.seed)?;
         let info = record.info.clone();
         // After the record, so that a reader that does not see it is seen here.
         // Where nobody can tell who holds what, everything stays: the commit is made.
