@@ -4,6 +4,7 @@ mod bounds;
 mod cleaning;
 mod commit;
 mod damage;
+mod holds;
 mod power;
 mod threads;
 mod window;
