@@ -6,6 +6,7 @@ mod cleaning;
 mod commit;
 mod damage;
 mod failed_writes;
+mod holds;
 mod plain;
 mod power;
 mod stale;
