@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from embedrock import _core
+from embedrock._arguments import seconds
 from embedrock.errors import ForkedError, MisuseError
 
 __all__ = ["Commit", "PendingCommit", "commit_of", "decode_meta", "encode_meta"]
@@ -72,7 +73,7 @@ class PendingCommit:
 
         Blocking: for the disk, without the interpreter lock. Ctrl-C ends the wait.
         """
-        info = self._core.wait(timeout)
+        info = self._core.wait(seconds("timeout", timeout))
         if info is None:
             raise TimeoutError(
                 f"the commit of step {self.step} is not durable after {timeout} s; wait again, or "
@@ -99,7 +100,7 @@ def encode_meta(meta: Any) -> str:
         return ""
     try:
         return json.dumps(meta)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise MisuseError(f"meta must be something that JSON holds: {error}") from error
 
 

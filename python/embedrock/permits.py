@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from embedrock import _core
+from embedrock._arguments import shown
 from embedrock._arrays import ArrayLike, as_keys
 from embedrock.errors import ClosedError, EmbedrockError, ForkedError, MisuseError
 
@@ -142,7 +143,7 @@ class Permits:
             raise ClosedError(f"store {self._store.path} is closed; open it again")
         self._store._core.check_call()  # inside modify the batches in its way would wait for it
         if not isinstance(batch, Mapping):
-            raise MisuseError(f"batch is a {type(batch).__name__}, expected {{table: keys}}")
+            raise MisuseError(f"batch is {shown(batch)}, expected {{table: keys}}")
         parts = []
         for named, keys in batch.items():
             table = self._store.table(named) if isinstance(named, str) else self._store._own(named)
@@ -172,10 +173,10 @@ def staleness_bound_of(value: float) -> int | None:
         return None
     try:
         bound = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
+    except Exception:  # of the object's own, too
         bound = -1
     if isinstance(value, bool) or not 0 <= bound < 2**31:
         raise MisuseError(
-            f"staleness_bound is {value!r}, expected 0, a number of batches, or math.inf"
+            f"staleness_bound is {shown(value)}, expected 0, a number of batches, or math.inf"
         )
     return bound

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embedrock import _core
+from embedrock._arguments import seconds
 from embedrock._arrays import pinned
 from embedrock.errors import ClosedError, ForkedError, MisuseError
 
@@ -89,6 +90,7 @@ class Prefetch(Generic[T]):
         Blocking: waits for the rows of this request and of those before it, without the
         interpreter lock. Ctrl-C ends the wait.
         """
+        timeout = seconds("timeout", timeout)
         if not self.done:
             self._core.check_call()
         try:

@@ -217,8 +217,9 @@ def test_rows_are_not_read_from_what_another_call_fills(
     rows = np.zeros((4, 16), np.float32)
     keys = np.arange(8, 12)
     out = make(rows)
-    numbered_table.store.get([(numbered_table, keys[:2]), (numbered_table, keys[2:])],
-                             out=[out[:2], out[2:]])
+    numbered_table.store.get(
+        [(numbered_table, keys[:2]), (numbered_table, keys[2:])], out=[out[:2], out[2:]]
+    )
     np.testing.assert_array_equal(rows, numbered(keys, 16))
 
 
