@@ -13,7 +13,7 @@ fn trained(keep: usize, seed: u64) -> (SimMedium, Points, Vec<u64>) {
     let (mut random, mut rows) = (Random(seed), Rows::default());
     let mut points = Points::new();
     let store = open(&medium, options(keep)).unwrap();
-    for step in 1..=12 {
+    for step in 1..=16 {
         change(&store, &mut rows, &mut random).unwrap();
         commit(&store, step, &mut random).unwrap();
         points.insert(step, rows.clone());
@@ -84,9 +84,8 @@ fn go_back(
 ) -> Result<()> {
     let at = |step: Option<u64>| StoreOptions { step, ..options(keep) };
     let mut random = Random(to);
-    let until = |first: u64| kept.iter().copied().filter(|step| *step >= first).collect();
     // A change that never becomes a commit.
-    *legitimate = until(to);
+    *legitimate = kept.iter().copied().filter(|step| *step >= to).collect();
     let store = open(medium, at(Some(to)))?;
     change(&store, &mut points[&to].clone(), &mut random)?;
     *legitimate = vec![to];

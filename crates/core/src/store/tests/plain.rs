@@ -3,7 +3,10 @@
 
 use super::*;
 
-const IDS: u64 = 150;
+/// Keys of a table that are used.
+const KEYS: u64 = 150;
+/// Ids of the dense table, so many that the pieces of its index take three commits.
+const IDS: u64 = 40_000;
 /// Commits with so long a meta begin a new journal file.
 const META_BYTES: usize = 140 << 10;
 
@@ -12,24 +15,28 @@ const META_BYTES: usize = 140 << 10;
 pub(super) struct Rows(BTreeMap<(u16, u64), f32>);
 
 pub(super) fn options(keep: usize) -> StoreOptions {
-    StoreOptions { keep, ..super::options(512 << 10) }
+    StoreOptions { keep, ..super::options(1 << 20) }
 }
 
 /// Opens the store of a medium, with its tables.
 pub(super) fn open(medium: &SimMedium, options: StoreOptions) -> Result<Store> {
-    let read_only = options.read_only;
     let store = Store::open_on(Arc::new(medium.clone()), options)?;
-    for (name, rows) in [("dense", Some(IDS)), ("growing", None)] {
-        let initializer = Initializer::Constant(0.0);
-        if !read_only {
-            store.table(&TableSpec { initializer, ..spec(name, rows, OptimizerKind::Sgd) })?;
-        }
+    if !store.options().read_only {
+        make_tables(&store)?;
     }
     Ok(store)
 }
 
+pub(super) fn make_tables(store: &Store) -> Result<()> {
+    for (name, rows) in [("dense", Some(IDS)), ("growing", None)] {
+        let initializer = Initializer::Constant(0.0);
+        store.table(&TableSpec { initializer, ..spec(name, rows, OptimizerKind::Sgd) })?;
+    }
+    Ok(())
+}
+
 fn keys(table: u16) -> Vec<u64> {
-    (0..IDS).map(|i| if table == 0 { i } else { crate::hash::mix(i, 3) }).collect()
+    (0..KEYS).map(|i| if table == 0 { i * (IDS / KEYS) } else { crate::hash::mix(i, 3) }).collect()
 }
 
 /// Writes some rows of both tables and deletes a few.
@@ -38,7 +45,7 @@ pub(super) fn change(store: &Store, rows: &mut Rows, random: &mut Random) -> Res
         let all = keys(table);
         let mut pick = |most: u64| -> Vec<u64> {
             let n = 1 + random.below(most);
-            (0..n).map(|_| all[random.below(IDS) as usize]).collect()
+            (0..n).map(|_| all[random.below(KEYS) as usize]).collect()
         };
         let (written, deleted) = (pick(60), pick(5));
         let value = random.value();
