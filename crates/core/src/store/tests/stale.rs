@@ -340,13 +340,15 @@ fn a_rows_file_that_is_newer_than_the_journal_is_reported() {
 #[test]
 fn a_replay_finds_where_each_filling_began() {
     let (mut known, mut files) = (0, 0);
-    for seed in 40..46 {
+    for seed in 40..43 {
         let mut life = Life::new(seed);
         for _ in 0..30 {
-            for _ in 0..40 {
-                life.fixture.step(&life.store, &mut life.model, &mut life.random);
+            for _ in 0..3 {
+                for _ in 0..40 {
+                    life.fixture.step(&life.store, &mut life.model, &mut life.random);
+                }
+                life.commit();
             }
-            life.commit();
             let held = |store: &Store| -> Vec<Vec<(u32, u64)>> {
                 let engine = store.inner.engine.read();
                 let of_class = |class: &super::super::engine::Class| {
@@ -368,6 +370,6 @@ fn a_replay_finds_where_each_filling_began() {
         let first = Medium::list(&life.medium, "journal-").unwrap().remove(0);
         files += super::super::journal::number_of(&first).unwrap() - 1;
     }
-    assert!(files > 6, "{files} files of the journal were removed");
+    assert!(files > 2, "{files} files of the journal were removed");
     assert!(known > 1000, "{known} segments");
 }
