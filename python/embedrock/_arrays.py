@@ -13,11 +13,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import sys
+import weakref
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from embedrock._arguments import shown
 from embedrock.errors import MisuseError
 
 __all__ = [
@@ -25,10 +27,12 @@ __all__ = [
     "BFloat16Rows",
     "Keys",
     "SupportsDLPack",
+    "as_host",
     "as_keys",
     "as_out",
     "as_rows",
     "dtype_name",
+    "pinned",
 ]
 
 _FLOAT32 = np.dtype(np.float32)
@@ -68,8 +72,8 @@ def as_keys(keys: ArrayLike, name: str = "keys") -> Keys:
             return Keys(keys.view(_UINT64).reshape(-1), keys.shape, True)
         if keys.dtype is _UINT64:
             return Keys(keys.reshape(-1), keys.shape, False)
-    array = _as_host(keys, name)
-    if array.size == 0 and not isinstance(keys, np.ndarray) and array.dtype == np.float64:
+    array = as_host(keys, name)
+    if array.size == 0 and isinstance(keys, (list, tuple)) and array.dtype == np.float64:
         array = array.astype(np.int64)  # an empty list, which NumPy takes for floats
     if array.dtype.kind not in "iu":
         raise MisuseError(
@@ -93,9 +97,9 @@ def as_rows(
         flags = rows.flags  # most calls, 1 us faster
         if flags.c_contiguous and flags.aligned:
             return rows
-    if isinstance(rows, (list, tuple, int, float)):
-        rows = np.asarray(rows, dtype=np.float32)
-    array = _as_host(rows, name)
+    array = as_host(rows, name)
+    if isinstance(rows, (list, tuple, int, float)) and array.dtype.kind in "iuf":
+        array = array.astype(np.float32)  # Python's numbers have no narrower type
     if array.dtype != _FLOAT32 and array.dtype.name not in ("float32", "float16", "bfloat16"):
         raise MisuseError(
             f"{name} are {array.dtype}, expected float32; "
@@ -112,7 +116,8 @@ def as_out(
     """A view of the caller's array to fill: exactly this shape, contiguous, writeable.
 
     Its dtype is float32 or ``own``, that of the table; values of 2 bytes come as uint16. A CPU
-    tensor of PyTorch is filled through its own memory.
+    tensor of PyTorch is filled through its own memory; what autograd has saved of it counts as
+    changed.
     """
     if (
         type(out) is np.ndarray
@@ -123,15 +128,14 @@ def as_out(
         return out
     array, dtype = out, getattr(getattr(out, "dtype", None), "name", "")
     if _is_tensor(out):
-        if out.device.type != "cpu":
-            raise MisuseError(f"{name} is on {out.device}, expected host memory; copy afterwards")
-        dtype = str(out.dtype).removeprefix("torch.")
-        bits = sys.modules["torch"].int16
-        array = (out.detach().view(bits) if dtype == "bfloat16" else out.detach()).numpy()
+        array, dtype = _tensor_to_fill(out, name)
     elif isinstance(out, BFloat16Rows):
         array, dtype = out.bits, "bfloat16"
     if not isinstance(array, np.ndarray):
-        raise MisuseError(f"{name} is {_describe(out)}, expected a float32 array to fill")
+        raise MisuseError(f"{name} is {shown(out)}, expected a float32 array to fill")
+    if isinstance(array, np.ma.MaskedArray):
+        raise MisuseError(f"{name} is a masked array, expected a plain one; pass {name}.data")
+    array = np.asarray(array)
     if dtype not in ("float32", own) or not array.dtype.isnative:
         dtype = dtype if array.dtype.isnative else str(array.dtype)
         others = "" if own == "float32" else f" or {own}"
@@ -151,13 +155,15 @@ def dtype_name(dtype: Any, name: str = "dtype") -> str:
 
     Errors: ``MisuseError`` for anything else than float32, float16 and bfloat16.
     """
-    text = str(dtype).removeprefix("torch.")
-    if text not in _DTYPES:
-        with contextlib.suppress(TypeError):  # not NumPy's: the text says what it is
-            text = np.dtype(dtype).name
-    if text not in _DTYPES:
-        raise MisuseError(f"{name} is {text}, expected one of {', '.join(_DTYPES)}")
-    return text
+    found = shown(dtype)
+    with contextlib.suppress(Exception):  # what has no text, and no dtype of NumPy's
+        found = str(dtype).removeprefix("torch.")
+        if found not in _DTYPES:
+            found = np.dtype(dtype).name
+    if found not in _DTYPES:
+        told = found if len(found) < 60 else shown(dtype)
+        raise MisuseError(f"{name} is {told}, expected one of {', '.join(_DTYPES)}")
+    return found
 
 
 class BFloat16Rows:
@@ -213,6 +219,17 @@ class BFloat16Rows:
         return f"<embedrock bfloat16 rows {self.shape}>"
 
 
+def pinned(array: npt.NDArray[Any]) -> list[weakref.ref[Any]]:
+    """What keeps the memory of an array where it is: NumPy resizes no array to which there is a
+    weak reference, whatever ``refcheck`` says."""
+    pins: list[weakref.ref[Any]] = []
+    owner: Any = array
+    while isinstance(owner, np.ndarray):
+        pins.append(weakref.ref(owner))
+        owner = owner.base
+    return pins
+
+
 _BFLOAT = 4  # DLPack's code of the type
 
 
@@ -230,20 +247,40 @@ class _DLTensor(ctypes.Structure):
     )
 
 
-def _as_host(value: Any, name: str) -> npt.NDArray[Any]:
+def as_host(value: Any, name: str) -> npt.NDArray[Any]:
     """Any array as a NumPy array in host memory, without a copy where it already is there."""
-    if isinstance(value, np.ndarray):
+    if type(value) is np.ndarray:
         return value
+    if isinstance(value, np.ma.MaskedArray) or _holds_masked(value):
+        _refuse_masked(value, name)
     if isinstance(value, BFloat16Rows):
         return value[...]
     if _is_tensor(value):
         return _tensor_to_numpy(value, name)
-    if hasattr(value, "__dlpack__"):
+    if hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray):
         return _dlpack_to_numpy(value, name)
     try:
-        return np.asarray(value)
-    except (TypeError, ValueError) as error:
+        return np.asarray(value)  # of a subclass the plain array
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever the object itself raises
         raise MisuseError(f"{name} cannot be read as an array: {error}") from error
+
+
+def _holds_masked(value: Any) -> bool:
+    """Whether a list holds masked arrays, whose masks NumPy would drop."""
+    if not isinstance(value, (list, tuple)):
+        return False
+    return any(issubclass(kind, np.ma.MaskedArray) for kind in set(map(type, value)))
+
+
+def _refuse_masked(value: Any, name: str) -> None:
+    parts = value if isinstance(value, (list, tuple)) else [value]
+    if any(np.ma.is_masked(part) for part in parts):
+        raise MisuseError(
+            f"{name} are a masked array with masked elements, which have no value; leave them out "
+            f"with .compressed(), or give them one with .filled(value)"
+        )
 
 
 def _is_tensor(value: Any) -> bool:
@@ -255,27 +292,54 @@ def _is_tensor(value: Any) -> bool:
 def _tensor_to_numpy(tensor: Any, name: str) -> npt.NDArray[Any]:
     if str(tensor.layout) != "torch.strided":
         raise MisuseError(
-            f"{name} are a sparse tensor, expected a dense one; "
+            f"{name} are a sparse or jagged tensor ({tensor.layout}), expected a dense one; "
             f"pass its indices() as keys and its values() as rows"
         )
-    if str(tensor.dtype) == "torch.bfloat16":
-        tensor = tensor.detach().float()
+    if tensor.is_quantized:
+        raise MisuseError(f"{name} are a quantized tensor; pass its dequantize()")
     try:
+        if str(tensor.dtype) == "torch.bfloat16":
+            tensor = tensor.detach().float()
         array: npt.NDArray[Any] = tensor.numpy(force=True)
-    except (TypeError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         raise MisuseError(f"{name} are a tensor without data to read: {error}") from error
     return array
 
 
-def _dlpack_to_numpy(value: Any, name: str) -> npt.NDArray[Any]:
-    device = int(value.__dlpack_device__()[0])
+def _tensor_to_fill(out: Any, name: str) -> tuple[npt.NDArray[Any], str]:
+    """The memory of a CPU tensor, bfloat16 as int16, and the name of its dtype."""
+    torch = sys.modules["torch"]
+    if out.device.type != "cpu":
+        raise MisuseError(f"{name} is on {out.device}, expected host memory; copy afterwards")
+    if out.requires_grad and torch.is_grad_enabled():
+        raise MisuseError(
+            f"{name} requires a gradient, which filling it does not have; pass {name}.detach(), or "
+            f"fill it under torch.no_grad()"
+        )
+    dtype = str(out.dtype).removeprefix("torch.")
     try:
-        if device in _HOST_DEVICES:
+        filled = out.detach()
+        array = (filled.view(torch.int16) if dtype == "bfloat16" else filled).numpy()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise MisuseError(
+            f"{name} is a tensor whose memory holds no plain values ({error}); fill a dense one "
+            f"and copy it"
+        ) from error
+    if not out.is_inference():
+        torch.autograd.graph.increment_version(out)
+    return array, dtype
+
+
+def _dlpack_to_numpy(value: Any, name: str) -> npt.NDArray[Any]:
+    try:
+        if int(value.__dlpack_device__()[0]) in _HOST_DEVICES:
             return np.from_dlpack(value)
         return np.from_dlpack(value, device="cpu")
-    except (BufferError, TypeError, RuntimeError, ValueError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever the object itself raises
         raise MisuseError(
-            f"{name} are {_describe(value)} that cannot be read on the host ({error}); "
+            f"{name} are {shown(value)} that cannot be read on the host ({error}); "
             f"copy them to host memory first"
         ) from error
 
@@ -284,7 +348,3 @@ def _contiguous(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[An
     if array.dtype == dtype and array.flags.c_contiguous and array.flags.aligned:
         return array
     return np.array(array, dtype=dtype, order="C", copy=True, subok=False)
-
-
-def _describe(value: Any) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"

@@ -106,6 +106,7 @@ class Store:
         memory: str,
         *,
         max_disk_bytes: int | None = None,
+        max_held_bytes: int | None = None,
         page_bytes: int | None = None,
         segment_bytes: int | None = None,
         io: str = "auto",
@@ -173,8 +174,12 @@ class Store:
     ) -> None:
         """Calls `function(values, state)` and stores what the two arrays hold afterwards."""
 
-    def refuse_inside_modify(self, /) -> None:
-        """Errors: `MisuseError` on a thread that runs the function of a `modify` of this store."""
+    def check_call(self, /) -> None:
+        """Errors: `ForkedError` in a forked child, `MisuseError` on a thread that runs the
+        function of a `modify` of this store. Waits for nothing."""
+
+    def is_held(self, /) -> bool:
+        """Whether no writer can drop the commit at hand."""
 
     def delete(self, /, table: TableId, keys: _Keys) -> int:
         """Deletes keys; returns how many had a row."""
@@ -225,6 +230,9 @@ class Store:
 
     def last_commit(self, /) -> dict[str, Any] | None:
         """The commit opened at or made last."""
+
+    def refresh(self, /) -> dict[str, Any] | None:
+        """Moves a reader to the newest commit; None when it was open already."""
 
     def state(self, /) -> list[tuple[str, bytes]]:
         """The named byte strings of the commit opened at or made last."""

@@ -28,9 +28,10 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar, overload, runtime
 import numpy as np
 import torch
 
+from embedrock._arguments import instance, shown, whole
 from embedrock.commits import Commit, PendingCommit
 from embedrock.errors import MismatchError, MisuseError
-from embedrock.store import Store, whole
+from embedrock.store import Store
 
 __all__ = ["Stateful", "resume", "save"]
 
@@ -160,6 +161,7 @@ def save(
     >>> embedrock.save(store, model, optimizers, step).step
     3
     """
+    instance("store", store, Store)
     number = whole("step", step, 0)
     last = max((s for s in (store.step, store._pending_step) if s is not None), default=None)
     if last is not None and number < last:
@@ -169,17 +171,14 @@ def save(
         )
     states: dict[str, Any] = {"random": _random_state()}
     for name, owner in _owners(model, optimizer, scheduler, scaler, loader):
-        if not isinstance(owner, Stateful):
-            raise MisuseError(
-                f"{name} is {type(owner).__name__}, expected something with state_dict() and "
-                f"load_state_dict(); plain values go to extra="
-            )
         states[name] = owner.state_dict()
     if extra is not None:
+        if not isinstance(extra, Mapping):
+            raise MisuseError(f"extra is {shown(extra)}, expected a dict of names to values")
         states["extra"] = dict(extra)
     for name, state in states.items():
         _check_plain(state, name)
-    encoded = {name: _encode(state) for name, state in states.items()}
+    encoded = {name: _encode(state, name) for name, state in states.items()}
     return store.commit(number, meta, encoded, wait=wait)
 
 
@@ -208,10 +207,13 @@ def resume(
 
     Blocking: reads the dense state from the disk.
     """
+    instance("store", store, Store)
+    owners = _owners(model, optimizer, scheduler, scaler, loader)
+    if not (extra is None or isinstance(extra, MutableMapping)):
+        raise MisuseError(f"extra is {shown(extra)}, expected a dict to put what was saved into")
     if store.step is None:
         return 0
     stored = store.state()
-    owners = _owners(model, optimizer, scheduler, scaler, loader)
     asked = [name for name, _ in owners]
     if extra is not None:
         asked.append("extra")
@@ -240,7 +242,14 @@ def _owners(
     named += [(f"scheduler.{i}", each) for i, each in enumerate(_several(scheduler))]
     named += [(f"optimizer.{i}", each) for i, each in enumerate(_several(optimizer))]
     named += [("scaler", scaler), ("loader", loader)]
-    return [(name, owner) for name, owner in named if owner is not None]
+    found = [(name, owner) for name, owner in named if owner is not None]
+    for name, owner in found:
+        if isinstance(owner, type) or not isinstance(owner, Stateful):
+            raise MisuseError(
+                f"{name} is {shown(owner)}, expected something with state_dict() and "
+                f"load_state_dict(); plain values go to extra="
+            )
+    return found
 
 
 def _several(given: OneOrMany[Any]) -> Sequence[Any]:
@@ -265,9 +274,12 @@ def _check_parts(store: Store, asked: Sequence[str], stored: Mapping[str, bytes]
         )
 
 
-def _encode(state: Any) -> bytes:
+def _encode(state: Any, name: str) -> bytes:
     buffer = io.BytesIO()
-    torch.save(state, buffer)
+    try:
+        torch.save(state, buffer)
+    except (TypeError, ValueError, RuntimeError, AttributeError) as error:
+        raise MisuseError(f"{name} holds a tensor that torch does not save: {error}") from error
     return buffer.getvalue()
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from embedrock._arguments import number, shown
 from embedrock.errors import MisuseError
 
 __all__ = ["Clip"]
@@ -37,8 +38,12 @@ class Clip:
         """Checks the bounds."""
         for name in ("value", "row_norm", "norm"):
             bound = getattr(self, name)
-            if bound is not None and not 0 < bound < math.inf:
-                raise MisuseError(f"clip {name} is {bound}, expected a finite number above 0")
+            if bound is None:
+                continue
+            found = number(f"clip {name}", bound)
+            if not 0 < found < math.inf:
+                raise MisuseError(f"clip {name} is {found}, expected a finite number above 0")
+            object.__setattr__(self, name, found)
 
 
 def bounds(
@@ -48,13 +53,15 @@ def bounds(
 
     Errors: ``MisuseError`` for ``other_norm`` without a norm that it could count for.
     """
-    if other_norm and (clip is None or clip.norm is None):
-        raise MisuseError(f"other_norm is {other_norm} without clip=Clip(norm=...) to count for")
+    if clip is not None and not isinstance(clip, Clip):
+        given = shown(clip)
+        raise MisuseError(f"clip is {given}, expected embedrock.Clip(value=, row_norm=, norm=)")
+    others = number("other_norm", other_norm)
+    if others and (clip is None or clip.norm is None):
+        raise MisuseError(f"other_norm is {others} without clip=Clip(norm=...) to count for")
     if clip is None:
         return None
-    if not isinstance(clip, Clip):
-        raise MisuseError(f"clip is {clip!r}, expected embedrock.Clip(value=, row_norm=, norm=)")
-    return (clip.value, clip.row_norm, clip.norm, float(other_norm))
+    return (clip.value, clip.row_norm, clip.norm, others)
 
 
 def coefficient(bound: float, norm: float) -> float:

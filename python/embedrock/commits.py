@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from embedrock import _core
-from embedrock.errors import MisuseError
+from embedrock._arguments import seconds
+from embedrock.errors import ForkedError, MisuseError
 
 __all__ = ["Commit", "PendingCommit", "commit_of", "decode_meta", "encode_meta"]
 
@@ -72,7 +73,7 @@ class PendingCommit:
 
         Blocking: for the disk, without the interpreter lock. Ctrl-C ends the wait.
         """
-        info = self._core.wait(timeout)
+        info = self._core.wait(seconds("timeout", timeout))
         if info is None:
             raise TimeoutError(
                 f"the commit of step {self.step} is not durable after {timeout} s; wait again, or "
@@ -81,7 +82,10 @@ class PendingCommit:
         return commit_of(info)
 
     def __repr__(self) -> str:
-        state = "done" if self.done else "under way"
+        try:
+            state = "done" if self.done else "under way"
+        except ForkedError:
+            state = "of another process"
         return f"<embedrock.PendingCommit of step {self.step}, {state}>"
 
 
@@ -96,7 +100,7 @@ def encode_meta(meta: Any) -> str:
         return ""
     try:
         return json.dumps(meta)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise MisuseError(f"meta must be something that JSON holds: {error}") from error
 
 

@@ -15,6 +15,7 @@ import numbers
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from embedrock._arguments import number, shown
 from embedrock.errors import MisuseError
 
 __all__ = ["InitializerLike", "constant", "normal", "truncated_normal", "uniform"]
@@ -61,25 +62,26 @@ def truncated_normal(
 def resolve(initializer: InitializerLike) -> dict[str, Any]:
     """The description that a number or a description stands for."""
     if isinstance(initializer, numbers.Real):
-        return constant(float(initializer))
+        return constant(initializer)  # type: ignore[arg-type]
     if isinstance(initializer, dict) and len(initializer) == 1:
         ((name, value),) = initializer.items()
-        if name == "constant":
+        if isinstance(name, str) and name == "constant":
             return constant(value)
-        if name in _MAKERS and isinstance(value, dict):
+        if isinstance(name, str) and name in _MAKERS and isinstance(value, dict):
             make, fields = _MAKERS[name]
             if set(value) == fields:
                 return make(**value)
     raise MisuseError(
-        f"initializer is {initializer!r}, expected a number or one of embedrock.initializers: "
+        f"initializer is {shown(initializer)}, expected a number or one of embedrock.initializers: "
         f"constant, {', '.join(_MAKERS)}"
     )
 
 
 def _finite(name: str, value: float) -> float:
-    if not math.isfinite(value):
-        raise MisuseError(f"{name} is {value}, expected a finite number")
-    return float(value)
+    found = number(name, value)
+    if not math.isfinite(found):
+        raise MisuseError(f"{name} is {found}, expected a finite number")
+    return found
 
 
 _MAKERS: dict[str, tuple[Callable[..., dict[str, Any]], set[str]]] = {

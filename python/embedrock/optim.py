@@ -19,12 +19,13 @@ row, and counts the gradients of ``dense=`` parameters with its norm and scales 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from embedrock._arguments import choice, flag, function, iterated, number, shown
 from embedrock._arrays import as_keys
 from embedrock._core import Hyper
 from embedrock.clip import Clip, bounds, coefficient
@@ -32,9 +33,9 @@ from embedrock.errors import MismatchError, MisuseError, NonFiniteError
 from embedrock.nn.fetch import to_host
 from embedrock.nn.module import rows_modules
 from embedrock.nn.pending import PendingRows
-from embedrock.optimizers import hyper
+from embedrock.optimizers import hyper, pair_of_betas
 from embedrock.store import Store
-from embedrock.table import NonFinite, Table, update_part
+from embedrock.table import NON_FINITE, NonFinite, Table, update_part
 
 __all__ = [
     "FTRL",
@@ -91,11 +92,13 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         dense: Iterable[Tensor] = (),
     ) -> None:
         """Takes the modules; subclasses bring their defaults."""
-        if non_finite not in ("refuse", "skip", "apply"):
-            raise MisuseError(f"non_finite is {non_finite!r}, expected 'refuse', 'skip' or 'apply'")
-        self.non_finite = non_finite
+        self.non_finite = choice("non_finite", non_finite, NON_FINITE)
+        bounds(clip, 0.0)
         self.clip = clip
-        self.dense = list(dense)
+        self.dense = iterated("dense", dense, "a list of parameters")
+        for parameter in self.dense:
+            if not isinstance(parameter, Tensor):
+                raise MisuseError(f"dense has {shown(parameter)}, expected parameters")
         if self.dense and (clip is None or clip.norm is None):
             raise MisuseError("dense parameters are given without clip=Clip(norm=...)")
         self.norm: float | None = None
@@ -105,14 +108,21 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Takes more modules: ``{"params": model or models, "lr": ...}``."""
+        if not isinstance(param_group, Mapping) or "params" not in param_group:
+            given = shown(param_group)
+            raise MisuseError(f'param_group is {given}, expected a dict with "params": modules')
+        group = {**self.defaults, **param_group}
+        self._validate(group)
         pendings = _pendings(param_group["params"])
         for pending in pendings:
-            self._check_table(pending.table, {**self.defaults, **param_group})
+            if id(pending.parameter) in self._pending:
+                name = pending.table.name
+                raise MisuseError(f"table {name!r} is in two groups; name its module in one")
+            self._check_table(pending.table, group)
         names = [pending.table.name for pending in pendings]
         super().add_param_group(
             {**param_group, "params": [pending.parameter for pending in pendings], "tables": names}
         )
-        self._validate(self.param_groups[-1])
         for pending in pendings:
             pending.has_optimizer = True
             self._pending[id(pending.parameter)] = pending
@@ -124,6 +134,7 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         ``closure`` evaluates the model again and returns the loss, which is returned.
         """
         loss = None
+        function("closure", closure, "no arguments that returns the loss")
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
@@ -150,13 +161,22 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
         Errors: ``MismatchError`` when they were saved for other tables.
         """
-        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=False):
+        groups = state_dict.get("param_groups") if isinstance(state_dict, Mapping) else None
+        if not isinstance(groups, list) or not all(isinstance(one, Mapping) for one in groups):
+            raise MisuseError(
+                f"state_dict is {shown(state_dict)}, expected what state_dict() has returned"
+            )
+        for group, saved in zip(self.param_groups, groups, strict=False):
             if group["tables"] != saved.get("tables"):
                 raise MismatchError(
                     f"the saved state is of tables {saved.get('tables')}, this optimizer has "
                     f"{group['tables']}; make it over the same modules in the same order"
                 )
-        super().load_state_dict(state_dict)
+            self._validate({**self.defaults, **saved})
+        try:
+            super().load_state_dict(state_dict)
+        except (KeyError, TypeError, ValueError) as error:
+            raise MismatchError(f"the saved state does not fit this optimizer: {error}") from error
 
     def __getstate__(self) -> Any:
         """Refuses to be copied or pickled."""
@@ -280,10 +300,12 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     def _validate(group: dict[str, Any]) -> None:
         """Refuses hyperparameters that no step could take."""
         for name in ("lr", "eps", "weight_decay", "lr_decay", "momentum", "l1", "l2", "beta"):
-            value = float(group.get(name, 0.0))
+            value = number(name, group.get(name, 0.0))
             if not 0.0 <= value < math.inf:
                 raise MisuseError(f"{name} is {value}, expected a finite number of 0 or more")
-        for beta in group.get("betas", ()):
+        for name in ("maximize", "nesterov"):
+            flag(name, group.get(name, False))
+        for beta in pair_of_betas(group.get("betas", (0.0, 0.0))):
             if not 0.0 <= beta < 1.0:
                 raise MisuseError(f"betas are {group['betas']}, expected numbers from 0 to below 1")
 
@@ -356,6 +378,7 @@ class SGD(RowOptimizer):
     @staticmethod
     def _validate(group: dict[str, Any]) -> None:
         RowOptimizer._validate(group)
+        number("dampening", group["dampening"])
         if group["nesterov"] and (not group["momentum"] or group["dampening"]):
             raise MisuseError(
                 f"nesterov is set with momentum={group['momentum']} and "
@@ -396,7 +419,7 @@ class Adagrad(RowOptimizer):
         dense: Iterable[Tensor] = (),
     ) -> None:
         """Takes the modules, whose tables have the optimizer of the class."""
-        self._initial_accumulator = initial_accumulator_value
+        self._initial_accumulator = _accumulator(initial_accumulator_value)
         defaults = {
             "lr": lr,
             "lr_decay": lr_decay,
@@ -487,7 +510,7 @@ class Adam(RowOptimizer):
         dense: Iterable[Tensor] = (),
     ) -> None:
         """Takes the modules, whose tables have the optimizer of the class."""
-        self._bias_correction = bias_correction
+        self._bias_correction = choice("bias_correction", bias_correction, ("row", "global"))
         defaults = {
             "lr": lr,
             "betas": betas,
@@ -598,7 +621,7 @@ class FTRL(RowOptimizer):
         dense: Iterable[Tensor] = (),
     ) -> None:
         """Takes the modules, whose tables have ``optimizer="ftrl"``."""
-        self._initial_accumulator = initial_accumulator_value
+        self._initial_accumulator = _accumulator(initial_accumulator_value)
         defaults = {
             "lr": lr,
             "lr_power": lr_power,
@@ -617,8 +640,12 @@ class FTRL(RowOptimizer):
         RowOptimizer._validate(group)
         if not group["lr"] > 0:
             raise MisuseError(f"lr is {group['lr']}, expected more than 0")
-        if not -math.inf < group["lr_power"] <= 0:
+        if not -math.inf < number("lr_power", group["lr_power"]) <= 0:
             raise MisuseError(f"lr_power is {group['lr_power']}, expected at most 0")
+
+
+def _accumulator(given: Any) -> float | None:
+    return None if given is None else number("initial_accumulator_value", given)
 
 
 class _Dense:
@@ -656,7 +683,7 @@ def _groups(modules: Modules) -> list[dict[str, Any]]:
         raise MisuseError(
             f"modules is {type(modules).__name__}, expected a model or modules of embedrock.nn"
         )
-    given = list(modules)
+    given = iterated("modules", modules, "a model or modules of embedrock.nn")
     if given and all(isinstance(group, dict) for group in given):
         return [dict(group) for group in given]
     return [{"params": given}]
@@ -664,11 +691,13 @@ def _groups(modules: Modules) -> list[dict[str, Any]]:
 
 def _pendings(modules: Any) -> list[PendingRows]:
     """The pending rows of every table within the modules, each once."""
-    models = [modules] if isinstance(modules, nn.Module) else list(modules)
+    models = [modules]
+    if not isinstance(modules, nn.Module):
+        models = iterated("modules", modules, "a model or modules of embedrock.nn")
     for model in models:
         if not isinstance(model, nn.Module):
             raise MisuseError(
-                f"modules hold {type(model).__name__}, expected a model or modules of "
+                f"modules hold {shown(model)}, expected a model or modules of "
                 f"embedrock.nn; parameters go to a torch optimizer "
                 f"(embedrock.nn.dense_parameters(model))"
             )

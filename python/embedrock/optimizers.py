@@ -44,6 +44,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias, TypedDict
 
 from embedrock import _core
+from embedrock._arguments import choice, flag, number, shown
 from embedrock.errors import MisuseError
 
 __all__ = [
@@ -167,13 +168,18 @@ def ftrl(initial_accumulator: float = 0.1) -> OptimizerSpec:
 
 def resolve(optimizer: OptimizerLike) -> OptimizerSpec:
     """The full description that a name or a description stands for."""
-    given: dict[str, Any] = {"kind": optimizer} if isinstance(optimizer, str) else dict(optimizer)
-    kind = given.get("kind")
-    if kind not in _KINDS:
-        raise MisuseError(f"optimizer is {kind!r}, expected one of {', '.join(_KINDS)}")
-    unknown = set(given) - set(OptimizerSpec.__annotations__)
+    if isinstance(optimizer, str):
+        given: dict[str, Any] = {"kind": optimizer}
+    elif isinstance(optimizer, Mapping):
+        given = dict(optimizer)
+    else:
+        raise MisuseError(
+            f"optimizer is {shown(optimizer)}, expected a name or one of embedrock.optimizers"
+        )
+    kind = choice("optimizer", given.get("kind"), _KINDS)
+    unknown = [option for option in given if option not in OptimizerSpec.__annotations__]
     if unknown:
-        raise MisuseError(f"optimizer {kind!r} has no option {sorted(unknown)[0]!r}")
+        raise MisuseError(f"optimizer {kind!r} has no option {shown(unknown[0])}")
     return _spec(**given)
 
 
@@ -195,25 +201,36 @@ def hyper(
         if name not in own:
             taken = ", ".join(("lr", "eps", "betas", "weight_decay", *own))
             raise MisuseError(f"optimizer {kind!r} takes no {name}, expected some of {taken}")
+    others: dict[str, Any] = {
+        name: flag(name, value) if name == "nesterov" else number(name, value)
+        for name, value in more.items()
+    }
+    beta1, beta2 = pair_of_betas(betas)
     return _core.Hyper(
-        lr=float(lr),
-        eps=_EPS.get(kind, 0.0) if eps is None else float(eps),
-        beta1=float(betas[0]),
-        beta2=float(betas[1]),
-        weight_decay=float(weight_decay),
-        **more,
+        lr=number("lr", lr),
+        eps=_EPS.get(kind, 0.0) if eps is None else number("eps", eps),
+        beta1=beta1,
+        beta2=beta2,
+        weight_decay=number("weight_decay", weight_decay),
+        **others,
     )
+
+
+def pair_of_betas(betas: Any) -> tuple[float, float]:
+    """Both betas as numbers. Errors: ``MisuseError`` for anything but a pair of numbers."""
+    if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+        raise MisuseError(f"betas are {shown(betas)}, expected a pair of numbers")
+    return number("betas[0]", betas[0]), number("betas[1]", betas[1])
 
 
 def _spec(
     kind: str, bias_correction: str = "global", initial_accumulator: float | None = None
 ) -> OptimizerSpec:
-    if bias_correction not in ("row", "global"):
-        raise MisuseError(f'bias_correction is {bias_correction!r}, expected "row" or "global"')
+    choice("bias_correction", bias_correction, ("row", "global"))
     if initial_accumulator is None:
         initial_accumulator = _ACCUMULATORS.get(kind, 0.0)
     return {
         "kind": kind,
         "bias_correction": bias_correction,
-        "initial_accumulator": float(initial_accumulator),
+        "initial_accumulator": number("initial_accumulator", initial_accumulator),
     }

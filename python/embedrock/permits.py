@@ -17,8 +17,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from embedrock import _core
+from embedrock._arguments import shown
 from embedrock._arrays import ArrayLike, as_keys
-from embedrock.errors import ClosedError, EmbedrockError, MisuseError
+from embedrock.errors import ClosedError, EmbedrockError, ForkedError, MisuseError
 
 if TYPE_CHECKING:
     from embedrock.store import Store
@@ -49,11 +50,9 @@ class Permit:
     def release(self) -> None:
         """Says that the batch's updates are applied.
 
-        Errors: ``MisuseError`` when it was released before.
+        Errors: ``MisuseError`` when it was released before; ``ForkedError`` in a forked child.
         """
-        with self._lock:
-            held, self._held = self._held, False
-        if not held:
+        if not self._take():
             raise MisuseError(f"permit {self.number} was released before")
         self._core.release(self.number)
 
@@ -83,10 +82,19 @@ class Permit:
     def __repr__(self) -> str:
         return f"<embedrock.Permit {self.number} {'held' if self._held else 'released'}>"
 
-    def _give_back(self, applied: bool) -> None:
+    def _take(self) -> bool:
+        """Whether it was held until now."""
+        if self._pid != os.getpid():
+            # The lock may be taken, by a thread that this process does not have.
+            raise ForkedError(
+                f"permit {self.number} was given to process {self._pid}, this is its forked child"
+            )
         with self._lock:
             held, self._held = self._held, False
-        if held:
+        return held
+
+    def _give_back(self, applied: bool) -> None:
+        if self._take():
             self._core.release(self.number, applied)
 
 
@@ -133,8 +141,9 @@ class Permits:
         """
         if self._store.closed:
             raise ClosedError(f"store {self._store.path} is closed; open it again")
+        self._store._core.check_call()  # inside modify the batches in its way would wait for it
         if not isinstance(batch, Mapping):
-            raise MisuseError(f"batch is a {type(batch).__name__}, expected {{table: keys}}")
+            raise MisuseError(f"batch is {shown(batch)}, expected {{table: keys}}")
         parts = []
         for named, keys in batch.items():
             table = self._store.table(named) if isinstance(named, str) else self._store._own(named)
@@ -164,10 +173,10 @@ def staleness_bound_of(value: float) -> int | None:
         return None
     try:
         bound = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
+    except Exception:  # of the object's own, too
         bound = -1
     if isinstance(value, bool) or not 0 <= bound < 2**31:
         raise MisuseError(
-            f"staleness_bound is {value!r}, expected 0, a number of batches, or math.inf"
+            f"staleness_bound is {shown(value)}, expected 0, a number of batches, or math.inf"
         )
     return bound

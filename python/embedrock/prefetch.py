@@ -24,6 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from embedrock import _core
+from embedrock._arguments import seconds
+from embedrock._arrays import pinned
 from embedrock.errors import ClosedError, ForkedError, MisuseError
 
 __all__ = ["Prefetch", "Prefetcher"]
@@ -88,8 +90,9 @@ class Prefetch(Generic[T]):
         Blocking: waits for the rows of this request and of those before it, without the
         interpreter lock. Ctrl-C ends the wait.
         """
+        timeout = seconds("timeout", timeout)
         if not self.done:
-            self._core.refuse_inside_modify()
+            self._core.check_call()
         try:
             self._future.result(timeout)
         except futures.CancelledError:
@@ -174,7 +177,8 @@ class Prefetcher:
                 )
             # The caller may change its keys while they wait.
             kept = [(handle, keys.copy(), values, None) for handle, keys, values, _ in parts]
-            future = self._executor.submit(_read, self.core, kept, announced)
+            pins = [pin for _, _, values, _ in parts for pin in pinned(values)]
+            future = self._executor.submit(_read, self.core, kept, announced, pins)
             self._filled.append(_Filled(future, ranges))
         return Prefetch(future, out, sum(len(keys) for _, keys, _, _ in parts), self)
 
@@ -193,7 +197,10 @@ class Prefetcher:
         self._reader = threading.get_ident()
 
 
-def _read(core: _core.Store, parts: list[Part], announced: int | None) -> None:
+def _read(
+    core: _core.Store, parts: list[Part], announced: int | None, pins: Sequence[object]
+) -> None:
+    """Fills the arrays; ``pins`` keep them where they are until it is done."""
     if announced is not None:
         core.begin(announced)
     core.get(parts)

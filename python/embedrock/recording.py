@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from embedrock._arguments import file_errors, named_path
 from embedrock.errors import EmbedrockError, ForkedError, MisuseError
 from embedrock.optimum import optimal_hits
 from embedrock.trace import Trace
@@ -99,9 +100,13 @@ class Recording:
         return Trace(values, offsets)
 
     def save(self, file: str | os.PathLike[str]) -> None:
-        """Writes the trace as an ``.npz`` that ``embedrock bench race --trace`` replays."""
-        trace = self.trace()
-        np.savez(file, values=trace.values, offsets=trace.offsets)
+        """Writes the trace as an ``.npz`` that ``embedrock bench race --trace`` replays.
+
+        Errors: ``IoError``.
+        """
+        trace, path = self.trace(), named_path("file", file)
+        with file_errors(f"writing {path}"):
+            np.savez(path, values=trace.values, offsets=trace.offsets)
 
     def report(self) -> dict[str, Any]:
         """What the recorded batches cost, and what they could have cost at least.

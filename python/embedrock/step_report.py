@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from embedrock._arguments import file_errors, iterated, named_path, shown, whole, whole_or_none
 from embedrock.errors import ClosedError, EmbedrockError, MisuseError
 from embedrock.key_sample import KeySample
-from embedrock.store import Store, whole
+from embedrock.pipeline.feed import iterable
+from embedrock.store import Store
 
 if TYPE_CHECKING:
     from embedrock.pipeline.run import Run
@@ -160,17 +162,17 @@ class StepReport:
         Errors: ``MisuseError`` for what is no store or no torch optimizer; ``ClosedError``.
         """
         if not isinstance(store, Store):
-            raise MisuseError(f"store is a {type(store).__name__}, expected an embedrock.Store")
+            raise MisuseError(f"store is {shown(store)}, expected an embedrock.Store")
         if store.closed:
             raise ClosedError(f"store {store.path} is closed; open it again")
-        several = list(optimizers) if isinstance(optimizers, Iterable) else [optimizers]
+        several = [optimizers]
+        if isinstance(optimizers, Iterable):
+            several = iterated("optimizers", optimizers, "torch optimizers")
         for one in several:
             if not hasattr(one, "register_step_pre_hook"):
-                raise MisuseError(
-                    f"optimizers has a {type(one).__name__}, expected torch optimizers"
-                )
+                raise MisuseError(f"optimizers has {shown(one)}, expected torch optimizers")
         self._store = store
-        self._per_row = None if steps_per_row is None else whole("steps_per_row", steps_per_row, 1)
+        self._per_row = whole_or_none("steps_per_row", steps_per_row, 1)
         self._max_rows = whole("max_rows", max_rows, 2)
         self._first = whole("step", step, 0)
         self._rows: list[_Row] = []
@@ -187,8 +189,12 @@ class StepReport:
     def steps(self, batches: Iterable[B]) -> Generator[B, None, None]:
         """Gives the batches, and measures the steps of the loop that takes them.
 
-        What ``batches`` raises goes on to the loop.
+        What ``batches`` raises goes on to the loop. Errors: ``MisuseError`` for what cannot be
+        iterated.
         """
+        return self._steps(iterable(batches))
+
+    def _steps(self, batches: Iterable[B]) -> Generator[B, None, None]:
         self._clear()
         self._counters, _ = self._read()
         if self._sample is not None:
@@ -284,9 +290,9 @@ class StepReport:
         return {"columns": columns, "totals": self.totals()}
 
     def to_csv(self, file: str | os.PathLike[str]) -> None:
-        """Writes the rows with a header; what is not known is empty. Errors: ``OSError``."""
-        rows = self.rows()
-        with open(file, "w", newline="", encoding="utf-8") as out:
+        """Writes the rows with a header; what is not known is empty. Errors: ``IoError``."""
+        rows, path = self.rows(), named_path("file", file)
+        with file_errors(f"writing {path}"), open(path, "w", newline="", encoding="utf-8") as out:
             writer = csv.DictWriter(out, list(rows[0]) if rows else ["step"])
             writer.writeheader()
             writer.writerows(rows)

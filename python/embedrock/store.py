@@ -23,15 +23,33 @@ import numpy.typing as npt
 from embedrock import _core
 from embedrock import initializers as _initializers
 from embedrock import optimizers as _optimizers
+from embedrock._arguments import (
+    choice,
+    flag,
+    function,
+    iterated,
+    named_path,
+    shown,
+    text,
+    whole,
+    whole_or_none,
+)
 from embedrock._arrays import ArrayLike, Keys, as_keys, dtype_name
 from embedrock.clip import Clip, bounds
 from embedrock.commits import Commit, PendingCommit, commit_of, decode_meta, encode_meta
-from embedrock.errors import EmbedrockError, MisuseError, NotFoundError, UncommittedWarning
+from embedrock.errors import (
+    EmbedrockError,
+    ForkedError,
+    MisuseError,
+    NotFoundError,
+    UncommittedWarning,
+)
 from embedrock.key_sample import KeySample
 from embedrock.permits import Permits
 from embedrock.prefetch import Prefetch, Prefetcher
 from embedrock.recording import Recording
 from embedrock.table import (
+    NON_FINITE,
     Floats,
     KeysNamed,
     NonFinite,
@@ -55,7 +73,8 @@ class Store:
     """An open store. ``embedrock.open`` makes it; close it, or use it in a ``with`` statement.
 
     One process writes to a store at a time. Any verb may be called from several threads at once.
-    A process forked while a store is open gets ``ForkedError`` when it touches it. Closing without
+    A process forked while a store is open gets ``ForkedError`` when it touches it, and the function
+    that runs in a ``modify`` gets ``MisuseError`` when it calls its store; both at once. Closing without
     a commit discards what came after the last one, with an ``UncommittedWarning`` that says how
     much.
 
@@ -85,7 +104,10 @@ class Store:
 
     @property
     def path(self) -> Path:
-        """The store's directory."""
+        """The store's directory: absolute, as it was when the store was opened.
+
+        Links are left as they were given. A later ``os.chdir`` does not move the store.
+        """
         return self._path
 
     @property
@@ -102,6 +124,22 @@ class Store:
     def read_only(self) -> bool:
         """Whether the store was opened to be read alone."""
         return self._read_only
+
+    @property
+    def held(self) -> bool:
+        """Whether no writer can drop the commit at hand while this store is open.
+
+        False for a reader that may not write in the directory, where a hold is a file: on a
+        read-only medium, or in a directory of another user. On a medium that nobody writes to it
+        does not matter. Elsewhere what is not in memory raises ``CommitGoneError`` once a writer
+        has dropped the commit; open the store again then.
+
+        Errors: ``ForkedError``.
+
+        >>> store.held
+        True
+        """
+        return self._core.is_held()
 
     @property
     def closed(self) -> bool:
@@ -145,22 +183,22 @@ class Store:
         >>> store.table("users", 8, num_embeddings=1000, optimizer="adam")
         <embedrock.Table 'users': 0 rows x 8 float32, dense of 1000, adam, 96 bytes per row>
         """
-        handle = self._core.find_table(name)
+        handle = self._core.find_table(text("name", name))
         if embedding_dim is None:
             if num_embeddings is not None or handle is None:
                 raise self._no_table(name)
             return Table(self, handle)
-        if rounding not in (None, "stochastic", "nearest"):
-            raise MisuseError(f"rounding is {rounding!r}, expected 'stochastic' or 'nearest'")
+        if rounding is not None:
+            choice("rounding", rounding, ("stochastic", "nearest"))
         stored = None if handle is None else self._core.table_info(handle)["spec"]
         spec = {
             "name": name,
             "embedding_dim": whole("embedding_dim", embedding_dim, 1),
-            "num_embeddings": _whole_or_none("num_embeddings", num_embeddings, 1),
-            "expected_rows": _whole_or_none("expected_rows", expected_rows, 1),
+            "num_embeddings": whole_or_none("num_embeddings", num_embeddings, 1),
+            "expected_rows": whole_or_none("expected_rows", expected_rows, 1),
             "dtype": dtype_name("float32" if dtype is None else dtype),
             "rounding": rounding or "stochastic",
-            "optimizer": _optimizers.resolve(optimizer or "rowwise_adagrad"),
+            "optimizer": _optimizers.resolve("rowwise_adagrad" if optimizer is None else optimizer),
             "initializer": _initializers.resolve(
                 _initializers.uniform() if initializer is None else initializer
             ),
@@ -192,10 +230,8 @@ class Store:
         >>> [rows.shape for rows in store.get([(table, [1, 2]), (table, [[3]])])]
         [(2, 4), (1, 1, 4)]
         """
-        if out is not None and len(out) != len(batches):
-            raise MisuseError(f"out has {len(out)} arrays, expected {len(batches)}: one per batch")
-        given = [None] * len(batches) if out is None else list(out)
-        found = [(self._own(table), as_keys(keys)) for table, keys in batches]
+        found = [(self._own(table), as_keys(keys)) for table, keys in _parts(batches, 2)]
+        given = [None] * len(found) if out is None else _arrays_for(found, out)
         filled = [
             table._new_values(keys, "float32")
             if array is None
@@ -231,10 +267,9 @@ class Store:
         >>> [values.shape for values in coming.wait()]
         [(2, 4), (1, 1, 4)]
         """
-        if len(out) != len(batches):
-            raise MisuseError(f"out has {len(out)} arrays, expected {len(batches)}: one per batch")
-        found = [(self._own(table), as_keys(keys)) for table, keys in batches]
-        return self._prefetch(found, list(out), list(out), announced)
+        found = [(self._own(table), as_keys(keys)) for table, keys in _parts(batches, 2)]
+        given = _arrays_for(found, out)
+        return self._prefetch(found, given, given, announced)
 
     def put(
         self,
@@ -247,6 +282,9 @@ class Store:
 
         >>> store.put([(table, [1], np.ones((1, 4), np.float32))])
         """
+        flag("reset_state", reset_state)
+        choice("non_finite", non_finite, NON_FINITE)
+        batches = _parts(batches, 3)
         found = [(self._own(table), as_keys(keys)) for table, keys, _ in batches]
         parts = [
             (table._handle, keys.flat, table._rows(keys, batch[2], "values", "embedding_dim"), None)
@@ -285,9 +323,11 @@ class Store:
         factors = (lr, eps, betas, weight_decay, more)
         found, parts = self._updates(batches, factors)
         within = bounds(clip, other_norm)
+        choice("non_finite", non_finite, NON_FINITE)
+        number = whole_or_none("step", step, 1)
         self._settle()
         with KeysNamed(*found):
-            report = update_report(*self._core.update(parts, non_finite, step, within))
+            report = update_report(*self._core.update(parts, non_finite, number, within))
         self._changed(*found)
         return report
 
@@ -307,6 +347,7 @@ class Store:
         >>> store.gradient_norm([(table, [1, 1], np.full((2, 4), 0.5, np.float32))])
         2.0
         """
+        choice("non_finite", non_finite, NON_FINITE)
         found, parts = self._updates(batches, (1.0, None, (0.9, 0.999), 0.0, {}))
         with KeysNamed(*found):
             return self._core.gradient_norm(parts, non_finite, bounds(clip, 0.0))
@@ -378,18 +419,43 @@ class Store:
         >>> pending.wait().step
         11
         """
-        named = [(name, bytes(content)) for name, content in (state or {}).items()]
+        named, wait = _named_bytes(state), flag("wait", wait)
+        number, note = whole("step", step, 0), encode_meta(meta)
         self._settle()
-        number, text = whole("step", step, 0), encode_meta(meta)
         if wait:
-            return commit_of(self._core.commit(number, text, named))
-        pending = PendingCommit(self._core.commit_in_background(number, text, named), number)
+            return commit_of(self._core.commit(number, note, named))
+        pending = PendingCommit(self._core.commit_in_background(number, note, named), number)
         self._pending_step = number
         return pending
 
     def commits(self) -> list[Commit]:
         """The commits that are kept, oldest first."""
         return [commit_of(info) for info in self._core.commits()]
+
+    def refresh(self) -> Commit | None:
+        """Moves a store that is open ``read_only`` to the newest commit.
+
+        Returns that commit, or None when it was open already. Rows that did not change since stay
+        in memory, all others are read anew; a table that came since is there, and then memory
+        begins empty. ``step``, ``meta`` and ``state()`` follow. Arrays that were returned or filled
+        before keep what they had. A loop of ``items`` that was begun before has to begin again.
+
+        Errors: ``MisuseError`` for a store that is open to write, which always is at its newest
+        commit; as ``open`` otherwise, and then the store stays where it was.
+
+        Blocking: reads what the writer has put down since; the time follows how much changed. Verbs
+        of other threads wait meanwhile.
+
+        >>> store.commit(step=1).step
+        1
+        >>> with embedrock.open(store.path, memory="1MiB", read_only=True) as reader:
+        ...     commit = store.commit(step=2)
+        ...     before, moved, again = reader.step, reader.refresh(), reader.refresh()
+        ...     print(before, moved.step, again, reader.step)
+        1 2 None 2
+        """
+        found = self._core.refresh()
+        return None if found is None else commit_of(found)
 
     @property
     def step(self) -> int | None:
@@ -485,7 +551,7 @@ class Store:
         return Permits(self, staleness_bound)
 
     def close(self) -> None:
-        """Closes the store and gives up its lock; a second call does nothing.
+        """Closes the store and gives up its lock, or its hold; a second call does nothing.
 
         Warns with ``UncommittedWarning`` when changes since the last commit are discarded.
         """
@@ -517,6 +583,10 @@ class Store:
         try:
             tables, (batches, _) = len(self._core.tables()), self._core.uncommitted()
             facts = f"step={self.step} tables={tables} uncommitted_batches={batches}"
+        except ForkedError:
+            facts = "(opened before this process was forked)"
+        except MisuseError:
+            facts = "(inside modify)"
         except EmbedrockError as error:
             facts = f"({error})"
         return f"<embedrock.Store {str(self._path)!r} memory={self._memory!r} {facts}>"
@@ -524,6 +594,7 @@ class Store:
     def _close(self, stacklevel: int) -> None:
         if self._closed:
             return
+        self._core.check_call()  # what follows waits for other threads
         try:
             if self._run is not None:
                 self._run.stop()
@@ -551,7 +622,7 @@ class Store:
             for (table, keys), array, name in zip(found, out, names, strict=True)
         ]
         KeysNamed(*found).check()
-        number = None if announced is None else whole("announced", announced, 1)
+        number = whole_or_none("announced", announced, 1)
         self._settle()
         prefetch = self._prefetcher.read(parts, answer, number)
         self._visited(*found)
@@ -578,6 +649,7 @@ class Store:
     def _settle(self) -> None:
         """Waits until the steps that a pipeline was given are applied."""
         if self._run is not None:
+            self._core.check_call()  # inside modify these would wait for it
             self._run.settle()
 
     def _changed(self, *parts: tuple[Table, Keys]) -> None:
@@ -594,6 +666,7 @@ class Store:
         self, batches: Sequence[tuple[Table, ArrayLike, ArrayLike]], factors: tuple[Any, ...]
     ) -> tuple[list[tuple[Table, Keys]], list[Any]]:
         """The tables and keys of an update's batches, and these as the engine takes them."""
+        batches = _parts(batches, 3)
         found = [(self._own(table), as_keys(keys)) for table, keys, _ in batches]
         parts = [
             update_part(
@@ -605,7 +678,7 @@ class Store:
 
     def _own(self, table: Table) -> Table:
         if not isinstance(table, Table):
-            raise MisuseError(f"a batch starts with {table!r}, expected a Table of this store")
+            raise MisuseError(f"a batch is of {shown(table)}, expected a Table of this store")
         if table._store._core is not self._core:
             raise MisuseError(f"table {table.name!r} belongs to another store, {table.store.path}")
         return table
@@ -625,6 +698,7 @@ def open(
     memory: int | str = "10%",
     *,
     max_disk_bytes: int | None = None,
+    max_held_bytes: int | None = None,
     page_bytes: int | None = None,
     segment_bytes: int | None = None,
     io: Literal["auto", "uring", "pread"] = "auto",
@@ -641,11 +715,14 @@ def open(
     """Opens the store in the directory ``path``, at its last commit; creates it if there is none.
 
     Args:
-        path: The store's directory.
+        path: The store's directory. A relative one is that of the working directory now.
         memory: The budget for cache, index and buffers together: bytes, ``"2GiB"``, ``"512MB"``, or
             per cent of all rows with their optimizer state (``"10%"``).
         max_disk_bytes: Most bytes the store may take on disk; None leaves it to the file system: up
             to 7 times the rows, by how far commits are apart (``docs/choosing.md``).
+        max_held_bytes: Most bytes on disk that readers may keep beyond the kept commits. Past it the
+            oldest of their commits go, and such a reader gets ``CommitGoneError``, never other
+            rows. None: a quarter of ``max_disk_bytes``, and without that no bound.
         page_bytes: Page size of new tables, 512 x 2**n up to 65,536; None measures the device.
         segment_bytes: Unit of allocation and cleaning of new tables, a power of two from 16 pages
             to 4 MiB; None follows the size of the table.
@@ -659,7 +736,8 @@ def open(
         seed: Seed of initial rows, fixed when the store is created.
         create: Whether to create a store where there is none.
         step: Go back to the commit of this step; what came after it is dropped by the next commit.
-        read_only: Refuse every change and take no lock.
+        read_only: Refuse every change, take no lock, and hold the commit, so that no writer drops
+            it (:attr:`Store.held` says when that cannot be).
         check_disk: Refuse a table whose rows, all written, would not fit on the disk.
 
     Errors: ``LockedError`` names the process that writes to the store; ``NotFoundError``,
@@ -671,24 +749,26 @@ def open(
     ...     print(other.step)
     None
     """
+    directory = named_path("path", path).absolute()
     core = _core.Store(
-        path,
+        directory,
         _memory_text(memory),
-        max_disk_bytes=_whole_or_none("max_disk_bytes", max_disk_bytes, 1),
-        page_bytes=_whole_or_none("page_bytes", page_bytes, 1),
-        segment_bytes=_whole_or_none("segment_bytes", segment_bytes, 1),
-        io=io,
-        policy=policy,
-        window_bytes=_whole_or_none("window_bytes", window_bytes, 0),
+        max_disk_bytes=whole_or_none("max_disk_bytes", max_disk_bytes, 1),
+        max_held_bytes=whole_or_none("max_held_bytes", max_held_bytes, 0),
+        page_bytes=whole_or_none("page_bytes", page_bytes, 1),
+        segment_bytes=whole_or_none("segment_bytes", segment_bytes, 1),
+        io=choice("io", io, ("auto", "uring", "pread")),
+        policy=choice("policy", policy, ("lru", "lfu")),
+        window_bytes=whole_or_none("window_bytes", window_bytes, 0),
         window_group=whole("window_group", window_group, 1),
         keep=whole("keep", keep, 1),
         seed=whole("seed", seed, 0),
-        create=create,
-        step=_whole_or_none("step", step, 0),
-        read_only=read_only,
-        check_disk=check_disk,
+        create=flag("create", create),
+        step=whole_or_none("step", step, 0),
+        read_only=flag("read_only", read_only),
+        check_disk=flag("check_disk", check_disk),
     )
-    return Store(core, Path(path).absolute(), str(memory), read_only)
+    return Store(core, directory, str(memory), bool(read_only))
 
 
 def distinct(keys: ArrayLike) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
@@ -719,7 +799,8 @@ def check(path: str | os.PathLike[str], progress: Progress | None = None) -> dic
 
     Blocking: reads the whole store.
     """
-    report: dict[str, Any] = _core.check(path, progress)
+    function("progress", progress, "pages done and in all")
+    report: dict[str, Any] = _core.check(named_path("path", path), progress)
     return report
 
 
@@ -747,32 +828,60 @@ def copy(
 
     Blocking: reads and writes every row of the commit.
     """
-    number = _whole_or_none("step", step, 0)
-    report: dict[str, Any] = _core.copy(path, destination, _memory_text(memory), number, progress)
+    number = whole_or_none("step", step, 0)
+    function("progress", progress, "rows done and in all")
+    report: dict[str, Any] = _core.copy(
+        named_path("path", path),
+        named_path("destination", destination),
+        _memory_text(memory),
+        number,
+        progress,
+    )
     return report
 
 
 def _memory_text(memory: int | str) -> str:
     if isinstance(memory, str):
-        return memory
+        return text("memory", memory)
     with contextlib.suppress(TypeError):
         if not isinstance(memory, bool):
             return str(whole("memory", operator.index(memory), 1))
-    raise MisuseError(f'memory is {memory!r}, expected bytes, "10%", "512MB" or "2GiB"')
+    raise MisuseError(f'memory is {shown(memory)}, expected bytes, "10%", "512MB" or "2GiB"')
 
 
-def whole(name: str, value: Any, least: int) -> int:
-    """The argument as a number. Errors: ``MisuseError`` for what is no whole number from least."""
-    try:
-        number = None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = None
-    if number is None:
-        raise MisuseError(f"{name} is {value!r}, expected a whole number")
-    if not least <= number < 2**64:
-        raise MisuseError(f"{name} is {number}, expected {least} or more, below 2**64")
-    return number
+_PARTS = {2: "pairs (table, keys)", 3: "triples (table, keys, rows)"}
 
 
-def _whole_or_none(name: str, value: Any, least: int) -> int | None:
-    return None if value is None else whole(name, value, least)
+def _parts(batches: Any, width: int) -> list[Any]:
+    """The batches of a call, each with its table, keys and, of three, rows."""
+    found = iterated("batches", batches, f"a list of {_PARTS[width]}")
+    for i, batch in enumerate(found):
+        if not isinstance(batch, (tuple, list)) or len(batch) != width:
+            raise MisuseError(f"batches[{i}] is {shown(batch)}, expected {_PARTS[width]}")
+    return found
+
+
+def _arrays_for(found: Sequence[object], out: Any) -> list[Any]:
+    """One array to fill for each batch."""
+    given = iterated("out", out, "a list of arrays, one per batch")
+    if len(given) != len(found):
+        raise MisuseError(f"out has {len(given)} arrays, expected {len(found)}: one per batch")
+    return given
+
+
+def _named_bytes(state: Any) -> list[tuple[str, bytes]]:
+    """The byte strings of a commit."""
+    if state is None:
+        return []
+    if not isinstance(state, Mapping):
+        raise MisuseError(f"state is {shown(state)}, expected a dict of names to bytes")
+    for name, content in state.items():
+        text("a name of state", name)
+        # Not whatever bytes() takes: of a number n it makes n zero bytes.
+        if not isinstance(content, (bytes, bytearray, memoryview)):
+            raise MisuseError(
+                f"state[{name!r}] is {shown(content)}, expected bytes; encode it: a text with "
+                f".encode(), an array with .tobytes(), plain values with json.dumps(...).encode(), "
+                f"or give tensors and plain values to embedrock.save(extra=)"
+            )
+    return [(name, bytes(content)) for name, content in state.items()]

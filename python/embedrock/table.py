@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from embedrock import _core
+from embedrock._arguments import choice, flag, shown, whole, whole_or_none
+from embedrock._arguments import function as function_or_none
 from embedrock._arrays import ArrayLike, BFloat16Rows, Keys, as_keys, as_out, as_rows, dtype_name
 from embedrock.clip import Clip, bounds
 from embedrock.errors import EmbedrockError, KeyRangeError, MisuseError
@@ -23,6 +25,7 @@ __all__ = ["Table", "UpdateReport"]
 T = TypeVar("T")
 Floats = npt.NDArray[np.float32]
 NonFinite = Literal["refuse", "skip", "apply"]
+NON_FINITE = ("refuse", "skip", "apply")
 Function = Callable[[Floats, Floats], "Floats | tuple[Floats, Floats] | None"]
 
 
@@ -202,7 +205,7 @@ class Table:
         >>> store.table("half", 4, dtype="float16").get([7, 8], dtype="float16").dtype
         dtype('float16')
         """
-        found = as_keys(keys)
+        found, state = as_keys(keys), flag("state", state)
         if state and out is not None and not (isinstance(out, (tuple, list)) and len(out) == 2):
             raise MisuseError("out with state=True is a pair (values, state) of arrays to fill")
         out_values, out_state = out if state and out is not None else (out, None)
@@ -246,8 +249,9 @@ class Table:
         >>> table.get(7)
         array([1., 1., 1., 1.], dtype=float32)
         """
-        if state is not None and reset_state:
+        if flag("reset_state", reset_state) and state is not None:
             raise MisuseError("put takes state or reset_state=True, not both")
+        choice("non_finite", non_finite, NON_FINITE)
         found = as_keys(keys)
         rows = self._rows(found, values, "values", "embedding_dim")
         states = None if state is None else self._rows(found, state, "state", "state_words")
@@ -306,9 +310,11 @@ class Table:
         factors = hyper(self._optimizer["kind"], lr, eps, betas, weight_decay, more)
         part = update_part(self, found, gradients, factors)
         within = bounds(clip, other_norm)
+        choice("non_finite", non_finite, NON_FINITE)
+        number = whole_or_none("step", step, 1)
         self._store._settle()
         with KeysNamed((self, found)):
-            report = update_report(*self._store._core.update([part], non_finite, step, within))
+            report = update_report(*self._store._core.update([part], non_finite, number, within))
         self._store._changed((self, found))
         return report
 
@@ -334,7 +340,9 @@ class Table:
         array([6., 6., 6., 6.], dtype=float32)
         """
         if not callable(function):
-            raise MisuseError(f"function is {function!r}, expected a callable of (values, state)")
+            raise MisuseError(
+                f"function is {shown(function)}, expected a callable of (values, state)"
+            )
 
         def call(values: Floats, state: Floats) -> None:
             returned = function(values, state)
@@ -472,10 +480,11 @@ class Table:
         ...     print(keys, values.shape)
         [3] (1, 4)
         """
-        if batch_size < 1:
-            raise MisuseError(f"batch_size is {batch_size}, expected 1 or more")
+        most, state = whole("batch_size", batch_size, 1), flag("state", state)
         self._store._settle()
-        return self._batches(self._store._core.scan(self._handle), batch_size, state)
+        # The arrays of a batch hold no more than there is.
+        scan = self._store._core.scan(self._handle)
+        return self._batches(scan, min(most, max(len(self), 1)), state)
 
     def keys(self, batch_size: int = 65536) -> Iterator[npt.NDArray[np.int64]]:
         """Every written key once, in batches of at most ``batch_size``, as int64.
@@ -497,6 +506,7 @@ class Table:
         >>> table.digest() == table.digest()
         True
         """
+        function_or_none("progress", progress, "rows done and in all")
         self._store._settle()
         return self._store._core.digest(self._handle, progress)
 

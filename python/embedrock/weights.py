@@ -20,8 +20,16 @@ import numpy as np
 import numpy.typing as npt
 
 from embedrock import _safetensors
-from embedrock._arrays import ArrayLike, as_keys
-from embedrock.errors import BudgetError, CorruptError, EmbedrockError, MismatchError, MisuseError
+from embedrock._arguments import file_errors, function, instance, named_path, shown, text, whole
+from embedrock._arrays import ArrayLike, as_host, as_keys
+from embedrock.errors import (
+    BudgetError,
+    CorruptError,
+    EmbedrockError,
+    MismatchError,
+    MisuseError,
+    NotFoundError,
+)
 from embedrock.table import Floats, Table
 
 if TYPE_CHECKING:
@@ -61,6 +69,10 @@ def load(
     >>> weights.load(table, np.ones((3, 4), np.float32), keys=[10, 20, 30])
     3
     """
+    instance("table", table, Table)
+    function("progress", progress, "rows done and in all")
+    if name is not None:
+        text("name", name)
     rows, found_keys = _open_source(source, name)
     given: Any = found_keys if keys is None else keys
     _check_shape(table, rows.shape, keyed=given is not None)
@@ -103,7 +115,9 @@ def export(
     >>> weights.export(table, "ads.safetensors")
     2
     """
-    target = Path(path)
+    instance("table", table, Table)
+    function("progress", progress, "rows done and in all")
+    target, name = named_path("path", path), text("name", name)
     dense = table.num_embeddings is not None
     total = table.num_embeddings if table.num_embeddings is not None else len(table)
     shape = (total, table.embedding_dim)
@@ -148,7 +162,7 @@ def to_torch(table: Table, *, padding_idx: int | None = None) -> torch.nn.Embedd
     """
     import torch
 
-    size = table.num_embeddings
+    size = instance("table", table, Table).num_embeddings
     if size is None:
         raise MisuseError(
             f"table {table.name!r} grows and has arbitrary keys, which torch.nn.Embedding cannot "
@@ -161,6 +175,10 @@ def to_torch(table: Table, *, padding_idx: int | None = None) -> torch.nn.Embedd
             f"table {table.name!r} takes {needed} bytes as a tensor, {free} are free; use "
             f"embedrock.weights.export"
         )
+    if padding_idx is not None:
+        padding_idx = whole("padding_idx", padding_idx, -size)
+        if padding_idx >= size:
+            raise MisuseError(f"padding_idx is {padding_idx}, expected {-size} to {size - 1}")
     rows = torch.empty(size, table.embedding_dim, dtype=dtype)
     for start, stop in _blocks(table, size):
         table.get(np.arange(start, stop), out=rows[start:stop])
@@ -170,17 +188,36 @@ def to_torch(table: Table, *, padding_idx: int | None = None) -> torch.nn.Embedd
 def _open_source(source: Any, name: str | None) -> tuple[Any, npt.NDArray[Any] | None]:
     """Something with a shape that slices to rows, and the keys that lie beside it."""
     if isinstance(source, (str, os.PathLike)):
-        path = Path(source)
-        if path.suffix == ".npy":
+        path = named_path("source", source)
+        if path.suffix not in (".npy", ".safetensors"):
+            raise MisuseError(f"source ends in {path.suffix!r}, expected .npy or .safetensors")
+        if not path.exists():
+            raise NotFoundError(f"source {path} does not exist")
+        with file_errors(f"reading {path}"):
+            if path.suffix == ".safetensors":
+                return _open_safetensors(path, name)
             keys = _keys_path(path)
             return _map_npy(path), _map_npy(keys) if keys.exists() else None
-        if path.suffix == ".safetensors":
-            return _open_safetensors(path, name)
-        raise MisuseError(f"source ends in {path.suffix!r}, expected .npy or .safetensors")
     weight = getattr(source, "weight", source)
-    if not hasattr(weight, "shape"):
-        weight = np.asarray(weight)
+    try:
+        shaped = hasattr(weight, "shape")
+    except RuntimeError:  # a jagged tensor has none
+        shaped = False
+    if not shaped:
+        weight = as_host(weight, "source")
+    _try_block(weight)
     return weight, None
+
+
+def _try_block(weight: Any) -> None:
+    """Errors: ``MisuseError`` for an array whose rows cannot be read in blocks."""
+    try:
+        block = weight[:1] if len(tuple(weight.shape)) > 0 else None
+    except Exception as error:  # whatever the object itself raises
+        raise MisuseError(f"source is {shown(weight)}, which has no rows: {error}") from error
+    if block is None:
+        raise MisuseError(f"source is {shown(weight)}, expected rows (N, embedding_dim)")
+    as_host(block, "source")
 
 
 def _map_npy(path: Path) -> npt.NDArray[Any]:
@@ -218,9 +255,7 @@ class _BFloat16:
 
 
 def _as_float32(rows: Any, start: int, stop: int) -> Floats:
-    block = rows[start:stop]
-    if hasattr(block, "detach"):
-        block = block.detach().float().cpu().numpy()
+    block = as_host(rows[start:stop], "source")
     if block.dtype.kind != "f":
         raise MisuseError(f"source is {block.dtype}, expected floating-point rows")
     return np.ascontiguousarray(block, np.float32)
@@ -305,6 +340,11 @@ def _keys_path(path: Path) -> Path:
 def _atomic(path: Path) -> Iterator[IO[bytes]]:
     """A file that gets its name when the block ends well."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.part")
+    with file_errors(f"writing {path}"):
+        yield from _written(path, draft)
+
+
+def _written(path: Path, draft: Path) -> Iterator[IO[bytes]]:
     try:
         with open(draft, "wb") as file:
             yield file

@@ -10,6 +10,7 @@ import operator
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from embedrock._arguments import shown
 from embedrock._arrays import ArrayLike, as_keys
 from embedrock.errors import MisuseError, NotFoundError
 from embedrock.table import KeysNamed, Table
@@ -67,7 +68,7 @@ class Window:
         Blocking: copies the keys and returns.
         """
         if not isinstance(batch, Mapping):
-            raise MisuseError(f"batch is a {type(batch).__name__}, expected {{table: keys}}")
+            raise MisuseError(f"batch is {shown(batch)}, expected {{table: keys}}")
         found = [(self._table(table), as_keys(keys)) for table, keys in batch.items()]
         with KeysNamed(*found):
             return self._store._core.announce([(t._handle, keys.flat) for t, keys in found])
@@ -140,11 +141,11 @@ class Window:
 def _number(given: int) -> int:
     try:
         number = operator.index(given)
-    except TypeError:
+    except Exception:  # of the object's own, too
         number = 0
     if not 0 < number < 2**64:
         raise MisuseError(
-            f"number is {given!r}, expected one that announce() has returned (None says that the "
-            f"window was full: such a batch is neither begun nor finished)"
+            f"number is {shown(given)}, expected one that announce() has returned (None says that "
+            f"the window was full: such a batch is neither begun nor finished)"
         )
     return number

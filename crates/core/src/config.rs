@@ -67,6 +67,10 @@ pub struct StoreOptions {
     pub memory: Memory,
     /// Most bytes the store may take on disk; `None` leaves it to the file system.
     pub max_disk_bytes: Option<u64>,
+    /// Most bytes on disk that readers may keep beyond the kept commits; past it the oldest of
+    /// their commits go, and such a reader gets `CommitGone`. `None` is a quarter of
+    /// `max_disk_bytes`, and without that no bound.
+    pub max_held_bytes: Option<u64>,
     /// Page size of row classes created from here on, 512 × 2^n up to 65,536; `None` measures the
     /// device.
     pub page_bytes: Option<usize>,
@@ -105,6 +109,7 @@ impl StoreOptions {
         Self {
             memory,
             max_disk_bytes: None,
+            max_held_bytes: None,
             page_bytes: None,
             segment_bytes: None,
             io: IoChoice::Auto,

@@ -74,6 +74,14 @@ impl Error {
         self
     }
 
+    /// True when the operating system does not let this process do what it tried: on a read-only
+    /// medium, or on what belongs to somebody else.
+    pub(crate) fn is_refusal(&self) -> bool {
+        let source = self.source.as_ref().and_then(|source| source.downcast_ref());
+        let code = source.and_then(std::io::Error::raw_os_error);
+        matches!(code, Some(libc::EROFS | libc::EACCES | libc::EPERM))
+    }
+
     /// What went wrong, for programs.
     pub fn kind(&self) -> ErrorKind {
         self.kind

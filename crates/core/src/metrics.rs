@@ -51,6 +51,8 @@ pub struct Metrics {
     pub piece_bytes: AtomicU64,
     /// Bytes of named byte strings written.
     pub state_bytes: AtomicU64,
+    /// Holds of readers that were taken away because they kept too much.
+    pub holds_taken: AtomicU64,
     /// Nanoseconds in commits.
     pub commit_ns: AtomicU64,
     /// Nanoseconds in verbs that visit rows.

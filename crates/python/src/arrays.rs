@@ -1,16 +1,76 @@
 //! NumPy arrays as slices of the engine, and `distinct`.
 
 use crate::error::misuse;
+use crate::lent::Arrays;
 use numpy::{
-    BorrowError, Element, IntoPyArray, PyArray1, PyArrayDyn, PyArrayMethods, PyReadonlyArray1,
-    PyReadonlyArrayDyn, PyReadwriteArrayDyn,
+    BorrowError, Element, IntoPyArray, PyArray1, PyArrayDyn, PyArrayMethods, PyReadonlyArrayDyn,
+    PyReadwriteArrayDyn,
 };
 use pyo3::prelude::*;
 
-/// `(N,)` uint64 keys to read.
-pub(crate) type Keys<'py> = PyReadonlyArray1<'py, u64>;
-/// float32 rows to read, C-contiguous.
-pub(crate) type Rows<'py> = PyReadonlyArrayDyn<'py, f32>;
+/// `(N,)` uint64 keys, copied while nobody else has the interpreter: the engine reads keys several
+/// times without it, and what it has checked must be what it uses, whatever other threads do with
+/// the caller's array.
+pub(crate) struct Keys {
+    keys: Vec<u64>,
+    /// Where the caller's array is.
+    address: usize,
+}
+
+impl Keys {
+    /// The keys.
+    pub(crate) fn as_slice(&self) -> &[u64] {
+        &self.keys
+    }
+
+    /// Notes where they came from.
+    pub(crate) fn note(&self, arrays: &mut Arrays<'_>) {
+        arrays.was_read(self.address, size_of_val(&*self.keys));
+    }
+}
+
+impl<'py> FromPyObject<'_, 'py> for Keys {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let array = object.cast::<PyArray1<u64>>()?;
+        let keys = array.try_readonly().map_err(|_| being_filled(object.py(), "keys"))?;
+        Ok(Self { keys: keys.as_slice()?.to_vec(), address: array.data().addr() })
+    }
+}
+
+/// float32 rows to read, C-contiguous. They are not copied: what another thread writes there while
+/// the engine reads may count or not.
+pub(crate) struct Rows<'py>(PyReadonlyArrayDyn<'py, f32>);
+
+impl<'py> Rows<'py> {
+    /// The rows.
+    pub(crate) fn as_slice(&self) -> PyResult<&[f32]> {
+        Ok(self.0.as_slice()?)
+    }
+
+    /// Notes where they are.
+    pub(crate) fn note(&self, arrays: &mut Arrays<'py>) -> PyResult<()> {
+        arrays.read(&self.0)
+    }
+}
+
+impl<'py> FromPyObject<'_, 'py> for Rows<'py> {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let array = object.cast::<PyArrayDyn<f32>>()?;
+        array.try_readonly().map(Self).map_err(|_| being_filled(object.py(), "rows"))
+    }
+}
+
+fn being_filled(py: Python<'_>, what: &str) -> PyErr {
+    misuse(
+        py,
+        format!("{what} overlap an array that another call is filling; wait for it, or copy them"),
+    )
+}
+
 /// float32 rows to fill, C-contiguous.
 pub(crate) type RowsOut<'py> = Bound<'py, PyArrayDyn<f32>>;
 
@@ -30,6 +90,14 @@ pub(crate) enum FilledValues<'py> {
 }
 
 impl<'py> ValuesOut<'py> {
+    /// Notes where they are.
+    pub(crate) fn note(&self, arrays: &mut Arrays<'py>) -> PyResult<()> {
+        match self {
+            Self::Float32(array) => arrays.fill(array),
+            Self::Bits(array) => arrays.fill(array),
+        }
+    }
+
     /// As [`to_fill`].
     pub(crate) fn to_fill(&self) -> PyResult<FilledValues<'py>> {
         Ok(match self {
@@ -74,9 +142,9 @@ pub(crate) fn to_fill<'py, T: Element>(
 #[expect(clippy::type_complexity, reason = "a pair of arrays, named in the documentation")]
 pub(crate) fn distinct<'py>(
     py: Python<'py>,
-    keys: Keys<'py>,
+    keys: Keys,
 ) -> PyResult<(Bound<'py, PyArray1<u64>>, Bound<'py, PyArray1<i64>>)> {
-    let slice = keys.as_slice()?;
+    let slice = keys.as_slice();
     let (distinct, inverse) = py.detach(|| {
         let (mut distinct, mut inverse) = (Vec::new(), Vec::new());
         embedrock_core::distinct(slice, &mut distinct, &mut inverse);

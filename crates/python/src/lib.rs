@@ -10,6 +10,7 @@
 mod arrays;
 mod commit;
 mod error;
+mod lent;
 mod maintenance;
 mod permits;
 mod scan;

@@ -8,7 +8,7 @@ use numpy::{IntoPyArray, PyArray1};
 use pyo3::prelude::*;
 
 /// A handle and keys.
-type KeyParts<'py> = (PyRef<'py, TableId>, Keys<'py>);
+type KeyParts<'py> = (PyRef<'py, TableId>, Keys);
 /// Positions of keys of one part of a batch.
 type Positions<'py> = Bound<'py, PyArray1<u32>>;
 
@@ -83,5 +83,5 @@ impl Permits {
 }
 
 fn parts<'a>(batch: &'a [KeyParts<'_>]) -> PyResult<Vec<(core::TableId, &'a [u64])>> {
-    batch.iter().map(|(table, keys)| Ok((table.id(), keys.as_slice()?))).collect()
+    batch.iter().map(|(table, keys)| Ok((table.id(), keys.as_slice()))).collect()
 }

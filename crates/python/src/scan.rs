@@ -8,11 +8,14 @@ use std::sync::{Mutex, PoisonError};
 
 /// An iteration over the written rows of a table, in the engine's order.
 #[pyclass(frozen, module = "embedrock._core")]
-pub(crate) struct Scan(Mutex<embedrock_core::Scan>);
+pub(crate) struct Scan {
+    store: embedrock_core::Store,
+    scan: Mutex<embedrock_core::Scan>,
+}
 
 impl Scan {
-    pub(crate) fn new(scan: embedrock_core::Scan) -> Self {
-        Self(Mutex::new(scan))
+    pub(crate) fn new(store: embedrock_core::Store, scan: embedrock_core::Scan) -> Self {
+        Self { store, scan: Mutex::new(scan) }
     }
 }
 
@@ -30,12 +33,14 @@ impl Scan {
         state: Option<RowsOut<'py>>,
     ) -> PyResult<usize> {
         py.check_signals()?;
+        // Before the lock: another thread may hold it while it waits for the engine.
+        self.store.check_call().or_raise(py)?;
         let mut values = to_fill(&values)?;
         let mut state = state.as_ref().map(to_fill).transpose()?;
         let (keys, values) = (keys.as_slice_mut()?, values.as_slice_mut()?);
         let state = state.as_mut().map(|state| state.as_slice_mut()).transpose()?;
         py.detach(|| {
-            let mut scan = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut scan = self.scan.lock().unwrap_or_else(PoisonError::into_inner);
             scan.next_batch(keys, values, state)
         })
         .or_raise(py)

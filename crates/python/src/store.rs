@@ -7,6 +7,7 @@ mod window;
 use crate::arrays::{Keys, Rows, RowsOut, ValuesOut, to_fill};
 use crate::commit::PendingCommit;
 use crate::error::{Carried, OrRaise, misuse};
+use crate::lent::Arrays;
 use crate::maintenance::report;
 use crate::scan::Scan;
 use embedrock_core as core;
@@ -40,13 +41,13 @@ impl TableId {
 }
 
 /// A handle, keys, values to fill and state to fill.
-type GetParts<'py> = (PyRef<'py, TableId>, Keys<'py>, ValuesOut<'py>, Option<RowsOut<'py>>);
+type GetParts<'py> = (PyRef<'py, TableId>, Keys, ValuesOut<'py>, Option<RowsOut<'py>>);
 /// A handle, keys, values and state.
-type PutParts<'py> = (PyRef<'py, TableId>, Keys<'py>, Rows<'py>, Option<Rows<'py>>);
+type PutParts<'py> = (PyRef<'py, TableId>, Keys, Rows<'py>, Option<Rows<'py>>);
 /// A handle, keys, gradients and hyperparameters.
-type UpdateParts<'py> = (PyRef<'py, TableId>, Keys<'py>, Rows<'py>, PyRef<'py, Hyper>);
+type UpdateParts<'py> = (PyRef<'py, TableId>, Keys, Rows<'py>, PyRef<'py, Hyper>);
 /// A handle and keys.
-type LookaheadParts<'py> = (PyRef<'py, TableId>, Keys<'py>);
+type LookaheadParts<'py> = (PyRef<'py, TableId>, Keys);
 /// Bounds on gradients: of elements, of rows, of all together with those of this norm.
 type Bounds = (Option<f64>, Option<f64>, Option<f64>, f64);
 
@@ -58,7 +59,7 @@ pub(crate) struct Store(core::Store);
 impl Store {
     /// Opens the store at `path`, creating it when there is none and `create` is set.
     #[new]
-    #[pyo3(signature = (path, memory, *, max_disk_bytes=None, page_bytes=None, segment_bytes=None,
+    #[pyo3(signature = (path, memory, *, max_disk_bytes=None, max_held_bytes=None, page_bytes=None, segment_bytes=None,
         io="auto", policy="lfu", window_bytes=None, window_group=256, keep=2, seed=0, create=true,
         step=None, read_only=false,
         check_disk=true, merge_reads=true))]
@@ -68,6 +69,7 @@ impl Store {
         path: PathBuf,
         memory: &str,
         max_disk_bytes: Option<u64>,
+        max_held_bytes: Option<u64>,
         page_bytes: Option<usize>,
         segment_bytes: Option<u64>,
         io: &str,
@@ -85,6 +87,7 @@ impl Store {
         let options = core::StoreOptions {
             memory: core::Memory::from_str(memory).or_raise(py)?,
             max_disk_bytes,
+            max_held_bytes,
             page_bytes,
             segment_bytes,
             merge_reads,
@@ -104,20 +107,22 @@ impl Store {
 
     /// Creates the table that the JSON text describes, or opens it when it has equal parameters.
     fn table(&self, py: Python<'_>, spec: &str) -> PyResult<TableId> {
-        modify::refuse_reentry(py, &self.0)?;
         let spec: core::TableSpec = serde_json::from_str(spec)
             .map_err(|error| misuse(py, format!("table parameters: {error}")))?;
         py.detach(|| self.0.table(&spec)).map(TableId).or_raise(py)
     }
 
     /// The table of that name, or None.
-    fn find_table(&self, py: Python<'_>, name: &str) -> Option<TableId> {
-        py.detach(|| self.0.find_table(name)).map(TableId)
+    fn find_table(&self, py: Python<'_>, name: &str) -> PyResult<Option<TableId>> {
+        self.check_call(py)?;
+        Ok(py.detach(|| self.0.find_table(name)).map(TableId))
     }
 
     /// Handles of all tables, in order of creation.
-    fn tables(&self, py: Python<'_>) -> Vec<TableId> {
-        py.detach(|| self.0.tables()).into_iter().map(|info| TableId(info.id)).collect()
+    fn tables(&self, py: Python<'_>) -> PyResult<Vec<TableId>> {
+        self.check_call(py)?;
+        let tables = py.detach(|| self.0.tables());
+        Ok(tables.into_iter().map(|info| TableId(info.id)).collect())
     }
 
     /// What the store knows of a table, as a dict.
@@ -130,8 +135,14 @@ impl Store {
     /// Fills each batch's values (and state) with the rows of its keys. Values are float32, or
     /// uint16 to take the bits of the table's own dtype of 2 bytes.
     fn get(&self, py: Python<'_>, batches: Vec<GetParts<'_>>) -> PyResult<()> {
-        modify::refuse_reentry(py, &self.0)?;
+        let mut arrays = Arrays::default();
         let mut outputs = Vec::with_capacity(batches.len());
+        for (_, keys, values, state) in &batches {
+            keys.note(&mut arrays);
+            values.note(&mut arrays)?;
+            state.iter().try_for_each(|state| arrays.fill(state))?;
+        }
+        let _loan = arrays.lend(py)?;
         for (_, _, values, state) in &batches {
             outputs.push((values.to_fill()?, state.as_ref().map(to_fill).transpose()?));
         }
@@ -139,7 +150,7 @@ impl Store {
         for ((table, keys, _, _), (values, state)) in batches.iter().zip(&mut outputs) {
             requests.push(core::GetBatch {
                 table: table.0,
-                keys: keys.as_slice()?,
+                keys: keys.as_slice(),
                 values: values.as_out()?,
                 state: state.as_mut().map(|state| state.as_slice_mut()).transpose()?,
             });
@@ -155,19 +166,22 @@ impl Store {
         reset_state: bool,
         non_finite: &str,
     ) -> PyResult<()> {
-        modify::refuse_reentry(py, &self.0)?;
         let non_finite = non_finite_choice(py, non_finite)?;
+        let mut arrays = Arrays::default();
         let mut requests = Vec::with_capacity(batches.len());
         for (table, keys, values, state) in &batches {
+            values.note(&mut arrays)?;
+            state.iter().try_for_each(|state| state.note(&mut arrays))?;
             requests.push(core::PutBatch {
                 table: table.0,
-                keys: keys.as_slice()?,
+                keys: keys.as_slice(),
                 values: values.as_slice()?,
                 state: state.as_ref().map(|state| state.as_slice()).transpose()?,
                 reset_state,
                 non_finite,
             });
         }
+        let _loan = arrays.lend(py)?;
         py.detach(|| self.0.put(&requests)).map(drop).or_raise(py)
     }
 
@@ -182,8 +196,8 @@ impl Store {
         step: Option<u64>,
         clip: Option<Bounds>,
     ) -> PyResult<(u64, u64, u64, Option<f64>)> {
-        modify::refuse_reentry(py, &self.0)?;
         let (requests, clip) = (update_batches(py, &batches, non_finite, step)?, bounds(clip));
+        let _loan = gradients(&batches)?.lend(py)?;
         let report = py.detach(|| self.0.update_within(&requests, &clip)).or_raise(py)?;
         Ok((report.rows, report.skipped, report.saturated, report.norm))
     }
@@ -197,8 +211,8 @@ impl Store {
         non_finite: &str,
         clip: Option<Bounds>,
     ) -> PyResult<f64> {
-        modify::refuse_reentry(py, &self.0)?;
         let (requests, clip) = (update_batches(py, &batches, non_finite, None)?, bounds(clip));
+        let _loan = gradients(&batches)?.lend(py)?;
         py.detach(|| self.0.gradient_norm(&requests, &clip)).or_raise(py)
     }
 
@@ -208,21 +222,27 @@ impl Store {
         &self,
         py: Python<'_>,
         table: PyRef<'_, TableId>,
-        keys: Keys<'_>,
+        keys: Keys,
         function: Py<PyAny>,
     ) -> PyResult<()> {
-        modify::modify(py, &self.0, table.0, keys.as_slice()?, &function)
+        modify::modify(py, &self.0, table.0, keys.as_slice(), &function)
     }
 
-    /// Errors: `MisuseError` on a thread that runs the function of a `modify` of this store.
-    fn refuse_inside_modify(&self, py: Python<'_>) -> PyResult<()> {
-        modify::refuse_reentry(py, &self.0)
+    /// Raises what every call raises that would wait for ever: `ForkedError` in a forked child,
+    /// `MisuseError` on a thread that runs the function of a `modify` of this store.
+    fn check_call(&self, py: Python<'_>) -> PyResult<()> {
+        self.0.check_call().or_raise(py)
+    }
+
+    /// Whether no writer can drop the commit at hand.
+    fn is_held(&self, py: Python<'_>) -> PyResult<bool> {
+        self.check_call(py)?;
+        Ok(py.detach(|| self.0.is_held()))
     }
 
     /// Deletes keys; returns how many had a row.
-    fn delete(&self, py: Python<'_>, table: PyRef<'_, TableId>, keys: Keys<'_>) -> PyResult<u64> {
-        modify::refuse_reentry(py, &self.0)?;
-        let (table, keys) = (table.0, keys.as_slice()?);
+    fn delete(&self, py: Python<'_>, table: PyRef<'_, TableId>, keys: Keys) -> PyResult<u64> {
+        let (table, keys) = (table.0, keys.as_slice());
         py.detach(|| self.0.delete(table, keys)).or_raise(py)
     }
 
@@ -231,18 +251,16 @@ impl Store {
         &self,
         py: Python<'_>,
         table: PyRef<'_, TableId>,
-        keys: Keys<'_>,
+        keys: Keys,
         mut out: PyReadwriteArray1<'_, bool>,
     ) -> PyResult<()> {
-        modify::refuse_reentry(py, &self.0)?;
-        let (table, keys, out) = (table.0, keys.as_slice()?, out.as_slice_mut()?);
+        let (table, keys, out) = (table.0, keys.as_slice(), out.as_slice_mut()?);
         py.detach(|| self.0.contains(table, keys, out)).or_raise(py)
     }
 
     /// Announces the keys of one coming get of the table.
-    fn lookahead(&self, py: Python<'_>, table: PyRef<'_, TableId>, keys: Keys<'_>) -> PyResult<()> {
-        modify::refuse_reentry(py, &self.0)?;
-        let (table, keys) = (table.0, keys.as_slice()?);
+    fn lookahead(&self, py: Python<'_>, table: PyRef<'_, TableId>, keys: Keys) -> PyResult<()> {
+        let (table, keys) = (table.0, keys.as_slice());
         py.detach(|| self.0.lookahead(table, keys)).or_raise(py)
     }
 
@@ -269,29 +287,26 @@ impl Store {
 
     /// Lets the window rest, or go on.
     fn pause_window(&self, py: Python<'_>, pause: bool) -> PyResult<()> {
-        modify::refuse_reentry(py, &self.0)?;
         py.detach(|| self.0.pause_window(pause)).or_raise(py)
     }
 
     /// What the look-ahead window did, as a dict.
     fn window_stats(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        modify::refuse_reentry(py, &self.0)?;
         let stats = py.detach(|| self.0.window_stats()).or_raise(py)?;
         json_value(py, &stats)
     }
 
     /// How many keys of the table are written and not deleted.
     fn len(&self, py: Python<'_>, table: PyRef<'_, TableId>) -> PyResult<u64> {
-        modify::refuse_reentry(py, &self.0)?;
         let table = table.0;
         py.detach(|| self.0.len(table)).or_raise(py)
     }
 
     /// Starts an iteration over the written rows of the table.
     fn scan(&self, py: Python<'_>, table: PyRef<'_, TableId>) -> PyResult<Scan> {
-        modify::refuse_reentry(py, &self.0)?;
         let table = table.0;
-        py.detach(|| self.0.scan(table)).map(Scan::new).or_raise(py)
+        let scan = py.detach(|| self.0.scan(table)).or_raise(py)?;
+        Ok(Scan::new(self.0.clone(), scan))
     }
 
     /// A hash of all written rows, values and state, independent of their order.
@@ -304,7 +319,6 @@ impl Store {
         table: PyRef<'_, TableId>,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<u64> {
-        modify::refuse_reentry(py, &self.0)?;
         let table = table.0;
         let mut carried = Carried::default();
         let outcome = py.detach(|| {
@@ -317,7 +331,6 @@ impl Store {
 
     /// Fills the cache with stored rows; returns how many were loaded.
     fn warm(&self, py: Python<'_>) -> PyResult<u64> {
-        modify::refuse_reentry(py, &self.0)?;
         py.detach(|| self.0.warm()).or_raise(py)
     }
 
@@ -329,7 +342,6 @@ impl Store {
         meta: &str,
         state: Vec<(PyBackedStr, PyBackedBytes)>,
     ) -> PyResult<Py<PyAny>> {
-        modify::refuse_reentry(py, &self.0)?;
         let state: Vec<(&str, &[u8])> =
             state.iter().map(|(name, bytes)| (&**name, &**bytes)).collect();
         let info = py.detach(|| self.0.commit(step, meta, &state)).or_raise(py)?;
@@ -344,7 +356,6 @@ impl Store {
         meta: &str,
         state: Vec<(PyBackedStr, PyBackedBytes)>,
     ) -> PyResult<PendingCommit> {
-        modify::refuse_reentry(py, &self.0)?;
         let state: Vec<(&str, &[u8])> =
             state.iter().map(|(name, bytes)| (&**name, &**bytes)).collect();
         let pending = py.detach(|| self.0.commit_in_background(step, meta, &state));
@@ -353,27 +364,35 @@ impl Store {
 
     /// The commits that are kept, oldest first, as dicts.
     fn commits(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        self.check_call(py)?;
         let commits = py.detach(|| self.0.commits());
         json_value(py, &commits)
     }
 
     /// The commit opened at or made last, as a dict, or None.
     fn last_commit(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        self.check_call(py)?;
         let commit = py.detach(|| self.0.last_commit());
+        json_value(py, &commit)
+    }
+
+    /// Moves a reader to the newest commit; that commit as a dict, or None when it was open.
+    fn refresh(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        let commit = py.detach(|| self.0.refresh()).or_raise(py)?;
         json_value(py, &commit)
     }
 
     /// The named byte strings of the commit opened at or made last.
     fn state<'py>(&self, py: Python<'py>) -> PyResult<Vec<(String, Bound<'py, PyBytes>)>> {
-        modify::refuse_reentry(py, &self.0)?;
         let state = py.detach(|| self.0.state()).or_raise(py)?;
         Ok(state.into_iter().map(|(name, bytes)| (name, PyBytes::new(py, &bytes))).collect())
     }
 
     /// What would be lost by closing: (batches, rows touched) since the last commit.
-    fn uncommitted(&self, py: Python<'_>) -> (u64, u64) {
-        let uncommitted = py.detach(|| self.0.uncommitted());
-        (uncommitted.batches, uncommitted.rows)
+    fn uncommitted(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
+        self.check_call(py)?;
+        let uncommitted = self.0.uncommitted();
+        Ok((uncommitted.batches, uncommitted.rows))
     }
 
     /// Counters and sizes, as a nested dict.
@@ -391,13 +410,11 @@ impl Store {
         bytes: Option<usize>,
         depth: Option<usize>,
     ) -> PyResult<f64> {
-        modify::refuse_reentry(py, &self.0)?;
         py.detach(|| self.0.device_rate(bytes, depth, seconds)).or_raise(py)
     }
 
     /// Closes the store; returns the (batches, rows) that no commit holds.
     fn close(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
-        modify::refuse_reentry(py, &self.0)?;
         let lost = py.detach(|| self.0.close()).or_raise(py)?;
         Ok((lost.batches, lost.rows))
     }
@@ -413,7 +430,7 @@ fn update_batches<'a>(
     let request = |(table, keys, gradients, hyper): &'a UpdateParts<'_>| {
         Ok(core::UpdateBatch {
             table: table.0,
-            keys: keys.as_slice()?,
+            keys: keys.as_slice(),
             gradients: gradients.as_slice()?,
             hyper: hyper.0,
             non_finite,
@@ -421,6 +438,12 @@ fn update_batches<'a>(
         })
     };
     batches.iter().map(request).collect()
+}
+
+fn gradients<'py>(batches: &[UpdateParts<'py>]) -> PyResult<Arrays<'py>> {
+    let mut arrays = Arrays::default();
+    batches.iter().try_for_each(|(_, _, gradients, _)| gradients.note(&mut arrays))?;
+    Ok(arrays)
 }
 
 fn bounds(given: Option<Bounds>) -> core::Clip {

@@ -101,9 +101,8 @@ impl Life<'_> {
             let keys = self.draw_keys(at.0);
             let entered = permits.enter(&[(at.1, &keys)]).map_err(|e| format!("enter: {e:?}"))?;
             let earlier = |key: u64| {
-                let touches = |f: &&(u64, (usize, TableId), Vec<u64>)| {
-                    f.1.0 == at.0 && f.2.contains(&key)
-                };
+                let touches =
+                    |f: &&(u64, (usize, TableId), Vec<u64>)| f.1.0 == at.0 && f.2.contains(&key);
                 flying.iter().filter(touches).count() as u64
             };
             let mut expected: Vec<u32> = Vec::new();

@@ -24,8 +24,7 @@ impl Care<'_> {
     /// `Ok(false)` when the error is an answer.
     pub(crate) fn takes(&self, error: &Error) -> Result<bool, String> {
         let refuses = matches!(error.kind(), ErrorKind::Io | ErrorKind::Poisoned);
-        let gone = self.gone
-            && matches!(error.kind(), ErrorKind::CommitGone | ErrorKind::Corrupt);
+        let gone = self.gone && matches!(error.kind(), ErrorKind::CommitGone | ErrorKind::Corrupt);
         if gone || refuses && (self.poisoned || self.medium.power_is_off()) {
             return Ok(false);
         }
@@ -54,11 +53,12 @@ pub(crate) fn rows(
     for (i, key) in keys.iter().enumerate() {
         let found = &values[i * dim..][..dim];
         let found_state = &state[i * words..][..words];
-        let fits = |row: &Row| {
-            same(found, &row[..dim]) && (!with_state || same(found_state, &row[dim..]))
-        };
+        let fits =
+            |row: &Row| same(found, &row[..dim]) && (!with_state || same(found_state, &row[dim..]));
         let expected = of.row(*key);
-        if fits(&expected) || care.torn.is_some_and(|c| c.other(model, table, *key).is_some_and(|row| fits(&row))) {
+        if fits(&expected)
+            || care.torn.is_some_and(|c| c.other(model, table, *key).is_some_and(|row| fits(&row)))
+        {
             continue;
         }
         let written = if of.contains(*key) { "written" } else { "never written" };
@@ -197,7 +197,11 @@ pub(crate) fn all(
         if care.torn.is_none() && (info.rows, info.updates) != (of.len(), of.updates) {
             return Err(format!(
                 "{} has {} rows after {} updates, expected {} after {}",
-                info.spec.name, info.rows, info.updates, of.len(), of.updates
+                info.spec.name,
+                info.rows,
+                info.updates,
+                of.len(),
+                of.updates
             ));
         }
         let mut keys: Vec<u64> = of.keys().collect();

@@ -152,4 +152,3 @@ impl Life<'_> {
 fn borrowed(point: &Point) -> Vec<(&str, &[u8])> {
     point.state.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice())).collect()
 }
-

@@ -29,7 +29,8 @@ impl Blame {
 
     /// True when the device has lied.
     pub(crate) fn lied(&self, medium: &SimMedium) -> bool {
-        self.flipped || Fault::ALL.into_iter().any(|fault| fault.lies() && self.count(medium, fault) > 0)
+        self.flipped
+            || Fault::ALL.into_iter().any(|fault| fault.lies() && self.count(medium, fault) > 0)
     }
 
     /// True when an operation of the device has failed.
@@ -37,7 +38,6 @@ impl Blame {
         ERRORS.into_iter().any(|fault| self.count(medium, fault) > 0)
             || self.count(medium, Fault::FullWrite) > 0
     }
-
 
     /// Whether a verb of a sound store may fail with this error; the reason why not.
     pub(crate) fn allows(&self, medium: &SimMedium, error: &Error) -> Result<(), String> {

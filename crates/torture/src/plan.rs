@@ -87,7 +87,13 @@ impl Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { faults: FaultSet::all(), operations: 300, tables: 6, without: Vec::new(), only: None }
+        Self {
+            faults: FaultSet::all(),
+            operations: 300,
+            tables: 6,
+            without: Vec::new(),
+            only: None,
+        }
     }
 }
 

@@ -3,8 +3,8 @@
 use crate::plan::Limits;
 use crate::report::Counts;
 use crate::run::run;
-use embedrock_core::planted::plant;
 pub use embedrock_core::planted::Bug;
+use embedrock_core::planted::plant;
 use std::time::{Duration, Instant};
 
 /// Ranges of seeds, apart from each other.

@@ -90,10 +90,7 @@ impl Soak {
             }
             let mut guard = lock(&shared);
             while guard.living > 0 {
-                guard = changed
-                    .wait_timeout(guard, TELL)
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .0;
+                guard = changed.wait_timeout(guard, TELL).unwrap_or_else(PoisonError::into_inner).0;
                 let counts = guard.counts.clone();
                 drop(guard);
                 if !tell(&Progress { counts: &counts, elapsed: begin.elapsed() }) {

@@ -43,11 +43,8 @@ pub fn outcome(outcome: &Outcome) -> String {
         }
     }
     let seconds = outcome.elapsed.as_secs_f64();
-    let _ = write!(
-        text,
-        "{} seeds, {} operations in {seconds:.1} s",
-        counts.seeds, counts.operations
-    );
+    let _ =
+        write!(text, "{} seeds, {} operations in {seconds:.1} s", counts.seeds, counts.operations);
     let end = match (outcome.failures.len(), outcome.dormant.as_slice()) {
         (0, []) if outcome.stopped => ": ended early, and nothing was found".to_owned(),
         (0, []) => ": every store held".to_owned(),

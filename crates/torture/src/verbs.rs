@@ -35,7 +35,9 @@ impl Life<'_> {
                 return self.commit_step();
             }
         }
-        if self.plan.window && self.random.chance(1, if self.plan.kind == Kind::Ahead { 2 } else { 5 }) {
+        if self.plan.window
+            && self.random.chance(1, if self.plan.kind == Kind::Ahead { 2 } else { 5 })
+        {
             return self.use_window();
         }
         if self.plan.kind == Kind::Growth && self.random.chance(1, 2) {
@@ -260,12 +262,7 @@ impl Life<'_> {
     }
 
     /// What a verb that changes rows has answered.
-    fn changed(
-        &mut self,
-        what: &str,
-        result: Result<UpdateReport, Error>,
-        change: Change,
-    ) -> Step {
+    fn changed(&mut self, what: &str, result: Result<UpdateReport, Error>, change: Change) -> Step {
         match result {
             Ok(report) if report.rows != change.rows.len() as u64 => {
                 let (found, expected) = (report.rows, change.rows.len());
@@ -301,7 +298,8 @@ impl Life<'_> {
             Err(error) if error.kind() == kind => {
                 let touched = change.rows.first().map(|(table, ..)| *table);
                 let Some(table) = touched else { return Ok(()) };
-                let keys: Vec<u64> = change.rows.iter().filter(|r| r.0 == table).map(|r| r.1).collect();
+                let keys: Vec<u64> =
+                    change.rows.iter().filter(|r| r.0 == table).map(|r| r.1).collect();
                 let at = (table, self.ids[table]);
                 check::rows(self.store(), &self.model, at, &keys, true, &self.care())?;
                 Ok(())
@@ -482,4 +480,3 @@ impl Life<'_> {
         Ok(())
     }
 }
-

@@ -88,6 +88,8 @@ def _print(found: dict[str, Any]) -> None:
             ]
         )
     output.print_table(rows)
+    if not stats["commits"]["held"]:
+        print("not held: this process may not write here; a writer may drop the commit meanwhile")
     print()
     output.print_table(list(_spent(stats)), header=False)
 

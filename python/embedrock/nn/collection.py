@@ -9,12 +9,13 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from embedrock._arguments import flag, iterated, shown, text
+from embedrock._arrays import dtype_name
 from embedrock.errors import MisuseError
 from embedrock.initializers import InitializerLike
-from embedrock.nn.embedding import Rounding, check_bags, check_mode
+from embedrock.nn.embedding import Rounding, check_bags, check_mode, pool_bags
 from embedrock.nn.fetch import Ask, Found, fetch, host_ids
 from embedrock.nn.module import RowsModule, open_padding_row
 from embedrock.optimizers import OptimizerLike
@@ -110,10 +111,12 @@ class EmbeddingBagCollection(RowsModule):
     ) -> None:
         """Opens the tables, or creates them."""
         super().__init__(store, device)
+        tables = iterated("tables", tables, "a list of embedrock.nn.EmbeddingBagConfig")
         _check_names(tables)
-        self.include_last_offset = include_last_offset
-        self.concatenate = concatenate
-        self.output_dtype = torch.float32 if output_dtype is None else output_dtype
+        self.include_last_offset = flag("include_last_offset", include_last_offset)
+        self.concatenate = flag("concatenate", concatenate)
+        wanted = dtype_name("float32" if output_dtype is None else output_dtype, "output_dtype")
+        self.output_dtype: torch.dtype = getattr(torch, wanted)
         self._lookups: list[tuple[str, EmbeddingBagConfig, int | None]] = []
         for i, config in enumerate(tables):
             table = self._add_table(
@@ -149,7 +152,7 @@ class EmbeddingBagCollection(RowsModule):
         for (_, config, _), rows, sizes in zip(self._lookups, found, lengths, strict=True):
             places = rows.inverse.split(sizes)
             for name, some in zip(_features(config), places, strict=True):
-                output[name] = self._pool(config.mode, rows, some, bags[name])
+                output[name] = self._pool(name, config.mode, rows, some, bags[name])
         return torch.cat(list(output.values()), dim=1) if self.concatenate else output
 
     def extra_repr(self) -> str:
@@ -170,18 +173,20 @@ class EmbeddingBagCollection(RowsModule):
 
     def _pool(
         self,
+        name: str,
         mode: str,
         found: Found,
         places: Tensor,
         bag: tuple[Tensor, Tensor | None, Tensor | None],
     ) -> Tensor:
         ids, offsets, weights = bag
-        output = F.embedding_bag(
+        output = pool_bags(
+            f"feature {name!r}",
             places.view(ids.shape),
             found.rows,
-            None if offsets is None else offsets.to(self.device, torch.int64),
+            offsets,
+            weights,
             mode=mode,
-            per_sample_weights=None if weights is None else weights.float(),
             include_last_offset=self.include_last_offset and offsets is not None,
             padding_idx=found.padding,
         )
@@ -191,6 +196,8 @@ class EmbeddingBagCollection(RowsModule):
         self, features: Mapping[str, Jagged]
     ) -> dict[str, tuple[Tensor, Tensor | None, Tensor | None]]:
         """Every feature as (ids, offsets, weights), checked."""
+        if not isinstance(features, Mapping):
+            raise MisuseError(f"features is {shown(features)}, expected a dict of feature to bags")
         names = self.feature_names
         missing = [name for name in names if name not in features]
         unknown = [name for name in features if name not in names]
@@ -204,10 +211,10 @@ class EmbeddingBagCollection(RowsModule):
         for _, config, _ in self._lookups:
             for name in _features(config):
                 given = features[name]
-                parts = (given, None) if isinstance(given, Tensor) else tuple(given)
-                if len(parts) not in (2, 3):
+                parts = (given, None) if isinstance(given, Tensor) else given
+                if not isinstance(parts, (tuple, list)) or len(parts) not in (2, 3):
                     raise MisuseError(
-                        f"feature {name!r} has {len(parts)} parts, expected (values, offsets) or "
+                        f"feature {name!r} is {shown(given)}, expected (values, offsets) or "
                         f"(values, offsets, per_sample_weights)"
                     )
                 ids, offsets, weights = (*parts, None)[:3]
@@ -224,13 +231,15 @@ def _check_names(tables: Sequence[EmbeddingBagConfig]) -> None:
     for config in tables:
         if not isinstance(config, EmbeddingBagConfig):
             raise MisuseError(
-                f"tables hold {type(config).__name__}, expected embedrock.nn.EmbeddingBagConfig"
+                f"tables hold {shown(config)}, expected embedrock.nn.EmbeddingBagConfig"
             )
         check_mode(config.mode)
-        if isinstance(config.feature_names, str):
+        name = text("name of a table", config.name)
+        features = config.feature_names
+        several = isinstance(features, (list, tuple))
+        if not several or not all(isinstance(one, str) for one in features):
             raise MisuseError(
-                f"table {config.name!r}: feature_names is {config.feature_names!r}, expected a "
-                f"list of names"
+                f"table {name!r}: feature_names is {shown(features)}, expected a list of names"
             )
     for what, names in (
         ("table", [config.name for config in tables]),

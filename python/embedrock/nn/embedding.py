@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from embedrock._arguments import choice, flag, shown
 from embedrock.errors import MisuseError, UnsupportedError
 from embedrock.initializers import InitializerLike
 from embedrock.nn.fetch import Ask, Found, fetch, host_ids
@@ -140,6 +141,8 @@ class Embedding(_OneTable):
     ) -> None:
         """Opens the table, or creates it."""
         _refuse_unsupported(name, max_norm)
+        flag("sparse", sparse)
+        scale = flag("scale_grad_by_freq", scale_grad_by_freq)
         super().__init__(
             num_embeddings,
             embedding_dim,
@@ -154,7 +157,7 @@ class Embedding(_OneTable):
             output_dtype,
             rounding,
         )
-        self.scale_grad_by_freq = scale_grad_by_freq
+        self.scale_grad_by_freq = scale
 
     def keys_of(self, input: Tensor) -> dict[Table, npt.NDArray[np.int64]]:
         """The keys that a forward with these ids reads, ``(N,)`` by table, for look-ahead."""
@@ -217,6 +220,11 @@ class EmbeddingBag(_OneTable):
         """Opens the table, or creates it."""
         _refuse_unsupported(name, max_norm, _weight)
         check_mode(mode)
+        flag("sparse", sparse)
+        scale, last = (
+            flag("scale_grad_by_freq", scale_grad_by_freq),
+            flag("include_last_offset", include_last_offset),
+        )
         super().__init__(
             num_embeddings,
             embedding_dim,
@@ -232,8 +240,8 @@ class EmbeddingBag(_OneTable):
             rounding,
         )
         self.mode = mode
-        self.include_last_offset = include_last_offset
-        self.scale_grad_by_freq = scale_grad_by_freq
+        self.include_last_offset = last
+        self.scale_grad_by_freq = scale
 
     def keys_of(
         self,
@@ -254,14 +262,14 @@ class EmbeddingBag(_OneTable):
         """One row per bag: ``(B, embedding_dim)``."""
         check_bags("input", input, offsets, per_sample_weights, self.mode)
         found, places = self._rows(input)
-        weights = per_sample_weights
-        output = F.embedding_bag(
+        output = pool_bags(
+            "input",
             places,
             found.rows,
-            None if offsets is None else offsets.to(self.device, torch.int64),
+            offsets,
+            per_sample_weights,
             scale_grad_by_freq=self.scale_grad_by_freq,
             mode=self.mode,
-            per_sample_weights=None if weights is None else weights.float(),
             include_last_offset=self.include_last_offset,
             padding_idx=found.padding,
         )
@@ -274,17 +282,24 @@ class EmbeddingBag(_OneTable):
 
 def check_mode(mode: str) -> None:
     """Refuses a mode that torch does not have."""
-    if mode not in _MODES:
-        raise MisuseError(f"mode is {mode!r}, expected one of {', '.join(_MODES)}")
+    choice("mode", mode, _MODES)
 
 
 def check_bags(
     name: str, ids: Tensor, offsets: Tensor | None, weights: Tensor | None, mode: str
 ) -> None:
     """Refuses bags of the wrong shape before anything is read."""
-    if not isinstance(ids, Tensor) or ids.dim() not in (1, 2):
-        shape = tuple(ids.shape) if isinstance(ids, Tensor) else type(ids).__name__
-        raise MisuseError(f"{name} is {shape}, expected a tensor of one or two dimensions")
+    if not _is_plain(ids) or ids.dim() not in (1, 2):
+        shape = tuple(ids.shape) if _is_plain(ids) else shown(ids)
+        raise MisuseError(f"{name} is {shape}, expected a plain tensor of one or two dimensions")
+    if offsets is not None and not (
+        _is_plain(offsets) and offsets.dim() == 1 and offsets.dtype in _OFFSETS
+    ):
+        raise MisuseError(f"{name} has offsets {_told(offsets)}, expected a tensor (B,) of int64")
+    if weights is not None and not (_is_plain(weights) and weights.is_floating_point()):
+        raise MisuseError(
+            f"{name} has per_sample_weights {_told(weights)}, expected a tensor of floats"
+        )
     if (ids.dim() == 1) != (offsets is not None):
         raise MisuseError(
             f"{name} has {ids.dim()} dimensions and offsets "
@@ -300,11 +315,64 @@ def check_bags(
         )
 
 
+def pool_bags(
+    name: str,
+    places: Tensor,
+    rows: Tensor,
+    offsets: Tensor | None,
+    weights: Tensor | None,
+    **options: Any,
+) -> Tensor:
+    """``embedding_bag`` of torch over rows on their device.
+
+    Errors: ``MisuseError`` for offsets and weights that it cannot use.
+    """
+    try:
+        return F.embedding_bag(
+            places,
+            rows,
+            None if offsets is None else offsets.to(rows.device, torch.int64),
+            per_sample_weights=None if weights is None else weights.float(),
+            **options,
+        )
+    except (AssertionError, RuntimeError) as error:
+        wrong = _wrong_bags(offsets, weights, places.numel())
+        if wrong is None:
+            raise
+        raise MisuseError(f"{name} has {wrong}") from error
+
+
+def _wrong_bags(offsets: Tensor | None, weights: Tensor | None, ids: int) -> str | None:
+    """What is wrong with bags that torch did not pool; None where it is something else."""
+    try:
+        begins = [] if offsets is None else offsets.tolist()
+        if weights is not None:
+            weights.tolist()
+    except (AssertionError, RuntimeError, TypeError) as error:
+        return f"offsets or per_sample_weights without values to read: {error}"
+    if offsets is None or (begins and begins[0] == 0 and 0 <= min(begins) <= max(begins) <= ids):
+        return None
+    return f"offsets that do not begin at 0 or end beyond its {ids} ids; expected where bags begin"
+
+
+def _is_plain(given: Any) -> bool:
+    return isinstance(given, Tensor) and given.layout == torch.strided and not given.is_nested
+
+
+_OFFSETS = (torch.int64, torch.int32)
+
+
+def _told(given: Any) -> str:
+    if _is_plain(given):
+        return f"of {given.dtype} and shape {tuple(given.shape)}"
+    return f"that are {shown(given)}"
+
+
 def _refuse_unsupported(name: str, max_norm: Any, weight: Any = None) -> None:
     if max_norm is not None:
         raise UnsupportedError(
-            f"table {name!r}: max_norm is {max_norm}, which would rewrite rows in a forward; clip "
-            f"rows with Table.modify instead"
+            f"table {name!r}: max_norm is {shown(max_norm)}, which would rewrite rows in a "
+            f"forward; clip rows with Table.modify instead"
         )
     if weight is not None:
         raise UnsupportedError(

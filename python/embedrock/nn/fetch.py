@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from embedrock._arguments import shown
 from embedrock.errors import MisuseError
 from embedrock.nn.module import RowsModule
 from embedrock.nn.pending import Visit
@@ -131,11 +132,20 @@ def host_ids(inputs: Mapping[str, Tensor]) -> list[npt.NDArray[np.int64]]:
     """
     for name, ids in inputs.items():
         if not isinstance(ids, Tensor):
-            raise MisuseError(f"{name} is {type(ids).__name__}, expected an int64 or int32 tensor")
+            raise MisuseError(f"{name} is {shown(ids)}, expected an int64 or int32 tensor")
         if ids.dtype not in _ID_DTYPES:
             raise MisuseError(f"{name} is {ids.dtype}, expected torch.int64 or torch.int32")
+        if ids.layout != torch.strided or ids.is_nested or ids.is_meta:
+            raise MisuseError(
+                f"{name} is a tensor of {ids.layout} on {ids.device}, expected plain ids"
+            )
     flat = [_as_int64(ids.detach().reshape(-1)) for ids in inputs.values()]
-    return [tensor.numpy() for tensor in _copy_to_host(flat)]
+    try:
+        return [tensor.numpy() for tensor in _copy_to_host(flat)]
+    except (TypeError, RuntimeError) as error:
+        if all(type(ids) is Tensor for ids in inputs.values()):
+            raise
+        raise MisuseError(f"{', '.join(inputs)}: a tensor without data to read: {error}") from error
 
 
 def to_host(tensors: Sequence[Tensor]) -> list[npt.NDArray[np.float32]]:

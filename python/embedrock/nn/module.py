@@ -8,6 +8,7 @@ it does hold can be made again from the store and the constructor's arguments.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NoReturn, TypeVar
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from embedrock import initializers, optimizers
+from embedrock._arguments import shown, text
 from embedrock._arrays import dtype_name
 from embedrock.errors import MisuseError, UnsupportedError
 from embedrock.nn.pending import PendingRows, pending_rows
@@ -57,12 +59,10 @@ class RowsModule(nn.Module):  # type: ignore[misc]
         """Remembers the store and where outputs go."""
         super().__init__()
         if not isinstance(store, Store):
-            raise MisuseError(
-                f"store is {type(store).__name__}, expected a store from embedrock.open"
-            )
+            raise MisuseError(f"store is {shown(store)}, expected a store from embedrock.open")
         self.store = store
         self._place: Tensor
-        self.register_buffer("_place", torch.empty(0, device=device), persistent=False)
+        self.register_buffer("_place", _empty_on(device), persistent=False)
         self._pending: dict[str, PendingRows] = {}
         self._frozen = False
 
@@ -106,7 +106,7 @@ class RowsModule(nn.Module):  # type: ignore[misc]
         rounding: Literal["stochastic", "nearest"] | None = None,
     ) -> Table:
         """Opens or creates a table and keeps room for its pending rows under the name ``slot``."""
-        if initializer is None and name not in self.store.tables:
+        if initializer is None and text("name", name) not in self.store.tables:
             initializer = initializers.normal()
         table = self.store.table(
             name,
@@ -205,8 +205,18 @@ def output_dtype(table: Table, asked: torch.dtype | None) -> torch.dtype:
 
     Errors: ``MisuseError`` for anything but float32, float16 and bfloat16.
     """
-    dtype: torch.dtype = getattr(torch, dtype_name(asked or table.dtype, "output_dtype"))
+    wanted = table.dtype if asked is None else asked
+    dtype: torch.dtype = getattr(torch, dtype_name(wanted, "output_dtype"))
     return dtype
+
+
+def _empty_on(device: Any) -> Tensor:
+    try:
+        return torch.empty(0, device=device)
+    except (TypeError, ValueError, RuntimeError, AssertionError) as error:
+        raise MisuseError(
+            f"device is {shown(device)}, expected a device that PyTorch has here: {error}"
+        ) from error
 
 
 def open_padding_row(table: Table, padding_idx: int | None) -> int | None:
@@ -216,7 +226,14 @@ def open_padding_row(table: Table, padding_idx: int | None) -> int | None:
     """
     if padding_idx is None:
         return None
-    size, key = table.num_embeddings, int(padding_idx)
+    size = table.num_embeddings
+    try:
+        key = operator.index(padding_idx)
+    except Exception:  # of the object's own, too
+        key = None
+    fits = key is not None and not isinstance(padding_idx, bool)
+    if key is None or not fits or not -(2**63) <= key < 2**64:
+        raise MisuseError(f"padding_idx is {shown(padding_idx)}, expected an id")
     if size is not None:
         if not -size <= key < size:
             raise MisuseError(
@@ -231,6 +248,8 @@ def open_padding_row(table: Table, padding_idx: int | None) -> int | None:
 
 def rows_modules(model: nn.Module) -> Iterator[RowsModule]:
     """The modules within a model whose rows live in a store, in the order of ``modules()``."""
+    if not isinstance(model, nn.Module):
+        raise MisuseError(f"model is {shown(model)}, expected a torch.nn.Module")
     return (module for module in model.modules() if isinstance(module, RowsModule))
 
 

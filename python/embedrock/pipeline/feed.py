@@ -24,6 +24,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from embedrock._arguments import shown
 from embedrock.errors import ClosedError, EmbedrockError, MisuseError
 from embedrock.pipeline.keys import FlatKeys, KeyFinder, TableKeys
 from embedrock.store import Store
@@ -59,8 +60,9 @@ class Window(Protocol):
 
 def iterable(loader: Any) -> Iterable[Any]:
     """The loader. Errors: ``MisuseError`` for what cannot be iterated."""
-    if not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
-        raise MisuseError(f"loader is {loader!r}, expected an iterable of batches")
+    iterates = hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")
+    if not iterates or isinstance(loader, type) or getattr(loader, "ndim", None) == 0:
+        raise MisuseError(f"loader is {shown(loader)}, expected an iterable of batches")
     found: Iterable[Any] = loader
     return found
 

@@ -23,6 +23,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
+from embedrock._arguments import shown
 from embedrock._arrays import as_keys
 from embedrock.errors import MisuseError
 from embedrock.store import Store
@@ -50,7 +51,7 @@ class KeyFinder:
     def __init__(self, keys_of: KeysOf, stores: Sequence[Store]) -> None:
         """Takes the callable, and the stores whose tables it may name."""
         if not callable(keys_of):
-            raise MisuseError(f"keys_of is {keys_of!r}, expected a callable of a batch")
+            raise MisuseError(f"keys_of is {shown(keys_of)}, expected a callable of a batch")
         self._keys_of = keys_of
         self._stores = list(stores)
         self._known: dict[str, Table] = {}
@@ -84,7 +85,8 @@ class KeyFinder:
             return by_table.items()
         if not isinstance(name, Table):
             raise MisuseError(
-                f"keys_of named {name!r}, expected a Table, its name or a module of embedrock.nn"
+                f"keys_of named {shown(name)}, expected a Table, its name or a module of "
+                f"embedrock.nn"
             )
         if not any(store is name.store for store in self._stores):
             raise MisuseError(f"keys_of named table {name.name!r} of another store, {name.store!r}")

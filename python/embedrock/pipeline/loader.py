@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any, Generic, TypeVar
 
+from embedrock._arguments import whole
 from embedrock.errors import ClosedError, MisuseError
 from embedrock.pipeline.feed import Feed, FeedCounts, iterable
 from embedrock.pipeline.keys import KeyFinder, KeysOf, for_model, stores_of
-from embedrock.store import Store, whole
+from embedrock.store import Store
 
 __all__ = ["LookaheadLoader"]
 

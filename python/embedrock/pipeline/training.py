@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
+from embedrock._arguments import shown, whole
 from embedrock.errors import ClosedError, MisuseError
 from embedrock.permits import staleness_bound_of
 from embedrock.pipeline.feed import Feed, iterable
@@ -13,7 +14,7 @@ from embedrock.pipeline.keys import KeyFinder, KeysOf, for_model, stores_of
 from embedrock.pipeline.loader import LookaheadLoader
 from embedrock.pipeline.pace import Pace
 from embedrock.pipeline.run import Run
-from embedrock.store import Store, whole
+from embedrock.store import Store
 
 __all__ = ["Pipeline"]
 
@@ -107,8 +108,8 @@ class Pipeline(Generic[B]):
             wanted = _READ_AHEAD_MAX if self._bound is None else self._bound + 1
             read_ahead = min(max(wanted, _READ_AHEAD), _READ_AHEAD_MAX)
         self._read_ahead = whole("read_ahead", read_ahead, 1)
-        if overlap not in (None, True, False):
-            raise MisuseError(f"overlap is {overlap!r}, expected True, False or None")
+        if not (overlap is None or isinstance(overlap, bool)):
+            raise MisuseError(f"overlap is {shown(overlap)}, expected True, False or None")
         self._pace = Pace(overlap)
         if isinstance(model, Store):
             raise MisuseError("model is a Store, expected a model; verbs of a store need no loop")

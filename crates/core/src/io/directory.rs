@@ -16,7 +16,7 @@
 use super::aligned::BufferPool;
 use super::pread::{PreadQueue, Workers};
 use super::request::{check_name, check_queue, short_file};
-use super::{Buffers, File, IoChoice, IoKind, Medium, OpenMode, Queue};
+use super::{Buffers, File, FileState, IoChoice, IoKind, Locking, Medium, OpenMode, Queue, lock};
 use crate::error::{Error, ErrorKind, Result, bail};
 use std::fs;
 use std::io;
@@ -24,6 +24,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Alignment of every direct I/O that a current disk and file system cannot refuse.
 const ALIGNMENT_MAX: usize = 4096;
@@ -153,7 +154,7 @@ fn choose(choice: IoChoice, notes: &mut Vec<String>) -> Result<IoKind> {
     #[cfg(target_os = "linux")]
     let works = super::uring::uring_works();
     #[cfg(not(target_os = "linux"))]
-    let works: std::result::Result<(), &str> = Err("this system has no io_uring");
+    let works: std::result::Result<(), String> = Err("this system has no io_uring".to_owned());
     match works {
         Ok(()) => Ok(IoKind::Uring),
         Err(reason) if choice == IoChoice::Uring => {
@@ -220,6 +221,26 @@ impl Medium for DirectoryMedium {
         fs::rename(self.path.join(from), self.path.join(to)).map_err(|source| {
             os_or_missing(format!("{} to {to}", self.what("rename", from)), source)
         })
+    }
+
+    fn lock(&self, name: &str) -> Result<Locking> {
+        check_name(name)?;
+        lock::alone(&self.path.join(name))
+    }
+
+    fn lock_to_look(&self, name: &str) -> Result<Locking> {
+        check_name(name)?;
+        lock::shared(&self.path.join(name))
+    }
+
+    fn state_of(&self, name: &str) -> Result<FileState> {
+        check_name(name)?;
+        let failed = |source| os_or_missing(self.what("stat", name), source);
+        let found = fs::metadata(self.path.join(name)).map_err(failed)?;
+        let changed: SystemTime = found.modified().map_err(failed)?;
+        let stamp = changed.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_nanos();
+        let ago = changed.elapsed().unwrap_or(Duration::ZERO);
+        Ok(FileState { bytes: found.len(), stamp, ago })
     }
 
     fn sync_dir(&self) -> Result<()> {

@@ -270,7 +270,7 @@ fn random_reads(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::io::{BufferId, IoKind, SimMedium};
+    use crate::io::{BufferId, FileState, IoKind, Locking, SimMedium};
     use std::sync::atomic::{AtomicU64, Ordering};
 
     fn point(bytes: usize, requests_per_s: f64) -> CurvePoint {
@@ -365,6 +365,15 @@ mod tests {
         }
         fn rename(&self, from: &str, to: &str) -> Result<()> {
             self.medium.rename(from, to)
+        }
+        fn lock(&self, name: &str) -> Result<Locking> {
+            self.medium.lock(name)
+        }
+        fn lock_to_look(&self, name: &str) -> Result<Locking> {
+            self.medium.lock_to_look(name)
+        }
+        fn state_of(&self, name: &str) -> Result<FileState> {
+            self.medium.state_of(name)
         }
         fn sync_dir(&self) -> Result<()> {
             self.medium.sync_dir()

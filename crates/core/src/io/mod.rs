@@ -10,6 +10,7 @@
 
 mod aligned;
 mod directory;
+mod lock;
 pub mod measure;
 mod pread;
 mod request;
@@ -31,6 +32,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt::{self, Debug, Display};
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Which back end the user wants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -91,6 +93,36 @@ impl Display for IoKind {
     }
 }
 
+/// A lock on a file, until it is dropped. It ends with the process, however that ends, and no
+/// forked child has a part in it.
+pub trait FileLock: Send + Sync + Debug {
+    /// True while the name that was locked leads to the locked file; false in a forked child.
+    fn is_current(&self) -> Result<bool>;
+}
+
+/// What asking for a lock gave.
+#[derive(Debug)]
+pub enum Locking {
+    /// The lock.
+    Taken(Box<dyn FileLock>),
+    /// Somebody else has the file locked.
+    Held {
+        /// This process does, by another handle.
+        here: bool,
+    },
+}
+
+/// How a file looks to who watches somebody else change it.
+#[derive(Clone, Copy, Debug)]
+pub struct FileState {
+    /// Length in bytes.
+    pub bytes: u64,
+    /// Differs after a change, unless that came within one tick of the clock of the file system.
+    pub stamp: u128,
+    /// How long ago the last change was; zero for a time in the future, which says nothing.
+    pub ago: Duration,
+}
+
 /// One directory on one medium.
 pub trait Medium: Send + Sync + Debug {
     /// Which back end serves its queues.
@@ -108,6 +140,14 @@ pub trait Medium: Send + Sync + Debug {
     fn remove(&self, name: &str) -> Result<()>;
     /// Renames a file, replacing `to`. After a crash either the old or the new state is found.
     fn rename(&self, from: &str, to: &str) -> Result<()>;
+    /// Locks a file alone, without waiting, and creates it where there is none. Opening and closing
+    /// the file elsewhere does not end the lock.
+    fn lock(&self, name: &str) -> Result<Locking>;
+    /// As `lock`, for who only wants to know whether anybody has the file locked: it must exist, or
+    /// is `NotFound`, and need not be writable. Others who only look may lock it at once.
+    fn lock_to_look(&self, name: &str) -> Result<Locking>;
+    /// How a file looks; `NotFound` for a missing one.
+    fn state_of(&self, name: &str) -> Result<FileState>;
     /// Makes creations, removals and renames durable.
     fn sync_dir(&self) -> Result<()>;
     /// Bytes that could still be allocated.
@@ -115,6 +155,10 @@ pub trait Medium: Send + Sync + Debug {
     /// A queue of `depth` requests over aligned buffers; of fewer requests when there are fewer
     /// pieces for them, or the system refuses so many.
     fn queue(&self, depth: usize, buffers: Buffers) -> Result<Box<dyn Queue>>;
+    /// What the device can do, of a medium that knows without being measured.
+    fn known_curve(&self) -> Option<DeviceCurve> {
+        None
+    }
     /// What was wanted so far and could not be had, one sentence each, for people.
     fn notes(&self) -> Vec<String> {
         Vec::new()

@@ -12,6 +12,7 @@
 //! * Names are durable after `sync_dir`. Until then a created file may be missing, a removed one be
 //!   back, a renamed one have its old name; a rename is atomic. Half of the reboots keep a prefix
 //!   of the changes, as a journalling file system does, half keep any subset.
+//! * Locks end with the machine: after a reboot nobody has any.
 //! * After a failed sync what was written counts as clean: some of it is on the disk, and a later
 //!   sync does not bring the rest, although the running machine reads it, until it is written again.
 //!
@@ -29,9 +30,11 @@ mod rng;
 mod tests;
 
 use super::request::{check_name, check_queue};
-use super::{Buffers, File, IoKind, Medium, OpenMode, Queue};
+use super::{
+    Buffers, DeviceCurve, File, FileLock, FileState, IoKind, Locking, Medium, OpenMode, Queue,
+};
 use crate::error::Result;
-use device::Device;
+use device::{Device, LockKind};
 use faults::{Fault, os_error};
 use parking_lot::Mutex;
 use queue::SimQueue;
@@ -79,6 +82,11 @@ impl SimMedium {
         self.device.lock().capacity = bytes;
     }
 
+    /// Makes stores choose pages and depths as for a device that was measured to do this.
+    pub fn set_curve(&self, curve: Option<DeviceCurve>) {
+        self.device.lock().curve = curve;
+    }
+
     /// Cuts the power after the `operations`-th operation since the start of this machine: every
     /// later call fails with an `Io` error "power is off". The call that hits the cut fails, and
     /// like anything unsynced it may be found done, undone or half done after `reboot`.
@@ -93,7 +101,7 @@ impl SimMedium {
 
     /// A new machine on what a power cut at this instant leaves: everything synced, and of the rest
     /// what `seed` picks. This machine is not touched, so that several seeds can be tried. The
-    /// capacity stays, faults and counters start anew.
+    /// capacity and curve stay, faults and counters start anew.
     pub fn reboot(&self, seed: u64) -> Self {
         Self { device: Arc::new(Mutex::new(self.device.lock().reboot(seed))) }
     }
@@ -172,6 +180,29 @@ impl SimMedium {
         self.device.lock().flip_bit(file, offset);
     }
 
+    fn locking(&self, name: &str, taken: Option<(u64, LockKind)>) -> Locking {
+        let Some((id, kind)) = taken else { return Locking::Held { here: true } };
+        let device = Arc::clone(&self.device);
+        Locking::Taken(Box::new(SimLock { device, id, name: name.to_owned(), kind }))
+    }
+
+    /// The bytes of a file as the running machine sees them; writes in flight are not among them.
+    ///
+    /// # Panics
+    /// When there is no such file.
+    pub fn contents(&self, file: &str) -> Vec<u8> {
+        self.device.lock().contents(file)
+    }
+
+    /// Replaces bytes of a file, as stored and as seen: the device has lost a write, or another
+    /// file lies in its place.
+    ///
+    /// # Panics
+    /// When there is no such file, or it is shorter.
+    pub fn replace(&self, file: &str, offset: u64, bytes: &[u8]) {
+        self.device.lock().replace(file, offset, bytes);
+    }
+
     /// What was done so far.
     pub fn counters(&self) -> SimCounters {
         self.device.lock().counters
@@ -214,6 +245,29 @@ impl Medium for SimMedium {
         self.device.lock().rename(from, to)
     }
 
+    fn lock(&self, name: &str) -> Result<Locking> {
+        check_name(name)?;
+        let mut device = self.device.lock();
+        if device.list(name)?.iter().all(|found| found != name) {
+            let id = device.open(name, OpenMode::CreateNew)?;
+            device.close(id);
+        }
+        let taken = device.lock_file(name, LockKind::Alone)?;
+        drop(device);
+        Ok(self.locking(name, taken))
+    }
+
+    fn lock_to_look(&self, name: &str) -> Result<Locking> {
+        check_name(name)?;
+        let taken = self.device.lock().lock_file(name, LockKind::ToLook)?;
+        Ok(self.locking(name, taken))
+    }
+
+    fn state_of(&self, name: &str) -> Result<FileState> {
+        check_name(name)?;
+        self.device.lock().state_of(name)
+    }
+
     fn sync_dir(&self) -> Result<()> {
         self.device.lock().sync_dir()
     }
@@ -222,10 +276,35 @@ impl Medium for SimMedium {
         self.device.lock().free_bytes()
     }
 
+    fn known_curve(&self) -> Option<DeviceCurve> {
+        self.device.lock().curve.clone()
+    }
+
     fn queue(&self, depth: usize, buffers: Buffers) -> Result<Box<dyn Queue>> {
         check_queue(depth, buffers, SECTOR_BYTES)?;
         let seed = self.device.lock().rng.next();
         Ok(Box::new(SimQueue::new(&self.device, seed, depth, buffers)?))
+    }
+}
+
+/// A lock on a file of a simulated device. The device that a reboot leaves has none.
+#[derive(Debug)]
+struct SimLock {
+    device: Arc<Mutex<Device>>,
+    id: u64,
+    name: String,
+    kind: LockKind,
+}
+
+impl FileLock for SimLock {
+    fn is_current(&self) -> Result<bool> {
+        self.device.lock().is_named(self.id, &self.name)
+    }
+}
+
+impl Drop for SimLock {
+    fn drop(&mut self) {
+        self.device.lock().unlock_file(self.id, self.kind);
     }
 }
 

@@ -21,7 +21,8 @@ use crate::error::{Error, Result};
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -29,17 +30,35 @@ use std::time::Duration;
 const BUSY_RETRIES_MAX: u32 = 20_000;
 const BUSY_PAUSE: Duration = Duration::from_micros(100);
 
-/// Whether this process may use io_uring, or why not. Tried once.
+/// What [`uring_works`] keeps: nothing yet, it works, it lacks operations; else minus an errno.
+static ANSWER: AtomicI32 = AtomicI32::new(UNKNOWN);
+const UNKNOWN: i32 = 0;
+const WORKS: i32 = 1;
+const LACKS: i32 = 2;
+
+/// Whether this process may use io_uring, or why not. Kept once it was tried; two threads may try
+/// at once. (Whoever waits for another thread's answer waits for ever in a child that was forked
+/// meanwhile.)
 ///
 /// Containers answer EPERM or ENOSYS to the first call; old kernels lack the operations.
-pub(crate) fn uring_works() -> std::result::Result<(), &'static str> {
-    static ANSWER: OnceLock<std::result::Result<(), String>> = OnceLock::new();
-    let answer = ANSWER.get_or_init(|| match probe() {
-        Ok(true) => Ok(()),
-        Ok(false) => Err("the kernel's io_uring lacks read and write".to_owned()),
-        Err(error) => Err(format!("the kernel refuses it: {}", why_refused(&error))),
-    });
-    answer.as_ref().map_err(String::as_str).copied()
+pub(crate) fn uring_works() -> std::result::Result<(), String> {
+    let mut answer = ANSWER.load(Ordering::Relaxed);
+    if answer == UNKNOWN {
+        answer = match probe() {
+            Ok(true) => WORKS,
+            Ok(false) => LACKS,
+            Err(error) => -error.raw_os_error().unwrap_or(libc::EIO),
+        };
+        ANSWER.store(answer, Ordering::Relaxed);
+    }
+    match answer {
+        WORKS => Ok(()),
+        LACKS => Err("the kernel's io_uring lacks read and write".to_owned()),
+        code => {
+            let error = io::Error::from_raw_os_error(-code);
+            Err(format!("the kernel refuses it: {}", why_refused(&error)))
+        }
+    }
 }
 
 /// Why the kernel refused a ring or its buffers, with the way out where there is one.

@@ -25,15 +25,35 @@ pub(super) struct ClassDemand {
     pub(super) index_bytes: u64,
     /// Bytes that the indexes of its growing tables still take until they hold what is expected.
     pub(super) index_growth: u64,
+    /// Page sizes that the class may be given when it is made again; empty when it was found in the
+    /// store. Until a commit has it, the next open measures the device anew and chooses anew.
+    pub(super) choices: Vec<usize>,
 }
 
 impl ClassDemand {
     /// What a class without rows needs.
-    pub(super) fn of(record: &ClassRecord) -> Self {
+    pub(super) fn of(record: &ClassRecord, choices: &[usize]) -> Self {
         let curve = record.curve.as_ref();
         let depth = curve.map_or(READ_DEPTH_USUAL, |curve| curve.depth.clamp(1, READ_DEPTH_MAX));
-        let (row_bytes, page_bytes) = (record.row_bytes, record.page_bytes);
-        Self { row_bytes, page_bytes, read_depth: depth, ..Self::default() }
+        Self {
+            row_bytes: record.row_bytes,
+            page_bytes: record.page_bytes,
+            read_depth: depth,
+            choices: choices.to_vec(),
+            ..Self::default()
+        }
+    }
+
+    /// Itself with every page and depth that it may have at the next open.
+    fn possible(&self) -> Vec<Self> {
+        if self.choices.is_empty() {
+            return vec![self.clone()];
+        }
+        let of_page = |page_bytes: &usize| {
+            let page_bytes = *page_bytes;
+            READ_DEPTHS.map(|read_depth| Self { page_bytes, read_depth, ..self.clone() })
+        };
+        self.choices.iter().chain([&self.page_bytes]).flat_map(of_page).collect()
     }
 }
 
@@ -60,7 +80,9 @@ const CHUNKS_MIN: usize = Stream::COUNT + 1;
 const CHUNKS: usize = CHUNKS_MIN + 2;
 const CHUNK_BYTES_MAX: usize = 256 << 10;
 const CHUNK_BYTES_MIN: usize = 16 << 10;
-/// Requests in flight where the device was not measured, and what a class takes a larger part of
+/// Requests in flight that are considered when the device is measured.
+pub(super) const READ_DEPTHS: [usize; 4] = [16, 32, 64, 128];
+/// Requests in flight where the device was not measured, one of these, and what a class takes a larger part of
 /// its share for than for the depth beyond.
 const READ_DEPTH_USUAL: usize = 64;
 /// More in flight than this is not given to any device.
@@ -129,8 +151,17 @@ impl ClassPlan {
     /// Buffers for a class whose part of the budget is `share` bytes. Beside a large index they are
     /// not the smallest, which would save next to nothing and read at a small depth.
     fn buffers(demand: &ClassDemand, share: u64) -> Self {
+        let beside = (demand.index_bytes + demand.index_growth) / INDEX_PER_SHARE;
+        Self::sized(demand, share.max(beside))
+    }
+
+    /// The smallest buffers, which no depth makes larger.
+    fn least(demand: &ClassDemand) -> Self {
+        Self::sized(demand, 0)
+    }
+
+    fn sized(demand: &ClassDemand, share: u64) -> Self {
         let page = demand.page_bytes;
-        let share = share.max((demand.index_bytes + demand.index_growth) / INDEX_PER_SHARE);
         let chunk = pow2_below((share / 64) as usize)
             .clamp(CHUNK_BYTES_MIN.max(page), CHUNK_BYTES_MAX.max(page));
         let smallest = chunk == CHUNK_BYTES_MIN.max(page);
@@ -200,16 +231,19 @@ pub(super) fn divide(budget: u64, demands: &[ClassDemand]) -> Result<Vec<ClassPl
         .iter()
         .map(|d| ClassPlan::buffers(d, ((left - growth) as f64 * row_bytes(d) / all) as u64))
         .collect();
-    let buffers: u64 = plans.iter().zip(demands).map(|(p, d)| p.buffer_bytes(d)).sum();
-    let mut cache = left.saturating_sub(buffers);
-    let floors: u64 = demands.iter().map(|d| set_bytes(d, true)).sum();
-    if cache < floors + growth {
-        // Proportional buffers do not fit: take the smallest.
-        for (plan, demand) in plans.iter_mut().zip(demands) {
-            *plan = ClassPlan::buffers(demand, 0);
-        }
+    let left_beside = |plans: &[ClassPlan]| {
         let buffers: u64 = plans.iter().zip(demands).map(|(p, d)| p.buffer_bytes(d)).sum();
-        cache = left - buffers;
+        left.saturating_sub(buffers)
+    };
+    let floors: u64 = demands.iter().map(|d| set_bytes(d, true)).sum();
+    let mut cache = left_beside(&plans);
+    // Where proportional buffers do not fit, those that an index asks for, or else the smallest: a
+    // budget that worked at one depth works at any.
+    for smaller in [|d: &ClassDemand| ClassPlan::buffers(d, 0), ClassPlan::least] {
+        if cache < floors + growth {
+            plans = demands.iter().map(smaller).collect();
+            cache = left_beside(&plans);
+        }
     }
     // A grown index leaves the cache at its fewest ways, so sets are no more than fit then.
     // What a set costs beside its slots does not shrink.
@@ -244,8 +278,8 @@ pub(super) fn divide(budget: u64, demands: &[ClassDemand]) -> Result<Vec<ClassPl
 
 /// Refuses a budget that cannot work, now or once the growing tables hold what is expected.
 pub(super) fn check(budget: u64, demands: &[ClassDemand]) -> Result<()> {
-    let smallest = smallest(demands);
-    if budget < smallest {
+    if !works(budget, demands) {
+        let enough = enough(demands);
         let index: u64 = demands.iter().map(|d| d.index_bytes).sum();
         let growth: u64 = demands.iter().map(|d| d.index_growth).sum();
         let more = match growth {
@@ -254,8 +288,8 @@ pub(super) fn check(budget: u64, demands: &[ClassDemand]) -> Result<()> {
         };
         bail!(
             Budget,
-            "memory is {budget} bytes, the smallest that works here is {smallest} (index {index}\
-             {more}, the rest buffers and the floor of the cache); give at least memory={smallest}"
+            "memory is {budget} bytes, too little here: index {index}{more}, the rest buffers and \
+             the floor of the cache; give at least memory={enough}"
         );
     }
     Ok(())
@@ -267,15 +301,30 @@ fn fixed(demands: &[ClassDemand]) -> u64 {
 }
 
 /// The smallest budget with which every class has buffers and one set of cache.
-fn smallest(demands: &[ClassDemand]) -> u64 {
-    let classes: u64 = demands
-        .iter()
-        .map(|d| {
-            let index = d.index_bytes + d.index_growth;
-            index + ClassPlan::buffers(d, 0).buffer_bytes(d) + set_bytes(d, true)
-        })
-        .sum();
+fn least(demands: &[ClassDemand]) -> u64 {
+    let classes: u64 = demands.iter().map(|d| bytes_with(d, &ClassPlan::least(d))).sum();
     classes + fixed(demands)
+}
+
+/// A budget that works whatever pages and depths new classes are given at the next open, and with
+/// which readers beside a large index have their depth.
+pub(super) fn enough(demands: &[ClassDemand]) -> u64 {
+    let of_class = |demand: &ClassDemand| {
+        let possible = demand.possible();
+        possible.iter().map(|d| bytes_with(d, &ClassPlan::buffers(d, 0))).max().unwrap_or(0)
+    };
+    demands.iter().map(of_class).sum::<u64>() + fixed(demands)
+}
+
+/// Bytes of a class with these buffers and one set of cache.
+fn bytes_with(demand: &ClassDemand, plan: &ClassPlan) -> u64 {
+    let index = demand.index_bytes + demand.index_growth;
+    index + plan.buffer_bytes(demand) + set_bytes(demand, true)
+}
+
+/// Whether a budget can work.
+pub(super) fn works(budget: u64, demands: &[ClassDemand]) -> bool {
+    budget >= least(demands)
 }
 
 /// Gives the cache bytes out by row bytes; what a class cannot use goes to the others.
@@ -330,6 +379,7 @@ mod tests {
             sparse: false,
             index_bytes: rows * 4,
             index_growth: 0,
+            choices: Vec::new(),
         }
     }
 
@@ -396,11 +446,11 @@ mod tests {
     fn beside_a_large_index_a_reader_has_its_depth_whatever_the_budget() {
         for (rows, depth) in [(1_000_000_000, 128), (100_000_000, 64), (1_000_000, 11)] {
             let demands = [demand(rows, 32)];
-            let smallest = smallest(&demands);
-            let plans = divide(smallest, &demands).unwrap();
+            let named = enough(&demands);
+            let plans = divide(named, &demands).unwrap();
             assert_eq!(plans[0].read_depth, depth);
-            assert!(spent(&plans, &demands) <= smallest);
-            assert!(smallest < rows * 4 + rows * 4 / 100 + (256 << 10), "{smallest}");
+            assert!(spent(&plans, &demands) <= named);
+            assert!(named < rows * 4 + rows * 4 / 100 + (256 << 10), "{named}");
         }
     }
 

@@ -1,10 +1,11 @@
 //! Check: reads every page that a kept commit needs and says what is wrong, and where.
 
 use super::engine::Class;
-use super::superblock::head_is_sound;
+use super::head::{Head, Tells};
+use super::open::absolute;
 use super::{Store, state};
 use crate::config::{Memory, StoreOptions};
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::storage::log::ClassLog;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -12,6 +13,8 @@ use std::path::Path;
 
 /// Problems that are listed one by one; more are only counted.
 const PROBLEMS_MAX: usize = 100;
+/// How often a check begins again whose commit was dropped meanwhile.
+const TRIES_MAX: usize = 20;
 /// Neighbouring pages read at once.
 const PAGES: usize = 256;
 
@@ -46,51 +49,109 @@ impl CheckReport {
             self.problems.push(Problem { step, message });
         }
     }
+
+    fn add(&mut self, other: Self) {
+        self.commits += other.commits;
+        self.pages += other.pages;
+        self.rows += other.rows;
+        self.problem_count += other.problem_count;
+        let room = PROBLEMS_MAX - self.problems.len();
+        self.problems.extend(other.problems.into_iter().take(room));
+    }
 }
 
 /// Verifies the store at `path`: journal, state, every page of every kept commit, every row's
 /// place. Writes nothing; may run beside a writer. `progress(done, all)` counts pages and may end
 /// the check by an error.
 ///
-/// *Errors*: `NotFound`, and what `progress` returns; damage is reported, not returned, unless the
-/// store cannot be opened at all.
+/// *Errors*: `NotFound`, `Io` for a store that may not be read, and what `progress` returns;
+/// `CommitGone` where commits cannot be held and a writer drops them faster than they are checked.
+/// Damage is reported, not returned.
 pub fn check(
     path: impl AsRef<Path>,
     progress: &mut dyn FnMut(u64, u64) -> Result<()>,
 ) -> Result<CheckReport> {
-    let path = path.as_ref();
+    // Absolute, so that `progress` may change the working directory.
+    let path = absolute(path.as_ref())?;
     // No verb runs, so no cache is planned and the budget does not matter.
     let memory = Memory::Bytes(0);
     let options = StoreOptions { read_only: true, create: false, ..StoreOptions::new(memory) };
+    for _ in 1..TRIES_MAX {
+        match check_all(&path, &options, progress) {
+            Err(error) if error.kind() == ErrorKind::CommitGone => {}
+            outcome => return outcome,
+        }
+    }
+    check_all(&path, &options, progress)
+}
+
+fn check_all(
+    path: &Path,
+    options: &StoreOptions,
+    progress: &mut dyn FnMut(u64, u64) -> Result<()>,
+) -> Result<CheckReport> {
     let mut report = CheckReport::default();
     let newest = match Store::open(path, options.clone()) {
         Ok(store) => store,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Err(error),
-        Err(error) => {
+        Err(error) if is_damage(&error) => {
             report.problem(0, error.message().to_owned());
             return Ok(report);
         }
+        Err(error) => return Err(error),
     };
     let commits = newest.commits();
-    if !head_is_sound(&*newest.inner.medium, newest.inner.seed)? {
-        let what = "head: it has a wrong checksum; the store opens without it, but could not tell \
-                    that its newest commit was lost; the next commit writes it anew";
+    let (medium, path) = (newest.inner.medium.clone(), newest.path().to_path_buf());
+    let head = Head::read(&*medium, newest.inner.seed)?;
+    if head.tells == Tells::Nothing && !commits.is_empty() {
+        let what = "head: it is missing or has a wrong checksum; the store opens without it, but \
+                     at its last commit only, and could not tell that a newer one was lost; the \
+                     next change writes it anew";
         report.problem(commits.last().map_or(0, |c| c.step), what.to_owned());
     }
-    check_commit(&newest, &mut report, progress)?;
+    check_kept(&newest, &mut report, progress)?;
     drop(newest);
     for commit in commits.iter().rev().skip(1) {
-        match Store::open_commit(path, options.clone(), commit.sequence) {
-            Ok(store) => check_commit(&store, &mut report, progress)?,
+        let store = match Store::open_commit(&medium, &path, options, commit.sequence) {
+            Ok(store) => store,
             // The writer beside has dropped it.
+            Err(error) if error.kind() == ErrorKind::CommitGone => continue,
+            Err(error) if is_damage(&error) => {
+                report.problem(commit.step, error.message().to_owned());
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
+        match check_kept(&store, &mut report, progress) {
             Err(error) if error.kind() == ErrorKind::CommitGone => {}
-            Err(error) => report.problem(commit.step, error.message().to_owned()),
+            outcome => outcome?,
         }
     }
     Ok(report)
 }
 
-fn check_commit(
+/// False for what says nothing of the store's bytes.
+fn is_damage(error: &Error) -> bool {
+    use ErrorKind::{Callback, CommitGone, Locked, Misuse, NotFound};
+    let others = [Callback, CommitGone, Locked, Misuse, NotFound];
+    !error.is_refusal() && !others.contains(&error.kind())
+}
+
+/// Checks a commit. `CommitGone`, and nothing is reported, when it could not be held and was
+/// dropped meanwhile.
+fn check_kept(
+    store: &Store,
+    report: &mut CheckReport,
+    progress: &mut dyn FnMut(u64, u64) -> Result<()>,
+) -> Result<()> {
+    let mut found = CheckReport::default();
+    let checked = check_commit(store, &mut found, progress);
+    store.inner.expect_commit()?;
+    checked?;
+    report.add(found);
+    Ok(())
+}
+
+pub(super) fn check_commit(
     store: &Store,
     report: &mut CheckReport,
     progress: &mut dyn FnMut(u64, u64) -> Result<()>,
@@ -191,7 +252,10 @@ impl ClassChecker<'_> {
     fn page(&mut self, number: u32, bytes: &[u8], report: &mut CheckReport) {
         report.pages += 1;
         let layout = &self.class.layout;
-        let rows = match layout.verify(bytes, number, self.class.file.name()) {
+        let verified = layout.verify(bytes, number, self.class.file.name());
+        let verified =
+            verified.and_then(|rows| self.log.verify_sequence(bytes, number).map(|()| rows));
+        let rows = match verified {
             Ok(rows) => rows,
             Err(error) => return report.problem(self.step, error.message().to_owned()),
         };

@@ -3,10 +3,12 @@
 //! Every page of the commit is read and verified, and only live rows are written, so the copy is
 //! as small as can be. The source's commit is held meanwhile.
 
-use super::Store;
 use super::lock::WriterLock;
+use super::open::absolute;
+use super::{Store, superblock};
 use crate::config::{CommitInfo, Memory, NonFinite, PutBatch, StoreOptions};
 use crate::error::{Result, bail};
+use crate::io::{DirectoryMedium, IoChoice, Medium};
 use serde::Serialize;
 use std::path::Path;
 
@@ -38,7 +40,9 @@ pub fn copy(
     memory: Memory,
     progress: &mut dyn FnMut(u64, u64) -> Result<()>,
 ) -> Result<CopyReport> {
-    let destination = destination.as_ref();
+    // Absolute, so that both stay right when the working directory changes meanwhile.
+    let (path, destination) = (absolute(path.as_ref())?, absolute(destination.as_ref())?);
+    let destination = destination.as_path();
     if destination.join("superblock").exists() {
         remove_if_unfinished(destination)?;
     }
@@ -95,18 +99,22 @@ pub fn copy(
 
 /// Removes what a copy that never ended has left: a store without a commit.
 fn remove_if_unfinished(destination: &Path) -> Result<()> {
-    let _lock = WriterLock::take(destination)?;
+    let medium = DirectoryMedium::open(destination, IoChoice::default())?;
+    let _lock = WriterLock::take(&medium, destination)?;
     let options = StoreOptions { read_only: true, ..StoreOptions::new(Memory::Bytes(0)) };
     let store = Store::open(destination, options)?;
     if store.last_commit().is_some() {
         bail!(Misuse, "{} holds a store already; copy to another place", destination.display());
     }
-    let medium = &store.inner.medium;
-    for name in medium.list("")? {
-        let ours = ["superblock", "head", "journal-", "rows-", "state-", "measure"];
-        if ours.iter().any(|prefix| name.starts_with(prefix)) {
-            medium.remove(&name)?;
+    // In an order in which what is left is never damage: only a journal explains rows and state,
+    // and only a superblock a journal.
+    for ours in [&["rows-", "state-", "head", "measure"][..], &["journal-"], &[superblock::NAME]] {
+        for name in medium.list("")? {
+            if ours.iter().any(|prefix| name.starts_with(prefix)) {
+                medium.remove(&name)?;
+            }
         }
+        medium.sync_dir()?;
     }
-    medium.sync_dir()
+    Ok(())
 }

@@ -12,6 +12,7 @@ use super::budget::{
 use super::commit::CommitStage;
 use super::journal::{ClassRecord, TableRecord};
 use super::pool::Pool;
+use super::recovery::RecoveredTable;
 use super::reserve::JOURNAL_BYTES_PER_ROW;
 use crate::cache::{Cache, CacheShape, DenseTable, Location, RowRef};
 use crate::config::{StoreOptions, TableInfo};
@@ -21,6 +22,7 @@ use crate::io::{Buffers, File, Medium};
 use crate::metrics::{Metrics, Timed};
 use crate::row::RowLayout;
 use crate::storage::Residents;
+use crate::storage::log::fillings::Fillings;
 use crate::storage::log::{
     ClassLog, FlushBuffer, PageLayout, PageReader, Segments, TableIndex, Writer,
 };
@@ -137,6 +139,8 @@ pub(super) struct Class {
     pub(super) promised: AtomicU64,
     /// Rows of its dense tables, for `Table::first`.
     pub(super) dense_rows: u64,
+    /// Page sizes that it could have had, of a class that was not found in the store.
+    pub(super) choices: Vec<usize>,
 }
 
 impl Class {
@@ -167,11 +171,18 @@ impl Class {
             stage: AtomicU8::new(CommitStage::None as u8),
             promised: AtomicU64::new(0),
             dense_rows: 0,
+            choices: Vec::new(),
         })
     }
 
     pub(super) fn tier(&self) -> &Tier {
         self.tier.as_ref().expect("verbs run after a plan was made")
+    }
+
+    /// Where the fillings of its segments began, to be followed through the journal.
+    pub(super) fn fillings(&self) -> Result<Fillings> {
+        let pages = self.record.segment_bytes / self.record.page_bytes as u64;
+        Fillings::new(self.layout.rows_per_page, pages, &self.log.lock().fillings())
     }
 
     pub(super) fn cache(&self) -> &Cache {
@@ -329,6 +340,40 @@ impl Engine {
         Ok(())
     }
 
+    /// Takes the indexes of all tables out, to be changed by what the journal says.
+    pub(super) fn take_tables(&mut self) -> Vec<RecoveredTable> {
+        let mut found = Vec::with_capacity(self.tables.len());
+        for table in &self.tables {
+            let index = self.classes[table.class].log.get_mut().take_index(table.id());
+            found.push(RecoveredTable { record: table.record.clone(), index });
+        }
+        found
+    }
+
+    /// Takes a row, whatever it holds, out of the cache.
+    pub(super) fn forget_row(&self, table: u16, key: u64) {
+        let table = &self.tables[usize::from(table)];
+        if let Some(tier) = &self.classes[table.class].tier {
+            let at = table.locate(&tier.cache, key);
+            tier.cache.remove(at, table.id(), key, drop);
+        }
+    }
+
+    /// Takes over the caches of an engine with the same tables, unless the indexes have outgrown
+    /// what its plan left for them: then the next verb divides the budget anew.
+    pub(super) fn take_tiers(&mut self, old: &mut Engine) {
+        if !old.planned {
+            return;
+        }
+        for (class, old) in self.classes.iter_mut().zip(&mut old.classes) {
+            class.tier = old.tier.take();
+        }
+        self.budget_bytes = old.budget_bytes;
+        let window = old.window_bytes.load(Ordering::Relaxed);
+        self.window_bytes.store(window, Ordering::Relaxed);
+        self.planned = self.memory().total() <= self.budget_bytes;
+    }
+
     /// What a plan must know of every class.
     pub(super) fn demands(&self) -> Vec<ClassDemand> {
         let demand = |(i, class): (usize, &Class)| {
@@ -350,7 +395,7 @@ impl Engine {
                 sparse: tables().any(|t| t.first.is_none()),
                 index_bytes: log.index_bytes() as u64,
                 index_growth: tables().map(growth).sum(),
-                ..ClassDemand::of(&class.record)
+                ..ClassDemand::of(&class.record, &class.choices)
             }
         };
         self.classes.iter().enumerate().map(demand).collect()

@@ -1,104 +1,122 @@
-//! Holds: a reader in another process keeps a commit from being dropped.
+//! Holds: a reader keeps a commit from being dropped.
 //!
 //! A hold is a file whose name says the commit and the reader (`docs/formats/head-and-holds.md`)
 //! and which the reader keeps locked; the lock dies with the reader. The reader makes its hold
 //! first and then checks that the newest commit record still keeps that commit; the writer writes
 //! the record first and then looks for holds. So one of the two always sees the other.
+//!
+//! A writer takes a hold away by removing its file, and the reader can find that out.
 
-use super::lock::try_lock;
-use crate::error::{Error, Result};
-use parking_lot::Mutex;
-use std::fs::{File, OpenOptions};
-use std::io::ErrorKind;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use crate::error::{ErrorKind, Result, bail};
+use crate::io::{FileLock, Locking, Medium};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 const PREFIX: &str = "hold-";
-
-/// Holds that this process has.
-static OWN: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+/// How often a writer may take a hold that is being made for a dead reader's.
+const TRIES_MAX: usize = 100;
 
 /// A reader's claim on a commit.
 #[derive(Debug)]
 pub(super) struct Hold {
-    path: PathBuf,
-    _file: File,
+    medium: Arc<dyn Medium>,
+    name: String,
+    lock: Box<dyn FileLock>,
 }
 
 impl Hold {
-    /// Claims a commit. The caller checks afterwards that it is still kept.
-    pub(super) fn take(directory: &Path, sequence: u64) -> Result<Self> {
-        static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
-        loop {
+    /// Claims a commit; `None` where this process may not write. The caller checks afterwards that
+    /// the commit is still kept.
+    pub(super) fn take(medium: &Arc<dyn Medium>, sequence: u64) -> Result<Option<Self>> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        for _ in 0..TRIES_MAX {
             // A name that another process has is one from a machine, or a container, with equal
             // process numbers.
-            let unique = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            let unique = NEXT.fetch_add(1, Ordering::Relaxed);
             let name = format!("{PREFIX}{sequence:010}-{}-{unique}", std::process::id());
-            let path = directory.join(name);
-            let file = OpenOptions::new()
-                .read(true)
-                .write(true)
-                .create(true)
-                .truncate(true)
-                .open(&path)
-                .map_err(|e| Error::os(path.display(), e))?;
-            // A writer that looks between the two takes the file for a dead reader's.
-            if try_lock(&file, libc::F_WRLCK as i16)? && is_at(&file, &path) {
-                OWN.lock().push(path.clone());
-                return Ok(Self { path, _file: file });
+            match medium.lock(&name) {
+                // A writer that looks between creating and locking takes it for a dead reader's.
+                Ok(Locking::Taken(lock)) if lock.is_current()? => {
+                    return Ok(Some(Self { medium: Arc::clone(medium), name, lock }));
+                }
+                Ok(_) => {}
+                Err(error) if error.is_refusal() => return Ok(None),
+                Err(error) => return Err(error),
             }
         }
+        bail!(Locked, "the hold on commit {sequence} is removed again and again; open it later")
     }
-}
 
-/// True when `path` still names this file.
-fn is_at(file: &File, path: &Path) -> bool {
-    let inode = |found: std::fs::Metadata| (found.dev(), found.ino());
-    match (file.metadata(), std::fs::metadata(path)) {
-        (Ok(file), Ok(path)) => inode(file) == inode(path),
-        _ => false,
+    /// False once the writer, or somebody else, has taken it away.
+    pub(super) fn is_current(&self) -> Result<bool> {
+        self.lock.is_current()
     }
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        OWN.lock().retain(|path| *path != self.path);
-        let _ = std::fs::remove_file(&self.path);
+        // While it is locked, so that the name can have become nobody else's.
+        if self.lock.is_current().unwrap_or(false) {
+            let _ = self.medium.remove(&self.name);
+        }
     }
 }
 
-/// The oldest and the newest commit that living readers hold. Holds of dead readers are removed.
-/// A lock says nothing about holds of this process itself, and opening such a file would lose it.
-pub(super) fn span(directory: &Path) -> Option<(u64, u64)> {
-    let mut span = None;
-    for entry in std::fs::read_dir(directory).ok()?.flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
+/// A hold of a reader that lives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Held {
+    name: String,
+    /// The commit that is held.
+    pub(super) sequence: u64,
+}
+
+/// The holds of living readers, of this process too. Those of dead readers are removed.
+///
+/// *Errors*: what keeps it from looking. Nobody may take that for a store without readers.
+pub(super) fn living(medium: &dyn Medium) -> Result<Vec<Held>> {
+    let mut living = Vec::new();
+    for name in medium.list(PREFIX)? {
         let mut parts = name.strip_prefix(PREFIX).unwrap_or("").split('-');
-        let sequence = parts.next().and_then(|s| s.parse::<u64>().ok());
-        let pid = parts.next().and_then(|s| s.parse::<u32>().ok());
-        let (Some(sequence), Some(pid)) = (sequence, pid) else { continue };
-        let path = entry.path();
-        let own = pid == std::process::id() && OWN.lock().contains(&path);
-        if own || is_alive(&path) {
-            let (oldest, newest) = span.unwrap_or((sequence, sequence));
-            span = Some((sequence.min(oldest), sequence.max(newest)));
+        let sequence = parts.next().and_then(|part| part.parse().ok());
+        let (Some(sequence), Some(_)) = (sequence, parts.next()) else { continue };
+        let held = Held { name, sequence };
+        if is_alive(medium, &held)? {
+            living.push(held);
         }
     }
-    span
+    Ok(living)
 }
 
 /// Whether the reader of a hold lives; if not, its file is removed.
-fn is_alive(path: &Path) -> bool {
-    match OpenOptions::new().read(true).write(true).open(path) {
-        Ok(file) => {
-            let dead = try_lock(&file, libc::F_WRLCK as i16).unwrap_or(false);
-            if dead {
-                // While this process has the lock, so that no reader can have taken it meanwhile.
-                let _ = std::fs::remove_file(path);
-            }
-            !dead
+fn is_alive(medium: &dyn Medium, held: &Held) -> Result<bool> {
+    match medium.lock_to_look(&held.name) {
+        Ok(Locking::Held { .. }) => Ok(true),
+        Ok(Locking::Taken(_lock)) => {
+            // While it is locked, so that no reader can have taken it meanwhile. One that cannot
+            // be removed stays, and is dead.
+            let _ = take_away(medium, held);
+            Ok(false)
         }
-        // The file of another user cannot be told from one that is held.
-        Err(error) => error.kind() == ErrorKind::PermissionDenied,
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        // What may not be looked at cannot be told from one that is held.
+        Err(error) if error.is_refusal() => Ok(true),
+        Err(error) => Err(error),
     }
+}
+
+/// Takes a hold away. Its reader has nothing from then on that keeps its commit, and finds that
+/// out by [`Hold::is_current`].
+pub(super) fn take_away(medium: &dyn Medium, held: &Held) -> Result<()> {
+    match medium.remove(&held.name) {
+        // The reader was faster.
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        result => result,
+    }
+}
+
+/// The oldest and the newest commit that living readers hold.
+pub(super) fn span(medium: &dyn Medium) -> Result<Option<(u64, u64)>> {
+    let held = living(medium)?;
+    let sequences = || held.iter().map(|held| held.sequence);
+    Ok(sequences().min().zip(sequences().max()))
 }

@@ -1,104 +1,81 @@
-//! The writer lock: one process at a time changes a store.
+//! The writer lock: one handle at a time changes a store.
 //!
-//! A POSIX record lock on the file `lock`: the kernel drops it when its process ends, however it
-//! ends, and a forked child does not inherit it. The file names the holder, for the error of the
-//! next one. Record locks do not keep two handles of one process apart, so paths that this
-//! process has open are remembered.
-#![expect(unsafe_code, reason = "fcntl record locks have no safe interface in std")]
+//! A lock on the file `lock`, which ends with its process however that ends, and which no forked
+//! child keeps (`io/lock.rs`). The file names the holder, for the error of the next one; what it
+//! says may be out of date, the lock is not.
 
 use crate::error::{Error, Result, bail};
-use parking_lot::Mutex;
-use std::fs::{File, OpenOptions};
-use std::io::{Read, Seek, Write};
-use std::os::fd::AsRawFd;
-use std::path::{Path, PathBuf};
+use crate::io::{FileLock, Locking, Medium, OpenMode};
+use std::path::Path;
 
-/// Who opened what: a forked child inherits the list, but not the locks.
-static OPEN_HERE: Mutex<Vec<(u32, PathBuf)>> = Mutex::new(Vec::new());
+const NAME: &str = "lock";
+/// What the file says at most of its holder.
+const HOLDER_BYTES_MAX: u64 = 4096;
+/// How often the file may be removed or replaced while it is being locked.
+const TRIES_MAX: usize = 100;
 
-/// The right to write to a store.
+/// The right to write to a store, until it is dropped.
 #[derive(Debug)]
 pub(super) struct WriterLock {
-    file: Mutex<Option<File>>,
-    path: PathBuf,
+    _lock: Box<dyn FileLock>,
 }
 
 impl WriterLock {
-    /// Takes the lock. `Locked` names who holds it, and what several trainers should do.
-    pub(super) fn take(directory: &Path) -> Result<Self> {
-        let path = directory.canonicalize().map_err(|e| Error::os(directory.display(), e))?;
-        let name = path.join("lock");
-        let mut open = OPEN_HERE.lock();
-        if open.contains(&(std::process::id(), path.clone())) {
-            bail!(
-                Locked,
-                "store {} is open in this process already; close that handle first, or use it",
-                path.display()
-            );
+    /// Takes the lock. `Locked` names who holds it, and what several trainers should do. `path` is
+    /// the store's, for messages.
+    pub(super) fn take(medium: &dyn Medium, path: &Path) -> Result<Self> {
+        for _ in 0..TRIES_MAX {
+            match medium.lock(NAME).map_err(or_read_only)? {
+                Locking::Taken(lock) if lock.is_current()? => {
+                    // Only people read it: where it cannot be written, the lock holds as well.
+                    let _ = name_holder(medium);
+                    return Ok(Self { _lock: lock });
+                }
+                // Somebody has removed the file meanwhile, and another may lock a new one.
+                Locking::Taken(_) => {}
+                Locking::Held { here: true } => bail!(
+                    Locked,
+                    "store {} is open in this process already; close that handle first, or use it",
+                    path.display()
+                ),
+                Locking::Held { here: false } => {
+                    let holder = holder(medium).unwrap_or_default();
+                    bail!(
+                        Locked,
+                        "store {} is written to by another process ({}); wait for it or stop it, \
+                         or open with read_only=True{}",
+                        path.display(),
+                        if holder.is_empty() { "unknown" } else { holder.trim() },
+                        distributed_advice()
+                    );
+                }
+            }
         }
-        let mut file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(&name)
-            .map_err(|e| Error::os(name.display(), e))?;
-        if !try_lock(&file, libc::F_WRLCK as i16)? {
-            let mut holder = String::new();
-            let _ = file.read_to_string(&mut holder);
-            bail!(
-                Locked,
-                "store {} is written to by another process ({}); wait for it or stop it, or open \
-                 with read_only=True{}",
-                path.display(),
-                if holder.is_empty() { "unknown" } else { holder.trim() },
-                distributed_advice()
-            );
-        }
-        let holder = format!("process {} on {}: {}\n", std::process::id(), host(), command());
-        let written = file.set_len(0).and_then(|()| file.rewind());
-        written
-            .and_then(|()| file.write_all(holder.as_bytes()))
-            .map_err(|e| Error::os(name.display(), e))?;
-        open.push((std::process::id(), path.clone()));
-        Ok(Self { file: Mutex::new(Some(file)), path })
-    }
-
-    /// Gives the lock back.
-    pub(super) fn release(&self) {
-        if self.file.lock().take().is_some() {
-            let here = std::process::id();
-            OPEN_HERE.lock().retain(|(pid, path)| *pid != here || *path != self.path);
-        }
+        bail!(Locked, "the lock file of store {} is removed again and again", path.display())
     }
 }
 
-impl Drop for WriterLock {
-    fn drop(&mut self) {
-        self.release();
+/// Says what a process may still do that must not write.
+fn or_read_only(error: Error) -> Error {
+    if !error.is_refusal() {
+        return error;
     }
+    let (kind, message) = (error.kind(), error.message());
+    Error::new(kind, format!("{message}; to read the store, open it with read_only=True"))
 }
 
-/// Tries to lock a whole file; false when another process holds it.
-pub(super) fn try_lock(file: &File, kind: i16) -> Result<bool> {
-    let request = libc::flock {
-        l_type: kind,
-        l_whence: libc::SEEK_SET as i16,
-        l_start: 0,
-        l_len: 0,
-        l_pid: 0,
-    };
-    // SAFETY: the descriptor is open for as long as `file` is borrowed, and `request` is a valid
-    // flock that the call only reads.
-    let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &request) };
-    if result == 0 {
-        return Ok(true);
-    }
-    let error = std::io::Error::last_os_error();
-    match error.raw_os_error() {
-        Some(libc::EACCES) | Some(libc::EAGAIN) => Ok(false),
-        _ => Err(Error::os("lock", error)),
-    }
+fn name_holder(medium: &dyn Medium) -> Result<()> {
+    let text = format!("process {} on {}: {}\n", std::process::id(), host(), command());
+    let file = medium.open(NAME, OpenMode::ReadWrite)?;
+    file.set_len(0)?;
+    file.write_at(text.as_bytes(), 0)
+}
+
+fn holder(medium: &dyn Medium) -> Result<String> {
+    let file = medium.open(NAME, OpenMode::ReadOnly)?;
+    let mut text = vec![0; file.len()?.min(HOLDER_BYTES_MAX) as usize];
+    file.read_at(&mut text, 0)?;
+    Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
 fn distributed_advice() -> &'static str {

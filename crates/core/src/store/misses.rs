@@ -10,7 +10,7 @@ use super::engine::{Class, Engine, Table, keep_if_dirty};
 use super::rows::{Keys, RowOp, RowView, visit};
 use crate::activation::{Branch, note};
 use crate::cache::{RowMut, RowRef};
-use crate::error::{ErrorKind, Result, bail};
+use crate::error::{Result, bail};
 use crate::metrics::Metrics;
 use crate::planted::{self, Bug};
 use crate::storage::log::{ClassLog, Place, ReadReport};
@@ -101,11 +101,7 @@ impl Inner {
                 looked => looked.map(|()| ReadReport::default()),
             };
             drop(ticket);
-            let read = read.or_else(|error| match error.kind() {
-                // The index may name pages of which the writing has failed.
-                ErrorKind::Corrupt => self.check_unpoisoned().and(Err(error)),
-                _ => Err(error),
-            })?;
+            let read = read.map_err(|error| self.after_failed_write(error))?;
             report.read.add(&read);
             if !first_round {
                 report.pages_again += read.pages;
@@ -302,6 +298,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
                 let first = wanted.partition_point(|w| w.slot < number * per_page);
                 let here = wanted[first..].iter().take_while(|w| w.slot / per_page == number);
                 let mut log = class.lock(&self.inner.metrics);
+                log.verify_sequence(page, number)?;
                 for want in here {
                     self.visit_in_page(&mut log, misses, progress, wanted, *want, page)?;
                 }
@@ -314,6 +311,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
             })
         })?;
         self.inner.metrics.add_read(&report, O::AHEAD);
+        self.inner.note_read();
         Ok(report)
     }
 
@@ -346,6 +344,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
             );
         }
         progress[want.miss as usize] = if entry != (table.id(), key) {
+            self.expect_collision(log, miss, want.slot, entry)?;
             // A tag matched, the key did not. After the last candidate the key is absent, if
             // nothing was written meanwhile; looking again tells.
             if left > 1 {
@@ -364,6 +363,30 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
             }
         };
         Ok(())
+    }
+
+    /// The page of a candidate holds another row than the one looked for. If the index still names
+    /// the slot, it names it for that row, whose tag and partition are then the same; for no other.
+    fn expect_collision(
+        &self,
+        log: &ClassLog,
+        miss: Miss,
+        slot: u32,
+        (owner, found): (u16, u64),
+    ) -> Result<()> {
+        let (table, key) = self.key(miss);
+        let index = log.index(table.id());
+        if !index.is_newest(key, slot) || (owner == table.id() && index.is_newest(found, slot)) {
+            return Ok(());
+        }
+        bail!(
+            Corrupt,
+            "{}, slot {slot}: the index says a row of table {:?}, the page says table {owner} key \
+             {found}, which is indexed elsewhere or not at all; restore from a copy, or open an \
+             earlier commit with step=",
+            self.class.file.name(),
+            table.record.spec.name
+        )
     }
 
     /// Every candidate page held another key: the key was never written, unless another thread

@@ -6,12 +6,15 @@
 
 mod budget;
 mod check;
+mod class_file;
 mod commit;
 mod copy;
 mod engine;
 mod flush;
+mod head;
 mod holds;
 mod journal;
+mod leftovers;
 mod lock;
 mod misses;
 mod open;
@@ -19,6 +22,7 @@ mod pieces;
 mod pool;
 mod rate;
 mod recovery;
+mod refresh;
 mod reserve;
 mod rows;
 mod scan;
@@ -29,6 +33,7 @@ mod superblock;
 mod tables;
 #[cfg(test)]
 mod tests;
+mod unheld;
 mod update;
 mod verbs;
 mod warm;
@@ -49,12 +54,14 @@ use crate::io::{File, Medium, OpenMode};
 use crate::metrics::{Metrics, Timed};
 use commit::{Committing, History};
 use engine::{Engine, Table};
+use holds::Hold;
 use lock::WriterLock;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use superblock::Superblock;
+use unheld::Noted;
 
 /// Opens a file that another file names. `Corrupt` when it is not there.
 fn open_needed(medium: &dyn Medium, name: &str, mode: OpenMode) -> Result<Arc<dyn File>> {
@@ -65,6 +72,11 @@ fn open_needed(medium: &dyn Medium, name: &str, mode: OpenMode) -> Result<Arc<dy
         ),
         _ => error,
     })
+}
+
+/// True when there is a file of this name.
+fn has_file(medium: &dyn Medium, name: &str) -> Result<bool> {
+    Ok(medium.list(name)?.iter().any(|found| found == name))
 }
 
 /// An open store. Cloning shares it.
@@ -101,6 +113,8 @@ pub(crate) struct Inner {
     superblock: Superblock,
     /// Seed of all checksums of this store.
     seed: u64,
+    /// Number of the term that begins with the first change.
+    term: u64,
     pid: u32,
     /// Shared by verbs; taken alone to capture a commit, by plan, modify, delete and close.
     engine: RwLock<Engine>,
@@ -111,8 +125,6 @@ pub(crate) struct Inner {
     window: window::Window,
     /// Bytes of all files of rows.
     rows_disk_bytes: AtomicU64,
-    /// False on the simulated device, where no other process can hold a commit.
-    on_disk: bool,
     /// True once the journal is open to append.
     writing: AtomicBool,
     /// Why the store refuses writes, once it does.
@@ -122,10 +134,25 @@ pub(crate) struct Inner {
     ended_scans: Mutex<Vec<(usize, u64)>>,
     batches_since_commit: AtomicU64,
     rows_since_commit: AtomicU64,
-    /// A reader's claim on its commit.
-    _hold: Option<holds::Hold>,
+    /// Number of the thread on which the function of a modify runs; 0 while none does.
+    modifying: AtomicU64,
+    /// A reader's claim on its commit, until close.
+    hold: Mutex<Option<Hold>>,
+    /// What a reader notes of its commit, for when nobody keeps that any more.
+    noted: Mutex<Option<Noted>>,
+    /// True once a reader has no hold.
+    unheld: AtomicBool,
+    /// Held while a reader moves to another commit.
+    refreshing: Mutex<()>,
     /// Held until close or drop; dies with the process.
-    _lock: Option<WriterLock>,
+    lock: Mutex<Option<WriterLock>>,
+}
+
+/// A number for the calling thread, from 1.
+fn thread_number() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    thread_local!(static NUMBER: u64 = NEXT.fetch_add(1, Ordering::Relaxed));
+    NUMBER.with(|number| *number)
 }
 
 impl Inner {
@@ -144,6 +171,43 @@ impl Inner {
         Ok(())
     }
 
+    /// Refuses a call that could wait for ever, before it takes any lock: one in a forked child,
+    /// whose locks may be those of threads that it does not have, and one of the function that
+    /// `modify` runs, on the same thread.
+    fn check_call(&self) -> Result<()> {
+        self.check_process()?;
+        if self.is_inside_modify() {
+            bail!(
+                Misuse,
+                "the function given to modify called the store that is calling it; read what it \
+                 needs before, or write the rest after modify returns"
+            );
+        }
+        Ok(())
+    }
+
+    fn is_inside_modify(&self) -> bool {
+        // A thread sees its own store; what others have stored is not its number.
+        match self.modifying.load(Ordering::Relaxed) {
+            0 => false,
+            thread => thread == thread_number(),
+        }
+    }
+
+    /// Runs the function of a modify; calls of the store by it are refused.
+    fn inside_modify<T>(&self, function: impl FnOnce() -> T) -> T {
+        struct Leave<'a>(&'a AtomicU64);
+        impl Drop for Leave<'_> {
+            fn drop(&mut self) {
+                self.0.store(0, Ordering::Relaxed);
+            }
+        }
+        // Who calls this has the engine alone, so that there is one at a time.
+        self.modifying.store(thread_number(), Ordering::Relaxed);
+        let _leave = Leave(&self.modifying);
+        function()
+    }
+
     /// What verbs of a closed store report.
     fn closed(&self) -> Error {
         let message = format!("store {} is closed; open it again", self.path.display());
@@ -152,7 +216,7 @@ impl Inner {
 
     /// The engine for a verb that reads. Makes the plan first, if tables came since the last.
     fn planned_engine(&self) -> Result<RwLockReadGuard<'_, Engine>> {
-        self.check_process()?;
+        self.check_call()?;
         loop {
             let engine = self.engine.try_read().unwrap_or_else(|| {
                 let _timed = Timed::new(&self.metrics.lock_wait_ns);
@@ -191,7 +255,7 @@ impl Inner {
 
     /// The engine alone, of an open store.
     fn exclusive(&self) -> Result<RwLockWriteGuard<'_, Engine>> {
-        self.check_process()?;
+        self.check_call()?;
         let engine = self.engine_alone();
         if engine.closed {
             return Err(self.closed());
@@ -200,7 +264,7 @@ impl Inner {
     }
 
     fn check_writable(&self) -> Result<()> {
-        self.check_process()?;
+        self.check_call()?;
         if self.options.read_only {
             bail!(Misuse, "store {} was opened read_only=True", self.path.display());
         }
@@ -219,6 +283,23 @@ impl Inner {
             );
         }
         Ok(())
+    }
+
+    /// What looks like damage after a write has failed is a page that this write did not bring.
+    fn after_failed_write(&self, error: Error) -> Error {
+        if error.kind() != ErrorKind::Corrupt || !self.poisoned.load(Ordering::Acquire) {
+            return error;
+        }
+        let why = self.poison.lock().clone().unwrap_or_default();
+        Error::new(
+            ErrorKind::Poisoned,
+            format!(
+                "a row cannot be read after an error ({why}); close store {} and open it again: it \
+                 will be at its last commit ({})",
+                self.path.display(),
+                error.message()
+            ),
+        )
     }
 
     /// An error after rows changed leaves memory and disk apart: no write or commit any more.
@@ -271,36 +352,55 @@ impl Store {
         self.inner.uncommitted()
     }
 
-    /// The commits that are kept, oldest first.
+    /// Refuses what every call refuses that can fail: use in a forked child, and by the function of
+    /// a `modify` of this store on its thread. Takes no lock.
+    ///
+    /// *Errors*: `Forked`, `Misuse`.
+    pub fn check_call(&self) -> Result<()> {
+        self.inner.check_call()
+    }
+
+    /// True while the commit at hand cannot be dropped by a writer. False for a reader that may not
+    /// write its hold, or has lost it: once a writer drops the commit, what is not in memory is
+    /// `CommitGone`.
+    pub fn is_held(&self) -> bool {
+        self.check_call().is_ok() && self.inner.is_held()
+    }
+
+    /// The commits that are kept, oldest first; none where [`check_call`](Self::check_call) refuses.
     pub fn commits(&self) -> Vec<CommitInfo> {
+        if self.check_call().is_err() {
+            return Vec::new();
+        }
         self.inner.history.lock().commits()
     }
 
-    /// The newest commit.
+    /// The newest commit; none where [`check_call`](Self::check_call) refuses.
     pub fn last_commit(&self) -> Option<CommitInfo> {
-        self.inner.history.lock().commits().pop()
+        self.commits().pop()
     }
 
     /// The named byte strings of the newest commit; empty when there are none.
     ///
-    /// *Errors*: `Corrupt` when they do not check. *Blocking*: reads a file.
+    /// *Errors*: `Corrupt` when they do not check, `CommitGone` of a reader without a hold.
+    /// *Blocking*: reads a file.
     pub fn state(&self) -> Result<Vec<(String, Vec<u8>)>> {
-        self.inner.check_process()?;
+        self.inner.check_call()?;
         loop {
             let last = self.inner.history.lock().last_state();
             let Some(state) = &last else { return Ok(Vec::new()) };
             let read = state::read(&*self.inner.medium, self.inner.seed, state);
             // A commit that was made meanwhile may have removed the file.
             if read.is_ok() || self.inner.history.lock().last_state() == last {
-                return read;
+                return self.inner.as_committed(read);
             }
         }
     }
 
-    /// Closes the store. What came after the last commit is discarded; returned is how much.
-    /// Later calls fail with `Closed`; a second close does nothing.
+    /// Closes the store, and gives up its lock or hold. What came after the last commit is
+    /// discarded; returned is how much. Later calls fail with `Closed`; a second close does nothing.
     pub fn close(&self) -> Result<Uncommitted> {
-        self.inner.check_process()?;
+        self.inner.check_call()?;
         self.inner.window.stop();
         let mut engine = self.inner.engine_alone();
         if engine.closed {
@@ -311,9 +411,8 @@ impl Store {
         engine.classes.clear();
         engine.tables.clear();
         self.inner.history.lock().close();
-        if let Some(lock) = &self.inner._lock {
-            lock.release();
-        }
+        drop(self.inner.hold.lock().take());
+        drop(self.inner.lock.lock().take());
         Ok(lost)
     }
 }

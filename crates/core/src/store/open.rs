@@ -1,52 +1,50 @@
 //! Opening: from a path to a store at one commit, and the first write after that.
 
+use super::class_file::{check_class_header, class_file_name};
 use super::commit::History;
 use super::engine::{Class, Engine};
+use super::head::{self, Head};
 use super::holds::{self, Hold};
 use super::journal::{ClassRecord, CommitRecord, JournalFile, RecordKind, name_of, number_of};
 use super::lock::WriterLock;
 use super::recovery::{Recovered, Target, recover};
-use super::superblock::{HEAD_NAME, Superblock, lower_head};
-use super::{Guarded, Inner, Store, open_needed};
+use super::superblock::Superblock;
+use super::unheld::Noted;
+use super::{Guarded, Inner, Store, has_file, open_needed};
 use crate::config::StoreOptions;
-use crate::error::{Error, Result, bail};
-use crate::io::{DirectoryMedium, File, Medium, OpenMode};
+use crate::error::{Error, ErrorKind, Result, bail};
+use crate::io::{DirectoryMedium, Medium, OpenMode};
 use crate::metrics::Metrics;
 use crate::planted::{self, Bug};
+use crate::storage::log::fillings::Fillings;
 use crate::storage::log::{PageLayout, Segments, TableIndex};
 use parking_lot::{Mutex, RwLock};
-use std::ffi::OsString;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, SystemTime};
-use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
+use std::time::Duration;
+use xxhash_rust::xxh3::xxh3_128;
 
-const CLASS_MAGIC: [u8; 8] = *b"ERROWS\x01\0";
-const CLASS_HEADER_BYTES: usize = 512;
 /// How often a reader looks at a store that changes meanwhile.
 const TRIES_MAX: usize = 20;
 /// Changes within one tick of the clock of a file system have the same time. A tick takes 10 ms at
 /// most.
 const REST_MIN: Duration = Duration::from_millis(100);
 
-/// Where a store is.
-#[derive(Clone)]
-struct Place {
-    path: PathBuf,
-    /// False on the simulated device.
-    on_disk: bool,
-}
-
 impl Store {
     /// Opens the store at `path`, at its last commit or at the commit of `options.step`; creates
-    /// it when there is none and `options.create` allows it.
+    /// it when there is none and `options.create` allows it. A later change of the working
+    /// directory does not move it.
+    ///
+    /// A reader holds its commit, unless it may not write in the directory, on a read-only medium
+    /// for example ([`Store::is_held`]).
     ///
     /// *Errors*: `NotFound`, `Locked` naming who writes to it, `Corrupt` and `Unsupported` naming
-    /// what cannot be read, `Budget` naming the smallest memory that works, `Io`. *Blocking*: reads
+    /// what cannot be read, `Budget` naming a memory that works, `Io`. *Blocking*: reads
     /// the journal; row pages are not read.
     pub fn open(path: impl AsRef<Path>, options: StoreOptions) -> Result<Self> {
-        let path = path.as_ref();
+        let path = absolute(path.as_ref())?;
         if !path.is_dir() {
             if path.exists() {
                 bail!(Misuse, "{} is a file, expected a directory", path.display());
@@ -54,69 +52,70 @@ impl Store {
             if !options.create || options.read_only {
                 bail!(NotFound, "there is no store at {}", path.display());
             }
-            std::fs::create_dir_all(path).map_err(|e| Error::os(path.display(), e))?;
+            std::fs::create_dir_all(&path).map_err(|e| Error::os(path.display(), e))?;
         }
-        let read_only = options.read_only;
-        if read_only || !options.create {
-            let probe = DirectoryMedium::open(path, options.io)?;
-            if !Superblock::exists(&probe)? {
-                bail!(NotFound, "there is no store at {}", path.display());
-            }
+        let medium = DirectoryMedium::open(&path, options.io)?;
+        let path = medium.path().to_path_buf();
+        Self::open_in(Arc::new(medium), path, options)
+    }
+
+    /// Opens a store on any medium: for tests on the simulated device.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn open_on(medium: Arc<dyn Medium>, options: StoreOptions) -> Result<Self> {
+        Self::open_in(medium, PathBuf::from("simulated"), options)
+    }
+
+    fn open_in(medium: Arc<dyn Medium>, path: PathBuf, options: StoreOptions) -> Result<Self> {
+        if (options.read_only || !options.create) && !Superblock::exists(&*medium)? {
+            bail!(NotFound, "there is no store at {}", path.display());
         }
-        let lock = if read_only { None } else { Some(WriterLock::take(path)?) };
-        let directory = DirectoryMedium::open(path, options.io)?;
-        let place = Place { path: path.to_path_buf(), on_disk: true };
-        let medium: Arc<dyn Medium> = Arc::new(directory);
-        if !read_only {
-            return Self::open_with(medium, place, options, lock, None);
+        if options.read_only {
+            let target = options.step.map_or(Target::Last, Target::Step);
+            return Self::open_reader(&medium, &path, &options, target);
         }
-        let target = options.step.map_or(Target::Last, Target::Step);
-        Self::open_reader(medium, &place, options, target)
+        let lock = WriterLock::take(&*medium, &path)?;
+        Self::open_with(medium, path, options, Some(lock), None)
     }
 
     /// Opens the commit of this number, to read only.
-    pub(super) fn open_commit(path: &Path, options: StoreOptions, sequence: u64) -> Result<Self> {
-        let medium = DirectoryMedium::open(path, options.io)?;
-        let place = Place { path: path.to_path_buf(), on_disk: true };
-        Self::open_reader(Arc::new(medium), &place, options, Target::Sequence(sequence))
+    pub(super) fn open_commit(
+        medium: &Arc<dyn Medium>,
+        path: &Path,
+        options: &StoreOptions,
+        sequence: u64,
+    ) -> Result<Self> {
+        Self::open_reader(medium, path, options, Target::Sequence(sequence))
     }
 
     /// Opens beside a writer: holds the commit first, then checks that it is still kept. What the
     /// writer changes meanwhile may look like damage, and is looked at again.
     fn open_reader(
-        medium: Arc<dyn Medium>,
-        place: &Place,
-        options: StoreOptions,
+        medium: &Arc<dyn Medium>,
+        path: &Path,
+        options: &StoreOptions,
         target: Target,
     ) -> Result<Self> {
         while_changing(
-            || files_of_commits(&place.path),
+            || files_of_commits(&**medium),
             || {
-                let superblock = Superblock::read(&*medium)?;
-                let found = recover(&*medium, superblock.checksum_seed(), target)?;
+                let superblock = Superblock::read(&**medium)?;
+                let found = recover(&**medium, superblock.checksum_seed(), target)?;
                 let sequence = found.commits.last().map_or(0, |c| c.info.sequence);
                 drop(found);
-                let hold = Some((Hold::take(&place.path, sequence)?, sequence));
-                Self::open_with(medium.clone(), place.clone(), options.clone(), None, hold)
+                let hold = Hold::take(medium, sequence)?;
+                let claim = Some(Claim { hold, sequence });
+                Self::open_with(medium.clone(), path.to_path_buf(), options.clone(), None, claim)
             },
         )
     }
 
-    /// Opens a store on any medium, without writer lock: for tests on the simulated device.
-    #[cfg(any(test, feature = "testing"))]
-    pub fn open_on(medium: Arc<dyn Medium>, options: StoreOptions) -> Result<Self> {
-        let place = Place { path: PathBuf::from("simulated"), on_disk: false };
-        Self::open_with(medium, place, options, None, None)
-    }
-
     fn open_with(
         medium: Arc<dyn Medium>,
-        place: Place,
+        path: PathBuf,
         options: StoreOptions,
         lock: Option<WriterLock>,
-        hold: Option<(Hold, u64)>,
+        claim: Option<Claim>,
     ) -> Result<Self> {
-        let Place { path, on_disk } = place;
         if options.keep == 0 {
             bail!(Misuse, "keep is 0, expected at least 1 commit to keep");
         }
@@ -128,17 +127,23 @@ impl Store {
             superblock
         };
         let seed = superblock.checksum_seed();
-        // A reader opens what it holds, whatever was committed since.
-        let (hold, target) = match hold {
-            Some((hold, sequence)) => (Some(hold), Target::Sequence(sequence)),
-            None => (None, options.step.map_or(Target::Last, Target::Step)),
+        // A reader opens what it claims, whatever was committed since.
+        let target = match &claim {
+            Some(claim) => Target::Sequence(claim.sequence),
+            None => options.step.map_or(Target::Last, Target::Step),
         };
         let mut recovered = recover(&*medium, seed, target)?;
-        if on_disk && !options.read_only {
-            refuse_held_beside(&path, &recovered.commits)?;
+        if !options.read_only {
+            refuse_held_beside(&*medium, &path, &recovered.commits)?;
         }
+        let hold = claim.and_then(|claim| claim.hold);
+        let noted = match recovered.commits.last() {
+            Some(record) if options.read_only => Noted::of(&*medium, record)?,
+            _ => None,
+        };
+        let term = head::next_term(&*medium, seed, recovered.sequence_max)?;
         let mut engine = Engine::default();
-        let rows_disk_bytes = build(&mut engine, &*medium, &options, seed, &mut recovered)?;
+        let rows_disk_bytes = build(&mut engine, &*medium, &options, seed, term, &mut recovered)?;
         let history = history_of(&recovered);
         let inner = Inner {
             path,
@@ -146,6 +151,7 @@ impl Store {
             options,
             superblock,
             seed,
+            term,
             pid: std::process::id(),
             engine: RwLock::new(engine),
             history: Mutex::new(history),
@@ -153,15 +159,18 @@ impl Store {
             metrics: Metrics::default(),
             window: super::window::Window::new(),
             rows_disk_bytes: AtomicU64::new(rows_disk_bytes),
-            on_disk,
             writing: AtomicBool::new(false),
             poison: Mutex::new(None),
             poisoned: AtomicBool::new(false),
             ended_scans: Mutex::default(),
             batches_since_commit: AtomicU64::new(0),
             rows_since_commit: AtomicU64::new(0),
-            _hold: hold,
-            _lock: lock,
+            modifying: AtomicU64::new(0),
+            unheld: AtomicBool::new(hold.is_none()),
+            hold: Mutex::new(hold),
+            noted: Mutex::new(noted),
+            refreshing: Mutex::new(()),
+            lock: Mutex::new(lock),
         };
         let store = Store { inner: Arc::new(Guarded(Some(inner))) };
         // A budget that cannot work is refused here; a reader may only want to look.
@@ -173,10 +182,16 @@ impl Store {
     }
 }
 
+/// The commit that a reader is to open, and what keeps it, if anything can.
+struct Claim {
+    hold: Option<Hold>,
+    sequence: u64,
+}
+
 /// Tries until it succeeds, or fails although nothing that `look` sees has changed meanwhile; at
 /// most so often that a writer which never rests does not keep a reader for ever. `look` says, too,
 /// for how long nothing had changed then.
-fn while_changing<T, S: PartialEq>(
+pub(super) fn while_changing<T, S: PartialEq>(
     mut look: impl FnMut() -> Result<(S, Duration)>,
     mut attempt: impl FnMut() -> Result<T>,
 ) -> Result<T> {
@@ -196,39 +211,40 @@ fn while_changing<T, S: PartialEq>(
     attempt()
 }
 
-/// Name, length and time of the last change of a file.
-type FileState = (OsString, u64, SystemTime);
+/// Name, length and stamp of a file.
+pub(super) type Seen = (String, u64, u128);
 
 /// The files that a commit changes, and how long ago the last change of all was.
-fn files_of_commits(path: &Path) -> Result<(Vec<FileState>, Duration)> {
-    let what = |error| Error::os(path.display(), error);
+pub(super) fn files_of_commits(medium: &dyn Medium) -> Result<(Vec<Seen>, Duration)> {
     let mut files = Vec::new();
-    for entry in std::fs::read_dir(path).map_err(what)? {
-        let entry = entry.map_err(what)?;
-        let name = entry.file_name();
-        let text = name.to_string_lossy();
-        if !text.starts_with("journal-") && text != HEAD_NAME {
-            continue;
-        }
-        // A file that is gone by now is missing in the next look, too.
-        if let Ok(found) = entry.metadata() {
-            files.push((name, found.len(), found.modified().map_err(what)?));
+    let mut ago = Duration::MAX;
+    let heads = medium.list(head::NAME)?.into_iter().filter(|name| name == head::NAME);
+    for name in medium.list("journal-")?.into_iter().chain(heads) {
+        match medium.state_of(&name) {
+            Ok(state) => {
+                files.push((name, state.bytes, state.stamp));
+                ago = ago.min(state.ago);
+            }
+            // A file that is gone by now is missing in the next look, too.
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
         }
     }
-    files.sort_unstable();
-    let last = files.iter().map(|(_, _, changed)| *changed).max();
-    // A time in the future says nothing.
-    let ago = last.map_or(Ok(Duration::MAX), |last| last.elapsed()).unwrap_or_default();
     Ok((files, ago))
+}
+
+/// A path that stays right when the working directory changes.
+pub(super) fn absolute(path: &Path) -> Result<PathBuf> {
+    std::path::absolute(path).map_err(|e| Error::os(format!("path {}", path.display()), e))
 }
 
 /// Refuses to write while a reader holds a commit outside the kept ones: older, because a crash
 /// forgot whose copies it needs; later, because going on from an earlier one overwrites them.
-fn refuse_held_beside(path: &Path, kept: &[CommitRecord]) -> Result<()> {
+fn refuse_held_beside(medium: &dyn Medium, path: &Path, kept: &[CommitRecord]) -> Result<()> {
     let sequence = |commit: Option<&CommitRecord>| commit.map_or(0, |c| c.info.sequence);
     let (first, last) = (sequence(kept.first()), sequence(kept.last()));
     // Commit 0 is a store without commits: its readers need nothing.
-    let Some((oldest, newest)) = holds::span(path) else { return Ok(()) };
+    let Some((oldest, newest)) = holds::span(medium)? else { return Ok(()) };
     let (held, which) = match (oldest, newest) {
         (_, newest) if newest > last => (newest, "later than the commit to go on from"),
         (oldest @ 1.., _) if oldest < first => (oldest, "older than the kept commits"),
@@ -254,11 +270,12 @@ fn new_superblock(path: &Path, seed: u64) -> Superblock {
 }
 
 /// Fills the engine from what recovery found; returns the bytes of all files of rows.
-fn build(
+pub(super) fn build(
     engine: &mut Engine,
     medium: &dyn Medium,
     options: &StoreOptions,
     seed: u64,
+    term: u64,
     recovered: &mut Recovered,
 ) -> Result<u64> {
     let last = recovered.commits.last().cloned();
@@ -281,9 +298,14 @@ fn build(
         segments.recovered(epoch).map_err(|error| error.context(file.name()))?;
         bytes += u64::from(segments.count()) * record.segment_bytes;
         let counters = last.and_then(|c| c.classes.iter().find(|c| c.id == record.id));
-        let sequence = counters.map_or(0, |c| c.sequence);
+        let mut sequence = counters.map_or(0, |c| c.sequence);
+        let firsts = recovered.fillings.get(usize::from(record.id)).map(Fillings::firsts);
+        segments.recovered_firsts(firsts.unwrap_or(&BTreeMap::new()), sequence);
         if options.read_only {
             layout.sequence_max = sequence;
+        } else {
+            // What an epoch without commit has written must not pass for a page of this term.
+            sequence = sequence.max(head::sequence_of_term(term));
         }
         engine.classes.push(Class::new(record.clone(), layout, file, segments, sequence, medium)?);
     }
@@ -347,7 +369,7 @@ fn count_copies(
     Ok(())
 }
 
-fn history_of(recovered: &Recovered) -> History {
+pub(super) fn history_of(recovered: &Recovered) -> History {
     let last = recovered.commits.last();
     let complete = match (last, recovered.cycles.last()) {
         (Some(commit), Some((file, _))) => commit.place.0 == *file,
@@ -368,62 +390,13 @@ fn history_of(recovered: &Recovered) -> History {
         cycle_pieces: 0,
         refused_rows: 0,
         short_of_journal: false,
+        synced_to: recovered.synced_to,
         next_sequence: last.map_or(0, |c| c.info.sequence) + 1,
         under_way: None,
         written_before: 0,
         rows_before: 0,
         payload: Vec::new(),
     }
-}
-
-/// The file of a class's pages.
-pub(super) fn class_file_name(class: u16) -> String {
-    format!("rows-{class}")
-}
-
-/// Creates the file of a new class, durable with its name.
-pub(super) fn create_class_file(
-    medium: &dyn Medium,
-    record: &ClassRecord,
-    seed: u64,
-) -> Result<Arc<dyn File>> {
-    let name = class_file_name(record.id);
-    if medium.list(&name)?.contains(&name) {
-        // Left by an epoch that never committed.
-        medium.remove(&name)?;
-    }
-    let file = medium.open(&name, OpenMode::CreateNew)?;
-    file.allocate(0, CLASS_HEADER_BYTES as u64)?;
-    file.write_at(&class_header(record, seed), 0)?;
-    file.sync()?;
-    medium.sync_dir()?;
-    Ok(file)
-}
-
-fn class_header(record: &ClassRecord, seed: u64) -> Vec<u8> {
-    let mut header = CLASS_MAGIC.to_vec();
-    header.extend_from_slice(&u64::from(record.id).to_le_bytes());
-    header.extend_from_slice(&(record.page_bytes as u64).to_le_bytes());
-    header.extend_from_slice(&(record.row_bytes as u64).to_le_bytes());
-    header.extend_from_slice(&record.segment_bytes.to_le_bytes());
-    header.extend_from_slice(&seed.to_le_bytes());
-    header.extend_from_slice(&xxh3_64(&header).to_le_bytes());
-    header.resize(CLASS_HEADER_BYTES, 0);
-    header
-}
-
-fn check_class_header(file: &dyn File, record: &ClassRecord, seed: u64) -> Result<()> {
-    let mut header = vec![0; CLASS_HEADER_BYTES];
-    file.read_at(&mut header, 0)?;
-    if header != class_header(record, seed) {
-        bail!(
-            Corrupt,
-            "{}, bytes 0 to {CLASS_HEADER_BYTES}: not the header of this class; restore from a \
-             copy",
-            file.name()
-        );
-    }
-    Ok(())
 }
 
 impl Inner {
@@ -437,36 +410,68 @@ impl Inner {
         if history.journal.is_some() {
             return Ok(());
         }
-        let last = history.kept.last().map(|c| (c.info.sequence, c.place));
-        let (sequence, (number, position)) = last.unwrap_or((0, (1, 0)));
-        if self.on_disk {
-            refuse_held_beside(&self.path, &history.kept)?;
+        refuse_held_beside(&*self.medium, &self.path, &history.kept)?;
+        let sequence = |commit: Option<&CommitRecord>| commit.map_or(0, |c| c.info.sequence);
+        let (last, first) = (sequence(history.kept.last()), sequence(history.kept.first()));
+        let head = Head::new(last, first, self.term);
+        match history.kept.last().map(|c| c.place) {
+            Some(place) => self.go_on_from(&mut history, place, head)?,
+            None => self.begin_journal(&mut history, head)?,
         }
-        if !planted::is(Bug::HeadNotLowered) {
-            lower_head(&*self.medium, self.seed, sequence)?;
-        }
-        for name in self.medium.list("journal-")? {
-            if number_of(&name).is_some_and(|n| n > number || last.is_none()) {
-                self.medium.remove(&name)?;
-            }
-        }
-        self.medium.sync_dir()?;
-        if last.is_some() {
-            let journal = JournalFile::resume(&*self.medium, self.seed, number, position)?;
-            history.old_journal_bytes =
-                history.old_journal_bytes.saturating_sub(journal.disk_bytes());
-            history.journal = Some(journal);
-        } else {
-            let mut journal = JournalFile::create(&*self.medium, self.seed, 1)?;
-            journal.append(RecordKind::CycleEnd, &[])?;
-            self.medium.sync_dir()?;
-            history.journal = Some(journal);
-            history.cycles = vec![(1, 0)];
-            history.old_journal_bytes = 0;
-        }
-        debug_assert!(self.medium.list(&name_of(number)).is_ok());
         // Pairs with the acquire above: who sees it finds the journal open.
         self.writing.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Gives up what follows a commit. A crash in between leaves one of the commits that are being
+    /// given up, or this one, and what any of them had dropped is known from the head.
+    fn go_on_from(
+        &self,
+        history: &mut History,
+        (number, end): (u64, u64),
+        head: Head,
+    ) -> Result<()> {
+        let medium = &*self.medium;
+        // First, for the head says that the commit is durable.
+        if history.synced_to < end {
+            JournalFile::write_again(medium, self.seed, number, history.synced_to..end)?;
+            history.synced_to = end;
+        }
+        if !planted::is(Bug::HeadNotLowered) {
+            head.write_durably(medium, self.seed)?;
+        }
+        medium.sync_dir()?;
+        let mut later: Vec<u64> =
+            medium.list("journal-")?.iter().filter_map(|n| number_of(n)).collect();
+        later.retain(|n| *n > number);
+        later.sort_unstable();
+        // The last first and one by one, or a power cut could bring one back without those before.
+        for number in later.into_iter().rev() {
+            medium.remove(&name_of(number))?;
+            medium.sync_dir()?;
+        }
+        let journal = JournalFile::resume(medium, self.seed, number, end)?;
+        history.old_journal_bytes = history.old_journal_bytes.saturating_sub(journal.disk_bytes());
+        history.journal = Some(journal);
+        Ok(())
+    }
+
+    /// Begins the journal of a store without commits.
+    fn begin_journal(&self, history: &mut History, head: Head) -> Result<()> {
+        let medium = &*self.medium;
+        // The name of the superblock, if a sync after its creation has failed: before all others.
+        medium.sync_dir()?;
+        head.write_durably(medium, self.seed)?;
+        let mut journal = if has_file(medium, &name_of(1))? {
+            JournalFile::create_again(medium, self.seed, 1)?
+        } else {
+            JournalFile::create(medium, self.seed, 1)?
+        };
+        journal.append(RecordKind::CycleEnd, &[])?;
+        medium.sync_dir()?;
+        history.journal = Some(journal);
+        history.cycles = vec![(1, 0)];
+        history.old_journal_bytes = 0;
         Ok(())
     }
 }
@@ -474,8 +479,9 @@ impl Inner {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::ErrorKind;
+    use crate::io::IoChoice;
     use std::cell::Cell;
+    use std::time::SystemTime;
 
     fn damage() -> Error {
         Error::new(ErrorKind::Corrupt, "damage")
@@ -526,12 +532,13 @@ mod tests {
         let write = |name: &str, bytes: &[u8]| {
             std::fs::write(directory.path().join(name), bytes).unwrap();
         };
-        let files = || files_of_commits(directory.path()).unwrap();
+        let medium = DirectoryMedium::open(directory.path(), IoChoice::Pread).unwrap();
+        let files = || files_of_commits(&medium).unwrap();
         assert_eq!(files(), (Vec::new(), Duration::MAX));
         write("rows-0", b"12");
         assert_eq!(files().0, Vec::new());
         write("journal-1", b"12");
-        write(HEAD_NAME, b"1");
+        write(head::NAME, b"1");
         let before = files();
         assert_eq!(before.0.len(), 2);
         assert!(before.1 < Duration::from_secs(60), "{:?}", before.1);
@@ -547,6 +554,7 @@ mod tests {
         let then = SystemTime::UNIX_EPOCH + Duration::from_secs(5);
         file.unwrap().set_modified(then).unwrap();
         let later = files();
-        assert!(later.0.iter().any(|(_, length, changed)| (*length, *changed) == (3, then)));
+        let stamp = Duration::from_secs(5).as_nanos();
+        assert!(later.0.iter().any(|(_, length, changed)| (*length, *changed) == (3, stamp)));
     }
 }

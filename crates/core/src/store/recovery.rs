@@ -5,26 +5,28 @@
 //! thread reads and checks ahead of the replay. Never writes; what a crashed epoch left behind is
 //! cut off later, before the first write.
 
+mod survey;
+
+use super::head::{Head, Tells};
 use super::journal::{
-    ClassRecord, CommitRecord, JournalReader, RecordKind, TableRecord, number_of, read_json,
-    read_piece_header,
+    ClassRecord, CommitRecord, JournalReader, RecordKind, TableRecord, read_json, read_piece_header,
 };
+use super::leftovers::refuse_unexplained;
 use super::pieces::{pieces_of, write_piece_into};
-use super::superblock::read_head;
 use crate::arena::give_back_freed;
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::hash::{mix, table_salt};
 use crate::index::{DenseIndex, SparseIndex};
-use crate::io::{IoKind, Medium};
+use crate::io::Medium;
 use crate::planted::{self, Bug};
-use crate::storage::log::TableIndex;
 use crate::storage::log::delta::{Decoded, Delta, DenseRow, decode, id_of};
+use crate::storage::log::fillings::Fillings;
+use crate::storage::log::{PageLayout, TableIndex};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
+use survey::survey;
 
-/// Files of the journal that are scanned at once.
-const SCANS_AT_ONCE: usize = 4;
 /// Payload bytes that the reading thread hands over at once, and how many such it may be ahead.
 const BATCH_BYTES: usize = 256 << 10;
 const BATCHES_AHEAD: usize = 3;
@@ -51,106 +53,13 @@ pub(super) struct Recovered {
     pub(super) journal_bytes: u64,
     /// Newest cycle end: (journal file, commit at which it was complete).
     pub(super) cycles: Vec<(u64, u64)>,
-}
-
-#[derive(Default)]
-struct Survey {
-    files: Vec<u64>,
-    commits: Vec<CommitRecord>,
-    cycles: Vec<(u64, u64)>,
-    bytes: u64,
-    /// Set when commits follow damage; those are not among `commits`.
-    damage: Option<Error>,
-}
-
-/// What a journal file holds beside deltas and pieces.
-struct Scan {
-    /// Commit records with the position behind them, cycle ends, in order.
-    marks: Vec<(RecordKind, Vec<u8>, u64)>,
-    /// End of what checks.
-    position: u64,
-    /// A commit behind it.
-    damage: Option<Error>,
-}
-
-fn scan(medium: &dyn Medium, seed: u64, number: u64) -> Result<Option<Scan>> {
-    let Some(mut reader) = JournalReader::open(medium, seed, number)? else { return Ok(None) };
-    let mut marks = Vec::new();
-    while let Some(kind) = reader.next()? {
-        if matches!(kind, RecordKind::Commit | RecordKind::CycleEnd) {
-            marks.push((kind, reader.payload().to_vec(), reader.position()));
-        }
-    }
-    let position = reader.position();
-    let damage = reader.expect_no_commit_behind().err();
-    Ok(Some(Scan { marks, position, damage }))
-}
-
-/// Scans all files, several at once where there are cores for it. (The simulated device repeats
-/// its faults only when its operations come in one order.)
-fn scan_all(medium: &dyn Medium, seed: u64, numbers: &[u64]) -> Vec<Result<Option<Scan>>> {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = if medium.kind() == IoKind::Simulated { 1 } else { cores.min(SCANS_AT_ONCE) };
-    let mut found = Vec::new();
-    for group in numbers.chunks(threads.max(1)) {
-        let Some((first, others)) = group.split_first() else { continue };
-        std::thread::scope(|scope| {
-            let scans: Vec<_> =
-                others.iter().map(|n| scope.spawn(move || scan(medium, seed, *n))).collect();
-            found.push(scan(medium, seed, *first));
-            for scan in scans {
-                found.push(scan.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
-            }
-        });
-    }
-    found
-}
-
-fn survey(medium: &dyn Medium, seed: u64) -> Result<Survey> {
-    let mut numbers: Vec<u64> =
-        medium.list("journal-")?.iter().filter_map(|n| number_of(n)).collect();
-    numbers.sort_unstable();
-    let mut survey = Survey::default();
-    let mut damaged: Option<Error> = None;
-    for (number, scan) in numbers.iter().copied().zip(scan_all(medium, seed, &numbers)) {
-        let Some(scan) = scan? else {
-            let what = format!("{} has no valid header", super::journal::name_of(number));
-            damaged.get_or_insert(Error::new(ErrorKind::Corrupt, what));
-            continue;
-        };
-        for (kind, payload, position) in scan.marks {
-            if kind == RecordKind::CycleEnd {
-                let next = survey.commits.last().map_or(0, |c| c.info.sequence) + 1;
-                survey.cycles.push((number, if number == 1 { 0 } else { next }));
-                continue;
-            }
-            if let Some(error) = damaged {
-                survey.damage = Some(error.context("a commit follows damage"));
-                return Ok(survey);
-            }
-            let name = |e: Error| e.context(super::journal::name_of(number));
-            let mut record: CommitRecord = read_json(&payload, "commit").map_err(name)?;
-            record.verify().map_err(name)?;
-            record.place = (number, position);
-            let before = survey.commits.last().map_or(0, |c| c.info.sequence);
-            if before != 0 && record.info.sequence != before + 1 {
-                bail!(
-                    Corrupt,
-                    "{}: commit {} follows commit {before}; a journal file is missing",
-                    super::journal::name_of(number),
-                    record.info.sequence
-                );
-            }
-            survey.commits.push(record);
-        }
-        survey.bytes += scan.position;
-        if let Some(error) = scan.damage {
-            damaged.get_or_insert(error);
-        }
-        survey.files.push(number);
-    }
-    survey.damage = damaged.filter(|error| error.message().contains("a commit follows"));
-    Ok(survey)
+    /// Up to here the journal file of the opened commit is known to be on the disk; from here to
+    /// the end of the commit a sync may have failed.
+    pub(super) synced_to: u64,
+    /// Where the fillings of segments began, by class.
+    pub(super) fillings: Vec<Fillings>,
+    /// The largest sequence of a page that any commit of the journal tells of.
+    pub(super) sequence_max: u64,
 }
 
 /// Which of the kept commits to rebuild.
@@ -167,32 +76,31 @@ pub(super) enum Target {
 /// Rebuilds the store at a commit.
 pub(super) fn recover(medium: &dyn Medium, seed: u64, target: Target) -> Result<Recovered> {
     // Read before the journal: a writer beside may commit meanwhile, and the head must not lead.
-    let head = read_head(medium, seed)?;
+    let head = Head::read(medium, seed)?;
     let mut survey = survey(medium, seed)?;
-    let newest = survey.commits.last().map_or(0, |c| c.info.sequence);
-    // Without the head, too, nobody knows which commits before the damage are still kept.
-    if let Some(error) = survey.damage.take()
-        && (head <= newest || matches!(target, Target::Last))
-    {
-        return Err(error);
-    }
-    let last = survey.commits.last();
-    if head > newest && matches!(target, Target::Last) {
-        bail!(
-            Corrupt,
-            "the journal ends at commit {newest}, but commit {head} was made: a journal file was \
-             truncated, damaged or removed; restore from a copy, or open an earlier commit with \
-             step="
-        );
-    }
-    let mut oldest = last.map_or(0, |c| c.oldest_kept);
-    if head > newest {
-        // Commits that cannot be read any more have dropped as many of these, and their pages may
-        // have been written again.
-        let kept = last.map_or(0, |c| c.info.sequence + 1 - c.oldest_kept);
-        oldest = oldest.max((head + 1).saturating_sub(kept));
-    }
+    let (damage, gap) = (survey.damage.take(), survey.gap.take());
+    let newest = survey.newest();
+    let whole = survey.whole(&head);
+    let oldest = whole.oldest;
     let kept = |c: &&CommitRecord| c.info.sequence >= oldest;
+    let steps = || -> Vec<String> {
+        survey.commits.iter().filter(kept).map(|c| c.info.step.to_string()).collect()
+    };
+    let lost = head.sequence > newest;
+    if let Some(damage) = damage.or_else(|| lost_end(newest, head.sequence)) {
+        // Without a head beyond it, nobody knows which commits before the damage are still kept.
+        let open = if lost && whole.base.is_some() { steps() } else { Vec::new() };
+        if open.is_empty() || matches!(target, Target::Last) {
+            return Err(with_way_out(&damage, &open));
+        }
+    }
+    let first = survey.commits.first().map_or(0, |c| c.info.sequence);
+    if let Some(gap) = gap.filter(|_| first > oldest) {
+        return Err(gap);
+    }
+    if newest == 0 {
+        refuse_unexplained(medium, seed)?;
+    }
     let target = match target {
         Target::Last => newest,
         Target::Sequence(sequence) if sequence >= oldest && sequence <= newest => sequence,
@@ -203,19 +111,16 @@ pub(super) fn recover(medium: &dyn Medium, seed: u64, target: Target) -> Result<
             let found = survey.commits.iter().filter(kept).rfind(|c| c.info.step == step);
             match found {
                 Some(commit) => commit.info.sequence,
-                None => {
-                    let steps: Vec<String> = survey
-                        .commits
-                        .iter()
-                        .filter(kept)
-                        .map(|c| c.info.step.to_string())
-                        .collect();
-                    bail!(
-                        NotFound,
-                        "there is no commit of step {step}; the store keeps steps [{}]",
-                        steps.join(", ")
-                    )
-                }
+                None => bail!(
+                    NotFound,
+                    "there is no commit of step {step}; the store keeps steps [{}]{}",
+                    steps().join(", "),
+                    if head.tells == Tells::Nothing && newest > 0 {
+                        " (its head is missing or damaged: older ones may not be whole)"
+                    } else {
+                        ""
+                    }
+                ),
             }
         }
     };
@@ -228,21 +133,60 @@ pub(super) fn recover(medium: &dyn Medium, seed: u64, target: Target) -> Result<
             .cloned()
             .collect(),
         journal_bytes: survey.bytes,
+        sequence_max: survey
+            .commits
+            .iter()
+            .flat_map(|commit| commit.classes.iter().map(|class| class.sequence))
+            .max()
+            .unwrap_or(0),
         cycles: survey.cycles.iter().copied().filter(|(_, at)| *at <= target).collect(),
+        synced_to: survey.synced_to(&head, target),
         ..Default::default()
     };
     let Some(end) = recovered.commits.last().map(|c| c.place) else { return Ok(recovered) };
-    let base = survey.cycles.iter().rfind(|(_, complete)| *complete <= oldest);
-    let Some((base, _)) = base else {
+    let Some(base) = whole.base else {
         bail!(Corrupt, "no journal file holds the whole index; restore from a copy");
     };
     let files: Vec<u64> =
-        survey.files.iter().copied().filter(|n| n >= base && *n <= end.0).collect();
+        survey.files.iter().copied().filter(|n| (base..=end.0).contains(n)).collect();
     let replayed =
         Replay { recovered, oldest, ..Default::default() }.run(medium, seed, &files, end);
     // The budget does not know of what reading took.
     give_back_freed();
     replayed
+}
+
+/// The damage of a journal that ends before the commit that the head names.
+fn lost_end(newest: u64, head: u64) -> Option<Error> {
+    let what = format!(
+        "the journal ends at commit {newest}, but commit {head} was made: a journal file was \
+         truncated, damaged or removed"
+    );
+    (head > newest).then(|| Error::new(ErrorKind::Corrupt, what))
+}
+
+/// Damage with what can be done about it: these steps can still be opened.
+fn with_way_out(damage: &Error, steps: &[String]) -> Error {
+    let earlier = if steps.is_empty() {
+        String::new()
+    } else {
+        format!(", or open an earlier commit with step=, one of [{}]", steps.join(", "))
+    };
+    Error::new(damage.kind(), format!("{}; restore from a copy{earlier}", damage.message()))
+}
+
+/// Whether the store keeps this very commit. Another one of the same number takes its place when a
+/// writer goes on from an earlier commit.
+pub(super) fn is_kept(medium: &dyn Medium, seed: u64, record: &CommitRecord) -> Result<bool> {
+    // Before the journal, as in `recover`.
+    let head = Head::read(medium, seed)?;
+    let mut survey = survey(medium, seed)?;
+    if let Some(damage) = survey.damage.take() {
+        return Err(damage);
+    }
+    let oldest = survey.whole(&head).oldest;
+    let same = |c: &CommitRecord| c.place == record.place && c.info == record.info;
+    Ok(record.info.sequence >= oldest && survey.commits.iter().any(same))
 }
 
 /// Records on their way from the thread that reads and checks them.
@@ -255,11 +199,12 @@ struct Batch {
     records: Vec<(RecordKind, Range<usize>, u64)>,
 }
 
-/// Reads and checks the records of `files` until the one that ends at `end`, batch by batch.
+/// Reads and checks the records of `files`, of the first those behind a position, until the one
+/// that ends at `end`, batch by batch.
 fn read_ahead(
     medium: &dyn Medium,
     seed: u64,
-    files: &[u64],
+    (files, behind): (&[u64], Option<u64>),
     end: (u64, u64),
     to: &SyncSender<Result<Batch>>,
     used: &Receiver<Batch>,
@@ -268,6 +213,9 @@ fn read_ahead(
         for file in files {
             let Some(mut reader) = JournalReader::open(medium, seed, *file)? else { continue };
             let file_bytes = reader.file_bytes();
+            if let Some(behind) = behind.filter(|_| files.first() == Some(file)) {
+                reader.go_to(behind);
+            }
             let mut more = true;
             while more {
                 let mut batch = used.try_recv().unwrap_or_default();
@@ -297,11 +245,16 @@ fn read_ahead(
     }
 }
 
+/// Applies what the journal says to indexes.
 #[derive(Default)]
-struct Replay {
+pub(super) struct Replay<'a> {
     recovered: Recovered,
     /// By table, which pieces are missing; `None` when none are.
     missing: Vec<Option<Vec<bool>>>,
+    /// The first file is not a base but goes on where the indexes end, behind this position.
+    behind: Option<u64>,
+    /// Hears of every row that a delta names.
+    changed: Option<&'a mut dyn FnMut(u16, u64)>,
     in_base: bool,
     /// Bytes of the file being read.
     file_bytes: u64,
@@ -311,10 +264,29 @@ struct Replay {
     written: BTreeMap<(u16, u32), u32>,
 }
 
-impl Replay {
+impl<'a> Replay<'a> {
+    /// Goes on from the indexes of a commit; `changed` hears of every row that a delta names.
+    /// Which copies earlier commits have is not counted.
+    pub(super) fn behind(
+        recovered: Recovered,
+        from: &CommitRecord,
+        to: u64,
+        changed: &'a mut dyn FnMut(u16, u64),
+    ) -> Self {
+        Self {
+            missing: vec![None; recovered.tables.len()],
+            recovered,
+            behind: Some(from.place.1),
+            changed: Some(changed),
+            oldest: to,
+            epoch: from.info.sequence + 1,
+            ..Default::default()
+        }
+    }
+
     /// Replays `files`, of which the first is the base, up to the record that ends at `end`. A
     /// second thread reads and checks ahead of this one; it is gone on return.
-    fn run(
+    pub(super) fn run(
         mut self,
         medium: &dyn Medium,
         seed: u64,
@@ -324,13 +296,14 @@ impl Replay {
         std::thread::scope(|scope| {
             let (to, batches) = sync_channel(BATCHES_AHEAD);
             let (give_back, used) = channel();
-            let reader = move || read_ahead(medium, seed, files, end, &to, &used);
+            let behind = self.behind;
+            let reader = move || read_ahead(medium, seed, (files, behind), end, &to, &used);
             std::thread::Builder::new()
                 .spawn_scoped(scope, reader)
                 .map_err(|source| Error::os("start a thread that reads the journal", source))?;
             for batch in batches {
                 let batch = batch?;
-                self.in_base = files.first() == Some(&batch.file);
+                self.in_base = self.behind.is_none() && files.first() == Some(&batch.file);
                 self.file_bytes = batch.file_bytes;
                 for (kind, payload, position) in &batch.records {
                     self.record(*kind, &batch.bytes[payload.clone()])
@@ -349,9 +322,15 @@ impl Replay {
     fn record(&mut self, kind: RecordKind, payload: &[u8]) -> Result<()> {
         match kind {
             RecordKind::Class => {
-                let record: ClassRecord = read_json(payload, "class")?;
+                let mut record: ClassRecord = read_json(payload, "class")?;
                 if self.recovered.classes.iter().all(|c| c.id != record.id) {
                     record.verify(&self.recovered.classes)?;
+                    let ClassRecord { row_bytes, page_bytes, segment_bytes, .. } = record;
+                    let layout = PageLayout::new(page_bytes, row_bytes, record.id, 0)?;
+                    let pages = segment_bytes / page_bytes as u64;
+                    let text = std::mem::take(&mut record.fillings);
+                    let fillings = Fillings::new(layout.rows_per_page, pages, &text)?;
+                    self.recovered.fillings.push(fillings);
                     self.recovered.classes.push(record);
                 }
             }
@@ -368,6 +347,10 @@ impl Replay {
                 let record: CommitRecord = read_json(payload, "commit")?;
                 self.epoch = record.info.sequence + 1;
                 self.written.clear();
+                for (class, fillings) in self.recovered.fillings.iter_mut().enumerate() {
+                    let counters = record.classes.iter().find(|c| usize::from(c.id) == class);
+                    fillings.commit(counters.and_then(|counters| counters.began));
+                }
             }
         }
         Ok(())
@@ -433,11 +416,17 @@ impl Replay {
             .collect();
         let kind = |table: u16| kinds.get(usize::from(table)).copied().flatten();
         let mut block = Vec::with_capacity(BLOCK_DELTAS);
-        decode(deltas, &kind, &mut |decoded| match decoded {
+        // Nothing is decoded of a class without tables.
+        let mut fillings = match self.recovered.fillings.get_mut(class as usize) {
+            Some(fillings) => std::mem::take(fillings),
+            None => Fillings::default(),
+        };
+        let decoded = decode(deltas, &kind, &mut |decoded| match decoded {
             Decoded::One(delta) => {
-                if let Delta::Row { table, key, .. } = delta
+                if let Delta::Row { table, key, slot, .. } = delta
                     && let Some(at) = self.position_of(table)
                 {
+                    fillings.appended(u64::from(slot)..u64::from(slot) + 1);
                     self.recovered.tables[at].index.prefetch(key);
                 }
                 block.push(delta);
@@ -447,10 +436,15 @@ impl Replay {
                 block.drain(..).try_for_each(|delta| self.delta(delta))
             }
             Decoded::Dense { table, first, rows } => {
+                fillings.appended(u64::from(first)..u64::from(first) + rows.len() as u64);
                 block.drain(..).try_for_each(|delta| self.delta(delta))?;
                 self.dense_rows(table, first, rows)
             }
-        })?;
+        });
+        if let Some(place) = self.recovered.fillings.get_mut(class as usize) {
+            *place = fillings;
+        }
+        decoded?;
         block.drain(..).try_for_each(|delta| self.delta(delta))
     }
 
@@ -463,6 +457,9 @@ impl Replay {
             let most = rows.iter().map(id_of).max().unwrap_or(0);
             check_id(index, u64::from(most))?;
             index.set_all(rows, id_of, first);
+            if let Some(changed) = &mut self.changed {
+                rows.iter().for_each(|row| changed(table, u64::from(id_of(row))));
+            }
             return Ok(());
         }
         for (row, slot) in rows.iter().zip(first..) {
@@ -487,6 +484,11 @@ impl Replay {
         };
         if let Delta::Row { slot, .. } = delta {
             self.note_written(class, slot);
+        }
+        if let (Delta::Row { key, .. } | Delta::Delete { key, .. }, Some(changed)) =
+            (delta, &mut self.changed)
+        {
+            changed(table, key);
         }
         if outdated != 0 && self.epoch > self.oldest && !self.was_written(class, outdated) {
             self.recovered.retained.push((class, self.epoch, outdated));

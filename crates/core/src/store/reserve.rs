@@ -1,6 +1,7 @@
 //! Room before use: disk for every row that may have to be written, memory for an index that grows.
 
 use super::Inner;
+use super::budget;
 use super::commit::{CommitStage, History};
 use super::engine::{Class, Engine, keep_if_dirty};
 use super::rows::Keys;
@@ -232,14 +233,14 @@ impl Inner {
             if growth == 0 || used + growth <= engine.budget_bytes {
                 return Ok(());
             }
+            let enough = (used + used / 4 + growth).max(budget::enough(&engine.demands()) + growth);
             bail!(
                 Budget,
                 "the indexes of growing tables take {} bytes, which leaves the cache at its \
                  smallest and {used} bytes in use of memory={}; nothing was changed; reopen with \
-                 at least memory={}",
+                 at least memory={enough}",
                 engine.memory().index_bytes,
                 engine.budget_bytes,
-                used + used / 4 + growth
             );
         }
     }

@@ -216,14 +216,18 @@ impl Scan {
                     let upto = (*next + want.clamp(256, 16_384) as u64).min(*end);
                     let ids = *next..upto;
                     *next = upto;
-                    self.dense(&store.inner, &engine, table, ids)?;
+                    let read = self.dense(&store.inner, &engine, table, ids);
+                    store.inner.note_read();
+                    store.inner.as_committed(read)?;
                 }
                 Cursor::Sparse(set) => {
                     let pages = set.next_pages(PAGES);
                     if pages.is_empty() {
                         return Ok(false);
                     }
-                    self.sparse(&store.inner, &engine, table, &pages)?;
+                    let read = self.sparse(&store.inner, &engine, table, &pages);
+                    store.inner.note_read();
+                    store.inner.as_committed(read)?;
                 }
             }
         }
@@ -290,29 +294,33 @@ impl Scan {
             }
             Ok(())
         };
-        let in_memory = {
+        let mut in_memory: Vec<(u32, Vec<f32>)> = Vec::new();
+        let (mut rest, mut expected) = (Vec::new(), Vec::new());
+        {
             let log = class.log.lock();
-            let mut in_memory: Vec<(u32, Vec<f32>)> = Vec::new();
             for number in pages {
                 if let Some(page) = log.page_in_memory(number * layout.rows_per_page as u32) {
                     in_memory.push((*number, bytemuck::cast_slice(page).to_vec()));
+                } else {
+                    rest.push(*number);
+                    expected.push(log.segments.sequences_of(*number));
                 }
             }
-            in_memory
-        };
+        }
         for (number, page) in &in_memory {
             // A page being filled has garbage behind its rows; the index names none of it.
             take(*number, bytemuck::cast_slice(page), layout.rows_per_page)?;
         }
-        let rest: Vec<u32> =
-            pages.iter().copied().filter(|p| !in_memory.iter().any(|(n, _)| n == p)).collect();
         let read = class.tier().readers(false).with(|reader| {
             reader.read(&class.file, layout, &rest, &mut |number, page| {
-                let rows = layout.verify(page, number, class.file.name())?;
+                let rows = layout.verify(page, number, name)?;
+                let at = rest.binary_search(&number).expect("it was asked for");
+                layout.verify_sequence(page, number, name, &expected[at])?;
                 take(number, page, rows)
             })
         });
-        inner.metrics.add_read(&read?, false);
+        let read = read.map_err(|error| inner.after_failed_write(error))?;
+        inner.metrics.add_read(&read, false);
         Ok(())
     }
 }
@@ -321,6 +329,10 @@ impl Drop for Scan {
     fn drop(&mut self) {
         let Cursor::Sparse(set) = &self.cursor else { return };
         let inner = &*self.store.inner;
+        // The locks of a forked child may be those of threads that it does not have.
+        if inner.check_process().is_err() {
+            return;
+        }
         inner.ended_scans.lock().push((set.class, set.ticket));
         // A garbage collector may run this within a verb of the same thread: never wait here.
         if let Some(engine) = inner.engine.try_read() {

@@ -131,6 +131,11 @@ pub struct CommitStats {
     pub step: u64,
     /// Commits that are kept.
     pub kept: usize,
+    /// False for a reader whose commit a writer may drop: one that could not write its hold.
+    pub held: bool,
+    /// Holds of readers that were taken away since open because they kept more than
+    /// `max_held_bytes`.
+    pub holds_taken: u64,
     /// Seconds spent in commits since open.
     pub seconds: f64,
 }
@@ -232,6 +237,8 @@ impl Store {
                 sequence: last.as_ref().map_or(0, |c| c.sequence),
                 step: last.as_ref().map_or(0, |c| c.step),
                 kept: self.commits().len(),
+                held: inner.is_held(),
+                holds_taken: get(&m.holds_taken),
                 seconds: get(&m.commit_ns) as f64 / 1e9,
             },
             device: DeviceStats {

@@ -1,17 +1,16 @@
 //! The superblock: what a store is. Written once, when the store is created.
 //!
-//! Format: `docs/formats/superblock.md`. The `head` beside it names the newest commit, written
-//! after that commit is durable; a journal that ends before it has lost something.
+//! Format: `docs/formats/superblock.md`. It is the first file of a store and the last to go, so a
+//! directory that has others and not this one has lost it.
 
+use super::{has_file, leftovers};
 use crate::error::{Result, bail};
-use crate::io::{File, Medium, OpenMode};
+use crate::io::{Medium, OpenMode};
 use serde::{Deserialize, Serialize};
-use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
 
-const NAME: &str = "superblock";
+pub(super) const NAME: &str = "superblock";
 const NEW_NAME: &str = "superblock.new";
-pub(super) const HEAD_NAME: &str = "head";
 const MAGIC: [u8; 8] = *b"EMBEDROK";
 const VERSION: u32 = 1;
 const BYTES: usize = 4096;
@@ -36,10 +35,10 @@ impl Superblock {
     /// True when the directory holds a store. `Corrupt` when it holds all of one but this file,
     /// which is the first that a store gets.
     pub(crate) fn exists(medium: &dyn Medium) -> Result<bool> {
-        if medium.list(NAME)?.iter().any(|name| name == NAME) {
+        if has_file(medium, NAME)? {
             return Ok(true);
         }
-        if let Some(name) = medium.list("journal-")?.first() {
+        if let Some(name) = leftovers::file_of_a_store(medium)? {
             bail!(
                 Corrupt,
                 "superblock is missing, though {name} is there; restore it from a copy of this \
@@ -51,7 +50,7 @@ impl Superblock {
 
     /// Writes the superblock, durable and atomically named.
     pub(crate) fn create(&self, medium: &dyn Medium) -> Result<()> {
-        if medium.list(NEW_NAME)?.iter().any(|name| name == NEW_NAME) {
+        if has_file(medium, NEW_NAME)? {
             medium.remove(NEW_NAME)?;
         }
         let body = serde_json::to_vec(self).expect("a superblock is plain data");
@@ -97,65 +96,4 @@ impl Superblock {
             _ => bail!(Corrupt, "superblock: its {len} bytes of JSON cannot be read"),
         }
     }
-}
-
-/// Bytes that `write_head` writes.
-pub(crate) const HEAD_BYTES: u64 = 16;
-
-/// Writes the number of the newest durable commit. Not synced: it may lag, never lead.
-pub(crate) fn write_head(medium: &dyn Medium, seed: u64, sequence: u64) -> Result<()> {
-    head_file(medium)?.write_at(&head_bytes(seed, sequence), 0)
-}
-
-/// As `write_head`, before the commits behind `sequence` are cut off: durable on return, so that a
-/// head never names a commit that is gone.
-pub(crate) fn lower_head(medium: &dyn Medium, seed: u64, sequence: u64) -> Result<()> {
-    let lowers = read_head(medium, seed)? > sequence;
-    let file = head_file(medium)?;
-    file.write_at(&head_bytes(seed, sequence), 0)?;
-    if lowers { file.sync() } else { Ok(()) }
-}
-
-fn head_file(medium: &dyn Medium) -> Result<Arc<dyn File>> {
-    let exists = medium.list(HEAD_NAME)?.iter().any(|name| name == HEAD_NAME);
-    medium.open(HEAD_NAME, if exists { OpenMode::ReadWrite } else { OpenMode::CreateNew })
-}
-
-fn head_bytes(seed: u64, sequence: u64) -> Vec<u8> {
-    let mut bytes = sequence.to_le_bytes().to_vec();
-    bytes.extend_from_slice(&xxhash_rust::xxh3::xxh3_64_with_seed(&bytes, seed).to_le_bytes());
-    bytes
-}
-
-/// The number of a commit that was durable; 0 when there is none, or it cannot be told.
-pub(crate) fn read_head(medium: &dyn Medium, seed: u64) -> Result<u64> {
-    Ok(look_at_head(medium, seed)?.unwrap_or(0))
-}
-
-/// False when the head holds what no write of it can have left.
-pub(crate) fn head_is_sound(medium: &dyn Medium, seed: u64) -> Result<bool> {
-    Ok(look_at_head(medium, seed)?.is_some())
-}
-
-/// As `read_head`; `None` for a wrong checksum. A head of zeros was never written.
-fn look_at_head(medium: &dyn Medium, seed: u64) -> Result<Option<u64>> {
-    if !medium.list(HEAD_NAME)?.iter().any(|name| name == HEAD_NAME) {
-        return Ok(Some(0));
-    }
-    let file = medium.open(HEAD_NAME, OpenMode::ReadOnly)?;
-    if file.len()? < 16 {
-        return Ok(Some(0));
-    }
-    let mut bytes = [0; 16];
-    file.read_at(&mut bytes, 0)?;
-    let mut sum = [0; 8];
-    sum.copy_from_slice(&bytes[8..]);
-    let mut sequence = [0; 8];
-    sequence.copy_from_slice(&bytes[..8]);
-    let matches =
-        u64::from_le_bytes(sum) == xxhash_rust::xxh3::xxh3_64_with_seed(&bytes[..8], seed);
-    if bytes == [0; 16] {
-        return Ok(Some(0));
-    }
-    Ok(matches.then_some(u64::from_le_bytes(sequence)))
 }

@@ -1,9 +1,9 @@
 //! Tables: creating them, opening them with the parameters that they have, planning memory.
 
-use super::budget::{self, ClassDemand, growing_index_bytes};
+use super::budget::{self, ClassDemand, READ_DEPTHS, growing_index_bytes};
+use super::class_file::create_class_file;
 use super::engine::{Class, Engine};
 use super::journal::{ClassRecord, RecordKind, TableRecord};
-use super::open::create_class_file;
 use super::{Inner, Store};
 use crate::config::{Memory, TableId, TableInfo, TableSpec};
 use crate::error::{Result, bail};
@@ -29,8 +29,6 @@ const MEASURE_BYTES: u64 = 32 << 20;
 const MEASURE_SLICE: Duration = Duration::from_millis(12);
 const MEASURE_SLICE_LARGE: Duration = Duration::from_millis(40);
 const LARGE_BYTES: u64 = 128 << 20;
-/// Requests in flight that are considered.
-const DEPTHS: [usize; 4] = [16, 32, 64, 128];
 pub(super) const SEGMENT_BYTES_MAX: u64 = 4 << 20;
 const SEGMENT_BYTES_MIN: u64 = 32 << 10;
 /// The least that is chosen for a store without a tight disk bound.
@@ -40,15 +38,22 @@ pub(super) const SEGMENT_PAGES_MIN: u64 = 16;
 const LIVE_SHARE: f64 = 0.6;
 const TABLES_MAX: usize = 65_536;
 
+/// A class that is about to be made.
+struct NewClass {
+    record: ClassRecord,
+    /// Page sizes that it could have had, had the device been measured otherwise.
+    choices: Vec<usize>,
+}
+
 impl Store {
     /// Creates a table, or opens the one of that name, whose parameters must be the same.
     ///
     /// A new table is durable with the next commit. *Errors*: `Mismatch` naming what is stored and
     /// what was asked, `Misuse` for parameters that cannot work, `Full` naming the bytes that all
-    /// its rows need on disk, `Budget` naming the smallest memory that works.
+    /// its rows need on disk, `Budget` naming a memory that works.
     pub fn table(&self, spec: &TableSpec) -> Result<TableId> {
         let inner = &*self.inner;
-        inner.check_process()?;
+        inner.check_call()?;
         if let Some(id) = self.find_table(&spec.name) {
             compare(&self.table_info(id)?.spec, spec)?;
             return Ok(id);
@@ -86,7 +91,7 @@ impl Store {
         };
         let class = match class {
             Ok(id) => id,
-            Err(record) => inner.add_class(&mut engine, record)?,
+            Err(class) => inner.add_class(&mut engine, class)?,
         };
         let record = TableRecord {
             id: engine.tables.len() as u16,
@@ -104,20 +109,25 @@ impl Store {
         Ok(id)
     }
 
-    /// The table of this name, if there is one.
+    /// The table of this name, if there is one; none where [`check_call`](Self::check_call)
+    /// refuses.
     pub fn find_table(&self, name: &str) -> Option<TableId> {
+        self.check_call().ok()?;
         let engine = self.inner.engine.read();
         engine.tables.iter().find(|t| t.record.spec.name == name).map(|t| TableId(t.id()))
     }
 
-    /// All tables, in order of creation.
+    /// All tables, in order of creation; none where [`check_call`](Self::check_call) refuses.
     pub fn tables(&self) -> Vec<TableInfo> {
+        if self.check_call().is_err() {
+            return Vec::new();
+        }
         self.inner.engine.read().tables.iter().map(super::engine::Table::info).collect()
     }
 
     /// What is known of a table.
     pub fn table_info(&self, table: TableId) -> Result<TableInfo> {
-        self.inner.check_process()?;
+        self.inner.check_call()?;
         let engine = self.inner.engine.read();
         if engine.closed {
             return Err(self.inner.closed());
@@ -200,8 +210,10 @@ impl Inner {
         if !self.options.read_only {
             self.flush_all(&engine)?;
             for class in &engine.classes {
+                let mut log = class.log.lock();
+                self.poison_on_error(log.write_pages())?;
                 // What is drained and not in the journal is lost.
-                self.poison_on_error(self.spill_deltas(class, &mut class.log.lock(), true))?;
+                self.poison_on_error(self.spill_deltas(class, &mut log, true))?;
             }
         }
         self.history.lock().index_bytes = engine.memory().index_bytes;
@@ -215,23 +227,33 @@ impl Inner {
         &self,
         engine: &Engine,
         spec: &TableSpec,
-        class: &std::result::Result<u16, ClassRecord>,
+        class: &std::result::Result<u16, NewClass>,
     ) -> Result<()> {
         let Memory::Bytes(budget) = self.options.memory else { return Ok(()) };
-        let mut demands = engine.demands();
-        let at = match class {
-            Ok(id) => usize::from(*id),
-            Err(record) => {
-                demands.push(ClassDemand::of(record));
-                demands.len() - 1
-            }
-        };
-        let class = &mut demands[at];
-        match spec.num_embeddings {
-            Some(rows) => class.index_bytes += DenseIndex::memory_for(rows),
-            None => class.index_growth += growing_index_bytes(spec.expected_rows.unwrap_or(0)),
-        }
+        let demands = demands_with(engine, spec, class.as_ref().map_err(|class| class))?;
         budget::check(budget, &demands).map_err(|e| e.context(format!("table {:?}", spec.name)))
+    }
+
+    /// The page that was chosen for a class, or the largest other one with which the budget works:
+    /// one that was enough with the page of an earlier measurement is enough again.
+    fn affordable_page(
+        &self,
+        engine: &Engine,
+        spec: &TableSpec,
+        class: &NewClass,
+    ) -> Result<usize> {
+        let chosen = class.record.page_bytes;
+        let Memory::Bytes(budget) = self.options.memory else { return Ok(chosen) };
+        let mut demands = demands_with(engine, spec, Err(class))?;
+        let new = demands.len() - 1;
+        let smaller = class.choices.iter().rev().copied().filter(|page| *page < chosen);
+        for page_bytes in std::iter::once(chosen).chain(smaller) {
+            demands[new].page_bytes = page_bytes;
+            if budget::works(budget, &demands) {
+                return Ok(page_bytes);
+            }
+        }
+        Ok(chosen)
     }
 
     /// Refuses a table whose rows, all written, the disk could not hold.
@@ -268,12 +290,7 @@ impl Inner {
     }
 
     /// What a class of rows of `row_bytes` shall be. Measures the device for the first one.
-    fn new_class(
-        &self,
-        engine: &Engine,
-        row_bytes: usize,
-        spec: &TableSpec,
-    ) -> Result<ClassRecord> {
+    fn new_class(&self, engine: &Engine, row_bytes: usize, spec: &TableSpec) -> Result<NewClass> {
         if let Some(page_bytes) = self.options.page_bytes {
             PageLayout::new(page_bytes.max(self.medium.alignment()), row_bytes, 0, self.seed)?;
         }
@@ -284,29 +301,36 @@ impl Inner {
             None if self.options.page_bytes.is_some() && !large => None,
             None => self.measure_device(if large { MEASURE_SLICE_LARGE } else { MEASURE_SLICE })?,
         };
-        let page_bytes = match self.options.page_bytes {
-            Some(bytes) => bytes.max(self.medium.alignment()),
-            None => choose_page(
-                row_bytes,
-                self.medium.alignment(),
-                curve.as_ref(),
-                self.options.max_disk_bytes.is_some(),
+        let alignment = self.medium.alignment();
+        let bounded = self.options.max_disk_bytes.is_some();
+        let (page_bytes, choices) = match self.options.page_bytes.map(|b| b.max(alignment)) {
+            Some(bytes) => (bytes, vec![bytes]),
+            None => (
+                choose_page(row_bytes, alignment, curve.as_ref(), bounded),
+                Pages::of(row_bytes, alignment, bounded).possible(),
             ),
         };
-        let segment_bytes = self.choose_segment(row_bytes, page_bytes, spec)?;
         let id = engine.classes.len() as u16;
-        Ok(ClassRecord { id, row_bytes, page_bytes, segment_bytes, curve })
+        let fillings = String::new();
+        let record = ClassRecord { id, row_bytes, page_bytes, segment_bytes: 0, curve, fillings };
+        let mut class = NewClass { record, choices };
+        let page_bytes = self.affordable_page(engine, spec, &class)?;
+        class.record.page_bytes = page_bytes;
+        class.record.segment_bytes = self.choose_segment(row_bytes, page_bytes, spec)?;
+        Ok(class)
     }
 
-    /// Makes the class of a record.
-    fn add_class(&self, engine: &mut Engine, record: ClassRecord) -> Result<u16> {
+    /// Makes a class.
+    fn add_class(&self, engine: &mut Engine, new: NewClass) -> Result<u16> {
+        let record = new.record;
         let ClassRecord { row_bytes, page_bytes, segment_bytes, .. } = record;
         let layout = PageLayout::new(page_bytes, row_bytes, record.id, self.seed)?;
         let file = create_class_file(&*self.medium, &record, self.seed)?;
         let mut history = self.history.lock();
         let pages = (segment_bytes / page_bytes as u64) as u32;
         let segments = Segments::new(pages, layout.rows_per_page as u32, history.next_sequence);
-        let class = Class::new(record, layout, file, segments, 0, &*self.medium)?;
+        let mut class = Class::new(record, layout, file, segments, 0, &*self.medium)?;
+        class.choices = new.choices;
         // Last, so that the journal never has a class that commits do not count.
         history.append_json(RecordKind::Class, &class.record)?;
         let id = class.record.id;
@@ -344,6 +368,9 @@ impl Inner {
     /// `slice` for each turn; `None` where reads do not reach the device.
     fn measure_device(&self, slice: Duration) -> Result<Option<DeviceCurve>> {
         const NAME: &str = "measure";
+        if let Some(curve) = self.medium.known_curve() {
+            return Ok(Some(curve));
+        }
         if self.medium.kind() == IoKind::Simulated || !self.medium.direct() {
             return Ok(None);
         }
@@ -359,7 +386,7 @@ impl Inner {
             let medium = &*self.medium;
             let file = measure::scratch_file(medium, NAME, MEASURE_BYTES)?;
             let sizes = PAGE_SIZES.map(|size| size.max(medium.alignment()));
-            let depth = measure::sufficient_depth(medium, &file, sizes[0], &DEPTHS, slice)?;
+            let depth = measure::sufficient_depth(medium, &file, sizes[0], &READ_DEPTHS, slice)?;
             measure::measure(medium, &file, &sizes, depth, slice)
         })();
         if self.medium.list(NAME)?.iter().any(|name| name == NAME) {
@@ -367,6 +394,78 @@ impl Inner {
         }
         measured.map(Some)
     }
+}
+
+/// What every class demands when this table is there, too.
+fn demands_with(
+    engine: &Engine,
+    spec: &TableSpec,
+    class: std::result::Result<&u16, &NewClass>,
+) -> Result<Vec<ClassDemand>> {
+    let mut demands = engine.demands();
+    let at = match class {
+        Ok(id) => usize::from(*id),
+        Err(new) => {
+            demands.push(ClassDemand::of(&new.record, &new.choices));
+            demands.len() - 1
+        }
+    };
+    let class = &mut demands[at];
+    match spec.num_embeddings {
+        Some(rows) => class.index_bytes += DenseIndex::memory_for(rows),
+        None => {
+            let expected = spec.expected_rows.unwrap_or(0);
+            let empty = SparseIndex::new(expected)?.memory_bytes() as u64;
+            class.index_growth += growing_index_bytes(expected).max(empty);
+        }
+    }
+    Ok(demands)
+}
+
+/// Which page sizes rows of a length may be given, whatever the device does.
+struct Pages {
+    alignment: usize,
+    row_bytes: usize,
+    /// Rows fill at least this share of a page.
+    filled_min: f64,
+    /// The page where the device was not measured, or no other is good.
+    usual: usize,
+}
+
+impl Pages {
+    fn of(row_bytes: usize, alignment: usize, bounded: bool) -> Self {
+        let sizes = || PAGE_SIZES.into_iter().chain([32_768, 65_536]);
+        let best_filled = sizes().map(|page| filled(page, row_bytes)).fold(0.0, f64::max);
+        // Rows that are hardly longer than their entry in the directory fill no page well.
+        let least_filled = FILLED_MIN.min(FILLED_SHARE * best_filled);
+        let filled_min = if bounded { FILLED_SHARE * best_filled } else { 0.0 }.max(least_filled);
+        let enough = |page: &usize| {
+            *page >= alignment.max(PAGE_BYTES_DEFAULT) && filled(*page, row_bytes) >= least_filled
+        };
+        let usual = sizes().find(enough).unwrap_or(65_536);
+        Self { alignment, row_bytes, filled_min, usual }
+    }
+
+    /// Whether a device may be such that this page is chosen for it.
+    fn suits(&self, page: usize) -> bool {
+        page >= self.alignment && filled(page, self.row_bytes) >= self.filled_min
+    }
+
+    /// All of them, smallest first.
+    fn possible(&self) -> Vec<usize> {
+        let mut pages: Vec<usize> =
+            PAGE_SIZES.into_iter().filter(|page| self.suits(*page)).collect();
+        pages.push(self.usual);
+        pages.sort_unstable();
+        pages.dedup();
+        pages
+    }
+}
+
+/// The share of a page that rows fill.
+fn filled(page_bytes: usize, row_bytes: usize) -> f64 {
+    let rows = PageLayout::new(page_bytes, row_bytes, 0, 0).map_or(0, |l| l.rows_per_page);
+    (rows * row_bytes) as f64 / page_bytes as f64
 }
 
 /// The largest page whose request rate is close to the best, and which rows fill well: under a disk
@@ -377,29 +476,16 @@ fn choose_page(
     curve: Option<&DeviceCurve>,
     bounded: bool,
 ) -> usize {
-    let filled = |page: usize| {
-        let rows = PageLayout::new(page, row_bytes, 0, 0).map_or(0, |l| l.rows_per_page);
-        (rows * row_bytes) as f64 / page as f64
-    };
-    let sizes = || PAGE_SIZES.into_iter().chain([32_768, 65_536]);
-    let best_filled = sizes().map(filled).fold(0.0, f64::max);
-    // Rows that are hardly longer than their entry in the directory fill no page well.
-    let least_filled = FILLED_MIN.min(FILLED_SHARE * best_filled);
-    let well_filled = if bounded { FILLED_SHARE * best_filled } else { 0.0 }.max(least_filled);
-    let smallest = sizes()
-        .find(|page| *page >= alignment.max(PAGE_BYTES_DEFAULT) && filled(*page) >= least_filled)
-        .unwrap_or(65_536);
-    let Some(curve) = curve else { return smallest };
+    let pages = Pages::of(row_bytes, alignment, bounded);
+    let Some(curve) = curve else { return pages.usual };
     // Where a longer request measured faster, somebody else was using the device meanwhile.
     let rate = |page: usize| {
         let longer = PAGE_SIZES.iter().filter(|size| **size >= page);
         longer.map(|size| 1.0 / curve.cost(*size)).fold(0.0, f64::max)
     };
     let best = rate(alignment);
-    let usable = |page: &usize| {
-        *page >= alignment && filled(*page) >= well_filled && rate(*page) >= PAGE_RATE_SHARE * best
-    };
-    PAGE_SIZES.iter().copied().rfind(usable).unwrap_or(smallest)
+    let usable = |page: &usize| pages.suits(*page) && rate(*page) >= PAGE_RATE_SHARE * best;
+    PAGE_SIZES.iter().copied().rfind(usable).unwrap_or(pages.usual)
 }
 
 impl Inner {

@@ -22,9 +22,9 @@ impl Store {
     /// A key that was never written yields its initial row, and nothing is stored.
     ///
     /// *Errors*: `Misuse` for wrong shapes, `KeyRange` for an id outside a dense table, `Corrupt`
-    /// and `Io` from reading. *Blocking*: waits for page reads.
+    /// and `Io` from reading, `CommitGone` of a reader without a hold. *Blocking*: waits for page reads.
     pub fn get(&self, batches: &mut [GetBatch<'_>]) -> Result<()> {
-        self.inner.check_process()?;
+        self.inner.check_call()?;
         self.inner.begin_awaited(batches.iter().map(|batch| (batch.table, batch.keys)));
         let _timed = Timed::new(&self.inner.metrics.verb_ns);
         let engine = self.inner.planned_engine()?;
@@ -48,7 +48,7 @@ impl Store {
             let values = batch.values.reborrow();
             op.outputs.push((table.layout, values, batch.state.as_deref_mut()));
         }
-        self.inner.visit_rows(&engine, &keys, &mut op)
+        self.inner.as_committed(self.inner.visit_rows(&engine, &keys, &mut op))
     }
 
     /// Stores rows. Of equal keys in a batch the last one wins. The state of an existing row stays
@@ -99,7 +99,8 @@ impl Store {
 
     /// Hands the rows of `keys` to `f` as `(distinct keys, values, state)` and stores what it
     /// leaves there (MLKV's Rmw in full). Equal keys are handed over once, in first-occurrence
-    /// order. Nothing else runs meanwhile; `f` must not call the store.
+    /// order. Nothing else runs meanwhile: calls of the store by `f` are refused as `Misuse`, those
+    /// of other threads wait.
     ///
     /// *Errors*: as `put`, and whatever `f` returns, which leaves every row as it was.
     #[expect(clippy::type_complexity, reason = "what the function gets is read here, in full")]
@@ -124,7 +125,7 @@ impl Store {
         let mut get =
             GetOp { outputs: vec![(table.layout, (&mut values).into(), Some(&mut state[..]))] };
         self.inner.visit_rows(&engine, &batch, &mut get)?;
-        f(&distinct, &mut values, &mut state)?;
+        self.inner.inside_modify(|| f(&distinct, &mut values, &mut state))?;
         if !table.record.spec.dtype.all_fit(&values) || !all_finite(&state) {
             self.inner.metrics.non_finite.fetch_add(1, Ordering::Relaxed);
             let name = &table.record.spec.name;
@@ -219,7 +220,8 @@ impl Store {
             return Ok(());
         }
         let mut find = FindOp { found: vec![(false, None); keys.len()] };
-        self.inner.visit_rows(&engine, &[Keys { table, keys }], &mut find)?;
+        let visited = self.inner.visit_rows(&engine, &[Keys { table, keys }], &mut find);
+        self.inner.as_committed(visited)?;
         for (out, (written, _)) in out.iter_mut().zip(find.found) {
             *out = written;
         }

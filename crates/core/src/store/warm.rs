@@ -44,7 +44,10 @@ impl Store {
         let _timed = Timed::new(&self.inner.metrics.verb_ns);
         let engine = self.inner.planned_engine()?;
         let classes = engine.classes.iter().enumerate();
-        classes.map(|(number, class)| self.inner.warm_class(&engine, number, class)).sum()
+        let warmed =
+            classes.map(|(number, class)| self.inner.warm_class(&engine, number, class)).sum();
+        self.inner.note_read();
+        self.inner.as_committed(warmed)
     }
 }
 
@@ -97,11 +100,12 @@ impl Inner {
                 some.retain(|page| log.page_in_memory(page * per_page).is_none());
             }
             let mut warmed = Warmed::default();
-            let report = class.tier().readers(false).with(|reader| {
+            let read = class.tier().readers(false).with(|reader| {
                 reader.read(&class.file, &class.layout, &some, &mut |page, bytes| {
                     self.admit_page(engine, number, class, (page, bytes), &mut warmed)
                 })
-            })?;
+            });
+            let report = read.map_err(|error| self.after_failed_write(error))?;
             self.metrics.add_read(&report, false);
             loaded += warmed.loaded;
             let nearly_full = cache.row_capacity() as f64 * FULL_SHARE;
@@ -123,6 +127,7 @@ impl Inner {
     ) -> Result<()> {
         let (layout, cache) = (&class.layout, class.cache());
         let mut log = class.lock(&self.metrics);
+        log.verify_sequence(bytes, page)?;
         let (mut loaded, mut evicted) = (0, 0);
         for at in 0..layout.rows_per_page {
             let slot = page * layout.rows_per_page as u32 + at as u32;

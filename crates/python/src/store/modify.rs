@@ -1,47 +1,12 @@
 //! `modify`: a Python function from rows to rows, called back by the engine.
 //!
 //! The arrays that the function sees are copies, so that it may keep them; what they hold when it
-//! returns is written back. While it runs the engine holds locks of the store, so a call of the
-//! same store from inside it would wait for itself: such calls are refused instead.
+//! returns is written back. While it runs the engine holds locks of the store, and refuses calls
+//! of the same store from inside it.
 
 use super::{Carried, core, misuse};
 use numpy::{PyArray1, PyArray2, PyArrayMethods};
 use pyo3::prelude::*;
-use std::cell::RefCell;
-
-thread_local! {
-    /// Addresses of the stores whose `modify` runs on this thread.
-    static INSIDE: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
-}
-
-/// Takes a store off this thread's list when its `modify` ends, also by a panic.
-struct Inside;
-
-impl Inside {
-    fn enter(store: &core::Store) -> Self {
-        INSIDE.with_borrow_mut(|stores| stores.push(std::ptr::from_ref(store).addr()));
-        Self
-    }
-}
-
-impl Drop for Inside {
-    fn drop(&mut self) {
-        INSIDE.with_borrow_mut(Vec::pop);
-    }
-}
-
-/// Refuses a call that comes from inside the `modify` of the same store on the same thread.
-pub(super) fn refuse_reentry(py: Python<'_>, store: &core::Store) -> PyResult<()> {
-    let address = std::ptr::from_ref(store).addr();
-    if INSIDE.with_borrow(|stores| stores.contains(&address)) {
-        return Err(misuse(
-            py,
-            "the function given to modify called the store that is calling it; read what it needs \
-             before, or write the rest after modify returns",
-        ));
-    }
-    Ok(())
-}
 
 /// Calls `function(values, state)` for the rows of the distinct keys and writes back what the two
 /// arrays hold afterwards. An exception of the function changes nothing and is raised as it is.
@@ -52,10 +17,8 @@ pub(super) fn modify(
     keys: &[u64],
     function: &Py<PyAny>,
 ) -> PyResult<()> {
-    refuse_reentry(py, store)?;
     let mut carried = Carried::default();
     let outcome = py.detach(|| {
-        let _inside = Inside::enter(store);
         store.modify(table, keys, &mut |keys, values, state| {
             carried.keep(Python::attach(|py| call(py, function, keys.len(), values, state)))
         })

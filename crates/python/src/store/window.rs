@@ -1,6 +1,6 @@
 //! Verbs of the look-ahead window.
 
-use super::{LookaheadParts, modify};
+use super::LookaheadParts;
 use crate::error::OrRaise;
 use embedrock_core as core;
 use pyo3::prelude::*;
@@ -14,17 +14,15 @@ pub(super) fn announce(
     store: &core::Store,
     batch: &[LookaheadParts<'_>],
 ) -> PyResult<Option<u64>> {
-    modify::refuse_reentry(py, store)?;
     let mut parts = Vec::with_capacity(batch.len());
     for (table, keys) in batch {
-        parts.push(core::LookaheadBatch { table: table.0, keys: keys.as_slice()? });
+        parts.push(core::LookaheadBatch { table: table.0, keys: keys.as_slice() });
     }
     py.detach(|| store.announce(&parts)).or_raise(py)
 }
 
 /// Waits without the interpreter lock; Ctrl-C ends the wait.
 pub(super) fn begin(py: Python<'_>, store: &core::Store, number: u64) -> PyResult<()> {
-    modify::refuse_reentry(py, store)?;
     while !py.detach(|| store.begin(number, PATIENCE)).or_raise(py)? {
         py.check_signals()?;
     }

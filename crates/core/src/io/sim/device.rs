@@ -5,11 +5,12 @@ use super::faults::{Fault, Injector, SimFired, os_error};
 use super::inode::{BLOCK_BYTES, Inode, eagerness, prefix, sectors};
 use super::rng::Rng;
 use crate::error::{Error, ErrorKind, Result, bail};
-use crate::io::OpenMode;
 use crate::io::request::short_file;
+use crate::io::{DeviceCurve, FileState, OpenMode};
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// Sets the sequence that faults are drawn from apart from all others.
 const FAULT_SEED: u64 = 0x6661_756C_7473;
@@ -26,6 +27,13 @@ enum NameChange {
     Rename { from: String, to: String, file: u64 },
 }
 
+/// What a lock is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LockKind {
+    Alone,
+    ToLook,
+}
+
 /// What the power does to an operation.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Power {
@@ -38,6 +46,7 @@ enum Power {
 pub(super) struct Device {
     pub(super) rng: Rng,
     pub(super) capacity: Option<u64>,
+    pub(super) curve: Option<DeviceCurve>,
     pub(super) cut_after: Option<u64>,
     pub(super) off: bool,
     pub(super) faults: Injector,
@@ -58,6 +67,7 @@ impl Device {
         Self {
             rng: Rng::new(seed),
             capacity: None,
+            curve: None,
             cut_after: None,
             off: false,
             faults: Injector::new(seed ^ FAULT_SEED, fired),
@@ -123,6 +133,46 @@ impl Device {
 
     pub(super) fn close(&mut self, file: u64) {
         self.file(file).handles -= 1;
+    }
+
+    /// Locks a file if nobody has it locked in a way that forbids it.
+    pub(super) fn lock_file(
+        &mut self,
+        name: &str,
+        kind: LockKind,
+    ) -> Result<Option<(u64, LockKind)>> {
+        let id = self.open(name, OpenMode::ReadOnly)?;
+        let file = self.file(id);
+        if file.alone || kind == LockKind::Alone && file.looking > 0 {
+            self.close(id);
+            return Ok(None);
+        }
+        match kind {
+            LockKind::Alone => file.alone = true,
+            LockKind::ToLook => file.looking += 1,
+        }
+        Ok(Some((id, kind)))
+    }
+
+    pub(super) fn unlock_file(&mut self, id: u64, kind: LockKind) {
+        match kind {
+            LockKind::Alone => self.file(id).alone = false,
+            LockKind::ToLook => self.file(id).looking -= 1,
+        }
+        self.close(id);
+    }
+
+    pub(super) fn is_named(&self, file: u64, name: &str) -> Result<bool> {
+        self.check_power()?;
+        Ok(self.names.get(name) == Some(&file))
+    }
+
+    pub(super) fn state_of(&mut self, name: &str) -> Result<FileState> {
+        self.check_power()?;
+        let id = self.find("stat", name)?;
+        let file = self.file(id);
+        let stamp = u128::from(id) << 64 | u128::from(file.changed);
+        Ok(FileState { bytes: file.len() as u64, stamp, ago: Duration::MAX })
     }
 
     pub(super) fn list(&self, prefix: &str) -> Result<Vec<String>> {
@@ -415,12 +465,24 @@ impl Device {
         self.file(file).flip(offset as usize, bit);
     }
 
+    pub(super) fn contents(&self, name: &str) -> Vec<u8> {
+        let file = self.find("look at", name).expect("the test names a file that exists");
+        let inode = &self.files[&file];
+        inode.seen(0..inode.len()).to_vec()
+    }
+
+    pub(super) fn replace(&mut self, name: &str, offset: u64, bytes: &[u8]) {
+        let file = self.find("replace bytes of", name).expect("the test names a file that exists");
+        self.file(file).replace(offset as usize, bytes);
+    }
+
     /// The device after a power cut now; see `SimMedium::reboot`.
     pub(super) fn reboot(&self, seed: u64) -> Self {
         let mut rng = Rng::new(seed);
         let eagerness = eagerness(&mut rng);
         let mut device = Self::new(rng.next(), SimFired::default());
         device.capacity = self.capacity;
+        device.curve = self.curve.clone();
         let (names, lost_names) = self.surviving_names(&mut rng, eagerness);
         device.faults.fired_mut().lost_names = lost_names;
         for (name, file) in names {

@@ -43,6 +43,11 @@ pub(super) struct Inode {
     taken: usize,
     pub(super) handles: usize,
     pub(super) named: bool,
+    /// Changes since it was created.
+    pub(super) changed: u64,
+    /// Who has it locked: one alone, or some to look.
+    pub(super) alone: bool,
+    pub(super) looking: usize,
 }
 
 /// A change that a power cut may keep.
@@ -194,6 +199,7 @@ impl Inode {
             return;
         }
         let end = offset + bytes.len();
+        self.changed += 1;
         self.reach(end);
         self.before[offset..end].copy_from_slice(&self.live[offset..end]);
         self.live[offset..end].copy_from_slice(&bytes);
@@ -220,6 +226,7 @@ impl Inode {
         self.live.resize(bytes, 0);
         self.before.resize(bytes, 0);
         self.length = bytes;
+        self.changed += 1;
         self.changes.push(Change::Length { bytes, by_write: false });
         self.give_back(bytes.div_ceil(BLOCK_BYTES)..self.blocks.len());
     }
@@ -355,17 +362,27 @@ impl Inode {
 
     /// Flips a bit as seen and as stored, now and after the next sync.
     pub(super) fn flip(&mut self, offset: usize, bit: u8) {
-        self.live[offset] ^= bit;
-        if let Some(byte) = self.durable.get_mut(offset) {
-            *byte ^= bit;
-        }
+        let byte = self.live[offset] ^ bit;
+        self.replace(offset, &[byte]);
+    }
+
+    /// Replaces bytes as seen and as stored, now and after the next sync.
+    pub(super) fn replace(&mut self, offset: usize, bytes: &[u8]) {
+        self.live[offset..offset + bytes.len()].copy_from_slice(bytes);
+        overlay(&mut self.durable, 0, bytes, offset);
         for change in &mut self.changes {
-            if let Change::Write { offset: at, bytes } = change
-                && let Some(byte) = offset.checked_sub(*at).and_then(|i| bytes.get_mut(i))
-            {
-                *byte ^= bit;
+            if let Change::Write { offset: at, bytes: written } = change {
+                overlay(written, *at, bytes, offset);
             }
         }
+    }
+}
+
+/// Puts what `bytes` at `at` have in common with `into`, which begins at `begin`, in its place.
+fn overlay(into: &mut [u8], begin: usize, bytes: &[u8], at: usize) {
+    let (from, to) = (at.max(begin), (at + bytes.len()).min(begin + into.len()));
+    if from < to {
+        into[from - begin..to - begin].copy_from_slice(&bytes[from - at..to - at]);
     }
 }
 

@@ -247,10 +247,14 @@ impl ClassLog {
     }
 
     /// Rows of a victim's page; `None` for a page of a crashed epoch that holds no newest copy.
-    /// A segment that a crash left half written has pages that were never written: they are not
-    /// damage as long as the index names no row of theirs.
+    /// A segment that a crash left half written has pages that were never written, or in an earlier
+    /// filling: they are not damage as long as the index names no row of theirs.
     fn verified_rows(&self, page: &[u8], number: u32) -> Result<Option<usize>> {
-        match self.layout.verify(page, number, self.file.name()) {
+        let verified = self
+            .layout
+            .verify(page, number, self.file.name())
+            .and_then(|rows| self.verify_sequence(page, number).map(|()| rows));
+        match verified {
             Ok(rows) => Ok(Some(rows)),
             Err(error) => {
                 let per_page = self.layout.rows_per_page as u32;

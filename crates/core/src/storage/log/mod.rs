@@ -9,6 +9,7 @@
 
 mod cleaner;
 pub mod delta;
+pub mod fillings;
 mod flush;
 pub mod page;
 mod reader;
@@ -165,6 +166,8 @@ pub struct ClassLog {
     pages_before: u64,
     /// Pages written when the file was last given out to be synced.
     pages_synced: u64,
+    /// Sequence of the newest page when the epoch began.
+    epoch_began: u64,
 }
 
 impl ClassLog {
@@ -177,6 +180,7 @@ impl ClassLog {
         writer: Writer,
         buffer: FlushBuffer,
     ) -> Self {
+        let epoch_began = writer.sequence();
         Self {
             layout,
             file,
@@ -194,6 +198,7 @@ impl ClassLog {
             rows_moved: 0,
             pages_before: 0,
             pages_synced: 0,
+            epoch_began,
         }
     }
 
@@ -224,6 +229,12 @@ impl ClassLog {
     pub fn index_mut(&mut self, table: u16) -> &mut TableIndex {
         let found = self.tables.iter_mut().find(|(id, _)| *id == table);
         &mut found.expect("the table belongs to this class").1
+    }
+
+    /// Takes out the index of a table of this class.
+    pub fn take_index(&mut self, table: u16) -> TableIndex {
+        let at = self.tables.iter().position(|(id, _)| *id == table);
+        self.tables.swap_remove(at.expect("the table belongs to this class")).1
     }
 
     /// All tables' indexes.
@@ -264,6 +275,23 @@ impl ClassLog {
     /// Sequence number of the newest page.
     pub fn sequence(&self) -> u64 {
         self.writer.sequence()
+    }
+
+    /// What that was when the epoch began.
+    pub fn epoch_began(&self) -> u64 {
+        self.epoch_began
+    }
+
+    /// Where the fillings of all segments began, for the class record of a journal file.
+    pub fn fillings(&self) -> String {
+        fillings::encode(self.segments.firsts())
+    }
+
+    /// Checks that a verified page is the one that was last written in its place; else `Corrupt`.
+    #[inline]
+    pub fn verify_sequence(&self, page: &[u8], number: u32) -> Result<()> {
+        let expected = self.segments.sequences_of(number);
+        self.layout.verify_sequence(page, number, self.file.name(), &expected)
     }
 
     /// Finds a key without reading; `slots` receives the candidates.
@@ -401,9 +429,10 @@ impl ClassLog {
         let (_, index) = &mut self.tables[at.expect("the table belongs to this class")];
         let TableIndex::Sparse(index, salt) = index else { return Ok(()) };
         let (layout, file, writer, salt) = (&self.layout, &self.file, &self.writer, *salt);
+        let segments = &self.segments;
         let mut refreshed = Vec::new();
         index.split(&mut |slot| {
-            let key = key_of_slot(layout, file, writer, table, slot)?;
+            let key = key_of_slot(layout, file, (writer, segments), table, slot)?;
             refreshed.push((key, slot));
             Ok(mix(key, salt))
         })?;
@@ -500,6 +529,11 @@ impl ClassLog {
         Ok(())
     }
 
+    /// Gives all pages to the device and waits for it, so that `equip` has none to write.
+    pub fn write_pages(&mut self) -> Result<()> {
+        self.writer.finish(&mut self.segments).map(drop)
+    }
+
     /// Gives everything to the device; the next epoch begins. Returns the file if it has to be
     /// synced for all of it to be durable.
     pub fn finish_epoch(&mut self) -> Result<Option<Arc<dyn File>>> {
@@ -508,6 +542,7 @@ impl ClassLog {
         let unsynced = (self.pages_synced != written).then(|| Arc::clone(&self.file));
         self.pages_synced = written;
         self.segments.next_epoch(&open);
+        self.epoch_began = self.writer.sequence();
         self.note_epoch();
         Ok(unsynced)
     }
@@ -517,7 +552,7 @@ impl ClassLog {
 fn key_of_slot(
     layout: &PageLayout,
     file: &Arc<dyn File>,
-    writer: &Writer,
+    (writer, segments): (&Writer, &Segments),
     table: u16,
     slot: u32,
 ) -> Result<u64> {
@@ -529,6 +564,8 @@ fn key_of_slot(
             let mut bytes = vec![0u8; layout.page_bytes];
             file.read_at(&mut bytes, u64::from(page) * layout.page_bytes as u64)?;
             layout.verify(&bytes, page, file.name())?;
+            let expected = segments.sequences_of(page);
+            layout.verify_sequence(&bytes, page, file.name(), &expected)?;
             layout.entry(&bytes, at)
         }
     };

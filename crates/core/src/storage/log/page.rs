@@ -5,6 +5,7 @@
 
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::planted::{self, Bug};
+use std::ops::RangeInclusive;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 const MAGIC: [u8; 4] = *b"ERPG";
@@ -15,7 +16,7 @@ pub const HEADER_BYTES: usize = 32;
 /// Directory bytes per row: key and table.
 pub const ENTRY_BYTES: usize = 10;
 /// Smallest and largest page.
-pub const PAGE_BYTES_RANGE: std::ops::RangeInclusive<usize> = 512..=65_536;
+pub const PAGE_BYTES_RANGE: RangeInclusive<usize> = 512..=65_536;
 
 /// Where things lie in the pages of one row class.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -159,6 +160,35 @@ impl PageLayout {
             return Err(self.damaged(page, number, file, &what));
         }
         Ok(rows)
+    }
+
+    /// Checks that the sequence of a verified page is one of those that `expected` says a page in
+    /// its place can have; else `Corrupt`: the page is another one that lay there.
+    #[inline]
+    pub fn verify_sequence(
+        &self,
+        page: &[u8],
+        number: u32,
+        file: &str,
+        expected: &RangeInclusive<u64>,
+    ) -> Result<()> {
+        let found = self.sequence(page);
+        if expected.contains(&found) {
+            return Ok(());
+        }
+        let what = if found < *expected.start() {
+            format!(
+                "its sequence is {found}, expected at least {}: its last write was lost, or the \
+                 file is older than the journal",
+                expected.start()
+            )
+        } else {
+            format!(
+                "its sequence is {found}, expected at most {}: the file is newer than the journal",
+                expected.end()
+            )
+        };
+        Err(self.damaged(page, number, file, &what))
     }
 
     fn damaged(&self, page: &[u8], number: u32, file: &str, what: &str) -> Error {

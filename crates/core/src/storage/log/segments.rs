@@ -6,10 +6,15 @@
 //! commit before e is dropped. A copy that was written and outdated in one epoch belongs to no
 //! commit and is released at once. A segment is free when nothing in it is held, and may be
 //! written again when no read that began before it became free is still running.
+//!
+//! A filling of a segment begins at its first page, and the sequences of a class rise with every
+//! page. So what was the newest page of the class when a filling began tells its pages from all
+//! that lay in their places before, and a page whose write was lost is noticed.
 
 use crate::error::{Result, bail};
 use crate::planted::{self, Bug};
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::RangeInclusive;
 
 /// Recovery counts with a thread for each so many slots, and at most so many threads.
 const WORDS_PER_THREAD_MIN: usize = 1 << 20;
@@ -55,6 +60,8 @@ struct Segment {
     stream: u8,
     /// First page written in `boundary_epoch`, when that is later than `epoch`.
     boundary: (u64, u32),
+    /// The least sequence that the first page of this filling can have; 0 when nobody knows.
+    first: u64,
 }
 
 /// The segments of one row class.
@@ -82,6 +89,8 @@ pub struct Segments {
     spares_held: bool,
     /// Segments opened so far.
     lives: u64,
+    /// No page of the commit that was recovered has a larger sequence.
+    recovered_sequence: u64,
 }
 
 impl Segments {
@@ -102,6 +111,7 @@ impl Segments {
             kept_by_dirty_total: 0,
             spares_held: false,
             lives: 0,
+            recovered_sequence: 0,
         }
     }
 
@@ -141,6 +151,7 @@ impl Segments {
             life: 0,
             stream: 0,
             boundary: (0, 0),
+            first: 0,
         });
         self.free.push_back((id, 0));
         id
@@ -171,8 +182,8 @@ impl Segments {
     }
 
     /// Takes a free segment for a stream to write to; `None` when there is none, or running reads
-    /// forbid all.
-    pub fn open(&mut self, stream: u8) -> Option<SegmentId> {
+    /// forbid all. `sequence` is that of the class's newest page.
+    pub fn open(&mut self, stream: u8, sequence: u64) -> Option<SegmentId> {
         let oldest = self.oldest_reader();
         let at = self.free.iter().position(|(_, freed)| *freed <= oldest)?;
         let (id, _) = self.free.remove(at)?;
@@ -188,6 +199,7 @@ impl Segments {
             life: self.lives,
             stream,
             boundary: (0, 0),
+            first: sequence + 1,
         };
         Some(id)
     }
@@ -393,6 +405,13 @@ impl Segments {
         self.retained_total
     }
 
+    /// Outdated copies that commits from `first` on have and that go when those before
+    /// `oldest_kept` are dropped.
+    pub(crate) fn retained_between(&self, first: u64, oldest_kept: u64) -> u64 {
+        let between = self.retained.range(first + 1..=oldest_kept.max(first + 1));
+        between.flat_map(|(_, copies)| copies.values()).map(|copies| u64::from(*copies)).sum()
+    }
+
     /// Slots of segments that are not free.
     pub fn used_slots(&self) -> u64 {
         let free = self.free_pages();
@@ -464,6 +483,22 @@ impl Segments {
         self.change(id, |segment| segment.cleaned = epoch);
     }
 
+    /// The sequences that a page can have if it is the one that was last written in its place.
+    pub fn sequences_of(&self, page: u32) -> RangeInclusive<u64> {
+        let id = self.of_page(page);
+        let first = self.segments[id as usize].first;
+        // Filled since the commit that was recovered, or part of it.
+        let most = if first > self.recovered_sequence { u64::MAX } else { self.recovered_sequence };
+        // Each page of a filling comes after the ones before it.
+        let before = u64::from(page - self.first_page(id));
+        if first == 0 { 0..=most } else { first + before..=most }
+    }
+
+    /// Of each segment the least sequence that the first page of its filling can have.
+    pub fn firsts(&self) -> impl Iterator<Item = u64> {
+        self.segments.iter().map(|segment| segment.first)
+    }
+
     /// Tells one filling of a segment from the next, while it is sealed.
     pub(super) fn sealed_life(&self, id: SegmentId) -> Option<u64> {
         let segment = &self.segments[id as usize];
@@ -528,6 +563,17 @@ impl Segments {
         segment.state = State::Sealed;
         self.retained_total += 1;
         *self.retained.entry(epoch).or_default().entry(id).or_default() += 1;
+    }
+
+    /// Recovery: where the fillings of segments began, those that are known, and the largest
+    /// sequence that a page of the commit has.
+    pub fn recovered_firsts(&mut self, firsts: &BTreeMap<SegmentId, u64>, sequence: u64) {
+        for (id, first) in firsts {
+            if let Some(segment) = self.segments.get_mut(*id as usize) {
+                segment.first = *first;
+            }
+        }
+        self.recovered_sequence = sequence;
     }
 
     /// Recovery: all counts are in; what holds nothing is free, epochs go on at `epoch`.

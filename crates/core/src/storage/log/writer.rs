@@ -6,6 +6,9 @@
 //!
 //! A page that is not yet durable is found here by `page`, so a read never asks the device for
 //! bytes that are still in memory. Waiting happens only when every chunk buffer is in flight.
+//!
+//! After a write that failed nothing is written any more: what of the file is right, nobody knows.
+//! The pages that it should have brought stay in memory, where `page` finds them.
 
 use super::page::PageLayout;
 use super::segments::{SegmentId, Segments};
@@ -59,6 +62,10 @@ pub struct Writer {
     chunk_pages: u32,
     heads: [Head; Stream::COUNT],
     in_flight: Vec<(BufferId, u32, u32)>,
+    /// Chunks whose write failed: buffer, first page, pages.
+    lost: Vec<(BufferId, u32, u32)>,
+    /// Why nothing is written any more.
+    failed: Option<String>,
     done: Vec<Completion>,
     sequence: u64,
     pages_written: u64,
@@ -83,6 +90,8 @@ impl Writer {
             chunk_pages,
             heads: Default::default(),
             in_flight: Vec::new(),
+            lost: Vec::new(),
+            failed: None,
             done: Vec::new(),
             sequence,
             pages_written: 0,
@@ -131,10 +140,12 @@ impl Writer {
     pub fn page(&self, page: u32) -> Option<&[u8]> {
         let within = |first: u32, pages: u32| (first..first + pages).contains(&page);
         let mut open = self.heads.iter().filter_map(|head| head.open.as_ref());
-        let (buffer, first) = match open.find(|c| within(c.first_page, c.pages + 1)) {
+        let begun = |c: &&Chunk| within(c.first_page, c.pages + u32::from(c.rows > 0));
+        let (buffer, first) = match open.find(begun) {
             Some(c) => (c.buffer, c.first_page),
             None => {
-                let found = self.in_flight.iter().find(|(_, first, pages)| within(*first, *pages));
+                let mut sent = self.in_flight.iter().chain(&self.lost);
+                let found = sent.find(|(_, first, pages)| within(*first, *pages));
                 found.map(|(buffer, first, _)| (*buffer, *first))?
             }
         };
@@ -152,6 +163,7 @@ impl Writer {
         key: u64,
         row: &[f32],
     ) -> Result<u32> {
+        self.check_sound()?;
         let at_head = self.open_head(segments, stream)?;
         let chunk = self.heads[at_head].open.as_mut().expect("a chunk was opened above");
         let page = chunk.first_page + chunk.pages;
@@ -169,6 +181,27 @@ impl Writer {
             }
         }
         Ok(slot)
+    }
+
+    /// Fails after a write that failed.
+    fn check_sound(&self) -> Result<()> {
+        if let Some(why) = &self.failed {
+            bail!(
+                Poisoned,
+                "{} is not written to any more after an error ({why}); close the store and open it \
+                 again: it will be at its last commit",
+                self.file.name()
+            );
+        }
+        Ok(())
+    }
+
+    /// Notes that nothing may be written any more when `result` is an error.
+    fn sound<T>(&mut self, result: Result<T>) -> Result<T> {
+        if let Err(error) = &result {
+            self.failed.get_or_insert_with(|| error.message().to_owned());
+        }
+        result
     }
 
     /// A head with an open chunk: that of `stream`, or, where there is no room or no buffer for it,
@@ -198,7 +231,7 @@ impl Writer {
     fn open_chunk(&mut self, segments: &mut Segments, head: usize) -> Result<bool> {
         let (id, next) = match self.heads[head].segment {
             Some(position) => position,
-            None => match segments.open(head as u8) {
+            None => match segments.open(head as u8, self.sequence) {
                 Some(id) => (id, segments.first_page(id)),
                 None => return Ok(false),
             },
@@ -235,15 +268,17 @@ impl Writer {
 
     /// Hands an open chunk to the device. Pages it did not fill go back to the segment.
     fn send(&mut self, segments: &mut Segments, head: usize) -> Result<()> {
-        let Some(chunk) = self.heads[head].open.take() else { return Ok(()) };
-        let bytes = chunk.pages as usize * self.layout.page_bytes;
-        let offset = u64::from(chunk.first_page) * self.layout.page_bytes as u64;
+        // It stays open, and its pages are found there, until there is room for it.
         while self.queue.in_flight() >= self.queue.depth() {
             self.reap(1)?;
         }
-        self.queue.write(&self.file, offset, bytes, chunk.buffer, chunk.buffer as u64)?;
-        self.queue.submit()?;
+        let Some(chunk) = self.heads[head].open.take() else { return Ok(()) };
+        let bytes = chunk.pages as usize * self.layout.page_bytes;
+        let offset = u64::from(chunk.first_page) * self.layout.page_bytes as u64;
         self.in_flight.push((chunk.buffer, chunk.first_page, chunk.pages));
+        let asked = self.queue.write(&self.file, offset, bytes, chunk.buffer, chunk.buffer as u64);
+        let asked = asked.and_then(|()| self.queue.submit());
+        self.sound(asked)?;
         self.pages_written += u64::from(chunk.pages);
         if let Some((id, _)) = self.heads[head].segment {
             let next = chunk.first_page + chunk.pages;
@@ -261,19 +296,24 @@ impl Writer {
         if at_least == 0 && self.in_flight.is_empty() {
             return Ok(());
         }
+        self.check_sound()?;
         let mut done = std::mem::take(&mut self.done);
         let waited = self.queue.wait(at_least, &mut done);
-        let mut failed = None;
-        for completion in done.drain(..) {
-            self.in_flight.retain(|(buffer, _, _)| *buffer != completion.buffer);
-            self.queue.release(completion.buffer);
-            if let Err(error) = completion.result {
-                failed.get_or_insert(error);
-            }
-        }
+        let ended =
+            done.drain(..).fold(Ok(()), |all, completion| all.and(self.end_write(completion)));
         self.done = done;
-        waited?;
-        failed.map_or(Ok(()), Err)
+        self.sound(waited.and(ended))
+    }
+
+    /// A write has come to its end. One that failed keeps its buffer.
+    fn end_write(&mut self, completion: Completion) -> Result<()> {
+        let at = self.in_flight.iter().position(|(buffer, _, _)| *buffer == completion.buffer);
+        let chunk = self.in_flight.swap_remove(at.expect("a write that ends was in flight"));
+        match completion.result {
+            Ok(()) => self.queue.release(completion.buffer),
+            Err(_) => self.lost.push(chunk),
+        }
+        self.sound(completion.result)
     }
 
     /// Waits until no write of these pages is in flight.
@@ -291,6 +331,7 @@ impl Writer {
     /// Seals the open pages, writes the open chunks and waits until the device has everything.
     /// Returns where the segments being filled go on. Nothing is durable before a sync.
     pub fn finish(&mut self, segments: &mut Segments) -> Result<Heads> {
+        self.check_sound()?;
         for head in 0..self.heads.len() {
             if self.heads[head].open.as_ref().is_some_and(|c| c.rows > 0) {
                 self.seal_page(head);
@@ -313,6 +354,7 @@ impl Writer {
     /// are not verified yet. Used by cleaning, which runs under the class lock.
     pub fn read_back(&mut self, first_page: u32, pages: u32, bytes: &mut Vec<f32>) -> Result<()> {
         assert!(pages <= self.chunk_pages, "a read-back is at most one chunk");
+        self.check_sound()?;
         self.wait_for_writes(first_page..first_page + pages)?;
         let buffer = loop {
             if let Some(buffer) = self.queue.acquire() {
@@ -326,28 +368,27 @@ impl Writer {
         let len = pages as usize * self.layout.page_bytes;
         let offset = u64::from(first_page) * self.layout.page_bytes as u64;
         self.queue.read(&self.file, offset, len, buffer, u64::MAX)?;
-        let mut result = None;
-        while result.is_none() {
+        let (mut read, mut written) = (None, Ok(()));
+        while read.is_none() {
             let mut done = std::mem::take(&mut self.done);
             let waited = self.queue.wait(1, &mut done);
             for completion in done.drain(..) {
-                if completion.token == u64::MAX {
-                    if completion.result.is_ok() {
-                        bytes.clear();
-                        let read = &self.queue.buffer(buffer)[..len];
-                        bytes.extend_from_slice(bytemuck::cast_slice(read));
-                    }
-                    result = Some(completion.result);
-                } else {
-                    self.in_flight.retain(|(b, _, _)| *b != completion.buffer);
-                    completion.result?;
+                if completion.token != u64::MAX {
+                    written = written.and(self.end_write(completion));
+                    continue;
                 }
-                self.queue.release(completion.buffer);
+                if completion.result.is_ok() {
+                    bytes.clear();
+                    let read = &self.queue.buffer(buffer)[..len];
+                    bytes.extend_from_slice(bytemuck::cast_slice(read));
+                }
+                self.queue.release(buffer);
+                read = Some(completion.result);
             }
             self.done = done;
-            waited?;
+            self.sound(waited)?;
         }
-        result.unwrap_or(Ok(()))
+        written.and(read.unwrap_or(Ok(())))
     }
 
     /// Slots of pages sealed since the last call that no row took: a commit seals its last page.

@@ -287,6 +287,7 @@ impl Inner {
         if class.tier.is_some() {
             self.clean_for_refused(engine, class, log)?;
         }
+        let began = Some(log.epoch_began());
         let unsynced = log.finish_epoch()?;
         if !planted::is(Bug::DeltasLeftBehind) {
             self.spill_deltas(class, log, true)?;
@@ -295,8 +296,12 @@ impl Inner {
         self.write_pieces(engine, class, log, &mut history)?;
         let commit = history.under_way.as_mut().expect("a class is captured by a commit");
         commit.files.extend(unsynced);
-        let counters = ClassCounters { id: class.record.id, sequence: log.sequence() };
+        let counters = ClassCounters { id: class.record.id, sequence: log.sequence(), began };
         commit.classes.push(counters);
+        // A journal file may begin with this commit, and its thread must not take this lock then.
+        let fillings = log.fillings();
+        commit.index_bytes += fillings.len() as u64;
+        commit.fillings.push((class.record.id, fillings));
         let (rows, _, pages) = log.written();
         commit.rows_written += rows;
         commit.page_bytes += pages * class.layout.page_bytes as u64;

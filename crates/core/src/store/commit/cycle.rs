@@ -3,7 +3,7 @@
 
 use super::super::engine::{Class, Engine, Table};
 use super::super::journal::{
-    JournalFile, RecordKind, TableRecord, name_of, number_of, piece_header,
+    ClassRecord, JournalFile, RecordKind, TableRecord, name_of, number_of, piece_header,
 };
 use super::super::pieces::{pieces_of, read_piece_from};
 use super::super::reserve::JOURNAL_BYTES_PER_COMMIT;
@@ -202,7 +202,10 @@ impl Inner {
         }
         let mut next = JournalFile::create(&*self.medium, self.seed, number)?;
         for class in &engine.classes {
-            append_json(&mut next, RecordKind::Class, &class.record)?;
+            let fillings = made.fillings.iter().find(|(id, _)| *id == class.record.id);
+            let fillings = fillings.map(|(_, fillings)| fillings.clone()).unwrap_or_default();
+            let record = ClassRecord { fillings, ..class.record.clone() };
+            append_json(&mut next, RecordKind::Class, &record)?;
         }
         for table in &engine.tables {
             let partitions = made.partitions.iter().find(|(id, _)| *id == table.id());

@@ -30,6 +30,9 @@ pub(in crate::store) struct UnderWay {
     pub(super) index_bytes: u64,
     /// Partitions of growing tables, by table.
     pub(super) partitions: Vec<(u16, u32)>,
+    /// Where the fillings of segments began, by class; counted among the bytes of the indexes,
+    /// because a journal file that holds the one holds the other.
+    pub(super) fillings: Vec<(u16, String)>,
     /// Batches and rows since the commit before, for the case that this one fails.
     pub(super) batches: u64,
     pub(super) rows: u64,
@@ -62,6 +65,8 @@ pub(in crate::store) struct History {
     pub(in crate::store) refused_rows: u64,
     /// True when it was the journal that had no room.
     pub(in crate::store) short_of_journal: bool,
+    /// Up to here the journal file of the opened commit is known to be on the disk.
+    pub(in crate::store) synced_to: u64,
     /// The commit that is being prepared.
     pub(in crate::store) next_sequence: u64,
     /// The commit that is captured and not recorded yet.
@@ -186,7 +191,7 @@ pub(super) fn record_bytes<'a>(
     classes: usize,
 ) -> u64 {
     let names: usize = state_names.map(|name| 6 * name.len() + 32).sum();
-    (6 * meta.len() + names + 96 * tables + 64 * classes) as u64
+    (6 * meta.len() + names + 96 * tables + 96 * classes) as u64
 }
 
 pub(super) fn append_json<T: serde::Serialize>(

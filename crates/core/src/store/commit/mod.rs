@@ -11,6 +11,7 @@
 mod by_hand;
 mod capture;
 mod cycle;
+mod held;
 mod history;
 mod pending;
 
@@ -20,10 +21,10 @@ pub(super) use pending::Committing;
 pub use pending::PendingCommit;
 
 use super::engine::Engine;
+use super::head::{self, Head};
 use super::journal::{CommitRecord, RecordKind, TableCounters};
 use super::reserve::{JOURNAL_BYTES_PER_COMMIT, STATE_BYTES_KEPT_FREE};
-use super::superblock::{HEAD_BYTES, write_head};
-use super::{Inner, Store, holds, state};
+use super::{Inner, Store, state};
 use crate::config::CommitInfo;
 use crate::error::{Result, bail};
 use crate::planted::{self, Bug};
@@ -166,6 +167,7 @@ impl Inner {
             page_bytes: 0,
             index_bytes: 0,
             partitions: Vec::new(),
+            fillings: Vec::new(),
             batches: self.batches_since_commit.swap(0, Ordering::Relaxed),
             rows: self.rows_since_commit.swap(0, Ordering::Relaxed),
         });
@@ -202,11 +204,7 @@ impl Inner {
 
     /// Does one portion of a commit's work; the commit once it is recorded. `release` comes next,
     /// when no class is locked.
-    pub(super) fn commit_step(
-        &self,
-        engine: &Engine,
-        work: &mut Work,
-    ) -> Result<Option<Made>> {
+    pub(super) fn commit_step(&self, engine: &Engine, work: &mut Work) -> Result<Option<Made>> {
         let Some(class) = engine.classes.get(work.class) else {
             return self.record(engine).map(Some);
         };
@@ -264,16 +262,16 @@ impl Inner {
             history.append_json(RecordKind::Commit, &record)?;
             let bytes = history.journal().position() - before;
             history.cycle_bytes += bytes;
-            self.metrics.journal_bytes.fetch_add(bytes + HEAD_BYTES, Ordering::Relaxed);
+            self.metrics.journal_bytes.fetch_add(bytes + head::BYTES, Ordering::Relaxed);
         }
         if !planted::is(Bug::RecordSyncSkipped) {
             journal.sync()?;
         }
-        write_head(&*self.medium, self.seed, record.info.sequence)?;
+        Head::new(record.info.sequence, oldest_kept, self.term).write(&*self.medium, self.seed)?;
         let info = record.info.clone();
         // After the record, so that a reader that does not see it is seen here.
-        let held = if self.on_disk { holds::span(&self.path) } else { None };
-        let released = held.map_or(oldest_kept, |(held, _)| held.min(oldest_kept));
+        // Where nobody can tell who holds what, everything stays: the commit is made.
+        let released = self.oldest_needed(engine, oldest_kept).unwrap_or(0);
         {
             let mut history = self.history.lock();
             let history = &mut *history;

@@ -3,10 +3,11 @@
 //! Format: `docs/formats/journal.md`. The checksum of a record covers its place, so bytes of an
 //! older life of the file never pass for a record. Reading stops at the first record that does not
 //! check; a commit record behind it proves damage, because commit records are written only after
-//! everything before them is durable.
+//! everything before them is durable. The same holds of a header that does not check; one that does
+//! and is of another store was put there.
 
 use crate::activation::{Branch, note};
-use crate::error::{Error, ErrorKind, Result, bail};
+use crate::error::{Result, bail};
 use crate::io::{File, Medium, OpenMode};
 use std::ops::Range;
 use std::sync::Arc;
@@ -80,6 +81,19 @@ impl JournalFile {
     /// Creates file `number`. It becomes durable with the next `sync` and `sync_dir`.
     pub(crate) fn create(medium: &dyn Medium, seed: u64, number: u64) -> Result<Self> {
         let file = medium.open(&name_of(number), OpenMode::CreateNew)?;
+        Self::begin(file, seed, number)
+    }
+
+    /// As `create`, in place of what a crash before the first commit has left in the file, whose
+    /// name stays durable: the files of rows that came after it have none without.
+    pub(crate) fn create_again(medium: &dyn Medium, seed: u64, number: u64) -> Result<Self> {
+        let file = medium.open(&name_of(number), OpenMode::ReadWrite)?;
+        file.set_len(0)?;
+        file.sync()?;
+        Self::begin(file, seed, number)
+    }
+
+    fn begin(file: Arc<dyn File>, seed: u64, number: u64) -> Result<Self> {
         let mut header = Vec::with_capacity(HEADER_BYTES as usize);
         header.extend_from_slice(&MAGIC);
         header.extend_from_slice(&VERSION.to_le_bytes());
@@ -113,6 +127,44 @@ impl JournalFile {
         file.set_len(position)?;
         file.sync()?;
         Ok(Self { file, seed, number, position, allocated: position, buffer: Vec::new() })
+    }
+
+    /// Makes the bytes of file `number` between two records durable, whatever became of syncs before
+    /// this one. After one that failed, ext4 and xfs take pages for clean that the disk does not
+    /// have: they are read back, and no later sync writes them, unless they are written again.
+    pub(crate) fn write_again(
+        medium: &dyn Medium,
+        seed: u64,
+        number: u64,
+        bytes: Range<u64>,
+    ) -> Result<()> {
+        let file = medium.open(&name_of(number), OpenMode::ReadWrite)?;
+        let mut at = bytes.start;
+        let mut buffer = vec![0; READ_BYTES];
+        while at < bytes.end {
+            let part = &mut buffer[..((bytes.end - at) as usize).min(READ_BYTES)];
+            file.read_at(part, at)?;
+            file.write_at(part, at)?;
+            at += part.len() as u64;
+        }
+        file.sync()?;
+        // Such pages may have been dropped from memory since the store was opened.
+        let mut reader = JournalReader::open(medium, seed, number)?;
+        if let Some(reader) = &mut reader {
+            reader.position = reader.position.max(bytes.start);
+            while reader.position < bytes.end && reader.next()?.is_some() {}
+        }
+        if reader.is_none_or(|reader| reader.position != bytes.end) {
+            bail!(
+                Io,
+                "{}: bytes {} to {} are not what they were when the store was opened: an earlier \
+                 write of them has failed; open the store again",
+                file.name(),
+                bytes.start,
+                bytes.end
+            );
+        }
+        Ok(())
     }
 
     /// Number of this file.
@@ -200,14 +252,15 @@ pub(crate) struct JournalReader {
 }
 
 impl JournalReader {
-    /// Opens file `number` and checks its header. `None` when the header was never written (the
-    /// file was created by an epoch that crashed).
+    /// Opens file `number` and checks its header. `None` when that does not check: the epoch that
+    /// created the file has crashed, or it is damaged. *Errors*: `Corrupt` when the header is sound,
+    /// and of another store or file.
     pub(crate) fn open(medium: &dyn Medium, seed: u64, number: u64) -> Result<Option<Self>> {
-        let file = crate::store::open_needed(medium, &name_of(number), OpenMode::ReadOnly)?;
-        let len = file.len()?;
-        if len < HEADER_BYTES {
+        let reader = Self::open_unchecked(medium, seed, number)?;
+        if reader.len < HEADER_BYTES {
             return Ok(None);
         }
+        let file = &reader.file;
         let mut header = [0; HEADER_BYTES as usize];
         file.read_at(&mut header, 0)?;
         let word = |at: usize| {
@@ -215,11 +268,7 @@ impl JournalReader {
             bytes.copy_from_slice(&header[at..at + 8]);
             u64::from_le_bytes(bytes)
         };
-        if header[..8] != MAGIC
-            || word(32) != xxh3_64_with_seed(&header[..32], 0)
-            || word(16) != number
-            || word(24) != seed
-        {
+        if header[..8] != MAGIC || word(32) != xxh3_64_with_seed(&header[..32], 0) {
             return Ok(None);
         }
         let version = u32::from_le_bytes([header[8], header[9], header[10], header[11]]);
@@ -230,21 +279,49 @@ impl JournalReader {
                 file.name()
             );
         }
-        Ok(Some(Self {
+        if word(24) != seed {
+            bail!(
+                Corrupt,
+                "superblock and {} are of different stores: their checksum seeds are {seed:#x} and \
+                 {:#x}; put back what belongs together, from a copy",
+                file.name(),
+                word(24)
+            );
+        }
+        if word(16) != number {
+            bail!(
+                Corrupt,
+                "{} is journal file {} under another name; restore the files from a copy",
+                file.name(),
+                word(16)
+            );
+        }
+        Ok(Some(reader))
+    }
+
+    /// Opens file `number` whatever its header is.
+    pub(crate) fn open_unchecked(medium: &dyn Medium, seed: u64, number: u64) -> Result<Self> {
+        let file = crate::store::open_needed(medium, &name_of(number), OpenMode::ReadOnly)?;
+        Ok(Self {
+            len: file.len()?,
             file,
             seed,
             number,
-            len,
             position: HEADER_BYTES,
             ahead: Vec::new(),
             ahead_at: 0,
             payload: 0..0,
-        }))
+        })
     }
 
     /// End of the last record returned.
     pub(crate) fn position(&self) -> u64 {
         self.position
+    }
+
+    /// Goes on behind a record that was read before.
+    pub(crate) fn go_to(&mut self, position: u64) {
+        self.position = position;
     }
 
     /// Bytes of the file.
@@ -302,27 +379,19 @@ impl JournalReader {
         &self.ahead[self.payload.clone()]
     }
 
-    /// After the end of what checks: `Corrupt` when a commit record follows, naming the place.
-    pub(crate) fn expect_no_commit_behind(&mut self) -> Result<()> {
-        let end = self.position;
-        let mut at = end;
+    /// The place of a commit record behind the end of what checks, if there is one.
+    pub(crate) fn find_commit_behind(&mut self) -> Result<Option<u64>> {
+        let mut at = self.position;
         while at + RECORD_HEADER_BYTES as u64 <= self.len {
             let Some(head) = self.bytes(at, RECORD_HEADER_BYTES)? else { break };
             // Reserved bytes are looked at to tell index words apart without hashing what follows.
             if head[4..8] == [RecordKind::Commit as u8, 0, 0, 0]
                 && self.record_at(at)? == Some(RecordKind::Commit)
             {
-                return Err(Error::new(
-                    ErrorKind::Corrupt,
-                    format!(
-                        "{} is damaged at byte {end}: a commit follows at byte {at}; restore \
-                         from a copy, or open an earlier commit with step=",
-                        self.file.name()
-                    ),
-                ));
+                return Ok(Some(at));
             }
             at += 8;
         }
-        Ok(())
+        Ok(None)
     }
 }

@@ -15,6 +15,9 @@ pub(crate) struct ClassRecord {
     pub(crate) segment_bytes: u64,
     /// What the device was measured to do when the class was created.
     pub(crate) curve: Option<DeviceCurve>,
+    /// Where the fillings of its segments began before this file did; empty where none had.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) fillings: String,
 }
 
 /// A table and, for a growing one, how its index was divided when this record was written.
@@ -41,7 +44,12 @@ pub(crate) struct TableCounters {
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct ClassCounters {
     pub(crate) id: u16,
+    /// No page of the commit has a larger one.
     pub(crate) sequence: u64,
+    /// Of the class's newest page when the epoch began; pages of this epoch have larger ones.
+    /// `None` in commits of builds that did not note it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) began: Option<u64>,
 }
 
 /// A durable point.

@@ -6,7 +6,7 @@
 //! passes can be allocated and computed with; whatever does not is `Corrupt`, or `Unsupported`
 //! when it has a name that only a newer version knows.
 
-use super::{ClassRecord, CommitRecord, TableRecord};
+use super::{ClassCounters, ClassRecord, CommitRecord, TableRecord};
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::row::{Dtype, RowLayout};
 use crate::storage::log::PageLayout;
@@ -39,7 +39,7 @@ fn stored<T>(result: Result<T>, what: &str) -> Result<T> {
 impl ClassRecord {
     /// Refuses what no store writes as its next class after `classes`.
     pub(crate) fn verify(&self, classes: &[ClassRecord]) -> Result<()> {
-        let Self { id, row_bytes, page_bytes, segment_bytes, curve } = self;
+        let Self { id, row_bytes, page_bytes, segment_bytes, curve, fillings: _ } = self;
         if usize::from(*id) != classes.len() {
             bail!(Corrupt, "class {id} is recorded as number {}", classes.len());
         }
@@ -130,6 +130,16 @@ impl CommitRecord {
         let counters = counters.chain(self.classes.iter().map(|c| c.sequence));
         if let Some(counter) = counters.chain([sequence]).find(|n| *n > COUNTER_MAX) {
             bail!(Corrupt, "commit {sequence}: a counter is {counter}, beyond what can be counted");
+        }
+        let began = |c: &&ClassCounters| c.began.is_some_and(|began| began > c.sequence);
+        if let Some(class) = self.classes.iter().find(began) {
+            bail!(
+                Corrupt,
+                "commit {sequence}: class {} began at sequence {:?} and ended at {}",
+                class.id,
+                class.began,
+                class.sequence
+            );
         }
         if sequence == 0 || self.oldest_kept == 0 || self.oldest_kept > sequence {
             bail!(Corrupt, "commit {sequence}: the oldest kept is {}", self.oldest_kept);

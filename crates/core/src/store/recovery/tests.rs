@@ -113,9 +113,15 @@ impl Writer {
             writer.epoch = 2;
         }
         for (id, row_bytes) in [(0, 16), (1, 32)] {
-            let curve = None;
-            let record =
-                ClassRecord { id, row_bytes, page_bytes: 512, segment_bytes: 1 << 18, curve };
+            let (curve, fillings) = (None, String::new());
+            let record = ClassRecord {
+                id,
+                row_bytes,
+                page_bytes: 512,
+                segment_bytes: 1 << 18,
+                curve,
+                fillings,
+            };
             writer.json(RecordKind::Class, &record);
         }
         for (id, (class, rows)) in TABLES.into_iter().enumerate() {

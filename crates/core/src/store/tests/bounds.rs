@@ -1,6 +1,8 @@
 //! Bounds of disk and memory, and errors of the device.
 
 use super::*;
+use crate::io::DeviceCurve;
+use crate::io::measure::CurvePoint;
 use crate::storage::log::TableIndex;
 
 fn batch<'a>(table: TableId, keys: &'a [u64], values: &'a [f32]) -> PutBatch<'a> {
@@ -786,4 +788,89 @@ fn stats_hold_while_another_thread_counts_deltas() {
     store.inner.metrics.delta_bytes.fetch_add(64 << 10, std::sync::atomic::Ordering::Relaxed);
     let written = store.stats().unwrap().written;
     assert_eq!((written.deltas, written.commits), (64 << 10, 0));
+}
+
+/// A device on which requests cost the same up to `page_bytes`, and twice as much beyond.
+fn curve(page_bytes: usize, depth: usize) -> DeviceCurve {
+    let point = |bytes| {
+        let requests_per_s = if bytes <= page_bytes { 1000.0 } else { 500.0 };
+        CurvePoint { bytes, requests_per_s }
+    };
+    let points = [512, 1024, 2048, 4096, 8192, 16_384].map(point).to_vec();
+    DeviceCurve { depth, points }
+}
+
+/// A store that chooses its pages: tables of classes of their own are made and used, nothing is
+/// committed.
+fn use_tables(medium: &SimMedium, specs: &[TableSpec], memory: Memory) -> Result<()> {
+    let options =
+        StoreOptions { page_bytes: None, segment_bytes: None, memory, ..options(1 << 20) };
+    let store = Store::open_on(Arc::new(medium.clone()), options)?;
+    for spec in specs {
+        let table = store.table(spec)?;
+        store.put(&[batch(table, &[7], &[7.0; DIM])])?;
+    }
+    store.close().map(drop)
+}
+
+fn named_bytes(error: &crate::Error) -> u64 {
+    assert_eq!(error.kind(), ErrorKind::Budget, "{error}");
+    error.message().rsplit("memory=").next().unwrap().parse().unwrap()
+}
+
+// The device is measured anew until a commit has the class. A refusal named what page and depth of
+// that moment needed, and the next measurement chose others, which needed more. An empty index was
+// not counted before it was made.
+#[test]
+fn the_memory_that_a_refusal_names_works_whatever_the_device_is_measured_to_do_next() {
+    let devices: Vec<DeviceCurve> = [512, 4096, 16_384]
+        .into_iter()
+        .flat_map(|page| [16, 64, 128].map(|depth| curve(page, depth)))
+        .collect();
+    let all = [
+        [Some(20_000), Some(20_000)],
+        [Some(5_000_000), Some(5_000_000)],
+        [Some(5_000_000), None],
+        [None, Some(20_000)],
+    ];
+    let medium = SimMedium::new(8);
+    for (dense, first) in all.iter().flat_map(|d| devices.iter().map(move |f| (d, f))) {
+        let kinds = [OptimizerKind::Sgd, OptimizerKind::Adam];
+        let specs: Vec<TableSpec> = (0..2)
+            .map(|i| TableSpec {
+                expected_rows: Some(30_000),
+                ..spec(["a", "b"][i], dense[i], kinds[i])
+            })
+            .collect();
+        let mut memory = Memory::Percent(1e-6);
+        for count in [1, 2] {
+            medium.set_curve(Some(first.clone()));
+            let Err(error) = use_tables(&medium, &specs[..count], memory) else { continue };
+            memory = Memory::Bytes(named_bytes(&error));
+            for other in &devices {
+                medium.set_curve(Some(other.clone()));
+                let again = use_tables(&medium, &specs[..count], memory);
+                assert!(again.is_ok(), "{dense:?}: named at {first:?}, at {other:?}: {again:?}");
+            }
+        }
+    }
+}
+
+// Pages and depths of a better device took more memory than there was.
+#[test]
+fn a_budget_that_worked_works_whatever_the_device_is_measured_to_do_next() {
+    let medium = SimMedium::new(9);
+    for rows in [Some(20_000), Some(5_000_000), None] {
+        let specs = [TableSpec { expected_rows: None, ..spec("a", rows, OptimizerKind::Sgd) }];
+        let mut bytes = rows.unwrap_or(0) * 4;
+        medium.set_curve(Some(curve(512, 16)));
+        while use_tables(&medium, &specs, Memory::Bytes(bytes)).is_err() {
+            bytes += 4096;
+        }
+        for (page, depth) in [(512, 128), (16_384, 16), (16_384, 128)] {
+            medium.set_curve(Some(curve(page, depth)));
+            let again = use_tables(&medium, &specs, Memory::Bytes(bytes));
+            assert!(again.is_ok(), "{rows:?} rows, {bytes} bytes, {page}, {depth}: {again:?}");
+        }
+    }
 }

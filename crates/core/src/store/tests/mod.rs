@@ -1,10 +1,17 @@
 //! The store against a plain map, and against power cuts, on the simulated device.
 
+mod back;
 mod bounds;
 mod cleaning;
 mod commit;
 mod damage;
+mod failed_writes;
+mod holds;
+mod plain;
 mod power;
+mod stale;
+mod strays;
+mod syncs;
 mod threads;
 mod window;
 

@@ -615,7 +615,7 @@ impl State {
 impl Inner {
     /// The window of a store that is open, and its state.
     fn open_window(&self) -> Result<(&Shared, MutexGuard<'_, State>)> {
-        self.check_process()?;
+        self.check_call()?;
         let shared = &*self.window.shared;
         let state = shared.state.lock();
         if state.stop {

@@ -5,7 +5,7 @@ use crate::hash::mix;
 
 fn filled(segments: &mut Segments) -> SegmentId {
     segments.grow();
-    let id = segments.open(0).unwrap();
+    let id = segments.open(0, 0).unwrap();
     for page in 0..segments.pages_of(id) {
         for row in 0..4 {
             segments.written((segments.first_page(id) + page) * 4 + row);
@@ -27,7 +27,7 @@ fn copies_outdated_in_their_own_epoch_free_the_segment_at_once() {
     for slot in slots(&segments, id) {
         segments.outdated(slot);
     }
-    assert_eq!(segments.open(0), Some(id));
+    assert_eq!(segments.open(0, 0), Some(id));
 }
 
 #[test]
@@ -38,13 +38,13 @@ fn copies_of_a_kept_commit_stay_until_it_is_dropped() {
     for slot in slots(&segments, id) {
         segments.outdated(slot);
     }
-    assert_eq!(segments.open(0), None);
+    assert_eq!(segments.open(0, 0), None);
     segments.next_epoch(&[]); // commit 2 is made; keeping 1 and 2
     segments.drop_commits_before(1);
-    assert_eq!(segments.open(0), None, "commit 1 still has these copies");
+    assert_eq!(segments.open(0, 0), None, "commit 1 still has these copies");
     segments.next_epoch(&[]);
     segments.drop_commits_before(2);
-    assert_eq!(segments.open(0), Some(id));
+    assert_eq!(segments.open(0, 0), Some(id));
 }
 
 #[test]
@@ -75,7 +75,7 @@ fn a_leftover_is_worth_cleaning_whatever_commits_have_of_it() {
 fn a_segment_open_across_a_commit_knows_which_copies_the_commit_has() {
     let mut segments = Segments::new(8, 4, 1);
     segments.grow();
-    let id = segments.open(0).unwrap();
+    let id = segments.open(0, 0).unwrap();
     segments.written(4);
     segments.next_epoch(&[Some((id, 2))]);
     segments.written(8);
@@ -85,7 +85,7 @@ fn a_segment_open_across_a_commit_knows_which_copies_the_commit_has() {
     segments.outdated(4);
     assert_eq!(segments.retained_total(), 1);
     segments.drop_commits_before(2);
-    assert_eq!(segments.open(0), Some(id));
+    assert_eq!(segments.open(0, 0), Some(id));
 }
 
 #[test]
@@ -96,10 +96,10 @@ fn a_running_read_keeps_a_freed_segment_from_being_written() {
     for slot in slots(&segments, id) {
         segments.outdated(slot);
     }
-    assert_eq!(segments.open(0), None);
+    assert_eq!(segments.open(0, 0), None);
     let later = segments.begin_read();
     segments.end_read(ticket);
-    assert_eq!(segments.open(0), Some(id), "reads that began later cannot have seen it");
+    assert_eq!(segments.open(0, 0), Some(id), "reads that began later cannot have seen it");
     segments.end_read(later);
 }
 
@@ -223,9 +223,9 @@ fn totals_are_sums_over_segments_after_any_operations() {
             match random(2) % 100 {
                 0..45 => {
                     let (id, slot) = open[stream].unwrap_or_else(|| {
-                        let id = segments.open(stream as u8).unwrap_or_else(|| {
+                        let id = segments.open(stream as u8, 0).unwrap_or_else(|| {
                             segments.grow();
-                            segments.open(stream as u8).unwrap()
+                            segments.open(stream as u8, 0).unwrap()
                         });
                         (id, segments.first_page(id) * ROWS)
                     });

@@ -1,0 +1,69 @@
+//! What readers keep beyond the commits that are kept, and its bound.
+//!
+//! A hold keeps the copies that its commit has, its state and the journal that leads there. Without
+//! a bound one reader that is forgotten fills the disk.
+
+use super::super::engine::Engine;
+use super::super::holds::{self, Held};
+use super::super::journal::number_of;
+use super::super::{Inner, state};
+use crate::error::Result;
+use crate::io::OpenMode;
+use std::sync::atomic::Ordering;
+
+/// Part of a disk bound that readers may fill where nothing else is said.
+const SHARE_OF_BOUND: u64 = 4;
+
+impl Inner {
+    /// The oldest commit of which something must stay: the oldest that is kept, or that a reader
+    /// holds. Where older ones keep more bytes on disk than readers may, the oldest holds are taken
+    /// away; their readers get `CommitGone` when they need what is dropped.
+    pub(super) fn oldest_needed(&self, engine: &Engine, oldest_kept: u64) -> Result<u64> {
+        let mut held = holds::living(&*self.medium)?;
+        // Commit 0 is a store without commits: its readers need nothing.
+        held.retain(|held| (1..oldest_kept).contains(&held.sequence));
+        held.sort_unstable_by_key(|held| held.sequence);
+        let share = || self.options.max_disk_bytes.map(|most| most / SHARE_OF_BOUND);
+        let Some(most) = self.options.max_held_bytes.or_else(share) else {
+            return Ok(held.first().map_or(oldest_kept, |held| held.sequence));
+        };
+        for Held { sequence, .. } in &held {
+            if self.held_bytes(engine, *sequence, oldest_kept)? <= most {
+                return Ok(*sequence);
+            }
+            for gone in held.iter().filter(|held| held.sequence == *sequence) {
+                holds::take_away(&*self.medium, gone)?;
+                self.metrics.holds_taken.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        Ok(oldest_kept)
+    }
+
+    /// Bytes on disk that only commits from `first` up to `oldest_kept` need.
+    fn held_bytes(&self, engine: &Engine, first: u64, oldest_kept: u64) -> Result<u64> {
+        let mut bytes = 0;
+        for class in &engine.classes {
+            let copies = class.log.lock().segments.retained_between(first, oldest_kept);
+            let (page, rows) = (class.layout.page_bytes, class.layout.rows_per_page);
+            bytes += copies * (page / rows) as u64;
+        }
+        let bytes_of = |name: &str| self.medium.open(name, OpenMode::ReadOnly)?.len();
+        for name in self.medium.list(state::PREFIX)? {
+            let of = state::sequence_of(&name);
+            if of.is_some_and(|sequence| (first..oldest_kept).contains(&sequence)) {
+                bytes += bytes_of(&name)?;
+            }
+        }
+        let base = |of: u64| {
+            let history = self.history.lock();
+            history.cycles.iter().rfind(|(_, at)| *at <= of).map_or(0, |(file, _)| *file)
+        };
+        let files = base(first)..base(oldest_kept);
+        for name in self.medium.list("journal-")? {
+            if number_of(&name).is_some_and(|number| files.contains(&number)) {
+                bytes += bytes_of(&name)?;
+            }
+        }
+        Ok(bytes)
+    }
+}

@@ -1,0 +1,53 @@
+//! Files of a store that no commit names: what a crash before the first commit leaves, and what is
+//! damage.
+//!
+//! A store begins with its superblock, then file 1 of the journal gets its name, then come files of
+//! rows and, with the first commit, a state. All else needs a commit. Without one, opening gives an
+//! empty store, and writing to it removes these files: so only what such a crash explains may lie
+//! there.
+
+use super::class_file::{class_of, refuse_other_store};
+use super::journal::{name_of, number_of};
+use super::state;
+use crate::error::{Result, bail};
+use crate::io::Medium;
+
+/// A file that only a store has.
+pub(super) fn file_of_a_store(medium: &dyn Medium) -> Result<Option<String>> {
+    let of_a_store = |name: &String| {
+        number_of(name).is_some() || class_of(name).is_some() || state::sequence_of(name).is_some()
+    };
+    Ok(medium.list("")?.into_iter().find(of_a_store))
+}
+
+/// Of a store whose journal has no commit: `Corrupt` naming a file that only a lost one explains.
+pub(super) fn refuse_unexplained(medium: &dyn Medium, seed: u64) -> Result<()> {
+    let names = medium.list("")?;
+    let first = name_of(1);
+    let begun = names.contains(&first);
+    for name in &names {
+        let number = number_of(name).or_else(|| state::sequence_of(name));
+        let is_rows = class_of(name).is_some();
+        if !is_rows && number.is_none() {
+            continue;
+        }
+        if number.is_some_and(|number| number > 1) {
+            bail!(
+                Corrupt,
+                "{name} is there, which follows a commit, but no journal file has one: it was \
+                 damaged or removed; restore it from a copy"
+            );
+        }
+        if !begun {
+            bail!(
+                Corrupt,
+                "{name} is there, but no journal file: it was removed; restore it from a copy, or \
+                 remove this store if it never had a commit"
+            );
+        }
+        if is_rows {
+            refuse_other_store(medium, name, seed)?;
+        }
+    }
+    Ok(())
+}

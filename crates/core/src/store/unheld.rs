@@ -1,0 +1,145 @@
+//! Readers without a hold: on a read-only medium, in a directory of another user, or after the
+//! writer took the hold away.
+//!
+//! Nothing keeps their commit. What they read is nevertheless of that commit or an error: a page
+//! that was written again has a later sequence number; and where the writer goes on from an earlier
+//! commit, which lets numbers begin again, it cuts the reader's commit record off first. Files that
+//! are missing and pages that do not check are `CommitGone` when the store says that the commit is
+//! not kept any more, and damage only when it still is.
+
+use super::journal::{CommitRecord, RecordKind, name_of};
+use super::recovery::is_kept;
+use super::{Inner, open_needed};
+use crate::error::{Error, ErrorKind, Result};
+use crate::io::{File, Medium, OpenMode};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// A record's header, whose checksum covers the record and its place.
+const HEADER_BYTES: usize = 16;
+/// A look at a journal that a writer is changing is repeated so often.
+const TRIES_MAX: usize = 20;
+
+/// What a reader notes of its commit's record.
+#[derive(Debug)]
+pub(super) struct Noted {
+    journal: Arc<dyn File>,
+    position: u64,
+    header: [u8; HEADER_BYTES],
+    gone: bool,
+}
+
+impl Noted {
+    /// Notes the record; `None` for one that is not there any more.
+    pub(super) fn of(medium: &dyn Medium, record: &CommitRecord) -> Result<Option<Self>> {
+        let (number, end) = record.place;
+        let journal = open_needed(medium, &name_of(number), OpenMode::ReadOnly)?;
+        let Some(position) = record_before(&*journal, end)? else { return Ok(None) };
+        let mut header = [0; HEADER_BYTES];
+        journal.read_at(&mut header, position)?;
+        Ok(Some(Self { journal, position, header, gone: false }))
+    }
+
+    /// False once the writer has gone on from an earlier commit.
+    fn is_in_place(&mut self) -> bool {
+        let mut header = [0; HEADER_BYTES];
+        let read = self.journal.read_at(&mut header, self.position);
+        self.gone |= read.is_err() || header != self.header;
+        !self.gone
+    }
+}
+
+/// Where the commit record begins that ends at `end`. Its payload is text, in which no header can
+/// be found.
+fn record_before(journal: &dyn File, end: u64) -> Result<Option<u64>> {
+    let mut bytes = vec![0; 4096];
+    loop {
+        let begin = end.saturating_sub(bytes.len() as u64);
+        let part = &mut bytes[..(end - begin) as usize];
+        journal.read_at(part, begin)?;
+        let mut at = part.len();
+        while at >= HEADER_BYTES + 8 {
+            at -= 8;
+            let header = &part[at - HEADER_BYTES..at];
+            let length = u32::from_le_bytes([header[0], header[1], header[2], header[3]]) as usize;
+            if header[4..8] == [RecordKind::Commit as u8, 0, 0, 0]
+                && length.next_multiple_of(8) == part.len() - at
+            {
+                return Ok(Some(begin + (at - HEADER_BYTES) as u64));
+            }
+        }
+        if begin == 0 {
+            return Ok(None);
+        }
+        bytes.resize(2 * bytes.len(), 0);
+    }
+}
+
+impl Inner {
+    /// True while nobody can drop the commit at hand: a writer's own, or one that a reader holds.
+    pub(super) fn is_held(&self) -> bool {
+        if !self.options.read_only {
+            return true;
+        }
+        let hold = self.hold.lock();
+        hold.as_ref().is_some_and(|hold| hold.is_current().unwrap_or(false))
+    }
+
+    /// A reader has read pages: notices when the writer has taken its hold away.
+    pub(super) fn note_read(&self) {
+        if self.options.read_only && !self.unheld.load(Ordering::Relaxed) && !self.is_held() {
+            self.unheld.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// What a reader read, or `CommitGone` where that may not be of its commit any more.
+    pub(super) fn as_committed<T>(&self, result: Result<T>) -> Result<T> {
+        if !self.options.read_only {
+            return result;
+        }
+        match &result {
+            Ok(_) if self.unheld.load(Ordering::Relaxed) => {
+                // What was read comes from before the record was found in place.
+                let mut noted = self.noted.lock();
+                if noted.as_mut().is_none_or(Noted::is_in_place) {
+                    return result;
+                }
+                drop(noted);
+                Err(self.commit_gone())
+            }
+            Err(error)
+                if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::NotFound)
+                    && self.is_gone() =>
+            {
+                Err(self.commit_gone())
+            }
+            _ => result,
+        }
+    }
+
+    /// `CommitGone` when nobody holds the commit at hand and the store does not keep it any more.
+    pub(super) fn expect_commit(&self) -> Result<()> {
+        if self.is_gone() { Err(self.commit_gone()) } else { Ok(()) }
+    }
+
+    /// True when the store does not keep the commit at hand any more.
+    fn is_gone(&self) -> bool {
+        if self.is_held() {
+            return false;
+        }
+        let Some(record) = self.history.lock().kept.last().cloned() else { return false };
+        // What a writer changes meanwhile may look like damage.
+        let look = || is_kept(&*self.medium, self.seed, &record);
+        (0..TRIES_MAX).find_map(|_| look().ok()).is_some_and(|kept| !kept)
+    }
+
+    fn commit_gone(&self) -> Error {
+        let last = self.history.lock().kept.last().map_or(0, |c| c.info.sequence);
+        let message = format!(
+            "commit {last} of {} was dropped by the writer, and this reader does not hold it; \
+             refresh() to the newest commit, or open the store again",
+            self.path.display()
+        );
+        Error::new(ErrorKind::CommitGone, message)
+    }
+}
