@@ -10,6 +10,7 @@
 
 mod aligned;
 mod directory;
+mod kill;
 pub mod measure;
 mod pread;
 mod request;
