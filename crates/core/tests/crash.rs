@@ -44,7 +44,8 @@ impl Death {
         Self::Late { lines, in_commit, micros: random.below(1 << bits) }
     }
 
-    fn at_a_point(random: &mut Random, io: &str) -> Self {
+    /// `fresh` is a store that is yet to be made.
+    fn at_a_point(random: &mut Random, io: &str, fresh: bool) -> Self {
         let (operation, most) = loop {
             // With the highest number that a life reaches easily.
             let picked = match random.below(12) {
@@ -53,14 +54,20 @@ impl Death {
                 3 => ("sync", 60),
                 4 => ("create", 24),
                 5 => ("allocate", 24),
-                6 => ("set_len", 4),
-                7 => ("rename", 16),
+                6 => ("set_len", 2),
+                7 => ("rename", 1),
                 8 => ("remove", 16),
                 9 => ("sync_dir", 24),
                 10 => ("submit", 400),
                 _ => ("complete", 1000),
             };
-            if io == "uring" || !matches!(picked.0, "submit" | "complete") {
+            let there_is = match picked.0 {
+                "submit" | "complete" => io == "uring",
+                // Only making a store renames.
+                "rename" => fresh,
+                _ => true,
+            };
+            if there_is {
                 break picked;
             }
         };
@@ -139,7 +146,7 @@ fn live(
 }
 
 /// Kills trainers and verifies what they leave.
-fn kill_rounds(io: &str, seed: u64, rounds: u64, death: fn(&mut Random, &str) -> Death) {
+fn kill_rounds(io: &str, seed: u64, rounds: u64, death: fn(&mut Random, &str, bool) -> Death) {
     let directory = tempfile::tempdir().unwrap();
     let mut random = Random(seed);
     let mut tally = Tally::default();
@@ -169,11 +176,11 @@ fn one_life(
     witness: &mut Witness,
     random: &mut Random,
     tally: &mut Tally,
-    death: fn(&mut Random, &str) -> Death,
+    death: fn(&mut Random, &str, bool) -> Death,
 ) {
     let path = witness.path().to_owned();
     let life = round + 1;
-    let death = death(random, io);
+    let death = death(random, io, witness.last().step == 0);
     let back = (random.below(4) == 0).then(|| witness.earlier(random)).flatten();
     let promises = witness.promises();
     let life_text = life.to_string();
@@ -214,7 +221,7 @@ fn rounds() -> u64 {
     std::env::var("EMBEDROCK_KILLS").map_or(24u64, |n| n.parse().unwrap()).div_ceil(4)
 }
 
-fn at_moments(random: &mut Random, _io: &str) -> Death {
+fn at_moments(random: &mut Random, _io: &str, _fresh: bool) -> Death {
     Death::at_a_moment(random)
 }
 
