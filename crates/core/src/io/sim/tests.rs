@@ -1,5 +1,7 @@
 //! What the simulated device does to those who forget to sync.
 
+mod faults;
+
 use super::*;
 use crate::error::ErrorKind;
 use crate::io::Completion;
