@@ -2,15 +2,15 @@
 //!
 //! `EMBEDROCK_KILL_POINT=write:137:middle` kills it in the middle of the 137th write that it begins,
 //! `sync:2:before` and `sync:2:after` around the second sync; `any` counts all operations. Compiled
-//! with the feature `testing` only; without it a [`Point`] is nothing.
+//! with the feature `kill` only, which no package has; without it a [`Point`] is nothing.
 #![cfg_attr(
-    feature = "testing",
+    feature = "kill",
     expect(unsafe_code, reason = "a process kills itself by a system call alone")
 )]
 
 /// An operation on a directory or its files, or a step of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(not(feature = "testing"), allow(dead_code, reason = "only named"))]
+#[cfg_attr(not(feature = "kill"), allow(dead_code, reason = "only named"))]
 pub(super) enum Operation {
     Create,
     Write,
@@ -30,7 +30,7 @@ pub(super) enum Operation {
 /// which is when this is dropped.
 #[must_use]
 pub(super) struct Point {
-    #[cfg(feature = "testing")]
+    #[cfg(feature = "kill")]
     place: Option<armed::Place>,
 }
 
@@ -39,7 +39,7 @@ impl Point {
     #[inline(always)]
     pub(super) fn begin(_operation: Operation) -> Self {
         Self {
-            #[cfg(feature = "testing")]
+            #[cfg(feature = "kill")]
             place: armed::begin(_operation),
         }
     }
@@ -47,7 +47,7 @@ impl Point {
     /// The middle of an operation, where the process may die after it did a part.
     #[inline(always)]
     pub(super) fn middle(&self, _part: impl FnOnce()) {
-        #[cfg(feature = "testing")]
+        #[cfg(feature = "kill")]
         if self.place == Some(armed::Place::Middle) {
             _part();
             armed::die();
@@ -55,7 +55,7 @@ impl Point {
     }
 }
 
-#[cfg(feature = "testing")]
+#[cfg(feature = "kill")]
 impl Drop for Point {
     fn drop(&mut self) {
         // An operation without a middle ends.
@@ -65,7 +65,7 @@ impl Drop for Point {
     }
 }
 
-#[cfg(feature = "testing")]
+#[cfg(feature = "kill")]
 mod armed {
     use super::Operation;
     use std::sync::OnceLock;
