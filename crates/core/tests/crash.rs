@@ -251,13 +251,13 @@ fn a_killed_trainer_leaves_its_last_commit_with_io_uring() {
 }
 
 #[test]
-#[cfg(feature = "testing")]
+#[cfg(feature = "kill")]
 fn a_trainer_killed_inside_an_operation_leaves_its_last_commit_with_pread() {
     kill_rounds("pread", 3, rounds(), Death::at_a_point);
 }
 
 #[test]
-#[cfg(feature = "testing")]
+#[cfg(feature = "kill")]
 fn a_trainer_killed_inside_an_operation_leaves_its_last_commit_with_io_uring() {
     if has_uring() {
         kill_rounds("uring", 4, rounds(), Death::at_a_point);
