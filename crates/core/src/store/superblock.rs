@@ -112,8 +112,8 @@ pub(crate) fn write_head(medium: &dyn Medium, seed: u64, sequence: u64) -> Resul
 }
 
 /// As `write_head`, before the commits behind `sequence` are cut off and the first page of a term
-/// is written: durable on return, so that a head never names a commit that is gone, and no other
-/// term has this number.
+/// is written: durable on return, once the directory is synced, so that a head never names a commit
+/// that is gone, and no other term has this number.
 pub(crate) fn begin_term(medium: &dyn Medium, seed: u64, sequence: u64, term: u64) -> Result<()> {
     let file = head_file(medium)?;
     file.write_at(&[head_bytes(seed, sequence), head_bytes(seed, term)].concat(), 0)?;
@@ -180,4 +180,31 @@ fn number_in_head(bytes: &[u8; HEAD_BYTES as usize], seed: u64) -> Option<u64> {
     number.copy_from_slice(&bytes[..8]);
     let number = u64::from_le_bytes(number);
     (*bytes == [0; 16] || *bytes == *head_bytes(seed, number)).then_some(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::io::SimMedium;
+
+    #[test]
+    fn every_term_has_a_number_above_those_before() {
+        let medium = SimMedium::new(1);
+        let next = |sequence_max| next_term(&medium, 7, sequence_max).unwrap();
+        assert_eq!(next(0), 1);
+        for term in [1, 2, 9] {
+            begin_term(&medium, 7, 40 + term, term).unwrap();
+            write_head(&medium, 7, 50 + term).unwrap();
+            assert_eq!((next(0), read_head(&medium, 7).unwrap()), (term + 1, 50 + term));
+        }
+        medium.sync_dir().unwrap();
+        assert_eq!(next_term(&medium.reboot(3), 7, 0).unwrap(), 10);
+        // Without the head, commits tell.
+        medium.flip_bit(HEAD_NAME, 17);
+        assert_eq!((next(0), next(sequence_of_term(4) + 5)), (1, 5));
+        assert!(head_is_sound(&medium, 7).unwrap());
+        medium.remove(HEAD_NAME).unwrap();
+        write_head(&medium, 7, 3).unwrap();
+        assert_eq!((next(0), next(1 << 56)), (1, TERM_MAX));
+    }
 }

@@ -3,6 +3,18 @@
 use super::*;
 use std::collections::BTreeSet;
 
+/// Rows of the growing table that most is written to.
+const ROWS: u64 = 5000;
+
+fn is_any(_: u64) -> bool {
+    true
+}
+
+/// Other rows stay as they are, and keep their segments.
+fn is_hot(key: u64) -> bool {
+    !crate::hash::mix(key, 9).is_multiple_of(10)
+}
+
 /// A store whose device refuses a write at some time.
 struct Refused {
     fixture: Fixture,
@@ -17,27 +29,36 @@ struct Refused {
 }
 
 impl Refused {
+    /// Many more rows than the cache takes, in segments that were filled before, and of others so
+    /// little that they are about to be cleaned.
     fn new(seed: u64) -> Self {
-        let fixture = Fixture::new();
+        let mut fixture = Fixture::new();
+        fixture.keys[1] = (0..ROWS).map(|i| crate::hash::mix(i, 7)).collect();
         let medium = SimMedium::new(seed);
         let store = fixture.open(&medium, StoreOptions { keep: 1, ..options(tight()) });
-        store.commit(0, "", &[]).unwrap();
         let (model, last) = (Model::default(), (0, Model::default()));
-        Self { fixture, medium, store, model, last, next: None, changing: Model::default() }
+        let mut refused =
+            Self { fixture, medium, store, model, last, next: None, changing: Model::default() };
+        for rewrites in [is_any, is_any, is_hot] {
+            let keys: Vec<u64> =
+                refused.fixture.keys[1].iter().copied().filter(|key| rewrites(*key)).collect();
+            keys.chunks(500).for_each(|keys| refused.update(1, keys).unwrap());
+            refused.store.commit(0, "", &[]).unwrap();
+        }
+        refused.store.commit(0, "", &[]).unwrap();
+        refused.last.1 = refused.model.clone();
+        refused
     }
 
     /// Updates, deletes, scans and commits until one fails.
     fn train(&mut self, seed: u64, in_background: bool) -> Result<()> {
         let mut random = Random(seed);
         let mut pending: Option<PendingCommit> = None;
-        for step in 1..=4u64 {
-            for _ in 0..25 {
+        for step in 1..=3u64 {
+            for _ in 0..8 {
                 let table = [0, 1, 1, 6][random.below(4) as usize];
-                let mut keys = self.fixture.pick(&mut random, table, 200);
-                if step > 1 {
-                    // Some rows stay as they are, and keep their segments.
-                    keys.retain(|key| crate::hash::mix(*key, 9) % 4 > 0);
-                }
+                let mut keys = self.fixture.pick(&mut random, table, 600);
+                keys.retain(|key| is_hot(*key));
                 self.update(table, &keys)?;
                 if random.below(3) == 0 {
                     let doomed = self.fixture.pick(&mut random, 1, 30);
@@ -91,7 +112,7 @@ impl Refused {
         let (mut right, mut errors) = (0, 0);
         for table in [0, 1, 6] {
             let id = TableId(table as u16);
-            for key in &self.fixture.keys[table] {
+            for key in self.fixture.keys[table].iter().step_by(4) {
                 let mut contained = [false];
                 let found = self.store.contains(id, &[*key], &mut contained);
                 let mut values = vec![0.0; DIM];
@@ -104,6 +125,8 @@ impl Refused {
                 let got = self.store.get(&mut [batch]);
                 if let Err(error) = found.and(got) {
                     assert_eq!(error.kind(), ErrorKind::Poisoned, "{what}: {error}");
+                    // The pages of the write are in memory; only victims find no place any more.
+                    assert!(error.message().contains("refuses writes"), "{what}: {error}");
                     errors += 1;
                     continue;
                 }
@@ -134,8 +157,7 @@ fn rows_whose_pages_could_not_be_written_are_right_or_an_error() {
             let mut run = Refused::new(3);
             run.medium.fail_write(refused);
             let Err(error) = run.train(3, in_background) else {
-                let stats = run.store.stats().unwrap();
-                moved += stats.rows_moved;
+                moved += run.store.stats().unwrap().rows_moved;
                 break;
             };
             assert!(matches!(error.kind(), ErrorKind::Io | ErrorKind::Poisoned), "{what}: {error}");
@@ -143,7 +165,7 @@ fn rows_whose_pages_could_not_be_written_are_right_or_an_error() {
             let (r, e) = run.read_all(&what);
             (right, errors) = (right + r, errors + e);
             drop(run.store);
-            let store = Store::open_on(Arc::new(run.medium.clone()), options(tight())).unwrap();
+            let store = Store::open_on(Arc::new(run.medium.clone()), options(1 << 20)).unwrap();
             let step = store.last_commit().unwrap().step;
             let made = run.next.filter(|(next, _)| *next == step);
             let (last, model) = made.unwrap_or(run.last);
@@ -153,5 +175,5 @@ fn rows_whose_pages_could_not_be_written_are_right_or_an_error() {
     }
     assert!(stores > 100, "only {stores} writes were refused");
     assert!(moved > 0, "nothing was cleaned");
-    assert!(right > 10 * errors, "{right} rows were right, {errors} an error");
+    assert!(right > 2 * errors, "{right} rows were right, {errors} an error");
 }
