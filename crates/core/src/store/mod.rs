@@ -57,7 +57,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use superblock::Superblock;
-use unheld::Unheld;
+use unheld::Mark;
 
 /// Opens a file that another file names. `Corrupt` when it is not there.
 fn open_needed(medium: &dyn Medium, name: &str, mode: OpenMode) -> Result<Arc<dyn File>> {
@@ -127,8 +127,8 @@ pub(crate) struct Inner {
     modifying: AtomicU64,
     /// A reader's claim on its commit, until close.
     hold: Mutex<Option<Hold>>,
-    /// What a reader keeps instead that had no hold when it opened.
-    unheld: Option<Unheld>,
+    /// How a reader tells whether its commit is still there.
+    mark: Option<Mark>,
     /// Held until close or drop; dies with the process.
     lock: Mutex<Option<WriterLock>>,
 }

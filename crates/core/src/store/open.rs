@@ -7,7 +7,7 @@ use super::journal::{ClassRecord, CommitRecord, JournalFile, RecordKind, name_of
 use super::lock::WriterLock;
 use super::recovery::{Recovered, Target, recover};
 use super::superblock::{HEAD_NAME, Superblock, lower_head};
-use super::unheld::Unheld;
+use super::unheld::Mark;
 use super::{Guarded, Inner, Store, open_needed};
 use crate::config::StoreOptions;
 use crate::error::{Error, ErrorKind, Result, bail};
@@ -134,8 +134,8 @@ impl Store {
             refuse_held_beside(&*medium, &path, &recovered.commits)?;
         }
         let hold = claim.and_then(|claim| claim.hold);
-        let unheld = match recovered.commits.last() {
-            Some(record) if options.read_only && hold.is_none() => Unheld::of(&*medium, record)?,
+        let mark = match recovered.commits.last() {
+            Some(record) if options.read_only => Some(Mark::of(&*medium, record)?),
             _ => None,
         };
         let mut engine = Engine::default();
@@ -162,7 +162,7 @@ impl Store {
             rows_since_commit: AtomicU64::new(0),
             modifying: AtomicU64::new(0),
             hold: Mutex::new(hold),
-            unheld,
+            mark,
             lock: Mutex::new(lock),
         };
         let store = Store { inner: Arc::new(Guarded(Some(inner))) };

@@ -3,14 +3,15 @@
 //!
 //! Nothing keeps their commit. What they read is nevertheless of that commit or an error: a page
 //! that was written again has a later sequence number; and where the writer goes on from an earlier
-//! commit, which lets numbers begin again, it cuts the reader's commit record off first. Files that
-//! are missing and pages that do not check are `CommitGone` when the store says that the commit is
-//! not kept any more, and damage only when it still is.
+//! commit, which lets numbers begin again, it cuts the reader's commit record off first. (Every
+//! reader looks for its record, for a hold may go at any time.) Files that are missing and pages
+//! that do not check are `CommitGone` when the store says that the commit is not kept any more, and
+//! damage only when it still is.
 
 use super::journal::{CommitRecord, RecordKind, name_of};
 use super::recovery::is_kept;
 use super::{Inner, open_needed};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, bail};
 use crate::io::{File, Medium, OpenMode};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,24 +21,26 @@ const HEADER_BYTES: usize = 16;
 /// A look at a journal that a writer is changing is repeated so often.
 const TRIES_MAX: usize = 20;
 
-/// What a reader without a hold keeps of its commit's record.
+/// What a reader keeps of its commit's record.
 #[derive(Debug)]
-pub(super) struct Unheld {
+pub(super) struct Mark {
     journal: Arc<dyn File>,
     position: u64,
     header: [u8; HEADER_BYTES],
     gone: AtomicBool,
 }
 
-impl Unheld {
-    /// Notes the record; `None` for one that is not there any more.
-    pub(super) fn of(medium: &dyn Medium, record: &CommitRecord) -> Result<Option<Self>> {
+impl Mark {
+    /// Notes the record. *Errors*: `CommitGone` when it is not there any more.
+    pub(super) fn of(medium: &dyn Medium, record: &CommitRecord) -> Result<Self> {
         let (number, end) = record.place;
         let journal = open_needed(medium, &name_of(number), OpenMode::ReadOnly)?;
-        let Some(position) = record_before(&*journal, end)? else { return Ok(None) };
+        let Some(position) = record_before(&*journal, end)? else {
+            bail!(CommitGone, "commit {} was dropped meanwhile", record.info.sequence);
+        };
         let mut header = [0; HEADER_BYTES];
         journal.read_at(&mut header, position)?;
-        Ok(Some(Self { journal, position, header, gone: AtomicBool::new(false) }))
+        Ok(Self { journal, position, header, gone: AtomicBool::new(false) })
     }
 
     /// False once the writer has gone on from an earlier commit.
@@ -89,12 +92,13 @@ impl Inner {
         if !self.options.read_only {
             return result;
         }
-        match (&result, &self.unheld) {
+        match (&result, &self.mark) {
             (Ok(_), None) => result,
-            (Ok(_), Some(unheld)) => {
-                // What was read comes from before the record was found in place.
-                if unheld.gone.load(Ordering::Relaxed) || !unheld.has_its_record() {
-                    unheld.gone.store(true, Ordering::Relaxed);
+            (Ok(_), Some(mark)) => {
+                // What was read comes from before the record was found in place. One that was gone
+                // once may have an equal in its place later.
+                if mark.gone.load(Ordering::Relaxed) || !mark.has_its_record() {
+                    mark.gone.store(true, Ordering::Relaxed);
                     return Err(self.commit_gone());
                 }
                 result
@@ -127,7 +131,7 @@ impl Inner {
     fn commit_gone(&self) -> Error {
         let last = self.history.lock().kept.last().map_or(0, |c| c.info.sequence);
         let message = format!(
-            "commit {last} of {}, which this reader could not hold, was dropped by the writer; \
+            "commit {last} of {}, which this reader does not hold, was dropped by the writer; \
              open the store again",
             self.path.display()
         );
