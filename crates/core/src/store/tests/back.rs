@@ -30,8 +30,8 @@ fn trained(keep: usize, seed: u64) -> (SimMedium, Points, Vec<u64>) {
     (medium, points, kept)
 }
 
-/// Seeds to try, and how many operations lie between two cuts. `EMBEDROCK_SEEDS` sets the seeds, and
-/// then every operation is cut.
+/// Seeds to try, and how many operations lie between two cuts. `EMBEDROCK_SEEDS` sets the seeds,
+/// and then every operation is cut.
 fn rounds() -> (u64, u64) {
     let asked = std::env::var("EMBEDROCK_SEEDS").ok().and_then(|rounds| rounds.parse().ok());
     asked.map_or((3, 11), |rounds| (rounds, 1))
