@@ -1,8 +1,8 @@
 //! A door for tests: the process kills itself at a chosen operation on a directory.
 //!
-//! `EMBEDROCK_KILL_POINT=write:137:middle` kills it in the middle of the 137th write that it begins,
-//! `sync:2:before` and `sync:2:after` around the second sync; `any` counts all operations. Compiled
-//! with the feature `kill` only, which no package has; without it a [`Point`] is nothing.
+//! `EMBEDROCK_KILL_POINT=write:137:middle` kills it in the middle of the 137th write that it
+//! begins, `sync:2:before` and `sync:2:after` around the second sync; `any` counts all operations.
+//! Compiled with the feature `kill` only, which no package has; without it a [`Point`] is nothing.
 #![cfg_attr(
     feature = "kill",
     expect(unsafe_code, reason = "a process kills itself by a system call alone")
