@@ -2,9 +2,10 @@
 //!
 //! The deltas of the index name every slot in the order in which rows were appended, and a page is
 //! sealed as soon as its last slot is taken, or before another one is begun in its stream. So a
-//! replay counts the pages that were sealed before the first slot of a segment was taken, and with the sequence at which the epoch began it knows
-//! what the pages of that filling have at least. Only what a journal file does not go back to has to
-//! be written down: the begin of each filling when the file was begun.
+//! replay counts the pages that were sealed before the first slot of a segment was taken, and with
+//! the sequence at which the epoch began it knows what the pages of that filling have at least.
+//! Only what a journal file does not go back to has to be written down: the begin of each filling
+//! when the file was begun.
 //!
 //! Format: `docs/formats/journal.md`, "fillings".
 

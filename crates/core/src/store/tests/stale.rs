@@ -393,7 +393,7 @@ fn a_row_that_the_index_does_not_name_is_no_tag_collision() {
         for row in here.into_iter().filter(|(table, _)| [1, 3, 6].contains(table)).take(1) {
             let is = |slot: &usize| layout.entry(&now, *slot) == (row.0 as u16, row.1);
             let slot = (0..count).find(is).unwrap();
-            // The page is sound, and as new as it has to be; the row is another key's, or a table's.
+            // The page is sound, and new enough; the row is another key's, or another table's.
             let other = [(row.0 as u16, row.1 ^ 1 << 33), (0, 0)][done % 2];
             let mut page_now = now.clone();
             let mut words = vec![0.0; layout.row_bytes / 4];
