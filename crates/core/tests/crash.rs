@@ -26,7 +26,7 @@ fn trainer() {
 }
 
 /// How a life ends.
-#[cfg_attr(not(feature = "testing"), allow(dead_code, reason = "points need the feature"))]
+#[cfg_attr(not(feature = "kill"), allow(dead_code, reason = "points need the feature"))]
 enum Death {
     /// After the trainer said so many lines and a little time, in a commit or anywhere.
     Late { lines: u64, in_commit: bool, micros: u64 },
@@ -46,7 +46,7 @@ impl Death {
     }
 
     /// `fresh` is a store that is yet to be made.
-    #[cfg(feature = "testing")]
+    #[cfg(feature = "kill")]
     fn at_a_point(random: &mut Random, io: &str, fresh: bool) -> Self {
         let (operation, most) = loop {
             // With the highest number that a life reaches easily.
