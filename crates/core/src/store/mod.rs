@@ -367,7 +367,8 @@ impl Store {
         self.check_call().is_ok() && self.inner.is_held()
     }
 
-    /// The commits that are kept, oldest first; none where [`check_call`](Self::check_call) refuses.
+    /// The commits that are kept, oldest first; none where [`check_call`](Self::check_call)
+    /// refuses.
     pub fn commits(&self) -> Vec<CommitInfo> {
         if self.check_call().is_err() {
             return Vec::new();
@@ -398,7 +399,8 @@ impl Store {
     }
 
     /// Closes the store, and gives up its lock or hold. What came after the last commit is
-    /// discarded; returned is how much. Later calls fail with `Closed`; a second close does nothing.
+    /// discarded; returned is how much. Later calls fail with `Closed`; a second close does
+    /// nothing.
     pub fn close(&self) -> Result<Uncommitted> {
         self.inner.check_call()?;
         self.inner.window.stop();

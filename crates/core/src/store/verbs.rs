@@ -22,7 +22,8 @@ impl Store {
     /// A key that was never written yields its initial row, and nothing is stored.
     ///
     /// *Errors*: `Misuse` for wrong shapes, `KeyRange` for an id outside a dense table, `Corrupt`
-    /// and `Io` from reading, `CommitGone` of a reader without a hold. *Blocking*: waits for page reads.
+    /// and `Io` from reading, `CommitGone` of a reader without a hold. *Blocking*: waits for page
+    /// reads.
     pub fn get(&self, batches: &mut [GetBatch<'_>]) -> Result<()> {
         self.inner.check_call()?;
         self.inner.begin_awaited(batches.iter().map(|batch| (batch.table, batch.keys)));
