@@ -196,6 +196,7 @@ impl Life {
             drop(store);
             self.medium.replace(&name, at as u64, &now);
         }
+        self.go_on_from(last);
         done
     }
 }
@@ -382,6 +383,7 @@ fn a_row_that_the_index_does_not_name_is_no_tag_collision() {
         life.fixture.step(&life.store, &mut life.model, &mut life.random);
     }
     life.commit();
+    life.store.close().unwrap();
     let rows = life.rows_by_page(&life.open(None, false).unwrap());
     let (mut done, mut tables) = (0, BTreeSet::new());
     for ((class, page), here) in rows {
