@@ -39,13 +39,14 @@ __all__ = [
 T = TypeVar("T")
 
 _SHOWN_MAX = 60
+_SPELT_MAX = 3
 _SHOWN = (str, bytes, int, float, complex, type(None), type(...), np.generic, os.PathLike)
 
 
 def shown(value: Any) -> str:
     """A value for a message, in few words: small ones as they are, of others the type."""
     with contextlib.suppress(Exception):  # numbers too long to print
-        if isinstance(value, _SHOWN) or (isinstance(value, (tuple, list, dict)) and not value):
+        if isinstance(value, _SHOWN):
             said = repr(value)
             if len(said) <= _SHOWN_MAX:
                 return said
@@ -118,8 +119,10 @@ def text(name: str, value: Any) -> str:
 def choice(name: str, value: Any, options: Sequence[str]) -> str:
     """One of some words."""
     if not isinstance(value, str) or value not in options:
-        words = ", ".join(repr(option) for option in options[:-1])
-        raise MisuseError(f"{name} is {shown(value)}, expected {words} or {options[-1]!r}")
+        expected = f"one of {', '.join(options)}"
+        if len(options) <= _SPELT_MAX:
+            expected = f"{', '.join(map(repr, options[:-1]))} or {options[-1]!r}"
+        raise MisuseError(f"{name} is {shown(value)}, expected {expected}")
     return str(value)
 
 

@@ -291,8 +291,9 @@ def _is_tensor(value: Any) -> bool:
 
 def _tensor_to_numpy(tensor: Any, name: str) -> npt.NDArray[Any]:
     if str(tensor.layout) != "torch.strided":
+        kind = "jagged" if tensor.is_nested else "sparse"
         raise MisuseError(
-            f"{name} are a sparse or jagged tensor ({tensor.layout}), expected a dense one; "
+            f"{name} are a {kind} tensor, expected a dense one; "
             f"pass its indices() as keys and its values() as rows"
         )
     if tensor.is_quantized:

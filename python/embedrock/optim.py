@@ -117,7 +117,9 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         for pending in pendings:
             if id(pending.parameter) in self._pending:
                 name = pending.table.name
-                raise MisuseError(f"table {name!r} is in two groups; name its module in one")
+                raise MisuseError(
+                    f"table {name!r} is in more than one parameter group; name its module in one"
+                )
             self._check_table(pending.table, group)
         names = [pending.table.name for pending in pendings]
         super().add_param_group(

@@ -74,9 +74,9 @@ class Store:
 
     One process writes to a store at a time. Any verb may be called from several threads at once.
     A process forked while a store is open gets ``ForkedError`` when it touches it, and the function
-    that runs in a ``modify`` gets ``MisuseError`` when it calls its store; both at once. Closing without
-    a commit discards what came after the last one, with an ``UncommittedWarning`` that says how
-    much.
+    that runs in a ``modify`` gets ``MisuseError`` when it calls its store; both at once. Closing
+    without a commit discards what came after the last one, with an ``UncommittedWarning`` that says
+    how much.
 
     >>> with embedrock.open("ads.store", memory="64MiB") as store:
     ...     table = store.table("ads", 4, optimizer="adagrad", initializer=0.0)

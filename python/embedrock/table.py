@@ -54,8 +54,13 @@ class Table:
     speaks DLPack, such as a ``torch.Tensor`` (detached; copied to the host from another device).
     Other integer types are converted. Duplicates are allowed. Rows are float32 arrays of shape
     ``(*, embedding_dim)``, also of a table whose values are stored as float16 or bfloat16: widened
-    when read, rounded to nearest (ties to even) when written. Arguments that are contiguous and of
-    the right type are not copied.
+    when read, rounded to nearest (ties to even) when written. Rows that are contiguous and of the
+    right type are not copied; keys are, at the beginning of a call. Masked elements of
+    ``np.ma`` are refused, for they have no value.
+
+    Arguments should not change during a call. Where another thread writes over one meanwhile, any
+    of its values may count, of rows also such as were not checked; other rows, and the store, stay
+    as they are. Two arrays that calls fill at a time, or fill and read, must not overlap.
 
     Every verb checks its whole batch before the first row changes, and raises ``MisuseError`` for
     unusable arguments, ``KeyRangeError`` for a key that a dense table does not have,

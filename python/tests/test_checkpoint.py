@@ -237,5 +237,5 @@ def test_state_that_could_not_be_read_back_is_refused_before_the_commit(
 
 
 def test_part_without_a_state_dict_is_refused(store: embedrock.Store) -> None:
-    with pytest.raises(MisuseError, match=r"loader is int.*extra="):
+    with pytest.raises(MisuseError, match=r"loader is 17.*extra="):
         embedrock.save(store, None, None, 1, loader=17)  # type: ignore[arg-type]

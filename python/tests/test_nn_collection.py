@@ -136,7 +136,7 @@ def test_malformed_batches_are_named(store: embedrock.Store, change: Any, messag
         ([Config("a", 2, ["x"]), Config("b", 2, ["x"])], "feature 'x' occurs twice"),
         ([Config("a", 2, "xyz")], "expected a list of names"),
         ([Config("a", 2, mode="median")], "mode is 'median'"),
-        (["a"], "tables hold str"),
+        (["a"], "tables hold 'a'"),
     ],
 )
 def test_malformed_tables_are_named(store: embedrock.Store, tables: Any, message: str) -> None:

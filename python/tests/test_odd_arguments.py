@@ -193,8 +193,10 @@ CALLS: dict[str, tuple[Callable[[World], Any], Callable[[World], Arguments]]] = 
         lambda w: {"tables": [nn.EmbeddingBagConfig("new c", 4)], "store": w.store},
     ),
     "nn.EmbeddingBagConfig": (
-        lambda w: lambda *fields: nn.EmbeddingBagCollection(
-            [nn.EmbeddingBagConfig(*fields)], store=w.store
+        lambda w: (
+            lambda *fields: nn.EmbeddingBagCollection(
+                [nn.EmbeddingBagConfig(*fields)], store=w.store
+            )
         ),
         lambda w: {"name": "new f", "embedding_dim": 4},
     ),

@@ -308,7 +308,7 @@ def test_unusable_arguments_are_named(store: embedrock.Store) -> None:
             StepReport(store, **{name: value})
     with pytest.raises(MisuseError, match=r"store is a list, expected an embedrock\.Store"):
         StepReport([])  # type: ignore[arg-type]
-    with pytest.raises(MisuseError, match="optimizers has a str, expected torch optimizers"):
+    with pytest.raises(MisuseError, match="optimizers has 'adam', expected torch optimizers"):
         StepReport(store, ["adam"])
     one = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
     assert len(StepReport(store, one)._hooks) == 2

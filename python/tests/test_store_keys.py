@@ -207,7 +207,7 @@ class TestOut:
             (np.empty((4, 2), np.float32).T, "out is not C-contiguous"),
             (np.broadcast_to(np.float32(0), (2, 4)), "out is"),
             (np.frombuffer(bytearray(33), np.float32, 8, 1).reshape(2, 4), "out is not C-contig"),
-            ([[0.0] * 4] * 2, "out is builtins.list, expected a float32 array to fill"),
+            ([[0.0] * 4] * 2, "out is a list, expected a float32 array to fill"),
         ],
         ids=["dtype", "shape", "order", "broadcast", "misaligned", "list"],
     )

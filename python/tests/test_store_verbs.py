@@ -47,7 +47,7 @@ class TestPut:
         assert len(table) == 0
 
     def test_an_unknown_choice_is_refused_by_name(self, table: embedrock.Table) -> None:
-        with pytest.raises(MisuseError, match='non_finite is "ignore", expected "refuse"'):
+        with pytest.raises(MisuseError, match="non_finite is 'ignore', expected 'refuse'"):
             table.put([1], np.ones((1, 4), np.float32), non_finite="ignore")  # type: ignore
 
 

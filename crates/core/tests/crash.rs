@@ -1,211 +1,267 @@
-//! `kill -9` of a training process at random moments: the store reopens at the last commit that
-//! was acknowledged, or at the one in flight, and training goes on from there.
+//! Training processes that end by SIGKILL: at random moments, and at points inside the I/O layer.
+//! What they leave is compared, row by row, with what they promised, and the next one goes on from
+//! there or from an earlier commit. `EMBEDROCK_KILLS` sets how many.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first thing that fails")]
 #![allow(clippy::print_stdout, reason = "tests say how many kills, and what they skipped")]
 
 mod common;
 
-use common::{Model, Random, Running, child_path, options, say, spawn, spec};
-use embedrock_core::config::IoChoice;
-use embedrock_core::hash::mix;
-use embedrock_core::optimizer::OptimizerKind;
-use embedrock_core::{ErrorKind, PendingCommit, Store, StoreOptions, TableId, check};
+use common::training::{train, train_options};
+use common::witness::{Committed, Witness};
+use common::{Random, Running, child_path, spawn};
+use embedrock_core::{ErrorKind, Store, StoreOptions};
+use std::collections::BTreeMap;
 use std::path::Path;
+use std::rc::Rc;
 use std::time::Duration;
 
-const DENSE_ROWS: u64 = 12_000;
-const STEPS_PER_COMMIT: u64 = 3;
-const DIM: usize = 8;
-
-/// Two tables of one row class, one with another width: dense, growing, growing.
-fn empty() -> Model {
-    Model::new(vec![
-        spec("dense", DIM, Some(DENSE_ROWS), OptimizerKind::Adagrad),
-        spec("growing", DIM, None, OptimizerKind::Adagrad),
-        spec("plain", DIM, None, OptimizerKind::Sgd),
-    ])
-}
-
-fn train_options(io: &str) -> StoreOptions {
-    let io = if io == "uring" { IoChoice::Uring } else { IoChoice::Pread };
-    StoreOptions { io, ..options(1 << 20) }
-}
-
-/// What happens in a step, as a function of the step alone.
-struct Step {
-    updates: Vec<(usize, Vec<u64>, Vec<f32>)>,
-    deleted: Vec<u64>,
-}
-
-impl Step {
-    fn of(step: u64) -> Self {
-        let mut random = Random(step);
-        let updates = (0..3)
-            .map(|table| {
-                let n = 50 + random.below(500);
-                let keys: Vec<u64> = (0..n).map(|_| key(table, &mut random, step)).collect();
-                let gradients = (0..keys.len() * DIM).map(|_| random.value()).collect();
-                (table, keys, gradients)
-            })
-            .collect();
-        let deleted = (0..random.below(60)).map(|_| key(1, &mut random, step)).collect();
-        Self { updates, deleted }
-    }
-
-    fn on_store(&self, store: &Store, tables: &[TableId]) {
-        for (table, keys, gradients) in &self.updates {
-            common::update(store, tables[*table], keys, gradients).unwrap();
-        }
-        store.delete(tables[1], &self.deleted).unwrap();
-    }
-
-    fn on_model(&self, model: &mut Model) {
-        for (table, keys, gradients) in &self.updates {
-            model.update(*table, keys, gradients);
-        }
-        model.delete(1, &self.deleted);
-    }
-}
-
-/// A key of a table; those of growing tables get more with the steps.
-fn key(table: usize, random: &mut Random, step: u64) -> u64 {
-    match table {
-        0 => random.below(DENSE_ROWS).min(random.below(DENSE_ROWS)),
-        1 => mix(random.below(2000 + 20 * step), 5),
-        _ => random.below(1000 + 10 * step) << 40,
-    }
-}
-
-/// The dense parameters of a step, as a trainer would hand them to a commit.
-fn dense_state(step: u64) -> Vec<(String, Vec<u8>)> {
-    let mut random = Random(!step);
-    let weights = (0..random.below(20_000)).map(|_| random.next() as u8).collect();
-    vec![("weights".to_owned(), weights), ("step".to_owned(), step.to_le_bytes().to_vec())]
-}
+/// A store is begun anew after so many lives, since much happens in its first ones only.
+const LIVES: u64 = 25;
 
 #[test]
 fn trainer() {
-    let Some(path) = child_path() else { return };
-    let store = Store::open(&path, train_options(&std::env::var("IO").unwrap())).unwrap();
-    let tables = empty().open_tables(&store).unwrap();
-    let first = store.last_commit().map_or(0, |c| c.step) + 1;
-    let mut pending: Option<PendingCommit> = None;
-    for step in first.. {
-        Step::of(step).on_store(&store, &tables);
-        say("step");
-        if step % STEPS_PER_COMMIT == 0 {
-            let state = dense_state(step);
-            let state: Vec<(&str, &[u8])> = state.iter().map(|(n, b)| (&**n, &**b)).collect();
-            if let Some(pending) = pending.take() {
-                say(&format!("done {}", pending.wait(None).unwrap().unwrap().step));
-            }
-            say("commit");
-            let meta = format!("at {step}");
-            // Most commits are written while the next steps change rows.
-            if (step / STEPS_PER_COMMIT).is_multiple_of(3) {
-                store.commit(step, &meta, &state).unwrap();
-                say(&format!("done {step}"));
-            } else {
-                pending = Some(store.commit_in_background(step, &meta, &state).unwrap());
-            }
-        }
+    if let Some(path) = child_path() {
+        train(&path);
     }
 }
 
-/// Lets a trainer run for a random while and kills it; returns the last commit that it reported.
-fn run_and_kill(path: &Path, io: &str, random: &mut Random) -> Option<u64> {
-    let mut trainer: Running = spawn("trainer", path, &[("IO", io)]);
-    let mut done = None;
-    let mut hear = |line: &str| {
-        if let Some(step) = line.strip_prefix("done ") {
-            done = Some(step.parse::<u64>().unwrap());
-        }
-    };
-    // One in eight is killed while it opens the store; half of the others in or just before a
-    // commit, most of whose time goes into waiting for the disk.
-    let lines = if random.below(8) == 0 { 0 } else { 1 + random.below(30) };
-    let in_commit = random.below(2) == 0;
+/// How a life ends.
+#[cfg_attr(not(feature = "kill"), allow(dead_code, reason = "points need the feature"))]
+enum Death {
+    /// After the trainer said so many lines and a little time, in a commit or anywhere.
+    Late { lines: u64, in_commit: bool, micros: u64 },
+    /// At an operation of the I/O layer.
+    Point(String),
+}
+
+impl Death {
+    fn at_a_moment(random: &mut Random) -> Self {
+        // One in eight is killed while it opens the store; half of the others in or just before a
+        // commit, most of whose time goes into waiting for the disk.
+        let lines = if random.below(8) == 0 { 0 } else { 1 + random.below(30) };
+        let in_commit = random.below(2) == 0;
+        // Most of a commit is over within a millisecond, some take many.
+        let bits = random.below(15);
+        Self::Late { lines, in_commit, micros: random.below(1 << bits) }
+    }
+
+    /// `fresh` is a store that is yet to be made.
+    #[cfg(feature = "kill")]
+    fn at_a_point(random: &mut Random, io: &str, fresh: bool) -> Self {
+        let (operation, most) = loop {
+            // With the highest number that a life reaches easily.
+            let picked = match random.below(12) {
+                0 | 1 => ("any", 1500),
+                2 => ("write", 1000),
+                3 => ("sync", 60),
+                4 => ("create", 24),
+                5 => ("allocate", 24),
+                6 => ("set_len", 2),
+                7 => ("rename", 1),
+                8 => ("remove", 16),
+                9 => ("sync_dir", 24),
+                10 => ("submit", 400),
+                _ => ("complete", 1000),
+            };
+            let there_is = match picked.0 {
+                "submit" | "complete" => io == "uring",
+                // Only making a store renames.
+                "rename" => fresh,
+                _ => true,
+            };
+            if there_is {
+                break picked;
+            }
+        };
+        // Low numbers are the opening and the first commit.
+        let most = if random.below(2) == 0 { 8.min(most) } else { most };
+        let place = ["before", "middle", "after"][random.below(3) as usize];
+        Self::Point(format!("{operation}:{}:{place}", 1 + random.below(most)))
+    }
+}
+
+/// A reader that looks at a commit while the trainer goes on, and after it is dead.
+struct Reader {
+    store: Store,
+    commit: Rc<Committed>,
+}
+
+impl Reader {
+    fn open(path: &Path, io: &str, witness: &Witness, life: u64, back: Option<u64>) -> Self {
+        let options = StoreOptions { read_only: true, ..train_options(io) };
+        let store = Store::open(path, options).unwrap();
+        let step = store.last_commit().expect("one was acknowledged").step;
+        let reader = Self { store, commit: witness.foresee(life, back, step) };
+        reader.look("beside the trainer");
+        reader
+    }
+
+    fn look(&self, what: &str) {
+        let difference = self.commit.difference(&self.store);
+        assert!(difference.is_none(), "a reader {what}: {}", difference.unwrap());
+    }
+}
+
+/// What some kills came to.
+#[derive(Default)]
+struct Tally {
+    in_flight: u64,
+    barren: u64,
+    unhurt: u64,
+    back: u64,
+    readers: u64,
+    earlier: u64,
+    points: BTreeMap<String, u64>,
+}
+
+/// Lets a trainer live until `death`; the reader that was opened beside it, and whether it was
+/// killed.
+fn live(
+    mut trainer: Running,
+    death: &Death,
+    mut open_reader: impl FnMut() -> Option<Reader>,
+) -> (Option<Reader>, bool) {
+    let mut reader = None;
     let mut heard = 0;
-    while heard < lines {
-        let line = trainer.listen().expect("the trainer goes on until it is killed");
+    loop {
+        if let Death::Late { lines, in_commit: _, micros } = death
+            && heard >= *lines
+        {
+            std::thread::sleep(Duration::from_micros(*micros));
+            trainer.kill();
+            return (reader, true);
+        }
+        let Some(line) = trainer.listen() else {
+            return (reader, trainer.end().is_some());
+        };
+        if line.starts_with("done") && reader.is_none() {
+            reader = open_reader();
+        }
         heard += 1;
-        hear(&line);
-        if heard == lines && in_commit && line != "commit" {
+        if let Death::Late { lines, in_commit: true, .. } = death
+            && heard == *lines
+            && line != "commit"
+        {
             heard -= 1;
         }
     }
-    // Most of a commit is over within a millisecond, some take many.
-    let bits = random.below(15);
-    let micros = random.below(1 << bits);
-    std::thread::sleep(Duration::from_micros(micros));
-    for line in trainer.kill() {
-        hear(&line);
-    }
-    done
 }
 
-/// Kills trainers and verifies what they leave. Returns how many were killed in a commit.
-fn kill_rounds(io: &str, seed: u64, rounds: u64) {
+/// Kills trainers and verifies what they leave.
+fn kill_rounds(io: &str, seed: u64, rounds: u64, death: fn(&mut Random, &str, bool) -> Death) {
     let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("store");
     let mut random = Random(seed);
-    let (mut model, mut step) = (empty(), 0);
-    let (mut in_flight, mut without_commit) = (0, 0);
-    for round in 0..rounds {
-        let acknowledged = run_and_kill(&path, io, &mut random).unwrap_or(step);
-        let store = Store::open(&path, train_options(io))
-            .unwrap_or_else(|e| panic!("seed {seed} round {round} {io}: {e:?}"));
-        let found = store.last_commit().map_or(0, |c| c.step);
-        let what = format!("seed {seed} round {round} {io}: at {found}, told {acknowledged}");
-        assert!(found == acknowledged || found == acknowledged + STEPS_PER_COMMIT, "{what}");
-        in_flight += u64::from(found > acknowledged);
-        without_commit += u64::from(found == step);
-        for step in step + 1..=found {
-            Step::of(step).on_model(&mut model);
+    let mut tally = Tally::default();
+    let mut steps = 0;
+    for first in (0..rounds).step_by(LIVES as usize) {
+        let path = directory.path().join(format!("store-{first}"));
+        let mut witness = Witness::new(&path, train_options(io));
+        for round in first..rounds.min(first + LIVES) {
+            one_life(io, seed, round, &mut witness, &mut random, &mut tally, death);
         }
-        step = found;
-        let expected = if step == 0 { Vec::new() } else { dense_state(step) };
-        assert_eq!(store.state().unwrap(), expected, "{what}");
-        if step > 0 {
-            assert_eq!(store.last_commit().unwrap().meta, format!("at {step}"));
-            let others = vec![
-                (0..DENSE_ROWS).collect(),
-                (0..5000).map(|i| mix(i, 5)).collect(),
-                (0..2000u64).map(|i| i << 40).collect(),
-            ];
-            let difference = model.difference(&store, &others);
-            assert!(difference.is_none(), "{what}: {}", difference.unwrap());
-        }
-        drop(store);
-        let report = check(&path, &mut |_, _| Ok(())).unwrap();
-        assert!(report.problems.is_empty(), "{what}: {:?}", report.problems);
+        steps += witness.last().step;
+        std::fs::remove_dir_all(&path).unwrap();
     }
-    assert!(step > 0, "no trainer got as far as a commit");
+    assert!(steps > 0, "no trainer got as far as a commit");
+    let Tally { in_flight, barren, unhurt, back, readers, earlier, points } = tally;
     println!(
-        "{io}: {rounds} kills, step {step}, {in_flight} ended after the commit in flight, \
-         {without_commit} before any"
+        "{io}: {rounds} lives, {unhurt} of them not killed, {steps} steps, {in_flight} ended after \
+         the commit in flight, {barren} without a commit, {back} went back, {readers} had a reader \
+         beside them, {earlier} earlier commits compared, kill points {points:?}"
     );
 }
 
-/// Kills in all, over both back ends: few in a test run, 50 and more by hand.
+fn one_life(
+    io: &str,
+    seed: u64,
+    round: u64,
+    witness: &mut Witness,
+    random: &mut Random,
+    tally: &mut Tally,
+    death: fn(&mut Random, &str, bool) -> Death,
+) {
+    let path = witness.path().to_owned();
+    let life = round + 1;
+    let death = death(random, io, witness.last().step == 0);
+    let back = (random.below(4) == 0).then(|| witness.earlier(random)).flatten();
+    let promises = witness.promises();
+    let life_text = life.to_string();
+    let mut variables =
+        vec![("IO", io), ("LIFE", &life_text), ("PROMISES", promises.to_str().unwrap())];
+    let back_text = back.map(|step| step.to_string());
+    variables.extend(back_text.as_deref().map(|step| ("BACK", step)));
+    let point = match &death {
+        Death::Point(point) => Some(point.as_str()),
+        Death::Late { .. } => None,
+    };
+    variables.extend(point.map(|point| ("EMBEDROCK_KILL_POINT", point)));
+    let with_reader = random.below(3) == 0;
+    let trainer = spawn("trainer", &path, &variables);
+    let (reader, killed) =
+        live(trainer, &death, || with_reader.then(|| Reader::open(&path, io, witness, life, back)));
+    let what = format!("seed {seed} round {round} {io} {variables:?}");
+    if let Some(reader) = reader {
+        // Closed before the store is opened to write, which an older commit in use would forbid.
+        reader.look("whose trainer is dead");
+        tally.readers += 1;
+    }
+    let verdict = witness.verify(life, back, &what);
+    tally.in_flight += u64::from(verdict.in_flight);
+    tally.barren += u64::from(verdict.barren);
+    tally.unhurt += u64::from(!killed);
+    tally.back += u64::from(back.is_some());
+    tally.earlier += verdict.earlier;
+    if let Some(point) = point.filter(|_| killed) {
+        let (operation, _) = point.split_once(':').unwrap();
+        let (_, place) = point.rsplit_once(':').unwrap();
+        *tally.points.entry(format!("{operation} {place}")).or_default() += 1;
+    }
+}
+
+/// Kills in all, over both back ends and both ways to die: few in a test run, 50 and more by hand.
 fn rounds() -> u64 {
-    std::env::var("EMBEDROCK_KILLS").map_or(12u64, |n| n.parse().unwrap()).div_ceil(2)
+    std::env::var("EMBEDROCK_KILLS").map_or(24u64, |n| n.parse().unwrap()).div_ceil(4)
+}
+
+fn at_moments(random: &mut Random, _io: &str, _fresh: bool) -> Death {
+    Death::at_a_moment(random)
+}
+
+/// Whether this machine has io_uring; says so where it does not.
+fn has_uring() -> bool {
+    let directory = tempfile::tempdir().unwrap();
+    match Store::open(directory.path().join("probe"), train_options("uring")) {
+        Ok(_) => true,
+        Err(error) => {
+            assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+            println!("skipped, this machine has no io_uring: {error}");
+            false
+        }
+    }
 }
 
 #[test]
 fn a_killed_trainer_leaves_its_last_commit_with_pread() {
-    kill_rounds("pread", 1, rounds());
+    kill_rounds("pread", 1, rounds(), at_moments);
 }
 
 #[test]
 fn a_killed_trainer_leaves_its_last_commit_with_io_uring() {
-    let directory = tempfile::tempdir().unwrap();
-    let options = StoreOptions { io: IoChoice::Uring, ..options(1 << 20) };
-    match Store::open(directory.path().join("probe"), options) {
-        Ok(_) => kill_rounds("uring", 2, rounds()),
-        Err(error) => {
-            assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
-            println!("skipped, this machine has no io_uring: {error}");
-        }
+    if has_uring() {
+        kill_rounds("uring", 2, rounds(), at_moments);
+    }
+}
+
+#[test]
+#[cfg(feature = "kill")]
+fn a_trainer_killed_inside_an_operation_leaves_its_last_commit_with_pread() {
+    kill_rounds("pread", 3, rounds(), Death::at_a_point);
+}
+
+#[test]
+#[cfg(feature = "kill")]
+fn a_trainer_killed_inside_an_operation_leaves_its_last_commit_with_io_uring() {
+    if has_uring() {
+        kill_rounds("uring", 4, rounds(), Death::at_a_point);
     }
 }

@@ -422,22 +422,21 @@ impl Drop for StopOthers<'_> {
 }
 
 #[test]
-fn forking_process_with_threads() {
+fn forking_process_that_commits() {
     let Some(path) = child_path() else { return };
     let store = trained(&path);
     let table = store.find_table("t").unwrap();
-    let other = path.with_file_name("other");
-    drop(trained(&other));
     let stop = AtomicBool::new(false);
-    let until_stopped = |work: &dyn Fn(u64)| {
-        let _stop = StopOthers(&stop);
-        (7..).take_while(|_| !stop.load(Ordering::Relaxed)).for_each(work);
-    };
     std::thread::scope(|scope| {
-        scope.spawn(|| until_stopped(&|step| train(&store, step)));
-        // That a child kept the lock of one of these would be seen here.
-        scope.spawn(|| until_stopped(&|_| drop(Store::open(&other, options(BUDGET)).unwrap())));
-        scope.spawn(|| until_stopped(&|_| drop(Store::open(&path, reading()).unwrap())));
+        // It starts no thread: a child that is forked while a Rust program starts one can start
+        // none itself, as the standard library takes a lock of its own. (Python does not run the
+        // part of it that does.)
+        scope.spawn(|| {
+            let _stop = StopOthers(&stop);
+            (7..).take_while(|_| !stop.load(Ordering::Relaxed)).for_each(|step| {
+                train(&store, step);
+            });
+        });
         let _stop = StopOthers(&stop);
         for round in 0..FORKS {
             // SAFETY: the child uses what is its own, and of the store what refuses it.
@@ -458,11 +457,11 @@ fn forking_process_with_threads() {
 }
 
 // A child hung that was forked while another thread was in a commit, when it asked for commits or
-// tables, and one that opened a store hung when another thread was opening one.
+// tables.
 #[test]
-fn children_forked_beside_threads_are_refused_open_stores_and_end() {
+fn children_forked_during_commits_are_refused_open_the_store_themselves_and_end() {
     let (_directory, path) = directory();
-    let mut parent = spawn("forking_process_with_threads", &path, &[]);
+    let mut parent = spawn("forking_process_that_commits", &path, &[]);
     parent.expect("done");
     parent.finish();
 }

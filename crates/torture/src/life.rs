@@ -406,9 +406,8 @@ impl<'c> Life<'c> {
 
     fn arm_one(&mut self, may: &dyn Fn(Fault) -> bool) {
         let current = self.head_is_current;
-        let may = |fault: &Fault| {
-            *fault != Fault::Latency && (current || !fault.lies()) && may(*fault)
-        };
+        let may =
+            |fault: &Fault| *fault != Fault::Latency && (current || !fault.lies()) && may(*fault);
         let choice: Vec<Fault> = self.plan.faults.iter().filter(may).collect();
         if choice.is_empty() {
             return;

@@ -213,8 +213,10 @@ class EmbeddingBagCollection(RowsModule):
                 given = features[name]
                 parts = (given, None) if isinstance(given, Tensor) else given
                 if not isinstance(parts, (tuple, list)) or len(parts) not in (2, 3):
+                    several = isinstance(parts, (tuple, list))
+                    told = f"has {len(parts)} parts" if several else f"is {shown(given)}"
                     raise MisuseError(
-                        f"feature {name!r} is {shown(given)}, expected (values, offsets) or "
+                        f"feature {name!r} {told}, expected (values, offsets) or "
                         f"(values, offsets, per_sample_weights)"
                     )
                 ids, offsets, weights = (*parts, None)[:3]

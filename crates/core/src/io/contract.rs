@@ -1,6 +1,7 @@
 //! One contract suite for every medium: io_uring and pread, direct and buffered, and the simulated
 //! device.
 
+use super::request::TRANSFER_MAX;
 use super::{
     Buffers, Completion, DirectoryMedium, File, FileLock, IoChoice, Locking, Medium, OpenMode,
     Queue, SimMedium,
@@ -168,6 +169,52 @@ fn buffered_and_queued_calls_that_follow_one_another_see_one_another() {
             release(queue.as_mut(), &mut done);
             file.read_at(&mut page, 3 * bytes as u64).unwrap();
             assert!(is_pattern(3, version + 1000, &page), "blocking read, {version}");
+        }
+    });
+}
+
+/// Makes requests of this thread move so many bytes at once at most, while it lives.
+struct ShortTransfers;
+
+impl ShortTransfers {
+    fn of(bytes: u32) -> Self {
+        TRANSFER_MAX.set(bytes);
+        Self
+    }
+}
+
+impl Drop for ShortTransfers {
+    fn drop(&mut self) {
+        TRANSFER_MAX.set(u32::MAX);
+    }
+}
+
+#[test]
+fn transfers_that_move_a_part_are_continued_where_they_ended() {
+    each(|medium| {
+        let file = medium.open("rows", OpenMode::CreateNew).unwrap();
+        let mut queue = medium.queue(8, Buffers::equal(8, 32_768)).unwrap();
+        // A direct transfer is a multiple of the alignment; others end anywhere.
+        let most = if medium.direct() { medium.alignment() as u32 } else { 3000 };
+        let short = ShortTransfers::of(most);
+        write_pages(queue.as_mut(), &file, 16, 32_768, 1);
+        drop(short);
+        let mut bytes = vec![0; 32_768];
+        for page in 0..16 {
+            file.read_at(&mut bytes, page * 32_768).unwrap();
+            assert!(is_pattern(page, 1, &bytes), "page {page} as it was written");
+        }
+        let _short = ShortTransfers::of(most);
+        let mut done = Vec::new();
+        for page in 0..8 {
+            let buffer = queue.acquire().unwrap();
+            queue.buffer_mut(buffer).fill(0);
+            queue.read(&file, page * 32_768, 32_768, buffer, page).unwrap();
+        }
+        queue.wait(8, &mut done).unwrap();
+        for completion in &done {
+            completion.result.as_ref().unwrap();
+            assert!(is_pattern(completion.token, 1, queue.buffer(completion.buffer)));
         }
     });
 }

@@ -14,6 +14,7 @@
 #![expect(unsafe_code, reason = "fallocate, statvfs and statx have no safe wrapper in std")]
 
 use super::aligned::BufferPool;
+use super::kill::{Operation, Point};
 use super::pread::{PreadQueue, Workers};
 use super::request::{check_name, check_queue, short_file};
 use super::{Buffers, File, FileState, IoChoice, IoKind, Locking, Medium, OpenMode, Queue, lock};
@@ -187,6 +188,7 @@ impl Medium for DirectoryMedium {
         options.read(true).write(mode != OpenMode::ReadOnly);
         let mut first = options.clone();
         first.create_new(mode == OpenMode::CreateNew);
+        let _point = (mode == OpenMode::CreateNew).then(|| Point::begin(Operation::Create));
         let file =
             first.open(&path).map_err(|source| os_or_missing(self.what("open", name), source))?;
         let direct = self.direct.and_then(|_| direct_twin(&path, &options, &file));
@@ -211,6 +213,7 @@ impl Medium for DirectoryMedium {
 
     fn remove(&self, name: &str) -> Result<()> {
         check_name(name)?;
+        let _point = Point::begin(Operation::Remove);
         fs::remove_file(self.path.join(name))
             .map_err(|source| os_or_missing(self.what("remove", name), source))
     }
@@ -218,6 +221,7 @@ impl Medium for DirectoryMedium {
     fn rename(&self, from: &str, to: &str) -> Result<()> {
         check_name(from)?;
         check_name(to)?;
+        let _point = Point::begin(Operation::Rename);
         fs::rename(self.path.join(from), self.path.join(to)).map_err(|source| {
             os_or_missing(format!("{} to {to}", self.what("rename", from)), source)
         })
@@ -244,6 +248,7 @@ impl Medium for DirectoryMedium {
     }
 
     fn sync_dir(&self) -> Result<()> {
+        let _point = Point::begin(Operation::SyncDir);
         self.directory.sync_all().map_err(|source| Error::os(self.what("sync", ""), source))
     }
 
@@ -347,12 +352,15 @@ impl File for DirectoryFile {
     }
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> Result<()> {
+        let point = Point::begin(Operation::Write);
+        point.middle(|| drop(self.file.write_all_at(&bytes[..bytes.len() / 2], offset)));
         self.file.write_all_at(bytes, offset).map_err(|source| {
             Error::os(format!("write {}: {} bytes at {offset}", self.name, bytes.len()), source)
         })
     }
 
     fn sync(&self) -> Result<()> {
+        let _point = Point::begin(Operation::Sync);
         self.file.sync_data().map_err(|source| self.failed("sync", source))
     }
 
@@ -371,6 +379,8 @@ impl File for DirectoryFile {
             let name = &self.name;
             bail!(Full, "allocate {name}: {bytes} bytes at {offset}, {free} bytes are free");
         }
+        let point = Point::begin(Operation::Allocate);
+        point.middle(|| drop(fallocate(self.file.as_raw_fd(), offset, bytes / 2)));
         let result = match fallocate(self.file.as_raw_fd(), offset, bytes) {
             Err(source) if unsupported(&source) => self.allocate_by_writing(offset, end),
             result => result,
@@ -385,6 +395,7 @@ impl File for DirectoryFile {
     }
 
     fn set_len(&self, bytes: u64) -> Result<()> {
+        let _point = Point::begin(Operation::SetLen);
         self.file
             .set_len(bytes)
             .map_err(|source| self.failed(&format!("set the length {bytes} of"), source))

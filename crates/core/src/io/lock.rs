@@ -263,6 +263,7 @@ fn os_or_missing(path: &Path, source: io::Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::io::Locking::Taken;
 
     fn taken(path: &Path) -> Box<dyn FileLock> {
         match alone(path).unwrap() {
@@ -290,6 +291,51 @@ mod tests {
         assert_eq!(held(&path), Some(true));
         drop(lock);
         assert_eq!(held(&path), None);
+    }
+
+    /// The end of a child that locks a file of its own, and has nothing of its parent's lock.
+    fn forked(own: &Path, inherited: &dyn FileLock) -> i32 {
+        // SAFETY: the child uses a file and a lock of its own and memory that it allocates, and
+        // leaves without running anything else. One that hangs is killed by the alarm.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            // SAFETY: the call takes a number.
+            unsafe { libc::alarm(60) };
+            let locked = matches!(alone(own), Ok(Taken(_)));
+            let none = matches!(inherited.is_current(), Ok(false));
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(i32::from(!(locked && none))) };
+        }
+        let mut status = -1;
+        // SAFETY: waits for the process forked above; `status` is a valid place.
+        unsafe { libc::waitpid(pid, &mut status, 0) };
+        status
+    }
+
+    // The list of what a process had open was behind a mutex: a child hung that was forked while
+    // another thread held it.
+    #[test]
+    fn children_forked_while_other_threads_lock_can_lock_and_keep_nothing() {
+        const FORKS: u64 = 300;
+        let directory = tempfile::tempdir().unwrap();
+        let file = |name: u64| directory.path().join(name.to_string());
+        let stop = AtomicBool::new(false);
+        let kept = taken(&file(FORKS));
+        let statuses = std::thread::scope(|scope| {
+            for name in FORKS + 1..FORKS + 4 {
+                let (path, stop) = (file(name), &stop);
+                scope.spawn(move || {
+                    // That a child kept a lock would be seen here.
+                    while !stop.load(Ordering::Relaxed) && matches!(alone(&path), Ok(Taken(_))) {}
+                    assert!(stop.load(Ordering::Relaxed), "{} is locked", path.display());
+                });
+            }
+            let statuses: Vec<i32> = (0..FORKS).map(|name| forked(&file(name), &*kept)).collect();
+            stop.store(true, Ordering::Relaxed);
+            statuses
+        });
+        assert_eq!(statuses, [0; FORKS as usize]);
+        drop(kept);
     }
 
     #[test]

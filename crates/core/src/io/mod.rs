@@ -10,6 +10,7 @@
 
 mod aligned;
 mod directory;
+mod kill;
 mod lock;
 pub mod measure;
 mod pread;

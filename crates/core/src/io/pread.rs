@@ -7,6 +7,7 @@
 //! pool and the finished requests of a queue. Neither lock is held during I/O or with the other.
 
 use super::aligned::BufferPool;
+use super::kill::{Operation, Point};
 use super::request::{Request, check_request};
 use super::{BufferId, Completion, File, Queue};
 use crate::error::{Error, Result};
@@ -159,12 +160,17 @@ fn serve(shared: &Shared) {
 fn run(request: &mut Request, alignment: usize) -> Result<()> {
     let file = Arc::clone(&request.file);
     let file = file.direct_file().expect("queue requests name files of a directory");
+    let point = request.loan.is_write().then(|| Point::begin(Operation::Write));
+    if let Some(point) = &point {
+        let half = request.loan.len() / 2 / alignment * alignment;
+        point.middle(|| drop(file.write_at(&request.loan.bytes()[..half], request.offset)));
+    }
     loop {
-        let (done, at) = (request.done, request.offset + request.done as u64);
+        let (rest, at) = (request.rest(), request.offset + request.done as u64);
         let outcome = if request.loan.is_write() {
-            file.write_at(&request.loan.bytes()[done..], at)
+            file.write_at(&request.loan.bytes()[rest], at)
         } else {
-            file.read_at(&mut request.loan.bytes_mut()[done..], at)
+            file.read_at(&mut request.loan.bytes_mut()[rest], at)
         };
         if let Some(result) = request.advance(outcome, alignment) {
             return result;

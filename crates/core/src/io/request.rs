@@ -7,6 +7,7 @@ use super::aligned::Loan;
 use super::{Buffers, File};
 use crate::error::{Error, ErrorKind, Result, bail};
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// How often one request is handed to the system again after "try again" without progress. Only
@@ -23,12 +24,40 @@ pub(crate) struct Request {
     /// Bytes moved so far, a multiple of the alignment until the last step.
     pub(crate) done: usize,
     retries: u32,
+    /// So many bytes at most are asked for at once: a test's way to short transfers.
+    #[cfg(test)]
+    most: u32,
+}
+
+#[cfg(test)]
+thread_local! {
+    /// The `most` of requests that are made on this thread.
+    pub(crate) static TRANSFER_MAX: std::cell::Cell<u32> =
+        const { std::cell::Cell::new(u32::MAX) };
 }
 
 impl Request {
     #[inline]
     pub(crate) fn new(loan: Loan, file: &Arc<dyn File>, offset: u64, token: u64) -> Self {
-        Self { loan, file: Arc::clone(file), offset, token, done: 0, retries: 0 }
+        Self {
+            loan,
+            file: Arc::clone(file),
+            offset,
+            token,
+            done: 0,
+            retries: 0,
+            #[cfg(test)]
+            most: TRANSFER_MAX.get(),
+        }
+    }
+
+    /// The part of the buffer that is to be asked for next.
+    #[inline]
+    pub(crate) fn rest(&self) -> Range<usize> {
+        let end = self.loan.len();
+        #[cfg(test)]
+        let end = end.min(self.done.saturating_add(self.most as usize));
+        self.done..end
     }
 
     /// Takes the outcome of one system transfer; `None` when the rest must be asked for.

@@ -14,7 +14,7 @@
 //!   of the changes, as a journalling file system does, half keep any subset.
 //! * Locks end with the machine: after a reboot nobody has any.
 //! * After a failed sync what was written counts as clean: some of it is on the disk, and a later
-//!   sync does not bring the rest, although the running machine reads it, until it is written again.
+//!   sync does not bring the rest, although the machine reads it, until it is written again.
 //!
 //! Beyond that, anything may go wrong that [`SimFaults`] lists.
 //!

@@ -14,6 +14,7 @@
 #![expect(unsafe_code, reason = "the kernel reads and writes buffers through raw addresses")]
 
 use super::aligned::BufferPool;
+use super::kill::{Operation, Point};
 use super::pread::THREADS_MAX;
 use super::request::{Request, check_request};
 use super::{BufferId, Completion, File, Queue};
@@ -192,6 +193,7 @@ impl UringQueue {
         let before = done.len();
         let (_, mut submission, completion) = self.ring.split();
         for answer in completion {
+            let _point = Point::begin(Operation::Complete);
             let number = answer.user_data() as usize;
             let outcome = match answer.result() {
                 moved @ 0.. => Ok(moved as usize),
@@ -218,6 +220,8 @@ impl UringQueue {
     /// Enters the kernel once: hands over what is queued, waits for `wanted` answers; a signal may
     /// end that early. `Ok(false)` when the kernel is short of memory.
     fn enter(&mut self, wanted: usize) -> io::Result<bool> {
+        let point = Point::begin(Operation::Submit);
+        point.middle(|| drop(self.ring.submit()));
         match self.ring.submit_and_wait(wanted) {
             Ok(_) => Ok(true),
             Err(error) => match error.raw_os_error() {
@@ -241,7 +245,7 @@ impl UringQueue {
 fn entry(request: &Request, registered: bool) -> squeue::Entry {
     let file = request.file.direct_file().expect("checked when the request was queued");
     let file = types::Fd(file.as_raw_fd());
-    let left = (request.loan.len() - request.done) as u32;
+    let left = request.rest().len() as u32;
     let offset = request.offset + request.done as u64;
     let address = request.loan.address().wrapping_add(request.done);
     match (request.loan.is_write(), registered) {

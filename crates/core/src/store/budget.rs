@@ -82,8 +82,8 @@ const CHUNK_BYTES_MAX: usize = 256 << 10;
 const CHUNK_BYTES_MIN: usize = 16 << 10;
 /// Requests in flight that are considered when the device is measured.
 pub(super) const READ_DEPTHS: [usize; 4] = [16, 32, 64, 128];
-/// Requests in flight where the device was not measured, one of these, and what a class takes a larger part of
-/// its share for than for the depth beyond.
+/// Requests in flight where the device was not measured, one of these, and what a class takes a
+/// larger part of its share for than for the depth beyond.
 const READ_DEPTH_USUAL: usize = 64;
 /// More in flight than this is not given to any device.
 const READ_DEPTH_MAX: usize = 256;

@@ -164,6 +164,23 @@ mod tests {
     }
 
     #[test]
+    fn every_term_has_a_number_above_those_before() {
+        let medium = SimMedium::new(1);
+        let next = |sequence_max| next_term(&medium, SEED, sequence_max).unwrap();
+        assert_eq!(next(0), 1);
+        for term in [1, 2, 9] {
+            Head::new(40, 30, term).write_durably(&medium, SEED).unwrap();
+            Head::new(41, 31, term).write(&medium, SEED).unwrap();
+            assert_eq!(next(0), term + 1);
+        }
+        medium.sync_dir().unwrap();
+        assert_eq!(next_term(&medium.reboot(3), SEED, 0).unwrap(), 10);
+        // Without the head, commits tell.
+        medium.flip_bit(NAME, 33);
+        assert_eq!((next(0), next(sequence_of_term(4) + 5), next(1 << 56)), (1, 5, TERM_MAX));
+    }
+
+    #[test]
     fn heads_of_a_version_without_the_oldest_commit_are_read() {
         let newest = |oldest, term| Head { sequence: 9, oldest, term, tells: Tells::Newest };
         let bytes = Head::new(9, 4, 3).encode(SEED);

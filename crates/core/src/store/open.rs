@@ -138,7 +138,7 @@ impl Store {
         }
         let hold = claim.and_then(|claim| claim.hold);
         let noted = match recovered.commits.last() {
-            Some(record) if options.read_only => Noted::of(&*medium, record)?,
+            Some(record) if options.read_only => Some(Noted::of(&*medium, record)?),
             _ => None,
         };
         let term = head::next_term(&*medium, seed, recovered.sequence_max)?;

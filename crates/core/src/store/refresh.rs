@@ -109,7 +109,7 @@ impl Inner {
         }
         self.unheld.store(next.hold.is_none(), Ordering::Relaxed);
         *self.hold.lock() = next.hold;
-        *self.noted.lock() = Noted::of(&*self.medium, &next.commit)?;
+        *self.noted.lock() = Some(Noted::of(&*self.medium, &next.commit)?);
         Ok(())
     }
 

@@ -230,7 +230,7 @@ impl Inner {
         class: &std::result::Result<u16, NewClass>,
     ) -> Result<()> {
         let Memory::Bytes(budget) = self.options.memory else { return Ok(()) };
-        let demands = demands_with(engine, spec, class.as_ref().map_err(|class| class))?;
+        let demands = demands_with(engine, spec, class.as_ref())?;
         budget::check(budget, &demands).map_err(|e| e.context(format!("table {:?}", spec.name)))
     }
 

@@ -3,14 +3,15 @@
 //!
 //! Nothing keeps their commit. What they read is nevertheless of that commit or an error: a page
 //! that was written again has a later sequence number; and where the writer goes on from an earlier
-//! commit, which lets numbers begin again, it cuts the reader's commit record off first. Files that
-//! are missing and pages that do not check are `CommitGone` when the store says that the commit is
-//! not kept any more, and damage only when it still is.
+//! commit, it cuts the reader's commit record off first. (A reader that has read pages looks whether
+//! it still has its hold, for that may go at any time.) Files that are missing and pages that do not
+//! check are `CommitGone` when the store says that the commit is not kept any more, and damage only
+//! when it still is.
 
 use super::journal::{CommitRecord, RecordKind, name_of};
 use super::recovery::is_kept;
 use super::{Inner, open_needed};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, bail};
 use crate::io::{File, Medium, OpenMode};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -30,14 +31,16 @@ pub(super) struct Noted {
 }
 
 impl Noted {
-    /// Notes the record; `None` for one that is not there any more.
-    pub(super) fn of(medium: &dyn Medium, record: &CommitRecord) -> Result<Option<Self>> {
+    /// Notes the record. *Errors*: `CommitGone` when it is not there any more.
+    pub(super) fn of(medium: &dyn Medium, record: &CommitRecord) -> Result<Self> {
         let (number, end) = record.place;
         let journal = open_needed(medium, &name_of(number), OpenMode::ReadOnly)?;
-        let Some(position) = record_before(&*journal, end)? else { return Ok(None) };
+        let Some(position) = record_before(&*journal, end)? else {
+            bail!(CommitGone, "commit {} was dropped meanwhile", record.info.sequence);
+        };
         let mut header = [0; HEADER_BYTES];
         journal.read_at(&mut header, position)?;
-        Ok(Some(Self { journal, position, header, gone: false }))
+        Ok(Self { journal, position, header, gone: false })
     }
 
     /// False once the writer has gone on from an earlier commit.

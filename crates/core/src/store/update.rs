@@ -123,6 +123,9 @@ impl Inner {
         optimizer
             .validate(&batch.hyper)
             .map_err(|e| e.context(format!("table {:?}", table.record.spec.name)))?;
+        if batch.step == Some(0) {
+            bail!(Misuse, "step is 0, expected 1 or more: the first step of an optimizer is 1");
+        }
         let (_, inverse) = scratch.run(batch.keys);
         let mut merged = merge_gradients(inverse, batch.gradients, dim);
         let mut keys = scratch.take();

@@ -3,6 +3,10 @@
 #![allow(dead_code, reason = "each test file uses a part of this module")]
 #![allow(clippy::unwrap_used, reason = "a test ends at the first thing that fails")]
 
+pub(crate) mod promises;
+pub(crate) mod training;
+pub(crate) mod witness;
+
 use embedrock_core::init::Initializer;
 use embedrock_core::optimizer::{Hyper, OptimizerKind, OptimizerSpec};
 use embedrock_core::row::{Dtype, RoundingMode};
@@ -265,6 +269,16 @@ impl Running {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
         std::iter::from_fn(|| self.listen()).collect()
+    }
+
+    /// Waits for the end, with everything said before; the signal that ended the child, or `None`
+    /// when it passed.
+    pub(crate) fn end(mut self) -> Option<i32> {
+        use std::os::unix::process::ExitStatusExt;
+        while self.listen().is_some() {}
+        let status = self.child.wait().unwrap();
+        assert!(status.success() || status.signal().is_some(), "the child failed: {status}");
+        status.signal()
     }
 
     /// Waits for the end; the child must have passed.

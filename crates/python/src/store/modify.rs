@@ -46,10 +46,12 @@ fn matrix<'py>(py: Python<'py>, words: &[f32], rows: usize) -> PyResult<Bound<'p
 }
 
 fn write_back(py: Python<'_>, array: &Bound<'_, PyArray2<f32>>, words: &mut [f32]) -> PyResult<()> {
-    let array = array.try_readonly()?;
-    let slice = array.as_slice()?;
+    let filled = "an array that the function given to modify got is being filled by another call";
+    let array = array.try_readonly().map_err(|_| misuse(py, filled))?;
+    let resized = "the function given to modify resized an array it was given";
+    let slice = array.as_slice().map_err(|_| misuse(py, resized))?;
     if slice.len() != words.len() {
-        return Err(misuse(py, "the function given to modify resized an array it was given"));
+        return Err(misuse(py, resized));
     }
     words.copy_from_slice(slice);
     Ok(())

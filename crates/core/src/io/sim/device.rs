@@ -381,7 +381,7 @@ impl Device {
         let inode = self.files.get_mut(&file).expect("an open file is on this device");
         let lost = self.faults.strikes(Fault::LostWrite);
         let misdirected = self.faults.strikes(Fault::MisdirectedWrite);
-        if !lost && !misdirected || bytes.is_empty() {
+        if !(lost || misdirected) || bytes.is_empty() {
             return false;
         }
         inode.reach(offset + bytes.len());
@@ -398,15 +398,15 @@ impl Device {
                 return true;
             }
         }
-        let struck = if misdirected {
-            vec![0..bytes.len()]
+        let struck: Vec<Range<usize>> = if misdirected {
+            std::iter::once(0..bytes.len()).collect()
         } else {
             self.faults.struck(offset, bytes.len())
         };
         let noticed = struck.iter().any(|range| differs(inode, range));
         self.faults.fired_mut().lost_write += u64::from(noticed);
         let mut from = 0;
-        for range in struck.into_iter().chain([bytes.len()..bytes.len()]) {
+        for range in struck.into_iter().chain(std::iter::once(bytes.len()..bytes.len())) {
             inode.write(offset + from, bytes[from..range.start].to_vec());
             from = range.end;
         }

@@ -159,7 +159,7 @@ impl Injector {
     /// Which parts of a request strike a device that lies: all of it, blocks that lie side by side,
     /// or some of its sectors. In order, relative to `offset`.
     pub(super) fn struck(&mut self, offset: usize, bytes: usize) -> Vec<Range<usize>> {
-        let all = vec![0..bytes];
+        let all: Vec<_> = std::iter::once(0..bytes).collect();
         if bytes == 0 {
             return Vec::new();
         }
@@ -170,7 +170,8 @@ impl Injector {
                 let from = self.rng.below(blocks);
                 let to = from + 1 + self.rng.below(blocks - from);
                 let start = ((first + from) * BLOCK_BYTES).saturating_sub(offset);
-                vec![start..((first + to) * BLOCK_BYTES - offset).min(bytes)]
+                let end = ((first + to) * BLOCK_BYTES - offset).min(bytes);
+                std::iter::once(start..end).collect()
             }
             1 => {
                 let some = sectors(offset, bytes).map(|(_, start, end)| start..end);

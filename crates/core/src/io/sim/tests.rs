@@ -1,5 +1,7 @@
 //! What the simulated device does to those who forget to sync.
 
+mod faults;
+
 use super::*;
 use crate::error::ErrorKind;
 use crate::io::Completion;
@@ -323,4 +325,55 @@ fn counters_tell_what_was_done() {
         dir_syncs: 1,
     };
     assert_eq!(medium.counters(), wanted);
+}
+
+/// Operations per second of a load as a store makes it: pages by queue, a journal, syncs.
+#[test]
+#[ignore = "a measurement"]
+#[expect(clippy::print_stdout, reason = "a measurement says what it found")]
+fn measure_operations() {
+    const PAGES: u64 = 2048;
+    for capacity in [None, Some(1 << 30)] {
+        let medium = SimMedium::new(1);
+        medium.set_capacity(capacity);
+        let open = |name: String| medium.open(&name, OpenMode::CreateNew).unwrap();
+        let files: Vec<_> = (0..8).map(|file| open(format!("rows-{file}"))).collect();
+        files.iter().for_each(|file| file.allocate(0, PAGES * 4096).unwrap());
+        let states: Vec<_> = (0..24).map(|state| open(format!("state-{state}"))).collect();
+        let journal = open("journal".to_owned());
+        journal.allocate(0, 1 << 20).unwrap();
+        let mut queue = medium.queue(64, Buffers::equal(64, 4096)).unwrap();
+        let mut done = Vec::new();
+        let start = std::time::Instant::now();
+        let rounds = 4000;
+        for round in 0..rounds {
+            for request in 0..64 {
+                let buffer = queue.acquire().unwrap();
+                let file = &files[request % 8];
+                let page = (round * 7919 + request as u64 * 104_729) % PAGES * 4096;
+                match request % 4 {
+                    0 => queue.write(file, page, 4096, buffer, 0).unwrap(),
+                    _ => queue.read(file, page, 4096, buffer, 0).unwrap(),
+                }
+            }
+            queue.wait(64, &mut done).unwrap();
+            done.drain(..).for_each(|completion| queue.release(completion.buffer));
+            for record in 0..8 {
+                journal.write_at(&[1; 200], (round * 8 + record) * 200 % (1 << 20)).unwrap();
+            }
+            if round % 8 == 0 {
+                files.iter().for_each(|file| file.sync().unwrap());
+                journal.sync().unwrap();
+                medium.sync_dir().unwrap();
+            }
+        }
+        let counters = medium.counters();
+        let total = counters.operations + counters.reads;
+        let seconds = start.elapsed().as_secs_f64();
+        println!("capacity {capacity:?}: {:.0} operations/s", total as f64 / seconds);
+        let start = std::time::Instant::now();
+        (0..20).for_each(|seed| drop(medium.reboot(seed)));
+        println!("a reboot takes {:.1} ms", start.elapsed().as_secs_f64() * 50.0);
+        drop(states);
+    }
 }

@@ -2,9 +2,10 @@
 //!
 //! The deltas of the index name every slot in the order in which rows were appended, and a page is
 //! sealed as soon as its last slot is taken, or before another one is begun in its stream. So a
-//! replay counts the pages that were sealed before the first slot of a segment was taken, and with the sequence at which the epoch began it knows
-//! what the pages of that filling have at least. Only what a journal file does not go back to has to
-//! be written down: the begin of each filling when the file was begun.
+//! replay counts the pages that were sealed before the first slot of a segment was taken, and with
+//! the sequence at which the epoch began it knows what the pages of that filling have at least.
+//! Only what a journal file does not go back to has to be written down: the begin of each filling
+//! when the file was begun.
 //!
 //! Format: `docs/formats/journal.md`, "fillings".
 
@@ -32,10 +33,10 @@ pub fn encode(firsts: impl Iterator<Item = u64>) -> String {
     for first in firsts {
         let by = first.wrapping_sub(before) as i64;
         // The sign is the lowest bit, so that small steps back are short, too.
-        let mut rest = (by << 1 ^ by >> 63) as u64;
+        let mut rest = ((by << 1) ^ (by >> 63)) as u64;
         loop {
             let more = if rest >> BITS > 0 { MORE } else { 0 };
-            text.push(char::from(DIGITS[(rest % MORE | more) as usize]));
+            text.push(char::from(DIGITS[((rest % MORE) | more) as usize]));
             rest >>= BITS;
             if more == 0 {
                 break;
@@ -64,7 +65,7 @@ fn decode(text: &str, each: &mut dyn FnMut(u64)) -> Result<()> {
         value |= bits << shift;
         shift += BITS;
         if digit & MORE == 0 {
-            before = before.wrapping_add(value >> 1 ^ (value & 1).wrapping_neg());
+            before = before.wrapping_add((value >> 1) ^ (value & 1).wrapping_neg());
             each(before);
             (value, shift) = (0, 0);
         }

@@ -299,8 +299,10 @@ impl Writer {
         self.check_sound()?;
         let mut done = std::mem::take(&mut self.done);
         let waited = self.queue.wait(at_least, &mut done);
-        let ended =
-            done.drain(..).fold(Ok(()), |all, completion| all.and(self.end_write(completion)));
+        let mut ended = Ok(());
+        for completion in done.drain(..) {
+            ended = ended.and(self.end_write(completion));
+        }
         self.done = done;
         self.sound(waited.and(ended))
     }

@@ -129,8 +129,8 @@ impl JournalFile {
         Ok(Self { file, seed, number, position, allocated: position, buffer: Vec::new() })
     }
 
-    /// Makes the bytes of file `number` between two records durable, whatever became of syncs before
-    /// this one. After one that failed, ext4 and xfs take pages for clean that the disk does not
+    /// Makes the bytes of file `number` between two records durable, whatever became of earlier
+    /// syncs. After one that failed, ext4 and xfs take pages for clean that the disk does not
     /// have: they are read back, and no later sync writes them, unless they are written again.
     pub(crate) fn write_again(
         medium: &dyn Medium,
@@ -253,8 +253,8 @@ pub(crate) struct JournalReader {
 
 impl JournalReader {
     /// Opens file `number` and checks its header. `None` when that does not check: the epoch that
-    /// created the file has crashed, or it is damaged. *Errors*: `Corrupt` when the header is sound,
-    /// and of another store or file.
+    /// created the file has crashed, or it is damaged. *Errors*: `Corrupt` when the header is
+    /// sound, and of another store or file.
     pub(crate) fn open(medium: &dyn Medium, seed: u64, number: u64) -> Result<Option<Self>> {
         let reader = Self::open_unchecked(medium, seed, number)?;
         if reader.len < HEADER_BYTES {

@@ -7,7 +7,7 @@ use crate::store::recovery::{Target, recover};
 /// The rows of every commit that was made, by its step.
 type Points = BTreeMap<u64, Rows>;
 
-/// A store of some commits, whose writer is gone.
+/// A store of some commits, and what a power cut during one in the background has left of it.
 fn trained(keep: usize, seed: u64) -> (SimMedium, Points, Vec<u64>) {
     let medium = SimMedium::new(seed);
     let (mut random, mut rows) = (Random(seed), Rows::default());
@@ -18,12 +18,20 @@ fn trained(keep: usize, seed: u64) -> (SimMedium, Points, Vec<u64>) {
         commit(&store, step, &mut random).unwrap();
         points.insert(step, rows.clone());
     }
-    let kept = store.commits().iter().map(|c| c.step).collect();
+    change(&store, &mut rows, &mut random).unwrap();
+    points.insert(17, rows.clone());
+    medium.power_cut_after(medium.counters().operations + 1 + random.below(15));
+    let pending = store.commit_in_background(17, "", &[]);
+    let _ = pending.and_then(|pending| pending.wait(None));
+    drop(store);
+    let medium = medium.reboot(seed);
+    let kept = steps(&open(&medium, options(keep)).unwrap());
+    assert_eq!(kept.len(), keep);
     (medium, points, kept)
 }
 
-/// Seeds to try, and how many operations lie between two cuts. `EMBEDROCK_SEEDS` sets the seeds, and
-/// then every operation is cut.
+/// Seeds to try, and how many operations lie between two cuts. `EMBEDROCK_SEEDS` sets the seeds,
+/// and then every operation is cut.
 fn rounds() -> (u64, u64) {
     let asked = std::env::var("EMBEDROCK_SEEDS").ok().and_then(|rounds| rounds.parse().ok());
     asked.map_or((3, 11), |rounds| (rounds, 1))
@@ -211,4 +219,36 @@ fn a_store_that_an_older_version_went_back_in_opens_at_its_last_commit() {
         }
     }
     assert!(opened > 20, "{opened} stores were opened");
+}
+/// Of several later journal files, some were removed and others back after a power cut, with a hole
+/// in between that was taken for damage.
+#[test]
+fn later_journal_files_are_given_up_the_last_first() {
+    let (medium, keep) = (SimMedium::new(1), 16);
+    let (mut random, mut rows) = (Random(1), Rows::default());
+    let store = open(&medium, options(keep)).unwrap();
+    for step in 1..=16 {
+        change(&store, &mut rows, &mut random).unwrap();
+        store.commit(step, &"m".repeat(140 << 10), &[]).unwrap();
+    }
+    drop(store);
+    let journals = medium.list("journal-").unwrap().len();
+    assert!(journals > 3, "only {journals} files");
+    let at = StoreOptions { step: Some(1), ..options(keep) };
+    for operation in 1.. {
+        let machine = medium.reboot(8);
+        machine.power_cut_after(operation);
+        let went = open(&machine, at.clone())
+            .and_then(|store| change(&store, &mut Rows::default(), &mut Random(1)));
+        for reboot in 0..12 {
+            let what = format!("cut {operation}, reboot {reboot}");
+            let survivor = machine.reboot(reboot);
+            let store = open(&survivor, options(keep)).unwrap_or_else(|e| panic!("{what}: {e}"));
+            let step = store.last_commit().unwrap().step;
+            assert!(step == 1 || went.is_err(), "{what}: {step}");
+        }
+        if went.is_ok() {
+            break;
+        }
+    }
 }

@@ -131,6 +131,30 @@ fn a_hold_that_is_taken_away_keeps_nothing_and_its_reader_finds_out() {
     }
 }
 
+// Numbers of pages and commits begin again behind an earlier commit: who reads a page of the new
+// history cannot tell by its number.
+#[test]
+fn a_reader_without_its_hold_sees_no_row_of_another_history() {
+    let medium = SimMedium::new(5);
+    let writer = open(&medium, options(1 << 20)).unwrap();
+    (1..4).for_each(|step| train(&writer, step));
+    let reader = open(&medium, reading()).unwrap();
+    let back = StoreOptions { step: Some(2), ..options(1 << 20) };
+    drop(writer);
+    let error = open(&medium, back.clone()).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Locked, "{error}");
+    holds::living(&medium).unwrap().iter().for_each(|h| holds::take_away(&medium, h).unwrap());
+    let writer = open(&medium, back).unwrap();
+    read(&reader, 0..10, 3).unwrap();
+    train(&writer, 30);
+    assert_eq!(writer.last_commit().unwrap().sequence, 3);
+    for _ in 0..2 {
+        assert_eq!(read(&reader, 0..ROWS, 3).unwrap_err().kind(), ErrorKind::CommitGone);
+    }
+    assert_eq!(reader.state().unwrap_err().kind(), ErrorKind::CommitGone);
+    read(&open(&medium, reading()).unwrap(), 0..ROWS, 30).unwrap();
+}
+
 // The function of a modify that asked its store for anything waited for itself.
 #[test]
 fn calls_from_inside_a_modify_are_refused_on_its_thread_and_wait_on_others() {

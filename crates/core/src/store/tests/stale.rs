@@ -373,3 +373,41 @@ fn a_replay_finds_where_each_filling_began() {
     assert!(files > 2, "{files} files of the journal were removed");
     assert!(known > 1000, "{known} segments");
 }
+
+// Any other key in a growing table's slot passed for a tag collision, and the row read as initial.
+#[test]
+fn a_row_that_the_index_does_not_name_is_no_tag_collision() {
+    let mut life = Life::new(50);
+    for _ in 0..60 {
+        life.fixture.step(&life.store, &mut life.model, &mut life.random);
+    }
+    life.commit();
+    let rows = life.rows_by_page(&life.open(None, false).unwrap());
+    let (mut done, mut tables) = (0, BTreeSet::new());
+    for ((class, page), here) in rows {
+        let store = life.open(None, false).unwrap();
+        let layout = store.inner.engine.read().classes[class].layout.clone();
+        let (name, at) = (format!("rows-{class}"), u64::from(page) * 512);
+        let now = life.medium.contents(&name)[at as usize..at as usize + 512].to_vec();
+        let count = layout.verify(&now, page, &name).unwrap();
+        for row in here.into_iter().filter(|(table, _)| [1, 3, 6].contains(table)).take(1) {
+            let is = |slot: &usize| layout.entry(&now, *slot) == (row.0 as u16, row.1);
+            let slot = (0..count).find(is).unwrap();
+            // The page is sound, and new enough; the row is another key's, or another table's.
+            let other = [(row.0 as u16, row.1 ^ 1 << 33), (0, 0)][done % 2];
+            let mut page_now = now.clone();
+            let mut words = vec![0.0; layout.row_bytes / 4];
+            let begin = 32 + slot * layout.row_bytes;
+            let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut words);
+            bytes.copy_from_slice(&now[begin..begin + layout.row_bytes]);
+            layout.put(&mut page_now, slot, other.0, other.1, &words);
+            layout.seal(&mut page_now, page, count, layout.sequence(&now));
+            life.medium.replace(&name, at, &page_now);
+            assert!(life.is_reported(&store, &life.model, row), "{row:?}");
+            life.medium.replace(&name, at, &now);
+            done += 1;
+            tables.insert(row.0);
+        }
+    }
+    assert!(done > 30 && tables.len() == 3, "{done} rows of tables {tables:?}");
+}

@@ -79,3 +79,29 @@ fn a_commit_survives_several_syncs_that_failed_before_it() {
         assert!(failed > 1, "seed {seed}: {failed} failures");
     }
 }
+
+/// Pages that the disk does not have may leave the page cache between opening and the first change.
+#[test]
+fn a_commit_that_is_gone_since_the_store_was_opened_is_not_built_on() {
+    let medium = SimMedium::new(1);
+    let (mut random, mut rows) = (Random(1), Rows::default());
+    let store = open(&medium, options(2)).unwrap();
+    let mut end = 0;
+    for step in 1..=2 {
+        change(&store, &mut rows, &mut random).unwrap();
+        store.commit(step, "", &[]).unwrap();
+        end = store.inner.history.lock().journal().position();
+    }
+    drop(store);
+    // Without it nobody knows that the commit was synced.
+    medium.remove("head").unwrap();
+    let store = open(&medium, options(2)).unwrap();
+    assert_eq!(store.last_commit().unwrap().step, 2);
+    medium.flip_bit("journal-00000001", end - 100);
+    let error = change(&store, &mut rows, &mut random).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Io, "{error}");
+    assert!(error.message().contains("journal-00000001: bytes"), "{error}");
+    drop(store);
+    let store = open(&medium, options(2)).unwrap();
+    assert_eq!(store.last_commit().unwrap().step, 1);
+}
