@@ -105,7 +105,7 @@ impl Life<'_> {
             Err(error) => {
                 // It may be found nevertheless, unless it was refused.
                 self.others.push(chain);
-                let refused = error.kind() == ErrorKind::Full;
+                let refused = matches!(error.kind(), ErrorKind::Full | ErrorKind::Locked);
                 self.refused(&format!("commit {}", point_name(&point)), &error, None)?;
                 if refused && !self.is_poisoned() && !self.medium.power_is_off() {
                     self.others.pop();

@@ -282,6 +282,11 @@ impl<'c> Life<'c> {
                 Err(error) if error.kind() == ErrorKind::Budget => {
                     self.raise_memory(&error, given)?;
                 }
+                Err(error) if error.kind() == ErrorKind::Locked && !self.readers.is_empty() => {
+                    // One of them holds a commit beside the kept ones.
+                    self.counts.event(Event::HeldBack);
+                    self.readers.clear();
+                }
                 Err(error) => {
                     failures += 1;
                     if self.medium.power_is_off() && error.kind() == ErrorKind::Io {
@@ -323,7 +328,11 @@ impl<'c> Life<'c> {
     fn identify(&self, found: Option<(u64, &str)>) -> Step<Chain> {
         let mut all = self.others.iter().chain([&self.chain]);
         let ends = |chain: &Chain| chain.last().map(|p| (p.step, p.meta.as_str())) == found;
-        if let Some(chain) = all.clone().find(|chain| ends(chain)) {
+        // With the same end there may be more or fewer commits before it: those that the last one
+        // has dropped, where it was given up since, or not.
+        let kept = self.store().commits().len();
+        let ending = all.clone().filter(|chain| ends(chain));
+        if let Some(chain) = ending.min_by_key(|chain| chain.len().abs_diff(kept)) {
             return Ok(chain.clone());
         }
         let name = |chain: &Chain| chain.last().map_or("none".to_owned(), |p| point_name(p));
@@ -357,10 +366,14 @@ impl<'c> Life<'c> {
         self.ids = self.store().tables().iter().map(|info| info.id).collect();
         let steps = |chain: &Chain| chain.iter().map(|p| p.step).collect::<Vec<_>>();
         let found: Vec<u64> = self.store().commits().iter().map(|info| info.step).collect();
-        if found != steps(&self.chain) {
-            let expected = steps(&self.chain);
+        let expected = steps(&self.chain);
+        // Where the head is damaged nobody knows which ones before the last are whole.
+        self.lies_now();
+        let fewer = self.doomed && !found.is_empty() && expected.ends_with(&found);
+        if found != expected && !fewer {
             return Err(format!("the store keeps steps {found:?}, expected {expected:?}").into());
         }
+        self.chain.drain(..expected.len() - found.len());
         let result = self.check_everything();
         self.lies_now();
         result?;
@@ -452,6 +465,12 @@ impl<'c> Life<'c> {
             };
         }
         self.lies_now();
+        if error.kind() == ErrorKind::Locked && self.readers_are_beside() {
+            // One of them holds a commit that a change would write over.
+            self.counts.event(Event::HeldBack);
+            self.readers.clear();
+            return self.check_unchanged(what, change.as_ref());
+        }
         let allowed = self.blame.allows(&self.medium, error);
         allowed.map_err(|why| format!("{what}: {why}"))?;
         match error.kind() {
@@ -558,6 +577,7 @@ impl<'c> Life<'c> {
 
     /// Opens on a machine that goes on; what failed before is no excuse any more.
     pub(crate) fn open_again(&mut self, step: Option<u64>) -> Step {
+        self.lies_now();
         if !self.doomed {
             faults::disarm(&self.medium);
             self.blame = Blame::from_now(&self.medium, self.blame.bounded);

@@ -56,6 +56,12 @@ impl Life<'_> {
         self.read(self.readers.len() - 1)
     }
 
+    /// True when a reader has a commit that the writer does not keep.
+    pub(crate) fn readers_are_beside(&self) -> bool {
+        let keeps = |point: &Rc<Point>| self.chain.iter().any(|kept| Rc::ptr_eq(kept, point));
+        self.readers.iter().any(|reader| !keeps(&reader.point))
+    }
+
     /// Now and then, whether an earlier commit is still there.
     pub(crate) fn look_at_earlier(&mut self) -> Step {
         if self.chain.len() < 2 || self.is_doomed() || !self.random.chance(1, 2) {

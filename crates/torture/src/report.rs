@@ -36,6 +36,8 @@ pub enum Event {
     ReaderHeld,
     /// A reader was told that its commit is gone.
     CommitGone,
+    /// A writer had to wait for a reader.
+    HeldBack,
     /// A commit.
     Commit,
     /// A verb ran beside a commit.
@@ -48,7 +50,7 @@ pub enum Event {
 
 impl Event {
     /// All of them.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::Reopened,
         Self::Killed,
         Self::Crashed,
@@ -63,6 +65,7 @@ impl Event {
         Self::ReaderOpened,
         Self::ReaderHeld,
         Self::CommitGone,
+        Self::HeldBack,
         Self::Commit,
         Self::BesideCommit,
         Self::TableAdded,
@@ -86,6 +89,7 @@ impl Event {
             Self::ReaderOpened => "reader_opened",
             Self::ReaderHeld => "reader_held",
             Self::CommitGone => "commit_gone",
+            Self::HeldBack => "held_back",
             Self::Commit => "commit",
             Self::BesideCommit => "beside_commit",
             Self::TableAdded => "table_added",
