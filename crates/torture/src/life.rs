@@ -56,6 +56,9 @@ pub(crate) struct Point {
 /// Commits that are kept, oldest first.
 pub(crate) type Chain = Vec<Rc<Point>>;
 
+/// The number of a batch that was announced, and the keys of each of its tables.
+pub(crate) type Announced = (Option<u64>, Vec<(usize, Vec<u64>)>);
+
 /// The store's life so far.
 pub(crate) struct Life<'c> {
     pub(crate) plan: Plan,
@@ -75,7 +78,7 @@ pub(crate) struct Life<'c> {
     pub(crate) under_way: Option<Rc<Point>>,
     pub(crate) readers: Vec<Reader>,
     /// Numbers of batches that were announced, with their keys.
-    pub(crate) announced: VecDeque<(Option<u64>, Vec<(usize, Vec<u64>)>)>,
+    pub(crate) announced: VecDeque<Announced>,
     pub(crate) permits: Option<Permits>,
     pub(crate) blame: Blame,
     /// Why the store refuses changes, and the verb that may have been half done then.

@@ -39,7 +39,10 @@ pub(crate) fn catch_panics() {
                 return before(info);
             }
             let place = info.location().map(|at| format!("{}:{}", at.file(), at.line()));
-            let text = info.payload_as_str().unwrap_or("no message");
+            let text = info.payload();
+            let text = text.downcast_ref::<String>().map(String::as_str);
+            let text = text.or_else(|| info.payload().downcast_ref::<&str>().copied());
+            let text = text.unwrap_or("no message");
             let what = format!("panic at {}: {text}", place.unwrap_or_default());
             PANIC.with_borrow_mut(|panic| *panic = Some(what));
         }));
