@@ -9,6 +9,7 @@
 //! * Lengths (by `allocate`, `set_len`, or a write at the end) are durable after `sync`, too. Until
 //!   then any length since is found; what was written beyond it is gone, what was reserved and not
 //!   written reads as zero.
+//! * Room given back is free at once. Until `sync` a power cut may bring it back, and its sectors.
 //! * Names are durable after `sync_dir`. Until then a created file may be missing, a removed one be
 //!   back, a renamed one have its old name; a rename is atomic. Half of the reboots keep a prefix
 //!   of the changes, as a journalling file system does, half keep any subset.
@@ -104,6 +105,23 @@ impl SimMedium {
     /// Makes the sync of a file or the directory that follows `after` further ones fail, once.
     pub fn fail_sync(&self, after: u64) {
         self.device.lock().fail_sync = Some(after);
+    }
+
+    /// Makes the write that follows `after` further ones find no room, once, as on a file system
+    /// that copies on write; some of its sectors are done.
+    pub fn full_write(&self, after: u64) {
+        self.device.lock().full_write = Some(after);
+    }
+
+    /// Makes the allocation, or the creation of a file, that follows `after` further ones find no
+    /// room, once.
+    pub fn full_allocate(&self, after: u64) {
+        self.device.lock().full_allocate = Some(after);
+    }
+
+    /// Bytes of all blocks that files have.
+    pub fn taken_bytes(&self) -> u64 {
+        self.device.lock().taken_bytes()
     }
 
     /// Flips one bit of the byte at `offset`, as stored and as seen.
@@ -214,6 +232,11 @@ impl File for SimFile {
     fn allocate(&self, offset: u64, bytes: u64) -> Result<()> {
         self.check_writable("allocate")?;
         self.device.lock().allocate(self.id, &self.name, offset, bytes)
+    }
+
+    fn give_back(&self, offset: u64, bytes: u64) -> Result<bool> {
+        self.check_writable("give back room of")?;
+        self.device.lock().give_back(self.id, offset, bytes)
     }
 
     fn set_len(&self, bytes: u64) -> Result<()> {

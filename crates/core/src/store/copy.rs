@@ -103,7 +103,7 @@ fn remove_if_unfinished(destination: &Path) -> Result<()> {
     }
     let medium = &store.inner.medium;
     for name in medium.list("")? {
-        let ours = ["superblock", "head", "journal-", "rows-", "state-", "measure"];
+        let ours = ["superblock", "head", "journal-", "rows-", "state-", "measure", "spare"];
         if ours.iter().any(|prefix| name.starts_with(prefix)) {
             medium.remove(&name)?;
         }

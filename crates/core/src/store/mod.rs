@@ -22,6 +22,7 @@ mod recovery;
 mod reserve;
 mod rows;
 mod scan;
+mod space;
 mod staleness;
 mod state;
 mod stats;
@@ -111,6 +112,8 @@ pub(crate) struct Inner {
     window: window::Window,
     /// Bytes of all files of rows.
     rows_disk_bytes: AtomicU64,
+    /// Bytes that the device had free when somebody last looked.
+    device_free_bytes: AtomicU64,
     /// False on the simulated device, where no other process can hold a commit.
     on_disk: bool,
     /// True once the journal is open to append.
@@ -221,6 +224,7 @@ impl Inner {
 
     /// An error after rows changed leaves memory and disk apart: no write or commit any more.
     fn poison_on_error<T>(&self, result: Result<T>) -> Result<T> {
+        let result = result.map_err(Error::after_changes);
         if let Err(error) = &result {
             self.poison.lock().get_or_insert_with(|| error.message().to_owned());
             // Pairs with the acquire in `check_writable`.

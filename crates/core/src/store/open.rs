@@ -1,6 +1,6 @@
 //! Opening: from a path to a store at one commit, and the first write after that.
 
-use super::commit::History;
+use super::commit::{History, Spare};
 use super::engine::{Class, Engine};
 use super::holds::{self, Hold};
 use super::journal::{ClassRecord, CommitRecord, JournalFile, RecordKind, name_of, number_of};
@@ -152,6 +152,7 @@ impl Store {
             metrics: Metrics::default(),
             window: super::window::Window::new(),
             rows_disk_bytes: AtomicU64::new(rows_disk_bytes),
+            device_free_bytes: AtomicU64::new(u64::MAX),
             on_disk,
             writing: AtomicBool::new(false),
             poison: Mutex::new(None),
@@ -278,13 +279,14 @@ fn build(
         }
         count_copies(&mut segments, record, &layout, recovered, pages)?;
         segments.recovered(epoch).map_err(|error| error.context(file.name()))?;
-        bytes += u64::from(segments.count()) * record.segment_bytes;
         let counters = last.and_then(|c| c.classes.iter().find(|c| c.id == record.id));
         let sequence = counters.map_or(0, |c| c.sequence);
         if options.read_only {
             layout.sequence_max = sequence;
         }
-        engine.classes.push(Class::new(record.clone(), layout, file, segments, sequence, medium)?);
+        let class = Class::new(record.clone(), layout, file, segments, sequence, medium)?;
+        bytes += class.log.lock().disk_bytes();
+        engine.classes.push(class);
     }
     let counters = last.map(|c| c.tables.clone()).unwrap_or_default();
     for table in std::mem::take(&mut recovered.tables) {
@@ -366,7 +368,10 @@ fn history_of(recovered: &Recovered) -> History {
         epoch_pieces: 0,
         cycle_pieces: 0,
         refused_rows: 0,
+        refused_bytes: 0,
         short_of_journal: false,
+        hurries: false,
+        spare: Spare::default(),
         next_sequence: last.map_or(0, |c| c.info.sequence) + 1,
         under_way: None,
         written_before: 0,
@@ -448,6 +453,7 @@ impl Inner {
             }
         }
         self.medium.sync_dir()?;
+        history.spare = Spare::open(&*self.medium)?;
         if last.is_some() {
             let journal = JournalFile::resume(&*self.medium, self.seed, number, position)?;
             history.old_journal_bytes =

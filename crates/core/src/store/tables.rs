@@ -201,7 +201,10 @@ impl Inner {
             self.flush_all(&engine)?;
             for class in &engine.classes {
                 // What is drained and not in the journal is lost.
-                self.poison_on_error(self.spill_deltas(class, &mut class.log.lock(), true))?;
+                let mut log = class.log.lock();
+                let written = self.spill_deltas(class, &mut log, true);
+                // Here and not by the plan, whose failure changes nothing.
+                self.poison_on_error(written.and_then(|()| log.write_out()))?;
             }
         }
         self.history.lock().index_bytes = engine.memory().index_bytes;
@@ -306,10 +309,11 @@ impl Inner {
         let mut history = self.history.lock();
         let pages = (segment_bytes / page_bytes as u64) as u32;
         let segments = Segments::new(pages, layout.rows_per_page as u32, history.next_sequence);
-        let class = Class::new(record, layout, file, segments, 0, &*self.medium)?;
+        let mut class = Class::new(record, layout, file, segments, 0, &*self.medium)?;
         // Last, so that the journal never has a class that commits do not count.
         history.append_json(RecordKind::Class, &class.record)?;
         let id = class.record.id;
+        self.rows_disk_bytes.fetch_add(class.log.get_mut().disk_bytes(), Ordering::Relaxed);
         engine.classes.push(class);
         // Whatever happens to the table, a class has to be given memory before the next verb.
         engine.planned = false;

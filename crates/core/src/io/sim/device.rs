@@ -5,7 +5,7 @@ use super::{SECTOR_BYTES, SimCounters};
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::io::OpenMode;
 use crate::io::request::short_file;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The unit in which room is taken.
@@ -42,6 +42,8 @@ struct Inode {
     flying: BTreeMap<u64, (usize, Vec<u8>)>,
     /// Which blocks have room of their own; others are holes.
     blocks: Vec<bool>,
+    /// Blocks given back since the last sync: a power cut may bring them back.
+    given_back: BTreeSet<usize>,
     handles: usize,
 }
 
@@ -62,6 +64,8 @@ pub(super) struct Device {
     pub(super) fail_read: Option<u64>,
     pub(super) fail_write: Option<u64>,
     pub(super) fail_sync: Option<u64>,
+    pub(super) full_write: Option<u64>,
+    pub(super) full_allocate: Option<u64>,
     pub(super) counters: SimCounters,
     files: HashMap<u64, Inode>,
     names: BTreeMap<String, u64>,
@@ -122,6 +126,7 @@ impl Inode {
 
     /// Makes all changes durable.
     fn settle(&mut self) {
+        self.given_back.clear();
         for change in self.changes.drain(..) {
             match change {
                 Change::Length(length) => self.durable.resize(length, 0),
@@ -224,6 +229,8 @@ impl Device {
             fail_read: None,
             fail_write: None,
             fail_sync: None,
+            full_write: None,
+            full_allocate: None,
             counters: SimCounters::default(),
             files: HashMap::new(),
             names: BTreeMap::new(),
@@ -269,6 +276,9 @@ impl Device {
         let file = if mode == OpenMode::CreateNew {
             if self.names.contains_key(name) {
                 return Err(os_error(format!("open {name}"), libc::EEXIST));
+            }
+            if strikes(&mut self.full_allocate) {
+                return Err(os_error(format!("open {name}"), libc::ENOSPC));
             }
             let power = self.begin()?;
             let file = NEXT_FILE.fetch_add(1, Ordering::Relaxed);
@@ -332,11 +342,15 @@ impl Device {
 
     pub(super) fn free_bytes(&self) -> Result<u64> {
         self.check_power()?;
+        Ok(self.capacity.unwrap_or(1 << 50).saturating_sub(self.taken_bytes()))
+    }
+
+    /// Bytes of all blocks that files have.
+    pub(super) fn taken_bytes(&self) -> u64 {
         // Files without a name and without a user have given their room back.
         let in_use = |file: &u64| self.names.values().any(|named| named == file);
         let taken = self.files.iter().filter(|(file, inode)| inode.handles > 0 || in_use(file));
-        let taken: u64 = taken.map(|(_, inode)| inode.taken()).sum();
-        Ok(self.capacity.unwrap_or(1 << 50).saturating_sub(taken))
+        taken.map(|(_, inode)| inode.taken()).sum()
     }
 
     pub(super) fn len(&mut self, file: u64) -> Result<u64> {
@@ -404,6 +418,9 @@ impl Device {
         bytes: u64,
     ) -> Result<()> {
         let power = self.begin()?;
+        if power == Power::On && strikes(&mut self.full_allocate) {
+            return Err(os_error(format!("allocate {name}"), libc::ENOSPC));
+        }
         if power == Power::On {
             self.reserve(file, &format!("allocate {name}"), offset, bytes)?;
         }
@@ -412,6 +429,25 @@ impl Device {
             self.file(file).resize(end);
         }
         Self::end(power)
+    }
+
+    pub(super) fn give_back(&mut self, file: u64, offset: u64, bytes: u64) -> Result<bool> {
+        let power = self.begin()?;
+        let inode = self.file(file);
+        let end = (offset + bytes).min(inode.live.len() as u64);
+        if offset < end {
+            inode.change(offset as usize, &vec![0; (end - offset) as usize]);
+        }
+        // A block of which a part stays keeps its room.
+        let blocks = offset.div_ceil(BLOCK_BYTES)..(offset + bytes) / BLOCK_BYTES;
+        for block in blocks.map(|block| block as usize) {
+            if let Some(taken) = inode.blocks.get_mut(block)
+                && std::mem::replace(taken, false)
+            {
+                inode.given_back.insert(block);
+            }
+        }
+        Self::end(power).map(|()| true)
     }
 
     pub(super) fn set_len(&mut self, file: u64, bytes: u64) -> Result<()> {
@@ -430,14 +466,19 @@ impl Device {
         if power == Power::On {
             self.reserve(file, &what, offset, bytes.len() as u64)?;
         }
-        if power == Power::On && strikes(&mut self.fail_write) {
+        let fails = match power {
+            Power::On if strikes(&mut self.fail_write) => Some(libc::EIO),
+            Power::On if strikes(&mut self.full_write) => Some(libc::ENOSPC),
+            _ => None,
+        };
+        if let Some(code) = fails {
             for (_, start, end) in sectors(offset as usize, bytes.len()) {
                 if self.rng.chance(1, 2) {
                     self.file(file).change(offset as usize + start, &bytes[start..end]);
                 }
             }
             let what = format!("{what}: {} bytes at {offset}", bytes.len());
-            return Err(os_error(what, libc::EIO));
+            return Err(os_error(what, code));
         }
         self.file(file).change(offset as usize, bytes);
         Self::end(power)
@@ -508,6 +549,11 @@ impl Device {
             let durable = inode.survivor(&mut rng, eagerness);
             let mut blocks = inode.blocks.clone();
             blocks.resize(durable.len().div_ceil(BLOCK_BYTES as usize), true);
+            for block in inode.given_back.iter().filter(|_| rng.chance(1, 2)) {
+                if let Some(taken) = blocks.get_mut(*block) {
+                    *taken = true;
+                }
+            }
             let live = durable.clone();
             let file = NEXT_FILE.fetch_add(1, Ordering::Relaxed);
             device.files.insert(file, Inode { live, durable, blocks, ..Inode::default() });

@@ -11,11 +11,13 @@ mod capture;
 mod cycle;
 mod history;
 mod pending;
+mod spare;
 
 pub(super) use capture::CommitStage;
 pub(super) use history::History;
 pub(super) use pending::Committing;
 pub use pending::PendingCommit;
+pub(super) use spare::Spare;
 
 use super::engine::Engine;
 use super::journal::{CommitRecord, RecordKind, TableCounters};
@@ -25,7 +27,7 @@ use super::{Inner, Store, holds, state};
 use crate::config::CommitInfo;
 use crate::error::{Result, bail};
 use capture::Portions;
-use history::{UnderWay, record_bytes};
+use history::{UnderWay, blocks_of, record_bytes};
 use std::sync::atomic::Ordering;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -104,7 +106,7 @@ impl Inner {
         let names = state.iter().map(|(name, _)| *name);
         let record_bytes = record_bytes(meta, names, engine.tables.len(), engine.classes.len());
         self.check_commit_fits(&engine, state_bytes, record_bytes)?;
-        let written = state::write(&*self.medium, self.seed, sequence, state)?;
+        let written = self.write_state(sequence, state, state_bytes)?;
         self.metrics.state_bytes.fetch_add(state_bytes, Ordering::Relaxed);
         let info = CommitInfo {
             sequence,
@@ -122,6 +124,19 @@ impl Inner {
         self.poison_on_error(captured)?;
         self.committing.begin();
         Ok(Work::default())
+    }
+
+    /// Writes the state, with the room that verbs have left for it. `Full` leaves nothing behind.
+    fn write_state(
+        &self,
+        sequence: u64,
+        state: &[(&str, &[u8])],
+        bytes: u64,
+    ) -> Result<Option<state::Written>> {
+        let mut history = self.history.lock();
+        self.take_for_commit(&mut history, blocks_of(bytes), |_| {
+            state::write(&*self.medium, self.seed, sequence, state)
+        })
     }
 
     /// Writes what waits in flush buffers, and marks the dirty rows.
@@ -271,8 +286,9 @@ impl Inner {
         }
         self.committing.recorded();
         for class in &engine.classes {
-            class.log.lock().segments.drop_commits_before(released);
+            class.log.lock().drop_commits_before(released);
         }
+        self.give_back_room(engine)?;
         Ok(info)
     }
 
@@ -307,9 +323,10 @@ impl Inner {
             let unwritten = class.unwritten_rows(&log);
             if unwritten > 0 {
                 // They were promised; nobody else grows a file meanwhile.
-                let growth = log.growth_for(unwritten);
-                log.reserve(unwritten, u64::MAX)?;
-                self.rows_disk_bytes.fetch_add(growth, Ordering::Relaxed);
+                let before = log.disk_bytes();
+                let reserved = log.reserve(unwritten, 0, u64::MAX);
+                self.rows_disk_bytes.fetch_add(log.disk_bytes() - before, Ordering::Relaxed);
+                reserved?;
             }
         }
         // What changes have left free is for commits: one that needs little more is never refused,
@@ -322,7 +339,7 @@ impl Inner {
         {
             let states = state_bytes.saturating_mul(history.states_to_come(self.options.keep));
             let journal = history.journal().growth_for(journal) + history.bytes_kept_free();
-            let used = self.rows_disk_bytes.load(Ordering::Relaxed) + history.disk_bytes();
+            let used = self.used_bytes(&history) - history.spare.bytes();
             if states.saturating_add(used + journal) > most {
                 bail!(
                     Full,
@@ -333,7 +350,7 @@ impl Inner {
                 );
             }
         }
-        history.journal().reserve(journal)
+        self.reserve_to_commit(&mut history, journal)
     }
 
     /// All bytes given to the device since open.

@@ -5,6 +5,7 @@ mod cleaning;
 mod commit;
 mod damage;
 mod power;
+mod space;
 mod threads;
 mod window;
 
