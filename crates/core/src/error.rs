@@ -87,9 +87,8 @@ impl Error {
     pub fn after_changes(mut self) -> Self {
         if self.kind == ErrorKind::Full {
             self.kind = ErrorKind::Io;
-            self.source.get_or_insert_with(|| {
-                Box::new(std::io::Error::from_raw_os_error(libc::ENOSPC))
-            });
+            self.source
+                .get_or_insert_with(|| Box::new(std::io::Error::from_raw_os_error(libc::ENOSPC)));
             return self.followed_by(
                 "rows had changed by then, so the store refuses writes and commits from here on: \
                  make room, close it and open it again, and it will be at its last commit",

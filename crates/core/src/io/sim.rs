@@ -119,6 +119,12 @@ impl SimMedium {
         self.device.lock().full_allocate = Some(after);
     }
 
+    /// True while one of these two is still to come.
+    pub fn has_faults(&self) -> bool {
+        let device = self.device.lock();
+        device.full_write.is_some() || device.full_allocate.is_some()
+    }
+
     /// Bytes of all blocks that files have.
     pub fn taken_bytes(&self) -> u64 {
         self.device.lock().taken_bytes()

@@ -114,6 +114,8 @@ pub(crate) struct Inner {
     rows_disk_bytes: AtomicU64,
     /// Bytes that the device had free when somebody last looked.
     device_free_bytes: AtomicU64,
+    /// True once what was opened is within the disk bound.
+    room_is_settled: AtomicBool,
     /// False on the simulated device, where no other process can hold a commit.
     on_disk: bool,
     /// True once the journal is open to append.

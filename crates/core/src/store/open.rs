@@ -153,6 +153,7 @@ impl Store {
             window: super::window::Window::new(),
             rows_disk_bytes: AtomicU64::new(rows_disk_bytes),
             device_free_bytes: AtomicU64::new(u64::MAX),
+            room_is_settled: AtomicBool::new(false),
             on_disk,
             writing: AtomicBool::new(false),
             poison: Mutex::new(None),

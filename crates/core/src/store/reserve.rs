@@ -28,6 +28,7 @@ impl Inner {
     /// followed by `end_promise` with the same keys.
     pub(super) fn reserve(&self, engine: &Engine, keys: &[Keys<'_>]) -> Result<()> {
         self.prepare_writing()?;
+        self.settle_room(engine)?;
         self.make_index_room(engine, keys)?;
         // Once for all tables of a class: whoever holds the class lock may be waited for.
         for (i, class) in engine.classes.iter().enumerate() {

@@ -15,10 +15,10 @@
 //! commits are dropped, and a class that has more than it needs gives room back to the others. So
 //! where much is outdated, commits alone bring a full store back to work.
 
+use super::Inner;
 use super::commit::History;
 use super::engine::{Class, Engine};
 use super::reserve::{JOURNAL_BYTES_PER_COMMIT, JOURNAL_BYTES_PER_ROW, STATE_BYTES_KEPT_FREE};
-use super::Inner;
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::storage::log::ClassLog;
 use std::sync::atomic::Ordering;
@@ -240,6 +240,38 @@ impl Inner {
         }
     }
 
+    /// Before the first change: nobody knows which free segments of a store that was opened have room,
+    /// so all count as taken. Where that is more than the bound allows some are given back.
+    pub(super) fn settle_room(&self, engine: &Engine) -> Result<()> {
+        let Some(most) = self.options.max_disk_bytes else { return Ok(()) };
+        if self.room_is_settled.swap(true, Ordering::Relaxed) {
+            return Ok(());
+        }
+        for class in &engine.classes {
+            let mut log = class.log.lock();
+            let over = self.used_bytes(&self.history.lock()).saturating_sub(most);
+            if over == 0 {
+                break;
+            }
+            self.give_class_room_back(class, &mut log, Some(over))?;
+        }
+        Ok(())
+    }
+
+    fn give_class_room_back(
+        &self,
+        class: &Class,
+        log: &mut ClassLog,
+        wanted: Option<u64>,
+    ) -> Result<u64> {
+        let spare = self.segments_for_cleaning(class, log);
+        let before = log.disk_bytes();
+        let given = log.give_back(class.unwritten_rows(log), spare, wanted);
+        let bytes = before - log.disk_bytes();
+        self.rows_disk_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        given.map(|()| bytes)
+    }
+
     /// After a commit: classes give back room that others were refused, or that nobody is likely to
     /// need soon, and the spare room is filled as far as there is any.
     pub(super) fn give_back_room(&self, engine: &Engine) -> Result<()> {
@@ -250,10 +282,7 @@ impl Inner {
                 continue;
             }
             let mut log = class.log.lock();
-            let (unwritten, spare) =
-                (class.unwritten_rows(&log), self.segments_for_cleaning(class, &log));
-            let bytes = log.give_back(unwritten, spare, refused.then_some(wanted))?;
-            self.rows_disk_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            let bytes = self.give_class_room_back(class, &mut log, refused.then_some(wanted))?;
             wanted = wanted.saturating_sub(bytes);
         }
         let filled = self.fill_spare(&mut self.history.lock());
@@ -273,7 +302,9 @@ impl Inner {
         let history = self.history.lock();
         let outdated = outdated + history.outdated_bytes();
         let more = match self.options.max_disk_bytes {
-            Some(most) => format!("raise max_disk_bytes, which is {most}, or make room on the disk"),
+            Some(most) => {
+                format!("raise max_disk_bytes, which is {most}, or make room on the disk")
+            }
             None => "make room on the disk".to_owned(),
         };
         let advice = if outdated >= history.refused_bytes {

@@ -397,7 +397,8 @@ mod tests {
         log.owe_cleaning(SEGMENTS * per_segment * 4);
         while log.needs_cleaning(u64::MAX) {
             let rows = log.rows_per_unit();
-            let Some(unit) = log.clean_unit(Pressure::None, rows, u64::MAX, &AllDirty).unwrap() else {
+            let Some(unit) = log.clean_unit(Pressure::None, rows, u64::MAX, &AllDirty).unwrap()
+            else {
                 break;
             };
             moved += unit.rows_moved;

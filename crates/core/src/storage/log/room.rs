@@ -42,7 +42,7 @@ impl ClassLog {
             return 0;
         }
         // The first segment gives a page to the header of the file.
-        let header = u64::from(self.segments.count() == 0);
+        let header = u64::from(self.segments.count() == 0 || self.segments.first_is_unsure());
         (needed - have + header).div_ceil(self.pages_per_segment())
     }
 
@@ -121,20 +121,20 @@ impl ClassLog {
         spare + self.pages_for(unwritten).div_ceil(self.pages_per_segment())
     }
 
-    /// Gives room of free segments back to the file system and returns how many bytes: as many as
-    /// are `wanted` by another class or the journal, or, where nobody wants any, what the next
+    /// Gives room of free segments back to the file system: as many bytes as are `wanted` by another class or the journal, or, where nobody wants any, what the next
     /// epochs are not likely to need. What the `unwritten` rows need stays, and `spare` segments.
     /// Waits for writes that are in flight.
-    pub fn give_back(&mut self, unwritten: u64, spare: u64, wanted: Option<u64>) -> Result<u64> {
-        let before = self.disk_bytes();
+    pub fn give_back(&mut self, unwritten: u64, spare: u64, wanted: Option<u64>) -> Result<()> {
         let keep = self.segments_to_keep(unwritten, spare);
         let mut ids = self.segments.may_go();
         let free = ids.len() as u64;
         let most = match wanted {
             Some(bytes) => bytes.div_ceil(self.segment_bytes).min(free.saturating_sub(keep)),
             None => {
-                let per_epoch = self.clean.per_epoch() / self.rows_per_segment() as f64;
-                let keep = keep + (EPOCHS_READY * per_epoch).ceil() as u64;
+                // Not more than the rows themselves take, however much was written before.
+                let rows = EPOCHS_READY * self.clean.per_epoch();
+                let rows = (rows as u64).min(self.segments.newest_total());
+                let keep = keep + rows.div_ceil(self.rows_per_segment());
                 let share = (READY_SHARE * f64::from(self.segments.taken())) as u64;
                 if free > keep + share { free - keep } else { 0 }
             }
@@ -148,7 +148,7 @@ impl ClassLog {
         if self.segments.cut_absent_end() {
             self.file.set_len(u64::from(self.segments.count()) * self.segment_bytes)?;
         }
-        Ok(before - self.disk_bytes())
+        Ok(())
     }
 
     /// Gives the room of neighbouring free segments back; false when no more can be given.

@@ -213,6 +213,11 @@ impl Segments {
         unsure.or_else(|| self.absent.first().map(|id| (*id, false)))
     }
 
+    /// Whether the first segment, which has a page less, is among them.
+    pub(super) fn first_is_unsure(&self) -> bool {
+        self.unsure.contains(&0)
+    }
+
     /// A segment that was not ready has room on disk.
     pub(super) fn made_ready(&mut self, id: SegmentId) {
         let was = self.unsure.remove(&id) || self.absent.remove(&id);

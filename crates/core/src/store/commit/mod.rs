@@ -99,6 +99,7 @@ impl Inner {
         let engine = self.exclusive()?;
         self.check_writable()?;
         self.prepare_writing()?;
+        self.settle_room(&engine)?;
         let _guard = self.poison_on_panic();
         let sequence = self.history.lock().next_sequence;
         let state_bytes: u64 = state.iter().map(|(_, bytes)| bytes.len() as u64).sum();

@@ -4,6 +4,7 @@ mod bounds;
 mod cleaning;
 mod commit;
 mod damage;
+mod full;
 mod power;
 mod space;
 mod threads;
