@@ -62,7 +62,12 @@ class BudgetError(EmbedrockError):
 
 
 class FullError(EmbedrockError):
-    """No room on disk for what was asked. Nothing was written; reads and commits go on."""
+    """No room on disk for what was asked. Nothing was changed; reads and commits go on.
+
+    The message says whether commits help, because they release outdated copies, or whether the rows
+    themselves fill the disk. Where the file system finds no room only after rows have changed, which
+    one that copies on write or compresses may, that is an :class:`IoError` and not this.
+    """
 
 
 class LockedError(EmbedrockError):
@@ -86,7 +91,11 @@ class CommitGoneError(EmbedrockError):
 
 
 class IoError(EmbedrockError, OSError):
-    """The operating system reported a failure; ``errno`` holds its number where it gave one."""
+    """The operating system reported a failure; ``errno`` holds its number where it gave one.
+
+    After one in a verb that changes rows, or in a commit, the store refuses writes until it is
+    opened again, at its last commit (:class:`PoisonedError`).
+    """
 
 
 class CorruptError(EmbedrockError):

@@ -20,7 +20,7 @@ pub enum ErrorKind {
     NonFinite,
     /// The memory budget cannot work; the message names the bytes that would.
     Budget,
-    /// No room on disk for what was asked. Nothing was written; reads and commits go on.
+    /// No room on disk for what was asked. Nothing was changed; reads and commits go on.
     Full,
     /// Another process writes to this store; the message names it.
     Locked,
@@ -82,6 +82,29 @@ impl Error {
         matches!(code, Some(libc::EROFS | libc::EACCES | libc::EPERM))
     }
 
+    /// Puts `; what` behind the message: the way out, where only the caller knows it.
+    #[must_use]
+    pub fn followed_by(mut self, what: impl fmt::Display) -> Self {
+        self.message = format!("{}; {what}", self.message);
+        self
+    }
+
+    /// An error that came after something had changed. `Full` says that nothing has, so a lack of
+    /// room is an `Io` error then.
+    #[must_use]
+    pub fn after_changes(mut self) -> Self {
+        if self.kind == ErrorKind::Full {
+            self.kind = ErrorKind::Io;
+            self.source
+                .get_or_insert_with(|| Box::new(std::io::Error::from_raw_os_error(libc::ENOSPC)));
+            return self.followed_by(
+                "rows had changed by then, so the store refuses writes and commits from here on: \
+                 make room, close it and open it again, and it will be at its last commit",
+            );
+        }
+        self
+    }
+
     /// What went wrong, for programs.
     pub fn kind(&self) -> ErrorKind {
         self.kind
@@ -129,6 +152,8 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::Full);
         let error = Error::os("read rows", std::io::Error::from_raw_os_error(libc::EIO));
         assert_eq!(error.kind(), ErrorKind::Io);
+        let late = Error::os("write rows", std::io::Error::from_raw_os_error(libc::ENOSPC));
+        assert_eq!(late.after_changes().kind(), ErrorKind::Io);
         assert!(error.context("store x").message().starts_with("store x: read rows"));
     }
 }

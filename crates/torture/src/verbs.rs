@@ -467,7 +467,8 @@ impl Life<'_> {
     /// Deletes and commits, after which a store that was full must take something again.
     fn make_room(&mut self) -> Step {
         self.full_in_a_row += 1;
-        if self.is_poisoned() || self.medium.power_is_off() || !self.full_in_a_row.is_multiple_of(3) {
+        if self.is_poisoned() || self.medium.power_is_off() || !self.full_in_a_row.is_multiple_of(3)
+        {
             return Ok(());
         }
         if self.random.chance(1, 2) {

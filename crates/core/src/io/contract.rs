@@ -805,3 +805,32 @@ fn a_file_looks_different_after_a_change() {
         assert_eq!(medium.state_of("journal").unwrap().bytes, 3);
     });
 }
+
+#[test]
+fn room_given_back_reads_as_zero_and_can_be_taken_again() {
+    each(|medium| {
+        let file = medium.open("rows", OpenMode::CreateNew).unwrap();
+        let block = 64 << 10;
+        file.allocate(0, 4 * block).unwrap();
+        file.write_at(&vec![7; 4 * block as usize], 0).unwrap();
+        if !file.give_back(block, 2 * block).unwrap() {
+            assert!(medium.notes().iter().any(|note| note.contains("takes no room back")));
+            return;
+        }
+        assert_eq!(file.len().unwrap(), 4 * block);
+        let mut bytes = vec![1; 4 * block as usize];
+        file.read_at(&mut bytes, 0).unwrap();
+        let whole = bytes.chunks(block as usize).zip([7, 0, 0, 7]);
+        assert!(whole.into_iter().all(|(part, b)| part.iter().all(|byte| *byte == b)));
+        file.allocate(block, block).unwrap();
+        file.write_at(&[9; 100], block).unwrap();
+        file.sync().unwrap();
+        file.read_at(&mut bytes, 0).unwrap();
+        assert_eq!((bytes[block as usize], bytes[block as usize + 100]), (9, 0));
+        // What no file system has blocks for leaves the bytes as they were.
+        if !file.give_back(100, 300).unwrap() {
+            file.read_at(&mut bytes, 0).unwrap();
+            assert!(bytes[..block as usize].iter().all(|byte| *byte == 7));
+        }
+    });
+}

@@ -22,7 +22,7 @@ use crate::error::{Error, ErrorKind, Result, bail};
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -46,15 +46,16 @@ pub struct DirectoryMedium {
     /// The alignment of direct requests; `None` where the file system refuses them.
     direct: Option<usize>,
     notes: Vec<String>,
-    lacking: Lacking,
+    lacking: Arc<Lacking>,
     workers: OnceLock<Arc<Workers>>,
     #[cfg(target_os = "linux")]
     make_ring: super::uring::MakeRing,
 }
 
-/// What a queue had to do without, each said once.
+/// What queues and files had to do without, each said once.
 #[derive(Debug, Default)]
 struct Lacking {
+    holes: OnceLock<String>,
     depth: OnceLock<String>,
     registration: OnceLock<String>,
     ring: OnceLock<String>,
@@ -100,7 +101,7 @@ impl DirectoryMedium {
             kind,
             direct,
             notes,
-            lacking: Lacking::default(),
+            lacking: Arc::default(),
             workers: OnceLock::new(),
             #[cfg(target_os = "linux")]
             make_ring: super::uring::build,
@@ -192,7 +193,8 @@ impl Medium for DirectoryMedium {
         let file =
             first.open(&path).map_err(|source| os_or_missing(self.what("open", name), source))?;
         let direct = self.direct.and_then(|_| direct_twin(&path, &options, &file));
-        Ok(Arc::new(DirectoryFile { name: name.to_owned(), file, direct }))
+        let lacking = Arc::clone(&self.lacking);
+        Ok(Arc::new(DirectoryFile { name: name.to_owned(), file, direct, lacking }))
     }
 
     fn list(&self, prefix: &str) -> Result<Vec<String>> {
@@ -280,8 +282,8 @@ impl Medium for DirectoryMedium {
     }
 
     fn notes(&self) -> Vec<String> {
-        let Lacking { depth, registration, ring } = &self.lacking;
-        let later = [depth, registration, ring].into_iter().filter_map(OnceLock::get);
+        let Lacking { holes, depth, registration, ring } = &*self.lacking;
+        let later = [holes, depth, registration, ring].into_iter().filter_map(OnceLock::get);
         self.notes.iter().chain(later).cloned().collect()
     }
 }
@@ -292,6 +294,7 @@ struct DirectoryFile {
     name: String,
     file: fs::File,
     direct: Option<fs::File>,
+    lacking: Arc<Lacking>,
 }
 
 impl DirectoryFile {
@@ -322,6 +325,12 @@ impl DirectoryFile {
             at += bytes as u64;
         }
         self.file.sync_data()
+    }
+
+    /// Whether the blocks of the file system begin and end where this range does.
+    fn has_whole_blocks(&self, offset: u64, bytes: u64) -> io::Result<bool> {
+        let block = self.file.metadata()?.blksize().max(1);
+        Ok(offset.is_multiple_of(block) && bytes.is_multiple_of(block))
     }
 
     /// Gives back what a failed allocation left beyond the old end.
@@ -394,6 +403,28 @@ impl File for DirectoryFile {
         })
     }
 
+    fn give_back(&self, offset: u64, bytes: u64) -> Result<bool> {
+        let failed = |source| {
+            Error::os(format!("give back {bytes} bytes at {offset} of {}", self.name), source)
+        };
+        let given = match self.has_whole_blocks(offset, bytes).map_err(failed)? {
+            true => punch(self.file.as_raw_fd(), offset, bytes),
+            false => Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)),
+        };
+        match given {
+            Ok(()) => Ok(true),
+            Err(source) if unsupported(&source) => {
+                self.lacking.holes.get_or_init(|| {
+                    "the file system takes no room back from within a file: what rows have taken \
+                     stays taken, but for the end of the file"
+                        .to_owned()
+                });
+                Ok(false)
+            }
+            Err(source) => Err(failed(source)),
+        }
+    }
+
     fn set_len(&self, bytes: u64) -> Result<()> {
         let _point = Point::begin(Operation::SetLen);
         self.file
@@ -437,10 +468,21 @@ fn unsupported(error: &io::Error) -> bool {
 
 #[cfg(target_os = "linux")]
 fn fallocate(file: RawFd, offset: u64, bytes: u64) -> io::Result<()> {
+    fallocate_mode(file, 0, offset, bytes)
+}
+
+#[cfg(target_os = "linux")]
+fn punch(file: RawFd, offset: u64, bytes: u64) -> io::Result<()> {
+    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    fallocate_mode(file, mode, offset, bytes)
+}
+
+#[cfg(target_os = "linux")]
+fn fallocate_mode(file: RawFd, mode: i32, offset: u64, bytes: u64) -> io::Result<()> {
     loop {
-        // SAFETY: the call takes a descriptor and numbers; the caller's file is open, and the range
-        // was checked to fit off_t.
-        let status = unsafe { libc::fallocate64(file, 0, offset as i64, bytes as i64) };
+        // SAFETY: the call takes a descriptor and numbers; the caller's file is open. A range that
+        // does not fit off_t is refused by the kernel.
+        let status = unsafe { libc::fallocate64(file, mode, offset as i64, bytes as i64) };
         if status == 0 {
             return Ok(());
         }
@@ -456,6 +498,11 @@ fn fallocate(_file: RawFd, _offset: u64, _bytes: u64) -> io::Result<()> {
     Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
 }
 
+#[cfg(not(target_os = "linux"))]
+fn punch(_file: RawFd, _offset: u64, _bytes: u64) -> io::Result<()> {
+    Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
+}
+
 #[cfg(target_os = "linux")]
 const DIRECT_FLAG: Option<i32> = Some(libc::O_DIRECT);
 #[cfg(not(target_os = "linux"))]
@@ -464,7 +511,6 @@ const DIRECT_FLAG: Option<i32> = None;
 /// A second, direct descriptor of the file just opened. `None`, which means buffered requests for
 /// this file, where it cannot be had or another file took the name in between.
 fn direct_twin(path: &Path, options: &fs::OpenOptions, file: &fs::File) -> Option<fs::File> {
-    use std::os::unix::fs::MetadataExt;
     let twin = options.clone().custom_flags(DIRECT_FLAG?).open(path).ok()?;
     let (one, two) = (file.metadata().ok()?, twin.metadata().ok()?);
     (one.dev() == two.dev() && one.ino() == two.ino()).then_some(twin)
@@ -591,14 +637,14 @@ mod tests {
             .write(true)
             .open(directory.path().join("rows"))
             .unwrap();
-        let twin = DirectoryFile { name: "rows".into(), file: raw, direct: None };
+        let lacking = Arc::default();
+        let twin = DirectoryFile { name: "rows".into(), file: raw, direct: None, lacking };
         twin.allocate_by_writing(0, 200_000).unwrap();
         assert_eq!(file.len().unwrap(), 200_000);
         let mut bytes = vec![1; 200_000];
         file.read_at(&mut bytes, 0).unwrap();
         assert_eq!(&bytes[100_000..100_004], b"kept");
         assert_eq!(bytes.iter().filter(|&&byte| byte != 0).count(), 4);
-        use std::os::unix::fs::MetadataExt;
         assert!(twin.file.metadata().unwrap().blocks() * 512 >= 200_000);
     }
 

@@ -186,6 +186,11 @@ pub trait File: Send + Sync + Debug {
     /// extends the file to at least that end; new bytes read as zero. `Full` when there is no room:
     /// the length is as before. Durable, like a write, after `sync`.
     fn allocate(&self, offset: u64, bytes: u64) -> Result<()>;
+    /// Gives the room of `offset..offset + bytes` back to the file system. The length stays, the
+    /// range reads as zero, and whoever writes there needs room again. False where the medium
+    /// cannot do that: nothing changed then. Durable, like a write, after `sync`: a power cut
+    /// before may bring bytes and room back.
+    fn give_back(&self, offset: u64, bytes: u64) -> Result<bool>;
     /// Cuts the file to `bytes`, or extends it by zeros without reserving room.
     fn set_len(&self, bytes: u64) -> Result<()>;
     /// The system file that queue requests of a [`DirectoryMedium`] use, opened with O_DIRECT where

@@ -9,6 +9,7 @@
 //! * Lengths (by `allocate`, `set_len`, or a write at the end) are durable after `sync`, too. Until
 //!   then any length since is found; what was written beyond it is gone, what was reserved and not
 //!   written reads as zero.
+//! * Room given back is free at once. Until `sync` a power cut may bring it back, and its sectors.
 //! * Names are durable after `sync_dir`. Until then a created file may be missing, a removed one be
 //!   back, a renamed one have its old name; a rename is atomic. Half of the reboots keep a prefix
 //!   of the changes, as a journalling file system does, half keep any subset.
@@ -170,6 +171,17 @@ impl SimMedium {
     /// Makes the read that follows `after` further ones return what was there before, once.
     pub fn stale_read(&self, after: u64) {
         self.once(Fault::StaleRead, after);
+    }
+
+    /// True while a write or an allocation is still to find no room.
+    pub fn has_faults(&self) -> bool {
+        let device = self.device.lock();
+        [Fault::FullWrite, Fault::FullAllocate].into_iter().any(|fault| device.faults.waits(fault))
+    }
+
+    /// Bytes of all blocks that files have.
+    pub fn taken_bytes(&self) -> u64 {
+        self.device.lock().taken_bytes()
     }
 
     /// Flips one bit of the byte at `offset`, as stored and as seen.
@@ -351,6 +363,11 @@ impl File for SimFile {
     fn allocate(&self, offset: u64, bytes: u64) -> Result<()> {
         self.check_writable("allocate")?;
         self.device.lock().allocate(self.id, &self.name, offset, bytes)
+    }
+
+    fn give_back(&self, offset: u64, bytes: u64) -> Result<bool> {
+        self.check_writable("give back room of")?;
+        self.device.lock().give_back(self.id, offset, bytes)
     }
 
     fn set_len(&self, bytes: u64) -> Result<()> {

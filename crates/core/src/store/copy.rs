@@ -108,7 +108,9 @@ fn remove_if_unfinished(destination: &Path) -> Result<()> {
     }
     // In an order in which what is left is never damage: only a journal explains rows and state,
     // and only a superblock a journal.
-    for ours in [&["rows-", "state-", "head", "measure"][..], &["journal-"], &[superblock::NAME]] {
+    for ours in
+        [&["rows-", "state-", "head", "measure", "spare"][..], &["journal-"], &[superblock::NAME]]
+    {
         for name in medium.list("")? {
             if ours.iter().any(|prefix| name.starts_with(prefix)) {
                 medium.remove(&name)?;

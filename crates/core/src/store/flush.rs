@@ -9,7 +9,7 @@ use crate::activation::{Branch, note};
 use crate::error::Result;
 use crate::metrics::Timed;
 use crate::planted::{self, Bug};
-use crate::storage::log::ClassLog;
+use crate::storage::log::{ClassLog, Pressure};
 use std::sync::atomic::Ordering;
 
 impl Inner {
@@ -38,22 +38,61 @@ impl Inner {
         log: &mut ClassLog,
         rows: u64,
     ) -> Result<()> {
-        let residents = CacheOfClass { engine, class };
         log.owe_cleaning(rows);
         loop {
             let most = self.most_slots(class, log);
-            if !log.needs_cleaning(most) || !self.reserve_to_clean(engine, class, log)? {
+            if !log.needs_cleaning(most)
+                || !self.clean_unit(engine, class, log, log.pressure(most))?
+            {
                 return Ok(());
             }
-            let rows = class.unwritten_rows(log) + log.rows_per_unit();
-            let unit = self.charge_growth(log, rows, |log, grow| {
-                log.clean_unit(most, rows, grow, &residents)
-            })?;
-            let Some(report) = unit else { return Ok(()) };
-            self.metrics.cleaned_pages.fetch_add(report.pages, Ordering::Relaxed);
-            self.metrics.moved_rows.fetch_add(report.rows_moved, Ordering::Relaxed);
-            self.spill_deltas(class, log, false)?;
         }
+    }
+
+    /// Cleans until so many bytes are free, or will be by commits alone, beside what the class needs
+    /// itself.
+    pub(super) fn clean_until_free(
+        &self,
+        engine: &Engine,
+        class: &Class,
+        log: &mut ClassLog,
+        bytes: u64,
+    ) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        loop {
+            let (unwritten, spare) =
+                (class.unwritten_rows(log), self.segments_for_cleaning(class, log));
+            if !log.lacks(bytes, unwritten, spare)
+                || !self.clean_unit(engine, class, log, Pressure::Beside)?
+            {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Cleans one unit; false when nothing is worth it, or there is no room for what it writes.
+    fn clean_unit(
+        &self,
+        engine: &Engine,
+        class: &Class,
+        log: &mut ClassLog,
+        pressure: Pressure,
+    ) -> Result<bool> {
+        if !self.reserve_to_clean(engine, class, log)? {
+            return Ok(false);
+        }
+        let residents = CacheOfClass { engine, class };
+        let rows = class.unwritten_rows(log) + log.rows_per_unit();
+        let unit = self.charge_growth(log, rows, 0, |log, grow| {
+            log.clean_unit(pressure, rows, grow, &residents)
+        })?;
+        let Some(report) = unit else { return Ok(false) };
+        self.metrics.cleaned_pages.fetch_add(report.pages, Ordering::Relaxed);
+        self.metrics.moved_rows.fetch_add(report.rows_moved, Ordering::Relaxed);
+        self.spill_deltas(class, log, false)?;
+        Ok(true)
     }
 
     /// Hands waiting deltas of a class to the journal when they are many, or `all`.

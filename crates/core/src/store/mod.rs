@@ -26,6 +26,7 @@ mod refresh;
 mod reserve;
 mod rows;
 mod scan;
+mod space;
 mod staleness;
 mod state;
 mod stats;
@@ -125,6 +126,10 @@ pub(crate) struct Inner {
     window: window::Window,
     /// Bytes of all files of rows.
     rows_disk_bytes: AtomicU64,
+    /// Bytes that the device had free when somebody last looked.
+    device_free_bytes: AtomicU64,
+    /// True once what was opened is within the disk bound.
+    room_is_settled: AtomicBool,
     /// True once the journal is open to append.
     writing: AtomicBool,
     /// Why the store refuses writes, once it does.
@@ -304,6 +309,7 @@ impl Inner {
 
     /// An error after rows changed leaves memory and disk apart: no write or commit any more.
     fn poison_on_error<T>(&self, result: Result<T>) -> Result<T> {
+        let result = result.map_err(Error::after_changes);
         if let Err(error) = &result {
             self.poison.lock().get_or_insert_with(|| error.message().to_owned());
             // Pairs with the acquire in `check_writable`.

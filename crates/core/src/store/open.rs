@@ -1,7 +1,7 @@
 //! Opening: from a path to a store at one commit, and the first write after that.
 
 use super::class_file::{check_class_header, class_file_name};
-use super::commit::History;
+use super::commit::{History, Spare};
 use super::engine::{Class, Engine};
 use super::head::{self, Head};
 use super::holds::{self, Hold};
@@ -159,6 +159,8 @@ impl Store {
             metrics: Metrics::default(),
             window: super::window::Window::new(),
             rows_disk_bytes: AtomicU64::new(rows_disk_bytes),
+            device_free_bytes: AtomicU64::new(u64::MAX),
+            room_is_settled: AtomicBool::new(false),
             writing: AtomicBool::new(false),
             poison: Mutex::new(None),
             poisoned: AtomicBool::new(false),
@@ -296,7 +298,6 @@ pub(super) fn build(
         }
         count_copies(&mut segments, record, &layout, recovered, pages)?;
         segments.recovered(epoch).map_err(|error| error.context(file.name()))?;
-        bytes += u64::from(segments.count()) * record.segment_bytes;
         let counters = last.and_then(|c| c.classes.iter().find(|c| c.id == record.id));
         let mut sequence = counters.map_or(0, |c| c.sequence);
         let firsts = recovered.fillings.get(usize::from(record.id)).map(Fillings::firsts);
@@ -307,7 +308,9 @@ pub(super) fn build(
             // What an epoch without commit has written must not pass for a page of this term.
             sequence = sequence.max(head::sequence_of_term(term));
         }
-        engine.classes.push(Class::new(record.clone(), layout, file, segments, sequence, medium)?);
+        let class = Class::new(record.clone(), layout, file, segments, sequence, medium)?;
+        bytes += class.log.lock().disk_bytes();
+        engine.classes.push(class);
     }
     let counters = last.map(|c| c.tables.clone()).unwrap_or_default();
     for table in std::mem::take(&mut recovered.tables) {
@@ -389,7 +392,10 @@ pub(super) fn history_of(recovered: &Recovered) -> History {
         epoch_pieces: 0,
         cycle_pieces: 0,
         refused_rows: 0,
+        refused_bytes: 0,
         short_of_journal: false,
+        hurries: false,
+        spare: Spare::default(),
         synced_to: recovered.synced_to,
         next_sequence: last.map_or(0, |c| c.info.sequence) + 1,
         under_way: None,
@@ -414,6 +420,7 @@ impl Inner {
         let sequence = |commit: Option<&CommitRecord>| commit.map_or(0, |c| c.info.sequence);
         let (last, first) = (sequence(history.kept.last()), sequence(history.kept.first()));
         let head = Head::new(last, first, self.term);
+        history.spare = Spare::open(&*self.medium)?;
         match history.kept.last().map(|c| c.place) {
             Some(place) => self.go_on_from(&mut history, place, head)?,
             None => self.begin_journal(&mut history, head)?,

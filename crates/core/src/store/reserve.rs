@@ -2,7 +2,7 @@
 
 use super::Inner;
 use super::budget;
-use super::commit::{CommitStage, History};
+use super::commit::CommitStage;
 use super::engine::{Class, Engine, keep_if_dirty};
 use super::rows::Keys;
 use crate::activation::{Branch, note};
@@ -30,6 +30,7 @@ impl Inner {
     /// followed by `end_promise` with the same keys.
     pub(super) fn reserve(&self, engine: &Engine, keys: &[Keys<'_>]) -> Result<()> {
         self.prepare_writing()?;
+        self.settle_room(engine)?;
         self.make_index_room(engine, keys)?;
         // Once for all tables of a class: whoever holds the class lock may be waited for.
         for (i, class) in engine.classes.iter().enumerate() {
@@ -40,7 +41,7 @@ impl Inner {
             class.promised.fetch_add(rows, Ordering::Relaxed);
             if let Err(error) = self.reserve_class(engine, class) {
                 self.end_promise(&engine.classes[..=i], keys);
-                return Err(error.context(format!("store {}", self.path.display())));
+                return Err(self.advise(engine, error));
             }
         }
         Ok(())
@@ -49,15 +50,17 @@ impl Inner {
     /// Makes sure that the journal has room for `rows` deletes. They take no room for rows.
     pub(super) fn reserve_deletes(&self, engine: &Engine, class: &Class, rows: u64) -> Result<()> {
         let bytes = class.journal_bytes(&class.log.lock()) + engine.journal_bytes_beside(class);
-        self.reserve_to_change(&mut self.history.lock(), bytes + rows * JOURNAL_BYTES_PER_ROW)
-            .map_err(|error| error.context(format!("store {}", self.path.display())))
+        let fits =
+            self.reserve_to_change(&mut self.history.lock(), bytes + rows * JOURNAL_BYTES_PER_ROW);
+        fits.map_err(|error| self.advise(engine, error))
     }
 
     /// Makes sure that the journal has room for the records of a new table and its class, beside
     /// all that is to come.
     pub(super) fn reserve_table(&self, engine: &Engine) -> Result<()> {
         let bytes = engine.journal_bytes() + JOURNAL_BYTES_PER_TABLE;
-        self.reserve_to_change(&mut self.history.lock(), bytes)
+        let fits = self.reserve_to_change(&mut self.history.lock(), bytes);
+        fits.map_err(|error| self.advise(engine, error))
     }
 
     fn reserve_class(&self, engine: &Engine, class: &Class) -> Result<()> {
@@ -71,97 +74,46 @@ impl Inner {
             self.reserve_to_change(&mut history, bytes)?;
             drop(history);
             // Cleaning needs room to move rows to, or it could never make any.
-            let slack = match self.options.max_disk_bytes {
-                Some(_) => log.slots_for_cleaning(self.most_slots(class, &log)),
-                None => 0,
-            };
+            let spare = self.segments_for_cleaning(class, &log);
             // What seals pages when the class is cut takes them from the next commit.
             let sealed = match class.stage() {
                 CommitStage::Captured => (Stream::COUNT * class.layout.rows_per_page) as u64,
                 _ => 0,
             };
-            let rows = rows + slack + sealed;
-            self.charge_growth(&mut log, rows, |log, grow| log.reserve(rows, grow))
+            let rows = rows + sealed;
+            let grow = |log: &mut ClassLog, grow| log.reserve(rows, spare, grow);
+            self.charge_growth(&mut log, rows, spare, grow).inspect_err(|error| {
+                if error.kind() == ErrorKind::Full {
+                    self.note_refused_rows(log.lacking_bytes(rows, spare));
+                    class.refused.store(true, Ordering::Relaxed);
+                }
+            })
         })();
-        if matches!(&result, Err(error) if error.kind() == ErrorKind::Full) {
-            let refused = &mut self.history.lock().refused_rows;
-            *refused = rows.max(*refused);
+        let mut history = self.history.lock();
+        match &result {
+            Err(error) if error.kind() == ErrorKind::Full => {
+                history.refused_rows = history.refused_rows.max(rows);
+            }
+            Err(_) => {}
+            Ok(()) => {
+                history.refused_bytes = 0;
+                class.refused.store(false, Ordering::Relaxed);
+            }
         }
         result
     }
 
-    /// Makes sure that the journal can take what is to come of all classes, the deltas of a unit of
-    /// cleaning and then a commit; false when the disk has no room for them.
-    pub(super) fn reserve_to_clean(
-        &self,
-        engine: &Engine,
-        class: &Class,
-        log: &ClassLog,
-    ) -> Result<bool> {
-        let own = class.journal_bytes(log) + log.rows_per_unit() * JOURNAL_BYTES_PER_ROW;
-        let mut history = self.history.lock();
-        let bytes = own + engine.journal_bytes_beside(class);
-        match self.reserve_before_commits(&mut history, bytes) {
-            Ok(()) => Ok(true),
-            Err(error) if error.kind() == ErrorKind::Full => Ok(false),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Makes sure that the journal can take `bytes` for changes. Without room for them the next
-    /// commits hurry to replace it.
-    fn reserve_to_change(&self, history: &mut History, bytes: u64) -> Result<()> {
-        let fits = self.reserve_before_commits(history, bytes);
-        history.short_of_journal |= fits.is_err();
-        fits
-    }
-
-    /// Makes sure that the journal can take `bytes` and then commits, and that what these need
-    /// beside it stays free within the disk bound.
-    fn reserve_before_commits(&self, history: &mut History, bytes: u64) -> Result<()> {
-        let kept = history.bytes_kept_free() + history.state_bytes_to_come(self.options.keep);
-        self.reserve_journal(history, bytes + self.journal_bytes_of_commits(history), kept)
-    }
-
-    /// Room in the journal for commits, beside deltas and beside what a disk bound keeps free.
-    pub(super) fn journal_bytes_of_commits(&self, history: &History) -> u64 {
-        history.journal_bytes_of_commits(self.options.max_disk_bytes.is_some())
-    }
-
-    /// Makes sure that the journal can take `bytes` more and leaves `kept` free of the disk bound.
-    pub(super) fn reserve_journal(
-        &self,
-        history: &mut History,
-        bytes: u64,
-        kept: u64,
-    ) -> Result<()> {
-        let rows = self.rows_disk_bytes.load(Ordering::Relaxed);
-        let used = rows + history.disk_bytes();
-        let growth = history.journal().growth_for(bytes);
-        if let Some(most) = self.options.max_disk_bytes
-            && growth > 0
-            && used + growth + kept > most
-        {
-            bail!(
-                Full,
-                "the journal needs {growth} more bytes beside {used} of {most} (max_disk_bytes), \
-                 {kept} of which are kept for commits; \
-                 commit to release outdated copies, or raise max_disk_bytes"
-            );
-        }
-        history.journal().reserve(bytes)
-    }
-
-    /// Runs something that may grow a class's file for `rows` more rows. It is given how many bytes
-    /// it may grow by. What it needs is charged before it runs, so that nobody else takes that
+    /// Runs something that may grow a class's file for `rows` more rows and `spare` segments. It is
+    /// given how many bytes it may grow by. What it needs is charged before it runs, so that nobody else takes that
     /// meanwhile; nothing, where there is less, or others would be refused for it.
     pub(super) fn charge_growth<R>(
         &self,
         log: &mut ClassLog,
         rows: u64,
+        spare: u64,
         f: impl FnOnce(&mut ClassLog, u64) -> Result<R>,
     ) -> Result<R> {
-        let growth = log.growth_for(rows);
+        let growth = log.growth_for(rows, spare);
         let (mut charged, mut grow) = (0, 0);
         if growth > 0 {
             let history = self.history.lock();
@@ -174,6 +126,9 @@ impl Inner {
         let grown = log.disk_bytes() - before;
         // The sum wraps around, which takes back what was not used.
         self.rows_disk_bytes.fetch_add(grown.wrapping_sub(charged), Ordering::Relaxed);
+        if growth > 0 {
+            self.look_at_device()?;
+        }
         result
     }
 
@@ -185,28 +140,9 @@ impl Inner {
         }
     }
 
-    /// Bytes that the files of rows may still grow by.
-    fn grow_bytes_beside(&self, history: &History) -> u64 {
-        let Some(most) = self.options.max_disk_bytes else { return u64::MAX };
-        let kept = history.state_bytes_to_come(self.options.keep)
-            + STATE_BYTES_KEPT_FREE
-            + history.bytes_of_next_journal()
-            + history.journal_bytes_to_come();
-        let used = self.rows_disk_bytes.load(Ordering::Relaxed) + history.disk_bytes();
-        most.saturating_sub(used + kept)
-    }
-
     /// Bytes that the store takes on disk.
     pub(super) fn disk_bytes(&self) -> u64 {
-        self.rows_disk_bytes.load(Ordering::Relaxed) + self.history.lock().disk_bytes()
-    }
-
-    /// Slots that the disk bound allows a class.
-    pub(super) fn most_slots(&self, class: &Class, log: &ClassLog) -> u64 {
-        let grow = self.grow_bytes_beside(&self.history.lock());
-        let bytes = log.disk_bytes().saturating_add(grow);
-        let pages = bytes / class.layout.page_bytes as u64;
-        pages.saturating_mul(class.layout.rows_per_page as u64)
+        self.used_bytes(&self.history.lock())
     }
 
     /// A growing index takes from the cache, one way of all sets at a time.

@@ -211,9 +211,10 @@ impl Inner {
             self.flush_all(&engine)?;
             for class in &engine.classes {
                 let mut log = class.log.lock();
-                self.poison_on_error(log.write_pages())?;
                 // What is drained and not in the journal is lost.
-                self.poison_on_error(self.spill_deltas(class, &mut log, true))?;
+                let written = self.spill_deltas(class, &mut log, true);
+                // Here and not by the plan, whose failure changes nothing.
+                self.poison_on_error(written.and_then(|()| log.write_out()))?;
             }
         }
         self.history.lock().index_bytes = engine.memory().index_bytes;
@@ -334,6 +335,7 @@ impl Inner {
         // Last, so that the journal never has a class that commits do not count.
         history.append_json(RecordKind::Class, &class.record)?;
         let id = class.record.id;
+        self.rows_disk_bytes.fetch_add(class.log.get_mut().disk_bytes(), Ordering::Relaxed);
         engine.classes.push(class);
         // Whatever happens to the table, a class has to be given memory before the next verb.
         engine.planned = false;

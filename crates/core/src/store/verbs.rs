@@ -160,6 +160,7 @@ impl Store {
         let batch = [Keys { table, keys: &distinct }];
         let class = &engine.classes[table.class];
         self.inner.prepare_writing()?;
+        self.inner.settle_room(&engine)?;
         // With room in the flush buffer finding rows writes none: from here on no row moves, and
         // cleaning takes nothing of what is reserved next.
         self.inner.make_room(&engine, class, &mut class.log.lock())?;

@@ -117,6 +117,10 @@ impl Device {
             if self.names.contains_key(name) {
                 return Err(os_error(format!("open {name}"), libc::EEXIST));
             }
+            if self.faults.strikes(Fault::FullAllocate) {
+                self.faults.fired_mut().full_allocate += 1;
+                return Err(self.faults.full(format!("open {name}")));
+            }
             let power = self.begin()?;
             let file = NEXT_FILE.fetch_add(1, Ordering::Relaxed);
             self.files.insert(file, Inode::empty());
@@ -225,10 +229,14 @@ impl Device {
 
     pub(super) fn free_bytes(&self) -> Result<u64> {
         self.check_power()?;
+        Ok(self.capacity.unwrap_or(1 << 50).saturating_sub(self.taken_bytes()))
+    }
+
+    /// Bytes of all blocks that files have.
+    pub(super) fn taken_bytes(&self) -> u64 {
         // Files without a name and without a user have given their room back.
         let used = self.files.values().filter(|inode| inode.handles > 0 || inode.named);
-        let taken: u64 = used.map(Inode::taken).sum();
-        Ok(self.capacity.unwrap_or(1 << 50).saturating_sub(taken))
+        used.map(Inode::taken).sum()
     }
 
     pub(super) fn len(&mut self, file: u64) -> Result<u64> {
@@ -324,6 +332,12 @@ impl Device {
             self.file(file).set_len(end);
         }
         Self::end(power)
+    }
+
+    pub(super) fn give_back(&mut self, file: u64, offset: u64, bytes: u64) -> Result<bool> {
+        let power = self.begin()?;
+        self.file(file).punch(offset as usize, bytes as usize);
+        Self::end(power).map(|()| true)
     }
 
     pub(super) fn set_len(&mut self, file: u64, bytes: u64) -> Result<()> {
@@ -490,7 +504,7 @@ impl Device {
             let found = inode.survivor(&mut rng, eagerness);
             device.faults.fired_mut().torn_writes += found.torn;
             let file = NEXT_FILE.fetch_add(1, Ordering::Relaxed);
-            let inode = Inode::settled(found.bytes, inode.blocks());
+            let inode = Inode::settled(found.bytes, inode.blocks_after_a_cut(&mut rng));
             device.files.insert(file, inode);
             device.names.insert(name, file);
         }

@@ -135,6 +135,11 @@ impl Injector {
         self.once[fault as usize] = Some(after);
     }
 
+    /// Whether a single fault is still to strike.
+    pub(super) fn waits(&self, fault: Fault) -> bool {
+        self.once[fault as usize].is_some()
+    }
+
     pub(super) fn fired(&self) -> SimFired {
         self.fired
     }

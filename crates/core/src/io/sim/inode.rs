@@ -5,7 +5,7 @@
 
 use super::SECTOR_BYTES;
 use super::rng::Rng;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 /// The unit in which room is taken, and which drives lose as one.
@@ -40,6 +40,8 @@ pub(super) struct Inode {
     flying: BTreeMap<u64, (usize, Vec<u8>)>,
     /// Which blocks have room of their own; others are holes.
     blocks: Vec<bool>,
+    /// Blocks given back since the last sync: a power cut may bring them back.
+    given_back: BTreeSet<usize>,
     taken: usize,
     pub(super) handles: usize,
     pub(super) named: bool,
@@ -161,8 +163,15 @@ impl Inode {
         self.live.len()
     }
 
-    pub(super) fn blocks(&self) -> Vec<bool> {
-        self.blocks.clone()
+    /// The blocks that the file may have after a power cut.
+    pub(super) fn blocks_after_a_cut(&self, rng: &mut Rng) -> Vec<bool> {
+        let mut blocks = self.blocks.clone();
+        for block in self.given_back.iter().filter(|_| rng.chance(1, 2)) {
+            if let Some(taken) = blocks.get_mut(*block) {
+                *taken = true;
+            }
+        }
+        blocks
     }
 
     /// What the machine sees in a range of the file.
@@ -254,8 +263,20 @@ impl Inode {
         self.blocks[range].fill(true);
     }
 
+    /// Makes a hole: it reads as zero, and the blocks that lie in it whole have no room.
+    pub(super) fn punch(&mut self, offset: usize, bytes: usize) {
+        let end = (offset + bytes).min(self.live.len());
+        if offset < end {
+            self.write(offset, vec![0; end - offset]);
+        }
+        let blocks = offset.div_ceil(BLOCK_BYTES)..(offset + bytes) / BLOCK_BYTES;
+        let there = blocks.clone().filter(|block| self.blocks.get(*block) == Some(&true));
+        self.given_back.extend(there);
+        self.give_back(blocks);
+    }
+
     /// Makes holes of these blocks, as far as the file has them.
-    pub(super) fn give_back(&mut self, blocks: Range<usize>) {
+    fn give_back(&mut self, blocks: Range<usize>) {
         let range = blocks.start.min(self.blocks.len())..blocks.end.min(self.blocks.len());
         self.taken -= self.blocks[range.clone()].iter().filter(|&&taken| taken).count();
         self.blocks[range].fill(false);
@@ -273,6 +294,7 @@ impl Inode {
 
     /// Makes all changes durable.
     pub(super) fn settle(&mut self) {
+        self.given_back.clear();
         for change in self.changes.drain(..) {
             match change {
                 Change::Length { bytes, .. } => self.durable.resize(bytes, 0),

@@ -71,6 +71,30 @@ fn a_sector_is_found_in_a_state_it_went_through() {
 }
 
 #[test]
+fn room_given_back_is_free_at_once_and_back_after_some_power_cuts() {
+    let medium = SimMedium::new(5);
+    let file = synced_file(&medium, "rows", 32, 1);
+    assert_eq!(medium.taken_bytes(), 16384);
+    assert!(file.give_back(4096, 8192).unwrap());
+    assert_eq!((medium.taken_bytes(), file.len().unwrap()), (8192, 16384));
+    let mut bytes = vec![7; 16384];
+    file.read_at(&mut bytes, 0).unwrap();
+    assert!(bytes.chunks(4096).zip([1, 0, 0, 1]).all(|(block, b)| block.iter().all(|x| *x == b)));
+    let taken: std::collections::BTreeSet<u64> =
+        (0..SEEDS).map(|seed| medium.reboot(seed).taken_bytes()).collect();
+    assert_eq!(taken.into_iter().collect::<Vec<_>>(), [8192, 12288, 16384]);
+    assert!(outcomes(&medium, "rows").len() > 2, "sectors are found old or zero");
+    // The room is another's now.
+    medium.set_capacity(Some(16384));
+    let other = medium.open("other", OpenMode::CreateNew).unwrap();
+    other.allocate(0, 8192).unwrap();
+    let error = file.write_at(&[2; 10], 5000).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Full);
+    file.sync().unwrap();
+    assert!((0..SEEDS).all(|seed| medium.reboot(seed).taken_bytes() <= 16384));
+}
+
+#[test]
 fn unsynced_lengths_are_lost_or_kept_and_kept_room_reads_as_zero() {
     let medium = SimMedium::new(4);
     let file = synced_file(&medium, "rows", 1, 1);

@@ -14,7 +14,7 @@
 //! outdates the copy anyway. Only in a long epoch, or when too many dead slots are kept by nothing
 //! but such rows, which may stay in DRAM until the next commit, their copies are moved, too.
 
-use super::segments::{self, SegmentId};
+use super::segments::{Pressure, SegmentId};
 use super::{ClassLog, Stream};
 use crate::activation::{Branch, note};
 use crate::error::{ErrorKind, Result};
@@ -69,6 +69,13 @@ pub struct CleanReport {
     pub rows_moved: u64,
 }
 
+impl CleanState {
+    /// Slots that an epoch took lately.
+    pub(super) fn per_epoch(&self) -> f64 {
+        self.per_epoch
+    }
+}
+
 impl ClassLog {
     /// Notes that `rows` flushed rows pay for as much cleaning as keeps the log at its target size,
     /// which `clean_unit` then does. Slots that stay empty are paid for like rows, or many small
@@ -80,13 +87,31 @@ impl ClassLog {
         self.clean.credit += taken as f64 * COST_OF_A_SLOT;
     }
 
+    /// Releases what only commits before `oldest_kept` have. What was deleted since pays for
+    /// cleaning like what was written, only now: before, it would have released nothing.
+    pub fn drop_commits_before(&mut self, oldest_kept: u64) {
+        self.segments.drop_commits_before(oldest_kept);
+        while let Some(entry) = self.deleted.first_entry()
+            && *entry.key() <= oldest_kept
+        {
+            self.clean.credit += entry.remove() as f64 * COST_OF_A_SLOT;
+        }
+    }
+
     /// Rows that one unit of cleaning moves at most.
     pub fn rows_per_unit(&self) -> u64 {
         u64::from(self.writer.chunk_pages()) * self.layout.rows_per_page as u64
     }
 
+    /// Whole segments that changes leave free for cleaning, of `most_slots` that a disk bound allows
+    /// if there is one.
+    pub fn segments_for_cleaning(&self, most_slots: Option<u64>) -> u64 {
+        let slots = most_slots.map_or(0, |most| self.slots_for_cleaning(most));
+        slots.div_ceil(self.rows_per_segment()).max(SEGMENTS_FOR_CLEANING)
+    }
+
     /// Slots that changes leave free for cleaning, of `most_slots` that the disk bound allows.
-    pub fn slots_for_cleaning(&self, most_slots: u64) -> u64 {
+    fn slots_for_cleaning(&self, most_slots: u64) -> u64 {
         let newest = self.segments.newest_total() as f64;
         let beside = (most_slots as f64 - newest).clamp(0.0, BESIDE_FOR_CLEANING * newest);
         let share = (SHARE_FOR_CLEANING * beside) as u64;
@@ -105,7 +130,21 @@ impl ClassLog {
         self.clean.per_epoch = taken.max((3.0 * self.clean.per_epoch + taken) / 4.0);
     }
 
-    /// Whether the slots that are free or will be by commits alone are too few to wait.
+    /// Whether what is free, or will be by commits alone, is less than `bytes` beside what stays
+    /// for `unwritten` rows and `spare` segments.
+    pub fn lacks(&self, bytes: u64, unwritten: u64, spare: u64) -> bool {
+        let wanted = self.segments_to_keep(unwritten, spare) * self.segment_bytes + bytes;
+        let pages = self.segments.available_pages()
+            + self.segments.pending_slots() / self.layout.rows_per_page as u64;
+        pages * (self.layout.page_bytes as u64) < wanted
+    }
+
+    /// How much a log is pressed that may have `most_slots`: whether the slots that are free or will
+    /// be by commits alone are too few to wait.
+    pub fn pressure(&self, most_slots: u64) -> Pressure {
+        if self.is_tight(most_slots) { Pressure::Tight } else { Pressure::None }
+    }
+
     fn is_tight(&self, most_slots: u64) -> bool {
         if most_slots > u64::from(u32::MAX) {
             return false;
@@ -139,20 +178,19 @@ impl ClassLog {
 
     /// Cleans at most one chunk; `None` when no segment is worth it, or there is no room to move
     /// rows to. `rows` is how many must find room, those of a unit and others that will come;
-    /// `grow_bytes` is what the file may grow by. Waits for the device.
+    /// `grow_bytes` is how much more of the disk it may take. Waits for the device.
     pub fn clean_unit(
         &mut self,
-        most_slots: u64,
+        pressure: Pressure,
         rows: u64,
         grow_bytes: u64,
         residents: &dyn Residents,
     ) -> Result<Option<CleanReport>> {
-        let tight = self.is_tight(most_slots);
-        let Some((segment, page)) = self.next_victim_page(tight) else {
+        let Some((segment, page)) = self.next_victim_page(pressure) else {
             self.clean.credit = 0.0;
             return Ok(None);
         };
-        match self.reserve(rows, grow_bytes) {
+        match self.reserve(rows, 0, grow_bytes) {
             Ok(()) => {}
             Err(error) if error.kind() == ErrorKind::Full => return Ok(None),
             Err(error) => return Err(error),
@@ -161,12 +199,12 @@ impl ClassLog {
         let pages = self.writer.chunk_pages().min(end - page);
         let leftover = self.segments.is_leftover(segment);
         let rows_moved = self.clean_pages(page, pages, residents)?;
-        note(if tight { Branch::CleanedTight } else { Branch::Cleaned });
+        note(if pressure == Pressure::Tight { Branch::CleanedTight } else { Branch::Cleaned });
         let slots = u64::from(pages) * self.layout.rows_per_page as u64;
         // What reclaims nothing is paid for, too, or a stretch of live rows would be free. Of a
         // leftover nothing is released now.
         let reclaimed = if leftover { rows_moved } else { slots - rows_moved.min(slots) } as f64;
-        self.clean.credit -= reclaimed.max(segments::victim_share(tight) * slots as f64);
+        self.clean.credit -= reclaimed.max(pressure.victim_share() * slots as f64);
         if page + pages == end {
             self.segments.cleaned(segment);
             self.clean.victim = None;
@@ -177,7 +215,8 @@ impl ClassLog {
         Ok(Some(CleanReport { pages: u64::from(pages), rows_moved }))
     }
 
-    fn next_victim_page(&mut self, tight: bool) -> Option<(SegmentId, u32)> {
+    fn next_victim_page(&mut self, pressure: Pressure) -> Option<(SegmentId, u32)> {
+        let tight = pressure != Pressure::None;
         if let Some((id, life, page)) = self.clean.victim
             && self.segments.sealed_life(id) == Some(life)
         {
@@ -193,7 +232,7 @@ impl ClassLog {
         self.clean.moves_dirty = !tight && kept > self.segments.reclaimable_total();
         let id = match self.clean.moves_dirty {
             true => self.segments.kept_by_dirty_most(),
-            false => self.segments.victim(tight),
+            false => self.segments.victim(pressure),
         }?;
         // What no commit holds is released at once, if no such row keeps it. In a long epoch they
         // would for long, and the segment would have to be gone through twice, and paid for.
@@ -310,7 +349,7 @@ mod tests {
     }
 
     fn write(log: &mut ClassLog, id: u64) {
-        log.reserve(1, u64::MAX).unwrap();
+        log.reserve(1, 0, u64::MAX).unwrap();
         log.write_row(0, id, None, &[0.5; 16]).unwrap();
     }
 
@@ -330,7 +369,7 @@ mod tests {
         let (mut units, mut moved) = (0, 0);
         while log.needs_cleaning(u64::MAX) {
             let rows = log.rows_per_unit();
-            let unit = log.clean_unit(u64::MAX, rows, u64::MAX, &NoneResident).unwrap();
+            let unit = log.clean_unit(Pressure::None, rows, u64::MAX, &NoneResident).unwrap();
             moved += unit.unwrap().rows_moved;
             units += 1;
         }
@@ -370,7 +409,8 @@ mod tests {
         log.owe_cleaning(SEGMENTS * per_segment * 4);
         while log.needs_cleaning(u64::MAX) {
             let rows = log.rows_per_unit();
-            let Some(unit) = log.clean_unit(u64::MAX, rows, u64::MAX, &AllDirty).unwrap() else {
+            let Some(unit) = log.clean_unit(Pressure::None, rows, u64::MAX, &AllDirty).unwrap()
+            else {
                 break;
             };
             moved += unit.rows_moved;

@@ -13,6 +13,7 @@ pub mod fillings;
 mod flush;
 pub mod page;
 mod reader;
+mod room;
 mod segments;
 mod writer;
 
@@ -20,7 +21,7 @@ pub use cleaner::CleanReport;
 pub use flush::FlushBuffer;
 pub use page::PageLayout;
 pub use reader::{PageReader, ReadReport};
-pub use segments::Segments;
+pub use segments::{Pressure, Segments};
 pub use writer::{Heads, Stream, Writer};
 
 use crate::activation::{Branch, note};
@@ -30,6 +31,7 @@ use crate::index::{DenseIndex, SparseIndex};
 use crate::io::File;
 use crate::planted::{self, Bug};
 use delta::{Delta, DeltaWriter};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// The index of one table.
@@ -160,6 +162,10 @@ pub struct ClassLog {
     clean: cleaner::CleanState,
     /// Whether flushed rows are told apart by how long their last copy lived.
     separates: bool,
+    /// True once the file system has taken no room back from within the file.
+    keeps_room: bool,
+    /// Rows that were deleted, by the epoch in which they were: nobody has paid for cleaning yet.
+    deleted: BTreeMap<u64, u64>,
     rows_written: u64,
     rows_moved: u64,
     /// Pages that writers of earlier plans wrote.
@@ -194,6 +200,8 @@ impl ClassLog {
             scratch: Vec::new(),
             clean: cleaner::CleanState::default(),
             separates: false,
+            keeps_room: false,
+            deleted: BTreeMap::new(),
             rows_written: 0,
             rows_moved: 0,
             pages_before: 0,
@@ -257,11 +265,6 @@ impl ClassLog {
             + self.order.capacity() * 4
     }
 
-    /// Bytes that the file takes.
-    pub fn disk_bytes(&self) -> u64 {
-        u64::from(self.segments.count()) * self.segment_bytes
-    }
-
     /// Slots of a segment.
     pub fn rows_per_segment(&self) -> u64 {
         self.segment_bytes / self.layout.page_bytes as u64 * self.layout.rows_per_page as u64
@@ -306,54 +309,6 @@ impl ClassLog {
     /// The page of a slot, if it is still in memory.
     pub fn page_in_memory(&self, slot: u32) -> Option<&[u8]> {
         self.writer.page(slot / self.layout.rows_per_page as u32)
-    }
-
-    /// Bytes that the file has to grow by so that `rows` more rows can be written.
-    pub fn growth_for(&self, rows: u64) -> u64 {
-        // One page that is not full, and one that a commit seals for each stream.
-        let needed = rows.div_ceil(self.layout.rows_per_page as u64) + 1 + Stream::COUNT as u64;
-        let have = self.writer.pages_left(&self.segments) + self.segments.available_pages();
-        if have >= needed {
-            return 0;
-        }
-        let pages = self.segment_bytes / self.layout.page_bytes as u64;
-        // The first segment gives a page to the header of the file.
-        let header = u64::from(self.segments.count() == 0);
-        (needed - have + header).div_ceil(pages) * self.segment_bytes
-    }
-
-    /// Makes sure that `rows` more rows can be written, growing the file by up to `grow_bytes`.
-    /// `Full` names what is missing; nothing was changed then.
-    pub fn reserve(&mut self, rows: u64, grow_bytes: u64) -> Result<()> {
-        let growth = self.growth_for(rows);
-        if growth == 0 {
-            return Ok(());
-        }
-        let per_page = self.layout.rows_per_page as u64;
-        let pages = self.segment_bytes / self.layout.page_bytes as u64;
-        let more = growth / self.segment_bytes;
-        let last_slot = (u64::from(self.segments.count()) + more) * pages * per_page;
-        if last_slot > u64::from(u32::MAX) {
-            bail!(
-                Full,
-                "{} would need more than 2^32 row slots; use a larger page or fewer rows a store",
-                self.file.name()
-            );
-        }
-        if growth > grow_bytes {
-            bail!(
-                Full,
-                "{} needs {growth} more bytes for {rows} changed rows and may grow by \
-                 {grow_bytes}; commit to release outdated copies, or raise max_disk_bytes",
-                self.file.name(),
-            );
-        }
-        self.file.allocate(self.disk_bytes(), growth)?;
-        for _ in 0..more {
-            self.segments.grow();
-        }
-        assert_eq!(self.growth_for(rows), 0, "the log grew by less than was asked");
-        Ok(())
     }
 
     /// Writes one row behind the others, points the index at it and outdates the copy before, whose
@@ -477,6 +432,7 @@ impl ClassLog {
             }
         };
         self.segments.outdated(slot);
+        *self.deleted.entry(self.segments.epoch()).or_default() += 1;
         if !planted::is(Bug::DeleteDeltaLost) {
             self.deltas.push(Delta::Delete { table, key, old: slot }, sparse);
         }
@@ -530,7 +486,7 @@ impl ClassLog {
     }
 
     /// Gives all pages to the device and waits for it, so that `equip` has none to write.
-    pub fn write_pages(&mut self) -> Result<()> {
+    pub fn write_out(&mut self) -> Result<()> {
         self.writer.finish(&mut self.segments).map(drop)
     }
 

@@ -10,10 +10,14 @@
 //! A filling of a segment begins at its first page, and the sequences of a class rise with every
 //! page. So what was the newest page of the class when a filling began tells its pages from all
 //! that lay in their places before, and a page whose write was lost is noticed.
+//!
+//! A free segment is *ready*: it has room on disk and may be opened; *absent*: its room was given
+//! back, and it takes no disk until it is made ready again; or *unsure*, after recovery: nobody
+//! knows which of the two, so it counts as taken and must be made ready like an absent one.
 
 use crate::error::{Result, bail};
 use crate::planted::{self, Bug};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::RangeInclusive;
 
 /// Recovery counts with a thread for each so many slots, and at most so many threads.
@@ -28,9 +32,25 @@ const VICTIM_DEAD_SHARE_TIGHT: f64 = 0.03;
 /// Of a leftover no more than one in so many slots is newest.
 const SLOTS_PER_LEFT: u32 = 8;
 
-/// The least share of dead slots of a victim.
-pub(super) fn victim_share(tight: bool) -> f64 {
-    if tight { VICTIM_DEAD_SHARE_TIGHT } else { VICTIM_DEAD_SHARE }
+/// How much the log is pressed for room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pressure {
+    /// The disk has room.
+    None,
+    /// The disk bound is near.
+    Tight,
+    /// Somebody else was refused room.
+    Beside,
+}
+
+impl Pressure {
+    /// The least share of dead slots of a victim.
+    pub(super) fn victim_share(self) -> f64 {
+        match self {
+            Self::Tight => VICTIM_DEAD_SHARE_TIGHT,
+            Self::None | Self::Beside => VICTIM_DEAD_SHARE,
+        }
+    }
 }
 
 /// Index of a segment within its file.
@@ -70,7 +90,10 @@ pub struct Segments {
     pages_per_segment: u32,
     rows_per_page: u32,
     segments: Vec<Segment>,
+    /// Ready ones, with the ticket of the first read that does not forbid them.
     free: VecDeque<(SegmentId, u64)>,
+    absent: BTreeSet<SegmentId>,
+    unsure: BTreeSet<SegmentId>,
     /// Outdated copies by the epoch that outdated them: segment → count.
     retained: BTreeMap<u64, BTreeMap<SegmentId, u32>>,
     /// The commit being prepared.
@@ -101,6 +124,8 @@ impl Segments {
             rows_per_page,
             segments: Vec::new(),
             free: VecDeque::new(),
+            absent: BTreeSet::new(),
+            unsure: BTreeSet::new(),
             retained: BTreeMap::new(),
             epoch,
             readers: BTreeMap::new(),
@@ -139,7 +164,12 @@ impl Segments {
         self.segments.len() as u32
     }
 
-    /// Adds one free segment behind the others.
+    /// Segments that take disk.
+    pub fn taken(&self) -> u32 {
+        self.count() - self.absent.len() as u32
+    }
+
+    /// Adds one ready segment behind the others.
     pub fn grow(&mut self) -> SegmentId {
         let id = self.count();
         self.segments.push(Segment {
@@ -166,22 +196,86 @@ impl Segments {
 
     /// Pages in free segments.
     pub fn free_pages(&self) -> u64 {
-        self.free.iter().map(|(id, _)| u64::from(self.pages_of(*id))).sum()
+        let ready = self.free.iter().map(|(id, _)| id);
+        let free = ready.chain(&self.absent).chain(&self.unsure);
+        free.map(|id| u64::from(self.pages_of(*id))).sum()
     }
 
-    /// Pages in free segments that may be written now: no running read began before they were
-    /// freed. Reads that begin later do not take them away again.
-    pub fn available_pages(&self) -> u64 {
+    /// Ready segments that may be written now: no running read began before they were freed. Reads
+    /// that begin later do not take them away again.
+    fn available(&self) -> impl Iterator<Item = SegmentId> {
         let oldest = self.oldest_reader();
-        let available = self.free.iter().filter(|(_, freed)| *freed <= oldest);
-        available.map(|(id, _)| u64::from(self.pages_of(*id))).sum()
+        self.free.iter().filter(move |(_, freed)| *freed <= oldest).map(|(id, _)| *id)
+    }
+
+    /// Their pages.
+    pub fn available_pages(&self) -> u64 {
+        self.available().map(|id| u64::from(self.pages_of(id))).sum()
+    }
+
+    /// Free segments that may not have room: how many are unsure, and count as taken, and how many
+    /// are absent.
+    pub(super) fn not_ready(&self) -> (u64, u64) {
+        (self.unsure.len() as u64, self.absent.len() as u64)
+    }
+
+    /// The next one to be made ready, and whether it counts as taken already.
+    pub(super) fn next_not_ready(&self) -> Option<(SegmentId, bool)> {
+        let unsure = self.unsure.first().map(|id| (*id, true));
+        unsure.or_else(|| self.absent.first().map(|id| (*id, false)))
+    }
+
+    /// Whether the first segment, which has a page less, is among them.
+    pub(super) fn first_is_unsure(&self) -> bool {
+        self.unsure.contains(&0)
+    }
+
+    /// A segment that was not ready has room on disk.
+    pub(super) fn made_ready(&mut self, id: SegmentId) {
+        let was = self.unsure.remove(&id) || self.absent.remove(&id);
+        assert!(was, "segment {id} was ready before");
+        self.free.push_back((id, 0));
+    }
+
+    /// Free segments whose room may be given back now, the last ones first. The first of all has
+    /// the header of the file, and stays.
+    pub(super) fn may_go(&self) -> Vec<SegmentId> {
+        let mut ids: Vec<SegmentId> = self.available().chain(self.unsure.iter().copied()).collect();
+        ids.retain(|id| *id != 0);
+        ids.sort_unstable_by(|a, b| b.cmp(a));
+        ids
+    }
+
+    /// The room of a segment that may go was given back.
+    pub(super) fn gave_back(&mut self, id: SegmentId) {
+        self.doubt(id);
+        self.unsure.remove(&id);
+        self.absent.insert(id);
+    }
+
+    /// Nobody knows whether a free segment has room.
+    pub(super) fn doubt(&mut self, id: SegmentId) {
+        self.free.retain(|(free, _)| *free != id);
+        self.absent.remove(&id);
+        self.unsure.insert(id);
+    }
+
+    /// Forgets absent segments at the end of the file; true when there were any.
+    pub(super) fn cut_absent_end(&mut self) -> bool {
+        let before = self.count();
+        while let Some(last) = self.count().checked_sub(1)
+            && self.absent.remove(&last)
+        {
+            self.segments.pop();
+        }
+        self.count() < before
     }
 
     fn oldest_reader(&self) -> u64 {
         self.readers.keys().next().copied().unwrap_or(u64::MAX)
     }
 
-    /// Takes a free segment for a stream to write to; `None` when there is none, or running reads
+    /// Takes a ready segment for a stream to write to; `None` when there is none, or running reads
     /// forbid all. `sequence` is that of the class's newest page.
     pub fn open(&mut self, stream: u8, sequence: u64) -> Option<SegmentId> {
         let oldest = self.oldest_reader();
@@ -246,7 +340,7 @@ impl Segments {
             return 0;
         }
         let worth = self.dead(id).saturating_sub(segment.retained.saturating_mul(2));
-        if f64::from(worth) < victim_share(false) * f64::from(slots) { 0 } else { worth }
+        if f64::from(worth) < Pressure::None.victim_share() * f64::from(slots) { 0 } else { worth }
     }
 
     /// Whether a segment was begun before this epoch: its newest copies, or some of them, belong to
@@ -428,11 +522,11 @@ impl Segments {
     }
 
     /// The sealed segment that is best cleaned, of those that were not cleaned in this epoch. That
-    /// is the one of which most would be released; when space is `tight`, the one with the best
+    /// is the one of which most would be released; under pressure, the one with the best
     /// ratio of dead slots to newest copies, the older the better: what a young segment still holds
     /// will soon be dead without any work, what an old one holds stays. Retained copies are no
     /// reason to wait then.
-    pub(super) fn victim(&self, tight: bool) -> Option<SegmentId> {
+    pub(super) fn victim(&self, pressure: Pressure) -> Option<SegmentId> {
         let mut best: Option<(f64, SegmentId)> = None;
         for (id, segment) in self.segments.iter().enumerate() {
             if segment.state != State::Sealed
@@ -442,9 +536,9 @@ impl Segments {
                 continue;
             }
             let id = id as SegmentId;
-            let score = if tight {
+            let score = if pressure != Pressure::None {
                 let (slots, dead) = (self.pages_of(id) * self.rows_per_page, self.dead(id));
-                if f64::from(dead) < victim_share(tight) * f64::from(slots) {
+                if f64::from(dead) < pressure.victim_share() * f64::from(slots) {
                     continue;
                 }
                 let age = (self.lives - segment.life + 1) as f64;
@@ -501,7 +595,7 @@ impl Segments {
 
     /// Tells one filling of a segment from the next, while it is sealed.
     pub(super) fn sealed_life(&self, id: SegmentId) -> Option<u64> {
-        let segment = &self.segments[id as usize];
+        let segment = self.segments.get(id as usize)?;
         (segment.state == State::Sealed).then_some(segment.life)
     }
 
@@ -513,7 +607,9 @@ impl Segments {
     /// Allocated bytes of this table.
     pub fn memory_bytes(&self) -> usize {
         let retained: usize = self.retained.values().map(|m| m.len() * 12 + 32).sum();
-        self.segments.capacity() * size_of::<Segment>() + self.free.capacity() * 16 + retained
+        // A tree holds a third more than what is in it.
+        let lists = self.free.capacity() * 16 + (self.absent.len() + self.unsure.len()) * 6;
+        self.segments.capacity() * size_of::<Segment>() + lists + retained
     }
 
     /// Recovery: counts a copy of the commit that was opened as newest, its segment as sealed.
@@ -589,11 +685,12 @@ impl Segments {
         }
         self.epoch = epoch;
         self.free.clear();
+        self.unsure.clear();
         self.reclaimable_total = 0;
         for (id, segment) in self.segments.iter_mut().enumerate() {
             if segment.newest == 0 && segment.retained == 0 {
                 segment.state = State::Free;
-                self.free.push_back((id as SegmentId, 0));
+                self.unsure.insert(id as SegmentId);
             } else {
                 segment.state = State::Sealed;
                 segment.epoch = 0;

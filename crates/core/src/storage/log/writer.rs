@@ -319,7 +319,7 @@ impl Writer {
     }
 
     /// Waits until no write of these pages is in flight.
-    fn wait_for_writes(&mut self, pages: Range<u32>) -> Result<()> {
+    pub(super) fn wait_for_writes(&mut self, pages: Range<u32>) -> Result<()> {
         while self
             .in_flight
             .iter()

@@ -268,18 +268,22 @@ impl Inner {
         self.clean_for(engine, class, log, written)
     }
 
-    /// Pays for the rows that were refused as `Full` since the last commit with cleaning.
+    /// Pays for the rows that were refused as `Full` since the last commit with cleaning, and cleans
+    /// until the class will have the bytes that somebody lacks.
     pub(in crate::store) fn clean_for_refused(
         &self,
         engine: &Engine,
         class: &Class,
         log: &mut ClassLog,
     ) -> Result<()> {
-        let refused = self.history.lock().refused_rows;
-        if refused > 0 {
+        let history = self.history.lock();
+        let (rows, bytes) = (history.refused_rows, self.bytes_to_clean_for(&history));
+        drop(history);
+        if rows > 0 {
             note(Branch::CleanedForRefused);
         }
-        self.clean_for(engine, class, log, CLEANED_PER_REFUSED_ROW * refused)
+        self.clean_for(engine, class, log, CLEANED_PER_REFUSED_ROW * rows)?;
+        self.clean_until_free(engine, class, log, bytes)
     }
 
     /// All captured rows of a class are written: from here on its log takes the next commit's.

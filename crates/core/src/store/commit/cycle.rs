@@ -8,7 +8,7 @@ use super::super::journal::{
 use super::super::pieces::{pieces_of, read_piece_from};
 use super::super::reserve::JOURNAL_BYTES_PER_COMMIT;
 use super::super::{Inner, state};
-use super::history::{CYCLE_BYTES_MIN, History, UnderWay, append_json};
+use super::history::{CYCLE_BYTES_MIN, History, UnderWay, append_json, blocks_of};
 use crate::activation::{Branch, note};
 use crate::error::{ErrorKind, Result};
 use crate::planted::{self, Bug};
@@ -35,7 +35,7 @@ impl Inner {
         history: &mut History,
     ) -> Result<()> {
         let Some((mut at, mut piece)) = history.cursor else { return Ok(()) };
-        let most = if history.short_of_journal {
+        let most = if history.short_of_journal || history.hurries {
             // The sooner the round is complete, the sooner the older files go.
             u64::MAX
         } else {
@@ -57,6 +57,7 @@ impl Inner {
                 let file = history.journal().number();
                 history.cycles.push((file, history.next_sequence));
                 history.cursor = None;
+                history.hurries = false;
                 history.payload = payload;
                 return Ok(());
             };
@@ -111,7 +112,7 @@ impl Inner {
                 Some(sequence) if sequence < released => self.medium.remove(&name)?,
                 Some(sequence) if sequence < oldest_kept => {
                     let file = self.medium.open(&name, crate::io::OpenMode::ReadOnly)?;
-                    history.held_state_bytes += file.len()?;
+                    history.held_state_bytes += blocks_of(file.len()?);
                 }
                 _ => {}
             }
@@ -130,7 +131,7 @@ impl Inner {
                     }
                     Some(number) if number != current => {
                         let file = self.medium.open(&name, crate::io::OpenMode::ReadOnly)?;
-                        history.old_journal_bytes += file.len()?;
+                        history.old_journal_bytes += blocks_of(file.len()?);
                     }
                     _ => {}
                 }
@@ -151,16 +152,20 @@ impl Inner {
         let index = made.index_bytes;
         history.index_bytes = index;
         history.refused_rows = 0;
-        let short = std::mem::take(&mut history.short_of_journal);
+        let short = history.short_of_journal;
         // Under a disk bound the journal has to stay short.
         let usual = index / if self.options.max_disk_bytes.is_some() { 2 } else { 1 };
         let due = if short { PIECE_BYTES_MIN } else { usual.max(CYCLE_BYTES_MIN) };
-        if history.cursor.is_some() || history.cycle_bytes < due {
+        if history.cursor.is_some() {
+            return Ok(());
+        }
+        history.short_of_journal = false;
+        if history.cycle_bytes < due {
             return Ok(());
         }
         let room = self.options.max_disk_bytes.map_or(u64::MAX, |most| {
-            let used = self.rows_disk_bytes.load(Ordering::Relaxed) + history.disk_bytes();
-            (most + history.journal().unused_bytes()).saturating_sub(used)
+            let unused = history.journal().unused_bytes() + history.spare.bytes();
+            (most + unused).saturating_sub(self.used_bytes(history))
         });
         // Rows that were changed meanwhile have room for their deltas in the old file.
         let deltas = engine.journal_bytes();
@@ -170,23 +175,34 @@ impl Inner {
         }
         let number = history.journal().number() + 1;
         let reserved = if deltas == 0 { 0 } else { deltas + commits };
-        match self.next_journal(engine, number, made, reserved) {
+        let growth = JournalFile::bytes_for(reserved);
+        let next = self.take_for_commit(history, growth, |_| {
+            self.next_journal(engine, number, made, reserved)
+        });
+        match next {
             Ok(next) => {
                 note(Branch::JournalBegun);
                 history.journal().give_back_unused()?;
-                history.old_journal_bytes += history.journal().disk_bytes();
+                history.old_journal_bytes += blocks_of(history.journal().disk_bytes());
                 history.journal = Some(next);
             }
             // The commit is made; without room the old file goes on.
             Err(error) if error.kind() == ErrorKind::Full => {
-                return self.medium.remove(&name_of(number));
+                history.short_of_journal |= short;
+                return self.remove_if_there(&name_of(number));
             }
             Err(error) => return Err(error),
         }
+        history.hurries = short;
         history.cursor = Some((0, 0));
         history.cycle_bytes = 0;
         history.cycle_pieces = 0;
         Ok(())
+    }
+
+    fn remove_if_there(&self, name: &str) -> Result<()> {
+        let there = self.medium.list(name)?.iter().any(|found| found == name);
+        if there { self.medium.remove(name) } else { Ok(()) }
     }
 
     /// A new journal file that begins with the catalog, with room for `reserved` bytes more.
@@ -197,9 +213,7 @@ impl Inner {
         made: &UnderWay,
         reserved: u64,
     ) -> Result<JournalFile> {
-        if self.medium.list(&name_of(number))?.contains(&name_of(number)) {
-            self.medium.remove(&name_of(number))?;
-        }
+        self.remove_if_there(&name_of(number))?;
         let mut next = JournalFile::create(&*self.medium, self.seed, number)?;
         for class in &engine.classes {
             let fillings = made.fillings.iter().find(|(id, _)| *id == class.record.id);

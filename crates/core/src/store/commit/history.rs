@@ -3,6 +3,7 @@
 use super::super::journal::{ClassCounters, CommitRecord, JournalFile, RecordKind, TableCounters};
 use super::super::reserve::JOURNAL_BYTES_PER_COMMIT;
 use super::super::state::StateRef;
+use super::spare::Spare;
 use crate::config::CommitInfo;
 use crate::error::Result;
 use crate::io::File;
@@ -12,6 +13,15 @@ use std::sync::Arc;
 pub(super) const CYCLE_BYTES_MIN: u64 = 128 << 10;
 /// States of commits to come for which room is left, at most.
 const STATES_AHEAD: usize = 3;
+/// The unit in which files take room.
+const BLOCK_BYTES: u64 = 4096;
+/// What the superblock, the head and the lock take.
+const SMALL_FILES_BYTES: u64 = 3 * BLOCK_BYTES;
+
+/// Bytes that a file of this length takes.
+pub(in crate::store) fn blocks_of(bytes: u64) -> u64 {
+    bytes.next_multiple_of(BLOCK_BYTES)
+}
 
 /// A commit that is captured and not recorded yet.
 pub(in crate::store) struct UnderWay {
@@ -63,10 +73,17 @@ pub(in crate::store) struct History {
     pub(in crate::store) index_bytes: u64,
     /// Rows of the largest batch that was refused as `Full` since the last commit.
     pub(in crate::store) refused_rows: u64,
-    /// True when it was the journal that had no room.
+    /// Bytes that somebody was refused since, and nobody was given: other classes than the one that
+    /// lacks them clean, and give room back.
+    pub(in crate::store) refused_bytes: u64,
+    /// True when it was the journal that had no room; and while the file is written that was begun
+    /// for it.
     pub(in crate::store) short_of_journal: bool,
     /// Up to here the journal file of the opened commit is known to be on the disk.
     pub(in crate::store) synced_to: u64,
+    pub(in crate::store) hurries: bool,
+    /// Room for commits alone.
+    pub(in crate::store) spare: Spare,
     /// The commit that is being prepared.
     pub(in crate::store) next_sequence: u64,
     /// The commit that is captured and not recorded yet.
@@ -109,7 +126,7 @@ impl History {
     /// Room that changes leave within a disk bound for those states, if each is as large as the
     /// largest.
     pub(in crate::store) fn state_bytes_to_come(&self, keep: usize) -> u64 {
-        self.largest_state_bytes() * self.states_to_come(keep)
+        blocks_of(self.largest_state_bytes()) * self.states_to_come(keep)
     }
 
     pub(in crate::store) fn close(&mut self) {
@@ -117,9 +134,21 @@ impl History {
     }
 
     pub(in crate::store) fn disk_bytes(&self) -> u64 {
+        let journal = self.journal.as_ref().map_or(0, |journal| blocks_of(journal.disk_bytes()));
+        let states: u64 = self.states().map(|state| blocks_of(state.bytes())).sum();
+        let kept = self.old_journal_bytes + self.held_state_bytes + self.spare.bytes();
+        SMALL_FILES_BYTES + journal + states + kept
+    }
+
+    /// Bytes of the journal that the next one will not have.
+    pub(in crate::store) fn outdated_bytes(&self) -> u64 {
         let journal = self.journal.as_ref().map_or(0, JournalFile::disk_bytes);
-        let states: u64 = self.states().map(StateRef::bytes).sum();
-        journal + self.old_journal_bytes + self.held_state_bytes + states
+        (journal + self.old_journal_bytes).saturating_sub(self.bytes_of_next_journal())
+    }
+
+    /// Whether another journal would be shorter.
+    pub(in crate::store) fn journal_is_long(&self) -> bool {
+        self.outdated_bytes() > 0
     }
 
     /// Room that changes must leave within a disk bound: for commits, and for the journal file that

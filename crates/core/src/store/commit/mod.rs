@@ -14,11 +14,13 @@ mod cycle;
 mod held;
 mod history;
 mod pending;
+mod spare;
 
 pub(super) use capture::CommitStage;
 pub(super) use history::History;
 pub(super) use pending::Committing;
 pub use pending::PendingCommit;
+pub(super) use spare::Spare;
 
 use super::engine::Engine;
 use super::head::{self, Head};
@@ -29,7 +31,7 @@ use crate::config::CommitInfo;
 use crate::error::{Result, bail};
 use crate::planted::{self, Bug};
 use capture::Portions;
-use history::{UnderWay, record_bytes};
+use history::{UnderWay, blocks_of, record_bytes};
 use std::sync::atomic::Ordering;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -108,6 +110,7 @@ impl Inner {
         let engine = self.exclusive()?;
         self.check_writable()?;
         self.prepare_writing()?;
+        self.settle_room(&engine)?;
         let _guard = self.poison_on_panic();
         let sequence = self.history.lock().next_sequence;
         let state_bytes: u64 = state.iter().map(|(_, bytes)| bytes.len() as u64).sum();
@@ -115,7 +118,7 @@ impl Inner {
         let names = state.iter().map(|(name, _)| *name);
         let record_bytes = record_bytes(meta, names, engine.tables.len(), engine.classes.len());
         self.check_commit_fits(&engine, state_bytes, record_bytes)?;
-        let written = state::write(&*self.medium, self.seed, sequence, state)?;
+        let written = self.write_state(sequence, state, state_bytes)?;
         self.metrics.state_bytes.fetch_add(state_bytes, Ordering::Relaxed);
         let info = CommitInfo {
             sequence,
@@ -133,6 +136,19 @@ impl Inner {
         self.poison_on_error(captured)?;
         self.committing.begin();
         Ok(Work::default())
+    }
+
+    /// Writes the state, with the room that verbs have left for it. `Full` leaves nothing behind.
+    fn write_state(
+        &self,
+        sequence: u64,
+        state: &[(&str, &[u8])],
+        bytes: u64,
+    ) -> Result<Option<state::Written>> {
+        let mut history = self.history.lock();
+        self.take_for_commit(&mut history, blocks_of(bytes), |_| {
+            state::write(&*self.medium, self.seed, sequence, state)
+        })
     }
 
     /// Writes what waits in flush buffers, and marks the dirty rows.
@@ -195,7 +211,7 @@ impl Inner {
             let engine = self.engine.read_recursive();
             let _guard = self.poison_on_panic();
             if let Some(made) = self.poison_on_error(self.commit_step(&engine, &mut work))? {
-                self.release(&engine, made.released);
+                self.poison_on_error(self.release(&engine, made.released))?;
                 over.made = true;
                 return Ok(made.info);
             }
@@ -292,11 +308,12 @@ impl Inner {
     }
 
     /// Releases the copies that only commits before this one have.
-    fn release(&self, engine: &Engine, released: u64) {
+    fn release(&self, engine: &Engine, released: u64) -> Result<()> {
         let early = u64::from(planted::is(Bug::ReleasedEarly));
         for class in &engine.classes {
-            class.log.lock().segments.drop_commits_before(released + early);
+            class.log.lock().drop_commits_before(released + early);
         }
+        self.give_back_room(engine)
     }
 
     /// Counts what the commit under way would have made durable as uncommitted again.
@@ -332,9 +349,10 @@ impl Inner {
             let unwritten = class.unwritten_rows(&log);
             if unwritten > 0 {
                 // They were promised; nobody else grows a file meanwhile.
-                let growth = log.growth_for(unwritten);
-                log.reserve(unwritten, u64::MAX)?;
-                self.rows_disk_bytes.fetch_add(growth, Ordering::Relaxed);
+                let before = log.disk_bytes();
+                let reserved = log.reserve(unwritten, 0, u64::MAX);
+                self.rows_disk_bytes.fetch_add(log.disk_bytes() - before, Ordering::Relaxed);
+                reserved?;
             }
         }
         // What changes have left free is for commits: one that needs little more is never refused,
@@ -347,7 +365,7 @@ impl Inner {
         {
             let states = state_bytes.saturating_mul(history.states_to_come(self.options.keep));
             let journal = history.journal().growth_for(journal) + history.bytes_kept_free();
-            let used = self.rows_disk_bytes.load(Ordering::Relaxed) + history.disk_bytes();
+            let used = self.used_bytes(&history) - history.spare.bytes();
             if states.saturating_add(used + journal) > most {
                 bail!(
                     Full,
@@ -358,7 +376,7 @@ impl Inner {
                 );
             }
         }
-        history.journal().reserve(journal)
+        self.reserve_to_commit(&mut history, journal)
     }
 
     /// All bytes given to the device since open.

@@ -194,6 +194,11 @@ impl JournalFile {
         Ok(())
     }
 
+    /// What a new file takes that has room for `bytes` beside the catalog.
+    pub(crate) fn bytes_for(bytes: u64) -> u64 {
+        ALLOCATE_BYTES + bytes.next_multiple_of(ALLOCATE_BYTES)
+    }
+
     /// By how much the file would have to grow for `bytes` more.
     pub(crate) fn growth_for(&self, bytes: u64) -> u64 {
         let needed = self.position + bytes;

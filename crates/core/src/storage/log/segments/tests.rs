@@ -59,13 +59,13 @@ fn a_leftover_is_worth_cleaning_whatever_commits_have_of_it() {
         segments.outdated(slots[left]);
         let worth = if (1..=most).contains(&left) { slots.len() - left } else { 0 };
         assert_eq!(segments.reclaimable_total(), worth as u64, "{left} are newest");
-        assert_eq!(segments.victim(false), (worth > 0).then_some(id));
+        assert_eq!(segments.victim(Pressure::None), (worth > 0).then_some(id));
         if left == 1 {
             segments.cleaned(id);
-            assert_eq!((segments.reclaimable_total(), segments.victim(false)), (0, None));
+            assert_eq!((segments.reclaimable_total(), segments.victim(Pressure::None)), (0, None));
             segments.next_epoch(&[]);
             segments.next_epoch(&[]);
-            assert_eq!(segments.victim(false), Some(id), "cleaned two epochs ago");
+            assert_eq!(segments.victim(Pressure::None), Some(id), "cleaned two epochs ago");
         }
     }
     assert_eq!(segments.reclaimable_total(), 0);
@@ -114,14 +114,14 @@ fn the_victim_has_the_most_dead_slots_and_is_cleaned_once_an_epoch() {
     for slot in slots(&segments, second).take(20) {
         segments.outdated(slot);
     }
-    for tight in [true, false] {
-        assert_eq!(segments.victim(tight), Some(second));
+    for pressure in [Pressure::Tight, Pressure::Beside, Pressure::None] {
+        assert_eq!(segments.victim(pressure), Some(second));
         segments.cleaned(second);
-        assert_eq!(segments.victim(tight), Some(first));
+        assert_eq!(segments.victim(pressure), Some(first));
         segments.cleaned(first);
-        assert_eq!(segments.victim(tight), None);
+        assert_eq!(segments.victim(pressure), None);
         segments.next_epoch(&[]);
-        assert_eq!(segments.victim(tight), Some(second));
+        assert_eq!(segments.victim(pressure), Some(second));
     }
 }
 
@@ -138,13 +138,13 @@ fn only_what_cleaning_can_still_release_counts_as_reclaimable() {
     assert_eq!(segments.reclaimable_total(), 16);
     segments.next_epoch(&[]);
     segments.spare_held(true);
-    assert_eq!((segments.reclaimable_total(), segments.victim(false)), (0, None));
+    assert_eq!((segments.reclaimable_total(), segments.victim(Pressure::None)), (0, None));
     segments.spare_held(false);
-    assert_eq!((segments.reclaimable_total(), segments.victim(false)), (16, Some(id)));
+    assert_eq!((segments.reclaimable_total(), segments.victim(Pressure::None)), (16, Some(id)));
     segments.outdated(all[16]);
     assert_eq!(segments.reclaimable_total(), 14, "a retained copy counts for two");
     segments.cleaned(id);
-    assert_eq!((segments.reclaimable_total(), segments.victim(false)), (0, None));
+    assert_eq!((segments.reclaimable_total(), segments.victim(Pressure::None)), (0, None));
     segments.next_epoch(&[]);
     assert_eq!(segments.reclaimable_total(), 14);
     // Its rows were moved: the retained copy alone keeps it.
@@ -160,9 +160,9 @@ fn copies_that_a_commit_retains_are_not_dead() {
     for slot in slots(&segments, id).take(20) {
         segments.outdated(slot);
     }
-    assert_eq!(segments.victim(true), None, "cleaning it would release nothing");
+    assert_eq!(segments.victim(Pressure::Tight), None, "cleaning it would release nothing");
     segments.drop_commits_before(2);
-    assert_eq!(segments.victim(true), Some(id));
+    assert_eq!(segments.victim(Pressure::Tight), Some(id));
 }
 
 #[test]
@@ -172,10 +172,10 @@ fn near_the_disk_bound_the_older_of_two_equal_segments_is_cleaned_first() {
     for id in [old, young] {
         slots(&segments, id).take(10).for_each(|slot| segments.outdated(slot));
     }
-    assert_eq!(segments.victim(true), Some(old));
+    assert_eq!(segments.victim(Pressure::Tight), Some(old));
     // The more is dead, the less age counts.
     slots(&segments, young).skip(10).take(15).for_each(|slot| segments.outdated(slot));
-    assert_eq!(segments.victim(true), Some(young));
+    assert_eq!(segments.victim(Pressure::Tight), Some(young));
 }
 
 #[test]

@@ -1,0 +1,189 @@
+//! Room of a log on disk: made before it is used, and given back when it is not needed.
+//!
+//! Whoever has rows to write reserves first. Ready segments come before those that may have lost
+//! their room, and these before a longer file. Room is given back in whole segments: at the end of
+//! the file by cutting it, elsewhere by a hole. Only free segments are, so nothing that a commit,
+//! a running read or a request in flight needs is touched.
+
+use super::segments::SegmentId;
+use super::{ClassLog, Stream};
+use crate::error::{ErrorKind, Result, bail};
+
+/// What the header of a file without segments takes on disk.
+const HEADER_DISK_BYTES: u64 = 4096;
+/// Epochs whose writes find ready segments, before room is given back that nobody asks for.
+const EPOCHS_READY: f64 = 2.0;
+/// Room that nobody asks for is given back when it is more than this share of the file.
+const READY_SHARE: f64 = 0.25;
+
+impl ClassLog {
+    /// Bytes that the file takes.
+    pub fn disk_bytes(&self) -> u64 {
+        (u64::from(self.segments.taken()) * self.segment_bytes).max(HEADER_DISK_BYTES)
+    }
+
+    fn pages_per_segment(&self) -> u64 {
+        self.segment_bytes / self.layout.page_bytes as u64
+    }
+
+    /// Pages in free segments that `rows` more rows need.
+    fn pages_for(&self, rows: u64) -> u64 {
+        // One page that is not full, and one that a commit seals for each stream.
+        let needed = rows.div_ceil(self.layout.rows_per_page as u64) + 1 + Stream::COUNT as u64;
+        needed.saturating_sub(self.writer.pages_left(&self.segments))
+    }
+
+    /// Segments that are to be made ready, so that `rows` more rows can be written and `spare`
+    /// whole segments are left.
+    fn lacking_segments(&self, rows: u64, spare: u64) -> u64 {
+        let needed = self.pages_for(rows) + spare * self.pages_per_segment();
+        let have = self.segments.available_pages();
+        if have >= needed {
+            return 0;
+        }
+        // The first segment gives a page to the header of the file.
+        let header = u64::from(self.segments.count() == 0 || self.segments.first_is_unsure());
+        (needed - have + header).div_ceil(self.pages_per_segment())
+    }
+
+    /// Bytes of segments that are to be made ready for that.
+    pub fn lacking_bytes(&self, rows: u64, spare: u64) -> u64 {
+        self.lacking_segments(rows, spare) * self.segment_bytes
+    }
+
+    /// Bytes that the file has to take more so that `rows` more rows can be written and `spare`
+    /// whole segments are left.
+    pub fn growth_for(&self, rows: u64, spare: u64) -> u64 {
+        let (unsure, _) = self.segments.not_ready();
+        self.lacking_segments(rows, spare).saturating_sub(unsure) * self.segment_bytes
+    }
+
+    /// Makes sure that `rows` more rows can be written and `spare` whole segments are left, by
+    /// taking up to `grow_bytes` more of the disk. `Full` names what is missing; the log is as it
+    /// was then.
+    pub fn reserve(&mut self, rows: u64, spare: u64, grow_bytes: u64) -> Result<()> {
+        let lacking = self.lacking_segments(rows, spare);
+        if lacking == 0 {
+            return Ok(());
+        }
+        let growth = self.growth_for(rows, spare);
+        let (unsure, absent) = self.segments.not_ready();
+        let more = lacking.saturating_sub(unsure + absent);
+        let per_segment = self.pages_per_segment() * self.layout.rows_per_page as u64;
+        if (u64::from(self.segments.count()) + more) * per_segment > u64::from(u32::MAX) {
+            bail!(
+                Full,
+                "{} would need more than 2^32 row slots; use a larger page or fewer rows a store",
+                self.file.name()
+            );
+        }
+        if growth > grow_bytes {
+            bail!(
+                Full,
+                "{} needs {growth} more bytes for {rows} changed rows and may grow by {grow_bytes}",
+                self.file.name(),
+            );
+        }
+        // The longer file first: of all this it is what most likely fails.
+        if more > 0 {
+            let end = u64::from(self.segments.count()) * self.segment_bytes;
+            self.file.allocate(end, more * self.segment_bytes)?;
+            for _ in 0..more {
+                self.segments.grow();
+            }
+        }
+        for _ in 0..lacking - more {
+            self.make_ready()?;
+        }
+        assert_eq!(self.lacking_segments(rows, spare), 0, "less was made ready than was asked");
+        Ok(())
+    }
+
+    /// Makes one free segment ready.
+    fn make_ready(&mut self) -> Result<()> {
+        let next = self.segments.next_not_ready();
+        let (id, is_taken) = next.expect("the caller counted those that are not ready");
+        let (offset, bytes) = self.range_of(id, 1);
+        if let Err(error) = self.file.allocate(offset, bytes) {
+            // A part of it may have found room.
+            if !is_taken && !matches!(self.file.give_back(offset, bytes), Ok(true)) {
+                self.segments.doubt(id);
+            }
+            return Err(error);
+        }
+        self.segments.made_ready(id);
+        Ok(())
+    }
+
+    /// Segments that stay free when room is given back: those for `unwritten` rows, and `spare`
+    /// ones.
+    pub(super) fn segments_to_keep(&self, unwritten: u64, spare: u64) -> u64 {
+        spare + self.pages_for(unwritten).div_ceil(self.pages_per_segment())
+    }
+
+    /// Gives room of free segments back to the file system: as many bytes as are `wanted` by another class or the journal, or, where nobody wants any, what the next
+    /// epochs are not likely to need. What the `unwritten` rows need stays, and `spare` segments.
+    /// Waits for writes that are in flight.
+    pub fn give_back(&mut self, unwritten: u64, spare: u64, wanted: Option<u64>) -> Result<()> {
+        let keep = self.segments_to_keep(unwritten, spare);
+        let mut ids = self.segments.may_go();
+        let free = ids.len() as u64;
+        let most = match wanted {
+            Some(bytes) => bytes.div_ceil(self.segment_bytes).min(free.saturating_sub(keep)),
+            None => {
+                // Not more than the rows themselves take, however much was written before.
+                let rows = EPOCHS_READY * self.clean.per_epoch();
+                let rows = (rows as u64).min(self.segments.newest_total());
+                let keep = keep + rows.div_ceil(self.rows_per_segment());
+                let share = (READY_SHARE * f64::from(self.segments.taken())) as u64;
+                if free > keep + share { free - keep } else { 0 }
+            }
+        };
+        ids.truncate(most as usize);
+        for run in runs(&ids) {
+            if !self.give_run_back(run)? {
+                break;
+            }
+        }
+        if self.segments.cut_absent_end() {
+            self.file.set_len(u64::from(self.segments.count()) * self.segment_bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Gives the room of neighbouring free segments back; false when no more can be given.
+    fn give_run_back(&mut self, ids: &[SegmentId]) -> Result<bool> {
+        let (Some(&last), Some(&first)) = (ids.first(), ids.last()) else { return Ok(true) };
+        let end = self.segments.first_page(last) + self.segments.pages_of(last);
+        // A write that lands later would take the room again.
+        self.writer.wait_for_writes(self.segments.first_page(first)..end)?;
+        let is_end = last + 1 == self.segments.count();
+        let (offset, bytes) = self.range_of(first, ids.len() as u64);
+        let given = match (is_end, self.keeps_room) {
+            // The end of the file is cut, for all runs at once.
+            (true, _) => Ok(true),
+            (false, true) => Ok(false),
+            (false, false) => self.file.give_back(offset, bytes),
+        };
+        match given {
+            Ok(true) => ids.iter().for_each(|id| self.segments.gave_back(*id)),
+            Ok(false) => self.keeps_room = true,
+            // A hole may need room of its own.
+            Err(error) if error.kind() == ErrorKind::Full => {
+                ids.iter().for_each(|id| self.segments.doubt(*id));
+                return Ok(false);
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(true)
+    }
+
+    fn range_of(&self, first: SegmentId, segments: u64) -> (u64, u64) {
+        (u64::from(first) * self.segment_bytes, segments * self.segment_bytes)
+    }
+}
+
+/// Cuts falling numbers into neighbours.
+fn runs(ids: &[SegmentId]) -> impl Iterator<Item = &[SegmentId]> {
+    ids.chunk_by(|one, next| *one == *next + 1)
+}

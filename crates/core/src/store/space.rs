@@ -1,0 +1,317 @@
+//! Who may take which room of the disk.
+//!
+//! What always holds: once a verb was taken, there is room for
+//!
+//! * the rows that are not written yet, and the pages that a commit seals, in ready segments;
+//! * beside them, in each class that the verb changed, some whole segments for cleaning to move
+//!   rows to (`ClassLog::segments_for_cleaning`);
+//! * in the journal, the deltas of those rows and the next commit's record;
+//! * in the spare room (`commit/spare.rs`), the journal that replaces this one and the states of
+//!   commits to come; without a disk bound, some more of the journal for cleaning.
+//!
+//! Under `max_disk_bytes` this room counts as taken, without one it is taken. Verbs restore it or
+//! are refused as `Full`, before anything changed. Cleaning and commits use it: a commit finds what
+//! it needs there, cleaning turns the segments that it may fill into more that are free once older
+//! commits are dropped, and a class that has more than it needs gives room back to the others. So
+//! where much is outdated, commits alone bring a full store back to work.
+
+use super::Inner;
+use super::commit::History;
+use super::engine::{Class, Engine};
+use super::reserve::{JOURNAL_BYTES_PER_COMMIT, JOURNAL_BYTES_PER_ROW, STATE_BYTES_KEPT_FREE};
+use crate::error::{Error, ErrorKind, Result, bail};
+use crate::storage::log::ClassLog;
+use std::sync::atomic::Ordering;
+
+impl Inner {
+    /// Bytes that the store takes on disk.
+    pub(super) fn used_bytes(&self, history: &History) -> u64 {
+        self.rows_disk_bytes.load(Ordering::Relaxed) + history.disk_bytes()
+    }
+
+    /// Makes sure that the journal can take `bytes` for changes and then a commit, and fills the
+    /// spare room. Without room for them the next commits hurry to replace the journal.
+    pub(super) fn reserve_to_change(&self, history: &mut History, bytes: u64) -> Result<()> {
+        let bytes = bytes + self.journal_bytes_of_commits(history);
+        let spare = self.spare_bytes(history);
+        let fits =
+            self.fill_spare(history).and_then(|()| self.reserve_journal(history, bytes, spare));
+        if matches!(&fits, Err(error) if error.kind() == ErrorKind::Full) {
+            let journal = history.journal().growth_for(bytes);
+            let growth = journal + history.spare.growth_for(spare);
+            self.note_refused(history, growth, 0);
+            history.short_of_journal |= journal > 0 || history.journal_is_long();
+        }
+        fits
+    }
+
+    /// Makes sure that the journal can take what is to come of all classes, the deltas of a unit of
+    /// cleaning and then a commit; false when the disk has no room for them.
+    pub(super) fn reserve_to_clean(
+        &self,
+        engine: &Engine,
+        class: &Class,
+        log: &ClassLog,
+    ) -> Result<bool> {
+        let own = class.journal_bytes(log) + log.rows_per_unit() * JOURNAL_BYTES_PER_ROW;
+        let history = &mut *self.history.lock();
+        let bytes =
+            own + engine.journal_bytes_beside(class) + self.journal_bytes_of_commits(history);
+        let spare = self.spare_bytes_of_commits(history);
+        match self.reserve_journal(history, bytes, spare) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == ErrorKind::Full => {
+                // A full store that may not clean would stay full.
+                history.short_of_journal |= history.refused_rows > 0;
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Makes sure that the journal can take `bytes` more and leaves so much spare room.
+    pub(super) fn reserve_journal(
+        &self,
+        history: &mut History,
+        bytes: u64,
+        spare: u64,
+    ) -> Result<()> {
+        let growth = history.journal().growth_for(bytes);
+        if !self.fits(history, growth, spare)? {
+            let used = self.used_bytes(history);
+            bail!(
+                Full,
+                "the journal needs {growth} more bytes, beside {spare} that are kept for commits, \
+                 and {used} are in use"
+            );
+        }
+        self.take(history, growth, spare, |history| history.journal().reserve(bytes))
+    }
+
+    /// Makes sure that the journal can take `bytes` more, for a commit.
+    pub(super) fn reserve_to_commit(&self, history: &mut History, bytes: u64) -> Result<()> {
+        let growth = history.journal().growth_for(bytes);
+        self.take_for_commit(history, growth, |history| history.journal().reserve(bytes))
+    }
+
+    /// Room in the journal for commits, beside deltas and beside the spare room.
+    pub(super) fn journal_bytes_of_commits(&self, history: &History) -> u64 {
+        history.journal_bytes_of_commits(self.options.max_disk_bytes.is_some())
+    }
+
+    /// Spare room that commits need.
+    fn spare_bytes_of_commits(&self, history: &History) -> u64 {
+        history.bytes_kept_free() + history.state_bytes_to_come(self.options.keep)
+    }
+
+    /// Spare room that verbs leave. Under a disk bound files of rows leave room for the journal to
+    /// grow beside that (`History::journal_bytes_to_come`).
+    fn spare_bytes(&self, history: &History) -> u64 {
+        let beside = match self.options.max_disk_bytes {
+            Some(_) => 0,
+            None => 2 * JOURNAL_BYTES_PER_COMMIT,
+        };
+        self.spare_bytes_of_commits(history) + beside
+    }
+
+    /// Fills the spare room.
+    fn fill_spare(&self, history: &mut History) -> Result<()> {
+        let bytes = self.spare_bytes(history);
+        let growth = history.spare.growth_for(bytes);
+        let used = self.used_bytes(history);
+        if let Some(most) = self.options.max_disk_bytes
+            && growth > 0
+            && used + growth > most
+        {
+            bail!(Full, "{bytes} bytes are to be kept for commits, and {used} are in use");
+        }
+        history.spare.fill(&*self.medium, bytes)
+    }
+
+    /// Whether the bound allows `growth` more bytes, beside so much spare room, which gives what it
+    /// has more than that.
+    pub(super) fn fits(&self, history: &mut History, growth: u64, spare: u64) -> Result<bool> {
+        let Some(most) = self.options.max_disk_bytes.filter(|_| growth > 0) else {
+            return Ok(true);
+        };
+        let over = |history: &History| {
+            let lacking = spare.saturating_sub(history.spare.bytes());
+            (self.used_bytes(history) + growth + lacking).saturating_sub(most)
+        };
+        let more = history.spare.bytes().saturating_sub(spare);
+        history.spare.draw(over(history).min(more))?;
+        Ok(over(history) == 0)
+    }
+
+    /// Takes `growth` more bytes of the device, where it is full those of the spare room, of which
+    /// so much stays.
+    pub(super) fn take<T>(
+        &self,
+        history: &mut History,
+        growth: u64,
+        spare: u64,
+        mut take: impl FnMut(&mut History) -> Result<T>,
+    ) -> Result<T> {
+        match take(history) {
+            Err(error) if error.kind() == ErrorKind::Full => {
+                let more = history.spare.bytes().saturating_sub(spare);
+                if growth > more {
+                    return Err(error);
+                }
+                history.spare.draw(growth)?;
+                take(history)
+            }
+            taken => taken,
+        }
+    }
+
+    /// Takes `growth` more bytes for a commit, for which verbs have left them.
+    pub(super) fn take_for_commit<T>(
+        &self,
+        history: &mut History,
+        growth: u64,
+        take: impl FnMut(&mut History) -> Result<T>,
+    ) -> Result<T> {
+        // Where a bound was lowered beneath what is in use, commits are what can get below it.
+        self.fits(history, growth, 0)?;
+        self.take(history, growth, 0, take)
+    }
+
+    /// Notes that somebody was refused `growth` bytes beside `kept` ones.
+    fn note_refused(&self, history: &mut History, growth: u64, kept: u64) {
+        let used = self.used_bytes(history) + kept;
+        let most = self.options.max_disk_bytes.unwrap_or(u64::MAX);
+        let lacking = match (used + growth).saturating_sub(most) {
+            // The bound allowed it, and the device had no room.
+            0 => growth,
+            over => over,
+        };
+        history.refused_bytes = history.refused_bytes.max(lacking);
+    }
+
+    /// Notes that a class was refused `growth` bytes.
+    pub(super) fn note_refused_rows(&self, growth: u64) {
+        let history = &mut *self.history.lock();
+        let kept = self.bytes_kept_from_rows(history);
+        self.note_refused(history, growth, kept);
+    }
+
+    /// Bytes that the files of rows may still take.
+    pub(super) fn grow_bytes_beside(&self, history: &History) -> u64 {
+        let Some(most) = self.options.max_disk_bytes else { return u64::MAX };
+        most.saturating_sub(self.used_bytes(history) + self.bytes_kept_from_rows(history))
+    }
+
+    /// Bytes of the disk bound that files of rows leave free.
+    fn bytes_kept_from_rows(&self, history: &History) -> u64 {
+        let kept = history.state_bytes_to_come(self.options.keep)
+            + STATE_BYTES_KEPT_FREE
+            + history.bytes_of_next_journal()
+            + history.journal_bytes_to_come();
+        kept.saturating_sub(history.spare.bytes())
+    }
+
+    /// Slots that a class may have, by the disk bound and by what the device has free.
+    pub(super) fn most_slots(&self, class: &Class, log: &ClassLog) -> u64 {
+        let grow = self.grow_bytes_beside(&self.history.lock());
+        let grow = grow.min(self.device_free_bytes.load(Ordering::Relaxed));
+        let bytes = log.disk_bytes().saturating_add(grow);
+        let pages = bytes / class.layout.page_bytes as u64;
+        pages.saturating_mul(class.layout.rows_per_page as u64)
+    }
+
+    /// Looks how much the device has free.
+    pub(super) fn look_at_device(&self) -> Result<()> {
+        self.device_free_bytes.store(self.medium.free_bytes()?, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Whole segments of a class that verbs leave free for cleaning.
+    pub(super) fn segments_for_cleaning(&self, class: &Class, log: &ClassLog) -> u64 {
+        let most = self.options.max_disk_bytes.map(|_| self.most_slots(class, log));
+        log.segments_for_cleaning(most)
+    }
+
+    /// Bytes that a class should have free for those who were refused, beside what it needs itself.
+    pub(super) fn bytes_to_clean_for(&self, history: &History) -> u64 {
+        match history.refused_bytes {
+            0 => 0,
+            bytes => bytes + history.spare.growth_for(self.spare_bytes(history)),
+        }
+    }
+
+    /// Before the first change: nobody knows which free segments of a store that was opened have room,
+    /// so all count as taken. Where that is more than the bound allows some are given back.
+    pub(super) fn settle_room(&self, engine: &Engine) -> Result<()> {
+        let Some(most) = self.options.max_disk_bytes else { return Ok(()) };
+        if self.room_is_settled.swap(true, Ordering::Relaxed) {
+            return Ok(());
+        }
+        for class in &engine.classes {
+            let mut log = class.log.lock();
+            let over = self.used_bytes(&self.history.lock()).saturating_sub(most);
+            if over == 0 {
+                break;
+            }
+            self.give_class_room_back(class, &mut log, Some(over))?;
+        }
+        Ok(())
+    }
+
+    fn give_class_room_back(
+        &self,
+        class: &Class,
+        log: &mut ClassLog,
+        wanted: Option<u64>,
+    ) -> Result<u64> {
+        let spare = self.segments_for_cleaning(class, log);
+        let before = log.disk_bytes();
+        let given = log.give_back(class.unwritten_rows(log), spare, wanted);
+        let bytes = before - log.disk_bytes();
+        self.rows_disk_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        given.map(|()| bytes)
+    }
+
+    /// After a commit: classes give back room that others were refused, or that nobody is likely to
+    /// need soon, and the spare room is filled as far as there is any.
+    pub(super) fn give_back_room(&self, engine: &Engine) -> Result<()> {
+        let mut wanted = self.bytes_to_clean_for(&self.history.lock());
+        let refused = wanted > 0;
+        for class in &engine.classes {
+            if refused && class.refused.load(Ordering::Relaxed) {
+                continue;
+            }
+            let mut log = class.log.lock();
+            let bytes = self.give_class_room_back(class, &mut log, refused.then_some(wanted))?;
+            wanted = wanted.saturating_sub(bytes);
+        }
+        let filled = self.fill_spare(&mut self.history.lock());
+        self.look_at_device()?;
+        match filled {
+            Err(error) if error.kind() != ErrorKind::Full => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Says of a `Full` what helps. The caller holds no lock of a class.
+    pub(super) fn advise(&self, engine: &Engine, error: Error) -> Error {
+        if error.kind() != ErrorKind::Full {
+            return error;
+        }
+        let outdated: u64 = engine.classes.iter().map(Class::outdated_bytes).sum();
+        let history = self.history.lock();
+        let outdated = outdated + history.outdated_bytes();
+        let more = match self.options.max_disk_bytes {
+            Some(most) => {
+                format!("raise max_disk_bytes, which is {most}, or make room on the disk")
+            }
+            None => "make room on the disk".to_owned(),
+        };
+        let advice = if outdated >= history.refused_bytes {
+            format!("commit: {outdated} bytes are outdated, which commits release; or {more}")
+        } else {
+            format!("the rows themselves fill it: delete some and commit, or {more}")
+        };
+        error.followed_by(advice).context(format!("store {} is full", self.path.display()))
+    }
+}
