@@ -1,7 +1,7 @@
 //! Opening: from a path to a store at one commit, and the first write after that.
 
 use super::class_file::{check_class_header, class_file_name};
-use super::commit::{History, Spare};
+use super::commit::{History, Spare, blocks_of};
 use super::engine::{Class, Engine};
 use super::head::{self, Head};
 use super::holds::{self, Hold};
@@ -458,7 +458,8 @@ impl Inner {
             medium.sync_dir()?;
         }
         let journal = JournalFile::resume(medium, self.seed, number, end)?;
-        history.old_journal_bytes = history.old_journal_bytes.saturating_sub(journal.disk_bytes());
+        let bytes = blocks_of(journal.disk_bytes());
+        history.old_journal_bytes = history.old_journal_bytes.saturating_sub(bytes);
         history.journal = Some(journal);
         Ok(())
     }

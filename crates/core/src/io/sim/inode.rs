@@ -277,7 +277,8 @@ impl Inode {
 
     /// Makes holes of these blocks, as far as the file has them.
     fn give_back(&mut self, blocks: Range<usize>) {
-        let range = blocks.start.min(self.blocks.len())..blocks.end.min(self.blocks.len());
+        let end = blocks.end.min(self.blocks.len());
+        let range = blocks.start.min(end)..end;
         self.taken -= self.blocks[range.clone()].iter().filter(|&&taken| taken).count();
         self.blocks[range].fill(false);
     }

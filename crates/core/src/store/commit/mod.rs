@@ -17,7 +17,7 @@ mod pending;
 mod spare;
 
 pub(super) use capture::CommitStage;
-pub(super) use history::History;
+pub(super) use history::{History, blocks_of};
 pub(super) use pending::Committing;
 pub use pending::PendingCommit;
 pub(super) use spare::Spare;
@@ -31,7 +31,7 @@ use crate::config::CommitInfo;
 use crate::error::{Result, bail};
 use crate::planted::{self, Bug};
 use capture::Portions;
-use history::{UnderWay, blocks_of, record_bytes};
+use history::{UnderWay, record_bytes};
 use std::sync::atomic::Ordering;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 

@@ -3,6 +3,7 @@
 //! All files are read, several at once, and nothing is kept of deltas and pieces. A commit record
 //! is written only after all before it is durable, so one behind what cannot be read proves damage.
 
+use super::super::commit::blocks_of;
 use super::super::head::{Head, Tells};
 use super::super::journal::{
     CommitRecord, JournalReader, RecordKind, name_of, number_of, read_json,
@@ -110,7 +111,7 @@ impl Survey {
         }
         if scan.sound {
             self.files.push(number);
-            self.bytes += scan.position;
+            self.bytes += blocks_of(scan.position);
         }
         Ok(())
     }

@@ -305,7 +305,7 @@ impl Fixture {
 
 /// A budget at which most rows live on storage.
 fn tight() -> u64 {
-    784 << 10
+    800 << 10
 }
 
 #[test]
