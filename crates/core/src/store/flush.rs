@@ -49,8 +49,8 @@ impl Inner {
         }
     }
 
-    /// Cleans until so many bytes are free, or will be by commits alone, beside what the class needs
-    /// itself.
+    /// Cleans until so many bytes are free, or will be by commits alone, beside what the class
+    /// needs itself.
     pub(super) fn clean_until_free(
         &self,
         engine: &Engine,

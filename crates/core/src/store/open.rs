@@ -421,6 +421,10 @@ impl Inner {
         let (last, first) = (sequence(history.kept.last()), sequence(history.kept.first()));
         let head = Head::new(last, first, self.term);
         history.spare = Spare::open(&*self.medium)?;
+        if history.kept.is_empty() {
+            // Left by an epoch that never committed.
+            history.spare.draw(u64::MAX)?;
+        }
         match history.kept.last().map(|c| c.place) {
             Some(place) => self.go_on_from(&mut history, place, head)?,
             None => self.begin_journal(&mut history, head)?,
@@ -445,7 +449,7 @@ impl Inner {
             history.synced_to = end;
         }
         if !planted::is(Bug::HeadNotLowered) {
-            head.write_durably(medium, self.seed)?;
+            self.write_head(history, head)?;
         }
         medium.sync_dir()?;
         let mut later: Vec<u64> =
@@ -464,12 +468,19 @@ impl Inner {
         Ok(())
     }
 
+    /// Writes the head, durably. A crash may have left it without room.
+    fn write_head(&self, history: &mut History, head: Head) -> Result<()> {
+        self.take_for_commit(history, blocks_of(head::BYTES), |_| {
+            head.write_durably(&*self.medium, self.seed)
+        })
+    }
+
     /// Begins the journal of a store without commits.
     fn begin_journal(&self, history: &mut History, head: Head) -> Result<()> {
         let medium = &*self.medium;
         // The name of the superblock, if a sync after its creation has failed: before all others.
         medium.sync_dir()?;
-        head.write_durably(medium, self.seed)?;
+        self.write_head(history, head)?;
         let mut journal = if has_file(medium, &name_of(1))? {
             JournalFile::create_again(medium, self.seed, 1)?
         } else {

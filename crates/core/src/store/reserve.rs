@@ -104,8 +104,8 @@ impl Inner {
     }
 
     /// Runs something that may grow a class's file for `rows` more rows and `spare` segments. It is
-    /// given how many bytes it may grow by. What it needs is charged before it runs, so that nobody else takes that
-    /// meanwhile; nothing, where there is less, or others would be refused for it.
+    /// given how many bytes it may grow by. What it needs is charged before it runs, so that nobody
+    /// else takes that meanwhile; nothing, where there is less, or others would be refused for it.
     pub(super) fn charge_growth<R>(
         &self,
         log: &mut ClassLog,

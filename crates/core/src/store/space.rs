@@ -240,8 +240,8 @@ impl Inner {
         }
     }
 
-    /// Before the first change: nobody knows which free segments of a store that was opened have room,
-    /// so all count as taken. Where that is more than the bound allows some are given back.
+    /// Before the first change: nobody knows which free segments of a store that was opened have
+    /// room, so all count as taken. Where that is more than the bound allows some are given back.
     pub(super) fn settle_room(&self, engine: &Engine) -> Result<()> {
         let Some(most) = self.options.max_disk_bytes else { return Ok(()) };
         if self.room_is_settled.swap(true, Ordering::Relaxed) {

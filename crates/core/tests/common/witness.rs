@@ -110,7 +110,7 @@ impl Witness {
             Promise::Done(step) => Some(*step),
             _ => None,
         });
-        let done = done.last();
+        let done = done.next_back();
         let begun = steps(|promise| match promise {
             Promise::Commit(step) => Some(*step),
             _ => None,

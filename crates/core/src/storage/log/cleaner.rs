@@ -103,8 +103,8 @@ impl ClassLog {
         u64::from(self.writer.chunk_pages()) * self.layout.rows_per_page as u64
     }
 
-    /// Whole segments that changes leave free for cleaning, of `most_slots` that a disk bound allows
-    /// if there is one.
+    /// Whole segments that changes leave free for cleaning, of `most_slots` that a disk bound
+    /// allows if there is one.
     pub fn segments_for_cleaning(&self, most_slots: Option<u64>) -> u64 {
         let slots = most_slots.map_or(0, |most| self.slots_for_cleaning(most));
         slots.div_ceil(self.rows_per_segment()).max(SEGMENTS_FOR_CLEANING)
@@ -139,8 +139,8 @@ impl ClassLog {
         pages * (self.layout.page_bytes as u64) < wanted
     }
 
-    /// How much a log is pressed that may have `most_slots`: whether the slots that are free or will
-    /// be by commits alone are too few to wait.
+    /// How much a log is pressed that may have `most_slots`: whether the slots that are free or
+    /// will be by commits alone are too few to wait.
     pub fn pressure(&self, most_slots: u64) -> Pressure {
         if self.is_tight(most_slots) { Pressure::Tight } else { Pressure::None }
     }

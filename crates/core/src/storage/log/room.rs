@@ -121,9 +121,10 @@ impl ClassLog {
         spare + self.pages_for(unwritten).div_ceil(self.pages_per_segment())
     }
 
-    /// Gives room of free segments back to the file system: as many bytes as are `wanted` by another class or the journal, or, where nobody wants any, what the next
-    /// epochs are not likely to need. What the `unwritten` rows need stays, and `spare` segments.
-    /// Waits for writes that are in flight.
+    /// Gives room of free segments back to the file system: as many bytes as are `wanted` by
+    /// another class or the journal, or, where nobody wants any, what the next epochs are not
+    /// likely to need. What the `unwritten` rows need stays, and `spare` segments. Waits for writes
+    /// that are in flight.
     pub fn give_back(&mut self, unwritten: u64, spare: u64, wanted: Option<u64>) -> Result<()> {
         let keep = self.segments_to_keep(unwritten, spare);
         let mut ids = self.segments.may_go();

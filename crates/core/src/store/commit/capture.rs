@@ -268,8 +268,8 @@ impl Inner {
         self.clean_for(engine, class, log, written)
     }
 
-    /// Pays for the rows that were refused as `Full` since the last commit with cleaning, and cleans
-    /// until the class will have the bytes that somebody lacks.
+    /// Pays for the rows that were refused as `Full` since the last commit with cleaning, and
+    /// cleans until the class will have the bytes that somebody lacks.
     pub(in crate::store) fn clean_for_refused(
         &self,
         engine: &Engine,

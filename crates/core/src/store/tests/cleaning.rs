@@ -159,20 +159,3 @@ fn rows_that_are_seldom_written_do_not_keep_the_log_large() {
         }
     }
 }
-
-#[test]
-#[ignore]
-fn explore_cleaning() {
-    for skew in [1, 2, 3] {
-        for every in [None, Some(5), Some(1), Some(20)] {
-            let (store, table) = committed_rows(1);
-            let mut draw = draws(7, skew);
-            rewrite(&store, table, 8, every, &mut draw);
-            let s = store.stats().unwrap();
-            println!(
-                "EXPLORE {skew} {every:?} moved {} pages {} used {} disk {}",
-                s.rows_moved, s.pages_written, s.classes[0].used_slots, s.disk_bytes
-            );
-        }
-    }
-}

@@ -118,7 +118,7 @@ impl Run {
         let state = vec![step as u8; 5000];
         let made = self.call(|run| {
             let named: [(&str, &[u8]); 1] = [("s", &state)];
-            if step % 3 == 0 {
+            if step.is_multiple_of(3) {
                 let pending = run.store.commit_in_background(step, "", &named)?;
                 return pending.wait(None).map(drop);
             }

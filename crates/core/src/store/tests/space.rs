@@ -350,6 +350,10 @@ fn cut(bound: Bound, operation: Option<u64>) -> (bool, u64) {
     let (committed, tried) = (run.committed.clone(), run.tried.clone());
     for reboot in 0..2 {
         run.medium = medium.reboot(operation.unwrap_or(0) * 31 + reboot);
+        if bound == Bound::Device {
+            // Room that was taken by others since does not come back, but here it does.
+            run.medium.set_capacity(Some(run.bytes.max(run.medium.taken_bytes())));
+        }
         run.what = format!("{bound:?}, operation {operation:?}, reboot {reboot}");
         let opened = Store::open_on(Arc::new(run.medium.clone()), run.options.clone());
         run.store = opened.unwrap_or_else(|error| panic!("{}: {error}", run.what));
