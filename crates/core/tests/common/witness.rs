@@ -106,7 +106,7 @@ impl Witness {
         self.offset = offset;
         let base = self.base(from);
         let steps = |wanted: fn(&Promise) -> Option<u64>| promises.iter().filter_map(wanted);
-        let done = steps(|promise| match promise {
+        let mut done = steps(|promise| match promise {
             Promise::Done(step) => Some(*step),
             _ => None,
         });
