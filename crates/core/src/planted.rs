@@ -54,6 +54,8 @@ bugs! {
     ChecksumNotCompared = "checksum_not_compared",
     /// The number of a page is not compared.
     PageNumberNotCompared = "page_number_not_compared",
+    /// The sequence of a page is not compared with those that its place may have.
+    SequenceNotCompared = "sequence_not_compared",
     /// The head is not lowered when a store goes back.
     HeadNotLowered = "head_not_lowered",
     /// A row that is taken back from the flush buffer counts as clean.

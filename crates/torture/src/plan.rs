@@ -165,6 +165,8 @@ pub(crate) struct Plan {
     pub(crate) memory_percent: Option<u64>,
     pub(crate) max_disk_bytes: Option<u64>,
     pub(crate) capacity: Option<u64>,
+    /// What readers may keep beyond the kept commits.
+    pub(crate) max_held_bytes: Option<u64>,
     pub(crate) tables: Vec<TablePlan>,
     pub(crate) keep: usize,
     pub(crate) policy: PolicyKind,
@@ -197,6 +199,8 @@ impl Plan {
         let bound = |random: &mut Random| fixed + bytes * (2 + random.below(6)) / 2;
         let max_disk_bytes = random.chance(1, 4).then(|| bound(random));
         let capacity = random.chance(1, 8).then(|| bound(random) + (1 << 20));
+        let max_held_bytes =
+            *random.pick(&[None, None, None, Some(0), Some(64 << 10), Some(1 << 20)]);
         let memory_percent =
             *random.pick(&[Some(100), Some(100), Some(105), Some(120), Some(150), Some(300), None]);
         let smallest = page_bytes as u64 * 16;
@@ -212,6 +216,7 @@ impl Plan {
             page_bytes,
             segment_bytes: smallest << *random.pick(&[0, 0, 0, 1, 2]),
             memory_percent: if has(Habit::Tight) { memory_percent } else { None },
+            max_held_bytes: max_held_bytes.filter(|_| has(Habit::Bounds)),
             max_disk_bytes: max_disk_bytes.filter(|_| has(Habit::Bounds)),
             capacity: capacity.filter(|_| has(Habit::Bounds)),
             tables: tables.into_iter().take(limits.tables).collect(),
@@ -237,6 +242,7 @@ impl Plan {
             page_bytes: Some(self.page_bytes),
             segment_bytes: Some(self.segment_bytes),
             max_disk_bytes: self.max_disk_bytes,
+            max_held_bytes: self.max_held_bytes,
             check_disk: false,
             policy: self.policy,
             keep: self.keep,
