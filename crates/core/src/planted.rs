@@ -40,8 +40,8 @@ bugs! {
     DeleteDeltaLost = "delete_delta_lost",
     /// The split of an index is not journalled.
     SplitNotLogged = "split_not_logged",
-    /// The merge of an index is not journalled.
-    MergeNotLogged = "merge_not_logged",
+    /// The last piece of each index is left out of a new journal file.
+    PieceLost = "piece_lost",
     /// Deltas of the class that is cut last do not reach the journal before the record.
     DeltasLeftBehind = "deltas_left_behind",
     /// Copies of the oldest kept commit are released when it still is kept.
@@ -54,6 +54,8 @@ bugs! {
     ChecksumNotCompared = "checksum_not_compared",
     /// The number of a page is not compared.
     PageNumberNotCompared = "page_number_not_compared",
+    /// The sequence of a page is not compared with those that its place may have.
+    SequenceNotCompared = "sequence_not_compared",
     /// The head is not lowered when a store goes back.
     HeadNotLowered = "head_not_lowered",
     /// A row that is taken back from the flush buffer counts as clean.

@@ -23,6 +23,8 @@ use std::sync::Arc;
 const LAST: usize = 16;
 /// Memory that holds every row of a life.
 const PLENTY: u64 = 8 << 20;
+/// Machines at the end of a life whose device lies.
+const EXAMS: usize = 3;
 /// How often an opening is tried again after an error that was asked for.
 const TRIES: usize = 4;
 
@@ -183,6 +185,7 @@ impl<'c> Life<'c> {
             medium: &self.medium,
             poisoned: self.poison.is_some(),
             gone: false,
+            outgrown: false,
             torn: self.poison.as_ref(),
         }
     }
@@ -411,7 +414,11 @@ impl<'c> Life<'c> {
         let current = self.head_is_current;
         let may =
             |fault: &Fault| *fault != Fault::Latency && (current || !fault.lies()) && may(*fault);
-        let choice: Vec<Fault> = self.plan.faults.iter().filter(may).collect();
+        let mut choice: Vec<Fault> = self.plan.faults.iter().filter(may).collect();
+        if choice.contains(&Fault::Power) {
+            // What a cut leaves has the most ways to be wrong.
+            choice.extend([Fault::Power; 2]);
+        }
         if choice.is_empty() {
             return;
         }
@@ -426,6 +433,10 @@ impl<'c> Life<'c> {
             faults::disarm(&self.medium);
         }
         self.note(|| format!("armed {}", fault.name()));
+        self.strike(fault);
+    }
+
+    fn strike(&mut self, fault: Fault) {
         if faults::arm(&self.medium, fault, &mut self.random) {
             self.blame.flipped = true;
             self.counts.faults[fault as usize] += 1;
@@ -628,8 +639,11 @@ impl<'c> Life<'c> {
         self.settle_under_way();
         self.close_quietly();
         let before = (self.chain.clone(), self.others.clone(), self.medium.clone());
-        let more = if std::mem::take(&mut self.cut_in_commit) { 4 } else { 3 };
-        for _ in 0..self.random.below(more) {
+        let more = match std::mem::take(&mut self.cut_in_commit) {
+            true => 1 + self.random.below(4),
+            false => self.random.below(3),
+        };
+        for _ in 0..more {
             self.boot();
             self.open(None)?;
             self.close_quietly();
@@ -662,27 +676,67 @@ impl<'c> Life<'c> {
         if !self.doomed {
             self.crash()?;
         }
-        if !self.doomed && self.plan.allows(Fault::Flip) {
-            self.commit()?;
-        }
-        if self.head_is_current && !self.doomed && self.poison.is_none() {
-            self.damage()?;
+        if !self.doomed {
+            self.examine()?;
         }
         self.finish_counts();
         Ok(())
     }
 
-    /// The last trial: bits flip, and what is read, before and after an opening, is right or an
-    /// error.
-    fn damage(&mut self) -> Step {
-        self.note(|| "bits flip".to_owned());
-        if faults::arm(&self.medium, Fault::Flip, &mut self.random) {
-            self.blame.flipped = true;
-            self.counts.faults[Fault::Flip as usize] += 1;
-            self.lies_now();
+    /// The last trials: on machines of their own, which begin with what is on the disk, the device
+    /// lies once. What is read, before and after an opening, is right or an error.
+    fn examine(&mut self) -> Step {
+        let lies: Vec<Fault> = self.plan.faults.iter().filter(|fault| fault.lies()).collect();
+        if lies.is_empty() {
+            return Ok(());
         }
+        let before = (self.chain.clone(), self.medium.clone());
+        for _ in 0..EXAMS {
+            let fault = *self.random.pick(&lies);
+            match self.lie_once(fault) {
+                Ok(()) | Err(Stop::Over) => {}
+                failed => return failed,
+            }
+            self.finish_counts();
+            self.close_quietly();
+            self.doomed = false;
+            (self.chain, self.medium) = before.clone();
+            self.others.clear();
+        }
+        self.medium = self.medium.reboot(0);
+        Ok(())
+    }
+
+    fn lie_once(&mut self, fault: Fault) -> Step {
+        self.close_quietly();
+        self.boot();
+        self.open(None)?;
+        self.others.clear();
+        // The head on this machine is that of the last commit, or the end of the journal could be
+        // lost unnoticed.
+        self.commit()?;
+        if !self.head_is_current || self.is_poisoned() {
+            return Ok(());
+        }
+        self.note(|| format!("the device lies once: {}", fault.name()));
+        self.strike(fault);
+        if matches!(fault, Fault::Lost | Fault::Misdirected) {
+            for _ in 0..4 {
+                self.write_something()?;
+                if self.doomed || self.is_poisoned() {
+                    break;
+                }
+            }
+        }
+        if self.is_poisoned() {
+            return self.leave_poisoned();
+        }
+        if self.doomed && self.random.chance(1, 2) {
+            self.check_everything()?;
+        }
+        self.reopen()?;
         self.check_everything()?;
-        self.reopen()
+        Ok(())
     }
 
     /// Adds what the store and the device have counted.

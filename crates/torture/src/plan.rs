@@ -108,6 +108,8 @@ pub(crate) enum Kind {
     Commits,
     /// Announced batches.
     Ahead,
+    /// Few rows in small segments, all rewritten between two commits.
+    Churn,
 }
 
 /// One table of a life.
@@ -165,6 +167,8 @@ pub(crate) struct Plan {
     pub(crate) memory_percent: Option<u64>,
     pub(crate) max_disk_bytes: Option<u64>,
     pub(crate) capacity: Option<u64>,
+    /// What readers may keep beyond the kept commits.
+    pub(crate) max_held_bytes: Option<u64>,
     pub(crate) tables: Vec<TablePlan>,
     pub(crate) keep: usize,
     pub(crate) policy: PolicyKind,
@@ -184,12 +188,15 @@ impl Plan {
     pub(crate) fn new(seed: u64, limits: &Limits) -> Self {
         let random = &mut Random::new(seed, 1);
         let kind = match random.below(20) {
-            0..=2 => Kind::Growth,
-            3..=6 => Kind::Commits,
-            7..=10 => Kind::Ahead,
+            0..=3 => Kind::Growth,
+            4..=6 => Kind::Commits,
+            7..=9 => Kind::Ahead,
+            10..=12 => Kind::Churn,
             _ => Kind::Mixed,
         };
-        let page_bytes = 512 << *random.pick(&[0, 0, 0, 0, 1, 1, 1, 2, 2, 3, 4]);
+        let churns = kind == Kind::Churn;
+        let page_bits = *random.pick(&[0, 0, 0, 0, 1, 1, 1, 2, 2, 3, 4]);
+        let page_bytes = 512 << if churns { page_bits / 2 } else { page_bits };
         let tables = tables(seed, kind, page_bytes, 1 + random.below(6) as usize);
         let bytes: u64 = tables.iter().map(|t| t.keys * t.layout.row_bytes() as u64).sum();
         // What a store takes beside rows: journals of a quarter of a MiB, room for commits.
@@ -197,9 +204,13 @@ impl Plan {
         let bound = |random: &mut Random| fixed + bytes * (2 + random.below(6)) / 2;
         let max_disk_bytes = random.chance(1, 4).then(|| bound(random));
         let capacity = random.chance(1, 8).then(|| bound(random) + (1 << 20));
+        let meta_bytes = *random.pick(&[8, 100, 3000, 60_000]);
+        let smallest = page_bytes as u64 * 16;
+        let segment_bytes = smallest << *random.pick(&[0, 0, 0, 1, 2]);
+        let max_held_bytes =
+            *random.pick(&[None, None, None, Some(0), Some(64 << 10), Some(1 << 20)]);
         let memory_percent =
             *random.pick(&[Some(100), Some(100), Some(105), Some(120), Some(150), Some(300), None]);
-        let smallest = page_bytes as u64 * 16;
         let has = |habit| !limits.without.contains(&habit);
         Self {
             seed,
@@ -210,8 +221,9 @@ impl Plan {
             faults: limits.faults,
             fault_every: *random.pick(&[12, 25, 50, 100]),
             page_bytes,
-            segment_bytes: smallest << *random.pick(&[0, 0, 0, 1, 2]),
+            segment_bytes: if churns { smallest } else { segment_bytes },
             memory_percent: if has(Habit::Tight) { memory_percent } else { None },
+            max_held_bytes: max_held_bytes.filter(|_| has(Habit::Bounds)),
             max_disk_bytes: max_disk_bytes.filter(|_| has(Habit::Bounds)),
             capacity: capacity.filter(|_| has(Habit::Bounds)),
             tables: tables.into_iter().take(limits.tables).collect(),
@@ -222,10 +234,12 @@ impl Plan {
             window_group: *random.pick(&[1, 2, 5, 256]),
             staleness: random.chance(1, 3).then(|| random.below(3)),
             merge_reads: random.chance(3, 4),
-            meta_bytes: *random.pick(&[8, 100, 3000, 60_000]),
+            // Long ones fill journals, which begin anew then.
+            meta_bytes: if kind == Kind::Growth { 8 } else { meta_bytes },
             state_bytes: *random.pick(&[0, 100, 9000]),
             batch: match kind {
                 Kind::Growth => 500,
+                Kind::Churn => 150,
                 _ => *random.pick(&[8, 40, 120]),
             },
         }
@@ -237,6 +251,7 @@ impl Plan {
             page_bytes: Some(self.page_bytes),
             segment_bytes: Some(self.segment_bytes),
             max_disk_bytes: self.max_disk_bytes,
+            max_held_bytes: self.max_held_bytes,
             check_disk: false,
             policy: self.policy,
             keep: self.keep,
@@ -265,7 +280,8 @@ impl Plan {
 }
 
 fn tables(seed: u64, kind: Kind, page_bytes: usize, count: usize) -> Vec<TablePlan> {
-    let count = if kind == Kind::Growth { count.min(2) } else { count };
+    let few = matches!(kind, Kind::Growth | Kind::Churn);
+    let count = if few { count.min(2) } else { count };
     (0..count).map(|i| table(seed, kind, page_bytes, i)).collect()
 }
 
@@ -304,7 +320,11 @@ fn table(seed: u64, kind: Kind, page_bytes: usize, i: usize) -> TablePlan {
         dim -= 1;
     };
     let dense = !grows && random.chance(1, 2);
-    let keys = if grows { 2300 + random.below(700) } else { 20 + random.below(600) };
+    let keys = match kind {
+        Kind::Growth if grows => 2300 + random.below(700),
+        Kind::Churn => 40 + random.below(160),
+        _ => 20 + random.below(600),
+    };
     let initializer = match random.below(4) {
         0 => Initializer::Constant(0.5),
         1 => Initializer::Normal { mean: 0.0, std: 0.5 },
@@ -315,7 +335,7 @@ fn table(seed: u64, kind: Kind, page_bytes: usize, i: usize) -> TablePlan {
         name: format!("t{i}"),
         embedding_dim: dim,
         num_embeddings: dense.then_some(keys),
-        expected_rows: (!dense).then(|| if random.chance(1, 2) { keys } else { 10 }),
+        expected_rows: (!dense).then(|| if !grows && random.chance(1, 2) { keys } else { 10 }),
         dtype,
         rounding: *random.pick(&[RoundingMode::Stochastic, RoundingMode::Nearest]),
         optimizer,

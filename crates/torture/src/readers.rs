@@ -1,4 +1,5 @@
-//! Readers beside the writer: each sees its commit, whatever is committed since.
+//! Readers beside the writer: each sees its commit, whatever is committed since, until it is
+//! refreshed.
 
 use crate::check::{self, Care};
 use crate::life::{Life, Point, Step, named_budget, point_name};
@@ -14,6 +15,7 @@ const READERS: usize = 3;
 pub(crate) struct Reader {
     store: Store,
     point: Rc<Point>,
+    refreshed: bool,
 }
 
 impl Life<'_> {
@@ -39,21 +41,52 @@ impl Life<'_> {
                 return Ok(());
             }
         };
-        let found = store.last_commit().map(|info| (info.step, info.meta));
-        let found = found.as_ref().map(|(step, meta)| (*step, meta.as_str()));
-        // Commits that the writer has left by going back are there until it changes something.
-        let left = self.others.iter().filter_map(|chain| chain.last());
-        let mut last: Vec<&Rc<Point>> = self.under_way.iter().chain(left).collect();
-        last.extend(self.chain.last());
-        let points = if step.is_some() { self.chain.iter().collect() } else { last };
-        let same = |p: &&Rc<Point>| Some((p.step, p.meta.as_str())) == found;
-        let Some(point) = points.into_iter().find(same).cloned() else {
-            let found = found.map(|(step, _)| step);
+        let points = if step.is_some() { self.chain.iter().collect() } else { self.newest() };
+        let at = |p: &&Rc<Point>| is_at(&store, p);
+        let Some(point) = points.into_iter().find(at).cloned() else {
+            let found = store.last_commit().map(|info| info.step);
             return Err(format!("a reader opened at {step:?} is at {found:?}").into());
         };
         self.counts.event(Event::ReaderOpened);
-        self.readers.push(Reader { store, point });
+        self.readers.push(Reader { store, point, refreshed: false });
         self.read(self.readers.len() - 1)
+    }
+
+    /// The commits that a reader may find to be the newest.
+    fn newest(&self) -> Vec<&Rc<Point>> {
+        // Those that the writer has left by going back are there until it changes something. Where
+        // the last record was lost a reader beside the writer cannot know of it.
+        let left = self.others.iter().filter_map(|chain| chain.last());
+        let earlier = self.chain.len() - usize::from(!self.is_doomed()).min(self.chain.len());
+        let earlier = self.chain[..earlier].iter();
+        self.under_way.iter().chain(left).chain(self.chain.last()).chain(earlier).collect()
+    }
+
+    /// Moves a reader to the newest commit.
+    fn refresh(&mut self, at: usize) -> Step {
+        let reader = &self.readers[at];
+        let newest = self.newest();
+        let moved = match reader.store.refresh() {
+            Ok(moved) => moved.is_some(),
+            // It stays where it is.
+            Err(error) if error.kind() == ErrorKind::Budget => false,
+            Err(error) => {
+                self.care().takes(&error).map_err(|e| format!("refresh: {e}"))?;
+                // It may have lost its index, and says so from here on.
+                self.readers.remove(at);
+                return Ok(());
+            }
+        };
+        if moved {
+            let Some(point) = newest.into_iter().find(|p| is_at(&reader.store, p)).cloned() else {
+                let found = reader.store.last_commit().map(|info| info.step);
+                return Err(format!("a reader was refreshed to {found:?}").into());
+            };
+            self.counts.event(Event::Refreshed);
+            self.readers[at].point = point;
+            self.readers[at].refreshed = true;
+        }
+        self.read(at)
     }
 
     /// True when a reader has a commit that the writer does not keep.
@@ -113,6 +146,9 @@ impl Life<'_> {
             let closed = reader.store.close();
             return closed.map(drop).map_err(|e| format!("a reader closes: {e:?}").into());
         }
+        if self.random.chance(1, 3) {
+            return self.refresh(at);
+        }
         self.read(at)
     }
 
@@ -120,10 +156,13 @@ impl Life<'_> {
         let mut random = self.random.clone();
         let reader = &self.readers[at];
         let kept = self.chain.iter().chain(&self.under_way).any(|p| Rc::ptr_eq(p, &reader.point));
-        let care = Care { gone: !kept, torn: None, ..self.care() };
+        // Readers may be let go of where a bound says so.
+        let bounded = self.plan.max_held_bytes.is_some() || self.plan.max_disk_bytes.is_some();
+        let (gone, outgrown) = (!kept && bounded, reader.refreshed);
+        let care = Care { gone, outgrown, torn: None, ..self.care() };
         let all = check::all(&reader.store, &reader.point.model, &mut random, &care)
             .map_err(|why| format!("a reader of {}: {why}", point_name(&reader.point)))?;
-        if !kept {
+        if !kept && (all || gone) {
             self.counts.event(if all { Event::ReaderHeld } else { Event::CommitGone });
         }
         if !all {
@@ -132,4 +171,10 @@ impl Life<'_> {
         }
         Ok(())
     }
+}
+
+/// True when the store is at this commit.
+fn is_at(store: &Store, point: &Point) -> bool {
+    let found = store.last_commit();
+    found.is_some_and(|info| (info.step, info.meta.as_str()) == (point.step, point.meta.as_str()))
 }

@@ -36,6 +36,8 @@ pub enum Event {
     ReaderHeld,
     /// A reader was told that its commit is gone.
     CommitGone,
+    /// A reader moved to the newest commit.
+    Refreshed,
     /// A writer had to wait for a reader.
     HeldBack,
     /// A commit.
@@ -50,7 +52,7 @@ pub enum Event {
 
 impl Event {
     /// All of them.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::Reopened,
         Self::Killed,
         Self::Crashed,
@@ -65,6 +67,7 @@ impl Event {
         Self::ReaderOpened,
         Self::ReaderHeld,
         Self::CommitGone,
+        Self::Refreshed,
         Self::HeldBack,
         Self::Commit,
         Self::BesideCommit,
@@ -89,6 +92,7 @@ impl Event {
             Self::ReaderOpened => "reader_opened",
             Self::ReaderHeld => "reader_held",
             Self::CommitGone => "commit_gone",
+            Self::Refreshed => "refreshed",
             Self::HeldBack => "held_back",
             Self::Commit => "commit",
             Self::BesideCommit => "beside_commit",

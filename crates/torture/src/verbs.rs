@@ -31,8 +31,10 @@ impl Life<'_> {
         }
         if self.under_way.is_some() {
             self.counts.event(Event::BesideCommit);
-            if self.random.chance(1, 4) {
-                return self.commit_step();
+            match self.random.below(8) {
+                0..=1 => return self.commit_step(),
+                2 => return self.large_update(),
+                _ => {}
             }
         }
         if self.plan.window
@@ -66,7 +68,8 @@ impl Life<'_> {
             880..=889 if self.plan.has(Habit::Back) => self.go_back(),
             880..=889 => self.reopen(),
             890..=904 if self.plan.has(Habit::Readers) => self.open_reader(),
-            905..=929 => self.use_reader(),
+            905..=926 => self.use_reader(),
+            927..=929 => self.look_at_earlier(),
             930..=939 if self.plan.has(Habit::Late) => self.add_table(),
             940..=949 => self.use_permits(),
             _ if commits && roll < 975 && self.plan.has(Habit::Beside) => self.begin_by_hand(),
@@ -187,6 +190,34 @@ impl Life<'_> {
             }
         }
         self.update_parts(parts)
+    }
+
+    /// Changes some rows, and commits.
+    pub(crate) fn write_something(&mut self) -> Step {
+        for _ in 0..1 + self.random.below(3) {
+            match self.random.below(4) {
+                0 => self.put()?,
+                1 => {
+                    let at = self.draw_table();
+                    self.delete(at, 1)?;
+                }
+                _ => self.update()?,
+            }
+            self.lies_now();
+        }
+        self.commit()?;
+        self.lies_now();
+        Ok(())
+    }
+
+    /// An update of so many rows of all tables that they do not fit what waits for storage.
+    fn large_update(&mut self) -> Step {
+        let mut batch = Vec::new();
+        for table in 0..self.model.tables.len() {
+            let plan = Rc::clone(&self.model.tables[table].plan);
+            batch.push((table, plan.draw(&mut self.random, 500)));
+        }
+        self.train_on(&batch)
     }
 
     /// An update of the rows of a batch, of its tables that have an optimizer.

@@ -173,7 +173,7 @@ impl PageLayout {
         expected: &RangeInclusive<u64>,
     ) -> Result<()> {
         let found = self.sequence(page);
-        if expected.contains(&found) {
+        if expected.contains(&found) || planted::is(Bug::SequenceNotCompared) {
             return Ok(());
         }
         let what = if found < *expected.start() {
