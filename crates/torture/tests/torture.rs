@@ -1,0 +1,37 @@
+//! A small run of fixed seeds, with every fault; and, where bugs can be planted, that it finds some.
+#![allow(clippy::unwrap_used, reason = "a test ends at the first thing that fails")]
+
+use embedrock_torture::{Fault, Limits, Soak};
+use std::sync::Mutex;
+
+/// A planted bug is in every store of the process.
+static ALONE: Mutex<()> = Mutex::new(());
+
+#[test]
+fn stores_hold_through_every_fault() {
+    let _alone = ALONE.lock();
+    let limits = Limits::default();
+    let soak = Soak { first: 7_000, seeds: Some(60), time: None, limits, jobs: 2 };
+    let outcome = soak.run(&mut |_| true);
+    let failures: Vec<String> = outcome
+        .failures
+        .iter()
+        .map(|failure| embedrock_torture::text::failure(failure, "embedrock torture"))
+        .collect();
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+    assert!(outcome.counts.operations > 10_000, "{} operations", outcome.counts.operations);
+    for fault in Fault::ALL {
+        assert!(outcome.counts.faults[fault as usize] > 0, "{} never struck", fault.name());
+    }
+}
+
+#[cfg(feature = "planted")]
+#[test]
+fn planted_bugs_are_found() {
+    use embedrock_torture::planted::{Bug, catch};
+    let _alone = ALONE.lock();
+    for bug in [Bug::RecordSyncSkipped, Bug::ChecksumNotCompared, Bug::DeleteDeltaLost] {
+        let caught = catch(bug, 1, &Limits::default());
+        assert!(caught.is_good(), "{}: {:?}", bug.name(), caught.seeds);
+    }
+}
