@@ -17,7 +17,7 @@ export CARGO_TARGET_DIR ?= $(CURDIR)/target
 export VIRTUAL_ENV := $(VENV)
 export PYO3_PYTHON := $(BIN)/python
 
-.PHONY: help setup demo test check tsan planted bench peers wheel format lock clean
+.PHONY: help setup demo test check tsan torture planted bench peers wheel format lock clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,10 +47,13 @@ tsan: ## Run the tests with threads under the thread sanitizer (needs nightly Ru
 		store::tests::threads store::tests::window store::tests::commit store::window \
 		store::staleness store::pool
 
-planted: ## Plant deliberate bugs one by one, and see how many seeds of torture find each
-	cargo build --release --locked -p embedrock-torture --features planted \
-		--target-dir $(CARGO_TARGET_DIR)/planted
-	$(CARGO_TARGET_DIR)/planted/release/embedrock-torture --planted --seed 1
+torture: ## Run random stores through faults of a simulated device, for MINUTES (1)
+	cargo run --release --locked -p embedrock-torture -- --minutes $(or $(MINUTES),1)
+
+# A folder of its own, so that no other build takes part in the feature.
+planted: ## Count the seeds until each deliberate bug is found
+	cargo run --release --locked -p embedrock-torture --features planted \
+		--target-dir $(CARGO_TARGET_DIR)/planted -- --planted
 
 bench: setup ## Run every benchmark as it is defined, beside the peers; reports go to .cache/bench
 	@mkdir -p .cache/bench

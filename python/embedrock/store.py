@@ -720,8 +720,8 @@ def open(
             per cent of all rows with their optimizer state (``"10%"``).
         max_disk_bytes: Most bytes the store may take on disk; None leaves it to the file system: up
             to 7 times the rows, by how far commits are apart (``docs/choosing.md``).
-        max_held_bytes: Most bytes on disk that readers may keep beyond the kept commits. Past it the
-            oldest of their commits go, and such a reader gets ``CommitGoneError``, never other
+        max_held_bytes: Most bytes on disk that readers may keep beyond the kept commits. Past it
+            the oldest of their commits go, and such a reader gets ``CommitGoneError``, never other
             rows. None: a quarter of ``max_disk_bytes``, and without that no bound.
         page_bytes: Page size of new tables, 512 x 2**n up to 65,536; None measures the device.
         segment_bytes: Unit of allocation and cleaning of new tables, a power of two from 16 pages

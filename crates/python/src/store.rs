@@ -59,7 +59,8 @@ pub(crate) struct Store(core::Store);
 impl Store {
     /// Opens the store at `path`, creating it when there is none and `create` is set.
     #[new]
-    #[pyo3(signature = (path, memory, *, max_disk_bytes=None, max_held_bytes=None, page_bytes=None, segment_bytes=None,
+    #[pyo3(signature = (path, memory, *, max_disk_bytes=None, max_held_bytes=None, page_bytes=None,
+        segment_bytes=None,
         io="auto", policy="lfu", window_bytes=None, window_group=256, keep=2, seed=0, create=true,
         step=None, read_only=false,
         check_disk=true, merge_reads=true))]

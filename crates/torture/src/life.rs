@@ -467,7 +467,7 @@ impl<'c> Life<'c> {
         Ok(())
     }
 
-    /// What follows an error of a verb. `change` is what the verb would have done; what a store that
+    /// What follows an error of a verb. `change` is what the verb would have done; a store that
     /// goes on must not have done.
     pub(crate) fn refused(&mut self, what: &str, error: &Error, change: Option<Change>) -> Step {
         if self.medium.power_is_off() {

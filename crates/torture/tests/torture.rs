@@ -1,4 +1,4 @@
-//! A small run of fixed seeds, with every fault; and, where bugs can be planted, that it finds some.
+//! A small run of fixed seeds, with every fault; and that planted bugs are found.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first thing that fails")]
 
 use embedrock_torture::{Fault, Limits, Soak};

@@ -100,8 +100,8 @@ impl Head {
     }
 
     /// As `write`, and durable on return but for its name: before later commits are given up, so
-    /// that no head names one that is gone, none is forgotten that they had dropped, and no other term
-    /// has this number.
+    /// that no head names one that is gone, none is forgotten that they had dropped, and no other
+    /// term has this number.
     pub(super) fn write_durably(self, medium: &dyn Medium, seed: u64) -> Result<()> {
         rewrite(medium, &self.encode(seed))?.sync()
     }

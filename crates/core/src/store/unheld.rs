@@ -3,10 +3,10 @@
 //!
 //! Nothing keeps their commit. What they read is nevertheless of that commit or an error: a page
 //! that was written again has a later sequence number; and where the writer goes on from an earlier
-//! commit, it cuts the reader's commit record off first. (A reader that has read pages looks whether
-//! it still has its hold, for that may go at any time.) Files that are missing and pages that do not
-//! check are `CommitGone` when the store says that the commit is not kept any more, and damage only
-//! when it still is.
+//! commit, it cuts the reader's commit record off first. (A reader that has read pages looks
+//! whether it still has its hold, for that may go at any time.) Files that are missing and pages
+//! that do not check are `CommitGone` when the store says that the commit is not kept any more, and
+//! damage only when it still is.
 
 use super::journal::{CommitRecord, RecordKind, name_of};
 use super::recovery::is_kept;
