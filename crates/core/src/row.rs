@@ -250,7 +250,8 @@ impl RowLayout {
     }
 
     /// Rounds what the `count`-th update of a table has made of the values of `key`, as the row
-    /// then holds them: for models that tests compare with. `seed` is the store's, `salt` the table's.
+    /// then holds them: for models that tests compare with. `seed` is the store's, `salt` that of
+    /// the table.
     #[cfg(any(test, feature = "testing"))]
     pub fn round_updated(
         &self,
