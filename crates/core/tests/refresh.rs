@@ -206,6 +206,28 @@ fn a_reader_of_an_earlier_step_moves_to_the_newest() {
     expect(&reader, &model, "at 6");
 }
 
+// A record that does not check ended what was read, and the reader stayed where it was for ever.
+#[test]
+fn a_journal_that_lost_a_commit_is_damage_to_a_reader_too() {
+    let (_directory, path) = directory();
+    let store = Store::open(&path, options(BUDGET)).unwrap();
+    let table = store.table(&model().specs[0]).unwrap();
+    update(&store, table, &[1], &[0.5; DIM]).unwrap();
+    store.commit(1, "", &[]).unwrap();
+    let reader = Store::open(&path, reading(BUDGET)).unwrap();
+    update(&store, table, &[2], &[0.5; DIM]).unwrap();
+    store.commit(2, "", &[("a", b"b")]).unwrap();
+    store.close().unwrap();
+    let journal = path.join("journal-00000001");
+    let mut bytes = std::fs::read(&journal).unwrap();
+    let at = bytes.windows(9).rposition(|part| part == b"\"step\":2,").unwrap();
+    bytes[at] ^= 1;
+    std::fs::write(&journal, bytes).unwrap();
+    let error = reader.refresh().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+    assert_eq!(reader.last_commit().unwrap().step, 1);
+}
+
 #[test]
 fn a_scan_that_began_before_a_refresh_says_so() {
     let (_directory, path) = directory();

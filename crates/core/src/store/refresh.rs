@@ -6,6 +6,7 @@
 //! does one whose writer has gone back; tables that came since take an empty cache, too.
 
 use super::engine::{Class, Engine};
+use super::head::Head;
 use super::holds::Hold;
 use super::journal::{CommitRecord, JournalReader, RecordKind, name_of, number_of, read_json};
 use super::open::{build, files_of_commits, history_of, while_changing};
@@ -62,9 +63,21 @@ impl Inner {
     fn look_for_next(&self) -> Result<Option<Next>> {
         let open = self.history.lock().kept.last().cloned();
         let Some(open) = open.filter(|_| self.is_held()) else { return self.look_for_last() };
+        // Before the journal, which it must not lead.
+        let head = Head::read(&*self.medium, self.seed)?;
         let Some(commits) = commits_behind(&*self.medium, self.seed, &open)? else {
             return self.look_for_last();
         };
+        let newest = commits.last().unwrap_or(&open).info.sequence;
+        if head.sequence > newest {
+            bail!(
+                Corrupt,
+                "the journal of {} ends at commit {newest}, but commit {} was made: a journal file \
+                 was truncated, damaged or removed; restore from a copy",
+                self.path.display(),
+                head.sequence
+            );
+        }
         let Some(commit) = commits.last().cloned() else { return Ok(None) };
         let hold = Hold::take(&self.medium, commit.info.sequence)?;
         // The writer writes the record first and then looks for holds: so one of the two sees the
