@@ -18,6 +18,8 @@ pub struct Command {
     pub json: Option<String>,
     /// Plant bugs and count the seeds until each is found.
     pub planted: bool,
+    /// Of them those that are named; empty for all.
+    pub bugs: Vec<String>,
 }
 
 /// Reads the options. `seed` and `jobs` are taken where they say nothing.
@@ -26,7 +28,8 @@ pub struct Command {
 pub fn parse(args: &[String], seed: u64, jobs: usize) -> Result<Command, String> {
     let mut limits = Limits::default();
     let (mut first, mut seeds, mut minutes, mut jobs) = (seed, None, None, jobs);
-    let (mut json, mut planted) = (None, false);
+    let (mut json, mut planted, mut bugs) = (None, false, Vec::new());
+    let mut failures_max = 1;
     let mut args = args.iter();
     while let Some(option) = args.next() {
         if option == "--planted" {
@@ -44,6 +47,8 @@ pub fn parse(args: &[String], seed: u64, jobs: usize) -> Result<Command, String>
             "--tables" => limits.tables = number(option, value)?,
             "--only" => limits.only = Some(numbers(option, value)?),
             "--jobs" => jobs = number(option, value)?,
+            "--max-failures" => failures_max = number(option, value)?,
+            "--bugs" => bugs = value.split(',').map(str::to_owned).collect(),
             "--json" => json = Some(value.clone()),
             _ => return Err(format!("there is no option {option}")),
         }
@@ -53,7 +58,8 @@ pub fn parse(args: &[String], seed: u64, jobs: usize) -> Result<Command, String>
     }
     let time = minutes.map(|minutes| Duration::try_from_secs_f64(minutes * 60.0));
     let time = time.transpose().map_err(|error| format!("--minutes: {error}"))?;
-    Ok(Command { soak: Soak { first, seeds, time, limits, jobs }, json, planted })
+    let soak = Soak { first, seeds, time, limits, jobs, failures_max };
+    Ok(Command { soak, json, planted, bugs })
 }
 
 fn number<T: std::str::FromStr>(option: &str, value: &str) -> Result<T, String> {

@@ -39,6 +39,14 @@ impl Blame {
             || self.count(medium, Fault::FullWrite) > 0
     }
 
+    /// True when a write or a sync has failed: the store may refuse changes later, when it comes to
+    /// what was written.
+    pub(crate) fn failed_to_write(&self, medium: &SimMedium) -> bool {
+        [Fault::Write, Fault::Sync, Fault::FullWrite]
+            .into_iter()
+            .any(|fault| self.count(medium, fault) > 0)
+    }
+
     /// Whether a verb of a sound store may fail with this error; the reason why not.
     pub(crate) fn allows(&self, medium: &SimMedium, error: &Error) -> Result<(), String> {
         let full = self.bounded

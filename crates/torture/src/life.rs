@@ -504,12 +504,14 @@ impl<'c> Life<'c> {
             if error.kind() == ErrorKind::Full && !self.doomed {
                 return Err(format!("{what} says Full and has poisoned the store: {error}").into());
             }
-            self.poison = Some(change.unwrap_or_default());
+            // The first verb that failed is the one that may be half done.
+            self.poison.get_or_insert_with(|| change.unwrap_or_default());
             return Ok(());
         }
         // Nothing has changed, and what failed is no excuse any more.
         self.check_unchanged(what, change.as_ref())?;
-        if self.under_way.is_none() && !self.doomed && !self.medium.power_is_off() {
+        let lingers = self.doomed || self.blame.failed_to_write(&self.medium);
+        if self.under_way.is_none() && !lingers && !self.medium.power_is_off() {
             self.blame = Blame::from_now(&self.medium, self.blame.bounded);
         }
         Ok(())
@@ -630,6 +632,7 @@ impl<'c> Life<'c> {
 
     /// The power goes. Several machines are tried on what is left, and the life goes on with one.
     pub(crate) fn crash(&mut self) -> Step {
+        self.lies_now();
         if self.doomed {
             // What the device has lost twice nobody can tell.
             return Err(Stop::Over);

@@ -21,6 +21,23 @@ pub struct Failure {
     pub last: Vec<String>,
     /// What was left out to find it, if anything was.
     pub limits: Limits,
+    /// It does not end, and nothing is known of its operations.
+    pub hangs: bool,
+}
+
+impl Failure {
+    /// A life that never ends.
+    pub(crate) fn hang(seed: u64, limits: &Limits) -> Self {
+        Self {
+            seed,
+            operation: 0,
+            what: "the life does not end: a verb waits for something that never comes".to_owned(),
+            settings: settings(&Plan::new(seed, limits)),
+            last: Vec::new(),
+            limits: limits.clone(),
+            hangs: true,
+        }
+    }
 }
 
 thread_local! {
@@ -75,6 +92,7 @@ pub fn run(seed: u64, limits: &Limits, counts: &mut Counts) -> Result<(), Box<Fa
         settings,
         last: life.last.iter().cloned().collect(),
         limits: limits.clone(),
+        hangs: false,
     };
     // What a panic left may panic again; it is worth its memory.
     std::mem::forget(life);

@@ -5,12 +5,15 @@ use crate::plan::Limits;
 use crate::report::{Counts, Event};
 use crate::run::{Failure, run};
 use embedrock_core::activation::{Branch, count};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// From so many seeds on every fault, event and branch must have come.
 pub const SEEDS_FOR_ACTIVATION: u64 = 200;
+/// A life takes less than a second; one that takes so long waits for something that never comes.
+const HANGS: Duration = Duration::from_secs(90);
 /// How often progress is told.
 const TELL: Duration = Duration::from_millis(200);
 
@@ -27,6 +30,8 @@ pub struct Soak {
     pub limits: Limits,
     /// Seeds that run at a time, each on a thread of its own.
     pub jobs: usize,
+    /// Seeds that may fail before the run ends.
+    pub failures_max: usize,
 }
 
 /// How far a soak is.
@@ -62,46 +67,70 @@ impl Outcome {
     }
 }
 
-#[derive(Default)]
+/// What the threads of a run share.
 struct Shared {
+    soak: Soak,
+    begin: Instant,
+    stop: AtomicBool,
+    next: AtomicU64,
+    found: Mutex<Found>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Found {
     counts: Counts,
     failures: Vec<Failure>,
-    living: usize,
+    /// Lives that are lived, and since when.
+    living: BTreeMap<u64, Instant>,
+    threads: usize,
 }
 
 impl Soak {
     /// Runs until the end, and says how it went. `tell` is called now and then, and ends the run by
-    /// false.
+    /// false. A life that hangs is a failure; its thread is left behind.
     pub fn run(&self, tell: &mut dyn FnMut(&Progress<'_>) -> bool) -> Outcome {
         embedrock_core::keep_freed();
         let begin = Instant::now();
         let before: Vec<u64> = Branch::ALL.iter().map(|branch| count(*branch)).collect();
         let jobs = self.jobs.max(1);
-        let shared = Mutex::new(Shared { living: jobs, ..Shared::default() });
-        let (changed, stop, next) = (Condvar::new(), AtomicBool::new(false), AtomicU64::new(0));
-        let mut stopped = false;
-        std::thread::scope(|scope| {
-            for _ in 0..jobs {
-                scope.spawn(|| {
-                    self.work(&shared, &stop, &next, begin);
-                    lock(&shared).living -= 1;
-                    changed.notify_all();
-                });
-            }
-            let mut guard = lock(&shared);
-            while guard.living > 0 {
-                guard = changed.wait_timeout(guard, TELL).unwrap_or_else(PoisonError::into_inner).0;
-                let counts = guard.counts.clone();
-                drop(guard);
-                if !tell(&Progress { counts: &counts, elapsed: begin.elapsed() }) {
-                    stopped = true;
-                    stop.store(true, Ordering::Relaxed);
-                }
-                guard = lock(&shared);
-            }
+        let shared = Arc::new(Shared {
+            soak: self.clone(),
+            begin,
+            stop: AtomicBool::new(false),
+            next: AtomicU64::new(0),
+            found: Mutex::new(Found { threads: jobs, ..Found::default() }),
+            changed: Condvar::new(),
         });
-        let Shared { counts, mut failures, .. } =
-            shared.into_inner().unwrap_or_else(PoisonError::into_inner);
+        for _ in 0..jobs {
+            let shared = Arc::clone(&shared);
+            std::thread::spawn(move || {
+                shared.work();
+                shared.found().threads -= 1;
+                shared.changed.notify_all();
+            });
+        }
+        let mut stopped = false;
+        let mut found = shared.found();
+        while found.threads > 0 {
+            let waited = shared.changed.wait_timeout(found, TELL);
+            found = waited.unwrap_or_else(PoisonError::into_inner).0;
+            let hang = found.living.iter().find(|(_, since)| since.elapsed() > HANGS);
+            if let Some(seed) = hang.map(|(seed, _)| *seed) {
+                found.failures.push(Failure::hang(seed, &self.limits));
+                shared.stop.store(true, Ordering::Relaxed);
+                break;
+            }
+            let counts = found.counts.clone();
+            drop(found);
+            if !tell(&Progress { counts: &counts, elapsed: begin.elapsed() }) {
+                stopped = true;
+                shared.stop.store(true, Ordering::Relaxed);
+            }
+            found = shared.found();
+        }
+        let (counts, mut failures) = (found.counts.clone(), found.failures.clone());
+        drop(found);
         failures.sort_by_key(|failure| failure.seed);
         let branches: Vec<(&'static str, u64)> = Branch::ALL
             .iter()
@@ -110,25 +139,6 @@ impl Soak {
             .collect();
         let dormant = self.dormant(&counts, &branches);
         Outcome { counts, branches, dormant, failures, elapsed: begin.elapsed(), stopped }
-    }
-
-    fn work(&self, shared: &Mutex<Shared>, stop: &AtomicBool, next: &AtomicU64, begin: Instant) {
-        while !stop.load(Ordering::Relaxed) {
-            let n = next.fetch_add(1, Ordering::Relaxed);
-            let over = self.seeds.is_some_and(|seeds| n >= seeds)
-                || self.time.is_some_and(|time| begin.elapsed() >= time);
-            if over {
-                return;
-            }
-            let mut counts = Counts::default();
-            let lived = run(self.first.wrapping_add(n), &self.limits, &mut counts);
-            let mut shared = lock(shared);
-            shared.counts.add(&counts);
-            if let Err(failure) = lived {
-                shared.failures.push(*failure);
-                stop.store(true, Ordering::Relaxed);
-            }
-        }
     }
 
     /// What should have come by now and has not, where lives do everything.
@@ -143,6 +153,34 @@ impl Soak {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+impl Shared {
+    fn found(&self) -> std::sync::MutexGuard<'_, Found> {
+        self.found.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One life after the other.
+    fn work(&self) {
+        let soak = &self.soak;
+        while !self.stop.load(Ordering::Relaxed) {
+            let n = self.next.fetch_add(1, Ordering::Relaxed);
+            let over = soak.seeds.is_some_and(|seeds| n >= seeds)
+                || soak.time.is_some_and(|time| self.begin.elapsed() >= time);
+            if over {
+                return;
+            }
+            let seed = soak.first.wrapping_add(n);
+            self.found().living.insert(seed, Instant::now());
+            let mut counts = Counts::default();
+            let lived = run(seed, &soak.limits, &mut counts);
+            let mut found = self.found();
+            found.living.remove(&seed);
+            found.counts.add(&counts);
+            if let Err(failure) = lived {
+                found.failures.push(*failure);
+                if found.failures.len() >= soak.failures_max {
+                    self.stop.store(true, Ordering::Relaxed);
+                }
+            }
+        }
+    }
 }

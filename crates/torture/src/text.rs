@@ -57,7 +57,7 @@ pub fn outcome(outcome: &Outcome) -> String {
 
 /// A failure, and how to see it again.
 pub fn failure(failure: &Failure, command: &str) -> String {
-    let Failure { seed, operation, what, settings, last, limits } = failure;
+    let Failure { seed, operation, what, settings, last, limits, hangs: _ } = failure;
     format!(
         "seed {seed} fails at operation {operation}:\n  {what}\nsettings: {settings}\n\
          the last operations:\n  {}\nreplay: {command} --seed {seed} --seeds 1{}\n",

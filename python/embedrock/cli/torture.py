@@ -15,6 +15,18 @@ _EXIT_FAILED = 1
 _EXIT_INTERRUPTED = 130
 # Between the first seeds of two runs, one second apart: more than a second can run.
 _SEEDS_PER_SECOND = 10_000
+# Options that the run itself reads.
+_PASSED_ON = (
+    "minutes",
+    "seeds",
+    "faults",
+    "without",
+    "operations",
+    "tables",
+    "only",
+    "jobs",
+    "max-failures",
+)
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
@@ -55,6 +67,12 @@ def add(commands: Any) -> argparse.ArgumentParser:
     command.add_argument(
         "--jobs", type=output.positive, metavar="J", help="lives at a time (default: one a core)"
     )
+    command.add_argument(
+        "--max-failures",
+        type=output.positive,
+        metavar="N",
+        help="seeds that may fail before the run ends (1)",
+    )
     command.add_argument("--json", type=Path, metavar="FILE", help="write the counts, as JSON")
     command.set_defaults(run=run)
     return command
@@ -65,8 +83,8 @@ def run(arguments: argparse.Namespace) -> int:
     from embedrock import _core
 
     options: list[str] = []
-    for name in ("minutes", "seeds", "faults", "without", "operations", "tables", "only", "jobs"):
-        value = getattr(arguments, name)
+    for name in _PASSED_ON:
+        value = getattr(arguments, name.replace("-", "_"))
         if value is not None:
             options += [f"--{name}", str(value)]
     seed = arguments.seed

@@ -113,7 +113,7 @@ impl Inner {
     fn end_by_hand(&self, made: Result<Made>) -> Result<CommitInfo> {
         let _over = CommitOver { inner: self, made: made.is_ok() };
         let made = made?;
-        let released = self.release(&self.engine.read_recursive(), made.released);
+        let released = self.release(&self.engine.read_recursive(), &made);
         self.poison_on_error(released)?;
         Ok::<_, Error>(made.info)
     }

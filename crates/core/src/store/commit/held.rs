@@ -16,17 +16,20 @@ const SHARE_OF_BOUND: u64 = 4;
 
 impl Inner {
     /// The oldest commit of which something must stay: the oldest that is kept, or that a reader
-    /// holds. Where older ones keep more bytes on disk than readers may, the oldest holds are taken
-    /// away; their readers get `CommitGone` when they need what is dropped.
-    pub(super) fn oldest_needed(&self, engine: &Engine, oldest_kept: u64) -> Result<u64> {
-        let mut held = holds::living(&*self.medium)?;
-        // Commit 0 is a store without commits: its readers need nothing.
-        held.retain(|held| (1..oldest_kept).contains(&held.sequence));
-        held.sort_unstable_by_key(|held| held.sequence);
+    /// holds. All that there is stays where nobody can tell who holds what.
+    pub(super) fn oldest_needed(&self, oldest_kept: u64) -> u64 {
+        let oldest = |held: Vec<Held>| held.first().map_or(oldest_kept, |held| held.sequence);
+        self.held_before(oldest_kept).map_or(0, oldest)
+    }
+
+    /// Takes away the oldest holds where they keep more bytes on disk than readers may; their
+    /// readers get `CommitGone` when they need what is dropped. Returns the oldest commit of which
+    /// something must stay. The caller holds no class: who holds one may wait for a commit.
+    pub(super) fn take_holds_beyond_bound(&self, engine: &Engine, oldest_kept: u64) -> Result<u64> {
+        let held = self.held_before(oldest_kept)?;
+        let oldest = held.first().map_or(oldest_kept, |held| held.sequence);
         let share = || self.options.max_disk_bytes.map(|most| most / SHARE_OF_BOUND);
-        let Some(most) = self.options.max_held_bytes.or_else(share) else {
-            return Ok(held.first().map_or(oldest_kept, |held| held.sequence));
-        };
+        let Some(most) = self.options.max_held_bytes.or_else(share) else { return Ok(oldest) };
         for Held { sequence, .. } in &held {
             if self.held_bytes(engine, *sequence, oldest_kept)? <= most {
                 return Ok(*sequence);
@@ -37,6 +40,15 @@ impl Inner {
             }
         }
         Ok(oldest_kept)
+    }
+
+    /// Holds of commits that are not kept, oldest first.
+    fn held_before(&self, oldest_kept: u64) -> Result<Vec<Held>> {
+        let mut held = holds::living(&*self.medium)?;
+        // Commit 0 is a store without commits: its readers need nothing.
+        held.retain(|held| (1..oldest_kept).contains(&held.sequence));
+        held.sort_unstable_by_key(|held| held.sequence);
+        Ok(held)
     }
 
     /// Bytes on disk that only commits from `first` up to `oldest_kept` need.

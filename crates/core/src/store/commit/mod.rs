@@ -49,8 +49,9 @@ pub(super) struct Work {
 /// A commit that is recorded.
 pub(super) struct Made {
     info: CommitInfo,
-    /// What only commits before this one have may go.
-    released: u64,
+    oldest_kept: u64,
+    /// The oldest commit of which something stays: kept, or held by a reader.
+    needed: u64,
 }
 
 impl Store {
@@ -211,7 +212,7 @@ impl Inner {
             let engine = self.engine.read_recursive();
             let _guard = self.poison_on_panic();
             if let Some(made) = self.poison_on_error(self.commit_step(&engine, &mut work))? {
-                self.poison_on_error(self.release(&engine, made.released))?;
+                self.poison_on_error(self.release(&engine, &made))?;
                 over.made = true;
                 return Ok(made.info);
             }
@@ -286,8 +287,7 @@ impl Inner {
         Head::new(record.info.sequence, oldest_kept, self.term).write(&*self.medium, self.seed)?;
         let info = record.info.clone();
         // After the record, so that a reader that does not see it is seen here.
-        // Where nobody can tell who holds what, everything stays: the commit is made.
-        let released = self.oldest_needed(engine, oldest_kept).unwrap_or(0);
+        let needed = self.oldest_needed(oldest_kept);
         {
             let mut history = self.history.lock();
             let history = &mut *history;
@@ -296,7 +296,7 @@ impl Inner {
             history.epoch_deltas = 0;
             history.epoch_pieces = 0;
             history.kept.push(record);
-            self.drop_old_files(history, oldest_kept, released)?;
+            self.drop_old_files(history, oldest_kept, needed)?;
             self.begin_cycle_if_due(engine, history, &made)?;
         }
         // All are cut. Not under the class locks: who holds one may wait for what comes next.
@@ -304,11 +304,17 @@ impl Inner {
             class.stage.store(CommitStage::None as u8, Ordering::Release);
         }
         self.committing.recorded();
-        Ok(Made { info, released })
+        Ok(Made { info, oldest_kept, needed })
     }
 
-    /// Releases the copies that only commits before this one have.
-    fn release(&self, engine: &Engine, released: u64) -> Result<()> {
+    /// Lets go of what neither kept commits nor readers need. The caller holds no class.
+    fn release(&self, engine: &Engine, made: &Made) -> Result<()> {
+        let Made { oldest_kept, needed, .. } = *made;
+        // The commit is made: an error here leaves what is there.
+        let released = self.take_holds_beyond_bound(engine, oldest_kept).unwrap_or(needed);
+        if released > needed {
+            self.drop_old_files(&mut self.history.lock(), oldest_kept, released)?;
+        }
         let early = u64::from(planted::is(Bug::ReleasedEarly));
         for class in &engine.classes {
             class.log.lock().drop_commits_before(released + early);

@@ -177,12 +177,19 @@ fn a_commit_in_background_never_parts_a_batch() {
     assert_eq!(values(&store, a), values(&store, b));
 }
 
-/// A verb that has cut one class, and waits for the record with its lock, while the commit's thread
-/// is still at another class.
+// A verb that had cut one class waited for the record with its lock, while the commit's thread was
+// at another class, or asked that class what a reader keeps.
 #[test]
 fn a_verb_that_waits_for_the_record_does_not_keep_it_from_being_made() {
+    for held in [false, true] {
+        record_beside_a_waiting_verb(held);
+    }
+}
+
+fn record_beside_a_waiting_verb(held: bool) {
     let medium = SimMedium::new(11);
-    let store = Store::open_on(Arc::new(medium.clone()), options(1 << 20)).unwrap();
+    let bounded = StoreOptions { keep: 1, max_held_bytes: Some(1 << 30), ..options(1 << 20) };
+    let store = Store::open_on(Arc::new(medium.clone()), bounded).unwrap();
     let table = |name: &str, kind| store.table(&spec(name, Some(60_000), kind)).unwrap();
     let (first, second) = (table("a", OptimizerKind::Adagrad), table("b", OptimizerKind::Sgd));
     let writer = store.clone();
@@ -196,6 +203,15 @@ fn a_verb_that_waits_for_the_record_does_not_keep_it_from_being_made() {
     };
     put(first, 0..5_000);
     put(second, 0..5_000);
+    let reader = held.then(|| {
+        store.commit(0, "", &[]).unwrap();
+        let reading = StoreOptions { read_only: true, ..options(1 << 20) };
+        Store::open_on(Arc::new(medium.clone()), reading).unwrap()
+    });
+    if held {
+        put(first, 0..5_000);
+        put(second, 0..5_000);
+    }
     let work = store.inner.capture(1, "", &[]).unwrap();
     // So much goes through the second class that it is cut, and has to wait.
     let verb = std::thread::spawn(move || put(second, 5_000..60_000));
@@ -215,6 +231,11 @@ fn a_verb_that_waits_for_the_record_does_not_keep_it_from_being_made() {
     verb.join().unwrap();
     assert_eq!(told.unwrap().step, 1);
     assert_eq!(store.len(second).unwrap(), 60_000);
+    if let Some(reader) = reader {
+        assert_eq!(reader.len(second).unwrap(), 5_000);
+        let of = reader.last_commit().unwrap().step;
+        assert!(of == 0 && store.commits().len() == 1, "the reader's commit is kept");
+    }
     let survivor = Store::open_on(Arc::new(medium.reboot(1)), options(1 << 20)).unwrap();
     assert_eq!((survivor.len(first).unwrap(), survivor.len(second).unwrap()), (5_000, 5_000));
 }
