@@ -2,16 +2,20 @@
 
 use crate::check;
 use crate::life::{Life, Step};
+use crate::plan::Kind;
 use crate::report::Event;
 use embedrock_core::{LookaheadBatch, TableId};
 use std::time::Duration;
 
 /// Batches that are announced ahead at most.
-const AHEAD: usize = 12;
+const AHEAD: usize = 24;
 
 impl Life<'_> {
     /// Announces, reads ahead, or uses a batch.
     pub(crate) fn use_window(&mut self) -> Step {
+        if self.plan.kind == Kind::Crowded && self.random.chance(1, 2) {
+            return self.crowd();
+        }
         match self.random.below(8) {
             0..=2 if self.announced.len() < AHEAD => self.announce(),
             0..=4 => self.turn_window(),
@@ -19,6 +23,19 @@ impl Life<'_> {
             _ if self.random.chance(1, 6) => self.clear_window(),
             _ => self.turn_window(),
         }
+    }
+
+    /// Batches far ahead, all that can be read of them, and the first one's use.
+    fn crowd(&mut self) -> Step {
+        while self.announced.len() < AHEAD {
+            let before = self.announced.len();
+            self.announce()?;
+            if self.announced.len() == before {
+                return Ok(());
+            }
+        }
+        self.turn_window()?;
+        self.use_announced()
     }
 
     fn announce(&mut self) -> Step {

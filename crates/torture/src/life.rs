@@ -632,15 +632,16 @@ impl<'c> Life<'c> {
 
     /// The power goes. Several machines are tried on what is left, and the life goes on with one.
     pub(crate) fn crash(&mut self) -> Step {
+        self.note(|| "power cut, reboot".to_owned());
+        self.settle_under_way();
+        // What is in flight lands.
+        self.close_quietly();
         self.lies_now();
         if self.doomed {
             // What the device has lost twice nobody can tell.
             return Err(Stop::Over);
         }
-        self.note(|| "power cut, reboot".to_owned());
         self.counts.event(Event::Crashed);
-        self.settle_under_way();
-        self.close_quietly();
         let before = (self.chain.clone(), self.others.clone(), self.medium.clone());
         let more = match std::mem::take(&mut self.cut_in_commit) {
             true => 1 + self.random.below(4),

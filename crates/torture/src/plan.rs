@@ -108,8 +108,17 @@ pub(crate) enum Kind {
     Commits,
     /// Announced batches.
     Ahead,
+    /// Announced batches of few rows, nearly all of which are used again soon.
+    Crowded,
     /// Few rows in small segments, all rewritten between two commits.
     Churn,
+}
+
+impl Kind {
+    /// True when most of its verbs have to do with announced batches.
+    pub(crate) fn looks_ahead(self) -> bool {
+        matches!(self, Self::Ahead | Self::Crowded)
+    }
 }
 
 /// One table of a life.
@@ -190,7 +199,8 @@ impl Plan {
         let kind = match random.below(20) {
             0..=3 => Kind::Growth,
             4..=6 => Kind::Commits,
-            7..=9 => Kind::Ahead,
+            7..=8 => Kind::Ahead,
+            9 => Kind::Crowded,
             10..=12 => Kind::Churn,
             _ => Kind::Mixed,
         };
@@ -222,16 +232,20 @@ impl Plan {
             fault_every: *random.pick(&[12, 25, 50, 100]),
             page_bytes,
             segment_bytes: if churns { smallest } else { segment_bytes },
-            memory_percent: if has(Habit::Tight) { memory_percent } else { None },
+            memory_percent: match kind {
+                _ if !has(Habit::Tight) => None,
+                Kind::Crowded => Some(100),
+                _ => memory_percent,
+            },
             max_held_bytes: max_held_bytes.filter(|_| has(Habit::Bounds)),
             max_disk_bytes: max_disk_bytes.filter(|_| has(Habit::Bounds)),
             capacity: capacity.filter(|_| has(Habit::Bounds)),
             tables: tables.into_iter().take(limits.tables).collect(),
             keep: 1 + random.below(5) as usize,
             policy: *random.pick(&[PolicyKind::Lru, PolicyKind::Lfu]),
-            window: (kind == Kind::Ahead || random.chance(1, 4)) && has(Habit::Ahead),
+            window: (kind.looks_ahead() || random.chance(1, 4)) && has(Habit::Ahead),
             window_bytes: *random.pick(&[None, Some(16 << 10), Some(128 << 10), Some(1 << 20)]),
-            window_group: *random.pick(&[1, 2, 5, 256]),
+            window_group: if kind == Kind::Crowded { 256 } else { *random.pick(&[1, 2, 5, 256]) },
             staleness: random.chance(1, 3).then(|| random.below(3)),
             merge_reads: random.chance(3, 4),
             // Long ones fill journals, which begin anew then.
@@ -240,6 +254,7 @@ impl Plan {
             batch: match kind {
                 Kind::Growth => 500,
                 Kind::Churn => 150,
+                Kind::Crowded => 8,
                 _ => *random.pick(&[8, 40, 120]),
             },
         }
@@ -280,8 +295,11 @@ impl Plan {
 }
 
 fn tables(seed: u64, kind: Kind, page_bytes: usize, count: usize) -> Vec<TablePlan> {
-    let few = matches!(kind, Kind::Growth | Kind::Churn);
-    let count = if few { count.min(2) } else { count };
+    let count = match kind {
+        Kind::Growth | Kind::Churn => count.min(2),
+        Kind::Crowded => 1,
+        _ => count,
+    };
     (0..count).map(|i| table(seed, kind, page_bytes, i)).collect()
 }
 
@@ -323,6 +341,8 @@ fn table(seed: u64, kind: Kind, page_bytes: usize, i: usize) -> TablePlan {
     let keys = match kind {
         Kind::Growth if grows => 2300 + random.below(700),
         Kind::Churn => 40 + random.below(160),
+        // Few more than the smallest cache holds.
+        Kind::Crowded => 34 + random.below(12),
         _ => 20 + random.below(600),
     };
     let initializer = match random.below(4) {

@@ -38,7 +38,7 @@ impl Life<'_> {
             }
         }
         if self.plan.window
-            && self.random.chance(1, if self.plan.kind == Kind::Ahead { 2 } else { 5 })
+            && self.random.chance(1, if self.plan.kind.looks_ahead() { 2 } else { 5 })
         {
             return self.use_window();
         }
