@@ -35,7 +35,7 @@ pub(crate) fn torture(
             })
         });
         let mut report = text::json(&outcome, command.soak.first, COMMAND);
-        let smaller = outcome.failures.first().filter(|_| !outcome.stopped).map(minimise);
+        let smaller = outcome.failures.iter().find(|f| !f.hangs && !outcome.stopped).map(minimise);
         let failures: Vec<String> = outcome
             .failures
             .iter()
