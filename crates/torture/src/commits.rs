@@ -1,6 +1,8 @@
 //! Commits: waited for, completed beside verbs, and gone back to.
 
+use crate::faults::Fault;
 use crate::life::{Life, Point, Step, point_name};
+use crate::plan::Kind;
 use crate::report::Event;
 use embedrock_core::{CommitInfo, ErrorKind, Result as EngineResult};
 use std::rc::Rc;
@@ -33,7 +35,11 @@ impl Life<'_> {
         self.note(|| format!("commit {}", point_name(&point)));
         self.counts.verb("commit");
         let begun = self.medium.counters().operations;
-        if self.cut_in_commit && !self.is_doomed() {
+        let often = self.plan.kind == Kind::Commits && self.plan.allows(Fault::Power);
+        self.cut_in_commit |= often && self.random.chance(1, 8);
+        if self.cut_in_commit && !self.is_doomed() && self.random.chance(1, 2) {
+            self.medium.power_cut_in_sync("journal-", self.random.below(2));
+        } else if self.cut_in_commit && !self.is_doomed() {
             // Mostly near its end, where it becomes durable.
             let all = self.commit_operations;
             let from_end = if self.random.chance(2, 3) { all.min(8) } else { all };

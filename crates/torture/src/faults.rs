@@ -192,6 +192,7 @@ pub(crate) fn disarm(medium: &SimMedium) {
     medium.misdirect_write(never);
     medium.stale_read(never);
     medium.power_cut_after(never);
+    medium.power_cut_in_sync("", never);
 }
 
 /// Flips bits of one file, where something was written more often than in its reserved end.

@@ -650,7 +650,7 @@ impl<'c> Life<'c> {
         self.finish_counts();
         let before = (self.chain.clone(), self.others.clone(), self.medium.clone());
         let more = match std::mem::take(&mut self.cut_in_commit) {
-            true => 1 + self.random.below(4),
+            true => 3 + self.random.below(3),
             false => self.random.below(3),
         };
         for _ in 0..more {

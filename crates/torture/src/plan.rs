@@ -201,11 +201,11 @@ impl Plan {
     pub(crate) fn new(seed: u64, limits: &Limits) -> Self {
         let random = &mut Random::new(seed, 1);
         let kind = match random.below(20) {
-            0..=3 => Kind::Growth,
-            4..=6 => Kind::Commits,
-            7..=8 => Kind::Ahead,
-            9 => Kind::Crowded,
-            10..=12 => Kind::Churn,
+            0..=4 => Kind::Growth,
+            5..=7 => Kind::Commits,
+            8..=9 => Kind::Ahead,
+            10 => Kind::Crowded,
+            11..=13 => Kind::Churn,
             _ => Kind::Mixed,
         };
         let churns = kind == Kind::Churn;
@@ -252,8 +252,11 @@ impl Plan {
             window_group: if kind == Kind::Crowded { 256 } else { *random.pick(&[1, 2, 5, 256]) },
             staleness: random.chance(1, 3).then(|| random.below(3)),
             merge_reads: random.chance(3, 4),
-            // Long ones fill journals, which begin anew then.
-            meta_bytes: if kind == Kind::Growth { 8 } else { meta_bytes },
+            meta_bytes: match kind {
+                // Long ones fill journals, which begin anew then: here in half of the lives.
+                Kind::Growth => *random.pick(&[8, 60_000]),
+                _ => meta_bytes,
+            },
             state_bytes: *random.pick(&[0, 100, 9000]),
             batch: match kind {
                 Kind::Growth => 500,

@@ -95,6 +95,12 @@ impl SimMedium {
         self.device.lock().cut_after = Some(operations);
     }
 
+    /// Cuts the power in a sync of a file whose name begins so, after `more` others of such files:
+    /// what was written to it since the last one has reached the disk in part.
+    pub fn power_cut_in_sync(&self, names: &str, more: u64) {
+        self.device.lock().cut_in_sync = Some((names.to_owned(), more));
+    }
+
     /// True once the power was cut.
     pub fn power_is_off(&self) -> bool {
         self.device.lock().off
@@ -156,6 +162,12 @@ impl SimMedium {
     /// Makes the allocation that follows `after` further ones find no room, once.
     pub fn full_allocate(&self, after: u64) {
         self.once(Fault::FullAllocate, after);
+    }
+
+    /// From now on writes are lost or misdirected and reads are stale only in files whose names
+    /// begin so; in all files where it is empty.
+    pub fn lie_about(&self, names: &str) {
+        names.clone_into(&mut self.device.lock().lies_about);
     }
 
     /// Makes the write that follows `after` further ones get lost, once.

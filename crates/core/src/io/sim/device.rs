@@ -47,7 +47,11 @@ pub(super) struct Device {
     pub(super) rng: Rng,
     pub(super) capacity: Option<u64>,
     pub(super) curve: Option<DeviceCurve>,
+    /// How the names of the files begin about which the device lies.
+    pub(super) lies_about: String,
     pub(super) cut_after: Option<u64>,
+    /// How the names of some files begin, and how many of their syncs pass before the power goes.
+    pub(super) cut_in_sync: Option<(String, u64)>,
     pub(super) off: bool,
     pub(super) faults: Injector,
     pub(super) counters: SimCounters,
@@ -68,7 +72,9 @@ impl Device {
             rng: Rng::new(seed),
             capacity: None,
             curve: None,
+            lies_about: String::new(),
             cut_after: None,
+            cut_in_sync: None,
             off: false,
             faults: Injector::new(seed ^ FAULT_SEED, fired),
             counters: SimCounters::default(),
@@ -276,7 +282,7 @@ impl Device {
             return Err(Error::new(ErrorKind::Io, message));
         }
         inode.read(offset, buffer, &mut self.rng);
-        if self.faults.strikes(Fault::StaleRead) {
+        if name.starts_with(&self.lies_about) && self.faults.strikes(Fault::StaleRead) {
             let mut differs = false;
             for range in self.faults.struck(offset, buffer.len()) {
                 let before = inode.seen_before(offset + range.start..offset + range.end);
@@ -358,7 +364,8 @@ impl Device {
         self.counters.bytes_written += bytes.len() as u64;
         if power == Power::On {
             self.check_write(file, name, offset, &bytes)?;
-            if self.deceives(file, offset as usize, &bytes) {
+            let may = name.starts_with(&self.lies_about);
+            if may && self.deceives(file, offset as usize, &bytes) {
                 return Ok(());
             }
         }
@@ -458,6 +465,11 @@ impl Device {
     }
 
     pub(super) fn sync(&mut self, file: u64, name: &str) -> Result<()> {
+        match &mut self.cut_in_sync {
+            Some((names, 0)) if name.starts_with(names.as_str()) => self.cut_after = Some(0),
+            Some((names, more)) if name.starts_with(names.as_str()) => *more -= 1,
+            _ => {}
+        }
         let power = self.begin()?;
         self.counters.syncs += 1;
         Self::end(power)?;
