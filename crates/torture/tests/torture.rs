@@ -11,7 +11,8 @@ static ALONE: Mutex<()> = Mutex::new(());
 fn stores_hold_through_every_fault() {
     let _alone = ALONE.lock();
     let limits = Limits::default();
-    let soak = Soak { first: 7_000, seeds: Some(150), time: None, limits, jobs: 2, failures_max: 1 };
+    let soak =
+        Soak { first: 7_000, seeds: Some(150), time: None, limits, jobs: 2, failures_max: 1 };
     let outcome = soak.run(&mut |_| true);
     let failures: Vec<String> = outcome
         .failures
