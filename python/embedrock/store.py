@@ -441,7 +441,9 @@ class Store:
         before keep what they had. A loop of ``items`` that was begun before has to begin again.
 
         Errors: ``MisuseError`` for a store that is open to write, which always is at its newest
-        commit; as ``open`` otherwise, and then the store stays where it was.
+        commit; ``BudgetError`` naming the memory that works, where the index has outgrown it; as
+        ``open`` otherwise. The store stays where it was then, with all its rows; it is closed, and
+        the message says so, only where not even its own commit can be recovered.
 
         Blocking: reads what the writer has put down since; the time follows how much changed. Verbs
         of other threads wait meanwhile.

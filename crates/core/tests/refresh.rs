@@ -6,7 +6,7 @@ mod common;
 use common::{Model, Random, get, options, spec, update};
 use embedrock_core::hash::mix;
 use embedrock_core::optimizer::OptimizerKind;
-use embedrock_core::{ErrorKind, Memory, Store, StoreOptions};
+use embedrock_core::{Error, ErrorKind, Memory, Store, StoreOptions};
 use std::path::{Path, PathBuf};
 
 const DIM: usize = 8;
@@ -180,6 +180,79 @@ fn a_reader_that_was_opened_before_the_first_commit_is_refreshed() {
     assert_eq!(reader.refresh().unwrap().unwrap().step, 1);
     let table = reader.find_table("growing").unwrap();
     assert_eq!(get(&reader, table, &[1, 2]).unwrap(), get(&store, table, &[1, 2]).unwrap());
+}
+
+/// The memory that a refusal names.
+fn named_bytes(error: &Error) -> u64 {
+    assert_eq!(error.kind(), ErrorKind::Budget, "{error}");
+    error.message().rsplit("memory=").next().and_then(|bytes| bytes.parse().ok()).unwrap()
+}
+
+/// A memory with which a reader works, and with hardly less would not.
+fn smallest_bytes(path: &Path) -> u64 {
+    let refusal = |bytes| Store::open(path, reading(bytes)).unwrap().warm().err();
+    let (mut less, mut works) = (1, named_bytes(&refusal(1).unwrap()));
+    while works - less > 4 << 10 {
+        let bytes = less.midpoint(works);
+        match refusal(bytes) {
+            Some(_) => less = bytes,
+            None => works = bytes,
+        }
+    }
+    works
+}
+
+// It moved, and every verb said from then on that its memory was too little.
+#[test]
+fn a_refresh_to_a_commit_that_the_budget_does_not_hold_is_refused_and_changes_nothing() {
+    for held in [true, false] {
+        let (_directory, path) = directory();
+        let store = Store::open(&path, options(16 << 20)).unwrap();
+        let table = store.table(&model().specs[1]).unwrap();
+        let keys: Vec<u64> = (0..1000).map(|i| mix(i, 5)).collect();
+        update(&store, table, &keys, &vec![0.5; keys.len() * DIM]).unwrap();
+        store.commit(1, "", &[]).unwrap();
+        let first = get(&store, table, &keys).unwrap();
+        let tiny = Store::open(&path, reading(1)).unwrap();
+        let reader = Store::open(&path, reading(smallest_bytes(&path))).unwrap();
+        assert_eq!(get(&reader, table, &keys).unwrap(), first);
+        if !held {
+            for entry in std::fs::read_dir(&path).unwrap().map(Result::unwrap) {
+                if entry.file_name().to_string_lossy().starts_with("hold-") {
+                    std::fs::remove_file(entry.path()).unwrap();
+                }
+            }
+        }
+        let all: Vec<u64> = (0..100_000).map(|i| mix(i, 5)).collect();
+        update(&store, table, &all, &vec![0.25; all.len() * DIM]).unwrap();
+        // A commit that is not held stays for one more.
+        (2..3 + u64::from(held)).for_each(|step| drop(store.commit(step, "", &[]).unwrap()));
+        let last = store.last_commit().unwrap().step;
+        for _ in 0..2 {
+            let error = reader.refresh().unwrap_err();
+            let named = named_bytes(&error);
+            assert_eq!(reader.last_commit().unwrap().step, 1);
+            assert_eq!(reader.is_held(), held);
+            assert_eq!(get(&reader, table, &keys).unwrap(), first, "held {held}");
+            assert_eq!(reader.len(table).unwrap(), 1000);
+            let larger = Store::open(&path, reading(named)).unwrap();
+            assert_eq!(get(&larger, table, &all).unwrap(), get(&store, table, &all).unwrap());
+        }
+        // What the first refusal named, now with a cache to give room from.
+        let error = reader.refresh().unwrap_err();
+        let grows = StoreOptions { step: Some(1), ..reading(named_bytes(&error)) };
+        if let Ok(grows) = Store::open(&path, grows) {
+            assert_eq!(get(&grows, table, &keys).unwrap(), first);
+            assert_eq!(grows.refresh().unwrap().unwrap().step, last);
+            assert_eq!(get(&grows, table, &all).unwrap(), get(&store, table, &all).unwrap());
+            let stats = grows.stats().unwrap();
+            assert!(stats.memory.total() <= stats.budget_bytes, "{:?}", stats.memory);
+        } else {
+            assert!(held, "step 1 is kept");
+        }
+        // A reader that never had a budget to work with only wants to look.
+        assert_eq!(tiny.refresh().unwrap().unwrap().step, last);
+    }
 }
 
 #[test]

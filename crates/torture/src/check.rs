@@ -19,8 +19,6 @@ pub(crate) struct Care<'a> {
     pub(crate) poisoned: bool,
     /// The commit of a reader is not kept any more.
     pub(crate) gone: bool,
-    /// A reader was refreshed, perhaps to a commit whose index its budget does not hold.
-    pub(crate) outgrown: bool,
     /// A verb that failed half-way: its rows are as before or as after.
     pub(crate) torn: Option<&'a Change>,
 }
@@ -30,8 +28,7 @@ impl Care<'_> {
     pub(crate) fn takes(&self, error: &Error) -> Result<bool, String> {
         let refuses = matches!(error.kind(), ErrorKind::Io | ErrorKind::Poisoned);
         let gone = self.gone && error.kind() == ErrorKind::CommitGone;
-        let outgrown = self.outgrown && error.kind() == ErrorKind::Budget;
-        if gone || outgrown || refuses && (self.poisoned || self.medium.power_is_off()) {
+        if gone || refuses && (self.poisoned || self.medium.power_is_off()) {
             return Ok(false);
         }
         self.blame.allows(self.medium, error).map(|()| false)

@@ -183,7 +183,6 @@ impl<'c> Life<'c> {
             medium: &self.medium,
             poisoned: self.poison.is_some(),
             gone: false,
-            outgrown: false,
             torn: self.poison.as_ref(),
         }
     }

@@ -15,7 +15,6 @@ const READERS: usize = 3;
 pub(crate) struct Reader {
     store: Store,
     point: Rc<Point>,
-    refreshed: bool,
 }
 
 impl Life<'_> {
@@ -48,7 +47,7 @@ impl Life<'_> {
             return Err(format!("a reader opened at {step:?} is at {found:?}").into());
         };
         self.counts.event(Event::ReaderOpened);
-        self.readers.push(Reader { store, point, refreshed: false });
+        self.readers.push(Reader { store, point });
         self.read(self.readers.len() - 1)
     }
 
@@ -89,7 +88,6 @@ impl Life<'_> {
             };
             self.counts.event(Event::Refreshed);
             self.readers[at].point = point;
-            self.readers[at].refreshed = true;
         }
         self.read(at)
     }
@@ -174,8 +172,8 @@ impl Life<'_> {
         let kept = self.chain.iter().chain(&self.under_way).any(|p| Rc::ptr_eq(p, &reader.point));
         // Readers may be let go of where a bound says so.
         let bounded = self.plan.max_held_bytes.is_some() || self.plan.max_disk_bytes.is_some();
-        let (gone, outgrown) = (!kept && bounded, reader.refreshed);
-        let care = Care { gone, outgrown, torn: None, ..self.care() };
+        let gone = !kept && bounded;
+        let care = Care { gone, torn: None, ..self.care() };
         let all = check::all(&reader.store, &reader.point.model, &mut random, &care)
             .map_err(|why| format!("a reader of {}: {why}", point_name(&reader.point)))?;
         if !kept && (all || gone) {

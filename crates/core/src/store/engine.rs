@@ -7,7 +7,7 @@
 //! `ARCHITECTURE.md` has the rest.
 
 use super::budget::{
-    ClassDemand, ClassPlan, WAYS, bytes_of, divide, growing_index_bytes, pow2_below,
+    self, ClassDemand, ClassPlan, WAYS, bytes_of, divide, growing_index_bytes, pow2_below,
 };
 use super::commit::CommitStage;
 use super::journal::{ClassRecord, TableRecord};
@@ -361,6 +361,13 @@ impl Engine {
         found
     }
 
+    /// Puts indexes back that `take_tables` took.
+    pub(super) fn put_tables(&mut self, tables: Vec<RecoveredTable>) {
+        for (table, found) in self.tables.iter().zip(tables) {
+            self.classes[table.class].log.get_mut().add_table(table.id(), found.index);
+        }
+    }
+
     /// Takes a row, whatever it holds, out of the cache.
     pub(super) fn forget_row(&self, table: u16, key: u64) {
         let table = &self.tables[usize::from(table)];
@@ -412,11 +419,21 @@ impl Engine {
         self.classes.iter().enumerate().map(demand).collect()
     }
 
-    /// Divides the budget among the classes and builds their tiers. No row may be dirty.
-    pub(super) fn plan(&mut self, options: &StoreOptions, medium: &dyn Medium) -> Result<()> {
+    /// The budget in bytes.
+    fn budget(&self, options: &StoreOptions) -> Result<u64> {
         let specs: Vec<_> =
             self.tables.iter().map(|t| (&t.record.spec, t.layout.row_bytes())).collect();
-        let budget = bytes_of(options.memory, &specs)?;
+        bytes_of(options.memory, &specs)
+    }
+
+    /// Refuses a budget that cannot be divided, as `plan` would.
+    pub(super) fn check_budget(&self, options: &StoreOptions) -> Result<()> {
+        budget::check(self.budget(options)?, &self.demands())
+    }
+
+    /// Divides the budget among the classes and builds their tiers. No row may be dirty.
+    pub(super) fn plan(&mut self, options: &StoreOptions, medium: &dyn Medium) -> Result<()> {
+        let budget = self.budget(options)?;
         let plans = divide(budget, &self.demands())?;
         for class in &mut self.classes {
             class.tier = None;

@@ -8,6 +8,7 @@ use super::has_file;
 use crate::error::Result;
 use crate::io::{File, Medium, OpenMode};
 use std::sync::Arc;
+use std::time::Duration;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 pub(super) const NAME: &str = "head";
@@ -19,6 +20,10 @@ const BYTES_WITHOUT_OLDEST: u64 = 16;
 const TERM_SHIFT: u32 = 32;
 /// What a counter can be ends there.
 const TERM_MAX: u64 = (1 << 24) - 2;
+
+/// How often a head that tells nothing is read, and the time in between: that of one write.
+const TRIES_MAX: usize = 3;
+const WRITING: Duration = Duration::from_millis(1);
 
 /// How much the head tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,15 +88,26 @@ impl Head {
         Self { sequence, oldest, term, tells }
     }
 
-    /// Reads what there is.
+    /// Reads what there is; again where that tells nothing, for a writer beside may be writing it.
     pub(super) fn read(medium: &dyn Medium, seed: u64) -> Result<Self> {
-        let mut bytes = [0; BYTES as usize];
-        if has_file(medium, NAME)? {
+        let mut head = Self::decode(&[0; BYTES as usize], seed);
+        if !has_file(medium, NAME)? {
+            return Ok(head);
+        }
+        for again in 0..TRIES_MAX {
+            if again > 0 {
+                std::thread::sleep(WRITING);
+            }
+            let mut bytes = [0; BYTES as usize];
             let file = medium.open(NAME, OpenMode::ReadOnly)?;
             let len = file.len()?.min(BYTES) as usize;
             file.read_at(&mut bytes[..len], 0)?;
+            head = Self::decode(&bytes, seed);
+            if head.tells != Tells::Nothing {
+                break;
+            }
         }
-        Ok(Self::decode(&bytes, seed))
+        Ok(head)
     }
 
     /// Notes a commit that is durable. Not synced: the head may lag, never lead.

@@ -114,9 +114,17 @@ pub(super) fn take_away(medium: &dyn Medium, held: &Held) -> Result<()> {
     }
 }
 
-/// The oldest and the newest commit that living readers hold.
+/// The oldest and the newest commit that living readers hold. Commit 0, a store without commits, is
+/// none: its readers need nothing.
 pub(super) fn span(medium: &dyn Medium) -> Result<Option<(u64, u64)>> {
     let held = living(medium)?;
-    let sequences = || held.iter().map(|held| held.sequence);
+    let sequences = || held.iter().map(|held| held.sequence).filter(|sequence| *sequence > 0);
     Ok(sequences().min().zip(sequences().max()))
+}
+
+/// Takes the holds of all commits after one away. The journal behind it was cut before: who takes
+/// such a hold later finds its commit's record gone.
+pub(super) fn take_later_away(medium: &dyn Medium, last: u64) -> Result<()> {
+    let held = living(medium)?;
+    held.iter().filter(|held| held.sequence > last).try_for_each(|held| take_away(medium, held))
 }

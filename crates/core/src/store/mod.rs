@@ -10,6 +10,7 @@ mod class_file;
 mod commit;
 mod copy;
 mod engine;
+mod first_write;
 mod flush;
 mod head;
 mod holds;

@@ -1,21 +1,21 @@
-//! Opening: from a path to a store at one commit, and the first write after that.
+//! Opening: from a path to a store at one commit.
 
 use super::class_file::{check_class_header, class_file_name};
-use super::commit::{History, Spare, blocks_of};
+use super::commit::{History, Spare};
 use super::engine::{Class, Engine};
-use super::head::{self, Head};
-use super::holds::{self, Hold};
-use super::journal::{ClassRecord, CommitRecord, JournalFile, RecordKind, name_of, number_of};
+use super::first_write::refuse_held_beside;
+use super::head;
+use super::holds::Hold;
+use super::journal::ClassRecord;
 use super::lock::WriterLock;
-use super::recovery::{Recovered, Target, recover};
+use super::recovery::{Recovered, Target, find, recover};
 use super::superblock::Superblock;
 use super::unheld::Noted;
-use super::{Guarded, Inner, Store, has_file, open_needed};
+use super::{Guarded, Inner, Store, open_needed};
 use crate::config::StoreOptions;
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::io::{DirectoryMedium, Medium, OpenMode};
 use crate::metrics::Metrics;
-use crate::planted::{self, Bug};
 use crate::storage::log::fillings::Fillings;
 use crate::storage::log::{PageLayout, Segments, TableIndex};
 use parking_lot::{Mutex, RwLock};
@@ -99,9 +99,8 @@ impl Store {
             || files_of_commits(&**medium),
             || {
                 let superblock = Superblock::read(&**medium)?;
-                let found = recover(&**medium, superblock.checksum_seed(), target)?;
-                let sequence = found.commits.last().map_or(0, |c| c.info.sequence);
-                drop(found);
+                let found = find(&**medium, superblock.checksum_seed(), target)?;
+                let sequence = found.map_or(0, |commit| commit.info.sequence);
                 let hold = Hold::take(medium, sequence)?;
                 let claim = Some(Claim { hold, sequence });
                 Self::open_with(medium.clone(), path.to_path_buf(), options.clone(), None, claim)
@@ -238,26 +237,6 @@ pub(super) fn files_of_commits(medium: &dyn Medium) -> Result<(Vec<Seen>, Durati
 /// A path that stays right when the working directory changes.
 pub(super) fn absolute(path: &Path) -> Result<PathBuf> {
     std::path::absolute(path).map_err(|e| Error::os(format!("path {}", path.display()), e))
-}
-
-/// Refuses to write while a reader holds a commit outside the kept ones: older, because a crash
-/// forgot whose copies it needs; later, because going on from an earlier one overwrites them.
-fn refuse_held_beside(medium: &dyn Medium, path: &Path, kept: &[CommitRecord]) -> Result<()> {
-    let sequence = |commit: Option<&CommitRecord>| commit.map_or(0, |c| c.info.sequence);
-    let (first, last) = (sequence(kept.first()), sequence(kept.last()));
-    // Commit 0 is a store without commits: its readers need nothing.
-    let Some((oldest, newest)) = holds::span(medium)? else { return Ok(()) };
-    let (held, which) = match (oldest, newest) {
-        (_, newest) if newest > last => (newest, "later than the commit to go on from"),
-        (oldest @ 1.., _) if oldest < first => (oldest, "older than the kept commits"),
-        _ => return Ok(()),
-    };
-    bail!(
-        Locked,
-        "a reader of {} holds commit {held}, which is {which}; wait until it is done or stop it, \
-         or open with read_only=True",
-        path.display()
-    )
 }
 
 fn new_superblock(path: &Path, seed: u64) -> Superblock {
@@ -402,96 +381,6 @@ pub(super) fn history_of(recovered: &Recovered) -> History {
         written_before: 0,
         rows_before: 0,
         payload: Vec::new(),
-    }
-}
-
-impl Inner {
-    /// Cuts off what an epoch without commit left, and opens the journal to append. Done once,
-    /// before the first change, so that a store that is only read stays as it is.
-    pub(super) fn prepare_writing(&self) -> Result<()> {
-        if self.writing.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        let mut history = self.history.lock();
-        if history.journal.is_some() {
-            return Ok(());
-        }
-        refuse_held_beside(&*self.medium, &self.path, &history.kept)?;
-        let sequence = |commit: Option<&CommitRecord>| commit.map_or(0, |c| c.info.sequence);
-        let (last, first) = (sequence(history.kept.last()), sequence(history.kept.first()));
-        let head = Head::new(last, first, self.term);
-        history.spare = Spare::open(&*self.medium)?;
-        if history.kept.is_empty() {
-            // Left by an epoch that never committed.
-            history.spare.draw(u64::MAX)?;
-        }
-        match history.kept.last().map(|c| c.place) {
-            Some(place) => self.go_on_from(&mut history, place, head)?,
-            None => self.begin_journal(&mut history, head)?,
-        }
-        // Pairs with the acquire above: who sees it finds the journal open.
-        self.writing.store(true, Ordering::Release);
-        Ok(())
-    }
-
-    /// Gives up what follows a commit. A crash in between leaves one of the commits that are being
-    /// given up, or this one, and what any of them had dropped is known from the head.
-    fn go_on_from(
-        &self,
-        history: &mut History,
-        (number, end): (u64, u64),
-        head: Head,
-    ) -> Result<()> {
-        let medium = &*self.medium;
-        // First, for the head says that the commit is durable.
-        if history.synced_to < end {
-            JournalFile::write_again(medium, self.seed, number, history.synced_to..end)?;
-            history.synced_to = end;
-        }
-        if !planted::is(Bug::HeadNotLowered) {
-            self.write_head(history, head)?;
-        }
-        medium.sync_dir()?;
-        let mut later: Vec<u64> =
-            medium.list("journal-")?.iter().filter_map(|n| number_of(n)).collect();
-        later.retain(|n| *n > number);
-        later.sort_unstable();
-        // The last first and one by one, or a power cut could bring one back without those before.
-        for number in later.into_iter().rev() {
-            medium.remove(&name_of(number))?;
-            medium.sync_dir()?;
-        }
-        let journal = JournalFile::resume(medium, self.seed, number, end)?;
-        let bytes = blocks_of(journal.disk_bytes());
-        history.old_journal_bytes = history.old_journal_bytes.saturating_sub(bytes);
-        history.journal = Some(journal);
-        Ok(())
-    }
-
-    /// Writes the head, durably. A crash may have left it without room.
-    fn write_head(&self, history: &mut History, head: Head) -> Result<()> {
-        self.take_for_commit(history, blocks_of(head::BYTES), |_| {
-            head.write_durably(&*self.medium, self.seed)
-        })
-    }
-
-    /// Begins the journal of a store without commits.
-    fn begin_journal(&self, history: &mut History, head: Head) -> Result<()> {
-        let medium = &*self.medium;
-        // The name of the superblock, if a sync after its creation has failed: before all others.
-        medium.sync_dir()?;
-        self.write_head(history, head)?;
-        let mut journal = if has_file(medium, &name_of(1))? {
-            JournalFile::create_again(medium, self.seed, 1)?
-        } else {
-            JournalFile::create(medium, self.seed, 1)?
-        };
-        journal.append(RecordKind::CycleEnd, &[])?;
-        medium.sync_dir()?;
-        history.journal = Some(journal);
-        history.cycles = vec![(1, 0)];
-        history.old_journal_bytes = 0;
-        Ok(())
     }
 }
 

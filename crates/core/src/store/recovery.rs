@@ -25,7 +25,7 @@ use crate::storage::log::{PageLayout, TableIndex};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
-use survey::survey;
+use survey::{Survey, Whole, survey};
 
 /// Payload bytes that the reading thread hands over at once, and how many such it may be ahead.
 const BATCH_BYTES: usize = 256 << 10;
@@ -62,7 +62,7 @@ pub(super) struct Recovered {
     pub(super) sequence_max: u64,
 }
 
-/// Which of the kept commits to rebuild.
+/// Which commit to rebuild: of the kept ones, unless it is held.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Target {
     /// The last one.
@@ -71,67 +71,105 @@ pub(super) enum Target {
     Step(u64),
     /// The one of this number.
     Sequence(u64),
+    /// The one of this number, which the caller holds, kept or not.
+    Held(u64),
 }
 
-/// Rebuilds the store at a commit.
-pub(super) fn recover(medium: &dyn Medium, seed: u64, target: Target) -> Result<Recovered> {
-    // Read before the journal: a writer beside may commit meanwhile, and the head must not lead.
-    let head = Head::read(medium, seed)?;
-    let mut survey = survey(medium, seed)?;
-    let (damage, gap) = (survey.damage.take(), survey.gap.take());
-    let newest = survey.newest();
-    let whole = survey.whole(&head);
-    let oldest = whole.oldest;
-    let kept = |c: &&CommitRecord| c.info.sequence >= oldest;
-    let steps = || -> Vec<String> {
-        survey.commits.iter().filter(kept).map(|c| c.info.step.to_string()).collect()
-    };
-    let lost = head.sequence > newest;
-    if let Some(damage) = damage.or_else(|| lost_end(newest, head.sequence)) {
-        // Without a head beyond it, nobody knows which commits before the damage are still kept.
-        let open = if lost && whole.base.is_some() { steps() } else { Vec::new() };
-        if open.is_empty() || matches!(target, Target::Last) {
-            return Err(with_way_out(&damage, &open));
+/// What the files of a store say before any index is rebuilt.
+struct Look {
+    head: Head,
+    survey: Survey,
+    whole: Whole,
+}
+
+impl Look {
+    fn at(medium: &dyn Medium, seed: u64) -> Result<Self> {
+        // Before the journal: a writer beside may commit meanwhile, and the head must not lead.
+        let head = Head::read(medium, seed)?;
+        let survey = survey(medium, seed)?;
+        let whole = survey.whole(&head);
+        Ok(Self { head, survey, whole })
+    }
+
+    fn kept(&self) -> impl Iterator<Item = &CommitRecord> {
+        self.survey.commits.iter().filter(|c| c.info.sequence >= self.whole.oldest)
+    }
+
+    fn steps(&self) -> Vec<String> {
+        self.kept().map(|c| c.info.step.to_string()).collect()
+    }
+
+    /// The number of the commit that is meant; 0 where there is none.
+    fn number_of(&mut self, medium: &dyn Medium, seed: u64, target: Target) -> Result<u64> {
+        let (damage, gap) = (self.survey.damage.take(), self.survey.gap.take());
+        let (newest, oldest) = (self.survey.newest(), self.whole.oldest);
+        if let Target::Held(sequence) = target {
+            // Damage behind it does not concern it.
+            if self.survey.commits.iter().all(|c| c.info.sequence != sequence) {
+                bail!(CommitGone, "commit {sequence} is gone, although it was held");
+            }
+            self.whole = Whole { oldest: sequence, base: self.survey.base(sequence) };
+            return Ok(sequence);
         }
-    }
-    let first = survey.commits.first().map_or(0, |c| c.info.sequence);
-    if let Some(gap) = gap.filter(|_| first > oldest) {
-        return Err(gap);
-    }
-    if newest == 0 {
-        refuse_unexplained(medium, seed)?;
-    }
-    let target = match target {
-        Target::Last => newest,
-        Target::Sequence(sequence) if sequence >= oldest && sequence <= newest => sequence,
-        Target::Sequence(sequence) => {
-            bail!(CommitGone, "commit {sequence} is gone; the store has {oldest} to {newest}")
+        let lost = self.head.sequence > newest;
+        if let Some(damage) = damage.or_else(|| lost_end(newest, self.head.sequence)) {
+            // Without a head beyond it, nobody knows which commits before the damage are kept.
+            let open = if lost && self.whole.base.is_some() { self.steps() } else { Vec::new() };
+            if open.is_empty() || matches!(target, Target::Last) {
+                return Err(with_way_out(&damage, &open));
+            }
         }
-        Target::Step(step) => {
-            let found = survey.commits.iter().filter(kept).rfind(|c| c.info.step == step);
-            match found {
-                Some(commit) => commit.info.sequence,
+        let first = self.survey.commits.first().map_or(0, |c| c.info.sequence);
+        if let Some(gap) = gap.filter(|_| first > oldest) {
+            return Err(gap);
+        }
+        if newest == 0 {
+            refuse_unexplained(medium, seed)?;
+        }
+        match target {
+            Target::Last => Ok(newest),
+            Target::Sequence(sequence) | Target::Held(sequence) => {
+                if !(oldest..=newest).contains(&sequence) {
+                    bail!(
+                        CommitGone,
+                        "commit {sequence} is gone; the store has {oldest} to {newest}"
+                    );
+                }
+                Ok(sequence)
+            }
+            Target::Step(step) => match self.kept().filter(|c| c.info.step == step).last() {
+                Some(commit) => Ok(commit.info.sequence),
                 None => bail!(
                     NotFound,
                     "there is no commit of step {step}; the store keeps steps [{}]{}",
-                    steps().join(", "),
-                    if head.tells == Tells::Nothing && newest > 0 {
+                    self.steps().join(", "),
+                    if self.head.tells == Tells::Nothing && newest > 0 {
                         " (its head is missing or damaged: older ones may not be whole)"
                     } else {
                         ""
                     }
                 ),
-            }
+            },
         }
-    };
+    }
+}
+
+/// The record of a commit; `None` where there are no commits. No index is rebuilt.
+pub(super) fn find(medium: &dyn Medium, seed: u64, target: Target) -> Result<Option<CommitRecord>> {
+    let mut look = Look::at(medium, seed)?;
+    let number = look.number_of(medium, seed, target)?;
+    Ok(look.survey.commits.into_iter().find(|c| c.info.sequence == number))
+}
+
+/// Rebuilds the store at a commit.
+pub(super) fn recover(medium: &dyn Medium, seed: u64, target: Target) -> Result<Recovered> {
+    let mut look = Look::at(medium, seed)?;
+    let target = look.number_of(medium, seed, target)?;
+    let commits = look.kept().filter(|c| c.info.sequence <= target).cloned().collect();
+    let Look { head, survey, whole } = look;
+    let oldest = whole.oldest;
     let recovered = Recovered {
-        commits: survey
-            .commits
-            .iter()
-            .filter(kept)
-            .filter(|c| c.info.sequence <= target)
-            .cloned()
-            .collect(),
+        commits,
         journal_bytes: survey.bytes,
         sequence_max: survey
             .commits
@@ -185,8 +223,7 @@ pub(super) fn is_kept(medium: &dyn Medium, seed: u64, record: &CommitRecord) -> 
         return Err(damage);
     }
     let oldest = survey.whole(&head).oldest;
-    let same = |c: &CommitRecord| c.place == record.place && c.info == record.info;
-    Ok(record.info.sequence >= oldest && survey.commits.iter().any(same))
+    Ok(record.info.sequence >= oldest && survey.commits.iter().any(|c| c.is(record)))
 }
 
 /// Records on their way from the thread that reads and checks them.

@@ -4,36 +4,62 @@
 //! which rows changed: they leave the cache, the index follows, all other rows stay resident. A
 //! reader that no longer holds its commit, or has none, recovers the whole index instead, and so
 //! does one whose writer has gone back; tables that came since take an empty cache, too.
+//!
+//! Whatever fails, the reader stays at its commit. What it needs beside the index is made before it
+//! moves. Where the index was half changed the old one is recovered, which the old hold has kept.
 
 use super::engine::{Class, Engine};
 use super::head::Head;
 use super::holds::Hold;
-use super::journal::{CommitRecord, JournalReader, RecordKind, name_of, number_of, read_json};
+use super::journal::{CommitRecord, JournalReader, RecordKind, name_of, numbers, read_json};
 use super::open::{build, files_of_commits, history_of, while_changing};
-use super::recovery::{Recovered, Replay, Target, recover};
+use super::recovery::{Recovered, Replay, Target, find, recover};
 use super::unheld::Noted;
 use super::{Inner, Store};
 use crate::config::CommitInfo;
-use crate::error::{Error, Result, bail};
+use crate::error::{Error, ErrorKind, Result, bail};
 use crate::io::Medium;
 use std::sync::atomic::Ordering;
 
-/// A commit that a refresh goes to, and the claim on it.
+/// A commit that a refresh goes to, and all that the reader needs of it beside its index.
 struct Next {
     commit: CommitRecord,
+    noted: Noted,
     /// Commits behind the one that is open, up to that; `None` where the whole index is needed.
     behind: Option<Vec<CommitRecord>>,
     hold: Option<Hold>,
+    /// Whether the budget worked for the commit that is open, and has to for this one.
+    must_fit: bool,
+}
+
+impl Next {
+    /// Notes the commit, which was read before it was held.
+    fn new(
+        medium: &dyn Medium,
+        commit: CommitRecord,
+        behind: Option<Vec<CommitRecord>>,
+        hold: Option<Hold>,
+    ) -> Result<Self> {
+        let noted = Noted::of(medium, &commit)?;
+        Ok(Self { commit, noted, behind, hold, must_fit: false })
+    }
+
+    fn gone(&self) -> Error {
+        let message =
+            format!("commit {} went while it was opened; try again", self.commit.info.step);
+        Error::new(ErrorKind::CommitGone, message)
+    }
 }
 
 impl Store {
     /// Moves a reader to the newest commit; returns it, or `None` when it is open already. Rows
-    /// that did not change stay resident.
+    /// that did not change stay resident, if the index leaves room for them.
     ///
     /// *Errors*: `Misuse` for a store that is open to write, which is at its newest commit always;
-    /// as `open` otherwise: the reader stays at its commit then. *Blocking*: reads the journal
-    /// behind the commit that is open. Verbs of other threads wait while the index changes, and a
-    /// scan that was begun before has to begin again.
+    /// `Budget` naming a memory that works; as `open` otherwise. The reader stays at its commit
+    /// then; only where it cannot even recover that, it is closed, and says so. *Blocking*: reads
+    /// the journal behind the commit that is open. Verbs of other threads wait while the index
+    /// changes, and a scan that was begun before has to begin again.
     pub fn refresh(&self) -> Result<Option<CommitInfo>> {
         let inner = &*self.inner;
         inner.check_call()?;
@@ -46,28 +72,40 @@ impl Store {
             );
         }
         let _one = inner.refreshing.lock();
-        let Some(next) = inner.find_next()? else { return Ok(None) };
-        let info = next.commit.info.clone();
-        inner.go_to(next)?;
-        Ok(Some(info))
+        // What a writer changes meanwhile may look like damage, and is looked at again.
+        let look = || files_of_commits(&*inner.medium);
+        while_changing(look, || match inner.move_on() {
+            // Looking again helps neither a budget nor a store that is closed.
+            Err(error) if error.kind() == ErrorKind::Budget || inner.engine.read().closed => {
+                Ok(Err(error))
+            }
+            moved => moved.map(Ok),
+        })?
     }
 }
 
 impl Inner {
-    /// The newest commit, held, if it is not the one that is open. What a writer changes meanwhile
-    /// may look like damage, and is looked at again.
-    fn find_next(&self) -> Result<Option<Next>> {
-        while_changing(|| files_of_commits(&*self.medium), || self.look_for_next())
+    /// Goes to the newest commit, if it is not the one that is open.
+    fn move_on(&self) -> Result<Option<CommitInfo>> {
+        let Some(next) = self.look_for_next()? else { return Ok(None) };
+        let info = next.commit.info.clone();
+        self.go_to(next)?;
+        Ok(Some(info))
     }
 
+    /// The newest commit, held, if it is not the one that is open.
     fn look_for_next(&self) -> Result<Option<Next>> {
-        let open = self.history.lock().kept.last().cloned();
+        let open = self.open_commit();
         let Some(open) = open.filter(|_| self.is_held()) else { return self.look_for_last() };
         // Before the journal, which it must not lead.
         let head = Head::read(&*self.medium, self.seed)?;
         let Some(commits) = commits_behind(&*self.medium, self.seed, &open)? else {
             return self.look_for_last();
         };
+        // The hold may be gone by now, and what was read lie behind another commit.
+        if !self.is_in_place() {
+            return self.look_for_last();
+        }
         let newest = commits.last().unwrap_or(&open).info.sequence;
         if head.sequence > newest {
             bail!(
@@ -80,49 +118,54 @@ impl Inner {
         }
         let Some(commit) = commits.last().cloned() else { return Ok(None) };
         let hold = Hold::take(&self.medium, commit.info.sequence)?;
+        let next = Next::new(&*self.medium, commit, Some(commits), hold)?;
         // The writer writes the record first and then looks for holds: so one of the two sees the
-        // other.
-        let newest = commits_behind(&*self.medium, self.seed, &commit)?;
-        if newest.iter().flatten().any(|c| c.oldest_kept > commit.info.sequence) {
-            bail!(CommitGone, "commit {} went while it was opened; try again", commit.info.step);
+        // other. One that has gone back removes the file that the commit is in, or cuts it.
+        let Some(later) = commits_behind(&*self.medium, self.seed, &next.commit)? else {
+            return Err(next.gone());
+        };
+        if later.iter().any(|c| c.oldest_kept > next.commit.info.sequence) {
+            return Err(next.gone());
         }
-        Ok(Some(Next { commit, behind: Some(commits), hold }))
+        Ok(Some(next))
     }
 
-    /// As `look_for_next`, where nothing is known of what lies between.
+    /// As `look_for_next`, where nothing is known of what lies between. Whether the commit is still
+    /// kept shows when its index is recovered.
     fn look_for_last(&self) -> Result<Option<Next>> {
-        let found = recover(&*self.medium, self.seed, Target::Last)?.commits.pop();
+        let found = find(&*self.medium, self.seed, Target::Last)?;
         let Some(commit) = found else { return Ok(None) };
-        let open = self.history.lock().kept.last().map(|c| (c.info.sequence, c.place));
-        if open == Some((commit.info.sequence, commit.place)) {
+        if self.open_commit().is_some_and(|open| open.is(&commit)) && self.is_in_place() {
             return Ok(None);
         }
         let hold = Hold::take(&self.medium, commit.info.sequence)?;
-        Ok(Some(Next { commit, behind: None, hold }))
+        Next::new(&*self.medium, commit, None, hold).map(Some)
+    }
+
+    fn open_commit(&self) -> Option<CommitRecord> {
+        self.history.lock().kept.last().cloned()
+    }
+
+    /// Whether the record of the commit that is open is where it was.
+    fn is_in_place(&self) -> bool {
+        self.noted.lock().as_mut().is_none_or(Noted::is_in_place)
     }
 
     /// Moves the engine. Where the journal does not lead there, the whole index is recovered.
-    fn go_to(&self, next: Next) -> Result<()> {
+    fn go_to(&self, mut next: Next) -> Result<()> {
         let mut engine = self.exclusive()?;
-        let went = match &next.behind {
-            Some(commits) => self.follow(&mut engine, commits, &next.commit),
-            None => self.begin_anew(&mut engine, &next.commit),
-        };
-        // The old index is gone where following failed half way.
-        let went = match went {
-            Err(_) if engine.tables.is_empty() => self.begin_anew(&mut engine, &next.commit),
-            went => went,
-        };
-        if let Err(error) = went {
-            if engine.tables.is_empty() {
-                engine.closed = true;
-                return Err(error.context("the reader is closed, open it again: refresh"));
-            }
-            return Err(error);
+        // One that never worked is of a reader that only looks; without tables, none was needed.
+        next.must_fit = engine.tables.is_empty()
+            || engine.planned
+            || engine.check_budget(&self.options).is_ok();
+        match self.open_commit().zip(next.behind.take()) {
+            Some((open, behind)) => self.follow(&mut engine, &open, behind, &mut next)?,
+            None => self.begin_anew(&mut engine, &mut next)?,
         }
+        // Nothing fails from here on.
         self.unheld.store(next.hold.is_none(), Ordering::Relaxed);
+        *self.noted.lock() = Some(next.noted);
         *self.hold.lock() = next.hold;
-        *self.noted.lock() = Some(Noted::of(&*self.medium, &next.commit)?);
         Ok(())
     }
 
@@ -130,77 +173,111 @@ impl Inner {
     fn follow(
         &self,
         engine: &mut Engine,
-        commits: &[CommitRecord],
-        to: &CommitRecord,
+        open: &CommitRecord,
+        behind: Vec<CommitRecord>,
+        next: &mut Next,
     ) -> Result<()> {
+        let files: Vec<u64> = numbers(&*self.medium)?
+            .into_iter()
+            .filter(|n| (open.place.0..=next.commit.place.0).contains(n))
+            .collect();
+        let fillings = engine.classes.iter().map(Class::fillings).collect::<Result<Vec<_>>>()?;
+        let classes = engine.classes.iter().map(|class| class.record.clone()).collect();
         let (kept, cycles, journal_bytes) = {
             let history = self.history.lock();
-            let before = history.kept.iter().chain(commits);
-            let kept: Vec<_> =
-                before.filter(|c| c.info.sequence >= to.oldest_kept).cloned().collect();
-            (kept, history.cycles.clone(), history.old_journal_bytes)
+            (history.kept.clone(), history.cycles.clone(), history.old_journal_bytes)
         };
-        let Some(from) = self.history.lock().kept.last().cloned() else {
-            return self.begin_anew(engine, to);
+        let oldest = next.commit.oldest_kept;
+        let commits = kept.into_iter().chain(behind);
+        let recovered = Recovered {
+            classes,
+            fillings,
+            commits: commits.filter(|c| c.info.sequence >= oldest).collect(),
+            journal_bytes,
+            cycles,
+            // From here on the engine has no index, whatever fails.
+            tables: engine.take_tables(),
+            ..Default::default()
         };
-        let fillings = engine.classes.iter().map(Class::fillings).collect::<Result<Vec<_>>>()?;
-        let tables = engine.take_tables();
+        let Err(error) = self.replay(engine, recovered, open, &files, next) else { return Ok(()) };
+        // Recovering the whole index finds again that it does not fit.
+        if error.kind() != ErrorKind::Budget && self.begin_anew(engine, next).is_ok() {
+            return Ok(());
+        }
+        if let Err(again) = self.go_back(engine, open) {
+            engine.closed = true;
+            engine.classes.clear();
+            engine.tables.clear();
+            drop(self.hold.lock().take());
+            let what = format!("the reader is closed, open it again ({})", again.message());
+            return Err(error.context(what));
+        }
+        Err(error)
+    }
+
+    /// Replays what lies behind the open commit, and installs it.
+    fn replay(
+        &self,
+        engine: &mut Engine,
+        recovered: Recovered,
+        open: &CommitRecord,
+        files: &[u64],
+        next: &mut Next,
+    ) -> Result<()> {
         let known = engine.tables.len();
-        let classes = engine.classes.iter().map(|class| class.record.clone()).collect();
         let mut changed = |table: u16, key: u64| {
             if usize::from(table) < known {
                 engine.forget_row(table, key);
             }
         };
-        let recovered = Recovered {
-            classes,
-            tables,
-            fillings,
-            commits: kept,
-            journal_bytes,
-            cycles,
-            ..Default::default()
-        };
-        let replay = Replay::behind(recovered, &from, to.info.sequence, &mut changed);
-        let files: Vec<u64> = journal_files(&*self.medium)?
-            .into_iter()
-            .filter(|n| (from.place.0..=to.place.0).contains(n))
-            .collect();
-        let replayed = replay.run(&*self.medium, self.seed, &files, to.place);
-        let mut recovered = match replayed {
-            Ok(recovered) => recovered,
-            Err(error) => {
-                engine.tables.clear();
-                return Err(error);
-            }
-        };
-        self.install(engine, &mut recovered, true)
+        let replay = Replay::behind(recovered, open, next.commit.info.sequence, &mut changed);
+        let mut recovered = replay.run(&*self.medium, self.seed, files, next.commit.place)?;
+        self.install(engine, &mut recovered, true, next)
     }
 
-    /// Recovers the whole index of a commit.
-    fn begin_anew(&self, engine: &mut Engine, to: &CommitRecord) -> Result<()> {
-        let target = Target::Sequence(to.info.sequence);
+    /// Recovers the whole index of a commit. The engine is as it was where that fails.
+    fn begin_anew(&self, engine: &mut Engine, next: &mut Next) -> Result<()> {
+        let target = Target::Sequence(next.commit.info.sequence);
         let mut recovered = recover(&*self.medium, self.seed, target)?;
-        self.install(engine, &mut recovered, false)
+        if recovered.commits.last().is_none_or(|found| !found.is(&next.commit)) {
+            return Err(next.gone());
+        }
+        self.install(engine, &mut recovered, false, next)
     }
 
-    /// Puts what was recovered in the engine's place; its caches stay where rows that did not
-    /// change are in them, and there is room beside the index.
+    /// Recovers the indexes of the commit that was open, which its hold has kept. Nothing else has
+    /// changed: rows that are still resident are of that commit.
+    fn go_back(&self, engine: &mut Engine, open: &CommitRecord) -> Result<()> {
+        let target = Target::Held(open.info.sequence);
+        let recovered = recover(&*self.medium, self.seed, target)?;
+        let same = recovered.commits.last().is_some_and(|found| found.is(open));
+        if !same || recovered.tables.len() != engine.tables.len() {
+            return Err(self.commit_gone());
+        }
+        engine.put_tables(recovered.tables);
+        Ok(())
+    }
+
+    /// Puts what was recovered in the engine's place; its caches stay where their rows are of the
+    /// new commit, and there is room beside the index. Fails before anything changed.
     fn install(
         &self,
         engine: &mut Engine,
         recovered: &mut Recovered,
         keeps_rows: bool,
+        next: &mut Next,
     ) -> Result<()> {
         let mut new = Engine::default();
-        let built = build(&mut new, &*self.medium, &self.options, self.seed, self.term, recovered);
-        let rows_disk_bytes = match built {
-            Ok(bytes) => bytes,
-            Err(error) => {
-                engine.tables.clear();
-                return Err(error);
-            }
-        };
+        let rows_disk_bytes =
+            build(&mut new, &*self.medium, &self.options, self.seed, self.term, recovered)?;
+        if next.must_fit {
+            let what = || format!("refresh to commit {}", next.commit.info.sequence);
+            new.check_budget(&self.options).map_err(|error| error.context(what()))?;
+        }
+        // Of this commit is only what was read before its record was found in place.
+        if !next.noted.is_in_place() {
+            return Err(next.gone());
+        }
         // A scan that goes on would give rows of two commits.
         for (table, old) in new.tables.iter().zip(&engine.tables) {
             let changes = old.changes.load(Ordering::Relaxed) + 1;
@@ -216,14 +293,6 @@ impl Inner {
     }
 }
 
-/// The journal's files, by rising number.
-fn journal_files(medium: &dyn Medium) -> Result<Vec<u64>> {
-    let names = medium.list("journal-")?;
-    let mut numbers: Vec<u64> = names.iter().filter_map(|name| number_of(name)).collect();
-    numbers.sort_unstable();
-    Ok(numbers)
-}
-
 /// Commits that follow `open` in the journal; `None` when the journal does not lead there any more.
 fn commits_behind(
     medium: &dyn Medium,
@@ -231,7 +300,7 @@ fn commits_behind(
     open: &CommitRecord,
 ) -> Result<Option<Vec<CommitRecord>>> {
     let (first, position) = open.place;
-    let files = journal_files(medium)?;
+    let files = numbers(medium)?;
     if !files.contains(&first) {
         return Ok(None);
     }
@@ -252,7 +321,7 @@ fn commits_behind(
             let name = |error: Error| error.context(name_of(number));
             let mut record: CommitRecord = read_json(reader.payload(), "commit").map_err(name)?;
             record.verify().map_err(name)?;
-            record.place = (number, reader.position());
+            (record.place, record.checksum) = ((number, reader.position()), reader.checksum());
             let before = commits.last().unwrap_or(open).info.sequence;
             if record.info.sequence != before + 1 {
                 return Ok(None);

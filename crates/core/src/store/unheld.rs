@@ -35,16 +35,19 @@ impl Noted {
     pub(super) fn of(medium: &dyn Medium, record: &CommitRecord) -> Result<Self> {
         let (number, end) = record.place;
         let journal = open_needed(medium, &name_of(number), OpenMode::ReadOnly)?;
-        let Some(position) = record_before(&*journal, end)? else {
-            bail!(CommitGone, "commit {} was dropped meanwhile", record.info.sequence);
-        };
-        let mut header = [0; HEADER_BYTES];
-        journal.read_at(&mut header, position)?;
-        Ok(Self { journal, position, header, gone: false })
+        if let Some(position) = record_before(&*journal, end)? {
+            let mut header = [0; HEADER_BYTES];
+            journal.read_at(&mut header, position)?;
+            if header[HEADER_BYTES - 8..] == record.checksum.to_le_bytes() {
+                return Ok(Self { journal, position, header, gone: false });
+            }
+        }
+        bail!(CommitGone, "commit {} was dropped meanwhile", record.info.sequence)
     }
 
-    /// False once the writer has gone on from an earlier commit.
-    fn is_in_place(&mut self) -> bool {
+    /// False once the writer has gone on from an earlier commit. What was read before, and is in
+    /// place now, was in place when it was read.
+    pub(super) fn is_in_place(&mut self) -> bool {
         let mut header = [0; HEADER_BYTES];
         let read = self.journal.read_at(&mut header, self.position);
         self.gone |= read.is_err() || header != self.header;
@@ -136,7 +139,7 @@ impl Inner {
         (0..TRIES_MAX).find_map(|_| look().ok()).is_some_and(|kept| !kept)
     }
 
-    fn commit_gone(&self) -> Error {
+    pub(super) fn commit_gone(&self) -> Error {
         let last = self.history.lock().kept.last().map_or(0, |c| c.info.sequence);
         let message = format!(
             "commit {last} of {} was dropped by the writer, and this reader does not hold it; \

@@ -246,6 +246,7 @@ impl Inner {
                 classes: std::mem::take(&mut made.classes),
                 oldest_kept: made.oldest_kept,
                 place: (0, 0),
+                checksum: 0,
             };
             (std::mem::take(&mut made.files), journal, record)
         };

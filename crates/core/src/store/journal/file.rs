@@ -60,6 +60,14 @@ pub(crate) fn number_of(name: &str) -> Option<u64> {
     (name_of(number) == name).then_some(number)
 }
 
+/// The numbers of all journal files, rising.
+pub(crate) fn numbers(medium: &dyn Medium) -> Result<Vec<u64>> {
+    let names = medium.list("journal-")?;
+    let mut numbers: Vec<u64> = names.iter().filter_map(|name| number_of(name)).collect();
+    numbers.sort_unstable();
+    Ok(numbers)
+}
+
 fn checksum(seed: u64, number: u64, position: u64, head: &[u8], payload: &[u8]) -> u64 {
     let place = xxh3_64_with_seed(&[number.to_le_bytes(), position.to_le_bytes()].concat(), seed);
     let head = xxh3_64_with_seed(head, place);
@@ -254,6 +262,8 @@ pub(crate) struct JournalReader {
     ahead_at: u64,
     /// Where the payload of the record that was read last lies in `ahead`.
     payload: Range<usize>,
+    /// Checksum of that record.
+    checksum: u64,
 }
 
 impl JournalReader {
@@ -316,6 +326,7 @@ impl JournalReader {
             ahead: Vec::new(),
             ahead_at: 0,
             payload: 0..0,
+            checksum: 0,
         })
     }
 
@@ -366,6 +377,7 @@ impl JournalReader {
         }
         let begin = (at + RECORD_HEADER_BYTES as u64 - self.ahead_at) as usize;
         self.payload = begin..begin + len;
+        self.checksum = u64::from_le_bytes(sum);
         Ok(Some(kind))
     }
 
@@ -382,6 +394,11 @@ impl JournalReader {
     /// The payload of the record that `next` returned last.
     pub(crate) fn payload(&self) -> &[u8] {
         &self.ahead[self.payload.clone()]
+    }
+
+    /// The checksum, of its place too, of the record that `next` returned last.
+    pub(crate) fn checksum(&self) -> u64 {
+        self.checksum
     }
 
     /// The place of a commit record behind the end of what checks, if there is one.

@@ -9,7 +9,7 @@ mod file;
 mod records;
 mod verify;
 
-pub(super) use file::{JournalFile, JournalReader, RecordKind, name_of, number_of};
+pub(super) use file::{JournalFile, JournalReader, RecordKind, name_of, number_of, numbers};
 pub(super) use records::{
     ClassCounters, ClassRecord, CommitRecord, TableCounters, TableRecord, piece_header,
     read_piece_header,

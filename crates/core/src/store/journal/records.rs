@@ -64,6 +64,17 @@ pub(crate) struct CommitRecord {
     /// Journal file of this record, and its end there.
     #[serde(skip)]
     pub(crate) place: (u64, u64),
+    /// Checksum of this record as it was read; 0 in the writer that made it.
+    #[serde(skip)]
+    pub(crate) checksum: u64,
+}
+
+impl CommitRecord {
+    /// Whether both were read from the same record. After a writer has gone back another commit may
+    /// have the same number and end at the same place; but its classes have later sequences.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        self.place == other.place && self.checksum == other.checksum
+    }
 }
 
 /// Bytes before the content of a piece.

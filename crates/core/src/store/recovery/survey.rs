@@ -5,9 +5,7 @@
 
 use super::super::commit::blocks_of;
 use super::super::head::{Head, Tells};
-use super::super::journal::{
-    CommitRecord, JournalReader, RecordKind, name_of, number_of, read_json,
-};
+use super::super::journal::{CommitRecord, JournalReader, RecordKind, name_of, numbers, read_json};
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::{IoKind, Medium};
 
@@ -43,7 +41,7 @@ impl Survey {
     }
 
     /// The newest file whose cycle was complete at a commit.
-    fn base(&self, commit: u64) -> Option<u64> {
+    pub(super) fn base(&self, commit: u64) -> Option<u64> {
         let base = self.cycles.iter().rfind(|(_, complete)| *complete <= commit);
         base.map(|(file, _)| *file)
     }
@@ -91,7 +89,7 @@ impl Survey {
     fn take(&mut self, number: u64, scan: Scan, damaged: Option<&Error>) -> Result<()> {
         let name = |e: Error| e.context(name_of(number));
         let mut ended = Vec::new();
-        for (kind, payload, position) in scan.marks {
+        for Mark { kind, payload, end, checksum } in scan.marks {
             if kind == RecordKind::CycleEnd {
                 ended.push(number);
                 continue;
@@ -103,7 +101,7 @@ impl Survey {
             }
             let mut record: CommitRecord = read_json(&payload, "commit").map_err(name)?;
             record.verify().map_err(name)?;
-            record.place = (number, position);
+            (record.place, record.checksum) = ((number, end), checksum);
             self.follow(&record)?;
             let sequence = record.info.sequence;
             self.cycles.extend(ended.drain(..).map(|file| (file, sequence)));
@@ -139,10 +137,19 @@ impl Survey {
     }
 }
 
+/// A commit record or a cycle end.
+struct Mark {
+    kind: RecordKind,
+    payload: Vec<u8>,
+    /// The position behind it.
+    end: u64,
+    checksum: u64,
+}
+
 /// What a journal file holds beside deltas and pieces.
 struct Scan {
-    /// Commit records with the position behind them, cycle ends, in order.
-    marks: Vec<(RecordKind, Vec<u8>, u64)>,
+    /// In order.
+    marks: Vec<Mark>,
     /// End of what checks.
     position: u64,
     /// Whether the header checks. One that does not is no damage by itself.
@@ -161,7 +168,8 @@ fn scan(medium: &dyn Medium, seed: u64, number: u64) -> Result<Scan> {
     let mut marks = Vec::new();
     while sound && let Some(kind) = reader.next()? {
         if matches!(kind, RecordKind::Commit | RecordKind::CycleEnd) {
-            marks.push((kind, reader.payload().to_vec(), reader.position()));
+            let (payload, end) = (reader.payload().to_vec(), reader.position());
+            marks.push(Mark { kind, payload, end, checksum: reader.checksum() });
         }
     }
     let position = reader.position();
@@ -198,9 +206,7 @@ fn scan_all(medium: &dyn Medium, seed: u64, numbers: &[u64]) -> Vec<Result<Scan>
 
 /// Reads what there is of a journal.
 pub(super) fn survey(medium: &dyn Medium, seed: u64) -> Result<Survey> {
-    let mut numbers: Vec<u64> =
-        medium.list("journal-")?.iter().filter_map(|n| number_of(n)).collect();
-    numbers.sort_unstable();
+    let numbers = numbers(medium)?;
     let mut survey = Survey::default();
     // What a commit must not follow, and whether one is known to.
     let (mut damaged, mut proven) = (None, false);

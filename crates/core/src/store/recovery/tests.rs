@@ -284,6 +284,7 @@ impl Writer {
             tables: Vec::new(),
             classes: Vec::new(),
             oldest_kept: 1,
+            checksum: 0,
             place: (0, 0),
         };
         self.json(RecordKind::Commit, &record);

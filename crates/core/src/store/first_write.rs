@@ -1,0 +1,131 @@
+//! The first write after opening: what follows the commit that was opened is given up, and the
+//! journal goes on behind it.
+//!
+//! A store that is only read stays as it is. The order is that of `docs/formats/head-and-holds.md`:
+//! the head, then the journal's end, then the holds of readers that came meanwhile.
+
+use super::commit::{History, Spare, blocks_of};
+use super::head::{self, Head};
+use super::holds;
+use super::journal::{CommitRecord, JournalFile, RecordKind, name_of, numbers};
+use super::{Inner, has_file};
+use crate::error::{Result, bail};
+use crate::io::{Medium, OpenMode};
+use crate::planted::{self, Bug};
+use std::path::Path;
+use std::sync::atomic::Ordering;
+
+/// Refuses to write while a reader holds a commit outside the kept ones: older, because a crash
+/// forgot whose copies it needs; later, because going on from an earlier one overwrites them.
+pub(super) fn refuse_held_beside(
+    medium: &dyn Medium,
+    path: &Path,
+    kept: &[CommitRecord],
+) -> Result<()> {
+    let sequence = |commit: Option<&CommitRecord>| commit.map_or(0, |c| c.info.sequence);
+    let (first, last) = (sequence(kept.first()), sequence(kept.last()));
+    let Some((oldest, newest)) = holds::span(medium)? else { return Ok(()) };
+    let (held, which) = match (oldest, newest) {
+        (_, newest) if newest > last => (newest, "later than the commit to go on from"),
+        (oldest, _) if oldest < first => (oldest, "older than the kept commits"),
+        _ => return Ok(()),
+    };
+    bail!(
+        Locked,
+        "a reader of {} holds commit {held}, which is {which}; wait until it is done or stop it, \
+         or open with read_only=True",
+        path.display()
+    )
+}
+
+impl Inner {
+    /// Cuts off what an epoch without commit left, and opens the journal to append. Done once,
+    /// before the first change, so that a store that is only read stays as it is.
+    pub(super) fn prepare_writing(&self) -> Result<()> {
+        if self.writing.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let mut history = self.history.lock();
+        if history.journal.is_some() {
+            return Ok(());
+        }
+        refuse_held_beside(&*self.medium, &self.path, &history.kept)?;
+        let sequence = |commit: Option<&CommitRecord>| commit.map_or(0, |c| c.info.sequence);
+        let (last, first) = (sequence(history.kept.last()), sequence(history.kept.first()));
+        let head = Head::new(last, first, self.term);
+        history.spare = Spare::open(&*self.medium)?;
+        if history.kept.is_empty() {
+            // Left by an epoch that never committed.
+            history.spare.draw(u64::MAX)?;
+        }
+        match history.kept.last().map(|c| c.place) {
+            Some(place) => self.go_on_from(&mut history, place, head)?,
+            None => self.begin_journal(&mut history, head)?,
+        }
+        // Pairs with the acquire above: who sees it finds the journal open.
+        self.writing.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Gives up what follows a commit. A crash in between leaves one of the commits that are being
+    /// given up, or this one, and what any of them had dropped is known from the head.
+    fn go_on_from(
+        &self,
+        history: &mut History,
+        (number, end): (u64, u64),
+        head: Head,
+    ) -> Result<()> {
+        let (medium, last) = (&*self.medium, head.sequence);
+        // First, for the head says that the commit is durable.
+        if history.synced_to < end {
+            JournalFile::write_again(medium, self.seed, number, history.synced_to..end)?;
+            history.synced_to = end;
+        }
+        if !planted::is(Bug::HeadNotLowered) {
+            self.write_head(history, head)?;
+        }
+        medium.sync_dir()?;
+        let later = numbers(medium)?.into_iter().rev().take_while(|later| *later > number);
+        // The last first and one by one, or a power cut could bring one back without those before.
+        for number in later {
+            let name = name_of(number);
+            // Who has it open sees that its records are gone.
+            medium.open(&name, OpenMode::ReadWrite)?.set_len(0)?;
+            medium.remove(&name)?;
+            medium.sync_dir()?;
+        }
+        let journal = JournalFile::resume(medium, self.seed, number, end)?;
+        // A reader may have taken its hold since these were looked at.
+        holds::take_later_away(medium, last)?;
+        let bytes = blocks_of(journal.disk_bytes());
+        history.old_journal_bytes = history.old_journal_bytes.saturating_sub(bytes);
+        history.journal = Some(journal);
+        Ok(())
+    }
+
+    /// Writes the head, durably. A crash may have left it without room.
+    fn write_head(&self, history: &mut History, head: Head) -> Result<()> {
+        self.take_for_commit(history, blocks_of(head::BYTES), |_| {
+            head.write_durably(&*self.medium, self.seed)
+        })
+    }
+
+    /// Begins the journal of a store without commits.
+    fn begin_journal(&self, history: &mut History, head: Head) -> Result<()> {
+        let medium = &*self.medium;
+        // The name of the superblock, if a sync after its creation has failed: before all others.
+        medium.sync_dir()?;
+        self.write_head(history, head)?;
+        let mut journal = if has_file(medium, &name_of(1))? {
+            JournalFile::create_again(medium, self.seed, 1)?
+        } else {
+            JournalFile::create(medium, self.seed, 1)?
+        };
+        journal.append(RecordKind::CycleEnd, &[])?;
+        medium.sync_dir()?;
+        history.journal = Some(journal);
+        history.cycles = vec![(1, 0)];
+        history.old_journal_bytes = 0;
+        Ok(())
+    }
+}
