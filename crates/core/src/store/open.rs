@@ -1,7 +1,7 @@
 //! Opening: from a path to a store at one commit, and the first write after that.
 
 use super::class_file::{check_class_header, class_file_name};
-use super::commit::{History, Spare, blocks_of};
+use super::commit::{History, Spare};
 use super::engine::{Class, Engine};
 use super::head::{self, Head};
 use super::holds::{self, Hold};
@@ -13,7 +13,7 @@ use super::unheld::Noted;
 use super::{Guarded, Inner, Store, has_file, open_needed};
 use crate::config::StoreOptions;
 use crate::error::{Error, ErrorKind, Result, bail};
-use crate::io::{DirectoryMedium, Medium, OpenMode};
+use crate::io::{DirectoryMedium, Medium, OpenMode, blocks_of};
 use crate::metrics::Metrics;
 use crate::planted::{self, Bug};
 use crate::storage::log::fillings::Fillings;

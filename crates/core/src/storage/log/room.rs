@@ -8,6 +8,7 @@
 use super::segments::SegmentId;
 use super::{ClassLog, Stream};
 use crate::error::{ErrorKind, Result, bail};
+use crate::io::BLOCK_BYTES;
 
 /// What the header of a file without segments takes on disk.
 const HEADER_DISK_BYTES: u64 = 4096;
@@ -19,7 +20,8 @@ const READY_SHARE: f64 = 0.25;
 impl ClassLog {
     /// Bytes that the file takes.
     pub fn disk_bytes(&self) -> u64 {
-        (u64::from(self.segments.taken()) * self.segment_bytes).max(HEADER_DISK_BYTES)
+        // A file without segments has a header.
+        (u64::from(self.segments.taken()) * self.segment_bytes).max(BLOCK_BYTES)
     }
 
     fn pages_per_segment(&self) -> u64 {

@@ -7,10 +7,11 @@ use super::super::journal::{
 };
 use super::super::pieces::{pieces_of, read_piece_from};
 use super::super::reserve::JOURNAL_BYTES_PER_COMMIT;
-use super::super::{Inner, state};
-use super::history::{CYCLE_BYTES_MIN, History, UnderWay, append_json, blocks_of};
+use super::super::{Inner, has_file, state};
+use super::history::{CYCLE_BYTES_MIN, History, UnderWay, append_json};
 use crate::activation::{Branch, note};
 use crate::error::{ErrorKind, Result};
+use crate::io::blocks_of;
 use crate::planted::{self, Bug};
 use crate::storage::log::ClassLog;
 use std::sync::atomic::Ordering;
@@ -205,8 +206,7 @@ impl Inner {
     }
 
     fn remove_if_there(&self, name: &str) -> Result<()> {
-        let there = self.medium.list(name)?.iter().any(|found| found == name);
-        if there { self.medium.remove(name) } else { Ok(()) }
+        if has_file(&*self.medium, name)? { self.medium.remove(name) } else { Ok(()) }
     }
 
     /// A new journal file that begins with the catalog, with room for `reserved` bytes more.

@@ -6,22 +6,15 @@ use super::super::state::StateRef;
 use super::spare::Spare;
 use crate::config::CommitInfo;
 use crate::error::Result;
-use crate::io::File;
+use crate::io::{BLOCK_BYTES, File, blocks_of};
 use std::sync::Arc;
 
 /// A new cycle begins when the deltas since the last are as long as the index, at least this.
 pub(super) const CYCLE_BYTES_MIN: u64 = 128 << 10;
 /// States of commits to come for which room is left, at most.
 const STATES_AHEAD: usize = 3;
-/// The unit in which files take room.
-const BLOCK_BYTES: u64 = 4096;
 /// What the superblock, the head and the lock take.
 const SMALL_FILES_BYTES: u64 = 3 * BLOCK_BYTES;
-
-/// Bytes that a file of this length takes.
-pub(in crate::store) fn blocks_of(bytes: u64) -> u64 {
-    bytes.next_multiple_of(BLOCK_BYTES)
-}
 
 /// A commit that is captured and not recorded yet.
 pub(in crate::store) struct UnderWay {

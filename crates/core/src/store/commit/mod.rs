@@ -17,7 +17,7 @@ mod pending;
 mod spare;
 
 pub(super) use capture::CommitStage;
-pub(super) use history::{History, blocks_of};
+pub(super) use history::History;
 pub(super) use pending::Committing;
 pub use pending::PendingCommit;
 pub(super) use spare::Spare;
@@ -29,6 +29,7 @@ use super::reserve::{JOURNAL_BYTES_PER_COMMIT, STATE_BYTES_KEPT_FREE};
 use super::{Inner, Store, state};
 use crate::config::CommitInfo;
 use crate::error::{Result, bail};
+use crate::io::blocks_of;
 use crate::planted::{self, Bug};
 use capture::Portions;
 use history::{UnderWay, record_bytes};
