@@ -20,7 +20,7 @@ pub(super) use capture::CommitStage;
 pub(super) use history::History;
 pub(super) use pending::Committing;
 pub use pending::PendingCommit;
-pub(super) use spare::Spare;
+pub(super) use spare::{NAME as SPARE, Spare};
 
 use super::engine::Engine;
 use super::head::{self, Head};

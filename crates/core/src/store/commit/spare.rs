@@ -10,7 +10,7 @@ use crate::error::{ErrorKind, Result};
 use crate::io::{BLOCK_BYTES, File, Medium, OpenMode};
 use std::sync::Arc;
 
-const NAME: &str = "spare";
+pub(in crate::store) const NAME: &str = "spare";
 /// It grows in steps of so many bytes, so that not every verb makes it longer.
 const STEP_BYTES: u64 = 64 << 10;
 
