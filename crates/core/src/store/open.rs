@@ -1,7 +1,7 @@
 //! Opening: from a path to a store at one commit, and the first write after that.
 
 use super::class_file::{check_class_header, class_file_name};
-use super::commit::{History, Spare};
+use super::commit::{History, KeptSums, Spare};
 use super::engine::{Class, Engine};
 use super::head::{self, Head};
 use super::holds::{self, Hold};
@@ -380,6 +380,7 @@ pub(super) fn history_of(recovered: &Recovered) -> History {
     };
     History {
         kept: recovered.commits.clone(),
+        kept_sums: KeptSums::of(&recovered.commits),
         journal: None,
         old_journal_bytes: recovered.journal_bytes,
         held_state_bytes: 0,

@@ -122,7 +122,7 @@ impl Inner {
                 _ => {}
             }
         }
-        history.kept.retain(|c| c.info.sequence >= oldest_kept);
+        history.drop_before(oldest_kept);
         let base = history.cycles.iter().rfind(|(_, complete)| *complete <= released);
         if let Some(&(base, _)) = base {
             history.cycles.retain(|(file, _)| *file >= base);

@@ -41,10 +41,35 @@ pub(in crate::store) struct UnderWay {
     pub(super) rows: u64,
 }
 
+/// Sums over the kept commits that every batch asks for. Their states may have many names.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::store) struct KeptSums {
+    largest_state_bytes: u64,
+    state_disk_bytes: u64,
+    last_record_bytes: u64,
+}
+
+impl KeptSums {
+    pub(in crate::store) fn of(kept: &[CommitRecord]) -> Self {
+        let states = || kept.iter().filter_map(|commit| commit.state.as_ref()).map(StateRef::bytes);
+        let record_bytes = |commit: &CommitRecord| {
+            let strings = commit.state.iter().flat_map(|state| &state.strings);
+            let names = strings.map(|(name, _)| name.as_str());
+            record_bytes(&commit.info.meta, names, commit.tables.len(), commit.classes.len())
+        };
+        Self {
+            largest_state_bytes: states().max().unwrap_or(0),
+            state_disk_bytes: states().map(blocks_of).sum(),
+            last_record_bytes: kept.last().map_or(0, record_bytes),
+        }
+    }
+}
+
 /// Commits that are kept, the journal, and where its cycle is.
 pub(in crate::store) struct History {
-    /// Kept commits, oldest first.
+    /// Kept commits, oldest first. Changed by `keep` and `drop_before`.
     pub(in crate::store) kept: Vec<CommitRecord>,
+    pub(in crate::store) kept_sums: KeptSums,
     /// `None` until the first write, and after close.
     pub(in crate::store) journal: Option<JournalFile>,
     /// Bytes of older journal files that are still needed.
@@ -97,14 +122,25 @@ impl History {
         self.kept.last().and_then(|c| c.state.clone())
     }
 
-    /// Bytes of the largest state of the kept commits and of that under way.
-    pub(in crate::store) fn largest_state_bytes(&self) -> u64 {
-        self.states().map(StateRef::bytes).max().unwrap_or(0)
+    /// Keeps a commit, the newest.
+    pub(super) fn keep(&mut self, record: CommitRecord) {
+        self.kept.push(record);
+        self.kept_sums = KeptSums::of(&self.kept);
     }
 
-    fn states(&self) -> impl Iterator<Item = &StateRef> {
-        let kept = self.kept.iter().map(|commit| commit.state.as_ref());
-        kept.chain(self.under_way.iter().map(|commit| commit.state.as_ref())).flatten()
+    /// Forgets the commits before this one.
+    pub(super) fn drop_before(&mut self, oldest_kept: u64) {
+        self.kept.retain(|commit| commit.info.sequence >= oldest_kept);
+        self.kept_sums = KeptSums::of(&self.kept);
+    }
+
+    /// Bytes of the largest state of the kept commits and of that under way.
+    pub(in crate::store) fn largest_state_bytes(&self) -> u64 {
+        self.kept_sums.largest_state_bytes.max(self.state_bytes_under_way())
+    }
+
+    fn state_bytes_under_way(&self) -> u64 {
+        self.under_way.as_ref().map_or(0, |commit| commit.info.state_bytes)
     }
 
     /// How many states will lie on disk beside those that do, where `keep` commits are kept: the
@@ -128,7 +164,7 @@ impl History {
 
     pub(in crate::store) fn disk_bytes(&self) -> u64 {
         let journal = self.journal.as_ref().map_or(0, |journal| blocks_of(journal.disk_bytes()));
-        let states: u64 = self.states().map(|state| blocks_of(state.bytes())).sum();
+        let states = self.kept_sums.state_disk_bytes + blocks_of(self.state_bytes_under_way());
         let kept = self.old_journal_bytes + self.held_state_bytes + self.spare.bytes();
         SMALL_FILES_BYTES + journal + states + kept
     }
@@ -184,11 +220,7 @@ impl History {
 
     /// Bytes of the last commit's record, at most.
     pub(super) fn last_record_bytes(&self) -> u64 {
-        self.kept.last().map_or(0, |commit| {
-            let strings = commit.state.iter().flat_map(|state| &state.strings);
-            let names = strings.map(|(name, _)| name.as_str());
-            record_bytes(&commit.info.meta, names, commit.tables.len(), commit.classes.len())
-        })
+        self.kept_sums.last_record_bytes
     }
 
     pub(in crate::store) fn journal(&mut self) -> &mut JournalFile {

@@ -17,7 +17,7 @@ mod pending;
 mod spare;
 
 pub(super) use capture::CommitStage;
-pub(super) use history::History;
+pub(super) use history::{History, KeptSums};
 pub(super) use pending::Committing;
 pub use pending::PendingCommit;
 pub(super) use spare::{NAME as SPARE, Spare};
@@ -296,7 +296,7 @@ impl Inner {
             history.next_sequence += 1;
             history.epoch_deltas = 0;
             history.epoch_pieces = 0;
-            history.kept.push(record);
+            history.keep(record);
             self.drop_old_files(history, oldest_kept, needed)?;
             self.begin_cycle_if_due(engine, history, &made)?;
         }
