@@ -33,8 +33,10 @@ pub(in crate::store) struct UnderWay {
     pub(super) index_bytes: u64,
     /// Partitions of growing tables, by table.
     pub(super) partitions: Vec<(u16, u32)>,
-    /// Where the fillings of segments began, by class; counted among the bytes of the indexes,
-    /// because a journal file that holds the one holds the other.
+    /// Whether a journal file may begin with it.
+    pub(super) wants_fillings: bool,
+    /// Where the fillings of segments began, by class, if they are wanted. Their bytes count among
+    /// those of the indexes, because a journal file that holds the one holds the other.
     pub(super) fillings: Vec<(u16, String)>,
     /// Batches and rows since the commit before, for the case that this one fails.
     pub(super) batches: u64,
@@ -232,7 +234,7 @@ impl History {
         kind: RecordKind,
         record: &T,
     ) -> Result<()> {
-        append_json(self.journal(), kind, record)
+        self.journal().append(kind, &json(record))
     }
 }
 
@@ -248,11 +250,6 @@ pub(super) fn record_bytes<'a>(
     (6 * meta.len() + names + 96 * tables + 96 * classes) as u64
 }
 
-pub(super) fn append_json<T: serde::Serialize>(
-    journal: &mut JournalFile,
-    kind: RecordKind,
-    record: &T,
-) -> Result<()> {
-    let bytes = serde_json::to_vec(record).expect("records are plain data");
-    journal.append(kind, &bytes)
+pub(super) fn json<T: serde::Serialize>(record: &T) -> Vec<u8> {
+    serde_json::to_vec(record).expect("records are plain data")
 }

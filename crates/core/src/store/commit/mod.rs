@@ -173,6 +173,7 @@ impl Inner {
         // First, so that what follows leaves it its room.
         let mut history = self.history.lock();
         let oldest_kept = self.oldest_to_keep(&history);
+        let wants_fillings = self.cycle_may_be_due(engine, &history, record_bytes);
         history.under_way = Some(UnderWay {
             info,
             record_bytes,
@@ -185,6 +186,7 @@ impl Inner {
             page_bytes: 0,
             index_bytes: 0,
             partitions: Vec::new(),
+            wants_fillings,
             fillings: Vec::new(),
             batches: self.batches_since_commit.swap(0, Ordering::Relaxed),
             rows: self.rows_since_commit.swap(0, Ordering::Relaxed),

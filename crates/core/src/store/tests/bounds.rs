@@ -632,6 +632,30 @@ fn classes_that_grow_at_once_keep_the_disk_bound() {
     assert!(inner.disk_bytes() <= most, "{} of {most}", inner.disk_bytes());
 }
 
+// The room that was made for a journal file did not count what its catalog takes.
+#[test]
+fn a_journal_file_with_a_long_catalog_begins_on_a_full_device() {
+    let begun = |full: bool| {
+        let medium = SimMedium::new(23);
+        let store = Store::open_on(Arc::new(medium.clone()), options(64 << 20)).unwrap();
+        for i in 0..220 {
+            let name = format!("{i:\u{1}>200}");
+            store.table(&spec(&name, Some(1), OptimizerKind::Sgd)).unwrap();
+        }
+        (1..=40).find(|step| {
+            store.put(&[batch(TableId(0), &[0], &[0.0; DIM])]).unwrap();
+            // All that is left is what was kept free.
+            medium.set_capacity(full.then(|| medium.taken_bytes()));
+            store.commit(*step, &"m".repeat(100 << 10), &[]).unwrap();
+            let found = medium.list("journal-00000002").unwrap().len() == 1;
+            medium.set_capacity(None);
+            found
+        })
+    };
+    let (full, roomy) = (begun(true), begun(false));
+    assert!(roomy.is_some() && full == roomy, "begun by commit {full:?}, with room {roomy:?}");
+}
+
 /// While an index is being written its partitions are not merged. What deletes owe then comes with
 /// later ones, as much at a time as these have room for in the journal.
 #[test]
