@@ -463,8 +463,7 @@ impl Inner {
             medium.sync_dir()?;
         }
         let journal = JournalFile::resume(medium, self.seed, number, end)?;
-        let bytes = blocks_of(journal.disk_bytes());
-        history.old_journal_bytes = history.old_journal_bytes.saturating_sub(bytes);
+        self.drop_given_up(history, number)?;
         history.journal = Some(journal);
         Ok(())
     }
@@ -489,9 +488,9 @@ impl Inner {
         };
         journal.append(RecordKind::CycleEnd, &[])?;
         medium.sync_dir()?;
+        self.drop_given_up(history, 1)?;
         history.journal = Some(journal);
         history.cycles = vec![(1, 0)];
-        history.old_journal_bytes = 0;
         Ok(())
     }
 }

@@ -3,7 +3,8 @@
 
 use super::super::engine::{Class, Engine, Table};
 use super::super::journal::{
-    ClassRecord, JournalFile, RecordKind, TableRecord, name_of, number_of, piece_header,
+    ClassRecord, CommitRecord, JournalFile, RecordKind, TableRecord, name_of, number_of,
+    piece_header,
 };
 use super::super::pieces::{pieces_of, read_piece_from};
 use super::super::reserve::JOURNAL_BYTES_PER_COMMIT;
@@ -116,8 +117,7 @@ impl Inner {
             match state::sequence_of(&name) {
                 Some(sequence) if sequence < released => self.medium.remove(&name)?,
                 Some(sequence) if sequence < oldest_kept => {
-                    let file = self.medium.open(&name, crate::io::OpenMode::ReadOnly)?;
-                    history.held_state_bytes += blocks_of(file.len()?);
+                    history.held_state_bytes += blocks_of(self.medium.state_of(&name)?.bytes);
                 }
                 _ => {}
             }
@@ -126,22 +126,50 @@ impl Inner {
         let base = history.cycles.iter().rfind(|(_, complete)| *complete <= released);
         if let Some(&(base, _)) = base {
             history.cycles.retain(|(file, _)| *file >= base);
-            let current = history.journal().number();
-            history.old_journal_bytes = 0;
             for name in self.medium.list("journal-")? {
-                match number_of(&name) {
-                    Some(number) if number < base => {
-                        note(Branch::JournalDropped);
-                        self.medium.remove(&name)?;
-                    }
-                    Some(number) if number != current => {
-                        let file = self.medium.open(&name, crate::io::OpenMode::ReadOnly)?;
-                        history.old_journal_bytes += blocks_of(file.len()?);
-                    }
-                    _ => {}
+                if number_of(&name).is_some_and(|number| number < base) {
+                    note(Branch::JournalDropped);
+                    self.medium.remove(&name)?;
                 }
             }
+            let current = history.journal().number();
+            history.old_journal_bytes = self.bytes_of_journals_beside(current)?;
         }
+        Ok(())
+    }
+
+    /// Bytes that all journal files take but one.
+    fn bytes_of_journals_beside(&self, current: u64) -> Result<u64> {
+        let mut bytes = 0;
+        for name in self.medium.list("journal-")? {
+            if number_of(&name).is_some_and(|number| number != current) {
+                bytes += blocks_of(self.medium.state_of(&name)?.bytes);
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// Removes the states of commits after the last kept one, which were given up or never made,
+    /// and counts what lies beside what is in use. No journal file may name those commits any more.
+    pub(in crate::store) fn drop_given_up(
+        &self,
+        history: &mut History,
+        current: u64,
+    ) -> Result<()> {
+        let sequence = |commit: Option<&CommitRecord>| commit.map_or(0, |c| c.info.sequence);
+        let (first, last) = (sequence(history.kept.first()), sequence(history.kept.last()));
+        let mut held_bytes = 0;
+        for name in self.medium.list(state::PREFIX)? {
+            match state::sequence_of(&name) {
+                Some(sequence) if sequence > last => self.medium.remove(&name)?,
+                Some(sequence) if sequence < first => {
+                    held_bytes += blocks_of(self.medium.state_of(&name)?.bytes);
+                }
+                _ => {}
+            }
+        }
+        history.held_state_bytes = held_bytes;
+        history.old_journal_bytes = self.bytes_of_journals_beside(current)?;
         Ok(())
     }
 
