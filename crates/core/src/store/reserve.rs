@@ -127,7 +127,7 @@ impl Inner {
         // The sum wraps around, which takes back what was not used.
         self.rows_disk_bytes.fetch_add(grown.wrapping_sub(charged), Ordering::Relaxed);
         if growth > 0 {
-            self.look_at_device()?;
+            self.look_at_device();
         }
         result
     }

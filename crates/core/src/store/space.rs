@@ -220,10 +220,12 @@ impl Inner {
         pages.saturating_mul(class.layout.rows_per_page as u64)
     }
 
-    /// Looks how much the device has free.
-    pub(super) fn look_at_device(&self) -> Result<()> {
-        self.device_free_bytes.store(self.medium.free_bytes()?, Ordering::Relaxed);
-        Ok(())
+    /// Looks how much the device has free. What cleaning waits for is estimated by that, so an
+    /// error of the look changes nothing, and the last one counts on.
+    pub(super) fn look_at_device(&self) {
+        if let Ok(bytes) = self.medium.free_bytes() {
+            self.device_free_bytes.store(bytes, Ordering::Relaxed);
+        }
     }
 
     /// Whole segments of a class that verbs leave free for cleaning.
@@ -286,7 +288,7 @@ impl Inner {
             wanted = wanted.saturating_sub(bytes);
         }
         let filled = self.fill_spare(&mut self.history.lock());
-        self.look_at_device()?;
+        self.look_at_device();
         match filled {
             Err(error) if error.kind() != ErrorKind::Full => Err(error),
             _ => Ok(()),

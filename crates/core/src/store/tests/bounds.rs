@@ -632,6 +632,23 @@ fn classes_that_grow_at_once_keep_the_disk_bound() {
     assert!(inner.disk_bytes() <= most, "{} of {most}", inner.disk_bytes());
 }
 
+// Rows that had found their room were refused because nobody could say how much is free.
+#[test]
+fn a_look_at_the_device_that_fails_refuses_nothing() {
+    let medium = SimMedium::new(24);
+    let store = Store::open_on(Arc::new(medium.clone()), options(1 << 20)).unwrap();
+    let table = store.table(&spec("t", None, OptimizerKind::Sgd)).unwrap();
+    for (step, first) in (0..3000).step_by(1000).enumerate() {
+        let keys: Vec<u64> = (first..first + 1000).collect();
+        let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32; DIM]).collect();
+        medium.fail_look(0);
+        store.put(&[batch(table, &keys, &values)]).unwrap();
+        medium.fail_look(0);
+        store.commit(step as u64, "", &[]).unwrap();
+    }
+    expect_rows(&store, table, 3000);
+}
+
 // The room that was made for a journal file did not count what its catalog takes.
 #[test]
 fn a_journal_file_with_a_long_catalog_begins_on_a_full_device() {
