@@ -244,9 +244,10 @@ impl Inner {
 
     /// Before the first change: nobody knows which free segments of a store that was opened have
     /// room, so all count as taken. Where that is more than the bound allows some are given back.
+    /// Threads that come meanwhile give back what is left of it; none goes on before.
     pub(super) fn settle_room(&self, engine: &Engine) -> Result<()> {
         let Some(most) = self.options.max_disk_bytes else { return Ok(()) };
-        if self.room_is_settled.swap(true, Ordering::Relaxed) {
+        if self.room_is_settled.load(Ordering::Acquire) {
             return Ok(());
         }
         for class in &engine.classes {
@@ -257,6 +258,8 @@ impl Inner {
             }
             self.give_class_room_back(class, &mut log, Some(over))?;
         }
+        // After the work, so that what has failed is tried again. Pairs with the acquire above.
+        self.room_is_settled.store(true, Ordering::Release);
         Ok(())
     }
 
