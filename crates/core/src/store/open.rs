@@ -1,7 +1,7 @@
 //! Opening: from a path to a store at one commit, and the first write after that.
 
 use super::class_file::{check_class_header, class_file_name};
-use super::commit::{History, KeptSums, Spare};
+use super::commit::{History, KeptSums, Refused, Spare};
 use super::engine::{Class, Engine};
 use super::head::{self, Head};
 use super::holds::{self, Hold};
@@ -392,8 +392,7 @@ pub(super) fn history_of(recovered: &Recovered) -> History {
         index_bytes: 0,
         epoch_pieces: 0,
         cycle_pieces: 0,
-        refused_rows: 0,
-        refused_bytes: 0,
+        refused: Refused::default(),
         short_of_journal: false,
         hurries: false,
         spare: Spare::default(),

@@ -278,7 +278,7 @@ impl Inner {
         log: &mut ClassLog,
     ) -> Result<()> {
         let history = self.history.lock();
-        let (rows, bytes) = (history.refused_rows, self.bytes_to_clean_for(&history));
+        let (rows, bytes) = (history.refused.rows(), self.bytes_to_clean_for(&history));
         drop(history);
         if rows > 0 {
             note(Branch::CleanedForRefused);

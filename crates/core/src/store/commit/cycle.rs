@@ -206,7 +206,7 @@ impl Inner {
     ) -> Result<()> {
         let index = made.index_bytes;
         history.index_bytes = index;
-        history.refused_rows = 0;
+        history.refused.commit_made();
         let short = history.short_of_journal;
         let is_due = history.cycle_bytes >= self.cycle_bytes_due(history, index);
         if history.cursor.is_some() || (is_due && !made.wants_fillings) {

@@ -3,6 +3,7 @@
 use super::super::journal::{ClassCounters, CommitRecord, JournalFile, RecordKind, TableCounters};
 use super::super::reserve::JOURNAL_BYTES_PER_COMMIT;
 use super::super::state::StateRef;
+use super::refused::Refused;
 use super::spare::Spare;
 use crate::config::CommitInfo;
 use crate::error::Result;
@@ -91,17 +92,14 @@ pub(in crate::store) struct History {
     pub(in crate::store) epoch_pieces: u64,
     /// Bytes of all indexes, when they were last looked at.
     pub(in crate::store) index_bytes: u64,
-    /// Rows of the largest batch that was refused as `Full` since the last commit.
-    pub(in crate::store) refused_rows: u64,
-    /// Bytes that somebody was refused since, and nobody was given: other classes than the one that
-    /// lacks them clean, and give room back.
-    pub(in crate::store) refused_bytes: u64,
-    /// True when it was the journal that had no room; and while the file is written that was begun
-    /// for it.
+    /// What was refused as `Full`.
+    pub(in crate::store) refused: Refused,
+    /// True when the journal had no room: the next commit that can begins another file.
     pub(in crate::store) short_of_journal: bool,
+    /// True while the pieces of such a file are being written.
+    pub(in crate::store) hurries: bool,
     /// Up to here the journal file of the opened commit is known to be on the disk.
     pub(in crate::store) synced_to: u64,
-    pub(in crate::store) hurries: bool,
     /// Room for commits alone.
     pub(in crate::store) spare: Spare,
     /// The commit that is being prepared.

@@ -14,12 +14,14 @@ mod cycle;
 mod held;
 mod history;
 mod pending;
+mod refused;
 mod spare;
 
 pub(super) use capture::CommitStage;
 pub(super) use history::{History, KeptSums};
 pub(super) use pending::Committing;
 pub use pending::PendingCommit;
+pub(super) use refused::{Asker, Refused};
 pub(super) use spare::{NAME as SPARE, Spare};
 
 use super::engine::Engine;

@@ -632,6 +632,51 @@ fn classes_that_grow_at_once_keep_the_disk_bound() {
     assert!(inner.disk_bytes() <= most, "{} of {most}", inner.disk_bytes());
 }
 
+// Each batch that was taken cleared what others were refused, so that nobody made room for them.
+#[test]
+fn a_class_that_was_refused_gets_room_although_another_goes_on() {
+    let bound = StoreOptions { max_disk_bytes: Some(6 << 20), ..options(8 << 20) };
+    let store = Store::open_on(Arc::new(SimMedium::new(21)), bound).unwrap();
+    let expecting =
+        |name, kind| TableSpec { expected_rows: Some(60_000), ..spec(name, None, kind) };
+    let one = store.table(&expecting("one", OptimizerKind::Sgd)).unwrap();
+    let other = store.table(&expecting("other", OptimizerKind::Adagrad)).unwrap();
+    let (end, _) = fill(&store, one, 0);
+    let mut step = 0;
+    // What goes lies together, and is less than a class keeps that nobody asks.
+    let left = end * 4 / 5;
+    for first in (left..end).step_by(100) {
+        let keys: Vec<u64> = (first..end.min(first + 100)).collect();
+        while store.delete(one, &keys).is_err() {
+            step += 1;
+            store.commit(step, "", &[]).unwrap();
+            assert!(step < 1000, "no room for deletes");
+        }
+    }
+    for _ in 0..4 {
+        step += 1;
+        store.commit(step, "", &[]).unwrap();
+    }
+    let (mut refused, mut served) = (0, 0);
+    let rows = end / 20;
+    for first in (0..rows).step_by(50) {
+        let keys: Vec<u64> = (first..rows.min(first + 50)).collect();
+        let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32; DIM]).collect();
+        let mut commits = 0;
+        while let Err(error) = store.put(&[batch(other, &keys, &values)]) {
+            assert_eq!(error.kind(), ErrorKind::Full, "{error}");
+            assert!(commits < 4, "at row {first} of {rows}: {error}: {:#?}", store.stats());
+            // Somebody else is served meanwhile.
+            let key = refused % left;
+            served += u64::from(store.put(&[batch(one, &[key], &[key as f32; DIM])]).is_ok());
+            (refused, step, commits) = (refused + 1, step + 1, commits + 1);
+            store.commit(step, "", &[]).unwrap();
+        }
+    }
+    assert!(refused > 1 && served > 1, "{refused} refused, {served} served");
+    expect_rows(&store, other, rows);
+}
+
 // What was not given back at the first change never was, and the store had more than its bound.
 #[test]
 fn room_that_an_error_kept_is_given_back_before_the_next_change() {
