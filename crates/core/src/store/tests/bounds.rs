@@ -677,47 +677,6 @@ fn a_class_that_was_refused_gets_room_although_another_goes_on() {
     expect_rows(&store, other, rows);
 }
 
-// What was not given back at the first change never was, and the store had more than its bound.
-#[test]
-fn room_that_an_error_kept_is_given_back_before_the_next_change() {
-    let medium = SimMedium::new(22);
-    let open = |most| {
-        let bound = StoreOptions { max_disk_bytes: most, ..options(8 << 20) };
-        let store = Store::open_on(Arc::new(medium.clone()), bound).unwrap();
-        let table = store.table(&spec("t", None, OptimizerKind::Sgd)).unwrap();
-        (store, table)
-    };
-    let (store, table) = open(None);
-    let keys: Vec<u64> = (0..200_000).collect();
-    let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32; DIM]).collect();
-    store.put(&[batch(table, &keys, &values)]).unwrap();
-    store.commit(1, "", &[]).unwrap();
-    // Within the file, which nobody cuts then.
-    store.delete(table, &keys[..50_000]).unwrap();
-    (2..6).for_each(|step| _ = store.commit(step, "", &[]).unwrap());
-    let class = &store.stats().unwrap().classes[0];
-    let pages = class.used_slots / class.rows_per_page as u64;
-    let free = class.disk_bytes - pages * class.page_bytes as u64;
-    assert!(free > 900 << 10, "only {free} bytes are free");
-    store.close().unwrap();
-    drop(store);
-    let (store, _) = open(None);
-    store.inner.prepare_writing().unwrap();
-    // More than the spare room has too much.
-    let most = store.stats().unwrap().disk_bytes - (600 << 10);
-    drop(store);
-    let (store, table) = open(Some(most));
-    store.inner.prepare_writing().unwrap();
-    medium.fail_shrink(0);
-    let error = store.put(&[batch(table, &[60_000], &[1.0; DIM])]).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Io, "{error}");
-    let _taken_or_full = store.put(&[batch(table, &[60_000], &[1.0; DIM])]);
-    let (used, taken) = (store.stats().unwrap().disk_bytes, medium.taken_bytes());
-    assert!(used <= most && taken <= used, "{used} of {most} bytes, {taken} taken");
-    store.commit(6, "", &[]).unwrap();
-    assert_eq!(store.len(table).unwrap(), 150_000);
-}
-
 // Rows that had found their room were refused because nobody could say how much is free.
 #[test]
 fn a_look_at_the_device_that_fails_refuses_nothing() {
