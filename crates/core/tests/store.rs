@@ -250,6 +250,38 @@ fn a_copy_that_was_cut_off_can_be_made_again() {
     expect_step(&Store::open(&to, options(BUDGET)).unwrap(), 6);
 }
 
+// Whatever began like the name of a file of a store was taken for one.
+#[test]
+fn a_copy_that_is_made_again_leaves_files_that_are_not_of_a_store() {
+    let (directory, path) = directory();
+    trained(&path).close().unwrap();
+    let to = directory.path().join("copy");
+    let memory = Memory::Bytes(BUDGET);
+    let stop = |_, _| Err(embedrock_core::Error::new(ErrorKind::Misuse, "stopped".to_owned()));
+    copy(&path, &to, None, memory, &mut { stop }).unwrap_err();
+    let foreign = [
+        "headlines.csv",
+        "head.bak",
+        "measurements",
+        "spare-parts",
+        "rows-of-houses.csv",
+        "rows-00",
+        "state-1",
+        "state-of-the-art.md",
+        "journal-1",
+        "journal-club.txt",
+        "superblock.old",
+    ];
+    for name in foreign {
+        std::fs::write(to.join(name), name).unwrap();
+    }
+    copy(&path, &to, None, memory, &mut |_, _| Ok(())).unwrap();
+    for name in foreign {
+        assert_eq!(std::fs::read_to_string(to.join(name)).unwrap(), name);
+    }
+    expect_step(&Store::open(&to, options(BUDGET)).unwrap(), 6);
+}
+
 #[test]
 fn an_earlier_step_opens_for_reading_beside_the_writer_and_for_writing_after_it() {
     let (_directory, path) = directory();

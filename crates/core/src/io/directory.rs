@@ -17,7 +17,9 @@ use super::aligned::BufferPool;
 use super::kill::{Operation, Point};
 use super::pread::{PreadQueue, Workers};
 use super::request::{check_name, check_queue, short_file};
-use super::{Buffers, File, FileState, IoChoice, IoKind, Locking, Medium, OpenMode, Queue, lock};
+use super::{
+    BLOCK_BYTES, Buffers, File, FileState, IoChoice, IoKind, Locking, Medium, OpenMode, Queue, lock,
+};
 use crate::error::{Error, ErrorKind, Result, bail};
 use std::fs;
 use std::io;
@@ -31,8 +33,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 const ALIGNMENT_MAX: usize = 4096;
 /// The unit of sectors, and the smallest row page.
 const ALIGNMENT_MIN: usize = 512;
-/// The smallest unit of room of a current file system.
-const BLOCK_BYTES: u64 = 4096;
 /// One write of the zero-filling fallback of `allocate`.
 static ZEROS: [u8; 65_536] = [0; 65_536];
 

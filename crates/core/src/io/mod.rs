@@ -35,6 +35,14 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// The unit in which files take room: the smallest of a current file system.
+pub(crate) const BLOCK_BYTES: u64 = 4096;
+
+/// Bytes that a file of this length takes.
+pub(crate) fn blocks_of(bytes: u64) -> u64 {
+    bytes.next_multiple_of(BLOCK_BYTES)
+}
+
 /// Which back end the user wants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

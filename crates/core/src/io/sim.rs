@@ -170,6 +170,17 @@ impl SimMedium {
         names.clone_into(&mut self.device.lock().lies_about);
     }
 
+    /// Makes the change of a file's length, or hole in it, that follows `after` further ones fail
+    /// with EIO and change nothing, once.
+    pub fn fail_shrink(&self, after: u64) {
+        self.once(Fault::ShrinkError, after);
+    }
+
+    /// Makes the look for free bytes that follows `after` further ones fail with EIO, once.
+    pub fn fail_look(&self, after: u64) {
+        self.once(Fault::LookError, after);
+    }
+
     /// Makes the write that follows `after` further ones get lost, once.
     pub fn lose_write(&self, after: u64) {
         self.once(Fault::LostWrite, after);
@@ -297,7 +308,11 @@ impl Medium for SimMedium {
     }
 
     fn free_bytes(&self) -> Result<u64> {
-        self.device.lock().free_bytes()
+        let mut device = self.device.lock();
+        if device.faults.strikes(Fault::LookError) {
+            return Err(os_error("look for free bytes", libc::EIO));
+        }
+        device.free_bytes()
     }
 
     fn known_curve(&self) -> Option<DeviceCurve> {

@@ -3,9 +3,12 @@
 //! Every page of the commit is read and verified, and only live rows are written, so the copy is
 //! as small as can be. The source's commit is held meanwhile.
 
+use super::class_file::class_of;
+use super::commit::SPARE;
 use super::lock::WriterLock;
 use super::open::absolute;
-use super::{Store, superblock};
+use super::tables::MEASURE;
+use super::{Store, head, journal, state, superblock};
 use crate::config::{CommitInfo, Memory, NonFinite, PutBatch, StoreOptions};
 use crate::error::{Result, bail};
 use crate::io::{DirectoryMedium, IoChoice, Medium};
@@ -108,13 +111,17 @@ fn remove_if_unfinished(destination: &Path) -> Result<()> {
     }
     // In an order in which what is left is never damage: only a journal explains rows and state,
     // and only a superblock a journal.
-    for ours in
-        [&["rows-", "state-", "head", "measure", "spare"][..], &["journal-"], &[superblock::NAME]]
-    {
-        for name in medium.list("")? {
-            if ours.iter().any(|prefix| name.starts_with(prefix)) {
-                medium.remove(&name)?;
-            }
+    let others = |name: &str| {
+        class_of(name).is_some()
+            || state::sequence_of(name).is_some()
+            || [head::NAME, MEASURE, SPARE, superblock::NEW_NAME].contains(&name)
+    };
+    let journals = |name: &str| journal::number_of(name).is_some();
+    let last = |name: &str| name == superblock::NAME;
+    let rounds: [&dyn Fn(&str) -> bool; 3] = [&others, &journals, &last];
+    for is_next in rounds {
+        for name in medium.list("")?.iter().filter(|name| is_next(name)) {
+            medium.remove(name)?;
         }
         medium.sync_dir()?;
     }

@@ -27,7 +27,7 @@ use crate::storage::log::{
     ClassLog, FlushBuffer, PageLayout, PageReader, Segments, TableIndex, Writer,
 };
 use parking_lot::{Mutex, MutexGuard};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// The part of a look-ahead window that its reader of a class takes at most.
@@ -137,8 +137,6 @@ pub(super) struct Class {
     pub(super) stage: AtomicU8,
     /// Rows that running batches may still make dirty.
     pub(super) promised: AtomicU64,
-    /// Whether the last batch that asked for room was refused.
-    pub(super) refused: AtomicBool,
     /// Rows of its dense tables, for `Table::first`.
     pub(super) dense_rows: u64,
     /// Page sizes that it could have had, of a class that was not found in the store.
@@ -172,7 +170,6 @@ impl Class {
             clock: AtomicU32::new(1),
             stage: AtomicU8::new(CommitStage::None as u8),
             promised: AtomicU64::new(0),
-            refused: AtomicBool::new(false),
             dense_rows: 0,
             choices: Vec::new(),
         })

@@ -4,13 +4,13 @@
 //! A store that is only read stays as it is. The order is that of `docs/formats/head-and-holds.md`:
 //! the head, then the journal's end, then the holds of readers that came meanwhile.
 
-use super::commit::{History, Spare, blocks_of};
+use super::commit::{History, Spare};
 use super::head::{self, Head};
 use super::holds;
 use super::journal::{CommitRecord, JournalFile, RecordKind, name_of, numbers};
 use super::{Inner, has_file};
 use crate::error::{Result, bail};
-use crate::io::{Medium, OpenMode};
+use crate::io::{Medium, OpenMode, blocks_of};
 use crate::planted::{self, Bug};
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -97,8 +97,7 @@ impl Inner {
         let journal = JournalFile::resume(medium, self.seed, number, end)?;
         // A reader may have taken its hold since these were looked at.
         holds::take_later_away(medium, last)?;
-        let bytes = blocks_of(journal.disk_bytes());
-        history.old_journal_bytes = history.old_journal_bytes.saturating_sub(bytes);
+        self.drop_given_up(history, number)?;
         history.journal = Some(journal);
         Ok(())
     }
@@ -123,9 +122,9 @@ impl Inner {
         };
         journal.append(RecordKind::CycleEnd, &[])?;
         medium.sync_dir()?;
+        self.drop_given_up(history, 1)?;
         history.journal = Some(journal);
         history.cycles = vec![(1, 0)];
-        history.old_journal_bytes = 0;
         Ok(())
     }
 }

@@ -1,7 +1,7 @@
 //! Opening: from a path to a store at one commit.
 
 use super::class_file::{check_class_header, class_file_name};
-use super::commit::{History, Spare};
+use super::commit::{History, KeptSums, Refused, Spare};
 use super::engine::{Class, Engine};
 use super::first_write::refuse_held_beside;
 use super::head;
@@ -359,6 +359,7 @@ pub(super) fn history_of(recovered: &Recovered) -> History {
     };
     History {
         kept: recovered.commits.clone(),
+        kept_sums: KeptSums::of(&recovered.commits),
         journal: None,
         old_journal_bytes: recovered.journal_bytes,
         held_state_bytes: 0,
@@ -370,8 +371,7 @@ pub(super) fn history_of(recovered: &Recovered) -> History {
         index_bytes: 0,
         epoch_pieces: 0,
         cycle_pieces: 0,
-        refused_rows: 0,
-        refused_bytes: 0,
+        refused: Refused::default(),
         short_of_journal: false,
         hurries: false,
         spare: Spare::default(),

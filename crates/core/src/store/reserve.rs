@@ -2,7 +2,7 @@
 
 use super::Inner;
 use super::budget;
-use super::commit::CommitStage;
+use super::commit::{Asker, CommitStage};
 use super::engine::{Class, Engine, keep_if_dirty};
 use super::rows::Keys;
 use crate::activation::{Branch, note};
@@ -50,8 +50,9 @@ impl Inner {
     /// Makes sure that the journal has room for `rows` deletes. They take no room for rows.
     pub(super) fn reserve_deletes(&self, engine: &Engine, class: &Class, rows: u64) -> Result<()> {
         let bytes = class.journal_bytes(&class.log.lock()) + engine.journal_bytes_beside(class);
-        let fits =
-            self.reserve_to_change(&mut self.history.lock(), bytes + rows * JOURNAL_BYTES_PER_ROW);
+        let bytes = bytes + rows * JOURNAL_BYTES_PER_ROW;
+        let asker = Asker::Changes(class.record.id);
+        let fits = self.reserve_to_change(&mut self.history.lock(), asker, bytes);
         fits.map_err(|error| self.advise(engine, error))
     }
 
@@ -59,46 +60,50 @@ impl Inner {
     /// all that is to come.
     pub(super) fn reserve_table(&self, engine: &Engine) -> Result<()> {
         let bytes = engine.journal_bytes() + JOURNAL_BYTES_PER_TABLE;
-        let fits = self.reserve_to_change(&mut self.history.lock(), bytes);
+        let fits = self.reserve_to_change(&mut self.history.lock(), Asker::Table, bytes);
         fits.map_err(|error| self.advise(engine, error))
     }
 
     fn reserve_class(&self, engine: &Engine, class: &Class) -> Result<()> {
         let mut log = class.lock(&self.metrics);
         let rows = class.unwritten_rows(&log);
-        let result = (|| {
-            let own = class.journal_bytes(&log);
-            let mut history = self.history.lock();
-            // Under this lock, so that of two threads the later one sees what both have promised.
-            let bytes = own + engine.journal_bytes_beside(class);
-            self.reserve_to_change(&mut history, bytes)?;
-            drop(history);
-            // Cleaning needs room to move rows to, or it could never make any.
-            let spare = self.segments_for_cleaning(class, &log);
-            // What seals pages when the class is cut takes them from the next commit.
-            let sealed = match class.stage() {
-                CommitStage::Captured => (Stream::COUNT * class.layout.rows_per_page) as u64,
-                _ => 0,
-            };
-            let rows = rows + sealed;
-            let grow = |log: &mut ClassLog, grow| log.reserve(rows, spare, grow);
-            self.charge_growth(&mut log, rows, spare, grow).inspect_err(|error| {
-                if error.kind() == ErrorKind::Full {
-                    self.note_refused_rows(log.lacking_bytes(rows, spare));
-                    class.refused.store(true, Ordering::Relaxed);
-                }
-            })
-        })();
+        let result = self.reserve_rows(engine, class, &mut log, rows);
+        if matches!(&result, Err(error) if error.kind() == ErrorKind::Full) {
+            self.history.lock().refused.refuse_rows(rows);
+        }
+        result
+    }
+
+    /// Makes sure that `rows` rows of a class can be written, and the journal can say so.
+    fn reserve_rows(
+        &self,
+        engine: &Engine,
+        class: &Class,
+        log: &mut ClassLog,
+        rows: u64,
+    ) -> Result<()> {
+        let (own, id) = (class.journal_bytes(log), class.record.id);
         let mut history = self.history.lock();
+        // Under this lock, so that of two threads the later one sees what both have promised.
+        let bytes = own + engine.journal_bytes_beside(class);
+        self.reserve_to_change(&mut history, Asker::Changes(id), bytes)?;
+        drop(history);
+        // Cleaning needs room to move rows to, or it could never make any.
+        let spare = self.segments_for_cleaning(class, log);
+        // What seals pages when the class is cut takes them from the next commit.
+        let sealed = match class.stage() {
+            CommitStage::Captured => (Stream::COUNT * class.layout.rows_per_page) as u64,
+            _ => 0,
+        };
+        let rows = rows + sealed;
+        let grow = |log: &mut ClassLog, grow| log.reserve(rows, spare, grow);
+        let result = self.charge_growth(log, rows, spare, grow);
         match &result {
+            Ok(()) => self.history.lock().refused.accept(Asker::Rows(id)),
             Err(error) if error.kind() == ErrorKind::Full => {
-                history.refused_rows = history.refused_rows.max(rows);
+                self.note_refused_rows(id, log.lacking_bytes(rows, spare));
             }
             Err(_) => {}
-            Ok(()) => {
-                history.refused_bytes = 0;
-                class.refused.store(false, Ordering::Relaxed);
-            }
         }
         result
     }
@@ -127,7 +132,7 @@ impl Inner {
         // The sum wraps around, which takes back what was not used.
         self.rows_disk_bytes.fetch_add(grown.wrapping_sub(charged), Ordering::Relaxed);
         if growth > 0 {
-            self.look_at_device()?;
+            self.look_at_device();
         }
         result
     }

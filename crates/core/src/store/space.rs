@@ -16,7 +16,7 @@
 //! where much is outdated, commits alone bring a full store back to work.
 
 use super::Inner;
-use super::commit::History;
+use super::commit::{Asker, History};
 use super::engine::{Class, Engine};
 use super::reserve::{JOURNAL_BYTES_PER_COMMIT, JOURNAL_BYTES_PER_ROW, STATE_BYTES_KEPT_FREE};
 use crate::error::{Error, ErrorKind, Result, bail};
@@ -31,16 +31,25 @@ impl Inner {
 
     /// Makes sure that the journal can take `bytes` for changes and then a commit, and fills the
     /// spare room. Without room for them the next commits hurry to replace the journal.
-    pub(super) fn reserve_to_change(&self, history: &mut History, bytes: u64) -> Result<()> {
+    pub(super) fn reserve_to_change(
+        &self,
+        history: &mut History,
+        asker: Asker,
+        bytes: u64,
+    ) -> Result<()> {
         let bytes = bytes + self.journal_bytes_of_commits(history);
         let spare = self.spare_bytes(history);
         let fits =
             self.fill_spare(history).and_then(|()| self.reserve_journal(history, bytes, spare));
-        if matches!(&fits, Err(error) if error.kind() == ErrorKind::Full) {
-            let journal = history.journal().growth_for(bytes);
-            let growth = journal + history.spare.growth_for(spare);
-            self.note_refused(history, growth, 0);
-            history.short_of_journal |= journal > 0 || history.journal_is_long();
+        match &fits {
+            Ok(()) => history.refused.accept(asker),
+            Err(error) if error.kind() == ErrorKind::Full => {
+                let journal = history.journal().growth_for(bytes);
+                let growth = journal + history.spare.growth_for(spare);
+                self.note_refused(history, asker, growth, 0);
+                history.short_of_journal |= journal > 0 || history.journal_is_long();
+            }
+            Err(_) => {}
         }
         fits
     }
@@ -62,7 +71,7 @@ impl Inner {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == ErrorKind::Full => {
                 // A full store that may not clean would stay full.
-                history.short_of_journal |= history.refused_rows > 0;
+                history.short_of_journal |= history.refused.rows() > 0;
                 Ok(false)
             }
             Err(error) => Err(error),
@@ -178,7 +187,7 @@ impl Inner {
     }
 
     /// Notes that somebody was refused `growth` bytes beside `kept` ones.
-    fn note_refused(&self, history: &mut History, growth: u64, kept: u64) {
+    fn note_refused(&self, history: &mut History, asker: Asker, growth: u64, kept: u64) {
         let used = self.used_bytes(history) + kept;
         let most = self.options.max_disk_bytes.unwrap_or(u64::MAX);
         let lacking = match (used + growth).saturating_sub(most) {
@@ -186,14 +195,14 @@ impl Inner {
             0 => growth,
             over => over,
         };
-        history.refused_bytes = history.refused_bytes.max(lacking);
+        history.refused.refuse(asker, lacking);
     }
 
     /// Notes that a class was refused `growth` bytes.
-    pub(super) fn note_refused_rows(&self, growth: u64) {
+    pub(super) fn note_refused_rows(&self, class: u16, growth: u64) {
         let history = &mut *self.history.lock();
         let kept = self.bytes_kept_from_rows(history);
-        self.note_refused(history, growth, kept);
+        self.note_refused(history, Asker::Rows(class), growth, kept);
     }
 
     /// Bytes that the files of rows may still take.
@@ -220,10 +229,12 @@ impl Inner {
         pages.saturating_mul(class.layout.rows_per_page as u64)
     }
 
-    /// Looks how much the device has free.
-    pub(super) fn look_at_device(&self) -> Result<()> {
-        self.device_free_bytes.store(self.medium.free_bytes()?, Ordering::Relaxed);
-        Ok(())
+    /// Looks how much the device has free. What cleaning waits for is estimated by that, so an
+    /// error of the look changes nothing, and the last one counts on.
+    pub(super) fn look_at_device(&self) {
+        if let Ok(bytes) = self.medium.free_bytes() {
+            self.device_free_bytes.store(bytes, Ordering::Relaxed);
+        }
     }
 
     /// Whole segments of a class that verbs leave free for cleaning.
@@ -234,7 +245,7 @@ impl Inner {
 
     /// Bytes that a class should have free for those who were refused, beside what it needs itself.
     pub(super) fn bytes_to_clean_for(&self, history: &History) -> u64 {
-        match history.refused_bytes {
+        match history.refused.bytes() {
             0 => 0,
             bytes => bytes + history.spare.growth_for(self.spare_bytes(history)),
         }
@@ -242,9 +253,10 @@ impl Inner {
 
     /// Before the first change: nobody knows which free segments of a store that was opened have
     /// room, so all count as taken. Where that is more than the bound allows some are given back.
+    /// Threads that come meanwhile give back what is left of it; none goes on before.
     pub(super) fn settle_room(&self, engine: &Engine) -> Result<()> {
         let Some(most) = self.options.max_disk_bytes else { return Ok(()) };
-        if self.room_is_settled.swap(true, Ordering::Relaxed) {
+        if self.room_is_settled.load(Ordering::Acquire) {
             return Ok(());
         }
         for class in &engine.classes {
@@ -255,6 +267,8 @@ impl Inner {
             }
             self.give_class_room_back(class, &mut log, Some(over))?;
         }
+        // After the work, so that what has failed is tried again. Pairs with the acquire above.
+        self.room_is_settled.store(true, Ordering::Release);
         Ok(())
     }
 
@@ -278,7 +292,8 @@ impl Inner {
         let mut wanted = self.bytes_to_clean_for(&self.history.lock());
         let refused = wanted > 0;
         for class in &engine.classes {
-            if refused && class.refused.load(Ordering::Relaxed) {
+            // One that lacks rows keeps what it has.
+            if refused && self.history.lock().refused.lacks_rows(class.record.id) {
                 continue;
             }
             let mut log = class.log.lock();
@@ -286,7 +301,7 @@ impl Inner {
             wanted = wanted.saturating_sub(bytes);
         }
         let filled = self.fill_spare(&mut self.history.lock());
-        self.look_at_device()?;
+        self.look_at_device();
         match filled {
             Err(error) if error.kind() != ErrorKind::Full => Err(error),
             _ => Ok(()),
@@ -307,7 +322,7 @@ impl Inner {
             }
             None => "make room on the disk".to_owned(),
         };
-        let advice = if outdated >= history.refused_bytes {
+        let advice = if outdated >= history.refused.bytes() {
             format!("commit: {outdated} bytes are outdated, which commits release; or {more}")
         } else {
             format!("the rows themselves fill it: delete some and commit, or {more}")

@@ -65,7 +65,7 @@ pub(crate) fn write(
         }
     }
     let name = name_of(sequence);
-    if medium.list(&name)?.contains(&name) {
+    if super::has_file(medium, &name)? {
         medium.remove(&name)?;
     }
     let mut hash = Xxh3::with_seed(seed);

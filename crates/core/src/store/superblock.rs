@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
 pub(super) const NAME: &str = "superblock";
-const NEW_NAME: &str = "superblock.new";
+pub(super) const NEW_NAME: &str = "superblock.new";
 const MAGIC: [u8; 8] = *b"EMBEDROK";
 const VERSION: u32 = 1;
 const BYTES: usize = 4096;

@@ -4,7 +4,7 @@ use super::budget::{self, ClassDemand, READ_DEPTHS, growing_index_bytes};
 use super::class_file::create_class_file;
 use super::engine::{Class, Engine};
 use super::journal::{ClassRecord, RecordKind, TableRecord};
-use super::{Inner, Store};
+use super::{Inner, Store, has_file};
 use crate::config::{Memory, TableId, TableInfo, TableSpec};
 use crate::error::{Result, bail};
 use crate::index::{DenseIndex, SparseIndex};
@@ -37,6 +37,8 @@ pub(super) const SEGMENT_PAGES_MIN: u64 = 16;
 /// A log works well when at most this share of it is live (see the cleaner).
 const LIVE_SHARE: f64 = 0.6;
 const TABLES_MAX: usize = 65_536;
+/// The file that the device is measured on.
+pub(super) const MEASURE: &str = "measure";
 
 /// A class that is about to be made.
 struct NewClass {
@@ -369,15 +371,14 @@ impl Inner {
     /// Measures the depth that the device needs, and at that depth random reads of each page size,
     /// `slice` for each turn; `None` where reads do not reach the device.
     fn measure_device(&self, slice: Duration) -> Result<Option<DeviceCurve>> {
-        const NAME: &str = "measure";
         if let Some(curve) = self.medium.known_curve() {
             return Ok(Some(curve));
         }
         if self.medium.kind() == IoKind::Simulated || !self.medium.direct() {
             return Ok(None);
         }
-        if self.medium.list(NAME)?.iter().any(|name| name == NAME) {
-            self.medium.remove(NAME)?;
+        if has_file(&*self.medium, MEASURE)? {
+            self.medium.remove(MEASURE)?;
         }
         if self.medium.free_bytes()? < 4 * MEASURE_BYTES
             || self.options.max_disk_bytes.is_some_and(|most| most < 4 * MEASURE_BYTES)
@@ -386,13 +387,13 @@ impl Inner {
         }
         let measured = (|| {
             let medium = &*self.medium;
-            let file = measure::scratch_file(medium, NAME, MEASURE_BYTES)?;
+            let file = measure::scratch_file(medium, MEASURE, MEASURE_BYTES)?;
             let sizes = PAGE_SIZES.map(|size| size.max(medium.alignment()));
             let depth = measure::sufficient_depth(medium, &file, sizes[0], &READ_DEPTHS, slice)?;
             measure::measure(medium, &file, &sizes, depth, slice)
         })();
-        if self.medium.list(NAME)?.iter().any(|name| name == NAME) {
-            self.medium.remove(NAME)?;
+        if has_file(&*self.medium, MEASURE)? {
+            self.medium.remove(MEASURE)?;
         }
         measured.map(Some)
     }

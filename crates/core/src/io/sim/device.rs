@@ -341,12 +341,22 @@ impl Device {
     }
 
     pub(super) fn give_back(&mut self, file: u64, offset: u64, bytes: u64) -> Result<bool> {
+        self.check_shrink("give back", file)?;
         let power = self.begin()?;
         self.file(file).punch(offset as usize, bytes as usize);
         Self::end(power).map(|()| true)
     }
 
+    /// Lets a change of a length, or a hole, fail.
+    fn check_shrink(&mut self, verb: &str, file: u64) -> Result<()> {
+        if self.faults.strikes(Fault::ShrinkError) {
+            return Err(os_error(format!("{verb}: file {file}"), libc::EIO));
+        }
+        Ok(())
+    }
+
     pub(super) fn set_len(&mut self, file: u64, bytes: u64) -> Result<()> {
+        self.check_shrink("set length", file)?;
         let power = self.begin()?;
         self.file(file).set_len(bytes as usize);
         Self::end(power)

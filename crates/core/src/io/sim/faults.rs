@@ -7,7 +7,7 @@ use std::ops::Range;
 
 /// Chances are given in parts of this.
 const MILLION: u64 = 1_000_000;
-const FAULTS: usize = 11;
+const FAULTS: usize = 13;
 
 /// How often each fault strikes, in parts per million of the operations that it may strike; all 0
 /// by default. The device's own generator decides, so that a seed replays.
@@ -98,6 +98,8 @@ pub(super) enum Fault {
     MisdirectedWrite,
     StaleRead,
     BitFlip,
+    ShrinkError,
+    LookError,
 }
 
 /// Decides which operations fail, and how.
@@ -128,6 +130,9 @@ impl Injector {
             faults.misdirected_write,
             faults.stale_read,
             faults.bit_flip,
+            // Only as single faults.
+            0,
+            0,
         ];
     }
 

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 /// The unit in which room is taken, and which drives lose as one.
-pub(super) const BLOCK_BYTES: usize = 4096;
+pub(super) const BLOCK_BYTES: usize = crate::io::BLOCK_BYTES as usize;
 
 /// A change of a file that a sync would make durable.
 #[derive(Debug)]

@@ -20,6 +20,8 @@ use crate::activation::{Branch, note};
 use crate::error::{ErrorKind, Result};
 use crate::planted::{self, Bug};
 use crate::storage::Residents;
+use std::collections::BTreeSet;
+use std::ops::Range;
 
 /// The log is cleaned when newest copies are less than this share of newest and dead slots
 /// together. Copies that a kept commit retains are neither: the next commits release them, unless
@@ -255,11 +257,12 @@ impl ClassLog {
         if moves_dirty {
             note(Branch::CleanedDirty);
         }
-        let mut moved = 0;
+        let (mut moved, mut needed) = (0, None);
         for (i, page) in bytes.chunks_exact(layout.page_bytes).enumerate() {
             let number = first + i as u32;
             let slot_of = |at: usize| number * layout.rows_per_page as u32 + at as u32;
-            let Some(rows) = self.verified_rows(page, number)? else { continue };
+            let unit = first..first + pages;
+            let Some(rows) = self.verified_rows(page, number, unit, &mut needed)? else { continue };
             for at in 0..rows {
                 let (table, key) = layout.entry(page, at);
                 let old = slot_of(at);
@@ -288,7 +291,15 @@ impl ClassLog {
     /// Rows of a victim's page; `None` for a page of a crashed epoch that holds no newest copy.
     /// A segment that a crash left half written has pages that were never written, or in an earlier
     /// filling: they are not damage as long as the index names no row of theirs.
-    fn verified_rows(&self, page: &[u8], number: u32) -> Result<Option<usize>> {
+    /// Which pages of the unit the index names is found out for all of them at once, because that
+    /// takes a look at the whole index. Rows that are moved meanwhile leave only pages that check.
+    fn verified_rows(
+        &self,
+        page: &[u8],
+        number: u32,
+        unit: Range<u32>,
+        needed: &mut Option<BTreeSet<u32>>,
+    ) -> Result<Option<usize>> {
         let verified = self
             .layout
             .verify(page, number, self.file.name())
@@ -296,13 +307,18 @@ impl ClassLog {
         match verified {
             Ok(rows) => Ok(Some(rows)),
             Err(error) => {
-                let per_page = self.layout.rows_per_page as u32;
-                let slots = number * per_page..(number + 1) * per_page;
-                let needed =
-                    self.tables.iter().any(|(_, index)| index.slots().any(|s| slots.contains(&s)));
-                if needed { Err(error) } else { Ok(None) }
+                let needed = needed.get_or_insert_with(|| self.needed_pages(unit));
+                if needed.contains(&number) { Err(error) } else { Ok(None) }
             }
         }
+    }
+
+    /// Of these pages those that hold the newest copy of a key.
+    fn needed_pages(&self, pages: Range<u32>) -> BTreeSet<u32> {
+        let per_page = self.layout.rows_per_page as u32;
+        let slots = pages.start * per_page..pages.end * per_page;
+        let all = self.tables.iter().flat_map(|(_, index)| index.slots());
+        all.filter(|slot| slots.contains(slot)).map(|slot| slot / per_page).collect()
     }
 }
 
@@ -332,12 +348,12 @@ mod tests {
 
     /// A log of one dense table, whose rows were written in the order of their ids, and how many
     /// rows a segment has.
-    fn filled_log() -> (ClassLog, u64) {
+    fn filled_log(chunk_bytes: usize) -> (ClassLog, u64) {
         let medium = SimMedium::new(1);
         let layout = PageLayout::new(512, 64, 0, 7).unwrap();
         let file = medium.open("rows", OpenMode::CreateNew).unwrap();
         let segments = Segments::new(PAGES, layout.rows_per_page as u32, 1);
-        let queue = medium.queue(4, Buffers::equal(4, 512)).unwrap();
+        let queue = medium.queue(4, Buffers::equal(4, chunk_bytes)).unwrap();
         let writer = Writer::new(file.clone(), layout.clone(), queue, 0);
         let per_segment = u64::from(PAGES) * layout.rows_per_page as u64;
         let rows = SEGMENTS * per_segment;
@@ -356,7 +372,7 @@ mod tests {
     // A stretch of live rows cost nothing, so that one flushed row could move all of them.
     #[test]
     fn live_rows_at_the_begin_of_a_victim_are_paid_for() {
-        let (mut log, per_segment) = filled_log();
+        let (mut log, per_segment) = filled_log(512);
         let begin = per_segment / 10;
         for id in 0..SEGMENTS * per_segment {
             // Of each segment the first tenth lives; the first page of all is the file's header.
@@ -375,6 +391,32 @@ mod tests {
         }
         assert!(moved > 0, "the first pages of the victim have no dead slot");
         assert!(units <= 2, "{units} units of cleaning for one row, {moved} rows moved");
+    }
+
+    // Each page that did not check cost a look at the whole index of its own.
+    #[test]
+    fn a_page_that_does_not_check_is_damage_where_the_index_names_it() {
+        let (mut log, _) = filled_log(4096);
+        let rows = log.layout.rows_per_page as u64;
+        let chunk = log.writer.chunk_pages();
+        log.writer.wait_for_writes(0..PAGES * 3).unwrap();
+        let zero = |log: &ClassLog, page: u32| {
+            log.file.write_at(&[0; 512], u64::from(page) * 512).unwrap();
+        };
+        for page in (PAGES..2 * PAGES).filter(|page| page % 2 > 0) {
+            // The first page of the file has no rows.
+            let ids = u64::from(page - 1) * rows..u64::from(page) * rows;
+            ids.for_each(|id| write(&mut log, id));
+            zero(&log, page);
+        }
+        let units = (PAGES..2 * PAGES).step_by(chunk as usize);
+        log.reserve(u64::from(PAGES) * rows, 0, u64::MAX).unwrap();
+        let clean = |first| log.clean_pages(first, chunk, &NoneResident).unwrap();
+        assert_eq!(units.map(clean).sum::<u64>(), u64::from(PAGES / 2) * rows);
+        zero(&log, 2 * PAGES + 1);
+        assert!(chunk > 1, "units of {chunk} page");
+        let error = log.clean_pages(2 * PAGES, chunk, &NoneResident).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
     }
 
     /// Every row is dirty in DRAM.
@@ -396,7 +438,7 @@ mod tests {
     // commit: the log grew by all that was written.
     #[test]
     fn dead_slots_beside_copies_of_dirty_rows_are_given_back_when_they_are_too_many() {
-        let (mut log, per_segment) = filled_log();
+        let (mut log, per_segment) = filled_log(512);
         for id in 0..SEGMENTS * per_segment {
             if id % per_segment >= per_segment / 10 {
                 write(&mut log, id);

@@ -29,11 +29,7 @@ const OTHER_STREAMS: u64 = Stream::COUNT as u64 - 1;
 /// each one differs from the one before, least digits first.
 pub fn encode(firsts: impl Iterator<Item = u64>) -> String {
     let mut text = String::new();
-    let mut before = 0u64;
-    for first in firsts {
-        let by = first.wrapping_sub(before) as i64;
-        // The sign is the lowest bit, so that small steps back are short, too.
-        let mut rest = ((by << 1) ^ (by >> 63)) as u64;
+    for mut rest in steps(firsts) {
         loop {
             let more = if rest >> BITS > 0 { MORE } else { 0 };
             text.push(char::from(DIGITS[((rest % MORE) | more) as usize]));
@@ -42,12 +38,34 @@ pub fn encode(firsts: impl Iterator<Item = u64>) -> String {
                 break;
             }
         }
-        before = first;
         if text.len() >= BYTES_MAX {
             break;
         }
     }
     text
+}
+
+/// Bytes that [`encode`] would write.
+pub fn encoded_bytes(firsts: impl Iterator<Item = u64>) -> u64 {
+    let mut bytes = 0;
+    for step in steps(firsts) {
+        bytes += u64::from((u64::BITS - step.leading_zeros()).div_ceil(BITS).max(1));
+        if bytes >= BYTES_MAX as u64 {
+            break;
+        }
+    }
+    bytes
+}
+
+/// What each number differs from the one before.
+fn steps(firsts: impl Iterator<Item = u64>) -> impl Iterator<Item = u64> {
+    let mut before = 0u64;
+    firsts.map(move |first| {
+        let by = first.wrapping_sub(before) as i64;
+        before = first;
+        // The sign is the lowest bit, so that small steps back are short, too.
+        ((by << 1) ^ (by >> 63)) as u64
+    })
 }
 
 /// Reads what [`encode`] wrote; `Corrupt` for anything else.
@@ -168,6 +186,10 @@ mod tests {
         let mut firsts = vec![0, 1, 0, u64::MAX, 0, 1 << 63, 5, 17, 16, 15, (1 << 63) - 1, 1 << 56];
         firsts.extend((0..3000).map(|i| crate::hash::mix(i, 1) >> (i % 64)));
         let text = encode(firsts.iter().copied());
+        for end in 0..firsts.len() {
+            let part = || firsts[..end].iter().copied();
+            assert_eq!(encoded_bytes(part()), encode(part()).len() as u64);
+        }
         assert_eq!(decoded(&text).unwrap(), firsts);
         assert_eq!(encode([7, 7, 8, 7].into_iter()), "OACB");
         let neighbours = encode((0..1000).map(|i| (3 << 32) + i * 64));

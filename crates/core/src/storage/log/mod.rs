@@ -290,6 +290,11 @@ impl ClassLog {
         fillings::encode(self.segments.firsts())
     }
 
+    /// Bytes that those would take.
+    pub fn fillings_bytes(&self) -> u64 {
+        fillings::encoded_bytes(self.segments.firsts())
+    }
+
     /// Checks that a verified page is the one that was last written in its place; else `Corrupt`.
     #[inline]
     pub fn verify_sequence(&self, page: &[u8], number: u32) -> Result<()> {

@@ -8,9 +8,8 @@
 use super::segments::SegmentId;
 use super::{ClassLog, Stream};
 use crate::error::{ErrorKind, Result, bail};
+use crate::io::BLOCK_BYTES;
 
-/// What the header of a file without segments takes on disk.
-const HEADER_DISK_BYTES: u64 = 4096;
 /// Epochs whose writes find ready segments, before room is given back that nobody asks for.
 const EPOCHS_READY: f64 = 2.0;
 /// Room that nobody asks for is given back when it is more than this share of the file.
@@ -19,7 +18,8 @@ const READY_SHARE: f64 = 0.25;
 impl ClassLog {
     /// Bytes that the file takes.
     pub fn disk_bytes(&self) -> u64 {
-        (u64::from(self.segments.taken()) * self.segment_bytes).max(HEADER_DISK_BYTES)
+        // A file without segments has a header.
+        (u64::from(self.segments.taken()) * self.segment_bytes).max(BLOCK_BYTES)
     }
 
     fn pages_per_segment(&self) -> u64 {
@@ -59,8 +59,8 @@ impl ClassLog {
     }
 
     /// Makes sure that `rows` more rows can be written and `spare` whole segments are left, by
-    /// taking up to `grow_bytes` more of the disk. `Full` names what is missing; the log is as it
-    /// was then.
+    /// taking up to `grow_bytes` more of the disk. `Full` names what is missing. Segments that were
+    /// made ready before it was noticed stay so, for the next one who asks.
     pub fn reserve(&mut self, rows: u64, spare: u64, grow_bytes: u64) -> Result<()> {
         let lacking = self.lacking_segments(rows, spare);
         if lacking == 0 {
@@ -107,7 +107,7 @@ impl ClassLog {
         if let Err(error) = self.file.allocate(offset, bytes) {
             // A part of it may have found room.
             if !is_taken && !matches!(self.file.give_back(offset, bytes), Ok(true)) {
-                self.segments.doubt(id);
+                self.segments.doubt(id..=id);
             }
             return Err(error);
         }
@@ -146,9 +146,6 @@ impl ClassLog {
                 break;
             }
         }
-        if self.segments.cut_absent_end() {
-            self.file.set_len(u64::from(self.segments.count()) * self.segment_bytes)?;
-        }
         Ok(())
     }
 
@@ -158,20 +155,23 @@ impl ClassLog {
         let end = self.segments.first_page(last) + self.segments.pages_of(last);
         // A write that lands later would take the room again.
         self.writer.wait_for_writes(self.segments.first_page(first)..end)?;
-        let is_end = last + 1 == self.segments.count();
+        if self.segments.is_end(last) {
+            // Counted only once it is done: after an error the file is as long as it was.
+            let left = self.segments.left_before(first);
+            self.file.set_len(u64::from(left) * self.segment_bytes)?;
+            self.segments.cut(left);
+            return Ok(true);
+        }
+        if self.keeps_room {
+            return Ok(true);
+        }
         let (offset, bytes) = self.range_of(first, ids.len() as u64);
-        let given = match (is_end, self.keeps_room) {
-            // The end of the file is cut, for all runs at once.
-            (true, _) => Ok(true),
-            (false, true) => Ok(false),
-            (false, false) => self.file.give_back(offset, bytes),
-        };
-        match given {
-            Ok(true) => ids.iter().for_each(|id| self.segments.gave_back(*id)),
+        match self.file.give_back(offset, bytes) {
+            Ok(true) => self.segments.gave_back(first..=last),
             Ok(false) => self.keeps_room = true,
             // A hole may need room of its own.
             Err(error) if error.kind() == ErrorKind::Full => {
-                ids.iter().for_each(|id| self.segments.doubt(*id));
+                self.segments.doubt(first..=last);
                 return Ok(false);
             }
             Err(error) => return Err(error),
@@ -187,4 +187,46 @@ impl ClassLog {
 /// Cuts falling numbers into neighbours.
 fn runs(ids: &[SegmentId]) -> impl Iterator<Item = &[SegmentId]> {
     ids.chunk_by(|one, next| *one == *next + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{FlushBuffer, PageLayout, Segments, Writer};
+    use super::*;
+    use crate::io::{Buffers, Medium, OpenMode, SimMedium};
+
+    const PAGES: u32 = 16;
+
+    // The end of the file counted as given back as soon as it was to be cut, whatever came before.
+    #[test]
+    fn after_an_error_the_file_takes_no_more_than_the_log_says() {
+        let mut failed = 0;
+        for after in 0.. {
+            let medium = SimMedium::new(1);
+            let layout = PageLayout::new(512, 64, 0, 7).unwrap();
+            let file = medium.open("rows", OpenMode::CreateNew).unwrap();
+            let mut segments = Segments::new(PAGES, layout.rows_per_page as u32, 1);
+            file.allocate(0, 10 * u64::from(PAGES) * 512).unwrap();
+            (0..10).for_each(|_| _ = segments.grow());
+            (0..7).for_each(|id| assert_eq!(segments.open(0, 0), Some(id)));
+            [2, 3, 5].into_iter().for_each(|id| segments.seal(id));
+            let queue = medium.queue(4, Buffers::equal(4, 512)).unwrap();
+            let writer = Writer::new(file.clone(), layout.clone(), queue, 0);
+            let buffer = FlushBuffer::new(8, 16);
+            let bytes = u64::from(PAGES) * 512;
+            let mut log = ClassLog::new(layout, file, bytes, segments, writer, buffer);
+            assert_eq!(log.disk_bytes(), medium.taken_bytes());
+            medium.fail_shrink(after);
+            let given = log.give_back(0, 0, Some(u64::MAX));
+            assert_eq!(log.disk_bytes(), medium.taken_bytes(), "failed after {after}");
+            if given.is_ok() {
+                break;
+            }
+            failed += 1;
+            log.give_back(0, 0, Some(u64::MAX)).unwrap();
+            assert_eq!(log.disk_bytes(), medium.taken_bytes(), "failed after {after}");
+            assert_eq!(log.disk_bytes(), 5 * bytes, "failed after {after}");
+        }
+        assert!(failed > 1, "{failed} calls failed");
+    }
 }

@@ -103,6 +103,10 @@ pub struct Segments {
     next_ticket: u64,
     newest_total: u64,
     retained_total: u64,
+    /// Pages of free segments.
+    free_total: u64,
+    /// See [`Segments::pending_slots`].
+    pending_total: u64,
     /// What cleaning all segments is worth, see [`Segments::reclaimable`].
     reclaimable_total: u64,
     /// Dead slots of segments that only rows keep which are dirty in DRAM, see
@@ -132,6 +136,8 @@ impl Segments {
             next_ticket: 1,
             newest_total: 0,
             retained_total: 0,
+            free_total: 0,
+            pending_total: 0,
             reclaimable_total: 0,
             kept_by_dirty_total: 0,
             spares_held: false,
@@ -184,21 +190,18 @@ impl Segments {
             first: 0,
         });
         self.free.push_back((id, 0));
+        self.free_total += u64::from(self.pages_of(id));
         id
-    }
-
-    /// Makes sure that `page` belongs to a known segment (recovery).
-    pub fn cover(&mut self, page: u32) {
-        while self.count() <= self.of_page(page) {
-            self.grow();
-        }
     }
 
     /// Pages in free segments.
     pub fn free_pages(&self) -> u64 {
-        let ready = self.free.iter().map(|(id, _)| id);
-        let free = ready.chain(&self.absent).chain(&self.unsure);
-        free.map(|id| u64::from(self.pages_of(*id))).sum()
+        self.free_total
+    }
+
+    /// Pages of different segments, `first` of which is the first of all.
+    fn pages_in(&self, segments: usize, first: bool) -> u64 {
+        segments as u64 * u64::from(self.pages_per_segment) - u64::from(first)
     }
 
     /// Ready segments that may be written now: no running read began before they were freed. Reads
@@ -210,6 +213,11 @@ impl Segments {
 
     /// Their pages.
     pub fn available_pages(&self) -> u64 {
+        if self.readers.is_empty() {
+            // Asked for again and again while a commit cleans: without a look at each segment.
+            let pages = |ids: &BTreeSet<SegmentId>| self.pages_in(ids.len(), ids.contains(&0));
+            return self.free_total - pages(&self.absent) - pages(&self.unsure);
+        }
         self.available().map(|id| u64::from(self.pages_of(id))).sum()
     }
 
@@ -246,29 +254,40 @@ impl Segments {
         ids
     }
 
-    /// The room of a segment that may go was given back.
-    pub(super) fn gave_back(&mut self, id: SegmentId) {
-        self.doubt(id);
-        self.unsure.remove(&id);
-        self.absent.insert(id);
+    /// The room of neighbouring segments that may go was given back.
+    pub(super) fn gave_back(&mut self, ids: RangeInclusive<SegmentId>) {
+        self.free.retain(|(free, _)| !ids.contains(free));
+        ids.clone().for_each(|id| _ = self.unsure.remove(&id));
+        self.absent.extend(ids);
     }
 
-    /// Nobody knows whether a free segment has room.
-    pub(super) fn doubt(&mut self, id: SegmentId) {
-        self.free.retain(|(free, _)| *free != id);
-        self.absent.remove(&id);
-        self.unsure.insert(id);
+    /// Nobody knows whether neighbouring free segments have room.
+    pub(super) fn doubt(&mut self, ids: RangeInclusive<SegmentId>) {
+        self.free.retain(|(free, _)| !ids.contains(free));
+        ids.clone().for_each(|id| _ = self.absent.remove(&id));
+        self.unsure.extend(ids);
     }
 
-    /// Forgets absent segments at the end of the file; true when there were any.
-    pub(super) fn cut_absent_end(&mut self) -> bool {
-        let before = self.count();
-        while let Some(last) = self.count().checked_sub(1)
-            && self.absent.remove(&last)
-        {
-            self.segments.pop();
-        }
-        self.count() < before
+    /// Whether nothing but absent segments lies behind this one.
+    pub(super) fn is_end(&self, id: SegmentId) -> bool {
+        (id + 1..self.count()).all(|behind| self.absent.contains(&behind))
+    }
+
+    /// How many segments are left when the file is cut before `first`: absent ones before it go,
+    /// too.
+    pub(super) fn left_before(&self, first: SegmentId) -> u32 {
+        let absent = |id: &SegmentId| self.absent.contains(id);
+        first - (0..first).rev().take_while(absent).count() as u32
+    }
+
+    /// The file was cut: of its segments, all of which were free from there on, `left` are left.
+    pub(super) fn cut(&mut self, left: u32) {
+        let gone = (left..self.count()).map(|id| u64::from(self.pages_of(id)));
+        self.free_total -= gone.sum::<u64>();
+        self.free.retain(|(free, _)| *free < left);
+        self.absent.split_off(&left);
+        self.unsure.split_off(&left);
+        self.segments.truncate(left as usize);
     }
 
     fn oldest_reader(&self) -> u64 {
@@ -281,6 +300,7 @@ impl Segments {
         let oldest = self.oldest_reader();
         let at = self.free.iter().position(|(_, freed)| *freed <= oldest)?;
         let (id, _) = self.free.remove(at)?;
+        self.free_total -= u64::from(self.pages_of(id));
         self.lives += 1;
         let epoch = self.epoch;
         let segment = &mut self.segments[id as usize];
@@ -304,11 +324,13 @@ impl Segments {
         self.free_if_empty(id);
     }
 
-    /// Changes a segment's counts or state and keeps `reclaimable_total`.
+    /// Changes a segment's counts or state, and with them the totals that hang on both.
     fn change(&mut self, id: SegmentId, change: impl FnOnce(&mut Segment)) {
         self.reclaimable_total -= u64::from(self.reclaimable(id));
         self.kept_by_dirty_total -= u64::from(self.kept_by_dirty(id));
+        self.pending_total -= u64::from(self.pending(id));
         change(&mut self.segments[id as usize]);
+        self.pending_total += u64::from(self.pending(id));
         self.reclaimable_total += u64::from(self.reclaimable(id));
         self.kept_by_dirty_total += u64::from(self.kept_by_dirty(id));
     }
@@ -354,7 +376,7 @@ impl Segments {
     pub(super) fn spare_held(&mut self, spares: bool) {
         if self.spares_held != spares {
             self.spares_held = spares;
-            self.count_reclaimable();
+            self.count_totals();
         }
     }
 
@@ -419,14 +441,20 @@ impl Segments {
             self.segments[*id as usize].boundary = (self.epoch, *page);
         }
         // What was cleaned in the epoch before may be cleaned again.
-        self.count_reclaimable();
+        self.count_totals();
     }
 
-    fn count_reclaimable(&mut self) {
-        let all = (0..self.count()).map(|id| u64::from(self.reclaimable(id)));
-        self.reclaimable_total = all.sum();
-        let all = (0..self.count()).map(|id| u64::from(self.kept_by_dirty(id)));
-        self.kept_by_dirty_total = all.sum();
+    /// Counts again what hangs on the epoch, or on which segments are spared.
+    fn count_totals(&mut self) {
+        let (mut reclaimable, mut kept_by_dirty, mut pending) = (0, 0, 0);
+        for id in 0..self.count() {
+            reclaimable += u64::from(self.reclaimable(id));
+            kept_by_dirty += u64::from(self.kept_by_dirty(id));
+            pending += u64::from(self.pending(id));
+        }
+        self.reclaimable_total = reclaimable;
+        self.kept_by_dirty_total = kept_by_dirty;
+        self.pending_total = pending;
     }
 
     /// Dead slots of a segment that was cleaned and would be free, but for rows that are dirty in
@@ -473,6 +501,7 @@ impl Segments {
         if segment.state == State::Sealed && segment.newest == 0 && segment.retained == 0 {
             self.change(id, |segment| segment.state = State::Free);
             self.free.push_back((id, ticket));
+            self.free_total += u64::from(self.pages_of(id));
         }
     }
 
@@ -508,9 +537,8 @@ impl Segments {
 
     /// Slots of segments that are not free.
     pub fn used_slots(&self) -> u64 {
-        let free = self.free_pages();
-        let all: u64 = (0..self.count()).map(|id| u64::from(self.pages_of(id))).sum();
-        (all - free) * u64::from(self.rows_per_page)
+        let all = self.pages_in(self.segments.len(), !self.segments.is_empty());
+        (all - self.free_total) * u64::from(self.rows_per_page)
     }
 
     /// Segments that were written to their end and hold something.
@@ -556,13 +584,15 @@ impl Segments {
     /// Slots of segments that commits alone will free: nothing but retained copies is in them, or
     /// they were cleaned in this epoch and what is left is dirty in DRAM.
     pub(super) fn pending_slots(&self) -> u64 {
-        let pending = |(id, segment): (usize, &Segment)| {
-            let waits = segment.state == State::Sealed
-                && (segment.newest == 0 || segment.cleaned == self.epoch);
-            if waits { u64::from(self.pages_of(id as SegmentId)) } else { 0 }
-        };
-        let pages: u64 = self.segments.iter().enumerate().map(pending).sum();
-        pages * u64::from(self.rows_per_page)
+        self.pending_total
+    }
+
+    /// Those of one segment.
+    fn pending(&self, id: SegmentId) -> u32 {
+        let segment = &self.segments[id as usize];
+        let waits = segment.state == State::Sealed
+            && (segment.newest == 0 || segment.cleaned == self.epoch);
+        if waits { self.pages_of(id) * self.rows_per_page } else { 0 }
     }
 
     /// Segments opened since the one of this slot was, and the stream that filled it.
@@ -686,7 +716,6 @@ impl Segments {
         self.epoch = epoch;
         self.free.clear();
         self.unsure.clear();
-        self.reclaimable_total = 0;
         for (id, segment) in self.segments.iter_mut().enumerate() {
             if segment.newest == 0 && segment.retained == 0 {
                 segment.state = State::Free;
@@ -697,7 +726,8 @@ impl Segments {
                 segment.boundary = (0, 0);
             }
         }
-        self.count_reclaimable();
+        self.free_total = self.pages_in(self.unsure.len(), self.unsure.contains(&0));
+        self.count_totals();
         Ok(())
     }
 }

@@ -12,6 +12,7 @@ use super::super::Inner;
 use super::super::engine::{Class, Engine, Table};
 use super::super::journal::ClassCounters;
 use super::super::rows::Keys;
+use super::history::UnderWay;
 use crate::activation::{Branch, note};
 use crate::cache::{Cache, RowRef};
 use crate::error::Result;
@@ -277,7 +278,7 @@ impl Inner {
         log: &mut ClassLog,
     ) -> Result<()> {
         let history = self.history.lock();
-        let (rows, bytes) = (history.refused_rows, self.bytes_to_clean_for(&history));
+        let (rows, bytes) = (history.refused.rows(), self.bytes_to_clean_for(&history));
         drop(history);
         if rows > 0 {
             note(Branch::CleanedForRefused);
@@ -296,16 +297,21 @@ impl Inner {
         if !planted::is(Bug::DeltasLeftBehind) {
             self.spill_deltas(class, log, true)?;
         }
+        // A journal file may begin with this commit, and its thread must not take this lock then.
+        // Encoded only where one may, and before the lock that every verb takes.
+        let wants = |commit: &UnderWay| commit.wants_fillings;
+        let wanted = self.history.lock().under_way.as_ref().is_some_and(wants);
+        let fillings = wanted.then(|| log.fillings());
+        let bytes = fillings.as_ref().map(|fillings| fillings.len() as u64);
+        let fillings_bytes = bytes.unwrap_or_else(|| log.fillings_bytes());
         let mut history = self.history.lock();
         self.write_pieces(engine, class, log, &mut history)?;
         let commit = history.under_way.as_mut().expect("a class is captured by a commit");
         commit.files.extend(unsynced);
         let counters = ClassCounters { id: class.record.id, sequence: log.sequence(), began };
         commit.classes.push(counters);
-        // A journal file may begin with this commit, and its thread must not take this lock then.
-        let fillings = log.fillings();
-        commit.index_bytes += fillings.len() as u64;
-        commit.fillings.push((class.record.id, fillings));
+        commit.index_bytes += fillings_bytes;
+        commit.fillings.extend(fillings.map(|fillings| (class.record.id, fillings)));
         let (rows, _, pages) = log.written();
         commit.rows_written += rows;
         commit.page_bytes += pages * class.layout.page_bytes as u64;

@@ -3,14 +3,16 @@
 
 use super::super::engine::{Class, Engine, Table};
 use super::super::journal::{
-    ClassRecord, JournalFile, RecordKind, TableRecord, name_of, number_of, piece_header,
+    ClassRecord, CommitRecord, JournalFile, RecordKind, TableRecord, name_of, number_of,
+    piece_header,
 };
 use super::super::pieces::{pieces_of, read_piece_from};
 use super::super::reserve::JOURNAL_BYTES_PER_COMMIT;
-use super::super::{Inner, state};
-use super::history::{CYCLE_BYTES_MIN, History, UnderWay, append_json, blocks_of};
+use super::super::{Inner, has_file, state};
+use super::history::{CYCLE_BYTES_MIN, History, UnderWay, json};
 use crate::activation::{Branch, note};
 use crate::error::{ErrorKind, Result};
+use crate::io::blocks_of;
 use crate::planted::{self, Bug};
 use crate::storage::log::ClassLog;
 use std::sync::atomic::Ordering;
@@ -115,33 +117,82 @@ impl Inner {
             match state::sequence_of(&name) {
                 Some(sequence) if sequence < released => self.medium.remove(&name)?,
                 Some(sequence) if sequence < oldest_kept => {
-                    let file = self.medium.open(&name, crate::io::OpenMode::ReadOnly)?;
-                    history.held_state_bytes += blocks_of(file.len()?);
+                    history.held_state_bytes += blocks_of(self.medium.state_of(&name)?.bytes);
                 }
                 _ => {}
             }
         }
-        history.kept.retain(|c| c.info.sequence >= oldest_kept);
+        history.drop_before(oldest_kept);
         let base = history.cycles.iter().rfind(|(_, complete)| *complete <= released);
         if let Some(&(base, _)) = base {
             history.cycles.retain(|(file, _)| *file >= base);
-            let current = history.journal().number();
-            history.old_journal_bytes = 0;
             for name in self.medium.list("journal-")? {
-                match number_of(&name) {
-                    Some(number) if number < base => {
-                        note(Branch::JournalDropped);
-                        self.medium.remove(&name)?;
-                    }
-                    Some(number) if number != current => {
-                        let file = self.medium.open(&name, crate::io::OpenMode::ReadOnly)?;
-                        history.old_journal_bytes += blocks_of(file.len()?);
-                    }
-                    _ => {}
+                if number_of(&name).is_some_and(|number| number < base) {
+                    note(Branch::JournalDropped);
+                    self.medium.remove(&name)?;
                 }
             }
+            let current = history.journal().number();
+            history.old_journal_bytes = self.bytes_of_journals_beside(current)?;
         }
         Ok(())
+    }
+
+    /// Bytes that all journal files take but one.
+    fn bytes_of_journals_beside(&self, current: u64) -> Result<u64> {
+        let mut bytes = 0;
+        for name in self.medium.list("journal-")? {
+            if number_of(&name).is_some_and(|number| number != current) {
+                bytes += blocks_of(self.medium.state_of(&name)?.bytes);
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// Removes the states of commits after the last kept one, which were given up or never made,
+    /// and counts what lies beside what is in use. No journal file may name those commits any more.
+    pub(in crate::store) fn drop_given_up(
+        &self,
+        history: &mut History,
+        current: u64,
+    ) -> Result<()> {
+        let sequence = |commit: Option<&CommitRecord>| commit.map_or(0, |c| c.info.sequence);
+        let (first, last) = (sequence(history.kept.first()), sequence(history.kept.last()));
+        let mut held_bytes = 0;
+        for name in self.medium.list(state::PREFIX)? {
+            match state::sequence_of(&name) {
+                Some(sequence) if sequence > last => self.medium.remove(&name)?,
+                Some(sequence) if sequence < first => {
+                    held_bytes += blocks_of(self.medium.state_of(&name)?.bytes);
+                }
+                _ => {}
+            }
+        }
+        history.held_state_bytes = held_bytes;
+        history.old_journal_bytes = self.bytes_of_journals_beside(current)?;
+        Ok(())
+    }
+
+    /// Bytes of deltas and records with which another cycle begins, where the indexes have so many.
+    fn cycle_bytes_due(&self, history: &History, index_bytes: u64) -> u64 {
+        // Under a disk bound the journal has to stay short.
+        let usual = index_bytes / if self.options.max_disk_bytes.is_some() { 2 } else { 1 };
+        if history.short_of_journal { PIECE_BYTES_MIN } else { usual.max(CYCLE_BYTES_MIN) }
+    }
+
+    /// Whether a journal file may begin with the commit that is being captured. Where that turns
+    /// out wrong the file begins with the next one.
+    pub(super) fn cycle_may_be_due(
+        &self,
+        engine: &Engine,
+        history: &History,
+        record_bytes: u64,
+    ) -> bool {
+        // The rows that are to be written, and as many that are moved for them.
+        let deltas = 2 * engine.journal_bytes();
+        let more = deltas + JOURNAL_BYTES_PER_COMMIT + record_bytes;
+        let due = self.cycle_bytes_due(history, history.index_bytes);
+        history.cycle_bytes.saturating_add(more) >= due
     }
 
     /// Begins a new journal file, and with it a new round of index pieces, when the deltas since
@@ -155,16 +206,14 @@ impl Inner {
     ) -> Result<()> {
         let index = made.index_bytes;
         history.index_bytes = index;
-        history.refused_rows = 0;
+        history.refused.commit_made();
         let short = history.short_of_journal;
-        // Under a disk bound the journal has to stay short.
-        let usual = index / if self.options.max_disk_bytes.is_some() { 2 } else { 1 };
-        let due = if short { PIECE_BYTES_MIN } else { usual.max(CYCLE_BYTES_MIN) };
-        if history.cursor.is_some() {
+        let is_due = history.cycle_bytes >= self.cycle_bytes_due(history, index);
+        if history.cursor.is_some() || (is_due && !made.wants_fillings) {
             return Ok(());
         }
         history.short_of_journal = false;
-        if history.cycle_bytes < due {
+        if !is_due {
             return Ok(());
         }
         let room = self.options.max_disk_bytes.map_or(u64::MAX, |most| {
@@ -174,15 +223,17 @@ impl Inner {
         // Rows that were changed meanwhile have room for their deltas in the old file.
         let deltas = engine.journal_bytes();
         let commits = self.journal_bytes_of_commits(history);
+        let catalog = catalog(engine, made);
+        let catalog_bytes: u64 =
+            catalog.iter().map(|(_, record)| JournalFile::record_bytes(record.len())).sum();
         if room < index + deltas + commits + JOURNAL_BYTES_PER_COMMIT {
             return Ok(());
         }
         let number = history.journal().number() + 1;
         let reserved = if deltas == 0 { 0 } else { deltas + commits };
-        let growth = JournalFile::bytes_for(reserved);
-        let next = self.take_for_commit(history, growth, |_| {
-            self.next_journal(engine, number, made, reserved)
-        });
+        let growth = JournalFile::bytes_for(catalog_bytes + reserved);
+        let next = self
+            .take_for_commit(history, growth, |_| self.next_journal(number, &catalog, reserved));
         match next {
             Ok(next) => {
                 note(Branch::JournalBegun);
@@ -205,35 +256,40 @@ impl Inner {
     }
 
     fn remove_if_there(&self, name: &str) -> Result<()> {
-        let there = self.medium.list(name)?.iter().any(|found| found == name);
-        if there { self.medium.remove(name) } else { Ok(()) }
+        if has_file(&*self.medium, name)? { self.medium.remove(name) } else { Ok(()) }
     }
 
     /// A new journal file that begins with the catalog, with room for `reserved` bytes more.
     fn next_journal(
         &self,
-        engine: &Engine,
         number: u64,
-        made: &UnderWay,
+        catalog: &[(RecordKind, Vec<u8>)],
         reserved: u64,
     ) -> Result<JournalFile> {
         self.remove_if_there(&name_of(number))?;
         let mut next = JournalFile::create(&*self.medium, self.seed, number)?;
-        for class in &engine.classes {
-            let fillings = made.fillings.iter().find(|(id, _)| *id == class.record.id);
-            let fillings = fillings.map(|(_, fillings)| fillings.clone()).unwrap_or_default();
-            let record = ClassRecord { fillings, ..class.record.clone() };
-            append_json(&mut next, RecordKind::Class, &record)?;
-        }
-        for table in &engine.tables {
-            let partitions = made.partitions.iter().find(|(id, _)| *id == table.id());
-            let partitions = partitions.map(|(_, partitions)| *partitions);
-            let record = TableRecord { born: false, partitions, ..table.record.clone() };
-            append_json(&mut next, RecordKind::Table, &record)?;
+        for (kind, record) in catalog {
+            next.append(*kind, record)?;
         }
         next.reserve(reserved)?;
         self.medium.sync_dir()?;
         self.metrics.journal_bytes.fetch_add(next.position(), Ordering::Relaxed);
         Ok(next)
     }
+}
+
+/// What a journal file begins with, of a commit whose fillings were wanted.
+fn catalog(engine: &Engine, made: &UnderWay) -> Vec<(RecordKind, Vec<u8>)> {
+    let classes = engine.classes.iter().map(|class| {
+        let fillings = made.fillings.iter().find(|(id, _)| *id == class.record.id);
+        let fillings = fillings.map(|(_, fillings)| fillings.clone()).unwrap_or_default();
+        (RecordKind::Class, json(&ClassRecord { fillings, ..class.record.clone() }))
+    });
+    let tables = engine.tables.iter().map(|table| {
+        let partitions = made.partitions.iter().find(|(id, _)| *id == table.id());
+        let partitions = partitions.map(|(_, partitions)| *partitions);
+        let record = TableRecord { born: false, partitions, ..table.record.clone() };
+        (RecordKind::Table, json(&record))
+    });
+    classes.chain(tables).collect()
 }

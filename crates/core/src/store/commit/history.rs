@@ -3,25 +3,19 @@
 use super::super::journal::{ClassCounters, CommitRecord, JournalFile, RecordKind, TableCounters};
 use super::super::reserve::JOURNAL_BYTES_PER_COMMIT;
 use super::super::state::StateRef;
+use super::refused::Refused;
 use super::spare::Spare;
 use crate::config::CommitInfo;
 use crate::error::Result;
-use crate::io::File;
+use crate::io::{BLOCK_BYTES, File, blocks_of};
 use std::sync::Arc;
 
 /// A new cycle begins when the deltas since the last are as long as the index, at least this.
 pub(super) const CYCLE_BYTES_MIN: u64 = 128 << 10;
 /// States of commits to come for which room is left, at most.
 const STATES_AHEAD: usize = 3;
-/// The unit in which files take room.
-const BLOCK_BYTES: u64 = 4096;
 /// What the superblock, the head and the lock take.
 const SMALL_FILES_BYTES: u64 = 3 * BLOCK_BYTES;
-
-/// Bytes that a file of this length takes.
-pub(in crate::store) fn blocks_of(bytes: u64) -> u64 {
-    bytes.next_multiple_of(BLOCK_BYTES)
-}
 
 /// A commit that is captured and not recorded yet.
 pub(in crate::store) struct UnderWay {
@@ -40,18 +34,45 @@ pub(in crate::store) struct UnderWay {
     pub(super) index_bytes: u64,
     /// Partitions of growing tables, by table.
     pub(super) partitions: Vec<(u16, u32)>,
-    /// Where the fillings of segments began, by class; counted among the bytes of the indexes,
-    /// because a journal file that holds the one holds the other.
+    /// Whether a journal file may begin with it.
+    pub(super) wants_fillings: bool,
+    /// Where the fillings of segments began, by class, if they are wanted. Their bytes count among
+    /// those of the indexes, because a journal file that holds the one holds the other.
     pub(super) fillings: Vec<(u16, String)>,
     /// Batches and rows since the commit before, for the case that this one fails.
     pub(super) batches: u64,
     pub(super) rows: u64,
 }
 
+/// Sums over the kept commits that every batch asks for. Their states may have many names.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::store) struct KeptSums {
+    largest_state_bytes: u64,
+    state_disk_bytes: u64,
+    last_record_bytes: u64,
+}
+
+impl KeptSums {
+    pub(in crate::store) fn of(kept: &[CommitRecord]) -> Self {
+        let states = || kept.iter().filter_map(|commit| commit.state.as_ref()).map(StateRef::bytes);
+        let record_bytes = |commit: &CommitRecord| {
+            let strings = commit.state.iter().flat_map(|state| &state.strings);
+            let names = strings.map(|(name, _)| name.as_str());
+            record_bytes(&commit.info.meta, names, commit.tables.len(), commit.classes.len())
+        };
+        Self {
+            largest_state_bytes: states().max().unwrap_or(0),
+            state_disk_bytes: states().map(blocks_of).sum(),
+            last_record_bytes: kept.last().map_or(0, record_bytes),
+        }
+    }
+}
+
 /// Commits that are kept, the journal, and where its cycle is.
 pub(in crate::store) struct History {
-    /// Kept commits, oldest first.
+    /// Kept commits, oldest first. Changed by `keep` and `drop_before`.
     pub(in crate::store) kept: Vec<CommitRecord>,
+    pub(in crate::store) kept_sums: KeptSums,
     /// `None` until the first write, and after close.
     pub(in crate::store) journal: Option<JournalFile>,
     /// Bytes of older journal files that are still needed.
@@ -71,17 +92,14 @@ pub(in crate::store) struct History {
     pub(in crate::store) epoch_pieces: u64,
     /// Bytes of all indexes, when they were last looked at.
     pub(in crate::store) index_bytes: u64,
-    /// Rows of the largest batch that was refused as `Full` since the last commit.
-    pub(in crate::store) refused_rows: u64,
-    /// Bytes that somebody was refused since, and nobody was given: other classes than the one that
-    /// lacks them clean, and give room back.
-    pub(in crate::store) refused_bytes: u64,
-    /// True when it was the journal that had no room; and while the file is written that was begun
-    /// for it.
+    /// What was refused as `Full`.
+    pub(in crate::store) refused: Refused,
+    /// True when the journal had no room: the next commit that can begins another file.
     pub(in crate::store) short_of_journal: bool,
+    /// True while the pieces of such a file are being written.
+    pub(in crate::store) hurries: bool,
     /// Up to here the journal file of the opened commit is known to be on the disk.
     pub(in crate::store) synced_to: u64,
-    pub(in crate::store) hurries: bool,
     /// Room for commits alone.
     pub(in crate::store) spare: Spare,
     /// The commit that is being prepared.
@@ -104,14 +122,25 @@ impl History {
         self.kept.last().and_then(|c| c.state.clone())
     }
 
-    /// Bytes of the largest state of the kept commits and of that under way.
-    pub(in crate::store) fn largest_state_bytes(&self) -> u64 {
-        self.states().map(StateRef::bytes).max().unwrap_or(0)
+    /// Keeps a commit, the newest.
+    pub(super) fn keep(&mut self, record: CommitRecord) {
+        self.kept.push(record);
+        self.kept_sums = KeptSums::of(&self.kept);
     }
 
-    fn states(&self) -> impl Iterator<Item = &StateRef> {
-        let kept = self.kept.iter().map(|commit| commit.state.as_ref());
-        kept.chain(self.under_way.iter().map(|commit| commit.state.as_ref())).flatten()
+    /// Forgets the commits before this one.
+    pub(super) fn drop_before(&mut self, oldest_kept: u64) {
+        self.kept.retain(|commit| commit.info.sequence >= oldest_kept);
+        self.kept_sums = KeptSums::of(&self.kept);
+    }
+
+    /// Bytes of the largest state of the kept commits and of that under way.
+    pub(in crate::store) fn largest_state_bytes(&self) -> u64 {
+        self.kept_sums.largest_state_bytes.max(self.state_bytes_under_way())
+    }
+
+    fn state_bytes_under_way(&self) -> u64 {
+        self.under_way.as_ref().map_or(0, |commit| commit.info.state_bytes)
     }
 
     /// How many states will lie on disk beside those that do, where `keep` commits are kept: the
@@ -135,7 +164,7 @@ impl History {
 
     pub(in crate::store) fn disk_bytes(&self) -> u64 {
         let journal = self.journal.as_ref().map_or(0, |journal| blocks_of(journal.disk_bytes()));
-        let states: u64 = self.states().map(|state| blocks_of(state.bytes())).sum();
+        let states = self.kept_sums.state_disk_bytes + blocks_of(self.state_bytes_under_way());
         let kept = self.old_journal_bytes + self.held_state_bytes + self.spare.bytes();
         SMALL_FILES_BYTES + journal + states + kept
     }
@@ -191,11 +220,7 @@ impl History {
 
     /// Bytes of the last commit's record, at most.
     pub(super) fn last_record_bytes(&self) -> u64 {
-        self.kept.last().map_or(0, |commit| {
-            let strings = commit.state.iter().flat_map(|state| &state.strings);
-            let names = strings.map(|(name, _)| name.as_str());
-            record_bytes(&commit.info.meta, names, commit.tables.len(), commit.classes.len())
-        })
+        self.kept_sums.last_record_bytes
     }
 
     pub(in crate::store) fn journal(&mut self) -> &mut JournalFile {
@@ -207,7 +232,7 @@ impl History {
         kind: RecordKind,
         record: &T,
     ) -> Result<()> {
-        append_json(self.journal(), kind, record)
+        self.journal().append(kind, &json(record))
     }
 }
 
@@ -223,11 +248,6 @@ pub(super) fn record_bytes<'a>(
     (6 * meta.len() + names + 96 * tables + 96 * classes) as u64
 }
 
-pub(super) fn append_json<T: serde::Serialize>(
-    journal: &mut JournalFile,
-    kind: RecordKind,
-    record: &T,
-) -> Result<()> {
-    let bytes = serde_json::to_vec(record).expect("records are plain data");
-    journal.append(kind, &bytes)
+pub(super) fn json<T: serde::Serialize>(record: &T) -> Vec<u8> {
+    serde_json::to_vec(record).expect("records are plain data")
 }

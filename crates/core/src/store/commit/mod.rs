@@ -14,13 +14,15 @@ mod cycle;
 mod held;
 mod history;
 mod pending;
+mod refused;
 mod spare;
 
 pub(super) use capture::CommitStage;
-pub(super) use history::{History, blocks_of};
+pub(super) use history::{History, KeptSums};
 pub(super) use pending::Committing;
 pub use pending::PendingCommit;
-pub(super) use spare::Spare;
+pub(super) use refused::{Asker, Refused};
+pub(super) use spare::{NAME as SPARE, Spare};
 
 use super::engine::Engine;
 use super::head::{self, Head};
@@ -29,6 +31,7 @@ use super::reserve::{JOURNAL_BYTES_PER_COMMIT, STATE_BYTES_KEPT_FREE};
 use super::{Inner, Store, state};
 use crate::config::CommitInfo;
 use crate::error::{Result, bail};
+use crate::io::blocks_of;
 use crate::planted::{self, Bug};
 use capture::Portions;
 use history::{UnderWay, record_bytes};
@@ -172,6 +175,7 @@ impl Inner {
         // First, so that what follows leaves it its room.
         let mut history = self.history.lock();
         let oldest_kept = self.oldest_to_keep(&history);
+        let wants_fillings = self.cycle_may_be_due(engine, &history, record_bytes);
         history.under_way = Some(UnderWay {
             info,
             record_bytes,
@@ -184,6 +188,7 @@ impl Inner {
             page_bytes: 0,
             index_bytes: 0,
             partitions: Vec::new(),
+            wants_fillings,
             fillings: Vec::new(),
             batches: self.batches_since_commit.swap(0, Ordering::Relaxed),
             rows: self.rows_since_commit.swap(0, Ordering::Relaxed),
@@ -296,7 +301,7 @@ impl Inner {
             history.next_sequence += 1;
             history.epoch_deltas = 0;
             history.epoch_pieces = 0;
-            history.kept.push(record);
+            history.keep(record);
             self.drop_old_files(history, oldest_kept, needed)?;
             self.begin_cycle_if_due(engine, history, &made)?;
         }

@@ -5,15 +5,14 @@
 //! room themselves. Verbs leave it within a disk bound; that the device has it too is certain only
 //! if somebody has taken it before. Verbs fill the spare room, or say `Full`; commits draw on it.
 
+use super::super::has_file;
 use crate::error::{ErrorKind, Result};
-use crate::io::{File, Medium, OpenMode};
+use crate::io::{BLOCK_BYTES, File, Medium, OpenMode};
 use std::sync::Arc;
 
-const NAME: &str = "spare";
+pub(in crate::store) const NAME: &str = "spare";
 /// It grows in steps of so many bytes, so that not every verb makes it longer.
 const STEP_BYTES: u64 = 64 << 10;
-/// What it gives back is a multiple of this.
-const BLOCK_BYTES: u64 = 4096;
 
 /// The file, once there is one.
 #[derive(Debug, Default)]
@@ -25,7 +24,7 @@ pub(in crate::store) struct Spare {
 impl Spare {
     /// That of an earlier life of the store, to write.
     pub(in crate::store) fn open(medium: &dyn Medium) -> Result<Self> {
-        if !medium.list(NAME)?.iter().any(|name| name == NAME) {
+        if !has_file(medium, NAME)? {
             return Ok(Self::default());
         }
         let file = medium.open(NAME, OpenMode::ReadWrite)?;

@@ -202,9 +202,14 @@ impl JournalFile {
         Ok(())
     }
 
-    /// What a new file takes that has room for `bytes` beside the catalog.
+    /// What a new file takes that has room for `bytes` of records.
     pub(crate) fn bytes_for(bytes: u64) -> u64 {
-        ALLOCATE_BYTES + bytes.next_multiple_of(ALLOCATE_BYTES)
+        (HEADER_BYTES + bytes).next_multiple_of(ALLOCATE_BYTES)
+    }
+
+    /// What a record takes whose payload is so long.
+    pub(crate) fn record_bytes(payload: usize) -> u64 {
+        (RECORD_HEADER_BYTES + payload.next_multiple_of(8)) as u64
     }
 
     /// By how much the file would have to grow for `bytes` more.

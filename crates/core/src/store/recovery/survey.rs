@@ -3,11 +3,10 @@
 //! All files are read, several at once, and nothing is kept of deltas and pieces. A commit record
 //! is written only after all before it is durable, so one behind what cannot be read proves damage.
 
-use super::super::commit::blocks_of;
 use super::super::head::{Head, Tells};
 use super::super::journal::{CommitRecord, JournalReader, RecordKind, name_of, numbers, read_json};
 use crate::error::{Error, ErrorKind, Result};
-use crate::io::{IoKind, Medium};
+use crate::io::{IoKind, Medium, blocks_of};
 
 /// Files of the journal that are scanned at once.
 const SCANS_AT_ONCE: usize = 4;

@@ -632,6 +632,92 @@ fn classes_that_grow_at_once_keep_the_disk_bound() {
     assert!(inner.disk_bytes() <= most, "{} of {most}", inner.disk_bytes());
 }
 
+// Each batch that was taken cleared what others were refused, so that nobody made room for them.
+#[test]
+fn a_class_that_was_refused_gets_room_although_another_goes_on() {
+    let bound = StoreOptions { max_disk_bytes: Some(6 << 20), ..options(8 << 20) };
+    let store = Store::open_on(Arc::new(SimMedium::new(21)), bound).unwrap();
+    let expecting =
+        |name, kind| TableSpec { expected_rows: Some(60_000), ..spec(name, None, kind) };
+    let one = store.table(&expecting("one", OptimizerKind::Sgd)).unwrap();
+    let other = store.table(&expecting("other", OptimizerKind::Adagrad)).unwrap();
+    let (end, _) = fill(&store, one, 0);
+    let mut step = 0;
+    // What goes lies together, and is less than a class keeps that nobody asks.
+    let left = end * 4 / 5;
+    for first in (left..end).step_by(100) {
+        let keys: Vec<u64> = (first..end.min(first + 100)).collect();
+        while store.delete(one, &keys).is_err() {
+            step += 1;
+            store.commit(step, "", &[]).unwrap();
+            assert!(step < 1000, "no room for deletes");
+        }
+    }
+    for _ in 0..4 {
+        step += 1;
+        store.commit(step, "", &[]).unwrap();
+    }
+    let (mut refused, mut served) = (0, 0);
+    let rows = end / 20;
+    for first in (0..rows).step_by(50) {
+        let keys: Vec<u64> = (first..rows.min(first + 50)).collect();
+        let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32; DIM]).collect();
+        let mut commits = 0;
+        while let Err(error) = store.put(&[batch(other, &keys, &values)]) {
+            assert_eq!(error.kind(), ErrorKind::Full, "{error}");
+            assert!(commits < 4, "at row {first} of {rows}: {error}: {:#?}", store.stats());
+            // Somebody else is served meanwhile.
+            let key = refused % left;
+            served += u64::from(store.put(&[batch(one, &[key], &[key as f32; DIM])]).is_ok());
+            (refused, step, commits) = (refused + 1, step + 1, commits + 1);
+            store.commit(step, "", &[]).unwrap();
+        }
+    }
+    assert!(refused > 1 && served > 1, "{refused} refused, {served} served");
+    expect_rows(&store, other, rows);
+}
+
+// Rows that had found their room were refused because nobody could say how much is free.
+#[test]
+fn a_look_at_the_device_that_fails_refuses_nothing() {
+    let medium = SimMedium::new(24);
+    let store = Store::open_on(Arc::new(medium.clone()), options(1 << 20)).unwrap();
+    let table = store.table(&spec("t", None, OptimizerKind::Sgd)).unwrap();
+    for (step, first) in (0..3000).step_by(1000).enumerate() {
+        let keys: Vec<u64> = (first..first + 1000).collect();
+        let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32; DIM]).collect();
+        medium.fail_look(0);
+        store.put(&[batch(table, &keys, &values)]).unwrap();
+        medium.fail_look(0);
+        store.commit(step as u64, "", &[]).unwrap();
+    }
+    expect_rows(&store, table, 3000);
+}
+
+// The room that was made for a journal file did not count what its catalog takes.
+#[test]
+fn a_journal_file_with_a_long_catalog_begins_on_a_full_device() {
+    let begun = |full: bool| {
+        let medium = SimMedium::new(23);
+        let store = Store::open_on(Arc::new(medium.clone()), options(64 << 20)).unwrap();
+        for i in 0..220 {
+            let name = format!("{i:\u{1}>200}");
+            store.table(&spec(&name, Some(1), OptimizerKind::Sgd)).unwrap();
+        }
+        (1..=40).find(|step| {
+            store.put(&[batch(TableId(0), &[0], &[0.0; DIM])]).unwrap();
+            // All that is left is what was kept free.
+            medium.set_capacity(full.then(|| medium.taken_bytes()));
+            store.commit(*step, &"m".repeat(100 << 10), &[]).unwrap();
+            let found = medium.list("journal-00000002").unwrap().len() == 1;
+            medium.set_capacity(None);
+            found
+        })
+    };
+    let (full, roomy) = (begun(true), begun(false));
+    assert!(roomy.is_some() && full == roomy, "begun by commit {full:?}, with room {roomy:?}");
+}
+
 /// While an index is being written its partitions are not merged. What deletes owe then comes with
 /// later ones, as much at a time as these have room for in the journal.
 #[test]

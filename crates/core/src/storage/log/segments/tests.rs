@@ -211,10 +211,12 @@ fn what_dirty_rows_keep_is_counted_until_a_commit_holds_it() {
 #[test]
 fn totals_are_sums_over_segments_after_any_operations() {
     const ROWS: u32 = 4;
-    let (mut reclaimable, mut kept_by_dirty, mut leftovers) = (0, 0, 0);
+    let (mut reclaimable, mut kept_by_dirty, mut leftovers, mut pending) = (0, 0, 0, 0);
+    let (mut given, mut cuts) = (0, 0);
     for seed in 0..20 {
         let mut segments = Segments::new(8, ROWS, 1);
         let mut newest: Vec<u32> = Vec::new();
+        let mut readers = Vec::new();
         // What two streams are filling: the segment and its next slot.
         let mut open: [Option<(SegmentId, u32)>; 2] = [None; 2];
         for step in 0..4_000u64 {
@@ -237,7 +239,7 @@ fn totals_are_sums_over_segments_after_any_operations() {
                         segments.seal(id);
                     }
                 }
-                45..90 if newest.len() > 200 => {
+                45..85 if newest.len() > 200 => {
                     // Old copies and new ones, so that segments end in many ways.
                     let among = if random(3) % 2 == 0 { newest.len() } else { 40 };
                     let at = newest.len() - 1 - (random(4) % among as u64) as usize;
@@ -265,7 +267,33 @@ fn totals_are_sums_over_segments_after_any_operations() {
                     }
                     segments.drop_commits_before(segments.epoch().saturating_sub(2));
                 }
-                _ => {}
+                _ => match random(7) % 8 {
+                    0 => readers.push(segments.begin_read()),
+                    1..3 => {
+                        readers.drain(..1.min(readers.len())).for_each(|t| segments.end_read(t))
+                    }
+                    3 => {
+                        if let Some((id, _)) = segments.next_not_ready() {
+                            segments.made_ready(id);
+                        }
+                    }
+                    4 => _ = segments.grow(),
+                    _ => {
+                        let Some(&last) = segments.may_go().first() else { continue };
+                        let down = |id: &SegmentId| segments.may_go().contains(id);
+                        let run = (0..=last).rev().take_while(down).count() as u32;
+                        let ids = last + 1 - (1 + random(8) as u32 % run)..=last;
+                        if segments.is_end(last) {
+                            segments.cut(segments.left_before(*ids.start()));
+                            cuts += 1;
+                        } else if random(9) % 4 > 0 {
+                            segments.gave_back(ids);
+                        } else {
+                            segments.doubt(ids);
+                        }
+                        given += 1;
+                    }
+                },
             }
             let sum = |of: &dyn Fn(SegmentId) -> u32| {
                 (0..segments.count()).map(|id| u64::from(of(id))).sum::<u64>()
@@ -279,6 +307,19 @@ fn totals_are_sums_over_segments_after_any_operations() {
             assert_eq!(segments.reclaimable_total(), worth, "{at}");
             let kept = sum(&|id| segments.kept_by_dirty(id));
             assert_eq!(segments.kept_by_dirty_total(), kept, "{at}");
+            let pages = |id| match segments.segments[id as usize].state {
+                State::Free => segments.pages_of(id),
+                _ => 0,
+            };
+            assert_eq!(segments.free_pages(), sum(&pages), "{at}");
+            let used = sum(&|id| segments.pages_of(id)) - sum(&pages);
+            assert_eq!(segments.used_slots(), used * u64::from(ROWS), "{at}");
+            assert_eq!(segments.pending_slots(), sum(&|id| segments.pending(id)), "{at}");
+            let available = segments.available().map(|id| u64::from(segments.pages_of(id)));
+            assert_eq!(segments.available_pages(), available.sum::<u64>(), "{at}");
+            let lists = segments.free.len() + segments.absent.len() + segments.unsure.len();
+            assert_eq!(sum(&|id| u32::from(pages(id) > 0)), lists as u64, "{at}");
+            pending += u64::from(segments.pending_slots() > 0);
             reclaimable += u64::from(worth > 0);
             kept_by_dirty += u64::from(kept > 0);
             let left = |id| u32::from(segments.is_leftover(id) && segments.newest_of(id) > 0);
@@ -289,9 +330,11 @@ fn totals_are_sums_over_segments_after_any_operations() {
         (reclaimable, "is reclaimable"),
         (kept_by_dirty, "is kept by dirty rows"),
         (leftovers, "is left over"),
+        (pending, "waits for commits"),
     ] {
         assert!(n > 1_000, "something {what} after {n} steps of 80,000");
     }
+    assert!(given > 50 && cuts > 10, "{given} times room was given back, {cuts} at the end");
 }
 
 #[test]
