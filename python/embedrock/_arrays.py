@@ -41,6 +41,7 @@ _UINT16 = np.dtype(np.uint16)
 _DTYPES = ("float32", "float16", "bfloat16")
 _INT64 = np.dtype(np.int64)
 _UINT64 = np.dtype(np.uint64)
+_MASKED_WITHIN = (np.ma.MaskedArray, list, tuple)
 _HOST_DEVICES = (1, 3, 11, 13)  # DLPack's codes for CPU, and CUDA and ROCm memory that CPUs read
 
 
@@ -251,8 +252,11 @@ def as_host(value: Any, name: str) -> npt.NDArray[Any]:
     """Any array as a NumPy array in host memory, without a copy where it already is there."""
     if type(value) is np.ndarray:
         return value
-    if isinstance(value, np.ma.MaskedArray) or _holds_masked(value):
-        _refuse_masked(value, name)
+    if _has_masked_elements(value):
+        raise MisuseError(
+            f"{name} are a masked array with masked elements, which have no value; leave them out "
+            f"with .compressed(), or give them one with .filled(value)"
+        )
     if isinstance(value, BFloat16Rows):
         return value[...]
     if _is_tensor(value):
@@ -267,20 +271,20 @@ def as_host(value: Any, name: str) -> npt.NDArray[Any]:
         raise MisuseError(f"{name} cannot be read as an array: {error}") from error
 
 
-def _holds_masked(value: Any) -> bool:
-    """Whether a list holds masked arrays, whose masks NumPy would drop."""
-    if not isinstance(value, (list, tuple)):
-        return False
-    return any(issubclass(kind, np.ma.MaskedArray) for kind in set(map(type, value)))
-
-
-def _refuse_masked(value: Any, name: str) -> None:
-    parts = value if isinstance(value, (list, tuple)) else [value]
-    if any(np.ma.is_masked(part) for part in parts):
-        raise MisuseError(
-            f"{name} are a masked array with masked elements, which have no value; leave them out "
-            f"with .compressed(), or give them one with .filled(value)"
-        )
+def _has_masked_elements(value: Any) -> bool:
+    """Whether NumPy would drop a mask with something behind it: of the array itself, or of one
+    that lists hold, however deep."""
+    waiting, seen = [value], set()
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, np.ma.MaskedArray):
+            if np.ma.is_masked(one):
+                return True
+        elif isinstance(one, (list, tuple)) and id(one) not in seen:
+            seen.add(id(one))
+            if any(issubclass(kind, _MASKED_WITHIN) for kind in set(map(type, one))):
+                waiting.extend(one)
+    return False
 
 
 def _is_tensor(value: Any) -> bool:
