@@ -94,6 +94,7 @@ class Store:
         self._memory = memory
         self._read_only = read_only
         self._closed = False
+        self._pid = os.getpid()
         self._prefetcher = Prefetcher(core, path)
         self._recordings: tuple[Recording | KeySample, ...] = ()
         self._recordings_lock = threading.Lock()
@@ -567,7 +568,8 @@ class Store:
 
     def __del__(self) -> None:
         """Closes a store that was left open, so that the lock does not outlive its last user."""
-        if not getattr(self, "_closed", True):
+        # In a forked child there is nothing to close, and at its end nothing to raise errors with.
+        if not getattr(self, "_closed", True) and self._pid == os.getpid():
             with contextlib.suppress(EmbedrockError):
                 self._close(stacklevel=2)
 

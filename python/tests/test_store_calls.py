@@ -238,3 +238,25 @@ def test_threads_that_are_refused_arrays_do_not_wait_for_each_other(tmp_path: Pa
         print(len(refused))
     """
     assert int(run(script, tmp_path / "s")) == 4 * 300
+
+
+# Closing a store refuses a child with an error that its ending interpreter could not import.
+def test_a_child_that_ends_with_an_open_store_says_nothing(tmp_path: Path) -> None:
+    script = """
+        import builtins, os, sys
+        import embedrock
+
+        os.dup2(1, 2)
+        # Where it outlives the modules.
+        store = builtins.kept = embedrock.open(sys.argv[1], memory="4MiB", max_disk_bytes=100 << 20)
+        store.table("t", 4).put([1], [[1, 1, 1, 1]])
+        store.commit(1)
+        for _ in range(5):
+            child = os.fork()
+            if child == 0:
+                sys.exit(7)
+            _, status = os.waitpid(child, 0)
+            assert os.waitstatus_to_exitcode(status) == 7
+        store.close()
+    """
+    assert run(script, tmp_path / "s") == ""
