@@ -22,6 +22,7 @@ __all__ = [
     "check",
     "copy",
     "distinct",
+    "torture",
 ]
 
 __version__: str
