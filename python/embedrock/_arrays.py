@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import sys
 import weakref
+from itertools import chain
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -41,7 +42,7 @@ _UINT16 = np.dtype(np.uint16)
 _DTYPES = ("float32", "float16", "bfloat16")
 _INT64 = np.dtype(np.int64)
 _UINT64 = np.dtype(np.uint64)
-_MASKED_WITHIN = (np.ma.MaskedArray, list, tuple)
+_DIMENSIONS_MAX = 64  # of NumPy's arrays
 _HOST_DEVICES = (1, 3, 11, 13)  # DLPack's codes for CPU, and CUDA and ROCm memory that CPUs read
 
 
@@ -274,16 +275,22 @@ def as_host(value: Any, name: str) -> npt.NDArray[Any]:
 def _has_masked_elements(value: Any) -> bool:
     """Whether NumPy would drop a mask with something behind it: of the array itself, or of one
     that lists hold, however deep."""
-    waiting, seen = [value], set()
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, np.ma.MaskedArray):
-            if np.ma.is_masked(one):
+    if isinstance(value, np.ma.MaskedArray):
+        return bool(np.ma.is_masked(value))
+    if not isinstance(value, (list, tuple)):
+        return False
+    lists = [value]
+    for _ in range(_DIMENSIONS_MAX):
+        kinds = set(map(type, chain.from_iterable(lists)))
+        if any(issubclass(kind, np.ma.MaskedArray) for kind in kinds):
+            parts = chain.from_iterable(lists)
+            if any(isinstance(part, np.ma.MaskedArray) and np.ma.is_masked(part) for part in parts):
                 return True
-        elif isinstance(one, (list, tuple)) and id(one) not in seen:
-            seen.add(id(one))
-            if any(issubclass(kind, _MASKED_WITHIN) for kind in set(map(type, one))):
-                waiting.extend(one)
+        if not any(issubclass(kind, (list, tuple)) for kind in kinds):
+            break
+        parts = chain.from_iterable(lists)
+        # Each once: a list may hold itself.
+        lists = list({id(one): one for one in parts if isinstance(one, (list, tuple))}.values())
     return False
 
 
