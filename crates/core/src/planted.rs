@@ -52,8 +52,8 @@ bugs! {
     KeepOffByOne = "keep_off_by_one",
     /// The checksum of a page is not compared.
     ChecksumNotCompared = "checksum_not_compared",
-    /// The number of a page is not compared.
-    PageNumberNotCompared = "page_number_not_compared",
+    /// Neither the number of a page nor the keys of its rows are compared with what was asked for.
+    WrongPageAccepted = "wrong_page_accepted",
     /// The sequence of a page is not compared with those that its place may have.
     SequenceNotCompared = "sequence_not_compared",
     /// The head is not lowered when a store goes back.

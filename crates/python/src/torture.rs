@@ -44,7 +44,8 @@ pub(crate) fn torture(
             })
         });
         let mut report = text::json(&outcome, command.soak.first, COMMAND);
-        let smaller = outcome.failures.first().filter(|_| !outcome.stopped).and_then(smaller);
+        let smaller =
+            outcome.failures.iter().find(|f| !f.hangs && !outcome.stopped).and_then(smaller);
         let failures: Vec<String> = outcome
             .failures
             .iter()

@@ -5,6 +5,7 @@ use crate::life::{Life, Step};
 use crate::plan::Kind;
 use crate::report::Event;
 use embedrock_core::{LookaheadBatch, TableId};
+use std::rc::Rc;
 use std::time::Duration;
 
 /// Batches that are announced ahead at most.
@@ -40,10 +41,18 @@ impl Life<'_> {
 
     fn announce(&mut self) -> Step {
         let mut batch: Vec<(usize, Vec<u64>)> = Vec::new();
-        for _ in 0..1 + self.random.below(2) {
-            let (table, _) = self.draw_table();
-            let keys = self.draw_keys(table);
-            batch.push((table, keys));
+        if self.plan.kind == Kind::Crowded {
+            // As many as are read ahead for a cache of this size.
+            let plan = Rc::clone(&self.model.tables[0].plan);
+            let most = self.plan.batch;
+            let keys = (0..most).map(|_| plan.key(self.random.below(plan.keys))).collect();
+            batch.push((0, keys));
+        } else {
+            for _ in 0..1 + self.random.below(2) {
+                let (table, _) = self.draw_table();
+                let keys = self.draw_keys(table);
+                batch.push((table, keys));
+            }
         }
         self.note(|| "announce".to_owned());
         self.counts.verb("announce");

@@ -76,6 +76,13 @@ impl Fault {
     }
 }
 
+impl Fault {
+    /// True for a device that does not do what it says it has written.
+    pub(crate) fn lies_in_writes(self) -> bool {
+        matches!(self, Self::Lost | Self::Misdirected)
+    }
+}
+
 /// Which faults may strike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FaultSet(u16);

@@ -1,4 +1,4 @@
-//! What a store may answer after which fault. The rules are in the table of the crate's first page.
+//! What a store may answer after which fault. docs/testing.md has the rules as a table.
 
 use crate::faults::{Fault, fired};
 use embedrock_core::io::{SimFired, SimMedium};
@@ -11,6 +11,8 @@ const ERRORS: [Fault; 4] = [Fault::Read, Fault::Short, Fault::Write, Fault::Sync
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Blame {
     since: SimFired,
+    /// The same for errors of a full disk.
+    full_since: SimFired,
     /// The disk or the device has a bound.
     pub(crate) bounded: bool,
     /// A bit was flipped by hand, which the device does not count.
@@ -20,11 +22,25 @@ pub(crate) struct Blame {
 impl Blame {
     /// Nothing has struck since now.
     pub(crate) fn from_now(medium: &SimMedium, bounded: bool) -> Self {
-        Self { since: medium.faults_fired(), bounded, flipped: false }
+        let now = medium.faults_fired();
+        Self { since: now, full_since: now, bounded, flipped: false }
+    }
+
+    /// A verb has told its error, and the store goes on. A write or a sync that failed may be told
+    /// later than a read: when somebody comes to what should have been written.
+    pub(crate) fn was_told(&mut self, medium: &SimMedium) {
+        let now = medium.faults_fired();
+        self.full_since = now;
+        (self.since.read_error, self.since.short_read) = (now.read_error, now.short_read);
     }
 
     fn count(&self, medium: &SimMedium, fault: Fault) -> u64 {
         fired(&medium.faults_fired(), fault) - fired(&self.since, fault)
+    }
+
+    fn found_full(&self, medium: &SimMedium) -> bool {
+        let count = |fault| fired(&medium.faults_fired(), fault) - fired(&self.full_since, fault);
+        count(Fault::Full) + count(Fault::FullWrite) > 0
     }
 
     /// True when the device has lied.
@@ -39,19 +55,9 @@ impl Blame {
             || self.count(medium, Fault::FullWrite) > 0
     }
 
-    /// True when a write or a sync has failed: the store may refuse changes later, when it comes to
-    /// what was written.
-    pub(crate) fn failed_to_write(&self, medium: &SimMedium) -> bool {
-        [Fault::Write, Fault::Sync, Fault::FullWrite]
-            .into_iter()
-            .any(|fault| self.count(medium, fault) > 0)
-    }
-
     /// Whether a verb of a sound store may fail with this error; the reason why not.
     pub(crate) fn allows(&self, medium: &SimMedium, error: &Error) -> Result<(), String> {
-        let full = self.bounded
-            || self.count(medium, Fault::Full) > 0
-            || self.count(medium, Fault::FullWrite) > 0;
+        let full = self.bounded || self.found_full(medium);
         let (right, why) = match error.kind() {
             ErrorKind::Io => (self.failed(medium), "no operation of the device has failed"),
             ErrorKind::Full => (full, "there is room"),

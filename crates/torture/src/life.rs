@@ -23,8 +23,6 @@ use std::sync::Arc;
 const LAST: usize = 16;
 /// Memory that holds every row of a life.
 const PLENTY: u64 = 8 << 20;
-/// Machines at the end of a life whose device lies.
-const EXAMS: usize = 3;
 /// How often an opening is tried again after an error that was asked for.
 const TRIES: usize = 4;
 
@@ -234,7 +232,7 @@ impl<'c> Life<'c> {
         }
     }
 
-    fn close_quietly(&mut self) {
+    pub(crate) fn close_quietly(&mut self) {
         self.readers.clear();
         self.announced.clear();
         drop(self.store.take());
@@ -288,20 +286,24 @@ impl<'c> Life<'c> {
                 Err(error) if error.kind() == ErrorKind::Budget => {
                     self.raise_memory(&error, given)?;
                 }
-                Err(error) if error.kind() == ErrorKind::Locked && !self.readers.is_empty() => {
+                Err(error)
+                    if error.kind() == ErrorKind::Locked && self.readers_hold_others(step) =>
+                {
                     // One of them holds a commit beside the kept ones.
                     self.counts.event(Event::HeldBack);
                     self.readers.clear();
                 }
                 Err(error) => {
                     failures += 1;
-                    if self.medium.power_is_off() && error.kind() == ErrorKind::Io {
+                    self.lies_now();
+                    let off = self.medium.power_is_off() && error.kind() == ErrorKind::Io;
+                    if off && !self.doomed {
                         self.counts.event(Event::CutWhileOpening);
+                        self.finish_counts();
                         self.boot();
                         step = None;
                         continue;
                     }
-                    self.lies_now();
                     if self.doomed {
                         self.counts.event(Event::DamageReported);
                         return Err(Stop::Over);
@@ -436,7 +438,7 @@ impl<'c> Life<'c> {
         self.strike(fault);
     }
 
-    fn strike(&mut self, fault: Fault) {
+    pub(crate) fn strike(&mut self, fault: Fault) {
         if faults::arm(&self.medium, fault, &mut self.random) {
             self.blame.flipped = true;
             self.counts.faults[fault as usize] += 1;
@@ -450,6 +452,12 @@ impl<'c> Life<'c> {
             self.doomed = true;
             self.counts.event(Event::Doomed);
         }
+    }
+
+    /// Another machine, whose device tells the truth so far.
+    pub(crate) fn forget_lies(&mut self) {
+        self.doomed = false;
+        self.cut_in_commit = false;
     }
 
     /// After each operation: the power may be gone, or the store refuse changes.
@@ -498,9 +506,6 @@ impl<'c> Life<'c> {
             return Ok(());
         }
         if poisoned {
-            if error.kind() == ErrorKind::Full && !self.doomed && !self.blame.failed(&self.medium) {
-                return Err(format!("{what}: full, and the store is poisoned: {error}").into());
-            }
             if error.kind() == ErrorKind::Full && !self.doomed {
                 return Err(format!("{what} says Full and has poisoned the store: {error}").into());
             }
@@ -510,9 +515,8 @@ impl<'c> Life<'c> {
         }
         // Nothing has changed, and what failed is no excuse any more.
         self.check_unchanged(what, change.as_ref())?;
-        let lingers = self.doomed || self.blame.failed_to_write(&self.medium);
-        if self.under_way.is_none() && !lingers && !self.medium.power_is_off() {
-            self.blame = Blame::from_now(&self.medium, self.blame.bounded);
+        if self.under_way.is_none() && !self.doomed && !self.medium.power_is_off() {
+            self.blame.was_told(&self.medium);
         }
         Ok(())
     }
@@ -537,7 +541,7 @@ impl<'c> Life<'c> {
     }
 
     /// A store that refuses changes: it says so, gives right rows or none, and is opened again.
-    fn leave_poisoned(&mut self) -> Step {
+    pub(crate) fn leave_poisoned(&mut self) -> Step {
         self.counts.event(Event::Poisoned);
         for _ in 0..4 {
             if self.model.tables.is_empty() {
@@ -642,6 +646,8 @@ impl<'c> Life<'c> {
             return Err(Stop::Over);
         }
         self.counts.event(Event::Crashed);
+        // What struck this machine; several are booted from it.
+        self.finish_counts();
         let before = (self.chain.clone(), self.others.clone(), self.medium.clone());
         let more = match std::mem::take(&mut self.cut_in_commit) {
             true => 1 + self.random.below(4),
@@ -660,12 +666,11 @@ impl<'c> Life<'c> {
         Ok(())
     }
 
-    fn boot(&mut self) {
+    pub(crate) fn boot(&mut self) {
         self.readers.clear();
         self.head_is_current = false;
         self.medium = self.medium.reboot(self.random.next());
         self.blame = Blame::from_now(&self.medium, self.blame.bounded);
-        self.counts.add_fired(&self.medium.faults_fired());
     }
 
     /// The end of a life: all is there, also after the last power cut.
@@ -684,62 +689,6 @@ impl<'c> Life<'c> {
             self.examine()?;
         }
         self.finish_counts();
-        Ok(())
-    }
-
-    /// The last trials: on machines of their own, which begin with what is on the disk, the device
-    /// lies once. What is read, before and after an opening, is right or an error.
-    fn examine(&mut self) -> Step {
-        let lies: Vec<Fault> = self.plan.faults.iter().filter(|fault| fault.lies()).collect();
-        if lies.is_empty() {
-            return Ok(());
-        }
-        let before = (self.chain.clone(), self.medium.clone());
-        for _ in 0..EXAMS {
-            let fault = *self.random.pick(&lies);
-            match self.lie_once(fault) {
-                Ok(()) | Err(Stop::Over) => {}
-                failed => return failed,
-            }
-            self.finish_counts();
-            self.close_quietly();
-            self.doomed = false;
-            (self.chain, self.medium) = before.clone();
-            self.others.clear();
-        }
-        self.medium = self.medium.reboot(0);
-        Ok(())
-    }
-
-    fn lie_once(&mut self, fault: Fault) -> Step {
-        self.close_quietly();
-        self.boot();
-        self.open(None)?;
-        self.others.clear();
-        // The head on this machine is that of the last commit, or the end of the journal could be
-        // lost unnoticed.
-        self.commit()?;
-        if !self.head_is_current || self.is_poisoned() {
-            return Ok(());
-        }
-        self.note(|| format!("the device lies once: {}", fault.name()));
-        self.strike(fault);
-        if matches!(fault, Fault::Lost | Fault::Misdirected) {
-            for _ in 0..4 {
-                self.write_something()?;
-                if self.doomed || self.is_poisoned() {
-                    break;
-                }
-            }
-        }
-        if self.is_poisoned() {
-            return self.leave_poisoned();
-        }
-        if self.doomed && self.random.chance(1, 2) {
-            self.check_everything()?;
-        }
-        self.reopen()?;
-        self.check_everything()?;
         Ok(())
     }
 

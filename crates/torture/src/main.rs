@@ -36,7 +36,7 @@ fn main() -> ExitCode {
     for failure in &outcome.failures {
         println!("{}", text::failure(failure, COMMAND));
     }
-    if let Some(failure) = outcome.failures.first() {
+    if let Some(failure) = outcome.failures.iter().find(|failure| !failure.hangs) {
         println!("smaller:\n{}", text::failure(&minimise(failure), COMMAND));
     }
     if let Some(path) = &command.json {

@@ -9,8 +9,12 @@ use embedrock_core::row::{Dtype, RoundingMode, RowLayout};
 use embedrock_core::{Memory, StoreOptions, TableSpec};
 use std::rc::Rc;
 
-/// Header and directory entry of a page, which a row has to leave room for.
-const PAGE_OVERHEAD: usize = 42;
+/// A page's header, which rows have to leave room for.
+const PAGE_HEADER: usize = 32;
+/// A row's entry in the directory of its page.
+const PAGE_ENTRY: usize = 10;
+/// Pages of the smallest segment.
+const PAGES_PER_SEGMENT: usize = 16;
 
 /// What may be left out of a life, to find the smallest that still fails.
 #[derive(Clone, Debug)]
@@ -215,7 +219,7 @@ impl Plan {
         let max_disk_bytes = random.chance(1, 4).then(|| bound(random));
         let capacity = random.chance(1, 8).then(|| bound(random) + (1 << 20));
         let meta_bytes = *random.pick(&[8, 100, 3000, 60_000]);
-        let smallest = page_bytes as u64 * 16;
+        let smallest = (page_bytes * PAGES_PER_SEGMENT) as u64;
         let segment_bytes = smallest << *random.pick(&[0, 0, 0, 1, 2]);
         let max_held_bytes =
             *random.pick(&[None, None, None, Some(0), Some(64 << 10), Some(1 << 20)]);
@@ -332,7 +336,7 @@ fn table(seed: u64, kind: Kind, page_bytes: usize, i: usize) -> TablePlan {
     let layout = loop {
         let layout = RowLayout::new(dtype, dim, optimizer.state_words(dim));
         let layout = layout.expect("a row of a few values");
-        if layout.row_bytes() + PAGE_OVERHEAD <= page_bytes {
+        if PAGE_HEADER + layout.row_bytes() + PAGE_ENTRY <= page_bytes {
             break layout;
         }
         dim -= 1;
@@ -340,9 +344,14 @@ fn table(seed: u64, kind: Kind, page_bytes: usize, i: usize) -> TablePlan {
     let dense = !grows && random.chance(1, 2);
     let keys = match kind {
         Kind::Growth if grows => 2300 + random.below(700),
-        Kind::Churn => 40 + random.below(160),
+        // Often a segment's worth, so that a row comes back to the same place of another segment.
+        Kind::Churn => {
+            let per_page = (page_bytes - PAGE_HEADER) / (layout.row_bytes() + PAGE_ENTRY);
+            let segment = (per_page * PAGES_PER_SEGMENT) as u64;
+            if segment <= 400 && random.chance(1, 2) { segment } else { 40 + random.below(160) }
+        }
         // Few more than the smallest cache holds.
-        Kind::Crowded => 34 + random.below(12),
+        Kind::Crowded => 38 + random.below(16),
         _ => 20 + random.below(600),
     };
     let initializer = match random.below(4) {

@@ -53,14 +53,19 @@ pub fn catch(bug: Bug, first: u64, limits: &Limits) -> Caught {
     plant(Some(bug));
     let seeds = std::array::from_fn(|range| {
         let from = first + range as u64 * APART;
-        (1..=SEEDS_MAX).find(|n| match run(from + n - 1, limits, &mut counts) {
-            Ok(()) => false,
-            Err(failure) => {
-                if what.is_empty() {
-                    what = failure.what;
-                }
-                true
+        let found = (1..=SEEDS_MAX).find_map(|n| {
+            let failure = run(from + n - 1, limits, &mut counts).err()?;
+            // The seed finds the bug only if it finds nothing without it.
+            plant(None);
+            let sound = run(from + n - 1, limits, &mut Counts::default()).is_ok();
+            plant(Some(bug));
+            sound.then_some((n, failure.what))
+        });
+        found.map(|(n, found)| {
+            if what.is_empty() {
+                what = found;
             }
+            n
         })
     });
     plant(None);

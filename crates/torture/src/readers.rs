@@ -57,8 +57,7 @@ impl Life<'_> {
         // Those that the writer has left by going back are there until it changes something. Where
         // the last record was lost a reader beside the writer cannot know of it.
         let left = self.others.iter().filter_map(|chain| chain.last());
-        let earlier = self.chain.len() - usize::from(!self.is_doomed()).min(self.chain.len());
-        let earlier = self.chain[..earlier].iter();
+        let earlier = if self.is_doomed() { &self.chain[..] } else { &[] };
         self.under_way.iter().chain(left).chain(self.chain.last()).chain(earlier).collect()
     }
 
@@ -68,8 +67,10 @@ impl Life<'_> {
         let newest = self.newest();
         let moved = match reader.store.refresh() {
             Ok(moved) => moved.is_some(),
-            // It stays where it is.
-            Err(error) if error.kind() == ErrorKind::Budget => false,
+            Err(error) if error.kind() == ErrorKind::Budget => {
+                // It stays where it is.
+                return self.read(at);
+            }
             Err(error) => {
                 self.care().takes(&error).map_err(|e| format!("refresh: {e}"))?;
                 // It may have lost its index, and says so from here on.
@@ -77,6 +78,10 @@ impl Life<'_> {
                 return Ok(());
             }
         };
+        if !moved && !newest.iter().any(|point| Rc::ptr_eq(point, &reader.point)) {
+            let at = point_name(&reader.point);
+            return Err(format!("a reader stays at {at}, which is not the newest").into());
+        }
         if moved {
             let Some(point) = newest.into_iter().find(|p| is_at(&reader.store, p)).cloned() else {
                 let found = reader.store.last_commit().map(|info| info.step);
@@ -93,6 +98,16 @@ impl Life<'_> {
     pub(crate) fn readers_are_beside(&self) -> bool {
         let keeps = |point: &Rc<Point>| self.chain.iter().any(|kept| Rc::ptr_eq(kept, point));
         self.readers.iter().any(|reader| !keeps(&reader.point))
+    }
+
+    /// True when a reader has a commit that a writer which opens at this step may not keep.
+    pub(crate) fn readers_hold_others(&self, step: Option<u64>) -> bool {
+        let chains = || self.others.iter().chain([&self.chain]);
+        let kept_by_all = |point: &Rc<Point>| {
+            chains().all(|chain| chain.iter().any(|kept| Rc::ptr_eq(kept, point)))
+        };
+        let goes_back = step.is_some();
+        self.readers.iter().any(|reader| goes_back || !kept_by_all(&reader.point))
     }
 
     /// Now and then, whether an earlier commit is still there.

@@ -11,9 +11,11 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// From so many seeds on every fault, event and branch must have come.
-pub const SEEDS_FOR_ACTIVATION: u64 = 200;
-/// A life takes less than a second; one that takes so long waits for something that never comes.
+pub const SEEDS_FOR_ACTIVATION: u64 = 1000;
+/// A life of three hundred operations takes less than a second. One that takes so long waits for
+/// something that never comes; longer lives have more time.
 const HANGS: Duration = Duration::from_secs(90);
+const OPERATIONS_PER_HANG: u64 = 300;
 /// How often progress is told.
 const TELL: Duration = Duration::from_millis(200);
 
@@ -110,12 +112,14 @@ impl Soak {
                 shared.changed.notify_all();
             });
         }
+        let more = self.limits.operations.div_ceil(OPERATIONS_PER_HANG).clamp(1, 1 << 20);
+        let hangs = HANGS * more as u32;
         let mut stopped = false;
         let mut found = shared.found();
         while found.threads > 0 {
             let waited = shared.changed.wait_timeout(found, TELL);
             found = waited.unwrap_or_else(PoisonError::into_inner).0;
-            let hang = found.living.iter().find(|(_, since)| since.elapsed() > HANGS);
+            let hang = found.living.iter().find(|(_, since)| since.elapsed() > hangs);
             if let Some(seed) = hang.map(|(seed, _)| *seed) {
                 found.failures.push(Failure::hang(seed, &self.limits));
                 shared.stop.store(true, Ordering::Relaxed);

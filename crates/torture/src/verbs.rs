@@ -45,6 +45,9 @@ impl Life<'_> {
         if self.plan.kind == Kind::Growth && self.random.chance(1, 2) {
             return self.grow_and_shrink();
         }
+        if self.plan.kind == Kind::Churn && self.random.chance(1, 6) {
+            return self.rewrite();
+        }
         let commits = self.plan.kind == Kind::Commits;
         let roll = self.random.below(1000);
         match roll {
@@ -78,6 +81,20 @@ impl Life<'_> {
         }
     }
 
+    /// All rows of a table in the same order, as a pass over its data does.
+    pub(crate) fn rewrite(&mut self) -> Step {
+        let (table, _) = self.draw_table();
+        let plan = Rc::clone(&self.table(table).plan);
+        let keys: Vec<u64> = (0..plan.keys).map(|i| plan.key(i)).collect();
+        for part in keys.chunks(self.plan.batch as usize) {
+            self.train_on(&[(table, part.to_vec())])?;
+            if self.is_poisoned() || self.medium.power_is_off() {
+                return Ok(());
+            }
+        }
+        if self.random.chance(1, 2) { self.commit() } else { Ok(()) }
+    }
+
     /// The first table grows until its index has split, shrinks until that merges, and so on.
     fn grow_and_shrink(&mut self) -> Step {
         let (rows, most) = (self.table(0).len(), self.table(0).plan.keys);
@@ -85,6 +102,12 @@ impl Life<'_> {
             self.shrinks = true;
         } else if rows * 4 < most {
             self.shrinks = false;
+        }
+        if self.random.chance(1, 24) {
+            // What has split or merged since the last round of the journal is told by deltas alone.
+            self.commit()?;
+            let goes_on = !self.is_poisoned() && !self.medium.power_is_off();
+            return if goes_on { self.reopen() } else { Ok(()) };
         }
         if self.shrinks {
             return self.delete((0, self.ids[0]), 4);

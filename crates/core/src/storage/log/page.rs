@@ -144,7 +144,7 @@ impl PageLayout {
                 VERSION
             );
         }
-        if found != number && !planted::is(Bug::PageNumberNotCompared) {
+        if found != number && !planted::is(Bug::WrongPageAccepted) {
             let what = format!("it is page {found}, written to the wrong place");
             return Err(self.damaged(page, number, file, &what));
         }

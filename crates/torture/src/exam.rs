@@ -1,0 +1,87 @@
+//! The last trials of a life: on machines of their own, the device lies once.
+
+use crate::faults::Fault;
+use crate::life::{Life, Step, Stop};
+use crate::plan::Kind;
+
+/// Machines at the end of a life whose device lies.
+const EXAMS: usize = 3;
+
+impl Life<'_> {
+    /// The last trials: on machines of their own, which begin with what is on the disk, the device
+    /// lies once. What is read, before and after an opening, is right or an error.
+    pub(crate) fn examine(&mut self) -> Step {
+        let lies: Vec<Fault> = self.plan.faults.iter().filter(|fault| fault.lies()).collect();
+        if lies.is_empty() {
+            return Ok(());
+        }
+        let before = (self.chain.clone(), self.medium.clone());
+        for _ in 0..EXAMS {
+            let fault = *self.random.pick(&lies);
+            match self.lie_once(fault) {
+                Ok(()) | Err(Stop::Over) => {}
+                failed => return failed,
+            }
+            self.finish_counts();
+            self.close_quietly();
+            self.forget_lies();
+            (self.chain, self.medium) = before.clone();
+            self.others.clear();
+        }
+        self.medium = self.medium.reboot(0);
+        Ok(())
+    }
+
+    fn lie_once(&mut self, fault: Fault) -> Step {
+        self.close_quietly();
+        self.boot();
+        self.open(None)?;
+        self.others.clear();
+        if self.model.tables.is_empty() {
+            // They went with a crash before the first commit.
+            return Ok(());
+        }
+        // The head on this machine is that of the last commit, or the end of the journal could be
+        // lost unnoticed.
+        self.commit()?;
+        if !self.head_is_current || self.is_poisoned() {
+            return Ok(());
+        }
+        if self.plan.kind == Kind::Churn && fault.lies_in_writes() {
+            // Every place has been filled before, with the same rows.
+            for _ in 0..4 {
+                self.rewrite()?;
+                self.commit()?;
+                if self.is_poisoned() {
+                    return Ok(());
+                }
+            }
+        }
+        self.note(|| format!("the device lies once: {}", fault.name()));
+        self.strike(fault);
+        if fault.lies_in_writes() {
+            for _ in 0..4 {
+                match self.plan.kind {
+                    Kind::Churn => {
+                        self.rewrite()?;
+                        self.commit()?;
+                    }
+                    _ => self.write_something()?,
+                }
+                self.lies_now();
+                if self.is_doomed() || self.is_poisoned() {
+                    break;
+                }
+            }
+        }
+        if self.is_poisoned() {
+            return self.leave_poisoned();
+        }
+        if self.is_doomed() && self.random.chance(1, 2) {
+            self.check_everything()?;
+        }
+        self.reopen()?;
+        self.check_everything()?;
+        Ok(())
+    }
+}
