@@ -50,7 +50,8 @@ tsan: ## Run the tests with threads under the thread sanitizer (needs nightly Ru
 torture: ## Run random stores through faults of a simulated device, for MINUTES (1)
 	cargo run --release --locked -p embedrock-torture -- --minutes $(or $(MINUTES),1)
 
-# A folder of its own, so that no other build takes part in the feature.
+# A folder of its own, so that no program of another build has the feature. Tests and lints compile
+# it, too (--all-features); a bug is planted only where a run chooses it.
 planted: ## Count the seeds until each deliberate bug is found
 	cargo run --release --locked -p embedrock-torture --features planted \
 		--target-dir $(CARGO_TARGET_DIR)/planted -- --planted

@@ -38,6 +38,8 @@ __all__ = [
 
 T = TypeVar("T")
 
+_NO_NUMBERS = ("b", "c", "m", "M", "O", "S", "U", "V")
+"""Kinds of NumPy's dtypes that ``number`` does not take."""
 _SHOWN_MAX = 60
 _SPELT_MAX = 3
 _SHOWN = (str, bytes, int, float, complex, type(None), type(...), np.generic, os.PathLike)
@@ -79,8 +81,15 @@ def number(name: str, value: Any) -> float:
     """A real number, NaN and infinities included."""
     if type(value) is float:
         return value
-    plain = not isinstance(value, (bool, np.bool_, str, bytes, bytearray, complex))
-    if plain and getattr(value, "ndim", 0) == 0:
+    kind = getattr(getattr(value, "dtype", None), "kind", "f")  # of NumPy's
+    # float() also reads texts, and the bytes of a buffer as one.
+    real = hasattr(value, "__float__") or hasattr(value, "__index__")
+    if (
+        real
+        and kind not in _NO_NUMBERS
+        and not isinstance(value, (bool, complex))
+        and getattr(value, "ndim", 0) == 0
+    ):
         with contextlib.suppress(Exception):  # of the object's own, too
             return float(value)
     raise MisuseError(f"{name} is {shown(value)}, expected a number")

@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import sys
 import weakref
+from itertools import chain
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -41,6 +42,7 @@ _UINT16 = np.dtype(np.uint16)
 _DTYPES = ("float32", "float16", "bfloat16")
 _INT64 = np.dtype(np.int64)
 _UINT64 = np.dtype(np.uint64)
+_DIMENSIONS_MAX = 64  # of NumPy's arrays
 _HOST_DEVICES = (1, 3, 11, 13)  # DLPack's codes for CPU, and CUDA and ROCm memory that CPUs read
 
 
@@ -251,8 +253,11 @@ def as_host(value: Any, name: str) -> npt.NDArray[Any]:
     """Any array as a NumPy array in host memory, without a copy where it already is there."""
     if type(value) is np.ndarray:
         return value
-    if isinstance(value, np.ma.MaskedArray) or _holds_masked(value):
-        _refuse_masked(value, name)
+    if _has_masked_elements(value):
+        raise MisuseError(
+            f"{name} are a masked array with masked elements, which have no value; leave them out "
+            f"with .compressed(), or give them one with .filled(value)"
+        )
     if isinstance(value, BFloat16Rows):
         return value[...]
     if _is_tensor(value):
@@ -267,20 +272,26 @@ def as_host(value: Any, name: str) -> npt.NDArray[Any]:
         raise MisuseError(f"{name} cannot be read as an array: {error}") from error
 
 
-def _holds_masked(value: Any) -> bool:
-    """Whether a list holds masked arrays, whose masks NumPy would drop."""
+def _has_masked_elements(value: Any) -> bool:
+    """Whether NumPy would drop a mask with something behind it: of the array itself, or of one
+    that lists hold, however deep."""
+    if isinstance(value, np.ma.MaskedArray):
+        return bool(np.ma.is_masked(value))
     if not isinstance(value, (list, tuple)):
         return False
-    return any(issubclass(kind, np.ma.MaskedArray) for kind in set(map(type, value)))
-
-
-def _refuse_masked(value: Any, name: str) -> None:
-    parts = value if isinstance(value, (list, tuple)) else [value]
-    if any(np.ma.is_masked(part) for part in parts):
-        raise MisuseError(
-            f"{name} are a masked array with masked elements, which have no value; leave them out "
-            f"with .compressed(), or give them one with .filled(value)"
-        )
+    lists = [value]
+    for _ in range(_DIMENSIONS_MAX):
+        kinds = set(map(type, chain.from_iterable(lists)))
+        if any(issubclass(kind, np.ma.MaskedArray) for kind in kinds):
+            parts = chain.from_iterable(lists)
+            if any(isinstance(part, np.ma.MaskedArray) and np.ma.is_masked(part) for part in parts):
+                return True
+        if not any(issubclass(kind, (list, tuple)) for kind in kinds):
+            break
+        parts = chain.from_iterable(lists)
+        # Each once: a list may hold itself.
+        lists = list({id(one): one for one in parts if isinstance(one, (list, tuple))}.values())
+    return False
 
 
 def _is_tensor(value: Any) -> bool:

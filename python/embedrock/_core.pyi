@@ -22,6 +22,7 @@ __all__ = [
     "check",
     "copy",
     "distinct",
+    "torture",
 ]
 
 __version__: str
@@ -179,7 +180,7 @@ class Store:
         function of a `modify` of this store. Waits for nothing."""
 
     def is_held(self, /) -> bool:
-        """Whether no writer can drop the commit at hand."""
+        """Whether the commit at hand is held, so that no writer drops it."""
 
     def delete(self, /, table: TableId, keys: _Keys) -> int:
         """Deletes keys; returns how many had a row."""

@@ -95,10 +95,7 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self.non_finite = choice("non_finite", non_finite, NON_FINITE)
         bounds(clip, 0.0)
         self.clip = clip
-        self.dense = iterated("dense", dense, "a list of parameters")
-        for parameter in self.dense:
-            if not isinstance(parameter, Tensor):
-                raise MisuseError(f"dense has {shown(parameter)}, expected parameters")
+        self.dense = _dense_parameters(dense)
         if self.dense and (clip is None or clip.norm is None):
             raise MisuseError("dense parameters are given without clip=Clip(norm=...)")
         self.norm: float | None = None
@@ -648,6 +645,23 @@ class FTRL(RowOptimizer):
 
 def _accumulator(given: Any) -> float | None:
     return None if given is None else number("initial_accumulator_value", given)
+
+
+def _dense_parameters(dense: Any) -> list[Tensor]:
+    """The parameters that are given as dense ones: those whose ``grad`` a backward fills."""
+    if isinstance(dense, Tensor):
+        # Iterating over it would give views of its rows, which have no gradient.
+        raise MisuseError(f"dense is {shown(dense)}, expected a list of parameters: [parameter]")
+    parameters = iterated("dense", dense, "a list of parameters")
+    for parameter in parameters:
+        if not isinstance(parameter, Tensor):
+            raise MisuseError(f"dense has {shown(parameter)}, expected parameters")
+        if not parameter.is_leaf:
+            raise MisuseError(
+                f"dense has a tensor of shape {tuple(parameter.shape)} that was computed from "
+                f"others, which have the gradient; expected parameters"
+            )
+    return parameters
 
 
 class _Dense:

@@ -94,6 +94,7 @@ class Store:
         self._memory = memory
         self._read_only = read_only
         self._closed = False
+        self._pid = os.getpid()
         self._prefetcher = Prefetcher(core, path)
         self._recordings: tuple[Recording | KeySample, ...] = ()
         self._recordings_lock = threading.Lock()
@@ -127,12 +128,16 @@ class Store:
 
     @property
     def held(self) -> bool:
-        """Whether no writer can drop the commit at hand while this store is open.
+        """Whether this store holds the commit at hand now, so that no writer drops it.
 
-        False for a reader that may not write in the directory, where a hold is a file: on a
-        read-only medium, or in a directory of another user. On a medium that nobody writes to it
-        does not matter. Elsewhere what is not in memory raises ``CommitGoneError`` once a writer
-        has dropped the commit; open the store again then.
+        A writer takes holds away, the oldest first, where readers keep more on disk than its
+        ``max_held_bytes``. That has a value wherever the writer has ``max_disk_bytes``: a quarter
+        of it. So True is no promise, unless the writer has neither bound. False also for a reader
+        that may not write in the directory, where a hold is a file: on a read-only medium, or in a
+        directory of another user. On a medium that nobody writes to it does not matter.
+
+        Without a hold, what is not in memory raises ``CommitGoneError`` once a writer has dropped
+        the commit; call :meth:`refresh`, or open the store again then.
 
         Errors: ``ForkedError``.
 
@@ -569,7 +574,8 @@ class Store:
 
     def __del__(self) -> None:
         """Closes a store that was left open, so that the lock does not outlive its last user."""
-        if not getattr(self, "_closed", True):
+        # In a forked child there is nothing to close, and at its end nothing to raise errors with.
+        if not getattr(self, "_closed", True) and self._pid == os.getpid():
             with contextlib.suppress(EmbedrockError):
                 self._close(stacklevel=2)
 
@@ -724,7 +730,8 @@ def open(
             to 7 times the rows, by how far commits are apart (``docs/choosing.md``).
         max_held_bytes: Most bytes on disk that readers may keep beyond the kept commits. Past it
             the oldest of their commits go, and such a reader gets ``CommitGoneError``, never other
-            rows. None: a quarter of ``max_disk_bytes``, and without that no bound.
+            rows. None: a quarter of ``max_disk_bytes``, and without that no bound. It is the writer
+            whose bound counts.
         page_bytes: Page size of new tables, 512 x 2**n up to 65,536; None measures the device.
         segment_bytes: Unit of allocation and cleaning of new tables, a power of two from 16 pages
             to 4 MiB; None follows the size of the table.
@@ -739,7 +746,8 @@ def open(
         create: Whether to create a store where there is none.
         step: Go back to the commit of this step; what came after it is dropped by the next commit.
         read_only: Refuse every change, take no lock, and hold the commit, so that no writer drops
-            it (:attr:`Store.held` says when that cannot be).
+            it as long as readers keep no more than its ``max_held_bytes`` (:attr:`Store.held` says
+            whether this one holds its commit now).
         check_disk: Refuse a table whose rows, all written, would not fit on the disk.
 
     Errors: ``LockedError`` names the process that writes to the store; ``NotFoundError``,

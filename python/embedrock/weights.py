@@ -11,6 +11,7 @@ Rows keep the table's dtype, but for bfloat16 in ``.npy``, which has no such thi
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -130,7 +131,7 @@ def export(
             first, begins = _safetensors.header({**arrays, name: (kind, shape)}, {"format": "pt"})
             stored = table.dtype
             file = stack.enter_context(_atomic(target))
-            file.write(first)
+            file.write(first, at=0)
             rows_at = (file, begins[name])
             keys_at = None if dense else (file, begins["keys"])
         elif target.suffix == ".npy":
@@ -281,8 +282,8 @@ def _write_rows(
     table: Table,
     total: int,
     stored: str,
-    rows_at: tuple[IO[bytes], int],
-    keys_at: tuple[IO[bytes], int] | None,
+    rows_at: tuple[_Draft, int],
+    keys_at: tuple[_Draft, int] | None,
     progress: Progress | None,
 ) -> None:
     """Writes rows of the dtype ``stored`` and keys from their places in the files on."""
@@ -319,45 +320,74 @@ def _as_stored(values: Floats, stored: str) -> npt.NDArray[Any]:
     return values.astype(np.dtype(stored).newbyteorder("<"), copy=False)
 
 
-def _write_at(place: tuple[IO[bytes], int], row: int, block: npt.NDArray[Any]) -> None:
+def _write_at(place: tuple[_Draft, int], row: int, block: npt.NDArray[Any]) -> None:
     file, begin = place
-    file.seek(begin + row * (block.nbytes // len(block)))
-    file.write(np.ascontiguousarray(block).data)
+    at = begin + row * (block.nbytes // len(block))
+    file.write(np.ascontiguousarray(block).data, at=at)
 
 
-def _start_npy(file: IO[bytes], dtype: str, shape: tuple[int, ...]) -> tuple[IO[bytes], int]:
+def _start_npy(file: _Draft, dtype: str, shape: tuple[int, ...]) -> tuple[_Draft, int]:
+    header = io.BytesIO()
     np.lib.format.write_array_header_1_0(
-        file, {"descr": dtype, "fortran_order": False, "shape": shape}
+        header, {"descr": dtype, "fortran_order": False, "shape": shape}
     )
-    return file, file.tell()
+    file.write(header.getvalue(), at=0)
+    return file, header.tell()
 
 
 def _keys_path(path: Path) -> Path:
     return path.with_suffix(".keys.npy")
 
 
+class _Draft:
+    """A file that has no name yet. Its errors are ``IoError``."""
+
+    def __init__(self, path: Path) -> None:
+        """Makes it, beside where it goes."""
+        self._path = path
+        self._draft = path.with_name(f".{path.name}.{os.getpid()}.part")
+        with self._errors():
+            self._file: IO[bytes] = self._draft.open("wb")
+
+    def write(self, content: bytes | memoryview, at: int) -> None:
+        """Writes at a place."""
+        with self._errors():
+            self._file.seek(at)
+            self._file.write(content)
+
+    def publish(self) -> None:
+        """Gives the file its name once its bytes are durable."""
+        with self._errors():
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            os.replace(self._draft, self._path)
+            directory = os.open(self._path.parent, os.O_RDONLY)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
+
+    def discard(self) -> None:
+        """Leaves nothing; what has failed before is what is told."""
+        with contextlib.suppress(OSError):
+            self._file.close()
+        with contextlib.suppress(OSError):
+            self._draft.unlink(missing_ok=True)
+
+    def _errors(self) -> contextlib.AbstractContextManager[None]:
+        return file_errors(f"writing {self._path}")
+
+
 @contextlib.contextmanager
-def _atomic(path: Path) -> Iterator[IO[bytes]]:
-    """A file that gets its name when the block ends well."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
-    with file_errors(f"writing {path}"):
-        yield from _written(path, draft)
-
-
-def _written(path: Path, draft: Path) -> Iterator[IO[bytes]]:
+def _atomic(path: Path) -> Iterator[_Draft]:
+    """A file that gets its name when the block ends well. Errors of the block stay as they are."""
+    file = _Draft(path)
     try:
-        with open(draft, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        yield file
+        file.publish()
     except BaseException:
-        draft.unlink(missing_ok=True)
+        file.discard()
         raise
 
 

@@ -64,7 +64,6 @@ def calls(
         "Table.get": (keys,),
         "Table.put": (keys, rows),
         "Table.update": (keys, rows),
-        "Table.gradient_norm": (keys, rows),
         "Table.modify": (keys, lambda values, state: None),
         "Table.delete": (keys,),
         "Table.contains": (keys,),
@@ -81,6 +80,7 @@ def calls(
         found |= _calls_of(kind, one, arguments, named)
     found |= _calls_of(Window, store.window, arguments, named)
     found |= _calls_of(Permits, permits, arguments, named)
+    assert not set(arguments) - set(found), "arguments of calls that are not there"
     return found
 
 

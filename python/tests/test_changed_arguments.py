@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -230,3 +231,148 @@ def test_rows_are_not_written_over_their_keys(numbered_table: embedrock.Table) -
         with pytest.raises(MisuseError, match="out overlaps an array that this call"):
             numbered_table.get(keys, out=memory.view(np.float32)[: 8 * 16].reshape(8, 16))
     assert not memory.any()
+
+
+@contextlib.contextmanager
+def kept_waiting(table: embedrock.Table, call: Callable[[], object]) -> Iterator[None]:
+    """In the block the call is under way on a thread of its own, and has its arrays."""
+    begun, left = threading.Event(), threading.Event()
+
+    def wait(values: np.ndarray, state: np.ndarray) -> None:
+        begun.set()
+        assert left.wait(60)
+
+    def modify() -> None:
+        table.modify([0], wait)
+
+    threads = [threading.Thread(target=modify), threading.Thread(target=call)]
+    threads[0].start()
+    assert begun.wait(60)
+    threads[1].start()
+    try:
+        yield
+    finally:
+        left.set()
+        for thread in threads:
+            thread.join()
+
+
+def until_taken(probe: Callable[[], object]) -> str:
+    """What a call is told once another thread has the array."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            probe()
+        except MisuseError as error:
+            return str(error)
+        time.sleep(0.001)
+    raise AssertionError("nobody takes the array")
+
+
+def again(call: Callable[[], object]) -> Callable[[], None]:
+    """The call, once more as long as a probe has what it wants."""
+
+    def repeated() -> None:
+        while True:
+            with contextlib.suppress(MisuseError):
+                call()
+                return
+
+    return repeated
+
+
+@pytest.fixture
+def two_stores(tmp_path: Path) -> Iterator[list[embedrock.Table]]:
+    """Tables of two stores: calls of one do not wait for those of the other."""
+    with contextlib.ExitStack() as stack:
+        stores = [
+            stack.enter_context(embedrock.open(tmp_path / name, "4MiB", max_disk_bytes=100 << 20))
+            for name in "ab"
+        ]
+        tables = [store.table("t", 4, 100, optimizer="adagrad") for store in stores]
+        yield tables
+        for store in stores:
+            store.commit(1)
+
+
+def views_of(memory: bytearray, kind: str) -> tuple[np.ndarray, np.ndarray]:
+    """Two arrays over the same memory, the second of which knows nothing of the first."""
+    views = [np.frombuffer(memory, np.float32).reshape(2, 4) for _ in range(2)]
+    if kind == "torch":
+        torch = pytest.importorskip("torch")
+        views[1] = torch.frombuffer(memory, dtype=torch.float32).reshape(2, 4)
+    return views[0], views[1]
+
+
+@pytest.mark.parametrize("kind", ["bytearray", "torch"])
+def test_what_a_thread_fills_is_refused_to_others_by_the_name_of_the_argument(
+    two_stores: list[embedrock.Table], kind: str
+) -> None:
+    busy, table = two_stores
+    memory = bytearray(2 * 4 * 4)
+    mine, theirs = views_of(memory, kind)
+    keys = np.frombuffer(memory, np.int64)[:2]
+    ones = np.ones((2, 4), np.float32)
+    with kept_waiting(busy, again(lambda: busy.get([1, 2], out=theirs))):
+        told = until_taken(lambda: table.get([1, 2], out=mine))
+        assert told.startswith("out overlaps an array that this call or another thread is using")
+        being_filled = "an array that another call is filling"
+        for name, call in {
+            "values overlap": lambda: table.put([1, 2], mine),
+            "state overlaps": lambda: table.put([1, 2], ones, state=mine),
+            "gradients overlap": lambda: table.update([1, 2], mine, lr=0.1),
+            "keys overlap": lambda: table.get(keys),
+        }.items():
+            with pytest.raises(MisuseError, match=f"^{name} {being_filled}"):
+                call()
+        with pytest.raises(MisuseError, match=f"^gradients overlap {being_filled}"):
+            table.store.gradient_norm([(table, [1, 2], mine)])
+        assert len(table) == 0
+    np.testing.assert_array_equal(mine, busy.get([1, 2]))
+    table.put([1, 2], mine)
+    np.testing.assert_array_equal(table.get([1, 2]), mine)
+
+
+@pytest.mark.parametrize("kind", ["bytearray", "torch"])
+@pytest.mark.parametrize("verb", ["put", "update"])
+def test_what_a_thread_reads_is_read_by_others_and_filled_by_none(
+    two_stores: list[embedrock.Table], kind: str, verb: str
+) -> None:
+    busy, table = two_stores
+    mine, theirs = views_of(bytearray(2 * 4 * 4), kind)
+    mine[:] = 1.0
+
+    def read() -> None:
+        busy.put([1, 2], theirs) if verb == "put" else busy.update([1, 2], theirs, lr=0.1)
+
+    # What a probe puts into the memory until the thread has it is what the memory holds.
+    table.put([1, 2], mine)
+    with kept_waiting(busy, again(read)):
+        told = until_taken(lambda: table.get([1, 2], out=mine))
+        assert told.startswith("out overlaps an array that this call or another thread is using")
+        table.put([3, 4], mine)
+        table.update([5, 6], mine, lr=0.1)
+    np.testing.assert_array_equal(mine, np.ones((2, 4)))
+    np.testing.assert_array_equal(table.get([3, 4]), mine)
+    if verb == "put":
+        np.testing.assert_array_equal(busy.get([1, 2]), mine)
+    table.get([3, 4], out=mine)
+
+
+# Keys are copied at the beginning of a call; their memory stayed taken until its end.
+def test_the_memory_of_keys_is_free_while_their_rows_are_read(
+    two_stores: list[embedrock.Table],
+) -> None:
+    busy, table = two_stores
+    memory = bytearray(2 * 4 * 4)
+    mine, keys = np.frombuffer(memory, np.float32).reshape(2, 4), np.frombuffer(memory, np.int64)
+    answer, taken = np.zeros((4, 4), np.float32), np.frombuffer(bytearray(16), np.float32)
+    both = [np.empty((4, 4), np.float32), taken.reshape(1, 4)]
+    assert keys.shape == (4,)
+    with kept_waiting(busy, again(lambda: busy.store.get([(busy, keys), (busy, [1])], out=both))):
+        # The call has begun when the memory it fills is taken.
+        until_taken(lambda: table.get([1], out=taken[:].reshape(1, 4)))
+        table.get([1, 2], out=mine)
+        np.testing.assert_array_equal(mine, table.get([1, 2]))
+    busy.get(np.zeros(4, np.int64), out=answer)
+    np.testing.assert_array_equal(both[0], answer)

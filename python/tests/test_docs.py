@@ -53,3 +53,12 @@ def test_a_model_goes_in_and_out_and_is_used(
     said = capsys.readouterr().out
     assert said.startswith("largest difference ") and float(said.split()[-1]) < 1e-5
     assert (tmp_path / "items.safetensors").stat().st_size > 50_000 * 32 * 4
+
+
+def test_a_reader_follows_the_trainer_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_the_example_with("refresh", "models.md")
+    said = capsys.readouterr().out
+    assert said == "step 2: 1.0 became 0.75\nstep 3: 0.75 became 0.5\n"

@@ -419,6 +419,22 @@ def test_dense_gradients_that_are_not_finite_leave_rows_alone(store: embedrock.S
     assert not model["a"].table.get([1]).any()  # scaled by 0, as torch does
 
 
+# One parameter was taken for the list of its rows, views without a gradient: the norm was that of
+# the embeddings alone, and the dense gradient stayed as it was.
+def test_dense_parameters_are_a_list_of_leaves(store: embedrock.Store) -> None:
+    model = two_tables(store)
+    parameter = next(iter(nn.dense_parameters(model)))
+    clip = embedrock.Clip(norm=0.25)
+    with pytest.raises(MisuseError, match=r"dense is a .*Parameter.*expected a list of parameters"):
+        optim.SGD(model, clip=clip, dense=parameter)
+    with pytest.raises(MisuseError, match=r"dense is a .*Tensor.*expected a list of parameters"):
+        optim.SGD(model, clip=clip, dense=torch.zeros(2, DIM))
+    for computed in (parameter[0], parameter * 2, parameter.view(-1)):
+        with pytest.raises(MisuseError, match="was computed from others"):
+            optim.SGD(model, clip=clip, dense=[parameter, computed])
+    assert optim.SGD(model, clip=clip, dense=[parameter]).dense == [parameter]
+
+
 def test_dense_parameters_are_clipped_when_no_rows_wait(store: embedrock.Store) -> None:
     model = two_tables(store)
     dense = list(nn.dense_parameters(model))

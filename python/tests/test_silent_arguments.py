@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import array
+import decimal
+import fractions
 import warnings
 from pathlib import Path
 from typing import Any
@@ -41,6 +44,33 @@ class TestMasks:
             with pytest.raises(MisuseError, match="masked"):
                 call()
         np.testing.assert_array_equal(filled.get(KEYS), numbered(KEYS))
+
+    # A list of lists was looked at one level deep, and np.ma.masked became NaN.
+    def test_masked_elements_are_refused_in_lists_of_any_depth(
+        self, filled: embedrock.Table
+    ) -> None:
+        masked = np.ma.array([1, 2, 3, 4], np.float32, mask=[1, 0, 0, 0])
+        keys = np.ma.array([1, 2], mask=[True, False])
+        calls = [
+            lambda: filled.put([[1, 2]], [[masked, np.ones(4, np.float32)]]),
+            lambda: filled.put([[1, 2]], ((masked, [5.0] * 4),)),
+            lambda: filled.put([[[1]]], [[[[np.ma.masked, 1, 1, 1]]]]),
+            lambda: filled.put([1], [[np.ma.masked, 1, 1, 1]]),
+            lambda: filled.get([[keys], [keys]]),
+        ]
+        for call in calls:
+            with pytest.raises(MisuseError, match="masked"):
+                call()
+        np.testing.assert_array_equal(filled.get(KEYS), numbered(KEYS))
+        whole = np.ma.array(numbered([5, 6]), mask=False)
+        filled.put([[1, 2]], [[whole[0], whole[1]]])
+        np.testing.assert_array_equal(filled.get(KEYS), numbered([5, 6]))
+
+    def test_a_list_within_itself_is_no_array(self, filled: embedrock.Table) -> None:
+        endless: list[Any] = [1]
+        endless.append(endless)
+        with pytest.raises(MisuseError):
+            filled.get(endless)
 
     def test_masked_arrays_without_masked_elements_are_arrays(
         self, filled: embedrock.Table
@@ -166,6 +196,14 @@ class TestNumbers:
             ({"lr": True}, "lr is True, expected a number"),
             ({"lr": [0.1]}, "lr is a list, expected a number"),
             ({"lr": 10**400}, "lr is an int, expected a number"),
+            # float() reads the bytes of a buffer as a text.
+            ({"lr": array.array("B", b"3")}, "lr is an array.array, expected a number"),
+            ({"lr": memoryview(b"3")}, "lr is a memoryview, expected a number"),
+            ({"lr": np.array("3")}, "lr is a numpy.ndarray, expected a number"),
+            ({"lr": np.array(b"3")}, "lr is a numpy.ndarray, expected a number"),
+            ({"lr": np.array("3", object)}, "lr is a numpy.ndarray, expected a number"),
+            ({"lr": np.array(True)}, "lr is a numpy.ndarray, expected a number"),
+            ({"lr": np.complex64(1)}, r"lr is np.complex64.*, expected a number"),
             ({"betas": 1}, "betas are 1, expected a pair of numbers"),
             ({"betas": (0.9,)}, "betas are a tuple, expected a pair of numbers"),
             ({"betas": (0.9, "x")}, r"betas\[1\] is 'x', expected a number"),
@@ -183,6 +221,25 @@ class TestNumbers:
         with pytest.raises(MisuseError, match=message):
             table.update(KEYS, np.ones((2, 4), np.float32), **{"lr": 0.1, **hyper})
         assert len(table) == 0
+
+    @pytest.mark.parametrize(
+        "lr",
+        [
+            1,
+            np.float32(1),
+            np.int8(1),
+            np.array(1),
+            np.array(1.0, np.float16),
+            torch.tensor(1.0),
+            torch.tensor(1),
+            decimal.Decimal(1),
+            fractions.Fraction(1),
+        ],
+    )
+    def test_every_kind_of_number_is_one(self, store: embedrock.Store, lr: Any) -> None:
+        table = store.table("plain", 4, optimizer="sgd", initializer=0.0)
+        table.update(KEYS, np.ones((2, 4), np.float32), lr=lr)
+        np.testing.assert_array_equal(table.get(KEYS), -np.ones((2, 4)))
 
     def test_a_batch_size_is_a_number_and_costs_no_more_than_there_is(
         self, filled: embedrock.Table

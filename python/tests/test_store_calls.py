@@ -197,3 +197,66 @@ def test_a_child_that_forks_inside_a_modify_is_told_of_the_fork(tmp_path: Path) 
 
         table.modify([1], function)
         store.commit(1)
+
+
+# The refusal of an array was made under a lock. Making it imports a class and allocates, which may
+# run Python (hooks of imports, finalizers): another thread then had the interpreter and waited.
+def test_threads_that_are_refused_arrays_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    script = """
+        import builtins, faulthandler, sys, threading, time
+        import numpy as np
+        import embedrock
+        from embedrock.errors import MisuseError
+
+        faulthandler.dump_traceback_later(60, exit=True)
+        plain_import = builtins.__import__
+
+        def hooked_import(*given, **named):
+            time.sleep(1e-4)
+            return plain_import(*given, **named)
+
+        builtins.__import__ = hooked_import
+        store = embedrock.open(sys.argv[1], memory="4MiB", max_disk_bytes=100 << 20)
+        table = store.table("t", 4, num_embeddings=10)
+        refused = []
+
+        def work():
+            out = np.empty((1, 4), np.float32)
+            for _ in range(300):
+                try:
+                    store.get([(table, [1]), (table, [2])], out=[out, out])
+                except MisuseError:
+                    refused.append(1)
+                table.get([1], out=out)
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        store.close()
+        print(len(refused))
+    """
+    assert int(run(script, tmp_path / "s")) == 4 * 300
+
+
+# Closing a store refuses a child with an error that its ending interpreter could not import.
+def test_a_child_that_ends_with_an_open_store_says_nothing(tmp_path: Path) -> None:
+    script = """
+        import builtins, os, sys
+        import embedrock
+
+        os.dup2(1, 2)
+        # Where it outlives the modules.
+        store = builtins.kept = embedrock.open(sys.argv[1], memory="4MiB", max_disk_bytes=100 << 20)
+        store.table("t", 4).put([1], [[1, 1, 1, 1]])
+        store.commit(1)
+        for _ in range(5):
+            child = os.fork()
+            if child == 0:
+                sys.exit(7)
+            _, status = os.waitpid(child, 0)
+            assert os.waitstatus_to_exitcode(status) == 7
+        store.close()
+    """
+    assert run(script, tmp_path / "s") == ""

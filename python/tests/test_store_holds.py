@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import embedrock
-from embedrock.errors import LockedError
+from embedrock.errors import CommitGoneError, LockedError
 
 SMALL = {"memory": "4MiB", "max_disk_bytes": 100 << 20}
 KEYS = np.arange(3000)
@@ -135,3 +135,19 @@ def test_a_reader_of_another_user_holds_nothing_and_says_so() -> None:
                 train(store, range(3, 60))
             said, _ = reader.communicate("go on\n", timeout=120)
         assert (reader.returncode, said) == (0, "59\n")
+
+
+# What the documentation tells of a reader that is forgotten.
+def test_a_reader_whose_hold_was_taken_away_is_told_and_goes_on_refreshed(tmp_path: Path) -> None:
+    with embedrock.open(tmp_path / "s", max_held_bytes=0, **SMALL) as store:
+        train(store, range(1, 3))
+        with embedrock.open(store.path, read_only=True, **SMALL) as reader:
+            table = reader.table("t")
+            assert reader.held
+            train(store, range(3, 40))
+            assert not reader.held
+            with pytest.raises(CommitGoneError):
+                table.get(KEYS)
+            moved = reader.refresh()
+            assert moved is not None and moved.step == 39 and reader.held
+            np.testing.assert_array_equal(table.get(KEYS), np.full((len(KEYS), 8), 39))

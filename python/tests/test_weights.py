@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -12,7 +13,14 @@ import pytest
 
 import embedrock
 from embedrock import weights
-from embedrock.errors import CorruptError, MismatchError, MisuseError, NonFiniteError, NotFoundError
+from embedrock.errors import (
+    CorruptError,
+    IoError,
+    MismatchError,
+    MisuseError,
+    NonFiniteError,
+    NotFoundError,
+)
 
 N, DIM = 100, 4
 
@@ -260,3 +268,49 @@ def test_table_larger_than_free_memory_cannot_become_a_torch_module(
     monkeypatch.setattr(weights, "_free_memory_bytes", lambda: 1000)
     with pytest.raises(embedrock.errors.BudgetError, match="takes 1600 bytes as a tensor, 1000"):
         weights.to_torch(dense)
+
+
+# An error of the operating system that the caller's own function raises is the caller's.
+@pytest.mark.parametrize("suffix", [".npy", ".safetensors"])
+def test_what_progress_raises_reaches_the_caller_as_it_is(
+    dense: embedrock.Table, tmp_path: Path, suffix: str
+) -> None:
+    raised = BrokenPipeError("the caller's own")
+
+    def progress(done: int, total: int) -> None:
+        raise raised
+
+    with pytest.raises(BrokenPipeError) as caught:
+        weights.export(dense, tmp_path / f"rows{suffix}", progress=progress)
+    assert caught.value is raised
+    assert list(tmp_path.glob("*rows*")) == []
+
+
+@pytest.mark.parametrize("call", ["open", "write", "fsync", "replace"])
+@pytest.mark.parametrize("suffix", [".npy", ".safetensors"])
+def test_errors_of_the_file_are_io_errors_and_leave_nothing(
+    dense: embedrock.Table,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
+    suffix: str,
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise OSError(errno.ENOSPC, "no room")
+
+    path = tmp_path / f"rows{suffix}"
+    if call == "open":
+        path = tmp_path / "absent" / path.name
+    elif call == "write":
+        fill_the_disk_under(path)
+    else:
+        monkeypatch.setattr(os, call, fails)
+    with pytest.raises(IoError, match=r"writing .*rows") as caught:
+        weights.export(dense, path)
+    assert caught.value.errno == (errno.ENOENT if call == "open" else errno.ENOSPC)
+    assert list(tmp_path.glob("*rows*")) == []
+
+
+def fill_the_disk_under(path: Path) -> None:
+    """Makes the file that becomes this one lie on a device without room."""
+    path.with_name(f".{path.name}.{os.getpid()}.part").symlink_to("/dev/full")

@@ -1,7 +1,7 @@
 //! NumPy arrays as slices of the engine, and `distinct`.
 
 use crate::error::misuse;
-use crate::lent::Arrays;
+use crate::lent::{Arrays, OVERLAPS, being_filled};
 use numpy::{
     BorrowError, Element, IntoPyArray, PyArray1, PyArrayDyn, PyArrayMethods, PyReadonlyArrayDyn,
     PyReadwriteArrayDyn,
@@ -25,7 +25,7 @@ impl Keys {
 
     /// Notes where they came from.
     pub(crate) fn note(&self, arrays: &mut Arrays<'_>) {
-        arrays.was_read(self.address, size_of_val(&*self.keys));
+        arrays.copied(self.address, size_of_val(&*self.keys));
     }
 }
 
@@ -34,7 +34,7 @@ impl<'py> FromPyObject<'_, 'py> for Keys {
 
     fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
         let array = object.cast::<PyArray1<u64>>()?;
-        let keys = array.try_readonly().map_err(|_| being_filled(object.py(), "keys"))?;
+        let keys = array.try_readonly().map_err(|_| misuse(object.py(), being_filled("keys")))?;
         Ok(Self { keys: keys.as_slice()?.to_vec(), address: array.data().addr() })
     }
 }
@@ -49,9 +49,9 @@ impl<'py> Rows<'py> {
         Ok(self.0.as_slice()?)
     }
 
-    /// Notes where they are.
-    pub(crate) fn note(&self, arrays: &mut Arrays<'py>) -> PyResult<()> {
-        arrays.read(&self.0)
+    /// Notes where they are, and the caller's argument that they are.
+    pub(crate) fn note(&self, arrays: &mut Arrays<'py>, name: &'static str) -> PyResult<()> {
+        arrays.read(&self.0, name)
     }
 }
 
@@ -60,15 +60,8 @@ impl<'py> FromPyObject<'_, 'py> for Rows<'py> {
 
     fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
         let array = object.cast::<PyArrayDyn<f32>>()?;
-        array.try_readonly().map(Self).map_err(|_| being_filled(object.py(), "rows"))
+        array.try_readonly().map(Self).map_err(|_| misuse(object.py(), being_filled("rows")))
     }
-}
-
-fn being_filled(py: Python<'_>, what: &str) -> PyErr {
-    misuse(
-        py,
-        format!("{what} overlap an array that another call is filling; wait for it, or copy them"),
-    )
 }
 
 /// float32 rows to fill, C-contiguous.
@@ -126,9 +119,7 @@ pub(crate) fn to_fill<'py, T: Element>(
 ) -> PyResult<PyReadwriteArrayDyn<'py, T>> {
     array.try_readwrite().map_err(|error| {
         let reason = match error {
-            BorrowError::AlreadyBorrowed => {
-                "out overlaps an array that this call or another thread is using; give each its own"
-            }
+            BorrowError::AlreadyBorrowed => OVERLAPS,
             _ => "out is read-only, expected an array to fill",
         };
         misuse(array.py(), reason)

@@ -11,14 +11,26 @@ use pyo3::prelude::*;
 use pyo3::types::PyWeakrefReference;
 use std::sync::{Mutex, PoisonError};
 
+/// What is told of an array to fill that is not the call's alone.
+pub(crate) const OVERLAPS: &str =
+    "out overlaps an array that this call or another thread is using; give each its own";
+
+/// What is told of an argument that another call fills.
+pub(crate) fn being_filled(name: &str) -> String {
+    let verb = if name.ends_with('s') { "overlap" } else { "overlaps" };
+    format!("{name} {verb} an array that another call is filling; wait for it, or pass a copy")
+}
+
 /// What calls under way use, of this process: a forked child has no other threads.
-static IN_USE: Mutex<InUse> = Mutex::new(InUse { process: 0, last: 0, spans: Vec::new() });
+static IN_USE: Mutex<InUse> = Mutex::new(InUse { process: 0, last: OWN, spans: Vec::new() });
+
+/// The number that no call has: that of spans which are not noted yet.
+const OWN: u64 = 0;
 
 struct InUse {
     process: u32,
     last: u64,
-    /// By call.
-    spans: Vec<(u64, Span)>,
+    spans: Vec<Span>,
 }
 
 /// A stretch of memory that a call reads or fills.
@@ -27,12 +39,17 @@ struct Span {
     begin: usize,
     end: usize,
     filled: bool,
+    call: u64,
+    /// The caller's argument.
+    name: &'static str,
 }
 
-/// The arrays of one call. What they had overlapped is refused by [`Loan::begin`].
+/// The arrays of one call. What of them overlaps is refused by [`Arrays::lend`].
 #[derive(Default)]
 pub(crate) struct Arrays<'py> {
     spans: Vec<Span>,
+    /// What the call does not look at again.
+    copied: Vec<Span>,
     kept: Vec<Bound<'py, PyWeakrefReference>>,
 }
 
@@ -44,27 +61,34 @@ pub(crate) struct Loan<'py> {
 }
 
 impl<'py> Arrays<'py> {
-    /// Adds memory that was read already: the call's own arrays to fill must not overlap it.
-    pub(crate) fn was_read(&mut self, begin: usize, bytes: usize) {
-        self.add(begin, bytes, false);
+    /// Adds keys that were copied: nothing may fill their memory meanwhile, and the call's own
+    /// arrays to fill must not overlap it. Afterwards it is anybody's.
+    pub(crate) fn copied(&mut self, begin: usize, bytes: usize) {
+        self.copied.extend(span(begin, bytes, false, "keys"));
     }
 
     /// Adds an array that the engine reads.
-    pub(crate) fn read<T: Element>(&mut self, array: &Bound<'py, PyArrayDyn<T>>) -> PyResult<()> {
-        self.array(array, false)
+    pub(crate) fn read<T: Element>(
+        &mut self,
+        array: &Bound<'py, PyArrayDyn<T>>,
+        name: &'static str,
+    ) -> PyResult<()> {
+        self.array(array, false, name)
     }
 
     /// Adds an array that the engine fills.
     pub(crate) fn fill<T: Element>(&mut self, array: &Bound<'py, PyArrayDyn<T>>) -> PyResult<()> {
-        self.array(array, true)
+        self.array(array, true, "out")
     }
 
     fn array<T: Element>(
         &mut self,
         array: &Bound<'py, PyArrayDyn<T>>,
         filled: bool,
+        name: &'static str,
     ) -> PyResult<()> {
-        self.add(array.data().addr(), array.len() * size_of::<T>(), filled);
+        let bytes = array.len() * size_of::<T>();
+        self.spans.extend(span(array.data().addr(), bytes, filled, name));
         let mut owner = array.as_untyped().clone();
         loop {
             self.kept.push(PyWeakrefReference::new(&owner)?);
@@ -75,38 +99,45 @@ impl<'py> Arrays<'py> {
         }
     }
 
-    fn add(&mut self, begin: usize, bytes: usize, filled: bool) {
-        if bytes > 0 {
-            self.spans.push(Span { begin, end: begin + bytes, filled });
-        }
-    }
-
     /// Takes the memory for the call.
     ///
     /// Errors: `MisuseError` when an array to fill overlaps another one of the call, or of a call
     /// on another thread.
     pub(crate) fn lend(self, py: Python<'py>) -> PyResult<Loan<'py>> {
-        let mut in_use = IN_USE.lock().unwrap_or_else(PoisonError::into_inner);
-        let process = std::process::id();
-        if in_use.process != process {
-            *in_use = InUse { process, last: 0, spans: Vec::new() };
+        match take(self.spans, &self.copied) {
+            Ok(call) => Ok(Loan { call, _kept: self.kept }),
+            Err(what) => Err(misuse(py, what)),
         }
-        let mut all = self.spans.clone();
-        all.extend(in_use.spans.iter().map(|(_, span)| *span));
-        if overlap(&mut all) {
-            return Err(misuse(
-                py,
-                "out overlaps an array that this call or another thread is using; give each its \
-                 own",
-            ));
-        }
-        if self.spans.is_empty() {
-            return Ok(Loan { call: None, _kept: self.kept });
-        }
-        in_use.last += 1;
-        let call = in_use.last;
-        in_use.spans.extend(self.spans.into_iter().map(|span| (call, span)));
-        Ok(Loan { call: Some(call), _kept: self.kept })
+    }
+}
+
+/// Notes the spans of a call, or says what overlaps. No Python runs under the lock: it would let
+/// another thread have the interpreter, which then waits here and never gives it back.
+fn take(spans: Vec<Span>, copied: &[Span]) -> Result<Option<u64>, String> {
+    let mut in_use = IN_USE.lock().unwrap_or_else(PoisonError::into_inner);
+    let process = std::process::id();
+    if in_use.process != process {
+        *in_use = InUse { process, last: OWN, spans: Vec::new() };
+    }
+    let mut all = [&spans, copied, &in_use.spans].concat();
+    if let Some(pair) = overlap(&mut all) {
+        return Err(refusal(pair));
+    }
+    if spans.is_empty() {
+        return Ok(None);
+    }
+    in_use.last += 1;
+    let call = in_use.last;
+    in_use.spans.extend(spans.into_iter().map(|span| Span { call, ..span }));
+    Ok(Some(call))
+}
+
+/// What is told of two spans that overlap, at least one of which is of the call at hand.
+fn refusal(pair: [Span; 2]) -> String {
+    let own = pair.iter().filter(|span| span.call == OWN);
+    match own.clone().find(|span| span.filled).or(own.clone().next()) {
+        Some(Span { filled: false, name, .. }) => being_filled(name),
+        _ => OVERLAPS.to_owned(),
     }
 }
 
@@ -114,23 +145,31 @@ impl Drop for Loan<'_> {
     fn drop(&mut self) {
         if let Some(call) = self.call {
             let mut in_use = IN_USE.lock().unwrap_or_else(PoisonError::into_inner);
-            in_use.spans.retain(|(of, _)| *of != call);
+            in_use.spans.retain(|span| span.call != call);
         }
     }
 }
 
-/// Whether something that is filled overlaps anything else.
-fn overlap(spans: &mut [Span]) -> bool {
+/// No span for no bytes.
+fn span(begin: usize, bytes: usize, filled: bool, name: &'static str) -> Option<Span> {
+    (bytes > 0).then_some(Span { begin, end: begin + bytes, filled, call: OWN, name })
+}
+
+/// Two spans that overlap, one of which is filled.
+fn overlap(spans: &mut [Span]) -> Option<[Span; 2]> {
     spans.sort_unstable();
-    let (mut end_of_all, mut end_of_filled) = (0, 0);
+    let (mut longest, mut longest_filled): (Option<Span>, Option<Span>) = (None, None);
     for span in spans {
-        if span.begin < end_of_filled || (span.filled && span.begin < end_of_all) {
-            return true;
+        let reaches = |before: &Span| span.begin < before.end;
+        let before = if span.filled { longest } else { longest_filled };
+        if let Some(before) = before.filter(reaches) {
+            return Some([before, *span]);
         }
-        end_of_all = end_of_all.max(span.end);
+        let further = |before: Option<Span>| before.filter(|b| b.end >= span.end).or(Some(*span));
+        longest = further(longest);
         if span.filled {
-            end_of_filled = end_of_filled.max(span.end);
+            longest_filled = further(longest_filled);
         }
     }
-    false
+    None
 }

@@ -27,7 +27,7 @@ impl Permits {
 
     /// The number of a permit for a batch, once all of its rows may be read. Ctrl-C ends the wait.
     fn acquire(&self, py: Python<'_>, batch: Vec<KeyParts<'_>>) -> PyResult<u64> {
-        let parts = parts(&batch)?;
+        let parts = parts(&batch);
         let mut carried = Carried::default();
         let outcome = py.detach(|| {
             self.0.acquire(&parts, &mut || Python::attach(|py| carried.keep(py.check_signals())))
@@ -42,7 +42,7 @@ impl Permits {
         py: Python<'py>,
         batch: Vec<KeyParts<'py>>,
     ) -> PyResult<(u64, Vec<Positions<'py>>)> {
-        let parts = parts(&batch)?;
+        let parts = parts(&batch);
         let entered = py.detach(|| self.0.enter(&parts)).or_raise(py)?;
         let deferred = entered.deferred.into_iter().map(|positions| positions.into_pyarray(py));
         Ok((entered.permit, deferred.collect()))
@@ -82,6 +82,6 @@ impl Permits {
     }
 }
 
-fn parts<'a>(batch: &'a [KeyParts<'_>]) -> PyResult<Vec<(core::TableId, &'a [u64])>> {
-    batch.iter().map(|(table, keys)| Ok((table.id(), keys.as_slice()))).collect()
+fn parts<'a>(batch: &'a [KeyParts<'_>]) -> Vec<(core::TableId, &'a [u64])> {
+    batch.iter().map(|(table, keys)| (table.id(), keys.as_slice())).collect()
 }

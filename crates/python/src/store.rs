@@ -171,8 +171,8 @@ impl Store {
         let mut arrays = Arrays::default();
         let mut requests = Vec::with_capacity(batches.len());
         for (table, keys, values, state) in &batches {
-            values.note(&mut arrays)?;
-            state.iter().try_for_each(|state| state.note(&mut arrays))?;
+            values.note(&mut arrays, "values")?;
+            state.iter().try_for_each(|state| state.note(&mut arrays, "state"))?;
             requests.push(core::PutBatch {
                 table: table.0,
                 keys: keys.as_slice(),
@@ -235,7 +235,7 @@ impl Store {
         self.0.check_call().or_raise(py)
     }
 
-    /// Whether no writer can drop the commit at hand.
+    /// Whether the commit at hand is held, so that no writer drops it.
     fn is_held(&self, py: Python<'_>) -> PyResult<bool> {
         self.check_call(py)?;
         Ok(py.detach(|| self.0.is_held()))
@@ -443,7 +443,7 @@ fn update_batches<'a>(
 
 fn gradients<'py>(batches: &[UpdateParts<'py>]) -> PyResult<Arrays<'py>> {
     let mut arrays = Arrays::default();
-    batches.iter().try_for_each(|(_, _, gradients, _)| gradients.note(&mut arrays))?;
+    batches.iter().try_for_each(|(_, _, gradients, _)| gradients.note(&mut arrays, "gradients"))?;
     Ok(arrays)
 }
 

@@ -4,8 +4,9 @@ Each command is a module here with `add(subparsers)`, which sets `run` on the pa
 arguments in, exit status out. Commands import what they need when they run, so that `--help` and
 `info` do not wait for PyTorch.
 
-Exit status: 0 fine, 1 damage found by `check` or a store that failed `torture`, 2 an error (one
-line on standard error, a traceback only with --debug), 130 stopped by Ctrl-C.
+Exit status: 0 fine, 1 damage found by `check`, a store that failed `torture` or a run of it in
+which some fault, event or branch never came, 2 an error (one line on standard error, a traceback
+only with --debug), 130 stopped by Ctrl-C.
 """
 
 from __future__ import annotations

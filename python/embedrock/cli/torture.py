@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from embedrock.cli import output
 
@@ -40,13 +40,15 @@ def add(commands: Any) -> argparse.ArgumentParser:
             "compared with a plain map to the last bit. Nothing on the disk is touched."
         ),
         epilog="Exit status 0 when every store held, 1 when one did not: its seed is printed, and "
-        "the command that replays it.",
+        "the command that replays it. Also 1 when some fault, event or rare branch never came in a "
+        "run of 200 seeds or more that leaves nothing out. 130 when Ctrl-C ended it before "
+        "anything was found.",
     )
     length = command.add_mutually_exclusive_group()
     length.add_argument("--minutes", type=float, metavar="M", help="how long (default: 1)")
     length.add_argument("--seeds", type=output.positive, metavar="N", help="how many lives")
     command.add_argument(
-        "--seed", type=output.natural, metavar="S", help="the first seed (default: from the clock)"
+        "--seed", type=_seed, metavar="S", help="the first seed (default: from the clock)"
     )
     command.add_argument(
         "--faults",
@@ -63,7 +65,13 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "--operations", type=output.positive, metavar="N", help="operations of a life (300)"
     )
     command.add_argument("--tables", type=output.positive, metavar="N", help="tables at most (6)")
-    command.add_argument("--only", metavar="LIST", help="operations that are done, by number")
+    command.add_argument(
+        "--only",
+        metavar="LIST",
+        nargs="?",
+        const="",
+        help="operations that are done, by number; none when nothing follows",
+    )
     command.add_argument(
         "--jobs", type=output.positive, metavar="J", help="lives at a time (default: one a core)"
     )
@@ -80,8 +88,6 @@ def add(commands: Any) -> argparse.ArgumentParser:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs, and prints what was counted and found."""
-    from embedrock import _core
-
     options: list[str] = []
     for name in _PASSED_ON:
         value = getattr(arguments, name.replace("-", "_"))
@@ -90,20 +96,37 @@ def run(arguments: argparse.Namespace) -> int:
     seed = arguments.seed
     if seed is None:
         seed = int(time.time()) * _SEEDS_PER_SECOND
+    if arguments.json is None:
+        return _run(options, seed, None)
+    # Opened before the run: a place that cannot be written would cost all that was found.
+    with open(arguments.json, "w", encoding="utf-8") as file:
+        return _run(options, seed, file)
+
+
+def _run(options: list[str], seed: int, file: TextIO | None) -> int:
+    from embedrock import _core
+
     print(f"first seed {seed}", flush=True)
     line = _Line()
     report = _core.torture(options, seed, line.show)
     line.end()
-    text = report.pop("text")
-    failures = report.pop("failure_texts")
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
-    print(text, end="")
-    for failure in failures:
+    print(report.pop("text"), end="")
+    for failure in report.pop("failure_texts"):
         print(f"\n{failure}", end="")
-    if report["stopped"]:
+    sys.stdout.flush()
+    if file is not None:
+        file.write(json.dumps(report, indent=2) + "\n")
+    if report["stopped"] and not report["failures"]:
         return _EXIT_INTERRUPTED
     return 0 if report["good"] else _EXIT_FAILED
+
+
+def _seed(text: str) -> int:
+    """A whole number from 0, below 2**64. For argparse's `type`."""
+    value = output.natural(text)
+    if value >= 2**64:
+        raise argparse.ArgumentTypeError(f"{text!r} is no seed: they are below 2**64")
+    return value
 
 
 class _Line:

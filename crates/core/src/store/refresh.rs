@@ -103,7 +103,7 @@ impl Inner {
             return self.look_for_last();
         };
         // The hold may be gone by now, and what was read lie behind another commit.
-        if !self.is_in_place() {
+        if !self.is_in_place()? {
             return self.look_for_last();
         }
         let newest = commits.last().unwrap_or(&open).info.sequence;
@@ -135,7 +135,7 @@ impl Inner {
     fn look_for_last(&self) -> Result<Option<Next>> {
         let found = find(&*self.medium, self.seed, Target::Last)?;
         let Some(commit) = found else { return Ok(None) };
-        if self.open_commit().is_some_and(|open| open.is(&commit)) && self.is_in_place() {
+        if self.open_commit().is_some_and(|open| open.is(&commit)) && self.is_in_place()? {
             return Ok(None);
         }
         let hold = Hold::take(&self.medium, commit.info.sequence)?;
@@ -147,8 +147,8 @@ impl Inner {
     }
 
     /// Whether the record of the commit that is open is where it was.
-    fn is_in_place(&self) -> bool {
-        self.noted.lock().as_mut().is_none_or(Noted::is_in_place)
+    fn is_in_place(&self) -> Result<bool> {
+        self.noted.lock().as_mut().map_or(Ok(true), Noted::is_in_place)
     }
 
     /// Moves the engine. Where the journal does not lead there, the whole index is recovered.
@@ -275,7 +275,7 @@ impl Inner {
             new.check_budget(&self.options).map_err(|error| error.context(what()))?;
         }
         // Of this commit is only what was read before its record was found in place.
-        if !next.noted.is_in_place() {
+        if !next.noted.is_in_place()? {
             return Err(next.gone());
         }
         // A scan that goes on would give rows of two commits.

@@ -47,11 +47,17 @@ impl Noted {
 
     /// False once the writer has gone on from an earlier commit. What was read before, and is in
     /// place now, was in place when it was read.
-    pub(super) fn is_in_place(&mut self) -> bool {
+    ///
+    /// *Errors*: `Io` where the device does not tell.
+    pub(super) fn is_in_place(&mut self) -> Result<bool> {
         let mut header = [0; HEADER_BYTES];
-        let read = self.journal.read_at(&mut header, self.position);
-        self.gone |= read.is_err() || header != self.header;
-        !self.gone
+        match self.journal.read_at(&mut header, self.position) {
+            Err(error) if error.kind() == ErrorKind::Io => return Err(error),
+            // A file that was cut.
+            Err(_) => self.gone = true,
+            Ok(()) => self.gone |= header != self.header,
+        }
+        Ok(!self.gone)
     }
 }
 
@@ -107,7 +113,7 @@ impl Inner {
             Ok(_) if self.unheld.load(Ordering::Relaxed) => {
                 // What was read comes from before the record was found in place.
                 let mut noted = self.noted.lock();
-                if noted.as_mut().is_none_or(Noted::is_in_place) {
+                if noted.as_mut().map_or(Ok(true), Noted::is_in_place)? {
                     return result;
                 }
                 drop(noted);
