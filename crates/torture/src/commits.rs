@@ -105,7 +105,6 @@ impl Life<'_> {
                 self.chain = chain;
                 self.others.clear();
                 self.head_is_current = true;
-                self.full_in_a_row = 0;
                 self.check_commits()
             }
             Err(error) => {

@@ -13,6 +13,10 @@ use std::rc::Rc;
 const PAGE_HEADER: usize = 32;
 /// A row's entry in the directory of its page.
 const PAGE_ENTRY: usize = 10;
+/// Segments of a class that are being filled, or stay free for cleaning, and one more.
+const SEGMENTS_PER_CLASS: u64 = 6;
+/// Commits that are kept at most.
+const KEEP_MAX: u64 = 5;
 /// Pages of the smallest segment.
 const PAGES_PER_SEGMENT: usize = 16;
 
@@ -226,7 +230,7 @@ impl Plan {
         let memory_percent =
             *random.pick(&[Some(100), Some(100), Some(105), Some(120), Some(150), Some(300), None]);
         let has = |habit| !limits.without.contains(&habit);
-        Self {
+        let mut plan = Self {
             seed,
             kind,
             without: limits.without.clone(),
@@ -245,7 +249,7 @@ impl Plan {
             max_disk_bytes: max_disk_bytes.filter(|_| has(Habit::Bounds)),
             capacity: capacity.filter(|_| has(Habit::Bounds)),
             tables: tables.into_iter().take(limits.tables).collect(),
-            keep: 1 + random.below(5) as usize,
+            keep: 1 + random.below(KEEP_MAX) as usize,
             policy: *random.pick(&[PolicyKind::Lru, PolicyKind::Lfu]),
             window: (kind.looks_ahead() || random.chance(1, 4)) && has(Habit::Ahead),
             window_bytes: *random.pick(&[None, Some(16 << 10), Some(128 << 10), Some(1 << 20)]),
@@ -264,7 +268,12 @@ impl Plan {
                 Kind::Crowded => 8,
                 _ => *random.pick(&[8, 40, 120]),
             },
+        };
+        if plan.max_disk_bytes.is_some() && random.chance(1, 2) {
+            let enough = plan.roomy_bytes();
+            plan.max_disk_bytes = Some(enough + random.below(enough / 8));
         }
+        plan
     }
 
     /// Options for an opening, with this budget.
@@ -285,6 +294,32 @@ impl Plan {
         }
     }
 
+    /// Commits that an opening may keep at most.
+    pub(crate) fn keep_max(&self) -> u64 {
+        KEEP_MAX.max(self.keep as u64)
+    }
+
+    /// True when the bounds leave room for a store that is never full for long.
+    pub(crate) fn is_roomy(&self) -> bool {
+        let bytes = self.roomy_bytes();
+        [self.max_disk_bytes, self.capacity].into_iter().flatten().all(|bound| bound >= bytes)
+    }
+
+    /// Room for all rows twice, for the segments that each class has open or leaves to cleaning,
+    /// for journals, and for the states of kept commits.
+    fn roomy_bytes(&self) -> u64 {
+        let rows: u64 = self.tables.iter().map(|table| self.page_bytes_of(table)).sum();
+        let classes = self.tables.len() as u64 * SEGMENTS_PER_CLASS * self.segment_bytes;
+        let commit = self.meta_bytes + 2 * self.state_bytes + (16 << 10);
+        2 * rows + classes + 2 * (self.keep_max() + 1) * commit + (13 << 17)
+    }
+
+    /// Bytes of pages that hold all rows of a table.
+    fn page_bytes_of(&self, table: &TablePlan) -> u64 {
+        let per_page = rows_per_page(self.page_bytes, &table.layout) as u64;
+        table.keys.div_ceil(per_page) * self.page_bytes as u64
+    }
+
     /// The seed of initial rows.
     pub(crate) fn row_seed(&self) -> u64 {
         self.seed % 3
@@ -299,6 +334,10 @@ impl Plan {
     pub(crate) fn allows(&self, fault: Fault) -> bool {
         self.faults.has(fault)
     }
+}
+
+fn rows_per_page(page_bytes: usize, layout: &RowLayout) -> usize {
+    (page_bytes - PAGE_HEADER) / (layout.row_bytes() + PAGE_ENTRY)
 }
 
 fn tables(seed: u64, kind: Kind, page_bytes: usize, count: usize) -> Vec<TablePlan> {
@@ -339,7 +378,7 @@ fn table(seed: u64, kind: Kind, page_bytes: usize, i: usize) -> TablePlan {
     let layout = loop {
         let layout = RowLayout::new(dtype, dim, optimizer.state_words(dim));
         let layout = layout.expect("a row of a few values");
-        if PAGE_HEADER + layout.row_bytes() + PAGE_ENTRY <= page_bytes {
+        if rows_per_page(page_bytes, &layout) > 0 {
             break layout;
         }
         dim -= 1;
@@ -349,8 +388,7 @@ fn table(seed: u64, kind: Kind, page_bytes: usize, i: usize) -> TablePlan {
         Kind::Growth if grows => 2300 + random.below(700),
         // Often a segment's worth, so that a row comes back to the same place of another segment.
         Kind::Churn => {
-            let per_page = (page_bytes - PAGE_HEADER) / (layout.row_bytes() + PAGE_ENTRY);
-            let segment = (per_page * PAGES_PER_SEGMENT) as u64;
+            let segment = (rows_per_page(page_bytes, &layout) * PAGES_PER_SEGMENT) as u64;
             if segment <= 400 && random.chance(1, 2) { segment } else { 40 + random.below(160) }
         }
         // Few more than the smallest cache holds.

@@ -48,11 +48,13 @@ pub enum Event {
     TableAdded,
     /// A batch was read ahead.
     ReadAhead,
+    /// A store that was full again and again had to take something.
+    Insisted,
 }
 
 impl Event {
     /// All of them.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::Reopened,
         Self::Killed,
         Self::Crashed,
@@ -73,6 +75,7 @@ impl Event {
         Self::BesideCommit,
         Self::TableAdded,
         Self::ReadAhead,
+        Self::Insisted,
     ];
 
     /// The name in reports.
@@ -98,6 +101,7 @@ impl Event {
             Self::BesideCommit => "beside_commit",
             Self::TableAdded => "table_added",
             Self::ReadAhead => "read_ahead",
+            Self::Insisted => "insisted",
         }
     }
 }

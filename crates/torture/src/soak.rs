@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// From so many seeds on every fault, event and branch must have come.
-pub const SEEDS_FOR_ACTIVATION: u64 = 1000;
+pub const SEEDS_FOR_ACTIVATION: u64 = 2000;
 /// A life of three hundred operations takes less than a second. One that takes so long waits for
 /// something that never comes; longer lives have more time.
 const HANGS: Duration = Duration::from_secs(90);

@@ -518,20 +518,60 @@ impl Life<'_> {
         }
     }
 
-    /// Deletes and commits, after which a store that was full must take something again.
+    /// Deletes and commits after some refusals. After some more, the store must take something.
     fn make_room(&mut self) -> Step {
         self.full_in_a_row += 1;
-        if self.is_poisoned() || self.medium.power_is_off() || !self.full_in_a_row.is_multiple_of(3)
-        {
+        if self.cannot_go_on() || !self.full_in_a_row.is_multiple_of(3) {
             return Ok(());
+        }
+        if self.full_in_a_row.is_multiple_of(6) && self.plan.is_roomy() {
+            return self.insist();
         }
         if self.random.chance(1, 2) {
             let at = self.draw_table();
             self.delete(at, 2)?;
         }
-        if !self.is_poisoned() && !self.medium.power_is_off() {
+        if self.cannot_go_on() { Ok(()) } else { self.commit() }
+    }
+
+    /// A store with room for its rows and for what commits keep of them was full again and again.
+    /// Without readers, and once the kept commits are alike, it takes a row of each table.
+    fn insist(&mut self) -> Step {
+        self.counts.event(Event::Insisted);
+        self.readers.clear();
+        for _ in 0..self.plan.keep_max() + 2 {
+            crate::faults::disarm(&self.medium);
             self.commit()?;
+            if self.cannot_go_on() {
+                return Ok(());
+            }
         }
+        for table in 0..self.model.tables.len() {
+            let key = self.table(table).plan.key(0);
+            let row = self.table(table).row(key);
+            let values = row[..self.table(table).dim()].to_vec();
+            let batch = PutBatch {
+                table: self.ids[table],
+                keys: &[key],
+                values: &values,
+                state: None,
+                reset_state: false,
+                non_finite: NonFinite::Apply,
+            };
+            if let Err(error) = self.store().put(&[batch]) {
+                let n = self.full_in_a_row;
+                return Err(
+                    format!("after {n} refusals and as many commits as it keeps, {error}").into()
+                );
+            }
+            let put = self.table(table).put(key, &values, None, false);
+            self.model.tables[table].write(key, put);
+        }
+        self.full_in_a_row = 0;
         Ok(())
+    }
+
+    fn cannot_go_on(&self) -> bool {
+        self.is_poisoned() || self.is_doomed() || self.medium.power_is_off()
     }
 }

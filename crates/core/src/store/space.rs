@@ -71,7 +71,7 @@ impl Inner {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == ErrorKind::Full => {
                 // A full store that may not clean would stay full.
-                history.short_of_journal |= history.refused.rows() > 0;
+                history.short_of_journal |= history.refused.bytes() > 0;
                 Ok(false)
             }
             Err(error) => Err(error),
