@@ -41,7 +41,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
         ),
         epilog="Exit status 0 when every store held, 1 when one did not: its seed is printed, and "
         "the command that replays it. Also 1 when some fault, event or rare branch never came in a "
-        "run of 200 seeds or more that leaves nothing out. 130 when Ctrl-C ended it before "
+        "run of 2,000 seeds or more that leaves nothing out. 130 when Ctrl-C ended it before "
         "anything was found.",
     )
     length = command.add_mutually_exclusive_group()

@@ -432,3 +432,20 @@ fn a_head_that_is_being_written_is_read_again() {
     medium.replace("head", 40, &damaged);
     assert_eq!(Head::read(&medium, seed).unwrap().tells, Tells::Nothing);
 }
+
+// An error of the device was told as a commit that is gone, and so it stayed.
+#[test]
+fn a_reader_without_its_hold_tells_an_error_of_the_device_as_such() {
+    let medium = SimMedium::new(31);
+    let writer = open(&medium, keeping(4)).unwrap();
+    train(&writer, 1, 0);
+    let reader = open(&medium, reading()).unwrap();
+    take_holds_away(&medium);
+    read(&reader, 0..ROWS, 1).unwrap();
+    assert!(!reader.is_held());
+    // All rows are resident: what is read is the record of the commit.
+    medium.fail_read(0);
+    let error = read(&reader, 0..ROWS, 1).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Io, "{error}");
+    read(&reader, 0..ROWS, 1).unwrap();
+}
