@@ -257,8 +257,8 @@ impl Plan {
             staleness: random.chance(1, 3).then(|| random.below(3)),
             merge_reads: random.chance(3, 4),
             meta_bytes: match kind {
-                // Long ones fill journals, which begin anew then: here in half of the lives.
-                Kind::Growth => *random.pick(&[8, 60_000]),
+                // Long ones fill journals, which begin anew then: here in most of the lives.
+                Kind::Growth => *random.pick(&[8, 60_000, 60_000]),
                 _ => meta_bytes,
             },
             state_bytes: *random.pick(&[0, 100, 9000]),

@@ -103,7 +103,7 @@ impl Life<'_> {
         } else if rows * 4 < most {
             self.shrinks = false;
         }
-        if self.random.chance(1, 24) {
+        if self.random.chance(1, 8) {
             // What has split or merged since the last round of the journal is told by deltas alone.
             self.commit()?;
             let goes_on = !self.is_poisoned() && !self.medium.power_is_off();
