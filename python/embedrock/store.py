@@ -833,8 +833,8 @@ def copy(
     Errors: ``NotFoundError``, ``MisuseError`` when the destination holds a store with a commit,
     ``CorruptError``, ``FullError``.
 
-    Durability: the copy is durable when this returns; an unfinished one has no commit, and the next
-    copy to that place removes it.
+    Durability: the copy is durable when this returns. What a copy leaves that failed or was cut off
+    is no store: ``open`` and ``check`` refuse it, and the next copy to that place replaces it.
 
     Blocking: reads and writes every row of the commit.
     """

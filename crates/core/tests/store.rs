@@ -246,6 +246,14 @@ fn a_copy_that_was_cut_off_can_be_made_again() {
     let stop = |_, _| Err(embedrock_core::Error::new(ErrorKind::Misuse, "stopped".to_owned()));
     let error = copy(&path, &to, None, memory, &mut { stop }).unwrap_err();
     assert_eq!(error.message(), "stopped");
+    // It was taken for a store without commits.
+    for read_only in [false, true] {
+        let error = Store::open(&to, StoreOptions { read_only, ..options(BUDGET) }).map(drop);
+        let error = error.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotFound);
+        assert!(error.message().contains("was not finished"), "{error}");
+    }
+    assert_eq!(check(&to, &mut |_, _| Ok(())).unwrap_err().kind(), ErrorKind::NotFound);
     copy(&path, &to, None, memory, &mut |_, _| Ok(())).unwrap();
     expect_step(&Store::open(&to, options(BUDGET)).unwrap(), 6);
 }

@@ -56,6 +56,9 @@ pub fn parse(args: &[String], seed: u64, jobs: usize) -> Result<Command, String>
     if minutes.is_none() && seeds.is_none() {
         minutes = Some(MINUTES);
     }
+    if let Some(minutes) = minutes.filter(|minutes| !(*minutes > 0.0 && minutes.is_finite())) {
+        return Err(format!("--minutes is {minutes}, expected more than 0"));
+    }
     let time = minutes.map(|minutes| Duration::try_from_secs_f64(minutes * 60.0));
     let time = time.transpose().map_err(|error| format!("--minutes: {error}"))?;
     let soak = Soak { first, seeds, time, limits, jobs, failures_max };

@@ -5,7 +5,7 @@ use crate::life::{Life, Step, Stop};
 use crate::plan::Kind;
 
 /// Machines at the end of a life whose device lies.
-const EXAMS: usize = 8;
+const EXAMS: usize = 10;
 /// The same for stores whose old pages differ from the present ones in the values alone.
 const EXAMS_OF_CHURN: usize = 12;
 
@@ -20,7 +20,7 @@ impl Life<'_> {
         }
         if !churns {
             // The others are noticed sooner, or seldom strike.
-            let often = [Fault::Misdirected, Fault::Flip];
+            let often = [Fault::Misdirected, Fault::Misdirected, Fault::Flip];
             lies.extend(often.into_iter().filter(|fault| self.plan.allows(*fault)));
         }
         if lies.is_empty() {

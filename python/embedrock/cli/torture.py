@@ -98,8 +98,9 @@ def run(arguments: argparse.Namespace) -> int:
         seed = int(time.time()) * _SEEDS_PER_SECOND
     if arguments.json is None:
         return _run(options, seed, None)
-    # Opened before the run: a place that cannot be written would cost all that was found.
-    with open(arguments.json, "w", encoding="utf-8") as file:
+    # Opened before the run: a place that cannot be written would cost all that was found. What it
+    # holds goes only for a report.
+    with open(arguments.json, "a", encoding="utf-8") as file:
         return _run(options, seed, file)
 
 
@@ -115,6 +116,7 @@ def _run(options: list[str], seed: int, file: TextIO | None) -> int:
         print(f"\n{failure}", end="")
     sys.stdout.flush()
     if file is not None:
+        file.truncate(0)
         file.write(json.dumps(report, indent=2) + "\n")
     if report["stopped"] and not report["failures"]:
         return _EXIT_INTERRUPTED

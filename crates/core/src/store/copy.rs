@@ -10,13 +10,16 @@ use super::open::absolute;
 use super::tables::MEASURE;
 use super::{Store, head, journal, state, superblock};
 use crate::config::{CommitInfo, Memory, NonFinite, PutBatch, StoreOptions};
-use crate::error::{Result, bail};
-use crate::io::{DirectoryMedium, IoChoice, Medium};
+use crate::error::{Error, Result, bail};
+use crate::io::{DirectoryMedium, IoChoice, Medium, OpenMode};
 use serde::Serialize;
 use std::path::Path;
 
 /// Rows moved at once.
 const ROWS: usize = 16_384;
+
+/// Lies in the directory of a copy until it is whole.
+const UNFINISHED: &str = "unfinished-copy";
 
 /// What a copy did.
 #[derive(Clone, Debug, Serialize)]
@@ -32,7 +35,7 @@ pub struct CopyReport {
 /// Copies the last commit of the store at `path`, or that of `step`, to `destination`, which must
 /// not hold a store; one without a commit, as a copy that was cut off leaves it, is removed.
 /// `memory` is the budget of each of the two. `progress(done, all)` counts rows and may end the
-/// copy by an error, which leaves `destination` without a commit.
+/// copy by an error. What a copy that failed or was cut off leaves is no store: it is not opened.
 ///
 /// *Errors*: `NotFound`, `Misuse` when the destination holds a store, `Corrupt`, `Full`, `Io`.
 /// *Durability*: the copy is complete and durable on return.
@@ -60,7 +63,8 @@ pub fn copy(
         seed: source.inner.superblock.seed,
         ..StoreOptions::new(memory)
     };
-    let target = Store::open(destination, options)?;
+    mark_unfinished(destination)?;
+    let target = Store::open_any(destination, options)?;
     let tables = source.tables();
     let all: u64 = tables.iter().map(|t| t.rows).sum();
     let mut done = 0;
@@ -97,7 +101,34 @@ pub fn copy(
         state.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice())).collect();
     let copied = target.commit(commit.step, &commit.meta, &borrowed)?;
     let disk_bytes = target.stats()?.disk_bytes;
+    let medium = &*target.inner.medium;
+    medium.remove(UNFINISHED)?;
+    medium.sync_dir()?;
     Ok(CopyReport { commit: copied, rows: done, disk_bytes })
+}
+
+/// Refuses what a copy has left that failed, was cut off or goes on.
+pub(super) fn refuse_unfinished(path: &Path) -> Result<()> {
+    if path.join(UNFINISHED).exists() {
+        bail!(
+            NotFound,
+            "{} is no store: a copy into it goes on, or was not finished; copy again to the same \
+             place, or remove it",
+            path.display()
+        );
+    }
+    Ok(())
+}
+
+/// Marks a directory, which is made if need be, before anything of a store is in it.
+fn mark_unfinished(destination: &Path) -> Result<()> {
+    let named = |error| Error::os(destination.display(), error);
+    std::fs::create_dir_all(destination).map_err(named)?;
+    let medium = DirectoryMedium::open(destination, IoChoice::default())?;
+    if !destination.join(UNFINISHED).exists() {
+        medium.open(UNFINISHED, OpenMode::CreateNew)?;
+    }
+    medium.sync_dir()
 }
 
 /// Removes what a copy that never ended has left: a store without a commit.
@@ -105,8 +136,8 @@ fn remove_if_unfinished(destination: &Path) -> Result<()> {
     let medium = DirectoryMedium::open(destination, IoChoice::default())?;
     let _lock = WriterLock::take(&medium, destination)?;
     let options = StoreOptions { read_only: true, ..StoreOptions::new(Memory::Bytes(0)) };
-    let store = Store::open(destination, options)?;
-    if store.last_commit().is_some() {
+    let store = Store::open_any(destination, options)?;
+    if store.last_commit().is_some() && !destination.join(UNFINISHED).exists() {
         bail!(Misuse, "{} holds a store already; copy to another place", destination.display());
     }
     // In an order in which what is left is never damage: only a journal explains rows and state,

@@ -2,6 +2,7 @@
 
 use super::class_file::{check_class_header, class_file_name};
 use super::commit::{History, KeptSums, Refused, Spare};
+use super::copy;
 use super::engine::{Class, Engine};
 use super::first_write::refuse_held_beside;
 use super::head;
@@ -45,6 +46,12 @@ impl Store {
     /// the journal; row pages are not read.
     pub fn open(path: impl AsRef<Path>, options: StoreOptions) -> Result<Self> {
         let path = absolute(path.as_ref())?;
+        copy::refuse_unfinished(&path)?;
+        Self::open_any(&path, options)
+    }
+
+    /// Opens also what a copy has not finished.
+    pub(super) fn open_any(path: &Path, options: StoreOptions) -> Result<Self> {
         if !path.is_dir() {
             if path.exists() {
                 bail!(Misuse, "{} is a file, expected a directory", path.display());
@@ -52,9 +59,9 @@ impl Store {
             if !options.create || options.read_only {
                 bail!(NotFound, "there is no store at {}", path.display());
             }
-            std::fs::create_dir_all(&path).map_err(|e| Error::os(path.display(), e))?;
+            std::fs::create_dir_all(path).map_err(|e| Error::os(path.display(), e))?;
         }
-        let medium = DirectoryMedium::open(&path, options.io)?;
+        let medium = DirectoryMedium::open(path, options.io)?;
         let path = medium.path().to_path_buf();
         Self::open_in(Arc::new(medium), path, options)
     }

@@ -323,9 +323,12 @@ impl Inner {
             None => "make room on the disk".to_owned(),
         };
         let advice = if outdated >= history.refused.bytes() {
-            format!("commit: {outdated} bytes are outdated, which commits release; or {more}")
+            format!(
+                "commit: {outdated} bytes are outdated, which commits release; where that is not \
+                 enough, change fewer rows between commits, or {more}"
+            )
         } else {
-            format!("the rows themselves fill it: delete some and commit, or {more}")
+            format!("change fewer rows between commits, delete some and commit, or {more}")
         };
         error.followed_by(advice).context(format!("store {} is full", self.path.display()))
     }
