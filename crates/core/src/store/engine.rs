@@ -13,7 +13,7 @@ use super::commit::CommitStage;
 use super::journal::{ClassRecord, TableRecord};
 use super::pool::Pool;
 use super::recovery::RecoveredTable;
-use super::reserve::JOURNAL_BYTES_PER_ROW;
+use super::reserve::{INDEX_BYTES_PER_KEY, JOURNAL_BYTES_PER_ROW};
 use crate::cache::{Cache, CacheShape, DenseTable, Location, RowRef};
 use crate::config::{StoreOptions, TableInfo};
 use crate::error::Result;
@@ -487,6 +487,20 @@ impl Engine {
             }
         }
         used
+    }
+}
+
+impl Engine {
+    /// Bytes by which indexes will grow for new keys whose rows are in memory alone.
+    pub(super) fn index_bytes_to_come(&self) -> u64 {
+        let growing = self.tables.iter().filter(|table| table.first.is_none());
+        let rows: u64 = growing
+            .map(|table| {
+                let indexed = self.classes[table.class].log.lock().index(table.id()).len();
+                table.rows.load(Ordering::Relaxed).saturating_sub(indexed)
+            })
+            .sum();
+        rows * INDEX_BYTES_PER_KEY
     }
 }
 

@@ -20,7 +20,7 @@ const JOURNAL_BYTES_PER_TABLE: u64 = 8 << 10;
 /// Rows leave room within the disk bound for states as large as the last, and this much more.
 pub(super) const STATE_BYTES_KEPT_FREE: u64 = 64 << 10;
 /// Index bytes that a new key of a growing table may need.
-const INDEX_BYTES_PER_KEY: u64 = 8;
+pub(super) const INDEX_BYTES_PER_KEY: u64 = 8;
 /// Sets that give up a row between two looks at the flush buffer.
 const SHRINK_SETS: u32 = 64;
 
@@ -162,7 +162,7 @@ impl Inner {
         }
         let growth = new_keys * INDEX_BYTES_PER_KEY;
         loop {
-            let used = engine.memory().total();
+            let used = engine.memory().total() + engine.index_bytes_to_come();
             if used + growth <= engine.budget_bytes {
                 return Ok(());
             }
@@ -188,7 +188,8 @@ impl Inner {
 
     /// Makes sure that `growth` more bytes fit the budget; false when the caches cannot give them.
     pub(super) fn make_window_room(&self, engine: &Engine, growth: u64) -> Result<bool> {
-        while engine.memory().total() + growth > engine.budget_bytes {
+        let used = || engine.memory().total() + engine.index_bytes_to_come();
+        while used() + growth > engine.budget_bytes {
             if !self.shrink_largest(engine)? {
                 return Ok(false);
             }
