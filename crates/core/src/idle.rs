@@ -39,19 +39,6 @@ pub(crate) fn thread_number() -> Option<u32> {
     None
 }
 
-/// How long the threads of this process have run; none where the system does not say.
-pub(crate) fn process_ran() -> Duration {
-    #[cfg(all(target_os = "linux", not(miri)))]
-    {
-        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: `time` is a valid structure that lives through the call, which fills it.
-        if unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time) } == 0 {
-            return Duration::new(time.tv_sec as u64, time.tv_nsec as u32);
-        }
-    }
-    Duration::ZERO
-}
-
 /// What the system says of a thread's turns.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Turns {

@@ -1,8 +1,6 @@
 //! Rows that are read ahead: the same results, no update lost, nothing kept that should not be.
 
 use super::*;
-#[cfg(target_os = "linux")]
-use crate::idle::process_ran;
 use parking_lot::RwLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -47,8 +45,13 @@ fn the_windows_threads_give_way_to_others() {
     let store = fixture.open(&SimMedium::new(7), with_window(16 << 20, 16));
     let number = announce(&store, &vec![(0, fixture.keys[0][..9].to_vec())]).unwrap();
     assert!(store.begin(number, LONG).unwrap());
+    // Who waited may have done all of it before they came to that.
+    let begun = Instant::now();
     for name in ["embedrock-plan", "embedrock-read"] {
-        assert!(policies().contains(&(name.into(), libc::SCHED_IDLE)), "{name}: {:?}", policies());
+        while !policies().contains(&(name.into(), libc::SCHED_IDLE)) {
+            assert!(begun.elapsed() < LONG, "{name}: {:?}", policies());
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }
 
@@ -68,43 +71,15 @@ fn policies() -> Vec<(String, i32)> {
 }
 
 // Work of milliseconds would take half a minute: the scheduler gives a thread of the idle class
-// three thousandths of what it gives another.
+// three thousandths of what it gives another. Callers waited 30 ms for every batch, for 5 s.
 #[cfg(target_os = "linux")]
 #[cfg_attr(miri, ignore = "threads are not scheduled by classes")]
 #[test]
-fn beside_programs_that_take_all_cores_callers_do_not_stand_still() {
+fn where_all_cores_are_taken_callers_do_not_stand_still() {
     let _cores = CORES.write();
-    let (store, table) = with_rows(with_window(600 << 10, 8));
-    let mut random = Random(8);
-    let _busy: Vec<Busy> = (0..2 * cores()).map(|_| Busy::new()).collect();
-    let begun = Instant::now();
-    while !store.window_stats().unwrap().eager {
-        use_ahead(&store, table, &draw_keys(&mut random, 60));
-        assert!(begun.elapsed() < LONG, "{:?}", store.window_stats());
-    }
-    // The pair that took over competes for cores, and reads ahead.
-    let before = store.window_stats().unwrap();
-    assert!(before.starved > 0 && before.failed == 0, "{before:?}");
-    use_ahead(&store, table, &draw_keys(&mut random, 200));
-    let after = store.window_stats().unwrap();
-    assert!(after.rows_loaded > before.rows_loaded + 1000, "{before:?} {after:?}");
-    // The last planner of the first pair may be at work still; it drops the store then.
-    let window_lives = store.inner.window.lives();
-    drop(store);
-    while window_lives() {
-        assert!(begun.elapsed() < 2 * LONG, "a thread of the window has not ended");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
-// A program that computes on all cores would only be slowed down by threads that compete with it.
-#[cfg(target_os = "linux")]
-#[cfg_attr(miri, ignore = "threads are not scheduled by classes")]
-#[test]
-fn a_program_that_takes_all_cores_itself_is_not_competed_with() {
-    let _cores = CORES.write();
-    let (store, table) = with_rows(with_window(600 << 10, 8));
-    let mut random = Random(9);
+    let others: Vec<Busy> = (0..2 * cores()).map(|_| Busy::new()).collect();
+    use_ahead_beside_busy_cores();
+    drop(others);
     let busy = AtomicBool::new(true);
     std::thread::scope(|scope| {
         for _ in 0..2 * cores() {
@@ -115,21 +90,26 @@ fn a_program_that_takes_all_cores_itself_is_not_competed_with() {
             });
         }
         let _ends = Ends(&busy);
-        let (begun, ran) = (Instant::now(), process_ran());
-        while begun.elapsed() < Duration::from_secs(4) {
-            use_ahead(&store, table, &draw_keys(&mut random, 60));
-        }
-        let stats = store.window_stats().unwrap();
-        let own = (process_ran() - ran).as_secs_f64() / begun.elapsed().as_secs_f64();
-        assert!(stats.starved > 0, "{stats:?}");
-        // Other programs on this machine may have taken cores, too.
-        let by_others = store.inner.window.starved();
-        assert!(
-            !stats.eager && by_others < begun.elapsed() / 8 || own < 0.9 * cores() as f64,
-            "{by_others:?} although the program had {own} of {} cores, {stats:?}",
-            cores()
-        );
+        use_ahead_beside_busy_cores();
     });
+}
+
+/// Batches that are read ahead take little longer than those that are not, and bring their rows.
+#[cfg(target_os = "linux")]
+fn use_ahead_beside_busy_cores() {
+    let (store, table) = with_rows(with_window(600 << 10, 8));
+    let mut random = Random(8);
+    let batches = draw_keys(&mut random, 400);
+    use_ahead(&store, table, &batches);
+    let stats = store.window_stats().unwrap();
+    assert!(stats.wait_s < 2.0 && stats.failed == 0, "{stats:?}");
+    assert!(stats.helped > 0 && stats.rows_loaded > 1000, "{stats:?}");
+    let (window_lives, begun) = (store.inner.window.lives(), Instant::now());
+    drop(store);
+    while window_lives() {
+        assert!(begun.elapsed() < LONG, "a thread of the window has not ended");
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
 
 #[cfg(target_os = "linux")]

@@ -3,9 +3,8 @@
 
 use super::super::Store;
 use super::planner::{Plan, Task};
-use super::{Busy, Shared, reader};
+use super::{Busy, Shared};
 use crate::error::Result;
-use std::sync::atomic::Ordering;
 
 impl Store {
     /// From here on the window's work is done by [`window_turn`](Self::window_turn) alone, and
@@ -27,37 +26,7 @@ impl Store {
             return plan.run(task, shared, inner).map(|()| true);
         }
         drop(plan);
-        self.read_by_hand(shared)
-    }
-
-    fn read_by_hand(&self, shared: &Shared) -> Result<bool> {
-        let next = {
-            let mut state = shared.state.lock();
-            if state.paused || state.stop {
-                return Ok(false);
-            }
-            state.left.take().or_else(|| reader::take_group(shared, &mut state).map(|g| (g, 0)))
-        };
-        let Some((group, mut done)) = next else { return Ok(false) };
-        let busy = reader::next_portion(shared, &group);
-        if busy.is_some() && done < group.needs.len() {
-            let engine = self.inner.planned_engine()?;
-            match self.inner.read_portion(shared, &engine, &group, done) {
-                Ok(rows) => done += rows,
-                Err(error) => {
-                    shared.failed(error.to_string());
-                    done = group.needs.len();
-                }
-            }
-        }
-        if busy.is_some() && done < group.needs.len() {
-            shared.state.lock().left = Some((group, done));
-            return Ok(true);
-        }
-        let batches = group.batches_read(group.needs.len());
-        shared.counters.group_batches.fetch_add(batches, Ordering::Relaxed);
-        shared.set_filled(group.last());
-        Ok(true)
+        Ok(inner.help_to_read(shared))
     }
 }
 

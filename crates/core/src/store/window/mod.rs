@@ -12,8 +12,9 @@
 //! Announcing changes no result: a row that was not read ahead, or had to leave again, is read when
 //! it is used. The threads move rows by the same path as verbs do, under the same locks.
 //!
-//! The threads have what time others leave. Where others leave none, callers do not wait for them,
-//! and soon a second pair takes over that goes before nobody and after nobody.
+//! The threads have what time others leave. Who waits for them helps: it does what is left of their
+//! work itself, and has its core for that (`help.rs`). Where others leave the threads no core, they
+//! rest for a while and callers do all of it, so that a program is never slower for them.
 //!
 //! Memory: at most `window_bytes`, within the budget, taken from the cache as the window grows.
 //!
@@ -23,6 +24,7 @@
 #[cfg(any(test, feature = "testing"))]
 mod by_hand;
 mod group;
+mod help;
 mod planner;
 mod reader;
 mod starving;
@@ -40,12 +42,12 @@ use group::Group;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use planner::Plan;
 use serde::Serialize;
-use starving::{Starved, Watch};
+use starving::Rest;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The part of the budget that a window takes at most, unless the options say.
 const BUDGET_PER_WINDOW: u64 = 4;
@@ -97,12 +99,12 @@ struct State {
     filled: u64,
     /// The next group to read.
     formed: Option<Group>,
-    /// A group that a thread which was replaced has left, and how many of its rows are done.
+    /// A group that who read it has left, and how many of its rows are done.
     left: Option<(Group, usize)>,
-    /// Which pair of threads works.
-    pair: Pair,
-    /// How long callers have waited for threads that had no core.
-    starved: Starved,
+    /// Somebody reads a group.
+    reading: bool,
+    /// Until when the threads rest.
+    rest: Rest,
     /// All batches up to this one are to be forgotten.
     cleared: u64,
     awaited: VecDeque<Awaited>,
@@ -119,16 +121,6 @@ struct State {
     stop: bool,
     /// What the last read ahead that failed said.
     error: Option<String>,
-}
-
-/// The pairs of threads that a window has, one after the other.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Pair {
-    /// Has what time others leave.
-    #[default]
-    Idle,
-    /// Competes with others: what they leave was not enough.
-    Eager,
 }
 
 /// See [`State`].
@@ -168,6 +160,7 @@ struct Counters {
     pages_again: AtomicU64,
     bytes: AtomicU64,
     starved: AtomicU64,
+    helped: AtomicU64,
     wait_ns: AtomicU64,
     planning_ns: AtomicU64,
     reading_ns: AtomicU64,
@@ -216,8 +209,10 @@ pub struct WindowStats {
     pub wait_s: f64,
     /// How often a caller went on without a batch, because the threads that read it had no core.
     pub starved: u64,
-    /// The threads compete with others for cores: what these left was not enough.
-    pub eager: bool,
+    /// Tasks of the planner and portions of groups that waiting callers did themselves.
+    pub helped: u64,
+    /// The threads rest, because others leave them no core; callers do their work.
+    pub resting: bool,
     /// Seconds that were spent noting uses and forming groups.
     pub planning_s: f64,
     /// Seconds that were spent reading ahead.
@@ -265,12 +260,6 @@ impl Window {
         move || shared.strong_count() > 0
     }
 
-    /// How long callers have waited for threads that other programs starved.
-    #[cfg(test)]
-    pub(super) fn starved(&self) -> Duration {
-        self.shared.state.lock().starved.waited
-    }
-
     /// Ends the threads. Waits for them, unless one is the caller.
     pub(super) fn stop(&self) {
         self.shared.state.lock().stop = true;
@@ -291,42 +280,33 @@ impl Window {
         (state.formed, state.left) = (None, None);
     }
 
-    /// Starts the threads where there are none, and others where these have no core.
+    /// Starts the threads where there are none.
     fn start(&self, store: &Arc<Guarded>) -> Result<()> {
         let mut threads = self.threads.lock();
-        // Held until both live, so that those before go on when one of them cannot.
         let mut state = self.shared.state.lock();
-        let replaces = state.pair == Pair::Idle && state.starved.is_enough();
-        if state.stop || state.by_hand || !threads.is_empty() && !replaces {
+        if state.stop || state.by_hand || !threads.is_empty() {
             return Ok(());
         }
-        let pair = if replaces { Pair::Eager } else { state.pair };
-        type Run = fn(&Shared, &Weak<Guarded>, Pair);
+        type Run = fn(&Shared, &Weak<Guarded>);
         for (name, run) in
             [("embedrock-plan", planner::run as Run), ("embedrock-read", reader::run as Run)]
         {
             let (shared, store) = (self.shared.clone(), Arc::downgrade(store));
             let started = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
-                if pair == Pair::Idle {
-                    give_way();
-                }
+                give_way();
                 let _living = shared.living();
-                let _ended = Ended(&shared, pair);
-                run(&shared, &store, pair);
+                let _ended = Ended(&shared);
+                run(&shared, &store);
             });
             match started {
                 Ok(handle) => threads.push(handle),
-                Err(_) if replaces => {
-                    state.starved = Starved::default();
-                    return Ok(());
-                }
                 Err(error) => {
                     state.idle = true;
                     bail!(Io, "a thread of the look-ahead window cannot be started: {error}");
                 }
             }
         }
-        (state.pair, state.idle) = (pair, false);
+        state.idle = false;
         drop(state);
         self.shared.wake();
         Ok(())
@@ -376,14 +356,13 @@ impl Drop for Busy<'_> {
     }
 }
 
-/// Ends the waiting of callers when a thread ends, whatever ended it, unless another one has taken
-/// over.
-struct Ended<'a>(&'a Shared, Pair);
+/// Ends the waiting of callers when a thread ends, whatever ended it.
+struct Ended<'a>(&'a Shared);
 
 impl Drop for Ended<'_> {
     fn drop(&mut self) {
         let mut state = self.0.state.lock();
-        state.idle |= state.pair == self.1;
+        state.idle = true;
         drop(state);
         self.0.progress.notify_all();
     }
@@ -484,18 +463,7 @@ impl Store {
             shared.wake();
         }
         let _timed = Timed::new(&shared.counters.wait_ns);
-        let begun = Instant::now();
-        let mut watch = Watch::new();
-        while !state.is_there(number) {
-            let left = patience.saturating_sub(begun.elapsed());
-            if left.is_zero() {
-                return Ok(false);
-            }
-            if watch.wait(shared, &mut state, left) {
-                break;
-            }
-        }
-        Ok(true)
+        Ok(self.inner.wait_for_batch(shared, state, number, patience))
     }
 
     /// Lets the window rest, or go on: paused, it reads nothing and keeps what it has. What is
@@ -574,7 +542,8 @@ impl Store {
             bytes: get(&c.bytes),
             wait_s: seconds(&c.wait_ns),
             starved: get(&c.starved),
-            eager: state.pair == Pair::Eager,
+            helped: get(&c.helped),
+            resting: state.rest.left().is_some(),
             planning_s: seconds(&c.planning_ns),
             reading_s: seconds(&c.reading_ns),
             read_wait_s: seconds(&c.read_wait_ns),
@@ -650,9 +619,7 @@ impl Inner {
         let Some(number) = last else { return };
         shared.wake();
         let _timed = Timed::new(&shared.counters.wait_ns);
-        let mut state = shared.state.lock();
-        let mut watch = Watch::new();
-        while !state.is_there(number) && !watch.wait(shared, &mut state, Duration::MAX) {}
+        self.wait_for_batch(shared, shared.state.lock(), number, Duration::MAX);
     }
 }
 

@@ -4,16 +4,16 @@
 use super::super::{Engine, Guarded, Inner};
 use super::group::Group;
 use super::uses::Uses;
-use super::{Announced, Busy, Pair, Shared, State};
+use super::{Announced, Busy, Shared, State};
 use crate::arena::give_back_freed;
 use crate::cache::BatchNumber;
 use crate::config::TableId;
 use crate::distinct::Distinct;
 use crate::error::{ErrorKind, Result};
 use crate::metrics::Timed;
+use parking_lot::MutexGuard;
 use std::sync::Weak;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 /// A group needs at most this part of the rows that the caches can hold.
 const CACHE_PER_GROUP: u64 = 8;
@@ -35,9 +35,6 @@ const GIVING_BACK_BATCHES: u64 = 1024;
 const LARGE_GROUP_BATCHES: u64 = 16;
 /// A block of a table's uses takes this part of the table's share of the window.
 const SHARE_PER_BLOCK: u64 = 64;
-
-/// How often a planner that waits for the one before it looks whether that is in vain.
-const LOOK: Duration = Duration::from_millis(20);
 
 /// What the planner does next.
 #[derive(Debug)]
@@ -80,21 +77,9 @@ pub(super) struct Plan {
     numbers: Vec<BatchNumber>,
 }
 
-/// Runs until the store is closed or gone, or another pair takes over.
-pub(super) fn run(shared: &Shared, store: &Weak<Guarded>, pair: Pair) {
-    // The planner before this one may hold it, and be the one that ends the store and joins this.
-    let mut plan = loop {
-        if let Some(plan) = shared.plan.try_lock_for(LOOK) {
-            break plan;
-        }
-        if shared.state.lock().stop {
-            return;
-        }
-    };
-    if pair == Pair::Eager {
-        give_back_freed(); // of what the planner before has freed the allocator keeps some for it
-    }
-    while let Some((task, _busy)) = plan.wait_for_task(shared, pair) {
+/// Runs until the store is closed or gone.
+pub(super) fn run(shared: &Shared, store: &Weak<Guarded>) {
+    while let Some((mut plan, task, _busy)) = wait_for_task(shared) {
         let Some(inner) = store.upgrade() else { return };
         let _guard = inner.poison_on_panic();
         let _timed = Timed::new(&shared.counters.planning_ns);
@@ -107,23 +92,36 @@ pub(super) fn run(shared: &Shared, store: &Weak<Guarded>, pair: Pair) {
                 return;
             }
         }
+        // Before the store, which it may be the last to hold.
+        drop(plan);
+    }
+}
+
+/// The next task, and the plan that it changes; `None` when the window ends.
+fn wait_for_task(shared: &Shared) -> Option<(MutexGuard<'_, Plan>, Task, Busy<'_>)> {
+    loop {
+        let plan = shared.plan.lock();
+        let mut state = shared.state.lock();
+        if state.stop {
+            return None;
+        }
+        let rest = state.rest.left();
+        if rest.is_none()
+            && let Some(task) = plan.take_task(&mut state)
+        {
+            drop(state);
+            return Some((plan, task, Busy(shared)));
+        }
+        // Who helps needs it.
+        drop(plan);
+        match rest {
+            Some(rest) => drop(shared.work.wait_for(&mut state, rest)),
+            None => shared.work.wait(&mut state),
+        }
     }
 }
 
 impl Plan {
-    fn wait_for_task<'s>(&self, shared: &'s Shared, pair: Pair) -> Option<(Task, Busy<'s>)> {
-        let mut state = shared.state.lock();
-        loop {
-            if state.stop || state.pair != pair {
-                return None;
-            }
-            if let Some(task) = self.take_task(&mut state) {
-                return Some((task, Busy(shared)));
-            }
-            shared.work.wait(&mut state);
-        }
-    }
-
     /// The next task, unless the window rests. Somebody is busy with it from here on.
     pub(super) fn take_task(&self, state: &mut State) -> Option<Task> {
         if state.paused {

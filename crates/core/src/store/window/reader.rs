@@ -6,7 +6,7 @@
 use super::super::rows::{Effect, Keys, RowOp, RowView};
 use super::super::{Engine, Guarded, Inner};
 use super::group::{Group, Need};
-use super::{Busy, Pair, Shared, State};
+use super::{Busy, Shared, State};
 use crate::cache::BatchNumber;
 use crate::error::{ErrorKind, Result};
 use crate::metrics::Timed;
@@ -18,44 +18,71 @@ const PORTION_ROWS: usize = 8192;
 /// What is noted about the rows of a portion while they are read.
 pub(super) const SCRATCH_BYTES: u64 = PORTION_ROWS as u64 * 64;
 
-/// Runs until the store is closed or gone, or another pair takes over.
-pub(super) fn run(shared: &Shared, store: &Weak<Guarded>, pair: Pair) {
-    while let Some((group, mut done)) = wait_for_group(shared, pair) {
-        if group.needs.is_empty() {
-            let batches = group.batches_read(0);
-            shared.counters.group_batches.fetch_add(batches, Ordering::Relaxed);
+/// Runs until the store is closed or gone.
+pub(super) fn run(shared: &Shared, store: &Weak<Guarded>) {
+    while let Some((group, done)) = wait_for_group(shared) {
+        let Some(done) = read_on(shared, &group, done, store) else { return };
+        let mut state = shared.state.lock();
+        state.reading = false;
+        if done < group.needs.len() {
+            state.left = Some((group, done));
         }
-        while done < group.needs.len() {
-            let mut state = shared.state.lock();
-            if state.pair != pair {
-                state.left = Some((group, done));
-                shared.reads.notify_all();
-                return;
-            }
-            drop(state);
-            // Who waits must not keep a store that its owner drops.
-            let Some(_busy) = next_portion(shared, &group) else { break };
-            let Some(inner) = store.upgrade() else { return };
-            let _guard = inner.poison_on_panic();
-            let _timed = Timed::new(&shared.counters.reading_ns);
-            let portion = inner
-                .planned_engine()
-                .and_then(|engine| inner.read_portion(shared, &engine, &group, done));
-            match portion {
-                Ok(rows) => {
-                    let batches = group.batches_read(done + rows) - group.batches_read(done);
-                    shared.counters.group_batches.fetch_add(batches, Ordering::Relaxed);
-                    done += rows;
-                }
-                Err(error) if error.kind() == ErrorKind::Closed => return,
-                Err(error) => {
-                    shared.failed(error.to_string());
-                    break;
-                }
-            }
-        }
-        shared.set_filled(group.last());
+        drop(state);
+        shared.progress.notify_all();
     }
+}
+
+/// Reads portions of a group until it is read, or its reader is to rest. Returns how many of its
+/// rows are done; `None` when the store is closed or gone.
+fn read_on(
+    shared: &Shared,
+    group: &Group,
+    mut done: usize,
+    store: &Weak<Guarded>,
+) -> Option<usize> {
+    while done < group.needs.len() {
+        if shared.state.lock().rest.left().is_some() {
+            return Some(done);
+        }
+        // Who waits must not keep a store that its owner drops.
+        let Some(_busy) = next_portion(shared, group) else { break };
+        let inner = store.upgrade()?;
+        let _guard = inner.poison_on_panic();
+        match read_one(&inner, shared, group, done) {
+            Ok(rows) => done += rows,
+            Err(error) if error.kind() == ErrorKind::Closed => return None,
+            Err(error) => {
+                shared.failed(error.to_string());
+                break;
+            }
+        }
+    }
+    is_read(shared, group);
+    Some(group.needs.len())
+}
+
+/// Reads the next portion of a group; how many rows that were.
+pub(super) fn read_one(
+    inner: &Inner,
+    shared: &Shared,
+    group: &Group,
+    done: usize,
+) -> Result<usize> {
+    let _timed = Timed::new(&shared.counters.reading_ns);
+    let engine = inner.planned_engine()?;
+    let rows = inner.read_portion(shared, &engine, group, done)?;
+    let batches = group.batches_read(done + rows) - group.batches_read(done);
+    shared.counters.group_batches.fetch_add(batches, Ordering::Relaxed);
+    Ok(rows)
+}
+
+/// A group is read as far as it will be.
+pub(super) fn is_read(shared: &Shared, group: &Group) {
+    if group.needs.is_empty() {
+        let batches = group.batches_read(0);
+        shared.counters.group_batches.fetch_add(batches, Ordering::Relaxed);
+    }
+    shared.set_filled(group.last());
 }
 
 /// Waits while the window rests; `None` when the group is not wanted any more.
@@ -71,25 +98,38 @@ pub(super) fn next_portion<'s>(shared: &'s Shared, group: &Group) -> Option<Busy
     wanted.then(|| Busy(shared))
 }
 
-/// The next group, once callers have come to the one before it, and how many of its rows are done.
-fn wait_for_group(shared: &Shared, pair: Pair) -> Option<(Group, usize)> {
+/// The next group to read, and how many of its rows are done; `None` when the window ends.
+fn wait_for_group(shared: &Shared) -> Option<(Group, usize)> {
     let mut state = shared.state.lock();
     loop {
-        if state.stop || state.pair != pair {
+        if state.stop {
             return None;
         }
-        if let Some(left) = state.left.take() {
-            return Some(left);
+        match state.rest.left() {
+            Some(rest) => drop(shared.reads.wait_for(&mut state, rest)),
+            None => {
+                if let Some(group) = next_group(shared, &mut state) {
+                    return Some(group);
+                }
+                shared.reads.wait(&mut state);
+            }
         }
-        if let Some(group) = take_group(shared, &mut state) {
-            return Some((group, 0));
-        }
-        shared.reads.wait(&mut state);
     }
 }
 
+/// The next group to read, if nobody reads one: what was left of one, or another, once callers
+/// have come to the one before it. Somebody reads from here on.
+pub(super) fn next_group(shared: &Shared, state: &mut State) -> Option<(Group, usize)> {
+    if state.reading {
+        return None;
+    }
+    let group = state.left.take().or_else(|| take_group(shared, state).map(|g| (g, 0)))?;
+    state.reading = true;
+    Some(group)
+}
+
 /// The group that was formed, once callers have come to the one before it.
-pub(super) fn take_group(shared: &Shared, state: &mut State) -> Option<Group> {
+fn take_group(shared: &Shared, state: &mut State) -> Option<Group> {
     let (begun, filled) = (state.begun, state.filled);
     let group = state.formed.take_if(|g| begun >= g.after || begun > filled)?;
     // The planner forms the one behind it meanwhile.

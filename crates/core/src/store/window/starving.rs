@@ -5,42 +5,39 @@
 //! waited for them would stand still with work that takes milliseconds.
 
 use super::{Shared, State};
-use crate::idle::{Turns, process_ran, thread_number};
+use crate::idle::{Turns, thread_number};
 use parking_lot::MutexGuard;
 use std::sync::atomic::Ordering;
-use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
-/// A program that had this part of all cores, in parts of it, has left its own threads no core.
-const OWN_SHARE: (u32, u32) = (3, 4);
-/// How long a caller waits before it looks, twice in the 50 ms that callers from Python wait.
+/// How long a caller waits before it looks: longer than PyTorch's idle threads spin, which is ten
+/// milliseconds. Twice in the 50 ms that callers from Python wait.
 const PATIENCE: Duration = Duration::from_millis(15);
-/// Once callers have waited so long for threads that other programs starved, others take over. What
-/// the program itself computes on all cores does not count: threads that compete with that slow it
-/// down, and it ends.
-const STARVED_MAX: Duration = Duration::from_secs(5);
-/// What was longer ago counts no more.
-const FORGOTTEN: Duration = Duration::from_secs(10);
+/// How long the threads rest after they had no core; twice as long when it is so again, and so on.
+const REST: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(16));
 
-/// How long callers have waited for threads that other programs starved.
+/// Until when the threads rest.
 #[derive(Debug, Default)]
-pub(super) struct Starved {
-    pub(super) waited: Duration,
-    last: Option<Instant>,
+pub(super) struct Rest {
+    until: Option<Instant>,
+    last: Duration,
 }
 
-impl Starved {
-    fn add(&mut self, waited: Duration) {
-        if self.last.is_some_and(|last| last.elapsed() > FORGOTTEN) {
-            self.waited = Duration::ZERO;
-        }
-        self.waited += waited;
-        self.last = Some(Instant::now());
+impl Rest {
+    /// The threads had no core: they rest, twice as long where they had none soon after the last
+    /// rest either.
+    fn begin(&mut self) {
+        let now = Instant::now();
+        let again = self.until.is_some_and(|until| now < until + self.last);
+        let (least, most) = REST;
+        self.last = if again { (2 * self.last).min(most) } else { least };
+        self.until = Some(now + self.last);
     }
 
-    /// Whether it was too long.
-    pub(super) fn is_enough(&self) -> bool {
-        self.waited >= STARVED_MAX
+    /// How long they still do.
+    pub(super) fn left(&self) -> Option<Duration> {
+        let left = self.until?.saturating_duration_since(Instant::now());
+        (!left.is_zero()).then_some(left)
     }
 }
 
@@ -56,7 +53,6 @@ pub(super) struct Watch {
 #[derive(Debug)]
 struct Look {
     at: Instant,
-    process_ran: Duration,
     threads: Vec<(u32, Turns)>,
 }
 
@@ -64,7 +60,7 @@ impl Look {
     fn at(shared: &Shared) -> Self {
         let threads = shared.threads.lock().clone();
         let turns = threads.iter().filter_map(|thread| Some((*thread, Turns::of(*thread)?)));
-        Self { threads: turns.collect(), process_ran: process_ran(), at: Instant::now() }
+        Self { threads: turns.collect(), at: Instant::now() }
     }
 
     /// Whether a thread has had no core since.
@@ -74,14 +70,6 @@ impl Look {
             let passed = self.at - before.at;
             known.next().is_some_and(|(_, before)| turns.starved_since(before, passed))
         })
-    }
-
-    /// Whether the program itself had the cores since.
-    fn had_cores_since(&self, before: &Self) -> bool {
-        let cores = available_parallelism().map_or(1, |cores| cores.get() as u32);
-        let (part, of) = OWN_SHARE;
-        let ran = self.process_ran.saturating_sub(before.process_ran);
-        of * ran >= part * cores * (self.at - before.at)
     }
 }
 
@@ -103,15 +91,13 @@ impl Watch {
             return false;
         }
         let now = MutexGuard::unlocked(state, || Look::at(shared));
-        let before = self.before.take().filter(|before| now.starved_since(before));
-        if let Some(before) = &before {
+        let starved = self.before.take().is_some_and(|before| now.starved_since(&before));
+        if starved {
             shared.counters.starved.fetch_add(1, Ordering::Relaxed);
-            if !now.had_cores_since(before) {
-                state.starved.add(self.begun.elapsed());
-            }
+            state.rest.begin();
         }
         self.before = Some(now);
-        before.is_some()
+        starved
     }
 }
 
@@ -129,5 +115,30 @@ impl Shared {
 impl Drop for Living<'_> {
     fn drop(&mut self) {
         self.0.threads.lock().retain(|thread| Some(*thread) != self.1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_rest_longer_where_they_had_no_core_soon_after_the_last_rest() {
+        let (least, most) = REST;
+        let mut rest = Rest::default();
+        assert!(rest.left().is_none());
+        let mut expected = least;
+        for _ in 0..10 {
+            rest.begin();
+            assert_eq!(rest.last, expected);
+            assert!(rest.left().is_some_and(|left| left <= expected));
+            // As if it were over.
+            rest.until = Some(Instant::now());
+            assert!(rest.left().is_none());
+            expected = (2 * expected).min(most);
+        }
+        rest.until = Instant::now().checked_sub(2 * most);
+        rest.begin();
+        assert_eq!(rest.last, least);
     }
 }
