@@ -69,7 +69,7 @@ impl Inner {
         let rows = class.unwritten_rows(&log);
         let result = self.reserve_rows(engine, class, &mut log, rows);
         if matches!(&result, Err(error) if error.kind() == ErrorKind::Full) {
-            self.history.lock().refused.refuse_rows(rows);
+            self.history.lock().refused.refuse_batch(rows);
         }
         result
     }
@@ -101,7 +101,9 @@ impl Inner {
         match &result {
             Ok(()) => self.history.lock().refused.accept(Asker::Rows(id)),
             Err(error) if error.kind() == ErrorKind::Full => {
-                self.note_refused_rows(id, log.lacking_bytes(rows, spare));
+                // Those that were written before are on storage once it asks again.
+                let asked = class.promised.load(Ordering::Relaxed) + sealed;
+                self.note_refused_rows(id, log.lacking_bytes(rows, spare), asked);
             }
             Err(_) => {}
         }

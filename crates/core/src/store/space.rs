@@ -46,7 +46,7 @@ impl Inner {
             Err(error) if error.kind() == ErrorKind::Full => {
                 let journal = history.journal().growth_for(bytes);
                 let growth = journal + history.spare.growth_for(spare);
-                self.note_refused(history, asker, growth, 0);
+                self.note_refused(history, asker, growth, 0, 0);
                 history.short_of_journal |= journal > 0 || history.journal_is_long();
             }
             Err(_) => {}
@@ -186,8 +186,8 @@ impl Inner {
         self.take(history, growth, 0, take)
     }
 
-    /// Notes that somebody was refused `growth` bytes beside `kept` ones.
-    fn note_refused(&self, history: &mut History, asker: Asker, growth: u64, kept: u64) {
+    /// Notes that somebody was refused `growth` bytes beside `kept` ones, a class for `rows`.
+    fn note_refused(&self, history: &mut History, asker: Asker, growth: u64, kept: u64, rows: u64) {
         let used = self.used_bytes(history) + kept;
         let most = self.options.max_disk_bytes.unwrap_or(u64::MAX);
         let lacking = match (used + growth).saturating_sub(most) {
@@ -195,14 +195,14 @@ impl Inner {
             0 => growth,
             over => over,
         };
-        history.refused.refuse(asker, lacking);
+        history.refused.refuse(asker, lacking, rows);
     }
 
-    /// Notes that a class was refused `growth` bytes.
-    pub(super) fn note_refused_rows(&self, class: u16, growth: u64) {
+    /// Notes that a class was refused `growth` bytes for `rows`.
+    pub(super) fn note_refused_rows(&self, class: u16, growth: u64, rows: u64) {
         let history = &mut *self.history.lock();
         let kept = self.bytes_kept_from_rows(history);
-        self.note_refused(history, Asker::Rows(class), growth, kept);
+        self.note_refused(history, Asker::Rows(class), growth, kept, rows);
     }
 
     /// Bytes that the files of rows may still take.
@@ -243,9 +243,9 @@ impl Inner {
         log.segments_for_cleaning(most)
     }
 
-    /// Bytes that a class should have free for those who were refused, beside what it needs itself.
-    pub(super) fn bytes_to_clean_for(&self, history: &History) -> u64 {
-        match history.refused.bytes() {
+    /// Bytes that a class should have free for those who lack `bytes`, beside what it needs itself.
+    pub(super) fn bytes_to_free(&self, history: &History, bytes: u64) -> u64 {
+        match bytes {
             0 => 0,
             bytes => bytes + history.spare.growth_for(self.spare_bytes(history)),
         }
@@ -265,22 +265,24 @@ impl Inner {
             if over == 0 {
                 break;
             }
-            self.give_class_room_back(class, &mut log, Some(over))?;
+            self.give_class_room_back(class, &mut log, 0, Some(over))?;
         }
         // After the work, so that what has failed is tried again. Pairs with the acquire above.
         self.room_is_settled.store(true, Ordering::Release);
         Ok(())
     }
 
+    /// Keeps the room for what the class has to write, and for `rows` more.
     fn give_class_room_back(
         &self,
         class: &Class,
         log: &mut ClassLog,
+        rows: u64,
         wanted: Option<u64>,
     ) -> Result<u64> {
         let spare = self.segments_for_cleaning(class, log);
         let before = log.disk_bytes();
-        let given = log.give_back(class.unwritten_rows(log), spare, wanted);
+        let given = log.give_back(class.unwritten_rows(log) + rows, spare, wanted);
         let bytes = before - log.disk_bytes();
         self.rows_disk_bytes.fetch_sub(bytes, Ordering::Relaxed);
         given.map(|()| bytes)
@@ -289,16 +291,18 @@ impl Inner {
     /// After a commit: classes give back room that others were refused, or that nobody is likely to
     /// need soon, and the spare room is filled as far as there is any.
     pub(super) fn give_back_room(&self, engine: &Engine) -> Result<()> {
-        let mut wanted = self.bytes_to_clean_for(&self.history.lock());
-        let refused = wanted > 0;
+        let mut given = 0;
         for class in &engine.classes {
-            // One that lacks rows keeps what it has.
-            if refused && self.history.lock().refused.lacks_rows(class.record.id) {
-                continue;
-            }
             let mut log = class.log.lock();
-            let bytes = self.give_class_room_back(class, &mut log, refused.then_some(wanted))?;
-            wanted = wanted.saturating_sub(bytes);
+            let history = self.history.lock();
+            let refused = &history.refused;
+            let id = class.record.id;
+            let wanted = self.bytes_to_free(&history, refused.bytes_beside(id));
+            // One that was refused itself keeps what it asked for, or what it has of that.
+            let rows = refused.rows_of(id);
+            drop(history);
+            let wanted = (wanted > 0).then(|| wanted.saturating_sub(given));
+            given += self.give_class_room_back(class, &mut log, rows, wanted)?;
         }
         let filled = self.fill_spare(&mut self.history.lock());
         self.look_at_device();

@@ -278,7 +278,8 @@ impl Inner {
         log: &mut ClassLog,
     ) -> Result<()> {
         let history = self.history.lock();
-        let (rows, bytes) = (history.refused.rows(), self.bytes_to_clean_for(&history));
+        let (rows, bytes) = (history.refused.batch_rows(), history.refused.bytes());
+        let bytes = self.bytes_to_free(&history, bytes);
         drop(history);
         if rows > 0 {
             note(Branch::CleanedForRefused);

@@ -22,6 +22,8 @@ pub(in crate::store) enum Asker {
 #[derive(Clone, Copy, Debug)]
 struct Lack {
     bytes: u64,
+    /// Rows that a class asked room for in its file.
+    rows: u64,
     /// Commits since it was refused last.
     commits: u32,
 }
@@ -30,20 +32,20 @@ struct Lack {
 #[derive(Debug, Default)]
 pub(in crate::store) struct Refused {
     /// Rows of the largest batch that was refused since the last commit.
-    rows: u64,
+    batch_rows: u64,
     lacks: BTreeMap<Asker, Lack>,
 }
 
 impl Refused {
-    /// Somebody lacks `bytes`.
-    pub(in crate::store) fn refuse(&mut self, asker: Asker, bytes: u64) {
-        let lack = self.lacks.entry(asker).or_insert(Lack { bytes, commits: 0 });
-        *lack = Lack { bytes: bytes.max(lack.bytes), commits: 0 };
+    /// Somebody lacks `bytes`, a class for `rows` that it asked room for in its file.
+    pub(in crate::store) fn refuse(&mut self, asker: Asker, bytes: u64, rows: u64) {
+        let lack = self.lacks.entry(asker).or_insert(Lack { bytes, rows, commits: 0 });
+        *lack = Lack { bytes: bytes.max(lack.bytes), rows: rows.max(lack.rows), commits: 0 };
     }
 
     /// A batch of so many rows was refused.
-    pub(in crate::store) fn refuse_rows(&mut self, rows: u64) {
-        self.rows = self.rows.max(rows);
+    pub(in crate::store) fn refuse_batch(&mut self, rows: u64) {
+        self.batch_rows = self.batch_rows.max(rows);
     }
 
     /// Somebody was given what it asked for.
@@ -53,24 +55,30 @@ impl Refused {
 
     /// A commit was made.
     pub(in crate::store) fn commit_made(&mut self) {
-        self.rows = 0;
+        self.batch_rows = 0;
         self.lacks.values_mut().for_each(|lack| lack.commits += 1);
         self.lacks.retain(|_, lack| lack.commits < COMMITS_MAX);
     }
 
     /// Rows of the largest batch that was refused since the last commit.
-    pub(in crate::store) fn rows(&self) -> u64 {
-        self.rows
+    pub(in crate::store) fn batch_rows(&self) -> u64 {
+        self.batch_rows
     }
 
-    /// The most that anybody lacks: other classes than that clean, and give room back.
+    /// The most that anybody lacks: for that classes clean.
     pub(in crate::store) fn bytes(&self) -> u64 {
         self.lacks.values().map(|lack| lack.bytes).max().unwrap_or(0)
     }
 
-    /// Whether a class lacks room in its own file.
-    pub(in crate::store) fn lacks_rows(&self, class: u16) -> bool {
-        self.lacks.contains_key(&Asker::Rows(class))
+    /// The most that anybody lacks beside a class's own file: for that it gives room back.
+    pub(in crate::store) fn bytes_beside(&self, class: u16) -> u64 {
+        let others = self.lacks.iter().filter(|(asker, _)| **asker != Asker::Rows(class));
+        others.map(|(_, lack)| lack.bytes).max().unwrap_or(0)
+    }
+
+    /// Rows that a class was refused room for in its own file, which may have it by now.
+    pub(in crate::store) fn rows_of(&self, class: u16) -> u64 {
+        self.lacks.get(&Asker::Rows(class)).map_or(0, |lack| lack.rows)
     }
 }
 
@@ -81,35 +89,34 @@ mod tests {
     #[test]
     fn a_refusal_stays_until_the_same_is_given_or_nobody_asks_any_more() {
         let mut refused = Refused::default();
-        refused.refuse(Asker::Rows(1), 50);
-        refused.refuse(Asker::Changes(2), 70);
-        refused.refuse(Asker::Rows(1), 40);
+        refused.refuse(Asker::Rows(1), 50, 5);
+        refused.refuse(Asker::Changes(2), 70, 0);
+        refused.refuse(Asker::Rows(1), 40, 6);
         for other in [Asker::Rows(2), Asker::Changes(1), Asker::Table] {
             refused.accept(other);
             assert_eq!(refused.bytes(), 70, "{other:?}");
         }
+        assert_eq!((refused.bytes_beside(1), refused.bytes_beside(2)), (70, 70));
         refused.accept(Asker::Changes(2));
-        assert_eq!(
-            (refused.bytes(), refused.lacks_rows(1), refused.lacks_rows(2)),
-            (50, true, false)
-        );
+        assert_eq!((refused.bytes_beside(1), refused.bytes_beside(2)), (0, 50));
+        assert_eq!((refused.bytes(), refused.rows_of(1), refused.rows_of(2)), (50, 6, 0));
         for _ in 0..3 * COMMITS_MAX {
             refused.commit_made();
-            refused.refuse(Asker::Rows(1), 10);
+            refused.refuse(Asker::Rows(1), 10, 1);
         }
         assert_eq!(refused.bytes(), 50);
         (1..COMMITS_MAX).for_each(|_| refused.commit_made());
         assert_eq!(refused.bytes(), 50);
         refused.commit_made();
-        assert_eq!((refused.bytes(), refused.lacks_rows(1)), (0, false));
+        assert_eq!((refused.bytes(), refused.rows_of(1)), (0, 0));
     }
 
     #[test]
     fn rows_of_a_batch_are_paid_for_by_the_next_commit() {
         let mut refused = Refused::default();
-        [5, 9, 3].into_iter().for_each(|rows| refused.refuse_rows(rows));
-        assert_eq!(refused.rows(), 9);
+        [5, 9, 3].into_iter().for_each(|rows| refused.refuse_batch(rows));
+        assert_eq!(refused.batch_rows(), 9);
         refused.commit_made();
-        assert_eq!(refused.rows(), 0);
+        assert_eq!(refused.batch_rows(), 0);
     }
 }

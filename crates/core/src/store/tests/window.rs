@@ -94,6 +94,31 @@ fn where_all_cores_are_taken_callers_do_not_stand_still() {
     });
 }
 
+// A caller that helped waited for a verb that had the class, longer than it was ready to wait, and
+// Ctrl-C did not reach it.
+#[test]
+fn who_helps_waits_for_no_verb() {
+    let _cores = CORES.read();
+    let (store, table) = with_rows(with_window(600 << 10, 8));
+    store.rest_window();
+    for keys in draw_keys(&mut Random(9), 10) {
+        let (ends, ended) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            let engine = store.inner.engine.read();
+            let verb = engine.classes[0].log.lock();
+            let number = store.announce(&[LookaheadBatch { table, keys: &keys }]).unwrap().unwrap();
+            let store = &store;
+            scope.spawn(move || {
+                store.begin(number, Duration::from_millis(20)).unwrap();
+                ends.send(()).unwrap();
+            });
+            let ended = ended.recv_timeout(Duration::from_secs(5));
+            drop(verb);
+            assert!(ended.is_ok(), "the caller waits for a verb");
+        });
+    }
+}
+
 /// Batches that are read ahead take little longer than those that are not, and bring their rows.
 #[cfg(target_os = "linux")]
 fn use_ahead_beside_busy_cores() {

@@ -1,5 +1,5 @@
-//! A window without threads: a test does what they would do, task by task, on the thread that runs
-//! the verbs, so that the same calls do the same.
+//! A window whose threads do nothing: a test does what they would do, task by task, on the thread
+//! that runs the verbs, so that the same calls do the same.
 
 use super::super::Store;
 use super::planner::{Plan, Task};
@@ -11,6 +11,11 @@ impl Store {
     /// nobody waits for it. To be called before the first batch is announced.
     pub fn window_by_hand(&self) {
         self.inner.window.shared.state.lock().by_hand = true;
+    }
+
+    /// The window's threads rest for a second, as if others had taken their cores.
+    pub fn rest_window(&self) {
+        self.inner.window.shared.state.lock().rest.begin();
     }
 
     /// Does the next task of the planner, or else reads a portion of a group; false when there is

@@ -45,9 +45,18 @@ impl Inner {
     /// Does the next task of the planner, or reads the next portion of a group; false when there
     /// is nothing to do that nobody is at.
     fn help(&self, shared: &Shared) -> bool {
+        // Nothing ends a wait for a lock: no patience, no signal.
+        if self.has_held_class() {
+            return false;
+        }
         let helped = self.help_to_plan(shared) || self.help_to_read(shared);
         shared.counters.helped.fetch_add(u64::from(helped), Ordering::Relaxed);
         helped
+    }
+
+    /// Whether somebody has a class to themselves, maybe for long.
+    fn has_held_class(&self) -> bool {
+        self.engine.read().classes.iter().any(|class| class.log.is_locked())
     }
 
     fn help_to_plan(&self, shared: &Shared) -> bool {

@@ -26,7 +26,7 @@ pub(super) struct Rest {
 impl Rest {
     /// The threads had no core: they rest, twice as long where they had none soon after the last
     /// rest either.
-    fn begin(&mut self) {
+    pub(super) fn begin(&mut self) {
         let now = Instant::now();
         let again = self.until.is_some_and(|until| now < until + self.last);
         let (least, most) = REST;
