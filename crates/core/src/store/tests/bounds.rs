@@ -632,9 +632,9 @@ fn classes_that_grow_at_once_keep_the_disk_bound() {
     assert!(inner.disk_bytes() <= most, "{} of {most}", inner.disk_bytes());
 }
 
-// Each batch that was taken cleared what others were refused, so that nobody made room for them.
-#[test]
-fn a_class_that_was_refused_gets_room_although_another_goes_on() {
+/// A store under a bound with two classes, of which the first was refused at so many rows and has
+/// lost a fifth of them since; and the commits so far.
+fn with_a_class_that_was_refused() -> (Store, [TableId; 2], u64, u64) {
     let bound = StoreOptions { max_disk_bytes: Some(6 << 20), ..options(8 << 20) };
     let store = Store::open_on(Arc::new(SimMedium::new(21)), bound).unwrap();
     let expecting =
@@ -657,24 +657,54 @@ fn a_class_that_was_refused_gets_room_although_another_goes_on() {
         step += 1;
         store.commit(step, "", &[]).unwrap();
     }
-    let (mut refused, mut served) = (0, 0);
-    let rows = end / 20;
+    (store, [one, other], end, step)
+}
+
+/// Puts rows of a table. Where they are refused others go on, and a commit is made. Returns how
+/// often that was.
+fn insist(
+    store: &Store,
+    table: TableId,
+    rows: u64,
+    mut step: u64,
+    mut meanwhile: impl FnMut(u64),
+) -> u64 {
+    let mut refused = 0;
     for first in (0..rows).step_by(50) {
         let keys: Vec<u64> = (first..rows.min(first + 50)).collect();
         let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32; DIM]).collect();
         let mut commits = 0;
-        while let Err(error) = store.put(&[batch(other, &keys, &values)]) {
+        while let Err(error) = store.put(&[batch(table, &keys, &values)]) {
             assert_eq!(error.kind(), ErrorKind::Full, "{error}");
             assert!(commits < 4, "at row {first} of {rows}: {error}: {:#?}", store.stats());
-            // Somebody else is served meanwhile.
-            let key = refused % left;
-            served += u64::from(store.put(&[batch(one, &[key], &[key as f32; DIM])]).is_ok());
+            meanwhile(refused);
             (refused, step, commits) = (refused + 1, step + 1, commits + 1);
             store.commit(step, "", &[]).unwrap();
         }
     }
+    expect_rows(store, table, rows);
+    refused
+}
+
+// Each batch that was taken cleared what others were refused, so that nobody made room for them.
+#[test]
+fn a_class_that_was_refused_gets_room_although_another_goes_on() {
+    let (store, [one, other], end, step) = with_a_class_that_was_refused();
+    let mut served = 0;
+    let refused = insist(&store, other, end / 20, step, |refused| {
+        let key = refused % (end * 4 / 5);
+        served += u64::from(store.put(&[batch(one, &[key], &[key as f32; DIM])]).is_ok());
+    });
     assert!(refused > 1 && served > 1, "{refused} refused, {served} served");
-    expect_rows(&store, other, rows);
+}
+
+// A class that had been refused gave nothing back, what it did not need for that neither, until
+// its refusal was forgotten.
+#[test]
+fn a_class_that_was_refused_gives_room_to_another() {
+    let (store, [_, other], end, step) = with_a_class_that_was_refused();
+    let refused = insist(&store, other, end / 20, step, |_| {});
+    assert!(refused > 1, "{refused} refused");
 }
 
 // Rows that had found their room were refused because nobody could say how much is free.
