@@ -29,7 +29,7 @@ demo: setup ## Train a DLRM on real data at 10 % memory and compare it with plai
 
 test: setup ## Run every test: Rust, Python, documented examples
 	cargo test --locked --workspace --exclude embedrock-python --all-features
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 check: setup ## Formatting, lints, types, and the rules of this repository
 	cargo fmt --all --check

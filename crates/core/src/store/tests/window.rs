@@ -102,21 +102,27 @@ fn who_helps_waits_for_no_verb() {
     let (store, table) = with_rows(with_window(600 << 10, 8));
     store.rest_window();
     for keys in draw_keys(&mut Random(9), 10) {
-        let (ends, ended) = std::sync::mpsc::channel();
-        std::thread::scope(|scope| {
-            let engine = store.inner.engine.read();
-            let verb = engine.classes[0].log.lock();
-            let number = store.announce(&[LookaheadBatch { table, keys: &keys }]).unwrap().unwrap();
-            let store = &store;
-            scope.spawn(move || {
-                store.begin(number, Duration::from_millis(20)).unwrap();
-                ends.send(()).unwrap();
-            });
-            let ended = ended.recv_timeout(Duration::from_secs(5));
-            drop(verb);
-            assert!(ended.is_ok(), "the caller waits for a verb");
-        });
+        let number = store.announce(&[LookaheadBatch { table, keys: &keys }]).unwrap().unwrap();
+        // A verb that changes rows has their class to itself, `modify` all of the store.
+        let engine = store.inner.engine.read();
+        begin_beside(&store, number, engine.classes[0].log.lock());
+        drop(engine);
+        begin_beside(&store, number, store.inner.engine.write());
     }
+}
+
+/// Begins a batch on another thread while this one holds a lock.
+fn begin_beside<L>(store: &Store, number: u64, lock: L) {
+    let (ends, ended) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            store.begin(number, Duration::from_millis(20)).unwrap();
+            ends.send(()).unwrap();
+        });
+        let ended = ended.recv_timeout(Duration::from_secs(5));
+        drop(lock);
+        assert!(ended.is_ok(), "the caller waits for {}", std::any::type_name::<L>());
+    });
 }
 
 /// Batches that are read ahead take little longer than those that are not, and bring their rows.

@@ -46,7 +46,7 @@ impl Inner {
     /// is nothing to do that nobody is at.
     fn help(&self, shared: &Shared) -> bool {
         // Nothing ends a wait for a lock: no patience, no signal.
-        if self.has_held_class() {
+        if self.is_taken() {
             return false;
         }
         let helped = self.help_to_plan(shared) || self.help_to_read(shared);
@@ -54,9 +54,10 @@ impl Inner {
         helped
     }
 
-    /// Whether somebody has a class to themselves, maybe for long.
-    fn has_held_class(&self) -> bool {
-        self.engine.read().classes.iter().any(|class| class.log.is_locked())
+    /// Whether a verb has the store or a class to itself, maybe for long.
+    fn is_taken(&self) -> bool {
+        let engine = self.engine.try_read();
+        engine.is_none_or(|engine| engine.classes.iter().any(|class| class.log.is_locked()))
     }
 
     fn help_to_plan(&self, shared: &Shared) -> bool {
