@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -20,10 +21,12 @@ from typing import Any
 
 from embedrock import __version__
 from embedrock.cli import bench, check, copy, demo, info, torture, train
-from embedrock.errors import EmbedrockError
+from embedrock.errors import BudgetError, BudgetWarning, EmbedrockError
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
+_MEMORY = re.compile(r'\bmemory="?([^"\s;,]+)"?')
+"""A budget as messages name it to Python's users."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,10 +69,13 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+def _one_line(said: Warning | BaseException | str) -> str:
+    line = " ".join(str(said).split()) or type(said).__name__
+    if isinstance(said, (BudgetError, BudgetWarning)):
+        line = _MEMORY.sub(r"--memory \1", line)
+    return line
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     """Warnings as one line, without the source line that raised them."""
-    print(f"embedrock: warning: {' '.join(str(message).split())}", file=sys.stderr)
+    print(f"embedrock: warning: {_one_line(message)}", file=sys.stderr)

@@ -221,20 +221,25 @@ impl Inner {
         }
         self.history.lock().index_bytes = engine.memory().index_bytes;
         engine.plan(&self.options, &*self.medium)?;
+        *self.divided.lock() = Some((engine.asked_bytes, engine.budget_bytes));
+        self.was_divided.store(true, Ordering::Relaxed);
         self.make_window_room(&engine, 0).map(drop)
     }
 
     /// Refuses a table with which the budget cannot work. One in per cent grows with the tables
-    /// still to come, so it is checked when the first verb divides it.
+    /// still to come and is never less than works, but needs to know how many rows each will have.
     fn check_budget(
         &self,
         engine: &Engine,
         spec: &TableSpec,
         class: &std::result::Result<u16, NewClass>,
     ) -> Result<()> {
-        let Memory::Bytes(budget) = self.options.memory else { return Ok(()) };
+        let Memory::Bytes(budget) = self.options.memory else {
+            return budget::bytes_of(self.options.memory, &[(spec, 0)]).map(drop);
+        };
         let demands = demands_with(engine, spec, class.as_ref())?;
-        budget::check(budget, &demands).map_err(|e| e.context(format!("table {:?}", spec.name)))
+        budget::check(budget, &demands, self.options.memory_unit)
+            .map_err(|e| e.context(format!("table {:?}", spec.name)))
     }
 
     /// The page that was chosen for a class, or the largest other one with which the budget works:
