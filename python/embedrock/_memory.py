@@ -111,7 +111,7 @@ def _too_little(memory: Any, size: float) -> MisuseError:
     if size <= 1:
         return MisuseError(f'{said}, {_EXPECTED}; did you mean "{size * 100:g}%"?')
     said += f", {math.floor(size):,} bytes, with which no store works"
-    if isinstance(memory, str) and not memory.strip(" .0123456789") == "":
+    if isinstance(memory, str) and memory.strip(" .0123456789") != "":
         return MisuseError(f"{said}; give more")
     return MisuseError(f'{said}; did you mean "{size:g}{"%" if size <= _SHARE_MAX else "MiB"}"?')
 

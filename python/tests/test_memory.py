@@ -138,7 +138,7 @@ def test_an_index_that_outgrew_per_cent_is_answered_in_per_cent(tmp_path: Path) 
     with embedrock.open(tmp_path / "s", "10%", check_disk=False) as store:
         table = store.table("t", 4, expected_rows=1000)
         keys = np.arange(1 << 16)
-        with pytest.raises(BudgetError, match='reopen with at least memory="[0-9.]+%"'):
+        with pytest.raises(BudgetError, match=r'reopen with at least memory="[0-9.]+%"'):
             for start in range(0, 1 << 24, 1 << 16):
                 table.put(keys + start, np.ones((1 << 16, 4), np.float32))
 

@@ -216,6 +216,7 @@ def _add_reading_ahead(command: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Trains, prints what came of it."""
+    columns = _columns(arguments)
     from embedrock import progress, report
     from embedrock.training.job import train
     from embedrock.training.options import Recipe, TrainOptions
@@ -233,7 +234,7 @@ def run(arguments: argparse.Namespace) -> int:
         store=arguments.store,
         memory=arguments.memory,
         resume=arguments.resume,
-        columns=_columns(arguments),
+        columns=columns,
         recipe=recipe,
         given=frozenset(name for name, value in given.items() if value is not None),
         holdout=arguments.holdout,
