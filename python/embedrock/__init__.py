@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from embedrock import errors, initializers, optimizers
 from embedrock._core import __version__
 from embedrock._hashing import hash_keys
+from embedrock._optional import missing
 from embedrock.clip import Clip
 from embedrock.commits import Commit, PendingCommit
 from embedrock.errors import BudgetWarning, EmbedrockError, UncommittedWarning
@@ -82,7 +83,7 @@ def __getattr__(name: str) -> Any:
         if error.name is None or error.name.split(".")[0] != "torch":
             raise
         raise ModuleNotFoundError(
-            f"embedrock.{name} needs PyTorch: pip install 'embedrock[torch]'", name="torch"
+            missing(f"embedrock.{name}", "PyTorch", "torch"), name="torch"
         ) from error
     value = module if module.__name__ == f"embedrock.{name}" else getattr(module, name)
     globals()[name] = value

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from embedrock import __version__
+from embedrock._optional import missing
 from embedrock.cli import bench, check, copy, demo, info, torture, train
 from embedrock.errors import BudgetError, BudgetWarning, EmbedrockError
 
@@ -46,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (EmbedrockError, OSError, ModuleNotFoundError) as error:
         if arguments.debug:
             raise
-        print(f"embedrock: error: {_one_line(error)}", file=sys.stderr)
+        said = _without_torch(error, arguments.command)
+        print(f"embedrock: error: {_one_line(said)}", file=sys.stderr)
         return EXIT_ERROR
 
 
@@ -61,12 +63,21 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(metavar="COMMAND", required=True)
     for command in (train, demo, info, check, copy, bench, torture):
         added = command.add(commands)
+        added.set_defaults(command=command.__name__.rpartition(".")[2])
         added.add_argument(
             "--debug",
             action="store_true",
             help="show the traceback of an error, not only its message",
         )
     return top
+
+
+def _without_torch(error: BaseException, command: str) -> BaseException | str:
+    """What is missing and how to get it, of an import of PyTorch that failed."""
+    name = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""
+    if name.split(".")[0] == "torch" and "needs PyTorch" not in str(error):
+        return missing(f"embedrock {command}", "PyTorch", "torch")
+    return error
 
 
 def _one_line(said: Warning | BaseException | str) -> str:

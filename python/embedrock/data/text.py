@@ -139,7 +139,7 @@ def _open_zstd(path: Path) -> BinaryIO:
     if module is None:
         raise DataError(
             "is compressed with zstd, which needs Python 3.14 or the package zstandard: "
-            'run pip install "embedrock[zstd]", or pass the file plain or as gzip',
+            "run pip install zstandard, or pass the file plain or as gzip",
             path=path,
         )
     if module.__name__ == "zstandard":
