@@ -418,7 +418,7 @@ class TestSeveralTables:
 class TestBudget:
     def test_a_budget_that_cannot_work_names_the_bytes_that_would(self, tmp_path: Any) -> None:
         with embedrock.open(tmp_path / "small.store", memory="1MiB", page_bytes=4096) as store:
-            with pytest.raises(BudgetError, match=r'table "t": .*give at least memory=') as caught:
+            with pytest.raises(BudgetError, match=r"table 't': .*give at least memory=") as caught:
                 store.table("t", 64, num_embeddings=1_000_000)
             assert store.tables == {}
         enough = str(caught.value).rsplit("=", 1)[1].strip('"')

@@ -122,7 +122,7 @@ pub(super) fn rows_bytes(per_cent: f64, tables: &[(&TableSpec, usize)]) -> Resul
             Some(rows) => all += rows as f64 * *row_bytes as f64,
             None => bail!(
                 Budget,
-                "memory is {per_cent}%, but growing table {:?} does not say how many rows it will \
+                "memory is {per_cent}%, but growing table '{}' does not say how many rows it will \
                  have; give expected_rows=, or memory in bytes",
                 spec.name
             ),

@@ -340,14 +340,14 @@ fn count_copies(
             if page_of(slot) == 0 {
                 bail!(
                     Corrupt,
-                    "table {:?} has a row at slot {slot} of {name}, where its header is",
+                    "table '{}' has a row at slot {slot} of {name}, where its header is",
                     table.record.spec.name
                 );
             }
             if !fits(slot) {
                 bail!(
                     Corrupt,
-                    "{name} was truncated: table {:?} has rows in page {}, the file has {pages} \
+                    "{name} was truncated: table '{}' has rows in page {}, the file has {pages} \
                      pages; restore from a copy",
                     table.record.spec.name,
                     page_of(slot)
