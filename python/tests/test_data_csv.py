@@ -120,13 +120,54 @@ def test_a_malformed_line_is_told_with_its_place(tmp_path: Path, line: str, said
         ("click,user,thing,price,age", "column 'item' is not in the header, which has click, user"),
         ("click,user,item,item,price,age", "column 'item' is twice in the header"),
         (b"\xff,user\n", "header is no UTF-8"),
-        (b"PAR1\x15\x04", "is a Parquet file, which is not read; write it as text"),
     ],
 )
 def test_another_header_is_refused(tmp_path: Path, header: str | bytes, said: str) -> None:
     with pytest.raises(DataError) as caught:
         Csv(write(tmp_path / "a.csv", header), COLUMNS)
     assert said in str(caught.value)
+
+
+def test_parquet_without_pyarrow_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(DataError, match=r"a.pq: is a Parquet file, which needs pyarrow: pip inst"):
+        Csv(write(tmp_path / "a.pq", b"PAR1" + bytes(99)), COLUMNS)
+
+
+def test_parquet_is_read_as_its_text_and_goes_on_from_positions(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    number = np.arange(200_000)
+    table = pyarrow.table(
+        {
+            "click": number % 2,
+            "user": [None if i % 100 == 0 else f'u"{i % 777},' for i in number],
+            "item": number * 3,
+            "price": number / 7,
+            "age": pyarrow.array([None, 5, -6, 7] * 50_000),
+            "more": ["x"] * 200_000,
+        }
+    )
+    parquet.write_table(table, tmp_path / "a.parquet", row_group_size=30_000)
+    data, batches = read(tmp_path / "a.parquet")
+    assert sum(map(len, batches)) == 200_000 and batches[0].dense[:4, 1].tolist() == [
+        np.float32(signed_log(value)) for value in (0, 5, -6, 7)
+    ]
+    users = ["" if i % 100 == 0 else f'u"{i % 777},' for i in range(1000)]
+    assert batches[0].feature_keys(0).tolist() == embedrock.hash_keys(users).tolist()
+    items = embedrock.hash_keys((number[-1000:] * 3).astype(str))
+    assert batches[-1].feature_keys(1).tolist() == items.tolist()
+    for place in (0, 99, 150):
+        again = next(data.train_batches(1000, batches[place].next))
+        np.testing.assert_array_equal(again.keys, batches[place + 1].keys)
+    whole = (tmp_path / "a.parquet").read_bytes()
+    with pytest.raises(DataError, match="is no whole Parquet file"):
+        Csv(write(tmp_path / "cut.parquet", whole[: len(whole) // 2]), COLUMNS)
+    parquet.write_table(table.slice(0, 0), tmp_path / "empty.parquet")
+    with pytest.raises(DataError, match="holds no samples"):
+        read(tmp_path / "empty.parquet")
 
 
 def test_a_column_has_one_role() -> None:

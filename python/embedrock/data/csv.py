@@ -29,7 +29,6 @@ _MARK = b"\xef\xbb\xbf"
 _JOINED = "\x1f"
 """Stands between fields of which some were quoted: ASCII's unit separator, which no text has."""
 _NUMBER_BYTES = 32
-_PARQUET = b"PAR1"
 
 
 @dataclass(frozen=True)
@@ -60,18 +59,12 @@ class Csv:
     def __init__(self, path: Path, columns: Columns) -> None:
         """Reads the header.
 
-        Errors: DataError when a column is not there, and for a Parquet file.
+        Errors: DataError when a column is not there.
         """
         columns.check()
         self.columns = columns
         with TextStream(path) as stream:
             text = stream.read(_HEADER_BYTES_MAX)
-        if text.startswith(_PARQUET):
-            raise DataError(
-                "is a Parquet file, which is not read; write it as text with a header: "
-                "pandas.read_parquet(FILE).to_csv(OTHER, index=False)",
-                path=path,
-            )
         self._header_bytes = text.find(b"\n") + 1 or len(text)
         try:
             header = text[: self._header_bytes].removeprefix(_MARK).decode().rstrip("\r\n")

@@ -407,9 +407,9 @@ def _tell_skipped(count: int, first: DataError | str | None) -> None:
 
 
 def _plain_bytes(path: Path) -> int:
-    """Bytes of text, as far as they are known beforehand: 0 for a compressed file."""
+    """Bytes of text, as far as they are known beforehand: 0 for a packed file."""
     with contextlib.suppress(OSError):
-        if path.suffix not in (".gz", ".zst"):
+        if path.suffix not in (".gz", ".zst", ".parquet"):
             return path.stat().st_size
     return 0
 
