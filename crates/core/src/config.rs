@@ -61,7 +61,10 @@ impl MemoryUnit {
         let Self::Named(most) = self else { return bytes.to_string() };
         let family = most / 4 * 4;
         let fits = |unit: &usize| bytes as f64 >= UNITS[*unit].1;
-        let (name, factor) = UNITS[(family..=most).rev().find(fits).unwrap_or(family)];
+        let unit = (family..=most).rev().find(fits).unwrap_or(family);
+        // A hundredth of a small unit is less than what numbers of many digits differ by.
+        let short = |unit: &usize| bytes as f64 / UNITS[*unit].1 < 1e6;
+        let (name, factor) = UNITS[(unit..family + 4).find(short).unwrap_or(family + 3)];
         let mut hundredths = (bytes as f64 / factor * 100.0).ceil();
         while ((hundredths / 100.0 * factor) as u64) < bytes {
             hundredths += 1.0;
@@ -401,8 +404,9 @@ mod tests {
         assert_eq!(spell("512 kb", 1_046_888), "\"1046.89KB\"");
         assert_eq!(spell("1g", 1_046_888), "\"1022.36KiB\"");
         assert_eq!(spell("1 GB", 2_500_000_000), "\"2.5GB\"");
-        for bytes in (0..60).map(|bit| (1u64 << bit) + 12_345) {
-            for given in ["1", "1k", "1MB", "1gib", "1TB"] {
+        assert_eq!(spell("9KiB", 1 << 31), "\"2048MiB\"");
+        for bytes in (0..64).map(|bit| (1u64 << bit).saturating_add(12_345)) {
+            for given in ["1k", "1MB", "1gib", "1TB"] {
                 let spelled = spell(given, bytes);
                 let read = spelled.trim_matches('"').parse::<Memory>().unwrap();
                 let Memory::Bytes(read) = read else { panic!("{spelled}") };
