@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 from embedrock import errors, initializers, optimizers
 from embedrock._core import __version__
+from embedrock._hashing import hash_keys
+from embedrock._optional import missing
 from embedrock.clip import Clip
 from embedrock.commits import Commit, PendingCommit
-from embedrock.errors import EmbedrockError, UncommittedWarning
+from embedrock.errors import BudgetWarning, EmbedrockError, UncommittedWarning
 from embedrock.pipeline.loader import LookaheadLoader
 from embedrock.step_report import StepReport
-from embedrock.store import Store, check, copy, distinct, open
+from embedrock.store import Store, check, close_all, copy, distinct, open
 from embedrock.table import Table
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from embedrock.pipeline.training import Pipeline
 
 __all__ = [
+    "BudgetWarning",
     "Clip",
     "Commit",
     "EmbedrockError",
@@ -45,9 +48,11 @@ __all__ = [
     "UncommittedWarning",
     "__version__",
     "check",
+    "close_all",
     "copy",
     "distinct",
     "errors",
+    "hash_keys",
     "initializers",
     "nn",
     "open",
@@ -78,7 +83,7 @@ def __getattr__(name: str) -> Any:
         if error.name is None or error.name.split(".")[0] != "torch":
             raise
         raise ModuleNotFoundError(
-            f"embedrock.{name} needs PyTorch: pip install 'embedrock[torch]'", name="torch"
+            missing(f"embedrock.{name}", "PyTorch", "torch"), name="torch"
         ) from error
     value = module if module.__name__ == f"embedrock.{name}" else getattr(module, name)
     globals()[name] = value

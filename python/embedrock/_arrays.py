@@ -77,6 +77,12 @@ def as_keys(keys: ArrayLike, name: str = "keys") -> Keys:
     array = as_host(keys, name)
     if array.size == 0 and isinstance(keys, (list, tuple)) and array.dtype == np.float64:
         array = array.astype(np.int64)  # an empty list, which NumPy takes for floats
+    objects = array.reshape(-1)[:1].tolist() if array.dtype.kind == "O" else []
+    if array.dtype.kind in "UST" or isinstance(next(iter(objects), None), (str, bytes)):
+        raise MisuseError(
+            f"{name} are {array.dtype}, expected int64 or uint64; texts become keys of a growing "
+            f"table with embedrock.hash_keys(...)"
+        )
     if array.dtype.kind not in "iu":
         raise MisuseError(
             f"{name} are {array.dtype}, expected int64 or uint64; convert ids with "

@@ -20,8 +20,11 @@ __all__ = [
     "TableId",
     "__version__",
     "check",
+    "check_place",
     "copy",
     "distinct",
+    "hash_pieces",
+    "hash_texts",
     "torture",
 ]
 
@@ -179,6 +182,9 @@ class Store:
         """Errors: `ForkedError` in a forked child, `MisuseError` on a thread that runs the
         function of a `modify` of this store. Waits for nothing."""
 
+    def is_poisoned(self, /) -> bool:
+        """Whether the store refuses changes after an error."""
+
     def is_held(self, /) -> bool:
         """Whether the commit at hand is held, so that no writer drops it."""
 
@@ -268,8 +274,17 @@ class PendingCommit:
 def distinct(keys: _Keys) -> tuple[_Keys, NDArray[np.int64]]:
     """Distinct keys in order of first occurrence, and each key's place among them."""
 
+def hash_texts(texts: list[Any]) -> _Keys:
+    """The keys of texts or bytes."""
+
+def hash_pieces(text: bytes, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> _Keys:
+    """The keys of the pieces of a text."""
+
 def check(path: _Path, progress: _Progress | None = None) -> dict[str, Any]:
     """Reads and verifies every page of the store at `path`."""
+
+def check_place(path: _Path) -> None:
+    """Raises what opening a store at `path`, to make one, would say of the place."""
 
 def copy(
     path: _Path,

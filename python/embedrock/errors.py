@@ -17,6 +17,7 @@ from __future__ import annotations
 
 __all__ = [
     "BudgetError",
+    "BudgetWarning",
     "CallbackError",
     "ClosedError",
     "CommitGoneError",
@@ -58,7 +59,7 @@ class NonFiniteError(EmbedrockError):
 
 
 class BudgetError(EmbedrockError):
-    """The memory budget cannot work; the message names the bytes that would."""
+    """The memory budget cannot work; the message names one that would, in the caller's unit."""
 
 
 class FullError(EmbedrockError):
@@ -71,7 +72,10 @@ class FullError(EmbedrockError):
 
 
 class LockedError(EmbedrockError):
-    """Another process writes to this store; the message names it."""
+    """Another process writes to this store, or this one has it open with other arguments.
+
+    The message names the process, or the arguments and how to close what is open.
+    """
 
 
 class ForkedError(EmbedrockError):
@@ -118,4 +122,12 @@ class UncommittedWarning(UserWarning):
     """A store was closed with changes that no commit holds: they are gone.
 
     A subclass of ``UserWarning`` and not of ``ResourceWarning``, which Python hides by default.
+    """
+
+
+class BudgetWarning(UserWarning):
+    """The memory budget is not what was asked for, or more than the machine has.
+
+    Of tables so small that a budget in per cent cannot work, more is taken than that. The message
+    has the bytes, and so has ``Store.stats()``: ``asked_bytes`` and ``budget_bytes``.
     """

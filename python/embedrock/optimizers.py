@@ -173,14 +173,26 @@ def resolve(optimizer: OptimizerLike) -> OptimizerSpec:
     elif isinstance(optimizer, Mapping):
         given = dict(optimizer)
     else:
-        raise MisuseError(
-            f"optimizer is {shown(optimizer)}, expected a name or one of embedrock.optimizers"
-        )
+        raise MisuseError(_no_description(optimizer))
     kind = choice("optimizer", given.get("kind"), _KINDS)
     unknown = [option for option in given if option not in OptimizerSpec.__annotations__]
     if unknown:
         raise MisuseError(f"optimizer {kind!r} has no option {shown(unknown[0])}")
     return _spec(**given)
+
+
+def _no_description(optimizer: Any) -> str:
+    """What to say of something else, most often a class or an object of an optimizer."""
+    name = getattr(optimizer, "__name__", type(optimizer).__name__)
+    said = shown(optimizer)
+    if callable(optimizer):
+        module = getattr(optimizer, "__module__", None) or ""
+        said = f"{module}.{name}" if module not in ("", "builtins") else name
+    message = f"optimizer is {said}, expected a name or one of embedrock.optimizers"
+    same = {known.replace("_", ""): known for known in _KINDS}.get(name.lower())
+    if same is None:
+        return message
+    return f'{message}: "{same}"; embedrock.optim has what steps it'
 
 
 def hyper(

@@ -1,4 +1,4 @@
-"""Plots of a report as SVG texts, drawn by matplotlib, which is optional (`embedrock[plots]`).
+"""Plots of a report as SVG texts, drawn by matplotlib, which is optional.
 
 Knows what a run's history looks like (`embedrock.training.history`) and nothing of HTML.
 """

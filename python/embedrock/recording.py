@@ -84,6 +84,11 @@ class Recording:
         """Ends the recording."""
         self.stop()
 
+    def __repr__(self) -> str:
+        """What ``print`` shows."""
+        state = "running" if self.running else "ended"
+        return f"<embedrock.Recording {self.batches} batches, {state}>"
+
     def trace(self) -> Trace:
         """The keys as a trace: of tables but the first, with the table's number in the upper bits.
 
@@ -122,7 +127,8 @@ class Recording:
           at the bandwidth of this machine's memory, measured now.
         * ``rows_loaded`` and ``optimal_rows_loaded``; ``hit_rate`` and ``optimal_hit_rate``, of the
           distinct rows of each batch. A cache that is full of rows from before the recording may
-          beat the optimum, which begins empty; a note says when the recording is too short.
+          beat the optimum, which begins empty. Where the recording is too short for an optimum, a
+          note says so, and ``optimal_hit_rate`` is None.
 
         Errors: ``MisuseError`` while it runs, or with fewer than three batches; ``ForkedError`` in
         a child that was forked while it ran. Blocking: computes for some seconds per ten million
@@ -144,12 +150,14 @@ class Recording:
         counted = {name: after[name] - before[name] for name in _COUNTERS}
         spent = {name: after["time"][name] - before["time"][name] for name in ["verbs", *_CAUSES]}
         batches = self._batches[first:]
-        notes = []
+        notes: list[str] = []
         if self._marks[-1][0] < self.batches:
             notes.append("the store was closed before the last batches were counted")
         if self._full:
             notes.append("the recording ended when its keys took max_bytes")
+        said = len(notes)
         classes = self._by_class(first, after, notes)
+        too_short = len(notes) > said
         distinct = sum(one["distinct_rows"] for one in classes)
         optimal = max(sum(one["optimal_loads"] for one in classes) - counted["rows_initial"], 0)
         row_bytes = {one["spec"]["name"]: one["row_bytes"] for one in after["tables"]}
@@ -167,7 +175,7 @@ class Recording:
             "rows_loaded": counted["rows_loaded"],
             "optimal_rows_loaded": optimal,
             "hit_rate": 1 - counted["rows_loaded"] / max(distinct, 1),
-            "optimal_hit_rate": 1 - optimal / max(distinct, 1),
+            "optimal_hit_rate": None if too_short else 1 - optimal / max(distinct, 1),
             "counted": counted,
             "classes": classes,
             "notes": notes,

@@ -24,7 +24,7 @@ figure { display: inline-block; margin: 0.5rem 1rem 0.5rem 0; vertical-align: to
 figcaption { font-weight: 600; }
 svg { max-width: 100%; height: auto; }
 """
-_NO_PLOTS = "There are no plots: matplotlib is not installed. pip install 'embedrock[plots]'"
+_NO_PLOTS = "There are no plots: matplotlib is not installed. pip install matplotlib"
 
 
 def render(whole: Json, title: str) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import operator
 import os
 import threading
 import warnings
@@ -35,6 +34,8 @@ from embedrock._arguments import (
     whole_or_none,
 )
 from embedrock._arrays import ArrayLike, Keys, as_keys, dtype_name
+from embedrock._handles import close_all, open_once, register
+from embedrock._memory import memory_text, warn_beyond_machine
 from embedrock.clip import Clip, bounds
 from embedrock.commits import Commit, PendingCommit, commit_of, decode_meta, encode_meta
 from embedrock.errors import (
@@ -63,7 +64,7 @@ from embedrock.window import WINDOW_GROUP, Window
 if TYPE_CHECKING:
     from embedrock.pipeline.run import Run
 
-__all__ = ["Store", "check", "copy", "distinct", "open"]
+__all__ = ["Store", "check", "close_all", "copy", "distinct", "open"]
 
 T = TypeVar("T")
 Progress = Callable[[int, int], object]
@@ -100,6 +101,11 @@ class Store:
         self._recordings_lock = threading.Lock()
         self._pending_step: int | None = None
         """Step of the last commit that was not waited for."""
+        self._arguments: dict[str, Any] = {}
+        """What a store that is open to write was opened with (``_handles``)."""
+        self._place: tuple[int, int] | None = None
+        self._given_again = 0
+        """How often ``open`` gave this handle out again, ``with`` blocks that ended apart."""
         self._run: Run | None = None
         """What a pipeline does on the store (:class:`embedrock.Pipeline`)."""
 
@@ -179,9 +185,9 @@ class Store:
 
         Errors: ``MismatchError`` when the stored table has other parameters, ``NotFoundError``
         without ``embedding_dim`` and table, ``FullError`` when its rows would not fit on the
-        disk, ``BudgetError`` when a budget in bytes cannot hold the table; it names the bytes that
-        would work. A budget in per cent grows with the tables that are still to come: it is divided
-        and checked at the first batch after a table was made.
+        disk, ``BudgetError`` when a budget in bytes cannot hold the table, with one that would work
+        in the unit that ``open`` was given, or when one in per cent meets a growing table without
+        ``expected_rows``. A budget in per cent grows with the tables that are still to come.
 
         Durability: a new table is durable with the next commit.
 
@@ -560,6 +566,8 @@ class Store:
     def close(self) -> None:
         """Closes the store and gives up its lock, or its hold; a second call does nothing.
 
+        Where ``open`` gave one handle out several times, it is closed for all who have it.
+
         Warns with ``UncommittedWarning`` when changes since the last commit are discarded.
         """
         self._close(stacklevel=3)
@@ -569,7 +577,10 @@ class Store:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Closes the store."""
+        """Closes the store, unless it was open already when this block opened it."""
+        if self._given_again:
+            self._given_again -= 1
+            return
         self._close(stacklevel=3)
 
     def __del__(self) -> None:
@@ -722,10 +733,21 @@ def open(
 ) -> Store:
     """Opens the store in the directory ``path``, at its last commit; creates it if there is none.
 
+    Where this process has it open to write already, with the same arguments, that handle is
+    returned as it is, with what no commit holds yet: so a cell of a notebook can be run again. Its
+    ``close`` closes it for all who have it; the end of a ``with`` block that did not open it leaves
+    it open. :func:`close_all` closes what nothing refers to any more. Each call with ``read_only``
+    opens a reader of its own.
+
+    A store takes a folder of its own: one with other files is refused, and so is a path of which
+    more than the last folder and its parent is missing.
+
     Args:
         path: The store's directory. A relative one is that of the working directory now.
         memory: The budget for cache, index and buffers together: bytes, ``"2GiB"``, ``"512MB"``, or
-            per cent of all rows with their optimizer state (``"10%"``).
+            per cent of all rows with their optimizer state (``"10%"``). Per cent mean that much,
+            but at least what works: where tables are small, a ``BudgetWarning`` says once what is
+            taken. It warns of more than the machine has, too.
         max_disk_bytes: Most bytes the store may take on disk; None leaves it to the file system: up
             to 7 times the rows, by how far commits are apart (``docs/choosing.md``).
         max_held_bytes: Most bytes on disk that readers may keep beyond the kept commits. Past it
@@ -750,8 +772,9 @@ def open(
             whether this one holds its commit now).
         check_disk: Refuse a table whose rows, all written, would not fit on the disk.
 
-    Errors: ``LockedError`` names the process that writes to the store; ``NotFoundError``,
-    ``CommitGoneError``, ``CorruptError``, ``BudgetError``, ``IoError``.
+    Errors: ``LockedError`` names the process that writes to the store, or what this process has it
+    open with that is not as asked for; ``MisuseError``, ``NotFoundError``, ``CommitGoneError``,
+    ``CorruptError``, ``BudgetError``, ``IoError``.
 
     Blocking: reads the index; the time follows the size of the store's journal.
 
@@ -760,25 +783,33 @@ def open(
     None
     """
     directory = named_path("path", path).absolute()
-    core = _core.Store(
-        directory,
-        _memory_text(memory),
-        max_disk_bytes=whole_or_none("max_disk_bytes", max_disk_bytes, 1),
-        max_held_bytes=whole_or_none("max_held_bytes", max_held_bytes, 0),
-        page_bytes=whole_or_none("page_bytes", page_bytes, 1),
-        segment_bytes=whole_or_none("segment_bytes", segment_bytes, 1),
-        io=choice("io", io, ("auto", "uring", "pread")),
-        policy=choice("policy", policy, ("lru", "lfu")),
-        window_bytes=whole_or_none("window_bytes", window_bytes, 0),
-        window_group=whole("window_group", window_group, 1),
-        keep=whole("keep", keep, 1),
-        seed=whole("seed", seed, 0),
-        create=flag("create", create),
-        step=whole_or_none("step", step, 0),
-        read_only=flag("read_only", read_only),
-        check_disk=flag("check_disk", check_disk),
-    )
-    return Store(core, directory, str(memory), bool(read_only))
+    budget = memory_text(memory)
+    arguments: dict[str, Any] = {
+        "max_disk_bytes": whole_or_none("max_disk_bytes", max_disk_bytes, 1),
+        "max_held_bytes": whole_or_none("max_held_bytes", max_held_bytes, 0),
+        "page_bytes": whole_or_none("page_bytes", page_bytes, 1),
+        "segment_bytes": whole_or_none("segment_bytes", segment_bytes, 1),
+        "io": choice("io", io, ("auto", "uring", "pread")),
+        "policy": choice("policy", policy, ("lru", "lfu")),
+        "window_bytes": whole_or_none("window_bytes", window_bytes, 0),
+        "window_group": whole("window_group", window_group, 1),
+        "keep": whole("keep", keep, 1),
+        "seed": whole("seed", seed, 0),
+        "step": whole_or_none("step", step, 0),
+        "check_disk": flag("check_disk", check_disk),
+    }
+    create, reads = flag("create", create), flag("read_only", read_only)
+
+    def make() -> Store:
+        warn_beyond_machine(budget)
+        core = _core.Store(directory, budget, create=create, read_only=reads, **arguments)
+        return Store(core, directory, str(memory), reads)
+
+    if reads:
+        return register(make())
+    store, was_open = open_once(directory, {"memory": str(memory), **arguments}, make)
+    store._given_again += was_open
+    return store
 
 
 def distinct(keys: ArrayLike) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
@@ -843,20 +874,11 @@ def copy(
     report: dict[str, Any] = _core.copy(
         named_path("path", path),
         named_path("destination", destination),
-        _memory_text(memory),
+        memory_text(memory),
         number,
         progress,
     )
     return report
-
-
-def _memory_text(memory: int | str) -> str:
-    if isinstance(memory, str):
-        return text("memory", memory)
-    with contextlib.suppress(TypeError):
-        if not isinstance(memory, bool):
-            return str(whole("memory", operator.index(memory), 1))
-    raise MisuseError(f'memory is {shown(memory)}, expected bytes, "10%", "512MB" or "2GiB"')
 
 
 _PARTS = {2: "pairs (table, keys)", 3: "triples (table, keys, rows)"}

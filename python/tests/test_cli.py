@@ -3,6 +3,8 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 
 import embedrock
 from embedrock import cli, progress
+from embedrock.bench import BENCHES, load
 from embedrock.cli import output
 
 
@@ -32,6 +35,67 @@ def test_info_shows_tables_commits_disk_memory_and_io(filled_store: Path, capsys
     shown = capsys.readouterr().out
     for text in ("ads", "5,000", "growing", "adagrad", "users", "commit at step", "disk", "io"):
         assert text in shown
+
+
+# A column "of" stood beside "rows", and rates of the device among what is in the store.
+def test_info_names_capacity_and_keeps_rates_for_verbose(filled_store: Path, capsys):
+    assert cli.main(["info", str(filled_store)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.splitlines()[2].split()[:4] == ["table", "rows", "capacity", "dim"]
+    assert "memory in use here" in shown and "random reads" not in shown
+    curve = json.loads(_shown(capsys, ["info", str(filled_store), "--json"]))["stats"]["device"]
+    verbose = _shown(capsys, ["info", str(filled_store), "--verbose"])
+    assert ("random reads of" in verbose) is (curve["curve"] is not None)
+
+
+def _shown(capsys, command: list[str]) -> str:
+    assert cli.main(command) == 0
+    return capsys.readouterr().out
+
+
+def _run(*command: str, before: str = "") -> subprocess.CompletedProcess[str]:
+    """The command line in a process of its own, after some Python."""
+    script = f"import sys\n{before}\nfrom embedrock.cli import main\nsys.exit(main())"
+    return subprocess.run(
+        [sys.executable, "-c", script, *command], capture_output=True, text=True, timeout=120
+    )
+
+
+# "No module named 'torch'" was all that train said, and demo printed a child's traceback.
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["train", "--data", "a", "--format", "criteo", "--store", "s"],
+        ["demo"],
+        ["demo", "--criteo-shaped"],
+    ],
+)
+def test_without_torch_commands_say_what_to_install(tmp_path: Path, command: list[str]):
+    done = _run(*command, before="sys.modules['torch'] = None")
+    assert done.returncode == 2 and done.stdout == ""
+    assert (
+        done.stderr
+        == f"embedrock: error: embedrock {command[0]} needs PyTorch: pip install torch\n"
+    )
+
+
+def test_the_package_is_a_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "embedrock", "--version"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, f"embedrock {embedrock.__version__}\n")
+
+
+# It called itself python -m embedrock.bench, and half of its options had no help.
+@pytest.mark.parametrize("name", list(BENCHES))
+def test_help_of_a_benchmark_has_its_name_and_every_option(name: str, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["bench", name, "--help"])
+    shown = capsys.readouterr().out
+    assert ended.value.code == 0 and shown.startswith(f"usage: embedrock bench {name} ")
+    one = argparse.ArgumentParser()
+    load(name).add_arguments(one)
+    assert [action.option_strings for action in one._actions if not action.help] == []
 
 
 def test_info_as_json_holds_everything(filled_store: Path, capsys):

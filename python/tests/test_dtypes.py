@@ -268,7 +268,7 @@ def test_every_optimizer_trains_near_float32(
 def test_values_beyond_float16_are_refused_left_out_or_infinite(store: embedrock.Store) -> None:
     table = store.table("t", 2, dtype="float16", initializer=0.0)
     values = np.array([[1.0, 65519.0], [65520.0, 1.0]], np.float32)
-    with pytest.raises(NonFiniteError, match="values beyond the range of float16"):
+    with pytest.raises(NonFiniteError, match="or beyond the range of float16, the first for key"):
         table.put([1, 2], values)
     assert len(table) == 0
     table.put([1, 2], values, non_finite="skip")

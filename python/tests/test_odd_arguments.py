@@ -93,6 +93,7 @@ CALLS: dict[str, tuple[Callable[[World], Any], Callable[[World], Arguments]]] = 
         lambda w: {"path": w.path / "s", "destination": w.new_path()},
     ),
     "distinct": (lambda w: embedrock.distinct, lambda w: {"keys": KEYS}),
+    "hash_keys": (lambda w: embedrock.hash_keys, lambda w: {"strings": ["a", "b"]}),
     "save": (
         lambda w: embedrock.save,
         lambda w: {"store": w.store, "model": w.model, "optimizer": None, "step": 1},
@@ -423,6 +424,7 @@ def public_callables() -> Iterator[str]:
 
 
 NOT_MADE_BY_CALLERS = {
+    "close_all",
     "Commit",
     "PendingCommit",
     "Store",

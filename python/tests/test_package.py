@@ -39,7 +39,7 @@ except ModuleNotFoundError as error:
 """
     lines = run(script).splitlines()
     assert lines[0] == "[[0.0, 0.0, 0.0, 0.0]]"
-    assert lines[1] == "embedrock.nn needs PyTorch: pip install 'embedrock[torch]'"
+    assert lines[1] == "embedrock.nn needs PyTorch: pip install torch"
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -116,7 +116,7 @@ def test_without_matplotlib_there_are_tables_and_a_word_on_plots(
     text = report_html.render(a_report(), "t")
     page = Page(text)
     assert page.svgs == 0
-    assert "pip install &#x27;embedrock[plots]&#x27;" in text
+    assert "pip install matplotlib" in text
     assert ["auc_out_of_core", "0.75"] in page.rows
 
 

@@ -370,7 +370,7 @@ class TestProcesses:
         )
         assert str(os.getpid()) in done.stdout
         with pytest.raises(LockedError, match="open in this process already"):
-            embedrock.open(filled.store.path, memory="64MiB")
+            embedrock.open(filled.store.path, memory="63MiB")
 
     def test_the_second_rank_of_a_job_is_told_to_take_a_store_of_its_own(
         self, tmp_path: Path

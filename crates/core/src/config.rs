@@ -17,8 +17,60 @@ pub enum Memory {
     /// A number of bytes.
     Bytes(u64),
     /// Per cent of the bytes of all rows (values and state): `num_embeddings`, or `expected_rows`
-    /// of growing tables, times row bytes, summed over tables.
+    /// of growing tables, times row bytes, summed over tables. Where that is less than works, what
+    /// works.
     Percent(f64),
+}
+
+/// Units of memory that [`MemoryUnit`] has names for, those of a family behind each other.
+const UNITS: [(&str, f64); 8] = [
+    ("KB", 1e3),
+    ("MB", 1e6),
+    ("GB", 1e9),
+    ("TB", 1e12),
+    ("KiB", 1024.0),
+    ("MiB", 1048576.0),
+    ("GiB", 1073741824.0),
+    ("TiB", 1099511627776.0),
+];
+
+/// The unit that a caller gives memory in, in which messages answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MemoryUnit {
+    /// A number of bytes.
+    #[default]
+    Bytes,
+    /// One of the units with a name, or a smaller one of its family.
+    Named(usize),
+}
+
+impl MemoryUnit {
+    /// The unit that a text is in which [`Memory`] reads.
+    pub fn of(text: &str) -> Self {
+        let unit = text.trim().trim_start_matches(|c: char| c.is_ascii_digit() || c == '.').trim();
+        let unit = match unit.len() {
+            1 => format!("{unit}iB"),
+            _ => unit.to_owned(),
+        };
+        let named = UNITS.iter().position(|(name, _)| name.eq_ignore_ascii_case(&unit));
+        named.map_or(Self::Bytes, Self::Named)
+    }
+
+    /// The amount as it is given: `1048576`, or in another unit `"1MiB"` with quotes, never less.
+    pub fn spell(self, bytes: u64) -> String {
+        let Self::Named(most) = self else { return bytes.to_string() };
+        let family = most / 4 * 4;
+        let fits = |unit: &usize| bytes as f64 >= UNITS[*unit].1;
+        let unit = (family..=most).rev().find(fits).unwrap_or(family);
+        // A hundredth of a small unit is less than what numbers of many digits differ by.
+        let short = |unit: &usize| bytes as f64 / UNITS[*unit].1 < 1e6;
+        let (name, factor) = UNITS[(unit..family + 4).find(short).unwrap_or(family + 3)];
+        let mut hundredths = (bytes as f64 / factor * 100.0).ceil();
+        while ((hundredths / 100.0 * factor) as u64) < bytes {
+            hundredths += 1.0;
+        }
+        format!("\"{}{name}\"", hundredths / 100.0)
+    }
 }
 
 impl FromStr for Memory {
@@ -65,6 +117,8 @@ impl FromStr for Memory {
 pub struct StoreOptions {
     /// The memory budget.
     pub memory: Memory,
+    /// The unit in which messages name a budget that works.
+    pub memory_unit: MemoryUnit,
     /// Most bytes the store may take on disk; `None` leaves it to the file system.
     pub max_disk_bytes: Option<u64>,
     /// Most bytes on disk that readers may keep beyond the kept commits; past it the oldest of
@@ -108,6 +162,7 @@ impl StoreOptions {
     pub fn new(memory: Memory) -> Self {
         Self {
             memory,
+            memory_unit: MemoryUnit::Bytes,
             max_disk_bytes: None,
             max_held_bytes: None,
             page_bytes: None,
@@ -340,6 +395,25 @@ pub struct Uncommitted {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memory_is_spelled_in_the_unit_that_it_was_given_in() {
+        let spell = |given, bytes| MemoryUnit::of(given).spell(bytes);
+        assert_eq!(spell("4096", 1_046_888), "1046888");
+        assert_eq!(spell("512KiB", 1_046_888), "\"1022.36KiB\"");
+        assert_eq!(spell("512 kb", 1_046_888), "\"1046.89KB\"");
+        assert_eq!(spell("1g", 1_046_888), "\"1022.36KiB\"");
+        assert_eq!(spell("1 GB", 2_500_000_000), "\"2.5GB\"");
+        assert_eq!(spell("9KiB", 1 << 31), "\"2048MiB\"");
+        for bytes in (0..64).map(|bit| (1u64 << bit).saturating_add(12_345)) {
+            for given in ["1k", "1MB", "1gib", "1TB"] {
+                let spelled = spell(given, bytes);
+                let read = spelled.trim_matches('"').parse::<Memory>().unwrap();
+                let Memory::Bytes(read) = read else { panic!("{spelled}") };
+                assert!(read >= bytes && read as f64 <= bytes as f64 * 1.02 + 1000.0, "{spelled}");
+            }
+        }
+    }
 
     #[test]
     fn memory_reads_per_cent_and_units() {

@@ -21,6 +21,12 @@ pub fn table_salt(name: &str) -> u64 {
     xxhash_rust::xxh3::xxh3_64(name.as_bytes())
 }
 
+/// The key of a text: XXH3 with 64 bits, seed 0, of its bytes. Fixed for ever, because a store that
+/// was trained with such keys must find its rows again.
+pub fn text_key(text: &[u8]) -> u64 {
+    xxhash_rust::xxh3::xxh3_64(text)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -29,12 +29,12 @@ pub mod store;
 pub use arena::keep_freed;
 pub use clip::Clip;
 pub use config::{
-    CommitInfo, GetBatch, LookaheadBatch, Memory, NonFinite, PutBatch, StoreOptions, TableId,
-    TableInfo, TableSpec, Uncommitted, UpdateBatch, UpdateReport, ValuesOut,
+    CommitInfo, GetBatch, LookaheadBatch, Memory, MemoryUnit, NonFinite, PutBatch, StoreOptions,
+    TableId, TableInfo, TableSpec, Uncommitted, UpdateBatch, UpdateReport, ValuesOut,
 };
 pub use distinct::distinct;
 pub use error::{Error, ErrorKind, Result};
 pub use store::{
     CheckReport, CopyReport, Entered, PendingCommit, PermitStats, Permits, Ready, Scan, Stats,
-    Store, UNBOUNDED, WindowStats, check, copy,
+    Store, UNBOUNDED, WindowStats, check, check_place, copy,
 };

@@ -675,8 +675,8 @@ fn case_15_config_that_cannot_work_is_refused_at_once_with_a_message() {
     let options = StoreOptions { memory, max_disk_bytes: Some(DISK_BYTES), ..options(0) };
     let fixture = Fixture::with(options, vec![]);
     let spec = TableSpec { expected_rows: None, num_embeddings: None, ..base() };
-    let table = fixture.store.table(&spec).unwrap();
-    let error = get(&fixture.store, table, &[1]).unwrap_err();
+    let error = fixture.store.table(&spec).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Budget);
     assert!(error.message().contains("expected_rows"), "{error}");
+    assert!(fixture.store.tables().is_empty());
 }

@@ -10,6 +10,7 @@
 mod arrays;
 mod commit;
 mod error;
+mod hashing;
 mod lent;
 mod maintenance;
 mod permits;
@@ -25,7 +26,9 @@ mod _core {
     #[pymodule_export]
     use crate::commit::PendingCommit;
     #[pymodule_export]
-    use crate::maintenance::{check, copy};
+    use crate::hashing::{hash_pieces, hash_texts};
+    #[pymodule_export]
+    use crate::maintenance::{check, check_place, copy};
     #[pymodule_export]
     use crate::permits::Permits;
     #[pymodule_export]

@@ -10,6 +10,12 @@ use pyo3::prelude::*;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+/// Raises what opening a store at `path`, to make one, would say of the place.
+#[pyfunction]
+pub(crate) fn check_place(py: Python<'_>, path: PathBuf) -> PyResult<()> {
+    py.detach(|| embedrock_core::check_place(&path)).or_raise(py)
+}
+
 /// Tells Python how far the engine is, and lets Ctrl-C through.
 pub(crate) fn report(
     carried: &mut Carried,

@@ -18,6 +18,7 @@ use pyo3::types::PyBytes;
 use serde::Serialize;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 pub(crate) use hyper::Hyper;
 
@@ -51,9 +52,30 @@ type LookaheadParts<'py> = (PyRef<'py, TableId>, Keys);
 /// Bounds on gradients: of elements, of rows, of all together with those of this norm.
 type Bounds = (Option<f64>, Option<f64>, Option<f64>, f64);
 
-/// An open store.
+/// An open store, and what it has to tell of its budget.
 #[pyclass(frozen, module = "embedrock._core")]
-pub(crate) struct Store(core::Store);
+pub(crate) struct Store(core::Store, Budget);
+
+/// The budget as it was given, and whether the user was told what became of it.
+struct Budget {
+    memory: String,
+    told: AtomicBool,
+}
+
+impl Store {
+    /// Has the user told, once, when the budget that was divided is not what was asked for, or
+    /// more than the machine has. For the end of verbs that divide it.
+    fn tell_budget(&self, py: Python<'_>) -> PyResult<()> {
+        let Some((asked, budget)) = self.0.take_divided() else { return Ok(()) };
+        if self.1.told.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let module = py.import("embedrock._memory")?;
+        let told = module.call_method1("tell_divided", (&self.1.memory, asked, budget))?;
+        self.1.told.store(told.extract()?, Ordering::Relaxed);
+        Ok(())
+    }
+}
 
 #[pymethods]
 impl Store {
@@ -87,6 +109,7 @@ impl Store {
     ) -> PyResult<Self> {
         let options = core::StoreOptions {
             memory: core::Memory::from_str(memory).or_raise(py)?,
+            memory_unit: core::MemoryUnit::of(memory),
             max_disk_bytes,
             max_held_bytes,
             page_bytes,
@@ -103,7 +126,10 @@ impl Store {
             read_only,
             check_disk,
         };
-        py.detach(|| core::Store::open(&path, options)).map(Self).or_raise(py)
+        let core = py.detach(|| core::Store::open(&path, options)).or_raise(py)?;
+        let store = Self(core, Budget { memory: memory.to_owned(), told: AtomicBool::new(false) });
+        store.tell_budget(py)?;
+        Ok(store)
     }
 
     /// Creates the table that the JSON text describes, or opens it when it has equal parameters.
@@ -156,7 +182,8 @@ impl Store {
                 state: state.as_mut().map(|state| state.as_slice_mut()).transpose()?,
             });
         }
-        py.detach(|| self.0.get(&mut requests)).or_raise(py)
+        py.detach(|| self.0.get(&mut requests)).or_raise(py)?;
+        self.tell_budget(py)
     }
 
     /// Writes rows; of equal keys the last one wins.
@@ -183,7 +210,8 @@ impl Store {
             });
         }
         let _loan = arrays.lend(py)?;
-        py.detach(|| self.0.put(&requests)).map(drop).or_raise(py)
+        py.detach(|| self.0.put(&requests)).or_raise(py)?;
+        self.tell_budget(py)
     }
 
     /// One optimizer step per distinct key, with gradients within the bounds (value, row_norm,
@@ -200,6 +228,7 @@ impl Store {
         let (requests, clip) = (update_batches(py, &batches, non_finite, step)?, bounds(clip));
         let _loan = gradients(&batches)?.lend(py)?;
         let report = py.detach(|| self.0.update_within(&requests, &clip)).or_raise(py)?;
+        self.tell_budget(py)?;
         Ok((report.rows, report.skipped, report.saturated, report.norm))
     }
 
@@ -226,13 +255,19 @@ impl Store {
         keys: Keys,
         function: Py<PyAny>,
     ) -> PyResult<()> {
-        modify::modify(py, &self.0, table.0, keys.as_slice(), &function)
+        modify::modify(py, &self.0, table.0, keys.as_slice(), &function)?;
+        self.tell_budget(py)
     }
 
     /// Raises what every call raises that would wait for ever: `ForkedError` in a forked child,
     /// `MisuseError` on a thread that runs the function of a `modify` of this store.
     fn check_call(&self, py: Python<'_>) -> PyResult<()> {
         self.0.check_call().or_raise(py)
+    }
+
+    /// Whether the store refuses changes after an error.
+    fn is_poisoned(&self) -> bool {
+        self.0.is_poisoned()
     }
 
     /// Whether the commit at hand is held, so that no writer drops it.
@@ -262,13 +297,16 @@ impl Store {
     /// Announces the keys of one coming get of the table.
     fn lookahead(&self, py: Python<'_>, table: PyRef<'_, TableId>, keys: Keys) -> PyResult<()> {
         let (table, keys) = (table.0, keys.as_slice());
-        py.detach(|| self.0.lookahead(table, keys)).or_raise(py)
+        py.detach(|| self.0.lookahead(table, keys)).or_raise(py)?;
+        self.tell_budget(py)
     }
 
     /// Announces the keys of one coming batch; returns its number, or None when the window is
     /// full.
     fn announce(&self, py: Python<'_>, batch: Vec<LookaheadParts<'_>>) -> PyResult<Option<u64>> {
-        window::announce(py, &self.0, &batch)
+        let number = window::announce(py, &self.0, &batch)?;
+        self.tell_budget(py)?;
+        Ok(number)
     }
 
     /// Waits until a batch that is about to be read was read ahead.
@@ -332,7 +370,9 @@ impl Store {
 
     /// Fills the cache with stored rows; returns how many were loaded.
     fn warm(&self, py: Python<'_>) -> PyResult<u64> {
-        py.detach(|| self.0.warm()).or_raise(py)
+        let rows = py.detach(|| self.0.warm()).or_raise(py)?;
+        self.tell_budget(py)?;
+        Ok(rows)
     }
 
     /// Makes everything so far durable under `step`; returns the commit as a dict.

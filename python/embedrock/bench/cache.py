@@ -66,8 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split-ids", type=int, default=3_700_000, help="ids of the 80/20 skew")
     parser.add_argument("--zipf-ids", type=int, default=4_000_000, help="ids of the Zipf skew")
     parser.add_argument("--zipf", type=float, default=0.9, help="exponent of the Zipf skew")
-    parser.add_argument("--batch", type=int, default=131_072)
-    parser.add_argument("--batches", type=int, default=20)
+    parser.add_argument("--batch", type=int, default=131_072, help="keys of a batch")
+    parser.add_argument("--batches", type=int, default=20, help="batches that are timed")
     parser.add_argument("--warm", type=int, default=11, help="batches before the timed ones")
     parser.add_argument(
         "--drift",
@@ -75,8 +75,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=0.05,
         help="share of popularity ranks that get another id after each batch, where it drifts",
     )
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--threads", type=int, nargs="+", default=[1, 2], help="threads of each run"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of each measurement")
     parser.add_argument("--program", type=Path, default=PROGRAM, help="built by `make peers`")
     parser.add_argument("--png", type=Path, help="draw the result to this file")
     add_common(parser, patience_s=20.0)

@@ -39,8 +39,8 @@ UPDATES_BEFORE = 200
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of this bench."""
-    parser.add_argument("--rows", type=int, default=10_000_000)
-    parser.add_argument("--dim", type=int, default=32)
+    parser.add_argument("--rows", type=int, default=10_000_000, help="rows of the table")
+    parser.add_argument("--dim", type=int, default=32, help="float32 values per row")
     parser.add_argument("--few", type=int, default=100_000, help="rows of a small commit")
     parser.add_argument("--small", type=int, default=5, help="commits of few rows")
     parser.add_argument("--full", type=int, default=3, help="commits of all rows")

@@ -130,7 +130,7 @@ def import_torch(report: Report, figures: list[str], needed_bytes: int) -> Any:
         import torch
     except ImportError:
         for figure in figures:
-            report.missing(figure, "PyTorch is not installed: pip install 'embedrock[torch]'")
+            report.missing(figure, "PyTorch is not installed: pip install torch")
         return None
     torch.set_num_threads(1)
     report.results["torch"] = torch.__version__

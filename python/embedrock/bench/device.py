@@ -29,7 +29,7 @@ COMMON = (4096, 64)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of this bench."""
     parser.add_argument("--rows", type=int, default=4_000_000, help="of the store that is read")
-    parser.add_argument("--dim", type=int, default=32)
+    parser.add_argument("--dim", type=int, default=32, help="float32 values per row")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each size and depth")
     parser.add_argument("--slice", type=float, default=0.5, metavar="S", help="seconds of a turn")
     parser.add_argument("--png", type=Path, help="draw the curves to this file")

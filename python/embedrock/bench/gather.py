@@ -35,10 +35,16 @@ SCALING_CALLS = 4
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of this bench."""
-    parser.add_argument("--rows", type=int, default=10_000_000)
-    parser.add_argument("--dim", type=int, default=32)
-    parser.add_argument("--batches", type=int, nargs="+", default=[65_536, 2_048])
-    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--rows", type=int, default=10_000_000, help="rows of the table")
+    parser.add_argument("--dim", type=int, default=32, help="float32 values per row")
+    parser.add_argument(
+        "--batches",
+        type=int,
+        nargs="+",
+        default=[65_536, 2_048],
+        help="keys of the batches of each figure",
+    )
+    parser.add_argument("--rounds", type=int, default=11, help="rounds of each measurement")
     add_common(parser, patience_s=30.0)
 
 

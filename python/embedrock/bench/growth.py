@@ -38,10 +38,10 @@ ADDED = np.float32(2.0**-23)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of this bench."""
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS, help="rising")
-    parser.add_argument("--dim", type=int, default=32)
+    parser.add_argument("--dim", type=int, default=32, help="float32 values per row")
     parser.add_argument("--memory", type=float, default=10.0, help="per cent of the rows' bytes")
-    parser.add_argument("--zipf", type=float, default=0.9)
-    parser.add_argument("--batch", type=int, default=4096)
+    parser.add_argument("--zipf", type=float, default=0.9, help="exponent of the skew; 0: uniform")
+    parser.add_argument("--batch", type=int, default=4096, help="keys of a batch")
     parser.add_argument("--batches", type=int, default=600, help="the last two thirds count")
     parser.add_argument("--png", type=Path, help="draw the result to this file")
     add_common(parser)

@@ -28,7 +28,7 @@ CHECKED_ROWS = 1 << 16
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of this bench."""
     parser.add_argument("--rows", type=int, default=10_000_000, help="rows of the dense table")
-    parser.add_argument("--dim", type=int, default=32)
+    parser.add_argument("--dim", type=int, default=32, help="float32 values per row")
     parser.add_argument("--memory", default="25%", help="budget of the dense table")
     parser.add_argument("--grow-from", type=int, default=1_000_000, help="keys at the first look")
     parser.add_argument("--grow-to", type=int, default=16_000_000, help="keys at the last one")

@@ -39,11 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shares", nargs="+", type=float, default=SHARES, help="per cent of the rows' bytes"
     )
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--dim", type=int, default=64)
-    parser.add_argument("--zipf", type=float, default=0.9)
-    parser.add_argument("--batch", type=int, default=4096)
-    parser.add_argument("--batches", type=int, default=300)
+    parser.add_argument("--rows", type=int, default=1_000_000, help="rows of the table")
+    parser.add_argument("--dim", type=int, default=64, help="float32 values per row")
+    parser.add_argument("--zipf", type=float, default=0.9, help="exponent of the skew; 0: uniform")
+    parser.add_argument("--batch", type=int, default=4096, help="keys of a batch")
+    parser.add_argument("--batches", type=int, default=300, help="batches of a run")
     race.add_peer_arguments(parser, 5.0)
     add_common(parser, patience_s=1.0)
 

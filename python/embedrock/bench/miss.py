@@ -41,14 +41,18 @@ STATE_ROWS = 4096
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of this bench."""
-    parser.add_argument("--rows", type=int, default=10_000_000)
-    parser.add_argument("--dim", type=int, default=32)
-    parser.add_argument("--batch", type=int, default=65_536)
+    parser.add_argument("--rows", type=int, default=10_000_000, help="rows of the table")
+    parser.add_argument("--dim", type=int, default=32, help="float32 values per row")
+    parser.add_argument("--batch", type=int, default=65_536, help="keys of a batch")
     parser.add_argument("--resident", type=float, default=0.02, help="share of rows in memory")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of each measurement")
     parser.add_argument("--slice", type=float, default=3.0, metavar="S", help="seconds of a slice")
-    parser.add_argument("--io", choices=["auto", "uring", "pread"], default="auto")
-    parser.add_argument("--page-bytes", type=int, default=None)
+    parser.add_argument(
+        "--io", choices=["auto", "uring", "pread"], default="auto", help="who reads pages"
+    )
+    parser.add_argument(
+        "--page-bytes", type=int, default=None, help="page size; the default measures the device"
+    )
     add_common(parser, patience_s=90.0)
 
 

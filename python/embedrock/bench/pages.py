@@ -56,11 +56,13 @@ Words = npt.NDArray[np.uint32]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of this bench."""
-    parser.add_argument("--file-bytes", type=int, default=2 << 30)
+    parser.add_argument("--file-bytes", type=int, default=2 << 30, help="bytes of the file")
     parser.add_argument("--cache-bytes", type=int, default=256 << 20, help="page cache it may hold")
     parser.add_argument("--rows", type=int, default=4_000_000, help="rows of the engine's table")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--threads", type=int, nargs="+", default=[1, 8, 32], help="threads of each run"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of each measurement")
     parser.add_argument("--slice", type=float, default=2.0, metavar="S", help="seconds of a slice")
     add_common(parser, patience_s=30.0)
 

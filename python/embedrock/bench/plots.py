@@ -16,7 +16,7 @@ def pyplot_or_note(notes: list[str]) -> Any:
         matplotlib.use("Agg")
         from matplotlib import pyplot
     except ImportError:
-        notes.append("no plot: matplotlib is not installed: pip install 'embedrock[plots]'")
+        notes.append("no plot: matplotlib is not installed: pip install matplotlib")
         return None
     return pyplot
 

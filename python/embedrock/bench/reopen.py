@@ -42,9 +42,9 @@ READY = "uncommitted\n"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of this bench."""
-    parser.add_argument("--rows", type=int, default=DEFINED_ROWS)
-    parser.add_argument("--dim", type=int, default=8)
-    parser.add_argument("--memory", default="10%")
+    parser.add_argument("--rows", type=int, default=DEFINED_ROWS, help="rows of the table")
+    parser.add_argument("--dim", type=int, default=8, help="float32 values per row")
+    parser.add_argument("--memory", default="10%", help="budget of the store")
     parser.add_argument("--keys", type=int, default=65_536, help="keys of the first read")
     parser.add_argument(
         "--uncommitted", type=int, default=10**9, help="bytes written after the last commit"

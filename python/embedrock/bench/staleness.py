@@ -48,10 +48,16 @@ SLOW = "slow device"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of this bench."""
-    parser.add_argument("--parts", nargs="+", choices=["cost", "bits", "sweep"], default=None)
+    parser.add_argument(
+        "--parts",
+        nargs="+",
+        choices=["cost", "bits", "sweep"],
+        default=None,
+        help="what is measured; the default is all",
+    )
     parser.add_argument("--rows", type=int, default=2_000_000, help="of the cost of bookkeeping")
     parser.add_argument("--batch", type=int, default=4096, help="keys, of the cost of bookkeeping")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=7, help="rounds of each measurement")
     logs = ["movielens", "criteo", "ipinyou"]
     parser.add_argument("--logs", nargs="+", choices=logs, default=logs, help="to train on")
     parser.add_argument("--samples", type=int, default=128, help="of a training batch")

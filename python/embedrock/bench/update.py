@@ -34,10 +34,10 @@ GRADIENTS = 4
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of this bench."""
-    parser.add_argument("--rows", type=int, default=10_000_000)
-    parser.add_argument("--dim", type=int, default=32)
-    parser.add_argument("--batch", type=int, default=65_536)
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rows", type=int, default=10_000_000, help="rows of the table")
+    parser.add_argument("--dim", type=int, default=32, help="float32 values per row")
+    parser.add_argument("--batch", type=int, default=65_536, help="keys of a batch")
+    parser.add_argument("--rounds", type=int, default=20, help="rounds of each measurement")
     add_common(parser, patience_s=30.0)
 
 

@@ -39,9 +39,9 @@ VARIANTS["commits when evictions alone reach the share"] = {"evictions_only": Tr
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of this bench."""
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--dim", type=int, default=32)
-    parser.add_argument("--memory", default="10%")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="rows of the table")
+    parser.add_argument("--dim", type=int, default=32, help="float32 values per row")
+    parser.add_argument("--memory", default="10%", help="budget of the store")
     parser.add_argument("--exponent", type=float, default=0.9, help="skew of the keys")
     parser.add_argument("--batch", type=int, default=4096, help="draws of a batch")
     parser.add_argument(

@@ -30,8 +30,10 @@ ROWS_MAX = 8_000_000
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of this bench."""
     parser.add_argument("--engines", default="embedrock,rocksdb", help="comma-separated")
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
-    parser.add_argument("--skews", nargs="+", choices=list(SKEWS), default=list(SKEWS))
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES, help="workloads")
+    parser.add_argument(
+        "--skews", nargs="+", choices=list(SKEWS), default=list(SKEWS), help="how keys are drawn"
+    )
     parser.add_argument(
         "--row-bytes", nargs="+", type=int, help=f"{ROW_BYTES}; with --all {ALL_ROW_BYTES}"
     )
@@ -41,8 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory", type=float, default=50.0, help="per cent of the bytes of keys and rows"
     )
-    parser.add_argument("--batch", type=int, default=4096)
-    parser.add_argument("--batches", type=int, default=160)
+    parser.add_argument("--batch", type=int, default=4096, help="keys of a batch")
+    parser.add_argument("--batches", type=int, default=160, help="batches of a run")
     race.add_peer_arguments(parser, 3.0)
     add_common(parser, patience_s=1.0)
 

@@ -13,17 +13,21 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
 from embedrock import __version__
+from embedrock._optional import missing
 from embedrock.cli import bench, check, copy, demo, info, torture, train
-from embedrock.errors import EmbedrockError
+from embedrock.errors import BudgetError, BudgetWarning, EmbedrockError
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
+_MEMORY = re.compile(r'\bmemory="?([^"\s;,]+)"?')
+"""A budget as messages name it to Python's users."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (EmbedrockError, OSError, ModuleNotFoundError) as error:
         if arguments.debug:
             raise
-        print(f"embedrock: error: {_one_line(error)}", file=sys.stderr)
+        said = _without_torch(error, arguments.command)
+        print(f"embedrock: error: {_one_line(said)}", file=sys.stderr)
         return EXIT_ERROR
 
 
@@ -58,6 +63,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(metavar="COMMAND", required=True)
     for command in (train, demo, info, check, copy, bench, torture):
         added = command.add(commands)
+        added.set_defaults(command=command.__name__.rpartition(".")[2])
         added.add_argument(
             "--debug",
             action="store_true",
@@ -66,10 +72,21 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+def _without_torch(error: BaseException, command: str) -> BaseException | str:
+    """What is missing and how to get it, of an import of PyTorch that failed."""
+    name = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""
+    if name.split(".")[0] == "torch" and "needs PyTorch" not in str(error):
+        return missing(f"embedrock {command}", "PyTorch", "torch")
+    return error
+
+
+def _one_line(said: Warning | BaseException | str) -> str:
+    line = " ".join(str(said).split()) or type(said).__name__
+    if isinstance(said, (BudgetError, BudgetWarning)):
+        line = _MEMORY.sub(r"--memory \1", line)
+    return line
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     """Warnings as one line, without the source line that raised them."""
-    print(f"embedrock: warning: {' '.join(str(message).split())}", file=sys.stderr)
+    print(f"embedrock: warning: {_one_line(message)}", file=sys.stderr)

@@ -7,6 +7,8 @@ from typing import Any
 
 from embedrock.errors import MisuseError
 
+_PROG = "embedrock bench"
+
 
 def add(commands: Any) -> argparse.ArgumentParser:
     """Adds the command."""
@@ -40,9 +42,9 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.name not in bench.BENCHES:
             known = ", ".join(bench.BENCHES)
             raise MisuseError(f"no benchmark {arguments.name!r}, expected one of {known}")
-        return main([arguments.name, *arguments.options])
+        return main([arguments.name, *arguments.options], _PROG)
     if arguments.all:
-        return max(main([name, "--all"]) for name in bench.BENCHES)
+        return max(main([name, "--all"], _PROG) for name in bench.BENCHES)
     for name, purpose in bench.BENCHES.items():
         print(f"{name:10} {purpose}")
     return 0

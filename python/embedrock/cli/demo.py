@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from embedrock._optional import require_torch
 from embedrock.cli import output
 
 _EXIT_NOT_REACHED = 1
@@ -104,6 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
     from embedrock.data.fetch import default_cache_dir
     from embedrock.demo import figures, shaped
 
+    require_torch("embedrock demo")
     _check(arguments)
     report.check(arguments.report)
     cache_dir = str(arguments.cache_dir or default_cache_dir())

@@ -22,6 +22,11 @@ def add(commands: Any) -> argparse.ArgumentParser:
     command.add_argument(
         "--memory", default="256MiB", help="memory for looking: the index must fit (256MiB)"
     )
+    command.add_argument(
+        "--verbose",
+        action="store_true",
+        help="also how fast the device read when its first table was made",
+    )
     output.add_json(command)
     command.set_defaults(run=run)
     return command
@@ -40,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         output.print_json(found)
     else:
-        _print(found)
+        _print(found, arguments.verbose)
     return 0
 
 
@@ -57,10 +62,10 @@ def _table(table: Any) -> dict[str, Any]:
     }
 
 
-def _print(found: dict[str, Any]) -> None:
+def _print(found: dict[str, Any], verbose: bool) -> None:
     stats = found["stats"]
     print(f"store {found['store']}\n")
-    rows = [["table", "rows", "of", "dim", "dtype", "bytes per row", "optimizer"]]
+    rows = [["table", "rows", "capacity", "dim", "dtype", "bytes per row", "optimizer"]]
     for name, table in found["tables"].items():
         size = table["num_embeddings"]
         rows.append(
@@ -91,10 +96,10 @@ def _print(found: dict[str, Any]) -> None:
     if not stats["commits"]["held"]:
         print("not held: this process may not write here; a writer may drop the commit meanwhile")
     print()
-    output.print_table(list(_spent(stats)), header=False)
+    output.print_table(list(_spent(stats, verbose)), header=False)
 
 
-def _spent(stats: dict[str, Any]) -> list[list[str]]:
+def _spent(stats: dict[str, Any], verbose: bool) -> list[list[str]]:
     device = stats["device"]
     way = "direct" if device["direct"] else "through the page cache"
     rows = [["disk", output.human_bytes(stats["disk_bytes"])]]
@@ -108,12 +113,14 @@ def _spent(stats: dict[str, Any]) -> list[list[str]]:
         rows.append(["    newest rows", output.human_bytes(newest)])
         rows.append(["    older copies", output.human_bytes(used - newest)])
         rows.append(["    page", output.human_bytes(row_class["page_bytes"])])
-    rows.append(["memory of this look", output.human_bytes(stats["budget_bytes"])])
+    rows.append(["memory in use here", output.human_bytes(stats["budget_bytes"])])
     for name, size in stats["memory"].items():
         shown = name.removesuffix("_bytes").replace("_", " ")
         rows.append([f"  {shown}", output.human_bytes(size)])
     rows.append(["io", f"{device['io']}, {way}"])
     rows += [["  note", note] for note in device["notes"]]
+    if not verbose:
+        return rows
     for point in (device["curve"] or {"points": []})["points"]:
         size = output.human_bytes(point["bytes"])
         rows.append([f"  random reads of {size}", f"{point['requests_per_s']:,.0f}/s"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import math
 import sys
@@ -75,6 +76,14 @@ def layer_sizes(text: str) -> tuple[int, ...]:
     if not sizes or min(sizes) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no list of layer sizes; example: 512-256-64")
     return sizes
+
+
+def names(text: str) -> tuple[str, ...]:
+    """ "ip,app" as names of columns; one that has a comma is quoted. For argparse's `type`."""
+    found = tuple(name.strip() for name in next(csv.reader([text], skipinitialspace=True), []))
+    if not found or "" in found:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of names; example: ip,app,device")
+    return found
 
 
 def share(text: str) -> float:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from embedrock.cli import output
+from embedrock.data.csv import Columns
+from embedrock.errors import MisuseError
 from embedrock.training.options import FORMATS, OPTIMIZERS
 
 EXIT_INTERRUPTED = 130
@@ -44,7 +46,8 @@ def add(commands: Any) -> argparse.ArgumentParser:
         choices=FORMATS,
         required=True,
         help="criteo: lines of label, 13 integers, 26 hex tokens; avazu: the csv with a header of "
-        "Kaggle's training set; movielens: ratings",
+        "Kaggle's training set; movielens: ratings; csv: text of your own with a header, or "
+        "Parquet where pyarrow is installed, see below",
     )
     command.add_argument(
         "--store", type=Path, required=True, metavar="DIR", help="where tables are kept"
@@ -60,8 +63,27 @@ def add(commands: Any) -> argparse.ArgumentParser:
         help="go on at the last commit in the store, if it has one; epochs, rates, sizes, "
         "--pipeline and --staleness-bound that are not given are those of the run; --memory, "
         "--max-disk, --policy, --io, --threads, --commit-every and the other settings of reading "
-        "ahead are not kept, and --format, --holdout and --seed must be given as they were; batch "
-        "size, embedding dim, layers, optimizer, eps and dtype cannot change",
+        "ahead are not kept, and --format, its columns, --holdout and --seed must be given as they "
+        "were; batch size, embedding dim, layers, optimizer, eps and dtype cannot change",
+    )
+    columns = command.add_argument_group(
+        "columns of --format csv",
+        "Names as in the header, whose fields are separated by commas, tabs or semicolons. Other "
+        "columns are left out.",
+    )
+    columns.add_argument("--label", metavar="NAME", help="the column of clicks, 0 or 1")
+    columns.add_argument(
+        "--categorical",
+        type=output.names,
+        metavar="NAMES",
+        help="columns of ids or words, separated by commas: a table each; keys are those of "
+        "embedrock.hash_keys",
+    )
+    columns.add_argument(
+        "--dense",
+        type=output.names,
+        metavar="NAMES",
+        help="columns of numbers; x becomes sign(x) log(1 + |x|), a missing one 0",
     )
     training = command.add_argument_group("training (defaults depend on the format)")
     training.add_argument(
@@ -195,6 +217,7 @@ def _add_reading_ahead(command: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Trains, prints what came of it."""
+    columns = _columns(arguments)
     from embedrock import progress, report
     from embedrock.training.job import train
     from embedrock.training.options import Recipe, TrainOptions
@@ -212,6 +235,7 @@ def run(arguments: argparse.Namespace) -> int:
         store=arguments.store,
         memory=arguments.memory,
         resume=arguments.resume,
+        columns=columns,
         recipe=recipe,
         given=frozenset(name for name, value in given.items() if value is not None),
         holdout=arguments.holdout,
@@ -240,6 +264,25 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _print(result)
     return EXIT_INTERRUPTED if result["interrupted"] else 0
+
+
+def _columns(arguments: argparse.Namespace) -> Columns | None:
+    """What is said of the columns. Errors: MisuseError."""
+    given = {f"--{name}": getattr(arguments, name) for name in ("label", "categorical", "dense")}
+    if arguments.format == "csv":
+        for option in ("--label", "--categorical"):
+            if not given[option]:
+                raise MisuseError(
+                    f"--format csv needs {option}: for example --label click "
+                    f"--categorical user,item --dense price"
+                )
+        return Columns(arguments.label, arguments.categorical, arguments.dense or ())
+    for option, names in given.items():
+        if names is not None:
+            raise MisuseError(
+                f"{option} is for --format csv; {arguments.format} has columns of its own"
+            )
+    return None
 
 
 def _report(result: dict[str, Any]) -> dict[str, Any]:

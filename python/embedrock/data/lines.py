@@ -1,8 +1,8 @@
 """Cuts blocks of delimited text into fields with NumPy, for readers of click logs.
 
-What a field means is the readers' business (`criteo_lines`, `avazu_lines`); here lie the block that
-they give, how lines become fields, and how a malformed line is told: with its index in the block,
-the column, and what is wrong.
+What a field means is the readers' business (`criteo_lines`, `avazu_lines`, `csv`); here lie the
+block that they give, how lines become fields, and how a malformed line is told: with its index in
+the block, the column, and what is wrong.
 """
 
 from __future__ import annotations
@@ -124,7 +124,12 @@ class Fields:
         )
 
 
-_SEPARATED = {"\t": "tab-separated", ",": "comma-separated"}
+_SEPARATED = {
+    "\t": "tab-separated",
+    ",": "comma-separated",
+    ";": "semicolon-separated",
+    "\x1f": "separated",
+}
 
 
 def number(

@@ -1,4 +1,7 @@
-"""Opens a text that is plain, gzip or zstd, told apart by its first bytes, as one byte stream."""
+"""Opens a text that is plain, gzip or zstd, told apart by its first bytes, as one byte stream.
+
+A Parquet file is the text that `parquet` makes of it.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import BinaryIO, cast
 
+from embedrock.data import parquet
 from embedrock.data.errors import DataError
 
 _GZIP = b"\x1f\x8b"
@@ -113,6 +117,9 @@ def _open(path: Path) -> BinaryIO:
     if magic.startswith(_GZIP):
         file.close()
         return cast(BinaryIO, gzip.open(path, "rb"))
+    if magic == parquet.MAGIC:
+        file.close()
+        return cast(BinaryIO, parquet.ParquetText(path))
     if magic == _ZSTD:
         file.close()
         return _open_zstd(path)
@@ -139,7 +146,7 @@ def _open_zstd(path: Path) -> BinaryIO:
     if module is None:
         raise DataError(
             "is compressed with zstd, which needs Python 3.14 or the package zstandard: "
-            'run pip install "embedrock[zstd]", or pass the file plain or as gzip',
+            "run pip install zstandard, or pass the file plain or as gzip",
             path=path,
         )
     if module.__name__ == "zstandard":

@@ -62,6 +62,7 @@ class _OneTable(RowsModule):
 
     def _rows(self, ids: Tensor) -> tuple[Found, Tensor]:
         """The distinct rows, and their places in the shape of the ids."""
+        self._refuse_graph()
         (flat,) = host_ids({"input": ids})
         (found,) = fetch(self, [Ask("rows", flat, self.padding_idx)])
         return found, found.inverse.view(ids.shape)

@@ -35,7 +35,8 @@ class RowsModule(nn.Module):  # type: ignore[misc]
     **Parameters.** ``parameters()`` lists one tensor per table from a training forward to the
     optimizer's ``step`` or ``zero_grad``: the rows ``(U, embedding_dim)`` float32 of the U distinct
     keys that were read, and after ``backward`` their gradient. At other times it lists nothing.
-    ``clip_grad_norm_(model.parameters(), ...)`` and ``GradScaler`` work as with torch's modules.
+    ``clip_grad_norm_(model.parameters(), ...)`` and ``GradScaler`` work as with torch's modules; a
+    list of parameters that was made before the forward has no rows in it.
 
     **Modes.** A forward exposes rows when the module is in training mode, gradients are enabled and
     it is not frozen. After ``eval()`` and under ``torch.no_grad()`` the output does not require a
@@ -50,6 +51,9 @@ class RowsModule(nn.Module):  # type: ignore[misc]
     and ``.to(device)`` set. Rows are float32 here, whatever the table stores, and so are their
     gradients; outputs have the dtype that the module was made with. Changing it afterwards
     (``.half()``) is refused with ``UnsupportedError``.
+
+    **Graphs.** ``torch.compile`` leaves lookups out of its graphs. ``torch.jit``, ``torch.export``
+    and ONNX are refused with ``UnsupportedError``.
 
     **Processes.** One process writes to a store. ``DistributedDataParallel`` and ``DataParallel``
     are refused with ``UnsupportedError``, ``copy.deepcopy`` and pickling with ``MisuseError``.
@@ -93,6 +97,34 @@ class RowsModule(nn.Module):  # type: ignore[misc]
             )
         return super().__getattr__(name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuses a ``weight``, which no forward would look at."""
+        if name == "weight":
+            raise AttributeError(
+                f"{self._named()} cannot take a weight: its rows live in the store; modules of one "
+                f"name share their rows, .table.put(keys, values) writes some, and "
+                f"embedrock.weights.load(module.table, source) all"
+            )
+        super().__setattr__(name, value)
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """Refused: ``torch.jit.script`` calls it."""
+        raise self._no_graph("torch.jit.script")
+
+    def _refuse_graph(self) -> None:
+        """Refuses a forward that is recorded: its graph would hold the rows of these ids."""
+        if torch.jit.is_tracing():
+            raise self._no_graph("torch.jit.trace, or ONNX's export,")
+        if _is_exporting():
+            raise self._no_graph("torch.export")
+
+    def _no_graph(self, tool: str) -> UnsupportedError:
+        return UnsupportedError(
+            f"{self._named()} cannot be part of a graph that {tool} makes: its rows live in the "
+            f"store; export the dense part with rows as its input and look them up beside it, or "
+            f"put embedrock.weights.to_torch(module.table) in this module's place (docs/models.md)"
+        )
+
     def _add_table(
         self,
         slot: str,
@@ -129,6 +161,7 @@ class RowsModule(nn.Module):  # type: ignore[misc]
 
     def _records(self) -> bool:
         """Whether a forward made now exposes its rows to an optimizer."""
+        self._refuse_graph()
         if not (self.training and torch.is_grad_enabled()) or self._frozen:
             return False
         self._refuse_data_parallel()
@@ -198,6 +231,10 @@ _MAKE_ANEW = (
     "its rows live in the store; make the module anew from the store, and keep the model's "
     "progress with embedrock.save and embedrock.resume"
 )
+
+
+# Older versions of PyTorch do not say.
+_is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
 
 
 def output_dtype(table: Table, asked: torch.dtype | None) -> torch.dtype:

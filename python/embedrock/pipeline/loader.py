@@ -96,6 +96,10 @@ class LookaheadLoader(Generic[B]):
         """How many batches the loader says it has. Errors: ``TypeError`` when it does not say."""
         return len(self.loader)  # type: ignore[arg-type]
 
+    def __bool__(self) -> bool:
+        """True: that a loader is there has nothing to do with how many batches it has."""
+        return True
+
     def close(self) -> None:
         """Ends the pass that is under way and forgets what it announced.
 

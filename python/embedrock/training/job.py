@@ -19,10 +19,10 @@ from typing import Any
 import torch
 
 import embedrock
-from embedrock import initializers
+from embedrock import _core, initializers
 from embedrock.commits import PendingCommit
 from embedrock.data import Batch, DataError, Dataset, Position, crosses, movielens
-from embedrock.data.formats import STREAMED
+from embedrock.data.formats import streamed_format
 from embedrock.data.streamed import Mark, Scan, StreamedDataset, scan
 from embedrock.data.text import Head
 from embedrock.errors import (
@@ -290,6 +290,7 @@ def _open_stored(options: TrainOptions, stack: contextlib.ExitStack) -> Store | 
     with contextlib.suppress(NotFoundError):
         return stack.enter_context(_open(options, create=False))
     path = options.store.absolute()
+    _core.check_place(path)
     place = next(place for place in (path, *path.parents) if os.path.exists(place))
     if not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
         raise MisuseError(
@@ -382,7 +383,7 @@ def _open_data(
         _tell_skipped(bad.count, bad.first)
         dataset = crosses.click_dataset(ratings, holdout=options.holdout, seed=options.seed)
         return dataset, None, bad.count
-    kind = STREAMED[options.format]
+    kind = streamed_format(options.format, options.data, options.columns)
     if found is None:
         with Task(sink, "scanning data", _plain_bytes(options.data)) as task:
             found = scan(
@@ -406,9 +407,9 @@ def _tell_skipped(count: int, first: DataError | str | None) -> None:
 
 
 def _plain_bytes(path: Path) -> int:
-    """Bytes of text, as far as they are known beforehand: 0 for a compressed file."""
+    """Bytes of text, as far as they are known beforehand: 0 for a packed file."""
     with contextlib.suppress(OSError):
-        if path.suffix not in (".gz", ".zst"):
+        if path.suffix not in (".gz", ".zst", ".parquet"):
             return path.stat().st_size
     return 0
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from embedrock.data.csv import Columns
 from embedrock.errors import MisuseError
 from embedrock.permits import staleness_bound_of
 
-FORMATS = ("criteo", "avazu", "movielens")
+FORMATS = ("criteo", "avazu", "movielens", "csv")
 
 IoName: TypeAlias = Literal["auto", "uring", "pread"]
 PolicyName: TypeAlias = Literal["lru", "lfu"]
@@ -101,6 +102,7 @@ _CRITEO = Recipe(
 DEFAULTS = {
     "criteo": _CRITEO,
     "avazu": replace(_CRITEO, bottom=(64,)),
+    "csv": replace(_CRITEO, bottom=(64,)),
     "movielens": Recipe(
         epochs=3,
         batch_size=256,
@@ -125,6 +127,8 @@ class TrainOptions:
     recipe: Recipe
     memory: str = "10%"
     resume: bool = False
+    #: The columns of a csv file; no other format has any.
+    columns: Columns | None = None
     #: Which fields of the recipe, and which of `pipeline` and `staleness_bound`, were asked for; a
     #: resumed run has the others as it had them.
     given: frozenset[str] = frozenset(field.name for field in fields(Recipe))
@@ -152,6 +156,14 @@ class TrainOptions:
 
     def check(self) -> None:
         """Errors: MisuseError naming the option, what came and what was expected."""
+        if (self.columns is None) is (self.format == "csv"):
+            needed = "needs its columns" if self.columns is None else "has columns of its own"
+            raise MisuseError(
+                f"format {self.format} {needed}; label, categorical and dense say what the columns "
+                f"of a csv file are"
+            )
+        if self.columns is not None:
+            self.columns.check()
         for name in ("commit_every", "threads", "window_bytes", "window_group", "read_ahead"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -187,6 +199,9 @@ class TrainOptions:
     def fixed(self) -> dict[str, Any]:
         """What a continuation must have the same, as JSON; otherwise it would be another run."""
         values = {"format": self.format, "holdout": self.holdout, "seed": self.seed}
+        if self.columns is not None:
+            named = asdict(self.columns)
+            values |= {k: list(v) if isinstance(v, tuple) else v for k, v in named.items()}
         return values | self._of_recipe(_FIXED)
 
     def changeable(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@
 
 use super::journal::ClassRecord;
 use crate::cache::{CACHE_FIXED_BYTES, CacheShape, PolicyKind, WAYS_MIN};
-use crate::config::{Memory, TableSpec};
+use crate::config::{Memory, MemoryUnit, TableSpec};
 use crate::error::{Result, bail};
 use crate::io::Buffers;
 use crate::storage::log::{FlushBuffer, Stream};
@@ -108,23 +108,27 @@ pub(super) fn growing_index_bytes(rows: u64) -> u64 {
 
 /// The budget in bytes. A percentage needs `num_embeddings` or `expected_rows` of every table.
 pub(super) fn bytes_of(memory: Memory, tables: &[(&TableSpec, usize)]) -> Result<u64> {
-    let per_cent = match memory {
-        Memory::Bytes(bytes) => return Ok(bytes),
-        Memory::Percent(per_cent) => per_cent,
-    };
+    match memory {
+        Memory::Bytes(bytes) => Ok(bytes),
+        Memory::Percent(per_cent) => Ok((rows_bytes(per_cent, tables)? * per_cent / 100.0) as u64),
+    }
+}
+
+/// Bytes of all rows that tables will have, of which a budget is `per_cent`.
+pub(super) fn rows_bytes(per_cent: f64, tables: &[(&TableSpec, usize)]) -> Result<f64> {
     let mut all = 0.0;
     for (spec, row_bytes) in tables {
         match spec.num_embeddings.or(spec.expected_rows) {
             Some(rows) => all += rows as f64 * *row_bytes as f64,
             None => bail!(
                 Budget,
-                "memory is {per_cent}%, but growing table {:?} does not say how many rows it will \
+                "memory is {per_cent}%, but growing table '{}' does not say how many rows it will \
                  have; give expected_rows=, or memory in bytes",
                 spec.name
             ),
         }
     }
-    Ok((all * per_cent / 100.0) as u64)
+    Ok(all)
 }
 
 /// Bytes of one set of a class's cache.
@@ -223,7 +227,7 @@ pub(super) fn divide(budget: u64, demands: &[ClassDemand]) -> Result<Vec<ClassPl
     let row_bytes = |d: &ClassDemand| (d.rows.max(1) * d.row_bytes as u64) as f64;
     let all: f64 = demands.iter().map(row_bytes).sum();
     let index: u64 = demands.iter().map(|d| d.index_bytes).sum();
-    check(budget, demands)?;
+    check(budget, demands, MemoryUnit::Bytes)?;
     let left = budget - index - fixed(demands);
     // Buffers stay while indexes grow and take from the cache: they fit what is left in the end.
     let growth: u64 = demands.iter().map(|d| d.index_growth).sum();
@@ -276,10 +280,11 @@ pub(super) fn divide(budget: u64, demands: &[ClassDemand]) -> Result<Vec<ClassPl
     Ok(plans)
 }
 
-/// Refuses a budget that cannot work, now or once the growing tables hold what is expected.
-pub(super) fn check(budget: u64, demands: &[ClassDemand]) -> Result<()> {
+/// Refuses a budget that cannot work, now or once the growing tables hold what is expected. Names
+/// one that does in the caller's unit.
+pub(super) fn check(budget: u64, demands: &[ClassDemand], unit: MemoryUnit) -> Result<()> {
     if !works(budget, demands) {
-        let enough = enough(demands);
+        let enough = unit.spell(enough(demands));
         let index: u64 = demands.iter().map(|d| d.index_bytes).sum();
         let growth: u64 = demands.iter().map(|d| d.index_growth).sum();
         let more = match growth {
@@ -288,8 +293,9 @@ pub(super) fn check(budget: u64, demands: &[ClassDemand]) -> Result<()> {
         };
         bail!(
             Budget,
-            "memory is {budget} bytes, too little here: index {index}{more}, the rest buffers and \
-             the floor of the cache; give at least memory={enough}"
+            "memory={} is too little here: index {index} bytes{more}, the rest buffers and the \
+             floor of the cache; give at least memory={enough}",
+            unit.spell(budget)
         );
     }
     Ok(())

@@ -197,7 +197,7 @@ pub(super) fn check_commit(
             if found != index.len() && report.problem_count == damaged {
                 let (name, rows) = (&engine.tables[usize::from(id)].record.spec.name, index.len());
                 let what =
-                    format!("table {name:?} has {rows} rows by its index, {found} were found");
+                    format!("table '{name}' has {rows} rows by its index, {found} were found");
                 report.problem(commit.step, what);
             }
         }

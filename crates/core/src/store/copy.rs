@@ -7,6 +7,7 @@ use super::class_file::class_of;
 use super::commit::SPARE;
 use super::lock::WriterLock;
 use super::open::absolute;
+use super::place::check_place;
 use super::tables::MEASURE;
 use super::{Store, head, journal, state, superblock};
 use crate::config::{CommitInfo, Memory, NonFinite, PutBatch, StoreOptions};
@@ -19,7 +20,7 @@ use std::path::Path;
 const ROWS: usize = 16_384;
 
 /// Lies in the directory of a copy until it is whole.
-const UNFINISHED: &str = "unfinished-copy";
+pub(super) const UNFINISHED: &str = "unfinished-copy";
 
 /// What a copy did.
 #[derive(Clone, Debug, Serialize)]
@@ -63,6 +64,7 @@ pub fn copy(
         seed: source.inner.superblock.seed,
         ..StoreOptions::new(memory)
     };
+    check_place(destination)?;
     mark_unfinished(destination)?;
     let target = Store::open_any(destination, options)?;
     let tables = source.tables();

@@ -8,6 +8,7 @@
 
 use super::budget::{
     self, ClassDemand, ClassPlan, WAYS, bytes_of, divide, growing_index_bytes, pow2_below,
+    rows_bytes,
 };
 use super::commit::CommitStage;
 use super::journal::{ClassRecord, TableRecord};
@@ -15,7 +16,7 @@ use super::pool::Pool;
 use super::recovery::RecoveredTable;
 use super::reserve::{INDEX_BYTES_PER_KEY, JOURNAL_BYTES_PER_ROW};
 use crate::cache::{Cache, CacheShape, DenseTable, Location, RowRef};
-use crate::config::{StoreOptions, TableInfo};
+use crate::config::{Memory, StoreOptions, TableInfo, TableSpec};
 use crate::error::Result;
 use crate::hash::{mix, table_salt};
 use crate::io::{Buffers, File, Medium};
@@ -311,6 +312,8 @@ pub(super) struct Engine {
     /// True when the tiers fit the tables that exist.
     pub(super) planned: bool,
     pub(super) budget_bytes: u64,
+    /// Bytes that were asked for; less than the budget where a percentage is too little to work.
+    pub(super) asked_bytes: u64,
     /// Bytes that the look-ahead window takes.
     pub(super) window_bytes: AtomicU64,
     pub(super) closed: bool,
@@ -383,7 +386,7 @@ impl Engine {
         for (class, old) in self.classes.iter_mut().zip(&mut old.classes) {
             class.tier = old.tier.take();
         }
-        self.budget_bytes = old.budget_bytes;
+        (self.budget_bytes, self.asked_bytes) = (old.budget_bytes, old.asked_bytes);
         let window = old.window_bytes.load(Ordering::Relaxed);
         self.window_bytes.store(window, Ordering::Relaxed);
         self.planned = self.memory().total() <= self.budget_bytes;
@@ -416,21 +419,45 @@ impl Engine {
         self.classes.iter().enumerate().map(demand).collect()
     }
 
-    /// The budget in bytes.
-    fn budget(&self, options: &StoreOptions) -> Result<u64> {
-        let specs: Vec<_> =
-            self.tables.iter().map(|t| (&t.record.spec, t.layout.row_bytes())).collect();
-        bytes_of(options.memory, &specs)
+    fn specs(&self) -> Vec<(&TableSpec, usize)> {
+        self.tables.iter().map(|t| (&t.record.spec, t.layout.row_bytes())).collect()
+    }
+
+    /// What was asked for, and the budget: the same bytes, or what works where a percentage does
+    /// not. The fixed part of buffers is more than a tenth of a small table, and nobody who asks
+    /// for a share of it knows that.
+    fn budget(&self, options: &StoreOptions) -> Result<(u64, u64)> {
+        let asked = bytes_of(options.memory, &self.specs())?;
+        let demands = self.demands();
+        match options.memory {
+            Memory::Percent(_) if !budget::works(asked, &demands) => {
+                Ok((asked, budget::enough(&demands)))
+            }
+            _ => Ok((asked, asked)),
+        }
     }
 
     /// Refuses a budget that cannot be divided, as `plan` would.
     pub(super) fn check_budget(&self, options: &StoreOptions) -> Result<()> {
-        budget::check(self.budget(options)?, &self.demands())
+        budget::check(self.budget(options)?.1, &self.demands(), options.memory_unit)
+    }
+
+    /// So many bytes of memory as the caller would give them: in the unit, or per cent, that the
+    /// store was opened with.
+    pub(super) fn spell(&self, options: &StoreOptions, bytes: u64) -> String {
+        let Memory::Percent(per_cent) = options.memory else {
+            return options.memory_unit.spell(bytes);
+        };
+        match rows_bytes(per_cent, &self.specs()) {
+            Ok(all) if all > 0.0 => format!("\"{}%\"", (bytes as f64 / all * 1e3).ceil() / 10.0),
+            _ => bytes.to_string(),
+        }
     }
 
     /// Divides the budget among the classes and builds their tiers. No row may be dirty.
     pub(super) fn plan(&mut self, options: &StoreOptions, medium: &dyn Medium) -> Result<()> {
-        let budget = self.budget(options)?;
+        self.check_budget(options)?;
+        let (asked, budget) = self.budget(options)?;
         let plans = divide(budget, &self.demands())?;
         for class in &mut self.classes {
             class.tier = None;
@@ -468,7 +495,7 @@ impl Engine {
             let (readers, ahead) = (Pool::new(readers), OnceLock::new());
             class.tier = Some(Tier { cache, readers, ahead, plan });
         }
-        self.budget_bytes = budget;
+        (self.budget_bytes, self.asked_bytes) = (budget, asked);
         self.planned = true;
         Ok(())
     }

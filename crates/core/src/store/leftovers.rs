@@ -14,10 +14,12 @@ use crate::io::Medium;
 
 /// A file that only a store has.
 pub(super) fn file_of_a_store(medium: &dyn Medium) -> Result<Option<String>> {
-    let of_a_store = |name: &String| {
-        number_of(name).is_some() || class_of(name).is_some() || state::sequence_of(name).is_some()
-    };
-    Ok(medium.list("")?.into_iter().find(of_a_store))
+    Ok(medium.list("")?.into_iter().find(|name| is_of_a_store(name)))
+}
+
+/// Whether a file of this name is a journal's, rows or a state.
+pub(super) fn is_of_a_store(name: &str) -> bool {
+    number_of(name).is_some() || class_of(name).is_some() || state::sequence_of(name).is_some()
 }
 
 /// Of a store whose journal has no commit: `Corrupt` naming a file that only a lost one explains.

@@ -8,7 +8,7 @@ use crate::error::{Error, Result, bail};
 use crate::io::{FileLock, Locking, Medium, OpenMode};
 use std::path::Path;
 
-const NAME: &str = "lock";
+pub(super) const NAME: &str = "lock";
 /// What the file says at most of its holder.
 const HOLDER_BYTES_MAX: u64 = 4096;
 /// How often the file may be removed or replaced while it is being locked.

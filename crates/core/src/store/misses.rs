@@ -335,7 +335,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
         if entry != (table.id(), key) && table.first.is_some() && !accepts {
             bail!(
                 Corrupt,
-                "{}, slot {}: the index says table {:?} id {key}, the page says table {} key {}; \
+                "{}, slot {}: the index says table '{}' id {key}, the page says table {} key {}; \
                  restore from a copy, or open an earlier commit with step=",
                 self.class.file.name(),
                 want.slot,
@@ -384,7 +384,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
         }
         bail!(
             Corrupt,
-            "{}, slot {slot}: the index says a row of table {:?}, the page says table {owner} key \
+            "{}, slot {slot}: the index says a row of table '{}', the page says table {owner} key \
              {found}, which is indexed elsewhere or not at all; restore from a copy, or open an \
              earlier commit with step=",
             self.class.file.name(),

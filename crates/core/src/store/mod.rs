@@ -20,6 +20,7 @@ mod lock;
 mod misses;
 mod open;
 mod pieces;
+mod place;
 mod pool;
 mod rate;
 mod recovery;
@@ -45,6 +46,7 @@ pub use check::{CheckReport, Problem, check};
 pub use commit::PendingCommit;
 pub use copy::{CopyReport, copy};
 pub use engine::MemoryUse;
+pub use place::check_place;
 pub use scan::Scan;
 pub use staleness::{Entered, PermitStats, Permits, Ready, UNBOUNDED};
 pub use stats::{ClassStats, CommitStats, DeviceStats, Stats};
@@ -148,6 +150,10 @@ pub(crate) struct Inner {
     noted: Mutex<Option<Noted>>,
     /// True once a reader has no hold.
     unheld: AtomicBool,
+    /// Bytes asked for and bytes of the budget, from when it was divided until somebody asks; and
+    /// whether there are any, for those who ask at every verb.
+    divided: Mutex<Option<(u64, u64)>>,
+    was_divided: AtomicBool,
     /// Held while a reader moves to another commit.
     refreshing: Mutex<()>,
     /// Held until close or drop; dies with the process.

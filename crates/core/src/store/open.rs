@@ -9,6 +9,7 @@ use super::head;
 use super::holds::Hold;
 use super::journal::ClassRecord;
 use super::lock::WriterLock;
+use super::place::check_place;
 use super::recovery::{Recovered, Target, find, recover};
 use super::superblock::Superblock;
 use super::unheld::Noted;
@@ -47,6 +48,9 @@ impl Store {
     pub fn open(path: impl AsRef<Path>, options: StoreOptions) -> Result<Self> {
         let path = absolute(path.as_ref())?;
         copy::refuse_unfinished(&path)?;
+        if options.create && !options.read_only {
+            check_place(&path)?;
+        }
         Self::open_any(&path, options)
     }
 
@@ -175,6 +179,8 @@ impl Store {
             rows_since_commit: AtomicU64::new(0),
             modifying: AtomicU64::new(0),
             unheld: AtomicBool::new(hold.is_none()),
+            divided: Mutex::default(),
+            was_divided: AtomicBool::new(false),
             hold: Mutex::new(hold),
             noted: Mutex::new(noted),
             refreshing: Mutex::new(()),
@@ -334,14 +340,14 @@ fn count_copies(
             if page_of(slot) == 0 {
                 bail!(
                     Corrupt,
-                    "table {:?} has a row at slot {slot} of {name}, where its header is",
+                    "table '{}' has a row at slot {slot} of {name}, where its header is",
                     table.record.spec.name
                 );
             }
             if !fits(slot) {
                 bail!(
                     Corrupt,
-                    "{name} was truncated: table {:?} has rows in page {}, the file has {pages} \
+                    "{name} was truncated: table '{}' has rows in page {}, the file has {pages} \
                      pages; restore from a copy",
                     table.record.spec.name,
                     page_of(slot)

@@ -407,7 +407,7 @@ impl<'a> Replay<'a> {
                 let index = SparseIndex::restore(partitions, expected)?;
                 TableIndex::Sparse(index, table_salt(&spec.name))
             }
-            (None, None) => bail!(Corrupt, "growing table {:?} has no partitions", spec.name),
+            (None, None) => bail!(Corrupt, "growing table '{}' has no partitions", spec.name),
         };
         let all = || vec![true; pieces_of(&index) as usize];
         self.missing.push((!record.born).then(all).filter(|missing| !missing.is_empty()));

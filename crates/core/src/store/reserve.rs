@@ -177,6 +177,7 @@ impl Inner {
                 return Ok(());
             }
             let enough = (used + used / 4 + growth).max(budget::enough(&engine.demands()) + growth);
+            let enough = engine.spell(&self.options, enough);
             bail!(
                 Budget,
                 "the indexes of growing tables take {} bytes, which leaves the cache at its \

@@ -204,7 +204,7 @@ impl Scan {
             if table.changes.load(Ordering::Relaxed) != self.changes {
                 bail!(
                     Misuse,
-                    "table {:?} was written to during a scan; begin the scan again",
+                    "table '{}' was written to during a scan; begin the scan again",
                     table.record.spec.name
                 );
             }

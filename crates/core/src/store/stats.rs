@@ -15,6 +15,8 @@ pub struct Stats {
     pub path: String,
     /// The memory budget in bytes, 0 before the first verb of a store without tables.
     pub budget_bytes: u64,
+    /// The bytes that were asked for: less where a percentage is too little to work.
+    pub asked_bytes: u64,
     /// How memory is spent.
     pub memory: MemoryUse,
     /// Bytes on disk: rows, journal, state.
@@ -191,6 +193,23 @@ pub struct ClassStats {
 }
 
 impl Store {
+    /// Bytes that were asked for and bytes of the budget, once after each time that it was divided
+    /// among tables. Cheap where it was not.
+    pub fn take_divided(&self) -> Option<(u64, u64)> {
+        let inner = &*self.inner;
+        let ask = inner.was_divided.load(Ordering::Relaxed) && inner.check_process().is_ok();
+        if !ask {
+            return None;
+        }
+        inner.was_divided.store(false, Ordering::Relaxed);
+        inner.divided.lock().take()
+    }
+
+    /// Whether the store refuses changes after an error, until it is opened again.
+    pub fn is_poisoned(&self) -> bool {
+        self.inner.poisoned.load(Ordering::Acquire)
+    }
+
     /// Everything the store says of itself. *Blocking*: waits for verbs that write rows.
     pub fn stats(&self) -> Result<Stats> {
         let inner = &*self.inner;
@@ -207,6 +226,7 @@ impl Store {
         Ok(Stats {
             path: inner.path.display().to_string(),
             budget_bytes: engine.budget_bytes,
+            asked_bytes: engine.asked_bytes,
             memory: engine.memory(),
             disk_bytes: inner.disk_bytes(),
             max_disk_bytes: inner.options.max_disk_bytes,

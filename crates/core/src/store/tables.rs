@@ -149,17 +149,17 @@ pub(super) fn validate(spec: &TableSpec) -> Result<RowLayout> {
     if name.is_empty() || name.len() > 200 || name.contains('\0') {
         bail!(Misuse, "table name {name:?} is unusable, expected 1 to 200 bytes without NUL");
     }
-    let context = |e: crate::Error| e.context(format!("table {name:?}"));
+    let context = |e: crate::Error| e.context(format!("table '{name}'"));
     spec.optimizer.validate_spec().map_err(context)?;
     spec.initializer.validate().map_err(context)?;
     if spec.num_embeddings == Some(0) {
-        bail!(Misuse, "table {name:?}: num_embeddings is 0, expected at least 1");
+        bail!(Misuse, "table '{name}': num_embeddings is 0, expected at least 1");
     }
     let (dim, reach) = (spec.embedding_dim, spec.initializer.reach());
     if !spec.dtype.all_fit(&[reach]) {
         bail!(
             Misuse,
-            "table {name:?}: initial values up to {reach} leave the range of {}; use bfloat16, or \
+            "table '{name}': initial values up to {reach} leave the range of {}; use bfloat16, or \
              smaller ones",
             spec.dtype.name()
         );
@@ -193,7 +193,7 @@ fn compare(stored: &TableSpec, asked: &TableSpec) -> Result<()> {
     if !differences.is_empty() {
         bail!(
             Mismatch,
-            "table {:?} exists with other parameters: stored {}; open it as stored, or use another \
+            "table '{}' exists with other parameters: stored {}; open it as stored, or use another \
              name",
             stored.name,
             differences.join("; stored ")
@@ -221,20 +221,25 @@ impl Inner {
         }
         self.history.lock().index_bytes = engine.memory().index_bytes;
         engine.plan(&self.options, &*self.medium)?;
+        *self.divided.lock() = Some((engine.asked_bytes, engine.budget_bytes));
+        self.was_divided.store(true, Ordering::Relaxed);
         self.make_window_room(&engine, 0).map(drop)
     }
 
     /// Refuses a table with which the budget cannot work. One in per cent grows with the tables
-    /// still to come, so it is checked when the first verb divides it.
+    /// still to come and is never less than works, but needs to know how many rows each will have.
     fn check_budget(
         &self,
         engine: &Engine,
         spec: &TableSpec,
         class: &std::result::Result<u16, NewClass>,
     ) -> Result<()> {
-        let Memory::Bytes(budget) = self.options.memory else { return Ok(()) };
+        let Memory::Bytes(budget) = self.options.memory else {
+            return budget::bytes_of(self.options.memory, &[(spec, 0)]).map(drop);
+        };
         let demands = demands_with(engine, spec, class.as_ref())?;
-        budget::check(budget, &demands).map_err(|e| e.context(format!("table {:?}", spec.name)))
+        budget::check(budget, &demands, self.options.memory_unit)
+            .map_err(|e| e.context(format!("table '{}'", spec.name)))
     }
 
     /// The page that was chosen for a class, or the largest other one with which the budget works:
@@ -283,7 +288,7 @@ impl Inner {
         if needed > have {
             bail!(
                 Full,
-                "table {:?} makes the store need {needed} bytes on disk once every row is written, \
+                "table '{}' makes the store need {needed} bytes on disk once every row is written, \
                  and there are {have} for it; make room, raise max_disk_bytes, or pass \
                  check_disk=False if most rows will never be written",
                 spec.name

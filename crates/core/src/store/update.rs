@@ -5,7 +5,7 @@
 
 use super::engine::{Engine, Table};
 use super::rows::{Effect, Keys, RowOp, RowView};
-use super::verbs::{all_finite, check_keys, check_len};
+use super::verbs::{Input, all_finite, check_keys, check_len};
 use super::{Inner, Store};
 use crate::clip::{Clip, Clipped, coefficient};
 use crate::config::{NonFinite, UpdateBatch, UpdateReport};
@@ -85,7 +85,7 @@ impl Inner {
             let table = self.table_of(engine, batch.table)?;
             if batches[..i].iter().any(|other| other.table == batch.table) {
                 let name = &table.record.spec.name;
-                bail!(Misuse, "table {name:?} is updated twice in one call; join its keys");
+                bail!(Misuse, "table '{name}' is updated twice in one call; join its keys");
             }
             let (keys, mut source) = self.source(table, batch, &mut scratch, &mut report)?;
             if !clip.is_none() {
@@ -122,7 +122,7 @@ impl Inner {
         let optimizer = &table.record.spec.optimizer;
         optimizer
             .validate(&batch.hyper)
-            .map_err(|e| e.context(format!("table {:?}", table.record.spec.name)))?;
+            .map_err(|e| e.context(format!("table '{}'", table.record.spec.name)))?;
         if batch.step == Some(0) {
             bail!(Misuse, "step is 0, expected 1 or more: the first step of an optimizer is 1");
         }
@@ -139,7 +139,14 @@ impl Inner {
         if !known_finite {
             let bad = |row: u32| !all_finite(gradient(row));
             let before = keys.len();
-            self.handle_non_finite(batch.non_finite, table, &mut keys, &mut rows, bad)?;
+            self.handle_non_finite(
+                batch.non_finite,
+                Input::Gradients,
+                table,
+                &mut keys,
+                &mut rows,
+                bad,
+            )?;
             report.skipped += (before - keys.len()) as u64;
             mean_squares = means_of(&rows);
         }

@@ -35,7 +35,7 @@ impl Store {
             check_len("values", table, batch.values.len(), batch.keys.len(), dim)?;
             if table.layout.is_float32() && matches!(batch.values, ValuesOut::Bits(_)) {
                 let name = &table.record.spec.name;
-                bail!(Misuse, "table {name:?} is float32, expected one of float16 or bfloat16");
+                bail!(Misuse, "table '{name}' is float32, expected one of float16 or bfloat16");
             }
             if let Some(out) = &batch.state {
                 check_len("state", table, out.len(), batch.keys.len(), state)?;
@@ -79,7 +79,14 @@ impl Store {
                 !table.record.spec.dtype.all_fit(values) || state.is_some_and(|s| !all_finite(s))
             };
             let before = keys.len();
-            self.inner.handle_non_finite(batch.non_finite, table, &mut keys, &mut last, bad)?;
+            self.inner.handle_non_finite(
+                batch.non_finite,
+                Input::Values,
+                table,
+                &mut keys,
+                &mut last,
+                bad,
+            )?;
             report.skipped += (before - keys.len()) as u64;
             op.blind &= words == 0 || batch.reset_state || batch.state.is_some();
             op.sources.push(PutSource {
@@ -132,7 +139,7 @@ impl Store {
             let name = &table.record.spec.name;
             bail!(
                 NonFinite,
-                "modify of table {name:?} left values that are NaN, infinite or beyond the range \
+                "modify of table '{name}' left values that are NaN, infinite or beyond the range \
                  of {}; nothing changed",
                 table.record.spec.dtype.name()
             );
@@ -257,6 +264,7 @@ impl Inner {
     pub(super) fn handle_non_finite(
         &self,
         policy: NonFinite,
+        what: Input,
         table: &Table,
         keys: &mut Vec<u64>,
         rows: &mut Vec<u32>,
@@ -276,21 +284,55 @@ impl Inner {
             }
             NonFinite::Refuse => {
                 let first = rows.iter().position(|row| bad(*row)).unwrap_or(0);
+                let advice = match what {
+                    Input::Gradients => {
+                        "the loss is probably not finite: lower the learning rate or clip \
+                         gradients; non_finite=\"skip\" would leave such rows out"
+                    }
+                    Input::Values => "pass non_finite=\"skip\" to leave such rows out",
+                };
                 bail!(
                     NonFinite,
-                    "{count} of {} rows for table {:?} hold NaN, infinity{}, the first for key {}; \
-                     nothing was changed; pass non_finite=\"skip\" to leave such rows out",
+                    "{} of {count} of {} rows of table '{}' {}, the first for key {}; nothing was \
+                     changed; {advice}",
+                    what.of_rows(count),
                     rows.len(),
                     table.record.spec.name,
-                    match table.record.spec.dtype {
-                        Dtype::Float32 => String::new(),
-                        dtype => format!(" or values beyond the range of {}", dtype.name()),
-                    },
+                    what.problem(count, table.record.spec.dtype),
                     keys[first]
                 )
             }
         }
         Ok(())
+    }
+}
+
+/// What a row that is not finite was given as.
+#[derive(Clone, Copy)]
+pub(super) enum Input {
+    Gradients,
+    Values,
+}
+
+impl Input {
+    fn of_rows(self, count: usize) -> &'static str {
+        match (self, count) {
+            (Self::Gradients, 1) => "the gradient",
+            (Self::Gradients, _) => "gradients",
+            (Self::Values, _) => "values",
+        }
+    }
+
+    fn problem(self, count: usize, dtype: Dtype) -> String {
+        match (self, dtype) {
+            (Self::Gradients, _) if count == 1 => "is NaN or infinite".to_owned(),
+            (Self::Gradients, _) | (Self::Values, Dtype::Float32) => {
+                "are NaN or infinite".to_owned()
+            }
+            (Self::Values, _) => {
+                format!("are NaN, infinite or beyond the range of {}", dtype.name())
+            }
+        }
     }
 }
 
@@ -307,7 +349,7 @@ pub(super) fn check_keys(table: &Table, keys: &[u64]) -> Result<()> {
         let shown = if key > i64::MAX as u64 { (key as i64).to_string() } else { key.to_string() };
         bail!(
             KeyRange,
-            "id {shown} at position {at} is outside table {:?}, whose ids are 0 to {}",
+            "id {shown} at position {at} is outside table '{}', whose ids are 0 to {}",
             table.record.spec.name,
             num_embeddings - 1
         );
@@ -325,7 +367,7 @@ pub(super) fn check_len(
     if len != rows * width {
         bail!(
             Misuse,
-            "{what} for table {:?} has {len} elements, expected {rows} keys x {width} = {}",
+            "{what} for table '{}' has {len} elements, expected {rows} keys x {width} = {}",
             table.record.spec.name,
             rows * width
         );

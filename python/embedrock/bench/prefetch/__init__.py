@@ -45,7 +45,9 @@ ALL_DEPTHS = [4, 16, 64]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of this bench."""
-    parser.add_argument("--loads", nargs="+", choices=list(LOADS), default=list(LOADS))
+    parser.add_argument(
+        "--loads", nargs="+", choices=list(LOADS), default=list(LOADS), help="what is read"
+    )
     parser.add_argument("--rows", type=int, default=1_000_000, help="of the Criteo-shaped load")
     parser.add_argument("--samples", type=int, default=1024, help="of a batch")
     parser.add_argument("--batches", type=int, default=240, help="of each run, at most")

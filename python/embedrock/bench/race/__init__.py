@@ -80,13 +80,15 @@ VARIANTS: list[dict[str, Any]] = [
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of this bench."""
     parser.add_argument("--engines", default=",".join(DEFAULT), help="comma-separated contestants")
-    parser.add_argument("--mode", choices=list(MODES), default="train")
-    parser.add_argument("--rows", type=int, default=4_000_000)
+    parser.add_argument(
+        "--mode", choices=list(MODES), default="train", help="what is done with each batch"
+    )
+    parser.add_argument("--rows", type=int, default=4_000_000, help="rows of the table")
     parser.add_argument("--dim", type=int, default=32, help="float32 values per row")
     parser.add_argument("--memory", type=float, default=25.0, help="per cent of the rows' bytes")
     parser.add_argument("--zipf", type=float, default=0.9, help="exponent of the skew; 0: uniform")
-    parser.add_argument("--batch", type=int, default=4096)
-    parser.add_argument("--batches", type=int, default=2000)
+    parser.add_argument("--batch", type=int, default=4096, help="keys of a batch")
+    parser.add_argument("--batches", type=int, default=2000, help="batches of the trace")
     parser.add_argument(
         "--trace", type=Path, help="replay this .npz instead: values uint64, offsets int64"
     )

@@ -958,7 +958,7 @@ fn the_memory_that_a_refusal_names_works_whatever_the_device_is_measured_to_do_n
                 ..spec(["a", "b"][i], dense[i], kinds[i])
             })
             .collect();
-        let mut memory = Memory::Percent(1e-6);
+        let mut memory = Memory::Bytes(1);
         for count in [1, 2] {
             medium.set_curve(Some(first.clone()));
             let Err(error) = use_tables(&medium, &specs[..count], memory) else { continue };

@@ -1,0 +1,144 @@
+"""The stores that this process has open, and the one handle of each that is open to write.
+
+A store that is open to write is locked, against this process too. Whoever opens it again here with
+the same arguments means the handle that is there: a cell of a notebook that is run again, or whose
+handle only a traceback still refers to.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from embedrock.errors import EmbedrockError, LockedError
+
+if TYPE_CHECKING:
+    from embedrock.store import Store
+
+__all__ = ["close_all", "open_once", "register"]
+
+Place = tuple[int, int]
+_LOCK_FILE = "lock"
+"""The file that a writer locks and keeps open (``docs/formats``): while it is, no other file has
+its number, and a directory that was removed and made again has another."""
+
+_stores: weakref.WeakSet[Store] = weakref.WeakSet()
+_noting = threading.Lock()
+"""Guards the set of stores."""
+_opening = threading.RLock()
+"""Held while a store is opened to write, so that of two threads the second gets the first's; taken
+before the other."""
+
+
+def _begin_anew() -> None:
+    """A forked child has no store open, and locks of its own."""
+    global _noting, _opening, _stores
+    _noting, _opening, _stores = threading.Lock(), threading.RLock(), weakref.WeakSet()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
+
+
+def register(store: Store) -> Store:
+    """Notes a store that was opened; it is forgotten with its last reference."""
+    with _noting:
+        _stores.add(store)
+    return store
+
+
+def _all() -> list[Store]:
+    with _noting:
+        return list(_stores)
+
+
+def open_once(
+    directory: Path, arguments: Mapping[str, Any], make: Callable[[], Store]
+) -> tuple[Store, bool]:
+    """The handle that is open to write here, or what ``make`` opens; and whether it was there.
+
+    Errors: ``LockedError`` where a handle is open with other arguments, has left the step that was
+    asked for, or refuses changes after an error.
+    """
+    with _opening:
+        found = _open_here(directory)
+        if found is None:
+            store = register(make())
+            store._arguments = dict(arguments)
+            store._place = _place_of(directory)
+            return store, False
+        _refuse_other(found, directory, arguments)
+        return found, True
+
+
+def close_all() -> None:
+    """Closes every store that this process has open, whoever holds its handle.
+
+    For a notebook in which a handle cannot be reached any more, because its name was given to
+    something else, or only the traceback of an exception refers to it. Modules and tables of these
+    stores raise ``ClosedError`` from then on. In a forked child, the stores of its parent stay
+    open.
+
+    Warns with ``UncommittedWarning`` for each store with changes since its last commit.
+
+    Errors: what closing a store has raised, the first of them, after all others were closed.
+
+    >>> lost = embedrock.open("lost.store", memory="1MiB")
+    >>> embedrock.close_all()
+    >>> lost.closed
+    True
+    """
+    first: EmbedrockError | None = None
+    for store in _all():
+        try:
+            store._close(stacklevel=3)
+        except EmbedrockError as error:
+            first = first or error
+    if first is not None:
+        raise first
+
+
+def _open_here(directory: Path) -> Store | None:
+    place = _place_of(directory)
+    if place is None:
+        return None
+    same = (store for store in _all() if store._place == place and not store.closed)
+    return next(same, None)
+
+
+def _place_of(directory: Path) -> Place | None:
+    """What tells the locked file of a store from all others, by whatever path it was reached."""
+    try:
+        status = os.stat(directory / _LOCK_FILE)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _refuse_other(store: Store, directory: Path, arguments: Mapping[str, Any]) -> None:
+    way_out = (
+        "use that handle or close it first; embedrock.close_all() closes what nothing refers to "
+        "any more"
+    )
+    already = f"store {directory} is open in this process already"
+    if store._core.is_poisoned():
+        raise LockedError(f"{already}, and refuses changes after an error; {way_out}")
+    given = store._arguments
+    others = [
+        f"{name}={given[name]!r} (asked for: {value!r})"
+        for name, value in arguments.items()
+        if given[name] != value and name != "step"
+    ]
+    if others:
+        raise LockedError(f"{already}, with {', '.join(others)}; {way_out}")
+    step, asked = store.step, arguments["step"]
+    if asked != given["step"] or (asked is not None and (step != asked or store.uncommitted[0])):
+        opened = "its last commit" if given["step"] is None else f"step {given['step']}"
+        wanted = "the last commit" if asked is None else f"step {asked}"
+        raise LockedError(
+            f"{already}, opened at {opened} and used since; to go to {wanted}, close it first, or "
+            f"all with embedrock.close_all()"
+        )

@@ -1,0 +1,139 @@
+"""The memory budget at the edge: what may be given, and what users are told of it.
+
+The engine reads and divides budgets. Here texts that are a slip for another are refused, and a
+warning says where a budget is not what was asked for, or more than there is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import operator
+import os
+import re
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+from embedrock._arguments import shown, text, whole
+from embedrock.errors import BudgetWarning, MisuseError
+
+__all__ = ["machine_bytes", "memory_text", "tell_divided", "warn_beyond_machine"]
+
+_LEAST_BYTES = 64 << 10
+"""Less than the engine takes before the first table: no store works with it."""
+_EXPECTED = 'expected bytes, "10%", "512MB" or "2GiB"'
+_SIZE = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*(?:b|([kmgt])(i?)b?)?\s*", re.IGNORECASE)
+_SHARE_MAX = 100
+_PACKAGE = str(Path(__file__).parent) + os.sep
+_CGROUP_LIMITS = (
+    "/sys/fs/cgroup/memory.max",
+    "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+)
+
+
+def memory_text(memory: Any) -> str:
+    """The budget as the engine reads it.
+
+    Errors: ``MisuseError`` for what is no budget, and for so few bytes that no store works: most
+    often a share without its per cent sign.
+    """
+    if isinstance(memory, str):
+        given = text("memory", memory)
+        size = _size(given)
+        if size is not None and size < _LEAST_BYTES:
+            raise _too_little(memory, size)
+        return given
+    if isinstance(memory, float) and 0 < memory <= 1:
+        raise _too_little(memory, memory)
+    if not isinstance(memory, bool):
+        with contextlib.suppress(TypeError):
+            size = whole("memory", operator.index(memory), 1)
+            if size < _LEAST_BYTES:
+                raise _too_little(memory, size)
+            return str(size)
+    raise MisuseError(f"memory is {shown(memory)}, {_EXPECTED}")
+
+
+def warn_beyond_machine(memory: str) -> None:
+    """Warns of a budget in bytes that is more than the memory of this machine."""
+    size, there = _size(memory), machine_bytes()
+    if size is not None and there is not None and size > there:
+        _warn(_beyond(memory, there))
+
+
+def tell_divided(memory: str, asked: int, budget: int) -> bool:
+    """Warns where a budget in per cent came to something else than its user thinks.
+
+    The engine calls it when it has divided a budget among tables. Returns whether there was
+    anything to say: it is said once.
+    """
+    there = machine_bytes()
+    if asked < budget:
+        _warn(
+            f'memory="{memory}" is {_readable(asked)} of these tables, less than works: '
+            f"{_readable(budget)} are taken (indexes, buffers and the smallest cache); ask for at "
+            f"least memory={budget} to have this said no more"
+        )
+    elif memory.rstrip().endswith("%") and there is not None and budget > there:
+        _warn(_beyond(f"{memory}, which is {_readable(budget)} of these tables,", there))
+    else:
+        return False
+    return True
+
+
+def machine_bytes() -> int | None:
+    """Memory of this machine, or of the control group that this process may use; None: unknown."""
+    found = []
+    with contextlib.suppress(OSError, ValueError):
+        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    for limit in _CGROUP_LIMITS:
+        with contextlib.suppress(OSError, ValueError):  # "max" is no number
+            found.append(int(Path(limit).read_bytes()))
+    return min((size for size in found if size > 0), default=None)
+
+
+def _size(memory: str) -> float | None:
+    """Bytes of a text that names some; None for per cent, and for what is left to the engine."""
+    match = _SIZE.fullmatch(memory)
+    if match is None:
+        return None
+    amount, unit, binary = match.groups()
+    power = " kmgt".index((unit or " ").lower())
+    # "512k" is binary to the engine, as "512KiB" is.
+    decimal = unit is not None and not binary and memory.rstrip()[-1] in "bB"
+    return float(amount) * (1000.0 if decimal else 1024.0) ** power
+
+
+def _too_little(memory: Any, size: float) -> MisuseError:
+    said = f"memory is {shown(memory)}"
+    if size <= 1:
+        return MisuseError(f'{said}, {_EXPECTED}; did you mean "{size * 100:g}%"?')
+    said += f", {math.floor(size):,} bytes, with which no store works"
+    if isinstance(memory, str) and memory.strip(" .0123456789") != "":
+        return MisuseError(f"{said}; give more")
+    return MisuseError(f'{said}; did you mean "{size:g}{"%" if size <= _SHARE_MAX else "MiB"}"?')
+
+
+def _beyond(memory: str, there: int) -> str:
+    return (
+        f"memory is {memory} and this machine has {_readable(there)}: the system may end the "
+        f"program once the cache fills; give less"
+    )
+
+
+def _readable(size: float) -> str:
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.4g} {unit}"
+        size /= 1024
+    return f"{size:.4g} TiB"
+
+
+def _warn(message: str) -> None:
+    """Warns where the user's own code called."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, BudgetWarning, stacklevel=level)

@@ -1,0 +1,22 @@
+"""What is not installed with the package, and how to get it.
+
+Whoever needs such a library is told its own name, which any index has: the package's extras
+(``embedrock[torch]``) are known only to an index that has the package.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+__all__ = ["missing", "require_torch"]
+
+
+def missing(what: str, library: str, package: str) -> str:
+    """ "embedrock.nn needs PyTorch: pip install torch"."""
+    return f"{what} needs {library}: pip install {package}"
+
+
+def require_torch(what: str) -> None:
+    """Errors: ``ModuleNotFoundError`` that says what needs PyTorch, when it is not installed."""
+    if importlib.util.find_spec("torch") is None:
+        raise ModuleNotFoundError(missing(what, "PyTorch", "torch"), name="torch")

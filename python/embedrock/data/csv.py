@@ -1,0 +1,175 @@
+"""A click log of the user's own: text with a header, of which a label and columns are named.
+
+Lines are fields separated by commas, tabs or semicolons, as the header has it. The label is 0 or 1.
+A categorical value is whatever its text is: integers, names, nothing; its key is that of
+`embedrock.hash_keys`. A number x becomes sign(x) log(1 + |x|), a missing one 0. Columns that nobody
+named are not looked at. Fields may be quoted where they hold no line break.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embedrock import _core
+from embedrock.data.errors import DataError
+from embedrock.data.lines import Block, Fields
+from embedrock.data.text import TextStream
+from embedrock.errors import MisuseError
+
+_HEADER_BYTES_MAX = 1 << 20
+_SEPARATORS = (",", "\t", ";")
+_MARK = b"\xef\xbb\xbf"
+"""What some programs begin a UTF-8 text with; no part of the first name."""
+_JOINED = "\x1f"
+"""Stands between fields of which some were quoted: ASCII's unit separator, which no text has."""
+_NUMBER_BYTES = 32
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What the user says of the columns of a file, by their names in its header."""
+
+    label: str
+    categorical: tuple[str, ...]
+    dense: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        """Errors: MisuseError for a name that is there twice, and where nothing is categorical."""
+        names = (self.label, *self.categorical, *self.dense)
+        if not self.categorical:
+            raise MisuseError("categorical names no column: each that is named becomes a table")
+        for name in names:
+            if names.count(name) > 1:
+                raise MisuseError(
+                    f"column {name!r} is named twice among label, categorical and dense"
+                )
+
+
+class Csv:
+    """See `streamed.Format`. What its header says is read when it is made."""
+
+    name = "csv"
+
+    def __init__(self, path: Path, columns: Columns) -> None:
+        """Reads the header.
+
+        Errors: DataError when a column is not there.
+        """
+        columns.check()
+        self.columns = columns
+        with TextStream(path) as stream:
+            text = stream.read(_HEADER_BYTES_MAX)
+        self._header_bytes = text.find(b"\n") + 1 or len(text)
+        try:
+            header = text[: self._header_bytes].removeprefix(_MARK).decode().rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise DataError(f"header is no UTF-8: {error}", path=path, line=1) from error
+        self._separator, self._names = _split_header(header, path, columns)
+        self._label = self._names.index(columns.label)
+        self._tokens = [self._names.index(name) for name in columns.categorical]
+        self._numbers = [self._names.index(name) for name in columns.dense]
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The categorical columns."""
+        return self.columns.categorical
+
+    @property
+    def num_dense(self) -> int:
+        """The columns of numbers; without any, a constant stands for them."""
+        return max(1, len(self._numbers))
+
+    def header_bytes(self, text: bytes, path: Path) -> int:
+        """The first line."""
+        return min(self._header_bytes, len(text))
+
+    def parse(self, block: bytes) -> Block:
+        """Parses whole lines: `block` ends with a newline or with the text."""
+        if b'"' not in block:
+            return self._parse(block, self._separator)
+        ends = np.flatnonzero(np.frombuffer(block + b"\n", np.uint8) == ord("\n"))
+        lines = block.split(b"\n")
+        found = self._parse(b"\n".join(_unquoted(line, self._separator) for line in lines), _JOINED)
+        return replace(found, ends=np.minimum(ends[found.lines] + 1, len(block)))
+
+    def _parse(self, block: bytes, separator: str) -> Block:
+        fields = Fields.split(block, separator, self._names)
+        wrong = np.zeros(fields.starts.shape, bool)
+        labels, wrong[:, self._label] = fields.labels(self._label)
+        shape = (len(fields.starts), len(self._tokens))
+        keys = _core.hash_pieces(
+            fields.block,
+            np.ascontiguousarray(fields.starts[:, self._tokens]).reshape(-1),
+            np.ascontiguousarray(fields.lengths[:, self._tokens]).reshape(-1),
+        )
+        dense = np.ones((len(fields.starts), self.num_dense), np.float32)
+        for place, column in enumerate(self._numbers):
+            dense[:, place], wrong[:, column] = _numbers(fields, column)
+        return fields.gather(
+            labels, dense, keys.view(np.int64).reshape(shape), wrong, self._explain
+        )
+
+    def _explain(self, field: int, shown: str) -> tuple[str, str]:
+        problem = f"{shown} is not {'0 or 1' if field == self._label else 'a finite number'}"
+        return self._names[field], problem
+
+
+def _split_header(header: str, path: Path, columns: Columns) -> tuple[str, list[str]]:
+    """(separator, names): the separator with which the header has most columns."""
+    split = {
+        separator: next(csv.reader([header], delimiter=separator)) for separator in _SEPARATORS
+    }
+    separator = max(_SEPARATORS, key=lambda one: len(split[one]))
+    names = split[separator]
+    for name in (columns.label, *columns.categorical, *columns.dense):
+        if names.count(name) != 1:
+            problem = "twice" if name in names else "not"
+            raise DataError(
+                f"column {name!r} is {problem} in the header, which has {', '.join(names)}",
+                path=path,
+                line=1,
+            )
+    return separator, names
+
+
+def _unquoted(line: bytes, separator: str) -> bytes:
+    """A line with another separator, and without quotes. One that cannot be read as such stays a
+    single field, which is malformed."""
+    if b'"' not in line:
+        return line.replace(separator.encode(), _JOINED.encode())
+    text = line.removesuffix(b"\r").decode("utf-8", "surrogateescape")
+    try:
+        fields = next(csv.reader([text], delimiter=separator, strict=True))
+    except csv.Error:
+        return line
+    return _JOINED.join(fields).encode("utf-8", "surrogateescape")
+
+
+def _numbers(fields: Fields, column: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """(sign(x) log(1 + |x|) of each, which are no finite numbers); a missing one is 0."""
+    starts, lengths = fields.starts[:, column], fields.lengths[:, column]
+    width = max(1, min(int(lengths.max(initial=0)), _NUMBER_BYTES))
+    place = np.arange(width)
+    letters = fields.text.take(starts[:, None] + place, mode="clip")
+    letters = np.where(place < lengths[:, None], letters, np.uint8(0))
+    letters[lengths == 0, 0] = ord("0")
+    texts = np.ascontiguousarray(letters).view(f"S{width}").reshape(-1)
+    try:
+        values = texts.astype(np.float64)
+    except ValueError:
+        values = np.array([_number(text) for text in texts.tolist()], np.float64)
+    wrong = ~np.isfinite(values) | (lengths > _NUMBER_BYTES)
+    return np.sign(values) * np.log1p(np.abs(np.where(wrong, 0.0, values))), wrong
+
+
+def _number(text: bytes) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

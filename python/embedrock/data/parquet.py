@@ -1,0 +1,65 @@
+"""A Parquet file as the text that it would be with a header, made as it is read.
+
+So a log in Parquet is read as csv is, and positions in it are offsets of that text: going on at one
+makes the text anew from the start, as a compressed file is unpacked. pyarrow, which reads the file,
+is optional.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+from pathlib import Path
+from typing import Any
+
+from embedrock._optional import missing
+from embedrock.data.errors import DataError
+
+MAGIC = b"PAR1"
+_ROWS = 1 << 16
+"""Rows that become text at once: the same text whatever their number."""
+
+
+class ParquetText:
+    """Reads the text from its beginning."""
+
+    def __init__(self, path: Path) -> None:
+        """Opens the file. Errors: DataError, also where pyarrow is not installed."""
+        if importlib.util.find_spec("pyarrow") is None:
+            raise DataError(
+                missing("is a Parquet file, which", "pyarrow", "pyarrow")
+                + ", or write it as text with a header",
+                path=path,
+            )
+        from pyarrow import ArrowException, csv, parquet
+
+        self._errors: type[Exception] = ArrowException
+        self._path, self._text, self._offset = path, memoryview(b""), 0
+        try:
+            self._file = parquet.ParquetFile(path)
+        except (ArrowException, OSError) as error:
+            raise DataError(f"is no whole Parquet file: {error}", path=path) from error
+        self._batches = self._file.iter_batches(batch_size=_ROWS)
+        self._write: Any = csv.write_csv
+        self._options = [csv.WriteOptions(include_header=header) for header in (True, False)]
+        self._begun = False
+
+    def read(self, size: int) -> bytes:
+        """Up to `size` bytes, none at the end. Errors: DataError where the file is damaged."""
+        while not self._text:
+            try:
+                batch = next(self._batches, None)
+                if batch is None and self._begun:
+                    return b""
+                made = io.BytesIO()
+                what = self._file.schema_arrow.empty_table() if batch is None else batch
+                self._write(what, made, self._options[self._begun])
+            except (self._errors, OSError) as error:
+                raise DataError(f"cannot be read: {error}", path=self._path) from error
+            self._text, self._begun = made.getbuffer(), True
+        text, self._text = bytes(self._text[:size]), self._text[size:]
+        return text
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
