@@ -6,6 +6,7 @@ where the repository is browsed and on the site.
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -151,3 +152,33 @@ def test_the_page_of_errors_has_every_exception() -> None:
 
 def test_the_readme_is_read_in_five_minutes() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
+def results_script(*arguments: object) -> str:
+    command = [sys.executable, str(ROOT / "scripts" / "results.py"), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_figures_of_every_machine_are_those_that_have_a_meaning() -> None:
+    folder = ROOT / "docs" / "results"
+    known = [one["figure"] for one in json.loads((folder / "aims.json").read_text())]
+    assert len(set(known)) == len(known) > 30
+    machines = sorted(path for path in folder.glob("*.json") if path.name != "aims.json")
+    assert len(machines) >= 3
+    for path in machines:
+        assert set(json.loads(path.read_text())["figures"]) <= set(known), path.name
+    definitions = (ROOT / "docs" / "benchmarks.md").read_text()
+    defined = "".join(re.findall(r"`[^`]+`", definitions))
+    families = ("vs_", "ahead_vs_", "warm_")  # the definition ends them with an ellipsis
+    plain = [one.removesuffix("_without_lookahead") for one in known]
+    assert [one for one in plain if one not in defined and not one.startswith(families)] == []
+
+
+def test_reports_of_benches_go_to_a_machines_file(tmp_path: Path) -> None:
+    report, machine = tmp_path / "report.json", tmp_path / "mine.json"
+    report.write_text(json.dumps({"figures": {"miss_ratio": 1.5, "of no page": 2}, "notes": []}))
+    results_script(machine, report)
+    assert json.loads(machine.read_text())["figures"] == {"miss_ratio": 1.5}
+    report.write_text(json.dumps({"figures": {"miss_cpu_us": 4.0}}))
+    results_script(machine, report)
+    assert json.loads(machine.read_text())["figures"] == {"miss_ratio": 1.5, "miss_cpu_us": 4.0}
