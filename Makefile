@@ -17,7 +17,7 @@ export CARGO_TARGET_DIR ?= $(CURDIR)/target
 export VIRTUAL_ENV := $(VENV)
 export PYO3_PYTHON := $(BIN)/python
 
-.PHONY: help setup demo test check tsan torture planted bench peers wheel format lock clean
+.PHONY: help setup demo docs pages test check tsan torture planted bench peers wheel format lock clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +26,12 @@ setup: $(STAMPS)/build ## Make .venv, install the locked dependencies, build the
 
 demo: setup ## Train a DLRM on real data at 10 % memory and compare it with plain PyTorch
 	$(BIN)/embedrock demo --cache-dir .cache
+
+docs: setup $(STAMPS)/docs ## Build the site into .cache/site
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -c docs . .cache/site
+
+pages: $(STAMPS)/uv ## Bring examples and tables of results into the pages, and wrap wide lines
+	$(BIN)/python scripts/pages.py
 
 test: setup ## Run every test: Rust, Python, documented examples
 	cargo test --locked --workspace --exclude embedrock-python --all-features
@@ -89,6 +95,9 @@ lock: $(STAMPS)/uv ## Resolve the dependencies anew and write the locked lists
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.10 \
 		--generate-hashes --no-header --all-extras --group dev \
 		--output-file requirements/dev.txt pyproject.toml
+	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.10 \
+		--generate-hashes --no-header --group docs --constraint requirements/dev.txt \
+		--output-file requirements/docs.txt
 
 clean: ## Remove everything that these targets made
 	rm -rf $(VENV) target .cache dist python/embedrock/*.so
@@ -102,6 +111,10 @@ $(STAMPS)/uv: requirements/uv.txt scripts/check-tools.sh
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/dependencies: requirements/dev.txt $(STAMPS)/uv
+	$(BIN)/uv pip install --compile-bytecode --require-hashes -r $<
+	@touch $@
+
+$(STAMPS)/docs: requirements/docs.txt $(STAMPS)/dependencies
 	$(BIN)/uv pip install --compile-bytecode --require-hashes -r $<
 	@touch $@
 

@@ -25,14 +25,14 @@ moving them.
 
 What an update takes beside ``lr``, which all need, and ``weight_decay``:
 
-==================================== ==============================================
-optimizers                           hyperparameters
-==================================== ==============================================
-``adagrad``, ``rowwise_adagrad``     ``eps``
+===================================== =============================================
+optimizers                            hyperparameters
+===================================== =============================================
+``adagrad``, ``rowwise_adagrad``      ``eps``
 ``adam``, ``adamw``, ``rowwise_adam`` ``eps``, ``betas``
-``momentum``                         ``momentum``, ``dampening``, ``nesterov``
-``ftrl``                             ``lr_power``, ``l1``, ``l2``, ``beta``
-==================================== ==============================================
+``momentum``                          ``momentum``, ``dampening``, ``nesterov``
+``ftrl``                              ``lr_power``, ``l1``, ``l2``, ``beta``
+===================================== =============================================
 
 >>> embedrock.optimizers.adam(bias_correction="row")
 {'kind': 'adam', 'bias_correction': 'row', 'initial_accumulator': 0.0}

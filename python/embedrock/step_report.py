@@ -93,7 +93,7 @@ class StepReport:
     ``Pipeline``. A step goes from one batch being asked for to the next; one in which the loop is
     left counts when it has updated something.
 
-    ======================  ====================================================================
+    ======================= ====================================================================
     ``blocked_by_read_s``   the loop waited for rows: in page reads, or for the window
     ``computing_s``         the rest of the step: forward, backward, whatever the loop does
     ``updating_s``          in the steps of ``optimizers``, in ``updating()``, and waiting until a
@@ -112,7 +112,7 @@ class StepReport:
     ``optimal_hit_rate``    (``optimal_rows_loaded``) that of the best cache of this size that knows
                             as many batches ahead as the window held on average; all, where nothing
                             was announced
-    ======================  ====================================================================
+    ======================= ====================================================================
 
     Without a pipeline, reads that an update waits for are part of ``blocked_by_read_s``, and taken
     out of ``computing_s`` (which is too small by that) unless nothing is left of it.

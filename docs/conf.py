@@ -1,0 +1,32 @@
+"""The site: `make docs` builds it into .cache/site with Sphinx, from the pages as they are.
+
+The source folder is the repository, so that links between pages, which are those of files, work on
+the site too. Nothing is fetched from elsewhere when a page is read.
+"""
+
+project = "Embedrock"
+copyright = "the Embedrock authors, Apache-2.0"
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+root_doc = "docs/contents"
+include_patterns = ["docs/**", "examples/README.md", "peers/README.md", "*.md"]
+exclude_patterns = ["docs/index.md", "README.md"]
+
+myst_heading_anchors = 4
+myst_enable_extensions = ["colon_fence"]
+
+autodoc_class_signature = "separated"
+autodoc_default_options = {
+    "members": True,
+    # Those of these classes are not ours.
+    "inherited-members": "Module,Optimizer,BaseException,dict",
+    "member-order": "bysource",
+}
+autodoc_preserve_defaults = True
+autodoc_typehints_format = "short"
+napoleon_numpy_docstring = False
+add_module_names = False
+
+html_theme = "furo"
+html_title = "Embedrock"
+html_copy_source = False
+html_show_sphinx = False

@@ -1,0 +1,113 @@
+"""The scripts in `examples`, which are those of the tutorial and of the pages in `docs/how-to`."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import embedrock
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+NEEDS_TORCH = {"bring_a_model", "commit_and_resume", "look_ahead", "workers"}
+
+SAYS = {
+    "bring_a_model": r"largest difference 0\.0\n",
+    "choose_memory": r"(\d+% is .* MiB: \d+% of the rows were in memory, \d+% at best\n){3}",
+    "commit_and_resume": (
+        r"\[\(20, .*\), \(30, .*\)\]\nbegan behind step 0\n"
+        r"\[\(40, .*\), \(50, .*\)\]\nbegan behind step 30\n"
+    ),
+    "go_back": r"kept \[1, 2, 3, 4\] best 2\nlooked at 2 2\.0\nkept \[1, 2, 3\]\n",
+    "look_ahead": r"announced \d+ of 100 batches\npassed over \d+\n",
+    "move_or_copy": (
+        r"copied step 1 with 10000 rows\ncopied\.store is at step 1 and equal\n"
+        r"moved\.store is at step 2 and different\n"
+    ),
+    "serve": r"step 2: row 7 is 0\.75\nstep 3: row 7 is 0\.5\n",
+    "when_something_breaks": (
+        r"BudgetError: .* give at least memory=\d+\n"
+        r"LockedError: .* open in this process already.*\n"
+        r"FullError: [1-9]\d* times, and a commit made room\n"
+        r"1 problem: rows-0, page \d+ .*\nCorruptError: rows-0, page \d+ .*\n"
+        r"back at step 1 with 1\.0\nor a copy, at step 2 with 2\.0\n"
+    ),
+    "workers": r"the parent's store is not the child's\na store of its own has 1000 rows\n",
+}
+
+
+def command(script: str, *arguments: str) -> list[str]:
+    return [sys.executable, str(EXAMPLES / f"{script}.py"), *arguments]
+
+
+def environment() -> dict[str, str]:
+    """One thread of PyTorch: the scripts are small, and other tests run beside them."""
+    package = str(Path(embedrock.__file__).parents[1])
+    return {**os.environ, "PYTHONPATH": package, "OMP_NUM_THREADS": "1"}
+
+
+def run(folder: Path, script: str, *arguments: str) -> str:
+    done = subprocess.run(
+        command(script, *arguments), cwd=folder, env=environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_script_is_run_here() -> None:
+    scripts = {path.stem for path in EXAMPLES.glob("*.py")}
+    assert scripts == {*SAYS, "tutorial_train", "tutorial_read"}
+
+
+@pytest.mark.parametrize("script", sorted(SAYS))
+def test_a_script_runs_and_says_what_its_page_says(script: str, tmp_path: Path) -> None:
+    if script in NEEDS_TORCH:
+        pytest.importorskip("torch")
+    said = run(tmp_path, script)
+    assert re.fullmatch(SAYS[script], said), said
+
+
+def test_the_tutorial_trains_is_killed_goes_on_and_is_read(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    with subprocess.Popen(
+        command("tutorial_train"),
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as trainer:
+        assert trainer.stdout is not None
+        said = [trainer.stdout.readline() for _ in range(2)]
+        trainer.send_signal(signal.SIGKILL)
+    assert said[0] == "0 steps are done\n"
+    assert re.fullmatch(r"step 250: loss 0\.\d+, committed\n", said[1])
+
+    first, *steps = run(tmp_path, "tutorial_train", "1000").splitlines()
+    done = int(first.removesuffix(" steps are done"))
+    assert done in (250, 500)  # the kill may come after another commit
+    assert [line.split(":")[0] for line in steps] == [
+        f"step {n}" for n in range(done + 250, 1001, 250)
+    ]
+    assert float(steps[-1].split()[3].rstrip(",")) < 0.6
+
+    read = run(tmp_path, "tutorial_read")
+    assert re.search(r"dense of 200000, rowwise_adagrad", read)
+    assert re.search(r"after 1000 steps the chance of a click is (0\.[5-9]|1\.)", read)
+    assert (tmp_path / "items.npy").stat().st_size > 200_000 * 32 * 4
+
+
+def test_every_block_of_python_in_the_tutorial_and_the_how_to_pages_is_a_script() -> None:
+    pages = [ROOT / "docs" / "tutorial.md", *(ROOT / "docs" / "how-to").glob("*.md")]
+    opened = [
+        line for page in pages for line in page.read_text().splitlines() if line.startswith("```py")
+    ]
+    named = re.compile(r'```python title="examples/(\w+)\.py"')
+    found = [match[1] for line in opened if (match := named.fullmatch(line))]
+    assert len(found) == len(opened)
+    assert sorted(found) == sorted({*SAYS, "tutorial_train", "tutorial_read"})

@@ -1,0 +1,171 @@
+"""Tables of measured figures, from one file per machine in `docs/results`.
+
+`python scripts/results.py docs/results/NAME.json REPORT.json ...` puts the figures of reports that
+`embedrock bench --json` wrote into a machine's file, which it makes if there is none. `make pages`
+then brings the tables of the pages up to date. A figure is a number, or the lowest and the highest
+of several runs.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
+
+
+def made(name: str) -> str:
+    """The Markdown of one table."""
+    return TABLES[name]()
+
+
+def machines() -> list[dict[str, Any]]:
+    """What is known of each machine, the one that was measured last first."""
+    files = [path for path in RESULTS.glob("*.json") if path.name != "aims.json"]
+    known = [json.loads(path.read_text()) for path in files]
+    return sorted(known, key=lambda one: (one["measured"], one["name"]), reverse=True)
+
+
+def aims() -> list[dict[str, Any]]:
+    """Every figure in its order, with what it means, and the aim where there is one."""
+    found: list[dict[str, Any]] = json.loads((RESULTS / "aims.json").read_text())
+    return found
+
+
+def newest(part: str) -> dict[str, Any]:
+    """The machine that was measured last and has this part."""
+    return next(machine for machine in machines() if part in machine)
+
+
+def reached(value: Any, aim: str | None, wanted: float | None) -> str:
+    """Whether an aim is reached: in all runs, in some, in none."""
+    if aim is None or wanted is None:
+        return ""
+    values = value if isinstance(value, list) else [value]
+    good = [one >= wanted if aim == ">=" else one <= wanted for one in values]
+    return "yes" if all(good) else "some runs" if any(good) else "**no**"
+
+
+def shown(value: Any) -> str:
+    """A figure as people read it."""
+    if value is None:
+        return ""
+    if isinstance(value, list):
+        return " to ".join(shown(one) for one in value)
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:g}"
+
+
+def table(head: list[str], rows: list[list[str]], numbers_from: int = 1) -> str:
+    """A table whose columns are numbers from one on."""
+    rule = ["---" if i < numbers_from else "---:" for i in range(len(head))]
+    return "".join(f"| {' | '.join(row)} |\n".replace("|  |", "| |") for row in [head, rule, *rows])
+
+
+def _machines_table() -> str:
+    return table(
+        ["name", "machine", "4-KiB reads/s", "measured"],
+        [
+            [one["name"], one["machine"], shown(one["device_rate_4096_64"]), one["measured"]]
+            for one in machines()
+        ],
+        numbers_from=2,
+    )
+
+
+def _figures_table() -> str:
+    known = machines()
+    rows = []
+    for each in aims():
+        aim, wanted = each["aim"], each["value"]
+        values = [machine["figures"].get(each["figure"]) for machine in known]
+        last = next(value for value in values if value is not None)
+        sign = {">=": "≥ ", "<=": "≤ ", None: ""}[aim]
+        goal = sign + shown(wanted)
+        said = [f"`{each['figure']}`", each["meaning"], goal, reached(last, aim, wanted)]
+        rows.append(said + [shown(value) for value in values])
+    names = [machine["name"] for machine in known]
+    return table(["figure", "what", "aim", "met", *names], rows, numbers_from=4)
+
+
+def _race_table() -> str:
+    columns = ["rows_per_s", "bytes_per_row", "cpu_us_per_row", "limit_share"]
+    head = ["store", "distinct rows/s", "bytes read per row", "µs of processor", "`limit_share`"]
+    rows = [[one["store"], *(shown(one.get(c)) for c in columns)] for one in newest("race")["race"]]
+    return table(head, rows)
+
+
+def _readme_table() -> str:
+    rows = []
+    for one in newest("race")["race"]:
+        bold = "**" if one["store"].startswith("Embedrock,") else ""
+        if not one["store"].endswith("one thread"):
+            rows.append([f"{bold}{one[c]}{bold}" for c in ("store",)])
+            rows[-1].append(f"{bold}{shown(one['rows_per_s'])}{bold}")
+    return table(["store", "distinct rows per second"], rows)
+
+
+def _memory_table() -> str:
+    known = newest("memory")["memory"]
+    lines = [name for name in known if name != "budget_percent"]
+    head = ["thousand rows/s with memory for", *(f"{one} %" for one in known["budget_percent"])]
+    return table(head, [[name, *(shown(value) for value in known[name])] for name in lines])
+
+
+def _ycsb_table() -> str:
+    sizes = [f"{keys}, {size} bytes" for keys in ("uniform", "Zipf") for size in (8, 64, 512)]
+    known = newest("ycsb")["ycsb"]
+    return table(["YCSB", *sizes], [[name, *map(shown, known[name])] for name in known])
+
+
+def _pages_table() -> str:
+    columns = ["accesses_per_s", "cpu_us", "bytes_per_access"]
+    head = ["how", "accesses/s", "µs of processor", "bytes read per access"]
+    rows = [[one["reads"], *(shown(one[c]) for c in columns)] for one in newest("pages")["pages"]]
+    return table(head, rows)
+
+
+def _parts_table() -> str:
+    rows = [[part, shown(ns)] for part, ns in newest("parts_ns")["parts_ns"]]
+    return table(["part", "ns of one"], rows)
+
+
+def _optimizers_table() -> str:
+    known = newest("optimizers_ns")["optimizers_ns"]
+    head = ["a step on a row, ns", "32 float32", "128 float32"]
+    return table(head, [[name, *map(shown, known[name])] for name in known])
+
+
+TABLES = {
+    "figures": _figures_table,
+    "machines": _machines_table,
+    "memory": _memory_table,
+    "optimizers": _optimizers_table,
+    "pages": _pages_table,
+    "parts": _parts_table,
+    "race": _race_table,
+    "readme": _readme_table,
+    "ycsb": _ycsb_table,
+}
+
+
+def main() -> None:
+    """Puts the figures of reports into a machine's file."""
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
+    file, *reports = (Path(argument) for argument in sys.argv[1:])
+    machine: dict[str, Any] = {"name": file.stem, "measured": "", "machine": "", "figures": {}}
+    machine["device_rate_4096_64"] = None
+    if file.exists():
+        machine = json.loads(file.read_text())
+    names = {each["figure"] for each in aims()}
+    for report in reports:
+        figures = json.loads(report.read_text())["figures"]
+        machine["figures"] |= {name: figures[name] for name in figures.keys() & names}
+    file.write_text(json.dumps(machine, indent=1, ensure_ascii=False) + "\n")
+    print(f"{file}: look at name, machine and date, then make pages")
+
+
+if __name__ == "__main__":
+    main()
