@@ -38,8 +38,8 @@ def test_the_figure_is_the_median_opening_scaled(report: dict) -> None:
     assert any("scaled" in note for note in report["notes"])
 
 
-def test_a_budget_that_is_refused_is_named_and_the_smallest_is_taken(report: dict) -> None:
-    assert any("10% is refused" in note for note in report["notes"])
+def test_a_budget_that_is_too_little_is_named_and_the_smallest_is_taken(report: dict) -> None:
+    assert any("memory=10% is too little: 640000 bytes, " in note for note in report["notes"])
     assert int(report["results"]["memory"]) > 200_000 * 4
 
 

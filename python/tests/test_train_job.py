@@ -560,6 +560,6 @@ def test_sgd_takes_no_epsilon():
 
 
 def test_an_unknown_format_is_named():
-    expected = "format is 'csv', expected one of criteo, avazu, movielens"
+    expected = "format is 'tsv', expected one of criteo, avazu, movielens, csv"
     with pytest.raises(MisuseError, match=expected):
-        Recipe.of_format("csv")
+        Recipe.of_format("tsv")

@@ -648,7 +648,7 @@ fn other_parameters_than_stored_are_refused_with_both() {
         change(&mut spec);
         let error = store.table(&spec).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
-        assert!(error.message().contains("\"t\""), "{error}");
+        assert!(error.message().contains("'t'"), "{error}");
         error.message().to_owned()
     };
     let message = asked(&|s| s.embedding_dim = 16);

@@ -19,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -62,10 +63,10 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         store = place / "store"
         report.say(f"loading {rows:,} rows of {options.dim} float32, {COMMITS} commits")
         report.results["killed"] = _killed(store, rows, options.dim, options.uncommitted)
-        budget, refused = _budget(store, options.memory)
+        budget, instead = _budget(store, options.memory)
         report.results["memory"] = budget
-        if refused:
-            report.notes.append(f"memory={options.memory} is refused: {refused}")
+        if instead:
+            report.notes.append(f"memory={options.memory} is too little: {instead}")
         rounds: list[dict[str, Any]] = []
         for _ in range(options.rounds):
             dropped = _drop_page_cache(store)
@@ -156,11 +157,15 @@ def train(store: str, rows_text: str, dim_text: str, uncommitted_text: str) -> N
 def _budget(store: Path, memory: str) -> tuple[str, str]:
     """The budget that works, and why the one that was asked for does not."""
     try:
-        with embedrock.open(store, memory, create=False) as opened:
-            opened.table("rows").get(np.arange(1))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", embedrock.BudgetWarning)
+            with embedrock.open(store, memory, create=False) as opened:
+                opened.table("rows").get(np.arange(1))
+                stats = opened.stats()
     except embedrock.errors.BudgetError as error:
-        return str(error).rsplit("memory=", 1)[1], str(error)
-    return memory, ""
+        return str(error).rsplit("memory=", 1)[1].strip('"'), str(error)
+    asked, taken = stats["asked_bytes"], stats["budget_bytes"]
+    return (str(taken), f"{asked} bytes, {taken} are taken") if asked < taken else (memory, "")
 
 
 def _drop_page_cache(store: Path) -> str:

@@ -52,6 +52,8 @@ pub fn copy(
     let destination = destination.as_path();
     if destination.join("superblock").exists() {
         remove_if_unfinished(destination)?;
+    } else {
+        check_place(destination)?;
     }
     let options =
         StoreOptions { step, read_only: true, create: false, ..StoreOptions::new(memory) };
@@ -64,7 +66,6 @@ pub fn copy(
         seed: source.inner.superblock.seed,
         ..StoreOptions::new(memory)
     };
-    check_place(destination)?;
     mark_unfinished(destination)?;
     let target = Store::open_any(destination, options)?;
     let tables = source.tables();

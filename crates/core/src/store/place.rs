@@ -9,11 +9,11 @@ use crate::error::{Error, Result, bail};
 use std::path::Path;
 
 /// What a store that was never finished leaves, and what a file system puts into its root.
-const HARMLESS: [&str; 4] = [lock::NAME, superblock::NEW_NAME, UNFINISHED, "lost+found"];
+const HARMLESS: [&str; 3] = [lock::NAME, superblock::NEW_NAME, "lost+found"];
 
 /// Refuses a place where no store is to be made: a file, a folder with other files than those of a
 /// store (hidden ones apart), and a path of which more than the last folder and its parent is
-/// missing. One that holds a store, or what is left of one, is fine.
+/// missing. One that holds a store, what is left of one or what a copy has begun is fine.
 ///
 /// *Errors*: `Misuse`, `Io`.
 pub fn check_place(path: &Path) -> Result<()> {
@@ -28,7 +28,7 @@ pub fn check_place(path: &Path) -> Result<()> {
     let mut strange = Vec::new();
     for entry in std::fs::read_dir(path).map_err(named)? {
         let name = entry.map_err(named)?.file_name().to_string_lossy().into_owned();
-        if name == superblock::NAME || is_of_a_store(&name) {
+        if name == superblock::NAME || name == UNFINISHED || is_of_a_store(&name) {
             return Ok(());
         }
         if !HARMLESS.contains(&&*name) && !name.starts_with('.') {
