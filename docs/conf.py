@@ -25,8 +25,10 @@ autodoc_preserve_defaults = True
 autodoc_typehints_format = "short"
 napoleon_numpy_docstring = False
 add_module_names = False
+maximum_signature_line_length = 80
 
 html_theme = "furo"
 html_title = "Embedrock"
+html_extra_path = ["index.html"]  # leads on to the first page
 html_copy_source = False
 html_show_sphinx = False

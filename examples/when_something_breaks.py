@@ -24,7 +24,7 @@ with embedrock.open("broken.store", memory="4MiB") as store:
     table.put(keys, 2 * ones)
     store.commit(step=2)
     try:
-        embedrock.open("broken.store", memory="4MiB")
+        embedrock.open("broken.store", memory="8MiB")
     except LockedError as error:
         print("LockedError:", error)
     embedrock.copy("broken.store", "backup.store")

@@ -32,8 +32,8 @@ SAYS = {
     ),
     "serve": r"step 2: row 7 is 0\.75\nstep 3: row 7 is 0\.5\n",
     "when_something_breaks": (
-        r"BudgetError: .* give at least memory=\d+\n"
-        r"LockedError: .* open in this process already.*\n"
+        r"BudgetError: .* give at least memory=.+\n"
+        r"LockedError: .*broken\.store is open in this process .*\n"
         r"FullError: [1-9]\d* times, and a commit made room\n"
         r"1 problem: rows-0, page \d+ .*\nCorruptError: rows-0, page \d+ .*\n"
         r"back at step 1 with 1\.0\nor a copy, at step 2 with 2\.0\n"
