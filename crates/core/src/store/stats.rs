@@ -190,7 +190,35 @@ pub struct ClassStats {
     pub read_depth: usize,
 }
 
+/// Rows that verbs used and rows that were read, since the store was opened.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RowReads {
+    /// Positions of verbs, each once in each verb.
+    pub used: u64,
+    /// Those of them whose row had to be read.
+    pub missed: u64,
+    /// Rows that the look-ahead window read.
+    pub ahead: u64,
+    /// Seconds in which verbs were blocked in reads.
+    pub wait_s: f64,
+}
+
 impl Store {
+    /// How many rows were used and read: few enough counters to ask for at every batch.
+    ///
+    /// *Blocking*: never.
+    pub fn row_reads(&self) -> RowReads {
+        let m = &self.inner.metrics;
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let missed = get(&m.misses);
+        RowReads {
+            used: get(&m.hits) + get(&m.rescued) + get(&m.first_touches) + missed,
+            missed,
+            ahead: self.inner.window.rows_loaded(),
+            wait_s: get(&m.read_wait_ns) as f64 / 1e9,
+        }
+    }
+
     /// Everything the store says of itself. *Blocking*: waits for verbs that write rows.
     pub fn stats(&self) -> Result<Stats> {
         let inner = &*self.inner;
