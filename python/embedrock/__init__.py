@@ -21,7 +21,7 @@ from embedrock import errors, initializers, optimizers
 from embedrock._core import __version__
 from embedrock.clip import Clip
 from embedrock.commits import Commit, PendingCommit
-from embedrock.errors import EmbedrockError, UncommittedWarning
+from embedrock.errors import EmbedrockError, LookaheadWarning, UncommittedWarning
 from embedrock.pipeline.loader import LookaheadLoader
 from embedrock.step_report import StepReport
 from embedrock.store import Store, check, copy, distinct, open
@@ -37,6 +37,7 @@ __all__ = [
     "Commit",
     "EmbedrockError",
     "LookaheadLoader",
+    "LookaheadWarning",
     "PendingCommit",
     "Pipeline",
     "StepReport",

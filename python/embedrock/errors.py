@@ -27,6 +27,7 @@ __all__ = [
     "IoError",
     "KeyRangeError",
     "LockedError",
+    "LookaheadWarning",
     "MismatchError",
     "MisuseError",
     "NonFiniteError",
@@ -118,4 +119,11 @@ class UncommittedWarning(UserWarning):
     """A store was closed with changes that no commit holds: they are gone.
 
     A subclass of ``UserWarning`` and not of ``ResourceWarning``, which Python hides by default.
+    """
+
+
+class LookaheadWarning(UserWarning):
+    """Look-ahead does nothing, or was set aside; the message has the figures and what would help.
+
+    Results are the same with and without.
     """
