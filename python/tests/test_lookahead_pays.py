@@ -131,7 +131,8 @@ def test_memory_for_fewer_than_four_batches_is_told_once_with_what_would_do(
     (one,) = told
     found = re.fullmatch(
         r"look-ahead has passed over \d+ of \d+ batches: one has about ([\d,]+) distinct rows, and "
-        r"memory of 2 MiB holds ([\d,]+), expected those of 4 batches; (\d+) MiB, or batches of "
+        r"memory of 2 MiB holds ([\d,]+), expected those of 4 batches "
+        r"beside the window; (\d+) MiB, or batches of "
         r"([\d.]+) times the size, would do",
         str(one.message),
     )

@@ -130,7 +130,8 @@ def test_memory_without_room_for_rows_to_wait_reads_nothing_ahead_and_says_so(
     (note,) = result["notes"]
     assert re.fullmatch(
         r"look-ahead has passed over \d+ of \d+ batches: one has about [\d,]+ distinct rows, and "
-        r"memory of 2 MiB holds [\d,]+, expected those of 4 batches; \d+ MiB, or .* would do",
+        r"memory of 2 MiB holds [\d,]+, expected those of 4 batches beside the window; "
+        r"\d+ MiB, or .* would do",
         note,
     )
     assert capsys.readouterr().err.splitlines().count(note) == 1

@@ -44,8 +44,8 @@ def passed_over(
     memory = store.stats()["budget_bytes"]
     return (
         f"{said}: one has about {rows:,} distinct rows, and memory of {_mib(memory)} MiB holds "
-        f"{capacity:,}, expected those of {BATCHES_MIN} batches; {_mib(memory * share)} MiB, or "
-        f"batches of {1 / share:.2g} times the size, would do"
+        f"{capacity:,}, expected those of {BATCHES_MIN} batches beside the window; "
+        f"{_mib(memory * share)} MiB, or batches of {1 / share:.2g} times the size, would do"
     )
 
 

@@ -302,12 +302,12 @@ class Feed:
             return
         try:
             self.count_skipped()
-            most = 2 * self.counts.skipped > self._taken_announced
+            # Windows pass over batches that wait, too.
+            batches = self._taken_announced + len(self._held)
+            most = 2 * self.counts.skipped > batches
             if not most or not any(store.stats()["evicted"] for store in self._stores):
                 return
-            said = advice.passed_over(
-                self.counts.skipped, self._taken_announced, self._stores, self._last.parts
-            )
+            said = advice.passed_over(self.counts.skipped, batches, self._stores, self._last.parts)
         except EmbedrockError:
             return  # whoever uses the store hears of it
         self._told_passed_over = True
