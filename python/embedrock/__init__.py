@@ -23,7 +23,12 @@ from embedrock._hashing import hash_keys
 from embedrock._optional import missing
 from embedrock.clip import Clip
 from embedrock.commits import Commit, PendingCommit
-from embedrock.errors import BudgetWarning, EmbedrockError, UncommittedWarning
+from embedrock.errors import (
+    BudgetWarning,
+    EmbedrockError,
+    LookaheadWarning,
+    UncommittedWarning,
+)
 from embedrock.pipeline.loader import LookaheadLoader
 from embedrock.step_report import StepReport
 from embedrock.store import Store, check, close_all, copy, distinct, open
@@ -40,6 +45,7 @@ __all__ = [
     "Commit",
     "EmbedrockError",
     "LookaheadLoader",
+    "LookaheadWarning",
     "PendingCommit",
     "Pipeline",
     "StepReport",

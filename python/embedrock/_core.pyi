@@ -209,11 +209,18 @@ class Store:
     def clear_announced(self, /) -> None:
         """Forgets what is announced."""
 
+    def release_window(self, /) -> None:
+        """Forgets what is announced and gives the window's memory back."""
+
     def pause_window(self, /, pause: bool) -> None:
         """Lets the window rest, or go on."""
 
     def window_stats(self, /) -> dict[str, Any]:
         """What the look-ahead window did."""
+
+    def row_reads(self, /) -> tuple[int, int, int, float]:
+        """Rows used by verbs, those of them that were missing, rows read ahead; seconds blocked in
+        reads."""
 
     def len(self, /, table: TableId) -> int:
         """How many keys of the table are written and not deleted."""

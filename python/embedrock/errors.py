@@ -28,6 +28,7 @@ __all__ = [
     "IoError",
     "KeyRangeError",
     "LockedError",
+    "LookaheadWarning",
     "MismatchError",
     "MisuseError",
     "NonFiniteError",
@@ -130,4 +131,11 @@ class BudgetWarning(UserWarning):
 
     Of tables so small that a budget in per cent cannot work, more is taken than that. The message
     has the bytes, and so has ``Store.stats()``: ``asked_bytes`` and ``budget_bytes``.
+    """
+
+
+class LookaheadWarning(UserWarning):
+    """Look-ahead does nothing, or was set aside; the message has the figures and what would help.
+
+    Results are the same with and without.
     """

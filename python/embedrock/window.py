@@ -95,6 +95,14 @@ class Window:
         """Forgets everything that is announced. Numbers go on. Errors: ``ClosedError``."""
         self._store._core.clear_announced()
 
+    def release(self) -> None:
+        """Forgets everything that is announced, and gives the window's memory back to the row
+        cache, soon: a thread of the store does it. The next announcement takes it again.
+
+        Errors: ``ClosedError``.
+        """
+        self._store._core.release_window()
+
     def pause(self) -> None:
         """Lets the window rest: it reads nothing, keeps what it has, and nobody waits for it.
 

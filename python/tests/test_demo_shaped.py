@@ -115,14 +115,13 @@ def test_the_terminal_shows_the_contestants_side_by_side_and_nothing_is_left(
     assert finished["left"] == []
 
 
-def test_window_and_pipeline_leave_the_bits_as_they_are_where_all_rows_fit(tmp_path: Path):
+def test_look_ahead_and_pipeline_leave_the_bits_as_they_are_where_all_rows_fit(tmp_path: Path):
     settings = shaped_settings(tmp_path, rows=60_000, samples=8192, rounds=2, threads=1)
     names = (paths.WHOLE_BUDGET, paths.WHOLE_AHEAD)
     held = contest.hold(settings, names, tmp_path / "settings.json", Lines(io.StringIO()))
     assert held.same_losses(*names)
     assert held.results[names[0]]["digests"] == held.results[names[1]]["digests"]
     assert held.rate(paths.WHOLE_AHEAD) > 0
-    assert held.results[paths.WHOLE_AHEAD]["window"]["announced"] > 4
 
 
 def test_a_budget_that_cannot_work_ends_the_demo_with_the_bytes_that_would(

@@ -32,7 +32,7 @@ def window(monkeypatch: pytest.MonkeyPatch) -> RecordingWindow:
 def announced(window: RecordingWindow, batches: Any, model: Any, keys_of: Any = None) -> list[Any]:
     """What is announced of each batch while a loader goes over them."""
     seen = []
-    for number, _ in enumerate(LookaheadLoader(batches, model, keys_of=keys_of), 1):
+    for number, _ in enumerate(LookaheadLoader(batches, model, keys_of=keys_of, announce=True), 1):
         seen.append(window.announced[window.last - len(window.announced) + 1])
         assert number in window.begun
     return seen
@@ -234,8 +234,12 @@ def test_the_death_of_a_worker_is_told_behind_the_batches_before_it(
         DyingStream(), batch_size=1, num_workers=1, prefetch_factor=1
     )
     seen = []
+
+    def by_users(batch: Any) -> dict[Any, Any]:
+        return {model: batch["users"]}
+
     with pytest.raises(RuntimeError, match="worker"):
-        for batch in LookaheadLoader(loader, model, keys_of=lambda batch: {model: batch["users"]}):
+        for batch in LookaheadLoader(loader, model, keys_of=by_users, announce=True):
             seen.append(batch)
     assert len(seen) <= 2
     assert window.open_numbers == []
@@ -270,17 +274,17 @@ def test_tables_of_two_stores_go_to_their_own_windows(
     with embedrock.open(tmp_path / "second", memory="64MiB") as other:
         model = torch.nn.ModuleDict({"a": embedding(store, "a"), "b": embedding(other, "b")})
         batch = {"a": torch.tensor([1]), "b": torch.tensor([2])}
-        loader = iter(LookaheadLoader([batch], model))
+        loader = iter(LookaheadLoader([batch], model, announce=True))
         next(loader)
         assert windows[store.path].announced == {1: {"a": [1]}}
         assert windows[other.path].announced == {1: {"b": [2]}}
         assert list(loader) == []
         with pytest.raises(MisuseError, match="in 2 stores"):
-            next(iter(LookaheadLoader([batch], model, keys_of=lambda batch: {"a": [1]})))
+            next(iter(LookaheadLoader([batch], model, keys_of=lambda _: {"a": [1]}, announce=True)))
 
 
 def test_a_model_without_tables_is_refused(store: embedrock.Store, window: RecordingWindow) -> None:
     with pytest.raises(MisuseError, match=r"Linear has no module of embedrock\.nn"):
         LookaheadLoader([], torch.nn.Linear(1, 1))
     with pytest.raises(NotFoundError, match="no table 'nobody'"):
-        next(iter(LookaheadLoader([[1]], store, keys_of=lambda batch: {"nobody": batch})))
+        next(iter(LookaheadLoader([[1]], store, keys_of=lambda b: {"nobody": b}, announce=True)))

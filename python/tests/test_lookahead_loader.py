@@ -12,6 +12,7 @@ import pytest
 import embedrock
 from embedrock import LookaheadLoader
 from embedrock.errors import ClosedError, KeyRangeError, MisuseError
+from embedrock.pipeline.announcing import Announcing
 from windows import RecordingWindow
 
 
@@ -21,6 +22,13 @@ def window(store: embedrock.Store, monkeypatch: pytest.MonkeyPatch) -> Recording
     monkeypatch.setattr(embedrock.Store, "window", window, raising=False)
     store.table("ads", 4, optimizer="sgd", initializer=0.0)
     return window
+
+
+def announcing(
+    given: Any, store: embedrock.Store, depth: int = 512, keys_of: Any = None
+) -> LookaheadLoader[Any]:
+    """A loader that announces every batch, whether that pays or not."""
+    return LookaheadLoader(given, store, depth, keys_of or by_name, announce=True)
 
 
 def by_name(batch: Any) -> dict[str, Any]:
@@ -37,10 +45,11 @@ def values(drawn: Any) -> list[list[int]]:
 
 def test_batches_come_as_they_are_and_in_order(store: embedrock.Store, window: Any) -> None:
     given = batches(20)
-    loader = LookaheadLoader(given, store, depth=3, keys_of=by_name)
+    loader = announcing(given, store, depth=3, keys_of=by_name)
     assert all(a is b for a, b in zip(loader, given, strict=True))
     assert all(a is b for a, b in zip(loader, given, strict=True))  # a second pass
-    assert loader.stats() == {"handed_out": 20, "announced": 20, "refused": 0, "skipped": 0}
+    counts = {"handed_out": 20, "announced": 20, "refused": 0, "skipped": 0}
+    assert loader.stats() == {**counts, "resident": 0, "set_aside": 0}
     assert len(loader) == 20
 
 
@@ -54,7 +63,7 @@ def test_depth_batches_are_announced_behind_the_one_in_hand(
             drawn.append(i)
             yield np.array([i])
 
-    loader = iter(LookaheadLoader(source(), store, depth=3, keys_of=by_name))
+    loader = iter(announcing(source(), store, depth=3, keys_of=by_name))
     for turn in range(10):
         assert next(loader).tolist() == [turn]
         assert drawn[-1] == min(turn + 3, 9)
@@ -68,7 +77,7 @@ def test_depth_batches_are_announced_behind_the_one_in_hand(
 def test_a_batch_is_begun_before_and_finished_after_its_use(
     store: embedrock.Store, window: RecordingWindow
 ) -> None:
-    calls = [c for _ in LookaheadLoader(batches(3), store, 1, by_name) for c in [len(window.calls)]]
+    calls = [c for _ in announcing(batches(3), store, 1, by_name) for c in [len(window.calls)]]
     kinds = [kind for kind, _ in window.calls]
     # announce 1, announce 2, begin 1 | finish 1, announce 3, begin 2 | finish 2, begin 3 | ...
     assert calls == [3, 6, 8]
@@ -87,7 +96,7 @@ def test_a_deep_lookahead_does_not_keep_the_first_batch_waiting(
             drawn += 1
             yield np.array([i])
 
-    loader = iter(LookaheadLoader(source(), store, depth=512, keys_of=by_name))
+    loader = iter(announcing(source(), store, depth=512, keys_of=by_name))
     next(loader)
     assert drawn < 100
     for _ in range(60):
@@ -106,7 +115,7 @@ def test_what_the_window_refuses_is_announced_later(
             drawn.append(i)
             yield np.array([i])
 
-    loader = LookaheadLoader(source(), store, depth=512, keys_of=by_name)
+    loader = announcing(source(), store, depth=512, keys_of=by_name)
     for turn, batch in enumerate(loader):
         assert batch.tolist() == [turn]
         assert len(drawn) <= turn + 3  # two announced, one waits
@@ -118,14 +127,14 @@ def test_a_batch_that_was_never_announced_is_handed_out_all_the_same(
     store: embedrock.Store, window: RecordingWindow
 ) -> None:
     window.room = 0
-    loader = LookaheadLoader(batches(5), store, keys_of=by_name)
+    loader = announcing(batches(5), store, keys_of=by_name)
     assert values(loader) == values(batches(5))
     assert loader.stats()["announced"] == 0
     assert {kind for kind, _ in window.calls} == {"refuse", "clear"}
 
 
 def test_a_break_forgets_what_is_announced(store: embedrock.Store, window: RecordingWindow) -> None:
-    for _ in LookaheadLoader(batches(9), store, keys_of=by_name):
+    for _ in announcing(batches(9), store, keys_of=by_name):
         break
     assert window.open_numbers == []
     assert window.calls[-1] == ("clear", 0)
@@ -134,7 +143,7 @@ def test_a_break_forgets_what_is_announced(store: embedrock.Store, window: Recor
 def test_an_exception_in_the_loop_forgets_what_is_announced(
     store: embedrock.Store, window: RecordingWindow
 ) -> None:
-    loader = LookaheadLoader(batches(9), store, keys_of=by_name)
+    loader = announcing(batches(9), store, keys_of=by_name)
     with pytest.raises(ZeroDivisionError):
         for _ in loader:
             raise ZeroDivisionError
@@ -144,7 +153,7 @@ def test_an_exception_in_the_loop_forgets_what_is_announced(
 
 
 def test_a_new_pass_ends_the_one_before(store: embedrock.Store, window: RecordingWindow) -> None:
-    loader = LookaheadLoader(batches(4), store, keys_of=by_name)
+    loader = announcing(batches(4), store, keys_of=by_name)
     first = iter(loader)
     next(first)
     assert values(loader) == values(batches(4))
@@ -160,7 +169,7 @@ def test_what_the_loader_raises_comes_in_its_batchs_place(
 
     seen = []
     with pytest.raises(RuntimeError, match="worker"):
-        for batch in LookaheadLoader(source(), store, keys_of=by_name):
+        for batch in announcing(source(), store, keys_of=by_name):
             seen.append(batch.tolist())
     assert seen == values(batches(3))
     assert window.calls[-1] == ("clear", 0)
@@ -174,7 +183,7 @@ def test_ctrl_c_while_drawing_is_raised_at_once(
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        next(iter(LookaheadLoader(source(), store, keys_of=by_name)))
+        next(iter(announcing(source(), store, keys_of=by_name)))
     assert window.open_numbers == []
 
 
@@ -182,7 +191,7 @@ def test_wrong_keys_are_an_error_of_their_batch(
     store: embedrock.Store, window: RecordingWindow
 ) -> None:
     given = [*batches(2), np.array([0.5])]
-    loader = iter(LookaheadLoader(given, store, keys_of=by_name))
+    loader = iter(announcing(given, store, keys_of=by_name))
     assert [next(loader).tolist() for _ in range(2)] == values(batches(2))
     with pytest.raises(MisuseError, match="keys of table 'ads' are float64"):
         next(loader)
@@ -199,7 +208,7 @@ def test_keys_that_a_window_refuses_for_good_are_an_error_of_their_batch(
         return announce(batch)
 
     monkeypatch.setattr(window, "announce", strict)
-    loader = iter(LookaheadLoader(batches(5), store, keys_of=by_name))
+    loader = iter(announcing(batches(5), store, keys_of=by_name))
     assert [next(loader).tolist() for _ in range(2)] == [[0, 1], [1, 2]]
     with pytest.raises(KeyRangeError):
         next(loader)
@@ -215,7 +224,7 @@ def test_a_loader_that_reuses_its_memory_is_told(
             yield batch
 
     with pytest.raises(MisuseError, match="batch 0 of the pass are others"):
-        next(iter(LookaheadLoader(source(), store, keys_of=by_name)))
+        next(iter(announcing(source(), store, keys_of=by_name)))
 
 
 def test_so_is_one_that_only_changes_the_order(
@@ -228,7 +237,7 @@ def test_so_is_one_that_only_changes_the_order(
             batch[:] = batch[[1, 0, 3, 2]]
             yield batch
 
-    given = iter(LookaheadLoader(source(), store, depth=1, keys_of=by_name))
+    given = iter(announcing(source(), store, depth=1, keys_of=by_name))
     with pytest.raises(MisuseError, match="batch 0 of the pass are others"):
         next(given)
 
@@ -236,7 +245,7 @@ def test_so_is_one_that_only_changes_the_order(
 def test_batches_that_the_window_passes_over_are_counted_by_pass(
     store: embedrock.Store, window: RecordingWindow
 ) -> None:
-    loader = LookaheadLoader(batches(9), store, keys_of=by_name)
+    loader = announcing(batches(9), store, keys_of=by_name)
     for batch in loader:
         window.passed_over += 1
         assert loader.stats()["skipped"] == batch[0] + 1
@@ -246,12 +255,36 @@ def test_batches_that_the_window_passes_over_are_counted_by_pass(
     assert loader.stats()["skipped"] == 0
 
 
+def test_batches_that_are_let_go_are_announced_again_before_others(
+    store: embedrock.Store, window: RecordingWindow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # After a trial of the plain loop as many batches came unannounced as had been drawn before.
+    ways = iter([True] * 4 + [False] * 3 + [True] * 20)
+
+    def turns(self: Announcing, *_: Any) -> None:
+        self.announce = next(ways)
+
+    monkeypatch.setattr(Announcing, "step", turns)
+    loader = LookaheadLoader(batches(20), store, 5, by_name)
+    announced = []
+    for at, batch in enumerate(loader):
+        assert batch[0] == at
+        announced.append([keys["ads"][0] for keys in window.announced.values()])
+        assert announced[-1][:1] in ([batch[0]], [])
+    # The first one is before any measurement.
+    assert announced[0] == announced[5] == announced[7] == []
+    assert announced[4] == [4, 5, 6, 7, 8, 9]
+    assert announced[8] == [8, 9, 10, 11, 12, 13]
+    counts = loader.stats()
+    assert counts["announced"] + counts["resident"] == counts["handed_out"] == 20
+
+
 @pytest.mark.parametrize("keys_of", [lambda batch: [batch], lambda batch: {5: batch}])
 def test_a_keys_of_that_gives_no_mapping_of_tables_is_refused(
     store: embedrock.Store, window: RecordingWindow, keys_of: Any
 ) -> None:
     with pytest.raises(MisuseError, match=r"keys_of (returned list|named 5), expected"):
-        next(iter(LookaheadLoader(batches(1), store, keys_of=keys_of)))
+        next(iter(announcing(batches(1), store, keys_of=keys_of)))
 
 
 def test_bad_arguments_are_refused(store: embedrock.Store, window: RecordingWindow) -> None:
@@ -263,6 +296,8 @@ def test_bad_arguments_are_refused(store: embedrock.Store, window: RecordingWind
         LookaheadLoader([], store, depth=0, keys_of=by_name)
     with pytest.raises(MisuseError, match="keys_of is None, and a store does not know"):
         LookaheadLoader([], store)
+    with pytest.raises(MisuseError, match="announce is 1, expected True, False or None"):
+        LookaheadLoader([], store, keys_of=by_name, announce=1)  # type: ignore[arg-type]
     with pytest.raises(MisuseError, match="keys_of is 5"):
         LookaheadLoader([], store, keys_of=5)  # type: ignore[arg-type]
     with pytest.raises(MisuseError, match="model is list, expected"):
@@ -277,7 +312,7 @@ def test_a_table_of_another_store_is_refused(
 ) -> None:
     with embedrock.open(tmp_path / "other", memory="64MiB") as other:
         table = other.table("ads", 4)
-        loader = LookaheadLoader(batches(1), store, keys_of=lambda batch: {table: batch})
+        loader = announcing(batches(1), store, keys_of=lambda batch: {table: batch})
         with pytest.raises(MisuseError, match="of another store"):
             next(iter(loader))
 
@@ -304,7 +339,7 @@ def test_the_position_is_that_of_the_batch_in_hand(
     store: embedrock.Store, window: RecordingWindow
 ) -> None:
     inner = Counting(9)
-    loader = LookaheadLoader(inner, store, depth=4, keys_of=by_name)
+    loader = announcing(inner, store, depth=4, keys_of=by_name)
     assert loader.state_dict() == {"at": 0}
     for batch in loader:
         assert loader.state_dict() == {"at": int(batch[0]) + 1}
@@ -325,13 +360,13 @@ def test_the_position_is_that_of_the_batch_in_hand(
     loader.close()
     assert loader.state_dict() == {"at": 6}
     with pytest.raises(MisuseError, match="list, has no state_dict"):
-        LookaheadLoader([], store, keys_of=by_name).state_dict()
+        announcing([], store, keys_of=by_name).state_dict()
 
 
 def test_a_forked_child_leaves_the_window_alone(
     store: embedrock.Store, window: RecordingWindow
 ) -> None:
-    loader = LookaheadLoader(batches(9), store, keys_of=by_name)
+    loader = announcing(batches(9), store, keys_of=by_name)
     iterator = iter(loader)
     next(iterator)
     child = os.fork()

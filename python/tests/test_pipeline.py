@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import signal
 import subprocess
@@ -23,6 +24,7 @@ torch = pytest.importorskip("torch")
 import embedrock  # noqa: E402
 from embedrock import LookaheadLoader, Pipeline, nn, optim  # noqa: E402
 from embedrock.errors import ClosedError, KeyRangeError, MisuseError, NonFiniteError  # noqa: E402
+from embedrock.pipeline.announcing import Announcing  # noqa: E402
 
 DIM = 32
 USERS, ITEMS = 40_000, 60_000
@@ -197,7 +199,7 @@ def test_lookahead_beside_it_changes_no_bit(
     expected = plainly(tmp_path / "plain", "128MiB", batches, "rowwise_adagrad")
     with opened(tmp_path / "ahead") as store:
         trained = Trained(store, "rowwise_adagrad")
-        loader = LookaheadLoader(batches, trained.model, depth=20)
+        loader = LookaheadLoader(batches, trained.model, depth=20, announce=True)
         for batch in Pipeline(trained.model, loader, overlap=overlap):
             trained.step(batch)
         assert trained.state() == expected
@@ -391,7 +393,7 @@ def test_the_loaders_position_in_a_commit_is_that_of_the_batch_at_hand(
 ) -> None:
     monkeypatch.setattr(embedrock.Store, "window", RecordingWindow(), raising=False)
     trained = Trained(store)
-    loader = LookaheadLoader(Counting(clicks(9)), trained.model, depth=3)
+    loader = LookaheadLoader(Counting(clicks(9)), trained.model, depth=3, announce=True)
     for step, batch in enumerate(Pipeline(trained.model, loader), 1):
         trained.step(batch)
         if step == 4:
@@ -439,7 +441,7 @@ def test_a_loop_that_stops_short_leaves_the_loaders_position_at_its_last_batch(
 ) -> None:
     trained = Trained(store)
     inner = Counting(clicks(9))
-    loader = LookaheadLoader(inner, trained.model, depth=3)
+    loader = LookaheadLoader(inner, trained.model, depth=3, announce=True)
     for step, batch in enumerate(Pipeline(trained.model, loader, overlap=overlap), 1):
         trained.step(batch)
         if step == 8:
@@ -685,7 +687,7 @@ def test_the_engines_window_changes_no_bit(tmp_path: Path, how: str) -> None:
         trained = Trained(store, "adagrad")
         loader: Any = batches
         if how != "pipeline":
-            loader = LookaheadLoader(batches, trained.model, depth=12)
+            loader = LookaheadLoader(batches, trained.model, depth=12, announce=True)
         if how != "look-ahead":
             loader = Pipeline(trained.model, loader)
         for batch in loader:
@@ -696,3 +698,30 @@ def test_the_engines_window_changes_no_bit(tmp_path: Path, how: str) -> None:
     assert window["batches"] >= STEPS
     assert window["finished"] == window["announced"] == window["batches"]
     assert window["rows_loaded"] > 1000
+
+
+@pytest.mark.parametrize("how", ["look-ahead", "pipeline"])
+def test_beginning_and_ending_to_announce_changes_no_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    def changes(self: Announcing, seconds: float, reads: Any, filled: bool) -> None:
+        self.announce ^= next(steps) % 6 == 0
+
+    steps = itertools.count()
+    monkeypatch.setattr(Announcing, "step", changes)
+    batches = clicks()
+    expected = plainly(tmp_path / "plain", "128MiB", batches, "adagrad")
+    with opened(tmp_path / "ahead") as store:
+        trained = Trained(store, "adagrad")
+        loader = LookaheadLoader(Counting(batches), trained.model, depth=3)
+        for at, batch in enumerate(
+            Pipeline(trained.model, loader) if how == "pipeline" else loader
+        ):
+            trained.step(batch)
+            assert loader.state_dict() == {"at": at + 1}
+        assert trained.state() == expected
+        assert store.window.stats()["rows_loaded"] > 200
+        store.commit(1)
+    counts = loader.stats()
+    assert counts["handed_out"] == counts["announced"] + counts["resident"] == STEPS
+    assert STEPS / 4 < counts["announced"] < STEPS * 3 / 4

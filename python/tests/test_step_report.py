@@ -50,7 +50,9 @@ def train(store: embedrock.Store, report: StepReport, batches: Any) -> None:
 
 
 def ahead(store: embedrock.Store, batches: Any, depth: int = 64) -> Any:
-    return embedrock.LookaheadLoader(batches, store, depth, keys_of=lambda keys: {"rows": keys})
+    return embedrock.LookaheadLoader(
+        batches, store, depth, keys_of=lambda keys: {"rows": keys}, announce=True
+    )
 
 
 def test_seconds_by_cause_add_up_and_counters_are_those_of_the_engine(

@@ -3,6 +3,7 @@ the batches that were drawn ahead."""
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -20,7 +21,7 @@ import embedrock
 from clicklogs import criteo_file
 from embedrock import cli
 from embedrock.errors import FullError, MisuseError
-from embedrock.training import job
+from embedrock.training import batches, job
 from embedrock.training.options import TrainOptions
 from embedrock.training.trainer import Trainer
 from trainings import digests, options_of, stops_after, train
@@ -69,6 +70,12 @@ def trained(
         return train(options), losses
 
 
+@pytest.fixture
+def announces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs announce all batches, whether that pays or not."""
+    monkeypatch.setattr(batches, "_Loader", functools.partial(batches._Loader, announce=True))
+
+
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What a run that reads nothing ahead comes to."""
@@ -80,6 +87,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {"result": result, "losses": losses, "digests": digests(folder / "store")}
 
 
+@pytest.mark.usefixtures("announces")
 @pytest.mark.parametrize("mode", list(MODES)[1:])
 def test_losses_and_rows_have_the_same_bits_however_they_were_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plain: dict[str, Any], mode: str
@@ -92,6 +100,7 @@ def test_losses_and_rows_have_the_same_bits_however_they_were_read(
     assert result["window"]["rows_loaded"] > 1000
 
 
+@pytest.mark.usefixtures("announces")
 def test_settings_of_look_ahead_and_pipeline_reach_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,6 +120,7 @@ def test_settings_of_look_ahead_and_pipeline_reach_them(
     assert MODES["all settings"].items() <= result["settings"].items()
 
 
+@pytest.mark.usefixtures("announces")
 def test_memory_without_room_for_rows_to_wait_reads_nothing_ahead_and_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], plain: dict[str, Any]
 ) -> None:
@@ -118,7 +128,12 @@ def test_memory_without_room_for_rows_to_wait_reads_nothing_ahead_and_says_so(
     assert result["lookahead"]["handed_out"] == STEPS
     assert result["window"]["skipped"] > STEPS / 2
     (note,) = result["notes"]
-    assert re.fullmatch(r"look-ahead has passed over \d+ of \d+ batches: memory holds .*", note)
+    assert re.fullmatch(
+        r"look-ahead has passed over \d+ of \d+ batches: one has about [\d,]+ distinct rows, and "
+        r"memory of 2 MiB holds [\d,]+, expected those of 4 batches beside the window; "
+        r"\d+ MiB, or .* would do",
+        note,
+    )
     assert capsys.readouterr().err.splitlines().count(note) == 1
     assert digests(tmp_path / "store") == plain["digests"]
 
@@ -129,7 +144,8 @@ def test_a_run_of_which_all_rows_are_in_memory_is_told_nothing(
     # A cache is no larger than the rows of all tables, here those of fewer than four batches.
     criteo_file(tmp_path / "clicks.tsv", LINES, tokens_per_field=50)
     result = train(run_of(tmp_path, "store", memory="64MiB"))
-    assert result["window"]["batches"] == STEPS
+    assert result["window"]["batches"] == result["stats"]["memory"]["window_bytes"] == 0
+    assert result["lookahead"]["resident"] == STEPS
     assert result["notes"] == []
     assert "look-ahead" not in capsys.readouterr().err
 

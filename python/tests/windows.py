@@ -49,5 +49,9 @@ class RecordingWindow:
         self.announced.clear()
         self.calls.append(("clear", 0))
 
+    def release(self) -> None:
+        self.announced.clear()
+        self.calls.append(("release", 0))
+
     def stats(self) -> dict[str, int]:
-        return {"announced": self.last, "skipped": self.passed_over}
+        return {"announced": self.last, "skipped": self.passed_over, "filled": self.last}

@@ -9,6 +9,7 @@
 use crate::error::{Error, ErrorKind, Result};
 use std::ops::Range;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU16, Ordering};
 
 /// The alignment that every arena has at least: the smallest base page in use.
 pub(crate) const PAGE_BYTES: usize = 4096;
@@ -99,6 +100,27 @@ pub(crate) fn advise_huge(words: &mut [u32]) {
     let skipped = first.next_multiple_of(PAGE_BYTES) - first;
     if end - first >= skipped + HUGE_BYTES_MIN {
         system::advise_huge(all.start.cast::<u8>().wrapping_add(skipped), end - first - skipped);
+    }
+}
+
+/// Sets all of `numbers` to 0 and gives the whole pages among them back to the system, which come
+/// again as zeros when they are touched.
+pub(crate) fn release_zeroed(numbers: &[AtomicU16]) {
+    let all = numbers.as_ptr_range();
+    let (first, end) = (all.start.addr().next_multiple_of(system::page_bytes()), all.end.addr());
+    let end = end / system::page_bytes() * system::page_bytes();
+    for number in numbers {
+        let at = std::ptr::from_ref(number).addr();
+        if at < first || at >= end {
+            number.store(0, Ordering::Relaxed);
+        }
+    }
+    if first < end {
+        let start = NonNull::new(all.start.cast_mut().cast::<u8>()).expect("slices have addresses");
+        // SAFETY: the pages lie within the slice, so nothing else does, and its memory comes from
+        // the allocator, which is anonymous and private. They turn to zeros as if by relaxed
+        // stores, which their type allows through a shared reference.
+        unsafe { system::release(start.add(first - all.start.addr()), end - first) };
     }
 }
 

@@ -35,6 +35,6 @@ pub use config::{
 pub use distinct::distinct;
 pub use error::{Error, ErrorKind, Result};
 pub use store::{
-    CheckReport, CopyReport, Entered, PendingCommit, PermitStats, Permits, Ready, Scan, Stats,
-    Store, UNBOUNDED, WindowStats, check, check_place, copy,
+    CheckReport, CopyReport, Entered, PendingCommit, PermitStats, Permits, Ready, RowReads, Scan,
+    Stats, Store, UNBOUNDED, WindowStats, check, check_place, copy,
 };

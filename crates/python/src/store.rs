@@ -324,6 +324,11 @@ impl Store {
         py.detach(|| self.0.clear_announced()).or_raise(py)
     }
 
+    /// Forgets what is announced and gives the window's memory back.
+    fn release_window(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| self.0.release_window()).or_raise(py)
+    }
+
     /// Lets the window rest, or go on.
     fn pause_window(&self, py: Python<'_>, pause: bool) -> PyResult<()> {
         py.detach(|| self.0.pause_window(pause)).or_raise(py)
@@ -333,6 +338,13 @@ impl Store {
     fn window_stats(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let stats = py.detach(|| self.0.window_stats()).or_raise(py)?;
         json_value(py, &stats)
+    }
+
+    /// Rows used by verbs, those of them that were missing, rows read ahead; seconds blocked in
+    /// reads.
+    fn row_reads(&self) -> (u64, u64, u64, f64) {
+        let reads = self.0.row_reads();
+        (reads.used, reads.missed, reads.ahead, reads.wait_s)
     }
 
     /// How many keys of the table are written and not deleted.

@@ -132,7 +132,7 @@ def bits_equal(
             trainer = _trainer(options, store, data)
             loader: Any = batches
             if name in ("look-ahead", "both"):
-                loader = LookaheadLoader(loader, trainer.model, depth=DEPTH)
+                loader = LookaheadLoader(loader, trainer.model, depth=DEPTH, announce=True)
             if name in ("pipeline", "both"):
                 loader = Pipeline(trainer.model, loader, staleness_bound=0, overlap=True)
             losses = [trainer.step(batch) for batch in loader]

@@ -86,7 +86,11 @@ class _Contestant:
         if self._looks_ahead:
             model = self._trainer.model
             keys_of = model.embeddings.keys_of
-            self._loader = embedrock.LookaheadLoader(self._batches, model, _DEPTH, keys_of)
+            # A contest is too short to see where look-ahead pays, but for where all rows fit.
+            announce = True if name == LOOK_AHEAD else None
+            self._loader = embedrock.LookaheadLoader(
+                self._batches, model, _DEPTH, keys_of, announce=announce
+            )
             self._pipeline = stack.enter_context(embedrock.Pipeline(model, self._loader))
             self._batches = iter(self._pipeline)
 

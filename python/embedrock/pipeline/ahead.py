@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from embedrock.pipeline.feed import Drawn
-from embedrock.pipeline.keys import FlatKeys
+from embedrock.pipeline.keys import FlatKeys, TableKeys
 from embedrock.store import distinct
 from embedrock.table import Table
 
@@ -102,10 +102,10 @@ class AheadTable:
 class Ahead:
     """A batch between being drawn and its updates being applied."""
 
-    def __init__(self, drawn: Drawn) -> None:
+    def __init__(self, drawn: Drawn, parts: Sequence[TableKeys]) -> None:
         """Finds the distinct keys; nothing is read."""
         self.drawn = drawn
-        self.tables = [AheadTable(part.table, part.keys) for part in drawn.parts]
+        self.tables = [AheadTable(part.table, part.keys) for part in parts]
         self.by_name = {one.table.name: one for one in self.tables}
         self.permit: int | None = None
         self.outstanding = 0

@@ -9,6 +9,8 @@ loader which draws random numbers does so in one order. What always holds:
   look-ahead. Only what ends programs (Ctrl-C) is raised at once.
 * A batch that a window has no room for is announced when there is room, and handed out without
   where there never was. No more than one such batch is drawn.
+* Where announcing does not pay (`announcing.py`), batches are drawn when they are asked for and
+  their keys are not looked at.
 * A process that was forked meanwhile (a worker of a loader) leaves the windows alone.
 """
 
@@ -18,14 +20,17 @@ import contextlib
 import copy
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any, Protocol
 
 import numpy as np
 
 from embedrock._arguments import shown
 from embedrock.errors import ClosedError, EmbedrockError, MisuseError
+from embedrock.pipeline import advice
+from embedrock.pipeline.announcing import Announcing, Reads
 from embedrock.pipeline.keys import FlatKeys, KeyFinder, TableKeys
 from embedrock.store import Store
 from embedrock.table import Table
@@ -37,6 +42,10 @@ _AHEAD_GROWTH = 8
 """The first batch waits until 64 are drawn, which is a group that shares pages (docs/lookahead.md);
 from there on, 8 are drawn at each step until `depth` is reached, so that a loader with a deep
 look-ahead does not keep the first step waiting for hundreds of batches."""
+
+
+_LOOK_EVERY = 32
+"""Announced batches from one look at how many were passed over to the next."""
 
 
 class Window(Protocol):
@@ -53,6 +62,9 @@ class Window(Protocol):
 
     def clear(self) -> None:
         """Forgets all that is announced."""
+
+    def release(self) -> None:
+        """Forgets all that is announced, and gives the window's memory back."""
 
     def stats(self) -> dict[str, Any]:
         """Counters, of which ``skipped`` are batches that were passed over."""
@@ -84,6 +96,10 @@ class FeedCounts:
     """How often a window had no room."""
     skipped: int = 0
     """Batches that windows have passed over, when that was last looked at."""
+    resident: int = 0
+    """Batches that were not announced, because steps hardly waited for rows."""
+    set_aside: int = 0
+    """Batches that were not announced, because that was measured to be no faster, or to see."""
 
 
 @dataclass
@@ -98,8 +114,12 @@ class Drawn:
     """Its number in the window of each store, by the store's place among those of the feed."""
     position: Any = None
     """State of the loader after it was drawn, where the loader tells it."""
+    let_go: bool = False
+    """It was announced, and is not any more."""
     error: BaseException | None = None
     """What came instead of a batch."""
+    looked_at: bool = False
+    """Whether its keys were asked for: ``parts`` and ``hashes`` are there."""
     hashes: list[int] = field(default_factory=list)
     """Of each part's keys, as they were then."""
     announcement: list[dict[Table | str, FlatKeys]] = field(default_factory=list)
@@ -110,9 +130,15 @@ class Feed:
     """One pass over a loader."""
 
     def __init__(
-        self, loader: Iterable[Any], finder: KeyFinder, stores: Sequence[Store], depth: int
+        self,
+        loader: Iterable[Any],
+        finder: KeyFinder,
+        stores: Sequence[Store],
+        depth: int,
+        announcing: Announcing,
+        tell: Callable[[str], None],
     ) -> None:
-        """Draws nothing yet."""
+        """Draws nothing yet. Says through ``tell`` what keeps look-ahead from working."""
         self.counts = FeedCounts()
         self._stateful = loader if hasattr(loader, "state_dict") else None
         self.position = self._position()
@@ -120,13 +146,32 @@ class Feed:
         self._loader = loader
         self._finder = finder
         self._depth = depth
+        self._announcing = announcing
+        self._tell = tell
+        self._announces = announcing.announce
+        """Whether batches are announced at present."""
+        self._has_window = self._announces
+        """Whether windows may have memory."""
+        self._announces_from = 0
+        """Batches that were taken before that began."""
+        self._taken_announced = 0
+        self._told_passed_over = False
+        self._last: Drawn | None = None
+        """The batch that was taken last, where it was announced."""
+        self._asked_at: float | None = None
+        """When the last batch was asked for."""
+        self._drawing_s = 0.0
+        """Seconds that drawing took since."""
+        self._stores = list(stores)
+        self._reads = _reads_of(self._stores)
         self._windows = [window_of(store) for store in stores]
         self._skipped_before = self._skipped()
         self._store_places = {id(store): place for place, store in enumerate(stores)}
         self._iterator: Iterator[Any] | None = None
         self._held: deque[Drawn] = deque()
-        self._refused: Drawn | None = None
-        """The last batch that was drawn, while a window has no room for it."""
+        self._unannounced: deque[Drawn] = deque()
+        """Of these, the last ones, which are to be announced once windows have room: one, unless
+        they were announced before and let go."""
         self._drawn = 0
         self._taken = 0
         self._exhausted = False
@@ -139,18 +184,44 @@ class Feed:
 
         Errors: ``StopIteration`` behind the last one; what drawing this batch raised.
         """
+        self._measure()
+        if self._announcing.announce != self._announces:
+            self._turn()
+        if self._has_window and not self._announcing.needs_window:
+            self._has_window = False
+            for window in self._windows:
+                with contextlib.suppress(EmbedrockError):  # a closed store has
+                    window.release()
         self._draw_ahead()
         if not self._held:
             self._exhausted = True
             raise StopIteration
         drawn = self._held.popleft()
-        if drawn is self._refused:
-            self._refused = None
+        if self._unannounced and drawn is self._unannounced[0]:
+            self._unannounced.popleft()
         if drawn.error is not None:
             self._exhausted = isinstance(drawn.error, StopIteration)
             raise drawn.error
         self._taken += 1
+        if self._announces and not drawn.let_go:
+            self._taken_announced += 1
+            self._last = drawn
+            if self._taken_announced % _LOOK_EVERY == 0:
+                self._look_for_passed_over()
+        elif self._announcing.resident:
+            self.counts.resident += 1
+        else:
+            self.counts.set_aside += 1
         return drawn
+
+    def keys_of(self, drawn: Drawn) -> list[TableKeys]:
+        """The keys of a batch, found now where it was not announced.
+
+        Errors: those of ``keys_of``.
+        """
+        if not drawn.looked_at:
+            self._look_at(drawn)
+        return drawn.parts
 
     def hand_out(self, drawn: Drawn) -> Any:
         """The batch itself, on its way to the caller.
@@ -187,9 +258,16 @@ class Feed:
         if self._closed or self._pid != os.getpid():
             return
         self.count_skipped()
+        try:
+            self._look_for_passed_over()
+        finally:  # warnings may be errors
+            self._end()
+
+    def _end(self) -> None:
         self._ended = self._closed = True
         self._held.clear()
-        self._refused = self._iterator = None
+        self._unannounced.clear()
+        self._iterator = None
         for window in self._windows:
             with contextlib.suppress(EmbedrockError):  # a closed store has forgotten already
                 window.clear()
@@ -203,35 +281,111 @@ class Feed:
     def _skipped(self) -> int:
         return sum(window.stats()["skipped"] for window in self._windows)
 
+    def _measure(self) -> None:
+        """Tells how long the last step took, and does as that decides."""
+        if not self._announcing.decides or self._closed:
+            return
+        asked_at, self._asked_at = self._asked_at, perf_counter()
+        drawing_s, self._drawing_s = self._drawing_s, 0.0
+        before, self._reads = self._reads, _reads_of(self._stores)
+        if asked_at is None:
+            return
+        filled = self._ended or bool(self._unannounced) or len(self._held) >= self._depth
+        seconds = self._asked_at - asked_at - drawing_s
+        verdict = self._announcing.step(seconds, self._reads - before, filled)
+        if verdict is not None:
+            self._tell(advice.set_aside(verdict))
+
+    def _look_for_passed_over(self) -> None:
+        """Says so where most batches were passed over, and announces none for a while."""
+        if self._last is None or self._told_passed_over:
+            return
+        try:
+            self.count_skipped()
+            # Windows pass over batches that wait, too.
+            batches = self._taken_announced + len(self._held)
+            most = 2 * self.counts.skipped > batches
+            if not most or not any(store.stats()["evicted"] for store in self._stores):
+                return
+            said = advice.passed_over(self.counts.skipped, batches, self._stores, self._last.parts)
+        except EmbedrockError:
+            return  # whoever uses the store hears of it
+        self._told_passed_over = True
+        self._announcing.pass_over()
+        self._tell(said)
+
+    def _turn(self) -> None:
+        """Begins to announce batches, or lets go of those that are announced."""
+        self._announces = self._announcing.announce
+        self._announces_from = self._taken
+        if self._announces:
+            self._has_window = True
+            for drawn in self._held:
+                if drawn.error is None:
+                    self._prepare(drawn)
+                    self._unannounced.append(drawn)
+            return
+        read = 0
+        for place, window in enumerate(self._windows):
+            numbers = [drawn.numbers[place] for drawn in self._held if place in drawn.numbers]
+            with contextlib.suppress(EmbedrockError):  # a closed store has forgotten already
+                filled = window.stats()["filled"]
+                read = max(read, sum(number <= filled for number in numbers))
+                window.clear()
+        for drawn in self._held:
+            drawn.numbers, drawn.announcement, drawn.let_go = {}, [], True
+        self._unannounced.clear()
+        self._announcing.settle(read)
+
     def _draw_ahead(self) -> None:
-        ahead = _FIRST_AHEAD + _AHEAD_GROWTH * self._taken
-        if self._refused is not None and self._announce(self._refused):
-            self._refused = None
+        if not self._announces:
+            if not self._held and not self._ended:
+                self._held.append(self._draw())
+            return
+        ahead = _FIRST_AHEAD + _AHEAD_GROWTH * (self._taken - self._announces_from)
+        while self._unannounced and self._announce(self._unannounced[0]):
+            self._unannounced.popleft()
         while not self._ended and len(self._held) <= min(self._depth, ahead):
-            if self._refused is not None and self._held:
+            if self._unannounced:
                 return
             drawn = self._draw()
+            if drawn.error is None:
+                self._prepare(drawn)
             self._held.append(drawn)
-            self._refused = None if self._announce(drawn) else drawn
+            if not self._announce(drawn):
+                self._unannounced.append(drawn)
 
     def _draw(self) -> Drawn:
         drawn = Drawn(self._drawn)
         self._drawn += 1
+        begin = perf_counter()
         try:
             if self._iterator is None:
                 self._iterator = iter(self._loader)
             drawn.batch = next(self._iterator)
             drawn.position = self._position()
-            drawn.parts = self._finder(drawn.batch)
-            drawn.hashes = [_hash(part.keys) for part in drawn.parts]
-            drawn.announcement = self._announcement(drawn.parts)
         except StopIteration as end:
             drawn.error = end
             self._ended = True
         except Exception as error:
             drawn.error = error
             self._ended = True
+        self._drawing_s += perf_counter() - begin
         return drawn
+
+    def _prepare(self, drawn: Drawn) -> None:
+        """Finds what a batch is announced by. What is wrong with its keys becomes its error."""
+        drawn.let_go = False
+        try:
+            drawn.announcement = self._announcement(self.keys_of(drawn))
+        except Exception as error:
+            drawn.error = error
+            self._ended = True
+
+    def _look_at(self, drawn: Drawn) -> None:
+        drawn.parts = self._finder(drawn.batch)
+        drawn.hashes = [_hash(part.keys) for part in drawn.parts]
+        drawn.looked_at = True
 
     def _announcement(self, parts: Sequence[TableKeys]) -> list[dict[Table | str, FlatKeys]]:
         by_store: list[dict[Table | str, FlatKeys]] = [{} for _ in self._windows]
@@ -261,6 +415,16 @@ class Feed:
 
     def _position(self) -> Any:
         return None if self._stateful is None else copy.deepcopy(self._stateful.state_dict())
+
+
+def _reads_of(stores: Iterable[Store]) -> Reads:
+    return sum((reads_of(store) for store in stores), Reads())
+
+
+def reads_of(store: Store) -> Reads:
+    """What a store has used and read since it was opened."""
+    used, missed, ahead, wait_s = store._core.row_reads()
+    return Reads(used, missed + ahead, wait_s)
 
 
 def _hash(keys: FlatKeys) -> int:

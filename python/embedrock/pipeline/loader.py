@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any, Generic, TypeVar
 
-from embedrock._arguments import whole
-from embedrock.errors import ClosedError, MisuseError
+from embedrock._arguments import shown, whole
+from embedrock.errors import ClosedError, LookaheadWarning, MisuseError
+from embedrock.pipeline.announcing import Announcing
 from embedrock.pipeline.feed import Feed, FeedCounts, iterable
 from embedrock.pipeline.keys import KeyFinder, KeysOf, for_model, stores_of
 from embedrock.store import Store
@@ -20,16 +22,24 @@ B = TypeVar("B")
 class LookaheadLoader(Generic[B]):
     """Gives the batches of a loader, and tells the store which rows the coming ones will read.
 
-    Up to ``depth`` batches behind the one that was handed out last are drawn from the loader and
-    their keys announced. The store reads those rows before they are asked for and keeps them until
-    their last use; its window says how many batches it has room for, and no more than that are
-    drawn. That never changes results, only when rows arrive.
+    Where steps wait for rows, up to ``depth`` batches behind the one that was handed out last are
+    drawn from the loader and their keys announced. The store reads those rows before they are asked
+    for and keeps them until their last use; its window says how many batches it has room for, and
+    no more than that are drawn. That never changes results, only when rows arrive.
+
+    **Where it pays.** While steps hardly wait for rows, since all or nearly all are in memory or
+    were never written, batches are passed through: no key is looked at and nothing drawn ahead.
+    Where they wait, steps with announced batches are compared with those before; what is not faster
+    is set aside, with a ``LookaheadWarning`` that has the figures, and tried again later. Another
+    says that the memory is too small for look-ahead; a loader warns once. ``announce`` decides it
+    instead.
 
     Drawing happens on the thread that asks for the next batch, in the order of the loader. A
     ``torch.utils.data.DataLoader`` with workers is wrapped as it is: its workers never touch the
     store. Batches that wait are held in memory beside the budget. A loader that draws random
     numbers in this process (shuffling, negative samples) draws them earlier than it would without
-    look-ahead: give it a generator of its own, so that the model's dropout has its numbers alone.
+    look-ahead, how much earlier depends on what is measured: give it a generator of its own, so
+    that the model's dropout has its numbers alone.
 
     A loader must give each batch memory of its own. Where it fills the same memory again, the keys
     of a batch that was drawn ahead change, which is an error; labels and dense features that
@@ -44,6 +54,7 @@ class LookaheadLoader(Generic[B]):
         depth: The most batches that are announced ahead, at least 1.
         keys_of: From a batch to ``{table: keys}``, as :mod:`embedrock.pipeline` describes; None
             takes the model's own.
+        announce: True announces every batch, False none; None: those of steps for which it pays.
 
     Errors: ``MisuseError`` when there is nothing to announce keys by, and from an iteration when a
     batch has other keys than when it was drawn; ``ClosedError``. What the loader raises for a batch
@@ -67,12 +78,18 @@ class LookaheadLoader(Generic[B]):
         model: Any,
         depth: int = 512,
         keys_of: KeysOf | None = None,
+        *,
+        announce: bool | None = None,
     ) -> None:
         """Draws and announces nothing before it is iterated."""
         self.loader = iterable(loader)
         """The loader that is wrapped."""
         self.depth = whole("depth", depth, 1)
         """The most batches that are announced ahead."""
+        if not (announce is None or isinstance(announce, bool)):
+            raise MisuseError(f"announce is {shown(announce)}, expected True, False or None")
+        self._told = False
+        self._announcing = Announcing(announce)
         self._stores = stores_of(model)
         if keys_of is None and isinstance(model, Store):
             raise MisuseError(
@@ -118,8 +135,10 @@ class LookaheadLoader(Generic[B]):
         ``handed_out`` batches, of which ``announced`` were announced before; ``refused``, how often
         the window had no room; ``skipped``, how many it has passed over, because they came too
         late or because the cache holds the rows of fewer than four batches: where that is most of
-        them, look-ahead does nothing, and more memory or smaller batches would help. What else the
-        window did is in ``Store.window.stats()``.
+        them, look-ahead does nothing, and more memory or smaller batches would help. Of those that
+        were not announced, ``resident`` are those of steps that hardly waited for rows, and
+        ``set_aside`` those for which it was measured to be no faster, or that were there to see.
+        What else the window did is in ``Store.window.stats()``.
         """
         if self._feed is not None:
             self._feed.count_skipped()
@@ -154,11 +173,21 @@ class LookaheadLoader(Generic[B]):
                 f"load_state_dict(): it cannot tell its position"
             )
 
-    def _open(self) -> Feed:
+    def _open(self, *, times: bool = True) -> Feed:
+        """Begins a pass; without ``times``, no steps are compared."""
         self.close()
         self._left = None
-        self._feed = Feed(self.loader, self._finder, self._stores, self.depth)
+        self._announcing.times = times
+        self._feed = Feed(
+            self.loader, self._finder, self._stores, self.depth, self._announcing, self._tell
+        )
         return self._feed
+
+    def _tell(self, message: str) -> None:
+        """Warns, once."""
+        if not self._told:
+            self._told = True
+            warnings.warn(message, LookaheadWarning, stacklevel=5)
 
     def _batches(self, feed: Feed) -> Iterator[B]:
         drawn = None

@@ -277,7 +277,7 @@ class Run:
         while self._ended is None and len(self._waiting) <= most:
             try:
                 drawn = self.feed.take()
-                batch = Ahead(drawn) if self._pace.overlap else drawn
+                batch = Ahead(drawn, self.feed.keys_of(drawn)) if self._pace.overlap else drawn
             except (StopIteration, Exception) as error:
                 self._ended = error
                 break

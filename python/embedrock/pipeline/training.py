@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 from embedrock._arguments import shown, whole
 from embedrock.errors import ClosedError, MisuseError
 from embedrock.permits import staleness_bound_of
+from embedrock.pipeline.announcing import Announcing
 from embedrock.pipeline.feed import Feed, iterable
 from embedrock.pipeline.keys import KeyFinder, KeysOf, for_model, stores_of
 from embedrock.pipeline.loader import LookaheadLoader
@@ -197,8 +198,12 @@ class Pipeline(Generic[B]):
 
     def _open_feed(self) -> Feed:
         if isinstance(self.loader, LookaheadLoader):
-            return self.loader._open()
-        return Feed(self.loader, self._finder, [self._store], self._read_ahead)
+            # Two ways that are tried at once would disturb each other.
+            return self.loader._open(times=False)
+        announcing = Announcing(True)  # they are read at once
+        return Feed(
+            self.loader, self._finder, [self._store], self._read_ahead, announcing, lambda _: None
+        )
 
     def _batches(self, run: Run) -> Iterator[B]:
         try:

@@ -25,6 +25,15 @@ def all_epochs(dataset: Dataset, recipe: Recipe, start: Position) -> Iterator[Ba
         position = Position(position.epoch + 1)
 
 
+class _Loader(embedrock.LookaheadLoader[Batch]):
+    """Keeps what it has to say, for the program's own notes."""
+
+    said: str | None = None
+
+    def _tell(self, message: str) -> None:
+        self.said = self.said or message
+
+
 class ReadAhead:
     """The batches of a run for its trainer, announced to the window of the model's store and read
     and updated by a pipeline as the options say.
@@ -36,13 +45,11 @@ class ReadAhead:
     def __init__(self, batches: Iterable[Batch], model: DLRM, options: TrainOptions) -> None:
         """Draws and announces nothing before it is iterated."""
         keys_of = model.embeddings.keys_of
-        self._store = model.embeddings.collection.store
         self._batches = batches
-        self._more_window = "" if options.window_bytes is None else ", as may more --window-bytes"
-        self._loader: embedrock.LookaheadLoader[Batch] | None = None
+        self._loader: _Loader | None = None
         self._pipeline: embedrock.Pipeline[Batch] | None = None
         if options.lookahead_depth > 0:
-            self._batches = self._loader = embedrock.LookaheadLoader(
+            self._batches = self._loader = _Loader(
                 batches, model, depth=options.lookahead_depth, keys_of=keys_of
             )
         if options.pipeline:
@@ -76,18 +83,6 @@ class ReadAhead:
             "pipeline": None if pipeline is None else pipeline.stats(),
         }
 
-    def passed_over(self) -> str | None:
-        """What a user should know when the window has passed over most batches so far, although
-        rows have left memory; None when it has not."""
-        if self._loader is None or self._store.stats()["evicted"] == 0:
-            return None
-        window = self._store.window.stats()
-        batches = max(self._loader.stats()["handed_out"], window["batches"])
-        if 2 * window["skipped"] <= batches:
-            return None
-        return (
-            f"look-ahead has passed over {window['skipped']:,} of {batches:,} batches: memory "
-            f"holds the rows of fewer than four of them, or they are trained before they can be "
-            f"read ahead; more --memory or a smaller --batch-size leaves room for rows to wait"
-            f"{self._more_window}"
-        )
+    def advice(self) -> str | None:
+        """What a user should know when look-ahead has not worked so far; None when it has."""
+        return None if self._loader is None else self._loader.said

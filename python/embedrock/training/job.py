@@ -161,7 +161,7 @@ class _Run:
     def checkpoint(self) -> None:
         """Begins a commit between steps, and says once when look-ahead does not work."""
         self.begin_commit()
-        said = None if self.ahead is None or self.notes else self.ahead.passed_over()
+        said = None if self.ahead is None or self.notes else self.ahead.advice()
         if said is not None:
             self.notes.append(said)
             print(said, file=sys.stderr)

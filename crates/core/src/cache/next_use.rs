@@ -12,6 +12,7 @@
 use super::policy::WAYS_MAX;
 use super::sets::{BLOCK, LockedSet};
 use super::{Cache, Location, Policy, RowMut, RowRef, bits, find};
+use crate::arena::release_zeroed;
 use crate::planted::{self, Bug};
 use crate::prefetch::prefetch_read;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
@@ -224,6 +225,13 @@ impl Cache {
                 uses.lost.fetch_add(1, Ordering::Relaxed);
                 Some(way)
             }
+        }
+    }
+
+    /// Forgets all next uses and gives their memory back.
+    pub fn release_next_uses(&self) {
+        if let Some(uses) = self.next_uses.get() {
+            release_zeroed(&uses.uses);
         }
     }
 

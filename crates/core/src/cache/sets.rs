@@ -27,6 +27,7 @@ use super::tags::Tags;
 use crate::arena::{Arena, PAGE_BYTES};
 use crate::error::{Result, bail};
 use crate::prefetch::{LINE_BYTES, prefetch_line};
+use parking_lot::Mutex;
 use std::cell::UnsafeCell;
 use std::ptr::null;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
@@ -187,6 +188,8 @@ pub(super) struct Sets {
     lines_of_row: Lines,
     /// Where lines are brought to.
     level: Level,
+    /// Held while memory of ways is released and while sets get more of them.
+    resizing: Mutex<()>,
 }
 
 impl Sets {
@@ -228,6 +231,7 @@ impl Sets {
             stride: stride / 4,
             lines_of_row: Lines::of(stride, stride),
             level: Level::of_this_processor(),
+            resizing: Mutex::default(),
         })
     }
 
@@ -393,9 +397,20 @@ impl Sets {
         }
     }
 
+    /// Lets every set use the first `ways` ways again; those that it did not use are empty.
+    pub(super) fn extend(&self, ways: usize) {
+        let _resizing = self.resizing.lock();
+        for index in 0..self.count {
+            let mut set = self.lock(index);
+            assert!(ways >= set.usable() && ways <= self.ways);
+            set.rest_mut().taken = (self.ways - ways) as u32;
+        }
+    }
+
     /// Gives the memory of all ways from `way` on back to the system. Every set must have been
     /// limited to `way` ways before.
     pub(super) fn release_from(&self, way: usize) {
+        let _resizing = self.resizing.lock();
         for index in 0..self.count {
             let usable = self.lock(index).usable();
             assert!(usable <= way, "set {index} still uses {usable} ways, {way} are to stay");
@@ -403,8 +418,8 @@ impl Sets {
         let slots = way * self.count as usize;
         // SAFETY: references to headers, rows and stamps are lent only by `LockedSet`, for usable
         // ways, and end with its lock. Each set was just seen, under its lock, to use fewer ways,
-        // and `usable` never grows. Who copies a row without the lock has no reference, reads
-        // zeros, and finds that the version moved.
+        // and `usable` grows only in `extend`, under `resizing`. Who copies a row without the lock
+        // has no reference, reads zeros, and finds that the version moved.
         unsafe {
             if let Some(headers) = &self.headers {
                 headers.release(slots * HEADER_BYTES..headers.len());

@@ -1,4 +1,4 @@
-//! Giving memory back: a cache shrinks by one way of all its sets.
+//! Giving memory back and taking it again: a cache shrinks and grows by one way of all its sets.
 //!
 //! Rows lie way after way, so the last way of all sets is one range of memory. To free it, each set
 //! gives up its least valuable row, and the row of the last way moves into that one's place. Other
@@ -92,6 +92,24 @@ impl Cache {
             }
         }
         set.limit(last);
+    }
+
+    /// Grows the cache again by one way of all sets that was taken before, which is empty. Returns
+    /// the bytes; `None` when none was taken, or the taking of another has begun.
+    pub fn return_way(&self) -> Option<u64> {
+        let shrinking = self.shrinking.lock();
+        let ways = self.ways.load(Ordering::Relaxed) + 1;
+        if ways > self.sets.ways() || shrinking.next > 0 {
+            return None;
+        }
+        self.sets.extend(ways);
+        self.ways.store(ways, Ordering::Relaxed);
+        Some(self.way_bytes())
+    }
+
+    /// Bytes of one way of all sets.
+    pub fn way_bytes(&self) -> u64 {
+        self.sets.way_bytes() as u64
     }
 
     /// Bytes that shrinking can give back.

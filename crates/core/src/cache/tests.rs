@@ -80,6 +80,9 @@ struct Model {
     random: u64,
     seed: u64,
     evictions: u64,
+    /// Ways at the beginning, and how often one came back.
+    ways: usize,
+    returned: u64,
 }
 
 impl Model {
@@ -87,7 +90,9 @@ impl Model {
         let policy = cache.policy;
         let rows = HashMap::new();
         let (used, looks) = (HashMap::new(), HashMap::new());
-        Self { cache, policy, rows, used, looks, random: seed, seed, evictions: 0 }
+        let ways = cache.ways();
+        let (random, evictions, returned) = (seed, 0, 0);
+        Self { cache, policy, rows, used, looks, random, seed, evictions, ways, returned }
     }
 
     fn below(&mut self, n: u64) -> u64 {
@@ -181,6 +186,7 @@ impl Model {
             }
             17 => self.write_back_some(),
             18 if self.below(150) == 0 => self.take_way(),
+            18 if self.below(300) == 0 => self.return_way(),
             _ => self.check_totals(),
         }
     }
@@ -307,6 +313,19 @@ impl Model {
         self.check_totals();
     }
 
+    fn return_way(&mut self) {
+        let (ways, bytes) = (self.cache.ways(), self.cache.memory_bytes());
+        match self.cache.return_way() {
+            Some(returned) => {
+                assert_eq!(self.cache.ways(), ways + 1);
+                assert_eq!(self.cache.memory_bytes(), bytes + returned);
+                self.returned += 1;
+            }
+            None => assert_eq!(self.cache.ways(), self.ways),
+        }
+        self.check_totals();
+    }
+
     fn check_totals(&self) {
         let seed = self.seed;
         assert_eq!(self.cache.resident_rows(), self.rows.len() as u64, "seed {seed}");
@@ -369,7 +388,13 @@ fn a_cache_behaves_like_a_map_with_eviction() {
                 model.take_way();
             }
             model.take_way();
-            model.check_totals();
+            while model.cache.ways() < model.ways {
+                model.return_way();
+            }
+            for stamp in steps..steps + steps / 4 {
+                model.step(stamp);
+            }
+            assert!(model.returned > 0, "seed {seed}");
             assert!(model.evictions > 50, "seed {seed}: {} evictions", model.evictions);
         }
     }
@@ -532,7 +557,8 @@ fn an_impossible_shape_is_misuse_and_an_impossible_size_a_budget_error() {
     assert_eq!(Cache::new(huge).unwrap_err().kind(), crate::ErrorKind::Budget);
 }
 
-/// Two threads use, admit, remove and write back rows of few sets while a third shrinks the cache.
+/// Two threads use, admit, remove and write back rows of few sets while a third shrinks the cache
+/// and lets it grow.
 /// Every row that anyone sees is whole: all its words are equal and belong to its key.
 #[test]
 fn rows_stay_whole_between_threads() {
@@ -578,15 +604,18 @@ fn rows_stay_whole_between_threads() {
                 });
             }
             scope.spawn(|| {
-                for stamp in 0..rounds as u32 {
-                    if (stamp as usize).is_multiple_of(rounds / 20) {
+                for stamp in 0..rounds {
+                    if stamp.is_multiple_of(rounds / 20) {
                         cache.take_way_step(1, |row| whole(row.key, row.words));
+                        if stamp / (rounds / 20) % 4 == 3 {
+                            assert!(cache.return_way().is_some());
+                        }
                     }
                     cache.for_each_resident(0..2, 0, |row| whole(row.key, row.words));
                 }
             });
         });
-        assert_eq!(cache.ways(), (ways - 10).max(WAYS_MIN));
+        assert_eq!(cache.ways(), (ways - 5).max(WAYS_MIN + 1));
         let (mut resident, mut dirty) = (0, 0);
         cache.for_each_resident(0..2, 0, |_| resident += 1);
         cache.capture();

@@ -28,8 +28,8 @@ use crate::storage::log::{
     ClassLog, FlushBuffer, PageLayout, PageReader, Segments, TableIndex, Writer,
 };
 use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 
 /// The part of a look-ahead window that its reader of a class takes at most.
 const WINDOW_PER_READER: u64 = 8;
@@ -106,19 +106,17 @@ impl Table {
 /// What a plan gives a class: it is built anew when tables are added.
 pub(super) struct Tier {
     pub(super) cache: Cache,
-    readers: Pool<PageReader>,
-    /// The look-ahead window's own reader, once it was needed, where there is memory for one.
-    ahead: OnceLock<Option<Pool<PageReader>>>,
+    readers: Arc<Pool<PageReader>>,
+    /// The look-ahead window's own reader, while it is needed and there is memory for one.
+    ahead: Mutex<Option<Arc<Pool<PageReader>>>>,
     pub(super) plan: ClassPlan,
 }
 
 impl Tier {
     /// Who reads pages for verbs, or ahead of them.
-    pub(super) fn readers(&self, ahead: bool) -> &Pool<PageReader> {
-        match self.ahead.get() {
-            Some(Some(readers)) if ahead => readers,
-            _ => &self.readers,
-        }
+    pub(super) fn readers(&self, ahead: bool) -> Arc<Pool<PageReader>> {
+        let own = if ahead { self.ahead.lock().clone() } else { None };
+        own.unwrap_or_else(|| self.readers.clone())
     }
 }
 
@@ -211,18 +209,19 @@ impl Class {
 
     /// Makes the look-ahead window's own reader, where it may have one.
     pub(super) fn read_ahead(&self, share: u64, medium: &dyn Medium, merge: bool) -> Result<()> {
-        let tier = self.tier();
-        if tier.ahead.get().is_some() {
-            return Ok(());
+        let mut ahead = self.tier().ahead.lock();
+        if ahead.is_none()
+            && let Some((depth, buffers)) = self.ahead_buffers(share)
+        {
+            let reader = self.reader(depth, buffers, medium, merge)?;
+            *ahead = Some(Arc::new(Pool::new(vec![reader])));
         }
-        let readers = match self.ahead_buffers(share) {
-            None => None,
-            Some((depth, buffers)) => {
-                Some(Pool::new(vec![self.reader(depth, buffers, medium, merge)?]))
-            }
-        };
-        let _ = tier.ahead.set(readers);
         Ok(())
+    }
+
+    /// Gives the look-ahead window's own reader back, once who reads with it is done.
+    pub(super) fn release_ahead(&self) {
+        *self.tier().ahead.lock() = None;
     }
 
     fn reader(
@@ -492,7 +491,7 @@ impl Engine {
             let buffer = FlushBuffer::new(plan.flush_rows, class.record.row_bytes / 4);
             log.separate(options.max_disk_bytes.is_some());
             log.equip(writer, buffer, plan.delta_bytes())?;
-            let (readers, ahead) = (Pool::new(readers), OnceLock::new());
+            let (readers, ahead) = (Arc::new(Pool::new(readers)), Mutex::new(None));
             class.tier = Some(Tier { cache, readers, ahead, plan });
         }
         (self.budget_bytes, self.asked_bytes) = (budget, asked);

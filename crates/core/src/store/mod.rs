@@ -49,7 +49,7 @@ pub use engine::MemoryUse;
 pub use place::check_place;
 pub use scan::Scan;
 pub use staleness::{Entered, PermitStats, Permits, Ready, UNBOUNDED};
-pub use stats::{ClassStats, CommitStats, DeviceStats, Stats};
+pub use stats::{ClassStats, CommitStats, DeviceStats, RowReads, Stats};
 pub use window::WindowStats;
 
 use crate::config::{CommitInfo, StoreOptions, TableId, Uncommitted};

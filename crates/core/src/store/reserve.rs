@@ -200,6 +200,21 @@ impl Inner {
         Ok(true)
     }
 
+    /// Lets caches grow to what they had before others took of it, as far as the budget has room.
+    pub(super) fn return_cache_room(&self, engine: &Engine) {
+        loop {
+            let used = engine.memory().total() + engine.index_bytes_to_come();
+            let room = engine.budget_bytes.saturating_sub(used);
+            let mut fitting: Vec<&Class> =
+                engine.classes.iter().filter(|class| class.cache().way_bytes() <= room).collect();
+            // The one that was left fewest.
+            fitting.sort_by_key(|class| class.cache().ways());
+            if !fitting.iter().any(|class| class.cache().return_way().is_some()) {
+                return;
+            }
+        }
+    }
+
     /// Takes one way from the cache that has most bytes; false when all are at their floor.
     fn shrink_largest(&self, engine: &Engine) -> Result<bool> {
         let mut classes: Vec<&Class> = engine.classes.iter().collect();

@@ -192,6 +192,19 @@ pub struct ClassStats {
     pub read_depth: usize,
 }
 
+/// Rows that verbs used and rows that were read, since the store was opened.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RowReads {
+    /// Positions of verbs, each once in each verb.
+    pub used: u64,
+    /// Those of them whose row had to be read.
+    pub missed: u64,
+    /// Rows that the look-ahead window read.
+    pub ahead: u64,
+    /// Seconds in which verbs were blocked in reads.
+    pub wait_s: f64,
+}
+
 impl Store {
     /// Bytes that were asked for and bytes of the budget, once after each time that it was divided
     /// among tables. Cheap where it was not.
@@ -208,6 +221,21 @@ impl Store {
     /// Whether the store refuses changes after an error, until it is opened again.
     pub fn is_poisoned(&self) -> bool {
         self.inner.poisoned.load(Ordering::Acquire)
+    }
+
+    /// How many rows were used and read: few enough counters to ask for at every batch.
+    ///
+    /// *Blocking*: never.
+    pub fn row_reads(&self) -> RowReads {
+        let m = &self.inner.metrics;
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let missed = get(&m.misses);
+        RowReads {
+            used: get(&m.hits) + get(&m.rescued) + get(&m.first_touches) + missed,
+            missed,
+            ahead: self.inner.window.rows_loaded(),
+            wait_s: get(&m.read_wait_ns) as f64 / 1e9,
+        }
     }
 
     /// Everything the store says of itself. *Blocking*: waits for verbs that write rows.

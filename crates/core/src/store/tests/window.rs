@@ -94,6 +94,33 @@ fn where_all_cores_are_taken_callers_do_not_stand_still() {
     });
 }
 
+// What a window had taken stayed with it for as long as the store was open, also where nothing was
+// announced any more, and the cache lacked that.
+#[test]
+fn a_window_that_is_released_gives_its_memory_back_to_the_cache() {
+    let _cores = CORES.read();
+    let (store, table) = with_rows(with_window(600 << 10, 8));
+    let ways = || store.inner.engine.read().classes[0].cache().ways();
+    let window_bytes = || store.stats().unwrap().memory.window_bytes;
+    let whole = ways();
+    let mut random = Random(9);
+    for _ in 0..3 {
+        for keys in draw_keys(&mut random, 20) {
+            let number = store.announce(&[LookaheadBatch { table, keys: &keys }]).unwrap().unwrap();
+            assert!(store.begin(number, LONG).unwrap());
+            store.finish(number).unwrap();
+        }
+        assert!(window_bytes() > 0 && ways() < whole);
+        store.release_window().unwrap();
+        let begun = Instant::now();
+        while window_bytes() > 0 || ways() < whole {
+            assert!(begun.elapsed() < LONG, "{} bytes, {} ways", window_bytes(), ways());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    assert!(store.window_stats().unwrap().rows_loaded > 100);
+}
+
 // A caller that helped waited for a verb that had the class, longer than it was ready to wait, and
 // Ctrl-C did not reach it.
 #[test]

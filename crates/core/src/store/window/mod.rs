@@ -107,6 +107,8 @@ struct State {
     rest: Rest,
     /// All batches up to this one are to be forgotten.
     cleared: u64,
+    /// The window's memory is to be given back.
+    release: bool,
     awaited: VecDeque<Awaited>,
     /// The batch that each table's last get began.
     current: Vec<(TableId, u64)>,
@@ -251,6 +253,11 @@ impl Window {
             counters: Counters::default(),
         };
         Self { shared: Arc::new(shared), threads: Mutex::default() }
+    }
+
+    /// Rows that were read ahead since the store was opened.
+    pub(super) fn rows_loaded(&self) -> u64 {
+        self.shared.counters.loaded.load(Ordering::Relaxed)
     }
 
     /// Whether the window is there, or a thread of it.
@@ -512,6 +519,18 @@ impl Store {
         state.filled = state.announced;
         shared.wake();
         shared.progress.notify_all();
+        Ok(())
+    }
+
+    /// Forgets everything that is announced, and gives the window's memory back to the caches. The
+    /// next batch that is announced takes it again.
+    ///
+    /// *Errors*: `Closed`. *Blocking*: no; a thread of the store does it.
+    pub fn release_window(&self) -> Result<()> {
+        self.clear_announced()?;
+        let (shared, mut state) = self.inner.open_window()?;
+        state.release = true;
+        shared.wake();
         Ok(())
     }
 

@@ -41,6 +41,8 @@ const SHARE_PER_BLOCK: u64 = 64;
 pub(super) enum Task {
     /// Forget all batches up to this one.
     Clear(u64),
+    /// Give back what the window takes: nothing is announced.
+    Release,
     /// Batches up to this one are done with.
     Finish(u64),
     /// Note the uses of a batch.
@@ -136,6 +138,10 @@ impl Plan {
         if state.cleared > self.cleared {
             return Some(Task::Clear(state.cleared));
         }
+        // What was announced since needs it.
+        if std::mem::take(&mut state.release) && state.announced == state.cleared {
+            return Some(Task::Release);
+        }
         if state.finished > self.finished && self.finished < self.noted {
             // One by one: what is noted of a batch meanwhile is not much.
             return Some(Task::Finish(state.finished.min(self.finished + 1)));
@@ -182,11 +188,16 @@ impl Plan {
 
     pub(super) fn run(&mut self, task: Task, shared: &Shared, inner: &Inner) -> Result<()> {
         let engine = inner.planned_engine()?;
+        if matches!(task, Task::Release) {
+            self.release(inner, &engine);
+            return Ok(());
+        }
         if let Task::Announce(batch) = &task {
             self.crowded = self.crowds(&engine, batch);
         }
         self.prepare(inner, &engine)?;
         match task {
+            Task::Release => {}
             Task::Clear(number) => self.clear(&engine, number),
             Task::Finish(number) => self.finish(&engine, number),
             Task::Announce(batch) => self.note(shared, inner, &engine, &batch)?,
@@ -326,6 +337,20 @@ impl Plan {
             class.cache().forget_next_uses();
             class.cache().set_now(BatchNumber::of(self.finished + 1));
         }
+    }
+
+    /// Gives all memory of the window back, and to the caches what it had of them.
+    fn release(&mut self, inner: &Inner, engine: &Engine) {
+        self.uses = Vec::new();
+        (self.keys, self.numbers, self.distinct) = Default::default();
+        self.fixed_bytes = 0;
+        for class in &engine.classes {
+            class.cache().release_next_uses();
+            class.release_ahead();
+        }
+        give_back_freed();
+        engine.window_bytes.store(0, Ordering::Relaxed);
+        inner.return_cache_room(engine);
     }
 
     /// Rows that a group needs at most, but for those of its last batch.

@@ -1,0 +1,72 @@
+"""What a user should know of look-ahead that does nothing: the words, with their figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from embedrock.pipeline.announcing import Verdict
+from embedrock.pipeline.keys import TableKeys
+from embedrock.store import Store
+
+__all__ = ["BATCHES_MIN", "passed_over", "set_aside"]
+
+BATCHES_MIN = 4
+"""The store reads batches ahead where its cache holds the rows of so many
+(crates/core/src/store/window/planner.rs)."""
+_MARGIN = 1.4
+"""A window takes up to a quarter of the memory once it reads ahead, and batches differ."""
+
+
+def set_aside(verdict: Verdict) -> str:
+    """That look-ahead is no faster."""
+    return (
+        f"look-ahead is set aside: steps took {1e3 * verdict.announced_s:.3g} ms with it (mean of "
+        f"{verdict.steps}) and {1e3 * verdict.plain_s:.3g} ms without, loading apart; it is tried "
+        f"again after {verdict.hold:,} steps; a free core or larger batches would help it"
+    )
+
+
+def passed_over(
+    skipped: int, batches: int, stores: Iterable[Store], last: Sequence[TableKeys]
+) -> str:
+    """That windows have passed over ``skipped`` of ``batches``, of which ``last`` was one."""
+    said = f"look-ahead has passed over {skipped:,} of {batches:,} batches"
+    needs = [(*_need(store, last), store) for store in stores]
+    share, rows, capacity, store = max(needs, key=lambda need: need[0])
+    if share <= 1:
+        return (
+            f"{said}: they were used before they could be read ahead; a larger window_bytes, or "
+            f"more work in a step, leaves them time"
+        )
+    memory = store.stats()["budget_bytes"]
+    return (
+        f"{said}: one has about {rows:,} distinct rows, and memory of {_mib(memory)} MiB holds "
+        f"{capacity:,}, expected those of {BATCHES_MIN} batches beside the window; "
+        f"{_mib(memory * share)} MiB, or batches of {1 / share:.2g} times the size, would do"
+    )
+
+
+def _need(store: Store, batch: Iterable[TableKeys]) -> tuple[float, int, int]:
+    """What share of the present cache would do for such batches, their distinct rows, and how many
+    rows the cache holds, of the rows of one size that lack most."""
+    facts = store.stats()
+    capacity: dict[int, int] = {}
+    for one in facts["classes"]:
+        capacity[one["row_bytes"]] = capacity.get(one["row_bytes"], 0) + one["cache_capacity"]
+    sizes = {one["spec"]["name"]: one["row_bytes"] for one in facts["tables"]}
+    rows = dict.fromkeys(capacity, 0)
+    for part in batch:
+        if part.table.store is store:
+            rows[sizes[part.table.name]] += len(np.unique(part.keys))
+    needs = [
+        (_MARGIN * BATCHES_MIN * rows[size] / max(held, 1), rows[size], held)
+        for size, held in capacity.items()
+    ]
+    return max(needs, default=(0.0, 0, 0))
+
+
+def _mib(count: float) -> int:
+    return math.ceil(count / (1 << 20))
