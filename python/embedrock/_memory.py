@@ -21,8 +21,9 @@ from embedrock.errors import BudgetWarning, MisuseError
 
 __all__ = ["machine_bytes", "memory_text", "tell_divided", "warn_beyond_machine"]
 
-_LEAST_BYTES = 64 << 10
-"""Less than the engine takes before the first table: no store works with it."""
+_LEAST_BYTES = 4096
+"""Less than one page is a slip. What is too little otherwise depends on the tables: the engine
+refuses it with a budget that works."""
 _EXPECTED = 'expected bytes, "10%", "512MB" or "2GiB"'
 _SIZE = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*(?:b|([kmgt])(i?)b?)?\s*", re.IGNORECASE)
 _SHARE_MAX = 100

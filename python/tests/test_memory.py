@@ -87,7 +87,7 @@ def test_a_store_that_is_opened_again_says_it_at_the_open(tmp_path: Path) -> Non
         (0.25, 'did you mean "25%"?'),
         (512, 'did you mean "512MiB"?'),
         (" 2048 ", 'did you mean "2048MiB"?'),
-        ("16KiB", "16,384 bytes, with which no store works; give more"),
+        ("3KiB", "3,072 bytes, with which no store works; give more"),
         ("2kb", "2,000 bytes, with which no store works; give more"),
         (0, "expected 1 or more"),
         (-5, "expected 1 or more"),

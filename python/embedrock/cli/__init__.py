@@ -82,7 +82,8 @@ def _without_torch(error: BaseException, command: str) -> BaseException | str:
 
 def _one_line(said: Warning | BaseException | str) -> str:
     line = " ".join(str(said).split()) or type(said).__name__
-    if isinstance(said, (BudgetError, BudgetWarning)):
+    # Also of a child of the demo, whose message its error has.
+    if isinstance(said, (BudgetError, BudgetWarning)) or "at least memory=" in line:
         line = _MEMORY.sub(r"--memory \1", line)
     return line
 
