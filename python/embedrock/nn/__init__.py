@@ -38,6 +38,7 @@ adds up each pass before it adds the passes; here gradients are added one by one
 from embedrock.nn.collection import EmbeddingBagCollection, EmbeddingBagConfig, Jagged
 from embedrock.nn.embedding import Embedding, EmbeddingBag
 from embedrock.nn.module import RowsModule, dense_parameters, rows_modules
+from embedrock.nn.together import ReadTogether, read_together
 
 __all__ = [
     "Embedding",
@@ -45,7 +46,9 @@ __all__ = [
     "EmbeddingBagCollection",
     "EmbeddingBagConfig",
     "Jagged",
+    "ReadTogether",
     "RowsModule",
     "dense_parameters",
+    "read_together",
     "rows_modules",
 ]

@@ -100,7 +100,8 @@ def _read(
     store: Store, tables: Sequence[Table], asks: Sequence[Ask], device: torch.device, ahead: bool
 ) -> list[_Read]:
     """Distinct ids, places among them and rows of all asks: those that a pipeline has read ahead,
-    where it may be asked, and the others in one call of the engine."""
+    where it may be asked, or an earlier forward of the batch, and the others in one call of the
+    engine."""
     run = store._run if ahead else None
     found: list[_Read | None] = [None] * len(asks)
     if run is not None:
@@ -108,6 +109,11 @@ def _read(
             there = run.take(table, ask.ids)
             if there is not None:
                 found[i] = (there[0], there[1], there[2].to(device))
+    if store._together is not None:
+        taken = store._together.take([(t, a.ids) for t, a in zip(tables, asks, strict=True)])
+        for i, some in enumerate(taken):
+            if some is not None and found[i] is None:
+                found[i] = (some[0], some[1], torch.from_numpy(some[2]).to(device))
     left = [i for i, there in enumerate(found) if there is None]
     if left:
         missing = [distinct(asks[i].ids) for i in left]

@@ -27,6 +27,7 @@ import numpy as np
 from embedrock._arguments import shown
 from embedrock.errors import ClosedError, EmbedrockError, MisuseError
 from embedrock.pipeline.keys import FlatKeys, KeyFinder, TableKeys
+from embedrock.pipeline.together import Together, withdraw
 from embedrock.store import Store
 from embedrock.table import Table
 
@@ -120,6 +121,10 @@ class Feed:
         self._loader = loader
         self._finder = finder
         self._depth = depth
+        self._stores = list(stores)
+        self._offered: list[Together] = []
+        """Rows of the batch at hand that its forwards may read together."""
+        self._offered_place = -1
         self._windows = [window_of(store) for store in stores]
         self._skipped_before = self._skipped()
         self._store_places = {id(store): place for place, store in enumerate(stores)}
@@ -174,8 +179,19 @@ class Feed:
             if not self._closed:
                 self._windows[place].begin(number)
 
+    def offer(self, drawn: Drawn) -> None:
+        """Lets the forwards of a batch, which is at hand now, read its rows together."""
+        for store in self._stores:
+            parts = [part for part in drawn.parts if part.table.store is store]
+            if len(parts) > 1:
+                store._together = Together(store, parts)
+                self._offered.append(store._together)
+        self._offered_place = drawn.place
+
     def finish(self, drawn: Drawn) -> None:
         """Lets go of the rows of a batch, whose updates are applied."""
+        if drawn.place == self._offered_place:
+            self._withdraw()
         numbers, drawn.numbers = drawn.numbers, {}
         for place, number in numbers.items():
             if not self._closed:
@@ -187,12 +203,17 @@ class Feed:
         if self._closed or self._pid != os.getpid():
             return
         self.count_skipped()
+        self._withdraw()
         self._ended = self._closed = True
         self._held.clear()
         self._refused = self._iterator = None
         for window in self._windows:
             with contextlib.suppress(EmbedrockError):  # a closed store has forgotten already
                 window.clear()
+
+    def _withdraw(self) -> None:
+        withdraw(self._offered)
+        self._offered.clear()
 
     def count_skipped(self) -> None:
         """Brings ``counts.skipped`` up to date, for what windows have come to so far."""
