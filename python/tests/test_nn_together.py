@@ -137,6 +137,23 @@ def test_results_are_those_of_modules_that_read_for_themselves(tmp_path: Path, k
         assert np.array_equal(one, other)
 
 
+def test_a_step_between_two_forwards_of_a_batch_is_seen(store: embedrock.Store) -> None:
+    model = Fields(store)
+    steppers = optimizers(model)
+    batch = batch_of(0)
+    for i, given in enumerate(embedrock.LookaheadLoader([batch, batch_of(0)], model)):
+        if i == 0:
+            model(given).sum().backward()  # its step comes in the middle of the next batch
+            continue
+        model.fields["a"](given["a"])
+        for one in steppers:
+            one.step()
+        field = model.fields["c"]
+        assert torch.equal(
+            field(given["c"]).detach(), torch.from_numpy(field.table.get(batch["c"]))
+        )
+
+
 def test_a_bad_id_is_an_error_of_its_own_module(store: embedrock.Store) -> None:
     # Reading for all at the first forward must not raise what a later one would have.
     model = Fields(store)
