@@ -227,6 +227,8 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """Makes the step in one store, or hands it to the pipeline that works on the store; returns
         the norm that it scaled, for which the step has to be waited for."""
         run = store._run
+        if store._together is not None:
+            store._together.changed(pending.table for pending, _, _, _ in batches)
         if run is None:
             return store._core.update(parts, self.non_finite, None, within)[3]
         changed = [(pending.table, keys) for pending, keys, _, _ in batches]

@@ -63,6 +63,7 @@ from embedrock.window import WINDOW_GROUP, Window
 
 if TYPE_CHECKING:
     from embedrock.pipeline.run import Run
+    from embedrock.pipeline.together import Together
 
 __all__ = ["Store", "check", "close_all", "copy", "distinct", "open"]
 
@@ -108,6 +109,8 @@ class Store:
         """How often ``open`` gave this handle out again, ``with`` blocks that ended apart."""
         self._run: Run | None = None
         """What a pipeline does on the store (:class:`embedrock.Pipeline`)."""
+        self._together: Together | None = None
+        """Rows that forwards of the batch at hand read together."""
 
     @property
     def path(self) -> Path:
@@ -467,6 +470,7 @@ class Store:
         ...     print(before, moved.step, again, reader.step)
         1 2 None 2
         """
+        self._together = None
         found = self._core.refresh()
         return None if found is None else commit_of(found)
 
@@ -680,6 +684,8 @@ class Store:
         """Tells a pipeline that what it has read of these rows is no longer so."""
         if self._run is not None:
             self._run.changed([(table, keys.flat.view(np.int64)) for table, keys in parts])
+        if self._together is not None:
+            self._together.changed(table for table, _ in parts)
 
     def _updates(
         self, batches: Sequence[tuple[Table, ArrayLike, ArrayLike]], factors: tuple[Any, ...]

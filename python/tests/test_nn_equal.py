@@ -43,13 +43,23 @@ def rising(ids: Any) -> Any:
     return torch.from_numpy(inverse)
 
 
-def assert_same(theirs: Any, mine: Any, *inputs: Any) -> None:
+def assert_same(theirs: Any, mine: Any, *inputs: Any, of_ids: Any = None) -> None:
+    """Same outputs and gradients. ``of_ids`` names the bag of each id where torch's bags add up in
+    an order of their own: there it is the sum in the order of the ids, which torch's is close to.
+    """
     expected, output = theirs(*inputs), mine(*inputs)
     assert torch.equal(output, expected)
     gradient = torch.randn(expected.shape, generator=torch.Generator().manual_seed(SEED))
     expected.backward(gradient)
     output.backward(gradient)
-    assert torch.equal(row_gradients(mine), theirs.weight.grad)
+    if of_ids is None:
+        assert torch.equal(row_gradients(mine), theirs.weight.grad)
+        return
+    in_order = torch.zeros(N, DIM)
+    for key, bag in zip(inputs[0].reshape(-1).tolist(), of_ids.tolist(), strict=True):
+        in_order[key] += gradient[bag]
+    assert torch.equal(row_gradients(mine), in_order)
+    torch.testing.assert_close(in_order, theirs.weight.grad, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(7,), (50, 4), (2, 3, 5), (), (0,), (3, 0)])
@@ -104,18 +114,24 @@ def test_bags_with_offsets(
     )
     ids = rising(torch.randint(0, 12, (80,), generator=generator))  # each id about seven times
     offsets = torch.tensor([0, 3, 3, 10, 40, 41, 80])  # empty bags in the middle and at the end
-    assert_same(theirs, mine, ids, offsets)
+    lengths = torch.diff(offsets, append=torch.tensor([80]))
+    in_order = mode == "sum" and padding is None
+    of_ids = torch.arange(7).repeat_interleave(lengths) if in_order else None
+    assert_same(theirs, mine, ids, offsets, of_ids=of_ids)
 
 
+@pytest.mark.parametrize("each", [1, 5])
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
-def test_bags_of_equal_length(store: embedrock.Store, generator: Any, mode: str) -> None:
+def test_bags_of_equal_length(store: embedrock.Store, generator: Any, mode: str, each: int) -> None:
     theirs, mine = pair(
         store,
         torch.nn.EmbeddingBag(N, DIM, mode=mode),
         nn.EmbeddingBag(N, DIM, mode=mode, store=store, name="t"),
     )
-    ids = rising(torch.randint(0, N, (16, 5), generator=generator))
-    assert_same(theirs, mine, ids)
+    ids = rising(torch.randint(0, N, (80 // each, each), generator=generator))
+    in_order = mode == "sum" or (mode, each) == ("mean", 1)
+    of_ids = torch.arange(80 // each).repeat_interleave(each) if in_order else None
+    assert_same(theirs, mine, ids, of_ids=of_ids)
 
 
 def test_bags_with_last_offset(store: embedrock.Store, generator: Any) -> None:

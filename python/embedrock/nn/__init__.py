@@ -13,6 +13,8 @@ gradient, as it would with the table in memory.
 Outputs and gradients have the bits of torch's modules on the same device, up to the order of two
 kinds of sums. Torch's ``EmbeddingBag`` (sum and mean) adds the gradients of an id that occurs three
 or more times in a batch in the order of an unstable sort, which depends on the values of the ids.
+Here bags on the CPU add them in the order in which the ids occur, as ``Embedding`` does everywhere;
+weighted bags, bags with their padding id in them, and ``mean`` of several ids leave it to torch.
 And where a table is used by several calls in each of several accumulated backward passes, torch
 adds up each pass before it adds the passes; here gradients are added one by one. (An
 ``EmbeddingBagCollection`` is one call, however many features share a table.)
@@ -36,6 +38,7 @@ adds up each pass before it adds the passes; here gradients are added one by one
 from embedrock.nn.collection import EmbeddingBagCollection, EmbeddingBagConfig, Jagged
 from embedrock.nn.embedding import Embedding, EmbeddingBag
 from embedrock.nn.module import RowsModule, dense_parameters, rows_modules
+from embedrock.nn.together import ReadTogether, read_together
 
 __all__ = [
     "Embedding",
@@ -43,7 +46,9 @@ __all__ = [
     "EmbeddingBagCollection",
     "EmbeddingBagConfig",
     "Jagged",
+    "ReadTogether",
     "RowsModule",
     "dense_parameters",
+    "read_together",
     "rows_modules",
 ]

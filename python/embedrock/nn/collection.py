@@ -16,8 +16,9 @@ from embedrock._arrays import dtype_name
 from embedrock.errors import MisuseError
 from embedrock.initializers import InitializerLike
 from embedrock.nn.embedding import Rounding, check_bags, check_mode, pool_bags
-from embedrock.nn.fetch import Ask, Found, fetch, host_ids
+from embedrock.nn.fetch import Ask, Found, expose, host_ids, read, uncompiled
 from embedrock.nn.module import RowsModule, open_padding_row
+from embedrock.nn.pool import Bags, Part, bags_of, pool
 from embedrock.optimizers import OptimizerLike
 from embedrock.store import Store
 from embedrock.table import Table
@@ -26,6 +27,9 @@ __all__ = ["EmbeddingBagCollection", "EmbeddingBagConfig", "Jagged"]
 
 Jagged: TypeAlias = Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]
 """One feature of a batch: ``(B, N)`` ids, or ``(values, offsets)``, or these and weights."""
+_Bag: TypeAlias = tuple[Tensor, Tensor | None, Tensor | None]
+_JOINED = ""
+"""Instead of the name of a feature: all of them in one tensor."""
 
 
 @dataclass(frozen=True)
@@ -146,22 +150,63 @@ class EmbeddingBagCollection(RowsModule):
     def forward(self, features: Mapping[str, Jagged]) -> dict[str, Tensor] | Tensor:
         """One row per bag and feature."""
         bags = self._bags(features)
+        output: dict[str, Tensor]
+        output, left = uncompiled(EmbeddingBagCollection._look_up)(self, bags)
+        for name, mode, found, places in left:
+            output[name] = self._pool(name, mode, found, places, bags[name])
+        joined = output.pop(_JOINED, None)
+        if joined is not None:
+            return joined.to(self.output_dtype)
+        by_name = {name: output[name].to(self.output_dtype) for name in self.feature_names}
+        return torch.cat(list(by_name.values()), dim=1) if self.concatenate else by_name
+
+    def _look_up(
+        self, bags: Mapping[str, _Bag]
+    ) -> tuple[dict[str, Tensor], list[tuple[str, str, Found, Tensor]]]:
+        """What is pooled at once, by feature or joined, and what torch is to pool one by one:
+        feature, mode, rows and places."""
         asks, lengths = self._asks(bags)
+        parts = read(self, asks)
+        groups: dict[tuple[int, int], list[tuple[int, str, Bags]]] = {}
+        alone = []
+        for i, ((_, config, _), part) in enumerate(zip(self._lookups, parts, strict=True)):
+            of_feature = self._bags_at_once(config, part, bags)
+            if of_feature is None:
+                alone.append(i)
+            else:
+                group = (of_feature.total, config.embedding_dim)
+                groups.setdefault(group, []).append((i, _features(config)[0], of_feature))
+        joined = self.concatenate and len(groups) == 1 and not alone
         output: dict[str, Tensor] = {}
-        found = fetch(self, asks)
-        for (_, config, _), rows, sizes in zip(self._lookups, found, lengths, strict=True):
-            places = rows.inverse.split(sizes)
+        for members in groups.values():
+            pooled = pool([parts[i] for i, _, _ in members], [one for *_, one in members], joined)
+            names = [_JOINED] if joined else [name for _, name, _ in members]
+            output.update(zip(names, pooled, strict=True))
+        left = []
+        for i, found in zip(alone, expose(self, [parts[i] for i in alone]), strict=True):
+            _, config, _ = self._lookups[i]
+            places = found.inverse.split(lengths[i])
             for name, some in zip(_features(config), places, strict=True):
-                output[name] = self._pool(name, config.mode, rows, some, bags[name])
-        return torch.cat(list(output.values()), dim=1) if self.concatenate else output
+                left.append((name, config.mode, found, some))
+        return output, left
+
+    def _bags_at_once(
+        self, config: EmbeddingBagConfig, part: Part, bags: Mapping[str, _Bag]
+    ) -> Bags | None:
+        """The bags of a table's only feature, where they can be pooled with those of others."""
+        if self.device.type != "cpu" or len(_features(config)) != 1 or part.padding is not None:
+            return None
+        if part.visit is not None and not part.trains:
+            return None  # it was frozen by hand: its output requires no gradient
+        ids, offsets, weights = bags[_features(config)[0]]
+        last = self.include_last_offset and offsets is not None
+        return bags_of(ids, offsets, weights, config.mode, last)
 
     def extra_repr(self) -> str:
         """What ``print`` shows of the module."""
         return ",\n".join(str(config) for _, config, _ in self._lookups)
 
-    def _asks(
-        self, bags: Mapping[str, tuple[Tensor, Tensor | None, Tensor | None]]
-    ) -> tuple[list[Ask], list[list[int]]]:
+    def _asks(self, bags: Mapping[str, _Bag]) -> tuple[list[Ask], list[list[int]]]:
         """What is read from each table, and how many ids of it belong to each of its features."""
         flat = dict(zip(bags, host_ids({name: bag[0] for name, bag in bags.items()}), strict=True))
         asks, lengths = [], []
@@ -177,7 +222,7 @@ class EmbeddingBagCollection(RowsModule):
         mode: str,
         found: Found,
         places: Tensor,
-        bag: tuple[Tensor, Tensor | None, Tensor | None],
+        bag: _Bag,
     ) -> Tensor:
         ids, offsets, weights = bag
         output = pool_bags(
@@ -190,11 +235,9 @@ class EmbeddingBagCollection(RowsModule):
             include_last_offset=self.include_last_offset and offsets is not None,
             padding_idx=found.padding,
         )
-        return output.to(self.output_dtype)
+        return output
 
-    def _bags(
-        self, features: Mapping[str, Jagged]
-    ) -> dict[str, tuple[Tensor, Tensor | None, Tensor | None]]:
+    def _bags(self, features: Mapping[str, Jagged]) -> dict[str, _Bag]:
         """Every feature as (ids, offsets, weights), checked."""
         if not isinstance(features, Mapping):
             raise MisuseError(f"features is {shown(features)}, expected a dict of feature to bags")

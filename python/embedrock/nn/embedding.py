@@ -13,8 +13,9 @@ from torch import Tensor
 from embedrock._arguments import choice, flag, shown
 from embedrock.errors import MisuseError, UnsupportedError
 from embedrock.initializers import InitializerLike
-from embedrock.nn.fetch import Ask, Found, fetch, host_ids
+from embedrock.nn.fetch import Ask, Found, expose, fetch, host_ids, read, uncompiled
 from embedrock.nn.module import RowsModule, open_padding_row, output_dtype
+from embedrock.nn.pool import bags_of, gather, pool
 from embedrock.optimizers import OptimizerLike
 from embedrock.store import Store
 from embedrock.table import Table
@@ -60,11 +61,14 @@ class _OneTable(RowsModule):
         self.embedding_dim = embedding_dim
         self.padding_idx = open_padding_row(self.table, padding_idx)
 
-    def _rows(self, ids: Tensor) -> tuple[Found, Tensor]:
-        """The distinct rows, and their places in the shape of the ids."""
+    def _ask(self, ids: Tensor) -> Ask:
         self._refuse_graph()
         (flat,) = host_ids({"input": ids})
-        (found,) = fetch(self, [Ask("rows", flat, self.padding_idx)])
+        return Ask("rows", flat, self.padding_idx)
+
+    def _rows(self, ids: Tensor) -> tuple[Found, Tensor]:
+        """The distinct rows, and their places in the shape of the ids."""
+        (found,) = fetch(self, [self._ask(ids)])
         return found, found.inverse.view(ids.shape)
 
 
@@ -166,11 +170,18 @@ class Embedding(_OneTable):
 
     def forward(self, input: Tensor) -> Tensor:
         """The rows of the ids: ``(*) -> (*, embedding_dim)``."""
+        if self.device.type == "cpu" and not self.scale_grad_by_freq:
+            gathered: Tensor = uncompiled(Embedding._gather)(self, input)
+            return gathered.to(self.output_dtype)
         found, places = self._rows(input)
         output = F.embedding(
             places, found.rows, found.padding, scale_grad_by_freq=self.scale_grad_by_freq
         )
         return output.to(self.output_dtype)
+
+    def _gather(self, input: Tensor) -> Tensor:
+        (part,) = read(self, [self._ask(input)])
+        return gather(part, input.shape)
 
     def extra_repr(self) -> str:
         """What ``print`` shows of the module."""
@@ -262,7 +273,11 @@ class EmbeddingBag(_OneTable):
     ) -> Tensor:
         """One row per bag: ``(B, embedding_dim)``."""
         check_bags("input", input, offsets, per_sample_weights, self.mode)
-        found, places = self._rows(input)
+        looked_up: Tensor | tuple[Found, Tensor]
+        looked_up = uncompiled(EmbeddingBag._look_up)(self, input, offsets, per_sample_weights)
+        if isinstance(looked_up, Tensor):
+            return looked_up.to(self.output_dtype)
+        found, places = looked_up
         output = pool_bags(
             "input",
             places,
@@ -275,6 +290,20 @@ class EmbeddingBag(_OneTable):
             padding_idx=found.padding,
         )
         return output.to(self.output_dtype)
+
+    def _look_up(
+        self, input: Tensor, offsets: Tensor | None, weights: Tensor | None
+    ) -> Tensor | tuple[Found, Tensor]:
+        """The output, or what torch makes it from: rows, and their places in the ids' shape."""
+        bags = None
+        if self.device.type == "cpu" and not self.scale_grad_by_freq:
+            last = self.include_last_offset and offsets is not None
+            bags = bags_of(input, offsets, weights, self.mode, last)
+        (part,) = read(self, [self._ask(input)])
+        if bags is not None and part.padding is None:
+            return pool([part], [bags], joined=True)[0]
+        (found,) = expose(self, [part])
+        return found, found.inverse.view(input.shape)
 
     def extra_repr(self) -> str:
         """What ``print`` shows of the module."""

@@ -7,8 +7,8 @@ their first occurrence, which is the order in which the engine lays rows out.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +19,13 @@ from embedrock._arguments import shown
 from embedrock.errors import MisuseError
 from embedrock.nn.module import RowsModule
 from embedrock.nn.pending import Visit
+from embedrock.nn.pool import Part
 from embedrock.store import Store, distinct
 from embedrock.table import Table
 
-__all__ = ["Ask", "Found", "fetch", "host_ids", "to_host"]
+__all__ = ["Ask", "Found", "expose", "fetch", "host_ids", "read", "to_host", "uncompiled"]
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Ask(NamedTuple):
@@ -55,37 +58,50 @@ def fetch(module: RowsModule, asks: Sequence[Ask]) -> list[Found]:
 
     Under ``torch.compile`` this is a graph break, and the code before and after it is compiled.
     """
-    if "torch._dynamo" in sys.modules:
-        found: list[Found] = _fetch_uncompiled(module, asks)
-        return found
-    return _fetch(module, asks)
+    found: list[Found] = uncompiled(_fetch)(module, asks)
+    return found
 
 
 def _fetch(module: RowsModule, asks: Sequence[Ask]) -> list[Found]:
+    return expose(module, read(module, asks))
+
+
+def read(module: RowsModule, asks: Sequence[Ask]) -> list[Part]:
+    """The same, with rows that wait for an optimizer already, but no tensor for autograd yet."""
     records = module._records()
-    device = module.device
-    tables = [module._pending[ask.slot].table for ask in asks]
-    keys, inverses, parts = [], [], []
-    for some_keys, inverse, rows in _read(module.store, tables, asks, device, ahead=records):
-        keys.append(some_keys)
-        inverses.append(inverse)
-        parts.append(rows)
-    places = _places(inverses, device)
-    found = []
-    for ask, some_keys, rows, inverse in zip(asks, keys, parts, places, strict=True):
-        padding = _place_of(ask.padding, some_keys)
+    pendings = [module._pending[ask.slot] for ask in asks]
+    tables = [pending.table for pending in pendings]
+    found = _read(module.store, tables, asks, module.device, ahead=records)
+    parts = []
+    for ask, pending, (keys, inverse, rows) in zip(asks, pendings, found, strict=True):
+        padding = _place_of(ask.padding, keys)
+        visit = None
         if records:
-            visit = Visit(some_keys, rows, padding, (module, ask.slot))
-            rows = module._pending[ask.slot].expose(visit)
-        found.append(Found(rows, inverse, padding))
-    return found
+            visit = Visit(keys, rows, padding, (module, ask.slot))
+            pending.add(visit)
+        parts.append(Part(rows, inverse, padding, pending, visit))
+    return parts
+
+
+def expose(module: RowsModule, parts: Sequence[Part]) -> list[Found]:
+    """Rows that were read, as tensors whose gradients come back to those that wait."""
+    places = _places([part.inverse for part in parts], module.device)
+    return [
+        Found(
+            part.rows if part.visit is None else part.pending.expose(part.visit),
+            inverse,
+            part.padding,
+        )
+        for part, inverse in zip(parts, places, strict=True)
+    ]
 
 
 def _read(
     store: Store, tables: Sequence[Table], asks: Sequence[Ask], device: torch.device, ahead: bool
 ) -> list[_Read]:
     """Distinct ids, places among them and rows of all asks: those that a pipeline has read ahead,
-    where it may be asked, and the others in one call of the engine."""
+    where it may be asked, or an earlier forward of the batch, and the others in one call of the
+    engine."""
     run = store._run if ahead else None
     found: list[_Read | None] = [None] * len(asks)
     if run is not None:
@@ -93,6 +109,11 @@ def _read(
             there = run.take(table, ask.ids)
             if there is not None:
                 found[i] = (there[0], there[1], there[2].to(device))
+    if store._together is not None:
+        taken = store._together.take([(t, a.ids) for t, a in zip(tables, asks, strict=True)])
+        for i, some in enumerate(taken):
+            if some is not None and found[i] is None:
+                found[i] = (some[0], some[1], torch.from_numpy(some[2]).to(device))
     left = [i for i, there in enumerate(found) if there is None]
     if left:
         missing = [distinct(asks[i].ids) for i in left]
@@ -114,8 +135,19 @@ def _read(
 
 
 # torch.compiler.disable would load the compiler; older versions have nothing else.
-_fetch_uncompiled = getattr(torch, "_disable_dynamo", None) or torch.compiler.disable
-_fetch_uncompiled = _fetch_uncompiled(_fetch)
+_disable = getattr(torch, "_disable_dynamo", None) or torch.compiler.disable
+
+
+def uncompiled(function: F) -> F:
+    """The function as a graph break of ``torch.compile``, where that is in use."""
+    if "torch._dynamo" not in sys.modules:
+        return function
+    if function not in _uncompiled:
+        _uncompiled[function] = _disable(function)
+    return cast(F, _uncompiled[function])
+
+
+_uncompiled: dict[Any, Any] = {}
 
 _ID_DTYPES = (torch.int64, torch.int32, getattr(torch, "uint64", torch.int64))
 

@@ -75,7 +75,12 @@ class PendingRows:
         self._generation = 0
 
     def expose(self, visit: Visit) -> Tensor:
-        """The visit's rows ``(U, D)`` as a tensor whose gradient comes back here."""
+        """The rows ``(U, D)`` of a visit that was added, as a tensor whose gradient comes here."""
+        exposed: Tensor = _Expose.apply(self.parameter, visit.rows, self, visit)
+        return exposed
+
+    def add(self, visit: Visit) -> None:
+        """Takes the visit's rows among those that wait; their gradient goes to :meth:`receive`."""
         self._forget_abandoned()
         if self._unclaimed and not self.has_optimizer:
             self.has_optimizer = True  # said once
@@ -86,8 +91,6 @@ class PendingRows:
                 stacklevel=2,
             )
         self._place(visit)
-        exposed: Tensor = _Expose.apply(self.parameter, visit.rows, self, visit)
-        return exposed
 
     def receive(self, visit: Visit, gradient: Tensor) -> None:
         """Adds the gradient ``(U, D)`` of a visit's rows."""

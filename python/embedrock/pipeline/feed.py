@@ -32,6 +32,7 @@ from embedrock.errors import ClosedError, EmbedrockError, MisuseError
 from embedrock.pipeline import advice
 from embedrock.pipeline.announcing import Announcing, Reads
 from embedrock.pipeline.keys import FlatKeys, KeyFinder, TableKeys
+from embedrock.pipeline.together import Together, withdraw
 from embedrock.store import Store
 from embedrock.table import Table
 
@@ -164,6 +165,9 @@ class Feed:
         """Seconds that drawing took since."""
         self._stores = list(stores)
         self._reads = _reads_of(self._stores)
+        self._offered: list[Together] = []
+        """Rows of the batch at hand that its forwards may read together."""
+        self._offered_place = -1
         self._windows = [window_of(store) for store in stores]
         self._skipped_before = self._skipped()
         self._store_places = {id(store): place for place, store in enumerate(stores)}
@@ -245,8 +249,26 @@ class Feed:
             if not self._closed:
                 self._windows[place].begin(number)
 
+    def offer(self, drawn: Drawn) -> None:
+        """Lets the forwards of a batch, which is at hand now, read its rows together, unless they
+        hardly read any.
+
+        Errors: those of ``keys_of``.
+        """
+        if self._announcing.resident:
+            return
+        keys = self.keys_of(drawn)
+        for store in self._stores:
+            parts = [part for part in keys if part.table.store is store]
+            if len(parts) > 1:
+                store._together = Together(store, parts)
+                self._offered.append(store._together)
+        self._offered_place = drawn.place
+
     def finish(self, drawn: Drawn) -> None:
         """Lets go of the rows of a batch, whose updates are applied."""
+        if drawn.place == self._offered_place:
+            self._withdraw()
         numbers, drawn.numbers = drawn.numbers, {}
         for place, number in numbers.items():
             if not self._closed:
@@ -258,6 +280,7 @@ class Feed:
         if self._closed or self._pid != os.getpid():
             return
         self.count_skipped()
+        self._withdraw()
         try:
             self._look_for_passed_over()
         finally:  # warnings may be errors
@@ -271,6 +294,10 @@ class Feed:
         for window in self._windows:
             with contextlib.suppress(EmbedrockError):  # a closed store has forgotten already
                 window.clear()
+
+    def _withdraw(self) -> None:
+        withdraw(self._offered)
+        self._offered.clear()
 
     def count_skipped(self) -> None:
         """Brings ``counts.skipped`` up to date, for what windows have come to so far."""

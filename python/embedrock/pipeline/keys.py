@@ -76,6 +76,14 @@ class KeyFinder:
                 found.setdefault(place, (table, []))[1].extend(_flat(table, given))
         return [TableKeys(table, _joined(parts)) for table, parts in found.values()]
 
+    def by_store(self, batch: Any) -> list[tuple[Store, list[TableKeys]]]:
+        """The keys of a batch for each store that it reads from. Errors: as above."""
+        found: dict[int, tuple[Store, list[TableKeys]]] = {}
+        for part in self(batch):
+            store = part.table.store
+            found.setdefault(id(store), (store, []))[1].append(part)
+        return list(found.values())
+
     def _of_entry(self, name: Any, value: Any) -> Iterable[tuple[Table, Any]]:
         if isinstance(name, str):
             return [(self._table(name), value)]

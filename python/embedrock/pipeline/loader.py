@@ -201,6 +201,7 @@ class LookaheadLoader(Generic[B]):
                     return
                 feed.begin(drawn)
                 batch: B = feed.hand_out(drawn)
+                feed.offer(drawn)
                 yield batch
         finally:
             self._end(feed)

@@ -147,7 +147,9 @@ class Run:
         self.settle()
         self._alone = batch
         self.feed.begin(batch)
-        return self.feed.hand_out(batch)
+        handed_out = self.feed.hand_out(batch)
+        self.feed.offer(batch)
+        return handed_out
 
     def settle(self) -> None:
         """Waits until all steps so far are applied. Errors: what one of them has raised."""
