@@ -52,7 +52,7 @@ def test_the_smallest_cell_counts_with_the_rule_and_without() -> None:
         cell_of([99, 100, 101], [94, 95, 96], memory=130),
         cell_of([99, 100, 101], [188, 190, 192], busy=2),
     ]
-    found = figures.figures(cells)
+    found = figures.of_cells(cells)
     assert found["lookahead_min"] == 0.9
     assert found["lookahead_min_unexcused"] == 0.85
     assert found["pipeline_min"] == 1
@@ -60,7 +60,7 @@ def test_the_smallest_cell_counts_with_the_rule_and_without() -> None:
     assert found["resident_vs_torch"] == pytest.approx(0.5)
     assert found["deepfm_30"] == pytest.approx(0.5)
     assert found["deepfm_30_lookahead"] == pytest.approx(0.425), "with nothing beside"
-    assert figures.figures([]) == {}
+    assert figures.of_cells([]) == {}
 
 
 def test_the_table_has_a_line_for_each_memory_and_columns_for_each_busy_loop(

@@ -32,7 +32,7 @@ from typing import Any
 
 from embedrock.bench import child
 from embedrock.bench.common import Report, add_common, import_torch, workspace
-from embedrock.bench.loops.figures import Cell, figures, rate
+from embedrock.bench.loops.figures import Cell, of_cells, rate
 from embedrock.bench.loops.names import LOOKAHEAD, PIPELINE, PLAIN, TORCH, WAYS
 from embedrock.bench.loops.plot import save_plot
 from embedrock.bench.loops.table import markdown, write_between
@@ -102,7 +102,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         beside[f"{cell['memory']:g} %, {cell['busy']} busy"] = cell
         report.device = report.device or cell["device"]
         report.notes += _notes(cell)
-    for name, value in figures(cells).items():
+    for name, value in of_cells(cells).items():
         report.figure(name, value)
     if options.png is not None and cells:
         save_plot(options.png, cells, report.notes)

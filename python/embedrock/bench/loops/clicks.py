@@ -57,12 +57,12 @@ class DeepFM(nn.Module):  # type: ignore[misc]
 
 def narrow(seed: int, steps: int | None, passes: int) -> Load:
     """35,433 rows of 64 values."""
-    return _load("deepfm", SMALL, 64, steps or 240, passes, seed)
+    return _load("deepfm", SMALL, 64, steps or 160, passes, seed)
 
 
 def wide(seed: int, steps: int | None, passes: int) -> Load:
     """400,000 rows of 16 values."""
-    return _load("deepfm_wide", LARGE, 16, steps or 240, passes, seed)
+    return _load("deepfm_wide", LARGE, 16, steps or 160, passes, seed)
 
 
 def _load(

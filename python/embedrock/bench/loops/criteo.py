@@ -26,7 +26,7 @@ SAMPLES = 1024
 
 def load(seed: int, steps: int | None, passes: int) -> Load:
     """The stream's batches, and the model."""
-    steps = steps or 40
+    steps = steps or 24
     stream = CriteoShaped(ROWS, seed=seed, samples=steps * passes * SAMPLES, test_samples=0)
     names = [feature.name for feature in stream.features]
     tables = {name: Shape(one.rows, DIM) for name, one in zip(names, stream.fields, strict=True)}

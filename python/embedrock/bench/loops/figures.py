@@ -11,7 +11,7 @@ from typing import Any
 
 from embedrock.bench.loops.names import LOOKAHEAD, PIPELINE, PLAIN, TORCH
 
-__all__ = ["BAR", "figures", "held_ratio", "rate", "ratio", "share", "spread"]
+__all__ = ["BAR", "held_ratio", "of_cells", "rate", "ratio", "share", "spread"]
 
 BAR = 0.9
 """Look-ahead has to keep this share of the plain loop's rate in every cell."""
@@ -63,7 +63,7 @@ def held_ratio(turns: Sequence[float], plain: Sequence[float]) -> float:
     return round(found, 4)
 
 
-def figures(cells: Sequence[Cell]) -> dict[str, float]:
+def of_cells(cells: Sequence[Cell]) -> dict[str, float]:
     """All figures that these cells have; none that they lack."""
     found: dict[str, float] = {}
     for way in (LOOKAHEAD, PIPELINE):

@@ -57,7 +57,7 @@ class GRU4Rec(nn.Module):  # type: ignore[misc]
 
 def load(seed: int, steps: int | None, passes: int) -> Load:
     """Sessions of skewed items."""
-    steps = steps or 50
+    steps = steps or 24
     random = np.random.default_rng(seed)
     count = steps * passes
     items = 1 + skewed(random, TABLES["items"].rows - 1, EXPONENT)((count, SAMPLES, LENGTH))

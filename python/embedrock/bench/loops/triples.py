@@ -56,7 +56,7 @@ class ComplEx(nn.Module):  # type: ignore[misc]
 
 def load(seed: int, steps: int | None, passes: int) -> Load:
     """The graph's triples, skewed as its entities are."""
-    steps = steps or 80
+    steps = steps or 60
     random = np.random.default_rng(seed)
     count = steps * passes
     entity = skewed(random, TABLES["entities"].rows, EXPONENT)
