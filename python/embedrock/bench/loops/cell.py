@@ -115,8 +115,9 @@ def measure(
 def _bound(plain: OverStore, batches: list[Any]) -> dict[str, Any]:
     """What a recorded pass of the plain loop could have taken at least, and what bounds it.
 
-    The device needs the time that ``record`` names; the cores what the loop spent outside of the
-    store and copying each row once. With perfect overlap a pass takes the longer of the two.
+    The device needs the time that ``record`` names, or its share where the loop loaded fewer rows
+    than that best cache; the cores what the loop spent outside of the store and copying each row
+    once. With perfect overlap a pass takes the longer of the two.
     """
     with plain.store.record() as recording:
         plain.turn(batches)
@@ -125,6 +126,9 @@ def _bound(plain: OverStore, batches: list[Any]) -> dict[str, Any]:
     steps = len(batches) * report["batches"] / recording.batches
     cores = report["seconds"] - report["time"]["verbs"] + report["least"]["copying"]
     device = report["least"]["reading"]
+    loads = report["optimal_rows_loaded"]
+    if device is not None and loads > report["rows_loaded"]:  # the best cache began empty
+        device *= report["rows_loaded"] / loads
     longest = max(cores, device or 0.0)
     return {
         "by": "device" if device is not None and device > cores else "cores",
