@@ -36,6 +36,7 @@ BENCHES = {
     "prefetch": "reading within the bound of staleness, and looking ahead beyond it",
     "race": "one trace on this and other stores, against the device's own rate",
     "lookahead": "what it is worth to know the next batches",
+    "loops": "what speed to expect, by training, memory, and what else computes",
 }
 """Every bench by name, and what it measures."""
 
