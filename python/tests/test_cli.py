@@ -152,7 +152,7 @@ def test_copy_works_within_the_memory_that_it_is_given(filled_store: Path, tmp_p
     for memory, status in (("64KiB", 2), ("32MiB", 0)):
         target = str(tmp_path / f"copy-{memory}.store")
         assert cli.main(["copy", str(filled_store), target, "--memory", memory]) == status
-        assert ("memory is 65536 bytes" in capsys.readouterr().err) == (status == 2)
+        assert ("--memory 65536 is too little" in capsys.readouterr().err) == (status == 2)
 
 
 @pytest.mark.parametrize("left", ["journal-00000001", "rows-0"])

@@ -67,7 +67,7 @@ def test_forwards_of_a_batch_make_one_call(store: embedrock.Store, kind: str) ->
     if kind == "hook":
         nn.read_together(model)
     elif kind == "loader":
-        batches = embedrock.LookaheadLoader(batches, model)
+        batches = embedrock.LookaheadLoader(batches, model, announce=True)
     else:
         batches = embedrock.Pipeline(model, batches, overlap=False)
     with calls(store) as engine:

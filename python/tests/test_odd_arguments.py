@@ -202,6 +202,10 @@ CALLS: dict[str, tuple[Callable[[World], Any], Callable[[World], Arguments]]] = 
         lambda w: {"name": "new f", "embedding_dim": 4},
     ),
     "nn.dense_parameters": (lambda w: nn.dense_parameters, lambda w: {"model": w.model}),
+    "nn.read_together": (
+        lambda w: lambda model: nn.read_together(model).remove(),
+        lambda w: {"model": w.model},
+    ),
     "nn.rows_modules": (lambda w: nn.rows_modules, lambda w: {"model": w.model}),
     "Embedding.forward": (lambda w: w.embedding, lambda w: {"input": torch.tensor([1])}),
     "Embedding.keys_of": (lambda w: w.embedding.keys_of, lambda w: {"input": torch.tensor([1])}),
@@ -429,6 +433,7 @@ NOT_MADE_BY_CALLERS = {
     "PendingCommit",
     "Store",
     "Table",
+    "nn.ReadTogether",
     "nn.RowsModule",
     "nn.Jagged",
     "optim.RowOptimizer",

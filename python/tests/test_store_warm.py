@@ -21,7 +21,7 @@ def growing_keys() -> np.ndarray:
 def path(tmp_path: Path) -> Path:
     """A store of two classes; a third of the dense rows was written twice."""
     path = tmp_path / "store"
-    with embedrock.open(path, "4MiB") as store:
+    with embedrock.open(path, "4MiB", page_bytes=4096) as store:  # however fast the device is
         dense = store.table("dense", DIM, DENSE, optimizer="none")
         ids = np.arange(DENSE)
         dense.put(ids, values_of(ids, DIM))

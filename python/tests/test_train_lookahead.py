@@ -30,7 +30,7 @@ from trainings import digests, options_of, stops_after, train
 LINES, BATCH, STEPS = 1200, 45, 48
 #: Memory of which the cache holds the rows of fewer than four batches.
 NO_ROOM = "1.5MiB"
-WINDOW_BYTES, WINDOW_GROUP = 1 << 19, 1
+WINDOW_BYTES, WINDOW_GROUP = 1 << 20, 1
 MODES: dict[str, dict[str, Any]] = {
     "plain": {"lookahead_depth": 0},
     "one ahead": {"lookahead_depth": 1},
@@ -167,6 +167,7 @@ def test_counters_of_look_ahead_and_pipeline_are_part_of_result_report_and_last_
     )
 
 
+@pytest.mark.usefixtures("announces")
 @pytest.mark.parametrize(("first", "then"), [("look-ahead", "both"), ("both", "look-ahead")])
 @pytest.mark.parametrize("stop", [3, 24, 31])
 def test_a_commit_knows_nothing_of_batches_drawn_ahead(

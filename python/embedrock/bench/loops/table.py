@@ -1,4 +1,4 @@
-"""The cells of ``loops`` as one Markdown table, put between two marks of a page."""
+"""The cells of ``loops`` as Markdown tables, put between two marks of a page."""
 
 from __future__ import annotations
 
@@ -17,33 +17,39 @@ OVER_STORES = {PLAIN: "plain", LOOKAHEAD: "look-ahead", PIPELINE: "pipeline"}
 
 
 def markdown(cells: Sequence[Cell]) -> str:
-    """A line for each load and memory, columns for the ways beside so many busy loops.
+    """A table for each number of busy loops, with a line for each load and memory.
 
     >>> ways = {way: {"turns": [turn]} for way, turn in
     ...         [("torch", 200), ("plain", 100), ("lookahead", 150), ("pipeline", 120)]}
-    >>> cell = {"load": "dlrm", "memory": 10, "busy": 0, "ways": ways, "raised": False}
+    >>> cell = {"load": "dlrm", "memory": 10, "busy": 2, "ways": ways, "raised": False}
     >>> cell |= {"bound": {"by": "cores", "samples_per_s": 180}}
-    >>> print(markdown([cell]).splitlines()[-1])
+    >>> lines = markdown([cell]).splitlines()
+    >>> print(lines[0], lines[-1], sep="\\n")
+    Beside 2 loops of another process:
     | `dlrm` | 10 % | 200 | 0.50 | 0.75 | 0.60 | cores | 0.83 |
     """
-    loops = sorted({cell["busy"] for cell in cells})
-    heads = ["training", "memory", "PyTorch, samples/s"]
-    for busy in loops:
-        heads += [f"{name}{f', {busy} busy' if busy else ''}" for name in OVER_STORES.values()]
-    lines = [heads := [*heads, "bound", "best ÷ bound"], ["---"] * len(heads)]
-    places = dict.fromkeys((cell["load"], cell["memory"]) for cell in cells)
-    for load, memory in places:
-        alike = {
-            cell["busy"]: cell for cell in cells if (cell["load"], cell["memory"]) == (load, memory)
-        }
-        first = alike[min(alike)]
-        line = [f"`{load}`", _memory(first), _rounded(rate(first, TORCH))]
-        for busy in loops:
-            line += [f"{share(alike[busy], w):.2f}" if busy in alike else "" for w in OVER_STORES]
-        best = max(rate(first, way) for way in OVER_STORES)
-        bound = first["bound"]
-        lines.append([*line, bound["by"], f"{best / bound['samples_per_s']:.2f}"])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    tables = []
+    for busy in sorted({cell["busy"] for cell in cells}):
+        heads = ["training", "memory", "PyTorch, samples/s", *OVER_STORES.values()]
+        lines = [heads := [*heads, "bound", "best ÷ bound"], ["---"] * len(heads)]
+        lines += [_line(cell) for cell in cells if cell["busy"] == busy]
+        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        tables.append(f"{_beside(busy)}:\n\n{table}")
+    return "\n\n".join(tables)
+
+
+def _beside(busy: int) -> str:
+    if busy == 0:
+        return "With nothing beside"
+    return f"Beside {busy} loop{'s' if busy > 1 else ''} of another process"
+
+
+def _line(cell: Cell) -> list[str]:
+    best = max(rate(cell, way) for way in OVER_STORES)
+    shares = [f"{share(cell, way):.2f}" for way in OVER_STORES]
+    named = [f"`{cell['load']}`", _memory(cell), _rounded(rate(cell, TORCH))]
+    bound = cell["bound"]
+    return [*named, *shares, bound["by"], f"{best / bound['samples_per_s']:.2f}"]
 
 
 def write_between(page: Path, text: str) -> None:
@@ -52,7 +58,7 @@ def write_between(page: Path, text: str) -> None:
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise MisuseError(f"{page} has not the lines {BEGIN!r} and {END!r} for the table")
-    page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+    page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
 
 
 def _memory(cell: Cell) -> str:
