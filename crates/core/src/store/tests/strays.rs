@@ -158,7 +158,7 @@ fn what_is_left_of_a_store_without_its_superblock_is_damage() {
     for name in ["rows-of-a-table", "state-machine.txt", "journal-2.pdf", "rows-007"] {
         fs::write(directory.path().join(name), b"something else").unwrap();
     }
-    let error = Store::open(directory.path(), options(2)).unwrap_err();
+    let error = Store::open(directory.path(), options(2)).err().unwrap();
     assert_eq!(error.kind(), ErrorKind::Misuse, "{error}");
     assert!(error.message().contains("holds no store, but other files"), "{error}");
     assert_eq!(fs::read(directory.path().join("rows-007")).unwrap(), b"something else");
