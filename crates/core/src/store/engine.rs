@@ -514,9 +514,7 @@ impl Engine {
         }
         used
     }
-}
 
-impl Engine {
     /// Bytes by which indexes will grow for new keys whose rows are in memory alone.
     pub(super) fn index_bytes_to_come(&self) -> u64 {
         let growing = self.tables.iter().filter(|table| table.first.is_none());
