@@ -112,7 +112,8 @@ def _ticks(process: int) -> int:
 def test_small_cells_have_equal_losses_and_every_rate(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     report, png = tmp_path / "report.json", tmp_path / "plot.png"
-    small = ["--steps", "12", "--turns", "1", "--dir", str(tmp_path / "bench")]
+    small = ["--steps", "12", "--first-steps", "12", "--turns", "1", "--announce-all"]
+    small += ["--dir", str(tmp_path / "bench")]
     command = ["loops", "--loads", "deepfm", "--memory", "2,40", "--busy", "0", *small]
     assert main([*command, "--json", str(report)]) == 0
     found = json.loads(report.read_text())
@@ -157,6 +158,7 @@ def test_a_loss_that_differs_between_ways_fails_the_bench(
 
     cell.prepare("graphsage", 1, str(tmp_path))
     arguments = {"memory": 40, "loops": 0, "turns": 1, "steps": 3, "seed": 1, "threads": 1}
+    arguments |= {"first_steps": 3, "announce": True}
     same = cell.measure("graphsage", str(tmp_path), **arguments)
     assert same["mismatches"] == 0
 

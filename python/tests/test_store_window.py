@@ -12,7 +12,7 @@ import pytest
 import embedrock
 from embedrock import errors
 
-ROWS, DIM = 20_000, 8
+ROWS, DIM, MEMORY = 20_000, 8, 600_000
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def store(tmp_path):
         table.put(keys, rows_of(keys), reset_state=True)
         store.table("tags", DIM, optimizer="sgd").put(keys[:100], rows_of(keys[:100]))
         store.commit(1)
-    with embedrock.open(tmp_path / "store", 500_000, create=False, window_group=16) as store:
+    with embedrock.open(tmp_path / "store", MEMORY, create=False, window_group=16) as store:
         yield store
 
 
@@ -78,7 +78,7 @@ def test_the_first_announcement_is_where_the_window_takes_memory(store):
     store.window.begin(number)
     memory = store.stats()["memory"]
     assert memory["window_bytes"] > 0
-    assert sum(memory.values()) <= 500_000
+    assert sum(memory.values()) <= MEMORY
 
 
 def test_bad_announcements_name_what_is_wrong(store):
@@ -125,7 +125,7 @@ def test_a_paused_window_reads_nothing_and_goes_on(store):
 
 
 def test_a_reader_can_look_ahead(store, tmp_path):
-    with embedrock.open(tmp_path / "store", 500_000, read_only=True) as reader:
+    with embedrock.open(tmp_path / "store", MEMORY, read_only=True) as reader:
         keys = np.arange(5_000, 5_300)
         number = reader.window.announce({"items": keys})
         reader.window.begin(number)

@@ -28,8 +28,8 @@ from trainings import digests, options_of, stops_after, train
 
 #: 24 steps an epoch, two epochs, of rows that do not fit into memory.
 LINES, BATCH, STEPS = 1200, 45, 48
-#: Memory of which the cache holds the rows of fewer than four batches.
-NO_ROOM = "1.5MiB"
+#: Memory whose cache holds fewer rows than one batch of so many samples has.
+NO_ROOM: dict[str, Any] = {"memory": "1MiB", "batch_size": 300}
 WINDOW_BYTES, WINDOW_GROUP = 1 << 20, 1
 MODES: dict[str, dict[str, Any]] = {
     "plain": {"lookahead_depth": 0},
@@ -122,26 +122,27 @@ def test_settings_of_look_ahead_and_pipeline_reach_them(
 
 @pytest.mark.usefixtures("announces")
 def test_memory_without_room_for_rows_to_wait_reads_nothing_ahead_and_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], plain: dict[str, Any]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result = train(run_of(tmp_path, "store", memory=NO_ROOM))
-    assert result["lookahead"]["handed_out"] == STEPS
-    assert result["window"]["skipped"] > STEPS / 2
+    result = train(run_of(tmp_path, "store", **NO_ROOM))
+    assert result["lookahead"]["handed_out"] == result["window"]["skipped"] == 8
+    assert result["window"]["rows_loaded"] == result["stats"]["memory"]["window_bytes"] == 0
     (note,) = result["notes"]
     assert re.fullmatch(
         r"look-ahead has passed over \d+ of \d+ batches: one has about [\d,]+ distinct rows, and "
-        r"memory of 2 MiB holds [\d,]+, expected those of 4 batches beside the window; "
+        r"memory of 1 MiB holds [\d,]+, expected 1\.1 times as many as one has, beside the window; "
         r"\d+ MiB, or .* would do",
         note,
     )
     assert capsys.readouterr().err.splitlines().count(note) == 1
-    assert digests(tmp_path / "store") == plain["digests"]
+    train(run_of(tmp_path, "plain", **NO_ROOM, lookahead_depth=0))
+    assert digests(tmp_path / "store") == digests(tmp_path / "plain")
 
 
 def test_a_run_of_which_all_rows_are_in_memory_is_told_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # A cache is no larger than the rows of all tables, here those of fewer than four batches.
+    # A cache is no larger than the rows of all tables, here those of few batches.
     criteo_file(tmp_path / "clicks.tsv", LINES, tokens_per_field=50)
     result = train(run_of(tmp_path, "store", memory="64MiB"))
     assert result["window"]["batches"] == result["stats"]["memory"]["window_bytes"] == 0

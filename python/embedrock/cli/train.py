@@ -176,7 +176,7 @@ def _add_reading_ahead(command: argparse.ArgumentParser) -> None:
         metavar="N",
         help="most batches that are drawn and announced ahead, as far as --window-bytes hold their "
         "keys; they are held beside it; 0: none but what a pipeline reads (512). "
-        "Batches of which the cache holds the rows of fewer than four are passed over",
+        "Batches of which the cache holds the rows of hardly one are passed over",
     )
     group.add_argument(
         "--window-bytes",

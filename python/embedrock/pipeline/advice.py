@@ -11,13 +11,13 @@ from embedrock.pipeline.announcing import Verdict
 from embedrock.pipeline.keys import TableKeys
 from embedrock.store import Store
 
-__all__ = ["BATCHES_MIN", "passed_over", "set_aside"]
+__all__ = ["passed_over", "set_aside"]
 
-BATCHES_MIN = 4
-"""The store reads batches ahead where its cache holds the rows of so many
-(crates/core/src/store/window/planner.rs)."""
-_MARGIN = 1.4
-"""A window takes up to a quarter of the memory once it reads ahead, and batches differ."""
+_ROWS_MIN = 1.1
+"""The store reads batches ahead where its cache holds so many rows for each row of a batch
+(crates/core/src/store/window/slices.rs)."""
+_MARGIN = 1.6
+"""A window takes up to an eighth of such a memory, with the keys of one batch at least."""
 
 
 def set_aside(verdict: Verdict) -> str:
@@ -38,13 +38,13 @@ def passed_over(
     share, rows, capacity, store = max(needs, key=lambda need: need[0])
     if share <= 1:
         return (
-            f"{said}: they were used before they could be read ahead; a larger window_bytes, or "
-            f"more work in a step, leaves them time"
+            f"{said}: they were used before they could be read ahead, or the window had no room "
+            f"for their keys; a larger window_bytes, more memory, or more work in a step would do"
         )
     memory = store.stats()["budget_bytes"]
     return (
         f"{said}: one has about {rows:,} distinct rows, and memory of {_mib(memory)} MiB holds "
-        f"{capacity:,}, expected those of {BATCHES_MIN} batches beside the window; "
+        f"{capacity:,}, expected {_ROWS_MIN} times as many as one has, beside the window; "
         f"{_mib(memory * share)} MiB, or batches of {1 / share:.2g} times the size, would do"
     )
 
@@ -62,7 +62,7 @@ def _need(store: Store, batch: Iterable[TableKeys]) -> tuple[float, int, int]:
         if part.table.store is store:
             rows[sizes[part.table.name]] += len(np.unique(part.keys))
     needs = [
-        (_MARGIN * BATCHES_MIN * rows[size] / max(held, 1), rows[size], held)
+        (_MARGIN * _ROWS_MIN * rows[size] / max(held, 1), rows[size], held)
         for size, held in capacity.items()
     ]
     return max(needs, default=(0.0, 0, 0))

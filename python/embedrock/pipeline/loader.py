@@ -134,7 +134,7 @@ class LookaheadLoader(Generic[B]):
 
         ``handed_out`` batches, of which ``announced`` were announced before; ``refused``, how often
         the window had no room; ``skipped``, how many it has passed over, because they came too
-        late or because the cache holds the rows of fewer than four batches: where that is most of
+        late or because the cache holds the rows of hardly one batch: where that is most of
         them, look-ahead does nothing, and more memory or smaller batches would help. Of those that
         were not announced, ``resident`` are those of steps that hardly waited for rows, and
         ``set_aside`` those for which it was measured to be no faster, or that were there to see.

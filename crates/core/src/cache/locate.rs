@@ -17,6 +17,12 @@ pub struct Location {
 pub(super) const NO_HINT: u8 = u8::MAX;
 
 impl Location {
+    /// The set in which it is.
+    #[inline(always)]
+    pub fn set(self) -> u32 {
+        self.set
+    }
+
     /// A place holder.
     pub(super) const NOWHERE: Self = Self { set: 0, tag: 1, hint: NO_HINT };
 

@@ -282,8 +282,9 @@ impl Cache {
         std::mem::forget(fresh);
         set.set_tag(way, at.tag);
         self.policy.enter(set.uses_mut(), way);
-        if let Some(next) = next {
-            self.expect_use_of(at.set, way, next);
+        match next {
+            None => self.came(at.set, way),
+            Some(next) => self.expect_use_of(at.set, way, next),
         }
         self.counters.add_resident(at.set, 1);
         Some(result)

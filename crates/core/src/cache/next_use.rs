@@ -56,6 +56,8 @@ pub(super) struct NextUses {
     uses: Box<[AtomicU16]>,
     /// The batch that runs.
     now: AtomicU16,
+    /// The batch whose rows verbs bring; 0 where nobody says.
+    at_hand: AtomicU16,
     /// Rows that left although they have a next use.
     lost: AtomicU64,
 }
@@ -63,7 +65,8 @@ pub(super) struct NextUses {
 impl NextUses {
     fn new(sets: u32) -> Self {
         let uses = (0..sets as usize * WAYS_MAX).map(|_| AtomicU16::new(0)).collect();
-        Self { uses, now: AtomicU16::new(1), lost: AtomicU64::new(0) }
+        let (now, at_hand) = (AtomicU16::new(1), AtomicU16::new(0));
+        Self { uses, now, at_hand, lost: AtomicU64::new(0) }
     }
 
     #[inline(always)]
@@ -124,6 +127,24 @@ impl Cache {
     pub fn set_now(&self, now: BatchNumber) {
         if let Some(uses) = self.next_uses.get() {
             uses.now.store(now.0, Ordering::Relaxed);
+        }
+    }
+
+    /// Says whose rows verbs bring from here on: they count as used by that batch, and stay until
+    /// it is over before rows that are used later. `None`: they count as used by none.
+    pub fn set_at_hand(&self, batch: Option<BatchNumber>) {
+        if let Some(uses) = self.next_uses.get() {
+            uses.at_hand.store(batch.map_or(0, |batch| batch.0), Ordering::Relaxed);
+        }
+    }
+
+    /// A verb has brought the row in a way. The caller holds the set's lock.
+    #[inline(always)]
+    pub(super) fn came(&self, set: u32, way: usize) {
+        let Some(uses) = self.next_uses.get() else { return };
+        let at_hand = uses.at_hand.load(Ordering::Relaxed);
+        if at_hand != 0 {
+            uses.of(set)[way].store(at_hand, Ordering::Relaxed);
         }
     }
 
@@ -188,6 +209,20 @@ impl Cache {
                 visit(first + i, *at);
             }
         }
+    }
+
+    /// How many rows that are used in the batch `next` the set has room for: empty places, and those
+    /// of rows that are used later or in no batch that is known.
+    pub fn room_for(&self, set: u32, next: BatchNumber) -> usize {
+        let Some(uses) = self.next_uses.get() else { return 0 };
+        let held = self.sets.lock(set);
+        let (usable, valid) = (held.usable_mask(), held.valid());
+        let now = uses.now.load(Ordering::Relaxed);
+        let is_free = |way: &usize| {
+            let number = BatchNumber(uses.of(set)[*way].load(Ordering::Relaxed));
+            valid >> way & 1 == 0 || !number.is_ahead(now) || number.after(now) > next.after(now)
+        };
+        bits(usable).filter(is_free).count()
     }
 
     /// As [`admit`](Self::admit), of a row (table, key, origin) that is not used before the batch
@@ -300,5 +335,27 @@ mod tests {
         assert_eq!(leaves(&cache, 7, 102), Some(3));
         cache.forget_next_uses();
         assert!(leaves(&cache, 6, 109).is_some());
+    }
+
+    #[test]
+    fn rows_that_verbs_bring_count_as_used_by_the_batch_at_hand() {
+        let cache = full(100, |key| Some(103 + key));
+        assert_eq!(leaves(&cache, 9, 102), Some(3));
+        cache.set_at_hand(Some(BatchNumber::of(100)));
+        let come = |key: u64| {
+            let (at, mut left) = (cache.locate_hashed(crate::hash::mix(key, 0)), None);
+            let fill = |row: RowMut<'_>, _| row.words.fill(0.0);
+            cache.admit(at, 0, key, 0, fill, |victim| left = Some(victim.key));
+            left.expect("the set is full")
+        };
+        assert_eq!([20, 21].map(come), [2, 1]);
+        let room = |next| cache.room_for(0, BatchNumber::of(next));
+        assert_eq!([100, 101, 102, 103].map(room), [2, 2, 1, 0]);
+        // Once it is over they are worth nothing.
+        cache.set_now(BatchNumber::of(101));
+        assert_eq!([101, 102, 103].map(room), [4, 3, 2]);
+        cache.set_at_hand(None);
+        let left = [come(30), come(31)];
+        assert!(left.iter().all(|key| [20, 21, 30].contains(key)), "{left:?}");
     }
 }

@@ -224,6 +224,11 @@ impl Class {
         *self.tier().ahead.lock() = None;
     }
 
+    /// Whether the look-ahead window has a reader of its own.
+    pub(super) fn has_reader_ahead(&self) -> bool {
+        self.tier().ahead.lock().is_some()
+    }
+
     fn reader(
         &self,
         depth: usize,

@@ -43,6 +43,8 @@ __all__ = ["add_arguments", "run"]
 LOADS = ("deepfm", "deepfm_wide", "complex", "gru4rec", "graphsage", "features", "dlrm")
 MEMORY = [10.0, 30.0, 130.0]
 BUSY = [0, 1, 2]
+FIRST_STEPS = 320
+"""They fill caches, and loaders have compared steps with announced batches and without."""
 STORE_BYTES = 2 << 30
 """Disk for three stores of the largest load, changed rows included."""
 MEMORY_BYTES = 2 << 30
@@ -61,7 +63,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--turns", type=int, default=3, help="of each way (default: %(default)s)")
     parser.add_argument("--steps", type=int, help="batches of a turn (default: the load's own)")
+    parser.add_argument(
+        "--first-steps",
+        type=int,
+        default=FIRST_STEPS,
+        help="batches of a first turn, which does not count, at least (default: %(default)s)",
+    )
     parser.add_argument("--threads", type=int, default=1, help="of PyTorch (default: %(default)s)")
+    parser.add_argument(
+        "--announce-all",
+        action="store_true",
+        help="announce every batch, where loaders would choose (LookaheadLoader's announce)",
+    )
     parser.add_argument(
         "--from",
         dest="earlier",
@@ -131,6 +144,8 @@ def _measured(
                 turns=options.turns,
                 steps=options.steps,
                 threads=options.threads,
+                first_steps=options.first_steps,
+                announce=True if options.announce_all else None,
             )
             rates = {way: rate(cell, way) for way in WAYS}
             best = max(rates[way] for way in (PLAIN, LOOKAHEAD, PIPELINE))

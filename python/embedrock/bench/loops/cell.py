@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +34,6 @@ LOADS = {
     "features": "graphs:read_only",
     "dlrm": "criteo:load",
 }
-UNCOUNTED = 2
-"""Passes beside the turns: one first, which fills caches, and one that is recorded."""
 TORCH_TOLERANCE = 0.02
 """Of the mean loss of the last turn, between PyTorch in memory and a store."""
 
@@ -42,13 +42,13 @@ def make(name: str, seed: int, steps: int | None, turns: int) -> Load:
     """The load of that name, with batches for so many turns."""
     module, _, function = LOADS[name].partition(":")
     found = importlib.import_module(f"embedrock.bench.loops.{module}")
-    load: Load = getattr(found, function)(seed, steps, turns + UNCOUNTED)
+    load: Load = getattr(found, function)(seed, steps, turns)
     return load
 
 
 def prepare(name: str, seed: int, path: str) -> dict[str, Any]:
     """Writes a load's rows, a store for each way. Runs in a child process."""
-    load = make(name, seed, 1, 0)
+    load = make(name, seed, 1, 2)
     for way in (PLAIN, LOOKAHEAD, PIPELINE):
         fill(load, Path(path) / way)
     return {"bytes": load.bytes}
@@ -63,17 +63,22 @@ def measure(
     steps: int | None,
     seed: int,
     threads: int,
+    first_steps: int,
+    announce: bool | None,
 ) -> dict[str, Any]:
     """Trains in every way, and compares. Runs in a child process."""
     torch.set_num_threads(threads)
     torch.sparse.check_sparse_tensor_invariants.disable()  # what is its default, said aloud
-    load = make(name, seed, steps, turns)
+    load = make(name, seed, steps, 1)
+    first = math.ceil(first_steps / load.steps)
+    load = make(name, seed, steps, first + turns + 1)  # the last one is recorded
     budget = int(load.bytes * memory / 100)
-    passes = [load.batches[p * load.steps : (p + 1) * load.steps] for p in range(turns + UNCOUNTED)]
+    ends = [0, *range(first * load.steps, len(load.batches) + 1, load.steps)]
+    passes = [load.batches[start:end] for start, end in itertools.pairwise(ends)]
     with contextlib.ExitStack() as stack:
         ways: dict[str, Loop] = {TORCH: Loop(load, seed)}
         over = {
-            way: OverStore(load, seed, Path(path) / way, budget, way, stack)
+            way: OverStore(load, seed, Path(path) / way, budget, way, announce, stack)
             for way in (PLAIN, LOOKAHEAD, PIPELINE)
         }
         ways.update(over)

@@ -110,6 +110,7 @@ class OverStore(Loop):
         path: Path,
         memory_bytes: int,
         way: str,
+        announce: bool | None,
         stack: contextlib.ExitStack,
     ) -> None:
         """Opens the store, which is closed with the stack, and fills its cache."""
@@ -118,7 +119,9 @@ class OverStore(Loop):
         super().__init__(load, seed)
         self.store.warm()
         if way in (LOOKAHEAD, PIPELINE):
-            self.ahead = embedrock.LookaheadLoader(self.stretch, self.model, DEPTH)
+            self.ahead = embedrock.LookaheadLoader(
+                self.stretch, self.model, DEPTH, announce=announce
+            )
             self.loader = self.ahead
         if way == PIPELINE:
             self.loader = embedrock.Pipeline(self.model, self.ahead)

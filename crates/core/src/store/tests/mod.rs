@@ -12,6 +12,7 @@ mod meddled;
 mod plain;
 mod power;
 mod refresh;
+mod slices;
 mod space;
 mod stale;
 mod strays;

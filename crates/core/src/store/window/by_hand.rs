@@ -2,7 +2,7 @@
 //! that runs the verbs, so that the same calls do the same.
 
 use super::super::Store;
-use super::planner::{Plan, Task};
+use super::planner::{Plan, Task, Who};
 use super::{Busy, Shared};
 use crate::error::Result;
 
@@ -37,5 +37,5 @@ impl Store {
 
 fn take_task(plan: &Plan, shared: &Shared) -> Option<Task> {
     let mut state = shared.state.lock();
-    if state.stop { None } else { plan.take_task(&mut state) }
+    if state.stop { None } else { plan.take_task(&mut state, Who::Hand) }
 }

@@ -4,6 +4,7 @@
 //! leave.
 
 use super::super::Inner;
+use super::planner::Who;
 use super::reader::{is_read, next_group, next_portion, read_one};
 use super::starving::Watch;
 use super::{Busy, Shared, State};
@@ -42,6 +43,15 @@ impl Inner {
         true
     }
 
+    /// Plans what is to be planned where batches are read in slices: callers do that as they go.
+    pub(super) fn plan_slices(&self, shared: &Shared) {
+        let plans = {
+            let state = shared.state.lock();
+            state.slices && (!state.idle || state.by_hand) && !state.stop
+        };
+        while plans && !self.is_taken() && self.help_to_plan(shared) {}
+    }
+
     /// Does the next task of the planner, or reads the next portion of a group; false when there
     /// is nothing to do that nobody is at.
     fn help(&self, shared: &Shared) -> bool {
@@ -49,7 +59,8 @@ impl Inner {
         if self.is_taken() {
             return false;
         }
-        let helped = self.help_to_plan(shared) || self.help_to_read(shared);
+        let slices = shared.state.lock().slices;
+        let helped = self.help_to_plan(shared) || !slices && self.help_to_read(shared);
         shared.counters.helped.fetch_add(u64::from(helped), Ordering::Relaxed);
         helped
     }
@@ -62,7 +73,9 @@ impl Inner {
 
     fn help_to_plan(&self, shared: &Shared) -> bool {
         let Some(mut plan) = shared.plan.try_lock() else { return false };
-        let Some(task) = plan.take_task(&mut shared.state.lock()) else { return false };
+        let Some(task) = plan.take_task(&mut shared.state.lock(), Who::Caller) else {
+            return false;
+        };
         let _busy = Busy(shared);
         let _guard = self.poison_on_panic();
         let _timed = Timed::new(&shared.counters.planning_ns);

@@ -27,11 +27,13 @@ mod group;
 mod help;
 mod planner;
 mod reader;
+mod slices;
 mod starving;
 mod uses;
 
 use super::verbs::check_keys;
 use super::{Engine, Guarded, Inner, Store};
+use crate::cache::BatchNumber;
 use crate::config::{LookaheadBatch, TableId};
 use crate::distinct::Distinct;
 use crate::error::{Result, bail};
@@ -49,8 +51,10 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// The part of the budget that a window takes at most, unless the options say.
+/// The parts of the budget and of the caches' bytes that a window takes at most, unless the options
+/// say.
 const BUDGET_PER_WINDOW: u64 = 4;
+const CACHE_PER_WINDOW: u64 = 3;
 /// The part that it takes at most whatever they say: beside more, caches have no rows to keep.
 const BUDGET_PER_WINDOW_MIN: u64 = 2;
 /// The part of a window that batches take whose keys were not looked at yet.
@@ -97,12 +101,18 @@ struct State {
     finished: u64,
     /// Number of the last batch whose rows were read ahead.
     filled: u64,
+    /// Batches are read in slices. Callers wait for what is planned, not for what is read.
+    slices: bool,
+    /// The last batch that is planned as announced, and as finished.
+    noted: u64,
+    settled: u64,
     /// The next group to read.
     formed: Option<Group>,
     /// A group that who read it has left, and how many of its rows are done.
     left: Option<(Group, usize)>,
-    /// Somebody reads a group.
+    /// Somebody reads a group, and the first batch of it.
     reading: bool,
+    reads_first: u64,
     /// Until when the threads rest.
     rest: Rest,
     /// All batches up to this one are to be forgotten.
@@ -349,7 +359,15 @@ impl State {
 
     /// Callers wait for what is being read, unless nobody reads.
     fn is_there(&self, number: u64) -> bool {
-        self.filled >= number || self.idle || self.paused
+        let is_filled = match self.slices {
+            false => self.filled >= number,
+            true => {
+                self.noted.max(self.filled) >= number
+                    && self.settled >= self.finished.min(self.noted)
+                    && !(self.reading && self.reads_first <= number)
+            }
+        };
+        is_filled || self.idle || self.paused
     }
 }
 
@@ -434,6 +452,7 @@ impl Store {
         shared.counters.batches.fetch_add(1, Ordering::Relaxed);
         shared.counters.keys.fetch_add(keys as u64, Ordering::Relaxed);
         inner.metrics.announced.fetch_add(keys as u64, Ordering::Relaxed);
+        inner.plan_slices(shared);
         shared.wake();
         Ok(Some(number))
     }
@@ -467,10 +486,15 @@ impl Store {
         }
         if number > state.begun {
             state.begun = number;
+            state.drop_slices();
             shared.wake();
         }
+        drop(state);
         let _timed = Timed::new(&shared.counters.wait_ns);
-        Ok(self.inner.wait_for_batch(shared, state, number, patience))
+        self.inner.plan_slices(shared);
+        let is_there = self.inner.wait_for_batch(shared, shared.state.lock(), number, patience);
+        self.inner.set_at_hand(shared);
+        Ok(is_there)
     }
 
     /// Lets the window rest, or go on: paused, it reads nothing and keeps what it has. What is
@@ -497,6 +521,8 @@ impl Store {
             bail!(Misuse, "batch {number} was not announced, the last one is {}", state.announced);
         }
         state.finish(number);
+        drop(state);
+        self.inner.plan_slices(shared);
         shared.wake();
         Ok(())
     }
@@ -581,6 +607,14 @@ impl State {
         self.begun = self.begun.max(number);
     }
 
+    /// Slices of batches that callers have come to are theirs to read.
+    fn drop_slices(&mut self) {
+        let begun = self.begun;
+        if self.slices {
+            self.formed.take_if(|group| group.last() <= begun);
+        }
+    }
+
     /// A get of these keys: begins the batch that announced them. Returns its number.
     fn begin_awaited(&mut self, table: TableId, fingerprint: u64) -> Option<u64> {
         let same = |a: &Awaited| a.table == table && a.fingerprint == fingerprint;
@@ -591,6 +625,7 @@ impl State {
             None => self.current.push((table, number)),
         }
         self.begun = self.begun.max(number);
+        self.drop_slices();
         // A table that is not used any more holds nothing back.
         self.current.retain(|(_, current)| current + UNDER_WAY > number);
         // Batches of other tables may still be under way.
@@ -614,7 +649,10 @@ impl Inner {
 
     /// The most bytes that the window may take.
     fn window_most_bytes(&self, engine: &Engine) -> u64 {
-        let usual = engine.budget_bytes / BUDGET_PER_WINDOW;
+        // Where an index takes most of the budget, a part of all of it would leave caches little.
+        let caches: u64 = engine.classes.iter().map(|class| class.cache().memory_bytes()).sum();
+        let rows = caches + engine.window_bytes.load(Ordering::Relaxed);
+        let usual = (engine.budget_bytes / BUDGET_PER_WINDOW).min(rows / CACHE_PER_WINDOW);
         let most = engine.budget_bytes / BUDGET_PER_WINDOW_MIN;
         self.options.window_bytes.unwrap_or(usual).min(most)
     }
@@ -638,7 +676,23 @@ impl Inner {
         let Some(number) = last else { return };
         shared.wake();
         let _timed = Timed::new(&shared.counters.wait_ns);
+        self.plan_slices(shared);
         self.wait_for_batch(shared, shared.state.lock(), number, Duration::MAX);
+        self.set_at_hand(shared);
+    }
+
+    /// Where batches are read in slices, rows that verbs bring count as used by the last batch that
+    /// was begun.
+    fn set_at_hand(&self, shared: &Shared) {
+        let (slices, begun) = {
+            let state = shared.state.lock();
+            (state.slices, state.begun)
+        };
+        if slices {
+            for tier in self.engine.read().classes.iter().filter_map(|class| class.tier.as_ref()) {
+                tier.cache.set_at_hand(Some(BatchNumber::of(begun)));
+            }
+        }
     }
 }
 

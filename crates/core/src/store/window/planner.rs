@@ -1,8 +1,11 @@
 //! The window's planner: takes what callers announce and finish, tells the cache when rows are used
 //! next, and forms the groups that the reader reads.
 
+use super::super::engine::Class;
 use super::super::{Engine, Guarded, Inner};
 use super::group::Group;
+use super::reader::{PORTION_ROWS, scratch_bytes};
+use super::slices::{Pace, Room, SLICE_ROWS};
 use super::uses::Uses;
 use super::{Announced, Busy, Shared, State};
 use crate::arena::give_back_freed;
@@ -17,10 +20,6 @@ use std::sync::atomic::Ordering;
 
 /// A group needs at most this part of the rows that the caches can hold.
 const CACHE_PER_GROUP: u64 = 8;
-/// Batches are read ahead where a cache holds the rows of so many. A training read 2.1 times as
-/// many pages with look-ahead as without where it held 2.4, 1.5 times where it held 3.0, 1.2 times,
-/// and waited half as long, where it held 6.7.
-const BATCHES_MIN: u64 = 4;
 /// A group is at most this part of what is announced: what comes after it says what to keep.
 const ANNOUNCED_PER_GROUP: u64 = 3;
 
@@ -33,6 +32,10 @@ const WINDOW_PER_SLACK: u64 = 8;
 const GIVING_BACK_BATCHES: u64 = 1024;
 /// A group of so many batches is large.
 const LARGE_GROUP_BATCHES: u64 = 16;
+/// The part of a window of slices that the rows of a batch's slices take.
+const WINDOW_PER_SLICES: u64 = 8;
+/// Slices are read where the window has room for the keys of so many batches beside that.
+const KNOWN_BATCHES: u64 = 3;
 /// A block of a table's uses takes this part of the table's share of the window.
 const SHARE_PER_BLOCK: u64 = 64;
 
@@ -49,8 +52,21 @@ pub(super) enum Task {
     Announce(Announced),
     /// Form the next group.
     Form,
+    /// Form the slices of a batch.
+    Slice(u64),
     /// Callers are at this batch, and there was no room to read it ahead.
     Skip(u64),
+}
+
+/// Who does a task. Where batches are read in slices, callers plan as they go: a row must be known
+/// to be used before others come. What is left to the planner nobody waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Who {
+    Planner,
+    Caller,
+    /// Whoever is there, where there are no threads.
+    #[cfg(any(test, feature = "testing"))]
+    Hand,
 }
 
 /// What the planner knows. Numbers are those of batches.
@@ -70,10 +86,12 @@ pub(super) struct Plan {
     /// Bytes that the window may take, and takes beside uses and groups.
     most_bytes: u64,
     fixed_bytes: u64,
-    /// The caches hold too few batches like the last that was announced.
-    crowded: bool,
-    /// So it is, or the budget leaves no room for a window: all batches are passed over.
+    /// How batches like the last that was announced are read ahead.
+    pace: Pace,
+    /// They are not, or the budget leaves no room for a window: all batches are passed over.
     off: bool,
+    /// Slices can be read.
+    reads_slices: bool,
     distinct: Distinct,
     keys: Vec<u64>,
     numbers: Vec<BatchNumber>,
@@ -109,7 +127,7 @@ fn wait_for_task(shared: &Shared) -> Option<(MutexGuard<'_, Plan>, Task, Busy<'_
         }
         let rest = state.rest.left();
         if rest.is_none()
-            && let Some(task) = plan.take_task(&mut state)
+            && let Some(task) = plan.take_task(&mut state, Who::Planner)
         {
             drop(state);
             return Some((plan, task, Busy(shared)));
@@ -124,23 +142,26 @@ fn wait_for_task(shared: &Shared) -> Option<(MutexGuard<'_, Plan>, Task, Busy<'_
 }
 
 impl Plan {
-    /// The next task, unless the window rests. Somebody is busy with it from here on.
-    pub(super) fn take_task(&self, state: &mut State) -> Option<Task> {
+    /// The next task for somebody, unless the window rests. They are busy with it from here on.
+    pub(super) fn take_task(&self, state: &mut State, by: Who) -> Option<Task> {
         if state.paused {
             return None;
         }
-        let task = self.next_task(state)?;
+        let task = self.next_task(state, by)?;
         state.busy += 1;
         Some(task)
     }
 
-    fn next_task(&self, state: &mut State) -> Option<Task> {
+    fn next_task(&self, state: &mut State, by: Who) -> Option<Task> {
         if state.cleared > self.cleared {
             return Some(Task::Clear(state.cleared));
         }
         // What was announced since needs it.
         if std::mem::take(&mut state.release) && state.announced == state.cleared {
             return Some(Task::Release);
+        }
+        if self.pace.is_slices() && by == Who::Planner {
+            return self.next_slices(state);
         }
         if state.finished > self.finished && self.finished < self.noted {
             // One by one: what is noted of a batch meanwhile is not much.
@@ -152,10 +173,25 @@ impl Plan {
             state.queue_bytes -= batch.bytes();
             return Some(Task::Announce(batch));
         }
-        if self.formed < self.noted && state.formed.is_none() {
+        if self.pace.is_slices() {
+            let slices = if by == Who::Caller { None } else { self.next_slices(state) };
+            if slices.is_some() {
+                return slices;
+            }
+        } else if self.formed < self.noted && state.formed.is_none() {
             return Some(Task::Form);
         }
         (state.begun > self.formed.max(self.noted)).then_some(Task::Skip(state.begun))
+    }
+
+    /// The slices of the batch behind that at hand, once what was finished is noted. Callers need
+    /// not wait for that, and have planned the rest.
+    fn next_slices(&self, state: &State) -> Option<Task> {
+        let next = state.begun + 1;
+        let is_wanted = self.formed < next && next <= self.noted && self.reads_slices;
+        let is_free = state.formed.is_none() && state.left.is_none() && !state.reading;
+        let is_settled = self.finished >= state.finished;
+        (is_wanted && is_free && is_settled).then_some(Task::Slice(next))
     }
 
     /// Whether the uses of a batch fit the window. One that no window of this size could hold does
@@ -171,8 +207,13 @@ impl Plan {
     fn growth(&self, table: TableId, keys: &[u64]) -> u64 {
         match self.uses.get(usize::from(table.0)) {
             Some(Some(uses)) => uses.growth_for(keys.len()) as u64,
-            _ => Uses::new(None, self.block_bytes()).growth_for(keys.len()) as u64,
+            _ => self.bytes_for(keys.len()),
         }
+    }
+
+    /// Bytes of the first uses of a table.
+    fn bytes_for(&self, keys: usize) -> u64 {
+        Uses::new(None, self.block_bytes()).growth_for(keys) as u64
     }
 
     /// Bytes of the blocks of a table's uses: little of its share of the window.
@@ -193,15 +234,16 @@ impl Plan {
             return Ok(());
         }
         if let Task::Announce(batch) = &task {
-            self.crowded = self.crowds(&engine, batch);
+            self.pace = Pace::of(inner, &engine, batch, &mut self.distinct);
         }
-        self.prepare(inner, &engine)?;
+        self.prepare(shared, inner, &engine)?;
         match task {
             Task::Release => {}
-            Task::Clear(number) => self.clear(&engine, number),
-            Task::Finish(number) => self.finish(&engine, number),
+            Task::Clear(number) => self.clear(shared, &engine, number),
+            Task::Finish(number) => self.finish(shared, &engine, number),
             Task::Announce(batch) => self.note(shared, inner, &engine, &batch)?,
             Task::Form => self.form(shared, inner, &engine),
+            Task::Slice(number) => self.slice(shared, inner, &engine, number),
             Task::Skip(number) => {
                 let skipped = number - self.formed.max(self.noted);
                 shared.counters.skipped.fetch_add(skipped, Ordering::Relaxed);
@@ -211,40 +253,45 @@ impl Plan {
         }
         let bytes = if self.off { 0 } else { self.bytes() };
         engine.window_bytes.store(bytes, Ordering::Relaxed);
+        let mut state = shared.state.lock();
+        (state.slices, state.noted, state.settled) =
+            (self.pace.is_slices(), self.noted, self.finished);
+        drop(state);
+        shared.progress.notify_all();
         Ok(())
-    }
-
-    /// Whether a cache holds the rows of fewer than [`BATCHES_MIN`] such batches. What is read
-    /// ahead then drives out what is used before it.
-    fn crowds(&mut self, engine: &Engine, batch: &Announced) -> bool {
-        let class_of = |id: TableId| engine.table(id.0).map(|table| table.class);
-        engine.classes.iter().enumerate().any(|(at, class)| {
-            let most = (class.cache().row_capacity() / BATCHES_MIN) as usize;
-            let here = || batch.parts.iter().filter(move |(id, _)| class_of(*id) == Some(at));
-            let keys = |(_, keys): &(TableId, Vec<u64>)| keys.len();
-            if here().map(keys).sum::<usize>() <= most {
-                return false;
-            }
-            let distinct: usize = here().map(|(_, keys)| self.distinct.run(keys).0.len()).sum();
-            distinct > most
-        })
     }
 
     /// Gives every class what the window needs of it. A plan that was made meanwhile has taken it
     /// away.
-    fn prepare(&mut self, inner: &Inner, engine: &Engine) -> Result<()> {
-        self.most_bytes = inner.window_most_bytes(engine);
+    fn prepare(&mut self, shared: &Shared, inner: &Inner, engine: &Engine) -> Result<()> {
+        let most = inner.window_most_bytes(engine);
+        self.most_bytes = self.pace.most_bytes(engine, most);
         self.uses.resize_with(engine.tables.len(), || None);
         let caches = || engine.classes.iter().map(|class| class.cache());
-        let share = self.most_bytes / engine.classes.len().max(1) as u64;
-        // One group is formed while another is read.
-        self.fixed_bytes = self.most_bytes / super::WINDOW_PER_QUEUE
+        let mut share = self.most_bytes / engine.classes.len().max(1) as u64;
+        let queue = most / super::WINDOW_PER_QUEUE;
+        self.fixed_bytes = queue
             + self.most_bytes / WINDOW_PER_SLACK
-            + 2 * Group::memory_bytes(Self::room_per_group(engine))
-            + super::reader::SCRATCH_BYTES.min(self.most_bytes / super::WINDOW_PER_QUEUE)
-            + caches().map(|cache| cache.next_use_bytes()).sum::<u64>()
-            + engine.classes.iter().map(|class| class.ahead_bytes(share)).sum::<u64>();
-        self.off = self.crowded || self.fixed_bytes > self.most_bytes / 4 * 3;
+            + caches().map(|cache| cache.next_use_bytes()).sum::<u64>();
+        let reader = engine.classes.iter().map(|class| class.ahead_bytes(share)).sum::<u64>();
+        self.fixed_bytes += match self.pace {
+            Pace::Slices { keys } => {
+                let bytes = reader + self.slices_bytes(engine, share);
+                // What is known is worth more than what is read early.
+                let known = KNOWN_BATCHES * self.bytes_for(keys);
+                if self.fixed_bytes + bytes + known > self.most_bytes {
+                    share = 0;
+                    engine.classes.iter().for_each(Class::release_ahead);
+                }
+                if share == 0 { 0 } else { bytes }
+            }
+            Pace::Groups | Pace::Off => {
+                // One group is formed while another is read.
+                let groups = 2 * Group::memory_bytes(Self::room_per_group(engine));
+                reader + groups + scratch_bytes(PORTION_ROWS).min(queue)
+            }
+        };
+        self.off = self.pace == Pace::Off || self.fixed_bytes > self.most_bytes / 4 * 3;
         let used = engine.memory().total() - engine.window_bytes.load(Ordering::Relaxed);
         let giveable: u64 = caches().map(|cache| cache.giveable_bytes()).sum();
         self.off |= used + self.bytes() > engine.budget_bytes + giveable;
@@ -259,9 +306,22 @@ impl Plan {
         for class in &engine.classes {
             class.read_ahead(share, &*inner.medium, inner.options.merge_reads)?;
             class.cache().remember_next_uses();
-            class.cache().set_now(BatchNumber::of(self.finished + 1));
         }
+        self.reads_slices = engine.classes.iter().all(|class| class.has_reader_ahead());
+        self.set_now(shared, engine);
         Ok(())
+    }
+
+    /// Tells the caches which batch is the first whose rows may still be used, and whose rows verbs
+    /// bring. In groups nobody says: what verbs read then was not announced.
+    fn set_now(&self, shared: &Shared, engine: &Engine) {
+        let now = self.finished + 1;
+        let begun = shared.state.lock().begun;
+        let at_hand = self.pace.is_slices().then(|| BatchNumber::of(now.max(begun)));
+        for class in &engine.classes {
+            class.cache().set_now(BatchNumber::of(now));
+            class.cache().set_at_hand(at_hand);
+        }
     }
 
     /// Notes the uses of a batch. One for which there is no memory is passed over.
@@ -301,7 +361,7 @@ impl Plan {
     }
 
     /// Rows stay for their next batch from here on, or for none.
-    fn finish(&mut self, engine: &Engine, number: u64) {
+    fn finish(&mut self, shared: &Shared, engine: &Engine, number: u64) {
         for (table, uses) in engine.tables.iter().zip(&mut self.uses) {
             let Some(uses) = uses else { continue };
             self.keys.clear();
@@ -321,12 +381,14 @@ impl Plan {
             );
         }
         self.finished = number;
-        for class in &engine.classes {
-            class.cache().set_now(BatchNumber::of(number + 1));
+        self.set_now(shared, engine);
+        if self.pace.is_slices() && self.formed < number {
+            self.formed = number;
+            shared.set_filled(number);
         }
     }
 
-    fn clear(&mut self, engine: &Engine, number: u64) {
+    fn clear(&mut self, shared: &Shared, engine: &Engine, number: u64) {
         self.uses.iter_mut().for_each(|uses| *uses = None);
         self.last_group = (0, 0);
         self.cleared = number;
@@ -335,8 +397,67 @@ impl Plan {
         }
         for class in &engine.classes {
             class.cache().forget_next_uses();
-            class.cache().set_now(BatchNumber::of(self.finished + 1));
         }
+        self.set_now(shared, engine);
+    }
+
+    /// Rows that the slices of a batch have at most.
+    fn rows_of_slices(&self) -> u64 {
+        self.most_bytes / (WINDOW_PER_SLICES * Group::memory_bytes(1))
+    }
+
+    /// Bytes of what is known of slices, where they can be read: with a reader of their own, for
+    /// verbs would wait for a thread that may have no core.
+    fn slices_bytes(&self, engine: &Engine, share: u64) -> u64 {
+        if engine.classes.iter().any(|class| class.ahead_bytes(share) == 0) {
+            return 0;
+        }
+        Group::memory_bytes(self.rows_of_slices())
+            + Room::memory_bytes(engine)
+            + scratch_bytes(SLICE_ROWS).min(self.most_bytes / super::WINDOW_PER_QUEUE)
+    }
+
+    /// Forms the slices of a batch, the one behind that at hand: what it needs beside the rows that
+    /// are resident, and for which there is room beside those of the batch at hand.
+    fn slice(&mut self, shared: &Shared, inner: &Inner, engine: &Engine, number: u64) {
+        self.formed = number;
+        let mut group = Group::new(number - 1, number, self.rows_of_slices());
+        let mut room = Room::new(engine, BatchNumber::of(number));
+        for (table, uses) in engine.tables.iter().zip(&self.uses) {
+            let Some(uses) = uses.as_ref().filter(|_| !self.off) else { continue };
+            let cache = engine.classes[table.class].cache();
+            self.keys.clear();
+            uses.keys_of(number - 1, &mut self.keys);
+            let at_hand = BatchNumber::of(number - 1);
+            cache.ahead(
+                self.keys.len(),
+                |i| table.locate(cache, self.keys[i]),
+                |i, at| {
+                    if !cache.expect_use(at, table.id(), self.keys[i], at_hand) {
+                        room.take(table.class, cache, at.set());
+                    }
+                },
+            );
+        }
+        for (table, uses) in engine.tables.iter().zip(&self.uses) {
+            let Some(uses) = uses.as_ref().filter(|_| !self.off) else { continue };
+            self.keys.clear();
+            uses.keys_of(number, &mut self.keys);
+            group.add(engine.classes[table.class].cache(), table, number, &self.keys);
+        }
+        inner.look_up(engine, &mut group);
+        inner.fit(engine, &mut group, &mut room, self.rows_of_slices() as usize);
+        self.last_group = (number, 1);
+        if group.rows() == 0 {
+            super::reader::is_read(shared, &group);
+            return;
+        }
+        let mut state = shared.state.lock();
+        if state.cleared < number && state.begun < number {
+            state.formed = Some(group);
+        }
+        drop(state);
+        shared.reads.notify_one();
     }
 
     /// Gives all memory of the window back, and to the caches what it had of them.

@@ -6,6 +6,7 @@
 use super::super::rows::{Effect, Keys, RowOp, RowView};
 use super::super::{Engine, Guarded, Inner};
 use super::group::{Group, Need};
+use super::slices::SLICE_ROWS;
 use super::{Busy, Shared, State};
 use crate::cache::BatchNumber;
 use crate::error::{ErrorKind, Result};
@@ -13,10 +14,13 @@ use crate::metrics::Timed;
 use std::sync::Weak;
 use std::sync::atomic::Ordering;
 
-/// Rows that are read in one go, between looks at what callers want.
-const PORTION_ROWS: usize = 8192;
+/// Rows of a group that are read in one go, between looks at what callers want.
+pub(super) const PORTION_ROWS: usize = 8192;
+
 /// What is noted about the rows of a portion while they are read.
-pub(super) const SCRATCH_BYTES: u64 = PORTION_ROWS as u64 * 64;
+pub(super) fn scratch_bytes(rows: usize) -> u64 {
+    rows as u64 * 64
+}
 
 /// Runs until the store is closed or gone.
 pub(super) fn run(shared: &Shared, store: &Weak<Guarded>) {
@@ -91,7 +95,10 @@ pub(super) fn next_portion<'s>(shared: &'s Shared, group: &Group) -> Option<Busy
     while state.paused && !state.stop && state.cleared < group.first() {
         shared.reads.wait(&mut state);
     }
-    let over = state.cleared >= group.first() || state.finished >= group.last();
+    let over = state.cleared >= group.first()
+        || state.finished >= group.last()
+        // Who is at a batch reads it.
+        || state.slices && state.begun >= group.first();
     let wanted = !state.stop && !over;
     state.busy += u32::from(wanted);
     drop(state);
@@ -125,6 +132,7 @@ pub(super) fn next_group(shared: &Shared, state: &mut State) -> Option<(Group, u
     }
     let group = state.left.take().or_else(|| take_group(shared, state).map(|g| (g, 0)))?;
     state.reading = true;
+    state.reads_first = group.0.first();
     Some(group)
 }
 
@@ -148,6 +156,7 @@ impl Inner {
         done: usize,
     ) -> Result<usize> {
         let left = &group.needs[done..];
+        let most = if shared.state.lock().slices { SLICE_ROWS } else { PORTION_ROWS };
         let table_of = |need: &Need| &engine.tables[usize::from(need.table)];
         let number = table_of(&left[0]).class;
         let class = &engine.classes[number];
@@ -157,7 +166,7 @@ impl Inner {
         let ends = |i: usize| {
             let (before, need) = (&left[i - 1], &left[i]);
             table_of(need).class != number
-                || i >= PORTION_ROWS && before.slot / per_page != need.slot / per_page
+                || i >= most && before.slot / per_page != need.slot / per_page
         };
         let rows = (1..left.len()).find(|i| ends(*i)).unwrap_or(left.len());
         let portion = &left[..rows];
