@@ -211,8 +211,8 @@ impl Cache {
         }
     }
 
-    /// How many rows that are used in the batch `next` the set has room for: empty places, and those
-    /// of rows that are used later or in no batch that is known.
+    /// How many rows that are used in the batch `next` the set has room for: empty places, and
+    /// those of rows that are used later or in no batch that is known.
     pub fn room_for(&self, set: u32, next: BatchNumber) -> usize {
         let Some(uses) = self.next_uses.get() else { return 0 };
         let held = self.sets.lock(set);
