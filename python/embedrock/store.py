@@ -35,7 +35,11 @@ from embedrock._arguments import (
 )
 from embedrock._arrays import ArrayLike, Keys, as_keys, dtype_name
 from embedrock._handles import close_all, open_once, register
+from embedrock._keys import KeysNamed
 from embedrock._memory import memory_text, warn_beyond_machine
+from embedrock.ahead.permits import Permits
+from embedrock.ahead.prefetch import Prefetch, Prefetcher
+from embedrock.ahead.window import WINDOW_GROUP, Window
 from embedrock.clip import Clip, bounds
 from embedrock.commits import Commit, PendingCommit, commit_of, decode_meta, encode_meta
 from embedrock.errors import (
@@ -45,21 +49,17 @@ from embedrock.errors import (
     NotFoundError,
     UncommittedWarning,
 )
-from embedrock.key_sample import KeySample
-from embedrock.permits import Permits
-from embedrock.prefetch import Prefetch, Prefetcher
-from embedrock.recording import Recording
+from embedrock.observe.key_sample import KeySample
+from embedrock.observe.recording import Recording
 from embedrock.table import (
     NON_FINITE,
     Floats,
-    KeysNamed,
     NonFinite,
     Table,
     UpdateReport,
     update_part,
     update_report,
 )
-from embedrock.window import WINDOW_GROUP, Window
 
 if TYPE_CHECKING:
     from embedrock.pipeline.run import Run

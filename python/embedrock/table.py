@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, overload
 
 import numpy as np
@@ -12,10 +12,11 @@ from embedrock import _core
 from embedrock._arguments import choice, flag, shown, whole, whole_or_none
 from embedrock._arguments import function as function_or_none
 from embedrock._arrays import ArrayLike, BFloat16Rows, Keys, as_keys, as_out, as_rows, dtype_name
+from embedrock._keys import KeysNamed
+from embedrock.ahead.prefetch import Prefetch
 from embedrock.clip import Clip, bounds
-from embedrock.errors import EmbedrockError, KeyRangeError, MisuseError
+from embedrock.errors import EmbedrockError, MisuseError
 from embedrock.optimizers import OptimizerSpec, hyper
-from embedrock.prefetch import Prefetch
 
 if TYPE_CHECKING:
     from embedrock.store import Progress, Store
@@ -416,7 +417,7 @@ class Table:
         arrive. Announcements are made in the order of the gets. The get of these keys, in any order
         and however often each, begins the batch, and the next one that was announced finishes it;
         announcements that a get passes over are finished with it.
-        :class:`embedrock.window.Window` has batches of several tables and tells when they begin and
+        :class:`embedrock.ahead.Window` has batches of several tables and tells when they begin and
         end.
 
         With ``out`` a thread of the store fills that array, as a ``get`` would, and the answer is a
@@ -427,7 +428,7 @@ class Table:
         (:meth:`Store.permits`) before the call and release it when the batch's updates are applied.
         Requests are read in their order. ``announced`` is the number that ``store.window.announce``
         gave for the batch: the request waits until it was read ahead, instead of the caller.
-        :class:`embedrock.prefetch.Prefetch` has what holds until the array is filled.
+        :class:`embedrock.ahead.Prefetch` has what holds until the array is filled.
 
         Shapes: ``keys (*,), out (*, embedding_dim)``, float32 or the table's own dtype, as for
         ``get``; keys are copied.
@@ -573,47 +574,3 @@ def update_report(rows: int, skipped: int, saturated: int, norm: float | None) -
     if norm is not None:
         report["norm"] = norm
     return report
-
-
-class KeysNamed:
-    """Makes a ``KeyRangeError`` name the key and its place as the caller passed them.
-
-    The engine sees unsigned keys in one flat array; the caller may have passed -1 at ``[2, 0]``.
-    """
-
-    def __init__(self, *parts: tuple[Table, Keys]) -> None:
-        """Remembers each table with the keys it was given."""
-        self._parts: Sequence[tuple[Table, Keys]] = parts
-
-    def __enter__(self) -> None:
-        """Nothing to do before the call."""
-
-    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
-        """Rewrites the engine's message, once it has one."""
-        if kind is not None and issubclass(kind, KeyRangeError):
-            self.check()
-
-    def check(self) -> None:
-        """Errors: ``KeyRangeError`` for the first key that its table does not have."""
-        for table, keys in self._parts:
-            message = _out_of_range(table, keys)
-            if message is not None:
-                raise KeyRangeError(message) from None
-
-
-def _out_of_range(table: Table, keys: Keys) -> str | None:
-    limit = table.num_embeddings
-    if limit is None:
-        return None
-    places = np.flatnonzero(keys.flat >= np.uint64(limit))
-    if places.size == 0:
-        return None
-    first = int(places[0])
-    key = int(keys.flat.view(np.int64)[first]) if keys.signed else int(keys.flat[first])
-    index = ", ".join(str(int(i)) for i in np.unravel_index(first, keys.shape))
-    others = f" ({places.size - 1} more like it)" if places.size > 1 else ""
-    return (
-        f"keys[{index}] is {key}{others}, expected 0 to {limit - 1}: table {table.name!r} is dense "
-        f"with num_embeddings={limit}; map ids into that range, or use a growing table "
-        f"(num_embeddings=None)"
-    )

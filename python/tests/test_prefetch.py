@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import embedrock
+from embedrock.ahead.prefetch import UNFINISHED_MAX
 from embedrock.errors import (
     ClosedError,
     CorruptError,
@@ -24,7 +25,6 @@ from embedrock.errors import (
     MisuseError,
     NotFoundError,
 )
-from embedrock.prefetch import UNFINISHED_MAX
 
 
 class Gate:

@@ -13,8 +13,8 @@ import pytest
 
 import embedrock
 from embedrock.errors import ClosedError, EmbedrockError, MisuseError
-from embedrock.recording import Recording
-from embedrock.trace import load
+from embedrock.observe.recording import Recording
+from embedrock.observe.trace import load
 
 ROWS, DIM = 20_000, 8
 

@@ -14,10 +14,10 @@ import pytest
 
 import embedrock
 from embedrock.errors import MisuseError
-from embedrock.key_sample import KeySample
-from embedrock.optimum import horizon_hits, optimal_hits
-from embedrock.step_report import CAUSES, StepReport
-from embedrock.trace import Trace
+from embedrock.observe.key_sample import KeySample
+from embedrock.observe.optimum import horizon_hits, optimal_hits
+from embedrock.observe.step_report import CAUSES, StepReport
+from embedrock.observe.trace import Trace
 
 torch = pytest.importorskip("torch")
 

@@ -5,8 +5,8 @@ the reading stage reads rows of batches to come; the updating stage applies step
 What always holds:
 
 * A row is read ahead when at most ``staleness_bound`` earlier batches that touch it have not been
-  applied, by permits (``embedrock.permits``). At bound 0 every forward sees what it would without
-  a pipeline.
+  applied, by permits (``embedrock.ahead``). At bound 0 every forward sees what it would without a
+  pipeline.
 * What permits do not know of (a step that changes rows which its batch had not announced, verbs of
   the caller that change rows) is noted in every batch that has read such a row; its forward reads
   the row again.

@@ -7,8 +7,8 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from embedrock._arguments import shown, whole
+from embedrock.ahead.permits import staleness_bound_of
 from embedrock.errors import ClosedError, MisuseError
-from embedrock.permits import staleness_bound_of
 from embedrock.pipeline.announcing import Announcing
 from embedrock.pipeline.feed import Feed, iterable
 from embedrock.pipeline.keys import KeyFinder, KeysOf, for_model, stores_of

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from embedrock._core import distinct
-from embedrock.optimum import horizon_hits
-from embedrock.trace import Trace
+from embedrock.observe.optimum import horizon_hits
+from embedrock.observe.trace import Trace
 
 __all__ = ["KeySample", "Optimum"]
 

@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from embedrock._arguments import file_errors, named_path
 from embedrock.errors import EmbedrockError, ForkedError, MisuseError
-from embedrock.optimum import optimal_hits
-from embedrock.trace import Trace
+from embedrock.observe.optimum import optimal_hits
+from embedrock.observe.trace import Trace
 
 if TYPE_CHECKING:
     from embedrock.store import Store

@@ -16,7 +16,7 @@ import numpy as np
 
 from embedrock._arguments import file_errors, iterated, named_path, shown, whole, whole_or_none
 from embedrock.errors import ClosedError, EmbedrockError, MisuseError
-from embedrock.key_sample import KeySample
+from embedrock.observe.key_sample import KeySample
 from embedrock.pipeline.feed import iterable
 from embedrock.store import Store
 
