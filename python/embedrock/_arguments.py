@@ -12,7 +12,7 @@ import math
 import operator
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,11 +21,13 @@ import numpy as np
 from embedrock.errors import IoError, MisuseError
 
 __all__ = [
+    "Progress",
     "choice",
     "file_errors",
     "flag",
     "function",
     "instance",
+    "iterable",
     "iterated",
     "named_path",
     "number",
@@ -37,6 +39,8 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+Progress = Callable[[int, int], object]
+"""Told how much is done, of how much."""
 
 _NO_NUMBERS = ("b", "c", "m", "M", "O", "S", "U", "V")
 """Kinds of NumPy's dtypes that ``number`` does not take."""
@@ -161,6 +165,15 @@ def instance(name: str, value: Any, kind: type[T]) -> T:
         module = kind.__module__.partition(".")[0]
         raise MisuseError(f"{name} is {shown(value)}, expected {module}.{kind.__name__}")
     return value
+
+
+def iterable(loader: Any) -> Iterable[Any]:
+    """The loader. Errors: ``MisuseError`` for what cannot be iterated."""
+    iterates = hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")
+    if not iterates or isinstance(loader, type) or getattr(loader, "ndim", None) == 0:
+        raise MisuseError(f"loader is {shown(loader)}, expected an iterable of batches")
+    found: Iterable[Any] = loader
+    return found
 
 
 def iterated(name: str, value: Iterable[T], expected: str) -> list[T]:

@@ -3,45 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from embedrock import _core
-from embedrock._arguments import choice, flag, shown, whole, whole_or_none
+from embedrock import _core, _verbs
+from embedrock._arguments import Progress, flag, shown, whole
 from embedrock._arguments import function as function_or_none
 from embedrock._arrays import ArrayLike, BFloat16Rows, Keys, as_keys, as_out, as_rows, dtype_name
 from embedrock._keys import KeysNamed
+from embedrock._verbs import Call, Floats, NonFinite, UpdateReport
 from embedrock.ahead.prefetch import Prefetch
-from embedrock.clip import Clip, bounds
+from embedrock.clip import Clip
 from embedrock.errors import EmbedrockError, MisuseError
-from embedrock.optimizers import OptimizerSpec, hyper
+from embedrock.optimizers import OptimizerSpec
 
 if TYPE_CHECKING:
-    from embedrock.store import Progress, Store
+    from embedrock.store import Store
 
 __all__ = ["Table", "UpdateReport"]
 
 T = TypeVar("T")
-Floats = npt.NDArray[np.float32]
-NonFinite = Literal["refuse", "skip", "apply"]
-NON_FINITE = ("refuse", "skip", "apply")
 Function = Callable[[Floats, Floats], "Floats | tuple[Floats, Floats] | None"]
-
-
-class _Updated(TypedDict):
-    rows: int
-    skipped: int
-
-
-class UpdateReport(_Updated, total=False):
-    """What an update did: distinct rows updated, and left out."""
-
-    norm: float
-    """The norm of all gradients before it was scaled, where ``Clip.norm`` bounds it."""
-    saturated: int
-    """Rows of which a value left the range of float16 or bfloat16, where some did."""
 
 
 class Table:
@@ -169,7 +153,7 @@ class Table:
 
     def __len__(self) -> int:
         """How many keys are written and not deleted, uncommitted ones included."""
-        self._store._settle()
+        self._store._listeners.before()
         return self._store._core.len(self._handle)
 
     def __contains__(self, key: object) -> bool:
@@ -222,10 +206,7 @@ class Table:
         else:
             answer, values = out_values, self._out_values(found, out_values, "out")
         states = self._room(found, out_state, "out[1]", "state_words") if state else None
-        self._store._settle()
-        with KeysNamed((self, found)):
-            self._store._core.get([(self._handle, found.flat, values, states)])
-        self._store._visited((self, found))
+        _verbs.get(self._store, [(self, found)], [(values, states)])
         if states is None:
             return answer
         return answer, states if out_state is None else out_state
@@ -257,15 +238,8 @@ class Table:
         """
         if flag("reset_state", reset_state) and state is not None:
             raise MisuseError("put takes state or reset_state=True, not both")
-        choice("non_finite", non_finite, NON_FINITE)
-        found = as_keys(keys)
-        rows = self._rows(found, values, "values", "embedding_dim")
-        states = None if state is None else self._rows(found, state, "state", "state_words")
-        self._store._settle()
-        with KeysNamed((self, found)):
-            part = (self._handle, found.flat, rows, states)
-            self._store._core.put([part], reset_state, non_finite)
-        self._store._changed((self, found))
+        found = [(self, as_keys(keys))]
+        _verbs.put(self._store, found, [(values, state)], reset_state, non_finite)
 
     def update(
         self,
@@ -312,17 +286,10 @@ class Table:
         >>> table.update([7, 7, 9], np.ones((3, 4), np.float32), lr=0.1)
         {'rows': 2, 'skipped': 0}
         """
-        found = as_keys(keys)
-        factors = hyper(self._optimizer["kind"], lr, eps, betas, weight_decay, more)
-        part = update_part(self, found, gradients, factors)
-        within = bounds(clip, other_norm)
-        choice("non_finite", non_finite, NON_FINITE)
-        number = whole_or_none("step", step, 1)
-        self._store._settle()
-        with KeysNamed((self, found)):
-            report = update_report(*self._store._core.update([part], non_finite, number, within))
-        self._store._changed((self, found))
-        return report
+        found, factors = [(self, as_keys(keys))], (lr, eps, betas, weight_decay, more)
+        return _verbs.update(
+            self._store, found, [gradients], factors, non_finite, step, clip, other_norm
+        )
 
     def modify(self, keys: ArrayLike, function: Function, /) -> None:
         """Rewrites rows by a function from (values, state) to (values, state).
@@ -364,10 +331,8 @@ class Table:
             state[...] = new_state
 
         found = as_keys(keys)
-        self._store._settle()
-        with KeysNamed((self, found)):
+        with Call(self._store, [(self, found)], visits=True, changes=True):
             self._store._core.modify(self._handle, found.flat, call)
-        self._store._changed((self, found))
 
     def delete(self, keys: ArrayLike) -> int:
         """Deletes rows and returns how many there were; the keys read as initial again.
@@ -377,11 +342,8 @@ class Table:
         1
         """
         found = as_keys(keys)
-        self._store._settle()
-        with KeysNamed((self, found)):
-            deleted = self._store._core.delete(self._handle, found.flat)
-        self._store._forgot((self, found))
-        return deleted
+        with Call(self._store, [(self, found)], changes=True):
+            return self._store._core.delete(self._handle, found.flat)
 
     def contains(self, keys: ArrayLike) -> npt.NDArray[np.bool_]:
         """Which keys are written and not deleted; exact, and may read for it.
@@ -394,8 +356,7 @@ class Table:
         """
         found = as_keys(keys)
         out = np.empty(found.flat.shape, np.bool_)
-        self._store._settle()
-        with KeysNamed((self, found)):
+        with Call(self._store, [(self, found)]):
             self._store._core.contains(self._handle, found.flat, out)
         return out.reshape(found.shape)
 
@@ -449,7 +410,7 @@ class Table:
         """
         found = as_keys(keys)
         if out is not None:
-            return self._store._prefetch([(self, found)], [out], out, announced)
+            return _verbs.lookahead(self._store, [(self, found)], [out], out, announced)
         if announced is not None:
             raise MisuseError("announced says when an array is read: lookahead takes it with out")
         with KeysNamed((self, found)):
@@ -487,7 +448,7 @@ class Table:
         [3] (1, 4)
         """
         most, state = whole("batch_size", batch_size, 1), flag("state", state)
-        self._store._settle()
+        self._store._listeners.before()
         # The arrays of a batch hold no more than there is.
         scan = self._store._core.scan(self._handle)
         return self._batches(scan, min(most, max(len(self), 1)), state)
@@ -513,7 +474,7 @@ class Table:
         True
         """
         function_or_none("progress", progress, "rows done and in all")
-        self._store._settle()
+        self._store._listeners.before()
         return self._store._core.digest(self._handle, progress)
 
     def _batches(
@@ -556,21 +517,3 @@ class Table:
         """The shape of one row of this width per key, and what it means."""
         size, meaning = self._widths[width]
         return (*keys.shape, size), meaning
-
-
-def update_part(
-    table: Table, keys: Keys, gradients: ArrayLike, factors: _core.Hyper
-) -> tuple[_core.TableId, npt.NDArray[np.uint64], Floats, _core.Hyper]:
-    """One table's part of an update as the engine takes it."""
-    rows = table._rows(keys, gradients, "gradients", "embedding_dim")
-    return (table._handle, keys.flat, rows, factors)
-
-
-def update_report(rows: int, skipped: int, saturated: int, norm: float | None) -> UpdateReport:
-    """The engine's answer to an update by name."""
-    report = UpdateReport(rows=rows, skipped=skipped)
-    if saturated:
-        report["saturated"] = saturated
-    if norm is not None:
-        report["norm"] = norm
-    return report

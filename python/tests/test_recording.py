@@ -152,7 +152,7 @@ def in_child_beside_a_locked_recording(
     held, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with recording._lock, store._recordings_lock:
+        with recording._lock, store._listeners._lock:
             held.set()
             done.wait()
 

@@ -8,9 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from embedrock._core import Hyper
+from embedrock._verbs import NonFinite
 from embedrock.clip import Clip
 from embedrock.optim.base import Modules, RowOptimizer, accumulator
-from embedrock.table import NonFinite, Table
+from embedrock.table import Table
 
 __all__ = ["Adagrad", "RowWiseAdagrad"]
 

@@ -8,9 +8,9 @@ from typing import Any, Literal
 from torch import Tensor
 
 from embedrock._arguments import choice
+from embedrock._verbs import NonFinite
 from embedrock.clip import Clip
 from embedrock.optim.base import Modules, RowOptimizer
-from embedrock.table import NonFinite
 
 __all__ = ["Adam", "AdamW", "RowWiseAdam"]
 

@@ -12,14 +12,17 @@ from torch import Tensor, nn
 from embedrock._arguments import choice, flag, function, iterated, number, shown
 from embedrock._arrays import as_keys
 from embedrock._core import Hyper
+from embedrock._verbs import NON_FINITE, NonFinite, update_part
 from embedrock.clip import Clip, bounds, coefficient
 from embedrock.errors import MismatchError, MisuseError, NonFiniteError
 from embedrock.nn.fetch import to_host
 from embedrock.nn.module import rows_modules
 from embedrock.nn.pending import PendingRows
 from embedrock.optimizers import hyper, pair_of_betas
+from embedrock.pipeline.run import Run
+from embedrock.pipeline.together import Together
 from embedrock.store import Store
-from embedrock.table import NON_FINITE, NonFinite, Table, update_part
+from embedrock.table import Table
 
 __all__ = ["Modules", "RowOptimizer", "accumulator"]
 
@@ -201,9 +204,9 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     ) -> float | None:
         """Makes the step in one store, or hands it to the pipeline that works on the store; returns
         the norm that it scaled, for which the step has to be waited for."""
-        run = store._run
-        if store._together is not None:
-            store._together.changed(pending.table for pending, _, _, _ in batches)
+        run, together = store._listeners.find(Run), store._listeners.find(Together)
+        if together is not None:
+            together.changed([(pending.table.name, keys) for pending, keys, _, _ in batches])
         if run is None:
             return store._core.update(parts, self.non_finite, None, within)[3]
         changed = [(pending.table, keys) for pending, keys, _, _ in batches]

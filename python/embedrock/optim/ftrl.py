@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from embedrock._arguments import number
+from embedrock._verbs import NonFinite
 from embedrock.clip import Clip
 from embedrock.errors import MisuseError
 from embedrock.optim.base import Modules, RowOptimizer, accumulator
-from embedrock.table import NonFinite
 
 __all__ = ["FTRL"]
 

@@ -9,11 +9,12 @@ from torch import Tensor
 
 from embedrock._arguments import number
 from embedrock._core import Hyper
+from embedrock._verbs import NonFinite
 from embedrock.clip import Clip
 from embedrock.errors import MismatchError, MisuseError
 from embedrock.optim.base import Modules, RowOptimizer
 from embedrock.optimizers import hyper
-from embedrock.table import NonFinite, Table
+from embedrock.table import Table
 
 __all__ = ["SGD"]
 

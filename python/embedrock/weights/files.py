@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from embedrock._arguments import file_errors, function, instance, named_path, shown, text, whole
 from embedrock._arrays import ArrayLike, as_host, as_keys
+from embedrock._verbs import Floats
 from embedrock.errors import (
     BudgetError,
     CorruptError,
@@ -22,7 +23,7 @@ from embedrock.errors import (
     MisuseError,
     NotFoundError,
 )
-from embedrock.table import Floats, Table
+from embedrock.table import Table
 from embedrock.weights import safetensors
 
 if TYPE_CHECKING:
