@@ -58,8 +58,11 @@ def shown(value: Any) -> str:
                 return said
     kind = type(value)
     name = kind.__qualname__
-    if kind.__module__ not in ("builtins", "embedrock"):
-        name = f"{kind.__module__.removeprefix('embedrock.')}.{name}"
+    module = kind.__module__
+    if module.startswith("embedrock."):
+        module = module.split(".")[1]  # the group, which has the public name too
+    if module not in ("builtins", "embedrock"):
+        name = f"{module}.{name}"
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 

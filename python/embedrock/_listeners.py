@@ -65,68 +65,69 @@ class Listeners:
 
     def __init__(self) -> None:
         """Nobody listens."""
-        self._all: tuple[Listener, ...] = ()
+        self.all: tuple[Listener, ...] = ()
+        """Those that are told now."""
         self._lock = threading.Lock()
         """Guards the tuple where it is replaced; whoever tells takes the one that is there."""
 
     def add(self, listener: Listener) -> None:
         """Tells it from here on."""
         with self._lock:
-            self._all += (listener,)
+            self.all += (listener,)
 
     def remove(self, listener: Listener) -> bool:
         """Tells it no more; False when it was not told."""
         with self._lock:
-            others = tuple(one for one in self._all if one is not listener)
-            found = len(others) < len(self._all)
-            self._all = others
+            others = tuple(one for one in self.all if one is not listener)
+            found = len(others) < len(self.all)
+            self.all = others
         return found
 
     def find(self, kind: type[L]) -> L | None:
         """The first of a class."""
-        for one in self._all:
+        for one in self.all:
             if isinstance(one, kind):
                 return one
         return None
 
     def overlapping(self) -> Listener | None:
         """The one that overlaps the batches of a loop."""
-        return next((one for one in self._all if one.waits() is not None), None)
+        return next((one for one in self.all if one.waits() is not None), None)
 
     def __iter__(self) -> Iterator[Listener]:
         """Those that are told now."""
-        return iter(self._all)
+        return iter(self.all)
 
     def __len__(self) -> int:
         """How many are told."""
-        return len(self._all)
+        return len(self.all)
 
     def before(self) -> None:
         """Tells them of a verb to come. Errors: those of a listener."""
-        for one in self._all:
+        for one in self.all:
             one.before()
 
     def visited(self, parts: Sequence[Part]) -> None:
         """Tells them which rows a verb has read or changed."""
-        for one in self._all:
+        for one in self.all:
             one.visited(parts)
 
     def changed(self, parts: Sequence[Part]) -> None:
         """Tells them which rows a verb has changed or deleted."""
-        for one in self._all:
+        for one in self.all:
             one.changed(parts)
 
     def refreshing(self) -> None:
         """Tells them that the store moves to another commit."""
-        for one in self._all:
+        for one in self.all:
             one.refreshing()
 
     def closing(self) -> None:
         """Tells them that the store is about to close. Errors: those of a listener."""
-        for one in self._all:
+        for one in self.all:
             one.closing()
 
     def ended(self) -> None:
         """Tells them that every verb is over."""
-        for one in self._all:
+        for one in self.all:
             one.ended()

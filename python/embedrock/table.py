@@ -13,11 +13,11 @@ from embedrock._arguments import Progress, flag, shown, whole
 from embedrock._arguments import function as function_or_none
 from embedrock._arrays import ArrayLike, BFloat16Rows, Keys, as_keys, as_out, as_rows, dtype_name
 from embedrock._keys import KeysNamed
-from embedrock._verbs import Call, Floats, NonFinite, UpdateReport
+from embedrock._verbs import CHANGES, VISITS, Floats, NonFinite, UpdateReport, call
 from embedrock.ahead.prefetch import Prefetch
 from embedrock.clip import Clip
 from embedrock.errors import EmbedrockError, MisuseError
-from embedrock.optimizers import OptimizerSpec
+from embedrock.optimizers import OptimizerSpec, hyper
 
 if TYPE_CHECKING:
     from embedrock.store import Store
@@ -206,7 +206,8 @@ class Table:
         else:
             answer, values = out_values, self._out_values(found, out_values, "out")
         states = self._room(found, out_state, "out[1]", "state_words") if state else None
-        _verbs.get(self._store, [(self, found)], [(values, states)])
+        part = (self._handle, found.flat, values, states)
+        call(self._store, [(self, found)], VISITS, self._store._core.get, [part])
         if states is None:
             return answer
         return answer, states if out_state is None else out_state
@@ -238,8 +239,9 @@ class Table:
         """
         if flag("reset_state", reset_state) and state is not None:
             raise MisuseError("put takes state or reset_state=True, not both")
-        found = [(self, as_keys(keys))]
-        _verbs.put(self._store, found, [(values, state)], reset_state, non_finite)
+        found = as_keys(keys)
+        parts = [_verbs.put_part(self, found, values, state)]
+        _verbs.put(self._store, [(self, found)], parts, reset_state, non_finite)
 
     def update(
         self,
@@ -286,9 +288,11 @@ class Table:
         >>> table.update([7, 7, 9], np.ones((3, 4), np.float32), lr=0.1)
         {'rows': 2, 'skipped': 0}
         """
-        found, factors = [(self, as_keys(keys))], (lr, eps, betas, weight_decay, more)
+        found = as_keys(keys)
+        factors = hyper(self._optimizer["kind"], lr, eps, betas, weight_decay, more)
+        parts = [_verbs.update_part(self, found, gradients, factors)]
         return _verbs.update(
-            self._store, found, [gradients], factors, non_finite, step, clip, other_norm
+            self._store, [(self, found)], parts, non_finite, step, clip, other_norm
         )
 
     def modify(self, keys: ArrayLike, function: Function, /) -> None:
@@ -317,7 +321,7 @@ class Table:
                 f"function is {shown(function)}, expected a callable of (values, state)"
             )
 
-        def call(values: Floats, state: Floats) -> None:
+        def apply(values: Floats, state: Floats) -> None:
             returned = function(values, state)
             if returned is None:
                 return
@@ -331,8 +335,10 @@ class Table:
             state[...] = new_state
 
         found = as_keys(keys)
-        with Call(self._store, [(self, found)], visits=True, changes=True):
-            self._store._core.modify(self._handle, found.flat, call)
+        engine = self._store._core.modify
+        call(
+            self._store, [(self, found)], VISITS + CHANGES, engine, self._handle, found.flat, apply
+        )
 
     def delete(self, keys: ArrayLike) -> int:
         """Deletes rows and returns how many there were; the keys read as initial again.
@@ -342,8 +348,8 @@ class Table:
         1
         """
         found = as_keys(keys)
-        with Call(self._store, [(self, found)], changes=True):
-            return self._store._core.delete(self._handle, found.flat)
+        engine = self._store._core.delete
+        return call(self._store, [(self, found)], CHANGES, engine, self._handle, found.flat)
 
     def contains(self, keys: ArrayLike) -> npt.NDArray[np.bool_]:
         """Which keys are written and not deleted; exact, and may read for it.
@@ -356,8 +362,8 @@ class Table:
         """
         found = as_keys(keys)
         out = np.empty(found.flat.shape, np.bool_)
-        with Call(self._store, [(self, found)]):
-            self._store._core.contains(self._handle, found.flat, out)
+        engine = self._store._core.contains
+        call(self._store, [(self, found)], 0, engine, self._handle, found.flat, out)
         return out.reshape(found.shape)
 
     @overload

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -232,3 +234,18 @@ def test_what_cannot_be_reported_is_said(store: embedrock.Store) -> None:
     recording.stop()
     with pytest.raises(MisuseError, match="max_bytes"):
         store.record(max_bytes=0)
+
+
+def test_a_recording_that_has_ended_is_gone_with_its_last_reference(
+    store: embedrock.Store,
+) -> None:
+    # Its listener referred to it and it to its listener: keys stayed until a collection.
+    gc.disable()
+    try:
+        with store.record() as recording:
+            pass
+        gone = weakref.ref(recording)
+        del recording
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -205,6 +205,7 @@ class Recording:
     def _stop(self) -> None:
         store = self._store()
         if store is not None and store._listeners.remove(self._hears):
+            self._hears.recording = None  # no circle that keeps its keys until a collection
             self._mark()
 
     def _mark(self) -> None:
@@ -255,13 +256,15 @@ class _Hears(Listener):
     """Notes the verbs of a store in a recording."""
 
     def __init__(self, recording: Recording) -> None:
-        self._recording = recording
+        self.recording: Recording | None = recording
 
     def visited(self, parts: Sequence[Part]) -> None:
-        self._recording._add(parts)
+        if (recording := self.recording) is not None:
+            recording._add(parts)
 
     def ended(self) -> None:
-        self._recording.stop()
+        if (recording := self.recording) is not None:
+            recording.stop()
 
 
 def _with_table(keys: Keys, number: int) -> Keys:

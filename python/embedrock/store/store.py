@@ -12,7 +12,15 @@ from embedrock import optimizers as _optimizers
 from embedrock._arguments import choice, flag, shown, text, whole, whole_or_none
 from embedrock._arrays import ArrayLike, Keys, as_keys, dtype_name
 from embedrock._keys import KeysNamed
-from embedrock._verbs import NON_FINITE, Floats, NonFinite, UpdateReport, update_parts
+from embedrock._verbs import (
+    NON_FINITE,
+    VISITS,
+    Floats,
+    NonFinite,
+    UpdateReport,
+    call,
+    update_part,
+)
 from embedrock.ahead.permits import Permits
 from embedrock.ahead.prefetch import Prefetch
 from embedrock.ahead.window import Window
@@ -166,7 +174,11 @@ class Store(Handle):
             else (array, table._out_values(keys, array, f"out[{i}]"))
             for i, ((table, keys), array) in enumerate(zip(found, given, strict=True))
         ]
-        _verbs.get(self, found, [(values, None) for _, values in filled])
+        parts = [
+            (table._handle, keys.flat, values, None)
+            for (table, keys), (_, values) in zip(found, filled, strict=True)
+        ]
+        call(self, found, VISITS, self._core.get, parts)
         return [answer for answer, _ in filled]
 
     def lookahead(
@@ -206,8 +218,11 @@ class Store(Handle):
         flag("reset_state", reset_state)
         batches = batches_of(batches, 3)
         found = self._keys_of(batches)
-        rows = [(values, None) for _, _, values in batches]
-        _verbs.put(self, found, rows, reset_state, non_finite)
+        parts = [
+            _verbs.put_part(table, keys, batch[2])
+            for (table, keys), batch in zip(found, batches, strict=True)
+        ]
+        _verbs.put(self, found, parts, reset_state, non_finite)
 
     def update(
         self,
@@ -235,9 +250,8 @@ class Store(Handle):
         {'rows': 2, 'skipped': 0, 'norm': 3.0}
         """
         factors = (lr, eps, betas, weight_decay, more)
-        batches = batches_of(batches, 3)
-        found, gradients = self._keys_of(batches), [rows for _, _, rows in batches]
-        return _verbs.update(self, found, gradients, factors, non_finite, step, clip, other_norm)
+        found, parts = self._updates(batches, factors)
+        return _verbs.update(self, found, parts, non_finite, step, clip, other_norm)
 
     def gradient_norm(
         self,
@@ -256,9 +270,7 @@ class Store(Handle):
         2.0
         """
         choice("non_finite", non_finite, NON_FINITE)
-        batches = batches_of(batches, 3)
-        found, gradients = self._keys_of(batches), [rows for _, _, rows in batches]
-        parts = update_parts(found, gradients, (1.0, None, (0.9, 0.999), 0.0, {}))
+        found, parts = self._updates(batches, (1.0, None, (0.9, 0.999), 0.0, {}))
         with KeysNamed(*found):
             return self._core.gradient_norm(parts, non_finite, bounds(clip, 0.0))
 
@@ -455,6 +467,20 @@ class Store(Handle):
     def _keys_of(self, batches: Iterable[Sequence[Any]]) -> list[tuple[Table, Keys]]:
         """The tables and keys of batches, which must be of this store."""
         return [(self._own(batch[0]), as_keys(batch[1])) for batch in batches]
+
+    def _updates(
+        self, batches: Sequence[tuple[Table, ArrayLike, ArrayLike]], factors: tuple[Any, ...]
+    ) -> tuple[list[tuple[Table, Keys]], list[Any]]:
+        """The tables and keys of an update's batches, and these as the engine takes them."""
+        batches = batches_of(batches, 3)
+        found = self._keys_of(batches)
+        parts = [
+            update_part(
+                table, keys, batch[2], _optimizers.hyper(table._optimizer["kind"], *factors)
+            )
+            for (table, keys), batch in zip(found, batches, strict=True)
+        ]
+        return found, parts
 
     def _own(self, table: Table) -> Table:
         if not isinstance(table, Table):
