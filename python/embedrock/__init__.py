@@ -15,6 +15,7 @@ Only NumPy is needed for that. What needs PyTorch (``embedrock.nn``, ``embedrock
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from embedrock import errors, initializers, optimizers
@@ -29,8 +30,8 @@ from embedrock.errors import (
     LookaheadWarning,
     UncommittedWarning,
 )
+from embedrock.observe.step_report import StepReport
 from embedrock.pipeline.loader import LookaheadLoader
-from embedrock.step_report import StepReport
 from embedrock.store import Store, check, close_all, copy, distinct, open
 from embedrock.table import Table
 
@@ -78,6 +79,17 @@ _LAZY = {
     "save": "embedrock.checkpoint",
     "weights": "embedrock.weights",
 }
+
+
+# Names by which documented modules were imported before they had a group.
+_ALIASES = {
+    "permits": "embedrock.ahead.permits",
+    "prefetch": "embedrock.ahead.prefetch",
+    "recording": "embedrock.observe.recording",
+    "window": "embedrock.ahead.window",
+}
+for _old, _new in _ALIASES.items():
+    globals()[_old] = sys.modules[f"embedrock.{_old}"] = sys.modules[_new]
 
 
 def __getattr__(name: str) -> Any:

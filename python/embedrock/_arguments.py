@@ -12,7 +12,7 @@ import math
 import operator
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,11 +21,13 @@ import numpy as np
 from embedrock.errors import IoError, MisuseError
 
 __all__ = [
+    "Progress",
     "choice",
     "file_errors",
     "flag",
     "function",
     "instance",
+    "iterable",
     "iterated",
     "named_path",
     "number",
@@ -37,6 +39,8 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+Progress = Callable[[int, int], object]
+"""Told how much is done, of how much."""
 
 _NO_NUMBERS = ("b", "c", "m", "M", "O", "S", "U", "V")
 """Kinds of NumPy's dtypes that ``number`` does not take."""
@@ -54,8 +58,11 @@ def shown(value: Any) -> str:
                 return said
     kind = type(value)
     name = kind.__qualname__
-    if kind.__module__ not in ("builtins", "embedrock"):
-        name = f"{kind.__module__.removeprefix('embedrock.')}.{name}"
+    module = kind.__module__
+    if module.startswith("embedrock."):
+        module = module.split(".")[1]  # the group, which has the public name too
+    if module not in ("builtins", "embedrock"):
+        name = f"{module}.{name}"
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
@@ -161,6 +168,15 @@ def instance(name: str, value: Any, kind: type[T]) -> T:
         module = kind.__module__.partition(".")[0]
         raise MisuseError(f"{name} is {shown(value)}, expected {module}.{kind.__name__}")
     return value
+
+
+def iterable(loader: Any) -> Iterable[Any]:
+    """The loader. Errors: ``MisuseError`` for what cannot be iterated."""
+    iterates = hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")
+    if not iterates or isinstance(loader, type) or getattr(loader, "ndim", None) == 0:
+        raise MisuseError(f"loader is {shown(loader)}, expected an iterable of batches")
+    found: Iterable[Any] = loader
+    return found
 
 
 def iterated(name: str, value: Iterable[T], expected: str) -> list[T]:

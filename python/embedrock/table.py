@@ -2,45 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, overload
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from embedrock import _core
-from embedrock._arguments import choice, flag, shown, whole, whole_or_none
+from embedrock import _core, _verbs
+from embedrock._arguments import Progress, flag, shown, whole
 from embedrock._arguments import function as function_or_none
 from embedrock._arrays import ArrayLike, BFloat16Rows, Keys, as_keys, as_out, as_rows, dtype_name
-from embedrock.clip import Clip, bounds
-from embedrock.errors import EmbedrockError, KeyRangeError, MisuseError
+from embedrock._keys import KeysNamed
+from embedrock._verbs import CHANGES, VISITS, Floats, NonFinite, UpdateReport, call
+from embedrock.ahead.prefetch import Prefetch
+from embedrock.clip import Clip
+from embedrock.errors import EmbedrockError, MisuseError
 from embedrock.optimizers import OptimizerSpec, hyper
-from embedrock.prefetch import Prefetch
 
 if TYPE_CHECKING:
-    from embedrock.store import Progress, Store
+    from embedrock.store import Store
 
 __all__ = ["Table", "UpdateReport"]
 
 T = TypeVar("T")
-Floats = npt.NDArray[np.float32]
-NonFinite = Literal["refuse", "skip", "apply"]
-NON_FINITE = ("refuse", "skip", "apply")
 Function = Callable[[Floats, Floats], "Floats | tuple[Floats, Floats] | None"]
-
-
-class _Updated(TypedDict):
-    rows: int
-    skipped: int
-
-
-class UpdateReport(_Updated, total=False):
-    """What an update did: distinct rows updated, and left out."""
-
-    norm: float
-    """The norm of all gradients before it was scaled, where ``Clip.norm`` bounds it."""
-    saturated: int
-    """Rows of which a value left the range of float16 or bfloat16, where some did."""
 
 
 class Table:
@@ -168,7 +153,7 @@ class Table:
 
     def __len__(self) -> int:
         """How many keys are written and not deleted, uncommitted ones included."""
-        self._store._settle()
+        self._store._listeners.before()
         return self._store._core.len(self._handle)
 
     def __contains__(self, key: object) -> bool:
@@ -221,10 +206,8 @@ class Table:
         else:
             answer, values = out_values, self._out_values(found, out_values, "out")
         states = self._room(found, out_state, "out[1]", "state_words") if state else None
-        self._store._settle()
-        with KeysNamed((self, found)):
-            self._store._core.get([(self._handle, found.flat, values, states)])
-        self._store._visited((self, found))
+        part = (self._handle, found.flat, values, states)
+        call(self._store, [(self, found)], VISITS, self._store._core.get, [part])
         if states is None:
             return answer
         return answer, states if out_state is None else out_state
@@ -256,15 +239,9 @@ class Table:
         """
         if flag("reset_state", reset_state) and state is not None:
             raise MisuseError("put takes state or reset_state=True, not both")
-        choice("non_finite", non_finite, NON_FINITE)
         found = as_keys(keys)
-        rows = self._rows(found, values, "values", "embedding_dim")
-        states = None if state is None else self._rows(found, state, "state", "state_words")
-        self._store._settle()
-        with KeysNamed((self, found)):
-            part = (self._handle, found.flat, rows, states)
-            self._store._core.put([part], reset_state, non_finite)
-        self._store._changed((self, found))
+        parts = [_verbs.put_part(self, found, values, state)]
+        _verbs.put(self._store, [(self, found)], parts, reset_state, non_finite)
 
     def update(
         self,
@@ -313,15 +290,10 @@ class Table:
         """
         found = as_keys(keys)
         factors = hyper(self._optimizer["kind"], lr, eps, betas, weight_decay, more)
-        part = update_part(self, found, gradients, factors)
-        within = bounds(clip, other_norm)
-        choice("non_finite", non_finite, NON_FINITE)
-        number = whole_or_none("step", step, 1)
-        self._store._settle()
-        with KeysNamed((self, found)):
-            report = update_report(*self._store._core.update([part], non_finite, number, within))
-        self._store._changed((self, found))
-        return report
+        parts = [_verbs.update_part(self, found, gradients, factors)]
+        return _verbs.update(
+            self._store, [(self, found)], parts, non_finite, step, clip, other_norm
+        )
 
     def modify(self, keys: ArrayLike, function: Function, /) -> None:
         """Rewrites rows by a function from (values, state) to (values, state).
@@ -349,7 +321,7 @@ class Table:
                 f"function is {shown(function)}, expected a callable of (values, state)"
             )
 
-        def call(values: Floats, state: Floats) -> None:
+        def apply(values: Floats, state: Floats) -> None:
             returned = function(values, state)
             if returned is None:
                 return
@@ -363,10 +335,10 @@ class Table:
             state[...] = new_state
 
         found = as_keys(keys)
-        self._store._settle()
-        with KeysNamed((self, found)):
-            self._store._core.modify(self._handle, found.flat, call)
-        self._store._changed((self, found))
+        engine = self._store._core.modify
+        call(
+            self._store, [(self, found)], VISITS + CHANGES, engine, self._handle, found.flat, apply
+        )
 
     def delete(self, keys: ArrayLike) -> int:
         """Deletes rows and returns how many there were; the keys read as initial again.
@@ -376,11 +348,8 @@ class Table:
         1
         """
         found = as_keys(keys)
-        self._store._settle()
-        with KeysNamed((self, found)):
-            deleted = self._store._core.delete(self._handle, found.flat)
-        self._store._forgot((self, found))
-        return deleted
+        engine = self._store._core.delete
+        return call(self._store, [(self, found)], CHANGES, engine, self._handle, found.flat)
 
     def contains(self, keys: ArrayLike) -> npt.NDArray[np.bool_]:
         """Which keys are written and not deleted; exact, and may read for it.
@@ -393,9 +362,8 @@ class Table:
         """
         found = as_keys(keys)
         out = np.empty(found.flat.shape, np.bool_)
-        self._store._settle()
-        with KeysNamed((self, found)):
-            self._store._core.contains(self._handle, found.flat, out)
+        engine = self._store._core.contains
+        call(self._store, [(self, found)], 0, engine, self._handle, found.flat, out)
         return out.reshape(found.shape)
 
     @overload
@@ -416,7 +384,7 @@ class Table:
         arrive. Announcements are made in the order of the gets. The get of these keys, in any order
         and however often each, begins the batch, and the next one that was announced finishes it;
         announcements that a get passes over are finished with it.
-        :class:`embedrock.window.Window` has batches of several tables and tells when they begin and
+        :class:`embedrock.ahead.Window` has batches of several tables and tells when they begin and
         end.
 
         With ``out`` a thread of the store fills that array, as a ``get`` would, and the answer is a
@@ -427,7 +395,7 @@ class Table:
         (:meth:`Store.permits`) before the call and release it when the batch's updates are applied.
         Requests are read in their order. ``announced`` is the number that ``store.window.announce``
         gave for the batch: the request waits until it was read ahead, instead of the caller.
-        :class:`embedrock.prefetch.Prefetch` has what holds until the array is filled.
+        :class:`embedrock.ahead.Prefetch` has what holds until the array is filled.
 
         Shapes: ``keys (*,), out (*, embedding_dim)``, float32 or the table's own dtype, as for
         ``get``; keys are copied.
@@ -448,7 +416,7 @@ class Table:
         """
         found = as_keys(keys)
         if out is not None:
-            return self._store._prefetch([(self, found)], [out], out, announced)
+            return _verbs.lookahead(self._store, [(self, found)], [out], out, announced)
         if announced is not None:
             raise MisuseError("announced says when an array is read: lookahead takes it with out")
         with KeysNamed((self, found)):
@@ -486,7 +454,7 @@ class Table:
         [3] (1, 4)
         """
         most, state = whole("batch_size", batch_size, 1), flag("state", state)
-        self._store._settle()
+        self._store._listeners.before()
         # The arrays of a batch hold no more than there is.
         scan = self._store._core.scan(self._handle)
         return self._batches(scan, min(most, max(len(self), 1)), state)
@@ -512,7 +480,7 @@ class Table:
         True
         """
         function_or_none("progress", progress, "rows done and in all")
-        self._store._settle()
+        self._store._listeners.before()
         return self._store._core.digest(self._handle, progress)
 
     def _batches(
@@ -555,65 +523,3 @@ class Table:
         """The shape of one row of this width per key, and what it means."""
         size, meaning = self._widths[width]
         return (*keys.shape, size), meaning
-
-
-def update_part(
-    table: Table, keys: Keys, gradients: ArrayLike, factors: _core.Hyper
-) -> tuple[_core.TableId, npt.NDArray[np.uint64], Floats, _core.Hyper]:
-    """One table's part of an update as the engine takes it."""
-    rows = table._rows(keys, gradients, "gradients", "embedding_dim")
-    return (table._handle, keys.flat, rows, factors)
-
-
-def update_report(rows: int, skipped: int, saturated: int, norm: float | None) -> UpdateReport:
-    """The engine's answer to an update by name."""
-    report = UpdateReport(rows=rows, skipped=skipped)
-    if saturated:
-        report["saturated"] = saturated
-    if norm is not None:
-        report["norm"] = norm
-    return report
-
-
-class KeysNamed:
-    """Makes a ``KeyRangeError`` name the key and its place as the caller passed them.
-
-    The engine sees unsigned keys in one flat array; the caller may have passed -1 at ``[2, 0]``.
-    """
-
-    def __init__(self, *parts: tuple[Table, Keys]) -> None:
-        """Remembers each table with the keys it was given."""
-        self._parts: Sequence[tuple[Table, Keys]] = parts
-
-    def __enter__(self) -> None:
-        """Nothing to do before the call."""
-
-    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
-        """Rewrites the engine's message, once it has one."""
-        if kind is not None and issubclass(kind, KeyRangeError):
-            self.check()
-
-    def check(self) -> None:
-        """Errors: ``KeyRangeError`` for the first key that its table does not have."""
-        for table, keys in self._parts:
-            message = _out_of_range(table, keys)
-            if message is not None:
-                raise KeyRangeError(message) from None
-
-
-def _out_of_range(table: Table, keys: Keys) -> str | None:
-    limit = table.num_embeddings
-    if limit is None:
-        return None
-    places = np.flatnonzero(keys.flat >= np.uint64(limit))
-    if places.size == 0:
-        return None
-    first = int(places[0])
-    key = int(keys.flat.view(np.int64)[first]) if keys.signed else int(keys.flat[first])
-    index = ", ".join(str(int(i)) for i in np.unravel_index(first, keys.shape))
-    others = f" ({places.size - 1} more like it)" if places.size > 1 else ""
-    return (
-        f"keys[{index}] is {key}{others}, expected 0 to {limit - 1}: table {table.name!r} is dense "
-        f"with num_embeddings={limit}; map ids into that range, or use a growing table "
-        f"(num_embeddings=None)"
-    )

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 import embedrock
-from embedrock.permits import Permits
-from embedrock.window import Window
+from embedrock.ahead.permits import Permits
+from embedrock.ahead.window import Window
 
 DUNDERS = {"__repr__", "__len__", "__contains__", "__enter__", "__exit__"}
 

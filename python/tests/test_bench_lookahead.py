@@ -10,7 +10,7 @@ import pytest
 
 from embedrock.bench.__main__ import main
 from embedrock.bench.race.trace import synthetic
-from embedrock.optimum import horizon_hits, optimal_hits
+from embedrock.observe.optimum import horizon_hits, optimal_hits
 
 
 def test_a_longer_horizon_hits_more_and_the_longest_is_the_optimum():

@@ -14,8 +14,8 @@ from embedrock.bench.race.limit import MemoryLimit
 from embedrock.bench.race.trace import synthetic
 from embedrock.bench.race.workload import MODES, expected, wrong_rows
 from embedrock.errors import MisuseError
-from embedrock.optimum import frequent_hits, optimal_hits
-from embedrock.trace import Trace, load
+from embedrock.observe.optimum import frequent_hits, optimal_hits
+from embedrock.observe.trace import Trace, load
 
 
 def trace_of(*batches: list[int]) -> Trace:

@@ -78,7 +78,7 @@ def test_forwards_of_a_batch_make_one_call(store: embedrock.Store, kind: str) ->
                 pending.drop()
             assert (engine.get.call_count, engine.update.call_count) == (i, i)
             assert len(engine.get.call_args.args[0]) == 3
-    assert store._together is None
+    assert not store._listeners
 
 
 def train(path: Path, kind: str) -> tuple[list[float], list[Any]]:
@@ -123,7 +123,7 @@ def train(path: Path, kind: str) -> tuple[list[float], list[Any]]:
             handle.remove()
         keys = np.arange(ROWS)
         rows = [store.table(name).get(keys) for name in NAMES]
-        assert store._together is None
+        assert not store._listeners
         store.commit(1)
     return losses, rows
 
@@ -165,7 +165,7 @@ def test_a_bad_id_is_an_error_of_its_own_module(store: embedrock.Store) -> None:
     with pytest.raises(KeyRangeError, match="'c'"):
         model(batch)
     assert seen == NAMES
-    assert store._together is None
+    assert not store._listeners
 
 
 def test_a_model_with_arguments_by_name_and_keys_of(store: embedrock.Store) -> None:

@@ -19,11 +19,11 @@ import torch
 
 import embedrock
 from embedrock import initializers, nn, optim, optimizers, weights
+from embedrock.ahead.permits import Permit, Permits
+from embedrock.ahead.prefetch import Prefetch
+from embedrock.ahead.window import Window
 from embedrock.errors import EmbedrockError
-from embedrock.permits import Permit, Permits
-from embedrock.prefetch import Prefetch
-from embedrock.recording import Recording
-from embedrock.window import Window
+from embedrock.observe.recording import Recording
 from odd import ODD
 from rows import numbered
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 
@@ -52,3 +53,21 @@ def test_every_public_name_is_listed_and_documented() -> None:
     lazy = set(embedrock._LAZY)
     for name in set(embedrock.__all__) - lazy - {"__version__"}:
         assert getattr(embedrock, name).__doc__, name
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("permits", "Permit"),
+        ("permits", "Permits"),
+        ("prefetch", "Prefetch"),
+        ("recording", "Recording"),
+        ("window", "Window"),
+    ],
+)
+def test_documented_names_are_where_they_were_before_modules_had_groups(
+    module: str, name: str
+) -> None:
+    group = embedrock.observe if module == "recording" else embedrock.ahead
+    assert getattr(importlib.import_module(f"embedrock.{module}"), name) is getattr(group, name)
+    assert getattr(getattr(embedrock, module), name) is getattr(group, name)

@@ -525,7 +525,7 @@ def test_threads_end_with_the_loop_and_steps_that_were_made_are_applied(
     assert threads() == []
     if how != "store":
         assert embedding.table.get(5).item() == -float(made)
-        assert store._run is None
+        assert not store._listeners
         assert trainer.stats()["permits"]["in_flight"] <= 3
         assert made == (20 if how == "end" else 7)
 
@@ -545,7 +545,7 @@ def test_what_a_step_raises_is_raised_and_nothing_after_it_is_applied(
                 optimizer.step()
             made += 1
     assert made in ((5, 6) if caught or overlap is not False else (4,))
-    store._run and store._run.stop()
+    store._listeners.closing()
     assert embedding.table.get(5).item() == -4.0
     assert threads() == []
 

@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 
 import embedrock
+from embedrock._listeners import Listener
+from embedrock.ahead.prefetch import UNFINISHED_MAX
 from embedrock.errors import (
     ClosedError,
     CorruptError,
@@ -24,7 +26,6 @@ from embedrock.errors import (
     MisuseError,
     NotFoundError,
 )
-from embedrock.prefetch import UNFINISHED_MAX
 
 
 class Gate:
@@ -384,16 +385,17 @@ def test_recordings_note_what_is_read_ahead(
 
 
 def test_steps_of_a_pipeline_are_applied_before_the_rows_are_read(
-    store: embedrock.Store, filled: embedrock.Table, monkeypatch: pytest.MonkeyPatch
+    store: embedrock.Store, filled: embedrock.Table
 ) -> None:
     waiting = [np.full((1, 4), 9, np.float32)]
 
-    def settle() -> None:
-        while waiting:
-            part = (filled._handle, np.array([1], np.uint64), waiting.pop(), None)
-            store._core.put([part], False, "refuse")
+    class Steps(Listener):
+        def before(self) -> None:
+            while waiting:
+                part = (filled._handle, np.array([1], np.uint64), waiting.pop(), None)
+                store._core.put([part], False, "refuse")
 
-    monkeypatch.setattr(store, "_settle", settle)
+    store._listeners.add(Steps())
     assert (filled.lookahead([1], room(filled, 1)).wait() == 9).all()
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,8 +15,8 @@ import pytest
 
 import embedrock
 from embedrock.errors import ClosedError, EmbedrockError, MisuseError
-from embedrock.recording import Recording
-from embedrock.trace import load
+from embedrock.observe.recording import Recording
+from embedrock.observe.trace import load
 
 ROWS, DIM = 20_000, 8
 
@@ -152,7 +154,7 @@ def in_child_beside_a_locked_recording(
     held, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with recording._lock, store._recordings_lock:
+        with recording._lock, store._listeners._lock:
             held.set()
             done.wait()
 
@@ -232,3 +234,18 @@ def test_what_cannot_be_reported_is_said(store: embedrock.Store) -> None:
     recording.stop()
     with pytest.raises(MisuseError, match="max_bytes"):
         store.record(max_bytes=0)
+
+
+def test_a_recording_that_has_ended_is_gone_with_its_last_reference(
+    store: embedrock.Store,
+) -> None:
+    # Its listener referred to it and it to its listener: keys stayed until a collection.
+    gc.disable()
+    try:
+        with store.record() as recording:
+            pass
+        gone = weakref.ref(recording)
+        del recording
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -115,3 +115,14 @@ class TestRecordings:
         found = recording.report()
         assert any("record longer" in note for note in found["notes"])
         assert found["optimal_hit_rate"] is None and found["hit_rate"] == 1
+
+
+# A class was told by the file that it is in: "a store.store.Store".
+def test_a_class_of_the_package_is_told_by_its_public_place(store: embedrock.Store) -> None:
+    for given, told in (
+        (store, "a store.Store"),
+        (store.table("t", 4), "a table.Table"),
+        (store.permits(0), "an ahead.Permits"),
+    ):
+        with pytest.raises(MisuseError, match=f"step is {told}, expected a whole number"):
+            store.commit(given)  # type: ignore[arg-type]

@@ -14,10 +14,10 @@ import pytest
 
 import embedrock
 from embedrock.errors import MisuseError
-from embedrock.key_sample import KeySample
-from embedrock.optimum import horizon_hits, optimal_hits
-from embedrock.step_report import CAUSES, StepReport
-from embedrock.trace import Trace
+from embedrock.observe.key_sample import KeySample
+from embedrock.observe.optimum import horizon_hits, optimal_hits
+from embedrock.observe.step_report import CAUSES, StepReport
+from embedrock.observe.trace import Trace
 
 torch = pytest.importorskip("torch")
 
@@ -150,7 +150,7 @@ def test_the_optimum_of_a_sample_is_that_of_all_keys_by_class_and_with_joined_st
     sample.class_of = {"one": 0, "two": 1}
     sample.running = True
     for keys in steps:
-        sample._add([("one", keys), ("two", keys[:50])])
+        sample.visited([("one", keys), ("two", keys[:50])])
         sample.end_step()
     for horizon in (None, 64):
         both = sample.optimum([1600, 800], horizon)
@@ -169,15 +169,15 @@ def test_the_optimum_of_a_sample_is_that_of_all_keys_by_class_and_with_joined_st
 def test_get_and_update_of_one_batch_are_one_use_and_what_other_tables_have_is_another() -> None:
     sample = KeySample(1 << 20)
     keys = np.array([5, 6, 5], np.uint64)
-    sample._add([("one", keys)])
+    sample.visited([("one", keys)])
     sample.running = True
     for _ in range(2):
-        sample._add([("one", keys)])
-        sample._add([("one", keys)])
+        sample.visited([("one", keys)])
+        sample.visited([("one", keys)])
         keys[:] = [7, 8, 9]
-        sample._add([("one", keys)])
+        sample.visited([("one", keys)])
         keys[:] = [5, 6, 5]
-        sample._add([("two", keys)])
+        sample.visited([("two", keys)])
         sample.end_step()
     assert np.diff(sample.optimum([100], None).distinct).tolist() == [7, 7]
     assert sample.optimum([100], None).loads.tolist() == [0, 7, 7]
@@ -253,7 +253,7 @@ def test_steps_of_optimizers_are_updates_in_a_pipeline_too(store: embedrock.Stor
         assert total["distinct_rows"] == pytest.approx(
             sum(len(np.unique(keys)) for keys in zipf(30)), rel=0.01
         )
-        assert len(store._recordings) == 0
+        assert len(store._listeners) == 0
         hooks = [len(one._optimizer_step_pre_hooks) for one in optimizers]
         assert hooks == [0, 0]
 
@@ -300,7 +300,7 @@ def test_a_report_that_is_gone_leaves_nothing_behind(store: embedrock.Store) -> 
     del report
     gc.collect()
     assert gone() is None
-    assert store._recordings == ()
+    assert not store._listeners
     assert not optimizers[0]._optimizer_step_pre_hooks
 
 

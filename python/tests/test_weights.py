@@ -21,6 +21,7 @@ from embedrock.errors import (
     NonFiniteError,
     NotFoundError,
 )
+from embedrock.weights import files
 
 N, DIM = 100, 4
 
@@ -37,7 +38,7 @@ def dense(store: embedrock.Store) -> embedrock.Table:
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights, "_BLOCK_BYTES", 7 * DIM * 4)  # 15 blocks, the last one short
+    monkeypatch.setattr(files, "_BLOCK_BYTES", 7 * DIM * 4)  # 15 blocks, the last one short
 
 
 def write_safetensors(path: Path, arrays: dict[str, tuple[str, Any]]) -> Path:
@@ -195,13 +196,13 @@ def test_table_that_changes_during_its_export_is_reported(
     table: embedrock.Table, rows: Any, tmp_path: Path
 ) -> None:
     table.put(np.arange(N), rows)
-    other = weights._contents
+    other = files._contents
 
     def shrunk(table: embedrock.Table, total: int) -> Any:
         return list(other(table, total))[:-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(weights, "_contents", shrunk)
+        patch.setattr(files, "_contents", shrunk)
         with pytest.raises(embedrock.EmbedrockError, match="100 rows when its export began"):
             weights.export(table, tmp_path / "a.npy")
     assert not (tmp_path / "a.npy").exists()
@@ -265,7 +266,7 @@ def test_table_larger_than_free_memory_cannot_become_a_torch_module(
     dense: embedrock.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("torch")
-    monkeypatch.setattr(weights, "_free_memory_bytes", lambda: 1000)
+    monkeypatch.setattr(files, "_free_memory_bytes", lambda: 1000)
     with pytest.raises(embedrock.errors.BudgetError, match="takes 1600 bytes as a tensor, 1000"):
         weights.to_torch(dense)
 

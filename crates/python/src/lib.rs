@@ -2,7 +2,7 @@
 //!
 //! It converts arguments, releases the interpreter while the engine works, and raises the engine's
 //! errors as exceptions of `embedrock.errors`. It never decides anything: shapes, dtypes and
-//! defaults are settled in `embedrock/store.py`, which hands over contiguous arrays, one call a
+//! defaults are settled in `embedrock/table.py`, which hands over contiguous arrays, one call a
 //! batch. Every call into the engine happens detached from the interpreter, without exception: the
 //! engine calls back into Python while it holds locks (`Store.modify`), so a thread that waited for
 //! such a lock attached would never be woken.

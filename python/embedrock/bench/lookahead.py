@@ -23,7 +23,7 @@ from typing import Any
 from embedrock.bench import race, resident
 from embedrock.bench.common import Report
 from embedrock.bench.plots import pyplot_or_note, save
-from embedrock.optimum import horizon_hits
+from embedrock.observe.optimum import horizon_hits
 
 __all__ = ["add_arguments", "run"]
 

@@ -16,10 +16,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from embedrock.ahead.window import WINDOW_GROUP
 from embedrock.bench import race
 from embedrock.bench.common import Report, add_common
 from embedrock.bench.plots import pyplot_or_note, save
-from embedrock.window import WINDOW_GROUP
 
 __all__ = ["add_arguments", "run"]
 

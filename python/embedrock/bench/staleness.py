@@ -29,13 +29,13 @@ from pathlib import Path
 from typing import Any
 
 import embedrock
+from embedrock.ahead.permits import Permits
 from embedrock.bench.common import Report, add_common, import_torch, workspace
 from embedrock.bench.machine import device_facts
 from embedrock.bench.noise import Timed, interleave
 from embedrock.bench.plots import pyplot_or_note, save
 from embedrock.bench.rows import Keys, fill, mismatches, resident_budget
 from embedrock.bench.zipf import Zipf
-from embedrock.permits import Permits
 
 __all__ = ["add_arguments", "run"]
 

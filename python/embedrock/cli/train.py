@@ -318,7 +318,7 @@ def _share(steps: dict[str, Any], cause: str) -> float | None:
 
 
 def _print_steps(steps: dict[str, Any]) -> None:
-    from embedrock.step_report import CAUSES
+    from embedrock.observe.step_report import CAUSES
 
     if not steps["steps"]:
         return

@@ -17,7 +17,7 @@ from embedrock.errors import MisuseError
 from embedrock.initializers import InitializerLike
 from embedrock.nn.embedding import Rounding, check_bags, check_mode, pool_bags
 from embedrock.nn.fetch import Ask, Found, expose, host_ids, read, uncompiled
-from embedrock.nn.module import RowsModule, open_padding_row
+from embedrock.nn.module import RowsModule, TableArguments, open_padding_row
 from embedrock.nn.pool import Bags, Part, bags_of, pool
 from embedrock.optimizers import OptimizerLike
 from embedrock.store import Store
@@ -123,17 +123,17 @@ class EmbeddingBagCollection(RowsModule):
         self.output_dtype: torch.dtype = getattr(torch, wanted)
         self._lookups: list[tuple[str, EmbeddingBagConfig, int | None]] = []
         for i, config in enumerate(tables):
-            table = self._add_table(
-                f"rows{i}",
-                config.name,
-                config.embedding_dim,
-                config.num_embeddings,
-                config.expected_rows,
-                config.optimizer,
-                config.initializer,
-                config.dtype,
-                config.rounding,
+            arguments = TableArguments(
+                name=config.name,
+                embedding_dim=config.embedding_dim,
+                num_embeddings=config.num_embeddings,
+                expected_rows=config.expected_rows,
+                optimizer=config.optimizer,
+                initializer=config.initializer,
+                dtype=config.dtype,
+                rounding=config.rounding,
             )
+            table = self._add_table(f"rows{i}", arguments)
             padding = open_padding_row(table, config.padding_idx)
             self._lookups.append((f"rows{i}", config, padding))
 

@@ -14,7 +14,7 @@ from embedrock._arguments import choice, flag, shown
 from embedrock.errors import MisuseError, UnsupportedError
 from embedrock.initializers import InitializerLike
 from embedrock.nn.fetch import Ask, Found, expose, fetch, host_ids, read, uncompiled
-from embedrock.nn.module import RowsModule, open_padding_row, output_dtype
+from embedrock.nn.module import RowsModule, TableArguments, open_padding_row, output_dtype
 from embedrock.nn.pool import bags_of, gather, pool
 from embedrock.optimizers import OptimizerLike
 from embedrock.store import Store
@@ -31,34 +31,17 @@ class _OneTable(RowsModule):
 
     def __init__(
         self,
-        num_embeddings: int | None,
-        embedding_dim: int,
-        padding_idx: int | None,
         store: Store,
-        name: str,
-        optimizer: OptimizerLike | None,
-        initializer: InitializerLike | None,
-        expected_rows: int | None,
+        wanted: TableArguments,
+        padding_idx: int | None,
         device: torch.device | str | int | None,
-        dtype: torch.dtype | None,
         asked: torch.dtype | None,
-        rounding: Rounding | None,
     ) -> None:
         super().__init__(store, device)
-        self.table: Table = self._add_table(
-            "rows",
-            name,
-            embedding_dim,
-            num_embeddings,
-            expected_rows,
-            optimizer,
-            initializer,
-            dtype,
-            rounding,
-        )
+        self.table: Table = self._add_table("rows", wanted)
         self.output_dtype = output_dtype(self.table, asked)
-        self.num_embeddings = num_embeddings
-        self.embedding_dim = embedding_dim
+        self.num_embeddings = wanted.num_embeddings
+        self.embedding_dim = wanted.embedding_dim
         self.padding_idx = open_padding_row(self.table, padding_idx)
 
     def _ask(self, ids: Tensor) -> Ask:
@@ -148,20 +131,17 @@ class Embedding(_OneTable):
         _refuse_unsupported(name, max_norm)
         flag("sparse", sparse)
         scale = flag("scale_grad_by_freq", scale_grad_by_freq)
-        super().__init__(
-            num_embeddings,
-            embedding_dim,
-            padding_idx,
-            store,
-            name,
-            optimizer,
-            initializer,
-            expected_rows,
-            device,
-            dtype,
-            output_dtype,
-            rounding,
+        wanted = TableArguments(
+            name=name,
+            embedding_dim=embedding_dim,
+            num_embeddings=num_embeddings,
+            expected_rows=expected_rows,
+            optimizer=optimizer,
+            initializer=initializer,
+            dtype=dtype,
+            rounding=rounding,
         )
+        super().__init__(store, wanted, padding_idx, device, output_dtype)
         self.scale_grad_by_freq = scale
 
     def keys_of(self, input: Tensor) -> dict[Table, npt.NDArray[np.int64]]:
@@ -237,20 +217,17 @@ class EmbeddingBag(_OneTable):
             flag("scale_grad_by_freq", scale_grad_by_freq),
             flag("include_last_offset", include_last_offset),
         )
-        super().__init__(
-            num_embeddings,
-            embedding_dim,
-            padding_idx,
-            store,
-            name,
-            optimizer,
-            initializer,
-            expected_rows,
-            device,
-            dtype,
-            output_dtype,
-            rounding,
+        wanted = TableArguments(
+            name=name,
+            embedding_dim=embedding_dim,
+            num_embeddings=num_embeddings,
+            expected_rows=expected_rows,
+            optimizer=optimizer,
+            initializer=initializer,
+            dtype=dtype,
+            rounding=rounding,
         )
+        super().__init__(store, wanted, padding_idx, device, output_dtype)
         self.mode = mode
         self.include_last_offset = last
         self.scale_grad_by_freq = scale

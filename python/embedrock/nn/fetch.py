@@ -16,11 +16,14 @@ import torch
 from torch import Tensor
 
 from embedrock._arguments import shown
+from embedrock._distinct import distinct
 from embedrock.errors import MisuseError
 from embedrock.nn.module import RowsModule
 from embedrock.nn.pending import Visit
 from embedrock.nn.pool import Part
-from embedrock.store import Store, distinct
+from embedrock.pipeline.run import Run
+from embedrock.pipeline.together import Together
+from embedrock.store import Store
 from embedrock.table import Table
 
 __all__ = ["Ask", "Found", "expose", "fetch", "host_ids", "read", "to_host", "uncompiled"]
@@ -102,15 +105,16 @@ def _read(
     """Distinct ids, places among them and rows of all asks: those that a pipeline has read ahead,
     where it may be asked, or an earlier forward of the batch, and the others in one call of the
     engine."""
-    run = store._run if ahead else None
+    run = store._listeners.find(Run) if ahead else None
     found: list[_Read | None] = [None] * len(asks)
     if run is not None:
         for i, (table, ask) in enumerate(zip(tables, asks, strict=True)):
             there = run.take(table, ask.ids)
             if there is not None:
                 found[i] = (there[0], there[1], there[2].to(device))
-    if store._together is not None:
-        taken = store._together.take([(t, a.ids) for t, a in zip(tables, asks, strict=True)])
+    together = store._listeners.find(Together)
+    if together is not None:
+        taken = together.take([(t, a.ids) for t, a in zip(tables, asks, strict=True)])
         for i, some in enumerate(taken):
             if some is not None and found[i] is None:
                 found[i] = (some[0], some[1], torch.from_numpy(some[2]).to(device))

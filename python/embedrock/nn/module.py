@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, TypeVar
 
 import numpy as np
@@ -24,9 +25,23 @@ from embedrock.nn.pending import PendingRows, pending_rows
 from embedrock.store import Store
 from embedrock.table import Table
 
-__all__ = ["RowsModule", "dense_parameters", "output_dtype", "rows_modules"]
+__all__ = ["RowsModule", "TableArguments", "dense_parameters", "output_dtype", "rows_modules"]
 
 Self = TypeVar("Self", bound="RowsModule")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableArguments:
+    """What a module was told of a table, as ``Store.table`` takes it."""
+
+    name: str
+    embedding_dim: int
+    num_embeddings: int | None
+    expected_rows: int | None
+    optimizer: optimizers.OptimizerLike | None
+    initializer: initializers.InitializerLike | None
+    dtype: Any
+    rounding: Literal["stochastic", "nearest"] | None
 
 
 class RowsModule(nn.Module):  # type: ignore[misc]
@@ -125,30 +140,20 @@ class RowsModule(nn.Module):  # type: ignore[misc]
             f"put embedrock.weights.to_torch(module.table) in this module's place (docs/models.md)"
         )
 
-    def _add_table(
-        self,
-        slot: str,
-        name: str,
-        embedding_dim: int,
-        num_embeddings: int | None,
-        expected_rows: int | None,
-        optimizer: optimizers.OptimizerLike | None,
-        initializer: initializers.InitializerLike | None,
-        dtype: Any = None,
-        rounding: Literal["stochastic", "nearest"] | None = None,
-    ) -> Table:
+    def _add_table(self, slot: str, wanted: TableArguments) -> Table:
         """Opens or creates a table and keeps room for its pending rows under the name ``slot``."""
-        if initializer is None and text("name", name) not in self.store.tables:
+        initializer = wanted.initializer
+        if initializer is None and text("name", wanted.name) not in self.store.tables:
             initializer = initializers.normal()
         table = self.store.table(
-            name,
-            embedding_dim,
-            num_embeddings,
-            expected_rows=expected_rows,
-            optimizer=optimizer,
+            wanted.name,
+            wanted.embedding_dim,
+            wanted.num_embeddings,
+            expected_rows=wanted.expected_rows,
+            optimizer=wanted.optimizer,
             initializer=initializer,
-            dtype=dtype,
-            rounding=rounding,
+            dtype=wanted.dtype,
+            rounding=wanted.rounding,
         )
         self._pending[slot] = pending_rows(table)
         self._parameters[slot] = None

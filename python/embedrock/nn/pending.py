@@ -27,8 +27,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from embedrock._distinct import distinct
 from embedrock.errors import MisuseError
-from embedrock.store import distinct
 
 if TYPE_CHECKING:
     from embedrock.nn.module import RowsModule

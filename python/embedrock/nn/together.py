@@ -9,7 +9,8 @@ from torch import nn
 from embedrock._arguments import shown
 from embedrock.errors import MisuseError
 from embedrock.pipeline.keys import KeyFinder, KeysOf, for_model, stores_of
-from embedrock.pipeline.together import Together, withdraw
+from embedrock.pipeline.run import Run
+from embedrock.pipeline.together import Together, offer, withdraw
 
 __all__ = ["ReadTogether", "read_together"]
 
@@ -34,9 +35,9 @@ class ReadTogether:
     def _before(self, model: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         inputs = (*given, named) if named else given
         for store, parts in self._finder.by_store(inputs[0] if len(inputs) == 1 else inputs):
-            if len(parts) > 1 and store._together is None and store._run is None:
-                store._together = Together(store, parts)
-                self._offered.append(store._together)
+            others = any(store._listeners.find(kind) is not None for kind in (Together, Run))
+            if len(parts) > 1 and not others:
+                self._offered.append(offer(store, parts))
 
     def _after(self, model: nn.Module, given: tuple[Any, ...], output: Any) -> None:
         withdraw(self._offered)

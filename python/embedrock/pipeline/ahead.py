@@ -16,9 +16,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from embedrock._distinct import distinct
 from embedrock.pipeline.feed import Drawn
 from embedrock.pipeline.keys import FlatKeys, TableKeys
-from embedrock.store import distinct
 from embedrock.table import Table
 
 __all__ = ["Ahead", "AheadTable"]

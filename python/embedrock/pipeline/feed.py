@@ -27,16 +27,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from embedrock._arguments import shown
 from embedrock.errors import ClosedError, EmbedrockError, MisuseError
 from embedrock.pipeline import advice
 from embedrock.pipeline.announcing import Announcing, Reads
 from embedrock.pipeline.keys import FlatKeys, KeyFinder, TableKeys
-from embedrock.pipeline.together import Together, withdraw
+from embedrock.pipeline.together import Together, offer, withdraw
 from embedrock.store import Store
 from embedrock.table import Table
 
-__all__ = ["Drawn", "Feed", "FeedCounts", "Window", "iterable", "window_of"]
+__all__ = ["Drawn", "Feed", "FeedCounts", "Window", "window_of"]
 
 _FIRST_AHEAD = 64
 _AHEAD_GROWTH = 8
@@ -69,15 +68,6 @@ class Window(Protocol):
 
     def stats(self) -> dict[str, Any]:
         """Counters, of which ``skipped`` are batches that were passed over."""
-
-
-def iterable(loader: Any) -> Iterable[Any]:
-    """The loader. Errors: ``MisuseError`` for what cannot be iterated."""
-    iterates = hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")
-    if not iterates or isinstance(loader, type) or getattr(loader, "ndim", None) == 0:
-        raise MisuseError(f"loader is {shown(loader)}, expected an iterable of batches")
-    found: Iterable[Any] = loader
-    return found
 
 
 def window_of(store: Store) -> Window:
@@ -261,8 +251,7 @@ class Feed:
         for store in self._stores:
             parts = [part for part in keys if part.table.store is store]
             if len(parts) > 1:
-                store._together = Together(store, parts)
-                self._offered.append(store._together)
+                self._offered.append(offer(store, parts))
         self._offered_place = drawn.place
 
     def finish(self, drawn: Drawn) -> None:

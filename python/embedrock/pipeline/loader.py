@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any, Generic, TypeVar
 
-from embedrock._arguments import shown, whole
+from embedrock._arguments import iterable, shown, whole
 from embedrock.errors import ClosedError, LookaheadWarning, MisuseError
 from embedrock.pipeline.announcing import Announcing
-from embedrock.pipeline.feed import Feed, FeedCounts, iterable
+from embedrock.pipeline.feed import Feed, FeedCounts
 from embedrock.pipeline.keys import KeyFinder, KeysOf, for_model, stores_of
 from embedrock.store import Store
 

@@ -5,8 +5,8 @@ the reading stage reads rows of batches to come; the updating stage applies step
 What always holds:
 
 * A row is read ahead when at most ``staleness_bound`` earlier batches that touch it have not been
-  applied, by permits (``embedrock.permits``). At bound 0 every forward sees what it would without
-  a pipeline.
+  applied, by permits (``embedrock.ahead``). At bound 0 every forward sees what it would without a
+  pipeline.
 * What permits do not know of (a step that changes rows which its batch had not announced, verbs of
   the caller that change rows) is noted in every batch that has read such a row; its forward reads
   the row again.
@@ -32,13 +32,15 @@ import torch
 from torch import Tensor
 
 from embedrock import _core
-from embedrock._arrays import Keys, as_keys
+from embedrock._arrays import as_keys
+from embedrock._distinct import distinct
+from embedrock._listeners import Listener, Part, Waits
 from embedrock.errors import EmbedrockError
 from embedrock.pipeline.ahead import Ahead, GetPart
 from embedrock.pipeline.feed import Drawn, Feed
 from embedrock.pipeline.pace import Pace
 from embedrock.pipeline.stage import Stage
-from embedrock.store import Store, distinct
+from embedrock.store import Store
 from embedrock.table import Table
 
 __all__ = ["Run", "RunCounts", "Step"]
@@ -86,7 +88,7 @@ class Step:
     """The norm that it scaled, once it is applied and where it has such a bound."""
 
 
-class Run:
+class Run(Listener):
     """A pass that is under way. All of its methods are called on the caller's thread."""
 
     def __init__(
@@ -151,6 +153,11 @@ class Run:
         self.feed.offer(batch)
         return handed_out
 
+    def before(self) -> None:
+        """A verb sees every step so far. Errors: what one of them has raised."""
+        self._store._core.check_call()  # inside modify these would wait for it
+        self.settle()
+
     def settle(self) -> None:
         """Waits until all steps so far are applied. Errors: what one of them has raised."""
         if self._pid == os.getpid():
@@ -186,10 +193,10 @@ class Run:
         self._updating.put(step)
         return step
 
-    def changed(self, parts: Sequence[tuple[Table, Ids]]) -> None:
+    def changed(self, parts: Sequence[Part]) -> None:
         """Notes rows that the caller has changed."""
         with self._lock:
-            self._outdate([(table.name, keys) for table, keys in parts])
+            self._outdate([(name, keys.view(np.int64)) for name, keys in parts])
 
     def take(self, table: Table, ids: Ids) -> tuple[Ids, Ids, Tensor] | None:
         """Distinct ids, each id's place among them, and their rows ``(U, D)``, where they were read
@@ -240,10 +247,14 @@ class Run:
         if not self._updating.told:
             self._updating.check()
 
-    @property
-    def waited_for_updates_s(self) -> float:
-        """Seconds in which the caller waited for steps to be applied."""
-        return self._updating.blocked_s
+    def closing(self) -> None:
+        """Applies the steps that were made, and ends the pass."""
+        self.stop()
+
+    def waits(self) -> Waits:
+        """What the loop has waited for."""
+        counts = self.counts
+        return Waits(counts.overlapped, counts.waited_for_rows_s, self._updating.blocked_s)
 
     def stats(self) -> dict[str, Any]:
         """Counters of the pass."""
@@ -251,7 +262,7 @@ class Run:
             **vars(self.counts),
             "reading_s": self._reading.busy_s,
             "updating_s": self._updating.busy_s,
-            "waited_for_updates_s": self.waited_for_updates_s,
+            "waited_for_updates_s": self._updating.blocked_s,
             "permits": self._permits.stats(),
         }
 
@@ -389,10 +400,8 @@ class Run:
         except EmbedrockError:
             ahead.give_up()
             return
-        if self._store._recordings:
-            flat = {one.table._handle: one.table for one in ahead.tables}
-            read = [(flat[handle], Keys(keys, keys.shape, True)) for handle, keys, _, _ in parts]
-            self._store._visited(*read)
+        names = {one.table._handle: one.table.name for one in ahead.tables}
+        self._store._listeners.visited([(names[handle], keys) for handle, keys, _, _ in parts])
 
     def _arrived(self, ahead: Ahead, count: int) -> None:
         with self._lock:

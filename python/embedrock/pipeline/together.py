@@ -21,12 +21,14 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from embedrock._distinct import distinct
+from embedrock._listeners import Listener, Part
 from embedrock.errors import EmbedrockError
 from embedrock.pipeline.keys import TableKeys
-from embedrock.store import Store, distinct
+from embedrock.store import Store
 from embedrock.table import Table
 
-__all__ = ["Together", "withdraw"]
+__all__ = ["Together", "offer", "withdraw"]
 
 Ids: TypeAlias = npt.NDArray[np.int64]
 Taken: TypeAlias = tuple[Ids, Ids, npt.NDArray[np.float32]]
@@ -45,7 +47,7 @@ class _Read(NamedTuple):
     """(U, D)."""
 
 
-class Together:
+class Together(Listener):
     """The rows of one store that a batch reads."""
 
     def __init__(self, store: Store, parts: Sequence[TableKeys]) -> None:
@@ -76,11 +78,19 @@ class Together:
             found.append(read[1:] if read is not None and fits else None)
         return found
 
-    def changed(self, tables: Iterable[Table]) -> None:
+    def changed(self, parts: Sequence[Part]) -> None:
         """Forgets rows of tables that have changed."""
         self._changes += 1
-        for table in tables:
-            self._there.pop(table.name, None)
+        for name, _ in parts:
+            self._there.pop(name, None)
+
+    def refreshing(self) -> None:
+        """Rows of the commit that is left are of no use: every forward reads for itself."""
+        self.end()
+
+    def end(self) -> None:
+        """Offers the rows no more."""
+        self._store._listeners.remove(self)
 
     def _read(self, asks: Sequence[tuple[Table, Ids]]) -> None:
         own = [self._named.pop(table.name, None) for table, _ in asks]
@@ -116,8 +126,17 @@ class Together:
             self._there[part.table.name] = _Read(some, keys, inverse, own_rows)
 
 
+def offer(store: Store, parts: Sequence[TableKeys]) -> Together:
+    """Offers rows of a store to forwards, in place of what was offered before."""
+    earlier = store._listeners.find(Together)
+    if earlier is not None:
+        earlier.end()
+    together = Together(store, parts)
+    store._listeners.add(together)
+    return together
+
+
 def withdraw(offered: Iterable[Together]) -> None:
     """Ends what was offered to forwards, where nothing else has taken its place."""
     for one in offered:
-        if one._store._together is one:
-            one._store._together = None
+        one.end()

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from embedrock._arguments import shown, whole
+from embedrock._arguments import iterable, shown, whole
+from embedrock.ahead.permits import staleness_bound_of
 from embedrock.errors import ClosedError, MisuseError
-from embedrock.permits import staleness_bound_of
 from embedrock.pipeline.announcing import Announcing
-from embedrock.pipeline.feed import Feed, iterable
+from embedrock.pipeline.feed import Feed
 from embedrock.pipeline.keys import KeyFinder, KeysOf, for_model, stores_of
 from embedrock.pipeline.loader import LookaheadLoader
 from embedrock.pipeline.pace import Pace
@@ -141,7 +141,7 @@ class Pipeline(Generic[B]):
     def __iter__(self) -> Iterator[B]:
         """A pass over the loader. It ends the pass before, if that has not ended."""
         self.close()
-        if self._store._run is not None:
+        if self._store._listeners.find(Run) is not None:
             raise MisuseError(
                 f"another pipeline works on {self._store!r}; close it, or let its loop end"
             )
@@ -151,7 +151,8 @@ class Pipeline(Generic[B]):
         except BaseException:
             feed.close()
             raise
-        self._run = self._store._run = run
+        self._run = run
+        self._store._listeners.add(run)
         return self._batches(run)
 
     def __len__(self) -> int:
@@ -220,8 +221,7 @@ class Pipeline(Generic[B]):
         try:
             run.stop()
         finally:
-            if self._store._run is run:
-                self._store._run = None
+            self._store._listeners.remove(run)
             if self._run is run:
                 self._last, self._run = run.stats(), None
             if isinstance(self.loader, LookaheadLoader):

@@ -20,6 +20,7 @@ import torch
 
 import embedrock
 from embedrock import _core, initializers
+from embedrock.ahead.window import WINDOW_GROUP
 from embedrock.commits import PendingCommit
 from embedrock.data import Batch, DataError, Dataset, Position, crosses, movielens
 from embedrock.data.formats import streamed_format
@@ -33,8 +34,8 @@ from embedrock.errors import (
     NotFoundError,
 )
 from embedrock.models.dlrm import DLRM, DLRMConfig
+from embedrock.observe.step_report import StepReport
 from embedrock.progress import Sink, Task
-from embedrock.step_report import StepReport
 from embedrock.store import Store
 from embedrock.training.batches import ReadAhead, all_epochs
 from embedrock.training.embeddings import StoreEmbeddings
@@ -42,7 +43,6 @@ from embedrock.training.history import History
 from embedrock.training.interrupt import Interrupt
 from embedrock.training.options import Recipe, TrainOptions
 from embedrock.training.trainer import Trainer
-from embedrock.window import WINDOW_GROUP
 
 #: Samples predicted at once while evaluating; results do not depend on it beyond rounding.
 _EVALUATION_BATCH = 2048

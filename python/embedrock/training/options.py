@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from embedrock.ahead.permits import staleness_bound_of
 from embedrock.data.csv import Columns
 from embedrock.errors import MisuseError
-from embedrock.permits import staleness_bound_of
 
 FORMATS = ("criteo", "avazu", "movielens", "csv")
 

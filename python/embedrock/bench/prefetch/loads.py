@@ -18,7 +18,7 @@ from embedrock.data.criteo_shaped import CriteoShaped
 from embedrock.data.formats import STREAMED
 from embedrock.data.streamed import StreamedDataset, scan
 from embedrock.errors import MisuseError
-from embedrock.trace import Trace
+from embedrock.observe.trace import Trace
 
 __all__ = ["CTR_DIM", "KGE_DIM", "Load", "criteo_log", "criteo_shaped", "triples"]
 

@@ -19,10 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 import embedrock
+from embedrock.ahead.permits import Permit
 from embedrock.bench import machine
 from embedrock.bench.noise import Timed
 from embedrock.bench.rows import ranges
-from embedrock.permits import Permit
 
 __all__ = ["fill", "measure"]
 
@@ -94,7 +94,7 @@ class _Loop:
         self.places = np.arange(dim, dtype=np.float32)
         self.applied = np.zeros(int(keys.max()) + 1, np.int32)
         self.numbers: list[int | None] = []
-        self.reading: deque[tuple[Permit, embedrock.prefetch.Prefetch[Floats]]] = deque()
+        self.reading: deque[tuple[Permit, embedrock.ahead.Prefetch[Floats]]] = deque()
         self.full = False
         self.wrong = self.staleness_max = 0
         self.waited = self.updated = self.verified = 0.0

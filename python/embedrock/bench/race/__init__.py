@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from embedrock.ahead.window import WINDOW_GROUP
 from embedrock.bench.common import Report, add_common, workspace
 from embedrock.bench.noise import WAIT_SHARE_MAX
 from embedrock.bench.race import process
@@ -28,9 +29,8 @@ from embedrock.bench.race.plot import save_plot
 from embedrock.bench.race.trace import synthetic
 from embedrock.bench.race.workload import MODES
 from embedrock.errors import MisuseError
-from embedrock.optimum import frequent_hits, optimal_hits
-from embedrock.trace import Trace, load
-from embedrock.window import WINDOW_GROUP
+from embedrock.observe.optimum import frequent_hits, optimal_hits
+from embedrock.observe.trace import Trace, load
 
 __all__ = ["LOOKAHEAD", "OURS", "Race", "add_arguments", "add_peer_arguments", "run"]
 __all__ += ["same_batches"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from embedrock.trace import Trace
+from embedrock.observe.trace import Trace
 
 __all__ = ["synthetic"]
 

@@ -1,26 +1,10 @@
-"""Optimizers of tables: ``torch.optim.Optimizer`` over modules of :mod:`embedrock.nn`.
-
-Owns the step: it collects the pending rows of every module and hands keys and gradients to the
-engine in one call. The arithmetic and the optimizer state are in the engine, beside each row, and
-become durable with it; a ``state_dict`` here holds hyperparameters and step counts only. What
-always holds: a step is all or nothing in each store (the engine checks every batch before the first
-row changes), and it forgets the rows that it applied.
-
-Dense parameters keep their torch optimizer beside it. Learning rate schedulers of torch,
-``GradScaler``, step hooks and parameter groups (one learning rate for some modules, another for
-the rest) work as with any optimizer.
-
-Gradients are clipped in one of two places. ``torch.nn.utils.clip_grad_norm_(model.parameters())``
-before the step works as with any model, since the waiting rows are among its parameters. Or the
-engine does it while it applies them: ``clip=embedrock.Clip(...)``, which also has a bound for each
-row, and counts the gradients of ``dense=`` parameters with its norm and scales them too.
-"""
+"""The base of the optimizers of tables: parameter groups, and the step over all modules."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -28,25 +12,19 @@ from torch import Tensor, nn
 from embedrock._arguments import choice, flag, function, iterated, number, shown
 from embedrock._arrays import as_keys
 from embedrock._core import Hyper
+from embedrock._verbs import NON_FINITE, NonFinite, update_part
 from embedrock.clip import Clip, bounds, coefficient
 from embedrock.errors import MismatchError, MisuseError, NonFiniteError
 from embedrock.nn.fetch import to_host
 from embedrock.nn.module import rows_modules
 from embedrock.nn.pending import PendingRows
 from embedrock.optimizers import hyper, pair_of_betas
+from embedrock.pipeline.run import Run
+from embedrock.pipeline.together import Together
 from embedrock.store import Store
-from embedrock.table import NON_FINITE, NonFinite, Table, update_part
+from embedrock.table import Table
 
-__all__ = [
-    "FTRL",
-    "SGD",
-    "Adagrad",
-    "Adam",
-    "AdamW",
-    "RowOptimizer",
-    "RowWiseAdagrad",
-    "RowWiseAdam",
-]
+__all__ = ["Modules", "RowOptimizer", "accumulator"]
 
 Modules: TypeAlias = nn.Module | Iterable[nn.Module] | Iterable[dict[str, Any]]
 _Batch: TypeAlias = tuple[PendingRows, Any, Tensor, dict[str, Any]]
@@ -226,9 +204,9 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     ) -> float | None:
         """Makes the step in one store, or hands it to the pipeline that works on the store; returns
         the norm that it scaled, for which the step has to be waited for."""
-        run = store._run
-        if store._together is not None:
-            store._together.changed(pending.table for pending, _, _, _ in batches)
+        run, together = store._listeners.find(Run), store._listeners.find(Together)
+        if together is not None:
+            together.changed([(pending.table.name, keys) for pending, keys, _, _ in batches])
         if run is None:
             return store._core.update(parts, self.non_finite, None, within)[3]
         changed = [(pending.table, keys) for pending, keys, _, _ in batches]
@@ -311,341 +289,8 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
                 raise MisuseError(f"betas are {group['betas']}, expected numbers from 0 to below 1")
 
 
-class SGD(RowOptimizer):
-    """Gradient descent on touched rows: ``torch.optim.SGD``, lazily.
-
-    With ``momentum`` the rows carry a buffer: tables have ``optimizer="momentum"``, which also
-    takes steps without. The buffer of a row moves when the row has a gradient and not in between.
-    ``weight_decay`` decays the rows that have a gradient, when they have one.
-
-    >>> import torch
-    >>> embedding = embedrock.nn.Embedding(10, 2, store=store, name="e", optimizer="momentum")
-    >>> optimizer = embedrock.optim.SGD(embedding, lr=0.1, momentum=0.9)
-    >>> embedding(torch.tensor([1])).sum().backward()
-    >>> optimizer.step()
-    """
-
-    kind = "sgd"
-    _own_hyper = ("momentum", "dampening", "nesterov")
-
-    def __init__(
-        self,
-        modules: Modules,
-        lr: float = 1e-3,
-        momentum: float = 0.0,
-        *,
-        dampening: float = 0.0,
-        weight_decay: float = 0.0,
-        nesterov: bool = False,
-        maximize: bool = False,
-        non_finite: NonFinite = "refuse",
-        clip: Clip | None = None,
-        dense: Iterable[Tensor] = (),
-    ) -> None:
-        """Takes the modules, whose tables have ``optimizer="sgd"`` or ``"momentum"``."""
-        defaults = {
-            "lr": lr,
-            "momentum": momentum,
-            "dampening": dampening,
-            "weight_decay": weight_decay,
-            "nesterov": nesterov,
-            "maximize": maximize,
-        }
-        super().__init__(modules, defaults, non_finite, clip, dense)
-
-    def _factors(self, table: Table, group: dict[str, Any], step: int) -> Hyper:
-        if table._optimizer["kind"] == "momentum":
-            return super()._factors(table, group, step)
-        self._check_momentum(table, group)  # a scheduler may have changed it
-        return hyper("sgd", float(group["lr"]), 0.0, (0.9, 0.999), group["weight_decay"], {})
-
-    def _kinds(self) -> tuple[str, ...]:
-        return ("sgd", "momentum")
-
-    def _check_table(self, table: Table, group: dict[str, Any]) -> None:
-        super()._check_table(table, group)
-        self._check_momentum(table, group)
-
-    @staticmethod
-    def _check_momentum(table: Table, group: dict[str, Any]) -> None:
-        """Refuses momentum for rows without a buffer."""
-        if group["momentum"] and table._optimizer["kind"] == "sgd":
-            raise MismatchError(
-                f"momentum is {group['momentum']}, but table {table.name!r} was created with "
-                f"optimizer='sgd', whose rows have no room for it; create the table with "
-                f"optimizer='momentum'"
-            )
-
-    @staticmethod
-    def _validate(group: dict[str, Any]) -> None:
-        RowOptimizer._validate(group)
-        number("dampening", group["dampening"])
-        if group["nesterov"] and (not group["momentum"] or group["dampening"]):
-            raise MisuseError(
-                f"nesterov is set with momentum={group['momentum']} and "
-                f"dampening={group['dampening']}, expected momentum and no dampening"
-            )
-
-
-class Adagrad(RowOptimizer):
-    """Element-wise Adagrad on touched rows: ``torch.optim.Adagrad`` with sparse gradients.
-
-    ``lr_decay`` counts the steps that this optimizer has made on the table.
-    ``initial_accumulator_value`` is fixed with the table (``embedrock.optimizers.adagrad``); a
-    number here must equal it, None takes what is stored.
-
-    >>> import torch
-    >>> embedding = embedrock.nn.Embedding(10, 2, store=store, name="e", optimizer="adagrad")
-    >>> optimizer = embedrock.optim.Adagrad(embedding, lr=0.1)
-    >>> schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=100)
-    >>> embedding(torch.tensor([1])).sum().backward()
-    >>> optimizer.step()
-    >>> schedule.step()
-    """
-
-    kind = "adagrad"
-
-    def __init__(
-        self,
-        modules: Modules,
-        lr: float = 1e-2,
-        *,
-        lr_decay: float = 0.0,
-        weight_decay: float = 0.0,
-        initial_accumulator_value: float | None = None,
-        eps: float = 1e-10,
-        maximize: bool = False,
-        non_finite: NonFinite = "refuse",
-        clip: Clip | None = None,
-        dense: Iterable[Tensor] = (),
-    ) -> None:
-        """Takes the modules, whose tables have the optimizer of the class."""
-        self._initial_accumulator = _accumulator(initial_accumulator_value)
-        defaults = {
-            "lr": lr,
-            "lr_decay": lr_decay,
-            "weight_decay": weight_decay,
-            "eps": eps,
-            "maximize": maximize,
-        }
-        super().__init__(modules, defaults, non_finite, clip, dense)
-
-    def _factors(self, table: Table, group: dict[str, Any], step: int) -> Hyper:
-        lr = group["lr"] / (1 + (step - 1) * group["lr_decay"])
-        return super()._factors(table, {**group, "lr": lr}, step)
-
-    def _fixed(self) -> dict[str, Any]:
-        return {"initial_accumulator": self._initial_accumulator}
-
-
-class RowWiseAdagrad(Adagrad):
-    """Adagrad with one sum per row, of the mean squared gradient: 4 bytes of state per row.
-
-    Source: FBGEMM's ``EXACT_ROWWISE_ADAGRAD``.
-
-    >>> import torch
-    >>> embedding = embedrock.nn.Embedding(10, 2, store=store, name="e")
-    >>> optimizer = embedrock.optim.RowWiseAdagrad(embedding, lr=0.1)
-    >>> embedding(torch.tensor([1])).sum().backward()
-    >>> optimizer.step()
-    """
-
-    kind = "rowwise_adagrad"
-
-    def __init__(
-        self,
-        modules: Modules,
-        lr: float = 1e-2,
-        *,
-        lr_decay: float = 0.0,
-        weight_decay: float = 0.0,
-        initial_accumulator_value: float | None = None,
-        eps: float = 1e-8,
-        maximize: bool = False,
-        non_finite: NonFinite = "refuse",
-        clip: Clip | None = None,
-        dense: Iterable[Tensor] = (),
-    ) -> None:
-        """Takes the modules, whose tables have ``optimizer="rowwise_adagrad"``."""
-        super().__init__(
-            modules,
-            lr,
-            lr_decay=lr_decay,
-            weight_decay=weight_decay,
-            initial_accumulator_value=initial_accumulator_value,
-            eps=eps,
-            maximize=maximize,
-            non_finite=non_finite,
-            clip=clip,
-            dense=dense,
-        )
-
-
-class Adam(RowOptimizer):
-    """Adam on touched rows: with ``bias_correction="global"`` that of ``torch.optim.SparseAdam``.
-
-    ``"global"`` corrects the bias by the table's count of steps, ``"row"`` by the row's own; it is
-    fixed with the table (``embedrock.optimizers.adam``).
-
-    >>> import torch
-    >>> embedding = embedrock.nn.Embedding(10, 2, store=store, name="e", optimizer="adam")
-    >>> optimizer = embedrock.optim.Adam(embedding, lr=0.1)
-    >>> embedding(torch.tensor([1])).sum().backward()
-    >>> optimizer.step()
-    """
-
-    kind = "adam"
-
-    def __init__(
-        self,
-        modules: Modules,
-        lr: float = 1e-3,
-        *,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        bias_correction: Literal["global", "row"] = "global",
-        maximize: bool = False,
-        non_finite: NonFinite = "refuse",
-        clip: Clip | None = None,
-        dense: Iterable[Tensor] = (),
-    ) -> None:
-        """Takes the modules, whose tables have the optimizer of the class."""
-        self._bias_correction = choice("bias_correction", bias_correction, ("row", "global"))
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "maximize": maximize,
-        }
-        super().__init__(modules, defaults, non_finite, clip, dense)
-
-    def _fixed(self) -> dict[str, Any]:
-        return {"bias_correction": self._bias_correction}
-
-
-class RowWiseAdam(Adam):
-    """Adam on touched rows with one second moment per row: half of Adam's state.
-
-    Source: FBGEMM's ``PARTIAL_ROWWISE_ADAM``.
-
-    >>> import torch
-    >>> embedding = embedrock.nn.Embedding(10, 2, store=store, name="e", optimizer="rowwise_adam")
-    >>> optimizer = embedrock.optim.RowWiseAdam(embedding, lr=0.1)
-    >>> embedding(torch.tensor([1])).sum().backward()
-    >>> optimizer.step()
-    """
-
-    kind = "rowwise_adam"
-
-
-class AdamW(Adam):
-    """Adam with decoupled weight decay on touched rows: ``torch.optim.AdamW``, lazily.
-
-    A row that has a gradient first shrinks by ``lr * weight_decay``; the others stay as they are.
-    ``bias_correction`` as for :class:`Adam`.
-
-    >>> import torch
-    >>> embedding = embedrock.nn.Embedding(10, 2, store=store, name="e", optimizer="adamw")
-    >>> optimizer = embedrock.optim.AdamW(embedding, lr=0.1, weight_decay=0.05)
-    >>> embedding(torch.tensor([1])).sum().backward()
-    >>> optimizer.step()
-    """
-
-    kind = "adamw"
-
-    def __init__(
-        self,
-        modules: Modules,
-        lr: float = 1e-3,
-        *,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 1e-2,
-        bias_correction: Literal["global", "row"] = "global",
-        maximize: bool = False,
-        non_finite: NonFinite = "refuse",
-        clip: Clip | None = None,
-        dense: Iterable[Tensor] = (),
-    ) -> None:
-        """Takes the modules, whose tables have ``optimizer="adamw"``."""
-        super().__init__(
-            modules,
-            lr,
-            betas=betas,
-            eps=eps,
-            weight_decay=weight_decay,
-            bias_correction=bias_correction,
-            maximize=maximize,
-            non_finite=non_finite,
-            clip=clip,
-            dense=dense,
-        )
-
-
-class FTRL(RowOptimizer):
-    """FTRL-Proximal on touched rows: with ``l1`` most values of rare rows become exactly zero.
-
-    The values of a row follow from its state, so tables best start at ``initializer=0.0``.
-    ``initial_accumulator_value`` is fixed with the table (``embedrock.optimizers.ftrl``); a number
-    here must equal it, None takes what is stored.
-
-    Source: McMahan et al., "Ad Click Prediction", KDD 2013; arguments and defaults are those of
-    TensorFlow's ``Ftrl``, whose ``l2`` is half of the paper's.
-
-    >>> import torch
-    >>> embedding = embedrock.nn.Embedding(
-    ...     10, 2, store=store, name="e", optimizer="ftrl", initializer=0.0
-    ... )
-    >>> optimizer = embedrock.optim.FTRL(embedding, lr=0.1, l1=0.5)
-    >>> embedding(torch.tensor([1])).sum().backward()
-    >>> optimizer.step()
-    """
-
-    kind = "ftrl"
-    _own_hyper = ("lr_power", "l1", "l2", "beta")
-
-    def __init__(
-        self,
-        modules: Modules,
-        lr: float = 1e-3,
-        *,
-        lr_power: float = -0.5,
-        initial_accumulator_value: float | None = None,
-        l1: float = 0.0,
-        l2: float = 0.0,
-        beta: float = 0.0,
-        maximize: bool = False,
-        non_finite: NonFinite = "refuse",
-        clip: Clip | None = None,
-        dense: Iterable[Tensor] = (),
-    ) -> None:
-        """Takes the modules, whose tables have ``optimizer="ftrl"``."""
-        self._initial_accumulator = _accumulator(initial_accumulator_value)
-        defaults = {
-            "lr": lr,
-            "lr_power": lr_power,
-            "l1": l1,
-            "l2": l2,
-            "beta": beta,
-            "maximize": maximize,
-        }
-        super().__init__(modules, defaults, non_finite, clip, dense)
-
-    def _fixed(self) -> dict[str, Any]:
-        return {"initial_accumulator": self._initial_accumulator}
-
-    @staticmethod
-    def _validate(group: dict[str, Any]) -> None:
-        RowOptimizer._validate(group)
-        if not group["lr"] > 0:
-            raise MisuseError(f"lr is {group['lr']}, expected more than 0")
-        if not -math.inf < number("lr_power", group["lr_power"]) <= 0:
-            raise MisuseError(f"lr_power is {group['lr_power']}, expected at most 0")
-
-
-def _accumulator(given: Any) -> float | None:
+def accumulator(given: Any) -> float | None:
+    """What a table's sums of squares begin with; None: what is stored."""
     return None if given is None else number("initial_accumulator_value", given)
 
 

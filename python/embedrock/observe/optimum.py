@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from embedrock.trace import Trace
+from embedrock.observe.trace import Trace
 
 __all__ = ["frequent_hits", "horizon_hits", "optimal_hits"]
 

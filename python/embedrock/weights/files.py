@@ -1,12 +1,4 @@
-"""Rows in and out: import of existing weights, export to files that others read.
-
-Everything is streamed in blocks, so neither side has to fit in memory. Values only: optimizer state
-starts anew at import and is not exported (``embedrock.copy`` copies a store with all of it).
-
-Files are ``.npy`` (one array of rows; a growing table has its keys beside it, in
-``NAME.keys.npy``) and ``.safetensors`` (rows under a name, a growing table's keys as ``keys``).
-Rows keep the table's dtype, but for bfloat16 in ``.npy``, which has no such thing and gets float32.
-"""
+"""Reading and writing the files, block after block, and a table as a module of torch."""
 
 from __future__ import annotations
 
@@ -20,9 +12,9 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from embedrock import _safetensors
 from embedrock._arguments import file_errors, function, instance, named_path, shown, text, whole
 from embedrock._arrays import ArrayLike, as_host, as_keys
+from embedrock._verbs import Floats
 from embedrock.errors import (
     BudgetError,
     CorruptError,
@@ -31,7 +23,8 @@ from embedrock.errors import (
     MisuseError,
     NotFoundError,
 )
-from embedrock.table import Floats, Table
+from embedrock.table import Table
+from embedrock.weights import safetensors
 
 if TYPE_CHECKING:
     import torch
@@ -128,7 +121,7 @@ def export(
             if name in arrays:
                 raise MisuseError(f"name is {name!r}, which is the name of the keys")
             kind = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}[table.dtype]
-            first, begins = _safetensors.header({**arrays, name: (kind, shape)}, {"format": "pt"})
+            first, begins = safetensors.header({**arrays, name: (kind, shape)}, {"format": "pt"})
             stored = table.dtype
             file = stack.enter_context(_atomic(target))
             file.write(first, at=0)
@@ -230,7 +223,7 @@ def _map_npy(path: Path) -> npt.NDArray[Any]:
 
 
 def _open_safetensors(path: Path, name: str | None) -> tuple[Any, npt.NDArray[Any] | None]:
-    there = _safetensors.names(path)
+    there = safetensors.names(path)
     if name is None:
         rows = [each for each in there if each != "keys"]
         if len(rows) != 1:
@@ -238,9 +231,9 @@ def _open_safetensors(path: Path, name: str | None) -> tuple[Any, npt.NDArray[An
                 f"{path} has {len(rows)} arrays ({', '.join(rows)}); choose one with name="
             )
         name = rows[0]
-    array, dtype = _safetensors.map_array(path, name)
+    array, dtype = safetensors.map_array(path, name)
     exported = "keys" in there and set(there) == {"keys", name}
-    beside = _safetensors.map_array(path, "keys")[0] if exported else None
+    beside = safetensors.map_array(path, "keys")[0] if exported else None
     return (_BFloat16(array) if dtype == "BF16" else array), beside
 
 

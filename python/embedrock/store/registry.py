@@ -67,8 +67,7 @@ def open_once(
         found = _open_here(directory)
         if found is None:
             store = register(make())
-            store._arguments = dict(arguments)
-            store._place = _place_of(directory)
+            store._opened(dict(arguments), _place_of(directory))
             return store, False
         _refuse_other(found, directory, arguments)
         return found, True

@@ -18,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from embedrock._core import distinct
-from embedrock.optimum import horizon_hits
-from embedrock.trace import Trace
+from embedrock._listeners import Listener, Part
+from embedrock.observe.optimum import horizon_hits
+from embedrock.observe.trace import Trace
 
 __all__ = ["KeySample", "Optimum"]
 
@@ -52,8 +53,8 @@ class Optimum:
         it begins empty."""
 
 
-class KeySample:
-    """Keys of a store's verbs by step; the store tells it, as it tells recordings.
+class KeySample(Listener):
+    """Keys of a store's verbs by step.
 
     Verbs of several threads may come at once. It notes nothing before ``running`` is set.
     """
@@ -91,7 +92,7 @@ class KeySample:
             while self._bytes > self._max and self._threshold > _THRESHOLD_MIN:
                 self._thin_out()
 
-    def stop(self) -> None:
+    def ended(self) -> None:
         """Notes nothing from here on."""
         self.running = False
 
@@ -113,7 +114,7 @@ class KeySample:
             loads += scale * _loads(some, max(1, round(capacity / scale)), horizon)
         return Optimum(used, first, loads)
 
-    def _add(self, parts: Sequence[tuple[str, Hashes]]) -> None:
+    def visited(self, parts: Sequence[Part]) -> None:
         """Notes the keys of a verb; once where the verb before had the same, as get and update."""
         if not self.running or not parts:
             return

@@ -6,84 +6,35 @@ import contextlib
 import csv
 import os
 import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
-from itertools import pairwise
+from collections.abc import Callable, Generator, Iterable, Iterator
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
-from embedrock._arguments import file_errors, iterated, named_path, shown, whole, whole_or_none
+from embedrock._arguments import (
+    file_errors,
+    iterable,
+    iterated,
+    named_path,
+    shown,
+    whole,
+    whole_or_none,
+)
+from embedrock._listeners import Listener, Listeners, Waits
 from embedrock.errors import ClosedError, EmbedrockError, MisuseError
-from embedrock.key_sample import KeySample
-from embedrock.pipeline.feed import iterable
-from embedrock.store import Store
+from embedrock.observe import step_table
+from embedrock.observe.key_sample import KeySample
+from embedrock.observe.step_rows import CAUSES, Counters, Row, derived, halved, plain, totals
 
 if TYPE_CHECKING:
-    from embedrock.pipeline.run import Run
+    from embedrock.store import Store
 
 __all__ = ["CAUSES", "StepReport"]
 
 B = TypeVar("B")
 
-CAUSES = ("blocked_by_read_s", "computing_s", "updating_s", "drawing_s", "committing_s")
-"""What the seconds of a step are divided into; they sum up to ``seconds``."""
+_NOTHING = Waits(0, 0.0, 0.0)
 _OVERHEAD_MAX = 0.005
 """Reading the counters takes at most this share of the time, or rows have several steps."""
-_TABLE_ROWS = 10
-_MOST = 0.9
-"""When so many of the rows that were used for the first time were made, not read, all were: the
-rest is what a sample is off by."""
-
-
-@dataclass
-class _Counters:
-    """Counters of a store and its window at one moment, and their differences."""
-
-    read_wait_s: float = 0.0
-    window_wait_s: float = 0.0
-    pages: int = 0
-    pages_ahead: int = 0
-    pages_again: int = 0
-    requests: int = 0
-    rows_loaded: int = 0
-    rows_initial: int = 0
-
-    def __sub__(self, earlier: _Counters) -> _Counters:
-        now, then = vars(self), vars(earlier)
-        return _Counters(**{name: now[name] - then[name] for name in now})
-
-
-@dataclass
-class _Row:
-    """What is noted of some steps that follow each other."""
-
-    steps: int
-    seconds: float
-    blocked_by_read_s: float
-    computing_s: float
-    updating_s: float
-    drawing_s: float
-    committing_s: float
-    requests: int
-    pages: int
-    pages_ahead: int
-    pages_again: int
-    rows_loaded: int
-    rows_initial: int
-    window_batches: float
-    """Mean over the steps."""
-    filled: int
-    """Batches behind the last step whose rows were there."""
-
-    def merged(self, later: _Row) -> _Row:
-        """The row of both, which follow each other."""
-        both = {f.name: getattr(self, f.name) + getattr(later, f.name) for f in fields(_Row)}
-        weighted = self.window_batches * self.steps + later.window_batches * later.steps
-        both["window_batches"] = weighted / both["steps"]
-        both["filled"] = later.filled
-        return _Row(**both)
 
 
 class StepReport:
@@ -161,7 +112,7 @@ class StepReport:
 
         Errors: ``MisuseError`` for what is no store or no torch optimizer; ``ClosedError``.
         """
-        if not isinstance(store, Store):
+        if not isinstance(getattr(store, "_listeners", None), Listeners):
             raise MisuseError(f"store is {shown(store)}, expected an embedrock.Store")
         if store.closed:
             raise ClosedError(f"store {store.path} is closed; open it again")
@@ -175,7 +126,7 @@ class StepReport:
         self._per_row = whole_or_none("steps_per_row", steps_per_row, 1)
         self._max_rows = whole("max_rows", max_rows, 2)
         self._first = whole("step", step, 0)
-        self._rows: list[_Row] = []
+        self._rows: list[Row] = []
         self._groups: list[dict[str, int]] = []
         self._capacities: list[int] = []
         self._sample = KeySample(key_bytes) if whole("key_bytes", key_bytes, 0) else None
@@ -183,7 +134,7 @@ class StepReport:
         self._derived: tuple[int, list[dict[str, Any]]] | None = None
         self._clear()
         if self._sample is not None:
-            store._tell(self._sample)
+            store._listeners.add(self._sample)
         self._hooks = [hook for one in several for hook in _hooked(one, self)]
 
     def steps(self, batches: Iterable[B]) -> Generator[B, None, None]:
@@ -249,7 +200,7 @@ class StepReport:
 
     def last(self) -> dict[str, Any] | None:
         """What the newest row has without computing: seconds by cause, pages, window."""
-        return None if not self._rows else self._plain(self._rows[-1], self._step)
+        return None if not self._rows else plain(self._rows[-1], self._step)
 
     def rows(self) -> list[dict[str, Any]]:
         """The rows, oldest first: ``step``, the number of the last step of each, how many ``steps``
@@ -259,26 +210,19 @@ class StepReport:
         the noted keys, in a second per million of them.
         """
         if self._derived is None or self._derived[0] != self._step:
-            self._derived = (self._step, self._derive())
+            self._derived = (
+                self._step,
+                derived(self._rows, self._first, self._sample, self._capacities),
+            )
         return [dict(row) for row in self._derived[1]]
 
     def totals(self) -> dict[str, Any]:
         """One row for all steps, and ``hit_vs_optimum``: 1 - (rows loaded - optimum) / optimum;
         ``key_share``, the share of all keys that the sample has; ``overhead_s``, what reading the
         counters took."""
-        rows = self.rows()
-        joined = self._rows[0] if self._rows else None
-        for row in self._rows[1:]:
-            joined = row if joined is None else joined.merged(row)
-        if joined is None:
+        if not self._rows:
             return {"step": self._step, "steps": 0, "seconds": 0.0}
-        total = self._plain(joined, self._step)
-        for name in ("distinct_rows", "rows_loaded_for", "optimal_rows_loaded"):
-            known = [row[name] for row in rows if row[name] is not None]
-            total[name] = sum(known) if known else None
-        _rates(total)
-        loaded, optimal = total["rows_loaded_for"], total["optimal_rows_loaded"]
-        total["hit_vs_optimum"] = 1 - (loaded - optimal) / optimal if optimal else None
+        total = totals(self._rows, self.rows(), self._step)
         total["key_share"] = None if self._sample is None else self._sample.rate
         total["overhead_s"] = self._overhead_s
         return total
@@ -303,15 +247,7 @@ class StepReport:
         rows = self.rows()
         if not rows:
             return "no steps were measured"
-        ends = np.linspace(0, len(rows), min(len(rows), _TABLE_ROWS) + 1).astype(int)
-        parts = [rows[begin:end] for begin, end in pairwise(ends)]
-        lines = [_HEADER, *(_line(f"to {part[-1]['step']:,}", _summed(part)) for part in parts)]
-        lines.append(_line("all", self.totals()))
-        widths = [max(len(line[i]) for line in lines) for i in range(len(_HEADER))]
-        return "\n".join(
-            "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
-            for line in lines
-        )
+        return step_table.text(rows, self.totals())
 
     def close(self) -> None:
         """Ends measuring: optimizers and store are as they were; what was measured stays."""
@@ -319,8 +255,8 @@ class StepReport:
             hook.remove()
         self._hooks = []
         if self._sample is not None:
-            self._sample.stop()
-            self._store._forget(self._sample)
+            self._sample.ended()
+            self._store._listeners.remove(self._sample)
 
     def __enter__(self) -> StepReport:
         """The report itself."""
@@ -347,10 +283,9 @@ class StepReport:
         """Nothing is measured of a row yet."""
         self._open_steps = 0
         self._updated = False
-        self._run: Run | None = None
-        self._overlapped_at = 0
-        self._blocked_at: tuple[float, float] = (0.0, 0.0)
-        self._counters = _Counters()
+        self._loop: Listener | None = None
+        self._waited = _NOTHING
+        self._counters = Counters()
         self._mark = 0.0
         self._clear_times()
 
@@ -372,15 +307,14 @@ class StepReport:
 
     def _blocked_s(self) -> float:
         """Seconds that the loop has waited for a pipeline's updates."""
-        run = self._store._run
-        return 0.0 if run is None else run.waited_for_updates_s
+        return _waits(self._store._listeners.overlapping(), _NOTHING).updates_s
 
     def _end_step(self) -> None:
         now = perf_counter()
         self._open_steps += 1
-        run = self._store._run
-        if run is not None and run is not self._run:
-            self._run, self._overlapped_at, self._blocked_at = run, 0, (0.0, 0.0)
+        loop = self._store._listeners.overlapping()
+        if loop is not None and loop is not self._loop:
+            self._loop, self._waited = loop, _NOTHING
         if self._sample is not None:
             self._sample.end_step()
         elapsed = self._elapsed_s + now - self._mark
@@ -401,17 +335,14 @@ class StepReport:
             return
         counted, self._counters = counters - self._counters, counters
         seconds = now - self._mark
-        overlapped, rows_s, updates_s = self._overlapped_at, *self._blocked_at
-        if self._run is not None:
-            overlapped = self._run.counts.overlapped
-            rows_s, updates_s = self._run.counts.waited_for_rows_s, self._run.waited_for_updates_s
-        blocked = max(updates_s - self._blocked_at[1] - self._blocked_elsewhere, 0.0)
-        if overlapped == self._overlapped_at:
+        before, self._waited = self._waited, _waits(self._loop, self._waited)
+        updates_s = self._waited.updates_s - before.updates_s
+        blocked = max(updates_s - self._blocked_elsewhere, 0.0)
+        if self._waited.overlapped == before.overlapped:
             read = min(counted.window_wait_s, self._drawing)
             waited = counted.read_wait_s + counted.window_wait_s - read
         else:
-            read, waited = 0.0, rows_s - self._blocked_at[0]
-        self._blocked_at, self._overlapped_at = (rows_s, updates_s), overlapped
+            read, waited = 0.0, self._waited.rows_s - before.rows_s
         drawing_blocked = min(blocked, self._blocked_drawing, self._drawing - read)
         drawing = self._drawing - read - drawing_blocked
         updating = min(self._updating + blocked, seconds)
@@ -420,7 +351,7 @@ class StepReport:
         in_rest = min(waited, rest)
         in_updating = min(waited - in_rest, updating)
         self._add(
-            _Row(
+            Row(
                 steps=self._open_steps,
                 seconds=seconds,
                 blocked_by_read_s=read + in_rest + in_updating,
@@ -444,14 +375,12 @@ class StepReport:
         self._mark = perf_counter()
         self._overhead_s += self._mark - begin
 
-    def _add(self, row: _Row) -> None:
+    def _add(self, row: Row) -> None:
         self._rows.append(row)
         if len(self._rows) > self._max_rows:
-            pairs = zip(self._rows[::2], self._rows[1::2], strict=False)
-            last = self._rows[-1:] if len(self._rows) % 2 else []
-            self._rows = [one.merged(two) for one, two in pairs] + last
+            self._rows = halved(self._rows)
 
-    def _read(self) -> tuple[_Counters, dict[str, Any]]:
+    def _read(self) -> tuple[Counters, dict[str, Any]]:
         stats, window = self._store.stats(), self._store.window.stats()
         classes = stats["classes"]
         self._capacities = [int(one["cache_capacity"]) for one in classes]
@@ -460,7 +389,7 @@ class StepReport:
             self._sample.class_of = {
                 one["spec"]["name"]: numbers.get(one["row_bytes"], 0) for one in stats["tables"]
             }
-        counters = _Counters(
+        counters = Counters(
             read_wait_s=stats["read_wait_s"],
             window_wait_s=window["wait_s"],
             pages=stats["pages_read"],
@@ -472,97 +401,10 @@ class StepReport:
         )
         return counters, window
 
-    def _plain(self, row: _Row, step: int) -> dict[str, Any]:
-        """A row as it is shown, without what takes computing."""
-        once = 1 - row.pages_again / row.pages_ahead if row.pages_ahead else None
-        names = ("steps", "seconds", *CAUSES, "window_batches", "requests", "pages", "pages_ahead")
-        shown = {"step": step, **{name: getattr(row, name) for name in names}}
-        return {**shown, "pages_once_share": once, "rows_loaded": row.rows_loaded}
 
-    def _derive(self) -> list[dict[str, Any]]:
-        ends = np.cumsum([0, *(row.steps for row in self._rows)])
-        shown = [
-            self._plain(row, self._first + int(end))
-            for row, end in zip(self._rows, ends[1:], strict=True)
-        ]
-        names = ("distinct_rows", "rows_loaded_for", "optimal_rows_loaded")
-        columns: list[Any] = [[None] * len(shown)] * len(names)
-        if self._sample is not None and shown:
-            held = sum(row.window_batches * row.steps for row in self._rows) / ends[-1]
-            best = self._sample.optimum(self._capacities, round(held) or None)
-            first = np.diff(best.first[ends])
-            made = np.minimum([row.rows_initial for row in self._rows], first)
-            made = np.where(made >= _MOST * first, first, made)
-            optimal = np.maximum(np.diff(best.loads[ends]) - made, 0)
-            columns = [np.diff(best.distinct[ends]), np.diff(self._loaded(ends)), optimal]
-        for row, *values in zip(shown, *columns, strict=True):
-            row.update(
-                {
-                    name: None if value is None else round(float(value))
-                    for name, value in zip(names, values, strict=True)
-                }
-            )
-            _rates(row)
-        return shown
-
-    def _loaded(self, ends: Any) -> Any:
-        """Rows loaded for the steps up to each end. What the window has read by then is for as many
-        batches more as were there; it is spread over the batches of its group."""
-        loaded = np.cumsum([0, *(row.rows_loaded for row in self._rows)])
-        covered = ends + np.array([0, *(row.filled for row in self._rows)])
-        covered = np.maximum.accumulate(covered)
-        places, first = np.unique(covered, return_index=True)
-        sums = loaded[first].astype(float)
-        sums[-1] = loaded[-1]
-        return np.interp(ends, places, sums)
-
-
-_RATES = {"hit_rate": "rows_loaded_for", "optimal_hit_rate": "optimal_rows_loaded"}
-
-
-def _rates(row: dict[str, Any]) -> None:
-    """Adds hit rates to a row."""
-    distinct = row["distinct_rows"]
-    for name, loads in (
-        ("hit_rate", "rows_loaded_for"),
-        ("optimal_hit_rate", "optimal_rows_loaded"),
-    ):
-        row[name] = 1 - row[loads] / distinct if distinct else None
-
-
-def _summed(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Rows as one, for the table."""
-    total = dict(rows[-1])
-    for name in total:
-        if name in ("step", "window_batches") or name.endswith(("_share", "_rate")):
-            continue
-        known = [row[name] for row in rows if row[name] is not None]
-        total[name] = sum(known) if known else None
-    steps = [row["steps"] for row in rows]
-    total["window_batches"] = np.average([row["window_batches"] for row in rows], weights=steps)
-    ahead = [row["pages_ahead"] for row in rows]
-    shares = [row["pages_once_share"] or 0.0 for row in rows]
-    total["pages_once_share"] = np.average(shares, weights=ahead) if sum(ahead) else None
-    _rates(total)
-    return total
-
-
-_HEADER = ["step", "ms/step", "blocked by read", "computing", "updating", "drawing", "committing"]
-_HEADER += ["window", "pages/step", "read once", "hit rate", "optimum"]
-
-
-def _line(name: str, row: dict[str, Any]) -> list[str]:
-    """The cells of a row of the table."""
-    shares = [f"{row[cause] / max(row['seconds'], 1e-9):.1%}" for cause in CAUSES]
-    rates = [row[name] for name in ("pages_once_share", "hit_rate", "optimal_hit_rate")]
-    return [
-        name,
-        f"{1e3 * row['seconds'] / row['steps']:,.1f}",
-        *shares,
-        f"{row['window_batches']:,.0f}",
-        f"{row['pages'] / row['steps']:,.1f}",
-        *("-" if rate is None else f"{rate:.2%}" for rate in rates),
-    ]
+def _waits(loop: Listener | None, otherwise: Waits) -> Waits:
+    waits = None if loop is None else loop.waits()
+    return otherwise if waits is None else waits
 
 
 def _hooked(optimizer: Any, report: StepReport) -> list[Any]:

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from embedrock._arguments import shown
 from embedrock._arrays import ArrayLike, as_keys
+from embedrock._keys import KeysNamed
 from embedrock.errors import MisuseError, NotFoundError
-from embedrock.table import KeysNamed, Table
 
 if TYPE_CHECKING:
     from embedrock.store import Store
+    from embedrock.table import Table
 
 __all__ = ["WINDOW_GROUP", "Window"]
 

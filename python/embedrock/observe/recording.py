@@ -19,9 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from embedrock._arguments import file_errors, named_path
+from embedrock._listeners import Listener, Part
 from embedrock.errors import EmbedrockError, ForkedError, MisuseError
-from embedrock.optimum import optimal_hits
-from embedrock.trace import Trace
+from embedrock.observe.optimum import optimal_hits
+from embedrock.observe.trace import Trace
 
 if TYPE_CHECKING:
     from embedrock.store import Store
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 __all__ = ["Recording"]
 
 Keys = npt.NDArray[np.uint64]
-Part = tuple[str, Keys]
 
 _COUNTERS = ["hits", "rescued", "misses", "first_touches", "rows_loaded", "rows_initial"]
 _COUNTERS += ["read_requests", "pages_read", "bytes_read", "bytes_written", "evicted"]
@@ -59,6 +59,8 @@ class Recording:
         self._batches: list[list[Part]] = []
         self._marks = [(0, store.stats(), time.perf_counter())]
         self._full = False
+        self._hears = _Hears(self)
+        store._listeners.add(self._hears)
 
     @property
     def batches(self) -> int:
@@ -184,7 +186,7 @@ class Recording:
     def _listed(self) -> bool:
         """Whether the store tells it of verbs, here or in the process that this was forked from."""
         store = self._store()
-        return store is not None and self in store._recordings
+        return store is not None and self._hears in store._listeners
 
     def _add(self, parts: Sequence[Part]) -> None:
         with self._lock:
@@ -202,7 +204,8 @@ class Recording:
 
     def _stop(self) -> None:
         store = self._store()
-        if store is not None and store._forget(self):
+        if store is not None and store._listeners.remove(self._hears):
+            self._hears.recording = None  # no circle that keeps its keys until a collection
             self._mark()
 
     def _mark(self) -> None:
@@ -247,6 +250,21 @@ class Recording:
                 }
             )
         return found
+
+
+class _Hears(Listener):
+    """Notes the verbs of a store in a recording."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording: Recording | None = recording
+
+    def visited(self, parts: Sequence[Part]) -> None:
+        if (recording := self.recording) is not None:
+            recording._add(parts)
+
+    def ended(self) -> None:
+        if (recording := self.recording) is not None:
+            recording.stop()
 
 
 def _with_table(keys: Keys, number: int) -> Keys:

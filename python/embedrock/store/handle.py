@@ -1,0 +1,146 @@
+"""The handle of an open store: what it was opened with, and its end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from pathlib import Path
+from typing import Any, TypeVar
+
+from embedrock import _core
+from embedrock._listeners import Listeners
+from embedrock.ahead.prefetch import Prefetcher
+from embedrock.errors import EmbedrockError, ForkedError, MisuseError, UncommittedWarning
+
+__all__ = ["Handle"]
+
+H = TypeVar("H", bound="Handle")
+
+
+class Handle:
+    """What a store is beside its tables and commits."""
+
+    def __init__(self, core: _core.Store, path: Path, memory: str, read_only: bool = False) -> None:
+        """Not for callers: stores come from ``embedrock.open``."""
+        self._core = core
+        self._path = path
+        self._memory = memory
+        self._read_only = read_only
+        self._closed = False
+        self._pid = os.getpid()
+        self._prefetcher = Prefetcher(core, path)
+        self._listeners = Listeners()
+        self._pending_step: int | None = None
+        """Step of the last commit that was not waited for."""
+        self._arguments: dict[str, Any] = {}
+        """What a store that is open to write was opened with (``registry.py``)."""
+        self._place: tuple[int, int] | None = None
+        self._given_again = 0
+        """How often ``open`` gave this handle out again, ``with`` blocks that ended apart."""
+
+    @property
+    def path(self) -> Path:
+        """The store's directory: absolute, as it was when the store was opened.
+
+        Links are left as they were given. A later ``os.chdir`` does not move the store.
+        """
+        return self._path
+
+    @property
+    def memory(self) -> str:
+        """The memory budget as it was given to ``open``."""
+        return self._memory
+
+    @property
+    def read_only(self) -> bool:
+        """Whether the store was opened to be read alone."""
+        return self._read_only
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._closed
+
+    @property
+    def step(self) -> int | None:
+        """Step of the commit that the store was opened at or that became durable last.
+
+        None before the first.
+        """
+        last = self._core.last_commit()
+        return None if last is None else int(last["step"])
+
+    def close(self) -> None:
+        """Closes the store and gives up its lock, or its hold; a second call does nothing.
+
+        Where ``open`` gave one handle out several times, it is closed for all who have it.
+
+        Warns with ``UncommittedWarning`` when changes since the last commit are discarded.
+        """
+        self._close(stacklevel=3)
+
+    def __enter__(self: H) -> H:
+        """The store itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Closes the store, unless it was open already when this block opened it."""
+        if self._given_again:
+            self._given_again -= 1
+            return
+        self._close(stacklevel=3)
+
+    def __del__(self) -> None:
+        """Closes a store that was left open, so that the lock does not outlive its last user."""
+        # In a forked child there is nothing to close, and at its end nothing to raise errors with.
+        if not getattr(self, "_closed", True) and self._pid == os.getpid():
+            with contextlib.suppress(EmbedrockError):
+                self._close(stacklevel=2)
+
+    def __reduce__(self) -> Any:
+        """Refuses to be pickled."""
+        raise TypeError(
+            f"a store cannot be pickled or copied: open {self._path} in the process that uses it"
+        )
+
+    def __repr__(self) -> str:
+        if self._closed:
+            return f"<embedrock.Store {str(self._path)!r} closed>"
+        try:
+            tables, (batches, _) = len(self._core.tables()), self._core.uncommitted()
+            facts = f"step={self.step} tables={tables} uncommitted_batches={batches}"
+        except ForkedError:
+            facts = "(opened before this process was forked)"
+        except MisuseError:
+            facts = "(inside modify)"
+        except EmbedrockError as error:
+            facts = f"({error})"
+        return f"<embedrock.Store {str(self._path)!r} memory={self._memory!r} {facts}>"
+
+    def _close(self, stacklevel: int) -> None:
+        if self._closed:
+            return
+        self._core.check_call()  # what follows waits for other threads
+        try:
+            self._listeners.closing()
+        finally:
+            self._prefetcher.stop()
+            self._listeners.ended()
+            batches, rows = self._core.close()
+            self._closed = True
+        if batches:
+            warnings.warn(
+                f"{self._path}: closed without a commit: {batches} batches that touched {rows} "
+                f"rows since the last commit are discarded; call commit(step) before close()",
+                UncommittedWarning,
+                stacklevel=stacklevel,
+            )
+
+    def _opened(self, arguments: dict[str, Any], place: tuple[int, int] | None) -> None:
+        """Notes what it was opened with, to write, and where."""
+        self._arguments, self._place = arguments, place
+
+    def _give_again(self) -> None:
+        """``open`` gave this handle out once more."""
+        self._given_again += 1

@@ -1,0 +1,116 @@
+"""``embedrock.open``: a store from its directory, or the handle that is open already."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Literal
+
+from embedrock import _core
+from embedrock._arguments import choice, flag, named_path, whole, whole_or_none
+from embedrock._memory import memory_text, warn_beyond_machine
+from embedrock.ahead.window import WINDOW_GROUP
+from embedrock.store.registry import open_once, register
+from embedrock.store.store import Store
+
+__all__ = ["open"]
+
+
+def open(
+    path: str | os.PathLike[str],
+    memory: int | str = "10%",
+    *,
+    max_disk_bytes: int | None = None,
+    max_held_bytes: int | None = None,
+    page_bytes: int | None = None,
+    segment_bytes: int | None = None,
+    io: Literal["auto", "uring", "pread"] = "auto",
+    policy: Literal["lru", "lfu"] = "lfu",
+    window_bytes: int | None = None,
+    window_group: int = WINDOW_GROUP,
+    keep: int = 2,
+    seed: int = 0,
+    create: bool = True,
+    step: int | None = None,
+    read_only: bool = False,
+    check_disk: bool = True,
+) -> Store:
+    """Opens the store in the directory ``path``, at its last commit; creates it if there is none.
+
+    Where this process has it open to write already, with the same arguments, that handle is
+    returned as it is, with what no commit holds yet: so a cell of a notebook can be run again. Its
+    ``close`` closes it for all who have it; the end of a ``with`` block that did not open it leaves
+    it open. :func:`close_all` closes what nothing refers to any more. Each call with ``read_only``
+    opens a reader of its own.
+
+    A store takes a folder of its own: one with other files is refused, and so is a path of which
+    more than the last folder and its parent is missing.
+
+    Args:
+        path: The store's directory. A relative one is that of the working directory now.
+        memory: The budget for cache, index and buffers together: bytes, ``"2GiB"``, ``"512MB"``, or
+            per cent of all rows with their optimizer state (``"10%"``). Per cent mean that much,
+            but at least what works: where tables are small, a ``BudgetWarning`` says once what is
+            taken. It warns of more than the machine has, too.
+        max_disk_bytes: Most bytes the store may take on disk; None leaves it to the file system: up
+            to 7 times the rows, by how far commits are apart (``docs/choosing.md``).
+        max_held_bytes: Most bytes on disk that readers may keep beyond the kept commits. Past it
+            the oldest of their commits go, and such a reader gets ``CommitGoneError``, never other
+            rows. None: a quarter of ``max_disk_bytes``, and without that no bound. It is the writer
+            whose bound counts.
+        page_bytes: Page size of new tables, 512 x 2**n up to 65,536; None measures the device.
+        segment_bytes: Unit of allocation and cleaning of new tables, a power of two from 16 pages
+            to 4 MiB; None follows the size of the table.
+        io: Who reads and writes pages; ``"auto"`` takes io_uring where the system allows it, else
+            threads that call pread.
+        policy: Which rows leave memory first: least recently or least frequently used.
+        window_bytes: Most bytes of the budget that the look-ahead window takes, rows apart, up to a
+            half of it; None: a quarter. Without look-ahead it takes none.
+        window_group: Most batches whose rows the window reads together (256).
+        keep: How many commits stay, at least 1.
+        seed: Seed of initial rows, fixed when the store is created.
+        create: Whether to create a store where there is none.
+        step: Go back to the commit of this step; what came after it is dropped by the next commit.
+        read_only: Refuse every change, take no lock, and hold the commit, so that no writer drops
+            it as long as readers keep no more than its ``max_held_bytes`` (:attr:`Store.held` says
+            whether this one holds its commit now).
+        check_disk: Refuse a table whose rows, all written, would not fit on the disk.
+
+    Errors: ``LockedError`` names the process that writes to the store, or what this process has it
+    open with that is not as asked for; ``MisuseError``, ``NotFoundError``, ``CommitGoneError``,
+    ``CorruptError``, ``BudgetError``, ``IoError``.
+
+    Blocking: reads the index; the time follows the size of the store's journal.
+
+    >>> with embedrock.open("other.store", memory=64 << 20) as other:
+    ...     print(other.step)
+    None
+    """
+    directory = named_path("path", path).absolute()
+    budget = memory_text(memory)
+    arguments: dict[str, Any] = {
+        "max_disk_bytes": whole_or_none("max_disk_bytes", max_disk_bytes, 1),
+        "max_held_bytes": whole_or_none("max_held_bytes", max_held_bytes, 0),
+        "page_bytes": whole_or_none("page_bytes", page_bytes, 1),
+        "segment_bytes": whole_or_none("segment_bytes", segment_bytes, 1),
+        "io": choice("io", io, ("auto", "uring", "pread")),
+        "policy": choice("policy", policy, ("lru", "lfu")),
+        "window_bytes": whole_or_none("window_bytes", window_bytes, 0),
+        "window_group": whole("window_group", window_group, 1),
+        "keep": whole("keep", keep, 1),
+        "seed": whole("seed", seed, 0),
+        "step": whole_or_none("step", step, 0),
+        "check_disk": flag("check_disk", check_disk),
+    }
+    create, reads = flag("create", create), flag("read_only", read_only)
+
+    def make() -> Store:
+        warn_beyond_machine(budget)
+        core = _core.Store(directory, budget, create=create, read_only=reads, **arguments)
+        return Store(core, directory, str(memory), reads)
+
+    if reads:
+        return register(make())
+    store, was_open = open_once(directory, {"memory": str(memory), **arguments}, make)
+    if was_open:
+        store._give_again()
+    return store
