@@ -10,15 +10,14 @@ use super::budget::{
     self, ClassDemand, ClassPlan, WAYS, bytes_of, divide, growing_index_bytes, pow2_below,
     rows_bytes,
 };
-use super::commit::CommitStage;
-use super::journal::{ClassRecord, TableRecord};
+use super::journal::{ClassRecord, JOURNAL_BYTES_PER_ROW, TableRecord};
 use super::pool::Pool;
 use super::recovery::RecoveredTable;
-use super::reserve::{INDEX_BYTES_PER_KEY, JOURNAL_BYTES_PER_ROW};
 use crate::cache::{Cache, CacheShape, DenseTable, Location, RowRef};
 use crate::config::{Memory, StoreOptions, TableInfo, TableSpec};
 use crate::error::Result;
 use crate::hash::{mix, table_salt};
+use crate::index::INDEX_BYTES_PER_KEY;
 use crate::io::{Buffers, File, Medium};
 use crate::metrics::{Metrics, Timed};
 use crate::row::RowLayout;
@@ -117,6 +116,24 @@ impl Tier {
     pub(super) fn readers(&self, ahead: bool) -> Arc<Pool<PageReader>> {
         let own = if ahead { self.ahead.lock().clone() } else { None };
         own.unwrap_or_else(|| self.readers.clone())
+    }
+}
+
+/// How far a class is with the commit that is under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum CommitStage {
+    /// No commit is under way, or it is recorded.
+    None = 0,
+    /// Rows of the commit may have to be written.
+    Captured = 1,
+    /// All are, and the next commit's may follow.
+    Cut = 2,
+}
+
+impl CommitStage {
+    fn of(code: u8) -> Self {
+        [Self::None, Self::Captured, Self::Cut][usize::from(code)]
     }
 }
 

@@ -2,8 +2,7 @@
 //! dirty rows without a commit; and handing the deltas of the index to the journal.
 
 use super::Inner;
-use super::commit::CommitStage;
-use super::engine::{CacheOfClass, Class, Engine};
+use super::engine::{CacheOfClass, Class, CommitStage, Engine};
 use super::journal::RecordKind;
 use crate::activation::{Branch, note};
 use crate::error::Result;

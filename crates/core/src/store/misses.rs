@@ -5,8 +5,7 @@
 //! meanwhile is looked at again.
 
 use super::Inner;
-use super::commit::CommitStage;
-use super::engine::{Class, Engine, Table, keep_if_dirty};
+use super::engine::{Class, CommitStage, Engine, Table, keep_if_dirty};
 use super::rows::{Keys, RowOp, RowView, visit};
 use crate::activation::{Branch, note};
 use crate::cache::{RowMut, RowRef};

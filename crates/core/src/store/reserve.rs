@@ -2,25 +2,17 @@
 
 use super::Inner;
 use super::budget;
-use super::commit::{Asker, CommitStage};
-use super::engine::{Class, Engine, keep_if_dirty};
+use super::commit::Asker;
+use super::engine::{Class, CommitStage, Engine, keep_if_dirty};
+use super::journal::{JOURNAL_BYTES_PER_ROW, JOURNAL_BYTES_PER_TABLE};
 use super::rows::Keys;
 use crate::activation::{Branch, note};
 use crate::cache::TakeWay;
 use crate::error::{ErrorKind, Result, bail};
+use crate::index::INDEX_BYTES_PER_KEY;
 use crate::storage::log::{ClassLog, Place, Stream};
 use std::sync::atomic::Ordering;
 
-/// Journal bytes that one written row may need: its delta, or that of a delete and of a merge.
-pub(super) const JOURNAL_BYTES_PER_ROW: u64 = 24;
-/// Journal bytes that a commit needs beside the rows and its meta: its record, counters, one piece.
-pub(super) const JOURNAL_BYTES_PER_COMMIT: u64 = 192 << 10;
-/// Journal bytes that a table and its class need, at most.
-const JOURNAL_BYTES_PER_TABLE: u64 = 8 << 10;
-/// Rows leave room within the disk bound for states as large as the last, and this much more.
-pub(super) const STATE_BYTES_KEPT_FREE: u64 = 64 << 10;
-/// Index bytes that a new key of a growing table may need.
-pub(super) const INDEX_BYTES_PER_KEY: u64 = 8;
 /// Sets that give up a row between two looks at the flush buffer.
 const SHRINK_SETS: u32 = 64;
 

@@ -18,7 +18,8 @@
 use super::Inner;
 use super::commit::{Asker, History};
 use super::engine::{Class, Engine};
-use super::reserve::{JOURNAL_BYTES_PER_COMMIT, JOURNAL_BYTES_PER_ROW, STATE_BYTES_KEPT_FREE};
+use super::journal::{JOURNAL_BYTES_PER_COMMIT, JOURNAL_BYTES_PER_ROW};
+use super::state::STATE_BYTES_KEPT_FREE;
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::storage::log::ClassLog;
 use std::sync::atomic::Ordering;

@@ -22,6 +22,7 @@ pub use flush::FlushBuffer;
 pub use page::PageLayout;
 pub use reader::{PageReader, ReadReport};
 pub use segments::{Pressure, Segments};
+pub(crate) use segments::{SEGMENT_BYTES_MAX, SEGMENT_PAGES_MIN};
 pub use writer::{Heads, Stream, Writer};
 
 use crate::activation::{Branch, note};

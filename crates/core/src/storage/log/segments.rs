@@ -20,6 +20,11 @@ use crate::planted::{self, Bug};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::RangeInclusive;
 
+/// The longest segment.
+pub(crate) const SEGMENT_BYTES_MAX: u64 = 4 << 20;
+/// Pages of the shortest one.
+pub(crate) const SEGMENT_PAGES_MIN: u64 = 16;
+
 /// Recovery counts with a thread for each so many slots, and at most so many threads.
 const WORDS_PER_THREAD_MIN: usize = 1 << 20;
 const COUNTERS_AT_ONCE: usize = 4;

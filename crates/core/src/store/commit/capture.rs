@@ -9,7 +9,7 @@
 //! belongs to the next commit; its deltas wait in memory until this commit is recorded.
 
 use super::super::Inner;
-use super::super::engine::{Class, Engine, Table};
+use super::super::engine::{Class, CommitStage, Engine, Table};
 use super::super::journal::ClassCounters;
 use super::super::rows::Keys;
 use super::history::UnderWay;
@@ -30,24 +30,6 @@ const PORTION_ROWS: usize = 256;
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 /// Rows that are sorted at once, at least.
 const SORT_ROWS_MIN: usize = 1 << 16;
-
-/// How far a class is with the commit that is under way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub(in crate::store) enum CommitStage {
-    /// No commit is under way, or it is recorded.
-    None = 0,
-    /// Rows of the commit may have to be written.
-    Captured = 1,
-    /// All are, and the next commit's may follow.
-    Cut = 2,
-}
-
-impl CommitStage {
-    pub(in crate::store) fn of(code: u8) -> Self {
-        [Self::None, Self::Captured, Self::Cut][usize::from(code)]
-    }
-}
 
 /// The captured rows of a class in the order in which they are to be written: those dirty for
 /// longest first.

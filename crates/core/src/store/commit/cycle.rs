@@ -3,11 +3,10 @@
 
 use super::super::engine::{Class, Engine, Table};
 use super::super::journal::{
-    ClassRecord, CommitRecord, JournalFile, RecordKind, TableRecord, name_of, number_of,
-    piece_header,
+    ClassRecord, CommitRecord, JOURNAL_BYTES_PER_COMMIT, JournalFile, RecordKind, TableRecord,
+    name_of, number_of, piece_header,
 };
 use super::super::pieces::{pieces_of, read_piece_from};
-use super::super::reserve::JOURNAL_BYTES_PER_COMMIT;
 use super::super::{Inner, has_file, state};
 use super::history::{CYCLE_BYTES_MIN, History, UnderWay, json};
 use crate::activation::{Branch, note};

@@ -1,7 +1,8 @@
 //! What a store knows of its commits and of the journal they are in.
 
-use super::super::journal::{ClassCounters, CommitRecord, JournalFile, RecordKind, TableCounters};
-use super::super::reserve::JOURNAL_BYTES_PER_COMMIT;
+use super::super::journal::{
+    ClassCounters, CommitRecord, JOURNAL_BYTES_PER_COMMIT, JournalFile, RecordKind, TableCounters,
+};
 use super::super::state::StateRef;
 use super::refused::Refused;
 use super::spare::Spare;

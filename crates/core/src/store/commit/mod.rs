@@ -17,17 +17,16 @@ mod pending;
 mod refused;
 mod spare;
 
-pub(super) use capture::CommitStage;
 pub(super) use history::{History, KeptSums};
 pub(super) use pending::Committing;
 pub use pending::PendingCommit;
 pub(super) use refused::{Asker, Refused};
 pub(super) use spare::{NAME as SPARE, Spare};
 
-use super::engine::Engine;
+use super::engine::{CommitStage, Engine};
 use super::head::{self, Head};
-use super::journal::{CommitRecord, RecordKind, TableCounters};
-use super::reserve::{JOURNAL_BYTES_PER_COMMIT, STATE_BYTES_KEPT_FREE};
+use super::journal::{CommitRecord, JOURNAL_BYTES_PER_COMMIT, RecordKind, TableCounters};
+use super::state::STATE_BYTES_KEPT_FREE;
 use super::{Inner, Store, state};
 use crate::config::CommitInfo;
 use crate::error::{Result, bail};

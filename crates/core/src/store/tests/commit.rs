@@ -1,7 +1,7 @@
 //! Commits that are completed while verbs go on.
 
 use super::*;
-use crate::store::commit::CommitStage;
+use crate::store::engine::CommitStage;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
