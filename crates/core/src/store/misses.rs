@@ -77,7 +77,7 @@ impl Inner {
         let mut report = MissReport::default();
         let mut first_round = true;
         if op.admits() && !O::AHEAD {
-            class.cache().expect(misses.len());
+            class.cache().announce_misses(misses.len());
         }
         while !misses.is_empty() {
             wanted.clear();
