@@ -42,11 +42,13 @@ pub(super) struct MissReport {
 /// How far a miss is.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Progress {
-    /// So many candidate pages are still to come.
-    Candidates(u8),
+    /// `left` candidate pages are still to come.
+    Reading {
+        left: u8,
+    },
     Done,
-    /// Something changed meanwhile: look again.
-    Again,
+    /// The row may be elsewhere meanwhile: look again.
+    Moved,
 }
 
 impl Inner {
@@ -247,7 +249,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
             self.hand_over(log, misses[i], Source::Initial, 0, None)?;
             return Ok(Progress::Done);
         }
-        Ok(Progress::Candidates((wanted.len() - before).min(255) as u8))
+        Ok(Progress::Reading { left: (wanted.len() - before).min(255) as u8 })
     }
 
     /// Takes a row back from the flush buffer without a read.
@@ -324,7 +326,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
         page: &[u8],
     ) -> Result<()> {
         let state = progress[want.miss as usize];
-        let Progress::Candidates(left) = state else { return Ok(()) };
+        let Progress::Reading { left } = state else { return Ok(()) };
         let miss = misses[want.miss as usize];
         let (table, key) = self.key(miss);
         let layout = &self.class.layout;
@@ -348,7 +350,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
             // A tag matched, the key did not. After the last candidate the key is absent, if
             // nothing was written meanwhile; looking again tells.
             if left > 1 {
-                Progress::Candidates(left - 1)
+                Progress::Reading { left: left - 1 }
             } else {
                 self.absent(log, miss, want.miss, wanted)?
             }
@@ -356,7 +358,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
             self.make_room(log)?;
             let waiting = log.buffer.find(table.id(), key).is_some();
             if waiting || !log.index(table.id()).is_newest(key, want.slot) {
-                Progress::Again
+                Progress::Moved
             } else {
                 self.hand_over(log, miss, Source::Words(layout.row(page, at)), want.slot, None)?;
                 Progress::Done
@@ -414,8 +416,8 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
             in_memory || wanted.binary_search_by_key(&(*slot, index), |w| (w.slot, w.miss)).is_ok()
         };
         match log.find(table.id(), key, &mut slots) {
-            Place::Waiting(_) => return Ok(Progress::Again),
-            Place::Stored if !slots.iter().all(was_seen) => return Ok(Progress::Again),
+            Place::Waiting(_) => return Ok(Progress::Moved),
+            Place::Stored if !slots.iter().all(was_seen) => return Ok(Progress::Moved),
             Place::Stored | Place::Absent => {}
         }
         self.hand_over(log, miss, Source::Initial, 0, None)?;
