@@ -602,7 +602,7 @@ impl Residents for CacheOfClass<'_> {
 }
 
 /// Puts a dirty victim in the flush buffer; a clean one is gone.
-pub(super) fn keep_if_dirty(buffer: &mut FlushBuffer, victim: RowRef<'_>) {
+pub(super) fn park(buffer: &mut FlushBuffer, victim: RowRef<'_>) {
     if victim.dirty {
         buffer.push((victim.dirty_since, victim.table, victim.key, victim.origin), victim.words);
     }

@@ -5,7 +5,7 @@
 //! meanwhile is looked at again.
 
 use super::Inner;
-use super::engine::{Class, CommitStage, Engine, Table, keep_if_dirty};
+use super::engine::{Class, CommitStage, Engine, Table, park};
 use super::rows::{Keys, RowOp, RowView, visit};
 use crate::activation::{Branch, note};
 use crate::cache::{RowMut, RowRef};
@@ -469,7 +469,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
             Source::Initial => Some(&self.inner.metrics.initial),
             Source::Words(_) | Source::Blank => None,
         };
-        let (mut came, mut evicted, mut kept) = (0, (0, 0), Ok(()));
+        let (mut came, mut evicted, mut parked) = (0, (0, 0), Ok(()));
         let op = &mut *self.op;
         let next = op.next_use(batch, position);
         let use_row = |mut row: RowMut<'_>, fresh: bool| {
@@ -484,7 +484,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
         };
         let leave = |victim: RowRef<'_>| {
             evicted = (1, u64::from(victim.dirty));
-            kept = keep(log, self.class, victim);
+            parked = write_or_park(log, self.class, victim);
         };
         let fresh_key = match next {
             // A row that has left the flush buffer has nowhere else to be.
@@ -511,23 +511,23 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
         }
         self.inner.metrics.evicted.fetch_add(evicted.0, Ordering::Relaxed);
         self.inner.metrics.evicted_dirty.fetch_add(evicted.1, Ordering::Relaxed);
-        self.inner.poison_on_error(kept)
+        self.inner.poison_on_error(parked)
     }
 }
 
-/// Keeps a victim: one that belongs to the commit under way is written, another dirty one waits in
-/// the flush buffer, where there is a place for it.
-pub(super) fn keep(log: &mut ClassLog, class: &Class, victim: RowRef<'_>) -> Result<()> {
+/// What becomes of a victim: one that belongs to the commit under way is written, another dirty one
+/// is parked in the flush buffer, where there is a place for it.
+pub(super) fn write_or_park(log: &mut ClassLog, class: &Class, victim: RowRef<'_>) -> Result<()> {
     if victim.captured && class.stage() == CommitStage::Captured {
         note(Branch::CapturedVictim);
         let written = log.write_row(victim.table, victim.key, victim.origin, victim.words);
         log.owe_cleaning(1);
         if written.is_err() {
-            keep_if_dirty(&mut log.buffer, victim);
+            park(&mut log.buffer, victim);
         }
         return written.map(drop);
     }
-    keep_if_dirty(&mut log.buffer, victim);
+    park(&mut log.buffer, victim);
     Ok(())
 }
 

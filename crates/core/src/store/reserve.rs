@@ -3,7 +3,7 @@
 use super::Inner;
 use super::budget;
 use super::commit::Asker;
-use super::engine::{Class, CommitStage, Engine, keep_if_dirty};
+use super::engine::{Class, CommitStage, Engine, park};
 use super::journal::{JOURNAL_BYTES_PER_ROW, JOURNAL_BYTES_PER_TABLE};
 use super::rows::Keys;
 use crate::activation::{Branch, note};
@@ -225,7 +225,7 @@ impl Inner {
                 let mut evicted = 0;
                 let step = class.cache().take_way_step(sets, |victim| {
                     evicted += 1;
-                    keep_if_dirty(buffer, victim);
+                    park(buffer, victim);
                 });
                 self.metrics.evicted.fetch_add(evicted, Ordering::Relaxed);
                 match step {

@@ -2,7 +2,7 @@
 //! than rows one by one.
 
 use super::engine::{Class, Engine};
-use super::misses::keep;
+use super::misses::write_or_park;
 use super::{Inner, Store};
 use crate::error::Result;
 use crate::metrics::Timed;
@@ -152,7 +152,7 @@ impl Inner {
             }
             self.make_room(engine, class, &mut log)?;
             let log = &mut *log;
-            let mut kept = Ok(());
+            let mut parked = Ok(());
             cache.admit(
                 location,
                 id,
@@ -167,10 +167,10 @@ impl Inner {
                 |victim| {
                     // Another thread has taken the room.
                     evicted += 1;
-                    kept = keep(log, class, victim);
+                    parked = write_or_park(log, class, victim);
                 },
             );
-            self.poison_on_error(kept)?;
+            self.poison_on_error(parked)?;
         }
         warmed.loaded += loaded;
         self.metrics.loaded.fetch_add(loaded, Ordering::Relaxed);
