@@ -198,14 +198,14 @@ impl ClassPlan {
     }
 
     /// Index deltas are handed to the journal when they are this long.
-    pub(super) fn spill_bytes(&self) -> usize {
+    pub(super) fn journal_portion_bytes(&self) -> usize {
         (self.chunk_bytes / 2).min(SPILL_BYTES_MAX)
     }
 
     /// Bytes of index deltas that wait for the journal: not yet a portion, and what one flush, or
     /// the cleaning that it pays for, adds to it.
     pub(super) fn delta_bytes(&self) -> usize {
-        self.spill_bytes() + self.flush_rows * DELTA_BYTES
+        self.journal_portion_bytes() + self.flush_rows * DELTA_BYTES
     }
 
     fn buffer_bytes(&self, demand: &ClassDemand) -> u64 {

@@ -90,15 +90,19 @@ impl Inner {
         let Some(report) = unit else { return Ok(false) };
         self.metrics.cleaned_pages.fetch_add(report.pages, Ordering::Relaxed);
         self.metrics.moved_rows.fetch_add(report.rows_moved, Ordering::Relaxed);
-        self.spill_deltas(class, log, false)?;
+        self.journal_changes_if_many(class, log)?;
         Ok(true)
     }
 
-    /// Hands waiting deltas of a class to the journal when they are many, or `all`.
-    pub(super) fn spill_deltas(&self, class: &Class, log: &mut ClassLog, all: bool) -> Result<()> {
-        let bytes = log.delta_bytes();
-        let portion = class.tier.as_ref().map_or(0, |tier| tier.plan.spill_bytes());
-        if bytes == 0 || (!all && bytes < portion) {
+    /// Hands waiting deltas of a class to the journal when they are many.
+    pub(super) fn journal_changes_if_many(&self, class: &Class, log: &mut ClassLog) -> Result<()> {
+        let portion = class.tier.as_ref().map_or(0, |tier| tier.plan.journal_portion_bytes());
+        if log.delta_bytes() < portion { Ok(()) } else { self.journal_changes(class, log) }
+    }
+
+    /// Hands all waiting deltas of a class to the journal.
+    pub(super) fn journal_changes(&self, class: &Class, log: &mut ClassLog) -> Result<()> {
+        if log.delta_bytes() == 0 {
             return Ok(());
         }
         if class.stage() == CommitStage::Cut {
@@ -144,7 +148,7 @@ impl Inner {
             }
             let rows = log.buffer.len() as u64;
             log.flush_buffer(class.now())?;
-            self.spill_deltas(class, log, false)?;
+            self.journal_changes_if_many(class, log)?;
             self.clean_for(engine, class, log, rows)
         })();
         self.poison_on_error(result)

@@ -167,7 +167,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
         if self.class.stage() != CommitStage::None {
             // Victims of a commit that is under way are written without the buffer.
             self.inner.check_unpoisoned()?;
-            self.inner.poison_on_error(self.inner.spill_deltas(self.class, log, false))?;
+            self.inner.poison_on_error(self.inner.journal_changes_if_many(self.class, log))?;
         }
         match O::AHEAD {
             true if log.buffer.is_full() => self.inner.flush_now(self.engine, self.class, log),

@@ -180,7 +180,7 @@ impl Store {
             let mut log = class.log.lock();
             for (i, (key, (written, origin))) in distinct.iter().zip(find.found).enumerate() {
                 if i % KEYS_PER_SPILL == 0 {
-                    self.inner.spill_deltas(class, &mut log, false)?;
+                    self.inner.journal_changes_if_many(class, &mut log)?;
                 }
                 let origin = origin.unwrap_or_else(|| log.index(table.id()).slot_of(*key));
                 let cache = class.cache();
@@ -198,7 +198,7 @@ impl Store {
                 // as there are keys here, whose room in the journal is enough for both.
                 log.merge_partitions(table.id(), distinct.len());
             }
-            self.inner.spill_deltas(class, &mut log, false)
+            self.inner.journal_changes_if_many(class, &mut log)
         })();
         table.rows.fetch_sub(deleted, Ordering::Relaxed);
         table.changes.fetch_add(1, Ordering::Relaxed);

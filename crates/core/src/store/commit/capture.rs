@@ -190,7 +190,7 @@ impl Inner {
             result?;
             written += u64::from(stored.is_some());
         }
-        self.spill_deltas(class, log, false)?;
+        self.journal_changes_if_many(class, log)?;
         self.clean_for(engine, class, log, written)
     }
 
@@ -247,7 +247,7 @@ impl Inner {
         if written > 0 {
             note(Branch::PortionByVerb);
         }
-        self.spill_deltas(class, log, false)?;
+        self.journal_changes_if_many(class, log)?;
         self.clean_for(engine, class, log, written)
     }
 
@@ -278,7 +278,7 @@ impl Inner {
         let began = Some(log.epoch_began());
         let unsynced = log.finish_epoch()?;
         if !planted::is(Bug::DeltasLeftBehind) {
-            self.spill_deltas(class, log, true)?;
+            self.journal_changes(class, log)?;
         }
         // A journal file may begin with this commit, and its thread must not take this lock then.
         // Encoded only where one may, and before the lock that every verb takes.
