@@ -288,7 +288,7 @@ impl Inner {
         let bytes = fillings.as_ref().map(|fillings| fillings.len() as u64);
         let fillings_bytes = bytes.unwrap_or_else(|| log.fillings_bytes());
         let mut history = self.history.lock();
-        self.write_pieces(engine, class, log, &mut history)?;
+        self.write_index_pieces(engine, class, log, &mut history)?;
         let commit = history.under_way.as_mut().expect("a class is captured by a commit");
         commit.files.extend(unsynced);
         let counters = ClassCounters { id: class.record.id, sequence: log.sequence(), began };

@@ -28,7 +28,7 @@ impl Inner {
 
     /// Writes pieces of the indexes of a class that is being cut, as many as the changes of this
     /// epoch pay for. All its deltas so far are in the journal.
-    pub(super) fn write_pieces(
+    pub(super) fn write_index_pieces(
         &self,
         engine: &Engine,
         class: &Class,
