@@ -91,7 +91,7 @@ const READ_BUFFERS_USUAL: usize = buffers_for(READ_DEPTH_USUAL);
 const READ_BUFFERS_MIN: usize = 16;
 const READ_REQUEST_BYTES_MAX: usize = 16 << 10;
 /// Index deltas are handed to the journal in portions of at most about this size.
-const SPILL_BYTES_MAX: usize = 64 << 10;
+const JOURNAL_PORTION_BYTES_MAX: usize = 64 << 10;
 /// Bytes of one delta of a growing table.
 const DELTA_BYTES: usize = 16;
 /// Index bytes of a growing table per row, twice: a half more than eight.
@@ -199,7 +199,7 @@ impl ClassPlan {
 
     /// Index deltas are handed to the journal when they are this long.
     pub(super) fn journal_portion_bytes(&self) -> usize {
-        (self.chunk_bytes / 2).min(SPILL_BYTES_MAX)
+        (self.chunk_bytes / 2).min(JOURNAL_PORTION_BYTES_MAX)
     }
 
     /// Bytes of index deltas that wait for the journal: not yet a portion, and what one flush, or

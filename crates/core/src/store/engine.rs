@@ -122,18 +122,18 @@ impl Tier {
 /// How far a class is with the commit that is under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum CommitStage {
+pub(super) enum ClassPhase {
     /// No commit is under way, or it is recorded.
     None = 0,
     /// Rows of the commit may have to be written.
     Captured = 1,
     /// All are, and the next commit's may follow.
-    Cut = 2,
+    Closed = 2,
 }
 
-impl CommitStage {
+impl ClassPhase {
     fn of(code: u8) -> Self {
-        [Self::None, Self::Captured, Self::Cut][usize::from(code)]
+        [Self::None, Self::Captured, Self::Closed][usize::from(code)]
     }
 }
 
@@ -148,9 +148,9 @@ pub(super) struct Class {
     pub(super) tier: Option<Tier>,
     /// Stamp of the next change: batch by batch, position by position.
     pub(super) clock: AtomicU32,
-    /// How far the class is with the commit that is under way, a `CommitStage`. Changed under the
-    /// class lock, but for the way back from cut to none, once that commit is recorded.
-    pub(super) stage: AtomicU8,
+    /// How far the class is with the commit that is under way, a `ClassPhase`. Changed under the
+    /// class lock, but for the way back from closed to none, once that commit is recorded.
+    pub(super) phase: AtomicU8,
     /// Rows that running batches may still make dirty.
     pub(super) promised: AtomicU64,
     /// Rows of its dense tables, for `Table::first`.
@@ -184,7 +184,7 @@ impl Class {
             log: Mutex::new(log),
             tier: None,
             clock: AtomicU32::new(1),
-            stage: AtomicU8::new(CommitStage::None as u8),
+            phase: AtomicU8::new(ClassPhase::None as u8),
             promised: AtomicU64::new(0),
             dense_rows: 0,
             choices: Vec::new(),
@@ -262,9 +262,9 @@ impl Class {
     }
 
     /// How far this class is with the commit that is under way.
-    pub(super) fn stage(&self) -> CommitStage {
+    pub(super) fn phase(&self) -> ClassPhase {
         // Pairs with the releases where it is set.
-        CommitStage::of(self.stage.load(Ordering::Acquire))
+        ClassPhase::of(self.phase.load(Ordering::Acquire))
     }
 
     /// Rows that storage must have room for: dirty ones, waiting ones, promised ones.
@@ -592,7 +592,7 @@ impl Residents for CacheOfClass<'_> {
     }
 
     fn are_being_written(&self) -> bool {
-        self.class.stage() == CommitStage::Captured
+        self.class.phase() == ClassPhase::Captured
     }
 
     fn moved(&self, table: u16, key: u64, old_slot: u32, new_slot: u32) {

@@ -2,7 +2,7 @@
 //! dirty rows without a commit; and handing the deltas of the index to the journal.
 
 use super::Inner;
-use super::engine::{CacheOfClass, Class, CommitStage, Engine};
+use super::engine::{CacheOfClass, Class, ClassPhase, Engine};
 use super::journal::RecordKind;
 use crate::activation::{Branch, note};
 use crate::error::Result;
@@ -105,7 +105,7 @@ impl Inner {
         if log.delta_bytes() == 0 {
             return Ok(());
         }
-        if class.stage() == CommitStage::Cut {
+        if class.phase() == ClassPhase::Closed {
             // These deltas belong to the commit after the one that is not recorded yet.
             note(Branch::WaitedForRecord);
             self.wait_for_record();

@@ -5,7 +5,7 @@
 //! meanwhile is looked at again.
 
 use super::Inner;
-use super::engine::{Class, CommitStage, Engine, Table, park};
+use super::engine::{Class, ClassPhase, Engine, Table, park};
 use super::rows::{Keys, RowOp, RowView, visit};
 use crate::activation::{Branch, note};
 use crate::cache::{RowMut, RowRef};
@@ -164,7 +164,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
 
     /// A place in the flush buffer for one more victim.
     fn make_room(&self, log: &mut ClassLog) -> Result<()> {
-        if self.class.stage() != CommitStage::None {
+        if self.class.phase() != ClassPhase::None {
             // Victims of a commit that is under way are written without the buffer.
             self.inner.check_unpoisoned()?;
             self.inner.poison_on_error(self.inner.journal_changes_if_many(self.class, log))?;
@@ -518,7 +518,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
 /// What becomes of a victim: one that belongs to the commit under way is written, another dirty one
 /// is parked in the flush buffer, where there is a place for it.
 pub(super) fn write_or_park(log: &mut ClassLog, class: &Class, victim: RowRef<'_>) -> Result<()> {
-    if victim.captured && class.stage() == CommitStage::Captured {
+    if victim.captured && class.phase() == ClassPhase::Captured {
         note(Branch::CapturedVictim);
         let written = log.write_row(victim.table, victim.key, victim.origin, victim.words);
         log.owe_cleaning(1);

@@ -3,7 +3,7 @@
 use super::Inner;
 use super::budget;
 use super::commit::Asker;
-use super::engine::{Class, CommitStage, Engine, park};
+use super::engine::{Class, ClassPhase, Engine, park};
 use super::journal::{JOURNAL_BYTES_PER_ROW, JOURNAL_BYTES_PER_TABLE};
 use super::rows::Keys;
 use crate::activation::{Branch, note};
@@ -82,9 +82,9 @@ impl Inner {
         drop(history);
         // Cleaning needs room to move rows to, or it could never make any.
         let spare = self.segments_for_cleaning(class, log);
-        // What seals pages when the class is cut takes them from the next commit.
-        let sealed = match class.stage() {
-            CommitStage::Captured => (Stream::COUNT * class.layout.rows_per_page) as u64,
+        // What seals pages when the class is closed takes them from the next commit.
+        let sealed = match class.phase() {
+            ClassPhase::Captured => (Stream::COUNT * class.layout.rows_per_page) as u64,
             _ => 0,
         };
         let rows = rows + sealed;

@@ -87,7 +87,7 @@ impl Inner {
         }
     }
 
-    /// Completes the commit until it is recorded. The caller may hold a class that is cut.
+    /// Completes the commit until it is recorded. The caller may hold a class that is closed.
     pub(in crate::store) fn record_by_hand(&self) {
         let mut by_hand = self.by_hand();
         while let ByHand::Captured(work) = &mut *by_hand {

@@ -4,12 +4,12 @@
 //! about to change one of them writes it first, to the log's buffers: that is its copy. One that
 //! leaves the cache is written then. So until all captured rows of a class are written, its log
 //! holds nothing newer than the commit: what was changed after it waits in the cache and in the
-//! flush buffer, and who needs that buffer writes what is left of the captured rows. Then the class
-//! is cut: its pages are given to the device, its deltas to the journal, and what comes later
+//! flush buffer, and who needs that buffer writes what is left of the captured rows. Then the
+//! epoch of the class is closed: its pages are given to the device, its deltas to the journal, and what comes later
 //! belongs to the next commit; its deltas wait in memory until this commit is recorded.
 
 use super::super::Inner;
-use super::super::engine::{Class, CommitStage, Engine, Table};
+use super::super::engine::{Class, ClassPhase, Engine, Table};
 use super::super::journal::ClassCounters;
 use super::super::rows::Keys;
 use super::history::UnderWay;
@@ -26,7 +26,7 @@ use std::time::Duration;
 const CLEANED_PER_REFUSED_ROW: u64 = 4;
 /// Rows that are written at once while verbs wait for the class lock, at most.
 const PORTION_ROWS: usize = 256;
-/// How long the commit's thread waits for a class before it looks whether a verb has cut it.
+/// How long the commit's thread waits for a class before it looks whether a verb has closed it.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 /// Rows that are sorted at once, at least.
 const SORT_ROWS_MIN: usize = 1 << 16;
@@ -105,7 +105,7 @@ fn upper(bin: usize, shift: u32) -> u32 {
 
 impl Inner {
     /// Writes a portion of a class's captured rows; true when there are none left, and the class is
-    /// cut.
+    /// closed.
     pub(super) fn write_portion(
         &self,
         engine: &Engine,
@@ -117,23 +117,23 @@ impl Inner {
             let most = tier.plan.flush_rows.min(PORTION_ROWS);
             portions.get_or_insert_with(new).next(&tier.cache, most)
         });
-        // Never waits for a class that is cut: who holds it may wait for the record.
+        // Never waits for a class that is closed: who holds it may wait for the record.
         let mut log = loop {
-            if class.stage() != CommitStage::Captured {
+            if class.phase() != ClassPhase::Captured {
                 return Ok(true); // a verb has done the rest
             }
             if let Some(log) = class.log.try_lock_for(LOOK_AGAIN) {
                 break log;
             }
         };
-        if class.stage() != CommitStage::Captured {
+        if class.phase() != ClassPhase::Captured {
             return Ok(true);
         }
         // What a verb could not write of this commit is lost to it.
         self.check_writable()?;
         let written = match rows {
             Some(rows) => self.write_slots(engine, class, &mut log, rows),
-            None => self.cut(engine, class, &mut log),
+            None => self.close_epoch(engine, class, &mut log),
         };
         // Before others see what of it the index names.
         self.poison_on_error(written)?;
@@ -149,12 +149,12 @@ impl Inner {
         class: &Class,
         log: &mut ClassLog,
     ) -> Result<()> {
-        if class.stage() != CommitStage::Captured {
+        if class.phase() != ClassPhase::Captured {
             return Ok(());
         }
         note(Branch::FinishedByVerb);
         self.write_captured(engine, class, log)?;
-        self.cut(engine, class, log)
+        self.close_epoch(engine, class, log)
     }
 
     /// Writes all captured rows of a class.
@@ -207,7 +207,7 @@ impl Inner {
             let class = &engine.classes[table.class];
             let Some(tier) = &class.tier else { continue };
             for keys in keys.chunks(tier.plan.flush_rows.max(1)) {
-                if class.stage() != CommitStage::Captured {
+                if class.phase() != ClassPhase::Captured {
                     break;
                 }
                 let mut log = class.lock(&self.metrics);
@@ -227,7 +227,7 @@ impl Inner {
         table: &Table,
         keys: &[u64],
     ) -> Result<()> {
-        if class.stage() != CommitStage::Captured {
+        if class.phase() != ClassPhase::Captured {
             return Ok(());
         }
         let (cache, mut written, mut result) = (class.cache(), 0, Ok(()));
@@ -271,7 +271,7 @@ impl Inner {
     }
 
     /// All captured rows of a class are written: from here on its log takes the next commit's.
-    fn cut(&self, engine: &Engine, class: &Class, log: &mut ClassLog) -> Result<()> {
+    fn close_epoch(&self, engine: &Engine, class: &Class, log: &mut ClassLog) -> Result<()> {
         if class.tier.is_some() {
             self.clean_for_refused(engine, class, log)?;
         }
@@ -304,7 +304,7 @@ impl Inner {
                 commit.partitions.push((table, index.partitions()));
             }
         }
-        class.stage.store(CommitStage::Cut as u8, Ordering::Release);
+        class.phase.store(ClassPhase::Closed as u8, Ordering::Release);
         Ok(())
     }
 }

@@ -26,7 +26,7 @@ impl Inner {
         if self.options.max_disk_bytes.is_some() { 4 } else { 2 }
     }
 
-    /// Writes pieces of the indexes of a class that is being cut, as many as the changes of this
+    /// Writes pieces of the indexes of a class that is being closed, as many as the changes of this
     /// epoch pay for. All its deltas so far are in the journal.
     pub(super) fn write_index_pieces(
         &self,
@@ -45,7 +45,7 @@ impl Inner {
         // Pieces are worth only room that rows to be written and the commit itself do not need.
         let to_come = class.journal_bytes(log) + engine.journal_bytes_beside(class);
         let kept = to_come + self.journal_bytes_of_commits(history);
-        // Class by class, as they are cut, so that one commit can write all.
+        // Class by class, as they are closed, so that one commit can write all.
         let mut tables: Vec<&Table> = engine.tables.iter().collect();
         tables.sort_by_key(|table| table.class);
         let mut payload = std::mem::take(&mut history.payload);

@@ -23,7 +23,7 @@ pub use pending::PendingCommit;
 pub(super) use refused::{Asker, Refused};
 pub(super) use spare::{NAME as SPARE, Spare};
 
-use super::engine::{CommitStage, Engine};
+use super::engine::{ClassPhase, Engine};
 use super::head::{self, Head};
 use super::journal::{CommitRecord, JOURNAL_BYTES_PER_COMMIT, RecordKind, TableCounters};
 use super::state::STATE_BYTES_KEPT_FREE;
@@ -43,7 +43,7 @@ const META_BYTES_MAX: usize = 256 << 10;
 /// What is left to do of a captured commit.
 #[derive(Default)]
 pub(super) struct Work {
-    /// Classes before this one are cut.
+    /// Classes before this one are closed.
     class: usize,
     portions: Option<Portions>,
 }
@@ -203,7 +203,7 @@ impl Inner {
             if let Some(tier) = &class.tier {
                 tier.cache.capture();
             }
-            class.stage.store(CommitStage::Captured as u8, Ordering::Release);
+            class.phase.store(ClassPhase::Captured as u8, Ordering::Release);
         }
         Ok(())
     }
@@ -304,9 +304,9 @@ impl Inner {
             self.drop_old_files(history, oldest_kept, needed)?;
             self.begin_cycle_if_due(engine, history, &made)?;
         }
-        // All are cut. Not under the class locks: who holds one may wait for what comes next.
+        // All are closed. Not under the class locks: who holds one may wait for what comes next.
         for class in &engine.classes {
-            class.stage.store(CommitStage::None as u8, Ordering::Release);
+            class.phase.store(ClassPhase::None as u8, Ordering::Release);
         }
         self.committing.recorded();
         Ok(Made { info, oldest_kept, needed })
@@ -337,7 +337,7 @@ impl Inner {
     }
 
     /// Waits until the commit that is under way is recorded, or has failed. Its thread takes no
-    /// lock of a class that is cut before.
+    /// lock of a class that is closed before.
     pub(super) fn wait_for_record(&self) {
         let begin = Instant::now();
         #[cfg(any(test, feature = "testing"))]
@@ -422,7 +422,7 @@ impl Drop for CommitOver<'_> {
             let engine = inner.engine.read_recursive();
             for class in &engine.classes {
                 let _log = class.log.lock();
-                class.stage.store(CommitStage::None as u8, Ordering::Release);
+                class.phase.store(ClassPhase::None as u8, Ordering::Release);
             }
             drop(engine);
             inner.give_up_commit();
