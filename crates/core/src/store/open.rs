@@ -165,7 +165,7 @@ impl Store {
             pid: std::process::id(),
             engine: RwLock::new(engine),
             history: Mutex::new(history),
-            committing: super::Committing::default(),
+            commit_gate: super::CommitGate::default(),
             metrics: Metrics::default(),
             window: super::window::Window::new(),
             rows_disk_bytes: AtomicU64::new(rows_disk_bytes),

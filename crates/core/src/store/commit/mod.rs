@@ -18,7 +18,7 @@ mod refused;
 mod spare;
 
 pub(super) use history::{History, KeptSums};
-pub(super) use pending::Committing;
+pub(super) use pending::CommitGate;
 pub use pending::PendingCommit;
 pub(super) use refused::{Asker, Refused};
 pub(super) use spare::{NAME as SPARE, Spare};
@@ -137,7 +137,7 @@ impl Inner {
             self.give_up_commit();
         }
         self.poison_on_error(captured)?;
-        self.committing.begin();
+        self.commit_gate.begin();
         Ok(Work::default())
     }
 
@@ -308,7 +308,7 @@ impl Inner {
         for class in &engine.classes {
             class.phase.store(ClassPhase::None as u8, Ordering::Release);
         }
-        self.committing.recorded();
+        self.commit_gate.recorded();
         Ok(Made { info, oldest_kept, needed })
     }
 
@@ -342,7 +342,7 @@ impl Inner {
         let begin = Instant::now();
         #[cfg(any(test, feature = "testing"))]
         self.record_by_hand();
-        self.committing.wait_until_recorded();
+        self.commit_gate.wait_until_recorded();
         self.count_commit(begin);
     }
 
@@ -418,7 +418,7 @@ impl Drop for CommitOver<'_> {
         let inner = self.inner;
         if !self.made {
             // Who waits for the record goes on first, and gives up its class.
-            inner.committing.recorded();
+            inner.commit_gate.recorded();
             let engine = inner.engine.read_recursive();
             for class in &engine.classes {
                 let _log = class.log.lock();
@@ -427,6 +427,6 @@ impl Drop for CommitOver<'_> {
             drop(engine);
             inner.give_up_commit();
         }
-        inner.committing.over();
+        inner.commit_gate.over();
     }
 }
