@@ -390,7 +390,7 @@ pub(super) fn history_of(recovered: &Recovered) -> History {
         spare: Spare::default(),
         synced_to: recovered.synced_to,
         next_sequence: last.map_or(0, |c| c.info.sequence) + 1,
-        under_way: None,
+        in_flight: None,
         written_before: 0,
         rows_before: 0,
         payload: Vec::new(),

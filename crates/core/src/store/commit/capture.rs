@@ -12,7 +12,7 @@ use super::super::Inner;
 use super::super::engine::{Class, ClassPhase, Engine, Table};
 use super::super::journal::ClassCounters;
 use super::super::rows::Keys;
-use super::history::UnderWay;
+use super::history::InFlightCommit;
 use crate::activation::{Branch, note};
 use crate::cache::{Cache, RowRef};
 use crate::error::Result;
@@ -282,14 +282,14 @@ impl Inner {
         }
         // A journal file may begin with this commit, and its thread must not take this lock then.
         // Encoded only where one may, and before the lock that every verb takes.
-        let wants = |commit: &UnderWay| commit.wants_fillings;
-        let wanted = self.history.lock().under_way.as_ref().is_some_and(wants);
+        let wants = |commit: &InFlightCommit| commit.wants_fillings;
+        let wanted = self.history.lock().in_flight.as_ref().is_some_and(wants);
         let fillings = wanted.then(|| log.fillings());
         let bytes = fillings.as_ref().map(|fillings| fillings.len() as u64);
         let fillings_bytes = bytes.unwrap_or_else(|| log.fillings_bytes());
         let mut history = self.history.lock();
         self.write_index_pieces(engine, class, log, &mut history)?;
-        let commit = history.under_way.as_mut().expect("a class is captured by a commit");
+        let commit = history.in_flight.as_mut().expect("a class is captured by a commit");
         commit.files.extend(unsynced);
         let counters = ClassCounters { id: class.record.id, sequence: log.sequence(), began };
         commit.classes.push(counters);

@@ -8,7 +8,7 @@ use super::super::journal::{
 };
 use super::super::pieces::{pieces_of, read_piece_from};
 use super::super::{Inner, has_file, state};
-use super::history::{CYCLE_BYTES_MIN, History, UnderWay, json};
+use super::history::{CYCLE_BYTES_MIN, History, InFlightCommit, json};
 use crate::activation::{Branch, note};
 use crate::error::{ErrorKind, Result};
 use crate::io::blocks_of;
@@ -201,7 +201,7 @@ impl Inner {
         &self,
         engine: &Engine,
         history: &mut History,
-        made: &UnderWay,
+        made: &InFlightCommit,
     ) -> Result<()> {
         let index = made.index_bytes;
         history.index_bytes = index;
@@ -278,7 +278,7 @@ impl Inner {
 }
 
 /// What a journal file begins with, of a commit whose fillings were wanted.
-fn catalog(engine: &Engine, made: &UnderWay) -> Vec<(RecordKind, Vec<u8>)> {
+fn catalog(engine: &Engine, made: &InFlightCommit) -> Vec<(RecordKind, Vec<u8>)> {
     let classes = engine.classes.iter().map(|class| {
         let fillings = made.fillings.iter().find(|(id, _)| *id == class.record.id);
         let fillings = fillings.map(|(_, fillings)| fillings.clone()).unwrap_or_default();

@@ -19,7 +19,7 @@ const STATES_AHEAD: usize = 3;
 const SMALL_FILES_BYTES: u64 = 3 * BLOCK_BYTES;
 
 /// A commit that is captured and not recorded yet.
-pub(in crate::store) struct UnderWay {
+pub(in crate::store) struct InFlightCommit {
     pub(super) info: CommitInfo,
     /// Bytes of its record, at most.
     pub(super) record_bytes: u64,
@@ -106,7 +106,7 @@ pub(in crate::store) struct History {
     /// The commit that is being prepared.
     pub(in crate::store) next_sequence: u64,
     /// The commit that is captured and not recorded yet.
-    pub(in crate::store) under_way: Option<UnderWay>,
+    pub(in crate::store) in_flight: Option<InFlightCommit>,
     /// Bytes written when the last commit was made, to tell what the next one cost.
     pub(in crate::store) written_before: u64,
     /// Rows written when the last commit was made.
@@ -141,14 +141,14 @@ impl History {
     }
 
     fn state_bytes_under_way(&self) -> u64 {
-        self.under_way.as_ref().map_or(0, |commit| commit.info.state_bytes)
+        self.in_flight.as_ref().map_or(0, |commit| commit.info.state_bytes)
     }
 
     /// How many states will lie on disk beside those that do, where `keep` commits are kept: the
     /// oldest goes when the newest is durable. No more than [`STATES_AHEAD`] are looked ahead.
     pub(in crate::store) fn states_to_come(&self, keep: usize) -> u64 {
-        let written = self.kept.len() + usize::from(self.under_way.is_some());
-        let least = usize::from(self.under_way.is_none());
+        let written = self.kept.len() + usize::from(self.in_flight.is_some());
+        let least = usize::from(self.in_flight.is_none());
         let to_come = keep.max(1).saturating_add(1).saturating_sub(written);
         to_come.clamp(least, STATES_AHEAD) as u64
     }
@@ -210,7 +210,7 @@ impl History {
     /// way (`bytes_kept_free` of a disk bound), for both.
     pub(in crate::store) fn journal_bytes_of_commits(&self, kept_free: bool) -> u64 {
         let next = JOURNAL_BYTES_PER_COMMIT + self.last_record_bytes();
-        match &self.under_way {
+        match &self.in_flight {
             None => next,
             Some(made) => {
                 let behind = if kept_free { 0 } else { next };

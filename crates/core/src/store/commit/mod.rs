@@ -33,7 +33,7 @@ use crate::error::{Result, bail};
 use crate::io::blocks_of;
 use crate::planted::{self, Bug};
 use capture::Portions;
-use history::{UnderWay, record_bytes};
+use history::{InFlightCommit, record_bytes};
 use std::sync::atomic::Ordering;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -175,7 +175,7 @@ impl Inner {
         let mut history = self.history.lock();
         let oldest_kept = self.oldest_to_keep(&history);
         let wants_fillings = self.cycle_may_be_due(engine, &history, record_bytes);
-        history.under_way = Some(UnderWay {
+        history.in_flight = Some(InFlightCommit {
             info,
             record_bytes,
             state,
@@ -241,7 +241,7 @@ impl Inner {
         let (files, journal, mut record) = {
             let mut history = self.history.lock();
             let journal = history.journal().file();
-            let made = history.under_way.as_mut().expect("a commit is under way");
+            let made = history.in_flight.as_mut().expect("a commit is under way");
             made.classes.sort_unstable_by_key(|counters| counters.id);
             let record = CommitRecord {
                 info: made.info.clone(),
@@ -273,7 +273,7 @@ impl Inner {
         {
             let mut history = self.history.lock();
             let history = &mut *history;
-            let made = history.under_way.as_ref().expect("a commit is under way");
+            let made = history.in_flight.as_ref().expect("a commit is under way");
             let (rows, pages) = (made.rows_written, made.page_bytes);
             record.info.rows_flushed = rows - history.rows_before;
             history.rows_before = rows;
@@ -296,7 +296,7 @@ impl Inner {
         {
             let mut history = self.history.lock();
             let history = &mut *history;
-            let made = history.under_way.take().expect("a commit is under way");
+            let made = history.in_flight.take().expect("a commit is under way");
             history.next_sequence += 1;
             history.epoch_deltas = 0;
             history.epoch_pieces = 0;
@@ -329,7 +329,7 @@ impl Inner {
 
     /// Counts what the commit under way would have made durable as uncommitted again.
     fn give_up_commit(&self) {
-        let failed = self.history.lock().under_way.take();
+        let failed = self.history.lock().in_flight.take();
         if let Some(failed) = failed {
             self.batches_since_commit.fetch_add(failed.batches, Ordering::Relaxed);
             self.rows_since_commit.fetch_add(failed.rows, Ordering::Relaxed);
