@@ -37,12 +37,11 @@ impl Inner {
         log: &mut ClassLog,
         rows: u64,
     ) -> Result<()> {
-        log.owe_cleaning(rows);
+        log.pay_for_cleaning(rows);
         loop {
             let most = self.most_slots(class, log);
-            if !log.needs_cleaning(most)
-                || !self.clean_unit(engine, class, log, log.pressure(most))?
-            {
+            log.settle_credit(most);
+            if !log.cleaning_is_due() || !self.clean_unit(engine, class, log, log.pressure(most))? {
                 return Ok(());
             }
         }

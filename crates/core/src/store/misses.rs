@@ -521,7 +521,7 @@ pub(super) fn write_or_park(log: &mut ClassLog, class: &Class, victim: RowRef<'_
     if victim.captured && class.phase() == ClassPhase::Captured {
         note(Branch::CapturedVictim);
         let written = log.write_row(victim.table, victim.key, victim.origin, victim.words);
-        log.owe_cleaning(1);
+        log.pay_for_cleaning(1);
         if written.is_err() {
             park(&mut log.buffer, victim);
         }
