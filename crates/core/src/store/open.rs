@@ -385,7 +385,7 @@ pub(super) fn history_of(recovered: &Recovered) -> History {
         epoch_pieces: 0,
         cycle_pieces: 0,
         refused: Refused::default(),
-        short_of_journal: false,
+        journal_was_full: false,
         hurries: false,
         spare: Spare::default(),
         synced_to: recovered.synced_to,

@@ -36,7 +36,7 @@ impl Inner {
         history: &mut History,
     ) -> Result<()> {
         let Some((mut at, mut piece)) = history.cursor else { return Ok(()) };
-        let most = if history.short_of_journal || history.hurries {
+        let most = if history.journal_was_full || history.hurries {
             // The sooner the round is complete, the sooner the older files go.
             u64::MAX
         } else {
@@ -176,7 +176,7 @@ impl Inner {
     fn cycle_bytes_due(&self, history: &History, index_bytes: u64) -> u64 {
         // Under a disk bound the journal has to stay short.
         let usual = index_bytes / if self.options.max_disk_bytes.is_some() { 2 } else { 1 };
-        if history.short_of_journal { PIECE_BYTES_MIN } else { usual.max(CYCLE_BYTES_MIN) }
+        if history.journal_was_full { PIECE_BYTES_MIN } else { usual.max(CYCLE_BYTES_MIN) }
     }
 
     /// Whether a journal file may begin with the commit that is being captured. Where that turns
@@ -206,12 +206,12 @@ impl Inner {
         let index = made.index_bytes;
         history.index_bytes = index;
         history.refused.commit_made();
-        let short = history.short_of_journal;
+        let short = history.journal_was_full;
         let is_due = history.cycle_bytes >= self.cycle_bytes_due(history, index);
         if history.cursor.is_some() || (is_due && !made.wants_fillings) {
             return Ok(());
         }
-        history.short_of_journal = false;
+        history.journal_was_full = false;
         if !is_due {
             return Ok(());
         }
@@ -242,7 +242,7 @@ impl Inner {
             }
             // The commit is made; without room the old file goes on.
             Err(error) if error.kind() == ErrorKind::Full => {
-                history.short_of_journal |= short;
+                history.journal_was_full |= short;
                 return self.remove_if_there(&name_of(number));
             }
             Err(error) => return Err(error),

@@ -96,7 +96,7 @@ pub(in crate::store) struct History {
     /// What was refused as `Full`.
     pub(in crate::store) refused: Refused,
     /// True when the journal had no room: the next commit that can begins another file.
-    pub(in crate::store) short_of_journal: bool,
+    pub(in crate::store) journal_was_full: bool,
     /// True while the pieces of such a file are being written.
     pub(in crate::store) hurries: bool,
     /// Up to here the journal file of the opened commit is known to be on the disk.
