@@ -152,7 +152,7 @@ pub(super) struct Class {
     /// class lock, but for the way back from closed to none, once that commit is recorded.
     pub(super) phase: AtomicU8,
     /// Rows that running batches may still make dirty.
-    pub(super) promised: AtomicU64,
+    pub(super) reserved_rows: AtomicU64,
     /// Rows of its dense tables, for `Table::first`.
     pub(super) dense_rows: u64,
     /// Page sizes that it could have had, of a class that was not found in the store.
@@ -185,7 +185,7 @@ impl Class {
             tier: None,
             clock: AtomicU32::new(1),
             phase: AtomicU8::new(ClassPhase::None as u8),
-            promised: AtomicU64::new(0),
+            reserved_rows: AtomicU64::new(0),
             dense_rows: 0,
             choices: Vec::new(),
         })
@@ -267,13 +267,13 @@ impl Class {
         ClassPhase::of(self.phase.load(Ordering::Acquire))
     }
 
-    /// Rows that storage must have room for: dirty ones, waiting ones, promised ones.
+    /// Rows that storage must have room for: dirty ones, waiting ones, reserved ones.
     pub(super) fn unwritten_rows(&self, log: &ClassLog) -> u64 {
-        // Promised ones first: they cover what a verb that goes on has not counted as dirty yet.
-        // Pairs with the release in `end_promise`.
-        let promised = self.promised.load(Ordering::Acquire);
+        // Reserved ones first: they cover what a verb that goes on has not counted as dirty yet.
+        // Pairs with the release in `end_reservation`.
+        let reserved = self.reserved_rows.load(Ordering::Acquire);
         let dirty = self.tier.as_ref().map_or(0, |tier| tier.cache.dirty_rows());
-        promised + dirty + log.buffer.len() as u64
+        reserved + dirty + log.buffer.len() as u64
     }
 
     /// Bytes of segments in use that newest copies do not fill; none while another thread has the
@@ -296,11 +296,11 @@ impl Class {
             return self.journal_bytes(&log);
         }
         // Promised rows first, as in `unwritten_rows`.
-        let promised = self.promised.load(Ordering::Acquire);
+        let reserved = self.reserved_rows.load(Ordering::Acquire);
         let (rows, deltas) = self.tier.as_ref().map_or((0, 0), |tier| {
             (tier.cache.dirty_rows() + tier.plan.flush_rows as u64, tier.plan.delta_bytes())
         });
-        (promised + rows) * JOURNAL_BYTES_PER_ROW + deltas as u64
+        (reserved + rows) * JOURNAL_BYTES_PER_ROW + deltas as u64
     }
 }
 

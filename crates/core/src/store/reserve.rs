@@ -19,7 +19,7 @@ const SHRINK_SETS: u32 = 64;
 impl Inner {
     /// Makes sure that a batch that changes these rows cannot run out of disk, and that its new
     /// keys fit the budget. `Full` and `Budget` come before anything changed. Each reserve is
-    /// followed by `end_promise` with the same keys.
+    /// followed by `end_reservation` with the same keys.
     pub(super) fn reserve(&self, engine: &Engine, keys: &[Keys<'_>]) -> Result<()> {
         self.prepare_writing()?;
         self.settle_room(engine)?;
@@ -30,9 +30,9 @@ impl Inner {
             if rows == 0 {
                 continue;
             }
-            class.promised.fetch_add(rows, Ordering::Relaxed);
+            class.reserved_rows.fetch_add(rows, Ordering::Relaxed);
             if let Err(error) = self.reserve_class(engine, class) {
-                self.end_promise(&engine.classes[..=i], keys);
+                self.end_reservation(&engine.classes[..=i], keys);
                 return Err(self.advise(engine, error));
             }
         }
@@ -76,7 +76,7 @@ impl Inner {
     ) -> Result<()> {
         let (own, id) = (class.journal_bytes(log), class.record.id);
         let mut history = self.history.lock();
-        // Under this lock, so that of two threads the later one sees what both have promised.
+        // Under this lock, so that of two threads the later one sees what both have reserved.
         let bytes = own + engine.journal_bytes_beside(class);
         self.reserve_to_change(&mut history, Asker::Changes(id), bytes)?;
         drop(history);
@@ -94,7 +94,7 @@ impl Inner {
             Ok(()) => self.history.lock().refused.accept(Asker::Rows(id)),
             Err(error) if error.kind() == ErrorKind::Full => {
                 // Those that were written before are on storage once it asks again.
-                let asked = class.promised.load(Ordering::Relaxed) + sealed;
+                let asked = class.reserved_rows.load(Ordering::Relaxed) + sealed;
                 self.note_refused_rows(id, log.lacking_bytes(rows, spare), asked);
             }
             Err(_) => {}
@@ -131,11 +131,11 @@ impl Inner {
         result
     }
 
-    /// Takes back what `reserve` promised of these classes, the first ones of an engine's.
-    pub(super) fn end_promise(&self, classes: &[Class], keys: &[Keys<'_>]) {
+    /// Takes back what `reserve` reserved of these classes, the first ones of an engine's.
+    pub(super) fn end_reservation(&self, classes: &[Class], keys: &[Keys<'_>]) {
         for (i, class) in classes.iter().enumerate() {
             // Pairs with the acquires in `unwritten_rows` and `journal_bytes_at_most`.
-            class.promised.fetch_sub(rows_of_class(keys, i), Ordering::Release);
+            class.reserved_rows.fetch_sub(rows_of_class(keys, i), Ordering::Release);
         }
     }
 

@@ -255,7 +255,7 @@ impl Inner {
             batch.table.changes.fetch_add(1, Ordering::Relaxed);
         }
         self.note_batch(rows);
-        self.end_promise(&engine.classes, keys);
+        self.end_reservation(&engine.classes, keys);
         self.poison_on_error(result)?;
         Ok(rows)
     }

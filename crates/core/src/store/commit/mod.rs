@@ -359,7 +359,7 @@ impl Inner {
             journal += class.journal_bytes(&log);
             let unwritten = class.unwritten_rows(&log);
             if unwritten > 0 {
-                // They were promised; nobody else grows a file meanwhile.
+                // They were reserved; nobody else grows a file meanwhile.
                 let before = log.disk_bytes();
                 let reserved = log.reserve(unwritten, 0, u64::MAX);
                 self.rows_disk_bytes.fetch_add(log.disk_bytes() - before, Ordering::Relaxed);

@@ -315,7 +315,7 @@ fn tables_of_one_call_must_fit_the_disk_together_or_none_is_changed() {
         let error = store.put(&tables).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Full, "{error}");
         for class in &store.inner.planned_engine().unwrap().classes {
-            assert_eq!(class.promised.load(Ordering::Relaxed), 0);
+            assert_eq!(class.reserved_rows.load(Ordering::Relaxed), 0);
         }
         for table in [one, two, other] {
             assert_eq!(store.len(table).unwrap(), 0);
