@@ -88,13 +88,16 @@ impl Drop for Timed<'_> {
 }
 
 impl Metrics {
-    /// Counts a bulk read, of a verb or ahead of verbs, which do not wait for it.
-    pub fn add_read(&self, report: &ReadReport, ahead: bool) {
+    /// Counts a bulk read of a verb.
+    pub fn add_read(&self, report: &ReadReport) {
+        self.add_read_ahead(report);
+        self.read_wait_ns.fetch_add(report.waited.as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    /// Counts a bulk read ahead of verbs, which do not wait for it.
+    pub fn add_read_ahead(&self, report: &ReadReport) {
         self.requests.fetch_add(report.requests, Ordering::Relaxed);
         self.pages_read.fetch_add(report.pages, Ordering::Relaxed);
         self.bytes_read.fetch_add(report.bytes, Ordering::Relaxed);
-        if !ahead {
-            self.read_wait_ns.fetch_add(report.waited.as_nanos() as u64, Ordering::Relaxed);
-        }
     }
 }

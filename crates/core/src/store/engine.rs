@@ -24,7 +24,7 @@ use crate::row::RowLayout;
 use crate::storage::Residents;
 use crate::storage::log::fillings::Fillings;
 use crate::storage::log::{
-    ClassLog, FlushBuffer, PageLayout, PageReader, Segments, TableIndex, Writer,
+    ClassLog, DirtyRow, FlushBuffer, PageLayout, PageReader, Segments, TableIndex, Writer,
 };
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
@@ -112,10 +112,14 @@ pub(super) struct Tier {
 }
 
 impl Tier {
-    /// Who reads pages for verbs, or ahead of them.
-    pub(super) fn readers(&self, ahead: bool) -> Arc<Pool<PageReader>> {
-        let own = if ahead { self.ahead.lock().clone() } else { None };
-        own.unwrap_or_else(|| self.readers.clone())
+    /// The readers of pages for verbs.
+    pub(super) fn readers(&self) -> Arc<Pool<PageReader>> {
+        self.readers.clone()
+    }
+
+    /// The readers of pages ahead of verbs: the look-ahead window's own, or else those of verbs.
+    pub(super) fn readers_ahead(&self) -> Arc<Pool<PageReader>> {
+        self.ahead.lock().clone().unwrap_or_else(|| self.readers.clone())
     }
 }
 
@@ -604,6 +608,7 @@ impl Residents for CacheOfClass<'_> {
 /// Puts a dirty victim in the flush buffer; a clean one is gone.
 pub(super) fn park(buffer: &mut FlushBuffer, victim: RowRef<'_>) {
     if victim.dirty {
-        buffer.push((victim.dirty_since, victim.table, victim.key, victim.origin), victim.words);
+        let RowRef { table, key, dirty_since, origin, words, .. } = victim;
+        buffer.push(DirtyRow { table, key, dirty_since, origin, words });
     }
 }

@@ -294,7 +294,9 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
         wanted.sort_unstable_by_key(|w| (w.slot, w.miss));
         let mut pages: Vec<u32> = wanted.iter().map(|w| w.slot / per_page).collect();
         pages.dedup();
-        let report = class.tier().readers(O::AHEAD).with(|reader| {
+        let tier = class.tier();
+        let readers = if O::AHEAD { tier.readers_ahead() } else { tier.readers() };
+        let report = readers.with(|reader| {
             reader.read(&class.file, &class.layout, &pages, &mut |number, page| {
                 let first = wanted.partition_point(|w| w.slot < number * per_page);
                 let here = wanted[first..].iter().take_while(|w| w.slot / per_page == number);
@@ -311,7 +313,12 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
                 Ok(())
             })
         })?;
-        self.inner.metrics.add_read(&report, O::AHEAD);
+        let metrics = &self.inner.metrics;
+        if O::AHEAD {
+            metrics.add_read_ahead(&report)
+        } else {
+            metrics.add_read(&report)
+        }
         self.inner.note_read();
         Ok(report)
     }

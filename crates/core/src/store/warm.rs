@@ -100,13 +100,13 @@ impl Inner {
                 some.retain(|page| log.page_in_memory(page * per_page).is_none());
             }
             let mut warmed = Warmed::default();
-            let read = class.tier().readers(false).with(|reader| {
+            let read = class.tier().readers().with(|reader| {
                 reader.read(&class.file, &class.layout, &some, &mut |page, bytes| {
-                    self.admit_page(engine, number, class, (page, bytes), &mut warmed)
+                    self.admit_page(engine, number, class, page, bytes, &mut warmed)
                 })
             });
             let report = read.map_err(|error| self.after_failed_write(error))?;
-            self.metrics.add_read(&report, false);
+            self.metrics.add_read(&report);
             loaded += warmed.loaded;
             let nearly_full = cache.row_capacity() as f64 * FULL_SHARE;
             if cache.resident_rows() as f64 >= nearly_full && warmed.hardly_any_came() {
@@ -122,7 +122,8 @@ impl Inner {
         engine: &Engine,
         number: usize,
         class: &Class,
-        (page, bytes): (u32, &[u8]),
+        page: u32,
+        bytes: &[u8],
         warmed: &mut Warmed,
     ) -> Result<()> {
         let (layout, cache) = (&class.layout, class.cache());

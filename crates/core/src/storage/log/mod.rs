@@ -18,7 +18,7 @@ mod segments;
 mod writer;
 
 pub use cleaner::CleanReport;
-pub use flush::FlushBuffer;
+pub use flush::{DirtyRow, FlushBuffer};
 pub use page::PageLayout;
 pub use reader::{PageReader, ReadReport};
 pub use segments::{Pressure, Segments};
@@ -146,6 +146,17 @@ pub enum Place {
 /// from 0.15 to 0.5 moved equally many rows.
 const HOT_SHARE: f64 = 0.25;
 
+/// What a log has written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Written {
+    /// Rows that verbs changed.
+    pub rows: u64,
+    /// Rows that cleaning moved.
+    pub rows_moved: u64,
+    /// Pages with either.
+    pub pages: u64,
+}
+
 /// The log of one row class.
 pub struct ClassLog {
     layout: PageLayout,
@@ -271,9 +282,13 @@ impl ClassLog {
         self.segment_bytes / self.layout.page_bytes as u64 * self.layout.rows_per_page as u64
     }
 
-    /// Rows written since open, moved ones apart, and pages.
-    pub fn written(&self) -> (u64, u64, u64) {
-        (self.rows_written, self.rows_moved, self.pages_before + self.writer.pages_written())
+    /// What was written since open.
+    pub fn written(&self) -> Written {
+        Written {
+            rows: self.rows_written,
+            rows_moved: self.rows_moved,
+            pages: self.pages_before + self.writer.pages_written(),
+        }
     }
 
     /// Sequence number of the newest page.
@@ -498,7 +513,7 @@ impl ClassLog {
     /// synced for all of it to be durable.
     pub fn finish_epoch(&mut self) -> Result<Option<Arc<dyn File>>> {
         let open = self.writer.finish(&mut self.segments)?;
-        let written = self.written().2;
+        let written = self.written().pages;
         let unsynced = (self.pages_synced != written).then(|| Arc::clone(&self.file));
         self.pages_synced = written;
         self.segments.next_epoch(&open);

@@ -295,9 +295,9 @@ impl Inner {
         commit.classes.push(counters);
         commit.index_bytes += fillings_bytes;
         commit.fillings.extend(fillings.map(|fillings| (class.record.id, fillings)));
-        let (rows, _, pages) = log.written();
-        commit.rows_written += rows;
-        commit.page_bytes += pages * class.layout.page_bytes as u64;
+        let written = log.written();
+        commit.rows_written += written.rows;
+        commit.page_bytes += written.pages * class.layout.page_bytes as u64;
         for (table, index) in log.indexes() {
             commit.index_bytes += index.memory_bytes() as u64;
             if let TableIndex::Sparse(index, _) = index {

@@ -8,7 +8,7 @@ use super::super::journal::{
 };
 use super::super::pieces::{pieces_of, read_piece_from};
 use super::super::{Inner, has_file, state};
-use super::history::{CYCLE_BYTES_MIN, History, InFlightCommit, json};
+use super::history::{CYCLE_BYTES_MIN, CycleCursor, History, InFlightCommit, json};
 use crate::activation::{Branch, note};
 use crate::error::{ErrorKind, Result};
 use crate::io::blocks_of;
@@ -35,7 +35,7 @@ impl Inner {
         log: &ClassLog,
         history: &mut History,
     ) -> Result<()> {
-        let Some((mut at, mut piece)) = history.cursor else { return Ok(()) };
+        let Some(mut cursor) = history.cursor else { return Ok(()) };
         let most = if history.journal_was_full || history.hurries {
             // The sooner the round is complete, the sooner the older files go.
             u64::MAX
@@ -50,7 +50,7 @@ impl Inner {
         tables.sort_by_key(|table| table.class);
         let mut payload = std::mem::take(&mut history.payload);
         while history.epoch_pieces < most {
-            let Some(table) = tables.get(at) else {
+            let Some(table) = tables.get(cursor.tables) else {
                 let before = history.journal().position();
                 history.journal().append(RecordKind::CycleEnd, &[])?;
                 let bytes = history.journal().position() - before;
@@ -66,17 +66,17 @@ impl Inner {
                 break;
             }
             let index = log.index(table.id());
-            if piece >= pieces_of(index) {
-                (at, piece) = (at + 1, 0);
+            if cursor.piece >= pieces_of(index) {
+                cursor = CycleCursor { tables: cursor.tables + 1, piece: 0 };
                 continue;
             }
-            if planted::is(Bug::PieceLost) && piece + 1 == pieces_of(index) {
-                piece += 1;
+            if planted::is(Bug::PieceLost) && cursor.piece + 1 == pieces_of(index) {
+                cursor.piece += 1;
                 continue;
             }
             payload.clear();
-            payload.extend_from_slice(&piece_header(table.id(), piece));
-            read_piece_from(index, piece, &mut payload);
+            payload.extend_from_slice(&piece_header(table.id(), cursor.piece));
+            read_piece_from(index, cursor.piece, &mut payload);
             let before = history.journal().position();
             match self.reserve_journal(history, payload.len() as u64 + kept, 0) {
                 Ok(()) => history.journal().append(RecordKind::Piece, &payload)?,
@@ -88,9 +88,9 @@ impl Inner {
             self.metrics.journal_bytes.fetch_add(bytes, Ordering::Relaxed);
             history.cycle_pieces += bytes;
             history.epoch_pieces += bytes;
-            piece += 1;
+            cursor.piece += 1;
         }
-        history.cursor = Some((at, piece));
+        history.cursor = Some(cursor);
         history.payload = payload;
         Ok(())
     }
@@ -248,7 +248,7 @@ impl Inner {
             Err(error) => return Err(error),
         }
         history.hurries = short;
-        history.cursor = Some((0, 0));
+        history.cursor = Some(CycleCursor::default());
         history.cycle_bytes = 0;
         history.cycle_pieces = 0;
         Ok(())

@@ -69,6 +69,15 @@ impl KeptSums {
     }
 }
 
+/// Where a cycle goes on.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::store) struct CycleCursor {
+    /// How many tables are complete, class by class.
+    pub(in crate::store) tables: usize,
+    /// The piece of the next one that is written next.
+    pub(in crate::store) piece: u32,
+}
+
 /// Commits that are kept, the journal, and where its cycle is.
 pub(in crate::store) struct History {
     /// Kept commits, oldest first. Changed by `keep` and `drop_before`.
@@ -82,9 +91,8 @@ pub(in crate::store) struct History {
     pub(in crate::store) held_state_bytes: u64,
     /// (journal file, commit at which its cycle was complete), oldest first.
     pub(in crate::store) cycles: Vec<(u64, u64)>,
-    /// Where the cycle under way goes on: how many tables are complete, class by class, and a
-    /// piece of the next; `None` when it is complete.
-    pub(in crate::store) cursor: Option<(usize, u32)>,
+    /// Where the cycle under way goes on; `None` when it is complete.
+    pub(in crate::store) cursor: Option<CycleCursor>,
     /// Bytes of deltas and commit records since the cycle began; of deltas since the last commit.
     pub(in crate::store) cycle_bytes: u64,
     pub(in crate::store) epoch_deltas: u64,

@@ -395,7 +395,7 @@ impl Inner {
         let pages: u64 = engine
             .classes
             .iter()
-            .map(|c| c.log.lock().written().2 * c.layout.page_bytes as u64)
+            .map(|c| c.log.lock().written().pages * c.layout.page_bytes as u64)
             .sum();
         pages + self.bytes_beside_pages()
     }

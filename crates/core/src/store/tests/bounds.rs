@@ -769,7 +769,7 @@ fn a_delete_makes_no_more_merges_than_it_has_keys() {
         }
     };
     let before = partitions();
-    store.inner.history.lock().cursor = Some((0, 0));
+    store.inner.history.lock().cursor = Some(Default::default());
     assert_eq!(store.delete(table, &all[..10_000]).unwrap(), 10_000);
     assert_eq!(partitions(), before);
     store.inner.history.lock().cursor = None;
