@@ -25,6 +25,9 @@ enum Phase {
 pub(in crate::store) struct CommitGate {
     phase: Mutex<Phase>,
     changed: Condvar,
+    /// How many have begun to wait for a record.
+    #[cfg(test)]
+    pub(in crate::store) waiters: std::sync::atomic::AtomicU64,
     /// The commit that is completed by hand, if it is.
     #[cfg(any(test, feature = "testing"))]
     pub(super) by_hand: Mutex<super::by_hand::ByHand>,
@@ -59,6 +62,8 @@ impl CommitGate {
 
     pub(super) fn wait_until_recorded(&self) {
         let mut phase = self.phase.lock();
+        #[cfg(test)]
+        self.waiters.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         self.changed.wait_while(&mut phase, |phase| *phase == Phase::Captured);
     }
 }

@@ -177,8 +177,8 @@ fn a_commit_in_background_never_parts_a_batch() {
     assert_eq!(values(&store, a), values(&store, b));
 }
 
-// A verb that had closed one class waited for the record with its lock, while the commit's thread was
-// at another class, or asked that class what a reader keeps.
+// A verb that had closed one class waited for the record with its lock, while the commit's thread
+// was at another class, or asked that class what a reader keeps.
 #[test]
 fn a_verb_that_waits_for_the_record_does_not_keep_it_from_being_made() {
     for held in [false, true] {
@@ -216,13 +216,13 @@ fn record_beside_a_waiting_verb(held: bool) {
     // So much goes through the second class that it is closed, and has to wait.
     let verb = std::thread::spawn(move || put(second, 5_000..60_000));
     let begin = std::time::Instant::now();
-    let is_closed = || store.inner.engine.read_recursive().classes[1].phase() == ClassPhase::Closed;
-    while !is_closed() {
-        assert!(begin.elapsed() < Duration::from_secs(20), "the second class is not closed");
-        std::thread::sleep(Duration::from_micros(50));
+    while store.inner.commit_gate.waiters.load(Ordering::Relaxed) == 0 {
+        assert!(!verb.is_finished(), "the verb did not have to wait");
+        assert!(begin.elapsed() < Duration::from_secs(20), "the verb does not wait for the record");
+        std::thread::yield_now();
     }
-    std::thread::sleep(Duration::from_millis(50));
-    assert!(!verb.is_finished(), "the verb did not have to wait");
+    let second_phase = store.inner.engine.read_recursive().classes[1].phase();
+    assert_eq!(second_phase, ClassPhase::Closed);
     let (tell, told) = std::sync::mpsc::channel();
     let committing = store.clone();
     std::thread::spawn(move || tell.send(committing.inner.complete(work)));
