@@ -1,8 +1,30 @@
 //! Counters of a store. Relaxed: they order nothing and are read as they are.
 
-use crate::storage::log::ReadReport;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// What a bulk read did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReadReport {
+    /// Requests to the device.
+    pub requests: u64,
+    /// Pages that were asked for.
+    pub pages: u64,
+    /// Bytes read, pages between merged neighbours included.
+    pub bytes: u64,
+    /// Time blocked waiting for the device.
+    pub waited: Duration,
+}
+
+impl ReadReport {
+    /// Adds what another bulk read did.
+    pub fn add(&mut self, other: &Self) {
+        self.requests += other.requests;
+        self.pages += other.pages;
+        self.bytes += other.bytes;
+        self.waited += other.waited;
+    }
+}
 
 /// What a store counted since it was opened.
 #[derive(Debug, Default)]

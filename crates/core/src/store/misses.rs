@@ -10,9 +10,9 @@ use super::rows::{Keys, RowOp, RowView, visit};
 use crate::activation::{Branch, note};
 use crate::cache::{RowMut, RowRef};
 use crate::error::{Result, bail};
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, ReadReport};
 use crate::planted::{self, Bug};
-use crate::storage::log::{ClassLog, Place, ReadReport};
+use crate::storage::log::{ClassLog, Place};
 use parking_lot::MutexGuard;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -323,6 +323,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
         Ok(report)
     }
 
+    /// Looks for the row of a miss in a page that has arrived.
     fn visit_in_page(
         &mut self,
         log: &mut ClassLog,
@@ -363,6 +364,9 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
             }
         } else {
             self.make_room(log)?;
+            // The class was not locked while the page was read, and `make_room` may have flushed
+            // and cleaned just now. So the row may wait in the buffer, changed, or another copy may
+            // be the newest: what the page has would bring an old value back.
             let waiting = log.buffer.find(table.id(), key).is_some();
             if waiting || !log.index(table.id()).is_newest(key, want.slot) {
                 Progress::Moved
@@ -476,6 +480,10 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
             Source::Initial => Some(&self.inner.metrics.initial),
             Source::Words(_) | Source::Blank => None,
         };
+        // The row is filled and handed to the verb inside of the call that admits it, while its set
+        // is locked: a hit of another thread must find it filled, and where a batch is larger than
+        // the cache no row need stay until a second pass. The victim is parked in there, too, so
+        // that its key is always either resident or found under the class lock.
         let (mut came, mut evicted, mut parked) = (0, (0, 0), Ok(()));
         let op = &mut *self.op;
         let next = op.next_use(batch, position);

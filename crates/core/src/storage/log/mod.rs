@@ -20,7 +20,7 @@ mod writer;
 pub use cleaner::CleanReport;
 pub use flush::{DirtyRow, FlushBuffer};
 pub use page::PageLayout;
-pub use reader::{PageReader, ReadReport};
+pub use reader::PageReader;
 pub use segments::{Pressure, Segments};
 pub(crate) use segments::{SEGMENT_BYTES_MAX, SEGMENT_PAGES_MIN};
 pub use writer::{Heads, Stream, Writer};
