@@ -201,7 +201,7 @@ impl Model {
 }
 
 /// Runs the test function `role` of this test file in a process of its own, with `path` as its
-/// store. The function is ignored elsewhere: it is no test, and would be counted as one that passes.
+/// store. The function is ignored elsewhere: it is no test, and would count as one that passes.
 /// The child reads its part from `child_path`; without it the function does nothing.
 pub(crate) fn spawn(role: &str, path: &Path, more: &[(&str, &str)]) -> Running {
     let mut command = Command::new(std::env::current_exe().unwrap());

@@ -5,8 +5,9 @@
 //! leaves the cache is written then. So until all captured rows of a class are written, its log
 //! holds nothing newer than the commit: what was changed after it waits in the cache and in the
 //! flush buffer, and who needs that buffer writes what is left of the captured rows. Then the
-//! epoch of the class is closed: its pages are given to the device, its deltas to the journal, and what comes later
-//! belongs to the next commit; its deltas wait in memory until this commit is recorded.
+//! epoch of the class is closed: its pages are given to the device, its deltas to the journal, and
+//! what comes later belongs to the next commit; its deltas wait in memory until this commit is
+//! recorded.
 
 use super::super::Inner;
 use super::super::engine::{Class, ClassPhase, Engine, Table};
