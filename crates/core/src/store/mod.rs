@@ -275,6 +275,15 @@ impl Inner {
         Ok(engine)
     }
 
+    /// The engine alone, planned, of a store that takes changes: for verbs beside which none runs.
+    fn exclusive_to_change(&self) -> Result<RwLockWriteGuard<'_, Engine>> {
+        drop(self.writable_engine()?);
+        let engine = self.exclusive()?;
+        // A verb that ran until now may have found out that the store must refuse writes.
+        self.check_writable()?;
+        Ok(engine)
+    }
+
     fn check_writable(&self) -> Result<()> {
         self.check_call()?;
         if self.options.read_only {

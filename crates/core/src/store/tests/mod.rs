@@ -2,16 +2,19 @@
 
 mod back;
 mod bounds;
+mod budget;
 mod cleaning;
 mod commit;
 mod damage;
 mod failed_writes;
 mod full;
+mod harm;
 mod holds;
 mod meddled;
 mod plain;
 mod power;
 mod refresh;
+mod sharing;
 mod space;
 mod stale;
 mod strays;
