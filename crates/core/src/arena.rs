@@ -188,7 +188,7 @@ mod system {
         Ok(NonNull::new(start.cast::<u8>()).expect("the kernel never chooses address 0"))
     }
 
-    /// As `map_anonymous`, of huge pages where there are some, and not inherited by forked children.
+    /// As `map_anonymous`, of huge pages where there are some; forked children do not inherit it.
     pub(super) fn map(bytes: usize) -> Result<NonNull<u8>, Error> {
         let start = map_anonymous(bytes)?;
         #[cfg(target_os = "linux")]

@@ -3,17 +3,12 @@
 use super::*;
 use crate::storage::log::TableIndex;
 
-pub(super) fn batch<'a>(table: TableId, keys: &'a [u64], values: &'a [f32]) -> PutBatch<'a> {
-    let non_finite = NonFinite::Refuse;
-    PutBatch { table, keys, values, state: None, reset_state: false, non_finite }
-}
-
 /// Puts blocks of rows until the store says that it is full; returns the next key.
 pub(super) fn fill(store: &Store, table: TableId, mut next: u64) -> (u64, crate::Error) {
     loop {
         let keys: Vec<u64> = (next..next + 100).collect();
         let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32; DIM]).collect();
-        match store.put(&[batch(table, &keys, &values)]) {
+        match store.put(&[put_of(table, &keys, &values)]) {
             Ok(_) => next += 100,
             Err(error) => return (next, error),
         }
@@ -57,7 +52,7 @@ fn a_full_disk_refuses_whole_batches_and_lets_reads_and_commits_go_on() {
         expect_rows(&store, table, end);
         let keys: Vec<u64> = (end..end + 100).collect();
         let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32; DIM]).collect();
-        store.put(&[batch(table, &keys, &values)]).unwrap();
+        store.put(&[put_of(table, &keys, &values)]).unwrap();
         expect_rows(&store, table, end + 100);
     }
 }
@@ -82,13 +77,13 @@ fn long_record(meta: &str, states: usize) {
         let medium = SimMedium::new(6);
         let store = Store::open_on(Arc::new(medium.clone()), options(64 << 20)).unwrap();
         let table = store.table(&spec("t", Some(ROWS), OptimizerKind::Sgd)).unwrap();
-        store.put(&[batch(table, &keys, &values)]).unwrap();
+        store.put(&[put_of(table, &keys, &values)]).unwrap();
         store.commit(0, "", &[]).unwrap();
-        store.put(&[batch(table, &keys[..100], &values[..100 * DIM])]).unwrap();
+        store.put(&[put_of(table, &keys[..100], &values[..100 * DIM])]).unwrap();
         // A journal that had no room makes the next commit write all of the index.
         let used = store.stats().unwrap().disk_bytes;
         medium.set_capacity(Some(used));
-        store.put(&[batch(table, &keys, &values)]).unwrap_err();
+        store.put(&[put_of(table, &keys, &values)]).unwrap_err();
         medium.set_capacity(Some(used + more * STEP));
         let commit = store.commit(1, meta, &state);
         if let Err(error) = &commit {
@@ -111,7 +106,7 @@ fn long_record(meta: &str, states: usize) {
 fn put_with_commits(store: &Store, table: TableId, keys: &[u64], step: &mut u64, state: &[u8]) {
     let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32; DIM]).collect();
     for attempt in 0.. {
-        match store.put(&[batch(table, keys, &values)]) {
+        match store.put(&[put_of(table, keys, &values)]) {
             Ok(_) => return,
             Err(error) if attempt < 3 => assert_eq!(error.kind(), ErrorKind::Full, "{error}"),
             Err(error) => panic!("after {attempt} commits: {error}"),
@@ -160,7 +155,7 @@ fn states_of_commits_find_their_room_within_a_disk_bound() {
     let table = store.table(&spec("t", None, OptimizerKind::Sgd)).unwrap();
     let put = |keys: &[u64]| {
         let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32; DIM]).collect();
-        store.put(&[batch(table, keys, &values)]).map(drop)
+        store.put(&[put_of(table, keys, &values)]).map(drop)
     };
     put(&[0]).unwrap();
     store.commit(1, "", &[("s", &state)]).unwrap();
@@ -191,14 +186,14 @@ fn what_a_full_device_takes_beside_a_commit_has_room_for_the_next() {
         let table = store.table(&spec("t", None, OptimizerKind::Sgd)).unwrap();
         let keys: Vec<u64> = (0..rows).collect();
         let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32; DIM]).collect();
-        store.put(&[batch(table, &keys, &values)]).unwrap();
+        store.put(&[put_of(table, &keys, &values)]).unwrap();
         let meta = "m".repeat(2000);
         let work = store.inner.capture(1, &meta, &[]).unwrap();
         medium.set_capacity(Some(store.stats().unwrap().disk_bytes));
         // Few enough that none of them waits for the record.
         let refused = (rows..rows + 500).find_map(|key| {
             let values = [key as f32; DIM];
-            let put = store.put(&[batch(table, &[key], &values)]);
+            let put = store.put(&[put_of(table, &[key], &values)]);
             put.err().map(|error| (key, error))
         });
         let end = refused.map_or(rows + 500, |(key, error)| {
@@ -233,7 +228,7 @@ fn a_full_device_takes_the_deletes_of_many_classes_or_refuses_them_before() {
     let keys: Vec<u64> = (0..ROWS).collect();
     for (i, table) in tables.iter().enumerate() {
         let values = vec![1.0; keys.len() * (DIM + i)];
-        store.put(&[batch(*table, &keys, &values)]).unwrap();
+        store.put(&[put_of(*table, &keys, &values)]).unwrap();
     }
     store.commit(1, "", &[]).unwrap();
     medium.set_capacity(Some(0));
@@ -266,7 +261,7 @@ fn rewriting_rows_within_a_disk_bound_goes_on_for_ever_with_commits() {
     for step in 0..400u64 {
         let keys: Vec<u64> = (0..500).map(|_| random.below(20_000)).collect();
         let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32 + step as f32; DIM]).collect();
-        store.put(&[batch(table, &keys, &values)]).unwrap_or_else(|e| panic!("step {step}: {e}"));
+        store.put(&[put_of(table, &keys, &values)]).unwrap_or_else(|e| panic!("step {step}: {e}"));
         keys.iter().for_each(|k| expected[*k as usize] = Some(*k as f32 + step as f32));
         store.commit(step, "", &[]).unwrap();
         assert!(store.stats().unwrap().disk_bytes <= 6 << 20);
@@ -294,7 +289,7 @@ fn a_store_at_seven_tenths_of_its_disk_goes_on_with_a_commit_after_each_full() {
     let mut write = |keys: &[u64], value: f32| {
         let values = vec![value; keys.len() * DIM];
         for attempt in 0.. {
-            match store.put(&[batch(table, keys, &values)]) {
+            match store.put(&[put_of(table, keys, &values)]) {
                 Ok(_) => break,
                 Err(error) if attempt < 3 => assert_eq!(error.kind(), ErrorKind::Full, "{error}"),
                 Err(error) => panic!("after {attempt} commits: {error}"),
@@ -333,7 +328,7 @@ fn the_first_segment_has_a_page_less_and_growth_counts_it() {
         let table = store.table(&spec("t", Some(2000), OptimizerKind::Sgd)).unwrap();
         let keys: Vec<u64> = (0..rows).collect();
         let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32; DIM]).collect();
-        store.put(&[batch(table, &keys, &values)]).unwrap();
+        store.put(&[put_of(table, &keys, &values)]).unwrap();
         store.commit(1, "", &[]).unwrap();
     }
 }
@@ -402,7 +397,7 @@ fn deletes_at_a_full_budget_delete_and_leave_the_others() {
         let table = store.table(&spec("t", None, OptimizerKind::Adagrad)).unwrap();
         let put = |keys: &[u64], add: f32| {
             let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32 + add; DIM]).collect();
-            store.put(&[batch(table, keys, &values)]).unwrap();
+            store.put(&[put_of(table, keys, &values)]).unwrap();
         };
         let all: Vec<u64> = (0..12_000).collect();
         all.chunks(500).for_each(|keys| put(keys, 0.0));
@@ -434,7 +429,7 @@ fn a_look_at_the_device_that_fails_refuses_nothing() {
         let keys: Vec<u64> = (first..first + 1000).collect();
         let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32; DIM]).collect();
         medium.fail_look(0);
-        store.put(&[batch(table, &keys, &values)]).unwrap();
+        store.put(&[put_of(table, &keys, &values)]).unwrap();
         medium.fail_look(0);
         store.commit(step as u64, "", &[]).unwrap();
     }
@@ -452,7 +447,7 @@ fn a_journal_file_with_a_long_catalog_begins_on_a_full_device() {
             store.table(&spec(&name, Some(1), OptimizerKind::Sgd)).unwrap();
         }
         (1..=40).find(|step| {
-            store.put(&[batch(TableId(0), &[0], &[0.0; DIM])]).unwrap();
+            store.put(&[put_of(TableId(0), &[0], &[0.0; DIM])]).unwrap();
             // All that is left is what was kept free.
             medium.set_capacity(full.then(|| medium.taken_bytes()));
             store.commit(*step, &"m".repeat(100 << 10), &[]).unwrap();
@@ -475,7 +470,7 @@ fn a_delete_makes_no_more_merges_than_it_has_keys() {
     let all: Vec<u64> = (0..12_000).collect();
     for keys in all.chunks(500) {
         let values: Vec<f32> = keys.iter().flat_map(|key| [*key as f32; DIM]).collect();
-        store.put(&[batch(table, keys, &values)]).unwrap();
+        store.put(&[put_of(table, keys, &values)]).unwrap();
     }
     store.commit(1, "", &[]).unwrap();
     let partitions = || {

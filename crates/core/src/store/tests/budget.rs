@@ -1,6 +1,6 @@
 //! A store within its memory budget: what is refused, and that the named bytes work.
 
-use super::bounds::{batch, expect_rows, fill};
+use super::bounds::{expect_rows, fill};
 use super::*;
 use crate::io::DeviceCurve;
 use crate::io::measure::CurvePoint;
@@ -22,7 +22,7 @@ fn a_growing_index_takes_from_the_cache_and_then_names_the_budget_that_works() {
     expect_rows(&store, table, end);
     let keys: Vec<u64> = (end..end + 100).collect();
     let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32; DIM]).collect();
-    store.put(&[batch(table, &keys, &values)]).unwrap();
+    store.put(&[put_of(table, &keys, &values)]).unwrap();
 }
 
 #[test]
@@ -43,7 +43,7 @@ fn a_table_whose_index_the_budget_cannot_hold_is_refused_when_it_is_made() {
         for first in (0..200_000).step_by(10_000) {
             let keys: Vec<u64> = (first..first + 10_000).collect();
             let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32; DIM]).collect();
-            store.put(&[batch(table, &keys, &values)]).unwrap();
+            store.put(&[put_of(table, &keys, &values)]).unwrap();
         }
         expect_rows(&store, table, 200_000);
     }
@@ -67,7 +67,7 @@ fn use_tables(medium: &SimMedium, specs: &[TableSpec], memory: Memory) -> Result
     let store = Store::open_on(Arc::new(medium.clone()), options)?;
     for spec in specs {
         let table = store.table(spec)?;
-        store.put(&[batch(table, &[7], &[7.0; DIM])])?;
+        store.put(&[put_of(table, &[7], &[7.0; DIM])])?;
     }
     store.close().map(drop)
 }

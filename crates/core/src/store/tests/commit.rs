@@ -196,9 +196,7 @@ fn record_beside_a_waiting_verb(held: bool) {
     let put = move |table, keys: std::ops::Range<u64>| {
         let keys: Vec<u64> = keys.collect();
         let values = vec![1.0; keys.len() * DIM];
-        let (state, non_finite) = (None, NonFinite::Refuse);
-        let values = &values[..];
-        let batch = PutBatch { table, keys: &keys, values, state, reset_state: true, non_finite };
+        let batch = PutBatch { reset_state: true, ..put_of(table, &keys, &values) };
         writer.put(&[batch]).unwrap();
     };
     put(first, 0..5_000);

@@ -1,6 +1,5 @@
 //! What goes wrong within a call leaves the store as it was, or refusing writes.
 
-use super::bounds::batch;
 use super::*;
 
 /// Trains until an injected error; the store must refuse to go on, and reopen at a commit.
@@ -65,11 +64,11 @@ fn a_refused_table_leaves_the_others_as_they_were() {
     let table = store.table(&spec("t", None, OptimizerKind::Sgd)).unwrap();
     let keys: Vec<u64> = (0..1000).collect();
     let values = vec![1.5; keys.len() * DIM];
-    store.put(&[batch(table, &keys, &values)]).unwrap();
+    store.put(&[put_of(table, &keys, &values)]).unwrap();
     for rows in [1 << 33, 10_000_000] {
         let wide = TableSpec { embedding_dim: 64, ..spec("big", Some(rows), OptimizerKind::Sgd) };
         store.table(&wide).unwrap_err();
-        store.put(&[batch(table, &keys, &values)]).unwrap();
+        store.put(&[put_of(table, &keys, &values)]).unwrap();
         store.stats().unwrap();
         store.commit(1, "", &[]).unwrap();
     }
@@ -86,7 +85,7 @@ fn a_panic_within_a_change_poisons_the_store() {
         panic!("as a broken invariant would");
     }));
     assert!(panicked.is_err());
-    let error = store.put(&[batch(table, &[1], &[1.0; DIM])]).unwrap_err();
+    let error = store.put(&[put_of(table, &[1], &[1.0; DIM])]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Poisoned, "{error}");
     assert_eq!(store.commit(1, "", &[]).unwrap_err().kind(), ErrorKind::Poisoned);
 }
@@ -103,7 +102,7 @@ fn a_scan_gives_every_row_once_while_other_tables_are_written() {
     // Rows of both tables side by side, so that writing one makes the cleaner move the other.
     for (some, more) in keys.chunks(50).zip(others.chunks(300)) {
         let values = (rows_of(some, 0.0), rows_of(more, 0.0));
-        store.put(&[batch(scanned, some, &values.0), batch(other, more, &values.1)]).unwrap();
+        store.put(&[put_of(scanned, some, &values.0), put_of(other, more, &values.1)]).unwrap();
     }
     store.commit(1, "", &[]).unwrap();
     // The fewer rows are left, the fewer dead slots are tolerated.
@@ -123,7 +122,7 @@ fn a_scan_gives_every_row_once_while_other_tables_are_written() {
         }
         found.extend_from_slice(&some[..n]);
         add += 1.0;
-        store.put(&[batch(other, others, &rows_of(others, add))]).unwrap();
+        store.put(&[put_of(other, others, &rows_of(others, add))]).unwrap();
         store.commit(1, "", &[]).unwrap();
     }
     drop(scan);
@@ -140,7 +139,7 @@ fn a_table_whose_record_cannot_be_written_leaves_a_store_that_goes_on() {
         let medium = SimMedium::new(9);
         let store = Store::open_on(Arc::new(medium.clone()), options(1 << 20)).unwrap();
         let table = store.table(&spec("t", Some(100), OptimizerKind::Sgd)).unwrap();
-        store.put(&[batch(table, &[1], &[2.0; DIM])]).unwrap();
+        store.put(&[put_of(table, &[1], &[2.0; DIM])]).unwrap();
         store.commit(1, "", &[]).unwrap();
         medium.fail_write(writes);
         let other =
@@ -173,7 +172,7 @@ fn a_table_whose_record_cannot_be_written_leaves_a_store_that_goes_on() {
 fn stats_hold_while_another_thread_counts_deltas() {
     let store = Store::open_on(Arc::new(SimMedium::new(1)), options(1 << 20)).unwrap();
     let table = store.table(&spec("t", Some(1000), OptimizerKind::Sgd)).unwrap();
-    store.put(&[batch(table, &[1], &[0.0; DIM])]).unwrap();
+    store.put(&[put_of(table, &[1], &[0.0; DIM])]).unwrap();
     // What `journal_changes` has done when it has counted deltas and not yet the whole journal.
     store.inner.metrics.delta_bytes.fetch_add(64 << 10, std::sync::atomic::Ordering::Relaxed);
     let written = store.stats().unwrap().written;

@@ -1,6 +1,6 @@
 //! Several classes under one disk bound: room goes to who was refused, and nobody is starved.
 
-use super::bounds::{batch, expect_rows, fill};
+use super::bounds::{expect_rows, fill};
 use super::*;
 
 /// While one class grows, another one may take what that leaves, and no more.
@@ -79,7 +79,7 @@ fn insist(
         let keys: Vec<u64> = (first..rows.min(first + 50)).collect();
         let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32; DIM]).collect();
         let mut commits = 0;
-        while let Err(error) = store.put(&[batch(table, &keys, &values)]) {
+        while let Err(error) = store.put(&[put_of(table, &keys, &values)]) {
             assert_eq!(error.kind(), ErrorKind::Full, "{error}");
             assert!(commits < 4, "at row {first} of {rows}: {error}: {:#?}", store.stats());
             meanwhile(refused);
@@ -98,7 +98,7 @@ fn a_class_that_was_refused_gets_room_although_another_goes_on() {
     let mut served = 0;
     let refused = insist(&store, other, end / 20, step, |refused| {
         let key = refused % (end * 4 / 5);
-        served += u64::from(store.put(&[batch(one, &[key], &[key as f32; DIM])]).is_ok());
+        served += u64::from(store.put(&[put_of(one, &[key], &[key as f32; DIM])]).is_ok());
     });
     assert!(refused > 1 && served > 1, "{refused} refused, {served} served");
 }
@@ -133,7 +133,7 @@ fn a_store_of_several_classes_that_is_full_can_commit_what_it_took() {
         let refused = (0..3).cycle().find_map(|i| {
             let keys: Vec<u64> = (ends[i]..ends[i] + 100).collect();
             let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32; DIM]).collect();
-            let put = store.put(&[batch(tables[i], &keys, &values)]);
+            let put = store.put(&[put_of(tables[i], &keys, &values)]);
             ends[i] += 100;
             put.err().map(|error| (i, error))
         });
@@ -160,8 +160,8 @@ fn tables_of_one_call_must_fit_the_disk_together_or_none_is_changed() {
     let other = store.table(&spec("other", OptimizerKind::Adagrad)).unwrap();
     let keys: Vec<u64> = (0..N).collect();
     let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32; DIM]).collect();
-    let few = |table| batch(table, &keys[..100], &values[..100 * DIM]);
-    let all = |table| batch(table, &keys, &values);
+    let few = |table| put_of(table, &keys[..100], &values[..100 * DIM]);
+    let all = |table| put_of(table, &keys, &values);
     // Two tables of one class; two classes, of which the first is refused, or has its room when the
     // second asks.
     let together = vec![all(one), all(two)];
