@@ -23,7 +23,7 @@ pub use page::PageLayout;
 pub use reader::PageReader;
 pub use segments::{Pressure, Segments};
 pub(crate) use segments::{SEGMENT_BYTES_MAX, SEGMENT_PAGES_MIN};
-pub use writer::{Heads, Stream, Writer};
+pub use writer::{OpenSegments, Stream, Writer};
 
 use crate::activation::{Branch, note};
 use crate::error::{Result, bail};
@@ -493,12 +493,12 @@ impl ClassLog {
     /// Replaces writer and flush buffer by others of a new plan. Nothing may wait in either.
     pub fn equip(&mut self, writer: Writer, buffer: FlushBuffer, delta_bytes: usize) -> Result<()> {
         assert_eq!(self.buffer.len(), 0, "a plan is made when no row waits");
-        let heads = self.writer.finish(&mut self.segments)?;
+        let open = self.writer.finish(&mut self.segments)?;
         self.pages_before += self.writer.pages_written();
         // Finishing may have sealed one more page, so its number counts, not the one before.
         let sequence = self.writer.sequence();
         self.writer = writer;
-        self.writer.continue_at(heads, sequence);
+        self.writer.continue_at(open, sequence);
         self.buffer = buffer;
         self.deltas.resize(delta_bytes);
         Ok(())
