@@ -33,8 +33,9 @@ def test_the_figure_is_the_median_opening_scaled(report: dict) -> None:
     found = report["results"]
     rounds = list(found["rounds_s"].values())
     assert len(rounds) == 2
-    assert found["reopen_s"] == pytest.approx(np.median(rounds))
-    assert report["figures"]["reopen_s_per_100m"] == pytest.approx(found["reopen_s"] * 500)
+    assert min(rounds) > 0
+    # The median of two is their mean; 100 M rows are 500 times the 200,000 of the run.
+    assert report["figures"]["reopen_s_per_100m"] == pytest.approx(sum(rounds) / 2 * 500)
     assert any("scaled" in note for note in report["notes"])
 
 

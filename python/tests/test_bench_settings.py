@@ -36,9 +36,21 @@ def test_growth_compares_costs_with_reads(tmp_path: Path) -> None:
         assert one["resident_rows"] == one["capacity_rows"]
         assert 0 < one["requests_per_row"] < 1
         assert one["cpu_us_per_row"] > 0
-    assert found["figures"]["growth_excess_cpu"] == pytest.approx(
-        excess({60_000: rows["60,000"], 120_000: rows["120,000"]}, "cpu_us_per_row")
-    )
+    # The rows are doubled once, so the line through both sizes is the ratio of their costs.
+    small, large = (one["cpu_us_per_row"] / one["requests_per_row"] for one in rows.values())
+    assert found["figures"]["growth_excess_cpu"] == pytest.approx(large / small)
+
+
+def test_a_cost_that_grows_with_the_reads_is_no_excess() -> None:
+    def sizes(power: float) -> dict[int, dict[str, float]]:
+        return {
+            rows: {"cpu": reads * rows**power, "requests_per_row": reads}
+            for rows, reads in ((1_000, 0.1), (2_000, 0.4), (4_000, 0.5))
+        }
+
+    assert excess(sizes(0.0), "cpu") == pytest.approx(1.0)
+    assert excess(sizes(1.0), "cpu") == pytest.approx(2.0)
+    assert excess(sizes(2.0), "cpu") == pytest.approx(4.0)
 
 
 def test_the_device_is_measured_at_every_size_and_depth(tmp_path: Path) -> None:

@@ -49,10 +49,19 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 
 def test_every_public_name_is_listed_and_documented() -> None:
-    assert set(embedrock.__all__) <= set(dir(embedrock))
-    lazy = set(embedrock._LAZY)
-    for name in set(embedrock.__all__) - lazy - {"__version__"}:
-        assert getattr(embedrock, name).__doc__, name
+    assert sorted(embedrock.__all__) == embedrock.__all__
+    assert set(embedrock._LAZY) <= set(embedrock.__all__)
+    for name in set(embedrock.__all__) - {"__version__"}:
+        value = getattr(embedrock, name)
+        assert value.__doc__, name
+        # A name whose class or function is another's would have its documentation, too.
+        assert getattr(value, "__name__", name).rpartition(".")[2] == name
+    ours = {
+        name
+        for name, value in vars(embedrock).items()
+        if not name.startswith("_") and getattr(value, "__module__", "").startswith("embedrock.")
+    }
+    assert ours - {"missing"} <= set(embedrock.__all__), "a public name is not listed"
 
 
 @pytest.mark.parametrize(

@@ -99,10 +99,16 @@ def test_a_permit_may_be_released_by_another_thread(
 ) -> None:
     permits = store.permits()
     permit = permits.acquire({table: [1]}).hand_over()
-    thread = threading.Timer(0.01, permit.release)
+    # Released once the other waits for it: it could not be had otherwise.
+    thread = threading.Thread(
+        target=lambda: (wait_until(lambda: permits.stats()["in_flight"] == 2), permit.release())
+    )
     thread.start()
     with permits.acquire({table: [1]}):
         thread.join()
+        stats = permits.stats()
+        assert (stats["granted"], stats["in_flight"]) == (2, 1)
+    assert permits.stats()["in_flight"] == 0
 
 
 def test_ctrl_c_ends_a_wait(store: embedrock.Store, table: embedrock.Table) -> None:

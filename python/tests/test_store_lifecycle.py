@@ -193,11 +193,22 @@ class TestClose:
 
 
 class TestOptions:
-    @pytest.mark.parametrize("memory", ["64MiB", "67MB", 64 << 20, np.int64(64 << 20), "10%"])
-    def test_memory_is_bytes_or_text(self, tmp_path: Path, memory: Any) -> None:
+    @pytest.mark.parametrize(
+        ("memory", "budget_bytes"),
+        [
+            ("64MiB", 67_108_864),
+            ("67MB", 67_000_000),
+            (64 << 20, 67_108_864),
+            (np.int64(64 << 20), 67_108_864),
+            # A million rows of 64 float32 values and a float32 of state.
+            ("10%", 26_000_000),
+        ],
+    )
+    def test_memory_is_bytes_or_text(self, tmp_path: Path, memory: Any, budget_bytes: int) -> None:
         with embedrock.open(tmp_path / "s", memory) as store:
             store.table("t", 64, num_embeddings=1_000_000)
             store.commit(0)
+            assert store.stats()["budget_bytes"] == budget_bytes
 
     @pytest.mark.parametrize(
         ("options", "message"),

@@ -126,7 +126,7 @@ pub(crate) fn release_zeroed(numbers: &[AtomicU16]) {
 
 /// Gives memory that was freed, and that the allocator keeps for later, back to the system: threads
 /// that have ended leave some behind. For moments after which a process lives on with less.
-pub(crate) fn give_back_freed() {
+pub(crate) fn trim_heap() {
     #[cfg(any(test, feature = "testing"))]
     if KEEPS_FREED.load(std::sync::atomic::Ordering::Relaxed) {
         return;
@@ -155,6 +155,8 @@ pub fn keep_freed() {
     }
 }
 
+pub(crate) use system::{map_anonymous, unmap};
+
 #[cfg(not(miri))]
 mod system {
     use super::{NonNull, PAGE_BYTES};
@@ -166,7 +168,8 @@ mod system {
         usize::try_from(bytes).unwrap_or(PAGE_BYTES).max(PAGE_BYTES)
     }
 
-    pub(super) fn map(bytes: usize) -> Result<NonNull<u8>, Error> {
+    /// Zeroed pages of their own, private and anonymous.
+    pub(crate) fn map_anonymous(bytes: usize) -> Result<NonNull<u8>, Error> {
         // SAFETY: a new anonymous mapping at an address of the kernel's choice touches no memory
         // that anybody has.
         let start = unsafe {
@@ -182,7 +185,12 @@ mod system {
         if start == libc::MAP_FAILED {
             return Err(Error::last_os_error());
         }
-        let start = NonNull::new(start.cast::<u8>()).expect("the kernel never chooses address 0");
+        Ok(NonNull::new(start.cast::<u8>()).expect("the kernel never chooses address 0"))
+    }
+
+    /// As `map_anonymous`, of huge pages where there are some; forked children do not inherit it.
+    pub(super) fn map(bytes: usize) -> Result<NonNull<u8>, Error> {
+        let start = map_anonymous(bytes)?;
         #[cfg(target_os = "linux")]
         {
             // SAFETY: the range is the new mapping; neither advice changes its contents. A kernel
@@ -221,7 +229,7 @@ mod system {
 
     /// # Safety
     /// A whole mapping that nobody uses.
-    pub(super) unsafe fn unmap(start: NonNull<u8>, bytes: usize) {
+    pub(crate) unsafe fn unmap(start: NonNull<u8>, bytes: usize) {
         // SAFETY: the caller's promise.
         unsafe { libc::munmap(start.as_ptr().cast(), bytes) };
     }
@@ -246,6 +254,10 @@ mod system {
     }
 
     pub(super) fn map(bytes: usize) -> Result<NonNull<u8>, Error> {
+        map_anonymous(bytes)
+    }
+
+    pub(crate) fn map_anonymous(bytes: usize) -> Result<NonNull<u8>, Error> {
         // SAFETY: the layout is not empty, because `bytes` is at least one.
         NonNull::new(unsafe { alloc_zeroed(layout(bytes)?) }).ok_or(ErrorKind::OutOfMemory.into())
     }
@@ -259,7 +271,7 @@ mod system {
 
     /// # Safety
     /// A whole mapping that nobody uses.
-    pub(super) unsafe fn unmap(start: NonNull<u8>, bytes: usize) {
+    pub(crate) unsafe fn unmap(start: NonNull<u8>, bytes: usize) {
         // SAFETY: the caller's promise; the layout was valid when it was mapped.
         unsafe { dealloc(start.as_ptr(), layout(bytes).expect("the layout was valid before")) };
     }

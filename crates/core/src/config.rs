@@ -3,7 +3,7 @@
 use crate::error::{Result, bail};
 use crate::init::Initializer;
 use crate::optimizer::{Hyper, OptimizerSpec};
-use crate::row::{Dtype, RoundingMode};
+use crate::row::{Dtype, RoundingMode, RowLayout};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -212,6 +212,32 @@ pub struct TableSpec {
     pub optimizer: OptimizerSpec,
     /// Values of rows that were never written.
     pub initializer: Initializer,
+}
+
+impl TableSpec {
+    /// Checks the parameters; returns how rows of the table lie in memory and on storage.
+    pub(crate) fn validate(&self) -> Result<RowLayout> {
+        let name = &self.name;
+        if name.is_empty() || name.len() > 200 || name.contains('\0') {
+            bail!(Misuse, "table name {name:?} is unusable, expected 1 to 200 bytes without NUL");
+        }
+        let context = |e: crate::Error| e.context(format!("table '{name}'"));
+        self.optimizer.validate_spec().map_err(context)?;
+        self.initializer.validate().map_err(context)?;
+        if self.num_embeddings == Some(0) {
+            bail!(Misuse, "table '{name}': num_embeddings is 0, expected at least 1");
+        }
+        let (dim, reach) = (self.embedding_dim, self.initializer.reach());
+        if !self.dtype.all_fit(&[reach]) {
+            bail!(
+                Misuse,
+                "table '{name}': initial values up to {reach} leave the range of {}; use bfloat16, \
+                 or smaller ones",
+                self.dtype.name()
+            );
+        }
+        RowLayout::new(self.dtype, dim, self.optimizer.state_words(dim)).map_err(context)
+    }
 }
 
 fn is_default(rounding: &RoundingMode) -> bool {

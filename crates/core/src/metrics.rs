@@ -1,8 +1,30 @@
 //! Counters of a store. Relaxed: they order nothing and are read as they are.
 
-use crate::storage::log::ReadReport;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// What a bulk read did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReadReport {
+    /// Requests to the device.
+    pub requests: u64,
+    /// Pages that were asked for.
+    pub pages: u64,
+    /// Bytes read, pages between merged neighbours included.
+    pub bytes: u64,
+    /// Time blocked waiting for the device.
+    pub waited: Duration,
+}
+
+impl ReadReport {
+    /// Adds what another bulk read did.
+    pub fn add(&mut self, other: &Self) {
+        self.requests += other.requests;
+        self.pages += other.pages;
+        self.bytes += other.bytes;
+        self.waited += other.waited;
+    }
+}
 
 /// What a store counted since it was opened.
 #[derive(Debug, Default)]
@@ -88,13 +110,16 @@ impl Drop for Timed<'_> {
 }
 
 impl Metrics {
-    /// Counts a bulk read, of a verb or ahead of verbs, which do not wait for it.
-    pub fn add_read(&self, report: &ReadReport, ahead: bool) {
+    /// Counts a bulk read of a verb.
+    pub fn add_read(&self, report: &ReadReport) {
+        self.add_read_ahead(report);
+        self.read_wait_ns.fetch_add(report.waited.as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    /// Counts a bulk read ahead of verbs, which do not wait for it.
+    pub fn add_read_ahead(&self, report: &ReadReport) {
         self.requests.fetch_add(report.requests, Ordering::Relaxed);
         self.pages_read.fetch_add(report.pages, Ordering::Relaxed);
         self.bytes_read.fetch_add(report.bytes, Ordering::Relaxed);
-        if !ahead {
-            self.read_wait_ns.fetch_add(report.waited.as_nanos() as u64, Ordering::Relaxed);
-        }
     }
 }

@@ -42,7 +42,7 @@ bugs! {
     SplitNotLogged = "split_not_logged",
     /// The last piece of each index is left out of a new journal file.
     PieceLost = "piece_lost",
-    /// Deltas of the class that is cut last do not reach the journal before the record.
+    /// Deltas of the class that is closed last do not reach the journal before the record.
     DeltasLeftBehind = "deltas_left_behind",
     /// Copies of the oldest kept commit are released when it still is kept.
     ReleasedEarly = "released_early",

@@ -19,6 +19,7 @@ use std::time::Duration;
 const LIVES: u64 = 25;
 
 #[test]
+#[ignore = "the body of a child process"]
 fn trainer() {
     if let Some(path) = child_path() {
         train(&path);

@@ -81,6 +81,7 @@ fn read_all_files(path: &Path) {
 // ---------------------------------------------------------------- what drops a lock
 
 #[test]
+#[ignore = "the body of a child process"]
 fn second_writer() {
     let Some(path) = child_path() else { return };
     match Store::open(&path, options(BUDGET)) {
@@ -105,6 +106,7 @@ fn a_writer_keeps_its_lock_while_its_process_copies_the_directory() {
 }
 
 #[test]
+#[ignore = "the body of a child process"]
 fn writer() {
     let Some(path) = child_path() else { return };
     let store = Store::open(&path, options(BUDGET)).unwrap();
@@ -141,6 +143,7 @@ fn record_lock(file: &std::fs::File) -> bool {
 }
 
 #[test]
+#[ignore = "the body of a child process"]
 fn writer_of_an_older_build() {
     let Some(path) = child_path() else { return };
     let mut open = std::fs::File::options();
@@ -189,6 +192,7 @@ fn a_reader_that_is_closed_holds_nothing() {
 // Holds were looked for relative to the working directory of the moment: a writer saw none of
 // them after it had changed, and readers lost their commits; what they left behind stayed.
 #[test]
+#[ignore = "the body of a child process"]
 fn a_process_that_changes_its_directory() {
     let Some(path) = child_path() else { return };
     let parent = path.parent().unwrap();
@@ -249,6 +253,7 @@ fn let_writer_write(path: &Path) {
 }
 
 #[test]
+#[ignore = "the body of a child process"]
 fn reader_of_another_user() {
     let Some(path) = child_path() else { return };
     become_another_user(&path);
@@ -334,6 +339,7 @@ fn mount_read_only(path: &Path) -> bool {
 }
 
 #[test]
+#[ignore = "the body of a child process"]
 fn reader_of_a_read_only_medium() {
     let Some(path) = child_path() else { return };
     if !mount_read_only(&path) {
@@ -422,6 +428,7 @@ impl Drop for StopOthers<'_> {
 }
 
 #[test]
+#[ignore = "the body of a child process"]
 fn forking_process_that_commits() {
     let Some(path) = child_path() else { return };
     let store = trained(&path);

@@ -72,6 +72,7 @@ fn refused(path: &Path, options: StoreOptions) -> embedrock_core::Error {
 // ---------------------------------------------------------------- one writer
 
 #[test]
+#[ignore = "the body of a child process"]
 fn writer() {
     let Some(path) = child_path() else { return };
     let store = Store::open(&path, options(BUDGET)).unwrap();
@@ -111,6 +112,7 @@ fn a_second_writer_is_refused_by_the_pid_of_the_first_until_that_is_killed() {
 }
 
 #[test]
+#[ignore = "the body of a child process"]
 fn second_writer_of_a_distributed_job() {
     let Some(path) = child_path() else { return };
     let error = refused(&path, options(BUDGET));
@@ -177,6 +179,7 @@ fn a_reader_keeps_the_rows_of_its_commit_while_another_process_commits() {
 }
 
 #[test]
+#[ignore = "the body of a child process"]
 fn busy_writer() {
     let Some(path) = child_path() else { return };
     let store = Store::open(&path, options(BUDGET)).unwrap();
@@ -324,6 +327,7 @@ fn an_earlier_step_opens_for_reading_beside_the_writer_and_for_writing_after_it(
 }
 
 #[test]
+#[ignore = "the body of a child process"]
 fn reader_of_the_last_commit() {
     let Some(path) = child_path() else { return };
     let reader = Store::open(&path, StoreOptions { read_only: true, ..options(BUDGET) }).unwrap();
@@ -516,6 +520,7 @@ fn a_truncated_or_missing_file_is_found_and_named() {
 // ---------------------------------------------------------------- forks
 
 #[test]
+#[ignore = "the body of a child process"]
 fn forking_trainer() {
     let Some(path) = child_path() else { return };
     let store = trained(&path);
@@ -592,6 +597,7 @@ fn a_forked_child_is_refused_and_keeps_nothing_locked_when_its_parent_is_killed(
 }
 
 #[test]
+#[ignore = "the body of a child process"]
 fn opening_in_a_forked_child() {
     let Some(path) = child_path() else { return };
     let store = trained(&path);

@@ -167,7 +167,7 @@ impl Cache {
     /// step reads, it changes next. A policy that goes by frequency then evicts others before them,
     /// as far as they are no more than half of a set. (Measured where a step's rows were half of a
     /// cache with LFU: of 6,100 rows read for their embeddings 5,400 were gone at the update.)
-    pub fn expect(&self, rows: usize) {
+    pub fn announce_misses(&self, rows: usize) {
         let per_set = rows as f64 / f64::from(self.sets());
         // Sets get more or fewer than the average.
         let recent = if per_set < 0.25 { 0.0 } else { (1.5 * per_set).ceil() + 1.0 };

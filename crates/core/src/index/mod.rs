@@ -19,6 +19,8 @@ mod sparse_tests;
 pub use dense::DenseIndex;
 pub use sparse::{Merge, SparseIndex, Split};
 
+/// Bytes that a new key of a growing table may need.
+pub(crate) const INDEX_BYTES_PER_KEY: u64 = 8;
 /// Bytes that the allocator is taken to spend on an allocation besides what was asked for.
 /// (glibc: 8 bytes of header, rounded up to 16.)
 const ALLOCATION_BYTES: usize = 16;

@@ -10,6 +10,7 @@
 #![expect(unsafe_code, reason = "hands out slices of one anonymous mapping")]
 
 use super::{BufferId, Buffers};
+use crate::arena::{map_anonymous, unmap};
 use crate::error::{Error, Result, bail};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -36,26 +37,11 @@ unsafe impl Sync for Region {}
 
 impl Region {
     fn new(bytes: usize) -> Result<Self> {
-        // SAFETY: a new anonymous private mapping at an address the kernel chooses touches no
-        // existing memory.
-        let address = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                bytes,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            )
-        };
-        let base = NonNull::new(address.cast::<u8>()).filter(|_| address != libc::MAP_FAILED);
-        let Some(base) = base else {
-            let source = std::io::Error::last_os_error();
-            return Err(Error::os(format!("map {bytes} bytes of request buffers"), source));
-        };
+        let base = map_anonymous(bytes)
+            .map_err(|source| Error::os(format!("map {bytes} bytes of request buffers"), source))?;
         #[cfg(all(target_os = "linux", not(miri)))]
         // SAFETY: advice about the mapping made above; refusal changes nothing we rely on.
-        let _ = unsafe { libc::madvise(address, bytes, libc::MADV_DONTFORK) };
+        let _ = unsafe { libc::madvise(base.as_ptr().cast(), bytes, libc::MADV_DONTFORK) };
         Ok(Self { base, bytes, process: std::process::id() })
     }
 }
@@ -65,7 +51,7 @@ impl Drop for Region {
         if std::process::id() == self.process {
             // SAFETY: this process made the mapping, nothing refers to it any more (the last
             // owner is being dropped), and it is unmapped once.
-            let _ = unsafe { libc::munmap(self.base.as_ptr().cast(), self.bytes) };
+            unsafe { unmap(self.base, self.bytes) };
         }
     }
 }

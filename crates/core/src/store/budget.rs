@@ -91,7 +91,7 @@ const READ_BUFFERS_USUAL: usize = buffers_for(READ_DEPTH_USUAL);
 const READ_BUFFERS_MIN: usize = 16;
 const READ_REQUEST_BYTES_MAX: usize = 16 << 10;
 /// Index deltas are handed to the journal in portions of at most about this size.
-const SPILL_BYTES_MAX: usize = 64 << 10;
+const JOURNAL_PORTION_BYTES_MAX: usize = 64 << 10;
 /// Bytes of one delta of a growing table.
 const DELTA_BYTES: usize = 16;
 /// Index bytes of a growing table per row, twice: a half more than eight.
@@ -198,14 +198,14 @@ impl ClassPlan {
     }
 
     /// Index deltas are handed to the journal when they are this long.
-    pub(super) fn spill_bytes(&self) -> usize {
-        (self.chunk_bytes / 2).min(SPILL_BYTES_MAX)
+    pub(super) fn journal_portion_bytes(&self) -> usize {
+        (self.chunk_bytes / 2).min(JOURNAL_PORTION_BYTES_MAX)
     }
 
     /// Bytes of index deltas that wait for the journal: not yet a portion, and what one flush, or
     /// the cleaning that it pays for, adds to it.
     pub(super) fn delta_bytes(&self) -> usize {
-        self.spill_bytes() + self.flush_rows * DELTA_BYTES
+        self.journal_portion_bytes() + self.flush_rows * DELTA_BYTES
     }
 
     fn buffer_bytes(&self, demand: &ClassDemand) -> u64 {

@@ -10,22 +10,21 @@ use super::budget::{
     self, ClassDemand, ClassPlan, WAYS, bytes_of, divide, growing_index_bytes, pow2_below,
     rows_bytes,
 };
-use super::commit::CommitStage;
-use super::journal::{ClassRecord, TableRecord};
+use super::journal::{ClassRecord, JOURNAL_BYTES_PER_ROW, TableRecord};
 use super::pool::Pool;
 use super::recovery::RecoveredTable;
-use super::reserve::{INDEX_BYTES_PER_KEY, JOURNAL_BYTES_PER_ROW};
 use crate::cache::{Cache, CacheShape, DenseTable, Location, RowRef};
 use crate::config::{Memory, StoreOptions, TableInfo, TableSpec};
 use crate::error::Result;
 use crate::hash::{mix, table_salt};
+use crate::index::INDEX_BYTES_PER_KEY;
 use crate::io::{Buffers, File, Medium};
 use crate::metrics::{Metrics, Timed};
 use crate::row::RowLayout;
 use crate::storage::Residents;
 use crate::storage::log::fillings::Fillings;
 use crate::storage::log::{
-    ClassLog, FlushBuffer, PageLayout, PageReader, Segments, TableIndex, Writer,
+    ClassLog, DirtyRow, FlushBuffer, PageLayout, PageReader, Segments, TableIndex, Writer,
 };
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
@@ -113,10 +112,32 @@ pub(super) struct Tier {
 }
 
 impl Tier {
-    /// Who reads pages for verbs, or ahead of them.
-    pub(super) fn readers(&self, ahead: bool) -> Arc<Pool<PageReader>> {
-        let own = if ahead { self.ahead.lock().clone() } else { None };
-        own.unwrap_or_else(|| self.readers.clone())
+    /// The readers of pages for verbs.
+    pub(super) fn readers(&self) -> Arc<Pool<PageReader>> {
+        self.readers.clone()
+    }
+
+    /// The readers of pages ahead of verbs: the look-ahead window's own, or else those of verbs.
+    pub(super) fn readers_ahead(&self) -> Arc<Pool<PageReader>> {
+        self.ahead.lock().clone().unwrap_or_else(|| self.readers.clone())
+    }
+}
+
+/// How far a class is with the commit that is under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum ClassPhase {
+    /// No commit is under way, or it is recorded.
+    None = 0,
+    /// Rows of the commit may have to be written.
+    Captured = 1,
+    /// All are, and the next commit's may follow.
+    Closed = 2,
+}
+
+impl ClassPhase {
+    fn of(code: u8) -> Self {
+        [Self::None, Self::Captured, Self::Closed][usize::from(code)]
     }
 }
 
@@ -131,11 +152,11 @@ pub(super) struct Class {
     pub(super) tier: Option<Tier>,
     /// Stamp of the next change: batch by batch, position by position.
     pub(super) clock: AtomicU32,
-    /// How far the class is with the commit that is under way, a `CommitStage`. Changed under the
-    /// class lock, but for the way back from cut to none, once that commit is recorded.
-    pub(super) stage: AtomicU8,
+    /// How far the class is with the commit that is under way, a `ClassPhase`. Changed under the
+    /// class lock, but for the way back from closed to none, once that commit is recorded.
+    pub(super) phase: AtomicU8,
     /// Rows that running batches may still make dirty.
-    pub(super) promised: AtomicU64,
+    pub(super) reserved_rows: AtomicU64,
     /// Rows of its dense tables, for `Table::first`.
     pub(super) dense_rows: u64,
     /// Page sizes that it could have had, of a class that was not found in the store.
@@ -167,8 +188,8 @@ impl Class {
             log: Mutex::new(log),
             tier: None,
             clock: AtomicU32::new(1),
-            stage: AtomicU8::new(CommitStage::None as u8),
-            promised: AtomicU64::new(0),
+            phase: AtomicU8::new(ClassPhase::None as u8),
+            reserved_rows: AtomicU64::new(0),
             dense_rows: 0,
             choices: Vec::new(),
         })
@@ -250,18 +271,18 @@ impl Class {
     }
 
     /// How far this class is with the commit that is under way.
-    pub(super) fn stage(&self) -> CommitStage {
+    pub(super) fn phase(&self) -> ClassPhase {
         // Pairs with the releases where it is set.
-        CommitStage::of(self.stage.load(Ordering::Acquire))
+        ClassPhase::of(self.phase.load(Ordering::Acquire))
     }
 
-    /// Rows that storage must have room for: dirty ones, waiting ones, promised ones.
+    /// Rows that storage must have room for: dirty ones, waiting ones, reserved ones.
     pub(super) fn unwritten_rows(&self, log: &ClassLog) -> u64 {
-        // Promised ones first: they cover what a verb that goes on has not counted as dirty yet.
-        // Pairs with the release in `end_promise`.
-        let promised = self.promised.load(Ordering::Acquire);
+        // Reserved ones first: they cover what a verb that goes on has not counted as dirty yet.
+        // Pairs with the release in `end_reservation`.
+        let reserved = self.reserved_rows.load(Ordering::Acquire);
         let dirty = self.tier.as_ref().map_or(0, |tier| tier.cache.dirty_rows());
-        promised + dirty + log.buffer.len() as u64
+        reserved + dirty + log.buffer.len() as u64
     }
 
     /// Bytes of segments in use that newest copies do not fill; none while another thread has the
@@ -284,11 +305,11 @@ impl Class {
             return self.journal_bytes(&log);
         }
         // Promised rows first, as in `unwritten_rows`.
-        let promised = self.promised.load(Ordering::Acquire);
+        let reserved = self.reserved_rows.load(Ordering::Acquire);
         let (rows, deltas) = self.tier.as_ref().map_or((0, 0), |tier| {
             (tier.cache.dirty_rows() + tier.plan.flush_rows as u64, tier.plan.delta_bytes())
         });
-        (promised + rows) * JOURNAL_BYTES_PER_ROW + deltas as u64
+        (reserved + rows) * JOURNAL_BYTES_PER_ROW + deltas as u64
     }
 }
 
@@ -580,7 +601,7 @@ impl Residents for CacheOfClass<'_> {
     }
 
     fn are_being_written(&self) -> bool {
-        self.class.stage() == CommitStage::Captured
+        self.class.phase() == ClassPhase::Captured
     }
 
     fn moved(&self, table: u16, key: u64, old_slot: u32, new_slot: u32) {
@@ -590,8 +611,9 @@ impl Residents for CacheOfClass<'_> {
 }
 
 /// Puts a dirty victim in the flush buffer; a clean one is gone.
-pub(super) fn keep_if_dirty(buffer: &mut FlushBuffer, victim: RowRef<'_>) {
+pub(super) fn park(buffer: &mut FlushBuffer, victim: RowRef<'_>) {
     if victim.dirty {
-        buffer.push((victim.dirty_since, victim.table, victim.key, victim.origin), victim.words);
+        let RowRef { table, key, dirty_since, origin, words, .. } = victim;
+        buffer.push(DirtyRow { table, key, dirty_since, origin, words });
     }
 }

@@ -2,8 +2,7 @@
 //! dirty rows without a commit; and handing the deltas of the index to the journal.
 
 use super::Inner;
-use super::commit::CommitStage;
-use super::engine::{CacheOfClass, Class, Engine};
+use super::engine::{CacheOfClass, Class, ClassPhase, Engine};
 use super::journal::RecordKind;
 use crate::activation::{Branch, note};
 use crate::error::Result;
@@ -38,12 +37,11 @@ impl Inner {
         log: &mut ClassLog,
         rows: u64,
     ) -> Result<()> {
-        log.owe_cleaning(rows);
+        log.pay_for_cleaning(rows);
         loop {
             let most = self.most_slots(class, log);
-            if !log.needs_cleaning(most)
-                || !self.clean_unit(engine, class, log, log.pressure(most))?
-            {
+            log.settle_credit(most);
+            if !log.cleaning_is_due() || !self.clean_unit(engine, class, log, log.pressure(most))? {
                 return Ok(());
             }
         }
@@ -91,18 +89,22 @@ impl Inner {
         let Some(report) = unit else { return Ok(false) };
         self.metrics.cleaned_pages.fetch_add(report.pages, Ordering::Relaxed);
         self.metrics.moved_rows.fetch_add(report.rows_moved, Ordering::Relaxed);
-        self.spill_deltas(class, log, false)?;
+        self.journal_changes_if_many(class, log)?;
         Ok(true)
     }
 
-    /// Hands waiting deltas of a class to the journal when they are many, or `all`.
-    pub(super) fn spill_deltas(&self, class: &Class, log: &mut ClassLog, all: bool) -> Result<()> {
-        let bytes = log.delta_bytes();
-        let portion = class.tier.as_ref().map_or(0, |tier| tier.plan.spill_bytes());
-        if bytes == 0 || (!all && bytes < portion) {
+    /// Hands waiting deltas of a class to the journal when they are many.
+    pub(super) fn journal_changes_if_many(&self, class: &Class, log: &mut ClassLog) -> Result<()> {
+        let portion = class.tier.as_ref().map_or(0, |tier| tier.plan.journal_portion_bytes());
+        if log.delta_bytes() < portion { Ok(()) } else { self.journal_changes(class, log) }
+    }
+
+    /// Hands all waiting deltas of a class to the journal.
+    pub(super) fn journal_changes(&self, class: &Class, log: &mut ClassLog) -> Result<()> {
+        if log.delta_bytes() == 0 {
             return Ok(());
         }
-        if class.stage() == CommitStage::Cut {
+        if class.phase() == ClassPhase::Closed {
             // These deltas belong to the commit after the one that is not recorded yet.
             note(Branch::WaitedForRecord);
             self.wait_for_record();
@@ -145,7 +147,7 @@ impl Inner {
             }
             let rows = log.buffer.len() as u64;
             log.flush_buffer(class.now())?;
-            self.spill_deltas(class, log, false)?;
+            self.journal_changes_if_many(class, log)?;
             self.clean_for(engine, class, log, rows)
         })();
         self.poison_on_error(result)

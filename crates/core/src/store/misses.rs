@@ -5,15 +5,14 @@
 //! meanwhile is looked at again.
 
 use super::Inner;
-use super::commit::CommitStage;
-use super::engine::{Class, Engine, Table, keep_if_dirty};
+use super::engine::{Class, ClassPhase, Engine, Table, park};
 use super::rows::{Keys, RowOp, RowView, visit};
 use crate::activation::{Branch, note};
 use crate::cache::{RowMut, RowRef};
 use crate::error::{Result, bail};
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, ReadReport};
 use crate::planted::{self, Bug};
-use crate::storage::log::{ClassLog, Place, ReadReport};
+use crate::storage::log::{ClassLog, Place};
 use parking_lot::MutexGuard;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -43,11 +42,13 @@ pub(super) struct MissReport {
 /// How far a miss is.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Progress {
-    /// So many candidate pages are still to come.
-    Candidates(u8),
+    /// `left` candidate pages are still to come.
+    Reading {
+        left: u8,
+    },
     Done,
-    /// Something changed meanwhile: look again.
-    Again,
+    /// The row may be elsewhere meanwhile: look again.
+    Moved,
 }
 
 impl Inner {
@@ -78,7 +79,7 @@ impl Inner {
         let mut report = MissReport::default();
         let mut first_round = true;
         if op.admits() && !O::AHEAD {
-            class.cache().expect(misses.len());
+            class.cache().announce_misses(misses.len());
         }
         while !misses.is_empty() {
             wanted.clear();
@@ -163,10 +164,10 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
 
     /// A place in the flush buffer for one more victim.
     fn make_room(&self, log: &mut ClassLog) -> Result<()> {
-        if self.class.stage() != CommitStage::None {
+        if self.class.phase() != ClassPhase::None {
             // Victims of a commit that is under way are written without the buffer.
             self.inner.check_unpoisoned()?;
-            self.inner.poison_on_error(self.inner.spill_deltas(self.class, log, false))?;
+            self.inner.poison_on_error(self.inner.journal_changes_if_many(self.class, log))?;
         }
         match O::AHEAD {
             true if log.buffer.is_full() => self.inner.flush_now(self.engine, self.class, log),
@@ -248,7 +249,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
             self.hand_over(log, misses[i], Source::Initial, 0, None)?;
             return Ok(Progress::Done);
         }
-        Ok(Progress::Candidates((wanted.len() - before).min(255) as u8))
+        Ok(Progress::Reading { left: (wanted.len() - before).min(255) as u8 })
     }
 
     /// Takes a row back from the flush buffer without a read.
@@ -293,7 +294,9 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
         wanted.sort_unstable_by_key(|w| (w.slot, w.miss));
         let mut pages: Vec<u32> = wanted.iter().map(|w| w.slot / per_page).collect();
         pages.dedup();
-        let report = class.tier().readers(O::AHEAD).with(|reader| {
+        let tier = class.tier();
+        let readers = if O::AHEAD { tier.readers_ahead() } else { tier.readers() };
+        let report = readers.with(|reader| {
             reader.read(&class.file, &class.layout, &pages, &mut |number, page| {
                 let first = wanted.partition_point(|w| w.slot < number * per_page);
                 let here = wanted[first..].iter().take_while(|w| w.slot / per_page == number);
@@ -310,11 +313,17 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
                 Ok(())
             })
         })?;
-        self.inner.metrics.add_read(&report, O::AHEAD);
+        let metrics = &self.inner.metrics;
+        if O::AHEAD {
+            metrics.add_read_ahead(&report)
+        } else {
+            metrics.add_read(&report)
+        }
         self.inner.note_read();
         Ok(report)
     }
 
+    /// Looks for the row of a miss in a page that has arrived.
     fn visit_in_page(
         &mut self,
         log: &mut ClassLog,
@@ -325,7 +334,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
         page: &[u8],
     ) -> Result<()> {
         let state = progress[want.miss as usize];
-        let Progress::Candidates(left) = state else { return Ok(()) };
+        let Progress::Reading { left } = state else { return Ok(()) };
         let miss = misses[want.miss as usize];
         let (table, key) = self.key(miss);
         let layout = &self.class.layout;
@@ -349,15 +358,18 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
             // A tag matched, the key did not. After the last candidate the key is absent, if
             // nothing was written meanwhile; looking again tells.
             if left > 1 {
-                Progress::Candidates(left - 1)
+                Progress::Reading { left: left - 1 }
             } else {
                 self.absent(log, miss, want.miss, wanted)?
             }
         } else {
             self.make_room(log)?;
+            // The class was not locked while the page was read, and `make_room` may have flushed
+            // and cleaned just now. So the row may wait in the buffer, changed, or another copy may
+            // be the newest: what the page has would bring an old value back.
             let waiting = log.buffer.find(table.id(), key).is_some();
             if waiting || !log.index(table.id()).is_newest(key, want.slot) {
-                Progress::Again
+                Progress::Moved
             } else {
                 self.hand_over(log, miss, Source::Words(layout.row(page, at)), want.slot, None)?;
                 Progress::Done
@@ -415,8 +427,8 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
             in_memory || wanted.binary_search_by_key(&(*slot, index), |w| (w.slot, w.miss)).is_ok()
         };
         match log.find(table.id(), key, &mut slots) {
-            Place::Waiting(_) => return Ok(Progress::Again),
-            Place::Stored if !slots.iter().all(was_seen) => return Ok(Progress::Again),
+            Place::Waiting(_) => return Ok(Progress::Moved),
+            Place::Stored if !slots.iter().all(was_seen) => return Ok(Progress::Moved),
             Place::Stored | Place::Absent => {}
         }
         self.hand_over(log, miss, Source::Initial, 0, None)?;
@@ -468,7 +480,11 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
             Source::Initial => Some(&self.inner.metrics.initial),
             Source::Words(_) | Source::Blank => None,
         };
-        let (mut came, mut evicted, mut kept) = (0, (0, 0), Ok(()));
+        // The row is filled and handed to the verb inside of the call that admits it, while its set
+        // is locked: a hit of another thread must find it filled, and where a batch is larger than
+        // the cache no row need stay until a second pass. The victim is parked in there, too, so
+        // that its key is always either resident or found under the class lock.
+        let (mut came, mut evicted, mut parked) = (0, (0, 0), Ok(()));
         let op = &mut *self.op;
         let next = op.next_use(batch, position);
         let use_row = |mut row: RowMut<'_>, fresh: bool| {
@@ -483,7 +499,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
         };
         let leave = |victim: RowRef<'_>| {
             evicted = (1, u64::from(victim.dirty));
-            kept = keep(log, self.class, victim);
+            parked = write_or_park(log, self.class, victim);
         };
         let fresh_key = match next {
             // A row that has left the flush buffer has nowhere else to be.
@@ -510,23 +526,23 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
         }
         self.inner.metrics.evicted.fetch_add(evicted.0, Ordering::Relaxed);
         self.inner.metrics.evicted_dirty.fetch_add(evicted.1, Ordering::Relaxed);
-        self.inner.poison_on_error(kept)
+        self.inner.poison_on_error(parked)
     }
 }
 
-/// Keeps a victim: one that belongs to the commit under way is written, another dirty one waits in
-/// the flush buffer, where there is a place for it.
-pub(super) fn keep(log: &mut ClassLog, class: &Class, victim: RowRef<'_>) -> Result<()> {
-    if victim.captured && class.stage() == CommitStage::Captured {
+/// What becomes of a victim: one that belongs to the commit under way is written, another dirty one
+/// is parked in the flush buffer, where there is a place for it.
+pub(super) fn write_or_park(log: &mut ClassLog, class: &Class, victim: RowRef<'_>) -> Result<()> {
+    if victim.captured && class.phase() == ClassPhase::Captured {
         note(Branch::CapturedVictim);
         let written = log.write_row(victim.table, victim.key, victim.origin, victim.words);
-        log.owe_cleaning(1);
+        log.pay_for_cleaning(1);
         if written.is_err() {
-            keep_if_dirty(&mut log.buffer, victim);
+            park(&mut log.buffer, victim);
         }
         return written.map(drop);
     }
-    keep_if_dirty(&mut log.buffer, victim);
+    park(&mut log.buffer, victim);
     Ok(())
 }
 

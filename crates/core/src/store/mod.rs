@@ -56,7 +56,7 @@ use crate::config::{CommitInfo, StoreOptions, TableId, Uncommitted};
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::io::{File, Medium, OpenMode};
 use crate::metrics::{Metrics, Timed};
-use commit::{Committing, History};
+use commit::{CommitGate, History};
 use engine::{Engine, Table};
 use holds::Hold;
 use lock::WriterLock;
@@ -124,7 +124,7 @@ pub(crate) struct Inner {
     engine: RwLock<Engine>,
     /// Commits, the open journal and what is owed to it.
     history: Mutex<History>,
-    committing: Committing,
+    commit_gate: CommitGate,
     metrics: Metrics,
     window: window::Window,
     /// Bytes of all files of rows.
@@ -256,10 +256,10 @@ impl Inner {
         loop {
             #[cfg(any(test, feature = "testing"))]
             self.finish_by_hand();
-            self.committing.wait_until_over();
+            self.commit_gate.wait_until_over();
             let engine = self.engine.write();
             // A commit is captured by who has the engine alone.
-            if self.committing.is_over() {
+            if self.commit_gate.is_over() {
                 return engine;
             }
         }
@@ -272,6 +272,15 @@ impl Inner {
         if engine.closed {
             return Err(self.closed());
         }
+        Ok(engine)
+    }
+
+    /// The engine alone, planned, of a store that takes changes: for verbs beside which none runs.
+    fn exclusive_to_change(&self) -> Result<RwLockWriteGuard<'_, Engine>> {
+        drop(self.writable_engine()?);
+        let engine = self.exclusive()?;
+        // A verb that ran until now may have found out that the store must refuse writes.
+        self.check_writable()?;
         Ok(engine)
     }
 

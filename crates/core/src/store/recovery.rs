@@ -13,7 +13,7 @@ use super::journal::{
 };
 use super::leftovers::refuse_unexplained;
 use super::pieces::{pieces_of, write_piece_into};
-use crate::arena::give_back_freed;
+use crate::arena::trim_heap;
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::hash::{mix, table_salt};
 use crate::index::{DenseIndex, SparseIndex};
@@ -190,7 +190,7 @@ pub(super) fn recover(medium: &dyn Medium, seed: u64, target: Target) -> Result<
     let replayed =
         Replay { recovered, oldest, ..Default::default() }.run(medium, seed, &files, end);
     // The budget does not know of what reading took.
-    give_back_freed();
+    trim_heap();
     replayed
 }
 

@@ -2,32 +2,24 @@
 
 use super::Inner;
 use super::budget;
-use super::commit::{Asker, CommitStage};
-use super::engine::{Class, Engine, keep_if_dirty};
+use super::commit::Asker;
+use super::engine::{Class, ClassPhase, Engine, park};
+use super::journal::{JOURNAL_BYTES_PER_ROW, JOURNAL_BYTES_PER_TABLE};
 use super::rows::Keys;
 use crate::activation::{Branch, note};
 use crate::cache::TakeWay;
 use crate::error::{ErrorKind, Result, bail};
+use crate::index::INDEX_BYTES_PER_KEY;
 use crate::storage::log::{ClassLog, Place, Stream};
 use std::sync::atomic::Ordering;
 
-/// Journal bytes that one written row may need: its delta, or that of a delete and of a merge.
-pub(super) const JOURNAL_BYTES_PER_ROW: u64 = 24;
-/// Journal bytes that a commit needs beside the rows and its meta: its record, counters, one piece.
-pub(super) const JOURNAL_BYTES_PER_COMMIT: u64 = 192 << 10;
-/// Journal bytes that a table and its class need, at most.
-const JOURNAL_BYTES_PER_TABLE: u64 = 8 << 10;
-/// Rows leave room within the disk bound for states as large as the last, and this much more.
-pub(super) const STATE_BYTES_KEPT_FREE: u64 = 64 << 10;
-/// Index bytes that a new key of a growing table may need.
-pub(super) const INDEX_BYTES_PER_KEY: u64 = 8;
 /// Sets that give up a row between two looks at the flush buffer.
 const SHRINK_SETS: u32 = 64;
 
 impl Inner {
     /// Makes sure that a batch that changes these rows cannot run out of disk, and that its new
     /// keys fit the budget. `Full` and `Budget` come before anything changed. Each reserve is
-    /// followed by `end_promise` with the same keys.
+    /// followed by `end_reservation` with the same keys.
     pub(super) fn reserve(&self, engine: &Engine, keys: &[Keys<'_>]) -> Result<()> {
         self.prepare_writing()?;
         self.settle_room(engine)?;
@@ -38,9 +30,9 @@ impl Inner {
             if rows == 0 {
                 continue;
             }
-            class.promised.fetch_add(rows, Ordering::Relaxed);
+            class.reserved_rows.fetch_add(rows, Ordering::Relaxed);
             if let Err(error) = self.reserve_class(engine, class) {
-                self.end_promise(&engine.classes[..=i], keys);
+                self.end_reservation(&engine.classes[..=i], keys);
                 return Err(self.advise(engine, error));
             }
         }
@@ -84,15 +76,15 @@ impl Inner {
     ) -> Result<()> {
         let (own, id) = (class.journal_bytes(log), class.record.id);
         let mut history = self.history.lock();
-        // Under this lock, so that of two threads the later one sees what both have promised.
+        // Under this lock, so that of two threads the later one sees what both have reserved.
         let bytes = own + engine.journal_bytes_beside(class);
         self.reserve_to_change(&mut history, Asker::Changes(id), bytes)?;
         drop(history);
         // Cleaning needs room to move rows to, or it could never make any.
         let spare = self.segments_for_cleaning(class, log);
-        // What seals pages when the class is cut takes them from the next commit.
-        let sealed = match class.stage() {
-            CommitStage::Captured => (Stream::COUNT * class.layout.rows_per_page) as u64,
+        // What seals pages when the class is closed takes them from the next commit.
+        let sealed = match class.phase() {
+            ClassPhase::Captured => (Stream::COUNT * class.layout.rows_per_page) as u64,
             _ => 0,
         };
         let rows = rows + sealed;
@@ -102,7 +94,7 @@ impl Inner {
             Ok(()) => self.history.lock().refused.accept(Asker::Rows(id)),
             Err(error) if error.kind() == ErrorKind::Full => {
                 // Those that were written before are on storage once it asks again.
-                let asked = class.promised.load(Ordering::Relaxed) + sealed;
+                let asked = class.reserved_rows.load(Ordering::Relaxed) + sealed;
                 self.note_refused_rows(id, log.lacking_bytes(rows, spare), asked);
             }
             Err(_) => {}
@@ -139,11 +131,11 @@ impl Inner {
         result
     }
 
-    /// Takes back what `reserve` promised of these classes, the first ones of an engine's.
-    pub(super) fn end_promise(&self, classes: &[Class], keys: &[Keys<'_>]) {
+    /// Takes back what `reserve` reserved of these classes, the first ones of an engine's.
+    pub(super) fn end_reservation(&self, classes: &[Class], keys: &[Keys<'_>]) {
         for (i, class) in classes.iter().enumerate() {
             // Pairs with the acquires in `unwritten_rows` and `journal_bytes_at_most`.
-            class.promised.fetch_sub(rows_of_class(keys, i), Ordering::Release);
+            class.reserved_rows.fetch_sub(rows_of_class(keys, i), Ordering::Release);
         }
     }
 
@@ -233,7 +225,7 @@ impl Inner {
                 let mut evicted = 0;
                 let step = class.cache().take_way_step(sets, |victim| {
                     evicted += 1;
-                    keep_if_dirty(buffer, victim);
+                    park(buffer, victim);
                 });
                 self.metrics.evicted.fetch_add(evicted, Ordering::Relaxed);
                 match step {

@@ -311,7 +311,7 @@ impl Scan {
             // A page being filled has garbage behind its rows; the index names none of it.
             take(*number, bytemuck::cast_slice(page), layout.rows_per_page)?;
         }
-        let read = class.tier().readers(false).with(|reader| {
+        let read = class.tier().readers().with(|reader| {
             reader.read(&class.file, layout, &rest, &mut |number, page| {
                 let rows = layout.verify(page, number, name)?;
                 let at = rest.binary_search(&number).expect("it was asked for");
@@ -320,7 +320,7 @@ impl Scan {
             })
         });
         let read = read.map_err(|error| inner.after_failed_write(error))?;
-        inner.metrics.add_read(&read, false);
+        inner.metrics.add_read(&read);
         Ok(())
     }
 }

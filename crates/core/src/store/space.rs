@@ -18,7 +18,8 @@
 use super::Inner;
 use super::commit::{Asker, History};
 use super::engine::{Class, Engine};
-use super::reserve::{JOURNAL_BYTES_PER_COMMIT, JOURNAL_BYTES_PER_ROW, STATE_BYTES_KEPT_FREE};
+use super::journal::{JOURNAL_BYTES_PER_COMMIT, JOURNAL_BYTES_PER_ROW};
+use super::state::STATE_BYTES_KEPT_FREE;
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::storage::log::ClassLog;
 use std::sync::atomic::Ordering;
@@ -47,7 +48,7 @@ impl Inner {
                 let journal = history.journal().growth_for(bytes);
                 let growth = journal + history.spare.growth_for(spare);
                 self.note_refused(history, asker, growth, 0, 0);
-                history.short_of_journal |= journal > 0 || history.journal_is_long();
+                history.journal_was_full |= journal > 0 || history.journal_is_long();
             }
             Err(_) => {}
         }
@@ -71,7 +72,7 @@ impl Inner {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == ErrorKind::Full => {
                 // A full store that may not clean would stay full.
-                history.short_of_journal |= history.refused.bytes() > 0;
+                history.journal_was_full |= history.refused.bytes() > 0;
                 Ok(false)
             }
             Err(error) => Err(error),

@@ -8,6 +8,8 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use xxhash_rust::xxh3::Xxh3;
 
+/// Rows leave room within the disk bound for states as large as the last, and this much more.
+pub(super) const STATE_BYTES_KEPT_FREE: u64 = 64 << 10;
 /// What names of state files begin with.
 pub(super) const PREFIX: &str = "state-";
 

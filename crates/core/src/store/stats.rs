@@ -5,6 +5,7 @@ use super::{Inner, Store};
 use crate::config::TableInfo;
 use crate::error::Result;
 use crate::io::{DeviceCurve, IoKind};
+use crate::storage::log::Written;
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -247,7 +248,7 @@ impl Store {
         let (hits, rescued, misses) = (get(&m.hits), get(&m.rescued), get(&m.misses));
         let all = hits + rescued + misses;
         let classes = inner.class_stats(&engine);
-        let written = |of: fn(&(u64, u64, u64)) -> u64| -> u64 {
+        let written = |of: fn(&Written) -> u64| -> u64 {
             engine.classes.iter().map(|c| of(&c.log.lock().written())).sum()
         };
         let last = self.last_commit();
@@ -272,9 +273,9 @@ impl Store {
             rows_initial: get(&m.initial),
             evicted: get(&m.evicted),
             evicted_dirty: get(&m.evicted_dirty),
-            rows_written: written(|w| w.0),
-            rows_moved: written(|w| w.1),
-            pages_written: written(|w| w.2),
+            rows_written: written(|w| w.rows),
+            rows_moved: written(|w| w.rows_moved),
+            pages_written: written(|w| w.pages),
             bytes_written: inner.bytes_written(&engine),
             written: inner.written_bytes(&engine),
             non_finite: get(&m.non_finite),
@@ -344,12 +345,12 @@ impl Inner {
             ..WrittenBytes::default()
         };
         for class in &engine.classes {
-            let (rows, moved, pages) = class.log.lock().written();
+            let Written { rows, rows_moved, pages } = class.log.lock().written();
             let (row, page) = (class.record.row_bytes as u64, class.record.page_bytes as u64);
             bytes.rows += rows * row;
-            bytes.moved += moved * row;
+            bytes.moved += rows_moved * row;
             // Rows that are in a page under construction count before the page does.
-            bytes.pages += (pages * page).saturating_sub((rows + moved) * row);
+            bytes.pages += (pages * page).saturating_sub((rows + rows_moved) * row);
         }
         bytes
     }

@@ -10,7 +10,7 @@ use crate::error::{Result, bail};
 use crate::index::{DenseIndex, SparseIndex};
 use crate::io::{DeviceCurve, IoKind, measure};
 use crate::row::{Dtype, RowLayout};
-use crate::storage::log::{PageLayout, Segments, TableIndex};
+use crate::storage::log::{PageLayout, SEGMENT_BYTES_MAX, SEGMENT_PAGES_MIN, Segments, TableIndex};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -29,11 +29,9 @@ const MEASURE_BYTES: u64 = 32 << 20;
 const MEASURE_SLICE: Duration = Duration::from_millis(12);
 const MEASURE_SLICE_LARGE: Duration = Duration::from_millis(40);
 const LARGE_BYTES: u64 = 128 << 20;
-pub(super) const SEGMENT_BYTES_MAX: u64 = 4 << 20;
 const SEGMENT_BYTES_MIN: u64 = 32 << 10;
 /// The least that is chosen for a store without a tight disk bound.
 const SEGMENT_BYTES_USUAL: u64 = 256 << 10;
-pub(super) const SEGMENT_PAGES_MIN: u64 = 16;
 /// A log works well when at most this share of it is live (see the cleaner).
 const LIVE_SHARE: f64 = 0.6;
 const TABLES_MAX: usize = 65_536;
@@ -61,7 +59,7 @@ impl Store {
             return Ok(id);
         }
         inner.check_writable()?;
-        let layout = validate(spec)?;
+        let layout = spec.validate()?;
         inner.prepare_writing()?;
         let mut engine = inner.exclusive()?;
         inner.check_writable()?;
@@ -143,30 +141,6 @@ impl Store {
     }
 }
 
-/// Checks the parameters of a table.
-pub(super) fn validate(spec: &TableSpec) -> Result<RowLayout> {
-    let name = &spec.name;
-    if name.is_empty() || name.len() > 200 || name.contains('\0') {
-        bail!(Misuse, "table name {name:?} is unusable, expected 1 to 200 bytes without NUL");
-    }
-    let context = |e: crate::Error| e.context(format!("table '{name}'"));
-    spec.optimizer.validate_spec().map_err(context)?;
-    spec.initializer.validate().map_err(context)?;
-    if spec.num_embeddings == Some(0) {
-        bail!(Misuse, "table '{name}': num_embeddings is 0, expected at least 1");
-    }
-    let (dim, reach) = (spec.embedding_dim, spec.initializer.reach());
-    if !spec.dtype.all_fit(&[reach]) {
-        bail!(
-            Misuse,
-            "table '{name}': initial values up to {reach} leave the range of {}; use bfloat16, or \
-             smaller ones",
-            spec.dtype.name()
-        );
-    }
-    RowLayout::new(spec.dtype, dim, spec.optimizer.state_words(dim)).map_err(context)
-}
-
 /// Refuses to open a table with other parameters than it has.
 fn compare(stored: &TableSpec, asked: &TableSpec) -> Result<()> {
     let mut differences = Vec::new();
@@ -214,7 +188,7 @@ impl Inner {
             for class in &engine.classes {
                 let mut log = class.log.lock();
                 // What is drained and not in the journal is lost.
-                let written = self.spill_deltas(class, &mut log, true);
+                let written = self.journal_changes(class, &mut log);
                 // Here and not by the plan, whose failure changes nothing.
                 self.poison_on_error(written.and_then(|()| log.write_out()))?;
             }

@@ -14,7 +14,7 @@ use crate::row::{Dtype, RowLayout};
 use std::sync::atomic::Ordering;
 
 /// A delete looks this often whether its deltas are enough for a record of the journal.
-const KEYS_PER_SPILL: usize = 4096;
+const KEYS_PER_LOOK_AT_DELTAS: usize = 4096;
 
 impl Store {
     /// Fills each batch with the rows of its keys, in request order; duplicates are allowed.
@@ -119,9 +119,7 @@ impl Store {
         f: &mut dyn FnMut(&[u64], &mut [f32], &mut [f32]) -> Result<()>,
     ) -> Result<UpdateReport> {
         let _timed = Timed::new(&self.inner.metrics.verb_ns);
-        drop(self.inner.writable_engine()?);
-        let engine = self.inner.exclusive()?;
-        self.inner.check_writable()?;
+        let engine = self.inner.exclusive_to_change()?;
         let table = self.inner.table_of(&engine, table)?;
         check_keys(table, keys)?;
         let mut scratch = Distinct::new();
@@ -157,9 +155,7 @@ impl Store {
     /// read to compare them. *Durability*: with the next commit.
     pub fn delete(&self, table: TableId, keys: &[u64]) -> Result<u64> {
         let _timed = Timed::new(&self.inner.metrics.verb_ns);
-        drop(self.inner.writable_engine()?);
-        let engine = self.inner.exclusive()?;
-        self.inner.check_writable()?;
+        let engine = self.inner.exclusive_to_change()?;
         let table = self.inner.table_of(&engine, table)?;
         check_keys(table, keys)?;
         let mut scratch = Distinct::new();
@@ -179,8 +175,8 @@ impl Store {
         let result = (|| {
             let mut log = class.log.lock();
             for (i, (key, (written, origin))) in distinct.iter().zip(find.found).enumerate() {
-                if i % KEYS_PER_SPILL == 0 {
-                    self.inner.spill_deltas(class, &mut log, false)?;
+                if i % KEYS_PER_LOOK_AT_DELTAS == 0 {
+                    self.inner.journal_changes_if_many(class, &mut log)?;
                 }
                 let origin = origin.unwrap_or_else(|| log.index(table.id()).slot_of(*key));
                 let cache = class.cache();
@@ -198,7 +194,7 @@ impl Store {
                 // as there are keys here, whose room in the journal is enough for both.
                 log.merge_partitions(table.id(), distinct.len());
             }
-            self.inner.spill_deltas(class, &mut log, false)
+            self.inner.journal_changes_if_many(class, &mut log)
         })();
         table.rows.fetch_sub(deleted, Ordering::Relaxed);
         table.changes.fetch_add(1, Ordering::Relaxed);
@@ -255,7 +251,7 @@ impl Inner {
             batch.table.changes.fetch_add(1, Ordering::Relaxed);
         }
         self.note_batch(rows);
-        self.end_promise(&engine.classes, keys);
+        self.end_reservation(&engine.classes, keys);
         self.poison_on_error(result)?;
         Ok(rows)
     }

@@ -2,7 +2,7 @@
 //! than rows one by one.
 
 use super::engine::{Class, Engine};
-use super::misses::keep;
+use super::misses::write_or_park;
 use super::{Inner, Store};
 use crate::error::Result;
 use crate::metrics::Timed;
@@ -100,13 +100,13 @@ impl Inner {
                 some.retain(|page| log.page_in_memory(page * per_page).is_none());
             }
             let mut warmed = Warmed::default();
-            let read = class.tier().readers(false).with(|reader| {
+            let read = class.tier().readers().with(|reader| {
                 reader.read(&class.file, &class.layout, &some, &mut |page, bytes| {
-                    self.admit_page(engine, number, class, (page, bytes), &mut warmed)
+                    self.admit_page(engine, number, class, page, bytes, &mut warmed)
                 })
             });
             let report = read.map_err(|error| self.after_failed_write(error))?;
-            self.metrics.add_read(&report, false);
+            self.metrics.add_read(&report);
             loaded += warmed.loaded;
             let nearly_full = cache.row_capacity() as f64 * FULL_SHARE;
             if cache.resident_rows() as f64 >= nearly_full && warmed.hardly_any_came() {
@@ -122,7 +122,8 @@ impl Inner {
         engine: &Engine,
         number: usize,
         class: &Class,
-        (page, bytes): (u32, &[u8]),
+        page: u32,
+        bytes: &[u8],
         warmed: &mut Warmed,
     ) -> Result<()> {
         let (layout, cache) = (&class.layout, class.cache());
@@ -152,7 +153,7 @@ impl Inner {
             }
             self.make_room(engine, class, &mut log)?;
             let log = &mut *log;
-            let mut kept = Ok(());
+            let mut parked = Ok(());
             cache.admit(
                 location,
                 id,
@@ -167,10 +168,10 @@ impl Inner {
                 |victim| {
                     // Another thread has taken the room.
                     evicted += 1;
-                    kept = keep(log, class, victim);
+                    parked = write_or_park(log, class, victim);
                 },
             );
-            self.poison_on_error(kept)?;
+            self.poison_on_error(parked)?;
         }
         warmed.loaded += loaded;
         self.metrics.loaded.fetch_add(loaded, Ordering::Relaxed);

@@ -84,7 +84,7 @@ impl ClassLog {
     /// commits, or many short lives, would use them up faster than cleaning gives them back: those
     /// of pages that a commit sealed, and once after opening those of a segment, because the one
     /// being filled is not gone on with.
-    pub fn owe_cleaning(&mut self, rows: u64) {
+    pub fn pay_for_cleaning(&mut self, rows: u64) {
         let taken = rows + self.writer.take_unfilled();
         self.clean.credit += taken as f64 * COST_OF_A_SLOT;
     }
@@ -159,9 +159,9 @@ impl ClassLog {
         free + self.segments.pending_slots() < wanted
     }
 
-    /// Whether a unit of cleaning is due. A log that is small enough forgets what is owed.
-    /// `most_slots` is what the disk bound allows.
-    pub fn needs_cleaning(&mut self, most_slots: u64) -> bool {
+    /// Brings what was paid for up to date, before [`cleaning_is_due`](Self::cleaning_is_due) is
+    /// asked: a log that is small enough forgets it. `most_slots` is what the disk bound allows.
+    pub fn settle_credit(&mut self, most_slots: u64) {
         let newest = self.segments.newest_total();
         // By then no commit seems to be near, and those rows are likely to be outdated before.
         self.segments.spare_held(self.taken_in_epoch() > newest);
@@ -170,11 +170,15 @@ impl ClassLog {
         let dead = self.segments.reclaimable_total().max(self.segments.kept_by_dirty_total());
         if dead as f64 <= allowed && !self.is_tight(most_slots) {
             self.clean.credit = 0.0;
-            return false;
+            return;
         }
         if !std::mem::replace(&mut self.clean.paid_for_opening, true) {
             self.clean.credit += self.rows_per_segment() as f64 * COST_OF_A_SLOT;
         }
+    }
+
+    /// Whether a unit of cleaning was paid for and not done.
+    pub fn cleaning_is_due(&self) -> bool {
         self.clean.credit > 0.0
     }
 
@@ -369,6 +373,11 @@ mod tests {
         log.write_row(0, id, None, &[0.5; 16]).unwrap();
     }
 
+    fn is_due(log: &mut ClassLog) -> bool {
+        log.settle_credit(u64::MAX);
+        log.cleaning_is_due()
+    }
+
     // A stretch of live rows cost nothing, so that one flushed row could move all of them.
     #[test]
     fn live_rows_at_the_begin_of_a_victim_are_paid_for() {
@@ -381,9 +390,9 @@ mod tests {
             }
         }
         log.clean.paid_for_opening = true;
-        log.owe_cleaning(1);
+        log.pay_for_cleaning(1);
         let (mut units, mut moved) = (0, 0);
-        while log.needs_cleaning(u64::MAX) {
+        while is_due(&mut log) {
             let rows = log.rows_per_unit();
             let unit = log.clean_unit(Pressure::None, rows, u64::MAX, &NoneResident).unwrap();
             moved += unit.unwrap().rows_moved;
@@ -448,8 +457,8 @@ mod tests {
         let sealed: Vec<SegmentId> = log.segments.sealed().collect();
         sealed.into_iter().for_each(|id| log.segments.cleaned(id));
         let (before, mut moved) = (log.segments.used_slots(), 0);
-        log.owe_cleaning(SEGMENTS * per_segment * 4);
-        while log.needs_cleaning(u64::MAX) {
+        log.pay_for_cleaning(SEGMENTS * per_segment * 4);
+        while is_due(&mut log) {
             let rows = log.rows_per_unit();
             let Some(unit) = log.clean_unit(Pressure::None, rows, u64::MAX, &AllDirty).unwrap()
             else {

@@ -32,6 +32,21 @@ impl Hasher for KeyHasher {
     }
 }
 
+/// A dirty row that comes to wait.
+#[derive(Clone, Copy, Debug)]
+pub struct DirtyRow<'a> {
+    /// Table of the row.
+    pub table: u16,
+    /// Its key.
+    pub key: u64,
+    /// Since when it is dirty, by the cache's stamps.
+    pub dirty_since: u32,
+    /// Stored copy that it outdates, 0 for none; `None` where the index tells.
+    pub origin: Option<u32>,
+    /// Values and state.
+    pub words: &'a [f32],
+}
+
 /// What waits beside its row.
 #[derive(Clone, Copy, Debug)]
 pub struct Waiting {
@@ -104,8 +119,8 @@ impl FlushBuffer {
     }
 
     /// Adds a row that is not here yet. Panics when full: the owner flushes before.
-    pub fn push(&mut self, waiting: (u32, u16, u64, Option<u32>), row: &[f32]) {
-        let (dirty_since, table, key, origin) = waiting;
+    pub fn push(&mut self, row: DirtyRow<'_>) {
+        let DirtyRow { table, key, dirty_since, origin, words: row } = row;
         let waiting = Waiting { dirty_since, table, key, origin, live: true };
         let at = match self.holes.pop() {
             Some(at) => {
@@ -172,11 +187,20 @@ impl FlushBuffer {
 mod tests {
     use super::*;
 
+    fn row(
+        dirty_since: u32,
+        (table, key): (u16, u64),
+        origin: Option<u32>,
+        words: &[f32],
+    ) -> DirtyRow<'_> {
+        DirtyRow { table, key, dirty_since, origin, words }
+    }
+
     #[test]
     fn rows_dirty_for_longest_leave_first_also_when_stamps_wrap() {
         let mut buffer = FlushBuffer::new(4, 1);
         for (stamp, key) in [(5, 1), (u32::MAX - 1, 2), (3, 3)] {
-            buffer.push((stamp, 0, key, Some(0)), &[key as f32]);
+            buffer.push(row(stamp, (0, key), Some(0), &[key as f32]));
         }
         let mut order = Vec::new();
         buffer.longest_dirty_first(6, &mut order);
@@ -187,14 +211,14 @@ mod tests {
     #[test]
     fn a_rescued_row_leaves_room_for_another() {
         let mut buffer = FlushBuffer::new(2, 2);
-        buffer.push((1, 0, u64::MAX, Some(7)), &[1.0, 2.0]);
-        buffer.push((2, 1, u64::MAX, Some(8)), &[3.0, 4.0]);
+        buffer.push(row(1, (0, u64::MAX), Some(7), &[1.0, 2.0]));
+        buffer.push(row(2, (1, u64::MAX), Some(8), &[3.0, 4.0]));
         assert!(buffer.is_full());
         let at = buffer.find(0, u64::MAX).unwrap();
         assert_eq!(buffer.row(at), [1.0, 2.0]);
         buffer.remove(at);
         assert!(buffer.find(0, u64::MAX).is_none());
-        buffer.push((3, 0, 5, None), &[5.0, 6.0]);
+        buffer.push(row(3, (0, 5), None, &[5.0, 6.0]));
         assert_eq!(buffer.len(), 2);
         let mut order = Vec::new();
         buffer.longest_dirty_first(9, &mut order);

@@ -18,11 +18,12 @@ mod segments;
 mod writer;
 
 pub use cleaner::CleanReport;
-pub use flush::FlushBuffer;
+pub use flush::{DirtyRow, FlushBuffer};
 pub use page::PageLayout;
-pub use reader::{PageReader, ReadReport};
+pub use reader::PageReader;
 pub use segments::{Pressure, Segments};
-pub use writer::{Heads, Stream, Writer};
+pub(crate) use segments::{SEGMENT_BYTES_MAX, SEGMENT_PAGES_MIN};
+pub use writer::{OpenSegments, Stream, Writer};
 
 use crate::activation::{Branch, note};
 use crate::error::{Result, bail};
@@ -144,6 +145,17 @@ pub enum Place {
 /// A row is hot when its last copy lived while this share of a table's rows was written. Shares
 /// from 0.15 to 0.5 moved equally many rows.
 const HOT_SHARE: f64 = 0.25;
+
+/// What a log has written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Written {
+    /// Rows that verbs changed.
+    pub rows: u64,
+    /// Rows that cleaning moved.
+    pub rows_moved: u64,
+    /// Pages with either.
+    pub pages: u64,
+}
 
 /// The log of one row class.
 pub struct ClassLog {
@@ -270,9 +282,13 @@ impl ClassLog {
         self.segment_bytes / self.layout.page_bytes as u64 * self.layout.rows_per_page as u64
     }
 
-    /// Rows written since open, moved ones apart, and pages.
-    pub fn written(&self) -> (u64, u64, u64) {
-        (self.rows_written, self.rows_moved, self.pages_before + self.writer.pages_written())
+    /// What was written since open.
+    pub fn written(&self) -> Written {
+        Written {
+            rows: self.rows_written,
+            rows_moved: self.rows_moved,
+            pages: self.pages_before + self.writer.pages_written(),
+        }
     }
 
     /// Sequence number of the newest page.
@@ -477,12 +493,12 @@ impl ClassLog {
     /// Replaces writer and flush buffer by others of a new plan. Nothing may wait in either.
     pub fn equip(&mut self, writer: Writer, buffer: FlushBuffer, delta_bytes: usize) -> Result<()> {
         assert_eq!(self.buffer.len(), 0, "a plan is made when no row waits");
-        let heads = self.writer.finish(&mut self.segments)?;
+        let open = self.writer.finish(&mut self.segments)?;
         self.pages_before += self.writer.pages_written();
         // Finishing may have sealed one more page, so its number counts, not the one before.
         let sequence = self.writer.sequence();
         self.writer = writer;
-        self.writer.continue_at(heads, sequence);
+        self.writer.continue_at(open, sequence);
         self.buffer = buffer;
         self.deltas.resize(delta_bytes);
         Ok(())
@@ -497,7 +513,7 @@ impl ClassLog {
     /// synced for all of it to be durable.
     pub fn finish_epoch(&mut self) -> Result<Option<Arc<dyn File>>> {
         let open = self.writer.finish(&mut self.segments)?;
-        let written = self.written().2;
+        let written = self.written().pages;
         let unsynced = (self.pages_synced != written).then(|| Arc::clone(&self.file));
         self.pages_synced = written;
         self.segments.next_epoch(&open);

@@ -6,36 +6,14 @@
 use super::page::PageLayout;
 use crate::error::{Error, Result};
 use crate::io::{Completion, DeviceCurve, File, Queue};
+use crate::metrics::ReadReport;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Answers that are waited for and looked at together: one entry of the kernel to wait and one to
 /// ask again serve all of them (2.3 to 2.5 µs of processor time per row where answers one by one
 /// took 2.5 to 2.65, same rate), and what they take of the depth is small.
 const TOGETHER: usize = 8;
-
-/// What a bulk read did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ReadReport {
-    /// Requests to the device.
-    pub requests: u64,
-    /// Pages that were asked for.
-    pub pages: u64,
-    /// Bytes read, pages between merged neighbours included.
-    pub bytes: u64,
-    /// Time blocked waiting for the device.
-    pub waited: Duration,
-}
-
-impl ReadReport {
-    /// Adds what another bulk read did.
-    pub fn add(&mut self, other: &Self) {
-        self.requests += other.requests;
-        self.pages += other.pages;
-        self.bytes += other.bytes;
-        self.waited += other.waited;
-    }
-}
 
 /// A queue and the rule for merging neighbours.
 pub struct PageReader {

@@ -45,10 +45,10 @@ impl Stream {
 }
 
 /// Where the segments being filled go on: segment and next page, by stream.
-pub type Heads = [Option<(SegmentId, u32)>; Stream::COUNT];
+pub type OpenSegments = [Option<(SegmentId, u32)>; Stream::COUNT];
 
 #[derive(Debug, Default)]
-struct Head {
+struct AppendPoint {
     open: Option<Chunk>,
     /// The segment being filled and its next page that belongs to no chunk yet.
     segment: Option<(SegmentId, u32)>,
@@ -60,7 +60,7 @@ pub struct Writer {
     layout: PageLayout,
     queue: Box<dyn Queue>,
     chunk_pages: u32,
-    heads: [Head; Stream::COUNT],
+    points: [AppendPoint; Stream::COUNT],
     in_flight: Vec<(BufferId, u32, u32)>,
     /// Chunks whose write failed: buffer, first page, pages.
     lost: Vec<(BufferId, u32, u32)>,
@@ -88,7 +88,7 @@ impl Writer {
             layout,
             queue,
             chunk_pages,
-            heads: Default::default(),
+            points: Default::default(),
             in_flight: Vec::new(),
             lost: Vec::new(),
             failed: None,
@@ -100,11 +100,11 @@ impl Writer {
     }
 
     /// Goes on where another writer of the same log finished.
-    pub fn continue_at(&mut self, heads: Heads, sequence: u64) {
+    pub fn continue_at(&mut self, points: OpenSegments, sequence: u64) {
         self.sequence = sequence;
-        for (head, segment) in self.heads.iter_mut().zip(heads) {
-            assert!(head.open.is_none(), "a writer continues before it writes");
-            head.segment = segment;
+        for (point, segment) in self.points.iter_mut().zip(points) {
+            assert!(point.open.is_none(), "a writer continues before it writes");
+            point.segment = segment;
         }
     }
 
@@ -125,21 +125,21 @@ impl Writer {
 
     /// Pages that can still be begun in the segments being filled, open pages not counted.
     pub fn pages_left(&self, segments: &Segments) -> u64 {
-        let left = |head: &Head| {
+        let left = |point: &AppendPoint| {
             let chunk =
-                head.open.as_ref().map_or(0, |c| c.capacity - c.pages - u32::from(c.rows > 0));
-            let segment = head
+                point.open.as_ref().map_or(0, |c| c.capacity - c.pages - u32::from(c.rows > 0));
+            let segment = point
                 .segment
                 .map_or(0, |(id, next)| segments.first_page(id) + segments.pages_of(id) - next);
             u64::from(chunk) + u64::from(segment)
         };
-        self.heads.iter().map(left).sum()
+        self.points.iter().map(left).sum()
     }
 
     /// The bytes of a page that is still in memory, perhaps not sealed yet.
     pub fn page(&self, page: u32) -> Option<&[u8]> {
         let within = |first: u32, pages: u32| (first..first + pages).contains(&page);
-        let mut open = self.heads.iter().filter_map(|head| head.open.as_ref());
+        let mut open = self.points.iter().filter_map(|point| point.open.as_ref());
         let begun = |c: &&Chunk| within(c.first_page, c.pages + u32::from(c.rows > 0));
         let (buffer, first) = match open.find(begun) {
             Some(c) => (c.buffer, c.first_page),
@@ -164,8 +164,8 @@ impl Writer {
         row: &[f32],
     ) -> Result<u32> {
         self.check_sound()?;
-        let at_head = self.open_head(segments, stream)?;
-        let chunk = self.heads[at_head].open.as_mut().expect("a chunk was opened above");
+        let at_point = self.open_point(segments, stream)?;
+        let chunk = self.points[at_point].open.as_mut().expect("a chunk was opened above");
         let page = chunk.first_page + chunk.pages;
         let at = chunk.pages as usize * self.layout.page_bytes;
         let bytes = &mut self.queue.buffer_mut(chunk.buffer)[at..at + self.layout.page_bytes];
@@ -175,9 +175,9 @@ impl Writer {
         // Before its segment may be sealed: without this copy it could look empty, and be freed.
         segments.written(slot);
         if chunk.rows == self.layout.rows_per_page {
-            self.seal_page(at_head);
-            if self.heads[at_head].open.as_ref().is_some_and(|c| c.pages == c.capacity) {
-                self.send(segments, at_head)?;
+            self.seal_page(at_point);
+            if self.points[at_point].open.as_ref().is_some_and(|c| c.pages == c.capacity) {
+                self.send(segments, at_point)?;
             }
         }
         Ok(slot)
@@ -204,23 +204,23 @@ impl Writer {
         result
     }
 
-    /// A head with an open chunk: that of `stream`, or, where there is no room or no buffer for it,
-    /// another's.
-    fn open_head(&mut self, segments: &mut Segments, stream: Stream) -> Result<usize> {
+    /// An append point with an open chunk: that of `stream`, or, where there is no room or no
+    /// buffer for it, another's.
+    fn open_point(&mut self, segments: &mut Segments, stream: Stream) -> Result<usize> {
         let wanted = stream as usize;
-        if self.heads[wanted].open.is_some() {
+        if self.points[wanted].open.is_some() {
             return Ok(wanted);
         }
         // One buffer stays for what cleaning reads back.
-        let open = self.heads.iter().filter(|head| head.open.is_some()).count();
+        let open = self.points.iter().filter(|point| point.open.is_some()).count();
         if open + 1 < self.queue.depth() && self.open_chunk(segments, wanted)? {
             return Ok(wanted);
         }
-        if let Some(other) = self.heads.iter().position(|head| head.open.is_some()) {
+        if let Some(other) = self.points.iter().position(|point| point.open.is_some()) {
             return Ok(other);
         }
-        for other in 0..self.heads.len() {
-            if self.heads[other].segment.is_some() && self.open_chunk(segments, other)? {
+        for other in 0..self.points.len() {
+            if self.points[other].segment.is_some() && self.open_chunk(segments, other)? {
                 return Ok(other);
             }
         }
@@ -228,15 +228,15 @@ impl Writer {
     }
 
     /// Begins a chunk; false when there is no segment for it.
-    fn open_chunk(&mut self, segments: &mut Segments, head: usize) -> Result<bool> {
-        let (id, next) = match self.heads[head].segment {
+    fn open_chunk(&mut self, segments: &mut Segments, point: usize) -> Result<bool> {
+        let (id, next) = match self.points[point].segment {
             Some(position) => position,
-            None => match segments.open(head as u8, self.sequence) {
+            None => match segments.open(point as u8, self.sequence) {
                 Some(id) => (id, segments.first_page(id)),
                 None => return Ok(false),
             },
         };
-        self.heads[head].segment = Some((id, next));
+        self.points[point].segment = Some((id, next));
         let end = segments.first_page(id) + segments.pages_of(id);
         let capacity = self.chunk_pages.min(end - next);
         // A segment that was freed soon after it was written may still have a write under way, and
@@ -248,15 +248,15 @@ impl Writer {
             }
             self.reap(1)?;
         };
-        self.heads[head] = Head {
+        self.points[point] = AppendPoint {
             open: Some(Chunk { buffer, first_page: next, pages: 0, capacity, rows: 0 }),
             segment: Some((id, next + capacity)),
         };
         Ok(true)
     }
 
-    fn seal_page(&mut self, head: usize) {
-        let Some(chunk) = &mut self.heads[head].open else { return };
+    fn seal_page(&mut self, point: usize) {
+        let Some(chunk) = &mut self.points[point].open else { return };
         self.sequence += 1;
         self.unfilled += (self.layout.rows_per_page - chunk.rows) as u64;
         let at = chunk.pages as usize * self.layout.page_bytes;
@@ -267,12 +267,12 @@ impl Writer {
     }
 
     /// Hands an open chunk to the device. Pages it did not fill go back to the segment.
-    fn send(&mut self, segments: &mut Segments, head: usize) -> Result<()> {
+    fn send(&mut self, segments: &mut Segments, point: usize) -> Result<()> {
         // It stays open, and its pages are found there, until there is room for it.
         while self.queue.in_flight() >= self.queue.depth() {
             self.reap(1)?;
         }
-        let Some(chunk) = self.heads[head].open.take() else { return Ok(()) };
+        let Some(chunk) = self.points[point].open.take() else { return Ok(()) };
         let bytes = chunk.pages as usize * self.layout.page_bytes;
         let offset = u64::from(chunk.first_page) * self.layout.page_bytes as u64;
         self.in_flight.push((chunk.buffer, chunk.first_page, chunk.pages));
@@ -280,13 +280,13 @@ impl Writer {
         let asked = asked.and_then(|()| self.queue.submit());
         self.sound(asked)?;
         self.pages_written += u64::from(chunk.pages);
-        if let Some((id, _)) = self.heads[head].segment {
+        if let Some((id, _)) = self.points[point].segment {
             let next = chunk.first_page + chunk.pages;
             if next == segments.first_page(id) + segments.pages_of(id) {
                 segments.seal(id);
-                self.heads[head].segment = None;
+                self.points[point].segment = None;
             } else {
-                self.heads[head].segment = Some((id, next));
+                self.points[point].segment = Some((id, next));
             }
         }
         self.reap(0)
@@ -332,24 +332,24 @@ impl Writer {
 
     /// Seals the open pages, writes the open chunks and waits until the device has everything.
     /// Returns where the segments being filled go on. Nothing is durable before a sync.
-    pub fn finish(&mut self, segments: &mut Segments) -> Result<Heads> {
+    pub fn finish(&mut self, segments: &mut Segments) -> Result<OpenSegments> {
         self.check_sound()?;
-        for head in 0..self.heads.len() {
-            if self.heads[head].open.as_ref().is_some_and(|c| c.rows > 0) {
-                self.seal_page(head);
+        for point in 0..self.points.len() {
+            if self.points[point].open.as_ref().is_some_and(|c| c.rows > 0) {
+                self.seal_page(point);
             }
-            if self.heads[head].open.as_ref().is_some_and(|c| c.pages > 0) {
-                self.send(segments, head)?;
-            } else if let Some(chunk) = self.heads[head].open.take() {
+            if self.points[point].open.as_ref().is_some_and(|c| c.pages > 0) {
+                self.send(segments, point)?;
+            } else if let Some(chunk) = self.points[point].open.take() {
                 self.queue.release(chunk.buffer);
-                let segment = &mut self.heads[head].segment;
+                let segment = &mut self.points[point].segment;
                 *segment = segment.map(|(id, _)| (id, chunk.first_page));
             }
         }
         while !self.in_flight.is_empty() {
             self.reap(1)?;
         }
-        Ok(std::array::from_fn(|head| self.heads[head].segment))
+        Ok(std::array::from_fn(|point| self.points[point].segment))
     }
 
     /// Reads `pages` neighbouring pages, at most one chunk, into `bytes`, waiting for them. They
@@ -456,8 +456,8 @@ mod tests {
                 assert_eq!(segments.age_of_slot(slot).1, stream as u8);
             }
         }
-        let heads = writer.finish(&mut segments).unwrap();
-        assert_eq!(heads.map(|head| head.unwrap().0), [0, 1, 2]);
+        let points = writer.finish(&mut segments).unwrap();
+        assert_eq!(points.map(|point| point.unwrap().0), [0, 1, 2]);
     }
 
     #[test]

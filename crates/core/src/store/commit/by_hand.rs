@@ -70,7 +70,7 @@ impl Store {
 
 impl Inner {
     fn by_hand(&self) -> MutexGuard<'_, ByHand> {
-        self.committing.by_hand.lock()
+        self.commit_gate.by_hand.lock()
     }
 
     /// One portion; `None` when there are more.
@@ -81,13 +81,13 @@ impl Inner {
             Ok(Some(made)) => ByHand::Recorded(Ok(made)),
             Err(error) => {
                 // Who waits for the record goes on first, and gives up its class.
-                self.committing.recorded();
+                self.commit_gate.recorded();
                 ByHand::Recorded(Err(error))
             }
         }
     }
 
-    /// Completes the commit until it is recorded. The caller may hold a class that is cut.
+    /// Completes the commit until it is recorded. The caller may hold a class that is closed.
     pub(in crate::store) fn record_by_hand(&self) {
         let mut by_hand = self.by_hand();
         while let ByHand::Captured(work) = &mut *by_hand {

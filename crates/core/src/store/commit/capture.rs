@@ -4,15 +4,16 @@
 //! about to change one of them writes it first, to the log's buffers: that is its copy. One that
 //! leaves the cache is written then. So until all captured rows of a class are written, its log
 //! holds nothing newer than the commit: what was changed after it waits in the cache and in the
-//! flush buffer, and who needs that buffer writes what is left of the captured rows. Then the class
-//! is cut: its pages are given to the device, its deltas to the journal, and what comes later
-//! belongs to the next commit; its deltas wait in memory until this commit is recorded.
+//! flush buffer, and who needs that buffer writes what is left of the captured rows. Then the
+//! epoch of the class is closed: its pages are given to the device, its deltas to the journal, and
+//! what comes later belongs to the next commit; its deltas wait in memory until this commit is
+//! recorded.
 
 use super::super::Inner;
-use super::super::engine::{Class, Engine, Table};
+use super::super::engine::{Class, ClassPhase, Engine, Table};
 use super::super::journal::ClassCounters;
 use super::super::rows::Keys;
-use super::history::UnderWay;
+use super::history::InFlightCommit;
 use crate::activation::{Branch, note};
 use crate::cache::{Cache, RowRef};
 use crate::error::Result;
@@ -26,28 +27,10 @@ use std::time::Duration;
 const CLEANED_PER_REFUSED_ROW: u64 = 4;
 /// Rows that are written at once while verbs wait for the class lock, at most.
 const PORTION_ROWS: usize = 256;
-/// How long the commit's thread waits for a class before it looks whether a verb has cut it.
+/// How long the commit's thread waits for a class before it looks whether a verb has closed it.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 /// Rows that are sorted at once, at least.
 const SORT_ROWS_MIN: usize = 1 << 16;
-
-/// How far a class is with the commit that is under way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub(in crate::store) enum CommitStage {
-    /// No commit is under way, or it is recorded.
-    None = 0,
-    /// Rows of the commit may have to be written.
-    Captured = 1,
-    /// All are, and the next commit's may follow.
-    Cut = 2,
-}
-
-impl CommitStage {
-    pub(in crate::store) fn of(code: u8) -> Self {
-        [Self::None, Self::Captured, Self::Cut][usize::from(code)]
-    }
-}
 
 /// The captured rows of a class in the order in which they are to be written: those dirty for
 /// longest first.
@@ -123,7 +106,7 @@ fn upper(bin: usize, shift: u32) -> u32 {
 
 impl Inner {
     /// Writes a portion of a class's captured rows; true when there are none left, and the class is
-    /// cut.
+    /// closed.
     pub(super) fn write_portion(
         &self,
         engine: &Engine,
@@ -135,23 +118,23 @@ impl Inner {
             let most = tier.plan.flush_rows.min(PORTION_ROWS);
             portions.get_or_insert_with(new).next(&tier.cache, most)
         });
-        // Never waits for a class that is cut: who holds it may wait for the record.
+        // Never waits for a class that is closed: who holds it may wait for the record.
         let mut log = loop {
-            if class.stage() != CommitStage::Captured {
+            if class.phase() != ClassPhase::Captured {
                 return Ok(true); // a verb has done the rest
             }
             if let Some(log) = class.log.try_lock_for(LOOK_AGAIN) {
                 break log;
             }
         };
-        if class.stage() != CommitStage::Captured {
+        if class.phase() != ClassPhase::Captured {
             return Ok(true);
         }
         // What a verb could not write of this commit is lost to it.
         self.check_writable()?;
         let written = match rows {
             Some(rows) => self.write_slots(engine, class, &mut log, rows),
-            None => self.cut(engine, class, &mut log),
+            None => self.close_epoch(engine, class, &mut log),
         };
         // Before others see what of it the index names.
         self.poison_on_error(written)?;
@@ -167,12 +150,12 @@ impl Inner {
         class: &Class,
         log: &mut ClassLog,
     ) -> Result<()> {
-        if class.stage() != CommitStage::Captured {
+        if class.phase() != ClassPhase::Captured {
             return Ok(());
         }
         note(Branch::FinishedByVerb);
         self.write_captured(engine, class, log)?;
-        self.cut(engine, class, log)
+        self.close_epoch(engine, class, log)
     }
 
     /// Writes all captured rows of a class.
@@ -208,7 +191,7 @@ impl Inner {
             result?;
             written += u64::from(stored.is_some());
         }
-        self.spill_deltas(class, log, false)?;
+        self.journal_changes_if_many(class, log)?;
         self.clean_for(engine, class, log, written)
     }
 
@@ -225,7 +208,7 @@ impl Inner {
             let class = &engine.classes[table.class];
             let Some(tier) = &class.tier else { continue };
             for keys in keys.chunks(tier.plan.flush_rows.max(1)) {
-                if class.stage() != CommitStage::Captured {
+                if class.phase() != ClassPhase::Captured {
                     break;
                 }
                 let mut log = class.lock(&self.metrics);
@@ -245,7 +228,7 @@ impl Inner {
         table: &Table,
         keys: &[u64],
     ) -> Result<()> {
-        if class.stage() != CommitStage::Captured {
+        if class.phase() != ClassPhase::Captured {
             return Ok(());
         }
         let (cache, mut written, mut result) = (class.cache(), 0, Ok(()));
@@ -265,7 +248,7 @@ impl Inner {
         if written > 0 {
             note(Branch::PortionByVerb);
         }
-        self.spill_deltas(class, log, false)?;
+        self.journal_changes_if_many(class, log)?;
         self.clean_for(engine, class, log, written)
     }
 
@@ -289,40 +272,40 @@ impl Inner {
     }
 
     /// All captured rows of a class are written: from here on its log takes the next commit's.
-    fn cut(&self, engine: &Engine, class: &Class, log: &mut ClassLog) -> Result<()> {
+    fn close_epoch(&self, engine: &Engine, class: &Class, log: &mut ClassLog) -> Result<()> {
         if class.tier.is_some() {
             self.clean_for_refused(engine, class, log)?;
         }
         let began = Some(log.epoch_began());
         let unsynced = log.finish_epoch()?;
         if !planted::is(Bug::DeltasLeftBehind) {
-            self.spill_deltas(class, log, true)?;
+            self.journal_changes(class, log)?;
         }
         // A journal file may begin with this commit, and its thread must not take this lock then.
         // Encoded only where one may, and before the lock that every verb takes.
-        let wants = |commit: &UnderWay| commit.wants_fillings;
-        let wanted = self.history.lock().under_way.as_ref().is_some_and(wants);
+        let wants = |commit: &InFlightCommit| commit.wants_fillings;
+        let wanted = self.history.lock().in_flight.as_ref().is_some_and(wants);
         let fillings = wanted.then(|| log.fillings());
         let bytes = fillings.as_ref().map(|fillings| fillings.len() as u64);
         let fillings_bytes = bytes.unwrap_or_else(|| log.fillings_bytes());
         let mut history = self.history.lock();
-        self.write_pieces(engine, class, log, &mut history)?;
-        let commit = history.under_way.as_mut().expect("a class is captured by a commit");
+        self.write_index_pieces(engine, class, log, &mut history)?;
+        let commit = history.in_flight.as_mut().expect("a class is captured by a commit");
         commit.files.extend(unsynced);
         let counters = ClassCounters { id: class.record.id, sequence: log.sequence(), began };
         commit.classes.push(counters);
         commit.index_bytes += fillings_bytes;
         commit.fillings.extend(fillings.map(|fillings| (class.record.id, fillings)));
-        let (rows, _, pages) = log.written();
-        commit.rows_written += rows;
-        commit.page_bytes += pages * class.layout.page_bytes as u64;
+        let written = log.written();
+        commit.rows_written += written.rows;
+        commit.page_bytes += written.pages * class.layout.page_bytes as u64;
         for (table, index) in log.indexes() {
             commit.index_bytes += index.memory_bytes() as u64;
             if let TableIndex::Sparse(index, _) = index {
                 commit.partitions.push((table, index.partitions()));
             }
         }
-        class.stage.store(CommitStage::Cut as u8, Ordering::Release);
+        class.phase.store(ClassPhase::Closed as u8, Ordering::Release);
         Ok(())
     }
 }

@@ -3,13 +3,12 @@
 
 use super::super::engine::{Class, Engine, Table};
 use super::super::journal::{
-    ClassRecord, CommitRecord, JournalFile, RecordKind, TableRecord, name_of, number_of,
-    piece_header,
+    ClassRecord, CommitRecord, JOURNAL_BYTES_PER_COMMIT, JournalFile, RecordKind, TableRecord,
+    name_of, number_of, piece_header,
 };
 use super::super::pieces::{pieces_of, read_piece_from};
-use super::super::reserve::JOURNAL_BYTES_PER_COMMIT;
 use super::super::{Inner, has_file, state};
-use super::history::{CYCLE_BYTES_MIN, History, UnderWay, json};
+use super::history::{CYCLE_BYTES_MIN, CycleCursor, History, InFlightCommit, json};
 use crate::activation::{Branch, note};
 use crate::error::{ErrorKind, Result};
 use crate::io::blocks_of;
@@ -27,17 +26,17 @@ impl Inner {
         if self.options.max_disk_bytes.is_some() { 4 } else { 2 }
     }
 
-    /// Writes pieces of the indexes of a class that is being cut, as many as the changes of this
+    /// Writes pieces of the indexes of a class that is being closed, as many as the changes of this
     /// epoch pay for. All its deltas so far are in the journal.
-    pub(super) fn write_pieces(
+    pub(super) fn write_index_pieces(
         &self,
         engine: &Engine,
         class: &Class,
         log: &ClassLog,
         history: &mut History,
     ) -> Result<()> {
-        let Some((mut at, mut piece)) = history.cursor else { return Ok(()) };
-        let most = if history.short_of_journal || history.hurries {
+        let Some(mut cursor) = history.cursor else { return Ok(()) };
+        let most = if history.journal_was_full || history.hurries {
             // The sooner the round is complete, the sooner the older files go.
             u64::MAX
         } else {
@@ -46,12 +45,12 @@ impl Inner {
         // Pieces are worth only room that rows to be written and the commit itself do not need.
         let to_come = class.journal_bytes(log) + engine.journal_bytes_beside(class);
         let kept = to_come + self.journal_bytes_of_commits(history);
-        // Class by class, as they are cut, so that one commit can write all.
+        // Class by class, as they are closed, so that one commit can write all.
         let mut tables: Vec<&Table> = engine.tables.iter().collect();
         tables.sort_by_key(|table| table.class);
         let mut payload = std::mem::take(&mut history.payload);
         while history.epoch_pieces < most {
-            let Some(table) = tables.get(at) else {
+            let Some(table) = tables.get(cursor.tables) else {
                 let before = history.journal().position();
                 history.journal().append(RecordKind::CycleEnd, &[])?;
                 let bytes = history.journal().position() - before;
@@ -67,17 +66,17 @@ impl Inner {
                 break;
             }
             let index = log.index(table.id());
-            if piece >= pieces_of(index) {
-                (at, piece) = (at + 1, 0);
+            if cursor.piece >= pieces_of(index) {
+                cursor = CycleCursor { tables: cursor.tables + 1, piece: 0 };
                 continue;
             }
-            if planted::is(Bug::PieceLost) && piece + 1 == pieces_of(index) {
-                piece += 1;
+            if planted::is(Bug::PieceLost) && cursor.piece + 1 == pieces_of(index) {
+                cursor.piece += 1;
                 continue;
             }
             payload.clear();
-            payload.extend_from_slice(&piece_header(table.id(), piece));
-            read_piece_from(index, piece, &mut payload);
+            payload.extend_from_slice(&piece_header(table.id(), cursor.piece));
+            read_piece_from(index, cursor.piece, &mut payload);
             let before = history.journal().position();
             match self.reserve_journal(history, payload.len() as u64 + kept, 0) {
                 Ok(()) => history.journal().append(RecordKind::Piece, &payload)?,
@@ -89,9 +88,9 @@ impl Inner {
             self.metrics.journal_bytes.fetch_add(bytes, Ordering::Relaxed);
             history.cycle_pieces += bytes;
             history.epoch_pieces += bytes;
-            piece += 1;
+            cursor.piece += 1;
         }
-        history.cursor = Some((at, piece));
+        history.cursor = Some(cursor);
         history.payload = payload;
         Ok(())
     }
@@ -177,7 +176,7 @@ impl Inner {
     fn cycle_bytes_due(&self, history: &History, index_bytes: u64) -> u64 {
         // Under a disk bound the journal has to stay short.
         let usual = index_bytes / if self.options.max_disk_bytes.is_some() { 2 } else { 1 };
-        if history.short_of_journal { PIECE_BYTES_MIN } else { usual.max(CYCLE_BYTES_MIN) }
+        if history.journal_was_full { PIECE_BYTES_MIN } else { usual.max(CYCLE_BYTES_MIN) }
     }
 
     /// Whether a journal file may begin with the commit that is being captured. Where that turns
@@ -202,17 +201,17 @@ impl Inner {
         &self,
         engine: &Engine,
         history: &mut History,
-        made: &UnderWay,
+        made: &InFlightCommit,
     ) -> Result<()> {
         let index = made.index_bytes;
         history.index_bytes = index;
         history.refused.commit_made();
-        let short = history.short_of_journal;
+        let short = history.journal_was_full;
         let is_due = history.cycle_bytes >= self.cycle_bytes_due(history, index);
         if history.cursor.is_some() || (is_due && !made.wants_fillings) {
             return Ok(());
         }
-        history.short_of_journal = false;
+        history.journal_was_full = false;
         if !is_due {
             return Ok(());
         }
@@ -243,13 +242,13 @@ impl Inner {
             }
             // The commit is made; without room the old file goes on.
             Err(error) if error.kind() == ErrorKind::Full => {
-                history.short_of_journal |= short;
+                history.journal_was_full |= short;
                 return self.remove_if_there(&name_of(number));
             }
             Err(error) => return Err(error),
         }
         history.hurries = short;
-        history.cursor = Some((0, 0));
+        history.cursor = Some(CycleCursor::default());
         history.cycle_bytes = 0;
         history.cycle_pieces = 0;
         Ok(())
@@ -279,7 +278,7 @@ impl Inner {
 }
 
 /// What a journal file begins with, of a commit whose fillings were wanted.
-fn catalog(engine: &Engine, made: &UnderWay) -> Vec<(RecordKind, Vec<u8>)> {
+fn catalog(engine: &Engine, made: &InFlightCommit) -> Vec<(RecordKind, Vec<u8>)> {
     let classes = engine.classes.iter().map(|class| {
         let fillings = made.fillings.iter().find(|(id, _)| *id == class.record.id);
         let fillings = fillings.map(|(_, fillings)| fillings.clone()).unwrap_or_default();

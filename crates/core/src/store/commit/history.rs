@@ -1,7 +1,8 @@
 //! What a store knows of its commits and of the journal they are in.
 
-use super::super::journal::{ClassCounters, CommitRecord, JournalFile, RecordKind, TableCounters};
-use super::super::reserve::JOURNAL_BYTES_PER_COMMIT;
+use super::super::journal::{
+    ClassCounters, CommitRecord, JOURNAL_BYTES_PER_COMMIT, JournalFile, RecordKind, TableCounters,
+};
 use super::super::state::StateRef;
 use super::refused::Refused;
 use super::spare::Spare;
@@ -18,7 +19,7 @@ const STATES_AHEAD: usize = 3;
 const SMALL_FILES_BYTES: u64 = 3 * BLOCK_BYTES;
 
 /// A commit that is captured and not recorded yet.
-pub(in crate::store) struct UnderWay {
+pub(in crate::store) struct InFlightCommit {
     pub(super) info: CommitInfo,
     /// Bytes of its record, at most.
     pub(super) record_bytes: u64,
@@ -68,6 +69,15 @@ impl KeptSums {
     }
 }
 
+/// Where a cycle goes on.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::store) struct CycleCursor {
+    /// How many tables are complete, class by class.
+    pub(in crate::store) tables: usize,
+    /// The piece of the next one that is written next.
+    pub(in crate::store) piece: u32,
+}
+
 /// Commits that are kept, the journal, and where its cycle is.
 pub(in crate::store) struct History {
     /// Kept commits, oldest first. Changed by `keep` and `drop_before`.
@@ -81,9 +91,8 @@ pub(in crate::store) struct History {
     pub(in crate::store) held_state_bytes: u64,
     /// (journal file, commit at which its cycle was complete), oldest first.
     pub(in crate::store) cycles: Vec<(u64, u64)>,
-    /// Where the cycle under way goes on: how many tables are complete, class by class, and a
-    /// piece of the next; `None` when it is complete.
-    pub(in crate::store) cursor: Option<(usize, u32)>,
+    /// Where the cycle under way goes on; `None` when it is complete.
+    pub(in crate::store) cursor: Option<CycleCursor>,
     /// Bytes of deltas and commit records since the cycle began; of deltas since the last commit.
     pub(in crate::store) cycle_bytes: u64,
     pub(in crate::store) epoch_deltas: u64,
@@ -95,7 +104,7 @@ pub(in crate::store) struct History {
     /// What was refused as `Full`.
     pub(in crate::store) refused: Refused,
     /// True when the journal had no room: the next commit that can begins another file.
-    pub(in crate::store) short_of_journal: bool,
+    pub(in crate::store) journal_was_full: bool,
     /// True while the pieces of such a file are being written.
     pub(in crate::store) hurries: bool,
     /// Up to here the journal file of the opened commit is known to be on the disk.
@@ -105,7 +114,7 @@ pub(in crate::store) struct History {
     /// The commit that is being prepared.
     pub(in crate::store) next_sequence: u64,
     /// The commit that is captured and not recorded yet.
-    pub(in crate::store) under_way: Option<UnderWay>,
+    pub(in crate::store) in_flight: Option<InFlightCommit>,
     /// Bytes written when the last commit was made, to tell what the next one cost.
     pub(in crate::store) written_before: u64,
     /// Rows written when the last commit was made.
@@ -140,14 +149,14 @@ impl History {
     }
 
     fn state_bytes_under_way(&self) -> u64 {
-        self.under_way.as_ref().map_or(0, |commit| commit.info.state_bytes)
+        self.in_flight.as_ref().map_or(0, |commit| commit.info.state_bytes)
     }
 
     /// How many states will lie on disk beside those that do, where `keep` commits are kept: the
     /// oldest goes when the newest is durable. No more than [`STATES_AHEAD`] are looked ahead.
     pub(in crate::store) fn states_to_come(&self, keep: usize) -> u64 {
-        let written = self.kept.len() + usize::from(self.under_way.is_some());
-        let least = usize::from(self.under_way.is_none());
+        let written = self.kept.len() + usize::from(self.in_flight.is_some());
+        let least = usize::from(self.in_flight.is_none());
         let to_come = keep.max(1).saturating_add(1).saturating_sub(written);
         to_come.clamp(least, STATES_AHEAD) as u64
     }
@@ -209,7 +218,7 @@ impl History {
     /// way (`bytes_kept_free` of a disk bound), for both.
     pub(in crate::store) fn journal_bytes_of_commits(&self, kept_free: bool) -> u64 {
         let next = JOURNAL_BYTES_PER_COMMIT + self.last_record_bytes();
-        match &self.under_way {
+        match &self.in_flight {
             None => next,
             Some(made) => {
                 let behind = if kept_free { 0 } else { next };

@@ -17,24 +17,23 @@ mod pending;
 mod refused;
 mod spare;
 
-pub(super) use capture::CommitStage;
 pub(super) use history::{History, KeptSums};
-pub(super) use pending::Committing;
+pub(super) use pending::CommitGate;
 pub use pending::PendingCommit;
 pub(super) use refused::{Asker, Refused};
 pub(super) use spare::{NAME as SPARE, Spare};
 
-use super::engine::Engine;
+use super::engine::{ClassPhase, Engine};
 use super::head::{self, Head};
-use super::journal::{CommitRecord, RecordKind, TableCounters};
-use super::reserve::{JOURNAL_BYTES_PER_COMMIT, STATE_BYTES_KEPT_FREE};
+use super::journal::{CommitRecord, JOURNAL_BYTES_PER_COMMIT, RecordKind, TableCounters};
+use super::state::STATE_BYTES_KEPT_FREE;
 use super::{Inner, Store, state};
 use crate::config::CommitInfo;
 use crate::error::{Result, bail};
 use crate::io::blocks_of;
 use crate::planted::{self, Bug};
 use capture::Portions;
-use history::{UnderWay, record_bytes};
+use history::{InFlightCommit, record_bytes};
 use std::sync::atomic::Ordering;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -44,7 +43,7 @@ const META_BYTES_MAX: usize = 256 << 10;
 /// What is left to do of a captured commit.
 #[derive(Default)]
 pub(super) struct Work {
-    /// Classes before this one are cut.
+    /// Classes before this one are closed.
     class: usize,
     portions: Option<Portions>,
 }
@@ -138,7 +137,7 @@ impl Inner {
             self.give_up_commit();
         }
         self.poison_on_error(captured)?;
-        self.committing.begin();
+        self.commit_gate.begin();
         Ok(Work::default())
     }
 
@@ -176,7 +175,7 @@ impl Inner {
         let mut history = self.history.lock();
         let oldest_kept = self.oldest_to_keep(&history);
         let wants_fillings = self.cycle_may_be_due(engine, &history, record_bytes);
-        history.under_way = Some(UnderWay {
+        history.in_flight = Some(InFlightCommit {
             info,
             record_bytes,
             state,
@@ -204,7 +203,7 @@ impl Inner {
             if let Some(tier) = &class.tier {
                 tier.cache.capture();
             }
-            class.stage.store(CommitStage::Captured as u8, Ordering::Release);
+            class.phase.store(ClassPhase::Captured as u8, Ordering::Release);
         }
         Ok(())
     }
@@ -242,7 +241,7 @@ impl Inner {
         let (files, journal, mut record) = {
             let mut history = self.history.lock();
             let journal = history.journal().file();
-            let made = history.under_way.as_mut().expect("a commit is under way");
+            let made = history.in_flight.as_mut().expect("a commit is under way");
             made.classes.sort_unstable_by_key(|counters| counters.id);
             let record = CommitRecord {
                 info: made.info.clone(),
@@ -274,7 +273,7 @@ impl Inner {
         {
             let mut history = self.history.lock();
             let history = &mut *history;
-            let made = history.under_way.as_ref().expect("a commit is under way");
+            let made = history.in_flight.as_ref().expect("a commit is under way");
             let (rows, pages) = (made.rows_written, made.page_bytes);
             record.info.rows_flushed = rows - history.rows_before;
             history.rows_before = rows;
@@ -297,7 +296,7 @@ impl Inner {
         {
             let mut history = self.history.lock();
             let history = &mut *history;
-            let made = history.under_way.take().expect("a commit is under way");
+            let made = history.in_flight.take().expect("a commit is under way");
             history.next_sequence += 1;
             history.epoch_deltas = 0;
             history.epoch_pieces = 0;
@@ -305,11 +304,11 @@ impl Inner {
             self.drop_old_files(history, oldest_kept, needed)?;
             self.begin_cycle_if_due(engine, history, &made)?;
         }
-        // All are cut. Not under the class locks: who holds one may wait for what comes next.
+        // All are closed. Not under the class locks: who holds one may wait for what comes next.
         for class in &engine.classes {
-            class.stage.store(CommitStage::None as u8, Ordering::Release);
+            class.phase.store(ClassPhase::None as u8, Ordering::Release);
         }
-        self.committing.recorded();
+        self.commit_gate.recorded();
         Ok(Made { info, oldest_kept, needed })
     }
 
@@ -330,7 +329,7 @@ impl Inner {
 
     /// Counts what the commit under way would have made durable as uncommitted again.
     fn give_up_commit(&self) {
-        let failed = self.history.lock().under_way.take();
+        let failed = self.history.lock().in_flight.take();
         if let Some(failed) = failed {
             self.batches_since_commit.fetch_add(failed.batches, Ordering::Relaxed);
             self.rows_since_commit.fetch_add(failed.rows, Ordering::Relaxed);
@@ -338,12 +337,12 @@ impl Inner {
     }
 
     /// Waits until the commit that is under way is recorded, or has failed. Its thread takes no
-    /// lock of a class that is cut before.
+    /// lock of a class that is closed before.
     pub(super) fn wait_for_record(&self) {
         let begin = Instant::now();
         #[cfg(any(test, feature = "testing"))]
         self.record_by_hand();
-        self.committing.wait_until_recorded();
+        self.commit_gate.wait_until_recorded();
         self.count_commit(begin);
     }
 
@@ -360,7 +359,7 @@ impl Inner {
             journal += class.journal_bytes(&log);
             let unwritten = class.unwritten_rows(&log);
             if unwritten > 0 {
-                // They were promised; nobody else grows a file meanwhile.
+                // They were reserved; nobody else grows a file meanwhile.
                 let before = log.disk_bytes();
                 let reserved = log.reserve(unwritten, 0, u64::MAX);
                 self.rows_disk_bytes.fetch_add(log.disk_bytes() - before, Ordering::Relaxed);
@@ -396,7 +395,7 @@ impl Inner {
         let pages: u64 = engine
             .classes
             .iter()
-            .map(|c| c.log.lock().written().2 * c.layout.page_bytes as u64)
+            .map(|c| c.log.lock().written().pages * c.layout.page_bytes as u64)
             .sum();
         pages + self.bytes_beside_pages()
     }
@@ -419,15 +418,15 @@ impl Drop for CommitOver<'_> {
         let inner = self.inner;
         if !self.made {
             // Who waits for the record goes on first, and gives up its class.
-            inner.committing.recorded();
+            inner.commit_gate.recorded();
             let engine = inner.engine.read_recursive();
             for class in &engine.classes {
                 let _log = class.log.lock();
-                class.stage.store(CommitStage::None as u8, Ordering::Release);
+                class.phase.store(ClassPhase::None as u8, Ordering::Release);
             }
             drop(engine);
             inner.give_up_commit();
         }
-        inner.committing.over();
+        inner.commit_gate.over();
     }
 }

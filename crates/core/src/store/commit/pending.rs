@@ -8,8 +8,9 @@ use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// How far the commit is that is under way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Stage {
+enum Phase {
     /// No commit is under way.
     #[default]
     Over,
@@ -19,46 +20,51 @@ enum Stage {
     Recorded,
 }
 
-/// How far the commit is that is under way.
+/// Lets those through who wait for the commit that is under way, when it is far enough.
 #[derive(Debug, Default)]
-pub(in crate::store) struct Committing {
-    stage: Mutex<Stage>,
+pub(in crate::store) struct CommitGate {
+    phase: Mutex<Phase>,
     changed: Condvar,
+    /// How many have begun to wait for a record.
+    #[cfg(test)]
+    pub(in crate::store) waiters: std::sync::atomic::AtomicU64,
     /// The commit that is completed by hand, if it is.
     #[cfg(any(test, feature = "testing"))]
     pub(super) by_hand: Mutex<super::by_hand::ByHand>,
 }
 
-impl Committing {
+impl CommitGate {
     /// A commit was captured. The caller has the store alone.
     pub(super) fn begin(&self) {
-        *self.stage.lock() = Stage::Captured;
+        *self.phase.lock() = Phase::Captured;
     }
 
     pub(super) fn recorded(&self) {
-        *self.stage.lock() = Stage::Recorded;
+        *self.phase.lock() = Phase::Recorded;
         self.changed.notify_all();
     }
 
     pub(super) fn over(&self) {
-        *self.stage.lock() = Stage::Over;
+        *self.phase.lock() = Phase::Over;
         self.changed.notify_all();
     }
 
     /// True when no commit is under way.
     pub(in crate::store) fn is_over(&self) -> bool {
-        *self.stage.lock() == Stage::Over
+        *self.phase.lock() == Phase::Over
     }
 
     /// Waits until no commit is under way. The caller holds no lock of the store.
     pub(in crate::store) fn wait_until_over(&self) {
-        let mut stage = self.stage.lock();
-        self.changed.wait_while(&mut stage, |stage| *stage != Stage::Over);
+        let mut phase = self.phase.lock();
+        self.changed.wait_while(&mut phase, |phase| *phase != Phase::Over);
     }
 
     pub(super) fn wait_until_recorded(&self) {
-        let mut stage = self.stage.lock();
-        self.changed.wait_while(&mut stage, |stage| *stage == Stage::Captured);
+        let mut phase = self.phase.lock();
+        #[cfg(test)]
+        self.waiters.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        self.changed.wait_while(&mut phase, |phase| *phase == Phase::Captured);
     }
 }
 
@@ -87,11 +93,11 @@ impl PendingCommit {
             let slot = Arc::clone(&slot);
             move || {
                 let Some((store, work)) = slot.lock().take() else { return };
-                let unsaid = Unsaid(&shared);
+                let on_panic = TellOnDrop(&shared);
                 let made = store.inner.complete(work);
                 // Who hears of it may open the store again.
                 drop(store);
-                unsaid.tell(made.map_err(|error| (error.kind(), error.message().to_owned())));
+                on_panic.tell(made.map_err(|error| (error.kind(), error.message().to_owned())));
             }
         };
         let run = Arc::new(run);
@@ -149,16 +155,16 @@ impl PendingCommit {
 }
 
 /// Tells how a commit went; that of a thread that panicked, too.
-struct Unsaid<'a>(&'a Shared);
+struct TellOnDrop<'a>(&'a Shared);
 
-impl Unsaid<'_> {
+impl TellOnDrop<'_> {
     fn tell(self, outcome: Outcome) {
         *self.0.outcome.lock() = Some(outcome);
         self.0.told.notify_all();
     }
 }
 
-impl Drop for Unsaid<'_> {
+impl Drop for TellOnDrop<'_> {
     fn drop(&mut self) {
         let mut outcome = self.0.outcome.lock();
         let panicked = || Err((ErrorKind::Poisoned, "a panic in the engine".to_owned()));

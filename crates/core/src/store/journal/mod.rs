@@ -5,13 +5,16 @@
 //! and not what the table holds. A file whose *cycle* is complete (all pieces are in) makes the
 //! files before it unnecessary, once no kept commit is older than the end of its cycle.
 
+mod bounds;
 mod file;
+mod json;
 mod records;
 mod verify;
 
+pub(super) use bounds::{JOURNAL_BYTES_PER_COMMIT, JOURNAL_BYTES_PER_ROW, JOURNAL_BYTES_PER_TABLE};
 pub(super) use file::{JournalFile, JournalReader, RecordKind, name_of, number_of, numbers};
+pub(super) use json::read_json;
 pub(super) use records::{
     ClassCounters, ClassRecord, CommitRecord, TableCounters, TableRecord, piece_header,
     read_piece_header,
 };
-pub(super) use verify::read_json;

@@ -9,27 +9,14 @@
 use super::{ClassCounters, ClassRecord, CommitRecord, TableRecord};
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::row::{Dtype, RowLayout};
-use crate::storage::log::PageLayout;
+use crate::storage::log::{PageLayout, SEGMENT_BYTES_MAX, SEGMENT_PAGES_MIN};
 use crate::store::state;
-use crate::store::tables::{SEGMENT_BYTES_MAX, SEGMENT_PAGES_MIN, validate};
 use std::collections::BTreeSet;
 
 /// No counter of a store gets here in the life of a machine, and sums of some do not overflow.
 const COUNTER_MAX: u64 = 1 << 56;
 /// A piece takes at least this many bytes of the journal: two headers.
 const PIECE_BYTES_MIN: u64 = 24;
-
-/// Reads a JSON record.
-pub(crate) fn read_json<T: serde::de::DeserializeOwned>(payload: &[u8], what: &str) -> Result<T> {
-    serde_json::from_slice(payload).map_err(|error| {
-        let why = error.to_string();
-        if why.starts_with("unknown variant") || why.starts_with("unknown field") {
-            let what = format!("a {what} record has an {why}; use a newer embedrock");
-            return Error::new(ErrorKind::Unsupported, what);
-        }
-        Error::new(ErrorKind::Corrupt, format!("a {what} record cannot be read: {why}"))
-    })
-}
 
 /// An error of parameters that a caller may give is damage where they were stored.
 fn stored<T>(result: Result<T>, what: &str) -> Result<T> {
@@ -87,7 +74,7 @@ impl TableRecord {
         if tables.any(|t| t.spec.name == spec.name) {
             bail!(Corrupt, "{what}: the name {:?} is another table's", spec.name);
         }
-        let layout = stored(validate(spec), &what)?;
+        let layout = stored(spec.validate(), &what)?;
         match classes.get(usize::from(*class)) {
             Some(class) if class.row_bytes == layout.row_bytes() => {}
             Some(class) => bail!(
@@ -182,6 +169,7 @@ impl CommitRecord {
 
 #[cfg(test)]
 mod tests {
+    use super::super::read_json;
     use super::*;
 
     const TABLE: &str = r#"{"id":0,"class":0,"spec":{"name":"t","embedding_dim":4,

@@ -29,11 +29,8 @@ fn committed_rows(seed: u64) -> (Store, TableId) {
 }
 
 fn write(store: &Store, table: TableId, keys: Vec<u64>, value: f32) {
-    let (values, non_finite) = (vec![value; keys.len() * DIM], NonFinite::Refuse);
-    let keys = &keys;
-    let values = &values;
-    let batch = PutBatch { table, keys, values, state: None, reset_state: false, non_finite };
-    store.put(&[batch]).unwrap();
+    let values = vec![value; keys.len() * DIM];
+    store.put(&[put_of(table, &keys, &values)]).unwrap();
 }
 
 /// Rewrites rows that `draw` picks, `rounds` times as many as there are; counters of each round.

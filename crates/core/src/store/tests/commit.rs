@@ -1,7 +1,7 @@
 //! Commits that are completed while verbs go on.
 
 use super::*;
-use crate::store::commit::CommitStage;
+use crate::store::engine::ClassPhase;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
@@ -15,13 +15,13 @@ fn verb(fixture: &Fixture, store: &Store, model: &mut Model, random: &mut Random
     }
 }
 
-/// Completes a commit once `go` says so, or a verb has cut a class, and would wait for it.
+/// Completes a commit once `go` says so, or a verb has closed a class, and would wait for it.
 fn completes(store: &Store, work: crate::store::commit::Work, go: &AtomicBool) -> CommitInfo {
-    let cut = || {
+    let closed = || {
         let engine = store.inner.engine.read_recursive();
-        engine.classes.iter().any(|class| class.stage() == CommitStage::Cut)
+        engine.classes.iter().any(|class| class.phase() == ClassPhase::Closed)
     };
-    while !go.load(Ordering::Acquire) && !cut() {
+    while !go.load(Ordering::Acquire) && !closed() {
         std::thread::sleep(Duration::from_micros(20));
     }
     store.inner.complete(work).unwrap()
@@ -50,8 +50,8 @@ fn a_commit_holds_what_was_there_at_the_call_whatever_is_changed_meanwhile() {
                     let engine = store.inner.engine.read_recursive();
                     let first = &engine.classes[0];
                     let dirty = || first.cache().dirty_rows();
-                    // The last portion would cut the class, and this thread wait for itself.
-                    if first.stage() == CommitStage::Captured && dirty() > 64 {
+                    // The last portion would close the class, and this thread wait for itself.
+                    if first.phase() == ClassPhase::Captured && dirty() > 64 {
                         store.inner.commit_step(&engine, &mut work).unwrap();
                     }
                 }
@@ -177,8 +177,8 @@ fn a_commit_in_background_never_parts_a_batch() {
     assert_eq!(values(&store, a), values(&store, b));
 }
 
-// A verb that had cut one class waited for the record with its lock, while the commit's thread was
-// at another class, or asked that class what a reader keeps.
+// A verb that had closed one class waited for the record with its lock, while the commit's thread
+// was at another class, or asked that class what a reader keeps.
 #[test]
 fn a_verb_that_waits_for_the_record_does_not_keep_it_from_being_made() {
     for held in [false, true] {
@@ -196,9 +196,7 @@ fn record_beside_a_waiting_verb(held: bool) {
     let put = move |table, keys: std::ops::Range<u64>| {
         let keys: Vec<u64> = keys.collect();
         let values = vec![1.0; keys.len() * DIM];
-        let (state, non_finite) = (None, NonFinite::Refuse);
-        let values = &values[..];
-        let batch = PutBatch { table, keys: &keys, values, state, reset_state: true, non_finite };
+        let batch = PutBatch { reset_state: true, ..put_of(table, &keys, &values) };
         writer.put(&[batch]).unwrap();
     };
     put(first, 0..5_000);
@@ -213,16 +211,16 @@ fn record_beside_a_waiting_verb(held: bool) {
         put(second, 0..5_000);
     }
     let work = store.inner.capture(1, "", &[]).unwrap();
-    // So much goes through the second class that it is cut, and has to wait.
+    // So much goes through the second class that it is closed, and has to wait.
     let verb = std::thread::spawn(move || put(second, 5_000..60_000));
     let begin = std::time::Instant::now();
-    let is_cut = || store.inner.engine.read_recursive().classes[1].stage() == CommitStage::Cut;
-    while !is_cut() {
-        assert!(begin.elapsed() < Duration::from_secs(20), "the second class is not cut");
-        std::thread::sleep(Duration::from_micros(50));
+    while store.inner.commit_gate.waiters.load(Ordering::Relaxed) == 0 {
+        assert!(!verb.is_finished(), "the verb did not have to wait");
+        assert!(begin.elapsed() < Duration::from_secs(20), "the verb does not wait for the record");
+        std::thread::yield_now();
     }
-    std::thread::sleep(Duration::from_millis(50));
-    assert!(!verb.is_finished(), "the verb did not have to wait");
+    let second_phase = store.inner.engine.read_recursive().classes[1].phase();
+    assert_eq!(second_phase, ClassPhase::Closed);
     let (tell, told) = std::sync::mpsc::channel();
     let committing = store.clone();
     std::thread::spawn(move || tell.send(committing.inner.complete(work)));
@@ -270,7 +268,7 @@ fn a_commit_part_of_which_a_verb_could_not_write_is_not_made() {
                 store.inner.complete(work)
             });
             let ended = SetOnDrop(&go);
-            // A verb may cut a class; it must not then have to wait for this thread.
+            // A verb may close a class; it must not then have to wait for this thread.
             for _ in 0..random.below(4) {
                 let table = random.below(fixture.specs.len() as u64) as usize;
                 let keys = fixture.pick(&mut random, table, 30);

@@ -31,10 +31,14 @@ fn read_all(medium: &SimMedium, fixture: &Fixture, model: &Model) -> Result<()> 
             GetBatch { table: id, keys, values: (&mut values).into(), state: Some(&mut state) };
         store.get(&mut [batch])?;
         for (i, key) in keys.iter().enumerate() {
-            assert_eq!(values[i * DIM..][..DIM], fixture.expected(model, table, *key)[..DIM]);
+            let expected = fixture.expected(model, table, *key);
+            let (expected_values, expected_state) = expected.split_at(DIM);
+            assert_eq!(values[i * DIM..][..DIM], *expected_values, "table {table} key {key}");
+            assert_eq!(state[i * words..][..words], *expected_state, "table {table} key {key}");
         }
     }
-    store.state()?;
+    let strings = store.state()?;
+    assert_eq!(strings, [("s".to_owned(), b"some state".to_vec())]);
     Ok(())
 }
 

@@ -58,9 +58,7 @@ impl Run {
 
     fn put(&self, table: usize, keys: &[u64], value: f32) -> Result<()> {
         let values = vec![value; keys.len() * DIM];
-        let (values, table, non_finite) = (&values, self.tables[table], NonFinite::Refuse);
-        let batch = PutBatch { table, keys, values, state: None, reset_state: false, non_finite };
-        self.store.put(&[batch]).map(drop)
+        self.store.put(&[put_of(self.tables[table], keys, &values)]).map(drop)
     }
 
     fn check(&self, rows: &Rows) {

@@ -25,15 +25,7 @@ fn train(store: &Store, step: u64) {
     let table = store.table(&spec("t", Some(ROWS), OptimizerKind::None)).unwrap();
     let keys: Vec<u64> = (0..ROWS).collect();
     let values: Vec<f32> = keys.iter().flat_map(|key| row_of(*key, step)).collect();
-    let batch = PutBatch {
-        table,
-        keys: &keys,
-        values: &values,
-        state: None,
-        reset_state: false,
-        non_finite: NonFinite::Refuse,
-    };
-    store.put(&[batch]).unwrap();
+    store.put(&[put_of(table, &keys, &values)]).unwrap();
     store.commit(step, "", &[("weights", &[step as u8; 700])]).unwrap();
 }
 

@@ -2,16 +2,19 @@
 
 mod back;
 mod bounds;
+mod budget;
 mod cleaning;
 mod commit;
 mod damage;
 mod failed_writes;
 mod full;
+mod harm;
 mod holds;
 mod meddled;
 mod plain;
 mod power;
 mod refresh;
+mod sharing;
 mod slices;
 mod space;
 mod stale;
@@ -81,6 +84,12 @@ impl Random {
 struct Model {
     rows: BTreeMap<(u16, u64), Vec<f32>>,
     updates: BTreeMap<u16, u64>,
+}
+
+/// A put of values that keeps stored state and refuses what is not finite.
+fn put_of<'a>(table: TableId, keys: &'a [u64], values: &'a [f32]) -> PutBatch<'a> {
+    let non_finite = NonFinite::Refuse;
+    PutBatch { table, keys, values, state: None, reset_state: false, non_finite }
 }
 
 struct Fixture {
@@ -208,14 +217,7 @@ impl Fixture {
             4..=5 => {
                 let values: Vec<f32> = (0..keys.len() * DIM).map(|_| random.value()).collect();
                 let reset_state = random.below(2) == 0;
-                let batch = PutBatch {
-                    table: id,
-                    keys: &keys,
-                    values: &values,
-                    state: None,
-                    reset_state,
-                    non_finite: NonFinite::Refuse,
-                };
+                let batch = PutBatch { reset_state, ..put_of(id, &keys, &values) };
                 store.put(&[batch]).unwrap();
                 for (i, key) in keys.iter().enumerate() {
                     let mut row = self.expected(model, table, *key);
@@ -420,15 +422,7 @@ fn a_table_added_between_writes_leaves_a_commit_that_readers_can_read() {
     let keys: Vec<u64> = (0..500).collect();
     let values = vec![0.5; keys.len() * DIM];
     for name in ["second", "third"] {
-        let non_finite = NonFinite::Refuse;
-        let batch = PutBatch {
-            table: first,
-            keys: &keys,
-            values: &values,
-            state: None,
-            reset_state: true,
-            non_finite,
-        };
+        let batch = PutBatch { reset_state: true, ..put_of(first, &keys, &values) };
         store.put(&[batch]).unwrap();
         store.table(&spec(name, Some(10), OptimizerKind::Sgd)).unwrap();
     }

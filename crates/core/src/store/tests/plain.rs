@@ -59,15 +59,7 @@ pub(super) fn change(store: &Store, rows: &mut Rows, random: &mut Random) -> Res
 
 fn put(store: &Store, table: u16, keys: &[u64], value: f32) -> Result<()> {
     let values = vec![value; keys.len() * DIM];
-    let batch = PutBatch {
-        table: TableId(table),
-        keys,
-        values: &values,
-        state: None,
-        reset_state: false,
-        non_finite: NonFinite::Refuse,
-    };
-    store.put(&[batch]).map(drop)
+    store.put(&[put_of(TableId(table), keys, &values)]).map(drop)
 }
 
 /// A commit that begins a new journal file as often as not.

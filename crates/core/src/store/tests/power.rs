@@ -121,16 +121,7 @@ fn cut_after_going_back(fixture: &Fixture, operation: u64) -> bool {
         let store = Store::open_on(Arc::new(medium.clone()), options)?;
         let keys = [1, 2, 3];
         let values = [0.5; 3 * DIM];
-        let non_finite = NonFinite::Refuse;
-        let (table, state, reset_state) = (TableId(1), None, false);
-        store.put(&[PutBatch {
-            table,
-            keys: &keys,
-            values: &values,
-            state,
-            reset_state,
-            non_finite,
-        }])?;
+        store.put(&[put_of(TableId(1), &keys, &values)])?;
         for key in keys {
             let mut row = fixture.expected(&other, 1, key);
             row[..DIM].fill(0.5);

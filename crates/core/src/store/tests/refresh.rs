@@ -39,9 +39,7 @@ fn write(store: &Store, keys: std::ops::Range<u64>, step: u64) {
     let table = store.table(&spec("t", Some(ROWS), OptimizerKind::None)).unwrap();
     let keys: Vec<u64> = keys.collect();
     let values: Vec<f32> = keys.iter().flat_map(|key| row_of(*key, step)).collect();
-    let (state, reset_state, non_finite) = (None, false, NonFinite::Refuse);
-    let batch = PutBatch { table, keys: &keys, values: &values, state, reset_state, non_finite };
-    store.put(&[batch]).unwrap();
+    store.put(&[put_of(table, &keys, &values)]).unwrap();
 }
 
 /// Writes every row and commits, with a meta of so many bytes.

@@ -166,12 +166,7 @@ impl Run {
         let (id, dim) = self.tables[table];
         let value = self.random.value();
         let values = vec![value; keys.len() * dim];
-        self.insist(|store| {
-            let (table, values, non_finite) = (id, &values, NonFinite::Refuse);
-            let batch =
-                PutBatch { table, keys, values, state: None, reset_state: false, non_finite };
-            store.put(&[batch]).map(drop)
-        })?;
+        self.insist(|store| store.put(&[put_of(id, keys, &values)]).map(drop))?;
         self.rows.extend(keys.iter().map(|key| ((table, *key), value)));
         Ok(())
     }

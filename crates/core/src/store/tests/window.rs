@@ -289,12 +289,8 @@ fn with_rows(options: StoreOptions) -> (Store, TableId) {
     for from in (0..20_000).step_by(500) {
         let keys: Vec<u64> = (from..from + 500).collect();
         let values: Vec<f32> = keys.iter().flat_map(|key| [*key as f32; DIM]).collect();
-        let (state, non_finite) = (None, NonFinite::Refuse);
-        let values = values.as_slice();
-        let keys = keys.as_slice();
-        store
-            .put(&[PutBatch { table, keys, values, state, reset_state: true, non_finite }])
-            .unwrap();
+        let batch = PutBatch { reset_state: true, ..put_of(table, &keys, &values) };
+        store.put(&[batch]).unwrap();
     }
     store.commit(1, "", &[]).unwrap();
     (store, table)
@@ -438,11 +434,8 @@ fn no_update_is_lost_beside_reads_ahead() {
     let all: Vec<u64> = (0..ROWS).collect();
     for keys in all.chunks(500) {
         let values = vec![0.0; keys.len() * DIM];
-        let (state, non_finite) = (None, NonFinite::Refuse);
-        let values = values.as_slice();
-        store
-            .put(&[PutBatch { table, keys, values, state, reset_state: true, non_finite }])
-            .unwrap();
+        let batch = PutBatch { reset_state: true, ..put_of(table, keys, &values) };
+        store.put(&[batch]).unwrap();
     }
     let train = |seed: u64| {
         let mut random = Random(seed);

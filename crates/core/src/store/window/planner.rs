@@ -8,7 +8,7 @@ use super::reader::{PORTION_ROWS, scratch_bytes};
 use super::slices::{Pace, Room, SLICE_ROWS};
 use super::uses::Uses;
 use super::{Announced, Busy, Shared, State};
-use crate::arena::give_back_freed;
+use crate::arena::trim_heap;
 use crate::cache::BatchNumber;
 use crate::config::TableId;
 use crate::distinct::Distinct;
@@ -469,7 +469,7 @@ impl Plan {
             class.cache().release_next_uses();
             class.release_ahead();
         }
-        give_back_freed();
+        trim_heap();
         engine.window_bytes.store(0, Ordering::Relaxed);
         inner.return_cache_room(engine);
     }
@@ -523,7 +523,7 @@ impl Plan {
         if self.last_group.1 >= LARGE_GROUP_BATCHES {
             self.until_giving_back = self.until_giving_back.saturating_sub(self.last_group.1);
             if self.until_giving_back == 0 {
-                give_back_freed();
+                trim_heap();
                 self.until_giving_back = GIVING_BACK_BATCHES;
             }
         }
