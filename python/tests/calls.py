@@ -89,7 +89,7 @@ def _calls_of(
 ) -> dict[str, Callable[[], Any]]:
     found: dict[str, Callable[[], Any]] = {}
     for name, member in inspect.getmembers(kind):
-        if name.startswith("_") and (name not in DUNDERS or name not in vars(kind)):
+        if name.startswith("_") and (name not in DUNDERS or getattr(object, name, None) is member):
             continue
         full = f"{kind.__name__}.{name}"
         if isinstance(member, property):

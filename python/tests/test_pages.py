@@ -128,11 +128,7 @@ def test_the_reference_has_every_public_name() -> None:
     single -= set(embedrock.errors.__all__)  # of a module that is listed whole
     assert {f"embedrock.{one}" for one in single} <= listed
     for module in ("nn", "optim", "weights"):
-        source = (
-            (ROOT / "python" / "embedrock" / module / "__init__.py")
-            if module == "nn"
-            else (ROOT / "python" / "embedrock" / f"{module}.py")
-        )
+        source = ROOT / "python" / "embedrock" / module / "__init__.py"
         block = re.search(r"__all__ = \[(.*?)\]", source.read_text(), re.DOTALL)
         assert block is not None
         names = re.findall(r'"(\w+)"', block[1])
