@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 import embedrock
-from embedrock import cli, progress
+from embedrock import cli
 from embedrock.bench import BENCHES, load
 from embedrock.cli import output
+from embedrock.report import progress
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 from clicklogs import criteo_file, movielens_folder
 from embedrock import report
 from embedrock.demo import DemoSettings, children, demo_recipe, figures
-from embedrock.progress import Lines
+from embedrock.report.progress import Lines
 
 FIGURES = {
     "auc_out_of_core", "auc_in_memory", "auc_difference", "bits_equal", "auc_without_fillers",

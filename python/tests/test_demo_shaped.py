@@ -16,7 +16,7 @@ from embedrock import cli, report
 from embedrock.demo import ShapedSettings, contest, paths, shaped, shaped_recipe
 from embedrock.demo.settings import Settings
 from embedrock.errors import FullError, MisuseError
-from embedrock.progress import Lines
+from embedrock.report.progress import Lines
 
 
 def shaped_settings(tmp_path: Path, **given: Any) -> ShapedSettings:

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from clicklogs import movielens_folder
-from embedrock import cli, plots, report, report_html
+from embedrock import cli, report
 from embedrock.errors import MisuseError
-from embedrock.training.points import hit_rate, merged, time_split
+from embedrock.report import html, plots
+from embedrock.report.points import hit_rate, merged, time_split
 
 _VOID = {"meta", "br", "img", "link"}
 
@@ -103,7 +104,7 @@ def test_the_html_parses_and_has_the_figures_of_the_json(tmp_path: Path):
 
 def test_plots_are_inside_the_file_and_nothing_is_loaded():
     pytest.importorskip("matplotlib")
-    page = Page(report_html.render(a_report(), "t"))
+    page = Page(html.render(a_report(), "t"))
     # AUC; loss, speed, hit rate, pages, time, memory.
     assert page.svgs == 7
     assert all(link.startswith("#") for link in page.links)
@@ -113,7 +114,7 @@ def test_without_matplotlib_there_are_tables_and_a_word_on_plots(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(plots, "available", lambda: False)
-    text = report_html.render(a_report(), "t")
+    text = html.render(a_report(), "t")
     page = Page(text)
     assert page.svgs == 0
     assert "pip install matplotlib" in text

@@ -101,9 +101,10 @@ def add(commands: Any) -> argparse.ArgumentParser:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the demo, prints the table, writes the report."""
-    from embedrock import demo, progress, report
+    from embedrock import demo, report
     from embedrock.data.fetch import default_cache_dir
     from embedrock.demo import figures, shaped
+    from embedrock.report import progress
 
     require_torch("embedrock demo")
     _check(arguments)

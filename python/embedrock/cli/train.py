@@ -218,7 +218,8 @@ def _add_reading_ahead(command: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Trains, prints what came of it."""
     columns = _columns(arguments)
-    from embedrock import progress, report
+    from embedrock import report
+    from embedrock.report import progress
     from embedrock.training.job import train
     from embedrock.training.options import Recipe, TrainOptions
 

@@ -17,7 +17,7 @@ from embedrock.demo import children, contest, figures
 from embedrock.demo.folder import work_folder
 from embedrock.demo.paths import CONTESTANTS
 from embedrock.demo.settings import DemoSettings, ShapedSettings, demo_recipe, shaped_recipe
-from embedrock.progress import Sink, Task
+from embedrock.report.progress import Sink, Task
 
 __all__ = ["DemoSettings", "ShapedSettings", "demo_recipe", "run", "shaped_recipe"]
 

@@ -10,7 +10,7 @@ from typing import Any
 from embedrock.demo.paths import CONTESTANTS, OUT_OF_CORE, WHOLE_AHEAD, WHOLE_BUDGET
 from embedrock.demo.settings import DemoSettings, Settings, ShapedSettings
 from embedrock.errors import EmbedrockError
-from embedrock.progress import JsonLines, Sink
+from embedrock.report.progress import JsonLines, Sink
 
 
 def out_of_core(settings: DemoSettings, sink: Sink) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from embedrock.bench.noise import Rounds, Timed, interleave
 from embedrock.demo import children, stores
 from embedrock.demo.paths import CONTESTANTS, LOOK_AHEAD, OUT_OF_CORE, PLAIN_TORCH
 from embedrock.demo.settings import Settings
-from embedrock.progress import Sink
-from embedrock.training.engine import Counters
+from embedrock.report.counters import Counters
+from embedrock.report.progress import Sink
 
 _PATIENCE_S_MAX = 60.0
 """How long turns that others disturbed are repeated: as long as it took to get ready, at most."""

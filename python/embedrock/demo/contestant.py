@@ -24,7 +24,8 @@ from embedrock.data import Batch, Dataset
 from embedrock.demo import models, process, stores
 from embedrock.demo.paths import LOOK_AHEAD, PLAIN_TORCH, WHOLE_AHEAD, WHOLE_BUDGET
 from embedrock.demo.settings import Keys, Settings, ShapedSettings
-from embedrock.progress import JsonLines, Sink, Task
+from embedrock.report.counters import Counters
+from embedrock.report.progress import JsonLines, Sink, Task
 from embedrock.store import Store
 from embedrock.training import engine
 from embedrock.training.history import History
@@ -206,8 +207,8 @@ class _Contestant:
         self._losses.append(self._trainer.step(batch))
         self._history.step(self._losses[-1], len(batch))
 
-    def _counters(self) -> engine.Counters:
-        return engine.Counters() if self._store is None else engine.Counters.of(self._store)
+    def _counters(self) -> Counters:
+        return Counters() if self._store is None else Counters.of(self._store)
 
 
 def digests(store: Store, sink: Sink, name: str) -> dict[str, int]:

@@ -13,8 +13,8 @@ from embedrock.data.memory import MemoryDataset
 from embedrock.demo import contest
 from embedrock.demo.paths import OUT_OF_CORE, WHOLE_BUDGET, losses_path
 from embedrock.demo.settings import DemoSettings
-from embedrock.training import engine
-from embedrock.training.points import time_split
+from embedrock.report.counters import Counters
+from embedrock.report.points import time_split
 
 #: Most that the two AUCs may differ.
 AUC_DIFFERENCE_MAX = 0.0005
@@ -162,11 +162,11 @@ def _row_bytes(settings: DemoSettings) -> int:
     return settings.recipe.embedding_dim * 4 * 2
 
 
-def _training(run: Result, first_epoch: int = 0) -> engine.Counters:
+def _training(run: Result, first_epoch: int = 0) -> Counters:
     """What the engine counted in training epochs, evaluation and digests apart."""
-    total = engine.Counters()
+    total = Counters()
     for epoch in run["epochs"][first_epoch:]:
-        total = total + engine.Counters.from_dict(epoch["engine"])
+        total = total + Counters.from_dict(epoch["engine"])
     return total
 
 

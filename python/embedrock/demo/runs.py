@@ -20,7 +20,8 @@ from embedrock.demo import models, process, stores
 from embedrock.demo.contestant import digests
 from embedrock.demo.paths import losses_path
 from embedrock.demo.settings import DemoSettings
-from embedrock.progress import Sink, Task
+from embedrock.report.counters import Counters
+from embedrock.report.progress import Sink, Task
 from embedrock.store import Store
 from embedrock.training import engine
 from embedrock.training.history import History
@@ -84,7 +85,7 @@ def _train(
     history = History(trainer, store)
     for epoch in range(settings.recipe.epochs):
         trainer.scale_learning_rates(settings.recipe.lr_decay**epoch)
-        before = None if store is None else engine.Counters.of(store)
+        before = None if store is None else Counters.of(store)
         started, first_step = perf_counter(), len(losses)
         with Task(
             sink, f"{name}: epoch {epoch + 1} of {settings.recipe.epochs}", dataset.num_train()
@@ -99,7 +100,7 @@ def _train(
         seconds = perf_counter() - started
         entry: dict[str, Any] = {"seconds": seconds, "samples_per_s": dataset.num_train() / seconds}
         if store is not None and before is not None:
-            entry["engine"] = (engine.Counters.of(store) - before).as_dict()
+            entry["engine"] = (Counters.of(store) - before).as_dict()
         entry["train_loss"] = float(np.mean(losses[first_step:]))
         epochs.append(entry)
         history.resume()

@@ -28,7 +28,7 @@ from embedrock.demo.paths import (
 )
 from embedrock.demo.settings import ShapedSettings
 from embedrock.errors import FullError
-from embedrock.progress import Sink, Task
+from embedrock.report.progress import Sink, Task
 from embedrock.training.auc import auc, log_loss
 
 RATIO = "speed_vs_memory_criteo"

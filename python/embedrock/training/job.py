@@ -33,7 +33,7 @@ from embedrock.errors import (
     NotFoundError,
 )
 from embedrock.models.dlrm import DLRM, DLRMConfig
-from embedrock.progress import Sink, Task
+from embedrock.report.progress import Sink, Task
 from embedrock.step_report import StepReport
 from embedrock.store import Store
 from embedrock.training.batches import ReadAhead, all_epochs

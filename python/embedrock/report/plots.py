@@ -9,7 +9,7 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from embedrock.training import points
+from embedrock.report import points
 
 Runs = Mapping[str, Sequence[Mapping[str, Any]]]
 """For each run, the points of its history."""

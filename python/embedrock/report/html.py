@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from embedrock import plots
-from embedrock.training.points import time_split
+from embedrock.report import plots
+from embedrock.report.points import time_split
 
 Json = Mapping[str, Any]
 
