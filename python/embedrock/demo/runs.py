@@ -22,12 +22,14 @@ from embedrock.demo.paths import losses_path
 from embedrock.demo.settings import DemoSettings
 from embedrock.report.counters import Counters
 from embedrock.report.progress import Sink, Task
+from embedrock.step_report import StepReport
 from embedrock.store import Store
 from embedrock.training import engine
 from embedrock.training.history import History
 from embedrock.training.trainer import Trainer
 
 _EVALUATION_BATCH = 1024
+_REPORT_ROWS = 100
 
 
 def on_storage(
@@ -83,6 +85,7 @@ def _train(
     epochs = []
     cpu_before = process_time()
     history = History(trainer, store)
+    watch = None if store is None else StepReport(store, trainer.optimizers, max_rows=_REPORT_ROWS)
     for epoch in range(settings.recipe.epochs):
         trainer.scale_learning_rates(settings.recipe.lr_decay**epoch)
         before = None if store is None else Counters.of(store)
@@ -90,7 +93,8 @@ def _train(
         with Task(
             sink, f"{name}: epoch {epoch + 1} of {settings.recipe.epochs}", dataset.num_train()
         ) as task:
-            for batch in dataset.train_batches(settings.recipe.batch_size, Position(epoch)):
+            batches = dataset.train_batches(settings.recipe.batch_size, Position(epoch))
+            for batch in batches if watch is None else watch.steps(batches):
                 losses.append(trainer.step(batch))
                 history.step(losses[-1], len(batch))
                 task.advance(len(batch), f"loss {losses[-1]:.4f}")
@@ -105,11 +109,14 @@ def _train(
         epochs.append(entry)
         history.resume()
     cpu_seconds = process_time() - cpu_before
+    if watch is not None:
+        watch.close()
     with Task(sink, f"{name}: evaluating", dataset.num_test):
         evaluation = trainer.evaluate(dataset.test_batches(_EVALUATION_BATCH))
     np.save(losses_path(settings, name), np.array(losses))
     seconds = sum(entry["seconds"] for entry in epochs)
     return {
+        "step_report": None if watch is None else watch.to_dict(),
         "auc": evaluation.auc,
         "log_loss": evaluation.log_loss,
         "steps": len(losses),
