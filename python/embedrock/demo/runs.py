@@ -18,7 +18,7 @@ from embedrock.data import Feature, Position
 from embedrock.data.memory import MemoryDataset
 from embedrock.demo import models, process, stores
 from embedrock.demo.contestant import digests
-from embedrock.demo.paths import losses_path
+from embedrock.demo.paths import OUT_OF_CORE, losses_path
 from embedrock.demo.settings import DemoSettings
 from embedrock.report.counters import Counters
 from embedrock.report.progress import Sink, Task
@@ -29,7 +29,7 @@ from embedrock.training.history import History
 from embedrock.training.trainer import Trainer
 
 _EVALUATION_BATCH = 1024
-_REPORT_ROWS = 100
+_STEPS_PER_ROW = 8
 
 
 def on_storage(
@@ -85,7 +85,9 @@ def _train(
     epochs = []
     cpu_before = process_time()
     history = History(trainer, store)
-    watch = None if store is None else StepReport(store, trainer.optimizers, max_rows=_REPORT_ROWS)
+    watch = None
+    if store is not None and name == OUT_OF_CORE:  # where rows are read
+        watch = StepReport(store, trainer.optimizers, steps_per_row=_STEPS_PER_ROW)
     for epoch in range(settings.recipe.epochs):
         trainer.scale_learning_rates(settings.recipe.lr_decay**epoch)
         before = None if store is None else Counters.of(store)

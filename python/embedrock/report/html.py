@@ -272,7 +272,7 @@ def _figures(figures: Json, caption: str = "") -> list[str]:
         f'<td class="text"><code>{escape(name)}</code></td></tr>'
         for name, value in sorted(figures.items())
     ]
-    return _framed(("figure", "value", "in the JSON"), rows, caption)
+    return _framed(("figure", "value", "in the JSON"), rows, caption, words_last=True)
 
 
 def _flat(values: Json, prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -304,7 +304,7 @@ def _value(name: str, value: Any) -> str:
         return f"{100 * value:.3g} %"
     if isinstance(value, int):
         return f"{value:,}"
-    return significant(value, 5 if abs(value) < 1 else 4)
+    return significant(value, 5 if 1e-3 <= abs(value) < 1 else 3 if abs(value) < 1 else 4)
 
 
 def _plain_name(name: str) -> str:
@@ -334,11 +334,16 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]], caption: str = 
         kind = ' class="text"' if len(header) == 2 else ""
         cells = "".join(f"<td{kind}>{escape(cell)}</td>" for cell in rest)
         lines.append(f'<tr><th scope="row">{escape(first)}</th>{cells}</tr>')
-    return _framed(header, lines, caption)
+    return _framed(header, lines, caption, words_last=len(header) == 2)
 
 
-def _framed(header: Sequence[str], rows: Sequence[str], caption: str) -> list[str]:
-    cells = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in header)
+def _framed(
+    header: Sequence[str], rows: Sequence[str], caption: str, *, words_last: bool
+) -> list[str]:
+    *others, last = (f'<th scope="col">{escape(cell)}</th>' for cell in header)
+    if words_last:
+        last = last.replace("<th ", '<th class="text" ', 1)
+    cells = "".join([*others, last])
     said = f"<caption>{escape(caption)}</caption>" if caption else ""
     head = f"<thead><tr>{cells}</tr></thead>"
     return ['<div class="wide">', f"<table>{said}{head}<tbody>", *rows, "</tbody></table></div>"]

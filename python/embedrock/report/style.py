@@ -42,7 +42,7 @@ h3 { font-size: 1rem; margin: 1.25rem 0 0.25rem; }
   font-variant-numeric: tabular-nums; white-space: nowrap; }
 .tiles .note { order: 3; color: var(--muted); font-size: 0.875rem; }
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr));
-  gap: 0.75rem; align-items: start; }
+  gap: 0.75rem; }
 figure { margin: 0; background: var(--card); border: 1px solid var(--grid); border-radius: 0.6rem;
   padding: 0.75rem 0.9rem; min-width: 0; }
 figcaption { font-weight: 600; margin-bottom: 0.35rem; }
@@ -59,8 +59,9 @@ th, td { padding: 0.25rem 1.1rem 0.25rem 0; text-align: right; vertical-align: t
   border-bottom: 1px solid var(--grid); }
 th { font-weight: 600; }
 th[scope="row"] { font-weight: 400; }
-th:first-child, td:first-child, td.text { text-align: left; overflow-wrap: anywhere; }
-td.text { max-width: 32rem; }
+th:first-child, td.text, th.text { text-align: left; }
+td.text { max-width: 32rem; overflow-wrap: anywhere; }
+td:not(.text) { white-space: nowrap; }
 code { font: 0.85em ui-monospace, monospace; color: var(--muted); overflow-wrap: anywhere; }
 li { margin: 0.3rem 0; max-width: 75ch; }
 footer { color: var(--muted); font-size: 0.875rem; margin-top: 2rem; }
