@@ -346,7 +346,12 @@ def _framed(
     cells = "".join([*others, last])
     said = f"<caption>{escape(caption)}</caption>" if caption else ""
     head = f"<thead><tr>{cells}</tr></thead>"
-    return ['<div class="wide">', f"<table>{said}{head}<tbody>", *rows, "</tbody></table></div>"]
+    return [
+        '<div class="wide" tabindex="0">',
+        f"<table>{said}{head}<tbody>",
+        *rows,
+        "</tbody></table></div>",
+    ]
 
 
 def _fold(title: str, content: Sequence[str]) -> list[str]:
