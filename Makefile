@@ -27,7 +27,7 @@ help: ## List these targets
 
 setup: $(STAMPS)/build ## Make .venv, install the locked dependencies, build the package
 
-demo: setup ## Train a DLRM on real data at 10 % memory and compare it with plain PyTorch
+demo: setup ## Show results and speed at 10 % memory beside plain PyTorch, in two minutes
 	$(BIN)/embedrock demo --cache-dir .cache
 
 docs: setup $(STAMPS)/docs ## Build the site into .cache/site

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 import embedrock
-from embedrock import cli, progress
+from embedrock import cli
 from embedrock.bench import BENCHES, load
 from embedrock.cli import output
+from embedrock.report import progress
 
 
 @pytest.fixture
@@ -67,16 +68,14 @@ def _run(*command: str, before: str = "") -> subprocess.CompletedProcess[str]:
     [
         ["train", "--data", "a", "--format", "criteo", "--store", "s"],
         ["demo"],
-        ["demo", "--criteo-shaped"],
+        ["bench", "demo", "--criteo-shaped"],
     ],
 )
 def test_without_torch_commands_say_what_to_install(tmp_path: Path, command: list[str]):
     done = _run(*command, before="sys.modules['torch'] = None")
     assert done.returncode == 2 and done.stdout == ""
-    assert (
-        done.stderr
-        == f"embedrock: error: embedrock {command[0]} needs PyTorch: pip install torch\n"
-    )
+    name = " ".join(part for part in command[:2] if part in ("train", "bench", "demo"))
+    assert done.stderr == f"embedrock: error: embedrock {name} needs PyTorch: pip install torch\n"
 
 
 def test_the_package_is_a_command():

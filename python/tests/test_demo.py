@@ -1,170 +1,145 @@
-"""The demo, small: the same code on generated data, all of its processes included."""
+"""The two acts of the demo, small: the same code with few rows, all of its processes included."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from dataclasses import replace
-from pathlib import Path
+import re
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
-from clicklogs import criteo_file, movielens_folder
-from embedrock import report
-from embedrock.demo import DemoSettings, children, demo_recipe, figures
-from embedrock.progress import Lines
+from clicklogs import movielens_folder
+from embedrock import cli, demo, report
+from embedrock.bench.noise import Timed, interleave
+from embedrock.demo import limits, summary
 
-FIGURES = {
-    "auc_out_of_core", "auc_in_memory", "auc_difference", "bits_equal", "auc_without_fillers",
-    "log_loss_out_of_core", "log_loss_in_memory", "samples_per_s_out_of_core",
-    "samples_per_s_in_memory", "keys_written", "keys_seen_once", "peak_rss_bytes_out_of_core",
-    "peak_rss_bytes_in_memory", "embedding_budget_bytes", "embedding_memory_bytes",
-    "embedding_memory_limit_bytes", "embedding_memory_within_limit", "hit_rate", "read_requests",
-    "pages_read", "pages_read_after_first_epoch", "bytes_written_per_batch",
-    "device_requests_per_s", "wait_read_s", "computing_s", "updating_s", "demo_s",
-    "speed_vs_memory_demo", "speed_vs_memory_demo_without_lookahead", "contest_bound",
-    "contest_device_bound", "lookahead_bound", "lookahead_device_bound", "lookahead_wait_share",
-}  # fmt: skip
+ROWS_MAX = 8
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The demo's command on generated ratings, and what it left behind."""
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """The demo's command on generated ratings and a small stream, and what it left behind."""
     folder = tmp_path_factory.mktemp("demo")
     movielens_folder(folder / "ml", ratings=4000)
-    command = [sys.executable, "-m", "embedrock.cli", "demo", "--data", str(folder / "ml")]
-    command += ["--format", "movielens", "--memory", "4MiB", "--cache-dir", str(folder / "cache")]
-    command += ["--report", str(folder / "report.json")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
-    assert done.returncode == 0, done.stderr
-    left = [path.name for path in (folder / "cache").iterdir()]
-    return {
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo, "_ROWS", 100_000)
+        patch.setattr(demo, "_STEPS_BEFORE", 8)
+        patch.setattr(demo, "_STEPS_OF_TURN", 3)
+        command = ["demo", "--data", str(folder / "ml"), "--format", "movielens"]
+        command += [
+            "--epochs",
+            "3",
+            "--cache-dir",
+            str(folder / "cache"),
+            "--report",
+            str(folder / "report.json"),
+        ]
+        assert cli.main(command) == 0
+    yield {
         "report": json.loads((folder / "report.json").read_text()),
-        "shown": done.stdout,
-        "left": left,
+        "page": (folder / "report.html").read_text(),
+        "left": [path.name for path in (folder / "cache").iterdir()],
     }
 
 
-def test_the_report_has_the_shape_that_all_benchmarks_share(finished: dict[str, Any]):
-    whole = finished["report"]
-    assert tuple(whole) == report.KEYS
-    assert set(whole["figures"]) >= FIGURES
-    assert all(v is None or isinstance(v, (int, float)) for v in whole["figures"].values())
-    assert whole["machine"]["cores"] >= 1
-    assert whole["device"]["io"]
-    assert whole["settings"]["memory"] == "4MiB"
-
-
-def test_out_of_core_and_in_memory_agree(finished: dict[str, Any]):
+def test_results_agree_with_pytorch_and_with_all_memory(finished: dict[str, Any]):
     found = finished["report"]["figures"]
     assert found["bits_equal"] == 1
-    assert found["auc_difference"] <= figures.AUC_DIFFERENCE_MAX
+    assert found["auc_difference"] <= limits.AUC_DIFFERENCE_MAX
     assert found["auc_out_of_core"] > 0.55
     assert abs(found["log_loss_out_of_core"] - found["log_loss_in_memory"]) < 1e-3
-
-
-def test_the_budget_was_smaller_than_the_rows_and_held(finished: dict[str, Any]):
-    found = finished["report"]["figures"]
-    assert found["embedding_budget_bytes"] == 4 << 20
-    assert found["table_bytes"] > 2 * found["embedding_budget_bytes"]
     assert found["embedding_memory_within_limit"] == 1
-    assert found["pages_read_after_first_epoch"] > 0
-    assert 0 < found["hit_rate"] < 1
 
 
-def test_fillers_are_counted_and_the_auc_without_them_is_given(finished: dict[str, Any]):
+def test_speed_is_the_median_of_the_turns_that_the_report_counts(finished: dict[str, Any]):
+    found, results = finished["report"]["figures"], finished["report"]["results"]
+    contestants = results["speed"]["contestants"]
+    assert list(contestants) == ["Embedrock", "plain torch"]
+    ours, torch = ([t["samples"] / t["seconds"] for t in c["turns"]] for c in contestants.values())
+    assert len(ours) == len(torch) == found["turns"] >= 1
+    ratios = sorted(one / other for one, other in zip(ours, torch, strict=True))
+    assert found["speed_vs_torch"] == pytest.approx((ratios[0] + ratios[-1]) / 2) or (
+        found["speed_vs_torch"] == pytest.approx(ratios[len(ratios) // 2])
+    )
+    assert found["steps_per_turn"] == 3
+    assert contestants["Embedrock"]["steps"] - contestants["plain torch"]["steps"] == 8 - 10
+
+
+def test_rows_came_from_storage(finished: dict[str, Any]):
     found = finished["report"]["figures"]
-    assert 0 < found["keys_seen_once"] < found["keys_written"]
-    assert 0.5 < found["auc_without_fillers"] < 1
-    assert any("occur in one training" in note for note in finished["report"]["notes"])
+    assert found["rows"] == 100_000 and found["table_bytes"] == 100_000 * 64 * 8
+    assert found["embedding_budget_bytes"] == pytest.approx(found["table_bytes"] / 10, rel=0.01)
+    assert found["pages_read_per_batch"] > 100
 
 
-def test_the_terminal_shows_both_runs_side_by_side(finished: dict[str, Any]):
-    shown = finished["shown"]
-    for text in ("out of core", "in memory", "AUC", "samples/s", "hit rate", "pages read"):
-        assert text in shown
-    assert "losses and rows of all tables are identical" in shown
+def test_the_terminal_has_a_short_table_and_a_sentence(finished: dict[str, Any]):
+    whole = finished["report"]
+    table = summary.rows(whole)
+    assert len(table) <= ROWS_MAX
+    assert {len(row) for row in table} == {3}
+    turns = whole["figures"]["turns"]
+    assert any(f"{turns} turn" in row[0] for row in table)
+    verdict = whole["results"]["headline"]["verdict"]
+    assert verdict.count(". ") == 0 and verdict.endswith("speed.")
+    assert f"{whole['figures']['speed_vs_torch']:.2f} of PyTorch's speed" in verdict
 
 
-def test_speeds_are_compared_with_the_model_and_threads_of_their_definition(
+def test_the_verdict_says_what_was_not_equal_and_that_the_machine_was_busy(
     finished: dict[str, Any],
 ):
-    whole = finished["report"]
-    speeds = [
-        whole["figures"][f"contest_samples_per_s_{name}"]
-        for name in ("out_of_core", "whole_budget", "plain_torch")
-    ]
-    assert min(speeds) > 0
-    assert 0 < whole["figures"]["speed_vs_memory_demo"] < 1.5
-    contestants = whole["results"]["contest"]["contestants"]
-    for one in contestants.values():
-        # 3,600 training samples: an epoch is four steps, two of them before the clock starts, and a
-        # turn is two.
-        assert {turn["steps"] for turn in one["turns"]} == {2}
-        assert {turn["samples"] for turn in one["turns"]} == {1024 + 528, 2 * 1024}
-    losses = [one["losses"] for one in contestants.values()]
-    assert losses[0] == losses[1]
-    np.testing.assert_allclose(losses[2], losses[0], rtol=2e-3)
+    figures = {**finished["report"]["figures"], "bits_equal": 0, "auc_difference": 0.1}
+    said = summary.verdict(figures, "10%", busy=True)
+    assert "learned something else" in said and "OTHER bits than with all" in said
+    assert "on a busy machine" in said
+    tiles = summary.headline(figures, "10%", busy=True)["tiles"]
+    assert "other bits" in [tile["value"] for tile in tiles]
+
+
+def test_the_page_shows_the_speed_of_the_turns_and_not_of_runs_that_shared_the_machine(
+    finished: dict[str, Any],
+):
+    assert tuple(finished["report"]) == report.KEYS
+    assert finished["report"]["results"]["untimed"] == ["quality"]
+    parts = re.split(r"<h2>", finished["page"])
+    heads = [part.partition("<")[0] for part in parts[1:]]
+    assert heads[:2] == ["Speed", "Quality"] and heads[-1].startswith("What to know")
+    assert "<svg" in parts[1] and "Samples per second" in parts[1]
+    assert "Hit rate beside the best possible" in parts[2]
+    assert "Samples per second" not in parts[2]
 
 
 def test_nothing_is_left_behind(finished: dict[str, Any]):
     assert finished["left"] == []
 
 
-def demo_settings(data_format: str, data: Path | str, **given: Any) -> DemoSettings:
-    chosen = {"folder": "f", "cache_dir": "c", "recipe": demo_recipe(data_format), **given}
-    return DemoSettings(format=data_format, data=str(data), **chosen)
+class _Turn(Timed):
+    """A turn that took a while, quiet or not."""
+
+    def __init__(self, clock: list[float], seconds: float, waited: float = 0.0) -> None:
+        super().__init__()
+        clock[0] += seconds
+        self.work, self.seconds, self.waited = 1.0, seconds, waited
 
 
-def test_a_child_that_fails_ends_the_demo_with_what_it_said(tmp_path: Path):
-    settings = demo_settings("movielens", tmp_path / "nowhere", folder=str(tmp_path))
-    settings.save(tmp_path / "settings.json")
-    with pytest.raises(children.ChildError, match=r"memory: .*nowhere: cannot be opened"):
-        children.run_together(["memory", "memory"], tmp_path / "settings.json", Lines())
+@pytest.mark.parametrize(
+    ("limit_s", "rounds"), [(None, 3), (100.0, 3), (25.0, 2), (0.0, 1), (-5.0, 1)]
+)
+def test_no_round_begins_after_the_limit_but_the_first(
+    limit_s: float | None, rounds: int, monkeypatch: pytest.MonkeyPatch
+):
+    clock = [1000.0]
+    monkeypatch.setattr("embedrock.bench.noise.time.monotonic", lambda: clock[0])
+    found = interleave([lambda: _Turn(clock, 10.0)] * 2, 3, 0.0, limit_s)
+    assert (len(found.counted), found.notes) == (rounds, [])
 
 
-def test_children_that_train_have_settings_for_it_unless_somebody_says_otherwise():
-    found = children._environment("contest: look ahead", {"A": "1", "GOMP_SPINCOUNT": "7"})
-    assert found["A"] == "1" and found["GOMP_SPINCOUNT"] == "7"
-    assert int(found["MALLOC_TRIM_THRESHOLD_"]) > int(found["MALLOC_MMAP_THRESHOLD_"])
-    assert children._environment("memory", {"A": "1"}) == {"A": "1"}
-
-
-def test_settings_survive_the_way_to_a_child(tmp_path: Path):
-    settings = demo_settings("criteo", "d", recipe=demo_recipe("criteo", 5))
-    settings.save(tmp_path / "settings.json")
-    assert DemoSettings.load(tmp_path / "settings.json") == settings
-    assert settings.recipe.epochs == 5
-    assert settings.recipe.embedding_dim == 16
-
-
-def test_a_criteo_file_keeps_its_order_and_is_not_shuffled(tmp_path: Path):
-    path = criteo_file(tmp_path / "clicks.tsv", 100)
-    settings = demo_settings("criteo", path)
-    data = settings.dataset()
-    labels = [float(line[0]) for line in path.read_text().splitlines()]
-    np.testing.assert_array_equal(data.labels, labels)
-    assert data.shuffle_seed is None
-    assert data.num_test == 10
-    assert replace(settings, holdout=0.5).dataset().num_test == 50
-
-
-def test_what_was_not_reached_is_said():
-    good = {
-        "auc_difference": 0.0001,
-        "bits_equal": 1,
-        "embedding_memory_within_limit": 1,
-        "embedding_memory_bytes": 2,
-        "embedding_memory_limit_bytes": 1,
-    }
-    assert figures.failures({"figures": good}) == []
-    for name, value in (
-        ("auc_difference", 0.001),
-        ("auc_difference", None),
-        ("bits_equal", 0),
-        ("embedding_memory_within_limit", 0),
-    ):
-        assert len(figures.failures({"figures": {**good, name: value}})) == 1
+def test_rounds_that_were_cut_short_and_disturbed_are_counted_as_what_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    clock = [1000.0]
+    monkeypatch.setattr("embedrock.bench.noise.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("embedrock.bench.noise.time.sleep", lambda _: None)
+    found = interleave([lambda: _Turn(clock, 10.0, 5.0)], 3, 0.0, 15.0)
+    assert len(found.counted) == 2
+    assert "2 of 2 rounds waited for a core" in found.notes[0]

@@ -24,9 +24,8 @@ GROUPS = {
     "optim": "optim",
     "package": "",
     "data": "data models",
-    "progress": "progress",
+    "report": "report",
     "training": "training",
-    "report": "report report_html plots",
     "measuring": "bench demo",
     "commands": "cli __main__",
 }

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import re
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from clicklogs import movielens_folder
-from embedrock import cli, plots, report, report_html
+from embedrock import cli, report
 from embedrock.errors import MisuseError
-from embedrock.training.points import hit_rate, merged, time_split
+from embedrock.report import html, plots, style
+from embedrock.report.points import hit_rate, merged, time_split
 
 _VOID = {"meta", "br", "img", "link"}
 
@@ -46,7 +48,7 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] in ("td", "th"):
+        if {"td", "th"} & set(self.open):
             self.rows[-1][-1] += data
 
 
@@ -82,29 +84,103 @@ def test_the_html_parses_and_has_the_figures_of_the_json(tmp_path: Path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "report.json"]
     stored = json.loads((tmp_path / "report.json").read_text())
     page = Page(page_path.read_text())
+    shown = {row[2]: row[:2] for row in page.rows if len(row) == 3}
+    assert set(stored["figures"]) <= set(shown)
+    assert shown["auc_out_of_core"] == ["auc out of core", "0.75"]
+    assert shown["pages_read"] == ["pages read", "1,234"]
+    assert shown["none"] == ["none", "-"]
     rows = {row[0]: row[1:] for row in page.rows}
-    assert set(stored["figures"]) <= set(rows)
-    assert rows["auc_out_of_core"] == ["0.75"]
-    assert rows["pages_read"] == ["1,234"]
-    assert rows["none"] == ["-"]
     assert rows["curve.depth"] == ["64"]
     assert rows["data"] == ["<clicks> & more"]
-    place = page.rows.index(["run", "cache"])
-    memory = dict(zip(page.rows[place], page.rows[place + 1], strict=True))
-    assert memory == {"run": "out of core", "cache": "9"}
     place = page.rows.index(["run", "reading", "device least"])
-    assert page.rows[place + 1][:2] == ["out of core", "1.5"]
+    assert page.rows[place + 1] == ["out of core", "1.5 s", "-"]
     ((steps, samples, seconds, speed, loss, pages, *times),) = (
         row[1:] for row in page.rows if row[0] == "out of core" and len(row) > 6
     )
-    assert (steps, samples, seconds, speed, loss, pages) == ("4", "32", "8", "4", "0.5", "8")
-    assert times == ["1", "5", "0.5", "1.5"]
+    assert (steps, samples, seconds, speed, loss, pages) == ("4", "32", "8 s", "4", "0.5", "8")
+    assert times == ["1 s", "5 s", "500 ms", "1.5 s"]
+
+
+# 9 bytes were 8.58307e-06 MiB, a share 0.0123457, and a list of records Python's text of it.
+def test_values_have_the_unit_of_their_name_and_digits_that_matter():
+    page = Page(html.render(a_report(), "t"))
+    place = page.rows.index(["run", "cache"])
+    assert page.rows[place + 1] == ["out of core", "9 MiB"]
+    shown = {
+        name: html._value(name, value)
+        for name, value in {
+            "table_bytes": 25_276_502_016,
+            "wait_share": 0.0123457,
+            "wait_read_s": 0.00025,
+            "samples_per_s": 30196.4,
+            "contest_device_ms_per_batch": 19.0731,
+            "load_average": [0.5732421875, 2.0],
+        }.items()
+    }
+    assert list(shown.values()) == [
+        "23.5 GiB",
+        "1.23 %",
+        "250 µs",
+        "30,196",
+        "19.1 ms",
+        "0.57324, 2",
+    ]
+    records = dict(html._flat({"curve": {"points": [{"depth": 1}, {"depth": 2}]}}))
+    assert records == {"curve.points": "2 entries, in the JSON"}
+
+
+def test_the_page_begins_with_its_headline_and_ends_with_what_to_know():
+    whole = a_report()
+    tiles = [{"name": "of PyTorch's speed", "value": "0.9 x", "note": "<b>"}]
+    whole["results"]["headline"] = {"verdict": "It learned the same.", "tiles": tiles}
+    text = html.render(whole, "t")
+    order = ["It learned the same.", "0.9 x", "<svg", "All figures", "a &lt; b"]
+    places = [text.index(part) for part in order if part != "<svg" or plots.available()]
+    assert places == sorted(places)
+    assert "&lt;b&gt;" in text and "<b>" not in text
+
+
+# Tables had no scopes, plots no words, and headings none between h1 and the figures.
+def test_a_screen_reader_finds_headings_cells_and_words_for_plots():
+    text = html.render(a_report(), "t")
+    levels = [int(level) for level in re.findall(r"<h(\d)", text)]
+    assert levels[0] == 1 and levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+    assert re.findall(r"<th(?! (?:class=\"text\" )?scope=)[ >]", text) == []
+    svgs = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
+    for svg in svgs:
+        assert svg.startswith('<svg role="img"')
+        assert re.search(r"<title>.+</title><desc>.+</desc>", svg)
+    ids = re.findall(r' id="([^"]+)"', text)
+    within = [set(re.findall(r' id="([^"]+)"', svg)) for svg in svgs]
+    assert len(set(ids)) == sum(map(len, within)) == len(ids)
+
+
+def test_colours_follow_the_page_from_light_to_dark():
+    pytest.importorskip("matplotlib")
+    text = html.render(a_report(), "t")
+    assert "@media (prefers-color-scheme: dark)" in text
+    svgs = "".join(re.findall(r"<svg.*?</svg>", text, re.DOTALL))
+    assert re.findall(r"(?:fill|stroke): #\w+", svgs) == []
+    used = set(re.findall(r"var\((--\w+)\)", svgs))
+    assert {"--run0", "--run1", "--ink", "--grid"} <= used
+    light, dark = (set(re.findall(r"(--\w+):", sheet)) for sheet in (style._LIGHT, style._DARK))
+    assert used <= light == dark
+    assert len(light) == 5 + plots.RUN_COLORS + plots.PART_COLORS
+
+
+def test_runs_that_shared_the_machine_have_no_picture_of_their_speed():
+    pytest.importorskip("matplotlib")
+    whole = a_report()
+    whole["results"] = {"quality": whole["results"], "untimed": ["quality"]}
+    text = html.render(whole, "t")
+    assert "Loss" in text and "Samples per second" not in text
 
 
 def test_plots_are_inside_the_file_and_nothing_is_loaded():
     pytest.importorskip("matplotlib")
-    page = Page(report_html.render(a_report(), "t"))
-    # AUC; loss, speed, hit rate, pages, time, memory.
+    page = Page(html.render(a_report(), "t"))
+    # Speed, twice; time, loss, memory, hit rate, pages.
     assert page.svgs == 7
     assert all(link.startswith("#") for link in page.links)
 
@@ -113,11 +189,11 @@ def test_without_matplotlib_there_are_tables_and_a_word_on_plots(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(plots, "available", lambda: False)
-    text = report_html.render(a_report(), "t")
+    text = html.render(a_report(), "t")
     page = Page(text)
     assert page.svgs == 0
     assert "pip install matplotlib" in text
-    assert ["auc_out_of_core", "0.75"] in page.rows
+    assert ["auc out of core", "0.75", "auc_out_of_core"] in page.rows
 
 
 def test_a_report_name_that_is_the_html_or_in_no_folder_is_refused(tmp_path: Path):
@@ -175,9 +251,9 @@ def test_a_training_run_writes_its_report_and_long_histories_stay_short(
     assert totals["computing_s"] > totals["updating_s"] > 0 < totals["committing_s"]
     assert stored["figures"]["wait_share"] == totals["blocked_by_read_s"] / totals["seconds"]
     page = Page((tmp_path / "run.html").read_text())
-    assert ["auc", f"{stored['figures']['auc']:.6g}"] in page.rows
-    assert ["distinct_rows", f"{totals['distinct_rows']:,}"] in page.rows
+    assert ["auc", f"{stored['figures']['auc']:.5g}", "auc"] in page.rows
+    assert ["distinct rows", f"{totals['distinct_rows']:,}", "distinct_rows"] in page.rows
     if plots.available():
         text = (tmp_path / "run.html").read_text()
-        for caption in ("Where the time of a step went", "Look-ahead window", "best cache"):
+        for caption in ("Where the time of a step goes", "Look-ahead window", "beside the best"):
             assert caption in text

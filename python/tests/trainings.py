@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import embedrock
-from embedrock.progress import Lines
+from embedrock.report.progress import Lines
 from embedrock.training import job
 from embedrock.training.options import Recipe, TrainOptions
 

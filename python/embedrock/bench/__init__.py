@@ -1,7 +1,8 @@
 """Benchmarks: each figure by one definition, each row read verified.
 
 A bench is a module of this package with two functions: ``add_arguments(parser)`` adds its options,
-``run(options)`` measures and returns a report: a dict with ``figures`` (name to number, None where
+``run(options)`` measures and returns a report (a third, ``render(report)``, where people need
+another text than all results): a dict with ``figures`` (name to number, None where
 it could not be measured), ``machine``, ``device``, ``settings``, ``results`` and ``notes``. Without
 options a bench runs exactly the settings of its definition (``docs/benchmarks.md``). PyTorch is
 imported by those figures alone that compare with it.
@@ -36,6 +37,7 @@ BENCHES = {
     "prefetch": "reading within the bound of staleness, and looking ahead beyond it",
     "race": "one trace on this and other stores, against the device's own rate",
     "lookahead": "what it is worth to know the next batches",
+    "demo": "training a DLRM to the end, and its speed: out of core, in memory, plain PyTorch",
     "loops": "what speed to expect, by training, memory, and what else computes",
 }
 """Every bench by name, and what it measures."""

@@ -26,8 +26,9 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m embedroc
         one.add_argument("--all", action="store_true", help="run the variants too")
         load(name).add_arguments(one)
     options = parser.parse_args(arguments)
-    report = load(options.name).run(options)
-    print(render(report))
+    bench = load(options.name)
+    report = bench.run(options)
+    print(getattr(bench, "render", render)(report))
     if options.json is not None:
         write_json(options.json, report)
     return 1 if report["results"]["mismatches"] else 0

@@ -9,7 +9,7 @@ Pages have 4 KiB in both, because what they share depends on their size (``--pag
 many rows that knows as many batches. What was read ahead counts per batch that it was read for.
 
 ``overhead_resident`` is what a step of training costs more with look-ahead and pipeline where every
-row is in memory: DLRM in Criteo's shape (``embedrock demo --criteo-shaped``).
+row is in memory: DLRM in Criteo's shape (``embedrock bench demo --criteo-shaped``).
 
 With ``--all`` the window's length and the number of batches that it reads together vary.
 """

@@ -120,17 +120,24 @@ class Rounds:
 
 
 def interleave(
-    contestants: Sequence[Callable[[], Timed]], rounds: int, patience_s: float
+    contestants: Sequence[Callable[[], Timed]],
+    rounds: int,
+    patience_s: float,
+    limit_s: float | None = None,
 ) -> Rounds:
     """Lets the contestants take turns until ``rounds`` rounds were quiet.
 
     Every other round begins with the last contestant. When patience ends first, the quietest of the
-    void rounds fill up what is missing, and the notes say so.
+    void rounds fill up what is missing, and the notes say so. After ``limit_s`` no round begins but
+    the first: fewer may count than ``rounds`` then.
     """
     quiet: list[list[Timed]] = []
     void: list[list[Timed]] = []
     begin = time.monotonic()
     while len(quiet) < rounds:
+        late = limit_s is not None and time.monotonic() - begin > limit_s
+        if late and (quiet or void):
+            break
         turn = range(len(contestants))
         order = turn if (len(quiet) + len(void)) % 2 == 0 else reversed(turn)
         done = {i: contestants[i]() for i in order}
@@ -143,16 +150,14 @@ def interleave(
         if len(quiet) + len(void) >= rounds and time.monotonic() - begin > patience_s:
             break
         time.sleep(PAUSE_S)
-    missing = rounds - len(quiet)
-    found = Rounds(quiet, len(void))
-    if missing > 0:
-        void.sort(key=lambda one: _wait_share(one) or 0.0)
-        found.counted = quiet + void[:missing]
-        found.void = len(void) - missing
-        worst = max(_wait_share(one) or 0.0 for one in found.counted)
+    void.sort(key=lambda one: _wait_share(one) or 0.0)
+    filled = void[: rounds - len(quiet)]
+    found = Rounds(quiet + filled, len(void) - len(filled))
+    if filled:
+        worst = max(_wait_share(one) or 0.0 for one in filled)
         found.notes.append(
-            f"the machine was busy: {missing} of {rounds} rounds waited for a core more than "
-            f"{WAIT_SHARE_MAX:.0%} of the time, up to {worst:.0%}, the quietest of "
+            f"the machine was busy: {len(filled)} of {len(found.counted)} rounds waited for a core "
+            f"more than {WAIT_SHARE_MAX:.0%} of the time, up to {worst:.0%}, the quietest of "
             f"{len(quiet) + len(void)} tried"
         )
     if any(_wait_share(one) is None for one in found.counted):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from embedrock import progress
 from embedrock.bench.common import Report, workspace
 from embedrock.bench.machine import available_memory_bytes
+from embedrock.report import progress
 
 __all__ = ["overhead"]
 

@@ -32,8 +32,8 @@ def add(commands: Any) -> argparse.ArgumentParser:
 def run(arguments: argparse.Namespace) -> int:
     """Checks, and prints what is wrong."""
     import embedrock
-    from embedrock import progress
     from embedrock.errors import CorruptError
+    from embedrock.report import progress
 
     try:
         output.refuse_missing_store(arguments.store)

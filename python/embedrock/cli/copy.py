@@ -35,7 +35,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
 def run(arguments: argparse.Namespace) -> int:
     """Copies, and says what."""
     import embedrock
-    from embedrock import progress
+    from embedrock.report import progress
 
     output.refuse_missing_store(arguments.store)
     with progress.Task(progress.for_terminal(), "copying") as task:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from embedrock.errors import CorruptError, MisuseError
-from embedrock.report import without_nan
+from embedrock.report import text, without_nan
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
@@ -33,25 +33,12 @@ def parse_bytes(text: str) -> int:
 
 def human_bytes(count: float | None) -> str:
     """ "1.5 GiB": three digits and a binary unit."""
-    if count is None:
-        return "-"
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(size) < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.3g} {unit}"
-        size /= 1024
-    return f"{size:.3g} TiB" if size < 1024 else f"{size:,.0f} TiB"
+    return text.bytes_text(count)
 
 
 def print_table(rows: Sequence[Sequence[str]], *, header: bool = True) -> None:
     """Prints columns, the first one to the left, the others to the right."""
-    widths = [max(len(row[c]) for row in rows) for c in range(len(rows[0]))]
-    for number, row in enumerate(rows):
-        cells = [row[0].ljust(widths[0])]
-        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        print("  ".join(cells).rstrip())
-        if header and number == 0:
-            print("  ".join("-" * width for width in widths))
+    print(text.table(rows, header=header))
 
 
 def print_json(value: Any) -> None:

@@ -218,7 +218,8 @@ def _add_reading_ahead(command: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Trains, prints what came of it."""
     columns = _columns(arguments)
-    from embedrock import progress, report
+    from embedrock import report
+    from embedrock.report import progress
     from embedrock.training.job import train
     from embedrock.training.options import Recipe, TrainOptions
 
@@ -307,9 +308,33 @@ def _report(result: dict[str, Any]) -> dict[str, Any]:
         | measured,
         device=stats["device"],
         settings={name: result[name] for name in given},
-        results={"training": {**rest, "engine": stats}},
+        results={
+            "headline": _headline(result, measured["wait_share"]),
+            "training": {**rest, "engine": stats},
+        },
         notes=notes,
     )
+
+
+def _headline(result: dict[str, Any], wait_share: float | None) -> dict[str, Any]:
+    """Of the report's page: a sentence, and what to see first, as far as it was measured."""
+    from embedrock.report import text
+
+    stats, auc, speed = result["stats"], result["auc"], result["samples_per_s"]
+    said = f"Trained to step {result['step']:,}"
+    if result["interrupted"]:
+        said = f"Stopped and committed at step {result['step']:,}"
+    tiles = []
+    if auc is not None:
+        said += f", AUC {auc:.4f} on {result['test_samples']:,} held-out samples"
+        tiles.append({"name": "AUC", "value": f"{auc:.4f}"})
+    if speed is not None:
+        tiles.append({"name": "samples/s", "value": f"{speed:,.0f}"})
+    if wait_share is not None:
+        tiles.append({"name": "of the time waiting for reads", "value": f"{wait_share:.0%}"})
+    memory = {"name": "memory for rows", "value": text.bytes_text(stats["budget_bytes"])}
+    tiles.append({**memory, "note": f"on disk: {text.bytes_text(stats['disk_bytes'])}"})
+    return {"verdict": f"{said}.", "tiles": tiles}
 
 
 def _share(steps: dict[str, Any], cause: str) -> float | None:

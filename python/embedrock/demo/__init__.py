@@ -1,10 +1,10 @@
-"""The demo: a DLRM on real data with its tables held to a tenth of their bytes in memory.
+"""What `embedrock demo` shows in two minutes: the same results, and the speed, at 10 % memory.
 
-It trains the same model five times, each time in a process of its own so that peak memory means
-something: with 10 % of the tables in DRAM, with plain PyTorch tables in memory, with a budget for
-all rows (which must give the same bits as 10 %), without the keys that occur once, and it replays
-the keys in a process without PyTorch to measure the engine's memory alone. Then speeds are
-compared, out of core and in memory in turn (`contest`). `shaped` is the other demo, on a stream.
+`run` plays two acts. *Quality*, on real data: a DLRM is trained to the end with 10 % of its tables
+in memory, with all of them in memory, and with plain PyTorch tables. *Speed*, on a stream in
+Criteo's shape: turns of a process with 10 % in memory and of one with plain PyTorch tables. The
+other modules are the parts of both, which `embedrock bench demo` uses for more contestants, longer
+runs and more figures.
 """
 
 from __future__ import annotations
@@ -13,40 +13,105 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from embedrock.demo import children, contest, figures
-from embedrock.demo.folder import work_folder
-from embedrock.demo.paths import CONTESTANTS
+import numpy as np
+
+from embedrock.bench.machine import available_memory_bytes
+from embedrock.demo import children, contest, summary
+from embedrock.demo.folder import check_disk, work_folder
+from embedrock.demo.paths import EMBEDROCK, OUT_OF_CORE, PLAIN_TORCH, WHOLE_BUDGET, losses_path
 from embedrock.demo.settings import DemoSettings, ShapedSettings, demo_recipe, shaped_recipe
-from embedrock.progress import Sink, Task
+from embedrock.report.progress import Sink
 
-__all__ = ["DemoSettings", "ShapedSettings", "demo_recipe", "run", "shaped_recipe"]
+__all__ = [
+    "DemoSettings",
+    "ShapedSettings",
+    "demo_recipe",
+    "quality_settings",
+    "run",
+    "shaped_recipe",
+    "speed_settings",
+]
+
+#: When the last round of turns may begin: what comes behind it takes a tenth of two minutes.
+_LAST_ROUND_S = 85.0
+#: With two epochs, rows that the first one wrote are read again in the second.
+_EPOCHS = 2
+#: Of both acts; with less memory available a quarter of the rows takes part.
+_ROWS, _MEMORY_BYTES = 2_000_000, 4 << 30
+_STEPS_BEFORE, _STEPS_OF_TURN, _ROUNDS, _TORCH_WARM_UP = 120, 40, 3, 10
+
+Result = dict[str, Any]
 
 
-def run(settings: DemoSettings, sink: Sink, *, keep: bool = False) -> dict[str, Any]:
-    """Runs the demo and returns its report (see `embedrock.report`).
+def quality_settings(
+    folder: str, data: str | None = None, data_format: str = "movielens", epochs: int | None = None
+) -> DemoSettings:
+    """What the first act runs with. `folder` is for data and stores; `data` None is MovieLens."""
+    recipe = demo_recipe(data_format, epochs or _EPOCHS)
+    return DemoSettings(
+        folder=folder, cache_dir=folder, format=data_format, recipe=recipe, data=data
+    )
 
-    Stores are made in a temporary folder under `settings.folder` and removed unless `keep`.
 
-    Errors: DataError when the data cannot be had or read; ChildError with what a run said.
+def speed_settings(folder: str, rows: int | None = None) -> ShapedSettings:
+    """What the second act runs with: Adagrad, which PyTorch has, too."""
+    recipe = shaped_recipe()
+    rows = _ROWS if rows is None else rows
+    if available_memory_bytes() < _MEMORY_BYTES:
+        rows //= 4
+    steps = _STEPS_BEFORE + _ROUNDS * _STEPS_OF_TURN
+    return ShapedSettings(
+        folder=folder,
+        recipe=recipe,
+        rows=rows,
+        samples=steps * recipe.batch_size,
+        rounds=_ROUNDS,
+        optimizer="adagrad",
+        last_checks=False,
+        torch_warm_up=_TORCH_WARM_UP,
+    )
+
+
+def run(
+    quality: DemoSettings, speed: ShapedSettings, sink: Sink, *, keep: bool = False
+) -> dict[str, Any]:
+    """Plays both acts and returns the report (see `embedrock.report`).
+
+    Stores are made in temporary folders under the settings' `folder` and removed unless `keep`.
+    Where the machine is busy, speed is measured in fewer turns, and the report says in how many.
+
+    Errors: DataError when the data cannot be had or read; MisuseError for settings that cannot be,
+    FullError when the disk is too small; ChildError with what a run said.
     """
     started = perf_counter()
-    with Task(sink, "reading data"):
-        dataset = settings.dataset()
-        facts = figures.DataFacts.of(dataset)
-        del dataset
+    speed.check()
+    check_disk(speed, 1)
+    runs, equal = _quality(quality, sink, keep)
+    held, memory = _speed(speed, started + _LAST_ROUND_S, sink, keep)
+    return summary.build(quality, speed, runs, equal, held, memory, perf_counter() - started)
+
+
+def _quality(settings: DemoSettings, sink: Sink, keep: bool) -> tuple[dict[str, Result], bool]:
+    """The result of each run, and whether losses and rows were the same with all memory.
+
+    They share the machine: only what they learn matters.
+    """
+    names = ("out_of_core", "whole_budget", "in_memory")
     with work_folder(settings, keep) as working:
         path = Path(working.folder) / "settings.json"
         working.save(path)
-        # The two runs whose speed is compared have the machine for themselves; for the others
-        # only the results matter, so they share it.
-        (out_of_core,) = children.run_together(["out_of_core"], path, sink)
-        (in_memory,) = children.run_together(["in_memory"], path, sink)
-        whole_budget, without_fillers, memory = children.run_together(
-            ["whole_budget", "without_fillers", "memory"], path, sink
-        )
-        runs = figures.Runs(out_of_core, in_memory, whole_budget, without_fillers, memory)
-        same_losses = figures.same_losses(working)
-    # With the layers, batches and threads that the speeds of all demos are compared with.
-    with work_folder(settings.for_speed(), keep) as working:
-        held = contest.hold(working, CONTESTANTS, Path(working.folder) / "settings.json", sink)
-    return figures.build(settings, facts, runs, same_losses, held, perf_counter() - started)
+        runs = dict(zip(names, children.run_together(list(names), path, sink), strict=True))
+        losses = {np.load(losses_path(working, n)).tobytes() for n in (OUT_OF_CORE, WHOLE_BUDGET)}
+    digests_equal = runs["out_of_core"]["digests"] == runs["whole_budget"]["digests"]
+    return runs, len(losses) == 1 and digests_equal
+
+
+def _speed(
+    settings: ShapedSettings, until: float, sink: Sink, keep: bool
+) -> tuple[contest.Contest, Result]:
+    """The turns, and what the engine takes of memory in a process without PyTorch."""
+    with work_folder(settings, keep) as working:
+        path = Path(working.folder) / "settings.json"
+        held = contest.hold(working, (EMBEDROCK, PLAIN_TORCH), path, sink, until=until)
+        (memory,) = children.run_together(["memory"], path, sink)
+    return held, memory

@@ -7,10 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from embedrock.demo.paths import CONTESTANTS, OUT_OF_CORE, WHOLE_AHEAD, WHOLE_BUDGET
+from embedrock.demo.paths import (
+    CONTESTANTS,
+    EMBEDROCK,
+    OUT_OF_CORE,
+    WHOLE_AHEAD,
+    WHOLE_BUDGET,
+    store_path,
+)
 from embedrock.demo.settings import DemoSettings, Settings, ShapedSettings
 from embedrock.errors import EmbedrockError
-from embedrock.progress import JsonLines, Sink
+from embedrock.report.progress import JsonLines, Sink
 
 
 def out_of_core(settings: DemoSettings, sink: Sink) -> dict[str, Any]:
@@ -42,7 +49,10 @@ def memory(settings: Settings, sink: Sink) -> dict[str, Any]:
     from embedrock.demo import replay
 
     shaped = isinstance(settings, ShapedSettings)
-    name = OUT_OF_CORE if shaped else "replay"
+    name = "replay"
+    if shaped:
+        there = (n for n in (OUT_OF_CORE, EMBEDROCK) if store_path(settings, n).exists())
+        name = next(there, OUT_OF_CORE)
     commits = 1 if shaped else settings.recipe.epochs
     return replay.replay(settings, settings.dataset(), name, commits, sink)
 
@@ -79,7 +89,7 @@ _PIECES: dict[str, Callable[[Any, JsonLines], dict[str, Any]]] = {
     piece.__name__: piece
     for piece in (out_of_core, whole_budget, without_fillers, in_memory, memory)
 }
-_PIECES |= {f"contest: {name}": _contest(name) for name in (*CONTESTANTS, WHOLE_AHEAD)}
+_PIECES |= {f"contest: {name}": _contest(name) for name in (*CONTESTANTS, WHOLE_AHEAD, EMBEDROCK)}
 
 
 def main(name: str, settings_path: str) -> int:

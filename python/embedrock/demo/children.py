@@ -13,8 +13,8 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from embedrock import progress
 from embedrock.errors import EmbedrockError
+from embedrock.report import progress
 
 _SHOWN_LINES = 20
 #: What suits a process that trains, where nobody has said otherwise. A waiting thread of PyTorch's

@@ -20,8 +20,8 @@ from embedrock.bench.noise import Rounds, Timed, interleave
 from embedrock.demo import children, stores
 from embedrock.demo.paths import CONTESTANTS, LOOK_AHEAD, OUT_OF_CORE, PLAIN_TORCH
 from embedrock.demo.settings import Settings
-from embedrock.progress import Sink
-from embedrock.training.engine import Counters
+from embedrock.report.counters import Counters
+from embedrock.report.progress import Sink
 
 _PATIENCE_S_MAX = 60.0
 """How long turns that others disturbed are repeated: as long as it took to get ready, at most."""
@@ -77,10 +77,18 @@ class Contest:
         return bool(first.tobytes() == second.tobytes())
 
 
-def hold(settings: Settings, names: Sequence[str], path: Path, sink: Sink) -> Contest:
+def hold(
+    settings: Settings,
+    names: Sequence[str],
+    path: Path,
+    sink: Sink,
+    *,
+    until: float | None = None,
+) -> Contest:
     """Lets the named contestants write their rows, all at once, and then take turns.
 
-    All of them have pages of one size, which is measured before. `path` gets their settings.
+    All of them have pages of one size, which is measured before. `path` gets their settings. No
+    round but the first begins after `until`, in seconds of `perf_counter`.
     Errors: ChildError with what a contestant said.
     """
     begun = perf_counter()
@@ -97,8 +105,9 @@ def hold(settings: Settings, names: Sequence[str], path: Path, sink: Sink) -> Co
             return Turn(child.answer())
 
         patience_s = min(perf_counter() - begun, _PATIENCE_S_MAX)
+        limit_s = None if until is None else until - perf_counter()
         rounds = interleave(
-            [partial(turn, child) for child in started], settings.rounds, patience_s
+            [partial(turn, child) for child in started], settings.rounds, patience_s, limit_s
         )
         results = {}
         for name, child in zip(names, started, strict=True):

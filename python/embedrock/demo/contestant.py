@@ -22,9 +22,10 @@ import embedrock
 from embedrock.bench.noise import Timed
 from embedrock.data import Batch, Dataset
 from embedrock.demo import models, process, stores
-from embedrock.demo.paths import LOOK_AHEAD, PLAIN_TORCH, WHOLE_AHEAD, WHOLE_BUDGET
+from embedrock.demo.paths import EMBEDROCK, LOOK_AHEAD, PLAIN_TORCH, WHOLE_AHEAD, WHOLE_BUDGET
 from embedrock.demo.settings import Keys, Settings, ShapedSettings
-from embedrock.progress import JsonLines, Sink, Task
+from embedrock.report.counters import Counters
+from embedrock.report.progress import JsonLines, Sink, Task
 from embedrock.store import Store
 from embedrock.training import engine
 from embedrock.training.history import History
@@ -82,11 +83,12 @@ class _Contestant:
         self._loader: embedrock.LookaheadLoader[Batch] | None = None
         self._pipeline: embedrock.Pipeline[Batch] | None = None
         self._batches: Iterator[Batch] = self._given()
-        self._looks_ahead = name in (LOOK_AHEAD, WHOLE_AHEAD)
+        self._looks_ahead = name in (LOOK_AHEAD, WHOLE_AHEAD, EMBEDROCK)
         if self._looks_ahead:
             model = self._trainer.model
             keys_of = model.embeddings.keys_of
-            # A contest is too short to see where look-ahead pays, but for where all rows fit.
+            # The bench's turns are too short to see where look-ahead pays: who is there to show
+            # what it gives announces everything.
             announce = True if name == LOOK_AHEAD else None
             self._loader = embedrock.LookaheadLoader(
                 self._batches, model, _DEPTH, keys_of, announce=announce
@@ -97,6 +99,8 @@ class _Contestant:
     def warm_up(self) -> dict[str, Any]:
         """The steps before the clock starts."""
         warm_up, _ = self._settings.contest_steps(self._dataset)
+        if self._name == PLAIN_TORCH and self._settings.torch_warm_up is not None:
+            warm_up = self._settings.torch_warm_up
         self._make(warm_up)
         self._history.resume()
         with Task(self._sink, f"{self._name}: warming up", warm_up) as task:
@@ -155,7 +159,8 @@ class _Contestant:
         result: dict[str, Any] = {"steps": len(self._losses), "losses": self._losses}
         result["history"] = self._history.points()
         result["peak_rss_bytes"] = process.peak_rss_bytes()
-        if isinstance(self._settings, ShapedSettings):
+        last = self._settings.last_checks
+        if last and isinstance(self._settings, ShapedSettings):
             with Task(self._sink, f"{self._name}: evaluating", self._settings.test_samples):
                 batches = self._dataset.test_batches(_EVALUATION_BATCH)
                 evaluation = self._trainer.evaluate(batches)
@@ -164,7 +169,8 @@ class _Contestant:
             result["engine"] = engine.summary(self._store)
             if self._pipeline is not None:
                 result["window"], result["pipeline"] = window, self._pipeline.stats()
-            result["digests"] = digests(self._store, self._sink, self._name)
+            if last:
+                result["digests"] = digests(self._store, self._sink, self._name)
         return result
 
     def _make(self, steps: int) -> None:
@@ -206,8 +212,8 @@ class _Contestant:
         self._losses.append(self._trainer.step(batch))
         self._history.step(self._losses[-1], len(batch))
 
-    def _counters(self) -> engine.Counters:
-        return engine.Counters() if self._store is None else engine.Counters.of(self._store)
+    def _counters(self) -> Counters:
+        return Counters() if self._store is None else Counters.of(self._store)
 
 
 def digests(store: Store, sink: Sink, name: str) -> dict[str, int]:

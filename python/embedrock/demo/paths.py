@@ -12,6 +12,9 @@ LOOK_AHEAD = "look ahead"
 WHOLE_AHEAD = "whole budget, look ahead"
 """With a budget for all rows, and yet a window and a pipeline: what these cost where nothing has to
 be read."""
+EMBEDROCK = "Embedrock"
+"""Out of core as a loop of users has it: announcing where a `LookaheadLoader` finds that it pays,
+and a pipeline."""
 CONTESTANTS = (LOOK_AHEAD, OUT_OF_CORE, WHOLE_BUDGET, PLAIN_TORCH)
 """Whose speeds are compared."""
 

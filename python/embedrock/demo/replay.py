@@ -18,7 +18,7 @@ import embedrock
 from embedrock.data import Dataset
 from embedrock.demo import process, stores
 from embedrock.demo.settings import Settings
-from embedrock.progress import Sink, Task
+from embedrock.report.progress import Sink, Task
 from embedrock.training import engine
 
 _GRADIENT = 1e-3

@@ -18,15 +18,18 @@ from embedrock.data import Feature, Position
 from embedrock.data.memory import MemoryDataset
 from embedrock.demo import models, process, stores
 from embedrock.demo.contestant import digests
-from embedrock.demo.paths import losses_path
+from embedrock.demo.paths import OUT_OF_CORE, losses_path
 from embedrock.demo.settings import DemoSettings
-from embedrock.progress import Sink, Task
+from embedrock.observe.step_report import StepReport
+from embedrock.report.counters import Counters
+from embedrock.report.progress import Sink, Task
 from embedrock.store import Store
 from embedrock.training import engine
 from embedrock.training.history import History
 from embedrock.training.trainer import Trainer
 
 _EVALUATION_BATCH = 1024
+_STEPS_PER_ROW = 8
 
 
 def on_storage(
@@ -82,14 +85,18 @@ def _train(
     epochs = []
     cpu_before = process_time()
     history = History(trainer, store)
+    watch = None
+    if store is not None and name == OUT_OF_CORE:  # where rows are read
+        watch = StepReport(store, trainer.optimizers, steps_per_row=_STEPS_PER_ROW)
     for epoch in range(settings.recipe.epochs):
         trainer.scale_learning_rates(settings.recipe.lr_decay**epoch)
-        before = None if store is None else engine.Counters.of(store)
+        before = None if store is None else Counters.of(store)
         started, first_step = perf_counter(), len(losses)
         with Task(
             sink, f"{name}: epoch {epoch + 1} of {settings.recipe.epochs}", dataset.num_train()
         ) as task:
-            for batch in dataset.train_batches(settings.recipe.batch_size, Position(epoch)):
+            batches = dataset.train_batches(settings.recipe.batch_size, Position(epoch))
+            for batch in batches if watch is None else watch.steps(batches):
                 losses.append(trainer.step(batch))
                 history.step(losses[-1], len(batch))
                 task.advance(len(batch), f"loss {losses[-1]:.4f}")
@@ -99,16 +106,19 @@ def _train(
         seconds = perf_counter() - started
         entry: dict[str, Any] = {"seconds": seconds, "samples_per_s": dataset.num_train() / seconds}
         if store is not None and before is not None:
-            entry["engine"] = (engine.Counters.of(store) - before).as_dict()
+            entry["engine"] = (Counters.of(store) - before).as_dict()
         entry["train_loss"] = float(np.mean(losses[first_step:]))
         epochs.append(entry)
         history.resume()
     cpu_seconds = process_time() - cpu_before
+    if watch is not None:
+        watch.close()
     with Task(sink, f"{name}: evaluating", dataset.num_test):
         evaluation = trainer.evaluate(dataset.test_batches(_EVALUATION_BATCH))
     np.save(losses_path(settings, name), np.array(losses))
     seconds = sum(entry["seconds"] for entry in epochs)
     return {
+        "step_report": None if watch is None else watch.to_dict(),
         "auc": evaluation.auc,
         "log_loss": evaluation.log_loss,
         "steps": len(losses),

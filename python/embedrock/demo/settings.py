@@ -43,6 +43,11 @@ class Settings:
     io: IoName = "auto"
     #: Timed turns of each contestant in the comparison of speeds.
     rounds: int = 3
+    #: Whether contestants end with held-out samples and digests of all rows.
+    last_checks: bool = True
+    #: Steps of plain PyTorch before the clock starts, whose rows are in memory at once; None: as
+    #: many as of the others, so that losses can be compared.
+    torch_warm_up: int | None = None
     #: Page size of all stores; None: what each measures.
     page_bytes: int | None = None
 

@@ -15,7 +15,7 @@ from embedrock.data import Feature
 from embedrock.data.hashing import mix
 from embedrock.demo.paths import store_path
 from embedrock.demo.settings import Keys, Settings
-from embedrock.progress import Sink, Task
+from embedrock.report.progress import Sink, Task
 from embedrock.store import Store
 from embedrock.table import Table
 

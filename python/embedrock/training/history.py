@@ -1,4 +1,4 @@
-"""How a run went: a bounded list of points, each the sums over some steps (`training.points`).
+"""How a run went: a bounded list of points, each the sums over some steps (`report.points`).
 
 When there are too many, neighbours are merged, so a run of any length is described by 100 to 200.
 """
@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from time import perf_counter
 
+from embedrock.report.counters import Counters
+from embedrock.report.points import Point, merged
 from embedrock.store import Store
-from embedrock.training.engine import Counters
-from embedrock.training.points import Point, merged
 from embedrock.training.trainer import Trainer
 
 _POINTS_MAX = 200

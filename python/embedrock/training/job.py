@@ -35,7 +35,7 @@ from embedrock.errors import (
 )
 from embedrock.models.dlrm import DLRM, DLRMConfig
 from embedrock.observe.step_report import StepReport
-from embedrock.progress import Sink, Task
+from embedrock.report.progress import Sink, Task
 from embedrock.store import Store
 from embedrock.training.batches import ReadAhead, all_epochs
 from embedrock.training.embeddings import StoreEmbeddings

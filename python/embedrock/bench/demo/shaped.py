@@ -1,4 +1,4 @@
-"""The demo in Criteo's shape: 26 tables with the data's sizes and skew, labels planted.
+"""The bench in Criteo's shape: 26 tables with the data's sizes and skew, labels planted.
 
 The same DLRM is trained out of core, with a budget for all rows (which must give the same bits),
 and, where its optimizer is PyTorch's, with plain PyTorch tables; then the engine's memory is
@@ -7,7 +7,6 @@ measured without PyTorch. What does not fit into the machine's memory is left ou
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
@@ -16,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from embedrock import report
+from embedrock.bench.demo import real
 from embedrock.bench.machine import available_memory_bytes
-from embedrock.demo import children, contest, figures
-from embedrock.demo.folder import work_folder
+from embedrock.demo import children, contest, limits
+from embedrock.demo.folder import check_disk, work_folder
 from embedrock.demo.paths import (
     CONTESTANTS,
     LOOK_AHEAD,
@@ -27,15 +27,10 @@ from embedrock.demo.paths import (
     WHOLE_BUDGET,
 )
 from embedrock.demo.settings import ShapedSettings
-from embedrock.errors import FullError
-from embedrock.progress import Sink, Task
+from embedrock.report.progress import Sink, Task
 from embedrock.training.auc import auc, log_loss
 
 RATIO = "speed_vs_memory_criteo"
-#: Distinct keys of a sample, rounded up: how many rows a step may write.
-_KEYS_PER_SAMPLE = 8
-#: What a store takes beside its rows, and what is left to others.
-_STORE_FACTOR, _FREE_BYTES_MIN = 1.3, 1 << 30
 #: A process with PyTorch, and twice the rows of a piece while they are written.
 _PROCESS_BYTES = 1 << 30
 _MEMORY_FACTOR = 1.1
@@ -54,7 +49,7 @@ def run(settings: ShapedSettings, sink: Sink, *, keep: bool = False) -> Result:
     started = perf_counter()
     settings.check()
     names, left_out = _contestants(settings)
-    _check_disk(settings, len(names) - (PLAIN_TORCH in names))
+    check_disk(settings, len(names) - (PLAIN_TORCH in names))
     with work_folder(settings, keep) as working:
         path = Path(working.folder) / "settings.json"
         held = contest.hold(working, names, path, sink)
@@ -66,7 +61,7 @@ def run(settings: ShapedSettings, sink: Sink, *, keep: bool = False) -> Result:
 
 def failures(whole: Result) -> list[str]:
     """What was not reached, as sentences; empty when all is well."""
-    found = figures.memory_failures(whole["figures"])
+    found = limits.memory_failures(whole["figures"])
     if whole["figures"]["bits_equal"] == 0:
         found.append("bits_equal is 0: the memory budget changed losses or rows")
     return found
@@ -92,7 +87,7 @@ def rows(whole: Result) -> list[tuple[str, ...]]:
     return table
 
 
-mib = figures.mib
+mib = real.mib
 
 
 def _contestants(settings: ShapedSettings) -> tuple[list[str], list[str]]:
@@ -113,21 +108,6 @@ def _contestants(settings: ShapedSettings) -> tuple[list[str], list[str]]:
                 f"{name} was left out: it needs {needed:,} bytes of memory, {free:,} are available"
             )
     return names, left_out
-
-
-def _check_disk(settings: ShapedSettings, stores: int) -> None:
-    """Errors: FullError naming what is there and what would be needed."""
-    folder = Path(settings.folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    written = settings.samples * _KEYS_PER_SAMPLE * settings.row_bytes
-    each = int(_STORE_FACTOR * settings.rows * settings.row_bytes) + written
-    free, needed = shutil.disk_usage(folder).free, stores * each
-    if free < needed + _FREE_BYTES_MIN:
-        raise FullError(
-            f"{folder} has {free:,} bytes free, {stores} stores of {settings.rows:,} rows may take "
-            f"{needed:,} and {_FREE_BYTES_MIN:,} are left to others; make room, choose another "
-            f"disk with --cache-dir, or fewer --rows"
-        )
 
 
 def _planted(settings: ShapedSettings) -> Result:
@@ -171,7 +151,7 @@ def _report(
         "rows": settings.rows,
         "table_bytes": settings.rows * settings.row_bytes,
         "peak_rss_bytes_out_of_core": stored["peak_rss_bytes"],
-        **figures.memory_figures(stored["engine"]["budget_bytes"], memory),
+        **limits.memory_figures(stored["engine"]["budget_bytes"], memory),
         "demo_s": seconds,
     }
     dataset = settings.dataset()

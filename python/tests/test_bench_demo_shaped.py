@@ -1,4 +1,4 @@
-"""The demo in Criteo's shape, small: the same code with few rows, all of its processes included."""
+"""The bench in Criteo's shape, small: the same code with few rows, with all processes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from embedrock import cli, report
-from embedrock.demo import ShapedSettings, contest, paths, shaped, shaped_recipe
+from embedrock.bench.demo import shaped
+from embedrock.demo import ShapedSettings, contest, folder, paths, shaped_recipe
 from embedrock.demo.settings import Settings
 from embedrock.errors import FullError, MisuseError
-from embedrock.progress import Lines
+from embedrock.report.progress import Lines
 
 
 def shaped_settings(tmp_path: Path, **given: Any) -> ShapedSettings:
@@ -25,9 +26,9 @@ def shaped_settings(tmp_path: Path, **given: Any) -> ShapedSettings:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The demo's command, and what it left behind."""
+    """The bench's command, and what it left behind."""
     folder = tmp_path_factory.mktemp("shaped")
-    command = [sys.executable, "-m", "embedrock.cli", "demo", "--criteo-shaped"]
+    command = [sys.executable, "-m", "embedrock.cli", "bench", "demo", "--criteo-shaped"]
     command += ["--rows", "120,000", "--samples", "12288", "--embedding-dim", "8"]
     command += ["--optimizer", "adagrad", "--memory", "20%", "--threads", "1", "--seed", "3"]
     command += ["--cache-dir", str(folder / "cache"), "--report", str(folder / "report.json")]
@@ -53,7 +54,7 @@ def test_all_contestants_learn_the_same_and_less_than_the_planted_model_knows(
 
 def test_the_report_has_the_shape_that_all_benchmarks_share(finished: dict[str, Any]):
     whole = finished["report"]
-    assert tuple(whole) == report.KEYS
+    assert tuple(whole) == ("bench", *report.KEYS)
     assert whole["settings"]["rows"] == sum(whole["results"]["tables"]) == 120_000
     contestants = whole["results"]["contest"]["contestants"]
     assert list(contestants) == ["look ahead", "out of core", "whole budget", "plain torch"]
@@ -127,7 +128,7 @@ def test_look_ahead_and_pipeline_leave_the_bits_as_they_are_where_all_rows_fit(t
 def test_a_budget_that_cannot_work_ends_the_demo_with_the_bytes_that_would(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    command = ["demo", "--criteo-shaped", "--rows", "20000", "--samples", "6144"]
+    command = ["bench", "demo", "--criteo-shaped", "--rows", "20000", "--samples", "6144"]
     command += ["--memory", "256KiB"]
     assert cli.main([*command, "--embedding-dim", "8", "--cache-dir", str(tmp_path)]) != 0
     said = capsys.readouterr().err
@@ -141,7 +142,7 @@ def test_a_disk_that_is_too_small_is_named_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     usage = type("usage", (), {"free": 2 << 30})
-    monkeypatch.setattr(shaped.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(folder.shutil, "disk_usage", lambda _: usage)
     with pytest.raises(FullError, match=r"2,147,483,648 bytes free, 3 stores of 4,000,000 rows"):
         shaped.run(shaped_settings(tmp_path, dim=64), Lines())
     assert list(tmp_path.iterdir()) == []
@@ -186,7 +187,7 @@ def test_settings_that_cannot_be_are_refused(tmp_path: Path, given: dict[str, in
 def test_an_option_of_the_other_demo_is_refused(
     option: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ):
-    assert cli.main(["demo", *option]) != 0
+    assert cli.main(["bench", "demo", *option]) != 0
     assert said in capsys.readouterr().err
 
 

@@ -5,7 +5,7 @@
 | `steps`, `samples`, `seconds` | what the point covers |
 | `loss` | mean over its steps |
 | `embedding`, `computing`, `updating` | seconds, as `training.trainer.Seconds` says |
-| `engine` | what the engine counted (`training.engine.Counters`), for tables in a store |
+| `engine` | what the engine counted (`report.counters`), for tables in a store |
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from embedrock.training.engine import Counters
+from embedrock.report.counters import Counters
 
 Point = dict[str, Any]
 

@@ -21,8 +21,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from embedrock import report_html
 from embedrock.errors import MisuseError
+from embedrock.report import html
 
 KEYS = ("figures", "machine", "device", "settings", "results", "notes")
 
@@ -56,7 +56,7 @@ def write(path: Path, whole: Mapping[str, Any], title: str) -> Path:
     plain = without_nan(whole)
     page = path.with_suffix(".html")
     _replace(path, json.dumps(plain, indent=2) + "\n")
-    _replace(page, report_html.render(plain, title))
+    _replace(page, html.render(plain, title))
     return page
 
 

@@ -1,0 +1,160 @@
+"""What came of both acts: the report, a sentence, a table of seven lines."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from embedrock import report
+from embedrock.demo import contest
+from embedrock.demo.limits import AUC_DIFFERENCE_MAX, memory_figures
+from embedrock.demo.paths import EMBEDROCK, PLAIN_TORCH
+from embedrock.demo.settings import DemoSettings, ShapedSettings
+from embedrock.report import text
+from embedrock.report.points import time_split
+
+Result = dict[str, Any]
+
+
+def build(
+    quality: DemoSettings,
+    speed: ShapedSettings,
+    runs: dict[str, Result],
+    equal: bool,
+    held: contest.Contest,
+    memory: Result,
+    seconds: float,
+) -> Result:
+    """The report."""
+    stored, plain = runs["out_of_core"], runs["in_memory"]
+    turns, counted = held.turns(EMBEDROCK), held.counted(EMBEDROCK)
+    engine = held.results[EMBEDROCK]["engine"]
+    waited = counted.read_wait_s + sum(turn["window_wait_s"] for turn in turns)
+    figures = {
+        "auc_out_of_core": stored["auc"],
+        "auc_in_memory": plain["auc"],
+        "auc_difference": abs(stored["auc"] - plain["auc"]),
+        "log_loss_out_of_core": stored["log_loss"],
+        "log_loss_in_memory": plain["log_loss"],
+        "bits_equal": int(equal),
+        "epochs": quality.recipe.epochs,
+        "rows_quality": stored["rows"],
+        "speed_vs_torch": held.rounds.ratio(0, 1),
+        "samples_per_s_out_of_core": held.rate(EMBEDROCK),
+        "samples_per_s_in_memory": held.rate(PLAIN_TORCH),
+        "turns": len(turns),
+        "steps_per_turn": turns[0]["steps"],
+        "hit_rate": counted.hit_rate,
+        "pages_read_per_batch": counted.pages_read / sum(turn["steps"] for turn in turns),
+        "wait_share": waited / sum(turn["seconds"] for turn in turns),
+        "rows": speed.rows,
+        "table_bytes": speed.rows * speed.row_bytes,
+        **memory_figures(engine["budget_bytes"], memory),
+        "demo_s": seconds,
+    }
+    return report.report(
+        figures=figures,
+        device=engine["device"],
+        settings={"quality": asdict(quality), "speed": asdict(speed)},
+        results={
+            "headline": headline(figures, speed.memory, busy=bool(held.rounds.notes)),
+            "speed": contest.describe(held),
+            "quality": runs,
+            "untimed": ["quality"],
+            "memory": memory,
+            "time_out_of_core": time_split(held.results[EMBEDROCK]["history"]),
+            "time_in_memory": time_split(held.results[PLAIN_TORCH]["history"]),
+        },
+        notes=_notes(quality, speed, figures, held),
+    )
+
+
+def headline(figures: Result, memory: str, *, busy: bool) -> Result:
+    """Of the page: a sentence, and what to see first."""
+    taken, table = figures["embedding_memory_bytes"], figures["table_bytes"]
+    budget = figures["embedding_budget_bytes"]
+    return {
+        "verdict": verdict(figures, memory, busy=busy),
+        "tiles": [
+            {
+                "name": "of PyTorch's speed",
+                "value": f"{figures['speed_vs_torch']:.2f} x",
+                "note": f"{figures['samples_per_s_out_of_core']:,.0f} samples/s, in memory "
+                f"{figures['samples_per_s_in_memory']:,.0f}",
+            },
+            {
+                "name": "memory for rows",
+                "value": text.bytes_text(budget),
+                "note": f"instead of {text.bytes_text(table)}; taken: {text.bytes_text(taken)}",
+            },
+            {
+                "name": "AUC",
+                "value": f"{figures['auc_out_of_core']:.4f}",
+                "note": f"in memory {figures['auc_in_memory']:.4f}",
+            },
+            {
+                "name": "losses and rows",
+                "value": "same bits" if figures["bits_equal"] == 1 else "other bits",
+                "note": f"at {memory} and at 100% memory",
+            },
+        ],
+    }
+
+
+def verdict(figures: Result, memory: str, *, busy: bool) -> str:
+    """One sentence, whatever came of it."""
+    alike = figures["auc_difference"] <= AUC_DIFFERENCE_MAX
+    learned = "learned what PyTorch learns" if alike else "learned something else than PyTorch"
+    bits = "the same bits as" if figures["bits_equal"] == 1 else "OTHER bits than"
+    where = "in Criteo's shape, on a busy machine," if busy else "in Criteo's shape"
+    return (
+        f"With {memory} of the rows in memory Embedrock {learned} with all of them (AUC "
+        f"{figures['auc_out_of_core']:.4f} and {figures['auc_in_memory']:.4f}), {bits} with all "
+        f"memory, and {where} trained at {figures['speed_vs_torch']:.2f} of PyTorch's "
+        f"speed."
+    )
+
+
+def rows(whole: Result) -> list[tuple[str, str, str]]:
+    """The table for the terminal."""
+    f = whole["figures"]
+    memory = whole["settings"]["speed"]["memory"]
+    data = "MovieLens" if whole["settings"]["quality"]["data"] is None else "your data"
+    turns = f"{f['turns']} turns" if f["turns"] > 1 else "1 turn"
+    return [
+        ("", f"Embedrock, {memory} memory", "PyTorch, in memory"),
+        (f"AUC ({data})", f"{f['auc_out_of_core']:.5f}", f"{f['auc_in_memory']:.5f}"),
+        ("log loss", f"{f['log_loss_out_of_core']:.5f}", f"{f['log_loss_in_memory']:.5f}"),
+        ("losses and rows at 100% memory", "same bits" if f["bits_equal"] else "OTHER BITS", ""),
+        (
+            f"samples/s (Criteo's shape, {turns})",
+            f"{f['samples_per_s_out_of_core']:,.0f}",
+            f"{f['samples_per_s_in_memory']:,.0f}",
+        ),
+        (
+            f"memory for {f['rows']:,} rows",
+            text.bytes_text(f["embedding_budget_bytes"]),
+            text.bytes_text(f["table_bytes"]),
+        ),
+        ("  taken, without PyTorch", text.bytes_text(f["embedding_memory_bytes"]), ""),
+        ("time waiting for reads", f"{f['wait_share']:.0%}", ""),
+    ]
+
+
+def _notes(
+    quality: DemoSettings, speed: ShapedSettings, figures: Result, held: contest.Contest
+) -> list[str]:
+    """What a reader of the figures must know."""
+    name = "MovieLens-100K with crosses" if quality.data is None else quality.data
+    notes = [
+        f"Results: {name}, {figures['rows_quality']:,} rows, {quality.recipe.epochs} epochs, one "
+        f"run each. The runs shared the machine: their speeds say nothing.",
+        f"Speed: 26 tables with Criteo Kaggle's proportions and skew, {speed.rows:,} rows of "
+        f"{speed.recipe.embedding_dim} values and Adagrad. {figures['turns']} turns of "
+        f"{figures['steps_per_turn']} steps each, two processes in turn; medians. Rows had been "
+        f"written and committed, the cache was warm. Making batches is not in the time.",
+        "Batches were announced to a LookaheadLoader with its defaults, and trained by a Pipeline.",
+        "Memory taken is that of a process without PyTorch that reads and updates the same keys.",
+    ]
+    notes += [f"Speed: {note}" for note in held.rounds.notes]
+    return notes
