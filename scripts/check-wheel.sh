@@ -56,7 +56,7 @@ installed=$("$bin/uv" pip freeze --quiet --python "$python" | sed 's/[ =].*//' |
 [[ $installed == "embedrock numpy" ]] || fail "the wheel brought $installed, expected numpy alone"
 
 cd "$scratch"
-"$python" -I - <<'EOF'
+"$python" -I -W ignore - <<'EOF'
 import numpy as np
 
 import embedrock
