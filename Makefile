@@ -134,7 +134,7 @@ $(STAMPS)/uv: requirements/uv.txt scripts/check-tools.sh
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/dependencies: requirements/dev.txt $(STAMPS)/uv
-	$(BIN)/uv pip install --compile-bytecode --require-hashes -r $<
+	$(BIN)/uv pip install --require-hashes -r $<
 	@touch $@
 
 $(STAMPS)/docs: requirements/docs.txt $(STAMPS)/dependencies
