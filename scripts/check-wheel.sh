@@ -72,7 +72,9 @@ with embedrock.open("a.store", memory="64MiB", create=False) as store:
     assert store.step == 1, store.step
     assert np.array_equal(table.get(keys), rows), table.get(keys)
 EOF
-"$scratch/environment/bin/embedrock" check a.store
-[[ $("$scratch/environment/bin/embedrock" train 2>&1 || true) == *"pip install torch"* ]] ||
+embedrock=$scratch/environment/bin/embedrock
+"$embedrock" check a.store
+said=$("$embedrock" train --data a --format criteo --store s 2>&1 || true)
+[[ $said == *"pip install torch"* ]] ||
     fail "embedrock train does not say what it lacks"
 echo "wheel: $(basename "$own") keeps a store in an environment of its own"

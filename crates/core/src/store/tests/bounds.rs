@@ -530,7 +530,7 @@ fn long_run(times_live: f64, steps_per_commit: u64) -> u64 {
     let table = store.table(&wide).unwrap();
     let mut random = Random(5);
     let mut waited = 0;
-    for step in 1..=200u64 {
+    for step in 1..=400u64 {
         let keys: Vec<u64> = (0..2000).map(|_| random.below(ROWS)).collect();
         let gradients = vec![0.5; keys.len() * WIDE];
         let batch = UpdateBatch {
@@ -564,7 +564,7 @@ fn long_run(times_live: f64, steps_per_commit: u64) -> u64 {
 fn a_long_run_within_a_disk_bound_keeps_it_and_goes_on() {
     for (times_live, steps_per_commit) in [(4.0, 1), (3.0, 5), (4.0, 5), (4.0, 20), (5.0, 1000)] {
         let waited = long_run(times_live, steps_per_commit);
-        assert!(waited < 50, "{times_live} x, commit every {steps_per_commit}: {waited} waits");
+        assert!(waited < 100, "{times_live} x, commit every {steps_per_commit}: {waited} waits");
     }
 }
 
