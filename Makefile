@@ -13,6 +13,7 @@ STAMPS := $(VENV)/.stamps
 # The look-ahead window's threads have what time others leave: its tests run alone.
 AHEAD := $(wildcard python/tests/test_*lookahead*.py) $(addprefix python/tests/,\
 	test_announcing.py test_pipeline.py test_prefetch.py test_store_window.py)
+RULES := $(addprefix python/tests/,test_tidy.py test_pages.py)
 RUST := $(shell find crates -name '*.rs' -o -name Cargo.toml 2>/dev/null)
 
 export UV_CACHE_DIR ?= $(CURDIR)/.cache/uv
@@ -20,7 +21,8 @@ export CARGO_TARGET_DIR ?= $(CURDIR)/target
 export VIRTUAL_ENV := $(VENV)
 export PYO3_PYTHON := $(BIN)/python
 
-.PHONY: help setup demo docs pages test check tsan torture planted bench peers wheel format lock clean
+.PHONY: help setup demo docs pages test test-rust test-python check check-rust check-python tsan \
+	torture planted bench peers wheel format lock clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,19 +38,33 @@ docs: setup $(STAMPS)/docs ## Build the site into .cache/site
 pages: $(STAMPS)/uv ## Bring examples and tables of results into the pages, and wrap wide lines
 	$(BIN)/python scripts/pages.py
 
-test: setup ## Run every test: Rust, Python, documented examples
-	cargo test --locked --workspace --exclude embedrock-python --all-features
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(AHEAD:%=--ignore=%)
+# What runs side by side keeps two cores busy: compilers and tests have moments with one thread.
+BESIDE := $(MAKE) --no-print-directory --jobs 2 --output-sync=target
+
+test: ## Run the checks, build the site, run every test: Rust, Python, documented examples
+	$(BESIDE) check docs
+	@echo "Tests of Rust and Python run side by side; what they print follows in some minutes."
+	$(BESIDE) test-rust test-python
 	$(BIN)/python -m pytest $(AHEAD)
 
-check: setup ## Formatting, lints, types, and the rules of this repository
+test-rust: $(STAMPS)/uv
+	cargo test --locked --workspace --exclude embedrock-python --all-features
+
+test-python: setup
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(AHEAD:%=--ignore=%) $(RULES:%=--ignore=%)
+
+check: check-rust check-python ## Formatting, lints, types, links, and the rules of this repository
+
+check-rust: $(STAMPS)/uv
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets --all-features -- -D warnings
+
+check-python: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/python -m pytest -q $(RULES)
 	$(BIN)/mypy
 	cd python && $(BIN)/python -m mypy.stubtest embedrock._core
-	$(BIN)/python -m pytest -q python/tests/test_tidy.py
 
 tsan: ## Run the tests with threads under the thread sanitizer (needs nightly Rust with rust-src)
 	RUSTFLAGS=-Zsanitizer=thread TSAN_OPTIONS=suppressions=$(CURDIR)/scripts/tsan.supp \
@@ -85,8 +101,8 @@ peers: ## Build what `bench cache` and `bench race` compare with
 		--manifest-path peers/Cargo.toml --target-dir $(CARGO_TARGET_DIR)/peers
 	install $(CARGO_TARGET_DIR)/peers/release/embedrock-peers .cache/peers/embedrock-peers
 
-wheel: setup ## Build the wheel into dist
-	$(BIN)/maturin build --release --locked --out dist
+wheel: $(STAMPS)/wheel ## Build the sdist and a wheel for each architecture into dist, and try them
+	scripts/wheels.sh $(BIN)
 
 format: setup ## Format Rust and Python sources
 	cargo fmt --all
@@ -102,6 +118,9 @@ lock: $(STAMPS)/uv ## Resolve the dependencies anew and write the locked lists
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.10 \
 		--generate-hashes --no-header --group docs --constraint requirements/dev.txt \
 		--output-file requirements/docs.txt
+	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.10 \
+		--generate-hashes --no-header --group wheel --constraint requirements/dev.txt \
+		--output-file requirements/wheel.txt
 
 clean: ## Remove everything that these targets made
 	rm -rf $(VENV) target .cache dist python/embedrock/*.so
@@ -115,10 +134,14 @@ $(STAMPS)/uv: requirements/uv.txt scripts/check-tools.sh
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/dependencies: requirements/dev.txt $(STAMPS)/uv
-	$(BIN)/uv pip install --compile-bytecode --require-hashes -r $<
+	$(BIN)/uv pip install --require-hashes -r $<
 	@touch $@
 
 $(STAMPS)/docs: requirements/docs.txt $(STAMPS)/dependencies
+	$(BIN)/uv pip install --compile-bytecode --require-hashes -r $<
+	@touch $@
+
+$(STAMPS)/wheel: requirements/wheel.txt $(STAMPS)/uv
 	$(BIN)/uv pip install --compile-bytecode --require-hashes -r $<
 	@touch $@
 

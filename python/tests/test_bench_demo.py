@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import numpy as np
 import pytest
 
 from clicklogs import criteo_file, movielens_folder
+from demos import demo_shows
 from embedrock import report
 from embedrock.demo import DemoSettings, children, demo_recipe, limits
 from embedrock.report.progress import Lines
@@ -35,15 +34,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The bench's command on generated ratings, and what it left behind."""
     folder = tmp_path_factory.mktemp("demo")
     movielens_folder(folder / "ml", ratings=4000)
-    command = [sys.executable, "-m", "embedrock.cli", "bench", "demo", "--data", str(folder / "ml")]
+    command = ["bench", "demo", "--data", str(folder / "ml")]
     command += ["--format", "movielens", "--memory", "4MiB", "--cache-dir", str(folder / "cache")]
     command += ["--report", str(folder / "report.json")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
-    assert done.returncode == 0, done.stderr
+    shown = demo_shows(command)
     left = [path.name for path in (folder / "cache").iterdir()]
     return {
         "report": json.loads((folder / "report.json").read_text()),
-        "shown": done.stdout,
+        "shown": shown,
         "left": left,
     }
 

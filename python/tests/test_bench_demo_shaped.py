@@ -5,13 +5,12 @@ from __future__ import annotations
 import io
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from demos import demo_shows
 from embedrock import cli, report
 from embedrock.bench.demo import shaped
 from embedrock.demo import ShapedSettings, contest, folder, paths, shaped_recipe
@@ -28,16 +27,15 @@ def shaped_settings(tmp_path: Path, **given: Any) -> ShapedSettings:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The bench's command, and what it left behind."""
     folder = tmp_path_factory.mktemp("shaped")
-    command = [sys.executable, "-m", "embedrock.cli", "bench", "demo", "--criteo-shaped"]
-    command += ["--rows", "120,000", "--samples", "12288", "--embedding-dim", "8"]
+    command = ["bench", "demo", "--criteo-shaped", "--rows", "120,000"]
+    command += ["--samples", "12288", "--embedding-dim", "8"]
     command += ["--optimizer", "adagrad", "--memory", "20%", "--threads", "1", "--seed", "3"]
     command += ["--cache-dir", str(folder / "cache"), "--report", str(folder / "report.json")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
-    assert done.returncode == 0, done.stderr
+    shown = demo_shows(command)
     left = [path.name for path in (folder / "cache").iterdir()]
     return {
         "report": json.loads((folder / "report.json").read_text()),
-        "shown": done.stdout,
+        "shown": shown,
         "left": left,
     }
 
@@ -116,7 +114,10 @@ def test_the_terminal_shows_the_contestants_side_by_side_and_nothing_is_left(
     assert finished["left"] == []
 
 
-def test_look_ahead_and_pipeline_leave_the_bits_as_they_are_where_all_rows_fit(tmp_path: Path):
+def test_look_ahead_and_pipeline_leave_the_bits_as_they_are_where_all_rows_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(contest, "_PATIENCE_S_MAX", 0.0)  # other tests run beside this one
     settings = shaped_settings(tmp_path, rows=60_000, samples=8192, rounds=2, threads=1)
     names = (paths.WHOLE_BUDGET, paths.WHOLE_AHEAD)
     held = contest.hold(settings, names, tmp_path / "settings.json", Lines(io.StringIO()))

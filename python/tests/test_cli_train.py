@@ -110,7 +110,7 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_ctrl_c_commits_the_step_and_the_resumed_run_ends_with_the_same_bits(
-    tmp_path: Path, terminals: list[Terminal]
+    tmp_path: Path, terminals: list[Terminal], capsys: pytest.CaptureFixture[str]
 ):
     command = [sys.executable, "-m", "embedrock.cli"]
     terminal = Terminal([*command, *arguments(tmp_path, "stopped", "--epochs", "100000")])
@@ -127,11 +127,10 @@ def test_ctrl_c_commits_the_step_and_the_resumed_run_ends_with_the_same_bits(
         step, epoch = store.step, store.meta["position"]["epoch"]
     assert step is not None and step > 0
     epochs = str(epoch + 1)
-    resumed = run(*arguments(tmp_path, "stopped", "--epochs", epochs, "--resume", "--json"))
-    assert resumed.returncode == 0, resumed.stderr
-    whole = run(*arguments(tmp_path, "whole", "--epochs", epochs, "--json"))
-    assert whole.returncode == 0, whole.stderr
-    one, other = json.loads(resumed.stdout), json.loads(whole.stdout)
+    assert cli.main(arguments(tmp_path, "stopped", "--epochs", epochs, "--resume", "--json")) == 0
+    one = json.loads(capsys.readouterr().out)
+    assert cli.main(arguments(tmp_path, "whole", "--epochs", epochs, "--json")) == 0
+    other = json.loads(capsys.readouterr().out)
     assert one["step"] == other["step"] >= step
     assert (one["auc"], one["log_loss"]) == (other["auc"], other["log_loss"])
     assert digests(tmp_path / "stopped") == digests(tmp_path / "whole")
@@ -201,16 +200,16 @@ def test_errors_are_one_line_and_exit_status_2(tmp_path: Path):
     assert line.startswith("embedrock: error: ")
 
 
-def test_a_malformed_line_is_reported_with_its_place(tmp_path: Path):
+def test_a_malformed_line_is_reported_with_its_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     command = arguments(tmp_path, "store")
     with (tmp_path / "ml" / "u.data").open("a") as file:
         file.write("1\t2\tgood\t4\n")
-    done = run(*command)
-    assert done.returncode == 2
-    assert "u.data, line 1501: " in done.stderr
-    assert "Traceback" not in done.stderr
-    again = run(*command, "--debug")
-    assert "Traceback" in again.stderr
-    skipped = run(*command, "--skip-bad-lines", "--epochs", "1")
-    assert skipped.returncode == 0, skipped.stderr
-    assert "1 malformed line skipped, the first: " in skipped.stderr
+    assert "Traceback" in run(*command, "--debug").stderr
+    assert cli.main(command) == 2
+    said = capsys.readouterr().err
+    assert "u.data, line 1501: " in said
+    assert "Traceback" not in said
+    assert cli.main([*command, "--skip-bad-lines", "--epochs", "1"]) == 0
+    assert "1 malformed line skipped, the first: " in capsys.readouterr().err

@@ -199,7 +199,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.mark.usefixtures("one_thread")
 def test_killed_trainings_resume_bit_for_bit_at_the_last_save(tmp_path: Path) -> None:
-    kills = max(1, int(os.environ.get("EMBEDROCK_KILLS", "5")))
+    kills = max(1, int(os.environ.get("EMBEDROCK_KILLS", "3")))
     seed = int(os.environ.get("EMBEDROCK_SEED", "1"))
     moments = random.Random(seed)
     path, saved, resumed = tmp_path / "killed", 0, []

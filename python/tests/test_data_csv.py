@@ -177,14 +177,19 @@ def test_a_column_has_one_role() -> None:
         Columns("a", ()).check()
 
 
+TRAIN = ["train", "--data", "clicks.csv.gz", "--format", "csv", "--store", "s"]
+TRAIN += ["--batch-size", "256", "--epochs", "2"]
+
+
 def train(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "embedrock.cli", "train", "--data", "clicks.csv.gz"]
-    command += ["--format", "csv", "--store", "s", "--batch-size", "256", "--epochs", "2", *more]
+    command = [sys.executable, "-m", "embedrock.cli", *TRAIN, *more]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280)
 
 
 # One label and five columns could not be trained: Criteo's, Avazu's and MovieLens's files alone.
-def test_train_learns_from_it_and_goes_on(tmp_path: Path) -> None:
+def test_train_learns_from_it_and_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     random = np.random.default_rng(0)
     apps, ips = random.integers(0, 40, 4000), random.integers(0, 3000, 4000)
     clicks = random.random(4000) < np.where(apps % 2 == 0, 0.9, 0.1)
@@ -204,11 +209,14 @@ def test_train_learns_from_it_and_goes_on(tmp_path: Path) -> None:
             True,
             False,
         ]
-    on = train(tmp_path, *columns, "--resume", "--epochs", "3", "--json")
-    assert on.returncode == 0 and json.loads(on.stdout)["samples"] == 3600, on.stderr
-    other = train(tmp_path, "--label", "is_attributed", "--categorical", "app", "--resume")
-    assert other.returncode == 2
-    assert "categorical is ['app'], but the run in s has ['ip', 'app']" in other.stderr
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # main() sets it
+    assert cli.main([*TRAIN, *columns, "--resume", "--epochs", "3", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["samples"] == 3600
+    other = ["--label", "is_attributed", "--categorical", "app", "--resume"]
+    assert cli.main([*TRAIN, *other]) == 2
+    said = capsys.readouterr().err
+    assert "categorical is ['app'], but the run in s has ['ip', 'app']" in said
 
 
 @pytest.mark.parametrize(

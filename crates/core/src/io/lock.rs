@@ -316,7 +316,7 @@ mod tests {
     // another thread held it.
     #[test]
     fn children_forked_while_other_threads_lock_can_lock_and_keep_nothing() {
-        const FORKS: u64 = 300;
+        const FORKS: u64 = 100;
         let directory = tempfile::tempdir().unwrap();
         let file = |name: u64| directory.path().join(name.to_string());
         let stop = AtomicBool::new(false);

@@ -34,7 +34,7 @@ fn trained(keep: usize, seed: u64) -> (SimMedium, Points, Vec<u64>) {
 /// and then every operation is cut.
 fn rounds() -> (u64, u64) {
     let asked = std::env::var("EMBEDROCK_SEEDS").ok().and_then(|rounds| rounds.parse().ok());
-    asked.map_or((3, 11), |rounds| (rounds, 1))
+    asked.map_or((2, 17), |rounds| (rounds, 1))
 }
 
 fn steps(store: &Store) -> Vec<u64> {
@@ -151,7 +151,7 @@ fn after_going_back_a_crash_or_a_close_leaves_commits_that_open() {
             }
         }
     }
-    assert!(cuts > 50 && dropped > 10, "{cuts} cuts, {dropped} short lists");
+    assert!(cuts > 20 && dropped > 4, "{cuts} cuts, {dropped} short lists");
 }
 
 /// What the head says of the oldest commit may be lost, or never have been there: a version that
@@ -159,7 +159,7 @@ fn after_going_back_a_crash_or_a_close_leaves_commits_that_open() {
 #[test]
 fn after_going_back_a_head_that_is_lost_leaves_commits_that_open() {
     let mut variants = BTreeMap::new();
-    for (keep, seed) in [2, 4].into_iter().flat_map(|keep| (0..4).map(move |seed| (keep, seed))) {
+    for (keep, seed) in [2, 4].into_iter().flat_map(|keep| (0..2).map(move |seed| (keep, seed))) {
         let (medium, points, kept) = trained(keep, seed);
         for to in &kept {
             let machine = medium.reboot(seed);
@@ -240,7 +240,7 @@ fn later_journal_files_are_given_up_the_last_first() {
         machine.power_cut_after(operation);
         let went = open(&machine, at.clone())
             .and_then(|store| change(&store, &mut Rows::default(), &mut Random(1)));
-        for reboot in 0..12 {
+        for reboot in 0..6 {
             let what = format!("cut {operation}, reboot {reboot}");
             let survivor = machine.reboot(reboot);
             let store = open(&survivor, options(keep)).unwrap_or_else(|e| panic!("{what}: {e}"));

@@ -67,7 +67,7 @@ fn a_commit_with_a_long_record_is_made_or_refused_before_anything_is_written() {
 
 fn long_record(meta: &str, states: usize) {
     const ROWS: u64 = 100_000;
-    const STEP: u64 = 128 << 10;
+    const STEP: u64 = 256 << 10;
     let names: Vec<String> = (0..states).map(|i| format!("{i:\u{1}>100}")).collect();
     let state: Vec<(&str, &[u8])> = names.iter().map(|name| (name.as_str(), &[][..])).collect();
     let keys: Vec<u64> = (0..ROWS).map(|i| i * 7919 % ROWS).collect();

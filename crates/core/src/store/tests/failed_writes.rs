@@ -152,7 +152,8 @@ impl Refused {
 fn rows_whose_pages_could_not_be_written_are_right_or_an_error() {
     let (mut right, mut errors, mut stores, mut moved) = (0, 0, 0, 0);
     for in_background in [false, true] {
-        for refused in 0.. {
+        // Every second write, the even ones in one way and the odd ones in the other.
+        for refused in (u64::from(in_background)..).step_by(2) {
             let what = format!("write {refused}, in background {in_background}");
             let mut run = Refused::new(3);
             run.medium.fail_write(refused);
@@ -173,7 +174,7 @@ fn rows_whose_pages_could_not_be_written_are_right_or_an_error() {
             run.fixture.check_all(&store, &model);
         }
     }
-    assert!(stores > 100, "only {stores} writes were refused");
+    assert!(stores > 45, "only {stores} writes were refused");
     assert!(moved > 0, "nothing was cleaned");
     assert!(right > 2 * errors, "{right} rows were right, {errors} an error");
 }

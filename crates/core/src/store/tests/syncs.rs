@@ -72,7 +72,7 @@ fn a_commit_survives_whichever_sync_failed_before_it() {
 
 #[test]
 fn a_commit_survives_several_syncs_that_failed_before_it() {
-    for seed in 0..40 {
+    for seed in 0..20 {
         let mut random = Random(seed);
         let failures: Vec<u64> = (0..6).map(|_| random.below(12)).collect();
         let failed = train(&SimMedium::new(seed), &failures, seed, 9);
