@@ -153,7 +153,10 @@ def _notes(
         f"{speed.recipe.embedding_dim} values and Adagrad. {figures['turns']} turns of "
         f"{figures['steps_per_turn']} steps each, two processes in turn; medians. Rows had been "
         f"written and committed, the cache was warm. Making batches is not in the time.",
-        "Batches were announced to a LookaheadLoader with its defaults, and trained by a Pipeline.",
+        f"PyTorch had made {speed.torch_warm_up} steps before, Embedrock those that fill its "
+        f"cache: turns have other batches of the same stream.",
+        "Batches went through a LookaheadLoader and a Pipeline with their defaults: both measure "
+        "whether they pay, and are set aside where they do not.",
         "Memory taken is that of a process without PyTorch that reads and updates the same keys.",
     ]
     notes += [f"Speed: {note}" for note in held.rounds.notes]

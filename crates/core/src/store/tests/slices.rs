@@ -57,15 +57,15 @@ fn train(rows: usize, batches: usize, turns: Option<Turns>) -> Trained {
     };
     let (mut numbers, mut read) = (Vec::new(), Vec::new());
     for (i, keys) in batches.iter().enumerate() {
-        while turns.is_some() && numbers.len() < batches.len().min(i + 1 + DEPTH) {
-            let keys = &batches[numbers.len()];
-            match store.announce(&[LookaheadBatch { table, keys }]).unwrap() {
-                Some(number) => numbers.push(number),
-                None if numbers.len() > i => break,
-                None => work(turns.expect("it announces")),
+        if let Some(turns) = turns {
+            while numbers.len() < batches.len().min(i + 1 + DEPTH) {
+                let keys = &batches[numbers.len()];
+                match store.announce(&[LookaheadBatch { table, keys }]).unwrap() {
+                    Some(number) => numbers.push(number),
+                    None if numbers.len() > i => break,
+                    None => work(turns),
+                }
             }
-        }
-        if turns.is_some() {
             assert!(store.begin(numbers[i], LONG).unwrap());
             work(Turns::BeforeReads);
         }
