@@ -41,7 +41,7 @@ class Listener:
         """A verb has read or changed these rows. Must not fail: the verb is done."""
 
     def changed(self, parts: Sequence[Part]) -> None:
-        """A verb has changed or deleted these rows; ``visited`` of all came before."""
+        """A verb has changed or deleted these rows. Of what it changed, ``visited`` came before."""
 
     def refreshing(self) -> None:
         """The store is about to move to another commit."""

@@ -138,8 +138,8 @@ pub struct StoreOptions {
     pub merge_reads: bool,
     /// Who leaves the DRAM tier first.
     pub policy: PolicyKind,
-    /// Most bytes of the budget that the look-ahead window takes, up to a half of it; `None` takes
-    /// a quarter.
+    /// Most bytes of the budget that the look-ahead window takes, up to a half of it; an eighth
+    /// where a cache holds few batches. `None` takes a quarter, or a third of the caches' bytes.
     pub window_bytes: Option<u64>,
     /// Most batches whose rows the look-ahead window reads together, at least 1.
     pub window_group: usize,

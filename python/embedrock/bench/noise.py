@@ -97,6 +97,8 @@ class Rounds:
     """The rounds that the medians are over."""
     void: int
     """Rounds that were thrown away."""
+    busy: bool = False
+    """Some that count waited for a core."""
     notes: list[str] = field(default_factory=list)
     """What a reader must know of the rounds."""
 
@@ -152,7 +154,7 @@ def interleave(
         time.sleep(PAUSE_S)
     void.sort(key=lambda one: _wait_share(one) or 0.0)
     filled = void[: rounds - len(quiet)]
-    found = Rounds(quiet + filled, len(void) - len(filled))
+    found = Rounds(quiet + filled, len(void) - len(filled), busy=bool(filled))
     if filled:
         worst = max(_wait_share(one) or 0.0 for one in filled)
         found.notes.append(

@@ -183,7 +183,7 @@ def _add_reading_ahead(command: argparse.ArgumentParser) -> None:
         type=output.parse_bytes,
         metavar="SIZE",
         help="most of the memory that announced batches take, rows apart, up to a half of it "
-        "(a quarter)",
+        "(a quarter at most)",
     )
     group.add_argument(
         "--window-group",

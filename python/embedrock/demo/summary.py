@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from typing import Any
 
@@ -57,7 +58,7 @@ def build(
         device=engine["device"],
         settings={"quality": asdict(quality), "speed": asdict(speed)},
         results={
-            "headline": headline(figures, speed.memory, busy=bool(held.rounds.notes)),
+            "headline": headline(figures, speed.memory, busy=held.rounds.busy),
             "speed": contest.describe(held),
             "quality": runs,
             "untimed": ["quality"],
@@ -89,8 +90,8 @@ def headline(figures: Result, memory: str, *, busy: bool) -> Result:
             },
             {
                 "name": "AUC",
-                "value": f"{figures['auc_out_of_core']:.4f}",
-                "note": f"in memory {figures['auc_in_memory']:.4f}",
+                "value": text.decimals(figures["auc_out_of_core"], 4),
+                "note": f"in memory {text.decimals(figures['auc_in_memory'], 4)}",
             },
             {
                 "name": "losses and rows",
@@ -103,15 +104,20 @@ def headline(figures: Result, memory: str, *, busy: bool) -> Result:
 
 def verdict(figures: Result, memory: str, *, busy: bool) -> str:
     """One sentence, whatever came of it."""
-    alike = figures["auc_difference"] <= AUC_DIFFERENCE_MAX
-    learned = "learned what PyTorch learns" if alike else "learned something else than PyTorch"
+    difference = figures["auc_difference"]
+    if difference is None or math.isnan(difference):  # no AUC: one kind of label alone
+        learned = "trained beside PyTorch"
+    elif difference <= AUC_DIFFERENCE_MAX:
+        learned = "learned what PyTorch learns"
+    else:
+        learned = "learned something else than PyTorch"
     bits = "the same bits as" if figures["bits_equal"] == 1 else "OTHER bits than"
     where = "in Criteo's shape, on a busy machine," if busy else "in Criteo's shape"
+    stored, plain = (text.decimals(figures[f"auc_{at}"], 4) for at in ("out_of_core", "in_memory"))
     return (
         f"With {memory} of the rows in memory Embedrock {learned} with all of them (AUC "
-        f"{figures['auc_out_of_core']:.4f} and {figures['auc_in_memory']:.4f}), {bits} with all "
-        f"memory, and {where} trained at {figures['speed_vs_torch']:.2f} of PyTorch's "
-        f"speed."
+        f"{stored} and {plain}), {bits} with all memory, and {where} trained at "
+        f"{figures['speed_vs_torch']:.2f} of PyTorch's speed."
     )
 
 
@@ -123,7 +129,11 @@ def rows(whole: Result) -> list[tuple[str, str, str]]:
     turns = f"{f['turns']} turns" if f["turns"] > 1 else "1 turn"
     return [
         ("", f"Embedrock, {memory} memory", "PyTorch, in memory"),
-        (f"AUC ({data})", f"{f['auc_out_of_core']:.5f}", f"{f['auc_in_memory']:.5f}"),
+        (
+            f"AUC ({data})",
+            text.decimals(f["auc_out_of_core"], 5),
+            text.decimals(f["auc_in_memory"], 5),
+        ),
         ("log loss", f"{f['log_loss_out_of_core']:.5f}", f"{f['log_loss_in_memory']:.5f}"),
         ("losses and rows at 100% memory", "same bits" if f["bits_equal"] else "OTHER BITS", ""),
         (

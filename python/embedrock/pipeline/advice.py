@@ -39,7 +39,7 @@ def passed_over(
     if share <= 1:
         return (
             f"{said}: they were used before they could be read ahead, or the window had no room "
-            f"for their keys; a larger window_bytes, more memory, or more work in a step would do"
+            f"for their keys; more memory, smaller batches, or more work in a step would do"
         )
     memory = store.stats()["budget_bytes"]
     return (

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-__all__ = ["bytes_text", "seconds_text", "significant", "table"]
+__all__ = ["bytes_text", "decimals", "seconds_text", "significant", "table"]
 
 
 def bytes_text(count: float | None) -> str:
@@ -36,6 +37,15 @@ def seconds_text(seconds: float | None) -> str:
     if abs(seconds) >= 1e-3:
         return f"{significant(1e3 * seconds)} ms"
     return f"{significant(1e6 * seconds)} µs"
+
+
+def decimals(value: float | None, places: int) -> str:
+    """So many places behind the point; a dash where there is no such figure.
+
+    >>> decimals(0.72915, 4), decimals(None, 4), decimals(float("nan"), 4)
+    ('0.7291', '-', '-')
+    """
+    return "-" if value is None or math.isnan(value) else f"{value:.{places}f}"
 
 
 def significant(value: float, digits: int = 3) -> str:

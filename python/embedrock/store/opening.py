@@ -64,7 +64,8 @@ def open(
             threads that call pread.
         policy: Which rows leave memory first: least recently or least frequently used.
         window_bytes: Most bytes of the budget that the look-ahead window takes, rows apart, up to a
-            half of it; None: a quarter. Without look-ahead it takes none.
+            half of it, and an eighth where the cache holds few batches. None: a quarter, or a
+            third of the caches' bytes where that is less. Without look-ahead it takes none.
         window_group: Most batches whose rows the window reads together (256).
         keep: How many commits stay, at least 1.
         seed: Seed of initial rows, fixed when the store is created.

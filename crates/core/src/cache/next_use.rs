@@ -138,6 +138,13 @@ impl Cache {
         }
     }
 
+    /// What [`set_at_hand`](Self::set_at_hand) has said.
+    #[cfg(test)]
+    pub fn at_hand(&self) -> Option<u16> {
+        let at_hand = self.next_uses.get()?.at_hand.load(Ordering::Relaxed);
+        (at_hand != 0).then_some(at_hand)
+    }
+
     /// A verb has brought the row in a way. The caller holds the set's lock.
     #[inline(always)]
     pub(super) fn came(&self, set: u32, way: usize) {

@@ -107,8 +107,14 @@ pub(super) struct Tier {
     pub(super) cache: Cache,
     readers: Arc<Pool<PageReader>>,
     /// The look-ahead window's own reader, while it is needed and there is memory for one.
-    ahead: Mutex<Option<Arc<Pool<PageReader>>>>,
+    ahead: Mutex<Option<Ahead>>,
     pub(super) plan: ClassPlan,
+}
+
+/// The look-ahead window's reader of a class, and its bytes.
+pub(super) struct Ahead {
+    bytes: u64,
+    readers: Arc<Pool<PageReader>>,
 }
 
 impl Tier {
@@ -119,7 +125,8 @@ impl Tier {
 
     /// The readers of pages ahead of verbs: the look-ahead window's own, or else those of verbs.
     pub(super) fn readers_ahead(&self) -> Arc<Pool<PageReader>> {
-        self.ahead.lock().clone().unwrap_or_else(|| self.readers.clone())
+        let own = self.ahead.lock().as_ref().map(|ahead| ahead.readers.clone());
+        own.unwrap_or_else(|| self.readers.clone())
     }
 }
 
@@ -223,9 +230,19 @@ impl Class {
         })
     }
 
-    /// Bytes of the reader of a look-ahead window, of whose bytes the class has a share.
+    /// Bytes of the look-ahead window's reader: of the one that there is, or of one to be made,
+    /// where the class has a `share` of the window's bytes.
     pub(super) fn ahead_bytes(&self, share: u64) -> u64 {
-        self.ahead_buffers(share).map_or(0, |(depth, buffers)| buffers.queue_bytes(depth) as u64)
+        let bytes = |(depth, buffers): (usize, Buffers)| buffers.queue_bytes(depth) as u64;
+        match self.held_ahead_bytes() {
+            0 => self.ahead_buffers(share).map_or(0, bytes),
+            held => held,
+        }
+    }
+
+    /// Bytes of the look-ahead window's reader, where there is one.
+    pub(super) fn held_ahead_bytes(&self) -> u64 {
+        self.tier().ahead.lock().as_ref().map_or(0, |ahead| ahead.bytes)
     }
 
     /// Makes the look-ahead window's own reader, where it may have one.
@@ -234,8 +251,9 @@ impl Class {
         if ahead.is_none()
             && let Some((depth, buffers)) = self.ahead_buffers(share)
         {
-            let reader = self.reader(depth, buffers, medium, merge)?;
-            *ahead = Some(Arc::new(Pool::new(vec![reader])));
+            let bytes = buffers.queue_bytes(depth) as u64;
+            let readers = vec![self.reader(depth, buffers, medium, merge)?];
+            *ahead = Some(Ahead { bytes, readers: Arc::new(Pool::new(readers)) });
         }
         Ok(())
     }

@@ -23,6 +23,7 @@ from embedrock.demo import children, contest, limits
 from embedrock.demo.folder import work_folder
 from embedrock.demo.paths import CONTESTANTS, OUT_OF_CORE, WHOLE_BUDGET, losses_path
 from embedrock.demo.settings import DemoSettings
+from embedrock.report import text
 from embedrock.report.counters import Counters
 from embedrock.report.points import time_split
 from embedrock.report.progress import Sink, Task
@@ -213,7 +214,7 @@ def rows(whole: Result) -> Iterator[tuple[str, str, str]]:
     time, other = stored["time_out_of_core"], plain["time_in_memory"]
     rate = f["device_requests_per_s"]
     yield "", "out of core", "in memory"
-    yield "AUC", f"{f['auc_out_of_core']:.5f}", f"{f['auc_in_memory']:.5f}"
+    yield "AUC", text.decimals(f["auc_out_of_core"], 5), text.decimals(f["auc_in_memory"], 5)
     yield "log loss", f"{f['log_loss_out_of_core']:.5f}", f"{f['log_loss_in_memory']:.5f}"
     yield (
         "samples/s",

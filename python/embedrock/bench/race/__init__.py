@@ -101,7 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--window-group", type=int, default=WINDOW_GROUP, help="of them, read together"
     )
-    parser.add_argument("--window-bytes", type=int, help="memory of its window (a quarter)")
+    parser.add_argument("--window-bytes", type=int, help="memory of its window (a quarter at most)")
     parser.add_argument("--page-bytes", type=int, help="embedrock's pages (as it chooses them)")
     add_peer_arguments(parser, PEER_SECONDS_MAX)
     parser.add_argument(

@@ -27,6 +27,18 @@ fn draw(fixture: &Fixture, random: &mut Random, batches: usize) -> Vec<Batch> {
     (0..batches).map(|_| one()).collect()
 }
 
+/// Announces a batch, once the window has room: its threads may have no core for a while.
+fn announced(store: &Store, table: TableId, keys: &[u64]) -> u64 {
+    let begun = Instant::now();
+    loop {
+        if let Some(number) = store.announce(&[LookaheadBatch { table, keys }]).unwrap() {
+            return number;
+        }
+        assert!(begun.elapsed() < LONG, "the window stays full");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 fn announce(store: &Store, batch: &Batch) -> Option<u64> {
     let part =
         |(table, keys): &'_ (usize, Vec<u64>)| (TableId(*table as u16), keys.as_slice().to_vec());
@@ -106,7 +118,7 @@ fn a_window_that_is_released_gives_its_memory_back_to_the_cache() {
     let mut random = Random(9);
     for _ in 0..3 {
         for keys in draw_keys(&mut random, 20) {
-            let number = store.announce(&[LookaheadBatch { table, keys: &keys }]).unwrap().unwrap();
+            let number = announced(&store, table, &keys);
             assert!(store.begin(number, LONG).unwrap());
             store.finish(number).unwrap();
         }
@@ -129,7 +141,7 @@ fn who_helps_waits_for_no_verb() {
     let (store, table) = with_rows(with_window(600 << 10, 8));
     store.rest_window();
     for keys in draw_keys(&mut Random(9), 10) {
-        let number = store.announce(&[LookaheadBatch { table, keys: &keys }]).unwrap().unwrap();
+        let number = announced(&store, table, &keys);
         // A verb that changes rows has their class to itself, `modify` all of the store.
         let engine = store.inner.engine.read();
         begin_beside(&store, number, engine.classes[0].log.lock());
@@ -536,7 +548,7 @@ fn closing_a_store_ends_its_window() {
         let store = Store::open_on(Arc::new(SimMedium::new(7)), with_window(600 << 10, 8)).unwrap();
         let table = store.table(&spec("t", Some(5_000), OptimizerKind::None)).unwrap();
         let keys: Vec<u64> = (0..500).collect();
-        let number = store.announce(&[LookaheadBatch { table, keys: &keys }]).unwrap().unwrap();
+        let number = announced(&store, table, &keys);
         if close {
             store.close().unwrap();
             let closed = [

@@ -28,6 +28,8 @@ pub(super) struct Group {
     last: u64,
     /// By class and place.
     pub(super) needs: Vec<Need>,
+    /// More are not taken.
+    needs_max: usize,
 }
 
 impl Group {
@@ -37,7 +39,13 @@ impl Group {
     /// A group without rows, with room for so many, that begins at a batch and is to be read after
     /// another has begun.
     pub(super) fn new(after: u64, first: u64, rows: u64) -> Self {
-        Self { after, first, last: first, needs: Vec::with_capacity(rows as usize) }
+        let needs = Vec::with_capacity(rows as usize);
+        Self { after, first, last: first, needs, needs_max: usize::MAX }
+    }
+
+    /// One that takes no more rows.
+    pub(super) fn at_most(after: u64, first: u64, rows: u64) -> Self {
+        Self { needs_max: rows as usize, ..Self::new(after, first, rows) }
     }
 
     pub(super) fn first(&self) -> u64 {
@@ -80,7 +88,8 @@ impl Group {
             keys.len(),
             |i| table.locate(cache, keys[i]),
             |i, at| {
-                if !cache.expect_use(at, table.id(), keys[i], next) {
+                let is_there = cache.expect_use(at, table.id(), keys[i], next);
+                if !is_there && self.needs.len() < self.needs_max {
                     self.needs.push(Need { slot: 0, table: table.id(), batch, key: keys[i] });
                 }
             },

@@ -79,7 +79,10 @@ impl Inner {
         let _busy = Busy(shared);
         let _guard = self.poison_on_panic();
         let _timed = Timed::new(&shared.counters.planning_ns);
-        match plan.run(task, shared, self) {
+        let ran = plan.run(task, shared, self);
+        // Before those are told who wait for nobody to be busy: they may need it.
+        drop(plan);
+        match ran {
             Ok(()) => true,
             Err(error) => {
                 if error.kind() != ErrorKind::Closed {

@@ -16,6 +16,10 @@
 //! work itself, and has its core for that (`help.rs`). Where others leave the threads no core, they
 //! rest for a while and callers do all of it, so that a program is never slower for them.
 //!
+//! Where a cache holds the rows of few batches there are no groups (`slices.rs`): callers note uses
+//! as they announce, begin and finish, and the threads read slices of the batch behind the one at
+//! hand.
+//!
 //! Memory: at most `window_bytes`, within the budget, taken from the cache as the window grows.
 //!
 //! Lock order: the window's own lock is taken last and never held while another is taken.
@@ -101,11 +105,8 @@ struct State {
     finished: u64,
     /// Number of the last batch whose rows were read ahead.
     filled: u64,
-    /// Batches are read in slices. Callers wait for what is planned, not for what is read.
+    /// Batches are read in slices. Callers wait for the slice that is being read, and no more.
     slices: bool,
-    /// The last batch that is planned as announced, and as finished.
-    noted: u64,
-    settled: u64,
     /// The next group to read.
     formed: Option<Group>,
     /// A group that who read it has left, and how many of its rows are done.
@@ -361,11 +362,8 @@ impl State {
     fn is_there(&self, number: u64) -> bool {
         let is_filled = match self.slices {
             false => self.filled >= number,
-            true => {
-                self.noted.max(self.filled) >= number
-                    && self.settled >= self.finished.min(self.noted)
-                    && !(self.reading && self.reads_first <= number)
-            }
+            // What is not planned yet, for the planner's thread is at it, costs less than a wait.
+            true => !(self.reading && self.reads_first <= number),
         };
         is_filled || self.idle || self.paused
     }
@@ -403,7 +401,8 @@ impl Store {
     /// change, only when they arrive; keys that are never written cost nothing.
     ///
     /// *Errors*: `KeyRange` for an id outside a dense table, `NotFound` for a table that is not
-    /// there. *Blocking*: copies the keys and returns.
+    /// there. *Blocking*: copies the keys; where a cache holds few batches, notes them too, for
+    /// which caches may give up rows and write them.
     pub fn announce(&self, batch: &[LookaheadBatch<'_>]) -> Result<Option<u64>> {
         self.announce_one(batch, None)
     }
@@ -420,9 +419,18 @@ impl Store {
         let shared = &*inner.window.shared;
         let keys: usize = batch.iter().map(|part| part.keys.len()).sum();
         // Who is refused asks again, so that it costs no look at the keys.
-        if !shared.state.lock().has_room(Announced::bytes_of(keys, batch.len()), most) {
-            shared.counters.refused.fetch_add(1, Ordering::Relaxed);
-            return Ok(None);
+        let has_room =
+            || shared.state.lock().has_room(Announced::bytes_of(keys, batch.len()), most);
+        let mut engine = engine;
+        if !has_room() {
+            // Planning takes the lock again, which must not be held twice.
+            drop(engine);
+            inner.plan_slices(shared);
+            if !has_room() {
+                shared.counters.refused.fetch_add(1, Ordering::Relaxed);
+                return Ok(None);
+            }
+            engine = inner.planned_engine()?;
         }
         for part in batch {
             check_keys(inner.table_of(&engine, part.table)?, part.keys)?;
@@ -457,7 +465,8 @@ impl Store {
         Ok(Some(number))
     }
 
-    /// Announces the keys of one coming get of a table. Returns at once; changes no result.
+    /// Announces the keys of one coming get of a table. Blocks as `announce` does; changes no
+    /// result.
     ///
     /// The get of these keys, in any order and however often each, begins the batch, and the next
     /// one finishes it. Announcements are made in the order of the gets; those that a get passes
@@ -471,7 +480,8 @@ impl Store {
 
     /// A batch is about to be read: waits until its rows were read ahead, at most as long as
     /// `patience`. False when they are not yet there then; a batch that is read nevertheless gets
-    /// the same rows. Does not wait for threads that have no core to read them on.
+    /// the same rows. Does not wait for threads that have no core to read them on. Where a cache
+    /// holds few batches it waits for no more than the slice that is being read.
     ///
     /// *Errors*: `Misuse` for a number that was not announced; `Closed`.
     pub fn begin(&self, number: u64, patience: Duration) -> Result<bool> {
@@ -684,12 +694,15 @@ impl Inner {
     /// Where batches are read in slices, rows that verbs bring count as used by the last batch that
     /// was begun.
     fn set_at_hand(&self, shared: &Shared) {
-        let (slices, begun) = {
+        let begun = {
             let state = shared.state.lock();
-            (state.slices, state.begun)
+            (state.slices && state.begun > state.finished).then_some(state.begun)
         };
-        if slices {
-            for tier in self.engine.read().classes.iter().filter_map(|class| class.tier.as_ref()) {
+        // Nothing ends a wait for the lock. Without it some rows leave earlier.
+        if let Some(begun) = begun
+            && let Some(engine) = self.engine.try_read()
+        {
+            for tier in engine.classes.iter().filter_map(|class| class.tier.as_ref()) {
                 tier.cache.set_at_hand(Some(BatchNumber::of(begun)));
             }
         }

@@ -34,6 +34,9 @@ const GIVING_BACK_BATCHES: u64 = 1024;
 const LARGE_GROUP_BATCHES: u64 = 16;
 /// The part of a window of slices that the rows of a batch's slices take.
 const WINDOW_PER_SLICES: u64 = 8;
+/// A window that passes batches over gives its memory back after so many tasks: batches of
+/// different sizes would take and give it by turns.
+const RESTING_TASKS: u64 = 16;
 /// Slices are read where the window has room for the keys of so many batches beside that.
 const KNOWN_BATCHES: u64 = 3;
 /// A block of a table's uses takes this part of the table's share of the window.
@@ -92,6 +95,11 @@ pub(super) struct Plan {
     off: bool,
     /// Slices can be read.
     reads_slices: bool,
+    /// The last pace was that of slices.
+    in_slices: bool,
+    /// The window holds memory, and for how many tasks it has passed batches over since it took it.
+    holds: bool,
+    resting: u64,
     distinct: Distinct,
     keys: Vec<u64>,
     numbers: Vec<BatchNumber>,
@@ -223,8 +231,11 @@ impl Plan {
 
     /// Bytes that the window takes.
     fn bytes(&self) -> u64 {
-        let uses: usize = self.uses.iter().flatten().map(Uses::memory_bytes).sum();
-        self.fixed_bytes + uses as u64
+        self.fixed_bytes + self.uses_bytes()
+    }
+
+    fn uses_bytes(&self) -> u64 {
+        self.uses.iter().flatten().map(Uses::memory_bytes).sum::<usize>() as u64
     }
 
     pub(super) fn run(&mut self, task: Task, shared: &Shared, inner: &Inner) -> Result<()> {
@@ -251,12 +262,13 @@ impl Plan {
                 shared.set_filled(number);
             }
         }
-        let bytes = if self.off { 0 } else { self.bytes() };
-        engine.window_bytes.store(bytes, Ordering::Relaxed);
-        let mut state = shared.state.lock();
-        (state.slices, state.noted, state.settled) =
-            (self.pace.is_slices(), self.noted, self.finished);
-        drop(state);
+        if self.off {
+            self.rest(inner, &engine);
+        } else {
+            self.resting = 0;
+            engine.window_bytes.store(self.bytes(), Ordering::Relaxed);
+        }
+        shared.state.lock().slices = self.pace.is_slices();
         shared.progress.notify_all();
         Ok(())
     }
@@ -269,6 +281,10 @@ impl Plan {
         self.uses.resize_with(engine.tables.len(), || None);
         let caches = || engine.classes.iter().map(|class| class.cache());
         let mut share = self.most_bytes / engine.classes.len().max(1) as u64;
+        if self.pace.is_slices() != std::mem::replace(&mut self.in_slices, self.pace.is_slices()) {
+            // Groups have a larger reader.
+            engine.classes.iter().for_each(Class::release_ahead);
+        }
         let queue = most / super::WINDOW_PER_QUEUE;
         self.fixed_bytes = queue
             + self.most_bytes / WINDOW_PER_SLACK
@@ -303,6 +319,7 @@ impl Plan {
         if self.off {
             return Ok(());
         }
+        self.holds = true;
         for class in &engine.classes {
             class.read_ahead(share, &*inner.medium, inner.options.merge_reads)?;
             class.cache().remember_next_uses();
@@ -317,7 +334,8 @@ impl Plan {
     fn set_now(&self, shared: &Shared, engine: &Engine) {
         let now = self.finished + 1;
         let begun = shared.state.lock().begun;
-        let at_hand = self.pace.is_slices().then(|| BatchNumber::of(now.max(begun)));
+        // Between batches verbs bring rows of none: they may leave as others do.
+        let at_hand = (self.pace.is_slices() && begun >= now).then(|| BatchNumber::of(begun));
         for class in &engine.classes {
             class.cache().set_now(BatchNumber::of(now));
             class.cache().set_at_hand(at_hand);
@@ -421,7 +439,7 @@ impl Plan {
     /// are resident, and for which there is room beside those of the batch at hand.
     fn slice(&mut self, shared: &Shared, inner: &Inner, engine: &Engine, number: u64) {
         self.formed = number;
-        let mut group = Group::new(number - 1, number, self.rows_of_slices());
+        let mut group = Group::at_most(number - 1, number, self.rows_of_slices());
         let mut room = Room::new(engine, BatchNumber::of(number));
         for (table, uses) in engine.tables.iter().zip(&self.uses) {
             let Some(uses) = uses.as_ref().filter(|_| !self.off) else { continue };
@@ -460,11 +478,28 @@ impl Plan {
         shared.reads.notify_one();
     }
 
+    /// Batches are passed over. What the window holds still counts; once nothing is noted any more
+    /// and some batches were passed over, it is given back.
+    fn rest(&mut self, inner: &Inner, engine: &Engine) {
+        if !self.holds {
+            engine.window_bytes.store(0, Ordering::Relaxed);
+            return;
+        }
+        self.resting += 1;
+        if self.resting > RESTING_TASKS && self.noted == self.finished {
+            self.release(inner, engine);
+            return;
+        }
+        let caches = engine.classes.iter().map(|class| class.cache().next_use_bytes()).sum::<u64>();
+        let readers = engine.classes.iter().map(|class| class.held_ahead_bytes()).sum::<u64>();
+        engine.window_bytes.store(self.uses_bytes() + caches + readers, Ordering::Relaxed);
+    }
+
     /// Gives all memory of the window back, and to the caches what it had of them.
     fn release(&mut self, inner: &Inner, engine: &Engine) {
         self.uses = Vec::new();
         (self.keys, self.numbers, self.distinct) = Default::default();
-        self.fixed_bytes = 0;
+        (self.fixed_bytes, self.holds, self.resting) = (0, false, 0);
         for class in &engine.classes {
             class.cache().release_next_uses();
             class.release_ahead();
