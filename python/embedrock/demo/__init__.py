@@ -32,8 +32,8 @@ __all__ = [
     "speed_settings",
 ]
 
-#: When the last round of turns may begin: what comes behind it takes a tenth of two minutes.
-_LAST_ROUND_S = 85.0
+#: When the last round of turns may begin: it and what comes behind take less than twenty seconds.
+_LAST_ROUND_S = 100.0
 #: With two epochs, rows that the first one wrote are read again in the second.
 _EPOCHS = 2
 #: Of both acts; with less memory available a quarter of the rows takes part.
