@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import io
 import random
+import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, overload, runtime_checkable
@@ -30,7 +31,7 @@ import torch
 
 from embedrock._arguments import instance, shown, whole
 from embedrock.commits import Commit, PendingCommit
-from embedrock.errors import MismatchError, MisuseError
+from embedrock.errors import MismatchError, MisuseError, UncommittedWarning
 from embedrock.store import Store
 
 __all__ = ["Stateful", "resume", "save"]
@@ -202,8 +203,13 @@ def resume(
     From a store that was opened ``read_only`` the model alone may be asked for, to use it. What the
     commit has beside it is not read, and random generators stay as they are.
 
-    Errors: ``MismatchError`` when the commit was made without a part that is asked for, or with
-    one that is not, before anything is restored; what ``load_state_dict`` of a part raises.
+    Rows are not brought back: they are those of the commit because the store was opened at it. A
+    handle that has changed rows since is refused, for model and rows would be of different steps.
+
+    Errors: ``MisuseError`` when the store has changes that no commit holds; with an
+    ``UncommittedWarning`` instead where there is no commit. ``MismatchError`` when the commit was
+    made without a part that is asked for, or with one that is not, before anything is restored;
+    what ``load_state_dict`` of a part raises.
 
     Blocking: reads the dense state from the disk.
     """
@@ -211,6 +217,7 @@ def resume(
     owners = _owners(model, optimizer, scheduler, scaler, loader)
     if not (extra is None or isinstance(extra, MutableMapping)):
         raise MisuseError(f"extra is {shown(extra)}, expected a dict to put what was saved into")
+    _check_committed(store)
     if store.step is None:
         return 0
     stored = store.state()
@@ -227,6 +234,27 @@ def resume(
     if not store.read_only:
         _restore_random(decoded["random"])
     return store.step
+
+
+def _check_committed(store: Store) -> None:
+    """Refuses a handle whose rows have gone on since its commit: a notebook's cell run again."""
+    batches, rows = (0, 0) if store.read_only else store.uncommitted
+    if batches == 0:
+        return
+    changed = f"{batches:,} batches have changed {rows:,} rows in {store.path}"
+    if store.step is None:
+        warnings.warn(
+            f"{changed} before resume(), and no commit holds them: model and optimizers begin anew "
+            f"and rows do not; close the store and open it again where rows shall begin anew, too",
+            UncommittedWarning,
+            stacklevel=3,
+        )
+        return
+    raise MisuseError(
+        f"{changed} since the commit of step {store.step}, and no commit holds them: model and "
+        f"optimizers would go back to that step and rows would not; save first, or close the store "
+        f"and open it again to go back with all of them"
+    )
 
 
 def _owners(

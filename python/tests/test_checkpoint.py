@@ -125,6 +125,30 @@ def test_steps_after_the_last_save_are_gone_with_all_they_did(tmp_path: Path) ->
     assert back.end() == whole.end()
 
 
+# A notebook's cell that opens, resumes and trains, run again: the open handle came back, model and
+# optimizers went to the commit, and rows kept what came after it. The next save made that durable.
+@pytest.mark.filterwarnings("ignore::embedrock.errors.UncommittedWarning")
+def test_rows_that_went_on_since_the_commit_are_told_and_not_mixed_with_it(tmp_path: Path) -> None:
+    run = Run(tmp_path / "store")
+    run.train(range(5))
+    run.save(5)
+    assert run.resume() == 5
+    run.train(range(5, 8))
+    dense = [value.tolist() for value in run.model.state_dict().values()]
+    with pytest.raises(MisuseError, match=r"3 batches have changed .* commit of step 5, .*"):
+        run.resume()
+    assert [value.tolist() for value in run.model.state_dict().values()] == dense
+    run.save(8)
+    assert run.resume() == 8
+
+    fresh = Run(tmp_path / "fresh")
+    fresh.train(range(2))
+    with pytest.warns(embedrock.UncommittedWarning, match="rows do not"):
+        assert fresh.resume() == 0
+    run.store.close()
+    fresh.store.close()
+
+
 def test_without_a_commit_resume_returns_zero_and_touches_nothing(store: embedrock.Store) -> None:
     model = torch.nn.Linear(2, 2)
     before = model.weight.tolist()

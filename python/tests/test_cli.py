@@ -43,7 +43,7 @@ def test_info_names_capacity_and_keeps_rates_for_verbose(filled_store: Path, cap
     assert cli.main(["info", str(filled_store)]) == 0
     shown = capsys.readouterr().out
     assert shown.splitlines()[2].split()[:4] == ["table", "rows", "capacity", "dim"]
-    assert "memory in use here" in shown and "random reads" not in shown
+    assert "memory of this command" in shown and "random reads" not in shown
     curve = json.loads(_shown(capsys, ["info", str(filled_store), "--json"]))["stats"]["device"]
     verbose = _shown(capsys, ["info", str(filled_store), "--verbose"])
     assert ("random reads of" in verbose) is (curve["curve"] is not None)

@@ -113,7 +113,7 @@ def _spent(stats: dict[str, Any], verbose: bool) -> list[list[str]]:
         rows.append(["    newest rows", output.human_bytes(newest)])
         rows.append(["    older copies", output.human_bytes(used - newest)])
         rows.append(["    page", output.human_bytes(row_class["page_bytes"])])
-    rows.append(["memory in use here", output.human_bytes(stats["budget_bytes"])])
+    rows.append(["memory of this command", output.human_bytes(stats["budget_bytes"])])
     for name, size in stats["memory"].items():
         shown = name.removesuffix("_bytes").replace("_", " ")
         rows.append([f"  {shown}", output.human_bytes(size)])

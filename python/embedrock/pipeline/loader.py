@@ -170,7 +170,8 @@ class LookaheadLoader(Generic[B]):
         if not (hasattr(self.loader, "state_dict") and hasattr(self.loader, "load_state_dict")):
             raise MisuseError(
                 f"the wrapped loader, {type(self.loader).__name__}, has no state_dict() and "
-                f"load_state_dict(): it cannot tell its position"
+                f"load_state_dict(): it cannot tell its position; wrap one that can (torchdata's "
+                f"StatefulDataLoader), or leave loader= out and skip the batches that are done"
             )
 
     def _open(self, *, times: bool = True) -> Feed:
