@@ -21,7 +21,7 @@ export CARGO_TARGET_DIR ?= $(CURDIR)/target
 export VIRTUAL_ENV := $(VENV)
 export PYO3_PYTHON := $(BIN)/python
 
-.PHONY: help setup demo docs pages test test-rust test-python check check-rust check-python tsan \
+.PHONY: help setup demo docs pages test built-tests check check-rust check-python tsan \
 	torture planted bench peers wheel format lock clean
 
 help: ## List these targets
@@ -38,20 +38,21 @@ docs: setup $(STAMPS)/docs ## Build the site into .cache/site
 pages: $(STAMPS)/uv ## Bring examples and tables of results into the pages, and wrap wide lines
 	$(BIN)/python scripts/pages.py
 
-# What runs side by side keeps two cores busy: compilers and tests have moments with one thread.
+RUST_TESTS := cargo test --locked --workspace --exclude embedrock-python --all-features
+# What runs side by side keeps two cores busy: compilers and checks have moments with one thread.
+# Tests of Rust and of Python do not: the look-ahead window's threads have what time others leave.
 BESIDE := $(MAKE) --no-print-directory --jobs 2 --output-sync=target
 
 test: ## Run the checks, build the site, run every test: Rust, Python, documented examples
-	$(BESIDE) check docs
-	@echo "Tests of Rust and Python run side by side; what they print follows in some minutes."
-	$(BESIDE) test-rust test-python
-	$(BIN)/python -m pytest $(AHEAD)
+	@echo "Checks, the site and the build of the tests run side by side and print when they are done."
+	$(BESIDE) check docs built-tests
+	$(RUST_TESTS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=20 \
+		$(AHEAD:%=--ignore=%) $(RULES:%=--ignore=%)
+	$(BIN)/python -m pytest --durations=10 $(AHEAD)
 
-test-rust: $(STAMPS)/uv
-	cargo test --locked --workspace --exclude embedrock-python --all-features
-
-test-python: setup
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(AHEAD:%=--ignore=%) $(RULES:%=--ignore=%)
+built-tests: $(STAMPS)/uv
+	$(RUST_TESTS) --no-run
 
 check: check-rust check-python ## Formatting, lints, types, links, and the rules of this repository
 
