@@ -112,7 +112,7 @@ def _ticks(process: int) -> int:
 def test_small_cells_have_equal_losses_and_every_rate(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     report, png = tmp_path / "report.json", tmp_path / "plot.png"
-    small = ["--steps", "12", "--first-steps", "12", "--turns", "1", "--announce-all"]
+    small = ["--steps", "6", "--first-steps", "6", "--turns", "1", "--announce-all"]
     small += ["--dir", str(tmp_path / "bench")]
     command = ["loops", "--loads", "deepfm", "--memory", "2,40", "--busy", "0", *small]
     assert main([*command, "--json", str(report)]) == 0
@@ -131,7 +131,7 @@ def test_small_cells_have_equal_losses_and_every_rate(tmp_path: Path) -> None:
         assert cell["bound"]["by"] in ("device", "cores") and cell["bound_share"] > 0
         assert cell["loss_apart_from_torch"] < 0.01
     ahead = larger["ways"]["lookahead"]
-    assert ahead["loader"]["handed_out"] == 12 and ahead["passed_over_share"] == 0
+    assert ahead["loader"]["handed_out"] == 6 and ahead["passed_over_share"] == 0
     assert larger["ways"]["plain"]["passed_over_share"] == 0
     figured = found["figures"]
     assert figured["deepfm_40"] == pytest.approx(

@@ -21,7 +21,7 @@ ROWS_MAX = 8
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """The demo's command on generated ratings and a small stream, and what it left behind."""
     folder = tmp_path_factory.mktemp("demo")
-    movielens_folder(folder / "ml", ratings=4000)
+    movielens_folder(folder / "ml", ratings=1500)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(demo, "_ROWS", 100_000)
         patch.setattr(demo, "_STEPS_BEFORE", 8)
