@@ -13,6 +13,8 @@ STAMPS := $(VENV)/.stamps
 # The look-ahead window's threads have what time others leave: its tests run alone.
 AHEAD := $(wildcard python/tests/test_*lookahead*.py) $(addprefix python/tests/,\
 	test_announcing.py test_pipeline.py test_prefetch.py test_store_window.py)
+# Whole contests of several processes: a command of their own.
+LONG := $(addprefix python/tests/,test_bench_demo.py test_bench_demo_shaped.py)
 RULES := $(addprefix python/tests/,test_tidy.py test_pages.py)
 RUST := $(shell find crates -name '*.rs' -o -name Cargo.toml 2>/dev/null)
 
@@ -21,7 +23,7 @@ export CARGO_TARGET_DIR ?= $(CURDIR)/target
 export VIRTUAL_ENV := $(VENV)
 export PYO3_PYTHON := $(BIN)/python
 
-.PHONY: help setup demo docs pages test built-tests check check-rust check-python tsan \
+.PHONY: help setup demo docs pages test contests built-tests check check-rust check-python tsan \
 	torture planted bench peers wheel format lock clean
 
 help: ## List these targets
@@ -43,13 +45,16 @@ RUST_TESTS := cargo test --locked --workspace --exclude embedrock-python --all-f
 # Tests of Rust and of Python do not: the look-ahead window's threads have what time others leave.
 BESIDE := $(MAKE) --no-print-directory --jobs 2 --output-sync=target
 
-test: ## Run the checks, build the site, run every test: Rust, Python, documented examples
+test: ## Run the checks, build the site, run the tests: Rust, Python, documented examples
 	@echo "Checks, the site and the build of the tests run side by side and print when they are done."
 	$(BESIDE) check docs built-tests
 	$(RUST_TESTS)
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=20 \
-		$(AHEAD:%=--ignore=%) $(RULES:%=--ignore=%)
+		$(AHEAD:%=--ignore=%) $(RULES:%=--ignore=%) $(LONG:%=--ignore=%)
 	$(BIN)/python -m pytest --durations=10 $(AHEAD)
+
+contests: setup ## Run the tests of `bench demo`, which train several processes: four minutes
+	$(BIN)/python -m pytest $(LONG)
 
 built-tests: $(STAMPS)/uv
 	$(RUST_TESTS) --no-run

@@ -33,7 +33,7 @@ FIGURES = {
 def finished(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The bench's command on generated ratings, and what it left behind."""
     folder = tmp_path_factory.mktemp("demo")
-    movielens_folder(folder / "ml", ratings=1500)
+    movielens_folder(folder / "ml", ratings=4000)
     command = ["bench", "demo", "--data", str(folder / "ml")]
     command += ["--format", "movielens", "--memory", "4MiB", "--cache-dir", str(folder / "cache")]
     command += ["--report", str(folder / "report.json")]
