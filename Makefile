@@ -15,7 +15,7 @@ AHEAD := $(wildcard python/tests/test_*lookahead*.py) $(addprefix python/tests/,
 	test_announcing.py test_pipeline.py test_prefetch.py test_store_window.py)
 # Whole contests of several processes: a command of their own.
 LONG := $(addprefix python/tests/,test_bench_demo.py test_bench_demo_shaped.py)
-RULES := $(addprefix python/tests/,test_tidy.py test_pages.py)
+RULES := $(addprefix python/tests/,test_tidy.py test_pages.py test_layers.py test_engine_layers.py)
 RUST := $(shell find crates -name '*.rs' -o -name Cargo.toml 2>/dev/null)
 
 export UV_CACHE_DIR ?= $(CURDIR)/.cache/uv
@@ -77,7 +77,7 @@ tsan: ## Run the tests with threads under the thread sanitizer (needs nightly Ru
 		cargo +nightly test --locked -Zbuild-std --target x86_64-unknown-linux-gnu \
 		--target-dir $(CARGO_TARGET_DIR)/tsan -p embedrock-core --lib -- \
 		store::tests::threads store::tests::window store::tests::commit store::window \
-		store::staleness store::pool
+		permits store::memory
 
 torture: ## Run random stores through faults of a simulated device, for MINUTES (1)
 	cargo run --release --locked -p embedrock-torture -- --minutes $(or $(MINUTES),1)

@@ -1,15 +1,12 @@
 //! What a caller chooses: options of a store, parameters of a table, requests of a batch.
 
-use crate::error::{Result, bail};
+use crate::error::{Error, Result, bail};
 use crate::init::Initializer;
 use crate::optimizer::{Hyper, OptimizerSpec};
 use crate::row::{Dtype, RoundingMode, RowLayout};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
-
-pub use crate::cache::PolicyKind;
-pub use crate::io::IoChoice;
 
 /// The memory budget: cache, index, buffers and staging together.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -110,6 +107,43 @@ impl FromStr for Memory {
         };
         Ok(Memory::Bytes((number * factor) as u64))
     }
+}
+
+/// Which back end the user wants.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum IoChoice {
+    /// io_uring where the kernel allows it, else pread.
+    #[default]
+    Auto,
+    /// io_uring, or an error.
+    Uring,
+    /// Threads that call pread and pwrite.
+    Pread,
+}
+
+impl FromStr for IoChoice {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "uring" => Ok(Self::Uring),
+            "pread" => Ok(Self::Pread),
+            _ => bail!(Misuse, "io is \"{text}\"; expected \"auto\", \"uring\" or \"pread\""),
+        }
+    }
+}
+
+/// Which policy a cache follows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PolicyKind {
+    /// The least recently used row leaves: `cache::Lru`.
+    Lru,
+    /// The least frequently used row leaves, counts fade: `cache::Lfu`.
+    #[default]
+    Lfu,
 }
 
 /// How a store is opened.

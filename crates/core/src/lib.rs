@@ -19,6 +19,7 @@ pub mod init;
 pub mod io;
 pub mod metrics;
 pub mod optimizer;
+mod permits;
 pub mod planted;
 pub mod prefetch;
 pub mod row;
@@ -34,7 +35,8 @@ pub use config::{
 };
 pub use distinct::distinct;
 pub use error::{Error, ErrorKind, Result};
+pub use permits::{Entered, PermitStats, Permits, Ready, UNBOUNDED};
 pub use store::{
-    CheckReport, CopyReport, Entered, PendingCommit, PermitStats, Permits, Ready, RowReads, Scan,
-    Stats, Store, UNBOUNDED, WindowStats, check, check_place, copy,
+    CheckReport, CopyReport, PendingCommit, RowReads, Scan, Stats, Store, WindowStats, check,
+    check_place, copy,
 };

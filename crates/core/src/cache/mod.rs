@@ -39,9 +39,10 @@ mod tags;
 mod tests;
 mod walk;
 
+pub use crate::config::PolicyKind;
 pub use locate::{CACHE_FIXED_BYTES, Location};
 pub use next_use::BatchNumber;
-pub use policy::{Lfu, Lru, Policy, PolicyKind, Uses, WAYS_MAX};
+pub use policy::{Lfu, Lru, Policy, Uses, WAYS_MAX};
 pub use row::{Removed, Resident, RowMut, RowRef};
 pub use sets::BLOCK;
 pub use shrink::TakeWay;

@@ -6,21 +6,10 @@
 //! and the order between rows used there is lost; a set of 32 rows is looked at after few uses. A
 //! policy never moves, writes or counts rows; the set does that.
 
-use serde::{Deserialize, Serialize};
+use crate::config::PolicyKind;
 
 /// The most rows that a set can hold.
 pub const WAYS_MAX: usize = 32;
-
-/// Which policy a cache follows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum PolicyKind {
-    /// The least recently used row leaves: [`Lru`].
-    Lru,
-    /// The least frequently used row leaves, counts fade: [`Lfu`].
-    #[default]
-    Lfu,
-}
 
 /// What a set remembers about the use of its rows. All zeros is a set without rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

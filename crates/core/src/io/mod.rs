@@ -23,15 +23,15 @@ mod uring;
 #[cfg(test)]
 mod contract;
 
+pub use crate::config::IoChoice;
 pub use directory::DirectoryMedium;
 pub use measure::DeviceCurve;
 #[cfg(any(test, feature = "testing"))]
 pub use sim::{SimCounters, SimFaults, SimFired, SimMedium};
 
-use crate::error::{Error, Result, bail};
+use crate::error::Result;
 use serde::{Deserialize, Serialize};
 use std::fmt::{self, Debug, Display};
-use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -41,32 +41,6 @@ pub(crate) const BLOCK_BYTES: u64 = 4096;
 /// Bytes that a file of this length takes.
 pub(crate) fn blocks_of(bytes: u64) -> u64 {
     bytes.next_multiple_of(BLOCK_BYTES)
-}
-
-/// Which back end the user wants.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum IoChoice {
-    /// io_uring where the kernel allows it, else pread.
-    #[default]
-    Auto,
-    /// io_uring, or an error.
-    Uring,
-    /// Threads that call pread and pwrite.
-    Pread,
-}
-
-impl FromStr for IoChoice {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        match text {
-            "auto" => Ok(Self::Auto),
-            "uring" => Ok(Self::Uring),
-            "pread" => Ok(Self::Pread),
-            _ => bail!(Misuse, "io is \"{text}\"; expected \"auto\", \"uring\" or \"pread\""),
-        }
-    }
 }
 
 /// How a file is opened.

@@ -1,9 +1,17 @@
 //! Storage layouts: where rows live when they are not in DRAM. Each layout owns its index.
 //!
 //! The only layout so far is [`log`]. A layout never sees the cache; what it must know of resident
-//! rows comes through [`Residents`].
+//! rows comes through [`Residents`]. Pages, their reader and the buffer of dirty rows are tools of
+//! every layout.
 
+mod buffer;
 pub mod log;
+pub mod page;
+mod reader;
+
+pub use buffer::{DirtyRow, FlushBuffer};
+pub use page::PageLayout;
+pub use reader::PageReader;
 
 /// What a layout asks about rows in DRAM while it moves stored copies.
 pub trait Residents {

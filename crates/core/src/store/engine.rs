@@ -6,12 +6,12 @@
 //! class lock, or the journal, only tries another.
 //! `ARCHITECTURE.md` has the rest.
 
-use super::budget::{
+use super::journal::{ClassRecord, JOURNAL_BYTES_PER_ROW, TableRecord};
+use super::memory::budget::{
     self, ClassDemand, ClassPlan, WAYS, bytes_of, divide, growing_index_bytes, pow2_below,
     rows_bytes,
 };
-use super::journal::{ClassRecord, JOURNAL_BYTES_PER_ROW, TableRecord};
-use super::pool::Pool;
+use super::memory::pool::Pool;
 use super::recovery::RecoveredTable;
 use crate::cache::{Cache, CacheShape, DenseTable, Location, RowRef};
 use crate::config::{Memory, StoreOptions, TableInfo, TableSpec};
@@ -21,11 +21,9 @@ use crate::index::INDEX_BYTES_PER_KEY;
 use crate::io::{Buffers, File, Medium};
 use crate::metrics::{Metrics, Timed};
 use crate::row::RowLayout;
-use crate::storage::Residents;
 use crate::storage::log::fillings::Fillings;
-use crate::storage::log::{
-    ClassLog, DirtyRow, FlushBuffer, PageLayout, PageReader, Segments, TableIndex, Writer,
-};
+use crate::storage::log::{ClassLog, Segments, TableIndex, Writer};
+use crate::storage::{DirtyRow, FlushBuffer, PageLayout, PageReader, Residents};
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};

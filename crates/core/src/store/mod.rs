@@ -4,52 +4,32 @@
 //! may be called from several threads at once. Verbs share the engine, a commit while it is
 //! captured and a plan take it alone.
 
-mod budget;
-mod check;
-mod class_file;
 mod commit;
-mod copy;
 mod engine;
-mod first_write;
-mod flush;
-mod head;
-mod holds;
+mod files;
 mod journal;
-mod leftovers;
-mod lock;
-mod misses;
+mod memory;
 mod open;
 mod pieces;
-mod place;
-mod pool;
-mod rate;
 mod recovery;
 mod refresh;
-mod reserve;
-mod rows;
-mod scan;
 mod space;
-mod staleness;
-mod state;
 mod stats;
-mod superblock;
+mod sweeps;
 mod tables;
 #[cfg(test)]
 mod tests;
 mod unheld;
-mod update;
 mod verbs;
-mod warm;
 mod window;
 
-pub use check::{CheckReport, Problem, check};
 pub use commit::PendingCommit;
-pub use copy::{CopyReport, copy};
 pub use engine::MemoryUse;
-pub use place::check_place;
-pub use scan::Scan;
-pub use staleness::{Entered, PermitStats, Permits, Ready, UNBOUNDED};
+pub use files::place::check_place;
 pub use stats::{ClassStats, CommitStats, DeviceStats, RowReads, Stats};
+pub use sweeps::check::{CheckReport, Problem, check};
+pub use sweeps::copy::{CopyReport, copy};
+pub use sweeps::scan::Scan;
 pub use window::WindowStats;
 
 use crate::config::{CommitInfo, StoreOptions, TableId, Uncommitted};
@@ -58,13 +38,13 @@ use crate::io::{File, Medium, OpenMode};
 use crate::metrics::{Metrics, Timed};
 use commit::{CommitGate, History};
 use engine::{Engine, Table};
-use holds::Hold;
-use lock::WriterLock;
+use files::holds::Hold;
+use files::lock::WriterLock;
+use files::superblock::Superblock;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use superblock::Superblock;
 use unheld::Noted;
 
 /// Opens a file that another file names. `Corrupt` when it is not there.
@@ -412,7 +392,7 @@ impl Store {
         loop {
             let last = self.inner.history.lock().last_state();
             let Some(state) = &last else { return Ok(Vec::new()) };
-            let read = state::read(&*self.inner.medium, self.inner.seed, state);
+            let read = files::state::read(&*self.inner.medium, self.inner.seed, state);
             // A commit that was made meanwhile may have removed the file.
             if read.is_ok() || self.inner.history.lock().last_state() == last {
                 return self.inner.as_committed(read);

@@ -1,25 +1,26 @@
 //! Opening: from a path to a store at one commit.
 
-use super::class_file::{check_class_header, class_file_name};
+use super::commit::first_write::refuse_held_beside;
 use super::commit::{History, KeptSums, Refused, Spare};
-use super::copy;
 use super::engine::{Class, Engine};
-use super::first_write::refuse_held_beside;
-use super::head;
-use super::holds::Hold;
+use super::files::class_file::{check_class_header, class_file_name};
+use super::files::head;
+use super::files::holds::Hold;
+use super::files::lock::WriterLock;
+use super::files::place::check_place;
+use super::files::superblock::Superblock;
 use super::journal::ClassRecord;
-use super::lock::WriterLock;
-use super::place::check_place;
 use super::recovery::{Recovered, Target, find, recover};
-use super::superblock::Superblock;
+use super::sweeps::copy;
 use super::unheld::Noted;
 use super::{Guarded, Inner, Store, open_needed};
 use crate::config::StoreOptions;
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::io::{DirectoryMedium, Medium, OpenMode};
 use crate::metrics::Metrics;
+use crate::storage::PageLayout;
 use crate::storage::log::fillings::Fillings;
-use crate::storage::log::{PageLayout, Segments, TableIndex};
+use crate::storage::log::{Segments, TableIndex};
 use parking_lot::{Mutex, RwLock};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -7,11 +7,11 @@
 
 mod survey;
 
-use super::head::{Head, Tells};
+use super::files::head::{Head, Tells};
+use super::files::leftovers::refuse_unexplained;
 use super::journal::{
     ClassRecord, CommitRecord, JournalReader, RecordKind, TableRecord, read_json, read_piece_header,
 };
-use super::leftovers::refuse_unexplained;
 use super::pieces::{pieces_of, write_piece_into};
 use crate::arena::trim_heap;
 use crate::error::{Error, ErrorKind, Result, bail};
@@ -19,9 +19,10 @@ use crate::hash::{mix, table_salt};
 use crate::index::{DenseIndex, SparseIndex};
 use crate::io::Medium;
 use crate::planted::{self, Bug};
+use crate::storage::PageLayout;
+use crate::storage::log::TableIndex;
 use crate::storage::log::delta::{Decoded, Delta, DenseRow, decode, id_of};
 use crate::storage::log::fillings::Fillings;
-use crate::storage::log::{PageLayout, TableIndex};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};

@@ -9,8 +9,8 @@
 //! moves. Where the index was half changed the old one is recovered, which the old hold has kept.
 
 use super::engine::{Class, Engine};
-use super::head::Head;
-use super::holds::Hold;
+use super::files::head::Head;
+use super::files::holds::Hold;
 use super::journal::{CommitRecord, JournalReader, RecordKind, name_of, numbers, read_json};
 use super::open::{build, files_of_commits, history_of, while_changing};
 use super::recovery::{Recovered, Replay, Target, find, recover};

@@ -1,16 +1,17 @@
 //! Tables: creating them, opening them with the parameters that they have, planning memory.
 
-use super::budget::{self, ClassDemand, READ_DEPTHS, growing_index_bytes};
-use super::class_file::create_class_file;
 use super::engine::{Class, Engine};
+use super::files::class_file::create_class_file;
 use super::journal::{ClassRecord, RecordKind, TableRecord};
+use super::memory::budget::{self, ClassDemand, READ_DEPTHS, growing_index_bytes};
 use super::{Inner, Store, has_file};
 use crate::config::{Memory, TableId, TableInfo, TableSpec};
 use crate::error::{Result, bail};
 use crate::index::{DenseIndex, SparseIndex};
 use crate::io::{DeviceCurve, IoKind, measure};
 use crate::row::{Dtype, RowLayout};
-use crate::storage::log::{PageLayout, SEGMENT_BYTES_MAX, SEGMENT_PAGES_MIN, Segments, TableIndex};
+use crate::storage::PageLayout;
+use crate::storage::log::{SEGMENT_BYTES_MAX, SEGMENT_PAGES_MIN, Segments, TableIndex};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 

@@ -328,10 +328,11 @@ impl ClassLog {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{FlushBuffer, PageLayout, Segments, TableIndex, Writer};
+    use super::super::{Segments, TableIndex, Writer};
     use super::*;
     use crate::index::DenseIndex;
     use crate::io::{Buffers, Medium, OpenMode, SimMedium};
+    use crate::storage::{FlushBuffer, PageLayout};
 
     const PAGES: u32 = 64;
     const SEGMENTS: u64 = 40;

@@ -3,24 +3,18 @@
 //!
 //! Owns, for one row class: its file, its segments, the flush buffer, the open end of the log and
 //! the index of each of its tables. All of it is guarded by one lock of the owner, the class lock;
-//! page reads happen outside it, through [`PageReader`], protected by a read ticket. A stored copy
+//! page reads happen outside it, through a `PageReader`, protected by a read ticket. A stored copy
 //! is outdated by writing a newer one elsewhere, never in place. What changed in the index is
 //! handed out as deltas, which the journal keeps.
 
 mod cleaner;
 pub mod delta;
 pub mod fillings;
-mod flush;
-pub mod page;
-mod reader;
 mod room;
 mod segments;
 mod writer;
 
 pub use cleaner::CleanReport;
-pub use flush::{DirtyRow, FlushBuffer};
-pub use page::PageLayout;
-pub use reader::PageReader;
 pub use segments::{Pressure, Segments};
 pub(crate) use segments::{SEGMENT_BYTES_MAX, SEGMENT_PAGES_MIN};
 pub use writer::{OpenSegments, Stream, Writer};
@@ -31,6 +25,7 @@ use crate::hash::mix;
 use crate::index::{DenseIndex, SparseIndex};
 use crate::io::File;
 use crate::planted::{self, Bug};
+use crate::storage::{FlushBuffer, PageLayout};
 use delta::{Delta, DeltaWriter};
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -191,9 +191,10 @@ fn runs(ids: &[SegmentId]) -> impl Iterator<Item = &[SegmentId]> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{FlushBuffer, PageLayout, Segments, Writer};
+    use super::super::{Segments, Writer};
     use super::*;
     use crate::io::{Buffers, Medium, OpenMode, SimMedium};
+    use crate::storage::{FlushBuffer, PageLayout};
 
     const PAGES: u32 = 16;
 

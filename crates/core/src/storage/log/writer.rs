@@ -10,10 +10,10 @@
 //! After a write that failed nothing is written any more: what of the file is right, nobody knows.
 //! The pages that it should have brought stay in memory, where `page` finds them.
 
-use super::page::PageLayout;
 use super::segments::{SegmentId, Segments};
 use crate::error::{Result, bail};
 use crate::io::{BufferId, Completion, File, Queue};
+use crate::storage::PageLayout;
 use std::ops::Range;
 use std::sync::Arc;
 

@@ -12,7 +12,7 @@
 use super::super::Inner;
 use super::super::engine::{Class, ClassPhase, Engine, Table};
 use super::super::journal::ClassCounters;
-use super::super::rows::Keys;
+use super::super::verbs::rows::Keys;
 use super::history::InFlightCommit;
 use crate::activation::{Branch, note};
 use crate::cache::{Cache, RowRef};

@@ -2,12 +2,13 @@
 //! commit, so that older files can go. And what goes when a commit is not kept any more.
 
 use super::super::engine::{Class, Engine, Table};
+use super::super::files::state;
 use super::super::journal::{
     ClassRecord, CommitRecord, JOURNAL_BYTES_PER_COMMIT, JournalFile, RecordKind, TableRecord,
     name_of, number_of, piece_header,
 };
 use super::super::pieces::{pieces_of, read_piece_from};
-use super::super::{Inner, has_file, state};
+use super::super::{Inner, has_file};
 use super::history::{CYCLE_BYTES_MIN, CycleCursor, History, InFlightCommit, json};
 use crate::activation::{Branch, note};
 use crate::error::{ErrorKind, Result};

@@ -3,10 +3,11 @@
 //! A hold keeps the copies that its commit has, its state and the journal that leads there. Without
 //! a bound one reader that is forgotten fills the disk.
 
+use super::super::Inner;
 use super::super::engine::Engine;
-use super::super::holds::{self, Held};
+use super::super::files::holds::{self, Held};
+use super::super::files::state;
 use super::super::journal::number_of;
-use super::super::{Inner, state};
 use crate::error::Result;
 use crate::io::OpenMode;
 use std::sync::atomic::Ordering;

@@ -1,9 +1,9 @@
 //! What a store knows of its commits and of the journal they are in.
 
+use super::super::files::state::StateRef;
 use super::super::journal::{
     ClassCounters, CommitRecord, JOURNAL_BYTES_PER_COMMIT, JournalFile, RecordKind, TableCounters,
 };
-use super::super::state::StateRef;
 use super::refused::Refused;
 use super::spare::Spare;
 use crate::config::CommitInfo;

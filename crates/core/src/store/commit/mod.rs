@@ -11,6 +11,7 @@
 mod by_hand;
 mod capture;
 mod cycle;
+pub(super) mod first_write;
 mod held;
 mod history;
 mod pending;
@@ -24,10 +25,11 @@ pub(super) use refused::{Asker, Refused};
 pub(super) use spare::{NAME as SPARE, Spare};
 
 use super::engine::{ClassPhase, Engine};
-use super::head::{self, Head};
+use super::files::head::{self, Head};
+use super::files::state;
+use super::files::state::STATE_BYTES_KEPT_FREE;
 use super::journal::{CommitRecord, JOURNAL_BYTES_PER_COMMIT, RecordKind, TableCounters};
-use super::state::STATE_BYTES_KEPT_FREE;
-use super::{Inner, Store, state};
+use super::{Inner, Store};
 use crate::config::CommitInfo;
 use crate::error::{Result, bail};
 use crate::io::blocks_of;

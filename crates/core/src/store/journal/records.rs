@@ -3,7 +3,7 @@
 use crate::config::{CommitInfo, TableSpec};
 use crate::error::{Result, bail};
 use crate::io::DeviceCurve;
-use crate::store::state::StateRef;
+use crate::store::files::state::StateRef;
 use serde::{Deserialize, Serialize};
 
 /// A row class: every table whose rows take the same number of bytes.

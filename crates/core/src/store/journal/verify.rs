@@ -9,8 +9,9 @@
 use super::{ClassCounters, ClassRecord, CommitRecord, TableRecord};
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::row::{Dtype, RowLayout};
-use crate::storage::log::{PageLayout, SEGMENT_BYTES_MAX, SEGMENT_PAGES_MIN};
-use crate::store::state;
+use crate::storage::PageLayout;
+use crate::storage::log::{SEGMENT_BYTES_MAX, SEGMENT_PAGES_MIN};
+use crate::store::files::state;
 use std::collections::BTreeSet;
 
 /// No counter of a store gets here in the life of a machine, and sums of some do not overflow.

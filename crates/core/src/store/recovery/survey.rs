@@ -3,7 +3,7 @@
 //! All files are read, several at once, and nothing is kept of deltas and pieces. A commit record
 //! is written only after all before it is durable, so one behind what cannot be read proves damage.
 
-use super::super::head::{Head, Tells};
+use super::super::files::head::{Head, Tells};
 use super::super::journal::{CommitRecord, JournalReader, RecordKind, name_of, numbers, read_json};
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::{IoKind, Medium, blocks_of};

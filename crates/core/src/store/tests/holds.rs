@@ -1,7 +1,7 @@
 //! Locks and holds on the simulated device: readers beside a writer, holds that are taken away,
 //! calls from inside a modify.
 
-use super::super::holds;
+use super::super::files::holds;
 use super::*;
 use crate::clip::Clip;
 use crate::io::SimMedium;

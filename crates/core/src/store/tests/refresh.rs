@@ -1,7 +1,7 @@
 //! Readers that are opened and refreshed while a writer goes back, or while something fails.
 
-use super::super::head::{Head, Tells};
-use super::super::holds;
+use super::super::files::head::{Head, Tells};
+use super::super::files::holds;
 use super::super::recovery::is_kept;
 use super::meddled::Meddled;
 use super::*;

@@ -1,6 +1,6 @@
 //! Pages that are older than the index: a write that the device lost, a rows file put back.
 
-use super::super::check::{CheckReport, check_commit};
+use super::super::sweeps::check::{CheckReport, check_commit};
 use super::*;
 use std::collections::BTreeSet;
 

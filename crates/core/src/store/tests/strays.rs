@@ -57,7 +57,7 @@ fn refused(path: &Path, names: &[&str]) {
         assert_eq!(error.kind(), ErrorKind::Corrupt, "{how}: {error}");
         says(error.message(), &how);
     }
-    let report = super::super::check(path, &mut |_, _| Ok(())).unwrap();
+    let report = crate::store::check(path, &mut |_, _| Ok(())).unwrap();
     assert_eq!(report.problem_count, 1, "{:?}", report.problems);
     says(&report.problems[0].message, "check");
     assert!(contents(path) == before, "a file was changed or removed");

@@ -35,7 +35,7 @@ mod slices;
 mod starving;
 mod uses;
 
-use super::verbs::check_keys;
+use super::verbs::get_put::check_keys;
 use super::{Engine, Guarded, Inner, Store};
 use crate::cache::BatchNumber;
 use crate::config::{LookaheadBatch, TableId};

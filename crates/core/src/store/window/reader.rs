@@ -3,7 +3,7 @@
 //! It goes in portions, so that each page is read once for all batches of the group, and a commit
 //! does not wait for the whole of it.
 
-use super::super::rows::{Effect, Keys, RowOp, RowView};
+use super::super::verbs::rows::{Effect, Keys, RowOp, RowView};
 use super::super::{Engine, Guarded, Inner};
 use super::group::{Group, Need};
 use super::slices::SLICE_ROWS;

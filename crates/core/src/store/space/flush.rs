@@ -1,21 +1,21 @@
 //! Writing rows to storage: the flush buffer when it is full, with the cleaning that pays for it;
 //! dirty rows without a commit; and handing the deltas of the index to the journal.
 
-use super::Inner;
-use super::engine::{CacheOfClass, Class, ClassPhase, Engine};
-use super::journal::RecordKind;
 use crate::activation::{Branch, note};
 use crate::error::Result;
 use crate::metrics::Timed;
 use crate::planted::{self, Bug};
 use crate::storage::log::{ClassLog, Pressure};
+use crate::store::Inner;
+use crate::store::engine::{CacheOfClass, Class, ClassPhase, Engine};
+use crate::store::journal::RecordKind;
 use std::sync::atomic::Ordering;
 
 impl Inner {
     /// Makes sure that one more victim fits the flush buffer: packs it when full, cleans in
     /// proportion, hands deltas to the journal. Runs under the class lock and may wait for the
     /// device. An error here leaves memory and disk apart, so it poisons the store.
-    pub(super) fn make_room(
+    pub(in crate::store) fn make_room(
         &self,
         engine: &Engine,
         class: &Class,
@@ -30,7 +30,7 @@ impl Inner {
 
     /// Pays for `rows` flushed rows with cleaning, unit by unit: each finds its room within the
     /// disk bound, for its rows and what the journal will say of them, or is left for later.
-    pub(super) fn clean_for(
+    pub(in crate::store) fn clean_for(
         &self,
         engine: &Engine,
         class: &Class,
@@ -49,7 +49,7 @@ impl Inner {
 
     /// Cleans until so many bytes are free, or will be by commits alone, beside what the class
     /// needs itself.
-    pub(super) fn clean_until_free(
+    pub(in crate::store) fn clean_until_free(
         &self,
         engine: &Engine,
         class: &Class,
@@ -94,13 +94,21 @@ impl Inner {
     }
 
     /// Hands waiting deltas of a class to the journal when they are many.
-    pub(super) fn journal_changes_if_many(&self, class: &Class, log: &mut ClassLog) -> Result<()> {
+    pub(in crate::store) fn journal_changes_if_many(
+        &self,
+        class: &Class,
+        log: &mut ClassLog,
+    ) -> Result<()> {
         let portion = class.tier.as_ref().map_or(0, |tier| tier.plan.journal_portion_bytes());
         if log.delta_bytes() < portion { Ok(()) } else { self.journal_changes(class, log) }
     }
 
     /// Hands all waiting deltas of a class to the journal.
-    pub(super) fn journal_changes(&self, class: &Class, log: &mut ClassLog) -> Result<()> {
+    pub(in crate::store) fn journal_changes(
+        &self,
+        class: &Class,
+        log: &mut ClassLog,
+    ) -> Result<()> {
         if log.delta_bytes() == 0 {
             return Ok(());
         }
@@ -127,12 +135,12 @@ impl Inner {
 
     /// True when partitions may be merged: not while a cycle is being written, because a piece
     /// that was written must not receive rows of one that was not.
-    pub(super) fn may_merge(&self) -> bool {
+    pub(in crate::store) fn may_merge(&self) -> bool {
         self.history.lock().cursor.is_none()
     }
 
     /// Packs a class's flush buffer now, whether full or not.
-    pub(super) fn flush_now(
+    pub(in crate::store) fn flush_now(
         &self,
         engine: &Engine,
         class: &Class,
@@ -155,7 +163,7 @@ impl Inner {
 
     /// Writes every dirty row of a class, those dirty for longest first. Nobody changes rows
     /// meanwhile, and no commit is under way.
-    pub(super) fn flush_dirty(&self, engine: &Engine, class: &Class) -> Result<()> {
+    pub(in crate::store) fn flush_dirty(&self, engine: &Engine, class: &Class) -> Result<()> {
         let Some(tier) = &class.tier else { return Ok(()) };
         let mut log = class.log.lock();
         self.flush_now(engine, class, &mut log)?;
@@ -165,7 +173,7 @@ impl Inner {
     }
 
     /// Writes all dirty rows to storage without a commit (plan, scan).
-    pub(super) fn flush_all(&self, engine: &Engine) -> Result<()> {
+    pub(in crate::store) fn flush_all(&self, engine: &Engine) -> Result<()> {
         for class in engine.classes.iter().filter(|c| c.tier.is_some()) {
             self.poison_on_error(self.flush_dirty(engine, class))?;
         }

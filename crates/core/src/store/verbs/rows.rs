@@ -5,14 +5,14 @@
 //! from a page, or was never written. Hits take no lock but the set's; the others are gathered over
 //! all tables of a class for `misses.rs`.
 
-use super::Inner;
-use super::engine::{Class, Engine, Table};
-use super::misses::Miss;
 use crate::cache::{BLOCK, BatchNumber, Cache, Location, RowMut};
 use crate::config::ValuesOut;
 use crate::error::Result;
 use crate::hash::mix;
 use crate::metrics::Timed;
+use crate::store::Inner;
+use crate::store::engine::{Class, Engine, Table};
+use crate::store::verbs::misses::Miss;
 use std::sync::atomic::Ordering;
 
 /// How many visits ahead a verb is asked to prefetch what it brings to a row.
@@ -20,7 +20,7 @@ const PREFETCHED_AHEAD: usize = 16;
 
 /// What a verb did to a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Effect {
+pub(in crate::store) enum Effect {
     /// Looked at it.
     Read,
     /// Changed it.
@@ -28,19 +28,19 @@ pub(super) enum Effect {
 }
 
 /// A row as a verb sees it.
-pub(super) struct RowView<'a> {
+pub(in crate::store) struct RowView<'a> {
     /// Values, then state. Undefined when `blank`.
-    pub(super) words: &'a mut [f32],
+    pub(in crate::store) words: &'a mut [f32],
     /// True when the key was written before, and not deleted.
-    pub(super) written: bool,
+    pub(in crate::store) written: bool,
     /// True when a blind verb finds a row that was not fetched: every word must be set.
-    pub(super) blank: bool,
+    pub(in crate::store) blank: bool,
     /// Slot of the stored copy, 0 when there is none; `None` where the index tells.
-    pub(super) origin: Option<u32>,
+    pub(in crate::store) origin: Option<u32>,
 }
 
 /// What a verb does to each row of its batches.
-pub(super) trait RowOp {
+pub(in crate::store) trait RowOp {
     /// True when it makes rows resident before they are used: what it finds is not counted as a
     /// verb's hits and misses, and rows that nobody has written stay away.
     const AHEAD: bool = false;
@@ -78,14 +78,14 @@ pub(super) trait RowOp {
 
 /// One table's keys.
 #[derive(Clone, Copy)]
-pub(super) struct Keys<'a> {
-    pub(super) table: &'a Table,
-    pub(super) keys: &'a [u64],
+pub(in crate::store) struct Keys<'a> {
+    pub(in crate::store) table: &'a Table,
+    pub(in crate::store) keys: &'a [u64],
 }
 
 impl Inner {
     /// Hands every row of `batches` to `op`. On error some rows were visited and some were not.
-    pub(super) fn visit_rows<O: RowOp>(
+    pub(in crate::store) fn visit_rows<O: RowOp>(
         &self,
         engine: &Engine,
         batches: &[Keys<'_>],
@@ -253,7 +253,7 @@ fn copy_halves(
 
 /// Hands a row to the verb; true when the key was written for the first time.
 #[inline(always)]
-pub(super) fn visit<O: RowOp>(
+pub(in crate::store) fn visit<O: RowOp>(
     op: &mut O,
     batch: usize,
     i: usize,

@@ -9,17 +9,17 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::Xxh3;
 
 /// Rows leave room within the disk bound for states as large as the last, and this much more.
-pub(super) const STATE_BYTES_KEPT_FREE: u64 = 64 << 10;
+pub(in crate::store) const STATE_BYTES_KEPT_FREE: u64 = 64 << 10;
 /// What names of state files begin with.
-pub(super) const PREFIX: &str = "state-";
+pub(in crate::store) const PREFIX: &str = "state-";
 
 /// The name of a commit's state file.
-pub(super) fn name_of(sequence: u64) -> String {
+pub(in crate::store) fn name_of(sequence: u64) -> String {
     format!("{PREFIX}{sequence:010}")
 }
 
 /// The commit of a state file; `None` for names that `name_of` does not give.
-pub(super) fn sequence_of(name: &str) -> Option<u64> {
+pub(in crate::store) fn sequence_of(name: &str) -> Option<u64> {
     let sequence = name.strip_prefix(PREFIX)?.parse().ok()?;
     (name_of(sequence) == name).then_some(sequence)
 }
@@ -67,7 +67,7 @@ pub(crate) fn write(
         }
     }
     let name = name_of(sequence);
-    if super::has_file(medium, &name)? {
+    if crate::store::has_file(medium, &name)? {
         medium.remove(&name)?;
     }
     let mut hash = Xxh3::with_seed(seed);
@@ -100,7 +100,7 @@ pub(crate) fn read(
     seed: u64,
     state: &StateRef,
 ) -> Result<Vec<(String, Vec<u8>)>> {
-    let file = super::open_needed(medium, &state.file, OpenMode::ReadOnly)?;
+    let file = crate::store::open_needed(medium, &state.file, OpenMode::ReadOnly)?;
     let (have, want) = (file.len()?, state.bytes());
     if have < want {
         bail!(Corrupt, "{} has {have} of {want} bytes; restore it from a copy", state.file);

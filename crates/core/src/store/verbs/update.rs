@@ -3,10 +3,7 @@
 //! Everything is checked, merged and bounded before the first row changes; the visits then do no
 //! more than the arithmetic of one row under its set's lock.
 
-use super::engine::{Engine, Table};
-use super::rows::{Effect, Keys, RowOp, RowView};
-use super::verbs::{Input, all_finite, check_keys, check_len};
-use super::{Inner, Store};
+use super::get_put::{Input, all_finite, check_keys, check_len};
 use crate::clip::{Clip, Clipped, coefficient};
 use crate::config::{NonFinite, UpdateBatch, UpdateReport};
 use crate::distinct::{Distinct, Merged, merge_gradients};
@@ -16,6 +13,9 @@ use crate::metrics::Timed;
 use crate::optimizer::Prepared;
 use crate::prefetch::prefetch_slice;
 use crate::row::RoundingMode;
+use crate::store::engine::{Engine, Table};
+use crate::store::verbs::rows::{Effect, Keys, RowOp, RowView};
+use crate::store::{Inner, Store};
 use std::sync::atomic::Ordering;
 
 impl Store {

@@ -3,14 +3,15 @@
 //! Format: `docs/formats/superblock.md`. It is the first file of a store and the last to go, so a
 //! directory that has others and not this one has lost it.
 
-use super::{has_file, leftovers};
 use crate::error::{Result, bail};
 use crate::io::{Medium, OpenMode};
+use crate::store::files::leftovers;
+use crate::store::has_file;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
-pub(super) const NAME: &str = "superblock";
-pub(super) const NEW_NAME: &str = "superblock.new";
+pub(in crate::store) const NAME: &str = "superblock";
+pub(in crate::store) const NEW_NAME: &str = "superblock.new";
 const MAGIC: [u8; 8] = *b"EMBEDROK";
 const VERSION: u32 = 1;
 const BYTES: usize = 4096;

@@ -3,14 +3,14 @@
 //! Each one checks its whole input before it changes a row, reserves the disk that the change may
 //! need, and then visits the rows.
 
-use super::engine::{Engine, Table};
-use super::rows::{Effect, Keys, RowOp, RowView};
-use super::{Inner, Store};
 use crate::config::{GetBatch, NonFinite, PutBatch, TableId, UpdateReport, ValuesOut};
 use crate::distinct::Distinct;
 use crate::error::{Result, bail};
 use crate::metrics::Timed;
 use crate::row::{Dtype, RowLayout};
+use crate::store::engine::{Engine, Table};
+use crate::store::verbs::rows::{Effect, Keys, RowOp, RowView};
+use crate::store::{Inner, Store};
 use std::sync::atomic::Ordering;
 
 /// A delete looks this often whether its deltas are enough for a record of the journal.
@@ -236,7 +236,7 @@ impl Store {
 
 impl Inner {
     /// Runs a verb that changes rows: reserves room, visits, counts. Returns the rows visited.
-    pub(super) fn change<O: RowOp>(
+    pub(in crate::store) fn change<O: RowOp>(
         &self,
         engine: &Engine,
         keys: &[Keys<'_>],
@@ -257,7 +257,7 @@ impl Inner {
     }
 
     /// Deals with rows that are not finite, before any row changes. `rows` go along with `keys`.
-    pub(super) fn handle_non_finite(
+    pub(in crate::store) fn handle_non_finite(
         &self,
         policy: NonFinite,
         what: Input,
@@ -305,7 +305,7 @@ impl Inner {
 
 /// What a row that is not finite was given as.
 #[derive(Clone, Copy)]
-pub(super) enum Input {
+pub(in crate::store) enum Input {
     Gradients,
     Values,
 }
@@ -333,7 +333,7 @@ impl Input {
 }
 
 /// Checks that every key of a dense table lies in range.
-pub(super) fn check_keys(table: &Table, keys: &[u64]) -> Result<()> {
+pub(in crate::store) fn check_keys(table: &Table, keys: &[u64]) -> Result<()> {
     let Some(num_embeddings) = table.record.spec.num_embeddings else { return Ok(()) };
     // The sign says whether any key is too large; a maximum of 64-bit numbers takes longer.
     let last = num_embeddings.wrapping_sub(1);
@@ -353,7 +353,7 @@ pub(super) fn check_keys(table: &Table, keys: &[u64]) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn check_len(
+pub(in crate::store) fn check_len(
     what: &str,
     table: &Table,
     len: usize,
@@ -372,7 +372,7 @@ pub(super) fn check_len(
 }
 
 /// True when no element is NaN or infinite.
-pub(super) fn all_finite(values: &[f32]) -> bool {
+pub(in crate::store) fn all_finite(values: &[f32]) -> bool {
     Dtype::Float32.all_fit(values)
 }
 

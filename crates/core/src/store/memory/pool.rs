@@ -3,20 +3,20 @@
 use parking_lot::{Condvar, Mutex};
 
 /// Things to borrow; a borrower waits while all are out.
-pub(super) struct Pool<T> {
+pub(in crate::store) struct Pool<T> {
     free: Mutex<Vec<T>>,
     returned: Condvar,
 }
 
 impl<T> Pool<T> {
     /// A pool of these.
-    pub(super) fn new(things: Vec<T>) -> Self {
+    pub(in crate::store) fn new(things: Vec<T>) -> Self {
         Self { free: Mutex::new(things), returned: Condvar::new() }
     }
 
     /// Lends one to `f`, waiting until one is free. One that a panic of `f` interrupted comes back,
     /// too, as the panic left it.
-    pub(super) fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
+    pub(in crate::store) fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
         let mut lent = self.lend();
         f(lent.thing.as_mut().expect("what is lent comes back when the loan ends"))
     }

@@ -3,16 +3,17 @@
 //! Every page of the commit is read and verified, and only live rows are written, so the copy is
 //! as small as can be. The source's commit is held meanwhile.
 
-use super::class_file::class_of;
-use super::commit::SPARE;
-use super::lock::WriterLock;
-use super::open::absolute;
-use super::place::check_place;
-use super::tables::MEASURE;
-use super::{Store, head, journal, state, superblock};
 use crate::config::{CommitInfo, Memory, NonFinite, PutBatch, StoreOptions};
 use crate::error::{Error, Result, bail};
 use crate::io::{DirectoryMedium, IoChoice, Medium, OpenMode};
+use crate::store::commit::SPARE;
+use crate::store::files::class_file::class_of;
+use crate::store::files::lock::WriterLock;
+use crate::store::files::place::check_place;
+use crate::store::files::{head, state, superblock};
+use crate::store::open::absolute;
+use crate::store::tables::MEASURE;
+use crate::store::{Store, journal};
 use serde::Serialize;
 use std::path::Path;
 
@@ -20,7 +21,7 @@ use std::path::Path;
 const ROWS: usize = 16_384;
 
 /// Lies in the directory of a copy until it is whole.
-pub(super) const UNFINISHED: &str = "unfinished-copy";
+pub(in crate::store) const UNFINISHED: &str = "unfinished-copy";
 
 /// What a copy did.
 #[derive(Clone, Debug, Serialize)]
@@ -111,7 +112,7 @@ pub fn copy(
 }
 
 /// Refuses what a copy has left that failed, was cut off or goes on.
-pub(super) fn refuse_unfinished(path: &Path) -> Result<()> {
+pub(in crate::store) fn refuse_unfinished(path: &Path) -> Result<()> {
     if path.join(UNFINISHED).exists() {
         bail!(
             NotFound,

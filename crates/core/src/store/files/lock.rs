@@ -8,7 +8,7 @@ use crate::error::{Error, Result, bail};
 use crate::io::{FileLock, Locking, Medium, OpenMode};
 use std::path::Path;
 
-pub(super) const NAME: &str = "lock";
+pub(in crate::store) const NAME: &str = "lock";
 /// What the file says at most of its holder.
 const HOLDER_BYTES_MAX: u64 = 4096;
 /// How often the file may be removed or replaced while it is being locked.
@@ -16,14 +16,14 @@ const TRIES_MAX: usize = 100;
 
 /// The right to write to a store, until it is dropped.
 #[derive(Debug)]
-pub(super) struct WriterLock {
+pub(in crate::store) struct WriterLock {
     _lock: Box<dyn FileLock>,
 }
 
 impl WriterLock {
     /// Takes the lock. `Locked` names who holds it, and what several trainers should do. `path` is
     /// the store's, for messages.
-    pub(super) fn take(medium: &dyn Medium, path: &Path) -> Result<Self> {
+    pub(in crate::store) fn take(medium: &dyn Medium, path: &Path) -> Result<Self> {
         for _ in 0..TRIES_MAX {
             match medium.lock(NAME).map_err(or_read_only)? {
                 Locking::Taken(lock) if lock.is_current()? => {

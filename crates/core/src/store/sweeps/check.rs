@@ -1,12 +1,13 @@
 //! Check: reads every page that a kept commit needs and says what is wrong, and where.
 
-use super::engine::Class;
-use super::head::{Head, Tells};
-use super::open::absolute;
-use super::{Store, state};
 use crate::config::{Memory, StoreOptions};
 use crate::error::{Error, ErrorKind, Result};
 use crate::storage::log::ClassLog;
+use crate::store::Store;
+use crate::store::engine::Class;
+use crate::store::files::head::{Head, Tells};
+use crate::store::files::state;
+use crate::store::open::absolute;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -151,7 +152,7 @@ fn check_kept(
     Ok(())
 }
 
-pub(super) fn check_commit(
+pub(in crate::store) fn check_commit(
     store: &Store,
     report: &mut CheckReport,
     progress: &mut dyn FnMut(u64, u64) -> Result<()>,

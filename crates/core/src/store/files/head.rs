@@ -4,16 +4,16 @@
 //! outlives the commits that are given up when a writer goes back: those had dropped older ones,
 //! whatever the record of the commit gone back to says. Always whole, for it lies in one sector.
 
-use super::has_file;
 use crate::error::Result;
 use crate::io::{File, Medium, OpenMode};
+use crate::store::has_file;
 use std::sync::Arc;
 use std::time::Duration;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-pub(super) const NAME: &str = "head";
+pub(in crate::store) const NAME: &str = "head";
 /// Bytes that `write` writes.
-pub(super) const BYTES: u64 = 48;
+pub(in crate::store) const BYTES: u64 = 48;
 /// Bytes of a head by a version that does not note the oldest commit.
 const BYTES_WITHOUT_OLDEST: u64 = 16;
 /// A term has so many sequences for the pages of a class: at 512 bytes a page, 2 TiB.
@@ -27,7 +27,7 @@ const WRITING: Duration = Duration::from_millis(1);
 
 /// How much the head tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Tells {
+pub(in crate::store) enum Tells {
     /// Both numbers, of one moment.
     All,
     /// A version that does not note the oldest commit wrote it last.
@@ -39,19 +39,19 @@ pub(super) enum Tells {
 
 /// What a head says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Head {
+pub(in crate::store) struct Head {
     /// The number of a commit that was durable; 0 when there is none, or it cannot be told.
-    pub(super) sequence: u64,
+    pub(in crate::store) sequence: u64,
     /// No commit before this one is whole.
-    pub(super) oldest: u64,
+    pub(in crate::store) oldest: u64,
     /// The last term: the time from a writer's first change until it closes or dies. 0 when it
     /// cannot be told.
-    pub(super) term: u64,
-    pub(super) tells: Tells,
+    pub(in crate::store) term: u64,
+    pub(in crate::store) tells: Tells,
 }
 
 impl Head {
-    pub(super) fn new(sequence: u64, oldest: u64, term: u64) -> Self {
+    pub(in crate::store) fn new(sequence: u64, oldest: u64, term: u64) -> Self {
         Self { sequence, oldest, term, tells: Tells::All }
     }
 
@@ -89,7 +89,7 @@ impl Head {
     }
 
     /// Reads what there is; again where that tells nothing, for a writer beside may be writing it.
-    pub(super) fn read(medium: &dyn Medium, seed: u64) -> Result<Self> {
+    pub(in crate::store) fn read(medium: &dyn Medium, seed: u64) -> Result<Self> {
         let mut head = Self::decode(&[0; BYTES as usize], seed);
         if !has_file(medium, NAME)? {
             return Ok(head);
@@ -111,27 +111,31 @@ impl Head {
     }
 
     /// Notes a commit that is durable. Not synced: the head may lag, never lead.
-    pub(super) fn write(self, medium: &dyn Medium, seed: u64) -> Result<()> {
+    pub(in crate::store) fn write(self, medium: &dyn Medium, seed: u64) -> Result<()> {
         rewrite(medium, &self.encode(seed)).map(drop)
     }
 
     /// As `write`, and durable on return but for its name: before later commits are given up, so
     /// that no head names one that is gone, none is forgotten that they had dropped, and no other
     /// term has this number.
-    pub(super) fn write_durably(self, medium: &dyn Medium, seed: u64) -> Result<()> {
+    pub(in crate::store) fn write_durably(self, medium: &dyn Medium, seed: u64) -> Result<()> {
         rewrite(medium, &self.encode(seed))?.sync()
     }
 }
 
 /// The number of the term that begins with the next change: above that of every term before, as
 /// far as the head tells it, or the largest sequence of a page that a commit tells of.
-pub(super) fn next_term(medium: &dyn Medium, seed: u64, sequence_max: u64) -> Result<u64> {
+pub(in crate::store) fn next_term(
+    medium: &dyn Medium,
+    seed: u64,
+    sequence_max: u64,
+) -> Result<u64> {
     let last = Head::read(medium, seed)?.term;
     Ok((last.max(sequence_max >> TERM_SHIFT) + 1).min(TERM_MAX))
 }
 
 /// The sequence that the pages of a term come behind.
-pub(super) fn sequence_of_term(term: u64) -> u64 {
+pub(in crate::store) fn sequence_of_term(term: u64) -> u64 {
     term << TERM_SHIFT
 }
 

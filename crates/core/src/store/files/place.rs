@@ -2,10 +2,10 @@
 //!
 //! A mistyped path would otherwise become folders, and a store among the files of something else.
 
-use super::copy::UNFINISHED;
-use super::leftovers::is_of_a_store;
-use super::{lock, superblock};
 use crate::error::{Error, Result, bail};
+use crate::store::files::leftovers::is_of_a_store;
+use crate::store::files::{lock, superblock};
+use crate::store::sweeps::copy::UNFINISHED;
 use std::path::Path;
 
 /// What a store that was never finished leaves, and what a file system puts into its root.
@@ -17,7 +17,7 @@ const HARMLESS: [&str; 3] = [lock::NAME, superblock::NEW_NAME, "lost+found"];
 ///
 /// *Errors*: `Misuse`, `Io`.
 pub fn check_place(path: &Path) -> Result<()> {
-    let path = &super::open::absolute(path)?;
+    let path = &crate::store::open::absolute(path)?;
     if !path.exists() {
         return check_parents(path);
     }

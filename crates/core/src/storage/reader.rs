@@ -187,7 +187,6 @@ fn deliver(
 mod tests {
     use super::*;
     use crate::io::{Buffers, Medium, OpenMode, SimMedium};
-    use crate::storage::log::{Segments, Stream, Writer};
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
     const PAGES: u32 = 63;
@@ -198,17 +197,15 @@ mod tests {
         let layout = PageLayout::new(512, 64, 0, 7).unwrap();
         let file = medium.open("rows", OpenMode::CreateNew).unwrap();
         file.allocate(0, u64::from(PAGES + 1) * 512).unwrap();
-        let mut segments = Segments::new(PAGES + 1, layout.rows_per_page as u32, 1);
-        segments.grow();
-        let queue = medium.queue(2, Buffers::equal(2, 512)).unwrap();
-        let mut writer = Writer::new(file.clone(), layout.clone(), queue, 0);
-        for page in 1..=PAGES {
-            for _ in 0..layout.rows_per_page {
-                let stream = Stream::Flushed;
-                writer.append(&mut segments, stream, 0, u64::from(page), &[0.5; 16]).unwrap();
+        for number in 1..=PAGES {
+            let mut words = vec![0.0f32; layout.page_bytes / 4];
+            let page: &mut [u8] = bytemuck::cast_slice_mut(&mut words);
+            for slot in 0..layout.rows_per_page {
+                layout.put(page, slot, 0, u64::from(number), &[0.5; 16]);
             }
+            layout.seal(page, number, layout.rows_per_page, u64::from(number));
+            file.write_at(page, u64::from(number) * 512).unwrap();
         }
-        writer.finish(&mut segments).unwrap();
         let longest = if merge { 4 * 512 } else { 512 };
         let buffers = Buffers::sharing(depth * 512, 512, longest);
         let queue = medium.queue(depth, buffers).unwrap();

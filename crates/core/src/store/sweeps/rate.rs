@@ -1,8 +1,8 @@
 //! What the device under a store gives, measured on the store's own pages.
 
-use super::Store;
 use crate::error::{Result, bail};
 use crate::io::measure::random_read_rate_in;
+use crate::store::Store;
 
 impl Store {
     /// Requests per second of random reads of `bytes` each, `depth` in flight, on the written pages

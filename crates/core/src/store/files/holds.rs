@@ -18,7 +18,7 @@ const TRIES_MAX: usize = 100;
 
 /// A reader's claim on a commit.
 #[derive(Debug)]
-pub(super) struct Hold {
+pub(in crate::store) struct Hold {
     medium: Arc<dyn Medium>,
     name: String,
     lock: Box<dyn FileLock>,
@@ -27,7 +27,7 @@ pub(super) struct Hold {
 impl Hold {
     /// Claims a commit; `None` where this process may not write. The caller checks afterwards that
     /// the commit is still kept.
-    pub(super) fn take(medium: &Arc<dyn Medium>, sequence: u64) -> Result<Option<Self>> {
+    pub(in crate::store) fn take(medium: &Arc<dyn Medium>, sequence: u64) -> Result<Option<Self>> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         for _ in 0..TRIES_MAX {
             // A name that another process has is one from a machine, or a container, with equal
@@ -48,7 +48,7 @@ impl Hold {
     }
 
     /// False once the writer, or somebody else, has taken it away.
-    pub(super) fn is_current(&self) -> Result<bool> {
+    pub(in crate::store) fn is_current(&self) -> Result<bool> {
         self.lock.is_current()
     }
 }
@@ -64,16 +64,16 @@ impl Drop for Hold {
 
 /// A hold of a reader that lives.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Held {
+pub(in crate::store) struct Held {
     name: String,
     /// The commit that is held.
-    pub(super) sequence: u64,
+    pub(in crate::store) sequence: u64,
 }
 
 /// The holds of living readers, of this process too. Those of dead readers are removed.
 ///
 /// *Errors*: what keeps it from looking. Nobody may take that for a store without readers.
-pub(super) fn living(medium: &dyn Medium) -> Result<Vec<Held>> {
+pub(in crate::store) fn living(medium: &dyn Medium) -> Result<Vec<Held>> {
     let mut living = Vec::new();
     for name in medium.list(PREFIX)? {
         let mut parts = name.strip_prefix(PREFIX).unwrap_or("").split('-');
@@ -106,7 +106,7 @@ fn is_alive(medium: &dyn Medium, held: &Held) -> Result<bool> {
 
 /// Takes a hold away. Its reader has nothing from then on that keeps its commit, and finds that
 /// out by [`Hold::is_current`].
-pub(super) fn take_away(medium: &dyn Medium, held: &Held) -> Result<()> {
+pub(in crate::store) fn take_away(medium: &dyn Medium, held: &Held) -> Result<()> {
     match medium.remove(&held.name) {
         // The reader was faster.
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
@@ -116,7 +116,7 @@ pub(super) fn take_away(medium: &dyn Medium, held: &Held) -> Result<()> {
 
 /// The oldest and the newest commit that living readers hold. Commit 0, a store without commits, is
 /// none: its readers need nothing.
-pub(super) fn span(medium: &dyn Medium) -> Result<Option<(u64, u64)>> {
+pub(in crate::store) fn span(medium: &dyn Medium) -> Result<Option<(u64, u64)>> {
     let held = living(medium)?;
     let sequences = || held.iter().map(|held| held.sequence).filter(|sequence| *sequence > 0);
     Ok(sequences().min().zip(sequences().max()))
@@ -124,7 +124,7 @@ pub(super) fn span(medium: &dyn Medium) -> Result<Option<(u64, u64)>> {
 
 /// Takes the holds of all commits after one away. The journal behind it was cut before: who takes
 /// such a hold later finds its commit's record gone.
-pub(super) fn take_later_away(medium: &dyn Medium, last: u64) -> Result<()> {
+pub(in crate::store) fn take_later_away(medium: &dyn Medium, last: u64) -> Result<()> {
     let held = living(medium)?;
     held.iter().filter(|held| held.sequence > last).try_for_each(|held| take_away(medium, held))
 }

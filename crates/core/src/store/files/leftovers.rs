@@ -6,24 +6,24 @@
 //! empty store, and writing to it removes these files: so only what such a crash explains may lie
 //! there.
 
-use super::class_file::{class_of, refuse_other_store};
-use super::journal::{name_of, number_of};
-use super::state;
 use crate::error::{Result, bail};
 use crate::io::Medium;
+use crate::store::files::class_file::{class_of, refuse_other_store};
+use crate::store::files::state;
+use crate::store::journal::{name_of, number_of};
 
 /// A file that only a store has.
-pub(super) fn file_of_a_store(medium: &dyn Medium) -> Result<Option<String>> {
+pub(in crate::store) fn file_of_a_store(medium: &dyn Medium) -> Result<Option<String>> {
     Ok(medium.list("")?.into_iter().find(|name| is_of_a_store(name)))
 }
 
 /// Whether a file of this name is a journal's, rows or a state.
-pub(super) fn is_of_a_store(name: &str) -> bool {
+pub(in crate::store) fn is_of_a_store(name: &str) -> bool {
     number_of(name).is_some() || class_of(name).is_some() || state::sequence_of(name).is_some()
 }
 
 /// Of a store whose journal has no commit: `Corrupt` naming a file that only a lost one explains.
-pub(super) fn refuse_unexplained(medium: &dyn Medium, seed: u64) -> Result<()> {
+pub(in crate::store) fn refuse_unexplained(medium: &dyn Medium, seed: u64) -> Result<()> {
     let names = medium.list("")?;
     let first = name_of(1);
     let begun = names.contains(&first);

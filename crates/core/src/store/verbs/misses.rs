@@ -4,23 +4,23 @@
 //! to the verb when its page arrives, so a batch may be larger than the cache. What changes
 //! meanwhile is looked at again.
 
-use super::Inner;
-use super::engine::{Class, ClassPhase, Engine, Table, park};
-use super::rows::{Keys, RowOp, RowView, visit};
 use crate::activation::{Branch, note};
 use crate::cache::{RowMut, RowRef};
 use crate::error::{Result, bail};
 use crate::metrics::{Metrics, ReadReport};
 use crate::planted::{self, Bug};
 use crate::storage::log::{ClassLog, Place};
+use crate::store::Inner;
+use crate::store::engine::{Class, ClassPhase, Engine, Table, park};
+use crate::store::verbs::rows::{Keys, RowOp, RowView, visit};
 use parking_lot::MutexGuard;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A position that missed the cache.
 #[derive(Clone, Copy)]
-pub(super) struct Miss {
-    pub(super) batch: u32,
-    pub(super) position: u32,
+pub(in crate::store) struct Miss {
+    pub(in crate::store) batch: u32,
+    pub(in crate::store) position: u32,
 }
 
 /// A page read that may hold the row of a miss.
@@ -32,11 +32,11 @@ struct Wanted {
 
 /// What the misses of a verb read.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct MissReport {
+pub(in crate::store) struct MissReport {
     /// All rounds together.
-    pub(super) read: ReadReport,
+    pub(in crate::store) read: ReadReport,
     /// Pages of them that were read in later rounds, because rows had moved meanwhile.
-    pub(super) pages_again: u64,
+    pub(in crate::store) pages_again: u64,
 }
 
 /// How far a miss is.
@@ -54,7 +54,7 @@ enum Progress {
 impl Inner {
     /// Hands rows that are known to be missing to an op that is ahead: those at `places`, each a
     /// batch and a position in it.
-    pub(super) fn visit_ahead<O: RowOp>(
+    pub(in crate::store) fn visit_ahead<O: RowOp>(
         &self,
         engine: &Engine,
         class: &Class,
@@ -66,7 +66,7 @@ impl Inner {
         self.visit_misses(engine, class, batches, places.into_iter().map(miss).collect(), op)
     }
 
-    pub(super) fn visit_misses<O: RowOp>(
+    pub(in crate::store) fn visit_misses<O: RowOp>(
         &self,
         engine: &Engine,
         class: &Class,
@@ -532,7 +532,11 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
 
 /// What becomes of a victim: one that belongs to the commit under way is written, another dirty one
 /// is parked in the flush buffer, where there is a place for it.
-pub(super) fn write_or_park(log: &mut ClassLog, class: &Class, victim: RowRef<'_>) -> Result<()> {
+pub(in crate::store) fn write_or_park(
+    log: &mut ClassLog,
+    class: &Class,
+    victim: RowRef<'_>,
+) -> Result<()> {
     if victim.captured && class.phase() == ClassPhase::Captured {
         note(Branch::CapturedVictim);
         let written = log.write_row(victim.table, victim.key, victim.origin, victim.words);
@@ -549,7 +553,7 @@ pub(super) fn write_or_park(log: &mut ClassLog, class: &Class, victim: RowRef<'_
 impl Inner {
     /// Writes the initial row of a key: values by the table's initializer, rounded to its dtype,
     /// then initial state.
-    pub(super) fn fill_initial(&self, table: &Table, key: u64, words: &mut [f32]) {
+    pub(in crate::store) fn fill_initial(&self, table: &Table, key: u64, words: &mut [f32]) {
         let spec = &table.record.spec;
         let (words, state) = table.layout.split_mut(words);
         let fill = |values: &mut [f32]| {

@@ -1,16 +1,16 @@
 //! Room before use: disk for every row that may have to be written, memory for an index that grows.
 
-use super::Inner;
-use super::budget;
-use super::commit::Asker;
-use super::engine::{Class, ClassPhase, Engine, park};
-use super::journal::{JOURNAL_BYTES_PER_ROW, JOURNAL_BYTES_PER_TABLE};
-use super::rows::Keys;
 use crate::activation::{Branch, note};
 use crate::cache::TakeWay;
 use crate::error::{ErrorKind, Result, bail};
 use crate::index::INDEX_BYTES_PER_KEY;
 use crate::storage::log::{ClassLog, Place, Stream};
+use crate::store::Inner;
+use crate::store::commit::Asker;
+use crate::store::engine::{Class, ClassPhase, Engine, park};
+use crate::store::journal::{JOURNAL_BYTES_PER_ROW, JOURNAL_BYTES_PER_TABLE};
+use crate::store::memory::budget;
+use crate::store::verbs::rows::Keys;
 use std::sync::atomic::Ordering;
 
 /// Sets that give up a row between two looks at the flush buffer.
@@ -20,7 +20,7 @@ impl Inner {
     /// Makes sure that a batch that changes these rows cannot run out of disk, and that its new
     /// keys fit the budget. `Full` and `Budget` come before anything changed. Each reserve is
     /// followed by `end_reservation` with the same keys.
-    pub(super) fn reserve(&self, engine: &Engine, keys: &[Keys<'_>]) -> Result<()> {
+    pub(in crate::store) fn reserve(&self, engine: &Engine, keys: &[Keys<'_>]) -> Result<()> {
         self.prepare_writing()?;
         self.settle_room(engine)?;
         self.make_index_room(engine, keys)?;
@@ -40,7 +40,12 @@ impl Inner {
     }
 
     /// Makes sure that the journal has room for `rows` deletes. They take no room for rows.
-    pub(super) fn reserve_deletes(&self, engine: &Engine, class: &Class, rows: u64) -> Result<()> {
+    pub(in crate::store) fn reserve_deletes(
+        &self,
+        engine: &Engine,
+        class: &Class,
+        rows: u64,
+    ) -> Result<()> {
         let bytes = class.journal_bytes(&class.log.lock()) + engine.journal_bytes_beside(class);
         let bytes = bytes + rows * JOURNAL_BYTES_PER_ROW;
         let asker = Asker::Changes(class.record.id);
@@ -50,7 +55,7 @@ impl Inner {
 
     /// Makes sure that the journal has room for the records of a new table and its class, beside
     /// all that is to come.
-    pub(super) fn reserve_table(&self, engine: &Engine) -> Result<()> {
+    pub(in crate::store) fn reserve_table(&self, engine: &Engine) -> Result<()> {
         let bytes = engine.journal_bytes() + JOURNAL_BYTES_PER_TABLE;
         let fits = self.reserve_to_change(&mut self.history.lock(), Asker::Table, bytes);
         fits.map_err(|error| self.advise(engine, error))
@@ -105,7 +110,7 @@ impl Inner {
     /// Runs something that may grow a class's file for `rows` more rows and `spare` segments. It is
     /// given how many bytes it may grow by. What it needs is charged before it runs, so that nobody
     /// else takes that meanwhile; nothing, where there is less, or others would be refused for it.
-    pub(super) fn charge_growth<R>(
+    pub(in crate::store) fn charge_growth<R>(
         &self,
         log: &mut ClassLog,
         rows: u64,
@@ -132,7 +137,7 @@ impl Inner {
     }
 
     /// Takes back what `reserve` reserved of these classes, the first ones of an engine's.
-    pub(super) fn end_reservation(&self, classes: &[Class], keys: &[Keys<'_>]) {
+    pub(in crate::store) fn end_reservation(&self, classes: &[Class], keys: &[Keys<'_>]) {
         for (i, class) in classes.iter().enumerate() {
             // Pairs with the acquires in `unwritten_rows` and `journal_bytes_at_most`.
             class.reserved_rows.fetch_sub(rows_of_class(keys, i), Ordering::Release);
@@ -140,7 +145,7 @@ impl Inner {
     }
 
     /// Bytes that the store takes on disk.
-    pub(super) fn disk_bytes(&self) -> u64 {
+    pub(in crate::store) fn disk_bytes(&self) -> u64 {
         self.used_bytes(&self.history.lock())
     }
 
@@ -182,7 +187,7 @@ impl Inner {
     }
 
     /// Makes sure that `growth` more bytes fit the budget; false when the caches cannot give them.
-    pub(super) fn make_window_room(&self, engine: &Engine, growth: u64) -> Result<bool> {
+    pub(in crate::store) fn make_window_room(&self, engine: &Engine, growth: u64) -> Result<bool> {
         let used = || engine.memory().total() + engine.index_bytes_to_come();
         while used() + growth > engine.budget_bytes {
             if !self.shrink_largest(engine)? {
@@ -193,7 +198,7 @@ impl Inner {
     }
 
     /// Lets caches grow to what they had before others took of it, as far as the budget has room.
-    pub(super) fn return_cache_room(&self, engine: &Engine) {
+    pub(in crate::store) fn return_cache_room(&self, engine: &Engine) {
         loop {
             let used = engine.memory().total() + engine.index_bytes_to_come();
             let room = engine.budget_bytes.saturating_sub(used);

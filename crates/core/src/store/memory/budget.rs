@@ -3,36 +3,37 @@
 //! Everything the engine keeps is counted. Buffers shrink with the budget down to a floor; below
 //! that, the smallest budget that works is named.
 
-use super::journal::ClassRecord;
 use crate::cache::{CACHE_FIXED_BYTES, CacheShape, PolicyKind, WAYS_MIN};
 use crate::config::{Memory, MemoryUnit, TableSpec};
 use crate::error::{Result, bail};
 use crate::io::Buffers;
-use crate::storage::log::{FlushBuffer, Stream};
+use crate::storage::FlushBuffer;
+use crate::storage::log::Stream;
+use crate::store::journal::ClassRecord;
 
 /// What the plan must know of a row class.
 #[derive(Clone, Debug, Default)]
-pub(super) struct ClassDemand {
-    pub(super) row_bytes: usize,
-    pub(super) page_bytes: usize,
+pub(in crate::store) struct ClassDemand {
+    pub(in crate::store) row_bytes: usize,
+    pub(in crate::store) page_bytes: usize,
     /// Requests in flight that the device needs to give its rate.
-    pub(super) read_depth: usize,
+    pub(in crate::store) read_depth: usize,
     /// Rows of all its tables, as declared or expected.
-    pub(super) rows: u64,
+    pub(in crate::store) rows: u64,
     /// True when a table of the class grows: its rows spread unevenly over the sets.
-    pub(super) sparse: bool,
+    pub(in crate::store) sparse: bool,
     /// Bytes of its indexes as they are.
-    pub(super) index_bytes: u64,
+    pub(in crate::store) index_bytes: u64,
     /// Bytes that the indexes of its growing tables still take until they hold what is expected.
-    pub(super) index_growth: u64,
+    pub(in crate::store) index_growth: u64,
     /// Page sizes that the class may be given when it is made again; empty when it was found in the
     /// store. Until a commit has it, the next open measures the device anew and chooses anew.
-    pub(super) choices: Vec<usize>,
+    pub(in crate::store) choices: Vec<usize>,
 }
 
 impl ClassDemand {
     /// What a class without rows needs.
-    pub(super) fn of(record: &ClassRecord, choices: &[usize]) -> Self {
+    pub(in crate::store) fn of(record: &ClassRecord, choices: &[usize]) -> Self {
         let curve = record.curve.as_ref();
         let depth = curve.map_or(READ_DEPTH_USUAL, |curve| curve.depth.clamp(1, READ_DEPTH_MAX));
         Self {
@@ -59,21 +60,21 @@ impl ClassDemand {
 
 /// How a row class spends its part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct ClassPlan {
-    pub(super) sets: usize,
+pub(in crate::store) struct ClassPlan {
+    pub(in crate::store) sets: usize,
     /// Whether rows of the cache have headers.
-    pub(super) headers: bool,
-    pub(super) chunk_bytes: usize,
-    pub(super) chunks: usize,
-    pub(super) flush_rows: usize,
+    pub(in crate::store) headers: bool,
+    pub(in crate::store) chunk_bytes: usize,
+    pub(in crate::store) chunks: usize,
+    pub(in crate::store) flush_rows: usize,
     /// Requests that a reader keeps in flight, what it reads into, and how many readers there are.
-    pub(super) read_depth: usize,
-    pub(super) read_buffers: Buffers,
-    pub(super) readers: usize,
+    pub(in crate::store) read_depth: usize,
+    pub(in crate::store) read_buffers: Buffers,
+    pub(in crate::store) readers: usize,
 }
 
 /// Sets of a cache have this many ways at first; a growing index takes them one by one.
-pub(super) const WAYS: usize = 32;
+pub(in crate::store) const WAYS: usize = 32;
 /// Chunks being filled, one for each stream, and one in flight or read back by cleaning.
 const CHUNKS_MIN: usize = Stream::COUNT + 1;
 /// Where chunks are not as small as can be, two more are in flight while the others are filled.
@@ -81,7 +82,7 @@ const CHUNKS: usize = CHUNKS_MIN + 2;
 const CHUNK_BYTES_MAX: usize = 256 << 10;
 const CHUNK_BYTES_MIN: usize = 16 << 10;
 /// Requests in flight that are considered when the device is measured.
-pub(super) const READ_DEPTHS: [usize; 4] = [16, 32, 64, 128];
+pub(in crate::store) const READ_DEPTHS: [usize; 4] = [16, 32, 64, 128];
 /// Requests in flight where the device was not measured, one of these, and what a class takes a
 /// larger part of its share for than for the depth beyond.
 const READ_DEPTH_USUAL: usize = 64;
@@ -102,12 +103,12 @@ const INDEX_PER_SHARE: u64 = 64;
 const FIXED_BYTES: u64 = 64 << 10;
 
 /// Bytes of the index of a growing table with `rows` rows.
-pub(super) fn growing_index_bytes(rows: u64) -> u64 {
+pub(in crate::store) fn growing_index_bytes(rows: u64) -> u64 {
     rows.saturating_mul(INDEX_BYTES_PER_ROW_TWICE) / 2
 }
 
 /// The budget in bytes. A percentage needs `num_embeddings` or `expected_rows` of every table.
-pub(super) fn bytes_of(memory: Memory, tables: &[(&TableSpec, usize)]) -> Result<u64> {
+pub(in crate::store) fn bytes_of(memory: Memory, tables: &[(&TableSpec, usize)]) -> Result<u64> {
     match memory {
         Memory::Bytes(bytes) => Ok(bytes),
         Memory::Percent(per_cent) => Ok((rows_bytes(per_cent, tables)? * per_cent / 100.0) as u64),
@@ -115,7 +116,7 @@ pub(super) fn bytes_of(memory: Memory, tables: &[(&TableSpec, usize)]) -> Result
 }
 
 /// Bytes of all rows that tables will have, of which a budget is `per_cent`.
-pub(super) fn rows_bytes(per_cent: f64, tables: &[(&TableSpec, usize)]) -> Result<f64> {
+pub(in crate::store) fn rows_bytes(per_cent: f64, tables: &[(&TableSpec, usize)]) -> Result<f64> {
     let mut all = 0.0;
     for (spec, row_bytes) in tables {
         match spec.num_embeddings.or(spec.expected_rows) {
@@ -141,7 +142,7 @@ fn one_set(row_bytes: usize, headers: bool) -> CacheShape {
 }
 
 /// The largest power of two that is not above, at least 1.
-pub(super) fn pow2_below(bytes: usize) -> usize {
+pub(in crate::store) fn pow2_below(bytes: usize) -> usize {
     1 << bytes.max(1).ilog2()
 }
 
@@ -198,13 +199,13 @@ impl ClassPlan {
     }
 
     /// Index deltas are handed to the journal when they are this long.
-    pub(super) fn journal_portion_bytes(&self) -> usize {
+    pub(in crate::store) fn journal_portion_bytes(&self) -> usize {
         (self.chunk_bytes / 2).min(JOURNAL_PORTION_BYTES_MAX)
     }
 
     /// Bytes of index deltas that wait for the journal: not yet a portion, and what one flush, or
     /// the cleaning that it pays for, adds to it.
-    pub(super) fn delta_bytes(&self) -> usize {
+    pub(in crate::store) fn delta_bytes(&self) -> usize {
         self.journal_portion_bytes() + self.flush_rows * DELTA_BYTES
     }
 
@@ -217,13 +218,13 @@ impl ClassPlan {
     }
 
     /// Bytes of all readers: what they read into, and what they note of their requests.
-    pub(super) fn readers_bytes(&self) -> u64 {
+    pub(in crate::store) fn readers_bytes(&self) -> u64 {
         (self.readers * self.read_buffers.queue_bytes(self.read_depth)) as u64
     }
 }
 
 /// Divides `budget` bytes among the classes by the bytes of their rows.
-pub(super) fn divide(budget: u64, demands: &[ClassDemand]) -> Result<Vec<ClassPlan>> {
+pub(in crate::store) fn divide(budget: u64, demands: &[ClassDemand]) -> Result<Vec<ClassPlan>> {
     let row_bytes = |d: &ClassDemand| (d.rows.max(1) * d.row_bytes as u64) as f64;
     let all: f64 = demands.iter().map(row_bytes).sum();
     let index: u64 = demands.iter().map(|d| d.index_bytes).sum();
@@ -282,7 +283,11 @@ pub(super) fn divide(budget: u64, demands: &[ClassDemand]) -> Result<Vec<ClassPl
 
 /// Refuses a budget that cannot work, now or once the growing tables hold what is expected. Names
 /// one that does in the caller's unit.
-pub(super) fn check(budget: u64, demands: &[ClassDemand], unit: MemoryUnit) -> Result<()> {
+pub(in crate::store) fn check(
+    budget: u64,
+    demands: &[ClassDemand],
+    unit: MemoryUnit,
+) -> Result<()> {
     if !works(budget, demands) {
         let enough = unit.spell(enough(demands));
         let index: u64 = demands.iter().map(|d| d.index_bytes).sum();
@@ -314,7 +319,7 @@ fn least(demands: &[ClassDemand]) -> u64 {
 
 /// A budget that works whatever pages and depths new classes are given at the next open, and with
 /// which readers beside a large index have their depth.
-pub(super) fn enough(demands: &[ClassDemand]) -> u64 {
+pub(in crate::store) fn enough(demands: &[ClassDemand]) -> u64 {
     let of_class = |demand: &ClassDemand| {
         let possible = demand.possible();
         possible.iter().map(|d| bytes_with(d, &ClassPlan::buffers(d, 0))).max().unwrap_or(0)
@@ -329,7 +334,7 @@ fn bytes_with(demand: &ClassDemand, plan: &ClassPlan) -> u64 {
 }
 
 /// Whether a budget can work.
-pub(super) fn works(budget: u64, demands: &[ClassDemand]) -> bool {
+pub(in crate::store) fn works(budget: u64, demands: &[ClassDemand]) -> bool {
     budget >= least(demands)
 }
 

@@ -3,10 +3,10 @@
 //! Format: `docs/formats/rows-file.md`. The header is durable before the first page is written, and
 //! says of which store the file is.
 
-use super::has_file;
-use super::journal::ClassRecord;
 use crate::error::{Result, bail};
 use crate::io::{File, Medium, OpenMode};
+use crate::store::has_file;
+use crate::store::journal::ClassRecord;
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -18,18 +18,18 @@ const SEED_AT: usize = 40;
 const CHECKSUM_AT: usize = 48;
 
 /// The file of a class's pages.
-pub(super) fn class_file_name(class: u16) -> String {
+pub(in crate::store) fn class_file_name(class: u16) -> String {
     format!("{PREFIX}{class}")
 }
 
 /// The class of a file; `None` for names that `class_file_name` does not give.
-pub(super) fn class_of(name: &str) -> Option<u16> {
+pub(in crate::store) fn class_of(name: &str) -> Option<u16> {
     let class = name.strip_prefix(PREFIX)?.parse().ok()?;
     (class_file_name(class) == name).then_some(class)
 }
 
 /// Creates the file of a new class, durable with its name.
-pub(super) fn create_class_file(
+pub(in crate::store) fn create_class_file(
     medium: &dyn Medium,
     record: &ClassRecord,
     seed: u64,
@@ -61,7 +61,11 @@ fn class_header(record: &ClassRecord, seed: u64) -> Vec<u8> {
 }
 
 /// Refuses a file that is not that of this class.
-pub(super) fn check_class_header(file: &dyn File, record: &ClassRecord, seed: u64) -> Result<()> {
+pub(in crate::store) fn check_class_header(
+    file: &dyn File,
+    record: &ClassRecord,
+    seed: u64,
+) -> Result<()> {
     let header = read_header(file)?;
     if header != class_header(record, seed) {
         bail!(
@@ -82,7 +86,11 @@ fn read_header(file: &dyn File) -> Result<Vec<u8>> {
 
 /// Refuses a file of pages whose header is sound and of another store. A header that is not sound
 /// may have been under way in a crash.
-pub(super) fn refuse_other_store(medium: &dyn Medium, name: &str, seed: u64) -> Result<()> {
+pub(in crate::store) fn refuse_other_store(
+    medium: &dyn Medium,
+    name: &str,
+    seed: u64,
+) -> Result<()> {
     let file = medium.open(name, OpenMode::ReadOnly)?;
     if file.len()? < HEADER_BYTES as u64 {
         return Ok(());

@@ -1,11 +1,11 @@
 //! Filling the cache from storage in the order of the file, which a device reads many times faster
 //! than rows one by one.
 
-use super::engine::{Class, Engine};
-use super::misses::write_or_park;
-use super::{Inner, Store};
 use crate::error::Result;
 use crate::metrics::Timed;
+use crate::store::engine::{Class, Engine};
+use crate::store::verbs::misses::write_or_park;
+use crate::store::{Inner, Store};
 use std::sync::atomic::Ordering;
 
 /// Pages that are asked for with one bulk read.

@@ -15,24 +15,27 @@
 //! commits are dropped, and a class that has more than it needs gives room back to the others. So
 //! where much is outdated, commits alone bring a full store back to work.
 
-use super::Inner;
-use super::commit::{Asker, History};
-use super::engine::{Class, Engine};
-use super::journal::{JOURNAL_BYTES_PER_COMMIT, JOURNAL_BYTES_PER_ROW};
-use super::state::STATE_BYTES_KEPT_FREE;
+mod flush;
+mod reserve;
+
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::storage::log::ClassLog;
+use crate::store::Inner;
+use crate::store::commit::{Asker, History};
+use crate::store::engine::{Class, Engine};
+use crate::store::files::state::STATE_BYTES_KEPT_FREE;
+use crate::store::journal::{JOURNAL_BYTES_PER_COMMIT, JOURNAL_BYTES_PER_ROW};
 use std::sync::atomic::Ordering;
 
 impl Inner {
     /// Bytes that the store takes on disk.
-    pub(super) fn used_bytes(&self, history: &History) -> u64 {
+    pub(in crate::store) fn used_bytes(&self, history: &History) -> u64 {
         self.rows_disk_bytes.load(Ordering::Relaxed) + history.disk_bytes()
     }
 
     /// Makes sure that the journal can take `bytes` for changes and then a commit, and fills the
     /// spare room. Without room for them the next commits hurry to replace the journal.
-    pub(super) fn reserve_to_change(
+    pub(in crate::store) fn reserve_to_change(
         &self,
         history: &mut History,
         asker: Asker,
@@ -57,7 +60,7 @@ impl Inner {
 
     /// Makes sure that the journal can take what is to come of all classes, the deltas of a unit of
     /// cleaning and then a commit; false when the disk has no room for them.
-    pub(super) fn reserve_to_clean(
+    pub(in crate::store) fn reserve_to_clean(
         &self,
         engine: &Engine,
         class: &Class,
@@ -80,7 +83,7 @@ impl Inner {
     }
 
     /// Makes sure that the journal can take `bytes` more and leaves so much spare room.
-    pub(super) fn reserve_journal(
+    pub(in crate::store) fn reserve_journal(
         &self,
         history: &mut History,
         bytes: u64,
@@ -99,13 +102,17 @@ impl Inner {
     }
 
     /// Makes sure that the journal can take `bytes` more, for a commit.
-    pub(super) fn reserve_to_commit(&self, history: &mut History, bytes: u64) -> Result<()> {
+    pub(in crate::store) fn reserve_to_commit(
+        &self,
+        history: &mut History,
+        bytes: u64,
+    ) -> Result<()> {
         let growth = history.journal().growth_for(bytes);
         self.take_for_commit(history, growth, |history| history.journal().reserve(bytes))
     }
 
     /// Room in the journal for commits, beside deltas and beside the spare room.
-    pub(super) fn journal_bytes_of_commits(&self, history: &History) -> u64 {
+    pub(in crate::store) fn journal_bytes_of_commits(&self, history: &History) -> u64 {
         history.journal_bytes_of_commits(self.options.max_disk_bytes.is_some())
     }
 
@@ -140,7 +147,12 @@ impl Inner {
 
     /// Whether the bound allows `growth` more bytes, beside so much spare room, which gives what it
     /// has more than that.
-    pub(super) fn fits(&self, history: &mut History, growth: u64, spare: u64) -> Result<bool> {
+    pub(in crate::store) fn fits(
+        &self,
+        history: &mut History,
+        growth: u64,
+        spare: u64,
+    ) -> Result<bool> {
         let Some(most) = self.options.max_disk_bytes.filter(|_| growth > 0) else {
             return Ok(true);
         };
@@ -155,7 +167,7 @@ impl Inner {
 
     /// Takes `growth` more bytes of the device, where it is full those of the spare room, of which
     /// so much stays.
-    pub(super) fn take<T>(
+    pub(in crate::store) fn take<T>(
         &self,
         history: &mut History,
         growth: u64,
@@ -176,7 +188,7 @@ impl Inner {
     }
 
     /// Takes `growth` more bytes for a commit, for which verbs have left them.
-    pub(super) fn take_for_commit<T>(
+    pub(in crate::store) fn take_for_commit<T>(
         &self,
         history: &mut History,
         growth: u64,
@@ -200,14 +212,14 @@ impl Inner {
     }
 
     /// Notes that a class was refused `growth` bytes for `rows`.
-    pub(super) fn note_refused_rows(&self, class: u16, growth: u64, rows: u64) {
+    pub(in crate::store) fn note_refused_rows(&self, class: u16, growth: u64, rows: u64) {
         let history = &mut *self.history.lock();
         let kept = self.bytes_kept_from_rows(history);
         self.note_refused(history, Asker::Rows(class), growth, kept, rows);
     }
 
     /// Bytes that the files of rows may still take.
-    pub(super) fn grow_bytes_beside(&self, history: &History) -> u64 {
+    pub(in crate::store) fn grow_bytes_beside(&self, history: &History) -> u64 {
         let Some(most) = self.options.max_disk_bytes else { return u64::MAX };
         most.saturating_sub(self.used_bytes(history) + self.bytes_kept_from_rows(history))
     }
@@ -222,7 +234,7 @@ impl Inner {
     }
 
     /// Slots that a class may have, by the disk bound and by what the device has free.
-    pub(super) fn most_slots(&self, class: &Class, log: &ClassLog) -> u64 {
+    pub(in crate::store) fn most_slots(&self, class: &Class, log: &ClassLog) -> u64 {
         let grow = self.grow_bytes_beside(&self.history.lock());
         let grow = grow.min(self.device_free_bytes.load(Ordering::Relaxed));
         let bytes = log.disk_bytes().saturating_add(grow);
@@ -232,20 +244,20 @@ impl Inner {
 
     /// Looks how much the device has free. What cleaning waits for is estimated by that, so an
     /// error of the look changes nothing, and the last one counts on.
-    pub(super) fn look_at_device(&self) {
+    pub(in crate::store) fn look_at_device(&self) {
         if let Ok(bytes) = self.medium.free_bytes() {
             self.device_free_bytes.store(bytes, Ordering::Relaxed);
         }
     }
 
     /// Whole segments of a class that verbs leave free for cleaning.
-    pub(super) fn segments_for_cleaning(&self, class: &Class, log: &ClassLog) -> u64 {
+    pub(in crate::store) fn segments_for_cleaning(&self, class: &Class, log: &ClassLog) -> u64 {
         let most = self.options.max_disk_bytes.map(|_| self.most_slots(class, log));
         log.segments_for_cleaning(most)
     }
 
     /// Bytes that a class should have free for those who lack `bytes`, beside what it needs itself.
-    pub(super) fn bytes_to_free(&self, history: &History, bytes: u64) -> u64 {
+    pub(in crate::store) fn bytes_to_free(&self, history: &History, bytes: u64) -> u64 {
         match bytes {
             0 => 0,
             bytes => bytes + history.spare.growth_for(self.spare_bytes(history)),
@@ -255,7 +267,7 @@ impl Inner {
     /// Before the first change: nobody knows which free segments of a store that was opened have
     /// room, so all count as taken. Where that is more than the bound allows some are given back.
     /// Threads that come meanwhile give back what is left of it; none goes on before.
-    pub(super) fn settle_room(&self, engine: &Engine) -> Result<()> {
+    pub(in crate::store) fn settle_room(&self, engine: &Engine) -> Result<()> {
         let Some(most) = self.options.max_disk_bytes else { return Ok(()) };
         if self.room_is_settled.load(Ordering::Acquire) {
             return Ok(());
@@ -291,7 +303,7 @@ impl Inner {
 
     /// After a commit: classes give back room that others were refused, or that nobody is likely to
     /// need soon, and the spare room is filled as far as there is any.
-    pub(super) fn give_back_room(&self, engine: &Engine) -> Result<()> {
+    pub(in crate::store) fn give_back_room(&self, engine: &Engine) -> Result<()> {
         let mut given = 0;
         for class in &engine.classes {
             let mut log = class.log.lock();
@@ -314,7 +326,7 @@ impl Inner {
     }
 
     /// Says of a `Full` what helps. The caller holds no lock of a class.
-    pub(super) fn advise(&self, engine: &Engine, error: Error) -> Error {
+    pub(in crate::store) fn advise(&self, engine: &Engine, error: Error) -> Error {
         if error.kind() != ErrorKind::Full {
             return error;
         }

@@ -4,20 +4,20 @@
 //! A store that is only read stays as it is. The order is that of `docs/formats/head-and-holds.md`:
 //! the head, then the journal's end, then the holds of readers that came meanwhile.
 
-use super::commit::{History, Spare};
-use super::head::{self, Head};
-use super::holds;
-use super::journal::{CommitRecord, JournalFile, RecordKind, name_of, numbers};
-use super::{Inner, has_file};
+use super::{History, Spare};
 use crate::error::{Result, bail};
 use crate::io::{Medium, OpenMode, blocks_of};
 use crate::planted::{self, Bug};
+use crate::store::files::head::{self, Head};
+use crate::store::files::holds;
+use crate::store::journal::{CommitRecord, JournalFile, RecordKind, name_of, numbers};
+use crate::store::{Inner, has_file};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
 /// Refuses to write while a reader holds a commit outside the kept ones: older, because a crash
 /// forgot whose copies it needs; later, because going on from an earlier one overwrites them.
-pub(super) fn refuse_held_beside(
+pub(in crate::store) fn refuse_held_beside(
     medium: &dyn Medium,
     path: &Path,
     kept: &[CommitRecord],
@@ -41,7 +41,7 @@ pub(super) fn refuse_held_beside(
 impl Inner {
     /// Cuts off what an epoch without commit left, and opens the journal to append. Done once,
     /// before the first change, so that a store that is only read stays as it is.
-    pub(super) fn prepare_writing(&self) -> Result<()> {
+    pub(in crate::store) fn prepare_writing(&self) -> Result<()> {
         if self.writing.load(Ordering::Acquire) {
             return Ok(());
         }

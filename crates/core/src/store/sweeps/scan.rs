@@ -4,13 +4,13 @@
 //! not displace others. Writing to the table ends its scans with an error; writing to others does
 //! not, but while a scan of a growing table is open, segments that are freed are not used again.
 
-use super::engine::Table;
-use super::rows::{Effect, Keys, RowOp, RowView};
-use super::{Inner, Store};
 use crate::config::TableId;
 use crate::error::{Result, bail};
 use crate::metrics::Timed;
 use crate::row::RowLayout;
+use crate::store::engine::Table;
+use crate::store::verbs::rows::{Effect, Keys, RowOp, RowView};
+use crate::store::{Inner, Store};
 use std::sync::atomic::Ordering;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -237,7 +237,7 @@ impl Scan {
     fn dense(
         &mut self,
         inner: &Inner,
-        engine: &super::Engine,
+        engine: &crate::store::Engine,
         table: &Table,
         ids: std::ops::Range<u64>,
     ) -> Result<()> {
@@ -265,7 +265,7 @@ impl Scan {
     fn sparse(
         &mut self,
         inner: &Inner,
-        engine: &super::Engine,
+        engine: &crate::store::Engine,
         table: &Table,
         pages: &[u32],
     ) -> Result<()> {
@@ -343,7 +343,7 @@ impl Drop for Scan {
 
 impl Inner {
     /// Lets segments go that only scans which have ended still needed.
-    pub(super) fn forget_ended_scans(&self, engine: &super::Engine) {
+    pub(in crate::store) fn forget_ended_scans(&self, engine: &crate::store::Engine) {
         for (class, ticket) in std::mem::take(&mut *self.ended_scans.lock()) {
             if let Some(class) = engine.classes.get(class) {
                 class.log.lock().segments.end_read(ticket);

@@ -1,0 +1,10 @@
+//! Small files of a store, and who may use them: superblock, head, lock, holds, states, headers.
+
+pub(in crate::store) mod class_file;
+pub(in crate::store) mod head;
+pub(in crate::store) mod holds;
+pub(in crate::store) mod leftovers;
+pub(in crate::store) mod lock;
+pub(in crate::store) mod place;
+pub(in crate::store) mod state;
+pub(in crate::store) mod superblock;

@@ -1,0 +1,4 @@
+//! Division of the budget, and the pools of readers that it pays for.
+
+pub(in crate::store) mod budget;
+pub(in crate::store) mod pool;

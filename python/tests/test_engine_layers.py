@@ -1,0 +1,117 @@
+"""The levels of the engine's modules, and what each may know of the others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ENGINE = Path(__file__).parents[2] / "crates" / "core" / "src"
+
+LEVELS = {"io": 1, "index": 2, "cache": 3, "storage": 3, "store": 4}
+"""Modules above level 0, where all others are. Modules of one of these levels are strangers."""
+
+KNOW_THE_LOG = {
+    "store/commit/capture.rs",
+    "store/commit/cycle.rs",
+    "store/engine.rs",
+    "store/journal/verify.rs",
+    "store/memory/budget.rs",
+    "store/open.rs",
+    "store/pieces.rs",
+    "store/recovery.rs",
+    "store/space/flush.rs",
+    "store/space/mod.rs",
+    "store/space/reserve.rs",
+    "store/stats.rs",
+    "store/sweeps/check.rs",
+    "store/tables.rs",
+    "store/verbs/misses.rs",
+    "store/window/group.rs",
+}
+"""Files of the store that name the layout `log`; the list has no file that does not."""
+
+
+def sources() -> dict[str, str]:
+    """The text of every source without its tests, by its path."""
+    found = {}
+    for path in sorted(ENGINE.rglob("*.rs")):
+        name = str(path.relative_to(ENGINE))
+        if "tests" not in name and "contract" not in name:
+            found[name] = without_tests(path.read_text(encoding="utf-8"))
+    return found
+
+
+def without_tests(text: str) -> str:
+    """A source up to its tests, without comments."""
+    code = re.split(r"^#\[cfg\(test\)\]\nmod \w+ \{", text, flags=re.MULTILINE)[0]
+    return re.sub(r"//[^\n]*", "", code)
+
+
+def module_of(name: str) -> str:
+    return name.split("/")[0].removesuffix(".rs")
+
+
+def depth_of(name: str) -> int:
+    """How many `super` lead from a file to the root of the crate."""
+    parts = name.removesuffix(".rs").split("/")
+    return len(parts) - (parts[-1] == "mod")
+
+
+def uses(name: str, code: str) -> Iterator[str]:
+    """Paths from the root of the crate that a source names."""
+    roots = ["crate::", "super::" * depth_of(name)] if name != "lib.rs" else ["crate::"]
+    for root in roots:
+        for found in re.finditer(rf"(?<![\w:]){root}(\{{[^;]*\}}|[\w:]+)", code):
+            for path in found[1].strip("{}").split(","):
+                yield path.strip().strip("{}")
+
+
+def strangers(name: str, code: str) -> list[str]:
+    """What a source names of its level, or above."""
+    own = module_of(name)
+    level = LEVELS.get(own, 0)
+    found = []
+    for path in uses(name, code):
+        other = path.split("::")[0]
+        allowed = other == own or LEVELS.get(other, 0) < max(level, 1)
+        if not allowed:
+            found.append(f"{name} (level {level}) names {path} (level {LEVELS[other]})")
+    return found
+
+
+def test_modules_name_lower_levels_alone() -> None:
+    texts = sources()
+    assert {*LEVELS} <= {module_of(name) for name in texts}
+    assert len(texts) > 100
+    del texts["lib.rs"]
+    assert [line for name, code in texts.items() for line in strangers(name, code)] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "planted"),
+    [
+        ("config.rs", "pub use crate::cache::PolicyKind;"),
+        ("metrics.rs", "use crate::storage::log::ReadReport;"),
+        ("io/mod.rs", "use crate::index::DenseIndex;"),
+        ("io/sim/device.rs", "use super::super::super::store::Store;"),
+        ("cache/sets.rs", "fn find() { crate::storage::log::page_of(1) }"),
+        ("storage/log/mod.rs", "use crate::cache::Cache;"),
+        ("permits/state.rs", "use crate::{config::TableId, store::Inner};"),
+    ],
+)
+def test_a_planted_use_is_found(name: str, planted: str) -> None:
+    code = sources()[name]
+    assert len(strangers(name, f"{code}\n{without_tests(planted)}\n")) == 1
+
+
+def test_the_store_knows_the_log_where_the_list_says() -> None:
+    found = {
+        name
+        for name, code in sources().items()
+        if module_of(name) == "store"
+        and any(path.startswith("storage::log") for path in uses(name, code))
+    }
+    assert found == KNOW_THE_LOG
