@@ -7,10 +7,12 @@
 mod buffer;
 pub mod log;
 pub mod page;
+mod read;
 mod reader;
 
 pub use buffer::{DirtyRow, FlushBuffer};
 pub use page::PageLayout;
+pub use read::{Found, PageAddress, PageSource, Resolved, Want};
 pub use reader::PageReader;
 
 /// What a layout asks about rows in DRAM while it moves stored copies.

@@ -8,6 +8,7 @@ use crate::config::TableId;
 use crate::error::{Result, bail};
 use crate::metrics::Timed;
 use crate::row::RowLayout;
+use crate::storage::PageAddress;
 use crate::store::engine::Table;
 use crate::store::verbs::rows::{Effect, Keys, RowOp, RowView};
 use crate::store::{Inner, Store};
@@ -312,7 +313,11 @@ impl Scan {
             take(*number, bytemuck::cast_slice(page), layout.rows_per_page)?;
         }
         let read = class.tier().readers().with(|reader| {
-            reader.read(&class.file, layout, &rest, &mut |number, page| {
+            let source = class.lock(&inner.metrics).pages();
+            let pages: Vec<_> =
+                rest.iter().map(|page| PageAddress { file: 0, page: *page }).collect();
+            reader.read(&*source, &pages, &mut |at, page| {
+                let number = at.page;
                 let rows = layout.verify(page, number, name)?;
                 let at = rest.binary_search(&number).expect("it was asked for");
                 layout.verify_sequence(page, number, name, &expected[at])?;

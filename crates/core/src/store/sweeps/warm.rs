@@ -3,6 +3,7 @@
 
 use crate::error::Result;
 use crate::metrics::Timed;
+use crate::storage::PageAddress;
 use crate::store::engine::{Class, Engine};
 use crate::store::verbs::misses::write_or_park;
 use crate::store::{Inner, Store};
@@ -99,10 +100,13 @@ impl Inner {
                 let log = class.lock(&self.metrics);
                 some.retain(|page| log.page_in_memory(page * per_page).is_none());
             }
+            let source = class.lock(&self.metrics).pages();
+            let some: Vec<_> =
+                some.iter().map(|page| PageAddress { file: 0, page: *page }).collect();
             let mut warmed = Warmed::default();
             let read = class.tier().readers().with(|reader| {
-                reader.read(&class.file, &class.layout, &some, &mut |page, bytes| {
-                    self.admit_page(engine, number, class, page, bytes, &mut warmed)
+                reader.read(&*source, &some, &mut |page, bytes| {
+                    self.admit_page(engine, number, class, page.page, bytes, &mut warmed)
                 })
             });
             let report = read.map_err(|error| self.after_failed_write(error))?;

@@ -3,7 +3,6 @@
 use super::super::engine::Table;
 use super::super::{Engine, Inner};
 use crate::cache::{BatchNumber, Cache};
-use crate::storage::log::Place;
 
 /// Needs that are looked up under one lock of the class.
 const LOOK_UPS: usize = 1024;
@@ -104,7 +103,6 @@ impl Inner {
         let needs = &mut group.needs;
         let class_of = |table: u16| engine.tables[usize::from(table)].class;
         needs.sort_unstable_by_key(|need| class_of(need.table));
-        let mut slots = Vec::new();
         let mut kept = 0;
         let mut from = 0;
         while from < needs.len() {
@@ -118,11 +116,7 @@ impl Inner {
                     log.index(ahead.table).prefetch(ahead.key);
                 }
                 let need = needs[i];
-                let slot = match log.find(need.table, need.key, &mut slots) {
-                    Place::Absent => continue,
-                    Place::Waiting(_) => 0,
-                    Place::Stored => slots[0],
-                };
+                let Some(slot) = log.read_order(need.table, need.key) else { continue };
                 needs[kept] = Need { slot, ..need };
                 kept += 1;
             }
