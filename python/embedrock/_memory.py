@@ -11,12 +11,11 @@ import math
 import operator
 import os
 import re
-import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
 from embedrock._arguments import shown, text, whole
+from embedrock._warnings import warn
 from embedrock.errors import BudgetWarning, MisuseError
 
 __all__ = ["machine_bytes", "memory_text", "tell_divided", "warn_beyond_machine"]
@@ -61,7 +60,7 @@ def warn_beyond_machine(memory: str) -> None:
     """Warns of a budget in bytes that is more than the memory of this machine."""
     size, there = _size(memory), machine_bytes()
     if size is not None and there is not None and size > there:
-        _warn(_beyond(memory, there))
+        warn(_beyond(memory, there), BudgetWarning)
 
 
 def tell_divided(memory: str, asked: int, budget: int) -> bool:
@@ -72,13 +71,17 @@ def tell_divided(memory: str, asked: int, budget: int) -> bool:
     """
     there = machine_bytes()
     if asked < budget:
-        _warn(
+        warn(
             f'memory="{memory}" is {_readable(asked)} of these tables, less than works: '
             f"{_readable(budget)} are taken (indexes, buffers and the smallest cache); ask for at "
-            f"least memory={budget} to have this said no more"
+            f"least memory={budget} to have this said no more",
+            BudgetWarning,
         )
     elif memory.rstrip().endswith("%") and there is not None and budget > there:
-        _warn(_beyond(f"{memory}, which is {_readable(budget)} of these tables,", there))
+        warn(
+            _beyond(f"{memory}, which is {_readable(budget)} of these tables,", there),
+            BudgetWarning,
+        )
     else:
         return False
     return True
@@ -130,11 +133,3 @@ def _readable(size: float) -> str:
             return f"{size:.4g} {unit}"
         size /= 1024
     return f"{size:.4g} TiB"
-
-
-def _warn(message: str) -> None:
-    """Warns where the user's own code called."""
-    level, frame = 2, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(message, BudgetWarning, stacklevel=level)

@@ -110,6 +110,7 @@ def test_what_is_set_aside_is_told_once_with_the_figures(
         for _ in loader:
             pass
     (one,) = told
+    assert one.filename == __file__
     assert str(one.message).startswith(
         "look-ahead is set aside: steps took 20.4 ms with it (mean of 64) and 12.3 ms without, "
         "loading apart; it is tried again after 1,200 steps"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any, Generic, TypeVar
 
 from embedrock._arguments import iterable, shown, whole
+from embedrock._warnings import warn
 from embedrock.errors import ClosedError, LookaheadWarning, MisuseError
 from embedrock.pipeline.announcing import Announcing
 from embedrock.pipeline.feed import Feed, FeedCounts
@@ -188,7 +188,7 @@ class LookaheadLoader(Generic[B]):
         """Warns, once."""
         if not self._told:
             self._told = True
-            warnings.warn(message, LookaheadWarning, stacklevel=5)
+            warn(message, LookaheadWarning)
 
     def _batches(self, feed: Feed) -> Iterator[B]:
         drawn = None

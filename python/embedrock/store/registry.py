@@ -93,7 +93,7 @@ def close_all() -> None:
     first: EmbedrockError | None = None
     for store in _all():
         try:
-            store._close(stacklevel=3)
+            store._close()
         except EmbedrockError as error:
             first = first or error
     if first is not None:
