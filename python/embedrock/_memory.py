@@ -18,15 +18,15 @@ from embedrock._arguments import shown, text, whole
 from embedrock._warnings import warn
 from embedrock.errors import BudgetWarning, MisuseError
 
-__all__ = ["machine_bytes", "memory_text", "tell_divided", "warn_beyond_machine"]
+__all__ = ["machine_bytes", "memory_text", "same_memory", "tell_divided", "warn_beyond_machine"]
 
 _LEAST_BYTES = 4096
 """Less than one page is a slip. What is too little otherwise depends on the tables: the engine
 refuses it with a budget that works."""
 _EXPECTED = 'expected bytes, "10%", "512MB" or "2GiB"'
 _SIZE = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*(?:b|([kmgt])(i?)b?)?\s*", re.IGNORECASE)
+_SHARE = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*%\s*")
 _SHARE_MAX = 100
-_PACKAGE = str(Path(__file__).parent) + os.sep
 _CGROUP_LIMITS = (
     "/sys/fs/cgroup/memory.max",
     "/sys/fs/cgroup/memory/memory.limit_in_bytes",
@@ -54,6 +54,11 @@ def memory_text(memory: Any) -> str:
                 raise _too_little(memory, size)
             return str(size)
     raise MisuseError(f"memory is {shown(memory)}, {_EXPECTED}")
+
+
+def same_memory(one: str, other: str) -> bool:
+    """Whether two budgets, as the engine reads them, are the same amount, however it is written."""
+    return _amount(one) == _amount(other)
 
 
 def warn_beyond_machine(memory: str) -> None:
@@ -108,6 +113,15 @@ def _size(memory: str) -> float | None:
     # "512k" is binary to the engine, as "512KiB" is.
     decimal = unit is not None and not binary and memory.rstrip()[-1] in "bB"
     return float(amount) * (1000.0 if decimal else 1024.0) ** power
+
+
+def _amount(memory: str) -> str:
+    """One spelling for each amount; what names none is left as it is."""
+    share = _SHARE.fullmatch(memory)
+    if share is not None:
+        return f"{float(share[1])}%"
+    size = _size(memory)
+    return memory if size is None else str(int(size))  # the engine leaves fractions out, too
 
 
 def _too_little(memory: Any, size: float) -> MisuseError:
