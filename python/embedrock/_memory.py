@@ -11,23 +11,22 @@ import math
 import operator
 import os
 import re
-import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
 from embedrock._arguments import shown, text, whole
+from embedrock._warnings import warn
 from embedrock.errors import BudgetWarning, MisuseError
 
-__all__ = ["machine_bytes", "memory_text", "tell_divided", "warn_beyond_machine"]
+__all__ = ["machine_bytes", "memory_text", "same_memory", "tell_divided", "warn_beyond_machine"]
 
 _LEAST_BYTES = 4096
 """Less than one page is a slip. What is too little otherwise depends on the tables: the engine
 refuses it with a budget that works."""
 _EXPECTED = 'expected bytes, "10%", "512MB" or "2GiB"'
 _SIZE = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*(?:b|([kmgt])(i?)b?)?\s*", re.IGNORECASE)
+_SHARE = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*%\s*")
 _SHARE_MAX = 100
-_PACKAGE = str(Path(__file__).parent) + os.sep
 _CGROUP_LIMITS = (
     "/sys/fs/cgroup/memory.max",
     "/sys/fs/cgroup/memory/memory.limit_in_bytes",
@@ -57,11 +56,16 @@ def memory_text(memory: Any) -> str:
     raise MisuseError(f"memory is {shown(memory)}, {_EXPECTED}")
 
 
+def same_memory(one: str, other: str) -> bool:
+    """Whether two budgets, as the engine reads them, are the same amount, however it is written."""
+    return _amount(one) == _amount(other)
+
+
 def warn_beyond_machine(memory: str) -> None:
     """Warns of a budget in bytes that is more than the memory of this machine."""
     size, there = _size(memory), machine_bytes()
     if size is not None and there is not None and size > there:
-        _warn(_beyond(memory, there))
+        warn(_beyond(memory, there), BudgetWarning)
 
 
 def tell_divided(memory: str, asked: int, budget: int) -> bool:
@@ -72,13 +76,17 @@ def tell_divided(memory: str, asked: int, budget: int) -> bool:
     """
     there = machine_bytes()
     if asked < budget:
-        _warn(
+        warn(
             f'memory="{memory}" is {_readable(asked)} of these tables, less than works: '
             f"{_readable(budget)} are taken (indexes, buffers and the smallest cache); ask for at "
-            f"least memory={budget} to have this said no more"
+            f"least memory={budget} to have this said no more",
+            BudgetWarning,
         )
     elif memory.rstrip().endswith("%") and there is not None and budget > there:
-        _warn(_beyond(f"{memory}, which is {_readable(budget)} of these tables,", there))
+        warn(
+            _beyond(f"{memory}, which is {_readable(budget)} of these tables,", there),
+            BudgetWarning,
+        )
     else:
         return False
     return True
@@ -107,6 +115,15 @@ def _size(memory: str) -> float | None:
     return float(amount) * (1000.0 if decimal else 1024.0) ** power
 
 
+def _amount(memory: str) -> str:
+    """One spelling for each amount; what names none is left as it is."""
+    share = _SHARE.fullmatch(memory)
+    if share is not None:
+        return f"{float(share[1])}%"
+    size = _size(memory)
+    return memory if size is None else str(int(size))  # the engine leaves fractions out, too
+
+
 def _too_little(memory: Any, size: float) -> MisuseError:
     said = f"memory is {shown(memory)}"
     if size <= 1:
@@ -130,11 +147,3 @@ def _readable(size: float) -> str:
             return f"{size:.4g} {unit}"
         size /= 1024
     return f"{size:.4g} TiB"
-
-
-def _warn(message: str) -> None:
-    """Warns where the user's own code called."""
-    level, frame = 2, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(message, BudgetWarning, stacklevel=level)

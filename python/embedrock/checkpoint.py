@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import io
 import random
-import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, overload, runtime_checkable
@@ -30,6 +29,7 @@ import numpy as np
 import torch
 
 from embedrock._arguments import instance, shown, whole
+from embedrock._warnings import warn
 from embedrock.commits import Commit, PendingCommit
 from embedrock.errors import MismatchError, MisuseError, UncommittedWarning
 from embedrock.store import Store
@@ -243,11 +243,10 @@ def _check_committed(store: Store) -> None:
         return
     changed = f"{batches:,} batches have changed {rows:,} rows in {store.path}"
     if store.step is None:
-        warnings.warn(
+        warn(
             f"{changed} before resume(), and no commit holds them: model and optimizers begin anew "
             f"and rows do not; close the store and open it again where rows shall begin anew, too",
             UncommittedWarning,
-            stacklevel=3,
         )
         return
     raise MisuseError(

@@ -3,6 +3,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -105,6 +106,19 @@ def test_info_as_json_holds_everything(filled_store: Path, capsys):
     assert [commit["step"] for commit in found["commits"]] == [7]
     assert found["stats"]["device"]["io"]
     assert found["stats"]["disk_bytes"] > 5000 * 128
+
+
+# Room that is kept for commits was in no line: the sum was less than the disk had lost.
+def test_info_names_every_kind_of_file_and_their_sum_is_that_of_du(filled_store: Path, capsys):
+    files = json.loads(_shown(capsys, ["info", str(filled_store), "--json"]))["files"]
+    assert list(files) == ["rows-0", "rows-1", "journal", "spare", "other"]
+    assert files["spare"] == (filled_store / "spare").stat().st_blocks * 512 > 0
+    said = subprocess.run(["du", "-s", "-B1", filled_store], capture_output=True, text=True)
+    assert sum(files.values()) == int(said.stdout.split()[0])
+    shown = _shown(capsys, ["info", str(filled_store)])
+    lines = dict(re.findall(r"^(disk|  \S.*?)  +(\S.*)$", shown, re.MULTILINE))
+    assert lines["  spare, for commits"] == output.human_bytes(files["spare"])
+    assert lines["disk"] == output.human_bytes(sum(files.values()))
 
 
 def test_info_changes_nothing_and_works_beside_a_writer(filled_store: Path, capsys):

@@ -287,6 +287,39 @@ def test_a_keys_of_that_gives_no_mapping_of_tables_is_refused(
         next(iter(announcing(batches(1), store, keys_of=keys_of)))
 
 
+# The error came once announcing was tried first: for a table that fits into memory, hours later.
+@pytest.mark.parametrize("announce", [None, False, True])
+def test_a_keys_of_that_does_not_fit_is_an_error_of_the_first_batch(
+    store: embedrock.Store, window: RecordingWindow, announce: bool | None
+) -> None:
+    given = [(batch, "label") for batch in batches(3)]
+    loader = LookaheadLoader(
+        given, store, keys_of=lambda batch: {"ads": batch["ads"]}, announce=announce
+    )
+    for _ in range(2):  # and so is every pass
+        taken = iter(loader)
+        with pytest.raises(TypeError, match="indices must be integers"):
+            next(taken)
+        assert list(taken) == [] and loader.stats()["handed_out"] == 0
+
+
+def test_its_repr_says_what_it_wraps_and_whether_it_is_announcing(
+    store: embedrock.Store, window: RecordingWindow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "<embedrock.LookaheadLoader of list, depth=3, {}>"
+    loader = LookaheadLoader(batches(9), store, 3, by_name)
+    assert repr(loader) == said.format("resting")
+    monkeypatch.setattr(Announcing, "step", lambda self, *_: setattr(self, "announce", True))
+    taken = iter(loader)
+    next(taken)
+    assert repr(loader) == said.format("resting")  # no step is over that could be measured
+    next(taken)
+    assert repr(loader) == said.format("announcing")
+    assert repr(announcing(batches(1), store, 3)) == said.format("announcing")
+    never = LookaheadLoader(batches(1), store, 3, by_name, announce=False)
+    assert repr(never) == said.format("resting")
+
+
 def test_bad_arguments_are_refused(store: embedrock.Store, window: RecordingWindow) -> None:
     with pytest.raises(MisuseError, match="loader is 3, expected an iterable of batches"):
         LookaheadLoader(3, store, keys_of=by_name)  # type: ignore[arg-type]

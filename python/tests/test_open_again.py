@@ -88,6 +88,39 @@ def test_other_arguments_are_named(tmp_path: Path) -> None:
     assert not held.closed
 
 
+# "10 %" was refused where the store was open with "10%".
+@pytest.mark.parametrize(
+    ("memory", "again"),
+    [
+        ("10%", "10 %"),
+        (" 10.0%", "10%"),
+        ("4MiB", 4 << 20),
+        ("4MiB", "4096 k"),
+        ("4.5MB", "4500KB"),
+        ("4.7MiB", str(int(4.7 * (1 << 20)))),
+    ],
+)
+def test_equal_amounts_of_memory_agree_however_they_are_written(
+    tmp_path: Path, memory: Any, again: Any
+) -> None:
+    store = embedrock.open(tmp_path / "s", memory)
+    assert embedrock.open(tmp_path / "s", again) is store
+    assert embedrock.open(tmp_path / "s", memory) is store and store.memory == str(memory)
+
+
+@pytest.mark.parametrize(
+    ("memory", "other"), [("10%", "10.5 %"), ("4MiB", "4MB"), ("4100%", "4100KB")]
+)
+def test_other_amounts_of_memory_are_named_as_they_were_given(
+    tmp_path: Path, memory: str, other: str
+) -> None:
+    held = embedrock.open(tmp_path / "s", memory)
+    with pytest.raises(LockedError) as caught:
+        embedrock.open(tmp_path / "s", other)
+    assert not held.closed
+    assert f"memory={memory!r} (asked for: {other!r})" in str(caught.value)
+
+
 def test_readers_are_handles_of_their_own(tmp_path: Path) -> None:
     store = embedrock.open(tmp_path / "s", **SMALL)
     fill(store)

@@ -629,6 +629,34 @@ def test_bad_arguments_are_refused(store: embedrock.Store, tmp_path: Path) -> No
         Pipeline(embedding, [])
 
 
+# A plain loop passed through a loader whose batches had no names, until announcing was tried.
+@pytest.mark.parametrize("overlap", [None, False, True])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_missing_keys_of_is_an_error_of_the_first_batch(
+    store: embedrock.Store, overlap: bool | None, ahead: bool
+) -> None:
+    model = torch.nn.Sequential(nn.Embedding(None, 1, store=store, name="ids"))
+    batches: Any = [torch.tensor([1])] * 3
+    trainer = Pipeline(
+        model, LookaheadLoader(batches, model) if ahead else batches, overlap=overlap
+    )
+    with pytest.raises(MisuseError, match=r"the batch has no 'ids' .*; pass keys_of=, a function"):
+        next(iter(trainer))
+    assert threads() == []
+
+
+def test_its_repr_says_what_it_wraps_and_whether_it_overlaps(store: embedrock.Store) -> None:
+    embedding = nn.Embedding(None, 1, store=store, name="ids")
+    one = "<embedrock.Pipeline of list, read_ahead=2, staleness_bound=0, overlapping>"
+    assert repr(Pipeline(embedding, [], overlap=True)) == one
+    loader = LookaheadLoader([], embedding, depth=7)
+    other = Pipeline(embedding, loader, staleness_bound=math.inf, overlap=False)
+    assert repr(other) == (
+        f"<embedrock.Pipeline of {loader!r}, read_ahead=16, staleness_bound=inf, resting>"
+    )
+    assert repr(loader) == "<embedrock.LookaheadLoader of list, depth=7, resting>"
+
+
 SCRIPT = """
 import signal, sys, time
 import torch, embedrock

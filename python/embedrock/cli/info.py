@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from embedrock.cli import output
+
+_KINDS = ("rows", "journal", "state", "spare", "other")
+"""What the names of files begin with (``docs/formats``), in the order of the list."""
+_NOTED = {"spare": "spare, for commits", "other": "other files"}
+_BLOCK_BYTES = 512
+"""Of `st_blocks`, whatever the blocks of the file system are."""
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
@@ -41,12 +48,36 @@ def run(arguments: argparse.Namespace) -> int:
         stats = store.stats()
         commits = [asdict(commit) for commit in store.commits()]
         tables = {name: _table(table) for name, table in store.tables.items()}
-    found = {"store": str(arguments.store), "tables": tables, "commits": commits, "stats": stats}
+    found = {
+        "store": str(arguments.store),
+        "tables": tables,
+        "commits": commits,
+        "files": _files(arguments.store),  # without this command's own hold, which is gone
+        "stats": stats,
+    }
     if arguments.json:
         output.print_json(found)
     else:
         _print(found, arguments.verbose)
     return 0
+
+
+def _files(store: Path) -> dict[str, int]:
+    """Bytes that the files of a store take on its disk, by kind, in the order of `_KINDS`; the
+    folder itself is among the others, as `du` has it."""
+    taken: dict[str, int] = {}
+    for path in [store, *sorted(store.iterdir())]:
+        with contextlib.suppress(FileNotFoundError):  # a writer has dropped it meanwhile
+            kind = "other" if path == store else _kind(path.name)
+            taken[kind] = taken.get(kind, 0) + path.lstat().st_blocks * _BLOCK_BYTES
+    return dict(sorted(taken.items(), key=lambda item: _KINDS.index(item[0].partition("-")[0])))
+
+
+def _kind(name: str) -> str:
+    first = name.partition("-")[0]
+    if first == "rows":
+        return name
+    return first if first in _KINDS else "other"
 
 
 def _table(table: Any) -> dict[str, Any]:
@@ -96,24 +127,30 @@ def _print(found: dict[str, Any], verbose: bool) -> None:
     if not stats["commits"]["held"]:
         print("not held: this process may not write here; a writer may drop the commit meanwhile")
     print()
-    output.print_table(list(_spent(stats, verbose)), header=False)
+    output.print_table([*_on_disk(found["files"], stats), *_spent(stats, verbose)], header=False)
+
+
+def _on_disk(files: dict[str, int], stats: dict[str, Any]) -> list[list[str]]:
+    rows = [["disk", output.human_bytes(sum(files.values()))]]
+    if stats["max_disk_bytes"] is not None:
+        rows.append(["  at most", output.human_bytes(stats["max_disk_bytes"])])
+    classes = {f"rows-{each['id']}": each for each in stats["classes"]}
+    for kind, taken in files.items():
+        rows.append([f"  {_NOTED.get(kind, kind)}", output.human_bytes(taken)])
+        row_class = classes.get(kind)
+        if row_class is not None:
+            used = row_class["used_slots"] * row_class["row_bytes"]
+            newest = row_class["newest_copies"] * row_class["row_bytes"]
+            rows.append(["    newest rows", output.human_bytes(newest)])
+            rows.append(["    older copies", output.human_bytes(used - newest)])
+            rows.append(["    page", output.human_bytes(row_class["page_bytes"])])
+    return rows
 
 
 def _spent(stats: dict[str, Any], verbose: bool) -> list[list[str]]:
     device = stats["device"]
     way = "direct" if device["direct"] else "through the page cache"
-    rows = [["disk", output.human_bytes(stats["disk_bytes"])]]
-    if stats["max_disk_bytes"] is not None:
-        rows.append(["  at most", output.human_bytes(stats["max_disk_bytes"])])
-    for row_class in stats["classes"]:
-        used = row_class["used_slots"] * row_class["row_bytes"]
-        newest = row_class["newest_copies"] * row_class["row_bytes"]
-        name = f"  rows-{row_class['id']}"
-        rows.append([name, output.human_bytes(row_class["disk_bytes"])])
-        rows.append(["    newest rows", output.human_bytes(newest)])
-        rows.append(["    older copies", output.human_bytes(used - newest)])
-        rows.append(["    page", output.human_bytes(row_class["page_bytes"])])
-    rows.append(["memory of this command", output.human_bytes(stats["budget_bytes"])])
+    rows = [["memory of this command", output.human_bytes(stats["budget_bytes"])]]
     for name, size in stats["memory"].items():
         shown = name.removesuffix("_bytes").replace("_", " ")
         rows.append([f"  {shown}", output.human_bytes(size)])

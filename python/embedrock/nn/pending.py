@@ -18,7 +18,6 @@ their gradients. It never talks to the engine. What always holds:
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from embedrock._distinct import distinct
+from embedrock._warnings import warn
 from embedrock.errors import MisuseError
 
 if TYPE_CHECKING:
@@ -84,11 +84,10 @@ class PendingRows:
         self._forget_abandoned()
         if self._unclaimed and not self.has_optimizer:
             self.has_optimizer = True  # said once
-            warnings.warn(
+            warn(
                 f"gradients of table {self.table.name!r} have arrived, but no optimizer of "
                 f"embedrock.optim holds its module: nothing trains its rows; make one over the "
-                f"model, or call requires_grad_(False) on the module",
-                stacklevel=2,
+                f"model, or call requires_grad_(False) on the module"
             )
         self._place(visit)
 
@@ -140,11 +139,10 @@ class PendingRows:
     def drop(self) -> None:
         """Forgets rows and gradients; a backward that is still to come exposes its rows anew."""
         if self._is_frozen_by_hand():
-            warnings.warn(
+            warn(
                 f"requires_grad=False was set on rows of table {self.table.name!r} that waited for "
                 f"an optimizer step, and ends with them; to freeze the table, call "
-                f"requires_grad_(False) on its module or on a model that holds it",
-                stacklevel=3,
+                f"requires_grad_(False) on its module or on a model that holds it"
             )
         self._reset(self._keys[:0], None, None)
         self._visits.clear()

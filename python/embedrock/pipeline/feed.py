@@ -10,7 +10,8 @@ loader which draws random numbers does so in one order. What always holds:
 * A batch that a window has no room for is announced when there is room, and handed out without
   where there never was. No more than one such batch is drawn.
 * Where announcing does not pay (`announcing.py`), batches are drawn when they are asked for and
-  their keys are not looked at.
+  their keys are not looked at. Those of the first batch are: a missing or wrong `keys_of` is an
+  error of the first step, not of the one at which announcing is first tried.
 * A process that was forked meanwhile (a worker of a loader) leaves the windows alone.
 """
 
@@ -356,7 +357,10 @@ class Feed:
     def _draw_ahead(self) -> None:
         if not self._announces:
             if not self._held and not self._ended:
-                self._held.append(self._draw())
+                drawn = self._draw()
+                if drawn.place == 0 and drawn.error is None:
+                    self._look_at_first(drawn)
+                self._held.append(drawn)
             return
         ahead = _FIRST_AHEAD + _AHEAD_GROWTH * (self._taken - self._announces_from)
         while self._unannounced and self._announce(self._unannounced[0]):
@@ -394,6 +398,15 @@ class Feed:
         drawn.let_go = False
         try:
             drawn.announcement = self._announcement(self.keys_of(drawn))
+        except Exception as error:
+            drawn.error = error
+            self._ended = True
+
+    def _look_at_first(self, drawn: Drawn) -> None:
+        """Finds the keys of a batch that is not announced. What is wrong with them becomes its
+        error."""
+        try:
+            self._look_at(drawn)
         except Exception as error:
             drawn.error = error
             self._ended = True

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any, Generic, TypeVar
 
 from embedrock._arguments import iterable, shown, whole
+from embedrock._warnings import warn
 from embedrock.errors import ClosedError, LookaheadWarning, MisuseError
 from embedrock.pipeline.announcing import Announcing
 from embedrock.pipeline.feed import Feed, FeedCounts
@@ -28,7 +28,8 @@ class LookaheadLoader(Generic[B]):
     no more than that are drawn. That never changes results, only when rows arrive.
 
     **Where it pays.** While steps hardly wait for rows, since all or nearly all are in memory or
-    were never written, batches are passed through: no key is looked at and nothing drawn ahead.
+    were never written, batches are passed through: nothing is drawn ahead, and only the first batch
+    of a pass has its keys looked at, so that a missing ``keys_of`` is an error of the first step.
     Where they wait, steps with announced batches are compared with those before; what is not faster
     is set aside, with a ``LookaheadWarning`` that has the figures, and tried again later. Another
     says that the memory is too small for look-ahead; a loader warns once. ``announce`` decides it
@@ -66,6 +67,8 @@ class LookaheadLoader(Generic[B]):
 
     >>> batches = [np.array([1, 2]), np.array([2, 3])]
     >>> loader = embedrock.LookaheadLoader(batches, store, keys_of=lambda batch: {"ads": batch})
+    >>> loader
+    <embedrock.LookaheadLoader of list, depth=512, resting>
     >>> for batch in loader:
     ...     report = table.update(batch, np.ones((2, 4), np.float32), lr=0.1)
     >>> len(loader), loader.stats()["handed_out"]
@@ -112,6 +115,11 @@ class LookaheadLoader(Generic[B]):
     def __len__(self) -> int:
         """How many batches the loader says it has. Errors: ``TypeError`` when it does not say."""
         return len(self.loader)  # type: ignore[arg-type]
+
+    def __repr__(self) -> str:
+        state = "announcing" if self._announcing.announce else "resting"
+        wrapped = type(self.loader).__name__
+        return f"<embedrock.LookaheadLoader of {wrapped}, depth={self.depth}, {state}>"
 
     def __bool__(self) -> bool:
         """True: that a loader is there has nothing to do with how many batches it has."""
@@ -188,7 +196,7 @@ class LookaheadLoader(Generic[B]):
         """Warns, once."""
         if not self._told:
             self._told = True
-            warnings.warn(message, LookaheadWarning, stacklevel=5)
+            warn(message, LookaheadWarning)
 
     def _batches(self, feed: Feed) -> Iterator[B]:
         drawn = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -91,6 +92,8 @@ class Pipeline(Generic[B]):
     5
     >>> trainer.stats()["batches"], trainer.stats()["permits"]["staleness_max"]
     (5, 0)
+    >>> embedrock.Pipeline(model, batches, overlap=True)
+    <embedrock.Pipeline of list, read_ahead=2, staleness_bound=0, overlapping>
     """
 
     def __init__(
@@ -158,6 +161,15 @@ class Pipeline(Generic[B]):
     def __len__(self) -> int:
         """How many batches the loader says it has. Errors: ``TypeError`` when it does not say."""
         return len(self.loader)  # type: ignore[arg-type]
+
+    def __repr__(self) -> str:
+        of = self.loader if isinstance(self.loader, LookaheadLoader) else type(self.loader).__name__
+        bound = math.inf if self._bound is None else self._bound
+        state = "overlapping" if self._pace.overlap else "resting"
+        return (
+            f"<embedrock.Pipeline of {of}, read_ahead={self._read_ahead}, "
+            f"staleness_bound={bound}, {state}>"
+        )
 
     def __bool__(self) -> bool:
         """True: that a loader is there has nothing to do with how many batches it has."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import warnings
 from pathlib import Path
 from typing import Any, TypeVar
 
 from embedrock import _core
 from embedrock._listeners import Listeners
+from embedrock._warnings import warn
 from embedrock.ahead.prefetch import Prefetcher
 from embedrock.errors import EmbedrockError, ForkedError, MisuseError, UncommittedWarning
 
@@ -78,7 +78,7 @@ class Handle:
 
         Warns with ``UncommittedWarning`` when changes since the last commit are discarded.
         """
-        self._close(stacklevel=3)
+        self._close()
 
     def __enter__(self: H) -> H:
         """The store itself."""
@@ -89,14 +89,14 @@ class Handle:
         if self._given_again:
             self._given_again -= 1
             return
-        self._close(stacklevel=3)
+        self._close()
 
     def __del__(self) -> None:
         """Closes a store that was left open, so that the lock does not outlive its last user."""
         # In a forked child there is nothing to close, and at its end nothing to raise errors with.
         if not getattr(self, "_closed", True) and self._pid == os.getpid():
             with contextlib.suppress(EmbedrockError):
-                self._close(stacklevel=2)
+                self._close()
 
     def __reduce__(self) -> Any:
         """Refuses to be pickled."""
@@ -118,7 +118,7 @@ class Handle:
             facts = f"({error})"
         return f"<embedrock.Store {str(self._path)!r} memory={self._memory!r} {facts}>"
 
-    def _close(self, stacklevel: int) -> None:
+    def _close(self) -> None:
         if self._closed:
             return
         self._core.check_call()  # what follows waits for other threads
@@ -130,11 +130,10 @@ class Handle:
             batches, rows = self._core.close()
             self._closed = True
         if batches:
-            warnings.warn(
+            warn(
                 f"{self._path}: closed without a commit: {batches} batches that touched {rows} "
                 f"rows since the last commit are discarded; call commit(step) before close()",
                 UncommittedWarning,
-                stacklevel=stacklevel,
             )
 
     def _opened(self, arguments: dict[str, Any], place: tuple[int, int] | None) -> None:

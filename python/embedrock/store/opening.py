@@ -36,11 +36,11 @@ def open(
 ) -> Store:
     """Opens the store in the directory ``path``, at its last commit; creates it if there is none.
 
-    Where this process has it open to write already, with the same arguments, that handle is
-    returned as it is, with what no commit holds yet: so a cell of a notebook can be run again. Its
-    ``close`` closes it for all who have it; the end of a ``with`` block that did not open it leaves
-    it open. :func:`close_all` closes what nothing refers to any more. Each call with ``read_only``
-    opens a reader of its own.
+    Where this process has it open to write already, with the same arguments (``"1GiB"`` of memory
+    is ``"1024 MiB"``), that handle is returned as it is, with what no commit holds yet: so a cell
+    of a notebook can be run again. Its ``close`` closes it for all who have it; the end of a
+    ``with`` block that did not open it leaves it open. :func:`close_all` closes what nothing refers
+    to any more. Each call with ``read_only`` opens a reader of its own.
 
     A store takes a folder of its own: one with other files is refused, and so is a path of which
     more than the last folder and its parent is missing.
@@ -111,7 +111,7 @@ def open(
 
     if reads:
         return register(make())
-    store, was_open = open_once(directory, {"memory": str(memory), **arguments}, make)
+    store, was_open = open_once(directory, {"memory": budget, **arguments}, make)
     if was_open:
         store._give_again()
     return store

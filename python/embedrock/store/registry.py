@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from embedrock._memory import same_memory
 from embedrock.errors import EmbedrockError, LockedError
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def close_all() -> None:
     first: EmbedrockError | None = None
     for store in _all():
         try:
-            store._close(stacklevel=3)
+            store._close()
         except EmbedrockError as error:
             first = first or error
     if first is not None:
@@ -129,7 +130,7 @@ def _refuse_other(store: Store, directory: Path, arguments: Mapping[str, Any]) -
     others = [
         f"{name}={given[name]!r} (asked for: {value!r})"
         for name, value in arguments.items()
-        if given[name] != value and name != "step"
+        if name != "step" and not _same(name, given[name], value)
     ]
     if others:
         raise LockedError(f"{already}, with {', '.join(others)}; {way_out}")
@@ -141,3 +142,7 @@ def _refuse_other(store: Store, directory: Path, arguments: Mapping[str, Any]) -
             f"{already}, opened at {opened} and used since; to go to {wanted}, close it first, or "
             f"all with embedrock.close_all()"
         )
+
+
+def _same(name: str, given: Any, asked: Any) -> bool:
+    return same_memory(given, asked) if name == "memory" else bool(given == asked)
