@@ -8,10 +8,12 @@ mod buffer;
 pub mod log;
 pub mod page;
 mod reader;
+mod sweep;
 
 pub use buffer::{DirtyRow, FlushBuffer};
 pub use page::PageLayout;
 pub use reader::PageReader;
+pub use sweep::{Areas, Checked, Finding, Sweep, SweptRow, TakeRows};
 
 /// What a layout asks about rows in DRAM while it moves stored copies.
 pub trait Residents {

@@ -7,11 +7,13 @@
 //! is outdated by writing a newer one elsewhere, never in place. What changed in the index is
 //! handed out as deltas, which the journal keeps.
 
+mod check;
 mod cleaner;
 pub mod delta;
 pub mod fillings;
 mod room;
 mod segments;
+mod sweep;
 mod writer;
 
 pub use cleaner::CleanReport;
@@ -87,6 +89,14 @@ impl TableIndex {
             TableIndex::Sparse(index, salt) => {
                 index.candidates(mix(key, *salt), slots);
             }
+        }
+    }
+
+    /// The first slot that may hold `key`.
+    pub fn first_candidate(&self, key: u64) -> Option<u32> {
+        match self {
+            TableIndex::Dense(index) => Some(index.get(key)).filter(|slot| *slot != 0),
+            TableIndex::Sparse(index, salt) => index.first_candidate(mix(key, *salt)),
         }
     }
 
@@ -322,6 +332,22 @@ impl ClassLog {
         if slots.is_empty() { Place::Absent } else { Place::Stored }
     }
 
+    /// Hints that a key will be looked up soon.
+    #[inline]
+    pub fn prefetch(&self, table: u16, key: u64) {
+        self.index(table).prefetch(key);
+    }
+
+    /// Whether a key is stored or waits to be; `None` where only a read can tell.
+    pub fn contains(&self, table: u16, key: u64) -> Option<bool> {
+        if self.buffer.find(table, key).is_some() {
+            return Some(true);
+        }
+        let index = self.index(table);
+        let found = index.first_candidate(key).is_some();
+        if found && index.is_sparse() { None } else { Some(found) }
+    }
+
     /// The page of a slot, if it is still in memory.
     pub fn page_in_memory(&self, slot: u32) -> Option<&[u8]> {
         self.writer.page(slot / self.layout.rows_per_page as u32)
@@ -497,6 +523,16 @@ impl ClassLog {
         self.buffer = buffer;
         self.deltas.resize(delta_bytes);
         Ok(())
+    }
+
+    /// Protects everything stored now against being written over, until `end_read`.
+    pub fn begin_read(&mut self) -> u64 {
+        self.segments.begin_read()
+    }
+
+    /// Ends the protection of a ticket.
+    pub fn end_read(&mut self, ticket: u64) {
+        self.segments.end_read(ticket);
     }
 
     /// Gives all pages to the device and waits for it, so that `equip` has none to write.
