@@ -7,11 +7,13 @@
 mod buffer;
 pub mod log;
 pub mod page;
+mod read;
 mod reader;
 mod sweep;
 
 pub use buffer::{DirtyRow, FlushBuffer};
 pub use page::PageLayout;
+pub use read::{Found, PageAddress, PageSource, Resolved, Want};
 pub use reader::PageReader;
 pub use sweep::{Areas, Checked, Finding, Sweep, SweptRow, TakeRows};
 

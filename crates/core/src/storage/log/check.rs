@@ -71,11 +71,11 @@ impl Checker<'_> {
 
     /// Checks neighbouring pages with one read; when that fails, one by one.
     fn run(&mut self, pages: &[u32]) {
-        let page_bytes = self.log.layout.page_bytes;
+        let page_bytes = self.log.layout().page_bytes;
         let mut words = std::mem::take(&mut self.words);
         words.resize(pages.len() * page_bytes / 4, 0.0);
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut words);
-        match self.log.file.read_at(bytes, u64::from(pages[0]) * page_bytes as u64) {
+        match self.log.file().read_at(bytes, u64::from(pages[0]) * page_bytes as u64) {
             Ok(()) => {
                 for (page, bytes) in pages.iter().zip(bytes.chunks_exact(page_bytes)) {
                     self.page(*page, bytes);
@@ -89,8 +89,8 @@ impl Checker<'_> {
 
     fn page(&mut self, number: u32, bytes: &[u8]) {
         self.pages += 1;
-        let (log, layout) = (self.log, &self.log.layout);
-        let verified = layout.verify(bytes, number, log.file.name());
+        let (log, layout) = (self.log, self.log.layout());
+        let verified = layout.verify(bytes, number, log.file().name());
         match verified.and_then(|rows| log.verify_sequence(bytes, number).map(|()| rows)) {
             Ok(rows) => {
                 for row in self.copies.rows_of(layout, number, bytes, rows) {
@@ -131,8 +131,8 @@ mod tests {
         assert_eq!(checked.rows, 2 * ROWS);
         assert!(said.is_empty(), "{said:?}");
         let place = u64::from(log.index(DENSE).slot_of(0));
-        let page = place / log.layout.rows_per_page as u64;
-        log.file.write_at(&[0; 512], page * 512).unwrap();
+        let page = place / log.layout().rows_per_page as u64;
+        log.file().write_at(&[0; 512], page * 512).unwrap();
         let (damaged, said) = check(&log);
         assert_eq!(damaged.pages, checked.pages);
         assert!(damaged.rows < checked.rows);

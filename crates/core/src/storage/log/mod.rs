@@ -11,6 +11,7 @@ mod check;
 mod cleaner;
 pub mod delta;
 pub mod fillings;
+mod find;
 mod room;
 mod segments;
 mod sweep;
@@ -29,6 +30,7 @@ use crate::io::File;
 use crate::planted::{self, Bug};
 use crate::storage::{FlushBuffer, PageLayout};
 use delta::{Delta, DeltaWriter};
+use find::LogPages;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -92,14 +94,6 @@ impl TableIndex {
         }
     }
 
-    /// The first slot that may hold `key`.
-    pub fn first_candidate(&self, key: u64) -> Option<u32> {
-        match self {
-            TableIndex::Dense(index) => Some(index.get(key)).filter(|slot| *slot != 0),
-            TableIndex::Sparse(index, salt) => index.first_candidate(mix(key, *salt)),
-        }
-    }
-
     /// All slots that hold the newest copy of a key, in no useful order.
     pub fn slots(&self) -> Box<dyn Iterator<Item = u32> + '_> {
         match self {
@@ -127,6 +121,22 @@ impl TableIndex {
         }
     }
 
+    /// The first of the slots that may hold `key`.
+    pub fn first_candidate(&self, key: u64) -> Option<u32> {
+        match self {
+            TableIndex::Dense(index) => Some(index.get(key)).filter(|slot| *slot != 0),
+            TableIndex::Sparse(index, salt) => index.first_candidate(mix(key, *salt)),
+        }
+    }
+
+    /// True when a key is stored, perhaps: of a dense table surely.
+    pub fn may_contain(&self, key: u64) -> bool {
+        match self {
+            TableIndex::Dense(index) => index.get(key) != 0,
+            TableIndex::Sparse(..) => self.first_candidate(key).is_some(),
+        }
+    }
+
     /// True when `slot` is the newest stored copy of `key`.
     pub fn is_newest(&self, key: u64, slot: u32) -> bool {
         match self {
@@ -134,17 +144,6 @@ impl TableIndex {
             TableIndex::Sparse(index, salt) => index.contains_slot(mix(key, *salt), slot),
         }
     }
-}
-
-/// Where a key is, as far as memory tells.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// Never written, or deleted.
-    Absent,
-    /// In the flush buffer, at this place.
-    Waiting(u32),
-    /// Stored, perhaps, in the slots of the candidate list; only their pages can tell.
-    Stored,
 }
 
 /// A row is hot when its last copy lived while this share of a table's rows was written. Shares
@@ -164,8 +163,7 @@ pub struct Written {
 
 /// The log of one row class.
 pub struct ClassLog {
-    layout: PageLayout,
-    file: Arc<dyn File>,
+    pages: Arc<LogPages>,
     segment_bytes: u64,
     /// Counts of held copies.
     pub segments: Segments,
@@ -175,6 +173,7 @@ pub struct ClassLog {
     tables: Vec<(u16, TableIndex)>,
     deltas: DeltaWriter,
     order: Vec<u32>,
+    slots: Vec<u32>,
     scratch: Vec<f32>,
     clean: cleaner::CleanState,
     /// Whether flushed rows are told apart by how long their last copy lived.
@@ -205,8 +204,7 @@ impl ClassLog {
     ) -> Self {
         let epoch_began = writer.sequence();
         Self {
-            layout,
-            file,
+            pages: Arc::new(LogPages { layout, file }),
             segment_bytes,
             segments,
             buffer,
@@ -214,6 +212,7 @@ impl ClassLog {
             tables: Vec::new(),
             deltas: DeltaWriter::default(),
             order: Vec::new(),
+            slots: Vec::new(),
             scratch: Vec::new(),
             clean: cleaner::CleanState::default(),
             separates: false,
@@ -229,12 +228,12 @@ impl ClassLog {
 
     /// The page layout.
     pub fn layout(&self) -> &PageLayout {
-        &self.layout
+        &self.pages.layout
     }
 
     /// The file of pages.
     pub fn file(&self) -> &Arc<dyn File> {
-        &self.file
+        &self.pages.file
     }
 
     /// Adds a table's index.
@@ -284,7 +283,8 @@ impl ClassLog {
 
     /// Slots of a segment.
     pub fn rows_per_segment(&self) -> u64 {
-        self.segment_bytes / self.layout.page_bytes as u64 * self.layout.rows_per_page as u64
+        self.segment_bytes / self.pages.layout.page_bytes as u64
+            * self.pages.layout.rows_per_page as u64
     }
 
     /// What was written since open.
@@ -320,37 +320,12 @@ impl ClassLog {
     #[inline]
     pub fn verify_sequence(&self, page: &[u8], number: u32) -> Result<()> {
         let expected = self.segments.sequences_of(number);
-        self.layout.verify_sequence(page, number, self.file.name(), &expected)
-    }
-
-    /// Finds a key without reading; `slots` receives the candidates.
-    pub fn find(&self, table: u16, key: u64, slots: &mut Vec<u32>) -> Place {
-        if let Some(at) = self.buffer.find(table, key) {
-            return Place::Waiting(at);
-        }
-        self.index(table).candidates(key, slots);
-        if slots.is_empty() { Place::Absent } else { Place::Stored }
-    }
-
-    /// Hints that a key will be looked up soon.
-    #[inline]
-    pub fn prefetch(&self, table: u16, key: u64) {
-        self.index(table).prefetch(key);
-    }
-
-    /// Whether a key is stored or waits to be; `None` where only a read can tell.
-    pub fn contains(&self, table: u16, key: u64) -> Option<bool> {
-        if self.buffer.find(table, key).is_some() {
-            return Some(true);
-        }
-        let index = self.index(table);
-        let found = index.first_candidate(key).is_some();
-        if found && index.is_sparse() { None } else { Some(found) }
+        self.pages.layout.verify_sequence(page, number, self.pages.file.name(), &expected)
     }
 
     /// The page of a slot, if it is still in memory.
     pub fn page_in_memory(&self, slot: u32) -> Option<&[u8]> {
-        self.writer.page(slot / self.layout.rows_per_page as u32)
+        self.writer.page(slot / self.pages.layout.rows_per_page as u32)
     }
 
     /// Writes one row behind the others, points the index at it and outdates the copy before, whose
@@ -425,7 +400,8 @@ impl ClassLog {
         let at = self.tables.iter().position(|(id, _)| *id == table);
         let (_, index) = &mut self.tables[at.expect("the table belongs to this class")];
         let TableIndex::Sparse(index, salt) = index else { return Ok(()) };
-        let (layout, file, writer, salt) = (&self.layout, &self.file, &self.writer, *salt);
+        let (layout, file, writer, salt) =
+            (&self.pages.layout, &self.pages.file, &self.writer, *salt);
         let segments = &self.segments;
         let mut refreshed = Vec::new();
         index.split(&mut |slot| {
@@ -525,16 +501,6 @@ impl ClassLog {
         Ok(())
     }
 
-    /// Protects everything stored now against being written over, until `end_read`.
-    pub fn begin_read(&mut self) -> u64 {
-        self.segments.begin_read()
-    }
-
-    /// Ends the protection of a ticket.
-    pub fn end_read(&mut self, ticket: u64) {
-        self.segments.end_read(ticket);
-    }
-
     /// Gives all pages to the device and waits for it, so that `equip` has none to write.
     pub fn write_out(&mut self) -> Result<()> {
         self.writer.finish(&mut self.segments).map(drop)
@@ -545,7 +511,7 @@ impl ClassLog {
     pub fn finish_epoch(&mut self) -> Result<Option<Arc<dyn File>>> {
         let open = self.writer.finish(&mut self.segments)?;
         let written = self.written().pages;
-        let unsynced = (self.pages_synced != written).then(|| Arc::clone(&self.file));
+        let unsynced = (self.pages_synced != written).then(|| Arc::clone(&self.pages.file));
         self.pages_synced = written;
         self.segments.next_epoch(&open);
         self.epoch_began = self.writer.sequence();

@@ -1,11 +1,11 @@
 //! Sweeps of a log: the newest copies of its rows, page after page.
 
 use super::ClassLog;
+use super::find::LogPages;
 use super::segments::Sequences;
 use crate::error::{Result, bail};
-use crate::io::File;
 use crate::metrics::ReadReport;
-use crate::storage::{Areas, PageLayout, PageReader, Sweep, SweptRow, TakeRows};
+use crate::storage::{Areas, PageAddress, PageLayout, PageReader, Sweep, SweptRow, TakeRows};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -58,7 +58,7 @@ impl ClassLog {
                 bits[word] |= 1 << (slot % 64);
             }
         }
-        NewestCopies { bits, per_page: self.layout.rows_per_page as u32 }
+        NewestCopies { bits, per_page: self.layout().rows_per_page as u32 }
     }
 
     /// Begins a sweep of a table, or of all. A page of a single table's that has another row where
@@ -70,8 +70,7 @@ impl ClassLog {
             Some((number, bytemuck::cast_slice(page).to_vec()))
         };
         Box::new(PageSweep {
-            file: Arc::clone(&self.file),
-            layout: self.layout.clone(),
+            pages: Arc::clone(&self.pages),
             table,
             in_memory: self.writer.pages_in_memory().filter_map(copied).collect(),
             copies,
@@ -93,24 +92,13 @@ impl ClassLog {
         self.is_indexed(table, key, place) && self.buffer.find(table, key).is_none()
     }
 
-    /// Where the read of a row stands among those of others: rows that one page brings have the
-    /// same number, and pages lie in this order. 0 stands for a row that waits in memory, `None`
-    /// for one that is not here.
-    pub fn read_order(&self, table: u16, key: u64) -> Option<u32> {
-        if self.buffer.find(table, key).is_some() {
-            return Some(0);
-        }
-        let slot = self.index(table).first_candidate(key)?;
-        Some(slot / self.layout.rows_per_page as u32)
-    }
-
     /// Parts of the file that a measurement may read: segments that were written to their end.
     pub fn areas(&self) -> Areas {
-        let page_bytes = self.layout.page_bytes as u64;
+        let page_bytes = self.layout().page_bytes as u64;
         let begin = |id| u64::from(self.segments.first_page(id)) * page_bytes;
         // The file's first segment is shorter by its header.
         let begins = self.segments.sealed().filter(|id| *id > 0).map(begin).collect();
-        Areas { file: Arc::clone(&self.file), begins, area_bytes: self.segment_bytes }
+        Areas { file: Arc::clone(self.file()), begins, area_bytes: self.segment_bytes }
     }
 }
 
@@ -118,8 +106,7 @@ impl ClassLog {
 /// pages included that had not reached the device. Its ticket keeps the others from being written
 /// again.
 struct PageSweep {
-    file: Arc<dyn File>,
-    layout: PageLayout,
+    pages: Arc<LogPages>,
     table: Option<u16>,
     copies: NewestCopies,
     sequences: Sequences,
@@ -132,7 +119,7 @@ struct PageSweep {
 impl PageSweep {
     /// Hands over the rows of a verified page, which has so many.
     fn take(&self, number: u32, page: &[u8], rows: usize, each: &mut TakeRows<'_>) -> Result<()> {
-        let layout = &self.layout;
+        let LogPages { layout, file } = &*self.pages;
         if let Some(table) = self.table {
             let all = self.copies.rows_of(layout, number, page, layout.rows_per_page);
             let past = number * layout.rows_per_page as u32 + rows as u32;
@@ -141,7 +128,7 @@ impl PageSweep {
                     Corrupt,
                     "{}, slot {}: the index says table {table}, the page has another row or none; \
                      restore from a copy, or open an earlier commit with step=",
-                    self.file.name(),
+                    file.name(),
                     row.place
                 );
             }
@@ -157,18 +144,20 @@ impl Sweep for PageSweep {
         reader: &mut PageReader,
         each: &mut TakeRows<'_>,
     ) -> Result<Option<ReadReport>> {
-        let mut pages: Vec<u32> = self.copies.pages(self.next).take(most).collect();
+        let LogPages { layout, file } = &*self.pages;
+        let all = self.copies.pages(self.next).map(|page| PageAddress { file: 0, page });
+        let mut pages: Vec<PageAddress> = all.take(most).collect();
         let Some(last) = pages.last() else { return Ok(None) };
-        self.next = last + 1;
-        for number in pages.extract_if(.., |page| self.in_memory.contains_key(page)) {
+        self.next = last.page + 1;
+        for at in pages.extract_if(.., |at| self.in_memory.contains_key(&at.page)) {
             // A page being filled has garbage behind its rows; the index names none of it.
-            let page: &[u8] = bytemuck::cast_slice(&self.in_memory[&number]);
-            self.take(number, page, self.layout.rows_per_page, each)?;
+            let page: &[u8] = bytemuck::cast_slice(&self.in_memory[&at.page]);
+            self.take(at.page, page, layout.rows_per_page, each)?;
         }
-        let report = reader.read(&self.file, &self.layout, &pages, &mut |number, page| {
-            let expected = self.sequences.of_page(number);
-            self.layout.verify_sequence(page, number, self.file.name(), &expected)?;
-            self.take(number, page, self.layout.rows_in(page), each)
+        let report = reader.read(&*self.pages, &pages, &mut |at, page| {
+            let expected = self.sequences.of_page(at.page);
+            layout.verify_sequence(page, at.page, file.name(), &expected)?;
+            self.take(at.page, page, layout.rows_in(page), each)
         })?;
         Ok(Some(report))
     }
@@ -200,7 +189,7 @@ pub(super) mod tests {
         let segments = Segments::new(16, layout.rows_per_page as u32, 1);
         let queue =
             |buffers: usize, bytes| medium.queue(buffers, Buffers::equal(buffers, bytes)).unwrap();
-        let reader = PageReader::new(queue(8, 1024), &layout, None, true);
+        let reader = PageReader::new(queue(8, 1024), layout.page_bytes, None, true);
         let writer = Writer::new(file.clone(), layout.clone(), queue(4, 2048), 0);
         let buffer = FlushBuffer::new(8, 16);
         let mut log = ClassLog::new(layout, file, 16 * 512, segments, writer, buffer);
@@ -298,7 +287,7 @@ pub(super) mod tests {
     #[test]
     fn rows_of_one_page_are_read_together_and_pages_in_the_order_of_the_file() {
         let (mut log, _, places) = two_tables();
-        let per_page = log.layout.rows_per_page as u32;
+        let per_page = log.layout().rows_per_page as u32;
         for key in 0..ROWS {
             let page = log.index(DENSE).slot_of(key) / per_page;
             assert_eq!(log.read_order(DENSE, key), Some(page));

@@ -4,7 +4,7 @@ use crate::activation::{Branch, note};
 use crate::cache::TakeWay;
 use crate::error::{ErrorKind, Result, bail};
 use crate::index::INDEX_BYTES_PER_KEY;
-use crate::storage::log::{ClassLog, Place, Stream};
+use crate::storage::log::{ClassLog, Stream};
 use crate::store::Inner;
 use crate::store::commit::Asker;
 use crate::store::engine::{Class, ClassPhase, Engine, park};
@@ -257,13 +257,12 @@ fn rows_of_class(keys: &[Keys<'_>], class: usize) -> u64 {
 
 /// Keys of growing tables that no index has and no row in memory: at least those that are new.
 fn not_indexed(engine: &Engine, keys: &[Keys<'_>]) -> u64 {
-    let mut slots = Vec::new();
     let mut count = 0;
     for Keys { table, keys } in keys.iter().filter(|batch| batch.table.first.is_none()) {
         let class = &engine.classes[table.class];
         let (log, cache) = (class.log.lock(), class.cache());
         let is_new = |key: &&u64| {
-            log.find(table.id(), **key, &mut slots) == Place::Absent
+            !log.may_contain(table.id(), **key)
                 && cache.peek(table.locate(cache, **key), table.id(), **key, |_| ()).is_none()
         };
         count += keys.iter().filter(is_new).count() as u64;
