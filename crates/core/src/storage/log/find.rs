@@ -110,12 +110,12 @@ impl ClassLog {
 
     /// Whether a key is stored or waits to be; `None` where only a read can tell.
     pub fn contains(&self, table: u16, key: u64) -> Option<bool> {
-        if self.buffer.find(table, key).is_some() {
-            return Some(true);
-        }
         let index = self.index(table);
         let found = index.may_contain(key);
-        if found && index.is_sparse() { None } else { Some(found) }
+        if found && !index.is_sparse() || self.buffer.find(table, key).is_some() {
+            return Some(true);
+        }
+        if found { None } else { Some(false) }
     }
 
     /// True when a key is stored, perhaps, or waits to be written.
