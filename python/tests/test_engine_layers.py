@@ -26,7 +26,6 @@ KNOW_THE_LOG = {
     "store/space/mod.rs",
     "store/space/reserve.rs",
     "store/stats.rs",
-    "store/sweeps/check.rs",
     "store/tables.rs",
     "store/verbs/misses.rs",
 }

@@ -9,11 +9,13 @@ pub mod log;
 pub mod page;
 mod read;
 mod reader;
+mod sweep;
 
 pub use buffer::{DirtyRow, FlushBuffer};
 pub use page::PageLayout;
 pub use read::{Found, PageAddress, PageSource, Resolved, Want};
 pub use reader::PageReader;
+pub use sweep::{Areas, Checked, Finding, Sweep, SweptRow, TakeRows};
 
 /// What a layout asks about rows in DRAM while it moves stored copies.
 pub trait Residents {

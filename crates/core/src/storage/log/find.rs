@@ -98,13 +98,24 @@ impl ClassLog {
         if wants.len() == before { Found::Absent } else { Found::Stored { origin: known } }
     }
 
-    /// Where to read a key, to sort reads by; 0 where it waits to be written. `None` when it was
-    /// never written.
+    /// Where the read of a row stands among those of others: rows that one page brings have the
+    /// same number, and pages lie in this order. 0 stands for a row that waits to be written, `None`
+    /// for one that was never written.
     pub fn read_order(&self, table: u16, key: u64) -> Option<u32> {
         if self.buffer.find(table, key).is_some() {
             return Some(0);
         }
-        self.index(table).first_candidate(key)
+        Some(self.address_of(self.index(table).first_candidate(key)?).page)
+    }
+
+    /// Whether a key is stored or waits to be; `None` where only a read can tell.
+    pub fn contains(&self, table: u16, key: u64) -> Option<bool> {
+        let index = self.index(table);
+        let found = index.may_contain(key);
+        if found && !index.is_sparse() || self.buffer.find(table, key).is_some() {
+            return Some(true);
+        }
+        if found { None } else { Some(false) }
     }
 
     /// True when a key is stored, perhaps, or waits to be written.

@@ -7,12 +7,14 @@
 //! is outdated by writing a newer one elsewhere, never in place. What changed in the index is
 //! handed out as deltas, which the journal keeps.
 
+mod check;
 mod cleaner;
 pub mod delta;
 pub mod fillings;
 mod find;
 mod room;
 mod segments;
+mod sweep;
 mod writer;
 
 pub use cleaner::CleanReport;
