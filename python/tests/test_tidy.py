@@ -75,29 +75,6 @@ def test_files_with_unsafe_are_those_that_the_architecture_lists() -> None:
     assert names(used) == sorted(listed)
 
 
-# The levels of the modules of the engine, as ARCHITECTURE.md draws them; the others are level 0.
-LEVELS = {"io": 1, "index": 2, "cache": 3, "storage": 3, "store": 4}
-# Options name the choices that these two levels offer.
-EXCEPTIONS = {("config.rs", "cache"), ("config.rs", "io")}
-
-
-def test_modules_of_the_engine_use_lower_levels_only() -> None:
-    source = ROOT / "crates" / "core" / "src"
-    found = set()
-    for path in sources(".rs"):
-        parts = path.relative_to(source).parts if path.is_relative_to(source) else ()
-        if parts in ((), ("lib.rs",)) or re.search(r"tests?\b|measure\.rs", parts[-1]):
-            continue
-        production = text_of(path).split("#[cfg(test)]\nmod tests", 1)[0]
-        code = re.sub(r"^\s*//.*$", "", production, flags=re.MULTILINE)
-        module = Path(parts[0]).stem
-        for used in re.findall(r"\bcrate::(\w+)::", code):
-            beside = LEVELS.get(module, 0) == LEVELS.get(used, 0) != 0
-            if used != module and (LEVELS.get(used, 0) > LEVELS.get(module, 0) or beside):
-                found.add(("/".join(parts), used))
-    assert found == EXCEPTIONS
-
-
 def test_files_with_unsafe_say_why_at_their_top() -> None:
     code = re.compile(r"^(?!\s*//).*\bunsafe\s*(\{|fn\b|impl\b)", re.MULTILINE)
     used = [path for path in sources(".rs") if code.search(text_of(path))]
