@@ -5,13 +5,24 @@
 //! every layout.
 
 mod buffer;
+mod facts;
 pub mod log;
 pub mod page;
 mod reader;
+mod size;
 
 pub use buffer::{DirtyRow, FlushBuffer};
+pub use facts::{ClassFacts, OpenAt, TableFacts};
+pub use log::{ClassNeed, check_class, choose_segment, create, disk_bytes_for, seed_of_file};
 pub use page::PageLayout;
 pub use reader::PageReader;
+pub use size::{PAGE_SIZES, choose_page, possible_pages};
+
+/// What stores the rows of a row class: a log, the only layout so far.
+pub type ClassStorage = log::ClassLog;
+
+/// What becomes the storage of a row class while the journal is replayed.
+pub type StorageRecovery = log::LogRecovery;
 
 /// What a layout asks about rows in DRAM while it moves stored copies.
 pub trait Residents {
