@@ -71,11 +71,6 @@ impl DeltaWriter {
         self.bytes.len()
     }
 
-    /// True when nothing was encoded since the last `drain`.
-    pub(super) fn is_empty(&self) -> bool {
-        self.bytes.is_empty()
-    }
-
     /// Makes room for so many bytes at once, and gives back what is more, so that the bytes
     /// allocated do not jump later.
     pub(super) fn resize(&mut self, bytes: usize) {

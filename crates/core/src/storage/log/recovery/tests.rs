@@ -228,7 +228,7 @@ impl Writer {
     /// Hands the deltas so far to the journal.
     fn spill(&mut self) {
         for (id, class) in self.classes.iter_mut().enumerate() {
-            if !class.deltas.is_empty() {
+            if class.deltas.len() > 0 {
                 let mut bytes = Vec::new();
                 class.deltas.drain(&mut bytes);
                 self.records.push(Record::Changes(id, bytes));
