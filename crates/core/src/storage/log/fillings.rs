@@ -116,7 +116,8 @@ impl Fillings {
         Ok(Self::going_on(rows_per_page, pages_per_segment, firsts.into_iter()))
     }
 
-    /// Begins with the least sequence that each segment's first page can have, 0 where nobody knows.
+    /// Begins with the least sequence that each segment's first page can have, 0 where nobody
+    /// knows.
     pub(super) fn going_on(
         rows_per_page: usize,
         pages_per_segment: u64,

@@ -29,6 +29,8 @@ pub struct LogRecovery {
     layout: PageLayout,
     /// By id, ascending.
     tables: Vec<RecoveredTable>,
+    /// By id, where a table is among `tables`; 0 for ids of other classes, too.
+    positions: Vec<u16>,
     fillings: Fillings,
     /// Outdated copies that kept commits still have.
     retained: Vec<Retained>,
@@ -76,6 +78,7 @@ impl LogRecovery {
             facts,
             layout,
             tables: Vec::new(),
+            positions: Vec::new(),
             fillings,
             retained: Vec::new(),
             oldest,
@@ -92,13 +95,15 @@ impl LogRecovery {
         let index = TableIndex::empty(facts)?;
         let all = || vec![true; index.pieces() as usize];
         let missing = (!facts.born).then(all).filter(|missing| !missing.is_empty());
-        self.tables.push(RecoveredTable {
-            id: facts.table,
-            name: facts.name.to_owned(),
-            index,
-            missing,
-        });
+        self.push(facts, index, missing);
         Ok(())
+    }
+
+    fn push(&mut self, facts: &TableFacts<'_>, index: TableIndex, missing: Option<Vec<bool>>) {
+        let (id, name) = (facts.table, facts.name.to_owned());
+        self.positions.resize(usize::from(id) + 1, 0);
+        self.positions[usize::from(id)] = self.tables.len() as u16;
+        self.tables.push(RecoveredTable { id, name, index, missing });
     }
 
     /// Loads a piece of a table.
@@ -118,13 +123,10 @@ impl LogRecovery {
         Ok(())
     }
 
-    /// Where a table is among those of this class. Where a store has one class, ids are positions.
+    /// Where a table is among those of this class.
     fn position_of(&self, table: u16) -> Option<usize> {
-        let at = usize::from(table);
-        if self.tables.get(at).is_some_and(|found| found.id == table) {
-            return Some(at);
-        }
-        self.tables.binary_search_by_key(&table, |found| found.id).ok()
+        let at = usize::from(*self.positions.get(usize::from(table))?);
+        self.tables.get(at).filter(|found| found.id == table).map(|_| at)
     }
 
     fn known_position_of(&self, table: u16) -> usize {
@@ -133,7 +135,7 @@ impl LogRecovery {
 
     /// Applies changes as the log handed them out; `changed` hears of every row that they name.
     pub fn changes(&mut self, bytes: &[u8], mut changed: Hearer<'_>) -> Result<()> {
-        let mut kinds = vec![None; self.tables.last().map_or(0, |t| usize::from(t.id) + 1)];
+        let mut kinds = vec![None; self.positions.len()];
         for table in &self.tables {
             kinds[usize::from(table.id)] = Some(table.index.is_sparse());
         }
@@ -345,10 +347,8 @@ impl ClassLog {
         let pages = segment_bytes / page_bytes as u64;
         let fillings = Fillings::going_on(layout.rows_per_page, pages, self.segments.firsts());
         let mut recovery = LogRecovery::with_fillings(facts, layout, fillings, epoch, oldest);
-        for TableFacts { table, name, .. } in tables {
-            let index = self.take_index(table);
-            let name = name.to_owned();
-            recovery.tables.push(RecoveredTable { id: table, name, index, missing: None });
+        for facts in tables {
+            recovery.push(&facts, self.take_index(facts.table), None);
         }
         recovery
     }
