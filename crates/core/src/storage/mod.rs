@@ -5,17 +5,28 @@
 //! every layout.
 
 mod buffer;
+mod facts;
 pub mod log;
 pub mod page;
 mod read;
 mod reader;
+mod size;
 mod sweep;
 
 pub use buffer::{DirtyRow, FlushBuffer};
+pub use facts::{ClassFacts, OpenAt, TableFacts};
+pub use log::{ClassNeed, check_class, choose_segment, create, disk_bytes_for, seed_of_file};
 pub use page::PageLayout;
 pub use read::{Found, PageAddress, PageSource, Resolved, Want};
 pub use reader::PageReader;
 pub use sweep::{Areas, Checked, Finding, Sweep, SweptRow, TakeRows};
+pub use size::{PAGE_SIZES, choose_page, possible_pages};
+
+/// What stores the rows of a row class: a log, the only layout so far.
+pub type ClassStorage = log::ClassLog;
+
+/// What becomes the storage of a row class while the journal is replayed.
+pub type StorageRecovery = log::LogRecovery;
 
 /// What a layout asks about rows in DRAM while it moves stored copies.
 pub trait Residents {

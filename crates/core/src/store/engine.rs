@@ -12,7 +12,6 @@ use super::memory::budget::{
     rows_bytes,
 };
 use super::memory::pool::Pool;
-use super::recovery::RecoveredTable;
 use crate::cache::{Cache, CacheShape, DenseTable, Location, RowRef};
 use crate::config::{Memory, StoreOptions, TableInfo, TableSpec};
 use crate::error::Result;
@@ -21,9 +20,10 @@ use crate::index::INDEX_BYTES_PER_KEY;
 use crate::io::{Buffers, File, Medium};
 use crate::metrics::{Metrics, Timed};
 use crate::row::RowLayout;
-use crate::storage::log::fillings::Fillings;
-use crate::storage::log::{ClassLog, Segments, TableIndex, Writer};
-use crate::storage::{DirtyRow, FlushBuffer, PageLayout, PageReader, PageSource, Residents};
+use crate::storage::log::{ClassLog, Writer};
+use crate::storage::{
+    DirtyRow, FlushBuffer, PageLayout, PageReader, PageSource, Residents, StorageRecovery,
+};
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -179,19 +179,11 @@ impl Class {
         })
     }
 
-    pub(super) fn new(
-        record: ClassRecord,
-        layout: PageLayout,
-        file: Arc<dyn File>,
-        segments: Segments,
-        sequence: u64,
-        medium: &dyn Medium,
-    ) -> Result<Self> {
-        let log = bare_log(&record, &layout, &file, segments, sequence, medium)?;
-        Ok(Self {
+    pub(super) fn new(record: ClassRecord, log: ClassLog) -> Self {
+        Self {
             record,
-            layout,
-            file,
+            layout: log.layout().clone(),
+            file: log.file().clone(),
             pages: log.pages(),
             log: Mutex::new(log),
             tier: None,
@@ -200,17 +192,11 @@ impl Class {
             reserved_rows: AtomicU64::new(0),
             dense_rows: 0,
             choices: Vec::new(),
-        })
+        }
     }
 
     pub(super) fn tier(&self) -> &Tier {
         self.tier.as_ref().expect("verbs run after a plan was made")
-    }
-
-    /// Where the fillings of its segments began, to be followed through the journal.
-    pub(super) fn fillings(&self) -> Result<Fillings> {
-        let pages = self.record.segment_bytes / self.record.page_bytes as u64;
-        Fillings::new(self.layout.rows_per_page, pages, &self.log.lock().fillings())
     }
 
     pub(super) fn cache(&self) -> &Cache {
@@ -332,22 +318,6 @@ impl Class {
     }
 }
 
-/// A log with the smallest buffers, for a class without a plan.
-fn bare_log(
-    record: &ClassRecord,
-    layout: &PageLayout,
-    file: &Arc<dyn File>,
-    segments: Segments,
-    sequence: u64,
-    medium: &dyn Medium,
-) -> Result<ClassLog> {
-    let queue = medium.queue(2, Buffers::equal(2, layout.page_bytes))?;
-    let writer = Writer::new(file.clone(), layout.clone(), queue, sequence);
-    let buffer = FlushBuffer::new(8, layout.row_bytes / 4);
-    let file = file.clone();
-    Ok(ClassLog::new(layout.clone(), file, record.segment_bytes, segments, writer, buffer))
-}
-
 /// Everything in memory.
 #[derive(Default)]
 pub(super) struct Engine {
@@ -380,8 +350,8 @@ impl Engine {
         others.map(Class::journal_bytes_at_most).sum()
     }
 
-    /// Adds a table whose class exists.
-    pub(super) fn add_table(&mut self, record: TableRecord, index: TableIndex) -> Result<()> {
+    /// Adds a table that its class has taken in.
+    pub(super) fn add_table(&mut self, record: TableRecord) -> Result<()> {
         let class = self.classes.iter().position(|c| c.record.id == record.class);
         let class = class.expect("the class of a table is made before it");
         let first = record.spec.num_embeddings.map(|rows| {
@@ -389,26 +359,32 @@ impl Engine {
             self.classes[class].dense_rows += rows;
             first
         });
-        self.classes[class].log.get_mut().add_table(record.id, index);
         self.tables.push(Table::new(record, class, first)?);
         self.planned = false;
         Ok(())
     }
 
-    /// Takes the indexes of all tables out, to be changed by what the journal says.
-    pub(super) fn take_tables(&mut self) -> Vec<RecoveredTable> {
-        let mut found = Vec::with_capacity(self.tables.len());
-        for table in &self.tables {
-            let index = self.classes[table.class].log.get_mut().take_index(table.id());
-            found.push(RecoveredTable { record: table.record.clone(), index });
-        }
-        found
+    /// The log of a class, of an engine that is taken alone.
+    pub(super) fn log_of(&mut self, class: u16) -> &mut ClassLog {
+        self.classes[usize::from(class)].log.get_mut()
     }
 
-    /// Puts indexes back that `take_tables` took.
-    pub(super) fn put_tables(&mut self, tables: Vec<RecoveredTable>) {
-        for (table, found) in self.tables.iter().zip(tables) {
-            self.classes[table.class].log.get_mut().add_table(table.id(), found.index);
+    /// Takes the indexes of all tables out, to be changed by what the journal says from an epoch
+    /// on; commits before `oldest` are not kept.
+    pub(super) fn go_on(&mut self, epoch: u64, oldest: u64) -> Vec<StorageRecovery> {
+        let Self { classes, tables, .. } = self;
+        let classes = classes.iter_mut().enumerate().map(|(at, class)| {
+            let of_class = tables.iter().filter(|table| table.class == at);
+            let of_class = of_class.map(|table| table.record.facts());
+            class.log.get_mut().go_on(of_class, epoch, oldest)
+        });
+        classes.collect()
+    }
+
+    /// Puts recovered indexes of the same commit in the place of those that `go_on` took.
+    pub(super) fn take_back(&mut self, logs: Vec<StorageRecovery>) {
+        for (class, log) in self.classes.iter_mut().zip(logs) {
+            class.log.get_mut().take_back(log);
         }
     }
 

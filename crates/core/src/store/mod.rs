@@ -10,7 +10,6 @@ mod files;
 mod journal;
 mod memory;
 mod open;
-mod pieces;
 mod recovery;
 mod refresh;
 mod space;

@@ -3,13 +3,12 @@
 use super::commit::first_write::refuse_held_beside;
 use super::commit::{History, KeptSums, Refused, Spare};
 use super::engine::{Class, Engine};
-use super::files::class_file::{check_class_header, class_file_name};
+use super::files::class_file::class_file_name;
 use super::files::head;
 use super::files::holds::Hold;
 use super::files::lock::WriterLock;
 use super::files::place::check_place;
 use super::files::superblock::Superblock;
-use super::journal::ClassRecord;
 use super::recovery::{Recovered, Target, find, recover};
 use super::sweeps::copy;
 use super::unheld::Noted;
@@ -18,11 +17,8 @@ use crate::config::StoreOptions;
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::io::{DirectoryMedium, Medium, OpenMode};
 use crate::metrics::Metrics;
-use crate::storage::PageLayout;
-use crate::storage::log::fillings::Fillings;
-use crate::storage::log::{Segments, TableIndex};
+use crate::storage::OpenAt;
 use parking_lot::{Mutex, RwLock};
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -154,7 +150,7 @@ impl Store {
         };
         let term = head::next_term(&*medium, seed, recovered.sequence_max)?;
         let mut engine = Engine::default();
-        let rows_disk_bytes = build(&mut engine, &*medium, &options, seed, term, &mut recovered)?;
+        let rows_disk_bytes = build(&mut engine, &*medium, &options, term, &mut recovered)?;
         let history = history_of(&recovered);
         let inner = Inner {
             path,
@@ -269,46 +265,31 @@ pub(super) fn build(
     engine: &mut Engine,
     medium: &dyn Medium,
     options: &StoreOptions,
-    seed: u64,
     term: u64,
     recovered: &mut Recovered,
 ) -> Result<u64> {
     let last = recovered.commits.last().cloned();
     let last = last.as_ref();
-    let epoch = last.map_or(0, |c| c.info.sequence) + 1;
     let mode = if options.read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
     let mut bytes = 0;
-    for record in &recovered.classes {
-        let mut layout = PageLayout::new(record.page_bytes, record.row_bytes, record.id, seed)?;
+    let logs = std::mem::take(&mut recovered.logs);
+    for (record, log) in recovered.classes.iter().zip(logs) {
         let file = open_needed(medium, &class_file_name(record.id), mode)?;
-        check_class_header(&*file, record, seed)?;
-        let per_segment = record.segment_bytes / record.page_bytes as u64;
-        // The file grows by whole segments, and a commit makes its length durable.
-        let pages = file.len()? / record.segment_bytes * per_segment;
-        let mut segments = Segments::new(per_segment as u32, layout.rows_per_page as u32, epoch);
-        for _ in 0..pages / per_segment {
-            segments.grow();
-        }
-        count_copies(&mut segments, record, &layout, recovered, pages)?;
-        segments.recovered(epoch).map_err(|error| error.context(file.name()))?;
         let counters = last.and_then(|c| c.classes.iter().find(|c| c.id == record.id));
-        let mut sequence = counters.map_or(0, |c| c.sequence);
-        let firsts = recovered.fillings.get(usize::from(record.id)).map(Fillings::firsts);
-        segments.recovered_firsts(firsts.unwrap_or(&BTreeMap::new()), sequence);
-        if options.read_only {
-            layout.sequence_max = sequence;
-        } else {
+        let at = OpenAt {
+            commit: last.map_or(0, |c| c.info.sequence),
+            position: counters.map_or(0, |c| c.sequence),
             // What an epoch without commit has written must not pass for a page of this term.
-            sequence = sequence.max(head::sequence_of_term(term));
-        }
-        let class = Class::new(record.clone(), layout, file, segments, sequence, medium)?;
-        bytes += class.log.lock().disk_bytes();
-        engine.classes.push(class);
+            write_after: (!options.read_only).then(|| head::sequence_of_term(term)),
+        };
+        let log = log.finish(&at, file, medium)?;
+        bytes += log.disk_bytes();
+        engine.classes.push(Class::new(record.clone(), log));
     }
     let counters = last.map(|c| c.tables.clone()).unwrap_or_default();
-    for table in std::mem::take(&mut recovered.tables) {
-        let id = table.record.id;
-        engine.add_table(table.record, table.index)?;
+    for record in std::mem::take(&mut recovered.tables) {
+        let id = record.id;
+        engine.add_table(record)?;
         if let (Some(found), Some(table)) =
             (counters.iter().find(|c| c.id == id), engine.tables.last())
         {
@@ -317,52 +298,6 @@ pub(super) fn build(
         }
     }
     Ok(bytes)
-}
-
-/// Counts which slots the opened commit and the kept ones before it hold.
-fn count_copies(
-    segments: &mut Segments,
-    record: &ClassRecord,
-    layout: &PageLayout,
-    recovered: &Recovered,
-    pages: u64,
-) -> Result<()> {
-    let name = class_file_name(record.id);
-    let page_of = |slot: u32| slot / layout.rows_per_page as u32;
-    let fits = |slot: u32| u64::from(page_of(slot)) < pages;
-    let rows_per_page = layout.rows_per_page as u64;
-    for table in recovered.tables.iter().filter(|t| t.record.class == record.id) {
-        if let TableIndex::Dense(index) = &table.index
-            && segments.recovered_all(index.words(), rows_per_page..pages * rows_per_page)
-        {
-            continue;
-        }
-        for slot in table.index.slots() {
-            if page_of(slot) == 0 {
-                bail!(
-                    Corrupt,
-                    "table '{}' has a row at slot {slot} of {name}, where its header is",
-                    table.record.spec.name
-                );
-            }
-            if !fits(slot) {
-                bail!(
-                    Corrupt,
-                    "{name} was truncated: table '{}' has rows in page {}, the file has {pages} \
-                     pages; restore from a copy",
-                    table.record.spec.name,
-                    page_of(slot)
-                );
-            }
-            segments.recovered_newest(slot);
-        }
-    }
-    for (class, epoch, slot) in &recovered.retained {
-        if *class == record.id && fits(*slot) {
-            segments.recovered_retained(*slot, *epoch);
-        }
-    }
-    Ok(())
 }
 
 pub(super) fn history_of(recovered: &Recovered) -> History {

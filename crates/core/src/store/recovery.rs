@@ -12,18 +12,12 @@ use super::files::leftovers::refuse_unexplained;
 use super::journal::{
     ClassRecord, CommitRecord, JournalReader, RecordKind, TableRecord, read_json, read_piece_header,
 };
-use super::pieces::{pieces_of, write_piece_into};
 use crate::arena::trim_heap;
 use crate::error::{Error, ErrorKind, Result, bail};
-use crate::hash::{mix, table_salt};
-use crate::index::{DenseIndex, SparseIndex};
 use crate::io::Medium;
 use crate::planted::{self, Bug};
-use crate::storage::PageLayout;
-use crate::storage::log::TableIndex;
-use crate::storage::log::delta::{Decoded, Delta, DenseRow, decode, id_of};
-use crate::storage::log::fillings::Fillings;
-use std::collections::BTreeMap;
+use crate::storage::StorageRecovery;
+use std::mem::take;
 use std::ops::Range;
 use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
 use survey::{Survey, Whole, survey};
@@ -31,25 +25,16 @@ use survey::{Survey, Whole, survey};
 /// Payload bytes that the reading thread hands over at once, and how many such it may be ahead.
 const BATCH_BYTES: usize = 256 << 10;
 const BATCHES_AHEAD: usize = 3;
-/// Deltas that are decoded before the first of them is applied: the time that a word of the index
-/// takes to come from memory.
-const BLOCK_DELTAS: usize = 32;
-
-/// A table as a commit has it.
-pub(super) struct RecoveredTable {
-    pub(super) record: TableRecord,
-    pub(super) index: TableIndex,
-}
 
 /// A store as a commit has it.
 #[derive(Default)]
 pub(super) struct Recovered {
     pub(super) classes: Vec<ClassRecord>,
-    pub(super) tables: Vec<RecoveredTable>,
+    /// What becomes their storage, in the same order.
+    pub(super) logs: Vec<StorageRecovery>,
+    pub(super) tables: Vec<TableRecord>,
     /// Kept commits up to the one that was opened, oldest first.
     pub(super) commits: Vec<CommitRecord>,
-    /// Outdated copies that kept commits still have: (class, epoch, slot).
-    pub(super) retained: Vec<(u16, u64, u32)>,
     /// Journal files that a commit of this store may need, and the bytes they take.
     pub(super) journal_bytes: u64,
     /// Newest cycle end: (journal file, commit at which it was complete).
@@ -57,8 +42,6 @@ pub(super) struct Recovered {
     /// Up to here the journal file of the opened commit is known to be on the disk; from here to
     /// the end of the commit a sync may have failed.
     pub(super) synced_to: u64,
-    /// Where the fillings of segments began, by class.
-    pub(super) fillings: Vec<Fillings>,
     /// The largest sequence of a page that any commit of the journal tells of.
     pub(super) sequence_max: u64,
 }
@@ -283,12 +266,10 @@ fn read_ahead(
     }
 }
 
-/// Applies what the journal says to indexes.
+/// Tells the classes what the journal says of them.
 #[derive(Default)]
 pub(super) struct Replay<'a> {
     recovered: Recovered,
-    /// By table, which pieces are missing; `None` when none are.
-    missing: Vec<Option<Vec<bool>>>,
     /// The first file is not a base but goes on where the indexes end, behind this position.
     behind: Option<u64>,
     /// Hears of every row that a delta names.
@@ -296,15 +277,13 @@ pub(super) struct Replay<'a> {
     in_base: bool,
     /// Bytes of the file being read.
     file_bytes: u64,
+    seed: u64,
     oldest: u64,
     epoch: u64,
-    /// Slots written in this epoch, by class: first → one past the last.
-    written: BTreeMap<(u16, u32), u32>,
 }
 
 impl<'a> Replay<'a> {
     /// Goes on from the indexes of a commit; `changed` hears of every row that a delta names.
-    /// Which copies earlier commits have is not counted.
     pub(super) fn behind(
         recovered: Recovered,
         from: &CommitRecord,
@@ -312,7 +291,6 @@ impl<'a> Replay<'a> {
         changed: &'a mut dyn FnMut(u16, u64),
     ) -> Self {
         Self {
-            missing: vec![None; recovered.tables.len()],
             recovered,
             behind: Some(from.place.1),
             changed: Some(changed),
@@ -331,6 +309,7 @@ impl<'a> Replay<'a> {
         files: &[u64],
         end: (u64, u64),
     ) -> Result<Recovered> {
+        self.seed = seed;
         std::thread::scope(|scope| {
             let (to, batches) = sync_channel(BATCHES_AHEAD);
             let (give_back, used) = channel();
@@ -363,12 +342,9 @@ impl<'a> Replay<'a> {
                 let mut record: ClassRecord = read_json(payload, "class")?;
                 if self.recovered.classes.iter().all(|c| c.id != record.id) {
                     record.verify(&self.recovered.classes)?;
-                    let ClassRecord { row_bytes, page_bytes, segment_bytes, .. } = record;
-                    let layout = PageLayout::new(page_bytes, row_bytes, record.id, 0)?;
-                    let pages = segment_bytes / page_bytes as u64;
-                    let text = std::mem::take(&mut record.fillings);
-                    let fillings = Fillings::new(layout.rows_per_page, pages, &text)?;
-                    self.recovered.fillings.push(fillings);
+                    let (facts, fillings) = (record.facts(self.seed), take(&mut record.fillings));
+                    let log = StorageRecovery::new(&facts, &fillings, self.epoch, self.oldest)?;
+                    self.recovered.logs.push(log);
                     self.recovered.classes.push(record);
                 }
             }
@@ -383,11 +359,11 @@ impl<'a> Replay<'a> {
             RecordKind::CycleEnd => {}
             RecordKind::Commit => {
                 let record: CommitRecord = read_json(payload, "commit")?;
-                self.epoch = record.info.sequence + 1;
-                self.written.clear();
-                for (class, fillings) in self.recovered.fillings.iter_mut().enumerate() {
+                let number = record.info.sequence;
+                self.epoch = number + 1;
+                for (class, log) in self.recovered.logs.iter_mut().enumerate() {
                     let counters = record.classes.iter().find(|c| usize::from(c.id) == class);
-                    fillings.commit(counters.and_then(|counters| counters.began));
+                    log.commit(number, counters.and_then(|counters| counters.began));
                 }
             }
         }
@@ -395,24 +371,14 @@ impl<'a> Replay<'a> {
     }
 
     fn table(&mut self, record: TableRecord) -> Result<()> {
-        if self.recovered.tables.iter().any(|t| t.record.id == record.id) {
+        let Recovered { classes, logs, tables, .. } = &mut self.recovered;
+        if tables.iter().any(|table| table.id == record.id) {
             return Ok(());
         }
-        let known = self.recovered.tables.iter().map(|t| &t.record);
-        record.verify(known, &self.recovered.classes, self.file_bytes)?;
-        let spec = &record.spec;
-        let index = match (spec.num_embeddings, record.partitions) {
-            (Some(rows), _) => TableIndex::Dense(DenseIndex::new(rows)?),
-            (None, Some(partitions)) => {
-                let expected = spec.expected_rows.unwrap_or(0);
-                let index = SparseIndex::restore(partitions, expected)?;
-                TableIndex::Sparse(index, table_salt(&spec.name))
-            }
-            (None, None) => bail!(Corrupt, "growing table '{}' has no partitions", spec.name),
-        };
-        let all = || vec![true; pieces_of(&index) as usize];
-        self.missing.push((!record.born).then(all).filter(|missing| !missing.is_empty()));
-        self.recovered.tables.push(RecoveredTable { record, index });
+        record.verify(tables.iter(), classes, self.file_bytes)?;
+        // Ids are positions, as the catalog's check says.
+        logs[usize::from(record.class)].table(&record.facts())?;
+        tables.push(record);
         Ok(())
     }
 
@@ -421,24 +387,11 @@ impl<'a> Replay<'a> {
             return Ok(());
         }
         let (table, piece, content) = read_piece_header(payload)?;
-        let Some(at) = self.position_of(table) else {
+        let Recovered { logs, tables, .. } = &mut self.recovered;
+        let Some(record) = tables.get(usize::from(table)) else {
             bail!(Corrupt, "a piece names table {table}, which does not exist");
         };
-        write_piece_into(&mut self.recovered.tables[at].index, piece, content)?;
-        if let Some(missing) = &mut self.missing[at]
-            && let Some(flag) = missing.get_mut(piece as usize)
-            && std::mem::replace(flag, false)
-            && !missing.contains(&true)
-        {
-            self.missing[at] = None;
-        }
-        Ok(())
-    }
-
-    /// Where a table is among those recovered. Ids are positions, as the catalog's check says.
-    fn position_of(&self, table: u16) -> Option<usize> {
-        let at = usize::from(table);
-        self.recovered.tables.get(at).filter(|t| t.record.id == table).map(|_| at)
+        logs[usize::from(record.class)].piece(table, piece, content)
     }
 
     fn deltas(&mut self, payload: &[u8]) -> Result<()> {
@@ -446,111 +399,11 @@ impl<'a> Replay<'a> {
             bail!(Corrupt, "a delta record of {} bytes is too short", payload.len());
         };
         let class = u64::from_le_bytes(*class);
-        let kinds: Vec<Option<bool>> = self
-            .recovered
-            .tables
-            .iter()
-            .map(|t| (u64::from(t.record.class) == class).then(|| t.index.is_sparse()))
-            .collect();
-        let kind = |table: u16| kinds.get(usize::from(table)).copied().flatten();
-        let mut block = Vec::with_capacity(BLOCK_DELTAS);
-        // Nothing is decoded of a class without tables.
-        let mut fillings = match self.recovered.fillings.get_mut(class as usize) {
-            Some(fillings) => std::mem::take(fillings),
-            None => Fillings::default(),
+        let Some(log) = self.recovered.logs.get_mut(class as usize) else {
+            bail!(Corrupt, "a delta record names class {class}, which does not exist");
         };
-        let decoded = decode(deltas, &kind, &mut |decoded| match decoded {
-            Decoded::One(delta) => {
-                if let Delta::Row { table, key, slot, .. } = delta
-                    && let Some(at) = self.position_of(table)
-                {
-                    fillings.appended(u64::from(slot)..u64::from(slot) + 1);
-                    self.recovered.tables[at].index.prefetch(key);
-                }
-                block.push(delta);
-                if block.len() < BLOCK_DELTAS {
-                    return Ok(());
-                }
-                block.drain(..).try_for_each(|delta| self.delta(delta))
-            }
-            Decoded::Dense { table, first, rows } => {
-                fillings.appended(u64::from(first)..u64::from(first) + rows.len() as u64);
-                block.drain(..).try_for_each(|delta| self.delta(delta))?;
-                self.dense_rows(table, first, rows)
-            }
-        });
-        if let Some(place) = self.recovered.fillings.get_mut(class as usize) {
-            *place = fillings;
-        }
-        decoded?;
-        block.drain(..).try_for_each(|delta| self.delta(delta))
-    }
-
-    /// Rows of a dense table, stored at `first` and behind it. Where no commit before the target
-    /// is kept and all pieces are there, nothing but the index changes, and all rows at once.
-    fn dense_rows(&mut self, table: u16, first: u32, rows: &[DenseRow]) -> Result<()> {
-        let at = self.position_of(table).expect("the decoder checked the table");
-        let plain = self.epoch <= self.oldest && self.missing[at].is_none();
-        if plain && let TableIndex::Dense(index) = &mut self.recovered.tables[at].index {
-            let most = rows.iter().map(id_of).max().unwrap_or(0);
-            check_id(index, u64::from(most))?;
-            index.set_all(rows, id_of, first);
-            if let Some(changed) = &mut self.changed {
-                rows.iter().for_each(|row| changed(table, u64::from(id_of(row))));
-            }
-            return Ok(());
-        }
-        for (row, slot) in rows.iter().zip(first..) {
-            self.delta(Delta::Row { table, key: u64::from(id_of(row)), old: 0, slot })?;
-        }
-        Ok(())
-    }
-
-    fn delta(&mut self, delta: Delta) -> Result<()> {
-        let (Delta::Row { table, .. }
-        | Delta::Delete { table, .. }
-        | Delta::Refresh { table, .. }
-        | Delta::Split { table }
-        | Delta::Merge { table }) = delta;
-        let at = self.position_of(table).expect("the decoder checked the table");
-        let found = &mut self.recovered.tables[at];
-        let class = found.record.class;
-        let missing = self.missing[at].as_mut();
-        let outdated = match &mut found.index {
-            TableIndex::Dense(index) => dense(index, missing.as_deref(), delta)?,
-            TableIndex::Sparse(index, salt) => sparse(index, *salt, missing, delta)?,
-        };
-        if let Delta::Row { slot, .. } = delta {
-            self.note_written(class, slot);
-        }
-        if let (Delta::Row { key, .. } | Delta::Delete { key, .. }, Some(changed)) =
-            (delta, &mut self.changed)
-        {
-            changed(table, key);
-        }
-        if outdated != 0 && self.epoch > self.oldest && !self.was_written(class, outdated) {
-            self.recovered.retained.push((class, self.epoch, outdated));
-        }
-        Ok(())
-    }
-
-    fn note_written(&mut self, class: u16, slot: u32) {
-        if self.epoch <= self.oldest {
-            return;
-        }
-        if let Some(((c, _), end)) = self.written.range_mut(..=(class, slot)).next_back()
-            && *c == class
-            && *end >= slot
-        {
-            *end = (*end).max(slot + 1);
-            return;
-        }
-        self.written.insert((class, slot), slot + 1);
-    }
-
-    fn was_written(&self, class: u16, slot: u32) -> bool {
-        let before = self.written.range(..=(class, slot)).next_back();
-        before.is_some_and(|((c, _), end)| *c == class && slot < *end)
+        let changed = self.changed.as_mut();
+        log.changes(deltas, changed.map(|changed| &mut **changed as &mut dyn FnMut(u16, u64)))
     }
 
     fn finish(self) -> Result<Recovered> {
@@ -558,96 +411,7 @@ impl<'a> Replay<'a> {
             let Recovered { tables, classes, .. } = &self.recovered;
             commit.verify_catalog(tables.len(), classes.len())?;
         }
-        let mut missing = self.missing.iter().enumerate();
-        if let Some((table, missing)) = missing.find_map(|(i, m)| Some((i, m.as_ref()?))) {
-            let count = missing.iter().filter(|m| **m).count();
-            bail!(Corrupt, "the journal lacks {count} pieces of the index of table {table}");
-        }
+        self.recovered.logs.iter().try_for_each(StorageRecovery::check_complete)?;
         Ok(self.recovered)
     }
 }
-
-fn check_id(index: &DenseIndex, id: u64) -> Result<()> {
-    if id >= index.num_embeddings() {
-        bail!(Corrupt, "a delta names id {id} of {}", index.num_embeddings());
-    }
-    Ok(())
-}
-
-/// Applies a delta to a dense index; returns the slot it outdated.
-fn dense(index: &mut DenseIndex, missing: Option<&Vec<bool>>, delta: Delta) -> Result<u32> {
-    let (key, slot) = match delta {
-        Delta::Row { key, slot, .. } => (key, slot),
-        Delta::Delete { key, .. } => (key, 0),
-        _ => bail!(Corrupt, "a dense table has a delta of a growing one"),
-    };
-    check_id(index, key)?;
-    if missing.is_some_and(|m| m[index.piece_of(key)]) {
-        return Ok(0);
-    }
-    Ok(index.set(key, slot))
-}
-
-/// Applies a delta to a growing table's index; returns the slot it outdated.
-fn sparse(
-    index: &mut SparseIndex,
-    salt: u64,
-    mut missing: Option<&mut Vec<bool>>,
-    delta: Delta,
-) -> Result<u32> {
-    let skip = |missing: &Option<&mut Vec<bool>>, index: &SparseIndex, key: u64| {
-        let partition = index.partition_of(mix(key, salt)) as usize;
-        missing.as_ref().is_some_and(|m| m[partition])
-    };
-    let lost = |key: u64, slot: u32| {
-        let what = format!("key {key} is not indexed at slot {slot}, as its delta says");
-        Error::new(ErrorKind::Corrupt, what)
-    };
-    match delta {
-        Delta::Row { key, old, slot, .. } => {
-            if skip(&missing, index, key) {
-                return Ok(0);
-            }
-            if old == 0 {
-                index.insert(mix(key, salt), slot);
-            } else if !index.replace(mix(key, salt), old, slot) {
-                return Err(lost(key, old));
-            }
-            Ok(old)
-        }
-        Delta::Delete { key, old, .. } => {
-            if skip(&missing, index, key) {
-                return Ok(0);
-            }
-            if !index.remove(mix(key, salt), old) {
-                return Err(lost(key, old));
-            }
-            Ok(old)
-        }
-        Delta::Refresh { key, slot, .. } => {
-            if !skip(&missing, index, key) && !index.replace(mix(key, salt), slot, slot) {
-                return Err(lost(key, slot));
-            }
-            Ok(0)
-        }
-        Delta::Split { .. } => {
-            let split = index.split(&mut |slot| {
-                bail!(Corrupt, "the index entry of slot {slot} has no tag bits left")
-            })?;
-            if let Some(missing) = &mut missing {
-                let parent = missing[split.parent as usize];
-                missing.push(parent);
-            }
-            Ok(0)
-        }
-        Delta::Merge { .. } => {
-            if missing.is_some() || index.merge().is_none() {
-                bail!(Corrupt, "a partition was merged while its index was being written");
-            }
-            Ok(0)
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests;

@@ -8,7 +8,7 @@
 //! Whatever fails, the reader stays at its commit. What it needs beside the index is made before it
 //! moves. Where the index was half changed the old one is recovered, which the old hold has kept.
 
-use super::engine::{Class, Engine};
+use super::engine::Engine;
 use super::files::head::Head;
 use super::files::holds::Hold;
 use super::journal::{CommitRecord, JournalReader, RecordKind, name_of, numbers, read_json};
@@ -181,8 +181,8 @@ impl Inner {
             .into_iter()
             .filter(|n| (open.place.0..=next.commit.place.0).contains(n))
             .collect();
-        let fillings = engine.classes.iter().map(Class::fillings).collect::<Result<Vec<_>>>()?;
         let classes = engine.classes.iter().map(|class| class.record.clone()).collect();
+        let tables = engine.tables.iter().map(|table| table.record.clone()).collect();
         let (kept, cycles, journal_bytes) = {
             let history = self.history.lock();
             (history.kept.clone(), history.cycles.clone(), history.old_journal_bytes)
@@ -191,12 +191,12 @@ impl Inner {
         let commits = kept.into_iter().chain(behind);
         let recovered = Recovered {
             classes,
-            fillings,
+            tables,
             commits: commits.filter(|c| c.info.sequence >= oldest).collect(),
             journal_bytes,
             cycles,
             // From here on the engine has no index, whatever fails.
-            tables: engine.take_tables(),
+            logs: engine.go_on(open.info.sequence + 1, next.commit.info.sequence),
             ..Default::default()
         };
         let Err(error) = self.replay(engine, recovered, open, &files, next) else { return Ok(()) };
@@ -254,7 +254,7 @@ impl Inner {
         if !same || recovered.tables.len() != engine.tables.len() {
             return Err(self.commit_gone());
         }
-        engine.put_tables(recovered.tables);
+        engine.take_back(recovered.logs);
         Ok(())
     }
 
@@ -268,8 +268,7 @@ impl Inner {
         next: &mut Next,
     ) -> Result<()> {
         let mut new = Engine::default();
-        let rows_disk_bytes =
-            build(&mut new, &*self.medium, &self.options, self.seed, self.term, recovered)?;
+        let rows_disk_bytes = build(&mut new, &*self.medium, &self.options, self.term, recovered)?;
         if next.must_fit {
             let what = || format!("refresh to commit {}", next.commit.info.sequence);
             new.check_budget(&self.options).map_err(|error| error.context(what()))?;

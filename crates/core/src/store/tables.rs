@@ -10,19 +10,12 @@ use crate::error::{Result, bail};
 use crate::index::{DenseIndex, SparseIndex};
 use crate::io::{DeviceCurve, IoKind, measure};
 use crate::row::{Dtype, RowLayout};
-use crate::storage::PageLayout;
-use crate::storage::log::{SEGMENT_BYTES_MAX, SEGMENT_PAGES_MIN, Segments, TableIndex};
+use crate::storage::{
+    self, ClassNeed, PAGE_SIZES, PageLayout, TableFacts, choose_page, possible_pages,
+};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Page sizes that a new class considers, smallest first.
-const PAGE_SIZES: [usize; 6] = [512, 1024, 2048, 4096, 8192, 16_384];
-/// A larger page is taken while its request rate stays above this share of the best.
-const PAGE_RATE_SHARE: f64 = 0.85;
-/// Rows fill at least this share of a page, and under a disk bound this share of what they can.
-const FILLED_MIN: f64 = 0.75;
-const FILLED_SHARE: f64 = 0.95;
-const PAGE_BYTES_DEFAULT: usize = 4096;
 /// Bytes of the file that the device is measured on.
 const MEASURE_BYTES: u64 = 32 << 20;
 /// One turn of a size or a depth; the longer one where a table will be larger than `LARGE_BYTES`,
@@ -30,11 +23,6 @@ const MEASURE_BYTES: u64 = 32 << 20;
 const MEASURE_SLICE: Duration = Duration::from_millis(12);
 const MEASURE_SLICE_LARGE: Duration = Duration::from_millis(40);
 const LARGE_BYTES: u64 = 128 << 20;
-const SEGMENT_BYTES_MIN: u64 = 32 << 10;
-/// The least that is chosen for a store without a tight disk bound.
-const SEGMENT_BYTES_USUAL: u64 = 256 << 10;
-/// A log works well when at most this share of it is live (see the cleaner).
-const LIVE_SHARE: f64 = 0.6;
 const TABLES_MAX: usize = 65_536;
 /// The file that the device is measured on.
 pub(super) const MEASURE: &str = "measure";
@@ -83,31 +71,16 @@ impl Store {
             None => Err(inner.new_class(&engine, row_bytes, spec)?),
         };
         inner.check_budget(&engine, spec, &class)?;
-        let index = match spec.num_embeddings {
-            Some(rows) => TableIndex::Dense(DenseIndex::new(rows)?),
-            None => TableIndex::Sparse(
-                SparseIndex::new(spec.expected_rows.unwrap_or(0))?,
-                crate::hash::table_salt(&spec.name),
-            ),
+        let (id, born) = (engine.tables.len() as u16, true);
+        let mut record = TableRecord { id, class: 0, spec: spec.clone(), partitions: None, born };
+        (record.class, record.partitions) = match class {
+            Ok(class) => (class, engine.log_of(class).create_table(&record.facts())?),
+            Err(class) => inner.add_class(&mut engine, class, &record.facts())?,
         };
-        let class = match class {
-            Ok(id) => id,
-            Err(class) => inner.add_class(&mut engine, class)?,
-        };
-        let record = TableRecord {
-            id: engine.tables.len() as u16,
-            class,
-            spec: spec.clone(),
-            partitions: match &index {
-                TableIndex::Sparse(index, _) => Some(index.partitions()),
-                TableIndex::Dense(_) => None,
-            },
-            born: true,
-        };
-        let id = TableId(record.id);
-        inner.history.lock().append_json(RecordKind::Table, &record)?;
-        engine.add_table(record, index)?;
-        Ok(id)
+        let written = inner.history.lock().append_json(RecordKind::Table, &record);
+        written.inspect_err(|_| engine.log_of(record.class).remove_table(id))?;
+        engine.add_table(record)?;
+        Ok(TableId(id))
     }
 
     /// The table of this name, if there is one; none where [`check_call`](Self::check_call)
@@ -245,9 +218,7 @@ impl Inner {
         if !self.options.check_disk {
             return Ok(());
         }
-        let bytes = |rows: u64, row_bytes: usize| {
-            (rows as f64 * (row_bytes + 16) as f64 / LIVE_SHARE) as u64
-        };
+        let bytes = storage::disk_bytes_for;
         let others: u64 = engine
             .tables
             .iter()
@@ -290,7 +261,7 @@ impl Inner {
             Some(bytes) => (bytes, vec![bytes]),
             None => (
                 choose_page(row_bytes, alignment, curve.as_ref(), bounded),
-                Pages::of(row_bytes, alignment, bounded).possible(),
+                possible_pages(row_bytes, alignment, bounded),
             ),
         };
         let id = engine.classes.len() as u16;
@@ -299,53 +270,42 @@ impl Inner {
         let mut class = NewClass { record, choices };
         let page_bytes = self.affordable_page(engine, spec, &class)?;
         class.record.page_bytes = page_bytes;
-        class.record.segment_bytes = self.choose_segment(row_bytes, page_bytes, spec)?;
+        class.record.segment_bytes = storage::choose_segment(&ClassNeed {
+            row_bytes,
+            page_bytes,
+            rows: spec.num_embeddings.or(spec.expected_rows),
+            max_disk_bytes: self.options.max_disk_bytes,
+            segment_bytes: self.options.segment_bytes,
+        })?;
         Ok(class)
     }
 
-    /// Makes a class.
-    fn add_class(&self, engine: &mut Engine, new: NewClass) -> Result<u16> {
+    /// Makes a class and takes its first table in. Returns its id, and into how many parts the
+    /// table's index is divided.
+    fn add_class(
+        &self,
+        engine: &mut Engine,
+        new: NewClass,
+        table: &TableFacts<'_>,
+    ) -> Result<(u16, Option<u32>)> {
         let record = new.record;
-        let ClassRecord { row_bytes, page_bytes, segment_bytes, .. } = record;
-        let layout = PageLayout::new(page_bytes, row_bytes, record.id, self.seed)?;
-        let file = create_class_file(&*self.medium, &record, self.seed)?;
-        let mut history = self.history.lock();
-        let pages = (segment_bytes / page_bytes as u64) as u32;
-        let segments = Segments::new(pages, layout.rows_per_page as u32, history.next_sequence);
-        let mut class = Class::new(record, layout, file, segments, 0, &*self.medium)?;
+        let (id, facts) = (record.id, record.facts(self.seed));
+        let file = create_class_file(&*self.medium, id, self.seed)?;
+        // The engine is taken alone: no commit is under way.
+        let epoch = self.history.lock().next_sequence;
+        let mut log = storage::create(&facts, file, epoch, &*self.medium)?;
+        self.medium.sync_dir()?;
+        let partitions = log.create_table(table)?;
+        let bytes = log.disk_bytes();
+        let mut class = Class::new(record, log);
         class.choices = new.choices;
         // Last, so that the journal never has a class that commits do not count.
-        history.append_json(RecordKind::Class, &class.record)?;
-        let id = class.record.id;
-        self.rows_disk_bytes.fetch_add(class.log.get_mut().disk_bytes(), Ordering::Relaxed);
+        self.history.lock().append_json(RecordKind::Class, &class.record)?;
+        self.rows_disk_bytes.fetch_add(bytes, Ordering::Relaxed);
         engine.classes.push(class);
         // Whatever happens to the table, a class has to be given memory before the next verb.
         engine.planned = false;
-        Ok(id)
-    }
-
-    /// Segments that are 1/64 of what the table will hold, 1/512 under a disk bound, where every
-    /// stream's open segment is room that nothing else can use; larger where the bound allows, for
-    /// tables still to come share the class.
-    fn choose_segment(&self, row_bytes: usize, page_bytes: usize, spec: &TableSpec) -> Result<u64> {
-        let least = page_bytes as u64 * SEGMENT_PAGES_MIN;
-        if let Some(bytes) = self.options.segment_bytes {
-            if !bytes.is_power_of_two() || !(least..=SEGMENT_BYTES_MAX).contains(&bytes) {
-                bail!(
-                    Misuse,
-                    "segment_bytes is {bytes}, expected a power of two from {least} to \
-                     {SEGMENT_BYTES_MAX} with pages of {page_bytes} bytes"
-                );
-            }
-            return Ok(bytes);
-        }
-        let rows = spec.num_embeddings.or(spec.expected_rows).unwrap_or(1 << 20);
-        let expected = rows.saturating_mul(row_bytes as u64);
-        let most = self.options.max_disk_bytes.unwrap_or(u64::MAX);
-        let floor = (most / 256).min(SEGMENT_BYTES_USUAL);
-        let parts = if self.options.max_disk_bytes.is_some() { 512 } else { 64 };
-        let wanted = (most.min(expected) / parts).max(floor).min(SEGMENT_BYTES_MAX);
-        Ok(wanted.max(SEGMENT_BYTES_MIN).next_power_of_two().max(least))
+        Ok((id, partitions))
     }
 
     /// Measures the depth that the device needs, and at that depth random reads of each page size,
@@ -405,108 +365,11 @@ fn demands_with(
     Ok(demands)
 }
 
-/// Which page sizes rows of a length may be given, whatever the device does.
-struct Pages {
-    alignment: usize,
-    row_bytes: usize,
-    /// Rows fill at least this share of a page.
-    filled_min: f64,
-    /// The page where the device was not measured, or no other is good.
-    usual: usize,
-}
-
-impl Pages {
-    fn of(row_bytes: usize, alignment: usize, bounded: bool) -> Self {
-        let sizes = || PAGE_SIZES.into_iter().chain([32_768, 65_536]);
-        let best_filled = sizes().map(|page| filled(page, row_bytes)).fold(0.0, f64::max);
-        // Rows that are hardly longer than their entry in the directory fill no page well.
-        let least_filled = FILLED_MIN.min(FILLED_SHARE * best_filled);
-        let filled_min = if bounded { FILLED_SHARE * best_filled } else { 0.0 }.max(least_filled);
-        let enough = |page: &usize| {
-            *page >= alignment.max(PAGE_BYTES_DEFAULT) && filled(*page, row_bytes) >= least_filled
-        };
-        let usual = sizes().find(enough).unwrap_or(65_536);
-        Self { alignment, row_bytes, filled_min, usual }
-    }
-
-    /// Whether a device may be such that this page is chosen for it.
-    fn suits(&self, page: usize) -> bool {
-        page >= self.alignment && filled(page, self.row_bytes) >= self.filled_min
-    }
-
-    /// All of them, smallest first.
-    fn possible(&self) -> Vec<usize> {
-        let mut pages: Vec<usize> =
-            PAGE_SIZES.into_iter().filter(|page| self.suits(*page)).collect();
-        pages.push(self.usual);
-        pages.sort_unstable();
-        pages.dedup();
-        pages
-    }
-}
-
-/// The share of a page that rows fill.
-fn filled(page_bytes: usize, row_bytes: usize) -> f64 {
-    let rows = PageLayout::new(page_bytes, row_bytes, 0, 0).map_or(0, |l| l.rows_per_page);
-    (rows * row_bytes) as f64 / page_bytes as f64
-}
-
-/// The largest page whose request rate is close to the best, and which rows fill well: under a disk
-/// bound nearly as well as any, because what pages leave empty is room that cleaning lacks.
-fn choose_page(
-    row_bytes: usize,
-    alignment: usize,
-    curve: Option<&DeviceCurve>,
-    bounded: bool,
-) -> usize {
-    let pages = Pages::of(row_bytes, alignment, bounded);
-    let Some(curve) = curve else { return pages.usual };
-    // Where a longer request measured faster, somebody else was using the device meanwhile.
-    let rate = |page: usize| {
-        let longer = PAGE_SIZES.iter().filter(|size| **size >= page);
-        longer.map(|size| 1.0 / curve.cost(*size)).fold(0.0, f64::max)
-    };
-    let best = rate(alignment);
-    let usable = |page: &usize| pages.suits(*page) && rate(*page) >= PAGE_RATE_SHARE * best;
-    PAGE_SIZES.iter().copied().rfind(usable).unwrap_or(pages.usual)
-}
-
 impl Inner {
     /// Carries counters over when a store is copied.
     pub(super) fn set_updates(&self, table: TableId, updates: u64) -> Result<()> {
         let engine = self.engine.read();
         self.table_of(&engine, table)?.updates.store(updates, Ordering::Relaxed);
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::io::measure::CurvePoint;
-
-    fn curve(rates: [f64; 6]) -> DeviceCurve {
-        let point = |(bytes, requests_per_s)| CurvePoint { bytes, requests_per_s };
-        DeviceCurve { depth: 64, points: PAGE_SIZES.into_iter().zip(rates).map(point).collect() }
-    }
-
-    #[test]
-    fn a_page_is_the_largest_that_reads_at_nearly_the_best_rate() {
-        let page = |rates| choose_page(128, 512, Some(&curve(rates)), false);
-        assert_eq!(page([100.0, 100.0, 100.0, 95.0, 70.0, 40.0]), 4096);
-        assert_eq!(page([200.0, 150.0, 120.0, 100.0, 70.0, 40.0]), 512);
-        // A dip before a faster, longer request is noise.
-        assert_eq!(page([100.0, 60.0, 60.0, 95.0, 70.0, 40.0]), 4096);
-        assert_eq!(choose_page(128, 4096, Some(&curve([200.0; 6])), false), 16_384);
-    }
-
-    #[test]
-    fn rows_of_every_length_get_a_page_of_a_useful_size() {
-        for row_bytes in [4, 8, 12, 16, 64, 132, 512, 1024] {
-            assert_eq!(choose_page(row_bytes, 512, None, false), 4096, "{row_bytes}");
-            let page = choose_page(row_bytes, 512, Some(&curve([100.0; 6])), true);
-            assert!((4096..=16_384).contains(&page), "{row_bytes}: {page}");
-        }
-        assert_eq!(choose_page(60_000, 512, None, false), 65_536);
     }
 }

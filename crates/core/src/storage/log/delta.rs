@@ -15,7 +15,7 @@ const MERGE: u8 = 5;
 
 /// One change of one table's index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Delta {
+pub(super) enum Delta {
     /// `key` is now stored at `slot`; a growing table had it at `old` (0: not stored).
     Row {
         /// The table.
@@ -59,7 +59,7 @@ pub enum Delta {
 
 /// Encodes deltas; consecutive slots share a header.
 #[derive(Debug, Default)]
-pub struct DeltaWriter {
+pub(super) struct DeltaWriter {
     bytes: Vec<u8>,
     /// Where the open run of rows keeps its count, and the slot that continues it.
     run: Option<(usize, u32)>,
@@ -67,36 +67,31 @@ pub struct DeltaWriter {
 
 impl DeltaWriter {
     /// Bytes encoded so far.
-    pub fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.bytes.len()
-    }
-
-    /// True when nothing was encoded since the last `drain`.
-    pub fn is_empty(&self) -> bool {
-        self.bytes.is_empty()
     }
 
     /// Makes room for so many bytes at once, and gives back what is more, so that the bytes
     /// allocated do not jump later.
-    pub fn resize(&mut self, bytes: usize) {
+    pub(super) fn resize(&mut self, bytes: usize) {
         self.bytes.shrink_to(bytes);
         self.bytes.reserve_exact(bytes.saturating_sub(self.bytes.len()));
     }
 
     /// Takes what was encoded, keeping the allocation for the next deltas.
-    pub fn drain(&mut self, into: &mut Vec<u8>) {
+    pub(super) fn drain(&mut self, into: &mut Vec<u8>) {
         into.extend_from_slice(&self.bytes);
         self.bytes.clear();
         self.run = None;
     }
 
     /// Allocated bytes.
-    pub fn memory_bytes(&self) -> usize {
+    pub(super) fn memory_bytes(&self) -> usize {
         self.bytes.capacity()
     }
 
     /// Adds one change. `sparse` tells whether the table is a growing one.
-    pub fn push(&mut self, delta: Delta, sparse: bool) {
+    pub(super) fn push(&mut self, delta: Delta, sparse: bool) {
         match delta {
             Delta::Row { table, key, old, slot } => {
                 self.extend_run(slot);
@@ -149,17 +144,17 @@ impl DeltaWriter {
 }
 
 /// A row of a dense table as it is encoded: the table, then the id.
-pub type DenseRow = [u8; 6];
+pub(super) type DenseRow = [u8; 6];
 
 /// The id of an encoded row.
 #[inline]
-pub fn id_of(row: &DenseRow) -> u32 {
+pub(super) fn id_of(row: &DenseRow) -> u32 {
     u32::from_le_bytes([row[2], row[3], row[4], row[5]])
 }
 
 /// What [`decode`] hands over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Decoded<'a> {
+pub(super) enum Decoded<'a> {
     /// A change other than a row of a dense table.
     One(Delta),
     /// Rows of one dense table, now stored at `first` and the slots behind it.
@@ -175,7 +170,7 @@ pub enum Decoded<'a> {
 
 /// Decodes what [`DeltaWriter`] wrote. `sparse(table)` tells a growing table from a dense one,
 /// `None` an unknown table, which is an error, like anything else that was not written so.
-pub fn decode<'a>(
+pub(super) fn decode<'a>(
     mut bytes: &'a [u8],
     sparse: &dyn Fn(u16) -> Option<bool>,
     each: &mut dyn FnMut(Decoded<'a>) -> Result<()>,

@@ -27,7 +27,7 @@ const OTHER_STREAMS: u64 = Stream::COUNT as u64 - 1;
 
 /// Writes the least sequence that each segment's first page can have, 0 where nobody knows: what
 /// each one differs from the one before, least digits first.
-pub fn encode(firsts: impl Iterator<Item = u64>) -> String {
+pub(super) fn encode(firsts: impl Iterator<Item = u64>) -> String {
     let mut text = String::new();
     for mut rest in steps(firsts) {
         loop {
@@ -46,7 +46,7 @@ pub fn encode(firsts: impl Iterator<Item = u64>) -> String {
 }
 
 /// Bytes that [`encode`] would write.
-pub fn encoded_bytes(firsts: impl Iterator<Item = u64>) -> u64 {
+pub(super) fn encoded_bytes(firsts: impl Iterator<Item = u64>) -> u64 {
     let mut bytes = 0;
     for step in steps(firsts) {
         bytes += u64::from((u64::BITS - step.leading_zeros()).div_ceil(BITS).max(1));
@@ -96,7 +96,7 @@ fn decode(text: &str, each: &mut dyn FnMut(u64)) -> Result<()> {
 
 /// Follows the fillings of one class through the journal.
 #[derive(Debug, Default)]
-pub struct Fillings {
+pub(super) struct Fillings {
     rows_per_page: u64,
     rows_per_segment: u64,
     /// By segment, the least sequence that the first page of its filling can have.
@@ -110,22 +110,31 @@ pub struct Fillings {
 
 impl Fillings {
     /// Begins with what a class record says.
-    pub fn new(rows_per_page: usize, pages_per_segment: u64, text: &str) -> Result<Self> {
+    pub(super) fn new(rows_per_page: usize, pages_per_segment: u64, text: &str) -> Result<Self> {
+        let mut firsts = Vec::new();
+        decode(text, &mut |first| firsts.push(first))?;
+        Ok(Self::going_on(rows_per_page, pages_per_segment, firsts.into_iter()))
+    }
+
+    /// Begins with the least sequence that each segment's first page can have, 0 where nobody
+    /// knows.
+    pub(super) fn going_on(
+        rows_per_page: usize,
+        pages_per_segment: u64,
+        firsts: impl Iterator<Item = u64>,
+    ) -> Self {
         let rows_per_page = rows_per_page as u64;
-        let (mut firsts, mut segment) = (BTreeMap::new(), 0);
-        decode(text, &mut |first| {
-            if first > 0 {
-                firsts.insert(segment, first);
-            }
-            segment += 1;
-        })?;
-        let rows_per_segment = pages_per_segment * rows_per_page;
-        Ok(Self { rows_per_page, rows_per_segment, firsts, ..Self::default() })
+        Self {
+            rows_per_page,
+            rows_per_segment: pages_per_segment * rows_per_page,
+            firsts: (0..).zip(firsts).filter(|(_, first)| *first > 0).collect(),
+            ..Self::default()
+        }
     }
 
     /// Rows were appended at these slots.
     #[inline]
-    pub fn appended(&mut self, slots: Range<u64>) {
+    pub(super) fn appended(&mut self, slots: Range<u64>) {
         let Range { start, end } = slots;
         let page = start / self.rows_per_page;
         let full = end / self.rows_per_page - page;
@@ -156,7 +165,7 @@ impl Fillings {
 
     /// The epoch is over. `began` is the sequence of the class's newest page when it began; of a
     /// commit that does not say so nothing is known.
-    pub fn commit(&mut self, began: Option<u64>) {
+    pub(super) fn commit(&mut self, began: Option<u64>) {
         for (segment, before) in self.begun.drain(..) {
             if let Some(began) = began {
                 self.firsts.insert(segment, began + before + 1);
@@ -166,7 +175,7 @@ impl Fillings {
     }
 
     /// By segment, the least sequence that the first page of its filling can have.
-    pub fn firsts(&self) -> &BTreeMap<SegmentId, u64> {
+    pub(super) fn firsts(&self) -> &BTreeMap<SegmentId, u64> {
         &self.firsts
     }
 }

@@ -9,17 +9,24 @@
 
 mod check;
 mod cleaner;
-pub mod delta;
-pub mod fillings;
+mod create;
+mod delta;
+mod file;
+mod fillings;
 mod find;
+mod pieces;
+mod recovery;
 mod room;
 mod segments;
 mod sweep;
 mod writer;
 
 pub use cleaner::CleanReport;
+pub use create::{ClassNeed, check_class, choose_segment, create, disk_bytes_for};
+pub use file::seed_of_file;
+pub use recovery::LogRecovery;
 pub use segments::{Pressure, Segments};
-pub(crate) use segments::{SEGMENT_BYTES_MAX, SEGMENT_PAGES_MIN};
+use segments::{SEGMENT_BYTES_MAX, SEGMENT_PAGES_MIN};
 pub use writer::{OpenSegments, Stream, Writer};
 
 use crate::activation::{Branch, note};

@@ -7,14 +7,13 @@ use super::super::journal::{
     ClassRecord, CommitRecord, JOURNAL_BYTES_PER_COMMIT, JournalFile, RecordKind, TableRecord,
     name_of, number_of, piece_header,
 };
-use super::super::pieces::{pieces_of, read_piece_from};
 use super::super::{Inner, has_file};
 use super::history::{CYCLE_BYTES_MIN, CycleCursor, History, InFlightCommit, json};
 use crate::activation::{Branch, note};
 use crate::error::{ErrorKind, Result};
 use crate::io::blocks_of;
 use crate::planted::{self, Bug};
-use crate::storage::log::ClassLog;
+use crate::storage::ClassStorage;
 use std::sync::atomic::Ordering;
 
 /// A commit writes at least this many bytes of index pieces while a cycle is under way.
@@ -33,7 +32,7 @@ impl Inner {
         &self,
         engine: &Engine,
         class: &Class,
-        log: &ClassLog,
+        log: &ClassStorage,
         history: &mut History,
     ) -> Result<()> {
         let Some(mut cursor) = history.cursor else { return Ok(()) };
@@ -66,18 +65,18 @@ impl Inner {
             if engine.classes[table.class].record.id != class.record.id {
                 break;
             }
-            let index = log.index(table.id());
-            if cursor.piece >= pieces_of(index) {
+            let pieces = log.pieces(table.id());
+            if cursor.piece >= pieces {
                 cursor = CycleCursor { tables: cursor.tables + 1, piece: 0 };
                 continue;
             }
-            if planted::is(Bug::PieceLost) && cursor.piece + 1 == pieces_of(index) {
+            if planted::is(Bug::PieceLost) && cursor.piece + 1 == pieces {
                 cursor.piece += 1;
                 continue;
             }
             payload.clear();
             payload.extend_from_slice(&piece_header(table.id(), cursor.piece));
-            read_piece_from(index, cursor.piece, &mut payload);
+            log.write_piece(table.id(), cursor.piece, &mut payload);
             let before = history.journal().position();
             match self.reserve_journal(history, payload.len() as u64 + kept, 0) {
                 Ok(()) => history.journal().append(RecordKind::Piece, &payload)?,

@@ -3,6 +3,7 @@
 use crate::config::{CommitInfo, TableSpec};
 use crate::error::{Result, bail};
 use crate::io::DeviceCurve;
+use crate::storage::{ClassFacts, TableFacts};
 use crate::store::files::state::StateRef;
 use serde::{Deserialize, Serialize};
 
@@ -20,6 +21,14 @@ pub(crate) struct ClassRecord {
     pub(crate) fillings: String,
 }
 
+impl ClassRecord {
+    /// What a layout is told of the class, in a store with this seed of checksums.
+    pub(crate) fn facts(&self, seed: u64) -> ClassFacts {
+        let Self { id, row_bytes, page_bytes, segment_bytes, .. } = *self;
+        ClassFacts { class: id, row_bytes, page_bytes, segment_bytes, seed }
+    }
+}
+
 /// A table and, for a growing one, how its index was divided when this record was written.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct TableRecord {
@@ -30,6 +39,21 @@ pub(crate) struct TableRecord {
     pub(crate) partitions: Option<u32>,
     /// True when the table was created here: its index is empty, and no piece need be loaded.
     pub(crate) born: bool,
+}
+
+impl TableRecord {
+    /// What a layout is told of the table.
+    pub(crate) fn facts(&self) -> TableFacts<'_> {
+        let Self { id, ref spec, partitions, born, .. } = *self;
+        TableFacts {
+            table: id,
+            name: &spec.name,
+            num_embeddings: spec.num_embeddings,
+            expected_rows: spec.expected_rows,
+            partitions,
+            born,
+        }
+    }
 }
 
 /// A table's counters at a commit.

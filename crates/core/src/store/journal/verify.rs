@@ -9,8 +9,7 @@
 use super::{ClassCounters, ClassRecord, CommitRecord, TableRecord};
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::row::{Dtype, RowLayout};
-use crate::storage::PageLayout;
-use crate::storage::log::{SEGMENT_BYTES_MAX, SEGMENT_PAGES_MIN};
+use crate::storage;
 use crate::store::files::state;
 use std::collections::BTreeSet;
 
@@ -27,7 +26,7 @@ fn stored<T>(result: Result<T>, what: &str) -> Result<T> {
 impl ClassRecord {
     /// Refuses what no store writes as its next class after `classes`.
     pub(crate) fn verify(&self, classes: &[ClassRecord]) -> Result<()> {
-        let Self { id, row_bytes, page_bytes, segment_bytes, curve, fillings: _ } = self;
+        let Self { id, row_bytes, page_bytes: _, segment_bytes: _, curve, fillings: _ } = self;
         if usize::from(*id) != classes.len() {
             bail!(Corrupt, "class {id} is recorded as number {}", classes.len());
         }
@@ -36,16 +35,7 @@ impl ClassRecord {
             bail!(Corrupt, "{what}: row_bytes is {row_bytes}, expected a multiple of 4");
         }
         stored(RowLayout::new(Dtype::Float32, row_bytes / 4, 0), &what)?;
-        stored(PageLayout::new(*page_bytes, *row_bytes, *id, 0), &what)?;
-        let least = *page_bytes as u64 * SEGMENT_PAGES_MIN;
-        if !segment_bytes.is_power_of_two() || !(least..=SEGMENT_BYTES_MAX).contains(segment_bytes)
-        {
-            bail!(
-                Corrupt,
-                "{what}: segment_bytes is {segment_bytes}, expected a power of two from {least} \
-                 to {SEGMENT_BYTES_MAX}"
-            );
-        }
+        stored(storage::check_class(&self.facts(0)), &what)?;
         if let Some(curve) = curve
             && !curve.is_usable()
         {

@@ -352,14 +352,7 @@ fn a_replay_finds_where_each_filling_began() {
             }
             let held = |store: &Store| -> Vec<Vec<(u32, u64)>> {
                 let engine = store.inner.engine.read();
-                let of_class = |class: &super::super::engine::Class| {
-                    let log = class.log.lock();
-                    let segments = &log.segments;
-                    let firsts = (0..).zip(segments.firsts());
-                    let kept = firsts.filter(|(id, _)| segments.newest_of(*id) > 0);
-                    kept.collect()
-                };
-                engine.classes.iter().map(of_class).collect()
+                engine.classes.iter().map(|class| class.log.lock().fillings_in_use()).collect()
             };
             let expected = held(&life.store);
             life.go_on_from(life.step);

@@ -1,14 +1,9 @@
 //! The replay against a model: random runs of deltas, replayed at once where that is allowed and
 //! one by one where it is not, give the same indexes word by word.
 
-use super::super::journal::{CommitRecord, piece_header};
-use super::super::pieces::read_piece_from;
+use super::super::delta::DeltaWriter;
 use super::*;
-use crate::config::{CommitInfo, TableSpec};
-use crate::init::Initializer;
-use crate::optimizer::{OptimizerKind, OptimizerSpec};
-use crate::row::{Dtype, RoundingMode};
-use crate::storage::log::delta::DeltaWriter;
+use crate::hash::table_salt;
 use std::collections::BTreeSet;
 
 const SALT: u64 = 11;
@@ -34,6 +29,9 @@ impl Random {
     }
 }
 
+/// Bytes of a row, by class.
+const ROW_BYTES: [usize; 2] = [16, 32];
+
 /// What a row class of the writer knows.
 #[derive(Default)]
 struct Class {
@@ -53,32 +51,32 @@ struct Table {
     piece: Option<u32>,
 }
 
+/// What a journal file says.
+enum Record {
+    /// Of a class.
+    Changes(usize, Vec<u8>),
+    /// Of a table.
+    Piece(u16, u32, Vec<u8>),
+    Commit(u64),
+}
+
 /// A store's writer without rows: makes the records of a journal file.
 struct Writer {
     random: Random,
     classes: [Class; 2],
     tables: Vec<Table>,
     epoch: u64,
-    records: Vec<(RecordKind, Vec<u8>)>,
-    /// As `Recovered::retained`, of every epoch.
-    retained: BTreeSet<(u16, u64, u32)>,
+    /// Whether the tables are born in the file, and into how many parts their indexes were divided
+    /// when it began.
+    born: bool,
+    partitions: Vec<Option<u32>>,
+    records: Vec<Record>,
+    /// As `LogRecovery::retained`, of every epoch, by class.
+    retained: BTreeSet<(u16, Retained)>,
 }
 
 fn name_of(table: usize) -> String {
     format!("table {table}")
-}
-
-fn spec(table: usize, rows: Option<u64>) -> TableSpec {
-    TableSpec {
-        name: name_of(table),
-        embedding_dim: if TABLES[table].0 == 0 { 4 } else { 8 },
-        num_embeddings: rows,
-        expected_rows: None,
-        dtype: Dtype::Float32,
-        rounding: RoundingMode::default(),
-        optimizer: OptimizerSpec::new(OptimizerKind::Sgd),
-        initializer: Initializer::Constant(0.0),
-    }
 }
 
 impl Writer {
@@ -100,6 +98,8 @@ impl Writer {
             classes: Default::default(),
             tables: tables.collect(),
             epoch: 1,
+            born,
+            partitions: Vec::new(),
             records: Vec::new(),
             retained: BTreeSet::new(),
         };
@@ -112,32 +112,12 @@ impl Writer {
             writer.retained.clear();
             writer.epoch = 2;
         }
-        for (id, row_bytes) in [(0, 16), (1, 32)] {
-            let (curve, fillings) = (None, String::new());
-            let record = ClassRecord {
-                id,
-                row_bytes,
-                page_bytes: 512,
-                segment_bytes: 1 << 18,
-                curve,
-                fillings,
-            };
-            writer.json(RecordKind::Class, &record);
-        }
-        for (id, (class, rows)) in TABLES.into_iter().enumerate() {
-            let partitions = match &writer.tables[id].index {
-                TableIndex::Dense(_) => None,
-                TableIndex::Sparse(index, _) => Some(index.partitions()),
-            };
-            let spec = spec(id, rows);
-            let record = TableRecord { id: id as u16, class, spec, partitions, born };
-            writer.json(RecordKind::Table, &record);
-        }
+        let partitions = writer.tables.iter().map(|table| match &table.index {
+            TableIndex::Dense(_) => None,
+            TableIndex::Sparse(index, _) => Some(index.partitions()),
+        });
+        writer.partitions = partitions.collect();
         writer
-    }
-
-    fn json<T: serde::Serialize>(&mut self, kind: RecordKind, record: &T) {
-        self.records.push((kind, serde_json::to_vec(record).unwrap()));
     }
 
     /// A key that a verb might change next: `near` the one before, or any.
@@ -185,7 +165,7 @@ impl Writer {
     fn outdate(&mut self, class: u16, slot: u32) {
         let written = self.classes[usize::from(class)].written.get(&slot);
         if slot != 0 && written != Some(&self.epoch) {
-            self.retained.insert((class, self.epoch, slot));
+            self.retained.insert((class, Retained { epoch: self.epoch, slot }));
         }
     }
 
@@ -248,10 +228,10 @@ impl Writer {
     /// Hands the deltas so far to the journal.
     fn spill(&mut self) {
         for (id, class) in self.classes.iter_mut().enumerate() {
-            if !class.deltas.is_empty() {
-                let mut payload = (id as u64).to_le_bytes().to_vec();
-                class.deltas.drain(&mut payload);
-                self.records.push((RecordKind::Deltas, payload));
+            if class.deltas.len() > 0 {
+                let mut bytes = Vec::new();
+                class.deltas.drain(&mut bytes);
+                self.records.push(Record::Changes(id, bytes));
             }
         }
     }
@@ -261,33 +241,15 @@ impl Writer {
         self.spill();
         let table = &mut self.tables[at];
         let Some(piece) = table.piece else { return };
-        let mut payload = piece_header(at as u16, piece).to_vec();
-        read_piece_from(&table.index, piece, &mut payload);
-        table.piece = Some(piece + 1).filter(|next| *next < pieces_of(&table.index));
-        self.records.push((RecordKind::Piece, payload));
+        let mut bytes = Vec::new();
+        table.index.write_piece(piece, &mut bytes);
+        table.piece = Some(piece + 1).filter(|next| *next < table.index.pieces());
+        self.records.push(Record::Piece(at as u16, piece, bytes));
     }
 
     fn commit(&mut self) {
         self.spill();
-        let info = CommitInfo {
-            sequence: self.epoch,
-            step: self.epoch,
-            meta: String::new(),
-            unix_time: 0,
-            rows_flushed: 0,
-            bytes_written: 0,
-            state_bytes: 0,
-        };
-        let record = CommitRecord {
-            info,
-            state: None,
-            tables: Vec::new(),
-            classes: Vec::new(),
-            oldest_kept: 1,
-            checksum: 0,
-            place: (0, 0),
-        };
-        self.json(RecordKind::Commit, &record);
+        self.records.push(Record::Commit(self.epoch));
         self.epoch += 1;
     }
 
@@ -314,18 +276,65 @@ impl Writer {
     }
 
     /// Replays the file; what the commits from `oldest` on need is noted.
-    fn replay(&self, first_epoch: u64, oldest: u64) -> Recovered {
-        let mut replay = Replay {
-            in_base: true,
-            file_bytes: 1 << 40,
-            epoch: first_epoch,
-            oldest,
-            ..Replay::default()
-        };
-        for (kind, payload) in &self.records {
-            replay.record(*kind, payload).unwrap();
+    fn replay(&self, first_epoch: u64, oldest: u64) -> Replayed {
+        let mut replayed = Replayed::new(self, first_epoch, oldest);
+        for record in &self.records {
+            replayed.record(record).unwrap();
         }
-        replay.finish().unwrap()
+        replayed.0.iter().for_each(|class| class.check_complete().unwrap());
+        replayed
+    }
+}
+
+/// The classes as the journal has them.
+struct Replayed(Vec<LogRecovery>);
+
+impl Replayed {
+    fn new(writer: &Writer, epoch: u64, oldest: u64) -> Self {
+        let classes = (0u16..).zip(ROW_BYTES).map(|(class, row_bytes)| {
+            let (page_bytes, segment_bytes) = (512, 1 << 18);
+            let facts = ClassFacts { class, row_bytes, page_bytes, segment_bytes, seed: 0 };
+            LogRecovery::new(&facts, "", epoch, oldest).unwrap()
+        });
+        let mut replayed = Self(classes.collect());
+        for (at, (class, num_embeddings)) in TABLES.into_iter().enumerate() {
+            let facts = TableFacts {
+                table: at as u16,
+                name: &name_of(at),
+                num_embeddings,
+                expected_rows: None,
+                partitions: writer.partitions[at],
+                born: writer.born,
+            };
+            replayed.0[usize::from(class)].table(&facts).unwrap();
+        }
+        replayed
+    }
+
+    fn record(&mut self, record: &Record) -> Result<()> {
+        match record {
+            Record::Changes(class, bytes) => self.0[*class].changes(bytes, None),
+            Record::Piece(table, piece, bytes) => {
+                self.0[usize::from(TABLES[usize::from(*table)].0)].piece(*table, *piece, bytes)
+            }
+            Record::Commit(number) => {
+                self.0.iter_mut().for_each(|class| class.commit(*number, None));
+                Ok(())
+            }
+        }
+    }
+
+    fn index(&self, table: usize) -> &TableIndex {
+        let class = &self.0[usize::from(TABLES[table].0)];
+        &class.tables[class.position_of(table as u16).unwrap()].index
+    }
+
+    /// By class.
+    fn retained(&self) -> impl Iterator<Item = (u16, Retained)> {
+        let of = |(id, class): (u16, &LogRecovery)| {
+            class.retained.iter().map(move |retained| (id, *retained)).collect::<Vec<_>>()
+        };
+        (0..).zip(&self.0).flat_map(of)
     }
 }
 
@@ -345,13 +354,14 @@ fn words(index: &TableIndex) -> Vec<u32> {
     }
 }
 
-fn check(recovered: &Recovered, writer: &Writer, what: &str) {
-    assert_eq!(recovered.tables.len(), TABLES.len());
-    for (at, (found, table)) in recovered.tables.iter().zip(&writer.tables).enumerate() {
-        assert_eq!(found.index.len(), table.slots.len() as u64, "{what}, table {at}");
-        assert!(words(&found.index) == words(&table.index), "{what}, table {at}");
+fn check(replayed: &Replayed, writer: &Writer, what: &str) {
+    assert_eq!(replayed.0.iter().map(|class| class.tables.len()).sum::<usize>(), TABLES.len());
+    for (at, table) in writer.tables.iter().enumerate() {
+        let found = replayed.index(at);
+        assert_eq!(found.len(), table.slots.len() as u64, "{what}, table {at}");
+        assert!(words(found) == words(&table.index), "{what}, table {at}");
         for (key, slot) in &table.slots {
-            assert!(found.index.is_newest(*key, *slot), "{what}, table {at}, key {key}");
+            assert!(found.is_newest(*key, *slot), "{what}, table {at}, key {key}");
         }
     }
 }
@@ -363,11 +373,11 @@ fn rows_replayed_at_once_and_one_by_one_give_the_same_indexes() {
         writer.run();
         for oldest in [0, 1, 2, 3, u64::MAX] {
             let what = format!("seed {seed}, oldest {oldest}");
-            let recovered = writer.replay(1, oldest);
-            check(&recovered, &writer, &what);
-            let retained: BTreeSet<_> = recovered.retained.iter().copied().collect();
-            assert_eq!(retained.len(), recovered.retained.len(), "{what}: noted twice");
-            let expected = writer.retained.iter().copied().filter(|(_, epoch, _)| *epoch > oldest);
+            let replayed = writer.replay(1, oldest);
+            check(&replayed, &writer, &what);
+            let retained: BTreeSet<_> = replayed.retained().collect();
+            assert_eq!(retained.len(), replayed.retained().count(), "{what}: noted twice");
+            let expected = writer.retained.iter().copied().filter(|(_, r)| r.epoch > oldest);
             assert!(retained == expected.collect(), "{what}: retained copies differ");
         }
     }
@@ -379,8 +389,8 @@ fn pieces_that_come_between_the_deltas_give_the_same_indexes() {
         let mut writer = Writer::new(seed, false);
         writer.run();
         for oldest in [0, 3, u64::MAX] {
-            let recovered = writer.replay(2, oldest);
-            check(&recovered, &writer, &format!("seed {seed}, oldest {oldest}"));
+            let replayed = writer.replay(2, oldest);
+            check(&replayed, &writer, &format!("seed {seed}, oldest {oldest}"));
         }
     }
 }
@@ -394,13 +404,12 @@ fn a_run_of_rows_beyond_its_table_is_damage_either_way() {
             deltas.push(Delta::Row { table: 2, key, old: 0, slot }, false);
         }
         writer.spill();
-        let mut replay =
-            Replay { in_base: true, file_bytes: 1 << 40, epoch: 1, oldest, ..Replay::default() };
+        let mut replayed = Replayed::new(&writer, 1, oldest);
         let (last, others) = writer.records.split_last().unwrap();
-        for (kind, payload) in others {
-            replay.record(*kind, payload).unwrap();
+        for record in others {
+            replayed.record(record).unwrap();
         }
-        let error = replay.record(last.0, &last.1).unwrap_err();
+        let error = replayed.record(last).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Corrupt);
         assert!(error.message().contains("names id 300 of 300"), "{error}");
     }

@@ -1,0 +1,44 @@
+//! What a store tells a layout of row classes and tables, in words that every layout understands.
+
+/// A row class: what its record says of its pages and its file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClassFacts {
+    /// Number of the class.
+    pub class: u16,
+    /// Bytes of a row.
+    pub row_bytes: usize,
+    /// Bytes of a page.
+    pub page_bytes: usize,
+    /// Bytes of a segment of a log.
+    pub segment_bytes: u64,
+    /// Seed of the store's checksums.
+    pub seed: u64,
+}
+
+/// A table: what its record says of its keys.
+#[derive(Clone, Copy, Debug)]
+pub struct TableFacts<'a> {
+    /// Number of the table.
+    pub table: u16,
+    /// Its name.
+    pub name: &'a str,
+    /// Ids of a dense table; `None` for a growing one.
+    pub num_embeddings: Option<u64>,
+    /// Keys that a growing table is to have, where somebody said so.
+    pub expected_rows: Option<u64>,
+    /// Parts of a growing table's index when the record was written; `None` for a new table.
+    pub partitions: Option<u32>,
+    /// True when its index was empty when the record was written, so that it has no pieces.
+    pub born: bool,
+}
+
+/// The commit at which what was recovered is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpenAt {
+    /// Number of the commit, 0 for none.
+    pub commit: u64,
+    /// The class's position that the commit notes: no page of it has a larger sequence.
+    pub position: u64,
+    /// Pages written from now on have larger sequences than this; `None` when nothing is written.
+    pub write_after: Option<u64>,
+}

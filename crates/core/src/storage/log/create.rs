@@ -1,0 +1,155 @@
+//! New logs and tables: the size of segments, the first bytes of the file, empty indexes.
+
+use super::cleaner::LIVE_SHARE;
+use super::file::write_header;
+use super::{ClassLog, SEGMENT_BYTES_MAX, SEGMENT_PAGES_MIN, Segments, TableIndex, Writer};
+use crate::error::{Result, bail};
+use crate::hash::table_salt;
+use crate::index::{DenseIndex, SparseIndex};
+use crate::io::{Buffers, File, Medium};
+use crate::storage::{ClassFacts, FlushBuffer, PageLayout, TableFacts};
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+const SEGMENT_BYTES_MIN: u64 = 32 << 10;
+/// The least that is chosen for a store without a tight disk bound.
+const SEGMENT_BYTES_USUAL: u64 = 256 << 10;
+/// Bytes of a page beside a row: its entry in the directory and its part of the header.
+const ENTRY_BYTES: usize = 16;
+/// Chunks and rows of the smallest buffers.
+const CHUNKS_MIN: usize = 2;
+const FLUSH_ROWS_MIN: usize = 8;
+
+/// What a row class will be used for, as far as it decides what its segments are.
+#[derive(Clone, Copy, Debug)]
+pub struct ClassNeed {
+    /// Bytes of a row.
+    pub row_bytes: usize,
+    /// Bytes of a page.
+    pub page_bytes: usize,
+    /// Rows that the class's first table will have, where that is known.
+    pub rows: Option<u64>,
+    /// The most bytes that the store may take on disk.
+    pub max_disk_bytes: Option<u64>,
+    /// A size that the caller asked for.
+    pub segment_bytes: Option<u64>,
+}
+
+/// Sizes that a segment may have, powers of two.
+fn sizes(page_bytes: usize) -> RangeInclusive<u64> {
+    page_bytes as u64 * SEGMENT_PAGES_MIN..=SEGMENT_BYTES_MAX
+}
+
+fn is_size(bytes: u64, page_bytes: usize) -> bool {
+    bytes.is_power_of_two() && sizes(page_bytes).contains(&bytes)
+}
+
+/// Segments that are 1/64 of what the table will hold, 1/512 under a disk bound, where every
+/// stream's open segment is room that nothing else can use; larger where the bound allows, for
+/// tables still to come share the class.
+pub fn choose_segment(need: &ClassNeed) -> Result<u64> {
+    let ClassNeed { row_bytes, page_bytes, rows, max_disk_bytes, segment_bytes } = *need;
+    let least = *sizes(page_bytes).start();
+    if let Some(bytes) = segment_bytes {
+        if !is_size(bytes, page_bytes) {
+            bail!(
+                Misuse,
+                "segment_bytes is {bytes}, expected a power of two from {least} to \
+                 {SEGMENT_BYTES_MAX} with pages of {page_bytes} bytes"
+            );
+        }
+        return Ok(bytes);
+    }
+    let expected = rows.unwrap_or(1 << 20).saturating_mul(row_bytes as u64);
+    let most = max_disk_bytes.unwrap_or(u64::MAX);
+    let floor = (most / 256).min(SEGMENT_BYTES_USUAL);
+    let parts = if max_disk_bytes.is_some() { 512 } else { 64 };
+    let wanted = (most.min(expected) / parts).max(floor).min(SEGMENT_BYTES_MAX);
+    Ok(wanted.max(SEGMENT_BYTES_MIN).next_power_of_two().max(least))
+}
+
+/// Refuses the record of a class that no log can have.
+pub fn check_class(facts: &ClassFacts) -> Result<()> {
+    let ClassFacts { class, row_bytes, page_bytes, segment_bytes, seed } = *facts;
+    PageLayout::new(page_bytes, row_bytes, class, seed)?;
+    if !is_size(segment_bytes, page_bytes) {
+        bail!(
+            Corrupt,
+            "segment_bytes is {segment_bytes}, expected a power of two from {} to \
+             {SEGMENT_BYTES_MAX}",
+            sizes(page_bytes).start()
+        );
+    }
+    Ok(())
+}
+
+/// Bytes on disk with which a log of so many rows works well, all of them written.
+pub fn disk_bytes_for(rows: u64, row_bytes: usize) -> u64 {
+    (rows as f64 * (row_bytes + ENTRY_BYTES) as f64 / LIVE_SHARE) as u64
+}
+
+/// A log without tables in a new file, whose header is durable on return; `epoch` is the number of
+/// the commit to come.
+pub fn create(
+    facts: &ClassFacts,
+    file: Arc<dyn File>,
+    epoch: u64,
+    medium: &dyn Medium,
+) -> Result<ClassLog> {
+    let ClassFacts { class, row_bytes, page_bytes, segment_bytes, seed } = *facts;
+    let layout = PageLayout::new(page_bytes, row_bytes, class, seed)?;
+    write_header(&*file, facts)?;
+    let pages = (segment_bytes / page_bytes as u64) as u32;
+    let segments = Segments::new(pages, layout.rows_per_page as u32, epoch);
+    ClassLog::bare(layout, file, segment_bytes, segments, 0, medium)
+}
+
+impl ClassLog {
+    /// A log with the smallest buffers, until a plan equips it.
+    pub(super) fn bare(
+        layout: PageLayout,
+        file: Arc<dyn File>,
+        segment_bytes: u64,
+        segments: Segments,
+        sequence: u64,
+        medium: &dyn Medium,
+    ) -> Result<Self> {
+        let queue = medium.queue(CHUNKS_MIN, Buffers::equal(CHUNKS_MIN, layout.page_bytes))?;
+        let writer = Writer::new(file.clone(), layout.clone(), queue, sequence);
+        let buffer = FlushBuffer::new(FLUSH_ROWS_MIN, layout.row_bytes / 4);
+        Ok(Self::new(layout, file, segment_bytes, segments, writer, buffer))
+    }
+
+    /// Takes a new table in. Returns into how many parts its index is divided, of a growing one.
+    pub fn create_table(&mut self, facts: &TableFacts<'_>) -> Result<Option<u32>> {
+        let index = TableIndex::empty(facts)?;
+        let partitions = match &index {
+            TableIndex::Sparse(index, _) => Some(index.partitions()),
+            TableIndex::Dense(_) => None,
+        };
+        self.add_table(facts.table, index);
+        Ok(partitions)
+    }
+
+    /// Takes a table out again that came to nothing: no row of it was written.
+    pub fn remove_table(&mut self, table: u16) {
+        drop(self.take_index(table));
+    }
+}
+
+impl TableIndex {
+    /// The index of a table without rows, divided as the record says, or as a new one.
+    pub(super) fn empty(facts: &TableFacts<'_>) -> Result<Self> {
+        let expected = facts.expected_rows.unwrap_or(0);
+        Ok(match (facts.num_embeddings, facts.partitions) {
+            (Some(rows), _) => TableIndex::Dense(DenseIndex::new(rows)?),
+            (None, partitions) => {
+                let index = match partitions {
+                    Some(partitions) => SparseIndex::restore(partitions, expected)?,
+                    None => SparseIndex::new(expected)?,
+                };
+                TableIndex::Sparse(index, table_salt(facts.name))
+            }
+        })
+    }
+}
