@@ -127,6 +127,19 @@ impl SparseIndex {
         });
     }
 
+    /// The first of the candidates of `hash`.
+    #[inline]
+    pub fn first_candidate(&self, hash: u64) -> Option<u32> {
+        let address = self.address(hash);
+        let partition = self.partition(address.partition);
+        let mut first = None;
+        partition.find(address.tag, |position| {
+            first = Some(partition.slot(position));
+            true
+        });
+        first
+    }
+
     /// Gives `found` the candidates of many hashes: the place of the hash in `hashes` and a slot
     /// number, in the order of `hashes`. Finds what `candidates` finds, but works on several hashes
     /// at once, so that waiting for memory overlaps: several times faster where the index is larger

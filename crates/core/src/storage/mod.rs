@@ -8,10 +8,13 @@ mod buffer;
 pub mod log;
 pub mod page;
 mod reader;
+mod report;
 
 pub use buffer::{DirtyRow, FlushBuffer};
+pub use log::demand::{Demand, Share, growing_index_bytes};
 pub use page::PageLayout;
 pub use reader::PageReader;
+pub use report::{Cut, SpaceBound, StorageMemory, StorageStats, Written};
 
 /// What a layout asks about rows in DRAM while it moves stored copies.
 pub trait Residents {

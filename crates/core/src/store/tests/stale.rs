@@ -151,7 +151,7 @@ impl Life {
         let log = class.log.lock();
         let at = table.locate(class.cache(), key);
         let dirty = class.cache().peek(at, table.id(), key, |row| row.is_dirty());
-        log.buffer.find(table.id(), key).is_none() && dirty != Some(true)
+        !log.is_parked(table.id(), key) && dirty != Some(true)
     }
 
     /// Puts an earlier content of a page in its place, and reads its rows, and the others.
@@ -354,7 +354,7 @@ fn a_replay_finds_where_each_filling_began() {
                 let engine = store.inner.engine.read();
                 let of_class = |class: &super::super::engine::Class| {
                     let log = class.log.lock();
-                    let segments = &log.segments;
+                    let segments = log.segments();
                     let firsts = (0..).zip(segments.firsts());
                     let kept = firsts.filter(|(id, _)| segments.newest_of(*id) > 0);
                     kept.collect()

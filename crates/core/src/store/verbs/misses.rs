@@ -9,9 +9,10 @@ use crate::cache::{RowMut, RowRef};
 use crate::error::{Result, bail};
 use crate::metrics::{Metrics, ReadReport};
 use crate::planted::{self, Bug};
+use crate::storage::DirtyRow;
 use crate::storage::log::{ClassLog, Place};
 use crate::store::Inner;
-use crate::store::engine::{Class, ClassPhase, Engine, Table, park};
+use crate::store::engine::{Class, ClassPhase, Engine, Table, dirty_row, park};
 use crate::store::verbs::rows::{Keys, RowOp, RowView, visit};
 use parking_lot::MutexGuard;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -125,14 +126,14 @@ struct ReadTicket<'a> {
 
 impl<'a> ReadTicket<'a> {
     fn new(class: &'a Class, metrics: &'a Metrics) -> Self {
-        let number = class.lock(metrics).segments.begin_read();
+        let number = class.lock(metrics).begin_read();
         Self { class, metrics, number }
     }
 }
 
 impl Drop for ReadTicket<'_> {
     fn drop(&mut self) {
-        self.class.lock(self.metrics).segments.end_read(self.number);
+        self.class.lock(self.metrics).end_read(self.number);
     }
 }
 
@@ -170,7 +171,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
             self.inner.poison_on_error(self.inner.journal_changes_if_many(self.class, log))?;
         }
         match O::AHEAD {
-            true if log.buffer.is_full() => self.inner.flush_now(self.engine, self.class, log),
+            true if log.room() == 0 => self.inner.flush_now(self.engine, self.class, log),
             true => Ok(()),
             false => self.inner.make_room(self.engine, self.class, log),
         }
@@ -260,22 +261,21 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
         at: u32,
         scratch: &mut Vec<f32>,
     ) -> Result<()> {
-        let waiting = log.buffer.waiting(at);
+        let DirtyRow { table, key, dirty_since, origin, words } = log.parked_row(at);
         scratch.clear();
-        scratch.extend_from_slice(log.buffer.row(at));
+        scratch.extend_from_slice(words);
         self.count(&self.inner.metrics.rescued, 1);
         note(Branch::Rescued);
         if self.op.admits() {
-            log.buffer.remove(at);
+            log.unpark(table, key);
             self.hand_over(
                 log,
                 miss,
                 Source::Words(scratch),
-                waiting.origin.unwrap_or(0),
-                Some(waiting.dirty_since).filter(|_| !planted::is(Bug::DirtyLostOnRescue)),
+                origin.unwrap_or(0),
+                Some(dirty_since).filter(|_| !planted::is(Bug::DirtyLostOnRescue)),
             )?;
         } else {
-            let origin = waiting.origin;
             let row = RowView { words: scratch, written: true, blank: false, origin };
             self.op.visit(miss.batch as usize, miss.position as usize, row);
         }
@@ -367,7 +367,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
             // The class was not locked while the page was read, and `make_room` may have flushed
             // and cleaned just now. So the row may wait in the buffer, changed, or another copy may
             // be the newest: what the page has would bring an old value back.
-            let waiting = log.buffer.find(table.id(), key).is_some();
+            let waiting = log.is_parked(table.id(), key);
             if waiting || !log.index(table.id()).is_newest(key, want.slot) {
                 Progress::Moved
             } else {
@@ -539,14 +539,14 @@ pub(in crate::store) fn write_or_park(
 ) -> Result<()> {
     if victim.captured && class.phase() == ClassPhase::Captured {
         note(Branch::CapturedVictim);
-        let written = log.write_row(victim.table, victim.key, victim.origin, victim.words);
-        log.pay_for_cleaning(1);
+        let written = log.append(dirty_row(victim));
+        log.owe(1);
         if written.is_err() {
-            park(&mut log.buffer, victim);
+            park(log, victim);
         }
         return written.map(drop);
     }
-    park(&mut log.buffer, victim);
+    park(log, victim);
     Ok(())
 }
 
