@@ -127,8 +127,7 @@ impl SparseIndex {
         });
     }
 
-    /// The first of the candidates of `hash`.
-    #[inline]
+    /// The first of the `candidates`.
     pub fn first_candidate(&self, hash: u64) -> Option<u32> {
         let address = self.address(hash);
         let partition = self.partition(address.partition);

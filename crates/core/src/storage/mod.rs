@@ -7,14 +7,18 @@
 mod buffer;
 pub mod log;
 pub mod page;
+mod read;
 mod reader;
 mod report;
+mod sweep;
 
 pub use buffer::{DirtyRow, FlushBuffer};
 pub use log::demand::{Demand, Share, growing_index_bytes};
 pub use page::PageLayout;
+pub use read::{Found, PageAddress, PageSource, Resolved, Want};
 pub use reader::PageReader;
 pub use report::{Cut, SpaceBound, StorageMemory, StorageStats, Written};
+pub use sweep::{Areas, Checked, Finding, Sweep, SweptRow, TakeRows};
 
 /// What a layout asks about rows in DRAM while it moves stored copies.
 pub trait Residents {

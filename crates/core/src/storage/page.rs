@@ -112,6 +112,11 @@ impl PageLayout {
         (table, u64::from_le_bytes(key))
     }
 
+    /// How many rows a verified page holds.
+    pub fn rows_in(&self, page: &[u8]) -> usize {
+        usize::from(u16::from_le_bytes([page[22], page[23]]))
+    }
+
     /// Checks a page that was read as number `number` of `file`; returns how many rows it holds.
     /// `Corrupt` names the file, the page, its place and the first table its directory names.
     pub fn verify(&self, page: &[u8], number: u32, file: &str) -> Result<usize> {
@@ -130,7 +135,7 @@ impl PageLayout {
         }
         let found = u32::from_le_bytes([page[16], page[17], page[18], page[19]]);
         let class = u16::from_le_bytes([page[20], page[21]]);
-        let rows = usize::from(u16::from_le_bytes([page[22], page[23]]));
+        let rows = self.rows_in(page);
         if page[8..12] != MAGIC || page[13] != KIND_ROWS || class != self.class {
             return Err(self.damaged(page, number, file, "not a row page of this class"));
         }

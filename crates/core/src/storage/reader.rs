@@ -3,11 +3,10 @@
 //! One reader serves one caller at a time; it runs without the class lock. The caller holds a read
 //! ticket, so that no page it asked for is written again meanwhile.
 
-use super::page::PageLayout;
+use super::{PageAddress, PageSource};
 use crate::error::{Error, Result};
-use crate::io::{Completion, DeviceCurve, File, Queue};
+use crate::io::{Completion, DeviceCurve, Queue};
 use crate::metrics::ReadReport;
-use std::sync::Arc;
 use std::time::Instant;
 
 /// Answers that are waited for and looked at together: one entry of the kernel to wait and one to
@@ -32,14 +31,14 @@ impl PageReader {
     /// read in vain.
     pub fn new(
         queue: Box<dyn Queue>,
-        layout: &PageLayout,
+        page_bytes: usize,
         curve: Option<&DeviceCurve>,
         merge: bool,
     ) -> Self {
-        let most = if merge { (queue.buffer_bytes() / layout.page_bytes).max(1) } else { 1 };
+        let most = if merge { (queue.buffer_bytes() / page_bytes).max(1) } else { 1 };
         let cost = (1..=most)
             .map(|pages| match curve {
-                Some(curve) => curve.cost(pages * layout.page_bytes),
+                Some(curve) => curve.cost(pages * page_bytes),
                 None => 1.0 + 0.5 * pages as f64,
             })
             .collect();
@@ -48,13 +47,13 @@ impl PageReader {
 
     /// Cuts sorted distinct pages into requests: a page joins its left neighbour when one longer
     /// request is cheaper than two.
-    fn make_plan(&mut self, pages: &[u32]) {
+    fn make_plan(&mut self, pages: &[PageAddress]) {
         self.plan.clear();
         let mut begin = 0;
         for i in 1..=pages.len() {
-            let joins = i < pages.len() && {
-                let span = (pages[i] - pages[begin]) as usize + 1;
-                let before = (pages[i - 1] - pages[begin]) as usize + 1;
+            let joins = i < pages.len() && pages[i].file == pages[begin].file && {
+                let span = (pages[i].page - pages[begin].page) as usize + 1;
+                let before = (pages[i - 1].page - pages[begin].page) as usize + 1;
                 span <= self.cost.len()
                     && self.cost[span - 1] < self.cost[before - 1] + self.cost[0]
             };
@@ -65,15 +64,14 @@ impl PageReader {
         }
     }
 
-    /// Reads `pages` (sorted, distinct) of `file` and calls `each(page, bytes)` for every one, in
+    /// Reads `pages` (sorted, distinct) and calls `each(page, bytes)` for every verified one, in
     /// order of completion. Blocks until all are done; the first error ends it after what is in
     /// flight has finished. What a panic of `each` leaves in flight is waited for by the next read.
     pub fn read(
         &mut self,
-        file: &Arc<dyn File>,
-        layout: &PageLayout,
-        pages: &[u32],
-        each: &mut dyn FnMut(u32, &[u8]) -> Result<()>,
+        source: &dyn PageSource,
+        pages: &[PageAddress],
+        each: &mut dyn FnMut(PageAddress, &[u8]) -> Result<()>,
     ) -> Result<ReadReport> {
         self.drain()?;
         self.make_plan(pages);
@@ -87,7 +85,7 @@ impl PageReader {
         let mut failed: Option<Error> = None;
         while next < plan.len() || self.queue.in_flight() > 0 {
             if failed.is_none() {
-                failed = self.ask(file, layout, pages, &plan, &mut next, &mut report).err();
+                failed = self.ask(source, pages, &plan, &mut next, &mut report).err();
             }
             if self.queue.in_flight() == 0 {
                 break;
@@ -98,7 +96,7 @@ impl PageReader {
             if failed.is_none() && waited.is_ok() {
                 // The device gets its next requests, into spare buffers, before anyone looks at
                 // what it has brought.
-                failed = self.ask(file, layout, pages, &plan, &mut next, &mut report).err();
+                failed = self.ask(source, pages, &plan, &mut next, &mut report).err();
                 waited = self.queue.submit();
             }
             self.done.reverse();
@@ -109,7 +107,7 @@ impl PageReader {
                     let wanted = &pages[begin as usize..end as usize];
                     let bytes = self.queue.buffer(buffer);
                     failed = std::mem::replace(&mut completion.result, Ok(()))
-                        .and_then(|()| deliver(bytes, file.name(), layout, wanted, each))
+                        .and_then(|()| deliver(bytes, source, wanted, each))
                         .err();
                 }
                 // Not before: `drain` finds the buffer here when `each` panics.
@@ -142,20 +140,21 @@ impl PageReader {
     /// Queues requests of `plan` from `next` on, while the depth and the queue's memory allow.
     fn ask(
         &mut self,
-        file: &Arc<dyn File>,
-        layout: &PageLayout,
-        pages: &[u32],
+        source: &dyn PageSource,
+        pages: &[PageAddress],
         plan: &[(u32, u32)],
         next: &mut usize,
         report: &mut ReadReport,
     ) -> Result<()> {
+        let page_bytes = source.page_bytes();
         while *next < plan.len() && self.queue.in_flight() < self.queue.depth() {
             let (begin, end) = plan[*next];
             let first = pages[begin as usize];
-            let span = (pages[end as usize - 1] - first) as usize + 1;
-            let bytes = span * layout.page_bytes;
+            let span = (pages[end as usize - 1].page - first.page) as usize + 1;
+            let bytes = span * page_bytes;
             let Some(buffer) = self.queue.acquire_for(bytes) else { break };
-            let offset = u64::from(first) * layout.page_bytes as u64;
+            let offset = u64::from(first.page) * page_bytes as u64;
+            let file = source.file(first.file);
             if let Err(error) = self.queue.read(file, offset, bytes, buffer, *next as u64) {
                 self.queue.release(buffer);
                 return Err(error);
@@ -169,15 +168,14 @@ impl PageReader {
 
 fn deliver(
     bytes: &[u8],
-    file: &str,
-    layout: &PageLayout,
-    wanted: &[u32],
-    each: &mut dyn FnMut(u32, &[u8]) -> Result<()>,
+    source: &dyn PageSource,
+    wanted: &[PageAddress],
+    each: &mut dyn FnMut(PageAddress, &[u8]) -> Result<()>,
 ) -> Result<()> {
     for page in wanted {
-        let at = (page - wanted[0]) as usize * layout.page_bytes;
-        let page_bytes = &bytes[at..at + layout.page_bytes];
-        layout.verify(page_bytes, *page, file)?;
+        let at = (page.page - wanted[0].page) as usize * source.page_bytes();
+        let page_bytes = &bytes[at..at + source.page_bytes()];
+        source.verify(*page, page_bytes)?;
         each(*page, page_bytes)?;
     }
     Ok(())
@@ -186,31 +184,57 @@ fn deliver(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::io::{Buffers, Medium, OpenMode, SimMedium};
+    use crate::io::{Buffers, File, Medium, OpenMode, SimMedium};
+    use crate::storage::PageLayout;
     use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::Arc;
 
     const PAGES: u32 = 63;
 
-    /// A file of full pages, whose rows have their page's number as key, and a reader of it.
-    fn pages_and_reader(depth: usize, merge: bool) -> (Arc<dyn File>, PageLayout, PageReader) {
-        let medium = SimMedium::new(1);
-        let layout = PageLayout::new(512, 64, 0, 7).unwrap();
-        let file = medium.open("rows", OpenMode::CreateNew).unwrap();
+    /// Two files of full pages, whose rows have their file and page as table and key.
+    struct Pages {
+        layout: PageLayout,
+        files: [Arc<dyn File>; 2],
+    }
+
+    impl PageSource for Pages {
+        fn file(&self, number: u16) -> &Arc<dyn File> {
+            &self.files[usize::from(number)]
+        }
+
+        fn page_bytes(&self) -> usize {
+            self.layout.page_bytes
+        }
+
+        fn verify(&self, at: PageAddress, page: &[u8]) -> Result<()> {
+            self.layout.verify(page, at.page, self.file(at.file).name()).map(drop)
+        }
+    }
+
+    fn file_of_pages(medium: &SimMedium, layout: &PageLayout, table: u16) -> Arc<dyn File> {
+        let file = medium.open(&format!("rows-{table}"), OpenMode::CreateNew).unwrap();
         file.allocate(0, u64::from(PAGES + 1) * 512).unwrap();
         for number in 1..=PAGES {
             let mut words = vec![0.0f32; layout.page_bytes / 4];
             let page: &mut [u8] = bytemuck::cast_slice_mut(&mut words);
             for slot in 0..layout.rows_per_page {
-                layout.put(page, slot, 0, u64::from(number), &[0.5; 16]);
+                layout.put(page, slot, table, u64::from(number), &[0.5; 16]);
             }
             layout.seal(page, number, layout.rows_per_page, u64::from(number));
             file.write_at(page, u64::from(number) * 512).unwrap();
         }
+        file
+    }
+
+    fn pages_and_reader(depth: usize, merge: bool) -> (Pages, PageReader) {
+        let medium = SimMedium::new(1);
+        let layout = PageLayout::new(512, 64, 0, 7).unwrap();
+        let files = [0, 1].map(|number| file_of_pages(&medium, &layout, number));
         let longest = if merge { 4 * 512 } else { 512 };
         let buffers = Buffers::sharing(depth * 512, 512, longest);
         let queue = medium.queue(depth, buffers).unwrap();
-        let reader = PageReader::new(queue, &layout, None, merge);
-        (file, layout, reader)
+        let reader = PageReader::new(queue, layout.page_bytes, None, merge);
+        (Pages { layout, files }, reader)
     }
 
     // A panic lost the answers that were not looked at yet, and their buffers with them: the next
@@ -227,15 +251,18 @@ mod tests {
             (6, 9, true),
             (16, 30, true),
         ] {
-            let (file, layout, mut reader) = pages_and_reader(depth, merge);
+            let (source, mut reader) = pages_and_reader(depth, merge);
             // Runs of 1 to 6 pages, so that buffers of several lengths take turns.
-            let pages: Vec<u32> =
-                (1..=PAGES).filter(|p| !p.is_multiple_of(7) && p % 9 != 4).collect();
+            let of_file = |file: u16| {
+                let pages = (1..=PAGES).filter(|p| !p.is_multiple_of(7) && p % 9 != 4);
+                pages.map(move |page| PageAddress { file, page })
+            };
+            let pages: Vec<_> = of_file(0).chain(of_file(1)).collect();
             // More panics than there are buffers.
             for _ in 0..depth + 1 {
                 let mut seen = 0;
                 let panicked = catch_unwind(AssertUnwindSafe(|| {
-                    reader.read(&file, &layout, &pages, &mut |_, _| {
+                    reader.read(&source, &pages, &mut |_, _| {
                         assert!(seen < seen_before, "of the caller");
                         seen += 1;
                         Ok(())
@@ -244,9 +271,9 @@ mod tests {
                 assert!(panicked.is_err());
             }
             let mut seen = Vec::new();
-            let report = reader.read(&file, &layout, &pages, &mut |number, page| {
-                assert_eq!(layout.entry(page, 0), (0, u64::from(number)));
-                seen.push(number);
+            let report = reader.read(&source, &pages, &mut |at, page| {
+                assert_eq!(source.layout.entry(page, 0), (at.file, u64::from(at.page)));
+                seen.push(at);
                 Ok(())
             });
             seen.sort_unstable();

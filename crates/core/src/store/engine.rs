@@ -19,7 +19,9 @@ use crate::metrics::{Metrics, Timed};
 use crate::row::RowLayout;
 use crate::storage::log::fillings::Fillings;
 use crate::storage::log::{ClassLog, Segments, TableIndex, Writer};
-use crate::storage::{DirtyRow, FlushBuffer, PageLayout, PageReader, Residents, StorageMemory};
+use crate::storage::{
+    DirtyRow, FlushBuffer, PageLayout, PageReader, PageSource, Residents, StorageMemory,
+};
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -149,7 +151,8 @@ pub(super) type Storage = ClassLog;
 pub(super) struct Class {
     pub(super) record: ClassRecord,
     pub(super) layout: PageLayout,
-    pub(super) file: Arc<dyn File>,
+    /// Its pages, to be read without the class lock.
+    pub(super) pages: Arc<dyn PageSource>,
     /// The class lock. Held while pages are written or cleaned, not while they are read.
     pub(super) log: Mutex<Storage>,
     /// `None` until the first plan.
@@ -188,7 +191,7 @@ impl Class {
         Ok(Self {
             record,
             layout,
-            file,
+            pages: log.pages(),
             log: Mutex::new(log),
             tier: None,
             clock: AtomicU32::new(1),
@@ -273,7 +276,7 @@ impl Class {
         merge: bool,
     ) -> Result<PageReader> {
         let queue = medium.queue(depth, buffers)?;
-        Ok(PageReader::new(queue, &self.layout, self.record.curve.as_ref(), merge))
+        Ok(PageReader::new(queue, self.layout.page_bytes, self.record.curve.as_ref(), merge))
     }
 
     /// Stamps for `n` changes.

@@ -102,7 +102,7 @@ impl ClassLog {
 
     /// Rows that one unit of cleaning moves at most.
     pub fn rows_per_unit(&self) -> u64 {
-        u64::from(self.writer.chunk_pages()) * self.layout.rows_per_page as u64
+        u64::from(self.writer.chunk_pages()) * self.pages.layout.rows_per_page as u64
     }
 
     /// Bytes that changes leave free for cleaning, whole segments, of `most_bytes` that a disk bound
@@ -114,8 +114,8 @@ impl ClassLog {
 
     /// Slots of so many bytes of pages.
     fn slots_in(&self, bytes: u64) -> u64 {
-        let pages = bytes / self.layout.page_bytes as u64;
-        pages.saturating_mul(self.layout.rows_per_page as u64)
+        let pages = bytes / self.layout().page_bytes as u64;
+        pages.saturating_mul(self.layout().rows_per_page as u64)
     }
 
     /// Slots that changes leave free for cleaning, of `most_slots` that the disk bound allows.
@@ -143,8 +143,8 @@ impl ClassLog {
     pub fn lacks(&self, bytes: u64, unwritten: u64, spare: u64) -> bool {
         let wanted = self.segments_to_keep(unwritten, spare) * self.segment_bytes + bytes;
         let pages = self.segments.available_pages()
-            + self.segments.pending_slots() / self.layout.rows_per_page as u64;
-        pages * (self.layout.page_bytes as u64) < wanted
+            + self.segments.pending_slots() / self.pages.layout.rows_per_page as u64;
+        pages * (self.pages.layout.page_bytes as u64) < wanted
     }
 
     /// How much a log is pressed: within a bound, whether the slots that are free or will be by
@@ -213,7 +213,7 @@ impl ClassLog {
         let leftover = self.segments.is_leftover(segment);
         let rows_moved = self.clean_pages(page, pages, residents)?;
         note(if pressure == Pressure::Tight { Branch::CleanedTight } else { Branch::Cleaned });
-        let slots = u64::from(pages) * self.layout.rows_per_page as u64;
+        let slots = u64::from(pages) * self.pages.layout.rows_per_page as u64;
         // What reclaims nothing is paid for, too, or a stretch of live rows would be free. Of a
         // leftover nothing is released now.
         let reclaimed = if leftover { rows_moved } else { slots - rows_moved.min(slots) } as f64;
@@ -262,7 +262,7 @@ impl ClassLog {
         let mut chunk = Vec::new();
         self.writer.read_back(first, pages, &mut chunk)?;
         let bytes: &[u8] = bytemuck::cast_slice(&chunk);
-        let layout = self.layout.clone();
+        let layout = self.pages.layout.clone();
         // What a commit is writing is about to leave its old place anyway.
         let moves_dirty = self.clean.moves_dirty && !residents.are_being_written();
         if moves_dirty {
@@ -312,8 +312,9 @@ impl ClassLog {
         needed: &mut Option<BTreeSet<u32>>,
     ) -> Result<Option<usize>> {
         let verified = self
+            .pages
             .layout
-            .verify(page, number, self.file.name())
+            .verify(page, number, self.pages.file.name())
             .and_then(|rows| self.verify_sequence(page, number).map(|()| rows));
         match verified {
             Ok(rows) => Ok(Some(rows)),
@@ -326,7 +327,7 @@ impl ClassLog {
 
     /// Of these pages those that hold the newest copy of a key.
     fn needed_pages(&self, pages: Range<u32>) -> BTreeSet<u32> {
-        let per_page = self.layout.rows_per_page as u32;
+        let per_page = self.pages.layout.rows_per_page as u32;
         let slots = pages.start * per_page..pages.end * per_page;
         let all = self.tables.iter().flat_map(|(_, index)| index.slots());
         all.filter(|slot| slots.contains(slot)).map(|slot| slot / per_page).collect()
@@ -393,7 +394,7 @@ mod tests {
         let begin = per_segment / 10;
         for id in 0..SEGMENTS * per_segment {
             // Of each segment the first tenth lives; the first page of all is the file's header.
-            if (id + log.layout.rows_per_page as u64) % per_segment >= begin {
+            if (id + log.layout().rows_per_page as u64) % per_segment >= begin {
                 write(&mut log, id);
             }
         }
@@ -415,11 +416,11 @@ mod tests {
     #[test]
     fn a_page_that_does_not_check_is_damage_where_the_index_names_it() {
         let (mut log, _) = filled_log(4096);
-        let rows = log.layout.rows_per_page as u64;
+        let rows = log.layout().rows_per_page as u64;
         let chunk = log.writer.chunk_pages();
         log.writer.wait_for_writes(0..PAGES * 3).unwrap();
         let zero = |log: &ClassLog, page: u32| {
-            log.file.write_at(&[0; 512], u64::from(page) * 512).unwrap();
+            log.file().write_at(&[0; 512], u64::from(page) * 512).unwrap();
         };
         for page in (PAGES..2 * PAGES).filter(|page| page % 2 > 0) {
             // The first page of the file has no rows.

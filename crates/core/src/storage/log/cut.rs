@@ -12,7 +12,7 @@ impl ClassLog {
         let began = self.epoch_began;
         let open = self.writer.finish(&mut self.segments)?;
         let written = self.written();
-        let unsynced = (self.pages_synced != written.pages).then(|| Arc::clone(&self.file));
+        let unsynced = (self.pages_synced != written.pages).then(|| Arc::clone(self.file()));
         self.pages_synced = written.pages;
         self.segments.next_epoch(&open);
         self.epoch_began = self.writer.sequence();

@@ -106,16 +106,16 @@ impl ClassLog {
     /// Takes the buffers of a plan in place of those before. Nothing may wait in these.
     pub fn equip(&mut self, share: Share, medium: &dyn Medium) -> Result<()> {
         assert_eq!(self.parked(), 0, "a plan is made when no row waits");
-        let page_bytes = self.layout.page_bytes;
+        let page_bytes = self.layout().page_bytes;
         let chunk_bytes = share.chunk_bytes.min(self.segment_bytes as usize).max(page_bytes);
         let queue = medium.queue(share.chunks, Buffers::equal(share.chunks, chunk_bytes))?;
         let open = self.writer.finish(&mut self.segments)?;
         self.pages_before += self.writer.pages_written();
         // Finishing may have sealed one more page.
         let sequence = self.writer.sequence();
-        self.writer = Writer::new(self.file.clone(), self.layout.clone(), queue, sequence);
+        self.writer = Writer::new(self.file().clone(), self.layout().clone(), queue, sequence);
         self.writer.continue_at(open, sequence);
-        self.buffer = FlushBuffer::new(share.parked_rows, self.layout.row_bytes / 4);
+        self.buffer = FlushBuffer::new(share.parked_rows, self.layout().row_bytes / 4);
         self.deltas.resize(share.change_bytes());
         self.portion_bytes = share.portion_bytes();
         Ok(())

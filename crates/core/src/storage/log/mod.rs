@@ -7,15 +7,18 @@
 //! is outdated by writing a newer one elsewhere, never in place. What changed in the index is
 //! handed out as deltas, which the journal keeps.
 
+mod check;
 mod cleaner;
 mod cut;
 pub mod delta;
 pub(super) mod demand;
 pub mod fillings;
+mod find;
 mod parked;
 mod room;
 mod segments;
 mod stats;
+mod sweep;
 mod writer;
 
 pub use cleaner::CleanReport;
@@ -31,6 +34,7 @@ use crate::io::File;
 use crate::planted::{self, Bug};
 use crate::storage::{DirtyRow, FlushBuffer, PageLayout};
 use delta::{Delta, DeltaWriter};
+use find::LogPages;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -94,14 +98,6 @@ impl TableIndex {
         }
     }
 
-    /// The first slot that may hold `key`.
-    pub fn first_candidate(&self, key: u64) -> Option<u32> {
-        match self {
-            TableIndex::Dense(index) => Some(index.get(key)).filter(|slot| *slot != 0),
-            TableIndex::Sparse(index, salt) => index.first_candidate(mix(key, *salt)),
-        }
-    }
-
     /// All slots that hold the newest copy of a key, in no useful order.
     pub fn slots(&self) -> Box<dyn Iterator<Item = u32> + '_> {
         match self {
@@ -129,6 +125,22 @@ impl TableIndex {
         }
     }
 
+    /// The first of the slots that may hold `key`.
+    pub fn first_candidate(&self, key: u64) -> Option<u32> {
+        match self {
+            TableIndex::Dense(index) => Some(index.get(key)).filter(|slot| *slot != 0),
+            TableIndex::Sparse(index, salt) => index.first_candidate(mix(key, *salt)),
+        }
+    }
+
+    /// True when a key is stored, perhaps: of a dense table surely.
+    pub fn may_contain(&self, key: u64) -> bool {
+        match self {
+            TableIndex::Dense(index) => index.get(key) != 0,
+            TableIndex::Sparse(..) => self.first_candidate(key).is_some(),
+        }
+    }
+
     /// True when `slot` is the newest stored copy of `key`.
     pub fn is_newest(&self, key: u64, slot: u32) -> bool {
         match self {
@@ -138,36 +150,25 @@ impl TableIndex {
     }
 }
 
-/// Where a key is, as far as memory tells.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// Never written, or deleted.
-    Absent,
-    /// In the flush buffer, at this place.
-    Waiting(u32),
-    /// Stored, perhaps, in the slots of the candidate list; only their pages can tell.
-    Stored,
-}
-
 /// A row is hot when its last copy lived while this share of a table's rows was written. Shares
 /// from 0.15 to 0.5 moved equally many rows.
 const HOT_SHARE: f64 = 0.25;
 
 /// The log of one row class.
 pub struct ClassLog {
-    layout: PageLayout,
-    file: Arc<dyn File>,
+    pages: Arc<LogPages>,
     segment_bytes: u64,
     /// Counts of held copies.
-    pub(crate) segments: Segments,
+    segments: Segments,
     /// Rows on their way to storage.
-    pub(crate) buffer: FlushBuffer,
+    buffer: FlushBuffer,
     writer: Writer,
     tables: Vec<(u16, TableIndex)>,
     deltas: DeltaWriter,
     /// Deltas are handed to the journal when they are this long; at once before a plan.
     portion_bytes: usize,
     order: Vec<u32>,
+    slots: Vec<u32>,
     scratch: Vec<f32>,
     clean: cleaner::CleanState,
     /// Whether flushed rows are told apart by how long their last copy lived.
@@ -198,8 +199,7 @@ impl ClassLog {
     ) -> Self {
         let epoch_began = writer.sequence();
         Self {
-            layout,
-            file,
+            pages: Arc::new(LogPages { layout, file }),
             segment_bytes,
             segments,
             buffer,
@@ -208,6 +208,7 @@ impl ClassLog {
             deltas: DeltaWriter::default(),
             portion_bytes: 0,
             order: Vec::new(),
+            slots: Vec::new(),
             scratch: Vec::new(),
             clean: cleaner::CleanState::default(),
             separates: false,
@@ -223,12 +224,12 @@ impl ClassLog {
 
     /// The page layout.
     pub fn layout(&self) -> &PageLayout {
-        &self.layout
+        &self.pages.layout
     }
 
     /// The file of pages.
     pub fn file(&self) -> &Arc<dyn File> {
-        &self.file
+        &self.pages.file
     }
 
     /// Adds a table's index.
@@ -263,7 +264,8 @@ impl ClassLog {
 
     /// Slots of a segment.
     pub fn rows_per_segment(&self) -> u64 {
-        self.segment_bytes / self.layout.page_bytes as u64 * self.layout.rows_per_page as u64
+        self.segment_bytes / self.pages.layout.page_bytes as u64
+            * self.pages.layout.rows_per_page as u64
     }
 
     /// Where the fillings of all segments began, for the class record of a journal file.
@@ -275,31 +277,12 @@ impl ClassLog {
     #[inline]
     pub fn verify_sequence(&self, page: &[u8], number: u32) -> Result<()> {
         let expected = self.segments.sequences_of(number);
-        self.layout.verify_sequence(page, number, self.file.name(), &expected)
-    }
-
-    /// Finds a key without reading; `slots` receives the candidates.
-    pub fn find(&self, table: u16, key: u64, slots: &mut Vec<u32>) -> Place {
-        if let Some(at) = self.buffer.find(table, key) {
-            return Place::Waiting(at);
-        }
-        self.index(table).candidates(key, slots);
-        if slots.is_empty() { Place::Absent } else { Place::Stored }
-    }
-
-    /// Whether a key is stored or waits to be; `None` where only a read can tell.
-    pub fn contains(&self, table: u16, key: u64) -> Option<bool> {
-        if self.buffer.find(table, key).is_some() {
-            return Some(true);
-        }
-        let index = self.index(table);
-        let found = index.first_candidate(key).is_some();
-        if found && index.is_sparse() { None } else { Some(found) }
+        self.pages.layout.verify_sequence(page, number, self.pages.file.name(), &expected)
     }
 
     /// The page of a slot, if it is still in memory.
     pub fn page_in_memory(&self, slot: u32) -> Option<&[u8]> {
-        self.writer.page(slot / self.layout.rows_per_page as u32)
+        self.writer.page(slot / self.pages.layout.rows_per_page as u32)
     }
 
     /// Writes one row behind the others, points the index at it and outdates the copy before, whose
@@ -369,7 +352,8 @@ impl ClassLog {
         let at = self.tables.iter().position(|(id, _)| *id == table);
         let (_, index) = &mut self.tables[at.expect("the table belongs to this class")];
         let TableIndex::Sparse(index, salt) = index else { return Ok(()) };
-        let (layout, file, writer, salt) = (&self.layout, &self.file, &self.writer, *salt);
+        let (layout, file, writer, salt) =
+            (&self.pages.layout, &self.pages.file, &self.writer, *salt);
         let segments = &self.segments;
         let mut refreshed = Vec::new();
         index.split(&mut |slot| {
@@ -442,16 +426,6 @@ impl ClassLog {
     #[cfg(test)]
     pub(crate) fn segments(&self) -> &Segments {
         &self.segments
-    }
-
-    /// Protects everything stored now against being written over, until `end_read`.
-    pub fn begin_read(&mut self) -> u64 {
-        self.segments.begin_read()
-    }
-
-    /// Ends the protection of a ticket.
-    pub fn end_read(&mut self, ticket: u64) {
-        self.segments.end_read(ticket);
     }
 
     /// Gives all pages to the device and waits for it, so that `equip` has none to write.

@@ -27,12 +27,6 @@ impl ClassLog {
         self.buffer.find(table, key).is_some()
     }
 
-    /// The row that waits at a place that `find` gave.
-    #[inline]
-    pub fn parked_row(&self, at: u32) -> DirtyRow<'_> {
-        self.buffer.at(at)
-    }
-
     /// Takes a waiting row out, because it went back to the cache or its key was deleted; false
     /// where none waits.
     #[inline]

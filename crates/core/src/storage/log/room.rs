@@ -23,13 +23,14 @@ impl ClassLog {
     }
 
     fn pages_per_segment(&self) -> u64 {
-        self.segment_bytes / self.layout.page_bytes as u64
+        self.segment_bytes / self.pages.layout.page_bytes as u64
     }
 
     /// Pages in free segments that `rows` more rows need.
     fn pages_for(&self, rows: u64) -> u64 {
         // One page that is not full, and one that a commit seals for each stream.
-        let needed = rows.div_ceil(self.layout.rows_per_page as u64) + 1 + Stream::COUNT as u64;
+        let needed =
+            rows.div_ceil(self.pages.layout.rows_per_page as u64) + 1 + Stream::COUNT as u64;
         needed.saturating_sub(self.writer.pages_left(&self.segments))
     }
 
@@ -49,7 +50,7 @@ impl ClassLog {
 
     /// Room that a cut takes, in rows: it seals a page of each stream.
     pub fn rows_of_cut(&self) -> u64 {
-        (Stream::COUNT * self.layout.rows_per_page) as u64
+        (Stream::COUNT * self.layout().rows_per_page) as u64
     }
 
     /// Bytes of segments that are to be made ready for that.
@@ -75,25 +76,25 @@ impl ClassLog {
         let growth = self.growth_for(rows, spare);
         let (unsure, absent) = self.segments.not_ready();
         let more = lacking.saturating_sub(unsure + absent);
-        let per_segment = self.pages_per_segment() * self.layout.rows_per_page as u64;
+        let per_segment = self.pages_per_segment() * self.pages.layout.rows_per_page as u64;
         if (u64::from(self.segments.count()) + more) * per_segment > u64::from(u32::MAX) {
             bail!(
                 Full,
                 "{} would need more than 2^32 row slots; use a larger page or fewer rows a store",
-                self.file.name()
+                self.pages.file.name()
             );
         }
         if growth > grow_bytes {
             bail!(
                 Full,
                 "{} needs {growth} more bytes for {rows} changed rows and may grow by {grow_bytes}",
-                self.file.name(),
+                self.pages.file.name(),
             );
         }
         // The longer file first: of all this it is what most likely fails.
         if more > 0 {
             let end = u64::from(self.segments.count()) * self.segment_bytes;
-            self.file.allocate(end, more * self.segment_bytes)?;
+            self.pages.file.allocate(end, more * self.segment_bytes)?;
             for _ in 0..more {
                 self.segments.grow();
             }
@@ -110,9 +111,9 @@ impl ClassLog {
         let next = self.segments.next_not_ready();
         let (id, is_taken) = next.expect("the caller counted those that are not ready");
         let (offset, bytes) = self.range_of(id, 1);
-        if let Err(error) = self.file.allocate(offset, bytes) {
+        if let Err(error) = self.pages.file.allocate(offset, bytes) {
             // A part of it may have found room.
-            if !is_taken && !matches!(self.file.give_back(offset, bytes), Ok(true)) {
+            if !is_taken && !matches!(self.pages.file.give_back(offset, bytes), Ok(true)) {
                 self.segments.doubt(id..=id);
             }
             return Err(error);
@@ -165,7 +166,7 @@ impl ClassLog {
         if self.segments.is_end(last) {
             // Counted only once it is done: after an error the file is as long as it was.
             let left = self.segments.left_before(first);
-            self.file.set_len(u64::from(left) * self.segment_bytes)?;
+            self.pages.file.set_len(u64::from(left) * self.segment_bytes)?;
             self.segments.cut(left);
             return Ok(true);
         }
@@ -173,7 +174,7 @@ impl ClassLog {
             return Ok(true);
         }
         let (offset, bytes) = self.range_of(first, ids.len() as u64);
-        match self.file.give_back(offset, bytes) {
+        match self.pages.file.give_back(offset, bytes) {
             Ok(true) => self.segments.gave_back(first..=last),
             Ok(false) => self.keeps_room = true,
             // A hole may need room of its own.

@@ -122,6 +122,31 @@ pub struct Segments {
     recovered_sequence: u64,
 }
 
+/// The sequences that pages could have when somebody asked.
+pub(super) struct Sequences {
+    pages_per_segment: u32,
+    firsts: Vec<u64>,
+    recovered: u64,
+}
+
+impl Sequences {
+    /// Those of a page.
+    pub(super) fn of_page(&self, page: u32) -> RangeInclusive<u64> {
+        let id = page / self.pages_per_segment;
+        let before = page % self.pages_per_segment - u32::from(id == 0);
+        sequences(self.firsts[id as usize], before, self.recovered)
+    }
+}
+
+/// The sequences of a page that comes after so many others of a filling that began with `first`;
+/// `recovered` is the newest one of the commit that was recovered.
+fn sequences(first: u64, before: u32, recovered: u64) -> RangeInclusive<u64> {
+    // Filled since the commit that was recovered, or part of it.
+    let most = if first > recovered { u64::MAX } else { recovered };
+    // Each page of a filling comes after the ones before it.
+    if first == 0 { 0..=most } else { first + u64::from(before)..=most }
+}
+
 impl Segments {
     /// An empty table of segments; `epoch` is the number of the commit being prepared.
     pub fn new(pages_per_segment: u32, rows_per_page: u32, epoch: u64) -> Self {
@@ -613,11 +638,16 @@ impl Segments {
     pub fn sequences_of(&self, page: u32) -> RangeInclusive<u64> {
         let id = self.of_page(page);
         let first = self.segments[id as usize].first;
-        // Filled since the commit that was recovered, or part of it.
-        let most = if first > self.recovered_sequence { u64::MAX } else { self.recovered_sequence };
-        // Each page of a filling comes after the ones before it.
-        let before = u64::from(page - self.first_page(id));
-        if first == 0 { 0..=most } else { first + before..=most }
+        sequences(first, page - self.first_page(id), self.recovered_sequence)
+    }
+
+    /// As [`sequences_of`](Self::sequences_of) says now, for reads of what is stored now.
+    pub(super) fn sequences(&self) -> Sequences {
+        Sequences {
+            pages_per_segment: self.pages_per_segment,
+            firsts: self.firsts().collect(),
+            recovered: self.recovered_sequence,
+        }
     }
 
     /// Of each segment the least sequence that the first page of its filling can have.

@@ -53,12 +53,12 @@ impl ClassLog {
     /// Bytes of segments in use that newest copies do not fill.
     pub fn outdated_bytes(&self) -> u64 {
         let slots = self.segments.used_slots().saturating_sub(self.segments.newest_total());
-        slots / self.layout.rows_per_page as u64 * self.layout.page_bytes as u64
+        slots / self.layout().rows_per_page as u64 * self.layout().page_bytes as u64
     }
 
     /// Bytes that only commits from `first` up to `oldest_kept` need.
     pub fn held_bytes(&self, first: u64, oldest_kept: u64) -> u64 {
         let copies = self.segments.retained_between(first, oldest_kept);
-        copies * (self.layout.page_bytes / self.layout.rows_per_page) as u64
+        copies * (self.layout().page_bytes / self.layout().rows_per_page) as u64
     }
 }

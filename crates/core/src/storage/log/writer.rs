@@ -153,6 +153,14 @@ impl Writer {
         Some(&self.queue.buffer(buffer)[at..at + self.layout.page_bytes])
     }
 
+    /// The pages that are still in memory.
+    pub(super) fn pages_in_memory(&self) -> impl Iterator<Item = u32> {
+        let open = self.points.iter().filter_map(|point| point.open.as_ref());
+        let begun = open.map(|c| (c.first_page, c.pages + u32::from(c.rows > 0)));
+        let sent = self.in_flight.iter().chain(&self.lost);
+        begun.chain(sent.map(|(_, first, n)| (*first, *n))).flat_map(|(first, n)| first..first + n)
+    }
+
     /// Adds a row behind the others of its stream, counts it and returns its slot. May wait for a
     /// chunk to be written.
     pub fn append(

@@ -2,22 +2,18 @@
 
 use crate::config::{Memory, StoreOptions};
 use crate::error::{Error, ErrorKind, Result};
-use crate::storage::log::ClassLog;
+use crate::storage::Finding;
 use crate::store::Store;
-use crate::store::engine::Class;
 use crate::store::files::head::{Head, Tells};
 use crate::store::files::state;
 use crate::store::open::absolute;
 use serde::Serialize;
-use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Problems that are listed one by one; more are only counted.
 const PROBLEMS_MAX: usize = 100;
 /// How often a check begins again whose commit was dropped meanwhile.
 const TRIES_MAX: usize = 20;
-/// Neighbouring pages read at once.
-const PAGES: usize = 256;
 
 /// One thing that is wrong.
 #[derive(Clone, Debug, Serialize)]
@@ -168,105 +164,19 @@ pub(in crate::store) fn check_commit(
     }
     let engine = inner.engine.read();
     for class in &engine.classes {
-        let log = class.log.lock();
-        let per_page = class.layout.rows_per_page as u32;
-        let mut pages = Vec::new();
-        for (_, index) in log.indexes() {
-            pages.extend(index.slots().map(|slot| slot / per_page));
-        }
-        pages.sort_unstable();
-        pages.dedup();
-        let mut checker = ClassChecker {
-            class,
-            log: &log,
-            step: commit.step,
-            matched: log.indexes().map(|(id, _)| (id, 0)).collect(),
-            bytes: Vec::new(),
+        let mut said = |finding| {
+            let message = match finding {
+                Finding::Damage(error) => error.message().to_owned(),
+                Finding::Rows { table, indexed, found } => {
+                    let name = &engine.tables[usize::from(table)].record.spec.name;
+                    format!("table '{name}' has {indexed} rows by its index, {found} were found")
+                }
+            };
+            report.problem(commit.step, message);
         };
-        let all = pages.len() as u64;
-        let damaged = report.problem_count;
-        for (i, run) in runs(&pages).enumerate() {
-            if i % 16 == 0 {
-                progress(run.1, all)?;
-            }
-            checker.run(run.0, report);
-        }
-        progress(all, all)?;
-        for (id, index) in log.indexes() {
-            let found = checker.matched.get(&id).copied().unwrap_or(0);
-            report.rows += found;
-            if found != index.len() && report.problem_count == damaged {
-                let (name, rows) = (&engine.tables[usize::from(id)].record.spec.name, index.len());
-                let what =
-                    format!("table '{name}' has {rows} rows by its index, {found} were found");
-                report.problem(commit.step, what);
-            }
-        }
+        let checked = class.log.lock().check(progress, &mut said)?;
+        report.pages += checked.pages;
+        report.rows += checked.rows;
     }
     Ok(())
-}
-
-/// Cuts sorted pages into neighbours, at most `PAGES` long, with how many came before.
-fn runs(pages: &[u32]) -> impl Iterator<Item = (&[u32], u64)> {
-    let mut at = 0;
-    std::iter::from_fn(move || {
-        let begin = at;
-        let first = *pages.get(begin)?;
-        while at < pages.len() && at - begin < PAGES && pages[at] == first + (at - begin) as u32 {
-            at += 1;
-        }
-        Some((&pages[begin..at], begin as u64))
-    })
-}
-
-struct ClassChecker<'a> {
-    class: &'a Class,
-    log: &'a ClassLog,
-    step: u64,
-    /// Rows found where the index says, by table.
-    matched: BTreeMap<u16, u64>,
-    bytes: Vec<f32>,
-}
-
-impl ClassChecker<'_> {
-    /// Checks neighbouring pages with one read; when that fails, one by one.
-    fn run(&mut self, pages: &[u32], report: &mut CheckReport) {
-        let page_bytes = self.class.layout.page_bytes;
-        self.bytes.resize(pages.len() * page_bytes / 4, 0.0);
-        let mut words = std::mem::take(&mut self.bytes);
-        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut words);
-        let offset = u64::from(pages[0]) * page_bytes as u64;
-        match self.class.file.read_at(bytes, offset) {
-            Ok(()) => {
-                for (page, bytes) in pages.iter().zip(bytes.chunks_exact(page_bytes)) {
-                    self.page(*page, bytes, report);
-                }
-            }
-            Err(error) if pages.len() == 1 => {
-                report.problem(self.step, error.message().to_owned());
-            }
-            Err(_) => pages.chunks(1).for_each(|page| self.run(page, report)),
-        }
-        self.bytes = words;
-    }
-
-    fn page(&mut self, number: u32, bytes: &[u8], report: &mut CheckReport) {
-        report.pages += 1;
-        let layout = &self.class.layout;
-        let verified = layout.verify(bytes, number, self.class.file.name());
-        let verified =
-            verified.and_then(|rows| self.log.verify_sequence(bytes, number).map(|()| rows));
-        let rows = match verified {
-            Ok(rows) => rows,
-            Err(error) => return report.problem(self.step, error.message().to_owned()),
-        };
-        for at in 0..rows {
-            let (table, key) = layout.entry(bytes, at);
-            let slot = number * layout.rows_per_page as u32 + at as u32;
-            let found = self.log.indexes().find(|(id, _)| *id == table);
-            if found.is_some_and(|(_, index)| index.covers(key) && index.is_newest(key, slot)) {
-                *self.matched.entry(table).or_default() += 1;
-            }
-        }
-    }
 }

@@ -23,22 +23,18 @@ impl Store {
         };
         let (ticket, areas) = {
             let mut log = class.log.lock();
-            let page_bytes = log.layout().page_bytes as u64;
-            let first = |id| u64::from(log.segments.first_page(id)) * page_bytes;
-            // The file's first segment is shorter by its header.
-            let areas: Vec<u64> = log.segments.sealed().filter(|id| *id > 0).map(first).collect();
-            (log.segments.begin_read(), areas)
+            (log.begin_read(), log.areas())
         };
         let rate = random_read_rate_in(
             &*self.inner.medium,
-            &class.file,
-            &areas,
-            class.record.segment_bytes,
+            &areas.file,
+            &areas.begins,
+            areas.area_bytes,
             bytes.unwrap_or(class.record.page_bytes),
             depth.unwrap_or(class.tier().plan.read_depth),
             seconds,
         );
-        class.log.lock().segments.end_read(ticket);
+        class.log.lock().end_read(ticket);
         rate
     }
 }

@@ -8,6 +8,7 @@ use crate::config::TableId;
 use crate::error::{Result, bail};
 use crate::metrics::Timed;
 use crate::row::RowLayout;
+use crate::storage::Sweep;
 use crate::store::engine::Table;
 use crate::store::verbs::rows::{Effect, Keys, RowOp, RowView};
 use crate::store::{Inner, Store};
@@ -34,40 +35,7 @@ pub struct Scan {
 
 enum Cursor {
     Dense { next: u64, end: u64 },
-    Sparse(SlotSet),
-}
-
-/// The slots of a growing table's rows when its scan began. Cleaning may move rows meanwhile, of
-/// this table too, but what it leaves behind stays as it is: the ticket keeps every segment that
-/// is freed from being written again.
-struct SlotSet {
-    class: usize,
-    ticket: u64,
-    /// One bit per slot.
-    bits: Vec<u64>,
-    per_page: u32,
-    /// The next page to look at.
-    next: u32,
-}
-
-impl SlotSet {
-    fn contains(&self, slot: u32) -> bool {
-        self.bits.get(slot as usize / 64).is_some_and(|word| word >> (slot % 64) & 1 == 1)
-    }
-
-    /// The next pages that hold a slot of the set, `most` of them; none at the end.
-    fn next_pages(&mut self, most: usize) -> Vec<u32> {
-        let mut pages = Vec::new();
-        let end = (self.bits.len() as u32 * 64).div_ceil(self.per_page);
-        while self.next < end && pages.len() < most {
-            let first = self.next * self.per_page;
-            if (first..first + self.per_page).any(|slot| self.contains(slot)) {
-                pages.push(self.next);
-            }
-            self.next += 1;
-        }
-        pages
-    }
+    Growing { class: usize, sweep: Box<dyn Sweep> },
 }
 
 impl Store {
@@ -98,20 +66,8 @@ impl Store {
             inner.reserve(&engine, &[])?;
             inner.poison_on_error(inner.flush_dirty(&engine, class))?;
         }
-        let mut log = class.log.lock();
-        let mut bits = Vec::new();
-        for slot in log.index(found.id()).slots() {
-            let word = slot as usize / 64;
-            if bits.len() <= word {
-                bits.resize(word + 1, 0u64);
-            }
-            bits[word] |= 1 << (slot % 64);
-        }
-        let ticket = log.segments.begin_read();
-        drop(log);
-        let per_page = class.layout.rows_per_page as u32;
-        let set = SlotSet { class: found.class, ticket, bits, per_page, next: 0 };
-        Ok(Scan::new(self, found, Cursor::Sparse(set)))
+        let sweep = class.log.lock().sweep(Some(found.id()));
+        Ok(Scan::new(self, found, Cursor::Growing { class: found.class, sweep }))
     }
 
     /// An order-free digest of all written rows, values and state: equal tables have equal
@@ -220,14 +176,20 @@ impl Scan {
                     store.inner.note_read();
                     store.inner.as_committed(read)?;
                 }
-                Cursor::Sparse(set) => {
-                    let pages = set.next_pages(PAGES);
-                    if pages.is_empty() {
+                Cursor::Growing { class, sweep } => {
+                    let (keys, words) = (&mut self.keys, &mut self.words);
+                    let class = &engine.classes[*class];
+                    let read = store.inner.sweep_on(class, &mut **sweep, PAGES, &mut |rows| {
+                        for row in rows {
+                            keys.push(row.key);
+                            words.extend_from_slice(row.words);
+                        }
+                        Ok(())
+                    });
+                    store.inner.note_read();
+                    if !store.inner.as_committed(read)? {
                         return Ok(false);
                     }
-                    let read = self.sparse(&store.inner, &engine, table, &pages);
-                    store.inner.note_read();
-                    store.inner.as_committed(read)?;
                 }
             }
         }
@@ -247,8 +209,7 @@ impl Scan {
             let (cache, log) = (class.cache(), class.log.lock());
             all.into_iter()
                 .filter(|id| {
-                    log.index(table.id()).slot_of(*id) != 0
-                        || log.buffer.find(table.id(), *id).is_some()
+                    log.contains(table.id(), *id) == Some(true)
                         || cache.peek(table.locate(cache, *id), table.id(), *id, |r| r.is_dirty())
                             == Some(true)
                 })
@@ -261,79 +222,17 @@ impl Scan {
         self.keys = written;
         Ok(())
     }
-
-    fn sparse(
-        &mut self,
-        inner: &Inner,
-        engine: &crate::store::Engine,
-        table: &Table,
-        pages: &[u32],
-    ) -> Result<()> {
-        let class = &engine.classes[table.class];
-        let layout = &class.layout;
-        let (keys, words) = (&mut self.keys, &mut self.words);
-        let Cursor::Sparse(set) = &self.cursor else { return Ok(()) };
-        let name = class.file.name();
-        let mut take = |number: u32, page: &[u8], rows: usize| {
-            for at in 0..layout.rows_per_page {
-                let slot = number * layout.rows_per_page as u32 + at as u32;
-                if !set.contains(slot) {
-                    continue;
-                }
-                let (owner, key) = layout.entry(page, at);
-                if at >= rows || owner != table.id() {
-                    let table = &table.record.spec.name;
-                    bail!(
-                        Corrupt,
-                        "{name}, slot {slot}: the index says table {table:?}, the page has another \
-                         row or none; restore from a copy, or open an earlier commit with step="
-                    );
-                }
-                keys.push(key);
-                words.extend_from_slice(layout.row(page, at));
-            }
-            Ok(())
-        };
-        let mut in_memory: Vec<(u32, Vec<f32>)> = Vec::new();
-        let (mut rest, mut expected) = (Vec::new(), Vec::new());
-        {
-            let log = class.log.lock();
-            for number in pages {
-                if let Some(page) = log.page_in_memory(number * layout.rows_per_page as u32) {
-                    in_memory.push((*number, bytemuck::cast_slice(page).to_vec()));
-                } else {
-                    rest.push(*number);
-                    expected.push(log.segments.sequences_of(*number));
-                }
-            }
-        }
-        for (number, page) in &in_memory {
-            // A page being filled has garbage behind its rows; the index names none of it.
-            take(*number, bytemuck::cast_slice(page), layout.rows_per_page)?;
-        }
-        let read = class.tier().readers().with(|reader| {
-            reader.read(&class.file, layout, &rest, &mut |number, page| {
-                let rows = layout.verify(page, number, name)?;
-                let at = rest.binary_search(&number).expect("it was asked for");
-                layout.verify_sequence(page, number, name, &expected[at])?;
-                take(number, page, rows)
-            })
-        });
-        let read = read.map_err(|error| inner.after_failed_write(error))?;
-        inner.metrics.add_read(&read);
-        Ok(())
-    }
 }
 
 impl Drop for Scan {
     fn drop(&mut self) {
-        let Cursor::Sparse(set) = &self.cursor else { return };
+        let Cursor::Growing { class, sweep } = &self.cursor else { return };
         let inner = &*self.store.inner;
         // The locks of a forked child may be those of threads that it does not have.
         if inner.check_process().is_err() {
             return;
         }
-        inner.ended_scans.lock().push((set.class, set.ticket));
+        inner.ended_scans.lock().push((*class, sweep.ticket()));
         // A garbage collector may run this within a verb of the same thread: never wait here.
         if let Some(engine) = inner.engine.try_read() {
             inner.forget_ended_scans(&engine);
@@ -346,7 +245,7 @@ impl Inner {
     pub(in crate::store) fn forget_ended_scans(&self, engine: &crate::store::Engine) {
         for (class, ticket) in std::mem::take(&mut *self.ended_scans.lock()) {
             if let Some(class) = engine.classes.get(class) {
-                class.log.lock().segments.end_read(ticket);
+                class.log.lock().end_read(ticket);
             }
         }
     }

@@ -3,6 +3,7 @@
 
 use crate::error::Result;
 use crate::metrics::Timed;
+use crate::storage::{Sweep, SweptRow};
 use crate::store::engine::{Class, Engine};
 use crate::store::verbs::misses::write_or_park;
 use crate::store::{Inner, Store};
@@ -43,106 +44,55 @@ impl Store {
     pub fn warm(&self) -> Result<u64> {
         let _timed = Timed::new(&self.inner.metrics.verb_ns);
         let engine = self.inner.planned_engine()?;
-        let classes = engine.classes.iter().enumerate();
-        let warmed =
-            classes.map(|(number, class)| self.inner.warm_class(&engine, number, class)).sum();
+        let classes = engine.classes.iter();
+        let warmed = classes.map(|class| self.inner.warm_class(&engine, class)).sum();
         self.inner.note_read();
         self.inner.as_committed(warmed)
     }
 }
 
 impl Inner {
-    /// Returns how many rows were loaded, as `warm_pages` does.
-    fn warm_class(&self, engine: &Engine, number: usize, class: &Class) -> Result<u64> {
-        let per_page = class.layout.rows_per_page as u32;
-        let (ticket, wanted) = {
-            let mut log = class.lock(&self.metrics);
-            // A bit for each page that has the newest copy of a row.
-            let mut wanted: Vec<u64> = Vec::new();
-            for table in engine.tables.iter().filter(|table| table.class == number) {
-                for slot in log.index(table.id()).slots() {
-                    let (word, bit) = ((slot / per_page / 64) as usize, slot / per_page % 64);
-                    if wanted.len() <= word {
-                        wanted.resize(word + 1, 0);
-                    }
-                    wanted[word] |= 1 << bit;
-                }
-            }
-            (log.segments.begin_read(), wanted)
-        };
-        let pages = (0..).zip(&wanted).flat_map(|(word, bits)| {
-            (0..64).filter(move |bit| bits >> bit & 1 == 1).map(move |bit| word * 64 + bit)
-        });
-        let warmed = self.warm_pages(engine, number, class, pages);
-        class.lock(&self.metrics).segments.end_read(ticket);
+    /// Returns how many rows were loaded.
+    fn warm_class(&self, engine: &Engine, class: &Class) -> Result<u64> {
+        let mut sweep = class.lock(&self.metrics).sweep(None);
+        let warmed = self.warm_from(engine, class, &mut *sweep);
+        class.lock(&self.metrics).end_read(sweep.ticket());
         warmed
     }
 
-    fn warm_pages(
-        &self,
-        engine: &Engine,
-        number: usize,
-        class: &Class,
-        mut pages: impl Iterator<Item = u32>,
-    ) -> Result<u64> {
-        let per_page = class.layout.rows_per_page as u32;
+    fn warm_from(&self, engine: &Engine, class: &Class, sweep: &mut dyn Sweep) -> Result<u64> {
         let (cache, mut loaded) = (class.cache(), 0);
-        let mut some = Vec::with_capacity(PAGES);
         while cache.resident_rows() < cache.row_capacity() {
-            some.clear();
-            some.extend(pages.by_ref().take(PAGES));
-            if some.is_empty() {
-                break;
-            }
-            {
-                // Such a page may not have reached the device yet.
-                let log = class.lock(&self.metrics);
-                some.retain(|page| log.page_in_memory(page * per_page).is_none());
-            }
             let mut warmed = Warmed::default();
-            let read = class.tier().readers().with(|reader| {
-                reader.read(&class.file, &class.layout, &some, &mut |page, bytes| {
-                    self.admit_page(engine, number, class, page, bytes, &mut warmed)
-                })
-            });
-            let report = read.map_err(|error| self.after_failed_write(error))?;
-            self.metrics.add_read(&report);
+            let goes_on = self.sweep_on(class, sweep, PAGES, &mut |rows| {
+                self.admit_rows(engine, class, rows, &mut warmed)
+            })?;
             loaded += warmed.loaded;
             let nearly_full = cache.row_capacity() as f64 * FULL_SHARE;
-            if cache.resident_rows() as f64 >= nearly_full && warmed.hardly_any_came() {
+            let is_full = cache.resident_rows() as f64 >= nearly_full && warmed.hardly_any_came();
+            if !goes_on || is_full {
                 break;
             }
         }
         Ok(loaded)
     }
 
-    /// Makes the rows of a page resident whose newest copies it has and whose sets have room.
-    fn admit_page(
+    /// Makes rows resident that are still the newest and whose sets have room.
+    fn admit_rows(
         &self,
         engine: &Engine,
-        number: usize,
         class: &Class,
-        page: u32,
-        bytes: &[u8],
+        rows: &mut dyn Iterator<Item = SweptRow<'_>>,
         warmed: &mut Warmed,
     ) -> Result<()> {
-        let (layout, cache) = (&class.layout, class.cache());
+        let cache = class.cache();
         let mut log = class.lock(&self.metrics);
-        log.verify_sequence(bytes, page)?;
         let (mut loaded, mut evicted) = (0, 0);
-        for at in 0..layout.rows_per_page {
-            let slot = page * layout.rows_per_page as u32 + at as u32;
-            let (id, key) = layout.entry(bytes, at);
-            let table = engine.tables.get(usize::from(id)).filter(|table| table.class == number);
-            let Some(table) = table else { continue };
-            let in_range = table.record.spec.num_embeddings.is_none_or(|rows| key < rows);
-            if !in_range
-                || !log.index(id).is_newest(key, slot)
-                || log.buffer.find(id, key).is_some()
-            {
+        for SweptRow { table: id, key, place, words } in rows {
+            if !log.is_newest(id, key, place) {
                 continue;
             }
-            let location = table.locate(cache, key);
+            let location = engine.tables[usize::from(id)].locate(cache, key);
             if cache.peek(location, id, key, |_| ()).is_some() {
                 warmed.resident += 1;
                 continue;
@@ -158,10 +108,10 @@ impl Inner {
                 location,
                 id,
                 key,
-                slot,
+                place,
                 |row, fresh| {
                     if fresh {
-                        row.words.copy_from_slice(layout.row(bytes, at));
+                        row.words.copy_from_slice(words);
                         loaded += 1;
                     }
                 },

@@ -94,7 +94,7 @@ impl Life {
         let engine = store.inner.engine.read();
         for (number, class) in engine.classes.iter().enumerate() {
             let (log, layout) = (class.log.lock(), &class.layout);
-            let file = self.medium.contents(class.file.name());
+            let file = self.medium.contents(log.file().name());
             for (page, bytes) in file.chunks_exact(layout.page_bytes).enumerate().skip(1) {
                 for at in 0..layout.rows_per_page {
                     let slot = (page * layout.rows_per_page + at) as u32;

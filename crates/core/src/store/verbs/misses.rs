@@ -6,13 +6,12 @@
 
 use crate::activation::{Branch, note};
 use crate::cache::{RowMut, RowRef};
-use crate::error::{Result, bail};
+use crate::error::Result;
 use crate::metrics::{Metrics, ReadReport};
 use crate::planted::{self, Bug};
-use crate::storage::DirtyRow;
-use crate::storage::log::{ClassLog, Place};
+use crate::storage::{Found, PageAddress, Resolved, Want};
 use crate::store::Inner;
-use crate::store::engine::{Class, ClassPhase, Engine, Table, dirty_row, park};
+use crate::store::engine::{Class, ClassPhase, Engine, Storage, Table, dirty_row, park};
 use crate::store::verbs::rows::{Keys, RowOp, RowView, visit};
 use parking_lot::MutexGuard;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,13 +21,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(in crate::store) struct Miss {
     pub(in crate::store) batch: u32,
     pub(in crate::store) position: u32,
-}
-
-/// A page read that may hold the row of a miss.
-#[derive(Clone, Copy)]
-struct Wanted {
-    slot: u32,
-    miss: u32,
 }
 
 /// What the misses of a verb read.
@@ -75,7 +67,7 @@ impl Inner {
         mut misses: Vec<Miss>,
         op: &mut O,
     ) -> Result<MissReport> {
-        let mut wanted: Vec<Wanted> = Vec::new();
+        let mut wanted: Vec<Want> = Vec::new();
         let mut progress: Vec<Progress> = Vec::new();
         let mut report = MissReport::default();
         let mut first_round = true;
@@ -164,7 +156,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
     }
 
     /// A place in the flush buffer for one more victim.
-    fn make_room(&self, log: &mut ClassLog) -> Result<()> {
+    fn make_room(&self, log: &mut Storage) -> Result<()> {
         if self.class.phase() != ClassPhase::None {
             // Victims of a commit that is under way are written without the buffer.
             self.inner.check_unpoisoned()?;
@@ -185,101 +177,70 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
     /// Resolves what needs no read; the rest goes to `wanted`.
     fn visit_in_memory(
         &mut self,
-        log: &mut ClassLog,
+        log: &mut Storage,
         misses: &[Miss],
         progress: &mut [Progress],
-        wanted: &mut Vec<Wanted>,
+        wanted: &mut Vec<Want>,
     ) -> Result<()> {
         const AHEAD: usize = 16;
-        let mut slots = Vec::new();
-        let mut scratch = Vec::new();
+        // What is found is copied before it is handed over: a victim is parked by then.
+        let mut scratch = vec![0.0; self.class.layout.row_bytes / 4];
         for (i, miss) in misses.iter().enumerate() {
             if let Some(ahead) = misses.get(i + AHEAD) {
                 let (table, key) = self.key(*ahead);
-                log.index(table.id()).prefetch(key);
+                log.prefetch(table.id(), key);
             }
             let (table, key) = self.key(*miss);
             self.make_room(log)?;
-            match log.find(table.id(), key, &mut slots) {
-                Place::Absent => self.hand_over(log, *miss, Source::Initial, 0, None)?,
-                Place::Waiting(at) => self.rescue(log, *miss, at, &mut scratch)?,
-                Place::Stored => {
-                    let dense = table.first.is_some();
-                    if self.op.blind() && dense {
-                        self.hand_over(log, *miss, Source::Blank, slots[0], None)?;
-                        continue;
-                    }
-                    progress[i] = self.candidates(log, misses, i, &slots, &mut scratch, wanted)?;
+            let before = wanted.len();
+            let blind = self.op.blind() && table.first.is_some();
+            match log.find(table.id(), key, i as u32, &[], wanted) {
+                Found::Absent => self.hand_over(log, *miss, Source::Initial, 0, None)?,
+                Found::Parked { words, dirty_since, origin } => {
+                    scratch.copy_from_slice(words);
+                    self.rescue(log, *miss, &mut scratch, dirty_since, origin)?;
+                }
+                Found::InMemory { origin, .. } | Found::Stored { origin: Some(origin) }
+                    if blind =>
+                {
+                    wanted.truncate(before);
+                    self.hand_over(log, *miss, Source::Blank, origin, None)?;
+                }
+                Found::InMemory { words, origin } => {
+                    scratch.copy_from_slice(words);
+                    self.count(&self.inner.metrics.rescued, 1);
+                    note(Branch::PageInMemory);
+                    self.hand_over(log, *miss, Source::Words(&scratch), origin, None)?;
+                }
+                Found::Stored { .. } => {
+                    let left = (wanted.len() - before).min(255) as u8;
+                    progress[i] = Progress::Reading { left };
                 }
             }
         }
         Ok(())
     }
 
-    /// Looks at the candidates whose pages are still in memory; the others have to be read. A page
-    /// in memory may not have reached the device yet, so it must never be read from there.
-    fn candidates(
-        &mut self,
-        log: &mut ClassLog,
-        misses: &[Miss],
-        i: usize,
-        slots: &[u32],
-        scratch: &mut Vec<f32>,
-        wanted: &mut Vec<Wanted>,
-    ) -> Result<Progress> {
-        let (table, key) = self.key(misses[i]);
-        let layout = &self.class.layout;
-        let before = wanted.len();
-        for slot in slots {
-            let Some(page) = log.page_in_memory(*slot) else {
-                wanted.push(Wanted { slot: *slot, miss: i as u32 });
-                continue;
-            };
-            let at = *slot as usize % layout.rows_per_page;
-            if layout.entry(page, at) == (table.id(), key) {
-                scratch.clear();
-                scratch.extend_from_slice(layout.row(page, at));
-                wanted.truncate(before);
-                self.count(&self.inner.metrics.rescued, 1);
-                note(Branch::PageInMemory);
-                self.hand_over(log, misses[i], Source::Words(scratch), *slot, None)?;
-                return Ok(Progress::Done);
-            }
-        }
-        if wanted.len() == before {
-            self.hand_over(log, misses[i], Source::Initial, 0, None)?;
-            return Ok(Progress::Done);
-        }
-        Ok(Progress::Reading { left: (wanted.len() - before).min(255) as u8 })
-    }
-
-    /// Takes a row back from the flush buffer without a read.
+    /// Takes a row back that waits to be written, without a read.
     fn rescue(
         &mut self,
-        log: &mut ClassLog,
+        log: &mut Storage,
         miss: Miss,
-        at: u32,
-        scratch: &mut Vec<f32>,
+        words: &mut [f32],
+        dirty_since: u32,
+        origin: Option<u32>,
     ) -> Result<()> {
-        let DirtyRow { table, key, dirty_since, origin, words } = log.parked_row(at);
-        scratch.clear();
-        scratch.extend_from_slice(words);
         self.count(&self.inner.metrics.rescued, 1);
         note(Branch::Rescued);
-        if self.op.admits() {
-            log.unpark(table, key);
-            self.hand_over(
-                log,
-                miss,
-                Source::Words(scratch),
-                origin.unwrap_or(0),
-                Some(dirty_since).filter(|_| !planted::is(Bug::DirtyLostOnRescue)),
-            )?;
-        } else {
-            let row = RowView { words: scratch, written: true, blank: false, origin };
+        if !self.op.admits() {
+            let row = RowView { words, written: true, blank: false, origin };
             self.op.visit(miss.batch as usize, miss.position as usize, row);
+            return Ok(());
         }
-        Ok(())
+        let (table, key) = self.key(miss);
+        log.unpark(table.id(), key);
+        let dirty_since = Some(dirty_since).filter(|_| !planted::is(Bug::DirtyLostOnRescue));
+        self.hand_over(log, miss, Source::Words(words), origin.unwrap_or(0), dirty_since)
     }
 
     /// Reads the pages of `wanted`, each once, and resolves the misses whose rows they hold.
@@ -287,23 +248,22 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
         &mut self,
         misses: &[Miss],
         progress: &mut [Progress],
-        wanted: &mut [Wanted],
+        wanted: &mut [Want],
     ) -> Result<ReadReport> {
         let class = self.class;
-        let per_page = class.layout.rows_per_page as u32;
-        wanted.sort_unstable_by_key(|w| (w.slot, w.miss));
-        let mut pages: Vec<u32> = wanted.iter().map(|w| w.slot / per_page).collect();
+        wanted.sort_unstable();
+        let mut pages: Vec<PageAddress> = wanted.iter().map(|want| want.at).collect();
         pages.dedup();
         let tier = class.tier();
         let readers = if O::AHEAD { tier.readers_ahead() } else { tier.readers() };
         let report = readers.with(|reader| {
-            reader.read(&class.file, &class.layout, &pages, &mut |number, page| {
-                let first = wanted.partition_point(|w| w.slot < number * per_page);
-                let here = wanted[first..].iter().take_while(|w| w.slot / per_page == number);
+            reader.read(&*class.pages, &pages, &mut |at, page| {
+                let first = wanted.partition_point(|want| want.at < at);
+                let here = wanted[first..].iter().take_while(|want| want.at == at);
                 let mut log = class.lock(&self.inner.metrics);
-                log.verify_sequence(page, number)?;
+                log.verify_newest(at, page)?;
                 for want in here {
-                    self.visit_in_page(&mut log, misses, progress, wanted, *want, page)?;
+                    self.visit_in_page(&mut log, misses, progress, wanted, want, page)?;
                 }
                 if O::AHEAD {
                     // A verb that waits for the class comes first: pages that are already here
@@ -326,110 +286,51 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
     /// Looks for the row of a miss in a page that has arrived.
     fn visit_in_page(
         &mut self,
-        log: &mut ClassLog,
+        log: &mut Storage,
         misses: &[Miss],
         progress: &mut [Progress],
-        wanted: &[Wanted],
-        want: Wanted,
+        wanted: &[Want],
+        want: &Want,
         page: &[u8],
     ) -> Result<()> {
         let state = progress[want.miss as usize];
         let Progress::Reading { left } = state else { return Ok(()) };
         let miss = misses[want.miss as usize];
         let (table, key) = self.key(miss);
-        let layout = &self.class.layout;
-        let at = want.slot as usize % layout.rows_per_page;
-        let entry = layout.entry(page, at);
-        let accepts = planted::is(Bug::WrongPageAccepted);
-        if entry != (table.id(), key) && table.first.is_some() && !accepts {
-            bail!(
-                Corrupt,
-                "{}, slot {}: the index says table '{}' id {key}, the page says table {} key {}; \
-                 restore from a copy, or open an earlier commit with step=",
-                self.class.file.name(),
-                want.slot,
-                table.record.spec.name,
-                entry.0,
-                entry.1
-            );
-        }
-        progress[want.miss as usize] = if entry != (table.id(), key) {
-            self.expect_collision(log, miss, want.slot, entry)?;
-            // A tag matched, the key did not. After the last candidate the key is absent, if
-            // nothing was written meanwhile; looking again tells.
-            if left > 1 {
-                Progress::Reading { left: left - 1 }
-            } else {
-                self.absent(log, miss, want.miss, wanted)?
-            }
-        } else {
-            self.make_room(log)?;
-            // The class was not locked while the page was read, and `make_room` may have flushed
-            // and cleaned just now. So the row may wait in the buffer, changed, or another copy may
-            // be the newest: what the page has would bring an old value back.
-            let waiting = log.is_parked(table.id(), key);
-            if waiting || !log.index(table.id()).is_newest(key, want.slot) {
-                Progress::Moved
-            } else {
-                self.hand_over(log, miss, Source::Words(layout.row(page, at)), want.slot, None)?;
+        // Before the look at what is newest: it may flush and clean, which moves rows.
+        self.make_room(log)?;
+        let resolved = log.resolve(table.id(), key, want, page).map_err(|error| {
+            error.context(format!("table '{}', key {key}", table.record.spec.name))
+        })?;
+        progress[want.miss as usize] = match resolved {
+            Resolved::Row { words, origin } => {
+                self.hand_over(log, miss, Source::Words(words), origin, None)?;
                 Progress::Done
             }
+            Resolved::Moved => Progress::Moved,
+            // After the last candidate the key is absent, if nothing was written meanwhile;
+            // looking again tells.
+            Resolved::Other if left > 1 => Progress::Reading { left: left - 1 },
+            Resolved::Other => self.absent(log, miss, want.miss, wanted)?,
         };
         Ok(())
     }
 
-    /// The page of a candidate holds another row than the one looked for. If the index still names
-    /// the slot, it names it for that row, whose tag and partition are then the same; for no other.
-    fn expect_collision(
-        &self,
-        log: &ClassLog,
-        miss: Miss,
-        slot: u32,
-        (owner, found): (u16, u64),
-    ) -> Result<()> {
-        let (table, key) = self.key(miss);
-        let index = log.index(table.id());
-        let explained =
-            !index.is_newest(key, slot) || (owner == table.id() && index.is_newest(found, slot));
-        if explained || planted::is(Bug::WrongPageAccepted) {
-            return Ok(());
-        }
-        bail!(
-            Corrupt,
-            "{}, slot {slot}: the index says a row of table '{}', the page says table {owner} key \
-             {found}, which is indexed elsewhere or not at all; restore from a copy, or open an \
-             earlier commit with step=",
-            self.class.file.name(),
-            table.record.spec.name
-        )
-    }
-
     /// Every candidate page held another key: the key was never written, unless another thread
-    /// did so while the pages were read. Then the index has a candidate that was not read, or the
-    /// row waits in the flush buffer; a resident row is found by `hand_over` itself.
+    /// did so while the pages were read. Then it waits, or is stored where nobody has looked; a
+    /// resident row is found by `hand_over` itself.
     fn absent(
         &mut self,
-        log: &mut ClassLog,
+        log: &mut Storage,
         miss: Miss,
-        index: u32,
-        wanted: &[Wanted],
+        number: u32,
+        seen: &[Want],
     ) -> Result<Progress> {
         let (table, key) = self.key(miss);
         self.inner.metrics.tag_collisions.fetch_add(1, Ordering::Relaxed);
         note(Branch::TagCollision);
-        self.make_room(log)?;
-        let mut slots = Vec::new();
-        let (layout, id) = (&self.class.layout, table.id());
-        let was_seen = |slot: &u32| {
-            let in_memory = log.page_in_memory(*slot).is_some_and(|page| {
-                layout.entry(page, *slot as usize % layout.rows_per_page) != (id, key)
-            });
-            in_memory || wanted.binary_search_by_key(&(*slot, index), |w| (w.slot, w.miss)).is_ok()
-        };
-        match log.find(table.id(), key, &mut slots) {
-            Place::Waiting(_) => return Ok(Progress::Moved),
-            Place::Stored if !slots.iter().all(was_seen) => return Ok(Progress::Moved),
-            Place::Stored | Place::Absent => {}
+        if log.find(table.id(), key, number, seen, &mut Vec::new()) != Found::Absent {
+            return Ok(Progress::Moved);
         }
         self.hand_over(log, miss, Source::Initial, 0, None)?;
         Ok(Progress::Done)
@@ -439,7 +340,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
     /// differs from its stored copy.
     fn hand_over(
         &mut self,
-        log: &mut ClassLog,
+        log: &mut Storage,
         miss: Miss,
         source: Source<'_>,
         origin: u32,
@@ -533,7 +434,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
 /// What becomes of a victim: one that belongs to the commit under way is written, another dirty one
 /// is parked in the flush buffer, where there is a place for it.
 pub(in crate::store) fn write_or_park(
-    log: &mut ClassLog,
+    log: &mut Storage,
     class: &Class,
     victim: RowRef<'_>,
 ) -> Result<()> {

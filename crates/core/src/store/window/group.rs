@@ -3,7 +3,6 @@
 use super::super::engine::Table;
 use super::super::{Engine, Inner};
 use crate::cache::{BatchNumber, Cache};
-use crate::storage::log::Place;
 
 /// Needs that are looked up under one lock of the class.
 const LOOK_UPS: usize = 1024;
@@ -11,8 +10,9 @@ const LOOK_UPS: usize = 1024;
 /// A row that a group needs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Need {
-    /// The first place where it may be stored; 0 when it waits in the flush buffer.
-    pub(super) slot: u32,
+    /// Where its read stands among others: rows that one page brings have the same number; 0 when
+    /// it waits in memory.
+    pub(super) order: u32,
     pub(super) table: u16,
     /// The batch that needs it first, counted from the group's first.
     pub(super) batch: u16,
@@ -26,7 +26,7 @@ pub(super) struct Group {
     pub(super) after: u64,
     first: u64,
     last: u64,
-    /// By class and place.
+    /// By class and order.
     pub(super) needs: Vec<Need>,
     /// More are not taken.
     needs_max: usize,
@@ -90,7 +90,7 @@ impl Group {
             |i, at| {
                 let is_there = cache.expect_use(at, table.id(), keys[i], next);
                 if !is_there && self.needs.len() < self.needs_max {
-                    self.needs.push(Need { slot: 0, table: table.id(), batch, key: keys[i] });
+                    self.needs.push(Need { order: 0, table: table.id(), batch, key: keys[i] });
                 }
             },
         );
@@ -98,13 +98,12 @@ impl Group {
 }
 
 impl Inner {
-    /// Says where each row is stored, drops those that nobody has written, and sorts.
+    /// Says in which order rows are read, drops those that nobody has written, and sorts.
     pub(super) fn look_up(&self, engine: &Engine, group: &mut Group) {
         const AHEAD: usize = 16;
         let needs = &mut group.needs;
         let class_of = |table: u16| engine.tables[usize::from(table)].class;
         needs.sort_unstable_by_key(|need| class_of(need.table));
-        let mut slots = Vec::new();
         let mut kept = 0;
         let mut from = 0;
         while from < needs.len() {
@@ -115,22 +114,19 @@ impl Inner {
             let log = class.lock(&self.metrics);
             for i in from..to {
                 if let Some(ahead) = needs[..to].get(i + AHEAD) {
-                    log.index(ahead.table).prefetch(ahead.key);
+                    log.prefetch(ahead.table, ahead.key);
                 }
                 let need = needs[i];
-                let slot = match log.find(need.table, need.key, &mut slots) {
-                    Place::Absent => continue,
-                    Place::Waiting(_) => 0,
-                    Place::Stored => slots[0],
-                };
-                needs[kept] = Need { slot, ..need };
-                kept += 1;
+                if let Some(order) = log.read_order(need.table, need.key) {
+                    needs[kept] = Need { order, ..need };
+                    kept += 1;
+                }
             }
             from = to;
         }
         needs.truncate(kept);
         // Of several uses of a row the first counts.
-        needs.sort_unstable_by_key(|n| (class_of(n.table), n.slot, n.table, n.key, n.batch));
+        needs.sort_unstable_by_key(|n| (class_of(n.table), n.order, n.table, n.key, n.batch));
         needs.dedup_by_key(|need| (need.table, need.key));
         needs.shrink_to_fit();
     }
@@ -146,7 +142,7 @@ mod tests {
         group.last = 14;
         assert_eq!(group.batches_read(0), 10, "of a group whose rows are all in memory");
         for needs in [1, 3, 10, 64] {
-            group.needs = vec![Need { slot: 0, table: 0, batch: 0, key: 0 }; needs];
+            group.needs = vec![Need { order: 0, table: 0, batch: 0, key: 0 }; needs];
             assert_eq!(group.batches_read(0), 0);
             assert_eq!(group.batches_read(needs), 10);
             let each = (0..needs).map(|i| group.batches_read(i + 1) - group.batches_read(i));

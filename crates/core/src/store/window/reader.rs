@@ -161,12 +161,10 @@ impl Inner {
         let number = table_of(&left[0]).class;
         let class = &engine.classes[number];
         let cache = class.cache();
-        let per_page = class.layout.rows_per_page as u32;
         // Rows of one page stay together.
         let ends = |i: usize| {
             let (before, need) = (&left[i - 1], &left[i]);
-            table_of(need).class != number
-                || i >= most && before.slot / per_page != need.slot / per_page
+            table_of(need).class != number || i >= most && before.order != need.order
         };
         let rows = (1..left.len()).find(|i| ends(*i)).unwrap_or(left.len());
         let portion = &left[..rows];

@@ -139,12 +139,10 @@ impl Inner {
         while from < needs.len() {
             let class = class_of(&needs[from]);
             let cache = engine.classes[class].cache();
-            let per_page = engine.classes[class].layout.rows_per_page as u32;
-            let page = needs[from].slot / per_page;
-            let same = |need: &&Need| class_of(need) == class && need.slot / per_page == page;
+            let order = needs[from].order;
+            let same = |need: &&Need| class_of(need) == class && need.order == order;
             let to = from + needs[from..].iter().take_while(same).count();
-            let stored = needs[from].slot != 0;
-            let wanted = if stored && kept + to - from <= most { from..to } else { from..from };
+            let wanted = if order != 0 && kept + to - from <= most { from..to } else { from..from };
             let fitting =
                 wanted.clone().take_while(|i| room.take(class, cache, set_of(&needs[*i]))).count();
             if fitting == to - from {

@@ -1,0 +1,171 @@
+//! Finding rows: in memory first, then in the pages that may hold them.
+
+use super::{ClassLog, TableIndex};
+use crate::error::{Result, bail};
+use crate::io::File;
+use crate::planted::{self, Bug};
+use crate::storage::{DirtyRow, Found, PageAddress, PageLayout, PageSource, Resolved, Want};
+use std::sync::Arc;
+
+/// The file of a log and the layout of its pages.
+pub(super) struct LogPages {
+    pub(super) layout: PageLayout,
+    pub(super) file: Arc<dyn File>,
+}
+
+impl PageSource for LogPages {
+    fn file(&self, _: u16) -> &Arc<dyn File> {
+        &self.file
+    }
+
+    fn page_bytes(&self) -> usize {
+        self.layout.page_bytes
+    }
+
+    fn verify(&self, at: PageAddress, page: &[u8]) -> Result<()> {
+        self.layout.verify(page, at.page, self.file.name()).map(drop)
+    }
+}
+
+impl ClassLog {
+    /// The pages of this log, to read them without its lock.
+    pub fn pages(&self) -> Arc<dyn PageSource> {
+        self.pages.clone()
+    }
+
+    /// Protects everything stored now: no page that is read until [`end_read`](Self::end_read) is
+    /// written again before.
+    pub fn begin_read(&mut self) -> u64 {
+        self.segments.begin_read()
+    }
+
+    /// Ends what `begin_read` gave the number of.
+    pub fn end_read(&mut self, ticket: u64) {
+        self.segments.end_read(ticket);
+    }
+
+    /// Hints that a key will be looked up soon.
+    pub fn prefetch(&self, table: u16, key: u64) {
+        self.index(table).prefetch(key);
+    }
+
+    /// Where the key of a miss is, without reading; pages that may hold it are added to `wants`. A
+    /// page that is in memory may not have reached the device yet, so it is never asked for.
+    /// `seen` are sorted wants whose pages held other keys: they are not asked for again.
+    pub fn find(
+        &mut self,
+        table: u16,
+        key: u64,
+        miss: u32,
+        seen: &[Want],
+        wants: &mut Vec<Want>,
+    ) -> Found<'_> {
+        if let Some(at) = self.buffer.find(table, key) {
+            let DirtyRow { dirty_since, origin, words, .. } = self.buffer.at(at);
+            return Found::Parked { words, dirty_since, origin };
+        }
+        let mut slots = std::mem::take(&mut self.slots);
+        let index = self.index(table);
+        index.candidates(key, &mut slots);
+        let known = slots.first().copied().filter(|_| !index.is_sparse());
+        let before = wants.len();
+        let mut in_memory = None;
+        for slot in &slots {
+            if self.page_in_memory(*slot).is_none() {
+                let want = Want { at: self.address_of(*slot), hint: *slot, miss };
+                if seen.binary_search(&want).is_err() {
+                    wants.push(want);
+                }
+            } else if self.row_in_memory(table, key, *slot).is_some() {
+                in_memory = Some(*slot);
+                break;
+            }
+        }
+        self.slots = slots;
+        if let Some(origin) = in_memory
+            && let Some(words) = self.row_in_memory(table, key, origin)
+        {
+            wants.truncate(before);
+            return Found::InMemory { words, origin };
+        }
+        if wants.len() == before { Found::Absent } else { Found::Stored { origin: known } }
+    }
+
+    /// Where the read of a row stands among those of others: rows that one page brings have the
+    /// same number, and pages lie in this order. 0 stands for a row that waits to be written, `None`
+    /// for one that was never written.
+    pub fn read_order(&self, table: u16, key: u64) -> Option<u32> {
+        if self.is_parked(table, key) {
+            return Some(0);
+        }
+        Some(self.address_of(self.index(table).first_candidate(key)?).page)
+    }
+
+    /// Whether a key is stored or waits to be; `None` where only a read can tell.
+    pub fn contains(&self, table: u16, key: u64) -> Option<bool> {
+        if self.is_parked(table, key) {
+            return Some(true);
+        }
+        let index = self.index(table);
+        let found = index.may_contain(key);
+        if found && index.is_sparse() { None } else { Some(found) }
+    }
+
+    fn address_of(&self, slot: u32) -> PageAddress {
+        PageAddress { file: 0, page: slot / self.layout().rows_per_page as u32 }
+    }
+
+    /// The row of a slot whose page is in memory, if it is that of this key.
+    fn row_in_memory(&self, table: u16, key: u64, slot: u32) -> Option<&[f32]> {
+        let (layout, page) = (self.layout(), self.page_in_memory(slot)?);
+        let at = slot as usize % layout.rows_per_page;
+        (layout.entry(page, at) == (table, key)).then(|| layout.row(page, at))
+    }
+
+    /// Checks that a verified page is the one that was last written in its place; else `Corrupt`.
+    pub fn verify_newest(&self, at: PageAddress, page: &[u8]) -> Result<()> {
+        self.verify_sequence(page, at.page)
+    }
+
+    /// What a page that has arrived has for the key that it was wanted for. The log was not locked
+    /// meanwhile: so the row may wait in the buffer, changed, or another copy may be the newest,
+    /// and what the page has would bring an old value back.
+    pub fn resolve<'p>(
+        &self,
+        table: u16,
+        key: u64,
+        want: &Want,
+        page: &'p [u8],
+    ) -> Result<Resolved<'p>> {
+        let slot = want.hint;
+        let layout = self.layout();
+        let at = slot as usize % layout.rows_per_page;
+        let entry = layout.entry(page, at);
+        let index = self.index(table);
+        if entry == (table, key) {
+            let waits = self.is_parked(table, key);
+            if waits || !index.is_newest(key, slot) {
+                return Ok(Resolved::Moved);
+            }
+            return Ok(Resolved::Row { words: layout.row(page, at), origin: slot });
+        }
+        // If the index still names the slot, it names it for the row that is there, whose tag and
+        // partition are then the same; for no other. Of a dense table it names no other at all.
+        let (owner, found) = entry;
+        let explained = match index {
+            TableIndex::Dense(_) => false,
+            TableIndex::Sparse(..) => {
+                !index.is_newest(key, slot) || (owner == table && index.is_newest(found, slot))
+            }
+        };
+        if !explained && !planted::is(Bug::WrongPageAccepted) {
+            bail!(
+                Corrupt,
+                "{}, slot {slot}: the index says key {key}, the page says table {owner} key \
+                 {found}; restore from a copy, or open an earlier commit with step=",
+                self.file().name()
+            );
+        }
+        Ok(Resolved::Other)
+    }
+}
