@@ -103,12 +103,12 @@ impl ClassLog {
 
     /// Whether a key is stored or waits to be; `None` where only a read can tell.
     pub fn contains(&self, table: u16, key: u64) -> Option<bool> {
-        if self.is_parked(table, key) {
-            return Some(true);
-        }
         let index = self.index(table);
         let found = index.may_contain(key);
-        if found && index.is_sparse() { None } else { Some(found) }
+        if found && !index.is_sparse() || self.is_parked(table, key) {
+            return Some(true);
+        }
+        if found { None } else { Some(false) }
     }
 
     fn address_of(&self, slot: u32) -> PageAddress {
