@@ -182,6 +182,11 @@ pub trait File: Send + Sync + Debug {
     fn simulated_id(&self) -> Option<u64>;
 }
 
+/// The largest power of two that is not above, at least 1.
+pub(crate) fn pow2_below(bytes: usize) -> usize {
+    1 << bytes.max(1).ilog2()
+}
+
 /// The memory of a queue's buffers: pieces of equal length, of which a buffer takes one or several
 /// that lie side by side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

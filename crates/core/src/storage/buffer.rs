@@ -49,15 +49,11 @@ pub struct DirtyRow<'a> {
 
 /// What waits beside its row.
 #[derive(Clone, Copy, Debug)]
-pub struct Waiting {
-    /// Since when the row is dirty, by the cache's stamps.
-    pub dirty_since: u32,
-    /// Table of the row.
-    pub table: u16,
-    /// Key of the row.
-    pub key: u64,
-    /// Stored copy that this row outdates, 0 for none; `None` where the index tells.
-    pub origin: Option<u32>,
+struct Waiting {
+    dirty_since: u32,
+    table: u16,
+    key: u64,
+    origin: Option<u32>,
     live: bool,
 }
 
@@ -147,23 +143,24 @@ impl FlushBuffer {
         self.map.get(&(table, key)).copied()
     }
 
-    /// What waits at a place that `find` gave.
-    pub fn waiting(&self, at: u32) -> Waiting {
-        self.waiting[at as usize]
-    }
-
     /// The row at a place that `find` gave.
-    pub fn row(&self, at: u32) -> &[f32] {
-        let words = at as usize * self.row_words;
-        &self.rows[words..words + self.row_words]
+    pub fn at(&self, at: u32) -> DirtyRow<'_> {
+        let Waiting { dirty_since, table, key, origin, .. } = self.waiting[at as usize];
+        let begin = at as usize * self.row_words;
+        let words = &self.rows[begin..begin + self.row_words];
+        DirtyRow { table, key, dirty_since, origin, words }
     }
 
-    /// Takes a row out: it went back to the cache, or its key was deleted.
-    pub fn remove(&mut self, at: u32) {
-        let waiting = &mut self.waiting[at as usize];
-        waiting.live = false;
-        self.map.remove(&(waiting.table, waiting.key));
+    /// Takes a row out: it went back to the cache, or its key was deleted. False where it does not
+    /// wait.
+    pub fn remove(&mut self, table: u16, key: u64) -> bool {
+        if self.map.is_empty() {
+            return false;
+        }
+        let Some(at) = self.map.remove(&(table, key)) else { return false };
+        self.waiting[at as usize].live = false;
         self.holes.push(at);
+        true
     }
 
     /// The places of all waiting rows, those dirty for longest first; `now` is the newest stamp.
@@ -204,7 +201,7 @@ mod tests {
         }
         let mut order = Vec::new();
         buffer.longest_dirty_first(6, &mut order);
-        let keys: Vec<u64> = order.iter().map(|at| buffer.waiting(*at).key).collect();
+        let keys: Vec<u64> = order.iter().map(|at| buffer.at(*at).key).collect();
         assert_eq!(keys, [2, 3, 1]);
     }
 
@@ -215,8 +212,8 @@ mod tests {
         buffer.push(row(2, (1, u64::MAX), Some(8), &[3.0, 4.0]));
         assert!(buffer.is_full());
         let at = buffer.find(0, u64::MAX).unwrap();
-        assert_eq!(buffer.row(at), [1.0, 2.0]);
-        buffer.remove(at);
+        assert_eq!(buffer.at(at).words, [1.0, 2.0]);
+        assert!(buffer.remove(0, u64::MAX) && !buffer.remove(0, u64::MAX));
         assert!(buffer.find(0, u64::MAX).is_none());
         buffer.push(row(3, (0, 5), None, &[5.0, 6.0]));
         assert_eq!(buffer.len(), 2);

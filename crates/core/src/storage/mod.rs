@@ -10,20 +10,23 @@ pub mod log;
 pub mod page;
 mod read;
 mod reader;
+mod report;
 mod size;
 mod sweep;
 
 pub use buffer::{DirtyRow, FlushBuffer};
 pub use facts::{ClassFacts, OpenAt, TableFacts};
+pub use log::demand::{Demand, Share, growing_index_bytes};
 pub use log::{ClassNeed, check_class, choose_segment, create, disk_bytes_for, seed_of_file};
 pub use page::PageLayout;
 pub use read::{Found, PageAddress, PageSource, Resolved, Want};
 pub use reader::PageReader;
-pub use sweep::{Areas, Checked, Finding, Sweep, SweptRow, TakeRows};
+pub use report::{Cut, SpaceBound, StorageMemory, StorageStats, Written};
 pub use size::{PAGE_SIZES, choose_page, possible_pages};
+pub use sweep::{Areas, Checked, Finding, Sweep, SweptRow, TakeRows};
 
 /// What stores the rows of a row class: a log, the only layout so far.
-pub type ClassStorage = log::ClassLog;
+pub type Storage = log::ClassLog;
 
 /// What becomes the storage of a row class while the journal is replayed.
 pub type StorageRecovery = log::LogRecovery;

@@ -6,23 +6,19 @@
 //! class lock, or the journal, only tries another.
 //! `ARCHITECTURE.md` has the rest.
 
-use super::journal::{ClassRecord, JOURNAL_BYTES_PER_ROW, TableRecord};
-use super::memory::budget::{
-    self, ClassDemand, ClassPlan, WAYS, bytes_of, divide, growing_index_bytes, pow2_below,
-    rows_bytes,
-};
+use super::journal::{ClassRecord, TableRecord};
+use super::memory::budget::{self, ClassDemand, ClassPlan, WAYS, bytes_of, divide, rows_bytes};
 use super::memory::pool::Pool;
 use crate::cache::{Cache, CacheShape, DenseTable, Location, RowRef};
 use crate::config::{Memory, StoreOptions, TableInfo, TableSpec};
 use crate::error::Result;
 use crate::hash::{mix, table_salt};
-use crate::index::INDEX_BYTES_PER_KEY;
-use crate::io::{Buffers, File, Medium};
+use crate::io::{Buffers, Medium, pow2_below};
 use crate::metrics::{Metrics, Timed};
 use crate::row::RowLayout;
-use crate::storage::log::{ClassLog, Writer};
 use crate::storage::{
-    DirtyRow, FlushBuffer, PageLayout, PageReader, PageSource, Residents, StorageRecovery,
+    DirtyRow, PageLayout, PageReader, PageSource, Residents, Storage, StorageMemory,
+    StorageRecovery,
 };
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
@@ -150,11 +146,10 @@ impl ClassPhase {
 pub(super) struct Class {
     pub(super) record: ClassRecord,
     pub(super) layout: PageLayout,
-    pub(super) file: Arc<dyn File>,
     /// Its pages, to be read without the class lock.
     pub(super) pages: Arc<dyn PageSource>,
     /// The class lock. Held while pages are written or cleaned, not while they are read.
-    pub(super) log: Mutex<ClassLog>,
+    pub(super) log: Mutex<Storage>,
     /// `None` until the first plan.
     pub(super) tier: Option<Tier>,
     /// Stamp of the next change: batch by batch, position by position.
@@ -172,18 +167,17 @@ pub(super) struct Class {
 
 impl Class {
     /// The class alone; counts the time for which another thread had it.
-    pub(super) fn lock(&self, metrics: &Metrics) -> MutexGuard<'_, ClassLog> {
+    pub(super) fn lock(&self, metrics: &Metrics) -> MutexGuard<'_, Storage> {
         self.log.try_lock().unwrap_or_else(|| {
             let _timed = Timed::new(&metrics.lock_wait_ns);
             self.log.lock()
         })
     }
 
-    pub(super) fn new(record: ClassRecord, log: ClassLog) -> Self {
+    pub(super) fn new(record: ClassRecord, log: Storage) -> Self {
         Self {
             record,
             layout: log.layout().clone(),
-            file: log.file().clone(),
             pages: log.pages(),
             log: Mutex::new(log),
             tier: None,
@@ -282,39 +276,41 @@ impl Class {
     }
 
     /// Rows that storage must have room for: dirty ones, waiting ones, reserved ones.
-    pub(super) fn unwritten_rows(&self, log: &ClassLog) -> u64 {
+    pub(super) fn unwritten_rows(&self, log: &Storage) -> u64 {
         // Reserved ones first: they cover what a verb that goes on has not counted as dirty yet.
         // Pairs with the release in `end_reservation`.
         let reserved = self.reserved_rows.load(Ordering::Acquire);
         let dirty = self.tier.as_ref().map_or(0, |tier| tier.cache.dirty_rows());
-        reserved + dirty + log.buffer.len() as u64
+        reserved + dirty + log.parked() as u64
     }
 
-    /// Bytes of segments in use that newest copies do not fill; none while another thread has the
-    /// class.
+    /// Bytes in use that newest copies do not fill; none while another thread has the class.
     pub(super) fn outdated_bytes(&self) -> u64 {
-        let Some(log) = self.log.try_lock() else { return 0 };
-        let slots = log.segments.used_slots().saturating_sub(log.segments.newest_total());
-        slots / self.layout.rows_per_page as u64 * self.layout.page_bytes as u64
+        self.log.try_lock().map_or(0, |log| log.outdated_bytes())
     }
 
-    /// Journal bytes of what is to come: the deltas of unwritten rows, and those that wait.
-    pub(super) fn journal_bytes(&self, log: &ClassLog) -> u64 {
-        self.unwritten_rows(log) * JOURNAL_BYTES_PER_ROW + log.delta_bytes() as u64
+    /// Bytes that its storage may need to find `keys` new keys of growing tables again.
+    pub(super) fn memory_for_new_keys(&self, keys: u64) -> u64 {
+        self.tier().plan.storage.memory_for_new_keys(keys)
+    }
+
+    /// Journal bytes of what is to come: the changes of unwritten rows, and those that wait.
+    pub(super) fn journal_bytes(&self, log: &Storage) -> u64 {
+        log.journal_bytes_for(self.unwritten_rows(log)) + log.change_bytes() as u64
     }
 
     /// [`journal_bytes`](Self::journal_bytes) without the class lock: where another thread has it,
-    /// the flush buffer and the deltas are taken as full.
+    /// as much is taken to wait as can.
     fn journal_bytes_at_most(&self) -> u64 {
         if let Some(log) = self.log.try_lock() {
             return self.journal_bytes(&log);
         }
         // Promised rows first, as in `unwritten_rows`.
         let reserved = self.reserved_rows.load(Ordering::Acquire);
-        let (rows, deltas) = self.tier.as_ref().map_or((0, 0), |tier| {
-            (tier.cache.dirty_rows() + tier.plan.flush_rows as u64, tier.plan.delta_bytes())
-        });
-        (reserved + rows) * JOURNAL_BYTES_PER_ROW + deltas as u64
+        // Rows are reserved by verbs alone, which need a plan.
+        self.tier.as_ref().map_or(0, |tier| {
+            tier.plan.storage.journal_bytes_at_most(reserved + tier.cache.dirty_rows())
+        })
     }
 }
 
@@ -365,7 +361,7 @@ impl Engine {
     }
 
     /// The log of a class, of an engine that is taken alone.
-    pub(super) fn log_of(&mut self, class: u16) -> &mut ClassLog {
+    pub(super) fn log_of(&mut self, class: u16) -> &mut Storage {
         self.classes[usize::from(class)].log.get_mut()
     }
 
@@ -419,8 +415,7 @@ impl Engine {
             let log = class.log.lock();
             let growth = |table: &Table| {
                 let expected = table.record.spec.expected_rows.filter(|_| table.first.is_none());
-                let now = log.index(table.id()).memory_bytes() as u64;
-                expected.map_or(0, |rows| growing_index_bytes(rows).saturating_sub(now))
+                expected.map_or(0, |rows| log.index_growth(table.id(), rows))
             };
             ClassDemand {
                 rows: tables()
@@ -431,7 +426,7 @@ impl Engine {
                     })
                     .sum(),
                 sparse: tables().any(|t| t.first.is_none()),
-                index_bytes: log.index_bytes() as u64,
+                index_bytes: log.index_bytes(),
                 index_growth: tables().map(growth).sum(),
                 ..ClassDemand::of(&class.record, &class.choices)
             }
@@ -483,7 +478,6 @@ impl Engine {
             class.tier = None;
         }
         for (i, (class, plan)) in self.classes.iter_mut().zip(plans).enumerate() {
-            let page = class.record.page_bytes;
             let shape = CacheShape {
                 row_bytes: class.record.row_bytes,
                 sets: plan.sets as u32,
@@ -504,14 +498,9 @@ impl Engine {
                 let (depth, merge) = (plan.read_depth, options.merge_reads);
                 readers.push(class.reader(depth, plan.read_buffers, medium, merge)?);
             }
-            let chunk = plan.chunk_bytes.min(class.record.segment_bytes as usize).max(page);
-            let queue = medium.queue(plan.chunks, Buffers::equal(plan.chunks, chunk))?;
             let log = class.log.get_mut();
-            let writer =
-                Writer::new(class.file.clone(), class.layout.clone(), queue, log.sequence());
-            let buffer = FlushBuffer::new(plan.flush_rows, class.record.row_bytes / 4);
-            log.separate(options.max_disk_bytes.is_some());
-            log.equip(writer, buffer, plan.delta_bytes())?;
+            log.expect_bound(options.max_disk_bytes.is_some());
+            log.equip(plan.storage, medium)?;
             let (readers, ahead) = (Arc::new(Pool::new(readers)), Mutex::new(None));
             class.tier = Some(Tier { cache, readers, ahead, plan });
         }
@@ -525,9 +514,9 @@ impl Engine {
         let window_bytes = self.window_bytes.load(Ordering::Relaxed);
         let mut used = MemoryUse { window_bytes, ..MemoryUse::default() };
         for class in &self.classes {
-            let log = class.log.lock();
-            used.index_bytes += log.index_bytes() as u64;
-            used.buffer_bytes += log.buffer_bytes() as u64;
+            let StorageMemory { index_bytes, buffer_bytes } = class.log.lock().memory();
+            used.index_bytes += index_bytes;
+            used.buffer_bytes += buffer_bytes;
             if let Some(tier) = &class.tier {
                 used.cache_bytes += tier.cache.memory_bytes();
                 used.staging_bytes += tier.plan.readers_bytes();
@@ -539,13 +528,13 @@ impl Engine {
     /// Bytes by which indexes will grow for new keys whose rows are in memory alone.
     pub(super) fn index_bytes_to_come(&self) -> u64 {
         let growing = self.tables.iter().filter(|table| table.first.is_none());
-        let rows: u64 = growing
+        growing
             .map(|table| {
-                let indexed = self.classes[table.class].log.lock().index(table.id()).len();
-                table.rows.load(Ordering::Relaxed).saturating_sub(indexed)
+                let class = &self.classes[table.class];
+                let stored = class.log.lock().rows_stored(table.id());
+                class.memory_for_new_keys(table.rows.load(Ordering::Relaxed).saturating_sub(stored))
             })
-            .sum();
-        rows * INDEX_BYTES_PER_KEY
+            .sum()
     }
 }
 
@@ -605,10 +594,16 @@ impl Residents for CacheOfClass<'_> {
     }
 }
 
-/// Puts a dirty victim in the flush buffer; a clean one is gone.
-pub(super) fn park(buffer: &mut FlushBuffer, victim: RowRef<'_>) {
+/// A dirty row of a cache as storage takes it.
+#[inline]
+pub(super) fn dirty_row(row: RowRef<'_>) -> DirtyRow<'_> {
+    let RowRef { table, key, dirty_since, origin, words, .. } = row;
+    DirtyRow { table, key, dirty_since, origin, words }
+}
+
+/// Lets a dirty victim wait to be written; a clean one is gone.
+pub(super) fn park(log: &mut Storage, victim: RowRef<'_>) {
     if victim.dirty {
-        let RowRef { table, key, dirty_since, origin, words, .. } = victim;
-        buffer.push(DirtyRow { table, key, dirty_since, origin, words });
+        log.park(dirty_row(victim));
     }
 }

@@ -1,11 +1,11 @@
 //! What a store says of itself: counters, and how memory and disk are spent.
 
-use super::engine::MemoryUse;
+use super::engine::{Class, MemoryUse};
 use super::{Inner, Store};
 use crate::config::TableInfo;
 use crate::error::Result;
 use crate::io::{DeviceCurve, IoKind};
-use crate::storage::log::Written;
+use crate::storage::{StorageStats, Written};
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -247,9 +247,10 @@ impl Store {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let (hits, rescued, misses) = (get(&m.hits), get(&m.rescued), get(&m.misses));
         let all = hits + rescued + misses;
-        let classes = inner.class_stats(&engine);
+        let storage: Vec<StorageStats> =
+            engine.classes.iter().map(|class| class.log.lock().stats()).collect();
         let written = |of: fn(&Written) -> u64| -> u64 {
-            engine.classes.iter().map(|c| of(&c.log.lock().written())).sum()
+            storage.iter().map(|class| of(&class.written)).sum()
         };
         let last = self.last_commit();
         Ok(Stats {
@@ -277,7 +278,7 @@ impl Store {
             rows_moved: written(|w| w.rows_moved),
             pages_written: written(|w| w.pages),
             bytes_written: inner.bytes_written(&engine),
-            written: inner.written_bytes(&engine),
+            written: inner.written_bytes(&engine, &storage),
             non_finite: get(&m.non_finite),
             saturated: get(&m.saturated),
             announced: get(&m.announced),
@@ -297,7 +298,7 @@ impl Store {
                 curve: engine.classes.iter().find_map(|c| c.record.curve.clone()),
                 notes: inner.medium.notes(),
             },
-            classes,
+            classes: class_stats(&engine, &storage),
             tables: engine.tables.iter().map(super::engine::Table::info).collect(),
         })
     }
@@ -332,7 +333,7 @@ impl Inner {
         time
     }
 
-    fn written_bytes(&self, engine: &super::Engine) -> WrittenBytes {
+    fn written_bytes(&self, engine: &super::Engine, storage: &[StorageStats]) -> WrittenBytes {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let m = &self.metrics;
         let (deltas, pieces) = (get(&m.delta_bytes), get(&m.piece_bytes));
@@ -344,8 +345,8 @@ impl Inner {
             state: get(&m.state_bytes),
             ..WrittenBytes::default()
         };
-        for class in &engine.classes {
-            let Written { rows, rows_moved, pages } = class.log.lock().written();
+        for (class, storage) in engine.classes.iter().zip(storage) {
+            let Written { rows, rows_moved, pages } = storage.written;
             let (row, page) = (class.record.row_bytes as u64, class.record.page_bytes as u64);
             bytes.rows += rows * row;
             bytes.moved += rows_moved * row;
@@ -354,32 +355,28 @@ impl Inner {
         }
         bytes
     }
+}
 
-    fn class_stats(&self, engine: &super::Engine) -> Vec<ClassStats> {
-        engine
-            .classes
-            .iter()
-            .map(|class| {
-                let log = class.log.lock();
-                let cache = class.cache();
-                ClassStats {
-                    id: class.record.id,
-                    row_bytes: class.record.row_bytes,
-                    page_bytes: class.record.page_bytes,
-                    rows_per_page: class.layout.rows_per_page,
-                    segment_bytes: class.record.segment_bytes,
-                    disk_bytes: log.disk_bytes(),
-                    newest_copies: log.segments.newest_total(),
-                    retained_copies: log.segments.retained_total(),
-                    used_slots: log.segments.used_slots(),
-                    cache_capacity: cache.row_capacity(),
-                    resident_rows: cache.resident_rows(),
-                    dirty_rows: cache.dirty_rows(),
-                    cache_bytes: cache.memory_bytes(),
-                    index_bytes: log.index_bytes() as u64,
-                    read_depth: class.tier().plan.read_depth,
-                }
-            })
-            .collect()
-    }
+fn class_stats(engine: &super::Engine, storage: &[StorageStats]) -> Vec<ClassStats> {
+    let of_class = |(class, storage): (&Class, &StorageStats)| {
+        let cache = class.cache();
+        ClassStats {
+            id: class.record.id,
+            row_bytes: class.record.row_bytes,
+            page_bytes: class.record.page_bytes,
+            rows_per_page: class.layout.rows_per_page,
+            segment_bytes: class.record.segment_bytes,
+            disk_bytes: storage.disk_bytes,
+            newest_copies: storage.newest_copies,
+            retained_copies: storage.retained_copies,
+            used_slots: storage.used_slots,
+            cache_capacity: cache.row_capacity(),
+            resident_rows: cache.resident_rows(),
+            dirty_rows: cache.dirty_rows(),
+            cache_bytes: cache.memory_bytes(),
+            index_bytes: storage.index_bytes,
+            read_depth: class.tier().plan.read_depth,
+        }
+    };
+    engine.classes.iter().zip(storage).map(of_class).collect()
 }

@@ -19,7 +19,7 @@ use super::{ClassLog, Stream};
 use crate::activation::{Branch, note};
 use crate::error::{ErrorKind, Result};
 use crate::planted::{self, Bug};
-use crate::storage::Residents;
+use crate::storage::{Residents, SpaceBound};
 use std::collections::BTreeSet;
 use std::ops::Range;
 
@@ -84,7 +84,7 @@ impl ClassLog {
     /// commits, or many short lives, would use them up faster than cleaning gives them back: those
     /// of pages that a commit sealed, and once after opening those of a segment, because the one
     /// being filled is not gone on with.
-    pub fn pay_for_cleaning(&mut self, rows: u64) {
+    pub fn owe(&mut self, rows: u64) {
         let taken = rows + self.writer.take_unfilled();
         self.clean.credit += taken as f64 * COST_OF_A_SLOT;
     }
@@ -105,11 +105,17 @@ impl ClassLog {
         u64::from(self.writer.chunk_pages()) * self.pages.layout.rows_per_page as u64
     }
 
-    /// Whole segments that changes leave free for cleaning, of `most_slots` that a disk bound
+    /// Bytes that changes leave free for cleaning, whole segments, of `most_bytes` that a disk bound
     /// allows if there is one.
-    pub fn segments_for_cleaning(&self, most_slots: Option<u64>) -> u64 {
-        let slots = most_slots.map_or(0, |most| self.slots_for_cleaning(most));
-        slots.div_ceil(self.rows_per_segment()).max(SEGMENTS_FOR_CLEANING)
+    pub fn room_for_upkeep(&self, most_bytes: Option<u64>) -> u64 {
+        let slots = most_bytes.map_or(0, |most| self.slots_for_cleaning(self.slots_in(most)));
+        slots.div_ceil(self.rows_per_segment()).max(SEGMENTS_FOR_CLEANING) * self.segment_bytes
+    }
+
+    /// Slots of so many bytes of pages.
+    fn slots_in(&self, bytes: u64) -> u64 {
+        let pages = bytes / self.layout().page_bytes as u64;
+        pages.saturating_mul(self.layout().rows_per_page as u64)
     }
 
     /// Slots that changes leave free for cleaning, of `most_slots` that the disk bound allows.
@@ -133,7 +139,7 @@ impl ClassLog {
     }
 
     /// Whether what is free, or will be by commits alone, is less than `bytes` beside what stays
-    /// for `unwritten` rows and `spare` segments.
+    /// for `unwritten` rows and the `spare` bytes.
     pub fn lacks(&self, bytes: u64, unwritten: u64, spare: u64) -> bool {
         let wanted = self.segments_to_keep(unwritten, spare) * self.segment_bytes + bytes;
         let pages = self.segments.available_pages()
@@ -141,10 +147,14 @@ impl ClassLog {
         pages * (self.pages.layout.page_bytes as u64) < wanted
     }
 
-    /// How much a log is pressed that may have `most_slots`: whether the slots that are free or
-    /// will be by commits alone are too few to wait.
-    pub fn pressure(&self, most_slots: u64) -> Pressure {
-        if self.is_tight(most_slots) { Pressure::Tight } else { Pressure::None }
+    /// How much a log is pressed: within a bound, whether the slots that are free or will be by
+    /// commits alone are too few to wait.
+    fn pressure(&self, bound: SpaceBound) -> Pressure {
+        match bound {
+            SpaceBound::Beside => Pressure::Beside,
+            SpaceBound::Most(bytes) if self.is_tight(self.slots_in(bytes)) => Pressure::Tight,
+            SpaceBound::Most(_) => Pressure::None,
+        }
     }
 
     fn is_tight(&self, most_slots: u64) -> bool {
@@ -159,26 +169,22 @@ impl ClassLog {
         free + self.segments.pending_slots() < wanted
     }
 
-    /// Brings what was paid for up to date, before [`cleaning_is_due`](Self::cleaning_is_due) is
-    /// asked: a log that is small enough forgets it. `most_slots` is what the disk bound allows.
-    pub fn settle_credit(&mut self, most_slots: u64) {
+    /// Whether a unit of cleaning was paid for and not done; a log that is small enough forgets it.
+    /// `most_bytes` is what the disk bound allows.
+    pub fn settle(&mut self, most_bytes: u64) -> bool {
         let newest = self.segments.newest_total();
         // By then no commit seems to be near, and those rows are likely to be outdated before.
         self.segments.spare_held(self.taken_in_epoch() > newest);
         let slack = SLACK_SEGMENTS * self.rows_per_segment();
         let allowed = newest as f64 * (1.0 / LIVE_SHARE - 1.0) + slack as f64;
         let dead = self.segments.reclaimable_total().max(self.segments.kept_by_dirty_total());
-        if dead as f64 <= allowed && !self.is_tight(most_slots) {
+        if dead as f64 <= allowed && !self.is_tight(self.slots_in(most_bytes)) {
             self.clean.credit = 0.0;
-            return;
+            return false;
         }
         if !std::mem::replace(&mut self.clean.paid_for_opening, true) {
             self.clean.credit += self.rows_per_segment() as f64 * COST_OF_A_SLOT;
         }
-    }
-
-    /// Whether a unit of cleaning was paid for and not done.
-    pub fn cleaning_is_due(&self) -> bool {
         self.clean.credit > 0.0
     }
 
@@ -187,11 +193,12 @@ impl ClassLog {
     /// `grow_bytes` is how much more of the disk it may take. Waits for the device.
     pub fn clean_unit(
         &mut self,
-        pressure: Pressure,
+        bound: SpaceBound,
         rows: u64,
         grow_bytes: u64,
         residents: &dyn Residents,
     ) -> Result<Option<CleanReport>> {
+        let pressure = self.pressure(bound);
         let Some((segment, page)) = self.next_victim_page(pressure) else {
             self.clean.credit = 0.0;
             return Ok(None);
@@ -273,7 +280,7 @@ impl ClassLog {
                 let known = self.tables.iter().any(|(id, _)| *id == table);
                 if !known
                     || !self.index(table).is_newest(key, old)
-                    || self.buffer.find(table, key).is_some()
+                    || self.is_parked(table, key)
                     || (!moves_dirty && residents.is_dirty(table, key))
                 {
                     continue;
@@ -333,7 +340,7 @@ mod tests {
     use super::*;
     use crate::index::DenseIndex;
     use crate::io::{Buffers, Medium, OpenMode, SimMedium};
-    use crate::storage::{FlushBuffer, PageLayout};
+    use crate::storage::{DirtyRow, FlushBuffer, PageLayout};
 
     const PAGES: u32 = 64;
     const SEGMENTS: u64 = 40;
@@ -372,12 +379,12 @@ mod tests {
 
     fn write(log: &mut ClassLog, id: u64) {
         log.reserve(1, 0, u64::MAX).unwrap();
-        log.write_row(0, id, None, &[0.5; 16]).unwrap();
+        let row = DirtyRow { table: 0, key: id, dirty_since: 0, origin: None, words: &[0.5; 16] };
+        log.append(row).unwrap();
     }
 
     fn is_due(log: &mut ClassLog) -> bool {
-        log.settle_credit(u64::MAX);
-        log.cleaning_is_due()
+        log.settle(u64::MAX)
     }
 
     // A stretch of live rows cost nothing, so that one flushed row could move all of them.
@@ -392,11 +399,12 @@ mod tests {
             }
         }
         log.clean.paid_for_opening = true;
-        log.pay_for_cleaning(1);
+        log.owe(1);
         let (mut units, mut moved) = (0, 0);
         while is_due(&mut log) {
             let rows = log.rows_per_unit();
-            let unit = log.clean_unit(Pressure::None, rows, u64::MAX, &NoneResident).unwrap();
+            let unit =
+                log.clean_unit(SpaceBound::Most(u64::MAX), rows, u64::MAX, &NoneResident).unwrap();
             moved += unit.unwrap().rows_moved;
             units += 1;
         }
@@ -459,10 +467,11 @@ mod tests {
         let sealed: Vec<SegmentId> = log.segments.sealed().collect();
         sealed.into_iter().for_each(|id| log.segments.cleaned(id));
         let (before, mut moved) = (log.segments.used_slots(), 0);
-        log.pay_for_cleaning(SEGMENTS * per_segment * 4);
+        log.owe(SEGMENTS * per_segment * 4);
         while is_due(&mut log) {
             let rows = log.rows_per_unit();
-            let Some(unit) = log.clean_unit(Pressure::None, rows, u64::MAX, &AllDirty).unwrap()
+            let Some(unit) =
+                log.clean_unit(SpaceBound::Most(u64::MAX), rows, u64::MAX, &AllDirty).unwrap()
             else {
                 break;
             };

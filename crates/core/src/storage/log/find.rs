@@ -4,7 +4,7 @@ use super::{ClassLog, TableIndex};
 use crate::error::{Result, bail};
 use crate::io::File;
 use crate::planted::{self, Bug};
-use crate::storage::{Found, PageAddress, PageLayout, PageSource, Resolved, Want};
+use crate::storage::{DirtyRow, Found, PageAddress, PageLayout, PageSource, Resolved, Want};
 use std::sync::Arc;
 
 /// The file of a log and the layout of its pages.
@@ -44,12 +44,6 @@ impl ClassLog {
         self.segments.end_read(ticket);
     }
 
-    /// Takes a row back that waits to be written; false when it does not.
-    pub fn unpark(&mut self, table: u16, key: u64) -> bool {
-        let found = self.buffer.find(table, key);
-        found.inspect(|at| self.buffer.remove(*at)).is_some()
-    }
-
     /// Hints that a key will be looked up soon.
     pub fn prefetch(&self, table: u16, key: u64) {
         self.index(table).prefetch(key);
@@ -67,8 +61,7 @@ impl ClassLog {
         wants: &mut Vec<Want>,
     ) -> Found<'_> {
         if let Some(at) = self.buffer.find(table, key) {
-            let (waiting, words) = (self.buffer.waiting(at), self.buffer.row(at));
-            let (dirty_since, origin) = (waiting.dirty_since, waiting.origin);
+            let DirtyRow { dirty_since, origin, words, .. } = self.buffer.at(at);
             return Found::Parked { words, dirty_since, origin };
         }
         let mut slots = std::mem::take(&mut self.slots);
@@ -102,7 +95,7 @@ impl ClassLog {
     /// same number, and pages lie in this order. 0 stands for a row that waits to be written, `None`
     /// for one that was never written.
     pub fn read_order(&self, table: u16, key: u64) -> Option<u32> {
-        if self.buffer.find(table, key).is_some() {
+        if self.is_parked(table, key) {
             return Some(0);
         }
         Some(self.address_of(self.index(table).first_candidate(key)?).page)
@@ -112,15 +105,10 @@ impl ClassLog {
     pub fn contains(&self, table: u16, key: u64) -> Option<bool> {
         let index = self.index(table);
         let found = index.may_contain(key);
-        if found && !index.is_sparse() || self.buffer.find(table, key).is_some() {
+        if found && !index.is_sparse() || self.is_parked(table, key) {
             return Some(true);
         }
         if found { None } else { Some(false) }
-    }
-
-    /// True when a key is stored, perhaps, or waits to be written.
-    pub fn may_contain(&self, table: u16, key: u64) -> bool {
-        self.buffer.find(table, key).is_some() || self.index(table).may_contain(key)
     }
 
     fn address_of(&self, slot: u32) -> PageAddress {
@@ -155,7 +143,7 @@ impl ClassLog {
         let entry = layout.entry(page, at);
         let index = self.index(table);
         if entry == (table, key) {
-            let waits = self.buffer.find(table, key).is_some();
+            let waits = self.is_parked(table, key);
             if waits || !index.is_newest(key, slot) {
                 return Ok(Resolved::Moved);
             }

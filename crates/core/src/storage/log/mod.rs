@@ -10,14 +10,18 @@
 mod check;
 mod cleaner;
 mod create;
+mod cut;
 mod delta;
+pub(super) mod demand;
 mod file;
 mod fillings;
 mod find;
+mod parked;
 mod pieces;
 mod recovery;
 mod room;
 mod segments;
+mod stats;
 mod sweep;
 mod writer;
 
@@ -25,7 +29,7 @@ pub use cleaner::CleanReport;
 pub use create::{ClassNeed, check_class, choose_segment, create, disk_bytes_for};
 pub use file::seed_of_file;
 pub use recovery::LogRecovery;
-pub use segments::{Pressure, Segments};
+pub use segments::Segments;
 use segments::{SEGMENT_BYTES_MAX, SEGMENT_PAGES_MIN};
 pub use writer::{OpenSegments, Stream, Writer};
 
@@ -35,7 +39,7 @@ use crate::hash::mix;
 use crate::index::{DenseIndex, SparseIndex};
 use crate::io::File;
 use crate::planted::{self, Bug};
-use crate::storage::{FlushBuffer, PageLayout};
+use crate::storage::{DirtyRow, FlushBuffer, PageLayout};
 use delta::{Delta, DeltaWriter};
 use find::LogPages;
 use std::collections::BTreeMap;
@@ -157,28 +161,19 @@ impl TableIndex {
 /// from 0.15 to 0.5 moved equally many rows.
 const HOT_SHARE: f64 = 0.25;
 
-/// What a log has written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Written {
-    /// Rows that verbs changed.
-    pub rows: u64,
-    /// Rows that cleaning moved.
-    pub rows_moved: u64,
-    /// Pages with either.
-    pub pages: u64,
-}
-
 /// The log of one row class.
 pub struct ClassLog {
     pages: Arc<LogPages>,
     segment_bytes: u64,
     /// Counts of held copies.
-    pub segments: Segments,
+    segments: Segments,
     /// Rows on their way to storage.
-    pub buffer: FlushBuffer,
+    buffer: FlushBuffer,
     writer: Writer,
     tables: Vec<(u16, TableIndex)>,
     deltas: DeltaWriter,
+    /// Deltas are handed to the journal when they are this long; at once before a plan.
+    portion_bytes: usize,
     order: Vec<u32>,
     slots: Vec<u32>,
     scratch: Vec<f32>,
@@ -218,6 +213,7 @@ impl ClassLog {
             writer,
             tables: Vec::new(),
             deltas: DeltaWriter::default(),
+            portion_bytes: 0,
             order: Vec::new(),
             slots: Vec::new(),
             scratch: Vec::new(),
@@ -273,54 +269,15 @@ impl ClassLog {
         self.tables.iter().map(|(id, index)| (*id, index))
     }
 
-    /// Bytes of all indexes and segment counters.
-    pub fn index_bytes(&self) -> usize {
-        let tables: usize = self.tables.iter().map(|(_, index)| index.memory_bytes()).sum();
-        tables + self.segments.memory_bytes()
-    }
-
-    /// Bytes of flush buffer, chunks and encoded deltas.
-    pub fn buffer_bytes(&self) -> usize {
-        self.buffer.memory_bytes()
-            + self.writer.memory_bytes()
-            + self.deltas.memory_bytes()
-            + self.scratch.capacity() * 4
-            + self.order.capacity() * 4
-    }
-
     /// Slots of a segment.
     pub fn rows_per_segment(&self) -> u64 {
         self.segment_bytes / self.pages.layout.page_bytes as u64
             * self.pages.layout.rows_per_page as u64
     }
 
-    /// What was written since open.
-    pub fn written(&self) -> Written {
-        Written {
-            rows: self.rows_written,
-            rows_moved: self.rows_moved,
-            pages: self.pages_before + self.writer.pages_written(),
-        }
-    }
-
-    /// Sequence number of the newest page.
-    pub fn sequence(&self) -> u64 {
-        self.writer.sequence()
-    }
-
-    /// What that was when the epoch began.
-    pub fn epoch_began(&self) -> u64 {
-        self.epoch_began
-    }
-
     /// Where the fillings of all segments began, for the class record of a journal file.
     pub fn fillings(&self) -> String {
         fillings::encode(self.segments.firsts())
-    }
-
-    /// Bytes that those would take.
-    pub fn fillings_bytes(&self) -> u64 {
-        fillings::encoded_bytes(self.segments.firsts())
     }
 
     /// Checks that a verified page is the one that was last written in its place; else `Corrupt`.
@@ -338,16 +295,11 @@ impl ClassLog {
     /// Writes one row behind the others, points the index at it and outdates the copy before, whose
     /// slot is `origin` (0 for none); of a dense table the index tells. Returns the new slot. May
     /// wait for the device.
-    pub fn write_row(
-        &mut self,
-        table: u16,
-        key: u64,
-        origin: Option<u32>,
-        row: &[f32],
-    ) -> Result<u32> {
+    pub fn append(&mut self, row: DirtyRow<'_>) -> Result<u32> {
+        let DirtyRow { table, key, origin, words, .. } = row;
         let stream =
             if self.separates { self.stream_of(table, key, origin) } else { Stream::Flushed };
-        let slot = self.writer.append(&mut self.segments, stream, table, key, row)?;
+        let slot = self.writer.append(&mut self.segments, stream, table, key, words)?;
         self.rows_written += 1;
         self.publish(table, key, origin, slot)?;
         Ok(slot)
@@ -426,23 +378,6 @@ impl ClassLog {
         Ok(())
     }
 
-    /// Packs the flush buffer, rows dirty for longest first. May wait for the device.
-    pub fn flush_buffer(&mut self, now: u32) -> Result<()> {
-        let mut order = std::mem::take(&mut self.order);
-        self.buffer.longest_dirty_first(now, &mut order);
-        let mut row = std::mem::take(&mut self.scratch);
-        for at in &order {
-            let waiting = self.buffer.waiting(*at);
-            row.clear();
-            row.extend_from_slice(self.buffer.row(*at));
-            self.write_row(waiting.table, waiting.key, waiting.origin, &row)?;
-        }
-        self.buffer.clear();
-        self.order = order;
-        self.scratch = row;
-        Ok(())
-    }
-
     /// Deletes a stored key whose newest copy is `slot`.
     pub fn delete(&mut self, table: u16, key: u64, slot: u32) {
         let sparse = match self.index_mut(table) {
@@ -479,51 +414,30 @@ impl ClassLog {
     }
 
     /// Bytes of deltas that wait to be journalled.
-    pub fn delta_bytes(&self) -> usize {
+    pub fn change_bytes(&self) -> usize {
         self.deltas.len()
     }
 
     /// Takes the deltas in the order in which the index changed.
-    pub fn drain_deltas(&mut self, into: &mut Vec<u8>) {
+    pub fn drain_changes(&mut self, into: &mut Vec<u8>) {
         self.deltas.drain(into);
     }
 
-    /// Tells flushed rows apart by how long their last copy lived, for a log that a disk bound
-    /// makes clean.
-    pub fn separate(&mut self, separates: bool) {
-        self.separates = separates;
+    /// Whether a disk bound makes the log clean: flushed rows are told apart by how long their last
+    /// copy lived then.
+    pub fn expect_bound(&mut self, is_bounded: bool) {
+        self.separates = is_bounded;
     }
 
-    /// Replaces writer and flush buffer by others of a new plan. Nothing may wait in either.
-    pub fn equip(&mut self, writer: Writer, buffer: FlushBuffer, delta_bytes: usize) -> Result<()> {
-        assert_eq!(self.buffer.len(), 0, "a plan is made when no row waits");
-        let open = self.writer.finish(&mut self.segments)?;
-        self.pages_before += self.writer.pages_written();
-        // Finishing may have sealed one more page, so its number counts, not the one before.
-        let sequence = self.writer.sequence();
-        self.writer = writer;
-        self.writer.continue_at(open, sequence);
-        self.buffer = buffer;
-        self.deltas.resize(delta_bytes);
-        Ok(())
+    /// The segments, for tests of whole stores.
+    #[cfg(test)]
+    pub(crate) fn segments(&self) -> &Segments {
+        &self.segments
     }
 
     /// Gives all pages to the device and waits for it, so that `equip` has none to write.
     pub fn write_out(&mut self) -> Result<()> {
         self.writer.finish(&mut self.segments).map(drop)
-    }
-
-    /// Gives everything to the device; the next epoch begins. Returns the file if it has to be
-    /// synced for all of it to be durable.
-    pub fn finish_epoch(&mut self) -> Result<Option<Arc<dyn File>>> {
-        let open = self.writer.finish(&mut self.segments)?;
-        let written = self.written().pages;
-        let unsynced = (self.pages_synced != written).then(|| Arc::clone(&self.pages.file));
-        self.pages_synced = written;
-        self.segments.next_epoch(&open);
-        self.epoch_began = self.writer.sequence();
-        self.note_epoch();
-        Ok(unsynced)
     }
 }
 

@@ -35,9 +35,10 @@ impl ClassLog {
     }
 
     /// Segments that are to be made ready, so that `rows` more rows can be written and `spare`
-    /// whole segments are left.
+    /// bytes are left, which are whole segments.
     fn lacking_segments(&self, rows: u64, spare: u64) -> u64 {
-        let needed = self.pages_for(rows) + spare * self.pages_per_segment();
+        let needed =
+            self.pages_for(rows) + spare.div_ceil(self.segment_bytes) * self.pages_per_segment();
         let have = self.segments.available_pages();
         if have >= needed {
             return 0;
@@ -47,20 +48,25 @@ impl ClassLog {
         (needed - have + header).div_ceil(self.pages_per_segment())
     }
 
+    /// Room that a cut takes, in rows: it seals a page of each stream.
+    pub fn rows_of_cut(&self) -> u64 {
+        (Stream::COUNT * self.layout().rows_per_page) as u64
+    }
+
     /// Bytes of segments that are to be made ready for that.
     pub fn lacking_bytes(&self, rows: u64, spare: u64) -> u64 {
         self.lacking_segments(rows, spare) * self.segment_bytes
     }
 
     /// Bytes that the file has to take more so that `rows` more rows can be written and `spare`
-    /// whole segments are left.
+    /// ones are left.
     pub fn growth_for(&self, rows: u64, spare: u64) -> u64 {
         let (unsure, _) = self.segments.not_ready();
         self.lacking_segments(rows, spare).saturating_sub(unsure) * self.segment_bytes
     }
 
-    /// Makes sure that `rows` more rows can be written and `spare` whole segments are left, by
-    /// taking up to `grow_bytes` more of the disk. `Full` names what is missing. Segments that were
+    /// Makes sure that `rows` more rows can be written and `spare` bytes are left, by taking up to
+    /// `grow_bytes` more of the disk. `Full` names what is missing. Segments that were
     /// made ready before it was noticed stay so, for the next one who asks.
     pub fn reserve(&mut self, rows: u64, spare: u64, grow_bytes: u64) -> Result<()> {
         let lacking = self.lacking_segments(rows, spare);
@@ -116,16 +122,17 @@ impl ClassLog {
         Ok(())
     }
 
-    /// Segments that stay free when room is given back: those for `unwritten` rows, and `spare`
-    /// ones.
+    /// Segments that stay free when room is given back: those for `unwritten` rows, and the
+    /// `spare` bytes.
     pub(super) fn segments_to_keep(&self, unwritten: u64, spare: u64) -> u64 {
-        spare + self.pages_for(unwritten).div_ceil(self.pages_per_segment())
+        spare.div_ceil(self.segment_bytes)
+            + self.pages_for(unwritten).div_ceil(self.pages_per_segment())
     }
 
     /// Gives room of free segments back to the file system: as many bytes as are `wanted` by
     /// another class or the journal, or, where nobody wants any, what the next epochs are not
-    /// likely to need. What the `unwritten` rows need stays, and `spare` segments. Waits for writes
-    /// that are in flight.
+    /// likely to need. What the `unwritten` rows need stays, and `spare` bytes. Waits for writes that
+    /// are in flight.
     pub fn give_back(&mut self, unwritten: u64, spare: u64, wanted: Option<u64>) -> Result<()> {
         let keep = self.segments_to_keep(unwritten, spare);
         let mut ids = self.segments.may_go();

@@ -36,7 +36,7 @@ const SLOTS_PER_LEFT: u32 = 8;
 
 /// How much the log is pressed for room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pressure {
+pub(super) enum Pressure {
     /// The disk has room.
     None,
     /// The disk bound is near.

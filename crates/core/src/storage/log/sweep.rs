@@ -205,9 +205,18 @@ pub(super) mod tests {
         for key in 0..ROWS {
             log.reserve(2, 0, u64::MAX).unwrap();
             let (origin, words) = (&mut places[key as usize], [key as f32 + add; 16]);
-            *origin = log.write_row(GROWING, key, Some(*origin), &words).unwrap();
-            log.write_row(DENSE, key, None, &words).unwrap();
+            *origin = append(log, (GROWING, key), Some(*origin), &words);
+            append(log, (DENSE, key), None, &words);
         }
+    }
+
+    fn append(
+        log: &mut ClassLog,
+        (table, key): (u16, u64),
+        origin: Option<u32>,
+        words: &[f32],
+    ) -> u32 {
+        log.append(DirtyRow { table, key, dirty_since: 0, origin, words }).unwrap()
     }
 
     /// Keys and values of what a sweep gives, by table.
@@ -270,8 +279,8 @@ pub(super) mod tests {
             origin: Some(places[3]),
             words: &[0.0; 16],
         };
-        log.buffer.push(row);
-        places[4] = log.write_row(GROWING, 4, Some(places[4]), &[0.0; 16]).unwrap();
+        log.park(row);
+        places[4] = append(&mut log, (GROWING, 4), Some(places[4]), &[0.0; 16]);
         let mut newest = Vec::new();
         let mut ask = |rows: &mut dyn Iterator<Item = SweptRow<'_>>| {
             newest.extend(rows.filter(|r| log.is_newest(r.table, r.key, r.place)).map(|r| r.key));
@@ -301,7 +310,7 @@ pub(super) mod tests {
         }
         let row =
             DirtyRow { table: DENSE, key: 3, dirty_since: 1, origin: None, words: &[0.0; 16] };
-        log.buffer.push(row);
+        log.park(row);
         assert_eq!(log.read_order(DENSE, 3), Some(0));
         let old = log.index(DENSE).slot_of(4);
         log.delete(DENSE, 4, old);

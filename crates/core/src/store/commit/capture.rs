@@ -10,7 +10,7 @@
 //! recorded.
 
 use super::super::Inner;
-use super::super::engine::{Class, ClassPhase, Engine, Table};
+use super::super::engine::{Class, ClassPhase, Engine, Table, dirty_row};
 use super::super::journal::ClassCounters;
 use super::super::verbs::rows::Keys;
 use super::history::InFlightCommit;
@@ -18,7 +18,7 @@ use crate::activation::{Branch, note};
 use crate::cache::{Cache, RowRef};
 use crate::error::Result;
 use crate::planted::{self, Bug};
-use crate::storage::log::{ClassLog, TableIndex};
+use crate::storage::{Cut, Storage};
 use parking_lot::MutexGuard;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -115,7 +115,7 @@ impl Inner {
     ) -> Result<bool> {
         let rows = class.tier.as_ref().and_then(|tier| {
             let new = || Portions::new(engine, class, &tier.cache);
-            let most = tier.plan.flush_rows.min(PORTION_ROWS);
+            let most = tier.plan.storage.parked_rows().min(PORTION_ROWS);
             portions.get_or_insert_with(new).next(&tier.cache, most)
         });
         // Never waits for a class that is closed: who holds it may wait for the record.
@@ -148,7 +148,7 @@ impl Inner {
         &self,
         engine: &Engine,
         class: &Class,
-        log: &mut ClassLog,
+        log: &mut Storage,
     ) -> Result<()> {
         if class.phase() != ClassPhase::Captured {
             return Ok(());
@@ -163,11 +163,11 @@ impl Inner {
         &self,
         engine: &Engine,
         class: &Class,
-        log: &mut ClassLog,
+        log: &mut Storage,
     ) -> Result<()> {
         let Some(tier) = &class.tier else { return Ok(()) };
         let mut portions = Portions::new(engine, class, &tier.cache);
-        while let Some(rows) = portions.next(&tier.cache, tier.plan.flush_rows) {
+        while let Some(rows) = portions.next(&tier.cache, tier.plan.storage.parked_rows()) {
             self.write_slots(engine, class, log, rows)?;
         }
         Ok(())
@@ -178,7 +178,7 @@ impl Inner {
         &self,
         engine: &Engine,
         class: &Class,
-        log: &mut ClassLog,
+        log: &mut Storage,
         rows: &[(u32, u32)],
     ) -> Result<()> {
         let mut written = 0;
@@ -207,7 +207,7 @@ impl Inner {
         for Keys { table, keys } in batches {
             let class = &engine.classes[table.class];
             let Some(tier) = &class.tier else { continue };
-            for keys in keys.chunks(tier.plan.flush_rows.max(1)) {
+            for keys in keys.chunks(tier.plan.storage.parked_rows().max(1)) {
                 if class.phase() != ClassPhase::Captured {
                     break;
                 }
@@ -224,7 +224,7 @@ impl Inner {
         &self,
         engine: &Engine,
         class: &Class,
-        log: &mut ClassLog,
+        log: &mut Storage,
         table: &Table,
         keys: &[u64],
     ) -> Result<()> {
@@ -258,7 +258,7 @@ impl Inner {
         &self,
         engine: &Engine,
         class: &Class,
-        log: &mut ClassLog,
+        log: &mut Storage,
     ) -> Result<()> {
         let history = self.history.lock();
         let (rows, bytes) = (history.refused.batch_rows(), history.refused.bytes());
@@ -272,46 +272,36 @@ impl Inner {
     }
 
     /// All captured rows of a class are written: from here on its log takes the next commit's.
-    fn close_epoch(&self, engine: &Engine, class: &Class, log: &mut ClassLog) -> Result<()> {
+    fn close_epoch(&self, engine: &Engine, class: &Class, log: &mut Storage) -> Result<()> {
         if class.tier.is_some() {
             self.clean_for_refused(engine, class, log)?;
-        }
-        let began = Some(log.epoch_began());
-        let unsynced = log.finish_epoch()?;
-        if !planted::is(Bug::DeltasLeftBehind) {
-            self.journal_changes(class, log)?;
         }
         // A journal file may begin with this commit, and its thread must not take this lock then.
         // Encoded only where one may, and before the lock that every verb takes.
         let wants = |commit: &InFlightCommit| commit.wants_fillings;
-        let wanted = self.history.lock().in_flight.as_ref().is_some_and(wants);
-        let fillings = wanted.then(|| log.fillings());
-        let bytes = fillings.as_ref().map(|fillings| fillings.len() as u64);
-        let fillings_bytes = bytes.unwrap_or_else(|| log.fillings_bytes());
+        let wants_record = self.history.lock().in_flight.as_ref().is_some_and(wants);
+        let Cut { unsynced, began, position, index_bytes, record, partitions, written } =
+            log.cut(wants_record)?;
+        if !planted::is(Bug::DeltasLeftBehind) {
+            self.journal_changes(class, log)?;
+        }
         let mut history = self.history.lock();
         self.write_index_pieces(engine, class, log, &mut history)?;
         let commit = history.in_flight.as_mut().expect("a class is captured by a commit");
         commit.files.extend(unsynced);
-        let counters = ClassCounters { id: class.record.id, sequence: log.sequence(), began };
-        commit.classes.push(counters);
-        commit.index_bytes += fillings_bytes;
-        commit.fillings.extend(fillings.map(|fillings| (class.record.id, fillings)));
-        let written = log.written();
+        let (id, began) = (class.record.id, Some(began));
+        commit.classes.push(ClassCounters { id, sequence: position, began });
+        commit.index_bytes += index_bytes;
+        commit.fillings.extend(record.map(|record| (id, record)));
+        commit.partitions.extend(partitions);
         commit.rows_written += written.rows;
         commit.page_bytes += written.pages * class.layout.page_bytes as u64;
-        for (table, index) in log.indexes() {
-            commit.index_bytes += index.memory_bytes() as u64;
-            if let TableIndex::Sparse(index, _) = index {
-                commit.partitions.push((table, index.partitions()));
-            }
-        }
         class.phase.store(ClassPhase::Closed as u8, Ordering::Release);
         Ok(())
     }
 }
 
 /// Writes a row to the log and says where it is.
-fn write(log: &mut ClassLog, row: RowRef<'_>, result: &mut Result<()>) -> Option<u32> {
-    let written = log.write_row(row.table, row.key, row.origin, row.words);
-    written.map_err(|error| *result = Err(error)).ok()
+fn write(log: &mut Storage, row: RowRef<'_>, result: &mut Result<()>) -> Option<u32> {
+    log.append(dirty_row(row)).map_err(|error| *result = Err(error)).ok()
 }

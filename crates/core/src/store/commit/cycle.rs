@@ -13,7 +13,7 @@ use crate::activation::{Branch, note};
 use crate::error::{ErrorKind, Result};
 use crate::io::blocks_of;
 use crate::planted::{self, Bug};
-use crate::storage::ClassStorage;
+use crate::storage::Storage;
 use std::sync::atomic::Ordering;
 
 /// A commit writes at least this many bytes of index pieces while a cycle is under way.
@@ -32,7 +32,7 @@ impl Inner {
         &self,
         engine: &Engine,
         class: &Class,
-        log: &ClassStorage,
+        log: &Storage,
         history: &mut History,
     ) -> Result<()> {
         let Some(mut cursor) = history.cursor else { return Ok(()) };

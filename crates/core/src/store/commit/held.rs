@@ -56,9 +56,7 @@ impl Inner {
     fn held_bytes(&self, engine: &Engine, first: u64, oldest_kept: u64) -> Result<u64> {
         let mut bytes = 0;
         for class in &engine.classes {
-            let copies = class.log.lock().segments.retained_between(first, oldest_kept);
-            let (page, rows) = (class.layout.page_bytes, class.layout.rows_per_page);
-            bytes += copies * (page / rows) as u64;
+            bytes += class.log.lock().held_bytes(first, oldest_kept);
         }
         let bytes_of = |name: &str| self.medium.open(name, OpenMode::ReadOnly)?.len();
         for name in self.medium.list(state::PREFIX)? {

@@ -11,7 +11,7 @@ mod json;
 mod records;
 mod verify;
 
-pub(super) use bounds::{JOURNAL_BYTES_PER_COMMIT, JOURNAL_BYTES_PER_ROW, JOURNAL_BYTES_PER_TABLE};
+pub(super) use bounds::{JOURNAL_BYTES_PER_COMMIT, JOURNAL_BYTES_PER_TABLE};
 pub(super) use file::{JournalFile, JournalReader, RecordKind, name_of, number_of, numbers};
 pub(super) use json::read_json;
 pub(super) use records::{

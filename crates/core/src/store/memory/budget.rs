@@ -6,10 +6,11 @@
 use crate::cache::{CACHE_FIXED_BYTES, CacheShape, PolicyKind, WAYS_MIN};
 use crate::config::{Memory, MemoryUnit, TableSpec};
 use crate::error::{Result, bail};
-use crate::io::Buffers;
-use crate::storage::FlushBuffer;
-use crate::storage::log::Stream;
+use crate::io::{Buffers, pow2_below};
+use crate::storage::{Demand, Share};
 use crate::store::journal::ClassRecord;
+
+pub(in crate::store) use crate::storage::growing_index_bytes;
 
 /// What the plan must know of a row class.
 #[derive(Clone, Debug, Default)]
@@ -45,6 +46,10 @@ impl ClassDemand {
         }
     }
 
+    fn storage(&self) -> Demand {
+        Demand { row_bytes: self.row_bytes, page_bytes: self.page_bytes }
+    }
+
     /// Itself with every page and depth that it may have at the next open.
     fn possible(&self) -> Vec<Self> {
         if self.choices.is_empty() {
@@ -64,9 +69,8 @@ pub(in crate::store) struct ClassPlan {
     pub(in crate::store) sets: usize,
     /// Whether rows of the cache have headers.
     pub(in crate::store) headers: bool,
-    pub(in crate::store) chunk_bytes: usize,
-    pub(in crate::store) chunks: usize,
-    pub(in crate::store) flush_rows: usize,
+    /// What its storage takes.
+    pub(in crate::store) storage: Share,
     /// Requests that a reader keeps in flight, what it reads into, and how many readers there are.
     pub(in crate::store) read_depth: usize,
     pub(in crate::store) read_buffers: Buffers,
@@ -75,12 +79,6 @@ pub(in crate::store) struct ClassPlan {
 
 /// Sets of a cache have this many ways at first; a growing index takes them one by one.
 pub(in crate::store) const WAYS: usize = 32;
-/// Chunks being filled, one for each stream, and one in flight or read back by cleaning.
-const CHUNKS_MIN: usize = Stream::COUNT + 1;
-/// Where chunks are not as small as can be, two more are in flight while the others are filled.
-const CHUNKS: usize = CHUNKS_MIN + 2;
-const CHUNK_BYTES_MAX: usize = 256 << 10;
-const CHUNK_BYTES_MIN: usize = 16 << 10;
 /// Requests in flight that are considered when the device is measured.
 pub(in crate::store) const READ_DEPTHS: [usize; 4] = [16, 32, 64, 128];
 /// Requests in flight where the device was not measured, one of these, and what a class takes a
@@ -91,21 +89,10 @@ const READ_DEPTH_MAX: usize = 256;
 const READ_BUFFERS_USUAL: usize = buffers_for(READ_DEPTH_USUAL);
 const READ_BUFFERS_MIN: usize = 16;
 const READ_REQUEST_BYTES_MAX: usize = 16 << 10;
-/// Index deltas are handed to the journal in portions of at most about this size.
-const JOURNAL_PORTION_BYTES_MAX: usize = 64 << 10;
-/// Bytes of one delta of a growing table.
-const DELTA_BYTES: usize = 16;
-/// Index bytes of a growing table per row, twice: a half more than eight.
-const INDEX_BYTES_PER_ROW_TWICE: u64 = 17;
 /// A class has the buffers of a share of the budget of at least its index divided by this.
 const INDEX_PER_SHARE: u64 = 64;
 /// Journal and catalog.
 const FIXED_BYTES: u64 = 64 << 10;
-
-/// Bytes of the index of a growing table with `rows` rows.
-pub(in crate::store) fn growing_index_bytes(rows: u64) -> u64 {
-    rows.saturating_mul(INDEX_BYTES_PER_ROW_TWICE) / 2
-}
 
 /// The budget in bytes. A percentage needs `num_embeddings` or `expected_rows` of every table.
 pub(in crate::store) fn bytes_of(memory: Memory, tables: &[(&TableSpec, usize)]) -> Result<u64> {
@@ -141,11 +128,6 @@ fn one_set(row_bytes: usize, headers: bool) -> CacheShape {
     CacheShape { row_bytes, sets: 1, ways: WAYS, policy: PolicyKind::Lru, headers }
 }
 
-/// The largest power of two that is not above, at least 1.
-pub(in crate::store) fn pow2_below(bytes: usize) -> usize {
-    1 << bytes.max(1).ilog2()
-}
-
 /// Pages of a reader at least: those in flight, and half as many that somebody looks at while the
 /// device already works on the next requests.
 const fn buffers_for(read_depth: usize) -> usize {
@@ -167,9 +149,6 @@ impl ClassPlan {
 
     fn sized(demand: &ClassDemand, share: u64) -> Self {
         let page = demand.page_bytes;
-        let chunk = pow2_below((share / 64) as usize)
-            .clamp(CHUNK_BYTES_MIN.max(page), CHUNK_BYTES_MAX.max(page));
-        let smallest = chunk == CHUNK_BYTES_MIN.max(page);
         let most = buffers_for(demand.read_depth);
         let (mut reads, beyond) = ((share / 16) as usize, (share / 64) as usize);
         let mut buffers = (reads / page).min(READ_BUFFERS_USUAL.min(most)).max(READ_BUFFERS_MIN);
@@ -182,9 +161,7 @@ impl ClassPlan {
         Self {
             sets: 0,
             headers: true,
-            chunk_bytes: chunk,
-            chunks: if smallest { CHUNKS_MIN } else { CHUNKS },
-            flush_rows: (chunk / demand.row_bytes).max(8),
+            storage: demand.storage().share_of(share),
             read_depth: buffers - buffers / 3,
             read_buffers: Buffers::sharing(buffers * longest, page, longest),
             readers: if share > 256 << 20 { 2 } else { 1 },
@@ -198,23 +175,8 @@ impl ClassPlan {
         self.sets = ((bytes / set_bytes(demand, true)) as usize).max(1);
     }
 
-    /// Index deltas are handed to the journal when they are this long.
-    pub(in crate::store) fn journal_portion_bytes(&self) -> usize {
-        (self.chunk_bytes / 2).min(JOURNAL_PORTION_BYTES_MAX)
-    }
-
-    /// Bytes of index deltas that wait for the journal: not yet a portion, and what one flush, or
-    /// the cleaning that it pays for, adds to it.
-    pub(in crate::store) fn delta_bytes(&self) -> usize {
-        self.journal_portion_bytes() + self.flush_rows * DELTA_BYTES
-    }
-
-    fn buffer_bytes(&self, demand: &ClassDemand) -> u64 {
-        let flush = FlushBuffer::memory_for(self.flush_rows, demand.row_bytes / 4);
-        let read = self.readers_bytes();
-        let write = Buffers::equal(self.chunks, self.chunk_bytes).queue_bytes(self.chunks);
-        // One more chunk is the scratch of cleaning.
-        (write + self.chunk_bytes + flush + self.delta_bytes()) as u64 + read
+    fn buffer_bytes(&self) -> u64 {
+        self.storage.bytes() + self.readers_bytes()
     }
 
     /// Bytes of all readers: what they read into, and what they note of their requests.
@@ -237,7 +199,7 @@ pub(in crate::store) fn divide(budget: u64, demands: &[ClassDemand]) -> Result<V
         .map(|d| ClassPlan::buffers(d, ((left - growth) as f64 * row_bytes(d) / all) as u64))
         .collect();
     let left_beside = |plans: &[ClassPlan]| {
-        let buffers: u64 = plans.iter().zip(demands).map(|(p, d)| p.buffer_bytes(d)).sum();
+        let buffers: u64 = plans.iter().map(|p| p.buffer_bytes()).sum();
         left.saturating_sub(buffers)
     };
     let floors: u64 = demands.iter().map(|d| set_bytes(d, true)).sum();
@@ -330,7 +292,7 @@ pub(in crate::store) fn enough(demands: &[ClassDemand]) -> u64 {
 /// Bytes of a class with these buffers and one set of cache.
 fn bytes_with(demand: &ClassDemand, plan: &ClassPlan) -> u64 {
     let index = demand.index_bytes + demand.index_growth;
-    index + plan.buffer_bytes(demand) + set_bytes(demand, true)
+    index + plan.buffer_bytes() + set_bytes(demand, true)
 }
 
 /// Whether a budget can work.
@@ -398,7 +360,7 @@ mod tests {
         let caches: u64 = plans
             .iter()
             .zip(demands)
-            .map(|(p, d)| p.sets as u64 * set_bytes(d, p.headers) + p.buffer_bytes(d))
+            .map(|(p, d)| p.sets as u64 * set_bytes(d, p.headers) + p.buffer_bytes())
             .sum();
         caches + fixed(demands) + demands.iter().map(|d| d.index_bytes).sum::<u64>()
     }

@@ -1,27 +1,27 @@
-//! Writing rows to storage: the flush buffer when it is full, with the cleaning that pays for it;
-//! dirty rows without a commit; and handing the deltas of the index to the journal.
+//! Writing rows to storage: those that wait when there is no place for more, with the cleaning that
+//! they pay for; dirty rows without a commit; and handing changes of the index to the journal.
 
 use crate::activation::{Branch, note};
 use crate::error::Result;
 use crate::metrics::Timed;
 use crate::planted::{self, Bug};
-use crate::storage::log::{ClassLog, Pressure};
+use crate::storage::{SpaceBound, Storage};
 use crate::store::Inner;
 use crate::store::engine::{CacheOfClass, Class, ClassPhase, Engine};
 use crate::store::journal::RecordKind;
 use std::sync::atomic::Ordering;
 
 impl Inner {
-    /// Makes sure that one more victim fits the flush buffer: packs it when full, cleans in
-    /// proportion, hands deltas to the journal. Runs under the class lock and may wait for the
+    /// Makes sure that one more victim has a place to wait: writes those that do when there is
+    /// none, cleans in proportion, hands changes to the journal. Runs under the class lock and may wait for the
     /// device. An error here leaves memory and disk apart, so it poisons the store.
     pub(in crate::store) fn make_room(
         &self,
         engine: &Engine,
         class: &Class,
-        log: &mut ClassLog,
+        log: &mut Storage,
     ) -> Result<()> {
-        if !log.buffer.is_full() {
+        if log.room() > 0 {
             return Ok(());
         }
         let _timed = Timed::new(&self.metrics.write_ns);
@@ -34,14 +34,13 @@ impl Inner {
         &self,
         engine: &Engine,
         class: &Class,
-        log: &mut ClassLog,
+        log: &mut Storage,
         rows: u64,
     ) -> Result<()> {
-        log.pay_for_cleaning(rows);
+        log.owe(rows);
         loop {
-            let most = self.most_slots(class, log);
-            log.settle_credit(most);
-            if !log.cleaning_is_due() || !self.clean_unit(engine, class, log, log.pressure(most))? {
+            let most = self.most_bytes(log);
+            if !log.settle(most) || !self.clean_unit(engine, class, log, SpaceBound::Most(most))? {
                 return Ok(());
             }
         }
@@ -53,17 +52,16 @@ impl Inner {
         &self,
         engine: &Engine,
         class: &Class,
-        log: &mut ClassLog,
+        log: &mut Storage,
         bytes: u64,
     ) -> Result<()> {
         if bytes == 0 {
             return Ok(());
         }
         loop {
-            let (unwritten, spare) =
-                (class.unwritten_rows(log), self.segments_for_cleaning(class, log));
+            let (unwritten, spare) = (class.unwritten_rows(log), self.room_for_upkeep(log));
             if !log.lacks(bytes, unwritten, spare)
-                || !self.clean_unit(engine, class, log, Pressure::Beside)?
+                || !self.clean_unit(engine, class, log, SpaceBound::Beside)?
             {
                 return Ok(());
             }
@@ -75,8 +73,8 @@ impl Inner {
         &self,
         engine: &Engine,
         class: &Class,
-        log: &mut ClassLog,
-        pressure: Pressure,
+        log: &mut Storage,
+        bound: SpaceBound,
     ) -> Result<bool> {
         if !self.reserve_to_clean(engine, class, log)? {
             return Ok(false);
@@ -84,7 +82,7 @@ impl Inner {
         let residents = CacheOfClass { engine, class };
         let rows = class.unwritten_rows(log) + log.rows_per_unit();
         let unit = self.charge_growth(log, rows, 0, |log, grow| {
-            log.clean_unit(pressure, rows, grow, &residents)
+            log.clean_unit(bound, rows, grow, &residents)
         })?;
         let Some(report) = unit else { return Ok(false) };
         self.metrics.cleaned_pages.fetch_add(report.pages, Ordering::Relaxed);
@@ -93,27 +91,22 @@ impl Inner {
         Ok(true)
     }
 
-    /// Hands waiting deltas of a class to the journal when they are many.
+    /// Hands waiting changes of a class to the journal when they are many.
     pub(in crate::store) fn journal_changes_if_many(
         &self,
         class: &Class,
-        log: &mut ClassLog,
+        log: &mut Storage,
     ) -> Result<()> {
-        let portion = class.tier.as_ref().map_or(0, |tier| tier.plan.journal_portion_bytes());
-        if log.delta_bytes() < portion { Ok(()) } else { self.journal_changes(class, log) }
+        if log.changes_are_many() { self.journal_changes(class, log) } else { Ok(()) }
     }
 
-    /// Hands all waiting deltas of a class to the journal.
-    pub(in crate::store) fn journal_changes(
-        &self,
-        class: &Class,
-        log: &mut ClassLog,
-    ) -> Result<()> {
-        if log.delta_bytes() == 0 {
+    /// Hands all waiting changes of a class to the journal.
+    pub(in crate::store) fn journal_changes(&self, class: &Class, log: &mut Storage) -> Result<()> {
+        if log.change_bytes() == 0 {
             return Ok(());
         }
         if class.phase() == ClassPhase::Closed {
-            // These deltas belong to the commit after the one that is not recorded yet.
+            // These changes belong to the commit after the one that is not recorded yet.
             note(Branch::WaitedForRecord);
             self.wait_for_record();
         }
@@ -121,7 +114,7 @@ impl Inner {
         let mut payload = std::mem::take(&mut history.payload);
         payload.clear();
         payload.extend_from_slice(&u64::from(class.record.id).to_le_bytes());
-        log.drain_deltas(&mut payload);
+        log.drain_changes(&mut payload);
         history.cycle_bytes += payload.len() as u64;
         history.epoch_deltas += payload.len() as u64;
         let before = history.journal().position();
@@ -139,12 +132,12 @@ impl Inner {
         self.history.lock().cursor.is_none()
     }
 
-    /// Packs a class's flush buffer now, whether full or not.
+    /// Writes what waits of a class now, however little.
     pub(in crate::store) fn flush_now(
         &self,
         engine: &Engine,
         class: &Class,
-        log: &mut ClassLog,
+        log: &mut Storage,
     ) -> Result<()> {
         // Some of what waits may be stored already, and would be stored again.
         self.check_unpoisoned()?;
@@ -153,8 +146,7 @@ impl Inner {
             if !planted::is(Bug::BufferBeforeCommit) {
                 self.finish_captured(engine, class, log)?;
             }
-            let rows = log.buffer.len() as u64;
-            log.flush_buffer(class.now())?;
+            let rows = log.flush(class.now())?;
             self.journal_changes_if_many(class, log)?;
             self.clean_for(engine, class, log, rows)
         })();

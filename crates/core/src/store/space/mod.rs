@@ -2,9 +2,9 @@
 //!
 //! What always holds: once a verb was taken, there is room for
 //!
-//! * the rows that are not written yet, and the pages that a commit seals, in ready segments;
-//! * beside them, in each class that the verb changed, some whole segments for cleaning to move
-//!   rows to (`ClassLog::segments_for_cleaning`);
+//! * the rows that are not written yet, and the pages that a commit seals;
+//! * beside them, in each class that the verb changed, some room for cleaning to move rows to
+//!   (`room_for_upkeep`);
 //! * in the journal, the deltas of those rows and the next commit's record;
 //! * in the spare room (`commit/spare.rs`), the journal that replaces this one and the states of
 //!   commits to come; without a disk bound, some more of the journal for cleaning.
@@ -19,12 +19,12 @@ mod flush;
 mod reserve;
 
 use crate::error::{Error, ErrorKind, Result, bail};
-use crate::storage::log::ClassLog;
+use crate::storage::Storage;
 use crate::store::Inner;
 use crate::store::commit::{Asker, History};
 use crate::store::engine::{Class, Engine};
 use crate::store::files::state::STATE_BYTES_KEPT_FREE;
-use crate::store::journal::{JOURNAL_BYTES_PER_COMMIT, JOURNAL_BYTES_PER_ROW};
+use crate::store::journal::JOURNAL_BYTES_PER_COMMIT;
 use std::sync::atomic::Ordering;
 
 impl Inner {
@@ -64,9 +64,9 @@ impl Inner {
         &self,
         engine: &Engine,
         class: &Class,
-        log: &ClassLog,
+        log: &Storage,
     ) -> Result<bool> {
-        let own = class.journal_bytes(log) + log.rows_per_unit() * JOURNAL_BYTES_PER_ROW;
+        let own = class.journal_bytes(log) + log.journal_bytes_for(log.rows_per_unit());
         let history = &mut *self.history.lock();
         let bytes =
             own + engine.journal_bytes_beside(class) + self.journal_bytes_of_commits(history);
@@ -233,13 +233,11 @@ impl Inner {
         kept.saturating_sub(history.spare.bytes())
     }
 
-    /// Slots that a class may have, by the disk bound and by what the device has free.
-    pub(in crate::store) fn most_slots(&self, class: &Class, log: &ClassLog) -> u64 {
+    /// Bytes that a class may have, by the disk bound and by what the device has free.
+    pub(in crate::store) fn most_bytes(&self, log: &Storage) -> u64 {
         let grow = self.grow_bytes_beside(&self.history.lock());
         let grow = grow.min(self.device_free_bytes.load(Ordering::Relaxed));
-        let bytes = log.disk_bytes().saturating_add(grow);
-        let pages = bytes / class.layout.page_bytes as u64;
-        pages.saturating_mul(class.layout.rows_per_page as u64)
+        log.disk_bytes().saturating_add(grow)
     }
 
     /// Looks how much the device has free. What cleaning waits for is estimated by that, so an
@@ -250,10 +248,10 @@ impl Inner {
         }
     }
 
-    /// Whole segments of a class that verbs leave free for cleaning.
-    pub(in crate::store) fn segments_for_cleaning(&self, class: &Class, log: &ClassLog) -> u64 {
-        let most = self.options.max_disk_bytes.map(|_| self.most_slots(class, log));
-        log.segments_for_cleaning(most)
+    /// Bytes of a class that verbs leave free for cleaning.
+    pub(in crate::store) fn room_for_upkeep(&self, log: &Storage) -> u64 {
+        let most = self.options.max_disk_bytes.map(|_| self.most_bytes(log));
+        log.room_for_upkeep(most)
     }
 
     /// Bytes that a class should have free for those who lack `bytes`, beside what it needs itself.
@@ -289,11 +287,11 @@ impl Inner {
     fn give_class_room_back(
         &self,
         class: &Class,
-        log: &mut ClassLog,
+        log: &mut Storage,
         rows: u64,
         wanted: Option<u64>,
     ) -> Result<u64> {
-        let spare = self.segments_for_cleaning(class, log);
+        let spare = self.room_for_upkeep(log);
         let before = log.disk_bytes();
         let given = log.give_back(class.unwritten_rows(log) + rows, spare, wanted);
         let bytes = before - log.disk_bytes();

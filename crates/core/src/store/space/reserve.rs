@@ -3,17 +3,16 @@
 use crate::activation::{Branch, note};
 use crate::cache::TakeWay;
 use crate::error::{ErrorKind, Result, bail};
-use crate::index::INDEX_BYTES_PER_KEY;
-use crate::storage::log::{ClassLog, Stream};
+use crate::storage::Storage;
 use crate::store::Inner;
 use crate::store::commit::Asker;
 use crate::store::engine::{Class, ClassPhase, Engine, park};
-use crate::store::journal::{JOURNAL_BYTES_PER_ROW, JOURNAL_BYTES_PER_TABLE};
+use crate::store::journal::JOURNAL_BYTES_PER_TABLE;
 use crate::store::memory::budget;
 use crate::store::verbs::rows::Keys;
 use std::sync::atomic::Ordering;
 
-/// Sets that give up a row between two looks at the flush buffer.
+/// Sets that give up a row between two looks at the room that it has to wait in.
 const SHRINK_SETS: u32 = 64;
 
 impl Inner {
@@ -46,8 +45,10 @@ impl Inner {
         class: &Class,
         rows: u64,
     ) -> Result<()> {
-        let bytes = class.journal_bytes(&class.log.lock()) + engine.journal_bytes_beside(class);
-        let bytes = bytes + rows * JOURNAL_BYTES_PER_ROW;
+        let log = class.log.lock();
+        let own = class.journal_bytes(&log) + log.journal_bytes_for(rows);
+        let bytes = own + engine.journal_bytes_beside(class);
+        drop(log);
         let asker = Asker::Changes(class.record.id);
         let fits = self.reserve_to_change(&mut self.history.lock(), asker, bytes);
         fits.map_err(|error| self.advise(engine, error))
@@ -76,7 +77,7 @@ impl Inner {
         &self,
         engine: &Engine,
         class: &Class,
-        log: &mut ClassLog,
+        log: &mut Storage,
         rows: u64,
     ) -> Result<()> {
         let (own, id) = (class.journal_bytes(log), class.record.id);
@@ -86,14 +87,14 @@ impl Inner {
         self.reserve_to_change(&mut history, Asker::Changes(id), bytes)?;
         drop(history);
         // Cleaning needs room to move rows to, or it could never make any.
-        let spare = self.segments_for_cleaning(class, log);
+        let spare = self.room_for_upkeep(log);
         // What seals pages when the class is closed takes them from the next commit.
         let sealed = match class.phase() {
-            ClassPhase::Captured => (Stream::COUNT * class.layout.rows_per_page) as u64,
+            ClassPhase::Captured => log.rows_of_cut(),
             _ => 0,
         };
         let rows = rows + sealed;
-        let grow = |log: &mut ClassLog, grow| log.reserve(rows, spare, grow);
+        let grow = |log: &mut Storage, grow| log.reserve(rows, spare, grow);
         let result = self.charge_growth(log, rows, spare, grow);
         match &result {
             Ok(()) => self.history.lock().refused.accept(Asker::Rows(id)),
@@ -107,15 +108,15 @@ impl Inner {
         result
     }
 
-    /// Runs something that may grow a class's file for `rows` more rows and `spare` segments. It is
+    /// Runs something that may grow a class's file for `rows` more rows and `spare` bytes. It is
     /// given how many bytes it may grow by. What it needs is charged before it runs, so that nobody
     /// else takes that meanwhile; nothing, where there is less, or others would be refused for it.
     pub(in crate::store) fn charge_growth<R>(
         &self,
-        log: &mut ClassLog,
+        log: &mut Storage,
         rows: u64,
         spare: u64,
-        f: impl FnOnce(&mut ClassLog, u64) -> Result<R>,
+        f: impl FnOnce(&mut Storage, u64) -> Result<R>,
     ) -> Result<R> {
         let growth = log.growth_for(rows, spare);
         let (mut charged, mut grow) = (0, 0);
@@ -151,15 +152,10 @@ impl Inner {
 
     /// A growing index takes from the cache, one way of all sets at a time.
     fn make_index_room(&self, engine: &Engine, keys: &[Keys<'_>]) -> Result<()> {
-        let new_keys: u64 = keys
-            .iter()
-            .filter(|batch| batch.table.first.is_none())
-            .map(|batch| batch.keys.len() as u64)
-            .sum();
-        if new_keys == 0 {
+        let growth = memory_for(engine, keys, |batch| batch.keys.len() as u64);
+        if growth == 0 {
             return Ok(());
         }
-        let growth = new_keys * INDEX_BYTES_PER_KEY;
         loop {
             let used = engine.memory().total() + engine.index_bytes_to_come();
             if used + growth <= engine.budget_bytes {
@@ -169,7 +165,7 @@ impl Inner {
                 continue;
             }
             // Looking every key up is for the last moment.
-            let growth = not_indexed(engine, keys) * INDEX_BYTES_PER_KEY;
+            let growth = memory_for(engine, keys, |batch| not_stored(engine, batch));
             if growth == 0 || used + growth <= engine.budget_bytes {
                 return Ok(());
             }
@@ -221,16 +217,15 @@ impl Inner {
             // Rows change places, and captured ones are looked for where they were.
             self.poison_on_error(self.finish_captured(engine, class, &mut log))?;
             loop {
-                let short = log.buffer.free() < SHRINK_SETS.min(class.cache().sets()) as usize;
-                if short && !log.buffer.is_empty() {
+                let short = log.room() < SHRINK_SETS.min(class.cache().sets()) as usize;
+                if short && log.parked() > 0 {
                     self.flush_now(engine, class, &mut log)?;
                 }
-                let sets = (log.buffer.free() as u32).min(SHRINK_SETS);
-                let buffer = &mut log.buffer;
+                let sets = (log.room() as u32).min(SHRINK_SETS);
                 let mut evicted = 0;
                 let step = class.cache().take_way_step(sets, |victim| {
                     evicted += 1;
-                    park(buffer, victim);
+                    park(&mut log, victim);
                 });
                 self.metrics.evicted.fetch_add(evicted, Ordering::Relaxed);
                 match step {
@@ -255,17 +250,21 @@ fn rows_of_class(keys: &[Keys<'_>], class: usize) -> u64 {
         .sum()
 }
 
-/// Keys of growing tables that no index has and no row in memory: at least those that are new.
-fn not_indexed(engine: &Engine, keys: &[Keys<'_>]) -> u64 {
-    let mut count = 0;
-    for Keys { table, keys } in keys.iter().filter(|batch| batch.table.first.is_none()) {
-        let class = &engine.classes[table.class];
-        let (log, cache) = (class.log.lock(), class.cache());
-        let is_new = |key: &&u64| {
-            !log.may_contain(table.id(), **key)
-                && cache.peek(table.locate(cache, **key), table.id(), **key, |_| ()).is_none()
-        };
-        count += keys.iter().filter(is_new).count() as u64;
-    }
-    count
+/// Bytes of memory for those keys of growing tables that `count` says are new.
+fn memory_for(engine: &Engine, keys: &[Keys<'_>], count: impl Fn(&Keys<'_>) -> u64) -> u64 {
+    keys.iter()
+        .filter(|batch| batch.table.first.is_none())
+        .map(|batch| engine.classes[batch.table.class].memory_for_new_keys(count(batch)))
+        .sum()
+}
+
+/// Keys of a batch that are neither stored nor in memory: at least those that are new.
+fn not_stored(engine: &Engine, Keys { table, keys }: &Keys<'_>) -> u64 {
+    let class = &engine.classes[table.class];
+    let (log, cache) = (class.log.lock(), class.cache());
+    let is_new = |key: &&u64| {
+        log.contains(table.id(), **key) == Some(false)
+            && cache.peek(table.locate(cache, **key), table.id(), **key, |_| ()).is_none()
+    };
+    keys.iter().filter(is_new).count() as u64
 }

@@ -121,10 +121,10 @@ fn in_a_long_epoch_rows_stay_in_segments_that_a_commit_holds() {
         let slot_of = |key: u64| {
             let at = table.locate(cache, key);
             let dirty = cache.peek(at, table.id(), key, |row| row.is_dirty()) == Some(true);
-            let waits = dirty || log.buffer.find(table.id(), key).is_some();
+            let waits = dirty || log.is_parked(table.id(), key);
             let slot = log.index(table.id()).slot_of(key);
             let segment = u64::from(slot) / log.rows_per_segment();
-            (slot != 0 && !waits && log.segments.is_held(segment as u32)).then_some((key, slot))
+            (slot != 0 && !waits && log.segments().is_held(segment as u32)).then_some((key, slot))
         };
         (0..others).filter_map(slot_of).collect()
     };

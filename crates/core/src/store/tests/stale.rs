@@ -94,7 +94,7 @@ impl Life {
         let engine = store.inner.engine.read();
         for (number, class) in engine.classes.iter().enumerate() {
             let (log, layout) = (class.log.lock(), &class.layout);
-            let file = self.medium.contents(class.file.name());
+            let file = self.medium.contents(log.file().name());
             for (page, bytes) in file.chunks_exact(layout.page_bytes).enumerate().skip(1) {
                 for at in 0..layout.rows_per_page {
                     let slot = (page * layout.rows_per_page + at) as u32;
@@ -151,7 +151,7 @@ impl Life {
         let log = class.log.lock();
         let at = table.locate(class.cache(), key);
         let dirty = class.cache().peek(at, table.id(), key, |row| row.is_dirty());
-        log.buffer.find(table.id(), key).is_none() && dirty != Some(true)
+        !log.is_parked(table.id(), key) && dirty != Some(true)
     }
 
     /// Puts an earlier content of a page in its place, and reads its rows, and the others.

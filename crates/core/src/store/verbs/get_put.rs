@@ -181,9 +181,7 @@ impl Store {
                 let origin = origin.unwrap_or_else(|| log.index(table.id()).slot_of(*key));
                 let cache = class.cache();
                 cache.remove(table.locate(cache, *key), table.id(), *key, |_| ());
-                if let Some(at) = log.buffer.find(table.id(), *key) {
-                    log.buffer.remove(at);
-                }
+                log.unpark(table.id(), *key);
                 if origin != 0 {
                     log.delete(table.id(), *key, origin);
                 }
@@ -218,9 +216,7 @@ impl Store {
             for (key, out) in keys.iter().zip(out) {
                 let at = table.locate(cache, *key);
                 let dirty = cache.peek(at, table.id(), *key, |row| row.is_dirty());
-                *out = dirty == Some(true)
-                    || log.buffer.find(table.id(), *key).is_some()
-                    || log.index(table.id()).slot_of(*key) != 0;
+                *out = dirty == Some(true) || log.contains(table.id(), *key) == Some(true);
             }
             return Ok(());
         }

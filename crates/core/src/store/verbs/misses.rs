@@ -9,10 +9,9 @@ use crate::cache::{RowMut, RowRef};
 use crate::error::Result;
 use crate::metrics::{Metrics, ReadReport};
 use crate::planted::{self, Bug};
-use crate::storage::log::ClassLog;
-use crate::storage::{Found, PageAddress, Resolved, Want};
+use crate::storage::{Found, PageAddress, Resolved, Storage, Want};
 use crate::store::Inner;
-use crate::store::engine::{Class, ClassPhase, Engine, Table, park};
+use crate::store::engine::{Class, ClassPhase, Engine, Table, dirty_row, park};
 use crate::store::verbs::rows::{Keys, RowOp, RowView, visit};
 use parking_lot::MutexGuard;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -157,14 +156,14 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
     }
 
     /// A place in the flush buffer for one more victim.
-    fn make_room(&self, log: &mut ClassLog) -> Result<()> {
+    fn make_room(&self, log: &mut Storage) -> Result<()> {
         if self.class.phase() != ClassPhase::None {
             // Victims of a commit that is under way are written without the buffer.
             self.inner.check_unpoisoned()?;
             self.inner.poison_on_error(self.inner.journal_changes_if_many(self.class, log))?;
         }
         match O::AHEAD {
-            true if log.buffer.is_full() => self.inner.flush_now(self.engine, self.class, log),
+            true if log.room() == 0 => self.inner.flush_now(self.engine, self.class, log),
             true => Ok(()),
             false => self.inner.make_room(self.engine, self.class, log),
         }
@@ -178,7 +177,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
     /// Resolves what needs no read; the rest goes to `wanted`.
     fn visit_in_memory(
         &mut self,
-        log: &mut ClassLog,
+        log: &mut Storage,
         misses: &[Miss],
         progress: &mut [Progress],
         wanted: &mut Vec<Want>,
@@ -225,7 +224,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
     /// Takes a row back that waits to be written, without a read.
     fn rescue(
         &mut self,
-        log: &mut ClassLog,
+        log: &mut Storage,
         miss: Miss,
         words: &mut [f32],
         dirty_since: u32,
@@ -287,7 +286,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
     /// Looks for the row of a miss in a page that has arrived.
     fn visit_in_page(
         &mut self,
-        log: &mut ClassLog,
+        log: &mut Storage,
         misses: &[Miss],
         progress: &mut [Progress],
         wanted: &[Want],
@@ -322,7 +321,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
     /// resident row is found by `hand_over` itself.
     fn absent(
         &mut self,
-        log: &mut ClassLog,
+        log: &mut Storage,
         miss: Miss,
         number: u32,
         seen: &[Want],
@@ -341,7 +340,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
     /// differs from its stored copy.
     fn hand_over(
         &mut self,
-        log: &mut ClassLog,
+        log: &mut Storage,
         miss: Miss,
         source: Source<'_>,
         origin: u32,
@@ -435,20 +434,20 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
 /// What becomes of a victim: one that belongs to the commit under way is written, another dirty one
 /// is parked in the flush buffer, where there is a place for it.
 pub(in crate::store) fn write_or_park(
-    log: &mut ClassLog,
+    log: &mut Storage,
     class: &Class,
     victim: RowRef<'_>,
 ) -> Result<()> {
     if victim.captured && class.phase() == ClassPhase::Captured {
         note(Branch::CapturedVictim);
-        let written = log.write_row(victim.table, victim.key, victim.origin, victim.words);
-        log.pay_for_cleaning(1);
+        let written = log.append(dirty_row(victim));
+        log.owe(1);
         if written.is_err() {
-            park(&mut log.buffer, victim);
+            park(log, victim);
         }
         return written.map(drop);
     }
-    park(&mut log.buffer, victim);
+    park(log, victim);
     Ok(())
 }
 

@@ -1,0 +1,182 @@
+//! What a log takes of the memory budget and of the journal, told before it has rows.
+//!
+//! The owner divides its budget and says how many bytes a class has; of those a log takes some for
+//! chunks, a flush buffer and deltas that wait for the journal. They shrink down to a floor.
+
+use super::{ClassLog, Stream, Writer};
+use crate::error::Result;
+use crate::index::INDEX_BYTES_PER_KEY;
+use crate::io::{Buffers, Medium, pow2_below};
+use crate::storage::FlushBuffer;
+
+/// Chunks being filled, one for each stream, and one in flight or read back by cleaning.
+const CHUNKS_MIN: usize = Stream::COUNT + 1;
+/// Where chunks are not as small as can be, two more are in flight while the others are filled.
+const CHUNKS: usize = CHUNKS_MIN + 2;
+const CHUNK_BYTES_MAX: usize = 256 << 10;
+const CHUNK_BYTES_MIN: usize = 16 << 10;
+/// A chunk has one in so many bytes of the class at most.
+const CHUNK_PER_CLASS: u64 = 64;
+/// Rows of a flush buffer at least.
+const PARKED_ROWS_MIN: usize = 8;
+/// Deltas are handed to the journal in portions of at most about this size.
+const JOURNAL_PORTION_BYTES_MAX: usize = 64 << 10;
+/// Bytes of one delta of a growing table.
+const DELTA_BYTES: usize = 16;
+/// Journal bytes of one written row at most: its delta, or that of a delete and of a merge.
+const JOURNAL_BYTES_PER_ROW: u64 = 24;
+/// Index bytes of a growing table per row, twice: a half more than eight.
+const INDEX_BYTES_PER_ROW_TWICE: u64 = 17;
+
+/// Bytes of the index of a growing table with `rows` rows.
+pub fn growing_index_bytes(rows: u64) -> u64 {
+    rows.saturating_mul(INDEX_BYTES_PER_ROW_TWICE) / 2
+}
+
+/// What a plan of the budget must know of a log, which need not exist yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Demand {
+    /// Bytes of a row.
+    pub row_bytes: usize,
+    /// Bytes of a page.
+    pub page_bytes: usize,
+}
+
+impl Demand {
+    /// What the log takes where its class has `bytes` of the budget; with 0 the least that works.
+    pub fn share_of(&self, bytes: u64) -> Share {
+        let least = CHUNK_BYTES_MIN.max(self.page_bytes);
+        let chunk_bytes = pow2_below((bytes / CHUNK_PER_CLASS) as usize)
+            .clamp(least, CHUNK_BYTES_MAX.max(self.page_bytes));
+        Share {
+            row_bytes: self.row_bytes,
+            chunk_bytes,
+            chunks: if chunk_bytes == least { CHUNKS_MIN } else { CHUNKS },
+            parked_rows: (chunk_bytes / self.row_bytes).max(PARKED_ROWS_MIN),
+        }
+    }
+}
+
+/// What a log takes of the memory budget.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    row_bytes: usize,
+    chunk_bytes: usize,
+    chunks: usize,
+    parked_rows: usize,
+}
+
+impl Share {
+    /// All its bytes.
+    pub fn bytes(&self) -> u64 {
+        let write = Buffers::equal(self.chunks, self.chunk_bytes).queue_bytes(self.chunks);
+        let parked = FlushBuffer::memory_for(self.parked_rows, self.row_bytes / 4);
+        // One more chunk is the scratch of cleaning.
+        (write + self.chunk_bytes + parked + self.change_bytes()) as u64
+    }
+
+    /// Rows that can wait to be written.
+    pub fn parked_rows(&self) -> usize {
+        self.parked_rows
+    }
+
+    /// Deltas are handed to the journal when they are this long.
+    fn portion_bytes(&self) -> usize {
+        (self.chunk_bytes / 2).min(JOURNAL_PORTION_BYTES_MAX)
+    }
+
+    /// Bytes of deltas that wait for the journal: not yet a portion, and what one flush, or the
+    /// cleaning that it pays for, adds to it.
+    fn change_bytes(&self) -> usize {
+        self.portion_bytes() + self.parked_rows * DELTA_BYTES
+    }
+
+    /// Bytes that the index may need for `keys` new keys of growing tables.
+    pub fn memory_for_new_keys(&self, keys: u64) -> u64 {
+        keys * INDEX_BYTES_PER_KEY
+    }
+
+    /// Journal bytes for `rows` rows, where as many wait as can, and as many deltas.
+    pub fn journal_bytes_at_most(&self, rows: u64) -> u64 {
+        (rows + self.parked_rows as u64) * JOURNAL_BYTES_PER_ROW + self.change_bytes() as u64
+    }
+}
+
+impl ClassLog {
+    /// Takes the buffers of a plan in place of those before. Nothing may wait in these.
+    pub fn equip(&mut self, share: Share, medium: &dyn Medium) -> Result<()> {
+        assert_eq!(self.parked(), 0, "a plan is made when no row waits");
+        let page_bytes = self.layout().page_bytes;
+        let chunk_bytes = share.chunk_bytes.min(self.segment_bytes as usize).max(page_bytes);
+        let queue = medium.queue(share.chunks, Buffers::equal(share.chunks, chunk_bytes))?;
+        let open = self.writer.finish(&mut self.segments)?;
+        self.pages_before += self.writer.pages_written();
+        // Finishing may have sealed one more page.
+        let sequence = self.writer.sequence();
+        self.writer = Writer::new(self.file().clone(), self.layout().clone(), queue, sequence);
+        self.writer.continue_at(open, sequence);
+        self.buffer = FlushBuffer::new(share.parked_rows, self.layout().row_bytes / 4);
+        self.deltas.resize(share.change_bytes());
+        self.portion_bytes = share.portion_bytes();
+        Ok(())
+    }
+
+    /// Bytes by which the index of a growing table still grows until it has `expected` rows.
+    pub fn index_growth(&self, table: u16, expected: u64) -> u64 {
+        let now = self.index(table).memory_bytes() as u64;
+        growing_index_bytes(expected).saturating_sub(now)
+    }
+
+    /// Bytes that the journal needs for `rows` changed or deleted rows.
+    pub fn journal_bytes_for(&self, rows: u64) -> u64 {
+        rows * JOURNAL_BYTES_PER_ROW
+    }
+
+    /// Whether so many changes wait for the journal that they should be handed over.
+    pub fn changes_are_many(&self) -> bool {
+        self.deltas.len() >= self.portion_bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::io::{OpenMode, SimMedium};
+    use crate::storage::PageLayout;
+    use crate::storage::log::Segments;
+
+    #[test]
+    fn a_log_allocates_no_more_than_its_share_and_uses_what_the_share_says() {
+        let medium = SimMedium::new(1);
+        for (i, bytes) in [0, 4 << 20, 1 << 30].into_iter().enumerate() {
+            let layout = PageLayout::new(4096, 64, 0, 7).unwrap();
+            let file = medium.open(&format!("rows-{i}"), OpenMode::CreateNew).unwrap();
+            let segments = Segments::new(256, layout.rows_per_page as u32, 1);
+            let queue = medium.queue(2, Buffers::equal(2, 4096)).unwrap();
+            let writer = Writer::new(file.clone(), layout.clone(), queue, 0);
+            let buffer = FlushBuffer::new(8, 16);
+            let mut log = ClassLog::new(layout, file, 256 * 4096, segments, writer, buffer);
+            assert!(log.changes_are_many(), "before a plan everything is handed over at once");
+            let share = Demand { row_bytes: 64, page_bytes: 4096 }.share_of(bytes);
+            log.equip(share, &medium).unwrap();
+            let taken = log.memory().buffer_bytes;
+            assert!(taken <= share.bytes(), "{taken} of {share:?}");
+            assert!(taken > share.bytes() / 2, "{taken} of {share:?}");
+            assert_eq!(log.room(), share.parked_rows());
+            assert!(!log.changes_are_many());
+        }
+    }
+
+    // The plan of a store hangs on these numbers, and with it which budgets are refused.
+    #[test]
+    fn chunks_grow_with_the_class_between_two_bounds() {
+        let chunk = |page_bytes, bytes| {
+            let share = Demand { row_bytes: 512, page_bytes }.share_of(bytes);
+            (share.chunk_bytes, share.chunks, share.parked_rows, share.change_bytes())
+        };
+        assert_eq!(chunk(4096, 0), (16 << 10, 4, 32, (8 << 10) + 32 * 16));
+        assert_eq!(chunk(4096, 3 << 20), (32 << 10, 6, 64, (16 << 10) + 64 * 16));
+        assert_eq!(chunk(4096, 1 << 30), (256 << 10, 6, 512, (64 << 10) + 512 * 16));
+        assert_eq!(chunk(65_536, 0), (64 << 10, 4, 128, (32 << 10) + 128 * 16));
+    }
+}
