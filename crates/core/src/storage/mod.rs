@@ -13,6 +13,7 @@ mod reader;
 mod report;
 mod size;
 mod sweep;
+mod traits;
 
 pub use buffer::{DirtyRow, FlushBuffer};
 pub use facts::{ClassFacts, OpenAt, TableFacts};
@@ -21,15 +22,26 @@ pub use log::{ClassNeed, check_class, choose_segment, create, disk_bytes_for, se
 pub use page::PageLayout;
 pub use read::{Found, PageAddress, PageSource, Resolved, Want};
 pub use reader::PageReader;
-pub use report::{Cut, SpaceBound, StorageMemory, StorageStats, Written};
+pub use report::{Cut, SpaceBound, StorageMemory, StorageStats, UnitReport, Written};
 pub use size::{PAGE_SIZES, choose_page, possible_pages};
 pub use sweep::{Areas, Checked, Finding, Sweep, SweptRow, TakeRows};
+pub use traits::{
+    Hearer, Storage, StorageBudget, StorageCounts, StorageJournal, StorageRead, StorageRecovery,
+    StorageRefresh, StorageSpace, StorageSweeps, StorageTables, StorageUpkeep, StorageWrite,
+};
 
-/// What stores the rows of a row class: a log, the only layout so far.
-pub type Storage = log::ClassLog;
+use crate::error::Result;
 
-/// What becomes the storage of a row class while the journal is replayed.
-pub type StorageRecovery = log::LogRecovery;
+/// What becomes the storage of a class that has no tables yet, in `epoch`. `begun` is what its record
+/// says of its files; commits before `oldest` are not kept.
+pub fn recovery(
+    facts: &ClassFacts,
+    begun: &str,
+    epoch: u64,
+    oldest: u64,
+) -> Result<Box<dyn StorageRecovery>> {
+    Ok(Box::new(log::LogRecovery::new(facts, begun, epoch, oldest)?))
+}
 
 /// What a layout asks about rows in DRAM while it moves stored copies.
 pub trait Residents {

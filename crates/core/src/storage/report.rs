@@ -23,6 +23,8 @@ pub struct StorageStats {
     pub newest_copies: u64,
     /// Outdated copies that kept commits still have.
     pub retained_copies: u64,
+    /// Rows of a page.
+    pub rows_per_page: usize,
     /// Places for rows that are in use, or become free only with others.
     pub used_slots: u64,
     /// Bytes of the indexes and what is counted beside them.
@@ -65,4 +67,13 @@ pub enum SpaceBound {
     Most(u64),
     /// Somebody else was refused room.
     Beside,
+}
+
+/// What a unit of upkeep did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UnitReport {
+    /// Pages read back.
+    pub pages: u64,
+    /// Rows written again.
+    pub rows_moved: u64,
 }

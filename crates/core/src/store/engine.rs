@@ -17,8 +17,7 @@ use crate::io::{Buffers, Medium, pow2_below};
 use crate::metrics::{Metrics, Timed};
 use crate::row::RowLayout;
 use crate::storage::{
-    DirtyRow, PageLayout, PageReader, PageSource, Residents, Storage, StorageMemory,
-    StorageRecovery,
+    DirtyRow, PageReader, PageSource, Residents, Storage, StorageMemory, StorageRecovery,
 };
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
@@ -145,11 +144,10 @@ impl ClassPhase {
 /// One row class.
 pub(super) struct Class {
     pub(super) record: ClassRecord,
-    pub(super) layout: PageLayout,
     /// Its pages, to be read without the class lock.
     pub(super) pages: Arc<dyn PageSource>,
     /// The class lock. Held while pages are written or cleaned, not while they are read.
-    pub(super) log: Mutex<Storage>,
+    pub(super) log: Mutex<Box<dyn Storage>>,
     /// `None` until the first plan.
     pub(super) tier: Option<Tier>,
     /// Stamp of the next change: batch by batch, position by position.
@@ -167,17 +165,16 @@ pub(super) struct Class {
 
 impl Class {
     /// The class alone; counts the time for which another thread had it.
-    pub(super) fn lock(&self, metrics: &Metrics) -> MutexGuard<'_, Storage> {
+    pub(super) fn lock(&self, metrics: &Metrics) -> MutexGuard<'_, Box<dyn Storage>> {
         self.log.try_lock().unwrap_or_else(|| {
             let _timed = Timed::new(&metrics.lock_wait_ns);
             self.log.lock()
         })
     }
 
-    pub(super) fn new(record: ClassRecord, log: Storage) -> Self {
+    pub(super) fn new(record: ClassRecord, log: Box<dyn Storage>) -> Self {
         Self {
             record,
-            layout: log.layout().clone(),
             pages: log.pages(),
             log: Mutex::new(log),
             tier: None,
@@ -257,7 +254,7 @@ impl Class {
         merge: bool,
     ) -> Result<PageReader> {
         let queue = medium.queue(depth, buffers)?;
-        Ok(PageReader::new(queue, self.layout.page_bytes, self.record.curve.as_ref(), merge))
+        Ok(PageReader::new(queue, self.record.page_bytes, self.record.curve.as_ref(), merge))
     }
 
     /// Stamps for `n` changes.
@@ -276,7 +273,7 @@ impl Class {
     }
 
     /// Rows that storage must have room for: dirty ones, waiting ones, reserved ones.
-    pub(super) fn unwritten_rows(&self, log: &Storage) -> u64 {
+    pub(super) fn unwritten_rows(&self, log: &dyn Storage) -> u64 {
         // Reserved ones first: they cover what a verb that goes on has not counted as dirty yet.
         // Pairs with the release in `end_reservation`.
         let reserved = self.reserved_rows.load(Ordering::Acquire);
@@ -295,7 +292,7 @@ impl Class {
     }
 
     /// Journal bytes of what is to come: the changes of unwritten rows, and those that wait.
-    pub(super) fn journal_bytes(&self, log: &Storage) -> u64 {
+    pub(super) fn journal_bytes(&self, log: &dyn Storage) -> u64 {
         log.journal_bytes_for(self.unwritten_rows(log)) + log.change_bytes() as u64
     }
 
@@ -303,7 +300,7 @@ impl Class {
     /// as much is taken to wait as can.
     fn journal_bytes_at_most(&self) -> u64 {
         if let Some(log) = self.log.try_lock() {
-            return self.journal_bytes(&log);
+            return self.journal_bytes(&**log);
         }
         // Promised rows first, as in `unwritten_rows`.
         let reserved = self.reserved_rows.load(Ordering::Acquire);
@@ -361,24 +358,24 @@ impl Engine {
     }
 
     /// The log of a class, of an engine that is taken alone.
-    pub(super) fn log_of(&mut self, class: u16) -> &mut Storage {
-        self.classes[usize::from(class)].log.get_mut()
+    pub(super) fn log_of(&mut self, class: u16) -> &mut dyn Storage {
+        &mut **self.classes[usize::from(class)].log.get_mut()
     }
 
     /// Takes the indexes of all tables out, to be changed by what the journal says from an epoch
     /// on; commits before `oldest` are not kept.
-    pub(super) fn go_on(&mut self, epoch: u64, oldest: u64) -> Vec<StorageRecovery> {
+    pub(super) fn go_on(&mut self, epoch: u64, oldest: u64) -> Vec<Box<dyn StorageRecovery>> {
         let Self { classes, tables, .. } = self;
         let classes = classes.iter_mut().enumerate().map(|(at, class)| {
             let of_class = tables.iter().filter(|table| table.class == at);
-            let of_class = of_class.map(|table| table.record.facts());
-            class.log.get_mut().go_on(of_class, epoch, oldest)
+            let facts: Vec<_> = of_class.map(|table| table.record.facts()).collect();
+            class.log.get_mut().go_on(&facts, epoch, oldest)
         });
         classes.collect()
     }
 
     /// Puts recovered indexes of the same commit in the place of those that `go_on` took.
-    pub(super) fn take_back(&mut self, logs: Vec<StorageRecovery>) {
+    pub(super) fn take_back(&mut self, logs: Vec<Box<dyn StorageRecovery>>) {
         for (class, log) in self.classes.iter_mut().zip(logs) {
             class.log.get_mut().take_back(log);
         }
@@ -426,7 +423,7 @@ impl Engine {
                     })
                     .sum(),
                 sparse: tables().any(|t| t.first.is_none()),
-                index_bytes: log.index_bytes(),
+                index_bytes: log.memory().index_bytes,
                 index_growth: tables().map(growth).sum(),
                 ..ClassDemand::of(&class.record, &class.choices)
             }
@@ -602,7 +599,7 @@ pub(super) fn dirty_row(row: RowRef<'_>) -> DirtyRow<'_> {
 }
 
 /// Lets a dirty victim wait to be written; a clean one is gone.
-pub(super) fn park(log: &mut Storage, victim: RowRef<'_>) {
+pub(super) fn park(log: &mut dyn Storage, victim: RowRef<'_>) {
     if victim.dirty {
         log.park(dirty_row(victim));
     }

@@ -16,7 +16,7 @@ use crate::arena::trim_heap;
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::io::Medium;
 use crate::planted::{self, Bug};
-use crate::storage::StorageRecovery;
+use crate::storage::{self, StorageRecovery};
 use std::mem::take;
 use std::ops::Range;
 use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
@@ -31,7 +31,7 @@ const BATCHES_AHEAD: usize = 3;
 pub(super) struct Recovered {
     pub(super) classes: Vec<ClassRecord>,
     /// What becomes their storage, in the same order.
-    pub(super) logs: Vec<StorageRecovery>,
+    pub(super) logs: Vec<Box<dyn StorageRecovery>>,
     pub(super) tables: Vec<TableRecord>,
     /// Kept commits up to the one that was opened, oldest first.
     pub(super) commits: Vec<CommitRecord>,
@@ -343,7 +343,7 @@ impl<'a> Replay<'a> {
                 if self.recovered.classes.iter().all(|c| c.id != record.id) {
                     record.verify(&self.recovered.classes)?;
                     let (facts, fillings) = (record.facts(self.seed), take(&mut record.fillings));
-                    let log = StorageRecovery::new(&facts, &fillings, self.epoch, self.oldest)?;
+                    let log = storage::recovery(&facts, &fillings, self.epoch, self.oldest)?;
                     self.recovered.logs.push(log);
                     self.recovered.classes.push(record);
                 }
@@ -411,7 +411,7 @@ impl<'a> Replay<'a> {
             let Recovered { tables, classes, .. } = &self.recovered;
             commit.verify_catalog(tables.len(), classes.len())?;
         }
-        self.recovered.logs.iter().try_for_each(StorageRecovery::check_complete)?;
+        self.recovered.logs.iter().try_for_each(|log| log.check_complete())?;
         Ok(self.recovered)
     }
 }

@@ -364,7 +364,7 @@ fn class_stats(engine: &super::Engine, storage: &[StorageStats]) -> Vec<ClassSta
             id: class.record.id,
             row_bytes: class.record.row_bytes,
             page_bytes: class.record.page_bytes,
-            rows_per_page: class.layout.rows_per_page,
+            rows_per_page: storage.rows_per_page,
             segment_bytes: class.record.segment_bytes,
             disk_bytes: storage.disk_bytes,
             newest_copies: storage.newest_copies,

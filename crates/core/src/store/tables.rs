@@ -162,7 +162,7 @@ impl Inner {
             for class in &engine.classes {
                 let mut log = class.log.lock();
                 // What is drained and not in the journal is lost.
-                let written = self.journal_changes(class, &mut log);
+                let written = self.journal_changes(class, &mut **log);
                 // Here and not by the plan, whose failure changes nothing.
                 self.poison_on_error(written.and_then(|()| log.write_out()))?;
             }

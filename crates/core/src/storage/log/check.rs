@@ -13,7 +13,7 @@ impl ClassLog {
     /// Reads every page that the index names, looks for every row where it says, and tells `said`
     /// what is wrong. `progress(done, all)` counts pages and may end it by an error, the only one
     /// that is returned. Nothing may be written meanwhile.
-    pub fn check(
+    pub(super) fn check_pages(
         &self,
         progress: &mut dyn FnMut(u64, u64) -> Result<()>,
         said: &mut dyn FnMut(Finding),
@@ -109,6 +109,7 @@ mod tests {
     use super::super::TableIndex;
     use super::super::sweep::tests::{DENSE, ROWS, two_tables};
     use super::*;
+    use crate::storage::{StorageJournal, StorageSweeps};
 
     fn check(log: &ClassLog) -> (Checked, Vec<Finding>) {
         let (mut said, mut told) = (Vec::new(), Vec::new());

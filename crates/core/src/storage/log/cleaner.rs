@@ -19,7 +19,9 @@ use super::{ClassLog, Stream};
 use crate::activation::{Branch, note};
 use crate::error::{ErrorKind, Result};
 use crate::planted::{self, Bug};
-use crate::storage::{Residents, SpaceBound};
+use crate::storage::{
+    Residents, SpaceBound, StorageSpace, StorageUpkeep, StorageWrite, UnitReport,
+};
 use std::collections::BTreeSet;
 use std::ops::Range;
 
@@ -62,15 +64,6 @@ pub(crate) struct CleanState {
     per_epoch: f64,
 }
 
-/// What a unit of cleaning did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CleanReport {
-    /// Pages read back.
-    pub pages: u64,
-    /// Rows written again.
-    pub rows_moved: u64,
-}
-
 impl CleanState {
     /// Slots that an epoch took lately.
     pub(super) fn per_epoch(&self) -> f64 {
@@ -78,20 +71,8 @@ impl CleanState {
     }
 }
 
-impl ClassLog {
-    /// Notes that `rows` flushed rows pay for as much cleaning as keeps the log at its target size,
-    /// which `clean_unit` then does. Slots that stay empty are paid for like rows, or many small
-    /// commits, or many short lives, would use them up faster than cleaning gives them back: those
-    /// of pages that a commit sealed, and once after opening those of a segment, because the one
-    /// being filled is not gone on with.
-    pub fn owe(&mut self, rows: u64) {
-        let taken = rows + self.writer.take_unfilled();
-        self.clean.credit += taken as f64 * COST_OF_A_SLOT;
-    }
-
-    /// Releases what only commits before `oldest_kept` have. What was deleted since pays for
-    /// cleaning like what was written, only now: before, it would have released nothing.
-    pub fn drop_commits_before(&mut self, oldest_kept: u64) {
+impl StorageUpkeep for ClassLog {
+    fn drop_commits_before(&mut self, oldest_kept: u64) {
         self.segments.drop_commits_before(oldest_kept);
         while let Some(entry) = self.deleted.first_entry()
             && *entry.key() <= oldest_kept
@@ -100,78 +81,28 @@ impl ClassLog {
         }
     }
 
-    /// Rows that one unit of cleaning moves at most.
-    pub fn rows_per_unit(&self) -> u64 {
+    fn owe(&mut self, rows: u64) {
+        let taken = rows + self.writer.take_unfilled();
+        self.clean.credit += taken as f64 * COST_OF_A_SLOT;
+    }
+
+    fn rows_per_unit(&self) -> u64 {
         u64::from(self.writer.chunk_pages()) * self.pages.layout.rows_per_page as u64
     }
 
-    /// Bytes that changes leave free for cleaning, whole segments, of `most_bytes` that a disk bound
-    /// allows if there is one.
-    pub fn room_for_upkeep(&self, most_bytes: Option<u64>) -> u64 {
+    fn room_for_upkeep(&self, most_bytes: Option<u64>) -> u64 {
         let slots = most_bytes.map_or(0, |most| self.slots_for_cleaning(self.slots_in(most)));
         slots.div_ceil(self.rows_per_segment()).max(SEGMENTS_FOR_CLEANING) * self.segment_bytes
     }
 
-    /// Slots of so many bytes of pages.
-    fn slots_in(&self, bytes: u64) -> u64 {
-        let pages = bytes / self.layout().page_bytes as u64;
-        pages.saturating_mul(self.layout().rows_per_page as u64)
-    }
-
-    /// Slots that changes leave free for cleaning, of `most_slots` that the disk bound allows.
-    fn slots_for_cleaning(&self, most_slots: u64) -> u64 {
-        let newest = self.segments.newest_total() as f64;
-        let beside = (most_slots as f64 - newest).clamp(0.0, BESIDE_FOR_CLEANING * newest);
-        let share = (SHARE_FOR_CLEANING * beside) as u64;
-        share.max(SEGMENTS_FOR_CLEANING * self.rows_per_segment())
-    }
-
-    /// Slots taken since the last commit.
-    fn taken_in_epoch(&self) -> u64 {
-        self.rows_written + self.rows_moved - self.clean.taken_before
-    }
-
-    /// Notes what the epoch that ends took.
-    pub(super) fn note_epoch(&mut self) {
-        let taken = self.taken_in_epoch() as f64;
-        self.clean.taken_before = self.rows_written + self.rows_moved;
-        self.clean.per_epoch = taken.max((3.0 * self.clean.per_epoch + taken) / 4.0);
-    }
-
-    /// Whether what is free, or will be by commits alone, is less than `bytes` beside what stays
-    /// for `unwritten` rows and the `spare` bytes.
-    pub fn lacks(&self, bytes: u64, unwritten: u64, spare: u64) -> bool {
+    fn lacks(&self, bytes: u64, unwritten: u64, spare: u64) -> bool {
         let wanted = self.segments_to_keep(unwritten, spare) * self.segment_bytes + bytes;
         let pages = self.segments.available_pages()
             + self.segments.pending_slots() / self.pages.layout.rows_per_page as u64;
         pages * (self.pages.layout.page_bytes as u64) < wanted
     }
 
-    /// How much a log is pressed: within a bound, whether the slots that are free or will be by
-    /// commits alone are too few to wait.
-    fn pressure(&self, bound: SpaceBound) -> Pressure {
-        match bound {
-            SpaceBound::Beside => Pressure::Beside,
-            SpaceBound::Most(bytes) if self.is_tight(self.slots_in(bytes)) => Pressure::Tight,
-            SpaceBound::Most(_) => Pressure::None,
-        }
-    }
-
-    fn is_tight(&self, most_slots: u64) -> bool {
-        if most_slots > u64::from(u32::MAX) {
-            return false;
-        }
-        let free = most_slots.saturating_sub(self.segments.used_slots());
-        let slack = (SLACK_SEGMENTS + Stream::COUNT as u64) * self.rows_per_segment();
-        let beside = most_slots.saturating_sub(self.segments.newest_total()) as f64;
-        let wanted = (EPOCHS_AHEAD * self.clean.per_epoch).min(AHEAD_SHARE * beside);
-        let wanted = wanted as u64 + slack + self.slots_for_cleaning(most_slots);
-        free + self.segments.pending_slots() < wanted
-    }
-
-    /// Whether a unit of cleaning was paid for and not done; a log that is small enough forgets it.
-    /// `most_bytes` is what the disk bound allows.
-    pub fn settle(&mut self, most_bytes: u64) -> bool {
+    fn settle(&mut self, most_bytes: u64) -> bool {
         let newest = self.segments.newest_total();
         // By then no commit seems to be near, and those rows are likely to be outdated before.
         self.segments.spare_held(self.taken_in_epoch() > newest);
@@ -188,16 +119,13 @@ impl ClassLog {
         self.clean.credit > 0.0
     }
 
-    /// Cleans at most one chunk; `None` when no segment is worth it, or there is no room to move
-    /// rows to. `rows` is how many must find room, those of a unit and others that will come;
-    /// `grow_bytes` is how much more of the disk it may take. Waits for the device.
-    pub fn clean_unit(
+    fn clean_unit(
         &mut self,
         bound: SpaceBound,
         rows: u64,
         grow_bytes: u64,
         residents: &dyn Residents,
-    ) -> Result<Option<CleanReport>> {
+    ) -> Result<Option<UnitReport>> {
         let pressure = self.pressure(bound);
         let Some((segment, page)) = self.next_victim_page(pressure) else {
             self.clean.credit = 0.0;
@@ -225,7 +153,61 @@ impl ClassLog {
             let life = self.segments.sealed_life(segment);
             self.clean.victim = life.map(|life| (segment, life, page + pages));
         }
-        Ok(Some(CleanReport { pages: u64::from(pages), rows_moved }))
+        Ok(Some(UnitReport { pages: u64::from(pages), rows_moved }))
+    }
+
+    fn expect_bound(&mut self, is_bounded: bool) {
+        self.separates = is_bounded;
+    }
+}
+
+impl ClassLog {
+    /// Slots of so many bytes of pages.
+    fn slots_in(&self, bytes: u64) -> u64 {
+        let pages = bytes / self.layout().page_bytes as u64;
+        pages.saturating_mul(self.layout().rows_per_page as u64)
+    }
+
+    /// Slots that changes leave free for cleaning, of `most_slots` that the disk bound allows.
+    fn slots_for_cleaning(&self, most_slots: u64) -> u64 {
+        let newest = self.segments.newest_total() as f64;
+        let beside = (most_slots as f64 - newest).clamp(0.0, BESIDE_FOR_CLEANING * newest);
+        let share = (SHARE_FOR_CLEANING * beside) as u64;
+        share.max(SEGMENTS_FOR_CLEANING * self.rows_per_segment())
+    }
+
+    /// Slots taken since the last commit.
+    fn taken_in_epoch(&self) -> u64 {
+        self.rows_written + self.rows_moved - self.clean.taken_before
+    }
+
+    /// Notes what the epoch that ends took.
+    pub(super) fn note_epoch(&mut self) {
+        let taken = self.taken_in_epoch() as f64;
+        self.clean.taken_before = self.rows_written + self.rows_moved;
+        self.clean.per_epoch = taken.max((3.0 * self.clean.per_epoch + taken) / 4.0);
+    }
+
+    /// How much a log is pressed: within a bound, whether the slots that are free or will be by
+    /// commits alone are too few to wait.
+    fn pressure(&self, bound: SpaceBound) -> Pressure {
+        match bound {
+            SpaceBound::Beside => Pressure::Beside,
+            SpaceBound::Most(bytes) if self.is_tight(self.slots_in(bytes)) => Pressure::Tight,
+            SpaceBound::Most(_) => Pressure::None,
+        }
+    }
+
+    fn is_tight(&self, most_slots: u64) -> bool {
+        if most_slots > u64::from(u32::MAX) {
+            return false;
+        }
+        let free = most_slots.saturating_sub(self.segments.used_slots());
+        let slack = (SLACK_SEGMENTS + Stream::COUNT as u64) * self.rows_per_segment();
+        let beside = most_slots.saturating_sub(self.segments.newest_total()) as f64;
+        let wanted = (EPOCHS_AHEAD * self.clean.per_epoch).min(AHEAD_SHARE * beside);
+        let wanted = wanted as u64 + slack + self.slots_for_cleaning(most_slots);
+        free + self.segments.pending_slots() < wanted
     }
 
     fn next_victim_page(&mut self, pressure: Pressure) -> Option<(SegmentId, u32)> {

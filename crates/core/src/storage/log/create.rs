@@ -7,7 +7,7 @@ use crate::error::{Result, bail};
 use crate::hash::table_salt;
 use crate::index::{DenseIndex, SparseIndex};
 use crate::io::{Buffers, File, Medium};
-use crate::storage::{ClassFacts, FlushBuffer, PageLayout, TableFacts};
+use crate::storage::{ClassFacts, FlushBuffer, PageLayout, Storage, StorageTables, TableFacts};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
@@ -95,13 +95,29 @@ pub fn create(
     file: Arc<dyn File>,
     epoch: u64,
     medium: &dyn Medium,
-) -> Result<ClassLog> {
+) -> Result<Box<dyn Storage>> {
     let ClassFacts { class, row_bytes, page_bytes, segment_bytes, seed } = *facts;
     let layout = PageLayout::new(page_bytes, row_bytes, class, seed)?;
     write_header(&*file, facts)?;
     let pages = (segment_bytes / page_bytes as u64) as u32;
     let segments = Segments::new(pages, layout.rows_per_page as u32, epoch);
-    ClassLog::bare(layout, file, segment_bytes, segments, 0, medium)
+    Ok(Box::new(ClassLog::bare(layout, file, segment_bytes, segments, 0, medium)?))
+}
+
+impl StorageTables for ClassLog {
+    fn create_table(&mut self, facts: &TableFacts<'_>) -> Result<Option<u32>> {
+        let index = TableIndex::empty(facts)?;
+        let partitions = match &index {
+            TableIndex::Sparse(index, _) => Some(index.partitions()),
+            TableIndex::Dense(_) => None,
+        };
+        self.add_table(facts.table, index);
+        Ok(partitions)
+    }
+
+    fn remove_table(&mut self, table: u16) {
+        drop(self.take_index(table));
+    }
 }
 
 impl ClassLog {
@@ -118,22 +134,6 @@ impl ClassLog {
         let writer = Writer::new(file.clone(), layout.clone(), queue, sequence);
         let buffer = FlushBuffer::new(FLUSH_ROWS_MIN, layout.row_bytes / 4);
         Ok(Self::new(layout, file, segment_bytes, segments, writer, buffer))
-    }
-
-    /// Takes a new table in. Returns into how many parts its index is divided, of a growing one.
-    pub fn create_table(&mut self, facts: &TableFacts<'_>) -> Result<Option<u32>> {
-        let index = TableIndex::empty(facts)?;
-        let partitions = match &index {
-            TableIndex::Sparse(index, _) => Some(index.partitions()),
-            TableIndex::Dense(_) => None,
-        };
-        self.add_table(facts.table, index);
-        Ok(partitions)
-    }
-
-    /// Takes a table out again that came to nothing: no row of it was written.
-    pub fn remove_table(&mut self, table: u16) {
-        drop(self.take_index(table));
     }
 }
 

@@ -1,14 +1,13 @@
 //! The end of an epoch: what was written belongs to a commit, and what comes later to the next.
 
+use super::demand::JOURNAL_BYTES_PER_ROW;
 use super::{ClassLog, TableIndex, fillings};
 use crate::error::Result;
-use crate::storage::Cut;
+use crate::storage::{Cut, StorageJournal};
 use std::sync::Arc;
 
-impl ClassLog {
-    /// Gives everything to the device; the next epoch begins. With `wants_record` it is said, too,
-    /// what a journal file that begins with the commit has to know.
-    pub fn cut(&mut self, wants_record: bool) -> Result<Cut> {
+impl StorageJournal for ClassLog {
+    fn cut(&mut self, wants_record: bool) -> Result<Cut> {
         let began = self.epoch_began;
         let open = self.writer.finish(&mut self.segments)?;
         let written = self.written();
@@ -35,5 +34,33 @@ impl ClassLog {
             partitions: self.tables.iter().filter_map(partitions).collect(),
             written,
         })
+    }
+
+    fn change_bytes(&self) -> usize {
+        self.deltas.len()
+    }
+
+    fn drain_changes(&mut self, into: &mut Vec<u8>) {
+        self.deltas.drain(into);
+    }
+
+    fn write_out(&mut self) -> Result<()> {
+        self.writer.finish(&mut self.segments).map(drop)
+    }
+
+    fn journal_bytes_for(&self, rows: u64) -> u64 {
+        rows * JOURNAL_BYTES_PER_ROW
+    }
+
+    fn changes_are_many(&self) -> bool {
+        self.deltas.len() >= self.portion_bytes
+    }
+
+    fn pieces(&self, table: u16) -> u32 {
+        self.index(table).pieces()
+    }
+
+    fn write_piece(&self, table: u16, piece: u32, out: &mut Vec<u8>) {
+        self.index(table).write_piece(piece, out);
     }
 }

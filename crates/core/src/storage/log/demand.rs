@@ -7,7 +7,7 @@ use super::{ClassLog, Stream, Writer};
 use crate::error::Result;
 use crate::index::INDEX_BYTES_PER_KEY;
 use crate::io::{Buffers, Medium, pow2_below};
-use crate::storage::FlushBuffer;
+use crate::storage::{FlushBuffer, StorageBudget, StorageMemory, StorageWrite};
 
 /// Chunks being filled, one for each stream, and one in flight or read back by cleaning.
 const CHUNKS_MIN: usize = Stream::COUNT + 1;
@@ -24,7 +24,7 @@ const JOURNAL_PORTION_BYTES_MAX: usize = 64 << 10;
 /// Bytes of one delta of a growing table.
 const DELTA_BYTES: usize = 16;
 /// Journal bytes of one written row at most: its delta, or that of a delete and of a merge.
-const JOURNAL_BYTES_PER_ROW: u64 = 24;
+pub(super) const JOURNAL_BYTES_PER_ROW: u64 = 24;
 /// Index bytes of a growing table per row, twice: a half more than eight.
 const INDEX_BYTES_PER_ROW_TWICE: u64 = 17;
 
@@ -102,9 +102,8 @@ impl Share {
     }
 }
 
-impl ClassLog {
-    /// Takes the buffers of a plan in place of those before. Nothing may wait in these.
-    pub fn equip(&mut self, share: Share, medium: &dyn Medium) -> Result<()> {
+impl StorageBudget for ClassLog {
+    fn equip(&mut self, share: Share, medium: &dyn Medium) -> Result<()> {
         assert_eq!(self.parked(), 0, "a plan is made when no row waits");
         let page_bytes = self.layout().page_bytes;
         let chunk_bytes = share.chunk_bytes.min(self.segment_bytes as usize).max(page_bytes);
@@ -121,20 +120,18 @@ impl ClassLog {
         Ok(())
     }
 
-    /// Bytes by which the index of a growing table still grows until it has `expected` rows.
-    pub fn index_growth(&self, table: u16, expected: u64) -> u64 {
+    fn index_growth(&self, table: u16, expected: u64) -> u64 {
         let now = self.index(table).memory_bytes() as u64;
         growing_index_bytes(expected).saturating_sub(now)
     }
 
-    /// Bytes that the journal needs for `rows` changed or deleted rows.
-    pub fn journal_bytes_for(&self, rows: u64) -> u64 {
-        rows * JOURNAL_BYTES_PER_ROW
-    }
-
-    /// Whether so many changes wait for the journal that they should be handed over.
-    pub fn changes_are_many(&self) -> bool {
-        self.deltas.len() >= self.portion_bytes
+    fn memory(&self) -> StorageMemory {
+        let buffers = self.buffer.memory_bytes()
+            + self.writer.memory_bytes()
+            + self.deltas.memory_bytes()
+            + self.scratch.capacity() * 4
+            + self.order.capacity() * 4;
+        StorageMemory { index_bytes: self.index_bytes(), buffer_bytes: buffers as u64 }
     }
 }
 
@@ -143,6 +140,7 @@ mod tests {
     use super::*;
     use crate::io::{OpenMode, SimMedium};
     use crate::storage::PageLayout;
+    use crate::storage::StorageJournal;
     use crate::storage::log::Segments;
 
     #[test]

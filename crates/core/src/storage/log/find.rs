@@ -4,7 +4,9 @@ use super::{ClassLog, TableIndex};
 use crate::error::{Result, bail};
 use crate::io::File;
 use crate::planted::{self, Bug};
-use crate::storage::{DirtyRow, Found, PageAddress, PageLayout, PageSource, Resolved, Want};
+use crate::storage::{
+    DirtyRow, Found, PageAddress, PageLayout, PageSource, Resolved, StorageRead, StorageWrite, Want,
+};
 use std::sync::Arc;
 
 /// The file of a log and the layout of its pages.
@@ -27,32 +29,24 @@ impl PageSource for LogPages {
     }
 }
 
-impl ClassLog {
-    /// The pages of this log, to read them without its lock.
-    pub fn pages(&self) -> Arc<dyn PageSource> {
+impl StorageRead for ClassLog {
+    fn pages(&self) -> Arc<dyn PageSource> {
         self.pages.clone()
     }
 
-    /// Protects everything stored now: no page that is read until [`end_read`](Self::end_read) is
-    /// written again before.
-    pub fn begin_read(&mut self) -> u64 {
+    fn begin_read(&mut self) -> u64 {
         self.segments.begin_read()
     }
 
-    /// Ends what `begin_read` gave the number of.
-    pub fn end_read(&mut self, ticket: u64) {
+    fn end_read(&mut self, ticket: u64) {
         self.segments.end_read(ticket);
     }
 
-    /// Hints that a key will be looked up soon.
-    pub fn prefetch(&self, table: u16, key: u64) {
+    fn prefetch(&self, table: u16, key: u64) {
         self.index(table).prefetch(key);
     }
 
-    /// Where the key of a miss is, without reading; pages that may hold it are added to `wants`. A
-    /// page that is in memory may not have reached the device yet, so it is never asked for.
-    /// `seen` are sorted wants whose pages held other keys: they are not asked for again.
-    pub fn find(
+    fn find(
         &mut self,
         table: u16,
         key: u64,
@@ -91,18 +85,14 @@ impl ClassLog {
         if wants.len() == before { Found::Absent } else { Found::Stored { origin: known } }
     }
 
-    /// Where the read of a row stands among those of others: rows that one page brings have the
-    /// same number, and pages lie in this order. 0 stands for a row that waits to be written, `None`
-    /// for one that was never written.
-    pub fn read_order(&self, table: u16, key: u64) -> Option<u32> {
+    fn read_order(&self, table: u16, key: u64) -> Option<u32> {
         if self.is_parked(table, key) {
             return Some(0);
         }
         Some(self.address_of(self.index(table).first_candidate(key)?).page)
     }
 
-    /// Whether a key is stored or waits to be; `None` where only a read can tell.
-    pub fn contains(&self, table: u16, key: u64) -> Option<bool> {
+    fn contains(&self, table: u16, key: u64) -> Option<bool> {
         let index = self.index(table);
         let found = index.may_contain(key);
         if found && !index.is_sparse() || self.is_parked(table, key) {
@@ -111,26 +101,11 @@ impl ClassLog {
         if found { None } else { Some(false) }
     }
 
-    fn address_of(&self, slot: u32) -> PageAddress {
-        PageAddress { file: 0, page: slot / self.layout().rows_per_page as u32 }
-    }
-
-    /// The row of a slot whose page is in memory, if it is that of this key.
-    fn row_in_memory(&self, table: u16, key: u64, slot: u32) -> Option<&[f32]> {
-        let (layout, page) = (self.layout(), self.page_in_memory(slot)?);
-        let at = slot as usize % layout.rows_per_page;
-        (layout.entry(page, at) == (table, key)).then(|| layout.row(page, at))
-    }
-
-    /// Checks that a verified page is the one that was last written in its place; else `Corrupt`.
-    pub fn verify_newest(&self, at: PageAddress, page: &[u8]) -> Result<()> {
+    fn verify_newest(&self, at: PageAddress, page: &[u8]) -> Result<()> {
         self.verify_sequence(page, at.page)
     }
 
-    /// What a page that has arrived has for the key that it was wanted for. The log was not locked
-    /// meanwhile: so the row may wait in the buffer, changed, or another copy may be the newest,
-    /// and what the page has would bring an old value back.
-    pub fn resolve<'p>(
+    fn resolve<'p>(
         &self,
         table: u16,
         key: u64,
@@ -167,5 +142,18 @@ impl ClassLog {
             );
         }
         Ok(Resolved::Other)
+    }
+}
+
+impl ClassLog {
+    fn address_of(&self, slot: u32) -> PageAddress {
+        PageAddress { file: 0, page: slot / self.layout().rows_per_page as u32 }
+    }
+
+    /// The row of a slot whose page is in memory, if it is that of this key.
+    fn row_in_memory(&self, table: u16, key: u64, slot: u32) -> Option<&[f32]> {
+        let (layout, page) = (self.layout(), self.page_in_memory(slot)?);
+        let at = slot as usize % layout.rows_per_page;
+        (layout.entry(page, at) == (table, key)).then(|| layout.row(page, at))
     }
 }

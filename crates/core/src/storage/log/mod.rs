@@ -16,16 +16,15 @@ pub(super) mod demand;
 mod file;
 mod fillings;
 mod find;
-mod parked;
 mod pieces;
 mod recovery;
 mod room;
 mod segments;
 mod stats;
 mod sweep;
+mod write;
 mod writer;
 
-pub use cleaner::CleanReport;
 pub use create::{ClassNeed, check_class, choose_segment, create, disk_bytes_for};
 pub use file::seed_of_file;
 pub use recovery::LogRecovery;
@@ -33,14 +32,12 @@ pub use segments::Segments;
 use segments::{SEGMENT_BYTES_MAX, SEGMENT_PAGES_MIN};
 pub use writer::{OpenSegments, Stream, Writer};
 
-use crate::activation::{Branch, note};
-use crate::error::{Result, bail};
+use crate::error::Result;
 use crate::hash::mix;
 use crate::index::{DenseIndex, SparseIndex};
 use crate::io::File;
-use crate::planted::{self, Bug};
-use crate::storage::{DirtyRow, FlushBuffer, PageLayout};
-use delta::{Delta, DeltaWriter};
+use crate::storage::{FlushBuffer, PageLayout, Storage};
+use delta::DeltaWriter;
 use find::LogPages;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -157,10 +154,6 @@ impl TableIndex {
     }
 }
 
-/// A row is hot when its last copy lived while this share of a table's rows was written. Shares
-/// from 0.15 to 0.5 moved equally many rows.
-const HOT_SHARE: f64 = 0.25;
-
 /// The log of one row class.
 pub struct ClassLog {
     pages: Arc<LogPages>,
@@ -193,6 +186,8 @@ pub struct ClassLog {
     /// Sequence of the newest page when the epoch began.
     epoch_began: u64,
 }
+
+impl Storage for ClassLog {}
 
 impl ClassLog {
     /// A log over an opened file; `segments` describe what it holds.
@@ -292,183 +287,9 @@ impl ClassLog {
         self.writer.page(slot / self.pages.layout.rows_per_page as u32)
     }
 
-    /// Writes one row behind the others, points the index at it and outdates the copy before, whose
-    /// slot is `origin` (0 for none); of a dense table the index tells. Returns the new slot. May
-    /// wait for the device.
-    pub fn append(&mut self, row: DirtyRow<'_>) -> Result<u32> {
-        let DirtyRow { table, key, origin, words, .. } = row;
-        let stream =
-            if self.separates { self.stream_of(table, key, origin) } else { Stream::Flushed };
-        let slot = self.writer.append(&mut self.segments, stream, table, key, words)?;
-        self.rows_written += 1;
-        self.publish(table, key, origin, slot)?;
-        Ok(slot)
-    }
-
-    /// Where a flushed row goes when rows are told apart: one whose last copy lived while less was
-    /// written than [`HOT_SHARE`] of the newest copies is taken for one that is rewritten as soon
-    /// again; one that cleaning had to move is not. (SepBIT, FAST'22: the last lifespan tells the
-    /// next.) Rows that are not told apart stay in that order, so that those that are read
-    /// together share pages.
-    fn stream_of(&self, table: u16, key: u64, origin: Option<u32>) -> Stream {
-        let old = match (origin, self.index(table)) {
-            (Some(slot), _) => slot,
-            (None, TableIndex::Dense(index)) => index.get(key),
-            (None, TableIndex::Sparse(..)) => 0,
-        };
-        if old == 0 {
-            return Stream::Cold;
-        }
-        let (age, stream) = self.segments.age_of_slot(old);
-        let written = (age * self.rows_per_segment()) as f64;
-        let soon = written < HOT_SHARE * self.segments.newest_total() as f64;
-        if soon && stream != Stream::Moved as u8 { Stream::Flushed } else { Stream::Cold }
-    }
-
-    fn publish(&mut self, table: u16, key: u64, origin: Option<u32>, slot: u32) -> Result<()> {
-        let mut split = false;
-        let old = match self.index_mut(table) {
-            TableIndex::Dense(index) => {
-                let old = index.set(key, slot);
-                let known = origin.unwrap_or(old);
-                assert_eq!(old, known, "a row's origin is its newest stored copy");
-                old
-            }
-            TableIndex::Sparse(index, salt) => {
-                let hash = mix(key, *salt);
-                let origin = origin.expect("rows of growing tables carry their origin");
-                if origin == 0 {
-                    index.insert(hash, slot);
-                } else {
-                    assert!(index.replace(hash, origin, slot), "a row's origin is indexed");
-                }
-                split = index.needs_split();
-                origin
-            }
-        };
-        if old != 0 {
-            self.segments.outdated(old);
-        }
-        let sparse = self.index(table).is_sparse();
-        self.deltas.push(Delta::Row { table, key, old, slot }, sparse);
-        if split { self.split(table) } else { Ok(()) }
-    }
-
-    /// Splits one partition of a growing table's index, and writes down that it did.
-    fn split(&mut self, table: u16) -> Result<()> {
-        let at = self.tables.iter().position(|(id, _)| *id == table);
-        let (_, index) = &mut self.tables[at.expect("the table belongs to this class")];
-        let TableIndex::Sparse(index, salt) = index else { return Ok(()) };
-        let (layout, file, writer, salt) =
-            (&self.pages.layout, &self.pages.file, &self.writer, *salt);
-        let segments = &self.segments;
-        let mut refreshed = Vec::new();
-        index.split(&mut |slot| {
-            let key = key_of_slot(layout, file, (writer, segments), table, slot)?;
-            refreshed.push((key, slot));
-            Ok(mix(key, salt))
-        })?;
-        for (key, slot) in refreshed {
-            self.deltas.push(Delta::Refresh { table, key, slot }, true);
-        }
-        note(Branch::Split);
-        if !planted::is(Bug::SplitNotLogged) {
-            self.deltas.push(Delta::Split { table }, true);
-        }
-        Ok(())
-    }
-
-    /// Deletes a stored key whose newest copy is `slot`.
-    pub fn delete(&mut self, table: u16, key: u64, slot: u32) {
-        let sparse = match self.index_mut(table) {
-            TableIndex::Dense(index) => {
-                assert_eq!(index.set(key, 0), slot, "a deleted row's origin is its newest copy");
-                false
-            }
-            TableIndex::Sparse(index, salt) => {
-                let hash = mix(key, *salt);
-                assert!(index.remove(hash, slot), "a deleted row's origin is indexed");
-                true
-            }
-        };
-        self.segments.outdated(slot);
-        *self.deleted.entry(self.segments.epoch()).or_default() += 1;
-        if !planted::is(Bug::DeleteDeltaLost) {
-            self.deltas.push(Delta::Delete { table, key, old: slot }, sparse);
-        }
-    }
-
-    /// Merges partitions of a growing table's index after many deletes, so that memory follows; at
-    /// most so many, for each takes room in the journal.
-    pub fn merge_partitions(&mut self, table: u16, most: usize) {
-        let mut merged = 0;
-        if let TableIndex::Sparse(index, _) = self.index_mut(table) {
-            while merged < most && index.needs_merge() && index.merge().is_some() {
-                merged += 1;
-            }
-        }
-        for _ in 0..merged {
-            note(Branch::Merged);
-            self.deltas.push(Delta::Merge { table }, true);
-        }
-    }
-
-    /// Bytes of deltas that wait to be journalled.
-    pub fn change_bytes(&self) -> usize {
-        self.deltas.len()
-    }
-
-    /// Takes the deltas in the order in which the index changed.
-    pub fn drain_changes(&mut self, into: &mut Vec<u8>) {
-        self.deltas.drain(into);
-    }
-
-    /// Whether a disk bound makes the log clean: flushed rows are told apart by how long their last
-    /// copy lived then.
-    pub fn expect_bound(&mut self, is_bounded: bool) {
-        self.separates = is_bounded;
-    }
-
     /// The segments, for tests of whole stores.
     #[cfg(test)]
     pub(crate) fn segments(&self) -> &Segments {
         &self.segments
     }
-
-    /// Gives all pages to the device and waits for it, so that `equip` has none to write.
-    pub fn write_out(&mut self) -> Result<()> {
-        self.writer.finish(&mut self.segments).map(drop)
-    }
-}
-
-/// Reads the key of a stored row, for an index entry that ran out of tag bits.
-fn key_of_slot(
-    layout: &PageLayout,
-    file: &Arc<dyn File>,
-    (writer, segments): (&Writer, &Segments),
-    table: u16,
-    slot: u32,
-) -> Result<u64> {
-    let rows = layout.rows_per_page as u32;
-    let (page, at) = (slot / rows, (slot % rows) as usize);
-    let (owner, key) = match writer.page(page) {
-        Some(bytes) => layout.entry(bytes, at),
-        None => {
-            let mut bytes = vec![0u8; layout.page_bytes];
-            file.read_at(&mut bytes, u64::from(page) * layout.page_bytes as u64)?;
-            layout.verify(&bytes, page, file.name())?;
-            let expected = segments.sequences_of(page);
-            layout.verify_sequence(&bytes, page, file.name(), &expected)?;
-            layout.entry(&bytes, at)
-        }
-    };
-    if owner != table {
-        bail!(
-            Corrupt,
-            "{}, slot {slot}: the index says table {table}, the page says table {owner} key {key}; \
-             restore from a copy, or open an earlier commit with step=",
-            file.name()
-        );
-    }
-    Ok(key)
 }

@@ -1,6 +1,6 @@
 //! Index pieces: how an index of any kind is cut up for the journal, and put together again.
 
-use super::{ClassLog, TableIndex};
+use super::TableIndex;
 use crate::error::Result;
 
 impl TableIndex {
@@ -26,17 +26,5 @@ impl TableIndex {
             TableIndex::Dense(index) => index.load_piece(piece as usize, bytes),
             TableIndex::Sparse(index, _) => index.load_partition(piece, bytes),
         }
-    }
-}
-
-impl ClassLog {
-    /// Pieces of what the journal keeps of a table beside its changes.
-    pub fn pieces(&self, table: u16) -> u32 {
-        self.index(table).pieces()
-    }
-
-    /// Appends one of them to `out`.
-    pub fn write_piece(&self, table: u16, piece: u32, out: &mut Vec<u8>) {
-        self.index(table).write_piece(piece, out);
     }
 }

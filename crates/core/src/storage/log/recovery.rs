@@ -12,16 +12,16 @@ use crate::error::{Error, ErrorKind, Result, bail};
 use crate::hash::mix;
 use crate::index::{DenseIndex, SparseIndex};
 use crate::io::{File, Medium};
-use crate::storage::{ClassFacts, OpenAt, PageLayout, TableFacts};
+use crate::storage::{
+    ClassFacts, Hearer, OpenAt, PageLayout, Storage, StorageRecovery, StorageRefresh, TableFacts,
+};
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Deltas that are decoded before the first of them is applied: the time that a word of the index
 /// takes to come from memory.
 const BLOCK_DELTAS: usize = 32;
-
-/// Who hears of every row that a change names, by table and key.
-type Hearer<'a> = Option<&'a mut dyn FnMut(u16, u64)>;
 
 /// The log of one row class while the journal is replayed.
 pub struct LogRecovery {
@@ -56,6 +56,118 @@ struct Retained {
     slot: u32,
 }
 
+impl StorageRecovery for LogRecovery {
+    fn table(&mut self, facts: &TableFacts<'_>) -> Result<()> {
+        if facts.num_embeddings.is_none() && facts.partitions.is_none() {
+            bail!(Corrupt, "growing table '{}' has no partitions", facts.name);
+        }
+        let index = TableIndex::empty(facts)?;
+        let all = || vec![true; index.pieces() as usize];
+        let missing = (!facts.born).then(all).filter(|missing| !missing.is_empty());
+        self.push(facts, index, missing);
+        Ok(())
+    }
+
+    fn piece(&mut self, table: u16, piece: u32, bytes: &[u8]) -> Result<()> {
+        let Some(at) = self.position_of(table) else {
+            bail!(Corrupt, "a piece names table {table}, which does not exist");
+        };
+        let table = &mut self.tables[at];
+        table.index.load_piece(piece, bytes)?;
+        if let Some(missing) = &mut table.missing
+            && let Some(flag) = missing.get_mut(piece as usize)
+            && std::mem::replace(flag, false)
+            && !missing.contains(&true)
+        {
+            table.missing = None;
+        }
+        Ok(())
+    }
+
+    fn changes(&mut self, bytes: &[u8], mut changed: Hearer<'_>) -> Result<()> {
+        let mut kinds = vec![None; self.positions.len()];
+        for table in &self.tables {
+            kinds[usize::from(table.id)] = Some(table.index.is_sparse());
+        }
+        let kind = |table: u16| kinds.get(usize::from(table)).copied().flatten();
+        let mut block = Vec::with_capacity(BLOCK_DELTAS);
+        decode(bytes, &kind, &mut |decoded| match decoded {
+            Decoded::One(delta) => {
+                if let Delta::Row { table, key, slot, .. } = delta {
+                    self.fillings.appended(u64::from(slot)..u64::from(slot) + 1);
+                    self.tables[self.known_position_of(table)].index.prefetch(key);
+                }
+                block.push(delta);
+                if block.len() < BLOCK_DELTAS {
+                    return Ok(());
+                }
+                block.drain(..).try_for_each(|delta| self.delta(delta, &mut changed))
+            }
+            Decoded::Dense { table, first, rows } => {
+                self.fillings.appended(u64::from(first)..u64::from(first) + rows.len() as u64);
+                block.drain(..).try_for_each(|delta| self.delta(delta, &mut changed))?;
+                self.dense_rows(table, first, rows, &mut changed)
+            }
+        })?;
+        block.drain(..).try_for_each(|delta| self.delta(delta, &mut changed))
+    }
+
+    fn commit(&mut self, number: u64, began: Option<u64>) {
+        self.fillings.commit(began);
+        self.epoch = number + 1;
+        self.written.clear();
+    }
+
+    fn check_complete(&self) -> Result<()> {
+        for table in &self.tables {
+            if let Some(missing) = &table.missing {
+                let count = missing.iter().filter(|missing| **missing).count();
+                bail!(
+                    Corrupt,
+                    "the journal lacks {count} pieces of the index of table {}",
+                    table.id
+                );
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(
+        mut self: Box<Self>,
+        at: &OpenAt,
+        file: Arc<dyn File>,
+        medium: &dyn Medium,
+    ) -> Result<Box<dyn Storage>> {
+        self.check_complete()?;
+        check_header(&*file, &self.facts)?;
+        let ClassFacts { page_bytes, segment_bytes, .. } = self.facts;
+        let per_segment = segment_bytes / page_bytes as u64;
+        // The file grows by whole segments, and a commit makes its length durable.
+        let pages = file.len()? / segment_bytes * per_segment;
+        let rows_per_page = self.layout.rows_per_page as u32;
+        let epoch = at.commit + 1;
+        let mut segments = Segments::new(per_segment as u32, rows_per_page, epoch);
+        for _ in 0..pages / per_segment {
+            segments.grow();
+        }
+        self.count_copies(&mut segments, file.name(), pages)?;
+        segments.recovered(epoch).map_err(|error| error.context(file.name()))?;
+        segments.recovered_firsts(self.fillings.firsts(), at.position);
+        let sequence = match at.write_after {
+            Some(sequence) => at.position.max(sequence),
+            None => {
+                self.layout.sequence_max = at.position;
+                at.position
+            }
+        };
+        let mut log = ClassLog::bare(self.layout, file, segment_bytes, segments, sequence, medium)?;
+        for table in self.tables {
+            log.add_table(table.id, table.index);
+        }
+        Ok(Box::new(log))
+    }
+}
+
 impl LogRecovery {
     /// Begins with a class without tables, in `epoch`. `fillings` is what its record says of the
     /// begin of fillings; commits before `oldest` are not kept.
@@ -87,40 +199,11 @@ impl LogRecovery {
         }
     }
 
-    /// Takes a table in, whose id is larger than those before.
-    pub fn table(&mut self, facts: &TableFacts<'_>) -> Result<()> {
-        if facts.num_embeddings.is_none() && facts.partitions.is_none() {
-            bail!(Corrupt, "growing table '{}' has no partitions", facts.name);
-        }
-        let index = TableIndex::empty(facts)?;
-        let all = || vec![true; index.pieces() as usize];
-        let missing = (!facts.born).then(all).filter(|missing| !missing.is_empty());
-        self.push(facts, index, missing);
-        Ok(())
-    }
-
     fn push(&mut self, facts: &TableFacts<'_>, index: TableIndex, missing: Option<Vec<bool>>) {
         let (id, name) = (facts.table, facts.name.to_owned());
         self.positions.resize(usize::from(id) + 1, 0);
         self.positions[usize::from(id)] = self.tables.len() as u16;
         self.tables.push(RecoveredTable { id, name, index, missing });
-    }
-
-    /// Loads a piece of a table.
-    pub fn piece(&mut self, table: u16, piece: u32, bytes: &[u8]) -> Result<()> {
-        let Some(at) = self.position_of(table) else {
-            bail!(Corrupt, "a piece names table {table}, which does not exist");
-        };
-        let table = &mut self.tables[at];
-        table.index.load_piece(piece, bytes)?;
-        if let Some(missing) = &mut table.missing
-            && let Some(flag) = missing.get_mut(piece as usize)
-            && std::mem::replace(flag, false)
-            && !missing.contains(&true)
-        {
-            table.missing = None;
-        }
-        Ok(())
     }
 
     /// Where a table is among those of this class.
@@ -131,35 +214,6 @@ impl LogRecovery {
 
     fn known_position_of(&self, table: u16) -> usize {
         self.position_of(table).expect("the decoder checked the table")
-    }
-
-    /// Applies changes as the log handed them out; `changed` hears of every row that they name.
-    pub fn changes(&mut self, bytes: &[u8], mut changed: Hearer<'_>) -> Result<()> {
-        let mut kinds = vec![None; self.positions.len()];
-        for table in &self.tables {
-            kinds[usize::from(table.id)] = Some(table.index.is_sparse());
-        }
-        let kind = |table: u16| kinds.get(usize::from(table)).copied().flatten();
-        let mut block = Vec::with_capacity(BLOCK_DELTAS);
-        decode(bytes, &kind, &mut |decoded| match decoded {
-            Decoded::One(delta) => {
-                if let Delta::Row { table, key, slot, .. } = delta {
-                    self.fillings.appended(u64::from(slot)..u64::from(slot) + 1);
-                    self.tables[self.known_position_of(table)].index.prefetch(key);
-                }
-                block.push(delta);
-                if block.len() < BLOCK_DELTAS {
-                    return Ok(());
-                }
-                block.drain(..).try_for_each(|delta| self.delta(delta, &mut changed))
-            }
-            Decoded::Dense { table, first, rows } => {
-                self.fillings.appended(u64::from(first)..u64::from(first) + rows.len() as u64);
-                block.drain(..).try_for_each(|delta| self.delta(delta, &mut changed))?;
-                self.dense_rows(table, first, rows, &mut changed)
-            }
-        })?;
-        block.drain(..).try_for_each(|delta| self.delta(delta, &mut changed))
     }
 
     /// Rows of a dense table, stored at `first` and behind it. Where no commit before the target
@@ -234,65 +288,6 @@ impl LogRecovery {
         before.is_some_and(|(_, end)| slot < *end)
     }
 
-    /// An epoch is over: all its changes were in the journal. `began` is what the commit notes of
-    /// the class's position when the epoch began.
-    pub fn commit(&mut self, number: u64, began: Option<u64>) {
-        self.fillings.commit(began);
-        self.epoch = number + 1;
-        self.written.clear();
-    }
-
-    /// Refuses tables of which pieces are missing.
-    pub fn check_complete(&self) -> Result<()> {
-        for table in &self.tables {
-            if let Some(missing) = &table.missing {
-                let count = missing.iter().filter(|missing| **missing).count();
-                bail!(
-                    Corrupt,
-                    "the journal lacks {count} pieces of the index of table {}",
-                    table.id
-                );
-            }
-        }
-        Ok(())
-    }
-
-    /// The log of the class at a commit, in its file, with the smallest buffers.
-    pub fn finish(
-        mut self,
-        at: &OpenAt,
-        file: Arc<dyn File>,
-        medium: &dyn Medium,
-    ) -> Result<ClassLog> {
-        self.check_complete()?;
-        check_header(&*file, &self.facts)?;
-        let ClassFacts { page_bytes, segment_bytes, .. } = self.facts;
-        let per_segment = segment_bytes / page_bytes as u64;
-        // The file grows by whole segments, and a commit makes its length durable.
-        let pages = file.len()? / segment_bytes * per_segment;
-        let rows_per_page = self.layout.rows_per_page as u32;
-        let epoch = at.commit + 1;
-        let mut segments = Segments::new(per_segment as u32, rows_per_page, epoch);
-        for _ in 0..pages / per_segment {
-            segments.grow();
-        }
-        self.count_copies(&mut segments, file.name(), pages)?;
-        segments.recovered(epoch).map_err(|error| error.context(file.name()))?;
-        segments.recovered_firsts(self.fillings.firsts(), at.position);
-        let sequence = match at.write_after {
-            Some(sequence) => at.position.max(sequence),
-            None => {
-                self.layout.sequence_max = at.position;
-                at.position
-            }
-        };
-        let mut log = ClassLog::bare(self.layout, file, segment_bytes, segments, sequence, medium)?;
-        for table in self.tables {
-            log.add_table(table.id, table.index);
-        }
-        Ok(log)
-    }
-
     /// Counts which slots the opened commit and the kept ones before it hold.
     fn count_copies(&self, segments: &mut Segments, file: &str, pages: u64) -> Result<()> {
         let page_of = |slot: u32| slot / self.layout.rows_per_page as u32;
@@ -330,16 +325,13 @@ impl LogRecovery {
 }
 
 /// A reader that moves on: its log becomes a recovery, which goes on from there.
-impl ClassLog {
-    /// Takes the indexes of all `tables` out, in the order of their ids, to be changed by what the
-    /// journal says from `epoch` on. From here on the log has none. Copies that commits before
-    /// `oldest` have are not counted.
-    pub fn go_on<'a>(
+impl StorageRefresh for ClassLog {
+    fn go_on(
         &mut self,
-        tables: impl Iterator<Item = TableFacts<'a>>,
+        tables: &[TableFacts<'_>],
         epoch: u64,
         oldest: u64,
-    ) -> LogRecovery {
+    ) -> Box<dyn StorageRecovery> {
         let layout = PageLayout { sequence_max: u64::MAX, ..self.layout().clone() };
         let PageLayout { class, row_bytes, page_bytes, seed, .. } = layout;
         let segment_bytes = self.segment_bytes;
@@ -348,14 +340,14 @@ impl ClassLog {
         let fillings = Fillings::going_on(layout.rows_per_page, pages, self.segments.firsts());
         let mut recovery = LogRecovery::with_fillings(facts, layout, fillings, epoch, oldest);
         for facts in tables {
-            recovery.push(&facts, self.take_index(facts.table), None);
+            recovery.push(facts, self.take_index(facts.table), None);
         }
-        recovery
+        Box::new(recovery)
     }
 
-    /// Puts the indexes of a recovery of the same commit in the place of those that
-    /// [`go_on`](Self::go_on) took.
-    pub fn take_back(&mut self, recovery: LogRecovery) {
+    fn take_back(&mut self, recovery: Box<dyn StorageRecovery>) {
+        let any: Box<dyn Any> = recovery;
+        let recovery = any.downcast::<LogRecovery>().expect("it came from `go_on` of this log");
         for table in recovery.tables {
             self.add_table(table.id, table.index);
         }

@@ -9,66 +9,33 @@ use super::segments::SegmentId;
 use super::{ClassLog, Stream};
 use crate::error::{ErrorKind, Result, bail};
 use crate::io::BLOCK_BYTES;
+use crate::storage::StorageSpace;
 
 /// Epochs whose writes find ready segments, before room is given back that nobody asks for.
 const EPOCHS_READY: f64 = 2.0;
 /// Room that nobody asks for is given back when it is more than this share of the file.
 const READY_SHARE: f64 = 0.25;
 
-impl ClassLog {
-    /// Bytes that the file takes.
-    pub fn disk_bytes(&self) -> u64 {
+impl StorageSpace for ClassLog {
+    fn disk_bytes(&self) -> u64 {
         // A file without segments has a header.
         (u64::from(self.segments.taken()) * self.segment_bytes).max(BLOCK_BYTES)
     }
 
-    fn pages_per_segment(&self) -> u64 {
-        self.segment_bytes / self.pages.layout.page_bytes as u64
-    }
-
-    /// Pages in free segments that `rows` more rows need.
-    fn pages_for(&self, rows: u64) -> u64 {
-        // One page that is not full, and one that a commit seals for each stream.
-        let needed =
-            rows.div_ceil(self.pages.layout.rows_per_page as u64) + 1 + Stream::COUNT as u64;
-        needed.saturating_sub(self.writer.pages_left(&self.segments))
-    }
-
-    /// Segments that are to be made ready, so that `rows` more rows can be written and `spare`
-    /// bytes are left, which are whole segments.
-    fn lacking_segments(&self, rows: u64, spare: u64) -> u64 {
-        let needed =
-            self.pages_for(rows) + spare.div_ceil(self.segment_bytes) * self.pages_per_segment();
-        let have = self.segments.available_pages();
-        if have >= needed {
-            return 0;
-        }
-        // The first segment gives a page to the header of the file.
-        let header = u64::from(self.segments.count() == 0 || self.segments.first_is_unsure());
-        (needed - have + header).div_ceil(self.pages_per_segment())
-    }
-
-    /// Room that a cut takes, in rows: it seals a page of each stream.
-    pub fn rows_of_cut(&self) -> u64 {
+    fn rows_of_cut(&self) -> u64 {
         (Stream::COUNT * self.layout().rows_per_page) as u64
     }
 
-    /// Bytes of segments that are to be made ready for that.
-    pub fn lacking_bytes(&self, rows: u64, spare: u64) -> u64 {
+    fn lacking_bytes(&self, rows: u64, spare: u64) -> u64 {
         self.lacking_segments(rows, spare) * self.segment_bytes
     }
 
-    /// Bytes that the file has to take more so that `rows` more rows can be written and `spare`
-    /// ones are left.
-    pub fn growth_for(&self, rows: u64, spare: u64) -> u64 {
+    fn growth_for(&self, rows: u64, spare: u64) -> u64 {
         let (unsure, _) = self.segments.not_ready();
         self.lacking_segments(rows, spare).saturating_sub(unsure) * self.segment_bytes
     }
 
-    /// Makes sure that `rows` more rows can be written and `spare` bytes are left, by taking up to
-    /// `grow_bytes` more of the disk. `Full` names what is missing. Segments that were
-    /// made ready before it was noticed stay so, for the next one who asks.
-    pub fn reserve(&mut self, rows: u64, spare: u64, grow_bytes: u64) -> Result<()> {
+    fn reserve(&mut self, rows: u64, spare: u64, grow_bytes: u64) -> Result<()> {
         let lacking = self.lacking_segments(rows, spare);
         if lacking == 0 {
             return Ok(());
@@ -106,34 +73,7 @@ impl ClassLog {
         Ok(())
     }
 
-    /// Makes one free segment ready.
-    fn make_ready(&mut self) -> Result<()> {
-        let next = self.segments.next_not_ready();
-        let (id, is_taken) = next.expect("the caller counted those that are not ready");
-        let (offset, bytes) = self.range_of(id, 1);
-        if let Err(error) = self.pages.file.allocate(offset, bytes) {
-            // A part of it may have found room.
-            if !is_taken && !matches!(self.pages.file.give_back(offset, bytes), Ok(true)) {
-                self.segments.doubt(id..=id);
-            }
-            return Err(error);
-        }
-        self.segments.made_ready(id);
-        Ok(())
-    }
-
-    /// Segments that stay free when room is given back: those for `unwritten` rows, and the
-    /// `spare` bytes.
-    pub(super) fn segments_to_keep(&self, unwritten: u64, spare: u64) -> u64 {
-        spare.div_ceil(self.segment_bytes)
-            + self.pages_for(unwritten).div_ceil(self.pages_per_segment())
-    }
-
-    /// Gives room of free segments back to the file system: as many bytes as are `wanted` by
-    /// another class or the journal, or, where nobody wants any, what the next epochs are not
-    /// likely to need. What the `unwritten` rows need stays, and `spare` bytes. Waits for writes that
-    /// are in flight.
-    pub fn give_back(&mut self, unwritten: u64, spare: u64, wanted: Option<u64>) -> Result<()> {
+    fn give_back(&mut self, unwritten: u64, spare: u64, wanted: Option<u64>) -> Result<()> {
         let keep = self.segments_to_keep(unwritten, spare);
         let mut ids = self.segments.may_go();
         let free = ids.len() as u64;
@@ -155,6 +95,62 @@ impl ClassLog {
             }
         }
         Ok(())
+    }
+
+    fn held_bytes(&self, first: u64, oldest_kept: u64) -> u64 {
+        let copies = self.segments.retained_between(first, oldest_kept);
+        copies * (self.layout().page_bytes / self.layout().rows_per_page) as u64
+    }
+}
+
+impl ClassLog {
+    fn pages_per_segment(&self) -> u64 {
+        self.segment_bytes / self.pages.layout.page_bytes as u64
+    }
+
+    /// Pages in free segments that `rows` more rows need.
+    fn pages_for(&self, rows: u64) -> u64 {
+        // One page that is not full, and one that a commit seals for each stream.
+        let needed =
+            rows.div_ceil(self.pages.layout.rows_per_page as u64) + 1 + Stream::COUNT as u64;
+        needed.saturating_sub(self.writer.pages_left(&self.segments))
+    }
+
+    /// Segments that are to be made ready, so that `rows` more rows can be written and `spare`
+    /// bytes are left, which are whole segments.
+    fn lacking_segments(&self, rows: u64, spare: u64) -> u64 {
+        let needed =
+            self.pages_for(rows) + spare.div_ceil(self.segment_bytes) * self.pages_per_segment();
+        let have = self.segments.available_pages();
+        if have >= needed {
+            return 0;
+        }
+        // The first segment gives a page to the header of the file.
+        let header = u64::from(self.segments.count() == 0 || self.segments.first_is_unsure());
+        (needed - have + header).div_ceil(self.pages_per_segment())
+    }
+
+    /// Makes one free segment ready.
+    fn make_ready(&mut self) -> Result<()> {
+        let next = self.segments.next_not_ready();
+        let (id, is_taken) = next.expect("the caller counted those that are not ready");
+        let (offset, bytes) = self.range_of(id, 1);
+        if let Err(error) = self.pages.file.allocate(offset, bytes) {
+            // A part of it may have found room.
+            if !is_taken && !matches!(self.pages.file.give_back(offset, bytes), Ok(true)) {
+                self.segments.doubt(id..=id);
+            }
+            return Err(error);
+        }
+        self.segments.made_ready(id);
+        Ok(())
+    }
+
+    /// Segments that stay free when room is given back: those for `unwritten` rows, and the
+    /// `spare` bytes.
+    pub(super) fn segments_to_keep(&self, unwritten: u64, spare: u64) -> u64 {
+        spare.div_ceil(self.segment_bytes)
+            + self.pages_for(unwritten).div_ceil(self.pages_per_segment())
     }
 
     /// Gives the room of neighbouring free segments back; false when no more can be given.

@@ -5,7 +5,10 @@ use super::find::LogPages;
 use super::segments::Sequences;
 use crate::error::{Result, bail};
 use crate::metrics::ReadReport;
-use crate::storage::{Areas, PageAddress, PageLayout, PageReader, Sweep, SweptRow, TakeRows};
+use crate::storage::{
+    Areas, Checked, Finding, PageAddress, PageLayout, PageReader, StorageSweeps, Sweep, SweptRow,
+    TakeRows,
+};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -45,25 +48,8 @@ impl NewestCopies {
     }
 }
 
-impl ClassLog {
-    /// The newest copies of a table, or of all tables.
-    pub(super) fn newest_copies(&self, table: Option<u16>) -> NewestCopies {
-        let mut bits = Vec::new();
-        for (_, index) in self.indexes().filter(|(id, _)| table.is_none_or(|table| table == *id)) {
-            for slot in index.slots() {
-                let word = slot as usize / 64;
-                if bits.len() <= word {
-                    bits.resize(word + 1, 0u64);
-                }
-                bits[word] |= 1 << (slot % 64);
-            }
-        }
-        NewestCopies { bits, per_page: self.layout().rows_per_page as u32 }
-    }
-
-    /// Begins a sweep of a table, or of all. A page of a single table's that has another row where
-    /// the index says one of it, or none, is `Corrupt`; a sweep of all tables leaves such rows out.
-    pub fn sweep(&mut self, table: Option<u16>) -> Box<dyn Sweep> {
+impl StorageSweeps for ClassLog {
+    fn sweep(&mut self, table: Option<u16>) -> Box<dyn Sweep> {
         let copies = self.newest_copies(table);
         let copied = |number| {
             let page = self.writer.page(number)?;
@@ -80,25 +66,48 @@ impl ClassLog {
         })
     }
 
-    /// Whether the index says that the newest stored copy of a row is at `place`; false for a key
-    /// or a table that the log does not have.
-    pub(super) fn is_indexed(&self, table: u16, key: u64, place: u32) -> bool {
-        let found = self.indexes().find(|(id, _)| *id == table);
-        found.is_some_and(|(_, index)| index.covers(key) && index.is_newest(key, place))
-    }
-
-    /// Whether nothing newer is known of a row than its stored copy at `place`.
-    pub fn is_newest(&self, table: u16, key: u64, place: u32) -> bool {
+    fn is_newest(&self, table: u16, key: u64, place: u32) -> bool {
         self.is_indexed(table, key, place) && self.buffer.find(table, key).is_none()
     }
 
-    /// Parts of the file that a measurement may read: segments that were written to their end.
-    pub fn areas(&self) -> Areas {
+    fn areas(&self) -> Areas {
         let page_bytes = self.layout().page_bytes as u64;
         let begin = |id| u64::from(self.segments.first_page(id)) * page_bytes;
         // The file's first segment is shorter by its header.
         let begins = self.segments.sealed().filter(|id| *id > 0).map(begin).collect();
         Areas { file: Arc::clone(self.file()), begins, area_bytes: self.segment_bytes }
+    }
+
+    fn check(
+        &self,
+        progress: &mut dyn FnMut(u64, u64) -> Result<()>,
+        said: &mut dyn FnMut(Finding),
+    ) -> Result<Checked> {
+        self.check_pages(progress, said)
+    }
+}
+
+impl ClassLog {
+    /// The newest copies of a table, or of all tables.
+    pub(super) fn newest_copies(&self, table: Option<u16>) -> NewestCopies {
+        let mut bits = Vec::new();
+        for (_, index) in self.indexes().filter(|(id, _)| table.is_none_or(|table| table == *id)) {
+            for slot in index.slots() {
+                let word = slot as usize / 64;
+                if bits.len() <= word {
+                    bits.resize(word + 1, 0u64);
+                }
+                bits[word] |= 1 << (slot % 64);
+            }
+        }
+        NewestCopies { bits, per_page: self.layout().rows_per_page as u32 }
+    }
+
+    /// Whether the index says that the newest stored copy of a row is at `place`; false for a key
+    /// or a table that the log does not have.
+    pub(super) fn is_indexed(&self, table: u16, key: u64, place: u32) -> bool {
+        let found = self.indexes().find(|(id, _)| *id == table);
+        found.is_some_and(|(_, index)| index.covers(key) && index.is_newest(key, place))
     }
 }
 
@@ -175,6 +184,7 @@ pub(super) mod tests {
     use crate::index::{DenseIndex, SparseIndex};
     use crate::io::{Buffers, Medium, OpenMode, SimMedium};
     use crate::storage::{DirtyRow, FlushBuffer};
+    use crate::storage::{StorageJournal, StorageRead, StorageSpace, StorageWrite};
 
     pub(in super::super) const ROWS: u64 = 1000;
     const GROWING: u16 = 0;
@@ -313,7 +323,7 @@ pub(super) mod tests {
         log.park(row);
         assert_eq!(log.read_order(DENSE, 3), Some(0));
         let old = log.index(DENSE).slot_of(4);
-        log.delete(DENSE, 4, old);
+        log.delete(DENSE, 4, Some(old));
         assert_eq!((log.read_order(DENSE, 4), log.contains(DENSE, 4)), (None, Some(false)));
     }
 

@@ -133,8 +133,8 @@ impl Inner {
         // What a verb could not write of this commit is lost to it.
         self.check_writable()?;
         let written = match rows {
-            Some(rows) => self.write_slots(engine, class, &mut log, rows),
-            None => self.close_epoch(engine, class, &mut log),
+            Some(rows) => self.write_slots(engine, class, &mut **log, rows),
+            None => self.close_epoch(engine, class, &mut **log),
         };
         // Before others see what of it the index names.
         self.poison_on_error(written)?;
@@ -148,7 +148,7 @@ impl Inner {
         &self,
         engine: &Engine,
         class: &Class,
-        log: &mut Storage,
+        log: &mut dyn Storage,
     ) -> Result<()> {
         if class.phase() != ClassPhase::Captured {
             return Ok(());
@@ -163,7 +163,7 @@ impl Inner {
         &self,
         engine: &Engine,
         class: &Class,
-        log: &mut Storage,
+        log: &mut dyn Storage,
     ) -> Result<()> {
         let Some(tier) = &class.tier else { return Ok(()) };
         let mut portions = Portions::new(engine, class, &tier.cache);
@@ -178,7 +178,7 @@ impl Inner {
         &self,
         engine: &Engine,
         class: &Class,
-        log: &mut Storage,
+        log: &mut dyn Storage,
         rows: &[(u32, u32)],
     ) -> Result<()> {
         let mut written = 0;
@@ -213,7 +213,7 @@ impl Inner {
                 }
                 let mut log = class.lock(&self.metrics);
                 // Poisoned before the lock is released, or the commit would be recorded without.
-                let written = self.write_keys(engine, class, &mut log, table, keys);
+                let written = self.write_keys(engine, class, &mut **log, table, keys);
                 self.poison_on_error(written)?;
             }
         }
@@ -224,7 +224,7 @@ impl Inner {
         &self,
         engine: &Engine,
         class: &Class,
-        log: &mut Storage,
+        log: &mut dyn Storage,
         table: &Table,
         keys: &[u64],
     ) -> Result<()> {
@@ -258,7 +258,7 @@ impl Inner {
         &self,
         engine: &Engine,
         class: &Class,
-        log: &mut Storage,
+        log: &mut dyn Storage,
     ) -> Result<()> {
         let history = self.history.lock();
         let (rows, bytes) = (history.refused.batch_rows(), history.refused.bytes());
@@ -272,7 +272,7 @@ impl Inner {
     }
 
     /// All captured rows of a class are written: from here on its log takes the next commit's.
-    fn close_epoch(&self, engine: &Engine, class: &Class, log: &mut Storage) -> Result<()> {
+    fn close_epoch(&self, engine: &Engine, class: &Class, log: &mut dyn Storage) -> Result<()> {
         if class.tier.is_some() {
             self.clean_for_refused(engine, class, log)?;
         }
@@ -295,13 +295,13 @@ impl Inner {
         commit.fillings.extend(record.map(|record| (id, record)));
         commit.partitions.extend(partitions);
         commit.rows_written += written.rows;
-        commit.page_bytes += written.pages * class.layout.page_bytes as u64;
+        commit.page_bytes += written.pages * class.record.page_bytes as u64;
         class.phase.store(ClassPhase::Closed as u8, Ordering::Release);
         Ok(())
     }
 }
 
 /// Writes a row to the log and says where it is.
-fn write(log: &mut Storage, row: RowRef<'_>, result: &mut Result<()>) -> Option<u32> {
+fn write(log: &mut dyn Storage, row: RowRef<'_>, result: &mut Result<()>) -> Option<u32> {
     log.append(dirty_row(row)).map_err(|error| *result = Err(error)).ok()
 }

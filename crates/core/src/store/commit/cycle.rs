@@ -32,7 +32,7 @@ impl Inner {
         &self,
         engine: &Engine,
         class: &Class,
-        log: &Storage,
+        log: &dyn Storage,
         history: &mut History,
     ) -> Result<()> {
         let Some(mut cursor) = history.cursor else { return Ok(()) };

@@ -197,7 +197,7 @@ impl Inner {
         drop(history);
         for class in &engine.classes {
             if class.tier.is_some() {
-                self.flush_now(engine, class, &mut class.log.lock())?;
+                self.flush_now(engine, class, &mut **class.log.lock())?;
             }
         }
         // Nothing fails from here on.
@@ -358,8 +358,8 @@ impl Inner {
         let mut journal = JOURNAL_BYTES_PER_COMMIT + record_bytes;
         for class in &engine.classes {
             let mut log = class.log.lock();
-            journal += class.journal_bytes(&log);
-            let unwritten = class.unwritten_rows(&log);
+            journal += class.journal_bytes(&**log);
+            let unwritten = class.unwritten_rows(&**log);
             if unwritten > 0 {
                 // They were reserved; nobody else grows a file meanwhile.
                 let before = log.disk_bytes();
@@ -397,7 +397,7 @@ impl Inner {
         let pages: u64 = engine
             .classes
             .iter()
-            .map(|c| c.log.lock().written().pages * c.layout.page_bytes as u64)
+            .map(|c| c.log.lock().stats().written.pages * c.record.page_bytes as u64)
             .sum();
         pages + self.bytes_beside_pages()
     }

@@ -19,7 +19,7 @@ impl Inner {
         &self,
         engine: &Engine,
         class: &Class,
-        log: &mut Storage,
+        log: &mut dyn Storage,
     ) -> Result<()> {
         if log.room() > 0 {
             return Ok(());
@@ -34,7 +34,7 @@ impl Inner {
         &self,
         engine: &Engine,
         class: &Class,
-        log: &mut Storage,
+        log: &mut dyn Storage,
         rows: u64,
     ) -> Result<()> {
         log.owe(rows);
@@ -52,7 +52,7 @@ impl Inner {
         &self,
         engine: &Engine,
         class: &Class,
-        log: &mut Storage,
+        log: &mut dyn Storage,
         bytes: u64,
     ) -> Result<()> {
         if bytes == 0 {
@@ -73,7 +73,7 @@ impl Inner {
         &self,
         engine: &Engine,
         class: &Class,
-        log: &mut Storage,
+        log: &mut dyn Storage,
         bound: SpaceBound,
     ) -> Result<bool> {
         if !self.reserve_to_clean(engine, class, log)? {
@@ -95,13 +95,17 @@ impl Inner {
     pub(in crate::store) fn journal_changes_if_many(
         &self,
         class: &Class,
-        log: &mut Storage,
+        log: &mut dyn Storage,
     ) -> Result<()> {
         if log.changes_are_many() { self.journal_changes(class, log) } else { Ok(()) }
     }
 
     /// Hands all waiting changes of a class to the journal.
-    pub(in crate::store) fn journal_changes(&self, class: &Class, log: &mut Storage) -> Result<()> {
+    pub(in crate::store) fn journal_changes(
+        &self,
+        class: &Class,
+        log: &mut dyn Storage,
+    ) -> Result<()> {
         if log.change_bytes() == 0 {
             return Ok(());
         }
@@ -137,7 +141,7 @@ impl Inner {
         &self,
         engine: &Engine,
         class: &Class,
-        log: &mut Storage,
+        log: &mut dyn Storage,
     ) -> Result<()> {
         // Some of what waits may be stored already, and would be stored again.
         self.check_unpoisoned()?;
@@ -158,10 +162,10 @@ impl Inner {
     pub(in crate::store) fn flush_dirty(&self, engine: &Engine, class: &Class) -> Result<()> {
         let Some(tier) = &class.tier else { return Ok(()) };
         let mut log = class.log.lock();
-        self.flush_now(engine, class, &mut log)?;
+        self.flush_now(engine, class, &mut **log)?;
         tier.cache.capture();
-        self.write_captured(engine, class, &mut log)?;
-        self.clean_for_refused(engine, class, &mut log)
+        self.write_captured(engine, class, &mut **log)?;
+        self.clean_for_refused(engine, class, &mut **log)
     }
 
     /// Writes all dirty rows to storage without a commit (plan, scan).

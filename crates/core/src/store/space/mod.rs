@@ -64,7 +64,7 @@ impl Inner {
         &self,
         engine: &Engine,
         class: &Class,
-        log: &Storage,
+        log: &dyn Storage,
     ) -> Result<bool> {
         let own = class.journal_bytes(log) + log.journal_bytes_for(log.rows_per_unit());
         let history = &mut *self.history.lock();
@@ -234,7 +234,7 @@ impl Inner {
     }
 
     /// Bytes that a class may have, by the disk bound and by what the device has free.
-    pub(in crate::store) fn most_bytes(&self, log: &Storage) -> u64 {
+    pub(in crate::store) fn most_bytes(&self, log: &dyn Storage) -> u64 {
         let grow = self.grow_bytes_beside(&self.history.lock());
         let grow = grow.min(self.device_free_bytes.load(Ordering::Relaxed));
         log.disk_bytes().saturating_add(grow)
@@ -249,7 +249,7 @@ impl Inner {
     }
 
     /// Bytes of a class that verbs leave free for cleaning.
-    pub(in crate::store) fn room_for_upkeep(&self, log: &Storage) -> u64 {
+    pub(in crate::store) fn room_for_upkeep(&self, log: &dyn Storage) -> u64 {
         let most = self.options.max_disk_bytes.map(|_| self.most_bytes(log));
         log.room_for_upkeep(most)
     }
@@ -276,7 +276,7 @@ impl Inner {
             if over == 0 {
                 break;
             }
-            self.give_class_room_back(class, &mut log, 0, Some(over))?;
+            self.give_class_room_back(class, &mut **log, 0, Some(over))?;
         }
         // After the work, so that what has failed is tried again. Pairs with the acquire above.
         self.room_is_settled.store(true, Ordering::Release);
@@ -287,7 +287,7 @@ impl Inner {
     fn give_class_room_back(
         &self,
         class: &Class,
-        log: &mut Storage,
+        log: &mut dyn Storage,
         rows: u64,
         wanted: Option<u64>,
     ) -> Result<u64> {
@@ -313,7 +313,7 @@ impl Inner {
             let rows = refused.rows_of(id);
             drop(history);
             let wanted = (wanted > 0).then(|| wanted.saturating_sub(given));
-            given += self.give_class_room_back(class, &mut log, rows, wanted)?;
+            given += self.give_class_room_back(class, &mut **log, rows, wanted)?;
         }
         let filled = self.fill_spare(&mut self.history.lock());
         self.look_at_device();

@@ -46,7 +46,7 @@ impl Inner {
         rows: u64,
     ) -> Result<()> {
         let log = class.log.lock();
-        let own = class.journal_bytes(&log) + log.journal_bytes_for(rows);
+        let own = class.journal_bytes(&**log) + log.journal_bytes_for(rows);
         let bytes = own + engine.journal_bytes_beside(class);
         drop(log);
         let asker = Asker::Changes(class.record.id);
@@ -64,8 +64,8 @@ impl Inner {
 
     fn reserve_class(&self, engine: &Engine, class: &Class) -> Result<()> {
         let mut log = class.lock(&self.metrics);
-        let rows = class.unwritten_rows(&log);
-        let result = self.reserve_rows(engine, class, &mut log, rows);
+        let rows = class.unwritten_rows(&**log);
+        let result = self.reserve_rows(engine, class, &mut **log, rows);
         if matches!(&result, Err(error) if error.kind() == ErrorKind::Full) {
             self.history.lock().refused.refuse_batch(rows);
         }
@@ -77,7 +77,7 @@ impl Inner {
         &self,
         engine: &Engine,
         class: &Class,
-        log: &mut Storage,
+        log: &mut dyn Storage,
         rows: u64,
     ) -> Result<()> {
         let (own, id) = (class.journal_bytes(log), class.record.id);
@@ -94,7 +94,7 @@ impl Inner {
             _ => 0,
         };
         let rows = rows + sealed;
-        let grow = |log: &mut Storage, grow| log.reserve(rows, spare, grow);
+        let grow = |log: &mut dyn Storage, grow| log.reserve(rows, spare, grow);
         let result = self.charge_growth(log, rows, spare, grow);
         match &result {
             Ok(()) => self.history.lock().refused.accept(Asker::Rows(id)),
@@ -113,10 +113,10 @@ impl Inner {
     /// else takes that meanwhile; nothing, where there is less, or others would be refused for it.
     pub(in crate::store) fn charge_growth<R>(
         &self,
-        log: &mut Storage,
+        log: &mut dyn Storage,
         rows: u64,
         spare: u64,
-        f: impl FnOnce(&mut Storage, u64) -> Result<R>,
+        f: impl FnOnce(&mut dyn Storage, u64) -> Result<R>,
     ) -> Result<R> {
         let growth = log.growth_for(rows, spare);
         let (mut charged, mut grow) = (0, 0);
@@ -215,17 +215,17 @@ impl Inner {
         for class in classes {
             let mut log = class.log.lock();
             // Rows change places, and captured ones are looked for where they were.
-            self.poison_on_error(self.finish_captured(engine, class, &mut log))?;
+            self.poison_on_error(self.finish_captured(engine, class, &mut **log))?;
             loop {
                 let short = log.room() < SHRINK_SETS.min(class.cache().sets()) as usize;
                 if short && log.parked() > 0 {
-                    self.flush_now(engine, class, &mut log)?;
+                    self.flush_now(engine, class, &mut **log)?;
                 }
                 let sets = (log.room() as u32).min(SHRINK_SETS);
                 let mut evicted = 0;
                 let step = class.cache().take_way_step(sets, |victim| {
                     evicted += 1;
-                    park(&mut log, victim);
+                    park(&mut **log, victim);
                 });
                 self.metrics.evicted.fetch_add(evicted, Ordering::Relaxed);
                 match step {

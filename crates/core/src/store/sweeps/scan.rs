@@ -62,7 +62,7 @@ impl Store {
         inner.forget_ended_scans(&engine);
         let found = inner.table_of(&engine, table)?;
         let class = &engine.classes[found.class];
-        if class.unwritten_rows(&class.log.lock()) > 0 {
+        if class.unwritten_rows(&**class.log.lock()) > 0 {
             inner.reserve(&engine, &[])?;
             inner.poison_on_error(inner.flush_dirty(&engine, class))?;
         }

@@ -101,7 +101,7 @@ impl Inner {
                 warmed.refused += 1;
                 continue;
             }
-            self.make_room(engine, class, &mut log)?;
+            self.make_room(engine, class, &mut **log)?;
             let log = &mut *log;
             let mut parked = Ok(());
             cache.admit(
@@ -118,7 +118,7 @@ impl Inner {
                 |victim| {
                     // Another thread has taken the room.
                     evicted += 1;
-                    parked = write_or_park(log, class, victim);
+                    parked = write_or_park(&mut **log, class, victim);
                 },
             );
             self.poison_on_error(parked)?;

@@ -475,7 +475,7 @@ fn a_delete_makes_no_more_merges_than_it_has_keys() {
     store.commit(1, "", &[]).unwrap();
     let partitions = || {
         let engine = store.inner.engine.read();
-        match engine.classes[0].log.lock().index(table.0) {
+        match log_of(&engine.classes[0]).index(table.0) {
             TableIndex::Sparse(index, _) => index.partitions(),
             TableIndex::Dense(_) => unreachable!("the table grows"),
         }

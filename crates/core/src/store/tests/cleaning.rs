@@ -1,6 +1,7 @@
 //! How much cleaning moves, with commits and without.
 
 use super::*;
+use crate::storage::StorageWrite;
 
 const ROWS: u64 = 20_000;
 const BATCH: u64 = 1000;
@@ -117,7 +118,7 @@ fn in_a_long_epoch_rows_stay_in_segments_that_a_commit_holds() {
     let held = || -> Vec<(u64, u32)> {
         let engine = store.inner.engine.read();
         let (class, table) = (&engine.classes[0], &engine.tables[0]);
-        let (cache, log) = (class.cache(), class.log.lock());
+        let (cache, log) = (class.cache(), log_of(class));
         let slot_of = |key: u64| {
             let at = table.locate(cache, key);
             let dirty = cache.peek(at, table.id(), key, |row| row.is_dirty()) == Some(true);

@@ -30,6 +30,9 @@ use crate::init::Initializer;
 use crate::io::SimMedium;
 use crate::optimizer::{Hyper, OptimizerKind, OptimizerSpec};
 use crate::row::{Dtype, RoundingMode, RowLayout};
+use crate::storage::log::ClassLog;
+use parking_lot::{MappedMutexGuard, MutexGuard};
+use std::any::Any;
 use std::collections::BTreeMap;
 
 const DIM: usize = 5;
@@ -55,6 +58,14 @@ fn options(bytes: u64) -> StoreOptions {
         check_disk: false,
         ..StoreOptions::new(Memory::Bytes(bytes))
     }
+}
+
+/// The log of a class, for tests of what is inside.
+fn log_of(class: &engine::Class) -> MappedMutexGuard<'_, ClassLog> {
+    MutexGuard::map(class.log.lock(), |storage| {
+        let storage: &mut dyn Any = &mut **storage;
+        storage.downcast_mut().expect("the class has a log")
+    })
 }
 
 fn digest(store: &Store, table: TableId) -> u64 {

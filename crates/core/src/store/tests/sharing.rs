@@ -15,8 +15,8 @@ fn classes_that_grow_at_once_keep_the_disk_bound() {
     let (inner, engine) = (&store.inner, store.inner.engine.read());
     let [mut a, mut b] = [0, 1].map(|class| engine.classes[class].log.lock());
     let rows = (1..).find(|rows| a.growth_for(*rows, 0) > most / 2).unwrap();
-    let beside = inner.charge_growth(&mut a, rows, 0, |a, grow| {
-        let beside = inner.charge_growth(&mut b, rows, 0, |b, grow| b.reserve(rows, 0, grow));
+    let beside = inner.charge_growth(&mut **a, rows, 0, |a, grow| {
+        let beside = inner.charge_growth(&mut **b, rows, 0, |b, grow| b.reserve(rows, 0, grow));
         a.reserve(rows, 0, grow)?;
         Ok(beside)
     });
@@ -25,8 +25,8 @@ fn classes_that_grow_at_once_keep_the_disk_bound() {
     assert_eq!(inner.rows_disk_bytes.load(Ordering::Relaxed), files);
     // What does not fit keeps nobody from taking what does.
     let little = (1..).find(|rows| b.growth_for(*rows, 0) > 0).unwrap();
-    let beside = inner.charge_growth(&mut a, 2 * rows, 0, |a, grow| {
-        let beside = inner.charge_growth(&mut b, little, 0, |b, grow| b.reserve(little, 0, grow));
+    let beside = inner.charge_growth(&mut **a, 2 * rows, 0, |a, grow| {
+        let beside = inner.charge_growth(&mut **b, little, 0, |b, grow| b.reserve(little, 0, grow));
         assert_eq!(a.reserve(2 * rows, 0, grow).unwrap_err().kind(), ErrorKind::Full);
         Ok(beside)
     });

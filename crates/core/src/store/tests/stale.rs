@@ -93,7 +93,8 @@ impl Life {
         let mut rows: BTreeMap<_, Vec<_>> = BTreeMap::new();
         let engine = store.inner.engine.read();
         for (number, class) in engine.classes.iter().enumerate() {
-            let (log, layout) = (class.log.lock(), &class.layout);
+            let log = log_of(class);
+            let layout = log.layout();
             let file = self.medium.contents(log.file().name());
             for (page, bytes) in file.chunks_exact(layout.page_bytes).enumerate().skip(1) {
                 for at in 0..layout.rows_per_page {
@@ -352,7 +353,7 @@ fn a_replay_finds_where_each_filling_began() {
             }
             let held = |store: &Store| -> Vec<Vec<(u32, u64)>> {
                 let engine = store.inner.engine.read();
-                engine.classes.iter().map(|class| class.log.lock().fillings_in_use()).collect()
+                engine.classes.iter().map(|class| log_of(class).fillings_in_use()).collect()
             };
             let expected = held(&life.store);
             life.go_on_from(life.step);
@@ -381,7 +382,7 @@ fn a_row_that_the_index_does_not_name_is_no_tag_collision() {
     let (mut done, mut tables) = (0, BTreeSet::new());
     for ((class, page), here) in rows {
         let store = life.open(None, false).unwrap();
-        let layout = store.inner.engine.read().classes[class].layout.clone();
+        let layout = log_of(&store.inner.engine.read().classes[class]).layout().clone();
         let (name, at) = (format!("rows-{class}"), u64::from(page) * 512);
         let now = life.medium.contents(&name)[at as usize..at as usize + 512].to_vec();
         let count = layout.verify(&now, page, &name).unwrap();

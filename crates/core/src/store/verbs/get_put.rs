@@ -166,7 +166,7 @@ impl Store {
         self.inner.settle_room(&engine)?;
         // With room in the flush buffer finding rows writes none: from here on no row moves, and
         // cleaning takes nothing of what is reserved next.
-        self.inner.make_room(&engine, class, &mut class.log.lock())?;
+        self.inner.make_room(&engine, class, &mut **class.log.lock())?;
         self.inner.reserve_deletes(&engine, class, distinct.len() as u64)?;
         let mut find = FindOp { found: vec![(false, None); distinct.len()] };
         self.inner.visit_rows(&engine, &batch, &mut find)?;
@@ -176,23 +176,20 @@ impl Store {
             let mut log = class.log.lock();
             for (i, (key, (written, origin))) in distinct.iter().zip(find.found).enumerate() {
                 if i % KEYS_PER_LOOK_AT_DELTAS == 0 {
-                    self.inner.journal_changes_if_many(class, &mut log)?;
+                    self.inner.journal_changes_if_many(class, &mut **log)?;
                 }
-                let origin = origin.unwrap_or_else(|| log.index(table.id()).slot_of(*key));
                 let cache = class.cache();
                 cache.remove(table.locate(cache, *key), table.id(), *key, |_| ());
                 log.unpark(table.id(), *key);
-                if origin != 0 {
-                    log.delete(table.id(), *key, origin);
-                }
+                log.delete(table.id(), *key, origin);
                 deleted += u64::from(written);
             }
             if self.inner.may_merge() {
                 // Deletes may have come while none was allowed. What they owe is paid by as many
                 // as there are keys here, whose room in the journal is enough for both.
-                log.merge_partitions(table.id(), distinct.len());
+                log.shrink_index(table.id(), distinct.len());
             }
-            self.inner.journal_changes_if_many(class, &mut log)
+            self.inner.journal_changes_if_many(class, &mut **log)
         })();
         table.rows.fetch_sub(deleted, Ordering::Relaxed);
         table.changes.fetch_add(1, Ordering::Relaxed);

@@ -82,7 +82,7 @@ impl Inner {
             let ticket = ReadTicket::new(class, &self.metrics);
             let looked = {
                 let mut log = class.lock(&self.metrics);
-                visitor.visit_in_memory(&mut log, &misses, &mut progress, &mut wanted)
+                visitor.visit_in_memory(&mut **log, &misses, &mut progress, &mut wanted)
             };
             if first_round && !O::AHEAD {
                 let missed = progress.iter().filter(|p| **p != Progress::Done).count() as u64;
@@ -156,7 +156,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
     }
 
     /// A place in the flush buffer for one more victim.
-    fn make_room(&self, log: &mut Storage) -> Result<()> {
+    fn make_room(&self, log: &mut dyn Storage) -> Result<()> {
         if self.class.phase() != ClassPhase::None {
             // Victims of a commit that is under way are written without the buffer.
             self.inner.check_unpoisoned()?;
@@ -177,14 +177,14 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
     /// Resolves what needs no read; the rest goes to `wanted`.
     fn visit_in_memory(
         &mut self,
-        log: &mut Storage,
+        log: &mut dyn Storage,
         misses: &[Miss],
         progress: &mut [Progress],
         wanted: &mut Vec<Want>,
     ) -> Result<()> {
         const AHEAD: usize = 16;
         // What is found is copied before it is handed over: a victim is parked by then.
-        let mut scratch = vec![0.0; self.class.layout.row_bytes / 4];
+        let mut scratch = vec![0.0; self.class.record.row_bytes / 4];
         for (i, miss) in misses.iter().enumerate() {
             if let Some(ahead) = misses.get(i + AHEAD) {
                 let (table, key) = self.key(*ahead);
@@ -224,7 +224,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
     /// Takes a row back that waits to be written, without a read.
     fn rescue(
         &mut self,
-        log: &mut Storage,
+        log: &mut dyn Storage,
         miss: Miss,
         words: &mut [f32],
         dirty_since: u32,
@@ -263,7 +263,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
                 let mut log = class.lock(&self.inner.metrics);
                 log.verify_newest(at, page)?;
                 for want in here {
-                    self.visit_in_page(&mut log, misses, progress, wanted, want, page)?;
+                    self.visit_in_page(&mut **log, misses, progress, wanted, want, page)?;
                 }
                 if O::AHEAD {
                     // A verb that waits for the class comes first: pages that are already here
@@ -286,7 +286,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
     /// Looks for the row of a miss in a page that has arrived.
     fn visit_in_page(
         &mut self,
-        log: &mut Storage,
+        log: &mut dyn Storage,
         misses: &[Miss],
         progress: &mut [Progress],
         wanted: &[Want],
@@ -321,7 +321,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
     /// resident row is found by `hand_over` itself.
     fn absent(
         &mut self,
-        log: &mut Storage,
+        log: &mut dyn Storage,
         miss: Miss,
         number: u32,
         seen: &[Want],
@@ -340,7 +340,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
     /// differs from its stored copy.
     fn hand_over(
         &mut self,
-        log: &mut Storage,
+        log: &mut dyn Storage,
         miss: Miss,
         source: Source<'_>,
         origin: u32,
@@ -434,7 +434,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
 /// What becomes of a victim: one that belongs to the commit under way is written, another dirty one
 /// is parked in the flush buffer, where there is a place for it.
 pub(in crate::store) fn write_or_park(
-    log: &mut Storage,
+    log: &mut dyn Storage,
     class: &Class,
     victim: RowRef<'_>,
 ) -> Result<()> {

@@ -1,0 +1,315 @@
+//! What the store asks of a layout, by concern. A layout implements each trait where its code for it
+//! lies; [`Storage`] is all of them.
+
+use super::{
+    Areas, Checked, Cut, DirtyRow, Finding, Found, OpenAt, PageAddress, PageSource, Residents,
+    Resolved, Share, SpaceBound, StorageMemory, StorageStats, Sweep, TableFacts, UnitReport, Want,
+};
+use crate::error::Result;
+use crate::io::{File, Medium};
+use std::any::Any;
+use std::sync::Arc;
+
+/// Finding rows: in memory, or in which pages; reads happen without the class lock.
+pub trait StorageRead {
+    /// The pages, to be read without the lock of the class.
+    fn pages(&self) -> Arc<dyn PageSource>;
+
+    /// Protects everything stored now: no page that is read until [`end_read`](Self::end_read) is
+    /// written again before.
+    fn begin_read(&mut self) -> u64;
+
+    /// Ends what `begin_read` gave the number of.
+    fn end_read(&mut self, ticket: u64);
+
+    /// Hints that a key will be looked up soon.
+    fn prefetch(&self, table: u16, key: u64);
+
+    /// Where the key of a miss is, without reading; pages that may hold it are added to `wants`. A
+    /// page that is in memory may not have reached the device yet, so it is never asked for.
+    /// `seen` are sorted wants whose pages held other keys: they are not asked for again.
+    fn find(
+        &mut self,
+        table: u16,
+        key: u64,
+        miss: u32,
+        seen: &[Want],
+        wants: &mut Vec<Want>,
+    ) -> Found<'_>;
+
+    /// Where the read of a row stands among those of others: rows that one page brings have the
+    /// same number, and pages lie in this order. 0 stands for a row that waits to be written, `None`
+    /// for one that was never written.
+    fn read_order(&self, table: u16, key: u64) -> Option<u32>;
+
+    /// Whether a key is stored or waits to be; `None` where only a read can tell.
+    fn contains(&self, table: u16, key: u64) -> Option<bool>;
+
+    /// Checks that a verified page is the one that was last written in its place; else `Corrupt`.
+    fn verify_newest(&self, at: PageAddress, page: &[u8]) -> Result<()>;
+
+    /// What a page that has arrived has for the key that it was wanted for. The class was not locked
+    /// meanwhile: so the row may wait, changed, or another copy may be the newest, and what the page
+    /// has would bring an old value back.
+    fn resolve<'p>(
+        &self,
+        table: u16,
+        key: u64,
+        want: &Want,
+        page: &'p [u8],
+    ) -> Result<Resolved<'p>>;
+}
+
+/// Passes over what is stored.
+pub trait StorageSweeps {
+    /// Begins a sweep of a table, or of all. A page of a single table's that has another row where
+    /// the index says one of it, or none, is `Corrupt`; a sweep of all tables leaves such rows out.
+    fn sweep(&mut self, table: Option<u16>) -> Box<dyn Sweep>;
+
+    /// Whether nothing newer is known of a row than its stored copy at `place`.
+    fn is_newest(&self, table: u16, key: u64, place: u32) -> bool;
+
+    /// Parts of a file that a measurement may read: those that were written to their end.
+    fn areas(&self) -> Areas;
+
+    /// Reads every page that the index names, looks for every row where it says, and tells `said`
+    /// what is wrong. `progress(done, all)` counts pages and may end it by an error, the only one
+    /// that is returned. Nothing may be written meanwhile.
+    fn check(
+        &self,
+        progress: &mut dyn FnMut(u64, u64) -> Result<()>,
+        said: &mut dyn FnMut(Finding),
+    ) -> Result<Checked>;
+}
+
+/// Dirty rows on their way to storage, and deletes.
+pub trait StorageWrite {
+    /// Rows that wait.
+    fn parked(&self) -> usize;
+
+    /// Rows that can still be parked before a flush.
+    fn room(&self) -> usize;
+
+    /// Lets a row wait that does not yet. Panics when there is no room: the owner flushes before.
+    fn park(&mut self, row: DirtyRow<'_>);
+
+    /// Whether a row waits.
+    fn is_parked(&self, table: u16, key: u64) -> bool;
+
+    /// Takes a waiting row out, because it went back to the cache or its key was deleted; false
+    /// where none waits.
+    fn unpark(&mut self, table: u16, key: u64) -> bool;
+
+    /// Writes the rows that wait, those dirty for longest first, and says how many they were. `now`
+    /// is the newest stamp. May wait for the device.
+    fn flush(&mut self, now: u32) -> Result<u64>;
+
+    /// Writes one row and outdates the copy before, which is its origin (0 for none); of a dense table
+    /// the index tells. Returns the origin that the row has from now on. May wait for the device.
+    fn append(&mut self, row: DirtyRow<'_>) -> Result<u32>;
+
+    /// Deletes the stored copy of a key, if there is one: `origin`, 0 for none; of a dense table the
+    /// index tells.
+    fn delete(&mut self, table: u16, key: u64, origin: Option<u32>);
+
+    /// Makes the index of a growing table smaller after many deletes, in `most` steps at most, for
+    /// each takes the journal room of a row.
+    fn shrink_index(&mut self, table: u16, most: usize);
+}
+
+/// What commits and the journal take.
+pub trait StorageJournal {
+    /// Gives everything to the device; the next epoch begins. With `wants_record` it is said, too,
+    /// what a journal file that begins with the commit has to know.
+    fn cut(&mut self, wants_record: bool) -> Result<Cut>;
+
+    /// Bytes of changes that wait for the journal.
+    fn change_bytes(&self) -> usize;
+
+    /// Takes these changes, in the order in which they were made.
+    fn drain_changes(&mut self, into: &mut Vec<u8>);
+
+    /// Gives all pages to the device and waits for it, so that `equip` has none to write.
+    fn write_out(&mut self) -> Result<()>;
+
+    /// Bytes that the journal needs for `rows` changed or deleted rows.
+    fn journal_bytes_for(&self, rows: u64) -> u64;
+
+    /// Whether so many changes wait for the journal that they should be handed over.
+    fn changes_are_many(&self) -> bool;
+
+    /// Pieces of what the journal keeps of a table beside its changes.
+    fn pieces(&self, table: u16) -> u32;
+
+    /// Appends one of them to `out`.
+    fn write_piece(&self, table: u16, piece: u32, out: &mut Vec<u8>);
+}
+
+/// Room on disk, made before it is used and given back.
+pub trait StorageSpace {
+    /// Bytes that the files of rows take.
+    fn disk_bytes(&self) -> u64;
+
+    /// Room that a cut takes, in rows: it seals pages that are not full.
+    fn rows_of_cut(&self) -> u64;
+
+    /// Bytes that are to be made ready so that `rows` more rows can be written and `spare` bytes are
+    /// left.
+    fn lacking_bytes(&self, rows: u64, spare: u64) -> u64;
+
+    /// Bytes of these that have to be taken from the disk.
+    fn growth_for(&self, rows: u64, spare: u64) -> u64;
+
+    /// Makes sure that `rows` more rows can be written and `spare` bytes are left, by taking up to
+    /// `grow_bytes` more of the disk. `Full` names what is missing. What was made ready before it was
+    /// noticed stays so, for the next one who asks.
+    fn reserve(&mut self, rows: u64, spare: u64, grow_bytes: u64) -> Result<()>;
+
+    /// Gives free room back to the file system: as many bytes as are `wanted` by
+    /// another class or the journal, or, where nobody wants any, what the next epochs are not
+    /// likely to need. What the `unwritten` rows need stays, and `spare` bytes. Waits for writes that
+    /// are in flight.
+    fn give_back(&mut self, unwritten: u64, spare: u64, wanted: Option<u64>) -> Result<()>;
+
+    /// Bytes that only commits from `first` up to `oldest_kept` need.
+    fn held_bytes(&self, first: u64, oldest_kept: u64) -> u64;
+}
+
+/// Upkeep: what moves rows so that room becomes free, in units.
+pub trait StorageUpkeep {
+    /// Releases what only commits before `oldest_kept` have. What was deleted since pays for
+    /// upkeep like what was written, only now: before, it would have released nothing.
+    fn drop_commits_before(&mut self, oldest_kept: u64);
+
+    /// Notes that `rows` flushed rows pay for as much upkeep as keeps the files at their target size,
+    /// which `clean_unit` then does.
+    fn owe(&mut self, rows: u64);
+
+    /// Rows that one unit moves at most.
+    fn rows_per_unit(&self) -> u64;
+
+    /// Bytes that changes leave free for upkeep, of `most_bytes` that a disk bound allows if there is
+    /// one.
+    fn room_for_upkeep(&self, most_bytes: Option<u64>) -> u64;
+
+    /// Whether what is free, or will be by commits alone, is less than `bytes` beside what stays
+    /// for `unwritten` rows and the `spare` bytes.
+    fn lacks(&self, bytes: u64, unwritten: u64, spare: u64) -> bool;
+
+    /// Whether a unit was paid for and not done; where files are small enough that is forgotten.
+    /// `most_bytes` is what the disk bound allows.
+    fn settle(&mut self, most_bytes: u64) -> bool;
+
+    /// Does a unit; `None` when nothing is worth it, or there is no room to move rows to. `rows` is how many must find room, those of a unit and others that will come;
+
+    /// `grow_bytes` is how much more of the disk it may take. Waits for the device.
+    fn clean_unit(
+        &mut self,
+        bound: SpaceBound,
+        rows: u64,
+        grow_bytes: u64,
+        residents: &dyn Residents,
+    ) -> Result<Option<UnitReport>>;
+
+    /// Says whether a disk bound will make upkeep necessary. Rows are told apart by how long their
+    /// last copy lived then.
+    fn expect_bound(&mut self, is_bounded: bool);
+}
+
+/// Memory: what a plan of the budget gives, and what is taken.
+pub trait StorageBudget {
+    /// Takes the buffers of a plan in place of those before. Nothing may wait in these.
+    fn equip(&mut self, share: Share, medium: &dyn Medium) -> Result<()>;
+
+    /// Bytes by which the index of a growing table still grows until it has `expected` rows.
+    fn index_growth(&self, table: u16, expected: u64) -> u64;
+
+    /// How memory is spent.
+    fn memory(&self) -> StorageMemory;
+}
+
+/// What is counted.
+pub trait StorageCounts {
+    /// Counters, and what is stored.
+    fn stats(&self) -> StorageStats;
+
+    /// Keys of a table that have a stored copy.
+    fn rows_stored(&self, table: u16) -> u64;
+
+    /// Bytes in use that newest copies do not fill.
+    fn outdated_bytes(&self) -> u64;
+}
+
+/// Tables that come and go.
+pub trait StorageTables {
+    /// Takes a new table in. Returns into how many parts its index is divided, of a growing one.
+    fn create_table(&mut self, facts: &TableFacts<'_>) -> Result<Option<u32>>;
+
+    /// Takes a table out again that came to nothing: no row of it was written.
+    fn remove_table(&mut self, table: u16);
+}
+
+/// A reader that moves to another commit.
+pub trait StorageRefresh {
+    /// Takes the indexes of all `tables` out, in the order of their ids, to be changed by what the
+    /// journal says from `epoch` on. From here on the storage has none. Copies that commits before
+    /// `oldest` have are not counted.
+    fn go_on(
+        &mut self,
+        tables: &[TableFacts<'_>],
+        epoch: u64,
+        oldest: u64,
+    ) -> Box<dyn StorageRecovery>;
+
+    /// Puts the indexes of a recovery of the same commit in the place of those that
+    /// [`go_on`](Self::go_on) took.
+    fn take_back(&mut self, recovery: Box<dyn StorageRecovery>);
+}
+
+/// What stores the rows of a row class. Whoever holds the lock of the class has it alone; only
+/// reads of pages, sweeps under way and writes in flight go on without.
+pub trait Storage:
+    StorageRead
+    + StorageSweeps
+    + StorageWrite
+    + StorageJournal
+    + StorageSpace
+    + StorageUpkeep
+    + StorageBudget
+    + StorageCounts
+    + StorageTables
+    + StorageRefresh
+    + Any
+    + Send
+{
+}
+
+/// Who hears of every row that a change names, by table and key.
+pub type Hearer<'a> = Option<&'a mut dyn FnMut(u16, u64)>;
+
+/// What becomes the storage of a row class while the journal is replayed, in its order.
+pub trait StorageRecovery: Any + Send {
+    /// Takes a table in, whose id is larger than those before.
+    fn table(&mut self, facts: &TableFacts<'_>) -> Result<()>;
+
+    /// Loads a piece of a table.
+    fn piece(&mut self, table: u16, piece: u32, bytes: &[u8]) -> Result<()>;
+
+    /// Applies changes as the storage handed them out; `changed` hears of every row that they name.
+    fn changes(&mut self, bytes: &[u8], changed: Hearer<'_>) -> Result<()>;
+
+    /// An epoch is over: all its changes were in the journal. `began` is what the commit notes of
+    /// the class's position when the epoch began.
+    fn commit(&mut self, number: u64, began: Option<u64>);
+
+    /// Refuses tables of which pieces are missing.
+    fn check_complete(&self) -> Result<()>;
+
+    /// The storage of the class at a commit, in its file, with the smallest buffers.
+    fn finish(
+        self: Box<Self>,
+        at: &OpenAt,
+        file: Arc<dyn File>,
+        medium: &dyn Medium,
+    ) -> Result<Box<dyn Storage>>;
+}
