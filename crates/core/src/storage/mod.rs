@@ -32,8 +32,8 @@ pub use traits::{
 
 use crate::error::Result;
 
-/// What becomes the storage of a class that has no tables yet, in `epoch`. `begun` is what its record
-/// says of its files; commits before `oldest` are not kept.
+/// What becomes the storage of a class that has no tables yet, in `epoch`. `begun` is what its
+/// record says of its files; commits before `oldest` are not kept.
 pub fn recovery(
     facts: &ClassFacts,
     begun: &str,

@@ -1,5 +1,5 @@
-//! What the store asks of a layout, by concern. A layout implements each trait where its code for it
-//! lies; [`Storage`] is all of them.
+//! What the store asks of a layout, by concern. A layout implements each trait where its code for
+//! it lies; [`Storage`] is all of them.
 
 use super::{
     Areas, Checked, Cut, DirtyRow, Finding, Found, OpenAt, PageAddress, PageSource, Residents,
@@ -38,8 +38,8 @@ pub trait StorageRead {
     ) -> Found<'_>;
 
     /// Where the read of a row stands among those of others: rows that one page brings have the
-    /// same number, and pages lie in this order. 0 stands for a row that waits to be written, `None`
-    /// for one that was never written.
+    /// same number, and pages lie in this order. 0 stands for a row that waits to be written,
+    /// `None` for one that was never written.
     fn read_order(&self, table: u16, key: u64) -> Option<u32>;
 
     /// Whether a key is stored or waits to be; `None` where only a read can tell.
@@ -48,9 +48,9 @@ pub trait StorageRead {
     /// Checks that a verified page is the one that was last written in its place; else `Corrupt`.
     fn verify_newest(&self, at: PageAddress, page: &[u8]) -> Result<()>;
 
-    /// What a page that has arrived has for the key that it was wanted for. The class was not locked
-    /// meanwhile: so the row may wait, changed, or another copy may be the newest, and what the page
-    /// has would bring an old value back.
+    /// What a page that has arrived has for the key that it was wanted for. The class was not
+    /// locked meanwhile: so the row may wait, changed, or another copy may be the newest, and what
+    /// the page has would bring an old value back.
     fn resolve<'p>(
         &self,
         table: u16,
@@ -104,12 +104,13 @@ pub trait StorageWrite {
     /// is the newest stamp. May wait for the device.
     fn flush(&mut self, now: u32) -> Result<u64>;
 
-    /// Writes one row and outdates the copy before, which is its origin (0 for none); of a dense table
-    /// the index tells. Returns the origin that the row has from now on. May wait for the device.
+    /// Writes one row and outdates the copy before, which is its origin (0 for none); of a dense
+    /// table the index tells. Returns the origin that the row has from now on. May wait for the
+    /// device.
     fn append(&mut self, row: DirtyRow<'_>) -> Result<u32>;
 
-    /// Deletes the stored copy of a key, if there is one: `origin`, 0 for none; of a dense table the
-    /// index tells.
+    /// Deletes the stored copy of a key, if there is one: `origin`, 0 for none; of a dense table
+    /// the index tells.
     fn delete(&mut self, table: u16, key: u64, origin: Option<u32>);
 
     /// Makes the index of a growing table smaller after many deletes, in `most` steps at most, for
@@ -153,22 +154,21 @@ pub trait StorageSpace {
     /// Room that a cut takes, in rows: it seals pages that are not full.
     fn rows_of_cut(&self) -> u64;
 
-    /// Bytes that are to be made ready so that `rows` more rows can be written and `spare` bytes are
-    /// left.
+    /// Bytes that are to be made ready so that `rows` more rows can be written and `spare` bytes
+    /// are left.
     fn lacking_bytes(&self, rows: u64, spare: u64) -> u64;
 
     /// Bytes of these that have to be taken from the disk.
     fn growth_for(&self, rows: u64, spare: u64) -> u64;
 
     /// Makes sure that `rows` more rows can be written and `spare` bytes are left, by taking up to
-    /// `grow_bytes` more of the disk. `Full` names what is missing. What was made ready before it was
-    /// noticed stays so, for the next one who asks.
+    /// `grow_bytes` more of the disk. `Full` names what is missing. What was made ready before it
+    /// was noticed stays so, for the next one who asks.
     fn reserve(&mut self, rows: u64, spare: u64, grow_bytes: u64) -> Result<()>;
 
-    /// Gives free room back to the file system: as many bytes as are `wanted` by
-    /// another class or the journal, or, where nobody wants any, what the next epochs are not
-    /// likely to need. What the `unwritten` rows need stays, and `spare` bytes. Waits for writes that
-    /// are in flight.
+    /// Gives free room back to the file system: as many bytes as are `wanted` by another class or
+    /// the journal, or, where nobody wants any, what the next epochs are not likely to need. What
+    /// the `unwritten` rows need stays, and `spare` bytes. Waits for writes that are in flight.
     fn give_back(&mut self, unwritten: u64, spare: u64, wanted: Option<u64>) -> Result<()>;
 
     /// Bytes that only commits from `first` up to `oldest_kept` need.
@@ -181,15 +181,15 @@ pub trait StorageUpkeep {
     /// upkeep like what was written, only now: before, it would have released nothing.
     fn drop_commits_before(&mut self, oldest_kept: u64);
 
-    /// Notes that `rows` flushed rows pay for as much upkeep as keeps the files at their target size,
-    /// which `clean_unit` then does.
+    /// Notes that `rows` flushed rows pay for as much upkeep as keeps the files at their target
+    /// size, which `clean_unit` then does.
     fn owe(&mut self, rows: u64);
 
     /// Rows that one unit moves at most.
     fn rows_per_unit(&self) -> u64;
 
-    /// Bytes that changes leave free for upkeep, of `most_bytes` that a disk bound allows if there is
-    /// one.
+    /// Bytes that changes leave free for upkeep, of `most_bytes` that a disk bound allows if there
+    /// is one.
     fn room_for_upkeep(&self, most_bytes: Option<u64>) -> u64;
 
     /// Whether what is free, or will be by commits alone, is less than `bytes` beside what stays
@@ -200,9 +200,9 @@ pub trait StorageUpkeep {
     /// `most_bytes` is what the disk bound allows.
     fn settle(&mut self, most_bytes: u64) -> bool;
 
-    /// Does a unit; `None` when nothing is worth it, or there is no room to move rows to. `rows` is how many must find room, those of a unit and others that will come;
-
-    /// `grow_bytes` is how much more of the disk it may take. Waits for the device.
+    /// Does a unit; `None` when nothing is worth it, or there is no room to move rows to. `rows` is
+    /// how many must find room, those of a unit and others that will come; `grow_bytes` is how much
+    /// more of the disk it may take. Waits for the device.
     fn clean_unit(
         &mut self,
         bound: SpaceBound,

@@ -13,8 +13,8 @@ use std::sync::atomic::Ordering;
 
 impl Inner {
     /// Makes sure that one more victim has a place to wait: writes those that do when there is
-    /// none, cleans in proportion, hands changes to the journal. Runs under the class lock and may wait for the
-    /// device. An error here leaves memory and disk apart, so it poisons the store.
+    /// none, cleans in proportion, hands changes to the journal. Runs under the class lock and may
+    /// wait for the device. An error here leaves memory and disk apart, so it poisons the store.
     pub(in crate::store) fn make_room(
         &self,
         engine: &Engine,
