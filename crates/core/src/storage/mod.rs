@@ -17,7 +17,7 @@ mod traits;
 
 pub use buffer::{DirtyRow, FlushBuffer};
 pub use facts::{ClassFacts, OpenAt, TableFacts};
-pub use log::demand::{Demand, Share, growing_index_bytes};
+pub use log::demand::{Demand, IndexMemory, Share, index_memory};
 pub use log::{ClassNeed, check_class, choose_segment, create, disk_bytes_for, seed_of_file};
 pub use page::PageLayout;
 pub use read::{Found, PageAddress, PageSource, Resolved, Want};

@@ -3,11 +3,10 @@
 use super::engine::{Class, Engine};
 use super::files::class_file::create_class_file;
 use super::journal::{ClassRecord, RecordKind, TableRecord};
-use super::memory::budget::{self, ClassDemand, READ_DEPTHS, growing_index_bytes};
+use super::memory::budget::{self, ClassDemand, READ_DEPTHS};
 use super::{Inner, Store, has_file};
 use crate::config::{Memory, TableId, TableInfo, TableSpec};
 use crate::error::{Result, bail};
-use crate::index::{DenseIndex, SparseIndex};
 use crate::io::{DeviceCurve, IoKind, measure};
 use crate::row::{Dtype, RowLayout};
 use crate::storage::{
@@ -354,14 +353,9 @@ fn demands_with(
         }
     };
     let class = &mut demands[at];
-    match spec.num_embeddings {
-        Some(rows) => class.index_bytes += DenseIndex::memory_for(rows),
-        None => {
-            let expected = spec.expected_rows.unwrap_or(0);
-            let empty = SparseIndex::new(expected)?.memory_bytes() as u64;
-            class.index_growth += growing_index_bytes(expected).max(empty);
-        }
-    }
+    let index = storage::index_memory(spec.num_embeddings, spec.expected_rows)?;
+    class.index_bytes += index.now;
+    class.index_growth += index.growth;
     Ok(demands)
 }
 

@@ -5,7 +5,7 @@
 
 use super::{ClassLog, Stream, Writer};
 use crate::error::Result;
-use crate::index::INDEX_BYTES_PER_KEY;
+use crate::index::{DenseIndex, INDEX_BYTES_PER_KEY, SparseIndex};
 use crate::io::{Buffers, Medium, pow2_below};
 use crate::storage::{FlushBuffer, StorageBudget, StorageMemory, StorageWrite};
 
@@ -28,8 +28,28 @@ pub(super) const JOURNAL_BYTES_PER_ROW: u64 = 24;
 /// Index bytes of a growing table per row, twice: a half more than eight.
 const INDEX_BYTES_PER_ROW_TWICE: u64 = 17;
 
+/// What the index of a new table takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IndexMemory {
+    /// Bytes from the beginning.
+    pub now: u64,
+    /// Bytes that it will take beyond these.
+    pub growth: u64,
+}
+
+/// What the index of a new table takes: a dense one of so many ids, or a growing one that is to
+/// have so many keys.
+pub fn index_memory(ids: Option<u64>, expected: Option<u64>) -> Result<IndexMemory> {
+    if let Some(ids) = ids {
+        return Ok(IndexMemory { now: DenseIndex::memory_for(ids), growth: 0 });
+    }
+    let expected = expected.unwrap_or(0);
+    let empty = SparseIndex::new(expected)?.memory_bytes() as u64;
+    Ok(IndexMemory { now: 0, growth: growing_index_bytes(expected).max(empty) })
+}
+
 /// Bytes of the index of a growing table with `rows` rows.
-pub fn growing_index_bytes(rows: u64) -> u64 {
+fn growing_index_bytes(rows: u64) -> u64 {
     rows.saturating_mul(INDEX_BYTES_PER_ROW_TWICE) / 2
 }
 
