@@ -13,6 +13,8 @@ ENGINE = Path(__file__).parents[2] / "crates" / "core" / "src"
 LEVELS = {"io": 1, "index": 2, "cache": 3, "storage": 3, "store": 4}
 """Modules above level 0, where all others are. Modules of one of these levels are strangers."""
 
+OF_STORAGE = re.compile(r"(?<![\w:])storage::(\w+)")
+
 
 def sources() -> dict[str, str]:
     """The text of every source without its tests, by its path."""
@@ -44,9 +46,27 @@ def uses(name: str, code: str) -> Iterator[str]:
     """Paths from the root of the crate that a source names."""
     roots = ["crate::", "super::" * depth_of(name)] if name != "lib.rs" else ["crate::"]
     for root in roots:
-        for found in re.finditer(rf"(?<![\w:]){root}(\{{[^;]*\}}|[\w:]+)", code):
-            for path in found[1].strip("{}").split(","):
-                yield path.strip().strip("{}")
+        for found in re.finditer(rf"(?<![\w:]){root}", code):
+            yield from paths(code[found.end() :])
+
+
+def paths(text: str) -> list[str]:
+    """The paths that a text begins with: `a::{b, c::{d}}` are `a::b` and `a::c::d`."""
+    start = re.match(r"[\w:*]*", text)
+    prefix = start[0] if start else ""
+    if not text[len(prefix) :].startswith("{"):
+        return [prefix]
+    parts, depth = [""], 0
+    for letter in text[len(prefix) :]:
+        depth += {"{": 1, "}": -1}.get(letter, 0)
+        if depth == 0:
+            break
+        if letter == "," and depth == 1:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    parts[0] = parts[0][1:]
+    return [prefix + path for part in parts if part.strip() for path in paths(part.strip())]
 
 
 def strangers(name: str, code: str) -> list[str]:
@@ -92,7 +112,9 @@ def layouts_and_indexes(name: str, code: str) -> list[str]:
     layouts = {path.name for path in (ENGINE / "storage").iterdir() if path.is_dir()}
     assert "log" in layouts
     inner = [("storage", layout) for layout in layouts] + [("index",)]
-    parts = [tuple(path.split("::")) for path in uses(name, code)]
+    # What was imported as `storage` is named by that.
+    named = [*uses(name, code), *(f"storage::{found[1]}" for found in OF_STORAGE.finditer(code))]
+    parts = [tuple(path.split("::")) for path in named]
     return ["::".join(path) for path in parts if any(path[: len(i)] == i for i in inner)]
 
 
@@ -100,5 +122,12 @@ def test_the_store_names_no_layout_and_no_index() -> None:
     texts = {name: code for name, code in sources().items() if module_of(name) == "store"}
     found = {name: layouts_and_indexes(name, code) for name, code in texts.items()}
     assert {name: paths for name, paths in found.items() if paths} == {}
-    planted = "use crate::storage::log::ClassLog;\nuse crate::index::DenseIndex;"
-    assert len(layouts_and_indexes("store/open.rs", f"{texts['store/open.rs']}\n{planted}")) == 2
+    planted = [
+        "use crate::storage::log::ClassLog;",
+        "use crate::storage::{Storage, log::ClassLog};",
+        "use crate::{error::Result, storage::{log::{ClassLog, Writer}, Storage}};",
+        "fn make() { storage::log::create() }",
+        "use crate::index::DenseIndex;",
+    ]
+    for line in planted:
+        assert layouts_and_indexes("store/open.rs", f"{texts['store/open.rs']}\n{line}") != []

@@ -109,11 +109,6 @@ impl FlushBuffer {
         self.capacity - self.map.len()
     }
 
-    /// True when the next push needs a flush first.
-    pub fn is_full(&self) -> bool {
-        self.map.len() == self.capacity
-    }
-
     /// Adds a row that is not here yet. Panics when full: the owner flushes before.
     pub fn push(&mut self, row: DirtyRow<'_>) {
         let DirtyRow { table, key, dirty_since, origin, words: row } = row;
@@ -210,7 +205,7 @@ mod tests {
         let mut buffer = FlushBuffer::new(2, 2);
         buffer.push(row(1, (0, u64::MAX), Some(7), &[1.0, 2.0]));
         buffer.push(row(2, (1, u64::MAX), Some(8), &[3.0, 4.0]));
-        assert!(buffer.is_full());
+        assert_eq!(buffer.free(), 0);
         let at = buffer.find(0, u64::MAX).unwrap();
         assert_eq!(buffer.at(at).words, [1.0, 2.0]);
         assert!(buffer.remove(0, u64::MAX) && !buffer.remove(0, u64::MAX));

@@ -50,5 +50,5 @@ pub trait Residents {
     /// True while a commit writes the rows that were dirty when it began.
     fn are_being_written(&self) -> bool;
     /// A stored copy moved; a resident row must remember the new place.
-    fn moved(&self, table: u16, key: u64, old_slot: u32, new_slot: u32);
+    fn moved(&self, table: u16, key: u64, old_origin: u32, new_origin: u32);
 }

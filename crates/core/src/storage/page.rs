@@ -1,4 +1,4 @@
-//! The page of the `log` layout: rows, a directory of their keys, and a header that proves it.
+//! A page: rows, a directory of their keys, and a header that proves it.
 //!
 //! Format: `docs/formats/page.md`. A page is written once, whole, and never changed. Whoever reads
 //! one verifies it here first; nothing else in the engine looks at unverified bytes.

@@ -63,7 +63,8 @@ pub trait StorageRead {
 /// Passes over what is stored.
 pub trait StorageSweeps {
     /// Begins a sweep of a table, or of all. A page of a single table's that has another row where
-    /// the index says one of it, or none, is `Corrupt`; a sweep of all tables leaves such rows out.
+    /// the index says one of it, or none, is `Corrupt`. A sweep of all tables reads the same pages
+    /// with less memory and hands over outdated rows of theirs, too: `is_newest` tells.
     fn sweep(&mut self, table: Option<u16>) -> Box<dyn Sweep>;
 
     /// Whether nothing newer is known of a row than its stored copy at `place`.
@@ -120,7 +121,8 @@ pub trait StorageWrite {
 
 /// What commits and the journal take.
 pub trait StorageJournal {
-    /// Gives everything to the device; the next epoch begins. With `wants_record` it is said, too,
+    /// Gives everything to the device; the next epoch begins. Changes that wait belong to the epoch
+    /// before: they are drained before anything else is written. With `wants_record` it is said, too,
     /// what a journal file that begins with the commit has to know.
     fn cut(&mut self, wants_record: bool) -> Result<Cut>;
 

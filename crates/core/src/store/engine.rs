@@ -585,9 +585,9 @@ impl Residents for CacheOfClass<'_> {
         self.class.phase() == ClassPhase::Captured
     }
 
-    fn moved(&self, table: u16, key: u64, old_slot: u32, new_slot: u32) {
+    fn moved(&self, table: u16, key: u64, old_origin: u32, new_origin: u32) {
         let at = self.locate(table, key);
-        self.class.cache().set_origin(at, table, key, old_slot, new_slot);
+        self.class.cache().set_origin(at, table, key, old_origin, new_origin);
     }
 }
 

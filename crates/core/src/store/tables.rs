@@ -1,7 +1,7 @@
 //! Tables: creating them, opening them with the parameters that they have, planning memory.
 
 use super::engine::{Class, Engine};
-use super::files::class_file::create_class_file;
+use super::files::class_file::{class_file_name, create_class_file};
 use super::journal::{ClassRecord, RecordKind, TableRecord};
 use super::memory::budget::{self, ClassDemand, READ_DEPTHS};
 use super::{Inner, Store, has_file};
@@ -294,7 +294,10 @@ impl Inner {
         let epoch = self.history.lock().next_sequence;
         let mut log = storage::create(&facts, file, epoch, &*self.medium)?;
         self.medium.sync_dir()?;
-        let partitions = log.create_table(table)?;
+        let partitions = log.create_table(table).inspect_err(|_| {
+            // What is refused leaves no file; where that fails, the next class of this number does it.
+            let _ = self.medium.remove(&class_file_name(id));
+        })?;
         let bytes = log.disk_bytes();
         let mut class = Class::new(record, log);
         class.choices = new.choices;

@@ -82,6 +82,10 @@ impl StorageUpkeep for ClassLog {
     }
 
     fn owe(&mut self, rows: u64) {
+        // Slots that stay empty are paid for like rows, or many small commits, or many short lives,
+        // would use them up faster than cleaning gives them back: those of pages that a commit
+        // sealed, and once after opening those of a segment, because the one being filled is not
+        // gone on with.
         let taken = rows + self.writer.take_unfilled();
         self.clean.credit += taken as f64 * COST_OF_A_SLOT;
     }

@@ -150,7 +150,7 @@ impl StorageBudget for ClassLog {
             + self.writer.memory_bytes()
             + self.deltas.memory_bytes()
             + self.scratch.capacity() * 4
-            + self.order.capacity() * 4;
+            + (self.order.capacity() + self.slots.capacity()) * 4;
         StorageMemory { index_bytes: self.index_bytes(), buffer_bytes: buffers as u64 }
     }
 }

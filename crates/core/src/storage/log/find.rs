@@ -127,17 +127,28 @@ impl StorageRead for ClassLog {
         // If the index still names the slot, it names it for the row that is there, whose tag and
         // partition are then the same; for no other. Of a dense table it names no other at all.
         let (owner, found) = entry;
-        let explained = match index {
-            TableIndex::Dense(_) => false,
+        let wrong = match index {
+            TableIndex::Dense(_) => {
+                Some(format!("id {key}, the page says table {owner} key {found}"))
+            }
             TableIndex::Sparse(..) => {
-                !index.is_newest(key, slot) || (owner == table && index.is_newest(found, slot))
+                let moved = !index.is_newest(key, slot);
+                let explained = moved || (owner == table && index.is_newest(found, slot));
+                (!explained).then(|| {
+                    format!(
+                        "a row of this table, the page says table {owner} key {found}, which is \
+                         indexed elsewhere or not at all"
+                    )
+                })
             }
         };
-        if !explained && !planted::is(Bug::WrongPageAccepted) {
+        if let Some(wrong) = wrong
+            && !planted::is(Bug::WrongPageAccepted)
+        {
             bail!(
                 Corrupt,
-                "{}, slot {slot}: the index says key {key}, the page says table {owner} key \
-                 {found}; restore from a copy, or open an earlier commit with step=",
+                "{}, slot {slot}: the index says {wrong}; restore from a copy, or open an earlier \
+                 commit with step=",
                 self.file().name()
             );
         }

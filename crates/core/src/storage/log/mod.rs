@@ -270,11 +270,6 @@ impl ClassLog {
             * self.pages.layout.rows_per_page as u64
     }
 
-    /// Where the fillings of all segments began, for the class record of a journal file.
-    pub fn fillings(&self) -> String {
-        fillings::encode(self.segments.firsts())
-    }
-
     /// Checks that a verified page is the one that was last written in its place; else `Corrupt`.
     #[inline]
     pub fn verify_sequence(&self, page: &[u8], number: u32) -> Result<()> {

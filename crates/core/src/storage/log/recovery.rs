@@ -347,7 +347,7 @@ impl StorageRefresh for ClassLog {
 
     fn take_back(&mut self, recovery: Box<dyn StorageRecovery>) {
         let any: Box<dyn Any> = recovery;
-        let recovery = any.downcast::<LogRecovery>().expect("it came from `go_on` of this log");
+        let recovery = any.downcast::<LogRecovery>().expect("a log is given a recovery of a log");
         for table in recovery.tables {
             self.add_table(table.id, table.index);
         }

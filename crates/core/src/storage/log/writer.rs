@@ -153,6 +153,13 @@ impl Writer {
         Some(&self.queue.buffer(buffer)[at..at + self.layout.page_bytes])
     }
 
+    /// Rows that a page in memory holds, which is perhaps not sealed yet; behind them is garbage.
+    pub(super) fn rows_in(&self, number: u32, page: &[u8]) -> usize {
+        let mut open = self.points.iter().filter_map(|point| point.open.as_ref());
+        let being_filled = open.find(|c| c.first_page + c.pages == number && c.rows > 0);
+        being_filled.map_or_else(|| self.layout.rows_in(page), |c| c.rows)
+    }
+
     /// The pages that are still in memory.
     pub(super) fn pages_in_memory(&self) -> impl Iterator<Item = u32> {
         let open = self.points.iter().filter_map(|point| point.open.as_ref());

@@ -1,4 +1,5 @@
-//! Small files of a store, and who may use them: superblock, head, lock, holds, states, headers.
+//! Small files of a store, and who may use them: superblock, head, lock, holds, states,
+//! names of the files of rows.
 
 pub(in crate::store) mod class_file;
 pub(in crate::store) mod head;

@@ -10,7 +10,6 @@ use crate::io::{Buffers, pow2_below};
 use crate::storage::{Demand, Share};
 use crate::store::journal::ClassRecord;
 
-
 /// What the plan must know of a row class.
 #[derive(Clone, Debug, Default)]
 pub(in crate::store) struct ClassDemand {

@@ -186,10 +186,13 @@ impl Scan {
                         }
                         Ok(())
                     });
-                    store.inner.note_read();
-                    if !store.inner.as_committed(read)? {
+                    if let Ok(false) = read {
                         return Ok(false);
                     }
+                    store.inner.note_read();
+                    let name = &table.record.spec.name;
+                    let read = read.map_err(|error| error.context(format!("table '{name}'")));
+                    store.inner.as_committed(read)?;
                 }
             }
         }

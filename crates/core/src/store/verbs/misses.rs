@@ -147,6 +147,11 @@ struct MissVisitor<'a, 'k, O> {
     op: &'a mut O,
 }
 
+fn refill(scratch: &mut Vec<f32>, words: &[f32]) {
+    scratch.clear();
+    scratch.extend_from_slice(words);
+}
+
 impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
     /// Counts what a verb did; an op that is ahead has counters of its own.
     fn count(&self, counter: &AtomicU64, n: u64) {
@@ -184,7 +189,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
     ) -> Result<()> {
         const AHEAD: usize = 16;
         // What is found is copied before it is handed over: a victim is parked by then.
-        let mut scratch = vec![0.0; self.class.record.row_bytes / 4];
+        let mut scratch = Vec::new();
         for (i, miss) in misses.iter().enumerate() {
             if let Some(ahead) = misses.get(i + AHEAD) {
                 let (table, key) = self.key(*ahead);
@@ -197,7 +202,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
             match log.find(table.id(), key, i as u32, &[], wanted) {
                 Found::Absent => self.hand_over(log, *miss, Source::Initial, 0, None)?,
                 Found::Parked { words, dirty_since, origin } => {
-                    scratch.copy_from_slice(words);
+                    refill(&mut scratch, words);
                     self.rescue(log, *miss, &mut scratch, dirty_since, origin)?;
                 }
                 Found::InMemory { origin, .. } | Found::Stored { origin: Some(origin) }
@@ -207,7 +212,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
                     self.hand_over(log, *miss, Source::Blank, origin, None)?;
                 }
                 Found::InMemory { words, origin } => {
-                    scratch.copy_from_slice(words);
+                    refill(&mut scratch, words);
                     self.count(&self.inner.metrics.rescued, 1);
                     note(Branch::PageInMemory);
                     self.hand_over(log, *miss, Source::Words(&scratch), origin, None)?;
