@@ -22,7 +22,7 @@ type Slot = u32;
 ///
 /// Keeps 12 bytes per key, and 8 to 16 per key of open-addressing table.
 #[derive(Debug, Default)]
-pub struct Distinct {
+pub(crate) struct Distinct {
     slots: Vec<Slot>,
     distinct: Vec<u64>,
     inverse: Vec<u32>,
@@ -30,7 +30,7 @@ pub struct Distinct {
 
 impl Distinct {
     /// Scratch memory that allocates when first used.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::default()
     }
 
@@ -38,7 +38,7 @@ impl Distinct {
     /// distinct key. Shapes: `keys (N,)` → `(distinct (U,), inverse (N,))`.
     ///
     /// Panics when the batch has 2^31 keys or more.
-    pub fn run(&mut self, keys: &[u64]) -> (&[u64], &[u32]) {
+    pub(crate) fn run(&mut self, keys: &[u64]) -> (&[u64], &[u32]) {
         assert!(keys.len() < 1 << 31, "a batch of {} keys, at most 2^31 - 1", keys.len());
         let slots = (2 * keys.len()).next_power_of_two().max(2);
         self.slots.clear();
@@ -67,7 +67,7 @@ impl Distinct {
     }
 
     /// The distinct keys of the last batch; the next one allocates its own.
-    pub fn take(&mut self) -> Vec<u64> {
+    pub(crate) fn take(&mut self) -> Vec<u64> {
         std::mem::take(&mut self.distinct)
     }
 
@@ -110,18 +110,18 @@ pub fn distinct(keys: &[u64], distinct: &mut Vec<u64>, inverse: &mut Vec<i64>) {
 
 /// Gradients of distinct keys, without copying those of keys that occur once.
 #[derive(Debug, Default)]
-pub struct Merged {
+pub(crate) struct Merged {
     /// Row of each distinct key: below the batch length a row of the given gradients, from there
     /// on a row of `sums`.
-    pub rows: Vec<u32>,
+    pub(crate) rows: Vec<u32>,
     /// Sums of keys that occur several times, `(S, dim)`.
-    pub sums: Vec<f32>,
+    pub(crate) sums: Vec<f32>,
 }
 
 impl Merged {
     /// The merged gradient in `row` of `rows`, for a batch of `gradients (N, dim)`.
     #[inline(always)]
-    pub fn gradient<'a>(&'a self, row: u32, gradients: &'a [f32], dim: usize) -> &'a [f32] {
+    pub(crate) fn gradient<'a>(&'a self, row: u32, gradients: &'a [f32], dim: usize) -> &'a [f32] {
         let at = row as usize * dim;
         match at < gradients.len() {
             true => &gradients[at..at + dim],
@@ -136,7 +136,7 @@ impl Merged {
 /// Shapes: `inverse (N,)` of first-occurrence positions, `gradients (N, dim)`.
 ///
 /// Panics when a shape does not fit or `inverse` is not in first-occurrence order.
-pub fn merge_gradients(inverse: &[u32], gradients: &[f32], dim: usize) -> Merged {
+pub(crate) fn merge_gradients(inverse: &[u32], gradients: &[f32], dim: usize) -> Merged {
     assert!(dim > 0, "dim is 0");
     assert_eq!(gradients.len(), inverse.len() * dim, "numbers in gradients");
     let mut merged = Merged { rows: Vec::with_capacity(inverse.len()), sums: Vec::new() };

@@ -3,26 +3,50 @@
 //!
 //! Levels, each using lower ones only: store (4); cache and storage (3), which do not see each
 //! other; index (2); io (1); everything else (0). `ARCHITECTURE.md` draws the arrows.
+//!
+//! A [`Store`] and what its calls take and give are the interface. The feature `parts` opens cache,
+//! index and storage to benches of single parts; they are no interface that is kept.
+#![cfg_attr(
+    not(feature = "parts"),
+    allow(
+        dead_code,
+        unreachable_pub,
+        unused_imports,
+        reason = "what `parts` shows is as public as can be"
+    )
+)]
 
 pub mod activation;
 mod arena;
+#[cfg(not(feature = "parts"))]
+mod cache;
+#[cfg(feature = "parts")]
 pub mod cache;
 pub mod clip;
 pub mod config;
-pub mod distinct;
+mod distinct;
 pub mod error;
 mod half;
 pub mod hash;
 mod idle;
+#[cfg(not(feature = "parts"))]
+mod index;
+#[cfg(feature = "parts")]
 pub mod index;
 pub mod init;
 pub mod io;
+#[cfg(not(feature = "parts"))]
+mod metrics;
+#[cfg(feature = "parts")]
 pub mod metrics;
 pub mod optimizer;
 mod permits;
 pub mod planted;
-pub mod prefetch;
+mod prefetch;
 pub mod row;
+#[cfg(not(feature = "parts"))]
+mod storage;
+#[cfg(feature = "parts")]
 pub mod storage;
 pub mod store;
 

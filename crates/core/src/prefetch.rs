@@ -24,17 +24,17 @@ pub(crate) fn amd_family() -> u32 {
 }
 
 /// Bytes of a cache line.
-pub const LINE_BYTES: usize = 64;
+pub(crate) const LINE_BYTES: usize = 64;
 
 /// Asks for the cache line in which `place` begins, into all levels, for reading.
 #[inline(always)]
-pub fn prefetch_read<T>(place: &T) {
+pub(crate) fn prefetch_read<T>(place: &T) {
     prefetch_line::<true, T>(place);
 }
 
 /// Asks for every cache line of `places`.
 #[inline(always)]
-pub fn prefetch_slice<T>(places: &[T]) {
+pub(crate) fn prefetch_slice<T>(places: &[T]) {
     let step = (LINE_BYTES / size_of::<T>().max(1)).max(1);
     for place in places.iter().step_by(step) {
         prefetch_read(place);
