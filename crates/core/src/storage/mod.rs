@@ -6,6 +6,7 @@
 
 mod buffer;
 pub mod log;
+pub mod lsm;
 pub mod page;
 mod read;
 mod reader;
