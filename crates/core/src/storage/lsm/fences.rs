@@ -8,9 +8,9 @@
 //! `EXTRA_BITS`; of clustered ones as many as it takes. Fences increase strictly and are Elias-Fano
 //! coded: their lower bits packed, their upper bits in unary.
 //!
-//! The code is our own because it is a stored format: the crates that have such a sequence (vers-vecs
-//! without dependencies, sucds, sux) store it by their own layout and do not check what they read
-//! back, so damaged bytes end in a panic or in a wrong page.
+//! The code is our own because it is a stored format: the crates that have such a sequence
+//! (vers-vecs without dependencies, sucds, sux) store it by their own layout and do not check what
+//! they read back, so damaged bytes end in a panic or in a wrong page.
 
 use crate::error::{Result, bail};
 use std::ops::{Range, RangeInclusive};

@@ -108,6 +108,7 @@ pub struct Merge<C> {
     next_first: Place,
     merged: Merged,
     done: bool,
+    failed: bool,
 }
 
 impl<C: Changes> Merge<C> {
@@ -143,6 +144,7 @@ impl<C: Changes> Merge<C> {
             rows_per_file,
             merged,
             done: false,
+            failed: false,
         };
         merge.take_change()?;
         Ok(merge)
@@ -156,11 +158,20 @@ impl<C: Changes> Merge<C> {
     }
 
     /// Merges a portion; false when all is written and durable. After an error the merge can only
-    /// be abandoned.
+    /// be abandoned, all else is `Poisoned`.
     pub fn step(&mut self, medium: &dyn Medium) -> Result<bool> {
+        if self.failed {
+            bail!(Poisoned, "merge {} goes on after an error; abandon it", self.plan.merge);
+        }
         if self.done {
             return Ok(false);
         }
+        let merged = self.merge_portion(medium);
+        self.failed = merged.is_err();
+        merged
+    }
+
+    fn merge_portion(&mut self, medium: &dyn Medium) -> Result<bool> {
         if self.old.is_spent() {
             self.old.read_portion()?;
         }
@@ -246,9 +257,7 @@ impl<C: Changes> Merge<C> {
         if self.writer.is_some() {
             return Ok(());
         }
-        let Some(queue) = self.queue.take() else {
-            bail!(Poisoned, "a merge goes on after an error; abandon it");
-        };
+        let queue = self.queue.take().expect("the last writer has given it back");
         let number = self.plan.first_number + self.merged.added.len() as u32;
         let (shape, merge, first) = (&self.plan.shape, self.plan.merge, self.next_first);
         self.writer = Some(PartitionWriter::create(medium, shape, number, merge, first, queue)?);

@@ -43,6 +43,8 @@ fn run(medium: &SimMedium, mut merge: Merge<List>) -> Result<Merged> {
             Ok(true) => {}
             Ok(false) => return Ok(merge.finish()),
             Err(error) => {
+                let again = merge.step(medium).unwrap_err();
+                assert_eq!(again.kind(), ErrorKind::Poisoned);
                 let _ = merge.abandon(medium);
                 return Err(error);
             }

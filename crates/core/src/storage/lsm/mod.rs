@@ -2,9 +2,10 @@
 //!
 //! The rows of a class lie in partitions, each with the rows of a range of the [`order`]. A look-up
 //! finds its partition by binary search in the [`version`], the page by the [`fences`] and the row
-//! in the page, so that a stored row costs one page, rarely two. A [`merge`] takes in what is newer:
-//! it writes the rows of some partitions and their changes to new files, and an edit of the version
-//! puts these in the place of the old ones. Readers keep the [`snapshot`] that they began with.
+//! in the page, so that a stored row costs one page, rarely two. A [`merge`] takes in what is
+//! newer: it writes the rows of some partitions and their changes to new files, and an edit of the
+//! version puts these in the place of the old ones. Readers keep the [`snapshot`] that they began
+//! with.
 //!
 //! Format: `docs/formats/partition-file.md`.
 

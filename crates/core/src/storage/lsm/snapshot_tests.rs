@@ -7,7 +7,7 @@ use super::snapshot::{Bottom, Snapshot};
 use super::testing::{List, Model, Random, Row, orders, queue, reader, words};
 use super::version::{Edit, Version};
 use crate::error::ErrorKind;
-use crate::io::{Medium, OpenMode, SimMedium};
+use crate::io::{Buffers, DirectoryMedium, IoChoice, Medium, OpenMode, SimMedium};
 use crate::storage::{PageAddress, PageReader};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -259,4 +259,54 @@ fn an_edit_whose_file_is_refused_changes_nothing() {
     fixture.bottom = Bottom::open(&fixture.medium, &fixture.shape, &orders(), version).unwrap();
     fixture.compare_newest(&mut Cost::default());
     assert!(fixture.bottom.snapshot().memory_bytes() > size_of::<Snapshot>());
+}
+
+#[test]
+fn files_of_a_directory_hold_the_same_rows() {
+    let directory = tempfile::tempdir().unwrap();
+    for io in [IoChoice::Auto, IoChoice::Pread] {
+        let medium = DirectoryMedium::open(directory.path(), io).unwrap();
+        let shape = Shape { class: 0, page_bytes: 4096, row_bytes: 64, seed: 7 };
+        let buffers = |bytes| Buffers::equal(4, bytes);
+        let changes: Changed = (0..20_000)
+            .map(|key| {
+                let place = orders().place(1, 0, key).unwrap();
+                (place, (key, Some(words(&shape, key, 1))))
+            })
+            .collect();
+        let plan = MergePlan {
+            shape,
+            orders: Arc::new(orders()),
+            range: PlaceRange::ALL,
+            inputs: Vec::new(),
+            changes: changes.len() as u64,
+            first_number: 1,
+            merge: 1,
+            target_bytes: 1 << 20,
+        };
+        let open_reader =
+            || PageReader::new(medium.queue(4, buffers(4096)).unwrap(), 4096, None, false);
+        let queue = medium.queue(4, buffers(128 << 10)).unwrap();
+        let mut merge = Merge::new(plan, List::new(&changes), open_reader(), queue).unwrap();
+        while merge.step(&medium).unwrap() {}
+        let merged = merge.finish();
+        assert_eq!((merged.new, merged.added.len()), (20_000, 2));
+        let version = Version::default().apply(&Edit { added: merged.added, removed: vec![] });
+        let bottom = Bottom::open(&medium, &shape, &orders(), version.unwrap()).unwrap();
+        let (snapshot, mut reader) = (bottom.snapshot(), open_reader());
+        for (place, (_, words)) in changes.iter().step_by(97) {
+            let pages: Vec<PageAddress> = snapshot.candidates(*place).collect();
+            let mut found = None;
+            let read = reader.read(snapshot.partitions(), &pages, &mut |at, page| {
+                let row = snapshot.find(*place, at, page)?;
+                found = found.take().or(row.map(<[f32]>::to_vec));
+                Ok(())
+            });
+            read.unwrap();
+            assert_eq!(&found, words);
+        }
+        for file in files_of(&medium, 0).unwrap() {
+            medium.remove(&file.name).unwrap();
+        }
+    }
 }

@@ -5,7 +5,7 @@ use super::merge::{Change, Changes, Newer};
 use super::order::{Orders, Place, PlaceRange, TableOrder};
 use super::partition::{Partition, Partitions};
 use super::writer::PartitionWriter;
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
 use crate::io::{Buffers, Medium, Queue, SimMedium};
 use crate::storage::{PageAddress, PageReader, PageSource};
 use std::collections::BTreeMap;
@@ -94,6 +94,8 @@ pub(super) fn write(
     let mut writer = PartitionWriter::create(medium, shape, number, merge, first, queue)?;
     for (place, row) in model {
         if let Err(error) = writer.push(&orders, *place, row.key, &row.words) {
+            let again = writer.push(&orders, *place, row.key, &row.words).unwrap_err();
+            assert_eq!(again.kind(), ErrorKind::Poisoned);
             let _ = writer.abandon(medium);
             return Err(error);
         }

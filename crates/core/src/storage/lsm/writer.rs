@@ -56,6 +56,8 @@ pub struct PartitionWriter {
     rows: u64,
     /// Bytes of the file that have room on disk.
     reserved: u64,
+    /// A write failed: what of the file is right, nobody knows.
+    failed: bool,
 }
 
 impl PartitionWriter {
@@ -85,6 +87,7 @@ impl PartitionWriter {
             open: None,
             rows: 0,
             reserved: 0,
+            failed: false,
         })
     }
 
@@ -101,11 +104,12 @@ impl PartitionWriter {
     }
 
     /// Adds the next row. May wait for a buffer to be written. `Full` when there is no room on
-    /// disk; after any error the file can only be abandoned.
+    /// disk; after any error the file can only be abandoned, all else is `Poisoned`.
     ///
     /// # Panics
     /// When the row does not follow the one before, or its place is not that of its key.
     pub fn push(&mut self, orders: &Orders, place: Place, key: u64, row: &[f32]) -> Result<()> {
+        self.check_sound()?;
         let expected = orders.place(place.table, place.rank, key)?;
         assert!(expected == place && place >= self.first, "{place:?} is no place of key {key:#x}");
         let begins_page = self.rows.is_multiple_of(self.layout.rows_per_page as u64);
@@ -122,7 +126,16 @@ impl PartitionWriter {
                 *open = Some(Open { place, first_row: self.rows, fences });
             }
         }
-        self.put(place.table, key, row)
+        let put = self.put(place.table, key, row);
+        self.failed = put.is_err();
+        put
+    }
+
+    fn check_sound(&self) -> Result<()> {
+        if self.failed {
+            bail!(Poisoned, "{} goes on after an error; abandon it", self.file.name());
+        }
+        Ok(())
     }
 
     fn put(&mut self, table: u16, key: u64, row: &[f32]) -> Result<()> {
@@ -194,6 +207,7 @@ impl PartitionWriter {
     /// Ends the file, which has the rows of all places up to `last`, and makes it durable with its
     /// name.
     pub fn finish(mut self, medium: &dyn Medium, orders: &Orders, last: Place) -> Result<Finished> {
+        self.check_sound()?;
         if let Some(open) = self.open.take() {
             let section = open.finish(orders, self.rows)?;
             let position = *section.fences.ends().end();
