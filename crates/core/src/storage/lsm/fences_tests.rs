@@ -43,6 +43,10 @@ fn kinds() -> Vec<(&'static str, Vec<u64>)> {
         ("dense and one far away", (0..9000).chain([1 << 40]).collect()),
         ("with holes", some(20_000, &mut |random| random.below(40_000))),
         ("even", some(20_000, &mut |random| random.next())),
+        ("even and a few in a row", {
+            let even = some(20_000, &mut |random| random.next());
+            sorted(even.into_iter().chain(1 << 50..(1 << 50) + 100).collect())
+        }),
         ("clusters", some(20_000, &mut { clusters })),
         ("two densities", some(20_000, &mut { two_densities })),
         ("powers", (0..64).map(|bit| 1 << bit).collect()),
@@ -163,6 +167,25 @@ fn nonsense_with_a_valid_checksum_is_refused_or_gives_pages_that_there_are() {
         }
     }
     assert!(refused > 1000 && taken > 1000, "{refused} refused, {taken} taken");
+}
+
+#[test]
+fn fences_that_do_not_increase_are_refused_whatever_their_checksum_says() {
+    let positions: Vec<u64> = (0..40).collect();
+    let fences = build(&positions, 1, 1, EXTRA_BITS);
+    let mut sound = Vec::new();
+    fences.encode(4, &mut sound);
+    // Fences 1, 2, 3 … in unary: every other bit. One moves down: the first to 0, the third to 2.
+    assert_eq!(sound[32], 0b1010_1010);
+    for moved in [0b1010_1001, 0b1001_1010] {
+        let mut bytes = sound.clone();
+        bytes[32] = moved;
+        let end = bytes.len() - 8;
+        let sum = xxh3_64_with_seed(&bytes[..end], 4);
+        bytes[end..].copy_from_slice(&sum.to_le_bytes());
+        let error = Fences::decode(&bytes, 4).unwrap_err();
+        assert!(error.message().contains("not strictly increasing"), "{error}");
+    }
 }
 
 /// `cargo test -p embedrock-core --lib bytes_of_fences -- --ignored --nocapture`

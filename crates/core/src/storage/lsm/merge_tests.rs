@@ -8,11 +8,15 @@ use super::testing::{
     List, Model, Random, Row, SMALL, contents, insert, open, orders, queue, read_all, reader,
     small_model, words, write,
 };
+use super::writer::PartitionWriter;
 use crate::error::{ErrorKind, Result};
 use crate::io::SimMedium;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+
+/// The number of the merges of these tests.
+const MERGE: u64 = 9;
 
 type Changed = BTreeMap<Place, (u64, Option<Vec<f32>>)>;
 
@@ -30,7 +34,7 @@ fn begin(
         inputs,
         changes: changes.len() as u64,
         first_number: 10,
-        merge: 9,
+        merge: MERGE,
         target_bytes,
     };
     Merge::new(plan, List::new(changes), reader(medium, shape), queue(medium, shape))
@@ -110,7 +114,7 @@ fn newer_rows_win_deletions_drop_and_all_is_counted() {
         assert_eq!(merged.removed, [1]);
         assert_eq!(merged.added.len(), files);
         assert!(merged.added.iter().all(|facts| facts.rows <= most), "{merged:?}");
-        assert!(merged.added.iter().all(|facts| facts.merge == 9));
+        assert!(merged.added.iter().all(|facts| facts.merge == MERGE));
         read_merged(&medium, &SMALL, &merged.added, &model).unwrap();
         // Together they cover all places.
         assert_eq!(merged.added[0].range.first, Place::MIN);
@@ -332,13 +336,30 @@ fn inputs_that_are_not_what_is_merged_are_refused() {
     let medium = SimMedium::new(1);
     let all = write(&medium, &SMALL, 1, 5, &small_model(5)).unwrap();
     let newer = write(&medium, &SMALL, 2, 9, &small_model(5)).unwrap();
-    let opened = |facts| open(&medium, &SMALL, facts).unwrap();
-    for inputs in [vec![opened(&all), opened(&all)], vec![opened(&newer)]] {
+    let opened = |facts: &Facts| open(&medium, &SMALL, facts).unwrap();
+    // The first half of an older partition, and the second.
+    let half = |number, first, last| {
+        let queue = queue(&medium, &SMALL);
+        let writer = PartitionWriter::create(&medium, &SMALL, number, 5, first, queue).unwrap();
+        writer.finish(&medium, &orders(), last).unwrap().facts
+    };
+    let middle = Place { table: 1, rank: 0, position: 7 };
+    let halves = [half(3, Place::MIN, middle), half(4, middle.next().unwrap(), Place::MAX)];
+    for inputs in [
+        vec![opened(&all), opened(&all)],
+        vec![opened(&newer)],
+        vec![opened(&halves[0])],
+        vec![opened(&halves[1])],
+        vec![opened(&halves[1]), opened(&halves[0])],
+    ] {
         let Err(error) = begin(&medium, &SMALL, inputs, &Changed::new(), 512) else {
             panic!("taken");
         };
         assert_eq!(error.kind(), ErrorKind::Misuse, "{error}");
     }
+    let both = vec![opened(&halves[0]), opened(&halves[1])];
+    let merge = begin(&medium, &SMALL, both, &some_changes(), 512).unwrap();
+    assert_eq!(run(&medium, merge).unwrap().new, 9);
 }
 
 #[test]

@@ -194,6 +194,22 @@ fn a_page_that_claims_other_rows_than_it_must_have_is_named() {
     }
 }
 
+#[test]
+fn a_row_of_another_table_at_the_same_position_is_named_and_never_given() {
+    let (medium, facts, model) = small();
+    let layout = SMALL.layout(1).unwrap();
+    let sound = medium.contents(NAME);
+    // Row 3 of the first page is that of key 3 in table 0.
+    let mut page = vec![0.0f32; 128];
+    let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut page);
+    bytes.copy_from_slice(&sound[512..1024]);
+    layout.put(bytes, 3, 4, 3, &words(&SMALL, 999, 5));
+    layout.seal(bytes, 1, 6, 5);
+    medium.replace(NAME, 512, bytes);
+    let said = refused(read_all(&medium, &SMALL, &facts, &model), "table 4");
+    assert!(said.contains("page 1: row 3 is of table 4, expected 0"), "{said}");
+}
+
 /// Changes some bytes of the header or the footer and makes all checksums valid again.
 fn reseal(bytes: &mut [u8], pages: usize, random: &mut Random) {
     let footer_at = (pages + 1) * 512;
