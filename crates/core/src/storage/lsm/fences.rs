@@ -45,6 +45,12 @@ pub struct Fences {
     ones: Box<[u32]>,
 }
 
+/// Where a bound lies among fences.
+struct Rank {
+    at_most: u32,
+    found: bool,
+}
+
 /// The number of lower bits within which two positions differ.
 fn differing_bits(a: u64, b: u64) -> u32 {
     64 - (a ^ b).leading_zeros()
@@ -69,35 +75,44 @@ impl Fences {
         }
         let cut = (position - self.first) >> self.shift;
         if self.shift == 0 {
-            let page = self.at_most(cut);
+            let page = self.rank(cut).at_most;
             return page..page + 1;
         }
-        let certain = self.at_most(cut << 1);
-        certain..self.at_most(cut << 1 | 1) + 1
+        let Rank { at_most, found } = self.rank(cut << 1 | 1);
+        at_most - u32::from(found)..at_most + 1
     }
 
-    /// How many fences are at most `bound`.
-    fn at_most(&self, bound: u64) -> u32 {
+    /// How many fences are at most `bound`, and whether the last of them equals it.
+    fn rank(&self, bound: u64) -> Rank {
         let count = self.pages - 1;
         let upper = bound >> self.low_bits;
         if count == 0 || upper >= self.zeros() {
-            return count;
+            return Rank { at_most: count, found: false };
         }
         // Fences with these upper bits are the ones between two zeros.
         let begin = if upper == 0 { 0 } else { self.select_zero(upper - 1) + 1 };
-        let end = self.select_zero(upper);
-        let before = begin - upper as usize;
+        let first = begin - upper as usize;
         let lower = bound & ((1 << self.low_bits) - 1);
-        let (mut from, mut to) = (before, before + end - begin);
+        let low = |number: usize| bits(&self.low, number * self.low_bits as usize, self.low_bits);
+        let (mut from, mut to) = (first, first + self.ones_from(begin));
         while from < to {
             let middle = from.midpoint(to);
-            if bits(&self.low, middle * self.low_bits as usize, self.low_bits) <= lower {
-                from = middle + 1;
-            } else {
-                to = middle;
-            }
+            if low(middle) <= lower { from = middle + 1 } else { to = middle }
         }
-        from as u32
+        Rank { at_most: from as u32, found: from > first && low(from - 1) == lower }
+    }
+
+    /// How many ones `high` has from bit `begin` to the next zero.
+    fn ones_from(&self, begin: usize) -> usize {
+        let (mut word, skip) = (begin / 64, begin % 64);
+        let mut ones =
+            self.high.get(word).map_or(0, |bits| (bits >> skip).trailing_ones() as usize);
+        // They may go on in the next word.
+        while begin + ones == (word + 1) * 64 && word + 1 < self.high.len() {
+            word += 1;
+            ones += self.high[word].trailing_ones() as usize;
+        }
+        ones
     }
 
     /// How many zeros `high` has.
