@@ -7,6 +7,7 @@
 mod buffer;
 mod facts;
 pub mod log;
+pub mod lsm;
 pub mod page;
 mod read;
 mod reader;

@@ -1,0 +1,194 @@
+//! The order in which the bottom keeps its rows.
+//!
+//! Rows are in order of their [`Place`]: first by table, then by rank, then by position. The
+//! position of a row is its key in a dense table, and the mixed key in a growing one, so that new
+//! keys fall into all partitions alike. [`mix`] is a bijection for a fixed salt, hence two rows of
+//! one table and rank never share a place, and no tie has to be broken. The rank sets rows of a
+//! table apart that are read differently; whoever writes a row says its rank, 0 where there is
+//! none.
+
+use crate::error::{Result, bail};
+use crate::hash::mix;
+use std::collections::BTreeMap;
+
+/// Bytes of a stored place.
+pub(super) const PLACE_BYTES: usize = 16;
+
+/// The place of a row in the order: places compare by table, then rank, then position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Place {
+    /// Table of the row.
+    pub table: u16,
+    /// Its rank within the table.
+    pub rank: u8,
+    /// Its position within the rank.
+    pub position: u64,
+}
+
+impl Place {
+    /// The first place that there is.
+    pub const MIN: Self = Self { table: 0, rank: 0, position: 0 };
+    /// The last place that there is.
+    pub const MAX: Self = Self { table: u16::MAX, rank: u8::MAX, position: u64::MAX };
+
+    /// The place as a number of 88 bits, in the same order.
+    fn number(self) -> u128 {
+        u128::from(self.table) << 72 | u128::from(self.rank) << 64 | u128::from(self.position)
+    }
+
+    fn of_number(number: u128) -> Self {
+        Self { table: (number >> 72) as u16, rank: (number >> 64) as u8, position: number as u64 }
+    }
+
+    /// The place behind this one; `None` behind the last.
+    pub fn next(self) -> Option<Self> {
+        (self != Self::MAX).then(|| Self::of_number(self.number() + 1))
+    }
+
+    /// The place before this one; `None` before the first.
+    pub fn previous(self) -> Option<Self> {
+        (self != Self::MIN).then(|| Self::of_number(self.number() - 1))
+    }
+
+    pub(super) fn encode(self) -> [u8; PLACE_BYTES] {
+        let mut bytes = [0; PLACE_BYTES];
+        bytes[..2].copy_from_slice(&self.table.to_le_bytes());
+        bytes[2] = self.rank;
+        bytes[8..].copy_from_slice(&self.position.to_le_bytes());
+        bytes
+    }
+
+    /// The place that `encode` wrote; `None` for bytes that it does not write.
+    pub(super) fn decode(bytes: &[u8; PLACE_BYTES]) -> Option<Self> {
+        let [table_low, table_high, rank, zeros @ .., p0, p1, p2, p3, p4, p5, p6, p7] = *bytes;
+        (zeros == [0; 5]).then_some(Self {
+            table: u16::from_le_bytes([table_low, table_high]),
+            rank,
+            position: u64::from_le_bytes([p0, p1, p2, p3, p4, p5, p6, p7]),
+        })
+    }
+}
+
+/// A part of the order, both ends included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlaceRange {
+    /// Its first place.
+    pub first: Place,
+    /// Its last place.
+    pub last: Place,
+}
+
+impl PlaceRange {
+    /// All places.
+    pub const ALL: Self = Self { first: Place::MIN, last: Place::MAX };
+
+    /// True when `place` lies in it.
+    pub fn contains(&self, place: Place) -> bool {
+        (self.first..=self.last).contains(&place)
+    }
+}
+
+/// How the keys of a table become positions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TableOrder {
+    /// The position is the key: of dense tables.
+    ByKey,
+    /// The position is the mixed key: of growing tables.
+    Mixed {
+        /// The salt of the table.
+        salt: u64,
+    },
+}
+
+impl TableOrder {
+    /// The position of a key.
+    #[inline]
+    pub fn position(self, key: u64) -> u64 {
+        match self {
+            Self::ByKey => key,
+            Self::Mixed { salt } => mix(key, salt),
+        }
+    }
+}
+
+/// The orders of the tables of a row class.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Orders(BTreeMap<u16, TableOrder>);
+
+impl Orders {
+    /// Adds a table, or says its order again.
+    pub fn insert(&mut self, table: u16, order: TableOrder) {
+        self.0.insert(table, order);
+    }
+
+    /// The order of a table; `None` for a table of another class.
+    pub fn of(&self, table: u16) -> Option<TableOrder> {
+        self.0.get(&table).copied()
+    }
+
+    /// The place of a key. `Misuse` for a table of another class.
+    pub fn place(&self, table: u16, rank: u8, key: u64) -> Result<Place> {
+        let Some(order) = self.of(table) else {
+            bail!(Misuse, "table {table} has no order here, expected one of {:?}", self.0.keys());
+        };
+        Ok(Place { table, rank, position: order.position(key) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The key of a mixed key: every step of `mix`, backwards.
+    fn unmix(mixed: u64, salt: u64) -> u64 {
+        let inverse = |odd: u64| {
+            // Newton's iteration doubles the right bits, from 3 on.
+            (0..5).fold(odd, |x, _| x.wrapping_mul(2u64.wrapping_sub(odd.wrapping_mul(x))))
+        };
+        let unshift = |x: u64, bits: u32| x ^ (x >> bits) ^ x.checked_shr(2 * bits).unwrap_or(0);
+        let mut x = unshift(mixed, 27);
+        x = x.wrapping_mul(inverse(0x1C69_B3F7_4AC4_AE35));
+        x = unshift(x, 33);
+        x = x.wrapping_mul(inverse(0x3C79_AC49_2BA7_B653));
+        unshift(x, 27) ^ salt
+    }
+
+    #[test]
+    fn mixed_keys_can_be_unmixed_so_no_two_keys_share_a_position() {
+        let mut key = 1u64;
+        for round in 0..100_000u64 {
+            key = key.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(round);
+            for key in [key, round, u64::MAX - round, 1 << (round % 64)] {
+                let order = TableOrder::Mixed { salt: !round };
+                assert_eq!(unmix(order.position(key), !round), key);
+            }
+        }
+    }
+
+    #[test]
+    fn places_compare_by_table_then_rank_then_position_and_survive_encoding() {
+        let place = |table, rank, position| Place { table, rank, position };
+        let sorted = [
+            Place::MIN,
+            place(0, 0, u64::MAX),
+            place(0, 1, 0),
+            place(0, u8::MAX, u64::MAX),
+            place(1, 0, 7),
+            place(256, 0, 0),
+            Place::MAX,
+        ];
+        assert!(sorted.is_sorted_by(|a, b| a < b && a.number() < b.number()));
+        for place in sorted {
+            assert_eq!(Place::decode(&place.encode()), Some(place));
+            let next = place.next();
+            assert_eq!(next.and_then(Place::previous), next.map(|_| place));
+            assert!(next.is_none_or(|next| place < next));
+        }
+        assert_eq!(sorted[1].next(), Some(sorted[2]));
+        assert_eq!(sorted[3].next(), Some(place(1, 0, 0)));
+        assert_eq!((Place::MAX.next(), Place::MIN.previous()), (None, None));
+        let mut bytes = sorted[4].encode();
+        bytes[5] = 1;
+        assert_eq!(Place::decode(&bytes), None);
+    }
+}

@@ -1,0 +1,186 @@
+//! An open partition: which page may hold a row, whether a page is sound, where in it a row is.
+//!
+//! Opening reads the header and the footer; pages are read by whoever wants rows.
+
+use super::file::{self, Facts, Section, Shape, damaged};
+use super::order::{Orders, Place};
+use crate::error::Result;
+use crate::io::{File, Medium};
+use crate::storage::{PageAddress, PageLayout, PageSource};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// An open partition file. Its rows never change.
+#[derive(Debug)]
+pub struct Partition {
+    facts: Facts,
+    layout: PageLayout,
+    file: Arc<dyn File>,
+    sections: Box<[Section]>,
+}
+
+impl Partition {
+    /// Opens the file that `facts` tells of. `Corrupt` for one that is missing, damaged, of another
+    /// partition or of another merge.
+    pub fn open(
+        medium: &dyn Medium,
+        shape: &Shape,
+        orders: &Orders,
+        facts: &Facts,
+    ) -> Result<Self> {
+        let layout = shape.layout(facts.number)?;
+        let file::Opened { file, sections } = file::open(medium, shape, orders, facts)?;
+        Ok(Self { facts: *facts, layout, file, sections })
+    }
+
+    /// What it is.
+    pub fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    /// Its file.
+    pub fn file(&self) -> &Arc<dyn File> {
+        &self.file
+    }
+
+    /// Where things lie in its pages.
+    pub fn layout(&self) -> &PageLayout {
+        &self.layout
+    }
+
+    /// Its sections, in order.
+    pub fn sections(&self) -> &[Section] {
+        &self.sections
+    }
+
+    /// All memory that it takes: what is known of its sections, their fences included.
+    pub fn memory_bytes(&self) -> usize {
+        let fences = |section: &Section| section.fences.memory_bytes();
+        let beside = size_of::<Section>() - size_of::<super::fences::Fences>();
+        size_of::<Self>() + self.sections.iter().map(|s| beside + fences(s)).sum::<usize>()
+    }
+
+    fn section_of(&self, place: Place) -> Option<&Section> {
+        let wanted = (place.table, place.rank);
+        let at = self.sections.binary_search_by_key(&wanted, |s| (s.table, s.rank)).ok()?;
+        Some(&self.sections[at])
+    }
+
+    /// The pages of the file that may hold the row at `place`: none, one, or rarely two.
+    pub fn candidates(&self, place: Place) -> Range<u32> {
+        let Some(section) = self.section_of(place) else { return 0..0 };
+        let found = section.fences.candidates(place.position);
+        let first = 1 + (section.first_row / self.layout.rows_per_page as u64) as u32;
+        first + found.start..first + found.end
+    }
+
+    /// Rows of a page: all are full but the last one.
+    fn rows_of(&self, page: u32) -> usize {
+        let full = self.layout.rows_per_page;
+        let before = u64::from(page - 1) * full as u64;
+        (self.facts.rows - before).min(full as u64) as usize
+    }
+
+    /// Checks the bytes of a page: that they are sound, of this file and this merge.
+    pub fn verify(&self, page: u32, bytes: &[u8]) -> Result<()> {
+        let merge = self.facts.merge;
+        let name = self.file.name();
+        let rows = self.layout.verify(bytes, page, name)?;
+        self.layout.verify_sequence(bytes, page, name, &(merge..=merge))?;
+        if page == 0 || page > self.facts.pages || rows != self.rows_of(page) {
+            let what = format!("it has {rows} rows, of {} in the file", self.facts.rows);
+            return Err(self.damaged(page, &what));
+        }
+        Ok(())
+    }
+
+    fn damaged(&self, page: u32, what: &str) -> crate::error::Error {
+        let at = u64::from(page) * self.layout.page_bytes as u64;
+        let end = at + self.layout.page_bytes as u64;
+        damaged(self.file.name(), at, end, &format!("page {page}: {what}"))
+    }
+
+    /// The row at `place` in a verified page that is one of its candidates; `None` when it is not
+    /// there.
+    pub fn find<'p>(&self, place: Place, page: u32, bytes: &'p [u8]) -> Result<Option<&'p [f32]>> {
+        let Some(section) = self.section_of(place) else { return Ok(None) };
+        let page_begins = u64::from(page - 1) * self.layout.rows_per_page as u64;
+        let page_ends = page_begins + self.rows_of(page) as u64;
+        let section_ends = section.first_row + section.rows;
+        let mut from = (section.first_row.max(page_begins) - page_begins) as usize;
+        let mut to = section_ends.min(page_ends).saturating_sub(page_begins) as usize;
+        while from < to {
+            let middle = from.midpoint(to);
+            let (table, key) = self.layout.entry(bytes, middle);
+            if table != place.table {
+                let what = format!("row {middle} is of table {table}, expected {}", place.table);
+                return Err(self.damaged(page, &what));
+            }
+            match section.order.position(key).cmp(&place.position) {
+                std::cmp::Ordering::Less => from = middle + 1,
+                std::cmp::Ordering::Equal => return Ok(Some(self.layout.row(bytes, middle))),
+                std::cmp::Ordering::Greater => to = middle,
+            }
+        }
+        Ok(None)
+    }
+
+    /// The section with the row that has this number in the file, and the row's place and key as
+    /// its page says.
+    pub(super) fn entry(&self, row: u64, bytes: &[u8]) -> Result<(Place, u64)> {
+        let per_page = self.layout.rows_per_page as u64;
+        let at = self.sections.partition_point(|s| s.first_row + s.rows <= row);
+        let section = &self.sections[at];
+        let (table, key) = self.layout.entry(bytes, (row % per_page) as usize);
+        if table != section.table {
+            let what = format!("row {} is of table {table}, not {}", row % per_page, section.table);
+            return Err(self.damaged((row / per_page) as u32 + 1, &what));
+        }
+        let position = section.order.position(key);
+        Ok((Place { table, rank: section.rank, position }, key))
+    }
+
+    /// `Corrupt` for a row that does not follow the one before it.
+    pub(super) fn out_of_order(&self, row: u64) -> crate::error::Error {
+        let per_page = self.layout.rows_per_page as u64;
+        let what = format!("row {} does not follow the row before it", row % per_page);
+        self.damaged((row / per_page) as u32 + 1, &what)
+    }
+}
+
+/// Partitions whose files have page addresses: the file of an address is the place in this list.
+#[derive(Clone, Debug, Default)]
+pub struct Partitions(Box<[Arc<Partition>]>);
+
+impl Partitions {
+    /// At most as many as page addresses can tell apart.
+    pub const COUNT_MAX: usize = 1 << 16;
+
+    /// A list of at most `COUNT_MAX` partitions of one class.
+    ///
+    /// # Panics
+    /// When there are more.
+    pub fn new(partitions: Vec<Arc<Partition>>) -> Self {
+        assert!(partitions.len() <= Self::COUNT_MAX, "{} partitions", partitions.len());
+        Self(partitions.into())
+    }
+
+    /// All of them.
+    pub fn list(&self) -> &[Arc<Partition>] {
+        &self.0
+    }
+}
+
+impl PageSource for Partitions {
+    fn file(&self, number: u16) -> &Arc<dyn File> {
+        self.0[usize::from(number)].file()
+    }
+
+    fn page_bytes(&self) -> usize {
+        self.0.first().map_or(0, |partition| partition.layout.page_bytes)
+    }
+
+    fn verify(&self, at: PageAddress, page: &[u8]) -> Result<()> {
+        self.0[usize::from(at.file)].verify(at.page, page)
+    }
+}
