@@ -23,8 +23,8 @@ pub struct SweptRow<'a> {
 pub type TakeRows<'a> = dyn FnMut(&mut dyn Iterator<Item = SweptRow<'_>>) -> Result<()> + 'a;
 
 /// A pass over the newest stored copies of a table, or of all, as they were when it began, in the
-/// order of the file. One of all tables may come to outdated copies, too. Rows may be written and moved meanwhile; what it names stays as it was until
-/// its ticket ends. It needs no lock.
+/// order of the file. One of all tables may come to outdated copies, too. Rows may be written and
+/// moved meanwhile; what it names stays as it was until its ticket ends. It needs no lock.
 pub trait Sweep: Send + Sync {
     /// Reads at most `most` more pages and hands their rows over; `None` at the end. Each page is
     /// verified before.

@@ -122,8 +122,8 @@ pub trait StorageWrite {
 /// What commits and the journal take.
 pub trait StorageJournal {
     /// Gives everything to the device; the next epoch begins. Changes that wait belong to the epoch
-    /// before: they are drained before anything else is written. With `wants_record` it is said, too,
-    /// what a journal file that begins with the commit has to know.
+    /// before: they are drained before anything else is written. With `wants_record` it is said,
+    /// too, what a journal file that begins with the commit has to know.
     fn cut(&mut self, wants_record: bool) -> Result<Cut>;
 
     /// Bytes of changes that wait for the journal.

@@ -295,7 +295,8 @@ impl Inner {
         let mut log = storage::create(&facts, file, epoch, &*self.medium)?;
         self.medium.sync_dir()?;
         let partitions = log.create_table(table).inspect_err(|_| {
-            // What is refused leaves no file; where that fails, the next class of this number does it.
+            // What is refused leaves no file; where that fails, the next class of this number does
+            // it.
             let _ = self.medium.remove(&class_file_name(id));
         })?;
         let bytes = log.disk_bytes();

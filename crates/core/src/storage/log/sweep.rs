@@ -12,8 +12,8 @@ use crate::storage::{
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Where the newest copies were when somebody looked: of one table a bit for each slot, of all tables
-/// one for each page, which takes as much less memory as a page has rows.
+/// Where the newest copies were when somebody looked: of one table a bit for each slot, of all
+/// tables one for each page, which takes as much less memory as a page has rows.
 pub(super) struct NewestCopies {
     bits: Vec<u64>,
     per_page: u32,
@@ -38,8 +38,8 @@ impl NewestCopies {
         (from..end).filter(|page| self.has_page(*page))
     }
 
-    /// Those of the first `rows` rows of a page that may be newest copies: of one table they were, of
-    /// all tables nobody has looked.
+    /// Those of the first `rows` rows of a page that may be newest copies: of one table they were,
+    /// of all tables nobody has looked.
     pub(super) fn rows_of<'a>(
         &'a self,
         layout: &'a PageLayout,
