@@ -6,9 +6,13 @@
 //! layout.
 
 mod buffer;
+#[cfg(test)]
+mod contract;
 mod facts;
 pub mod log;
 pub mod lsm;
+#[cfg(test)]
+mod map;
 pub mod page;
 mod read;
 mod reader;
@@ -51,6 +55,6 @@ pub trait Residents {
     fn is_dirty(&self, table: u16, key: u64) -> bool;
     /// True while a commit writes the rows that were dirty when it began.
     fn are_being_written(&self) -> bool;
-    /// A stored copy moved; a resident row must remember the new place.
-    fn moved(&self, table: u16, key: u64, old_origin: u32, new_origin: u32);
+    /// A stored copy moved; a resident row must remember its new origin.
+    fn moved(&self, table: u16, key: u64, old: u32, new: u32);
 }

@@ -39,7 +39,7 @@ pub enum Found<'a> {
         /// Stored copy that it outdates, 0 for none; `None` where the index tells.
         origin: Option<u32>,
     },
-    /// Stored, and its page is still in memory.
+    /// Stored, and no page has to be read: the row, or its page, is still in memory.
     InMemory {
         /// Values and state.
         words: &'a [f32],

@@ -54,7 +54,7 @@ pub struct Cut {
     pub index_bytes: u64,
     /// What a journal file that begins with this commit says of the layout, if that was wanted.
     pub record: Option<String>,
-    /// Partitions of growing tables.
+    /// Into how many parts growing tables are divided, of those for which recovery must know.
     pub partitions: Vec<(u16, u32)>,
     /// What was written since open.
     pub written: Written,

@@ -13,7 +13,8 @@ pub struct SweptRow<'a> {
     pub table: u16,
     /// Its key.
     pub key: u64,
-    /// Where this copy is stored, to ask whether it is still the newest: the layout's own word.
+    /// Where this copy is stored, as an origin: the layout's own word, to ask whether it is still
+    /// the newest.
     pub place: u32,
     /// Values and state.
     pub words: &'a [f32],

@@ -38,8 +38,8 @@ pub trait StorageRead {
     ) -> Found<'_>;
 
     /// Where the read of a row stands among those of others: rows that one page brings have the
-    /// same number, and pages lie in this order. 0 stands for a row that waits to be written,
-    /// `None` for one that was never written.
+    /// same number, and pages lie in this order. 0 stands for a row that needs no read, such as one
+    /// that waits to be written; `None` for one that was never written.
     fn read_order(&self, table: u16, key: u64) -> Option<u32>;
 
     /// Whether a key is stored or waits to be; `None` where only a read can tell.
@@ -67,7 +67,8 @@ pub trait StorageSweeps {
     /// with less memory and hands over outdated rows of theirs, too: `is_newest` tells.
     fn sweep(&mut self, table: Option<u16>) -> Box<dyn Sweep>;
 
-    /// Whether nothing newer is known of a row than its stored copy at `place`.
+    /// Whether nothing newer is known of a row than its stored copy at `place`, its origin then.
+    /// False for a key or a table that is not there.
     fn is_newest(&self, table: u16, key: u64, place: u32) -> bool;
 
     /// Parts of a file that a measurement may read: those that were written to their end.
@@ -105,9 +106,9 @@ pub trait StorageWrite {
     /// is the newest stamp. May wait for the device.
     fn flush(&mut self, now: u32) -> Result<u64>;
 
-    /// Writes one row and outdates the copy before, which is its origin (0 for none); of a dense
-    /// table the index tells. Returns the origin that the row has from now on. May wait for the
-    /// device.
+    /// Writes one row, for which room was reserved, and outdates the copy before, which is its
+    /// origin (0 for none); of a dense table the index tells. Returns the origin that the row has
+    /// from now on. May wait for the device.
     fn append(&mut self, row: DirtyRow<'_>) -> Result<u32>;
 
     /// Deletes the stored copy of a key, if there is one: `origin`, 0 for none; of a dense table
@@ -115,7 +116,7 @@ pub trait StorageWrite {
     fn delete(&mut self, table: u16, key: u64, origin: Option<u32>);
 
     /// Makes the index of a growing table smaller after many deletes, in `most` steps at most, for
-    /// each takes the journal room of a row.
+    /// each takes the journal room of a row. Not while a cycle of pieces is under way.
     fn shrink_index(&mut self, table: u16, most: usize);
 }
 
@@ -144,7 +145,8 @@ pub trait StorageJournal {
     /// Pieces of what the journal keeps of a table beside its changes.
     fn pieces(&self, table: u16) -> u32;
 
-    /// Appends one of them to `out`.
+    /// Appends one of them to `out`, as it is now. No change waits: the journal has them all, and
+    /// those that come later are applied to the piece.
     fn write_piece(&self, table: u16, piece: u32, out: &mut Vec<u8>);
 }
 
@@ -165,7 +167,7 @@ pub trait StorageSpace {
 
     /// Makes sure that `rows` more rows can be written and `spare` bytes are left, by taking up to
     /// `grow_bytes` more of the disk. `Full` names what is missing. What was made ready before it
-    /// was noticed stays so, for the next one who asks.
+    /// was noticed stays so, for the next one who asks; nothing else has changed.
     fn reserve(&mut self, rows: u64, spare: u64, grow_bytes: u64) -> Result<()>;
 
     /// Gives free room back to the file system: as many bytes as are `wanted` by another class or
@@ -244,7 +246,8 @@ pub trait StorageCounts {
 
 /// Tables that come and go.
 pub trait StorageTables {
-    /// Takes a new table in. Returns into how many parts its index is divided, of a growing one.
+    /// Takes a new table in. Returns into how many parts it is divided, of a growing one for whose
+    /// recovery that must be known.
     fn create_table(&mut self, facts: &TableFacts<'_>) -> Result<Option<u32>>;
 
     /// Takes a table out again that came to nothing: no row of it was written.
@@ -253,8 +256,8 @@ pub trait StorageTables {
 
 /// A reader that moves to another commit.
 pub trait StorageRefresh {
-    /// Takes the indexes of all `tables` out, in the order of their ids, to be changed by what the
-    /// journal says from `epoch` on. From here on the storage has none. Copies that commits before
+    /// Takes all `tables` out, in the order of their ids, to be changed by what the journal says
+    /// from `epoch` on. From here on the storage has none. Copies that commits before
     /// `oldest` have are not counted.
     fn go_on(
         &mut self,
@@ -263,7 +266,7 @@ pub trait StorageRefresh {
         oldest: u64,
     ) -> Box<dyn StorageRecovery>;
 
-    /// Puts the indexes of a recovery of the same commit in the place of those that
+    /// Puts the tables of a recovery of the same commit in the place of those that
     /// [`go_on`](Self::go_on) took.
     fn take_back(&mut self, recovery: Box<dyn StorageRecovery>);
 }
@@ -294,7 +297,7 @@ pub trait StorageRecovery: Any + Send {
     /// Takes a table in, whose id is larger than those before.
     fn table(&mut self, facts: &TableFacts<'_>) -> Result<()>;
 
-    /// Loads a piece of a table.
+    /// Loads a piece of a table, in place of what is there of it.
     fn piece(&mut self, table: u16, piece: u32, bytes: &[u8]) -> Result<()>;
 
     /// Applies changes as the storage handed them out; `changed` hears of every row that they name.

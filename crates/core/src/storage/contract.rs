@@ -1,0 +1,406 @@
+//! One contract suite for every storage: the log, and a map in memory that has neither pages nor an
+//! index. Tests use the traits alone, as the store does.
+
+use super::{
+    ClassFacts, DirtyRow, Finding, OpenAt, Storage, StorageRecovery, StorageStats, SweptRow, log,
+    map,
+};
+use crate::error::{Error, ErrorKind, Result};
+use crate::hash::mix;
+use crate::io::{File, Medium};
+use journal::TableOfLife;
+use life::{Life, RowKey, Rows, words_of};
+use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+mod journal;
+mod life;
+mod look;
+
+type Create = fn(&ClassFacts, Arc<dyn File>, u64, &dyn Medium) -> Result<Box<dyn Storage>>;
+type Recovery = fn(&ClassFacts, &str, u64, u64) -> Result<Box<dyn StorageRecovery>>;
+
+/// A kind of storage.
+struct Subject {
+    label: &'static str,
+    /// Whether rows are read from pages.
+    has_pages: bool,
+    create: Create,
+    recovery: Recovery,
+}
+
+static SUBJECTS: [Subject; 2] = [
+    Subject { label: "log", has_pages: true, create: log::create, recovery: super::recovery },
+    Subject { label: "map", has_pages: false, create: map::create, recovery: map::recovery },
+];
+
+/// A generator of test decisions.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        mix(self.0, 11) % n
+    }
+
+    fn one_in(&mut self, n: u64) -> bool {
+        self.below(n) == 0
+    }
+}
+
+/// Runs `test` on a new life of every kind, with several seeds; a failure names both.
+fn each(seeds: u64, test: impl Fn(Life)) {
+    for subject in &SUBJECTS {
+        for seed in 1..=seeds {
+            let result = catch_unwind(AssertUnwindSafe(|| test(Life::new(subject, seed))));
+            if let Err(panic) = result {
+                let text = panic.downcast_ref::<String>().cloned();
+                let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()));
+                panic!("{} with seed {seed}: {}", subject.label, text.unwrap_or_default());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_random_life_finds_what_a_plain_map_has() {
+    each(6, |mut life| {
+        for step in 0..1500 {
+            life.step();
+            if step % 100 == 0 {
+                life.check();
+            }
+            if step == 700 {
+                life.create_table(None, 90);
+                life.create_table(Some(50), 50);
+            }
+        }
+        life.check();
+        assert_eq!(life.read > 0, life.subject.has_pages);
+    });
+}
+
+#[test]
+fn rows_that_change_between_find_and_resolve_come_as_they_are_then() {
+    each(4, |mut life| {
+        (0..600).for_each(|_| life.step());
+        for _ in 0..20 {
+            life.commit(2);
+            let keys = life.keys();
+            life.look_up(&keys, &mut |life| {
+                for _ in 0..1 + life.random.below(60) {
+                    life.step();
+                }
+            });
+            life.check();
+        }
+        assert_eq!(life.moved > 0, life.subject.has_pages, "rows have moved");
+    });
+}
+
+/// Rows of a sweep, in the order of their keys; `between` happens after each part of it.
+fn swept(
+    life: &mut Life,
+    only: Option<u16>,
+    between: &mut dyn FnMut(&mut Life),
+) -> Vec<(RowKey, u32)> {
+    let mut sweep = life.storage.sweep(only);
+    let at_begin = life.stored.clone();
+    let mut rows = Vec::new();
+    loop {
+        let Life { storage, reader, stored, parked, .. } = &mut *life;
+        let mut take = |swept: &mut dyn Iterator<Item = SweptRow<'_>>| {
+            for row in swept {
+                let key = (row.table, row.key);
+                let is_newest = storage.is_newest(row.table, row.key, row.place);
+                let known = at_begin.get(&key).copied();
+                let Some(change) = known.filter(|change| row.words == words_of(key, *change))
+                else {
+                    assert!(only.is_none() && !is_newest, "{key:?} is an outdated copy");
+                    continue;
+                };
+                if is_newest {
+                    assert_eq!(stored.get(&key), Some(&change), "{key:?} is not the newest");
+                    assert!(!parked.contains_key(&key), "{key:?} waits");
+                }
+                rows.push((key, change));
+            }
+            Ok(())
+        };
+        if sweep.read(3, reader, &mut take).unwrap().is_none() {
+            break;
+        }
+        between(life);
+    }
+    life.storage.end_read(sweep.ticket());
+    rows.sort_unstable();
+    if only.is_none() {
+        // Cleaning has moved some: the copy before is outdated, and the same.
+        rows.dedup();
+    }
+    rows
+}
+
+fn of_table(rows: &Rows, only: Option<u16>) -> Vec<(RowKey, u32)> {
+    let is_of = |key: &RowKey| only.is_none_or(|only| only == key.0);
+    rows.iter().filter(|(key, _)| is_of(key)).map(|(key, change)| (*key, *change)).collect()
+}
+
+#[test]
+fn a_sweep_gives_every_row_once_as_it_was_when_it_began() {
+    each(4, |mut life| {
+        for _ in 0..12 {
+            (0..150).for_each(|_| life.step());
+            for only in [None, Some(0), Some(1)] {
+                let began = of_table(&life.stored, only);
+                let rows = swept(&mut life, only, &mut |life| {
+                    (0..life.random.below(20)).for_each(|_| life.step());
+                });
+                assert_eq!(rows, began);
+            }
+        }
+        life.check();
+    });
+}
+
+#[test]
+fn what_a_sweep_kept_is_room_again_when_its_ticket_ends() {
+    each(2, |mut life| {
+        let keys = life.keys();
+        let write_all = |life: &mut Life| {
+            keys.iter().for_each(|key| life.put(*key));
+            life.commit(1);
+        };
+        (0..8).for_each(|_| write_all(&mut life));
+        let usual = life.storage.disk_bytes();
+        let sweep = life.storage.sweep(None);
+        (0..8).for_each(|_| write_all(&mut life));
+        let kept = life.storage.disk_bytes();
+        assert_eq!(kept > 2 * usual, life.subject.has_pages, "{usual}, then {kept}");
+        life.storage.end_read(sweep.ticket());
+        (0..8).for_each(|_| write_all(&mut life));
+        assert!(life.storage.disk_bytes() <= kept);
+        let spare = life.storage.room_for_upkeep(None);
+        life.storage.give_back(0, spare, Some(u64::MAX)).unwrap();
+        let left = life.storage.disk_bytes();
+        assert!(left <= usual, "{usual}, then {left}");
+        life.check();
+    });
+}
+
+#[test]
+fn a_full_disk_changes_nothing_and_room_lets_it_go_on() {
+    each(3, |mut life| {
+        (0..600).for_each(|_| life.step());
+        let rows = life.storage.parked() as u64 + 2000;
+        let growth = life.storage.growth_for(rows, 0);
+        assert!(growth > 0 && growth <= life.storage.lacking_bytes(rows, 0));
+        let (stats, memory) = (life.storage.stats(), life.storage.memory());
+        let disk_bytes = stats.disk_bytes + growth;
+        let refused = |life: &mut Life, grow: u64| {
+            let error = life.storage.reserve(rows, 0, grow).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Full, "{error}");
+            // What the disk had before it was full is kept for the next one who asks.
+            let now = life.storage.stats();
+            assert_eq!(StorageStats { disk_bytes: stats.disk_bytes, ..now }, stats);
+            assert_eq!(now.disk_bytes + life.storage.growth_for(rows, 0), disk_bytes);
+            assert_eq!(life.storage.memory(), memory);
+        };
+        refused(&mut life, growth - 1);
+        life.medium.set_capacity(Some(life.medium.taken_bytes() + growth / 2));
+        refused(&mut life, growth);
+        life.check();
+        life.medium.set_capacity(None);
+        life.storage.reserve(rows, 0, growth).unwrap();
+        assert_eq!(life.storage.disk_bytes(), disk_bytes);
+        assert_eq!((life.storage.growth_for(rows, 0), life.storage.lacking_bytes(rows, 0)), (0, 0));
+        // All of them find room without being asked for again.
+        life.medium.set_capacity(Some(life.medium.taken_bytes()));
+        for at in 0..2000 {
+            let key = (1, mix(at | 1 << 20, 77));
+            let words = words_of(key, 1);
+            let row =
+                DirtyRow { table: 1, key: key.1, dirty_since: 1, origin: Some(0), words: &words };
+            life.storage.append(row).unwrap();
+        }
+        life.storage.flush(1).unwrap();
+        assert_eq!(life.storage.disk_bytes(), disk_bytes);
+    });
+}
+
+/// The rows that differ between two commits.
+fn difference(one: &Rows, other: &Rows) -> BTreeSet<RowKey> {
+    let keys = one.keys().chain(other.keys()).copied();
+    keys.filter(|key| one.get(key) != other.get(key)).collect()
+}
+
+#[test]
+fn every_kept_commit_is_recovered_from_changes_and_pieces() {
+    each(6, |mut life| {
+        let mut opened = 0;
+        for step in 0..1200 {
+            life.step();
+            if step == 500 {
+                life.create_table(None, 60);
+                life.create_table(Some(20), 20);
+            }
+            if step % 60 != 0 {
+                continue;
+            }
+            for commit in life.journal.kept() {
+                let mut reader = life.reader_at(&commit);
+                reader.check();
+                assert_eq!(swept(&mut reader, None, &mut |_| {}), of_table(&commit.rows, None));
+                let mut said = Vec::new();
+                let mut say = |finding: Finding| said.push(format!("{finding:?}"));
+                let checked = reader.storage.check(&mut |_, _| Ok(()), &mut say).unwrap();
+                assert_eq!((said, checked.rows), (Vec::new(), commit.rows.len() as u64));
+                opened += 1;
+            }
+        }
+        assert!(opened > 20 && life.journal.files() > 2, "{opened} of {}", life.journal.files());
+    });
+}
+
+#[test]
+fn a_life_goes_on_from_the_last_commit_or_an_earlier_one() {
+    each(6, |mut life| {
+        for round in 0..14 {
+            (0..90).for_each(|_| life.step());
+            if round == 5 {
+                life.create_table(None, 60);
+            }
+            let kept = life.journal.kept();
+            if kept.is_empty() {
+                continue;
+            }
+            let at = if round % 2 == 0 { kept.len() as u64 - 1 } else { 0 };
+            let commit = &kept[at as usize];
+            life.reopen(commit);
+            life.check();
+        }
+    });
+}
+
+#[test]
+fn a_reader_goes_on_to_a_later_commit_or_takes_its_rows_back() {
+    each(6, |mut life| {
+        let mut moves = 0;
+        for round in 0..10 {
+            (0..40).for_each(|_| life.step());
+            life.commit(1);
+            let from = life.journal.kept()[0].clone();
+            let mut reader = life.reader_at(&from);
+            reader.check();
+            // What was dropped is written over: a reader holds its commit.
+            for _ in 0..2 {
+                (0..12).for_each(|_| {
+                    let key = life.random_key();
+                    life.put(key);
+                });
+                life.commit(8);
+            }
+            if round == 4 {
+                life.create_table(None, 30);
+                life.commit(8);
+            }
+            let to = life.journal.kept().pop().unwrap();
+            let facts: Vec<_> = from.tables.iter().map(|table| table.facts(false)).collect();
+            let mut recovery = reader.storage.go_on(&facts, from.number + 1, to.number);
+            let mut heard = BTreeSet::new();
+            let mut hear = |table: u16, key: u64| _ = heard.insert((table, key));
+            life.journal
+                .replay(&mut *recovery, from.place, &to, false, &mut Some(&mut hear))
+                .unwrap();
+            assert!(difference(&from.rows, &to.rows).is_subset(&heard));
+            moves += heard.len();
+            if round % 2 == 0 {
+                reader.storage.take_back(life.replayed(&from));
+                reader.check();
+                continue;
+            }
+            let at = OpenAt { commit: to.number, position: to.position, write_after: None };
+            let file = life.storage.areas().file;
+            reader.storage = recovery.finish(&at, file, &*life.medium).unwrap();
+            reader.tables.clone_from(&to.tables);
+            reader.stored.clone_from(&to.rows);
+            reader.check();
+        }
+        assert!(moves > 100, "{moves} rows were heard of");
+    });
+}
+
+fn is_corrupt(result: Result<()>) -> Error {
+    let error = result.expect_err("it is damaged");
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+    error
+}
+
+#[test]
+fn what_the_journal_lacks_or_garbles_is_corrupt() {
+    each(2, |mut life| {
+        let begun = life.journal.files();
+        while life.journal.files() == begun || life.stored.len() < 100 {
+            life.step();
+        }
+        let newest = life.journal.newest();
+        let begin = || {
+            let recovery = (life.subject.recovery)(&life.facts, &newest.record, 0, 1);
+            let mut recovery = recovery.unwrap();
+            newest.tables.iter().for_each(|table| recovery.table(&table.facts(false)).unwrap());
+            recovery
+        };
+        let recovery = begin();
+        is_corrupt(recovery.check_complete());
+        let at = OpenAt { commit: 1, position: 0, write_after: None };
+        let file = life.storage.areas().file;
+        is_corrupt(recovery.finish(&at, file, &*life.medium).map(drop));
+        let changes = life.journal.last_changes();
+        is_corrupt(begin().changes(&changes[..changes.len() - 1], None));
+        let mut piece = Vec::new();
+        life.storage.write_piece(1, 0, &mut piece);
+        is_corrupt(begin().piece(99, 0, &piece));
+        is_corrupt(begin().piece(1, 0, &piece[..piece.len() - 1]));
+        let mut without_tables = (life.subject.recovery)(&life.facts, "", 0, 1).unwrap();
+        is_corrupt(without_tables.changes(changes, None));
+    });
+}
+
+#[test]
+fn a_table_that_came_to_nothing_leaves_nothing() {
+    each(1, |mut life| {
+        (0..400).for_each(|_| life.step());
+        life.spill();
+        let before = life.storage.stats();
+        for rows in [None, Some(1000)] {
+            let (id, name) = (life.tables.len() as u16, "passing".to_owned());
+            let table = TableOfLife { id, name, rows, keys: 0, partitions: None };
+            life.storage.create_table(&table.facts(true)).unwrap();
+            assert_eq!(life.storage.rows_stored(id), 0);
+            assert_eq!(life.storage.contains(id, 5), Some(false));
+            assert_eq!(life.storage.read_order(id, 5), None);
+            life.storage.remove_table(id);
+            assert_eq!((life.storage.stats(), life.storage.change_bytes()), (before, 0));
+        }
+        life.create_table(None, 50);
+        (0..400).for_each(|_| life.step());
+        life.check();
+    });
+}
+
+#[test]
+fn another_share_keeps_rows_and_changes() {
+    each(2, |mut life| {
+        (0..500).for_each(|_| life.step());
+        for bytes in [64 << 20, 0, 1 << 30, 4 << 20] {
+            (0..50).for_each(|_| life.step());
+            life.flush();
+            let changes = life.storage.change_bytes();
+            life.equip(bytes);
+            assert!(life.storage.change_bytes() >= changes);
+            assert!(life.storage.memory().buffer_bytes > 0);
+            life.check();
+        }
+    });
+}
