@@ -105,9 +105,9 @@ pub trait StorageWrite {
     /// is the newest stamp. May wait for the device.
     fn flush(&mut self, now: u32) -> Result<u64>;
 
-    /// Writes one row, for which room was reserved, and outdates the copy before, which is its origin (0 for none); of a dense
-    /// table the index tells. Returns the origin that the row has from now on. May wait for the
-    /// device.
+    /// Writes one row, for which room was reserved, and outdates the copy before, which is its
+    /// origin (0 for none); of a dense table the index tells. Returns the origin that the row has
+    /// from now on. May wait for the device.
     fn append(&mut self, row: DirtyRow<'_>) -> Result<u32>;
 
     /// Deletes the stored copy of a key, if there is one: `origin`, 0 for none; of a dense table
