@@ -49,6 +49,8 @@ pub(super) struct Life {
     /// Origins of stored rows, as a cache would remember them, where they are known.
     pub(super) origins: BTreeMap<RowKey, u32>,
     pub(super) journal: Journal,
+    /// Whether more rows are deleted than changed, so that indexes become smaller.
+    shrinks: bool,
     /// Changes so far.
     change: u32,
     term: u64,
@@ -86,6 +88,7 @@ impl Life {
             parked: Rows::new(),
             origins: BTreeMap::new(),
             journal: Journal::new(),
+            shrinks: false,
             change: 0,
             term: 1,
             written: 0,
@@ -94,7 +97,7 @@ impl Life {
             moved: 0,
         };
         life.equip(0);
-        for (rows, keys) in [(Some(150), 150), (None, 200), (None, 40), (Some(30), 30)] {
+        for (rows, keys) in [(Some(150), 150), (None, 600), (None, 40), (Some(30), 30)] {
             life.create_table(rows, keys);
         }
         life
@@ -118,6 +121,7 @@ impl Life {
             parked: Rows::new(),
             origins: BTreeMap::new(),
             journal: Journal::new(),
+            shrinks: false,
             change: self.change,
             term: 0,
             written: 0,
@@ -173,12 +177,14 @@ impl Life {
         self.flush();
         self.reserve(0);
         self.storage.write_out().unwrap();
+        let changes = self.storage.change_bytes();
         self.storage.equip(share, &*self.medium).unwrap();
+        assert_eq!(self.storage.change_bytes(), changes);
         assert_eq!(self.storage.room(), share.parked_rows());
     }
 
     /// A key of a table, by its number.
-    fn key_of(&self, table: &TableOfLife, at: u64) -> RowKey {
+    pub(super) fn key_of(&self, table: &TableOfLife, at: u64) -> RowKey {
         (table.id, if table.rows.is_some() { at } else { mix(at, 77) })
     }
 
@@ -189,7 +195,9 @@ impl Life {
     }
 
     pub(super) fn random_key(&mut self) -> RowKey {
-        let table = self.random.below(self.tables.len() as u64) as usize;
+        // The largest table, which is a growing one, has half of the changes.
+        let others = self.random.below(self.tables.len() as u64) as usize;
+        let table = if self.random.one_in(2) { 1 } else { others };
         let at = self.random.below(self.tables[table].keys);
         self.key_of(&self.tables[table], at)
     }
@@ -328,7 +336,9 @@ impl Life {
         self.spill();
         let tables = self.tables.iter().map(|table| table.id);
         let number = self.journal.next_number();
-        self.journal.write_pieces(&*self.storage, tables, 1 + self.random.below(40));
+        // Most cycles last for several commits, during which tables change and are divided.
+        let pieces = if self.random.one_in(8) { u64::MAX } else { 1 + self.random.below(3) };
+        self.journal.write_pieces(&*self.storage, tables, pieces);
         let Cut { began, position, .. } = cut;
         assert!(began <= position);
         self.journal.commit(Commit {
@@ -352,12 +362,16 @@ impl Life {
 
     /// A step of a life.
     pub(super) fn step(&mut self) {
+        if self.random.one_in(700) {
+            self.shrinks = !self.shrinks;
+        }
+        let puts = if self.shrinks { 20 } else { 165 };
         match self.random.below(200) {
-            0..140 => {
+            kind if kind < puts => {
                 let key = self.random_key();
                 self.put(key);
             }
-            140..180 => {
+            0..180 => {
                 let key = self.random_key();
                 self.delete(key);
             }
