@@ -1,6 +1,7 @@
 //! New logs and tables: the size of segments, the first bytes of the file, empty indexes.
 
 use super::cleaner::LIVE_SHARE;
+use super::demand::PARKED_ROWS_MIN;
 use super::file::write_header;
 use super::{ClassLog, SEGMENT_BYTES_MAX, SEGMENT_PAGES_MIN, Segments, TableIndex, Writer};
 use crate::error::{Result, bail};
@@ -16,9 +17,8 @@ const SEGMENT_BYTES_MIN: u64 = 32 << 10;
 const SEGMENT_BYTES_USUAL: u64 = 256 << 10;
 /// Bytes of a page beside a row: its entry in the directory and its part of the header.
 const ENTRY_BYTES: usize = 16;
-/// Chunks and rows of the smallest buffers.
-const CHUNKS_MIN: usize = 2;
-const FLUSH_ROWS_MIN: usize = 8;
+/// Chunks, of a page each, of a log that no plan has equipped.
+const BARE_CHUNKS: usize = 2;
 
 /// What a row class will be used for, as far as it decides what its segments are.
 #[derive(Clone, Copy, Debug)]
@@ -130,9 +130,9 @@ impl ClassLog {
         sequence: u64,
         medium: &dyn Medium,
     ) -> Result<Self> {
-        let queue = medium.queue(CHUNKS_MIN, Buffers::equal(CHUNKS_MIN, layout.page_bytes))?;
+        let queue = medium.queue(BARE_CHUNKS, Buffers::equal(BARE_CHUNKS, layout.page_bytes))?;
         let writer = Writer::new(file.clone(), layout.clone(), queue, sequence);
-        let buffer = FlushBuffer::new(FLUSH_ROWS_MIN, layout.row_bytes / 4);
+        let buffer = FlushBuffer::new(PARKED_ROWS_MIN, layout.row_bytes / 4);
         Ok(Self::new(layout, file, segment_bytes, segments, writer, buffer))
     }
 }

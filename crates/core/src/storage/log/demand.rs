@@ -18,7 +18,7 @@ const CHUNK_BYTES_MIN: usize = 16 << 10;
 /// A chunk has one in so many bytes of the class at most.
 const CHUNK_PER_CLASS: u64 = 64;
 /// Rows of a flush buffer at least.
-const PARKED_ROWS_MIN: usize = 8;
+pub(super) const PARKED_ROWS_MIN: usize = 8;
 /// Deltas are handed to the journal in portions of at most about this size.
 const JOURNAL_PORTION_BYTES_MAX: usize = 64 << 10;
 /// Bytes of one delta of a growing table.

@@ -28,7 +28,7 @@ impl StorageCounts for ClassLog {
 
 impl ClassLog {
     /// Bytes of all indexes and segment counters.
-    pub fn index_bytes(&self) -> u64 {
+    pub(super) fn index_bytes(&self) -> u64 {
         self.table_bytes() + self.segments.memory_bytes() as u64
     }
 
@@ -38,7 +38,7 @@ impl ClassLog {
     }
 
     /// What was written since open.
-    pub fn written(&self) -> Written {
+    pub(super) fn written(&self) -> Written {
         Written {
             rows: self.rows_written,
             rows_moved: self.rows_moved,
