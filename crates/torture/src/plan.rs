@@ -2,7 +2,7 @@
 
 use crate::faults::{Fault, FaultSet};
 use crate::random::Random;
-use embedrock_core::config::PolicyKind;
+use embedrock_core::config::{PolicyKind, StorageKind};
 use embedrock_core::init::Initializer;
 use embedrock_core::optimizer::{BiasCorrection, OptimizerKind, OptimizerSpec};
 use embedrock_core::row::{Dtype, RoundingMode, RowLayout};
@@ -408,6 +408,7 @@ fn table(seed: u64, kind: Kind, page_bytes: usize, i: usize) -> TablePlan {
         expected_rows: (!dense).then(|| if !grows && random.chance(1, 2) { keys } else { 10 }),
         dtype,
         rounding: *random.pick(&[RoundingMode::Stochastic, RoundingMode::Nearest]),
+        storage: StorageKind::default(),
         optimizer,
         initializer,
     };

@@ -18,7 +18,7 @@ mod journal;
 mod life;
 mod look;
 
-type Create = fn(&ClassFacts, Arc<dyn File>, u64, &dyn Medium) -> Result<Box<dyn Storage>>;
+type Create = fn(&ClassFacts, Arc<dyn File>, u64, &Arc<dyn Medium>) -> Result<Box<dyn Storage>>;
 type Recovery = fn(&ClassFacts, &str, u64, u64) -> Result<Box<dyn StorageRecovery>>;
 
 /// A kind of storage.
@@ -370,7 +370,7 @@ fn a_reader_goes_on_to_a_later_commit_or_takes_its_rows_back() {
             }
             let at = OpenAt { commit: to.number, position: to.position, write_after: None };
             let file = life.storage.areas().file;
-            reader.storage = recovery.finish(&at, file, &*life.medium).unwrap();
+            reader.storage = recovery.finish(&at, file, &life.medium()).unwrap();
             reader.tables.clone_from(&to.tables);
             reader.stored.clone_from(&to.rows);
             reader.check();
@@ -403,7 +403,7 @@ fn what_the_journal_lacks_or_garbles_is_corrupt() {
         is_corrupt(recovery.check_complete());
         let at = OpenAt { commit: 1, position: 0, write_after: None };
         let file = life.storage.areas().file;
-        is_corrupt(recovery.finish(&at, file, &*life.medium).map(drop));
+        is_corrupt(recovery.finish(&at, file, &life.medium()).map(drop));
         let changes = life.journal.last_changes();
         is_corrupt(begin().changes(&changes[..changes.len() - 1], None));
         let mut piece = Vec::new();

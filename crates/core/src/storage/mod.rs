@@ -33,7 +33,7 @@ pub use size::{PAGE_SIZES, choose_page, possible_pages};
 pub use sweep::{Areas, Checked, Finding, Sweep, SweptRow, TakeRows};
 pub use traits::{
     Hearer, Storage, StorageBudget, StorageCounts, StorageJournal, StorageRead, StorageRecovery,
-    StorageRefresh, StorageSpace, StorageSweeps, StorageTables, StorageUpkeep, StorageWrite,
+    StorageRefresh, StorageSpace, StorageSweeps, StorageTables, StorageUpkeep, StorageWrite, Unit,
 };
 
 use crate::error::Result;

@@ -45,6 +45,9 @@ pub trait StorageRead {
     /// Whether a key is stored or waits to be; `None` where only a read can tell.
     fn contains(&self, table: u16, key: u64) -> Option<bool>;
 
+    /// Whether [`contains`](Self::contains) always tells of this table.
+    fn is_exact(&self, table: u16) -> bool;
+
     /// Checks that a verified page is the one that was last written in its place; else `Corrupt`.
     fn verify_newest(&self, at: PageAddress, page: &[u8]) -> Result<()>;
 
@@ -66,6 +69,9 @@ pub trait StorageSweeps {
     /// the index says one of it, or none, is `Corrupt`. A sweep of all tables reads the same pages
     /// with less memory and hands over outdated rows of theirs, too: `is_newest` tells.
     fn sweep(&mut self, table: Option<u16>) -> Box<dyn Sweep>;
+
+    /// Lets a sweep look up which pages it reads next. Before each of its reads.
+    fn advance(&mut self, sweep: &mut dyn Sweep);
 
     /// Whether nothing newer is known of a row than its stored copy at `place`, its origin then.
     /// False for a key or a table that is not there.
@@ -215,9 +221,27 @@ pub trait StorageUpkeep {
         residents: &dyn Residents,
     ) -> Result<Option<UnitReport>>;
 
+    /// The unit of work that is done without the lock of the class, where one is due and none is
+    /// under way. It may take `grow_bytes` more of the disk; where it needs more, none begins.
+    fn begin_unit(&mut self, grow_bytes: u64) -> Result<Option<Box<dyn Unit>>>;
+
+    /// Takes the outcome of a unit over, once it is done. Changes that wait for the journal may
+    /// become as many as `install` adds.
+    fn install(&mut self, unit: Box<dyn Unit>, residents: &dyn Residents) -> Result<UnitReport>;
+
     /// Says whether a disk bound will make upkeep necessary. Rows are told apart by how long their
     /// last copy lived then.
     fn expect_bound(&mut self, is_bounded: bool);
+}
+
+/// A piece of upkeep that needs no lock: it reads what nobody changes, and writes files that nobody
+/// knows yet.
+pub trait Unit: Any + Send {
+    /// Does a part of it; false when all is done. After an error it can only be abandoned.
+    fn step(&mut self) -> Result<bool>;
+
+    /// Removes what it has written.
+    fn abandon(self: Box<Self>) -> Result<()>;
 }
 
 /// Memory: what a plan of the budget gives, and what is taken.
@@ -315,6 +339,6 @@ pub trait StorageRecovery: Any + Send {
         self: Box<Self>,
         at: &OpenAt,
         file: Arc<dyn File>,
-        medium: &dyn Medium,
+        medium: &Arc<dyn Medium>,
     ) -> Result<Box<dyn Storage>>;
 }

@@ -265,7 +265,15 @@ impl Inner {
         };
         let id = engine.classes.len() as u16;
         let fillings = String::new();
-        let record = ClassRecord { id, row_bytes, page_bytes, segment_bytes: 0, curve, fillings };
+        let record = ClassRecord {
+            id,
+            storage: spec.storage,
+            row_bytes,
+            page_bytes,
+            segment_bytes: 0,
+            curve,
+            fillings,
+        };
         let mut class = NewClass { record, choices };
         let page_bytes = self.affordable_page(engine, spec, &class)?;
         class.record.page_bytes = page_bytes;
@@ -292,7 +300,7 @@ impl Inner {
         let file = create_class_file(&*self.medium, id, self.seed)?;
         // The engine is taken alone: no commit is under way.
         let epoch = self.history.lock().next_sequence;
-        let mut log = storage::create(&facts, file, epoch, &*self.medium)?;
+        let mut log = storage::create(&facts, file, epoch, &self.medium)?;
         self.medium.sync_dir()?;
         let partitions = log.create_table(table).inspect_err(|_| {
             // What is refused leaves no file; where that fails, the next class of this number does

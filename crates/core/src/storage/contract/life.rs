@@ -4,6 +4,7 @@
 use super::journal::{Commit, Journal, Record, TableOfLife};
 use super::look::Looked;
 use super::{Random, Subject};
+use crate::config::StorageKind;
 use crate::hash::mix;
 use crate::io::{Buffers, File, Medium, OpenMode, SimMedium};
 use crate::storage::{
@@ -63,18 +64,25 @@ pub(super) struct Life {
 }
 
 impl Life {
+    /// The medium as storages take it.
+    pub(super) fn medium(&self) -> Arc<dyn Medium> {
+        self.medium.clone()
+    }
+
     /// A life that begins with empty tables: two dense, two growing.
     pub(super) fn new(subject: &'static Subject, seed: u64) -> Self {
         let medium = Arc::new(SimMedium::new(seed));
         let file = medium.open("rows-0", OpenMode::CreateNew).unwrap();
         let facts = ClassFacts {
             class: 0,
+            kind: StorageKind::Log,
             row_bytes: ROW_WORDS * 4,
             page_bytes: PAGE_BYTES,
             segment_bytes: 16 * PAGE_BYTES as u64,
             seed: 7,
         };
-        let storage = (subject.create)(&facts, file.clone(), 1, &*medium).unwrap();
+        let shared: Arc<dyn Medium> = medium.clone();
+        let storage = (subject.create)(&facts, file.clone(), 1, &shared).unwrap();
         let mut life = Self {
             subject,
             reader: reader(&medium),
@@ -112,7 +120,7 @@ impl Life {
             subject: self.subject,
             medium: self.medium.clone(),
             reader: reader(&self.medium),
-            storage: recovery.finish(&at, file.clone(), &*self.medium).unwrap(),
+            storage: recovery.finish(&at, file.clone(), &self.medium()).unwrap(),
             file,
             facts: self.facts,
             random: Random(commit.number),
@@ -152,7 +160,7 @@ impl Life {
         self.term += 1;
         let write_after = Some(self.term << TERM_SHIFT);
         let at = OpenAt { commit: commit.number, position: commit.position, write_after };
-        self.storage = recovery.finish(&at, self.file.clone(), &*self.medium).unwrap();
+        self.storage = recovery.finish(&at, self.file.clone(), &self.medium()).unwrap();
         self.tables.clone_from(&commit.tables);
         self.stored.clone_from(&commit.rows);
         self.parked.clear();

@@ -20,7 +20,7 @@ use crate::activation::{Branch, note};
 use crate::error::{ErrorKind, Result};
 use crate::planted::{self, Bug};
 use crate::storage::{
-    Residents, SpaceBound, StorageSpace, StorageUpkeep, StorageWrite, UnitReport,
+    Residents, SpaceBound, StorageSpace, StorageUpkeep, StorageWrite, Unit, UnitReport,
 };
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -158,6 +158,14 @@ impl StorageUpkeep for ClassLog {
             self.clean.victim = life.map(|life| (segment, life, page + pages));
         }
         Ok(Some(UnitReport { pages: u64::from(pages), rows_moved }))
+    }
+
+    fn begin_unit(&mut self, _: u64) -> Result<Option<Box<dyn Unit>>> {
+        Ok(None)
+    }
+
+    fn install(&mut self, _: Box<dyn Unit>, _: &dyn Residents) -> Result<UnitReport> {
+        unreachable!("a log begins no unit")
     }
 
     fn expect_bound(&mut self, is_bounded: bool) {

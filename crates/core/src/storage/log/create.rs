@@ -70,7 +70,7 @@ pub fn choose_segment(need: &ClassNeed) -> Result<u64> {
 
 /// Refuses the record of a class that no log can have.
 pub fn check_class(facts: &ClassFacts) -> Result<()> {
-    let ClassFacts { class, row_bytes, page_bytes, segment_bytes, seed } = *facts;
+    let ClassFacts { class, row_bytes, page_bytes, segment_bytes, seed, .. } = *facts;
     PageLayout::new(page_bytes, row_bytes, class, seed)?;
     if !is_size(segment_bytes, page_bytes) {
         bail!(
@@ -94,9 +94,9 @@ pub fn create(
     facts: &ClassFacts,
     file: Arc<dyn File>,
     epoch: u64,
-    medium: &dyn Medium,
+    medium: &Arc<dyn Medium>,
 ) -> Result<Box<dyn Storage>> {
-    let ClassFacts { class, row_bytes, page_bytes, segment_bytes, seed } = *facts;
+    let ClassFacts { class, row_bytes, page_bytes, segment_bytes, seed, .. } = *facts;
     let layout = PageLayout::new(page_bytes, row_bytes, class, seed)?;
     write_header(&*file, facts)?;
     let pages = (segment_bytes / page_bytes as u64) as u32;
@@ -128,7 +128,7 @@ impl ClassLog {
         segment_bytes: u64,
         segments: Segments,
         sequence: u64,
-        medium: &dyn Medium,
+        medium: &Arc<dyn Medium>,
     ) -> Result<Self> {
         let queue = medium.queue(BARE_CHUNKS, Buffers::equal(BARE_CHUNKS, layout.page_bytes))?;
         let writer = Writer::new(file.clone(), layout.clone(), queue, sequence);

@@ -8,6 +8,7 @@ use super::delta::{Decoded, Delta, DenseRow, decode, id_of};
 use super::file::check_header;
 use super::fillings::Fillings;
 use super::{ClassLog, Segments, TableIndex};
+use crate::config::StorageKind;
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::hash::mix;
 use crate::index::{DenseIndex, SparseIndex};
@@ -136,7 +137,7 @@ impl StorageRecovery for LogRecovery {
         mut self: Box<Self>,
         at: &OpenAt,
         file: Arc<dyn File>,
-        medium: &dyn Medium,
+        medium: &Arc<dyn Medium>,
     ) -> Result<Box<dyn Storage>> {
         self.check_complete()?;
         check_header(&*file, &self.facts)?;
@@ -172,7 +173,7 @@ impl LogRecovery {
     /// Begins with a class without tables, in `epoch`. `fillings` is what its record says of the
     /// begin of fillings; commits before `oldest` are not kept.
     pub fn new(facts: &ClassFacts, fillings: &str, epoch: u64, oldest: u64) -> Result<Self> {
-        let ClassFacts { class, row_bytes, page_bytes, segment_bytes, seed } = *facts;
+        let ClassFacts { class, row_bytes, page_bytes, segment_bytes, seed, .. } = *facts;
         let layout = PageLayout::new(page_bytes, row_bytes, class, seed)?;
         let pages = segment_bytes / page_bytes as u64;
         let fillings = Fillings::new(layout.rows_per_page, pages, fillings)?;
@@ -335,7 +336,14 @@ impl StorageRefresh for ClassLog {
         let layout = PageLayout { sequence_max: u64::MAX, ..self.layout().clone() };
         let PageLayout { class, row_bytes, page_bytes, seed, .. } = layout;
         let segment_bytes = self.segment_bytes;
-        let facts = ClassFacts { class, row_bytes, page_bytes, segment_bytes, seed };
+        let facts = ClassFacts {
+            class,
+            kind: StorageKind::Log,
+            row_bytes,
+            page_bytes,
+            segment_bytes,
+            seed,
+        };
         let pages = segment_bytes / page_bytes as u64;
         let fillings = Fillings::going_on(layout.rows_per_page, pages, self.segments.firsts());
         let mut recovery = LogRecovery::with_fillings(facts, layout, fillings, epoch, oldest);

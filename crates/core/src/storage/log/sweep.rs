@@ -75,6 +75,8 @@ impl StorageSweeps for ClassLog {
         })
     }
 
+    fn advance(&mut self, _: &mut dyn Sweep) {}
+
     fn is_newest(&self, table: u16, key: u64, place: u32) -> bool {
         self.is_indexed(table, key, place) && self.buffer.find(table, key).is_none()
     }

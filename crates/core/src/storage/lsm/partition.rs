@@ -172,8 +172,8 @@ impl Partitions {
 }
 
 impl PageSource for Partitions {
-    fn file(&self, number: u16) -> &Arc<dyn File> {
-        self.0[usize::from(number)].file()
+    fn file(&self, number: u16) -> Arc<dyn File> {
+        self.0[usize::from(number)].file().clone()
     }
 
     fn page_bytes(&self) -> usize {

@@ -1,6 +1,6 @@
 //! The records of the journal that are not deltas.
 
-use crate::config::{CommitInfo, TableSpec};
+use crate::config::{CommitInfo, StorageKind, TableSpec, is_default};
 use crate::error::{Result, bail};
 use crate::io::DeviceCurve;
 use crate::storage::{ClassFacts, TableFacts};
@@ -11,6 +11,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct ClassRecord {
     pub(crate) id: u16,
+    /// How its rows are stored. Records of logs do not have it.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub(crate) storage: StorageKind,
     pub(crate) row_bytes: usize,
     pub(crate) page_bytes: usize,
     pub(crate) segment_bytes: u64,
@@ -24,8 +27,8 @@ pub(crate) struct ClassRecord {
 impl ClassRecord {
     /// What a layout is told of the class, in a store with this seed of checksums.
     pub(crate) fn facts(&self, seed: u64) -> ClassFacts {
-        let Self { id, row_bytes, page_bytes, segment_bytes, .. } = *self;
-        ClassFacts { class: id, row_bytes, page_bytes, segment_bytes, seed }
+        let Self { id, storage, row_bytes, page_bytes, segment_bytes, .. } = *self;
+        ClassFacts { class: id, kind: storage, row_bytes, page_bytes, segment_bytes, seed }
     }
 }
 

@@ -46,6 +46,7 @@ fn spec(name: &str, rows: Option<u64>, kind: OptimizerKind) -> TableSpec {
         expected_rows: Some(1000),
         dtype: Dtype::Float32,
         rounding: RoundingMode::default(),
+        storage: StorageKind::default(),
         optimizer: OptimizerSpec::new(kind),
         initializer: Initializer::Uniform { low: -1.0, high: 1.0 },
     }
@@ -120,6 +121,7 @@ impl Fixture {
             TableSpec {
                 dtype: Dtype::Bfloat16,
                 rounding: RoundingMode::Nearest,
+                storage: StorageKind::default(),
                 ..spec("upper", None, OptimizerKind::Adagrad)
             },
         ];

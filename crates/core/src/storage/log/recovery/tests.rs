@@ -293,7 +293,14 @@ impl Replayed {
     fn new(writer: &Writer, epoch: u64, oldest: u64) -> Self {
         let classes = (0u16..).zip(ROW_BYTES).map(|(class, row_bytes)| {
             let (page_bytes, segment_bytes) = (512, 1 << 18);
-            let facts = ClassFacts { class, row_bytes, page_bytes, segment_bytes, seed: 0 };
+            let facts = ClassFacts {
+                class,
+                kind: StorageKind::Log,
+                row_bytes,
+                page_bytes,
+                segment_bytes,
+                seed: 0,
+            };
             LogRecovery::new(&facts, "", epoch, oldest).unwrap()
         });
         let mut replayed = Self(classes.collect());
