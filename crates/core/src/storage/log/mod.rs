@@ -25,7 +25,7 @@ mod sweep;
 mod write;
 mod writer;
 
-pub use create::{ClassNeed, check_class, choose_segment, create, disk_bytes_for};
+pub use create::{ClassNeed, check_class, choose_segment, create, create_top, disk_bytes_for};
 pub use file::seed_of_file;
 pub use recovery::LogRecovery;
 pub use segments::Segments;
@@ -42,10 +42,19 @@ use find::LogPages;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+/// The form of the indexes of a log's dense tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IndexForm {
+    /// A word for every id: most of them are stored here.
+    Full,
+    /// A bit for every id, and words of those that are stored here, which are few.
+    Packed,
+}
+
 /// The index of one table.
 #[derive(Debug)]
 pub enum TableIndex {
-    /// One word per id.
+    /// Exact, one slot per id.
     Dense(DenseIndex),
     /// Compact hash and the salt that its hashes are made with.
     Sparse(SparseIndex, u64),
@@ -158,6 +167,8 @@ impl TableIndex {
 pub struct ClassLog {
     pages: Arc<LogPages>,
     segment_bytes: u64,
+    /// Of the indexes of dense tables.
+    form: IndexForm,
     /// Counts of held copies.
     segments: Segments,
     /// Rows on their way to storage.
@@ -203,6 +214,7 @@ impl ClassLog {
         Self {
             pages: Arc::new(LogPages { layout, file }),
             segment_bytes,
+            form: IndexForm::Full,
             segments,
             buffer,
             writer,
