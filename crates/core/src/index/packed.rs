@@ -138,7 +138,9 @@ impl Block {
                 Some(at * WORD_IDS + bit)
             })
         });
-        places.zip(self.slots[self.rank(first)..].iter().copied())
+        // The slots come first: once there are none left, nobody looks for another bit.
+        let slots = self.slots[self.rank(first)..].iter().copied();
+        slots.zip(places).map(|(slot, at)| (at, slot))
     }
 }
 
