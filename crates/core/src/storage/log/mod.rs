@@ -20,6 +20,7 @@ mod pieces;
 mod recovery;
 mod room;
 mod segments;
+mod snapshot;
 mod stats;
 mod sweep;
 mod write;
