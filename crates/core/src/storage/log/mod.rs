@@ -23,6 +23,7 @@ mod segments;
 mod snapshot;
 mod stats;
 mod sweep;
+mod take;
 mod write;
 mod writer;
 
@@ -31,6 +32,7 @@ pub use file::seed_of_file;
 pub use recovery::LogRecovery;
 pub use segments::Segments;
 use segments::{SEGMENT_BYTES_MAX, SEGMENT_PAGES_MIN};
+pub use take::{SlotsOf, TopReader};
 pub use writer::{OpenSegments, Stream, Writer};
 
 use crate::error::Result;
@@ -42,6 +44,9 @@ use delta::DeltaWriter;
 use find::LogPages;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+
+/// Sets the checksum of candidates apart from other uses of the hash.
+const CANDIDATE_SALT: u64 = 0xC0DE;
 
 /// The form of the indexes of a log's dense tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,6 +113,22 @@ impl TableIndex {
             }
             TableIndex::Sparse(index, salt) => {
                 index.candidates(mix(key, *salt), slots);
+            }
+        }
+    }
+
+    /// A checksum over the slots that may hold `key`, whatever their order; 0 where there are none.
+    pub fn candidate_sum(&self, key: u64) -> u32 {
+        match self {
+            TableIndex::Dense(index) => index.get(key),
+            TableIndex::Sparse(index, salt) => {
+                let mut sum = None;
+                index.visit_candidates(mix(key, *salt), |slot| {
+                    // Slots are small numbers, whose plain sums would often be the same.
+                    let mixed = mix(u64::from(slot), CANDIDATE_SALT) as u32;
+                    sum = Some(mixed.wrapping_add(sum.unwrap_or(0)));
+                });
+                sum.map_or(0, |sum| sum.max(1))
             }
         }
     }
