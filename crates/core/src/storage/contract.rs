@@ -1,5 +1,5 @@
-//! One contract suite for every storage: the log, and a map in memory that has neither pages nor an
-//! index. Tests use the traits alone, as the store does.
+//! One contract suite for every storage: the log, in both forms of its indexes, and a map in memory
+//! that has neither pages nor an index. Tests use the traits alone, as the store does.
 
 use super::{
     ClassFacts, DirtyRow, Finding, OpenAt, Storage, StorageRecovery, StorageStats, SweptRow, log,
@@ -30,8 +30,18 @@ struct Subject {
     recovery: Recovery,
 }
 
-static SUBJECTS: [Subject; 2] = [
+static SUBJECTS: [Subject; 3] = [
     Subject { label: "log", has_pages: true, create: log::create, recovery: super::recovery },
+    Subject {
+        label: "top",
+        has_pages: true,
+        create: |facts, file, epoch, medium| {
+            Ok(Box::new(log::create_top(facts, file, epoch, medium)?))
+        },
+        recovery: |facts, begun, epoch, oldest| {
+            Ok(Box::new(log::LogRecovery::of_top(facts, begun, epoch, oldest)?))
+        },
+    },
     Subject { label: "map", has_pages: false, create: map::create, recovery: map::recovery },
 ];
 

@@ -7,7 +7,7 @@
 use super::delta::{Decoded, Delta, DenseRow, decode, id_of};
 use super::file::check_header;
 use super::fillings::Fillings;
-use super::{ClassLog, Segments, TableIndex};
+use super::{ClassLog, IndexForm, Segments, TableIndex};
 use crate::config::StorageKind;
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::hash::mix;
@@ -28,6 +28,8 @@ const BLOCK_DELTAS: usize = 32;
 pub struct LogRecovery {
     facts: ClassFacts,
     layout: PageLayout,
+    /// Of the indexes of dense tables.
+    form: IndexForm,
     /// By id, ascending.
     tables: Vec<RecoveredTable>,
     /// By id, where a table is among `tables`; 0 for ids of other classes, too.
@@ -50,6 +52,15 @@ struct RecoveredTable {
     missing: Option<Vec<bool>>,
 }
 
+/// How a recovery begins.
+struct Begin {
+    epoch: u64,
+    /// The oldest commit that is kept.
+    oldest: u64,
+    /// Of the indexes of dense tables.
+    form: IndexForm,
+}
+
 /// A copy that was outdated in an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Retained {
@@ -62,7 +73,7 @@ impl StorageRecovery for LogRecovery {
         if facts.num_embeddings.is_none() && facts.partitions.is_none() {
             bail!(Corrupt, "growing table '{}' has no partitions", facts.name);
         }
-        let index = TableIndex::empty(facts)?;
+        let index = TableIndex::empty(facts, self.form)?;
         let all = || vec![true; index.pieces() as usize];
         let missing = (!facts.born).then(all).filter(|missing| !missing.is_empty());
         self.push(facts, index, missing);
@@ -134,11 +145,70 @@ impl StorageRecovery for LogRecovery {
     }
 
     fn finish(
-        mut self: Box<Self>,
+        self: Box<Self>,
         at: &OpenAt,
         file: Arc<dyn File>,
         medium: &Arc<dyn Medium>,
     ) -> Result<Box<dyn Storage>> {
+        Ok(Box::new(self.finish_log(at, file, medium)?))
+    }
+}
+
+impl LogRecovery {
+    /// Begins with a class without tables, in `epoch`. `fillings` is what its record says of the
+    /// begin of fillings; commits before `oldest` are not kept.
+    pub fn new(facts: &ClassFacts, fillings: &str, epoch: u64, oldest: u64) -> Result<Self> {
+        Self::in_form(facts, fillings, epoch, oldest, IndexForm::Full)
+    }
+
+    /// As `new`, of a log that holds few rows of its tables.
+    pub fn of_top(facts: &ClassFacts, fillings: &str, epoch: u64, oldest: u64) -> Result<Self> {
+        Self::in_form(facts, fillings, epoch, oldest, IndexForm::Packed)
+    }
+
+    fn in_form(
+        facts: &ClassFacts,
+        fillings: &str,
+        epoch: u64,
+        oldest: u64,
+        form: IndexForm,
+    ) -> Result<Self> {
+        let ClassFacts { class, row_bytes, page_bytes, segment_bytes, seed, .. } = *facts;
+        let layout = PageLayout::new(page_bytes, row_bytes, class, seed)?;
+        let pages = segment_bytes / page_bytes as u64;
+        let fillings = Fillings::new(layout.rows_per_page, pages, fillings)?;
+        let begin = Begin { epoch, oldest, form };
+        Ok(Self::with_fillings(*facts, layout, fillings, begin))
+    }
+
+    fn with_fillings(
+        facts: ClassFacts,
+        layout: PageLayout,
+        fillings: Fillings,
+        begin: Begin,
+    ) -> Self {
+        let Begin { epoch, oldest, form } = begin;
+        Self {
+            facts,
+            layout,
+            form,
+            tables: Vec::new(),
+            positions: Vec::new(),
+            fillings,
+            retained: Vec::new(),
+            oldest,
+            epoch,
+            written: BTreeMap::new(),
+        }
+    }
+
+    /// The log of the class at a commit, in its file, with the smallest buffers.
+    pub fn finish_log(
+        mut self,
+        at: &OpenAt,
+        file: Arc<dyn File>,
+        medium: &Arc<dyn Medium>,
+    ) -> Result<ClassLog> {
         self.check_complete()?;
         check_header(&*file, &self.facts)?;
         let ClassFacts { page_bytes, segment_bytes, .. } = self.facts;
@@ -162,42 +232,11 @@ impl StorageRecovery for LogRecovery {
             }
         };
         let mut log = ClassLog::bare(self.layout, file, segment_bytes, segments, sequence, medium)?;
+        log.form = self.form;
         for table in self.tables {
             log.add_table(table.id, table.index);
         }
-        Ok(Box::new(log))
-    }
-}
-
-impl LogRecovery {
-    /// Begins with a class without tables, in `epoch`. `fillings` is what its record says of the
-    /// begin of fillings; commits before `oldest` are not kept.
-    pub fn new(facts: &ClassFacts, fillings: &str, epoch: u64, oldest: u64) -> Result<Self> {
-        let ClassFacts { class, row_bytes, page_bytes, segment_bytes, seed, .. } = *facts;
-        let layout = PageLayout::new(page_bytes, row_bytes, class, seed)?;
-        let pages = segment_bytes / page_bytes as u64;
-        let fillings = Fillings::new(layout.rows_per_page, pages, fillings)?;
-        Ok(Self::with_fillings(*facts, layout, fillings, epoch, oldest))
-    }
-
-    fn with_fillings(
-        facts: ClassFacts,
-        layout: PageLayout,
-        fillings: Fillings,
-        epoch: u64,
-        oldest: u64,
-    ) -> Self {
-        Self {
-            facts,
-            layout,
-            tables: Vec::new(),
-            positions: Vec::new(),
-            fillings,
-            retained: Vec::new(),
-            oldest,
-            epoch,
-            written: BTreeMap::new(),
-        }
+        Ok(log)
     }
 
     fn push(&mut self, facts: &TableFacts<'_>, index: TableIndex, missing: Option<Vec<bool>>) {
@@ -296,7 +335,8 @@ impl LogRecovery {
         let rows_per_page = self.layout.rows_per_page as u64;
         for RecoveredTable { name, index, .. } in &self.tables {
             if let TableIndex::Dense(index) = index
-                && segments.recovered_all(index.words(), rows_per_page..pages * rows_per_page)
+                && let Some(words) = index.words()
+                && segments.recovered_all(words, rows_per_page..pages * rows_per_page)
             {
                 continue;
             }
@@ -346,7 +386,8 @@ impl StorageRefresh for ClassLog {
         };
         let pages = segment_bytes / page_bytes as u64;
         let fillings = Fillings::going_on(layout.rows_per_page, pages, self.segments.firsts());
-        let mut recovery = LogRecovery::with_fillings(facts, layout, fillings, epoch, oldest);
+        let begin = Begin { epoch, oldest, form: self.form };
+        let mut recovery = LogRecovery::with_fillings(facts, layout, fillings, begin);
         for facts in tables {
             recovery.push(facts, self.take_index(facts.table), None);
         }

@@ -71,22 +71,8 @@ impl StorageWrite for ClassLog {
         if slot == 0 {
             return;
         }
-        let sparse = match self.index_mut(table) {
-            TableIndex::Dense(index) => {
-                assert_eq!(index.set(key, 0), slot, "a deleted row's origin is its newest copy");
-                false
-            }
-            TableIndex::Sparse(index, salt) => {
-                let hash = mix(key, *salt);
-                assert!(index.remove(hash, slot), "a deleted row's origin is indexed");
-                true
-            }
-        };
-        self.segments.outdated(slot);
+        self.forget(table, key, slot);
         *self.deleted.entry(self.segments.epoch()).or_default() += 1;
-        if !planted::is(Bug::DeleteDeltaLost) {
-            self.deltas.push(Delta::Delete { table, key, old: slot }, sparse);
-        }
     }
 
     fn shrink_index(&mut self, table: u16, most: usize) {
@@ -104,6 +90,25 @@ impl StorageWrite for ClassLog {
 }
 
 impl ClassLog {
+    /// Takes a key out of the index, whose newest copy is at `slot`, and notes that it did.
+    pub(super) fn forget(&mut self, table: u16, key: u64, slot: u32) {
+        let sparse = match self.index_mut(table) {
+            TableIndex::Dense(index) => {
+                assert_eq!(index.set(key, 0), slot, "a row's origin is its newest copy");
+                false
+            }
+            TableIndex::Sparse(index, salt) => {
+                let hash = mix(key, *salt);
+                assert!(index.remove(hash, slot), "a row's origin is indexed");
+                true
+            }
+        };
+        self.segments.outdated(slot);
+        if !planted::is(Bug::DeleteDeltaLost) {
+            self.deltas.push(Delta::Delete { table, key, old: slot }, sparse);
+        }
+    }
+
     /// Where a flushed row goes when rows are told apart: one whose last copy lived while less was
     /// written than [`HOT_SHARE`] of the newest copies is taken for one that is rewritten as soon
     /// again; one that cleaning had to move is not. (SepBIT, FAST'22: the last lifespan tells the
