@@ -469,12 +469,24 @@ impl StorageUpkeep for MapStorage {
         Ok(None)
     }
 
+    fn has_units(&self) -> bool {
+        false
+    }
+
     fn begin_unit(&mut self, _: u64) -> Result<Option<Box<dyn Unit>>> {
         Ok(None)
     }
 
+    fn owes_steps(&mut self) -> bool {
+        false
+    }
+
     fn install(&mut self, _: Box<dyn Unit>, _: &dyn Residents) -> Result<UnitReport> {
         unreachable!("a map begins no unit")
+    }
+
+    fn install_more(&mut self, _: &dyn Residents) -> Result<bool> {
+        Ok(false)
     }
 
     fn expect_bound(&mut self, _: bool) {}

@@ -221,13 +221,26 @@ pub trait StorageUpkeep {
         residents: &dyn Residents,
     ) -> Result<Option<UnitReport>>;
 
+    /// Whether it ever begins a unit of work that is done without the lock of the class.
+    fn has_units(&self) -> bool;
+
     /// The unit of work that is done without the lock of the class, where one is due and none is
-    /// under way. It may take `grow_bytes` more of the disk; where it needs more, none begins.
+    /// under way. It may take `grow_bytes` more of the disk; where it needs more, none begins. All
+    /// that it may take counts as taken until it is installed or abandoned.
     fn begin_unit(&mut self, grow_bytes: u64) -> Result<Option<Box<dyn Unit>>>;
 
-    /// Takes the outcome of a unit over, once it is done. Changes that wait for the journal may
-    /// become as many as `install` adds.
+    /// Whether a part of the unit under way should be done now: rows have paid for it, or the
+    /// newest rows take too much memory. Each yes pays for one step.
+    fn owes_steps(&mut self) -> bool;
+
+    /// Takes the outcome of a unit over, once it is done; after an error nothing is left of it.
+    /// Its changes take no more of the journal than those of a unit's rows.
     fn install(&mut self, unit: Box<dyn Unit>, residents: &dyn Residents) -> Result<UnitReport>;
+
+    /// Goes on with what `install` has left to do, some hundred rows at a time; false when nothing
+    /// is left. Each part's changes take no more of the journal than those of a unit's rows. None
+    /// begins before that.
+    fn install_more(&mut self, residents: &dyn Residents) -> Result<bool>;
 
     /// Says whether a disk bound will make upkeep necessary. Rows are told apart by how long their
     /// last copy lived then.
@@ -249,7 +262,8 @@ pub trait StorageBudget {
     /// Takes the buffers of a plan in place of those before. Nothing may wait in these.
     fn equip(&mut self, share: Share, medium: &dyn Medium) -> Result<()>;
 
-    /// Bytes by which the index of a growing table still grows until it has `expected` rows.
+    /// Bytes by which the index of a table still grows until it has `expected` rows: none where a
+    /// dense table's has all its memory from the begin.
     fn index_growth(&self, table: u16, expected: u64) -> u64;
 
     /// How memory is spent.

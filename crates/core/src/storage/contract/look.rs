@@ -91,18 +91,40 @@ impl Life {
         assert!(self.storage.is_newest(key.0, key.1, origin));
     }
 
-    /// Reads the pages of `wants`; returns which rows have to be looked for again.
+    /// Reads the pages of `wants`, and those that are named after them; returns which rows have to
+    /// be looked for again.
     fn resolve(
         &mut self,
         keys: &[RowKey],
-        wants: &mut [Want],
+        wants: &mut Vec<Want>,
         left: &mut BTreeMap<usize, usize>,
         found: &mut [Option<Looked>],
     ) -> Result<Vec<usize>> {
+        let (mut again, mut next) = (Vec::new(), wants.clone());
         wants.sort_unstable();
+        while !next.is_empty() {
+            next.sort_unstable();
+            let further = self.read(keys, (&next, wants), left, found, &mut again)?;
+            wants.extend_from_slice(&further);
+            wants.sort_unstable();
+            next = further;
+        }
+        assert!(left.is_empty(), "a page was not read");
+        Ok(again)
+    }
+
+    /// Reads the pages of some wants; returns those that are named when they have other keys.
+    fn read(
+        &mut self,
+        keys: &[RowKey],
+        (wants, seen): (&[Want], &[Want]),
+        left: &mut BTreeMap<usize, usize>,
+        found: &mut [Option<Looked>],
+        again: &mut Vec<usize>,
+    ) -> Result<Vec<Want>> {
         let mut pages: Vec<PageAddress> = wants.iter().map(|want| want.at).collect();
         pages.dedup();
-        let (source, mut again) = (self.storage.pages(), Vec::new());
+        let (source, mut further) = (self.storage.pages(), Vec::new());
         let mut reader = std::mem::replace(&mut self.reader, reader(&self.medium));
         let report = reader.read(&*source, &pages, &mut |at, page| {
             self.storage.verify_newest(at, page)?;
@@ -124,11 +146,19 @@ impl Life {
                         *pages -= 1;
                         continue;
                     }
-                    // All pages had other keys: it is absent, or was written meanwhile.
-                    Resolved::Other => match self.find(key, want.miss, wants, &mut Vec::new()) {
-                        Some(None) => {}
-                        _ => again.push(number),
-                    },
+                    // All pages had other keys: it is absent, further pages may have it, or it was
+                    // written meanwhile.
+                    Resolved::Other => {
+                        let before = further.len();
+                        match self.find(key, want.miss, seen, &mut further) {
+                            Some(None) => {}
+                            Some(Some(_)) => again.push(number),
+                            None => {
+                                *pages = further.len() - before;
+                                continue;
+                            }
+                        }
+                    }
                 }
                 left.remove(&number);
             }
@@ -136,8 +166,7 @@ impl Life {
         });
         self.reader = reader;
         report?;
-        assert!(left.is_empty(), "a page was not read");
-        Ok(again)
+        Ok(further)
     }
 
     /// Compares all that the storage says of rows with the model.

@@ -141,6 +141,9 @@ impl StorageBudget for ClassLog {
     }
 
     fn index_growth(&self, table: u16, expected: u64) -> u64 {
+        if !self.index(table).is_sparse() {
+            return 0;
+        }
         let now = self.index(table).memory_bytes() as u64;
         growing_index_bytes(expected).saturating_sub(now)
     }

@@ -314,7 +314,8 @@ impl Inner {
         Ok(Made { info, oldest_kept, needed })
     }
 
-    /// Lets go of what neither kept commits nor readers need. The caller holds no class.
+    /// Lets go of what neither kept commits nor readers need, and goes on with upkeep. The caller
+    /// holds no class.
     fn release(&self, engine: &Engine, made: &Made) -> Result<()> {
         let Made { oldest_kept, needed, .. } = *made;
         // The commit is made: an error here leaves what is there.
@@ -326,7 +327,8 @@ impl Inner {
         for class in &engine.classes {
             class.log.lock().drop_commits_before(released + early);
         }
-        self.give_back_room(engine)
+        self.give_back_room(engine)?;
+        self.upkeep(engine)
     }
 
     /// Counts what the commit under way would have made durable as uncommitted again.

@@ -7,6 +7,7 @@
 //! when it has a name that only a newer version knows.
 
 use super::{ClassCounters, ClassRecord, CommitRecord, TableRecord};
+use crate::config::StorageKind;
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::row::{Dtype, RowLayout};
 use crate::storage;
@@ -87,6 +88,8 @@ impl TableRecord {
         }
         // An index is allocated before its pieces are read, and all of them are in this file.
         let pieces = match (spec.num_embeddings, partitions) {
+            // An index with a bit for each id has pieces of any size.
+            (Some(_), _) if spec.storage == StorageKind::Lsm => 0,
             (Some(rows), _) => rows.saturating_mul(4),
             (None, partitions) => u64::from(partitions.unwrap_or(0)) * PIECE_BYTES_MIN,
         };

@@ -17,6 +17,9 @@
 
 mod flush;
 mod reserve;
+mod upkeep;
+
+pub(in crate::store) use upkeep::UnitUnderWay;
 
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::storage::Storage;

@@ -7,7 +7,7 @@ use crate::config::{CommitInfo, Memory, NonFinite, PutBatch, StoreOptions};
 use crate::error::{Error, Result, bail};
 use crate::io::{DirectoryMedium, IoChoice, Medium, OpenMode};
 use crate::store::commit::SPARE;
-use crate::store::files::class_file::class_of;
+use crate::store::files::class_file::has_rows;
 use crate::store::files::lock::WriterLock;
 use crate::store::files::place::check_place;
 use crate::store::files::{head, state, superblock};
@@ -147,7 +147,7 @@ fn remove_if_unfinished(destination: &Path) -> Result<()> {
     // In an order in which what is left is never damage: only a journal explains rows and state,
     // and only a superblock a journal.
     let others = |name: &str| {
-        class_of(name).is_some()
+        has_rows(name)
             || state::sequence_of(name).is_some()
             || [head::NAME, MEASURE, SPARE, superblock::NEW_NAME].contains(&name)
     };
