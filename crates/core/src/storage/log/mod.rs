@@ -25,7 +25,8 @@ mod sweep;
 mod write;
 mod writer;
 
-pub use create::{ClassNeed, check_class, choose_segment, create, disk_bytes_for};
+pub(super) use cleaner::LIVE_SHARE;
+pub use create::{ClassNeed, check_class, choose_segment, create};
 pub use file::seed_of_file;
 pub use recovery::LogRecovery;
 pub use segments::Segments;
