@@ -2,7 +2,7 @@
 
 use super::engine::{Class, Engine};
 use super::files::class_file::{class_file_name, create_class_file};
-use super::journal::{ClassRecord, RecordKind, TableRecord};
+use super::journal::{ClassRecord, JournalFile, RecordKind, TableRecord};
 use super::memory::budget::{self, ClassDemand, READ_DEPTHS};
 use super::{Inner, Store, has_file};
 use crate::config::{Memory, TableId, TableInfo, TableSpec};
@@ -300,6 +300,7 @@ impl Inner {
     ) -> Result<(u16, Option<u32>)> {
         let record = new.record;
         let (id, facts) = (record.id, record.facts(self.seed));
+        self.begin_version(engine, JournalFile::version_for([&record].into_iter()))?;
         let file = create_class_file(&*self.medium, id, self.seed)?;
         // The engine is taken alone: no commit is under way.
         let epoch = self.history.lock().next_sequence;

@@ -21,6 +21,7 @@ mod stale;
 mod strays;
 mod syncs;
 mod threads;
+mod versions;
 mod window;
 
 use super::*;
