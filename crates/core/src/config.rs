@@ -253,6 +253,17 @@ impl StorageKind {
     }
 }
 
+impl FromStr for StorageKind {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match Self::ALL.into_iter().find(|kind| kind.name() == text) {
+            Some(kind) => Ok(kind),
+            None => bail!(Misuse, "storage is \"{text}\"; expected \"log\" or \"lsm\""),
+        }
+    }
+}
+
 /// What a table is: fixed when it is created.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TableSpec {

@@ -180,7 +180,11 @@ impl Life {
 
     /// Gives the storage what it would get of so many bytes.
     pub(super) fn equip(&mut self, bytes: u64) {
-        let demand = Demand { row_bytes: self.facts.row_bytes, page_bytes: PAGE_BYTES };
+        let demand = Demand {
+            kind: self.facts.kind,
+            row_bytes: self.facts.row_bytes,
+            page_bytes: PAGE_BYTES,
+        };
         let share = demand.share_of(bytes);
         self.flush();
         self.reserve(0);

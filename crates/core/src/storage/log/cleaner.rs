@@ -29,7 +29,7 @@ use std::ops::Range;
 /// together. Copies that a kept commit retains are neither: the next commits release them, unless
 /// leftovers keep them, which count as dead. Uniform
 /// updates then move about half a row for each one written; at 0.7 nearly a whole one.
-pub(super) const LIVE_SHARE: f64 = 0.6;
+pub(in crate::storage) const LIVE_SHARE: f64 = 0.6;
 /// Epochs whose writes must find room: a copy that is outdated in one is released by the commit
 /// after the next.
 const EPOCHS_AHEAD: f64 = 2.0;

@@ -1,6 +1,5 @@
 //! New logs and tables: the size of segments, the first bytes of the file, empty indexes.
 
-use super::cleaner::LIVE_SHARE;
 use super::demand::PARKED_ROWS_MIN;
 use super::file::write_header;
 use super::{
@@ -17,8 +16,6 @@ use std::sync::Arc;
 const SEGMENT_BYTES_MIN: u64 = 32 << 10;
 /// The least that is chosen for a store without a tight disk bound.
 const SEGMENT_BYTES_USUAL: u64 = 256 << 10;
-/// Bytes of a page beside a row: its entry in the directory and its part of the header.
-const ENTRY_BYTES: usize = 16;
 /// Chunks, of a page each, of a log that no plan has equipped.
 const BARE_CHUNKS: usize = 2;
 
@@ -83,11 +80,6 @@ pub fn check_class(facts: &ClassFacts) -> Result<()> {
         );
     }
     Ok(())
-}
-
-/// Bytes on disk with which a log of so many rows works well, all of them written.
-pub fn disk_bytes_for(rows: u64, row_bytes: usize) -> u64 {
-    (rows as f64 * (row_bytes + ENTRY_BYTES) as f64 / LIVE_SHARE) as u64
 }
 
 /// A log without tables in a new file, whose header is durable on return; `epoch` is the number of

@@ -4,9 +4,11 @@
 //! chunks, a flush buffer and deltas that wait for the journal. They shrink down to a floor.
 
 use super::{ClassLog, Stream, Writer};
+use crate::config::StorageKind;
 use crate::error::Result;
-use crate::index::{DenseIndex, INDEX_BYTES_PER_KEY, SparseIndex};
+use crate::index::INDEX_BYTES_PER_KEY;
 use crate::io::{Buffers, Medium, pow2_below};
+use crate::storage::kinds::growing_index_bytes;
 use crate::storage::{FlushBuffer, StorageBudget, StorageMemory, StorageWrite};
 
 /// Chunks being filled, one for each stream, and one in flight or read back by cleaning.
@@ -25,37 +27,12 @@ const JOURNAL_PORTION_BYTES_MAX: usize = 64 << 10;
 const DELTA_BYTES: usize = 16;
 /// Journal bytes of one written row at most: its delta, or that of a delete and of a merge.
 pub(super) const JOURNAL_BYTES_PER_ROW: u64 = 24;
-/// Index bytes of a growing table per row, twice: a half more than eight.
-const INDEX_BYTES_PER_ROW_TWICE: u64 = 17;
 
-/// What the index of a new table takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct IndexMemory {
-    /// Bytes from the beginning.
-    pub now: u64,
-    /// Bytes that it will take beyond these.
-    pub growth: u64,
-}
-
-/// What the index of a new table takes: a dense one of so many ids, or a growing one that is to
-/// have so many keys.
-pub fn index_memory(ids: Option<u64>, expected: Option<u64>) -> Result<IndexMemory> {
-    if let Some(ids) = ids {
-        return Ok(IndexMemory { now: DenseIndex::memory_for(ids), growth: 0 });
-    }
-    let expected = expected.unwrap_or(0);
-    let empty = SparseIndex::new(expected)?.memory_bytes() as u64;
-    Ok(IndexMemory { now: 0, growth: growing_index_bytes(expected).max(empty) })
-}
-
-/// Bytes of the index of a growing table with `rows` rows.
-fn growing_index_bytes(rows: u64) -> u64 {
-    rows.saturating_mul(INDEX_BYTES_PER_ROW_TWICE) / 2
-}
-
-/// What a plan of the budget must know of a log, which need not exist yet.
+/// What a plan of the budget must know of a storage, which need not exist yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Demand {
+    /// How its rows are stored.
+    pub kind: StorageKind,
     /// Bytes of a row.
     pub row_bytes: usize,
     /// Bytes of a page.
@@ -63,7 +40,7 @@ pub struct Demand {
 }
 
 impl Demand {
-    /// What the log takes where its class has `bytes` of the budget; with 0 the least that works.
+    /// What the storage takes where its class has `bytes` of the budget; with 0 the least that works.
     pub fn share_of(&self, bytes: u64) -> Share {
         let least = CHUNK_BYTES_MIN.max(self.page_bytes);
         let chunk_bytes = pow2_below((bytes / CHUNK_PER_CLASS) as usize)
@@ -145,7 +122,7 @@ impl StorageBudget for ClassLog {
             return 0;
         }
         let now = self.index(table).memory_bytes() as u64;
-        growing_index_bytes(expected).saturating_sub(now)
+        growing_index_bytes(StorageKind::Log, expected).saturating_sub(now)
     }
 
     fn memory(&self) -> StorageMemory {
@@ -166,6 +143,10 @@ mod tests {
     use crate::storage::StorageJournal;
     use crate::storage::log::Segments;
 
+    fn demand(row_bytes: usize, page_bytes: usize) -> Demand {
+        Demand { kind: StorageKind::Log, row_bytes, page_bytes }
+    }
+
     #[test]
     fn a_log_allocates_no_more_than_its_share_and_uses_what_the_share_says() {
         let medium = SimMedium::new(1);
@@ -178,7 +159,7 @@ mod tests {
             let buffer = FlushBuffer::new(8, 16);
             let mut log = ClassLog::new(layout, file, 256 * 4096, segments, writer, buffer);
             assert!(log.changes_are_many(), "before a plan everything is handed over at once");
-            let share = Demand { row_bytes: 64, page_bytes: 4096 }.share_of(bytes);
+            let share = demand(64, 4096).share_of(bytes);
             log.equip(share, &medium).unwrap();
             let taken = log.memory().buffer_bytes;
             assert!(taken <= share.bytes(), "{taken} of {share:?}");
@@ -192,7 +173,7 @@ mod tests {
     #[test]
     fn chunks_grow_with_the_class_between_two_bounds() {
         let chunk = |page_bytes, bytes| {
-            let share = Demand { row_bytes: 512, page_bytes }.share_of(bytes);
+            let share = demand(512, page_bytes).share_of(bytes);
             (share.chunk_bytes, share.chunks, share.parked_rows, share.change_bytes())
         };
         assert_eq!(chunk(4096, 0), (16 << 10, 4, 32, (8 << 10) + 32 * 16));

@@ -27,7 +27,8 @@ mod take;
 mod write;
 mod writer;
 
-pub use create::{ClassNeed, check_class, choose_segment, create, create_top, disk_bytes_for};
+pub(super) use cleaner::LIVE_SHARE;
+pub use create::{ClassNeed, check_class, choose_segment, create, create_top};
 pub use file::seed_of_file;
 pub use recovery::LogRecovery;
 pub use segments::Segments;

@@ -17,6 +17,7 @@ mod history;
 mod pending;
 mod refused;
 mod spare;
+mod version;
 
 pub(super) use history::{History, KeptSums};
 pub(super) use pending::CommitGate;
@@ -284,6 +285,7 @@ impl Inner {
             history.written_before = pages + self.bytes_beside_pages();
             let before = history.journal().position();
             history.append_json(RecordKind::Commit, &record)?;
+            record.place = (history.journal().number(), history.journal().position());
             let bytes = history.journal().position() - before;
             history.cycle_bytes += bytes;
             self.metrics.journal_bytes.fetch_add(bytes + head::BYTES, Ordering::Relaxed);

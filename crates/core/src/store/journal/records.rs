@@ -7,7 +7,7 @@ use crate::storage::{ClassFacts, TableFacts};
 use crate::store::files::state::StateRef;
 use serde::{Deserialize, Serialize};
 
-/// A row class: every table whose rows take the same number of bytes.
+/// A row class: every table whose rows take the same number of bytes and are stored alike.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct ClassRecord {
     pub(crate) id: u16,
@@ -25,6 +25,11 @@ pub(crate) struct ClassRecord {
 }
 
 impl ClassRecord {
+    /// Whether a table of such rows belongs to it.
+    pub(crate) fn is_for(&self, row_bytes: usize, storage: StorageKind) -> bool {
+        self.row_bytes == row_bytes && self.storage == storage
+    }
+
     /// What a layout is told of the class, in a store with this seed of checksums.
     pub(crate) fn facts(&self, seed: u64) -> ClassFacts {
         let Self { id, storage, row_bytes, page_bytes, segment_bytes, .. } = *self;

@@ -24,6 +24,7 @@ mod strays;
 mod syncs;
 mod threads;
 mod upkeep;
+mod versions;
 mod window;
 
 use super::*;
