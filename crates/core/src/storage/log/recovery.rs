@@ -373,6 +373,24 @@ impl StorageRefresh for ClassLog {
         epoch: u64,
         oldest: u64,
     ) -> Box<dyn StorageRecovery> {
+        Box::new(self.go_on_log(tables, epoch, oldest))
+    }
+
+    fn take_back(&mut self, recovery: Box<dyn StorageRecovery>) {
+        let any: Box<dyn Any> = recovery;
+        let recovery = any.downcast::<LogRecovery>().expect("a log is given a recovery of a log");
+        self.take_back_log(*recovery);
+    }
+}
+
+impl ClassLog {
+    /// As [`StorageRefresh::go_on`].
+    pub fn go_on_log(
+        &mut self,
+        tables: &[TableFacts<'_>],
+        epoch: u64,
+        oldest: u64,
+    ) -> LogRecovery {
         let layout = PageLayout { sequence_max: u64::MAX, ..self.layout().clone() };
         let PageLayout { class, row_bytes, page_bytes, seed, .. } = layout;
         let segment_bytes = self.segment_bytes;
@@ -391,12 +409,11 @@ impl StorageRefresh for ClassLog {
         for facts in tables {
             recovery.push(facts, self.take_index(facts.table), None);
         }
-        Box::new(recovery)
+        recovery
     }
 
-    fn take_back(&mut self, recovery: Box<dyn StorageRecovery>) {
-        let any: Box<dyn Any> = recovery;
-        let recovery = any.downcast::<LogRecovery>().expect("a log is given a recovery of a log");
+    /// As [`StorageRefresh::take_back`].
+    pub fn take_back_log(&mut self, recovery: LogRecovery) {
         for table in recovery.tables {
             self.add_table(table.id, table.index);
         }

@@ -84,6 +84,35 @@ impl ClassLog {
         found
     }
 
+    /// Keys of a table at positions `first..=last` that have a copy here. Of a growing table those
+    /// of a partition of the index count where it begins.
+    pub fn rows_in(&self, table: u16, first: u64, last: u64) -> u64 {
+        match self.index(table) {
+            TableIndex::Dense(index) => index.range(first..=last).count() as u64,
+            TableIndex::Sparse(index, _) => {
+                let within = index.partitions_in(first, last);
+                let within = within.filter(|partition| *index.range_of(*partition).start() >= first);
+                within.map(|partition| index.slots(partition).count() as u64).sum()
+            }
+        }
+    }
+
+    /// Slots that there are once the file has grown by so many bytes.
+    pub fn slots_with(&self, more_bytes: u64) -> u64 {
+        let segments = u64::from(self.segments.count()) + more_bytes / self.segment_bytes;
+        segments * self.rows_per_segment()
+    }
+
+    /// Number of the commit to come.
+    pub fn epoch(&self) -> u64 {
+        self.segments.epoch()
+    }
+
+    /// Keys that wait to be written, by table.
+    pub fn parked_keys(&self) -> impl Iterator<Item = (u16, u64)> + '_ {
+        self.buffer.keys()
+    }
+
     /// Drops the stored copy of a key at `slot`, which the layer below has, too, by now. False, and
     /// nothing happens, where it is not the newest any more: another was written or waits to be,
     /// or the key was deleted.
@@ -127,6 +156,11 @@ pub struct TopReader {
 }
 
 impl TopReader {
+    /// All memory that it takes.
+    pub fn memory_bytes(&self) -> usize {
+        self.pages.memory_bytes()
+    }
+
     /// Gives `each` the row at each of `slots`, which are of `table`, in no useful order. Every page
     /// is read once.
     ///
