@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 const EDIT_VERSION: u8 = 1;
 /// Bytes of an edit before its lists.
 const HEAD_BYTES: usize = 16;
-const FACTS_BYTES: usize = 64;
+const FACTS_BYTES: usize = 72;
 const WAY_OUT: &str = "restore the journal from a copy, or open an earlier commit with step=";
 
 /// What a merge changes.
@@ -37,7 +37,7 @@ impl Edit {
         for facts in &self.added {
             into.extend_from_slice(&facts.number.to_le_bytes());
             into.extend_from_slice(&facts.pages.to_le_bytes());
-            for word in [facts.merge, facts.rows, facts.bytes] {
+            for word in [facts.merge, facts.rows, facts.bytes, facts.header_sum] {
                 into.extend_from_slice(&word.to_le_bytes());
             }
             into.extend_from_slice(&facts.range.first.encode());
@@ -78,7 +78,8 @@ impl Edit {
                 merge: eight(bytes, 8)?,
                 rows: eight(bytes, 16)?,
                 bytes: eight(bytes, 24)?,
-                range: PlaceRange { first: place(32)?, last: place(32 + PLACE_BYTES)? },
+                header_sum: eight(bytes, 32)?,
+                range: PlaceRange { first: place(40)?, last: place(40 + PLACE_BYTES)? },
             })
         };
         Some(Self {

@@ -14,7 +14,9 @@ fn at(position: u64) -> Place {
 fn facts(number: u32, first: Place, end: Option<Place>) -> Facts {
     let last = end.map_or(Place::MAX, |end| end.previous().unwrap());
     let range = PlaceRange { first, last };
-    Facts { number, merge: u64::from(number) + 7, range, rows: 3, pages: 1, bytes: 1024 }
+    let merge = u64::from(number) + 7;
+    let header_sum = u64::MAX - u64::from(number);
+    Facts { number, merge, range, rows: 3, pages: 1, bytes: 1024, header_sum }
 }
 
 /// Three partitions: 1 up to 100, 2 up to 200, 3 from there.
