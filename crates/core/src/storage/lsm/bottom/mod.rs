@@ -5,14 +5,16 @@
 //! in the page, so that a stored row costs one page, rarely two. A [`merge`] takes in what is
 //! newer: it writes the rows of some partitions and their changes to new files, and an edit of the
 //! version puts these in the place of the old ones. Readers keep the [`snapshot`] that they began
-//! with.
+//! with, and name its files by numbers of [`pages`].
 //!
 //! Format: `docs/formats/partition-file.md`.
 
 pub mod fences;
 pub mod file;
 pub mod merge;
+mod old_rows;
 pub mod order;
+pub mod pages;
 pub mod partition;
 pub mod snapshot;
 pub mod version;
@@ -23,6 +25,8 @@ mod fences_tests;
 #[cfg(test)]
 mod merge_tests;
 #[cfg(test)]
+mod pages_tests;
+#[cfg(test)]
 mod partition_tests;
 #[cfg(test)]
 mod snapshot_tests;
@@ -32,9 +36,10 @@ mod testing;
 mod version_tests;
 
 pub use file::{Facts, Shape};
-pub use merge::{Change, Changes, Merge, MergePlan, Merged, Newer};
+pub use merge::{Change, Changes, Counts, Merge, MergePlan, Merged, Newer, Taken};
 pub use order::{Orders, Place, PlaceRange, TableOrder};
+pub use pages::OpenPartitions;
 pub use partition::{Partition, Partitions};
-pub use snapshot::{Bottom, Snapshot};
+pub use snapshot::{Bottom, Looked, Numbered, Retired, Snapshot};
 pub use version::{Edit, Version};
 pub use writer::PartitionWriter;
