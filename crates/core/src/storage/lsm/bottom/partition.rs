@@ -148,12 +148,12 @@ impl Partition {
     }
 }
 
-/// Partitions whose files have page addresses: the file of an address is the place in this list.
+/// Partitions that one reader has for itself: the file of a page address is the place in this list.
 #[derive(Clone, Debug, Default)]
 pub struct Partitions(Box<[Arc<Partition>]>);
 
 impl Partitions {
-    /// At most as many as page addresses can tell apart.
+    /// At most as many as the files of page addresses, from 0 on.
     pub const COUNT_MAX: usize = 1 << 16;
 
     /// A list of at most `COUNT_MAX` partitions of one class.

@@ -5,8 +5,8 @@
 //! failure, the file is not a partition to anyone who opens it.
 
 use super::fences::{EXTRA_BITS, FenceBuilder};
-use super::file::{Facts, Section, Shape, encode_footer, encode_header, file_name};
-use super::order::{Orders, Place, PlaceRange};
+use super::file::{Facts, Section, Shape, encode_footer, encode_header, file_name, header_sum};
+use super::order::{LastOrder, Orders, Place, PlaceRange};
 use crate::error::{Result, bail};
 use crate::io::{BufferId, File, Medium, OpenMode, Queue};
 use crate::storage::PageLayout;
@@ -53,6 +53,7 @@ pub struct PartitionWriter {
     chunk: Option<Chunk>,
     sections: Vec<Section>,
     open: Option<Open>,
+    last_order: LastOrder,
     rows: u64,
     /// Bytes of the file that have room on disk.
     reserved: u64,
@@ -85,6 +86,7 @@ impl PartitionWriter {
             chunk: None,
             sections: Vec::new(),
             open: None,
+            last_order: LastOrder::default(),
             rows: 0,
             reserved: 0,
             failed: false,
@@ -110,7 +112,7 @@ impl PartitionWriter {
     /// When the row does not follow the one before, or its place is not that of its key.
     pub fn push(&mut self, orders: &Orders, place: Place, key: u64, row: &[f32]) -> Result<()> {
         self.check_sound()?;
-        let expected = orders.place(place.table, place.rank, key)?;
+        let expected = self.last_order.place(orders, place.table, place.rank, key)?;
         assert!(expected == place && place >= self.first, "{place:?} is no place of key {key:#x}");
         let begins_page = self.rows.is_multiple_of(self.layout.rows_per_page as u64);
         match &mut self.open {
@@ -224,13 +226,14 @@ impl PartitionWriter {
         let pages = self.rows.div_ceil(self.layout.rows_per_page as u64);
         let footer = encode_footer(&self.sections, self.shape.seed);
         let footer_at = (pages + 1) * page_bytes;
-        let facts = Facts {
+        let mut facts = Facts {
             number: self.number,
             merge: self.merge,
             range: PlaceRange { first: self.first, last },
             rows: self.rows,
             pages: pages as u32,
             bytes: footer_at + (footer.len() as u64).next_multiple_of(page_bytes),
+            header_sum: 0,
         };
         self.reserve(facts.bytes, 0)?;
         if self.reserved > facts.bytes {
@@ -241,6 +244,7 @@ impl PartitionWriter {
         self.file.write_at(&padded, footer_at)?;
         self.file.sync()?;
         let header = encode_header(&self.shape, &facts, self.sections.len(), &footer);
+        facts.header_sum = header_sum(&header);
         self.file.write_at(&header, 0)?;
         self.file.sync()?;
         medium.sync_dir()?;
@@ -259,7 +263,7 @@ impl PartitionWriter {
 impl Open {
     fn finish(self, orders: &Orders, rows: u64) -> Result<Section> {
         let Place { table, rank, .. } = self.place;
-        let Some(order) = orders.of(table) else { bail!(Misuse, "table {table} has no order") };
+        let order = orders.known(table)?;
         let (first_row, fences) = (self.first_row, self.fences.finish());
         Ok(Section { table, rank, order, first_row, rows: rows - first_row, fences })
     }
