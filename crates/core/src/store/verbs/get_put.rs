@@ -210,8 +210,8 @@ impl Store {
         check_len("out", table, out.len(), keys.len(), 1)?;
         check_keys(table, keys)?;
         let class = &engine.classes[table.class];
-        let log = class.log.lock();
-        if table.first.is_some() && log.is_exact(table.id()) {
+        let log = table.first.is_some().then(|| class.log.lock());
+        if let Some(log) = log.filter(|log| log.is_exact(table.id())) {
             let cache = class.cache();
             for (key, out) in keys.iter().zip(out) {
                 let at = table.locate(cache, *key);
@@ -220,7 +220,6 @@ impl Store {
             }
             return Ok(());
         }
-        drop(log);
         let mut find = FindOp { found: vec![(false, None); keys.len()] };
         let visited = self.inner.visit_rows(&engine, &[Keys { table, keys }], &mut find);
         self.inner.as_committed(visited)?;
