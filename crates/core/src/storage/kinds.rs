@@ -2,9 +2,9 @@
 //!
 //! What a table will take of memory and disk is told here, too, before it is made.
 
-use super::{ClassFacts, Storage, StorageRecovery, log};
+use super::{ClassFacts, Storage, StorageRecovery, log, lsm};
 use crate::config::StorageKind;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
 use crate::index::{DenseIndex, SparseIndex};
 use crate::io::{File, Medium};
 use std::sync::Arc;
@@ -43,7 +43,7 @@ pub fn create(
 ) -> Result<Box<dyn Storage>> {
     match facts.kind {
         StorageKind::Log => log::create(facts, file, epoch, medium),
-        StorageKind::Lsm => Err(unsupported(facts)),
+        StorageKind::Lsm => lsm::create(facts, file, epoch, medium),
     }
 }
 
@@ -57,18 +57,8 @@ pub fn recovery(
 ) -> Result<Box<dyn StorageRecovery>> {
     match facts.kind {
         StorageKind::Log => Ok(Box::new(log::LogRecovery::new(facts, begun, epoch, oldest)?)),
-        StorageKind::Lsm => Err(unsupported(facts)),
+        StorageKind::Lsm => Ok(Box::new(lsm::LsmRecovery::new(facts, begun, epoch, oldest)?)),
     }
-}
-
-fn unsupported(facts: &ClassFacts) -> Error {
-    let ClassFacts { class, kind, .. } = facts;
-    let what = format!(
-        "class {class} has storage \"{}\", which this build does not have; use \"log\", or a newer \
-         embedrock",
-        kind.name()
-    );
-    Error::new(ErrorKind::Unsupported, what)
 }
 
 /// Refuses the record of a class that no storage of its kind can have. The newest rows of an lsm lie

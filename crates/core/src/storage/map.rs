@@ -469,6 +469,10 @@ impl StorageUpkeep for MapStorage {
         Ok(None)
     }
 
+    fn abandon_unit(&mut self, _: Box<dyn Unit>) -> Result<()> {
+        unreachable!("a map begins no unit")
+    }
+
     fn has_units(&self) -> bool {
         false
     }

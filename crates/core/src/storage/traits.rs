@@ -237,6 +237,9 @@ pub trait StorageUpkeep {
     /// Its changes take no more of the journal than those of a unit's rows.
     fn install(&mut self, unit: Box<dyn Unit>, residents: &dyn Residents) -> Result<UnitReport>;
 
+    /// Removes what a unit has written that will not be taken over.
+    fn abandon_unit(&mut self, unit: Box<dyn Unit>) -> Result<()>;
+
     /// Goes on with what `install` has left to do, some hundred rows at a time; false when nothing
     /// is left. Each part's changes take no more of the journal than those of a unit's rows. None
     /// begins before that.

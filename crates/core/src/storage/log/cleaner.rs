@@ -160,6 +160,10 @@ impl StorageUpkeep for ClassLog {
         Ok(Some(UnitReport { pages: u64::from(pages), rows_moved }))
     }
 
+    fn abandon_unit(&mut self, _: Box<dyn Unit>) -> Result<()> {
+        unreachable!("a log begins no unit")
+    }
+
     fn has_units(&self) -> bool {
         false
     }

@@ -25,6 +25,9 @@ pub(super) const PARKED_ROWS_MIN: usize = 8;
 const JOURNAL_PORTION_BYTES_MAX: usize = 64 << 10;
 /// Bytes of one delta of a growing table.
 const DELTA_BYTES: usize = 16;
+/// A merge takes so many times what it reads together: buffers of reads and writes, rows that wait
+/// to be written, and what it has taken in.
+pub const MERGE_PORTIONS: usize = 12;
 /// Journal bytes of one written row at most: its delta, or that of a delete and of a merge.
 pub(super) const JOURNAL_BYTES_PER_ROW: u64 = 24;
 
@@ -46,6 +49,7 @@ impl Demand {
         let chunk_bytes = pow2_below((bytes / CHUNK_PER_CLASS) as usize)
             .clamp(least, CHUNK_BYTES_MAX.max(self.page_bytes));
         Share {
+            kind: self.kind,
             row_bytes: self.row_bytes,
             chunk_bytes,
             chunks: if chunk_bytes == least { CHUNKS_MIN } else { CHUNKS },
@@ -57,6 +61,7 @@ impl Demand {
 /// What a log takes of the memory budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
+    kind: StorageKind,
     row_bytes: usize,
     chunk_bytes: usize,
     chunks: usize,
@@ -69,7 +74,21 @@ impl Share {
         let write = Buffers::equal(self.chunks, self.chunk_bytes).queue_bytes(self.chunks);
         let parked = FlushBuffer::memory_for(self.parked_rows, self.row_bytes / 4);
         // One more chunk is the scratch of cleaning.
-        (write + self.chunk_bytes + parked + self.change_bytes()) as u64
+        let bytes = write + self.chunk_bytes + parked + self.change_bytes();
+        (bytes + self.merge_bytes()) as u64
+    }
+
+    /// What a merge of a storage that has them reads and writes together.
+    pub fn merge_portion_bytes(&self) -> usize {
+        self.chunk_bytes
+    }
+
+    /// Bytes of a merge, where the storage has them.
+    fn merge_bytes(&self) -> usize {
+        match self.kind {
+            StorageKind::Log => 0,
+            StorageKind::Lsm => MERGE_PORTIONS * self.merge_portion_bytes(),
+        }
     }
 
     /// Rows that can wait to be written.

@@ -385,12 +385,7 @@ impl StorageRefresh for ClassLog {
 
 impl ClassLog {
     /// As [`StorageRefresh::go_on`].
-    pub fn go_on_log(
-        &mut self,
-        tables: &[TableFacts<'_>],
-        epoch: u64,
-        oldest: u64,
-    ) -> LogRecovery {
+    pub fn go_on_log(&mut self, tables: &[TableFacts<'_>], epoch: u64, oldest: u64) -> LogRecovery {
         let layout = PageLayout { sequence_max: u64::MAX, ..self.layout().clone() };
         let PageLayout { class, row_bytes, page_bytes, seed, .. } = layout;
         let segment_bytes = self.segment_bytes;

@@ -91,7 +91,8 @@ impl ClassLog {
             TableIndex::Dense(index) => index.range(first..=last).count() as u64,
             TableIndex::Sparse(index, _) => {
                 let within = index.partitions_in(first, last);
-                let within = within.filter(|partition| *index.range_of(*partition).start() >= first);
+                let within =
+                    within.filter(|partition| *index.range_of(*partition).start() >= first);
                 within.map(|partition| index.slots(partition).count() as u64).sum()
             }
         }

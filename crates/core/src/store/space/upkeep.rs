@@ -143,7 +143,7 @@ impl Inner {
     fn abandon(&self, class: &Class, under_way: &mut UnitUnderWay) -> Result<()> {
         let Some(unit) = under_way.take() else { return Ok(()) };
         let mut log = class.log.lock();
-        self.charge_difference(&mut **log, |_| unit.abandon())
+        self.charge_difference(&mut **log, |log| log.abandon_unit(unit))
     }
 
     /// Ends all units, of a store that nobody uses any more. A file that cannot be removed is named

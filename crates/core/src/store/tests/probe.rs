@@ -229,6 +229,10 @@ impl StorageSpace for Probe {
 }
 
 impl StorageUpkeep for Probe {
+    fn abandon_unit(&mut self, unit: Box<dyn Unit>) -> Result<()> {
+        unit.abandon()
+    }
+
     fn has_units(&self) -> bool {
         true
     }

@@ -68,7 +68,11 @@ impl Top {
         let mut log = create_top(&class_facts(), file.clone(), 1, &medium).unwrap();
         assert_eq!(log.create_table(&facts_of(DENSE, None)).unwrap(), None);
         let partitions = log.create_table(&facts_of(GROWING, None)).unwrap().unwrap();
-        let demand = Demand { kind: StorageKind::Log, row_bytes: WORDS * 4, page_bytes: class_facts().page_bytes };
+        let demand = Demand {
+            kind: StorageKind::Log,
+            row_bytes: WORDS * 4,
+            page_bytes: class_facts().page_bytes,
+        };
         log.equip(demand.share_of(0), &*medium).unwrap();
         let reader = PageReader::new(
             medium.queue(8, Buffers::equal(8, 1024)).unwrap(),

@@ -158,6 +158,16 @@ impl Orders {
         self.0.insert(table, order);
     }
 
+    /// Takes a table out.
+    pub fn remove(&mut self, table: u16) {
+        self.0.remove(&table);
+    }
+
+    /// All tables, in order.
+    pub fn tables(&self) -> impl Iterator<Item = u16> + '_ {
+        self.0.keys().copied()
+    }
+
     /// The order of a table; `None` for a table of another class.
     pub fn of(&self, table: u16) -> Option<TableOrder> {
         self.0.get(&table).copied()

@@ -41,9 +41,24 @@ pub struct Snapshot {
     version: Version,
     /// In the order of the version.
     partitions: Box<[Numbered]>,
+    /// Rows of each table.
+    rows: BTreeMap<u16, u64>,
 }
 
 impl Snapshot {
+    fn new(version: Version, partitions: Box<[Numbered]>) -> Self {
+        let mut rows = BTreeMap::new();
+        for section in partitions.iter().flat_map(|open| open.partition.sections()) {
+            *rows.entry(section.table).or_default() += section.rows;
+        }
+        Self { version, partitions, rows }
+    }
+
+    /// Rows of a table.
+    pub fn rows_of(&self, table: u16) -> u64 {
+        self.rows.get(&table).copied().unwrap_or(0)
+    }
+
     /// Which partitions there are.
     pub fn version(&self) -> &Version {
         &self.version
@@ -155,7 +170,7 @@ impl Bottom {
             shape: *shape,
             orders: Arc::new(orders),
             pages,
-            current: Arc::new(Snapshot { version, partitions }),
+            current: Arc::new(Snapshot::new(version, partitions)),
             retired: retired.into_values().collect(),
             removable: Vec::new(),
             largest_number,
@@ -180,6 +195,11 @@ impl Bottom {
     /// Takes a new table in.
     pub fn add_table(&mut self, table: u16, order: TableOrder) {
         Arc::make_mut(&mut self.orders).insert(table, order);
+    }
+
+    /// Takes a table out of which no partition has a row.
+    pub fn remove_table(&mut self, table: u16) {
+        Arc::make_mut(&mut self.orders).remove(table);
     }
 
     /// Files of partitions that kept commits may have and the newest snapshot has not.
@@ -225,7 +245,7 @@ impl Bottom {
         self.retired.extend(Retired::by(&self.current.version, edit, epoch));
         let most = edit.added.iter().map(|facts| facts.number).max().unwrap_or(0);
         self.largest_number = self.largest_number.max(most);
-        self.current = Arc::new(Snapshot { version, partitions });
+        self.current = Arc::new(Snapshot::new(version, partitions));
         Ok(())
     }
 

@@ -1,0 +1,329 @@
+//! Upkeep: cleaning of the top, and merges of the top into the bottom.
+//!
+//! A merge is due when the top has more than its share of all rows. The partition that is merged is
+//! the one of which the top has most rows for each byte that has to be written. Rows that come to
+//! the top pay for steps of the merge, as many as the bytes that they make it write.
+
+use super::bottom::{Edit, Merge, MergePlan, Partition, Place, PlaceRange, Taken};
+use super::create::shape;
+use super::newest::{Newest, TOMBSTONE, ToMerge};
+use super::unit::{GivenOut, MergeUnit, rows_of};
+use super::{IN_BOTTOM, Lsm};
+use crate::error::Result;
+use crate::io::Buffers;
+use crate::storage::log::MERGE_PORTIONS;
+use crate::storage::{
+    PageReader, Residents, SpaceBound, StorageCounts, StorageRead, StorageSpace, StorageUpkeep,
+    Unit, UnitReport,
+};
+use std::any::Any;
+use std::sync::Arc;
+
+/// The share of all rows that the top has at most, before merges are due.
+const TOP_SHARE: f64 = 0.1;
+/// Segments of rows that the top may have in any case.
+const TOP_SEGMENTS_MIN: u64 = 2;
+/// Beyond so many times what it may have, every change pays for steps until it has less.
+const HURRY: f64 = 1.5;
+/// Segments of the top in a partition.
+const SEGMENTS_PER_PARTITION: u64 = 8;
+/// The longest portion that a step reads and writes.
+const PORTION_BYTES_MAX: usize = 256 << 10;
+/// A merge takes at most one row out of the top for so many bytes of a portion.
+const PORTION_BYTES_PER_ROW: usize = 4;
+/// Requests of a merge in flight, reads and writes each.
+const DEPTH: usize = 4;
+
+/// Progress of upkeep.
+#[derive(Debug, Default)]
+pub(super) struct Upkeep {
+    given_out: Option<GivenOut>,
+    /// Rows that a merge has taken and the top may still have, the next one last.
+    taken: Vec<Taken>,
+    /// Bytes of merging that rows have paid for.
+    credit: u64,
+    portion_bytes: usize,
+    merged: Merges,
+}
+
+/// What merges did since open.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Merges {
+    /// Merges whose outcome was taken over.
+    pub(super) merges: u64,
+    /// Rows of the files that they wrote.
+    pub(super) rows: u64,
+    /// Pages of these.
+    pub(super) pages: u64,
+}
+
+impl Upkeep {
+    /// Whether a unit under way takes the row at `place`.
+    pub(super) fn takes(&self, place: Place) -> bool {
+        self.given_out.is_some_and(|unit| unit.takes(place))
+    }
+
+    /// Bytes of the disk that count as taken by a unit under way.
+    pub(super) fn reserved_bytes(&self) -> u64 {
+        self.given_out.map_or(0, |unit| unit.bytes)
+    }
+
+    /// Memory of a unit under way, and of what is left of the last.
+    pub(super) fn memory_bytes(&self) -> u64 {
+        let left = self.taken.capacity() * size_of::<Taken>();
+        self.given_out.map_or(0, |unit| unit.memory_bytes) + left as u64
+    }
+
+    /// What merges did since open.
+    pub(super) fn merged(&self) -> Merges {
+        self.merged
+    }
+
+    /// Bytes that a step reads together.
+    pub(super) fn portion_bytes(&self) -> usize {
+        self.portion_bytes.max(4096)
+    }
+
+    /// Takes the portion of a plan of the budget.
+    pub(super) fn equip(&mut self, portion_bytes: usize) {
+        self.portion_bytes = portion_bytes.min(PORTION_BYTES_MAX);
+    }
+}
+
+impl StorageUpkeep for Lsm {
+    fn drop_commits_before(&mut self, oldest_kept: u64) {
+        self.top.drop_commits_before(oldest_kept);
+        self.bottom.drop_commits_before(oldest_kept);
+    }
+
+    fn owe(&mut self, rows: u64) {
+        self.top.owe(rows);
+        // A row makes its share of a partition be read and written.
+        let bytes = (self.facts.row_bytes as f64 / TOP_SHARE) as u64;
+        self.upkeep.credit = self.upkeep.credit.saturating_add(2 * rows * bytes);
+    }
+
+    fn rows_per_unit(&self) -> u64 {
+        self.top.rows_per_unit()
+    }
+
+    fn room_for_upkeep(&self, most_bytes: Option<u64>) -> u64 {
+        let top = self.top.room_for_upkeep(most_bytes.map(|most| self.left_for_top(most)));
+        // A merge writes a partition anew before the old one can go.
+        top + most_bytes.map_or(0, |_| self.partition_bytes() * 2)
+    }
+
+    fn lacks(&self, bytes: u64, unwritten: u64, spare: u64) -> bool {
+        self.top.lacks(bytes, unwritten, spare)
+    }
+
+    fn settle(&mut self, most_bytes: u64) -> bool {
+        let most = self.left_for_top(most_bytes);
+        self.top.settle(most)
+    }
+
+    fn clean_unit(
+        &mut self,
+        bound: SpaceBound,
+        rows: u64,
+        grow_bytes: u64,
+        residents: &dyn Residents,
+    ) -> Result<Option<UnitReport>> {
+        let bound = match bound {
+            SpaceBound::Most(bytes) => SpaceBound::Most(self.left_for_top(bytes)),
+            SpaceBound::Beside => SpaceBound::Beside,
+        };
+        self.top.clean_unit(bound, rows, grow_bytes, residents)
+    }
+
+    fn has_units(&self) -> bool {
+        true
+    }
+
+    fn begin_unit(&mut self, grow_bytes: u64) -> Result<Option<Box<dyn Unit>>> {
+        if self.upkeep.given_out.is_some() || !self.upkeep.taken.is_empty() || !self.is_due() {
+            return Ok(None);
+        }
+        self.bottom.remove_leftovers(&[])?;
+        let input = self.pick();
+        let range = input.as_ref().map_or(PlaceRange::ALL, |input| input.facts().range);
+        let tables: Vec<u16> = self.bottom.orders().tables().collect();
+        let (newest, found) = Newest::of(
+            self,
+            range,
+            &tables,
+            self.upkeep.portion_bytes() / PORTION_BYTES_PER_ROW,
+            false,
+        );
+        if found.rows == 0 {
+            return Ok(None);
+        }
+        let old = input.as_ref().map_or(0, |input| input.facts().bytes);
+        let bytes = old + self.bytes_of_rows(found.rows as u64);
+        if bytes > grow_bytes {
+            return Ok(None);
+        }
+        let portion_bytes = self.upkeep.portion_bytes();
+        let number = self.bottom.next_number()?;
+        let plan = MergePlan {
+            shape: shape(&self.facts),
+            orders: Arc::clone(self.bottom.orders()),
+            range,
+            inputs: input.into_iter().collect(),
+            changes: found.rows as u64,
+            first_number: number,
+            merge: self.next_merge(),
+            target_bytes: self.partition_bytes(),
+            portion_bytes,
+        };
+        let page_bytes = self.facts.page_bytes;
+        let reader = || -> Result<PageReader> {
+            let buffers = Buffers::equal(
+                DEPTH,
+                portion_bytes.max(page_bytes) / DEPTH.min(portion_bytes / page_bytes).max(1),
+            );
+            let queue = self.medium.queue(DEPTH, buffers)?;
+            Ok(PageReader::new(queue, page_bytes, None, true))
+        };
+        let writes = Buffers::equal(2, portion_bytes.max(page_bytes));
+        let queue = self.medium.queue(2, writes)?;
+        let changes = ToMerge::new(newest, reader()?);
+        let memory_bytes = (MERGE_PORTIONS * portion_bytes) as u64;
+        let merge = Merge::new(Arc::clone(&self.medium), plan, changes, reader()?, queue)?;
+        let ticket = self.begin_read();
+        self.upkeep.given_out = Some(GivenOut { range, bytes, memory_bytes, ticket });
+        Ok(Some(Box::new(MergeUnit { merge, ticket })))
+    }
+
+    fn owes_steps(&mut self) -> bool {
+        if self.upkeep.given_out.is_none() {
+            self.upkeep.credit = 0;
+            return false;
+        }
+        if self.rows_above() as f64 > HURRY * self.most_above() as f64 {
+            return true;
+        }
+        let portion = self.upkeep.portion_bytes() as u64;
+        let pays = self.upkeep.credit >= portion;
+        if pays {
+            self.upkeep.credit -= portion;
+        }
+        pays
+    }
+
+    fn install(&mut self, unit: Box<dyn Unit>, _: &dyn Residents) -> Result<UnitReport> {
+        let any: Box<dyn Any> = unit;
+        let unit = any.downcast::<MergeUnit>().expect("an lsm is given its own unit back");
+        let merged = unit.merge.finish();
+        let edit = Edit { removed: merged.removed.clone(), added: merged.added.clone() };
+        self.bottom.install(&edit, self.top.epoch(), self.next_ticket)?;
+        self.changes.edit(&edit);
+        self.end_unit();
+        let pages = merged.added.iter().map(|facts| u64::from(facts.pages)).sum();
+        let rows = rows_of(&merged);
+        self.upkeep.merged.merges += 1;
+        self.upkeep.merged.rows += rows;
+        self.upkeep.merged.pages += pages;
+        self.upkeep.taken = merged.taken;
+        self.upkeep.taken.reverse();
+        Ok(UnitReport { pages, rows_moved: rows })
+    }
+
+    fn install_more(&mut self, residents: &dyn Residents) -> Result<bool> {
+        for _ in 0..self.top.rows_per_unit() {
+            let Some(Taken { table, key, tag }) = self.upkeep.taken.pop() else { break };
+            if tag == TOMBSTONE {
+                // Set anew meanwhile or not: the bottom has no row of the key.
+                self.drop_tombstone(table, key);
+            } else if self.top.drop_copy(table, key, tag) {
+                residents.moved(table, key, tag, IN_BOTTOM);
+            }
+        }
+        if self.upkeep.taken.is_empty() {
+            self.upkeep.taken = Vec::new();
+            return Ok(false);
+        }
+        Ok(true)
+    }
+
+    fn abandon_unit(&mut self, unit: Box<dyn Unit>) -> Result<()> {
+        self.end_unit();
+        unit.abandon()
+    }
+
+    fn expect_bound(&mut self, is_bounded: bool) {
+        self.top.expect_bound(is_bounded);
+    }
+}
+
+impl Lsm {
+    fn end_unit(&mut self) {
+        if let Some(GivenOut { ticket, .. }) = self.upkeep.given_out.take() {
+            self.end_read(ticket);
+        }
+    }
+
+    /// What of so many bytes is left for the top.
+    fn left_for_top(&self, bytes: u64) -> u64 {
+        bytes.saturating_sub(self.bytes_below())
+    }
+
+    /// Rows of the top and tombstones.
+    fn rows_above(&self) -> u64 {
+        self.top.stats().newest_copies + self.tombstones.len() as u64
+    }
+
+    /// Rows that the top may have.
+    fn most_above(&self) -> u64 {
+        let all = self.rows_above() + self.bottom.snapshot().version().rows();
+        ((all as f64 * TOP_SHARE) as u64).max(TOP_SEGMENTS_MIN * self.top.rows_per_segment())
+    }
+
+    /// Merges are numbered from 1 on.
+    fn next_merge(&self) -> u64 {
+        let snapshot = self.bottom.snapshot();
+        1 + snapshot.version().partitions().iter().map(|facts| facts.merge).max().unwrap_or(0)
+    }
+
+    fn is_due(&self) -> bool {
+        self.rows_above() > self.most_above()
+    }
+
+    /// Bytes of a partition's pages at most.
+    pub(super) fn partition_bytes(&self) -> u64 {
+        SEGMENTS_PER_PARTITION * self.facts.segment_bytes
+    }
+
+    /// Bytes of files with so many rows at most, that were not in one before.
+    fn bytes_of_rows(&self, rows: u64) -> u64 {
+        let per_page = self.top.layout().rows_per_page as u64;
+        // Each file has a header and a footer.
+        let files = 2 + rows * self.facts.row_bytes as u64 / self.partition_bytes();
+        (rows.div_ceil(per_page) + 4 * files) * self.facts.page_bytes as u64
+    }
+
+    /// The partition of which the top has most rows for each byte; `None` while there is none.
+    fn pick(&self) -> Option<Arc<Partition>> {
+        let snapshot = self.bottom.snapshot();
+        let score = |partition: &Arc<Partition>| {
+            let facts = partition.facts();
+            let rows = self.rows_above_in(facts.range);
+            rows as f64 / (facts.bytes + self.facts.segment_bytes) as f64
+        };
+        let partitions = snapshot.partitions().iter().map(|open| &open.partition);
+        let scored = partitions.map(|partition| (score(partition), partition));
+        scored.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, partition)| Arc::clone(partition))
+    }
+
+    /// Rows and tombstones of a range, nearly: an index partition that lies in two ranges counts in
+    /// the one where it begins.
+    fn rows_above_in(&self, range: PlaceRange) -> u64 {
+        let tombstones = self.tombstones.in_range(range).count() as u64;
+        let of_table = |table| {
+            let first = range.first.max(Place { table, ..Place::MIN });
+            let last = range.last.min(Place { table, ..Place::MAX });
+            if first > last { 0 } else { self.top.rows_in(table, first.position, last.position) }
+        };
+        tombstones + self.bottom.orders().tables().map(of_table).sum::<u64>()
+    }
+}
