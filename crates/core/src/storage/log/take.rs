@@ -1,5 +1,5 @@
-//! Taking rows out of a log on top of another layer: which copies lie in a range of positions, reads
-//! of them without the lock of the class, and dropping what the layer below has taken over.
+//! Taking rows out of a log on top of another layer: which copies lie in a range of positions,
+//! reads of them without the lock of the class, and dropping what the layer below has taken over.
 //!
 //! The position of a row is its key in a dense table and the reversed hash of its key in a growing
 //! one, so that a partition of the index is a range of positions.
@@ -127,8 +127,8 @@ pub struct TopReader {
 }
 
 impl TopReader {
-    /// Gives `each` the row at each of `slots`, which are of `table`, in no useful order. Every page
-    /// is read once.
+    /// Gives `each` the row at each of `slots`, which are of `table`, in no useful order. Every
+    /// page is read once.
     ///
     /// *Errors*: `Corrupt` for a damaged page, or one that has no row of the table in such a slot.
     pub fn read_group(
