@@ -215,8 +215,8 @@ impl PackedIndex {
         self.num_embeddings
     }
 
-    /// An upper bound of the bytes of an index of `num_embeddings` ids of which `rows` have a stored
-    /// copy, where none was removed.
+    /// An upper bound of the bytes of an index of `num_embeddings` ids of which `rows` have a
+    /// stored copy, where none was removed.
     pub(super) fn memory_for(num_embeddings: u64, rows: u64) -> u64 {
         let blocks = num_embeddings.div_ceil(BLOCK_IDS as u64);
         let word = size_of::<u32>() as u64;

@@ -320,8 +320,8 @@ impl SparseIndex {
         self.address(hash).partition as u32
     }
 
-    /// The reversed hashes (`hash.reverse_bits()`) of partition `partition`, until the next split or
-    /// merge. The low bits of a hash, which say its partition, are the high bits of the reversed
+    /// The reversed hashes (`hash.reverse_bits()`) of partition `partition`, until the next split
+    /// or merge. The low bits of a hash, which say its partition, are the high bits of the reversed
     /// one: so the ranges of all partitions are disjoint, and one follows the other.
     pub fn range_of(&self, partition: u32) -> RangeInclusive<u64> {
         let first = u64::from(partition).reverse_bits();

@@ -1,5 +1,5 @@
-//! Taking rows out of a log on top of another layer: which copies lie in a range of positions, reads
-//! of them without the lock of the class, and dropping what the layer below has taken over.
+//! Taking rows out of a log on top of another layer: which copies lie in a range of positions,
+//! reads of them without the lock of the class, and dropping what the layer below has taken over.
 //!
 //! The position of a row is its key in a dense table and the reversed hash of its key in a growing
 //! one, so that a partition of the index is a range of positions.
