@@ -71,8 +71,8 @@ fn unsupported(facts: &ClassFacts) -> Error {
     Error::new(ErrorKind::Unsupported, what)
 }
 
-/// Refuses the record of a class that no storage of its kind can have. The newest rows of an lsm lie
-/// in a log.
+/// Refuses the record of a class that no storage of its kind can have. The newest rows of an lsm
+/// lie in a log.
 pub fn check_class(facts: &ClassFacts) -> Result<()> {
     match facts.kind {
         StorageKind::Log | StorageKind::Lsm => log::check_class(facts),
