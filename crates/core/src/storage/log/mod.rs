@@ -188,7 +188,7 @@ impl TableIndex {
 
 /// A checksum over slots, whatever their order; 0 over none.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct CandidateSum(Option<u32>);
+pub(super) struct CandidateSum(Option<u32>);
 
 impl CandidateSum {
     /// Adds a slot of a growing table.
