@@ -41,9 +41,12 @@ impl StorageRead for Lsm {
         if self.tombstones.contains(place) && !self.top.is_parked(table, key) {
             return Found::Absent;
         }
-        // Of candidates in the top `find` says nothing below but that all were seen. `resolve`
-        // compares them with those of then.
-        let hint = if seen.is_empty() { 0 } else { self.top.candidate_sum(table, key) };
+        // Where the top has no row, all its candidates of now hold other keys: those that were
+        // seen, and those whose pages are in memory. `resolve` compares them with those of then.
+        let hint = match self.is_dense(table) {
+            true => 0,
+            false => self.top.candidate_sum(table, key),
+        };
         let found = self.top.find(table, key, miss, seen, wants);
         if found != Found::Absent {
             return found;

@@ -45,6 +45,8 @@ pub(super) struct Upkeep {
     /// Bytes of merging that rows have paid for.
     credit: u64,
     portion_bytes: usize,
+    /// Whether files that a crash has left are removed.
+    is_clean: bool,
     merged: Merges,
 }
 
@@ -146,7 +148,10 @@ impl StorageUpkeep for Lsm {
         if self.upkeep.given_out.is_some() || !self.upkeep.taken.is_empty() || !self.is_due() {
             return Ok(None);
         }
-        self.bottom.remove_leftovers(&[])?;
+        self.bottom.remove_files()?;
+        if !std::mem::replace(&mut self.upkeep.is_clean, true) {
+            self.bottom.remove_leftovers(&[])?;
+        }
         let input = self.pick();
         let range = input.as_ref().map_or(PlaceRange::ALL, |input| input.facts().range);
         let tables: Vec<u16> = self.bottom.orders().tables().collect();

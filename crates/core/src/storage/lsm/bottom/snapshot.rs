@@ -136,6 +136,9 @@ pub struct Bottom {
     retired: Vec<Retired>,
     /// Files that no kept commit has.
     removable: Vec<Retired>,
+    /// Files that edits of the epoch `added_epoch` have added.
+    added: BTreeSet<u32>,
+    added_epoch: u64,
     /// The largest number that a file of any version had.
     largest_number: u32,
 }
@@ -173,6 +176,8 @@ impl Bottom {
             current: Arc::new(Snapshot::new(version, partitions)),
             retired: retired.into_values().collect(),
             removable: Vec::new(),
+            added: BTreeSet::new(),
+            added_epoch: 0,
             largest_number,
         })
     }
@@ -242,7 +247,18 @@ impl Bottom {
         for left in open.values() {
             self.pages.leave(left.number, next_ticket);
         }
-        self.retired.extend(Retired::by(&self.current.version, edit, epoch));
+        // What this very epoch has added is in no commit.
+        if self.added_epoch != epoch {
+            self.added.clear();
+            self.added_epoch = epoch;
+        }
+        for file in Retired::by(&self.current.version, edit, epoch) {
+            match self.added.remove(&file.number) {
+                true => self.removable.push(file),
+                false => self.retired.push(file),
+            }
+        }
+        self.added.extend(edit.added.iter().map(|facts| facts.number));
         let most = edit.added.iter().map(|facts| facts.number).max().unwrap_or(0);
         self.largest_number = self.largest_number.max(most);
         self.current = Arc::new(Snapshot::new(version, partitions));
