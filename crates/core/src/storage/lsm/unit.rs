@@ -30,6 +30,8 @@ pub(super) struct GivenOut {
     pub(super) bytes: u64,
     pub(super) memory_bytes: u64,
     pub(super) ticket: u64,
+    /// Rows that had come to the top when it began, if it takes all that were there of its range.
+    pub(super) came_before: Option<u64>,
 }
 
 impl GivenOut {

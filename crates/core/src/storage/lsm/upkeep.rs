@@ -10,13 +10,14 @@ use super::newest::{Newest, TOMBSTONE, ToMerge};
 use super::unit::{GivenOut, MergeUnit, rows_of};
 use super::{IN_BOTTOM, Lsm};
 use crate::error::Result;
-use crate::io::{Buffers, pow2_below};
+use crate::io::{BLOCK_BYTES, Buffers, pow2_below};
 use crate::storage::log::MERGE_PORTIONS;
 use crate::storage::{
     PageReader, Residents, SpaceBound, StorageCounts, StorageRead, StorageSpace, StorageUpkeep,
-    Unit, UnitReport,
+    Unit, UnitReport, Written,
 };
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// The share of all rows that the top has at most, before merges are due.
@@ -45,9 +46,14 @@ pub(super) struct Upkeep {
     /// Bytes of merging that rows have paid for.
     credit: u64,
     portion_bytes: usize,
-    /// Whether files that a crash has left are removed.
-    is_clean: bool,
     merged: Merges,
+    /// Rows that had come to the top when a merge began that took all that it found in the range of
+    /// a partition, by the number of the partition's file. Later rows are the most that the range
+    /// can have: what the index tells of a range counts neighbours, too, and one that is merged for
+    /// these would be merged for ever.
+    came_before: BTreeMap<u32, u64>,
+    /// Whether files that a crash has left were removed.
+    is_tidy: bool,
 }
 
 /// What merges did since open.
@@ -75,7 +81,8 @@ impl Upkeep {
     /// Memory of a unit under way, and of what is left of the last.
     pub(super) fn memory_bytes(&self) -> u64 {
         let left = self.taken.capacity() * size_of::<Taken>();
-        self.given_out.map_or(0, |unit| unit.memory_bytes) + left as u64
+        let came = self.came_before.len() * 2 * size_of::<(u32, u64)>();
+        self.given_out.map_or(0, |unit| unit.memory_bytes) + (left + came) as u64
     }
 
     /// What merges did since open.
@@ -149,10 +156,14 @@ impl StorageUpkeep for Lsm {
             return Ok(None);
         }
         self.bottom.remove_files()?;
-        if !std::mem::replace(&mut self.upkeep.is_clean, true) {
+        if !self.upkeep.is_tidy {
             self.bottom.remove_leftovers(&[])?;
+            self.upkeep.is_tidy = true;
         }
         let input = self.pick();
+        if input.is_none() && !self.bottom.snapshot().partitions().is_empty() {
+            return Ok(None);
+        }
         let range = input.as_ref().map_or(PlaceRange::ALL, |input| input.facts().range);
         let tables: Vec<u16> = self.bottom.orders().tables().collect();
         let (newest, found) = Newest::of(
@@ -165,7 +176,7 @@ impl StorageUpkeep for Lsm {
         if found.rows == 0 {
             return Ok(None);
         }
-        let old = input.as_ref().map_or(0, |input| input.facts().bytes);
+        let old = input.as_ref().map_or(0, |input| input.facts().disk_bytes());
         let bytes = old + self.bytes_of_rows(found.rows as u64);
         if bytes > grow_bytes {
             return Ok(None);
@@ -197,7 +208,9 @@ impl StorageUpkeep for Lsm {
         let memory_bytes = (MERGE_PORTIONS * portion_bytes) as u64;
         let merge = Merge::new(Arc::clone(&self.medium), plan, changes, reader()?, queue)?;
         let ticket = self.begin_read();
-        self.upkeep.given_out = Some(GivenOut { range, bytes, memory_bytes, ticket });
+        let came_before = (found.until == range.last).then(|| self.came());
+        let unit = GivenOut { range, bytes, memory_bytes, ticket, came_before };
+        self.upkeep.given_out = Some(unit);
         Ok(Some(Box::new(MergeUnit { merge, ticket })))
     }
 
@@ -224,6 +237,11 @@ impl StorageUpkeep for Lsm {
         let edit = Edit { removed: merged.removed.clone(), added: merged.added.clone() };
         self.bottom.install(&edit, self.top.epoch(), self.next_ticket)?;
         self.changes.edit(&edit);
+        edit.removed.iter().for_each(|number| _ = self.upkeep.came_before.remove(number));
+        if let Some(came) = self.upkeep.given_out.and_then(|unit| unit.came_before) {
+            let added = edit.added.iter().map(|facts| (facts.number, came));
+            self.upkeep.came_before.extend(added);
+        }
         self.end_unit();
         let pages = merged.added.iter().map(|facts| u64::from(facts.pages)).sum();
         let rows = rows_of(&merged);
@@ -303,33 +321,43 @@ impl Lsm {
     /// Bytes of files with so many rows at most, that were not in one before.
     fn bytes_of_rows(&self, rows: u64) -> u64 {
         let per_page = self.top.layout().rows_per_page as u64;
-        // Each file has a header and a footer.
+        // Each file has a header, a footer, and a last block that it does not fill.
         let files = 2 + rows * self.facts.row_bytes as u64 / self.partition_bytes();
-        (rows.div_ceil(per_page) + 4 * files) * self.facts.page_bytes as u64
+        let pages = rows.div_ceil(per_page) + 4 * files;
+        pages * self.facts.page_bytes as u64 + files * BLOCK_BYTES
     }
 
-    /// The partition of which the top has most rows for each byte; `None` while there is none.
+    /// Rows that have come to the top since open, those that cleaning moved within it included.
+    fn came(&self) -> u64 {
+        let Written { rows, rows_moved, .. } = self.top.stats().written;
+        rows + rows_moved
+    }
+
+    /// The partition of which the top has most rows for each byte; `None` where it has none of any.
     fn pick(&self) -> Option<Arc<Partition>> {
-        let snapshot = self.bottom.snapshot();
+        let came = self.came();
         let score = |partition: &Arc<Partition>| {
             let facts = partition.facts();
-            let rows = self.rows_above_in(facts.range);
+            let since = self.upkeep.came_before.get(&facts.number).map_or(came, |at| came - at);
+            let tombstones = self.tombstones.in_range(facts.range).count() as u64;
+            let rows = self.rows_above_in(facts.range).min(since) + tombstones;
             rows as f64 / (facts.bytes + self.facts.segment_bytes) as f64
         };
+        let snapshot = self.bottom.snapshot();
         let partitions = snapshot.partitions().iter().map(|open| &open.partition);
         let scored = partitions.map(|partition| (score(partition), partition));
-        scored.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, partition)| Arc::clone(partition))
+        let best = scored.max_by(|a, b| a.0.total_cmp(&b.0)).filter(|best| best.0 > 0.0);
+        best.map(|(_, partition)| Arc::clone(partition))
     }
 
-    /// Rows and tombstones of a range, nearly: an index partition that lies in two ranges counts in
-    /// the one where it begins.
+    /// Rows of a range in the top, nearly: an index partition that lies in two ranges counts in the
+    /// one where it begins.
     fn rows_above_in(&self, range: PlaceRange) -> u64 {
-        let tombstones = self.tombstones.in_range(range).count() as u64;
         let of_table = |table| {
             let first = range.first.max(Place { table, ..Place::MIN });
             let last = range.last.min(Place { table, ..Place::MAX });
             if first > last { 0 } else { self.top.rows_in(table, first.position, last.position) }
         };
-        tombstones + self.bottom.orders().tables().map(of_table).sum::<u64>()
+        self.bottom.orders().tables().map(of_table).sum()
     }
 }

@@ -7,22 +7,24 @@ use crate::io::measure::CurvePoint;
 
 #[test]
 fn a_growing_index_takes_from_the_cache_and_then_names_the_budget_that_works() {
-    let medium = SimMedium::new(6);
-    let store = Store::open_on(Arc::new(medium.clone()), options(600 << 10)).unwrap();
-    let table = store.table(&spec("t", None, OptimizerKind::Sgd)).unwrap();
-    let (end, error) = fill(&store, table, 0);
-    assert_eq!(error.kind(), ErrorKind::Budget, "{error}");
-    let stats = store.stats().unwrap();
-    assert!(stats.classes[0].cache_capacity > 0 && stats.memory.index_bytes > 100 << 10);
-    expect_rows(&store, table, end);
-    store.commit(1, "", &[]).unwrap();
-    store.close().unwrap();
-    let named: u64 = error.message().rsplit('=').next().unwrap().parse().unwrap();
-    let store = Store::open_on(Arc::new(medium), options(named)).unwrap();
-    expect_rows(&store, table, end);
-    let keys: Vec<u64> = (end..end + 100).collect();
-    let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32; DIM]).collect();
-    store.put(&[put_of(table, &keys, &values)]).unwrap();
+    each_kind(|| {
+        let medium = SimMedium::new(6);
+        let store = Store::open_on(Arc::new(medium.clone()), options(600 << 10)).unwrap();
+        let table = store.table(&spec("t", None, OptimizerKind::Sgd)).unwrap();
+        let (end, error) = fill(&store, table, 0);
+        assert_eq!(error.kind(), ErrorKind::Budget, "{error}");
+        let stats = store.stats().unwrap();
+        assert!(stats.classes[0].cache_capacity > 0 && stats.memory.index_bytes > 100 << 10);
+        expect_rows(&store, table, end);
+        store.commit(1, "", &[]).unwrap();
+        store.close().unwrap();
+        let named: u64 = error.message().rsplit('=').next().unwrap().parse().unwrap();
+        let store = Store::open_on(Arc::new(medium), options(named)).unwrap();
+        expect_rows(&store, table, end);
+        let keys: Vec<u64> = (end..end + 100).collect();
+        let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32; DIM]).collect();
+        store.put(&[put_of(table, &keys, &values)]).unwrap();
+    });
 }
 
 #[test]
@@ -118,18 +120,20 @@ fn the_memory_that_a_refusal_names_works_whatever_the_device_is_measured_to_do_n
 // Pages and depths of a better device took more memory than there was.
 #[test]
 fn a_budget_that_worked_works_whatever_the_device_is_measured_to_do_next() {
-    let medium = SimMedium::new(9);
-    for rows in [Some(20_000), Some(5_000_000), None] {
-        let specs = [TableSpec { expected_rows: None, ..spec("a", rows, OptimizerKind::Sgd) }];
-        let mut bytes = rows.unwrap_or(0) * 4;
-        medium.set_curve(Some(curve(512, 16)));
-        while use_tables(&medium, &specs, Memory::Bytes(bytes)).is_err() {
-            bytes += 4096;
+    each_kind(|| {
+        let medium = SimMedium::new(9);
+        for rows in [Some(20_000), Some(5_000_000), None] {
+            let specs = [TableSpec { expected_rows: None, ..spec("a", rows, OptimizerKind::Sgd) }];
+            let mut bytes = rows.unwrap_or(0) * 4;
+            medium.set_curve(Some(curve(512, 16)));
+            while use_tables(&medium, &specs, Memory::Bytes(bytes)).is_err() {
+                bytes += 4096;
+            }
+            for (page, depth) in [(512, 128), (16_384, 16), (16_384, 128)] {
+                medium.set_curve(Some(curve(page, depth)));
+                let again = use_tables(&medium, &specs, Memory::Bytes(bytes));
+                assert!(again.is_ok(), "{rows:?} rows, {bytes} bytes, {page}, {depth}: {again:?}");
+            }
         }
-        for (page, depth) in [(512, 128), (16_384, 16), (16_384, 128)] {
-            medium.set_curve(Some(curve(page, depth)));
-            let again = use_tables(&medium, &specs, Memory::Bytes(bytes));
-            assert!(again.is_ok(), "{rows:?} rows, {bytes} bytes, {page}, {depth}: {again:?}");
-        }
-    }
+    });
 }

@@ -181,29 +181,31 @@ fn rows_whose_pages_could_not_be_written_are_right_or_an_error() {
 
 #[test]
 fn a_table_whose_record_could_not_be_written_is_not_there() {
-    let kind = OptimizerKind::Sgd;
-    let mut refused = 0;
-    for write in 0.. {
-        let medium = SimMedium::new(5);
-        let store = Store::open_on(Arc::new(medium.clone()), options(1 << 20)).unwrap();
-        store.table(&spec("first", None, kind)).unwrap();
-        store.commit(0, "", &[]).unwrap();
-        medium.fail_write(write);
-        let Err(error) = store.table(&spec("dense", Some(10), kind)) else { break };
-        assert_eq!(error.kind(), ErrorKind::Io, "write {write}: {error}");
-        assert!(store.find_table("dense").is_none(), "write {write}");
-        refused += 1;
-        // Another kind of table takes its number, and its place in the class.
-        let id = store.table(&spec("growing", None, kind)).unwrap();
-        let (keys, values) = ([u64::MAX, 3], [0.5; 2 * DIM]);
-        store.put(&[put_of(id, &keys, &values)]).unwrap();
-        store.commit(1, "", &[]).unwrap();
-        let digested = digest(&store, id);
-        drop(store);
-        let store = Store::open_on(Arc::new(medium), options(1 << 20)).unwrap();
-        assert_eq!(store.find_table("growing"), Some(id));
-        assert_eq!(digest(&store, id), digested, "write {write}");
-        assert_eq!(store.len(id).unwrap(), 2);
-    }
-    assert!(refused > 0);
+    each_kind(|| {
+        let kind = OptimizerKind::Sgd;
+        let mut refused = 0;
+        for write in 0.. {
+            let medium = SimMedium::new(5);
+            let store = Store::open_on(Arc::new(medium.clone()), options(1 << 20)).unwrap();
+            store.table(&spec("first", None, kind)).unwrap();
+            store.commit(0, "", &[]).unwrap();
+            medium.fail_write(write);
+            let Err(error) = store.table(&spec("dense", Some(10), kind)) else { break };
+            assert_eq!(error.kind(), ErrorKind::Io, "write {write}: {error}");
+            assert!(store.find_table("dense").is_none(), "write {write}");
+            refused += 1;
+            // Another kind of table takes its number, and its place in the class.
+            let id = store.table(&spec("growing", None, kind)).unwrap();
+            let (keys, values) = ([u64::MAX, 3], [0.5; 2 * DIM]);
+            store.put(&[put_of(id, &keys, &values)]).unwrap();
+            store.commit(1, "", &[]).unwrap();
+            let digested = digest(&store, id);
+            drop(store);
+            let store = Store::open_on(Arc::new(medium), options(1 << 20)).unwrap();
+            assert_eq!(store.find_table("growing"), Some(id));
+            assert_eq!(digest(&store, id), digested, "write {write}");
+            assert_eq!(store.len(id).unwrap(), 2);
+        }
+        assert!(refused > 0);
+    });
 }

@@ -6,35 +6,38 @@ use super::*;
 /// While one class grows, another one may take what that leaves, and no more.
 #[test]
 fn classes_that_grow_at_once_keep_the_disk_bound() {
-    let most = 16 << 20;
-    let bound = StoreOptions { max_disk_bytes: Some(most), ..options(4 << 20) };
-    let store = Store::open_on(Arc::new(SimMedium::new(1)), bound).unwrap();
-    store.table(&spec("a", Some(1 << 16), OptimizerKind::None)).unwrap();
-    store.table(&spec("b", Some(1 << 16), OptimizerKind::Adagrad)).unwrap();
-    store.stats().unwrap();
-    let (inner, engine) = (&store.inner, store.inner.engine.read());
-    let [mut a, mut b] = [0, 1].map(|class| engine.classes[class].log.lock());
-    let rows = (1..).find(|rows| a.growth_for(*rows, 0) > most / 2).unwrap();
-    let beside = inner.charge_growth(&mut **a, rows, 0, |a, grow| {
-        let beside = inner.charge_growth(&mut **b, rows, 0, |b, grow| b.reserve(rows, 0, grow));
-        a.reserve(rows, 0, grow)?;
-        Ok(beside)
+    each_kind(|| {
+        let most = 16 << 20;
+        let bound = StoreOptions { max_disk_bytes: Some(most), ..options(4 << 20) };
+        let store = Store::open_on(Arc::new(SimMedium::new(1)), bound).unwrap();
+        store.table(&spec("a", Some(1 << 16), OptimizerKind::None)).unwrap();
+        store.table(&spec("b", Some(1 << 16), OptimizerKind::Adagrad)).unwrap();
+        store.stats().unwrap();
+        let (inner, engine) = (&store.inner, store.inner.engine.read());
+        let [mut a, mut b] = [0, 1].map(|class| engine.classes[class].log.lock());
+        let rows = (1..).find(|rows| a.growth_for(*rows, 0) > most / 2).unwrap();
+        let beside = inner.charge_growth(&mut **a, rows, 0, |a, grow| {
+            let beside = inner.charge_growth(&mut **b, rows, 0, |b, grow| b.reserve(rows, 0, grow));
+            a.reserve(rows, 0, grow)?;
+            Ok(beside)
+        });
+        assert_eq!(beside.unwrap().unwrap_err().kind(), ErrorKind::Full);
+        let files = a.disk_bytes() + b.disk_bytes();
+        assert_eq!(inner.rows_disk_bytes.load(Ordering::Relaxed), files);
+        // What does not fit keeps nobody from taking what does.
+        let little = (1..).find(|rows| b.growth_for(*rows, 0) > 0).unwrap();
+        let beside = inner.charge_growth(&mut **a, 2 * rows, 0, |a, grow| {
+            let beside =
+                inner.charge_growth(&mut **b, little, 0, |b, grow| b.reserve(little, 0, grow));
+            assert_eq!(a.reserve(2 * rows, 0, grow).unwrap_err().kind(), ErrorKind::Full);
+            Ok(beside)
+        });
+        beside.unwrap().unwrap();
+        let files = a.disk_bytes() + b.disk_bytes();
+        assert_eq!(inner.rows_disk_bytes.load(Ordering::Relaxed), files);
+        drop((a, b));
+        assert!(inner.disk_bytes() <= most, "{} of {most}", inner.disk_bytes());
     });
-    assert_eq!(beside.unwrap().unwrap_err().kind(), ErrorKind::Full);
-    let files = a.disk_bytes() + b.disk_bytes();
-    assert_eq!(inner.rows_disk_bytes.load(Ordering::Relaxed), files);
-    // What does not fit keeps nobody from taking what does.
-    let little = (1..).find(|rows| b.growth_for(*rows, 0) > 0).unwrap();
-    let beside = inner.charge_growth(&mut **a, 2 * rows, 0, |a, grow| {
-        let beside = inner.charge_growth(&mut **b, little, 0, |b, grow| b.reserve(little, 0, grow));
-        assert_eq!(a.reserve(2 * rows, 0, grow).unwrap_err().kind(), ErrorKind::Full);
-        Ok(beside)
-    });
-    beside.unwrap().unwrap();
-    let files = a.disk_bytes() + b.disk_bytes();
-    assert_eq!(inner.rows_disk_bytes.load(Ordering::Relaxed), files);
-    drop((a, b));
-    assert!(inner.disk_bytes() <= most, "{} of {most}", inner.disk_bytes());
 }
 
 /// A store under a bound with two classes, of which the first was refused at so many rows and has
@@ -115,39 +118,41 @@ fn a_class_that_was_refused_gives_room_to_another() {
 // The journal had room for what the class changed last said of its rows, not for that of others.
 #[test]
 fn a_store_of_several_classes_that_is_full_can_commit_what_it_took() {
-    for bounded in [false, true] {
-        let medium = SimMedium::new(4);
-        let mut options = options(16 << 20);
-        if bounded {
-            options.max_disk_bytes = Some(8 << 20);
-        } else {
-            medium.set_capacity(Some(8 << 20));
+    each_kind(|| {
+        for bounded in [false, true] {
+            let medium = SimMedium::new(4);
+            let mut options = options(16 << 20);
+            if bounded {
+                options.max_disk_bytes = Some(8 << 20);
+            } else {
+                medium.set_capacity(Some(8 << 20));
+            }
+            let store = Store::open_on(Arc::new(medium), options).unwrap();
+            let kinds = [OptimizerKind::Sgd, OptimizerKind::Adagrad, OptimizerKind::Adam];
+            let tables = kinds.map(|kind| {
+                let spec = TableSpec { expected_rows: Some(30_000), ..spec("", None, kind) };
+                store.table(&TableSpec { name: format!("{kind:?}"), ..spec }).unwrap()
+            });
+            let mut ends = [0; 3];
+            let refused = (0..3).cycle().find_map(|i| {
+                let keys: Vec<u64> = (ends[i]..ends[i] + 100).collect();
+                let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32; DIM]).collect();
+                let put = store.put(&[put_of(tables[i], &keys, &values)]);
+                ends[i] += 100;
+                put.err().map(|error| (i, error))
+            });
+            let (last, error) = refused.unwrap();
+            ends[last] -= 100;
+            assert_eq!(error.kind(), ErrorKind::Full, "{error}");
+            assert!(ends[2] > 5_000, "only {ends:?} rows fit");
+            store.commit(1, "", &[]).unwrap();
+            let used = store.stats().unwrap().disk_bytes;
+            assert!(used <= 8 << 20, "{used} bytes are used");
+            for (table, end) in tables.into_iter().zip(ends) {
+                expect_rows(&store, table, end);
+            }
         }
-        let store = Store::open_on(Arc::new(medium), options).unwrap();
-        let kinds = [OptimizerKind::Sgd, OptimizerKind::Adagrad, OptimizerKind::Adam];
-        let tables = kinds.map(|kind| {
-            let spec = TableSpec { expected_rows: Some(30_000), ..spec("", None, kind) };
-            store.table(&TableSpec { name: format!("{kind:?}"), ..spec }).unwrap()
-        });
-        let mut ends = [0; 3];
-        let refused = (0..3).cycle().find_map(|i| {
-            let keys: Vec<u64> = (ends[i]..ends[i] + 100).collect();
-            let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32; DIM]).collect();
-            let put = store.put(&[put_of(tables[i], &keys, &values)]);
-            ends[i] += 100;
-            put.err().map(|error| (i, error))
-        });
-        let (last, error) = refused.unwrap();
-        ends[last] -= 100;
-        assert_eq!(error.kind(), ErrorKind::Full, "{error}");
-        assert!(ends[2] > 5_000, "only {ends:?} rows fit");
-        store.commit(1, "", &[]).unwrap();
-        let used = store.stats().unwrap().disk_bytes;
-        assert!(used <= 8 << 20, "{used} bytes are used");
-        for (table, end) in tables.into_iter().zip(ends) {
-            expect_rows(&store, table, end);
-        }
-    }
+    });
 }
 
 #[test]

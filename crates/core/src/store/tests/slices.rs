@@ -127,36 +127,40 @@ fn draw(rows: usize, batches: usize) -> Vec<Vec<u64>> {
 #[cfg_attr(miri, ignore = "long, and no unsafe code")]
 #[test]
 fn where_a_cache_holds_few_batches_notice_saves_pages() {
-    let capacity = train(10, 1, None).capacity;
-    for (tenths, most) in [(15, 0.9), (20, 0.92), (30, 0.92), (50, 0.96)] {
-        let rows = (capacity * 10 / tenths) as usize;
-        let plain = train(rows, 24, None);
-        for turns in [Turns::BeforeReads, Turns::AfterReads, Turns::AfterUpdates] {
-            let ahead = train(rows, 24, Some(turns));
-            let share = ahead.pages as f64 / plain.pages as f64;
-            assert!(share <= most, "{tenths} tenths, {turns:?}: {share}, {:?}", ahead.window);
-            let window = &ahead.window;
-            // A window beside one and a half batches has room for the keys of few.
-            let passed_over = if tenths == 15 { 0 } else { window.skipped };
-            let in_vain = (passed_over, window.turned_away, window.failed);
-            assert_eq!(in_vain, (0, 0, 0), "{tenths} tenths, {turns:?}: {window:?}");
-            assert!(window.pages_again <= 2, "{tenths} tenths, {turns:?}: {window:?}");
-            // A smaller window has room for what is known and for no reader.
-            assert_eq!(window.rows_loaded > 0, tenths == 50, "{turns:?}: {window:?}");
-            assert!(ahead.digest == plain.digest && ahead.values == plain.values);
+    each_kind(|| {
+        let capacity = train(10, 1, None).capacity;
+        for (tenths, most) in [(15, 0.9), (20, 0.92), (30, 0.92), (50, 0.96)] {
+            let rows = (capacity * 10 / tenths) as usize;
+            let plain = train(rows, 24, None);
+            for turns in [Turns::BeforeReads, Turns::AfterReads, Turns::AfterUpdates] {
+                let ahead = train(rows, 24, Some(turns));
+                let share = ahead.pages as f64 / plain.pages as f64;
+                assert!(share <= most, "{tenths} tenths, {turns:?}: {share}, {:?}", ahead.window);
+                let window = &ahead.window;
+                // A window beside one and a half batches has room for the keys of few.
+                let passed_over = if tenths == 15 { 0 } else { window.skipped };
+                let in_vain = (passed_over, window.turned_away, window.failed);
+                assert_eq!(in_vain, (0, 0, 0), "{tenths} tenths, {turns:?}: {window:?}");
+                assert!(window.pages_again <= 2, "{tenths} tenths, {turns:?}: {window:?}");
+                // A smaller window has room for what is known and for no reader.
+                assert_eq!(window.rows_loaded > 0, tenths == 50, "{turns:?}: {window:?}");
+                assert!(ahead.digest == plain.digest && ahead.values == plain.values);
+            }
         }
-    }
+    });
 }
 
 /// The window's threads read while verbs do.
 #[test]
 fn what_threads_read_in_slices_changes_no_result() {
-    let rows = (train(10, 1, None).capacity / 5) as usize;
-    let plain = train(rows, 24, None);
-    let ahead = train(rows, 24, Some(Turns::Threads));
-    assert!(ahead.digest == plain.digest && ahead.values == plain.values);
-    let window = &ahead.window;
-    assert!(window.rows_loaded > 0 && window.failed == 0, "{window:?}");
+    each_kind(|| {
+        let rows = (train(10, 1, None).capacity / 5) as usize;
+        let plain = train(rows, 24, None);
+        let ahead = train(rows, 24, Some(Turns::Threads));
+        assert!(ahead.digest == plain.digest && ahead.values == plain.values);
+        let window = &ahead.window;
+        assert!(window.rows_loaded > 0 && window.failed == 0, "{window:?}");
+    });
 }
 
 // A caller at the begin of a batch waited for `modify`, which has the store to itself, whatever its

@@ -53,18 +53,20 @@ fn announce(store: &Store, batch: &Batch) -> Option<u64> {
 #[cfg(target_os = "linux")]
 #[test]
 fn the_windows_threads_give_way_to_others() {
-    let fixture = Fixture::new();
-    let store = fixture.open(&SimMedium::new(7), with_window(16 << 20, 16));
-    let number = announce(&store, &vec![(0, fixture.keys[0][..9].to_vec())]).unwrap();
-    assert!(store.begin(number, LONG).unwrap());
-    // Who waited may have done all of it before they came to that.
-    let begun = Instant::now();
-    for name in ["embedrock-plan", "embedrock-read"] {
-        while !policies().contains(&(name.into(), libc::SCHED_IDLE)) {
-            assert!(begun.elapsed() < LONG, "{name}: {:?}", policies());
-            std::thread::sleep(Duration::from_millis(1));
+    each_kind(|| {
+        let fixture = Fixture::new();
+        let store = fixture.open(&SimMedium::new(7), with_window(16 << 20, 16));
+        let number = announce(&store, &vec![(0, fixture.keys[0][..9].to_vec())]).unwrap();
+        assert!(store.begin(number, LONG).unwrap());
+        // Who waited may have done all of it before they came to that.
+        let begun = Instant::now();
+        for name in ["embedrock-plan", "embedrock-read"] {
+            while !policies().contains(&(name.into(), libc::SCHED_IDLE)) {
+                assert!(begun.elapsed() < LONG, "{name}: {:?}", policies());
+                std::thread::sleep(Duration::from_millis(1));
+            }
         }
-    }
+    });
 }
 
 /// The name of each thread of this process, and how it is scheduled.
@@ -137,17 +139,19 @@ fn a_window_that_is_released_gives_its_memory_back_to_the_cache() {
 // Ctrl-C did not reach it.
 #[test]
 fn who_helps_waits_for_no_verb() {
-    let _cores = CORES.read();
-    let (store, table) = with_rows(with_window(600 << 10, 8));
-    store.rest_window();
-    for keys in draw_keys(&mut Random(9), 10) {
-        let number = announced(&store, table, &keys);
-        // A verb that changes rows has their class to itself, `modify` all of the store.
-        let engine = store.inner.engine.read();
-        begin_beside(&store, number, engine.classes[0].log.lock());
-        drop(engine);
-        begin_beside(&store, number, store.inner.engine.write());
-    }
+    each_kind(|| {
+        let _cores = CORES.read();
+        let (store, table) = with_rows(with_window(600 << 10, 8));
+        store.rest_window();
+        for keys in draw_keys(&mut Random(9), 10) {
+            let number = announced(&store, table, &keys);
+            // A verb that changes rows has their class to itself, `modify` all of the store.
+            let engine = store.inner.engine.read();
+            begin_beside(&store, number, engine.classes[0].log.lock());
+            drop(engine);
+            begin_beside(&store, number, store.inner.engine.write());
+        }
+    });
 }
 
 /// Begins a batch on another thread while this one holds a lock.
@@ -222,74 +226,79 @@ impl Drop for Ends<'_> {
 
 #[test]
 fn batches_that_are_announced_give_what_a_plain_map_holds() {
-    let _cores = CORES.read();
-    let fixture = Fixture::new();
-    for (seed, bytes, depth, group) in
-        [(1, tight(), 3, 2), (2, tight(), 30, 256), (3, 1 << 20, 12, 4), (4, 16 << 20, 50, 16)]
-    {
-        let medium = SimMedium::new(seed);
-        let mut random = Random(seed);
-        let mut model = Model::default();
-        let store = fixture.open(&medium, with_window(bytes, group));
-        // Rows to read: all are written, and most are on storage.
-        for table in 0..fixture.specs.len() {
-            for keys in fixture.keys[table].chunks(100) {
-                fixture.update(&store, &mut model, &mut random, table, keys);
-            }
-        }
-        store.commit(0, "", &[]).unwrap();
-        let batches = draw(&fixture, &mut random, 400);
-        let mut numbers: Vec<Option<u64>> = Vec::new();
-        for (i, batch) in batches.iter().enumerate() {
-            while numbers.len() < batches.len().min(i + 1 + depth) {
-                // Some batches come without notice; some are announced and never come.
-                let number = match random.below(12) {
-                    0 => None,
-                    1 => {
-                        announce(&store, &draw(&fixture, &mut random, 1)[0]);
-                        announce(&store, &batches[numbers.len()])
-                    }
-                    _ => announce(&store, &batches[numbers.len()]),
-                };
-                numbers.push(number);
-            }
-            if let Some(number) = numbers[i]
-                && random.below(5) != 0
-            {
-                assert!(store.begin(number, LONG).unwrap(), "batch {number} was not read ahead");
-            }
-            for (table, keys) in batch {
-                fixture.check(&store, &model, *table, keys);
-                fixture.update(&store, &mut model, &mut random, *table, keys);
-            }
-            if let Some(number) = numbers[i] {
-                store.finish(number).unwrap();
-            }
-            match random.below(40) {
-                0..=4 => fixture.step(&store, &mut model, &mut random),
-                5 if i % 2 == 0 => drop(store.commit(i as u64, "", &[]).unwrap()),
-                5 => drop(store.commit_in_background(i as u64, "", &[]).unwrap()),
-                6 => {
-                    store.clear_announced().unwrap();
-                    numbers.iter_mut().skip(i + 1).for_each(|number| *number = None);
+    each_kind(|| {
+        let _cores = CORES.read();
+        let fixture = Fixture::new();
+        for (seed, bytes, depth, group) in
+            [(1, tight(), 3, 2), (2, tight(), 30, 256), (3, 1 << 20, 12, 4), (4, 16 << 20, 50, 16)]
+        {
+            let medium = SimMedium::new(seed);
+            let mut random = Random(seed);
+            let mut model = Model::default();
+            let store = fixture.open(&medium, with_window(bytes, group));
+            // Rows to read: all are written, and most are on storage.
+            for table in 0..fixture.specs.len() {
+                for keys in fixture.keys[table].chunks(100) {
+                    fixture.update(&store, &mut model, &mut random, table, keys);
                 }
-                _ => {}
+            }
+            store.commit(0, "", &[]).unwrap();
+            let batches = draw(&fixture, &mut random, 400);
+            let mut numbers: Vec<Option<u64>> = Vec::new();
+            for (i, batch) in batches.iter().enumerate() {
+                while numbers.len() < batches.len().min(i + 1 + depth) {
+                    // Some batches come without notice; some are announced and never come.
+                    let number = match random.below(12) {
+                        0 => None,
+                        1 => {
+                            announce(&store, &draw(&fixture, &mut random, 1)[0]);
+                            announce(&store, &batches[numbers.len()])
+                        }
+                        _ => announce(&store, &batches[numbers.len()]),
+                    };
+                    numbers.push(number);
+                }
+                if let Some(number) = numbers[i]
+                    && random.below(5) != 0
+                {
+                    assert!(
+                        store.begin(number, LONG).unwrap(),
+                        "batch {number} was not read ahead"
+                    );
+                }
+                for (table, keys) in batch {
+                    fixture.check(&store, &model, *table, keys);
+                    fixture.update(&store, &mut model, &mut random, *table, keys);
+                }
+                if let Some(number) = numbers[i] {
+                    store.finish(number).unwrap();
+                }
+                match random.below(40) {
+                    0..=4 => fixture.step(&store, &mut model, &mut random),
+                    5 if i % 2 == 0 => drop(store.commit(i as u64, "", &[]).unwrap()),
+                    5 => drop(store.commit_in_background(i as u64, "", &[]).unwrap()),
+                    6 => {
+                        store.clear_announced().unwrap();
+                        numbers.iter_mut().skip(i + 1).for_each(|number| *number = None);
+                    }
+                    _ => {}
+                }
+            }
+            fixture.check_all(&store, &model);
+            let (window, stats) = (store.window_stats().unwrap(), store.stats().unwrap());
+            assert_eq!((window.failed, window.error), (0, None));
+            assert!(stats.memory.total() <= stats.budget_bytes, "{:?}", stats.memory);
+            assert!(window.memory_bytes <= window.most_bytes);
+            // Callers do not wait for threads that other programs leave no core.
+            if bytes == tight() && window.starved == 0 {
+                assert!(window.rows_loaded > 1000, "{} rows were read ahead", window.rows_loaded);
+                let (groups, batches) = (window.groups, window.group_batches);
+                // Groups are a third of what is announced: of three batches one at a time, each once.
+                let most = if depth < 6 { window.batches + 1 } else { batches };
+                assert!(groups < most, "{groups} groups of {batches} batches, depth {depth}");
             }
         }
-        fixture.check_all(&store, &model);
-        let (window, stats) = (store.window_stats().unwrap(), store.stats().unwrap());
-        assert_eq!((window.failed, window.error), (0, None));
-        assert!(stats.memory.total() <= stats.budget_bytes, "{:?}", stats.memory);
-        assert!(window.memory_bytes <= window.most_bytes);
-        // Callers do not wait for threads that other programs leave no core.
-        if bytes == tight() && window.starved == 0 {
-            assert!(window.rows_loaded > 1000, "{} rows were read ahead", window.rows_loaded);
-            let (groups, batches) = (window.groups, window.group_batches);
-            // Groups are a third of what is announced: of three batches one at a time, each once.
-            let most = if depth < 6 { window.batches + 1 } else { batches };
-            assert!(groups < most, "{groups} groups of {batches} batches, depth {depth}");
-        }
-    }
+    });
 }
 
 /// Every read of a batch that was begun finds its rows resident, and the device reads none of its
@@ -400,34 +409,36 @@ fn batches_of_which_a_cache_holds_too_few_are_passed_over() {
 /// A get of announced keys begins and finishes batches by itself, of several tables in turn.
 #[test]
 fn announcements_of_single_gets_are_used_up_by_them() {
-    let _cores = CORES.read();
-    let fixture = Fixture::new();
-    let store = fixture.open(&SimMedium::new(5), with_window(2 << 20, 4));
-    let (mut random, mut model) = (Random(5), Model::default());
-    for table in [0, 1] {
-        fixture.update(&store, &mut model, &mut random, table, &fixture.keys[table]);
-    }
-    let batches: Vec<(usize, Vec<u64>)> =
-        (0..60).map(|i| (i % 2, fixture.pick(&mut random, i % 2, 60))).collect();
-    for (i, (table, keys)) in batches.iter().enumerate() {
-        if i % 10 == 0 {
-            for (table, keys) in &batches[i..i + 10] {
-                store.lookahead(TableId(*table as u16), keys).unwrap();
+    each_kind(|| {
+        let _cores = CORES.read();
+        let fixture = Fixture::new();
+        let store = fixture.open(&SimMedium::new(5), with_window(2 << 20, 4));
+        let (mut random, mut model) = (Random(5), Model::default());
+        for table in [0, 1] {
+            fixture.update(&store, &mut model, &mut random, table, &fixture.keys[table]);
+        }
+        let batches: Vec<(usize, Vec<u64>)> =
+            (0..60).map(|i| (i % 2, fixture.pick(&mut random, i % 2, 60))).collect();
+        for (i, (table, keys)) in batches.iter().enumerate() {
+            if i % 10 == 0 {
+                for (table, keys) in &batches[i..i + 10] {
+                    store.lookahead(TableId(*table as u16), keys).unwrap();
+                }
+            }
+            // One of them never comes; the next that does finishes it.
+            if i != 35 {
+                let mut keys = keys.clone();
+                keys.reverse();
+                keys.push(keys[0]);
+                fixture.check(&store, &model, *table, &keys);
+                fixture.update(&store, &mut model, &mut random, *table, &keys);
             }
         }
-        // One of them never comes; the next that does finishes it.
-        if i != 35 {
-            let mut keys = keys.clone();
-            keys.reverse();
-            keys.push(keys[0]);
-            fixture.check(&store, &model, *table, &keys);
-            fixture.update(&store, &mut model, &mut random, *table, &keys);
-        }
-    }
-    let window = store.window_stats().unwrap();
-    // Both tables' last batches are under way.
-    assert_eq!((window.announced, window.finished), (60, 58));
-    fixture.check_all(&store, &model);
+        let window = store.window_stats().unwrap();
+        // Both tables' last batches are under way.
+        assert_eq!((window.announced, window.finished), (60, 58));
+        fixture.check_all(&store, &model);
+    });
 }
 
 /// Threads that change rows while the window brings the same rows in and others out.
@@ -505,65 +516,70 @@ fn no_update_is_lost_beside_reads_ahead() {
 
 #[test]
 fn numbers_that_were_not_announced_are_refused_and_a_full_window_says_so() {
-    let store = Store::open_on(Arc::new(SimMedium::new(2)), with_window(600 << 10, 8)).unwrap();
-    let table = store.table(&spec("t", Some(20_000), OptimizerKind::None)).unwrap();
-    assert_eq!(store.begin(1, LONG).unwrap_err().kind(), ErrorKind::Misuse);
-    assert_eq!(store.finish(1).unwrap_err().kind(), ErrorKind::Misuse);
-    let beyond = [LookaheadBatch { table, keys: &[20_000] }];
-    assert_eq!(store.announce(&beyond).unwrap_err().kind(), ErrorKind::KeyRange);
-    let keys: Vec<u64> = (0..1000).collect();
-    let batch = [LookaheadBatch { table, keys: &keys }];
-    let mut last = 0;
-    let mut refused = 0;
-    for _ in 0..2000 {
-        match store.announce(&batch).unwrap() {
-            Some(number) => {
-                assert_eq!(number, last + 1);
-                last = number;
+    each_kind(|| {
+        let store = Store::open_on(Arc::new(SimMedium::new(2)), with_window(600 << 10, 8)).unwrap();
+        let table = store.table(&spec("t", Some(20_000), OptimizerKind::None)).unwrap();
+        assert_eq!(store.begin(1, LONG).unwrap_err().kind(), ErrorKind::Misuse);
+        assert_eq!(store.finish(1).unwrap_err().kind(), ErrorKind::Misuse);
+        let beyond = [LookaheadBatch { table, keys: &[20_000] }];
+        assert_eq!(store.announce(&beyond).unwrap_err().kind(), ErrorKind::KeyRange);
+        let keys: Vec<u64> = (0..1000).collect();
+        let batch = [LookaheadBatch { table, keys: &keys }];
+        let mut last = 0;
+        let mut refused = 0;
+        for _ in 0..2000 {
+            match store.announce(&batch).unwrap() {
+                Some(number) => {
+                    assert_eq!(number, last + 1);
+                    last = number;
+                }
+                None => refused += 1,
             }
-            None => refused += 1,
         }
-    }
-    assert!(refused > 0, "a window of 200 KiB took 2,000 batches of 1,000 keys");
-    let window = store.window_stats().unwrap();
-    assert_eq!(window.refused, refused);
-    assert!(window.memory_bytes <= window.most_bytes, "{window:?}");
-    // What does not fit is passed over, not waited for.
-    assert!(store.begin(last, LONG).unwrap());
-    store.finish(last).unwrap();
-    // There is room again as soon as the window has taken note.
-    let again = (0..10_000).find_map(|_| {
-        std::thread::sleep(Duration::from_millis(1));
-        store.announce(&batch).unwrap()
+        assert!(refused > 0, "a window of 200 KiB took 2,000 batches of 1,000 keys");
+        let window = store.window_stats().unwrap();
+        assert_eq!(window.refused, refused);
+        assert!(window.memory_bytes <= window.most_bytes, "{window:?}");
+        // What does not fit is passed over, not waited for.
+        assert!(store.begin(last, LONG).unwrap());
+        store.finish(last).unwrap();
+        // There is room again as soon as the window has taken note.
+        let again = (0..10_000).find_map(|_| {
+            std::thread::sleep(Duration::from_millis(1));
+            store.announce(&batch).unwrap()
+        });
+        assert_eq!(again, Some(last + 1));
+        store.close().unwrap();
+        assert_eq!(store.announce(&batch).unwrap_err().kind(), ErrorKind::Closed);
     });
-    assert_eq!(again, Some(last + 1));
-    store.close().unwrap();
-    assert_eq!(store.announce(&batch).unwrap_err().kind(), ErrorKind::Closed);
 }
 
 /// A window in a store that is going away keeps nobody waiting.
 #[test]
 fn closing_a_store_ends_its_window() {
-    for close in [true, false] {
-        let store = Store::open_on(Arc::new(SimMedium::new(7)), with_window(600 << 10, 8)).unwrap();
-        let table = store.table(&spec("t", Some(5_000), OptimizerKind::None)).unwrap();
-        let keys: Vec<u64> = (0..500).collect();
-        let number = announced(&store, table, &keys);
-        if close {
-            store.close().unwrap();
-            let closed = [
-                store.begin(number, LONG).map(drop),
-                store.finish(number),
-                store.clear_announced(),
-                store.pause_window(true),
-                store.window_stats().map(drop),
-            ];
-            for result in closed {
-                assert_eq!(result.unwrap_err().kind(), ErrorKind::Closed);
+    each_kind(|| {
+        for close in [true, false] {
+            let store =
+                Store::open_on(Arc::new(SimMedium::new(7)), with_window(600 << 10, 8)).unwrap();
+            let table = store.table(&spec("t", Some(5_000), OptimizerKind::None)).unwrap();
+            let keys: Vec<u64> = (0..500).collect();
+            let number = announced(&store, table, &keys);
+            if close {
+                store.close().unwrap();
+                let closed = [
+                    store.begin(number, LONG).map(drop),
+                    store.finish(number),
+                    store.clear_announced(),
+                    store.pause_window(true),
+                    store.window_stats().map(drop),
+                ];
+                for result in closed {
+                    assert_eq!(result.unwrap_err().kind(), ErrorKind::Closed);
+                }
             }
+            drop(store);
         }
-        drop(store);
-    }
+    });
 }
 
 /// A table that a batch names twice has one list of keys; rows that come for batches which are over

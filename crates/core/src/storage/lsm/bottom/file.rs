@@ -7,7 +7,7 @@ use super::fences::Fences;
 use super::order::{Orders, PLACE_BYTES, Place, PlaceRange, TableOrder};
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::hash::mix;
-use crate::io::{File, Medium, OpenMode};
+use crate::io::{File, Medium, OpenMode, blocks_of};
 use crate::storage::PageLayout;
 use std::sync::Arc;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
@@ -61,6 +61,13 @@ pub struct Facts {
     pub bytes: u64,
     /// Checksum of its header, which has that of the footer: no other file passes for this one.
     pub header_sum: u64,
+}
+
+impl Facts {
+    /// Bytes that its file takes of the disk.
+    pub fn disk_bytes(&self) -> u64 {
+        blocks_of(self.bytes)
+    }
 }
 
 /// The rows of one table and rank in a partition. They lie one behind the other, and the first of

@@ -371,7 +371,9 @@ impl<C: Changes> Merge<C> {
         let number = self.plan.first_number + self.merged.added.len() as u32;
         let (shape, merge, first) = (&self.plan.shape, self.plan.merge, self.next_first);
         let medium = &*self.medium;
-        self.writer = Some(PartitionWriter::create(medium, shape, number, merge, first, queue)?);
+        let mut writer = PartitionWriter::create(medium, shape, number, merge, first, queue)?;
+        writer.expect_rows(self.rows_per_file);
+        self.writer = Some(writer);
         Ok(())
     }
 

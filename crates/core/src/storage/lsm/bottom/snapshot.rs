@@ -109,7 +109,7 @@ impl Snapshot {
 pub struct Retired {
     /// Number of the file.
     pub number: u32,
-    /// Its bytes.
+    /// Bytes that it takes of the disk.
     pub bytes: u64,
     /// The first commit that has the edit.
     pub epoch: u64,
@@ -120,7 +120,7 @@ impl Retired {
     pub fn by(version: &Version, edit: &Edit, epoch: u64) -> Vec<Self> {
         let removed: BTreeSet<u32> = edit.removed.iter().copied().collect();
         let leave = version.partitions().iter().filter(|facts| removed.contains(&facts.number));
-        leave.map(|facts| Self { number: facts.number, bytes: facts.bytes, epoch }).collect()
+        leave.map(|facts| Self { number: facts.number, bytes: facts.disk_bytes(), epoch }).collect()
     }
 }
 
@@ -319,7 +319,7 @@ impl Bottom {
     /// Bytes of the files of the newest snapshot, and of those that are not removed yet.
     pub fn disk_bytes(&self) -> u64 {
         let waiting = self.retired.iter().chain(&self.removable);
-        self.current.version.bytes() + waiting.map(|file| file.bytes).sum::<u64>()
+        self.current.version.disk_bytes() + waiting.map(|file| file.bytes).sum::<u64>()
     }
 
     /// Bytes of files that commits from `first` on have and that go when those before `oldest_kept`

@@ -1,6 +1,6 @@
 //! A bottom over many merges beside a plain map, and the files that its snapshots need.
 
-use super::file::{Facts, Shape, files_of};
+use super::file::{Facts, NamedFile, Shape, files_of};
 use super::merge::{Merge, MergePlan, Merged};
 use super::order::{Place, PlaceRange, TableOrder};
 use super::snapshot::{Bottom, Looked, Retired, Snapshot};
@@ -148,10 +148,11 @@ impl Fixture {
         }
     }
 
-    /// The bottom says what its files take.
+    /// The bottom says what its files take, whole blocks each.
     fn assert_disk_bytes(&self) {
         let files = files_of(&self.medium, self.shape.class).unwrap();
-        let bytes = files.iter().map(|file| self.medium.contents(&file.name).len() as u64);
+        let length = |file: &NamedFile| self.medium.contents(&file.name).len() as u64;
+        let bytes = files.iter().map(|file| length(file).next_multiple_of(4096));
         assert_eq!(self.bottom.disk_bytes(), bytes.sum::<u64>());
     }
 
@@ -257,7 +258,8 @@ fn a_file_stays_until_no_commit_from_before_its_edit_is_kept() {
     let mut fixture = fixture_with_two_partitions();
     // Epoch 1 has 1 and 2, epoch 2 has 3 for 1, epoch 3 has 4 for both.
     let bytes = |fixture: &Fixture, number: u32| {
-        fixture.medium.contents(&format!("part-0-{number}")).len() as u64
+        let length = fixture.medium.contents(&format!("part-0-{number}")).len() as u64;
+        length.next_multiple_of(4096)
     };
     let merged = fixture.merge(0, 1, 512);
     fixture.install(&merged);

@@ -8,6 +8,7 @@ use super::file::Facts;
 use super::order::{PLACE_BYTES, Place, PlaceRange};
 use super::pages::OpenPartitions;
 use crate::error::{Result, bail};
+use crate::io::BLOCK_BYTES;
 use std::collections::BTreeSet;
 
 const EDIT_VERSION: u8 = 1;
@@ -108,7 +109,7 @@ pub struct Version {
     /// Pages of all partitions before each.
     pages_before: Vec<u64>,
     rows: u64,
-    bytes: u64,
+    disk_bytes: u64,
 }
 
 impl Version {
@@ -134,9 +135,9 @@ impl Version {
         self.rows
     }
 
-    /// Bytes of their files.
-    pub fn bytes(&self) -> u64 {
-        self.bytes
+    /// Bytes that their files take of the disk.
+    pub fn disk_bytes(&self) -> u64 {
+        self.disk_bytes
     }
 
     /// All memory that it takes.
@@ -232,11 +233,12 @@ impl Version {
         let mut pages = 0;
         for facts in &partitions {
             let rows = version.rows.checked_add(facts.rows);
-            let bytes = version.bytes.checked_add(facts.bytes);
-            let (Some(rows), Some(bytes)) = (rows, bytes) else {
+            let bytes = facts.bytes.checked_next_multiple_of(BLOCK_BYTES);
+            let bytes = bytes.and_then(|bytes| version.disk_bytes.checked_add(bytes));
+            let (Some(rows), Some(disk_bytes)) = (rows, bytes) else {
                 bail!(Corrupt, "rows or bytes of all partitions exceed 2^64; {WAY_OUT}");
             };
-            (version.rows, version.bytes) = (rows, bytes);
+            (version.rows, version.disk_bytes) = (rows, disk_bytes);
             version.pages_before.push(pages);
             pages += u64::from(facts.pages);
         }

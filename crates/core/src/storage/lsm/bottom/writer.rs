@@ -57,6 +57,8 @@ pub struct PartitionWriter {
     rows: u64,
     /// Bytes of the file that have room on disk.
     reserved: u64,
+    /// Room is taken ahead of the rows up to here.
+    most_ahead: u64,
     /// A write failed: what of the file is right, nobody knows.
     failed: bool,
 }
@@ -89,8 +91,15 @@ impl PartitionWriter {
             last_order: LastOrder::default(),
             rows: 0,
             reserved: 0,
+            most_ahead: u64::MAX,
             failed: false,
         })
+    }
+
+    /// At most so many rows will come: no room on disk is taken ahead of them for more.
+    pub fn expect_rows(&mut self, rows: u64) {
+        let pages = 1 + rows.div_ceil(self.layout.rows_per_page as u64);
+        self.most_ahead = pages.saturating_mul(self.layout.page_bytes as u64);
     }
 
     /// Rows added so far.
@@ -179,8 +188,9 @@ impl PartitionWriter {
         let Some(chunk) = self.chunk.take() else { return Ok(()) };
         let bytes = chunk.pages as usize * self.layout.page_bytes;
         let offset = u64::from(chunk.first_page) * self.layout.page_bytes as u64;
+        let end = offset + bytes as u64;
         let ahead = BUFFERS_AHEAD * self.queue.buffer_bytes() as u64;
-        self.reserve(offset + bytes as u64, ahead)?;
+        self.reserve(end, ahead.min(self.most_ahead.saturating_sub(end)))?;
         while self.queue.in_flight() >= self.queue.depth() {
             reap(&mut *self.queue)?;
         }
