@@ -245,7 +245,8 @@ impl Inner {
         Ok(())
     }
 
-    /// What a class of rows of `row_bytes` shall be, stored as the table asks. Measures the device for the first one.
+    /// What a class of rows of `row_bytes` shall be, stored as the table asks. Measures the device
+    /// for the first one.
     fn new_class(&self, engine: &Engine, row_bytes: usize, spec: &TableSpec) -> Result<NewClass> {
         if let Some(page_bytes) = self.options.page_bytes {
             PageLayout::new(page_bytes.max(self.medium.alignment()), row_bytes, 0, self.seed)?;

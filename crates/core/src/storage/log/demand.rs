@@ -43,7 +43,8 @@ pub struct Demand {
 }
 
 impl Demand {
-    /// What the storage takes where its class has `bytes` of the budget; with 0 the least that works.
+    /// What the storage takes where its class has `bytes` of the budget; with 0 the least that
+    /// works.
     pub fn share_of(&self, bytes: u64) -> Share {
         let least = CHUNK_BYTES_MIN.max(self.page_bytes);
         let chunk_bytes = pow2_below((bytes / CHUNK_PER_CLASS) as usize)

@@ -188,8 +188,8 @@ impl JournalFile {
             let Some(kind) = reader.next()? else {
                 bail!(
                     Io,
-                    "{} cannot be read at byte {}, where it was written since the store was opened; \
-                     open the store again",
+                    "{} cannot be read at byte {}, although it was written since the store was \
+                     opened; open the store again",
                     other.file.name(),
                     reader.position()
                 );
