@@ -61,8 +61,8 @@ pub fn recovery(
     }
 }
 
-/// Refuses the record of a class that no storage of its kind can have. The newest rows of an lsm lie
-/// in a log.
+/// Refuses the record of a class that no storage of its kind can have. The newest rows of an lsm
+/// lie in a log.
 pub fn check_class(facts: &ClassFacts) -> Result<()> {
     match facts.kind {
         StorageKind::Log | StorageKind::Lsm => log::check_class(facts),

@@ -5,6 +5,9 @@ use crate::error::Result;
 use crate::storage::{Found, PageAddress, Resolved, Want};
 use std::collections::BTreeMap;
 
+/// Origins from here on are of the lower of two layers.
+const BELOW: u32 = 1 << 31;
+
 /// What a look-up has found of a row.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Looked {
@@ -87,6 +90,9 @@ impl Life {
 
     fn check_origin(&self, key: RowKey, origin: u32) {
         let known = self.origins.get(&key).copied().unwrap_or(origin);
+        if self.subject.has_layers && origin >= BELOW && known >= BELOW {
+            return;
+        }
         assert_eq!(origin, known, "{key:?} is where it was written");
         assert!(self.storage.is_newest(key.0, key.1, origin));
     }
@@ -181,9 +187,11 @@ impl Life {
         let stats = self.storage.stats();
         let rows = |table: u16| self.stored.range((table, 0)..=(table, u64::MAX)).count() as u64;
         for table in &self.tables {
-            assert_eq!(self.storage.rows_stored(table.id), rows(table.id));
+            let (counted, rows) = (self.storage.rows_stored(table.id), rows(table.id));
+            assert!(counted == rows || self.subject.has_layers && counted > rows);
         }
-        assert_eq!(stats.newest_copies, self.stored.len() as u64);
+        let (counted, rows) = (stats.newest_copies, self.stored.len() as u64);
+        assert!(counted == rows || self.subject.has_layers && counted > rows);
         assert!(stats.used_slots >= stats.newest_copies + stats.retained_copies);
         assert_eq!(stats.disk_bytes, self.storage.disk_bytes());
         assert_eq!(stats.index_bytes, self.storage.memory().index_bytes);
@@ -204,6 +212,9 @@ impl Life {
         assert!(!is_parked || order == Some(0), "nothing is read for a row that waits");
         assert!(contains != Some(false) || order.is_none());
         let Some(origin) = found.and_then(|found| found.origin) else { return };
+        if self.subject.has_layers && (origin >= BELOW || is_parked) {
+            return;
+        }
         assert_eq!(storage.is_newest(table, id, origin), !is_parked, "{key:?}");
         assert!(!storage.is_newest(table, id, origin + 1));
         assert!(!storage.is_newest(self.tables.len() as u16, id, origin), "no such table");
@@ -225,7 +236,8 @@ impl Life {
         }
         self.storage.end_read(ticket);
         reads.sort_unstable();
-        for pair in reads.windows(2) {
+        // Numbers of partitions say nothing of their order.
+        for pair in reads.windows(2).filter(|pair| pair[0].0.file == pair[1].0.file) {
             assert_eq!(pair[0].0.cmp(&pair[1].0), pair[0].1.cmp(&pair[1].1), "{pair:?}");
         }
     }

@@ -37,9 +37,10 @@ pub(super) enum Block<'a> {
 }
 
 impl Changes {
-    /// Bytes that wait.
-    pub(super) fn len(&self) -> usize {
-        self.edits.len() + self.tombstones.len()
+    /// Bytes that `drain` will give, beside so many bytes of deltas.
+    pub(super) fn bytes_with(&self, deltas: usize) -> usize {
+        let block = |bytes: usize| if bytes > 0 { HEAD_BYTES + bytes } else { 0 };
+        block(deltas) + self.edits.len() + block(self.tombstones.len())
     }
 
     /// Allocated bytes.
@@ -76,7 +77,10 @@ impl Changes {
         begin(into, DELTAS);
         let begun = into.len();
         deltas(into);
-        end(into, begun);
+        match into.len() == begun {
+            true => into.truncate(begun - HEAD_BYTES),
+            false => end(into, begun),
+        }
         into.append(&mut self.edits);
         if !self.tombstones.is_empty() {
             begin(into, TOMBSTONES);

@@ -30,7 +30,7 @@ impl StorageJournal for Lsm {
     }
 
     fn change_bytes(&self) -> usize {
-        self.changes.len() + self.top.change_bytes()
+        self.changes.bytes_with(self.top.change_bytes())
     }
 
     fn drain_changes(&mut self, into: &mut Vec<u8>) {
@@ -47,7 +47,7 @@ impl StorageJournal for Lsm {
     }
 
     fn changes_are_many(&self) -> bool {
-        self.top.changes_are_many() || self.changes.len() >= PORTION_BYTES
+        self.top.changes_are_many() || self.changes.bytes_with(0) >= PORTION_BYTES
     }
 
     fn pieces(&self, table: u16) -> u32 {
