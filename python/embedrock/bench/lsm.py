@@ -116,12 +116,8 @@ def fill_table(
         for numbers in ranges(rows, LOAD_ROWS):
             keys = _keys(numbers, kind)
             table.put(keys, values_of(keys, dim), reset_state=True)
-        opened.commit(1)
+        commits = _commit_all(opened)
         fill_s = time.perf_counter() - begin
-        step, before = 1, 0
-        while step < COMMITS_MAX and (now := _facts(opened)["index_bytes"]) != before:
-            step, before = step + 1, now
-            opened.commit(step)
         stats, facts = opened.stats(), _facts(opened)
         changed = stats["written"]["rows"]
         return {
@@ -132,7 +128,7 @@ def fill_table(
             "fill_s": fill_s,
             "fill_write_amplification": _bytes_of_rows(stats) / changed,
             "budget_bytes": stats["budget_bytes"],
-            "commits": step,
+            "commits": commits,
         }
 
 
@@ -214,7 +210,7 @@ def load(
             storage: Any = "log" if name == LOG else "lsm"
             table = opened.table("rows", dim, rows, optimizer="rowwise_adagrad", storage=storage)
             fill(table, rows, state=True)
-            opened.commit(1)
+            _commit_all(opened)
     sides = {
         name: _Side(Path(place) / name, memory, Zipf(rows, exponent, seed), batch)
         for name, memory in budgets.items()
@@ -261,7 +257,7 @@ class _Side:
         self.counts = np.zeros(len(self.table), np.uint32)
         self.gradients = np.full((batch, dim), write.GRADIENT, np.float32)
         self.out = np.empty((batch, dim), np.float32)
-        self.step = 1
+        self.step = self.store.step or 0
         self.disk_bytes_max = 0
         self.before: dict[str, Any] = {}
 
@@ -301,7 +297,7 @@ class _Side:
             "rows_per_s": rate,
             "budget_bytes": stats["budget_bytes"],
             "asked_bytes": stats["asked_bytes"],
-            "index_bytes": facts["index_bytes"],
+            **stats["memory"],
             "resident_rows": facts["resident_rows"],
             "pages_per_row": new["pages_read"] / max(new["rows_loaded"], 1),
             "rows_loaded": new["rows_loaded"],
@@ -319,6 +315,15 @@ def _open(store: str, memory: str, create: bool = True) -> embedrock.Store:
         # A budget that is too small for a log's index is part of what is compared.
         warnings.simplefilter("ignore", embedrock.BudgetWarning)
         return embedrock.open(store, memory, create=create)
+
+
+def _commit_all(store: embedrock.Store) -> int:
+    """Commits until nothing is left to merge: what a commit merges, the next one makes durable."""
+    commits, before = 0, -1
+    while commits < COMMITS_MAX and (now := _facts(store)["index_bytes"]) != before:
+        commits, before = commits + 1, now
+        store.commit(commits)
+    return commits
 
 
 def _facts(store: embedrock.Store) -> dict[str, int]:
