@@ -311,6 +311,14 @@ impl StorageWrite for MapStorage {
         self.parked.remove(&(table, key)).is_some()
     }
 
+    fn write_place(&self, _: u16, _: u64) -> u64 {
+        0
+    }
+
+    fn sorts_writes(&self) -> bool {
+        false
+    }
+
     fn flush(&mut self, _: u32) -> Result<u64> {
         let parked = std::mem::take(&mut self.parked);
         let rows = parked.len() as u64;

@@ -112,6 +112,13 @@ pub trait StorageWrite {
     /// is the newest stamp. May wait for the device.
     fn flush(&mut self, now: u32) -> Result<u64>;
 
+    /// Where a row should stand among others that are written together, the smallest number first;
+    /// all are 0 where rows are best written in the order in which they became dirty.
+    fn write_place(&self, table: u16, key: u64) -> u64;
+
+    /// Whether rows are best written in the order of [`write_place`](Self::write_place).
+    fn sorts_writes(&self) -> bool;
+
     /// Writes one row, for which room was reserved, and outdates the copy before, which is its
     /// origin (0 for none); of a dense table the index tells. Returns the origin that the row has
     /// from now on. May wait for the device.

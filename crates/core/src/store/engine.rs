@@ -151,6 +151,8 @@ pub(super) struct Class {
     pub(super) log: Mutex<Box<dyn Storage>>,
     /// Whether its storage ever begins a unit of upkeep.
     pub(super) has_units: bool,
+    /// Whether its storage wants rows in an order of its own.
+    pub(super) sorts_writes: bool,
     /// The unit of upkeep that is under way. Only tried, before the class lock; held while the unit
     /// runs.
     pub(super) unit: Mutex<UnitUnderWay>,
@@ -183,6 +185,7 @@ impl Class {
             record,
             pages: log.pages(),
             has_units: log.has_units(),
+            sorts_writes: log.sorts_writes(),
             log: Mutex::new(log),
             unit: Mutex::new(UnitUnderWay::None),
             tier: None,

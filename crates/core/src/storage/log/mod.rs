@@ -124,9 +124,13 @@ impl TableIndex {
         match self {
             TableIndex::Dense(index) => index.get(key),
             TableIndex::Sparse(index, salt) => {
-                let mut sum = CandidateSum::default();
-                index.visit_candidates(mix(key, *salt), |slot| sum.add(slot));
-                sum.value()
+                let mut sum = None;
+                index.visit_candidates(mix(key, *salt), |slot| {
+                    // Slots are small numbers, whose plain sums would often be the same.
+                    let mixed = mix(u64::from(slot), CANDIDATE_SALT) as u32;
+                    sum = Some(mixed.wrapping_add(sum.unwrap_or(0)));
+                });
+                sum.map_or(0, |sum| sum.max(1))
             }
         }
     }
@@ -183,24 +187,6 @@ impl TableIndex {
             TableIndex::Dense(index) => index.get(key) == slot,
             TableIndex::Sparse(index, salt) => index.contains_slot(mix(key, *salt), slot),
         }
-    }
-}
-
-/// A checksum over slots, whatever their order; 0 over none.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct CandidateSum(Option<u32>);
-
-impl CandidateSum {
-    /// Adds a slot of a growing table.
-    pub fn add(&mut self, slot: u32) {
-        // Slots are small numbers, whose plain sums would often be the same.
-        let mixed = mix(u64::from(slot), CANDIDATE_SALT) as u32;
-        self.0 = Some(mixed.wrapping_add(self.0.unwrap_or(0)));
-    }
-
-    /// The checksum.
-    pub fn value(self) -> u32 {
-        self.0.map_or(0, |sum| sum.max(1))
     }
 }
 

@@ -98,6 +98,11 @@ impl ClassLog {
         }
     }
 
+    /// Bytes of the index of a table.
+    pub fn index_bytes_of(&self, table: u16) -> u64 {
+        self.index(table).memory_bytes() as u64
+    }
+
     /// Slots that there are once the file has grown by so many bytes.
     pub fn slots_with(&self, more_bytes: u64) -> u64 {
         let segments = u64::from(self.segments.count()) + more_bytes / self.segment_bytes;

@@ -38,22 +38,19 @@ impl StorageWrite for ClassLog {
         self.buffer.remove(table, key)
     }
 
+    fn write_place(&self, _: u16, _: u64) -> u64 {
+        0
+    }
+
+    fn sorts_writes(&self) -> bool {
+        false
+    }
+
     fn flush(&mut self, now: u32) -> Result<u64> {
-        let rows = self.buffer.len() as u64;
         let mut order = std::mem::take(&mut self.order);
         self.buffer.longest_dirty_first(now, &mut order);
-        let mut words = std::mem::take(&mut self.scratch);
-        for at in &order {
-            let row = self.buffer.at(*at);
-            words.clear();
-            words.extend_from_slice(row.words);
-            let DirtyRow { table, key, dirty_since, origin, .. } = row;
-            self.append(DirtyRow { table, key, dirty_since, origin, words: &words })?;
-        }
-        self.buffer.clear();
         self.order = order;
-        self.scratch = words;
-        Ok(rows)
+        self.flush_in_order()
     }
 
     fn append(&mut self, row: DirtyRow<'_>) -> Result<u32> {
@@ -90,6 +87,36 @@ impl StorageWrite for ClassLog {
 }
 
 impl ClassLog {
+    /// Writes the rows that wait in the order of `place`, given a table and a key.
+    pub fn flush_by(&mut self, place: impl Fn(u16, u64) -> u64) -> Result<u64> {
+        let mut order = std::mem::take(&mut self.order);
+        self.buffer.longest_dirty_first(0, &mut order);
+        order.sort_by_cached_key(|at| {
+            let DirtyRow { table, key, .. } = self.buffer.at(*at);
+            place(table, key)
+        });
+        self.order = order;
+        self.flush_in_order()
+    }
+
+    /// Writes the rows that wait, in the order that was made.
+    fn flush_in_order(&mut self) -> Result<u64> {
+        let rows = self.buffer.len() as u64;
+        let order = std::mem::take(&mut self.order);
+        let mut words = std::mem::take(&mut self.scratch);
+        for at in &order {
+            let row = self.buffer.at(*at);
+            words.clear();
+            words.extend_from_slice(row.words);
+            let DirtyRow { table, key, dirty_since, origin, .. } = row;
+            self.append(DirtyRow { table, key, dirty_since, origin, words: &words })?;
+        }
+        self.buffer.clear();
+        self.order = order;
+        self.scratch = words;
+        Ok(rows)
+    }
+
     /// Takes a key out of the index, whose newest copy is at `slot`, and notes that it did.
     pub(super) fn forget(&mut self, table: u16, key: u64, slot: u32) {
         let sparse = match self.index_mut(table) {

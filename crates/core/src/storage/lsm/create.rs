@@ -5,7 +5,7 @@ use super::bottom::{Bottom, Orders, Shape, TableOrder, Version};
 use super::changes::Changes;
 use super::pages::LsmPages;
 use super::tombstones::Tombstones;
-use super::upkeep::Upkeep;
+use super::upkeep::{TOP_SHARE, Upkeep};
 use crate::error::Result;
 use crate::hash::table_salt;
 use crate::io::{File, Medium};
@@ -42,9 +42,15 @@ pub(super) fn order_of(facts: &TableFacts<'_>) -> TableOrder {
     }
 }
 
+/// A table as the top is told of it, which has a part of its rows.
+pub(super) fn facts_above<'a>(facts: &TableFacts<'a>) -> TableFacts<'a> {
+    let expected_rows = facts.expected_rows.map(|rows| (rows as f64 * TOP_SHARE) as u64);
+    TableFacts { expected_rows, ..*facts }
+}
+
 impl StorageTables for Lsm {
     fn create_table(&mut self, facts: &TableFacts<'_>) -> Result<Option<u32>> {
-        let partitions = self.top.create_table(facts)?;
+        let partitions = self.top.create_table(&facts_above(facts))?;
         self.bottom.add_table(facts.table, order_of(facts));
         Ok(partitions)
     }

@@ -4,7 +4,6 @@ use super::bottom::Looked;
 use super::pages::TOP;
 use super::{IN_BOTTOM, Lsm};
 use crate::error::Result;
-use crate::storage::log::CandidateSum;
 use crate::storage::{Found, PageAddress, PageSource, Resolved, StorageRead, StorageWrite, Want};
 use std::sync::Arc;
 
@@ -42,16 +41,13 @@ impl StorageRead for Lsm {
         if self.tombstones.contains(place) && !self.top.is_parked(table, key) {
             return Found::Absent;
         }
+        // Of candidates in the top `find` says nothing below but that all were seen. `resolve`
+        // compares them with those of then.
+        let hint = if seen.is_empty() { 0 } else { self.top.candidate_sum(table, key) };
         let found = self.top.find(table, key, miss, seen, wants);
         if found != Found::Absent {
             return found;
         }
-        // The top has none of the candidates of its index but those that were seen. `resolve`
-        // compares them with those of then.
-        let own = seen.iter().filter(|want| want.miss == miss && want.at.file == TOP);
-        let mut sum = CandidateSum::default();
-        own.for_each(|want| sum.add(want.hint));
-        let hint = sum.value();
         let before = wants.len();
         let pages = self.bottom.snapshot().candidates(place);
         let unseen = pages.map(|at| Want { at, hint, miss });

@@ -7,7 +7,7 @@
 use super::Lsm;
 use super::bottom::{Bottom, Edit, Orders, Retired, Version};
 use super::changes::{Block, read};
-use super::create::{order_of, shape};
+use super::create::{facts_above, order_of, shape};
 use super::cut::read_record;
 use super::tombstones::Tombstones;
 use crate::error::{Result, bail};
@@ -76,7 +76,7 @@ impl StorageRecovery for LsmRecovery {
         if !facts.born {
             self.missing.insert(facts.table);
         }
-        self.top.table(facts)
+        self.top.table(&facts_above(facts))
     }
 
     fn piece(&mut self, table: u16, piece: u32, bytes: &[u8]) -> Result<()> {

@@ -1,8 +1,10 @@
 //! What the storage says of itself, and what of the memory budget it takes.
 
 use super::Lsm;
+use crate::config::StorageKind;
 use crate::error::Result;
 use crate::io::Medium;
+use crate::storage::kinds::index_memory;
 use crate::storage::{
     Share, StorageBudget, StorageCounts, StorageMemory, StorageSpace, StorageStats, Written,
 };
@@ -43,7 +45,10 @@ impl StorageBudget for Lsm {
     }
 
     fn index_growth(&self, table: u16, expected: u64) -> u64 {
-        self.top.index_growth(table, expected)
+        let now = self.top.index_bytes_of(table);
+        let ids = self.is_dense(table).then_some(expected);
+        let most = index_memory(StorageKind::Lsm, ids, Some(expected));
+        most.map_or(0, |most| (most.now + most.growth).saturating_sub(now))
     }
 
     fn memory(&self) -> StorageMemory {

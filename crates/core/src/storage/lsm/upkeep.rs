@@ -10,7 +10,7 @@ use super::newest::{Newest, TOMBSTONE, ToMerge};
 use super::unit::{GivenOut, MergeUnit, rows_of};
 use super::{IN_BOTTOM, Lsm};
 use crate::error::Result;
-use crate::io::Buffers;
+use crate::io::{Buffers, pow2_below};
 use crate::storage::log::MERGE_PORTIONS;
 use crate::storage::{
     PageReader, Residents, SpaceBound, StorageCounts, StorageRead, StorageSpace, StorageUpkeep,
@@ -20,7 +20,7 @@ use std::any::Any;
 use std::sync::Arc;
 
 /// The share of all rows that the top has at most, before merges are due.
-const TOP_SHARE: f64 = 0.1;
+pub(super) const TOP_SHARE: f64 = 0.1;
 /// Segments of rows that the top may have in any case.
 const TOP_SEGMENTS_MIN: u64 = 2;
 /// Beyond so many times what it may have, every change pays for steps until it has less.
@@ -31,8 +31,10 @@ const SEGMENTS_PER_PARTITION: u64 = 8;
 const PORTION_BYTES_MAX: usize = 256 << 10;
 /// A merge takes at most one row out of the top for so many bytes of a portion.
 const PORTION_BYTES_PER_ROW: usize = 4;
-/// Requests of a merge in flight, reads and writes each.
-const DEPTH: usize = 4;
+/// Reads of a merge in flight, of old pages and of those of the top each.
+const DEPTH: usize = 64;
+/// The longest read is this part of a portion.
+const LONGEST_PARTS: usize = 4;
 
 /// Progress of upkeep.
 #[derive(Debug, Default)]
@@ -178,11 +180,10 @@ impl StorageUpkeep for Lsm {
         };
         let page_bytes = self.facts.page_bytes;
         let reader = || -> Result<PageReader> {
-            let buffers = Buffers::equal(
-                DEPTH,
-                portion_bytes.max(page_bytes) / DEPTH.min(portion_bytes / page_bytes).max(1),
-            );
-            let queue = self.medium.queue(DEPTH, buffers)?;
+            // Old pages lie side by side, those of the top hardly.
+            let longest = pow2_below(portion_bytes / LONGEST_PARTS).max(page_bytes);
+            let buffers = Buffers::sharing(portion_bytes.max(page_bytes), page_bytes, longest);
+            let queue = self.medium.queue(buffers.pieces.min(DEPTH), buffers)?;
             Ok(PageReader::new(queue, page_bytes, None, true))
         };
         let writes = Buffers::equal(2, portion_bytes.max(page_bytes));

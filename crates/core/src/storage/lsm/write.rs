@@ -3,6 +3,7 @@
 use super::Lsm;
 use crate::error::Result;
 use crate::storage::{DirtyRow, StorageWrite};
+use std::sync::Arc;
 
 impl StorageWrite for Lsm {
     fn parked(&self) -> usize {
@@ -26,12 +27,21 @@ impl StorageWrite for Lsm {
         self.top.unpark(table, key)
     }
 
-    fn flush(&mut self, now: u32) -> Result<u64> {
+    fn write_place(&self, table: u16, key: u64) -> u64 {
+        self.bottom.orders().write_place(table, key)
+    }
+
+    fn sorts_writes(&self) -> bool {
+        true
+    }
+
+    fn flush(&mut self, _: u32) -> Result<u64> {
         if !self.tombstones.is_empty() {
             let parked: Vec<(u16, u64)> = self.top.parked_keys().collect();
             parked.into_iter().for_each(|(table, key)| self.drop_tombstone(table, key));
         }
-        self.top.flush(now)
+        let orders = Arc::clone(self.bottom.orders());
+        self.top.flush_by(|table, key| orders.write_place(table, key))
     }
 
     fn append(&mut self, row: DirtyRow<'_>) -> Result<u32> {

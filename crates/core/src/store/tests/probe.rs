@@ -191,6 +191,8 @@ impl StorageWrite for Probe {
         fn parked(&) -> usize;
         fn room(&) -> usize;
         fn is_parked(& table: u16, key: u64) -> bool;
+        fn write_place(& table: u16, key: u64) -> u64;
+        fn sorts_writes(&) -> bool;
         mut fn park(& row: DirtyRow<'_>);
         mut fn unpark(& table: u16, key: u64) -> bool;
         mut fn flush(& now: u32) -> Result<u64>;

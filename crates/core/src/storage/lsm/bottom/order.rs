@@ -184,6 +184,17 @@ impl Orders {
         }
     }
 
+    /// A number in the order of places, nearly: rows of neighbouring numbers are neighbours.
+    pub fn write_place(&self, table: u16, key: u64) -> u64 {
+        let position = self.of(table).map_or(key, |order| order.position(key));
+        // Dense tables have small positions, growing ones any.
+        let upper = match self.of(table) {
+            Some(TableOrder::ByKey) => position.min(u64::MAX >> 16),
+            _ => position >> 16,
+        };
+        u64::from(table) << 48 | upper
+    }
+
     /// The place of a key. `Misuse` for a table of another class.
     pub fn place(&self, table: u16, rank: u8, key: u64) -> Result<Place> {
         Ok(Place { table, rank, position: self.known(table)?.position(key) })
