@@ -46,7 +46,7 @@ LSM, LOG, SMALL = "lsm", "log", "lsm, small"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of this bench."""
-    parser.add_argument("--rows", type=int, default=4_000_000, help="rows of each table that waits")
+    parser.add_argument("--rows", type=int, default=500_000, help="rows of each table that waits")
     parser.add_argument("--dim", type=int, default=16, help="float32 values per row")
     parser.add_argument("--fill-memory", default="25%", help="budget while rows are written")
     parser.add_argument("--batch", type=int, default=4096, help="keys of a batch")
