@@ -166,13 +166,7 @@ impl StorageUpkeep for Lsm {
         }
         let range = input.as_ref().map_or(PlaceRange::ALL, |input| input.facts().range);
         let tables: Vec<u16> = self.bottom.orders().tables().collect();
-        let (newest, found) = Newest::of(
-            self,
-            range,
-            &tables,
-            self.upkeep.portion_bytes() / PORTION_BYTES_PER_ROW,
-            false,
-        );
+        let (newest, found) = Newest::of(self, range, &tables, self.most_per_merge(), false);
         if found.rows == 0 {
             return Ok(None);
         }
@@ -315,7 +309,16 @@ impl Lsm {
 
     /// Bytes of a partition's pages at most.
     pub(super) fn partition_bytes(&self) -> u64 {
-        SEGMENTS_PER_PARTITION * self.facts.segment_bytes
+        // Longer ones have more rows in the top than one merge takes, and are written more often.
+        let rows = self.most_per_merge() as f64 / TOP_SHARE;
+        let most = (rows * self.facts.row_bytes as f64) as u64;
+        let usual = SEGMENTS_PER_PARTITION * self.facts.segment_bytes;
+        usual.min(most).max(self.facts.segment_bytes)
+    }
+
+    /// Rows that a merge takes out of the top at most.
+    fn most_per_merge(&self) -> usize {
+        self.upkeep.portion_bytes() / PORTION_BYTES_PER_ROW
     }
 
     /// Bytes of files with so many rows at most, that were not in one before.

@@ -464,8 +464,8 @@ fn an_earlier_commit_can_be_opened_and_left_again() {
 #[test]
 fn a_table_added_between_writes_leaves_a_commit_that_readers_can_read() {
     each_kind(|| {
-        // The writer of the new plan went on with the number before the last page's, so that a reader
-        // took the commit's last page for one written later.
+        // The writer of the new plan went on with the number before the last page's, so that a
+        // reader took the commit's last page for one written later.
         let medium = SimMedium::new(5);
         let store = Store::open_on(Arc::new(medium.clone()), options(1 << 20)).unwrap();
         let first = store.table(&spec("first", Some(700), OptimizerKind::Sgd)).unwrap();

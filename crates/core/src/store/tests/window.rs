@@ -293,7 +293,8 @@ fn batches_that_are_announced_give_what_a_plain_map_holds() {
             if bytes == tight() && window.starved == 0 {
                 assert!(window.rows_loaded > 1000, "{} rows were read ahead", window.rows_loaded);
                 let (groups, batches) = (window.groups, window.group_batches);
-                // Groups are a third of what is announced: of three batches one at a time, each once.
+                // Groups are a third of what is announced: of three batches one at a time, each
+                // once.
                 let most = if depth < 6 { window.batches + 1 } else { batches };
                 assert!(groups < most, "{groups} groups of {batches} batches, depth {depth}");
             }
