@@ -18,6 +18,9 @@ const LSM_BYTES_PER_100_IDS: u64 = 15;
 /// Bytes of a row in the top of an lsm, twice: of a dense table, of a growing one.
 const LSM_BYTES_PER_TOP_ID_TWICE: u64 = 9;
 const LSM_BYTES_PER_TOP_KEY_TWICE: u64 = 17;
+/// Memory of the bottom of an lsm for a table: with few rows, and rows for each byte more.
+const LSM_BYTES_BELOW: u64 = 4096;
+const LSM_ROWS_PER_BYTE_BELOW: u64 = 8;
 /// Bytes of a page beside a row: its entry in the directory and its part of the header.
 const ENTRY_BYTES: usize = 16;
 /// Disk of an lsm by that of its rows: those of the top lie in the bottom, too, until they merge,
@@ -89,7 +92,8 @@ pub fn index_memory(
         }
         (StorageKind::Lsm, Some(ids)) => IndexMemory {
             now: ids.saturating_mul(LSM_BYTES_PER_100_IDS) / 100,
-            growth: index_bytes(ids / LSM_ROWS_PER_TOP_ROW, LSM_BYTES_PER_TOP_ID_TWICE),
+            growth: index_bytes(ids / LSM_ROWS_PER_TOP_ROW, LSM_BYTES_PER_TOP_ID_TWICE)
+                + bytes_below(ids),
         },
         (StorageKind::Log, None) => {
             let expected = expected.unwrap_or(0);
@@ -98,10 +102,17 @@ pub fn index_memory(
         }
         (StorageKind::Lsm, None) => {
             let empty = SparseIndex::new(0)?.memory_bytes() as u64;
-            let growth = growing_index_bytes(kind, expected.unwrap_or(0)).max(empty);
+            let expected = expected.unwrap_or(0);
+            let growth = growing_index_bytes(kind, expected).max(empty) + bytes_below(expected);
             IndexMemory { now: 0, growth }
         }
     })
+}
+
+/// Bytes of what the bottom of an lsm knows of so many rows: fences, and some for each partition,
+/// of which there is one at least.
+pub(super) fn bytes_below(rows: u64) -> u64 {
+    LSM_BYTES_BELOW + rows / LSM_ROWS_PER_BYTE_BELOW
 }
 
 /// Bytes of the index of a growing table with `rows` rows.
@@ -151,10 +162,10 @@ mod tests {
         let (log, lsm) = (StorageKind::Log, StorageKind::Lsm);
         let rows = 1_000_000;
         let dense = memory(lsm, Some(rows), None);
-        assert_eq!(dense, IndexMemory { now: 150_000, growth: 450_000 });
+        assert_eq!(dense, IndexMemory { now: 150_000, growth: 450_000 + 129_096 });
         assert!(dense.now + dense.growth < memory(log, Some(rows), None).now / 5);
         let growing = memory(lsm, None, Some(rows));
-        assert_eq!(growing, IndexMemory { now: 0, growth: 850_000 });
+        assert_eq!(growing, IndexMemory { now: 0, growth: 850_000 + 129_096 });
         assert_eq!(memory(log, None, Some(rows)).growth, 8_500_000);
         // Whoever does not know how many there will be has room for the first.
         assert!(memory(lsm, None, None).growth > 0);

@@ -45,7 +45,9 @@ impl StorageBudget for Lsm {
     }
 
     fn index_growth(&self, table: u16, expected: u64) -> u64 {
-        let now = self.top.index_bytes_of(table);
+        // What the bottom takes counts for its tables alike.
+        let tables = self.bottom.orders().tables().count().max(1) as u64;
+        let now = self.top.index_bytes_of(table) + self.index_bytes_below() / tables;
         let ids = self.is_dense(table).then_some(expected);
         let most = index_memory(StorageKind::Lsm, ids, Some(expected));
         most.map_or(0, |most| (most.now + most.growth).saturating_sub(now))
