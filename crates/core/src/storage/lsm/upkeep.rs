@@ -13,8 +13,8 @@ use crate::error::Result;
 use crate::io::{BLOCK_BYTES, Buffers, pow2_below};
 use crate::storage::log::MERGE_PORTIONS;
 use crate::storage::{
-    PageReader, Residents, SpaceBound, StorageCounts, StorageRead, StorageSpace, StorageUpkeep,
-    Unit, UnitReport, Written,
+    PageReader, Residents, SpaceBound, StorageCounts, StorageRead, StorageUpkeep, Unit, UnitReport,
+    Written,
 };
 use std::any::Any;
 use std::collections::BTreeMap;
