@@ -45,6 +45,9 @@ pub(super) struct Upkeep {
     taken: Vec<Taken>,
     /// Bytes of merging that rows have paid for.
     credit: u64,
+    /// A commit has found a unit under way, which goes on to its end: until then no segment of the
+    /// top that became free meanwhile can be used again, or given back.
+    is_to_end: bool,
     portion_bytes: usize,
     merged: Merges,
     /// Rows that had come to the top when a merge began that took all that it found in the range of
@@ -103,6 +106,7 @@ impl Upkeep {
 
 impl StorageUpkeep for Lsm {
     fn drop_commits_before(&mut self, oldest_kept: u64) {
+        self.upkeep.is_to_end = self.upkeep.given_out.is_some();
         self.top.drop_commits_before(oldest_kept);
         self.bottom.drop_commits_before(oldest_kept);
     }
@@ -213,7 +217,7 @@ impl StorageUpkeep for Lsm {
             self.upkeep.credit = 0;
             return false;
         }
-        if self.rows_above() as f64 > HURRY * self.most_above() as f64 {
+        if self.upkeep.is_to_end || self.rows_above() as f64 > HURRY * self.most_above() as f64 {
             return true;
         }
         let portion = self.upkeep.portion_bytes() as u64;
@@ -281,6 +285,7 @@ impl StorageUpkeep for Lsm {
 impl Lsm {
     fn end_unit(&mut self) -> Option<GivenOut> {
         let unit = self.upkeep.given_out.take();
+        self.upkeep.is_to_end = false;
         if let Some(GivenOut { ticket, .. }) = unit {
             self.end_read(ticket);
         }
