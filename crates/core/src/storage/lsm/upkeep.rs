@@ -13,8 +13,8 @@ use crate::error::Result;
 use crate::io::{BLOCK_BYTES, Buffers, pow2_below};
 use crate::storage::log::MERGE_PORTIONS;
 use crate::storage::{
-    PageReader, Residents, SpaceBound, StorageCounts, StorageRead, StorageSpace, StorageUpkeep,
-    Unit, UnitReport, Written,
+    PageReader, Residents, SpaceBound, StorageCounts, StorageRead, StorageUpkeep, Unit, UnitReport,
+    Written,
 };
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -205,7 +205,7 @@ impl StorageUpkeep for Lsm {
         let came_before = (found.until == range.last).then(|| self.came());
         let unit = GivenOut { range, bytes, memory_bytes, ticket, came_before };
         self.upkeep.given_out = Some(unit);
-        Ok(Some(Box::new(MergeUnit { merge, ticket })))
+        Ok(Some(Box::new(MergeUnit { merge })))
     }
 
     fn owes_steps(&mut self) -> bool {
