@@ -27,6 +27,13 @@ const ENTRY_BYTES: usize = 16;
 /// and a merge writes a partition beside the old one.
 const LSM_DISK_PER_ROWS: f64 = 1.3;
 
+/// Journal bytes of a row of an lsm beside what its top needs: its tombstone.
+const LSM_TOMBSTONE_BYTES: u64 = 16;
+/// Bytes of the heads of the blocks of one portion of changes of an lsm.
+const LSM_BLOCKS_BYTES: u64 = 16;
+/// Edits and tombstones of an lsm are handed to the journal when they are this long.
+pub(super) const LSM_PORTION_BYTES: usize = 64 << 10;
+
 /// What the index of a new table takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IndexMemory {
@@ -118,6 +125,22 @@ pub(super) fn growing_index_bytes(kind: StorageKind, rows: u64) -> u64 {
 
 fn index_bytes(rows: u64, bytes_per_row_twice: u64) -> u64 {
     rows.saturating_mul(bytes_per_row_twice) / 2
+}
+
+/// Journal bytes for `rows` rows, beside those that the log of the newest ones needs.
+pub(super) fn journal_bytes_beside(kind: StorageKind, rows: u64) -> u64 {
+    match kind {
+        StorageKind::Log => 0,
+        StorageKind::Lsm => rows * LSM_TOMBSTONE_BYTES + LSM_BLOCKS_BYTES,
+    }
+}
+
+/// Bytes of changes that wait for the journal, beside those of the log of the newest rows.
+pub(super) fn change_bytes_beside(kind: StorageKind) -> u64 {
+    match kind {
+        StorageKind::Log => 0,
+        StorageKind::Lsm => LSM_PORTION_BYTES as u64,
+    }
 }
 
 /// Bytes on disk with which a storage of so many rows works well, all of them written.

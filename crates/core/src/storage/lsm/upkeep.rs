@@ -4,7 +4,7 @@
 //! the one of which the top has most rows for each byte that has to be written. Rows that come to
 //! the top pay for steps of the merge, as many as the bytes that they make it write.
 
-use super::bottom::{Edit, Merge, MergePlan, Partition, Place, PlaceRange, Taken};
+use super::bottom::{Edit, Merge, MergePlan, Partition, Place, PlaceRange, Taken, file_name};
 use super::create::shape;
 use super::newest::{Newest, TOMBSTONE, ToMerge};
 use super::unit::{GivenOut, MergeUnit, rows_of};
@@ -229,14 +229,18 @@ impl StorageUpkeep for Lsm {
         let unit = any.downcast::<MergeUnit>().expect("an lsm is given its own unit back");
         let merged = unit.merge.finish();
         let edit = Edit { removed: merged.removed.clone(), added: merged.added.clone() };
-        self.bottom.install(&edit, self.top.epoch(), self.next_ticket)?;
+        let installed = self.bottom.install(&edit, self.top.epoch(), self.next_ticket);
+        let unit = self.end_unit();
+        if let Err(error) = installed {
+            self.remove_unknown(&edit);
+            return Err(error);
+        }
         self.changes.edit(&edit);
         edit.removed.iter().for_each(|number| _ = self.upkeep.came_before.remove(number));
-        if let Some(came) = self.upkeep.given_out.and_then(|unit| unit.came_before) {
+        if let Some(came) = unit.and_then(|unit| unit.came_before) {
             let added = edit.added.iter().map(|facts| (facts.number, came));
             self.upkeep.came_before.extend(added);
         }
-        self.end_unit();
         let pages = merged.added.iter().map(|facts| u64::from(facts.pages)).sum();
         let rows = rows_of(&merged);
         self.upkeep.merged.merges += 1;
@@ -275,9 +279,21 @@ impl StorageUpkeep for Lsm {
 }
 
 impl Lsm {
-    fn end_unit(&mut self) {
-        if let Some(GivenOut { ticket, .. }) = self.upkeep.given_out.take() {
+    fn end_unit(&mut self) -> Option<GivenOut> {
+        let unit = self.upkeep.given_out.take();
+        if let Some(GivenOut { ticket, .. }) = unit {
             self.end_read(ticket);
+        }
+        unit
+    }
+
+    /// Removes the files of a merge whose edit was refused: no version names them.
+    fn remove_unknown(&mut self, edit: &Edit) {
+        for facts in &edit.added {
+            if self.medium.remove(&file_name(self.facts.class, facts.number)).is_err() {
+                // The next unit looks for leftovers before it begins.
+                self.upkeep.is_tidy = false;
+            }
         }
     }
 

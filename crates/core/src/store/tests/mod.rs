@@ -63,6 +63,14 @@ fn each_kind(test: impl Fn()) {
     }
 }
 
+/// Whether a test of full disks bounds the store, or the device. An lsm takes no `max_disk_bytes`.
+fn bounds() -> &'static [bool] {
+    match KIND.get() {
+        StorageKind::Log => &[false, true],
+        StorageKind::Lsm => &[false],
+    }
+}
+
 fn spec(name: &str, rows: Option<u64>, kind: OptimizerKind) -> TableSpec {
     TableSpec {
         name: name.to_owned(),
