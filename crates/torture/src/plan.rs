@@ -278,6 +278,12 @@ impl Plan {
             let enough = plan.roomy_bytes();
             plan.max_disk_bytes = Some(enough + random.below(enough / 8));
         }
+        if plan.max_disk_bytes.is_some() || plan.capacity.is_some() {
+            // An lsm refuses a bound, and may stay full where the device is.
+            for table in &mut plan.tables {
+                Rc::make_mut(&mut table.spec).storage = StorageKind::Log;
+            }
+        }
         plan
     }
 

@@ -162,11 +162,6 @@ pub struct TopReader {
 }
 
 impl TopReader {
-    /// All memory that it takes.
-    pub fn memory_bytes(&self) -> usize {
-        self.pages.memory_bytes()
-    }
-
     /// Gives `each` the row at each of `slots`, which are of `table`, in no useful order. Every
     /// page is read once.
     ///

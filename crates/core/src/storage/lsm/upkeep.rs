@@ -209,7 +209,7 @@ impl StorageUpkeep for Lsm {
         let came_before = (found.until == range.last).then(|| self.came());
         let unit = GivenOut { range, bytes, memory_bytes, ticket, came_before };
         self.upkeep.given_out = Some(unit);
-        Ok(Some(Box::new(MergeUnit { merge, ticket })))
+        Ok(Some(Box::new(MergeUnit { merge })))
     }
 
     fn owes_steps(&mut self) -> bool {

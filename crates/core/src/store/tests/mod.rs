@@ -39,7 +39,7 @@ use parking_lot::{MappedMutexGuard, MutexGuard};
 use std::any::Any;
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 const DIM: usize = 5;
 const HYPER: Hyper = Hyper { lr: 0.5, eps: 1e-8, momentum: 0.5, ..Hyper::DEFAULT };
@@ -56,8 +56,9 @@ fn each_kind(test: impl Fn()) {
         let done = catch_unwind(AssertUnwindSafe(&test));
         KIND.set(StorageKind::Log);
         if let Err(panic) = done {
-            eprintln!("the storage was {}", kind.name());
-            resume_unwind(panic);
+            let text = panic.downcast_ref::<String>().cloned();
+            let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()));
+            panic!("with storage {}: {}", kind.name(), text.unwrap_or_default());
         }
     }
 }
