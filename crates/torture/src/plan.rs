@@ -269,11 +269,6 @@ impl Plan {
                 _ => *random.pick(&[8, 40, 120]),
             },
         };
-        if plan.max_disk_bytes.is_some() || plan.capacity.is_some() {
-            // An lsm takes no disk bound, and may stay full on a device that is.
-            let logs = plan.tables.iter_mut().map(|table| Rc::make_mut(&mut table.spec));
-            logs.for_each(|spec| spec.storage = StorageKind::Log);
-        }
         if plan.max_disk_bytes.is_some() && random.chance(1, 2) {
             let enough = plan.roomy_bytes();
             plan.max_disk_bytes = Some(enough + random.below(enough / 8));
