@@ -281,6 +281,12 @@ impl StorageUpkeep for Lsm {
 }
 
 impl Lsm {
+    /// Merges whose outcome was taken over since open.
+    #[cfg(test)]
+    pub(crate) fn merges(&self) -> u64 {
+        self.upkeep.merged().merges
+    }
+
     fn end_unit(&mut self) {
         if let Some(GivenOut { ticket, .. }) = self.upkeep.given_out.take() {
             self.end_read(ticket);
