@@ -408,7 +408,7 @@ fn table(seed: u64, kind: Kind, page_bytes: usize, i: usize) -> TablePlan {
         expected_rows: (!dense).then(|| if !grows && random.chance(1, 2) { keys } else { 10 }),
         dtype,
         rounding: *random.pick(&[RoundingMode::Stochastic, RoundingMode::Nearest]),
-        storage: StorageKind::default(),
+        storage: *random.pick(&StorageKind::ALL),
         optimizer,
         initializer,
     };

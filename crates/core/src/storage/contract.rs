@@ -1,5 +1,5 @@
-//! One contract suite for every storage: the log, in both forms of its indexes, the lsm, and a map in
-//! memory that has neither pages nor an index. Tests use the traits alone, as the store does.
+//! One contract suite for every storage: the log, in both forms of its indexes, the lsm, and a map
+//! in memory that has neither pages nor an index. Tests use the traits alone, as the store does.
 
 use super::{
     ClassFacts, DirtyRow, Finding, OpenAt, Storage, StorageRecovery, StorageStats, SweptRow, log,

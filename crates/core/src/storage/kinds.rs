@@ -18,11 +18,21 @@ const LSM_BYTES_PER_100_IDS: u64 = 15;
 /// Bytes of a row in the top of an lsm, twice: of a dense table, of a growing one.
 const LSM_BYTES_PER_TOP_ID_TWICE: u64 = 9;
 const LSM_BYTES_PER_TOP_KEY_TWICE: u64 = 17;
+/// Memory of the bottom of an lsm for a table: with few rows, and rows for each byte more.
+const LSM_BYTES_BELOW: u64 = 4096;
+const LSM_ROWS_PER_BYTE_BELOW: u64 = 8;
 /// Bytes of a page beside a row: its entry in the directory and its part of the header.
 const ENTRY_BYTES: usize = 16;
 /// Disk of an lsm by that of its rows: those of the top lie in the bottom, too, until they merge,
 /// and a merge writes a partition beside the old one.
 const LSM_DISK_PER_ROWS: f64 = 1.3;
+
+/// Journal bytes of a row of an lsm beside what its top needs: its tombstone.
+const LSM_TOMBSTONE_BYTES: u64 = 16;
+/// Bytes of the heads of the blocks of one portion of changes of an lsm.
+const LSM_BLOCKS_BYTES: u64 = 16;
+/// Edits and tombstones of an lsm are handed to the journal when they are this long.
+pub(super) const LSM_PORTION_BYTES: usize = 64 << 10;
 
 /// What the index of a new table takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,7 +92,8 @@ pub fn index_memory(
         }
         (StorageKind::Lsm, Some(ids)) => IndexMemory {
             now: ids.saturating_mul(LSM_BYTES_PER_100_IDS) / 100,
-            growth: index_bytes(ids / LSM_ROWS_PER_TOP_ROW, LSM_BYTES_PER_TOP_ID_TWICE),
+            growth: index_bytes(ids / LSM_ROWS_PER_TOP_ROW, LSM_BYTES_PER_TOP_ID_TWICE)
+                + bytes_below(ids),
         },
         (StorageKind::Log, None) => {
             let expected = expected.unwrap_or(0);
@@ -91,10 +102,17 @@ pub fn index_memory(
         }
         (StorageKind::Lsm, None) => {
             let empty = SparseIndex::new(0)?.memory_bytes() as u64;
-            let growth = growing_index_bytes(kind, expected.unwrap_or(0)).max(empty);
+            let expected = expected.unwrap_or(0);
+            let growth = growing_index_bytes(kind, expected).max(empty) + bytes_below(expected);
             IndexMemory { now: 0, growth }
         }
     })
+}
+
+/// Bytes of what the bottom of an lsm knows of so many rows: fences, and some for each partition,
+/// of which there is one at least.
+pub(super) fn bytes_below(rows: u64) -> u64 {
+    LSM_BYTES_BELOW + rows / LSM_ROWS_PER_BYTE_BELOW
 }
 
 /// Bytes of the index of a growing table with `rows` rows.
@@ -107,6 +125,22 @@ pub(super) fn growing_index_bytes(kind: StorageKind, rows: u64) -> u64 {
 
 fn index_bytes(rows: u64, bytes_per_row_twice: u64) -> u64 {
     rows.saturating_mul(bytes_per_row_twice) / 2
+}
+
+/// Journal bytes for `rows` rows, beside those that the log of the newest ones needs.
+pub(super) fn journal_bytes_beside(kind: StorageKind, rows: u64) -> u64 {
+    match kind {
+        StorageKind::Log => 0,
+        StorageKind::Lsm => rows * LSM_TOMBSTONE_BYTES + LSM_BLOCKS_BYTES,
+    }
+}
+
+/// Bytes of changes that wait for the journal, beside those of the log of the newest rows.
+pub(super) fn change_bytes_beside(kind: StorageKind) -> u64 {
+    match kind {
+        StorageKind::Log => 0,
+        StorageKind::Lsm => LSM_PORTION_BYTES as u64,
+    }
 }
 
 /// Bytes on disk with which a storage of so many rows works well, all of them written.
@@ -128,10 +162,10 @@ mod tests {
         let (log, lsm) = (StorageKind::Log, StorageKind::Lsm);
         let rows = 1_000_000;
         let dense = memory(lsm, Some(rows), None);
-        assert_eq!(dense, IndexMemory { now: 150_000, growth: 450_000 });
+        assert_eq!(dense, IndexMemory { now: 150_000, growth: 450_000 + 129_096 });
         assert!(dense.now + dense.growth < memory(log, Some(rows), None).now / 5);
         let growing = memory(lsm, None, Some(rows));
-        assert_eq!(growing, IndexMemory { now: 0, growth: 850_000 });
+        assert_eq!(growing, IndexMemory { now: 0, growth: 850_000 + 129_096 });
         assert_eq!(memory(log, None, Some(rows)).growth, 8_500_000);
         // Whoever does not know how many there will be has room for the first.
         assert!(memory(lsm, None, None).growth > 0);

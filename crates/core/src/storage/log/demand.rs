@@ -8,7 +8,7 @@ use crate::config::StorageKind;
 use crate::error::Result;
 use crate::index::INDEX_BYTES_PER_KEY;
 use crate::io::{Buffers, Medium, pow2_below};
-use crate::storage::kinds::growing_index_bytes;
+use crate::storage::kinds::{change_bytes_beside, growing_index_bytes, journal_bytes_beside};
 use crate::storage::{FlushBuffer, StorageBudget, StorageMemory, StorageWrite};
 
 /// Chunks being filled, one for each stream, and one in flight or read back by cleaning.
@@ -115,7 +115,9 @@ impl Share {
 
     /// Journal bytes for `rows` rows, where as many wait as can, and as many deltas.
     pub fn journal_bytes_at_most(&self, rows: u64) -> u64 {
-        (rows + self.parked_rows as u64) * JOURNAL_BYTES_PER_ROW + self.change_bytes() as u64
+        let rows = rows + self.parked_rows as u64;
+        let changes = self.change_bytes() as u64 + change_bytes_beside(self.kind);
+        rows * JOURNAL_BYTES_PER_ROW + journal_bytes_beside(self.kind, rows) + changes
     }
 }
 

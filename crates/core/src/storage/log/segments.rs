@@ -130,11 +130,6 @@ pub(super) struct Sequences {
 }
 
 impl Sequences {
-    /// Allocated bytes.
-    pub(super) fn memory_bytes(&self) -> usize {
-        self.firsts.capacity() * size_of::<u64>()
-    }
-
     /// Those of a page.
     pub(super) fn of_page(&self, page: u32) -> RangeInclusive<u64> {
         let id = page / self.pages_per_segment;

@@ -32,12 +32,6 @@ pub(super) struct PageSnapshot {
 }
 
 impl PageSnapshot {
-    /// All memory that it takes.
-    pub(super) fn memory_bytes(&self) -> usize {
-        let copies = self.in_memory.values().map(|copy| copy.words.capacity() * 4);
-        self.sequences.memory_bytes() + copies.sum::<usize>()
-    }
-
     pub(super) fn layout(&self) -> &PageLayout {
         &self.pages.layout
     }

@@ -162,13 +162,8 @@ pub struct TopReader {
 }
 
 impl TopReader {
-    /// All memory that it takes.
-    pub fn memory_bytes(&self) -> usize {
-        self.pages.memory_bytes()
-    }
-
-    /// Gives `each` the row at each of `slots`, which are of `table`, in no useful order. Every page
-    /// is read once.
+    /// Gives `each` the row at each of `slots`, which are of `table`, in no useful order. Every
+    /// page is read once.
     ///
     /// *Errors*: `Corrupt` for a damaged page, or one that has no row of the table in such a slot.
     pub fn read_group(

@@ -2,17 +2,13 @@
 
 use super::Lsm;
 use super::bottom::{Edit, Version};
+use crate::config::StorageKind;
 use crate::error::{Result, bail};
+use crate::storage::kinds::{LSM_PORTION_BYTES, journal_bytes_beside};
 use crate::storage::{Cut, StorageJournal, Written};
 
 /// Between the fillings of the top and the version in the record of a class.
 const SEPARATOR: char = '.';
-/// Journal bytes of a row at most: what the top needs, and its tombstone.
-const TOMBSTONE_BYTES: u64 = 16;
-/// Bytes of the heads of the blocks of one portion.
-const BLOCKS_BYTES: u64 = 16;
-/// Changes of its own that are handed over together.
-const PORTION_BYTES: usize = 64 << 10;
 
 impl StorageJournal for Lsm {
     fn cut(&mut self, wants_record: bool) -> Result<Cut> {
@@ -43,11 +39,11 @@ impl StorageJournal for Lsm {
     }
 
     fn journal_bytes_for(&self, rows: u64) -> u64 {
-        self.top.journal_bytes_for(rows) + rows * TOMBSTONE_BYTES + BLOCKS_BYTES
+        self.top.journal_bytes_for(rows) + journal_bytes_beside(StorageKind::Lsm, rows)
     }
 
     fn changes_are_many(&self) -> bool {
-        self.top.changes_are_many() || self.changes.bytes_with(0) >= PORTION_BYTES
+        self.top.changes_are_many() || self.changes.bytes_with(0) >= LSM_PORTION_BYTES
     }
 
     fn pieces(&self, table: u16) -> u32 {

@@ -133,17 +133,6 @@ impl Newest {
         (newest, found)
     }
 
-    /// All memory that it takes.
-    pub(super) fn memory_bytes(&self) -> usize {
-        let slots: usize =
-            self.tables.iter().map(|t| (t.slots.slots.len() + t.slots.groups.len()) * 4).sum();
-        slots
-            + self.tombstones.len() * size_of::<(Place, u64)>()
-            + self.rows.capacity() * size_of::<Read>()
-            + self.words.capacity() * 4
-            + self.top.memory_bytes()
-    }
-
     /// Makes sure that the next row of the top is in memory, if there is one.
     pub(super) fn read_on(&mut self, reader: &mut PageReader) -> Result<()> {
         while self.next == self.rows.len() && !self.tables.is_empty() {
@@ -219,10 +208,6 @@ pub(super) struct ToMerge {
 impl ToMerge {
     pub(super) fn new(newest: Newest, reader: PageReader) -> Self {
         Self { newest, reader, words: Vec::new() }
-    }
-
-    pub(super) fn memory_bytes(&self) -> usize {
-        self.newest.memory_bytes() + self.words.capacity() * 4
     }
 }
 

@@ -5,11 +5,9 @@ use super::newest::ToMerge;
 use crate::error::Result;
 use crate::storage::Unit;
 
-/// A merge under way, and what of the storage it holds.
+/// A merge under way.
 pub(super) struct MergeUnit {
     pub(super) merge: Merge<ToMerge>,
-    /// Keeps the pages of the top that it reads.
-    pub(super) ticket: u64,
 }
 
 impl Unit for MergeUnit {
@@ -29,6 +27,7 @@ pub(super) struct GivenOut {
     /// Bytes of the disk that its files may take.
     pub(super) bytes: u64,
     pub(super) memory_bytes: u64,
+    /// Keeps the pages of the top that it reads.
     pub(super) ticket: u64,
     /// Rows that had come to the top when it began, if it takes all that were there of its range.
     pub(super) came_before: Option<u64>,

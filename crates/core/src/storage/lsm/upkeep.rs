@@ -4,7 +4,7 @@
 //! the one of which the top has most rows for each byte that has to be written. Rows that come to
 //! the top pay for steps of the merge, as many as the bytes that they make it write.
 
-use super::bottom::{Edit, Merge, MergePlan, Partition, Place, PlaceRange, Taken};
+use super::bottom::{Edit, Merge, MergePlan, Partition, Place, PlaceRange, Taken, file_name};
 use super::create::shape;
 use super::newest::{Newest, TOMBSTONE, ToMerge};
 use super::unit::{GivenOut, MergeUnit, rows_of};
@@ -13,8 +13,8 @@ use crate::error::Result;
 use crate::io::{BLOCK_BYTES, Buffers, pow2_below};
 use crate::storage::log::MERGE_PORTIONS;
 use crate::storage::{
-    PageReader, Residents, SpaceBound, StorageCounts, StorageRead, StorageSpace, StorageUpkeep,
-    Unit, UnitReport, Written,
+    PageReader, Residents, SpaceBound, StorageCounts, StorageRead, StorageUpkeep, Unit, UnitReport,
+    Written,
 };
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -78,11 +78,14 @@ impl Upkeep {
         self.given_out.map_or(0, |unit| unit.bytes)
     }
 
-    /// Memory of a unit under way, and of what is left of the last.
+    /// Memory of a unit, whether one is under way or not: what others took of it meanwhile they
+    /// would not give back when one begins. And of what is left of the last.
     pub(super) fn memory_bytes(&self) -> u64 {
         let left = self.taken.capacity() * size_of::<Taken>();
         let came = self.came_before.len() * 2 * size_of::<(u32, u64)>();
-        self.given_out.map_or(0, |unit| unit.memory_bytes) + (left + came) as u64
+        let of_next = (MERGE_PORTIONS * self.portion_bytes) as u64;
+        let unit = self.given_out.map_or(0, |unit| unit.memory_bytes).max(of_next);
+        unit + (left + came) as u64
     }
 
     /// What merges did since open.
@@ -166,13 +169,7 @@ impl StorageUpkeep for Lsm {
         }
         let range = input.as_ref().map_or(PlaceRange::ALL, |input| input.facts().range);
         let tables: Vec<u16> = self.bottom.orders().tables().collect();
-        let (newest, found) = Newest::of(
-            self,
-            range,
-            &tables,
-            self.upkeep.portion_bytes() / PORTION_BYTES_PER_ROW,
-            false,
-        );
+        let (newest, found) = Newest::of(self, range, &tables, self.most_per_merge(), false);
         if found.rows == 0 {
             return Ok(None);
         }
@@ -211,7 +208,7 @@ impl StorageUpkeep for Lsm {
         let came_before = (found.until == range.last).then(|| self.came());
         let unit = GivenOut { range, bytes, memory_bytes, ticket, came_before };
         self.upkeep.given_out = Some(unit);
-        Ok(Some(Box::new(MergeUnit { merge, ticket })))
+        Ok(Some(Box::new(MergeUnit { merge })))
     }
 
     fn owes_steps(&mut self) -> bool {
@@ -235,14 +232,18 @@ impl StorageUpkeep for Lsm {
         let unit = any.downcast::<MergeUnit>().expect("an lsm is given its own unit back");
         let merged = unit.merge.finish();
         let edit = Edit { removed: merged.removed.clone(), added: merged.added.clone() };
-        self.bottom.install(&edit, self.top.epoch(), self.next_ticket)?;
+        let installed = self.bottom.install(&edit, self.top.epoch(), self.next_ticket);
+        let unit = self.end_unit();
+        if let Err(error) = installed {
+            self.remove_unknown(&edit);
+            return Err(error);
+        }
         self.changes.edit(&edit);
         edit.removed.iter().for_each(|number| _ = self.upkeep.came_before.remove(number));
-        if let Some(came) = self.upkeep.given_out.and_then(|unit| unit.came_before) {
+        if let Some(came) = unit.and_then(|unit| unit.came_before) {
             let added = edit.added.iter().map(|facts| (facts.number, came));
             self.upkeep.came_before.extend(added);
         }
-        self.end_unit();
         let pages = merged.added.iter().map(|facts| u64::from(facts.pages)).sum();
         let rows = rows_of(&merged);
         self.upkeep.merged.merges += 1;
@@ -287,9 +288,21 @@ impl Lsm {
         self.upkeep.merged().merges
     }
 
-    fn end_unit(&mut self) {
-        if let Some(GivenOut { ticket, .. }) = self.upkeep.given_out.take() {
+    fn end_unit(&mut self) -> Option<GivenOut> {
+        let unit = self.upkeep.given_out.take();
+        if let Some(GivenOut { ticket, .. }) = unit {
             self.end_read(ticket);
+        }
+        unit
+    }
+
+    /// Removes the files of a merge whose edit was refused: no version names them.
+    fn remove_unknown(&mut self, edit: &Edit) {
+        for facts in &edit.added {
+            if self.medium.remove(&file_name(self.facts.class, facts.number)).is_err() {
+                // The next unit looks for leftovers before it begins.
+                self.upkeep.is_tidy = false;
+            }
         }
     }
 
@@ -321,7 +334,16 @@ impl Lsm {
 
     /// Bytes of a partition's pages at most.
     pub(super) fn partition_bytes(&self) -> u64 {
-        SEGMENTS_PER_PARTITION * self.facts.segment_bytes
+        // Longer ones have more rows in the top than one merge takes, and are written more often.
+        let rows = self.most_per_merge() as f64 / TOP_SHARE;
+        let most = (rows * self.facts.row_bytes as f64) as u64;
+        let usual = SEGMENTS_PER_PARTITION * self.facts.segment_bytes;
+        usual.min(most).max(self.facts.segment_bytes)
+    }
+
+    /// Rows that a merge takes out of the top at most.
+    fn most_per_merge(&self) -> usize {
+        self.upkeep.portion_bytes() / PORTION_BYTES_PER_ROW
     }
 
     /// Bytes of files with so many rows at most, that were not in one before.

@@ -330,7 +330,10 @@ impl Inner {
             class.log.lock().drop_commits_before(released + early);
         }
         self.give_back_room(engine)?;
-        self.upkeep(engine)
+        // What fails here has poisoned the store, which the next change tells: whoever committed
+        // is told of the commit.
+        let _ = self.upkeep(engine);
+        Ok(())
     }
 
     /// Counts what the commit under way would have made durable as uncommitted again.

@@ -5,7 +5,7 @@
 //! one goes on from the last of them.
 
 use super::{Engine, History};
-use crate::error::{Result, bail};
+use crate::error::{ErrorKind, Result, bail};
 use crate::io::blocks_of;
 use crate::store::Inner;
 use crate::store::journal::{JournalFile, name_of};
@@ -23,7 +23,13 @@ impl Inner {
         let end = match history.kept.last().map(|commit| commit.place) {
             Some((file, end)) if file == number => end,
             // Nothing is lost if a crash damages the header of a file without a commit.
-            _ => return self.poison_on_error(history.journal().set_version(version)),
+            _ => {
+                return match history.journal().set_version(version) {
+                    // The header is as it was, and so is the table that asked.
+                    Err(error) if error.kind() == ErrorKind::Full => Err(error),
+                    other => self.poison_on_error(other),
+                };
+            }
         };
         // Rows that were changed have room for their deltas in the old file.
         let reserved = engine.journal_bytes() + self.journal_bytes_of_commits(history);

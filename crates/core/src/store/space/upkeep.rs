@@ -127,7 +127,8 @@ impl Inner {
                 false => UnitUnderWay::None,
             },
         };
-        self.journal_changes_if_many(class, &mut **log)?;
+        // Changes that the journal has no room for are lost to it: that is no lack that may pass.
+        self.poison_on_error(self.journal_changes_if_many(class, &mut **log))?;
         Ok(Progress::GoesOn)
     }
 

@@ -30,7 +30,7 @@ pub(super) fn expect_rows(store: &Store, table: TableId, end: u64) {
 #[test]
 fn a_full_disk_refuses_whole_batches_and_lets_reads_and_commits_go_on() {
     each_kind(|| {
-        for bounded in [false, true] {
+        for bounded in bounds().iter().copied() {
             let medium = SimMedium::new(3);
             let mut options = options(1 << 20);
             if bounded {
@@ -124,31 +124,29 @@ fn put_with_commits(store: &Store, table: TableId, keys: &[u64], step: &mut u64,
 // Records of commits filled the journal, and only deltas counted towards the next.
 #[test]
 fn a_full_store_takes_a_row_and_a_commit_for_ever() {
-    each_kind(|| {
-        let most = 4 << 20;
-        let options = StoreOptions { max_disk_bytes: Some(most), ..options(1 << 20) };
-        let store = Store::open_on(Arc::new(SimMedium::new(12)), options).unwrap();
-        let table = store.table(&spec("t", None, OptimizerKind::Sgd)).unwrap();
-        let (all, _) = fill(&store, table, 0);
-        let (mut step, meta, end) = (0, "m".repeat(8000), all / 2);
-        // The file of rows stays as large as it is.
-        for first in (end..all).step_by(100) {
-            let keys: Vec<u64> = (first..all.min(first + 100)).collect();
-            while store.delete(table, &keys).is_err() {
-                step += 1;
-                store.commit(step, "", &[]).unwrap();
-                assert!(step < 1000, "no room for deletes");
-            }
-        }
-        for i in 0..2000 {
-            put_with_commits(&store, table, &[i * 7 % end], &mut step, &[]);
+    let most = 4 << 20;
+    let options = StoreOptions { max_disk_bytes: Some(most), ..options(1 << 20) };
+    let store = Store::open_on(Arc::new(SimMedium::new(12)), options).unwrap();
+    let table = store.table(&spec("t", None, OptimizerKind::Sgd)).unwrap();
+    let (all, _) = fill(&store, table, 0);
+    let (mut step, meta, end) = (0, "m".repeat(8000), all / 2);
+    // The file of rows stays as large as it is.
+    for first in (end..all).step_by(100) {
+        let keys: Vec<u64> = (first..all.min(first + 100)).collect();
+        while store.delete(table, &keys).is_err() {
             step += 1;
-            store.commit(step, &meta, &[]).unwrap();
-            let used = store.stats().unwrap().disk_bytes;
-            assert!(used <= most, "{used} of {most} bytes after {i}");
+            store.commit(step, "", &[]).unwrap();
+            assert!(step < 1000, "no room for deletes");
         }
-        expect_rows(&store, table, end);
-    });
+    }
+    for i in 0..2000 {
+        put_with_commits(&store, table, &[i * 7 % end], &mut step, &[]);
+        step += 1;
+        store.commit(step, &meta, &[]).unwrap();
+        let used = store.stats().unwrap().disk_bytes;
+        assert!(used <= most, "{used} of {most} bytes after {i}");
+    }
+    expect_rows(&store, table, end);
 }
 
 // One state's room was kept, where two commits are kept and a third comes before the first goes.
@@ -262,34 +260,29 @@ fn a_full_device_takes_the_deletes_of_many_classes_or_refuses_them_before() {
 
 #[test]
 fn rewriting_rows_within_a_disk_bound_goes_on_for_ever_with_commits() {
-    each_kind(|| {
-        let medium = SimMedium::new(4);
-        let options = StoreOptions { max_disk_bytes: Some(6 << 20), ..options(400 << 10) };
-        let store = Store::open_on(Arc::new(medium), options).unwrap();
-        let table = store.table(&spec("t", Some(20_000), OptimizerKind::Adagrad)).unwrap();
-        let mut random = Random(8);
-        let mut expected = vec![None; 20_000];
-        for step in 0..400u64 {
-            let keys: Vec<u64> = (0..500).map(|_| random.below(20_000)).collect();
-            let values: Vec<f32> =
-                keys.iter().flat_map(|k| [*k as f32 + step as f32; DIM]).collect();
-            store
-                .put(&[put_of(table, &keys, &values)])
-                .unwrap_or_else(|e| panic!("step {step}: {e}"));
-            keys.iter().for_each(|k| expected[*k as usize] = Some(*k as f32 + step as f32));
-            store.commit(step, "", &[]).unwrap();
-            assert!(store.stats().unwrap().disk_bytes <= 6 << 20);
-        }
-        let stats = store.stats().unwrap();
-        assert!(stats.rows_moved > 0, "nothing was cleaned");
-        let keys: Vec<u64> = (0..20_000).filter(|k| expected[*k as usize].is_some()).collect();
-        let mut values = vec![0.0; keys.len() * DIM];
-        let get = GetBatch { table, keys: &keys, values: (&mut values).into(), state: None };
-        store.get(&mut [get]).unwrap();
-        for (i, key) in keys.iter().enumerate() {
-            assert_eq!(Some(values[i * DIM]), expected[*key as usize], "key {key}");
-        }
-    });
+    let medium = SimMedium::new(4);
+    let options = StoreOptions { max_disk_bytes: Some(6 << 20), ..options(400 << 10) };
+    let store = Store::open_on(Arc::new(medium), options).unwrap();
+    let table = store.table(&spec("t", Some(20_000), OptimizerKind::Adagrad)).unwrap();
+    let mut random = Random(8);
+    let mut expected = vec![None; 20_000];
+    for step in 0..400u64 {
+        let keys: Vec<u64> = (0..500).map(|_| random.below(20_000)).collect();
+        let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32 + step as f32; DIM]).collect();
+        store.put(&[put_of(table, &keys, &values)]).unwrap_or_else(|e| panic!("step {step}: {e}"));
+        keys.iter().for_each(|k| expected[*k as usize] = Some(*k as f32 + step as f32));
+        store.commit(step, "", &[]).unwrap();
+        assert!(store.stats().unwrap().disk_bytes <= 6 << 20);
+    }
+    let stats = store.stats().unwrap();
+    assert!(stats.rows_moved > 0, "nothing was cleaned");
+    let keys: Vec<u64> = (0..20_000).filter(|k| expected[*k as usize].is_some()).collect();
+    let mut values = vec![0.0; keys.len() * DIM];
+    let get = GetBatch { table, keys: &keys, values: (&mut values).into(), state: None };
+    store.get(&mut [get]).unwrap();
+    for (i, key) in keys.iter().enumerate() {
+        assert_eq!(Some(values[i * DIM]), expected[*key as usize], "key {key}");
+    }
 }
 
 #[test]
@@ -516,4 +509,35 @@ fn a_delete_makes_no_more_merges_than_it_has_keys() {
     let mut there = vec![false; all.len()];
     store.contains(table, &all, &mut there).unwrap();
     assert!(there.iter().enumerate().all(|(key, there)| *there == (key >= 11_000)));
+}
+
+#[test]
+fn an_lsm_is_refused_under_a_disk_bound_and_works_without() {
+    let lsm =
+        |name| TableSpec { storage: StorageKind::Lsm, ..spec(name, None, OptimizerKind::Sgd) };
+    let free = options(2 << 20);
+    let bounded = StoreOptions { max_disk_bytes: Some(64 << 20), ..free.clone() };
+    let refused = |error: Error| {
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+        assert!(error.message().contains("without max_disk_bytes"), "{error}");
+    };
+    let medium = SimMedium::new(6);
+    let open = |options: &StoreOptions| Store::open_on(Arc::new(medium.clone()), options.clone());
+    let store = open(&bounded).unwrap();
+    refused(store.table(&lsm("a")).unwrap_err());
+    assert!(store.find_table("a").is_none());
+    // A log has its place there, also after the refusal.
+    store.table(&spec("log", None, OptimizerKind::Sgd)).unwrap();
+    store.commit(1, "", &[]).unwrap();
+    store.close().unwrap();
+    let store = open(&free).unwrap();
+    let table = store.table(&lsm("a")).unwrap();
+    store.put(&[put_of(table, &[7], &[0.5; DIM])]).unwrap();
+    store.commit(2, "", &[]).unwrap();
+    store.close().unwrap();
+    refused(open(&bounded).map(drop).unwrap_err());
+    let reader = open(&StoreOptions { read_only: true, ..bounded.clone() }).unwrap();
+    assert_eq!(reader.len(table).unwrap(), 1);
+    drop(reader);
+    assert_eq!(open(&free).unwrap().len(table).unwrap(), 1);
 }

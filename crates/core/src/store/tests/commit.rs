@@ -324,54 +324,56 @@ fn a_commit_part_of_which_a_verb_could_not_write_is_not_made() {
 /// reads go on, and the store is at an earlier commit when it is opened again.
 #[test]
 fn an_error_of_a_commit_in_background_is_told_by_handle_and_next_change() {
-    let fixture = Fixture::new();
-    let mut failed = 0;
-    for n in 1..40 {
-        for sync in [false, true] {
-            let medium = SimMedium::new(n);
-            let (mut random, mut model) = (Random(n), Model::default());
-            let store = fixture.open(&medium, options(16 << 20));
-            for _ in 0..20 {
-                verb(&fixture, &store, &mut model, &mut random);
-            }
-            store.commit(1, "", &[]).unwrap();
-            let first = model.clone();
-            for _ in 0..20 {
-                verb(&fixture, &store, &mut model, &mut random);
-            }
-            let lost = store.uncommitted();
-            match sync {
-                true => medium.fail_sync(n),
-                false => medium.fail_write(n),
-            }
-            let Ok(pending) = store.commit_in_background(2, "", &[("s", &[1; 9])]) else {
-                continue;
-            };
-            let told = pending.wait(None);
-            let Err(error) = told else { continue };
-            failed += 1;
-            assert_eq!(error.kind(), ErrorKind::Io, "{error}");
-            assert!(pending.is_done().unwrap() && pending.wait(None).is_err());
-            assert_eq!(store.uncommitted(), lost);
-            let refused = store.update(&[]).unwrap_err();
-            assert_eq!(refused.kind(), ErrorKind::Poisoned);
-            let again = store.commit_in_background(3, "", &[]).unwrap_err();
-            assert_eq!(again.kind(), ErrorKind::Poisoned);
-            fixture.check_all(&store, &model);
-            assert_eq!(store.close().unwrap(), lost);
-            let survivor = medium.reboot(n);
-            let store = Store::open_on(Arc::new(survivor), options(16 << 20)).unwrap();
-            // A record that reached the device without its sync may be there.
-            match store.last_commit().unwrap().step {
-                1 => fixture.check_all(&store, &first),
-                step => {
-                    assert_eq!(step, 2);
-                    fixture.check_all(&store, &model);
+    each_kind(|| {
+        let fixture = Fixture::new();
+        let mut failed = 0;
+        for n in 1..40 {
+            for sync in [false, true] {
+                let medium = SimMedium::new(n);
+                let (mut random, mut model) = (Random(n), Model::default());
+                let store = fixture.open(&medium, options(16 << 20));
+                for _ in 0..20 {
+                    verb(&fixture, &store, &mut model, &mut random);
+                }
+                store.commit(1, "", &[]).unwrap();
+                let first = model.clone();
+                for _ in 0..20 {
+                    verb(&fixture, &store, &mut model, &mut random);
+                }
+                let lost = store.uncommitted();
+                match sync {
+                    true => medium.fail_sync(n),
+                    false => medium.fail_write(n),
+                }
+                let Ok(pending) = store.commit_in_background(2, "", &[("s", &[1; 9])]) else {
+                    continue;
+                };
+                let told = pending.wait(None);
+                let Err(error) = told else { continue };
+                failed += 1;
+                assert_eq!(error.kind(), ErrorKind::Io, "{error}");
+                assert!(pending.is_done().unwrap() && pending.wait(None).is_err());
+                assert_eq!(store.uncommitted(), lost);
+                let refused = store.update(&[]).unwrap_err();
+                assert_eq!(refused.kind(), ErrorKind::Poisoned);
+                let again = store.commit_in_background(3, "", &[]).unwrap_err();
+                assert_eq!(again.kind(), ErrorKind::Poisoned);
+                fixture.check_all(&store, &model);
+                assert_eq!(store.close().unwrap(), lost);
+                let survivor = medium.reboot(n);
+                let store = Store::open_on(Arc::new(survivor), options(16 << 20)).unwrap();
+                // A record that reached the device without its sync may be there.
+                match store.last_commit().unwrap().step {
+                    1 => fixture.check_all(&store, &first),
+                    step => {
+                        assert_eq!(step, 2);
+                        fixture.check_all(&store, &model);
+                    }
                 }
             }
         }
-    }
-    assert!(failed > 15, "only {failed} commits failed");
+        assert!(failed > 15, "only {failed} commits failed");
+    });
 }
 
 /// After a write failed, reads met pages that were never written and told of damage, or stored rows

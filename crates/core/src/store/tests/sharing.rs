@@ -6,38 +6,35 @@ use super::*;
 /// While one class grows, another one may take what that leaves, and no more.
 #[test]
 fn classes_that_grow_at_once_keep_the_disk_bound() {
-    each_kind(|| {
-        let most = 16 << 20;
-        let bound = StoreOptions { max_disk_bytes: Some(most), ..options(4 << 20) };
-        let store = Store::open_on(Arc::new(SimMedium::new(1)), bound).unwrap();
-        store.table(&spec("a", Some(1 << 16), OptimizerKind::None)).unwrap();
-        store.table(&spec("b", Some(1 << 16), OptimizerKind::Adagrad)).unwrap();
-        store.stats().unwrap();
-        let (inner, engine) = (&store.inner, store.inner.engine.read());
-        let [mut a, mut b] = [0, 1].map(|class| engine.classes[class].log.lock());
-        let rows = (1..).find(|rows| a.growth_for(*rows, 0) > most / 2).unwrap();
-        let beside = inner.charge_growth(&mut **a, rows, 0, |a, grow| {
-            let beside = inner.charge_growth(&mut **b, rows, 0, |b, grow| b.reserve(rows, 0, grow));
-            a.reserve(rows, 0, grow)?;
-            Ok(beside)
-        });
-        assert_eq!(beside.unwrap().unwrap_err().kind(), ErrorKind::Full);
-        let files = a.disk_bytes() + b.disk_bytes();
-        assert_eq!(inner.rows_disk_bytes.load(Ordering::Relaxed), files);
-        // What does not fit keeps nobody from taking what does.
-        let little = (1..).find(|rows| b.growth_for(*rows, 0) > 0).unwrap();
-        let beside = inner.charge_growth(&mut **a, 2 * rows, 0, |a, grow| {
-            let beside =
-                inner.charge_growth(&mut **b, little, 0, |b, grow| b.reserve(little, 0, grow));
-            assert_eq!(a.reserve(2 * rows, 0, grow).unwrap_err().kind(), ErrorKind::Full);
-            Ok(beside)
-        });
-        beside.unwrap().unwrap();
-        let files = a.disk_bytes() + b.disk_bytes();
-        assert_eq!(inner.rows_disk_bytes.load(Ordering::Relaxed), files);
-        drop((a, b));
-        assert!(inner.disk_bytes() <= most, "{} of {most}", inner.disk_bytes());
+    let most = 16 << 20;
+    let bound = StoreOptions { max_disk_bytes: Some(most), ..options(4 << 20) };
+    let store = Store::open_on(Arc::new(SimMedium::new(1)), bound).unwrap();
+    store.table(&spec("a", Some(1 << 16), OptimizerKind::None)).unwrap();
+    store.table(&spec("b", Some(1 << 16), OptimizerKind::Adagrad)).unwrap();
+    store.stats().unwrap();
+    let (inner, engine) = (&store.inner, store.inner.engine.read());
+    let [mut a, mut b] = [0, 1].map(|class| engine.classes[class].log.lock());
+    let rows = (1..).find(|rows| a.growth_for(*rows, 0) > most / 2).unwrap();
+    let beside = inner.charge_growth(&mut **a, rows, 0, |a, grow| {
+        let beside = inner.charge_growth(&mut **b, rows, 0, |b, grow| b.reserve(rows, 0, grow));
+        a.reserve(rows, 0, grow)?;
+        Ok(beside)
     });
+    assert_eq!(beside.unwrap().unwrap_err().kind(), ErrorKind::Full);
+    let files = a.disk_bytes() + b.disk_bytes();
+    assert_eq!(inner.rows_disk_bytes.load(Ordering::Relaxed), files);
+    // What does not fit keeps nobody from taking what does.
+    let little = (1..).find(|rows| b.growth_for(*rows, 0) > 0).unwrap();
+    let beside = inner.charge_growth(&mut **a, 2 * rows, 0, |a, grow| {
+        let beside = inner.charge_growth(&mut **b, little, 0, |b, grow| b.reserve(little, 0, grow));
+        assert_eq!(a.reserve(2 * rows, 0, grow).unwrap_err().kind(), ErrorKind::Full);
+        Ok(beside)
+    });
+    beside.unwrap().unwrap();
+    let files = a.disk_bytes() + b.disk_bytes();
+    assert_eq!(inner.rows_disk_bytes.load(Ordering::Relaxed), files);
+    drop((a, b));
+    assert!(inner.disk_bytes() <= most, "{} of {most}", inner.disk_bytes());
 }
 
 /// A store under a bound with two classes, of which the first was refused at so many rows and has
@@ -119,7 +116,7 @@ fn a_class_that_was_refused_gives_room_to_another() {
 #[test]
 fn a_store_of_several_classes_that_is_full_can_commit_what_it_took() {
     each_kind(|| {
-        for bounded in [false, true] {
+        for bounded in bounds().iter().copied() {
             let medium = SimMedium::new(4);
             let mut options = options(16 << 20);
             if bounded {

@@ -284,9 +284,8 @@ fn under_a_disk_bound_a_store_with_garbage_gets_on_after_a_few_commits() {
 // commits were refused, too, and opening the store again changed nothing.
 #[test]
 fn on_a_full_device_a_store_with_garbage_gets_on_after_a_few_commits() {
-    each_kind(|| {
-        get_on(Bound::Device);
-    });
+    // Not of an lsm: nothing keeps room for a merge on a full device.
+    get_on(Bound::Device);
 }
 
 // Files of rows stayed as large as they had ever been.

@@ -313,7 +313,8 @@ fn batches_that_are_announced_give_what_a_plain_map_holds() {
             if bytes == tight() && window.starved == 0 {
                 assert!(window.rows_loaded > 1000, "{} rows were read ahead", window.rows_loaded);
                 let (groups, batches) = (window.groups, window.group_batches);
-                // Groups are a third of what is announced: of three batches one at a time, each once.
+                // Groups are a third of what is announced: of three batches one at a time, each
+                // once.
                 let most = if depth < 6 { window.batches + 1 } else { batches };
                 assert!(groups < most, "{groups} groups of {batches} batches, depth {depth}");
             }
@@ -476,7 +477,9 @@ fn no_update_is_lost_beside_reads_ahead() {
         let _cores = CORES.read();
         const ROWS: u64 = 30_000;
         let medium = SimMedium::new(9);
-        let store = Store::open_on(Arc::new(medium), with_window_of_one(700 << 10, 6)).unwrap();
+        let options =
+            StoreOptions { window_bytes: Some(280 << 10), ..with_window_of_one(700 << 10, 6) };
+        let store = Store::open_on(Arc::new(medium), options).unwrap();
         let spec = TableSpec {
             initializer: Initializer::Constant(0.0),
             ..spec("shared", Some(ROWS), OptimizerKind::Sgd)

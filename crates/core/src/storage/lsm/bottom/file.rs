@@ -300,7 +300,7 @@ fn check_header(
     }
     if sum != facts.header_sum {
         return refuse(&format!(
-            "its checksum is {sum:#x}, expected {:#x}: the file is not the one that the journal has",
+            "its checksum is {sum:#x}, expected {:#x}: it is not the file that the journal has",
             facts.header_sum
         ));
     }

@@ -35,7 +35,7 @@ mod testing;
 #[cfg(test)]
 mod version_tests;
 
-pub use file::{Facts, Shape};
+pub use file::{Facts, Shape, file_name};
 pub use merge::{Change, Changes, Counts, Merge, MergePlan, Merged, Newer, Taken};
 pub use order::{Orders, Place, PlaceRange, TableOrder};
 pub use pages::OpenPartitions;

@@ -1,13 +1,13 @@
 //! The order in which the bottom keeps its rows.
 //!
 //! Rows are in order of their [`Place`]: first by table, then by rank, then by position. The
-//! position of a row is its key in a dense table, and the mixed key in a growing one, its bits in
-//! reverse, so that new keys fall into all partitions alike. [`mix`] is a bijection for a fixed salt,
-//! hence two rows of one table and rank never share a place, and no tie has to be broken. The index
-//! of the log divides a growing table by the low bits of the mixed key. In reverse they are the upper
-//! ones of the position, so the keys of a part of the index lie side by side in the order. The rank sets rows of a
-//! table apart that are read differently; whoever writes a row says its rank, 0 where there is
-//! none.
+//! position of a row is its key in a dense table. In a growing one it is the mixed key, its bits in
+//! reverse, so that new keys fall into all partitions alike. [`mix`] is a bijection for a fixed
+//! salt. Hence two rows of one table and rank never share a place, and no tie has to be broken.
+//! The index of the log divides a growing table by the low bits of the mixed key. In reverse they
+//! are the upper ones of the position, so the keys of a part of the index lie side by side. The
+//! rank sets rows of a table apart that are read differently; whoever writes a row says its rank,
+//! 0 where there is none.
 
 use crate::error::{Result, bail};
 use crate::hash::mix;
@@ -113,7 +113,7 @@ impl TableOrder {
     }
 }
 
-/// The order of the table that was asked for last. Rows of a table follow each other, so few of them
+/// The order of the table that was asked for last. Rows of a table follow each other, so few
 /// need a look into the map of [`Orders`].
 #[derive(Debug, Default)]
 pub(super) struct LastOrder {

@@ -83,7 +83,8 @@ impl Partition {
 
     /// The pages of the file that may have rows of a range.
     pub fn pages_of(&self, range: PlaceRange) -> Range<u32> {
-        let (mut pages, per_page) = (u32::MAX..0, self.layout.rows_per_page as u64);
+        let (mut begin, mut end) = (u32::MAX, 0);
+        let per_page = self.layout.rows_per_page as u64;
         for section in &self.sections {
             let place = |position| Place { table: section.table, rank: section.rank, position };
             let (first, last) = section.fences.ends().into_inner();
@@ -97,9 +98,9 @@ impl Partition {
                 true => begins + section.fences.candidates(range.last.position).end,
                 false => 2 + ((section.first_row + section.rows - 1) / per_page) as u32,
             };
-            pages = pages.start.min(from)..pages.end.max(to);
+            (begin, end) = (begin.min(from), end.max(to));
         }
-        if pages.is_empty() { 1..1 } else { pages }
+        if begin < end { begin..end } else { 1..1 }
     }
 
     /// The rows of a verified page: place, key and words of each.

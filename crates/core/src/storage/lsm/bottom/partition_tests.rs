@@ -149,7 +149,7 @@ fn a_file_with_other_rows_of_the_same_number_and_merge_is_named() {
     assert_eq!(Facts { header_sum: facts.header_sum, ..written }, facts);
     replace(&medium, &contents(&other, &SMALL, 1));
     let said = refused(read_all(&medium, &SMALL, &facts, &model), "other rows");
-    assert!(said.contains("is not the one that the journal has"), "{said}");
+    assert!(said.contains("it is not the file that the journal has"), "{said}");
     read_all(&medium, &SMALL, &Facts { header_sum, ..facts }, &others).unwrap();
 }
 
