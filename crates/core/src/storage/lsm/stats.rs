@@ -45,9 +45,8 @@ impl StorageBudget for Lsm {
     }
 
     fn index_growth(&self, table: u16, expected: u64) -> u64 {
-        // What the bottom takes counts for its tables alike.
-        let tables = self.bottom.orders().tables().count().max(1) as u64;
-        let now = self.top.index_bytes_of(table) + self.index_bytes_below() / tables;
+        // What is not a table's alone is a part of what was said of it before it was made.
+        let now = self.top.index_bytes_of(table) + self.bytes_beside_index(table);
         let ids = self.is_dense(table).then_some(expected);
         let most = index_memory(StorageKind::Lsm, ids, Some(expected));
         most.map_or(0, |most| (most.now + most.growth).saturating_sub(now))
@@ -68,5 +67,18 @@ impl Lsm {
     /// Bytes of fences, of what is known of partitions, and of tombstones.
     fn index_bytes_below(&self) -> u64 {
         (self.bottom.memory_bytes() + self.tombstones.memory_bytes()) as u64
+    }
+
+    /// What a table takes of index bytes beside its index in the top: those of segments, fences and
+    /// tombstones, in proportion to its rows in the bottom.
+    fn bytes_beside_index(&self, table: u16) -> u64 {
+        let tables = || self.bottom.orders().tables();
+        let indexes: u64 = tables().map(|table| self.top.index_bytes_of(table)).sum();
+        let beside = self.memory().index_bytes.saturating_sub(indexes);
+        let snapshot = self.bottom.snapshot();
+        // Each table counts as one row more, so that those without rows have a part.
+        let all = u128::from(snapshot.version().rows()) + tables().count() as u128;
+        let rows = u128::from(snapshot.rows_of(table)) + 1;
+        (u128::from(beside) * rows).div_ceil(all) as u64
     }
 }

@@ -81,11 +81,14 @@ impl Upkeep {
         self.given_out.map_or(0, |unit| unit.bytes)
     }
 
-    /// Memory of a unit under way, and of what is left of the last.
+    /// Memory of a unit, whether one is under way or not: what others took of it meanwhile they
+    /// would not give back when one begins. And of what is left of the last.
     pub(super) fn memory_bytes(&self) -> u64 {
         let left = self.taken.capacity() * size_of::<Taken>();
         let came = self.came_before.len() * 2 * size_of::<(u32, u64)>();
-        self.given_out.map_or(0, |unit| unit.memory_bytes) + (left + came) as u64
+        let of_next = (MERGE_PORTIONS * self.portion_bytes) as u64;
+        let unit = self.given_out.map_or(0, |unit| unit.memory_bytes).max(of_next);
+        unit + (left + came) as u64
     }
 
     /// What merges did since open.
@@ -283,6 +286,12 @@ impl StorageUpkeep for Lsm {
 }
 
 impl Lsm {
+    /// Merges whose outcome was taken over since open.
+    #[cfg(test)]
+    pub(crate) fn merges(&self) -> u64 {
+        self.upkeep.merged().merges
+    }
+
     fn end_unit(&mut self) -> Option<GivenOut> {
         let unit = self.upkeep.given_out.take();
         self.upkeep.is_to_end = false;

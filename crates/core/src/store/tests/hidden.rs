@@ -1,5 +1,5 @@
 //! Stores whose storage does not know which rows it has, and names the pages of a row one after the
-//! other.
+//! other. The probe hides that, whatever the storage beneath it is.
 
 use super::probe::Probe;
 use super::*;

@@ -35,6 +35,7 @@ use crate::io::SimMedium;
 use crate::optimizer::{Hyper, OptimizerKind, OptimizerSpec};
 use crate::row::{Dtype, RoundingMode, RowLayout};
 use crate::storage::log::ClassLog;
+use crate::storage::lsm::Lsm;
 use parking_lot::{MappedMutexGuard, MutexGuard};
 use std::any::Any;
 use std::cell::Cell;
@@ -100,12 +101,27 @@ fn options(bytes: u64) -> StoreOptions {
     }
 }
 
+/// Options of a store with exactly this budget, whatever its tables are stored in.
+fn options_within(bytes: u64) -> StoreOptions {
+    StoreOptions { memory: Memory::Bytes(bytes), ..options(bytes) }
+}
+
 /// The log of a class, for tests of what is inside.
 fn log_of(class: &engine::Class) -> MappedMutexGuard<'_, ClassLog> {
     MutexGuard::map(class.log.lock(), |storage| {
         let storage: &mut dyn Any = &mut **storage;
         storage.downcast_mut().expect("the class has a log")
     })
+}
+
+/// Merges that were taken over since a store was opened; none where its classes have logs.
+fn merges(store: &Store) -> u64 {
+    let of_class = |class: &engine::Class| {
+        let storage = class.log.lock();
+        let storage: &dyn Any = &**storage;
+        storage.downcast_ref().map_or(0, Lsm::merges)
+    };
+    store.inner.engine.read().classes.iter().map(of_class).sum()
 }
 
 fn digest(store: &Store, table: TableId) -> u64 {
@@ -368,7 +384,7 @@ fn tight() -> u64 {
 fn random_verbs_agree_with_a_plain_map_at_any_budget() {
     each_kind(|| {
         let fixture = Fixture::new();
-        let mut moved = 0;
+        let (mut moved, mut merged) = (0, 0);
         for (seed, bytes) in [(1, tight()), (2, tight()), (3, 1 << 20), (4, 16 << 20)] {
             let medium = SimMedium::new(seed);
             let mut random = Random(seed);
@@ -386,6 +402,7 @@ fn random_verbs_agree_with_a_plain_map_at_any_budget() {
                 }
                 if random.below(rounds / 10) == 0 && store.last_commit().is_some() {
                     moved += store.stats().unwrap().rows_moved;
+                    merged += merges(&store);
                     store.close().unwrap();
                     store = fixture.open(&medium, options(bytes));
                     model = committed.clone();
@@ -397,10 +414,15 @@ fn random_verbs_agree_with_a_plain_map_at_any_budget() {
                 let stats = store.stats().unwrap();
                 assert!(stats.pages_read > 1000, "seed {seed}: {} pages read", stats.pages_read);
                 moved += stats.rows_moved;
+                merged += merges(&store);
                 assert!(stats.memory.total() <= stats.budget_bytes, "{:?}", stats.memory);
             }
         }
-        assert!(moved > 500, "{moved} rows were moved by cleaning");
+        assert!(moved > 500, "{moved} rows were moved by cleaning and merges");
+        match KIND.get() {
+            StorageKind::Log => assert_eq!(merged, 0),
+            StorageKind::Lsm => assert!(merged > 100, "{merged} merges"),
+        }
     });
 }
 

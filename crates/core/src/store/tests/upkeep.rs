@@ -1,4 +1,5 @@
-//! Units of upkeep as the store runs them, with a storage that counts what becomes of them.
+//! Units of upkeep as the store runs them, with a storage that counts what becomes of them. It says
+//! itself which units it has, so that the kind of storage beneath makes no difference.
 
 use super::probe::{Probe, Wishes};
 use super::*;
