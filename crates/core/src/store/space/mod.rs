@@ -37,8 +37,8 @@ pub(in crate::store) fn check_bound(options: &StoreOptions, storage: StorageKind
     match (storage, options.max_disk_bytes) {
         (StorageKind::Lsm, Some(most)) if !options.read_only => bail!(
             Unsupported,
-            "a table with storage=\"lsm\" cannot be used under max_disk_bytes, which is {most}; open \
-             the store without max_disk_bytes, or use storage=\"log\""
+            "a table with storage=\"lsm\" cannot be used under max_disk_bytes, which is {most}; \
+             open the store without max_disk_bytes, or use storage=\"log\""
         ),
         _ => Ok(()),
     }
