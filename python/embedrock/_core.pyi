@@ -298,6 +298,7 @@ def copy(
     destination: _Path,
     memory: str,
     step: int | None = None,
+    storage: str | None = None,
     progress: _Progress | None = None,
 ) -> dict[str, Any]:
     """Copies a commit to a new store at `destination`."""

@@ -74,6 +74,7 @@ class Table:
         self._initializer: dict[str, Any] = spec["initializer"]
         self._dtype: str = spec["dtype"]
         self._rounding: str = spec.get("rounding", "stochastic")
+        self._storage: str = spec.get("storage", "log")
         self._row_bytes: int = info["row_bytes"]
         self._state_words: int = info["state_words"]
         # Of each kind of row: its size, and what a shape of such rows means.
@@ -129,6 +130,11 @@ class Table:
     def rounding(self) -> str:
         """How updates round to the dtype: ``"stochastic"`` or ``"nearest"``; float32 does not."""
         return self._rounding
+
+    @property
+    def storage(self) -> str:
+        """How rows that are not in memory are stored: ``"log"`` or ``"lsm"``."""
+        return self._storage
 
     @property
     def optimizer(self) -> OptimizerSpec:

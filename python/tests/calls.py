@@ -35,6 +35,7 @@ HARMLESS = {
     "Table.state_words",
     "Table.dtype",
     "Table.rounding",
+    "Table.storage",
     "Table.optimizer",
     "Table.initializer",
     "Table.__repr__",

@@ -225,6 +225,45 @@ pub struct LookaheadBatch<'a> {
     pub keys: &'a [u64],
 }
 
+/// How rows are stored that are not in memory.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum StorageKind {
+    /// A log of pages with an exact index: 4 to 8 bytes of memory per stored row, one page read
+    /// for each.
+    #[default]
+    Log,
+    /// A log of the newest rows above partitions of sorted ones: less than a byte of memory per
+    /// stored row, for small rows or very many.
+    Lsm,
+}
+
+impl StorageKind {
+    /// All kinds.
+    pub const ALL: [Self; 2] = [Self::Log, Self::Lsm];
+
+    /// The name that records and options have.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Log => "log",
+            Self::Lsm => "lsm",
+        }
+    }
+}
+
+impl FromStr for StorageKind {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match Self::ALL.into_iter().find(|kind| kind.name() == text) {
+            Some(kind) => Ok(kind),
+            None => bail!(Misuse, "storage is \"{text}\"; expected \"log\" or \"lsm\""),
+        }
+    }
+}
+
 /// What a table is: fixed when it is created.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TableSpec {
@@ -242,6 +281,9 @@ pub struct TableSpec {
     /// How updates round to it. Without effect with float32, whose records do not have it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub rounding: RoundingMode,
+    /// Where its rows live when they are not in memory. Records of tables in a log do not have it.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub storage: StorageKind,
     /// The optimizer whose state the row carries.
     pub optimizer: OptimizerSpec,
     /// Values of rows that were never written.
@@ -274,8 +316,9 @@ impl TableSpec {
     }
 }
 
-fn is_default(rounding: &RoundingMode) -> bool {
-    *rounding == RoundingMode::default()
+/// True of what a record leaves out.
+pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 /// Names a table within its store.

@@ -5,7 +5,7 @@
 
 use crate::error::{Carried, OrRaise};
 use crate::store::json_value;
-use embedrock_core::{Memory, Result};
+use embedrock_core::{Memory, Result, StorageKind};
 use pyo3::prelude::*;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -55,19 +55,21 @@ pub(crate) fn check(
 ///
 /// `progress(done, total)` is called now and then, in rows; what it raises ends the copy.
 #[pyfunction]
-#[pyo3(signature = (path, destination, memory, step=None, progress=None))]
+#[pyo3(signature = (path, destination, memory, step=None, storage=None, progress=None))]
 pub(crate) fn copy(
     py: Python<'_>,
     path: PathBuf,
     destination: PathBuf,
     memory: &str,
     step: Option<u64>,
+    storage: Option<&str>,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<Py<PyAny>> {
     let memory = Memory::from_str(memory).or_raise(py)?;
+    let storage = storage.map(StorageKind::from_str).transpose().or_raise(py)?;
     let mut carried = Carried::default();
     let outcome = py.detach(|| {
-        embedrock_core::copy(&path, &destination, step, memory, &mut |done, total| {
+        embedrock_core::copy(&path, &destination, step, memory, storage, &mut |done, total| {
             report(&mut carried, progress.as_ref(), done, total)
         })
     });

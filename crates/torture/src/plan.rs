@@ -2,7 +2,7 @@
 
 use crate::faults::{Fault, FaultSet};
 use crate::random::Random;
-use embedrock_core::config::PolicyKind;
+use embedrock_core::config::{PolicyKind, StorageKind};
 use embedrock_core::init::Initializer;
 use embedrock_core::optimizer::{BiasCorrection, OptimizerKind, OptimizerSpec};
 use embedrock_core::row::{Dtype, RoundingMode, RowLayout};
@@ -273,6 +273,12 @@ impl Plan {
             let enough = plan.roomy_bytes();
             plan.max_disk_bytes = Some(enough + random.below(enough / 8));
         }
+        if plan.max_disk_bytes.is_some() || plan.capacity.is_some() {
+            // An lsm refuses a bound, and may stay full where the device is.
+            for table in &mut plan.tables {
+                Rc::make_mut(&mut table.spec).storage = StorageKind::Log;
+            }
+        }
         plan
     }
 
@@ -408,6 +414,7 @@ fn table(seed: u64, kind: Kind, page_bytes: usize, i: usize) -> TablePlan {
         expected_rows: (!dense).then(|| if !grows && random.chance(1, 2) { keys } else { 10 }),
         dtype,
         rounding: *random.pick(&[RoundingMode::Stochastic, RoundingMode::Nearest]),
+        storage: *random.pick(&StorageKind::ALL),
         optimizer,
         initializer,
     };

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import embedrock
 from embedrock.bench.common import Report, add_common, workspace
 from embedrock.bench.machine import device_facts
-from embedrock.bench.rows import LOAD_ROWS, fill, mismatches, values_of
+from embedrock.bench.rows import LOAD_ROWS, fill, mismatches, scattered, values_of
 
 __all__ = ["add_arguments", "run"]
 
@@ -113,7 +113,7 @@ def _sparse(report: Report, options: argparse.Namespace) -> float:
         seen.look("growing")
         report.say(f"deleting {half:,} keys")
         for begin in range(0, most, 8 * LOAD_ROWS):
-            table.delete(_keys(np.arange(begin, min(begin + 8 * LOAD_ROWS, most), 2)))
+            table.delete(scattered(np.arange(begin, min(begin + 8 * LOAD_ROWS, most), 2)))
             seen.look("deleting")
         store.commit(2)
         seen.look("deleting")
@@ -154,13 +154,8 @@ class _Seen:
             self.most[phase] = max(self.most.get(phase, 0.0), self.last)
 
 
-def _keys(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
-    """Scattered 64-bit keys, a different one for each number."""
-    return numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(0x1234567)
-
-
 def _insert(table: embedrock.Table, begin: int, end: int) -> None:
-    keys = _keys(np.arange(begin, end))
+    keys = scattered(np.arange(begin, end))
     table.put(keys, values_of(keys, table.embedding_dim), reset_state=True)
 
 
@@ -173,6 +168,6 @@ def _verify_sparse(report: Report, table: embedrock.Table, options: argparse.Nam
     rng = np.random.default_rng(options.seed)
     numbers = rng.integers(0, options.grow_to + options.grow_to // 2, CHECKED_ROWS)
     deleted = (numbers < options.grow_to) & (numbers % 2 == 0)
-    _verify(report, table, _keys(numbers[~deleted]))
-    there = table.contains(_keys(numbers))
+    _verify(report, table, scattered(numbers[~deleted]))
+    there = table.contains(scattered(numbers))
     report.results["mismatches"] += int((there == deleted).sum())

@@ -30,7 +30,7 @@ from embedrock.bench import child, machine
 from embedrock.bench.common import Report, add_common, workspace
 from embedrock.bench.rows import mismatches, ranges, values_of
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["add_arguments", "drop_page_cache", "run"]
 
 DEFINED_ROWS = 100_000_000
 COMMITS = 10
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             report.notes.append(f"memory={options.memory} is too little: {instead}")
         rounds: list[dict[str, Any]] = []
         for _ in range(options.rounds):
-            dropped = _drop_page_cache(store)
+            dropped = drop_page_cache(store)
             report.say(f"opening with the page cache dropped ({dropped})")
             rounds.append(
                 child.call(
@@ -168,7 +168,7 @@ def _budget(store: Path, memory: str) -> tuple[str, str]:
     return (str(taken), f"{asked} bytes, {taken} are taken") if asked < taken else (memory, "")
 
 
-def _drop_page_cache(store: Path) -> str:
+def drop_page_cache(store: Path) -> str:
     """Makes the next reads come from the device; says how."""
     files = [file for file in store.iterdir() if file.is_file()]
     for file in files:

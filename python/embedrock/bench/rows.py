@@ -15,7 +15,7 @@ import numpy.typing as npt
 import embedrock
 
 __all__ = ["distinct_keys", "fill", "mismatches", "open_resident", "ranges", "resident_budget"]
-__all__ += ["values_of"]
+__all__ += ["scattered", "values_of"]
 
 Floats = npt.NDArray[np.float32]
 Keys = npt.NDArray[np.int64]
@@ -85,6 +85,11 @@ def fill(
 def distinct_keys(rng: np.random.Generator, rows: int, count: int) -> Keys:
     """``count`` different ids below ``rows``, uniform."""
     return rng.choice(rows, size=count, replace=False, shuffle=True).astype(np.int64)
+
+
+def scattered(numbers: npt.NDArray[np.integer]) -> npt.NDArray[np.uint64]:
+    """Scattered 64-bit keys, a different one for each number."""
+    return numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(0x1234567)
 
 
 def resident_budget(rows: int, row_bytes: int) -> int:

@@ -27,6 +27,11 @@ def add(commands: Any) -> argparse.ArgumentParser:
         default="256MiB",
         help="memory for each of the two stores: the index must fit (256MiB)",
     )
+    command.add_argument(
+        "--storage",
+        choices=["log", "lsm"],
+        help="how the copy stores the rows of all its tables (each as it was)",
+    )
     output.add_json(command)
     command.set_defaults(run=run)
     return command
@@ -44,6 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.destination,
             step=arguments.step,
             memory=arguments.memory,
+            storage=arguments.storage,
             progress=task.callback(),
         )
     if arguments.json:

@@ -87,6 +87,7 @@ def _table(table: Any) -> dict[str, Any]:
         "num_embeddings": table.num_embeddings,
         "dtype": table.dtype,
         "rounding": table.rounding,
+        "storage": table.storage,
         "row_bytes": table.row_bytes,
         "optimizer": table.optimizer,
         "initializer": table.initializer,
@@ -96,7 +97,7 @@ def _table(table: Any) -> dict[str, Any]:
 def _print(found: dict[str, Any], verbose: bool) -> None:
     stats = found["stats"]
     print(f"store {found['store']}\n")
-    rows = [["table", "rows", "capacity", "dim", "dtype", "bytes per row", "optimizer"]]
+    rows = [["table", "rows", "capacity", "dim", "dtype", "storage", "bytes per row", "optimizer"]]
     for name, table in found["tables"].items():
         size = table["num_embeddings"]
         rows.append(
@@ -106,6 +107,7 @@ def _print(found: dict[str, Any], verbose: bool) -> None:
                 "growing" if size is None else f"{size:,}",
                 str(table["embedding_dim"]),
                 table["dtype"],
+                table["storage"],
                 str(table["row_bytes"]),
                 table["optimizer"]["kind"],
             ]

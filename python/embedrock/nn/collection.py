@@ -15,7 +15,7 @@ from embedrock._arguments import flag, iterated, shown, text
 from embedrock._arrays import dtype_name
 from embedrock.errors import MisuseError
 from embedrock.initializers import InitializerLike
-from embedrock.nn.embedding import Rounding, check_bags, check_mode, pool_bags
+from embedrock.nn.embedding import Rounding, Storage, check_bags, check_mode, pool_bags
 from embedrock.nn.fetch import Ask, Found, expose, host_ids, read, uncompiled
 from embedrock.nn.module import RowsModule, TableArguments, open_padding_row
 from embedrock.nn.pool import Bags, Part, bags_of, pool
@@ -57,6 +57,8 @@ class EmbeddingBagConfig:
     dtype: torch.dtype | None = None
     """As for ``Embedding``."""
     rounding: Rounding | None = None
+    """As for ``Embedding``."""
+    storage: Storage | None = None
     """As for ``Embedding``."""
 
 
@@ -132,6 +134,7 @@ class EmbeddingBagCollection(RowsModule):
                 initializer=config.initializer,
                 dtype=config.dtype,
                 rounding=config.rounding,
+                storage=config.storage,
             )
             table = self._add_table(f"rows{i}", arguments)
             padding = open_padding_row(table, config.padding_idx)

@@ -24,6 +24,7 @@ __all__ = ["Embedding", "EmbeddingBag"]
 
 _MODES = ("sum", "mean", "max")
 Rounding: TypeAlias = Literal["stochastic", "nearest"]
+Storage: TypeAlias = Literal["log", "lsm"]
 
 
 class _OneTable(RowsModule):
@@ -84,6 +85,8 @@ class Embedding(_OneTable):
         output_dtype: The dtype of outputs; None: that of the table. Sums, of bags and of
             gradients, are made in float32 whatever it is.
         rounding: How updates round to float16 and bfloat16, as ``Store.table`` says.
+        storage: How rows are stored that are not in memory, as ``Store.table`` says: ``"lsm"`` is
+            for small rows or very many.
 
     Shapes: ``input (*) int64 or int32 -> (*, embedding_dim)``.
 
@@ -126,6 +129,7 @@ class Embedding(_OneTable):
         dtype: torch.dtype | None = None,
         output_dtype: torch.dtype | None = None,
         rounding: Rounding | None = None,
+        storage: Storage | None = None,
     ) -> None:
         """Opens the table, or creates it."""
         _refuse_unsupported(name, max_norm)
@@ -140,6 +144,7 @@ class Embedding(_OneTable):
             initializer=initializer,
             dtype=dtype,
             rounding=rounding,
+            storage=storage,
         )
         super().__init__(store, wanted, padding_idx, device, output_dtype)
         self.scale_grad_by_freq = scale
@@ -208,6 +213,7 @@ class EmbeddingBag(_OneTable):
         dtype: torch.dtype | None = None,
         output_dtype: torch.dtype | None = None,
         rounding: Rounding | None = None,
+        storage: Storage | None = None,
     ) -> None:
         """Opens the table, or creates it."""
         _refuse_unsupported(name, max_norm, _weight)
@@ -226,6 +232,7 @@ class EmbeddingBag(_OneTable):
             initializer=initializer,
             dtype=dtype,
             rounding=rounding,
+            storage=storage,
         )
         super().__init__(store, wanted, padding_idx, device, output_dtype)
         self.mode = mode

@@ -42,6 +42,7 @@ class TableArguments:
     initializer: initializers.InitializerLike | None
     dtype: Any
     rounding: Literal["stochastic", "nearest"] | None
+    storage: Literal["log", "lsm"] | None
 
 
 class RowsModule(nn.Module):  # type: ignore[misc]
@@ -154,6 +155,7 @@ class RowsModule(nn.Module):  # type: ignore[misc]
             initializer=initializer,
             dtype=wanted.dtype,
             rounding=wanted.rounding,
+            storage=wanted.storage,
         )
         self._pending[slot] = pending_rows(table)
         self._parameters[slot] = None

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, Literal
 
 from embedrock import _core
-from embedrock._arguments import Progress, function, named_path, whole_or_none
+from embedrock._arguments import Progress, choice, function, named_path, whole_or_none
 from embedrock._memory import memory_text
 
 __all__ = ["check", "copy"]
@@ -36,11 +36,14 @@ def copy(
     *,
     step: int | None = None,
     memory: int | str = "256MiB",
+    storage: Literal["log", "lsm"] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Copies one commit of a store, the last one by default, to a new store.
 
     The store may be open and written to meanwhile. ``memory`` is the budget of each of the two.
+    ``storage`` is how the copy stores the rows of all its tables, as ``Store.table`` says; None
+    stores each as it was.
     ``progress(done, total)`` is called now and then, in rows. Ctrl-C ends the copy between two
     batches.
 
@@ -55,12 +58,15 @@ def copy(
     Blocking: reads and writes every row of the commit.
     """
     number = whole_or_none("step", step, 0)
+    if storage is not None:
+        choice("storage", storage, ("log", "lsm"))
     function("progress", progress, "rows done and in all")
     report: dict[str, Any] = _core.copy(
         named_path("path", path),
         named_path("destination", destination),
         memory_text(memory),
         number,
+        storage,
         progress,
     )
     return report

@@ -93,6 +93,7 @@ class Store(Handle):
         initializer: _initializers.InitializerLike | None = None,
         dtype: Any = None,
         rounding: Literal["stochastic", "nearest"] | None = None,
+        storage: Literal["log", "lsm"] | None = None,
     ) -> Table:
         """The table of that name, created if there is none.
 
@@ -105,8 +106,11 @@ class Store(Handle):
         the latter two, ``rounding`` says how updates round: ``"stochastic"`` takes the neighbours
         of a value by chance, the nearer one more often, so that small updates count on average and
         equal runs still give equal bits; ``"nearest"`` loses updates below half a unit in the last
-        place. When they are None, an existing table keeps its own and a new one takes row-wise
-        Adagrad, ``uniform(-0.05, 0.05)``, float32 and stochastic rounding.
+        place. ``storage`` is how rows that are not in memory are stored: ``"log"`` reads one page
+        for a row and keeps 4 to 8 bytes in memory for each; ``"lsm"``, for small rows or very many,
+        keeps less than one and reads up to one page more. When they are None, an existing table
+        keeps its own and a new one takes row-wise Adagrad, ``uniform(-0.05, 0.05)``, float32,
+        stochastic rounding and a log.
 
         Errors: ``MismatchError`` when the stored table has other parameters, ``NotFoundError``
         without ``embedding_dim`` and table, ``FullError`` when its rows would not fit on the
@@ -126,6 +130,8 @@ class Store(Handle):
             return Table(self, handle)
         if rounding is not None:
             choice("rounding", rounding, ("stochastic", "nearest"))
+        if storage is not None:
+            choice("storage", storage, ("log", "lsm"))
         stored = None if handle is None else self._core.table_info(handle)["spec"]
         spec = {
             "name": name,
@@ -134,6 +140,7 @@ class Store(Handle):
             "expected_rows": whole_or_none("expected_rows", expected_rows, 1),
             "dtype": dtype_name("float32" if dtype is None else dtype),
             "rounding": rounding or "stochastic",
+            "storage": storage or "log",
             "optimizer": _optimizers.resolve("rowwise_adagrad" if optimizer is None else optimizer),
             "initializer": _initializers.resolve(
                 _initializers.uniform() if initializer is None else initializer
@@ -146,6 +153,7 @@ class Store(Handle):
                 "expected_rows": expected_rows,
                 "dtype": dtype,
                 "rounding": rounding,
+                "storage": storage,
             }
             spec |= {n: stored[n] for n, v in given.items() if v is None and n in stored}
         return Table(self, self._core.table(json.dumps(spec)))

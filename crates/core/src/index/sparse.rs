@@ -14,6 +14,7 @@ use super::ALLOCATION_BYTES;
 use super::partition::{Partition, full_tag, tag_with_bit, tag_without_bit};
 use crate::error::{Result, bail};
 use crate::prefetch::prefetch_read;
+use std::ops::RangeInclusive;
 
 /// Rows per partition above which a partition is split. Unsplit partitions hold up to twice as
 /// many. At 96 the overheads (header, allocator, unused entries) come to 0.65 bytes a row.
@@ -119,10 +120,16 @@ impl SparseIndex {
     /// caller compares the stored keys: a match of tags proves nothing.
     #[inline]
     pub fn candidates(&self, hash: u64, slots: &mut Vec<u32>) {
+        self.visit_candidates(hash, |slot| slots.push(slot));
+    }
+
+    /// Gives `visit` each of the `candidates`.
+    #[inline]
+    pub fn visit_candidates(&self, hash: u64, mut visit: impl FnMut(u32)) {
         let address = self.address(hash);
         let partition = self.partition(address.partition);
         partition.find(address.tag, |position| {
-            slots.push(partition.slot(position));
+            visit(partition.slot(position));
             false
         });
     }
@@ -311,6 +318,24 @@ impl SparseIndex {
     /// The partition of `hash`, until the next split or merge.
     pub fn partition_of(&self, hash: u64) -> u32 {
         self.address(hash).partition as u32
+    }
+
+    /// The reversed hashes (`hash.reverse_bits()`) of partition `partition`, until the next split
+    /// or merge. The low bits of a hash, which say its partition, are the high bits of the reversed
+    /// one: so the ranges of all partitions are disjoint, and one follows the other.
+    pub fn range_of(&self, partition: u32) -> RangeInclusive<u64> {
+        let first = u64::from(partition).reverse_bits();
+        first..=first | (u64::MAX >> self.address_bits(partition))
+    }
+
+    /// The partitions that have reversed hashes from `first` to `last`, in the order of their
+    /// ranges. None where `last` lies before `first`.
+    pub fn partitions_in(&self, first: u64, last: u64) -> impl Iterator<Item = u32> + '_ {
+        let at = |reversed: u64| self.partition_of(reversed.reverse_bits());
+        std::iter::successors((first <= last).then(|| at(first)), move |partition| {
+            let end = *self.range_of(*partition).end();
+            (end < last).then(|| at(end + 1))
+        })
     }
 
     /// The slot numbers in partition `partition`.

@@ -440,6 +440,62 @@ fn a_damaged_or_misplaced_partition_is_refused_and_changes_nothing() {
     assert_eq!(SparseIndex::new(1 << 32).unwrap_err().kind(), ErrorKind::Misuse);
 }
 
+/// Every partition has a range of reversed hashes, beside those of its neighbours, and all its
+/// entries lie there.
+fn check_ranges(model: &Model, random: &mut Random) {
+    let index = &model.index;
+    let order: Vec<u32> = index.partitions_in(0, u64::MAX).collect();
+    assert_eq!(order.len(), index.partitions() as usize);
+    let mut next = Some(0);
+    for partition in &order {
+        let range = index.range_of(*partition);
+        assert_eq!(Some(*range.start()), next, "partition {partition}");
+        next = range.end().checked_add(1);
+    }
+    assert_eq!(next, None, "the last range ends before the last hash");
+    for (key, slot) in &model.rows {
+        let hash = mix(*key, SALT);
+        let partition = index.partition_of(hash);
+        assert!(index.range_of(partition).contains(&hash.reverse_bits()), "key {key}");
+        assert!(index.slots(partition).any(|found| found == *slot), "key {key}");
+    }
+    for _ in 0..50 {
+        let (a, b) = (random.next(), random.next() >> random.below(64));
+        for (first, last) in [(a.min(b), a.max(b)), (a, a), (a, a.saturating_add(b))] {
+            let meets = |partition: &&u32| {
+                let range = index.range_of(**partition);
+                *range.start() <= last && first <= *range.end()
+            };
+            assert!(index.partitions_in(first, last).eq(order.iter().filter(meets).copied()));
+        }
+        assert_eq!(index.partitions_in(a.max(1), 0).next(), None);
+    }
+}
+
+#[test]
+fn partitions_are_ranges_of_reversed_hashes_across_splits_and_merges() {
+    for seed in 0..6 {
+        println!("seed {seed}");
+        let mut random = Random(seed << 36);
+        let mut model = Model::new(0);
+        model.index = SparseIndex::restore(1, 0).unwrap();
+        check_ranges(&model, &mut random);
+        for key in 0..2_000 {
+            model.insert(awkward_key(&mut Random(key << 20), 1 << 40) ^ key << 41);
+        }
+        for _ in 0..40 {
+            for _ in 0..random.below(60) {
+                match random.below(5) < 3 {
+                    true => _ = model.split(),
+                    false => _ = model.index.merge(),
+                }
+            }
+            check_ranges(&model, &mut random);
+        }
+        assert!(model.index.partitions() > 40);
+    }
+}
+
 #[test]
 fn the_smallest_table_takes_a_few_kib() {
     let mut index = SparseIndex::new(0).unwrap();

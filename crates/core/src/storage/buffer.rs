@@ -109,6 +109,11 @@ impl FlushBuffer {
         self.capacity - self.map.len()
     }
 
+    /// Keys that wait, by table.
+    pub fn keys(&self) -> impl Iterator<Item = (u16, u64)> + '_ {
+        self.map.keys().copied()
+    }
+
     /// Adds a row that is not here yet. Panics when full: the owner flushes before.
     pub fn push(&mut self, row: DirtyRow<'_>) {
         let DirtyRow { table, key, dirty_since, origin, words: row } = row;

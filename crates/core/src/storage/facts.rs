@@ -1,10 +1,14 @@
 //! What a store tells a layout of row classes and tables, in words that every layout understands.
 
+use crate::config::StorageKind;
+
 /// A row class: what its record says of its pages and its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClassFacts {
     /// Number of the class.
     pub class: u16,
+    /// How its rows are stored.
+    pub kind: StorageKind,
     /// Bytes of a row.
     pub row_bytes: usize,
     /// Bytes of a page.

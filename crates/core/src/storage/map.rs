@@ -9,7 +9,8 @@ use super::{
     Areas, Checked, ClassFacts, Cut, DirtyRow, Finding, Found, PageAddress, PageReader, PageSource,
     Residents, Resolved, Share, SpaceBound, Storage, StorageBudget, StorageCounts, StorageJournal,
     StorageMemory, StorageRead, StorageSpace, StorageStats, StorageSweeps, StorageTables,
-    StorageUpkeep, StorageWrite, Sweep, SweptRow, TableFacts, TakeRows, UnitReport, Want, Written,
+    StorageUpkeep, StorageWrite, Sweep, SweptRow, TableFacts, TakeRows, Unit, UnitReport, Want,
+    Written,
 };
 use crate::error::{Result, bail};
 use crate::io::{File, Medium};
@@ -73,8 +74,8 @@ struct NoPages {
 }
 
 impl PageSource for NoPages {
-    fn file(&self, _: u16) -> &Arc<dyn File> {
-        &self.file
+    fn file(&self, _: u16) -> Arc<dyn File> {
+        self.file.clone()
     }
 
     fn page_bytes(&self) -> usize {
@@ -112,7 +113,7 @@ pub(super) fn create(
     facts: &ClassFacts,
     file: Arc<dyn File>,
     _: u64,
-    _: &dyn Medium,
+    _: &Arc<dyn Medium>,
 ) -> Result<Box<dyn Storage>> {
     Ok(Box::new(MapStorage::new(*facts, file, Tables::new(), 0)?))
 }
@@ -200,6 +201,10 @@ impl StorageRead for MapStorage {
         self.contains(table, key)?.then_some(0)
     }
 
+    fn is_exact(&self, _: u16) -> bool {
+        true
+    }
+
     fn contains(&self, table: u16, key: u64) -> Option<bool> {
         Some(self.is_parked(table, key) || self.table(table).rows.contains_key(&key))
     }
@@ -259,6 +264,8 @@ impl StorageSweeps for MapStorage {
         Box::new(MapSweep { rows, next: 0, ticket: self.begin_read() })
     }
 
+    fn advance(&mut self, _: &mut dyn Sweep) {}
+
     fn is_newest(&self, table: u16, key: u64, place: u32) -> bool {
         let found = self.tables.get(&table);
         place != 0
@@ -302,6 +309,14 @@ impl StorageWrite for MapStorage {
 
     fn unpark(&mut self, table: u16, key: u64) -> bool {
         self.parked.remove(&(table, key)).is_some()
+    }
+
+    fn write_place(&self, _: u16, _: u64) -> u64 {
+        0
+    }
+
+    fn sorts_writes(&self) -> bool {
+        false
     }
 
     fn flush(&mut self, _: u32) -> Result<u64> {
@@ -460,6 +475,30 @@ impl StorageUpkeep for MapStorage {
         _: &dyn Residents,
     ) -> Result<Option<UnitReport>> {
         Ok(None)
+    }
+
+    fn abandon_unit(&mut self, _: Box<dyn Unit>) -> Result<()> {
+        unreachable!("a map begins no unit")
+    }
+
+    fn has_units(&self) -> bool {
+        false
+    }
+
+    fn begin_unit(&mut self, _: u64) -> Result<Option<Box<dyn Unit>>> {
+        Ok(None)
+    }
+
+    fn owes_steps(&mut self) -> bool {
+        false
+    }
+
+    fn install(&mut self, _: Box<dyn Unit>, _: &dyn Residents) -> Result<UnitReport> {
+        unreachable!("a map begins no unit")
+    }
+
+    fn install_more(&mut self, _: &dyn Residents) -> Result<bool> {
+        Ok(false)
     }
 
     fn expect_bound(&mut self, _: bool) {}

@@ -1,14 +1,15 @@
 //! Storage layouts: where rows live when they are not in DRAM. Each layout owns its index.
 //!
 //! The layout of all stores is [`log`]; [`lsm`] has the bottom of one to come. What the store asks
-//! of a layout is in `traits.rs`. A layout never sees the cache; what it must know of resident rows
-//! comes through [`Residents`]. Pages, their reader and the buffer of dirty rows are tools of every
-//! layout.
+//! of a layout is in `traits.rs`; `kinds.rs` makes one of the kind that a class has. A layout never
+//! sees the cache; what it must know of resident rows comes through [`Residents`]. Pages, their
+//! reader and the buffer of dirty rows are tools of every layout.
 
 mod buffer;
 #[cfg(test)]
 mod contract;
 mod facts;
+mod kinds;
 pub mod log;
 pub mod lsm;
 #[cfg(test)]
@@ -23,8 +24,9 @@ mod traits;
 
 pub use buffer::{DirtyRow, FlushBuffer};
 pub use facts::{ClassFacts, OpenAt, TableFacts};
-pub use log::demand::{Demand, IndexMemory, Share, index_memory};
-pub use log::{ClassNeed, check_class, choose_segment, create, disk_bytes_for, seed_of_file};
+pub use kinds::{IndexMemory, check_class, create, disk_bytes_for, index_memory, recovery};
+pub use log::demand::{Demand, Share};
+pub use log::{ClassNeed, choose_segment, seed_of_file};
 pub use page::PageLayout;
 pub use read::{Found, PageAddress, PageSource, Resolved, Want};
 pub use reader::PageReader;
@@ -33,21 +35,8 @@ pub use size::{PAGE_SIZES, choose_page, possible_pages};
 pub use sweep::{Areas, Checked, Finding, Sweep, SweptRow, TakeRows};
 pub use traits::{
     Hearer, Storage, StorageBudget, StorageCounts, StorageJournal, StorageRead, StorageRecovery,
-    StorageRefresh, StorageSpace, StorageSweeps, StorageTables, StorageUpkeep, StorageWrite,
+    StorageRefresh, StorageSpace, StorageSweeps, StorageTables, StorageUpkeep, StorageWrite, Unit,
 };
-
-use crate::error::Result;
-
-/// What becomes the storage of a class that has no tables yet, in `epoch`. `begun` is what its
-/// record says of its files; commits before `oldest` are not kept.
-pub fn recovery(
-    facts: &ClassFacts,
-    begun: &str,
-    epoch: u64,
-    oldest: u64,
-) -> Result<Box<dyn StorageRecovery>> {
-    Ok(Box::new(log::LogRecovery::new(facts, begun, epoch, oldest)?))
-}
 
 /// What a layout asks about rows in DRAM while it moves stored copies.
 pub trait Residents {

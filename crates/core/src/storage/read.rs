@@ -73,7 +73,7 @@ pub enum Resolved<'p> {
 /// the lock of the storage.
 pub trait PageSource: Send + Sync {
     /// A file.
-    fn file(&self, number: u16) -> &Arc<dyn File>;
+    fn file(&self, number: u16) -> Arc<dyn File>;
     /// Bytes of a page.
     fn page_bytes(&self) -> usize;
     /// Checks the bytes of a page. `Corrupt` names what is damaged.

@@ -155,7 +155,7 @@ impl PageReader {
             let Some(buffer) = self.queue.acquire_for(bytes) else { break };
             let offset = u64::from(first.page) * page_bytes as u64;
             let file = source.file(first.file);
-            if let Err(error) = self.queue.read(file, offset, bytes, buffer, *next as u64) {
+            if let Err(error) = self.queue.read(&file, offset, bytes, buffer, *next as u64) {
                 self.queue.release(buffer);
                 return Err(error);
             }
@@ -198,8 +198,8 @@ mod tests {
     }
 
     impl PageSource for Pages {
-        fn file(&self, number: u16) -> &Arc<dyn File> {
-            &self.files[usize::from(number)]
+        fn file(&self, number: u16) -> Arc<dyn File> {
+            self.files[usize::from(number)].clone()
         }
 
         fn page_bytes(&self) -> usize {

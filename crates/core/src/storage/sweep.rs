@@ -4,6 +4,7 @@ use super::PageReader;
 use crate::error::{Error, Result};
 use crate::io::File;
 use crate::metrics::ReadReport;
+use std::any::Any;
 use std::sync::Arc;
 
 /// A stored row that a sweep has come to.
@@ -26,7 +27,7 @@ pub type TakeRows<'a> = dyn FnMut(&mut dyn Iterator<Item = SweptRow<'_>>) -> Res
 /// A pass over the newest stored copies of a table, or of all, as they were when it began, in the
 /// order of the file. One of all tables may come to outdated copies, too. Rows may be written and
 /// moved meanwhile; what it names stays as it was until its ticket ends. It needs no lock.
-pub trait Sweep: Send + Sync {
+pub trait Sweep: Any + Send + Sync {
     /// Reads at most `most` more pages and hands their rows over; `None` at the end. Each page is
     /// verified before.
     fn read(

@@ -45,6 +45,9 @@ pub trait StorageRead {
     /// Whether a key is stored or waits to be; `None` where only a read can tell.
     fn contains(&self, table: u16, key: u64) -> Option<bool>;
 
+    /// Whether [`contains`](Self::contains) always tells of this table.
+    fn is_exact(&self, table: u16) -> bool;
+
     /// Checks that a verified page is the one that was last written in its place; else `Corrupt`.
     fn verify_newest(&self, at: PageAddress, page: &[u8]) -> Result<()>;
 
@@ -66,6 +69,9 @@ pub trait StorageSweeps {
     /// the index says one of it, or none, is `Corrupt`. A sweep of all tables reads the same pages
     /// with less memory and hands over outdated rows of theirs, too: `is_newest` tells.
     fn sweep(&mut self, table: Option<u16>) -> Box<dyn Sweep>;
+
+    /// Lets a sweep look up which pages it reads next. Before each of its reads.
+    fn advance(&mut self, sweep: &mut dyn Sweep);
 
     /// Whether nothing newer is known of a row than its stored copy at `place`, its origin then.
     /// False for a key or a table that is not there.
@@ -105,6 +111,13 @@ pub trait StorageWrite {
     /// Writes the rows that wait, those dirty for longest first, and says how many they were. `now`
     /// is the newest stamp. May wait for the device.
     fn flush(&mut self, now: u32) -> Result<u64>;
+
+    /// Where a row should stand among others that are written together, the smallest number first;
+    /// all are 0 where rows are best written in the order in which they became dirty.
+    fn write_place(&self, table: u16, key: u64) -> u64;
+
+    /// Whether rows are best written in the order of [`write_place`](Self::write_place).
+    fn sorts_writes(&self) -> bool;
 
     /// Writes one row, for which room was reserved, and outdates the copy before, which is its
     /// origin (0 for none); of a dense table the index tells. Returns the origin that the row has
@@ -215,9 +228,43 @@ pub trait StorageUpkeep {
         residents: &dyn Residents,
     ) -> Result<Option<UnitReport>>;
 
+    /// Whether it ever begins a unit of work that is done without the lock of the class.
+    fn has_units(&self) -> bool;
+
+    /// The unit of work that is done without the lock of the class, where one is due and none is
+    /// under way. It may take `grow_bytes` more of the disk; where it needs more, none begins. All
+    /// that it may take counts as taken until it is installed or abandoned.
+    fn begin_unit(&mut self, grow_bytes: u64) -> Result<Option<Box<dyn Unit>>>;
+
+    /// Whether a part of the unit under way should be done now: rows have paid for it, or the
+    /// newest rows take too much memory. Each yes pays for one step.
+    fn owes_steps(&mut self) -> bool;
+
+    /// Takes the outcome of a unit over, once it is done; after an error nothing is left of it.
+    /// Its changes take no more of the journal than those of a unit's rows.
+    fn install(&mut self, unit: Box<dyn Unit>, residents: &dyn Residents) -> Result<UnitReport>;
+
+    /// Removes what a unit has written that will not be taken over.
+    fn abandon_unit(&mut self, unit: Box<dyn Unit>) -> Result<()>;
+
+    /// Goes on with what `install` has left to do, some hundred rows at a time; false when nothing
+    /// is left. Each part's changes take no more of the journal than those of a unit's rows. None
+    /// begins before that.
+    fn install_more(&mut self, residents: &dyn Residents) -> Result<bool>;
+
     /// Says whether a disk bound will make upkeep necessary. Rows are told apart by how long their
     /// last copy lived then.
     fn expect_bound(&mut self, is_bounded: bool);
+}
+
+/// A piece of upkeep that needs no lock: it reads what nobody changes, and writes files that nobody
+/// knows yet.
+pub trait Unit: Any + Send {
+    /// Does a part of it; false when all is done. After an error it can only be abandoned.
+    fn step(&mut self) -> Result<bool>;
+
+    /// Removes what it has written.
+    fn abandon(self: Box<Self>) -> Result<()>;
 }
 
 /// Memory: what a plan of the budget gives, and what is taken.
@@ -225,7 +272,8 @@ pub trait StorageBudget {
     /// Takes the buffers of a plan in place of those before. Nothing may wait in these.
     fn equip(&mut self, share: Share, medium: &dyn Medium) -> Result<()>;
 
-    /// Bytes by which the index of a growing table still grows until it has `expected` rows.
+    /// Bytes by which the index of a table still grows until it has `expected` rows: none where a
+    /// dense table's has all its memory from the begin.
     fn index_growth(&self, table: u16, expected: u64) -> u64;
 
     /// How memory is spent.
@@ -315,6 +363,6 @@ pub trait StorageRecovery: Any + Send {
         self: Box<Self>,
         at: &OpenAt,
         file: Arc<dyn File>,
-        medium: &dyn Medium,
+        medium: &Arc<dyn Medium>,
     ) -> Result<Box<dyn Storage>>;
 }

@@ -2,13 +2,14 @@
 //! divides the budget among them.
 //!
 //! Lock order: engine (shared by verbs; taken alone to capture a commit, by plan, modify, delete,
-//! new tables and close), class lock (the log), journal, then one set of the cache. Who holds one
-//! class lock, or the journal, only tries another.
+//! new tables and close), unit of upkeep (only tried), class lock (the log), journal, then one set
+//! of the cache. Who holds one class lock, or the journal, only tries another.
 //! `ARCHITECTURE.md` has the rest.
 
 use super::journal::{ClassRecord, TableRecord};
 use super::memory::budget::{self, ClassDemand, ClassPlan, WAYS, bytes_of, divide, rows_bytes};
 use super::memory::pool::Pool;
+use super::space::UnitUnderWay;
 use crate::cache::{Cache, CacheShape, DenseTable, Location, RowRef};
 use crate::config::{Memory, StoreOptions, TableInfo, TableSpec};
 use crate::error::Result;
@@ -148,6 +149,13 @@ pub(super) struct Class {
     pub(super) pages: Arc<dyn PageSource>,
     /// The class lock. Held while pages are written or cleaned, not while they are read.
     pub(super) log: Mutex<Box<dyn Storage>>,
+    /// Whether its storage ever begins a unit of upkeep.
+    pub(super) has_units: bool,
+    /// Whether its storage wants rows in an order of its own.
+    pub(super) sorts_writes: bool,
+    /// The unit of upkeep that is under way. Only tried, before the class lock; held while the unit
+    /// runs.
+    pub(super) unit: Mutex<UnitUnderWay>,
     /// `None` until the first plan.
     pub(super) tier: Option<Tier>,
     /// Stamp of the next change: batch by batch, position by position.
@@ -176,7 +184,10 @@ impl Class {
         Self {
             record,
             pages: log.pages(),
+            has_units: log.has_units(),
+            sorts_writes: log.sorts_writes(),
             log: Mutex::new(log),
+            unit: Mutex::new(UnitUnderWay::None),
             tier: None,
             clock: AtomicU32::new(1),
             phase: AtomicU8::new(ClassPhase::None as u8),
@@ -411,7 +422,8 @@ impl Engine {
             let tables = || self.tables.iter().filter(move |t| t.class == i);
             let log = class.log.lock();
             let growth = |table: &Table| {
-                let expected = table.record.spec.expected_rows.filter(|_| table.first.is_none());
+                let spec = &table.record.spec;
+                let expected = spec.num_embeddings.or(spec.expected_rows);
                 expected.map_or(0, |rows| log.index_growth(table.id(), rows))
             };
             ClassDemand {
@@ -522,7 +534,8 @@ impl Engine {
         used
     }
 
-    /// Bytes by which indexes will grow for new keys whose rows are in memory alone.
+    /// Bytes by which indexes will grow for new keys whose rows are in memory alone. A plan leaves
+    /// room for all that indexes of dense tables grow by.
     pub(super) fn index_bytes_to_come(&self) -> u64 {
         let growing = self.tables.iter().filter(|table| table.first.is_none());
         growing

@@ -85,6 +85,9 @@ impl Drop for Guarded {
             std::mem::forget(self.0.take());
         } else if let Some(inner) = &self.0 {
             inner.window.stop();
+            if let Some(engine) = inner.engine.try_read() {
+                inner.abandon_units(&engine);
+            }
         }
     }
 }
@@ -410,6 +413,7 @@ impl Store {
             return Ok(Uncommitted::default());
         }
         let lost = self.inner.uncommitted();
+        self.inner.abandon_units(&engine);
         engine.closed = true;
         engine.classes.clear();
         engine.tables.clear();

@@ -10,6 +10,7 @@ use super::files::lock::WriterLock;
 use super::files::place::check_place;
 use super::files::superblock::Superblock;
 use super::recovery::{Recovered, Target, find, recover};
+use super::space::check_bound;
 use super::sweeps::copy;
 use super::unheld::Noted;
 use super::{Guarded, Inner, Store, open_needed};
@@ -150,7 +151,7 @@ impl Store {
         };
         let term = head::next_term(&*medium, seed, recovered.sequence_max)?;
         let mut engine = Engine::default();
-        let rows_disk_bytes = build(&mut engine, &*medium, &options, term, &mut recovered)?;
+        let rows_disk_bytes = build(&mut engine, &medium, &options, term, &mut recovered)?;
         let history = history_of(&recovered);
         let inner = Inner {
             path,
@@ -263,7 +264,7 @@ fn new_superblock(path: &Path, seed: u64) -> Superblock {
 /// Fills the engine from what recovery found; returns the bytes of all files of rows.
 pub(super) fn build(
     engine: &mut Engine,
-    medium: &dyn Medium,
+    medium: &Arc<dyn Medium>,
     options: &StoreOptions,
     term: u64,
     recovered: &mut Recovered,
@@ -272,9 +273,10 @@ pub(super) fn build(
     let last = last.as_ref();
     let mode = if options.read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
     let mut bytes = 0;
+    recovered.classes.iter().try_for_each(|class| check_bound(options, class.storage))?;
     let logs = std::mem::take(&mut recovered.logs);
     for (record, log) in recovered.classes.iter().zip(logs) {
-        let file = open_needed(medium, &class_file_name(record.id), mode)?;
+        let file = open_needed(&**medium, &class_file_name(record.id), mode)?;
         let counters = last.and_then(|c| c.classes.iter().find(|c| c.id == record.id));
         let at = OpenAt {
             commit: last.map_or(0, |c| c.info.sequence),

@@ -268,7 +268,7 @@ impl Inner {
         next: &mut Next,
     ) -> Result<()> {
         let mut new = Engine::default();
-        let rows_disk_bytes = build(&mut new, &*self.medium, &self.options, self.term, recovered)?;
+        let rows_disk_bytes = build(&mut new, &self.medium, &self.options, self.term, recovered)?;
         if next.must_fit {
             let what = || format!("refresh to commit {}", next.commit.info.sequence);
             new.check_budget(&self.options).map_err(|error| error.context(what()))?;

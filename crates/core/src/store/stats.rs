@@ -2,7 +2,7 @@
 
 use super::engine::{Class, MemoryUse};
 use super::{Inner, Store};
-use crate::config::TableInfo;
+use crate::config::{StorageKind, TableInfo};
 use crate::error::Result;
 use crate::io::{DeviceCurve, IoKind};
 use crate::storage::{StorageStats, Written};
@@ -163,6 +163,8 @@ pub struct DeviceStats {
 pub struct ClassStats {
     /// Number of the class; its pages are in `rows-<number>`.
     pub id: u16,
+    /// How its rows are stored.
+    pub storage: StorageKind,
     /// Bytes of a row.
     pub row_bytes: usize,
     /// Bytes of a page.
@@ -362,6 +364,7 @@ fn class_stats(engine: &super::Engine, storage: &[StorageStats]) -> Vec<ClassSta
         let cache = class.cache();
         ClassStats {
             id: class.record.id,
+            storage: class.record.storage,
             row_bytes: class.record.row_bytes,
             page_bytes: class.record.page_bytes,
             rows_per_page: storage.rows_per_page,

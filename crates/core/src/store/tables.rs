@@ -2,8 +2,9 @@
 
 use super::engine::{Class, Engine};
 use super::files::class_file::{class_file_name, create_class_file};
-use super::journal::{ClassRecord, RecordKind, TableRecord};
+use super::journal::{ClassRecord, JournalFile, RecordKind, TableRecord};
 use super::memory::budget::{self, ClassDemand, READ_DEPTHS};
+use super::space::check_bound;
 use super::{Inner, Store, has_file};
 use crate::config::{Memory, TableId, TableInfo, TableSpec};
 use crate::error::{Result, bail};
@@ -48,6 +49,7 @@ impl Store {
         }
         inner.check_writable()?;
         let layout = spec.validate()?;
+        check_bound(&inner.options, spec.storage)?;
         inner.prepare_writing()?;
         let mut engine = inner.exclusive()?;
         inner.check_writable()?;
@@ -65,7 +67,8 @@ impl Store {
         inner.check_disk(&engine, spec, &layout)?;
         inner.reserve_table(&engine)?;
         let row_bytes = layout.row_bytes();
-        let class = match engine.classes.iter().find(|c| c.record.row_bytes == row_bytes) {
+        let mut classes = engine.classes.iter();
+        let class = match classes.find(|c| c.record.is_for(row_bytes, spec.storage)) {
             Some(class) => Ok(class.record.id),
             None => Err(inner.new_class(&engine, row_bytes, spec)?),
         };
@@ -126,6 +129,8 @@ fn compare(stored: &TableSpec, asked: &TableSpec) -> Result<()> {
     differ("embedding_dim", dim(stored), dim(asked));
     let rows = |s: &TableSpec| s.num_embeddings.map_or("None".to_owned(), |n| n.to_string());
     differ("num_embeddings", rows(stored), rows(asked));
+    let storage = |s: &TableSpec| s.storage.name().to_owned();
+    differ("storage", storage(stored), storage(asked));
     let dtype = |s: &TableSpec| s.dtype.name().to_owned();
     differ("dtype", dtype(stored), dtype(asked));
     if stored.dtype != Dtype::Float32 {
@@ -224,10 +229,10 @@ impl Inner {
             .map(|t| {
                 let spec = &t.record.spec;
                 let rows = spec.num_embeddings.or(spec.expected_rows);
-                rows.map_or(0, |rows| bytes(rows, t.layout.row_bytes()))
+                rows.map_or(0, |rows| bytes(spec.storage, rows, t.layout.row_bytes()))
             })
             .sum();
-        let needed = bytes(rows, layout.row_bytes()) + others;
+        let needed = bytes(spec.storage, rows, layout.row_bytes()) + others;
         let free = self.medium.free_bytes()?.saturating_add(self.disk_bytes());
         let have = self.options.max_disk_bytes.map_or(free, |most| most.min(free));
         if needed > have {
@@ -242,7 +247,8 @@ impl Inner {
         Ok(())
     }
 
-    /// What a class of rows of `row_bytes` shall be. Measures the device for the first one.
+    /// What a class of rows of `row_bytes` shall be, stored as the table asks. Measures the device
+    /// for the first one.
     fn new_class(&self, engine: &Engine, row_bytes: usize, spec: &TableSpec) -> Result<NewClass> {
         if let Some(page_bytes) = self.options.page_bytes {
             PageLayout::new(page_bytes.max(self.medium.alignment()), row_bytes, 0, self.seed)?;
@@ -265,7 +271,15 @@ impl Inner {
         };
         let id = engine.classes.len() as u16;
         let fillings = String::new();
-        let record = ClassRecord { id, row_bytes, page_bytes, segment_bytes: 0, curve, fillings };
+        let record = ClassRecord {
+            id,
+            storage: spec.storage,
+            row_bytes,
+            page_bytes,
+            segment_bytes: 0,
+            curve,
+            fillings,
+        };
         let mut class = NewClass { record, choices };
         let page_bytes = self.affordable_page(engine, spec, &class)?;
         class.record.page_bytes = page_bytes;
@@ -289,12 +303,16 @@ impl Inner {
     ) -> Result<(u16, Option<u32>)> {
         let record = new.record;
         let (id, facts) = (record.id, record.facts(self.seed));
+        self.begin_version(engine, JournalFile::version_for([&record].into_iter()))?;
         let file = create_class_file(&*self.medium, id, self.seed)?;
         // The engine is taken alone: no commit is under way.
         let epoch = self.history.lock().next_sequence;
-        let mut log = storage::create(&facts, file, epoch, &*self.medium)?;
-        self.medium.sync_dir()?;
-        let partitions = log.create_table(table).inspect_err(|_| {
+        let made = storage::create(&facts, file, epoch, &self.medium).and_then(|mut log| {
+            self.medium.sync_dir()?;
+            let partitions = log.create_table(table)?;
+            Ok((log, partitions))
+        });
+        let (log, partitions) = made.inspect_err(|_| {
             // What is refused leaves no file; where that fails, the next class of this number does
             // it.
             let _ = self.medium.remove(&class_file_name(id));
@@ -357,7 +375,7 @@ fn demands_with(
         }
     };
     let class = &mut demands[at];
-    let index = storage::index_memory(spec.num_embeddings, spec.expected_rows)?;
+    let index = storage::index_memory(spec.storage, spec.num_embeddings, spec.expected_rows)?;
     class.index_bytes += index.now;
     class.index_growth += index.growth;
     Ok(demands)

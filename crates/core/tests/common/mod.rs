@@ -7,6 +7,7 @@ pub(crate) mod promises;
 pub(crate) mod training;
 pub(crate) mod witness;
 
+use embedrock_core::StorageKind;
 use embedrock_core::init::Initializer;
 use embedrock_core::optimizer::{Hyper, OptimizerKind, OptimizerSpec};
 use embedrock_core::row::{Dtype, RoundingMode};
@@ -42,6 +43,7 @@ pub(crate) fn spec(name: &str, dim: usize, rows: Option<u64>, kind: OptimizerKin
         expected_rows: Some(2000),
         dtype: Dtype::Float32,
         rounding: RoundingMode::default(),
+        storage: StorageKind::default(),
         optimizer: OptimizerSpec::new(kind),
         initializer: Initializer::Uniform { low: -1.0, high: 1.0 },
     }

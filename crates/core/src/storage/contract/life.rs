@@ -8,7 +8,7 @@ use crate::hash::mix;
 use crate::io::{Buffers, File, Medium, OpenMode, SimMedium};
 use crate::storage::{
     ClassFacts, Cut, Demand, DirtyRow, OpenAt, PageReader, Residents, SpaceBound, Storage,
-    StorageRecovery,
+    StorageRecovery, Unit,
 };
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -37,7 +37,7 @@ pub(super) fn words_of((table, key): RowKey, change: u32) -> [f32; ROW_WORDS] {
 pub(super) struct Life {
     pub(super) subject: &'static Subject,
     pub(super) medium: Arc<SimMedium>,
-    file: Arc<dyn File>,
+    pub(super) file: Arc<dyn File>,
     pub(super) facts: ClassFacts,
     pub(super) storage: Box<dyn Storage>,
     pub(super) reader: PageReader,
@@ -57,24 +57,35 @@ pub(super) struct Life {
     /// Rows written since the storage began, and rows changed since the journal had all.
     pub(super) written: u64,
     unjournaled: u64,
+    /// The unit of upkeep that is under way.
+    unit: Option<Box<dyn Unit>>,
+    /// Units whose outcome was taken over.
+    pub(super) units: u64,
     /// Rows that were read from pages, and that had moved meanwhile.
     pub(super) read: u64,
     pub(super) moved: u64,
 }
 
 impl Life {
+    /// The medium as storages take it.
+    pub(super) fn medium(&self) -> Arc<dyn Medium> {
+        self.medium.clone()
+    }
+
     /// A life that begins with empty tables: two dense, two growing.
     pub(super) fn new(subject: &'static Subject, seed: u64) -> Self {
         let medium = Arc::new(SimMedium::new(seed));
         let file = medium.open("rows-0", OpenMode::CreateNew).unwrap();
         let facts = ClassFacts {
             class: 0,
+            kind: subject.kind,
             row_bytes: ROW_WORDS * 4,
             page_bytes: PAGE_BYTES,
             segment_bytes: 16 * PAGE_BYTES as u64,
             seed: 7,
         };
-        let storage = (subject.create)(&facts, file.clone(), 1, &*medium).unwrap();
+        let shared: Arc<dyn Medium> = medium.clone();
+        let storage = (subject.create)(&facts, file.clone(), 1, &shared).unwrap();
         let mut life = Self {
             subject,
             reader: reader(&medium),
@@ -93,6 +104,8 @@ impl Life {
             term: 1,
             written: 0,
             unjournaled: 0,
+            unit: None,
+            units: 0,
             read: 0,
             moved: 0,
         };
@@ -112,7 +125,7 @@ impl Life {
             subject: self.subject,
             medium: self.medium.clone(),
             reader: reader(&self.medium),
-            storage: recovery.finish(&at, file.clone(), &*self.medium).unwrap(),
+            storage: recovery.finish(&at, file.clone(), &self.medium()).unwrap(),
             file,
             facts: self.facts,
             random: Random(commit.number),
@@ -126,6 +139,8 @@ impl Life {
             term: 0,
             written: 0,
             unjournaled: 0,
+            unit: None,
+            units: 0,
             read: 0,
             moved: 0,
         }
@@ -152,7 +167,9 @@ impl Life {
         self.term += 1;
         let write_after = Some(self.term << TERM_SHIFT);
         let at = OpenAt { commit: commit.number, position: commit.position, write_after };
-        self.storage = recovery.finish(&at, self.file.clone(), &*self.medium).unwrap();
+        self.storage = recovery.finish(&at, self.file.clone(), &self.medium()).unwrap();
+        // What it has written is left over.
+        self.unit = None;
         self.tables.clone_from(&commit.tables);
         self.stored.clone_from(&commit.rows);
         self.parked.clear();
@@ -172,7 +189,11 @@ impl Life {
 
     /// Gives the storage what it would get of so many bytes.
     pub(super) fn equip(&mut self, bytes: u64) {
-        let demand = Demand { row_bytes: self.facts.row_bytes, page_bytes: PAGE_BYTES };
+        let demand = Demand {
+            kind: self.facts.kind,
+            row_bytes: self.facts.row_bytes,
+            page_bytes: PAGE_BYTES,
+        };
         let share = demand.share_of(bytes);
         self.flush();
         self.reserve(0);
@@ -310,6 +331,53 @@ impl Life {
             }
         }
         self.reserve(0);
+        self.go_on_with_unit();
+    }
+
+    /// Does the unit that is due, as far as rows have paid for it.
+    fn go_on_with_unit(&mut self) {
+        if self.unit.is_none() && self.random.one_in(2) {
+            let before = self.storage.disk_bytes();
+            assert!(self.storage.begin_unit(0).unwrap().is_none(), "it takes room");
+            assert!(self.storage.disk_bytes() <= before);
+            self.unit = self.storage.begin_unit(u64::MAX).unwrap();
+        }
+        while let Some(mut unit) = self.unit.take() {
+            if self.random.one_in(60) {
+                self.storage.abandon_unit(unit).unwrap();
+                return;
+            }
+            if !self.storage.owes_steps() {
+                self.unit = Some(unit);
+                return;
+            }
+            let goes_on = unit.step().unwrap();
+            match goes_on {
+                true => self.unit = Some(unit),
+                false => self.take_over(unit),
+            }
+        }
+    }
+
+    fn take_over(&mut self, unit: Box<dyn Unit>) {
+        let per_unit = self.storage.rows_per_unit();
+        self.storage.install(unit, &Moves::default()).unwrap();
+        self.unjournaled += per_unit;
+        self.units += 1;
+        loop {
+            let moves = Moves::default();
+            let goes_on = self.storage.install_more(&moves).unwrap();
+            self.unjournaled += per_unit;
+            for (key, old, new) in moves.0.into_inner() {
+                assert!(self.stored.contains_key(&key) && !self.parked.contains_key(&key));
+                if let Some(origin) = self.origins.get_mut(&key) {
+                    assert_eq!(std::mem::replace(origin, new), old);
+                }
+            }
+            if !goes_on {
+                return;
+            }
+        }
     }
 
     /// Hands the changes that wait to the journal.

@@ -1,9 +1,10 @@
 //! New logs and tables: the size of segments, the first bytes of the file, empty indexes.
 
-use super::cleaner::LIVE_SHARE;
 use super::demand::PARKED_ROWS_MIN;
 use super::file::write_header;
-use super::{ClassLog, SEGMENT_BYTES_MAX, SEGMENT_PAGES_MIN, Segments, TableIndex, Writer};
+use super::{
+    ClassLog, IndexForm, SEGMENT_BYTES_MAX, SEGMENT_PAGES_MIN, Segments, TableIndex, Writer,
+};
 use crate::error::{Result, bail};
 use crate::hash::table_salt;
 use crate::index::{DenseIndex, SparseIndex};
@@ -15,8 +16,6 @@ use std::sync::Arc;
 const SEGMENT_BYTES_MIN: u64 = 32 << 10;
 /// The least that is chosen for a store without a tight disk bound.
 const SEGMENT_BYTES_USUAL: u64 = 256 << 10;
-/// Bytes of a page beside a row: its entry in the directory and its part of the header.
-const ENTRY_BYTES: usize = 16;
 /// Chunks, of a page each, of a log that no plan has equipped.
 const BARE_CHUNKS: usize = 2;
 
@@ -70,7 +69,7 @@ pub fn choose_segment(need: &ClassNeed) -> Result<u64> {
 
 /// Refuses the record of a class that no log can have.
 pub fn check_class(facts: &ClassFacts) -> Result<()> {
-    let ClassFacts { class, row_bytes, page_bytes, segment_bytes, seed } = *facts;
+    let ClassFacts { class, row_bytes, page_bytes, segment_bytes, seed, .. } = *facts;
     PageLayout::new(page_bytes, row_bytes, class, seed)?;
     if !is_size(segment_bytes, page_bytes) {
         bail!(
@@ -83,30 +82,47 @@ pub fn check_class(facts: &ClassFacts) -> Result<()> {
     Ok(())
 }
 
-/// Bytes on disk with which a log of so many rows works well, all of them written.
-pub fn disk_bytes_for(rows: u64, row_bytes: usize) -> u64 {
-    (rows as f64 * (row_bytes + ENTRY_BYTES) as f64 / LIVE_SHARE) as u64
-}
-
 /// A log without tables in a new file, whose header is durable on return; `epoch` is the number of
 /// the commit to come.
 pub fn create(
     facts: &ClassFacts,
     file: Arc<dyn File>,
     epoch: u64,
-    medium: &dyn Medium,
+    medium: &Arc<dyn Medium>,
 ) -> Result<Box<dyn Storage>> {
-    let ClassFacts { class, row_bytes, page_bytes, segment_bytes, seed } = *facts;
+    Ok(Box::new(create_in_form(facts, file, epoch, medium, IndexForm::Full)?))
+}
+
+/// As `create`, a log that is to hold few rows of its tables.
+pub fn create_top(
+    facts: &ClassFacts,
+    file: Arc<dyn File>,
+    epoch: u64,
+    medium: &Arc<dyn Medium>,
+) -> Result<ClassLog> {
+    create_in_form(facts, file, epoch, medium, IndexForm::Packed)
+}
+
+fn create_in_form(
+    facts: &ClassFacts,
+    file: Arc<dyn File>,
+    epoch: u64,
+    medium: &Arc<dyn Medium>,
+    form: IndexForm,
+) -> Result<ClassLog> {
+    let ClassFacts { class, row_bytes, page_bytes, segment_bytes, seed, .. } = *facts;
     let layout = PageLayout::new(page_bytes, row_bytes, class, seed)?;
     write_header(&*file, facts)?;
     let pages = (segment_bytes / page_bytes as u64) as u32;
     let segments = Segments::new(pages, layout.rows_per_page as u32, epoch);
-    Ok(Box::new(ClassLog::bare(layout, file, segment_bytes, segments, 0, medium)?))
+    let mut log = ClassLog::bare(layout, file, segment_bytes, segments, 0, medium)?;
+    log.form = form;
+    Ok(log)
 }
 
 impl StorageTables for ClassLog {
     fn create_table(&mut self, facts: &TableFacts<'_>) -> Result<Option<u32>> {
-        let index = TableIndex::empty(facts)?;
+        let index = TableIndex::empty(facts, self.form)?;
         let partitions = match &index {
             TableIndex::Sparse(index, _) => Some(index.partitions()),
             TableIndex::Dense(_) => None,
@@ -128,7 +144,7 @@ impl ClassLog {
         segment_bytes: u64,
         segments: Segments,
         sequence: u64,
-        medium: &dyn Medium,
+        medium: &Arc<dyn Medium>,
     ) -> Result<Self> {
         let queue = medium.queue(BARE_CHUNKS, Buffers::equal(BARE_CHUNKS, layout.page_bytes))?;
         let writer = Writer::new(file.clone(), layout.clone(), queue, sequence);
@@ -139,10 +155,13 @@ impl ClassLog {
 
 impl TableIndex {
     /// The index of a table without rows, divided as the record says, or as a new one.
-    pub(super) fn empty(facts: &TableFacts<'_>) -> Result<Self> {
+    pub(super) fn empty(facts: &TableFacts<'_>, form: IndexForm) -> Result<Self> {
         let expected = facts.expected_rows.unwrap_or(0);
         Ok(match (facts.num_embeddings, facts.partitions) {
-            (Some(rows), _) => TableIndex::Dense(DenseIndex::new(rows)?),
+            (Some(rows), _) => TableIndex::Dense(match form {
+                IndexForm::Full => DenseIndex::new(rows)?,
+                IndexForm::Packed => DenseIndex::packed(rows)?,
+            }),
             (None, partitions) => {
                 let index = match partitions {
                     Some(partitions) => SparseIndex::restore(partitions, expected)?,

@@ -4,9 +4,11 @@
 //! chunks, a flush buffer and deltas that wait for the journal. They shrink down to a floor.
 
 use super::{ClassLog, Stream, Writer};
+use crate::config::StorageKind;
 use crate::error::Result;
-use crate::index::{DenseIndex, INDEX_BYTES_PER_KEY, SparseIndex};
+use crate::index::INDEX_BYTES_PER_KEY;
 use crate::io::{Buffers, Medium, pow2_below};
+use crate::storage::kinds::{change_bytes_beside, growing_index_bytes, journal_bytes_beside};
 use crate::storage::{FlushBuffer, StorageBudget, StorageMemory, StorageWrite};
 
 /// Chunks being filled, one for each stream, and one in flight or read back by cleaning.
@@ -23,39 +25,17 @@ pub(super) const PARKED_ROWS_MIN: usize = 8;
 const JOURNAL_PORTION_BYTES_MAX: usize = 64 << 10;
 /// Bytes of one delta of a growing table.
 const DELTA_BYTES: usize = 16;
+/// A merge takes so many times what it reads together: buffers of reads and writes, rows that wait
+/// to be written, and what it has taken in.
+pub const MERGE_PORTIONS: usize = 12;
 /// Journal bytes of one written row at most: its delta, or that of a delete and of a merge.
 pub(super) const JOURNAL_BYTES_PER_ROW: u64 = 24;
-/// Index bytes of a growing table per row, twice: a half more than eight.
-const INDEX_BYTES_PER_ROW_TWICE: u64 = 17;
 
-/// What the index of a new table takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct IndexMemory {
-    /// Bytes from the beginning.
-    pub now: u64,
-    /// Bytes that it will take beyond these.
-    pub growth: u64,
-}
-
-/// What the index of a new table takes: a dense one of so many ids, or a growing one that is to
-/// have so many keys.
-pub fn index_memory(ids: Option<u64>, expected: Option<u64>) -> Result<IndexMemory> {
-    if let Some(ids) = ids {
-        return Ok(IndexMemory { now: DenseIndex::memory_for(ids), growth: 0 });
-    }
-    let expected = expected.unwrap_or(0);
-    let empty = SparseIndex::new(expected)?.memory_bytes() as u64;
-    Ok(IndexMemory { now: 0, growth: growing_index_bytes(expected).max(empty) })
-}
-
-/// Bytes of the index of a growing table with `rows` rows.
-fn growing_index_bytes(rows: u64) -> u64 {
-    rows.saturating_mul(INDEX_BYTES_PER_ROW_TWICE) / 2
-}
-
-/// What a plan of the budget must know of a log, which need not exist yet.
+/// What a plan of the budget must know of a storage, which need not exist yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Demand {
+    /// How its rows are stored.
+    pub kind: StorageKind,
     /// Bytes of a row.
     pub row_bytes: usize,
     /// Bytes of a page.
@@ -63,12 +43,14 @@ pub struct Demand {
 }
 
 impl Demand {
-    /// What the log takes where its class has `bytes` of the budget; with 0 the least that works.
+    /// What the storage takes where its class has `bytes` of the budget; with 0 the least that
+    /// works.
     pub fn share_of(&self, bytes: u64) -> Share {
         let least = CHUNK_BYTES_MIN.max(self.page_bytes);
         let chunk_bytes = pow2_below((bytes / CHUNK_PER_CLASS) as usize)
             .clamp(least, CHUNK_BYTES_MAX.max(self.page_bytes));
         Share {
+            kind: self.kind,
             row_bytes: self.row_bytes,
             chunk_bytes,
             chunks: if chunk_bytes == least { CHUNKS_MIN } else { CHUNKS },
@@ -80,6 +62,7 @@ impl Demand {
 /// What a log takes of the memory budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
+    kind: StorageKind,
     row_bytes: usize,
     chunk_bytes: usize,
     chunks: usize,
@@ -92,7 +75,21 @@ impl Share {
         let write = Buffers::equal(self.chunks, self.chunk_bytes).queue_bytes(self.chunks);
         let parked = FlushBuffer::memory_for(self.parked_rows, self.row_bytes / 4);
         // One more chunk is the scratch of cleaning.
-        (write + self.chunk_bytes + parked + self.change_bytes()) as u64
+        let bytes = write + self.chunk_bytes + parked + self.change_bytes();
+        (bytes + self.merge_bytes()) as u64
+    }
+
+    /// What a merge of a storage that has them reads and writes together.
+    pub fn merge_portion_bytes(&self) -> usize {
+        self.chunk_bytes
+    }
+
+    /// Bytes of a merge, where the storage has them.
+    fn merge_bytes(&self) -> usize {
+        match self.kind {
+            StorageKind::Log => 0,
+            StorageKind::Lsm => MERGE_PORTIONS * self.merge_portion_bytes(),
+        }
     }
 
     /// Rows that can wait to be written.
@@ -118,7 +115,9 @@ impl Share {
 
     /// Journal bytes for `rows` rows, where as many wait as can, and as many deltas.
     pub fn journal_bytes_at_most(&self, rows: u64) -> u64 {
-        (rows + self.parked_rows as u64) * JOURNAL_BYTES_PER_ROW + self.change_bytes() as u64
+        let rows = rows + self.parked_rows as u64;
+        let changes = self.change_bytes() as u64 + change_bytes_beside(self.kind);
+        rows * JOURNAL_BYTES_PER_ROW + journal_bytes_beside(self.kind, rows) + changes
     }
 }
 
@@ -141,8 +140,11 @@ impl StorageBudget for ClassLog {
     }
 
     fn index_growth(&self, table: u16, expected: u64) -> u64 {
+        if !self.index(table).is_sparse() {
+            return 0;
+        }
         let now = self.index(table).memory_bytes() as u64;
-        growing_index_bytes(expected).saturating_sub(now)
+        growing_index_bytes(StorageKind::Log, expected).saturating_sub(now)
     }
 
     fn memory(&self) -> StorageMemory {
@@ -163,6 +165,10 @@ mod tests {
     use crate::storage::StorageJournal;
     use crate::storage::log::Segments;
 
+    fn demand(row_bytes: usize, page_bytes: usize) -> Demand {
+        Demand { kind: StorageKind::Log, row_bytes, page_bytes }
+    }
+
     #[test]
     fn a_log_allocates_no_more_than_its_share_and_uses_what_the_share_says() {
         let medium = SimMedium::new(1);
@@ -175,7 +181,7 @@ mod tests {
             let buffer = FlushBuffer::new(8, 16);
             let mut log = ClassLog::new(layout, file, 256 * 4096, segments, writer, buffer);
             assert!(log.changes_are_many(), "before a plan everything is handed over at once");
-            let share = Demand { row_bytes: 64, page_bytes: 4096 }.share_of(bytes);
+            let share = demand(64, 4096).share_of(bytes);
             log.equip(share, &medium).unwrap();
             let taken = log.memory().buffer_bytes;
             assert!(taken <= share.bytes(), "{taken} of {share:?}");
@@ -189,7 +195,7 @@ mod tests {
     #[test]
     fn chunks_grow_with_the_class_between_two_bounds() {
         let chunk = |page_bytes, bytes| {
-            let share = Demand { row_bytes: 512, page_bytes }.share_of(bytes);
+            let share = demand(512, page_bytes).share_of(bytes);
             (share.chunk_bytes, share.chunks, share.parked_rows, share.change_bytes())
         };
         assert_eq!(chunk(4096, 0), (16 << 10, 4, 32, (8 << 10) + 32 * 16));

@@ -22,7 +22,7 @@ pub(super) fn write_header(file: &dyn File, facts: &ClassFacts) -> Result<()> {
 }
 
 fn header(facts: &ClassFacts) -> Vec<u8> {
-    let ClassFacts { class, row_bytes, page_bytes, segment_bytes, seed } = *facts;
+    let ClassFacts { class, row_bytes, page_bytes, segment_bytes, seed, .. } = *facts;
     let mut header = MAGIC.to_vec();
     for word in [u64::from(class), page_bytes as u64, row_bytes as u64, segment_bytes, seed] {
         header.extend_from_slice(&word.to_le_bytes());

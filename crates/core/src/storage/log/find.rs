@@ -16,8 +16,8 @@ pub(super) struct LogPages {
 }
 
 impl PageSource for LogPages {
-    fn file(&self, _: u16) -> &Arc<dyn File> {
-        &self.file
+    fn file(&self, _: u16) -> Arc<dyn File> {
+        self.file.clone()
     }
 
     fn page_bytes(&self) -> usize {
@@ -99,6 +99,10 @@ impl StorageRead for ClassLog {
             return Some(true);
         }
         if found { None } else { Some(false) }
+    }
+
+    fn is_exact(&self, table: u16) -> bool {
+        !self.index(table).is_sparse()
     }
 
     fn verify_newest(&self, at: PageAddress, page: &[u8]) -> Result<()> {

@@ -20,16 +20,21 @@ mod pieces;
 mod recovery;
 mod room;
 mod segments;
+mod snapshot;
 mod stats;
 mod sweep;
+mod take;
 mod write;
 mod writer;
 
-pub use create::{ClassNeed, check_class, choose_segment, create, disk_bytes_for};
+pub(super) use cleaner::LIVE_SHARE;
+pub use create::{ClassNeed, check_class, choose_segment, create, create_top};
+pub use demand::MERGE_PORTIONS;
 pub use file::seed_of_file;
 pub use recovery::LogRecovery;
 pub use segments::Segments;
 use segments::{SEGMENT_BYTES_MAX, SEGMENT_PAGES_MIN};
+pub use take::{SlotsOf, TopReader};
 pub use writer::{OpenSegments, Stream, Writer};
 
 use crate::error::Result;
@@ -42,10 +47,22 @@ use find::LogPages;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+/// Sets the checksum of candidates apart from other uses of the hash.
+const CANDIDATE_SALT: u64 = 0xC0DE;
+
+/// The form of the indexes of a log's dense tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IndexForm {
+    /// A word for every id: most of them are stored here.
+    Full,
+    /// A bit for every id, and words of those that are stored here, which are few.
+    Packed,
+}
+
 /// The index of one table.
 #[derive(Debug)]
 pub enum TableIndex {
-    /// One word per id.
+    /// Exact, one slot per id.
     Dense(DenseIndex),
     /// Compact hash and the salt that its hashes are made with.
     Sparse(SparseIndex, u64),
@@ -102,10 +119,29 @@ impl TableIndex {
         }
     }
 
+    /// A checksum over the slots that may hold `key`, whatever their order; 0 where there are none.
+    pub fn candidate_sum(&self, key: u64) -> u32 {
+        match self {
+            TableIndex::Dense(index) => index.get(key),
+            TableIndex::Sparse(index, salt) => {
+                let mut sum = None;
+                index.visit_candidates(mix(key, *salt), |slot| {
+                    // Slots are small numbers, whose plain sums would often be the same.
+                    let mixed = mix(u64::from(slot), CANDIDATE_SALT) as u32;
+                    sum = Some(mixed.wrapping_add(sum.unwrap_or(0)));
+                });
+                sum.map_or(0, |sum| sum.max(1))
+            }
+        }
+    }
+
     /// All slots that hold the newest copy of a key, in no useful order.
     pub fn slots(&self) -> Box<dyn Iterator<Item = u32> + '_> {
         match self {
-            TableIndex::Dense(index) => Box::new(index.iter().map(|(_, slot)| slot)),
+            TableIndex::Dense(index) => match index.words() {
+                Some(words) => Box::new(words.iter().copied().filter(|slot| *slot != 0)),
+                None => Box::new(index.iter().map(|(_, slot)| slot)),
+            },
             TableIndex::Sparse(index, _) => {
                 Box::new((0..index.partitions()).flat_map(|partition| index.slots(partition)))
             }
@@ -158,6 +194,8 @@ impl TableIndex {
 pub struct ClassLog {
     pages: Arc<LogPages>,
     segment_bytes: u64,
+    /// Of the indexes of dense tables.
+    form: IndexForm,
     /// Counts of held copies.
     segments: Segments,
     /// Rows on their way to storage.
@@ -203,6 +241,7 @@ impl ClassLog {
         Self {
             pages: Arc::new(LogPages { layout, file }),
             segment_bytes,
+            form: IndexForm::Full,
             segments,
             buffer,
             writer,

@@ -7,7 +7,8 @@
 use super::delta::{Decoded, Delta, DenseRow, decode, id_of};
 use super::file::check_header;
 use super::fillings::Fillings;
-use super::{ClassLog, Segments, TableIndex};
+use super::{ClassLog, IndexForm, Segments, TableIndex};
+use crate::config::StorageKind;
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::hash::mix;
 use crate::index::{DenseIndex, SparseIndex};
@@ -27,6 +28,8 @@ const BLOCK_DELTAS: usize = 32;
 pub struct LogRecovery {
     facts: ClassFacts,
     layout: PageLayout,
+    /// Of the indexes of dense tables.
+    form: IndexForm,
     /// By id, ascending.
     tables: Vec<RecoveredTable>,
     /// By id, where a table is among `tables`; 0 for ids of other classes, too.
@@ -49,6 +52,15 @@ struct RecoveredTable {
     missing: Option<Vec<bool>>,
 }
 
+/// How a recovery begins.
+struct Begin {
+    epoch: u64,
+    /// The oldest commit that is kept.
+    oldest: u64,
+    /// Of the indexes of dense tables.
+    form: IndexForm,
+}
+
 /// A copy that was outdated in an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Retained {
@@ -61,7 +73,7 @@ impl StorageRecovery for LogRecovery {
         if facts.num_embeddings.is_none() && facts.partitions.is_none() {
             bail!(Corrupt, "growing table '{}' has no partitions", facts.name);
         }
-        let index = TableIndex::empty(facts)?;
+        let index = TableIndex::empty(facts, self.form)?;
         let all = || vec![true; index.pieces() as usize];
         let missing = (!facts.born).then(all).filter(|missing| !missing.is_empty());
         self.push(facts, index, missing);
@@ -133,11 +145,70 @@ impl StorageRecovery for LogRecovery {
     }
 
     fn finish(
-        mut self: Box<Self>,
+        self: Box<Self>,
         at: &OpenAt,
         file: Arc<dyn File>,
-        medium: &dyn Medium,
+        medium: &Arc<dyn Medium>,
     ) -> Result<Box<dyn Storage>> {
+        Ok(Box::new(self.finish_log(at, file, medium)?))
+    }
+}
+
+impl LogRecovery {
+    /// Begins with a class without tables, in `epoch`. `fillings` is what its record says of the
+    /// begin of fillings; commits before `oldest` are not kept.
+    pub fn new(facts: &ClassFacts, fillings: &str, epoch: u64, oldest: u64) -> Result<Self> {
+        Self::in_form(facts, fillings, epoch, oldest, IndexForm::Full)
+    }
+
+    /// As `new`, of a log that holds few rows of its tables.
+    pub fn of_top(facts: &ClassFacts, fillings: &str, epoch: u64, oldest: u64) -> Result<Self> {
+        Self::in_form(facts, fillings, epoch, oldest, IndexForm::Packed)
+    }
+
+    fn in_form(
+        facts: &ClassFacts,
+        fillings: &str,
+        epoch: u64,
+        oldest: u64,
+        form: IndexForm,
+    ) -> Result<Self> {
+        let ClassFacts { class, row_bytes, page_bytes, segment_bytes, seed, .. } = *facts;
+        let layout = PageLayout::new(page_bytes, row_bytes, class, seed)?;
+        let pages = segment_bytes / page_bytes as u64;
+        let fillings = Fillings::new(layout.rows_per_page, pages, fillings)?;
+        let begin = Begin { epoch, oldest, form };
+        Ok(Self::with_fillings(*facts, layout, fillings, begin))
+    }
+
+    fn with_fillings(
+        facts: ClassFacts,
+        layout: PageLayout,
+        fillings: Fillings,
+        begin: Begin,
+    ) -> Self {
+        let Begin { epoch, oldest, form } = begin;
+        Self {
+            facts,
+            layout,
+            form,
+            tables: Vec::new(),
+            positions: Vec::new(),
+            fillings,
+            retained: Vec::new(),
+            oldest,
+            epoch,
+            written: BTreeMap::new(),
+        }
+    }
+
+    /// The log of the class at a commit, in its file, with the smallest buffers.
+    pub fn finish_log(
+        mut self,
+        at: &OpenAt,
+        file: Arc<dyn File>,
+        medium: &Arc<dyn Medium>,
+    ) -> Result<ClassLog> {
         self.check_complete()?;
         check_header(&*file, &self.facts)?;
         let ClassFacts { page_bytes, segment_bytes, .. } = self.facts;
@@ -161,42 +232,11 @@ impl StorageRecovery for LogRecovery {
             }
         };
         let mut log = ClassLog::bare(self.layout, file, segment_bytes, segments, sequence, medium)?;
+        log.form = self.form;
         for table in self.tables {
             log.add_table(table.id, table.index);
         }
-        Ok(Box::new(log))
-    }
-}
-
-impl LogRecovery {
-    /// Begins with a class without tables, in `epoch`. `fillings` is what its record says of the
-    /// begin of fillings; commits before `oldest` are not kept.
-    pub fn new(facts: &ClassFacts, fillings: &str, epoch: u64, oldest: u64) -> Result<Self> {
-        let ClassFacts { class, row_bytes, page_bytes, segment_bytes, seed } = *facts;
-        let layout = PageLayout::new(page_bytes, row_bytes, class, seed)?;
-        let pages = segment_bytes / page_bytes as u64;
-        let fillings = Fillings::new(layout.rows_per_page, pages, fillings)?;
-        Ok(Self::with_fillings(*facts, layout, fillings, epoch, oldest))
-    }
-
-    fn with_fillings(
-        facts: ClassFacts,
-        layout: PageLayout,
-        fillings: Fillings,
-        epoch: u64,
-        oldest: u64,
-    ) -> Self {
-        Self {
-            facts,
-            layout,
-            tables: Vec::new(),
-            positions: Vec::new(),
-            fillings,
-            retained: Vec::new(),
-            oldest,
-            epoch,
-            written: BTreeMap::new(),
-        }
+        Ok(log)
     }
 
     fn push(&mut self, facts: &TableFacts<'_>, index: TableIndex, missing: Option<Vec<bool>>) {
@@ -295,7 +335,8 @@ impl LogRecovery {
         let rows_per_page = self.layout.rows_per_page as u64;
         for RecoveredTable { name, index, .. } in &self.tables {
             if let TableIndex::Dense(index) = index
-                && segments.recovered_all(index.words(), rows_per_page..pages * rows_per_page)
+                && let Some(words) = index.words()
+                && segments.recovered_all(words, rows_per_page..pages * rows_per_page)
             {
                 continue;
             }
@@ -332,22 +373,42 @@ impl StorageRefresh for ClassLog {
         epoch: u64,
         oldest: u64,
     ) -> Box<dyn StorageRecovery> {
-        let layout = PageLayout { sequence_max: u64::MAX, ..self.layout().clone() };
-        let PageLayout { class, row_bytes, page_bytes, seed, .. } = layout;
-        let segment_bytes = self.segment_bytes;
-        let facts = ClassFacts { class, row_bytes, page_bytes, segment_bytes, seed };
-        let pages = segment_bytes / page_bytes as u64;
-        let fillings = Fillings::going_on(layout.rows_per_page, pages, self.segments.firsts());
-        let mut recovery = LogRecovery::with_fillings(facts, layout, fillings, epoch, oldest);
-        for facts in tables {
-            recovery.push(facts, self.take_index(facts.table), None);
-        }
-        Box::new(recovery)
+        Box::new(self.go_on_log(tables, epoch, oldest))
     }
 
     fn take_back(&mut self, recovery: Box<dyn StorageRecovery>) {
         let any: Box<dyn Any> = recovery;
         let recovery = any.downcast::<LogRecovery>().expect("a log is given a recovery of a log");
+        self.take_back_log(*recovery);
+    }
+}
+
+impl ClassLog {
+    /// As [`StorageRefresh::go_on`].
+    pub fn go_on_log(&mut self, tables: &[TableFacts<'_>], epoch: u64, oldest: u64) -> LogRecovery {
+        let layout = PageLayout { sequence_max: u64::MAX, ..self.layout().clone() };
+        let PageLayout { class, row_bytes, page_bytes, seed, .. } = layout;
+        let segment_bytes = self.segment_bytes;
+        let facts = ClassFacts {
+            class,
+            kind: StorageKind::Log,
+            row_bytes,
+            page_bytes,
+            segment_bytes,
+            seed,
+        };
+        let pages = segment_bytes / page_bytes as u64;
+        let fillings = Fillings::going_on(layout.rows_per_page, pages, self.segments.firsts());
+        let begin = Begin { epoch, oldest, form: self.form };
+        let mut recovery = LogRecovery::with_fillings(facts, layout, fillings, begin);
+        for facts in tables {
+            recovery.push(facts, self.take_index(facts.table), None);
+        }
+        recovery
+    }
+
+    /// As [`StorageRefresh::take_back`].
+    pub fn take_back_log(&mut self, recovery: LogRecovery) {
         for table in recovery.tables {
             self.add_table(table.id, table.index);
         }

@@ -1,15 +1,12 @@
 //! Sweeps of a log: the newest copies of its rows, page after page.
 
 use super::ClassLog;
-use super::find::LogPages;
-use super::segments::Sequences;
+use super::snapshot::{PageSnapshot, ReadPage};
 use crate::error::{Result, bail};
 use crate::metrics::ReadReport;
 use crate::storage::{
-    Areas, Checked, Finding, PageAddress, PageLayout, PageReader, StorageSweeps, Sweep, SweptRow,
-    TakeRows,
+    Areas, Checked, Finding, PageLayout, PageReader, StorageSweeps, Sweep, SweptRow, TakeRows,
 };
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Where the newest copies were when somebody looked: of one table a bit for each slot, of all
@@ -58,22 +55,16 @@ impl NewestCopies {
 impl StorageSweeps for ClassLog {
     fn sweep(&mut self, table: Option<u16>) -> Box<dyn Sweep> {
         let copies = self.newest_copies(table);
-        let copied = |number| {
-            let page = self.writer.page(number)?;
-            let rows = self.writer.rows_in(number, page);
-            Some((number, CopiedPage { rows, words: bytemuck::cast_slice(page).to_vec() }))
-        };
-        let in_memory = self.writer.pages_in_memory().filter(|page| copies.has_page(*page));
         Box::new(PageSweep {
-            pages: Arc::clone(&self.pages),
+            pages: self.page_snapshot(|page| copies.has_page(page)),
             table,
-            in_memory: in_memory.filter_map(copied).collect(),
             copies,
-            sequences: self.segments.sequences(),
             next: 0,
             ticket: self.segments.begin_read(),
         })
     }
+
+    fn advance(&mut self, _: &mut dyn Sweep) {}
 
     fn is_newest(&self, table: u16, key: u64, place: u32) -> bool {
         self.is_indexed(table, key, place) && self.buffer.find(table, key).is_none()
@@ -120,31 +111,22 @@ impl ClassLog {
     }
 }
 
-/// A page that had not reached the device when a sweep began.
-struct CopiedPage {
-    rows: usize,
-    words: Vec<f32>,
-}
-
-/// A sweep under way. It has all that it needs of the log as that was when it began, copies of the
-/// pages included that had not reached the device. Its ticket keeps the others from being written
-/// again.
+/// A sweep under way. It has all that it needs of the log as that was when it began. Its ticket
+/// keeps pages on the device from being written again.
 struct PageSweep {
-    pages: Arc<LogPages>,
+    pages: PageSnapshot,
     table: Option<u16>,
     copies: NewestCopies,
-    sequences: Sequences,
-    /// Until they are handed over.
-    in_memory: BTreeMap<u32, CopiedPage>,
     /// The next page to look at.
     next: u32,
     ticket: u64,
 }
 
 impl PageSweep {
-    /// Hands over the rows of a verified page, which has so many.
-    fn take(&self, number: u32, page: &[u8], rows: usize, each: &mut TakeRows<'_>) -> Result<()> {
-        let LogPages { layout, file } = &*self.pages;
+    /// Hands over the rows of a page.
+    fn take(&self, page: &ReadPage<'_>, each: &mut TakeRows<'_>) -> Result<()> {
+        let ReadPage { number, bytes: page, rows } = *page;
+        let layout = self.pages.layout();
         let Some(table) = self.table else {
             return each(&mut self.copies.rows_of(layout, number, page, rows));
         };
@@ -163,7 +145,7 @@ impl PageSweep {
                 Corrupt,
                 "{}, slot {slot}: the index says table {table}, the page has another row or none; \
                  restore from a copy, or open an earlier commit with step=",
-                file.name()
+                self.pages.file_name()
             );
         }
         Ok(())
@@ -177,25 +159,11 @@ impl Sweep for PageSweep {
         reader: &mut PageReader,
         each: &mut TakeRows<'_>,
     ) -> Result<Option<ReadReport>> {
-        let LogPages { layout, file } = &*self.pages;
-        let all = self.copies.pages(self.next).map(|page| PageAddress { file: 0, page });
-        let pages: Vec<PageAddress> = all.take(most).collect();
+        let pages: Vec<u32> = self.copies.pages(self.next).take(most).collect();
         let Some(last) = pages.last() else { return Ok(None) };
-        self.next = last.page + 1;
-        let mut left = Vec::with_capacity(pages.len());
-        for at in pages {
-            match self.in_memory.remove(&at.page) {
-                Some(copy) => {
-                    self.take(at.page, bytemuck::cast_slice(&copy.words), copy.rows, each)?
-                }
-                None => left.push(at),
-            }
-        }
-        let report = reader.read(&*self.pages, &left, &mut |at, page| {
-            let expected = self.sequences.of_page(at.page);
-            layout.verify_sequence(page, at.page, file.name(), &expected)?;
-            self.take(at.page, page, layout.rows_in(page), each)
-        })?;
+        self.next = last + 1;
+        let report = self.pages.read(&pages, reader, &mut |page| self.take(&page, each))?;
+        self.pages.forget_before(self.next);
         Ok(Some(report))
     }
 

@@ -38,22 +38,19 @@ impl StorageWrite for ClassLog {
         self.buffer.remove(table, key)
     }
 
+    fn write_place(&self, _: u16, _: u64) -> u64 {
+        0
+    }
+
+    fn sorts_writes(&self) -> bool {
+        false
+    }
+
     fn flush(&mut self, now: u32) -> Result<u64> {
-        let rows = self.buffer.len() as u64;
         let mut order = std::mem::take(&mut self.order);
         self.buffer.longest_dirty_first(now, &mut order);
-        let mut words = std::mem::take(&mut self.scratch);
-        for at in &order {
-            let row = self.buffer.at(*at);
-            words.clear();
-            words.extend_from_slice(row.words);
-            let DirtyRow { table, key, dirty_since, origin, .. } = row;
-            self.append(DirtyRow { table, key, dirty_since, origin, words: &words })?;
-        }
-        self.buffer.clear();
         self.order = order;
-        self.scratch = words;
-        Ok(rows)
+        self.flush_in_order()
     }
 
     fn append(&mut self, row: DirtyRow<'_>) -> Result<u32> {
@@ -71,22 +68,8 @@ impl StorageWrite for ClassLog {
         if slot == 0 {
             return;
         }
-        let sparse = match self.index_mut(table) {
-            TableIndex::Dense(index) => {
-                assert_eq!(index.set(key, 0), slot, "a deleted row's origin is its newest copy");
-                false
-            }
-            TableIndex::Sparse(index, salt) => {
-                let hash = mix(key, *salt);
-                assert!(index.remove(hash, slot), "a deleted row's origin is indexed");
-                true
-            }
-        };
-        self.segments.outdated(slot);
+        self.forget(table, key, slot);
         *self.deleted.entry(self.segments.epoch()).or_default() += 1;
-        if !planted::is(Bug::DeleteDeltaLost) {
-            self.deltas.push(Delta::Delete { table, key, old: slot }, sparse);
-        }
     }
 
     fn shrink_index(&mut self, table: u16, most: usize) {
@@ -104,6 +87,55 @@ impl StorageWrite for ClassLog {
 }
 
 impl ClassLog {
+    /// Writes the rows that wait in the order of `place`, given a table and a key.
+    pub fn flush_by(&mut self, place: impl Fn(u16, u64) -> u64) -> Result<u64> {
+        let mut order = std::mem::take(&mut self.order);
+        self.buffer.longest_dirty_first(0, &mut order);
+        order.sort_by_cached_key(|at| {
+            let DirtyRow { table, key, .. } = self.buffer.at(*at);
+            place(table, key)
+        });
+        self.order = order;
+        self.flush_in_order()
+    }
+
+    /// Writes the rows that wait, in the order that was made.
+    fn flush_in_order(&mut self) -> Result<u64> {
+        let rows = self.buffer.len() as u64;
+        let order = std::mem::take(&mut self.order);
+        let mut words = std::mem::take(&mut self.scratch);
+        for at in &order {
+            let row = self.buffer.at(*at);
+            words.clear();
+            words.extend_from_slice(row.words);
+            let DirtyRow { table, key, dirty_since, origin, .. } = row;
+            self.append(DirtyRow { table, key, dirty_since, origin, words: &words })?;
+        }
+        self.buffer.clear();
+        self.order = order;
+        self.scratch = words;
+        Ok(rows)
+    }
+
+    /// Takes a key out of the index, whose newest copy is at `slot`, and notes that it did.
+    pub(super) fn forget(&mut self, table: u16, key: u64, slot: u32) {
+        let sparse = match self.index_mut(table) {
+            TableIndex::Dense(index) => {
+                assert_eq!(index.set(key, 0), slot, "a row's origin is its newest copy");
+                false
+            }
+            TableIndex::Sparse(index, salt) => {
+                let hash = mix(key, *salt);
+                assert!(index.remove(hash, slot), "a row's origin is indexed");
+                true
+            }
+        };
+        self.segments.outdated(slot);
+        if !planted::is(Bug::DeleteDeltaLost) {
+            self.deltas.push(Delta::Delete { table, key, old: slot }, sparse);
+        }
+    }
+
     /// Where a flushed row goes when rows are told apart: one whose last copy lived while less was
     /// written than [`HOT_SHARE`] of the newest copies is taken for one that is rewritten as soon
     /// again; one that cleaning had to move is not. (SepBIT, FAST'22: the last lifespan tells the

@@ -1,40 +1,93 @@
-//! The bottom of the `lsm` layout: immutable partition files of rows in order.
+//! The `lsm` layout: a log of the newest rows above one bottom of sorted partitions.
 //!
-//! The rows of a class lie in partitions, each with the rows of a range of the [`order`]. A look-up
-//! finds its partition by binary search in the [`version`], the page by the [`fences`] and the row
-//! in the page, so that a stored row costs one page, rarely two. A [`merge`] takes in what is
-//! newer: it writes the rows of some partitions and their changes to new files, and an edit of the
-//! version puts these in the place of the old ones. Readers keep the [`snapshot`] that they began
-//! with.
+//! The top is a [`ClassLog`] with its exact index, which the newest few per cent of the rows keep
+//! small. What it does not have is in one page of the [`bottom`], which the fences of a partition
+//! name: 0.02 to 0.1 bytes of memory per row. Rows that are written often live and die in the top.
+//! A unit of upkeep takes the rows of one partition's range out of the top and writes the
+//! partition anew, without the class lock; one edit of the version puts it in the place of the old
+//! one. A key that is deleted while the bottom may have its row leaves a tombstone, in memory and
+//! in the journal, until a merge has dropped the row.
 //!
-//! Format: `docs/formats/partition-file.md`.
+//! A copy that the top still has of a row which a merge has taken shadows an equal row. So the edit
+//! comes first, and the copies are dropped afterwards, as slowly as the caller likes.
 
-pub mod fences;
-pub mod file;
-pub mod merge;
-pub mod order;
-pub mod partition;
-pub mod snapshot;
-pub mod version;
-pub mod writer;
+pub mod bottom;
+mod changes;
+mod check;
+mod create;
+mod cut;
+mod find;
+mod newest;
+mod pages;
+mod recovery;
+mod room;
+mod stats;
+mod sweep;
+mod tombstones;
+mod unit;
+mod upkeep;
+mod write;
 
-#[cfg(test)]
-mod fences_tests;
-#[cfg(test)]
-mod merge_tests;
-#[cfg(test)]
-mod partition_tests;
-#[cfg(test)]
-mod snapshot_tests;
-#[cfg(test)]
-mod testing;
-#[cfg(test)]
-mod version_tests;
+pub use create::create;
+pub use recovery::LsmRecovery;
 
-pub use file::{Facts, Shape};
-pub use merge::{Change, Changes, Merge, MergePlan, Merged, Newer};
-pub use order::{Orders, Place, PlaceRange, TableOrder};
-pub use partition::{Partition, Partitions};
-pub use snapshot::{Bottom, Snapshot};
-pub use version::{Edit, Version};
-pub use writer::PartitionWriter;
+use super::log::ClassLog;
+use super::{ClassFacts, Storage};
+use crate::io::Medium;
+use bottom::{Bottom, Place, TableOrder};
+use changes::Changes;
+use pages::LsmPages;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use tombstones::Tombstones;
+use upkeep::Upkeep;
+
+/// Origins from here on are of rows that the bottom has and the top has not. What they have more is
+/// the number of the partition; a row keeps it when that is merged, and nobody may rely on it.
+const IN_BOTTOM: u32 = 1 << 31;
+
+/// The storage of one row class.
+pub struct Lsm {
+    facts: ClassFacts,
+    medium: Arc<dyn Medium>,
+    top: ClassLog,
+    bottom: Bottom,
+    pages: Arc<LsmPages>,
+    tombstones: Tombstones,
+    changes: Changes,
+    /// Reads under way.
+    tickets: BTreeSet<u64>,
+    /// More than that of any read.
+    next_ticket: u64,
+    upkeep: Upkeep,
+}
+
+impl Storage for Lsm {}
+
+impl Lsm {
+    fn order(&self, table: u16) -> TableOrder {
+        self.bottom.orders().of(table).expect("the table belongs to this class")
+    }
+
+    fn place(&self, table: u16, key: u64) -> Place {
+        Place { table, rank: 0, position: self.order(table).position(key) }
+    }
+
+    fn is_dense(&self, table: u16) -> bool {
+        self.order(table) == TableOrder::ByKey
+    }
+
+    /// Whether the bottom may have a row at `place`, or will have one of the unit under way.
+    fn may_be_below(&self, place: Place) -> bool {
+        self.upkeep.takes(place) || self.bottom.snapshot().candidates(place).next().is_some()
+    }
+
+    /// What the top is told of an origin: rows of the bottom are new to it.
+    fn origin_above(&self, table: u16, origin: Option<u32>) -> Option<u32> {
+        match origin {
+            _ if self.is_dense(table) => None,
+            Some(origin) if origin >= IN_BOTTOM => Some(0),
+            origin => origin,
+        }
+    }
+}

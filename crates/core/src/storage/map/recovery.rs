@@ -110,7 +110,7 @@ impl StorageRecovery for MapRecovery {
         self: Box<Self>,
         at: &OpenAt,
         file: Arc<dyn File>,
-        _: &dyn Medium,
+        _: &Arc<dyn Medium>,
     ) -> Result<Box<dyn Storage>> {
         self.check_complete()?;
         let position = at.position.max(at.write_after.unwrap_or(0));

@@ -115,7 +115,12 @@ impl Inner {
     ) -> Result<bool> {
         let rows = class.tier.as_ref().and_then(|tier| {
             let new = || Portions::new(engine, class, &tier.cache);
-            let most = tier.plan.storage.parked_rows().min(PORTION_ROWS);
+            // Sorted rows are worth longer portions: more of them share a page.
+            let most = match class.sorts_writes {
+                true => usize::MAX,
+                false => PORTION_ROWS,
+            };
+            let most = tier.plan.storage.parked_rows().min(most);
             portions.get_or_insert_with(new).next(&tier.cache, most)
         });
         // Never waits for a class that is closed: who holds it may wait for the record.
@@ -182,6 +187,11 @@ impl Inner {
         rows: &[(u32, u32)],
     ) -> Result<()> {
         let mut written = 0;
+        let mut sorted = Vec::new();
+        let rows = match log.sorts_writes() {
+            true => in_write_order(class.cache(), log, rows, &mut sorted),
+            false => rows,
+        };
         for (_, slot) in rows {
             let mut result = Ok(());
             let stored = class.cache().write_back(*slot, |row| match row.captured {
@@ -299,6 +309,20 @@ impl Inner {
         class.phase.store(ClassPhase::Closed as u8, Ordering::Release);
         Ok(())
     }
+}
+
+/// These rows in the order in which the storage wants them.
+fn in_write_order<'a>(
+    cache: &Cache,
+    log: &dyn Storage,
+    rows: &[(u32, u32)],
+    sorted: &'a mut Vec<(u32, u32)>,
+) -> &'a [(u32, u32)] {
+    sorted.extend_from_slice(rows);
+    sorted.sort_by_cached_key(|(_, slot)| {
+        cache.with_slot(*slot, |row| log.write_place(row.table, row.key)).unwrap_or(0)
+    });
+    sorted
 }
 
 /// Writes a row to the log and says where it is.

@@ -231,8 +231,10 @@ impl Inner {
         let number = history.journal().number() + 1;
         let reserved = if deltas == 0 { 0 } else { deltas + commits };
         let growth = JournalFile::bytes_for(catalog_bytes + reserved);
-        let next = self
-            .take_for_commit(history, growth, |_| self.next_journal(number, &catalog, reserved));
+        let version = JournalFile::version_for(engine.classes.iter().map(|class| &class.record));
+        let next = self.take_for_commit(history, growth, |_| {
+            self.next_journal(number, version, &catalog, reserved)
+        });
         match next {
             Ok(next) => {
                 note(Branch::JournalBegun);
@@ -254,7 +256,7 @@ impl Inner {
         Ok(())
     }
 
-    fn remove_if_there(&self, name: &str) -> Result<()> {
+    pub(super) fn remove_if_there(&self, name: &str) -> Result<()> {
         if has_file(&*self.medium, name)? { self.medium.remove(name) } else { Ok(()) }
     }
 
@@ -262,11 +264,12 @@ impl Inner {
     fn next_journal(
         &self,
         number: u64,
+        version: u32,
         catalog: &[(RecordKind, Vec<u8>)],
         reserved: u64,
     ) -> Result<JournalFile> {
         self.remove_if_there(&name_of(number))?;
-        let mut next = JournalFile::create(&*self.medium, self.seed, number)?;
+        let mut next = JournalFile::create(&*self.medium, self.seed, number, version)?;
         for (kind, record) in catalog {
             next.append(*kind, record)?;
         }

@@ -115,10 +115,12 @@ impl Inner {
         // The name of the superblock, if a sync after its creation has failed: before all others.
         medium.sync_dir()?;
         self.write_head(history, head)?;
+        // It has no classes yet.
+        let version = JournalFile::version_for(std::iter::empty());
         let mut journal = if has_file(medium, &name_of(1))? {
             JournalFile::create_again(medium, self.seed, 1)?
         } else {
-            JournalFile::create(medium, self.seed, 1)?
+            JournalFile::create(medium, self.seed, 1, version)?
         };
         journal.append(RecordKind::CycleEnd, &[])?;
         medium.sync_dir()?;

@@ -17,6 +17,7 @@ mod history;
 mod pending;
 mod refused;
 mod spare;
+mod version;
 
 pub(super) use history::{History, KeptSums};
 pub(super) use pending::CommitGate;
@@ -284,6 +285,7 @@ impl Inner {
             history.written_before = pages + self.bytes_beside_pages();
             let before = history.journal().position();
             history.append_json(RecordKind::Commit, &record)?;
+            record.place = (history.journal().number(), history.journal().position());
             let bytes = history.journal().position() - before;
             history.cycle_bytes += bytes;
             self.metrics.journal_bytes.fetch_add(bytes + head::BYTES, Ordering::Relaxed);
@@ -314,7 +316,8 @@ impl Inner {
         Ok(Made { info, oldest_kept, needed })
     }
 
-    /// Lets go of what neither kept commits nor readers need. The caller holds no class.
+    /// Lets go of what neither kept commits nor readers need, and goes on with upkeep. The caller
+    /// holds no class.
     fn release(&self, engine: &Engine, made: &Made) -> Result<()> {
         let Made { oldest_kept, needed, .. } = *made;
         // The commit is made: an error here leaves what is there.
@@ -326,7 +329,11 @@ impl Inner {
         for class in &engine.classes {
             class.log.lock().drop_commits_before(released + early);
         }
-        self.give_back_room(engine)
+        self.give_back_room(engine)?;
+        // What fails here has poisoned the store, which the next change tells: whoever committed
+        // is told of the commit.
+        let _ = self.upkeep(engine);
+        Ok(())
     }
 
     /// Counts what the commit under way would have made durable as uncommitted again.

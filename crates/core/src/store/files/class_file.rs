@@ -1,5 +1,5 @@
-//! The file of a row class: its name, and whether it is of this store. What is in it belongs to
-//! the layout.
+//! The files of a row class: their names, and whether they are of this store. What is in them
+//! belongs to the layout.
 
 use crate::error::{Result, bail};
 use crate::io::{File, Medium, OpenMode};
@@ -8,6 +8,8 @@ use crate::store::has_file;
 use std::sync::Arc;
 
 const PREFIX: &str = "rows-";
+/// What names of partitions begin with: a class and a number follow.
+const PARTITION_PREFIX: &str = "part-";
 
 /// The file of a class's pages.
 pub(in crate::store) fn class_file_name(class: u16) -> String {
@@ -18,6 +20,20 @@ pub(in crate::store) fn class_file_name(class: u16) -> String {
 pub(in crate::store) fn class_of(name: &str) -> Option<u16> {
     let class = name.strip_prefix(PREFIX)?.parse().ok()?;
     (class_file_name(class) == name).then_some(class)
+}
+
+/// Whether a file of this name has rows: it is that of a class's pages, or one of its partitions.
+pub(in crate::store) fn has_rows(name: &str) -> bool {
+    class_of(name).is_some() || is_partition(name)
+}
+
+fn is_partition(name: &str) -> bool {
+    let numbers = name.strip_prefix(PARTITION_PREFIX).and_then(|rest| rest.split_once('-'));
+    let parsed = numbers.and_then(|(class, number)| {
+        let (class, number): (u16, u32) = (class.parse().ok()?, number.parse().ok()?);
+        Some(format!("{PARTITION_PREFIX}{class}-{number}"))
+    });
+    parsed.is_some_and(|canonical| canonical == name)
 }
 
 /// Creates the file of a new class, empty, in the place of one that was left.
@@ -53,4 +69,22 @@ pub(in crate::store) fn refuse_other_store(
         );
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_of_files_with_rows_are_taken_for_such() {
+        for name in ["rows-0", "rows-65535", "part-0-1", "part-65535-4294967295"] {
+            assert!(has_rows(name), "{name}");
+        }
+        let others = ["rows-", "rows-01", "rows-65536", "rows-0-1", "part-0", "part-0-", "part--1"];
+        let odd =
+            ["part-0-01", "part-00-1", "part-65536-1", "part-0-1-2", "part-0-+1", "parts-0-1"];
+        for name in others.iter().chain(&odd) {
+            assert!(!has_rows(name), "{name}");
+        }
+    }
 }

@@ -6,7 +6,9 @@
 //! everything before them is durable. The same holds of a header that does not check; one that does
 //! and is of another store was put there.
 
+use super::ClassRecord;
 use crate::activation::{Branch, note};
+use crate::config::StorageKind;
 use crate::error::{Result, bail};
 use crate::io::{File, Medium, OpenMode};
 use std::ops::Range;
@@ -14,7 +16,12 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 const MAGIC: [u8; 8] = *b"ERJOURNL";
-const VERSION: u32 = 1;
+/// Of files that know no storage but logs. Builds that read no other take a class of another kind
+/// for a log, so a file in which one is recorded has the next version from its first class on.
+const VERSION_OF_LOGS: u32 = 1;
+const VERSION: u32 = 2;
+/// Where a header has the version.
+const VERSION_AT: u64 = 8;
 /// Bytes before the first record.
 pub(crate) const HEADER_BYTES: u64 = 40;
 const RECORD_HEADER_BYTES: usize = 16;
@@ -68,6 +75,17 @@ pub(crate) fn numbers(medium: &dyn Medium) -> Result<Vec<u64>> {
     Ok(numbers)
 }
 
+fn header(version: u32, number: u64, seed: u64) -> Vec<u8> {
+    let mut header = Vec::with_capacity(HEADER_BYTES as usize);
+    header.extend_from_slice(&MAGIC);
+    header.extend_from_slice(&version.to_le_bytes());
+    header.extend_from_slice(&0u32.to_le_bytes());
+    header.extend_from_slice(&number.to_le_bytes());
+    header.extend_from_slice(&seed.to_le_bytes());
+    header.extend_from_slice(&xxh3_64_with_seed(&header, 0).to_le_bytes());
+    header
+}
+
 fn checksum(seed: u64, number: u64, position: u64, head: &[u8], payload: &[u8]) -> u64 {
     let place = xxh3_64_with_seed(&[number.to_le_bytes(), position.to_le_bytes()].concat(), seed);
     let head = xxh3_64_with_seed(head, place);
@@ -80,16 +98,30 @@ pub(crate) struct JournalFile {
     file: Arc<dyn File>,
     seed: u64,
     number: u64,
+    version: u32,
     position: u64,
     allocated: u64,
     buffer: Vec<u8>,
 }
 
 impl JournalFile {
+    /// The version of a file that has records of these classes.
+    pub(crate) fn version_for<'a>(mut classes: impl Iterator<Item = &'a ClassRecord>) -> u32 {
+        match classes.all(|class| class.storage == StorageKind::Log) {
+            true => VERSION_OF_LOGS,
+            false => VERSION,
+        }
+    }
+
     /// Creates file `number`. It becomes durable with the next `sync` and `sync_dir`.
-    pub(crate) fn create(medium: &dyn Medium, seed: u64, number: u64) -> Result<Self> {
+    pub(crate) fn create(
+        medium: &dyn Medium,
+        seed: u64,
+        number: u64,
+        version: u32,
+    ) -> Result<Self> {
         let file = medium.open(&name_of(number), OpenMode::CreateNew)?;
-        Self::begin(file, seed, number)
+        Self::begin(file, seed, number, version)
     }
 
     /// As `create`, in place of what a crash before the first commit has left in the file, whose
@@ -98,23 +130,17 @@ impl JournalFile {
         let file = medium.open(&name_of(number), OpenMode::ReadWrite)?;
         file.set_len(0)?;
         file.sync()?;
-        Self::begin(file, seed, number)
+        Self::begin(file, seed, number, VERSION_OF_LOGS)
     }
 
-    fn begin(file: Arc<dyn File>, seed: u64, number: u64) -> Result<Self> {
-        let mut header = Vec::with_capacity(HEADER_BYTES as usize);
-        header.extend_from_slice(&MAGIC);
-        header.extend_from_slice(&VERSION.to_le_bytes());
-        header.extend_from_slice(&0u32.to_le_bytes());
-        header.extend_from_slice(&number.to_le_bytes());
-        header.extend_from_slice(&seed.to_le_bytes());
-        header.extend_from_slice(&xxh3_64_with_seed(&header, 0).to_le_bytes());
+    fn begin(file: Arc<dyn File>, seed: u64, number: u64, version: u32) -> Result<Self> {
         file.allocate(0, ALLOCATE_BYTES)?;
-        file.write_at(&header, 0)?;
+        file.write_at(&header(version, number, seed), 0)?;
         Ok(Self {
             file,
             seed,
             number,
+            version,
             position: HEADER_BYTES,
             allocated: ALLOCATE_BYTES,
             buffer: Vec::new(),
@@ -134,7 +160,56 @@ impl JournalFile {
         }
         file.set_len(position)?;
         file.sync()?;
-        Ok(Self { file, seed, number, position, allocated: position, buffer: Vec::new() })
+        let mut version = [0; 4];
+        file.read_at(&mut version, VERSION_AT)?;
+        let version = u32::from_le_bytes(version);
+        Ok(Self { file, seed, number, version, position, allocated: position, buffer: Vec::new() })
+    }
+
+    /// Gives the file another version, durably. A crash may leave the header damaged, so the file
+    /// has no commit.
+    pub(crate) fn set_version(&mut self, version: u32) -> Result<()> {
+        self.file.write_at(&header(version, self.number, self.seed), 0)?;
+        self.file.sync()?;
+        self.version = version;
+        Ok(())
+    }
+
+    /// Appends the records of another file from `begin`, the end of a record, to its end.
+    pub(crate) fn append_from(
+        &mut self,
+        medium: &dyn Medium,
+        other: &JournalFile,
+        begin: u64,
+    ) -> Result<()> {
+        let mut reader = JournalReader::open_unchecked(medium, self.seed, other.number)?;
+        reader.go_to(begin);
+        while reader.position() < other.position {
+            let Some(kind) = reader.next()? else {
+                bail!(
+                    Io,
+                    "{} cannot be read at byte {}, although it was written since the store was \
+                     opened; open the store again",
+                    other.file.name(),
+                    reader.position()
+                );
+            };
+            self.append(kind, reader.payload())?;
+        }
+        Ok(())
+    }
+
+    /// Cuts off what follows `position`, durably.
+    pub(crate) fn cut_off(&mut self, position: u64) -> Result<()> {
+        self.file.set_len(position)?;
+        self.file.sync()?;
+        (self.position, self.allocated) = (position, position);
+        Ok(())
+    }
+
+    /// Which builds read it.
+    pub(crate) fn version(&self) -> u32 {
+        self.version
     }
 
     /// Makes the bytes of file `number` between two records durable, whatever became of earlier
@@ -276,6 +351,16 @@ impl JournalReader {
     /// created the file has crashed, or it is damaged. *Errors*: `Corrupt` when the header is
     /// sound, and of another store or file.
     pub(crate) fn open(medium: &dyn Medium, seed: u64, number: u64) -> Result<Option<Self>> {
+        Self::open_up_to(VERSION, medium, seed, number)
+    }
+
+    /// As `open`, by a build that reads files of versions up to `newest`.
+    pub(in crate::store) fn open_up_to(
+        newest: u32,
+        medium: &dyn Medium,
+        seed: u64,
+        number: u64,
+    ) -> Result<Option<Self>> {
         let reader = Self::open_unchecked(medium, seed, number)?;
         if reader.len < HEADER_BYTES {
             return Ok(None);
@@ -292,10 +377,10 @@ impl JournalReader {
             return Ok(None);
         }
         let version = u32::from_le_bytes([header[8], header[9], header[10], header[11]]);
-        if version != VERSION {
+        if !(VERSION_OF_LOGS..=newest).contains(&version) {
             bail!(
                 Unsupported,
-                "{} has version {version}, this build reads {VERSION}; use a newer embedrock",
+                "{} has version {version}, this build reads up to {newest}; use a newer embedrock",
                 file.name()
             );
         }

@@ -1,16 +1,19 @@
 //! The records of the journal that are not deltas.
 
-use crate::config::{CommitInfo, TableSpec};
+use crate::config::{CommitInfo, StorageKind, TableSpec, is_default};
 use crate::error::{Result, bail};
 use crate::io::DeviceCurve;
 use crate::storage::{ClassFacts, TableFacts};
 use crate::store::files::state::StateRef;
 use serde::{Deserialize, Serialize};
 
-/// A row class: every table whose rows take the same number of bytes.
+/// A row class: every table whose rows take the same number of bytes and are stored alike.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct ClassRecord {
     pub(crate) id: u16,
+    /// How its rows are stored. Records of logs do not have it.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub(crate) storage: StorageKind,
     pub(crate) row_bytes: usize,
     pub(crate) page_bytes: usize,
     pub(crate) segment_bytes: u64,
@@ -22,10 +25,15 @@ pub(crate) struct ClassRecord {
 }
 
 impl ClassRecord {
+    /// Whether a table of such rows belongs to it.
+    pub(crate) fn is_for(&self, row_bytes: usize, storage: StorageKind) -> bool {
+        self.row_bytes == row_bytes && self.storage == storage
+    }
+
     /// What a layout is told of the class, in a store with this seed of checksums.
     pub(crate) fn facts(&self, seed: u64) -> ClassFacts {
-        let Self { id, row_bytes, page_bytes, segment_bytes, .. } = *self;
-        ClassFacts { class: id, row_bytes, page_bytes, segment_bytes, seed }
+        let Self { id, storage, row_bytes, page_bytes, segment_bytes, .. } = *self;
+        ClassFacts { class: id, kind: storage, row_bytes, page_bytes, segment_bytes, seed }
     }
 }
 

@@ -7,6 +7,7 @@
 //! when it has a name that only a newer version knows.
 
 use super::{ClassCounters, ClassRecord, CommitRecord, TableRecord};
+use crate::config::StorageKind;
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::row::{Dtype, RowLayout};
 use crate::storage;
@@ -26,7 +27,8 @@ fn stored<T>(result: Result<T>, what: &str) -> Result<T> {
 impl ClassRecord {
     /// Refuses what no store writes as its next class after `classes`.
     pub(crate) fn verify(&self, classes: &[ClassRecord]) -> Result<()> {
-        let Self { id, row_bytes, page_bytes: _, segment_bytes: _, curve, fillings: _ } = self;
+        // The layout checks the other sizes.
+        let Self { id, row_bytes, curve, .. } = self;
         if usize::from(*id) != classes.len() {
             bail!(Corrupt, "class {id} is recorded as number {}", classes.len());
         }
@@ -67,13 +69,16 @@ impl TableRecord {
         }
         let layout = stored(spec.validate(), &what)?;
         match classes.get(usize::from(*class)) {
-            Some(class) if class.row_bytes == layout.row_bytes() => {}
+            Some(class) if class.is_for(layout.row_bytes(), spec.storage) => {}
             Some(class) => bail!(
                 Corrupt,
-                "{what}: its rows take {} bytes, those of its class {} take {}",
+                "{what}: its rows take {} bytes in storage \"{}\", those of its class {} take {} \
+                 in \"{}\"",
                 layout.row_bytes(),
+                spec.storage.name(),
                 class.id,
-                class.row_bytes
+                class.row_bytes,
+                class.storage.name()
             ),
             None => bail!(Corrupt, "{what}: its class {class} does not exist"),
         }
@@ -86,7 +91,11 @@ impl TableRecord {
         }
         // An index is allocated before its pieces are read, and all of them are in this file.
         let pieces = match (spec.num_embeddings, partitions) {
-            (Some(rows), _) => rows.saturating_mul(4),
+            (Some(rows), _) => match spec.storage {
+                StorageKind::Log => rows.saturating_mul(4),
+                // A bit for each id, and the words of those that have a row in the top.
+                StorageKind::Lsm => rows / 8,
+            },
             (None, partitions) => u64::from(partitions.unwrap_or(0)) * PIECE_BYTES_MIN,
         };
         if !born && pieces > file_bytes {
@@ -201,6 +210,9 @@ mod tests {
             assert!(error.message().contains(name), "{error}");
             assert!(error.message().starts_with("a test record has an unknown"), "{error}");
         }
+        let error = table("\"dtype\"", "\"storage\":\"tape\",\"dtype\"", 0).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+        assert!(error.message().contains("tape"), "{error}");
         assert_eq!(table("\"id\":0", "\"id\":", 0).unwrap_err().kind(), ErrorKind::Corrupt);
     }
 
@@ -218,6 +230,7 @@ mod tests {
             ("\"partitions\":null", "\"partitions\":16", 0),
             ("\"name\":\"t\"", "\"name\":\"\"", 0),
             ("true", "false", 3999),
+            ("\"dtype\"", "\"storage\":\"lsm\",\"dtype\"", 4000),
         ] {
             let error = table(from, to, file_bytes).expect_err(to);
             assert_eq!(error.kind(), ErrorKind::Corrupt, "{to}: {error}");

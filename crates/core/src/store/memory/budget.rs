@@ -4,7 +4,7 @@
 //! that, the smallest budget that works is named.
 
 use crate::cache::{CACHE_FIXED_BYTES, CacheShape, PolicyKind, WAYS_MIN};
-use crate::config::{Memory, MemoryUnit, TableSpec};
+use crate::config::{Memory, MemoryUnit, StorageKind, TableSpec};
 use crate::error::{Result, bail};
 use crate::io::{Buffers, pow2_below};
 use crate::storage::{Demand, Share};
@@ -13,6 +13,7 @@ use crate::store::journal::ClassRecord;
 /// What the plan must know of a row class.
 #[derive(Clone, Debug, Default)]
 pub(in crate::store) struct ClassDemand {
+    pub(in crate::store) kind: StorageKind,
     pub(in crate::store) row_bytes: usize,
     pub(in crate::store) page_bytes: usize,
     /// Requests in flight that the device needs to give its rate.
@@ -36,6 +37,7 @@ impl ClassDemand {
         let curve = record.curve.as_ref();
         let depth = curve.map_or(READ_DEPTH_USUAL, |curve| curve.depth.clamp(1, READ_DEPTH_MAX));
         Self {
+            kind: record.storage,
             row_bytes: record.row_bytes,
             page_bytes: record.page_bytes,
             read_depth: depth,
@@ -45,7 +47,7 @@ impl ClassDemand {
     }
 
     fn storage(&self) -> Demand {
-        Demand { row_bytes: self.row_bytes, page_bytes: self.page_bytes }
+        Demand { kind: self.kind, row_bytes: self.row_bytes, page_bytes: self.page_bytes }
     }
 
     /// Itself with every page and depth that it may have at the next open.
@@ -343,6 +345,7 @@ mod tests {
 
     fn demand(rows: u64, row_bytes: usize) -> ClassDemand {
         ClassDemand {
+            kind: StorageKind::Log,
             row_bytes,
             page_bytes: 4096,
             read_depth: 128,

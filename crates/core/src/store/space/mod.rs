@@ -17,7 +17,11 @@
 
 mod flush;
 mod reserve;
+mod upkeep;
 
+pub(in crate::store) use upkeep::UnitUnderWay;
+
+use crate::config::{StorageKind, StoreOptions};
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::storage::Storage;
 use crate::store::Inner;
@@ -26,6 +30,19 @@ use crate::store::engine::{Class, Engine};
 use crate::store::files::state::STATE_BYTES_KEPT_FREE;
 use crate::store::journal::JOURNAL_BYTES_PER_COMMIT;
 use std::sync::atomic::Ordering;
+
+/// Refuses a disk bound for rows whose storage cannot keep it: an lsm whose disk is full does not
+/// merge what would make room.
+pub(in crate::store) fn check_bound(options: &StoreOptions, storage: StorageKind) -> Result<()> {
+    match (storage, options.max_disk_bytes) {
+        (StorageKind::Lsm, Some(most)) if !options.read_only => bail!(
+            Unsupported,
+            "a table with storage=\"lsm\" cannot be used under max_disk_bytes, which is {most}; \
+             open the store without max_disk_bytes, or use storage=\"log\""
+        ),
+        _ => Ok(()),
+    }
+}
 
 impl Inner {
     /// Bytes that the store takes on disk.

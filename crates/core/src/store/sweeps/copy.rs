@@ -3,11 +3,13 @@
 //! Every page of the commit is read and verified, and only live rows are written, so the copy is
 //! as small as can be. The source's commit is held meanwhile.
 
-use crate::config::{CommitInfo, Memory, NonFinite, PutBatch, StoreOptions};
+use crate::config::{
+    CommitInfo, Memory, NonFinite, PutBatch, StorageKind, StoreOptions, TableSpec,
+};
 use crate::error::{Error, Result, bail};
 use crate::io::{DirectoryMedium, IoChoice, Medium, OpenMode};
 use crate::store::commit::SPARE;
-use crate::store::files::class_file::class_of;
+use crate::store::files::class_file::has_rows;
 use crate::store::files::lock::WriterLock;
 use crate::store::files::place::check_place;
 use crate::store::files::{head, state, superblock};
@@ -36,6 +38,7 @@ pub struct CopyReport {
 
 /// Copies the last commit of the store at `path`, or that of `step`, to `destination`, which must
 /// not hold a store; one without a commit, as a copy that was cut off leaves it, is removed.
+/// `storage` is how the copy stores the rows of all tables; without it each is stored as it was.
 /// `memory` is the budget of each of the two. `progress(done, all)` counts rows and may end the
 /// copy by an error. What a copy that failed or was cut off leaves is no store: it is not opened.
 ///
@@ -46,6 +49,7 @@ pub fn copy(
     destination: impl AsRef<Path>,
     step: Option<u64>,
     memory: Memory,
+    storage: Option<StorageKind>,
     progress: &mut dyn FnMut(u64, u64) -> Result<()>,
 ) -> Result<CopyReport> {
     // Absolute, so that both stay right when the working directory changes meanwhile.
@@ -72,11 +76,13 @@ pub fn copy(
     let tables = source.tables();
     let all: u64 = tables.iter().map(|t| t.rows).sum();
     let mut done = 0;
+    let stored =
+        |spec: &TableSpec| TableSpec { storage: storage.unwrap_or(spec.storage), ..spec.clone() };
     for info in &tables {
-        target.table(&info.spec)?;
+        target.table(&stored(&info.spec))?;
     }
     for info in &tables {
-        let id = target.table(&info.spec)?;
+        let id = target.table(&stored(&info.spec))?;
         let dim = info.spec.embedding_dim;
         let mut keys = vec![0; ROWS];
         let mut values = vec![0.0; ROWS * dim];
@@ -147,7 +153,7 @@ fn remove_if_unfinished(destination: &Path) -> Result<()> {
     // In an order in which what is left is never damage: only a journal explains rows and state,
     // and only a superblock a journal.
     let others = |name: &str| {
-        class_of(name).is_some()
+        has_rows(name)
             || state::sequence_of(name).is_some()
             || [head::NAME, MEASURE, SPARE, superblock::NEW_NAME].contains(&name)
     };

@@ -21,6 +21,7 @@ impl Inner {
         most: usize,
         each: &mut TakeRows<'_>,
     ) -> Result<bool> {
+        class.lock(&self.metrics).advance(sweep);
         let read = class.tier().readers().with(|reader| sweep.read(most, reader, each));
         let read = read.map_err(|error| self.after_failed_write(error))?;
         if let Some(report) = &read {

@@ -1,8 +1,9 @@
 //! Scans: all written rows of a table, in batches, in bounded memory.
 //!
-//! Dense tables come in order of id, growing ones in order of storage. Rows that miss the cache do
-//! not displace others. Writing to the table ends its scans with an error; writing to others does
-//! not, but while a scan of a growing table is open, segments that are freed are not used again.
+//! Dense tables whose storage knows all their rows come in order of id, all others in order of
+//! storage, by a sweep. Rows that miss the cache do not displace others. Writing to the table ends
+//! its scans with an error; writing to others does not, but while a sweep is open, segments that
+//! are freed are not used again.
 
 use crate::config::TableId;
 use crate::error::{Result, bail};
@@ -15,7 +16,7 @@ use crate::store::{Inner, Store};
 use std::sync::atomic::Ordering;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// Pages of a growing table read at once.
+/// Pages of a sweep read at once.
 const PAGES: usize = 256;
 /// Rows between two reports of a digest's progress.
 const ROWS_PER_REPORT: u64 = 16_384;
@@ -35,28 +36,28 @@ pub struct Scan {
 
 enum Cursor {
     Dense { next: u64, end: u64 },
-    Growing { class: usize, sweep: Box<dyn Sweep> },
+    Swept { class: usize, sweep: Box<dyn Sweep> },
 }
 
 impl Store {
-    /// Begins a scan of all written rows. Dirty rows of growing tables are written to storage
-    /// first, without a commit.
+    /// Begins a scan of all written rows. Dirty rows of a table that is not scanned in order of id
+    /// are written to storage first, without a commit.
     ///
-    /// *Errors*: as `get`; for a growing table `Full` too.
+    /// *Errors*: as `get`; where rows are written `Full` too.
     pub fn scan(&self, table: TableId) -> Result<Scan> {
         let engine = self.inner.planned_engine()?;
         let found = self.inner.table_of(&engine, table)?;
-        let cursor = match found.record.spec.num_embeddings {
-            Some(end) => Cursor::Dense { next: 0, end },
-            None => {
+        let is_exact = || engine.classes[found.class].log.lock().is_exact(found.id());
+        match found.record.spec.num_embeddings {
+            Some(end) if is_exact() => Ok(Scan::new(self, found, Cursor::Dense { next: 0, end })),
+            _ => {
                 drop(engine);
-                return self.scan_growing(table);
+                self.scan_swept(table)
             }
-        };
-        Ok(Scan::new(self, found, cursor))
+        }
     }
 
-    fn scan_growing(&self, table: TableId) -> Result<Scan> {
+    fn scan_swept(&self, table: TableId) -> Result<Scan> {
         let inner = &*self.inner;
         let engine = inner.exclusive()?;
         inner.forget_ended_scans(&engine);
@@ -67,7 +68,7 @@ impl Store {
             inner.poison_on_error(inner.flush_dirty(&engine, class))?;
         }
         let sweep = class.log.lock().sweep(Some(found.id()));
-        Ok(Scan::new(self, found, Cursor::Growing { class: found.class, sweep }))
+        Ok(Scan::new(self, found, Cursor::Swept { class: found.class, sweep }))
     }
 
     /// An order-free digest of all written rows, values and state: equal tables have equal
@@ -176,7 +177,7 @@ impl Scan {
                     store.inner.note_read();
                     store.inner.as_committed(read)?;
                 }
-                Cursor::Growing { class, sweep } => {
+                Cursor::Swept { class, sweep } => {
                     let (keys, words) = (&mut self.keys, &mut self.words);
                     let class = &engine.classes[*class];
                     let read = store.inner.sweep_on(class, &mut **sweep, PAGES, &mut |rows| {
@@ -229,7 +230,7 @@ impl Scan {
 
 impl Drop for Scan {
     fn drop(&mut self) {
-        let Cursor::Growing { class, sweep } = &self.cursor else { return };
+        let Cursor::Swept { class, sweep } = &self.cursor else { return };
         let inner = &*self.store.inner;
         // The locks of a forked child may be those of threads that it does not have.
         if inner.check_process().is_err() {

@@ -29,40 +29,44 @@ pub(super) fn expect_rows(store: &Store, table: TableId, end: u64) {
 
 #[test]
 fn a_full_disk_refuses_whole_batches_and_lets_reads_and_commits_go_on() {
-    for bounded in [false, true] {
-        let medium = SimMedium::new(3);
-        let mut options = options(1 << 20);
-        if bounded {
-            options.max_disk_bytes = Some(3 << 20);
-        } else {
-            medium.set_capacity(Some(3 << 20));
+    each_kind(|| {
+        for bounded in bounds().iter().copied() {
+            let medium = SimMedium::new(3);
+            let mut options = options(1 << 20);
+            if bounded {
+                options.max_disk_bytes = Some(3 << 20);
+            } else {
+                medium.set_capacity(Some(3 << 20));
+            }
+            let store = Store::open_on(Arc::new(medium.clone()), options.clone()).unwrap();
+            let table = store.table(&spec("t", None, OptimizerKind::Sgd)).unwrap();
+            let (end, error) = fill(&store, table, 0);
+            assert_eq!(error.kind(), ErrorKind::Full, "{error}");
+            assert!(end > 1000, "only {end} rows fit");
+            expect_rows(&store, table, end);
+            store.commit(1, "", &[("s", b"state")]).unwrap();
+            expect_rows(&store, table, end);
+            store.close().unwrap();
+            medium.set_capacity(None);
+            options.max_disk_bytes = None;
+            let store = Store::open_on(Arc::new(medium), options).unwrap();
+            expect_rows(&store, table, end);
+            let keys: Vec<u64> = (end..end + 100).collect();
+            let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32; DIM]).collect();
+            store.put(&[put_of(table, &keys, &values)]).unwrap();
+            expect_rows(&store, table, end + 100);
         }
-        let store = Store::open_on(Arc::new(medium.clone()), options.clone()).unwrap();
-        let table = store.table(&spec("t", None, OptimizerKind::Sgd)).unwrap();
-        let (end, error) = fill(&store, table, 0);
-        assert_eq!(error.kind(), ErrorKind::Full, "{error}");
-        assert!(end > 1000, "only {end} rows fit");
-        expect_rows(&store, table, end);
-        store.commit(1, "", &[("s", b"state")]).unwrap();
-        expect_rows(&store, table, end);
-        store.close().unwrap();
-        medium.set_capacity(None);
-        options.max_disk_bytes = None;
-        let store = Store::open_on(Arc::new(medium), options).unwrap();
-        expect_rows(&store, table, end);
-        let keys: Vec<u64> = (end..end + 100).collect();
-        let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32; DIM]).collect();
-        store.put(&[put_of(table, &keys, &values)]).unwrap();
-        expect_rows(&store, table, end + 100);
-    }
+    });
 }
 
 // Pieces of the index took the room of the record that was to follow them; names of states had
 // none.
 #[test]
 fn a_commit_with_a_long_record_is_made_or_refused_before_anything_is_written() {
-    long_record(&"\u{1}".repeat(256 << 10), 0);
-    long_record("", 4000);
+    each_kind(|| {
+        long_record(&"\u{1}".repeat(256 << 10), 0);
+        long_record("", 4000);
+    });
 }
 
 fn long_record(meta: &str, states: usize) {
@@ -179,75 +183,79 @@ fn states_of_commits_find_their_room_within_a_disk_bound() {
 /// On a device without room for more, rows that are taken beside a commit can be committed.
 #[test]
 fn what_a_full_device_takes_beside_a_commit_has_room_for_the_next() {
-    let mut taken = 0;
-    for rows in (500..8_000).step_by(500) {
-        let medium = SimMedium::new(14);
-        let store = Store::open_on(Arc::new(medium.clone()), options(64 << 20)).unwrap();
-        let table = store.table(&spec("t", None, OptimizerKind::Sgd)).unwrap();
-        let keys: Vec<u64> = (0..rows).collect();
-        let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32; DIM]).collect();
-        store.put(&[put_of(table, &keys, &values)]).unwrap();
-        let meta = "m".repeat(2000);
-        let work = store.inner.capture(1, &meta, &[]).unwrap();
-        medium.set_capacity(Some(store.stats().unwrap().disk_bytes));
-        // Few enough that none of them waits for the record.
-        let refused = (rows..rows + 500).find_map(|key| {
-            let values = [key as f32; DIM];
-            let put = store.put(&[put_of(table, &[key], &values)]);
-            put.err().map(|error| (key, error))
-        });
-        let end = refused.map_or(rows + 500, |(key, error)| {
-            assert_eq!(error.kind(), ErrorKind::Full, "{error}");
-            key
-        });
-        taken += end - rows;
-        store.inner.complete(work).unwrap();
-        store.commit(2, &meta, &[]).unwrap();
-        expect_rows(&store, table, end);
-    }
-    assert!(taken > 100, "{taken} rows were taken beside commits");
+    each_kind(|| {
+        let mut taken = 0;
+        for rows in (500..8_000).step_by(500) {
+            let medium = SimMedium::new(14);
+            let store = Store::open_on(Arc::new(medium.clone()), options(64 << 20)).unwrap();
+            let table = store.table(&spec("t", None, OptimizerKind::Sgd)).unwrap();
+            let keys: Vec<u64> = (0..rows).collect();
+            let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32; DIM]).collect();
+            store.put(&[put_of(table, &keys, &values)]).unwrap();
+            let meta = "m".repeat(2000);
+            let work = store.inner.capture(1, &meta, &[]).unwrap();
+            medium.set_capacity(Some(store.stats().unwrap().disk_bytes));
+            // Few enough that none of them waits for the record.
+            let refused = (rows..rows + 500).find_map(|key| {
+                let values = [key as f32; DIM];
+                let put = store.put(&[put_of(table, &[key], &values)]);
+                put.err().map(|error| (key, error))
+            });
+            let end = refused.map_or(rows + 500, |(key, error)| {
+                assert_eq!(error.kind(), ErrorKind::Full, "{error}");
+                key
+            });
+            taken += end - rows;
+            store.inner.complete(work).unwrap();
+            store.commit(2, &meta, &[]).unwrap();
+            expect_rows(&store, table, end);
+        }
+        assert!(taken > 100, "{taken} rows were taken beside commits");
+    });
 }
 
 // Deltas that wait for the journal had no room in it, and deletes make nothing else.
 #[test]
 fn a_full_device_takes_the_deletes_of_many_classes_or_refuses_them_before() {
-    const ROWS: u64 = 1_000;
-    let medium = SimMedium::new(5);
-    // Large enough segments that deltas wait.
-    let (page_bytes, segment_bytes) = (Some(4096), Some(1 << 20));
-    let options = StoreOptions { page_bytes, segment_bytes, ..options(256 << 20) };
-    let store = Store::open_on(Arc::new(medium.clone()), options).unwrap();
-    let tables: Vec<TableId> = (0..24)
-        .map(|i| {
-            let dim = DIM + i;
-            let spec = spec(&format!("t{i}"), None, OptimizerKind::Sgd);
-            let spec = TableSpec { embedding_dim: dim, expected_rows: Some(ROWS), ..spec };
-            store.table(&spec).unwrap()
-        })
-        .collect();
-    let keys: Vec<u64> = (0..ROWS).collect();
-    for (i, table) in tables.iter().enumerate() {
-        let values = vec![1.0; keys.len() * (DIM + i)];
-        store.put(&[put_of(*table, &keys, &values)]).unwrap();
-    }
-    store.commit(1, "", &[]).unwrap();
-    medium.set_capacity(Some(0));
-    let mut deleted = 0;
-    for table in &tables {
-        match store.delete(*table, &keys) {
-            Ok(_) => deleted += 1,
-            Err(error) => {
-                assert_eq!(error.kind(), ErrorKind::Full, "{error}");
-                break;
+    each_kind(|| {
+        const ROWS: u64 = 1_000;
+        let medium = SimMedium::new(5);
+        // Large enough segments that deltas wait.
+        let (page_bytes, segment_bytes) = (Some(4096), Some(1 << 20));
+        let options = StoreOptions { page_bytes, segment_bytes, ..options(256 << 20) };
+        let store = Store::open_on(Arc::new(medium.clone()), options).unwrap();
+        let tables: Vec<TableId> = (0..24)
+            .map(|i| {
+                let dim = DIM + i;
+                let spec = spec(&format!("t{i}"), None, OptimizerKind::Sgd);
+                let spec = TableSpec { embedding_dim: dim, expected_rows: Some(ROWS), ..spec };
+                store.table(&spec).unwrap()
+            })
+            .collect();
+        let keys: Vec<u64> = (0..ROWS).collect();
+        for (i, table) in tables.iter().enumerate() {
+            let values = vec![1.0; keys.len() * (DIM + i)];
+            store.put(&[put_of(*table, &keys, &values)]).unwrap();
+        }
+        store.commit(1, "", &[]).unwrap();
+        medium.set_capacity(Some(0));
+        let mut deleted = 0;
+        for table in &tables {
+            match store.delete(*table, &keys) {
+                Ok(_) => deleted += 1,
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::Full, "{error}");
+                    break;
+                }
             }
         }
-    }
-    assert!((1..tables.len()).contains(&deleted), "{deleted} tables");
-    store.commit(2, "", &[]).unwrap();
-    for (i, table) in tables.iter().enumerate() {
-        let left = if i < deleted { 0 } else { ROWS };
-        assert_eq!(store.len(*table).unwrap(), left, "table {i}");
-    }
+        assert!((1..tables.len()).contains(&deleted), "{deleted} tables");
+        store.commit(2, "", &[]).unwrap();
+        for (i, table) in tables.iter().enumerate() {
+            let left = if i < deleted { 0 } else { ROWS };
+            assert_eq!(store.len(*table).unwrap(), left, "table {i}");
+        }
+    });
 }
 
 #[test]
@@ -391,73 +399,79 @@ fn a_long_run_within_a_disk_bound_keeps_it_and_goes_on() {
 
 #[test]
 fn deletes_at_a_full_budget_delete_and_leave_the_others() {
-    for seed in 1..6 {
-        let medium = SimMedium::new(seed);
-        let store = Store::open_on(Arc::new(medium.clone()), options(700 << 10)).unwrap();
-        let table = store.table(&spec("t", None, OptimizerKind::Adagrad)).unwrap();
-        let put = |keys: &[u64], add: f32| {
-            let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32 + add; DIM]).collect();
-            store.put(&[put_of(table, keys, &values)]).unwrap();
-        };
-        let all: Vec<u64> = (0..12_000).collect();
-        all.chunks(500).for_each(|keys| put(keys, 0.0));
-        store.commit(1, "", &[]).unwrap();
-        let mut random = Random(seed);
-        let again: Vec<u64> = (0..6000).map(|_| random.below(12_000)).collect();
-        put(&again, 0.5);
-        let doomed: Vec<u64> = (0..12_000).filter(|key| key % 2 == seed % 2).collect();
-        assert_eq!(store.delete(table, &doomed).unwrap(), 6000);
-        let mut there = vec![false; all.len()];
-        store.contains(table, &all, &mut there).unwrap();
-        assert!(all.iter().zip(&there).all(|(key, there)| *there == (key % 2 != seed % 2)));
-        assert_eq!(store.len(table).unwrap(), 6000);
-        store.commit(2, "", &[]).unwrap();
-        store.close().unwrap();
-        let store = Store::open_on(Arc::new(medium), options(700 << 10)).unwrap();
-        store.contains(table, &all, &mut there).unwrap();
-        assert!(all.iter().zip(&there).all(|(key, there)| *there == (key % 2 != seed % 2)));
-    }
+    each_kind(|| {
+        for seed in 1..6 {
+            let medium = SimMedium::new(seed);
+            let store = Store::open_on(Arc::new(medium.clone()), options(700 << 10)).unwrap();
+            let table = store.table(&spec("t", None, OptimizerKind::Adagrad)).unwrap();
+            let put = |keys: &[u64], add: f32| {
+                let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32 + add; DIM]).collect();
+                store.put(&[put_of(table, keys, &values)]).unwrap();
+            };
+            let all: Vec<u64> = (0..12_000).collect();
+            all.chunks(500).for_each(|keys| put(keys, 0.0));
+            store.commit(1, "", &[]).unwrap();
+            let mut random = Random(seed);
+            let again: Vec<u64> = (0..6000).map(|_| random.below(12_000)).collect();
+            put(&again, 0.5);
+            let doomed: Vec<u64> = (0..12_000).filter(|key| key % 2 == seed % 2).collect();
+            assert_eq!(store.delete(table, &doomed).unwrap(), 6000);
+            let mut there = vec![false; all.len()];
+            store.contains(table, &all, &mut there).unwrap();
+            assert!(all.iter().zip(&there).all(|(key, there)| *there == (key % 2 != seed % 2)));
+            assert_eq!(store.len(table).unwrap(), 6000);
+            store.commit(2, "", &[]).unwrap();
+            store.close().unwrap();
+            let store = Store::open_on(Arc::new(medium), options(700 << 10)).unwrap();
+            store.contains(table, &all, &mut there).unwrap();
+            assert!(all.iter().zip(&there).all(|(key, there)| *there == (key % 2 != seed % 2)));
+        }
+    });
 }
 
 // Rows that had found their room were refused because nobody could say how much is free.
 #[test]
 fn a_look_at_the_device_that_fails_refuses_nothing() {
-    let medium = SimMedium::new(24);
-    let store = Store::open_on(Arc::new(medium.clone()), options(1 << 20)).unwrap();
-    let table = store.table(&spec("t", None, OptimizerKind::Sgd)).unwrap();
-    for (step, first) in (0..3000).step_by(1000).enumerate() {
-        let keys: Vec<u64> = (first..first + 1000).collect();
-        let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32; DIM]).collect();
-        medium.fail_look(0);
-        store.put(&[put_of(table, &keys, &values)]).unwrap();
-        medium.fail_look(0);
-        store.commit(step as u64, "", &[]).unwrap();
-    }
-    expect_rows(&store, table, 3000);
+    each_kind(|| {
+        let medium = SimMedium::new(24);
+        let store = Store::open_on(Arc::new(medium.clone()), options(1 << 20)).unwrap();
+        let table = store.table(&spec("t", None, OptimizerKind::Sgd)).unwrap();
+        for (step, first) in (0..3000).step_by(1000).enumerate() {
+            let keys: Vec<u64> = (first..first + 1000).collect();
+            let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32; DIM]).collect();
+            medium.fail_look(0);
+            store.put(&[put_of(table, &keys, &values)]).unwrap();
+            medium.fail_look(0);
+            store.commit(step as u64, "", &[]).unwrap();
+        }
+        expect_rows(&store, table, 3000);
+    });
 }
 
 // The room that was made for a journal file did not count what its catalog takes.
 #[test]
 fn a_journal_file_with_a_long_catalog_begins_on_a_full_device() {
-    let begun = |full: bool| {
-        let medium = SimMedium::new(23);
-        let store = Store::open_on(Arc::new(medium.clone()), options(64 << 20)).unwrap();
-        for i in 0..220 {
-            let name = format!("{i:\u{1}>200}");
-            store.table(&spec(&name, Some(1), OptimizerKind::Sgd)).unwrap();
-        }
-        (1..=40).find(|step| {
-            store.put(&[put_of(TableId(0), &[0], &[0.0; DIM])]).unwrap();
-            // All that is left is what was kept free.
-            medium.set_capacity(full.then(|| medium.taken_bytes()));
-            store.commit(*step, &"m".repeat(100 << 10), &[]).unwrap();
-            let found = medium.list("journal-00000002").unwrap().len() == 1;
-            medium.set_capacity(None);
-            found
-        })
-    };
-    let (full, roomy) = (begun(true), begun(false));
-    assert!(roomy.is_some() && full == roomy, "begun by commit {full:?}, with room {roomy:?}");
+    each_kind(|| {
+        let begun = |full: bool| {
+            let medium = SimMedium::new(23);
+            let store = Store::open_on(Arc::new(medium.clone()), options(64 << 20)).unwrap();
+            for i in 0..220 {
+                let name = format!("{i:\u{1}>200}");
+                store.table(&spec(&name, Some(1), OptimizerKind::Sgd)).unwrap();
+            }
+            (1..=40).find(|step| {
+                store.put(&[put_of(TableId(0), &[0], &[0.0; DIM])]).unwrap();
+                // All that is left is what was kept free.
+                medium.set_capacity(full.then(|| medium.taken_bytes()));
+                store.commit(*step, &"m".repeat(100 << 10), &[]).unwrap();
+                let found = medium.list("journal-00000002").unwrap().len() == 1;
+                medium.set_capacity(None);
+                found
+            })
+        };
+        let (full, roomy) = (begun(true), begun(false));
+        assert!(roomy.is_some() && full == roomy, "begun by commit {full:?}, with room {roomy:?}");
+    });
 }
 
 /// While an index is being written its partitions are not merged. What deletes owe then comes with
@@ -495,4 +509,35 @@ fn a_delete_makes_no_more_merges_than_it_has_keys() {
     let mut there = vec![false; all.len()];
     store.contains(table, &all, &mut there).unwrap();
     assert!(there.iter().enumerate().all(|(key, there)| *there == (key >= 11_000)));
+}
+
+#[test]
+fn an_lsm_is_refused_under_a_disk_bound_and_works_without() {
+    let lsm =
+        |name| TableSpec { storage: StorageKind::Lsm, ..spec(name, None, OptimizerKind::Sgd) };
+    let free = options(2 << 20);
+    let bounded = StoreOptions { max_disk_bytes: Some(64 << 20), ..free.clone() };
+    let refused = |error: Error| {
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+        assert!(error.message().contains("without max_disk_bytes"), "{error}");
+    };
+    let medium = SimMedium::new(6);
+    let open = |options: &StoreOptions| Store::open_on(Arc::new(medium.clone()), options.clone());
+    let store = open(&bounded).unwrap();
+    refused(store.table(&lsm("a")).unwrap_err());
+    assert!(store.find_table("a").is_none());
+    // A log has its place there, also after the refusal.
+    store.table(&spec("log", None, OptimizerKind::Sgd)).unwrap();
+    store.commit(1, "", &[]).unwrap();
+    store.close().unwrap();
+    let store = open(&free).unwrap();
+    let table = store.table(&lsm("a")).unwrap();
+    store.put(&[put_of(table, &[7], &[0.5; DIM])]).unwrap();
+    store.commit(2, "", &[]).unwrap();
+    store.close().unwrap();
+    refused(open(&bounded).map(drop).unwrap_err());
+    let reader = open(&StoreOptions { read_only: true, ..bounded.clone() }).unwrap();
+    assert_eq!(reader.len(table).unwrap(), 1);
+    drop(reader);
+    assert_eq!(open(&free).unwrap().len(table).unwrap(), 1);
 }

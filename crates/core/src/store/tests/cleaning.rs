@@ -1,4 +1,5 @@
-//! How much cleaning moves, with commits and without.
+//! How much cleaning moves, with commits and without. Tables are in a log: an lsm cleans its top
+//! alone, and what its merges move is another proportion.
 
 use super::*;
 use crate::storage::StorageWrite;

@@ -44,48 +44,52 @@ fn read_all(medium: &SimMedium, fixture: &Fixture, model: &Model) -> Result<()> 
 
 #[test]
 fn flipped_bits_are_found_or_harmless() {
-    let fixture = Fixture::new();
-    let mut found = BTreeMap::new();
-    let mut random = Random(21);
-    for round in 0..150u64 {
-        let medium = SimMedium::new(7);
-        let model = trained(&medium, &fixture);
-        let names = Medium::list(&medium, "").unwrap();
-        let name = &names[random.below(names.len() as u64) as usize];
-        let file = medium.open(name, crate::io::OpenMode::ReadOnly).unwrap();
-        // The journal is mostly room reserved for later.
-        let offset = random.below(file.len().unwrap().min(24 << 10));
-        drop(file);
-        medium.flip_bit(name, offset);
-        match read_all(&medium, &fixture, &model) {
-            Ok(()) => {}
-            Err(error) => {
-                assert!(
-                    matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Unsupported),
-                    "round {round} {name} byte {offset}: {error:?}"
-                );
-                *found.entry(name.split('-').next().unwrap().to_owned()).or_insert(0) += 1;
+    each_kind(|| {
+        let fixture = Fixture::new();
+        let mut found = BTreeMap::new();
+        let mut random = Random(21);
+        for round in 0..150u64 {
+            let medium = SimMedium::new(7);
+            let model = trained(&medium, &fixture);
+            let names = Medium::list(&medium, "").unwrap();
+            let name = &names[random.below(names.len() as u64) as usize];
+            let file = medium.open(name, crate::io::OpenMode::ReadOnly).unwrap();
+            // The journal is mostly room reserved for later.
+            let offset = random.below(file.len().unwrap().min(24 << 10));
+            drop(file);
+            medium.flip_bit(name, offset);
+            match read_all(&medium, &fixture, &model) {
+                Ok(()) => {}
+                Err(error) => {
+                    assert!(
+                        matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Unsupported),
+                        "round {round} {name} byte {offset}: {error:?}"
+                    );
+                    *found.entry(name.split('-').next().unwrap().to_owned()).or_insert(0) += 1;
+                }
             }
         }
-    }
-    for kind in ["rows", "journal", "superblock"] {
-        assert!(found.contains_key(kind), "no damage found in {kind}: {found:?}");
-    }
+        for kind in ["rows", "journal", "superblock"] {
+            assert!(found.contains_key(kind), "no damage found in {kind}: {found:?}");
+        }
+    });
 }
 
 #[test]
 fn truncated_files_are_found() {
-    let fixture = Fixture::new();
-    for prefix in ["rows-", "journal-", "state-", "superblock"] {
-        let medium = SimMedium::new(7);
-        let model = trained(&medium, &fixture);
-        // The newest of each kind: an older one may not be needed any more.
-        let name = Medium::list(&medium, prefix).unwrap().pop().unwrap();
-        let file = medium.open(&name, crate::io::OpenMode::ReadWrite).unwrap();
-        file.set_len(file.len().unwrap().min(2000) / 2).unwrap();
-        drop(file);
-        let error = read_all(&medium, &fixture, &model).expect_err(&name);
-        assert_eq!(error.kind(), ErrorKind::Corrupt, "{name}: {error}");
-        assert!(error.message().contains(prefix) || prefix == "journal-", "{name}: {error}");
-    }
+    each_kind(|| {
+        let fixture = Fixture::new();
+        for prefix in ["rows-", "journal-", "state-", "superblock"] {
+            let medium = SimMedium::new(7);
+            let model = trained(&medium, &fixture);
+            // The newest of each kind: an older one may not be needed any more.
+            let name = Medium::list(&medium, prefix).unwrap().pop().unwrap();
+            let file = medium.open(&name, crate::io::OpenMode::ReadWrite).unwrap();
+            file.set_len(file.len().unwrap().min(2000) / 2).unwrap();
+            drop(file);
+            let error = read_all(&medium, &fixture, &model).expect_err(&name);
+            assert_eq!(error.kind(), ErrorKind::Corrupt, "{name}: {error}");
+            assert!(error.message().contains(prefix) || prefix == "journal-", "{name}: {error}");
+        }
+    });
 }

@@ -24,6 +24,8 @@ struct Refused {
     /// Step and rows of the last commit, and of one that failed or was under way.
     last: (u64, Model),
     next: Option<(u64, Model)>,
+    /// A commit under way.
+    pending: Option<PendingCommit>,
     /// Rows that the failed verb may have changed, as they would be then.
     changing: Model,
 }
@@ -37,8 +39,16 @@ impl Refused {
         let medium = SimMedium::new(seed);
         let store = fixture.open(&medium, StoreOptions { keep: 1, ..options(tight()) });
         let (model, last) = (Model::default(), (0, Model::default()));
-        let mut refused =
-            Self { fixture, medium, store, model, last, next: None, changing: Model::default() };
+        let mut refused = Self {
+            fixture,
+            medium,
+            store,
+            model,
+            last,
+            next: None,
+            pending: None,
+            changing: Model::default(),
+        };
         for rewrites in [is_any, is_any, is_hot] {
             let keys: Vec<u64> =
                 refused.fixture.keys[1].iter().copied().filter(|key| rewrites(*key)).collect();
@@ -53,7 +63,6 @@ impl Refused {
     /// Updates, deletes, scans and commits until one fails.
     fn train(&mut self, seed: u64, in_background: bool) -> Result<()> {
         let mut random = Random(seed);
-        let mut pending: Option<PendingCommit> = None;
         for step in 1..=3u64 {
             for _ in 0..8 {
                 let table = [0, 1, 1, 6][random.below(4) as usize];
@@ -68,19 +77,19 @@ impl Refused {
                     self.model = self.changing.clone();
                 }
             }
-            if let Some(pending) = pending.take() {
+            if let Some(pending) = self.pending.take() {
                 pending.wait(None)?;
                 self.last = self.next.take().unwrap();
             }
             self.next = Some((step, self.model.clone()));
             if in_background {
-                pending = Some(self.store.commit_in_background(step, "", &[])?);
+                self.pending = Some(self.store.commit_in_background(step, "", &[])?);
             } else {
                 self.store.commit(step, "", &[])?;
                 self.last = self.next.take().unwrap();
             }
         }
-        pending.map_or(Ok(None), |pending| pending.wait(None))?;
+        self.pending.take().map_or(Ok(None), |pending| pending.wait(None))?;
         Ok(())
     }
 
@@ -150,60 +159,69 @@ impl Refused {
 // table took what lay there for a tag collision, and rows that had left the cache read as initial.
 #[test]
 fn rows_whose_pages_could_not_be_written_are_right_or_an_error() {
-    let (mut right, mut errors, mut stores, mut moved) = (0, 0, 0, 0);
-    for in_background in [false, true] {
-        // Every second write, the even ones in one way and the odd ones in the other.
-        for refused in (u64::from(in_background)..).step_by(2) {
-            let what = format!("write {refused}, in background {in_background}");
-            let mut run = Refused::new(3);
-            run.medium.fail_write(refused);
-            let Err(error) = run.train(3, in_background) else {
-                moved += run.store.stats().unwrap().rows_moved;
-                break;
-            };
-            assert!(matches!(error.kind(), ErrorKind::Io | ErrorKind::Poisoned), "{what}: {error}");
-            stores += 1;
-            let (r, e) = run.read_all(&what);
-            (right, errors) = (right + r, errors + e);
-            drop(run.store);
-            let store = Store::open_on(Arc::new(run.medium.clone()), options(1 << 20)).unwrap();
-            let step = store.last_commit().unwrap().step;
-            let made = run.next.filter(|(next, _)| *next == step);
-            let (last, model) = made.unwrap_or(run.last);
-            assert_eq!(step, last, "{what}");
-            run.fixture.check_all(&store, &model);
+    each_kind(|| {
+        let (mut right, mut errors, mut stores, mut moved) = (0, 0, 0, 0);
+        for in_background in [false, true] {
+            // Every second write, the even ones in one way and the odd ones in the other.
+            for refused in (u64::from(in_background)..).step_by(2) {
+                let what = format!("write {refused}, in background {in_background}");
+                let mut run = Refused::new(3);
+                run.medium.fail_write(refused);
+                let Err(error) = run.train(3, in_background) else {
+                    moved += run.store.stats().unwrap().rows_moved;
+                    break;
+                };
+                assert!(
+                    matches!(error.kind(), ErrorKind::Io | ErrorKind::Poisoned),
+                    "{what}: {error}"
+                );
+                stores += 1;
+                let (r, e) = run.read_all(&what);
+                (right, errors) = (right + r, errors + e);
+                // Its thread keeps the store open.
+                let _ended = run.pending.take().map(|pending| pending.wait(None));
+                drop(run.store);
+                let store = Store::open_on(Arc::new(run.medium.clone()), options(1 << 20)).unwrap();
+                let step = store.last_commit().unwrap().step;
+                let made = run.next.filter(|(next, _)| *next == step);
+                let (last, model) = made.unwrap_or(run.last);
+                assert_eq!(step, last, "{what}");
+                run.fixture.check_all(&store, &model);
+            }
         }
-    }
-    assert!(stores > 45, "only {stores} writes were refused");
-    assert!(moved > 0, "nothing was cleaned");
-    assert!(right > 2 * errors, "{right} rows were right, {errors} an error");
+        assert!(stores > 45, "only {stores} writes were refused");
+        assert!(moved > 0, "nothing was cleaned");
+        assert!(right > 2 * errors, "{right} rows were right, {errors} an error");
+    });
 }
 
 #[test]
 fn a_table_whose_record_could_not_be_written_is_not_there() {
-    let kind = OptimizerKind::Sgd;
-    let mut refused = 0;
-    for write in 0.. {
-        let medium = SimMedium::new(5);
-        let store = Store::open_on(Arc::new(medium.clone()), options(1 << 20)).unwrap();
-        store.table(&spec("first", None, kind)).unwrap();
-        store.commit(0, "", &[]).unwrap();
-        medium.fail_write(write);
-        let Err(error) = store.table(&spec("dense", Some(10), kind)) else { break };
-        assert_eq!(error.kind(), ErrorKind::Io, "write {write}: {error}");
-        assert!(store.find_table("dense").is_none(), "write {write}");
-        refused += 1;
-        // Another kind of table takes its number, and its place in the class.
-        let id = store.table(&spec("growing", None, kind)).unwrap();
-        let (keys, values) = ([u64::MAX, 3], [0.5; 2 * DIM]);
-        store.put(&[put_of(id, &keys, &values)]).unwrap();
-        store.commit(1, "", &[]).unwrap();
-        let digested = digest(&store, id);
-        drop(store);
-        let store = Store::open_on(Arc::new(medium), options(1 << 20)).unwrap();
-        assert_eq!(store.find_table("growing"), Some(id));
-        assert_eq!(digest(&store, id), digested, "write {write}");
-        assert_eq!(store.len(id).unwrap(), 2);
-    }
-    assert!(refused > 0);
+    each_kind(|| {
+        let kind = OptimizerKind::Sgd;
+        let mut refused = 0;
+        for write in 0.. {
+            let medium = SimMedium::new(5);
+            let store = Store::open_on(Arc::new(medium.clone()), options(1 << 20)).unwrap();
+            store.table(&spec("first", None, kind)).unwrap();
+            store.commit(0, "", &[]).unwrap();
+            medium.fail_write(write);
+            let Err(error) = store.table(&spec("dense", Some(10), kind)) else { break };
+            assert_eq!(error.kind(), ErrorKind::Io, "write {write}: {error}");
+            assert!(store.find_table("dense").is_none(), "write {write}");
+            refused += 1;
+            // Another kind of table takes its number, and its place in the class.
+            let id = store.table(&spec("growing", None, kind)).unwrap();
+            let (keys, values) = ([u64::MAX, 3], [0.5; 2 * DIM]);
+            store.put(&[put_of(id, &keys, &values)]).unwrap();
+            store.commit(1, "", &[]).unwrap();
+            let digested = digest(&store, id);
+            drop(store);
+            let store = Store::open_on(Arc::new(medium), options(1 << 20)).unwrap();
+            assert_eq!(store.find_table("growing"), Some(id));
+            assert_eq!(digest(&store, id), digested, "write {write}");
+            assert_eq!(store.len(id).unwrap(), 2);
+        }
+        assert!(refused > 0);
+    });
 }

@@ -91,7 +91,8 @@ impl Run {
             verb(self).unwrap_or_else(|again| panic!("{what}, then {again}"));
             return true;
         }
-        assert_eq!(error.kind(), ErrorKind::Io, "{what}");
+        // A merge that a commit has begun may have met it before this verb.
+        assert!(matches!(error.kind(), ErrorKind::Io | ErrorKind::Poisoned), "{what}");
         self.outcome.io += 1;
         assert!(error.message().contains("make room, close it and open it again"), "{what}");
         let refused = [
@@ -186,12 +187,16 @@ fn every(what: &str, fault: impl Fn(&SimMedium, u64)) -> Outcome {
 // on"), though rows had changed: the commit that it recommended was refused as poisoned.
 #[test]
 fn no_room_at_any_write_leaves_all_as_it_was_or_says_that_the_store_must_be_opened_again() {
-    let sum = every("write", SimMedium::full_write);
-    assert!(sum.full > 5 && sum.io > 50, "{sum:?}");
+    each_kind(|| {
+        let sum = every("write", SimMedium::full_write);
+        assert!(sum.full > 5 && sum.io > 50, "{sum:?}");
+    });
 }
 
 #[test]
 fn no_room_at_any_allocation_leaves_all_as_it_was() {
-    let sum = every("allocation", SimMedium::full_allocate);
-    assert!(sum.full > 20 && sum.io == 0, "{sum:?}");
+    each_kind(|| {
+        let sum = every("allocation", SimMedium::full_allocate);
+        assert!(sum.full > 20 && sum.io == 0, "{sum:?}");
+    });
 }

@@ -9,10 +9,12 @@ mod damage;
 mod failed_writes;
 mod full;
 mod harm;
+mod hidden;
 mod holds;
 mod meddled;
 mod plain;
 mod power;
+mod probe;
 mod refresh;
 mod sharing;
 mod slices;
@@ -21,6 +23,8 @@ mod stale;
 mod strays;
 mod syncs;
 mod threads;
+mod upkeep;
+mod versions;
 mod window;
 
 use super::*;
@@ -31,12 +35,42 @@ use crate::io::SimMedium;
 use crate::optimizer::{Hyper, OptimizerKind, OptimizerSpec};
 use crate::row::{Dtype, RoundingMode, RowLayout};
 use crate::storage::log::ClassLog;
+use crate::storage::lsm::Lsm;
 use parking_lot::{MappedMutexGuard, MutexGuard};
 use std::any::Any;
+use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 const DIM: usize = 5;
 const HYPER: Hyper = Hyper { lr: 0.5, eps: 1e-8, momentum: 0.5, ..Hyper::DEFAULT };
+
+thread_local! {
+    /// The kind of storage of the tables that a test makes.
+    static KIND: Cell<StorageKind> = const { Cell::new(StorageKind::Log) };
+}
+
+/// Runs a test with tables of each kind of storage; the one that fails is named.
+fn each_kind(test: impl Fn()) {
+    for kind in StorageKind::ALL {
+        KIND.set(kind);
+        let done = catch_unwind(AssertUnwindSafe(&test));
+        KIND.set(StorageKind::Log);
+        if let Err(panic) = done {
+            let text = panic.downcast_ref::<String>().cloned();
+            let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()));
+            panic!("with storage {}: {}", kind.name(), text.unwrap_or_default());
+        }
+    }
+}
+
+/// Whether a test of full disks bounds the store, or the device. An lsm takes no `max_disk_bytes`.
+fn bounds() -> &'static [bool] {
+    match KIND.get() {
+        StorageKind::Log => &[false, true],
+        StorageKind::Lsm => &[false],
+    }
+}
 
 fn spec(name: &str, rows: Option<u64>, kind: OptimizerKind) -> TableSpec {
     TableSpec {
@@ -46,12 +80,19 @@ fn spec(name: &str, rows: Option<u64>, kind: OptimizerKind) -> TableSpec {
         expected_rows: Some(1000),
         dtype: Dtype::Float32,
         rounding: RoundingMode::default(),
+        storage: KIND.get(),
         optimizer: OptimizerSpec::new(kind),
         initializer: Initializer::Uniform { low: -1.0, high: 1.0 },
     }
 }
 
+/// Options of a store in whose budget tables in a log have so many bytes.
 fn options(bytes: u64) -> StoreOptions {
+    let bytes = match KIND.get() {
+        StorageKind::Log => bytes,
+        // Merges have buffers, too.
+        StorageKind::Lsm => 2 * bytes,
+    };
     StoreOptions {
         page_bytes: Some(512),
         segment_bytes: Some(8 << 10),
@@ -60,12 +101,27 @@ fn options(bytes: u64) -> StoreOptions {
     }
 }
 
+/// Options of a store with exactly this budget, whatever its tables are stored in.
+fn options_within(bytes: u64) -> StoreOptions {
+    StoreOptions { memory: Memory::Bytes(bytes), ..options(bytes) }
+}
+
 /// The log of a class, for tests of what is inside.
 fn log_of(class: &engine::Class) -> MappedMutexGuard<'_, ClassLog> {
     MutexGuard::map(class.log.lock(), |storage| {
         let storage: &mut dyn Any = &mut **storage;
         storage.downcast_mut().expect("the class has a log")
     })
+}
+
+/// Merges that were taken over since a store was opened; none where its classes have logs.
+fn merges(store: &Store) -> u64 {
+    let of_class = |class: &engine::Class| {
+        let storage = class.log.lock();
+        let storage: &dyn Any = &**storage;
+        storage.downcast_ref().map_or(0, Lsm::merges)
+    };
+    store.inner.engine.read().classes.iter().map(of_class).sum()
 }
 
 fn digest(store: &Store, table: TableId) -> u64 {
@@ -326,128 +382,143 @@ fn tight() -> u64 {
 
 #[test]
 fn random_verbs_agree_with_a_plain_map_at_any_budget() {
-    let fixture = Fixture::new();
-    let mut moved = 0;
-    for (seed, bytes) in [(1, tight()), (2, tight()), (3, 1 << 20), (4, 16 << 20)] {
-        let medium = SimMedium::new(seed);
-        let mut random = Random(seed);
-        let mut model = Model::default();
-        let mut committed = model.clone();
-        let mut store = fixture.open(&medium, options(bytes));
-        let rounds = if bytes == tight() { 4000u64 } else { 400 };
-        for round in 0..rounds {
-            fixture.step(&store, &mut model, &mut random);
-            if random.below(150) == 0 {
-                let info = store.commit(round, "meta", &[("dense", &round.to_le_bytes())]).unwrap();
-                assert_eq!(info.step, round);
-                committed = model.clone();
+    each_kind(|| {
+        let fixture = Fixture::new();
+        let (mut moved, mut merged) = (0, 0);
+        for (seed, bytes) in [(1, tight()), (2, tight()), (3, 1 << 20), (4, 16 << 20)] {
+            let medium = SimMedium::new(seed);
+            let mut random = Random(seed);
+            let mut model = Model::default();
+            let mut committed = model.clone();
+            let mut store = fixture.open(&medium, options(bytes));
+            let rounds = if bytes == tight() { 4000u64 } else { 400 };
+            for round in 0..rounds {
+                fixture.step(&store, &mut model, &mut random);
+                if random.below(150) == 0 {
+                    let info =
+                        store.commit(round, "meta", &[("dense", &round.to_le_bytes())]).unwrap();
+                    assert_eq!(info.step, round);
+                    committed = model.clone();
+                }
+                if random.below(rounds / 10) == 0 && store.last_commit().is_some() {
+                    moved += store.stats().unwrap().rows_moved;
+                    merged += merges(&store);
+                    store.close().unwrap();
+                    store = fixture.open(&medium, options(bytes));
+                    model = committed.clone();
+                    fixture.check_all(&store, &model);
+                }
             }
-            if random.below(rounds / 10) == 0 && store.last_commit().is_some() {
-                moved += store.stats().unwrap().rows_moved;
-                store.close().unwrap();
-                store = fixture.open(&medium, options(bytes));
-                model = committed.clone();
-                fixture.check_all(&store, &model);
+            fixture.check_all(&store, &model);
+            if bytes == tight() {
+                let stats = store.stats().unwrap();
+                assert!(stats.pages_read > 1000, "seed {seed}: {} pages read", stats.pages_read);
+                moved += stats.rows_moved;
+                merged += merges(&store);
+                assert!(stats.memory.total() <= stats.budget_bytes, "{:?}", stats.memory);
             }
         }
-        fixture.check_all(&store, &model);
-        if bytes == tight() {
-            let stats = store.stats().unwrap();
-            assert!(stats.pages_read > 1000, "seed {seed}: {} pages read", stats.pages_read);
-            moved += stats.rows_moved;
-            assert!(stats.memory.total() <= stats.budget_bytes, "{:?}", stats.memory);
+        assert!(moved > 500, "{moved} rows were moved by cleaning and merges");
+        match KIND.get() {
+            StorageKind::Log => assert_eq!(merged, 0),
+            StorageKind::Lsm => assert!(merged > 100, "{merged} merges"),
         }
-    }
-    assert!(moved > 500, "{moved} rows were moved by cleaning");
+    });
 }
 
 #[test]
 fn the_same_inputs_give_the_same_digest_at_any_budget() {
-    let fixture = Fixture::new();
-    let mut digests = Vec::new();
-    for (bytes, policy, page) in [
-        (tight(), PolicyKind::Lru, 512),
-        (1100 << 10, PolicyKind::Lfu, 1024),
-        (32 << 20, PolicyKind::Lru, 4096),
-    ] {
-        let medium = SimMedium::new(9);
-        let segment_bytes = Some(page as u64 * 16);
-        let options =
-            StoreOptions { policy, page_bytes: Some(page), segment_bytes, ..options(bytes) };
-        let store = fixture.open(&medium, options);
-        let (mut random, mut model) = (Random(77), Model::default());
-        for _ in 0..150 {
-            fixture.step(&store, &mut model, &mut random);
+    each_kind(|| {
+        let fixture = Fixture::new();
+        let mut digests = Vec::new();
+        for (bytes, policy, page) in [
+            (tight(), PolicyKind::Lru, 512),
+            (1100 << 10, PolicyKind::Lfu, 1024),
+            (32 << 20, PolicyKind::Lru, 4096),
+        ] {
+            let medium = SimMedium::new(9);
+            let segment_bytes = Some(page as u64 * 16);
+            let options =
+                StoreOptions { policy, page_bytes: Some(page), segment_bytes, ..options(bytes) };
+            let store = fixture.open(&medium, options);
+            let (mut random, mut model) = (Random(77), Model::default());
+            for _ in 0..150 {
+                fixture.step(&store, &mut model, &mut random);
+            }
+            let all: Vec<u64> = store.tables().iter().map(|t| digest(&store, t.id)).collect();
+            digests.push(all);
         }
-        let all: Vec<u64> = store.tables().iter().map(|t| digest(&store, t.id)).collect();
-        digests.push(all);
-    }
-    assert_eq!(digests[0], digests[1]);
-    assert_eq!(digests[0], digests[2]);
+        assert_eq!(digests[0], digests[1]);
+        assert_eq!(digests[0], digests[2]);
+    });
 }
 
 #[test]
 fn an_earlier_commit_can_be_opened_and_left_again() {
-    let fixture = Fixture::new();
-    let medium = SimMedium::new(5);
-    let store = fixture.open(&medium, options(tight()));
-    let (mut random, mut model) = (Random(5), Model::default());
-    let mut models = Vec::new();
-    for step in 0..5u64 {
-        for _ in 0..10 {
-            let table = random.below(fixture.specs.len() as u64) as usize;
-            let keys = fixture.pick(&mut random, table, 200);
-            fixture.update(&store, &mut model, &mut random, table, &keys);
+    each_kind(|| {
+        let fixture = Fixture::new();
+        let medium = SimMedium::new(5);
+        let store = fixture.open(&medium, options(tight()));
+        let (mut random, mut model) = (Random(5), Model::default());
+        let mut models = Vec::new();
+        for step in 0..5u64 {
+            for _ in 0..10 {
+                let table = random.below(fixture.specs.len() as u64) as usize;
+                let keys = fixture.pick(&mut random, table, 200);
+                fixture.update(&store, &mut model, &mut random, table, &keys);
+            }
+            store.commit(step, "", &[]).unwrap();
+            models.push(model.clone());
         }
-        store.commit(step, "", &[]).unwrap();
-        models.push(model.clone());
-    }
-    store.close().unwrap();
-    let at = |step| StoreOptions { step, ..options(tight()) };
-    let store = Store::open_on(Arc::new(medium.clone()), at(Some(3))).unwrap();
-    fixture.check_all(&store, &models[3]);
-    store.close().unwrap();
-    let store = Store::open_on(Arc::new(medium.clone()), at(None)).unwrap();
-    fixture.check_all(&store, &models[4]);
-    store.close().unwrap();
-    let error = Store::open_on(Arc::new(medium.clone()), at(Some(0))).err().unwrap();
-    assert_eq!(error.kind(), ErrorKind::NotFound);
-    assert!(error.message().contains("[3, 4]"), "{error}");
-    let store = Store::open_on(Arc::new(medium.clone()), at(Some(3))).unwrap();
-    let mut model = models[3].clone();
-    fixture.update(&store, &mut model, &mut random, 1, &[7, 8]);
-    store.commit(9, "", &[]).unwrap();
-    store.close().unwrap();
-    let store = Store::open_on(Arc::new(medium), at(None)).unwrap();
-    assert_eq!(store.commits().iter().map(|c| c.step).collect::<Vec<_>>(), [3, 9]);
-    fixture.check_all(&store, &model);
+        store.close().unwrap();
+        let at = |step| StoreOptions { step, ..options(tight()) };
+        let store = Store::open_on(Arc::new(medium.clone()), at(Some(3))).unwrap();
+        fixture.check_all(&store, &models[3]);
+        store.close().unwrap();
+        let store = Store::open_on(Arc::new(medium.clone()), at(None)).unwrap();
+        fixture.check_all(&store, &models[4]);
+        store.close().unwrap();
+        let error = Store::open_on(Arc::new(medium.clone()), at(Some(0))).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::NotFound);
+        assert!(error.message().contains("[3, 4]"), "{error}");
+        let store = Store::open_on(Arc::new(medium.clone()), at(Some(3))).unwrap();
+        let mut model = models[3].clone();
+        fixture.update(&store, &mut model, &mut random, 1, &[7, 8]);
+        store.commit(9, "", &[]).unwrap();
+        store.close().unwrap();
+        let store = Store::open_on(Arc::new(medium), at(None)).unwrap();
+        assert_eq!(store.commits().iter().map(|c| c.step).collect::<Vec<_>>(), [3, 9]);
+        fixture.check_all(&store, &model);
+    });
 }
 
 #[test]
 fn a_table_added_between_writes_leaves_a_commit_that_readers_can_read() {
-    // The writer of the new plan went on with the number before the last page's, so that a reader
-    // took the commit's last page for one written later.
-    let medium = SimMedium::new(5);
-    let store = Store::open_on(Arc::new(medium.clone()), options(1 << 20)).unwrap();
-    let first = store.table(&spec("first", Some(700), OptimizerKind::Sgd)).unwrap();
-    let keys: Vec<u64> = (0..500).collect();
-    let values = vec![0.5; keys.len() * DIM];
-    for name in ["second", "third"] {
-        let batch = PutBatch { reset_state: true, ..put_of(first, &keys, &values) };
-        store.put(&[batch]).unwrap();
-        store.table(&spec(name, Some(10), OptimizerKind::Sgd)).unwrap();
-    }
-    store.commit(1, "", &[]).unwrap();
-    let options = StoreOptions { read_only: true, ..options(1 << 20) };
-    let reader = Store::open_on(Arc::new(medium), options).unwrap();
-    let mut values = vec![0.0; keys.len() * DIM];
-    reader
-        .get(&mut [GetBatch {
-            table: first,
-            keys: &keys,
-            values: (&mut values).into(),
-            state: None,
-        }])
-        .unwrap();
-    assert!(values.iter().all(|v| *v == 0.5));
+    each_kind(|| {
+        // The writer of the new plan went on with the number before the last page's, so that a
+        // reader took the commit's last page for one written later.
+        let medium = SimMedium::new(5);
+        let store = Store::open_on(Arc::new(medium.clone()), options(1 << 20)).unwrap();
+        let first = store.table(&spec("first", Some(700), OptimizerKind::Sgd)).unwrap();
+        let keys: Vec<u64> = (0..500).collect();
+        let values = vec![0.5; keys.len() * DIM];
+        for name in ["second", "third"] {
+            let batch = PutBatch { reset_state: true, ..put_of(first, &keys, &values) };
+            store.put(&[batch]).unwrap();
+            store.table(&spec(name, Some(10), OptimizerKind::Sgd)).unwrap();
+        }
+        store.commit(1, "", &[]).unwrap();
+        let options = StoreOptions { read_only: true, ..options(1 << 20) };
+        let reader = Store::open_on(Arc::new(medium), options).unwrap();
+        let mut values = vec![0.0; keys.len() * DIM];
+        reader
+            .get(&mut [GetBatch {
+                table: first,
+                keys: &keys,
+                values: (&mut values).into(),
+                state: None,
+            }])
+            .unwrap();
+        assert!(values.iter().all(|v| *v == 0.5));
+    });
 }

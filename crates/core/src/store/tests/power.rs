@@ -90,14 +90,16 @@ fn power_cut(fixture: &Fixture, operation: u64, seed: u64, in_background: bool) 
 
 #[test]
 fn power_cuts_at_every_operation_leave_the_last_commit() {
-    let fixture = Fixture::new();
-    for in_background in [false, true] {
-        let mut operation = 1;
-        while power_cut(&fixture, operation, operation, in_background) {
-            operation += 1;
+    each_kind(|| {
+        let fixture = Fixture::new();
+        for in_background in [false, true] {
+            let mut operation = 1;
+            while power_cut(&fixture, operation, operation, in_background) {
+                operation += 1;
+            }
+            assert!(operation > 100, "only {operation} operations were cut");
         }
-        assert!(operation > 100, "only {operation} operations were cut");
-    }
+    });
 }
 
 /// Goes back to an earlier commit and on from there, with a power cut after `operation`.
@@ -145,7 +147,9 @@ fn cut_after_going_back(fixture: &Fixture, operation: u64) -> bool {
 
 #[test]
 fn power_cuts_while_going_back_leave_the_commit_before_or_after() {
-    let fixture = Fixture::new();
-    let cuts = (1..).take_while(|operation| cut_after_going_back(&fixture, *operation)).count();
-    assert!(cuts > 10, "only {cuts} operations were cut");
+    each_kind(|| {
+        let fixture = Fixture::new();
+        let cuts = (1..).take_while(|operation| cut_after_going_back(&fixture, *operation)).count();
+        assert!(cuts > 10, "only {cuts} operations were cut");
+    });
 }

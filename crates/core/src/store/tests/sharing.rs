@@ -115,39 +115,41 @@ fn a_class_that_was_refused_gives_room_to_another() {
 // The journal had room for what the class changed last said of its rows, not for that of others.
 #[test]
 fn a_store_of_several_classes_that_is_full_can_commit_what_it_took() {
-    for bounded in [false, true] {
-        let medium = SimMedium::new(4);
-        let mut options = options(16 << 20);
-        if bounded {
-            options.max_disk_bytes = Some(8 << 20);
-        } else {
-            medium.set_capacity(Some(8 << 20));
+    each_kind(|| {
+        for bounded in bounds().iter().copied() {
+            let medium = SimMedium::new(4);
+            let mut options = options(16 << 20);
+            if bounded {
+                options.max_disk_bytes = Some(8 << 20);
+            } else {
+                medium.set_capacity(Some(8 << 20));
+            }
+            let store = Store::open_on(Arc::new(medium), options).unwrap();
+            let kinds = [OptimizerKind::Sgd, OptimizerKind::Adagrad, OptimizerKind::Adam];
+            let tables = kinds.map(|kind| {
+                let spec = TableSpec { expected_rows: Some(30_000), ..spec("", None, kind) };
+                store.table(&TableSpec { name: format!("{kind:?}"), ..spec }).unwrap()
+            });
+            let mut ends = [0; 3];
+            let refused = (0..3).cycle().find_map(|i| {
+                let keys: Vec<u64> = (ends[i]..ends[i] + 100).collect();
+                let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32; DIM]).collect();
+                let put = store.put(&[put_of(tables[i], &keys, &values)]);
+                ends[i] += 100;
+                put.err().map(|error| (i, error))
+            });
+            let (last, error) = refused.unwrap();
+            ends[last] -= 100;
+            assert_eq!(error.kind(), ErrorKind::Full, "{error}");
+            assert!(ends[2] > 5_000, "only {ends:?} rows fit");
+            store.commit(1, "", &[]).unwrap();
+            let used = store.stats().unwrap().disk_bytes;
+            assert!(used <= 8 << 20, "{used} bytes are used");
+            for (table, end) in tables.into_iter().zip(ends) {
+                expect_rows(&store, table, end);
+            }
         }
-        let store = Store::open_on(Arc::new(medium), options).unwrap();
-        let kinds = [OptimizerKind::Sgd, OptimizerKind::Adagrad, OptimizerKind::Adam];
-        let tables = kinds.map(|kind| {
-            let spec = TableSpec { expected_rows: Some(30_000), ..spec("", None, kind) };
-            store.table(&TableSpec { name: format!("{kind:?}"), ..spec }).unwrap()
-        });
-        let mut ends = [0; 3];
-        let refused = (0..3).cycle().find_map(|i| {
-            let keys: Vec<u64> = (ends[i]..ends[i] + 100).collect();
-            let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32; DIM]).collect();
-            let put = store.put(&[put_of(tables[i], &keys, &values)]);
-            ends[i] += 100;
-            put.err().map(|error| (i, error))
-        });
-        let (last, error) = refused.unwrap();
-        ends[last] -= 100;
-        assert_eq!(error.kind(), ErrorKind::Full, "{error}");
-        assert!(ends[2] > 5_000, "only {ends:?} rows fit");
-        store.commit(1, "", &[]).unwrap();
-        let used = store.stats().unwrap().disk_bytes;
-        assert!(used <= 8 << 20, "{used} bytes are used");
-        for (table, end) in tables.into_iter().zip(ends) {
-            expect_rows(&store, table, end);
-        }
-    }
+    });
 }
 
 #[test]

@@ -284,35 +284,38 @@ fn under_a_disk_bound_a_store_with_garbage_gets_on_after_a_few_commits() {
 // commits were refused, too, and opening the store again changed nothing.
 #[test]
 fn on_a_full_device_a_store_with_garbage_gets_on_after_a_few_commits() {
+    // Not of an lsm: nothing keeps room for a merge on a full device.
     get_on(Bound::Device);
 }
 
 // Files of rows stayed as large as they had ever been.
 #[test]
 fn the_disk_that_a_store_takes_follows_its_rows() {
-    for bound in [Bound::None, Bound::Option] {
-        let mut run = Run::new(7, bound, 64 << 20, 16 << 10, &[8, 31]).unwrap();
-        for table in [0, 1] {
-            for keys in (0..20_000).collect::<Vec<u64>>().chunks(500) {
-                run.put(table, keys).unwrap();
+    each_kind(|| {
+        for bound in [Bound::None, Bound::Option].into_iter().take(bounds().len()) {
+            let mut run = Run::new(7, bound, 64 << 20, 16 << 10, &[8, 31]).unwrap();
+            for table in [0, 1] {
+                for keys in (0..20_000).collect::<Vec<u64>>().chunks(500) {
+                    run.put(table, keys).unwrap();
+                }
             }
-        }
-        run.commit().unwrap();
-        let full = run.medium.taken_bytes();
-        for table in [0, 1] {
-            run.thin(table, 20).unwrap();
-        }
-        for _ in 0..6 {
             run.commit().unwrap();
+            let full = run.medium.taken_bytes();
+            for table in [0, 1] {
+                run.thin(table, 20).unwrap();
+            }
+            for _ in 0..6 {
+                run.commit().unwrap();
+            }
+            let (taken, live) = (run.medium.taken_bytes(), run.live_bytes());
+            assert!(15 * live < full, "{live} live bytes of {full}");
+            let most = 4 * live + run.fixed_bytes();
+            assert!(taken < most, "{bound:?}: {taken} bytes for {live} live ones, {full} before");
+            run.check_rows(&run.rows);
+            run.reopen().unwrap();
+            run.check_rows(&run.rows);
         }
-        let (taken, live) = (run.medium.taken_bytes(), run.live_bytes());
-        assert!(15 * live < full, "{live} live bytes of {full}");
-        let most = 4 * live + run.fixed_bytes();
-        assert!(taken < most, "{bound:?}: {taken} bytes for {live} live ones, {full} before");
-        run.check_rows(&run.rows);
-        run.reopen().unwrap();
-        run.check_rows(&run.rows);
-    }
+    });
 }
 
 /// A short run in which room is given back; with a power cut after `operation` the last commit

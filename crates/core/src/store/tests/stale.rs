@@ -1,4 +1,7 @@
 //! Pages that are older than the index: a write that the device lost, a rows file put back.
+//!
+//! Tables are in a log: the tests look up which of its pages the index names, and a segment that is
+//! filled again is what has earlier contents. The file of a partition is written once.
 
 use super::super::sweeps::check::{CheckReport, check_commit};
 use super::*;

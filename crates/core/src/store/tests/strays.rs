@@ -146,8 +146,9 @@ fn rows_and_states_without_a_journal_are_damage() {
 /// A store whose superblock was lost began anew over its rows once its journal was lost, too.
 #[test]
 fn what_is_left_of_a_store_without_its_superblock_is_damage() {
-    for left in ["rows-0", "state-0000000005", "journal-"] {
+    for left in ["rows-0", "part-0-3", "state-0000000005", "journal-"] {
         let (_directory, path) = stored(5);
+        fs::write(path.join("part-0-3"), b"rows of a partition").unwrap();
         for name in contents(&path).into_keys().filter(|name| !name.starts_with(left)) {
             fs::remove_file(path.join(name)).unwrap();
         }
@@ -155,7 +156,7 @@ fn what_is_left_of_a_store_without_its_superblock_is_damage() {
     }
     // Files of these names that no store has are no store.
     let directory = tempfile::tempdir().unwrap();
-    for name in ["rows-of-a-table", "state-machine.txt", "journal-2.pdf", "rows-007"] {
+    for name in ["rows-of-a-table", "state-machine.txt", "journal-2.pdf", "rows-007", "part-0-07"] {
         fs::write(directory.path().join(name), b"something else").unwrap();
     }
     let error = Store::open(directory.path(), options(2)).err().unwrap();

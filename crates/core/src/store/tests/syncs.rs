@@ -60,48 +60,54 @@ fn survives(medium: &SimMedium, durable: u64, points: &BTreeMap<u64, Rows>, last
 /// next power cut the journal had a hole before commits that had been reported durable.
 #[test]
 fn a_commit_survives_whichever_sync_failed_before_it() {
-    let mut after = 0;
-    for seed in 0..4 {
-        after = seed;
-        while train(&SimMedium::new(after), &[after], after, 9) > 0 {
-            after += 4;
+    each_kind(|| {
+        let mut after = 0;
+        for seed in 0..4 {
+            after = seed;
+            while train(&SimMedium::new(after), &[after], after, 9) > 0 {
+                after += 4;
+            }
         }
-    }
-    assert!(after > 40, "only {after} syncs failed");
+        assert!(after > 40, "only {after} syncs failed");
+    });
 }
 
 #[test]
 fn a_commit_survives_several_syncs_that_failed_before_it() {
-    for seed in 0..20 {
-        let mut random = Random(seed);
-        let failures: Vec<u64> = (0..6).map(|_| random.below(12)).collect();
-        let failed = train(&SimMedium::new(seed), &failures, seed, 9);
-        assert!(failed > 1, "seed {seed}: {failed} failures");
-    }
+    each_kind(|| {
+        for seed in 0..20 {
+            let mut random = Random(seed);
+            let failures: Vec<u64> = (0..6).map(|_| random.below(12)).collect();
+            let failed = train(&SimMedium::new(seed), &failures, seed, 9);
+            assert!(failed > 1, "seed {seed}: {failed} failures");
+        }
+    });
 }
 
 /// Pages that the disk does not have may leave the page cache between opening and the first change.
 #[test]
 fn a_commit_that_is_gone_since_the_store_was_opened_is_not_built_on() {
-    let medium = SimMedium::new(1);
-    let (mut random, mut rows) = (Random(1), Rows::default());
-    let store = open(&medium, options(2)).unwrap();
-    let mut end = 0;
-    for step in 1..=2 {
-        change(&store, &mut rows, &mut random).unwrap();
-        store.commit(step, "", &[]).unwrap();
-        end = store.inner.history.lock().journal().position();
-    }
-    drop(store);
-    // Without it nobody knows that the commit was synced.
-    medium.remove("head").unwrap();
-    let store = open(&medium, options(2)).unwrap();
-    assert_eq!(store.last_commit().unwrap().step, 2);
-    medium.flip_bit("journal-00000001", end - 100);
-    let error = change(&store, &mut rows, &mut random).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Io, "{error}");
-    assert!(error.message().contains("journal-00000001: bytes"), "{error}");
-    drop(store);
-    let store = open(&medium, options(2)).unwrap();
-    assert_eq!(store.last_commit().unwrap().step, 1);
+    each_kind(|| {
+        let medium = SimMedium::new(1);
+        let (mut random, mut rows) = (Random(1), Rows::default());
+        let store = open(&medium, options(2)).unwrap();
+        let mut end = 0;
+        for step in 1..=2 {
+            change(&store, &mut rows, &mut random).unwrap();
+            store.commit(step, "", &[]).unwrap();
+            end = store.inner.history.lock().journal().position();
+        }
+        drop(store);
+        // Without it nobody knows that the commit was synced.
+        medium.remove("head").unwrap();
+        let store = open(&medium, options(2)).unwrap();
+        assert_eq!(store.last_commit().unwrap().step, 2);
+        medium.flip_bit("journal-00000001", end - 100);
+        let error = change(&store, &mut rows, &mut random).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Io, "{error}");
+        assert!(error.message().contains("journal-00000001: bytes"), "{error}");
+        drop(store);
+        let store = open(&medium, options(2)).unwrap();
+        assert_eq!(store.last_commit().unwrap().step, 1);
+    });
 }

@@ -38,48 +38,50 @@ fn train(store: &Store, table: TableId, keys: &[u64], seed: u64) -> BTreeMap<u64
 
 #[test]
 fn four_threads_lose_no_update_and_see_no_half_row() {
-    for (seed, rows) in [(1, Some(600)), (2, None)] {
-        let medium = SimMedium::new(seed);
-        let store = Store::open_on(Arc::new(medium.clone()), options(400 << 10)).unwrap();
-        let spec = TableSpec {
-            initializer: Initializer::Constant(0.0),
-            ..spec("shared", rows, OptimizerKind::Sgd)
-        };
-        let table = store.table(&spec).unwrap();
-        let keys: Vec<u64> = match rows {
-            Some(rows) => (0..rows).collect(),
-            None => (0..600u64).map(|i| i.wrapping_mul(0x9E37_79B9_7F4A_7C15)).collect(),
-        };
-        let mut expected: BTreeMap<u64, f32> = BTreeMap::new();
-        std::thread::scope(|scope| {
-            let trainers: Vec<_> = (0..4)
-                .map(|i| {
-                    let (store, keys) = (&store, &keys);
-                    scope.spawn(move || train(store, table, keys, seed * 100 + i))
-                })
-                .collect();
-            let committer = scope.spawn(|| {
-                for step in 0..10 {
-                    store.commit(step, "", &[]).unwrap();
+    each_kind(|| {
+        for (seed, rows) in [(1, Some(600)), (2, None)] {
+            let medium = SimMedium::new(seed);
+            let store = Store::open_on(Arc::new(medium.clone()), options(400 << 10)).unwrap();
+            let spec = TableSpec {
+                initializer: Initializer::Constant(0.0),
+                ..spec("shared", rows, OptimizerKind::Sgd)
+            };
+            let table = store.table(&spec).unwrap();
+            let keys: Vec<u64> = match rows {
+                Some(rows) => (0..rows).collect(),
+                None => (0..600u64).map(|i| i.wrapping_mul(0x9E37_79B9_7F4A_7C15)).collect(),
+            };
+            let mut expected: BTreeMap<u64, f32> = BTreeMap::new();
+            std::thread::scope(|scope| {
+                let trainers: Vec<_> = (0..4)
+                    .map(|i| {
+                        let (store, keys) = (&store, &keys);
+                        scope.spawn(move || train(store, table, keys, seed * 100 + i))
+                    })
+                    .collect();
+                let committer = scope.spawn(|| {
+                    for step in 0..10 {
+                        store.commit(step, "", &[]).unwrap();
+                    }
+                });
+                for trainer in trainers {
+                    for (key, sum) in trainer.join().unwrap() {
+                        *expected.entry(key).or_insert(0.0) -= sum;
+                    }
                 }
+                committer.join().unwrap();
             });
-            for trainer in trainers {
-                for (key, sum) in trainer.join().unwrap() {
-                    *expected.entry(key).or_insert(0.0) -= sum;
-                }
+            store.commit(99, "", &[]).unwrap();
+            store.close().unwrap();
+            let store = Store::open_on(Arc::new(medium), options(400 << 10)).unwrap();
+            let keys: Vec<u64> = expected.keys().copied().collect();
+            let mut values = vec![0.0; keys.len() * DIM];
+            let get = GetBatch { table, keys: &keys, values: (&mut values).into(), state: None };
+            store.get(&mut [get]).unwrap();
+            for (i, key) in keys.iter().enumerate() {
+                assert_eq!(values[i * DIM], expected[key], "seed {seed} key {key}");
             }
-            committer.join().unwrap();
-        });
-        store.commit(99, "", &[]).unwrap();
-        store.close().unwrap();
-        let store = Store::open_on(Arc::new(medium), options(400 << 10)).unwrap();
-        let keys: Vec<u64> = expected.keys().copied().collect();
-        let mut values = vec![0.0; keys.len() * DIM];
-        let get = GetBatch { table, keys: &keys, values: (&mut values).into(), state: None };
-        store.get(&mut [get]).unwrap();
-        for (i, key) in keys.iter().enumerate() {
-            assert_eq!(values[i * DIM], expected[key], "seed {seed} key {key}");
+            assert_eq!(store.table_info(table).unwrap().updates, 240);
         }
-        assert_eq!(store.table_info(table).unwrap().updates, 240);
-    }
+    });
 }

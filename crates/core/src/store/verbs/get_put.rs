@@ -195,10 +195,12 @@ impl Store {
         table.changes.fetch_add(1, Ordering::Relaxed);
         self.inner.note_batch(distinct.len() as u64);
         self.inner.poison_on_error(result)?;
+        self.inner.upkeep(&engine)?;
         Ok(deleted)
     }
 
-    /// Says for each key whether it was written. Exact; may read pages of a growing table.
+    /// Says for each key whether it was written. Exact; may read pages, but not of a dense table
+    /// whose storage knows all its rows.
     ///
     /// *Errors*: as `get`.
     pub fn contains(&self, table: TableId, keys: &[u64], out: &mut [bool]) -> Result<()> {
@@ -207,9 +209,10 @@ impl Store {
         let table = self.inner.table_of(&engine, table)?;
         check_len("out", table, out.len(), keys.len(), 1)?;
         check_keys(table, keys)?;
-        if table.first.is_some() {
-            let class = &engine.classes[table.class];
-            let (cache, log) = (class.cache(), class.log.lock());
+        let class = &engine.classes[table.class];
+        let log = table.first.is_some().then(|| class.log.lock());
+        if let Some(log) = log.filter(|log| log.is_exact(table.id())) {
+            let cache = class.cache();
             for (key, out) in keys.iter().zip(out) {
                 let at = table.locate(cache, *key);
                 let dirty = cache.peek(at, table.id(), *key, |row| row.is_dirty());
@@ -246,6 +249,7 @@ impl Inner {
         self.note_batch(rows);
         self.end_reservation(&engine.classes, keys);
         self.poison_on_error(result)?;
+        self.upkeep(engine)?;
         Ok(rows)
     }
 

@@ -78,7 +78,9 @@ impl Inner {
             wanted.clear();
             progress.clear();
             progress.resize(misses.len(), Progress::Done);
-            let mut visitor = MissVisitor { inner: self, engine, class, batches, op: &mut *op };
+            let further = Vec::new();
+            let mut visitor =
+                MissVisitor { inner: self, engine, class, batches, op: &mut *op, further };
             let ticket = ReadTicket::new(class, &self.metrics);
             let looked = {
                 let mut log = class.lock(&self.metrics);
@@ -145,6 +147,8 @@ struct MissVisitor<'a, 'k, O> {
     class: &'a Class,
     batches: &'a [Keys<'k>],
     op: &'a mut O,
+    /// Pages that are named only once others had another key, to be read under the same ticket.
+    further: Vec<Want>,
 }
 
 fn refill(scratch: &mut Vec<f32>, words: &[f32]) {
@@ -248,15 +252,35 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
         self.hand_over(log, miss, Source::Words(words), origin.unwrap_or(0), dirty_since)
     }
 
-    /// Reads the pages of `wanted`, each once, and resolves the misses whose rows they hold.
+    /// Reads the pages of `wanted`, and those that are named when they hold other keys.
     fn visit_in_pages(
         &mut self,
         misses: &[Miss],
         progress: &mut [Progress],
-        wanted: &mut [Want],
+        wanted: &mut Vec<Want>,
+    ) -> Result<ReadReport> {
+        wanted.sort_unstable();
+        let mut report = self.read_pages(misses, progress, wanted, wanted)?;
+        while !self.further.is_empty() {
+            let mut further = std::mem::take(&mut self.further);
+            further.sort_unstable();
+            wanted.extend_from_slice(&further);
+            wanted.sort_unstable();
+            report.add(&self.read_pages(misses, progress, &further, wanted)?);
+        }
+        Ok(report)
+    }
+
+    /// Reads the pages of `wanted`, each once, and resolves the misses whose rows they hold. `seen`
+    /// are all wants of the ticket.
+    fn read_pages(
+        &mut self,
+        misses: &[Miss],
+        progress: &mut [Progress],
+        wanted: &[Want],
+        seen: &[Want],
     ) -> Result<ReadReport> {
         let class = self.class;
-        wanted.sort_unstable();
         let mut pages: Vec<PageAddress> = wanted.iter().map(|want| want.at).collect();
         pages.dedup();
         let tier = class.tier();
@@ -268,7 +292,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
                 let mut log = class.lock(&self.inner.metrics);
                 log.verify_newest(at, page)?;
                 for want in here {
-                    self.visit_in_page(&mut **log, misses, progress, wanted, want, page)?;
+                    self.visit_in_page(&mut **log, misses, progress, seen, want, page)?;
                 }
                 if O::AHEAD {
                     // A verb that waits for the class comes first: pages that are already here
@@ -294,7 +318,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
         log: &mut dyn Storage,
         misses: &[Miss],
         progress: &mut [Progress],
-        wanted: &[Want],
+        seen: &[Want],
         want: &Want,
         page: &[u8],
     ) -> Result<()> {
@@ -313,17 +337,17 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
                 Progress::Done
             }
             Resolved::Moved => Progress::Moved,
-            // After the last candidate the key is absent, if nothing was written meanwhile;
-            // looking again tells.
+            // After the last candidate the key is absent, if nothing was written meanwhile and
+            // no other page may have it; looking again tells.
             Resolved::Other if left > 1 => Progress::Reading { left: left - 1 },
-            Resolved::Other => self.absent(log, miss, want.miss, wanted)?,
+            Resolved::Other => self.absent(log, miss, want.miss, seen)?,
         };
         Ok(())
     }
 
-    /// Every candidate page held another key: the key was never written, unless another thread
-    /// did so while the pages were read. Then it waits, or is stored where nobody has looked; a
-    /// resident row is found by `hand_over` itself.
+    /// Every candidate page held another key. Then the storage may name further pages, which are
+    /// read next. Else the key was never written, unless another thread did so while the pages were
+    /// read: then it waits, or is in memory; a resident row is found by `hand_over` itself.
     fn absent(
         &mut self,
         log: &mut dyn Storage,
@@ -334,11 +358,18 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
         let (table, key) = self.key(miss);
         self.inner.metrics.tag_collisions.fetch_add(1, Ordering::Relaxed);
         note(Branch::TagCollision);
-        if log.find(table.id(), key, number, seen, &mut Vec::new()) != Found::Absent {
-            return Ok(Progress::Moved);
+        let before = self.further.len();
+        match log.find(table.id(), key, number, seen, &mut self.further) {
+            Found::Absent => {
+                self.hand_over(log, miss, Source::Initial, 0, None)?;
+                Ok(Progress::Done)
+            }
+            Found::Stored { .. } if self.further.len() > before => {
+                let left = (self.further.len() - before).min(255) as u8;
+                Ok(Progress::Reading { left })
+            }
+            _ => Ok(Progress::Moved),
         }
-        self.hand_over(log, miss, Source::Initial, 0, None)?;
-        Ok(Progress::Done)
     }
 
     /// Makes the row resident and hands it to the verb. `dirty_since` is the stamp of a row that

@@ -66,6 +66,7 @@ struct Writer {
     classes: [Class; 2],
     tables: Vec<Table>,
     epoch: u64,
+    form: IndexForm,
     /// Whether the tables are born in the file, and into how many parts their indexes were divided
     /// when it began.
     born: bool,
@@ -75,15 +76,23 @@ struct Writer {
     retained: BTreeSet<(u16, Retained)>,
 }
 
+/// Both forms, in turns.
+fn form_of(seed: u64) -> IndexForm {
+    if seed.is_multiple_of(3) { IndexForm::Packed } else { IndexForm::Full }
+}
+
 fn name_of(table: usize) -> String {
     format!("table {table}")
 }
 
 impl Writer {
     /// Tables that are `born` in the file, or have rows from before, whose pieces come with time.
-    fn new(seed: u64, born: bool) -> Self {
+    fn new(seed: u64, born: bool, form: IndexForm) -> Self {
         let index = |at: usize, rows: Option<u64>| match rows {
-            Some(rows) => TableIndex::Dense(DenseIndex::new(rows).unwrap()),
+            Some(rows) => TableIndex::Dense(match form {
+                IndexForm::Full => DenseIndex::new(rows).unwrap(),
+                IndexForm::Packed => DenseIndex::packed(rows).unwrap(),
+            }),
             None => {
                 TableIndex::Sparse(SparseIndex::restore(4, 0).unwrap(), table_salt(&name_of(at)))
             }
@@ -98,6 +107,7 @@ impl Writer {
             classes: Default::default(),
             tables: tables.collect(),
             epoch: 1,
+            form,
             born,
             partitions: Vec::new(),
             records: Vec::new(),
@@ -293,8 +303,19 @@ impl Replayed {
     fn new(writer: &Writer, epoch: u64, oldest: u64) -> Self {
         let classes = (0u16..).zip(ROW_BYTES).map(|(class, row_bytes)| {
             let (page_bytes, segment_bytes) = (512, 1 << 18);
-            let facts = ClassFacts { class, row_bytes, page_bytes, segment_bytes, seed: 0 };
-            LogRecovery::new(&facts, "", epoch, oldest).unwrap()
+            let facts = ClassFacts {
+                class,
+                kind: StorageKind::Log,
+                row_bytes,
+                page_bytes,
+                segment_bytes,
+                seed: 0,
+            };
+            let recovery = match writer.form {
+                IndexForm::Full => LogRecovery::new(&facts, "", epoch, oldest),
+                IndexForm::Packed => LogRecovery::of_top(&facts, "", epoch, oldest),
+            };
+            recovery.unwrap()
         });
         let mut replayed = Self(classes.collect());
         for (at, (class, num_embeddings)) in TABLES.into_iter().enumerate() {
@@ -341,7 +362,7 @@ impl Replayed {
 /// The words of a dense index; the partitions of a growing one, as bytes.
 fn words(index: &TableIndex) -> Vec<u32> {
     match index {
-        TableIndex::Dense(index) => index.words().to_vec(),
+        TableIndex::Dense(index) => (0..index.num_embeddings()).map(|id| index.get(id)).collect(),
         TableIndex::Sparse(index, _) => {
             let mut bytes = Vec::new();
             (0..index.partitions()).for_each(|partition| {
@@ -369,7 +390,7 @@ fn check(replayed: &Replayed, writer: &Writer, what: &str) {
 #[test]
 fn rows_replayed_at_once_and_one_by_one_give_the_same_indexes() {
     for seed in 0..24 {
-        let mut writer = Writer::new(seed, true);
+        let mut writer = Writer::new(seed, true, form_of(seed));
         writer.run();
         for oldest in [0, 1, 2, 3, u64::MAX] {
             let what = format!("seed {seed}, oldest {oldest}");
@@ -386,7 +407,7 @@ fn rows_replayed_at_once_and_one_by_one_give_the_same_indexes() {
 #[test]
 fn pieces_that_come_between_the_deltas_give_the_same_indexes() {
     for seed in 100..124 {
-        let mut writer = Writer::new(seed, false);
+        let mut writer = Writer::new(seed, false, form_of(seed));
         writer.run();
         for oldest in [0, 3, u64::MAX] {
             let replayed = writer.replay(2, oldest);
@@ -398,7 +419,7 @@ fn pieces_that_come_between_the_deltas_give_the_same_indexes() {
 #[test]
 fn a_run_of_rows_beyond_its_table_is_damage_either_way() {
     for oldest in [0, u64::MAX] {
-        let mut writer = Writer::new(1, true);
+        let mut writer = Writer::new(1, true, IndexForm::Full);
         let deltas = &mut writer.classes[0].deltas;
         for (key, slot) in [5, 299, 300, 6].into_iter().zip(100..) {
             deltas.push(Delta::Row { table: 2, key, old: 0, slot }, false);

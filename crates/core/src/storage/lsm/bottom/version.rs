@@ -1,19 +1,22 @@
 //! Which partitions make up the bottom, and how that changes.
 //!
 //! A version is a list of partitions that cover all places, each once, or none at all. An edit
-//! replaces some by others; the journal has one record for it. Where things go wrong here the
-//! journal says what cannot be, which is `Corrupt`.
+//! replaces some by others; the journal has one record for it. Where a journal is replayed, what
+//! cannot be is `Corrupt`.
 
 use super::file::Facts;
 use super::order::{PLACE_BYTES, Place, PlaceRange};
-use super::partition::Partitions;
+use super::pages::OpenPartitions;
 use crate::error::{Result, bail};
+use crate::io::BLOCK_BYTES;
 use std::collections::BTreeSet;
 
 const EDIT_VERSION: u8 = 1;
+/// The first order of a page.
+const ORDER_FIRST: u32 = 1 << 31;
 /// Bytes of an edit before its lists.
 const HEAD_BYTES: usize = 16;
-const FACTS_BYTES: usize = 64;
+const FACTS_BYTES: usize = 72;
 const WAY_OUT: &str = "restore the journal from a copy, or open an earlier commit with step=";
 
 /// What a merge changes.
@@ -37,7 +40,7 @@ impl Edit {
         for facts in &self.added {
             into.extend_from_slice(&facts.number.to_le_bytes());
             into.extend_from_slice(&facts.pages.to_le_bytes());
-            for word in [facts.merge, facts.rows, facts.bytes] {
+            for word in [facts.merge, facts.rows, facts.bytes, facts.header_sum] {
                 into.extend_from_slice(&word.to_le_bytes());
             }
             into.extend_from_slice(&facts.range.first.encode());
@@ -78,7 +81,8 @@ impl Edit {
                 merge: eight(bytes, 8)?,
                 rows: eight(bytes, 16)?,
                 bytes: eight(bytes, 24)?,
-                range: PlaceRange { first: place(32)?, last: place(32 + PLACE_BYTES)? },
+                header_sum: eight(bytes, 32)?,
+                range: PlaceRange { first: place(40)?, last: place(40 + PLACE_BYTES)? },
             })
         };
         Some(Self {
@@ -100,6 +104,12 @@ fn eight(bytes: &[u8], at: usize) -> Option<u64> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Version {
     partitions: Vec<Facts>,
+    /// Where each partition begins, beside each other for the search.
+    firsts: Vec<Place>,
+    /// Pages of all partitions before each.
+    pages_before: Vec<u64>,
+    rows: u64,
+    disk_bytes: u64,
 }
 
 impl Version {
@@ -110,8 +120,31 @@ impl Version {
 
     /// Which partition has the rows at `place`; `None` while there are no partitions.
     pub fn find(&self, place: Place) -> Option<usize> {
-        let at = self.partitions.partition_point(|facts| facts.range.last < place);
-        (at < self.partitions.len()).then_some(at)
+        self.firsts.partition_point(|first| *first <= place).checked_sub(1)
+    }
+
+    /// Where the page `page` of the partition at `at` stands among all pages, as an order of reads:
+    /// 2^31 and more, so that other numbers stand before it.
+    pub fn order_of(&self, at: usize, page: u32) -> u32 {
+        let before = self.pages_before[at] + u64::from(page);
+        ORDER_FIRST | before.min(u64::from(!ORDER_FIRST)) as u32
+    }
+
+    /// Rows of all partitions.
+    pub fn rows(&self) -> u64 {
+        self.rows
+    }
+
+    /// Bytes that their files take of the disk.
+    pub fn disk_bytes(&self) -> u64 {
+        self.disk_bytes
+    }
+
+    /// All memory that it takes.
+    pub fn memory_bytes(&self) -> usize {
+        self.partitions.capacity() * size_of::<Facts>()
+            + self.firsts.capacity() * size_of::<Place>()
+            + self.pages_before.capacity() * size_of::<u64>()
     }
 
     /// The version as one edit of an empty one: what a new journal file begins with.
@@ -119,9 +152,40 @@ impl Version {
         Edit { removed: Vec::new(), added: self.partitions.clone() }
     }
 
-    /// The version after `edit`. `Corrupt` when that removes what is not there, adds a number that
-    /// is, leaves a gap, or lets ranges overlap.
+    /// How many partitions there are when so many were removed and added.
+    fn count_after(&self, removed: usize, added: usize) -> usize {
+        self.partitions.len().saturating_sub(removed).saturating_add(added)
+    }
+
+    /// `Full` when an edit that removes and adds so many partitions would leave too many: to be
+    /// asked before any of them is written.
+    pub fn check_room(&self, removed: usize, added: usize) -> Result<()> {
+        let (count, most) = (self.count_after(removed, added), OpenPartitions::COUNT_MAX);
+        if count > most {
+            bail!(
+                Full,
+                "a merge would leave {count} partitions of at most {most}; make them larger"
+            );
+        }
+        Ok(())
+    }
+
+    /// The version after an edit that a merge has made. `Full` when it leaves too many partitions,
+    /// else as [`replay`](Self::replay).
     pub fn apply(&self, edit: &Edit) -> Result<Self> {
+        self.check_room(edit.removed.len(), edit.added.len())?;
+        self.replay(edit)
+    }
+
+    /// The version after an edit of the journal. `Corrupt` when that removes what is not there, or
+    /// all there is, adds a number that is there, leaves a gap, lets ranges overlap, or leaves more
+    /// partitions than there can be.
+    pub fn replay(&self, edit: &Edit) -> Result<Self> {
+        let (removed, added) = (edit.removed.len(), edit.added.len());
+        let (count, most) = (self.count_after(removed, added), OpenPartitions::COUNT_MAX);
+        if count > most {
+            bail!(Corrupt, "an edit leaves {count} partitions of at most {most}; {WAY_OUT}");
+        }
         let removed: BTreeSet<u32> = edit.removed.iter().copied().collect();
         let stay = self.partitions.iter().filter(|facts| !removed.contains(&facts.number));
         let mut partitions: Vec<Facts> = stay.copied().collect();
@@ -129,6 +193,10 @@ impl Version {
             bail!(Corrupt, "an edit removes partitions {removed:?}, not all are there; {WAY_OUT}");
         }
         partitions.extend(&edit.added);
+        if partitions.is_empty() && !self.partitions.is_empty() {
+            let count = self.partitions.len();
+            bail!(Corrupt, "an edit leaves no partitions, there were {count}; {WAY_OUT}");
+        }
         partitions.sort_unstable_by_key(|facts| facts.range.first);
         let mut numbers = BTreeSet::new();
         let mut next = Some(Place::MIN);
@@ -156,10 +224,24 @@ impl Version {
         if let (Some(next), false) = (next, partitions.is_empty()) {
             bail!(Corrupt, "an edit leaves a gap from {next:?} on; {WAY_OUT}");
         }
-        if partitions.len() > Partitions::COUNT_MAX {
-            let most = Partitions::COUNT_MAX;
-            bail!(Corrupt, "an edit makes {} partitions of at most {most}", partitions.len());
+        Self::of(partitions)
+    }
+
+    fn of(partitions: Vec<Facts>) -> Result<Self> {
+        let firsts = partitions.iter().map(|facts| facts.range.first).collect();
+        let mut version = Self { firsts, ..Default::default() };
+        let mut pages = 0;
+        for facts in &partitions {
+            let rows = version.rows.checked_add(facts.rows);
+            let bytes = facts.bytes.checked_next_multiple_of(BLOCK_BYTES);
+            let bytes = bytes.and_then(|bytes| version.disk_bytes.checked_add(bytes));
+            let (Some(rows), Some(disk_bytes)) = (rows, bytes) else {
+                bail!(Corrupt, "rows or bytes of all partitions exceed 2^64; {WAY_OUT}");
+            };
+            (version.rows, version.disk_bytes) = (rows, disk_bytes);
+            version.pages_before.push(pages);
+            pages += u64::from(facts.pages);
         }
-        Ok(Self { partitions })
+        Ok(Self { partitions, ..version })
     }
 }

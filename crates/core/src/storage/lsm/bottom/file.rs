@@ -7,7 +7,7 @@ use super::fences::Fences;
 use super::order::{Orders, PLACE_BYTES, Place, PlaceRange, TableOrder};
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::hash::mix;
-use crate::io::{File, Medium, OpenMode};
+use crate::io::{File, Medium, OpenMode, blocks_of};
 use crate::storage::PageLayout;
 use std::sync::Arc;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
@@ -59,6 +59,15 @@ pub struct Facts {
     pub pages: u32,
     /// Bytes of its file.
     pub bytes: u64,
+    /// Checksum of its header, which has that of the footer: no other file passes for this one.
+    pub header_sum: u64,
+}
+
+impl Facts {
+    /// Bytes that its file takes of the disk.
+    pub fn disk_bytes(&self) -> u64 {
+        blocks_of(self.bytes)
+    }
 }
 
 /// The rows of one table and rank in a partition. They lie one behind the other, and the first of
@@ -109,7 +118,12 @@ pub(super) fn damaged(file: &str, from: u64, until: u64, what: &str) -> Error {
     Error::new(ErrorKind::Corrupt, message)
 }
 
-/// The header of a file with this footer.
+/// The checksum of a header, which is a part of it.
+pub(super) fn header_sum(header: &[u8; HEADER_BYTES]) -> u64 {
+    word(header, CHECKSUM_AT)
+}
+
+/// The header of a file with this footer. The header's checksum in `facts` is not looked at.
 pub(super) fn encode_header(
     shape: &Shape,
     facts: &Facts,
@@ -209,6 +223,14 @@ pub(super) fn open(
         let what = format!("the file has {bytes} bytes, expected {}", facts.bytes);
         return Err(damaged(&name, from, until, &what));
     }
+    let mut padding = vec![0; shape.page_bytes - HEADER_BYTES];
+    if !padding.is_empty() {
+        file.read_at(&mut padding, HEADER_BYTES as u64)?;
+    }
+    if padding.iter().any(|byte| *byte != 0) {
+        let (from, until) = (HEADER_BYTES as u64, shape.page_bytes as u64);
+        return Err(damaged(&name, from, until, "bytes behind the header are not zero"));
+    }
     let footer_at = (u64::from(facts.pages) + 1) * shape.page_bytes as u64;
     let Some(padded) = bytes.checked_sub(footer_at).filter(|b| *b >= word(&header, 80)) else {
         return Err(damaged(&name, 0, HEADER_BYTES as u64, "its footer does not fit the file"));
@@ -276,6 +298,12 @@ fn check_header(
     if !as_expected {
         return refuse("pages, rows or range are not those that the journal has");
     }
+    if sum != facts.header_sum {
+        return refuse(&format!(
+            "its checksum is {sum:#x}, expected {:#x}: it is not the file that the journal has",
+            facts.header_sum
+        ));
+    }
     Ok(())
 }
 
@@ -306,6 +334,9 @@ fn read_footer(
             bail!(Corrupt, "fences of {bytes} bytes do not fit the {} left", fences.len());
         };
         fences = rest;
+        if entry[4..8] != [0; 4] {
+            bail!(Corrupt, "the padding of a section is not zero");
+        }
         let section = Section {
             table: u16::from_le_bytes([entry[0], entry[1]]),
             rank: entry[2],

@@ -1,11 +1,13 @@
 //! The order in which the bottom keeps its rows.
 //!
 //! Rows are in order of their [`Place`]: first by table, then by rank, then by position. The
-//! position of a row is its key in a dense table, and the mixed key in a growing one, so that new
-//! keys fall into all partitions alike. [`mix`] is a bijection for a fixed salt, hence two rows of
-//! one table and rank never share a place, and no tie has to be broken. The rank sets rows of a
-//! table apart that are read differently; whoever writes a row says its rank, 0 where there is
-//! none.
+//! position of a row is its key in a dense table. In a growing one it is the mixed key, its bits in
+//! reverse, so that new keys fall into all partitions alike. [`mix`] is a bijection for a fixed
+//! salt. Hence two rows of one table and rank never share a place, and no tie has to be broken.
+//! The index of the log divides a growing table by the low bits of the mixed key. In reverse they
+//! are the upper ones of the position, so the keys of a part of the index lie side by side. The
+//! rank sets rows of a table apart that are read differently; whoever writes a row says its rank,
+//! 0 where there is none.
 
 use crate::error::{Result, bail};
 use crate::hash::mix;
@@ -93,7 +95,7 @@ impl PlaceRange {
 pub enum TableOrder {
     /// The position is the key: of dense tables.
     ByKey,
-    /// The position is the mixed key: of growing tables.
+    /// The position is the mixed key with its bits in reverse: of growing tables.
     Mixed {
         /// The salt of the table.
         salt: u64,
@@ -106,8 +108,43 @@ impl TableOrder {
     pub fn position(self, key: u64) -> u64 {
         match self {
             Self::ByKey => key,
-            Self::Mixed { salt } => mix(key, salt),
+            Self::Mixed { salt } => mix(key, salt).reverse_bits(),
         }
+    }
+}
+
+/// The order of the table that was asked for last. Rows of a table follow each other, so few
+/// need a look into the map of [`Orders`].
+#[derive(Debug, Default)]
+pub(super) struct LastOrder {
+    of: Option<OrderOf>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct OrderOf {
+    table: u16,
+    order: TableOrder,
+}
+
+impl LastOrder {
+    /// The place of a key, as `orders` has it; of one store these never change.
+    #[inline]
+    pub(super) fn place(
+        &mut self,
+        orders: &Orders,
+        table: u16,
+        rank: u8,
+        key: u64,
+    ) -> Result<Place> {
+        let order = match self.of {
+            Some(last) if last.table == table => last.order,
+            _ => {
+                let order = orders.known(table)?;
+                self.of = Some(OrderOf { table, order });
+                order
+            }
+        };
+        Ok(Place { table, rank, position: order.position(key) })
     }
 }
 
@@ -121,17 +158,46 @@ impl Orders {
         self.0.insert(table, order);
     }
 
+    /// Takes a table out.
+    pub fn remove(&mut self, table: u16) {
+        self.0.remove(&table);
+    }
+
+    /// All tables, in order.
+    pub fn tables(&self) -> impl Iterator<Item = u16> + '_ {
+        self.0.keys().copied()
+    }
+
     /// The order of a table; `None` for a table of another class.
     pub fn of(&self, table: u16) -> Option<TableOrder> {
         self.0.get(&table).copied()
     }
 
+    /// The order of a table. `Misuse` for a table of another class.
+    pub(super) fn known(&self, table: u16) -> Result<TableOrder> {
+        match self.of(table) {
+            Some(order) => Ok(order),
+            None => {
+                let tables = self.0.keys();
+                bail!(Misuse, "table {table} has no order here, expected one of {tables:?}")
+            }
+        }
+    }
+
+    /// A number in the order of places, nearly: rows of neighbouring numbers are neighbours.
+    pub fn write_place(&self, table: u16, key: u64) -> u64 {
+        let position = self.of(table).map_or(key, |order| order.position(key));
+        // Dense tables have small positions, growing ones any.
+        let upper = match self.of(table) {
+            Some(TableOrder::ByKey) => position.min(u64::MAX >> 16),
+            _ => position >> 16,
+        };
+        u64::from(table) << 48 | upper
+    }
+
     /// The place of a key. `Misuse` for a table of another class.
     pub fn place(&self, table: u16, rank: u8, key: u64) -> Result<Place> {
-        let Some(order) = self.of(table) else {
-            bail!(Misuse, "table {table} has no order here, expected one of {:?}", self.0.keys());
-        };
-        Ok(Place { table, rank, position: order.position(key) })
+        Ok(Place { table, rank, position: self.known(table)?.position(key) })
     }
 }
 
@@ -160,9 +226,41 @@ mod tests {
             key = key.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(round);
             for key in [key, round, u64::MAX - round, 1 << (round % 64)] {
                 let order = TableOrder::Mixed { salt: !round };
-                assert_eq!(unmix(order.position(key), !round), key);
+                assert_eq!(unmix(order.position(key).reverse_bits(), !round), key);
             }
         }
+    }
+
+    #[test]
+    fn keys_with_equal_low_bits_of_their_hash_lie_side_by_side() {
+        let order = TableOrder::Mixed { salt: 11 };
+        let mut keys: Vec<u64> = (0..4096).collect();
+        keys.sort_unstable_by_key(|key| order.position(*key));
+        for bits in 1..=8 {
+            let part = |key: &u64| mix(*key, 11) & ((1 << bits) - 1);
+            let mut parts: Vec<u64> = keys.iter().map(part).collect();
+            parts.dedup();
+            // Each part once, and none in two pieces.
+            assert_eq!(parts.len(), 1 << bits, "{bits} bits");
+            parts.sort_unstable();
+            parts.dedup();
+            assert_eq!(parts.len(), 1 << bits, "{bits} bits");
+        }
+    }
+
+    #[test]
+    fn the_last_order_gives_the_places_that_the_map_does() {
+        let mut orders = Orders::default();
+        orders.insert(0, TableOrder::ByKey);
+        orders.insert(1, TableOrder::Mixed { salt: 11 });
+        orders.insert(2, TableOrder::Mixed { salt: 12 });
+        let mut last = LastOrder::default();
+        for (table, key) in [(0, 7), (0, 8), (1, 7), (2, 7), (2, 9), (1, 7), (0, 7)] {
+            let expected = orders.place(table, 3, key).unwrap();
+            assert_eq!(last.place(&orders, table, 3, key).unwrap(), expected);
+        }
+        assert!(last.place(&orders, 3, 0, 7).is_err());
+        assert_eq!(last.place(&orders, 0, 0, 7).unwrap().position, 7);
     }
 
     #[test]

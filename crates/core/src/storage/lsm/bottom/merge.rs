@@ -5,17 +5,17 @@
 //! It changes nothing that exists: the new files count once a version names them.
 
 use super::file::{Facts, Shape, file_name};
-use super::order::{Orders, Place, PlaceRange};
+use super::old_rows::OldRows;
+use super::order::{LastOrder, Orders, Place, PlaceRange};
 use super::partition::{Partition, Partitions};
 use super::writer::{Finished, PartitionWriter};
 use crate::error::{Result, bail};
 use crate::io::{Medium, Queue};
-use crate::storage::{PageAddress, PageLayout, PageReader};
+use crate::storage::PageReader;
 use std::cmp::Ordering;
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
-
-/// Bytes of old pages that are read at once, and are merged in one step.
-pub const PORTION_BYTES: usize = 256 << 10;
 
 /// What is newer than the partitions.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -37,6 +37,8 @@ pub struct Change<'a> {
     pub key: u64,
     /// What became of it.
     pub newer: Newer<'a>,
+    /// What its owner knows it by.
+    pub tag: u32,
 }
 
 /// Newer rows and deletions in the order of their places, each place once.
@@ -63,15 +65,51 @@ pub struct MergePlan {
     pub merge: u64,
     /// Bytes of pages that a new file has at most, if they hold a row.
     pub target_bytes: u64,
+    /// Bytes of old pages that are read at once and merged in one step, at least a page.
+    pub portion_bytes: usize,
 }
 
-/// What a merge has done.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Merged {
-    /// The new partitions, in order. They are durable, and cover the range of the merge.
-    pub added: Vec<Facts>,
-    /// The numbers of the partitions that they replace.
-    pub removed: Vec<u32>,
+impl MergePlan {
+    /// How many rows may come.
+    fn rows(&self) -> u64 {
+        self.inputs.iter().map(|input| input.facts().rows).sum::<u64>() + self.changes
+    }
+
+    /// How many new files there are at most.
+    pub fn files(&self) -> Result<u64> {
+        let layout = self.shape.layout(self.first_number)?;
+        let pages = (self.target_bytes / self.shape.page_bytes as u64).max(1);
+        Ok(self.rows().div_ceil(pages.saturating_mul(layout.rows_per_page as u64)).max(1))
+    }
+
+    /// The numbers that its files have, all of them if there are as many as there can be. `Full`
+    /// when there are not so many numbers.
+    pub fn numbers(&self) -> Result<RangeInclusive<u32>> {
+        let (first, files) = (self.first_number, self.files()?);
+        match u32::try_from(u64::from(first).saturating_add(files - 1)) {
+            Ok(last) => Ok(first..=last),
+            Err(_) => {
+                let most = u32::MAX;
+                bail!(Full, "{files} files from number {first} on, of numbers up to {most}")
+            }
+        }
+    }
+}
+
+/// A change that a merge has taken in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Taken {
+    /// Table of the row.
+    pub table: u16,
+    /// Its key.
+    pub key: u64,
+    /// What its owner knows it by.
+    pub tag: u32,
+}
+
+/// What became of the rows of a table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
     /// Old rows that were copied.
     pub kept: u64,
     /// Old rows in whose place a newer one was written.
@@ -84,16 +122,57 @@ pub struct Merged {
     pub vain: u64,
 }
 
+impl Counts {
+    fn add(&mut self, other: Self) {
+        self.kept += other.kept;
+        self.replaced += other.replaced;
+        self.new += other.new;
+        self.deleted += other.deleted;
+        self.vain += other.vain;
+    }
+}
+
+/// What a merge has done.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Merged {
+    /// The new partitions, in order. They are durable, and cover the range of the merge.
+    pub added: Vec<Facts>,
+    /// The numbers of the partitions that they replace.
+    pub removed: Vec<u32>,
+    /// The changes that it took in, rows and deletions, in order.
+    pub taken: Vec<Taken>,
+    /// What became of the rows of each table that had any, or a change.
+    pub counts: BTreeMap<u16, Counts>,
+}
+
+impl Merged {
+    /// What became of the rows of all tables.
+    pub fn total(&self) -> Counts {
+        let mut total = Counts::default();
+        self.counts.values().for_each(|counts| total.add(*counts));
+        total
+    }
+}
+
+/// Counts of the table whose rows are being merged: rows of a table follow each other.
+#[derive(Debug, Default)]
+struct Counting {
+    table: u16,
+    counts: Counts,
+}
+
 /// A change that waits until the old rows before it are written.
 #[derive(Debug)]
 struct Waiting {
     place: Place,
     key: u64,
     deleted: bool,
+    tag: u32,
 }
 
 /// A merge under way.
 pub struct Merge<C> {
+    medium: Arc<dyn Medium>,
     plan: MergePlan,
     old: OldRows,
     changes: C,
@@ -106,6 +185,8 @@ pub struct Merge<C> {
     rows_per_file: u64,
     /// Where the next file begins.
     next_first: Place,
+    last_order: LastOrder,
+    counting: Counting,
     merged: Merged,
     done: bool,
     failed: bool,
@@ -115,25 +196,29 @@ impl<C: Changes> Merge<C> {
     /// Begins a merge. `reader` reads old pages, and `queue` writes new ones, in its longest
     /// buffers.
     pub fn new(
+        medium: Arc<dyn Medium>,
         plan: MergePlan,
         changes: C,
         reader: PageReader,
         queue: Box<dyn Queue>,
     ) -> Result<Self> {
         check_plan(&plan)?;
+        plan.numbers()?;
         let layout = plan.shape.layout(plan.first_number)?;
-        let pages = (plan.target_bytes / plan.shape.page_bytes as u64).max(1);
-        let most = pages * layout.rows_per_page as u64;
         // Files of equal length: of rows for one and a bit, the second would be next to nothing.
-        let rows: u64 = plan.inputs.iter().map(|input| input.facts().rows).sum();
-        let rows = rows + plan.changes;
-        let rows_per_file = rows.div_ceil(rows.div_ceil(most).max(1)).max(1);
+        let rows_per_file = plan.rows().div_ceil(plan.files()?).max(1);
         let merged = Merged {
             removed: plan.inputs.iter().map(|input| input.facts().number).collect(),
             ..Default::default()
         };
         let mut merge = Self {
-            old: OldRows::new(reader, Partitions::new(plan.inputs.clone()), &layout),
+            medium,
+            old: OldRows::new(
+                reader,
+                Partitions::new(plan.inputs.clone()),
+                &layout,
+                plan.portion_bytes,
+            ),
             words: vec![0.0; plan.shape.row_bytes / 4],
             next_first: plan.range.first,
             plan,
@@ -142,6 +227,8 @@ impl<C: Changes> Merge<C> {
             writer: None,
             queue: Some(queue),
             rows_per_file,
+            last_order: LastOrder::default(),
+            counting: Counting::default(),
             merged,
             done: false,
             failed: false,
@@ -154,32 +241,34 @@ impl<C: Changes> Merge<C> {
     pub fn memory_bytes(&self) -> usize {
         let queue = self.queue.as_ref().map_or(0, |queue| queue.memory_bytes());
         let writer = self.writer.as_ref().map_or(0, PartitionWriter::memory_bytes);
-        size_of::<Self>() + self.old.bytes.capacity() * 4 + self.words.len() * 4 + queue + writer
+        let taken = self.merged.taken.capacity() * size_of::<Taken>();
+        let rows = self.old.memory_bytes() + self.words.len() * 4;
+        size_of::<Self>() + rows + taken + queue + writer
     }
 
     /// Merges a portion; false when all is written and durable. After an error the merge can only
     /// be abandoned, all else is `Poisoned`.
-    pub fn step(&mut self, medium: &dyn Medium) -> Result<bool> {
+    pub fn step(&mut self) -> Result<bool> {
         if self.failed {
             bail!(Poisoned, "merge {} goes on after an error; abandon it", self.plan.merge);
         }
         if self.done {
             return Ok(false);
         }
-        let merged = self.merge_portion(medium);
+        let merged = self.merge_portion();
         self.failed = merged.is_err();
         merged
     }
 
-    fn merge_portion(&mut self, medium: &dyn Medium) -> Result<bool> {
+    fn merge_portion(&mut self) -> Result<bool> {
         if self.old.is_spent() {
             self.old.read_portion()?;
         }
         let at_end = self.old.is_spent();
-        for _ in 0..self.old.portion_rows {
+        for _ in 0..self.old.portion_rows() {
             let old = self.old.peek()?;
             match (old, &self.waiting) {
-                (None, None) if at_end => return self.end(medium).map(|()| false),
+                (None, None) if at_end => return self.end().map(|()| false),
                 // The change may belong behind rows of the next portion.
                 (None, _) if !at_end => return Ok(true),
                 (Some((place, key)), waiting) => {
@@ -189,37 +278,41 @@ impl<C: Changes> Merge<C> {
                     };
                     match order {
                         Ordering::Less => {
-                            self.merged.kept += 1;
-                            self.make_writer(medium, place)?;
+                            self.counts_of(place.table).kept += 1;
+                            self.make_writer(place)?;
                             let writer = self.writer.as_mut().expect("a writer was made above");
                             writer.push(&self.plan.orders, place, key, self.old.row())?;
                             self.old.pass(place);
                         }
                         Ordering::Equal => {
                             self.old.pass(place);
-                            self.write_change(medium, true)?;
+                            self.write_change(true)?;
                         }
-                        Ordering::Greater => self.write_change(medium, false)?,
+                        Ordering::Greater => self.write_change(false)?,
                     }
                 }
-                (None, _) => self.write_change(medium, false)?,
+                (None, _) => self.write_change(false)?,
             }
         }
         Ok(true)
     }
 
     /// Writes the change that waits, if it is a row, and takes the next.
-    fn write_change(&mut self, medium: &dyn Medium, over_old: bool) -> Result<()> {
-        let Some(Waiting { place, key, deleted }) = self.waiting.take() else { return Ok(()) };
+    fn write_change(&mut self, over_old: bool) -> Result<()> {
+        let Some(Waiting { place, key, deleted, tag }) = self.waiting.take() else {
+            return Ok(());
+        };
+        let counts = self.counts_of(place.table);
         let counter = match (over_old, deleted) {
-            (true, true) => &mut self.merged.deleted,
-            (true, false) => &mut self.merged.replaced,
-            (false, true) => &mut self.merged.vain,
-            (false, false) => &mut self.merged.new,
+            (true, true) => &mut counts.deleted,
+            (true, false) => &mut counts.replaced,
+            (false, true) => &mut counts.vain,
+            (false, false) => &mut counts.new,
         };
         *counter += 1;
+        self.merged.taken.push(Taken { table: place.table, key, tag });
         if !deleted {
-            self.make_writer(medium, place)?;
+            self.make_writer(place)?;
             let writer = self.writer.as_mut().expect("a writer was made above");
             writer.push(&self.plan.orders, place, key, &self.words)?;
         }
@@ -229,45 +322,65 @@ impl<C: Changes> Merge<C> {
         Ok(())
     }
 
+    /// The counts of a table, which is the last or one behind it in the order.
+    fn counts_of(&mut self, table: u16) -> &mut Counts {
+        if self.counting.table != table {
+            self.note_counts();
+            self.counting.table = table;
+        }
+        &mut self.counting.counts
+    }
+
+    /// Adds what was counted to the table's counts.
+    fn note_counts(&mut self) {
+        let Counting { table, counts } = std::mem::take(&mut self.counting);
+        if counts != Counts::default() {
+            self.merged.counts.entry(table).or_default().add(counts);
+        }
+    }
+
     fn take_change(&mut self) -> Result<()> {
         self.waiting = None;
-        if let Some(Change { table, rank, key, newer }) = self.changes.next()? {
-            let place = self.plan.orders.place(table, rank, key)?;
+        if let Some(Change { table, rank, key, newer, tag }) = self.changes.next()? {
+            let place = self.last_order.place(&self.plan.orders, table, rank, key)?;
             let range = &self.plan.range;
             assert!(range.contains(place), "{place:?} lies outside of the merge, {range:?}");
             if let Newer::Row(words) = newer {
                 self.words.copy_from_slice(words);
             }
-            self.waiting = Some(Waiting { place, key, deleted: newer == Newer::Deleted });
+            self.waiting = Some(Waiting { place, key, deleted: newer == Newer::Deleted, tag });
         }
         Ok(())
     }
 
     /// Makes sure that there is a writer for a row at `place`: a file that is full ends before it.
-    fn make_writer(&mut self, medium: &dyn Medium, place: Place) -> Result<()> {
+    fn make_writer(&mut self, place: Place) -> Result<()> {
         if self.writer.as_ref().is_some_and(|writer| writer.rows() == self.rows_per_file) {
             let last = place.previous().expect("a place that follows others has one before it");
-            self.finish_file(medium, last)?;
+            self.finish_file(last)?;
         }
-        self.begin_file(medium)
+        self.begin_file()
     }
 
     /// Begins a file where there is none that is being written.
-    fn begin_file(&mut self, medium: &dyn Medium) -> Result<()> {
+    fn begin_file(&mut self) -> Result<()> {
         if self.writer.is_some() {
             return Ok(());
         }
         let queue = self.queue.take().expect("the last writer has given it back");
         let number = self.plan.first_number + self.merged.added.len() as u32;
         let (shape, merge, first) = (&self.plan.shape, self.plan.merge, self.next_first);
-        self.writer = Some(PartitionWriter::create(medium, shape, number, merge, first, queue)?);
+        let medium = &*self.medium;
+        let mut writer = PartitionWriter::create(medium, shape, number, merge, first, queue)?;
+        writer.expect_rows(self.rows_per_file);
+        self.writer = Some(writer);
         Ok(())
     }
 
-    fn finish_file(&mut self, medium: &dyn Medium, last: Place) -> Result<()> {
+    fn finish_file(&mut self, last: Place) -> Result<()> {
         let Some(writer) = self.writer.take() else { return Ok(()) };
         let number = self.plan.first_number + self.merged.added.len() as u32;
-        match writer.finish(medium, &self.plan.orders, last) {
+        match writer.finish(&*self.medium, &self.plan.orders, last) {
             Ok(Finished { facts, queue }) => {
                 self.queue = Some(queue);
                 self.merged.added.push(facts);
@@ -277,7 +390,7 @@ impl<C: Changes> Merge<C> {
             Err(error) => {
                 // Nobody has its writer any more to abandon it.
                 let name = file_name(self.plan.shape.class, number);
-                Err(match medium.remove(&name) {
+                Err(match self.medium.remove(&name) {
                     Ok(()) => error,
                     Err(also) => error.followed_by(format_args!("{name} is left over: {also}")),
                 })
@@ -286,9 +399,10 @@ impl<C: Changes> Merge<C> {
     }
 
     /// The last file ends where the range does, and has to be there even without rows.
-    fn end(&mut self, medium: &dyn Medium) -> Result<()> {
-        self.begin_file(medium)?;
-        self.finish_file(medium, self.plan.range.last)?;
+    fn end(&mut self) -> Result<()> {
+        self.begin_file()?;
+        self.finish_file(self.plan.range.last)?;
+        self.note_counts();
         self.done = true;
         Ok(())
     }
@@ -303,7 +417,8 @@ impl<C: Changes> Merge<C> {
     }
 
     /// Gives the merge up and removes the files that it has written.
-    pub fn abandon(self, medium: &dyn Medium) -> Result<()> {
+    pub fn abandon(self) -> Result<()> {
+        let medium = &*self.medium;
         let mut result = self.writer.map_or(Ok(()), |writer| writer.abandon(medium));
         for facts in &self.merged.added {
             result = result.and(medium.remove(&file_name(self.plan.shape.class, facts.number)));
@@ -332,115 +447,4 @@ fn check_plan(plan: &MergePlan) -> Result<()> {
         bail!(Misuse, "the inputs of a merge end before {next:?}, expected {:?}", plan.range.last);
     }
     Ok(())
-}
-
-/// The rows of partitions, one behind the other.
-struct OldRows {
-    inputs: Partitions,
-    reader: PageReader,
-    /// The input being read.
-    input: usize,
-    /// The next row of it.
-    row: u64,
-    /// Rows of it whose pages are in `bytes`.
-    portion_end: u64,
-    /// The first page in `bytes`.
-    first_page: u32,
-    bytes: Vec<f32>,
-    /// Pages of a portion.
-    portion_pages: u32,
-    /// Rows of a full portion.
-    portion_rows: u64,
-    page_bytes: usize,
-    /// The place of the last row.
-    before: Option<Place>,
-}
-
-impl OldRows {
-    fn new(reader: PageReader, inputs: Partitions, layout: &PageLayout) -> Self {
-        let portion_pages = (PORTION_BYTES / layout.page_bytes).max(1);
-        Self {
-            inputs,
-            reader,
-            input: 0,
-            row: 0,
-            portion_end: 0,
-            first_page: 1,
-            bytes: Vec::new(),
-            portion_pages: portion_pages as u32,
-            portion_rows: (portion_pages * layout.rows_per_page) as u64,
-            page_bytes: layout.page_bytes,
-            before: None,
-        }
-    }
-
-    /// True when no row is in memory.
-    fn is_spent(&self) -> bool {
-        self.row == self.portion_end
-    }
-
-    /// Reads the next pages, unless there are none.
-    fn read_portion(&mut self) -> Result<()> {
-        while let Some(input) = self.inputs.list().get(self.input) {
-            let facts = input.facts();
-            if self.row == facts.rows {
-                self.input += 1;
-                (self.row, self.portion_end) = (0, 0);
-                continue;
-            }
-            let rows_per_page = input.layout().rows_per_page as u64;
-            let first = 1 + (self.row / rows_per_page) as u32;
-            let count = self.portion_pages.min(facts.pages + 1 - first);
-            let file = self.input as u16;
-            let pages: Vec<_> =
-                (first..first + count).map(|page| PageAddress { file, page }).collect();
-            self.bytes.resize(count as usize * self.page_bytes / 4, 0.0);
-            let (bytes, page_bytes) = (&mut self.bytes, self.page_bytes);
-            self.reader.read(&self.inputs, &pages, &mut |at, page| {
-                let place = (at.page - first) as usize * page_bytes;
-                let portion: &mut [u8] = bytemuck::cast_slice_mut(bytes);
-                portion[place..place + page_bytes].copy_from_slice(page);
-                Ok(())
-            })?;
-            self.first_page = first;
-            self.portion_end = facts.rows.min(u64::from(first + count - 1) * rows_per_page);
-            return Ok(());
-        }
-        Ok(())
-    }
-
-    /// The page of the next row, and which row of it that is.
-    fn page(&self) -> (&[u8], usize) {
-        let layout = self.inputs.list()[self.input].layout();
-        let per_page = layout.rows_per_page as u64;
-        let page = (self.row / per_page) as usize + 1 - self.first_page as usize;
-        let bytes: &[u8] = bytemuck::cast_slice(&self.bytes);
-        let page = &bytes[page * self.page_bytes..][..self.page_bytes];
-        (page, (self.row % per_page) as usize)
-    }
-
-    /// Place and key of the next row in memory.
-    fn peek(&self) -> Result<Option<(Place, u64)>> {
-        if self.is_spent() {
-            return Ok(None);
-        }
-        let input = &self.inputs.list()[self.input];
-        let (place, key) = input.entry(self.row, self.page().0)?;
-        if self.before.is_some_and(|before| before >= place) || !input.facts().range.contains(place)
-        {
-            return Err(input.out_of_order(self.row));
-        }
-        Ok(Some((place, key)))
-    }
-
-    fn row(&self) -> &[f32] {
-        let (page, slot) = self.page();
-        self.inputs.list()[self.input].layout().row(page, slot)
-    }
-
-    /// Goes on behind the next row, whose place is `place`.
-    fn pass(&mut self, place: Place) {
-        self.before = Some(place);
-        self.row += 1;
-    }
 }

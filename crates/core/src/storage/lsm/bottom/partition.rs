@@ -3,8 +3,8 @@
 //! Opening reads the header and the footer; pages are read by whoever wants rows.
 
 use super::file::{self, Facts, Section, Shape, damaged};
-use super::order::{Orders, Place};
-use crate::error::Result;
+use super::order::{Orders, Place, PlaceRange};
+use crate::error::{Error, Result};
 use crate::io::{File, Medium};
 use crate::storage::{PageAddress, PageLayout, PageSource};
 use std::ops::Range;
@@ -81,6 +81,47 @@ impl Partition {
         (self.facts.rows - before).min(full as u64) as usize
     }
 
+    /// The pages of the file that may have rows of a range.
+    pub fn pages_of(&self, range: PlaceRange) -> Range<u32> {
+        let (mut begin, mut end) = (u32::MAX, 0);
+        let per_page = self.layout.rows_per_page as u64;
+        for section in &self.sections {
+            let place = |position| Place { table: section.table, rank: section.rank, position };
+            let (first, last) = section.fences.ends().into_inner();
+            if place(last) < range.first || range.last < place(first) {
+                continue;
+            }
+            let begins = 1 + (section.first_row / per_page) as u32;
+            let page_of = |at: Place| begins + section.fences.candidates(at.position).start;
+            let from = if range.first <= place(first) { begins } else { page_of(range.first) };
+            let to = match range.last < place(last) {
+                true => begins + section.fences.candidates(range.last.position).end,
+                false => 2 + ((section.first_row + section.rows - 1) / per_page) as u32,
+            };
+            (begin, end) = (begin.min(from), end.max(to));
+        }
+        if begin < end { begin..end } else { 1..1 }
+    }
+
+    /// The rows of a verified page: place, key and words of each.
+    pub fn rows<'p>(
+        &'p self,
+        page: u32,
+        bytes: &'p [u8],
+    ) -> impl Iterator<Item = Result<(Place, u64, &'p [f32])>> {
+        let before = u64::from(page - 1) * self.layout.rows_per_page as u64;
+        (0..self.rows_of(page)).map(move |at| {
+            let (place, key) = self.entry(before + at as u64, bytes)?;
+            Ok((place, key, self.layout.row(bytes, at)))
+        })
+    }
+
+    /// `Corrupt` for a row of a page that does not follow the one before it, or is not where the
+    /// fences say.
+    pub fn misplaced(&self, page: u32, row: u64) -> Error {
+        self.damaged(page, &format!("row {row} is not in the place that its key has"))
+    }
+
     /// Checks the bytes of a page: that they are sound, of this file and this merge.
     pub fn verify(&self, page: u32, bytes: &[u8]) -> Result<()> {
         let merge = self.facts.merge;
@@ -94,7 +135,7 @@ impl Partition {
         Ok(())
     }
 
-    fn damaged(&self, page: u32, what: &str) -> crate::error::Error {
+    fn damaged(&self, page: u32, what: &str) -> Error {
         let at = u64::from(page) * self.layout.page_bytes as u64;
         let end = at + self.layout.page_bytes as u64;
         damaged(self.file.name(), at, end, &format!("page {page}: {what}"))
@@ -141,19 +182,19 @@ impl Partition {
     }
 
     /// `Corrupt` for a row that does not follow the one before it.
-    pub(super) fn out_of_order(&self, row: u64) -> crate::error::Error {
+    pub(super) fn out_of_order(&self, row: u64) -> Error {
         let per_page = self.layout.rows_per_page as u64;
         let what = format!("row {} does not follow the row before it", row % per_page);
         self.damaged((row / per_page) as u32 + 1, &what)
     }
 }
 
-/// Partitions whose files have page addresses: the file of an address is the place in this list.
+/// Partitions that one reader has for itself: the file of a page address is the place in this list.
 #[derive(Clone, Debug, Default)]
 pub struct Partitions(Box<[Arc<Partition>]>);
 
 impl Partitions {
-    /// At most as many as page addresses can tell apart.
+    /// At most as many as the files of page addresses, from 0 on.
     pub const COUNT_MAX: usize = 1 << 16;
 
     /// A list of at most `COUNT_MAX` partitions of one class.
@@ -172,8 +213,8 @@ impl Partitions {
 }
 
 impl PageSource for Partitions {
-    fn file(&self, number: u16) -> &Arc<dyn File> {
-        self.0[usize::from(number)].file()
+    fn file(&self, number: u16) -> Arc<dyn File> {
+        self.0[usize::from(number)].file().clone()
     }
 
     fn page_bytes(&self) -> usize {

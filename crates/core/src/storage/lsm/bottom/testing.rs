@@ -38,6 +38,9 @@ pub(super) type Model = BTreeMap<Place, Row>;
 /// Pages of 512 bytes, which hold 6 rows of 16 words.
 pub(super) const SMALL: Shape = Shape { class: 3, page_bytes: 512, row_bytes: 64, seed: 99 };
 
+/// Bytes of a portion of the merges of the tests.
+pub(super) const PORTION_BYTES: usize = 256 << 10;
+
 /// Table 0 is dense, 1 and 2 are growing.
 pub(super) fn orders() -> Orders {
     let mut orders = Orders::default();
@@ -158,6 +161,9 @@ pub(super) fn read_all(
     Ok(())
 }
 
+/// The tag of the first change of a list; the others follow it.
+pub(super) const TAG_FIRST: u32 = 7000;
+
 /// Changes from a list.
 pub(super) struct List {
     changes: Vec<(Place, u64, Option<Vec<f32>>)>,
@@ -180,6 +186,7 @@ impl Changes for List {
             rank: place.rank,
             key: *key,
             newer: words.as_deref().map_or(Newer::Deleted, Newer::Row),
+            tag: TAG_FIRST + self.next as u32 - 1,
         }))
     }
 }

@@ -137,6 +137,52 @@ fn the_file_of_another_partition_merge_class_or_store_is_named() {
 }
 
 #[test]
+fn a_file_with_other_rows_of_the_same_number_and_merge_is_named() {
+    let (medium, facts, model) = small();
+    let mut others = model.clone();
+    // Key 4 of the dense table becomes key 44, which ends its section.
+    others.remove(&orders().place(0, 0, 4).unwrap()).unwrap();
+    insert(&mut others, &SMALL, 0, 0, 44, 5);
+    let other = SimMedium::new(2);
+    let written = write(&other, &SMALL, 1, 5, &others).unwrap();
+    let header_sum = written.header_sum;
+    assert_eq!(Facts { header_sum: facts.header_sum, ..written }, facts);
+    replace(&medium, &contents(&other, &SMALL, 1));
+    let said = refused(read_all(&medium, &SMALL, &facts, &model), "other rows");
+    assert!(said.contains("it is not the file that the journal has"), "{said}");
+    read_all(&medium, &SMALL, &Facts { header_sum, ..facts }, &others).unwrap();
+}
+
+#[test]
+fn bits_in_the_padding_of_the_first_page_and_of_a_section_are_named() {
+    let shape = Shape { page_bytes: 4096, ..SMALL };
+    let medium = SimMedium::new(1);
+    let model = small_model(5);
+    let facts = write(&medium, &shape, 1, 5, &model).unwrap();
+    for byte in [136, 511, 512, 2000, 4095] {
+        medium.replace(NAME, byte, &[1]);
+        refused(read_all(&medium, &shape, &facts, &model), &format!("byte {byte}"));
+        medium.replace(NAME, byte, &[0]);
+    }
+    read_all(&medium, &shape, &facts, &model).unwrap();
+
+    let (medium, facts, model) = small();
+    let footer_at = 512 * (facts.pages as usize + 1);
+    for byte in 4..8 {
+        let mut bytes = medium.contents(NAME);
+        bytes[footer_at + 32 + byte] = 1;
+        reseal_sums(&mut bytes, facts.pages as usize);
+        let header_sum = u64::from_le_bytes(bytes[128..136].try_into().unwrap());
+        let other = SimMedium::new(1);
+        let file = other.open(NAME, OpenMode::CreateNew).unwrap();
+        file.write_at(&bytes, 0).unwrap();
+        let facts = Facts { header_sum, ..facts };
+        let said = refused(read_all(&other, &SMALL, &facts, &model), "a section");
+        assert!(said.contains("the padding of a section"), "{said}");
+    }
+}
+
+#[test]
 fn rows_of_a_table_in_another_order_are_named() {
     let (medium, facts, _) = small();
     for order in [TableOrder::ByKey, TableOrder::Mixed { salt: 12 }] {
@@ -228,6 +274,13 @@ fn reseal(bytes: &mut [u8], pages: usize, random: &mut Random) {
             _ => [0, 0xFF][random.below(2) as usize],
         };
     }
+    reseal_sums(bytes, pages);
+}
+
+/// Makes all checksums of the header and the footer valid again.
+fn reseal_sums(bytes: &mut [u8], pages: usize) {
+    let footer_at = (pages + 1) * 512;
+    let word = |bytes: &[u8], at: usize| u64::from_le_bytes(bytes[at..][..8].try_into().unwrap());
     // Fences lie behind the three sections and end in a checksum of their own.
     let mut at = footer_at + 32 * 3;
     for section in 0..3 {
@@ -255,7 +308,9 @@ fn nonsense_with_valid_checksums_never_panics() {
         let mut bytes = sound.clone();
         reseal(&mut bytes, facts.pages as usize, &mut Random(seed));
         replace(&medium, &bytes);
-        let Ok(partition) = open(&medium, &SMALL, &facts) else {
+        // As if the journal had this header.
+        let header_sum = u64::from_le_bytes(bytes[128..136].try_into().unwrap());
+        let Ok(partition) = open(&medium, &SMALL, &Facts { header_sum, ..facts }) else {
             at_opening += 1;
             continue;
         };
@@ -292,8 +347,8 @@ fn a_row_out_of_order_or_at_another_place_is_a_bug_of_the_caller() {
     let medium = SimMedium::new(1);
     let orders = orders();
     let at = |table, rank, position| Place { table, rank, position };
-    let good = at(1, 1, mix(7, 11));
-    let bad = [(good, 7), (at(1, 0, mix(7, 11)), 7), (at(0, 0, 7), 7), (at(2, 0, 7), 7)];
+    let good = at(1, 1, mix(7, 11).reverse_bits());
+    let bad = [(good, 7), (at(1, 0, good.position), 7), (at(1, 1, mix(8, 11)), 8)];
     for (number, (place, key)) in bad.into_iter().enumerate() {
         let number = number as u32;
         let (first, queue) = (Place::MIN, queue(&medium, &SMALL));

@@ -1,16 +1,16 @@
 //! Merges beside a plain map, through power cuts, failed writes and full disks.
 
-use super::file::{Facts, Shape, files_of};
-use super::merge::{Merge, MergePlan, Merged, PORTION_BYTES};
+use super::file::{Facts, Shape, file_name, files_of};
+use super::merge::{Counts, Merge, MergePlan, Merged, Taken};
 use super::order::{Place, PlaceRange};
 use super::partition::Partition;
 use super::testing::{
-    List, Model, Random, Row, SMALL, contents, insert, open, orders, queue, read_all, reader,
-    small_model, words, write,
+    List, Model, PORTION_BYTES, Random, Row, SMALL, TAG_FIRST, contents, insert, open, orders,
+    queue, read_all, reader, small_model, words, write,
 };
 use super::writer::PartitionWriter;
 use crate::error::{ErrorKind, Result};
-use crate::io::SimMedium;
+use crate::io::{Medium, SimMedium};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -36,20 +36,28 @@ fn begin(
         first_number: 10,
         merge: MERGE,
         target_bytes,
+        portion_bytes: PORTION_BYTES,
     };
-    Merge::new(plan, List::new(changes), reader(medium, shape), queue(medium, shape))
+    let medium_of_merge = Arc::new(medium.clone());
+    Merge::new(
+        medium_of_merge,
+        plan,
+        List::new(changes),
+        reader(medium, shape),
+        queue(medium, shape),
+    )
 }
 
 /// Runs a merge to its end. One that fails is abandoned.
-fn run(medium: &SimMedium, mut merge: Merge<List>) -> Result<Merged> {
+fn run(mut merge: Merge<List>) -> Result<Merged> {
     loop {
-        match merge.step(medium) {
+        match merge.step() {
             Ok(true) => {}
             Ok(false) => return Ok(merge.finish()),
             Err(error) => {
-                let again = merge.step(medium).unwrap_err();
+                let again = merge.step().unwrap_err();
                 assert_eq!(again.kind(), ErrorKind::Poisoned);
-                let _ = merge.abandon(medium);
+                let _ = merge.abandon();
                 return Err(error);
             }
         }
@@ -107,10 +115,18 @@ fn newer_rows_win_deletions_drop_and_all_is_counted() {
         let facts = write(&medium, &SMALL, 1, 5, &old).unwrap();
         let input = open(&medium, &SMALL, &facts).unwrap();
         let merge = begin(&medium, &SMALL, vec![input], &changes, target_bytes).unwrap();
-        let merged = run(&medium, merge).unwrap();
+        let merged = run(merge).unwrap();
         let model = after(&old, &changes);
-        assert_eq!((merged.kept, merged.replaced, merged.new), (18, 3, 6));
-        assert_eq!((merged.deleted, merged.vain), (2, 1));
+        let counts =
+            |kept, replaced, new, deleted, vain| Counts { kept, replaced, new, deleted, vain };
+        assert_eq!(merged.total(), counts(18, 3, 6, 2, 1));
+        let of_tables = [counts(7, 2, 3, 1, 0), counts(11, 1, 0, 1, 1), counts(0, 0, 3, 0, 0)];
+        assert_eq!(merged.counts, (0..3).zip(of_tables).collect());
+        // All changes were taken, deletions and those in vain, too.
+        let taken = changes.iter().zip(TAG_FIRST..);
+        let taken =
+            taken.map(|((place, (key, _)), tag)| Taken { table: place.table, key: *key, tag });
+        assert_eq!(merged.taken, taken.collect::<Vec<_>>());
         assert_eq!(merged.removed, [1]);
         assert_eq!(merged.added.len(), files);
         assert!(merged.added.iter().all(|facts| facts.rows <= most), "{merged:?}");
@@ -131,15 +147,15 @@ fn merges_without_old_rows_without_changes_and_without_either_leave_a_partition(
     let none = Changed::new();
     let medium = SimMedium::new(1);
     let merge = begin(&medium, &SMALL, Vec::new(), &none, 512).unwrap();
-    let empty = run(&medium, merge).unwrap();
+    let empty = run(merge).unwrap();
     assert_eq!(empty.added.len(), 1);
     assert_eq!((empty.added[0].rows, empty.added[0].range), (0, PlaceRange::ALL));
 
     let medium = SimMedium::new(1);
     let changes = some_changes();
     let merge = begin(&medium, &SMALL, Vec::new(), &changes, 1 << 20).unwrap();
-    let loaded = run(&medium, merge).unwrap();
-    assert_eq!((loaded.new, loaded.vain), (9, 3));
+    let loaded = run(merge).unwrap();
+    assert_eq!((loaded.total().new, loaded.total().vain), (9, 3));
     read_merged(&medium, &SMALL, &loaded.added, &after(&Model::new(), &changes)).unwrap();
 
     let medium = SimMedium::new(1);
@@ -147,8 +163,9 @@ fn merges_without_old_rows_without_changes_and_without_either_leave_a_partition(
     let facts = write(&medium, &SMALL, 1, 5, &old).unwrap();
     let input = open(&medium, &SMALL, &facts).unwrap();
     let merge = begin(&medium, &SMALL, vec![input.clone()], &none, 1 << 20).unwrap();
-    let copied = run(&medium, merge).unwrap();
-    assert_eq!(copied.kept, 23);
+    let copied = run(merge).unwrap();
+    assert_eq!(copied.total().kept, 23);
+    assert!(copied.taken.is_empty());
     read_merged(&medium, &SMALL, &copied.added, &old).unwrap();
 
     let medium = SimMedium::new(1);
@@ -156,8 +173,8 @@ fn merges_without_old_rows_without_changes_and_without_either_leave_a_partition(
     let all: Changed = old.iter().map(|(place, row)| (*place, (row.key, None))).collect();
     let input = open(&medium, &SMALL, &facts).unwrap();
     let merge = begin(&medium, &SMALL, vec![input], &all, 512).unwrap();
-    let deleted = run(&medium, merge).unwrap();
-    assert_eq!((deleted.deleted, deleted.added.len(), deleted.added[0].rows), (23, 1, 0));
+    let deleted = run(merge).unwrap();
+    assert_eq!((deleted.total().deleted, deleted.added.len(), deleted.added[0].rows), (23, 1, 0));
 }
 
 #[test]
@@ -178,7 +195,7 @@ fn a_merge_stops_between_portions_and_its_memory_is_bounded() {
     let mut merge = begin(&medium, &shape, vec![input], &changes, 1 << 20).unwrap();
     let (mut steps, mut most) = (1, 0);
     let mut reads = medium.counters().reads;
-    while merge.step(&medium).unwrap() {
+    while merge.step().unwrap() {
         steps += 1;
         most = most.max(merge.memory_bytes());
         // The longest request has 8 pages.
@@ -188,9 +205,13 @@ fn a_merge_stops_between_portions_and_its_memory_is_bounded() {
     }
     let merged = merge.finish();
     assert!(steps >= 2 * 10_000 * 256 / PORTION_BYTES, "{steps} steps");
-    let bound = PORTION_BYTES + queue(&medium, &shape).memory_bytes() + 16_384;
+    // A list of what was taken, which doubles as it grows.
+    let taken = 16_384 * size_of::<Taken>();
+    let bound = PORTION_BYTES + queue(&medium, &shape).memory_bytes() + taken + 16_384;
     assert!(most <= bound, "{most} bytes, expected at most {bound}");
-    assert_eq!((merged.kept, merged.replaced, merged.new), (5000, 5000, 5000));
+    let total = merged.total();
+    assert_eq!((total.kept, total.replaced, total.new), (5000, 5000, 5000));
+    assert_eq!(merged.taken.len(), 10_000);
     // Of 20,000 rows there may be, of which a file of 1 MiB has 3,840: six of equal length.
     assert_eq!(merged.added.len(), 5);
     read_merged(&medium, &shape, &merged.added, &after(&old, &changes)).unwrap();
@@ -200,7 +221,7 @@ fn a_merge_stops_between_portions_and_its_memory_is_bounded() {
 fn merge_small(medium: &SimMedium, facts: &Facts) -> Result<Merged> {
     let input = open(medium, &SMALL, facts)?;
     let merge = begin(medium, &SMALL, vec![input], &some_changes(), 1024)?;
-    run(medium, merge)
+    run(merge)
 }
 
 #[test]
@@ -359,7 +380,7 @@ fn inputs_that_are_not_what_is_merged_are_refused() {
     }
     let both = vec![opened(&halves[0]), opened(&halves[1])];
     let merge = begin(&medium, &SMALL, both, &some_changes(), 512).unwrap();
-    assert_eq!(run(&medium, merge).unwrap().new, 9);
+    assert_eq!(run(merge).unwrap().total().new, 9);
 }
 
 #[test]
@@ -369,7 +390,7 @@ fn changes_out_of_order_are_a_bug_of_the_caller() {
         fn next(&mut self) -> Result<Option<super::merge::Change<'_>>> {
             self.0 -= 1;
             let newer = super::merge::Newer::Deleted;
-            Ok(Some(super::merge::Change { table: 0, rank: 0, key: self.0, newer }))
+            Ok(Some(super::merge::Change { table: 0, rank: 0, key: self.0, newer, tag: 0 }))
         }
     }
     let medium = SimMedium::new(1);
@@ -382,10 +403,12 @@ fn changes_out_of_order_are_a_bug_of_the_caller() {
         first_number: 10,
         merge: 9,
         target_bytes: 512,
+        portion_bytes: PORTION_BYTES,
     };
     let (reader, queue) = (reader(&medium, &SMALL), queue(&medium, &SMALL));
-    let mut merge = Merge::new(plan, Backwards(9), reader, queue).unwrap();
-    assert!(catch_unwind(AssertUnwindSafe(|| merge.step(&medium))).is_err());
+    let mut merge =
+        Merge::new(Arc::new(medium.clone()), plan, Backwards(9), reader, queue).unwrap();
+    assert!(catch_unwind(AssertUnwindSafe(|| merge.step())).is_err());
 }
 
 #[test]
@@ -399,9 +422,79 @@ fn the_files_of_a_merge_are_of_equal_length() {
     let facts = write(&medium, &SMALL, 1, 5, &old).unwrap();
     let input = open(&medium, &SMALL, &facts).unwrap();
     let merge = begin(&medium, &SMALL, vec![input], &Changed::new(), 1500).unwrap();
-    let merged = run(&medium, merge).unwrap();
+    let merged = run(merge).unwrap();
     let most = merged.added.iter().map(|facts| facts.rows).max();
     let least = merged.added.iter().map(|facts| facts.rows).min();
     assert!(most.unwrap() - least.unwrap() <= merged.added.len() as u64, "{merged:?}");
     read_merged(&medium, &SMALL, &merged.added, &old).unwrap();
+}
+
+#[test]
+fn a_portion_has_the_length_of_the_plan_and_a_page_at_least() {
+    let mut old = Model::new();
+    for key in 0..120 {
+        insert(&mut old, &SMALL, 1, 0, key, 5);
+    }
+    let medium = SimMedium::new(1);
+    let facts = write(&medium, &SMALL, 1, 5, &old).unwrap();
+    assert_eq!(facts.pages, 20);
+    for (portion_bytes, steps) in [(0, 20), (512, 20), (1535, 10), (2048, 5), (20 * 512, 1)] {
+        let plan = MergePlan {
+            shape: SMALL,
+            orders: Arc::new(orders()),
+            range: PlaceRange::ALL,
+            inputs: vec![open(&medium, &SMALL, &facts).unwrap()],
+            changes: 0,
+            first_number: 10,
+            merge: MERGE,
+            target_bytes: 1 << 20,
+            portion_bytes,
+        };
+        let changes = List::new(&Changed::new());
+        let (reader, queue) = (reader(&medium, &SMALL), queue(&medium, &SMALL));
+        let device = Arc::new(medium.clone());
+        let mut merge = Merge::new(device.clone(), plan, changes, reader, queue).unwrap();
+        let mut taken = 0;
+        while merge.step().unwrap() {
+            taken += 1;
+        }
+        assert_eq!(taken, steps, "{portion_bytes} bytes");
+        let merged = merge.finish();
+        assert_eq!(merged.total().kept, 120);
+        for facts in merged.added {
+            device.remove(&file_name(3, facts.number)).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_plan_says_its_files_and_needs_a_number_for_each() {
+    let medium = SimMedium::new(1);
+    let old = small_model(5);
+    let facts = write(&medium, &SMALL, 1, 5, &old).unwrap();
+    let plan = |target_bytes, first_number| MergePlan {
+        shape: SMALL,
+        orders: Arc::new(orders()),
+        range: PlaceRange::ALL,
+        inputs: vec![open(&medium, &SMALL, &facts).unwrap()],
+        changes: 2,
+        first_number,
+        merge: MERGE,
+        target_bytes,
+        portion_bytes: PORTION_BYTES,
+    };
+    // 25 rows, of which a page has 6.
+    for (target_bytes, files) in [(1, 5), (512, 5), (1024, 3), (1 << 20, 1), (u64::MAX, 1)] {
+        assert_eq!(plan(target_bytes, 10).files().unwrap(), files);
+        assert_eq!(plan(target_bytes, 10).numbers().unwrap(), 10..=9 + files as u32);
+    }
+    assert_eq!(plan(512, u32::MAX - 4).numbers().unwrap(), u32::MAX - 4..=u32::MAX);
+    assert_eq!(plan(512, u32::MAX - 3).numbers().unwrap_err().kind(), ErrorKind::Full);
+    let changes = List::new(&Changed::new());
+    let (reader, queue) = (reader(&medium, &SMALL), queue(&medium, &SMALL));
+    let medium_of_merge = Arc::new(medium.clone());
+    let merge = Merge::new(medium_of_merge, plan(512, u32::MAX - 3), changes, reader, queue);
+    assert_eq!(merge.err().unwrap().kind(), ErrorKind::Full);
+    // Nothing was written.
+    assert_eq!(files_of(&medium, 3).unwrap().len(), 1);
 }

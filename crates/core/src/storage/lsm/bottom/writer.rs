@@ -5,8 +5,8 @@
 //! failure, the file is not a partition to anyone who opens it.
 
 use super::fences::{EXTRA_BITS, FenceBuilder};
-use super::file::{Facts, Section, Shape, encode_footer, encode_header, file_name};
-use super::order::{Orders, Place, PlaceRange};
+use super::file::{Facts, Section, Shape, encode_footer, encode_header, file_name, header_sum};
+use super::order::{LastOrder, Orders, Place, PlaceRange};
 use crate::error::{Result, bail};
 use crate::io::{BufferId, File, Medium, OpenMode, Queue};
 use crate::storage::PageLayout;
@@ -53,9 +53,12 @@ pub struct PartitionWriter {
     chunk: Option<Chunk>,
     sections: Vec<Section>,
     open: Option<Open>,
+    last_order: LastOrder,
     rows: u64,
     /// Bytes of the file that have room on disk.
     reserved: u64,
+    /// Room is taken ahead of the rows up to here.
+    most_ahead: u64,
     /// A write failed: what of the file is right, nobody knows.
     failed: bool,
 }
@@ -85,10 +88,18 @@ impl PartitionWriter {
             chunk: None,
             sections: Vec::new(),
             open: None,
+            last_order: LastOrder::default(),
             rows: 0,
             reserved: 0,
+            most_ahead: u64::MAX,
             failed: false,
         })
+    }
+
+    /// At most so many rows will come: no room on disk is taken ahead of them for more.
+    pub fn expect_rows(&mut self, rows: u64) {
+        let pages = 1 + rows.div_ceil(self.layout.rows_per_page as u64);
+        self.most_ahead = pages.saturating_mul(self.layout.page_bytes as u64);
     }
 
     /// Rows added so far.
@@ -110,7 +121,7 @@ impl PartitionWriter {
     /// When the row does not follow the one before, or its place is not that of its key.
     pub fn push(&mut self, orders: &Orders, place: Place, key: u64, row: &[f32]) -> Result<()> {
         self.check_sound()?;
-        let expected = orders.place(place.table, place.rank, key)?;
+        let expected = self.last_order.place(orders, place.table, place.rank, key)?;
         assert!(expected == place && place >= self.first, "{place:?} is no place of key {key:#x}");
         let begins_page = self.rows.is_multiple_of(self.layout.rows_per_page as u64);
         match &mut self.open {
@@ -177,8 +188,9 @@ impl PartitionWriter {
         let Some(chunk) = self.chunk.take() else { return Ok(()) };
         let bytes = chunk.pages as usize * self.layout.page_bytes;
         let offset = u64::from(chunk.first_page) * self.layout.page_bytes as u64;
+        let end = offset + bytes as u64;
         let ahead = BUFFERS_AHEAD * self.queue.buffer_bytes() as u64;
-        self.reserve(offset + bytes as u64, ahead)?;
+        self.reserve(end, ahead.min(self.most_ahead.saturating_sub(end)))?;
         while self.queue.in_flight() >= self.queue.depth() {
             reap(&mut *self.queue)?;
         }
@@ -224,13 +236,14 @@ impl PartitionWriter {
         let pages = self.rows.div_ceil(self.layout.rows_per_page as u64);
         let footer = encode_footer(&self.sections, self.shape.seed);
         let footer_at = (pages + 1) * page_bytes;
-        let facts = Facts {
+        let mut facts = Facts {
             number: self.number,
             merge: self.merge,
             range: PlaceRange { first: self.first, last },
             rows: self.rows,
             pages: pages as u32,
             bytes: footer_at + (footer.len() as u64).next_multiple_of(page_bytes),
+            header_sum: 0,
         };
         self.reserve(facts.bytes, 0)?;
         if self.reserved > facts.bytes {
@@ -241,6 +254,7 @@ impl PartitionWriter {
         self.file.write_at(&padded, footer_at)?;
         self.file.sync()?;
         let header = encode_header(&self.shape, &facts, self.sections.len(), &footer);
+        facts.header_sum = header_sum(&header);
         self.file.write_at(&header, 0)?;
         self.file.sync()?;
         medium.sync_dir()?;
@@ -259,7 +273,7 @@ impl PartitionWriter {
 impl Open {
     fn finish(self, orders: &Orders, rows: u64) -> Result<Section> {
         let Place { table, rank, .. } = self.place;
-        let Some(order) = orders.of(table) else { bail!(Misuse, "table {table} has no order") };
+        let order = orders.known(table)?;
         let (first_row, fences) = (self.first_row, self.fences.finish());
         Ok(Section { table, rank, order, first_row, rows: rows - first_row, fences })
     }

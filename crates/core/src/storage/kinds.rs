@@ -1,0 +1,175 @@
+//! Which layout a row class has: the one place that asks for its kind before there is a storage.
+//!
+//! What a table will take of memory and disk is told here, too, before it is made.
+
+use super::{ClassFacts, Storage, StorageRecovery, log, lsm};
+use crate::config::StorageKind;
+use crate::error::Result;
+use crate::index::{DenseIndex, SparseIndex};
+use crate::io::{File, Medium};
+use std::sync::Arc;
+
+/// Index bytes of a growing table in a log per row, twice: a half more than eight.
+const LOG_INDEX_BYTES_PER_KEY_TWICE: u64 = 17;
+/// A part of its rows that the top of an lsm holds between merges: one row in so many.
+const LSM_ROWS_PER_TOP_ROW: u64 = 10;
+/// Bytes of a hundred ids of a dense table in the top of an lsm, whether they have rows or not.
+const LSM_BYTES_PER_100_IDS: u64 = 15;
+/// Bytes of a row in the top of an lsm, twice: of a dense table, of a growing one.
+const LSM_BYTES_PER_TOP_ID_TWICE: u64 = 9;
+const LSM_BYTES_PER_TOP_KEY_TWICE: u64 = 17;
+/// Memory of the bottom of an lsm for a table: with few rows, and rows for each byte more.
+const LSM_BYTES_BELOW: u64 = 4096;
+const LSM_ROWS_PER_BYTE_BELOW: u64 = 8;
+/// Bytes of a page beside a row: its entry in the directory and its part of the header.
+const ENTRY_BYTES: usize = 16;
+/// Disk of an lsm by that of its rows: those of the top lie in the bottom, too, until they merge,
+/// and a merge writes a partition beside the old one.
+const LSM_DISK_PER_ROWS: f64 = 1.3;
+
+/// Journal bytes of a row of an lsm beside what its top needs: its tombstone.
+const LSM_TOMBSTONE_BYTES: u64 = 16;
+/// Bytes of the heads of the blocks of one portion of changes of an lsm.
+const LSM_BLOCKS_BYTES: u64 = 16;
+/// Edits and tombstones of an lsm are handed to the journal when they are this long.
+pub(super) const LSM_PORTION_BYTES: usize = 64 << 10;
+
+/// What the index of a new table takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IndexMemory {
+    /// Bytes from the beginning.
+    pub now: u64,
+    /// Bytes that it will take beyond these.
+    pub growth: u64,
+}
+
+/// A storage without tables in a new file, whose header is durable on return; `epoch` is the number
+/// of the commit to come.
+pub fn create(
+    facts: &ClassFacts,
+    file: Arc<dyn File>,
+    epoch: u64,
+    medium: &Arc<dyn Medium>,
+) -> Result<Box<dyn Storage>> {
+    match facts.kind {
+        StorageKind::Log => log::create(facts, file, epoch, medium),
+        StorageKind::Lsm => lsm::create(facts, file, epoch, medium),
+    }
+}
+
+/// What becomes the storage of a class that has no tables yet, in `epoch`. `begun` is what its
+/// record says of its files; commits before `oldest` are not kept.
+pub fn recovery(
+    facts: &ClassFacts,
+    begun: &str,
+    epoch: u64,
+    oldest: u64,
+) -> Result<Box<dyn StorageRecovery>> {
+    match facts.kind {
+        StorageKind::Log => Ok(Box::new(log::LogRecovery::new(facts, begun, epoch, oldest)?)),
+        StorageKind::Lsm => Ok(Box::new(lsm::LsmRecovery::new(facts, begun, epoch, oldest)?)),
+    }
+}
+
+/// Refuses the record of a class that no storage of its kind can have. The newest rows of an lsm
+/// lie in a log.
+pub fn check_class(facts: &ClassFacts) -> Result<()> {
+    match facts.kind {
+        StorageKind::Log | StorageKind::Lsm => log::check_class(facts),
+    }
+}
+
+/// What the index of a new table takes: a dense one of so many ids, or a growing one that is to
+/// have so many keys.
+pub fn index_memory(
+    kind: StorageKind,
+    ids: Option<u64>,
+    expected: Option<u64>,
+) -> Result<IndexMemory> {
+    Ok(match (kind, ids) {
+        (StorageKind::Log, Some(ids)) => {
+            IndexMemory { now: DenseIndex::memory_for(ids), growth: 0 }
+        }
+        (StorageKind::Lsm, Some(ids)) => IndexMemory {
+            now: ids.saturating_mul(LSM_BYTES_PER_100_IDS) / 100,
+            growth: index_bytes(ids / LSM_ROWS_PER_TOP_ROW, LSM_BYTES_PER_TOP_ID_TWICE)
+                + bytes_below(ids),
+        },
+        (StorageKind::Log, None) => {
+            let expected = expected.unwrap_or(0);
+            let empty = SparseIndex::new(expected)?.memory_bytes() as u64;
+            IndexMemory { now: 0, growth: growing_index_bytes(kind, expected).max(empty) }
+        }
+        (StorageKind::Lsm, None) => {
+            let empty = SparseIndex::new(0)?.memory_bytes() as u64;
+            let expected = expected.unwrap_or(0);
+            let growth = growing_index_bytes(kind, expected).max(empty) + bytes_below(expected);
+            IndexMemory { now: 0, growth }
+        }
+    })
+}
+
+/// Bytes of what the bottom of an lsm knows of so many rows: fences, and some for each partition,
+/// of which there is one at least.
+pub(super) fn bytes_below(rows: u64) -> u64 {
+    LSM_BYTES_BELOW + rows / LSM_ROWS_PER_BYTE_BELOW
+}
+
+/// Bytes of the index of a growing table with `rows` rows.
+pub(super) fn growing_index_bytes(kind: StorageKind, rows: u64) -> u64 {
+    match kind {
+        StorageKind::Log => index_bytes(rows, LOG_INDEX_BYTES_PER_KEY_TWICE),
+        StorageKind::Lsm => index_bytes(rows / LSM_ROWS_PER_TOP_ROW, LSM_BYTES_PER_TOP_KEY_TWICE),
+    }
+}
+
+fn index_bytes(rows: u64, bytes_per_row_twice: u64) -> u64 {
+    rows.saturating_mul(bytes_per_row_twice) / 2
+}
+
+/// Journal bytes for `rows` rows, beside those that the log of the newest ones needs.
+pub(super) fn journal_bytes_beside(kind: StorageKind, rows: u64) -> u64 {
+    match kind {
+        StorageKind::Log => 0,
+        StorageKind::Lsm => rows * LSM_TOMBSTONE_BYTES + LSM_BLOCKS_BYTES,
+    }
+}
+
+/// Bytes of changes that wait for the journal, beside those of the log of the newest rows.
+pub(super) fn change_bytes_beside(kind: StorageKind) -> u64 {
+    match kind {
+        StorageKind::Log => 0,
+        StorageKind::Lsm => LSM_PORTION_BYTES as u64,
+    }
+}
+
+/// Bytes on disk with which a storage of so many rows works well, all of them written.
+pub fn disk_bytes_for(kind: StorageKind, rows: u64, row_bytes: usize) -> u64 {
+    let bytes = rows as f64 * (row_bytes + ENTRY_BYTES) as f64;
+    match kind {
+        StorageKind::Log => (bytes / log::LIVE_SHARE) as u64,
+        StorageKind::Lsm => (bytes * LSM_DISK_PER_ROWS) as u64,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_lsm_keeps_a_tenth_of_the_index_of_a_log_and_takes_less_disk() {
+        let memory = |kind, ids, keys| index_memory(kind, ids, keys).unwrap();
+        let (log, lsm) = (StorageKind::Log, StorageKind::Lsm);
+        let rows = 1_000_000;
+        let dense = memory(lsm, Some(rows), None);
+        assert_eq!(dense, IndexMemory { now: 150_000, growth: 450_000 + 129_096 });
+        assert!(dense.now + dense.growth < memory(log, Some(rows), None).now / 5);
+        let growing = memory(lsm, None, Some(rows));
+        assert_eq!(growing, IndexMemory { now: 0, growth: 850_000 + 129_096 });
+        assert_eq!(memory(log, None, Some(rows)).growth, 8_500_000);
+        // Whoever does not know how many there will be has room for the first.
+        assert!(memory(lsm, None, None).growth > 0);
+        assert_eq!(disk_bytes_for(lsm, rows, 84), 130_000_000);
+        assert!(disk_bytes_for(lsm, rows, 84) < disk_bytes_for(log, rows, 84));
+    }
+}

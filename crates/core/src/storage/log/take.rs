@@ -1,0 +1,204 @@
+//! Taking rows out of a log on top of another layer: which copies lie in a range of positions,
+//! reads of them without the lock of the class, and dropping what the layer below has taken over.
+//!
+//! The position of a row is its key in a dense table and the reversed hash of its key in a growing
+//! one, so that a partition of the index is a range of positions.
+
+use super::snapshot::{PageSnapshot, ReadPage};
+use super::{ClassLog, TableIndex};
+use crate::error::{Result, bail};
+use crate::metrics::ReadReport;
+use crate::storage::{PageReader, StorageWrite, SweptRow};
+
+/// Slots of a group of a dense table: about as many as a partition of a growing one has.
+const GROUP_SLOTS: usize = 128;
+
+/// Slots of the newest copies of keys in a range of positions of a table.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SlotsOf {
+    /// The slots, group after group. Positions of a group lie before those of the next; within a
+    /// group there is no order.
+    pub slots: Vec<u32>,
+    /// Where the groups end in `slots`. None is empty.
+    pub groups: Vec<u32>,
+    /// The last position that was looked at.
+    pub until: u64,
+}
+
+impl SlotsOf {
+    /// The slots of each group.
+    pub fn groups(&self) -> impl Iterator<Item = &[u32]> {
+        let begins = std::iter::once(0).chain(self.groups.iter().copied());
+        begins.zip(&self.groups).map(|(begin, end)| &self.slots[begin as usize..*end as usize])
+    }
+
+    /// The slots since the end of the last group become a group, if there are any.
+    fn end_group(&mut self) {
+        let end = self.slots.len() as u32;
+        if self.groups.last().copied().unwrap_or(0) < end {
+            self.groups.push(end);
+        }
+    }
+}
+
+impl ClassLog {
+    /// The slots of the newest copies of keys of a table whose positions lie in `first..=last`, up
+    /// to the end of the group in which there are `most`. Of a growing table whole partitions are
+    /// looked at, so copies of keys just outside the range may be among them. Unless `in_memory`,
+    /// copies whose page has not reached the device are left out.
+    pub fn slots_of(
+        &self,
+        table: u16,
+        first: u64,
+        last: u64,
+        most: usize,
+        in_memory: bool,
+    ) -> SlotsOf {
+        let mut found = SlotsOf { until: last, ..SlotsOf::default() };
+        let is_wanted = |slot: &u32| in_memory || self.page_in_memory(*slot).is_none();
+        match self.index(table) {
+            TableIndex::Dense(index) => {
+                for (id, slot) in index.range(first..=last).filter(|(_, slot)| is_wanted(slot)) {
+                    found.slots.push(slot);
+                    if found.slots.len().is_multiple_of(GROUP_SLOTS) || found.slots.len() >= most {
+                        found.end_group();
+                    }
+                    if found.slots.len() >= most {
+                        found.until = id;
+                        break;
+                    }
+                }
+                found.end_group();
+            }
+            TableIndex::Sparse(index, _) => {
+                for partition in index.partitions_in(first, last) {
+                    found.slots.extend(index.slots(partition).filter(is_wanted));
+                    found.end_group();
+                    if found.slots.len() >= most {
+                        found.until = last.min(*index.range_of(partition).end());
+                        break;
+                    }
+                }
+            }
+        }
+        found
+    }
+
+    /// Keys of a table at positions `first..=last` that have a copy here. Of a growing table those
+    /// of a partition of the index count where it begins.
+    pub fn rows_in(&self, table: u16, first: u64, last: u64) -> u64 {
+        match self.index(table) {
+            TableIndex::Dense(index) => index.range(first..=last).count() as u64,
+            TableIndex::Sparse(index, _) => {
+                let within = index.partitions_in(first, last);
+                let within =
+                    within.filter(|partition| *index.range_of(*partition).start() >= first);
+                within.map(|partition| index.slots(partition).count() as u64).sum()
+            }
+        }
+    }
+
+    /// Bytes of the index of a table.
+    pub fn index_bytes_of(&self, table: u16) -> u64 {
+        self.index(table).memory_bytes() as u64
+    }
+
+    /// Slots that there are once the file has grown by so many bytes.
+    pub fn slots_with(&self, more_bytes: u64) -> u64 {
+        let segments = u64::from(self.segments.count()) + more_bytes / self.segment_bytes;
+        segments * self.rows_per_segment()
+    }
+
+    /// Number of the commit to come.
+    pub fn epoch(&self) -> u64 {
+        self.segments.epoch()
+    }
+
+    /// Keys that wait to be written, by table.
+    pub fn parked_keys(&self) -> impl Iterator<Item = (u16, u64)> + '_ {
+        self.buffer.keys()
+    }
+
+    /// Drops the stored copy of a key at `slot`, which the layer below has, too, by now. False, and
+    /// nothing happens, where it is not the newest any more: another was written or waits to be,
+    /// or the key was deleted.
+    pub fn drop_copy(&mut self, table: u16, key: u64, slot: u32) -> bool {
+        if slot == 0 || !self.is_indexed(table, key, slot) || self.is_parked(table, key) {
+            return false;
+        }
+        // Not counted among deleted rows, which pay for cleaning once more: a row that passes
+        // through this log takes one slot, for which it has paid, and leaves one dead.
+        self.forget(table, key, slot);
+        true
+    }
+
+    /// A checksum over the slots that may hold a key, whatever their order; 0 where there are none.
+    /// As long as it stays the same, the log has, but for rare chance, no other copy of the key.
+    pub fn candidate_sum(&self, table: u16, key: u64) -> u32 {
+        self.index(table).candidate_sum(key)
+    }
+
+    /// What reads the rows at `slots`, which [`slots_of`](Self::slots_of) gave under the same hold
+    /// of the lock. It has a copy of each page in memory that has one of them; others stay as they
+    /// are until the caller ends the read ticket that it has drawn under the same hold, too.
+    pub fn top_reader(&self, slots: &[u32]) -> TopReader {
+        let per_page = self.layout().rows_per_page as u32;
+        let mut in_memory: Vec<u32> = self.writer.pages_in_memory().collect();
+        in_memory.sort_unstable();
+        let mut wanted = vec![false; in_memory.len()];
+        for slot in slots {
+            if let Ok(at) = in_memory.binary_search(&(slot / per_page)) {
+                wanted[at] = true;
+            }
+        }
+        let is_wanted = |page| in_memory.binary_search(&page).is_ok_and(|at| wanted[at]);
+        TopReader { pages: self.page_snapshot(is_wanted) }
+    }
+}
+
+/// Reads rows of a log as they were at one moment, without the lock of the class.
+pub struct TopReader {
+    pages: PageSnapshot,
+}
+
+impl TopReader {
+    /// Gives `each` the row at each of `slots`, which are of `table`, in no useful order. Every
+    /// page is read once.
+    ///
+    /// *Errors*: `Corrupt` for a damaged page, or one that has no row of the table in such a slot.
+    pub fn read_group(
+        &self,
+        table: u16,
+        slots: &[u32],
+        reader: &mut PageReader,
+        each: &mut dyn FnMut(SweptRow<'_>) -> Result<()>,
+    ) -> Result<ReadReport> {
+        let layout = self.pages.layout();
+        let per_page = layout.rows_per_page as u32;
+        let mut slots = slots.to_vec();
+        slots.sort_unstable();
+        let mut pages: Vec<u32> = slots.iter().map(|slot| slot / per_page).collect();
+        pages.dedup();
+        self.pages.read(&pages, reader, &mut |ReadPage { number, bytes, rows }| {
+            let begin = slots.partition_point(|slot| slot / per_page < number);
+            let here = slots[begin..].iter().take_while(|slot| **slot / per_page == number);
+            for slot in here.copied() {
+                let at = (slot % per_page) as usize;
+                let (owner, key) = layout.entry(bytes, at);
+                if at >= rows || owner != table {
+                    bail!(
+                        Corrupt,
+                        "{}, slot {slot}: the index says table {table}, the page has another row \
+                         or none; restore from a copy, or open an earlier commit with step=",
+                        self.pages.file_name()
+                    );
+                }
+                each(SweptRow { table, key, place: slot, words: layout.row(bytes, at) })?;
+            }
+            Ok(())
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,87 @@
+//! New storages and tables.
+
+use super::Lsm;
+use super::bottom::{Bottom, Orders, Shape, TableOrder, Version};
+use super::changes::Changes;
+use super::pages::LsmPages;
+use super::tombstones::Tombstones;
+use super::upkeep::{TOP_SHARE, Upkeep};
+use crate::error::Result;
+use crate::hash::table_salt;
+use crate::io::{File, Medium};
+use crate::storage::log::{self, ClassLog};
+use crate::storage::{ClassFacts, Storage, StorageRead, StorageTables, TableFacts};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// A storage without tables, whose top is in a new file; `epoch` is the number of the commit to
+/// come.
+pub fn create(
+    facts: &ClassFacts,
+    file: Arc<dyn File>,
+    epoch: u64,
+    medium: &Arc<dyn Medium>,
+) -> Result<Box<dyn Storage>> {
+    let top = log::create_top(facts, file, epoch, medium)?;
+    let (version, orders) = (Version::default(), Orders::default());
+    let bottom = Bottom::open(Arc::clone(medium), &shape(facts), orders, version, Vec::new())?;
+    Ok(Box::new(Lsm::new(*facts, Arc::clone(medium), top, bottom, Tombstones::default())))
+}
+
+/// What the files of partitions of a class have in common.
+pub(super) fn shape(facts: &ClassFacts) -> Shape {
+    let ClassFacts { class, row_bytes, page_bytes, seed, .. } = *facts;
+    Shape { class, page_bytes, row_bytes, seed }
+}
+
+/// The order of a table's rows in the bottom.
+pub(super) fn order_of(facts: &TableFacts<'_>) -> TableOrder {
+    match facts.num_embeddings {
+        Some(_) => TableOrder::ByKey,
+        None => TableOrder::Mixed { salt: table_salt(facts.name) },
+    }
+}
+
+/// A table as the top is told of it, which has a part of its rows.
+pub(super) fn facts_above<'a>(facts: &TableFacts<'a>) -> TableFacts<'a> {
+    let expected_rows = facts.expected_rows.map(|rows| (rows as f64 * TOP_SHARE) as u64);
+    TableFacts { expected_rows, ..*facts }
+}
+
+impl StorageTables for Lsm {
+    fn create_table(&mut self, facts: &TableFacts<'_>) -> Result<Option<u32>> {
+        let partitions = self.top.create_table(&facts_above(facts))?;
+        self.bottom.add_table(facts.table, order_of(facts));
+        Ok(partitions)
+    }
+
+    fn remove_table(&mut self, table: u16) {
+        self.top.remove_table(table);
+        self.bottom.remove_table(table);
+    }
+}
+
+impl Lsm {
+    pub(super) fn new(
+        facts: ClassFacts,
+        medium: Arc<dyn Medium>,
+        top: ClassLog,
+        bottom: Bottom,
+        tombstones: Tombstones,
+    ) -> Self {
+        let partitions = Arc::clone(bottom.pages());
+        let pages = Arc::new(LsmPages { top: top.pages(), partitions });
+        Self {
+            facts,
+            medium,
+            top,
+            bottom,
+            pages,
+            tombstones,
+            changes: Changes::default(),
+            tickets: BTreeSet::new(),
+            next_ticket: 0,
+            upkeep: Upkeep::default(),
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! What is newer than the bottom in a range: rows of the top and tombstones, in order.
+//!
+//! Which slots these are is looked up under the lock of the class; their pages are read without it,
+//! some groups at a time. A page has the table and key of its rows, so what a growing table's index
+//! cannot tell, it can.
+
+use super::Lsm;
+use super::bottom::{Change, Changes, Newer, Orders, Place, PlaceRange};
+use crate::error::Result;
+use crate::storage::log::{SlotsOf, TopReader};
+use crate::storage::{PageReader, SweptRow};
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// The tag of a deletion, which has no slot.
+pub(super) const TOMBSTONE: u32 = u32::MAX;
+
+/// A row that was read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Read {
+    pub(super) place: Place,
+    pub(super) key: u64,
+    pub(super) slot: u32,
+    /// Where its words begin.
+    pub(super) at: usize,
+}
+
+/// Slots of a table, and which of its groups come next.
+struct TableSlots {
+    table: u16,
+    slots: SlotsOf,
+    next_group: usize,
+}
+
+impl TableSlots {
+    fn group(&self, group: usize) -> Range<usize> {
+        let begin = group.checked_sub(1).map_or(0, |before| self.slots.groups[before] as usize);
+        begin..self.slots.groups[group] as usize
+    }
+
+    /// The slots of the next groups, until there are `most`; none at the end.
+    fn take(&mut self, most: usize) -> &[u32] {
+        let begin = self.next_group;
+        let mut end = begin;
+        let first = self.slots.groups.get(begin).map_or(0, |_| self.group(begin).start);
+        while end < self.slots.groups.len() {
+            let upto = self.group(end).end;
+            if end > begin && upto - first > most {
+                break;
+            }
+            end += 1;
+        }
+        self.next_group = end;
+        match end {
+            0 => &[],
+            end if end == begin => &[],
+            end => &self.slots.slots[first..self.group(end - 1).end],
+        }
+    }
+}
+
+/// Rows of the top and tombstones in a range.
+pub(super) struct Newest {
+    range: PlaceRange,
+    orders: Arc<Orders>,
+    tables: VecDeque<TableSlots>,
+    top: TopReader,
+    tombstones: VecDeque<(Place, u64)>,
+    /// Rows of the groups at hand, in order, and the next of them.
+    rows: Vec<Read>,
+    words: Vec<f32>,
+    next: usize,
+    row_words: usize,
+    /// Rows that are read together, about.
+    together: usize,
+}
+
+impl Newest {
+    /// Looks up what is newer in `range`, at most about `most` rows, in `tables`, which are in
+    /// order; those whose pages are in memory only where `in_memory` says so. Returns how many
+    /// there are at most, and the last place up to which all are among them.
+    pub(super) fn of(
+        lsm: &Lsm,
+        range: PlaceRange,
+        tables: &[u16],
+        most: usize,
+        in_memory: bool,
+    ) -> (Self, Found) {
+        let mut found = Found { rows: 0, until: range.last };
+        let mut slots: VecDeque<TableSlots> = VecDeque::new();
+        for table in tables.iter().copied() {
+            let (least, largest) = (Place { table, ..Place::MIN }, Place { table, ..Place::MAX });
+            let (first, last) = (range.first.max(least), range.last.min(largest));
+            if first > last {
+                continue;
+            }
+            if found.rows >= most {
+                found.until = first.previous().unwrap_or(first);
+                break;
+            }
+            let left = most - found.rows;
+            let of_table = lsm.top.slots_of(table, first.position, last.position, left, in_memory);
+            found.rows += of_table.slots.len();
+            let until = of_table.until;
+            if !of_table.slots.is_empty() {
+                slots.push_back(TableSlots { table, slots: of_table, next_group: 0 });
+            }
+            if until < last.position {
+                found.until = Place { table, rank: 0, position: until };
+                break;
+            }
+        }
+        let covered = PlaceRange { first: range.first, last: found.until };
+        let tombstones: VecDeque<_> = lsm.tombstones.in_range(covered).collect();
+        found.rows += tombstones.len();
+        let mut maybe_in_memory = Vec::new();
+        if in_memory {
+            slots.iter().for_each(|table| maybe_in_memory.extend_from_slice(&table.slots.slots));
+        }
+        let newest = Self {
+            range: covered,
+            orders: Arc::clone(lsm.bottom.orders()),
+            top: lsm.top.top_reader(&maybe_in_memory),
+            tables: slots,
+            tombstones,
+            rows: Vec::new(),
+            words: Vec::new(),
+            next: 0,
+            row_words: lsm.facts.row_bytes / 4,
+            together: (lsm.upkeep.portion_bytes() / lsm.facts.row_bytes).max(1),
+        };
+        (newest, found)
+    }
+
+    /// Makes sure that the next row of the top is in memory, if there is one.
+    pub(super) fn read_on(&mut self, reader: &mut PageReader) -> Result<()> {
+        while self.next == self.rows.len() && !self.tables.is_empty() {
+            self.rows.clear();
+            self.words.clear();
+            self.next = 0;
+            let table = self.tables[0].table;
+            let slots = self.tables[0].take(self.together);
+            if slots.is_empty() {
+                self.tables.pop_front();
+                continue;
+            }
+            let (rows, words, orders) = (&mut self.rows, &mut self.words, &self.orders);
+            let range = self.range;
+            let mut take = |row: SweptRow<'_>| {
+                let place = orders.place(table, 0, row.key)?;
+                // The index of a growing table names neighbours, too.
+                if range.contains(place) {
+                    rows.push(Read { place, key: row.key, slot: row.place, at: words.len() });
+                    words.extend_from_slice(row.words);
+                }
+                Ok(())
+            };
+            self.top.read_group(table, slots, reader, &mut take)?;
+            self.rows.sort_unstable_by_key(|row| row.place);
+        }
+        Ok(())
+    }
+
+    /// The next row of the top; none at the end, or before [`read_on`](Self::read_on).
+    pub(super) fn row(&self) -> Option<Read> {
+        self.rows.get(self.next).copied()
+    }
+
+    /// The words of a row at hand.
+    pub(super) fn words(&self, row: Read) -> &[f32] {
+        &self.words[row.at..row.at + self.row_words]
+    }
+
+    /// Goes on behind the next row.
+    pub(super) fn pass_row(&mut self) {
+        self.next += 1;
+    }
+
+    /// The next tombstone.
+    pub(super) fn tombstone(&self) -> Option<Place> {
+        self.tombstones.front().map(|(place, _)| *place)
+    }
+
+    /// Goes on behind the next tombstone, of which the key is returned.
+    pub(super) fn pass_tombstone(&mut self) -> Option<u64> {
+        self.tombstones.pop_front().map(|(_, key)| key)
+    }
+}
+
+/// What was found of a range.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Found {
+    /// Rows and tombstones at most.
+    pub(super) rows: usize,
+    /// The last place up to which all are among them.
+    pub(super) until: Place,
+}
+
+/// What a merge takes out of the top, with the reader that reads it.
+pub(super) struct ToMerge {
+    newest: Newest,
+    reader: PageReader,
+    /// The row that was handed out last.
+    words: Vec<f32>,
+}
+
+impl ToMerge {
+    pub(super) fn new(newest: Newest, reader: PageReader) -> Self {
+        Self { newest, reader, words: Vec::new() }
+    }
+}
+
+impl Changes for ToMerge {
+    fn next(&mut self) -> Result<Option<Change<'_>>> {
+        let newest = &mut self.newest;
+        newest.read_on(&mut self.reader)?;
+        let (row, tombstone) = (newest.row(), newest.tombstone());
+        if let Some(place) = tombstone
+            && row.is_none_or(|row| place < row.place)
+            && let Some(key) = newest.pass_tombstone()
+        {
+            let Place { table, rank, .. } = place;
+            return Ok(Some(Change { table, rank, key, newer: Newer::Deleted, tag: TOMBSTONE }));
+        }
+        let Some(row) = row else { return Ok(None) };
+        self.words.clear();
+        self.words.extend_from_slice(newest.words(row));
+        newest.pass_row();
+        let Place { table, rank, .. } = row.place;
+        let newer = Newer::Row(&self.words);
+        Ok(Some(Change { table, rank, key: row.key, newer, tag: row.slot }))
+    }
+}

@@ -1,0 +1,173 @@
+//! Recovery: what the journal says of one row class becomes its storage.
+//!
+//! The top is recovered as a log is. The record of the class has the version that a journal file
+//! begins with, edits follow. Which files the kept commits need is known by when an edit removed
+//! them.
+
+use super::Lsm;
+use super::bottom::{Bottom, Edit, Orders, Retired, Version};
+use super::changes::{Block, read};
+use super::create::{facts_above, order_of, shape};
+use super::cut::read_record;
+use super::tombstones::Tombstones;
+use crate::error::{Result, bail};
+use crate::io::{File, Medium};
+use crate::storage::log::LogRecovery;
+use crate::storage::{
+    ClassFacts, Hearer, OpenAt, Storage, StorageRecovery, StorageRefresh, TableFacts,
+};
+use std::any::Any;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// The storage of one row class while the journal is replayed.
+pub struct LsmRecovery {
+    facts: ClassFacts,
+    top: Box<LogRecovery>,
+    orders: Orders,
+    version: Version,
+    retired: Vec<Retired>,
+    tombstones: Tombstones,
+    /// Tables whose tombstones have not come yet.
+    missing: BTreeSet<u16>,
+    epoch: u64,
+    oldest: u64,
+}
+
+impl LsmRecovery {
+    /// Begins with a class without tables, in `epoch`. `begun` is what its record says; commits
+    /// before `oldest` are not kept.
+    pub fn new(facts: &ClassFacts, begun: &str, epoch: u64, oldest: u64) -> Result<Self> {
+        let (fillings, version) = read_record(begun)?;
+        Ok(Self {
+            facts: *facts,
+            top: Box::new(LogRecovery::of_top(facts, fillings, epoch, oldest)?),
+            orders: Orders::default(),
+            version,
+            retired: Vec::new(),
+            tombstones: Tombstones::default(),
+            missing: BTreeSet::new(),
+            epoch,
+            oldest,
+        })
+    }
+
+    fn edit(&mut self, edit: &Edit) -> Result<()> {
+        let next = self.version.replay(edit)?;
+        // What is outdated in an epoch is needed by the commits before it.
+        if self.epoch > self.oldest {
+            self.retired.extend(Retired::by(&self.version, edit, self.epoch));
+        }
+        self.version = next;
+        Ok(())
+    }
+
+    fn check_table(&self, table: u16) -> Result<()> {
+        if self.orders.of(table).is_none() {
+            bail!(Corrupt, "a tombstone names table {table}, which is not of this class");
+        }
+        Ok(())
+    }
+}
+
+impl StorageRecovery for LsmRecovery {
+    fn table(&mut self, facts: &TableFacts<'_>) -> Result<()> {
+        self.orders.insert(facts.table, order_of(facts));
+        if !facts.born {
+            self.missing.insert(facts.table);
+        }
+        self.top.table(&facts_above(facts))
+    }
+
+    fn piece(&mut self, table: u16, piece: u32, bytes: &[u8]) -> Result<()> {
+        let Some(piece) = piece.checked_sub(1) else {
+            self.check_table(table)?;
+            self.missing.remove(&table);
+            return self.tombstones.load_piece(&self.orders, table, bytes);
+        };
+        self.top.piece(table, piece, bytes)
+    }
+
+    fn changes(&mut self, bytes: &[u8], mut changed: Hearer<'_>) -> Result<()> {
+        read(bytes, &mut |block| match block {
+            Block::Deltas(deltas) => {
+                let changed = changed.as_mut();
+                self.top.changes(
+                    deltas,
+                    changed.map(|changed| &mut **changed as &mut dyn FnMut(u16, u64)),
+                )
+            }
+            Block::Edit(edit) => self.edit(&edit),
+            Block::Set { table, key } => {
+                self.check_table(table)?;
+                self.tombstones.insert(self.orders.place(table, 0, key)?, key);
+                if let Some(changed) = &mut changed {
+                    changed(table, key);
+                }
+                Ok(())
+            }
+            Block::Dropped { table, key } => {
+                self.check_table(table)?;
+                self.tombstones.remove(self.orders.place(table, 0, key)?);
+                Ok(())
+            }
+        })
+    }
+
+    fn commit(&mut self, number: u64, began: Option<u64>) {
+        self.top.commit(number, began);
+        self.epoch = number + 1;
+    }
+
+    fn check_complete(&self) -> Result<()> {
+        if let Some(table) = self.missing.first() {
+            bail!(Corrupt, "the journal lacks the tombstones of table {table}");
+        }
+        self.top.check_complete()
+    }
+
+    fn finish(
+        self: Box<Self>,
+        at: &OpenAt,
+        file: Arc<dyn File>,
+        medium: &Arc<dyn Medium>,
+    ) -> Result<Box<dyn Storage>> {
+        self.check_complete()?;
+        let Self { facts, top, orders, version, retired, tombstones, .. } = *self;
+        let top = top.finish_log(at, file, medium)?;
+        let bottom = Bottom::open(Arc::clone(medium), &shape(&facts), orders, version, retired)?;
+        Ok(Box::new(Lsm::new(facts, Arc::clone(medium), top, bottom, tombstones)))
+    }
+}
+
+/// A reader that moves on.
+impl StorageRefresh for Lsm {
+    fn go_on(
+        &mut self,
+        tables: &[TableFacts<'_>],
+        epoch: u64,
+        oldest: u64,
+    ) -> Box<dyn StorageRecovery> {
+        let mut orders = Orders::default();
+        tables.iter().for_each(|facts| orders.insert(facts.table, order_of(facts)));
+        Box::new(LsmRecovery {
+            facts: self.facts,
+            top: Box::new(self.top.go_on_log(tables, epoch, oldest)),
+            orders,
+            version: self.bottom.snapshot().version().clone(),
+            retired: Vec::new(),
+            tombstones: std::mem::take(&mut self.tombstones),
+            missing: BTreeSet::new(),
+            epoch,
+            oldest,
+        })
+    }
+
+    fn take_back(&mut self, recovery: Box<dyn StorageRecovery>) {
+        let any: Box<dyn Any> = recovery;
+        let recovery = any.downcast::<LsmRecovery>().expect("an lsm is given one of its own");
+        let LsmRecovery { top, tombstones, .. } = *recovery;
+        self.top.take_back_log(*top);
+        self.tombstones = tombstones;
+    }
+}

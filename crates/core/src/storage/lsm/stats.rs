@@ -1,0 +1,84 @@
+//! What the storage says of itself, and what of the memory budget it takes.
+
+use super::Lsm;
+use crate::config::StorageKind;
+use crate::error::Result;
+use crate::io::Medium;
+use crate::storage::kinds::index_memory;
+use crate::storage::{
+    Share, StorageBudget, StorageCounts, StorageMemory, StorageSpace, StorageStats, Written,
+};
+
+impl StorageCounts for Lsm {
+    fn stats(&self) -> StorageStats {
+        let top = self.top.stats();
+        let below = self.bottom.snapshot().version().rows();
+        let merged = self.upkeep.merged();
+        StorageStats {
+            disk_bytes: self.disk_bytes(),
+            newest_copies: top.newest_copies + below,
+            used_slots: top.used_slots + below,
+            index_bytes: top.index_bytes + self.index_bytes_below(),
+            written: Written {
+                rows: top.written.rows,
+                rows_moved: top.written.rows_moved + merged.rows,
+                pages: top.written.pages + merged.pages,
+            },
+            ..top
+        }
+    }
+
+    fn rows_stored(&self, table: u16) -> u64 {
+        // A row that is above and below counts twice.
+        self.top.rows_stored(table) + self.bottom.snapshot().rows_of(table)
+    }
+
+    fn outdated_bytes(&self) -> u64 {
+        self.top.outdated_bytes() + self.bottom.retired().iter().map(|file| file.bytes).sum::<u64>()
+    }
+}
+
+impl StorageBudget for Lsm {
+    fn equip(&mut self, share: Share, medium: &dyn Medium) -> Result<()> {
+        self.upkeep.equip(share.merge_portion_bytes());
+        self.top.equip(share, medium)
+    }
+
+    fn index_growth(&self, table: u16, expected: u64) -> u64 {
+        // What is not a table's alone is a part of what was said of it before it was made.
+        let now = self.top.index_bytes_of(table) + self.bytes_beside_index(table);
+        let ids = self.is_dense(table).then_some(expected);
+        let most = index_memory(StorageKind::Lsm, ids, Some(expected));
+        most.map_or(0, |most| (most.now + most.growth).saturating_sub(now))
+    }
+
+    fn memory(&self) -> StorageMemory {
+        let StorageMemory { index_bytes, buffer_bytes } = self.top.memory();
+        StorageMemory {
+            index_bytes: index_bytes + self.index_bytes_below(),
+            buffer_bytes: buffer_bytes
+                + self.changes.memory_bytes() as u64
+                + self.upkeep.memory_bytes(),
+        }
+    }
+}
+
+impl Lsm {
+    /// Bytes of fences, of what is known of partitions, and of tombstones.
+    fn index_bytes_below(&self) -> u64 {
+        (self.bottom.memory_bytes() + self.tombstones.memory_bytes()) as u64
+    }
+
+    /// What a table takes of index bytes beside its index in the top: those of segments, fences and
+    /// tombstones, in proportion to its rows in the bottom.
+    fn bytes_beside_index(&self, table: u16) -> u64 {
+        let tables = || self.bottom.orders().tables();
+        let indexes: u64 = tables().map(|table| self.top.index_bytes_of(table)).sum();
+        let beside = self.memory().index_bytes.saturating_sub(indexes);
+        let snapshot = self.bottom.snapshot();
+        // Each table counts as one row more, so that those without rows have a part.
+        let all = u128::from(snapshot.version().rows()) + tables().count() as u128;
+        let rows = u128::from(snapshot.rows_of(table)) + 1;
+        (u128::from(beside) * rows).div_ceil(all) as u64
+    }
+}

@@ -1,0 +1,171 @@
+//! Upkeep without the class lock: a unit reads what nobody changes and writes files that nobody
+//! knows yet, and only its begin and its outcome need the class.
+//!
+//! Verbs that change rows do its steps when they are through, as many as their rows have paid for,
+//! and so does a commit that has released what only older ones had. A thread that finds another at
+//! the unit of a class goes on: the next one comes soon.
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::storage::{Storage, Unit};
+use crate::store::Inner;
+use crate::store::engine::{CacheOfClass, Class, Engine};
+use std::sync::atomic::Ordering;
+
+/// How far the unit of upkeep of a class is.
+pub(in crate::store) enum UnitUnderWay {
+    /// There is none.
+    None,
+    /// Steps are left to do.
+    Running(Box<dyn Unit>),
+    /// All steps are done, and its outcome waits to be taken over.
+    Done(Box<dyn Unit>),
+    /// Its outcome is taken over, but for some rows.
+    Installing,
+}
+
+impl UnitUnderWay {
+    /// Takes out what is to be abandoned.
+    fn take(&mut self) -> Option<Box<dyn Unit>> {
+        match std::mem::replace(self, Self::None) {
+            Self::Running(unit) | Self::Done(unit) => Some(unit),
+            Self::None | Self::Installing => None,
+        }
+    }
+}
+
+/// Whether a unit can go on, or waits for a later call.
+#[derive(PartialEq, Eq)]
+enum Progress {
+    GoesOn,
+    Waits,
+}
+
+impl Inner {
+    /// Does the units of upkeep that are due, as far as rows have paid for them. The caller holds
+    /// no class. An error leaves memory and disk apart, so it poisons the store; where the disk is
+    /// full, units are left for later.
+    pub(in crate::store) fn upkeep(&self, engine: &Engine) -> Result<()> {
+        let of_units = |class: &&Class| class.has_units && class.tier.is_some();
+        for class in engine.classes.iter().filter(of_units) {
+            if self.options.read_only || self.poisoned.load(Ordering::Acquire) {
+                return Ok(());
+            }
+            let Some(mut under_way) = class.unit.try_lock() else { continue };
+            let done = loop {
+                match self.go_on(engine, class, &mut under_way) {
+                    Ok(Progress::GoesOn) => {}
+                    Ok(Progress::Waits) => break Ok(()),
+                    Err(error) => break self.give_up(class, &mut under_way, error),
+                }
+            };
+            self.poison_on_error(done)?;
+        }
+        Ok(())
+    }
+
+    /// Does the next part of a unit.
+    fn go_on(
+        &self,
+        engine: &Engine,
+        class: &Class,
+        under_way: &mut UnitUnderWay,
+    ) -> Result<Progress> {
+        match under_way {
+            UnitUnderWay::None => {
+                let Some(unit) = self.begin_unit(&mut **class.lock(&self.metrics))? else {
+                    return Ok(Progress::Waits);
+                };
+                *under_way = UnitUnderWay::Running(unit);
+            }
+            UnitUnderWay::Running(unit) => {
+                if !class.lock(&self.metrics).owes_steps() {
+                    return Ok(Progress::Waits);
+                }
+                if !unit.step()?
+                    && let Some(unit) = under_way.take()
+                {
+                    *under_way = UnitUnderWay::Done(unit);
+                }
+            }
+            UnitUnderWay::Done(_) | UnitUnderWay::Installing => {
+                return self.take_over(engine, class, under_way);
+            }
+        }
+        Ok(Progress::GoesOn)
+    }
+
+    /// Begins a unit. What it may take of the disk is charged.
+    fn begin_unit(&self, log: &mut dyn Storage) -> Result<Option<Box<dyn Unit>>> {
+        // Kept until it is charged: nobody else takes what it was told that it may.
+        let history = self.history.lock();
+        let grow_bytes = self.grow_bytes_beside(&history);
+        self.charge_difference(log, |log| log.begin_unit(grow_bytes))
+    }
+
+    /// Takes the outcome of a unit over, or one more part of it.
+    fn take_over(
+        &self,
+        engine: &Engine,
+        class: &Class,
+        under_way: &mut UnitUnderWay,
+    ) -> Result<Progress> {
+        let mut log = class.lock(&self.metrics);
+        if !self.reserve_to_clean(engine, class, &**log)? {
+            return Ok(Progress::Waits);
+        }
+        let residents = CacheOfClass { engine, class };
+        *under_way = match under_way.take() {
+            Some(unit) => {
+                let report =
+                    self.charge_difference(&mut **log, |log| log.install(unit, &residents))?;
+                self.metrics.cleaned_pages.fetch_add(report.pages, Ordering::Relaxed);
+                self.metrics.moved_rows.fetch_add(report.rows_moved, Ordering::Relaxed);
+                UnitUnderWay::Installing
+            }
+            None => match log.install_more(&residents)? {
+                true => UnitUnderWay::Installing,
+                false => UnitUnderWay::None,
+            },
+        };
+        // Changes that the journal has no room for are lost to it: that is no lack that may pass.
+        self.poison_on_error(self.journal_changes_if_many(class, &mut **log))?;
+        Ok(Progress::GoesOn)
+    }
+
+    /// Removes what a unit has written that met an error. Without room it is left for later.
+    fn give_up(&self, class: &Class, under_way: &mut UnitUnderWay, error: Error) -> Result<()> {
+        let abandoned = self.abandon(class, under_way);
+        match error.kind() {
+            ErrorKind::Full => abandoned,
+            _ => Err(error),
+        }
+    }
+
+    fn abandon(&self, class: &Class, under_way: &mut UnitUnderWay) -> Result<()> {
+        let Some(unit) = under_way.take() else { return Ok(()) };
+        let mut log = class.log.lock();
+        self.charge_difference(&mut **log, |log| log.abandon_unit(unit))
+    }
+
+    /// Ends all units, of a store that nobody uses any more. A file that cannot be removed is named
+    /// by no commit: the next writer removes it.
+    pub(in crate::store) fn abandon_units(&self, engine: &Engine) {
+        for class in &engine.classes {
+            let _ = self.abandon(class, &mut class.unit.lock());
+        }
+    }
+
+    /// Charges what a class takes more of the disk after something, or less.
+    fn charge_difference<R>(
+        &self,
+        log: &mut dyn Storage,
+        f: impl FnOnce(&mut dyn Storage) -> Result<R>,
+    ) -> Result<R> {
+        let before = log.disk_bytes();
+        let result = f(log);
+        // The sum wraps around where it became less.
+        let more = log.disk_bytes().wrapping_sub(before);
+        self.rows_disk_bytes.fetch_add(more, Ordering::Relaxed);
+        result
+    }
+}
