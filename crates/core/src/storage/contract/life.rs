@@ -59,6 +59,8 @@ pub(super) struct Life {
     unjournaled: u64,
     /// The unit of upkeep that is under way.
     unit: Option<Box<dyn Unit>>,
+    /// Whether rows that are put may wait.
+    parks: bool,
     /// Units whose outcome was taken over.
     pub(super) units: u64,
     /// Rows that were read from pages, and that had moved meanwhile.
@@ -105,6 +107,7 @@ impl Life {
             written: 0,
             unjournaled: 0,
             unit: None,
+            parks: true,
             units: 0,
             read: 0,
             moved: 0,
@@ -140,6 +143,7 @@ impl Life {
             written: 0,
             unjournaled: 0,
             unit: None,
+            parks: true,
             units: 0,
             read: 0,
             moved: 0,
@@ -237,7 +241,7 @@ impl Life {
 
     /// Changes a row, which waits then or is written.
     pub(super) fn put(&mut self, key: RowKey) {
-        let parks = self.random.one_in(2);
+        let parks = self.parks && self.random.one_in(2);
         if parks && self.storage.room() == 0 {
             self.flush();
         }
@@ -359,12 +363,26 @@ impl Life {
         }
     }
 
+    /// Gives up the unit that is under way, if one is.
+    pub(super) fn abandon_unit(&mut self) {
+        if let Some(unit) = self.unit.take() {
+            self.storage.abandon_unit(unit).unwrap();
+        }
+    }
+
     fn take_over(&mut self, unit: Box<dyn Unit>) {
         let per_unit = self.storage.rows_per_unit();
         self.storage.install(unit, &Moves::default()).unwrap();
         self.unjournaled += per_unit;
         self.units += 1;
         loop {
+            // What the unit took may be written again, in the very places that it had.
+            self.parks = false;
+            for _ in 0..self.random.below(60) {
+                let key = self.random_key();
+                self.put(key);
+            }
+            self.parks = true;
             let moves = Moves::default();
             let goes_on = self.storage.install_more(&moves).unwrap();
             self.unjournaled += per_unit;

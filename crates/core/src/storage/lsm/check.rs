@@ -28,7 +28,7 @@ impl Lsm {
         )?;
         for Numbered { partition, .. } in snapshot.partitions() {
             self.check_partition(partition, said, &mut checked, &mut |done| {
-                progress(above + done, above + below)
+                progress(done, above + below)
             })?;
         }
         Ok(checked)

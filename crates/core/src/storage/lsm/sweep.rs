@@ -90,7 +90,8 @@ impl StorageSweeps for Lsm {
             return self.top.is_newest(table, key, place);
         }
         let number = (place - IN_BOTTOM) as u16;
-        !self.top.is_parked(table, key)
+        self.bottom.orders().of(table).is_some()
+            && !self.top.is_parked(table, key)
             && self.bottom.pages().get(number).is_some()
             && !self.tombstones.contains(self.place(table, key))
             // A row of another key may look like one of this: then it is not worth a read.

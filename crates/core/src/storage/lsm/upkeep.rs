@@ -43,6 +43,8 @@ pub(super) struct Upkeep {
     given_out: Option<GivenOut>,
     /// Rows that a merge has taken and the top may still have, the next one last.
     taken: Vec<Taken>,
+    /// Until all of them are dropped, no slot of theirs gets another row: it would be dropped, too.
+    taken_ticket: Option<u64>,
     /// Bytes of merging that rows have paid for.
     credit: u64,
     /// A commit has found a unit under way, which goes on to its end: until then no segment of the
@@ -159,7 +161,8 @@ impl StorageUpkeep for Lsm {
     }
 
     fn begin_unit(&mut self, grow_bytes: u64) -> Result<Option<Box<dyn Unit>>> {
-        if self.upkeep.given_out.is_some() || !self.upkeep.taken.is_empty() || !self.is_due() {
+        let goes_on = self.upkeep.given_out.is_some() || self.upkeep.taken_ticket.is_some();
+        if goes_on || !self.is_due() {
             return Ok(None);
         }
         self.bottom.remove_files()?;
@@ -237,12 +240,15 @@ impl StorageUpkeep for Lsm {
         let merged = unit.merge.finish();
         let edit = Edit { removed: merged.removed.clone(), added: merged.added.clone() };
         let installed = self.bottom.install(&edit, self.top.epoch(), self.next_ticket);
-        let unit = self.end_unit();
         if let Err(error) = installed {
+            self.end_unit();
             self.remove_unknown(&edit);
             return Err(error);
         }
         self.changes.edit(&edit);
+        let unit = self.upkeep.given_out.take();
+        self.upkeep.is_to_end = false;
+        self.upkeep.taken_ticket = unit.map(|unit| unit.ticket);
         edit.removed.iter().for_each(|number| _ = self.upkeep.came_before.remove(number));
         if let Some(came) = unit.and_then(|unit| unit.came_before) {
             let added = edit.added.iter().map(|facts| (facts.number, came));
@@ -270,6 +276,9 @@ impl StorageUpkeep for Lsm {
         }
         if self.upkeep.taken.is_empty() {
             self.upkeep.taken = Vec::new();
+            if let Some(ticket) = self.upkeep.taken_ticket.take() {
+                self.end_read(ticket);
+            }
             return Ok(false);
         }
         Ok(true)
@@ -277,7 +286,8 @@ impl StorageUpkeep for Lsm {
 
     fn abandon_unit(&mut self, unit: Box<dyn Unit>) -> Result<()> {
         self.end_unit();
-        unit.abandon()
+        // What cannot be removed now is left over.
+        unit.abandon().inspect_err(|_| self.upkeep.is_tidy = false)
     }
 
     fn expect_bound(&mut self, is_bounded: bool) {

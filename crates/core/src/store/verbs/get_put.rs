@@ -11,6 +11,7 @@ use crate::row::{Dtype, RowLayout};
 use crate::store::engine::{Engine, Table};
 use crate::store::verbs::rows::{Effect, Keys, RowOp, RowView};
 use crate::store::{Inner, Store};
+use parking_lot::RwLockWriteGuard;
 use std::sync::atomic::Ordering;
 
 /// A delete looks this often whether its deltas are enough for a record of the journal.
@@ -195,6 +196,8 @@ impl Store {
         table.changes.fetch_add(1, Ordering::Relaxed);
         self.inner.note_batch(distinct.len() as u64);
         self.inner.poison_on_error(result)?;
+        // Others go on beside upkeep.
+        let engine = RwLockWriteGuard::downgrade(engine);
         self.inner.upkeep(&engine)?;
         Ok(deleted)
     }

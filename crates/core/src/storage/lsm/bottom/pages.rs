@@ -26,6 +26,8 @@ struct Table {
     slots: Vec<Slot>,
     /// Numbers up to that of the last slot that nobody has.
     free: BTreeSet<u16>,
+    /// Slots of partitions that have left.
+    left: usize,
 }
 
 #[derive(Debug)]
@@ -84,18 +86,23 @@ impl OpenPartitions {
             panic!("partition {number} leaves, which is not there");
         };
         *slot = Slot::Left { partition, next_ticket };
+        table.left += 1;
     }
 
     /// Frees the numbers of partitions that left before all reads under way began; the oldest of
     /// these has the ticket `oldest_running`.
     pub fn ended(&self, oldest_running: Option<u64>) {
+        if self.table.read().left == 0 {
+            return;
+        }
         let mut table = self.table.write();
-        let Table { slots, free } = &mut *table;
+        let Table { slots, free, left } = &mut *table;
         for (at, slot) in slots.iter_mut().enumerate() {
             if let Slot::Left { next_ticket, .. } = slot
                 && oldest_running.is_none_or(|oldest| *next_ticket <= oldest)
             {
                 *slot = Slot::Free;
+                *left -= 1;
                 free.insert(at as u16 + 1);
             }
         }
