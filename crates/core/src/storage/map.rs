@@ -9,8 +9,7 @@ use super::{
     Areas, Checked, ClassFacts, Cut, DirtyRow, Finding, Found, PageAddress, PageReader, PageSource,
     Residents, Resolved, Share, SpaceBound, Storage, StorageBudget, StorageCounts, StorageJournal,
     StorageMemory, StorageRead, StorageSpace, StorageStats, StorageSweeps, StorageTables,
-    StorageUpkeep, StorageWrite, Sweep, SweptRow, TableFacts, TakeRows, Unit, UnitReport, Want,
-    Written,
+    StorageUpkeep, StorageWrite, Sweep, SweptRow, TableFacts, TakeRows, UnitReport, Want, Written,
 };
 use crate::error::{Result, bail};
 use crate::io::{File, Medium};
@@ -475,30 +474,6 @@ impl StorageUpkeep for MapStorage {
         _: &dyn Residents,
     ) -> Result<Option<UnitReport>> {
         Ok(None)
-    }
-
-    fn abandon_unit(&mut self, _: Box<dyn Unit>) -> Result<()> {
-        unreachable!("a map begins no unit")
-    }
-
-    fn has_units(&self) -> bool {
-        false
-    }
-
-    fn begin_unit(&mut self, _: u64) -> Result<Option<Box<dyn Unit>>> {
-        Ok(None)
-    }
-
-    fn owes_steps(&mut self) -> bool {
-        false
-    }
-
-    fn install(&mut self, _: Box<dyn Unit>, _: &dyn Residents) -> Result<UnitReport> {
-        unreachable!("a map begins no unit")
-    }
-
-    fn install_more(&mut self, _: &dyn Residents) -> Result<bool> {
-        Ok(false)
     }
 
     fn expect_bound(&mut self, _: bool) {}

@@ -228,29 +228,45 @@ pub trait StorageUpkeep {
         residents: &dyn Residents,
     ) -> Result<Option<UnitReport>>;
 
-    /// Whether it ever begins a unit of work that is done without the lock of the class.
-    fn has_units(&self) -> bool;
+    /// Whether it ever begins a unit of work that is done without the lock of the class. One that
+    /// does not needs no other method of units.
+    fn has_units(&self) -> bool {
+        false
+    }
 
     /// The unit of work that is done without the lock of the class, where one is due and none is
     /// under way. It may take `grow_bytes` more of the disk; where it needs more, none begins. All
     /// that it may take counts as taken until it is installed or abandoned.
-    fn begin_unit(&mut self, grow_bytes: u64) -> Result<Option<Box<dyn Unit>>>;
+    fn begin_unit(&mut self, grow_bytes: u64) -> Result<Option<Box<dyn Unit>>> {
+        let _ = grow_bytes;
+        Ok(None)
+    }
 
     /// Whether a part of the unit under way should be done now: rows have paid for it, or the
     /// newest rows take too much memory. Each yes pays for one step.
-    fn owes_steps(&mut self) -> bool;
+    fn owes_steps(&mut self) -> bool {
+        false
+    }
 
     /// Takes the outcome of a unit over, once it is done; after an error nothing is left of it.
     /// Its changes take no more of the journal than those of a unit's rows.
-    fn install(&mut self, unit: Box<dyn Unit>, residents: &dyn Residents) -> Result<UnitReport>;
+    fn install(&mut self, unit: Box<dyn Unit>, residents: &dyn Residents) -> Result<UnitReport> {
+        let _ = (unit, residents);
+        unreachable!("a unit is given to a storage that begins none")
+    }
 
     /// Removes what a unit has written that will not be taken over.
-    fn abandon_unit(&mut self, unit: Box<dyn Unit>) -> Result<()>;
+    fn abandon_unit(&mut self, unit: Box<dyn Unit>) -> Result<()> {
+        unit.abandon()
+    }
 
     /// Goes on with what `install` has left to do, some hundred rows at a time; false when nothing
     /// is left. Each part's changes take no more of the journal than those of a unit's rows. None
     /// begins before that.
-    fn install_more(&mut self, residents: &dyn Residents) -> Result<bool>;
+    fn install_more(&mut self, residents: &dyn Residents) -> Result<bool> {
+        let _ = residents;
+        Ok(false)
+    }
 
     /// Says whether a disk bound will make upkeep necessary. Rows are told apart by how long their
     /// last copy lived then.

@@ -20,7 +20,7 @@ use crate::activation::{Branch, note};
 use crate::error::{ErrorKind, Result};
 use crate::planted::{self, Bug};
 use crate::storage::{
-    Residents, SpaceBound, StorageSpace, StorageUpkeep, StorageWrite, Unit, UnitReport,
+    Residents, SpaceBound, StorageSpace, StorageUpkeep, StorageWrite, UnitReport,
 };
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -158,30 +158,6 @@ impl StorageUpkeep for ClassLog {
             self.clean.victim = life.map(|life| (segment, life, page + pages));
         }
         Ok(Some(UnitReport { pages: u64::from(pages), rows_moved }))
-    }
-
-    fn abandon_unit(&mut self, _: Box<dyn Unit>) -> Result<()> {
-        unreachable!("a log begins no unit")
-    }
-
-    fn has_units(&self) -> bool {
-        false
-    }
-
-    fn begin_unit(&mut self, _: u64) -> Result<Option<Box<dyn Unit>>> {
-        Ok(None)
-    }
-
-    fn owes_steps(&mut self) -> bool {
-        false
-    }
-
-    fn install(&mut self, _: Box<dyn Unit>, _: &dyn Residents) -> Result<UnitReport> {
-        unreachable!("a log begins no unit")
-    }
-
-    fn install_more(&mut self, _: &dyn Residents) -> Result<bool> {
-        Ok(false)
     }
 
     fn expect_bound(&mut self, is_bounded: bool) {

@@ -1,6 +1,6 @@
 //! The unit of upkeep: one merge, without the lock of the class.
 
-use super::bottom::{Merge, Merged, Place, PlaceRange};
+use super::bottom::{Merge, Place, PlaceRange};
 use super::newest::ToMerge;
 use crate::error::Result;
 use crate::storage::Unit;
@@ -38,9 +38,4 @@ impl GivenOut {
     pub(super) fn takes(&self, place: Place) -> bool {
         self.range.contains(place)
     }
-}
-
-/// Rows that a merge has copied or written, and pages of them.
-pub(super) fn rows_of(merged: &Merged) -> u64 {
-    merged.added.iter().map(|facts| facts.rows).sum()
 }

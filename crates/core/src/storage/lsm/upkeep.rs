@@ -7,7 +7,7 @@
 use super::bottom::{Edit, Merge, MergePlan, Partition, Place, PlaceRange, Taken, file_name};
 use super::create::shape;
 use super::newest::{Newest, TOMBSTONE, ToMerge};
-use super::unit::{GivenOut, MergeUnit, rows_of};
+use super::unit::{GivenOut, MergeUnit};
 use super::{IN_BOTTOM, Lsm};
 use crate::error::Result;
 use crate::io::{BLOCK_BYTES, Buffers, pow2_below};
@@ -255,7 +255,7 @@ impl StorageUpkeep for Lsm {
             self.upkeep.came_before.extend(added);
         }
         let pages = merged.added.iter().map(|facts| u64::from(facts.pages)).sum();
-        let rows = rows_of(&merged);
+        let rows = merged.added.iter().map(|facts| facts.rows).sum();
         self.upkeep.merged.merges += 1;
         self.upkeep.merged.rows += rows;
         self.upkeep.merged.pages += pages;
