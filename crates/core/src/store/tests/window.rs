@@ -311,7 +311,9 @@ fn batches_that_are_announced_give_what_a_plain_map_holds() {
             assert!(window.memory_bytes <= window.most_bytes);
             // Callers do not wait for threads that other programs leave no core.
             if bytes == tight() && window.starved == 0 {
-                assert!(window.rows_loaded > 1000, "{} rows were read ahead", window.rows_loaded);
+                // An lsm has more memory here, for merges: its cache may hold more of the rows.
+                let least = if KIND.get() == StorageKind::Log { 1000 } else { 500 };
+                assert!(window.rows_loaded > least, "{} rows were read ahead", window.rows_loaded);
                 let (groups, batches) = (window.groups, window.group_batches);
                 // Groups are a third of what is announced: of three batches one at a time, each
                 // once.
