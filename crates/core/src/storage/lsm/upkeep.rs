@@ -365,7 +365,7 @@ impl Lsm {
     fn bytes_of_rows(&self, rows: u64) -> u64 {
         let per_page = self.top.layout().rows_per_page as u64;
         // Each file has a header, a footer, and a last block that it does not fill.
-        let files = 2 + rows * self.facts.row_bytes as u64 / self.partition_bytes();
+        let files = 3 + rows * self.facts.row_bytes as u64 / self.partition_bytes();
         let pages = rows.div_ceil(per_page) + 4 * files;
         pages * self.facts.page_bytes as u64 + files * BLOCK_BYTES
     }

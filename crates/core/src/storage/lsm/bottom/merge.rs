@@ -47,6 +47,9 @@ pub trait Changes {
     fn next(&mut self) -> Result<Option<Change<'_>>>;
 }
 
+/// Rows that are appended leave no empty partition behind them if they fill fewer pages.
+const PAGES_APPENDED_MIN: u64 = 16;
+
 /// What a merge is to do.
 pub struct MergePlan {
     /// The shape of all files.
@@ -82,10 +85,16 @@ impl MergePlan {
         Ok(self.rows().div_ceil(pages.saturating_mul(layout.rows_per_page as u64)).max(1))
     }
 
+    /// Rows at the end that make it leave an empty partition behind them, all in files of so many.
+    fn rows_appended_min(&self, rows_per_file: u64, rows_per_page: usize) -> u64 {
+        (rows_per_file / 2).max(PAGES_APPENDED_MIN * rows_per_page as u64)
+    }
+
     /// The numbers that its files have, all of them if there are as many as there can be. `Full`
     /// when there are not so many numbers.
     pub fn numbers(&self) -> Result<RangeInclusive<u32>> {
-        let (first, files) = (self.first_number, self.files()?);
+        // One more may be left empty.
+        let (first, files) = (self.first_number, self.files()? + 1);
         match u32::try_from(u64::from(first).saturating_add(files - 1)) {
             Ok(last) => Ok(first..=last),
             Err(_) => {
@@ -161,6 +170,13 @@ struct Counting {
     counts: Counts,
 }
 
+/// New rows without an old one among or behind them.
+#[derive(Clone, Copy, Debug)]
+struct Appended {
+    rows: u64,
+    last: Place,
+}
+
 /// A change that waits until the old rows before it are written.
 #[derive(Debug)]
 struct Waiting {
@@ -183,6 +199,9 @@ pub struct Merge<C> {
     /// The queue of the writer, between two files.
     queue: Option<Box<dyn Queue>>,
     rows_per_file: u64,
+    /// So many rows that are appended leave an empty partition behind them.
+    appended_min: u64,
+    appended: Option<Appended>,
     /// Where the next file begins.
     next_first: Place,
     last_order: LastOrder,
@@ -221,6 +240,8 @@ impl<C: Changes> Merge<C> {
             ),
             words: vec![0.0; plan.shape.row_bytes / 4],
             next_first: plan.range.first,
+            appended_min: plan.rows_appended_min(rows_per_file, layout.rows_per_page),
+            appended: None,
             plan,
             changes,
             waiting: None,
@@ -279,6 +300,7 @@ impl<C: Changes> Merge<C> {
                     match order {
                         Ordering::Less => {
                             self.counts_of(place.table).kept += 1;
+                            self.appended = None;
                             self.make_writer(place)?;
                             let writer = self.writer.as_mut().expect("a writer was made above");
                             writer.push(&self.plan.orders, place, key, self.old.row())?;
@@ -315,6 +337,12 @@ impl<C: Changes> Merge<C> {
             self.make_writer(place)?;
             let writer = self.writer.as_mut().expect("a writer was made above");
             writer.push(&self.plan.orders, place, key, &self.words)?;
+            self.appended = match (over_old, self.appended) {
+                (true, _) => None,
+                (false, before) => {
+                    Some(Appended { rows: 1 + before.map_or(0, |before| before.rows), last: place })
+                }
+            };
         }
         self.take_change()?;
         let next = self.waiting.as_ref().map(|waiting| waiting.place);
@@ -398,9 +426,18 @@ impl<C: Changes> Merge<C> {
         }
     }
 
-    /// The last file ends where the range does, and has to be there even without rows.
+    /// The last file ends where the range does, and has to be there even without rows. Behind many
+    /// rows that were appended it has none: where a table is loaded in order the next rows follow
+    /// these, and their merge writes no row again.
     fn end(&mut self) -> Result<()> {
         self.begin_file()?;
+        if let Some(Appended { rows, last }) = self.appended
+            && rows >= self.appended_min
+            && last < self.plan.range.last
+        {
+            self.finish_file(last)?;
+            self.begin_file()?;
+        }
         self.finish_file(self.plan.range.last)?;
         self.note_counts();
         self.done = true;

@@ -486,15 +486,63 @@ fn a_plan_says_its_files_and_needs_a_number_for_each() {
     // 25 rows, of which a page has 6.
     for (target_bytes, files) in [(1, 5), (512, 5), (1024, 3), (1 << 20, 1), (u64::MAX, 1)] {
         assert_eq!(plan(target_bytes, 10).files().unwrap(), files);
-        assert_eq!(plan(target_bytes, 10).numbers().unwrap(), 10..=9 + files as u32);
+        assert_eq!(plan(target_bytes, 10).numbers().unwrap(), 10..=10 + files as u32);
     }
-    assert_eq!(plan(512, u32::MAX - 4).numbers().unwrap(), u32::MAX - 4..=u32::MAX);
-    assert_eq!(plan(512, u32::MAX - 3).numbers().unwrap_err().kind(), ErrorKind::Full);
+    assert_eq!(plan(512, u32::MAX - 5).numbers().unwrap(), u32::MAX - 5..=u32::MAX);
+    assert_eq!(plan(512, u32::MAX - 4).numbers().unwrap_err().kind(), ErrorKind::Full);
     let changes = List::new(&Changed::new());
     let (reader, queue) = (reader(&medium, &SMALL), queue(&medium, &SMALL));
     let medium_of_merge = Arc::new(medium.clone());
-    let merge = Merge::new(medium_of_merge, plan(512, u32::MAX - 3), changes, reader, queue);
+    let merge = Merge::new(medium_of_merge, plan(512, u32::MAX - 4), changes, reader, queue);
     assert_eq!(merge.err().unwrap().kind(), ErrorKind::Full);
     // Nothing was written.
     assert_eq!(files_of(&medium, 3).unwrap().len(), 1);
+}
+
+// Without it each merge of a table that is loaded in order would write the rows before once more.
+#[test]
+fn many_appended_rows_leave_an_empty_partition_behind_them() {
+    let old = small_model(5);
+    let most = |model: &Model| *model.keys().filter(|place| place.table == 2).last().unwrap();
+    // A page has 6 rows.
+    for (new, is_cut) in [(95, false), (96, true), (500, true)] {
+        for also_behind in [false, true] {
+            let medium = SimMedium::new(1);
+            let facts = write(&medium, &SMALL, 1, 5, &old).unwrap();
+            let input = open(&medium, &SMALL, &facts).unwrap();
+            let mut changes = Changed::new();
+            let mut change = |key, stamp: Option<u64>| {
+                let place = orders().place(2, 0, key).unwrap();
+                changes.insert(place, (key, stamp.map(|stamp| words(&SMALL, key, stamp))));
+            };
+            // One that is deleted in vain does not end the run.
+            change(700, None);
+            (1000..1000 + new).for_each(|key| change(key, Some(6)));
+            let mut model = after(&old, &changes);
+            let last = most(&model);
+            let mut inputs = vec![input];
+            if also_behind {
+                // An old row behind them ends it.
+                let place = orders().place(2, 1, 9_999).unwrap();
+                let behind: Model =
+                    [(place, Row { key: 9_999, words: words(&SMALL, 9_999, 5) })].into();
+                let mut all = old.clone();
+                all.extend(behind.clone());
+                medium.remove(&file_name(SMALL.class, 1)).unwrap();
+                let facts = write(&medium, &SMALL, 1, 5, &all).unwrap();
+                inputs = vec![open(&medium, &SMALL, &facts).unwrap()];
+                model.extend(behind);
+            }
+            let merged = run(begin(&medium, &SMALL, inputs, &changes, 1 << 20).unwrap()).unwrap();
+            read_merged(&medium, &SMALL, &merged.added, &model).unwrap();
+            let rows: Vec<u64> = merged.added.iter().map(|facts| facts.rows).collect();
+            let all = model.len() as u64;
+            let expected = if is_cut && !also_behind { vec![all, 0] } else { vec![all] };
+            assert_eq!(rows, expected, "{new} new rows");
+            assert_eq!(merged.added[rows.len() - 1].range.last, Place::MAX);
+            if rows.len() == 2 {
+                assert_eq!(merged.added[0].range.last, last);
+            }
+        }
+    }
 }
