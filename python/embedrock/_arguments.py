@@ -22,6 +22,7 @@ from embedrock.errors import IoError, MisuseError
 
 __all__ = [
     "Progress",
+    "between",
     "choice",
     "file_errors",
     "flag",
@@ -100,6 +101,14 @@ def number(name: str, value: Any) -> float:
         with contextlib.suppress(Exception):  # of the object's own, too
             return float(value)
     raise MisuseError(f"{name} is {shown(value)}, expected a number")
+
+
+def between(name: str, value: Any, least: float, most: float) -> float:
+    """A number from ``least`` to ``most``."""
+    found = number(name, value)
+    if not least <= found <= most:  # NaN lies nowhere
+        raise MisuseError(f"{name} is {found}, expected {least} to {most}")
+    return found
 
 
 def seconds(name: str, value: Any) -> float | None:

@@ -6,6 +6,7 @@ use crate::optimizer::{Hyper, OptimizerSpec};
 use crate::row::{Dtype, RoundingMode, RowLayout};
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 /// The memory budget: cache, index, buffers and staging together.
@@ -146,6 +147,112 @@ pub enum PolicyKind {
     Lfu,
 }
 
+/// Which partition of an lsm is merged next.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MergePicker {
+    /// The one whose merge drops most rows from the top for the time that it takes.
+    #[default]
+    Score,
+    /// The one with most bytes, of those of which the top has no fewer rows than of others.
+    Largest,
+    /// The next one behind the last that was merged, in the order of the rows.
+    RoundRobin,
+    /// The one whose last merge is longest ago.
+    Oldest,
+}
+
+impl MergePicker {
+    /// All pickers.
+    pub const ALL: [Self; 4] = [Self::Score, Self::Largest, Self::RoundRobin, Self::Oldest];
+
+    /// The name that options have.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Score => "score",
+            Self::Largest => "largest",
+            Self::RoundRobin => "round_robin",
+            Self::Oldest => "oldest",
+        }
+    }
+}
+
+impl FromStr for MergePicker {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match Self::ALL.into_iter().find(|picker| picker.name() == text) {
+            Some(picker) => Ok(picker),
+            None => bail!(
+                Misuse,
+                "merge_picker is {text:?}; expected \"score\", \"largest\", \"round_robin\" or \
+                 \"oldest\""
+            ),
+        }
+    }
+}
+
+/// When steps of merges and units of cleaning run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum UpkeepScheduler {
+    /// As soon as rows that are written have paid for them.
+    #[default]
+    Off,
+    /// Then, and only while batches that were read ahead and wait cover the time of a step.
+    Gate,
+    /// Then, and for no more than a share of the time that passes.
+    Share,
+}
+
+impl UpkeepScheduler {
+    /// All schedulers.
+    pub const ALL: [Self; 3] = [Self::Off, Self::Gate, Self::Share];
+
+    /// The name that options have.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Gate => "gate",
+            Self::Share => "share",
+        }
+    }
+}
+
+impl FromStr for UpkeepScheduler {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match Self::ALL.into_iter().find(|scheduler| scheduler.name() == text) {
+            Some(scheduler) => Ok(scheduler),
+            None => bail!(
+                Misuse,
+                "upkeep_scheduler is {text:?}; expected \"off\", \"gate\" or \"share\""
+            ),
+        }
+    }
+}
+
+/// The share of all rows that the top of an lsm has before merges are due, unless options say.
+pub const TOP_SHARE: f64 = 0.1;
+/// What options may say.
+const TOP_SHARES: RangeInclusive<f64> = 0.01..=0.5;
+
+/// What a store tells an lsm of merges.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Merging {
+    /// Which partition is merged next.
+    pub picker: MergePicker,
+    /// The share of all rows that the top has before merges are due.
+    pub top_share: f64,
+}
+
+impl Default for Merging {
+    fn default() -> Self {
+        Self { picker: MergePicker::default(), top_share: TOP_SHARE }
+    }
+}
+
 /// How a store is opened.
 #[derive(Clone, Debug)]
 pub struct StoreOptions {
@@ -177,6 +284,12 @@ pub struct StoreOptions {
     pub window_bytes: Option<u64>,
     /// Most batches whose rows the look-ahead window reads together, at least 1.
     pub window_group: usize,
+    /// Which partition of an lsm is merged next.
+    pub merge_picker: MergePicker,
+    /// When steps of merges and units of cleaning run.
+    pub upkeep_scheduler: UpkeepScheduler,
+    /// The share of all rows that the top of an lsm has before merges are due, 0.01 to 0.5.
+    pub top_share: f64,
     /// How many commits stay, at least 1.
     pub keep: usize,
     /// Seed of initial rows; fixed when the store is created.
@@ -206,6 +319,9 @@ impl StoreOptions {
             policy: PolicyKind::Lfu,
             window_bytes: None,
             window_group: 256,
+            merge_picker: MergePicker::Score,
+            upkeep_scheduler: UpkeepScheduler::Off,
+            top_share: TOP_SHARE,
             keep: 2,
             seed: 0,
             create: true,
@@ -213,6 +329,24 @@ impl StoreOptions {
             read_only: false,
             check_disk: true,
         }
+    }
+
+    /// What an lsm is told of merges.
+    pub fn merging(&self) -> Merging {
+        Merging { picker: self.merge_picker, top_share: self.top_share }
+    }
+
+    /// Refuses what no store works with.
+    pub(crate) fn validate(&self) -> Result<()> {
+        if self.keep == 0 {
+            bail!(Misuse, "keep is 0, expected at least 1 commit to keep");
+        }
+        // NaN lies in no range.
+        if !TOP_SHARES.contains(&self.top_share) {
+            let (least, most) = TOP_SHARES.into_inner();
+            bail!(Misuse, "top_share is {}, expected {least} to {most}", self.top_share);
+        }
+        Ok(())
     }
 }
 
@@ -515,6 +649,28 @@ mod tests {
                 let Memory::Bytes(read) = read else { panic!("{spelled}") };
                 assert!(read >= bytes && read as f64 <= bytes as f64 * 1.02 + 1000.0, "{spelled}");
             }
+        }
+    }
+
+    #[test]
+    fn options_of_merges_are_read_by_name_and_refused_by_what_came() {
+        for picker in MergePicker::ALL {
+            assert_eq!(picker.name().parse::<MergePicker>().unwrap(), picker);
+        }
+        for scheduler in UpkeepScheduler::ALL {
+            assert_eq!(scheduler.name().parse::<UpkeepScheduler>().unwrap(), scheduler);
+        }
+        let error = "newest".parse::<MergePicker>().unwrap_err();
+        assert!(error.message().contains("\"newest\"") && error.message().contains("\"oldest\""));
+        let error = "on".parse::<UpkeepScheduler>().unwrap_err();
+        assert!(error.message().contains("\"on\"") && error.message().contains("\"gate\""));
+        let share = |top_share| StoreOptions { top_share, ..StoreOptions::new(Memory::Bytes(1)) };
+        for top_share in [0.01, 0.1, 0.5] {
+            share(top_share).validate().unwrap();
+        }
+        for top_share in [0.0, 0.009, 0.51, -0.1, f64::NAN, f64::INFINITY] {
+            let error = share(top_share).validate().unwrap_err();
+            assert!(error.message().contains(&format!("top_share is {top_share}")), "{error}");
         }
     }
 

@@ -54,8 +54,9 @@ pub mod store;
 pub use arena::keep_freed;
 pub use clip::Clip;
 pub use config::{
-    CommitInfo, GetBatch, LookaheadBatch, Memory, MemoryUnit, NonFinite, PutBatch, StorageKind,
-    StoreOptions, TableId, TableInfo, TableSpec, Uncommitted, UpdateBatch, UpdateReport, ValuesOut,
+    CommitInfo, GetBatch, LookaheadBatch, Memory, MemoryUnit, MergePicker, NonFinite, PutBatch,
+    StorageKind, StoreOptions, TableId, TableInfo, TableSpec, Uncommitted, UpdateBatch,
+    UpdateReport, UpkeepScheduler, ValuesOut,
 };
 pub use distinct::distinct;
 pub use error::{Error, ErrorKind, Result};

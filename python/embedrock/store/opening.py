@@ -6,13 +6,16 @@ import os
 from typing import Any, Literal
 
 from embedrock import _core
-from embedrock._arguments import choice, flag, named_path, whole, whole_or_none
+from embedrock._arguments import between, choice, flag, named_path, whole, whole_or_none
 from embedrock._memory import memory_text, warn_beyond_machine
 from embedrock.ahead.window import WINDOW_GROUP
 from embedrock.store.registry import open_once, register
 from embedrock.store.store import Store
 
 __all__ = ["open"]
+
+MERGE_PICKERS = ("score", "largest", "round_robin", "oldest")
+UPKEEP_SCHEDULERS = ("off", "gate", "share")
 
 
 def open(
@@ -27,6 +30,9 @@ def open(
     policy: Literal["lru", "lfu"] = "lfu",
     window_bytes: int | None = None,
     window_group: int = WINDOW_GROUP,
+    merge_picker: Literal["score", "largest", "round_robin", "oldest"] = "score",
+    upkeep_scheduler: Literal["off", "gate", "share"] = "off",
+    top_share: float = 0.1,
     keep: int = 2,
     seed: int = 0,
     create: bool = True,
@@ -68,6 +74,15 @@ def open(
             half of it, and an eighth where the cache holds few batches. None: a quarter, or a
             third of the caches' bytes where that is less. Without look-ahead it takes none.
         window_group: Most batches whose rows the window reads together (256).
+        merge_picker: Which partition of tables with ``storage="lsm"`` is merged next: ``"score"``
+            takes the one whose merge drops most rows from the top for its time. ``"largest"``,
+            ``"round_robin"`` and ``"oldest"`` are there to compare.
+        upkeep_scheduler: When merges and cleaning go on. ``"off"``: as soon as rows that are
+            written have paid for them. ``"gate"``: only while batches that were read ahead cover
+            the time of a step. ``"share"``: for a fifth of the time at most. Where room or reads
+            would suffer they go on in any case.
+        top_share: The share of all rows that the top of an lsm has before merges are due, 0.01 to
+            0.5. More of it means fewer bytes written, and more memory for its index.
         keep: How many commits stay, at least 1.
         seed: Seed of initial rows, fixed when the store is created.
         create: Whether to create a store where there is none.
@@ -98,6 +113,9 @@ def open(
         "policy": choice("policy", policy, ("lru", "lfu")),
         "window_bytes": whole_or_none("window_bytes", window_bytes, 0),
         "window_group": whole("window_group", window_group, 1),
+        "merge_picker": choice("merge_picker", merge_picker, MERGE_PICKERS),
+        "upkeep_scheduler": choice("upkeep_scheduler", upkeep_scheduler, UPKEEP_SCHEDULERS),
+        "top_share": between("top_share", top_share, 0.01, 0.5),
         "keep": whole("keep", keep, 1),
         "seed": whole("seed", seed, 0),
         "step": whole_or_none("step", step, 0),

@@ -1,9 +1,9 @@
 //! What a store tells a layout of row classes and tables, in words that every layout understands.
 
-use crate::config::StorageKind;
+use crate::config::{Merging, StorageKind};
 
-/// A row class: what its record says of its pages and its file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A row class: what its record says of its pages and its file, and options of merges.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ClassFacts {
     /// Number of the class.
     pub class: u16,
@@ -17,6 +17,8 @@ pub struct ClassFacts {
     pub segment_bytes: u64,
     /// Seed of the store's checksums.
     pub seed: u64,
+    /// What the options of this opening say of merges.
+    pub merging: Merging,
 }
 
 /// A table: what its record says of its keys.

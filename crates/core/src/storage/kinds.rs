@@ -11,8 +11,6 @@ use std::sync::Arc;
 
 /// Index bytes of a growing table in a log per row, twice: a half more than eight.
 const LOG_INDEX_BYTES_PER_KEY_TWICE: u64 = 17;
-/// A part of its rows that the top of an lsm holds between merges: one row in so many.
-const LSM_ROWS_PER_TOP_ROW: u64 = 10;
 /// Bytes of a hundred ids of a dense table in the top of an lsm, whether they have rows or not.
 const LSM_BYTES_PER_100_IDS: u64 = 15;
 /// Bytes of a row in the top of an lsm, twice: of a dense table, of a growing one.
@@ -24,8 +22,8 @@ const LSM_ROWS_PER_BYTE_BELOW: u64 = 8;
 /// Bytes of a page beside a row: its entry in the directory and its part of the header.
 const ENTRY_BYTES: usize = 16;
 /// Disk of an lsm by that of its rows: those of the top lie in the bottom, too, until they merge,
-/// and a merge writes a partition beside the old one.
-const LSM_DISK_PER_ROWS: f64 = 1.3;
+/// and a merge writes a partition beside the old one. Beside the share of the top.
+const LSM_DISK_PER_ROWS: f64 = 1.2;
 
 /// Journal bytes of a row of an lsm beside what its top needs: its tombstone.
 const LSM_TOMBSTONE_BYTES: u64 = 16;
@@ -80,30 +78,32 @@ pub fn check_class(facts: &ClassFacts) -> Result<()> {
 }
 
 /// What the index of a new table takes: a dense one of so many ids, or a growing one that is to
-/// have so many keys.
+/// have so many keys. The top of an lsm has `top_share` of them between merges.
 pub fn index_memory(
     kind: StorageKind,
     ids: Option<u64>,
     expected: Option<u64>,
+    top_share: f64,
 ) -> Result<IndexMemory> {
+    let above = |rows: u64| (rows as f64 * top_share) as u64;
     Ok(match (kind, ids) {
         (StorageKind::Log, Some(ids)) => {
             IndexMemory { now: DenseIndex::memory_for(ids), growth: 0 }
         }
         (StorageKind::Lsm, Some(ids)) => IndexMemory {
             now: ids.saturating_mul(LSM_BYTES_PER_100_IDS) / 100,
-            growth: index_bytes(ids / LSM_ROWS_PER_TOP_ROW, LSM_BYTES_PER_TOP_ID_TWICE)
-                + bytes_below(ids),
+            growth: index_bytes(above(ids), LSM_BYTES_PER_TOP_ID_TWICE) + bytes_below(ids),
         },
         (StorageKind::Log, None) => {
             let expected = expected.unwrap_or(0);
             let empty = SparseIndex::new(expected)?.memory_bytes() as u64;
-            IndexMemory { now: 0, growth: growing_index_bytes(kind, expected).max(empty) }
+            IndexMemory { now: 0, growth: log_index_bytes(expected).max(empty) }
         }
         (StorageKind::Lsm, None) => {
             let empty = SparseIndex::new(0)?.memory_bytes() as u64;
             let expected = expected.unwrap_or(0);
-            let growth = growing_index_bytes(kind, expected).max(empty) + bytes_below(expected);
+            let of_top = index_bytes(above(expected), LSM_BYTES_PER_TOP_KEY_TWICE);
+            let growth = of_top.max(empty) + bytes_below(expected);
             IndexMemory { now: 0, growth }
         }
     })
@@ -115,12 +115,9 @@ pub(super) fn bytes_below(rows: u64) -> u64 {
     LSM_BYTES_BELOW + rows / LSM_ROWS_PER_BYTE_BELOW
 }
 
-/// Bytes of the index of a growing table with `rows` rows.
-pub(super) fn growing_index_bytes(kind: StorageKind, rows: u64) -> u64 {
-    match kind {
-        StorageKind::Log => index_bytes(rows, LOG_INDEX_BYTES_PER_KEY_TWICE),
-        StorageKind::Lsm => index_bytes(rows / LSM_ROWS_PER_TOP_ROW, LSM_BYTES_PER_TOP_KEY_TWICE),
-    }
+/// Bytes of the index of a growing table in a log with `rows` rows.
+pub(super) fn log_index_bytes(rows: u64) -> u64 {
+    index_bytes(rows, LOG_INDEX_BYTES_PER_KEY_TWICE)
 }
 
 fn index_bytes(rows: u64, bytes_per_row_twice: u64) -> u64 {
@@ -144,21 +141,22 @@ pub(super) fn change_bytes_beside(kind: StorageKind) -> u64 {
 }
 
 /// Bytes on disk with which a storage of so many rows works well, all of them written.
-pub fn disk_bytes_for(kind: StorageKind, rows: u64, row_bytes: usize) -> u64 {
+pub fn disk_bytes_for(kind: StorageKind, rows: u64, row_bytes: usize, top_share: f64) -> u64 {
     let bytes = rows as f64 * (row_bytes + ENTRY_BYTES) as f64;
     match kind {
         StorageKind::Log => (bytes / log::LIVE_SHARE) as u64,
-        StorageKind::Lsm => (bytes * LSM_DISK_PER_ROWS) as u64,
+        StorageKind::Lsm => (bytes * (LSM_DISK_PER_ROWS + top_share)).round() as u64,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::TOP_SHARE;
 
     #[test]
     fn an_lsm_keeps_a_tenth_of_the_index_of_a_log_and_takes_less_disk() {
-        let memory = |kind, ids, keys| index_memory(kind, ids, keys).unwrap();
+        let memory = |kind, ids, keys| index_memory(kind, ids, keys, TOP_SHARE).unwrap();
         let (log, lsm) = (StorageKind::Log, StorageKind::Lsm);
         let rows = 1_000_000;
         let dense = memory(lsm, Some(rows), None);
@@ -169,7 +167,23 @@ mod tests {
         assert_eq!(memory(log, None, Some(rows)).growth, 8_500_000);
         // Whoever does not know how many there will be has room for the first.
         assert!(memory(lsm, None, None).growth > 0);
-        assert_eq!(disk_bytes_for(lsm, rows, 84), 130_000_000);
-        assert!(disk_bytes_for(lsm, rows, 84) < disk_bytes_for(log, rows, 84));
+        let disk = |kind, top_share| disk_bytes_for(kind, rows, 84, top_share);
+        assert_eq!(disk(lsm, TOP_SHARE), 130_000_000);
+        assert!(disk(lsm, TOP_SHARE) < disk(log, TOP_SHARE));
+    }
+
+    #[test]
+    fn a_larger_top_takes_more_memory_and_disk() {
+        let growth = |ids, top_share| {
+            let keys = Some(1_000_000);
+            let ids = if ids { keys } else { None };
+            index_memory(StorageKind::Lsm, ids, keys, top_share).unwrap().growth
+        };
+        for ids in [true, false] {
+            let [small, usual, large] = [0.05, 0.1, 0.5].map(|share| growth(ids, share));
+            assert!(small < usual && usual < large, "{small} {usual} {large}");
+        }
+        assert_eq!(growth(true, 0.5), 5 * 450_000 + 129_096);
+        assert_eq!(disk_bytes_for(StorageKind::Lsm, 1_000_000, 84, 0.5), 170_000_000);
     }
 }

@@ -124,9 +124,7 @@ impl Store {
         lock: Option<WriterLock>,
         claim: Option<Claim>,
     ) -> Result<Self> {
-        if options.keep == 0 {
-            bail!(Misuse, "keep is 0, expected at least 1 commit to keep");
-        }
+        options.validate()?;
         let superblock = if Superblock::exists(&*medium)? {
             Superblock::read(&*medium)?
         } else {
@@ -140,7 +138,7 @@ impl Store {
             Some(claim) => Target::Sequence(claim.sequence),
             None => options.step.map_or(Target::Last, Target::Step),
         };
-        let mut recovered = recover(&*medium, seed, target)?;
+        let mut recovered = recover(&*medium, seed, options.merging(), target)?;
         if !options.read_only {
             refuse_held_beside(&*medium, &path, &recovered.commits)?;
         }

@@ -13,6 +13,7 @@ use super::journal::{
     ClassRecord, CommitRecord, JournalReader, RecordKind, TableRecord, read_json, read_piece_header,
 };
 use crate::arena::trim_heap;
+use crate::config::Merging;
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::io::Medium;
 use crate::planted::{self, Bug};
@@ -146,7 +147,12 @@ pub(super) fn find(medium: &dyn Medium, seed: u64, target: Target) -> Result<Opt
 }
 
 /// Rebuilds the store at a commit.
-pub(super) fn recover(medium: &dyn Medium, seed: u64, target: Target) -> Result<Recovered> {
+pub(super) fn recover(
+    medium: &dyn Medium,
+    seed: u64,
+    merging: Merging,
+    target: Target,
+) -> Result<Recovered> {
     let mut look = Look::at(medium, seed)?;
     let target = look.number_of(medium, seed, target)?;
     let commits = look.kept().filter(|c| c.info.sequence <= target).cloned().collect();
@@ -172,7 +178,7 @@ pub(super) fn recover(medium: &dyn Medium, seed: u64, target: Target) -> Result<
     let files: Vec<u64> =
         survey.files.iter().copied().filter(|n| (base..=end.0).contains(n)).collect();
     let replayed =
-        Replay { recovered, oldest, ..Default::default() }.run(medium, seed, &files, end);
+        Replay { recovered, merging, oldest, ..Default::default() }.run(medium, seed, &files, end);
     // The budget does not know of what reading took.
     trim_heap();
     replayed
@@ -270,6 +276,8 @@ fn read_ahead(
 #[derive(Default)]
 pub(super) struct Replay<'a> {
     recovered: Recovered,
+    /// What storages are told of merges.
+    merging: Merging,
     /// The first file is not a base but goes on where the indexes end, behind this position.
     behind: Option<u64>,
     /// Hears of every row that a delta names.
@@ -286,12 +294,14 @@ impl<'a> Replay<'a> {
     /// Goes on from the indexes of a commit; `changed` hears of every row that a delta names.
     pub(super) fn behind(
         recovered: Recovered,
+        merging: Merging,
         from: &CommitRecord,
         to: u64,
         changed: &'a mut dyn FnMut(u16, u64),
     ) -> Self {
         Self {
             recovered,
+            merging,
             behind: Some(from.place.1),
             changed: Some(changed),
             oldest: to,
@@ -342,7 +352,8 @@ impl<'a> Replay<'a> {
                 let mut record: ClassRecord = read_json(payload, "class")?;
                 if self.recovered.classes.iter().all(|c| c.id != record.id) {
                     record.verify(&self.recovered.classes)?;
-                    let (facts, fillings) = (record.facts(self.seed), take(&mut record.fillings));
+                    let facts = record.facts(self.seed, self.merging);
+                    let fillings = take(&mut record.fillings);
                     let log = storage::recovery(&facts, &fillings, self.epoch, self.oldest)?;
                     self.recovered.logs.push(log);
                     self.recovered.classes.push(record);

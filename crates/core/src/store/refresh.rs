@@ -230,7 +230,8 @@ impl Inner {
                 engine.forget_row(table, key);
             }
         };
-        let replay = Replay::behind(recovered, open, next.commit.info.sequence, &mut changed);
+        let (merging, to) = (self.options.merging(), next.commit.info.sequence);
+        let replay = Replay::behind(recovered, merging, open, to, &mut changed);
         let mut recovered = replay.run(&*self.medium, self.seed, files, next.commit.place)?;
         self.install(engine, &mut recovered, true, next)
     }
@@ -238,7 +239,7 @@ impl Inner {
     /// Recovers the whole index of a commit. The engine is as it was where that fails.
     fn begin_anew(&self, engine: &mut Engine, next: &mut Next) -> Result<()> {
         let target = Target::Sequence(next.commit.info.sequence);
-        let mut recovered = recover(&*self.medium, self.seed, target)?;
+        let mut recovered = recover(&*self.medium, self.seed, self.options.merging(), target)?;
         if recovered.commits.last().is_none_or(|found| !found.is(&next.commit)) {
             return Err(next.gone());
         }
@@ -249,7 +250,7 @@ impl Inner {
     /// changed: rows that are still resident are of that commit.
     fn go_back(&self, engine: &mut Engine, open: &CommitRecord) -> Result<()> {
         let target = Target::Held(open.info.sequence);
-        let recovered = recover(&*self.medium, self.seed, target)?;
+        let recovered = recover(&*self.medium, self.seed, self.options.merging(), target)?;
         let same = recovered.commits.last().is_some_and(|found| found.is(open));
         if !same || recovered.tables.len() != engine.tables.len() {
             return Err(self.commit_gone());

@@ -189,7 +189,7 @@ impl Inner {
         let Memory::Bytes(budget) = self.options.memory else {
             return budget::bytes_of(self.options.memory, &[(spec, 0)]).map(drop);
         };
-        let demands = demands_with(engine, spec, class.as_ref())?;
+        let demands = demands_with(engine, spec, class.as_ref(), self.options.top_share)?;
         budget::check(budget, &demands, self.options.memory_unit)
             .map_err(|e| e.context(format!("table '{}'", spec.name)))
     }
@@ -204,7 +204,7 @@ impl Inner {
     ) -> Result<usize> {
         let chosen = class.record.page_bytes;
         let Memory::Bytes(budget) = self.options.memory else { return Ok(chosen) };
-        let mut demands = demands_with(engine, spec, Err(class))?;
+        let mut demands = demands_with(engine, spec, Err(class), self.options.top_share)?;
         let new = demands.len() - 1;
         let smaller = class.choices.iter().rev().copied().filter(|page| *page < chosen);
         for page_bytes in std::iter::once(chosen).chain(smaller) {
@@ -222,17 +222,19 @@ impl Inner {
         if !self.options.check_disk {
             return Ok(());
         }
-        let bytes = storage::disk_bytes_for;
+        let bytes = |spec: &TableSpec, rows, row_bytes| {
+            storage::disk_bytes_for(spec.storage, rows, row_bytes, self.options.top_share)
+        };
         let others: u64 = engine
             .tables
             .iter()
             .map(|t| {
                 let spec = &t.record.spec;
                 let rows = spec.num_embeddings.or(spec.expected_rows);
-                rows.map_or(0, |rows| bytes(spec.storage, rows, t.layout.row_bytes()))
+                rows.map_or(0, |rows| bytes(spec, rows, t.layout.row_bytes()))
             })
             .sum();
-        let needed = bytes(spec.storage, rows, layout.row_bytes()) + others;
+        let needed = bytes(spec, rows, layout.row_bytes()) + others;
         let free = self.medium.free_bytes()?.saturating_add(self.disk_bytes());
         let have = self.options.max_disk_bytes.map_or(free, |most| most.min(free));
         if needed > have {
@@ -302,7 +304,7 @@ impl Inner {
         table: &TableFacts<'_>,
     ) -> Result<(u16, Option<u32>)> {
         let record = new.record;
-        let (id, facts) = (record.id, record.facts(self.seed));
+        let (id, facts) = (record.id, record.facts(self.seed, self.options.merging()));
         self.begin_version(engine, JournalFile::version_for([&record].into_iter()))?;
         let file = create_class_file(&*self.medium, id, self.seed)?;
         // The engine is taken alone: no commit is under way.
@@ -365,6 +367,7 @@ fn demands_with(
     engine: &Engine,
     spec: &TableSpec,
     class: std::result::Result<&u16, &NewClass>,
+    top_share: f64,
 ) -> Result<Vec<ClassDemand>> {
     let mut demands = engine.demands();
     let at = match class {
@@ -375,7 +378,8 @@ fn demands_with(
         }
     };
     let class = &mut demands[at];
-    let index = storage::index_memory(spec.storage, spec.num_embeddings, spec.expected_rows)?;
+    let (ids, expected) = (spec.num_embeddings, spec.expected_rows);
+    let index = storage::index_memory(spec.storage, ids, expected, top_share)?;
     class.index_bytes += index.now;
     class.index_growth += index.growth;
     Ok(demands)

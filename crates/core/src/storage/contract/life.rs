@@ -4,6 +4,7 @@
 use super::journal::{Commit, Journal, Record, TableOfLife};
 use super::look::Looked;
 use super::{Random, Subject};
+use crate::config::Merging;
 use crate::hash::mix;
 use crate::io::{Buffers, File, Medium, OpenMode, SimMedium};
 use crate::storage::{
@@ -85,6 +86,7 @@ impl Life {
             page_bytes: PAGE_BYTES,
             segment_bytes: 16 * PAGE_BYTES as u64,
             seed: 7,
+            merging: Merging::default(),
         };
         let shared: Arc<dyn Medium> = medium.clone();
         let storage = (subject.create)(&facts, file.clone(), 1, &shared).unwrap();

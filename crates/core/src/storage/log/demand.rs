@@ -8,7 +8,7 @@ use crate::config::StorageKind;
 use crate::error::Result;
 use crate::index::INDEX_BYTES_PER_KEY;
 use crate::io::{Buffers, Medium, pow2_below};
-use crate::storage::kinds::{change_bytes_beside, growing_index_bytes, journal_bytes_beside};
+use crate::storage::kinds::{change_bytes_beside, journal_bytes_beside, log_index_bytes};
 use crate::storage::{FlushBuffer, StorageBudget, StorageMemory, StorageWrite};
 
 /// Chunks being filled, one for each stream, and one in flight or read back by cleaning.
@@ -144,7 +144,7 @@ impl StorageBudget for ClassLog {
             return 0;
         }
         let now = self.index(table).memory_bytes() as u64;
-        growing_index_bytes(StorageKind::Log, expected).saturating_sub(now)
+        log_index_bytes(expected).saturating_sub(now)
     }
 
     fn memory(&self) -> StorageMemory {

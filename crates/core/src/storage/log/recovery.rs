@@ -8,7 +8,7 @@ use super::delta::{Decoded, Delta, DenseRow, decode, id_of};
 use super::file::check_header;
 use super::fillings::Fillings;
 use super::{ClassLog, IndexForm, Segments, TableIndex};
-use crate::config::StorageKind;
+use crate::config::{Merging, StorageKind};
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::hash::mix;
 use crate::index::{DenseIndex, SparseIndex};
@@ -396,6 +396,7 @@ impl ClassLog {
             page_bytes,
             segment_bytes,
             seed,
+            merging: Merging::default(),
         };
         let pages = segment_bytes / page_bytes as u64;
         let fillings = Fillings::going_on(layout.rows_per_page, pages, self.segments.firsts());

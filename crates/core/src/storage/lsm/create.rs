@@ -5,7 +5,8 @@ use super::bottom::{Bottom, Orders, Shape, TableOrder, Version};
 use super::changes::Changes;
 use super::pages::LsmPages;
 use super::tombstones::Tombstones;
-use super::upkeep::{TOP_SHARE, Upkeep};
+use super::upkeep::Upkeep;
+use crate::config::Merging;
 use crate::error::Result;
 use crate::hash::table_salt;
 use crate::io::{File, Medium};
@@ -43,14 +44,14 @@ pub(super) fn order_of(facts: &TableFacts<'_>) -> TableOrder {
 }
 
 /// A table as the top is told of it, which has a part of its rows.
-pub(super) fn facts_above<'a>(facts: &TableFacts<'a>) -> TableFacts<'a> {
-    let expected_rows = facts.expected_rows.map(|rows| (rows as f64 * TOP_SHARE) as u64);
+pub(super) fn facts_above<'a>(facts: &TableFacts<'a>, merging: Merging) -> TableFacts<'a> {
+    let expected_rows = facts.expected_rows.map(|rows| (rows as f64 * merging.top_share) as u64);
     TableFacts { expected_rows, ..*facts }
 }
 
 impl StorageTables for Lsm {
     fn create_table(&mut self, facts: &TableFacts<'_>) -> Result<Option<u32>> {
-        let partitions = self.top.create_table(&facts_above(facts))?;
+        let partitions = self.top.create_table(&facts_above(facts, self.facts.merging))?;
         self.bottom.add_table(facts.table, order_of(facts));
         Ok(partitions)
     }

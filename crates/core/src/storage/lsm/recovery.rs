@@ -76,7 +76,7 @@ impl StorageRecovery for LsmRecovery {
         if !facts.born {
             self.missing.insert(facts.table);
         }
-        self.top.table(&facts_above(facts))
+        self.top.table(&facts_above(facts, self.facts.merging))
     }
 
     fn piece(&mut self, table: u16, piece: u32, bytes: &[u8]) -> Result<()> {

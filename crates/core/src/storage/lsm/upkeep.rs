@@ -20,8 +20,6 @@ use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The share of all rows that the top has at most, before merges are due.
-pub(super) const TOP_SHARE: f64 = 0.1;
 /// Segments of rows that the top may have in any case.
 const TOP_SEGMENTS_MIN: u64 = 2;
 /// Beyond so many times what it may have, every change pays for steps until it has less.
@@ -119,7 +117,7 @@ impl StorageUpkeep for Lsm {
     fn owe(&mut self, rows: u64) {
         self.top.owe(rows);
         // A row makes its share of a partition be read and written.
-        let bytes = (self.facts.row_bytes as f64 / TOP_SHARE) as u64;
+        let bytes = (self.facts.row_bytes as f64 / self.facts.merging.top_share) as u64;
         self.upkeep.credit = self.upkeep.credit.saturating_add(2 * rows * bytes);
     }
 
@@ -334,7 +332,8 @@ impl Lsm {
     /// Rows that the top may have.
     fn most_above(&self) -> u64 {
         let all = self.rows_above() + self.bottom.snapshot().version().rows();
-        ((all as f64 * TOP_SHARE) as u64).max(TOP_SEGMENTS_MIN * self.top.rows_per_segment())
+        ((all as f64 * self.facts.merging.top_share) as u64)
+            .max(TOP_SEGMENTS_MIN * self.top.rows_per_segment())
     }
 
     /// Merges are numbered from 1 on.
@@ -350,7 +349,7 @@ impl Lsm {
     /// Bytes of a partition's pages at most.
     pub(super) fn partition_bytes(&self) -> u64 {
         // Longer ones have more rows in the top than one merge takes, and are written more often.
-        let rows = self.most_per_merge() as f64 / TOP_SHARE;
+        let rows = self.most_per_merge() as f64 / self.facts.merging.top_share;
         let most = (rows * self.facts.row_bytes as f64) as u64;
         let usual = SEGMENTS_PER_PARTITION * self.facts.segment_bytes;
         usual.min(most).max(self.facts.segment_bytes)

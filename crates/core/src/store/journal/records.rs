@@ -1,6 +1,6 @@
 //! The records of the journal that are not deltas.
 
-use crate::config::{CommitInfo, StorageKind, TableSpec, is_default};
+use crate::config::{CommitInfo, Merging, StorageKind, TableSpec, is_default};
 use crate::error::{Result, bail};
 use crate::io::DeviceCurve;
 use crate::storage::{ClassFacts, TableFacts};
@@ -31,9 +31,9 @@ impl ClassRecord {
     }
 
     /// What a layout is told of the class, in a store with this seed of checksums.
-    pub(crate) fn facts(&self, seed: u64) -> ClassFacts {
+    pub(crate) fn facts(&self, seed: u64, merging: Merging) -> ClassFacts {
         let Self { id, storage, row_bytes, page_bytes, segment_bytes, .. } = *self;
-        ClassFacts { class: id, kind: storage, row_bytes, page_bytes, segment_bytes, seed }
+        ClassFacts { class: id, kind: storage, row_bytes, page_bytes, segment_bytes, seed, merging }
     }
 }
 

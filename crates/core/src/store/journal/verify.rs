@@ -7,7 +7,7 @@
 //! when it has a name that only a newer version knows.
 
 use super::{ClassCounters, ClassRecord, CommitRecord, TableRecord};
-use crate::config::StorageKind;
+use crate::config::{Merging, StorageKind};
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::row::{Dtype, RowLayout};
 use crate::storage;
@@ -37,7 +37,7 @@ impl ClassRecord {
             bail!(Corrupt, "{what}: row_bytes is {row_bytes}, expected a multiple of 4");
         }
         stored(RowLayout::new(Dtype::Float32, row_bytes / 4, 0), &what)?;
-        stored(storage::check_class(&self.facts(0)), &what)?;
+        stored(storage::check_class(&self.facts(0, Merging::default())), &what)?;
         if let Some(curve) = curve
             && !curve.is_usable()
         {

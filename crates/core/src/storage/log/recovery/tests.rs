@@ -310,6 +310,7 @@ impl Replayed {
                 page_bytes,
                 segment_bytes,
                 seed: 0,
+                merging: Merging::default(),
             };
             let recovery = match writer.form {
                 IndexForm::Full => LogRecovery::new(&facts, "", epoch, oldest),

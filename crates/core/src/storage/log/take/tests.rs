@@ -1,6 +1,6 @@
 use super::super::{LogRecovery, create_top};
 use super::*;
-use crate::config::StorageKind;
+use crate::config::{Merging, StorageKind};
 use crate::error::ErrorKind;
 use crate::hash::{mix, table_salt};
 use crate::io::{Buffers, File, Medium, OpenMode, SimMedium};
@@ -25,6 +25,7 @@ fn class_facts() -> ClassFacts {
         page_bytes: 512,
         segment_bytes: 16 * 512,
         seed: 7,
+        merging: Merging::default(),
     }
 }
 
