@@ -120,6 +120,7 @@ class Store:
         merge_picker: str = "score",
         upkeep_scheduler: str = "off",
         top_share: float = 0.1,
+        filters: bool = False,
         keep: int = 2,
         seed: int = 0,
         create: bool = True,

@@ -84,7 +84,7 @@ impl Store {
     #[pyo3(signature = (path, memory, *, max_disk_bytes=None, max_held_bytes=None, page_bytes=None,
         segment_bytes=None,
         io="auto", policy="lfu", window_bytes=None, window_group=256, merge_picker="score",
-        upkeep_scheduler="off", top_share=0.1, keep=2, seed=0, create=true,
+        upkeep_scheduler="off", top_share=0.1, filters=false, keep=2, seed=0, create=true,
         step=None, read_only=false,
         check_disk=true, merge_reads=true))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python constructor")]
@@ -103,6 +103,7 @@ impl Store {
         merge_picker: &str,
         upkeep_scheduler: &str,
         top_share: f64,
+        filters: bool,
         keep: usize,
         seed: u64,
         create: bool,
@@ -126,6 +127,7 @@ impl Store {
             merge_picker: core::MergePicker::from_str(merge_picker).or_raise(py)?,
             upkeep_scheduler: core::UpkeepScheduler::from_str(upkeep_scheduler).or_raise(py)?,
             top_share,
+            filters,
             keep,
             seed,
             create,

@@ -3,7 +3,7 @@
 //! What a table will take of memory and disk is told here, too, before it is made.
 
 use super::{ClassFacts, Storage, StorageRecovery, log, lsm};
-use crate::config::StorageKind;
+use crate::config::{Merging, StorageKind};
 use crate::error::Result;
 use crate::index::{DenseIndex, SparseIndex};
 use crate::io::{File, Medium};
@@ -19,6 +19,8 @@ const LSM_BYTES_PER_TOP_KEY_TWICE: u64 = 17;
 /// Memory of the bottom of an lsm for a table: with few rows, and rows for each byte more.
 const LSM_BYTES_BELOW: u64 = 4096;
 const LSM_ROWS_PER_BYTE_BELOW: u64 = 8;
+/// Bits of a row in a filter, at most on average.
+const LSM_FILTER_BITS: u64 = 7;
 /// Bytes of a page beside a row: its entry in the directory and its part of the header.
 const ENTRY_BYTES: usize = 16;
 /// Disk of an lsm by that of its rows: those of the top lie in the bottom, too, until they merge,
@@ -78,14 +80,14 @@ pub fn check_class(facts: &ClassFacts) -> Result<()> {
 }
 
 /// What the index of a new table takes: a dense one of so many ids, or a growing one that is to
-/// have so many keys. The top of an lsm has `top_share` of them between merges.
+/// have so many keys, as merges keep an lsm.
 pub fn index_memory(
     kind: StorageKind,
     ids: Option<u64>,
     expected: Option<u64>,
-    top_share: f64,
+    merging: Merging,
 ) -> Result<IndexMemory> {
-    let above = |rows: u64| (rows as f64 * top_share) as u64;
+    let above = |rows: u64| (rows as f64 * merging.top_share) as u64;
     Ok(match (kind, ids) {
         (StorageKind::Log, Some(ids)) => {
             IndexMemory { now: DenseIndex::memory_for(ids), growth: 0 }
@@ -103,7 +105,8 @@ pub fn index_memory(
             let empty = SparseIndex::new(0)?.memory_bytes() as u64;
             let expected = expected.unwrap_or(0);
             let of_top = index_bytes(above(expected), LSM_BYTES_PER_TOP_KEY_TWICE);
-            let growth = of_top.max(empty) + bytes_below(expected);
+            let filters = if merging.filters { expected * LSM_FILTER_BITS / 8 } else { 0 };
+            let growth = of_top.max(empty) + bytes_below(expected) + filters;
             IndexMemory { now: 0, growth }
         }
     })
@@ -156,7 +159,7 @@ mod tests {
 
     #[test]
     fn an_lsm_keeps_a_tenth_of_the_index_of_a_log_and_takes_less_disk() {
-        let memory = |kind, ids, keys| index_memory(kind, ids, keys, TOP_SHARE).unwrap();
+        let memory = |kind, ids, keys| index_memory(kind, ids, keys, Merging::default()).unwrap();
         let (log, lsm) = (StorageKind::Log, StorageKind::Lsm);
         let rows = 1_000_000;
         let dense = memory(lsm, Some(rows), None);
@@ -177,7 +180,8 @@ mod tests {
         let growth = |ids, top_share| {
             let keys = Some(1_000_000);
             let ids = if ids { keys } else { None };
-            index_memory(StorageKind::Lsm, ids, keys, top_share).unwrap().growth
+            let merging = Merging { top_share, ..Merging::default() };
+            index_memory(StorageKind::Lsm, ids, keys, merging).unwrap().growth
         };
         for ids in [true, false] {
             let [small, usual, large] = [0.05, 0.1, 0.5].map(|share| growth(ids, share));

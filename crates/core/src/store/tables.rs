@@ -6,7 +6,7 @@ use super::journal::{ClassRecord, JournalFile, RecordKind, TableRecord};
 use super::memory::budget::{self, ClassDemand, READ_DEPTHS};
 use super::space::check_bound;
 use super::{Inner, Store, has_file};
-use crate::config::{Memory, TableId, TableInfo, TableSpec};
+use crate::config::{Memory, Merging, TableId, TableInfo, TableSpec};
 use crate::error::{Result, bail};
 use crate::io::{DeviceCurve, IoKind, measure};
 use crate::row::{Dtype, RowLayout};
@@ -189,7 +189,7 @@ impl Inner {
         let Memory::Bytes(budget) = self.options.memory else {
             return budget::bytes_of(self.options.memory, &[(spec, 0)]).map(drop);
         };
-        let demands = demands_with(engine, spec, class.as_ref(), self.options.top_share)?;
+        let demands = demands_with(engine, spec, class.as_ref(), self.options.merging())?;
         budget::check(budget, &demands, self.options.memory_unit)
             .map_err(|e| e.context(format!("table '{}'", spec.name)))
     }
@@ -204,7 +204,7 @@ impl Inner {
     ) -> Result<usize> {
         let chosen = class.record.page_bytes;
         let Memory::Bytes(budget) = self.options.memory else { return Ok(chosen) };
-        let mut demands = demands_with(engine, spec, Err(class), self.options.top_share)?;
+        let mut demands = demands_with(engine, spec, Err(class), self.options.merging())?;
         let new = demands.len() - 1;
         let smaller = class.choices.iter().rev().copied().filter(|page| *page < chosen);
         for page_bytes in std::iter::once(chosen).chain(smaller) {
@@ -367,7 +367,7 @@ fn demands_with(
     engine: &Engine,
     spec: &TableSpec,
     class: std::result::Result<&u16, &NewClass>,
-    top_share: f64,
+    merging: Merging,
 ) -> Result<Vec<ClassDemand>> {
     let mut demands = engine.demands();
     let at = match class {
@@ -379,7 +379,7 @@ fn demands_with(
     };
     let class = &mut demands[at];
     let (ids, expected) = (spec.num_embeddings, spec.expected_rows);
-    let index = storage::index_memory(spec.storage, ids, expected, top_share)?;
+    let index = storage::index_memory(spec.storage, ids, expected, merging)?;
     class.index_bytes += index.now;
     class.index_growth += index.growth;
     Ok(demands)

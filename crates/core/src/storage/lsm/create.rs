@@ -31,8 +31,8 @@ pub fn create(
 
 /// What the files of partitions of a class have in common.
 pub(super) fn shape(facts: &ClassFacts) -> Shape {
-    let ClassFacts { class, row_bytes, page_bytes, seed, .. } = *facts;
-    Shape { class, page_bytes, row_bytes, seed }
+    let ClassFacts { class, row_bytes, page_bytes, seed, merging, .. } = *facts;
+    Shape { class, page_bytes, row_bytes, seed, filters: merging.filters }
 }
 
 /// The order of a table's rows in the bottom.

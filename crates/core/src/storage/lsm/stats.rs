@@ -48,8 +48,7 @@ impl StorageBudget for Lsm {
         // What is not a table's alone is a part of what was said of it before it was made.
         let now = self.top.index_bytes_of(table) + self.bytes_beside_index(table);
         let ids = self.is_dense(table).then_some(expected);
-        let most =
-            index_memory(StorageKind::Lsm, ids, Some(expected), self.facts.merging.top_share);
+        let most = index_memory(StorageKind::Lsm, ids, Some(expected), self.facts.merging);
         most.map_or(0, |most| (most.now + most.growth).saturating_sub(now))
     }
 

@@ -4,7 +4,9 @@
 //! the one of which the top has most rows for each byte that has to be written. Rows that come to
 //! the top pay for steps of the merge, as many as the bytes that they make it write.
 
-use super::bottom::{Edit, Merge, MergePlan, Partition, Place, PlaceRange, Taken, file_name};
+use super::bottom::{
+    BUILDER_BYTES_PER_ROW, Edit, Merge, MergePlan, Partition, Place, PlaceRange, Taken, file_name,
+};
 use super::create::shape;
 use super::newest::{Newest, TOMBSTONE, ToMerge};
 use super::unit::{GivenOut, MergeUnit};
@@ -30,6 +32,10 @@ const SEGMENTS_PER_PARTITION: u64 = 8;
 const PORTION_BYTES_MAX: usize = 256 << 10;
 /// A merge takes at most one row out of the top for so many bytes of a portion.
 const PORTION_BYTES_PER_ROW: usize = 4;
+/// What a row takes while the filter of its file is made: its cell, and then its bits.
+const FILTER_BYTES_PER_ROW: usize = BUILDER_BYTES_PER_ROW + 1;
+/// Portions of a merge that filters take of what rows that are taken would need.
+const FILTER_PORTIONS: usize = 2;
 /// Reads of a merge in flight, of old pages and of those of the top each.
 const DEPTH: usize = 64;
 /// The longest read is this part of a portion.
@@ -349,7 +355,11 @@ impl Lsm {
     /// Bytes of a partition's pages at most.
     pub(super) fn partition_bytes(&self) -> u64 {
         // Longer ones have more rows in the top than one merge takes, and are written more often.
-        let rows = self.most_per_merge() as f64 / self.facts.merging.top_share;
+        let mut rows = self.most_per_merge() as f64 / self.facts.merging.top_share;
+        if self.facts.merging.filters {
+            let bytes = FILTER_PORTIONS * self.upkeep.portion_bytes();
+            rows = rows.min((bytes / FILTER_BYTES_PER_ROW) as f64);
+        }
         let most = (rows * self.facts.row_bytes as f64) as u64;
         let usual = SEGMENTS_PER_PARTITION * self.facts.segment_bytes;
         usual.min(most).max(self.facts.segment_bytes)
@@ -357,7 +367,9 @@ impl Lsm {
 
     /// Rows that a merge takes out of the top at most.
     fn most_per_merge(&self) -> usize {
-        self.upkeep.portion_bytes() / PORTION_BYTES_PER_ROW
+        let rows = self.upkeep.portion_bytes() / PORTION_BYTES_PER_ROW;
+        // What is taken leaves room for the filter of what is written.
+        if self.facts.merging.filters { rows / 2 } else { rows }
     }
 
     /// Bytes of files with so many rows at most, that were not in one before.

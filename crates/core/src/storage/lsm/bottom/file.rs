@@ -4,6 +4,7 @@
 //! file with a sound header is whole.
 
 use super::fences::Fences;
+use super::filter::Filter;
 use super::order::{Orders, PLACE_BYTES, Place, PlaceRange, TableOrder};
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::hash::mix;
@@ -14,7 +15,9 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 const PREFIX: &str = "part-";
 const MAGIC: [u8; 6] = *b"ERPART";
+/// Version of a file without filters, and of one with some.
 const VERSION: u8 = 1;
+const VERSION_WITH_FILTERS: u8 = 2;
 /// Bytes of the header; the rest of page 0 is unused.
 pub(super) const HEADER_BYTES: usize = 512;
 const CHECKSUM_AT: usize = 128;
@@ -33,6 +36,8 @@ pub struct Shape {
     pub row_bytes: usize,
     /// Checksum seed of the store.
     pub seed: u64,
+    /// Whether sections of growing tables get filters from here on.
+    pub filters: bool,
 }
 
 impl Shape {
@@ -86,6 +91,16 @@ pub struct Section {
     pub rows: u64,
     /// Where its pages begin.
     pub fences: Fences,
+    /// Which positions have no row.
+    pub filter: Option<Filter>,
+}
+
+impl Section {
+    /// All memory that it takes.
+    pub(super) fn memory_bytes(&self) -> usize {
+        let filter = self.filter.as_ref().map_or(0, Filter::heap_bytes);
+        size_of::<Self>() - size_of::<Fences>() + self.fences.memory_bytes() + filter
+    }
 }
 
 /// The file name of a partition.
@@ -127,12 +142,13 @@ pub(super) fn header_sum(header: &[u8; HEADER_BYTES]) -> u64 {
 pub(super) fn encode_header(
     shape: &Shape,
     facts: &Facts,
-    sections: usize,
+    sections: &[Section],
     footer: &[u8],
 ) -> [u8; HEADER_BYTES] {
     let mut header = [0; HEADER_BYTES];
     header[..6].copy_from_slice(&MAGIC);
-    header[6] = VERSION;
+    let has_filters = sections.iter().any(|section| section.filter.is_some());
+    header[6] = if has_filters { VERSION_WITH_FILTERS } else { VERSION };
     let words = [
         u64::from(shape.class),
         u64::from(facts.number),
@@ -142,7 +158,7 @@ pub(super) fn encode_header(
         shape.seed,
         facts.rows,
         u64::from(facts.pages),
-        sections as u64,
+        sections.len() as u64,
         footer.len() as u64,
         xxh3_64_with_seed(footer, shape.seed),
     ];
@@ -166,13 +182,17 @@ pub(super) fn encode_footer(sections: &[Section], seed: u64) -> Vec<u8> {
         };
         footer.extend_from_slice(&section.table.to_le_bytes());
         footer.extend_from_slice(&[section.rank, kind]);
-        footer.extend_from_slice(&[0; 4]);
+        let filter_bytes = section.filter.as_ref().map_or(0, Filter::encoded_bytes);
+        footer.extend_from_slice(&(filter_bytes as u32).to_le_bytes());
         footer.extend_from_slice(&salt.to_le_bytes());
         footer.extend_from_slice(&section.rows.to_le_bytes());
         footer.extend_from_slice(&(section.fences.encoded_bytes() as u64).to_le_bytes());
     }
     for section in sections {
         section.fences.encode(seed, &mut footer);
+        if let Some(filter) = &section.filter {
+            filter.encode(seed, &mut footer);
+        }
     }
     footer
 }
@@ -262,10 +282,11 @@ fn check_header(
     {
         return refuse("not the header of a partition: overwritten, torn, or bits flipped");
     }
-    if header[6..8] != [VERSION, 0] {
+    if ![VERSION, VERSION_WITH_FILTERS].contains(&header[6]) || header[7] != 0 {
         bail!(
             Unsupported,
-            "{name}: partition version {}, this build reads {VERSION}; use a newer embedrock",
+            "{name}: partition version {}, this build reads {VERSION} and {VERSION_WITH_FILTERS}; \
+             use a newer embedrock",
             header[6]
         );
     }
@@ -325,18 +346,25 @@ fn read_footer(
         bail!(Corrupt, "{count} sections do not fit {} bytes", footer.len());
     };
     let rows_per_page = shape.layout(facts.number)?.rows_per_page as u64;
-    let (table, mut fences) = footer.split_at(table_bytes);
+    let (table, mut left) = footer.split_at(table_bytes);
+    let mut take = |bytes: usize, what: &str| {
+        let Some((own, rest)) = left.split_at_checked(bytes) else {
+            bail!(Corrupt, "{what} of {bytes} bytes do not fit the {} left", left.len());
+        };
+        left = rest;
+        Ok(own)
+    };
     let mut sections: Vec<Section> = Vec::with_capacity(count);
     let mut first_row = 0u64;
     for entry in table.chunks_exact(SECTION_BYTES) {
-        let bytes = word(entry, 24) as usize;
-        let Some((own, rest)) = fences.split_at_checked(bytes) else {
-            bail!(Corrupt, "fences of {bytes} bytes do not fit the {} left", fences.len());
+        let fences = Fences::decode(take(word(entry, 24) as usize, "fences")?, shape.seed)?;
+        let filter = match u32::from_le_bytes([entry[4], entry[5], entry[6], entry[7]]) {
+            0 => None,
+            bytes if header[6] == VERSION_WITH_FILTERS => {
+                Some(Filter::decode(take(bytes as usize, "cells of a filter")?, shape.seed)?)
+            }
+            bytes => bail!(Corrupt, "a filter of {bytes} bytes, in a file without filters"),
         };
-        fences = rest;
-        if entry[4..8] != [0; 4] {
-            bail!(Corrupt, "the padding of a section is not zero");
-        }
         let section = Section {
             table: u16::from_le_bytes([entry[0], entry[1]]),
             rank: entry[2],
@@ -347,7 +375,8 @@ fn read_footer(
             },
             first_row,
             rows: word(entry, 16),
-            fences: Fences::decode(own, shape.seed)?,
+            fences,
+            filter,
         };
         let last_row = first_row.checked_add(section.rows).and_then(|end| end.checked_sub(1));
         let Some(last_row) = last_row.filter(|last| section.rows > 0 && *last < facts.rows) else {
@@ -363,7 +392,7 @@ fn read_footer(
         sections.push(section);
     }
     let pages = facts.rows.div_ceil(rows_per_page);
-    if first_row != facts.rows || !fences.is_empty() || pages != u64::from(facts.pages) {
+    if first_row != facts.rows || !left.is_empty() || pages != u64::from(facts.pages) {
         bail!(Corrupt, "its sections have {first_row} rows, the file has {}", facts.rows);
     }
     Ok(sections.into())

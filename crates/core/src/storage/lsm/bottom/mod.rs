@@ -11,6 +11,8 @@
 
 pub mod fences;
 pub mod file;
+mod filter;
+mod increasing;
 pub mod merge;
 mod old_rows;
 pub mod order;
@@ -22,6 +24,8 @@ pub mod writer;
 
 #[cfg(test)]
 mod fences_tests;
+#[cfg(test)]
+mod filter_tests;
 #[cfg(test)]
 mod merge_tests;
 #[cfg(test)]
@@ -36,6 +40,7 @@ mod testing;
 mod version_tests;
 
 pub use file::{Facts, Shape, file_name};
+pub use filter::BUILDER_BYTES_PER_ROW;
 pub use merge::{Change, Changes, Counts, Merge, MergePlan, Merged, Newer, Taken};
 pub use order::{Orders, Place, PlaceRange, TableOrder};
 pub use pages::OpenPartitions;

@@ -53,11 +53,9 @@ impl Partition {
         &self.sections
     }
 
-    /// All memory that it takes: what is known of its sections, their fences included.
+    /// All memory that it takes: what is known of its sections, fences and filters included.
     pub fn memory_bytes(&self) -> usize {
-        let fences = |section: &Section| section.fences.memory_bytes();
-        let beside = size_of::<Section>() - size_of::<super::fences::Fences>();
-        size_of::<Self>() + self.sections.iter().map(|s| beside + fences(s)).sum::<usize>()
+        size_of::<Self>() + self.sections.iter().map(Section::memory_bytes).sum::<usize>()
     }
 
     fn section_of(&self, place: Place) -> Option<&Section> {
@@ -69,6 +67,9 @@ impl Partition {
     /// The pages of the file that may hold the row at `place`: none, one, or rarely two.
     pub fn candidates(&self, place: Place) -> Range<u32> {
         let Some(section) = self.section_of(place) else { return 0..0 };
+        if section.filter.as_ref().is_some_and(|filter| !filter.may_have(place.position)) {
+            return 0..0;
+        }
         let found = section.fences.candidates(place.position);
         let first = 1 + (section.first_row / self.layout.rows_per_page as u64) as u32;
         first + found.start..first + found.end

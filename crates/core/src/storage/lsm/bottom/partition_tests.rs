@@ -17,11 +17,18 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 const NAME: &str = "part-3-1";
 
+/// `SMALL` with filters.
+const FILTERED: Shape = Shape { filters: true, ..SMALL };
+
 /// A partition with rows of merge 5.
 fn small() -> (SimMedium, Facts, Model) {
+    small_of(&SMALL)
+}
+
+fn small_of(shape: &Shape) -> (SimMedium, Facts, Model) {
     let medium = SimMedium::new(1);
     let model = small_model(5);
-    let facts = write(&medium, &SMALL, 1, 5, &model).unwrap();
+    let facts = write(&medium, shape, 1, 5, &model).unwrap();
     (medium, facts, model)
 }
 
@@ -81,7 +88,13 @@ fn a_partition_without_rows_is_one() {
 
 #[test]
 fn every_flipped_bit_is_named() {
-    let (medium, facts, model) = small();
+    for shape in [SMALL, FILTERED] {
+        every_flipped_bit_is_named_of(&shape);
+    }
+}
+
+fn every_flipped_bit_is_named_of(shape: &Shape) {
+    let (medium, facts, model) = small_of(shape);
     read_all(&medium, &SMALL, &facts, &model).unwrap();
     for byte in 0..facts.bytes {
         for bit in 0..8 {
@@ -154,7 +167,7 @@ fn a_file_with_other_rows_of_the_same_number_and_merge_is_named() {
 }
 
 #[test]
-fn bits_in_the_padding_of_the_first_page_and_of_a_section_are_named() {
+fn bits_in_the_padding_of_the_first_page_and_filters_in_a_file_without_are_named() {
     let shape = Shape { page_bytes: 4096, ..SMALL };
     let medium = SimMedium::new(1);
     let model = small_model(5);
@@ -178,7 +191,7 @@ fn bits_in_the_padding_of_the_first_page_and_of_a_section_are_named() {
         file.write_at(&bytes, 0).unwrap();
         let facts = Facts { header_sum, ..facts };
         let said = refused(read_all(&other, &SMALL, &facts, &model), "a section");
-        assert!(said.contains("the padding of a section"), "{said}");
+        assert!(said.contains("a file without filters"), "{said}");
     }
 }
 
@@ -334,7 +347,7 @@ fn nonsense_with_valid_checksums_never_panics() {
 fn a_newer_version_is_unsupported() {
     let (medium, facts, model) = small();
     let mut bytes = medium.contents(NAME);
-    bytes[6] = 2;
+    bytes[6] = 3;
     let sum = xxh3_64(&bytes[..128]);
     bytes[128..136].copy_from_slice(&sum.to_le_bytes());
     replace(&medium, &bytes);
@@ -460,4 +473,51 @@ fn pages_reach_the_reader_through_the_list_of_partitions() {
         let lookup = look_up(&mut reader, &source, file, place).unwrap();
         assert_eq!(lookup.words, Some(words(&SMALL, 4, stamp)));
     }
+}
+
+#[test]
+fn a_filter_spares_pages_and_no_row() {
+    let mut pages = [0, 0];
+    for (shape, pages) in [SMALL, FILTERED].into_iter().zip(&mut pages) {
+        let mut model = Model::new();
+        for key in 0..2000 {
+            insert(&mut model, &shape, 0, 0, key * 3, 1);
+            insert(&mut model, &shape, 1, (key % 2) as u8, key, 1);
+        }
+        let medium = SimMedium::new(1);
+        let facts = write(&medium, &shape, 7, 2, &model).unwrap();
+        read_all(&medium, &shape, &facts, &model).unwrap();
+        let partition = open(&medium, &shape, &facts).unwrap();
+        for key in 0..9000 {
+            for (table, rank) in [(0, 0), (1, 0), (1, 1)] {
+                let place = orders().place(table, rank, key).unwrap();
+                let found = partition.candidates(place).len();
+                match model.contains_key(&place) {
+                    true => assert!(found >= 1, "{place:?}"),
+                    false if table == 1 => *pages += found,
+                    false => {}
+                }
+            }
+        }
+        // Filters of a dense table would take more than they spare.
+        let dense = partition.sections()[0].filter.as_ref();
+        assert!(dense.is_none() && partition.sections()[1].filter.is_some() == shape.filters);
+    }
+    assert!(pages[1] * 7 <= pages[0], "{pages:?} pages of rows that are not there");
+}
+
+// Builds that know no filters read files without any, and refuse others.
+#[test]
+fn the_version_tells_of_filters() {
+    for (shape, version) in [(SMALL, 1), (FILTERED, 2)] {
+        let (medium, facts, model) = small_of(&shape);
+        assert_eq!(medium.contents(NAME)[6..8], [version, 0]);
+        read_all(&medium, &SMALL, &facts, &model).unwrap();
+        read_all(&medium, &FILTERED, &facts, &model).unwrap();
+    }
+    let medium = SimMedium::new(1);
+    let mut dense = Model::new();
+    insert(&mut dense, &FILTERED, 0, 0, 3, 1);
+    write(&medium, &FILTERED, 1, 5, &dense).unwrap();
+    assert_eq!(medium.contents(NAME)[6], 1);
 }

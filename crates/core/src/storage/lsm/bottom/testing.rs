@@ -36,7 +36,8 @@ pub(super) struct Row {
 pub(super) type Model = BTreeMap<Place, Row>;
 
 /// Pages of 512 bytes, which hold 6 rows of 16 words.
-pub(super) const SMALL: Shape = Shape { class: 3, page_bytes: 512, row_bytes: 64, seed: 99 };
+pub(super) const SMALL: Shape =
+    Shape { class: 3, page_bytes: 512, row_bytes: 64, seed: 99, filters: false };
 
 /// Bytes of a portion of the merges of the tests.
 pub(super) const PORTION_BYTES: usize = 256 << 10;

@@ -6,7 +6,8 @@
 
 use super::fences::{EXTRA_BITS, FenceBuilder};
 use super::file::{Facts, Section, Shape, encode_footer, encode_header, file_name, header_sum};
-use super::order::{LastOrder, Orders, Place, PlaceRange};
+use super::filter::FilterBuilder;
+use super::order::{LastOrder, Orders, Place, PlaceRange, TableOrder};
 use crate::error::{Result, bail};
 use crate::io::{BufferId, File, Medium, OpenMode, Queue};
 use crate::storage::PageLayout;
@@ -31,6 +32,7 @@ struct Open {
     place: Place,
     first_row: u64,
     fences: FenceBuilder,
+    filter: Option<FilterBuilder>,
 }
 
 /// A partition file that was written.
@@ -57,6 +59,8 @@ pub struct PartitionWriter {
     rows: u64,
     /// Bytes of the file that have room on disk.
     reserved: u64,
+    /// At most so many rows come.
+    most_rows: u64,
     /// Room is taken ahead of the rows up to here.
     most_ahead: u64,
     /// A write failed: what of the file is right, nobody knows.
@@ -91,6 +95,7 @@ impl PartitionWriter {
             last_order: LastOrder::default(),
             rows: 0,
             reserved: 0,
+            most_rows: u64::MAX,
             most_ahead: u64::MAX,
             failed: false,
         })
@@ -98,6 +103,7 @@ impl PartitionWriter {
 
     /// At most so many rows will come: no room on disk is taken ahead of them for more.
     pub fn expect_rows(&mut self, rows: u64) {
+        self.most_rows = rows;
         let pages = 1 + rows.div_ceil(self.layout.rows_per_page as u64);
         self.most_ahead = pages.saturating_mul(self.layout.page_bytes as u64);
     }
@@ -109,8 +115,8 @@ impl PartitionWriter {
 
     /// All memory that it takes.
     pub fn memory_bytes(&self) -> usize {
-        let done: usize = self.sections.iter().map(|s| s.fences.memory_bytes()).sum();
-        let open = self.open.as_ref().map_or(0, |open| open.fences.memory_bytes());
+        let done: usize = self.sections.iter().map(Section::memory_bytes).sum();
+        let open = self.open.as_ref().map_or(0, Open::memory_bytes);
         size_of::<Self>() + self.queue.memory_bytes() + done + open
     }
 
@@ -127,6 +133,9 @@ impl PartitionWriter {
         match &mut self.open {
             Some(open) if (open.place.table, open.place.rank) == (place.table, place.rank) => {
                 open.fences.push(place.position, begins_page);
+                if let Some(filter) = &mut open.filter {
+                    filter.push(place.position);
+                }
             }
             open => {
                 if let Some(before) = open.take() {
@@ -134,7 +143,11 @@ impl PartitionWriter {
                     self.sections.push(before.finish(orders, self.rows)?);
                 }
                 let fences = FenceBuilder::new(EXTRA_BITS, place.position);
-                *open = Some(Open { place, first_row: self.rows, fences });
+                // A dense table has its rows early, and its keys lie too close for few bits.
+                let is_mixed = orders.known(place.table)? != TableOrder::ByKey;
+                let filter = (self.shape.filters && is_mixed)
+                    .then(|| FilterBuilder::new(place.position, self.most_rows - self.rows));
+                *open = Some(Open { place, first_row: self.rows, fences, filter });
             }
         }
         let put = self.put(place.table, key, row);
@@ -253,7 +266,7 @@ impl PartitionWriter {
         padded.resize((facts.bytes - footer_at) as usize, 0);
         self.file.write_at(&padded, footer_at)?;
         self.file.sync()?;
-        let header = encode_header(&self.shape, &facts, self.sections.len(), &footer);
+        let header = encode_header(&self.shape, &facts, &self.sections, &footer);
         facts.header_sum = header_sum(&header);
         self.file.write_at(&header, 0)?;
         self.file.sync()?;
@@ -271,11 +284,17 @@ impl PartitionWriter {
 }
 
 impl Open {
+    fn memory_bytes(&self) -> usize {
+        let filter = self.filter.as_ref().map_or(0, FilterBuilder::memory_bytes);
+        self.fences.memory_bytes() + filter
+    }
+
     fn finish(self, orders: &Orders, rows: u64) -> Result<Section> {
         let Place { table, rank, .. } = self.place;
         let order = orders.known(table)?;
         let (first_row, fences) = (self.first_row, self.fences.finish());
-        Ok(Section { table, rank, order, first_row, rows: rows - first_row, fences })
+        let filter = self.filter.map(FilterBuilder::finish);
+        Ok(Section { table, rank, order, first_row, rows: rows - first_row, fences, filter })
     }
 }
 
