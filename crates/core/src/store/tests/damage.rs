@@ -75,6 +75,121 @@ fn flipped_bits_are_found_or_harmless() {
     });
 }
 
+const ROWS: u64 = 8000;
+
+fn one_table(medium: &SimMedium) -> (Store, TableId) {
+    let store = Store::open_on(Arc::new(medium.clone()), options(300 << 10)).unwrap();
+    let table = store.table(&spec("t", Some(ROWS), OptimizerKind::Sgd)).unwrap();
+    (store, table)
+}
+
+fn write(store: &Store, table: TableId, keys: &[u64], rows: &mut BTreeMap<u64, f32>, value: f32) {
+    store.put(&[put_of(table, keys, &vec![value; keys.len() * DIM])]).unwrap();
+    rows.extend(keys.iter().map(|key| (*key, value)));
+}
+
+fn read(store: &Store, table: TableId, key: u64) -> Result<f32> {
+    let mut values = [0.0; DIM];
+    let out = (&mut values[..]).into();
+    store.get(&mut [GetBatch { table, keys: &[key], values: out, state: None }])?;
+    Ok(values[0])
+}
+
+/// Random writes of rows that are not damaged, until upkeep has named damage, and as many more.
+/// Returns what moved and how many merges there were since then.
+fn write_past_damage(
+    store: &Store,
+    table: TableId,
+    sound: &[u64],
+    rows: &mut BTreeMap<u64, f32>,
+    random: &mut Random,
+) -> (u64, u64) {
+    let damage = |store: &Store| store.stats().unwrap().classes[0].damage.clone();
+    let (mut left, mut met) = (400, None);
+    while left > 0 {
+        let keys: Vec<u64> =
+            (0..200).map(|_| sound[random.below(sound.len() as u64) as usize]).collect();
+        write(store, table, &keys, rows, random.value());
+        if random.below(3) == 0 {
+            store.commit(1, "", &[]).unwrap();
+        }
+        left -= 1;
+        if met.is_none() && !damage(store).is_empty() {
+            left = 200;
+            met = Some((store.stats().unwrap().rows_moved, merges(store)));
+        }
+    }
+    let (moved, merged) = met.expect("upkeep has met the damage");
+    let named = damage(store);
+    assert_eq!(named.len(), 1, "it is not met again: {named:?}");
+    let file = if KIND.get() == StorageKind::Lsm { "part-0-" } else { "rows-0" };
+    assert!(named[0].contains(file) && named[0].contains("page"), "{named:?}");
+    assert!(!store.is_poisoned());
+    (store.stats().unwrap().rows_moved - moved, merges(store) - merged)
+}
+
+/// A merge that read a damaged page poisoned the store, and so did the next one after each opening;
+/// cleaning did the same.
+#[test]
+fn upkeep_leaves_damage_where_it_is_and_goes_on_beside_it() {
+    each_kind(|| {
+        let medium = SimMedium::new(7);
+        let (mut rows, mut random) = (BTreeMap::new(), Random(11));
+        let all: Vec<u64> = (0..ROWS).collect();
+        let (store, table) = one_table(&medium);
+        for keys in all.chunks(500) {
+            write(&store, table, keys, &mut rows, random.value());
+        }
+        for step in 0..3 {
+            store.commit(step, "", &[]).unwrap();
+        }
+        store.close().unwrap();
+        let prefix = if KIND.get() == StorageKind::Lsm { "part-0-" } else { "rows-0" };
+        let file = Medium::list(&medium, prefix).unwrap().pop().unwrap();
+        medium.flip_bit(&file, 20 * 512 + 100);
+
+        let (store, table) = one_table(&medium);
+        let is_damaged = |key: &u64| match read(&store, table, *key) {
+            Ok(value) => {
+                assert_eq!(value, rows[key], "key {key}");
+                false
+            }
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+                true
+            }
+        };
+        let (damaged, sound): (Vec<u64>, Vec<u64>) = all.iter().partition(|key| is_damaged(key));
+        assert!((1..40).contains(&damaged.len()), "{damaged:?}");
+        let (mut store, mut table) = (store, table);
+        for _ in 0..2 {
+            let (moved, merged) = write_past_damage(&store, table, &sound, &mut rows, &mut random);
+            assert!(moved > 1000, "{moved} rows were moved beside the damage");
+            assert!(merged > 2 || KIND.get() == StorageKind::Log, "{merged} merges");
+            store.commit(9, "", &[]).unwrap();
+            for key in &sound {
+                assert_eq!(read(&store, table, *key).unwrap(), rows[key], "key {key}");
+            }
+            for key in &damaged {
+                assert_eq!(read(&store, table, *key).unwrap_err().kind(), ErrorKind::Corrupt);
+            }
+            store.close().unwrap();
+            (store, table) = one_table(&medium);
+        }
+        if KIND.get() == StorageKind::Lsm {
+            // A write asks whether the key was written before, and only the page can tell.
+            return;
+        }
+        write(&store, table, &damaged, &mut rows, 0.25);
+        store.commit(10, "", &[]).unwrap();
+        store.close().unwrap();
+        let (store, table) = one_table(&medium);
+        for key in &damaged {
+            assert_eq!(read(&store, table, *key).unwrap(), 0.25, "key {key}");
+        }
+    });
+}
+
 #[test]
 fn truncated_files_are_found() {
     each_kind(|| {
