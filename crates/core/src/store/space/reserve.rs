@@ -197,7 +197,8 @@ impl Inner {
         }
         class.log.lock().drop_deleted_soon();
         let used = engine.memory().total() + engine.index_bytes_to_come();
-        let enough = engine.spell(&self.options, used + used / 4 + growth);
+        let enough = (used + used / 4).max(budget::enough(&engine.demands())) + growth;
+        let enough = engine.spell(&self.options, enough);
         bail!(
             Budget,
             "deletes of {} keys of table '{}' leave {growth} bytes in memory until merges drop \

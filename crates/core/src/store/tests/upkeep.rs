@@ -64,7 +64,12 @@ fn steps_of_a_verb_that_has_the_engine_alone_run_when_others_may_go_on() {
     let (store, table, wishes) = probed(&SimMedium::new(9));
     set(&wishes.steps, 2);
     set(&wishes.paid, 2);
-    store.modify(table, &[3, 5], &mut |_, values, _| Ok(values.fill(1.0))).unwrap();
+    store
+        .modify(table, &[3, 5], &mut |_, values, _| {
+            values.fill(1.0);
+            Ok(())
+        })
+        .unwrap();
     assert_eq!((count(&wishes.stepped), count(&wishes.installed)), (2, 1));
     set(&wishes.paid, 2);
     store.delete(table, &[3]).unwrap();
