@@ -15,6 +15,20 @@ pub fn mix(key: u64, salt: u64) -> u64 {
     x ^ (x >> 27)
 }
 
+/// The key of a mixed key: every step of [`mix`], backwards.
+pub fn unmix(mixed: u64, salt: u64) -> u64 {
+    let inverse = |odd: u64| {
+        // Newton's iteration doubles the right bits, from 3 on.
+        (0..5).fold(odd, |x, _| x.wrapping_mul(2u64.wrapping_sub(odd.wrapping_mul(x))))
+    };
+    let unshift = |x: u64, bits: u32| x ^ (x >> bits) ^ x.checked_shr(2 * bits).unwrap_or(0);
+    let mut x = unshift(mixed, 27);
+    x = x.wrapping_mul(inverse(0x1C69_B3F7_4AC4_AE35));
+    x = unshift(x, 33);
+    x = x.wrapping_mul(inverse(0x3C79_AC49_2BA7_B653));
+    unshift(x, 27) ^ salt
+}
+
 /// The salt of a table: a hash of its name, so that two tables never share a key sequence and
 /// initial rows do not depend on the order in which tables were created.
 pub fn table_salt(name: &str) -> u64 {

@@ -525,7 +525,7 @@ impl<'c> Life<'c> {
         refused.is_some_and(|error| error.kind() == ErrorKind::Poisoned)
     }
 
-    fn check_unchanged(&mut self, what: &str, change: Option<&Change>) -> Step {
+    pub(crate) fn check_unchanged(&mut self, what: &str, change: Option<&Change>) -> Step {
         let Some(change) = change else { return Ok(()) };
         for table in 0..self.model.tables.len() {
             let of = |(t, key, _): &(usize, u64, _)| (*t == table).then_some(*key);

@@ -463,6 +463,11 @@ impl Life<'_> {
             Ok(deleted) => {
                 Err(format!("delete from t{table} reports {deleted}, expected {written}").into())
             }
+            Err(error) if error.kind() == ErrorKind::Budget => {
+                self.check_unchanged("delete", Some(&change))?;
+                let given = self.given();
+                self.raise_memory(&error, given)
+            }
             Err(error) => self.refused("delete", &error, Some(change)),
         }
     }

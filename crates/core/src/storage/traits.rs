@@ -5,7 +5,7 @@ use super::{
     Areas, Checked, Cut, DirtyRow, Finding, Found, OpenAt, PageAddress, PageSource, Residents,
     Resolved, Share, SpaceBound, StorageMemory, StorageStats, Sweep, TableFacts, UnitReport, Want,
 };
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::io::{File, Medium};
 use std::any::Any;
 use std::sync::Arc;
@@ -255,9 +255,15 @@ pub trait StorageUpkeep {
         unreachable!("a unit is given to a storage that begins none")
     }
 
-    /// Removes what a unit has written that will not be taken over.
-    fn abandon_unit(&mut self, unit: Box<dyn Unit>) -> Result<()> {
-        unit.abandon()
+    /// Removes what a unit has written that will not be taken over, because of an error if there
+    /// was one. The error is returned, unless the storage can do without the unit: for lack of
+    /// room, until there is some; for damage that the unit met, until it is opened again.
+    fn abandon_unit(&mut self, unit: Box<dyn Unit>, because: Option<Error>) -> Result<()> {
+        let abandoned = unit.abandon();
+        match because {
+            Some(error) if error.kind() != ErrorKind::Full => Err(error),
+            _ => abandoned,
+        }
     }
 
     /// Goes on with what `install` has left to do, some hundred rows at a time; false when nothing
@@ -271,6 +277,11 @@ pub trait StorageUpkeep {
     /// Says whether a disk bound will make upkeep necessary. Rows are told apart by how long their
     /// last copy lived then.
     fn expect_bound(&mut self, is_bounded: bool);
+
+    /// The damage that upkeep met since open, for people: what has it is left as it is.
+    fn damage(&self) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 /// A piece of upkeep that needs no lock: it reads what nobody changes, and writes files that nobody
@@ -292,6 +303,16 @@ pub trait StorageBudget {
     /// dense table's has all its memory from the begin.
     fn index_growth(&self, table: u16, expected: u64) -> u64;
 
+    /// Bytes that deletes of these keys leave in memory until upkeep has dropped their rows.
+    fn bytes_for_deletes(&self, table: u16, keys: &[u64]) -> u64 {
+        let _ = (table, keys);
+        0
+    }
+
+    /// Deletes were refused for lack of memory: upkeep drops what those before have left, as soon
+    /// as it can.
+    fn drop_deleted_soon(&mut self) {}
+
     /// How memory is spent.
     fn memory(&self) -> StorageMemory;
 }
@@ -301,7 +322,8 @@ pub trait StorageCounts {
     /// Counters, and what is stored.
     fn stats(&self) -> StorageStats;
 
-    /// Keys of a table that have a stored copy.
+    /// Keys of a table that have a stored copy, at least so many. A storage that has a key in one
+    /// place alone knows how many they are.
     fn rows_stored(&self, table: u16) -> u64;
 
     /// Bytes in use that newest copies do not fill.

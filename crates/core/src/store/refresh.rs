@@ -209,7 +209,12 @@ impl Inner {
             engine.classes.clear();
             engine.tables.clear();
             drop(self.hold.lock().take());
-            let what = format!("the reader is closed, open it again ({})", again.message());
+            // A lack of memory leaves a reader where it is, and this one is nowhere.
+            let (error, also) = match error.kind() {
+                ErrorKind::Budget => (again, error),
+                _ => (error, again),
+            };
+            let what = format!("the reader is closed, open it again ({})", also.message());
             return Err(error.context(what));
         }
         Err(error)

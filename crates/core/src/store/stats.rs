@@ -193,6 +193,8 @@ pub struct ClassStats {
     pub index_bytes: u64,
     /// Reads in flight at most.
     pub read_depth: usize,
+    /// Damage that cleaning and merges met since open: they leave what has it as it is.
+    pub damage: Vec<String>,
 }
 
 /// Rows that verbs used and rows that were read, since the store was opened.
@@ -379,6 +381,7 @@ fn class_stats(engine: &super::Engine, storage: &[StorageStats]) -> Vec<ClassSta
             cache_bytes: cache.memory_bytes(),
             index_bytes: storage.index_bytes,
             read_depth: class.tier().plan.read_depth,
+            damage: class.log.lock().damage(),
         }
     };
     engine.classes.iter().zip(storage).map(of_class).collect()

@@ -350,7 +350,7 @@ impl Life {
         }
         while let Some(mut unit) = self.unit.take() {
             if self.random.one_in(60) {
-                self.storage.abandon_unit(unit).unwrap();
+                self.storage.abandon_unit(unit, None).unwrap();
                 return;
             }
             if !self.storage.owes_steps() {
@@ -368,7 +368,7 @@ impl Life {
     /// Gives up the unit that is under way, if one is.
     pub(super) fn abandon_unit(&mut self) {
         if let Some(unit) = self.unit.take() {
-            self.storage.abandon_unit(unit).unwrap();
+            self.storage.abandon_unit(unit, None).unwrap();
         }
     }
 

@@ -11,13 +11,15 @@
 //! Work comes in small units, in proportion to the slots that were taken, so that no caller waits
 //! for a whole segment, but for the first one after opening. Neighbours stay neighbours: a page's
 //! live rows are appended in their order. A row that is dirty in DRAM is not moved: its next flush
-//! outdates the copy anyway. Only in a long epoch, or when too many dead slots are kept by nothing
+//! outdates the copy anyway. A page that cannot be read ends the cleaning of its segment, which is
+//! left alone until the log is opened again: what is damaged is moved nowhere, and other segments
+//! are cleaned on. Only in a long epoch, or when too many dead slots are kept by nothing
 //! but such rows, which may stay in DRAM until the next commit, their copies are moved, too.
 
 use super::segments::{Pressure, SegmentId};
 use super::{ClassLog, Stream};
 use crate::activation::{Branch, note};
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::planted::{self, Bug};
 use crate::storage::{
     Residents, SpaceBound, StorageSpace, StorageUpkeep, StorageWrite, UnitReport,
@@ -62,6 +64,8 @@ pub(crate) struct CleanState {
     /// Slots taken so far when the epoch began, and in an epoch lately.
     taken_before: u64,
     per_epoch: f64,
+    /// What was wrong with segments that cleaning leaves alone.
+    damage: Vec<String>,
 }
 
 impl CleanState {
@@ -143,14 +147,18 @@ impl StorageUpkeep for ClassLog {
         let end = self.segments.first_page(segment) + self.segments.pages_of(segment);
         let pages = self.writer.chunk_pages().min(end - page);
         let leftover = self.segments.is_leftover(segment);
-        let rows_moved = self.clean_pages(page, pages, residents)?;
+        let Cleaned { rows_moved, damage } = self.clean_pages(page, pages, residents)?;
         note(if pressure == Pressure::Tight { Branch::CleanedTight } else { Branch::Cleaned });
         let slots = u64::from(pages) * self.pages.layout.rows_per_page as u64;
         // What reclaims nothing is paid for, too, or a stretch of live rows would be free. Of a
         // leftover nothing is released now.
         let reclaimed = if leftover { rows_moved } else { slots - rows_moved.min(slots) } as f64;
         self.clean.credit -= reclaimed.max(pressure.victim_share() * slots as f64);
-        if page + pages == end {
+        if let Some(damage) = damage {
+            self.segments.damaged(segment);
+            self.clean.damage.push(damage.message().to_owned());
+            self.clean.victim = None;
+        } else if page + pages == end {
             self.segments.cleaned(segment);
             self.clean.victim = None;
         } else {
@@ -163,6 +171,18 @@ impl StorageUpkeep for ClassLog {
     fn expect_bound(&mut self, is_bounded: bool) {
         self.separates = is_bounded;
     }
+
+    fn damage(&self) -> Vec<String> {
+        self.clean.damage.clone()
+    }
+}
+
+/// What became of some pages of a segment.
+struct Cleaned {
+    rows_moved: u64,
+    /// What was wrong with the first page that could not be read: it and those behind it were left
+    /// as they are.
+    damage: Option<Error>,
 }
 
 impl ClassLog {
@@ -244,9 +264,21 @@ impl ClassLog {
     }
 
     /// Moves the live rows of neighbouring pages behind the log.
-    fn clean_pages(&mut self, first: u32, pages: u32, residents: &dyn Residents) -> Result<u64> {
+    fn clean_pages(
+        &mut self,
+        first: u32,
+        pages: u32,
+        residents: &dyn Residents,
+    ) -> Result<Cleaned> {
         let mut chunk = Vec::new();
-        self.writer.read_back(first, pages, &mut chunk)?;
+        match self.writer.read_back(first, pages, &mut chunk) {
+            Ok(()) => {}
+            // It waits for writes, too, and one that failed is more than damage.
+            Err(damage) if self.writer.is_sound() => {
+                return Ok(Cleaned { rows_moved: 0, damage: Some(damage) });
+            }
+            Err(error) => return Err(error),
+        }
         let bytes: &[u8] = bytemuck::cast_slice(&chunk);
         let layout = self.pages.layout.clone();
         // What a commit is writing is about to leave its old place anyway.
@@ -254,12 +286,18 @@ impl ClassLog {
         if moves_dirty {
             note(Branch::CleanedDirty);
         }
-        let (mut moved, mut needed) = (0, None);
+        let (mut moved, mut needed, mut damage) = (0, None, None);
         for (i, page) in bytes.chunks_exact(layout.page_bytes).enumerate() {
             let number = first + i as u32;
             let slot_of = |at: usize| number * layout.rows_per_page as u32 + at as u32;
             let unit = first..first + pages;
-            let Some(rows) = self.verified_rows(page, number, unit, &mut needed)? else { continue };
+            let rows = match self.verified_rows(page, number, unit, &mut needed) {
+                Ok(rows) => rows.unwrap_or(0),
+                Err(error) => {
+                    damage = Some(error);
+                    break;
+                }
+            };
             for at in 0..rows {
                 let (table, key) = layout.entry(page, at);
                 let old = slot_of(at);
@@ -282,7 +320,7 @@ impl ClassLog {
             }
         }
         self.rows_moved += moved;
-        Ok(moved)
+        Ok(Cleaned { rows_moved: moved, damage })
     }
 
     /// Rows of a victim's page; `None` for a page of a crashed epoch that holds no newest copy.
@@ -416,11 +454,17 @@ mod tests {
         }
         let units = (PAGES..2 * PAGES).step_by(chunk as usize);
         log.reserve(u64::from(PAGES) * rows, 0, u64::MAX).unwrap();
-        let clean = |first| log.clean_pages(first, chunk, &NoneResident).unwrap();
+        let clean = |first| {
+            let cleaned = log.clean_pages(first, chunk, &NoneResident).unwrap();
+            assert!(cleaned.damage.is_none(), "{:?}", cleaned.damage);
+            cleaned.rows_moved
+        };
         assert_eq!(units.map(clean).sum::<u64>(), u64::from(PAGES / 2) * rows);
         zero(&log, 2 * PAGES + 1);
         assert!(chunk > 1, "units of {chunk} page");
-        let error = log.clean_pages(2 * PAGES, chunk, &NoneResident).unwrap_err();
+        let cleaned = log.clean_pages(2 * PAGES, chunk, &NoneResident).unwrap();
+        assert_eq!(cleaned.rows_moved, rows, "those of the page before");
+        let error = cleaned.damage.expect("the index names a row of the page");
         assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
     }
 

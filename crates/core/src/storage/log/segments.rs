@@ -76,6 +76,8 @@ struct Segment {
     epoch: u64,
     /// Epoch in which it was last cleaned.
     cleaned: u64,
+    /// Whether cleaning met a page of it that cannot be read, and leaves it alone.
+    damaged: bool,
     /// Tells this filling of the segment from the one before; rises with every one opened.
     life: u64,
     /// The stream that filled it, as its number.
@@ -211,6 +213,7 @@ impl Segments {
             retained: 0,
             epoch: 0,
             cleaned: 0,
+            damaged: false,
             life: 0,
             stream: 0,
             boundary: (0, 0),
@@ -337,6 +340,7 @@ impl Segments {
             retained: 0,
             epoch,
             cleaned: 0,
+            damaged: false,
             life: self.lives,
             stream,
             boundary: (0, 0),
@@ -378,7 +382,7 @@ impl Segments {
     /// (there is no row to move, or it was cleaned in this epoch), or when it is to be spared.
     fn reclaimable(&self, id: SegmentId) -> u32 {
         let segment = &self.segments[id as usize];
-        if segment.state != State::Sealed || segment.newest == 0 || segment.cleaned == self.epoch {
+        if segment.state != State::Sealed || segment.newest == 0 || !self.may_be_cleaned(segment) {
             return 0;
         }
         let slots = self.pages_of(id) * self.rows_per_page;
@@ -489,7 +493,7 @@ impl Segments {
     fn kept_by_dirty(&self, id: SegmentId) -> u32 {
         let segment = &self.segments[id as usize];
         let waits = segment.cleaned == self.epoch && segment.newest > 0 && segment.retained == 0;
-        if waits && !self.is_held(id) { self.dead(id) } else { 0 }
+        if waits && !segment.damaged && !self.is_held(id) { self.dead(id) } else { 0 }
     }
 
     /// Dead slots of segments that only rows keep which are dirty in DRAM.
@@ -586,7 +590,7 @@ impl Segments {
         for (id, segment) in self.segments.iter().enumerate() {
             if segment.state != State::Sealed
                 || segment.newest == 0
-                || segment.cleaned == self.epoch
+                || !self.may_be_cleaned(segment)
             {
                 continue;
             }
@@ -618,7 +622,7 @@ impl Segments {
     fn pending(&self, id: SegmentId) -> u32 {
         let segment = &self.segments[id as usize];
         let waits = segment.state == State::Sealed
-            && (segment.newest == 0 || segment.cleaned == self.epoch);
+            && (segment.newest == 0 || segment.cleaned == self.epoch && !segment.damaged);
         if waits { self.pages_of(id) * self.rows_per_page } else { 0 }
     }
 
@@ -632,6 +636,17 @@ impl Segments {
     pub(super) fn cleaned(&mut self, id: SegmentId) {
         let epoch = self.epoch;
         self.change(id, |segment| segment.cleaned = epoch);
+    }
+
+    /// Notes that a page of a segment cannot be read: cleaning leaves it alone from here on, until
+    /// it is filled anew.
+    pub(super) fn damaged(&mut self, id: SegmentId) {
+        self.change(id, |segment| segment.damaged = true);
+    }
+
+    /// Whether cleaning may look at a sealed segment in this epoch.
+    fn may_be_cleaned(&self, segment: &Segment) -> bool {
+        segment.cleaned != self.epoch && !segment.damaged
     }
 
     /// The sequences that a page can have if it is the one that was last written in its place.

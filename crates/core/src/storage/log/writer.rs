@@ -198,6 +198,11 @@ impl Writer {
         Ok(slot)
     }
 
+    /// Whether no write has failed.
+    pub(super) fn is_sound(&self) -> bool {
+        self.failed.is_none()
+    }
+
     /// Fails after a write that failed.
     fn check_sound(&self) -> Result<()> {
         if let Some(why) = &self.failed {

@@ -4,6 +4,7 @@ use super::Lsm;
 use super::bottom::{Bottom, Orders, Shape, TableOrder, Version};
 use super::changes::Changes;
 use super::pages::LsmPages;
+use super::set_aside::SetAside;
 use super::tombstones::Tombstones;
 use super::upkeep::Upkeep;
 use crate::config::Merging;
@@ -83,6 +84,7 @@ impl Lsm {
             tickets: BTreeSet::new(),
             next_ticket: 0,
             upkeep: Upkeep::default(),
+            set_aside: SetAside::default(),
         }
     }
 }

@@ -52,7 +52,7 @@ impl StorageJournal for Lsm {
 
     fn write_piece(&self, table: u16, piece: u32, out: &mut Vec<u8>) {
         match piece.checked_sub(1) {
-            None => self.tombstones.write_piece(table, out),
+            None => self.tombstones.write_piece(self.bottom.orders(), table, out),
             Some(piece) => self.top.write_piece(table, piece, out),
         }
     }

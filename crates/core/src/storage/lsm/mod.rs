@@ -21,6 +21,7 @@ mod newest;
 mod pages;
 mod recovery;
 mod room;
+mod set_aside;
 mod stats;
 mod sweep;
 mod tombstones;
@@ -37,6 +38,7 @@ use crate::io::Medium;
 use bottom::{Bottom, Place, TableOrder};
 use changes::Changes;
 use pages::LsmPages;
+use set_aside::SetAside;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use tombstones::Tombstones;
@@ -60,6 +62,7 @@ pub struct Lsm {
     /// More than that of any read.
     next_ticket: u64,
     upkeep: Upkeep,
+    set_aside: SetAside,
 }
 
 impl Storage for Lsm {}

@@ -15,6 +15,10 @@ use std::sync::Arc;
 
 /// The tag of a deletion, which has no slot.
 pub(super) const TOMBSTONE: u32 = u32::MAX;
+/// Of so many rows and tombstones one part in this many are tombstones at most.
+const TOMBSTONE_PART: usize = 4;
+/// A tombstone takes the memory of so many slots.
+const SLOTS_PER_TOMBSTONE: usize = size_of::<u64>() / size_of::<u32>();
 
 /// A row that was read.
 #[derive(Clone, Copy, Debug)]
@@ -60,13 +64,19 @@ impl TableSlots {
     }
 }
 
+/// Positions of tombstones of a table, those that come last first.
+struct TombstonesOf {
+    table: u16,
+    positions: Vec<u64>,
+}
+
 /// Rows of the top and tombstones in a range.
 pub(super) struct Newest {
     range: PlaceRange,
     orders: Arc<Orders>,
     tables: VecDeque<TableSlots>,
     top: TopReader,
-    tombstones: VecDeque<(Place, u64)>,
+    tombstones: VecDeque<TombstonesOf>,
     /// Rows of the groups at hand, in order, and the next of them.
     rows: Vec<Read>,
     words: Vec<f32>,
@@ -77,8 +87,8 @@ pub(super) struct Newest {
 }
 
 impl Newest {
-    /// Looks up what is newer in `range`, at most about `most` rows, in `tables`, which are in
-    /// order; those whose pages are in memory only where `in_memory` says so. Returns how many
+    /// Looks up what is newer in `range`, at most about `most` rows and tombstones, in `tables`,
+    /// which are in order; those whose pages are in memory only where `in_memory` says so. Returns how many
     /// there are at most, and the last place up to which all are among them.
     pub(super) fn of(
         lsm: &Lsm,
@@ -87,6 +97,11 @@ impl Newest {
         most: usize,
         in_memory: bool,
     ) -> (Self, Found) {
+        // A tombstone takes the memory of two slots, so a quarter leaves half of it to rows.
+        let cut = lsm.tombstones.in_range(range).nth((most / TOMBSTONE_PART).max(1) - 1);
+        let range = PlaceRange { last: cut.unwrap_or(range.last), ..range };
+        let of_tombstones = lsm.tombstones.count_in(range);
+        let most = most.saturating_sub(SLOTS_PER_TOMBSTONE * of_tombstones).max(1);
         let mut found = Found { rows: 0, until: range.last };
         let mut slots: VecDeque<TableSlots> = VecDeque::new();
         for table in tables.iter().copied() {
@@ -112,8 +127,18 @@ impl Newest {
             }
         }
         let covered = PlaceRange { first: range.first, last: found.until };
-        let tombstones: VecDeque<_> = lsm.tombstones.in_range(covered).collect();
-        found.rows += tombstones.len();
+        let mut tombstones: VecDeque<TombstonesOf> = VecDeque::new();
+        for Place { table, position, .. } in lsm.tombstones.in_range(covered) {
+            found.rows += 1;
+            match tombstones.back_mut() {
+                Some(last) if last.table == table => last.positions.push(position),
+                _ => tombstones.push_back(TombstonesOf { table, positions: vec![position] }),
+            }
+        }
+        for of_table in &mut tombstones {
+            of_table.positions.reverse();
+            of_table.positions.shrink_to_fit();
+        }
         let mut maybe_in_memory = Vec::new();
         if in_memory {
             slots.iter().for_each(|table| maybe_in_memory.extend_from_slice(&table.slots.slots));
@@ -179,12 +204,18 @@ impl Newest {
 
     /// The next tombstone.
     pub(super) fn tombstone(&self) -> Option<Place> {
-        self.tombstones.front().map(|(place, _)| *place)
+        let TombstonesOf { table, positions } = self.tombstones.front()?;
+        Some(Place { table: *table, rank: 0, position: *positions.last()? })
     }
 
     /// Goes on behind the next tombstone, of which the key is returned.
     pub(super) fn pass_tombstone(&mut self) -> Option<u64> {
-        self.tombstones.pop_front().map(|(_, key)| key)
+        let TombstonesOf { table, positions } = self.tombstones.front_mut()?;
+        let (table, position) = (*table, positions.pop()?);
+        if positions.is_empty() {
+            self.tombstones.pop_front();
+        }
+        self.orders.of(table).map(|order| order.key(position))
     }
 }
 

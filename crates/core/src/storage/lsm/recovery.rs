@@ -100,7 +100,7 @@ impl StorageRecovery for LsmRecovery {
             Block::Edit(edit) => self.edit(&edit),
             Block::Set { table, key } => {
                 self.check_table(table)?;
-                self.tombstones.insert(self.orders.place(table, 0, key)?, key);
+                self.tombstones.insert(self.orders.place(table, 0, key)?);
                 if let Some(changed) = &mut changed {
                     changed(table, key);
                 }

@@ -1,6 +1,7 @@
 //! What the storage says of itself, and what of the memory budget it takes.
 
 use super::Lsm;
+use super::tombstones::Tombstones;
 use crate::config::StorageKind;
 use crate::error::Result;
 use crate::io::Medium;
@@ -29,8 +30,11 @@ impl StorageCounts for Lsm {
     }
 
     fn rows_stored(&self, table: u16) -> u64 {
-        // A row that is above and below counts twice.
-        self.top.rows_stored(table) + self.bottom.snapshot().rows_of(table)
+        // Rows that are above and below would count twice in the sum, and plans have less room for
+        // the others.
+        let deleted = self.tombstones.count_of(table) as u64;
+        let below = self.bottom.snapshot().rows_of(table).saturating_sub(deleted);
+        self.top.rows_stored(table).max(below)
     }
 
     fn outdated_bytes(&self) -> u64 {
@@ -52,13 +56,26 @@ impl StorageBudget for Lsm {
         most.map_or(0, |most| (most.now + most.growth).saturating_sub(now))
     }
 
+    fn bytes_for_deletes(&self, table: u16, keys: &[u64]) -> u64 {
+        let places = keys.iter().map(|key| self.place(table, *key));
+        let new = places.filter(|place| self.needs_tombstone(*place)).count();
+        Tombstones::bytes_of(new) as u64
+    }
+
+    fn drop_deleted_soon(&mut self) {
+        if !self.tombstones.is_empty() {
+            self.upkeep.drop_tombstones_soon();
+        }
+    }
+
     fn memory(&self) -> StorageMemory {
         let StorageMemory { index_bytes, buffer_bytes } = self.top.memory();
         StorageMemory {
             index_bytes: index_bytes + self.index_bytes_below(),
             buffer_bytes: buffer_bytes
                 + self.changes.memory_bytes() as u64
-                + self.upkeep.memory_bytes(),
+                + self.upkeep.memory_bytes()
+                + self.set_aside.memory_bytes() as u64,
         }
     }
 }

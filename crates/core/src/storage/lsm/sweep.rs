@@ -141,7 +141,7 @@ impl Lsm {
             partition: Arc::clone(&open.partition),
             pages: open.partition.pages_of(range),
         });
-        let tombstones = self.tombstones.in_range(range).map(|(place, _)| place).collect();
+        let tombstones = self.tombstones.in_range(range).collect();
         Slice {
             range,
             newest,

@@ -11,7 +11,7 @@ use super::create::shape;
 use super::newest::{Newest, TOMBSTONE, ToMerge};
 use super::unit::{GivenOut, MergeUnit};
 use super::{IN_BOTTOM, Lsm};
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::io::{BLOCK_BYTES, Buffers, pow2_below};
 use crate::storage::log::MERGE_PORTIONS;
 use crate::storage::{
@@ -63,6 +63,8 @@ pub(super) struct Upkeep {
     came_before: BTreeMap<u32, u64>,
     /// Whether files that a crash has left were removed.
     is_tidy: bool,
+    /// Tombstones take too much memory: merges go on until none is left, and wait for nothing.
+    drops_tombstones: bool,
 }
 
 /// What merges did since open.
@@ -95,6 +97,11 @@ impl Upkeep {
         let of_next = (MERGE_PORTIONS * self.portion_bytes) as u64;
         let unit = self.given_out.map_or(0, |unit| unit.memory_bytes).max(of_next);
         unit + (left + came) as u64
+    }
+
+    /// Merges are due until no tombstone is left.
+    pub(super) fn drop_tombstones_soon(&mut self) {
+        self.drops_tombstones = true;
     }
 
     /// What merges did since open.
@@ -169,6 +176,8 @@ impl StorageUpkeep for Lsm {
         if goes_on || !self.is_due() {
             return Ok(None);
         }
+        // Until a merge begins: what none can take is waited for no more.
+        let drops_tombstones = std::mem::take(&mut self.upkeep.drops_tombstones);
         self.bottom.remove_files()?;
         if !self.upkeep.is_tidy {
             self.bottom.remove_leftovers(&[])?;
@@ -179,6 +188,9 @@ impl StorageUpkeep for Lsm {
             return Ok(None);
         }
         let range = input.as_ref().map_or(PlaceRange::ALL, |input| input.facts().range);
+        if self.set_aside.has(range) {
+            return Ok(None);
+        }
         let tables: Vec<u16> = self.bottom.orders().tables().collect();
         let (newest, found) = Newest::of(self, range, &tables, self.most_per_merge(), false);
         if found.rows == 0 {
@@ -219,6 +231,7 @@ impl StorageUpkeep for Lsm {
         let came_before = (found.until == range.last).then(|| self.came());
         let unit = GivenOut { range, bytes, memory_bytes, ticket, came_before };
         self.upkeep.given_out = Some(unit);
+        self.upkeep.drops_tombstones = drops_tombstones && !self.tombstones.is_empty();
         Ok(Some(Box::new(MergeUnit { merge })))
     }
 
@@ -227,7 +240,8 @@ impl StorageUpkeep for Lsm {
             self.upkeep.credit = 0;
             return false;
         }
-        if self.upkeep.is_to_end || self.rows_above() as f64 > HURRY * self.most_above() as f64 {
+        let hurries = self.upkeep.is_to_end || self.upkeep.drops_tombstones;
+        if hurries || self.rows_to_merge() as f64 > HURRY * self.most_above() as f64 {
             return true;
         }
         let portion = self.upkeep.portion_bytes() as u64;
@@ -288,14 +302,31 @@ impl StorageUpkeep for Lsm {
         Ok(true)
     }
 
-    fn abandon_unit(&mut self, unit: Box<dyn Unit>) -> Result<()> {
-        self.end_unit();
+    fn abandon_unit(&mut self, unit: Box<dyn Unit>, because: Option<Error>) -> Result<()> {
+        let any: Box<dyn Any> = unit;
+        let unit = any.downcast::<MergeUnit>().expect("an lsm is given its own unit back");
+        let met_damage = unit.merge.met_damage();
+        let given_out = self.end_unit();
         // What cannot be removed now is left over.
-        unit.abandon().inspect_err(|_| self.upkeep.is_tidy = false)
+        let abandoned = unit.merge.abandon().inspect_err(|_| self.upkeep.is_tidy = false);
+        match (because, given_out) {
+            (Some(damage), Some(given_out)) if met_damage => {
+                self.set_aside(given_out.range, &damage);
+                abandoned
+            }
+            (Some(error), _) if error.kind() != ErrorKind::Full => Err(error),
+            _ => abandoned,
+        }
     }
 
     fn expect_bound(&mut self, is_bounded: bool) {
         self.top.expect_bound(is_bounded);
+    }
+
+    fn damage(&self) -> Vec<String> {
+        let mut damage = self.top.damage();
+        damage.extend_from_slice(self.set_aside.damage());
+        damage
     }
 }
 
@@ -331,7 +362,7 @@ impl Lsm {
     }
 
     /// Rows of the top and tombstones.
-    fn rows_above(&self) -> u64 {
+    pub(super) fn rows_above(&self) -> u64 {
         self.top.stats().newest_copies + self.tombstones.len() as u64
     }
 
@@ -348,8 +379,15 @@ impl Lsm {
         1 + snapshot.version().partitions().iter().map(|facts| facts.merge).max().unwrap_or(0)
     }
 
-    fn is_due(&self) -> bool {
-        self.rows_above() > self.most_above()
+    fn is_due(&mut self) -> bool {
+        if self.upkeep.drops_tombstones && !self.tombstones.is_empty() {
+            return true;
+        }
+        let most = self.most_above();
+        if self.rows_to_merge() > most {
+            self.count_aside();
+        }
+        self.rows_to_merge() > most
     }
 
     /// Bytes of a partition's pages at most.
@@ -393,12 +431,13 @@ impl Lsm {
         let score = |partition: &Arc<Partition>| {
             let facts = partition.facts();
             let since = self.upkeep.came_before.get(&facts.number).map_or(came, |at| came - at);
-            let tombstones = self.tombstones.in_range(facts.range).count() as u64;
+            let tombstones = self.tombstones.count_in(facts.range) as u64;
             let rows = self.rows_above_in(facts.range).min(since) + tombstones;
             rows as f64 / (facts.bytes + self.facts.segment_bytes) as f64
         };
         let snapshot = self.bottom.snapshot();
         let partitions = snapshot.partitions().iter().map(|open| &open.partition);
+        let partitions = partitions.filter(|one| !self.set_aside.has(one.facts().range));
         let scored = partitions.map(|partition| (score(partition), partition));
         let best = scored.max_by(|a, b| a.0.total_cmp(&b.0)).filter(|best| best.0 > 0.0);
         best.map(|(_, partition)| Arc::clone(partition))
@@ -406,7 +445,7 @@ impl Lsm {
 
     /// Rows of a range in the top, nearly: an index partition that lies in two ranges counts in the
     /// one where it begins.
-    fn rows_above_in(&self, range: PlaceRange) -> u64 {
+    pub(super) fn rows_above_in(&self, range: PlaceRange) -> u64 {
         let of_table = |table| {
             let first = range.first.max(Place { table, ..Place::MIN });
             let last = range.last.min(Place { table, ..Place::MAX });

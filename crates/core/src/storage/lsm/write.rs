@@ -1,6 +1,7 @@
 //! Dirty rows go to the top; deletes leave tombstones where the bottom may have the row.
 
 use super::Lsm;
+use super::bottom::Place;
 use crate::error::Result;
 use crate::storage::{DirtyRow, StorageWrite};
 use std::sync::Arc;
@@ -55,7 +56,7 @@ impl StorageWrite for Lsm {
         let origin = self.origin_above(table, origin);
         self.top.delete(table, key, origin);
         let place = self.place(table, key);
-        if self.may_be_below(place) && self.tombstones.insert(place, key) {
+        if self.needs_tombstone(place) && self.tombstones.insert(place) {
             self.changes.tombstone_set(table, key);
         }
     }
@@ -66,6 +67,11 @@ impl StorageWrite for Lsm {
 }
 
 impl Lsm {
+    /// Whether a delete of the key at `place` leaves a tombstone that is not there.
+    pub(super) fn needs_tombstone(&self, place: Place) -> bool {
+        self.may_be_below(place) && !self.tombstones.contains(place)
+    }
+
     /// The key has a row again, or the bottom has none any more.
     pub(super) fn drop_tombstone(&mut self, table: u16, key: u64) {
         if !self.tombstones.is_empty() && self.tombstones.remove(self.place(table, key)) {

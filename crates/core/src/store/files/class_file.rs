@@ -36,7 +36,8 @@ fn is_partition(name: &str) -> bool {
     parsed.is_some_and(|canonical| canonical == name)
 }
 
-/// Creates the file of a new class, empty, in the place of one that was left.
+/// Creates the file of a new class, empty, in the place of one that was left, and removes the
+/// partitions that lay below that.
 pub(in crate::store) fn create_class_file(
     medium: &dyn Medium,
     class: u16,
@@ -47,6 +48,11 @@ pub(in crate::store) fn create_class_file(
         // Left by an epoch that never committed, or by commits that were given up.
         refuse_other_store(medium, &name, seed)?;
         medium.remove(&name)?;
+    }
+    for name in medium.list(&format!("{PARTITION_PREFIX}{class}-"))? {
+        if is_partition(&name) {
+            medium.remove(&name)?;
+        }
     }
     medium.open(&name, OpenMode::CreateNew)
 }

@@ -6,7 +6,7 @@ use crate::error::{ErrorKind, Result, bail};
 use crate::storage::Storage;
 use crate::store::Inner;
 use crate::store::commit::Asker;
-use crate::store::engine::{Class, ClassPhase, Engine, park};
+use crate::store::engine::{Class, ClassPhase, Engine, Table, park};
 use crate::store::journal::JOURNAL_BYTES_PER_TABLE;
 use crate::store::memory::budget;
 use crate::store::verbs::rows::Keys;
@@ -180,6 +180,35 @@ impl Inner {
                 engine.budget_bytes,
             );
         }
+    }
+
+    /// What deleted keys leave in memory takes from the cache, as a growing index does. `Budget`
+    /// comes before anything changed.
+    pub(in crate::store) fn make_delete_room(
+        &self,
+        engine: &Engine,
+        table: &Table,
+        keys: &[u64],
+    ) -> Result<()> {
+        let class = &engine.classes[table.class];
+        let growth = class.log.lock().bytes_for_deletes(table.id(), keys);
+        if growth == 0 || self.make_window_room(engine, growth)? {
+            return Ok(());
+        }
+        class.log.lock().drop_deleted_soon();
+        let used = engine.memory().total() + engine.index_bytes_to_come();
+        let enough = (used + used / 4).max(budget::enough(&engine.demands())) + growth;
+        let enough = engine.spell(&self.options, enough);
+        bail!(
+            Budget,
+            "deletes of {} keys of table '{}' leave {growth} bytes in memory until merges drop \
+             the rows, beside {used} in use of memory={}; nothing was deleted; commit, which merges \
+             what was deleted before, delete fewer keys at once, or reopen with at least \
+             memory={enough}",
+            keys.len(),
+            table.record.spec.name,
+            engine.budget_bytes,
+        );
     }
 
     /// Makes sure that `growth` more bytes fit the budget; false when the caches cannot give them.

@@ -132,26 +132,28 @@ impl Inner {
         Ok(Progress::GoesOn)
     }
 
-    /// Removes what a unit has written that met an error. Without room it is left for later.
+    /// Removes what a unit has written that met an error, if there is one. Without room it is left
+    /// for later, and where its storage can do without it, too.
     fn give_up(&self, class: &Class, under_way: &mut UnitUnderWay, error: Error) -> Result<()> {
-        let abandoned = self.abandon(class, under_way);
-        match error.kind() {
-            ErrorKind::Full => abandoned,
-            _ => Err(error),
+        match (under_way.take(), error.kind()) {
+            (Some(unit), _) => self.abandon(class, unit, Some(error)),
+            (None, ErrorKind::Full) => Ok(()),
+            (None, _) => Err(error),
         }
     }
 
-    fn abandon(&self, class: &Class, under_way: &mut UnitUnderWay) -> Result<()> {
-        let Some(unit) = under_way.take() else { return Ok(()) };
+    fn abandon(&self, class: &Class, unit: Box<dyn Unit>, because: Option<Error>) -> Result<()> {
         let mut log = class.log.lock();
-        self.charge_difference(&mut **log, |log| log.abandon_unit(unit))
+        self.charge_difference(&mut **log, |log| log.abandon_unit(unit, because))
     }
 
     /// Ends all units, of a store that nobody uses any more. A file that cannot be removed is named
     /// by no commit: the next writer removes it.
     pub(in crate::store) fn abandon_units(&self, engine: &Engine) {
         for class in &engine.classes {
-            let _ = self.abandon(class, &mut class.unit.lock());
+            if let Some(unit) = class.unit.lock().take() {
+                let _ = self.abandon(class, unit, None);
+            }
         }
     }
 

@@ -27,6 +27,48 @@ fn a_growing_index_takes_from_the_cache_and_then_names_the_budget_that_works() {
     });
 }
 
+/// Deletes of rows that lie in the bottom of an lsm leave tombstones, which nobody had planned for.
+#[test]
+fn deletes_that_leave_too_much_in_memory_are_refused_until_a_commit_has_merged_those_before() {
+    const ROWS: u64 = 60_000;
+    const BUDGET: u64 = 1100 << 10;
+    KIND.set(StorageKind::Lsm);
+    let medium = SimMedium::new(12);
+    let store = Store::open_on(Arc::new(medium), options_within(BUDGET)).unwrap();
+    let table = store.table(&spec("t", Some(ROWS), OptimizerKind::Sgd)).unwrap();
+    let keys: Vec<u64> = (0..ROWS).collect();
+    for keys in keys.chunks(2000) {
+        store.put(&[put_of(table, keys, &vec![0.5; keys.len() * DIM])]).unwrap();
+    }
+    store.commit(1, "", &[]).unwrap();
+    store.commit(2, "", &[]).unwrap();
+    let memory = |store: &Store| store.stats().unwrap().memory;
+    let error = store.delete(table, &keys).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Budget, "{error}");
+    assert!(error.message().contains("nothing was deleted; commit"), "{error}");
+    assert_eq!(store.len(table).unwrap(), ROWS);
+    let before = memory(&store);
+    let mut refused = 0;
+    for (i, keys) in keys.chunks(12_000).enumerate() {
+        let deleted = store.delete(table, keys).or_else(|error| {
+            assert_eq!(error.kind(), ErrorKind::Budget, "{error}");
+            refused += 1;
+            store.commit(3, "", &[]).unwrap();
+            store.delete(table, keys)
+        });
+        assert_eq!(deleted.unwrap(), 12_000, "piece {i} after {refused} refusals");
+        let used = memory(&store).total();
+        assert!(used <= BUDGET, "piece {i}: {used} bytes of {BUDGET}");
+    }
+    assert!(refused > 0 && merges(&store) > 0, "{refused} refusals");
+    assert_eq!(store.len(table).unwrap(), 0);
+    for step in 4..9 {
+        store.commit(step, "", &[]).unwrap();
+    }
+    assert!(memory(&store).index_bytes <= before.index_bytes, "{before:?}, {:?}", memory(&store));
+    KIND.set(StorageKind::Log);
+}
+
 #[test]
 fn a_table_whose_index_the_budget_cannot_hold_is_refused_when_it_is_made() {
     each_kind(|| {

@@ -75,6 +75,140 @@ fn flipped_bits_are_found_or_harmless() {
     });
 }
 
+const ROWS: u64 = 8000;
+
+fn one_table(medium: &SimMedium) -> (Store, TableId) {
+    let store = Store::open_on(Arc::new(medium.clone()), options(300 << 10)).unwrap();
+    let table = store.table(&spec("t", Some(ROWS), OptimizerKind::Sgd)).unwrap();
+    (store, table)
+}
+
+fn write(store: &Store, table: TableId, keys: &[u64], rows: &mut BTreeMap<u64, f32>, value: f32) {
+    store.put(&[put_of(table, keys, &vec![value; keys.len() * DIM])]).unwrap();
+    rows.extend(keys.iter().map(|key| (*key, value)));
+}
+
+fn read(store: &Store, table: TableId, key: u64) -> Result<f32> {
+    let mut values = [0.0; DIM];
+    let out = (&mut values[..]).into();
+    store.get(&mut [GetBatch { table, keys: &[key], values: out, state: None }])?;
+    Ok(values[0])
+}
+
+/// Random writes of rows that are not damaged, until upkeep has named damage, and as many more.
+/// Returns what moved and how many merges there were since then.
+fn write_past_damage(
+    store: &Store,
+    table: TableId,
+    sound: &[u64],
+    rows: &mut BTreeMap<u64, f32>,
+    random: &mut Random,
+    prefix: &str,
+) -> (u64, u64) {
+    let damage = |store: &Store| store.stats().unwrap().classes[0].damage.clone();
+    let (mut left, mut met) = (400, None);
+    while left > 0 {
+        let keys: Vec<u64> =
+            (0..200).map(|_| sound[random.below(sound.len() as u64) as usize]).collect();
+        write(store, table, &keys, rows, random.value());
+        if random.below(3) == 0 {
+            store.commit(1, "", &[]).unwrap();
+        }
+        left -= 1;
+        if met.is_none() && !damage(store).is_empty() {
+            left = 200;
+            met = Some((store.stats().unwrap().rows_moved, merges(store)));
+        }
+    }
+    let (moved, merged) = met.expect("upkeep has met the damage");
+    let named = damage(store);
+    // A page of the top is met by cleaning and by the merge of each partition that it has rows of.
+    let most = if KIND.get() == StorageKind::Lsm && prefix == "rows-0" { 8 } else { 1 };
+    assert!(named.len() <= most, "it is met again: {named:?}");
+    assert!(named.iter().all(|one| one.contains(prefix) && one.contains("page")), "{named:?}");
+    assert!(!store.is_poisoned());
+    (store.stats().unwrap().rows_moved - moved, merges(store) - merged)
+}
+
+/// Flips a bit of a page without which some row cannot be read, in a file whose name begins so.
+fn damage_page(medium: &SimMedium, prefix: &str, all: &[u64]) {
+    let files = Medium::list(medium, prefix).unwrap();
+    let pages_of = |file: &String| medium.contents(file).len() as u64 / 512;
+    let pages = files.iter().flat_map(|file| (1..pages_of(file)).map(move |page| (file, page)));
+    for (file, page) in pages {
+        medium.flip_bit(file, page * 512 + 100);
+        let (store, table) = one_table(medium);
+        let mut values = vec![0.0; all.len() * DIM];
+        let values = (&mut values).into();
+        if store.get(&mut [GetBatch { table, keys: all, values, state: None }]).is_err() {
+            return;
+        }
+        medium.flip_bit(file, page * 512 + 100);
+    }
+    panic!("no page of {files:?} is needed");
+}
+
+/// A merge that read a damaged page poisoned the store, and so did the next one after each opening;
+/// cleaning did the same.
+#[test]
+fn upkeep_leaves_damage_where_it_is_and_goes_on_beside_it() {
+    each_kind(|| {
+        let prefixes: &[&str] = match KIND.get() {
+            StorageKind::Log => &["rows-0"],
+            StorageKind::Lsm => &["part-0-", "rows-0"],
+        };
+        prefixes.iter().for_each(|prefix| goes_on_beside_damage(prefix));
+    });
+}
+
+fn goes_on_beside_damage(prefix: &str) {
+    let medium = SimMedium::new(7);
+    let (mut rows, mut random) = (BTreeMap::new(), Random(11));
+    let all: Vec<u64> = (0..ROWS).collect();
+    let (store, table) = one_table(&medium);
+    for keys in all.chunks(500) {
+        write(&store, table, keys, &mut rows, random.value());
+    }
+    for step in 0..3 {
+        store.commit(step, "", &[]).unwrap();
+    }
+    // These are in the top of an lsm.
+    write(&store, table, &all[1000..1200], &mut rows, random.value());
+    store.commit(3, "", &[]).unwrap();
+    store.close().unwrap();
+    damage_page(&medium, prefix, &all);
+    let (store, table) = one_table(&medium);
+    let is_damaged = |key: &u64| match read(&store, table, *key) {
+        Ok(value) => {
+            assert_eq!(value, rows[key], "key {key}");
+            false
+        }
+        Err(error) => {
+            assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+            true
+        }
+    };
+    let (damaged, sound): (Vec<u64>, Vec<u64>) = all.iter().partition(|key| is_damaged(key));
+    assert!((1..40).contains(&damaged.len()), "{damaged:?}");
+    let (mut store, mut table) = (store, table);
+    for _ in 0..2 {
+        let (moved, merged) =
+            write_past_damage(&store, table, &sound, &mut rows, &mut random, prefix);
+        assert!(moved > 1000, "{moved} rows were moved beside the damage");
+        assert!(merged > 2 || KIND.get() == StorageKind::Log, "{merged} merges");
+        store.commit(9, "", &[]).unwrap();
+        for key in &sound {
+            assert_eq!(read(&store, table, *key).unwrap(), rows[key], "key {key}");
+        }
+        for key in &damaged {
+            assert_eq!(read(&store, table, *key).unwrap_err().kind(), ErrorKind::Corrupt);
+        }
+        store.close().unwrap();
+        (store, table) = one_table(&medium);
+    }
+    store.close().unwrap();
+}
+
 #[test]
 fn truncated_files_are_found() {
     each_kind(|| {

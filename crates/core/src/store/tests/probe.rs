@@ -231,10 +231,6 @@ impl StorageSpace for Probe {
 }
 
 impl StorageUpkeep for Probe {
-    fn abandon_unit(&mut self, unit: Box<dyn Unit>) -> Result<()> {
-        unit.abandon()
-    }
-
     fn has_units(&self) -> bool {
         true
     }
@@ -285,6 +281,7 @@ impl StorageUpkeep for Probe {
     }
 
     pass! {
+        fn damage(&) -> Vec<String>;
         fn rows_per_unit(&) -> u64;
         fn room_for_upkeep(& most_bytes: Option<u64>) -> u64;
         fn lacks(& bytes: u64, unwritten: u64, spare: u64) -> bool;
@@ -298,7 +295,9 @@ impl StorageUpkeep for Probe {
 impl StorageBudget for Probe {
     pass! {
         fn index_growth(& table: u16, expected: u64) -> u64;
+        fn bytes_for_deletes(& table: u16, keys: &[u64]) -> u64;
         fn memory(&) -> StorageMemory;
+        mut fn drop_deleted_soon(&);
         mut fn equip(& share: Share, medium: &dyn Medium) -> Result<()>;
     }
 }

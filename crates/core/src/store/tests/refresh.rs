@@ -346,6 +346,45 @@ fn a_held_reader_goes_back_to_its_commit_where_it_cannot_move() {
 }
 
 // What was returned was one commit, what was opened another.
+// A reader that was closed said that it lacked memory, as one does that stays where it is.
+#[test]
+fn a_refresh_that_lacks_memory_says_so_only_where_the_reader_stays() {
+    let medium = SimMedium::new(9);
+    let writer = open(&medium, StoreOptions { keep: 2, ..options(16 << 20) }).unwrap();
+    train(&writer, 1, 0);
+    let refreshed = |n: usize| {
+        let meddled = Meddled::new(&medium);
+        let reader = Store::open_on(Arc::clone(&meddled) as Arc<dyn Medium>, reading()).unwrap();
+        read(&reader, 0..ROWS, 1).unwrap();
+        (reader, meddled, n)
+    };
+    let mut readers: Vec<_> = (1..80).map(refreshed).collect();
+    writer.table(&spec("large", Some(1_000_000), OptimizerKind::None)).unwrap();
+    writer.commit(2, "", &[]).unwrap();
+    let (mut stayed, mut closed) = (0, 0);
+    for (reader, meddled, n) in &mut readers {
+        let (n, mut done) = (*n, 0);
+        meddled.meddle(move |_| {
+            done += 1;
+            match done < n {
+                true => Ok(()),
+                false => Err(Error::new(ErrorKind::Io, "as the test asks".to_owned())),
+            }
+        });
+        let error = reader.refresh().unwrap_err();
+        meddled.leave();
+        if reader.tables().is_empty() {
+            closed += 1;
+            assert_ne!(error.kind(), ErrorKind::Budget, "operation {n}: {error}");
+            assert!(error.message().contains("the reader is closed"), "operation {n}: {error}");
+        } else {
+            stayed += u32::from(error.kind() == ErrorKind::Budget);
+            read(reader, 0..ROWS, 1).unwrap_or_else(|e| panic!("operation {n}: {e}, {error}"));
+        }
+    }
+    assert!(stayed > 0 && closed > 0, "{stayed} stayed, {closed} closed");
+}
+
 #[test]
 fn the_commit_that_refresh_returns_is_the_one_that_is_open() {
     each_kind(|| {

@@ -180,6 +180,31 @@ fn a_file_of_rows_of_another_store_is_not_removed() {
     assert!(fs::read(path.join("rows-1")).unwrap() == before);
 }
 
+/// Partitions of a class that a crash kept from its first commit stayed for ever.
+#[test]
+fn partitions_of_a_class_that_never_committed_are_removed_with_its_rows() {
+    let medium = SimMedium::new(4);
+    let partitions = || Medium::list(&medium, "part-").unwrap();
+    for storage in [StorageKind::Lsm, StorageKind::Log] {
+        let crashed = Store::open_on(Arc::new(medium.clone()), super::options(600 << 10)).unwrap();
+        let lsm = TableSpec { storage: StorageKind::Lsm, ..spec("t", None, OptimizerKind::Sgd) };
+        let table = crashed.table(&lsm).unwrap();
+        assert_eq!(partitions(), Vec::<String>::new(), "those of the crash before are removed");
+        for first in (0..20_000).step_by(500) {
+            let keys: Vec<u64> = (first..first + 500).collect();
+            crashed.put(&[put_of(table, &keys, &[0.5; 500 * DIM])]).unwrap();
+        }
+        assert!(!partitions().is_empty(), "nothing was merged");
+        // Its lock goes, its files stay.
+        drop(crashed);
+        let store = Store::open_on(Arc::new(medium.clone()), super::options(600 << 10)).unwrap();
+        assert!(store.tables().is_empty());
+        store.table(&TableSpec { storage, ..spec("t", None, OptimizerKind::Sgd) }).unwrap();
+        assert_eq!(partitions(), Vec::<String>::new(), "{storage:?}");
+        drop(store);
+    }
+}
+
 /// The message advised `step=`, and every step was then `NotFound`.
 #[test]
 fn damage_names_the_steps_that_can_be_opened_and_no_others() {

@@ -11,11 +11,11 @@ fn probed(medium: &SimMedium) -> (Store, TableId, Arc<Wishes>) {
     let table = store.table(&spec("t", Some(700), OptimizerKind::Sgd)).unwrap();
     let wishes = Probe::around(&store, 0);
     let weak = Arc::downgrade(&store.inner);
-    // Who has the engine alone has its classes, too, so only shared ones are looked at.
+    // Who has the engine alone has its classes, too.
     let is_locked = move || {
         let inner = weak.upgrade().expect("the store is open");
         let engine = inner.engine.try_read_recursive();
-        engine.is_some_and(|engine| engine.classes[0].log.is_locked())
+        engine.is_none_or(|engine| engine.classes[0].log.is_locked())
     };
     *wishes.is_locked.lock() = Some(Box::new(is_locked));
     (store, table, wishes)
@@ -56,6 +56,24 @@ fn verbs_do_the_steps_that_are_paid_for_and_install_once() {
     set(&wishes.paid, 3);
     store.commit(1, "", &[]).unwrap();
     assert_eq!((count(&wishes.installed), count(&wishes.abandoned)), (2, 0), "by the commit");
+}
+
+/// A step of a modify ran while its thread had the engine alone: nobody else could even read.
+#[test]
+fn steps_of_a_verb_that_has_the_engine_alone_run_when_others_may_go_on() {
+    let (store, table, wishes) = probed(&SimMedium::new(9));
+    set(&wishes.steps, 2);
+    set(&wishes.paid, 2);
+    store
+        .modify(table, &[3, 5], &mut |_, values, _| {
+            values.fill(1.0);
+            Ok(())
+        })
+        .unwrap();
+    assert_eq!((count(&wishes.stepped), count(&wishes.installed)), (2, 1));
+    set(&wishes.paid, 2);
+    store.delete(table, &[3]).unwrap();
+    assert_eq!((count(&wishes.stepped), count(&wishes.installed)), (4, 2));
 }
 
 #[test]

@@ -146,7 +146,10 @@ impl Store {
         let last = (0..distinct.len() as u32).collect();
         let source = PutSource { table, last, values: &values, state: Some(&state), reset: false };
         let mut put = PutOp { sources: vec![source], blind: true };
-        let rows = self.inner.change(&engine, &batch, &mut put)?;
+        let rows = self.inner.change_rows(&engine, &batch, &mut put)?;
+        // Others go on beside upkeep.
+        let engine = RwLockWriteGuard::downgrade(engine);
+        self.inner.upkeep(&engine)?;
         Ok(UpdateReport { rows, ..UpdateReport::default() })
     }
 
@@ -165,6 +168,7 @@ impl Store {
         let class = &engine.classes[table.class];
         self.inner.prepare_writing()?;
         self.inner.settle_room(&engine)?;
+        self.inner.make_delete_room(&engine, table, &distinct)?;
         // With room in the flush buffer finding rows writes none: from here on no row moves, and
         // cleaning takes nothing of what is reserved next.
         self.inner.make_room(&engine, class, &mut **class.log.lock())?;
@@ -234,8 +238,21 @@ impl Store {
 }
 
 impl Inner {
-    /// Runs a verb that changes rows: reserves room, visits, counts. Returns the rows visited.
+    /// Runs a verb that changes rows, with the upkeep that it pays for. Returns the rows visited.
     pub(in crate::store) fn change<O: RowOp>(
+        &self,
+        engine: &Engine,
+        keys: &[Keys<'_>],
+        op: &mut O,
+    ) -> Result<u64> {
+        let rows = self.change_rows(engine, keys, op)?;
+        self.upkeep(engine)?;
+        Ok(rows)
+    }
+
+    /// Changes rows: reserves room, visits, counts. Returns the rows visited. Upkeep is left to the
+    /// caller, who may let others have the engine before.
+    pub(in crate::store) fn change_rows<O: RowOp>(
         &self,
         engine: &Engine,
         keys: &[Keys<'_>],
@@ -252,7 +269,6 @@ impl Inner {
         self.note_batch(rows);
         self.end_reservation(&engine.classes, keys);
         self.poison_on_error(result)?;
-        self.upkeep(engine)?;
         Ok(rows)
     }
 

@@ -207,12 +207,22 @@ pub struct Merge<C> {
     last_order: LastOrder,
     counting: Counting,
     merged: Merged,
+    /// Whether the first change was taken.
+    begun: bool,
     done: bool,
     failed: bool,
+    /// Whether it failed because of what it read.
+    met_damage: bool,
+}
+
+/// Notes where an error came of what was read.
+fn of_reading<T>(met_damage: &mut bool, read: Result<T>) -> Result<T> {
+    *met_damage |= read.is_err();
+    read
 }
 
 impl<C: Changes> Merge<C> {
-    /// Begins a merge. `reader` reads old pages, and `queue` writes new ones, in its longest
+    /// Begins a merge, of which nothing is read yet. `reader` reads old pages, and `queue` writes new ones, in its longest
     /// buffers.
     pub fn new(
         medium: Arc<dyn Medium>,
@@ -228,9 +238,11 @@ impl<C: Changes> Merge<C> {
         let rows_per_file = plan.rows().div_ceil(plan.files()?).max(1);
         let merged = Merged {
             removed: plan.inputs.iter().map(|input| input.facts().number).collect(),
+            // Growth would take up to twice that, and both while it is copied.
+            taken: Vec::with_capacity(plan.changes as usize),
             ..Default::default()
         };
-        let mut merge = Self {
+        Ok(Self {
             medium,
             old: OldRows::new(
                 reader,
@@ -251,11 +263,11 @@ impl<C: Changes> Merge<C> {
             last_order: LastOrder::default(),
             counting: Counting::default(),
             merged,
+            begun: false,
             done: false,
             failed: false,
-        };
-        merge.take_change()?;
-        Ok(merge)
+            met_damage: false,
+        })
     }
 
     /// Bytes of memory that it takes, without the queue of the reader.
@@ -281,13 +293,21 @@ impl<C: Changes> Merge<C> {
         merged
     }
 
+    /// Whether `step` failed because of what it read: old rows, or changes.
+    pub fn met_damage(&self) -> bool {
+        self.met_damage
+    }
+
     fn merge_portion(&mut self) -> Result<bool> {
+        if !std::mem::replace(&mut self.begun, true) {
+            self.take_change()?;
+        }
         if self.old.is_spent() {
-            self.old.read_portion()?;
+            of_reading(&mut self.met_damage, self.old.read_portion())?;
         }
         let at_end = self.old.is_spent();
         for _ in 0..self.old.portion_rows() {
-            let old = self.old.peek()?;
+            let old = of_reading(&mut self.met_damage, self.old.peek())?;
             match (old, &self.waiting) {
                 (None, None) if at_end => return self.end().map(|()| false),
                 // The change may belong behind rows of the next portion.
@@ -369,7 +389,8 @@ impl<C: Changes> Merge<C> {
 
     fn take_change(&mut self) -> Result<()> {
         self.waiting = None;
-        if let Some(Change { table, rank, key, newer, tag }) = self.changes.next()? {
+        let next = of_reading(&mut self.met_damage, self.changes.next())?;
+        if let Some(Change { table, rank, key, newer, tag }) = next {
             let place = self.last_order.place(&self.plan.orders, table, rank, key)?;
             let range = &self.plan.range;
             assert!(range.contains(place), "{place:?} lies outside of the merge, {range:?}");

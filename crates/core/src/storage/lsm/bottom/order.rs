@@ -10,7 +10,7 @@
 //! 0 where there is none.
 
 use crate::error::{Result, bail};
-use crate::hash::mix;
+use crate::hash::{mix, unmix};
 use std::collections::BTreeMap;
 
 /// Bytes of a stored place.
@@ -111,6 +111,14 @@ impl TableOrder {
             Self::Mixed { salt } => mix(key, salt).reverse_bits(),
         }
     }
+
+    /// The key at a position.
+    pub fn key(self, position: u64) -> u64 {
+        match self {
+            Self::ByKey => position,
+            Self::Mixed { salt } => unmix(position.reverse_bits(), salt),
+        }
+    }
 }
 
 /// The order of the table that was asked for last. Rows of a table follow each other, so few
@@ -205,20 +213,6 @@ impl Orders {
 mod tests {
     use super::*;
 
-    /// The key of a mixed key: every step of `mix`, backwards.
-    fn unmix(mixed: u64, salt: u64) -> u64 {
-        let inverse = |odd: u64| {
-            // Newton's iteration doubles the right bits, from 3 on.
-            (0..5).fold(odd, |x, _| x.wrapping_mul(2u64.wrapping_sub(odd.wrapping_mul(x))))
-        };
-        let unshift = |x: u64, bits: u32| x ^ (x >> bits) ^ x.checked_shr(2 * bits).unwrap_or(0);
-        let mut x = unshift(mixed, 27);
-        x = x.wrapping_mul(inverse(0x1C69_B3F7_4AC4_AE35));
-        x = unshift(x, 33);
-        x = x.wrapping_mul(inverse(0x3C79_AC49_2BA7_B653));
-        unshift(x, 27) ^ salt
-    }
-
     #[test]
     fn mixed_keys_can_be_unmixed_so_no_two_keys_share_a_position() {
         let mut key = 1u64;
@@ -226,7 +220,7 @@ mod tests {
             key = key.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(round);
             for key in [key, round, u64::MAX - round, 1 << (round % 64)] {
                 let order = TableOrder::Mixed { salt: !round };
-                assert_eq!(unmix(order.position(key).reverse_bits(), !round), key);
+                assert_eq!(order.key(order.position(key)), key);
             }
         }
     }
