@@ -305,6 +305,21 @@ mod tests {
     }
 
     #[test]
+    fn the_sync_of_one_directory_leaves_the_names_of_the_other_to_chance() {
+        let device = SimMedium::new(5);
+        let apart = device.folder("apart");
+        create(&apart, "part-0-1");
+        create(&device, "rows-0");
+        device.sync_dir().unwrap();
+        let after = |seed| device.reboot(seed);
+        assert!((0..40).all(|seed| after(seed).list("").unwrap() == ["rows-0"]));
+        let kept = (0..40).filter(|seed| after(*seed).folder("apart").list("").unwrap().len() == 1);
+        assert!((1..40).contains(&kept.count()));
+        apart.sync_dir().unwrap();
+        assert!((0..40).all(|seed| after(seed).folder("apart").list("").unwrap().len() == 1));
+    }
+
+    #[test]
     fn room_counts_once_where_both_lie_on_one_device() {
         let device = SimMedium::new(4);
         device.set_capacity(Some(1 << 20));

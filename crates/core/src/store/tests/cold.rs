@@ -4,12 +4,15 @@
 use super::meddled::Meddled;
 use super::*;
 use crate::error::Result;
-use crate::io::{DirectoryMedium, IoChoice};
+use crate::io::{DirectoryMedium, IoChoice, RoutedMedium};
+use crate::store::files::class_file::PARTITION_PREFIX;
 use crate::store::files::pairing::{MARKER, NAME, Pairing};
 use std::fs;
 use std::path::Path;
 
 const ROWS: u64 = 3000;
+/// Of so many operations the power is cut after one.
+const CUT_EVERY: usize = 9;
 
 fn lsm(test: impl Fn()) {
     with_kind(StorageKind::Lsm, test);
@@ -25,16 +28,71 @@ fn open(path: &Path, cold: Option<&Path>) -> Result<Store> {
 
 /// Writes all rows of the store's table several times, and commits: much of it is merged.
 fn write(store: &Store, value: f32) {
-    let table = store.table(&spec("t", None, OptimizerKind::Sgd)).unwrap();
-    for round in 0..3 {
-        for first in (0..ROWS).step_by(300) {
-            let keys: Vec<u64> = (first..first + 300).collect();
-            let values = vec![value; keys.len() * DIM];
-            store.put(&[put_of(table, &keys, &values)]).unwrap();
-        }
-        let step = store.last_commit().map_or(0, |commit| commit.step) + 1;
-        store.commit(step, "", &[]).unwrap_or_else(|e| panic!("round {round}: {e}"));
+    (0..3).for_each(|_| write_once(store, value).unwrap());
+}
+
+fn write_once(store: &Store, value: f32) -> Result<()> {
+    let table = store.table(&spec("t", None, OptimizerKind::Sgd))?;
+    for first in (0..ROWS).step_by(300) {
+        let keys: Vec<u64> = (first..first + 300).collect();
+        let values = vec![value; keys.len() * DIM];
+        store.put(&[put_of(table, &keys, &values)])?;
     }
+    let step = store.last_commit().map_or(0, |commit| commit.step) + 1;
+    store.commit(step, "", &[]).map(drop)
+}
+
+/// The directory of partitions on a simulated device.
+fn cold(device: &SimMedium) -> SimMedium {
+    device.folder("cold")
+}
+
+fn open_on(device: &SimMedium) -> Result<Store> {
+    let (own, apart) = (Arc::new(device.clone()), Arc::new(cold(device)));
+    let medium = RoutedMedium::new(own, apart, PARTITION_PREFIX, true);
+    Store::open_on(Arc::new(medium), options(1 << 20))
+}
+
+/// Writes with a power cut after `operation`; what survives is the last commit that was
+/// acknowledged, or the one under way. False once the operation is never reached.
+fn power_cut(operation: u64) -> bool {
+    let device = SimMedium::new(operation);
+    device.power_cut_after(operation);
+    let mut acknowledged = 0;
+    let _ = (|| -> Result<()> {
+        let store = open_on(&device)?;
+        for step in 1..=5 {
+            write_once(&store, step as f32)?;
+            acknowledged = step;
+        }
+        Ok(())
+    })();
+    for reboot in 0..2 {
+        let survivor = device.reboot(operation * 31 + reboot);
+        let store = open_on(&survivor).unwrap_or_else(|e| panic!("{operation}.{reboot}: {e}"));
+        let step = store.last_commit().map_or(0, |commit| commit.step);
+        let what = format!("operation {operation}.{reboot}: step {step}, had {acknowledged}");
+        assert!(step == acknowledged || step == acknowledged + 1, "{what}");
+        if step > 0 {
+            has_only(&store, step as f32);
+        }
+        write_once(&store, 9.0).unwrap_or_else(|e| panic!("{what}: {e}"));
+        has_only(&store, 9.0);
+    }
+    if !device.power_is_off() {
+        let merged = cold(&device).list(PARTITION_PREFIX).unwrap();
+        assert!(merged.len() > 1, "only {merged:?} are merged");
+    }
+    device.power_is_off()
+}
+
+#[test]
+fn power_cuts_leave_the_last_commit_with_its_partitions() {
+    lsm(|| {
+        let operations = (1..).step_by(CUT_EVERY);
+        let cuts = operations.take_while(|operation| power_cut(*operation)).count();
+        assert!(cuts > 30, "only {cuts} operations were cut");
+    });
 }
 
 fn has_only(store: &Store, value: f32) {

@@ -28,12 +28,11 @@ mod upkeep;
 mod versions;
 mod window;
 
-use super::files::class_file::PARTITION_PREFIX;
 use super::*;
 use crate::config::*;
 use crate::half::Rounding;
 use crate::init::Initializer;
-use crate::io::{RoutedMedium, SimMedium};
+use crate::io::SimMedium;
 use crate::optimizer::{Hyper, OptimizerKind, OptimizerSpec};
 use crate::row::{Dtype, RoundingMode, RowLayout};
 use crate::storage::log::ClassLog;
@@ -50,8 +49,6 @@ const HYPER: Hyper = Hyper { lr: 0.5, eps: 1e-8, momentum: 0.5, ..Hyper::DEFAULT
 thread_local! {
     /// The kind of storage of the tables that a test makes.
     static KIND: Cell<StorageKind> = const { Cell::new(StorageKind::Log) };
-    /// Whether partitions lie in a directory of their own.
-    static APART: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Runs a test with tables of each kind of storage; the one that fails is named.
@@ -59,43 +56,14 @@ fn each_kind(test: impl Fn()) {
     StorageKind::ALL.into_iter().for_each(|kind| with_kind(kind, &test));
 }
 
-/// As `each_kind`, and once more with partitions in a directory of their own.
-fn each_place(test: impl Fn()) {
-    each_kind(&test);
-    APART.set(true);
-    let done = catch_unwind(AssertUnwindSafe(|| with_kind(StorageKind::Lsm, &test)));
-    APART.set(false);
-    if let Err(panic) = done {
-        panic!("with partitions apart, {}", text_of(&*panic));
-    }
-}
-
 fn with_kind(kind: StorageKind, test: impl Fn()) {
     KIND.set(kind);
     let done = catch_unwind(AssertUnwindSafe(&test));
     KIND.set(StorageKind::Log);
     if let Err(panic) = done {
-        panic!("with storage {}: {}", kind.name(), text_of(&*panic));
-    }
-}
-
-/// What a panic said.
-fn text_of(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<String>().cloned();
-    text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned())).unwrap_or_default()
-}
-
-/// The directory of partitions that lie apart.
-fn cold(medium: &SimMedium) -> SimMedium {
-    medium.folder("cold")
-}
-
-/// What a store is opened on: the device's directory, or two of them.
-fn directories(medium: &SimMedium) -> Arc<dyn Medium> {
-    let own = Arc::new(medium.clone());
-    match APART.get() {
-        true => Arc::new(RoutedMedium::new(own, Arc::new(cold(medium)), PARTITION_PREFIX, true)),
-        false => own,
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()));
+        panic!("with storage {}: {}", kind.name(), text.unwrap_or_default());
     }
 }
 
@@ -229,7 +197,7 @@ impl Fixture {
     }
 
     fn open(&self, medium: &SimMedium, options: StoreOptions) -> Store {
-        let store = Store::open_on(directories(medium), options).unwrap();
+        let store = Store::open_on(Arc::new(medium.clone()), options).unwrap();
         for spec in &self.specs {
             store.table(spec).unwrap();
         }
