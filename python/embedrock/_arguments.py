@@ -31,6 +31,7 @@ __all__ = [
     "iterable",
     "iterated",
     "named_path",
+    "named_path_or_none",
     "number",
     "seconds",
     "shown",
@@ -162,6 +163,11 @@ def named_path(name: str, value: Any) -> Path:
     except (TypeError, ValueError):  # no path, or a text that is the name of no file
         pass
     raise MisuseError(f"{name} is {shown(value)}, expected a path: a text or a pathlib.Path")
+
+
+def named_path_or_none(name: str, value: Any) -> Path | None:
+    """A path that stays right when the working directory changes, or None."""
+    return None if value is None else named_path(name, value).absolute()
 
 
 def function(name: str, value: Any, of: str) -> Any:

@@ -113,6 +113,7 @@ class Store:
         max_held_bytes: int | None = None,
         page_bytes: int | None = None,
         segment_bytes: int | None = None,
+        cold_directory: _Path | None = None,
         io: str = "auto",
         policy: str = "lfu",
         window_bytes: int | None = None,
@@ -303,6 +304,7 @@ def copy(
     memory: str,
     step: int | None = None,
     storage: str | None = None,
+    cold_directory: _Path | None = None,
     progress: _Progress | None = None,
 ) -> dict[str, Any]:
     """Copies a commit to a new store at `destination`."""

@@ -7,6 +7,7 @@ use crate::row::{Dtype, RoundingMode, RowLayout};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::ops::RangeInclusive;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 /// The memory budget: cache, index, buffers and staging together.
@@ -275,6 +276,9 @@ pub struct StoreOptions {
     /// 16 pages to 4 MiB; `None` takes 1/64 (under a disk bound 1/512) of what the first table of
     /// the class will hold, at least 256 KiB where `max_disk_bytes` leaves room for that.
     pub segment_bytes: Option<u64>,
+    /// Where the partitions of tables in an lsm lie, apart from the store. The store remembers it;
+    /// then this is where the directory was moved to.
+    pub cold_directory: Option<PathBuf>,
     /// Which back end reads and writes row pages.
     pub io: IoChoice,
     /// Read neighbouring pages in one request where the device's curve says that it is cheaper.
@@ -319,6 +323,7 @@ impl StoreOptions {
             max_held_bytes: None,
             page_bytes: None,
             segment_bytes: None,
+            cold_directory: None,
             io: IoChoice::Auto,
             merge_reads: true,
             policy: PolicyKind::Lfu,

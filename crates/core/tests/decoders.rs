@@ -10,7 +10,7 @@ mod common;
 
 use common::{Model, Random, child_path, options, spec};
 use embedrock_core::optimizer::OptimizerKind;
-use embedrock_core::{ErrorKind, GetBatch, Store, StoreOptions, check};
+use embedrock_core::{ErrorKind, GetBatch, StorageKind, Store, StoreOptions, TableSpec, check};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -426,4 +426,69 @@ fn nonsense_with_valid_checksums_never_panics() {
     }
     assert!(kinds.len() >= 4, "{kinds:?}");
     assert!(refused > rounds() / 4, "only {refused} of {} were refused", rounds());
+}
+
+/// The two small files that tie a store to its cold directory: one that is broken is refused, or the
+/// rows are right, whether its checksum tells of it or not.
+#[test]
+fn broken_ties_to_a_cold_directory_are_refused_and_never_panic() {
+    let directory = tempfile::tempdir().unwrap();
+    let (path, cold) = (directory.path().join("store"), directory.path().join("cold"));
+    let options = StoreOptions { cold_directory: Some(cold.clone()), ..small() };
+    let spec = TableSpec { storage: StorageKind::Lsm, ..spec("t", DIM, None, OptimizerKind::Sgd) };
+    let mut model = Model::new(vec![spec]);
+    let store = Store::open(&path, options).unwrap();
+    let table = model.open_tables(&store).unwrap()[0];
+    let mut random = Random(3);
+    for step in 1..=STEPS {
+        for _ in 0..30 {
+            let keys: Vec<u64> = (0..400).map(|_| random.below(4000)).collect();
+            let all: Vec<f32> = (0..keys.len() * DIM).map(|_| random.value()).collect();
+            common::update(&store, table, &keys, &all).unwrap();
+            model.update(0, &keys, &all);
+        }
+        store.commit(step, "", &[]).unwrap();
+    }
+    drop(store);
+    let ties = [path.join("cold"), cold.join("embedrock-cold")];
+    let sound = ties.clone().map(|tie| std::fs::read(tie).unwrap());
+    let mut refused = 0;
+    for seed in 0..rounds() {
+        let random = &mut Random(seed);
+        let at = random.below(2) as usize;
+        let mut bytes = sound[at].clone();
+        let mends = random.below(2) == 0;
+        if mends {
+            let body = bytes.len() - 8;
+            bytes.truncate(body);
+            match random.below(2) {
+                0 => replace_number(&mut bytes, random),
+                _ => mutate(&mut bytes, random),
+            }
+            let sum = xxh3_64(&bytes);
+            bytes.extend_from_slice(&sum.to_le_bytes());
+        } else {
+            bytes.truncate(random.below(bytes.len() as u64 + 1) as usize);
+            mutate(&mut bytes, random);
+        }
+        std::fs::write(&ties[at], &bytes).unwrap();
+        let what = format!("seed {seed}, {}, checksum mended: {mends}", ties[at].display());
+        no_panic(&what, || match Store::open(&path, small()) {
+            Err(error) => {
+                let kinds = [ErrorKind::Corrupt, ErrorKind::Unsupported, ErrorKind::Mismatch];
+                assert!(kinds.contains(&error.kind()), "{what}: {error:?}");
+                refused += 1;
+            }
+            Ok(store) => {
+                let difference = model.difference(&store, &[vec![]]);
+                assert!(mends && difference.is_none(), "{what}: {difference:?}");
+            }
+        });
+        for (tie, sound) in ties.iter().zip(&sound) {
+            std::fs::write(tie, sound).unwrap();
+        }
+    }
+    assert!(refused > rounds() / 4, "only {refused} of {} were refused", rounds());
+    assert!(std::fs::read_dir(&cold).unwrap().count() > 2, "there is a partition");
+    assert!(model.difference(&Store::open(&path, small()).unwrap(), &[vec![]]).is_none());
 }

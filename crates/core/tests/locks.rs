@@ -214,7 +214,7 @@ fn a_process_that_changes_its_directory() {
     assert_eq!((report.commits, report.problem_count), (2, 0), "{:?}", report.problems);
     std::env::set_current_dir(parent).unwrap();
     let memory = embedrock_core::Memory::Bytes(BUDGET);
-    copy("store", "copy", None, memory, None, leave).unwrap();
+    copy("store", "copy", None, memory, None, None, leave).unwrap();
     let copied = Store::open(parent.join("copy"), reading()).unwrap();
     read(&copied, 0..ROWS, 6 + MANY).unwrap();
     say("done");

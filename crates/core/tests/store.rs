@@ -207,7 +207,7 @@ fn readers_checks_and_copies_can_begin_at_any_moment_of_a_busy_writer() {
             assert!(report.problems.is_empty(), "round {round}: {:?}", report.problems);
             let to = directory.path().join(format!("copy-{round}"));
             let memory = Memory::Bytes(BUDGET);
-            let report = copy(&path, &to, None, memory, None, &mut |_, _| Ok(())).unwrap();
+            let report = copy(&path, &to, None, memory, None, None, &mut |_, _| Ok(())).unwrap();
             let copied = Store::open(&to, options(BUDGET)).unwrap();
             assert_eq!(copied.last_commit().unwrap().step, report.commit.step);
             expect_step(&copied, report.commit.step);
@@ -226,7 +226,7 @@ fn a_copy_of_a_live_store_holds_one_commit_whole() {
     for (step, expected) in [(None, 6), (Some(5), 5)] {
         let to = directory.path().join(format!("copy-{expected}"));
         let memory = Memory::Bytes(BUDGET);
-        let report = copy(&path, &to, step, memory, None, &mut |_, _| Ok(())).unwrap();
+        let report = copy(&path, &to, step, memory, None, None, &mut |_, _| Ok(())).unwrap();
         assert_eq!((report.commit.step, report.rows), (expected, ROWS));
         let copied = Store::open(&to, options(BUDGET)).unwrap();
         expect_step(&copied, expected);
@@ -234,7 +234,7 @@ fn a_copy_of_a_live_store_holds_one_commit_whole() {
         drop(copied);
         let report = check(&to, &mut |_, _| Ok(())).unwrap();
         assert!(report.problems.is_empty(), "{:?}", report.problems);
-        let again = copy(&path, &to, None, memory, None, &mut |_, _| Ok(())).unwrap_err();
+        let again = copy(&path, &to, None, memory, None, None, &mut |_, _| Ok(())).unwrap_err();
         assert_eq!(again.kind(), ErrorKind::Misuse, "{again}");
     }
     expect_step(&store, 7);
@@ -247,7 +247,7 @@ fn a_copy_that_was_cut_off_can_be_made_again() {
     let to = directory.path().join("copy");
     let memory = Memory::Bytes(BUDGET);
     let stop = |_, _| Err(embedrock_core::Error::new(ErrorKind::Misuse, "stopped".to_owned()));
-    let error = copy(&path, &to, None, memory, None, &mut { stop }).unwrap_err();
+    let error = copy(&path, &to, None, memory, None, None, &mut { stop }).unwrap_err();
     assert_eq!(error.message(), "stopped");
     // It was taken for a store without commits.
     for read_only in [false, true] {
@@ -257,7 +257,7 @@ fn a_copy_that_was_cut_off_can_be_made_again() {
         assert!(error.message().contains("was not finished"), "{error}");
     }
     assert_eq!(check(&to, &mut |_, _| Ok(())).unwrap_err().kind(), ErrorKind::NotFound);
-    copy(&path, &to, None, memory, None, &mut |_, _| Ok(())).unwrap();
+    copy(&path, &to, None, memory, None, None, &mut |_, _| Ok(())).unwrap();
     expect_step(&Store::open(&to, options(BUDGET)).unwrap(), 6);
 }
 
@@ -269,7 +269,7 @@ fn a_copy_that_is_made_again_leaves_files_that_are_not_of_a_store() {
     let to = directory.path().join("copy");
     let memory = Memory::Bytes(BUDGET);
     let stop = |_, _| Err(embedrock_core::Error::new(ErrorKind::Misuse, "stopped".to_owned()));
-    copy(&path, &to, None, memory, None, &mut { stop }).unwrap_err();
+    copy(&path, &to, None, memory, None, None, &mut { stop }).unwrap_err();
     let foreign = [
         "headlines.csv",
         "head.bak",
@@ -286,7 +286,7 @@ fn a_copy_that_is_made_again_leaves_files_that_are_not_of_a_store() {
     for name in foreign {
         std::fs::write(to.join(name), name).unwrap();
     }
-    copy(&path, &to, None, memory, None, &mut |_, _| Ok(())).unwrap();
+    copy(&path, &to, None, memory, None, None, &mut |_, _| Ok(())).unwrap();
     for name in foreign {
         assert_eq!(std::fs::read_to_string(to.join(name)).unwrap(), name);
     }

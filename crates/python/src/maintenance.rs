@@ -55,7 +55,8 @@ pub(crate) fn check(
 ///
 /// `progress(done, total)` is called now and then, in rows; what it raises ends the copy.
 #[pyfunction]
-#[pyo3(signature = (path, destination, memory, step=None, storage=None, progress=None))]
+#[pyo3(signature = (path, destination, memory, step=None, storage=None, cold_directory=None,
+    progress=None))]
 pub(crate) fn copy(
     py: Python<'_>,
     path: PathBuf,
@@ -63,15 +64,23 @@ pub(crate) fn copy(
     memory: &str,
     step: Option<u64>,
     storage: Option<&str>,
+    cold_directory: Option<PathBuf>,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<Py<PyAny>> {
     let memory = Memory::from_str(memory).or_raise(py)?;
     let storage = storage.map(StorageKind::from_str).transpose().or_raise(py)?;
     let mut carried = Carried::default();
     let outcome = py.detach(|| {
-        embedrock_core::copy(&path, &destination, step, memory, storage, &mut |done, total| {
-            report(&mut carried, progress.as_ref(), done, total)
-        })
+        let cold = cold_directory.as_deref();
+        embedrock_core::copy(
+            &path,
+            &destination,
+            step,
+            memory,
+            storage,
+            cold,
+            &mut |done, total| report(&mut carried, progress.as_ref(), done, total),
+        )
     });
     json_value(py, &carried.resolve(py, outcome)?)
 }

@@ -82,7 +82,7 @@ impl Store {
     /// Opens the store at `path`, creating it when there is none and `create` is set.
     #[new]
     #[pyo3(signature = (path, memory, *, max_disk_bytes=None, max_held_bytes=None, page_bytes=None,
-        segment_bytes=None,
+        segment_bytes=None, cold_directory=None,
         io="auto", policy="lfu", window_bytes=None, window_group=256, merge_picker="score",
         upkeep_scheduler="off", top_share=0.1, filters=false, keep=2, seed=0, create=true,
         step=None, read_only=false,
@@ -96,6 +96,7 @@ impl Store {
         max_held_bytes: Option<u64>,
         page_bytes: Option<usize>,
         segment_bytes: Option<u64>,
+        cold_directory: Option<PathBuf>,
         io: &str,
         policy: &str,
         window_bytes: Option<u64>,
@@ -119,6 +120,7 @@ impl Store {
             max_held_bytes,
             page_bytes,
             segment_bytes,
+            cold_directory,
             merge_reads,
             io: core::config::IoChoice::from_str(io).or_raise(py)?,
             policy: policy_kind(py, policy)?,

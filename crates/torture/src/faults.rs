@@ -5,6 +5,9 @@ use embedrock_core::io::{Medium, OpenMode, SimFaults, SimFired, SimMedium};
 use std::fmt;
 use std::str::FromStr;
 
+/// The folder of partitions that lie apart.
+pub(crate) const COLD: &str = "cold";
+
 /// A kind of fault. `judge` says what a store may answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
@@ -197,7 +200,9 @@ pub(crate) fn disarm(medium: &SimMedium) {
 
 /// Flips bits of one file, where something was written more often than in its reserved end.
 fn flip(medium: &SimMedium, random: &mut Random) -> bool {
-    let Ok(names) = medium.list("") else { return false };
+    let cold = medium.folder(COLD);
+    let (Ok(mut names), Ok(apart)) = (medium.list(""), cold.list("")) else { return false };
+    names.extend(apart.iter().cloned());
     if names.is_empty() {
         return false;
     }
@@ -208,6 +213,7 @@ fn flip(medium: &SimMedium, random: &mut Random) -> bool {
             name = random.pick(&names);
         }
     }
+    let medium = if apart.contains(name) { &cold } else { medium };
     let Ok(len) = medium.open(name, OpenMode::ReadOnly).and_then(|file| file.len()) else {
         return false;
     };

@@ -17,7 +17,6 @@ use embedrock_core::io::SimMedium;
 use embedrock_core::{Error, ErrorKind, Memory, Permits, Store, StoreOptions, TableId};
 use std::collections::VecDeque;
 use std::rc::Rc;
-use std::sync::Arc;
 
 /// Operations that a failure shows.
 const LAST: usize = 16;
@@ -279,8 +278,7 @@ impl<'c> Life<'c> {
         let store = loop {
             let options = self.options(step);
             let Memory::Bytes(given) = options.memory else { unreachable!("bytes are given") };
-            let medium = Arc::new(self.medium.clone());
-            match Store::open_on(medium, options) {
+            match Store::open_on(self.plan.directories(&self.medium), options) {
                 Ok(store) => break store,
                 Err(error) if error.kind() == ErrorKind::Budget => {
                     self.raise_memory(&error, given)?;

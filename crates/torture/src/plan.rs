@@ -1,13 +1,15 @@
 //! The settings of one life: drawn from its seed, printed with a failure.
 
-use crate::faults::{Fault, FaultSet};
+use crate::faults::{COLD, Fault, FaultSet};
 use crate::random::Random;
 use embedrock_core::config::{PolicyKind, StorageKind};
 use embedrock_core::init::Initializer;
+use embedrock_core::io::{Medium, RoutedMedium, SimMedium};
 use embedrock_core::optimizer::{BiasCorrection, OptimizerKind, OptimizerSpec};
 use embedrock_core::row::{Dtype, RoundingMode, RowLayout};
 use embedrock_core::{Memory, StoreOptions, TableSpec};
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// A page's header, which rows have to leave room for.
 const PAGE_HEADER: usize = 32;
@@ -298,6 +300,15 @@ impl Plan {
             seed: self.seed % 3,
             ..StoreOptions::new(Memory::Bytes(memory))
         }
+    }
+
+    /// What the store is opened on: for half of the seeds two directories of the device.
+    pub(crate) fn directories(&self, medium: &SimMedium) -> Arc<dyn Medium> {
+        let own = Arc::new(medium.clone());
+        if Random::new(self.seed, 4).chance(1, 2) {
+            return own;
+        }
+        Arc::new(RoutedMedium::new(own, Arc::new(medium.folder(COLD)), "part-", true))
     }
 
     /// Commits that an opening may keep at most.

@@ -6,7 +6,6 @@ use crate::life::{Life, Point, Step, named_budget, point_name};
 use crate::report::Event;
 use embedrock_core::{ErrorKind, Memory, Store, StoreOptions};
 use std::rc::Rc;
-use std::sync::Arc;
 
 /// Readers at a time.
 const READERS: usize = 3;
@@ -136,7 +135,7 @@ impl Life<'_> {
 
     /// Opens with this budget, or else the one that a refusal names.
     fn open_to_read(&self, options: StoreOptions) -> embedrock_core::Result<Store> {
-        let open = |options| Store::open_on(Arc::new(self.medium.clone()), options);
+        let open = |options| Store::open_on(self.plan.directories(&self.medium), options);
         let store = open(options.clone())?;
         // The plan is made by the first verb.
         match store.stats() {

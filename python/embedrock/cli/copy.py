@@ -32,6 +32,12 @@ def add(commands: Any) -> argparse.ArgumentParser:
         choices=["log", "lsm"],
         help="how the copy stores the rows of all its tables (each as it was)",
     )
+    command.add_argument(
+        "--cold-directory",
+        type=Path,
+        metavar="DIR",
+        help="where the copy has the partitions of its lsm tables (in DEST)",
+    )
     output.add_json(command)
     command.set_defaults(run=run)
     return command
@@ -50,6 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
             step=arguments.step,
             memory=arguments.memory,
             storage=arguments.storage,
+            cold_directory=arguments.cold_directory,
             progress=task.callback(),
         )
     if arguments.json:

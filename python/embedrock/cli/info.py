@@ -11,9 +11,9 @@ from typing import Any
 
 from embedrock.cli import output
 
-_KINDS = ("rows", "journal", "state", "spare", "other")
+_KINDS = ("rows", "part", "journal", "state", "spare", "other")
 """What the names of files begin with (``docs/formats``), in the order of the list."""
-_NOTED = {"spare": "spare, for commits", "other": "other files"}
+_NOTED = {"part": "partitions", "spare": "spare, for commits", "other": "other files"}
 _BLOCK_BYTES = 512
 """Of `st_blocks`, whatever the blocks of the file system are."""
 
@@ -53,6 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
         "tables": tables,
         "commits": commits,
         "files": _files(arguments.store),  # without this command's own hold, which is gone
+        "cold_files": _cold_files(stats["cold_directory"]),
         "stats": stats,
     }
     if arguments.json:
@@ -71,6 +72,11 @@ def _files(store: Path) -> dict[str, int]:
             kind = "other" if path == store else _kind(path.name)
             taken[kind] = taken.get(kind, 0) + path.lstat().st_blocks * _BLOCK_BYTES
     return dict(sorted(taken.items(), key=lambda item: _KINDS.index(item[0].partition("-")[0])))
+
+
+def _cold_files(directory: str | None) -> dict[str, int]:
+    """As `_files`, of the cold directory; nothing where there is none."""
+    return {} if directory is None else _files(Path(directory))
 
 
 def _kind(name: str) -> str:
@@ -129,7 +135,8 @@ def _print(found: dict[str, Any], verbose: bool) -> None:
     if not stats["commits"]["held"]:
         print("not held: this process may not write here; a writer may drop the commit meanwhile")
     print()
-    output.print_table([*_on_disk(found["files"], stats), *_spent(stats, verbose)], header=False)
+    on_disk = [*_on_disk(found["files"], stats), *_in_cold(found["cold_files"], stats)]
+    output.print_table([*on_disk, *_spent(stats, verbose)], header=False)
 
 
 def _on_disk(files: dict[str, int], stats: dict[str, Any]) -> list[list[str]]:
@@ -146,6 +153,16 @@ def _on_disk(files: dict[str, int], stats: dict[str, Any]) -> list[list[str]]:
             rows.append(["    newest rows", output.human_bytes(newest)])
             rows.append(["    older copies", output.human_bytes(used - newest)])
             rows.append(["    page", output.human_bytes(row_class["page_bytes"])])
+    return rows
+
+
+def _in_cold(files: dict[str, int], stats: dict[str, Any]) -> list[list[str]]:
+    if stats["cold_directory"] is None:
+        return []
+    rows = [["cold disk", output.human_bytes(sum(files.values()))]]
+    rows.append(["  directory", stats["cold_directory"]])
+    for kind, taken in files.items():
+        rows.append([f"  {_NOTED.get(kind, kind)}", output.human_bytes(taken)])
     return rows
 
 

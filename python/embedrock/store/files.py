@@ -6,7 +6,14 @@ import os
 from typing import Any, Literal
 
 from embedrock import _core
-from embedrock._arguments import Progress, choice, function, named_path, whole_or_none
+from embedrock._arguments import (
+    Progress,
+    choice,
+    function,
+    named_path,
+    named_path_or_none,
+    whole_or_none,
+)
 from embedrock._memory import memory_text
 
 __all__ = ["check", "copy"]
@@ -37,20 +44,22 @@ def copy(
     step: int | None = None,
     memory: int | str = "256MiB",
     storage: Literal["log", "lsm"] | None = None,
+    cold_directory: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Copies one commit of a store, the last one by default, to a new store.
 
     The store may be open and written to meanwhile. ``memory`` is the budget of each of the two.
     ``storage`` is how the copy stores the rows of all its tables, as ``Store.table`` says; None
-    stores each as it was.
+    stores each as it was. ``cold_directory`` is where the copy has its partitions, as
+    :func:`open` says; None keeps all of the copy in one directory.
     ``progress(done, total)`` is called now and then, in rows. Ctrl-C ends the copy between two
     batches.
 
     Returns the commit that was copied, the rows, and the bytes of the copy on disk.
 
     Errors: ``NotFoundError``, ``MisuseError`` when the destination holds a store with a commit,
-    ``CorruptError``, ``FullError``.
+    ``MismatchError`` when the cold directory is another store's, ``CorruptError``, ``FullError``.
 
     Durability: the copy is durable when this returns. What a copy leaves that failed or was cut off
     is no store: ``open`` and ``check`` refuse it, and the next copy to that place replaces it.
@@ -67,6 +76,7 @@ def copy(
         memory_text(memory),
         number,
         storage,
+        named_path_or_none("cold_directory", cold_directory),
         progress,
     )
     return report

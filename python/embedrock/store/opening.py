@@ -6,7 +6,15 @@ import os
 from typing import Any, Literal
 
 from embedrock import _core
-from embedrock._arguments import between, choice, flag, named_path, whole, whole_or_none
+from embedrock._arguments import (
+    between,
+    choice,
+    flag,
+    named_path,
+    named_path_or_none,
+    whole,
+    whole_or_none,
+)
 from embedrock._memory import memory_text, warn_beyond_machine
 from embedrock.ahead.window import WINDOW_GROUP
 from embedrock.store.registry import open_once, register
@@ -26,6 +34,7 @@ def open(
     max_held_bytes: int | None = None,
     page_bytes: int | None = None,
     segment_bytes: int | None = None,
+    cold_directory: str | os.PathLike[str] | None = None,
     io: Literal["auto", "uring", "pread"] = "auto",
     policy: Literal["lru", "lfu"] = "lfu",
     window_bytes: int | None = None,
@@ -68,6 +77,10 @@ def open(
         page_bytes: Page size of new tables, 512 x 2**n up to 65,536; None measures the device.
         segment_bytes: Unit of allocation and cleaning of new tables, a power of two from 16 pages
             to 4 MiB; None follows the size of the table.
+        cold_directory: Where the partitions of tables with ``storage="lsm"`` lie, apart from the
+            store and on another disk for example. It is made if need be, and the store remembers
+            it: name it again only where it was moved to. A directory that is not this store's is
+            refused. ``docs/storages.md`` has more.
         io: Who reads and writes pages; ``"auto"`` takes io_uring where the system allows it, else
             threads that call pread.
         policy: Which rows leave memory first: least recently or least frequently used.
@@ -98,7 +111,8 @@ def open(
 
     Errors: ``LockedError`` names the process that writes to the store, or what this process has it
     open with that is not as asked for; ``MisuseError``, ``NotFoundError``, ``CommitGoneError``,
-    ``CorruptError``, ``BudgetError``, ``IoError``.
+    ``CorruptError``, ``BudgetError``, ``IoError``; ``MismatchError`` where the cold directory is
+    not there or not this store's.
 
     Blocking: reads the index; the time follows the size of the store's journal.
 
@@ -113,6 +127,7 @@ def open(
         "max_held_bytes": whole_or_none("max_held_bytes", max_held_bytes, 0),
         "page_bytes": whole_or_none("page_bytes", page_bytes, 1),
         "segment_bytes": whole_or_none("segment_bytes", segment_bytes, 1),
+        "cold_directory": named_path_or_none("cold_directory", cold_directory),
         "io": choice("io", io, ("auto", "uring", "pread")),
         "policy": choice("policy", policy, ("lru", "lfu")),
         "window_bytes": whole_or_none("window_bytes", window_bytes, 0),

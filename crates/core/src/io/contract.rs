@@ -4,7 +4,7 @@
 use super::request::TRANSFER_MAX;
 use super::{
     Buffers, Completion, DirectoryMedium, File, FileLock, IoChoice, Locking, Medium, OpenMode,
-    Queue, SimMedium,
+    Queue, RoutedMedium, SimMedium,
 };
 use crate::error::ErrorKind;
 use crate::hash::mix;
@@ -19,14 +19,26 @@ mod misuse;
 struct Subject {
     label: &'static str,
     medium: Box<dyn Medium>,
-    _directory: Option<tempfile::TempDir>,
+    _directories: Vec<tempfile::TempDir>,
+}
+
+/// Two simulated directories as one.
+fn routed_sim(label: &'static str, prefix: &'static str) -> Subject {
+    let own = SimMedium::new(43);
+    let apart = Arc::new(own.folder("apart"));
+    let medium = Box::new(RoutedMedium::new(Arc::new(own), apart, prefix, true));
+    Subject { label, medium, _directories: Vec::new() }
 }
 
 /// Every medium that this machine has. io_uring is left out, aloud, where the kernel refuses it.
 #[expect(clippy::print_stderr, reason = "a skipped test says why")]
 fn subjects() -> Vec<Subject> {
-    let mut subjects =
-        vec![Subject { label: "sim", medium: Box::new(SimMedium::new(42)), _directory: None }];
+    let sim = Box::new(SimMedium::new(42));
+    let mut subjects = vec![
+        Subject { label: "sim", medium: sim, _directories: Vec::new() },
+        routed_sim("sim, rows apart", "rows"),
+        routed_sim("sim, all apart", ""),
+    ];
     for (label, choice, direct) in [
         ("uring direct", IoChoice::Uring, true),
         ("uring buffered", IoChoice::Uring, false),
@@ -43,7 +55,7 @@ fn subjects() -> Vec<Subject> {
             Ok(medium) => {
                 medium.notes().iter().for_each(|note| eprintln!("{label}: {note}"));
                 let medium = Box::new(medium);
-                subjects.push(Subject { label, medium, _directory: Some(directory) });
+                subjects.push(Subject { label, medium, _directories: vec![directory] });
             }
             Err(error) if error.kind() == ErrorKind::Unsupported => {
                 eprintln!("{label} is skipped: {error}");
@@ -51,7 +63,19 @@ fn subjects() -> Vec<Subject> {
             Err(error) => panic!("{label}: {error}"),
         }
     }
+    subjects.push(routed_directories());
     subjects
+}
+
+/// Two directories of the operating system, of which one has direct I/O and the other none.
+fn routed_directories() -> Subject {
+    let directories = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let [own, apart] = &directories;
+    let own = DirectoryMedium::open(own.path(), IoChoice::Auto).unwrap();
+    let apart = DirectoryMedium::open_buffered(apart.path(), IoChoice::Auto).unwrap();
+    let medium = RoutedMedium::new(Arc::new(own), Arc::new(apart), "rows", true);
+    let label = "two directories, rows apart";
+    Subject { label, medium: Box::new(medium), _directories: directories.into() }
 }
 
 /// Runs `test` on every medium; a failure names it.

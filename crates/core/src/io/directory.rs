@@ -286,6 +286,10 @@ impl Medium for DirectoryMedium {
         let later = [holes, depth, registration, ring].into_iter().filter_map(OnceLock::get);
         self.notes.iter().chain(later).cloned().collect()
     }
+
+    fn path(&self) -> Option<&Path> {
+        Some(&self.path)
+    }
 }
 
 /// One open file of a directory.

@@ -6,7 +6,7 @@
 //! is durable only after `sync` of its file, a new or renamed name only after `sync_dir`.
 //!
 //! [`DirectoryMedium`] is a directory of the operating system, `SimMedium` the simulated device of
-//! the tests. Both pass one contract suite. [`measure`] tells what a device can do.
+//! the tests, [`RoutedMedium`] two directories as one. All pass one contract suite. [`measure`] tells what a device can do.
 
 mod aligned;
 mod directory;
@@ -15,6 +15,7 @@ mod lock;
 pub mod measure;
 mod pread;
 mod request;
+mod routed;
 #[cfg(any(test, feature = "testing"))]
 mod sim;
 #[cfg(target_os = "linux")]
@@ -26,12 +27,14 @@ mod contract;
 pub use crate::config::IoChoice;
 pub use directory::DirectoryMedium;
 pub use measure::DeviceCurve;
+pub use routed::RoutedMedium;
 #[cfg(any(test, feature = "testing"))]
 pub use sim::{SimCounters, SimFaults, SimFired, SimMedium};
 
 use crate::error::Result;
 use serde::{Deserialize, Serialize};
 use std::fmt::{self, Debug, Display};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -106,7 +109,7 @@ pub struct FileState {
     pub ago: Duration,
 }
 
-/// One directory on one medium.
+/// One directory on one medium, or two that are used as one.
 pub trait Medium: Send + Sync + Debug {
     /// Which back end serves its queues.
     fn kind(&self) -> IoKind;
@@ -135,6 +138,10 @@ pub trait Medium: Send + Sync + Debug {
     fn sync_dir(&self) -> Result<()>;
     /// Bytes that could still be allocated.
     fn free_bytes(&self) -> Result<u64>;
+    /// As `free_bytes`, with those of the device of files that lie apart.
+    fn free_bytes_in_all(&self) -> Result<u64> {
+        self.free_bytes()
+    }
     /// A queue of `depth` requests over aligned buffers; of fewer requests when there are fewer
     /// pieces for them, or the system refuses so many.
     fn queue(&self, depth: usize, buffers: Buffers) -> Result<Box<dyn Queue>>;
@@ -145,6 +152,14 @@ pub trait Medium: Send + Sync + Debug {
     /// What was wanted so far and could not be had, one sentence each, for people.
     fn notes(&self) -> Vec<String> {
         Vec::new()
+    }
+    /// Where the directory is; `None` for a simulated one.
+    fn path(&self) -> Option<&Path> {
+        None
+    }
+    /// The directory of files that lie apart from the others, where some do.
+    fn apart(&self) -> Option<&Arc<dyn Medium>> {
+        None
     }
 }
 

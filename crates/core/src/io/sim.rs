@@ -13,6 +13,7 @@
 //! * Names are durable after `sync_dir`. Until then a created file may be missing, a removed one be
 //!   back, a renamed one have its old name; a rename is atomic. Half of the reboots keep a prefix
 //!   of the changes, as a journalling file system does, half keep any subset.
+//! * A device may have several directories, each with names and syncs of its own.
 //! * Locks end with the machine: after a reboot nobody has any.
 //! * After a failed sync what was written counts as clean: some of it is on the disk, and a later
 //!   sync does not bring the rest, although the machine reads it, until it is written again.
@@ -50,6 +51,8 @@ pub(crate) const SECTOR_BYTES: usize = 512;
 #[derive(Clone, Debug)]
 pub struct SimMedium {
     device: Arc<Mutex<Device>>,
+    /// What the device has before the names of this directory: nothing, or its name and a slash.
+    folder: Arc<str>,
 }
 
 /// What a simulated device has done since it was made or rebooted.
@@ -74,7 +77,23 @@ pub struct SimCounters {
 impl SimMedium {
     /// An empty directory on a device without a bound.
     pub fn new(seed: u64) -> Self {
-        Self { device: Arc::new(Mutex::new(Device::new(seed, SimFired::default()))) }
+        Self::on(Device::new(seed, SimFired::default()))
+    }
+
+    fn on(device: Device) -> Self {
+        Self { device: Arc::new(Mutex::new(device)), folder: Arc::from("") }
+    }
+
+    /// Another directory on the same device: it has names of its own, and shares all else, power
+    /// and faults included.
+    #[must_use]
+    pub fn folder(&self, name: &str) -> Self {
+        Self { device: Arc::clone(&self.device), folder: Arc::from(format!("{name}/")) }
+    }
+
+    /// The name that the device has for a file.
+    fn on_device(&self, name: &str) -> String {
+        format!("{}{name}", self.folder)
     }
 
     /// Bounds the device: what would take more than `bytes`, counted in blocks of 4 KiB, is a
@@ -110,7 +129,7 @@ impl SimMedium {
     /// what `seed` picks. This machine is not touched, so that several seeds can be tried. The
     /// capacity and curve stay, faults and counters start anew.
     pub fn reboot(&self, seed: u64) -> Self {
-        Self { device: Arc::new(Mutex::new(self.device.lock().reboot(seed))) }
+        Self { folder: Arc::clone(&self.folder), ..Self::on(self.device.lock().reboot(seed)) }
     }
 
     /// Lets faults strike by chance from now on; may be called at any time. `SimFaults::default()`
@@ -212,13 +231,13 @@ impl SimMedium {
     /// # Panics
     /// When there is no such file or byte.
     pub fn flip_bit(&self, file: &str, offset: u64) {
-        self.device.lock().flip_bit(file, offset);
+        self.device.lock().flip_bit(&self.on_device(file), offset);
     }
 
     fn locking(&self, name: &str, taken: Option<(u64, LockKind)>) -> Locking {
         let Some((id, kind)) = taken else { return Locking::Held { here: true } };
         let device = Arc::clone(&self.device);
-        Locking::Taken(Box::new(SimLock { device, id, name: name.to_owned(), kind }))
+        Locking::Taken(Box::new(SimLock { device, id, name: self.on_device(name), kind }))
     }
 
     /// The bytes of a file as the running machine sees them; writes in flight are not among them.
@@ -226,7 +245,7 @@ impl SimMedium {
     /// # Panics
     /// When there is no such file.
     pub fn contents(&self, file: &str) -> Vec<u8> {
-        self.device.lock().contents(file)
+        self.device.lock().contents(&self.on_device(file))
     }
 
     /// Replaces bytes of a file, as stored and as seen: the device has lost a write, or another
@@ -235,7 +254,7 @@ impl SimMedium {
     /// # Panics
     /// When there is no such file, or it is shorter.
     pub fn replace(&self, file: &str, offset: u64, bytes: &[u8]) {
-        self.device.lock().replace(file, offset, bytes);
+        self.device.lock().replace(&self.on_device(file), offset, bytes);
     }
 
     /// What was done so far.
@@ -259,52 +278,54 @@ impl Medium for SimMedium {
 
     fn open(&self, name: &str, mode: OpenMode) -> Result<Arc<dyn File>> {
         check_name(name)?;
-        let id = self.device.lock().open(name, mode)?;
+        let id = self.device.lock().open(&self.on_device(name), mode)?;
         let writable = mode != OpenMode::ReadOnly;
         let device = Arc::clone(&self.device);
         Ok(Arc::new(SimFile { device, id, name: name.to_owned(), writable }))
     }
 
     fn list(&self, prefix: &str) -> Result<Vec<String>> {
-        self.device.lock().list(prefix)
+        let names = self.device.lock().list(&self.on_device(prefix))?;
+        let own = names.iter().filter_map(|name| name.strip_prefix(&*self.folder));
+        Ok(own.filter(|name| !name.contains('/')).map(str::to_owned).collect())
     }
 
     fn remove(&self, name: &str) -> Result<()> {
         check_name(name)?;
-        self.device.lock().remove(name)
+        self.device.lock().remove(&self.on_device(name))
     }
 
     fn rename(&self, from: &str, to: &str) -> Result<()> {
         check_name(from)?;
         check_name(to)?;
-        self.device.lock().rename(from, to)
+        self.device.lock().rename(&self.on_device(from), &self.on_device(to))
     }
 
     fn lock(&self, name: &str) -> Result<Locking> {
         check_name(name)?;
-        let mut device = self.device.lock();
-        if device.list(name)?.iter().all(|found| found != name) {
-            let id = device.open(name, OpenMode::CreateNew)?;
+        let (path, mut device) = (self.on_device(name), self.device.lock());
+        if device.list(&path)?.iter().all(|found| *found != path) {
+            let id = device.open(&path, OpenMode::CreateNew)?;
             device.close(id);
         }
-        let taken = device.lock_file(name, LockKind::Alone)?;
+        let taken = device.lock_file(&path, LockKind::Alone)?;
         drop(device);
         Ok(self.locking(name, taken))
     }
 
     fn lock_to_look(&self, name: &str) -> Result<Locking> {
         check_name(name)?;
-        let taken = self.device.lock().lock_file(name, LockKind::ToLook)?;
+        let taken = self.device.lock().lock_file(&self.on_device(name), LockKind::ToLook)?;
         Ok(self.locking(name, taken))
     }
 
     fn state_of(&self, name: &str) -> Result<FileState> {
         check_name(name)?;
-        self.device.lock().state_of(name)
+        self.device.lock().state_of(&self.on_device(name))
     }
 
     fn sync_dir(&self) -> Result<()> {
-        self.device.lock().sync_dir()
+        self.device.lock().sync_dir(&self.folder)
     }
 
     fn free_bytes(&self) -> Result<u64> {

@@ -4,6 +4,7 @@
 //! may be called from several threads at once. Verbs share the engine, a commit while it is
 //! captured and a plan take it alone.
 
+mod cold;
 mod commit;
 mod engine;
 mod files;

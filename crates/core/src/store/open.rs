@@ -1,5 +1,6 @@
 //! Opening: from a path to a store at one commit.
 
+use super::cold::{self, Joined};
 use super::commit::first_write::refuse_held_beside;
 use super::commit::{History, KeptSums, Refused, Spare};
 use super::engine::{Class, Engine};
@@ -78,12 +79,25 @@ impl Store {
         if (options.read_only || !options.create) && !Superblock::exists(&*medium)? {
             bail!(NotFound, "there is no store at {}", path.display());
         }
+        options.validate()?;
         if options.read_only {
+            let superblock = Superblock::read(&*medium)?;
+            let Joined { medium, .. } = cold::join(medium, &options, &superblock)?;
             let target = options.step.map_or(Target::Last, Target::Step);
             return Self::open_reader(&medium, &path, &options, target);
         }
         let lock = WriterLock::take(&*medium, &path)?;
-        Self::open_with(medium, path, options, Some(lock), None)
+        let superblock = if Superblock::exists(&*medium)? {
+            Superblock::read(&*medium)?
+        } else {
+            cold::check_for_new(&options)?;
+            let superblock = new_superblock(&path, options.seed);
+            superblock.create(&*medium)?;
+            superblock
+        };
+        let joined = cold::join(medium, &options, &superblock)?;
+        let lock = lock.with_cold(joined.lock);
+        Self::open_with(joined.medium, path, options, Some(lock), None)
     }
 
     /// Opens the commit of this number, to read only.
@@ -124,14 +138,7 @@ impl Store {
         lock: Option<WriterLock>,
         claim: Option<Claim>,
     ) -> Result<Self> {
-        options.validate()?;
-        let superblock = if Superblock::exists(&*medium)? {
-            Superblock::read(&*medium)?
-        } else {
-            let superblock = new_superblock(&path, options.seed);
-            superblock.create(&*medium)?;
-            superblock
-        };
+        let superblock = Superblock::read(&*medium)?;
         let seed = superblock.checksum_seed();
         // A reader opens what it claims, whatever was committed since.
         let target = match &claim {

@@ -1,10 +1,11 @@
 //! What a store says of itself: counters, and how memory and disk are spent.
 
 use super::engine::{Class, MemoryUse};
+use super::files::class_file::{PARTITION_PREFIX, has_rows};
 use super::{Inner, Store};
 use crate::config::{StorageKind, TableInfo};
-use crate::error::Result;
-use crate::io::{DeviceCurve, IoKind};
+use crate::error::{ErrorKind, Result};
+use crate::io::{DeviceCurve, IoKind, blocks_of};
 use crate::storage::{StorageStats, Written};
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,6 +15,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct Stats {
     /// The directory.
     pub path: String,
+    /// The directory of partitions, where they lie apart.
+    pub cold_directory: Option<String>,
+    /// Bytes of the partitions in it: a part of `disk_bytes`, but for a file that a merge writes.
+    pub cold_bytes: u64,
     /// The memory budget in bytes, 0 before the first verb of a store without tables.
     pub budget_bytes: u64,
     /// The bytes that were asked for: less where a percentage is too little to work.
@@ -259,6 +264,8 @@ impl Store {
         let last = self.last_commit();
         Ok(Stats {
             path: inner.path.display().to_string(),
+            cold_directory: inner.cold_directory(),
+            cold_bytes: inner.cold_bytes()?,
             budget_bytes: engine.budget_bytes,
             asked_bytes: engine.asked_bytes,
             memory: engine.memory(),
@@ -309,6 +316,25 @@ impl Store {
 }
 
 impl Inner {
+    fn cold_directory(&self) -> Option<String> {
+        let path = self.medium.apart()?.path()?;
+        Some(path.display().to_string())
+    }
+
+    fn cold_bytes(&self) -> Result<u64> {
+        let Some(cold) = self.medium.apart() else { return Ok(0) };
+        let mut bytes = 0;
+        for name in cold.list(PARTITION_PREFIX)?.iter().filter(|name| has_rows(name)) {
+            match cold.state_of(name) {
+                Ok(state) => bytes += blocks_of(state.bytes),
+                // A merge has replaced it meanwhile.
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(bytes)
+    }
+
     fn time(&self, engine: &super::Engine) -> TimeStats {
         let seconds = |counter: &AtomicU64| counter.load(Ordering::Relaxed) as f64 / 1e9;
         let m = &self.metrics;

@@ -6,9 +6,9 @@ use super::journal::{ClassRecord, JournalFile, RecordKind, TableRecord};
 use super::memory::budget::{self, ClassDemand, READ_DEPTHS};
 use super::space::check_bound;
 use super::{Inner, Store, has_file};
-use crate::config::{Memory, Merging, TableId, TableInfo, TableSpec};
+use crate::config::{Memory, Merging, StorageKind, TableId, TableInfo, TableSpec};
 use crate::error::{Result, bail};
-use crate::io::{DeviceCurve, IoKind, measure};
+use crate::io::{DeviceCurve, IoKind, Medium, measure};
 use crate::row::{Dtype, RowLayout};
 use crate::storage::{
     self, ClassNeed, PAGE_SIZES, PageLayout, TableFacts, choose_page, possible_pages,
@@ -235,7 +235,7 @@ impl Inner {
             })
             .sum();
         let needed = bytes(spec, rows, layout.row_bytes()) + others;
-        let free = self.medium.free_bytes()?.saturating_add(self.disk_bytes());
+        let free = self.medium.free_bytes_in_all()?.saturating_add(self.disk_bytes());
         let have = self.options.max_disk_bytes.map_or(free, |most| most.min(free));
         if needed > have {
             bail!(
@@ -257,10 +257,19 @@ impl Inner {
         }
         let rows = spec.num_embeddings.or(spec.expected_rows).unwrap_or(0);
         let large = rows.saturating_mul(row_bytes as u64) >= LARGE_BYTES;
-        let curve = match engine.classes.iter().find_map(|c| c.record.curve.clone()) {
+        // Where most rows of such a class will lie. What is apart may be on a device of another kind.
+        let medium = match (spec.storage, self.medium.apart()) {
+            (StorageKind::Lsm, Some(apart)) => apart,
+            _ => &self.medium,
+        };
+        let is_alike =
+            |class: &&Class| self.medium.apart().is_none() || class.record.storage == spec.storage;
+        let mut alike = engine.classes.iter().filter(is_alike);
+        let curve = match alike.find_map(|class| class.record.curve.clone()) {
             Some(curve) => Some(curve),
             None if self.options.page_bytes.is_some() && !large => None,
-            None => self.measure_device(if large { MEASURE_SLICE_LARGE } else { MEASURE_SLICE })?,
+            None if large => self.measure_device(&**medium, MEASURE_SLICE_LARGE)?,
+            None => self.measure_device(&**medium, MEASURE_SLICE)?,
         };
         let alignment = self.medium.alignment();
         let bounded = self.options.max_disk_bytes.is_some();
@@ -333,30 +342,29 @@ impl Inner {
 
     /// Measures the depth that the device needs, and at that depth random reads of each page size,
     /// `slice` for each turn; `None` where reads do not reach the device.
-    fn measure_device(&self, slice: Duration) -> Result<Option<DeviceCurve>> {
-        if let Some(curve) = self.medium.known_curve() {
+    fn measure_device(&self, medium: &dyn Medium, slice: Duration) -> Result<Option<DeviceCurve>> {
+        if let Some(curve) = medium.known_curve() {
             return Ok(Some(curve));
         }
-        if self.medium.kind() == IoKind::Simulated || !self.medium.direct() {
+        if medium.kind() == IoKind::Simulated || !medium.direct() {
             return Ok(None);
         }
-        if has_file(&*self.medium, MEASURE)? {
-            self.medium.remove(MEASURE)?;
+        if has_file(medium, MEASURE)? {
+            medium.remove(MEASURE)?;
         }
-        if self.medium.free_bytes()? < 4 * MEASURE_BYTES
+        if medium.free_bytes()? < 4 * MEASURE_BYTES
             || self.options.max_disk_bytes.is_some_and(|most| most < 4 * MEASURE_BYTES)
         {
             return Ok(None);
         }
         let measured = (|| {
-            let medium = &*self.medium;
             let file = measure::scratch_file(medium, MEASURE, MEASURE_BYTES)?;
             let sizes = PAGE_SIZES.map(|size| size.max(medium.alignment()));
             let depth = measure::sufficient_depth(medium, &file, sizes[0], &READ_DEPTHS, slice)?;
             measure::measure(medium, &file, &sizes, depth, slice)
         })();
-        if has_file(&*self.medium, MEASURE)? {
-            self.medium.remove(MEASURE)?;
+        if has_file(medium, MEASURE)? {
+            medium.remove(MEASURE)?;
         }
         measured.map(Some)
     }

@@ -7,7 +7,7 @@ use super::rng::Rng;
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::io::request::short_file;
 use crate::io::{DeviceCurve, FileState, OpenMode};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -25,6 +25,27 @@ enum NameChange {
     Create { name: String, file: u64 },
     Remove { name: String, file: u64 },
     Rename { from: String, to: String, file: u64 },
+}
+
+impl NameChange {
+    /// The name that is changed: a rename stays within its directory.
+    fn name(&self) -> &str {
+        match self {
+            Self::Create { name, .. } | Self::Remove { name, .. } => name,
+            Self::Rename { from, .. } => from,
+        }
+    }
+
+    fn file(&self) -> u64 {
+        let (Self::Create { file, .. } | Self::Remove { file, .. } | Self::Rename { file, .. }) =
+            self;
+        *file
+    }
+}
+
+/// The directory of a name: all before its file's, with the slash.
+fn folder_of(name: &str) -> &str {
+    &name[..name.rfind('/').map_or(0, |slash| slash + 1)]
 }
 
 /// What a lock is for.
@@ -216,7 +237,8 @@ impl Device {
         Self::end(power)
     }
 
-    pub(super) fn sync_dir(&mut self) -> Result<()> {
+    /// Makes the names of one directory durable; `folder` is what they begin with, up to a slash.
+    pub(super) fn sync_dir(&mut self, folder: &str) -> Result<()> {
         let power = self.begin()?;
         self.counters.dir_syncs += 1;
         Self::end(power)?;
@@ -225,11 +247,20 @@ impl Device {
             self.faults.fired_mut().sync_error += 1;
             return Err(os_error("sync the directory", libc::EIO));
         }
-        if !self.name_changes.is_empty() {
-            self.durable_names.clone_from(&self.names);
-            self.name_changes.clear();
+        let changes = self.name_changes.len();
+        self.name_changes.retain(|change| folder_of(change.name()) != folder);
+        if self.name_changes.len() < changes {
+            let of_others = |name: &String, _: &mut u64| folder_of(name) != folder;
+            self.durable_names.retain(of_others);
+            let own = self.names.iter().filter(|(name, _)| folder_of(name) == folder);
+            self.durable_names.extend(own.map(|(name, file)| (name.clone(), *file)));
         }
-        self.files.retain(|_, inode| inode.handles > 0 || inode.named);
+        // Those that a power cut may still bring back, in another directory.
+        let lasting: HashSet<u64> = self.durable_names.values().copied().collect();
+        let changed: HashSet<u64> = self.name_changes.iter().map(NameChange::file).collect();
+        self.files.retain(|file, inode| {
+            inode.handles > 0 || inode.named || lasting.contains(file) || changed.contains(file)
+        });
         Ok(())
     }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 const PREFIX: &str = "rows-";
 /// What names of partitions begin with: a class and a number follow.
-const PARTITION_PREFIX: &str = "part-";
+pub(in crate::store) const PARTITION_PREFIX: &str = "part-";
 
 /// The file of a class's pages.
 pub(in crate::store) fn class_file_name(class: u16) -> String {

@@ -18,6 +18,8 @@ const TRIES_MAX: usize = 100;
 #[derive(Debug)]
 pub(in crate::store) struct WriterLock {
     _lock: Box<dyn FileLock>,
+    /// That of the store's cold directory.
+    _cold: Option<Box<WriterLock>>,
 }
 
 impl WriterLock {
@@ -29,7 +31,7 @@ impl WriterLock {
                 Locking::Taken(lock) if lock.is_current()? => {
                     // Only people read it: where it cannot be written, the lock holds as well.
                     let _ = name_holder(medium);
-                    return Ok(Self { _lock: lock });
+                    return Ok(Self { _lock: lock, _cold: None });
                 }
                 // Somebody has removed the file meanwhile, and another may lock a new one.
                 Locking::Taken(_) => {}
@@ -52,6 +54,11 @@ impl WriterLock {
             }
         }
         bail!(Locked, "the lock file of store {} is removed again and again", path.display())
+    }
+
+    /// Keeps the lock of the store's cold directory, too.
+    pub(in crate::store) fn with_cold(self, cold: Option<Self>) -> Self {
+        Self { _cold: cold.map(Box::new), ..self }
     }
 }
 

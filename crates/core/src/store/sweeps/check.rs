@@ -128,8 +128,8 @@ fn check_all(
 
 /// False for what says nothing of the store's bytes.
 fn is_damage(error: &Error) -> bool {
-    use ErrorKind::{Callback, CommitGone, Locked, Misuse, NotFound};
-    let others = [Callback, CommitGone, Locked, Misuse, NotFound];
+    use ErrorKind::{Callback, CommitGone, Locked, Mismatch, Misuse, NotFound};
+    let others = [Callback, CommitGone, Locked, Mismatch, Misuse, NotFound];
     !error.is_refusal() && !others.contains(&error.kind())
 }
 

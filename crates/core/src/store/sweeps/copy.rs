@@ -12,12 +12,13 @@ use crate::store::commit::SPARE;
 use crate::store::files::class_file::has_rows;
 use crate::store::files::lock::WriterLock;
 use crate::store::files::place::check_place;
-use crate::store::files::{head, state, superblock};
+use crate::store::files::{head, pairing, state, superblock};
 use crate::store::open::absolute;
 use crate::store::tables::MEASURE;
-use crate::store::{Store, journal};
+use crate::store::{Store, cold, journal};
 use serde::Serialize;
 use std::path::Path;
+use std::sync::Arc;
 
 /// Rows moved at once.
 const ROWS: usize = 16_384;
@@ -39,6 +40,7 @@ pub struct CopyReport {
 /// Copies the last commit of the store at `path`, or that of `step`, to `destination`, which must
 /// not hold a store; one without a commit, as a copy that was cut off leaves it, is removed.
 /// `storage` is how the copy stores the rows of all tables; without it each is stored as it was.
+/// `cold_directory` is where the copy has its partitions; without it they lie in the copy itself.
 /// `memory` is the budget of each of the two. `progress(done, all)` counts rows and may end the
 /// copy by an error. What a copy that failed or was cut off leaves is no store: it is not opened.
 ///
@@ -50,6 +52,7 @@ pub fn copy(
     step: Option<u64>,
     memory: Memory,
     storage: Option<StorageKind>,
+    cold_directory: Option<&Path>,
     progress: &mut dyn FnMut(u64, u64) -> Result<()>,
 ) -> Result<CopyReport> {
     // Absolute, so that both stay right when the working directory changes meanwhile.
@@ -69,8 +72,10 @@ pub fn copy(
     let options = StoreOptions {
         keep: source.options().keep,
         seed: source.inner.superblock.seed,
+        cold_directory: cold_directory.map(Path::to_path_buf),
         ..StoreOptions::new(memory)
     };
+    cold::check_for_new(&options)?;
     mark_unfinished(destination)?;
     let target = Store::open_any(destination, options)?;
     let tables = source.tables();
@@ -143,11 +148,15 @@ fn mark_unfinished(destination: &Path) -> Result<()> {
 
 /// Removes what a copy that never ended has left: a store without a commit.
 fn remove_if_unfinished(destination: &Path) -> Result<()> {
-    let medium = DirectoryMedium::open(destination, IoChoice::default())?;
-    let _lock = WriterLock::take(&medium, destination)?;
+    let own = DirectoryMedium::open(destination, IoChoice::default())?;
+    let _lock = WriterLock::take(&own, destination)?;
     let options = StoreOptions { read_only: true, ..StoreOptions::new(Memory::Bytes(0)) };
     let store = Store::open_any(destination, options)?;
-    if store.last_commit().is_some() && !destination.join(UNFINISHED).exists() {
+    let (last, cold) = (store.last_commit(), store.inner.medium.apart().cloned());
+    // With the partitions that lie apart.
+    let medium = Arc::clone(&store.inner.medium);
+    drop(store);
+    if last.is_some() && !destination.join(UNFINISHED).exists() {
         bail!(Misuse, "{} holds a store already; copy to another place", destination.display());
     }
     // In an order in which what is left is never damage: only a journal explains rows and state,
@@ -158,13 +167,17 @@ fn remove_if_unfinished(destination: &Path) -> Result<()> {
             || [head::NAME, MEASURE, SPARE, superblock::NEW_NAME].contains(&name)
     };
     let journals = |name: &str| journal::number_of(name).is_some();
+    let place = |name: &str| name == pairing::NAME;
     let last = |name: &str| name == superblock::NAME;
-    let rounds: [&dyn Fn(&str) -> bool; 3] = [&others, &journals, &last];
+    let rounds: [&dyn Fn(&str) -> bool; 4] = [&others, &place, &journals, &last];
     for is_next in rounds {
         for name in medium.list("")?.iter().filter(|name| is_next(name)) {
             medium.remove(name)?;
         }
         medium.sync_dir()?;
     }
-    Ok(())
+    match cold {
+        Some(cold) => cold.remove(pairing::MARKER),
+        None => Ok(()),
+    }
 }

@@ -4,6 +4,7 @@ mod back;
 mod bounds;
 mod budget;
 mod cleaning;
+mod cold;
 mod commit;
 mod damage;
 mod failed_writes;
@@ -52,15 +53,17 @@ thread_local! {
 
 /// Runs a test with tables of each kind of storage; the one that fails is named.
 fn each_kind(test: impl Fn()) {
-    for kind in StorageKind::ALL {
-        KIND.set(kind);
-        let done = catch_unwind(AssertUnwindSafe(&test));
-        KIND.set(StorageKind::Log);
-        if let Err(panic) = done {
-            let text = panic.downcast_ref::<String>().cloned();
-            let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()));
-            panic!("with storage {}: {}", kind.name(), text.unwrap_or_default());
-        }
+    StorageKind::ALL.into_iter().for_each(|kind| with_kind(kind, &test));
+}
+
+fn with_kind(kind: StorageKind, test: impl Fn()) {
+    KIND.set(kind);
+    let done = catch_unwind(AssertUnwindSafe(&test));
+    KIND.set(StorageKind::Log);
+    if let Err(panic) = done {
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()));
+        panic!("with storage {}: {}", kind.name(), text.unwrap_or_default());
     }
 }
 

@@ -58,7 +58,7 @@ impl Filter {
 
 /// Makes the filter of a section from the positions of its rows, in order.
 #[derive(Debug)]
-pub struct FilterBuilder {
+pub(super) struct FilterBuilder {
     first: u64,
     last: u64,
     rows: u64,
@@ -69,14 +69,14 @@ pub struct FilterBuilder {
 
 impl FilterBuilder {
     /// A builder for a section that begins at `position`; about `rows` will come.
-    pub fn new(position: u64, rows: u64) -> Self {
+    pub(super) fn new(position: u64, rows: u64) -> Self {
         let mut cells = Vec::with_capacity(rows.min(ROWS_RESERVED) as usize);
         cells.push(0);
         Self { first: position, last: position, rows: 1, shift: 0, cells }
     }
 
     /// Adds the next row, whose position is larger than the one before.
-    pub fn push(&mut self, position: u64) {
+    pub(super) fn push(&mut self, position: u64) {
         let offset = position - self.first;
         while offset >> self.shift > u64::from(u32::MAX) {
             self.coarsen(1);
@@ -95,12 +95,12 @@ impl FilterBuilder {
     }
 
     /// All memory that the builder takes.
-    pub fn memory_bytes(&self) -> usize {
+    pub(super) fn memory_bytes(&self) -> usize {
         size_of::<Self>() + self.cells.capacity() * size_of::<u32>()
     }
 
     /// The filter of all rows that were added.
-    pub fn finish(mut self) -> Filter {
+    pub(super) fn finish(mut self) -> Filter {
         let span = 64 - (self.last - self.first).leading_zeros();
         let bits = 64 - self.rows.leading_zeros() + FILTER_BITS;
         let more = span.saturating_sub(bits).saturating_sub(self.shift);
