@@ -428,8 +428,8 @@ fn nonsense_with_valid_checksums_never_panics() {
     assert!(refused > rounds() / 4, "only {refused} of {} were refused", rounds());
 }
 
-/// The two small files that tie a store to its cold directory: one that is broken is refused, or the
-/// rows are right, whether its checksum tells of it or not.
+/// The two small files that tie a store to its cold directory: one that is broken is refused, or
+/// the rows are right, whether its checksum tells of it or not.
 #[test]
 fn broken_ties_to_a_cold_directory_are_refused_and_never_panic() {
     let directory = tempfile::tempdir().unwrap();
