@@ -17,8 +17,8 @@ import pytest
 import embedrock
 from embedrock import cli
 
-DIM, ROWS = 6, 4000
-OPTIONS: dict[str, Any] = {"memory": "1MiB", "page_bytes": 512, "seed": 5}
+DIM, ROWS = 6, 6000
+OPTIONS: dict[str, Any] = {"memory": "2MiB", "page_bytes": 512, "segment_bytes": 8192, "seed": 5}
 
 
 def opened(path: Path, cold: Path | None = None, **more: Any) -> embedrock.Store:

@@ -428,13 +428,19 @@ fn nonsense_with_valid_checksums_never_panics() {
     assert!(refused > rounds() / 4, "only {refused} of {} were refused", rounds());
 }
 
-/// The two small files that tie a store to its cold directory: one that is broken is refused, or the
-/// rows are right, whether its checksum tells of it or not.
+/// The two small files that tie a store to its cold directory: one that is broken is refused, or
+/// the rows are right, whether its checksum tells of it or not.
 #[test]
 fn broken_ties_to_a_cold_directory_are_refused_and_never_panic() {
     let directory = tempfile::tempdir().unwrap();
     let (path, cold) = (directory.path().join("store"), directory.path().join("cold"));
-    let options = StoreOptions { cold_directory: Some(cold.clone()), ..small() };
+    // Small pages and segments, or so few rows are never merged.
+    let options = StoreOptions {
+        cold_directory: Some(cold.clone()),
+        page_bytes: Some(512),
+        segment_bytes: Some(8 << 10),
+        ..small()
+    };
     let spec = TableSpec { storage: StorageKind::Lsm, ..spec("t", DIM, None, OptimizerKind::Sgd) };
     let mut model = Model::new(vec![spec]);
     let store = Store::open(&path, options).unwrap();

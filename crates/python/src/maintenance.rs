@@ -57,6 +57,7 @@ pub(crate) fn check(
 #[pyfunction]
 #[pyo3(signature = (path, destination, memory, step=None, storage=None, cold_directory=None,
     progress=None))]
+#[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python function")]
 pub(crate) fn copy(
     py: Python<'_>,
     path: PathBuf,

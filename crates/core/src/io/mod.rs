@@ -6,7 +6,8 @@
 //! is durable only after `sync` of its file, a new or renamed name only after `sync_dir`.
 //!
 //! [`DirectoryMedium`] is a directory of the operating system, `SimMedium` the simulated device of
-//! the tests, [`RoutedMedium`] two directories as one. All pass one contract suite. [`measure`] tells what a device can do.
+//! the tests, [`RoutedMedium`] two directories as one. All pass one contract suite. [`measure`]
+//! tells what a device can do.
 
 mod aligned;
 mod directory;

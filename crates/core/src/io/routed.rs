@@ -29,7 +29,7 @@ pub struct RoutedMedium {
 #[derive(Debug)]
 struct Directory {
     medium: Arc<dyn Medium>,
-    /// Names may have changed since the last sync. So it begins, since nobody knows what was before.
+    /// Names may have changed since the last sync. So it begins: nobody knows what was before.
     is_changed: AtomicBool,
 }
 

@@ -257,7 +257,7 @@ impl Inner {
         }
         let rows = spec.num_embeddings.or(spec.expected_rows).unwrap_or(0);
         let large = rows.saturating_mul(row_bytes as u64) >= LARGE_BYTES;
-        // Where most rows of such a class will lie. What is apart may be on a device of another kind.
+        // Where most rows of such a class will lie: what is apart may be on another device.
         let medium = match (spec.storage, self.medium.apart()) {
             (StorageKind::Lsm, Some(apart)) => apart,
             _ => &self.medium,

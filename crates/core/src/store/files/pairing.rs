@@ -50,7 +50,7 @@ impl Pairing {
         Self::decode(&text).map(Some).map_err(|error| error.context(name))
     }
 
-    /// Puts the pairing into the file of this name, durably; until then what it was before is there.
+    /// Puts the pairing into the file of this name, durably; until then it has what it had.
     pub(in crate::store) fn write(&self, medium: &dyn Medium, name: &str) -> Result<()> {
         let new = format!("{name}{NEW}");
         if has_file(medium, &new)? {
