@@ -544,7 +544,9 @@ impl Life<'_> {
     fn insist(&mut self) -> Step {
         self.counts.event(Event::Insisted);
         self.readers.clear();
-        for _ in 0..self.plan.keep_max() + 2 {
+        // A journal that replaces another takes some commits to write. The other goes once no kept
+        // commit is in it.
+        for _ in 0..2 * (self.plan.keep_max() + 2) {
             crate::faults::disarm(&self.medium);
             self.commit()?;
             if self.cannot_go_on() {
