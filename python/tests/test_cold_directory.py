@@ -16,6 +16,7 @@ import pytest
 
 import embedrock
 from embedrock import cli
+from embedrock.errors import MismatchError, MisuseError
 
 DIM, ROWS = 6, 6000
 OPTIONS: dict[str, Any] = {"memory": "2MiB", "page_bytes": 512, "segment_bytes": 8192, "seed": 5}
@@ -79,13 +80,13 @@ def test_a_cold_directory_that_moved_is_named_once(pair: tuple[Path, Path]) -> N
     path, cold = pair
     moved = cold.with_name("moved.cold")
     cold.rename(moved)
-    with pytest.raises(embedrock.MismatchError) as missing:
+    with pytest.raises(MismatchError) as missing:
         opened(path)
     for text in (str(path), str(cold), "is not there", "cold_directory="):
         assert text in str(missing.value)
     with opened(path, moved, read_only=True) as reader:
         assert values(reader) == {1.0}
-    with pytest.raises(embedrock.MismatchError):
+    with pytest.raises(MismatchError):
         opened(path)  # a reader notes nothing
     for place in (moved, None):
         with opened(path, place) as store:
@@ -98,15 +99,15 @@ def test_a_wrong_directory_is_refused(pair: tuple[Path, Path], tmp_path: Path) -
     empty.mkdir()
     with opened(tmp_path / "other.store", other) as store:
         write(store, 9.0)
-    with pytest.raises(embedrock.MismatchError, match=r"other\.store"):
+    with pytest.raises(MismatchError, match=r"other\.store"):
         opened(path, other)
-    with pytest.raises(embedrock.MismatchError, match="no cold directory"):
+    with pytest.raises(MismatchError, match="no cold directory"):
         opened(path, empty)
-    with pytest.raises(embedrock.MismatchError, match="two stores may not share one"):
+    with pytest.raises(MismatchError, match="two stores may not share one"):
         opened(tmp_path / "third.store", cold)
-    with pytest.raises(embedrock.MisuseError, match="the store's own"):
+    with pytest.raises(MisuseError, match="the store's own"):
         opened(path, path)
-    with pytest.raises(embedrock.MisuseError, match="expected a path"):
+    with pytest.raises(MisuseError, match="expected a path"):
         embedrock.open(path, cold_directory=3)  # type: ignore[arg-type]
     assert not list(empty.iterdir())
     assert not (tmp_path / "third.store" / "superblock").exists()
@@ -118,7 +119,7 @@ def test_files_of_a_store_that_are_copied_do_not_share_it(pair: tuple[Path, Path
     path, _ = pair
     copied = path.with_name("copied.store")
     shutil.copytree(path, copied)
-    with pytest.raises(embedrock.MismatchError, match="embedrock copy"):
+    with pytest.raises(MismatchError, match="embedrock copy"):
         opened(copied)
     shutil.rmtree(path)
     with opened(copied) as store:  # as after a move
@@ -138,7 +139,7 @@ def test_a_copy_has_one_directory_or_two(
     with opened(two) as store:
         assert values(store) == {1.0}
         assert store.stats()["cold_directory"] == str(apart)
-    with pytest.raises(embedrock.MismatchError):
+    with pytest.raises(MismatchError):
         embedrock.copy(path, tmp_path / "no.store", cold_directory=cold)
     capsys.readouterr()
 

@@ -417,8 +417,8 @@ class Store(Handle):
         """Counters and sizes as nested dicts and lists, for people and programs.
 
         How memory is spent is under ``memory``, the device under ``device``, row classes and tables
-        under ``classes`` and ``tables``; a class has under ``damage`` what upkeep could not read and
-        left as it is. Units are in the names (``_bytes``, ``_s``); counts are since ``open``.
+        under ``classes`` and ``tables``; a class has under ``damage`` what upkeep could not read
+        and left as it is. Units are in the names (``_bytes``, ``_s``); counts are since ``open``.
 
         Blocking: waits for verbs that write rows.
         """

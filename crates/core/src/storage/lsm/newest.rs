@@ -88,8 +88,8 @@ pub(super) struct Newest {
 
 impl Newest {
     /// Looks up what is newer in `range`, at most about `most` rows and tombstones, in `tables`,
-    /// which are in order; those whose pages are in memory only where `in_memory` says so. Returns how many
-    /// there are at most, and the last place up to which all are among them.
+    /// which are in order; those whose pages are in memory only where `in_memory` says so. Returns
+    /// how many there are at most, and the last place up to which all are among them.
     pub(super) fn of(
         lsm: &Lsm,
         range: PlaceRange,

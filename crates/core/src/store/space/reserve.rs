@@ -202,8 +202,8 @@ impl Inner {
         bail!(
             Budget,
             "deletes of {} keys of table '{}' leave {growth} bytes in memory until merges drop \
-             the rows, beside {used} in use of memory={}; nothing was deleted; commit, which merges \
-             what was deleted before, delete fewer keys at once, or reopen with at least \
+             the rows, beside {used} in use of memory={}; nothing was deleted; commit, which \
+             merges what was deleted before, delete fewer keys at once, or reopen with at least \
              memory={enough}",
             keys.len(),
             table.record.spec.name,

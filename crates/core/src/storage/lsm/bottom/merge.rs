@@ -222,8 +222,8 @@ fn of_reading<T>(met_damage: &mut bool, read: Result<T>) -> Result<T> {
 }
 
 impl<C: Changes> Merge<C> {
-    /// Begins a merge, of which nothing is read yet. `reader` reads old pages, and `queue` writes new ones, in its longest
-    /// buffers.
+    /// Begins a merge, of which nothing is read yet. `reader` reads old pages, and `queue` writes
+    /// new ones, in its longest buffers.
     pub fn new(
         medium: Arc<dyn Medium>,
         plan: MergePlan,

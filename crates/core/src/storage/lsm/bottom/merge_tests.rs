@@ -503,7 +503,7 @@ fn a_plan_says_its_files_and_needs_a_number_for_each() {
 #[test]
 fn many_appended_rows_leave_an_empty_partition_behind_them() {
     let old = small_model(5);
-    let most = |model: &Model| *model.keys().filter(|place| place.table == 2).last().unwrap();
+    let most = |model: &Model| *model.keys().rfind(|place| place.table == 2).unwrap();
     // A page has 6 rows.
     for (new, is_cut) in [(95, false), (96, true), (500, true)] {
         for also_behind in [false, true] {
