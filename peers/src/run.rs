@@ -88,6 +88,7 @@ fn fill(settings: &Settings, engine: &mut dyn Engine, bytes: usize) -> Result<()
 #[derive(Default)]
 struct Series {
     get_ns: Vec<u64>,
+    blocked_ns: Vec<u64>,
     compute_ns: Vec<u64>,
     put_ns: Vec<u64>,
     cpu_ns: Vec<u64>,
@@ -106,6 +107,7 @@ impl Series {
         };
         Self {
             get_ns: room(),
+            blocked_ns: room(),
             compute_ns: room(),
             put_ns: room(),
             cpu_ns: room(),
@@ -258,11 +260,12 @@ impl<'a> Run<'a> {
         }
 
         let begun = Instant::now();
+        let mut blocked = Duration::ZERO;
         let rows = &mut self.rows[..read.len() * words];
         match &mut windows {
             Some(windows) => {
                 if windows.begins(batch) {
-                    windows.begin()?;
+                    blocked = windows.begin()?;
                 }
                 windows.get(read, rows)?;
             }
@@ -297,6 +300,7 @@ impl<'a> Run<'a> {
 
         self.expected.written(written);
         self.series.get_ns.push(get.as_nanos() as u64);
+        self.series.blocked_ns.push(blocked.as_nanos() as u64);
         self.series.compute_ns.push(compute.as_nanos() as u64);
         self.series.put_ns.push(put.as_nanos() as u64);
         Ok(())
@@ -318,6 +322,7 @@ impl<'a> Run<'a> {
         json!({
             "batches": series.get_ns.len(),
             "get_ns": series.get_ns,
+            "blocked_ns": series.blocked_ns,
             "compute_ns": series.compute_ns,
             "put_ns": series.put_ns,
             "cpu_ns": series.cpu_ns,

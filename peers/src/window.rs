@@ -10,6 +10,7 @@
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use crate::engines::ReadAhead;
 use crate::error::{Error, Result};
@@ -84,9 +85,12 @@ impl Windows {
         batch.is_multiple_of(self.batches)
     }
 
-    /// Waits for the rows of the window of this batch, and asks for those of the next.
-    pub(crate) fn begin(&mut self) -> Result<()> {
+    /// Waits for the rows of the next window, and asks for those of the one behind it; how long it
+    /// waited.
+    pub(crate) fn begin(&mut self) -> Result<Duration> {
+        let begun = Instant::now();
         let mut next = self.filled.recv().map_err(|_| ended())??;
+        let waited = begun.elapsed();
         let mut from = 0;
         for &place in &next.shared {
             from += slot_of(&self.buffer.keys[from..], next.keys[place as usize])?;
@@ -95,7 +99,10 @@ impl Windows {
         }
         self.buffer = next;
         self.begun += 1;
-        if self.begun < self.count { self.ask(self.begun) } else { Ok(()) }
+        if self.begun < self.count {
+            self.ask(self.begun)?;
+        }
+        Ok(waited)
     }
 
     /// Copies the rows of a batch of the window.
