@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::engines::{self, Engine, Figures, Kind, Purpose};
 use crate::error::{Doing, Error, Result};
 use crate::rows::{self, Expected};
-use crate::settings::{Change, Mode, Settings, Window};
+use crate::settings::{Change, Mode, Settings};
 use crate::sys;
 use crate::trace::Trace;
 use crate::window::Windows;
@@ -227,15 +227,13 @@ impl<'a> Run<'a> {
 
     /// What reads rows ahead, in mode `window`.
     fn windows(&self, engine: &dyn Engine) -> Result<Option<Windows>> {
-        let (Mode::Window, Some(Window { batches, .. })) =
-            (self.settings.mode, self.settings.window)
-        else {
+        let (Mode::Window, Some(window)) = (self.settings.mode, self.settings.window) else {
             return Ok(None);
         };
         let Some(reader) = engine.read_ahead()? else {
             return Err(self.settings.wrong("reads nothing ahead, expected another mode".into()));
         };
-        Windows::new(&self.trace, batches, self.settings.row_words(), reader).map(Some)
+        Windows::new(&self.trace, window, self.settings.row_words(), reader).map(Some)
     }
 
     fn count(&mut self, engine: &dyn Engine) -> Result<()> {

@@ -45,6 +45,13 @@ pub(crate) struct Window {
     pub(crate) batches: usize,
     /// Computing of each batch, between reading and writing its rows.
     pub(crate) compute_ns: u64,
+    /// Rows are read in the order of their keys; else in that of the batches that use them first.
+    #[serde(default = "sorted_usually")]
+    pub(crate) sorted: bool,
+}
+
+fn sorted_usually() -> bool {
+    true
 }
 
 /// Where the trace lies.

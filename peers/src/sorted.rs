@@ -27,8 +27,8 @@ impl Sorted {
         self.places.extend(self.pairs.iter().map(|pair| pair.1));
     }
 
-    /// Takes keys that are in order, with the place of each.
-    pub(crate) fn set_ordered(&mut self, keys: &[u64], places: &[u32]) {
+    /// Takes keys in the order in which they are to be read, with the place of each.
+    pub(crate) fn set_placed(&mut self, keys: &[u64], places: &[u32]) {
         self.batch.clear();
         self.keys.clear();
         self.keys.extend_from_slice(keys);

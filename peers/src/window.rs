@@ -1,12 +1,14 @@
 //! Rows of a window of batches, read together before the first of them is used.
 //!
 //! While a window is used, a thread reads the rows of the next one, each once and in the order of
-//! their keys. A row that both windows have is not read: every change of it is in the buffer of the
-//! first, from where it moves when the second begins. So no row is read while it may change.
+//! their keys, or of the batches that use them first. A row that both windows have is not read:
+//! every change of it is in the buffer of the first, from where it moves when the second begins. So
+//! no row is read while it may change.
 //!
 //! Two buffers are in memory, of as many rows as their windows have distinct keys.
 //! *Source*: RecDB's look-ahead window, key sorter and EV buffer (section 4.2).
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
@@ -14,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use crate::engines::ReadAhead;
 use crate::error::{Error, Result};
+use crate::settings::Window;
 use crate::sorted::Sorted;
 use crate::trace::Trace;
 
@@ -49,14 +52,16 @@ impl Windows {
     /// Begins to read the first window, of so many batches as all others.
     pub(crate) fn new(
         trace: &Arc<Trace>,
-        batches: usize,
+        window: Window,
         words: usize,
         reader: Box<dyn ReadAhead>,
     ) -> Result<Self> {
+        let Window { batches, sorted, .. } = window;
         let (asks, asked) = channel();
         let (fills, filled) = channel();
+        let before = Vec::new();
         let mut filler =
-            Filler { trace: Arc::clone(trace), batches, words, reader, before: vec![] };
+            Filler { trace: Arc::clone(trace), batches, words, sorted, reader, before };
         let thread = thread::spawn(move || {
             for window in asked {
                 if fills.send(filler.fill(window)).is_err() {
@@ -163,6 +168,7 @@ struct Filler {
     trace: Arc<Trace>,
     batches: usize,
     words: usize,
+    sorted: bool,
     reader: Box<dyn ReadAhead>,
     /// Keys of the window before.
     before: Vec<u64>,
@@ -176,22 +182,35 @@ impl Filler {
         keys.sort_unstable();
         keys.dedup();
         keys.shrink_to_fit();
-        let (mut fresh, mut places, mut shared, mut from) = (vec![], vec![], vec![], 0);
+        let (mut fresh, mut shared, mut from) = (vec![], vec![], 0);
         for (place, &key) in keys.iter().enumerate() {
             from += self.before[from..].partition_point(|&one| one < key);
-            if self.before.get(from) == Some(&key) {
-                shared.push(place as u32);
-            } else {
-                fresh.push(key);
-                places.push(place as u32);
-            }
+            let is_shared = self.before.get(from) == Some(&key);
+            if is_shared { &mut shared } else { &mut fresh }.push(place as u32);
+        }
+        if !self.sorted {
+            self.order_by_use(&keys, window * self.batches..end, &mut fresh);
         }
         self.before.clone_from(&keys);
         let mut sorted = Sorted::default();
-        sorted.set_ordered(&fresh, &places);
+        let fresh_keys: Vec<u64> = fresh.iter().map(|&place| keys[place as usize]).collect();
+        sorted.set_placed(&fresh_keys, &fresh);
         let mut rows = vec![f32::NAN; keys.len() * self.words];
         self.reader.read(&sorted, &mut rows)?;
         Ok(Buffer { keys, rows, shared })
+    }
+
+    /// Brings places among `keys` into the order of the batches that use them first. Those that are
+    /// read together are in order.
+    fn order_by_use(&self, keys: &[u64], batches: Range<usize>, places: &mut [u32]) {
+        let mut first_use = vec![u32::MAX; keys.len()];
+        for batch in batches.rev() {
+            for key in self.trace.batch(batch) {
+                first_use[keys.partition_point(|one| one < key)] = batch as u32;
+            }
+        }
+        places.sort_by_key(|&place| first_use[place as usize]);
+        places.chunks_mut(self.reader.piece_keys()).for_each(<[u32]>::sort_unstable);
     }
 }
 
@@ -204,9 +223,16 @@ mod tests {
     /// Rows of one word, the key, and how many were read.
     struct Echo(Arc<AtomicUsize>);
 
+    const PIECE: usize = 2;
+    const WINDOW: Window = Window { batches: 2, compute_ns: 0, sorted: true };
+
     impl ReadAhead for Echo {
+        fn piece_keys(&self) -> usize {
+            PIECE
+        }
+
         fn read(&mut self, sorted: &Sorted, rows: &mut [f32]) -> Result<()> {
-            assert!(sorted.keys().is_sorted());
+            assert!(sorted.keys().chunks(PIECE).all(<[u64]>::is_sorted));
             self.0.fetch_add(sorted.keys().len(), Ordering::Relaxed);
             sorted.gather(1, rows, |key, row| row[0] = key as f32);
             Ok(())
@@ -219,34 +245,53 @@ mod tests {
 
     #[test]
     fn rows_are_read_once_and_keep_what_was_put() {
-        let read = Arc::new(AtomicUsize::new(0));
-        let trace = trace();
-        let mut windows = Windows::new(&trace, 2, 1, Box::new(Echo(Arc::clone(&read)))).unwrap();
-        let mut changed = std::collections::HashMap::new();
-        for batch in 0..trace.len() {
-            if windows.begins(batch) {
-                windows.begin().unwrap();
+        for sorted in [true, false] {
+            let read = Arc::new(AtomicUsize::new(0));
+            let trace = trace();
+            let reader = Box::new(Echo(Arc::clone(&read)));
+            let mut windows = Windows::new(&trace, Window { sorted, ..WINDOW }, 1, reader).unwrap();
+            let mut changed = std::collections::HashMap::new();
+            for batch in 0..trace.len() {
+                if windows.begins(batch) {
+                    windows.begin().unwrap();
+                }
+                let keys = trace.batch(batch);
+                let mut rows = vec![0.0; keys.len()];
+                windows.get(keys, &mut rows).unwrap();
+                for (key, row) in keys.iter().zip(&mut rows) {
+                    assert_eq!(*row, changed.get(key).copied().unwrap_or(*key as f32), "{key}");
+                    *row += 100.0;
+                    changed.insert(*key, *row);
+                }
+                windows.put(&rows);
             }
-            let keys = trace.batch(batch);
-            let mut rows = vec![0.0; keys.len()];
-            windows.get(keys, &mut rows).unwrap();
-            for (key, row) in keys.iter().zip(&mut rows) {
-                assert_eq!(*row, changed.get(key).copied().unwrap_or(*key as f32), "{key}");
-                *row += 100.0;
-                changed.insert(*key, *row);
-            }
-            windows.put(&rows);
+            drop(windows);
+            // 1, 5, 9 of the first window, 2 of the second, 7 of the third: 5 and 2 were there.
+            assert_eq!(read.load(Ordering::Relaxed), 5);
         }
-        drop(windows);
-        // 1, 5, 9 of the first window, 2 of the second, 7 of the third: 5 and 2 were there.
-        assert_eq!(read.load(Ordering::Relaxed), 5);
+    }
+
+    #[test]
+    fn rows_come_in_the_order_of_the_batches_where_they_are_not_sorted() {
+        let batches = vec![vec![8, 1], vec![9, 8, 3], vec![2, 1, 0]];
+        let filler = Filler {
+            trace: Arc::new(Trace::of(batches)),
+            batches: 3,
+            words: 1,
+            sorted: false,
+            reader: Box::new(Echo(Arc::default())),
+            before: vec![],
+        };
+        let (keys, mut places) = ([0, 1, 2, 3, 8, 9], [0, 1, 2, 3, 4, 5]);
+        filler.order_by_use(&keys, 0..3, &mut places);
+        assert_eq!(places.map(|place| keys[place as usize]), [1, 8, 3, 9, 0, 2]);
     }
 
     #[test]
     fn a_key_of_another_window_is_an_error() {
         let trace = trace();
         let reader = Box::new(Echo(Arc::default()));
-        let mut windows = Windows::new(&trace, 2, 1, reader).unwrap();
+        let mut windows = Windows::new(&trace, WINDOW, 1, reader).unwrap();
         windows.begin().unwrap();
         assert!(windows.get(&[7], &mut [0.0]).unwrap_err().to_string().contains("key 7"));
     }

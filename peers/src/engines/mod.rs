@@ -52,6 +52,9 @@ pub(crate) trait Engine {
 
 /// Reads rows on a thread of its own while the store is used.
 pub(crate) trait ReadAhead: Send {
+    /// Keys that are read together and have to be in order: a multiple of it begins anew.
+    fn piece_keys(&self) -> usize;
+
     /// Reads the rows of `sorted` to where they belong in `rows`. One that is missing becomes NaN.
     fn read(&mut self, sorted: &Sorted, rows: &mut [f32]) -> Result<()>;
 }

@@ -360,9 +360,14 @@ impl Reader for Part {
 struct Ahead {
     crew: Crew<Part>,
     words: usize,
+    piece_keys: usize,
 }
 
 impl ReadAhead for Ahead {
+    fn piece_keys(&self) -> usize {
+        self.piece_keys
+    }
+
     fn read(&mut self, sorted: &Sorted, rows: &mut [f32]) -> Result<()> {
         self.crew.get(sorted, self.words, rows)
     }
@@ -501,7 +506,9 @@ impl Engine for RocksDb {
 
     fn read_ahead(&self) -> Result<Option<Box<dyn ReadAhead>>> {
         let crew = crew(&self.db, &self.options, self.words, &self.blocks)?;
-        Ok(Some(Box::new(Ahead { crew, words: self.words })))
+        let alone = self.options.threads <= 1;
+        let piece_keys = if alone { usize::MAX } else { self.options.piece_keys };
+        Ok(Some(Box::new(Ahead { crew, words: self.words, piece_keys })))
     }
 
     fn counts(&self) -> Result<Counts> {

@@ -172,7 +172,8 @@ fn windows_of_any_length_are_read_ahead_without_a_mismatch() {
             let trace: Vec<Vec<u64>> = (0..40).map(|_| random.keys(60)).collect();
             write_trace(place.path(), &trace);
             let mut settings = settings(kind, Mode::Window, &options, place.path());
-            settings.window = Some(Window { batches, compute_ns: 50_000 });
+            let sorted = batches % 2 == 1;
+            settings.window = Some(Window { batches, compute_ns: 50_000, sorted });
             run::load(&settings).unwrap();
             let report = Run::prepare(&settings).unwrap().go().unwrap();
             assert_eq!((&report["mismatches"], &report["batches"]), (&json!(0), &json!(40)));
@@ -186,7 +187,7 @@ fn windows_of_any_length_are_read_ahead_without_a_mismatch() {
     let place = tempfile::tempdir().unwrap();
     write_trace(place.path(), &[vec![1]]);
     let mut other = settings(find("lmdb").unwrap(), Mode::Window, &json!({}), place.path());
-    other.window = Some(Window { batches: 1, compute_ns: 0 });
+    other.window = Some(Window { batches: 1, compute_ns: 0, sorted: true });
     run::load(&other).unwrap();
     let error = Run::prepare(&other).unwrap().go().unwrap_err().to_string();
     assert!(error.contains("reads nothing ahead"), "{error}");

@@ -15,6 +15,7 @@ from embedrock.bench.recdb.summary import of_peer
 __all__ = ["CONTESTANTS", "ROCKSDB", "Contestant", "Setting", "absent", "run"]
 
 ROCKSDB = "rocksdb"
+PEERS = (ROCKSDB, "rocksdb, not sorted")
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Contestant:
 PICKED = {"merge_picker": "score", "upkeep_scheduler": "off"}
 PLAIN = {"merge_picker": "largest", "upkeep_scheduler": "off"}
 CONTESTANTS = {
+    PEERS[1]: Contestant(ROCKSDB, sorted=False),
     ROCKSDB: Contestant(ROCKSDB),
     "log": Contestant("log"),
     "lsm, not announced": Contestant("lsm", ahead=False, sorted=False, options=PLAIN),
@@ -43,7 +45,7 @@ CONTESTANTS = {
     "+ gate": Contestant("lsm", options=PICKED | {"upkeep_scheduler": "gate"}),
     "+ share": Contestant("lsm", options=PICKED | {"upkeep_scheduler": "share"}),
 }
-"""By name; each line from ``lsm`` on has one part more than the one above, the last two instead of
+"""By name. Each line from ``lsm`` on has one part more than the one above, the last two instead of
 each other."""
 NEEDED = {"+ picker": "merge_picker", "+ gate": "upkeep_scheduler", "+ share": "upkeep_scheduler"}
 """Arguments of ``embedrock.open`` without which a contestant is none."""
@@ -70,7 +72,7 @@ class Setting:
 
 def absent(name: str, peers: Path) -> str | None:
     """Why a contestant cannot take part, if so."""
-    if name == ROCKSDB:
+    if name in PEERS:
         if not peers.exists():
             return f"{peers} is not built; `make peers` builds it"
         one = process.describe(peers).get(ROCKSDB, {"available": False, "reason": "not built in"})
@@ -84,9 +86,9 @@ def absent(name: str, peers: Path) -> str | None:
 def run(name: str, place: Path, setting: Setting, peers: Path) -> dict[str, Any]:
     """Fills a store of a contestant and trains on it."""
     store = place / "store"
-    if name == ROCKSDB:
-        return _run_peer(store, setting, peers)
     one = CONTESTANTS[name]
+    if name in PEERS:
+        return _run_peer(store, setting, peers, one.sorted)
     filled = child.call(
         "embedrock.bench.recdb.ours:fill",
         store=str(store),
@@ -111,7 +113,7 @@ def run(name: str, place: Path, setting: Setting, peers: Path) -> dict[str, Any]
     return {**filled, **found}
 
 
-def _run_peer(store: Path, setting: Setting, peers: Path) -> dict[str, Any]:
+def _run_peer(store: Path, setting: Setting, peers: Path, is_sorted: bool) -> dict[str, Any]:
     store.mkdir()
     settings = {
         "engine": ROCKSDB,
@@ -122,7 +124,11 @@ def _run_peer(store: Path, setting: Setting, peers: Path) -> dict[str, Any]:
         "memory_bytes": setting.cache_bytes,
         "trace": setting.files,
         "batches": setting.batches,
-        "window": {"batches": setting.window, "compute_ns": setting.compute_ns},
+        "window": {
+            "batches": setting.window,
+            "compute_ns": setting.compute_ns,
+            "sorted": is_sorted,
+        },
     }
     command = [str(peers)]
     loaded = process.load(command, settings)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import resource
 import time
 import warnings
 from itertools import pairwise
@@ -82,7 +81,6 @@ def train(
             loop.checkpoint(step + 1)
         found = loop.found()
         found["peak_rss_grown_bytes"] = machine.peak_rss_bytes() - rss_before
-        found["peak_rss_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         found["core_wait_share"] = timed.wait_share
         found["mismatches"] += loop.wrong_now()
     return found
@@ -246,7 +244,6 @@ class _Loop:
             "turned_away": window["turned_away"],
             "skipped": window["skipped"],
             "starved": window["starved"],
-            "window_wait_s": window["wait_s"],
             "changed_bytes": stats["written"]["rows"],
             "written_bytes": bytes_of_rows(stats),
             "journal_bytes": stats["written"]["deltas"] + stats["written"]["pieces"],

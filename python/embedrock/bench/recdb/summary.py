@@ -96,7 +96,14 @@ def summary(raw: dict[str, Any], window: int, warm: int, rows: int) -> dict[str,
     for name in ("announced_ahead", "budget_bytes", "cache_rows", "page_bytes", "rows_per_page"):
         if name in raw:
             found[name] = raw[name]
-    for name in ("core_wait_share", "peak_rss_bytes", "memory", "settings", "version"):
+    for name in (
+        "core_wait_share",
+        "peak_rss_bytes",
+        "peak_rss_grown_bytes",
+        "memory",
+        "settings",
+        "version",
+    ):
         if name in raw:
             found[name] = raw[name]
     return found
