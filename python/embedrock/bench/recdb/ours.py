@@ -10,7 +10,6 @@ gradients are -1 and whose learning rate is 2^-23, exact in float32.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import time
 import warnings
@@ -255,6 +254,15 @@ class _Loop:
 
 def _merges(stats: dict[str, Any]) -> dict[str, Any] | None:
     """What merges did since open; None where the engine does not say."""
-    with contextlib.suppress(KeyError, TypeError):
-        return dict(stats["merges"])
-    return None
+    upkeep = stats.get("upkeep")
+    if upkeep is None:
+        return None
+    return {
+        "count": upkeep["merges"],
+        "seconds": upkeep["seconds"],
+        "seconds_max": upkeep["seconds_max"],
+        "rows_dropped": upkeep["rows_outdated"],
+        "rows_written": upkeep["rows_taken"] + upkeep["rows_copied"],
+        "latency": upkeep["latency"],
+        "put_off": upkeep["put_off"],
+    }

@@ -129,14 +129,19 @@ def _loaded_once(grown: dict[str, Any]) -> float | None:
 
 
 def _merges(first: dict[str, Any], last: dict[str, Any]) -> dict[str, Any]:
+    """Merges between two looks; the longest is that since open. None where nobody counts them."""
     names = ("merges", "merge_s_mean", "merge_s_max", "gc_efficiency")
     if last["merges"] is None:
         return dict.fromkeys(names)
     now, then = last["merges"], first["merges"]
     grown = {name: now[name] - then[name] for name in now if name != "seconds_max"}
-    return {
+    found = {
         "merges": grown["count"],
         "merge_s_mean": _ratio(grown["seconds"], grown["count"]),
         "merge_s_max": now["seconds_max"] if grown["count"] else None,
         "gc_efficiency": _ratio(grown["rows_dropped"], grown["rows_written"]),
     }
+    if "put_off" in grown:
+        found["merge_latency_s_mean"] = _ratio(grown["latency"], grown["count"])
+        found["merge_steps_put_off"] = grown["put_off"]
+    return found
