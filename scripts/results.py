@@ -120,9 +120,9 @@ def _recdb_merges_table() -> str:
         "merges": "merges",
         "merge_s_mean": "seconds of one",
         "merge_s_max": "of the longest",
-        "gc_efficiency": "rows dropped ÷ rewritten",
-        "write_amplification": "bytes written ÷ changed",
-        "space_amplification": "bytes on disk ÷ of rows",
+        "gc_efficiency": "dropped ÷ rewritten",
+        "write_amplification": "written ÷ changed",
+        "space_amplification": "disk ÷ rows",
     }
     return _of_recdb(columns)
 
@@ -138,15 +138,17 @@ def recdb_of(report: dict[str, Any]) -> list[dict[str, Any]]:
     found = []
     for name, one in report["results"]["contestants"].items():
         known = {column: one[column] for column in RECDB_COLUMNS if one.get(column) is not None}
-        found.append({"store": name, **{column: digits(value) for column, value in known.items()}})
+        if known:
+            numbers = {column: digits(value) for column, value in known.items()}
+            found.append({"store": name, **numbers})
     return found
 
 
 def digits(value: Any) -> Any:
-    """A number with the digits that are worth showing; None stays."""
+    """A number with the digits that are worth showing."""
     if not isinstance(value, float):
         return value
-    return round(value) if abs(value) >= 1000 else float(f"{value:.3g}")
+    return round(value) if abs(value) >= 1000 else round(float(f"{value:.3g}"), 4)
 
 
 def _readme_table() -> str:
@@ -217,7 +219,8 @@ def main() -> None:
     names = {each["figure"] for each in aims()}
     for report in (json.loads(path.read_text()) for path in reports):
         figures = report["figures"]
-        machine["figures"] |= {name: digits(figures[name]) for name in figures.keys() & names}
+        known = {name: one for name, one in figures.items() if name in names and one is not None}
+        machine["figures"] |= {name: digits(one) for name, one in known.items()}
         if report.get("bench") == "recdb":
             machine["recdb"] = recdb_of(report)
     file.write_text(json.dumps(machine, indent=1, ensure_ascii=False) + "\n")

@@ -58,7 +58,11 @@ WHOLE = ["+ gate", "+ share", "+ picker", "+ sorter"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of this bench."""
     parser.add_argument(
-        "--contestants", nargs="+", choices=list(CONTESTANTS), default=list(CONTESTANTS)
+        "--contestants",
+        nargs="+",
+        choices=list(CONTESTANTS),
+        default=list(CONTESTANTS),
+        help="who takes part",
     )
     parser.add_argument("--rows", type=int, default=4_000_000, help="rows of all 26 tables")
     parser.add_argument("--criteo", type=Path, metavar="FILE", help="read this log instead")
