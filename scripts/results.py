@@ -1,9 +1,9 @@
 """Tables of measured figures, from one file per machine in `docs/results`.
 
 `python scripts/results.py docs/results/NAME.json REPORT.json ...` puts the figures of reports that
-`embedrock bench --json` wrote into a machine's file, which it makes if there is none. `make pages`
-then brings the tables of the pages up to date. A figure is a number, or the lowest and the highest
-of several runs.
+`embedrock bench --json` wrote into a machine's file, which it makes if there is none, and the table
+of `bench recdb`. `make pages` then brings the tables of the pages up to date. A figure is a number,
+or the lowest and the highest of several runs.
 """
 
 from __future__ import annotations
@@ -14,6 +14,11 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
+
+
+RECDB_COLUMNS = ["step_ms", "blocked_share", "handing_share", "compute_share", "update_share"]
+RECDB_COLUMNS += ["read_us_p50", "read_us_p99", "pages_per_window", "merges", "merge_s_mean"]
+RECDB_COLUMNS += ["merge_s_max", "gc_efficiency", "write_amplification", "space_amplification"]
 
 
 def made(name: str) -> str:
@@ -41,7 +46,7 @@ def newest(part: str) -> dict[str, Any]:
 
 def reached(value: Any, aim: str | None, wanted: float | None) -> str:
     """Whether an aim is reached: in all runs, in some, in none."""
-    if aim is None or wanted is None:
+    if aim is None or wanted is None or value is None:
         return ""
     values = value if isinstance(value, list) else [value]
     good = [one >= wanted if aim == ">=" else one <= wanted for one in values]
@@ -80,7 +85,7 @@ def _figures_table() -> str:
     for each in aims():
         aim, wanted = each["aim"], each["value"]
         values = [machine["figures"].get(each["figure"]) for machine in known]
-        last = next(value for value in values if value is not None)
+        last = next((value for value in values if value is not None), None)
         sign = {">=": "≥ ", "<=": "≤ ", None: ""}[aim]
         goal = sign + shown(wanted)
         said = [f"`{each['figure']}`", each["meaning"], goal, reached(last, aim, wanted)]
@@ -94,6 +99,56 @@ def _race_table() -> str:
     head = ["store", "distinct rows/s", "bytes read per row", "µs of processor", "`limit_share`"]
     rows = [[one["store"], *(shown(one.get(c)) for c in columns)] for one in newest("race")["race"]]
     return table(head, rows)
+
+
+def _recdb_table() -> str:
+    columns = {
+        "step_ms": "ms of a step",
+        "blocked_share": "waits for rows",
+        "handing_share": "gets them",
+        "compute_share": "computes",
+        "update_share": "updates",
+        "read_us_p50": "µs to read, P50",
+        "read_us_p99": "P99",
+        "pages_per_window": "pages per window",
+    }
+    return _of_recdb(columns)
+
+
+def _recdb_merges_table() -> str:
+    columns = {
+        "merges": "merges",
+        "merge_s_mean": "seconds of one",
+        "merge_s_max": "of the longest",
+        "gc_efficiency": "dropped ÷ rewritten",
+        "write_amplification": "written ÷ changed",
+        "space_amplification": "disk ÷ rows",
+    }
+    return _of_recdb(columns)
+
+
+def _of_recdb(columns: dict[str, str]) -> str:
+    known = newest("recdb")["recdb"]
+    rows = [[one["store"], *(shown(one.get(column)) for column in columns)] for one in known]
+    return table(["store", *columns.values()], rows)
+
+
+def recdb_of(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """What tables have of the contestants of a report of `bench recdb`."""
+    found = []
+    for name, one in report["results"]["contestants"].items():
+        known = {column: one[column] for column in RECDB_COLUMNS if one.get(column) is not None}
+        if known:
+            numbers = {column: digits(value) for column, value in known.items()}
+            found.append({"store": name, **numbers})
+    return found
+
+
+def digits(value: Any) -> Any:
+    """A number with the digits that are worth showing."""
+    if not isinstance(value, float):
+        return value
+    return round(value) if abs(value) >= 1000 else round(float(f"{value:.3g}"), 4)
 
 
 def _readme_table() -> str:
@@ -146,6 +201,8 @@ TABLES = {
     "parts": _parts_table,
     "race": _race_table,
     "readme": _readme_table,
+    "recdb": _recdb_table,
+    "recdb_merges": _recdb_merges_table,
     "ycsb": _ycsb_table,
 }
 
@@ -160,9 +217,12 @@ def main() -> None:
     if file.exists():
         machine = json.loads(file.read_text())
     names = {each["figure"] for each in aims()}
-    for report in reports:
-        figures = json.loads(report.read_text())["figures"]
-        machine["figures"] |= {name: figures[name] for name in figures.keys() & names}
+    for report in (json.loads(path.read_text()) for path in reports):
+        figures = report["figures"]
+        known = {name: one for name, one in figures.items() if name in names and one is not None}
+        machine["figures"] |= {name: digits(one) for name, one in known.items()}
+        if report.get("bench") == "recdb":
+            machine["recdb"] = recdb_of(report)
     file.write_text(json.dumps(machine, indent=1, ensure_ascii=False) + "\n")
     print(f"{file}: look at name, machine and date, then make pages")
 

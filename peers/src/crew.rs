@@ -2,7 +2,7 @@
 //! reads one piece after another. Stores that read one block at a time per thread need it to keep
 //! a device busy. With one reader there are no threads at all.
 //!
-//! At most one batch is in work; the number of pieces bounds the queue.
+//! At most one batch is in work, and so many of its pieces that every reader has some.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,6 +10,9 @@ use std::thread::{self, JoinHandle};
 
 use crate::error::{Error, Result};
 use crate::sorted::Sorted;
+
+/// Pieces that wait or are read, for each reader.
+const PIECES_PER_READER: usize = 8;
 
 /// Reads rows of keys that are in order.
 pub(crate) trait Reader {
@@ -98,21 +101,28 @@ impl Threads {
     fn get(&mut self, sorted: &Sorted, words: usize, rows: &mut [f32]) -> Result<()> {
         let ended = || Error::new("all readers ended");
         let work = self.work.as_ref().ok_or_else(ended)?;
-        let mut sent = 0;
-        for (index, part) in sorted.keys().chunks(self.piece_keys).enumerate() {
-            let mut piece = self.idle.pop().unwrap_or_else(Piece::empty);
-            piece.set(index * self.piece_keys, part, words);
-            work.send(piece).map_err(|_| ended())?;
-            sent += 1;
-        }
-        let mut outcome = Ok(());
-        for _ in 0..sent {
+        let most = PIECES_PER_READER * self.handles.len();
+        let (mut under_way, mut outcome) = (0, Ok(()));
+        let mut parts = sorted.keys().chunks(self.piece_keys).enumerate();
+        loop {
+            if under_way < most
+                && let Some((index, part)) = parts.next()
+            {
+                let mut piece = self.idle.pop().unwrap_or_else(Piece::empty);
+                piece.set(index * self.piece_keys, part, words);
+                work.send(piece).map_err(|_| ended())?;
+                under_way += 1;
+                continue;
+            }
+            if under_way == 0 {
+                return outcome;
+            }
             let (piece, read) = self.done.recv().map_err(|_| ended())?;
             sorted.scatter(words, piece.first, &piece.rows, rows);
             self.idle.push(piece);
             outcome = outcome.and(read);
+            under_way -= 1;
         }
-        outcome
     }
 }
 
@@ -150,7 +160,7 @@ mod tests {
             let readers = (0..threads).map(|_| Echo).collect();
             let mut crew = Crew::new(readers, 4).unwrap();
             let mut sorted = Sorted::default();
-            for count in [0, 1, 4, 37, 9] {
+            for count in [0, 1, 4, 37, 101, 9] {
                 let keys: Vec<u64> = (0..count).map(|index| (index * 29 + count) % 101).collect();
                 sorted.set(&keys);
                 let mut rows = vec![0.0; 2 * keys.len()];

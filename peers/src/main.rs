@@ -14,6 +14,7 @@ mod settings;
 mod sorted;
 mod sys;
 mod trace;
+mod window;
 
 use std::io::{self, Write};
 use std::process::ExitCode;

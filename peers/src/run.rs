@@ -5,16 +5,18 @@
 //! before `ready` is printed, so that a limit set then is the engine's budget and nothing else.
 
 use std::io::{self, BufRead, Write};
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
 use crate::engines::{self, Engine, Figures, Kind, Purpose};
 use crate::error::{Doing, Error, Result};
 use crate::rows::{self, Expected};
-use crate::settings::{Change, Settings};
+use crate::settings::{Change, Mode, Settings};
 use crate::sys;
 use crate::trace::Trace;
+use crate::window::Windows;
 
 /// Bytes of rows that loading writes at once.
 const LOAD_BYTES: usize = 32 << 20;
@@ -86,6 +88,8 @@ fn fill(settings: &Settings, engine: &mut dyn Engine, bytes: usize) -> Result<()
 #[derive(Default)]
 struct Series {
     get_ns: Vec<u64>,
+    blocked_ns: Vec<u64>,
+    compute_ns: Vec<u64>,
     put_ns: Vec<u64>,
     cpu_ns: Vec<u64>,
     verify_cpu_ns: Vec<u64>,
@@ -103,6 +107,8 @@ impl Series {
         };
         Self {
             get_ns: room(),
+            blocked_ns: room(),
+            compute_ns: room(),
             put_ns: room(),
             cpu_ns: room(),
             verify_cpu_ns: room(),
@@ -124,10 +130,12 @@ struct Before {
 pub(crate) struct Run<'a> {
     settings: &'a Settings,
     kind: &'static Kind,
-    trace: Trace,
+    trace: Arc<Trace>,
     expected: Expected,
     rows: Vec<f32>,
     series: Series,
+    /// What the store had done at the beginning of each window, and at the end.
+    counts: Vec<Value>,
     verified: u64,
     mismatches: u64,
     verify_cpu_ns: u64,
@@ -154,10 +162,11 @@ impl<'a> Run<'a> {
         Ok(Self {
             settings,
             kind,
-            trace,
+            trace: Arc::new(trace),
             expected,
             rows,
             series,
+            counts: Vec::new(),
             verified,
             mismatches,
             verify_cpu_ns,
@@ -194,20 +203,51 @@ impl<'a> Run<'a> {
             bytes: sys::device_bytes(),
             wait_ns: sys::wait_ns(),
         };
+        let mut windows = self.windows(engine.as_ref())?;
         let begun = Instant::now();
         for batch in 0..self.trace.len() {
-            self.batch(batch, engine.as_mut())?;
+            if windows.as_ref().is_some_and(|windows| windows.begins(batch)) {
+                self.count(engine.as_ref())?;
+            }
+            self.batch(batch, engine.as_mut(), windows.as_mut())?;
             self.note(&before);
             if self.settings.seconds_max.is_some_and(|most| begun.elapsed().as_secs_f64() >= most) {
                 break;
             }
         }
+        if windows.is_some() {
+            self.count(engine.as_ref())?;
+        }
         let report = self.report(engine.figures());
+        // Its readers are the engine's.
+        drop(windows);
         drop(engine);
         Ok(report)
     }
 
-    fn batch(&mut self, batch: usize, engine: &mut dyn Engine) -> Result<()> {
+    /// What reads rows ahead, in mode `window`.
+    fn windows(&self, engine: &dyn Engine) -> Result<Option<Windows>> {
+        let (Mode::Window, Some(window)) = (self.settings.mode, self.settings.window) else {
+            return Ok(None);
+        };
+        let Some(reader) = engine.read_ahead()? else {
+            return Err(self.settings.wrong("reads nothing ahead, expected another mode".into()));
+        };
+        Windows::new(&self.trace, window, self.settings.row_words(), reader).map(Some)
+    }
+
+    fn count(&mut self, engine: &dyn Engine) -> Result<()> {
+        let counts = serde_json::to_value(engine.counts()?).doing(|| "counts".into())?;
+        self.counts.push(counts);
+        Ok(())
+    }
+
+    fn batch(
+        &mut self,
+        batch: usize,
+        engine: &mut dyn Engine,
+        mut windows: Option<&mut Windows>,
+    ) -> Result<()> {
         let words = self.settings.row_words();
         let keys = self.trace.batch(batch);
         let plan = self.settings.mode.plan(keys.len());
@@ -218,14 +258,29 @@ impl<'a> Run<'a> {
         }
 
         let begun = Instant::now();
-        engine.get_batch(read, &mut self.rows[..read.len() * words])?;
+        let mut blocked = Duration::ZERO;
+        let rows = &mut self.rows[..read.len() * words];
+        match &mut windows {
+            Some(windows) => {
+                if windows.begins(batch) {
+                    blocked = windows.begin()?;
+                }
+                windows.get(read, rows)?;
+            }
+            None => engine.get_batch(read, rows)?,
+        }
         let get = begun.elapsed();
+        let arrived = Instant::now();
 
         let cpu_before = sys::thread_cpu_ns();
         let wrong = self.expected.mismatches(read, &self.rows[..read.len() * words]);
         self.mismatches += wrong as u64;
         self.verified += read.len() as u64;
         self.verify_cpu_ns += sys::thread_cpu_ns() - cpu_before;
+        let compute = match windows {
+            Some(_) => spin(arrived, self.settings.window.map_or(0, |window| window.compute_ns)),
+            None => Duration::ZERO,
+        };
 
         let begun = Instant::now();
         let changed = &mut self.rows[puts];
@@ -236,10 +291,15 @@ impl<'a> Run<'a> {
         }
         engine.put_batch(written, changed)?;
         engine.end_batch()?;
+        if let Some(windows) = windows {
+            windows.put(changed);
+        }
         let put = begun.elapsed();
 
         self.expected.written(written);
         self.series.get_ns.push(get.as_nanos() as u64);
+        self.series.blocked_ns.push(blocked.as_nanos() as u64);
+        self.series.compute_ns.push(compute.as_nanos() as u64);
         self.series.put_ns.push(put.as_nanos() as u64);
         Ok(())
     }
@@ -260,12 +320,15 @@ impl<'a> Run<'a> {
         json!({
             "batches": series.get_ns.len(),
             "get_ns": series.get_ns,
+            "blocked_ns": series.blocked_ns,
+            "compute_ns": series.compute_ns,
             "put_ns": series.put_ns,
             "cpu_ns": series.cpu_ns,
             "verify_cpu_ns": series.verify_cpu_ns,
             "read_bytes": series.read_bytes,
             "write_bytes": series.write_bytes,
             "wait_ns": series.wait_ns,
+            "windows": self.counts,
             "mismatches": self.mismatches,
             "rows_verified": self.verified,
             "memory": figures.memory,
@@ -277,6 +340,18 @@ impl<'a> Run<'a> {
             "peak_rss_bytes": sys::peak_rss_bytes(),
             "version": (self.kind.version)(),
         })
+    }
+}
+
+/// Computes until so long after `begun`, of which comparing rows was a part; how long that was.
+fn spin(begun: Instant, compute_ns: u64) -> Duration {
+    let until = Duration::from_nanos(compute_ns);
+    loop {
+        let took = begun.elapsed();
+        if took >= until {
+            return took;
+        }
+        std::hint::spin_loop();
     }
 }
 

@@ -30,8 +30,28 @@ pub(crate) struct Settings {
     pub(crate) batches: usize,
     #[serde(default)]
     pub(crate) seconds_max: Option<f64>,
+    /// What mode `window` needs.
+    #[serde(default)]
+    pub(crate) window: Option<Window>,
     #[serde(default)]
     pub(crate) options: Map<String, Value>,
+}
+
+/// How rows are read ahead in mode `window`.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Window {
+    /// Batches whose rows are read together.
+    pub(crate) batches: usize,
+    /// Computing of each batch, between reading and writing its rows.
+    pub(crate) compute_ns: u64,
+    /// Rows are read in the order of their keys; else in that of the batches that use them first.
+    #[serde(default = "sorted_usually")]
+    pub(crate) sorted: bool,
+}
+
+fn sorted_usually() -> bool {
+    true
 }
 
 /// Where the trace lies.
@@ -47,6 +67,8 @@ pub(crate) struct TraceFiles {
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Mode {
     Train,
+    /// As `train`, with the rows of whole windows of batches read ahead.
+    Window,
     Update,
     Read,
     YcsbA,
@@ -81,7 +103,7 @@ impl Mode {
         let half = count / 2;
         let most = count * 95 / 100;
         let (gets, puts, change) = match self {
-            Self::Train => (0..count, 0..count, Change::Step),
+            Self::Train | Self::Window => (0..count, 0..count, Change::Step),
             Self::Update => (0..count, 0..count, Change::Adagrad),
             Self::Read | Self::YcsbC => (0..count, 0..0, Change::Step),
             Self::YcsbA => (0..half, half..count, Change::Blind),
@@ -113,6 +135,10 @@ impl Settings {
         // Positions within a batch and versions of a row are kept in 32 bits.
         if settings.rows > u64::from(u32::MAX) {
             return Err(settings.wrong(format!("{} rows, expected below 2^32", settings.rows)));
+        }
+        if let (Mode::Window, Some(0) | None) = (settings.mode, settings.window.map(|w| w.batches))
+        {
+            return Err(settings.wrong("mode window without `window`, or one of 0 batches".into()));
         }
         if settings.seconds_max.is_some_and(|seconds| seconds.is_nan() || seconds <= 0.0) {
             return Err(settings.wrong("seconds_max is not above 0".into()));
@@ -204,5 +230,19 @@ mod tests {
     fn settings_without_rows_are_refused() {
         assert!(Settings::parse("{}").is_err());
         assert!(settings(r#", "seconds_max": 0"#).is_err());
+    }
+
+    #[test]
+    fn mode_window_needs_batches_of_its_window() {
+        let parse = |window: &str| {
+            Settings::parse(&format!(
+                r#"{{"engine": "rocksdb", "mode": "window", "dim": 4, "rows": 8, "place": "x",
+                    "memory_bytes": 1{window}}}"#
+            ))
+        };
+        assert!(parse("").is_err());
+        assert!(parse(r#", "window": {"batches": 0, "compute_ns": 0}"#).is_err());
+        let window = parse(r#", "window": {"batches": 3, "compute_ns": 5}"#).unwrap().window;
+        assert_eq!(window.map(|one| (one.batches, one.compute_ns)), Some((3, 5)));
     }
 }

@@ -27,6 +27,15 @@ impl Sorted {
         self.places.extend(self.pairs.iter().map(|pair| pair.1));
     }
 
+    /// Takes keys in the order in which they are to be read, with the place of each.
+    pub(crate) fn set_placed(&mut self, keys: &[u64], places: &[u32]) {
+        self.batch.clear();
+        self.keys.clear();
+        self.keys.extend_from_slice(keys);
+        self.places.clear();
+        self.places.extend_from_slice(places);
+    }
+
     /// The keys in order.
     pub(crate) fn keys(&self) -> &[u64] {
         &self.keys

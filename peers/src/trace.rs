@@ -77,6 +77,18 @@ impl Trace {
         Ok(())
     }
 
+    /// A trace of these batches.
+    #[cfg(test)]
+    pub(crate) fn of(batches: Vec<Vec<u64>>) -> Self {
+        let mut offsets = vec![0];
+        let ends = batches.iter().scan(0, |end, batch| {
+            *end += batch.len();
+            Some(*end)
+        });
+        offsets.extend(ends);
+        Self { values: batches.concat(), offsets }
+    }
+
     /// How many batches there are.
     pub(crate) fn len(&self) -> usize {
         self.offsets.len() - 1

@@ -10,10 +10,12 @@ mod swap;
 #[cfg(test)]
 mod tests;
 
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use crate::error::{Error, Result};
 use crate::settings::{Mode, Settings};
+use crate::sorted::Sorted;
 
 /// A store that is open.
 pub(crate) trait Engine {
@@ -36,6 +38,50 @@ pub(crate) trait Engine {
 
     /// What the engine says of itself.
     fn figures(&self) -> Figures;
+
+    /// Readers that go on beside the store; `None` where the engine has none.
+    fn read_ahead(&self) -> Result<Option<Box<dyn ReadAhead>>> {
+        Ok(None)
+    }
+
+    /// What counts up while the store is open.
+    fn counts(&self) -> Result<Counts> {
+        Ok(Counts::default())
+    }
+}
+
+/// Reads rows on a thread of its own while the store is used.
+pub(crate) trait ReadAhead: Send {
+    /// Keys that are read together and have to be in order: a multiple of it begins anew.
+    fn piece_keys(&self) -> usize;
+
+    /// Reads the rows of `sorted` to where they belong in `rows`. One that is missing becomes NaN.
+    fn read(&mut self, sorted: &Sorted, rows: &mut [f32]) -> Result<()>;
+}
+
+/// What a store did since it was opened.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(crate) struct Counts {
+    /// Blocks that reads of rows loaded.
+    pub(crate) blocks_read: u64,
+    /// Bytes that memory gave to the device, and that compactions read and wrote.
+    pub(crate) flushed_bytes: u64,
+    pub(crate) compact_read_bytes: u64,
+    pub(crate) compact_written_bytes: u64,
+    /// Time in which writers were held back.
+    pub(crate) stall_us: u64,
+    pub(crate) merges: Merges,
+    pub(crate) disk_bytes: u64,
+}
+
+/// Merges that have ended, and rows that went in and came out.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(crate) struct Merges {
+    pub(crate) count: u64,
+    pub(crate) seconds: f64,
+    pub(crate) seconds_max: f64,
+    pub(crate) rows_in: u64,
+    pub(crate) rows_out: u64,
 }
 
 /// What an engine says of itself after a run.

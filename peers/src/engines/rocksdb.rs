@@ -6,8 +6,11 @@
 //! A MultiGet reads blocks of one file at a time and at most 32 keys together, so several threads
 //! each take a part of the batch. README.md says what else was tried.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
+use rust_rocksdb::event_listener::{CompactionJobInfo, EventListener};
+use rust_rocksdb::perf::{PerfMetric, PerfStatsLevel, set_perf_stats, with_thread_local};
 use rust_rocksdb::statistics::{StatsLevel, Ticker};
 use rust_rocksdb::{
     BlockBasedIndexType, BlockBasedOptions, BlockBasedPinningTier, Cache, CompactOptions, DB,
@@ -18,11 +21,12 @@ use rust_rocksdb::{
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::{Engine, Figures, Kind, Purpose};
+use super::{Counts, Engine, Figures, Kind, Merges, Purpose, ReadAhead};
 use crate::crew::{Crew, Reader};
 use crate::error::{Doing, Result};
 use crate::settings::{Mode, Settings};
 use crate::sorted::Sorted;
+use crate::sys;
 
 pub(super) const KIND: Kind = Kind {
     name: "rocksdb",
@@ -145,10 +149,15 @@ impl Division {
         let metadata = blocks * INDEX_ENTRY_BYTES + filters;
         let writes = u64::from(settings.mode.writes());
         let memtables_min = writes * PART_BYTES_MIN * options.memtables.max(1) as u64;
-        let budget = settings.memory_bytes;
+        let mut budget = settings.memory_bytes;
         let share = (budget as f64 * UNCOUNTED_SHARE) as u64;
         let uncounted = UNCOUNTED_BYTES + share + writes * WRITING_BYTES;
         let needed = uncounted + memtables_min + metadata + PART_BYTES_MIN;
+        if settings.mode == Mode::Window {
+            // The budget is that of the caches: a few per cent of the rows, as in RecDB's paper,
+            // are less than the rest takes.
+            budget = (budget + uncounted).max(needed);
+        }
         if budget < needed {
             return Err(settings.wrong(format!(
                 "{budget} bytes of memory, expected at least {needed}: {metadata} for index and \
@@ -172,6 +181,26 @@ struct Tuned {
     options: rust_rocksdb::Options,
     block_cache: Cache,
     row_cache: Option<Cache>,
+    merged: Merged,
+}
+
+/// What compactions did, told by RocksDB as each ends.
+#[derive(Clone, Default)]
+struct Merged(Arc<Mutex<Merges>>);
+
+impl EventListener for Merged {
+    fn on_compaction_completed(&self, job: &CompactionJobInfo) {
+        // A file that only moves down a level is not read.
+        if job.status().is_ok() && job.input_records() > 0 {
+            let seconds = job.elapsed_micros() as f64 / 1e6;
+            let mut merges = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            merges.count += 1;
+            merges.seconds += seconds;
+            merges.seconds_max = merges.seconds_max.max(seconds);
+            merges.rows_in += job.input_records();
+            merges.rows_out += job.output_records();
+        }
+    }
 }
 
 fn table(settings: &Settings, options: &Options, cache: &Cache) -> Result<BlockBasedOptions> {
@@ -284,10 +313,12 @@ fn tuned(settings: &Settings, options: &Options, purpose: Purpose) -> Result<Tun
     tuned.set_stats_persist_period_sec(0);
     tuned.enable_statistics();
     tuned.set_statistics_level(StatsLevel::ExceptHistogramOrTimers);
+    let merged = Merged::default();
+    tuned.add_event_listener(merged.clone());
     if !options.more.is_empty() {
         tuned = tuned.get_options_from_string(&options.more).doing(|| "rocksdb: more".into())?;
     }
-    Ok(Tuned { options: tuned, block_cache, row_cache })
+    Ok(Tuned { options: tuned, block_cache, row_cache, merged })
 }
 
 /// Reads parts of batches.
@@ -296,6 +327,8 @@ struct Part {
     options: ReadOptions,
     words: usize,
     keys: Vec<[u8; KEY_BYTES]>,
+    /// Blocks that all parts loaded.
+    blocks: Arc<AtomicU64>,
 }
 
 impl Reader for Part {
@@ -303,7 +336,13 @@ impl Reader for Part {
         let doing = || "rocksdb: reading".into();
         self.keys.clear();
         self.keys.extend(keys.iter().map(|key| key.to_be_bytes()));
-        let found = self.db.batched_multi_get_pinned_batch_opt(&self.keys, true, &self.options);
+        set_perf_stats(PerfStatsLevel::EnableCount);
+        // Of this thread: blocks that compactions load do not count.
+        let (found, blocks) = with_thread_local(|context| {
+            let found = self.db.batched_multi_get_pinned_batch_opt(&self.keys, true, &self.options);
+            (found, context.metric(PerfMetric::BlockReadCount))
+        });
+        self.blocks.fetch_add(blocks, Ordering::Relaxed);
         let found = found.doing(doing)?;
         for (row, value) in rows.chunks_exact_mut(self.words).zip(&found) {
             match value.doing(doing)? {
@@ -317,8 +356,26 @@ impl Reader for Part {
     }
 }
 
+/// Readers beside the store.
+struct Ahead {
+    crew: Crew<Part>,
+    words: usize,
+    piece_keys: usize,
+}
+
+impl ReadAhead for Ahead {
+    fn piece_keys(&self) -> usize {
+        self.piece_keys
+    }
+
+    fn read(&mut self, sorted: &Sorted, rows: &mut [f32]) -> Result<()> {
+        self.crew.get(sorted, self.words, rows)
+    }
+}
+
 struct RocksDb {
     crew: Crew<Part>,
+    blocks: Arc<AtomicU64>,
     db: Arc<DB>,
     tuned: Tuned,
     options: Options,
@@ -331,6 +388,22 @@ struct RocksDb {
     files: usize,
 }
 
+fn crew(
+    db: &Arc<DB>,
+    options: &Options,
+    words: usize,
+    blocks: &Arc<AtomicU64>,
+) -> Result<Crew<Part>> {
+    let parts = (0..options.threads).map(|_| {
+        let mut read = ReadOptions::default();
+        read.set_async_io(options.async_io);
+        read.set_verify_checksums(options.checksums);
+        let (db, blocks) = (Arc::clone(db), Arc::clone(blocks));
+        Part { db, options: read, words, keys: vec![], blocks }
+    });
+    Crew::new(parts.collect(), options.piece_keys)
+}
+
 impl RocksDb {
     fn open(settings: &Settings, purpose: Purpose) -> Result<Self> {
         let options: Options = settings.options(Options::of(settings.mode))?;
@@ -338,18 +411,14 @@ impl RocksDb {
         let path = settings.place.join("db");
         let doing = || format!("rocksdb: {}", path.display());
         let db = Arc::new(DB::open(&tuned.options, &path).doing(doing)?);
-        let parts = (0..options.threads).map(|_| {
-            let mut read = ReadOptions::default();
-            read.set_async_io(options.async_io);
-            read.set_verify_checksums(options.checksums);
-            Part { db: Arc::clone(&db), options: read, words: settings.row_words(), keys: vec![] }
-        });
-        let crew = Crew::new(parts.collect(), options.piece_keys)?;
+        let blocks = Arc::default();
+        let crew = crew(&db, &options, settings.row_words(), &blocks)?;
         let mut write = WriteOptions::default();
         write.disable_wal(true);
         write.set_memtable_insert_hint_per_batch(true);
         Ok(Self {
             crew,
+            blocks,
             db,
             tuned,
             options,
@@ -433,5 +502,25 @@ impl Engine for RocksDb {
             read_requests: None,
             settings: serde_json::to_value(&self.options).unwrap_or(Value::Null),
         }
+    }
+
+    fn read_ahead(&self) -> Result<Option<Box<dyn ReadAhead>>> {
+        let crew = crew(&self.db, &self.options, self.words, &self.blocks)?;
+        let alone = self.options.threads <= 1;
+        let piece_keys = if alone { usize::MAX } else { self.options.piece_keys };
+        Ok(Some(Box::new(Ahead { crew, words: self.words, piece_keys })))
+    }
+
+    fn counts(&self) -> Result<Counts> {
+        let ticker = |ticker| self.tuned.options.get_ticker_count(ticker);
+        Ok(Counts {
+            blocks_read: self.blocks.load(Ordering::Relaxed),
+            flushed_bytes: ticker(Ticker::FlushWriteBytes),
+            compact_read_bytes: ticker(Ticker::CompactReadBytes),
+            compact_written_bytes: ticker(Ticker::CompactWriteBytes),
+            stall_us: ticker(Ticker::StallMicros),
+            merges: *self.tuned.merged.0.lock().unwrap_or_else(PoisonError::into_inner),
+            disk_bytes: sys::disk_bytes(&self.settings.place)?,
+        })
     }
 }

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::{KINDS, Kind, Purpose, find, list};
 use crate::run::{self, Run};
-use crate::settings::{Mode, Settings, TraceFiles};
+use crate::settings::{Mode, Settings, TraceFiles, Window};
 
 const ROWS: u64 = 700;
 const MODES: [Mode; 7] =
@@ -44,6 +44,7 @@ fn settings(kind: &Kind, mode: Mode, options: &Value, place: &Path) -> Settings 
         trace: Some(TraceFiles { values: place.join("values"), offsets: place.join("offsets") }),
         batches: 0,
         seconds_max: None,
+        window: None,
         options: options.as_object().cloned().unwrap_or_default(),
     }
 }
@@ -160,6 +161,36 @@ fn every_mode_runs_on_every_engine_without_a_mismatch() {
             }
         }
     }
+}
+
+#[test]
+fn windows_of_any_length_are_read_ahead_without_a_mismatch() {
+    for (kind, options) in subjects().into_iter().filter(|(kind, _)| kind.name == "rocksdb") {
+        for batches in [1, 7, 40, 50] {
+            let place = tempfile::tempdir().unwrap();
+            let mut random = Random(batches as u64);
+            let trace: Vec<Vec<u64>> = (0..40).map(|_| random.keys(60)).collect();
+            write_trace(place.path(), &trace);
+            let mut settings = settings(kind, Mode::Window, &options, place.path());
+            let sorted = batches % 2 == 1;
+            settings.window = Some(Window { batches, compute_ns: 50_000, sorted });
+            run::load(&settings).unwrap();
+            let report = Run::prepare(&settings).unwrap().go().unwrap();
+            assert_eq!((&report["mismatches"], &report["batches"]), (&json!(0), &json!(40)));
+            let computed = report["compute_ns"].as_array().unwrap();
+            assert!(computed.iter().all(|ns| ns.as_u64().unwrap() >= 50_000));
+            let windows = report["windows"].as_array().unwrap();
+            assert_eq!(windows.len(), 40_usize.div_ceil(batches) + 1);
+            assert!(windows.last().unwrap()["blocks_read"].as_u64().unwrap() > 0, "{options}");
+        }
+    }
+    let place = tempfile::tempdir().unwrap();
+    write_trace(place.path(), &[vec![1]]);
+    let mut other = settings(find("lmdb").unwrap(), Mode::Window, &json!({}), place.path());
+    other.window = Some(Window { batches: 1, compute_ns: 0, sorted: true });
+    run::load(&other).unwrap();
+    let error = Run::prepare(&other).unwrap().go().unwrap_err().to_string();
+    assert!(error.contains("reads nothing ahead"), "{error}");
 }
 
 #[test]

@@ -34,7 +34,7 @@ from embedrock.bench.reopen import drop_page_cache
 from embedrock.bench.rows import LOAD_ROWS, fill, mismatches, ranges, scattered, values_of
 from embedrock.bench.zipf import Zipf
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["add_arguments", "bytes_of_rows", "commit_all", "run"]
 
 STORAGES = ("lsm", "log")
 GROWING, DENSE = "growing", "dense"
@@ -116,7 +116,7 @@ def fill_table(
         for numbers in ranges(rows, LOAD_ROWS):
             keys = _keys(numbers, kind)
             table.put(keys, values_of(keys, dim), reset_state=True)
-        commits = _commit_all(opened)
+        commits = commit_all(opened)
         fill_s = time.perf_counter() - begin
         stats, facts = opened.stats(), _facts(opened)
         changed = stats["written"]["rows"]
@@ -126,7 +126,7 @@ def fill_table(
             "row_bytes": facts["row_bytes"],
             "disk_bytes_per_row_byte": stats["disk_bytes"] / (rows * facts["row_bytes"]),
             "fill_s": fill_s,
-            "fill_write_amplification": _bytes_of_rows(stats) / changed,
+            "fill_write_amplification": bytes_of_rows(stats) / changed,
             "budget_bytes": stats["budget_bytes"],
             "commits": commits,
         }
@@ -210,7 +210,7 @@ def load(
             storage: Any = "log" if name == LOG else "lsm"
             table = opened.table("rows", dim, rows, optimizer="rowwise_adagrad", storage=storage)
             fill(table, rows, state=True)
-            _commit_all(opened)
+            commit_all(opened)
     sides = {
         name: _Side(Path(place) / name, memory, Zipf(rows, exponent, seed), batch)
         for name, memory in budgets.items()
@@ -302,7 +302,7 @@ class _Side:
             "pages_per_row": new["pages_read"] / max(new["rows_loaded"], 1),
             "rows_loaded": new["rows_loaded"],
             "rows_written": written["rows"] // facts["row_bytes"],
-            "write_amplification": (_bytes_of_rows(stats) - _bytes_of_rows(self.before)) / changed,
+            "write_amplification": (bytes_of_rows(stats) - bytes_of_rows(self.before)) / changed,
             "moved_per_row": written["moved"] / changed,
             "journal_per_row": (written["deltas"] + written["pieces"]) / changed,
             "space_amplification": self.disk_bytes_max / rows,
@@ -317,7 +317,7 @@ def _open(store: str, memory: str, create: bool = True) -> embedrock.Store:
         return embedrock.open(store, memory, create=create)
 
 
-def _commit_all(store: embedrock.Store) -> int:
+def commit_all(store: embedrock.Store) -> int:
     """Commits until nothing is left to merge: what a commit merges, the next one makes durable."""
     commits, before = 0, -1
     while commits < COMMITS_MAX and (now := _facts(store)["index_bytes"]) != before:
@@ -332,7 +332,7 @@ def _facts(store: embedrock.Store) -> dict[str, int]:
     return facts
 
 
-def _bytes_of_rows(stats: dict[str, Any]) -> int:
+def bytes_of_rows(stats: dict[str, Any]) -> int:
     """Bytes written to files of rows: rows, rows that moved, what pages have beside them."""
     return sum(int(stats["written"][name]) for name in ("rows", "moved", "pages"))
 

@@ -20,7 +20,7 @@ from embedrock.data.streamed import StreamedDataset, scan
 from embedrock.errors import MisuseError
 from embedrock.observe.trace import Trace
 
-__all__ = ["CTR_DIM", "KGE_DIM", "Load", "criteo_log", "criteo_shaped", "triples"]
+__all__ = ["CTR_DIM", "KGE_DIM", "Load", "criteo_log", "criteo_shaped", "log_columns", "triples"]
 
 CTR_DIM = 48
 """16 values and two moments of Adam (MLKV: dimension 16, PERSIA's defaults)."""
@@ -59,18 +59,26 @@ def criteo_shaped(rows: int, samples: int, batches: int, seed: int) -> Load:
 
 def criteo_log(file: Path, samples: int) -> Load:
     """A Criteo log in its order; all fields in one table of the tokens that it has."""
+    columns, sizes = log_columns(file)
+    firsts = np.cumsum([0, *sizes[:-1]])
+    ids = np.stack([c + first for c, first in zip(columns, firsts, strict=True)], axis=1)
+    return Load("criteo", _batches(ids, samples), sum(sizes), CTR_DIM, samples)
+
+
+def log_columns(file: Path) -> tuple[list[npt.NDArray[np.int64]], list[int]]:
+    """Ids of each field of a Criteo log, sample by sample, and how many tokens the field has."""
     kind = STREAMED["criteo"]
     stream = StreamedDataset(file, kind, scan=scan(file, kind), holdout=0)
     fields: list[list[npt.NDArray[np.int64]]] = [[] for _ in stream.features]
     for batch in stream.train_batches(_READ_SAMPLES, Position()):
         for f, field in enumerate(fields):
             field.append(batch.feature_keys(f))
-    columns, rows = [], 0
+    columns, sizes = [], []
     for field in fields:
         tokens, ids = np.unique(np.concatenate(field), return_inverse=True)
-        columns.append(rows + ids.reshape(-1))
-        rows += len(tokens)
-    return Load("criteo", _batches(np.stack(columns, axis=1), samples), rows, CTR_DIM, samples)
+        columns.append(ids.reshape(-1))
+        sizes.append(len(tokens))
+    return columns, sizes
 
 
 def triples(file: Path, samples: int, seed: int) -> Load:
