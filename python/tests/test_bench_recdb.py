@@ -55,7 +55,9 @@ def test_without_peers_figures_are_null_and_say_why(report: dict[str, Any]) -> N
     assert report["results"]["contestants"]["rocksdb"].keys() == {"absent"}
 
 
-def test_the_sorter_may_read_batches_together_and_its_pages_are_compared(report: dict[str, Any]) -> None:
+def test_the_sorter_may_read_batches_together_and_its_pages_are_compared(
+    report: dict[str, Any],
+) -> None:
     figures, ran = report["figures"], report["results"]["contestants"]
     assert (ran["lsm"]["batches_per_group"], report["results"]["whole"]) == (1, "+ sorter")
     # How many depends on the time that the window's threads get.
