@@ -219,6 +219,17 @@ class TestOptions:
             ({"memory": 0}, "memory is 0, expected 1 or more"),
             ({"io": "mmap"}, "io is 'mmap', expected 'auto', 'uring' or 'pread'"),
             ({"policy": "fifo"}, "policy is 'fifo', expected 'lru' or 'lfu'"),
+            (
+                {"merge_picker": "newest"},
+                "merge_picker is 'newest', expected one of score, largest, round_robin, oldest",
+            ),
+            (
+                {"upkeep_scheduler": "on"},
+                "upkeep_scheduler is 'on', expected 'off', 'gate' or 'share'",
+            ),
+            ({"top_share": 0.6}, "top_share is 0.6, expected 0.01 to 0.5"),
+            ({"top_share": float("nan")}, "top_share is nan, expected 0.01 to 0.5"),
+            ({"top_share": "10%"}, "top_share is '10%', expected a number"),
             ({"keep": 0}, "keep is 0, expected 1 or more"),
             ({"step": -1}, "step is -1, expected 0 or more"),
             ({"seed": 2**64}, "seed is 18446744073709551616"),

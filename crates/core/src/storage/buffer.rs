@@ -109,9 +109,10 @@ impl FlushBuffer {
         self.capacity - self.map.len()
     }
 
-    /// Keys that wait, by table.
-    pub fn keys(&self) -> impl Iterator<Item = (u16, u64)> + '_ {
-        self.map.keys().copied()
+    /// Rows that wait, in no useful order.
+    pub fn rows(&self) -> impl Iterator<Item = DirtyRow<'_>> {
+        let there = (0..self.waiting.len() as u32).filter(|at| self.waiting[*at as usize].live);
+        there.map(|at| self.at(at))
     }
 
     /// Adds a row that is not here yet. Panics when full: the owner flushes before.

@@ -6,10 +6,11 @@
 //! written: those of different rows are alike, and no place.
 
 use super::{
-    Areas, Checked, ClassFacts, Cut, DirtyRow, Finding, Found, PageAddress, PageReader, PageSource,
-    Residents, Resolved, Share, SpaceBound, Storage, StorageBudget, StorageCounts, StorageJournal,
-    StorageMemory, StorageRead, StorageSpace, StorageStats, StorageSweeps, StorageTables,
-    StorageUpkeep, StorageWrite, Sweep, SweptRow, TableFacts, TakeRows, UnitReport, Want, Written,
+    Areas, Checked, ClassFacts, Cut, DirtyRow, Finding, Found, MergeCounts, PageAddress,
+    PageReader, PageSource, Residents, Resolved, Share, SpaceBound, Storage, StorageBudget,
+    StorageCounts, StorageJournal, StorageMemory, StorageRead, StorageSpace, StorageStats,
+    StorageSweeps, StorageTables, StorageUpkeep, StorageWrite, Sweep, SweptRow, TableFacts,
+    TakeRows, UnitReport, Want, Written,
 };
 use crate::error::{Result, bail};
 use crate::io::{File, Medium};
@@ -499,6 +500,7 @@ impl StorageBudget for MapStorage {
 impl StorageCounts for MapStorage {
     fn stats(&self) -> StorageStats {
         StorageStats {
+            merged: MergeCounts::default(),
             disk_bytes: self.taken,
             newest_copies: self.rows(),
             retained_copies: 0,

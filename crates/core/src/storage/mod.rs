@@ -30,7 +30,7 @@ pub use log::{ClassNeed, choose_segment, seed_of_file};
 pub use page::PageLayout;
 pub use read::{Found, PageAddress, PageSource, Resolved, Want};
 pub use reader::PageReader;
-pub use report::{Cut, SpaceBound, StorageMemory, StorageStats, UnitReport, Written};
+pub use report::{Cut, MergeCounts, SpaceBound, StorageMemory, StorageStats, UnitReport, Written};
 pub use size::{PAGE_SIZES, choose_page, possible_pages};
 pub use sweep::{Areas, Checked, Finding, Sweep, SweptRow, TakeRows};
 pub use traits::{

@@ -2,6 +2,7 @@
 
 use crate::io::File;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What a layout has written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -12,6 +13,56 @@ pub struct Written {
     pub rows_moved: u64,
     /// Pages with either.
     pub pages: u64,
+}
+
+/// What merges of a layout did since open, of those whose outcome was taken over.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MergeCounts {
+    /// How many.
+    pub merges: u64,
+    /// Rows and tombstones that they took out of the newest rows.
+    pub taken: u64,
+    /// Rows of old files that newer ones or deletions have outdated.
+    pub outdated: u64,
+    /// Rows of old files that were copied.
+    pub copied: u64,
+    /// Rows of new files.
+    pub rows: u64,
+    /// Pages of new files.
+    pub pages: u64,
+    /// Bytes of pages that were read, of old files and of the newest rows.
+    pub bytes_read: u64,
+    /// Of these, bytes of the newest rows.
+    pub bytes_read_above: u64,
+    /// Bytes of new files.
+    pub bytes_written: u64,
+    /// The time of their steps.
+    pub busy: Duration,
+    /// The longest of these times.
+    pub busy_max: Duration,
+    /// The time from begin until the outcome was in place.
+    pub latency: Duration,
+    /// The longest of these times.
+    pub latency_max: Duration,
+}
+
+impl MergeCounts {
+    /// Adds what other merges did.
+    pub fn add(&mut self, other: &Self) {
+        self.merges += other.merges;
+        self.taken += other.taken;
+        self.outdated += other.outdated;
+        self.copied += other.copied;
+        self.rows += other.rows;
+        self.pages += other.pages;
+        self.bytes_read += other.bytes_read;
+        self.bytes_read_above += other.bytes_read_above;
+        self.bytes_written += other.bytes_written;
+        self.busy += other.busy;
+        self.busy_max = self.busy_max.max(other.busy_max);
+        self.latency += other.latency;
+        self.latency_max = self.latency_max.max(other.latency_max);
+    }
 }
 
 /// What is stored, and what it took.
@@ -31,6 +82,8 @@ pub struct StorageStats {
     pub index_bytes: u64,
     /// What was written since open.
     pub written: Written,
+    /// What merges did since open, where the layout has them.
+    pub merged: MergeCounts,
 }
 
 /// How a layout spends memory.

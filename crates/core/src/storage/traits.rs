@@ -234,6 +234,12 @@ pub trait StorageUpkeep {
         false
     }
 
+    /// Whether [`begin_unit`](Self::begin_unit) may begin one, whatever room there is. Cheap: it is
+    /// asked for at every change.
+    fn may_begin_unit(&self) -> bool {
+        false
+    }
+
     /// The unit of work that is done without the lock of the class, where one is due and none is
     /// under way. It may take `grow_bytes` more of the disk; where it needs more, none begins. All
     /// that it may take counts as taken until it is installed or abandoned.
@@ -242,9 +248,19 @@ pub trait StorageUpkeep {
         Ok(None)
     }
 
-    /// Whether a part of the unit under way should be done now: rows have paid for it, or the
-    /// newest rows take too much memory. Each yes pays for one step.
-    fn owes_steps(&mut self) -> bool {
+    /// Whether a part of the unit under way should be done: rows have paid for it, or upkeep is
+    /// pressed.
+    fn owes_steps(&self) -> bool {
+        false
+    }
+
+    /// A step is about to be done: takes what rows have paid for it.
+    fn pay_step(&mut self) {}
+
+    /// Whether upkeep cannot wait: the newest rows take too much memory, or what is outdated too
+    /// much room. `most_bytes` is what the disk bound allows.
+    fn is_pressed(&self, most_bytes: u64) -> bool {
+        let _ = most_bytes;
         false
     }
 

@@ -541,8 +541,11 @@ impl Engine {
         growing
             .map(|table| {
                 let class = &self.classes[table.class];
-                let stored = class.log.lock().rows_stored(table.id());
-                class.memory_for_new_keys(table.rows.load(Ordering::Relaxed).saturating_sub(stored))
+                let log = class.log.lock();
+                let rows = table.rows.load(Ordering::Relaxed);
+                let new = rows.saturating_sub(log.rows_stored(table.id()));
+                // Layers may have stored more than the storage can tell.
+                class.memory_for_new_keys(new.min(class.unwritten_rows(&**log)))
             })
             .sum()
     }

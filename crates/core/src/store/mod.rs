@@ -26,7 +26,7 @@ mod window;
 pub use commit::PendingCommit;
 pub use engine::MemoryUse;
 pub use files::place::check_place;
-pub use stats::{ClassStats, CommitStats, DeviceStats, RowReads, Stats};
+pub use stats::{ClassStats, CommitStats, DeviceStats, RowReads, Stats, UpkeepStats};
 pub use sweeps::check::{CheckReport, Problem, check};
 pub use sweeps::copy::{CopyReport, copy};
 pub use sweeps::scan::Scan;
@@ -110,6 +110,7 @@ pub(crate) struct Inner {
     commit_gate: CommitGate,
     metrics: Metrics,
     window: window::Window,
+    scheduler: space::Scheduler,
     /// Bytes of all files of rows.
     rows_disk_bytes: AtomicU64,
     /// Bytes that the device had free when somebody last looked.

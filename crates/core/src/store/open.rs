@@ -11,7 +11,7 @@ use super::files::lock::WriterLock;
 use super::files::place::check_place;
 use super::files::superblock::Superblock;
 use super::recovery::{Recovered, Target, find, recover};
-use super::space::check_bound;
+use super::space::{Scheduler, check_bound};
 use super::sweeps::copy;
 use super::unheld::Noted;
 use super::{Guarded, Inner, Store, open_needed};
@@ -158,6 +158,7 @@ impl Store {
         let mut engine = Engine::default();
         let rows_disk_bytes = build(&mut engine, &medium, &options, term, &mut recovered)?;
         let history = history_of(&recovered);
+        let scheduler = Scheduler::new(options.upkeep_scheduler);
         let inner = Inner {
             path,
             medium,
@@ -171,6 +172,7 @@ impl Store {
             commit_gate: super::CommitGate::default(),
             metrics: Metrics::default(),
             window: super::window::Window::new(),
+            scheduler,
             rows_disk_bytes: AtomicU64::new(rows_disk_bytes),
             device_free_bytes: AtomicU64::new(u64::MAX),
             room_is_settled: AtomicBool::new(false),

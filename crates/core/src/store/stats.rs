@@ -6,7 +6,7 @@ use super::{Inner, Store};
 use crate::config::{StorageKind, TableInfo};
 use crate::error::{ErrorKind, Result};
 use crate::io::{DeviceCurve, IoKind, blocks_of};
-use crate::storage::{StorageStats, Written};
+use crate::storage::{MergeCounts, StorageStats, Written};
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -75,6 +75,8 @@ pub struct Stats {
     pub announced: u64,
     /// Where time went.
     pub time: TimeStats,
+    /// Merges and cleaning, and how often they were put off.
+    pub upkeep: UpkeepStats,
     /// Commits.
     pub commits: CommitStats,
     /// The device and its back end.
@@ -128,6 +130,37 @@ pub struct TimeStats {
     /// What the device needs at least for the requests that were made, at the rate that it had when
     /// it was measured; `None` where it was not.
     pub device_least: Option<f64>,
+}
+
+/// Merges and cleaning since open.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct UpkeepStats {
+    /// Steps of merges.
+    pub steps: u64,
+    /// Units of cleaning that rows have paid for.
+    pub cleaned: u64,
+    /// How often a step or a unit of cleaning was put off by the scheduler.
+    pub put_off: u64,
+    /// Merges whose outcome was taken over; all that follows is of these.
+    pub merges: u64,
+    /// Rows and tombstones that left the newest rows of an lsm.
+    pub rows_taken: u64,
+    /// Rows of old files that newer ones or deletions have outdated.
+    pub rows_outdated: u64,
+    /// Rows of old files that were written again.
+    pub rows_copied: u64,
+    /// Bytes of pages read. No other counter has them.
+    pub bytes_read: u64,
+    /// Bytes of files written.
+    pub bytes_written: u64,
+    /// Seconds in steps, of all and of the longest.
+    pub seconds: f64,
+    /// Of the longest.
+    pub seconds_max: f64,
+    /// Seconds from the begin of a merge until its outcome was in place, summed.
+    pub latency: f64,
+    /// Of the longest.
+    pub latency_max: f64,
 }
 
 /// Commits of a store.
@@ -294,6 +327,7 @@ impl Store {
             saturated: get(&m.saturated),
             announced: get(&m.announced),
             time: inner.time(&engine),
+            upkeep: inner.upkeep_stats(&storage),
             commits: CommitStats {
                 sequence: last.as_ref().map_or(0, |c| c.sequence),
                 step: last.as_ref().map_or(0, |c| c.step),
@@ -361,6 +395,27 @@ impl Inner {
             }
         });
         time
+    }
+
+    fn upkeep_stats(&self, storage: &[StorageStats]) -> UpkeepStats {
+        let mut merged = MergeCounts::default();
+        storage.iter().for_each(|class| merged.add(&class.merged));
+        let counted = self.scheduler.counted();
+        UpkeepStats {
+            steps: counted.steps,
+            cleaned: counted.cleaned,
+            put_off: counted.put_off,
+            merges: merged.merges,
+            rows_taken: merged.taken,
+            rows_outdated: merged.outdated,
+            rows_copied: merged.copied,
+            bytes_read: merged.bytes_read,
+            bytes_written: merged.bytes_written,
+            seconds: merged.busy.as_secs_f64(),
+            seconds_max: merged.busy_max.as_secs_f64(),
+            latency: merged.latency.as_secs_f64(),
+            latency_max: merged.latency_max.as_secs_f64(),
+        }
     }
 
     fn written_bytes(&self, engine: &super::Engine, storage: &[StorageStats]) -> WrittenBytes {

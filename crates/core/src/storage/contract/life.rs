@@ -357,6 +357,7 @@ impl Life {
                 self.unit = Some(unit);
                 return;
             }
+            self.storage.pay_step();
             let goes_on = unit.step().unwrap();
             match goes_on {
                 true => self.unit = Some(unit),

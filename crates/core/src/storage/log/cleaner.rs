@@ -32,6 +32,8 @@ use std::ops::Range;
 /// leftovers keep them, which count as dead. Uniform
 /// updates then move about half a row for each one written; at 0.7 nearly a whole one.
 pub(in crate::storage) const LIVE_SHARE: f64 = 0.6;
+/// With so many times the dead slots that are allowed cleaning cannot wait.
+const HURRY: f64 = 1.5;
 /// Epochs whose writes must find room: a copy that is outdated in one is released by the commit
 /// after the next.
 const EPOCHS_AHEAD: f64 = 2.0;
@@ -114,10 +116,9 @@ impl StorageUpkeep for ClassLog {
         let newest = self.segments.newest_total();
         // By then no commit seems to be near, and those rows are likely to be outdated before.
         self.segments.spare_held(self.taken_in_epoch() > newest);
-        let slack = SLACK_SEGMENTS * self.rows_per_segment();
-        let allowed = newest as f64 * (1.0 / LIVE_SHARE - 1.0) + slack as f64;
-        let dead = self.segments.reclaimable_total().max(self.segments.kept_by_dirty_total());
-        if dead as f64 <= allowed && !self.is_tight(self.slots_in(most_bytes)) {
+        if self.dead_slots() <= self.dead_slots_allowed()
+            && !self.is_tight(self.slots_in(most_bytes))
+        {
             self.clean.credit = 0.0;
             return false;
         }
@@ -168,6 +169,11 @@ impl StorageUpkeep for ClassLog {
         Ok(Some(UnitReport { pages: u64::from(pages), rows_moved }))
     }
 
+    fn is_pressed(&self, most_bytes: u64) -> bool {
+        self.dead_slots() > HURRY * self.dead_slots_allowed()
+            || self.is_tight(self.slots_in(most_bytes))
+    }
+
     fn expect_bound(&mut self, is_bounded: bool) {
         self.separates = is_bounded;
     }
@@ -186,6 +192,17 @@ struct Cleaned {
 }
 
 impl ClassLog {
+    /// Slots that cleaning could free.
+    fn dead_slots(&self) -> f64 {
+        self.segments.reclaimable_total().max(self.segments.kept_by_dirty_total()) as f64
+    }
+
+    /// Dead slots with which the log has its target size.
+    fn dead_slots_allowed(&self) -> f64 {
+        let slack = SLACK_SEGMENTS * self.rows_per_segment();
+        self.segments.newest_total() as f64 * (1.0 / LIVE_SHARE - 1.0) + slack as f64
+    }
+
     /// Slots of so many bytes of pages.
     fn slots_in(&self, bytes: u64) -> u64 {
         let pages = bytes / self.layout().page_bytes as u64;

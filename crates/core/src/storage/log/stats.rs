@@ -1,11 +1,12 @@
 //! What a log says of itself.
 
 use super::ClassLog;
-use crate::storage::{StorageCounts, StorageSpace, StorageStats, Written};
+use crate::storage::{MergeCounts, StorageCounts, StorageSpace, StorageStats, Written};
 
 impl StorageCounts for ClassLog {
     fn stats(&self) -> StorageStats {
         StorageStats {
+            merged: MergeCounts::default(),
             disk_bytes: self.disk_bytes(),
             rows_per_page: self.layout().rows_per_page,
             newest_copies: self.segments.newest_total(),

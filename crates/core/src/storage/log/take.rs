@@ -8,7 +8,7 @@ use super::snapshot::{PageSnapshot, ReadPage};
 use super::{ClassLog, TableIndex};
 use crate::error::{Result, bail};
 use crate::metrics::ReadReport;
-use crate::storage::{PageReader, StorageWrite, SweptRow};
+use crate::storage::{DirtyRow, PageReader, StorageWrite, SweptRow};
 
 /// Slots of a group of a dense table: about as many as a partition of a growing one has.
 const GROUP_SLOTS: usize = 128;
@@ -21,6 +21,8 @@ pub struct SlotsOf {
     pub slots: Vec<u32>,
     /// Where the groups end in `slots`. None is empty.
     pub groups: Vec<u32>,
+    /// Slots that were left out because their pages have not reached the device.
+    pub left_out: Vec<u32>,
     /// The last position that was looked at.
     pub until: u64,
 }
@@ -55,10 +57,14 @@ impl ClassLog {
         in_memory: bool,
     ) -> SlotsOf {
         let mut found = SlotsOf { until: last, ..SlotsOf::default() };
-        let is_wanted = |slot: &u32| in_memory || self.page_in_memory(*slot).is_none();
+        let is_wanted = |slot| in_memory || self.page_in_memory(slot).is_none();
         match self.index(table) {
             TableIndex::Dense(index) => {
-                for (id, slot) in index.range(first..=last).filter(|(_, slot)| is_wanted(slot)) {
+                for (id, slot) in index.range(first..=last) {
+                    if !is_wanted(slot) {
+                        found.left_out.push(slot);
+                        continue;
+                    }
                     found.slots.push(slot);
                     if found.slots.len().is_multiple_of(GROUP_SLOTS) || found.slots.len() >= most {
                         found.end_group();
@@ -72,7 +78,12 @@ impl ClassLog {
             }
             TableIndex::Sparse(index, _) => {
                 for partition in index.partitions_in(first, last) {
-                    found.slots.extend(index.slots(partition).filter(is_wanted));
+                    for slot in index.slots(partition) {
+                        match is_wanted(slot) {
+                            true => found.slots.push(slot),
+                            false => found.left_out.push(slot),
+                        }
+                    }
                     found.end_group();
                     if found.slots.len() >= most {
                         found.until = last.min(*index.range_of(partition).end());
@@ -98,6 +109,17 @@ impl ClassLog {
         }
     }
 
+    /// Table and key of the row at a slot whose page is in memory.
+    pub fn entry_in_memory(&self, slot: u32) -> Option<(u16, u64)> {
+        let at = (slot % self.layout().rows_per_page as u32) as usize;
+        self.page_in_memory(slot).map(|page| self.layout().entry(page, at))
+    }
+
+    /// Whether the next copy of a row with this origin outdates one here.
+    pub fn has_copy(&self, table: u16, key: u64, origin: Option<u32>) -> bool {
+        origin.unwrap_or_else(|| self.index(table).slot_of(key)) != 0
+    }
+
     /// Bytes of the index of a table.
     pub fn index_bytes_of(&self, table: u16) -> u64 {
         self.index(table).memory_bytes() as u64
@@ -114,9 +136,11 @@ impl ClassLog {
         self.segments.epoch()
     }
 
-    /// Keys that wait to be written, by table.
-    pub fn parked_keys(&self) -> impl Iterator<Item = (u16, u64)> + '_ {
-        self.buffer.keys()
+    /// Keys that wait to be written, by table, and whether one has a copy here.
+    pub fn parked_keys(&self) -> impl Iterator<Item = (u16, u64, bool)> + '_ {
+        self.buffer.rows().map(|DirtyRow { table, key, origin, .. }| {
+            (table, key, self.has_copy(table, key, origin))
+        })
     }
 
     /// Drops the stored copy of a key at `slot`, which the layer below has, too, by now. False, and

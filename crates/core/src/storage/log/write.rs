@@ -216,6 +216,18 @@ impl ClassLog {
     }
 }
 
+#[cfg(test)]
+impl ClassLog {
+    /// Keys of a table that have a copy here, in no useful order.
+    pub fn keys_of(&self, table: u16) -> Vec<u64> {
+        let key = |slot| {
+            let (layout, file) = (&self.pages.layout, &self.pages.file);
+            key_of_slot(layout, file, (&self.writer, &self.segments), table, slot).unwrap()
+        };
+        self.index(table).slots().map(key).collect()
+    }
+}
+
 /// Reads the key of a stored row, for an index entry that ran out of tag bits.
 fn key_of_slot(
     layout: &PageLayout,

@@ -13,13 +13,14 @@ const SEPARATOR: char = '.';
 impl StorageJournal for Lsm {
     fn cut(&mut self, wants_record: bool) -> Result<Cut> {
         let mut cut = self.top.cut(wants_record)?;
+        self.upkeep.note_event();
         let version = self.bottom.snapshot().version().as_edit();
         if let Some(record) = &mut cut.record {
             push_version(record, &version);
         }
         cut.index_bytes += self.tombstones.len() as u64 * 8 + version_bytes(&version);
         let Written { rows, rows_moved, pages } = cut.written;
-        let merged = self.upkeep.merged();
+        let merged = self.upkeep.merged;
         let (rows_moved, pages) = (rows_moved + merged.rows, pages + merged.pages);
         cut.written = Written { rows, rows_moved, pages };
         Ok(cut)
@@ -35,6 +36,7 @@ impl StorageJournal for Lsm {
     }
 
     fn write_out(&mut self) -> Result<()> {
+        self.upkeep.note_event();
         self.top.write_out()
     }
 

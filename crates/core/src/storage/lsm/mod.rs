@@ -11,14 +11,17 @@
 //! A copy that the top still has of a row which a merge has taken shadows an equal row. So the edit
 //! comes first, and the copies are dropped afterwards, as slowly as the caller likes.
 
+mod begin;
 pub mod bottom;
 mod changes;
 mod check;
+mod counts;
 mod create;
 mod cut;
 mod find;
 mod newest;
 mod pages;
+mod pick;
 mod recovery;
 mod room;
 mod set_aside;

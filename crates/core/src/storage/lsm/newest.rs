@@ -84,6 +84,8 @@ pub(super) struct Newest {
     row_words: usize,
     /// Rows that are read together, about.
     together: usize,
+    /// Bytes of pages that were read.
+    bytes_read: u64,
 }
 
 impl Newest {
@@ -102,7 +104,7 @@ impl Newest {
         let range = PlaceRange { last: cut.unwrap_or(range.last), ..range };
         let of_tombstones = lsm.tombstones.count_in(range);
         let most = most.saturating_sub(SLOTS_PER_TOMBSTONE * of_tombstones).max(1);
-        let mut found = Found { rows: 0, until: range.last };
+        let mut found = Found { rows: 0, until: range.last, left_out: Vec::new() };
         let mut slots: VecDeque<TableSlots> = VecDeque::new();
         for table in tables.iter().copied() {
             let (least, largest) = (Place { table, ..Place::MIN }, Place { table, ..Place::MAX });
@@ -117,6 +119,9 @@ impl Newest {
             let left = most - found.rows;
             let of_table = lsm.top.slots_of(table, first.position, last.position, left, in_memory);
             found.rows += of_table.slots.len();
+            let left_out =
+                of_table.left_out.iter().filter_map(|slot| lsm.top.entry_in_memory(*slot));
+            found.left_out.extend(left_out.map(|(table, key)| lsm.place(table, key)));
             let until = of_table.until;
             if !of_table.slots.is_empty() {
                 slots.push_back(TableSlots { table, slots: of_table, next_group: 0 });
@@ -127,6 +132,8 @@ impl Newest {
             }
         }
         let covered = PlaceRange { first: range.first, last: found.until };
+        // The index of a growing table names neighbours, too.
+        found.left_out.retain(|place| covered.contains(*place));
         let mut tombstones: VecDeque<TombstonesOf> = VecDeque::new();
         for Place { table, position, .. } in lsm.tombstones.in_range(covered) {
             found.rows += 1;
@@ -154,6 +161,7 @@ impl Newest {
             next: 0,
             row_words: lsm.facts.row_bytes / 4,
             together: (lsm.upkeep.portion_bytes() / lsm.facts.row_bytes).max(1),
+            bytes_read: 0,
         };
         (newest, found)
     }
@@ -181,7 +189,8 @@ impl Newest {
                 }
                 Ok(())
             };
-            self.top.read_group(table, slots, reader, &mut take)?;
+            let read = self.top.read_group(table, slots, reader, &mut take)?;
+            self.bytes_read += read.bytes;
             self.rows.sort_unstable_by_key(|row| row.place);
         }
         Ok(())
@@ -220,12 +229,14 @@ impl Newest {
 }
 
 /// What was found of a range.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Found {
     /// Rows and tombstones at most.
     pub(super) rows: usize,
     /// The last place up to which all are among them.
     pub(super) until: Place,
+    /// Rows up to there that are not, because their pages are in memory.
+    pub(super) left_out: Vec<Place>,
 }
 
 /// What a merge takes out of the top, with the reader that reads it.
@@ -239,6 +250,11 @@ pub(super) struct ToMerge {
 impl ToMerge {
     pub(super) fn new(newest: Newest, reader: PageReader) -> Self {
         Self { newest, reader, words: Vec::new() }
+    }
+
+    /// Bytes of pages of the top that were read.
+    pub(super) fn bytes_read(&self) -> u64 {
+        self.newest.bytes_read
     }
 }
 

@@ -7,6 +7,7 @@
 use super::Lsm;
 use super::bottom::{Bottom, Edit, Orders, Retired, Version};
 use super::changes::{Block, read};
+use super::counts::TopCounts;
 use super::create::{facts_above, order_of, shape};
 use super::cut::read_record;
 use super::tombstones::Tombstones;
@@ -169,5 +170,6 @@ impl StorageRefresh for Lsm {
         let LsmRecovery { top, tombstones, .. } = *recovery;
         self.top.take_back_log(*top);
         self.tombstones = tombstones;
+        self.upkeep.counts = TopCounts::default();
     }
 }

@@ -31,6 +31,8 @@ impl StorageSpace for Lsm {
                  between commits, or use more tables with rows of other sizes"
             );
         }
+        // What a crash has left is in no count, and goes before the first change.
+        self.tidy()?;
         self.top.reserve(rows, spare, grow_bytes)
     }
 

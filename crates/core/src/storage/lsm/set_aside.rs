@@ -59,9 +59,6 @@ impl Lsm {
     /// Counts what is set aside: it grows as rows come to the top.
     pub(super) fn count_aside(&mut self) {
         let ranges = self.set_aside.ranges.iter();
-        let rows = |range: &PlaceRange| {
-            self.rows_above_in(*range) + self.tombstones.count_in(*range) as u64
-        };
-        self.set_aside.rows = ranges.map(rows).sum();
+        self.set_aside.rows = ranges.map(|range| self.entries_in(*range)).sum();
     }
 }

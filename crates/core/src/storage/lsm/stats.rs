@@ -14,7 +14,7 @@ impl StorageCounts for Lsm {
     fn stats(&self) -> StorageStats {
         let top = self.top.stats();
         let below = self.bottom.snapshot().version().rows();
-        let merged = self.upkeep.merged();
+        let merged = self.upkeep.merged;
         StorageStats {
             disk_bytes: self.disk_bytes(),
             newest_copies: top.newest_copies + below,
@@ -25,6 +25,7 @@ impl StorageCounts for Lsm {
                 rows_moved: top.written.rows_moved + merged.rows,
                 pages: top.written.pages + merged.pages,
             },
+            merged,
             ..top
         }
     }

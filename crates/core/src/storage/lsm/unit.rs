@@ -1,22 +1,116 @@
 //! The unit of upkeep: one merge, without the lock of the class.
 
-use super::bottom::{Merge, Place, PlaceRange};
-use super::newest::ToMerge;
-use crate::error::Result;
-use crate::storage::Unit;
+use super::bottom::{Merge, MergePlan, Merged, Place, PlaceRange};
+use super::newest::{Newest, ToMerge};
+use crate::error::{Result, bail};
+use crate::io::{Buffers, Medium, pow2_below};
+use crate::storage::{PageReader, Unit};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Reads of a merge in flight, of old pages and of those of the top each.
+const DEPTH: usize = 64;
+/// The longest read is this part of a portion.
+const LONGEST_PARTS: usize = 4;
+
+/// A merge that is about to begin. Its buffers and its first read are left to the first step, so
+/// that nobody waits for them who has the class.
+pub(super) struct Planned {
+    pub(super) medium: Arc<dyn Medium>,
+    pub(super) plan: MergePlan,
+    pub(super) newest: Newest,
+}
+
+impl Planned {
+    fn begin(self) -> Result<Merge<ToMerge>> {
+        let Self { medium, plan, newest } = self;
+        let (page_bytes, portion_bytes) = (plan.shape.page_bytes, plan.portion_bytes);
+        let reader = || -> Result<PageReader> {
+            // Old pages lie side by side, those of the top hardly.
+            let longest = pow2_below(portion_bytes / LONGEST_PARTS).max(page_bytes);
+            let buffers = Buffers::sharing(portion_bytes.max(page_bytes), page_bytes, longest);
+            let queue = medium.queue(buffers.pieces.min(DEPTH), buffers)?;
+            Ok(PageReader::new(queue, page_bytes, None, true))
+        };
+        let writes = Buffers::equal(2, portion_bytes.max(page_bytes));
+        let queue = medium.queue(2, writes)?;
+        let changes = ToMerge::new(newest, reader()?);
+        Merge::new(Arc::clone(&medium), plan, changes, reader()?, queue)
+    }
+}
+
+/// How far a merge is.
+enum Stage {
+    Planned(Box<Planned>),
+    Begun(Box<Merge<ToMerge>>),
+    /// It met an error as it began.
+    Failed,
+}
 
 /// A merge under way.
 pub(super) struct MergeUnit {
-    pub(super) merge: Merge<ToMerge>,
+    stage: Stage,
+    /// The time of its steps.
+    busy: Duration,
+}
+
+/// A merge of which all steps are done.
+pub(super) struct MergeDone {
+    pub(super) merged: Merged,
+    /// The time of its steps.
+    pub(super) busy: Duration,
+    /// Bytes of pages of the top that it has read.
+    pub(super) read_above: u64,
+}
+
+impl MergeUnit {
+    pub(super) fn new(planned: Planned) -> Self {
+        Self { stage: Stage::Planned(Box::new(planned)), busy: Duration::ZERO }
+    }
+
+    /// What was done, once `step` has said that all is.
+    ///
+    /// # Panics
+    /// Before that.
+    pub(super) fn finish(self) -> MergeDone {
+        let Stage::Begun(merge) = self.stage else { panic!("a merge ends before it begins") };
+        let read_above = merge.changes().bytes_read();
+        MergeDone { merged: merge.finish(), busy: self.busy, read_above }
+    }
+
+    /// Whether the error that it met is of a page that it read.
+    pub(super) fn met_damage(&self) -> bool {
+        matches!(&self.stage, Stage::Begun(merge) if merge.met_damage())
+    }
+
+    fn go_on(&mut self) -> Result<bool> {
+        if let Stage::Planned(_) = &self.stage
+            && let Stage::Planned(planned) = std::mem::replace(&mut self.stage, Stage::Failed)
+        {
+            self.stage = Stage::Begun(Box::new(planned.begin()?));
+        }
+        match &mut self.stage {
+            Stage::Begun(merge) => merge.step(),
+            Stage::Planned(_) | Stage::Failed => {
+                bail!(Poisoned, "a merge that could not begin goes on; abandon it")
+            }
+        }
+    }
 }
 
 impl Unit for MergeUnit {
     fn step(&mut self) -> Result<bool> {
-        self.merge.step()
+        let begun = Instant::now();
+        let goes_on = self.go_on();
+        self.busy += begun.elapsed();
+        goes_on
     }
 
     fn abandon(self: Box<Self>) -> Result<()> {
-        self.merge.abandon()
+        match self.stage {
+            Stage::Begun(merge) => merge.abandon(),
+            Stage::Planned(_) | Stage::Failed => Ok(()),
+        }
     }
 }
 
@@ -29,8 +123,9 @@ pub(super) struct GivenOut {
     pub(super) memory_bytes: u64,
     /// Keeps the pages of the top that it reads.
     pub(super) ticket: u64,
-    /// Rows that had come to the top when it began, if it takes all that were there of its range.
-    pub(super) came_before: Option<u64>,
+    /// Bytes of the partitions that it reads.
+    pub(super) read_below: u64,
+    pub(super) begun: Instant,
 }
 
 impl GivenOut {

@@ -37,27 +37,50 @@ impl StorageWrite for Lsm {
     }
 
     fn flush(&mut self, _: u32) -> Result<u64> {
-        if !self.tombstones.is_empty() {
-            let parked: Vec<(u16, u64)> = self.top.parked_keys().collect();
-            parked.into_iter().for_each(|(table, key)| self.drop_tombstone(table, key));
-        }
+        let snapshot = Arc::clone(self.bottom.snapshot());
         let orders = Arc::clone(self.bottom.orders());
+        // Rows that have a copy have no tombstone, and change no count.
+        for (table, key, has_copy) in self.top.parked_keys() {
+            if has_copy {
+                continue;
+            }
+            let place = orders.place(table, 0, key)?;
+            if self.tombstones.remove(place) {
+                self.changes.tombstone_dropped(table, key);
+            } else {
+                self.upkeep.counts.entered(snapshot.version(), place);
+            }
+        }
         self.top.flush_by(|table, key| orders.write_place(table, key))
     }
 
     fn append(&mut self, row: DirtyRow<'_>) -> Result<u32> {
-        // Now, and not when it was parked: its commit may be a later one.
-        self.drop_tombstone(row.table, row.key);
         let origin = self.origin_above(row.table, row.origin);
+        if !self.top.has_copy(row.table, row.key, origin) {
+            // Now, and not when it was parked: its commit may be a later one.
+            let had_tombstone = self.drop_tombstone(row.table, row.key);
+            if !had_tombstone {
+                let place = self.place(row.table, row.key);
+                self.upkeep.counts.entered(self.bottom.snapshot().version(), place);
+            }
+        }
         self.top.append(DirtyRow { origin, ..row })
     }
 
     fn delete(&mut self, table: u16, key: u64, origin: Option<u32>) {
         let origin = self.origin_above(table, origin);
+        let had_copy = self.top.has_copy(table, key, origin);
         self.top.delete(table, key, origin);
         let place = self.place(table, key);
-        if self.needs_tombstone(place) && self.tombstones.insert(place) {
+        let is_new = self.needs_tombstone(place) && self.tombstones.insert(place);
+        if is_new {
             self.changes.tombstone_set(table, key);
+        }
+        let snapshot = self.bottom.snapshot();
+        match (had_copy, is_new) {
+            (false, true) => self.upkeep.counts.entered(snapshot.version(), place),
+            (true, false) => self.upkeep.counts.left(snapshot.version(), place),
+            _ => {}
         }
     }
 
@@ -72,10 +95,12 @@ impl Lsm {
         self.may_be_below(place) && !self.tombstones.contains(place)
     }
 
-    /// The key has a row again, or the bottom has none any more.
-    pub(super) fn drop_tombstone(&mut self, table: u16, key: u64) {
-        if !self.tombstones.is_empty() && self.tombstones.remove(self.place(table, key)) {
+    /// The key has a row again, or the bottom has none any more. False where there was none.
+    pub(super) fn drop_tombstone(&mut self, table: u16, key: u64) -> bool {
+        let had = !self.tombstones.is_empty() && self.tombstones.remove(self.place(table, key));
+        if had {
             self.changes.tombstone_dropped(table, key);
         }
+        had
     }
 }

@@ -9,7 +9,9 @@ use crate::storage::{SpaceBound, Storage};
 use crate::store::Inner;
 use crate::store::engine::{CacheOfClass, Class, ClassPhase, Engine};
 use crate::store::journal::RecordKind;
+use crate::store::space::Work;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 impl Inner {
     /// Makes sure that one more victim has a place to wait: writes those that do when there is
@@ -40,9 +42,15 @@ impl Inner {
         log.owe(rows);
         loop {
             let most = self.most_bytes(log);
-            if !log.settle(most) || !self.clean_unit(engine, class, log, SpaceBound::Most(most))? {
+            if !log.settle(most) || !self.admits(Work::Cleaning, log) {
                 return Ok(());
             }
+            let begun = Instant::now();
+            let is_done = self.clean_unit(engine, class, log, SpaceBound::Most(most))?;
+            if !is_done {
+                return Ok(());
+            }
+            self.scheduler.done(Work::Cleaning, begun.elapsed());
         }
     }
 

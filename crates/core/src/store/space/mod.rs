@@ -17,8 +17,10 @@
 
 mod flush;
 mod reserve;
+mod schedule;
 mod upkeep;
 
+pub(in crate::store) use schedule::{Scheduler, Work};
 pub(in crate::store) use upkeep::UnitUnderWay;
 
 use crate::config::{StorageKind, StoreOptions};

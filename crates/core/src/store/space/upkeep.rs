@@ -9,7 +9,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::storage::{Storage, Unit};
 use crate::store::Inner;
 use crate::store::engine::{CacheOfClass, Class, Engine};
+use crate::store::space::Work;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 /// How far the unit of upkeep of a class is.
 pub(in crate::store) enum UnitUnderWay {
@@ -72,18 +74,26 @@ impl Inner {
     ) -> Result<Progress> {
         match under_way {
             UnitUnderWay::None => {
-                let Some(unit) = self.begin_unit(&mut **class.lock(&self.metrics))? else {
+                let mut log = class.lock(&self.metrics);
+                if !log.may_begin_unit() || !self.admits(Work::Step, &**log) {
+                    return Ok(Progress::Waits);
+                }
+                let Some(unit) = self.begin_unit(&mut **log)? else {
                     return Ok(Progress::Waits);
                 };
                 *under_way = UnitUnderWay::Running(unit);
             }
             UnitUnderWay::Running(unit) => {
-                if !class.lock(&self.metrics).owes_steps() {
+                let mut log = class.lock(&self.metrics);
+                if !log.owes_steps() || !self.admits(Work::Step, &**log) {
                     return Ok(Progress::Waits);
                 }
-                if !unit.step()?
-                    && let Some(unit) = under_way.take()
-                {
+                log.pay_step();
+                drop(log);
+                let begun = Instant::now();
+                let goes_on = unit.step()?;
+                self.scheduler.done(Work::Step, begun.elapsed());
+                if !goes_on && let Some(unit) = under_way.take() {
                     *under_way = UnitUnderWay::Done(unit);
                 }
             }
@@ -92,6 +102,12 @@ impl Inner {
             }
         }
         Ok(Progress::GoesOn)
+    }
+
+    /// Whether a part of the upkeep of a class may be done now.
+    pub(in crate::store) fn admits(&self, work: Work, log: &dyn Storage) -> bool {
+        let is_pressed = || log.is_pressed(self.most_bytes(log));
+        self.scheduler.admits(work, Instant::now(), || self.window.time_ahead(), is_pressed)
     }
 
     /// Begins a unit. What it may take of the disk is charged.

@@ -13,6 +13,7 @@ mod harm;
 mod hidden;
 mod holds;
 mod meddled;
+mod merges;
 mod plain;
 mod power;
 mod probe;

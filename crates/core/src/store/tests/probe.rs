@@ -16,6 +16,8 @@ pub(super) struct Wishes {
     pub(super) steps: AtomicUsize,
     /// Steps that are paid for.
     pub(super) paid: AtomicUsize,
+    /// Whether upkeep cannot wait.
+    pub(super) presses: AtomicBool,
     /// The kind of error that the next step, or the next install, ends with.
     pub(super) step_fails: Mutex<Option<ErrorKind>>,
     pub(super) install_fails: Mutex<Option<ErrorKind>>,
@@ -247,9 +249,20 @@ impl StorageUpkeep for Probe {
         Ok(Some(Box::new(ProbeUnit { wishes: self.wishes.clone(), left })))
     }
 
-    fn owes_steps(&mut self) -> bool {
-        let paid = &self.wishes.paid;
-        paid.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |paid| paid.checked_sub(1)).is_ok()
+    fn may_begin_unit(&self) -> bool {
+        self.wishes.steps.load(Ordering::Relaxed) > 0
+    }
+
+    fn owes_steps(&self) -> bool {
+        self.wishes.paid.load(Ordering::Relaxed) > 0
+    }
+
+    fn pay_step(&mut self) {
+        self.wishes.paid.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    fn is_pressed(&self, _: u64) -> bool {
+        self.wishes.presses.load(Ordering::Relaxed)
     }
 
     fn install(&mut self, unit: Box<dyn Unit>, _: &dyn Residents) -> Result<UnitReport> {

@@ -193,3 +193,26 @@ fn a_unit_begins_only_where_the_disk_bound_has_room_for_it() {
     put(&store, table).unwrap();
     assert_eq!(count(&wishes.begun), 1);
 }
+
+#[test]
+fn a_gate_puts_steps_off_while_nothing_is_read_ahead_and_lets_go_at_the_floor() {
+    let gated = StoreOptions { upkeep_scheduler: UpkeepScheduler::Gate, ..options(1 << 20) };
+    let store = Store::open_on(Arc::new(SimMedium::new(9)), gated).unwrap();
+    let table = store.table(&spec("t", Some(700), OptimizerKind::Sgd)).unwrap();
+    let wishes = Probe::around(&store, 0);
+    set(&wishes.steps, 4);
+    set(&wishes.paid, 1);
+    put(&store, table).unwrap();
+    assert_eq!((count(&wishes.begun), count(&wishes.stepped)), (1, 1), "no window is in use");
+    // The window has no thread that would read.
+    store.window_by_hand();
+    store.announce(&[LookaheadBatch { table, keys: &[1, 2] }]).unwrap().unwrap();
+    set(&wishes.paid, 9);
+    put(&store, table).unwrap();
+    assert_eq!(count(&wishes.stepped), 1, "nothing is read ahead");
+    let upkeep = store.stats().unwrap().upkeep;
+    assert!(upkeep.put_off > 0 && upkeep.steps == 1, "{upkeep:?}");
+    wishes.presses.store(true, Ordering::Relaxed);
+    put(&store, table).unwrap();
+    assert_eq!((count(&wishes.stepped), count(&wishes.installed)), (10, 2), "at the floor");
+}

@@ -53,7 +53,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The parts of the budget and of the caches' bytes that a window takes at most, unless the options
 /// say.
@@ -121,6 +121,9 @@ struct State {
     /// The window's memory is to be given back.
     release: bool,
     awaited: VecDeque<Awaited>,
+    /// When a batch was last begun, and how long one lasts at least, lately.
+    last_begin: Option<Instant>,
+    batch_time: Option<Duration>,
     /// The batch that each table's last get began.
     current: Vec<(TableId, u64)>,
     /// Threads that are doing something.
@@ -271,6 +274,12 @@ impl Window {
         self.shared.counters.loaded.load(Ordering::Relaxed)
     }
 
+    /// How long the batches last at least that were read ahead and wait; `None` where the window is
+    /// not in use.
+    pub(super) fn time_ahead(&self) -> Option<Duration> {
+        self.shared.state.lock().time_ahead()
+    }
+
     /// Whether the window is there, or a thread of it.
     #[cfg(test)]
     pub(super) fn lives(&self) -> impl Fn() -> bool + use<> {
@@ -356,6 +365,37 @@ impl State {
     /// Whether the queue, of at most so many bytes, takes another batch. An empty one always does.
     fn has_room(&self, bytes: u64, most: u64) -> bool {
         self.queue.is_empty() || self.queue_bytes + bytes <= most
+    }
+
+    /// Callers begin with this batch.
+    fn begin(&mut self, number: u64, now: Instant) {
+        if number <= self.begun {
+            return;
+        }
+        if let Some(last) = self.last_begin.replace(now) {
+            let each = (now - last) / (number - self.begun).min(u64::from(u32::MAX)) as u32;
+            // A rest of the callers is no batch that takes long.
+            self.batch_time = Some(match self.batch_time {
+                Some(time) => each.min(time + time / 8),
+                None => each,
+            });
+        }
+        self.begun = number;
+    }
+
+    /// See [`Window::time_ahead`].
+    fn time_ahead(&self) -> Option<Duration> {
+        let is_off = self.stop || self.paused || (self.idle && !self.by_hand);
+        if is_off || self.announced <= self.begun {
+            return None;
+        }
+        let batches = match self.slices {
+            false => self.filled.saturating_sub(self.begun),
+            // The next one at most is there, once its slices are.
+            true => u64::from(!self.reading && self.formed.is_none() && self.left.is_none()),
+        };
+        let each = self.batch_time.unwrap_or_default();
+        Some(each.saturating_mul(batches.min(u64::from(u32::MAX)) as u32))
     }
 
     /// Callers wait for what is being read, unless nobody reads.
@@ -495,7 +535,7 @@ impl Store {
             );
         }
         if number > state.begun {
-            state.begun = number;
+            state.begin(number, Instant::now());
             state.drop_slices();
             shared.wake();
         }
@@ -634,7 +674,7 @@ impl State {
             Some((_, current)) => *current = number,
             None => self.current.push((table, number)),
         }
-        self.begun = self.begun.max(number);
+        self.begin(number, Instant::now());
         self.drop_slices();
         // A table that is not used any more holds nothing back.
         self.current.retain(|(_, current)| current + UNDER_WAY > number);
@@ -713,4 +753,35 @@ impl Inner {
 fn fingerprint(keys: &[u64], scratch: &mut Distinct) -> u64 {
     let sum = |sum: u64, key: &u64| sum.wrapping_add(mix(*key, 0x6c6f_6f6b));
     scratch.run(keys).0.iter().fold(0, sum)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batches_that_were_read_ahead_last_as_long_as_those_before_did() {
+        let mut state = State { by_hand: true, ..State::default() };
+        assert_eq!(state.time_ahead(), None, "nothing is announced");
+        (state.announced, state.filled) = (100, 10);
+        assert_eq!(state.time_ahead(), Some(Duration::ZERO), "nobody knows how long one lasts");
+        let (now, ms) = (Instant::now(), Duration::from_millis(1));
+        state.begin(1, now);
+        state.begin(2, now + 8 * ms);
+        assert_eq!(state.time_ahead(), Some(8 * 8 * ms));
+        state.begin(4, now + 16 * ms);
+        assert_eq!(state.time_ahead(), Some(6 * 4 * ms));
+        state.begin(5, now + 1000 * ms);
+        assert_eq!(state.time_ahead(), Some(5 * (4 * ms + ms / 2)), "callers have rested");
+        state.begin(11, now + 1001 * ms);
+        assert_eq!(state.time_ahead(), Some(Duration::ZERO), "callers are ahead of the window");
+        state.slices = true;
+        assert_eq!(state.time_ahead(), state.batch_time, "the next one is there");
+        state.reading = true;
+        assert_eq!(state.time_ahead(), Some(Duration::ZERO));
+        state.paused = true;
+        assert_eq!(state.time_ahead(), None);
+        (state.paused, state.announced) = (false, 11);
+        assert_eq!(state.time_ahead(), None, "all are begun");
+    }
 }

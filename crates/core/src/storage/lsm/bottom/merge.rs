@@ -270,6 +270,11 @@ impl<C: Changes> Merge<C> {
         })
     }
 
+    /// What it takes in.
+    pub fn changes(&self) -> &C {
+        &self.changes
+    }
+
     /// Bytes of memory that it takes, without the queue of the reader.
     pub fn memory_bytes(&self) -> usize {
         let queue = self.queue.as_ref().map_or(0, |queue| queue.memory_bytes());

@@ -141,6 +141,8 @@ pub struct Bottom {
     added_epoch: u64,
     /// The largest number that a file of any version had.
     largest_number: u32,
+    /// The largest number of a file that there was when somebody last looked.
+    largest_there: Option<u32>,
 }
 
 impl Bottom {
@@ -179,6 +181,7 @@ impl Bottom {
             added: BTreeSet::new(),
             added_epoch: 0,
             largest_number,
+            largest_there: None,
         })
     }
 
@@ -298,7 +301,7 @@ impl Bottom {
 
     /// Removes the partition files that no commit has and no merge is writing, those with the
     /// numbers `running` are: what a crash has left. Returns how many there were.
-    pub fn remove_leftovers(&self, running: &[RangeInclusive<u32>]) -> Result<usize> {
+    pub fn remove_leftovers(&mut self, running: &[RangeInclusive<u32>]) -> Result<usize> {
         let partitions = self.current.version.partitions().iter();
         let waiting = self.retired.iter().chain(&self.removable);
         let known: BTreeSet<u32> = partitions
@@ -306,7 +309,9 @@ impl Bottom {
             .chain(waiting.map(|retired| retired.number))
             .collect();
         let mut removed = 0;
-        for file in files_of(&*self.medium, self.shape.class)? {
+        let files = files_of(&*self.medium, self.shape.class)?;
+        self.largest_there = Some(files.iter().map(|file| file.number).max().unwrap_or(0));
+        for file in files {
             let is_running = running.iter().any(|numbers| numbers.contains(&file.number));
             if !known.contains(&file.number) && !is_running {
                 self.remove(&file.name)?;
@@ -330,11 +335,17 @@ impl Bottom {
         files.map(|file| file.bytes).sum()
     }
 
-    /// A number larger than that of any file that there is, or that a version of this bottom had.
-    /// `Full` when there is none.
-    pub fn next_number(&self) -> Result<u32> {
-        let files = files_of(&*self.medium, self.shape.class)?;
-        let there = files.iter().map(|file| file.number).max().unwrap_or(0);
+    /// A number larger than that of any file that there was when leftovers were last removed, or
+    /// the first number was asked for, or that a version of this bottom had. `Full` when there is
+    /// none.
+    pub fn next_number(&mut self) -> Result<u32> {
+        let there = match self.largest_there {
+            Some(there) => there,
+            None => {
+                let files = files_of(&*self.medium, self.shape.class)?;
+                *self.largest_there.insert(files.iter().map(|file| file.number).max().unwrap_or(0))
+            }
+        };
         match self.largest_number.max(there).checked_add(1) {
             Some(number) => Ok(number),
             None => bail!(

@@ -1,0 +1,298 @@
+//! The begin of a merge: whether one is due, which partitions it takes, what it may cost.
+//!
+//! Whoever asks has the class, and asks at every verb. So a refusal is remembered until something
+//! has changed, entries of the top are counted as they come and go, and the directory is looked
+//! through once. All reads are left to the first step.
+
+use super::Lsm;
+use super::bottom::{BUILDER_BYTES_PER_ROW, Facts, MergePlan, Partition, Place, PlaceRange};
+use super::create::shape;
+use super::newest::{Found, Newest};
+use super::pick::{Costs, Expected, pick, with_neighbour};
+use super::unit::{GivenOut, MergeUnit, Planned};
+use crate::error::Result;
+use crate::io::BLOCK_BYTES;
+use crate::storage::log::MERGE_PORTIONS;
+use crate::storage::{StorageCounts, StorageRead};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Segments of rows that the top may have in any case.
+const TOP_SEGMENTS_MIN: u64 = 2;
+/// Segments of the top in a partition.
+const SEGMENTS_PER_PARTITION: u64 = 8;
+/// A merge takes at most one row out of the top for so many bytes of a portion.
+const PORTION_BYTES_PER_ROW: usize = 4;
+/// What a row takes while the filter of its file is made: its cell, and then its bits.
+const FILTER_BYTES_PER_ROW: usize = BUILDER_BYTES_PER_ROW + 1;
+/// Portions of a merge that filters take of what rows that are taken would need.
+const FILTER_PORTIONS: usize = 2;
+
+/// Why no merge has begun.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Refused {
+    /// What had changed until then.
+    changes: u64,
+    /// With so many bytes of the disk one would have begun; `None` where room was not the reason.
+    bytes: Option<u64>,
+}
+
+/// What a merge is to take.
+struct Choice {
+    range: PlaceRange,
+    inputs: Vec<Arc<Partition>>,
+    newest: Newest,
+    found: Found,
+}
+
+impl Lsm {
+    /// Whether a merge would begin with so many bytes more of the disk, as far as that is known
+    /// without a look at the top.
+    pub(super) fn may_begin(&self, grow_bytes: u64) -> bool {
+        let goes_on = self.upkeep.given_out.is_some() || self.upkeep.taken_ticket.is_some();
+        let is_refused = self.upkeep.refused.is_some_and(|refused| {
+            refused.changes == self.upkeep.changes()
+                && refused.bytes.is_none_or(|bytes| grow_bytes < bytes)
+        });
+        !goes_on && !is_refused && self.is_due()
+    }
+
+    fn is_due(&self) -> bool {
+        let drops = self.upkeep.drops_tombstones && !self.tombstones.is_empty();
+        drops || self.rows_to_merge() > self.most_above()
+    }
+
+    /// Begins the merge that is due, if one is and so many bytes are enough for it.
+    pub(super) fn begin_merge(&mut self, grow_bytes: u64) -> Result<Option<MergeUnit>> {
+        if !self.may_begin(grow_bytes) {
+            return Ok(None);
+        }
+        self.bottom.remove_files()?;
+        self.tidy()?;
+        self.count_top();
+        self.count_aside();
+        if !self.is_due() {
+            self.refuse(None);
+            return Ok(None);
+        }
+        // Until a merge begins: what none can take is waited for no more.
+        let drops_tombstones = std::mem::take(&mut self.upkeep.drops_tombstones);
+        let Some(Choice { range, inputs, newest, found }) = self.choose() else {
+            self.refuse(None);
+            return Ok(None);
+        };
+        let facts = inputs.iter().map(|input| input.facts());
+        let old: u64 = facts.clone().map(|facts| facts.disk_bytes()).sum();
+        let bytes = old + self.bytes_of_rows(found.rows as u64);
+        if bytes > grow_bytes {
+            self.refuse(Some(bytes));
+            return Ok(None);
+        }
+        let pages: u64 = facts.map(|facts| u64::from(facts.pages)).sum();
+        let plan = MergePlan {
+            shape: shape(&self.facts),
+            orders: Arc::clone(self.bottom.orders()),
+            range,
+            inputs,
+            changes: found.rows as u64,
+            first_number: self.bottom.next_number()?,
+            merge: self.next_merge(),
+            target_bytes: self.partition_bytes(),
+            portion_bytes: self.upkeep.portion_bytes(),
+        };
+        plan.numbers()?;
+        let unit = GivenOut {
+            range: plan.range,
+            bytes,
+            memory_bytes: (MERGE_PORTIONS * plan.portion_bytes) as u64,
+            ticket: self.begin_read(),
+            read_below: pages * self.facts.page_bytes as u64,
+            begun: Instant::now(),
+        };
+        self.upkeep.takes_all = found.until == plan.range.last;
+        self.upkeep.counts.begin(plan.range, found.until, found.left_out);
+        self.upkeep.given_out = Some(unit);
+        self.upkeep.credit = 0;
+        self.upkeep.drops_tombstones = drops_tombstones && !self.tombstones.is_empty();
+        let medium = Arc::clone(&self.medium);
+        Ok(Some(MergeUnit::new(Planned { medium, plan, newest })))
+    }
+
+    fn refuse(&mut self, bytes: Option<u64>) {
+        self.upkeep.refused = Some(Refused { changes: self.upkeep.changes(), bytes });
+    }
+
+    /// Removes files that a crash has left, if nobody has since the storage was opened.
+    pub(super) fn tidy(&mut self) -> Result<()> {
+        if !self.upkeep.is_tidy {
+            self.bottom.remove_leftovers(&[])?;
+            self.upkeep.is_tidy = true;
+        }
+        Ok(())
+    }
+
+    /// Counts the entries of the top, where nobody has.
+    fn count_top(&mut self) {
+        if !self.upkeep.counts.are_made() {
+            let partitions = self.bottom.snapshot().version().partitions();
+            let entries = match partitions {
+                [] => vec![self.entries_in(PlaceRange::ALL)],
+                _ => partitions.iter().map(|facts| self.entries_in(facts.range)).collect(),
+            };
+            self.upkeep.counts.make(entries);
+        }
+    }
+
+    /// What to merge, with what the top has of it; `None` where the top has nothing that a merge
+    /// can take now.
+    fn choose(&mut self) -> Option<Choice> {
+        let tables: Vec<u16> = self.bottom.orders().tables().collect();
+        let snapshot = Arc::clone(self.bottom.snapshot());
+        let partitions = snapshot.version().partitions();
+        let costs = self.costs();
+        let mut entries = self.upkeep.counts.entries().to_vec();
+        for (facts, entries) in partitions.iter().zip(&mut entries) {
+            if self.upkeep.spent.contains(&facts.number) || self.set_aside.has(facts.range) {
+                *entries = 0;
+            }
+        }
+        loop {
+            let at = match partitions {
+                [] => 0..0,
+                _ => self.pick_range(partitions, &entries, &costs)?,
+            };
+            let range = match &partitions[at.clone()] {
+                [first, .., last] => PlaceRange { first: first.range.first, last: last.range.last },
+                [only] => only.range,
+                [] => PlaceRange::ALL,
+            };
+            let (newest, found) = Newest::of(self, range, &tables, self.most_per_merge(), false);
+            let left_out = found.left_out.len() as u64;
+            let counted: u64 = self.upkeep.counts.entries()[at.clone()].iter().sum();
+            if found.rows > 0 && (at.is_empty() || counted > left_out) {
+                let inputs = snapshot.partitions()[at].iter();
+                let inputs = inputs.map(|open| Arc::clone(&open.partition)).collect();
+                return Some(Choice { range, inputs, newest, found });
+            }
+            if at.is_empty() {
+                return None;
+            }
+            // All that there is waits for its pages, or is of neighbours in the index.
+            for at in at {
+                entries[at] = 0;
+                if found.rows == 0 {
+                    let here = |place: &&Place| partitions[at].range.contains(**place);
+                    let left_out = found.left_out.iter().filter(here).count();
+                    self.upkeep.counts.correct(at, left_out as u64);
+                }
+            }
+        }
+    }
+
+    /// The partition to merge next, maybe with a neighbour.
+    fn pick_range(
+        &self,
+        partitions: &[Facts],
+        entries: &[u64],
+        costs: &Costs,
+    ) -> Option<Range<usize>> {
+        let picker = self.facts.merging.picker;
+        let picked = pick(picker, partitions, entries, self.upkeep.merged_until, costs)?;
+        let expected = |at: usize| self.expected(&partitions[at], at);
+        let rows = self.rows_per_partition();
+        let joined = with_neighbour(picked, partitions.len(), expected, rows, costs);
+        let is_aside = |facts: &Facts| self.set_aside.has(facts.range);
+        match partitions[joined.clone()].iter().any(is_aside) {
+            true => Some(picked..picked + 1),
+            false => Some(joined),
+        }
+    }
+
+    /// What the partition at `at` has once it is merged, at most.
+    fn expected(&self, facts: &Facts, at: usize) -> Expected {
+        let entries = self.upkeep.counts.entries()[at];
+        let tombstones = self.tombstones.count_in(facts.range) as u64;
+        // A tombstone is an entry, and most drop a row.
+        Expected { rows: (facts.rows + entries).saturating_sub(2 * tombstones), entries }
+    }
+
+    fn costs(&self) -> Costs {
+        let merged = self.upkeep.merged;
+        let read_per_row = match merged.taken {
+            0 => self.facts.row_bytes as f64,
+            taken => merged.bytes_read_above as f64 / taken as f64,
+        };
+        Costs {
+            row_bytes: self.facts.row_bytes as u64,
+            read_per_row,
+            beside: self.facts.segment_bytes,
+            rows_max: self.most_per_merge() as u64,
+        }
+    }
+
+    /// Rows of the top and tombstones.
+    pub(super) fn rows_above(&self) -> u64 {
+        self.top.stats().newest_copies + self.tombstones.len() as u64
+    }
+
+    /// Rows that the top may have.
+    pub(super) fn most_above(&self) -> u64 {
+        let all = self.rows_above() + self.bottom.snapshot().version().rows();
+        let most = (all as f64 * self.facts.merging.top_share) as u64;
+        most.max(TOP_SEGMENTS_MIN * self.top.rows_per_segment())
+    }
+
+    /// Merges are numbered from 1 on.
+    fn next_merge(&self) -> u64 {
+        let snapshot = self.bottom.snapshot();
+        1 + snapshot.version().partitions().iter().map(|facts| facts.merge).max().unwrap_or(0)
+    }
+
+    /// Bytes of a partition's pages at most.
+    pub(super) fn partition_bytes(&self) -> u64 {
+        // Longer ones have more rows in the top than one merge takes, and are written more often.
+        let mut rows = self.most_per_merge() as f64 / self.facts.merging.top_share;
+        if self.facts.merging.filters {
+            let bytes = FILTER_PORTIONS * self.upkeep.portion_bytes();
+            rows = rows.min((bytes / FILTER_BYTES_PER_ROW) as f64);
+        }
+        let most = (rows * self.facts.row_bytes as f64) as u64;
+        let usual = SEGMENTS_PER_PARTITION * self.facts.segment_bytes;
+        usual.min(most).max(self.facts.segment_bytes)
+    }
+
+    /// Rows of a partition at most.
+    fn rows_per_partition(&self) -> u64 {
+        let pages = (self.partition_bytes() / self.facts.page_bytes as u64).max(1);
+        pages * self.top.layout().rows_per_page as u64
+    }
+
+    /// Rows that a merge takes out of the top at most.
+    fn most_per_merge(&self) -> usize {
+        let rows = self.upkeep.portion_bytes() / PORTION_BYTES_PER_ROW;
+        // What is taken leaves room for the filter of what is written.
+        if self.facts.merging.filters { rows / 2 } else { rows }
+    }
+
+    /// Bytes of files with so many rows at most, that were not in one before.
+    fn bytes_of_rows(&self, rows: u64) -> u64 {
+        let per_page = self.top.layout().rows_per_page as u64;
+        // Each file has a header, a footer, and a last block that it does not fill.
+        let files = 3 + rows * self.facts.row_bytes as u64 / self.partition_bytes();
+        let pages = rows.div_ceil(per_page) + 4 * files;
+        pages * self.facts.page_bytes as u64 + files * BLOCK_BYTES
+    }
+
+    /// Entries of the top in a range, of growing tables nearly: a part of an index that lies in two
+    /// ranges counts in the one where it begins.
+    pub(super) fn entries_in(&self, range: PlaceRange) -> u64 {
+        let of_table = |table| {
+            let first = range.first.max(Place { table, ..Place::MIN });
+            let last = range.last.min(Place { table, ..Place::MAX });
+            if first > last { 0 } else { self.top.rows_in(table, first.position, last.position) }
+        };
+        let rows: u64 = self.bottom.orders().tables().map(of_table).sum();
+        rows + self.tombstones.count_in(range) as u64
+    }
+}
