@@ -59,9 +59,9 @@ def test_the_sorter_may_read_batches_together_and_its_pages_are_compared(
     report: dict[str, Any],
 ) -> None:
     figures, ran = report["figures"], report["results"]["contestants"]
-    assert (ran["lsm"]["batches_per_group"], report["results"]["whole"]) == (1, "+ sorter")
-    # How many depends on the time that the window's threads get.
-    assert ran["+ sorter"]["batches_per_group"] >= 1
+    assert report["results"]["whole"] == "+ sorter"
+    # How many are read together depends on the time that the window's threads get, but for these.
+    assert ran["lsm"].get("batches_per_group", 1) <= 1
     ratio = ran["+ sorter"]["pages_per_window"] / ran["lsm"]["pages_per_window"]
     assert figures["recdb_sorter_pages"] == pytest.approx(ratio - 1)
     assert figures["recdb_blocked"] == ran["+ sorter"]["blocked_share"]

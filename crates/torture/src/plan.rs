@@ -7,7 +7,7 @@ use embedrock_core::init::Initializer;
 use embedrock_core::io::{Medium, RoutedMedium, SimMedium};
 use embedrock_core::optimizer::{BiasCorrection, OptimizerKind, OptimizerSpec};
 use embedrock_core::row::{Dtype, RoundingMode, RowLayout};
-use embedrock_core::{Memory, StoreOptions, TableSpec};
+use embedrock_core::{Memory, MergePicker, StoreOptions, TableSpec, UpkeepScheduler};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -196,6 +196,10 @@ pub(crate) struct Plan {
     pub(crate) window_group: usize,
     pub(crate) staleness: Option<u64>,
     pub(crate) merge_reads: bool,
+    pub(crate) merge_picker: MergePicker,
+    pub(crate) upkeep_scheduler: UpkeepScheduler,
+    pub(crate) top_share: f64,
+    pub(crate) filters: bool,
     /// Bytes at most of a commit's meta, and of its state.
     pub(crate) meta_bytes: u64,
     pub(crate) state_bytes: u64,
@@ -206,6 +210,8 @@ pub(crate) struct Plan {
 impl Plan {
     pub(crate) fn new(seed: u64, limits: &Limits) -> Self {
         let random = &mut Random::new(seed, 1);
+        // Of its own, so that other choices of a seed stay as they are.
+        let of_merges = &mut Random::new(seed, 2);
         let kind = match random.below(20) {
             0..=4 => Kind::Growth,
             5..=7 => Kind::Commits,
@@ -258,6 +264,10 @@ impl Plan {
             window_group: if kind == Kind::Crowded { 256 } else { *random.pick(&[1, 2, 5, 256]) },
             staleness: random.chance(1, 3).then(|| random.below(3)),
             merge_reads: random.chance(3, 4),
+            merge_picker: *of_merges.pick(&MergePicker::ALL),
+            upkeep_scheduler: *of_merges.pick(&UpkeepScheduler::ALL),
+            top_share: *of_merges.pick(&[0.05, 0.1, 0.1, 0.3]),
+            filters: of_merges.chance(1, 2),
             meta_bytes: match kind {
                 // Long ones fill journals, which begin anew then: here in most of the lives.
                 Kind::Growth => *random.pick(&[8, 60_000, 60_000]),
@@ -297,6 +307,10 @@ impl Plan {
             window_bytes: self.window_bytes,
             window_group: self.window_group,
             merge_reads: self.merge_reads,
+            merge_picker: self.merge_picker,
+            upkeep_scheduler: self.upkeep_scheduler,
+            top_share: self.top_share,
+            filters: self.filters,
             seed: self.seed % 3,
             ..StoreOptions::new(Memory::Bytes(memory))
         }

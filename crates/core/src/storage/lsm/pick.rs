@@ -24,8 +24,8 @@ pub(super) struct Costs {
 }
 
 impl Costs {
-    /// Rows that leave the top for each byte that their merge reads or writes. Past merges tell how
-    /// many bytes that is in a second; as it is the same for all, time need not be known to compare.
+    /// Rows that leave the top for each byte that their merge reads or writes. Past merges tell
+    /// how many bytes that is in a second; as it is the same for all, it need not be known here.
     fn score(&self, facts: &Facts, entries: u64) -> f64 {
         let rows = entries.min(self.rows_max);
         let read = facts.bytes as f64 + rows as f64 * self.read_per_row;
