@@ -257,9 +257,16 @@ pub trait StorageUpkeep {
     /// A step is about to be done: takes what rows have paid for it.
     fn pay_step(&mut self) {}
 
-    /// Whether upkeep cannot wait: the newest rows take too much memory, or what is outdated too
-    /// much room. `most_bytes` is what the disk bound allows.
+    /// Whether cleaning cannot wait: what is outdated takes too much room. `most_bytes` is what the
+    /// disk bound allows.
     fn is_pressed(&self, most_bytes: u64) -> bool {
+        let _ = most_bytes;
+        false
+    }
+
+    /// Whether the unit that is due or under way cannot wait: the newest rows take too much memory,
+    /// or the disk is nearly full.
+    fn is_unit_pressed(&self, most_bytes: u64) -> bool {
         let _ = most_bytes;
         false
     }

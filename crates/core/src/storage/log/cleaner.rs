@@ -170,8 +170,7 @@ impl StorageUpkeep for ClassLog {
     }
 
     fn is_pressed(&self, most_bytes: u64) -> bool {
-        self.dead_slots() > HURRY * self.dead_slots_allowed()
-            || self.is_tight(self.slots_in(most_bytes))
+        self.dead_slots() > HURRY * self.dead_slots_allowed() || self.is_nearly_full(most_bytes)
     }
 
     fn expect_bound(&mut self, is_bounded: bool) {
@@ -237,6 +236,11 @@ impl ClassLog {
             SpaceBound::Most(bytes) if self.is_tight(self.slots_in(bytes)) => Pressure::Tight,
             SpaceBound::Most(_) => Pressure::None,
         }
+    }
+
+    /// Whether so many bytes leave little room for what is written next.
+    pub(in crate::storage) fn is_nearly_full(&self, most_bytes: u64) -> bool {
+        self.is_tight(self.slots_in(most_bytes))
     }
 
     fn is_tight(&self, most_slots: u64) -> bool {

@@ -181,7 +181,11 @@ impl StorageUpkeep for Lsm {
     }
 
     fn is_pressed(&self, most_bytes: u64) -> bool {
-        self.hurries() || self.top.is_pressed(self.left_for_top(most_bytes))
+        self.top.is_pressed(self.left_for_top(most_bytes))
+    }
+
+    fn is_unit_pressed(&self, most_bytes: u64) -> bool {
+        self.is_behind() || self.top.is_nearly_full(self.left_for_top(most_bytes))
     }
 
     fn install(&mut self, unit: Box<dyn Unit>, _: &dyn Residents) -> Result<UnitReport> {
@@ -290,8 +294,12 @@ impl Lsm {
 
     /// Whether steps are done that nobody has paid for.
     fn hurries(&self) -> bool {
-        self.upkeep.is_to_end
-            || self.upkeep.drops_tombstones
+        self.upkeep.is_to_end || self.is_behind()
+    }
+
+    /// Whether the top or the tombstones take more memory than they should.
+    fn is_behind(&self) -> bool {
+        self.upkeep.drops_tombstones
             || self.rows_to_merge() as f64 > HURRY * self.most_above() as f64
     }
 

@@ -2,8 +2,10 @@
 //! knows yet, and only its begin and its outcome need the class.
 //!
 //! Verbs that change rows do its steps when they are through, as many as their rows have paid for,
-//! and so does a commit that has released what only older ones had. A thread that finds another at
-//! the unit of a class goes on: the next one comes soon.
+//! and so does a commit that has released what only older ones had. Where a look-ahead window is in
+//! use they leave the steps to its reader, which has a core while others compute, unless the class
+//! is pressed. The reader does nothing that takes the class for long: it may lose its core. A
+//! thread that finds another at the unit of a class goes on: the next one comes soon.
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::storage::{Storage, Unit};
@@ -42,27 +44,51 @@ enum Progress {
     Waits,
 }
 
+/// The thread that asks for the next part of a unit.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Worker {
+    Verb,
+    /// The reader of the look-ahead window.
+    Reader,
+}
+
 impl Inner {
     /// Does the units of upkeep that are due, as far as rows have paid for them. The caller holds
     /// no class. An error leaves memory and disk apart, so it poisons the store; where the disk is
     /// full, units are left for later.
     pub(in crate::store) fn upkeep(&self, engine: &Engine) -> Result<()> {
-        let of_units = |class: &&Class| class.has_units && class.tier.is_some();
-        for class in engine.classes.iter().filter(of_units) {
-            if self.options.read_only || self.poisoned.load(Ordering::Acquire) {
-                return Ok(());
-            }
-            let Some(mut under_way) = class.unit.try_lock() else { continue };
-            let done = loop {
-                match self.go_on(engine, class, &mut under_way) {
-                    Ok(Progress::GoesOn) => {}
-                    Ok(Progress::Waits) => break Ok(()),
-                    Err(error) => break self.give_up(class, &mut under_way, error),
-                }
-            };
-            self.poison_on_error(done)?;
+        for class in self.classes_with_units(engine) {
+            while self.do_part(engine, class, Worker::Verb)? == Progress::GoesOn {}
         }
         Ok(())
+    }
+
+    /// Does one step of a unit, for the reader of the window; false where none is due.
+    pub(in crate::store) fn upkeep_in_background(&self, engine: &Engine) -> Result<bool> {
+        for class in self.classes_with_units(engine) {
+            if self.do_part(engine, class, Worker::Reader)? == Progress::GoesOn {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn classes_with_units<'e>(&self, engine: &'e Engine) -> impl Iterator<Item = &'e Class> {
+        let of_units = |class: &&Class| class.has_units && class.tier.is_some();
+        engine.classes.iter().filter(of_units)
+    }
+
+    /// Does one part of the unit of a class, if nobody is at it.
+    fn do_part(&self, engine: &Engine, class: &Class, worker: Worker) -> Result<Progress> {
+        if self.options.read_only || self.poisoned.load(Ordering::Acquire) {
+            return Ok(Progress::Waits);
+        }
+        let Some(mut under_way) = class.unit.try_lock() else { return Ok(Progress::Waits) };
+        let done = self.go_on(engine, class, &mut under_way, worker).or_else(|error| {
+            self.give_up(class, &mut under_way, error)?;
+            Ok(Progress::Waits)
+        });
+        self.poison_on_error(done)
     }
 
     /// Does the next part of a unit.
@@ -71,8 +97,14 @@ impl Inner {
         engine: &Engine,
         class: &Class,
         under_way: &mut UnitUnderWay,
+        worker: Worker,
     ) -> Result<Progress> {
         match under_way {
+            UnitUnderWay::None | UnitUnderWay::Done(_) | UnitUnderWay::Installing
+                if worker == Worker::Reader =>
+            {
+                return Ok(Progress::Waits);
+            }
             UnitUnderWay::None => {
                 let mut log = class.lock(&self.metrics);
                 if !log.may_begin_unit() || !self.admits(Work::Step, &**log) {
@@ -85,7 +117,7 @@ impl Inner {
             }
             UnitUnderWay::Running(unit) => {
                 let mut log = class.lock(&self.metrics);
-                if !log.owes_steps() || !self.admits(Work::Step, &**log) {
+                if !log.owes_steps() || !self.may_step(worker, &**log) {
                     return Ok(Progress::Waits);
                 }
                 log.pay_step();
@@ -104,9 +136,23 @@ impl Inner {
         Ok(Progress::GoesOn)
     }
 
+    /// Whether this thread is to do the step that is due. What is pressed is the verbs' own: a
+    /// reader that loses its core in the middle of a step keeps the others from the next.
+    fn may_step(&self, worker: Worker, log: &dyn Storage) -> bool {
+        let is_pressed = log.is_unit_pressed(self.most_bytes(log));
+        let is_own = match worker {
+            Worker::Verb => is_pressed || !self.window.takes_upkeep(),
+            Worker::Reader => !is_pressed,
+        };
+        is_own && self.admits(Work::Step, log)
+    }
+
     /// Whether a part of the upkeep of a class may be done now.
     pub(in crate::store) fn admits(&self, work: Work, log: &dyn Storage) -> bool {
-        let is_pressed = || log.is_pressed(self.most_bytes(log));
+        let is_pressed = || match work {
+            Work::Step => log.is_unit_pressed(self.most_bytes(log)),
+            Work::Cleaning => log.is_pressed(self.most_bytes(log)),
+        };
         self.scheduler.admits(work, Instant::now(), || self.window.time_ahead(), is_pressed)
     }
 

@@ -2,6 +2,7 @@
 
 use super::*;
 use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
 
 /// Rows of the table.
 const ROWS: u64 = 20_000;
@@ -131,6 +132,49 @@ fn what_is_there_when_a_store_is_opened_is_counted_too() {
         assert!(seen > 100 && merges(&merging.store) > before + 5, "{seen} recounts");
         merging.check_rows();
     }
+}
+
+#[test]
+fn the_reader_of_a_window_does_steps_of_merges() {
+    let medium = SimMedium::new(6);
+    // Long partitions: merges of short ones never keep up with keys drawn at random.
+    let with_window = |options| StoreOptions {
+        memory: Memory::Bytes(2 << 20),
+        window_bytes: Some(200 << 10),
+        segment_bytes: Some(64 << 10),
+        top_share: 0.3,
+        ..options
+    };
+    let mut merging = Merging::open(&medium, true, with_window);
+    // Its threads begin with the first batch.
+    let batch = LookaheadBatch { table: merging.table, keys: &[1, 2, 3] };
+    let number = merging.store.announce(&[batch]).unwrap().unwrap();
+    merging.store.finish(number).unwrap();
+    let steps = |merging: &Merging| merging.store.window_stats().unwrap().upkeep;
+    let begun = Instant::now();
+    for step in 1.. {
+        if steps(&merging) > 20 {
+            break;
+        }
+        merging.step(false);
+        if step % 20 == 0 {
+            merging.store.commit(step, "", &[]).unwrap();
+        }
+        assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", merging.store.window_stats());
+    }
+    merging.check_rows();
+    // One that is paused leaves all to the verbs.
+    merging.store.pause_window(true).unwrap();
+    let before = (steps(&merging), merges(&merging.store));
+    for step in 0..400 {
+        merging.step(false);
+        if step % 20 == 0 {
+            merging.store.commit(10_000_000 + step, "", &[]).unwrap();
+        }
+    }
+    assert_eq!(steps(&merging), before.0);
+    assert!(merges(&merging.store) > before.1 + 2, "{} merges", merges(&merging.store));
+    merging.check_rows();
 }
 
 #[test]

@@ -261,7 +261,7 @@ impl StorageUpkeep for Probe {
         self.wishes.paid.fetch_sub(1, Ordering::Relaxed);
     }
 
-    fn is_pressed(&self, _: u64) -> bool {
+    fn is_unit_pressed(&self, _: u64) -> bool {
         self.wishes.presses.load(Ordering::Relaxed)
     }
 

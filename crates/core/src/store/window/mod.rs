@@ -114,6 +114,8 @@ struct State {
     /// Somebody reads a group, and the first batch of it.
     reading: bool,
     reads_first: u64,
+    /// Verbs have left upkeep to the reader.
+    upkeep: bool,
     /// Until when the threads rest.
     rest: Rest,
     /// All batches up to this one are to be forgotten.
@@ -177,6 +179,7 @@ struct Counters {
     bytes: AtomicU64,
     starved: AtomicU64,
     helped: AtomicU64,
+    upkeep: AtomicU64,
     wait_ns: AtomicU64,
     planning_ns: AtomicU64,
     reading_ns: AtomicU64,
@@ -227,6 +230,8 @@ pub struct WindowStats {
     pub starved: u64,
     /// Tasks of the planner and portions of groups that waiting callers did themselves.
     pub helped: u64,
+    /// Steps of merges that the reader did between groups, in the place of verbs.
+    pub upkeep: u64,
     /// The threads rest, because others leave them no core; callers do their work.
     pub resting: bool,
     /// Seconds that were spent noting uses and forming groups.
@@ -278,6 +283,20 @@ impl Window {
     /// not in use.
     pub(super) fn time_ahead(&self) -> Option<Duration> {
         self.shared.state.lock().time_ahead()
+    }
+
+    /// Leaves upkeep to the reader, which does it between groups; false where none is there, or it
+    /// rests.
+    pub(super) fn takes_upkeep(&self) -> bool {
+        let mut state = self.shared.state.lock();
+        let is_off = state.idle || state.by_hand || state.stop || state.paused;
+        if is_off || state.rest.left().is_some() {
+            return false;
+        }
+        state.upkeep = true;
+        drop(state);
+        self.shared.reads.notify_all();
+        true
     }
 
     /// Whether the window is there, or a thread of it.
@@ -638,6 +657,7 @@ impl Store {
             wait_s: seconds(&c.wait_ns),
             starved: get(&c.starved),
             helped: get(&c.helped),
+            upkeep: get(&c.upkeep),
             resting: state.rest.left().is_some(),
             planning_s: seconds(&c.planning_ns),
             reading_s: seconds(&c.reading_ns),

@@ -1,7 +1,8 @@
 //! The window's reader: reads the rows of a group, in the order of their pages.
 //!
 //! It goes in portions, so that each page is read once for all batches of the group, and a commit
-//! does not wait for the whole of it.
+//! does not wait for the whole of it. Between groups it does the steps of upkeep that verbs have left
+//! to it.
 
 use super::super::verbs::rows::{Effect, Keys, RowOp, RowView};
 use super::super::{Engine, Guarded, Inner};
@@ -22,9 +23,24 @@ pub(super) fn scratch_bytes(rows: usize) -> u64 {
     rows as u64 * 64
 }
 
+/// What the reader does next.
+enum Task {
+    /// Reads a group on, of which so many rows are done.
+    Read(Group, usize),
+    /// Does a step of upkeep.
+    Upkeep,
+}
+
 /// Runs until the store is closed or gone.
 pub(super) fn run(shared: &Shared, store: &Weak<Guarded>) {
-    while let Some((group, done)) = wait_for_group(shared) {
+    while let Some(task) = wait_for_task(shared) {
+        let (group, done) = match task {
+            Task::Read(group, done) => (group, done),
+            Task::Upkeep => match keep_up(shared, store) {
+                Some(()) => continue,
+                None => return,
+            },
+        };
         let Some(done) = read_on(shared, &group, done, store) else { return };
         let mut state = shared.state.lock();
         state.reading = false;
@@ -33,6 +49,24 @@ pub(super) fn run(shared: &Shared, store: &Weak<Guarded>) {
         }
         drop(state);
         shared.progress.notify_all();
+    }
+}
+
+/// Does a step of upkeep; `None` when the store is closed or gone. An error has poisoned the store,
+/// which the next verb tells.
+fn keep_up(shared: &Shared, store: &Weak<Guarded>) -> Option<()> {
+    let _busy = Busy(shared);
+    let inner = store.upgrade()?;
+    let _guard = inner.poison_on_panic();
+    let done = inner.planned_engine().and_then(|engine| inner.upkeep_in_background(&engine));
+    match done {
+        Ok(true) => {
+            shared.counters.upkeep.fetch_add(1, Ordering::Relaxed);
+            shared.state.lock().upkeep = true;
+            Some(())
+        }
+        Err(error) if error.kind() == ErrorKind::Closed => None,
+        Ok(false) | Err(_) => Some(()),
     }
 }
 
@@ -105,8 +139,8 @@ pub(super) fn next_portion<'s>(shared: &'s Shared, group: &Group) -> Option<Busy
     wanted.then(|| Busy(shared))
 }
 
-/// The next group to read, and how many of its rows are done; `None` when the window ends.
-fn wait_for_group(shared: &Shared) -> Option<(Group, usize)> {
+/// What to do next: groups come first. `None` when the window ends.
+fn wait_for_task(shared: &Shared) -> Option<Task> {
     let mut state = shared.state.lock();
     loop {
         if state.stop {
@@ -115,8 +149,13 @@ fn wait_for_group(shared: &Shared) -> Option<(Group, usize)> {
         match state.rest.left() {
             Some(rest) => drop(shared.reads.wait_for(&mut state, rest)),
             None => {
-                if let Some(group) = next_group(shared, &mut state) {
-                    return Some(group);
+                if let Some((group, done)) = next_group(shared, &mut state) {
+                    return Some(Task::Read(group, done));
+                }
+                if state.upkeep && !state.paused {
+                    state.upkeep = false;
+                    state.busy += 1;
+                    return Some(Task::Upkeep);
                 }
                 shared.reads.wait(&mut state);
             }
