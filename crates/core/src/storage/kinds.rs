@@ -33,8 +33,8 @@ const LSM_DISK_PER_ROWS: f64 = 1.2;
 const LSM_TOMBSTONE_BYTES: u64 = 16;
 /// Bytes of the heads of the blocks of one portion of changes of an lsm.
 const LSM_BLOCKS_BYTES: u64 = 16;
-/// Edits and tombstones of an lsm are handed to the journal when they are this long.
-pub(super) const LSM_PORTION_BYTES: usize = 64 << 10;
+/// Edits and tombstones of an lsm are handed to the journal when they are this long, or sooner.
+const LSM_PORTION_BYTES: usize = 64 << 10;
 
 /// What the index of a new table takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,6 +9,7 @@ mod buffer;
 #[cfg(test)]
 mod contract;
 mod facts;
+mod failures;
 mod kinds;
 pub mod log;
 pub mod lsm;

@@ -534,14 +534,17 @@ impl Engine {
         used
     }
 
-    /// Bytes by which indexes will grow for new keys whose rows are in memory alone. A plan leaves
-    /// room for all that indexes of dense tables grow by.
+    /// Bytes by which indexes will grow for new keys whose rows are in memory alone, and those of
+    /// dense tables until they have all rows: a plan has left room for that, which nobody takes.
     pub(super) fn index_bytes_to_come(&self) -> u64 {
-        let growing = self.tables.iter().filter(|table| table.first.is_none());
-        growing
+        self.tables
+            .iter()
             .map(|table| {
                 let class = &self.classes[table.class];
                 let log = class.log.lock();
+                if let Some(ids) = table.record.spec.num_embeddings {
+                    return log.index_growth(table.id(), ids);
+                }
                 let rows = table.rows.load(Ordering::Relaxed);
                 let new = rows.saturating_sub(log.rows_stored(table.id()));
                 // Layers may have stored more than the storage can tell.

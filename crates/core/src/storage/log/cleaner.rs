@@ -11,16 +11,19 @@
 //! Work comes in small units, in proportion to the slots that were taken, so that no caller waits
 //! for a whole segment, but for the first one after opening. Neighbours stay neighbours: a page's
 //! live rows are appended in their order. A row that is dirty in DRAM is not moved: its next flush
-//! outdates the copy anyway. A page that cannot be read ends the cleaning of its segment, which is
-//! left alone until the log is opened again: what is damaged is moved nowhere, and other segments
-//! are cleaned on. Only in a long epoch, or when too many dead slots are kept by nothing
+//! outdates the copy anyway. Only in a long epoch, or when too many dead slots are kept by nothing
 //! but such rows, which may stay in DRAM until the next commit, their copies are moved, too.
+//!
+//! A page that cannot be read ends the cleaning of its segment, which is left alone until the log is
+//! opened again: what is damaged is moved nowhere, and other segments are cleaned on. An error of
+//! the device may pass: its segment is left alone for some epochs, and for good the third time.
 
 use super::segments::{Pressure, SegmentId};
 use super::{ClassLog, Stream};
 use crate::activation::{Branch, note};
 use crate::error::{Error, ErrorKind, Result};
 use crate::planted::{self, Bug};
+use crate::storage::failures::Failures;
 use crate::storage::{
     Residents, SpaceBound, StorageSpace, StorageUpkeep, StorageWrite, UnitReport,
 };
@@ -49,6 +52,8 @@ const SEGMENTS_FOR_CLEANING: u64 = 2;
 const SHARE_FOR_CLEANING: f64 = 0.125;
 /// Slots beside the newest copies that count for that, as a share of these.
 const BESIDE_FOR_CLEANING: f64 = 0.2;
+/// An epoch counts as so many events where a segment rests after an error that may pass.
+const EVENTS_PER_EPOCH: u64 = 8;
 /// Segments of dead slots that are always tolerated: the open one, and slack.
 const SLACK_SEGMENTS: u64 = 4;
 
@@ -66,8 +71,8 @@ pub(crate) struct CleanState {
     /// Slots taken so far when the epoch began, and in an epoch lately.
     taken_before: u64,
     per_epoch: f64,
-    /// What was wrong with segments that cleaning leaves alone.
-    damage: Vec<String>,
+    /// Segments of which a page could not be read, with their lives.
+    failures: Failures<(SegmentId, u64)>,
 }
 
 impl CleanState {
@@ -156,11 +161,10 @@ impl StorageUpkeep for ClassLog {
         let reclaimed = if leftover { rows_moved } else { slots - rows_moved.min(slots) } as f64;
         self.clean.credit -= reclaimed.max(pressure.victim_share() * slots as f64);
         if let Some(damage) = damage {
-            self.segments.damaged(segment);
-            self.clean.damage.push(damage.message().to_owned());
-            self.clean.victim = None;
+            self.leave_alone(segment, &damage);
         } else if page + pages == end {
             self.segments.cleaned(segment);
+            self.clean.failures.retain(|(id, _)| id != segment);
             self.clean.victim = None;
         } else {
             let life = self.segments.sealed_life(segment);
@@ -178,7 +182,7 @@ impl StorageUpkeep for ClassLog {
     }
 
     fn damage(&self) -> Vec<String> {
-        self.clean.damage.clone()
+        self.clean.failures.texts("its segment is not cleaned until it is reopened")
     }
 }
 
@@ -221,8 +225,34 @@ impl ClassLog {
         self.rows_written + self.rows_moved - self.clean.taken_before
     }
 
+    /// A page of a segment could not be read.
+    fn leave_alone(&mut self, segment: SegmentId, damage: &Error) {
+        self.clean.victim = None;
+        self.segments.damaged(segment, true);
+        let now = self.segments.epoch() * EVENTS_PER_EPOCH;
+        if let Some(life) = self.segments.sealed_life(segment) {
+            self.clean.failures.note((segment, life), damage, now);
+        }
+    }
+
+    /// Segments whose pages failed by errors that may have passed are cleaned again.
+    fn try_again(&mut self) {
+        let CleanState { failures, .. } = &mut self.clean;
+        failures.retain(|(id, life)| self.segments.sealed_life(id) == Some(life));
+        let now = self.segments.epoch() * EVENTS_PER_EPOCH;
+        for at in failures.tried_again().filter(|at| !failures.rests(*at, now)) {
+            self.segments.damaged(at.0, false);
+        }
+    }
+
+    /// Bytes of what is known of pages that could not be read.
+    pub fn failures_bytes(&self) -> usize {
+        self.clean.failures.memory_bytes()
+    }
+
     /// Notes what the epoch that ends took.
     pub(super) fn note_epoch(&mut self) {
+        self.try_again();
         let taken = self.taken_in_epoch() as f64;
         self.clean.taken_before = self.rows_written + self.rows_moved;
         self.clean.per_epoch = taken.max((3.0 * self.clean.per_epoch + taken) / 4.0);

@@ -8,6 +8,7 @@ use crate::config::StorageKind;
 use crate::error::Result;
 use crate::index::INDEX_BYTES_PER_KEY;
 use crate::io::{Buffers, Medium, pow2_below};
+use crate::storage::failures::FAILURES_BYTES;
 use crate::storage::kinds::{change_bytes_beside, journal_bytes_beside, log_index_bytes};
 use crate::storage::{FlushBuffer, StorageBudget, StorageMemory, StorageWrite};
 
@@ -23,11 +24,17 @@ const CHUNK_PER_CLASS: u64 = 64;
 pub(super) const PARKED_ROWS_MIN: usize = 8;
 /// Deltas are handed to the journal in portions of at most about this size.
 const JOURNAL_PORTION_BYTES_MAX: usize = 64 << 10;
+/// Slots that may hold a key of a growing table.
+const CANDIDATES_BYTES: usize = 256;
 /// Bytes of one delta of a growing table.
 const DELTA_BYTES: usize = 16;
 /// A merge takes so many times what it reads together: buffers of reads and writes, rows that wait
-/// to be written, and what it has taken in.
-pub const MERGE_PORTIONS: usize = 12;
+/// to be written, what it has taken in, and what comes beside it.
+pub const MERGE_PORTIONS: usize = 13;
+/// Bytes of changes that come before somebody looks whether they are many: a tombstone of each row
+/// that waits, and an edit.
+const TOMBSTONE_BYTES: usize = 11;
+const EDIT_BYTES: usize = 1 << 10;
 /// Journal bytes of one written row at most: its delta, or that of a delete and of a merge.
 pub(super) const JOURNAL_BYTES_PER_ROW: u64 = 24;
 
@@ -74,8 +81,9 @@ impl Share {
     pub fn bytes(&self) -> u64 {
         let write = Buffers::equal(self.chunks, self.chunk_bytes).queue_bytes(self.chunks);
         let parked = FlushBuffer::memory_for(self.parked_rows, self.row_bytes / 4);
-        // One more chunk is the scratch of cleaning.
-        let bytes = write + self.chunk_bytes + parked + self.change_bytes();
+        // One more chunk is the scratch of cleaning. Rows that wait are put in order.
+        let order = self.parked_rows * size_of::<u32>() + CANDIDATES_BYTES;
+        let bytes = write + self.chunk_bytes + parked + self.change_bytes() + order;
         (bytes + self.merge_bytes()) as u64
     }
 
@@ -84,11 +92,22 @@ impl Share {
         self.chunk_bytes
     }
 
-    /// Bytes of a merge, where the storage has them.
+    /// Edits and tombstones are handed to the journal when they are this long.
+    pub fn change_portion_bytes(&self) -> usize {
+        self.portion_bytes() / 2
+    }
+
+    /// Bytes of a merge, where the storage has them, of its changes that wait for the journal, and
+    /// of what upkeep could not read.
     fn merge_bytes(&self) -> usize {
         match self.kind {
             StorageKind::Log => 0,
-            StorageKind::Lsm => MERGE_PORTIONS * self.merge_portion_bytes(),
+            StorageKind::Lsm => {
+                let tombstones = TOMBSTONE_BYTES * self.parked_rows;
+                let changes = self.change_portion_bytes() + tombstones + EDIT_BYTES;
+                // What grows has up to twice its bytes.
+                MERGE_PORTIONS * self.merge_portion_bytes() + 2 * (changes + FAILURES_BYTES)
+            }
         }
     }
 
@@ -134,6 +153,7 @@ impl StorageBudget for ClassLog {
         self.writer = Writer::new(self.file().clone(), self.layout().clone(), queue, sequence);
         self.writer.continue_at(open, sequence);
         self.buffer = FlushBuffer::new(share.parked_rows, self.layout().row_bytes / 4);
+        self.order = Vec::with_capacity(share.parked_rows);
         self.deltas.resize(share.change_bytes());
         self.portion_bytes = share.portion_bytes();
         Ok(())

@@ -209,6 +209,8 @@ pub struct ClassLog {
     slots: Vec<u32>,
     scratch: Vec<f32>,
     clean: cleaner::CleanState,
+    /// Sorted pages whose rows are not taken out of the log, because they cannot be read.
+    left_pages: Vec<u32>,
     /// Whether flushed rows are told apart by how long their last copy lived.
     separates: bool,
     /// True once the file system has taken no room back from within the file.
@@ -252,6 +254,7 @@ impl ClassLog {
             slots: Vec::new(),
             scratch: Vec::new(),
             clean: cleaner::CleanState::default(),
+            left_pages: Vec::new(),
             separates: false,
             keeps_room: false,
             deleted: BTreeMap::new(),

@@ -638,10 +638,10 @@ impl Segments {
         self.change(id, |segment| segment.cleaned = epoch);
     }
 
-    /// Notes that a page of a segment cannot be read: cleaning leaves it alone from here on, until
-    /// it is filled anew.
-    pub(super) fn damaged(&mut self, id: SegmentId) {
-        self.change(id, |segment| segment.damaged = true);
+    /// Notes whether a page of a segment cannot be read: cleaning leaves it alone from here on,
+    /// until it is filled anew.
+    pub(super) fn damaged(&mut self, id: SegmentId, is_damaged: bool) {
+        self.change(id, |segment| segment.damaged = is_damaged);
     }
 
     /// Whether cleaning may look at a sealed segment in this epoch.

@@ -47,7 +47,8 @@ impl ClassLog {
     /// The slots of the newest copies of keys of a table whose positions lie in `first..=last`, up
     /// to the end of the group in which there are `most`. Of a growing table whole partitions are
     /// looked at, so copies of keys just outside the range may be among them. Unless `in_memory`,
-    /// copies whose page has not reached the device are left out.
+    /// copies whose page has not reached the device are left out, and those of pages that
+    /// [`leave_pages`](Self::leave_pages) has named are not there at all.
     pub fn slots_of(
         &self,
         table: u16,
@@ -58,9 +59,13 @@ impl ClassLog {
     ) -> SlotsOf {
         let mut found = SlotsOf { until: last, ..SlotsOf::default() };
         let is_wanted = |slot| in_memory || self.page_in_memory(slot).is_none();
+        let is_left = |slot| !in_memory && self.is_left(slot);
         match self.index(table) {
             TableIndex::Dense(index) => {
                 for (id, slot) in index.range(first..=last) {
+                    if is_left(slot) {
+                        continue;
+                    }
                     if !is_wanted(slot) {
                         found.left_out.push(slot);
                         continue;
@@ -78,7 +83,7 @@ impl ClassLog {
             }
             TableIndex::Sparse(index, _) => {
                 for partition in index.partitions_in(first, last) {
-                    for slot in index.slots(partition) {
+                    for slot in index.slots(partition).filter(|slot| !is_left(*slot)) {
                         match is_wanted(slot) {
                             true => found.slots.push(slot),
                             false => found.left_out.push(slot),
@@ -93,6 +98,22 @@ impl ClassLog {
             }
         }
         found
+    }
+
+    /// Rows of these sorted pages are not taken, in place of those that were named before.
+    pub fn leave_pages(&mut self, pages: Vec<u32>) {
+        self.left_pages = pages;
+    }
+
+    fn is_left(&self, slot: u32) -> bool {
+        let page = slot / self.layout().rows_per_page as u32;
+        !self.left_pages.is_empty() && self.left_pages.binary_search(&page).is_ok()
+    }
+
+    /// What tells the rows that a page has from those that it had before its segment was filled
+    /// anew.
+    pub fn filling_of(&self, page: u32) -> u64 {
+        *self.segments.sequences_of(page).start()
     }
 
     /// Keys of a table at positions `first..=last` that have a copy here. Of a growing table those
@@ -186,6 +207,11 @@ pub struct TopReader {
 }
 
 impl TopReader {
+    /// The page of a slot.
+    pub fn page_of(&self, slot: u32) -> u32 {
+        slot / self.pages.layout().rows_per_page as u32
+    }
+
     /// Gives `each` the row at each of `slots`, which are of `table`, in no useful order. Every
     /// page is read once.
     ///

@@ -29,6 +29,11 @@ const FILTER_BYTES_PER_ROW: usize = BUILDER_BYTES_PER_ROW + 1;
 /// Portions of a merge that filters take of what rows that are taken would need.
 const FILTER_PORTIONS: usize = 2;
 
+/// Rows of a partition whose filter a merge has the memory to make.
+fn filter_rows(portion_bytes: usize) -> u64 {
+    (FILTER_PORTIONS * portion_bytes / FILTER_BYTES_PER_ROW) as u64
+}
+
 /// Why no merge has begun.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Refused {
@@ -72,13 +77,18 @@ impl Lsm {
         self.tidy()?;
         self.count_top();
         self.count_aside();
+        self.upkeep.drops_tombstones &= self.has_tombstones_to_drop();
         if !self.is_due() {
             self.refuse(None);
             return Ok(None);
         }
         // Until a merge begins: what none can take is waited for no more.
-        let drops_tombstones = std::mem::take(&mut self.upkeep.drops_tombstones);
-        let Some(Choice { range, inputs, newest, found }) = self.choose() else {
+        let mut drops_tombstones = std::mem::take(&mut self.upkeep.drops_tombstones);
+        let mut choice = self.choose(drops_tombstones);
+        if choice.is_none() && std::mem::take(&mut drops_tombstones) && self.is_due() {
+            choice = self.choose(false);
+        }
+        let Some(Choice { range, inputs, newest, found }) = choice else {
             self.refuse(None);
             return Ok(None);
         };
@@ -111,10 +121,11 @@ impl Lsm {
             begun: Instant::now(),
         };
         self.upkeep.takes_all = found.until == plan.range.last;
-        self.upkeep.counts.begin(plan.range, found.until, found.left_out);
+        let bytes = self.upkeep.portion_bytes();
+        self.upkeep.counts.begin(plan.range, found.until, &found.left_out, bytes);
         self.upkeep.given_out = Some(unit);
         self.upkeep.credit = 0;
-        self.upkeep.drops_tombstones = drops_tombstones && !self.tombstones.is_empty();
+        self.upkeep.drops_tombstones = drops_tombstones;
         let medium = Arc::clone(&self.medium);
         Ok(Some(MergeUnit::new(Planned { medium, plan, newest })))
     }
@@ -144,21 +155,29 @@ impl Lsm {
         }
     }
 
-    /// What to merge, with what the top has of it; `None` where the top has nothing that a merge
-    /// can take now.
-    fn choose(&mut self) -> Option<Choice> {
+    /// What to merge, with what the top has of it: a range with tombstones where these are to go.
+    /// `None` where the top has nothing that a merge can take now.
+    fn choose(&mut self, drops_tombstones: bool) -> Option<Choice> {
         let tables: Vec<u16> = self.bottom.orders().tables().collect();
         let snapshot = Arc::clone(self.bottom.snapshot());
         let partitions = snapshot.version().partitions();
         let costs = self.costs();
         let mut entries = self.upkeep.counts.entries().to_vec();
         for (facts, entries) in partitions.iter().zip(&mut entries) {
-            if self.upkeep.spent.contains(&facts.number) || self.set_aside.has(facts.range) {
+            let is_left = match drops_tombstones {
+                true => self.tombstones.in_range(facts.range).next().is_none(),
+                false => self.upkeep.spent.contains(&facts.number),
+            };
+            if is_left || self.rests(facts) {
                 *entries = 0;
+            } else if drops_tombstones {
+                // Of what was there before counting began, the number of a range is near.
+                *entries = (*entries).max(1);
             }
         }
         loop {
             let at = match partitions {
+                [] if self.top_rests() => return None,
                 [] => 0..0,
                 _ => self.pick_range(partitions, &entries, &costs)?,
             };
@@ -181,7 +200,8 @@ impl Lsm {
             // All that there is waits for its pages, or is of neighbours in the index.
             for at in at {
                 entries[at] = 0;
-                if found.rows == 0 {
+                // Pages that are tried again are no entries until then.
+                if found.rows == 0 && self.set_aside.pages_tried_again().is_empty() {
                     let here = |place: &&Place| partitions[at].range.contains(**place);
                     let left_out = found.left_out.iter().filter(here).count();
                     self.upkeep.counts.correct(at, left_out as u64);
@@ -202,8 +222,7 @@ impl Lsm {
         let expected = |at: usize| self.expected(&partitions[at], at);
         let rows = self.rows_per_partition();
         let joined = with_neighbour(picked, partitions.len(), expected, rows, costs);
-        let is_aside = |facts: &Facts| self.set_aside.has(facts.range);
-        match partitions[joined.clone()].iter().any(is_aside) {
+        match partitions[joined.clone()].iter().any(|facts| self.rests(facts)) {
             true => Some(picked..picked + 1),
             false => Some(joined),
         }
@@ -252,14 +271,16 @@ impl Lsm {
     /// Bytes of a partition's pages at most.
     pub(super) fn partition_bytes(&self) -> u64 {
         // Longer ones have more rows in the top than one merge takes, and are written more often.
-        let mut rows = self.most_per_merge() as f64 / self.facts.merging.top_share;
-        if self.facts.merging.filters {
-            let bytes = FILTER_PORTIONS * self.upkeep.portion_bytes();
-            rows = rows.min((bytes / FILTER_BYTES_PER_ROW) as f64);
-        }
+        let rows = self.most_per_merge() as f64 / self.facts.merging.top_share;
         let most = (rows * self.facts.row_bytes as f64) as u64;
         let usual = SEGMENTS_PER_PARTITION * self.facts.segment_bytes;
-        usual.min(most).max(self.facts.segment_bytes)
+        let bytes = usual.min(most).max(self.facts.segment_bytes);
+        match self.facts.merging.filters {
+            true => {
+                bytes.min(filter_rows(self.upkeep.portion_bytes()) * self.facts.row_bytes as u64)
+            }
+            false => bytes,
+        }
     }
 
     /// Rows of a partition at most.
@@ -294,5 +315,24 @@ impl Lsm {
         };
         let rows: u64 = self.bottom.orders().tables().map(of_table).sum();
         rows + self.tombstones.count_in(range) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::StorageKind;
+    use crate::storage::{Demand, PageLayout};
+
+    // A partition has one page at least, however little memory its merge has.
+    #[test]
+    fn a_merge_with_the_least_memory_makes_the_filter_of_the_smallest_partition() {
+        for page_bytes in (9..=16).map(|bits| 1 << bits) {
+            let demand = Demand { kind: StorageKind::Lsm, row_bytes: 4, page_bytes };
+            let portion_bytes = demand.share_of(0).merge_portion_bytes();
+            let layout = PageLayout::new(page_bytes, 4, 0, 0).unwrap();
+            let (rows, most) = (layout.rows_per_page as u64, filter_rows(portion_bytes));
+            assert!(rows <= most, "{rows} rows of a page of {page_bytes} bytes, {most} fit");
+        }
     }
 }

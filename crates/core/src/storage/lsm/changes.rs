@@ -21,6 +21,8 @@ const DROPPED: u8 = 2;
 pub(super) struct Changes {
     edits: Vec<u8>,
     tombstones: Vec<u8>,
+    /// They are handed to the journal when they are this long; at once before a plan.
+    portion_bytes: usize,
 }
 
 /// What a block has.
@@ -37,6 +39,18 @@ pub(super) enum Block<'a> {
 }
 
 impl Changes {
+    /// Takes the bytes of a portion of a plan of the budget, and gives back what there is more.
+    pub(super) fn equip(&mut self, portion_bytes: usize) {
+        self.portion_bytes = portion_bytes;
+        self.edits.shrink_to(portion_bytes);
+        self.tombstones.shrink_to(portion_bytes);
+    }
+
+    /// Whether they are to be handed to the journal.
+    pub(super) fn are_many(&self) -> bool {
+        self.bytes_with(0) >= self.portion_bytes
+    }
+
     /// Bytes that `drain` will give, beside so many bytes of deltas.
     pub(super) fn bytes_with(&self, deltas: usize) -> usize {
         let block = |bytes: usize| if bytes > 0 { HEAD_BYTES + bytes } else { 0 };

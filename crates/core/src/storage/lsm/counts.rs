@@ -27,6 +27,24 @@ struct Beside {
     range: PlaceRange,
     until: Place,
     places: Vec<Place>,
+    /// There are no more of them: with more, the index has to tell.
+    most: usize,
+    is_over: bool,
+}
+
+impl Beside {
+    fn push(&mut self, place: Place) {
+        if self.places.len() == self.most {
+            self.forget();
+        }
+        if !self.is_over {
+            self.places.push(place);
+        }
+    }
+
+    fn forget(&mut self) {
+        (self.places, self.is_over) = (Vec::new(), true);
+    }
 }
 
 /// Which number counts a place.
@@ -65,7 +83,7 @@ impl TopCounts {
             && beside.range.contains(place)
             && place <= beside.until
         {
-            beside.places.push(place);
+            beside.push(place);
         }
     }
 
@@ -84,8 +102,26 @@ impl TopCounts {
     }
 
     /// A merge begins that takes all entries of `range` up to `until`, but for those at `places`.
-    pub(super) fn begin(&mut self, range: PlaceRange, until: Place, places: Vec<Place>) {
-        self.beside = Some(Beside { range, until, places });
+    /// There is memory for so many `bytes` of these.
+    pub(super) fn begin(
+        &mut self,
+        range: PlaceRange,
+        until: Place,
+        places: &[Place],
+        bytes: usize,
+    ) {
+        let most = bytes / size_of::<Place>();
+        let mut beside = Beside { range, until, places: Vec::new(), most, is_over: false };
+        beside.places.reserve_exact(most.min(2 * places.len()));
+        places.iter().for_each(|place| beside.push(*place));
+        self.beside = Some(beside);
+    }
+
+    /// The merge under way has left some of what it was to take.
+    pub(super) fn forget_beside(&mut self) {
+        if let Some(beside) = &mut self.beside {
+            beside.forget();
+        }
     }
 
     /// No merge is under way any more.
@@ -99,14 +135,15 @@ impl TopCounts {
     }
 
     /// Which entries of its range the merge under way does not take: sorted places, and up to where
-    /// they are known.
-    pub(super) fn beside(&mut self) -> (&[Place], Place) {
+    /// they are known. `None` where they are not known.
+    pub(super) fn beside(&mut self) -> Option<(&[Place], Place)> {
         match &mut self.beside {
+            Some(beside) if beside.is_over => None,
             Some(beside) => {
                 beside.places.sort_unstable();
-                (&beside.places, beside.until)
+                Some((&beside.places, beside.until))
             }
-            None => (&[], Place::MAX),
+            None => Some((&[], Place::MAX)),
         }
     }
 
@@ -117,10 +154,9 @@ impl TopCounts {
         self.beside = None;
     }
 
-    /// All memory that it takes.
+    /// Memory of the numbers: some bytes for each partition.
     pub(super) fn memory_bytes(&self) -> usize {
-        let places = self.beside.as_ref().map_or(0, |beside| beside.places.capacity());
-        self.entries.capacity() * size_of::<u64>() + places * size_of::<Place>()
+        self.entries.capacity() * size_of::<u64>()
     }
 }
 
@@ -160,5 +196,17 @@ impl super::Lsm {
     pub(crate) fn rows_of_partitions(&self) -> Vec<u64> {
         let snapshot = self.bottom.snapshot();
         snapshot.version().partitions().iter().map(|facts| facts.rows).collect()
+    }
+
+    /// The number of each partition of the bottom, with whether a tombstone lies in its range.
+    pub(crate) fn partitions_with_tombstones(&self) -> Vec<(u32, bool)> {
+        let partitions = self.bottom.snapshot().version().partitions().iter();
+        let has = |range| self.tombstones.in_range(range).next().is_some();
+        partitions.map(|facts| (facts.number, has(facts.range))).collect()
+    }
+
+    /// Whether merges go on until no tombstone is left that they can drop.
+    pub(crate) fn drops_tombstones(&self) -> bool {
+        self.upkeep.drops_tombstones
     }
 }

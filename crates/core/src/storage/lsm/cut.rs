@@ -4,7 +4,7 @@ use super::Lsm;
 use super::bottom::{Edit, Version};
 use crate::config::StorageKind;
 use crate::error::{Result, bail};
-use crate::storage::kinds::{LSM_PORTION_BYTES, journal_bytes_beside};
+use crate::storage::kinds::journal_bytes_beside;
 use crate::storage::{Cut, StorageJournal, Written};
 
 /// Between the fillings of the top and the version in the record of a class.
@@ -45,7 +45,7 @@ impl StorageJournal for Lsm {
     }
 
     fn changes_are_many(&self) -> bool {
-        self.top.changes_are_many() || self.changes.bytes_with(0) >= LSM_PORTION_BYTES
+        self.top.changes_are_many() || self.changes.are_many()
     }
 
     fn pieces(&self, table: u16) -> u32 {

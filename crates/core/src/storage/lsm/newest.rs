@@ -6,7 +6,8 @@
 
 use super::Lsm;
 use super::bottom::{Change, Changes, Newer, Orders, Place, PlaceRange};
-use crate::error::Result;
+use super::unit::UnreadPages;
+use crate::error::{Error, ErrorKind, Result};
 use crate::storage::log::{SlotsOf, TopReader};
 use crate::storage::{PageReader, SweptRow};
 use std::collections::VecDeque;
@@ -17,6 +18,8 @@ use std::sync::Arc;
 pub(super) const TOMBSTONE: u32 = u32::MAX;
 /// Of so many rows and tombstones one part in this many are tombstones at most.
 const TOMBSTONE_PART: usize = 4;
+/// A merge goes on without so many pages of the top that cannot be read.
+const SKIPPED_MAX: usize = 64;
 /// A tombstone takes the memory of so many slots.
 const SLOTS_PER_TOMBSTONE: usize = size_of::<u64>() / size_of::<u32>();
 
@@ -86,6 +89,8 @@ pub(super) struct Newest {
     together: usize,
     /// Bytes of pages that were read.
     bytes_read: u64,
+    /// Pages that failed before by errors that may pass, and were not read yet.
+    tried_again: Vec<u32>,
 }
 
 impl Newest {
@@ -162,12 +167,18 @@ impl Newest {
             row_words: lsm.facts.row_bytes / 4,
             together: (lsm.upkeep.portion_bytes() / lsm.facts.row_bytes).max(1),
             bytes_read: 0,
+            tried_again: lsm.set_aside.pages_tried_again(),
         };
         (newest, found)
     }
 
-    /// Makes sure that the next row of the top is in memory, if there is one.
-    pub(super) fn read_on(&mut self, reader: &mut PageReader) -> Result<()> {
+    /// Makes sure that the next row of the top is in memory, if there is one. A page that cannot be
+    /// read is an error, or goes to `skipped`, and is left out.
+    pub(super) fn read_on(
+        &mut self,
+        reader: &mut PageReader,
+        mut skipped: Option<&mut Skipped>,
+    ) -> Result<()> {
         while self.next == self.rows.len() && !self.tables.is_empty() {
             self.rows.clear();
             self.words.clear();
@@ -178,19 +189,45 @@ impl Newest {
                 self.tables.pop_front();
                 continue;
             }
-            let (rows, words, orders) = (&mut self.rows, &mut self.words, &self.orders);
-            let range = self.range;
-            let mut take = |row: SweptRow<'_>| {
-                let place = orders.place(table, 0, row.key)?;
-                // The index of a growing table names neighbours, too.
-                if range.contains(place) {
-                    rows.push(Read { place, key: row.key, slot: row.place, at: words.len() });
-                    words.extend_from_slice(row.words);
-                }
-                Ok(())
+            let mut taken = Taken {
+                range: self.range,
+                orders: &self.orders,
+                rows: &mut self.rows,
+                words: &mut self.words,
             };
-            let read = self.top.read_group(table, slots, reader, &mut take)?;
-            self.bytes_read += read.bytes;
+            let mut read = |slots: &[u32]| {
+                let before = (taken.rows.len(), taken.words.len());
+                let mut take = |row: SweptRow<'_>| taken.take(row);
+                match self.top.read_group(table, slots, reader, &mut take) {
+                    Ok(read) => {
+                        self.bytes_read += read.bytes;
+                        self.tried_again.retain(|page| {
+                            !slots.iter().any(|slot| self.top.page_of(*slot) == *page)
+                        });
+                        Ok(())
+                    }
+                    Err(error) => {
+                        taken.rows.truncate(before.0);
+                        taken.words.truncate(before.1);
+                        Err(error)
+                    }
+                }
+            };
+            match (read(slots), &mut skipped) {
+                (Ok(()), _) => {}
+                (Err(error), None) => return Err(error),
+                (Err(_), Some(skipped)) => {
+                    // Which of them it was, each page tells alone.
+                    let mut slots = slots.to_vec();
+                    slots.sort_unstable();
+                    for slots in slots.chunk_by(|a, b| self.top.page_of(*a) == self.top.page_of(*b))
+                    {
+                        if let Err(error) = read(slots) {
+                            skipped.add(self.top.page_of(slots[0]), error)?;
+                        }
+                    }
+                }
+            }
             self.rows.sort_unstable_by_key(|row| row.place);
         }
         Ok(())
@@ -228,6 +265,47 @@ impl Newest {
     }
 }
 
+/// Where rows of the top go that are read.
+struct Taken<'a> {
+    range: PlaceRange,
+    orders: &'a Orders,
+    rows: &'a mut Vec<Read>,
+    words: &'a mut Vec<f32>,
+}
+
+impl Taken<'_> {
+    fn take(&mut self, row: SweptRow<'_>) -> Result<()> {
+        let place = self.orders.place(row.table, 0, row.key)?;
+        // The index of a growing table names neighbours, too.
+        if self.range.contains(place) {
+            self.rows.push(Read { place, key: row.key, slot: row.place, at: self.words.len() });
+            self.words.extend_from_slice(row.words);
+        }
+        Ok(())
+    }
+}
+
+/// Pages of the top that a merge could not read, whose rows stay where they are.
+#[derive(Debug, Default)]
+pub(super) struct Skipped {
+    pub(super) pages: Vec<(u32, Error)>,
+}
+
+impl Skipped {
+    /// Adds a page; an error where there are too many, which are not damage of one place.
+    fn add(&mut self, page: u32, error: Error) -> Result<()> {
+        if self.pages.iter().any(|(skipped, _)| *skipped == page) {
+            return Ok(());
+        }
+        if self.pages.len() == SKIPPED_MAX {
+            let what = format!("a merge cannot read more than {SKIPPED_MAX} pages: {error}");
+            return Err(Error::new(ErrorKind::Io, what));
+        }
+        self.pages.push((page, error));
+        Ok(())
+    }
+}
+
 /// What was found of a range.
 #[derive(Clone, Debug)]
 pub(super) struct Found {
@@ -245,11 +323,21 @@ pub(super) struct ToMerge {
     reader: PageReader,
     /// The row that was handed out last.
     words: Vec<f32>,
+    skipped: Skipped,
 }
 
 impl ToMerge {
     pub(super) fn new(newest: Newest, reader: PageReader) -> Self {
-        Self { newest, reader, words: Vec::new() }
+        Self { newest, reader, words: Vec::new(), skipped: Skipped::default() }
+    }
+
+    /// Pages of the top that could not be read, and those that were to be tried again and were not
+    /// read, either.
+    pub(super) fn take_unread(&mut self) -> UnreadPages {
+        UnreadPages {
+            skipped: std::mem::take(&mut self.skipped.pages),
+            not_yet: std::mem::take(&mut self.newest.tried_again),
+        }
     }
 
     /// Bytes of pages of the top that were read.
@@ -261,7 +349,7 @@ impl ToMerge {
 impl Changes for ToMerge {
     fn next(&mut self) -> Result<Option<Change<'_>>> {
         let newest = &mut self.newest;
-        newest.read_on(&mut self.reader)?;
+        newest.read_on(&mut self.reader, Some(&mut self.skipped))?;
         let (row, tombstone) = (newest.row(), newest.tombstone());
         if let Some(place) = tombstone
             && row.is_none_or(|row| place < row.place)

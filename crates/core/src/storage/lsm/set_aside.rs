@@ -1,54 +1,100 @@
-//! Ranges that merges leave alone, because one has met damage there.
+//! What merges leave alone, because it could not be read.
 //!
-//! A merge copies what it reads, and a page that cannot be read is copied nowhere. So a merge that
-//! meets one is abandoned, and its range is set aside until the storage is opened again: reads of
-//! its sound pages go on, its newer rows stay in the top, and other ranges are merged on.
+//! A merge copies what it reads, and what cannot be read is copied nowhere. Rows of a page of the
+//! top that cannot be read stay in the top, and the merge goes on without them. One that cannot
+//! read an old partition is abandoned. What is damaged is set aside until the storage is opened
+//! again: reads of its sound pages go on, and all else is merged on. An error of the device may
+//! pass, so its place is set aside only once it has failed again and again.
 
 use super::Lsm;
-use super::bottom::PlaceRange;
+use super::bottom::{Facts, PlaceRange, Unread};
 use crate::error::Error;
+use crate::storage::failures::Failures;
 
-/// What is set aside since open.
+/// A place that merges could not read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Spot {
+    /// A page of the top, as one filling of its segment has it.
+    Page { page: u32, filling: u64 },
+    /// A partition; or too much of what the top has in its range.
+    Partition(u32),
+    /// Too much of the top, while there is no partition.
+    Top,
+}
+
+/// What could not be read since open.
 #[derive(Debug, Default)]
 pub(super) struct SetAside {
-    ranges: Vec<PlaceRange>,
-    /// What was wrong with each.
-    damage: Vec<String>,
-    /// Rows of the top and tombstones in them, when they were last counted.
+    failures: Failures<Spot>,
+    /// Rows of the top and tombstones that are set aside, when they were last counted.
     rows: u64,
 }
 
 impl SetAside {
-    /// Whether no merge takes the rows of a range: one that was set aside, or a part of it.
-    pub(super) fn has(&self, range: PlaceRange) -> bool {
-        self.ranges.iter().any(|aside| aside.contains(range.first))
+    /// What was wrong with each place.
+    pub(super) fn damage(&self) -> Vec<String> {
+        self.failures.texts("its rows are merged no more until it is reopened")
     }
 
-    /// What was wrong with each range.
-    pub(super) fn damage(&self) -> &[String] {
-        &self.damage
-    }
-
-    /// Allocated bytes.
+    /// Allocated bytes, about.
     pub(super) fn memory_bytes(&self) -> usize {
-        let texts: usize = self.damage.iter().map(String::capacity).sum();
-        let each = size_of::<PlaceRange>() + size_of::<String>();
-        texts + self.ranges.capacity() * each
+        self.failures.memory_bytes()
     }
 
-    fn add(&mut self, range: PlaceRange, damage: &Error) {
-        self.ranges.push(range);
-        let damage =
-            format!("{}; its rows are merged no more until it is reopened", damage.message());
-        self.damage.push(damage);
+    /// Pages of the top that failed by errors that may pass: merges try them again.
+    pub(super) fn pages_tried_again(&self) -> Vec<u32> {
+        self.failures.tried_again().filter_map(page_of).collect()
+    }
+}
+
+fn page_of(spot: Spot) -> Option<u32> {
+    match spot {
+        Spot::Page { page, .. } => Some(page),
+        Spot::Partition(_) | Spot::Top => None,
     }
 }
 
 impl Lsm {
-    /// Leaves the range of a merge alone that has met damage.
-    pub(super) fn set_aside(&mut self, range: PlaceRange, damage: &Error) {
-        self.set_aside.add(range, damage);
+    /// A merge of these partitions has ended. `skipped` are pages of the top that it could not
+    /// read, `unread` those that it was to try again and has not read, either.
+    pub(super) fn note_pages(&mut self, skipped: &[(u32, Error)], unread: &[u32]) {
+        let now = self.upkeep.events();
+        for (page, error) in skipped {
+            let filling = self.top.filling_of(*page);
+            self.set_aside.failures.note(Spot::Page { page: *page, filling }, error, now);
+        }
+        let tried: Vec<Spot> = self.set_aside.failures.tried_again().collect();
+        self.set_aside.failures.retain(|spot| {
+            page_of(spot).is_none_or(|page| {
+                let failed = skipped.iter().any(|(skipped, _)| *skipped == page);
+                failed || unread.contains(&page) || !tried.contains(&spot)
+            })
+        });
         self.count_aside();
+    }
+
+    /// A merge of a range was abandoned, because it could not read something.
+    pub(super) fn note_unread(&mut self, at: Unread, range: PlaceRange, error: &Error) {
+        let version = self.bottom.snapshot().version();
+        let first = version.find(range.first).map(|at| version.partitions()[at].number);
+        let spot = match (at, first) {
+            (Unread::Partition(number), _) | (Unread::Changes, Some(number)) => {
+                Spot::Partition(number)
+            }
+            (Unread::Changes, None) => Spot::Top,
+        };
+        self.set_aside.failures.note(spot, error, self.upkeep.events());
+        self.count_aside();
+    }
+
+    /// Whether no merge takes a partition now.
+    pub(super) fn rests(&self, facts: &Facts) -> bool {
+        self.set_aside.failures.rests(Spot::Partition(facts.number), self.upkeep.events())
+    }
+
+    /// Whether no merge takes rows of the top now, while there is no partition.
+    pub(super) fn top_rests(&self) -> bool {
+        self.set_aside.failures.rests(Spot::Top, self.upkeep.events())
     }
 
     /// Rows of the top and tombstones that merges may take, nearly.
@@ -56,9 +102,36 @@ impl Lsm {
         self.rows_above().saturating_sub(self.set_aside.rows)
     }
 
-    /// Counts what is set aside: it grows as rows come to the top.
+    /// Whether there is a tombstone that a merge may drop now.
+    pub(super) fn has_tombstones_to_drop(&self) -> bool {
+        let partitions = self.bottom.snapshot().version().partitions();
+        if self.tombstones.is_empty() || partitions.is_empty() {
+            return !self.tombstones.is_empty() && !self.top_rests();
+        }
+        let resting = partitions.iter().filter(|facts| self.rests(facts));
+        let kept: usize = resting.map(|facts| self.tombstones.count_in(facts.range)).sum();
+        kept < self.tombstones.len()
+    }
+
+    /// Forgets what is there no more, and counts what is set aside: it grows as rows come to the
+    /// top.
     pub(super) fn count_aside(&mut self) {
-        let ranges = self.set_aside.ranges.iter();
-        self.set_aside.rows = ranges.map(|range| self.entries_in(*range)).sum();
+        let version = self.bottom.snapshot().version();
+        let (top, partitions) = (&self.top, version.partitions());
+        self.set_aside.failures.retain(|spot| match spot {
+            Spot::Page { page, filling } => top.filling_of(page) == filling,
+            Spot::Partition(number) => partitions.iter().any(|facts| facts.number == number),
+            Spot::Top => partitions.is_empty(),
+        });
+        let failures = &self.set_aside.failures;
+        let pages: Vec<u32> = failures.resting(self.upkeep.events()).filter_map(page_of).collect();
+        let is_aside = |facts: &&Facts| failures.is_aside(Spot::Partition(facts.number));
+        let of_partitions = partitions.iter().filter(is_aside);
+        let rows: u64 = of_partitions.map(|facts| self.entries_in(facts.range)).sum();
+        // Some of them may be outdated by now.
+        let of_pages = pages.len() * self.top.layout().rows_per_page;
+        self.set_aside.rows = rows + of_pages as u64;
+        // Spots are in order of their pages.
+        self.top.leave_pages(pages);
     }
 }

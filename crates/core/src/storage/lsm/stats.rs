@@ -46,6 +46,7 @@ impl StorageCounts for Lsm {
 impl StorageBudget for Lsm {
     fn equip(&mut self, share: Share, medium: &dyn Medium) -> Result<()> {
         self.upkeep.equip(share.merge_portion_bytes());
+        self.changes.equip(share.change_portion_bytes());
         self.top.equip(share, medium)
     }
 
@@ -76,7 +77,7 @@ impl StorageBudget for Lsm {
             buffer_bytes: buffer_bytes
                 + self.changes.memory_bytes() as u64
                 + self.upkeep.memory_bytes()
-                + self.set_aside.memory_bytes() as u64,
+                + (self.set_aside.memory_bytes() + self.top.failures_bytes()) as u64,
         }
     }
 }
@@ -84,15 +85,17 @@ impl StorageBudget for Lsm {
 impl Lsm {
     /// Bytes of fences, of what is known of partitions, and of tombstones.
     fn index_bytes_below(&self) -> u64 {
-        (self.bottom.memory_bytes() + self.tombstones.memory_bytes()) as u64
+        let partitions = self.bottom.memory_bytes() + self.upkeep.counts.memory_bytes();
+        (partitions + self.tombstones.memory_bytes()) as u64
     }
 
-    /// What a table takes of index bytes beside its index in the top: those of segments, fences and
-    /// tombstones, in proportion to its rows in the bottom.
+    /// What a table takes of index bytes beside its index in the top: those of segments and fences,
+    /// in proportion to its rows in the bottom. Room for tombstones is made when they come.
     fn bytes_beside_index(&self, table: u16) -> u64 {
         let tables = || self.bottom.orders().tables();
         let indexes: u64 = tables().map(|table| self.top.index_bytes_of(table)).sum();
-        let beside = self.memory().index_bytes.saturating_sub(indexes);
+        let tombstones = self.tombstones.memory_bytes() as u64;
+        let beside = self.memory().index_bytes.saturating_sub(indexes + tombstones);
         let snapshot = self.bottom.snapshot();
         // Each table counts as one row more, so that those without rows have a part.
         let all = u128::from(snapshot.version().rows()) + tables().count() as u128;

@@ -170,7 +170,7 @@ impl Slice {
             return Ok(());
         }
         loop {
-            self.newest.read_on(reader)?;
+            self.newest.read_on(reader, None)?;
             let Some(row) = self.newest.row() else { return Ok(()) };
             let at = self.words.len();
             self.words.extend_from_slice(self.newest.words(row));

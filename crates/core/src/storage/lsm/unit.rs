@@ -1,8 +1,8 @@
 //! The unit of upkeep: one merge, without the lock of the class.
 
-use super::bottom::{Merge, MergePlan, Merged, Place, PlaceRange};
+use super::bottom::{Merge, MergePlan, Merged, Place, PlaceRange, Unread};
 use super::newest::{Newest, ToMerge};
-use crate::error::{Result, bail};
+use crate::error::{Error, Result, bail};
 use crate::io::{Buffers, Medium, pow2_below};
 use crate::storage::{PageReader, Unit};
 use std::sync::Arc;
@@ -61,6 +61,16 @@ pub(super) struct MergeDone {
     pub(super) busy: Duration,
     /// Bytes of pages of the top that it has read.
     pub(super) read_above: u64,
+    pub(super) pages: UnreadPages,
+}
+
+/// Pages of the top.
+#[derive(Debug, Default)]
+pub(super) struct UnreadPages {
+    /// Those that could not be read, whose rows stay in the top.
+    pub(super) skipped: Vec<(u32, Error)>,
+    /// Those that failed before by errors that may pass, and were not read now.
+    pub(super) not_yet: Vec<u32>,
 }
 
 impl MergeUnit {
@@ -73,14 +83,26 @@ impl MergeUnit {
     /// # Panics
     /// Before that.
     pub(super) fn finish(self) -> MergeDone {
-        let Stage::Begun(merge) = self.stage else { panic!("a merge ends before it begins") };
+        let Stage::Begun(mut merge) = self.stage else { panic!("a merge ends before it begins") };
         let read_above = merge.changes().bytes_read();
-        MergeDone { merged: merge.finish(), busy: self.busy, read_above }
+        let pages = merge.changes().take_unread();
+        MergeDone { merged: merge.finish(), busy: self.busy, read_above, pages }
     }
 
-    /// Whether the error that it met is of a page that it read.
-    pub(super) fn met_damage(&self) -> bool {
-        matches!(&self.stage, Stage::Begun(merge) if merge.met_damage())
+    /// What it could not read, where that was the error that it met.
+    pub(super) fn unread(&self) -> Option<Unread> {
+        match &self.stage {
+            Stage::Begun(merge) => merge.unread(),
+            Stage::Planned(_) | Stage::Failed => None,
+        }
+    }
+
+    /// Pages of the top that it could not read, of a unit that is abandoned.
+    pub(super) fn take_skipped(&mut self) -> Vec<(u32, Error)> {
+        match &mut self.stage {
+            Stage::Begun(merge) => merge.changes().take_unread().skipped,
+            Stage::Planned(_) | Stage::Failed => Vec::new(),
+        }
     }
 
     fn go_on(&mut self) -> Result<bool> {

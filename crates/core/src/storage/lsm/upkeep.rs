@@ -5,10 +5,10 @@
 //! top pay for steps of the merge, as many as the bytes that they make it write.
 
 use super::begin::Refused;
-use super::bottom::{Edit, Place, PlaceRange, Taken, file_name};
+use super::bottom::{Edit, Place, PlaceRange, Taken, Unread, file_name};
 use super::counts::TopCounts;
 use super::newest::TOMBSTONE;
-use super::unit::{GivenOut, MergeDone, MergeUnit};
+use super::unit::{GivenOut, MergeDone, MergeUnit, UnreadPages};
 use super::{IN_BOTTOM, Lsm};
 use crate::error::{Error, ErrorKind, Result};
 use crate::storage::log::MERGE_PORTIONS;
@@ -70,18 +70,23 @@ impl Upkeep {
     }
 
     /// Memory of a unit, whether one is under way or not: what others took of it meanwhile they
-    /// would not give back when one begins. And of what is left of the last.
+    /// would not give back when one begins. What is left of the last is a part of that, for the
+    /// next one begins when nothing is.
     pub(super) fn memory_bytes(&self) -> u64 {
-        let left = self.taken.capacity() * size_of::<Taken>();
+        let left = (self.taken.capacity() * size_of::<Taken>()) as u64;
         let of_next = (MERGE_PORTIONS * self.portion_bytes) as u64;
-        let unit = self.given_out.map_or(0, |unit| unit.memory_bytes).max(of_next);
-        unit + (left + self.counts.memory_bytes()) as u64
+        self.given_out.map_or(left, |unit| unit.memory_bytes).max(of_next)
     }
 
     /// Merges are due until no tombstone is left.
     pub(super) fn drop_tombstones_soon(&mut self) {
         self.drops_tombstones = true;
         self.refused = None;
+    }
+
+    /// Flushes, commits and plans since open.
+    pub(super) fn events(&self) -> u64 {
+        self.events
     }
 
     /// Grows with everything that may let a merge begin that was refused.
@@ -191,17 +196,28 @@ impl StorageUpkeep for Lsm {
     fn install(&mut self, unit: Box<dyn Unit>, _: &dyn Residents) -> Result<UnitReport> {
         let any: Box<dyn Any> = unit;
         let unit = any.downcast::<MergeUnit>().expect("an lsm is given its own unit back");
-        let MergeDone { merged, busy, read_above } = unit.finish();
+        let MergeDone { merged, busy, read_above, pages } = unit.finish();
         let edit = Edit { removed: merged.removed.clone(), added: merged.added.clone() };
         let snapshot = Arc::clone(self.bottom.snapshot());
+        if !pages.skipped.is_empty() {
+            self.upkeep.counts.forget_beside();
+        }
         let entries = self.entries_after(&edit, &merged.taken);
         let installed = self.bottom.install(&edit, self.top.epoch(), self.next_ticket);
         if let Err(error) = installed {
-            self.end_unit();
+            let range = self.end_unit().map_or(PlaceRange::ALL, |unit| unit.range);
             self.remove_unknown(&edit);
-            return Err(error);
+            if !matches!(error.kind(), ErrorKind::Io | ErrorKind::Corrupt) {
+                return Err(error);
+            }
+            // A new file cannot be read, and what it replaces is sound: it is written again.
+            let error = Error::new(ErrorKind::Io, error.message());
+            self.note_unread(Unread::Changes, range, &error);
+            return Ok(UnitReport::default());
         }
         self.changes.edit(&edit);
+        let UnreadPages { skipped, not_yet } = pages;
+        self.note_pages(&skipped, &not_yet);
         let unit = self.upkeep.given_out.take().expect("the unit that is installed was given out");
         self.upkeep.is_to_end = false;
         self.upkeep.refused = None;
@@ -249,6 +265,7 @@ impl StorageUpkeep for Lsm {
         }
         if self.upkeep.taken.is_empty() {
             self.upkeep.taken = Vec::new();
+            self.upkeep.drops_tombstones &= self.has_tombstones_to_drop();
             if let Some(ticket) = self.upkeep.taken_ticket.take() {
                 self.end_read(ticket);
             }
@@ -259,14 +276,16 @@ impl StorageUpkeep for Lsm {
 
     fn abandon_unit(&mut self, unit: Box<dyn Unit>, because: Option<Error>) -> Result<()> {
         let any: Box<dyn Any> = unit;
-        let unit = any.downcast::<MergeUnit>().expect("an lsm is given its own unit back");
-        let met_damage = unit.met_damage();
+        let mut unit = any.downcast::<MergeUnit>().expect("an lsm is given its own unit back");
+        let (skipped, unread) = (unit.take_skipped(), unit.unread());
+        self.note_pages(&skipped, &self.set_aside.pages_tried_again());
         let given_out = self.end_unit();
         // What cannot be removed now is left over.
         let abandoned = unit.abandon().inspect_err(|_| self.upkeep.is_tidy = false);
-        match (because, given_out) {
-            (Some(damage), Some(given_out)) if met_damage => {
-                self.set_aside(given_out.range, &damage);
+        match (because, unread) {
+            (Some(error), Some(unread)) => {
+                let range = given_out.map_or(PlaceRange::ALL, |given_out| given_out.range);
+                self.note_unread(unread, range, &error);
                 abandoned
             }
             (Some(error), _) if error.kind() != ErrorKind::Full => Err(error),
@@ -280,7 +299,7 @@ impl StorageUpkeep for Lsm {
 
     fn damage(&self) -> Vec<String> {
         let mut damage = self.top.damage();
-        damage.extend_from_slice(self.set_aside.damage());
+        damage.extend(self.set_aside.damage());
         damage
     }
 }
@@ -338,7 +357,10 @@ impl Lsm {
     /// Entries of the top in the range of each partition that an edit adds. All that the merge has
     /// taken is there yet, whatever became of it meanwhile: a row that was deleted has a tombstone.
     fn entries_after(&mut self, edit: &Edit, taken: &[Taken]) -> Vec<u64> {
-        let (beside, until) = self.upkeep.counts.beside();
+        let Some((beside, until)) = self.upkeep.counts.beside() else {
+            let added = edit.added.iter();
+            return added.map(|facts| self.entries_in(facts.range)).collect();
+        };
         let mut entries = Vec::with_capacity(edit.added.len());
         let (mut of_taken, mut of_beside) = (0, 0);
         for facts in &edit.added {

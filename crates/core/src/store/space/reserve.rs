@@ -192,19 +192,27 @@ impl Inner {
     ) -> Result<()> {
         let class = &engine.classes[table.class];
         let growth = class.log.lock().bytes_for_deletes(table.id(), keys);
-        if growth == 0 || self.make_window_room(engine, growth)? {
+        if growth == 0 {
+            return Ok(());
+        }
+        let caches = engine.classes.iter().map(Class::cache);
+        let giveable: u64 = caches.map(|cache| cache.giveable_bytes()).sum();
+        let used = engine.memory().total() + engine.index_bytes_to_come();
+        let used = used.saturating_sub(giveable);
+        // Caches are not emptied for deletes that would be refused all the same.
+        let fits = used + growth <= engine.budget_bytes;
+        if fits && self.make_window_room(engine, growth)? {
             return Ok(());
         }
         class.log.lock().drop_deleted_soon();
-        let used = engine.memory().total() + engine.index_bytes_to_come();
         let enough = (used + used / 4).max(budget::enough(&engine.demands())) + growth;
         let enough = engine.spell(&self.options, enough);
         bail!(
             Budget,
             "deletes of {} keys of table '{}' leave {growth} bytes in memory until merges drop \
-             the rows, beside {used} in use of memory={}; nothing was deleted; commit, which \
-             merges what was deleted before, delete fewer keys at once, or reopen with at least \
-             memory={enough}",
+             the rows, beside {used} of memory={} that caches cannot give; nothing was deleted; \
+             commit, which merges what was deleted before, delete fewer keys at once, or reopen \
+             with at least memory={enough}",
             keys.len(),
             table.record.spec.name,
             engine.budget_bytes,

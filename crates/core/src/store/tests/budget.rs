@@ -43,9 +43,13 @@ fn deletes_that_leave_too_much_in_memory_are_refused_until_a_commit_has_merged_t
     store.commit(1, "", &[]).unwrap();
     store.commit(2, "", &[]).unwrap();
     let memory = |store: &Store| store.stats().unwrap().memory;
+    let capacity = || store.stats().unwrap().classes[0].cache_capacity;
+    let kept = capacity();
     let error = store.delete(table, &keys).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Budget, "{error}");
     assert!(error.message().contains("nothing was deleted; commit"), "{error}");
+    // The cache was emptied for deletes that were refused all the same.
+    assert_eq!(capacity(), kept);
     assert_eq!(store.len(table).unwrap(), ROWS);
     let before = memory(&store);
     let mut refused = 0;

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 const ROWS: u64 = 20_000;
 
 /// A store with one table in an lsm, dense or growing.
-struct Merging {
-    store: Store,
-    table: TableId,
-    rows: BTreeMap<u64, f32>,
+pub(super) struct Merging {
+    pub(super) store: Store,
+    pub(super) table: TableId,
+    pub(super) rows: BTreeMap<u64, f32>,
     random: Random,
 }
 
@@ -23,7 +23,7 @@ fn lsm_of(class: &engine::Class) -> MappedMutexGuard<'_, Lsm> {
 }
 
 impl Merging {
-    fn open(
+    pub(super) fn open(
         medium: &SimMedium,
         dense: bool,
         more: impl FnOnce(StoreOptions) -> StoreOptions,
@@ -39,7 +39,7 @@ impl Merging {
     }
 
     /// Puts a batch, or deletes a few rows.
-    fn step(&mut self, deletes: bool) {
+    pub(super) fn step(&mut self, deletes: bool) {
         let keys: BTreeSet<u64> = (0..200).map(|_| self.random.below(ROWS)).collect();
         let keys: Vec<u64> = keys.into_iter().collect();
         if deletes {
@@ -52,11 +52,15 @@ impl Merging {
         self.rows.extend(keys.iter().map(|key| (*key, value)));
     }
 
-    fn with_lsm<T>(&self, look: impl FnOnce(&mut Lsm) -> T) -> T {
+    pub(super) fn with_lsm<T>(&self, look: impl FnOnce(&mut Lsm) -> T) -> T {
         look(&mut lsm_of(&self.store.inner.engine.read().classes[0]))
     }
 
-    fn check_rows(&self) {
+    pub(super) fn random(&mut self, below: u64) -> u64 {
+        self.random.below(below)
+    }
+
+    pub(super) fn check_rows(&self) {
         let keys: Vec<u64> = self.rows.keys().copied().collect();
         let mut values = vec![0.0; keys.len() * DIM];
         let out = (&mut values[..]).into();

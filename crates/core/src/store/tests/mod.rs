@@ -1,5 +1,6 @@
 //! The store against a plain map, and against power cuts, on the simulated device.
 
+mod aside;
 mod back;
 mod bounds;
 mod budget;
@@ -95,7 +96,7 @@ fn options(bytes: u64) -> StoreOptions {
     let bytes = match KIND.get() {
         StorageKind::Log => bytes,
         // Merges have buffers, too.
-        StorageKind::Lsm => 2 * bytes,
+        StorageKind::Lsm => 9 * bytes / 4,
     };
     StoreOptions {
         page_bytes: Some(512),

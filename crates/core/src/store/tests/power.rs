@@ -2,9 +2,22 @@
 
 use super::*;
 
+/// Options with which an lsm merges after few rows.
+fn merging_soon() -> StoreOptions {
+    let options = options(tight());
+    match KIND.get() {
+        StorageKind::Log => options,
+        StorageKind::Lsm => StoreOptions { top_share: 0.02, ..options },
+    }
+}
+
 /// Trains, with a power cut after `operation`; whatever survives must be one of the commits, and
-/// not older than the last one that was acknowledged.
-fn power_cut(fixture: &Fixture, operation: u64, seed: u64, in_background: bool) -> bool {
+/// not older than the last one that was acknowledged. Returns whether the power was cut, and how
+/// many merges there were before.
+fn power_cut(fixture: &Fixture, operation: u64, seed: u64, in_background: bool) -> (bool, u64) {
+    // An lsm has enough rows to merge.
+    let most = if KIND.get() == StorageKind::Lsm { 400 } else { 150 };
+    let mut merged = 0;
     let medium = SimMedium::new(seed);
     medium.power_cut_after(operation);
     let mut random = Random(seed);
@@ -13,14 +26,14 @@ fn power_cut(fixture: &Fixture, operation: u64, seed: u64, in_background: bool) 
     let mut acknowledged = 0;
     let mut pending: Option<PendingCommit> = None;
     let _ = (|| -> Result<()> {
-        let store = Store::open_on(Arc::new(medium.clone()), options(tight()))?;
+        let store = Store::open_on(Arc::new(medium.clone()), merging_soon())?;
         for spec in &fixture.specs {
             store.table(spec)?;
         }
         for step in 1..=6u64 {
             for _ in 0..3 {
                 let table = random.below(fixture.specs.len() as u64) as usize;
-                let keys = fixture.pick(&mut random, table, 150);
+                let keys = fixture.pick(&mut random, table, most);
                 let gradients = vec![0.25; keys.len() * DIM];
                 let batch = UpdateBatch {
                     table: TableId(table as u16),
@@ -45,6 +58,7 @@ fn power_cut(fixture: &Fixture, operation: u64, seed: u64, in_background: bool) 
                     store.delete(TableId(1), &doomed)?;
                     doomed.iter().for_each(|k| drop(model.rows.remove(&(1, *k))));
                 }
+                merged = merges(&store);
             }
             if let Some(pending) = pending.take() {
                 acknowledged = pending.wait(None)?.expect("there is no timeout").step;
@@ -57,6 +71,7 @@ fn power_cut(fixture: &Fixture, operation: u64, seed: u64, in_background: bool) 
             } else {
                 acknowledged = store.commit(step, "", &state)?.step;
             }
+            merged = merges(&store);
         }
         Ok(())
     })();
@@ -68,7 +83,7 @@ fn power_cut(fixture: &Fixture, operation: u64, seed: u64, in_background: bool) 
     let cut = medium.power_is_off();
     for reboot in 0..2 {
         let survivor = medium.reboot(seed * 31 + reboot);
-        let store = Store::open_on(Arc::new(survivor), options(tight()))
+        let store = Store::open_on(Arc::new(survivor), merging_soon())
             .unwrap_or_else(|e| panic!("operation {operation} seed {seed}.{reboot}: {e}"));
         let step = store.last_commit().map_or(0, |c| c.step);
         let what = format!("operation {operation} seed {seed}.{reboot} step {step}");
@@ -85,7 +100,7 @@ fn power_cut(fixture: &Fixture, operation: u64, seed: u64, in_background: bool) 
         store.commit(step + 100, "", &[]).unwrap();
         fixture.check_all(&store, &model);
     }
-    cut
+    (cut, merged)
 }
 
 #[test]
@@ -93,11 +108,23 @@ fn power_cuts_at_every_operation_leave_the_last_commit() {
     each_kind(|| {
         let fixture = Fixture::new();
         for in_background in [false, true] {
-            let mut operation = 1;
-            while power_cut(&fixture, operation, operation, in_background) {
+            let (mut operation, mut before_merges) = (1, BTreeMap::new());
+            loop {
+                let (cut, merged) = power_cut(&fixture, operation, operation, in_background);
+                if !cut {
+                    break;
+                }
+                *before_merges.entry(merged).or_insert(0) += 1;
                 operation += 1;
             }
             assert!(operation > 100, "only {operation} operations were cut");
+            // Cuts fall into merges and between them.
+            let kinds = before_merges.len();
+            assert_eq!(
+                kinds > 2,
+                KIND.get() == StorageKind::Lsm,
+                "cuts by merges before: {before_merges:?}"
+            );
         }
     });
 }

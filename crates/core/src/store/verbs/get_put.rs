@@ -14,8 +14,9 @@ use crate::store::{Inner, Store};
 use parking_lot::RwLockWriteGuard;
 use std::sync::atomic::Ordering;
 
-/// A delete looks this often whether its deltas are enough for a record of the journal.
-const KEYS_PER_LOOK_AT_DELTAS: usize = 4096;
+/// A delete looks this often whether its deltas are enough for a record of the journal: a plan of
+/// the budget has memory for so many more.
+const KEYS_PER_LOOK_AT_DELTAS: usize = 8;
 
 impl Store {
     /// Fills each batch with the rows of its keys, in request order; duplicates are allowed.

@@ -211,13 +211,24 @@ pub struct Merge<C> {
     begun: bool,
     done: bool,
     failed: bool,
-    /// Whether it failed because of what it read.
-    met_damage: bool,
+    /// What could not be read, where it failed for that.
+    unread: Option<Unread>,
+}
+
+/// What a merge could not read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unread {
+    /// Old rows, of the partition with this number.
+    Partition(u32),
+    /// Changes.
+    Changes,
 }
 
 /// Notes where an error came of what was read.
-fn of_reading<T>(met_damage: &mut bool, read: Result<T>) -> Result<T> {
-    *met_damage |= read.is_err();
+fn of_reading<T>(unread: &mut Option<Unread>, at: Unread, read: Result<T>) -> Result<T> {
+    if read.is_err() {
+        *unread = Some(at);
+    }
     read
 }
 
@@ -266,13 +277,13 @@ impl<C: Changes> Merge<C> {
             begun: false,
             done: false,
             failed: false,
-            met_damage: false,
+            unread: None,
         })
     }
 
     /// What it takes in.
-    pub fn changes(&self) -> &C {
-        &self.changes
+    pub fn changes(&mut self) -> &mut C {
+        &mut self.changes
     }
 
     /// Bytes of memory that it takes, without the queue of the reader.
@@ -298,9 +309,9 @@ impl<C: Changes> Merge<C> {
         merged
     }
 
-    /// Whether `step` failed because of what it read: old rows, or changes.
-    pub fn met_damage(&self) -> bool {
-        self.met_damage
+    /// What could not be read, where `step` failed for that.
+    pub fn unread(&self) -> Option<Unread> {
+        self.unread
     }
 
     fn merge_portion(&mut self) -> Result<bool> {
@@ -308,11 +319,12 @@ impl<C: Changes> Merge<C> {
             self.take_change()?;
         }
         if self.old.is_spent() {
-            of_reading(&mut self.met_damage, self.old.read_portion())?;
+            let read = self.old.read_portion();
+            of_reading(&mut self.unread, self.old.input(), read)?;
         }
         let at_end = self.old.is_spent();
         for _ in 0..self.old.portion_rows() {
-            let old = of_reading(&mut self.met_damage, self.old.peek())?;
+            let old = of_reading(&mut self.unread, self.old.input(), self.old.peek())?;
             match (old, &self.waiting) {
                 (None, None) if at_end => return self.end().map(|()| false),
                 // The change may belong behind rows of the next portion.
@@ -394,7 +406,7 @@ impl<C: Changes> Merge<C> {
 
     fn take_change(&mut self) -> Result<()> {
         self.waiting = None;
-        let next = of_reading(&mut self.met_damage, self.changes.next())?;
+        let next = of_reading(&mut self.unread, Unread::Changes, self.changes.next())?;
         if let Some(Change { table, rank, key, newer, tag }) = next {
             let place = self.last_order.place(&self.plan.orders, table, rank, key)?;
             let range = &self.plan.range;

@@ -41,7 +41,7 @@ mod version_tests;
 
 pub use file::{Facts, Shape, file_name};
 pub use filter::BUILDER_BYTES_PER_ROW;
-pub use merge::{Change, Changes, Counts, Merge, MergePlan, Merged, Newer, Taken};
+pub use merge::{Change, Changes, Counts, Merge, MergePlan, Merged, Newer, Taken, Unread};
 pub use order::{Orders, Place, PlaceRange, TableOrder};
 pub use pages::OpenPartitions;
 pub use partition::{Partition, Partitions};

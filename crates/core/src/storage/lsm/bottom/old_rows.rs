@@ -1,5 +1,6 @@
 //! The rows of the partitions that a merge replaces, read a portion at a time.
 
+use super::merge::Unread;
 use super::order::Place;
 use super::partition::Partitions;
 use crate::error::Result;
@@ -59,6 +60,12 @@ impl OldRows {
     /// Bytes of memory for pages.
     pub(super) fn memory_bytes(&self) -> usize {
         self.bytes.capacity() * 4
+    }
+
+    /// The partition that is being read, as what cannot be.
+    pub(super) fn input(&self) -> Unread {
+        let input = self.inputs.list().get(self.input);
+        input.map_or(Unread::Changes, |input| Unread::Partition(input.facts().number))
     }
 
     /// True when no row is in memory.
