@@ -159,7 +159,7 @@ def test_an_opening_that_fails_does_not_note_the_directory(tmp_path: Path) -> No
     with opened(path) as store:
         write(store, 1.0)
     with pytest.raises(BudgetError):
-        embedrock.open(path, cold_directory=typo, memory=1000)
+        embedrock.open(path, cold_directory=typo, memory="64KiB")
     assert not (path / "cold").exists()
     with opened(path) as store:
         assert values(store) == {1.0}
