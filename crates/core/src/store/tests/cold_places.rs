@@ -368,7 +368,8 @@ fn a_directory_that_cannot_be_written_is_not_noted() {
                 let full = [ErrorKind::Full, ErrorKind::Io][usize::from(code != libc::ENOSPC)];
                 assert_eq!(error.kind(), full, "{error}");
                 assert!(!has(&machine, NAME) || at_own, "{error}");
-                [own.leave(), beside.leave()];
+                own.leave();
+                beside.leave();
                 let store = open_beside(own_medium, cold_medium, false).unwrap();
                 has_only(&store, 1.0);
                 drop(store);
