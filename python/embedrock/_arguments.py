@@ -167,7 +167,15 @@ def named_path(name: str, value: Any) -> Path:
 
 def named_path_or_none(name: str, value: Any) -> Path | None:
     """A path that stays right when the working directory changes, or None."""
-    return None if value is None else named_path(name, value).absolute()
+    if value is None:
+        return None
+    path = named_path(name, value)
+    if str(path).startswith("~"):
+        raise MisuseError(
+            f"{name} is {shown(value)}, and only a shell expands ~: write the path out, or use "
+            "os.path.expanduser"
+        )
+    return path.absolute()
 
 
 def function(name: str, value: Any, of: str) -> Any:

@@ -16,7 +16,7 @@ import pytest
 
 import embedrock
 from embedrock import cli
-from embedrock.errors import MismatchError, MisuseError
+from embedrock.errors import BudgetError, MismatchError, MisuseError
 
 DIM, ROWS = 6, 6000
 OPTIONS: dict[str, Any] = {"memory": "2MiB", "page_bytes": 512, "segment_bytes": 8192, "seed": 5}
@@ -113,6 +113,72 @@ def test_a_wrong_directory_is_refused(pair: tuple[Path, Path], tmp_path: Path) -
     assert not (tmp_path / "third.store" / "superblock").exists()
     with opened(path) as store:
         assert values(store) == {1.0}
+
+
+def test_a_place_that_can_be_none_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    path, plain = tmp_path / "items.store", tmp_path / "plain"
+    plain.write_text("")
+    inside = "is inside the store"
+    for places in ("new", "there"):
+        for cold, says in [
+            (path / "cold", inside),
+            (path / "parts", inside),
+            (path, "the store's own"),
+            (tmp_path, "is inside cold_directory"),
+            (plain, "is a file"),
+            (plain / "cold", "is a file"),
+            (tmp_path / "no" / "such", "there is no folder"),
+            (Path("~/items.cold"), "expanduser"),
+        ]:
+            with pytest.raises(MisuseError, match=says):
+                opened(path, cold)
+            assert (path / "superblock").exists() == (places == "there")
+        with opened(path) as store:
+            write(store, 1.0)
+    assert not (path / "cold").exists()
+    with pytest.raises(MisuseError, match=inside):
+        embedrock.copy(path, tmp_path / "copy", cold_directory=tmp_path / "copy" / "cold")
+    assert not (tmp_path / "copy").exists()
+
+
+def test_relative_places_and_slashes_are_remembered_in_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with embedrock.open("items.store", cold_directory="items.cold/", **OPTIONS) as store:
+        write(store, 1.0)
+        assert store.stats()["cold_directory"] == str(tmp_path / "items.cold")
+    monkeypatch.chdir("/")
+    for cold in (None, tmp_path / "items.cold"):
+        with opened(tmp_path / "items.store", cold) as store:
+            assert values(store) == {1.0}
+
+
+def test_an_opening_that_fails_does_not_note_the_directory(tmp_path: Path) -> None:
+    path, typo = tmp_path / "items.store", tmp_path / "itmes.cold"
+    with opened(path) as store:
+        write(store, 1.0)
+    with pytest.raises(BudgetError):
+        embedrock.open(path, cold_directory=typo, memory="64KiB")
+    assert not (path / "cold").exists()
+    with opened(path) as store:
+        assert values(store) == {1.0}
+        assert store.stats()["cold_directory"] is None
+
+
+def test_a_reader_that_looks_elsewhere_is_told_to_open_again(tmp_path: Path) -> None:
+    path, cold = tmp_path / "items.store", tmp_path / "items.cold"
+    with opened(path) as store:
+        write(store, 1.0)
+    with opened(path, read_only=True) as reader:
+        with opened(path, cold) as store:
+            assert not reader.refresh()
+            write(store, 2.0)
+            with pytest.raises(MismatchError, match="open it again"):
+                reader.refresh()
+        assert values(reader) == {1.0}
+    with opened(path, read_only=True) as reader:
+        assert values(reader) == {2.0}
 
 
 def test_files_of_a_store_that_are_copied_do_not_share_it(pair: tuple[Path, Path]) -> None:

@@ -1,5 +1,6 @@
 //! Locks and holds of stores in real directories: what drops them and what must not, forked
-//! children, readers that may not write, working directories that change.
+//! children, readers that may not write, cold directories that cannot be written, working
+//! directories that change.
 #![expect(unsafe_code, reason = "fork, fcntl, mounts and users have no safe interface")]
 #![allow(clippy::unwrap_used, reason = "a test ends at the first thing that fails")]
 
@@ -324,18 +325,41 @@ fn a_reader_of_another_user_sees_no_row_of_another_history() {
     reader.finish();
 }
 
-/// Mounts the directory on itself, read only, for this process alone; false where it may not.
-fn mount_read_only(path: &Path) -> bool {
-    let target = CString::new(path.as_os_str().as_bytes()).unwrap();
+/// Mounts what `mount` does for this process alone; false where it may not.
+fn mount_alone(mount: impl FnOnce() -> bool) -> bool {
     let (none, private) = (std::ptr::null(), libc::MS_REC | libc::MS_PRIVATE);
-    let read_only = libc::MS_BIND | libc::MS_REMOUNT | libc::MS_RDONLY;
-    // SAFETY: the paths are C strings that live through the calls; other pointers may be null.
-    unsafe {
+    // SAFETY: the path is a C string; other pointers may be null.
+    let is_private = unsafe {
         libc::unshare(libc::CLONE_NEWNS) == 0
             && libc::mount(none, c"/".as_ptr(), none, private, none.cast()) == 0
-            && libc::mount(target.as_ptr(), target.as_ptr(), none, libc::MS_BIND, none.cast()) == 0
+    };
+    is_private && mount()
+}
+
+fn c_text(path: &Path) -> CString {
+    CString::new(path.as_os_str().as_bytes()).unwrap()
+}
+
+/// Mounts the directory on itself, read only, for this process alone; false where it may not.
+fn mount_read_only(path: &Path) -> bool {
+    let (target, none) = (c_text(path), std::ptr::null());
+    let read_only = libc::MS_BIND | libc::MS_REMOUNT | libc::MS_RDONLY;
+    // SAFETY: the paths are C strings that live through the calls; other pointers may be null.
+    mount_alone(|| unsafe {
+        libc::mount(target.as_ptr(), target.as_ptr(), none, libc::MS_BIND, none.cast()) == 0
             && libc::mount(none, target.as_ptr(), none, read_only, none.cast()) == 0
-    }
+    })
+}
+
+/// Mounts a file system in memory with so much room, for this process alone; false where it may
+/// not.
+fn mount_in_memory(path: &Path, room: &str) -> bool {
+    let (target, room) = (c_text(path), CString::new(format!("size={room}")).unwrap());
+    let tmpfs = c"tmpfs".as_ptr();
+    // SAFETY: all arguments are C strings that live through the call.
+    mount_alone(|| unsafe {
+        libc::mount(tmpfs, target.as_ptr(), tmpfs, 0, room.as_ptr().cast()) == 0
+    })
 }
 
 #[test]
@@ -424,6 +448,111 @@ struct StopOthers<'a>(&'a AtomicBool);
 impl Drop for StopOthers<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+// ---------------------------------------------------------------- cold directories
+
+/// Opens the store to write, with this cold directory.
+fn open_with_cold(path: &Path, cold: &Path) -> embedrock_core::Result<Store> {
+    let cold_directory = Some(cold.to_path_buf());
+    Store::open(path, StoreOptions { cold_directory, ..options(BUDGET) })
+}
+
+/// Refuses the directory, and leaves the store as it was: it opens without.
+fn refuses_cold(path: &Path, cold: &Path, kind: ErrorKind, says: &str) {
+    let error = open_with_cold(path, cold).err().unwrap();
+    assert_eq!(error.kind(), kind, "{error}");
+    assert!(error.message().contains(cold.to_str().unwrap()), "{error}");
+    assert!(error.message().contains(says), "{error}");
+    let store = Store::open(path, options(BUDGET)).unwrap();
+    read(&store, 0..ROWS, 6).unwrap();
+    assert_eq!(store.stats().unwrap().cold_directory, None);
+}
+
+#[test]
+#[ignore = "the body of a child process"]
+fn writer_below_a_folder_that_it_may_not_read() {
+    let Some(path) = child_path() else { return };
+    let closed = path.with_file_name("closed");
+    std::fs::create_dir(&closed).unwrap();
+    std::fs::set_permissions(&closed, PermissionsExt::from_mode(0o311)).unwrap();
+    // SAFETY: the calls take numbers only.
+    unsafe {
+        if libc::geteuid() == 0 {
+            std::os::unix::fs::chown(&closed, Some(NOBODY), Some(NOBODY)).unwrap();
+            assert_eq!((libc::setgid(NOBODY), libc::setuid(NOBODY)), (0, 0));
+        }
+    }
+    drop(trained(&path));
+    let fresh = closed.join("fresh");
+    refuses_cold(&path, &fresh, ErrorKind::Io, "let this user read it, or make the directory");
+    assert!(!fresh.exists());
+    std::fs::create_dir(&fresh).unwrap();
+    drop(open_with_cold(&path, &fresh).unwrap());
+    let store = Store::open(&path, options(BUDGET)).unwrap();
+    assert_eq!(store.stats().unwrap().cold_directory.as_deref(), fresh.to_str());
+    say("opened");
+}
+
+// A directory that was there already could not become a cold one where its folder was not to be
+// read, and the error did not say what was to be read.
+#[test]
+fn a_cold_directory_in_a_folder_that_cannot_be_read_has_to_be_there() {
+    let (directory, path) = directory();
+    std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o777)).unwrap();
+    let mut writer = spawn("writer_below_a_folder_that_it_may_not_read", &path, &[]);
+    writer.expect("opened");
+    writer.finish();
+}
+
+#[test]
+#[ignore = "the body of a child process"]
+fn writer_beside_a_sealed_folder() {
+    let Some(path) = child_path() else { return };
+    let sealed = path.with_file_name("sealed");
+    std::fs::create_dir(&sealed).unwrap();
+    drop(trained(&path));
+    if !mount_read_only(&sealed) {
+        return say("this process may not mount");
+    }
+    for cold in [sealed.clone(), sealed.join("fresh")] {
+        refuses_cold(&path, &cold, ErrorKind::Io, "Read-only file system");
+    }
+    say("refused");
+}
+
+#[test]
+#[ignore = "the body of a child process"]
+fn writer_beside_a_full_folder() {
+    let Some(path) = child_path() else { return };
+    let [full, roomy] = ["full", "roomy"].map(|name| path.with_file_name(name));
+    drop(trained(&path));
+    for (folder, room) in [(&full, "4k"), (&roomy, "4m")] {
+        std::fs::create_dir(folder).unwrap();
+        if !mount_in_memory(folder, room) {
+            return say("this process may not mount");
+        }
+    }
+    std::fs::write(full.join(".filler"), [1; 4096]).unwrap();
+    refuses_cold(&path, &full, ErrorKind::Full, "No space left");
+    // Another device, with what it has of direct requests.
+    drop(open_with_cold(&path, &roomy).unwrap());
+    read(&Store::open(&path, options(BUDGET)).unwrap(), 0..ROWS, 6).unwrap();
+    say("refused");
+}
+
+#[test]
+#[expect(clippy::print_stderr, reason = "a skipped test says why")]
+fn a_cold_directory_that_cannot_be_written_is_refused_and_not_noted() {
+    for role in ["writer_beside_a_sealed_folder", "writer_beside_a_full_folder"] {
+        let (_directory, path) = directory();
+        let mut writer = spawn(role, &path, &[]);
+        match writer.listen().unwrap().as_str() {
+            "refused" => {}
+            other => eprintln!("skipped: {other}"),
+        }
+        writer.finish();
     }
 }
 

@@ -126,6 +126,10 @@ impl Medium for RoutedMedium {
 
     fn list(&self, prefix: &str) -> Result<Vec<String>> {
         let mut names = self.own.medium.list(prefix)?;
+        // The other one is asked only for what may lie there: it may be away.
+        if !prefix.starts_with(self.prefix) && !self.prefix.starts_with(prefix) {
+            return Ok(names);
+        }
         let apart = self.apart.medium.list(prefix)?;
         // What else lies there is nobody's.
         names.extend(apart.into_iter().filter(|name| name.starts_with(self.prefix)));

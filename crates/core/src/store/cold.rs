@@ -2,96 +2,171 @@
 //!
 //! A store and its cold directory name each other (`files/pairing.rs`). Nothing is opened, and
 //! nothing written, where they do not: a wrong directory would look like one whose partitions are
-//! lost. A writer locks the cold directory beside the store, so a copy of the store's own directory
-//! never writes into it.
+//! lost. What opening finds out is noted last, when the store has proved to open with it: until
+//! then opening without the directory takes it back. A writer locks the cold directory beside the
+//! store, so a copy of the store's own directory never writes into it.
+
+mod places;
 
 use super::Superblock;
 use super::files::class_file::{PARTITION_PREFIX, has_rows};
-use super::files::lock::{self, WriterLock};
-use super::files::pairing::{MARKER, NAME, Pairing, is_begun_marker};
-use super::files::superblock;
-use super::open::absolute;
+use super::files::lock::WriterLock;
+use super::files::pairing::{MARKER, NAME, Pairing};
 use crate::config::StoreOptions;
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::io::{DirectoryMedium, IoChoice, Medium, RoutedMedium};
-use std::fs;
-use std::os::unix::fs::MetadataExt;
+use places::{is_same_directory, is_same_store, spelled};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use xxhash_rust::xxh3::xxh3_128;
 
-/// The medium of a store with all its directories, and the lock of the one apart.
+/// A store with all its directories.
 pub(super) struct Joined {
     pub(super) medium: Arc<dyn Medium>,
+    /// That of the cold directory, if there is one and the store writes.
     pub(super) lock: Option<WriterLock>,
+    /// To be noted when the store has proved to open.
+    pub(super) notes: Option<Notes>,
+}
+
+impl Joined {
+    /// A store in one directory.
+    fn alone(medium: Arc<dyn Medium>) -> Self {
+        Self { medium, lock: None, notes: None }
+    }
 }
 
 /// Joins the directory of a store and its cold one, if it has one or is to get one. A writer makes
-/// the cold directory, and notes where it has moved.
+/// a directory that is not there yet, and locks it; all else is left to [`Notes::write`].
 ///
 /// *Errors*: `Mismatch` where the directory is missing or of another store, `Misuse` for a place
 /// that cannot be one, `Locked`, `Corrupt`, `Io`.
 pub(super) fn join(
-    own: Arc<dyn Medium>,
+    own: &Arc<dyn Medium>,
     options: &StoreOptions,
     superblock: &Superblock,
 ) -> Result<Joined> {
     // Who has a simulated device joins its directories.
-    let Some(path) = own.path().map(Path::to_path_buf) else {
-        return Ok(Joined { medium: own, lock: None });
-    };
-    let remembered = Pairing::read(&*own, NAME)?;
-    if remembered.as_ref().is_some_and(|pairing| pairing.store != superblock.uuid) {
-        bail!(Corrupt, "{NAME} is of another store; restore it from a copy of this one");
+    let Some(path) = own.path() else { return Ok(Joined::alone(Arc::clone(own))) };
+    match Joining::of(own, path, options, superblock)? {
+        None => Ok(Joined::alone(Arc::clone(own))),
+        Some(joining) => {
+            if options.cold_directory.is_some() {
+                places::check(&joining.directory, path)?;
+            }
+            let found = Found::look(&joining.directory, options.io)?;
+            joining.join(found)
+        }
     }
-    let given = options.cold_directory.as_deref().map(absolute).transpose()?;
-    let directory = match (&remembered, given) {
-        (None, None) => return Ok(Joined { medium: own, lock: None }),
-        (_, Some(given)) => given,
-        (Some(pairing), None) => PathBuf::from(&pairing.path),
-    };
-    let (store, io, writes) = (superblock.uuid, options.io, !options.read_only);
-    Joining { own, path, store, directory, remembered, io, writes }.join()
 }
 
 /// Refuses a place that cannot become the cold directory of a store that is about to be made.
-pub(super) fn check_for_new(options: &StoreOptions) -> Result<()> {
+///
+/// *Errors*: `Mismatch` where it is another store's, `Misuse`, `Io`.
+pub(super) fn check_for_new(store: &Path, options: &StoreOptions) -> Result<()> {
     let Some(directory) = &options.cold_directory else { return Ok(()) };
-    let directory = absolute(directory)?;
-    if let Some(found) = Found::look(&directory, options.io)?
-        && let Some(marker) = found.marker
-    {
-        return Err(taken(&directory, &marker));
+    let directory = places::named(directory)?;
+    places::check(&directory, store)?;
+    match Found::look(&directory, options.io)? {
+        Some(Found { marker: Some(marker), .. }) => Err(taken(&directory, &marker)),
+        Some(found) => places::check_fresh(&*found.medium),
+        None => Ok(()),
     }
-    check_fresh(&directory)
+}
+
+/// Refuses to go on where the store has got or moved its cold directory since `medium` was joined:
+/// partitions are elsewhere then, and not lost. Asked once the commit is found that names them: a
+/// writer notes the directory before it.
+///
+/// *Errors*: `Mismatch`, `Corrupt`, `Io`.
+pub(super) fn check_unchanged(medium: &dyn Medium, store: &Path) -> Result<()> {
+    let Some(record) = Pairing::read(medium, NAME)? else { return Ok(()) };
+    let joined = medium.apart().map(|cold| Pairing::read(&**cold, MARKER)).transpose()?.flatten();
+    if joined.is_some_and(|marker| marker.id == record.id) {
+        return Ok(());
+    }
+    bail!(
+        Mismatch,
+        "store {} has its cold directory at {}, which is not where this reader looks for newer \
+         partitions; open it again",
+        store.display(),
+        record.path
+    )
+}
+
+/// Takes the marker of a store that is being removed from a directory that it had not noted yet.
+pub(super) fn release(directory: &Path, io: IoChoice, store: u128) -> Result<()> {
+    match Found::look(&places::named(directory)?, io)? {
+        Some(Found { medium, marker: Some(marker) }) if marker.store == store => {
+            medium.remove(MARKER)
+        }
+        _ => Ok(()),
+    }
 }
 
 /// A directory that is there, and what it says of itself.
-struct Found {
-    medium: DirectoryMedium,
+pub(super) struct Found {
+    medium: Arc<dyn Medium>,
     marker: Option<Pairing>,
 }
 
 impl Found {
     /// `None` where there is no such directory.
     fn look(directory: &Path, io: IoChoice) -> Result<Option<Self>> {
-        let medium = match DirectoryMedium::open(directory, io) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            opened => opened?,
-        };
-        let read = Pairing::read(&medium, MARKER);
-        let marker = read.map_err(|error| error.context(directory.display()))?;
-        Ok(Some(Self { medium, marker }))
+        if places::is_missing(directory)? {
+            return Ok(None);
+        }
+        let medium = Arc::new(DirectoryMedium::open(directory, io)?);
+        Self::of(medium).map(Some).map_err(|error| error.context(directory.display()))
     }
 
-    fn has_partitions(&self) -> Result<bool> {
-        Ok(self.medium.list(PARTITION_PREFIX)?.iter().any(|name| has_rows(name)))
+    /// A directory that is open.
+    pub(super) fn of(medium: Arc<dyn Medium>) -> Result<Self> {
+        let marker = Pairing::read(&*medium, MARKER)?;
+        Ok(Self { medium, marker })
+    }
+}
+
+fn partitions_in(cold: &dyn Medium) -> Result<Vec<String>> {
+    let mut names = cold.list(PARTITION_PREFIX)?;
+    names.retain(|name| has_rows(name));
+    Ok(names)
+}
+
+/// What a writer has to note of a store and its cold directory.
+pub(super) struct Notes {
+    own: Arc<dyn Medium>,
+    cold: Arc<dyn Medium>,
+    directory: PathBuf,
+    /// What is to be in the cold directory and in the store, where it is not there already.
+    marker: Option<Pairing>,
+    record: Option<Pairing>,
+    /// The directory that the store had before.
+    left: Option<Arc<dyn Medium>>,
+}
+
+impl Notes {
+    /// Notes where the two are, durably. The marker is first: a power cut in between leaves a
+    /// directory without partitions that names a store which does not know of it.
+    pub(super) fn write(self) -> Result<()> {
+        if let Some(marker) = &self.marker {
+            let named = |error: Error| error.context(self.directory.display());
+            marker.write(&*self.cold, MARKER).map_err(named)?;
+        }
+        if let Some(record) = &self.record {
+            record.write(&*self.own, NAME)?;
+        }
+        if let Some(left) = &self.left {
+            // It may become another store's. Where that fails, its marker says whose it was.
+            let _ = left.remove(MARKER);
+        }
+        Ok(())
     }
 }
 
 /// What is known while a store and a cold directory are joined.
-struct Joining {
+pub(super) struct Joining {
     own: Arc<dyn Medium>,
     /// Of the store.
     path: PathBuf,
@@ -104,35 +179,70 @@ struct Joining {
 }
 
 impl Joining {
-    fn join(self) -> Result<Joined> {
-        if is_same_directory(&self.directory, &self.path) {
-            let path = self.path.display();
-            bail!(Misuse, "cold_directory is {path}, the store's own; name another directory");
+    /// `None` for a store that has no cold directory and is to get none.
+    pub(super) fn of(
+        own: &Arc<dyn Medium>,
+        path: &Path,
+        options: &StoreOptions,
+        superblock: &Superblock,
+    ) -> Result<Option<Self>> {
+        let remembered = Pairing::read(&**own, NAME)?;
+        if remembered.as_ref().is_some_and(|pairing| pairing.store != superblock.uuid) {
+            bail!(Corrupt, "{NAME} is of another store; restore it from a copy of this one");
         }
-        let found = Found::look(&self.directory, self.io)?;
-        let is_there = found.is_some();
-        if let Some(Found { medium, marker: Some(marker) }) = found {
-            return match &self.remembered {
-                // A store without the file has lost it, or was cut off before it had one.
-                None if marker.store == self.store => self.go_on(medium, &marker),
-                None => Err(taken(&self.directory, &marker)),
-                Some(pairing) if self.is_paired(pairing, &marker) => self.go_on(medium, &marker),
-                Some(pairing) if marker.store == self.store => {
-                    Err(self.refusal("was this store's cold directory before another one", pairing))
+        let directory = match (&options.cold_directory, &remembered) {
+            (Some(given), _) => places::named(given)?,
+            (None, Some(pairing)) => PathBuf::from(&pairing.path),
+            (None, None) => return Ok(None),
+        };
+        Ok(Some(Self {
+            own: Arc::clone(own),
+            path: path.to_path_buf(),
+            store: superblock.uuid,
+            directory,
+            remembered,
+            io: options.io,
+            writes: !options.read_only,
+        }))
+    }
+
+    /// Joins the directory, of which this was found.
+    pub(super) fn join(self, found: Option<Found>) -> Result<Joined> {
+        let (medium, marker) = match found {
+            Some(Found { medium, marker: Some(marker) }) => (medium, marker),
+            unmarked => return self.join_unmarked(unmarked),
+        };
+        match &self.remembered {
+            // A store without the file has lost it, or was cut off before it had one.
+            None if marker.store == self.store => {
+                self.refuse_doubles(&*medium)?;
+                self.go_on(medium, marker)
+            }
+            None => Err(taken(&self.directory, &marker)),
+            Some(pairing) if self.is_paired(pairing, &marker) => self.go_on(medium, marker),
+            Some(pairing) if marker.store == self.store => {
+                let is_empty = partitions_in(&*medium)?.is_empty();
+                if self.writes && is_empty && self.has_left(pairing)? {
+                    return self.begin(Some(Found { medium, marker: Some(marker) }));
                 }
-                Some(pairing) => {
-                    let what = format!("is the cold directory of the store at {}", marker.path);
-                    Err(self.refusal(&what, pairing))
-                }
-            };
+                Err(self.refusal("was this store's cold directory before another one", pairing))
+            }
+            Some(pairing) => {
+                let what = format!("is the cold directory of the store at {}", marker.path);
+                Err(self.refusal(&what, pairing))
+            }
         }
+    }
+
+    /// Joins a directory without a marker, or makes one that is not there, if the store is free to.
+    fn join_unmarked(self, found: Option<Found>) -> Result<Joined> {
         match &self.remembered {
             Some(pairing) if !self.writes || !self.has_left(pairing)? => {
-                let unmarked = format!("has no file {MARKER}, so it is no cold directory");
-                let what = if is_there { &*unmarked } else { "is not there" };
+                let bare = format!("has no file {MARKER}, so it is no cold directory");
+                let what = if found.is_some() { &*bare } else { "is not there" };
                 Err(self.refusal(what, pairing))
             }
-            _ => self.begin(),
+            _ => self.begin(found),
         }
     }
 
@@ -141,35 +251,18 @@ impl Joining {
     }
 
     /// Joins a directory whose marker is right.
-    fn go_on(&self, medium: DirectoryMedium, marker: &Pairing) -> Result<Joined> {
-        let there = Path::new(&marker.path);
-        if !is_same_directory(there, &self.path) && is_same_store(there, &self.path) {
-            bail!(
-                Mismatch,
-                "{} is the cold directory of the store at {}, of which {} is a copy: two stores \
-                 may not share one; copy with embedrock copy, or remove the other one",
-                self.directory.display(),
-                marker.path,
-                self.path.display()
-            );
+    fn go_on(self, medium: Arc<dyn Medium>, marker: Pairing) -> Result<Joined> {
+        self.refuse_copy(&marker)?;
+        if !self.writes {
+            return self.joined(medium, None, None);
         }
-        let mut lock = None;
-        if self.writes {
-            lock = Some(WriterLock::take(&medium, &self.directory)?);
-            let moved = Pairing { path: spelled(&self.path)?, ..marker.clone() };
-            if moved != *marker {
-                moved.write(&medium, MARKER)?;
-            }
-            let record = Pairing { path: spelled(&self.directory)?, ..moved };
-            if self.remembered.as_ref() != Some(&record) {
-                record.write(&*self.own, NAME)?;
-            }
-        }
-        self.joined(medium, lock)
+        let lock = self.lock(&*medium, Some(&marker))?;
+        let id = marker.id;
+        self.joined_to_write(medium, lock, id, Some(marker))
     }
 
-    /// Makes the cold directory of a store that has none, or nothing in the one that it had.
-    fn begin(&self) -> Result<Joined> {
+    /// Joins a directory that has nothing yet, and makes it if need be.
+    fn begin(self, found: Option<Found>) -> Result<Joined> {
         if !self.writes {
             bail!(
                 Misuse,
@@ -178,39 +271,76 @@ impl Joining {
                 self.path.display()
             );
         }
-        check_fresh(&self.directory)?;
-        let failed = |error| Error::os(self.directory.display(), error);
-        if !self.directory.exists() {
-            fs::create_dir(&self.directory).map_err(failed)?;
+        let Found { medium, marker } = match found {
+            Some(found) => found,
+            None => {
+                places::make(&self.directory)?;
+                Found {
+                    medium: Arc::new(DirectoryMedium::open(&self.directory, self.io)?),
+                    marker: None,
+                }
+            }
+        };
+        if let Some(marker) = &marker {
+            self.refuse_copy(marker)?;
         }
-        // What is in it counts for nothing while its own name is not durable.
-        let parent = self.directory.parent().unwrap_or(&self.directory);
-        fs::File::open(parent).and_then(|parent| parent.sync_all()).map_err(failed)?;
-        let medium = DirectoryMedium::open(&self.directory, self.io)?;
-        let lock = WriterLock::take(&medium, &self.directory)?;
+        places::check_fresh(&*medium)?;
+        places::sync_name(&*medium)?;
+        let lock = self.lock(&*medium, marker.as_ref())?;
+        // Others may have put files there until it was locked.
+        places::check_fresh(&*medium)?;
         let id = fresh_id(&self.directory, self.store);
-        let marker = Pairing { store: self.store, id, path: spelled(&self.path)? };
-        let record = Pairing { path: spelled(&self.directory)?, ..marker.clone() };
-        marker.write(&medium, MARKER)?;
-        record.write(&*self.own, NAME)?;
-        if let Some(before) = &self.remembered
-            && let Ok(before) = DirectoryMedium::open(&before.path, self.io)
-        {
-            // It may become another store's. Where that fails, its marker says whose it was.
-            let _ = before.remove(MARKER);
-        }
-        self.joined(medium, Some(lock))
+        self.joined_to_write(medium, lock, id, marker)
     }
 
-    fn joined(&self, cold: DirectoryMedium, lock: Option<WriterLock>) -> Result<Joined> {
-        let device = |path: &Path| match fs::metadata(path) {
-            Ok(found) => Ok(found.dev()),
-            Err(error) => Err(Error::os(path.display(), error)),
+    /// Locks the directory, whose marker has to be the one that was found before.
+    fn lock(&self, cold: &dyn Medium, marker: Option<&Pairing>) -> Result<WriterLock> {
+        let directory = self.directory.display();
+        let lock = WriterLock::take(cold, &self.directory)
+            .map_err(|error| error.context(format!("cold directory {directory}")))?;
+        match Pairing::read(cold, MARKER)? {
+            now if now.as_ref() == marker => Ok(lock),
+            Some(now) if now.store != self.store => Err(taken(&self.directory, &now)),
+            _ => bail!(Locked, "cold directory {directory} changed while it was opened; try again"),
+        }
+    }
+
+    fn joined_to_write(
+        self,
+        cold: Arc<dyn Medium>,
+        lock: WriterLock,
+        id: u128,
+        found: Option<Pairing>,
+    ) -> Result<Joined> {
+        let marker = Pairing { store: self.store, id, path: spelled(&self.path)? };
+        let record = Pairing { path: spelled(&self.directory)?, ..marker.clone() };
+        let left = match &self.remembered {
+            Some(before) if before.id != id => {
+                Found::look(Path::new(&before.path), self.io)?.map(|found| found.medium)
+            }
+            _ => None,
         };
-        let shares_device = device(&self.path)? == device(cold.path())?;
+        let notes = Notes {
+            own: Arc::clone(&self.own),
+            cold: Arc::clone(&cold),
+            directory: self.directory.clone(),
+            marker: Some(marker).filter(|marker| found.as_ref() != Some(marker)),
+            record: Some(record).filter(|record| self.remembered.as_ref() != Some(record)),
+            left,
+        };
+        self.joined(cold, Some(lock), Some(notes))
+    }
+
+    fn joined(
+        &self,
+        cold: Arc<dyn Medium>,
+        lock: Option<WriterLock>,
+        notes: Option<Notes>,
+    ) -> Result<Joined> {
+        let shares_device = places::share_device(&*self.own, &*cold)?;
         let own = Arc::clone(&self.own);
-        let medium = RoutedMedium::new(own, Arc::new(cold), PARTITION_PREFIX, shares_device);
-        Ok(Joined { medium: Arc::new(medium), lock })
+        let medium = Arc::new(RoutedMedium::new(own, cold, PARTITION_PREFIX, shares_device));
+        Ok(Joined { medium, lock, notes })
     }
 
     /// Whether the remembered directory is there, right, and without partitions.
@@ -221,7 +351,39 @@ impl Joining {
         }
         let Some(found) = Found::look(before, self.io)? else { return Ok(false) };
         let is_right = found.marker.as_ref().is_some_and(|marker| self.is_paired(pairing, marker));
-        Ok(is_right && !found.has_partitions()?)
+        Ok(is_right && partitions_in(&*found.medium)?.is_empty())
+    }
+
+    /// Refuses the directory of a store of which this one is a copy by files.
+    fn refuse_copy(&self, marker: &Pairing) -> Result<()> {
+        let there = Path::new(&marker.path);
+        if is_same_directory(there, &self.path) || !is_same_store(there, &self.path) {
+            return Ok(());
+        }
+        bail!(
+            Mismatch,
+            "{} is the cold directory of the store at {}, of which {} is a copy: two stores \
+             may not share one; copy with embedrock copy, or remove the other one",
+            self.directory.display(),
+            marker.path,
+            self.path.display()
+        )
+    }
+
+    /// Refuses a directory without which the store has gone on: partitions of one name would hide
+    /// one another.
+    fn refuse_doubles(&self, cold: &dyn Medium) -> Result<()> {
+        let own = self.own.list(PARTITION_PREFIX)?;
+        let Some(name) = partitions_in(cold)?.into_iter().find(|name| own.contains(name)) else {
+            return Ok(());
+        };
+        bail!(
+            Mismatch,
+            "{name} is in cold directory {} and in store {}, which has gone on without it; open it \
+             without cold_directory, or with one that is empty",
+            self.directory.display(),
+            self.path.display()
+        )
     }
 
     fn refusal(&self, what: &str, pairing: &Pairing) -> Error {
@@ -246,64 +408,8 @@ fn taken(directory: &Path, marker: &Pairing) -> Error {
     Error::new(ErrorKind::Mismatch, message)
 }
 
-/// Refuses a place that cannot become a cold directory: a file, a folder with files of others,
-/// hidden ones apart, and a path whose parent is missing.
-fn check_fresh(directory: &Path) -> Result<()> {
-    let name = directory.display();
-    if !directory.exists() {
-        let parent = directory.parent().unwrap_or(directory);
-        if !parent.is_dir() {
-            let parent = parent.display();
-            bail!(Misuse, "cold directory {name} cannot be made: there is no folder {parent}");
-        }
-        return Ok(());
-    }
-    if !directory.is_dir() {
-        bail!(Misuse, "cold_directory {name} is a file, expected a directory");
-    }
-    let failed = |error| Error::os(name.to_string(), error);
-    let mut strange = Vec::new();
-    for entry in fs::read_dir(directory).map_err(failed)? {
-        let file = entry.map_err(failed)?.file_name().to_string_lossy().into_owned();
-        let is_harmless = [lock::NAME, "lost+found"].contains(&&*file) || file.starts_with('.');
-        if !is_harmless && !is_begun_marker(&file) {
-            strange.push(file);
-        }
-    }
-    strange.sort_unstable();
-    if let Some(first) = strange.first() {
-        bail!(
-            Misuse,
-            "cold_directory {name} holds {} files already, {first:?} for one; name a directory \
-             that is empty or not there yet",
-            strange.len()
-        );
-    }
-    Ok(())
-}
-
 fn fresh_id(directory: &Path, store: u128) -> u128 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_nanos());
     let text = format!("{}\0{store}\0{now}\0{}", directory.display(), std::process::id());
     xxh3_128(text.as_bytes())
-}
-
-fn spelled(path: &Path) -> Result<String> {
-    match path.to_str() {
-        Some(text) => Ok(text.to_owned()),
-        None => {
-            bail!(Misuse, "{} is not UTF-8, and a store with it cannot note it", path.display())
-        }
-    }
-}
-
-fn is_same_directory(one: &Path, other: &Path) -> bool {
-    let place = |path: &Path| fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
-    place(one).is_some_and(|found| place(other) == Some(found))
-}
-
-/// Whether two directories have the same superblock.
-fn is_same_store(one: &Path, other: &Path) -> bool {
-    let read = |path: &Path| fs::read(path.join(superblock::NAME)).ok();
-    read(one).is_some_and(|bytes| read(other) == Some(bytes))
 }

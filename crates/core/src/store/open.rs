@@ -1,6 +1,6 @@
 //! Opening: from a path to a store at one commit.
 
-use super::cold::{self, Joined};
+use super::cold::{self, Joined, Notes};
 use super::commit::first_write::refuse_held_beside;
 use super::commit::{History, KeptSums, Refused, Spare};
 use super::engine::{Class, Engine};
@@ -8,8 +8,10 @@ use super::files::class_file::class_file_name;
 use super::files::head;
 use super::files::holds::Hold;
 use super::files::lock::WriterLock;
+use super::files::pairing;
 use super::files::place::check_place;
-use super::files::superblock::Superblock;
+use super::files::superblock::{self, Superblock};
+use super::journal::ClassRecord;
 use super::recovery::{Recovered, Target, find, recover};
 use super::space::{Scheduler, check_bound};
 use super::sweeps::copy;
@@ -33,6 +35,9 @@ const TRIES_MAX: usize = 20;
 /// most.
 const REST_MIN: Duration = Duration::from_millis(100);
 
+/// How the directories of a store become one medium.
+type Join<'a> = &'a dyn Fn(&Arc<dyn Medium>, &StoreOptions, &Superblock) -> Result<Joined>;
+
 impl Store {
     /// Opens the store at `path`, at its last commit or at the commit of `options.step`; creates
     /// it when there is none and `options.create` allows it. A later change of the working
@@ -55,6 +60,9 @@ impl Store {
 
     /// Opens also what a copy has not finished.
     pub(super) fn open_any(path: &Path, options: StoreOptions) -> Result<Self> {
+        if options.create && !options.read_only && !path.join(superblock::NAME).exists() {
+            cold::check_for_new(path, &options)?;
+        }
         if !path.is_dir() {
             if path.exists() {
                 bail!(Misuse, "{} is a file, expected a directory", path.display());
@@ -66,38 +74,46 @@ impl Store {
         }
         let medium = DirectoryMedium::open(path, options.io)?;
         let path = medium.path().to_path_buf();
-        Self::open_in(Arc::new(medium), path, options)
+        Self::open_in(Arc::new(medium), path, options, &cold::join)
     }
 
     /// Opens a store on any medium: for tests on the simulated device.
     #[cfg(any(test, feature = "testing"))]
     pub fn open_on(medium: Arc<dyn Medium>, options: StoreOptions) -> Result<Self> {
-        Self::open_in(medium, PathBuf::from("simulated"), options)
+        Self::open_in(medium, PathBuf::from("simulated"), options, &cold::join)
     }
 
-    fn open_in(medium: Arc<dyn Medium>, path: PathBuf, options: StoreOptions) -> Result<Self> {
+    /// `join` puts the store's cold directory beside its own.
+    pub(super) fn open_in(
+        medium: Arc<dyn Medium>,
+        path: PathBuf,
+        options: StoreOptions,
+        join: Join<'_>,
+    ) -> Result<Self> {
         if (options.read_only || !options.create) && !Superblock::exists(&*medium)? {
             bail!(NotFound, "there is no store at {}", path.display());
         }
         options.validate()?;
         if options.read_only {
-            let superblock = Superblock::read(&*medium)?;
-            let Joined { medium, .. } = cold::join(medium, &options, &superblock)?;
             let target = options.step.map_or(Target::Last, Target::Step);
-            return Self::open_reader(&medium, &path, &options, target);
+            let superblock = Superblock::read(&*medium)?;
+            // Again each time: a writer may give the store another cold directory meanwhile.
+            let join = || Ok(join(&medium, &options, &superblock)?.medium);
+            return Self::open_reader(&medium, &path, &options, target, &join);
         }
         let lock = WriterLock::take(&*medium, &path)?;
         let superblock = if Superblock::exists(&*medium)? {
             Superblock::read(&*medium)?
         } else {
-            cold::check_for_new(&options)?;
             let superblock = new_superblock(&path, options.seed);
             superblock.create(&*medium)?;
             superblock
         };
-        let joined = cold::join(medium, &options, &superblock)?;
-        let lock = lock.with_cold(joined.lock);
-        Self::open_with(joined.medium, path, options, Some(lock), None)
+        let Joined { medium, lock: of_cold, notes } = join(&medium, &options, &superblock)?;
+        let store = Self::open_with(medium, path, options, Some(lock.with_cold(of_cold)), None)?;
+        // Before the first partition is written.
+        notes.map_or(Ok(()), Notes::write)?;
+        Ok(store)
     }
 
     /// Opens the commit of this number, to read only.
@@ -107,7 +123,8 @@ impl Store {
         options: &StoreOptions,
         sequence: u64,
     ) -> Result<Self> {
-        Self::open_reader(medium, path, options, Target::Sequence(sequence))
+        let join = || Ok(Arc::clone(medium));
+        Self::open_reader(medium, path, options, Target::Sequence(sequence), &join)
     }
 
     /// Opens beside a writer: holds the commit first, then checks that it is still kept. What the
@@ -117,10 +134,12 @@ impl Store {
         path: &Path,
         options: &StoreOptions,
         target: Target,
+        join: &dyn Fn() -> Result<Arc<dyn Medium>>,
     ) -> Result<Self> {
         while_changing(
             || files_of_commits(&**medium),
             || {
+                let medium = &join()?;
                 let superblock = Superblock::read(&**medium)?;
                 let found = find(&**medium, superblock.checksum_seed(), target)?;
                 let sequence = found.map_or(0, |commit| commit.info.sequence);
@@ -233,18 +252,18 @@ pub(super) fn while_changing<T, S: PartialEq>(
 /// Name, length and stamp of a file.
 pub(super) type Seen = (String, u64, u128);
 
-/// The files that a commit changes, and how long ago the last change of all was.
+/// The files that tell where commits are, and how long ago the last change of all was.
 pub(super) fn files_of_commits(medium: &dyn Medium) -> Result<(Vec<Seen>, Duration)> {
     let mut files = Vec::new();
     let mut ago = Duration::MAX;
-    let heads = medium.list(head::NAME)?.into_iter().filter(|name| name == head::NAME);
-    for name in medium.list("journal-")?.into_iter().chain(heads) {
+    let others = [head::NAME, pairing::NAME].into_iter();
+    for name in medium.list("journal-")?.into_iter().chain(others.map(str::to_owned)) {
         match medium.state_of(&name) {
             Ok(state) => {
                 files.push((name, state.bytes, state.stamp));
                 ago = ago.min(state.ago);
             }
-            // A file that is gone by now is missing in the next look, too.
+            // A file that is not there, or gone by now, is missing in the next look, too.
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
@@ -281,6 +300,7 @@ pub(super) fn build(
     let mode = if options.read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
     let mut bytes = 0;
     recovered.classes.iter().try_for_each(|class| check_bound(options, class.storage))?;
+    check_alignment(&**medium, recovered)?;
     let logs = std::mem::take(&mut recovered.logs);
     for (record, log) in recovered.classes.iter().zip(logs) {
         let file = open_needed(&**medium, &class_file_name(record.id), mode)?;
@@ -307,6 +327,23 @@ pub(super) fn build(
         }
     }
     Ok(bytes)
+}
+
+/// Refuses a place whose disk cannot read single pages of the store.
+fn check_alignment(medium: &dyn Medium, recovered: &Recovered) -> Result<()> {
+    let needed = medium.alignment();
+    let unfit = |class: &&ClassRecord| !class.page_bytes.is_multiple_of(needed);
+    let Some(class) = recovered.classes.iter().find(unfit) else { return Ok(()) };
+    let where_it_is = match medium.apart() {
+        Some(cold) if cold.alignment() == needed => "the cold directory",
+        _ => "the store",
+    };
+    bail!(
+        Unsupported,
+        "the disk of {where_it_is} is read in blocks of {needed} bytes, and the store has pages of \
+         {}; open it on the disk where it was, and use embedrock copy: a copy has pages that fit",
+        class.page_bytes
+    )
 }
 
 pub(super) fn history_of(recovered: &Recovered) -> History {

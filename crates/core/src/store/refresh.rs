@@ -8,6 +8,7 @@
 //! Whatever fails, the reader stays at its commit. What it needs beside the index is made before it
 //! moves. Where the index was half changed the old one is recovered, which the old hold has kept.
 
+use super::cold;
 use super::engine::Engine;
 use super::files::head::Head;
 use super::files::holds::Hold;
@@ -56,6 +57,7 @@ impl Store {
     /// that did not change stay resident, if the index leaves room for them.
     ///
     /// *Errors*: `Misuse` for a store that is open to write, which is at its newest commit always;
+    /// `Mismatch` where the store has got or moved its cold directory, and has to be opened again;
     /// `Budget` naming a memory that works; as `open` otherwise. The reader stays at its commit
     /// then; only where it cannot even recover that, it is closed, and says so. *Blocking*: reads
     /// the journal behind the commit that is open. Verbs of other threads wait while the index
@@ -75,10 +77,7 @@ impl Store {
         // What a writer changes meanwhile may look like damage, and is looked at again.
         let look = || files_of_commits(&*inner.medium);
         while_changing(look, || match inner.move_on() {
-            // Looking again helps neither a budget nor a store that is closed.
-            Err(error) if error.kind() == ErrorKind::Budget || inner.engine.read().closed => {
-                Ok(Err(error))
-            }
+            Err(error) if inner.engine.read().closed || is_lasting(error.kind()) => Ok(Err(error)),
             moved => moved.map(Ok),
         })?
     }
@@ -88,6 +87,7 @@ impl Inner {
     /// Goes to the newest commit, if it is not the one that is open.
     fn move_on(&self) -> Result<Option<CommitInfo>> {
         let Some(next) = self.look_for_next()? else { return Ok(None) };
+        cold::check_unchanged(&*self.medium, &self.path)?;
         let info = next.commit.info.clone();
         self.go_to(next)?;
         Ok(Some(info))
@@ -296,6 +296,11 @@ impl Inner {
         *engine = new;
         Ok(())
     }
+}
+
+/// Whether looking again does not help: a budget that is too small, a cold directory elsewhere.
+fn is_lasting(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::Budget | ErrorKind::Mismatch)
 }
 
 /// Commits that follow `open` in the journal; `None` when the journal does not lead there any more.

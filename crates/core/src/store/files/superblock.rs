@@ -8,6 +8,9 @@ use crate::io::{Medium, OpenMode};
 use crate::store::files::leftovers;
 use crate::store::has_file;
 use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
 use xxhash_rust::xxh3::xxh3_64;
 
 pub(in crate::store) const NAME: &str = "superblock";
@@ -15,6 +18,13 @@ pub(in crate::store) const NEW_NAME: &str = "superblock.new";
 const MAGIC: [u8; 8] = *b"EMBEDROK";
 const VERSION: u32 = 1;
 const BYTES: usize = 4096;
+
+/// Whether a store's superblock is in a directory, sound or not.
+pub(in crate::store) fn is_in(directory: &Path) -> bool {
+    let mut magic = [0; MAGIC.len()];
+    let file = File::open(directory.join(NAME));
+    file.and_then(|mut file| file.read_exact(&mut magic)).is_ok() && magic == MAGIC
+}
 
 /// What a store is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

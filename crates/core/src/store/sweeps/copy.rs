@@ -59,7 +59,7 @@ pub fn copy(
     let (path, destination) = (absolute(path.as_ref())?, absolute(destination.as_ref())?);
     let destination = destination.as_path();
     if destination.join("superblock").exists() {
-        remove_if_unfinished(destination)?;
+        remove_if_unfinished(destination, cold_directory)?;
     } else {
         check_place(destination)?;
     }
@@ -75,7 +75,7 @@ pub fn copy(
         cold_directory: cold_directory.map(Path::to_path_buf),
         ..StoreOptions::new(memory)
     };
-    cold::check_for_new(&options)?;
+    cold::check_for_new(destination, &options)?;
     mark_unfinished(destination)?;
     let target = Store::open_any(destination, options)?;
     let tables = source.tables();
@@ -147,12 +147,13 @@ fn mark_unfinished(destination: &Path) -> Result<()> {
 }
 
 /// Removes what a copy that never ended has left: a store without a commit.
-fn remove_if_unfinished(destination: &Path) -> Result<()> {
+fn remove_if_unfinished(destination: &Path, cold_directory: Option<&Path>) -> Result<()> {
     let own = DirectoryMedium::open(destination, IoChoice::default())?;
     let _lock = WriterLock::take(&own, destination)?;
     let options = StoreOptions { read_only: true, ..StoreOptions::new(Memory::Bytes(0)) };
     let store = Store::open_any(destination, options)?;
     let (last, cold) = (store.last_commit(), store.inner.medium.apart().cloned());
+    let uuid = store.inner.superblock.uuid;
     // With the partitions that lie apart.
     let medium = Arc::clone(&store.inner.medium);
     drop(store);
@@ -176,8 +177,9 @@ fn remove_if_unfinished(destination: &Path) -> Result<()> {
         }
         medium.sync_dir()?;
     }
-    match cold {
-        Some(cold) => cold.remove(pairing::MARKER),
-        None => Ok(()),
+    if let Some(cold) = cold {
+        cold.remove(pairing::MARKER)?;
     }
+    // One that the copy was cut off before it had noted it.
+    cold_directory.map_or(Ok(()), |given| cold::release(given, IoChoice::default(), uuid))
 }

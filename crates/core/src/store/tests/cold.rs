@@ -10,28 +10,28 @@ use crate::store::files::pairing::{MARKER, NAME, Pairing};
 use std::fs;
 use std::path::Path;
 
-const ROWS: u64 = 3000;
+pub(super) const ROWS: u64 = 3000;
 /// Of so many operations the power is cut after one.
 const CUT_EVERY: usize = 9;
 
-fn lsm(test: impl Fn()) {
+pub(super) fn lsm(test: impl Fn()) {
     with_kind(StorageKind::Lsm, test);
 }
 
-fn with_cold(directory: Option<&Path>) -> StoreOptions {
+pub(super) fn with_cold(directory: Option<&Path>) -> StoreOptions {
     StoreOptions { cold_directory: directory.map(Path::to_path_buf), ..options(1 << 20) }
 }
 
-fn open(path: &Path, cold: Option<&Path>) -> Result<Store> {
+pub(super) fn open(path: &Path, cold: Option<&Path>) -> Result<Store> {
     Store::open(path, with_cold(cold))
 }
 
 /// Writes all rows of the store's table several times, and commits: much of it is merged.
-fn write(store: &Store, value: f32) {
+pub(super) fn write(store: &Store, value: f32) {
     (0..3).for_each(|_| write_once(store, value).unwrap());
 }
 
-fn write_once(store: &Store, value: f32) -> Result<()> {
+pub(super) fn write_once(store: &Store, value: f32) -> Result<()> {
     let table = store.table(&spec("t", None, OptimizerKind::Sgd))?;
     for first in (0..ROWS).step_by(300) {
         let keys: Vec<u64> = (first..first + 300).collect();
@@ -43,7 +43,7 @@ fn write_once(store: &Store, value: f32) -> Result<()> {
 }
 
 /// The directory of partitions on a simulated device.
-fn cold(device: &SimMedium) -> SimMedium {
+pub(super) fn cold(device: &SimMedium) -> SimMedium {
     device.folder("cold")
 }
 
@@ -95,7 +95,7 @@ fn power_cuts_leave_the_last_commit_with_its_partitions() {
     });
 }
 
-fn has_only(store: &Store, value: f32) {
+pub(super) fn has_only(store: &Store, value: f32) {
     let table = store.find_table("t").unwrap();
     let keys: Vec<u64> = (0..ROWS).collect();
     let mut values = vec![f32::NAN; keys.len() * DIM];
@@ -105,7 +105,7 @@ fn has_only(store: &Store, value: f32) {
 }
 
 /// Names of files, those of partitions without their numbers once.
-fn files(directory: &Path) -> Vec<String> {
+pub(super) fn files(directory: &Path) -> Vec<String> {
     let entries = fs::read_dir(directory).unwrap();
     let mut names: Vec<String> =
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
@@ -118,21 +118,21 @@ fn files(directory: &Path) -> Vec<String> {
 }
 
 /// A new folder with a store and its cold directory, which has rows of this value.
-struct Pair {
+pub(super) struct Pair {
     _root: tempfile::TempDir,
-    store: PathBuf,
-    cold: PathBuf,
+    pub(super) store: PathBuf,
+    pub(super) cold: PathBuf,
 }
 
 impl Pair {
-    fn new(value: f32) -> Self {
+    pub(super) fn new(value: f32) -> Self {
         let root = tempfile::tempdir().unwrap();
         let (store, cold) = (root.path().join("store"), root.path().join("cold"));
         write(&open(&store, Some(&cold)).unwrap(), value);
         Self { _root: root, store, cold }
     }
 
-    fn beside(&self, name: &str) -> PathBuf {
+    pub(super) fn beside(&self, name: &str) -> PathBuf {
         self.store.with_file_name(name)
     }
 }
@@ -149,7 +149,7 @@ fn refused(path: &Path, cold: Option<&Path>, says: &[&str]) {
     }
 }
 
-fn text(path: &Path) -> &str {
+pub(super) fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 

@@ -13,6 +13,8 @@ type Meddler = Box<dyn FnMut(Doing<'_>) -> Result<()> + Send>;
 pub(super) struct Meddled {
     medium: SimMedium,
     meddler: Mutex<Option<Meddler>>,
+    /// Of direct requests; that of the device if there is none.
+    alignment: Mutex<Option<usize>>,
 }
 
 impl std::fmt::Debug for Meddled {
@@ -23,7 +25,16 @@ impl std::fmt::Debug for Meddled {
 
 impl Meddled {
     pub(super) fn new(medium: &SimMedium) -> Arc<Self> {
-        Arc::new(Self { medium: medium.clone(), meddler: Mutex::new(None) })
+        Arc::new(Self {
+            medium: medium.clone(),
+            meddler: Mutex::new(None),
+            alignment: Mutex::new(None),
+        })
+    }
+
+    /// From now on direct requests need this alignment.
+    pub(super) fn align(&self, bytes: usize) {
+        *self.alignment.lock() = Some(bytes);
     }
 
     /// From now on, until `leave`. The meddler has the device itself, or it would wait for itself.
@@ -50,7 +61,7 @@ impl Medium for Meddled {
     }
 
     fn alignment(&self) -> usize {
-        self.medium.alignment()
+        self.alignment.lock().unwrap_or_else(|| self.medium.alignment())
     }
 
     fn open(&self, name: &str, mode: OpenMode) -> Result<Arc<dyn File>> {

@@ -6,6 +6,7 @@ mod bounds;
 mod budget;
 mod cleaning;
 mod cold;
+mod cold_places;
 mod commit;
 mod damage;
 mod failed_writes;

@@ -226,7 +226,8 @@ pub(super) fn open(
     let file = match medium.open(&name, OpenMode::ReadOnly) {
         Err(error) if error.kind() == ErrorKind::NotFound => bail!(
             Corrupt,
-            "{name} is missing, the journal has it with {} rows of merge {}; {WAY_OUT}",
+            "{name} is missing, the journal has it with {} rows of merge {}; if it is in another \
+             directory, name that with cold_directory=, else {WAY_OUT}",
             facts.rows,
             facts.merge
         ),
