@@ -18,7 +18,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from embedrock import errors, initializers, optimizers
+from embedrock import errors, initializers, optimizers, trace
 from embedrock._core import __version__
 from embedrock._hashing import hash_keys
 from embedrock._optional import missing
@@ -67,6 +67,7 @@ __all__ = [
     "optimizers",
     "resume",
     "save",
+    "trace",
     "weights",
 ]
 

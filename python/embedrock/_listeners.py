@@ -40,6 +40,10 @@ class Listener:
     def visited(self, parts: Sequence[Part]) -> None:
         """A verb has read or changed these rows. Must not fail: the verb is done."""
 
+    def asked(self, parts: Sequence[Part], changed: bool) -> None:
+        """A query: a verb has read these rows, or has changed them by what they were. What puts
+        write is none. Must not fail: the verb is done."""
+
     def changed(self, parts: Sequence[Part]) -> None:
         """A verb has changed or deleted these rows. Of what it changed, ``visited`` came before."""
 
@@ -111,6 +115,11 @@ class Listeners:
         """Tells them which rows a verb has read or changed."""
         for one in self.all:
             one.visited(parts)
+
+    def asked(self, parts: Sequence[Part], changed: bool) -> None:
+        """Tells them which rows a query was for, and whether it has changed them."""
+        for one in self.all:
+            one.asked(parts, changed)
 
     def changed(self, parts: Sequence[Part]) -> None:
         """Tells them which rows a verb has changed or deleted."""

@@ -401,7 +401,9 @@ class Run(Listener):
             ahead.give_up()
             return
         names = {one.table._handle: one.table.name for one in ahead.tables}
-        self._store._listeners.visited([(names[handle], keys) for handle, keys, _, _ in parts])
+        told = [(names[handle], keys) for handle, keys, _, _ in parts]
+        self._store._listeners.visited(told)
+        self._store._listeners.asked(told, False)
 
     def _arrived(self, ahead: Ahead, count: int) -> None:
         with self._lock:
