@@ -108,6 +108,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace) -> None:
     """Errors: MisuseError for options that do not fit, before anything is read."""
+    from embedrock.trace import files, sampling
+
+    for path in (arguments.out, arguments.held_out):
+        if path is not None:
+            files.ending(path)
+    sampling.share_of("--sample", arguments.sample, whole=True)
+    if arguments.split is not None:
+        sampling.share_of("--split", arguments.split, whole=False)
     if arguments.out is None and not arguments.stats:
         raise MisuseError("nothing to do: expected --out FILE, or --stats")
     if (arguments.split is None) is not (arguments.held_out is None):

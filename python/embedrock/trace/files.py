@@ -22,7 +22,7 @@ from embedrock.trace import parquet, text
 from embedrock.trace.collected import Collected, Part
 from embedrock.trace.queries import Queries, checked, total_keys
 
-__all__ = ["UNNAMED", "read", "write"]
+__all__ = ["ENDINGS", "UNNAMED", "ending", "read", "write"]
 
 UNNAMED = ""
 """The name of a table of which a file does not say it."""
@@ -38,7 +38,7 @@ _NPZ = (
     'np.savez(file, values=..., offsets=...) of one table, or {"<table>/values": ..., '
     '"<table>/offsets": ...} of several'
 )
-_SUFFIXES = (".npz", ".txt", ".txt.gz", ".txt.zst", ".parquet")
+ENDINGS = (".npz", ".txt", ".txt.gz", ".txt.zst", ".parquet")
 
 
 def read(
@@ -154,30 +154,35 @@ def _named(path: Path, files: Sequence[str], table: str | None) -> dict[str, tup
     return {table: pairs[table]}
 
 
+def ending(path: Path) -> str:
+    """What the name ends with, which says the format to write. Errors: ``MisuseError``."""
+    for one in ENDINGS:
+        if path.name.lower().endswith(one):
+            return one
+    raise MisuseError(f"{path} is no name of a trace, expected one of *{', *'.join(ENDINGS)}")
+
+
 def write(path: Path, tables: Mapping[str, Queries]) -> None:
     """Writes a trace in the format that its name ends with. See ``Trace.save``."""
-    lower = path.name.lower()
-    ends = [one for one in _SUFFIXES if lower.endswith(one)]
-    if not ends:
-        raise MisuseError(f"{path} is no name of a trace, expected one of *{', *'.join(_SUFFIXES)}")
-    if ends[0] != ".npz" and len(tables) > 1:
+    end = ending(path)
+    if end != ".npz" and len(tables) > 1:
         raise MisuseError(
             f"{path} can hold one table, and the trace has {', '.join(map(repr, tables))}: save it "
             f"as .npz, or the traces of its tables one by one (trace.only)"
         )
     name, queries = next(iter(tables.items()))
     with _replaced(path) as new, file_errors(f"writing {path}"):
-        if ends[0] == ".npz":
+        if end == ".npz":
             arrays: dict[str, Any] = {}
             for table, one in tables.items():
                 before = f"{table}/" if table else ""
                 arrays[f"{before}values"], arrays[f"{before}offsets"] = one.values, one.offsets
             with new.open("wb") as file:
                 np.savez(file, **arrays)
-        elif ends[0] == ".parquet":
+        elif end == ".parquet":
             parquet.write(new, queries, name or "keys")
         else:
-            text.write(new, queries, ends[0].removeprefix(".txt"))
+            text.write(new, queries, end.removeprefix(".txt"))
 
 
 @contextlib.contextmanager

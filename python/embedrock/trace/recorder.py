@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from embedrock._arguments import whole
+from embedrock._arguments import shown, whole
 from embedrock._core import distinct
 from embedrock._listeners import Listener, Listeners, Part
 from embedrock._memory import size_of
@@ -168,7 +168,7 @@ def record(
     ([7, 8, 9], 2)
     """
     if not isinstance(getattr(store, "_listeners", None), Listeners):
-        raise MisuseError(f"store is {type(store).__name__}, expected an embedrock.Store")
+        raise MisuseError(f"store is {shown(store)}, expected an embedrock.Store")
     share = share_of("sample", sample, whole=True)
     size = size_of("max_bytes", max_bytes, _LEAST_BYTES)
     store.stats()  # as any verb: refuses what is closed, and a forked child
