@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import importlib.util
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -310,6 +311,34 @@ def test_a_trace_that_cannot_be_written_leaves_the_old_one(
         random_trace(20).save(tmp_path / "t.txt")
     assert (tmp_path / "t.txt").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["t.txt"]
+
+
+def test_a_sample_of_a_large_log_takes_the_memory_of_the_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text, "_BLOCK_BYTES", 1 << 16)
+    (tmp_path / "log").write_bytes(b"1234567 7654321 1111111\n" * 400_000)
+    tracemalloc.start()
+    try:
+        found = Trace.load(tmp_path / "log", sample=0.01)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert 3500 < found.queries < 4500
+    assert peak < 4 << 20  # the log has 9.6 MB, and 9.6 MB of keys
+
+
+def test_rows_of_parquet_are_read_by_their_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pyarrow")
+    monkeypatch.setattr(parquet, "_KEYS", 1000)
+    queries = Trace({"": (np.arange(20_000), np.arange(0, 20_001, 100))})  # in one group of rows
+    queries.save(tmp_path / "t.parquet")
+    seen: list[tuple[int, int]] = []
+    parts = parquet.parts(tmp_path / "t.parquet", None, lambda *done: seen.append(done))
+    assert [len(keys) for keys, _ in parts] == [1000] * 20
+    assert seen == [(rows, 200) for rows in range(10, 201, 10)]
 
 
 def test_progress_ends_at_the_bytes_of_all_files(tmp_path: Path) -> None:
