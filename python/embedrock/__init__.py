@@ -18,7 +18,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from embedrock import errors, initializers, optimizers, trace
+from embedrock import errors, initializers, optimizers
 from embedrock._core import __version__
 from embedrock._hashing import hash_keys
 from embedrock._optional import missing
@@ -36,7 +36,7 @@ from embedrock.store import Store, check, close_all, copy, distinct, open
 from embedrock.table import Table
 
 if TYPE_CHECKING:
-    from embedrock import nn, optim, weights
+    from embedrock import nn, optim, trace, weights
     from embedrock.checkpoint import resume, save
     from embedrock.pipeline.training import Pipeline
 
@@ -71,13 +71,14 @@ __all__ = [
     "weights",
 ]
 
-# Public names that need PyTorch, and the module that each one comes from.
+# Public names that need PyTorch or that few programs use, and the module that each one comes from.
 _LAZY = {
     "Pipeline": "embedrock.pipeline.training",
     "nn": "embedrock.nn",
     "optim": "embedrock.optim",
     "resume": "embedrock.checkpoint",
     "save": "embedrock.checkpoint",
+    "trace": "embedrock.trace",
     "weights": "embedrock.weights",
 }
 
