@@ -241,12 +241,15 @@ Arrays = dict[str, object]
         ({"values": [1], "offsets": []}, "offsets is float64|offsets has 0 entries"),
         ({"values": [1], "offsets": np.zeros(1, int)}, "offsets has 1 entries, so there are no"),
         ({"values": [1, 2], "offsets": [1, 2]}, "offsets begins with 1, expected 0"),
-        ({"values": [1, 2], "offsets": [0, 2, 1, 2]}, "entry 1 is 2 and entry 2 is 1, expected"),
+        (
+            {"values": [1, 2], "offsets": [0, 2, 1, 2]},
+            "offsets: entry 1 is 2 and entry 2 is 1, exp",
+        ),
         ({"values": [1, 2], "offsets": [0, 1]}, "offsets ends at 1, expected 2"),
         ({"values": [1, 2], "offsets": [0, 3]}, "offsets ends at 3, expected 2"),
         (
             {"values": [1, 2], "offsets": np.array([0, 2**64 - 1, 2], np.uint64)},
-            "entry 1 is 18446744073709551615 and entry 2 is 2",
+            "offsets: entry 1 is 18446744073709551615 and entry 2 is 2",
         ),
         ({"a/values": [1], "a/offsets": [0, 2]}, "offsets of table 'a' ends at 2, expected 1"),
         (

@@ -173,7 +173,7 @@ def test_an_arena_is_thinned_out_within_its_memory(monkeypatch: pytest.MonkeyPat
         expected = [(number, parts) for number, parts in added if keep[number]]
         assert arena.queries == len(expected)
         if below == WHOLE // 2:
-            assert tracemalloc.get_traced_memory()[1] - added_bytes < 1 << 20
+            assert tracemalloc.get_traced_memory()[1] - added_bytes < 2 << 20
         numbers, tables, lengths, keys = arena.contents()
         flat = [(number, table, len(k)) for number, parts in expected for table, k in parts]
         assert list(zip(numbers.tolist(), tables.tolist(), lengths.tolist(), strict=True)) == flat
@@ -272,7 +272,7 @@ def test_odd_arguments_are_refused(store: embedrock.Store) -> None:
             record(store, max_bytes=size)  # type: ignore[arg-type]
     with pytest.raises(MisuseError, match="sample is 0, expected a share: more than 0, 1 at most"):
         record(store, 0)
-    with pytest.raises(MisuseError, match=r"store is .*str.*, expected an embedrock.Store"):
+    with pytest.raises(MisuseError, match=r"store is 'path', expected an embedrock.Store"):
         record("path")  # type: ignore[arg-type]
     for title, odd in ODD.items():
         for name in ("store", "sample", "max_bytes", "seed"):

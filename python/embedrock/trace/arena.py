@@ -16,9 +16,9 @@ Words = npt.NDArray[np.uint64]
 
 _ENTRY = 2
 """Words of an entry, the keys of a query in one table: the query; the table and how many keys."""
-_TABLE_SHIFT = np.uint64(48)
-"""Tables are below 2^16, and keys of a query below 2^48."""
-_LENGTH_MASK = np.uint64((1 << 48) - 1)
+_TABLE_BITS = 48
+"""Where the table begins in a word: tables are below 2^16, and keys of a query below 2^48."""
+_LENGTH_MASK = np.uint64((1 << _TABLE_BITS) - 1)
 _WORD_BYTES = 8
 _BLOCK = 1 << 16
 """Entries that are looked at together while all are thinned out."""
@@ -54,7 +54,9 @@ class Arena:
             self._words[self.keys : self.keys + len(keys)] = keys
             self.keys += len(keys)
             self._entries += 1
-            self._all()[-1] = query, (table << int(_TABLE_SHIFT)) | len(keys)
+            place = len(self._words) - _ENTRY * self._entries
+            self._words[place] = query
+            self._words[place + 1] = table << _TABLE_BITS | len(keys)
         self.queries += 1
 
     def thin(self, marked: Callable[[Words], npt.NDArray[np.bool_]]) -> None:
@@ -97,7 +99,7 @@ class Arena:
             entries, lengths = entries[order], lengths[order]
             before = np.cumsum(lengths) - lengths
             keys = keys[np.arange(len(keys)) + np.repeat(starts - before, lengths)]
-        return entries[:, 0], entries[:, 1] >> _TABLE_SHIFT, lengths, keys
+        return entries[:, 0], entries[:, 1] >> np.uint64(_TABLE_BITS), lengths, keys
 
     def _all(self) -> Words:
         """(entries, 2) in the order in which they came: a view."""

@@ -70,10 +70,12 @@ def read(
     if collected.seen == 0:
         raise DataError("holds no query, expected one at least", path=named)
     found = collected.tables()
-    if collected.kept == 0 or total_keys(found) == 0:
-        what = f"{collected.kept:,} of its {collected.seen:,} queries"
-        way = "expected a key at least" if share == 1 else "take a larger sample"
-        raise DataError(f"the sample has {what} and no key; {way}", path=named)
+    if total_keys(found) == 0:
+        problem = f"holds no key in {collected.seen:,} queries, expected one at least"
+        if collected.kept < collected.seen:
+            problem = f"holds no key in {collected.kept:,} of {collected.seen:,} queries, a sample"
+            problem += f" of {share:g}; take a larger one"
+        raise DataError(problem, path=named)
     return found
 
 

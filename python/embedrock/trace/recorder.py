@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
-import numpy.typing as npt
 
 from embedrock._arguments import shown, whole
 from embedrock._core import distinct
@@ -31,8 +30,6 @@ __all__ = ["Recorded", "Recorder", "record"]
 _LEAST_BYTES = 64 << 10
 _READS = 256
 """Reads whose update may still come: more batches than pipelines have under way."""
-_WIDTH = 4096
-"""Keys that have a weight each in a sum by which batches are told apart."""
 _HASHED = 1024
 """Numbers of batches that are hashed together."""
 
@@ -181,8 +178,6 @@ class _Sampler(Listener):
     def __init__(self, below: int, max_bytes: int, seed: int) -> None:
         self.running = True
         self._below, self._below_asked, self._seed = below, below, seed
-        random = np.random.default_rng(0)
-        self._weights = random.integers(0, 1 << 64, _WIDTH, np.uint64, endpoint=False)
         self._lock = threading.Lock()
         """Guards what follows; held while a query is copied, and while all are thinned out."""
         self._arena = Arena(max_bytes)
@@ -194,7 +189,7 @@ class _Sampler(Listener):
     def asked(self, parts: Sequence[Part], changed: bool) -> None:
         if not self.running or not any(len(keys) for _, keys in parts):
             return
-        told_apart = hash(tuple((name, self._told_apart(keys)) for name, keys in parts))
+        told_apart = hash(tuple((name, keys.tobytes()) for name, keys in parts))
         with self._lock:
             if changed and self._was_read(told_apart):
                 return
@@ -249,13 +244,6 @@ class _Sampler(Listener):
             counts = np.bincount(places[its], lengths[its], count).astype(np.int64)
             found[name] = Queries(keys[of_table == number], offsets_of(counts))
         return Trace({name: one for name, one in found.items() if len(one.values)})
-
-    def _told_apart(self, keys: npt.NDArray[np.uint64]) -> int:
-        """A hash of the keys and their order, at the speed of a few sums."""
-        whole = len(keys) // _WIDTH * _WIDTH
-        sums = keys[:whole].reshape(-1, _WIDTH) @ self._weights
-        rest = keys[whole:] @ self._weights[: len(keys) - whole]
-        return hash((len(keys), sums.tobytes(), int(rest)))
 
     def _was_read(self, told_apart: int) -> bool:
         """Whether an update is of a batch that was read and not updated since."""

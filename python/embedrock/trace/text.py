@@ -33,6 +33,9 @@ _MARK = b"\xef\xbb\xbf"
 """What some programs begin a UTF-8 text with; no part of the first id."""
 _LINES = 1 << 16
 _DIGITS_MAX = 20
+_SHORT = 19
+"""Digits with which no number is 2^64."""
+_PLAIN = b"0123456789 \t\r\n"
 _NEWLINE, _MINUS, _ONE = b"\n-1"
 _TEN_TO_19 = np.uint64(10**19)
 _MOST_NEGATIVE = np.uint64(1 << 63)
@@ -73,13 +76,16 @@ def parts(path: Path, progress: Callable[[int], object]) -> Iterator[Part]:
 def _parsed(block: bytes, path: Path, first_line: int) -> Part:
     """The keys of whole lines, and how many each line has."""
     text = np.frombuffer(block if block.endswith(b"\n") else block + b"\n", np.uint8)
-    between = _BETWEEN[text]
+    between = _BETWEEN.take(text)
     # The text ends with a line break, so every id that begins also ends in it.
     edges = np.flatnonzero(between[1:] != between[:-1]) + 1
     if not between[0]:
         edges = np.concatenate([[0], edges])
     starts, lengths = edges[0::2], np.diff(edges)[0::2]
     line_ends = np.flatnonzero(text == _NEWLINE)
+    line_lengths = np.diff(np.searchsorted(starts, line_ends), prepend=0)
+    if lengths.max(initial=0) <= _SHORT and not block.translate(None, _PLAIN):
+        return np.fromstring(block, np.uint64, sep=" "), line_lengths
     negative = text[starts] == _MINUS
     digits, counts = starts + negative, lengths - negative
     values, wrong = number(text, digits, counts, DECIMAL, 10, _DIGITS_MAX)
@@ -92,7 +98,7 @@ def _parsed(block: bytes, path: Path, first_line: int) -> Part:
         line = first_line + int(np.searchsorted(line_ends, starts[at]))
         raise DataError(_problem(token, bool(wrong[at])), path=path, line=line)
     keys = np.where(negative, np.uint64(0) - values, values)
-    return keys, np.diff(np.searchsorted(starts, line_ends), prepend=0)
+    return keys, line_lengths
 
 
 def _beyond_uint64(

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from embedrock._arguments import Progress, function, named_path, shown, text, whole
+from embedrock._arguments import Progress, function, iterated, named_path, shown, text, whole
 from embedrock.errors import MisuseError
 from embedrock.trace import files
 from embedrock.trace.queries import Offsets, Queries, Values, checked, total_keys
@@ -62,9 +62,8 @@ class Trace:
             said = ", ".join(f"{len(one):,} of {name!r}" for name, one in self._tables.items())
             raise MisuseError(f"there are queries {said}, expected as many of each table")
         if not self._tables or total_keys(self._tables) == 0:
-            raise MisuseError(
-                f"{max(counts, default=0)} queries have no key, expected one at least"
-            )
+            none = max(counts, default=0)
+            raise MisuseError(f"{none:,} queries have no key together, expected one at least")
 
     @classmethod
     def load(
@@ -92,16 +91,15 @@ class Trace:
         Errors: ``DataError``, a ``ValueError``, naming file, line or row, what is there and what
         was expected; also where zstd or pyarrow is not installed.
 
-        Blocking: reads and parses; text some ten million ids per second.
+        Blocking: reads and parses.
 
         >>> with open("baskets.txt", "w") as file:
         ...     count = file.write("7 8\\n8 9 10\\n")
         >>> embedrock.trace.Trace.load("baskets.txt", table="items").tables["items"].values
         array([ 7,  8,  8,  9, 10], dtype=uint64)
         """
-        several = [path] if isinstance(path, (str, bytes, os.PathLike)) else path
-        if not isinstance(several, Iterable):
-            raise MisuseError(f"path is {shown(path)}, expected a path or several")
+        single = isinstance(path, (str, bytes, os.PathLike))
+        several = [path] if single else iterated("path", path, "a path or several")
         paths = [named_path("path", one) for one in several]
         if not paths:
             raise MisuseError("path is an empty list, expected a path or several")
@@ -162,7 +160,7 @@ class Trace:
 
         Errors: ``MisuseError`` where it has no such table, or no key of it.
         """
-        if table not in self._tables:
+        if text("table", table) not in self._tables:
             known = ", ".join(map(repr, self._tables))
             raise MisuseError(f"the trace has no table {shown(table)}; it has {known}")
         return Trace({table: self._tables[table]})
@@ -203,6 +201,10 @@ class Trace:
         below = limit(share_of("share", share, whole=True))
         numbers = np.arange(self.queries, dtype=np.uint64)
         chosen = marked(numbers, whole("seed", seed, 0), below)
+        if not chosen.any():
+            raise MisuseError(
+                f"a sample of {share:g} has none of the {self.queries:,} queries; take a larger one"
+            )
         return self._of(lambda one: one.kept(chosen))
 
     def stats(self) -> dict[str, Any]:
