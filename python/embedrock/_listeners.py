@@ -1,4 +1,4 @@
-"""What is told of the verbs of a store: recordings, samples of keys, pipelines, rows read together.
+"""What is told of the verbs of a store: recordings, recorders, samples of keys, pipelines and more.
 
 A store knows no class of these. They take part as :class:`Listener` in its :class:`Listeners`; what
 has nothing to do with a moment leaves out that method. A store without listeners pays for a look at

@@ -104,7 +104,8 @@ class Recorder:
 
         Errors: ``MisuseError`` where there is no query yet; ``ForkedError``.
 
-        Blocking: verbs that are sampled wait while the queries are copied.
+        Blocking: verbs that are sampled wait while the queries are copied; the copy takes as much
+        memory again, and while it is divided among tables twice that.
         """
         self._refuse_child()
         return self._sampler.trace()
@@ -180,7 +181,12 @@ class _Sampler(Listener):
         self._below, self._below_asked, self._seed = below, below, seed
         self._lock = threading.Lock()
         """Guards what follows; held while a query is copied, and while all are thinned out."""
-        self._arena = Arena(max_bytes)
+        try:
+            self._arena = Arena(max_bytes)
+        except (MemoryError, ValueError) as error:  # the latter of what no array can have
+            raise MisuseError(
+                f"max_bytes is {max_bytes:,}, which this machine cannot give: {error}"
+            ) from error
         self._tables: dict[str, int] = {}
         self._reads: OrderedDict[int, int] = OrderedDict()
         self._hashes = np.empty(0, np.uint64)
