@@ -98,9 +98,11 @@ class Trace:
         >>> embedrock.trace.Trace.load("baskets.txt", table="items").tables["items"].values
         array([ 7,  8,  8,  9, 10], dtype=uint64)
         """
-        single = isinstance(path, (str, bytes, os.PathLike))
-        several = [path] if single else iterated("path", path, "a path or several")
-        paths = [named_path("path", one) for one in several]
+        if isinstance(path, (str, bytes, os.PathLike)):
+            paths = [named_path("path", path)]
+        else:
+            several = iterated("path", path, "a path or several")
+            paths = [named_path("path", one) for one in several]
         if not paths:
             raise MisuseError("path is an empty list, expected a path or several")
         return cls(
