@@ -126,7 +126,8 @@ def test_what_is_no_trace_is_refused(tables: object, said: str) -> None:
 
 
 def test_odd_objects_are_refused_in_our_words() -> None:
-    for title, odd in ODD.items():
+    for title, make_odd in ODD.items():
+        odd = make_odd()
         for make in (
             lambda one: Trace(one),
             lambda one: Trace({"": one}),
@@ -143,7 +144,7 @@ def test_odd_objects_are_refused_in_our_words() -> None:
             lambda one: Trace.load("none", progress=one),
         ):
             try:
-                make(odd())
+                make(odd)
             except ValueError as error:  # DataError and MisuseError are
                 assert type(error).__module__.startswith("embedrock"), f"{title}: {error!r}"
             except Exception as error:

@@ -84,7 +84,8 @@ def _parsed(block: bytes, path: Path, first_line: int) -> Part:
     starts, lengths = edges[0::2], np.diff(edges)[0::2]
     line_ends = np.flatnonzero(text == _NEWLINE)
     line_lengths = np.diff(np.searchsorted(starts, line_ends), prepend=0)
-    if lengths.max(initial=0) <= _SHORT and not block.translate(None, _PLAIN):
+    # Of a text without numbers, NumPy makes one.
+    if 0 < lengths.max(initial=0) <= _SHORT and not block.translate(None, _PLAIN):
         return np.fromstring(block, np.uint64, sep=" "), line_lengths
     negative = text[starts] == _MINUS
     digits, counts = starts + negative, lengths - negative

@@ -242,9 +242,7 @@ class Trace:
     def _single(self, what: str) -> Queries:
         if len(self._tables) > 1:
             known = ", ".join(map(repr, self._tables))
-            raise MisuseError(
-                f"{what} are those of one table, and the trace has {known}: see tables"
-            )
+            raise MisuseError(f"{what} are of one table, and the trace has {known}: see tables")
         return next(iter(self._tables.values()))
 
 
