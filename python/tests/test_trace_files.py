@@ -115,9 +115,24 @@ def test_tables_stay_apart_in_npz(tmp_path: Path) -> None:
         Trace.load(path, table="users")
     with pytest.raises(MisuseError, match="can hold one table, and the trace has 'items', 'a/b'"):
         trace.save(tmp_path / "t.txt")
-    with pytest.raises(DataError, match=r"other.npz: has the tables 'x', and what came before has"):
-        Trace({"x": ([1], [0, 1])}).save(tmp_path / "other.npz")
-        Trace.load([path, tmp_path / "other.npz"])
+
+
+# Processes that record the same store are not all asked for every table.
+def test_files_that_follow_each_other_may_lack_tables(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("a.npz", "b.npz", "c.npz")]
+    Trace({"one": ([1, 2], [0, 1, 2])}).save(paths[0])
+    Trace({"two": ([3], [0, 0, 1])}).save(paths[1])
+    Trace({"one": ([4], [0, 1]), "two": ([5], [0, 1])}).save(paths[2])
+    found = Trace.load(paths)
+    assert_equal(
+        found,
+        Trace({"one": ([1, 2, 4], [0, 1, 2, 2, 2, 3]), "two": ([3, 5], [0, 0, 0, 0, 1, 2])}),
+    )
+    assert_equal(Trace.load(paths, sample=0.7, seed=2), found.sample(0.7, seed=2))
+    (tmp_path / "log").write_text("7\n")
+    said = "log: has a table without a name, and what came before has tables 'one': name the table"
+    with pytest.raises(DataError, match=said):
+        Trace.load([paths[0], tmp_path / "log"])
 
 
 def test_numpy_alone_makes_an_npz(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ Part: TypeAlias = tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]
 
 
 class Collected:
-    """Parts of a trace that follow each other, of the same tables.
+    """Parts of a trace that follow each other.
 
     It takes the memory of what is kept, and while :meth:`tables` joins it that of a part more.
     """
@@ -36,27 +36,42 @@ class Collected:
     def add(self, tables: Mapping[str, Part]) -> None:
         """Takes a part of each table, of as many queries; its arrays must not change later.
 
-        Errors: ``MisuseError`` where the parts before have other tables.
+        What asks nothing of a table may leave it out. Errors: ``MisuseError`` where only one of two
+        parts has a table without a name.
         """
-        if self._parts and set(tables) != set(self._parts):
-            named = [", ".join(map(repr, sorted(some))) for some in (tables, self._parts)]
+        if self._parts and ("" in tables) != ("" in self._parts):
             raise MisuseError(
-                f"has the tables {named[0]}, and what came before has {named[1]}: expected the same"
+                f"has {_named(tables)}, and what came before has {_named(self._parts)}: name the "
+                f"table of files that do not say it (table, --table)"
             )
         count = len(next(iter(tables.values()))[1])
         numbers = np.arange(self.seen, self.seen + count, dtype=np.uint64)
         chosen = marked(numbers, self._seed, self._below)
+        for name in tables:
+            if name not in self._parts:
+                self._parts[name] = [_nothing(self.kept)] if self.kept else []
         self.seen += count
         self.kept += int(np.count_nonzero(chosen))
-        for name, (keys, lengths) in tables.items():
+        for name, parts in self._parts.items():
+            keys, lengths = tables[name] if name in tables else _nothing(count)
             if not chosen.all():
                 keys, lengths = keys[np.repeat(chosen, lengths)], lengths[chosen]
-            self._parts.setdefault(name, []).append((keys, lengths))
+            parts.append((keys, lengths))
 
     def tables(self) -> dict[str, Queries]:
         """All parts as one; nothing is left here."""
         parts, self._parts = self._parts, {}
         return {name: _joined(some) for name, some in parts.items()}
+
+
+def _nothing(queries: int) -> Part:
+    """So many queries that ask nothing of a table."""
+    return np.empty(0, np.uint64), np.zeros(queries, np.int64)
+
+
+def _named(tables: Mapping[str, object]) -> str:
+    names = ", ".join(repr(name) for name in tables if name)
+    return f"tables {names}" if names else "a table without a name"
 
 
 def _joined(parts: list[Part]) -> Queries:
