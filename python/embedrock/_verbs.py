@@ -65,9 +65,9 @@ def call(store: Store, found: Found, does: int, verb: Callable[..., T], *argumen
     """A verb's call of the engine, with what surrounds each of them.
 
     ``does`` is a sum of VISITS, CHANGES and ASKS: what the verb does with the rows ``found``, and
-    whether they are a query, which those of a put are not. Listeners
-    of the store are told before it, and waited for, and when it has gone well of the rows. A
-    ``KeyRangeError`` names the key as the caller passed it.
+    whether they are a query, which those of a put are not. Listeners of the store are told before
+    it, and waited for, and when it has gone well of the rows. A ``KeyRangeError`` names the key as
+    the caller passed it.
     """
     listeners = store._listeners
     if listeners.all:

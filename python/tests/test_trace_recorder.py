@@ -97,6 +97,20 @@ def test_batches_of_torch_modules_and_pipelines_are_queries(store: embedrock.Sto
     assert queries(recorder.trace(), "e") == expected
 
 
+# Rows that the batch before is about to change are read later than the others of their batch.
+def test_a_batch_that_a_pipeline_reads_in_parts_is_one_query(store: embedrock.Store) -> None:
+    torch = pytest.importorskip("torch")
+    embedding = embedrock.nn.Embedding(None, DIM, store=store, name="e", optimizer="sgd")
+    optimizer = embedrock.optim.SGD(embedding, lr=0.1)
+    keys = [[7, 10 * i, 10 * i + 1] for i in range(1, 7)]
+    with record(store) as recorder:
+        for batch in embedrock.Pipeline(embedding, map(torch.tensor, keys), overlap=True):
+            optimizer.zero_grad()
+            embedding(batch).sum().backward()
+            optimizer.step()
+    assert queries(recorder.trace(), "e") == keys
+
+
 def test_a_sample_is_by_a_hash_of_the_number_of_the_batch(table: embedrock.Table) -> None:
     found = []
     for _ in range(2):
