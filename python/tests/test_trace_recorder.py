@@ -83,7 +83,7 @@ def test_tables_of_a_call_are_one_query(store: embedrock.Store, tmp_path: Path) 
     assert list(trace.tables) == ["ads", "users"]
 
 
-def test_batches_of_torch_modules_and_pipelines_are_queries(store: embedrock.Store) -> None:
+def test_batches_of_torch_modules_are_queries(store: embedrock.Store) -> None:
     torch = pytest.importorskip("torch")
     embedding = embedrock.nn.Embedding(100, DIM, store=store, name="e", optimizer="sgd")
     optimizer = embedrock.optim.SGD(embedding, lr=0.1)
