@@ -36,7 +36,7 @@ from embedrock.store import Store, check, close_all, copy, distinct, open
 from embedrock.table import Table
 
 if TYPE_CHECKING:
-    from embedrock import nn, optim, weights
+    from embedrock import nn, optim, trace, weights
     from embedrock.checkpoint import resume, save
     from embedrock.pipeline.training import Pipeline
 
@@ -67,16 +67,18 @@ __all__ = [
     "optimizers",
     "resume",
     "save",
+    "trace",
     "weights",
 ]
 
-# Public names that need PyTorch, and the module that each one comes from.
+# Public names that need PyTorch or that few programs use, and the module that each one comes from.
 _LAZY = {
     "Pipeline": "embedrock.pipeline.training",
     "nn": "embedrock.nn",
     "optim": "embedrock.optim",
     "resume": "embedrock.checkpoint",
     "save": "embedrock.checkpoint",
+    "trace": "embedrock.trace",
     "weights": "embedrock.weights",
 }
 

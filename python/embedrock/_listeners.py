@@ -1,4 +1,4 @@
-"""What is told of the verbs of a store: recordings, samples of keys, pipelines, rows read together.
+"""What is told of the verbs of a store: recordings, recorders, samples of keys, pipelines and more.
 
 A store knows no class of these. They take part as :class:`Listener` in its :class:`Listeners`; what
 has nothing to do with a moment leaves out that method. A store without listeners pays for a look at
@@ -39,6 +39,10 @@ class Listener:
 
     def visited(self, parts: Sequence[Part]) -> None:
         """A verb has read or changed these rows. Must not fail: the verb is done."""
+
+    def asked(self, parts: Sequence[Part], changed: bool) -> None:
+        """A query: a verb has read these rows, or has changed them by what they were. What puts
+        write is none. Must not fail: the verb is done."""
 
     def changed(self, parts: Sequence[Part]) -> None:
         """A verb has changed or deleted these rows. Of what it changed, ``visited`` came before."""
@@ -111,6 +115,11 @@ class Listeners:
         """Tells them which rows a verb has read or changed."""
         for one in self.all:
             one.visited(parts)
+
+    def asked(self, parts: Sequence[Part], changed: bool) -> None:
+        """Tells them which rows a query was for, and whether it has changed them."""
+        for one in self.all:
+            one.asked(parts, changed)
 
     def changed(self, parts: Sequence[Part]) -> None:
         """Tells them which rows a verb has changed or deleted."""

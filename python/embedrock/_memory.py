@@ -18,7 +18,14 @@ from embedrock._arguments import shown, text, whole
 from embedrock._warnings import warn
 from embedrock.errors import BudgetWarning, MisuseError
 
-__all__ = ["machine_bytes", "memory_text", "same_memory", "tell_divided", "warn_beyond_machine"]
+__all__ = [
+    "machine_bytes",
+    "memory_text",
+    "same_memory",
+    "size_of",
+    "tell_divided",
+    "warn_beyond_machine",
+]
 
 _LEAST_BYTES = 4096
 """Less than one page is a slip. What is too little otherwise depends on the tables: the engine
@@ -54,6 +61,19 @@ def memory_text(memory: Any) -> str:
                 raise _too_little(memory, size)
             return str(size)
     raise MisuseError(f"memory is {shown(memory)}, {_EXPECTED}")
+
+
+def size_of(name: str, value: Any, least: int) -> int:
+    """Bytes that are given as a number, or as a text such as "256MB".
+
+    Errors: ``MisuseError`` for what is no size, and for fewer bytes than ``least``.
+    """
+    if isinstance(value, str):
+        size = _size(text(name, value))
+        if size is None:
+            raise MisuseError(f'{name} is {shown(value)}, expected bytes, "512MB" or "2GiB"')
+        value = int(size)
+    return whole(name, value, least)
 
 
 def same_memory(one: str, other: str) -> bool:

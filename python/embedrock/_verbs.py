@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from embedrock.table import Table
 
 __all__ = [
+    "ASKS",
     "CHANGES",
     "NON_FINITE",
     "VISITS",
@@ -57,14 +58,16 @@ class UpdateReport(_Updated, total=False):
 
 VISITS = 1
 CHANGES = 2
+ASKS = 4
 
 
 def call(store: Store, found: Found, does: int, verb: Callable[..., T], *arguments: Any) -> T:
     """A verb's call of the engine, with what surrounds each of them.
 
-    ``does`` is a sum of VISITS and CHANGES: what the verb does with the rows ``found``. Listeners
-    of the store are told before it, and waited for, and when it has gone well of the rows. A
-    ``KeyRangeError`` names the key as the caller passed it.
+    ``does`` is a sum of VISITS, CHANGES and ASKS: what the verb does with the rows ``found``, and
+    whether they are a query, which those of a put are not. Listeners of the store are told before
+    it, and waited for, and when it has gone well of the rows. A ``KeyRangeError`` names the key as
+    the caller passed it.
     """
     listeners = store._listeners
     if listeners.all:
@@ -78,6 +81,8 @@ def call(store: Store, found: Found, does: int, verb: Callable[..., T], *argumen
         parts = [(table.name, keys.flat) for table, keys in found]
         if does & VISITS:
             listeners.visited(parts)
+        if does & ASKS:
+            listeners.asked(parts, bool(does & CHANGES))
         if does & CHANGES:
             listeners.changed(parts)
     return answer
@@ -111,8 +116,9 @@ def update(
     within = bounds(clip, other_norm)
     choice("non_finite", non_finite, NON_FINITE)
     number = whole_or_none("step", step, 1)
+    does = VISITS + CHANGES + ASKS
     rows, skipped, saturated, norm = call(
-        store, found, VISITS + CHANGES, store._core.update, parts, non_finite, number, within
+        store, found, does, store._core.update, parts, non_finite, number, within
     )
     report = UpdateReport(rows=rows, skipped=skipped)
     if saturated:
@@ -141,4 +147,4 @@ def lookahead(
     ]
     KeysNamed(*found).check()
     number = whole_or_none("announced", announced, 1)
-    return call(store, found, VISITS, store._prefetcher.read, parts, answer, number)
+    return call(store, found, VISITS + ASKS, store._prefetcher.read, parts, answer, number)

@@ -13,7 +13,7 @@ from embedrock._arguments import Progress, flag, shown, whole
 from embedrock._arguments import function as function_or_none
 from embedrock._arrays import ArrayLike, BFloat16Rows, Keys, as_keys, as_out, as_rows, dtype_name
 from embedrock._keys import KeysNamed
-from embedrock._verbs import CHANGES, VISITS, Floats, NonFinite, UpdateReport, call
+from embedrock._verbs import ASKS, CHANGES, VISITS, Floats, NonFinite, UpdateReport, call
 from embedrock.ahead.prefetch import Prefetch
 from embedrock.clip import Clip
 from embedrock.errors import EmbedrockError, MisuseError
@@ -213,7 +213,7 @@ class Table:
             answer, values = out_values, self._out_values(found, out_values, "out")
         states = self._room(found, out_state, "out[1]", "state_words") if state else None
         part = (self._handle, found.flat, values, states)
-        call(self._store, [(self, found)], VISITS, self._store._core.get, [part])
+        call(self._store, [(self, found)], VISITS + ASKS, self._store._core.get, [part])
         if states is None:
             return answer
         return answer, states if out_state is None else out_state
@@ -341,10 +341,8 @@ class Table:
             state[...] = new_state
 
         found = as_keys(keys)
-        engine = self._store._core.modify
-        call(
-            self._store, [(self, found)], VISITS + CHANGES, engine, self._handle, found.flat, apply
-        )
+        does, engine = VISITS + CHANGES + ASKS, self._store._core.modify
+        call(self._store, [(self, found)], does, engine, self._handle, found.flat, apply)
 
     def delete(self, keys: ArrayLike) -> int:
         """Deletes rows and returns how many there were; the keys read as initial again.

@@ -30,6 +30,7 @@ SAYS = {
         r"copied step 1 with 10000 rows\ncopied\.store is at step 1 and equal\n"
         r"moved\.store is at step 2 and different\n"
     ),
+    "record_trace": (r"1250 of 5000 requests, 1286 had no room\n1250 queries of 20 keys at most\n"),
     "serve": r"step 2: row 7 is 0\.75\nstep 3: row 7 is 0\.5\n",
     "when_something_breaks": (
         r"BudgetError: .* give at least memory=.+\n"

@@ -15,6 +15,8 @@ ARCHITECTURE = PACKAGE.parents[1] / "ARCHITECTURE.md"
 GROUPS = {
     "values": "_core _optional errors _arguments _arrays _distinct _hashing _keys _listeners "
     "_memory _warnings clip commits initializers optimizers",
+    "data": "data",
+    "trace": "trace",
     "observe": "observe",
     "ahead": "ahead",
     "store": "_verbs table store",
@@ -23,7 +25,7 @@ GROUPS = {
     "nn": "nn",
     "optim": "optim",
     "package": "",
-    "data": "data models",
+    "models": "models",
     "report": "report",
     "training": "training",
     "measuring": "bench demo",
@@ -34,6 +36,7 @@ GROUPS = {
 NAMES_OF_TYPES = {
     ("observe", "store"),  # what is told of a store is made with it
     ("ahead", "store"),
+    ("trace", "store"),
 }
 """Groups that name a higher one in annotations alone, under ``TYPE_CHECKING``."""
 

@@ -29,6 +29,9 @@ class Noting(Listener):
     def visited(self, parts: Sequence[Part]) -> None:
         self.note("visited", parts)
 
+    def asked(self, parts: Sequence[Part], changed: bool) -> None:
+        self.note("asked to change" if changed else "asked", parts)
+
     def changed(self, parts: Sequence[Part]) -> None:
         self.note("changed", parts)
 
@@ -57,26 +60,31 @@ def rows(count: int) -> np.ndarray:
     return np.ones((count, 4), np.float32)
 
 
-def test_each_verb_tells_which_rows_it_has_visited_and_changed(store: embedrock.Store) -> None:
+def test_each_verb_tells_which_rows_it_has_visited_and_changed_and_which_are_a_query(
+    store: embedrock.Store,
+) -> None:
     one = store.table("one", 4, optimizer="sgd")
     two = store.table("two", 4, 10, optimizer="sgd")
     listener = Noting(store)
     store._listeners.add(listener)
-    visited, changed = [("visited", [("one", [7, 7])])], [("changed", [("one", [7, 7])])]
+    rows_told = [("one", [7, 7])]
+    visited, changed = [("visited", rows_told)], [("changed", rows_told)]
+    asked = [*visited, ("asked", rows_told)]
+    updated = [*visited, ("asked to change", rows_told), *changed]
     before = [("before", [])]
     keys = [7, 7]
     for verb, told in (
-        (lambda: one.get(keys), visited),
+        (lambda: one.get(keys), asked),
         (lambda: one.put(keys, rows(2)), visited + changed),
-        (lambda: one.update(keys, rows(2), lr=0.1), visited + changed),
-        (lambda: one.modify(keys, lambda values, state: values), visited + changed),
+        (lambda: one.update(keys, rows(2), lr=0.1), updated),
+        (lambda: one.modify(keys, lambda values, state: values), updated),
         (lambda: one.delete(keys), changed),
         (lambda: one.contains(keys), []),
-        (lambda: one.lookahead(keys, out=rows(2)).wait(), visited),
-        (lambda: store.get([(one, keys)]), visited),
+        (lambda: one.lookahead(keys, out=rows(2)).wait(), asked),
+        (lambda: store.get([(one, keys)]), asked),
         (lambda: store.put([(one, keys, rows(2))]), visited + changed),
-        (lambda: store.update([(one, keys, rows(2))], lr=0.1), visited + changed),
-        (lambda: store.lookahead([(one, keys)], [rows(2)]).wait(), visited),
+        (lambda: store.update([(one, keys, rows(2))], lr=0.1), updated),
+        (lambda: store.lookahead([(one, keys)], [rows(2)]).wait(), asked),
         (lambda: store.commit(1), []),
         (lambda: len(one), []),
     ):
@@ -84,7 +92,12 @@ def test_each_verb_tells_which_rows_it_has_visited_and_changed(store: embedrock.
         assert listener.taken() == before + told
     store.update([(one, [1], rows(1)), (two, [[2], [3]], rows(2).reshape(2, 1, 4))], lr=0.1)
     both = [("one", [1]), ("two", [2, 3])]
-    assert listener.taken() == [*before, ("visited", both), ("changed", both)]
+    assert listener.taken() == [
+        *before,
+        ("visited", both),
+        ("asked to change", both),
+        ("changed", both),
+    ]
     with pytest.raises(KeyRangeError):
         two.get([10])
     assert listener.taken() == before  # a verb that failed has visited nothing

@@ -13,7 +13,7 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from embedrock.data import parquet
 from embedrock.data.errors import DataError
@@ -91,6 +91,18 @@ class TextStream:
                     f"has {self.offset} bytes of text, reading was to go on at {offset}",
                     path=self.path,
                 )
+
+    @property
+    def packed_offset(self) -> int:
+        """Bytes of the file that were read for it: of a plain one, those of the text."""
+        file: Any = self._file
+        if isinstance(file, io.FileIO):
+            return self.offset
+        for name in ("fileobj", "_fp", "_file"):  # of gzip, the library's zstd, ours
+            inner: Any = getattr(file, name, None)
+            if inner is not None:
+                return int(inner.tell())
+        return 0
 
     def close(self) -> None:
         """Closes the file."""

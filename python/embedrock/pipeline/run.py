@@ -365,6 +365,9 @@ class Run(Listener):
             self.counts.rows_ahead += rows
             self.counts.rows_late += sum(map(len, deferred))
         self._get(ahead, parts)
+        # Its late rows, too: they are of the same query.
+        asked = [(one.table.name, one.keys.view(np.uint64)) for one in ahead.tables]
+        self._store._listeners.asked(asked, False)
         self._arrived(ahead, 1)
 
     def _update(self, item: Step | Ahead) -> None:

@@ -13,6 +13,7 @@ from embedrock._arguments import choice, flag, shown, text, whole, whole_or_none
 from embedrock._arrays import ArrayLike, Keys, as_keys, dtype_name
 from embedrock._keys import KeysNamed
 from embedrock._verbs import (
+    ASKS,
     NON_FINITE,
     VISITS,
     Floats,
@@ -186,7 +187,7 @@ class Store(Handle):
             (table._handle, keys.flat, values, None)
             for (table, keys), (_, values) in zip(found, filled, strict=True)
         ]
-        call(self, found, VISITS, self._core.get, parts)
+        call(self, found, VISITS + ASKS, self._core.get, parts)
         return [answer for answer, _ in filled]
 
     def lookahead(

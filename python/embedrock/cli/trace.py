@@ -1,0 +1,153 @@
+"""`embedrock trace SOURCE ...`: queries from files as one trace, parts of it, and what is in it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from embedrock.cli import output
+from embedrock.errors import MisuseError
+
+_COLUMNS = ("queries", "keys", "distinct_keys", "length_mean", "length_max", "top_1_percent_share")
+_TITLES = ("queries", "keys", "distinct", "mean length", "longest", "keys of the top 1 %")
+
+
+def add(commands: Any) -> argparse.ArgumentParser:
+    """Adds the command."""
+    command: argparse.ArgumentParser = commands.add_parser(
+        "trace",
+        help="make a trace of queries from files, and say what is in one",
+        description=(
+            "Reads queries, the ids that are asked for together, of one file after another: text "
+            "with a query per line and spaces between ids, plain, gzip or zstd; Parquet with a "
+            "list column; or a trace that a recorder has saved. Writes them as one trace, by which "
+            "rows can be placed. docs/formats/trace.md has the formats."
+        ),
+        epilog=(
+            "example: embedrock trace monday.txt.gz tuesday.txt.gz --table items --out trace.npz "
+            "--split 0.8 --held-out held.npz"
+        ),
+    )
+    command.add_argument("source", nargs="+", type=Path, metavar="SOURCE", help="files of queries")
+    command.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="the trace: .npz, or of one table .txt, .txt.gz, .txt.zst, .parquet; replaced if it "
+        "is there",
+    )
+    command.add_argument(
+        "--table",
+        metavar="NAME",
+        help="the table that the ids are of, where a file does not say it; of several the one to "
+        "take",
+    )
+    command.add_argument(
+        "--column", metavar="NAME", help="the list column of Parquet files (the only one)"
+    )
+    command.add_argument(
+        "--sample",
+        type=float,
+        default=1.0,
+        metavar="SHARE",
+        help="keep about that share of the queries, whole, by a hash of their number (1)",
+    )
+    command.add_argument(
+        "--seed", type=output.natural, default=0, metavar="N", help="seed of that hash (0)"
+    )
+    command.add_argument(
+        "--split",
+        type=float,
+        metavar="SHARE",
+        help="write the first queries, that share of them, to --out and the others to --held-out",
+    )
+    command.add_argument("--held-out", type=Path, metavar="FILE", help="a trace of the others")
+    command.add_argument(
+        "--stats",
+        action="store_true",
+        help="print distinct keys, lengths of queries, and how much is asked of the most popular "
+        "keys; --out may be left out",
+    )
+    output.add_json(command)
+    command.set_defaults(run=run)
+    return command
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Reads, writes, and says what."""
+    from embedrock.report import progress
+    from embedrock.trace import Trace
+
+    _check(arguments)
+    with progress.Task(progress.for_terminal(), "reading") as task:
+        trace = Trace.load(
+            arguments.source,
+            table=arguments.table,
+            column=arguments.column,
+            sample=arguments.sample,
+            seed=arguments.seed,
+            progress=task.callback(),
+        )
+    parts = [(arguments.out, trace)]
+    if arguments.split is not None:
+        first, others = trace.split(arguments.split)
+        parts = [(arguments.out, first), (arguments.held_out, others)]
+    done = []
+    for path, part in parts:
+        if path is not None:
+            with progress.Task(progress.for_terminal(), f"writing {path}"):
+                part.save(path)
+        done.append({"path": None if path is None else str(path), **_said(part, arguments.stats)})
+    if arguments.json:
+        output.print_json({"traces": done})
+    else:
+        _print(done, arguments.stats)
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Errors: MisuseError for options that do not fit, before anything is read."""
+    from embedrock.trace import files, sampling
+
+    for path in (arguments.out, arguments.held_out):
+        if path is not None:
+            files.ending(path)
+    sampling.share_of("--sample", arguments.sample, whole=True)
+    if arguments.split is not None:
+        sampling.share_of("--split", arguments.split, whole=False)
+    if arguments.out is None and not arguments.stats:
+        raise MisuseError("nothing to do: expected --out FILE, or --stats")
+    if (arguments.split is None) is not (arguments.held_out is None):
+        raise MisuseError("--split and --held-out go together: one says how much, one where to")
+    if arguments.held_out is not None:
+        if arguments.out is None:
+            raise MisuseError("--held-out has the rest of what --out has: expected --out FILE")
+        if arguments.held_out.resolve() == arguments.out.resolve():
+            raise MisuseError(f"--out and --held-out are both {arguments.out}, expected two files")
+
+
+def _said(trace: Any, stats: bool) -> dict[str, Any]:
+    if stats:
+        found: dict[str, Any] = trace.stats()
+        return found
+    return {"queries": trace.queries, "keys": trace.keys, "tables": list(trace.tables)}
+
+
+def _print(done: list[dict[str, Any]], stats: bool) -> None:
+    for one in done:
+        if one["path"] is not None:
+            print(f"{one['path']}: {one['queries']:,} queries, {one['keys']:,} keys")
+        if stats:
+            rows = [("table", *_TITLES), _row("all" if "tables" in one else "", one)]
+            rows += [_row(name, table) for name, table in one.get("tables", {}).items()]
+            if "tables" not in one:
+                rows = [row[1:] for row in rows]
+            output.print_table(rows)
+
+
+def _row(name: str, found: dict[str, Any]) -> tuple[str, ...]:
+    share = found["top_1_percent_share"]
+    cells = [f"{found[column]:,}" for column in _COLUMNS[:3]]
+    cells += [f"{found['length_mean']:,.1f}", f"{found['length_max']:,}"]
+    return (name, *cells, "-" if share is None else f"{share:.1%}")
