@@ -136,6 +136,7 @@ def _print(found: dict[str, Any], verbose: bool) -> None:
         print("not held: this process may not write here; a writer may drop the commit meanwhile")
     print()
     on_disk = [*_on_disk(found["files"], stats), *_in_cold(found["cold_files"], stats)]
+    on_disk += _in_lsms(stats)
     output.print_table([*on_disk, *_spent(stats, verbose)], header=False)
 
 
@@ -143,16 +144,31 @@ def _on_disk(files: dict[str, int], stats: dict[str, Any]) -> list[list[str]]:
     rows = [["disk", output.human_bytes(sum(files.values()))]]
     if stats["max_disk_bytes"] is not None:
         rows.append(["  at most", output.human_bytes(stats["max_disk_bytes"])])
-    classes = {f"rows-{each['id']}": each for each in stats["classes"]}
+    logs = {f"rows-{one['id']}": one for one in stats["classes"] if one["storage"] == "log"}
     for kind, taken in files.items():
         rows.append([f"  {_NOTED.get(kind, kind)}", output.human_bytes(taken)])
-        row_class = classes.get(kind)
-        if row_class is not None:
-            used = row_class["used_slots"] * row_class["row_bytes"]
-            newest = row_class["newest_copies"] * row_class["row_bytes"]
-            rows.append(["    newest rows", output.human_bytes(newest)])
-            rows.append(["    older copies", output.human_bytes(used - newest)])
-            rows.append(["    page", output.human_bytes(row_class["page_bytes"])])
+        if kind in logs:
+            rows += _in_class(logs[kind])
+    return rows
+
+
+def _in_class(row_class: dict[str, Any]) -> list[list[str]]:
+    used = row_class["used_slots"] * row_class["row_bytes"]
+    newest = row_class["newest_copies"] * row_class["row_bytes"]
+    return [
+        ["    newest rows", output.human_bytes(newest)],
+        ["    older copies", output.human_bytes(used - newest)],
+        ["    page", output.human_bytes(row_class["page_bytes"])],
+    ]
+
+
+def _in_lsms(stats: dict[str, Any]) -> list[list[str]]:
+    """What lies in two kinds of files: the newest rows in `rows-…`, all others in partitions."""
+    rows = []
+    for one in stats["classes"]:
+        if one["storage"] == "lsm":
+            rows.append([f"lsm rows-{one['id']} with its partitions", ""])
+            rows += [[name.removeprefix("  "), size] for name, size in _in_class(one)]
     return rows
 
 

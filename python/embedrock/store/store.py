@@ -109,9 +109,9 @@ class Store(Handle):
         equal runs still give equal bits; ``"nearest"`` loses updates below half a unit in the last
         place. ``storage`` is how rows that are not in memory are stored: ``"log"`` reads one page
         for a row and keeps 4 to 8 bytes in memory for each; ``"lsm"``, for small rows or very many,
-        keeps less than one and reads up to one page more. When they are None, an existing table
-        keeps its own and a new one takes row-wise Adagrad, ``uniform(-0.05, 0.05)``, float32,
-        stochastic rounding and a log.
+        keeps less than one and may read a page for a key that was never written. When they
+        are None, an existing table keeps its own and a new one takes row-wise Adagrad,
+        ``uniform(-0.05, 0.05)``, float32, stochastic rounding and a log.
 
         Errors: ``MismatchError`` when the stored table has other parameters, ``NotFoundError``
         without ``embedding_dim`` and table, ``FullError`` when its rows would not fit on the
@@ -419,7 +419,10 @@ class Store(Handle):
 
         How memory is spent is under ``memory``, the device under ``device``, row classes and tables
         under ``classes`` and ``tables``; a class has under ``damage`` what upkeep could not read
-        and left as it is. Units are in the names (``_bytes``, ``_s``); counts are since ``open``.
+        and left as it is. ``upkeep`` counts ``merges``: the ``seconds`` that their steps took and
+        those from begin to outcome (``latency``), the longest of each (``_max``), and what a
+        scheduler has ``put_off``. Other units are in the names (``_bytes``, ``_s``); counts are
+        since ``open``.
 
         Blocking: waits for verbs that write rows.
         """

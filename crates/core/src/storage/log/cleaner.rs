@@ -14,9 +14,9 @@
 //! outdates the copy anyway. Only in a long epoch, or when too many dead slots are kept by nothing
 //! but such rows, which may stay in DRAM until the next commit, their copies are moved, too.
 //!
-//! A page that cannot be read ends the cleaning of its segment, which is left alone until the log is
-//! opened again: what is damaged is moved nowhere, and other segments are cleaned on. An error of
-//! the device may pass: its segment is left alone for some epochs, and for good the third time.
+//! A page that cannot be read ends the cleaning of its segment, which is left alone until the log
+//! is opened again: what is damaged is moved nowhere, and other segments are cleaned on. An error
+//! of the device may pass: its segment is left alone for some epochs, and for good the third time.
 
 use super::segments::{Pressure, SegmentId};
 use super::{ClassLog, Stream};

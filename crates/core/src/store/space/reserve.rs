@@ -211,8 +211,8 @@ impl Inner {
             Budget,
             "deletes of {} keys of table '{}' leave {growth} bytes in memory until merges drop \
              the rows, beside {used} of memory={} that caches cannot give; nothing was deleted; \
-             commit, which merges what was deleted before, delete fewer keys at once, or reopen \
-             with at least memory={enough}",
+             delete fewer keys at once and commit in between, which merges what was deleted, or \
+             reopen with at least memory={enough}",
             keys.len(),
             table.record.spec.name,
             engine.budget_bytes,

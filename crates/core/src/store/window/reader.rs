@@ -1,8 +1,8 @@
 //! The window's reader: reads the rows of a group, in the order of their pages.
 //!
 //! It goes in portions, so that each page is read once for all batches of the group, and a commit
-//! does not wait for the whole of it. Between groups it does the steps of upkeep that verbs have left
-//! to it.
+//! does not wait for the whole of it. Between groups it does the steps of upkeep that verbs have
+//! left to it.
 
 use super::super::verbs::rows::{Effect, Keys, RowOp, RowView};
 use super::super::{Engine, Guarded, Inner};
