@@ -486,6 +486,8 @@ impl Engine {
         for class in &mut self.classes {
             class.tier = None;
         }
+        // Room for units of upkeep is a part of a disk bound, which their classes share.
+        let sharing = self.classes.iter().filter(|class| class.has_units).count().max(1) as u64;
         for (i, (class, plan)) in self.classes.iter_mut().zip(plans).enumerate() {
             let shape = CacheShape {
                 row_bytes: class.record.row_bytes,
@@ -508,7 +510,7 @@ impl Engine {
                 readers.push(class.reader(depth, plan.read_buffers, medium, merge)?);
             }
             let log = class.log.get_mut();
-            log.expect_bound(options.max_disk_bytes.is_some());
+            log.expect_bound(options.max_disk_bytes.map(|most| most / sharing));
             log.equip(plan.storage, medium)?;
             let (readers, ahead) = (Arc::new(Pool::new(readers)), Mutex::new(None));
             class.tier = Some(Tier { cache, readers, ahead, plan });

@@ -4,7 +4,6 @@ use super::engine::{Class, Engine};
 use super::files::class_file::{class_file_name, create_class_file};
 use super::journal::{ClassRecord, JournalFile, RecordKind, TableRecord};
 use super::memory::budget::{self, ClassDemand, READ_DEPTHS};
-use super::space::check_bound;
 use super::{Inner, Store, has_file};
 use crate::config::{Memory, Merging, StorageKind, TableId, TableInfo, TableSpec};
 use crate::error::{Result, bail};
@@ -49,7 +48,6 @@ impl Store {
         }
         inner.check_writable()?;
         let layout = spec.validate()?;
-        check_bound(&inner.options, spec.storage)?;
         inner.prepare_writing()?;
         let mut engine = inner.exclusive()?;
         inner.check_writable()?;

@@ -68,14 +68,6 @@ fn with_kind(kind: StorageKind, test: impl Fn()) {
     }
 }
 
-/// Whether a test of full disks bounds the store, or the device. An lsm takes no `max_disk_bytes`.
-fn bounds() -> &'static [bool] {
-    match KIND.get() {
-        StorageKind::Log => &[false, true],
-        StorageKind::Lsm => &[false],
-    }
-}
-
 fn spec(name: &str, rows: Option<u64>, kind: OptimizerKind) -> TableSpec {
     TableSpec {
         name: name.to_owned(),

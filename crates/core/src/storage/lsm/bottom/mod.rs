@@ -41,10 +41,12 @@ mod version_tests;
 
 pub use file::{Facts, Shape, file_name};
 pub use filter::BUILDER_BYTES_PER_ROW;
-pub use merge::{Change, Changes, Counts, Merge, MergePlan, Merged, Newer, Taken};
+pub use merge::{
+    Change, Changes, Counts, Merge, MergePlan, Merged, Newer, Taken, merge_bytes_most,
+};
 pub use order::{Orders, Place, PlaceRange, TableOrder};
 pub use pages::OpenPartitions;
 pub use partition::{Partition, Partitions};
 pub use snapshot::{Bottom, Looked, Numbered, Retired, Snapshot};
 pub use version::{Edit, Version};
-pub use writer::PartitionWriter;
+pub use writer::{PartitionWriter, Room};
