@@ -38,9 +38,11 @@ pub(super) enum Refused {
     Nothing(u64),
     /// The disk bound left no room for so many bytes.
     Bound(u64),
-    /// The device had no room. Until a commit, or until somebody finds some: a merge that fails is
-    /// begun at no verb again.
+    /// The device had no room, until a commit or until somebody finds some.
     Device,
+    /// It met a full device on its way, though it had its room. Until a commit: no change begins one
+    /// that may fail again.
+    Failed,
 }
 
 /// What a merge is to take.
@@ -60,7 +62,7 @@ impl Lsm {
             None => false,
             Some(Refused::Nothing(changes)) => changes == self.upkeep.changes(),
             Some(Refused::Bound(bytes)) => self.room.bytes().saturating_add(grow_bytes) < bytes,
-            Some(Refused::Device) => true,
+            Some(Refused::Device | Refused::Failed) => true,
         };
         !goes_on && !is_refused && self.is_due()
     }

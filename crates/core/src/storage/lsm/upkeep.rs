@@ -92,7 +92,7 @@ impl Upkeep {
         self.for_room = true;
     }
 
-    /// The device had room: a merge that found none may be begun again.
+    /// The device had room: a merge that was refused for want of it may begin.
     pub(super) fn found_room(&mut self) {
         if matches!(self.refused, Some(Refused::Device)) {
             self.refused = None;
@@ -349,7 +349,7 @@ impl Lsm {
     /// A merge that found no room is not begun again before a commit.
     fn refuse_if_full(&mut self, error: &Error) {
         if error.kind() == ErrorKind::Full {
-            self.upkeep.refused = Some(Refused::Device);
+            self.upkeep.refused = Some(Refused::Failed);
         }
     }
 

@@ -13,6 +13,7 @@ mod harm;
 mod hidden;
 mod holds;
 mod meddled;
+mod merge_room;
 mod merges;
 mod plain;
 mod power;

@@ -33,6 +33,8 @@ mod pages_tests;
 #[cfg(test)]
 mod partition_tests;
 #[cfg(test)]
+mod room_tests;
+#[cfg(test)]
 mod snapshot_tests;
 #[cfg(test)]
 mod testing;
