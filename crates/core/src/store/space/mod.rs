@@ -4,7 +4,7 @@
 //!
 //! * the rows that are not written yet, and the pages that a commit seals;
 //! * beside them, in each class that the verb changed, some room for cleaning to move rows to
-//!   (`room_for_upkeep`);
+//!   (`room_for_upkeep`), and for one merge where its storage has them;
 //! * in the journal, the deltas of those rows and the next commit's record;
 //! * in the spare room (`commit/spare.rs`), the journal that replaces this one and the states of
 //!   commits to come; without a disk bound, some more of the journal for cleaning.
@@ -333,7 +333,9 @@ impl Inner {
         if error.kind() != ErrorKind::Full {
             return error;
         }
-        let outdated: u64 = engine.classes.iter().map(Class::outdated_bytes).sum();
+        let outdated: u64 = (engine.classes.iter().enumerate())
+            .map(|(at, class)| class.outdated_bytes(engine.rows_of_class(at)))
+            .sum();
         let history = self.history.lock();
         let outdated = outdated + history.outdated_bytes();
         let more = match self.options.max_disk_bytes {

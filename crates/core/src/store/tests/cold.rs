@@ -411,7 +411,7 @@ fn a_merge_without_room_in_the_cold_directory_is_left_for_later() {
 fn a_table_must_fit_each_of_two_devices() {
     lsm(|| {
         let spec =
-            TableSpec { num_embeddings: Some(100_000), ..spec("t", None, OptimizerKind::Sgd) };
+            TableSpec { num_embeddings: Some(2_000_000), ..spec("t", None, OptimizerKind::Sgd) };
         let table = |own: u64, apart: u64| {
             let devices = [own, apart].map(|bytes| {
                 let device = SimMedium::new(bytes);
@@ -425,8 +425,8 @@ fn a_table_must_fit_each_of_two_devices() {
             store.table(&spec).map(drop)
         };
         // 36 bytes of a row: a tenth above, 1.2 times below.
-        table(2 << 20, 5 << 20).unwrap();
-        for (own, apart, what) in [(16 << 20, 4 << 20, "cold"), (200 << 10, 16 << 20, "own")] {
+        table(16 << 20, 96 << 20).unwrap();
+        for (own, apart, what) in [(64 << 20, 64 << 20, "cold"), (4 << 20, 256 << 20, "own")] {
             let error = table(own, apart).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Full, "{error}");
             assert!(error.message().contains(&format!("in its {what} directory")), "{error}");

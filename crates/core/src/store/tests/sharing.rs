@@ -94,26 +94,22 @@ fn insist(
 // Each batch that was taken cleared what others were refused, so that nobody made room for them.
 #[test]
 fn a_class_that_was_refused_gets_room_although_another_goes_on() {
-    each_kind(|| {
-        let (store, [one, other], end, step) = with_a_class_that_was_refused();
-        let mut served = 0;
-        let refused = insist(&store, other, end / 20, step, |refused| {
-            let key = refused % (end * 4 / 5);
-            served += u64::from(store.put(&[put_of(one, &[key], &[key as f32; DIM])]).is_ok());
-        });
-        assert!(refused > 1 && served > 1, "{refused} refused, {served} served");
+    let (store, [one, other], end, step) = with_a_class_that_was_refused();
+    let mut served = 0;
+    let refused = insist(&store, other, end / 20, step, |refused| {
+        let key = refused % (end * 4 / 5);
+        served += u64::from(store.put(&[put_of(one, &[key], &[key as f32; DIM])]).is_ok());
     });
+    assert!(refused > 1 && served > 1, "{refused} refused, {served} served");
 }
 
 // A class that had been refused gave nothing back, what it did not need for that neither, until
 // its refusal was forgotten.
 #[test]
 fn a_class_that_was_refused_gives_room_to_another() {
-    each_kind(|| {
-        let (store, [_, other], end, step) = with_a_class_that_was_refused();
-        let refused = insist(&store, other, end / 20, step, |_| {});
-        assert!(refused > 1, "{refused} refused");
-    });
+    let (store, [_, other], end, step) = with_a_class_that_was_refused();
+    let refused = insist(&store, other, end / 20, step, |_| {});
+    assert!(refused > 1, "{refused} refused");
 }
 
 // The journal had room for what the class changed last said of its rows, not for that of others.
@@ -158,36 +154,34 @@ fn a_store_of_several_classes_that_is_full_can_commit_what_it_took() {
 
 #[test]
 fn tables_of_one_call_must_fit_the_disk_together_or_none_is_changed() {
-    each_kind(|| {
-        const N: u64 = 60_000;
-        let options = StoreOptions { max_disk_bytes: Some(6 << 20), ..options(2 << 20) };
-        let store = Store::open_on(Arc::new(SimMedium::new(3)), options).unwrap();
-        let spec = |name, kind| TableSpec { expected_rows: Some(N), ..spec(name, None, kind) };
-        let [one, two] = ["one", "two"].map(|n| store.table(&spec(n, OptimizerKind::Sgd)).unwrap());
-        let other = store.table(&spec("other", OptimizerKind::Adagrad)).unwrap();
-        let keys: Vec<u64> = (0..N).collect();
-        let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32; DIM]).collect();
-        let few = |table| put_of(table, &keys[..100], &values[..100 * DIM]);
-        let all = |table| put_of(table, &keys, &values);
-        // Two tables of one class; two classes, of which the first is refused, or has its room when the
-        // second asks.
-        let together = vec![all(one), all(two)];
-        let first = vec![all(one), all(two), few(other)];
-        for tables in [together, first, vec![few(one), all(other), all(two)]] {
-            let error = store.put(&tables).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Full, "{error}");
-            for class in &store.inner.planned_engine().unwrap().classes {
-                assert_eq!(class.reserved_rows.load(Ordering::Relaxed), 0);
-            }
-            for table in [one, two, other] {
-                assert_eq!(store.len(table).unwrap(), 0);
-            }
+    const N: u64 = 60_000;
+    let options = StoreOptions { max_disk_bytes: Some(6 << 20), ..options(2 << 20) };
+    let store = Store::open_on(Arc::new(SimMedium::new(3)), options).unwrap();
+    let spec = |name, kind| TableSpec { expected_rows: Some(N), ..spec(name, None, kind) };
+    let [one, two] = ["one", "two"].map(|n| store.table(&spec(n, OptimizerKind::Sgd)).unwrap());
+    let other = store.table(&spec("other", OptimizerKind::Adagrad)).unwrap();
+    let keys: Vec<u64> = (0..N).collect();
+    let values: Vec<f32> = keys.iter().flat_map(|k| [*k as f32; DIM]).collect();
+    let few = |table| put_of(table, &keys[..100], &values[..100 * DIM]);
+    let all = |table| put_of(table, &keys, &values);
+    // Two tables of one class; two classes, of which the first is refused, or has its room when the
+    // second asks.
+    let together = vec![all(one), all(two)];
+    let first = vec![all(one), all(two), few(other)];
+    for tables in [together, first, vec![few(one), all(other), all(two)]] {
+        let error = store.put(&tables).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Full, "{error}");
+        for class in &store.inner.planned_engine().unwrap().classes {
+            assert_eq!(class.reserved_rows.load(Ordering::Relaxed), 0);
         }
-        // One alone fits.
-        store.put(&[all(one), few(two), few(other)]).unwrap();
-        expect_rows(&store, one, N);
-        for table in [two, other] {
-            expect_rows(&store, table, 100);
+        for table in [one, two, other] {
+            assert_eq!(store.len(table).unwrap(), 0);
         }
-    });
+    }
+    // One alone fits.
+    store.put(&[all(one), few(two), few(other)]).unwrap();
+    expect_rows(&store, one, N);
+    for table in [two, other] {
+        expect_rows(&store, table, 100);
+    }
 }

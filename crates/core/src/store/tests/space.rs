@@ -1,13 +1,17 @@
 //! Room on disk: a full store cleans itself by commits alone, and gives space back.
 //!
 //! What is asserted of a store with two kept commits: as long as its live rows take no more than
-//! [`SHARE`] of the bound, less what is fixed, a small batch that was refused as `Full` is taken
+//! [`share`] of the bound, less what is fixed, a small batch that was refused as `Full` is taken
 //! after at most [`COMMITS`] commits.
 
 use super::*;
 
-/// Share of the disk, beside what is fixed, that live rows may take.
-const SHARE: f64 = 0.75;
+/// Share of the disk, beside what is fixed, that live rows may take. Those of an lsm lie in its top
+/// and below until they merge, and below twice until no kept commit has the old partition.
+fn share() -> f64 {
+    if KIND.get() == StorageKind::Log { 0.75 } else { 0.5 }
+}
+
 /// Commits that may be needed after a `Full`.
 const COMMITS: usize = 4;
 const BATCH: usize = 60;
@@ -15,8 +19,12 @@ const BATCH: usize = 60;
 /// indexes: theirs in memory, so often.
 const FIXED_BYTES: u64 = 2 << 20;
 const INDEXES: u64 = 4;
-/// Segments of a class that hold no live rows: open ones, those for cleaning, a commit's.
-const SEGMENTS: u64 = 8;
+/// Segments of a class that hold no live rows: open ones, those for cleaning, a commit's. And of an
+/// lsm those of two partitions, which a merge takes.
+fn segments() -> u64 {
+    if KIND.get() == StorageKind::Log { 8 } else { 24 }
+}
+
 const DENSE_ROWS: u64 = 100_000;
 
 /// What bounds the disk.
@@ -116,12 +124,12 @@ impl Run {
     fn fixed_bytes(&self) -> u64 {
         let stats = self.store.stats().unwrap();
         let segments: u64 = stats.classes.iter().map(|class| class.segment_bytes).sum();
-        FIXED_BYTES + INDEXES * stats.memory.index_bytes + SEGMENTS * segments
+        FIXED_BYTES + INDEXES * stats.memory.index_bytes + self::segments() * segments
     }
 
     /// Live bytes with which the store has to get on.
     fn allowed(&self) -> u64 {
-        (SHARE * self.bytes.saturating_sub(self.fixed_bytes()) as f64) as u64
+        (share() * self.bytes.saturating_sub(self.fixed_bytes()) as f64) as u64
     }
 
     fn commit(&mut self) -> Result<()> {
