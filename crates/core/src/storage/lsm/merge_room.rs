@@ -45,6 +45,15 @@ struct Inner {
     bytes: u64,
 }
 
+/// The length of a file, if it is there.
+fn bytes_of(medium: &dyn Medium, name: &str) -> Result<Option<u64>> {
+    match medium.state_of(name) {
+        Ok(state) => Ok(Some(state.bytes)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 impl Room for Shared {
     fn draw(&self, bytes: u64) -> Result<()> {
         let mut room = self.room.lock();
@@ -78,14 +87,13 @@ impl MergeRoom {
     /// [`make_sure`](Self::make_sure).
     pub(super) fn find(medium: &dyn Medium, class: u16) -> Result<Self> {
         let room = Self::new(class);
-        match medium.state_of(&room.shared.name) {
-            Ok(state) => {
-                room.shared.room.lock().bytes = state.bytes.next_multiple_of(BLOCK_BYTES);
-                Ok(Self { is_unsure: true, ..room })
-            }
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(room),
-            Err(error) => Err(error),
-        }
+        let name = &room.shared.name;
+        // What lies beside the store once partitions lie apart is no room for them.
+        let home = medium.apart().map_or(medium, |apart| &**apart);
+        let bytes = bytes_of(home, name)?;
+        room.shared.room.lock().bytes = bytes.unwrap_or(0).next_multiple_of(BLOCK_BYTES);
+        let is_unsure = bytes.is_some() || bytes_of(medium, name)?.is_some();
+        Ok(Self { is_unsure, ..room })
     }
 
     /// Makes sure of the room that was found. What has none is given up, and so is what lies on
@@ -97,10 +105,9 @@ impl MergeRoom {
         let name = &self.shared.name;
         let room = &mut *self.shared.room.lock();
         if let Some(apart) = medium.apart()
-            && matches!(apart.state_of(name), Err(error) if error.kind() == ErrorKind::NotFound)
+            && bytes_of(&**apart, name)?.is_none()
         {
             medium.remove(name)?;
-            room.bytes = 0;
         } else {
             let file = medium.open(name, OpenMode::ReadWrite)?;
             if room.bytes > 0
@@ -236,6 +243,7 @@ mod tests {
         let own = Arc::new(medium.clone());
         let routed = crate::io::RoutedMedium::new(own, Arc::clone(&apart), "part-", true);
         let mut room = MergeRoom::find(&routed, 3).unwrap();
+        assert_eq!((room.bytes(), medium.taken_bytes()), (0, STEP));
         room.make_sure(&routed).unwrap();
         assert_eq!((room.bytes(), medium.taken_bytes()), (0, 0));
         room.grow(&routed, STEP).unwrap();

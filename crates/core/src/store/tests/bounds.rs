@@ -299,9 +299,12 @@ fn a_store_at_seven_tenths_of_its_disk_goes_on_with_a_commit_after_each_full() {
     each_kind(|| {
         let rows = 40_000u64;
         // Rows of an lsm lie below, too, until they merge.
-        let tenths = if KIND.get() == StorageKind::Log { 7 } else { 4 };
+        let (tenths, memory) = match KIND.get() {
+            StorageKind::Log => (7, 1 << 20),
+            StorageKind::Lsm => (4, 450 << 10),
+        };
         let bound = rows * 4 * (DIM as u64 + 1) * 10 / tenths + (15 << 17);
-        let options = StoreOptions { max_disk_bytes: Some(bound), ..options(1 << 20) };
+        let options = StoreOptions { max_disk_bytes: Some(bound), ..options(memory) };
         let store = Store::open_on(Arc::new(SimMedium::new(5)), options).unwrap();
         let table = store.table(&spec("t", Some(rows), OptimizerKind::RowWiseAdagrad)).unwrap();
         let mut expected = vec![0.0; rows as usize];
@@ -331,7 +334,8 @@ fn a_store_at_seven_tenths_of_its_disk_goes_on_with_a_commit_after_each_full() {
             write(&(0..300).map(|_| draw(&mut random)).collect::<Vec<_>>(), 2.0 + i as f32);
         }
         let stats = store.stats().unwrap();
-        assert!(stats.disk_bytes <= bound && stats.rows_moved > 0);
+        let used = (stats.disk_bytes, stats.rows_moved);
+        assert!(used.0 <= bound && used.1 > 0, "{used:?} of {bound}");
         let keys: Vec<u64> = (0..rows).collect();
         let mut values = vec![0.0; keys.len() * DIM];
         let get = GetBatch { table, keys: &keys, values: (&mut values).into(), state: None };
