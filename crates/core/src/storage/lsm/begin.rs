@@ -11,8 +11,8 @@ use super::newest::{Found, Newest};
 use super::pick::{Costs, Expected, pick, with_neighbour};
 use super::unit::{GivenOut, MergeUnit, Planned};
 use crate::error::{ErrorKind, Result};
+use crate::storage::StorageRead;
 use crate::storage::log::MERGE_PORTIONS;
-use crate::storage::{StorageCounts, StorageRead};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -136,6 +136,7 @@ impl Lsm {
     }
 
     fn refuse_nothing(&mut self) {
+        self.upkeep.wanted_bytes = 0;
         self.upkeep.refused = Some(Refused::Nothing(self.upkeep.changes()));
     }
 
@@ -143,12 +144,16 @@ impl Lsm {
     /// most; else the merge is refused.
     fn has_room_for(&mut self, bytes: u64, grow_bytes: u64) -> Result<bool> {
         let growth = self.room.growth_for(bytes);
+        self.upkeep.wanted_bytes = bytes;
         if growth > grow_bytes {
             self.upkeep.refused = Some(Refused::Bound(self.room.bytes() + growth));
             return Ok(false);
         }
         match self.room.grow(&*self.medium, growth) {
-            Ok(()) => Ok(true),
+            Ok(()) => {
+                self.upkeep.wanted_bytes = 0;
+                Ok(true)
+            }
             Err(error) if error.kind() == ErrorKind::Full => {
                 self.upkeep.refused = Some(Refused::Device);
                 Ok(false)
@@ -269,7 +274,7 @@ impl Lsm {
 
     /// Rows of the top and tombstones.
     pub(super) fn rows_above(&self) -> u64 {
-        self.top.stats().newest_copies + self.tombstones.len() as u64
+        self.top.newest_total() + self.tombstones.len() as u64
     }
 
     /// Rows that the top may have.

@@ -59,11 +59,13 @@ impl StorageSpace for Lsm {
         let before = self.disk_bytes();
         self.bottom.remove_files()?;
         // First, for without it nothing that is outdated below becomes free.
-        let lacking = self.lacking_for_merge(unwritten, spare);
-        if lacking > 0 {
-            let growth = self.room_growth(unwritten, spare);
+        let growth = self.room_growth(unwritten, spare);
+        if growth > 0 {
             let freed = before.saturating_sub(self.disk_bytes());
-            self.top.give_back(unwritten, 0, spare, Some(growth.saturating_sub(freed)))?;
+            // Where nobody was refused the next change takes it of the disk.
+            if self.upkeep.merges_for_room() {
+                self.top.give_back(unwritten, 0, spare, Some(growth.saturating_sub(freed)))?;
+            }
             let freed = before.saturating_sub(self.disk_bytes());
             self.fill_room(growth.min(freed))?;
         }
@@ -98,7 +100,7 @@ impl Lsm {
 
     /// Bytes of the disk that a merge takes at most which writes so many rows.
     pub(super) fn bytes_of_merge(&self, rows: u64) -> u64 {
-        let tables = self.bottom.orders().tables().count() as u64;
+        let tables = self.bottom.orders().table_count() as u64;
         let (target, filters) = (self.partition_bytes(), self.facts.merging.filters);
         merge_bytes_most(rows, tables, self.top.layout(), target, filters)
     }
@@ -110,7 +112,8 @@ impl Lsm {
         let above = self.rows_above() + rows;
         let below = self.rows_per_partition().min(above + version.rows());
         let largest = version.rows_largest().max(below);
-        self.bytes_of_merge(largest + above.min(self.most_per_merge() as u64))
+        let usual = self.bytes_of_merge(largest + above.min(self.most_per_merge() as u64));
+        if self.rows_to_merge() == 0 { usual } else { usual.max(self.upkeep.wanted_bytes) }
     }
 
     /// What there is of it, and what commits alone will give back.
