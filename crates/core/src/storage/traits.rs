@@ -298,8 +298,8 @@ pub trait StorageUpkeep {
         Ok(false)
     }
 
-    /// Says how many bytes a disk bound allows, if there is one: it will make upkeep necessary. Rows
-    /// are told apart by how long their last copy lived then.
+    /// Says how many bytes a disk bound allows, if there is one: it will make upkeep necessary.
+    /// Rows are told apart by how long their last copy lived then.
     fn expect_bound(&mut self, most_bytes: Option<u64>);
 
     /// The damage that upkeep met since open, for people: what has it is left as it is.

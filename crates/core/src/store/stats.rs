@@ -17,7 +17,7 @@ pub struct Stats {
     pub path: String,
     /// The directory of partitions, where they lie apart.
     pub cold_directory: Option<String>,
-    /// Bytes of the partitions in it: a part of `disk_bytes`, but for a file that a merge writes.
+    /// Bytes of the partitions in it and of room for merges: a part of `disk_bytes`.
     pub cold_bytes: u64,
     /// The memory budget in bytes, 0 before the first verb of a store without tables.
     pub budget_bytes: u64,

@@ -40,8 +40,8 @@ pub(super) enum Refused {
     Bound(u64),
     /// The device had no room, until a commit or until somebody finds some.
     Device,
-    /// It met a full device on its way, though it had its room. Until a commit: no change begins one
-    /// that may fail again.
+    /// It met a full device on its way, though it had its room. Until a commit: no change begins
+    /// one that may fail again.
     Failed,
 }
 

@@ -60,8 +60,8 @@ pub(super) struct Upkeep {
     /// last commit, or since the one before.
     for_room: bool,
     for_room_before: bool,
-    /// Bytes of the merge that was refused last for lack of room: it may be somewhat larger than the
-    /// room that is kept, for rows come in groups and small partitions in pairs.
+    /// Bytes of the merge that was refused last for lack of room: it may be somewhat larger than
+    /// the room that is kept, for rows come in groups and small partitions in pairs.
     pub(super) wanted_bytes: u64,
     /// What a disk bound allows this class.
     pub(super) most_disk_bytes: Option<u64>,

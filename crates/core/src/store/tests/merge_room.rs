@@ -1,5 +1,5 @@
-//! Room for merges of a store with an lsm: under a disk bound and on a full device merges go on, and
-//! one that finds no room is not begun again and again.
+//! Room for merges of a store with an lsm: under a disk bound and on a full device merges go on,
+//! and one that finds no room is not begun again and again.
 
 use super::bounds::{expect_rows, fill};
 use super::meddled::Meddled;
