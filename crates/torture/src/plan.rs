@@ -19,6 +19,8 @@ const PAGE_ENTRY: usize = 10;
 const SEGMENTS_PER_CLASS: u64 = 6;
 /// Commits that are kept at most.
 const KEEP_MAX: u64 = 5;
+/// Bytes of the smallest room for a merge, beside rows.
+const ROOM_FOR_MERGE: u64 = 128 << 10;
 /// Pages of the smallest segment.
 const PAGES_PER_SEGMENT: usize = 16;
 
@@ -285,12 +287,6 @@ impl Plan {
             let enough = plan.roomy_bytes();
             plan.max_disk_bytes = Some(enough + random.below(enough / 8));
         }
-        if plan.max_disk_bytes.is_some() || plan.capacity.is_some() {
-            // An lsm refuses a bound, and may stay full where the device is.
-            for table in &mut plan.tables {
-                Rc::make_mut(&mut table.spec).storage = StorageKind::Log;
-            }
-        }
         plan
     }
 
@@ -337,9 +333,14 @@ impl Plan {
     }
 
     /// Room for all rows twice, for the segments that each class has open or leaves to cleaning,
-    /// for journals, and for the states of kept commits.
+    /// for journals, and for the states of kept commits. Rows of an lsm lie in its top and below,
+    /// beside partitions that kept commits have, and beside room for a merge.
     fn roomy_bytes(&self) -> u64 {
-        let rows: u64 = self.tables.iter().map(|table| self.page_bytes_of(table)).sum();
+        let bytes_of = |table: &TablePlan| match table.spec.storage {
+            StorageKind::Log => self.page_bytes_of(table),
+            StorageKind::Lsm => 2 * self.page_bytes_of(table) + ROOM_FOR_MERGE,
+        };
+        let rows: u64 = self.tables.iter().map(bytes_of).sum();
         let classes = self.tables.len() as u64 * SEGMENTS_PER_CLASS * self.segment_bytes;
         let commit = self.meta_bytes + 2 * self.state_bytes + (16 << 10);
         2 * rows + classes + 2 * (self.keep_max() + 1) * commit + (13 << 17)

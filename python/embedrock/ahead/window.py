@@ -131,8 +131,8 @@ class Window:
         meanwhile (``helped``: tasks and portions); how often one went on without, as the threads
         that read had no core (``starved``), and whether these rest since (``resting``); steps of
         merges that the window did in the place of verbs (``upkeep``); seconds that the window
-        noted uses and formed groups (``planning_s``), read (``reading_s``) and in that waited for the device
-        (``read_wait_s``); the numbers of the batches last ``announced``, ``filled`` and
+        noted uses and formed groups (``planning_s``), read (``reading_s``) and in that waited for
+        the device (``read_wait_s``); the numbers of the batches last ``announced``, ``filled`` and
         ``finished``; ``memory_bytes`` of ``most_bytes``.
         """
         found: dict[str, Any] = self._store._core.window_stats()

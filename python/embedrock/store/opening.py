@@ -68,8 +68,7 @@ def open(
             but at least what works: where tables are small, a ``BudgetWarning`` says once what is
             taken. It warns of more than the machine has, too.
         max_disk_bytes: Most bytes the store may take on disk; None leaves it to the file system: up
-            to 7 times the rows, by how far commits are apart (``docs/choosing.md``). Not for stores
-            with ``storage="lsm"``.
+            to 7 times the rows, by how far commits are apart (``docs/choosing.md``).
         max_held_bytes: Most bytes on disk that readers may keep beyond the kept commits. Past it
             the oldest of their commits go, and such a reader gets ``CommitGoneError``, never other
             rows. None: a quarter of ``max_disk_bytes``, and without that no bound. It is the writer

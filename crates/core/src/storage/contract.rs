@@ -241,7 +241,7 @@ fn what_a_sweep_kept_is_room_again_when_its_ticket_ends() {
         (0..2).for_each(|_| life.commit(1));
         life.abandon_unit();
         let spare = life.storage.room_for_upkeep(None);
-        life.storage.give_back(0, spare, Some(u64::MAX)).unwrap();
+        life.storage.give_back(0, 0, spare, Some(u64::MAX)).unwrap();
         let left = life.storage.disk_bytes();
         assert!(left <= usual, "{usual}, then {left}");
         life.check();
@@ -335,7 +335,7 @@ fn what_kept_commits_have_stays_while_everything_is_written_again() {
             }
             life.commit(3);
             // What is free is used again at once.
-            life.storage.give_back(0, 0, Some(u64::MAX)).unwrap();
+            life.storage.give_back(0, 0, 0, Some(u64::MAX)).unwrap();
             for commit in life.journal.kept() {
                 life.reader_at(&commit).check();
             }

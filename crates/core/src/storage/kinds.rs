@@ -145,12 +145,38 @@ pub(super) fn change_bytes_beside(kind: StorageKind) -> u64 {
     }
 }
 
-/// Bytes on disk with which a storage of so many rows works well, all of them written.
-pub fn disk_bytes_for(kind: StorageKind, rows: u64, row_bytes: usize, top_share: f64) -> u64 {
+/// Bytes on disk that storages need.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DiskNeed {
+    /// Beside the store's other files.
+    pub own: u64,
+    /// Where files lie that may lie apart.
+    pub apart: u64,
+}
+
+impl DiskNeed {
+    /// All of them.
+    pub fn all(&self) -> u64 {
+        self.own.saturating_add(self.apart)
+    }
+}
+
+impl std::ops::AddAssign for DiskNeed {
+    fn add_assign(&mut self, other: Self) {
+        self.own = self.own.saturating_add(other.own);
+        self.apart = self.apart.saturating_add(other.apart);
+    }
+}
+
+/// What a storage of so many rows needs to work well, all of them written.
+pub fn disk_bytes_for(kind: StorageKind, rows: u64, row_bytes: usize, top_share: f64) -> DiskNeed {
     let bytes = rows as f64 * (row_bytes + ENTRY_BYTES) as f64;
     match kind {
-        StorageKind::Log => (bytes / log::LIVE_SHARE) as u64,
-        StorageKind::Lsm => (bytes * (LSM_DISK_PER_ROWS + top_share)).round() as u64,
+        StorageKind::Log => DiskNeed { own: (bytes / log::LIVE_SHARE) as u64, apart: 0 },
+        StorageKind::Lsm => DiskNeed {
+            own: (bytes * top_share).round() as u64,
+            apart: (bytes * LSM_DISK_PER_ROWS).round() as u64,
+        },
     }
 }
 
@@ -172,7 +198,7 @@ mod tests {
         assert_eq!(memory(log, None, Some(rows)).growth, 8_500_000);
         // Whoever does not know how many there will be has room for the first.
         assert!(memory(lsm, None, None).growth > 0);
-        let disk = |kind, top_share| disk_bytes_for(kind, rows, 84, top_share);
+        let disk = |kind, top_share| disk_bytes_for(kind, rows, 84, top_share).all();
         assert_eq!(disk(lsm, TOP_SHARE), 130_000_000);
         assert!(disk(lsm, TOP_SHARE) < disk(log, TOP_SHARE));
     }
@@ -190,6 +216,7 @@ mod tests {
             assert!(small < usual && usual < large, "{small} {usual} {large}");
         }
         assert_eq!(growth(true, 0.5), 5 * 506_250 + 129_096);
-        assert_eq!(disk_bytes_for(StorageKind::Lsm, 1_000_000, 84, 0.5), 170_000_000);
+        let disk = disk_bytes_for(StorageKind::Lsm, 1_000_000, 84, 0.5);
+        assert_eq!(disk, DiskNeed { own: 50_000_000, apart: 120_000_000 });
     }
 }

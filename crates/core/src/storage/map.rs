@@ -433,8 +433,14 @@ impl StorageSpace for MapStorage {
         Ok(())
     }
 
-    fn give_back(&mut self, unwritten: u64, spare: u64, wanted: Option<u64>) -> Result<()> {
-        let free = self.free_beside(unwritten).saturating_sub(spare);
+    fn give_back(
+        &mut self,
+        unwritten: u64,
+        refused: u64,
+        spare: u64,
+        wanted: Option<u64>,
+    ) -> Result<()> {
+        let free = self.free_beside(unwritten + refused).saturating_sub(spare);
         let left = self.taken - wanted.map_or(free, |wanted| wanted.min(free));
         self.pages.file.set_len(left)?;
         self.taken = left;
@@ -477,7 +483,7 @@ impl StorageUpkeep for MapStorage {
         Ok(None)
     }
 
-    fn expect_bound(&mut self, _: bool) {}
+    fn expect_bound(&mut self, _: Option<u64>) {}
 }
 
 impl StorageBudget for MapStorage {

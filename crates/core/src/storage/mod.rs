@@ -25,7 +25,9 @@ mod traits;
 
 pub use buffer::{DirtyRow, FlushBuffer};
 pub use facts::{ClassFacts, OpenAt, TableFacts};
-pub use kinds::{IndexMemory, check_class, create, disk_bytes_for, index_memory, recovery};
+pub use kinds::{
+    DiskNeed, IndexMemory, check_class, create, disk_bytes_for, index_memory, recovery,
+};
 pub use log::demand::{Demand, Share};
 pub use log::{ClassNeed, choose_segment, seed_of_file};
 pub use page::PageLayout;

@@ -185,8 +185,16 @@ pub trait StorageSpace {
 
     /// Gives free room back to the file system: as many bytes as are `wanted` by another class or
     /// the journal, or, where nobody wants any, what the next epochs are not likely to need. What
-    /// the `unwritten` rows need stays, and `spare` bytes. Waits for writes that are in flight.
-    fn give_back(&mut self, unwritten: u64, spare: u64, wanted: Option<u64>) -> Result<()>;
+    /// the `unwritten` rows need stays, and `spare` bytes; what the `refused` rows will need once
+    /// they are asked for again stays, too, where upkeep itself does not lack it. Waits for writes
+    /// that are in flight.
+    fn give_back(
+        &mut self,
+        unwritten: u64,
+        refused: u64,
+        spare: u64,
+        wanted: Option<u64>,
+    ) -> Result<()>;
 
     /// Bytes that only commits from `first` up to `oldest_kept` need.
     fn held_bytes(&self, first: u64, oldest_kept: u64) -> u64;
@@ -297,9 +305,9 @@ pub trait StorageUpkeep {
         Ok(false)
     }
 
-    /// Says whether a disk bound will make upkeep necessary. Rows are told apart by how long their
-    /// last copy lived then.
-    fn expect_bound(&mut self, is_bounded: bool);
+    /// Says how many bytes a disk bound allows, if there is one: it will make upkeep necessary.
+    /// Rows are told apart by how long their last copy lived then.
+    fn expect_bound(&mut self, most_bytes: Option<u64>);
 
     /// The damage that upkeep met since open, for people: what has it is left as it is.
     fn damage(&self) -> Vec<String> {

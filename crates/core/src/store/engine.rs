@@ -292,9 +292,14 @@ impl Class {
         reserved + dirty + log.parked() as u64
     }
 
-    /// Bytes in use that newest copies do not fill; none while another thread has the class.
-    pub(super) fn outdated_bytes(&self) -> u64 {
-        self.log.try_lock().map_or(0, |log| log.outdated_bytes())
+    /// Bytes in use that newest copies do not fill, of a class whose tables have `rows` rows; none
+    /// while another thread has the class.
+    pub(super) fn outdated_bytes(&self, rows: u64) -> u64 {
+        self.log.try_lock().map_or(0, |log| {
+            // Merges drop what lies below newer rows, and below deleted ones.
+            let below = log.stats().newest_copies.saturating_sub(rows);
+            log.outdated_bytes() + below * self.record.row_bytes as u64
+        })
     }
 
     /// Bytes that its storage may need to find `keys` new keys of growing tables again.
@@ -486,6 +491,8 @@ impl Engine {
         for class in &mut self.classes {
             class.tier = None;
         }
+        // Room for units of upkeep is a part of a disk bound, which their classes share.
+        let sharing = self.classes.iter().filter(|class| class.has_units).count().max(1) as u64;
         for (i, (class, plan)) in self.classes.iter_mut().zip(plans).enumerate() {
             let shape = CacheShape {
                 row_bytes: class.record.row_bytes,
@@ -508,7 +515,7 @@ impl Engine {
                 readers.push(class.reader(depth, plan.read_buffers, medium, merge)?);
             }
             let log = class.log.get_mut();
-            log.expect_bound(options.max_disk_bytes.is_some());
+            log.expect_bound(options.max_disk_bytes.map(|most| most / sharing));
             log.equip(plan.storage, medium)?;
             let (readers, ahead) = (Arc::new(Pool::new(readers)), Mutex::new(None));
             class.tier = Some(Tier { cache, readers, ahead, plan });
@@ -516,6 +523,12 @@ impl Engine {
         (self.budget_bytes, self.asked_bytes) = (budget, asked);
         self.planned = true;
         Ok(())
+    }
+
+    /// Keys of the tables of a class, given by its index, that are written and not deleted.
+    pub(super) fn rows_of_class(&self, class: usize) -> u64 {
+        let tables = self.tables.iter().filter(|table| table.class == class);
+        tables.map(|table| table.rows.load(Ordering::Relaxed)).sum()
     }
 
     /// Bytes of everything that counts against the budget.

@@ -13,7 +13,7 @@ use super::files::place::check_place;
 use super::files::superblock::{self, Superblock};
 use super::journal::ClassRecord;
 use super::recovery::{Recovered, Target, find, recover};
-use super::space::{Scheduler, check_bound};
+use super::space::Scheduler;
 use super::sweeps::copy;
 use super::unheld::Noted;
 use super::{Guarded, Inner, Store, open_needed};
@@ -299,7 +299,6 @@ pub(super) fn build(
     let last = last.as_ref();
     let mode = if options.read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
     let mut bytes = 0;
-    recovered.classes.iter().try_for_each(|class| check_bound(options, class.storage))?;
     check_alignment(&**medium, recovered)?;
     let logs = std::mem::take(&mut recovered.logs);
     for (record, log) in recovered.classes.iter().zip(logs) {

@@ -1,7 +1,7 @@
 //! What a store says of itself: counters, and how memory and disk are spent.
 
 use super::engine::{Class, MemoryUse};
-use super::files::class_file::{PARTITION_PREFIX, has_rows};
+use super::files::class_file::{PARTITION_PREFIX, lies_apart};
 use super::{Inner, Store};
 use crate::config::{StorageKind, TableInfo};
 use crate::error::{ErrorKind, Result};
@@ -17,7 +17,7 @@ pub struct Stats {
     pub path: String,
     /// The directory of partitions, where they lie apart.
     pub cold_directory: Option<String>,
-    /// Bytes of the partitions in it: a part of `disk_bytes`, but for a file that a merge writes.
+    /// Bytes of the partitions in it and of room for merges: a part of `disk_bytes`.
     pub cold_bytes: u64,
     /// The memory budget in bytes, 0 before the first verb of a store without tables.
     pub budget_bytes: u64,
@@ -355,10 +355,11 @@ impl Inner {
         Some(path.display().to_string())
     }
 
-    fn cold_bytes(&self) -> Result<u64> {
+    /// Bytes of what lies in the cold directory.
+    pub(super) fn cold_bytes(&self) -> Result<u64> {
         let Some(cold) = self.medium.apart() else { return Ok(0) };
         let mut bytes = 0;
-        for name in cold.list(PARTITION_PREFIX)?.iter().filter(|name| has_rows(name)) {
+        for name in cold.list(PARTITION_PREFIX)?.iter().filter(|name| lies_apart(name)) {
             match cold.state_of(name) {
                 Ok(state) => bytes += blocks_of(state.bytes),
                 // A merge has replaced it meanwhile.

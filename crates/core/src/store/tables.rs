@@ -4,7 +4,6 @@ use super::engine::{Class, Engine};
 use super::files::class_file::{class_file_name, create_class_file};
 use super::journal::{ClassRecord, JournalFile, RecordKind, TableRecord};
 use super::memory::budget::{self, ClassDemand, READ_DEPTHS};
-use super::space::check_bound;
 use super::{Inner, Store, has_file};
 use crate::config::{Memory, Merging, StorageKind, TableId, TableInfo, TableSpec};
 use crate::error::{Result, bail};
@@ -49,7 +48,6 @@ impl Store {
         }
         inner.check_writable()?;
         let layout = spec.validate()?;
-        check_bound(&inner.options, spec.storage)?;
         inner.prepare_writing()?;
         let mut engine = inner.exclusive()?;
         inner.check_writable()?;
@@ -225,28 +223,35 @@ impl Inner {
         let bytes = |spec: &TableSpec, rows, row_bytes| {
             storage::disk_bytes_for(spec.storage, rows, row_bytes, self.options.top_share)
         };
-        let others: u64 = engine
-            .tables
-            .iter()
-            .map(|t| {
-                let spec = &t.record.spec;
-                let rows = spec.num_embeddings.or(spec.expected_rows);
-                rows.map_or(0, |rows| bytes(spec, rows, t.layout.row_bytes()))
-            })
-            .sum();
-        let needed = bytes(spec, rows, layout.row_bytes()) + others;
-        let free = self.medium.free_bytes_in_all()?.saturating_add(self.disk_bytes());
-        let have = self.options.max_disk_bytes.map_or(free, |most| most.min(free));
-        if needed > have {
-            bail!(
-                Full,
-                "table '{}' makes the store need {needed} bytes on disk once every row is written, \
-                 and there are {have} for it; make room, raise max_disk_bytes, or pass \
-                 check_disk=False if most rows will never be written",
-                spec.name
-            );
+        let mut needed = bytes(spec, rows, layout.row_bytes());
+        for table in &engine.tables {
+            let spec = &table.record.spec;
+            if let Some(rows) = spec.num_embeddings.or(spec.expected_rows) {
+                needed += bytes(spec, rows, table.layout.row_bytes());
+            }
         }
-        Ok(())
+        let check = |what: &str, needed: u64, have: u64| {
+            if needed > have {
+                bail!(
+                    Full,
+                    "table '{}' makes the store need {needed} bytes {what} once every row is \
+                     written, and there are {have} for it; make room, raise max_disk_bytes, or \
+                     pass check_disk=False if most rows will never be written",
+                    spec.name
+                );
+            }
+            Ok(())
+        };
+        let used = self.disk_bytes();
+        let free = self.medium.free_bytes_in_all()?.saturating_add(used);
+        let have = self.options.max_disk_bytes.map_or(free, |most| most.min(free));
+        check("on disk", needed.all(), have)?;
+        // Room of one device is of no use to what lies on another.
+        let Some(apart) = self.medium.apart() else { return Ok(()) };
+        let cold = self.cold_bytes()?;
+        let own = self.medium.free_bytes()?.saturating_add(used.saturating_sub(cold));
+        check("in its own directory", needed.own, own)?;
+        check("in its cold directory", needed.apart, apart.free_bytes()?.saturating_add(cold))
     }
 
     /// What a class of rows of `row_bytes` shall be, stored as the table asks. Measures the device

@@ -177,8 +177,8 @@ impl StorageUpkeep for ClassLog {
         self.dead_slots() > HURRY * self.dead_slots_allowed() || self.is_nearly_full(most_bytes)
     }
 
-    fn expect_bound(&mut self, is_bounded: bool) {
-        self.separates = is_bounded;
+    fn expect_bound(&mut self, most_bytes: Option<u64>) {
+        self.separates = most_bytes.is_some();
     }
 
     fn damage(&self) -> Vec<String> {

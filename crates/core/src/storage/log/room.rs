@@ -73,8 +73,14 @@ impl StorageSpace for ClassLog {
         Ok(())
     }
 
-    fn give_back(&mut self, unwritten: u64, spare: u64, wanted: Option<u64>) -> Result<()> {
-        let keep = self.segments_to_keep(unwritten, spare);
+    fn give_back(
+        &mut self,
+        unwritten: u64,
+        refused: u64,
+        spare: u64,
+        wanted: Option<u64>,
+    ) -> Result<()> {
+        let keep = self.segments_to_keep(unwritten + refused, spare);
         let mut ids = self.segments.may_go();
         let free = ids.len() as u64;
         let most = match wanted {
@@ -222,13 +228,13 @@ mod tests {
             let mut log = ClassLog::new(layout, file, bytes, segments, writer, buffer);
             assert_eq!(log.disk_bytes(), medium.taken_bytes());
             medium.fail_shrink(after);
-            let given = log.give_back(0, 0, Some(u64::MAX));
+            let given = log.give_back(0, 0, 0, Some(u64::MAX));
             assert_eq!(log.disk_bytes(), medium.taken_bytes(), "failed after {after}");
             if given.is_ok() {
                 break;
             }
             failed += 1;
-            log.give_back(0, 0, Some(u64::MAX)).unwrap();
+            log.give_back(0, 0, 0, Some(u64::MAX)).unwrap();
             assert_eq!(log.disk_bytes(), medium.taken_bytes(), "failed after {after}");
             assert_eq!(log.disk_bytes(), 5 * bytes, "failed after {after}");
         }

@@ -146,6 +146,11 @@ impl ClassLog {
         self.index(table).memory_bytes() as u64
     }
 
+    /// Rows that have their newest copy here.
+    pub fn newest_total(&self) -> u64 {
+        self.segments.newest_total()
+    }
+
     /// Slots that there are once the file has grown by so many bytes.
     pub fn slots_with(&self, more_bytes: u64) -> u64 {
         let segments = u64::from(self.segments.count()) + more_bytes / self.segment_bytes;

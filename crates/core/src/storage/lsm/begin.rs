@@ -10,10 +10,9 @@ use super::create::shape;
 use super::newest::{Found, Newest};
 use super::pick::{Costs, Expected, pick, with_neighbour};
 use super::unit::{GivenOut, MergeUnit, Planned};
-use crate::error::Result;
-use crate::io::BLOCK_BYTES;
+use crate::error::{ErrorKind, Result};
+use crate::storage::StorageRead;
 use crate::storage::log::MERGE_PORTIONS;
-use crate::storage::{StorageCounts, StorageRead};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -34,13 +33,21 @@ fn filter_rows(portion_bytes: usize) -> u64 {
     (FILTER_PORTIONS * portion_bytes / FILTER_BYTES_PER_ROW) as u64
 }
 
-/// Why no merge has begun.
+/// Parts of a disk bound that a partition may take: the room for a merge is that of two.
+const BOUND_PARTS: u64 = 32;
+
+/// Why no merge has begun, or the last one came to nothing.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Refused {
-    /// What had changed until then.
-    changes: u64,
-    /// With so many bytes of the disk one would have begun; `None` where room was not the reason.
-    bytes: Option<u64>,
+pub(super) enum Refused {
+    /// There was nothing that it could take, when so much had changed.
+    Nothing(u64),
+    /// The disk bound left no room for so many bytes.
+    Bound(u64),
+    /// The device had no room, until a commit or until somebody finds some.
+    Device,
+    /// It met a full device on its way, though it had its room. Until a commit: no change begins
+    /// one that may fail again.
+    Failed,
 }
 
 /// What a merge is to take.
@@ -56,30 +63,35 @@ impl Lsm {
     /// without a look at the top.
     pub(super) fn may_begin(&self, grow_bytes: u64) -> bool {
         let goes_on = self.upkeep.given_out.is_some() || self.upkeep.taken_ticket.is_some();
-        let is_refused = self.upkeep.refused.is_some_and(|refused| {
-            refused.changes == self.upkeep.changes()
-                && refused.bytes.is_none_or(|bytes| grow_bytes < bytes)
-        });
+        let is_refused = match self.upkeep.refused {
+            None => false,
+            Some(Refused::Nothing(changes)) => changes == self.upkeep.changes(),
+            Some(Refused::Bound(bytes)) => self.room.bytes().saturating_add(grow_bytes) < bytes,
+            Some(Refused::Device | Refused::Failed) => true,
+        };
         !goes_on && !is_refused && self.is_due()
     }
 
     fn is_due(&self) -> bool {
         let drops = self.upkeep.drops_tombstones && !self.tombstones.is_empty();
-        drops || self.rows_to_merge() > self.most_above()
+        // A full storage merges what little there is: outdated rows below go by that alone.
+        let most = if self.upkeep.merges_for_room() { 0 } else { self.most_above() };
+        drops || self.rows_to_merge() > most
     }
 
-    /// Begins the merge that is due, if one is and so many bytes are enough for it.
+    /// Begins the merge that is due, if one is and so many bytes are enough for it beside the room
+    /// that is kept.
     pub(super) fn begin_merge(&mut self, grow_bytes: u64) -> Result<Option<MergeUnit>> {
         if !self.may_begin(grow_bytes) {
             return Ok(None);
         }
-        self.bottom.remove_files()?;
         self.tidy()?;
+        let grow_bytes = grow_bytes.saturating_add(self.bottom.remove_files()?);
         self.count_top();
         self.count_aside();
         self.upkeep.drops_tombstones &= self.has_tombstones_to_drop();
         if !self.is_due() {
-            self.refuse(None);
+            self.refuse_nothing();
             return Ok(None);
         }
         // Until a merge begins: what none can take is waited for no more.
@@ -89,17 +101,19 @@ impl Lsm {
             choice = self.choose(false);
         }
         let Some(Choice { range, inputs, newest, found }) = choice else {
-            self.refuse(None);
+            self.refuse_nothing();
             return Ok(None);
         };
         let facts = inputs.iter().map(|input| input.facts());
-        let old: u64 = facts.clone().map(|facts| facts.disk_bytes()).sum();
-        let bytes = old + self.bytes_of_rows(found.rows as u64);
-        if bytes > grow_bytes {
-            self.refuse(Some(bytes));
+        let old_bytes: u64 = facts.clone().map(|facts| facts.disk_bytes()).sum();
+        let old_rows: u64 = facts.clone().map(|facts| facts.rows).sum();
+        let pages: u64 = facts.map(|facts| u64::from(facts.pages)).sum();
+        let bytes = self.bytes_of_merge(old_rows + found.rows as u64);
+        if !self.has_room_for(bytes, grow_bytes)? {
+            // It waits for room, and is what has to be merged then.
+            self.upkeep.drops_tombstones = drops_tombstones;
             return Ok(None);
         }
-        let pages: u64 = facts.map(|facts| u64::from(facts.pages)).sum();
         let plan = MergePlan {
             shape: shape(&self.facts),
             orders: Arc::clone(self.bottom.orders()),
@@ -115,6 +129,7 @@ impl Lsm {
         let unit = GivenOut {
             range: plan.range,
             bytes,
+            old_bytes,
             memory_bytes: (MERGE_PORTIONS * plan.portion_bytes) as u64,
             ticket: self.begin_read(),
             read_below: pages * self.facts.page_bytes as u64,
@@ -127,17 +142,43 @@ impl Lsm {
         self.upkeep.credit = 0;
         self.upkeep.drops_tombstones = drops_tombstones;
         let medium = Arc::clone(&self.medium);
-        Ok(Some(MergeUnit::new(Planned { medium, plan, newest })))
+        let room = self.room.lend();
+        Ok(Some(MergeUnit::new(Planned { medium, plan, newest, room })))
     }
 
-    fn refuse(&mut self, bytes: Option<u64>) {
-        self.upkeep.refused = Some(Refused { changes: self.upkeep.changes(), bytes });
+    fn refuse_nothing(&mut self) {
+        self.upkeep.wanted_bytes = 0;
+        self.upkeep.refused = Some(Refused::Nothing(self.upkeep.changes()));
     }
 
-    /// Removes files that a crash has left, if nobody has since the storage was opened.
+    /// Makes sure that the room for merges has so many bytes, by `grow_bytes` more of the disk at
+    /// most; else the merge is refused.
+    fn has_room_for(&mut self, bytes: u64, grow_bytes: u64) -> Result<bool> {
+        let growth = self.room.growth_for(bytes);
+        self.upkeep.wanted_bytes = bytes;
+        if growth > grow_bytes {
+            self.upkeep.refused = Some(Refused::Bound(self.room.bytes() + growth));
+            return Ok(false);
+        }
+        match self.room.grow(&*self.medium, growth) {
+            Ok(()) => {
+                self.upkeep.wanted_bytes = 0;
+                Ok(true)
+            }
+            Err(error) if error.kind() == ErrorKind::Full => {
+                self.upkeep.refused = Some(Refused::Device);
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Removes files that a crash has left and makes sure of the room for merges, if nobody has
+    /// since the storage was opened.
     pub(super) fn tidy(&mut self) -> Result<()> {
         if !self.upkeep.is_tidy {
             self.bottom.remove_leftovers(&[])?;
+            self.room.make_sure(&*self.medium)?;
             self.upkeep.is_tidy = true;
         }
         Ok(())
@@ -252,7 +293,7 @@ impl Lsm {
 
     /// Rows of the top and tombstones.
     pub(super) fn rows_above(&self) -> u64 {
-        self.top.stats().newest_copies + self.tombstones.len() as u64
+        self.top.newest_total() + self.tombstones.len() as u64
     }
 
     /// Rows that the top may have.
@@ -271,10 +312,11 @@ impl Lsm {
     /// Bytes of a partition's pages at most.
     pub(super) fn partition_bytes(&self) -> u64 {
         // Longer ones have more rows in the top than one merge takes, and are written more often.
-        let rows = self.most_per_merge() as f64 / self.facts.merging.top_share;
+        let rows = self.slots_per_merge() as f64 / self.facts.merging.top_share;
         let most = (rows * self.facts.row_bytes as f64) as u64;
         let usual = SEGMENTS_PER_PARTITION * self.facts.segment_bytes;
-        let bytes = usual.min(most).max(self.facts.segment_bytes);
+        let of_bound = self.upkeep.most_disk_bytes.map_or(u64::MAX, |most| most / BOUND_PARTS);
+        let bytes = usual.min(most).min(of_bound).max(self.facts.segment_bytes);
         match self.facts.merging.filters {
             true => {
                 bytes.min(filter_rows(self.upkeep.portion_bytes()) * self.facts.row_bytes as u64)
@@ -284,25 +326,22 @@ impl Lsm {
     }
 
     /// Rows of a partition at most.
-    fn rows_per_partition(&self) -> u64 {
+    pub(super) fn rows_per_partition(&self) -> u64 {
         let pages = (self.partition_bytes() / self.facts.page_bytes as u64).max(1);
         pages * self.top.layout().rows_per_page as u64
     }
 
-    /// Rows that a merge takes out of the top at most.
-    fn most_per_merge(&self) -> usize {
+    /// Rows that a merge takes out of the top at most: as many as a partition has, so that it takes
+    /// no more of the disk than two of them.
+    pub(super) fn most_per_merge(&self) -> usize {
+        self.slots_per_merge().min(self.rows_per_partition() as usize).max(1)
+    }
+
+    /// Rows that a merge has the memory to take out of the top.
+    fn slots_per_merge(&self) -> usize {
         let rows = self.upkeep.portion_bytes() / PORTION_BYTES_PER_ROW;
         // What is taken leaves room for the filter of what is written.
         if self.facts.merging.filters { rows / 2 } else { rows }
-    }
-
-    /// Bytes of files with so many rows at most, that were not in one before.
-    fn bytes_of_rows(&self, rows: u64) -> u64 {
-        let per_page = self.top.layout().rows_per_page as u64;
-        // Each file has a header, a footer, and a last block that it does not fill.
-        let files = 3 + rows * self.facts.row_bytes as u64 / self.partition_bytes();
-        let pages = rows.div_ceil(per_page) + 4 * files;
-        pages * self.facts.page_bytes as u64 + files * BLOCK_BYTES
     }
 
     /// Entries of the top in a range, of growing tables nearly: a part of an index that lies in two

@@ -3,6 +3,7 @@
 use super::Lsm;
 use super::bottom::{Bottom, Orders, Shape, TableOrder, Version};
 use super::changes::Changes;
+use super::merge_room::MergeRoom;
 use super::pages::LsmPages;
 use super::set_aside::SetAside;
 use super::tombstones::Tombstones;
@@ -27,7 +28,8 @@ pub fn create(
     let top = log::create_top(facts, file, epoch, medium)?;
     let (version, orders) = (Version::default(), Orders::default());
     let bottom = Bottom::open(Arc::clone(medium), &shape(facts), orders, version, Vec::new())?;
-    Ok(Box::new(Lsm::new(*facts, Arc::clone(medium), top, bottom, Tombstones::default())))
+    let room = MergeRoom::new(facts.class);
+    Ok(Box::new(Lsm::new(*facts, Arc::clone(medium), top, bottom, Tombstones::default(), room)))
 }
 
 /// What the files of partitions of a class have in common.
@@ -70,6 +72,7 @@ impl Lsm {
         top: ClassLog,
         bottom: Bottom,
         tombstones: Tombstones,
+        room: MergeRoom,
     ) -> Self {
         let partitions = Arc::clone(bottom.pages());
         let pages = Arc::new(LsmPages { top: top.pages(), partitions });
@@ -85,6 +88,7 @@ impl Lsm {
             next_ticket: 0,
             upkeep: Upkeep::default(),
             set_aside: SetAside::default(),
+            room,
         }
     }
 }

@@ -19,6 +19,7 @@ mod counts;
 mod create;
 mod cut;
 mod find;
+mod merge_room;
 mod newest;
 mod pages;
 mod pick;
@@ -40,6 +41,7 @@ use super::{ClassFacts, Storage};
 use crate::io::Medium;
 use bottom::{Bottom, Place, TableOrder};
 use changes::Changes;
+use merge_room::MergeRoom;
 use pages::LsmPages;
 use set_aside::SetAside;
 use std::collections::BTreeSet;
@@ -66,6 +68,7 @@ pub struct Lsm {
     next_ticket: u64,
     upkeep: Upkeep,
     set_aside: SetAside,
+    room: MergeRoom,
 }
 
 impl Storage for Lsm {}

@@ -10,6 +10,7 @@ use super::changes::{Block, read};
 use super::counts::TopCounts;
 use super::create::{facts_above, order_of, shape};
 use super::cut::read_record;
+use super::merge_room::MergeRoom;
 use super::tombstones::Tombstones;
 use crate::error::{Result, bail};
 use crate::io::{File, Medium};
@@ -137,7 +138,11 @@ impl StorageRecovery for LsmRecovery {
         let Self { facts, top, orders, version, retired, tombstones, .. } = *self;
         let top = top.finish_log(at, file, medium)?;
         let bottom = Bottom::open(Arc::clone(medium), &shape(&facts), orders, version, retired)?;
-        Ok(Box::new(Lsm::new(facts, Arc::clone(medium), top, bottom, tombstones)))
+        let room = match at.write_after {
+            Some(_) => MergeRoom::find(&**medium, facts.class)?,
+            None => MergeRoom::new(facts.class),
+        };
+        Ok(Box::new(Lsm::new(facts, Arc::clone(medium), top, bottom, tombstones, room)))
     }
 }
 

@@ -1,6 +1,6 @@
 //! The unit of upkeep: one merge, without the lock of the class.
 
-use super::bottom::{Merge, MergePlan, Merged, Place, PlaceRange, Unread};
+use super::bottom::{Merge, MergePlan, Merged, Place, PlaceRange, Room, Unread};
 use super::newest::{Newest, ToMerge};
 use crate::error::{Error, Result, bail};
 use crate::io::{Buffers, Medium, pow2_below};
@@ -19,11 +19,12 @@ pub(super) struct Planned {
     pub(super) medium: Arc<dyn Medium>,
     pub(super) plan: MergePlan,
     pub(super) newest: Newest,
+    pub(super) room: Arc<dyn Room>,
 }
 
 impl Planned {
     fn begin(self) -> Result<Merge<ToMerge>> {
-        let Self { medium, plan, newest } = self;
+        let Self { medium, plan, newest, room } = self;
         let (page_bytes, portion_bytes) = (plan.shape.page_bytes, plan.portion_bytes);
         let reader = || -> Result<PageReader> {
             // Old pages lie side by side, those of the top hardly.
@@ -35,7 +36,9 @@ impl Planned {
         let writes = Buffers::equal(2, portion_bytes.max(page_bytes));
         let queue = medium.queue(2, writes)?;
         let changes = ToMerge::new(newest, reader()?);
-        Merge::new(Arc::clone(&medium), plan, changes, reader()?, queue)
+        let mut merge = Merge::new(Arc::clone(&medium), plan, changes, reader()?, queue)?;
+        merge.draw_from(room);
+        Ok(merge)
     }
 }
 
@@ -140,8 +143,10 @@ impl Unit for MergeUnit {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GivenOut {
     pub(super) range: PlaceRange,
-    /// Bytes of the disk that its files may take.
+    /// Bytes of the room for merges that its files may take.
     pub(super) bytes: u64,
+    /// Bytes of the disk that the partitions take which it replaces.
+    pub(super) old_bytes: u64,
     pub(super) memory_bytes: u64,
     /// Keeps the pages of the top that it reads.
     pub(super) ticket: u64,

@@ -56,17 +56,21 @@ pub(super) struct Upkeep {
     pub(super) is_tidy: bool,
     /// Tombstones take too much memory: merges go on until none is left, and wait for nothing.
     pub(super) drops_tombstones: bool,
+    /// Somebody was refused room: merges go on as long as there is anything to merge. Since the
+    /// last commit, or since the one before.
+    for_room: bool,
+    for_room_before: bool,
+    /// Bytes of the merge that was refused last for lack of room: it may be somewhat larger than
+    /// the room that is kept, for rows come in groups and small partitions in pairs.
+    pub(super) wanted_bytes: u64,
+    /// What a disk bound allows this class.
+    pub(super) most_disk_bytes: Option<u64>,
 }
 
 impl Upkeep {
     /// Whether a unit under way takes the row at `place`.
     pub(super) fn takes(&self, place: Place) -> bool {
         self.given_out.is_some_and(|unit| unit.takes(place))
-    }
-
-    /// Bytes of the disk that count as taken by a unit under way.
-    pub(super) fn reserved_bytes(&self) -> u64 {
-        self.given_out.map_or(0, |unit| unit.bytes)
     }
 
     /// Memory of a unit, whether one is under way or not: what others took of it meanwhile they
@@ -81,7 +85,26 @@ impl Upkeep {
     /// Merges are due until no tombstone is left.
     pub(super) fn drop_tombstones_soon(&mut self) {
         self.drops_tombstones = true;
-        self.refused = None;
+        if matches!(self.refused, Some(Refused::Nothing(_))) {
+            self.refused = None;
+        }
+    }
+
+    /// Merges are due until a commit after which nobody was refused room.
+    pub(super) fn merge_for_room(&mut self) {
+        self.for_room = true;
+    }
+
+    /// The device had room: a merge that was refused for want of it may begin.
+    pub(super) fn found_room(&mut self) {
+        if matches!(self.refused, Some(Refused::Device)) {
+            self.refused = None;
+        }
+    }
+
+    /// Whether merges are due because somebody was refused room.
+    pub(super) fn merges_for_room(&self) -> bool {
+        self.for_room || self.for_room_before
     }
 
     /// Flushes, commits and plans since open.
@@ -115,6 +138,9 @@ impl Upkeep {
 impl StorageUpkeep for Lsm {
     fn drop_commits_before(&mut self, oldest_kept: u64) {
         self.upkeep.is_to_end = self.upkeep.given_out.is_some();
+        self.upkeep.for_room_before = std::mem::take(&mut self.upkeep.for_room);
+        // Files may go now, and with them the reason.
+        self.upkeep.refused = None;
         self.top.drop_commits_before(oldest_kept);
         self.bottom.drop_commits_before(oldest_kept);
         self.upkeep.note_event();
@@ -133,13 +159,11 @@ impl StorageUpkeep for Lsm {
     }
 
     fn room_for_upkeep(&self, most_bytes: Option<u64>) -> u64 {
-        let top = self.top.room_for_upkeep(most_bytes.map(|most| self.left_for_top(most)));
-        // A merge writes a partition anew before the old one can go.
-        top + most_bytes.map_or(0, |_| self.partition_bytes() * 2)
+        self.top.room_for_upkeep(most_bytes.map(|most| self.left_for_top(most)))
     }
 
     fn lacks(&self, bytes: u64, unwritten: u64, spare: u64) -> bool {
-        self.top.lacks(bytes, unwritten, spare)
+        self.top.lacks(bytes + self.lacking_for_merge(unwritten, spare), unwritten, spare)
     }
 
     fn settle(&mut self, most_bytes: u64) -> bool {
@@ -156,7 +180,10 @@ impl StorageUpkeep for Lsm {
     ) -> Result<Option<UnitReport>> {
         let bound = match bound {
             SpaceBound::Most(bytes) => SpaceBound::Most(self.left_for_top(bytes)),
-            SpaceBound::Beside => SpaceBound::Beside,
+            SpaceBound::Beside => {
+                self.upkeep.merge_for_room();
+                SpaceBound::Beside
+            }
         };
         self.top.clean_unit(bound, rows, grow_bytes, residents)
     }
@@ -204,9 +231,12 @@ impl StorageUpkeep for Lsm {
         }
         let entries = self.entries_after(&edit, &merged.taken);
         let installed = self.bottom.install(&edit, self.top.epoch(), self.next_ticket);
+        let room = self.room.take_back();
         if let Err(error) = installed {
             let range = self.end_unit().map_or(PlaceRange::ALL, |unit| unit.range);
             self.remove_unknown(&edit);
+            self.refill(room)?;
+            self.refuse_if_full(&error);
             if !matches!(error.kind(), ErrorKind::Io | ErrorKind::Corrupt) {
                 return Err(error);
             }
@@ -282,6 +312,11 @@ impl StorageUpkeep for Lsm {
         let given_out = self.end_unit();
         // What cannot be removed now is left over.
         let abandoned = unit.abandon().inspect_err(|_| self.upkeep.is_tidy = false);
+        let room = self.room.take_back();
+        let abandoned = abandoned.and_then(|()| self.refill(room));
+        if let Some(error) = &because {
+            self.refuse_if_full(error);
+        }
         match (because, unread) {
             (Some(error), Some(unread)) => {
                 let range = given_out.map_or(PlaceRange::ALL, |given_out| given_out.range);
@@ -293,8 +328,9 @@ impl StorageUpkeep for Lsm {
         }
     }
 
-    fn expect_bound(&mut self, is_bounded: bool) {
-        self.top.expect_bound(is_bounded);
+    fn expect_bound(&mut self, most_bytes: Option<u64>) {
+        self.upkeep.most_disk_bytes = most_bytes;
+        self.top.expect_bound(most_bytes);
     }
 
     fn damage(&self) -> Vec<String> {
@@ -316,9 +352,11 @@ impl Lsm {
         self.upkeep.is_to_end || self.is_behind()
     }
 
-    /// Whether the top or the tombstones take more memory than they should.
+    /// Whether the top or the tombstones take more memory than they should, or somebody was refused
+    /// room.
     fn is_behind(&self) -> bool {
         self.upkeep.drops_tombstones
+            || self.upkeep.merges_for_room()
             || self.rows_to_merge() as f64 > HURRY * self.most_above() as f64
     }
 
@@ -333,6 +371,19 @@ impl Lsm {
         unit
     }
 
+    /// Takes the room again that a merge had when it began and has not given back.
+    fn refill(&mut self, room: Option<u64>) -> Result<()> {
+        let had = room.unwrap_or(0);
+        self.fill_room(had.saturating_sub(self.room.bytes()))
+    }
+
+    /// A merge that found no room is not begun again before a commit.
+    fn refuse_if_full(&mut self, error: &Error) {
+        if error.kind() == ErrorKind::Full {
+            self.upkeep.refused = Some(Refused::Failed);
+        }
+    }
+
     /// Removes the files of a merge whose edit was refused: no version names them.
     fn remove_unknown(&mut self, edit: &Edit) {
         for facts in &edit.added {
@@ -343,9 +394,9 @@ impl Lsm {
         }
     }
 
-    /// What of so many bytes is left for the top.
+    /// What of so many bytes is left for the top, beside all that the room for a merge may lack.
     fn left_for_top(&self, bytes: u64) -> u64 {
-        bytes.saturating_sub(self.bytes_below())
+        bytes.saturating_sub(self.bytes_below() + self.lacking_for_merge(0, 1))
     }
 
     /// The key has left the top, and has no tombstone.

@@ -371,7 +371,8 @@ impl Inner {
                 // They were reserved; nobody else grows a file meanwhile.
                 let before = log.disk_bytes();
                 let reserved = log.reserve(unwritten, 0, u64::MAX);
-                self.rows_disk_bytes.fetch_add(log.disk_bytes() - before, Ordering::Relaxed);
+                let grown = log.disk_bytes().wrapping_sub(before);
+                self.rows_disk_bytes.fetch_add(grown, Ordering::Relaxed);
                 reserved?;
             }
         }

@@ -10,6 +10,8 @@ use std::sync::Arc;
 const PREFIX: &str = "rows-";
 /// What names of partitions begin with: a class and a number follow.
 pub(in crate::store) const PARTITION_PREFIX: &str = "part-";
+/// What the name of a class's room for merges ends with.
+const ROOM_SUFFIX: &str = "-room";
 
 /// The file of a class's pages.
 pub(in crate::store) fn class_file_name(class: u16) -> String {
@@ -36,8 +38,17 @@ fn is_partition(name: &str) -> bool {
     parsed.is_some_and(|canonical| canonical == name)
 }
 
+/// Whether a file of this name is a partition, or room for merges of a class.
+pub(in crate::store) fn lies_apart(name: &str) -> bool {
+    let class = name.strip_prefix(PARTITION_PREFIX).and_then(|rest| rest.strip_suffix(ROOM_SUFFIX));
+    is_partition(name)
+        || class
+            .and_then(|class| class.parse::<u16>().ok())
+            .is_some_and(|class| format!("{PARTITION_PREFIX}{class}{ROOM_SUFFIX}") == name)
+}
+
 /// Creates the file of a new class, empty, in the place of one that was left, and removes the
-/// partitions that lay below that.
+/// partitions that lay below that, and room for their merges.
 pub(in crate::store) fn create_class_file(
     medium: &dyn Medium,
     class: u16,
@@ -50,7 +61,7 @@ pub(in crate::store) fn create_class_file(
         medium.remove(&name)?;
     }
     for name in medium.list(&format!("{PARTITION_PREFIX}{class}-"))? {
-        if is_partition(&name) {
+        if lies_apart(&name) {
             medium.remove(&name)?;
         }
     }
@@ -90,7 +101,11 @@ mod tests {
         let odd =
             ["part-0-01", "part-00-1", "part-65536-1", "part-0-1-2", "part-0-+1", "parts-0-1"];
         for name in others.iter().chain(&odd) {
-            assert!(!has_rows(name), "{name}");
+            assert!(!has_rows(name) && !lies_apart(name), "{name}");
         }
+        for (name, apart) in [("part-0-room", true), ("part-00-room", false), ("rows-0", false)] {
+            assert_eq!(lies_apart(name), apart, "{name}");
+        }
+        assert!(lies_apart("part-7-1") && !has_rows("part-7-room"));
     }
 }

@@ -4,7 +4,7 @@
 //!
 //! * the rows that are not written yet, and the pages that a commit seals;
 //! * beside them, in each class that the verb changed, some room for cleaning to move rows to
-//!   (`room_for_upkeep`);
+//!   (`room_for_upkeep`), and for one merge where its storage has them;
 //! * in the journal, the deltas of those rows and the next commit's record;
 //! * in the spare room (`commit/spare.rs`), the journal that replaces this one and the states of
 //!   commits to come; without a disk bound, some more of the journal for cleaning.
@@ -23,7 +23,6 @@ mod upkeep;
 pub(in crate::store) use schedule::{Scheduler, Work};
 pub(in crate::store) use upkeep::UnitUnderWay;
 
-use crate::config::{StorageKind, StoreOptions};
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::storage::Storage;
 use crate::store::Inner;
@@ -32,19 +31,6 @@ use crate::store::engine::{Class, Engine};
 use crate::store::files::state::STATE_BYTES_KEPT_FREE;
 use crate::store::journal::JOURNAL_BYTES_PER_COMMIT;
 use std::sync::atomic::Ordering;
-
-/// Refuses a disk bound for rows whose storage cannot keep it: an lsm whose disk is full does not
-/// merge what would make room.
-pub(in crate::store) fn check_bound(options: &StoreOptions, storage: StorageKind) -> Result<()> {
-    match (storage, options.max_disk_bytes) {
-        (StorageKind::Lsm, Some(most)) if !options.read_only => bail!(
-            Unsupported,
-            "a table with storage=\"lsm\" cannot be used under max_disk_bytes, which is {most}; \
-             open the store without max_disk_bytes, or use storage=\"log\""
-        ),
-        _ => Ok(()),
-    }
-}
 
 impl Inner {
     /// Bytes that the store takes on disk.
@@ -312,7 +298,7 @@ impl Inner {
     ) -> Result<u64> {
         let spare = self.room_for_upkeep(log);
         let before = log.disk_bytes();
-        let given = log.give_back(class.unwritten_rows(log) + rows, spare, wanted);
+        let given = log.give_back(class.unwritten_rows(log), rows, spare, wanted);
         let bytes = before - log.disk_bytes();
         self.rows_disk_bytes.fetch_sub(bytes, Ordering::Relaxed);
         given.map(|()| bytes)
@@ -347,7 +333,9 @@ impl Inner {
         if error.kind() != ErrorKind::Full {
             return error;
         }
-        let outdated: u64 = engine.classes.iter().map(Class::outdated_bytes).sum();
+        let outdated: u64 = (engine.classes.iter().enumerate())
+            .map(|(at, class)| class.outdated_bytes(engine.rows_of_class(at)))
+            .sum();
         let history = self.history.lock();
         let outdated = outdated + history.outdated_bytes();
         let more = match self.options.max_disk_bytes {

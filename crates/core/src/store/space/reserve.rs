@@ -128,8 +128,8 @@ impl Inner {
         }
         let before = log.disk_bytes();
         let result = f(log, grow);
-        let grown = log.disk_bytes() - before;
-        // The sum wraps around, which takes back what was not used.
+        let grown = log.disk_bytes().wrapping_sub(before);
+        // The sum wraps around, which takes back what was not used, or was given back.
         self.rows_disk_bytes.fetch_add(grown.wrapping_sub(charged), Ordering::Relaxed);
         if growth > 0 {
             self.look_at_device();

@@ -9,7 +9,7 @@ use crate::config::{
 use crate::error::{Error, Result, bail};
 use crate::io::{DirectoryMedium, IoChoice, Medium, OpenMode};
 use crate::store::commit::SPARE;
-use crate::store::files::class_file::has_rows;
+use crate::store::files::class_file::{has_rows, lies_apart};
 use crate::store::files::lock::WriterLock;
 use crate::store::files::place::check_place;
 use crate::store::files::{head, pairing, state, superblock};
@@ -164,6 +164,7 @@ fn remove_if_unfinished(destination: &Path, cold_directory: Option<&Path>) -> Re
     // and only a superblock a journal.
     let others = |name: &str| {
         has_rows(name)
+            || lies_apart(name)
             || state::sequence_of(name).is_some()
             || [head::NAME, MEASURE, SPARE, superblock::NEW_NAME].contains(&name)
     };

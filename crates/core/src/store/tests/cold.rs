@@ -404,3 +404,32 @@ fn a_merge_without_room_in_the_cold_directory_is_left_for_later() {
         fixture.check_all(&store, &model);
     });
 }
+
+// The bytes of both devices counted together: the cold one may have all the room that the other
+// lacks.
+#[test]
+fn a_table_must_fit_each_of_two_devices() {
+    lsm(|| {
+        let spec =
+            TableSpec { num_embeddings: Some(2_000_000), ..spec("t", None, OptimizerKind::Sgd) };
+        let table = |own: u64, apart: u64| {
+            let devices = [own, apart].map(|bytes| {
+                let device = SimMedium::new(bytes);
+                device.set_capacity(Some(bytes));
+                Arc::new(device)
+            });
+            let [own, apart] = devices;
+            let medium = RoutedMedium::new(own, apart, PARTITION_PREFIX, false);
+            let options = StoreOptions { check_disk: true, ..options(64 << 20) };
+            let store = Store::open_on(Arc::new(medium), options).unwrap();
+            store.table(&spec).map(drop)
+        };
+        // 36 bytes of a row: a tenth above, 1.2 times below.
+        table(16 << 20, 96 << 20).unwrap();
+        for (own, apart, what) in [(64 << 20, 64 << 20, "cold"), (4 << 20, 256 << 20, "own")] {
+            let error = table(own, apart).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Full, "{error}");
+            assert!(error.message().contains(&format!("in its {what} directory")), "{error}");
+        }
+    });
+}

@@ -15,6 +15,7 @@ mod harm;
 mod hidden;
 mod holds;
 mod meddled;
+mod merge_room;
 mod merges;
 mod plain;
 mod power;
@@ -67,14 +68,6 @@ fn with_kind(kind: StorageKind, test: impl Fn()) {
         let text = panic.downcast_ref::<String>().cloned();
         let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()));
         panic!("with storage {}: {}", kind.name(), text.unwrap_or_default());
-    }
-}
-
-/// Whether a test of full disks bounds the store, or the device. An lsm takes no `max_disk_bytes`.
-fn bounds() -> &'static [bool] {
-    match KIND.get() {
-        StorageKind::Log => &[false, true],
-        StorageKind::Lsm => &[false],
     }
 }
 

@@ -228,7 +228,9 @@ impl StorageSpace for Probe {
         fn growth_for(& rows: u64, spare: u64) -> u64;
         fn held_bytes(& first: u64, oldest_kept: u64) -> u64;
         mut fn reserve(& rows: u64, spare: u64, grow_bytes: u64) -> Result<()>;
-        mut fn give_back(& unwritten: u64, spare: u64, wanted: Option<u64>) -> Result<()>;
+        mut fn give_back(
+            & unwritten: u64, refused: u64, spare: u64, wanted: Option<u64>
+        ) -> Result<()>;
     }
 }
 
@@ -301,7 +303,7 @@ impl StorageUpkeep for Probe {
         mut fn drop_commits_before(& oldest_kept: u64);
         mut fn owe(& rows: u64);
         mut fn settle(& most_bytes: u64) -> bool;
-        mut fn expect_bound(& is_bounded: bool);
+        mut fn expect_bound(& most_bytes: Option<u64>);
     }
 }
 

@@ -25,6 +25,9 @@ fn differing_bits(a: u64, b: u64) -> u32 {
 }
 
 impl Fences {
+    /// Bytes of the encoded fence of a page at most: all bits of a position and three of the code.
+    pub const BYTES_PER_PAGE_MOST: u64 = 9;
+
     /// Pages of the section.
     pub fn pages(&self) -> u32 {
         self.0.numbers.len() + 1

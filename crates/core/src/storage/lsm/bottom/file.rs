@@ -5,6 +5,7 @@
 
 use super::fences::Fences;
 use super::filter::Filter;
+use super::increasing::Cut;
 use super::order::{Orders, PLACE_BYTES, Place, PlaceRange, TableOrder};
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::hash::mix;
@@ -195,6 +196,16 @@ pub(super) fn encode_footer(sections: &[Section], seed: u64) -> Vec<u8> {
         }
     }
     footer
+}
+
+/// Bytes at most of footers with so many sections in all, of so many pages and rows.
+pub(super) fn footer_bytes_most(sections: u64, pages: u64, rows: u64, filters: bool) -> u64 {
+    let each = (SECTION_BYTES + Cut::BYTES_BESIDE) as u64;
+    let fences = sections * each + pages * Fences::BYTES_PER_PAGE_MOST;
+    match filters {
+        true => fences + sections * Cut::BYTES_BESIDE as u64 + rows * Filter::BYTES_PER_ROW_MOST,
+        false => fences,
+    }
 }
 
 fn word(bytes: &[u8], at: usize) -> u64 {

@@ -23,6 +23,10 @@ pub const BUILDER_BYTES_PER_ROW: usize = size_of::<u32>();
 pub struct Filter(Cut);
 
 impl Filter {
+    /// Bytes of a row in the encoded filter at most: cells are 32 for each row, and a number with
+    /// as much before it as it has in the mean takes 5 bits and three of the code.
+    pub const BYTES_PER_ROW_MOST: u64 = 1;
+
     /// Whether there may be a row at `position`; always where there is one.
     #[inline]
     pub fn may_have(&self, position: u64) -> bool {

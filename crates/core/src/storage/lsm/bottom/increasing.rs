@@ -203,6 +203,9 @@ pub(super) struct Cut {
 }
 
 impl Cut {
+    /// Bytes of its encoding beside its numbers, and of words that these do not fill, at most.
+    pub(super) const BYTES_BESIDE: usize = HEAD_BYTES + CHECKSUM_BYTES + 4 * 8;
+
     /// Bytes of its encoding.
     pub(super) fn encoded_bytes(&self) -> usize {
         HEAD_BYTES + 8 * (self.numbers.low.len() + self.numbers.high.len()) + CHECKSUM_BYTES

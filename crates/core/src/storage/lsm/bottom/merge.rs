@@ -4,14 +4,14 @@
 //! bounded whatever a partition has. A merge stops between portions as long as its caller likes.
 //! It changes nothing that exists: the new files count once a version names them.
 
-use super::file::{Facts, Shape, file_name};
+use super::file::{Facts, Shape, file_name, footer_bytes_most};
 use super::old_rows::OldRows;
 use super::order::{LastOrder, Orders, Place, PlaceRange};
 use super::partition::{Partition, Partitions};
-use super::writer::{Finished, PartitionWriter};
+use super::writer::{Finished, PartitionWriter, Room};
 use crate::error::{Result, bail};
-use crate::io::{Medium, Queue};
-use crate::storage::PageReader;
+use crate::io::{BLOCK_BYTES, Medium, Queue};
+use crate::storage::{PageLayout, PageReader};
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -81,8 +81,7 @@ impl MergePlan {
     /// How many new files there are at most.
     pub fn files(&self) -> Result<u64> {
         let layout = self.shape.layout(self.first_number)?;
-        let pages = (self.target_bytes / self.shape.page_bytes as u64).max(1);
-        Ok(self.rows().div_ceil(pages.saturating_mul(layout.rows_per_page as u64)).max(1))
+        Ok(files_of_merge(self.rows(), &layout, self.target_bytes))
     }
 
     /// Rows at the end that make it leave an empty partition behind them, all in files of so many.
@@ -103,6 +102,31 @@ impl MergePlan {
             }
         }
     }
+}
+
+/// How many files a merge of so many rows makes at most, with `target_bytes` of pages each, beside
+/// one that may be left empty.
+fn files_of_merge(rows: u64, layout: &PageLayout, target_bytes: u64) -> u64 {
+    let pages = (target_bytes / layout.page_bytes as u64).max(1);
+    rows.div_ceil(pages.saturating_mul(layout.rows_per_page as u64)).max(1)
+}
+
+/// Bytes of the disk that a merge takes at most, which writes so many rows of so many tables to
+/// files with `target_bytes` of pages each.
+pub fn merge_bytes_most(
+    rows: u64,
+    tables: u64,
+    layout: &PageLayout,
+    target_bytes: u64,
+    filters: bool,
+) -> u64 {
+    let page = layout.page_bytes as u64;
+    let files = files_of_merge(rows, layout, target_bytes) + 1;
+    // Each file has a page that is not full, and what lies around them.
+    let pages = rows.div_ceil(layout.rows_per_page as u64) + files;
+    // Rows of a table follow each other, so a file more is at most a section more.
+    let footers = footer_bytes_most(tables + files, pages, rows, filters);
+    (pages + 2 * files) * page + footers + files * BLOCK_BYTES
 }
 
 /// A change that a merge has taken in.
@@ -198,6 +222,8 @@ pub struct Merge<C> {
     writer: Option<PartitionWriter>,
     /// The queue of the writer, between two files.
     queue: Option<Box<dyn Queue>>,
+    /// Where the room of new files comes from, if not from the device.
+    room: Option<Arc<dyn Room>>,
     rows_per_file: u64,
     /// So many rows that are appended leave an empty partition behind them.
     appended_min: u64,
@@ -270,6 +296,7 @@ impl<C: Changes> Merge<C> {
             waiting: None,
             writer: None,
             queue: Some(queue),
+            room: None,
             rows_per_file,
             last_order: LastOrder::default(),
             counting: Counting::default(),
@@ -279,6 +306,11 @@ impl<C: Changes> Merge<C> {
             failed: false,
             unread: None,
         })
+    }
+
+    /// All that it takes of the disk is drawn from `room`.
+    pub fn draw_from(&mut self, room: Arc<dyn Room>) {
+        self.room = Some(room);
     }
 
     /// What it takes in.
@@ -439,6 +471,7 @@ impl<C: Changes> Merge<C> {
         let medium = &*self.medium;
         let mut writer = PartitionWriter::create(medium, shape, number, merge, first, queue)?;
         writer.expect_rows(self.rows_per_file);
+        writer.draw_from(self.room.clone());
         self.writer = Some(writer);
         Ok(())
     }
@@ -477,6 +510,10 @@ impl<C: Changes> Merge<C> {
             self.begin_file()?;
         }
         self.finish_file(self.plan.range.last)?;
+        // A power cut would bring back what the new files have taken since.
+        if let Some(room) = &self.room {
+            room.sync()?;
+        }
         self.note_counts();
         self.done = true;
         Ok(())

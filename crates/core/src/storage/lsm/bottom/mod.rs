@@ -33,6 +33,8 @@ mod pages_tests;
 #[cfg(test)]
 mod partition_tests;
 #[cfg(test)]
+mod room_tests;
+#[cfg(test)]
 mod snapshot_tests;
 #[cfg(test)]
 mod testing;
@@ -41,10 +43,12 @@ mod version_tests;
 
 pub use file::{Facts, Shape, file_name};
 pub use filter::BUILDER_BYTES_PER_ROW;
-pub use merge::{Change, Changes, Counts, Merge, MergePlan, Merged, Newer, Taken, Unread};
+pub use merge::{
+    Change, Changes, Counts, Merge, MergePlan, Merged, Newer, Taken, Unread, merge_bytes_most,
+};
 pub use order::{Orders, Place, PlaceRange, TableOrder};
 pub use pages::OpenPartitions;
 pub use partition::{Partition, Partitions};
 pub use snapshot::{Bottom, Looked, Numbered, Retired, Snapshot};
 pub use version::{Edit, Version};
-pub use writer::PartitionWriter;
+pub use writer::{PartitionWriter, Room};

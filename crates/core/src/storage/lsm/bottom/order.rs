@@ -176,6 +176,11 @@ impl Orders {
         self.0.keys().copied()
     }
 
+    /// How many tables there are.
+    pub fn table_count(&self) -> usize {
+        self.0.len()
+    }
+
     /// The order of a table; `None` for a table of another class.
     pub fn of(&self, table: u16) -> Option<TableOrder> {
         self.0.get(&table).copied()

@@ -323,8 +323,12 @@ impl Bottom {
 
     /// Bytes of the files of the newest snapshot, and of those that are not removed yet.
     pub fn disk_bytes(&self) -> u64 {
-        let waiting = self.retired.iter().chain(&self.removable);
-        self.current.version.disk_bytes() + waiting.map(|file| file.bytes).sum::<u64>()
+        self.current.version.disk_bytes() + self.leaving_bytes()
+    }
+
+    /// Bytes of files that commits alone, or the next removal, will give back.
+    pub fn leaving_bytes(&self) -> u64 {
+        self.retired.iter().chain(&self.removable).map(|file| file.bytes).sum()
     }
 
     /// Bytes of files that commits from `first` on have and that go when those before `oldest_kept`

@@ -109,6 +109,8 @@ pub struct Version {
     /// Pages of all partitions before each.
     pages_before: Vec<u64>,
     rows: u64,
+    /// Rows of the partition that has most.
+    rows_largest: u64,
     disk_bytes: u64,
 }
 
@@ -133,6 +135,11 @@ impl Version {
     /// Rows of all partitions.
     pub fn rows(&self) -> u64 {
         self.rows
+    }
+
+    /// Rows of the partition that has most.
+    pub fn rows_largest(&self) -> u64 {
+        self.rows_largest
     }
 
     /// Bytes that their files take of the disk.
@@ -239,6 +246,7 @@ impl Version {
                 bail!(Corrupt, "rows or bytes of all partitions exceed 2^64; {WAY_OUT}");
             };
             (version.rows, version.disk_bytes) = (rows, disk_bytes);
+            version.rows_largest = version.rows_largest.max(facts.rows);
             version.pages_before.push(pages);
             pages += u64::from(facts.pages);
         }

@@ -9,12 +9,22 @@ use super::file::{Facts, Section, Shape, encode_footer, encode_header, file_name
 use super::filter::FilterBuilder;
 use super::order::{LastOrder, Orders, Place, PlaceRange, TableOrder};
 use crate::error::{Result, bail};
-use crate::io::{BufferId, File, Medium, OpenMode, Queue};
+use crate::io::{BufferId, File, Medium, OpenMode, Queue, blocks_of};
 use crate::storage::PageLayout;
 use std::sync::Arc;
 
 /// Room on disk is taken for so many buffers at once.
 const BUFFERS_AHEAD: u64 = 8;
+
+/// Room on disk that was taken before, for the files of a merge.
+pub trait Room: Send + Sync {
+    /// Gives `bytes` of it back to the device, for a file that is about to take them. `Full` where
+    /// there are not so many.
+    fn draw(&self, bytes: u64) -> Result<()>;
+
+    /// Makes durable what was given back.
+    fn sync(&self) -> Result<()>;
+}
 
 /// The buffer that is being filled.
 #[derive(Debug)]
@@ -52,6 +62,8 @@ pub struct PartitionWriter {
     file: Arc<dyn File>,
     layout: PageLayout,
     queue: Box<dyn Queue>,
+    /// Where its room on disk comes from, if not from the device.
+    room: Option<Arc<dyn Room>>,
     chunk: Option<Chunk>,
     sections: Vec<Section>,
     open: Option<Open>,
@@ -89,6 +101,7 @@ impl PartitionWriter {
             file,
             layout,
             queue,
+            room: None,
             chunk: None,
             sections: Vec::new(),
             open: None,
@@ -99,6 +112,11 @@ impl PartitionWriter {
             most_ahead: u64::MAX,
             failed: false,
         })
+    }
+
+    /// All that it takes of the disk is drawn from `room`.
+    pub fn draw_from(&mut self, room: Option<Arc<dyn Room>>) {
+        self.room = room;
     }
 
     /// At most so many rows will come: no room on disk is taken ahead of them for more.
@@ -217,6 +235,9 @@ impl PartitionWriter {
             return Ok(());
         }
         let more = end - self.reserved;
+        if let Some(room) = &self.room {
+            room.draw(blocks_of(end + ahead) - blocks_of(self.reserved))?;
+        }
         let taken = match self.file.allocate(self.reserved, more + ahead) {
             Ok(()) => more + ahead,
             Err(_) if ahead > 0 => {
