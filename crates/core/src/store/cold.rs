@@ -9,7 +9,7 @@
 mod places;
 
 use super::Superblock;
-use super::files::class_file::{PARTITION_PREFIX, has_rows};
+use super::files::class_file::{PARTITION_PREFIX, has_rows, lies_apart};
 use super::files::lock::WriterLock;
 use super::files::pairing::{MARKER, NAME, Pairing};
 use crate::config::StoreOptions;
@@ -95,14 +95,21 @@ pub(super) fn check_unchanged(medium: &dyn Medium, store: &Path) -> Result<()> {
     )
 }
 
-/// Takes the marker of a store that is being removed from a directory that it had not noted yet.
+/// Takes all of a store that is being removed out of a directory that it had not noted yet.
 pub(super) fn release(directory: &Path, io: IoChoice, store: u128) -> Result<()> {
-    match Found::look(&places::named(directory)?, io)? {
-        Some(Found { medium, marker: Some(marker) }) if marker.store == store => {
-            medium.remove(MARKER)
-        }
-        _ => Ok(()),
+    let medium = match Found::look(&places::named(directory)?, io)? {
+        Some(Found { medium, marker: Some(marker) }) if marker.store == store => medium,
+        _ => return Ok(()),
+    };
+    clear(&*medium)
+}
+
+/// Takes all of a store out of a directory that it does not need: the marker last.
+fn clear(cold: &dyn Medium) -> Result<()> {
+    for name in cold.list(PARTITION_PREFIX)?.iter().filter(|name| lies_apart(name)) {
+        cold.remove(name)?;
     }
+    cold.remove(MARKER)
 }
 
 /// A directory that is there, and what it says of itself.
@@ -158,8 +165,9 @@ impl Notes {
             record.write(&*self.own, NAME)?;
         }
         if let Some(left) = &self.left {
-            // It may become another store's. Where that fails, its marker says whose it was.
-            let _ = left.remove(MARKER);
+            // It has no partition, and may become another store's. Where that fails, its marker
+            // says whose it was.
+            let _ = clear(&**left);
         }
         Ok(())
     }
