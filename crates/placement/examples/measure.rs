@@ -26,9 +26,10 @@ type Failure = Box<dyn Error>;
 fn main() -> Result<(), Failure> {
     let rows_per_page = number("ROWS_PER_PAGE", 16)?;
     let began = Instant::now();
-    let trace = match std::env::args().nth(1) {
-        Some(path) => read(&path)?,
-        None => draw(1_000_000, 1_000_000, 20, number("SEED", 1)? as u64)?,
+    let (trace, ideal) = match std::env::args().nth(1) {
+        Some(path) => (read(&path)?, None),
+        None => draw(1_000_000, 1_000_000, 20, number("SEED", 1)? as u64)
+            .map(|(trace, ideal)| (trace, Some(ideal)))?,
     };
     let (learned, held_out) = trace.split(0.5)?;
     println!(
@@ -51,6 +52,9 @@ fn main() -> Result<(), Failure> {
         let began = Instant::now();
         show("identity", began, &baselines::identity(learned.num_rows(), rows_per_page)?)?;
     }
+    if let (true, Some(order)) = (wants("ideal"), ideal) {
+        show("ideal", Instant::now(), &Placement::new(order, rows_per_page)?)?;
+    }
     if wants("random") {
         let began = Instant::now();
         show("random", began, &baselines::random(learned.num_rows(), rows_per_page, 1)?)?;
@@ -70,23 +74,26 @@ fn main() -> Result<(), Failure> {
             return Ok(None);
         }
         let began = Instant::now();
-        let mut passes = Vec::new();
+        let mut levels = Vec::new();
+        let cpu_before = cpu_seconds()?;
         let placement = partition(learned, &options, |progress| {
-            passes.resize(progress.levels, 0);
-            passes[progress.level] += 1;
+            levels.resize(progress.levels, (0, 0.0));
+            levels[progress.level] = (progress.pass + 1, began.elapsed().as_secs_f64());
             Next::Continue
         })?;
-        let seconds = began.elapsed().as_secs_f64();
+        let (seconds, cpu_seconds) = (began.elapsed().as_secs_f64(), cpu_seconds()? - cpu_before);
         show(name, began, &placement)?;
         println!(
-            "    {:.2} M pins/s by {} threads, passes per level {passes:?}, memory: {} MB said",
+            "    {:.2} M pins/s by {} threads, {:.2} per second of a core; {} MB at most; \
+             passes of levels, ends in s: {levels:.1?}",
             learned.pins() as f64 / seconds / 1e6,
             options.threads,
+            learned.pins() as f64 / cpu_seconds / 1e6,
             memory_needed(learned, &options) >> 20,
         );
         Ok(Some(placement))
     };
-    learn("fanout", PartitionOptions { objective: Objective::Fanout, ..usual.clone() })?;
+    learn("projected", PartitionOptions { objective: Objective::Projected, ..usual.clone() })?;
     let best = learn("partition", usual.clone())?;
     for ratio in list("RATIOS", &[0.1])? {
         let options = ReplicaOptions { threads: usual.threads, ..ReplicaOptions::new(ratio) };
@@ -154,8 +161,9 @@ impl Report<'_> {
 }
 
 /// Queries whose rows come from one community of 64 (seven of eight), or from anywhere by Zipf's
-/// law. Communities are asked for by Zipf's law, too. Numbers of rows are scattered.
-fn draw(rows: usize, queries: usize, len: usize, seed: u64) -> Result<Trace, Failure> {
+/// law. Communities are asked for by Zipf's law, too. Numbers of rows are scattered. Beside the
+/// trace: the rows in the order of their communities.
+fn draw(rows: usize, queries: usize, len: usize, seed: u64) -> Result<(Trace, Vec<u32>), Failure> {
     const COMMUNITY: usize = 64;
     let mut state = seed;
     let mut next = move || {
@@ -185,7 +193,8 @@ fn draw(rows: usize, queries: usize, len: usize, seed: u64) -> Result<Trace, Fai
             values.push(numbers[row]);
         }
     }
-    Ok(Trace::new(rows, values, (0..=queries).map(|query| query * len).collect())?)
+    let trace = Trace::new(rows, values, (0..=queries).map(|query| query * len).collect())?;
+    Ok((trace, numbers))
 }
 
 fn read(path: &str) -> Result<Trace, Failure> {
@@ -216,6 +225,14 @@ fn list(name: &str, usual: &[f64]) -> Result<Vec<f64>, Failure> {
         Ok(text) => Ok(text.split_ascii_whitespace().map(str::parse).collect::<Result<_, _>>()?),
         Err(_) => Ok(usual.to_vec()),
     }
+}
+
+/// What all threads have computed so far, with a resolution of 10 ms.
+fn cpu_seconds() -> Result<f64, Failure> {
+    let stat = std::fs::read_to_string("/proc/self/stat")?;
+    let (_, fields) = stat.rsplit_once(") ").ok_or("no name in stat")?;
+    let ticks = fields.split(' ').skip(11).take(2).map(str::parse::<u64>);
+    Ok(ticks.sum::<Result<u64, _>>()? as f64 / 100.0)
 }
 
 fn peak_memory_mb() -> Result<u64, Failure> {

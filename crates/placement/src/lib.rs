@@ -35,8 +35,8 @@
 //! rows; elsewhere it reads one page whatever happens.
 //!
 //! On upper levels a side is not one page but t pages, and a query with many rows needs both sides
-//! anyhow. What counts there is how its rows will spread over the pages:
-//! t (1 - (1 - p/t)^n), the same formula for one page.
+//! anyhow. By choice ([`Objective`](partition::Objective)) what counts there is how its rows will
+//! spread over the pages, t (1 - (1 - p/t)^n), which is the same for one page.
 //!
 //! **Replica pages** ([`replicas`]) follow the home pages, best first. By connectivity priority, a
 //! base is a row whose queries read many pages, and its page has the rows that are asked for most

@@ -16,10 +16,9 @@ use std::sync::atomic::AtomicU32;
 const TASK_PINS: usize = 1 << 16;
 /// A part with more pins is passed over by all threads together.
 const SHARED_PINS: usize = 1 << 20;
-/// Before this many passes no part stalls.
-const PASSES_MIN: usize = 4;
-/// A pass that makes the expected fanout smaller by less than this share does not help.
-const IMPROVEMENT_MIN: f64 = 1e-3;
+/// A pass helps if it gains this share of what all passes over the part have gained. On five real
+/// traces 1 % reads up to 1.2 % more pages than 32 passes on each level, in half the time or less.
+const GAIN_MIN: f64 = 5e-3;
 /// After so many passes in a row that did not help a part stalls.
 const IDLE_PASSES_MAX: usize = 2;
 /// The chance by which a row of weight 1 counts as asked for.
@@ -35,6 +34,8 @@ pub(super) struct Part {
     /// Where the pins of its rows are.
     pub(super) pins: Range<usize>,
     fanout: Fanout,
+    /// The expected fanout before the first pass.
+    first_expected: u64,
     idle_passes: usize,
     stalled: bool,
     moved: u64,
@@ -50,15 +51,30 @@ impl Part {
     ) -> Self {
         let left = rows.len().div_ceil(rows_per_page).div_ceil(2) * rows_per_page;
         let fanout = Fanout::default();
-        Self { rows, left, edges, pins, fanout, idle_passes: 0, stalled: false, moved: 0 }
+        Self {
+            rows,
+            left,
+            edges,
+            pins,
+            fanout,
+            first_expected: 0,
+            idle_passes: 0,
+            stalled: false,
+            moved: 0,
+        }
     }
 
     /// Notes what a pass found and did.
     fn passed(&mut self, pass: usize, fanout: Fanout, moved: usize) {
         let before = std::mem::replace(&mut self.fanout, fanout).expected as f64;
-        let helped = pass == 0 || before - fanout.expected as f64 >= before * IMPROVEMENT_MIN;
-        self.idle_passes = if helped { 0 } else { self.idle_passes + 1 };
-        self.stalled = moved == 0 || pass >= PASSES_MIN && self.idle_passes >= IDLE_PASSES_MAX;
+        let now = fanout.expected as f64;
+        if pass == 0 {
+            self.first_expected = fanout.expected;
+        } else {
+            let helped = before - now > (self.first_expected as f64 - now) * GAIN_MIN;
+            self.idle_passes = if helped { 0 } else { self.idle_passes + 1 };
+        }
+        self.stalled = moved == 0 || self.idle_passes >= IDLE_PASSES_MAX;
         self.moved = moved as u64;
     }
 }
@@ -117,7 +133,8 @@ pub(super) fn memory_bytes(
     options: &PartitionOptions<'_>,
 ) -> u64 {
     let weighted = u64::from(options.weights.is_some());
-    // Two orders, starts and lengths, sides, biases and their copy, frequencies, marks, places.
+    // Two orders, starts and lengths, sides, biases and their copy, frequencies, marks, and places
+    // or rows that move; weights before and after a split.
     let of_rows = 8 + 16 + 8 + 1 + 8 + 4 + 1 + 4 + 4 * weighted * 2;
     // Sums before and after a split, and either needs or the numbers of children.
     let of_edges = (8 + 8) * (1 + weighted) + 8;
@@ -282,11 +299,11 @@ impl<'a> Levels<'a> {
         for part in &self.parts {
             let pages = part.rows.len().div_ceil(self.options.rows_per_page);
             if curves.iter().all(|&(known, _)| known != pages) {
-                let keep = match self.options.objective {
-                    Objective::Fanout => 1.0 - P,
-                    Objective::Projected => 1.0 - P / (pages as f64 / 2.0),
+                let of_side = match self.options.objective {
+                    Objective::Fanout => 1.0,
+                    Objective::Projected => pages as f64 / 2.0,
                 };
-                curves.push((pages, Curve::new(keep, self.longest)));
+                curves.push((pages, Curve::new(P, of_side, self.longest)));
             }
         }
         curves

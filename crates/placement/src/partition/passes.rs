@@ -42,14 +42,17 @@ pub(super) struct Sums<'a> {
 pub(super) struct Curve {
     keep: f64,
     need: Vec<f32>,
+    /// How many pages a side will be, in 2^-20.
+    scale: f32,
 }
 
 impl Curve {
-    /// For queries of up to `rows_max` rows; `keep` lies between 0 and 1.
-    pub(super) fn new(keep: f64, rows_max: usize) -> Self {
-        let rate = keep.ln();
-        let need = (0..=rows_max).map(|rows| -(rows as f64 * rate).exp_m1() as f32).collect();
-        Self { keep, need }
+    /// For queries of up to `rows_max` rows and sides of so many pages, if each row is wanted with
+    /// the chance `p`.
+    pub(super) fn new(p: f64, pages: f64, rows_max: usize) -> Self {
+        let keep = 1.0 - p / pages;
+        let need = (0..=rows_max).map(|rows| -(rows as f64 * keep.ln()).exp_m1() as f32);
+        Self { keep, need: need.collect(), scale: (pages * f64::from(1 << 20)) as f32 }
     }
 
     fn of_weight(&self, weight: u32) -> f32 {
@@ -60,7 +63,7 @@ impl Curve {
 /// What a pass over edges adds up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Fanout {
-    /// What a split should make small, in 2^-20 of a side.
+    /// What a cut should make small, in 2^-20 of a page.
     pub(super) expected: u64,
     /// Sides with a row of the query, over all queries.
     pub(super) sides: u64,
@@ -92,7 +95,7 @@ pub(super) fn fill_need(
             }
         };
         fanout.sides += u64::from(left > 0) + u64::from(right > 0);
-        fanout.expected += ((need[0] + need[1]) * (1 << 20) as f32) as u64;
+        fanout.expected += ((need[0] + need[1]) * curve.scale) as u64;
     }
     fanout
 }
@@ -297,6 +300,45 @@ mod tests {
     }
 
     #[test]
+    fn a_bias_of_weighted_rows_is_what_the_fanout_loses() {
+        let (side, edges) = ([false, false, true, true, true], [[0, 1, 2, 3], [0, 2, 3, 4]]);
+        let weights = [256u32, 128, 64, 0, 200];
+        for keep in [0.5f64, 0.99] {
+            let sum = |edge: &[usize], side: &[bool], right: bool| -> u32 {
+                edge.iter().filter(|&&row| side[row] == right).map(|&row| weights[row]).sum()
+            };
+            let expected = |side: &[bool]| -> f64 {
+                let sides = edges.iter().flat_map(|edge| [false, true].map(|r| sum(edge, side, r)));
+                sides.map(|weight| 1.0 - keep.powf(f64::from(weight) / 256.0)).sum()
+            };
+            let (total, right) = ([4, 4], [2, 3].map(AtomicU32::new));
+            let totals = edges.map(|edge| edge.iter().map(|&row| weights[row]).sum());
+            let rights = edges.map(|edge| AtomicU32::new(sum(&edge, &side, true)));
+            let sums = Sums { total: &total, right: &right };
+            let weight_sums = Sums { total: &totals, right: &rights };
+            let curve = Curve::new(0.5, 0.5 / (1.0 - keep), 4);
+            let mut need = [[0.0; 2]; 2];
+            fill_need(&curve, sums, Some(weight_sums), &mut need);
+            for row in 0..5 {
+                let pins = (0..2u32).filter(|&edge| edges[edge as usize].contains(&row));
+                let (pins, lens) = (pins.clone().collect::<Vec<_>>(), [pins.count() as u32]);
+                let weights = Some(&weights[row..=row]);
+                let pins = Pins { starts: &[0], lens: &lens, pins: &pins, weights };
+                let mut bias = [0.0];
+                fill_bias(&curve, pins, &need, 0, &side[row..=row], &mut bias);
+                let at = |right| {
+                    let mut side = side;
+                    side[row] = right;
+                    expected(&side)
+                };
+                let loss = at(false) - at(true);
+                let error = (f64::from(bias[0]) - loss).abs();
+                assert!(error <= 1e-3 * loss.abs() + 1e-7, "{keep} {row}: {bias:?}, {loss}");
+            }
+        }
+    }
+
+    #[test]
     fn a_bias_is_what_the_fanout_loses_by_a_change_of_sides() {
         // Edges of 4 rows; row 0 is in both, on the left.
         let (side, edges) = ([false, false, true, true, true], [[0, 1, 2, 3], [0, 2, 3, 4]]);
@@ -311,14 +353,14 @@ mod tests {
             };
             let total = vec![4, 4];
             let right = [2, 3].map(AtomicU32::new);
-            let curve = Curve::new(keep, 4);
+            let curve = Curve::new(0.5, 0.5 / (1.0 - keep), 4);
             let mut need = [[0.0; 2]; 2];
             let sums = Sums { total: &total, right: &right };
             let fanout = fill_need(&curve, sums, None, &mut need);
             assert_eq!(fanout.sides, 4);
             let close = |a: f64, b: f64| (a - b).abs() <= 1e-3 * b.abs() + 1e-8;
-            let units = f64::from(1 << 20);
-            assert!((fanout.expected as f64 / units - expected(&side)).abs() < 4.0 / units);
+            let units = f64::from(1 << 20) * 0.5 / (1.0 - keep);
+            assert!(close(fanout.expected as f64 / units, expected(&side)));
             for row in 0..5 {
                 let pins = (0..2u32).filter(|&edge| edges[edge as usize].contains(&row));
                 let pins = pins.collect::<Vec<_>>();
