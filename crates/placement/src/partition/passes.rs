@@ -312,7 +312,7 @@ mod tests {
                 sides.map(|weight| 1.0 - keep.powf(f64::from(weight) / 256.0)).sum()
             };
             let (total, right) = ([4, 4], [2, 3].map(AtomicU32::new));
-            let totals = edges.map(|edge| edge.iter().map(|&row| weights[row]).sum());
+            let totals = edges.map(|edge| edge.iter().map(|&row| weights[row]).sum::<u32>());
             let rights = edges.map(|edge| AtomicU32::new(sum(&edge, &side, true)));
             let sums = Sums { total: &total, right: &right };
             let weight_sums = Sums { total: &totals, right: &rights };
