@@ -31,9 +31,9 @@ pub struct ReplicaOptions {
 }
 
 impl ReplicaOptions {
-    /// This ratio, one thread, and at most 10,000 queries per row.
+    /// This ratio, one thread, and at most 2,000 queries per row.
     pub fn new(ratio: f64) -> Self {
-        Self { ratio, threads: 1, queries_per_row_max: 10_000 }
+        Self { ratio, threads: 1, queries_per_row_max: 2_000 }
     }
 
     /// How many pages of replicas a table of so many rows has at most: r · N / d, rounded down.
