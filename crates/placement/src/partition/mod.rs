@@ -189,6 +189,14 @@ fn check(queries: Queries<'_>, options: &PartitionOptions<'_>) -> Result<()> {
                 weights[row]
             )));
         }
+        // The weights of a query are added up in 32 bits.
+        let limit = (u32::MAX / passes::WEIGHT_ONE) as usize;
+        let longest = queries.iter().map(<[u32]>::len).max().unwrap_or(0);
+        if longest > limit {
+            return Err(Error::misuse(format!(
+                "a query has {longest} rows, expected at most {limit} with weights"
+            )));
+        }
     }
     let needed = memory_needed(queries, options);
     match options.memory_bytes_max {
