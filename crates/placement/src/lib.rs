@@ -28,11 +28,11 @@
 //! cuts the rows in two, then both halves, until a part is one page. To cut, it begins with any
 //! halves. A pass computes for each row how much nearer its queries would come to needing one half
 //! only if it changed sides: a query with n rows on a side needs it with the chance 1 - (1 - p)^n,
-//! if each of its rows is wanted with the chance p = 0.5. Which side a row prefers, and how much, is
-//! its bias; a selection around the middle finds the rows with the greatest bias, and these form the
-//! right half. One exchange in four is skipped by chance, so that two groups do not change places
-//! for ever. A part that no longer gains stalls. A query goes on in a half where it still has two
-//! rows; elsewhere it reads one page whatever happens.
+//! if each of its rows is wanted with the chance p = 0.5. Which side a row prefers, and how much,
+//! is its bias; a selection around the middle finds the rows with the greatest bias, and these form
+//! the right half. One exchange in four is skipped by chance, so that two groups do not change
+//! places for ever. A part that no longer gains stalls. A query goes on in a half where it still
+//! has two rows; elsewhere it reads one page whatever happens.
 //!
 //! On upper levels a side is not one page but t pages, and a query with many rows needs both sides
 //! anyhow. By choice ([`Objective`](partition::Objective)) what counts there is how its rows will
@@ -40,11 +40,11 @@
 //!
 //! **Replica pages** ([`replicas`]) follow the home pages, best first. By connectivity priority, a
 //! base is a row whose queries read many pages, and its page has the rows that are asked for most
-//! together with it. By residual greedy, each page is the one that saves most pages after all before
-//! it.
+//! together with it. By residual greedy, each page is the one that saves most pages after all
+//! before it.
 //!
-//! **Reading** ([`cover`]). A query takes its rows in order of how few pages they have, and for each
-//! that is still missing the page with most missing rows.
+//! **Reading** ([`cover`]). A query takes its rows in order of how few pages they have, and for
+//! each that is still missing the page with most missing rows.
 //!
 //! # Sources
 //!
@@ -54,8 +54,9 @@
 //!   VLDB 2017: the objective, its projection to the pages in the end, bisection by passes.
 //! * Mackenzie, Petri, Moffat: *Tradeoff Options for Bipartite Graph Partitioning*, 2022, and
 //!   Lucene's reordering of documents: selection around the middle instead of sorting.
-//! * Minoux: *Accelerated greedy algorithms for maximizing submodular set functions*, 1978: the lazy
-//!   queue. Johnson: *Approximation algorithms for combinatorial problems*, 1974: greedy set cover.
+//! * Minoux: *Accelerated greedy algorithms for maximizing submodular set functions*, 1978: the
+//!   lazy queue. Johnson: *Approximation algorithms for combinatorial problems*, 1974: greedy set
+//!   cover.
 #![deny(unsafe_code)]
 
 mod error;

@@ -17,7 +17,7 @@ const TASK_PINS: usize = 1 << 16;
 /// A part with more pins is passed over by all threads together.
 const SHARED_PINS: usize = 1 << 20;
 /// A pass helps if it gains this share of what all passes over the part have gained. On five real
-/// traces 1 % reads up to 1.2 % more pages than 32 passes on each level, in half the time or less.
+/// traces such a partition reads up to 1.2 % more pages than 32 passes on each level.
 const GAIN_MIN: f64 = 5e-3;
 /// After so many passes in a row that did not help a part stalls.
 const IDLE_PASSES_MAX: usize = 2;
@@ -117,7 +117,8 @@ pub(super) struct Levels<'a> {
     pub(super) counts: EdgeSums,
     pub(super) weight_sums: Option<EdgeSums>,
     need: Vec<[f32; 2]>,
-    /// Pages that queries need of rows that are alone in their part, or whose part is not cut again.
+    /// Pages that queries need of rows that are alone in their part, or whose part is not cut
+    /// again.
     pub(super) settled: u64,
     longest: usize,
     level: usize,

@@ -155,10 +155,10 @@ pub(super) struct Chosen {
     pub(super) to_left: Vec<u32>,
 }
 
-/// Chooses the rows that change sides so that those with the greatest bias are on the right, as many
-/// as were there: what exchanging the best pairs while both sides gain would do, without a sort.
-/// Of equal rows those stay that can. With a seed, one pair in four stays as well, which keeps rows
-/// that belong together from changing places for ever.
+/// Chooses the rows that change sides so that those with the greatest bias are on the right, as
+/// many as were there: what exchanging the best pairs while both sides gain would do, without a
+/// sort. Of equal rows those stay that can. With a seed, one pair in four stays as well, which
+/// keeps rows that belong together from changing places for ever.
 pub(super) fn choose(side: &[bool], bias: &[f32], left: usize, seed: Option<u64>, to: &mut Chosen) {
     let Chosen { values, to_right, to_left } = to;
     to_right.clear();

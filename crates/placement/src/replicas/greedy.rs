@@ -1,12 +1,12 @@
 //! Residual greedy: each replica page is the one that saves most of what queries still read.
 //!
 //! Every query of the trace has a current cover, the page that serves each of its rows. A page is
-//! made around a base, of rows that the base's queries read other pages for; rows that are alone
-//! in their page count most, because such a page need not be read if the row lies here. What it
-//! saves is counted exactly in the covers of the base's queries: the pages of which it has every
-//! row that is asked for, less one for itself. (To count the other queries of its rows too would
-//! visit nearly the whole trace for each base, since hot rows are in most pages.) Then the covers of
-//! all queries change, and what other bases would save is less: a queue is keyed by what each saved
+//! made around a base, of rows that the base's queries read other pages for; rows that are alone in
+//! their page count most, because such a page need not be read if the row lies here. What it saves
+//! is counted exactly in the covers of the base's queries: the pages of which it has every row that
+//! is asked for, less one for itself. (To count the other queries of its rows too would visit
+//! nearly the whole trace for each base, since hot rows are in most pages.) Then the covers of all
+//! queries change, and what other bases would save is less: a queue is keyed by what each saved
 //! when it was looked at last, and the first ones are looked at again until the first is up to date
 //! (lazy greedy, Minoux 1978).
 
