@@ -1,0 +1,294 @@
+//! Residual greedy: each replica page is the one that saves most of what queries still read.
+//!
+//! Every query of the trace has a current cover, the page that serves each of its rows. A page is
+//! made around a base, of rows that the base's queries read other pages for; rows that are alone in
+//! their page count most, because such a page need not be read if the row lies here. What it saves
+//! is counted exactly in the covers of the base's queries: the pages of which it has every row that
+//! is asked for, less one for itself. (To count the other queries of its rows too would visit
+//! nearly the whole trace for each base, since hot rows are in most pages.) Then the covers of all
+//! queries change, and what other bases would save is less: a queue is keyed by what each saved
+//! when it was looked at last, and the first ones are looked at again until the first is up to date
+//! (lazy greedy, Minoux 1978).
+
+use super::{Counter, ReplicaOptions, scores};
+use crate::error::Result;
+use crate::parallel;
+use crate::placement::Placement;
+use crate::trace::{Inverse, Queries};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+/// The most bases that are looked at together.
+const BATCH_MAX: usize = 64;
+/// What the only row of a page counts for a base that is alone, too.
+const COUNT_ONE: u64 = 1 << 20;
+
+/// Replica pages by residual greedy, the best first. There are fewer than the ratio allows if no
+/// further page saves anything.
+///
+/// *Errors*: [`Misuse`](crate::ErrorKind::Misuse) for options or queries that do not fit.
+pub fn residual(
+    placement: &Placement,
+    queries: Queries<'_>,
+    options: &ReplicaOptions,
+) -> Result<Vec<Vec<u32>>> {
+    options.check(queries, placement.num_rows())?;
+    let num_pages = options.num_pages(placement.num_rows(), placement.rows_per_page());
+    let mut covers = Covers::new(placement, queries, options, num_pages);
+    let mut queue = scores(placement, queries)
+        .into_iter()
+        .enumerate()
+        .filter(|&(_, score)| score > 0)
+        .map(|(row, score)| Entry { saved: score, base: Reverse(row as u32), seen: 0 })
+        .collect::<BinaryHeap<_>>();
+    let scratch = || Scratch::new(placement.num_rows(), queries.len(), covers.pages_max);
+    let scratches = (0..options.threads.clamp(1, BATCH_MAX)).map(|_| scratch());
+    let mut scratches = scratches.collect::<Vec<_>>();
+    let mut pages = Vec::new();
+    // How often covers have changed; what was found before counts no more.
+    let mut now = 1;
+    let mut batch_len = 1;
+    while pages.len() < num_pages {
+        let Some(first) = queue.pop() else { break };
+        if first.seen == now {
+            if first.saved == 0 {
+                break;
+            }
+            let page = covers.page_of(first.base.0, &mut scratches[0]);
+            covers.add(&page, &mut scratches[0]);
+            pages.push(page);
+            now += 1;
+            batch_len = 1;
+            continue;
+        }
+        let mut batch = vec![first];
+        while batch.len() < batch_len {
+            match queue.peek() {
+                Some(next) if next.seen != now => batch.extend(queue.pop()),
+                _ => break,
+            }
+        }
+        batch_len = (batch_len * 2).min(BATCH_MAX);
+        let step = batch.len().div_ceil(scratches.len());
+        let tasks = batch.chunks_mut(step).zip(&mut scratches).collect();
+        parallel::run(
+            options.threads,
+            tasks,
+            || (),
+            |(), (entries, scratch)| {
+                for entry in entries {
+                    let page = covers.page_of(entry.base.0, scratch);
+                    (entry.saved, entry.seen) = (covers.saved_by(&page, scratch), now);
+                }
+            },
+        );
+        queue.extend(batch);
+    }
+    Ok(pages)
+}
+
+/// A base, and what its page saved when it was looked at last. Equal bases go by number.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Entry {
+    saved: u64,
+    base: Reverse<u32>,
+    seen: u64,
+}
+
+/// The pages that queries read, as far as replica pages are chosen.
+struct Covers<'a> {
+    queries: Queries<'a>,
+    options: &'a ReplicaOptions,
+    rows_per_page: usize,
+    inverse: Inverse,
+    /// The page that serves each pin.
+    served_by: Vec<u32>,
+    /// Where the pins of each query begin.
+    starts: Vec<usize>,
+    next_page: u32,
+    pages_max: usize,
+}
+
+/// Memory of a thread.
+struct Scratch {
+    counter: Counter,
+    /// Of each page: rows of a query that it serves.
+    served: Vec<u32>,
+    /// Of each query: rows of a page that it asks for; and the queries that have some.
+    rows_in: Vec<u32>,
+    asking: Vec<u32>,
+    in_page: Vec<bool>,
+}
+
+impl Scratch {
+    fn new(num_rows: usize, num_queries: usize, num_pages: usize) -> Self {
+        Self {
+            counter: Counter::new(num_rows),
+            served: vec![0; num_pages],
+            rows_in: vec![0; num_queries],
+            asking: Vec::new(),
+            in_page: vec![false; num_rows],
+        }
+    }
+}
+
+impl<'a> Covers<'a> {
+    fn new(
+        placement: &Placement,
+        queries: Queries<'a>,
+        options: &'a ReplicaOptions,
+        num_pages: usize,
+    ) -> Self {
+        let mut starts = Vec::with_capacity(queries.len() + 1);
+        starts.push(0);
+        let mut served_by = Vec::with_capacity(queries.pins());
+        for rows in queries.iter() {
+            served_by.extend(rows.iter().map(|&row| placement.page_of(row) as u32));
+            starts.push(served_by.len());
+        }
+        Self {
+            queries,
+            options,
+            rows_per_page: placement.rows_per_page(),
+            inverse: queries.inverse(),
+            served_by,
+            starts,
+            next_page: placement.num_pages() as u32,
+            pages_max: placement.num_pages() + num_pages,
+        }
+    }
+
+    fn pages_of_query(&self, query: u32) -> &[u32] {
+        &self.served_by[self.starts[query as usize]..self.starts[query as usize + 1]]
+    }
+
+    /// The page around a base: rows that save most together with it.
+    fn page_of(&self, base: u32, scratch: &mut Scratch) -> Vec<u32> {
+        let Scratch { counter, served, .. } = scratch;
+        for query in self.options.sample(self.inverse.queries_of(base)) {
+            let rows = self.queries.get(query as usize);
+            let pages = self.pages_of_query(query);
+            let mut own = 0;
+            for (&row, &page) in rows.iter().zip(pages) {
+                served[page as usize] += 1;
+                own = if row == base { page } else { own };
+            }
+            let alone = COUNT_ONE / u64::from(served[own as usize].max(1));
+            for (&row, &page) in rows.iter().zip(pages) {
+                if page != own {
+                    counter.add(row, (alone / u64::from(served[page as usize])).max(1));
+                }
+            }
+            pages.iter().for_each(|&page| served[page as usize] = 0);
+        }
+        let mut page = vec![base];
+        counter.take_most(self.rows_per_page - 1, &mut page);
+        page
+    }
+
+    /// The pages that the queries of a page's base, its first row, would no more read.
+    fn saved_by(&self, page: &[u32], scratch: &mut Scratch) -> u64 {
+        page.iter().for_each(|&row| scratch.in_page[row as usize] = true);
+        let queries = self.inverse.queries_of(page[0]);
+        let (mut saved, mut taken) = (0u64, 0u64);
+        for query in self.options.sample(queries) {
+            saved += self.saved_of(query, &scratch.in_page, &mut scratch.served);
+            taken += 1;
+        }
+        page.iter().for_each(|&row| scratch.in_page[row as usize] = false);
+        saved * queries.len() as u64 / taken.max(1)
+    }
+
+    /// The pages that a query would no more read if it read the rows that are in a page from there.
+    /// `served` is 0 for all pages, and stays so.
+    fn saved_of(&self, query: u32, in_page: &[bool], served: &mut [u32]) -> u64 {
+        let rows = self.queries.get(query as usize);
+        let pages = self.pages_of_query(query);
+        // A page that serves a row that is not here is read all the same.
+        for (&row, &page) in rows.iter().zip(pages) {
+            if !in_page[row as usize] {
+                served[page as usize] = 1;
+            }
+        }
+        let mut unread = 0u64;
+        for &page in pages {
+            let served = &mut served[page as usize];
+            unread += u64::from(*served == 0);
+            *served = 1;
+        }
+        pages.iter().for_each(|&page| served[page as usize] = 0);
+        unread.saturating_sub(1)
+    }
+
+    /// Adds a page: the queries that it saves pages of read their rows from it.
+    fn add(&mut self, page: &[u32], scratch: &mut Scratch) {
+        let Scratch { served, rows_in, asking, in_page, .. } = scratch;
+        for &row in page {
+            in_page[row as usize] = true;
+            for &query in self.inverse.queries_of(row) {
+                if rows_in[query as usize] == 0 {
+                    asking.push(query);
+                }
+                rows_in[query as usize] += 1;
+            }
+        }
+        for query in asking.drain(..) {
+            let rows_in = std::mem::take(&mut rows_in[query as usize]);
+            if rows_in < 2 || self.saved_of(query, in_page, served) == 0 {
+                continue;
+            }
+            let start = self.starts[query as usize];
+            for (i, &row) in self.queries.get(query as usize).iter().enumerate() {
+                if in_page[row as usize] {
+                    self.served_by[start + i] = self.next_page;
+                }
+            }
+        }
+        page.iter().for_each(|&row| in_page[row as usize] = false);
+        self.next_page += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::baselines;
+    use crate::random::Random;
+    use crate::trace::Trace;
+
+    #[test]
+    fn what_a_page_saves_is_what_covers_lose() {
+        let mut random = Random::new(21);
+        for case in 0..50 {
+            let queries = (0..60)
+                .map(|_| (0..random.below(9)).map(|_| random.below(40) as u32).collect::<Vec<_>>());
+            let trace = Trace::from_queries(40, queries.collect::<Vec<_>>()).unwrap();
+            let placement = baselines::random(40, 5, case).unwrap();
+            let options = ReplicaOptions::new(0.8);
+            let mut covers = Covers::new(&placement, trace.queries(), &options, 6);
+            let mut scratch = Scratch::new(40, 60, covers.pages_max);
+            let read = |covers: &Covers<'_>, queries: &[u32]| -> usize {
+                let distinct = |&query: &u32| {
+                    let mut pages = covers.pages_of_query(query).to_vec();
+                    pages.sort_unstable();
+                    pages.dedup();
+                    pages.len()
+                };
+                queries.iter().map(distinct).sum()
+            };
+            let all = (0..60).collect::<Vec<_>>();
+            for base in 0..6 {
+                let page = covers.page_of(base, &mut scratch);
+                assert!(page.len() <= 5 && page[0] == base);
+                let saved = covers.saved_by(&page, &mut scratch);
+                let own = covers.inverse.queries_of(base).to_vec();
+                let before = (read(&covers, &own), read(&covers, &all));
+                covers.add(&page, &mut scratch);
+                let lost = before.0 - read(&covers, &own);
+                assert_eq!(lost, saved as usize, "case {case}, base {base}");
+                assert!(before.1 - read(&covers, &all) >= lost);
+                assert!(scratch.served.iter().chain(&scratch.rows_in).all(|&count| count == 0));
+            }
+        }
+    }
+}

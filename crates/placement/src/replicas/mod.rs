@@ -1,0 +1,247 @@
+//! Replica pages: rows that are stored a second time, beside others that they are asked for with.
+//!
+//! [`connectivity`] is the MaxEmbed paper's strategy (section 5.3), [`residual`] a greedy one that
+//! counts the pages each new page saves after those before it. Both add pages behind those of a
+//! placement, best first: the pages of a smaller ratio are the first ones of a larger ratio. The
+//! paper's strawmen are here to compare with: [`before_partition`] (RPP) and [`fill_finer`] (FPR).
+
+mod greedy;
+#[cfg(test)]
+mod tests;
+
+pub use greedy::residual;
+
+use crate::error::{Error, Result};
+use crate::pages::Pages;
+use crate::parallel;
+use crate::partition::{Next, PartitionOptions, Progress, partition};
+use crate::placement::Placement;
+use crate::trace::{Queries, Trace};
+
+/// How many replicas, and how they are looked for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ReplicaOptions {
+    /// Rows stored again, as a share of all rows, from 0 to 1: r of the paper, which goes to 0.8.
+    pub ratio: f64,
+    /// Threads that work, the caller's among them. They change no result.
+    pub threads: usize,
+    /// Of a row that more queries ask for, so many of them are looked at, evenly spread over the
+    /// trace. `usize::MAX` looks at all.
+    pub queries_per_row_max: usize,
+}
+
+impl ReplicaOptions {
+    /// This ratio, one thread, and at most 2,000 queries per row.
+    pub fn new(ratio: f64) -> Self {
+        Self { ratio, threads: 1, queries_per_row_max: 2_000 }
+    }
+
+    /// How many pages of replicas a table of so many rows has at most: r · N / d, rounded down.
+    pub fn num_pages(&self, num_rows: usize, rows_per_page: usize) -> usize {
+        (num_rows as f64 * self.ratio / rows_per_page as f64) as usize
+    }
+
+    fn check(&self, queries: Queries<'_>, num_rows: usize) -> Result<()> {
+        if !(0.0..=1.0).contains(&self.ratio) {
+            return Err(Error::misuse(format!(
+                "ratio is {}, expected a share of the rows from 0 to 1",
+                self.ratio
+            )));
+        }
+        if self.queries_per_row_max == 0 {
+            return Err(Error::misuse("queries_per_row_max is 0, expected at least 1"));
+        }
+        if queries.num_rows() != num_rows {
+            return Err(Error::misuse(format!(
+                "the placement has {num_rows} rows, the queries are over {}; expected the same",
+                queries.num_rows()
+            )));
+        }
+        Ok(())
+    }
+
+    /// At most `queries_per_row_max` of a row's queries, evenly spread.
+    fn sample<'a>(&self, queries: &'a [u32]) -> impl Iterator<Item = u32> + use<'a> {
+        let taken = queries.len().min(self.queries_per_row_max);
+        (0..taken)
+            .map(move |i| queries[(i as u128 * queries.len() as u128 / taken as u128) as usize])
+    }
+}
+
+/// Replica pages by connectivity priority: the rows of the highest score, each with the rows that
+/// most of its queries ask for too and that lie in other pages.
+///
+/// The score of a row is Σ (λ - 1) over its queries, where a query reads λ pages. Equal rows are
+/// taken by number. A base whose queries ask for no row of another page gets no page.
+///
+/// *Errors*: [`Misuse`](crate::ErrorKind::Misuse) for options or queries that do not fit.
+pub fn connectivity(
+    placement: &Placement,
+    queries: Queries<'_>,
+    options: &ReplicaOptions,
+) -> Result<Vec<Vec<u32>>> {
+    options.check(queries, placement.num_rows())?;
+    let rows_per_page = placement.rows_per_page();
+    let num_pages = options.num_pages(placement.num_rows(), rows_per_page);
+    let scores = scores(placement, queries);
+    let bases = (0..scores.len() as u32).filter(|&row| scores[row as usize] > 0);
+    let mut bases = bases.collect::<Vec<_>>();
+    bases.sort_by_key(|&row| std::cmp::Reverse(scores[row as usize]));
+    bases.truncate(num_pages);
+    let inverse = queries.inverse();
+    let mut pages = vec![Vec::new(); bases.len()];
+    let tasks = bases.chunks(64).zip(pages.chunks_mut(64)).collect::<Vec<_>>();
+    let counter = || Counter::new(placement.num_rows());
+    parallel::run(options.threads, tasks, counter, |counter, (bases, pages)| {
+        for (&base, page) in bases.iter().zip(pages) {
+            let home = placement.page_of(base);
+            for query in options.sample(inverse.queries_of(base)) {
+                for &row in queries.get(query as usize) {
+                    if placement.page_of(row) != home {
+                        counter.add(row, 1);
+                    }
+                }
+            }
+            page.push(base);
+            counter.take_most(rows_per_page - 1, page);
+        }
+    });
+    Ok(pages)
+}
+
+/// Σ (λ - 1) over the queries of each row.
+fn scores(placement: &Placement, queries: Queries<'_>) -> Vec<u64> {
+    let mut scores = vec![0u64; placement.num_rows()];
+    let mut seen_in = vec![0u32; placement.num_pages()];
+    for (query, rows) in queries.iter().enumerate() {
+        let mut pages = 0u64;
+        for &row in rows {
+            let seen = &mut seen_in[placement.page_of(row)];
+            pages += u64::from(*seen != query as u32 + 1);
+            *seen = query as u32 + 1;
+        }
+        rows.iter().for_each(|&row| scores[row as usize] += pages.saturating_sub(1));
+    }
+    scores
+}
+
+/// Counts per row, and the rows that have one.
+struct Counter {
+    counts: Vec<u64>,
+    rows: Vec<u32>,
+}
+
+impl Counter {
+    fn new(num_rows: usize) -> Self {
+        Self { counts: vec![0; num_rows], rows: Vec::new() }
+    }
+
+    #[inline]
+    fn add(&mut self, row: u32, count: u64) {
+        let counts = &mut self.counts[row as usize];
+        if *counts == 0 {
+            self.rows.push(row);
+        }
+        *counts += count;
+    }
+
+    /// Appends the rows with the greatest counts, then the smallest numbers, and forgets all.
+    fn take_most(&mut self, rows_max: usize, to: &mut Vec<u32>) {
+        let Self { counts, rows } = self;
+        let order = |row: &u32| (std::cmp::Reverse(counts[*row as usize]), *row);
+        if rows_max > 0 && rows.len() > rows_max {
+            rows.select_nth_unstable_by_key(rows_max - 1, order);
+        }
+        let most = rows.len().min(rows_max);
+        rows[..most].sort_unstable_by_key(order);
+        to.extend_from_slice(&rows[..most]);
+        rows.iter().for_each(|&row| counts[row as usize] = 0);
+        rows.clear();
+    }
+}
+
+/// Pages with replicas made before the partition (RPP of the paper): the rows that most queries ask
+/// for stand twice in every query that has them, and all are partitioned as different rows. A page
+/// that would have a row twice has it once.
+///
+/// `progress` is called as by [`partition`].
+///
+/// *Errors*: [`Misuse`](crate::ErrorKind::Misuse) for options that do not fit, and those of
+/// [`partition`]. The options of the partition may not have an order to begin with or weights,
+/// which would lack the replicas.
+pub fn before_partition(
+    queries: Queries<'_>,
+    partition_options: &PartitionOptions<'_>,
+    options: &ReplicaOptions,
+    progress: impl FnMut(&Progress) -> Next,
+) -> Result<Pages> {
+    let num_rows = queries.num_rows();
+    options.check(queries, num_rows)?;
+    let replicas = (num_rows as f64 * options.ratio) as usize;
+    let hottest = crate::baselines::frequency_order(&queries.frequency());
+    let mut replica_of = vec![None; num_rows];
+    for (i, &row) in hottest[..replicas].iter().enumerate() {
+        replica_of[row as usize] = Some((num_rows + i) as u32);
+    }
+    let (mut values, mut offsets) = (Vec::with_capacity(2 * queries.pins()), vec![0]);
+    for rows in queries.iter() {
+        values.extend_from_slice(rows);
+        values.extend(rows.iter().filter_map(|&row| replica_of[row as usize]));
+        offsets.push(values.len());
+    }
+    let doubled = Trace::new(num_rows + replicas, values, offsets)?;
+    let placement = partition(doubled.queries(), partition_options, progress)?;
+    let original = |&row: &u32| match (row as usize).checked_sub(num_rows) {
+        Some(replica) => hottest[replica],
+        None => row,
+    };
+    let pages = placement.pages().map(|rows| {
+        let mut rows = rows.iter().map(original).collect::<Vec<_>>();
+        rows.sort_unstable();
+        rows.dedup();
+        rows
+    });
+    Pages::new(num_rows, placement.rows_per_page(), &pages.collect::<Vec<_>>())
+}
+
+/// Pages that are partly filled and then filled up (FPR of the paper): a partition into pages of
+/// d / (1 + r) rows, rounded up, each with the rows that most of its queries ask for besides.
+///
+/// `progress` is called as by [`partition`].
+///
+/// *Errors*: as [`before_partition`].
+pub fn fill_finer(
+    queries: Queries<'_>,
+    partition_options: &PartitionOptions<'_>,
+    options: &ReplicaOptions,
+    progress: impl FnMut(&Progress) -> Next,
+) -> Result<Pages> {
+    let num_rows = queries.num_rows();
+    options.check(queries, num_rows)?;
+    let rows_per_page = partition_options.rows_per_page;
+    let finer = (rows_per_page as f64 / (1.0 + options.ratio)).ceil() as usize;
+    let finer = PartitionOptions { rows_per_page: finer, ..partition_options.clone() };
+    let placement = partition(queries, &finer, progress)?;
+    let inverse = queries.inverse();
+    let mut pages = placement.pages().map(<[u32]>::to_vec).collect::<Vec<_>>();
+    let tasks = pages.chunks_mut(64).enumerate().collect::<Vec<_>>();
+    let counter = || Counter::new(num_rows);
+    parallel::run(options.threads, tasks, counter, |counter, (chunk, pages)| {
+        let mut asking = Vec::new();
+        for (i, page) in pages.iter_mut().enumerate() {
+            asking.clear();
+            page.iter().for_each(|&row| asking.extend(options.sample(inverse.queries_of(row))));
+            asking.sort_unstable();
+            asking.dedup();
+            for &query in &asking {
+                for &row in queries.get(query as usize) {
+                    if placement.page_of(row) != chunk * 64 + i {
+                        counter.add(row, 1);
+                    }
+                }
+            }
+            counter.take_most(rows_per_page - page.len(), page);
+        }
+    });
+    Pages::new(num_rows, rows_per_page, &pages)
+}
