@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ahead", type=int, help="batches that ours announces (default: those of two windows)"
     )
-    parser.add_argument("--windows", type=int, default=8, help="windows of the training")
+    parser.add_argument("--windows", type=int, default=24, help="windows of the training")
     parser.add_argument("--warm-windows", type=int, default=2, help="of these, not counted")
     parser.add_argument("--memory", type=float, default=2.5, help="per cent of the rows' bytes")
     parser.add_argument(
