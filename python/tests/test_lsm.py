@@ -13,6 +13,7 @@ import pytest
 
 import embedrock
 from embedrock import cli
+from embedrock.errors import KeyRangeError
 
 DIM = 6
 ROWS = 20_000
@@ -236,3 +237,33 @@ class TestModules:
                     digests[kind] = bag.table.digest()
         assert losses["log"] == losses["lsm"]
         assert digests["log"] == digests["lsm"]
+
+
+def test_a_table_of_very_many_ids_has_room_for_the_rows_that_are_expected(tmp_path: Path) -> None:
+    ids, rng = 2**40, np.random.default_rng(2)
+    batches = [np.unique(rng.integers(0, ids, 20_000)) for _ in range(10)]
+    batches[3][-1] = ids - 1
+
+    def values(keys: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        return (keys[:, None] % 65_537 + np.arange(DIM)).astype(np.float32)
+
+    with embedrock.open(tmp_path / "s", "6MiB") as store:
+        table = store.table("t", DIM, ids, storage="lsm", expected_rows=200_000)
+        assert table.num_embeddings == ids
+        for step, keys in enumerate(batches, 1):
+            table.put(keys, values(keys))
+            store.commit(step)
+        with pytest.raises(KeyRangeError, match=str(ids)):
+            table.get([ids])
+    with embedrock.open(tmp_path / "s", "6MiB") as store:
+        table = store.table("t")
+        every = np.unique(np.concatenate(batches))
+        assert (len(table), table.num_embeddings) == (len(every), ids)
+        for keys in batches:
+            np.testing.assert_array_equal(table.get(keys), values(keys))
+        absent = np.setdiff1d(rng.integers(0, ids, 2000), every)
+        assert not table.contains(absent).any()
+        assert table.delete(batches[0]) == len(batches[0])
+        assert sum(len(keys) for keys, _ in table.items()) == len(every) - len(batches[0])
+        store.commit(len(batches) + 1)
+    assert cli.main(["check", str(tmp_path / "s")]) == 0

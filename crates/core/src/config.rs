@@ -416,10 +416,11 @@ pub struct TableSpec {
     pub name: String,
     /// Values per row.
     pub embedding_dim: usize,
-    /// Rows of a dense table, whose ids are `0..num_embeddings`; `None` is a growing table of
-    /// arbitrary 64-bit keys.
+    /// Ids are `0..num_embeddings`; `None` is a growing table of arbitrary 64-bit keys.
     pub num_embeddings: Option<u64>,
-    /// How many rows a growing table is expected to reach: sizes the index and the budget.
+    /// How many rows a growing table is expected to reach: sizes the index and the budget. With
+    /// fewer than `num_embeddings` a table in an lsm is stored as a growing one, for most of its
+    /// ids will have no row.
     pub expected_rows: Option<u64>,
     /// Type of the stored values.
     pub dtype: Dtype,
@@ -437,6 +438,19 @@ pub struct TableSpec {
 
 impl TableSpec {
     /// Checks the parameters; returns how rows of the table lie in memory and on storage.
+    /// Ids of a table that is stored by id; `None` where it is stored as a growing one.
+    pub(crate) fn dense_ids(&self) -> Option<u64> {
+        match (self.storage, self.num_embeddings, self.expected_rows) {
+            (StorageKind::Lsm, Some(ids), Some(expected)) if expected < ids => None,
+            (_, ids, _) => ids,
+        }
+    }
+
+    /// Rows that it will have, as far as is known.
+    pub(crate) fn rows_to_come(&self) -> Option<u64> {
+        self.dense_ids().or(self.expected_rows)
+    }
+
     pub(crate) fn validate(&self) -> Result<RowLayout> {
         let name = &self.name;
         if name.is_empty() || name.len() > 200 || name.contains('\0') {

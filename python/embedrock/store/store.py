@@ -100,7 +100,9 @@ class Store(Handle):
 
         With ``num_embeddings`` the table is dense: its keys are ``0..num_embeddings``. Without, it
         grows by itself and takes any 64-bit key; ``expected_rows`` then sizes its index and the
-        budget's percentage. Without ``embedding_dim`` an existing table is opened as it is stored.
+        budget's percentage. With both, a table in an lsm takes ``num_embeddings`` ids and has room
+        for the rows that are expected: for up to 2^63 ids of which few are ever written. Without
+        ``embedding_dim`` an existing table is opened as it is stored.
         ``optimizer`` is a name or a description of ``embedrock.optimizers``, ``initializer`` a
         number or a description of ``embedrock.initializers``, ``dtype`` the type of the stored
         values (``"float32"``, ``"float16"``, ``"bfloat16"``, or NumPy's or PyTorch's object). Of

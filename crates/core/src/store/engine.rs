@@ -363,7 +363,7 @@ impl Engine {
     pub(super) fn add_table(&mut self, record: TableRecord) -> Result<()> {
         let class = self.classes.iter().position(|c| c.record.id == record.class);
         let class = class.expect("the class of a table is made before it");
-        let first = record.spec.num_embeddings.map(|rows| {
+        let first = record.spec.dense_ids().map(|rows| {
             let first = self.classes[class].dense_rows;
             self.classes[class].dense_rows += rows;
             first
@@ -427,8 +427,7 @@ impl Engine {
             let tables = || self.tables.iter().filter(move |t| t.class == i);
             let log = class.log.lock();
             let growth = |table: &Table| {
-                let spec = &table.record.spec;
-                let expected = spec.num_embeddings.or(spec.expected_rows);
+                let expected = table.record.spec.rows_to_come();
                 expected.map_or(0, |rows| log.index_growth(table.id(), rows))
             };
             ClassDemand {
@@ -436,7 +435,7 @@ impl Engine {
                     .map(|t| {
                         let spec = &t.record.spec;
                         let written = t.rows.load(Ordering::Relaxed);
-                        spec.num_embeddings.or(spec.expected_rows).unwrap_or(1 << 20).max(written)
+                        spec.rows_to_come().unwrap_or(1 << 20).max(written)
                     })
                     .sum(),
                 sparse: tables().any(|t| t.first.is_none()),
@@ -555,7 +554,7 @@ impl Engine {
             .map(|table| {
                 let class = &self.classes[table.class];
                 let log = class.log.lock();
-                if let Some(ids) = table.record.spec.num_embeddings {
+                if let Some(ids) = table.record.spec.dense_ids() {
                     return log.index_growth(table.id(), ids);
                 }
                 let rows = table.rows.load(Ordering::Relaxed);

@@ -216,7 +216,7 @@ impl Inner {
 
     /// Refuses a table whose rows, all written, the disk could not hold.
     fn check_disk(&self, engine: &Engine, spec: &TableSpec, layout: &RowLayout) -> Result<()> {
-        let Some(rows) = spec.num_embeddings.or(spec.expected_rows) else { return Ok(()) };
+        let Some(rows) = spec.rows_to_come() else { return Ok(()) };
         if !self.options.check_disk {
             return Ok(());
         }
@@ -226,7 +226,7 @@ impl Inner {
         let mut needed = bytes(spec, rows, layout.row_bytes());
         for table in &engine.tables {
             let spec = &table.record.spec;
-            if let Some(rows) = spec.num_embeddings.or(spec.expected_rows) {
+            if let Some(rows) = spec.rows_to_come() {
                 needed += bytes(spec, rows, table.layout.row_bytes());
             }
         }
@@ -260,7 +260,7 @@ impl Inner {
         if let Some(page_bytes) = self.options.page_bytes {
             PageLayout::new(page_bytes.max(self.medium.alignment()), row_bytes, 0, self.seed)?;
         }
-        let rows = spec.num_embeddings.or(spec.expected_rows).unwrap_or(0);
+        let rows = spec.rows_to_come().unwrap_or(0);
         let large = rows.saturating_mul(row_bytes as u64) >= LARGE_BYTES;
         // Where most rows of such a class will lie: what is apart may be on another device.
         let medium = match (spec.storage, self.medium.apart()) {
@@ -302,7 +302,7 @@ impl Inner {
         class.record.segment_bytes = storage::choose_segment(&ClassNeed {
             row_bytes,
             page_bytes,
-            rows: spec.num_embeddings.or(spec.expected_rows),
+            rows: spec.rows_to_come(),
             max_disk_bytes: self.options.max_disk_bytes,
             segment_bytes: self.options.segment_bytes,
         })?;
@@ -391,7 +391,7 @@ fn demands_with(
         }
     };
     let class = &mut demands[at];
-    let (ids, expected) = (spec.num_embeddings, spec.expected_rows);
+    let (ids, expected) = (spec.dense_ids(), spec.expected_rows);
     let index = storage::index_memory(spec.storage, ids, expected, merging)?;
     class.index_bytes += index.now;
     class.index_growth += index.growth;

@@ -40,7 +40,7 @@ pub(crate) fn spec(name: &str, dim: usize, rows: Option<u64>, kind: OptimizerKin
         name: name.to_owned(),
         embedding_dim: dim,
         num_embeddings: rows,
-        expected_rows: Some(2000),
+        expected_rows: rows.is_none().then_some(2000),
         dtype: Dtype::Float32,
         rounding: RoundingMode::default(),
         storage: StorageKind::default(),

@@ -56,7 +56,7 @@ impl TableRecord {
         TableFacts {
             table: id,
             name: &spec.name,
-            num_embeddings: spec.num_embeddings,
+            num_embeddings: spec.dense_ids(),
             expected_rows: spec.expected_rows,
             partitions,
             born,

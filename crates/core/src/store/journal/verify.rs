@@ -82,7 +82,7 @@ impl TableRecord {
             ),
             None => bail!(Corrupt, "{what}: its class {class} does not exist"),
         }
-        if spec.num_embeddings.is_some() == partitions.is_some() {
+        if spec.dense_ids().is_some() == partitions.is_some() {
             bail!(
                 Corrupt,
                 "{what}: num_embeddings is {:?} and partitions is {partitions:?}, expected one",
@@ -90,7 +90,7 @@ impl TableRecord {
             );
         }
         // An index is allocated before its pieces are read, and all of them are in this file.
-        let pieces = match (spec.num_embeddings, partitions) {
+        let pieces = match (spec.dense_ids(), partitions) {
             (Some(rows), _) => match spec.storage {
                 StorageKind::Log => rows.saturating_mul(4),
                 // A bit for each id, and the words of those that have a row in the top.

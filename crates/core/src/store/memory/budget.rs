@@ -106,7 +106,7 @@ pub(in crate::store) fn bytes_of(memory: Memory, tables: &[(&TableSpec, usize)])
 pub(in crate::store) fn rows_bytes(per_cent: f64, tables: &[(&TableSpec, usize)]) -> Result<f64> {
     let mut all = 0.0;
     for (spec, row_bytes) in tables {
-        match spec.num_embeddings.or(spec.expected_rows) {
+        match spec.rows_to_come() {
             Some(rows) => all += rows as f64 * *row_bytes as f64,
             None => bail!(
                 Budget,

@@ -76,7 +76,7 @@ fn spec(name: &str, rows: Option<u64>, kind: OptimizerKind) -> TableSpec {
         name: name.to_owned(),
         embedding_dim: DIM,
         num_embeddings: rows,
-        expected_rows: Some(1000),
+        expected_rows: rows.is_none().then_some(1000),
         dtype: Dtype::Float32,
         rounding: RoundingMode::default(),
         storage: KIND.get(),

@@ -85,7 +85,8 @@ impl Run {
         for dim in dims {
             let kind = if dim % 2 == 0 { OptimizerKind::Sgd } else { OptimizerKind::Adagrad };
             let spec = spec(&format!("t{dim}"), (dim % 3 == 0).then_some(DENSE_ROWS), kind);
-            let spec = TableSpec { embedding_dim: *dim, expected_rows: Some(20_000), ..spec };
+            let expected_rows = spec.num_embeddings.is_none().then_some(20_000);
+            let spec = TableSpec { embedding_dim: *dim, expected_rows, ..spec };
             tables.push((store.table(&spec)?, *dim));
         }
         let what = format!("seed {seed}, {bound:?} of {bytes} bytes, {segment}, dims {dims:?}");
