@@ -410,8 +410,7 @@ fn a_merge_without_room_in_the_cold_directory_is_left_for_later() {
 #[test]
 fn a_table_must_fit_each_of_two_devices() {
     lsm(|| {
-        let spec =
-            TableSpec { num_embeddings: Some(2_000_000), ..spec("t", None, OptimizerKind::Sgd) };
+        let spec = spec("t", Some(2_000_000), OptimizerKind::Sgd);
         let table = |own: u64, apart: u64| {
             let devices = [own, apart].map(|bytes| {
                 let device = SimMedium::new(bytes);
