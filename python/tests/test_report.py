@@ -255,5 +255,7 @@ def test_a_training_run_writes_its_report_and_long_histories_stay_short(
     assert ["distinct rows", f"{totals['distinct_rows']:,}", "distinct_rows"] in page.rows
     if plots.available():
         text = (tmp_path / "run.html").read_text()
-        for caption in ("Where the time of a step goes", "Look-ahead window", "beside the best"):
+        for caption in ("Where the time of a step goes", "beside the best"):
             assert caption in text
+        # Where reads take next to no time the loader never tries to announce.
+        assert ("Look-ahead window" in text) == any(columns["window_batches"])
