@@ -13,6 +13,7 @@ Traps that other modules cover, and are not tried again here:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -357,7 +358,8 @@ def test_old_copies_are_removed_and_counted_where_they_are(tmp_path: Path, kind:
         assert max(sizes[12:]) <= 1.3 * max(sizes[4:12]), sizes
         assert store.stats()["written"]["rows"] > 8 * ROWS * 4 * DIM
         changed, rested = classes()
-        assert ROWS <= changed["newest_copies"] <= 1.5 * ROWS
+        # A row in the top of an lsm has a copy in the bottom, too, until a merge takes it down.
+        assert ROWS <= changed["newest_copies"] <= (1.5 if kind == "log" else 2) * ROWS
         for name in ("newest_copies", "disk_bytes"):
             assert rested[name] == resting[name], name
         assert rested["retained_copies"] == 0
@@ -365,7 +367,12 @@ def test_old_copies_are_removed_and_counted_where_they_are(tmp_path: Path, kind:
 
 
 def threads_here() -> int:
-    return len(os.listdir("/proc/self/task"))
+    """Threads of this process without io_uring's workers, which the kernel starts and ends."""
+    threads = 0
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            threads += not (task / "comm").read_text().startswith("iou-")
+    return threads
 
 
 def test_closing_in_the_middle_of_a_window_ends_its_threads_and_raises_nothing(path: Path) -> None:
