@@ -22,6 +22,7 @@ __all__ = [
     "check",
     "check_place",
     "copy",
+    "freeze",
     "distinct",
     "hash_pieces",
     "hash_texts",
@@ -308,6 +309,30 @@ def copy(
     progress: _Progress | None = None,
 ) -> dict[str, Any]:
     """Copies a commit to a new store at `destination`."""
+
+def freeze(
+    path: _Path,
+    destination: _Path | None,
+    plans: list[
+        tuple[
+            list[str],
+            int,
+            NDArray[np.uint16],
+            NDArray[np.uint64],
+            NDArray[np.uint32],
+            NDArray[np.uint32],
+        ]
+    ],
+    memory: str,
+    step: int | None = None,
+    sort_bytes: int = 268435456,
+    dtype: str | None = None,
+    unknown_zeros: bool = False,
+    candidates: int = 10,
+    page_bytes: int | None = None,
+    progress: _Progress | None = None,
+) -> dict[str, Any]:
+    """Freezes a commit into a new store at `destination`, or in the store itself."""
 
 def torture(
     options: list[str], seed: int, progress: Callable[[str], object] | None = None

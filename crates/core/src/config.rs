@@ -383,18 +383,27 @@ pub enum StorageKind {
     /// A log of the newest rows above partitions of sorted ones: less than a byte of memory per
     /// stored row, for small rows or very many.
     Lsm,
+    /// A log of the newest rows above frozen pages in the order of a placement, with replicas of
+    /// rows that are asked for with many others: 4 to 8 bytes of memory per stored row, for serving.
+    Pages,
 }
 
 impl StorageKind {
     /// All kinds.
-    pub const ALL: [Self; 2] = [Self::Log, Self::Lsm];
+    pub const ALL: [Self; 3] = [Self::Log, Self::Lsm, Self::Pages];
 
     /// The name that records and options have.
     pub fn name(self) -> &'static str {
         match self {
             Self::Log => "log",
             Self::Lsm => "lsm",
+            Self::Pages => "pages",
         }
+    }
+
+    /// Whether its rows lie in partition files, and the newest of them in a log above these.
+    pub(crate) fn has_bottom(self) -> bool {
+        self != Self::Log
     }
 }
 
@@ -404,7 +413,7 @@ impl FromStr for StorageKind {
     fn from_str(text: &str) -> Result<Self> {
         match Self::ALL.into_iter().find(|kind| kind.name() == text) {
             Some(kind) => Ok(kind),
-            None => bail!(Misuse, "storage is \"{text}\"; expected \"log\" or \"lsm\""),
+            None => bail!(Misuse, "storage is \"{text}\"; expected \"log\", \"lsm\" or \"pages\""),
         }
     }
 }

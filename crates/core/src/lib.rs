@@ -62,6 +62,7 @@ pub use distinct::distinct;
 pub use error::{Error, ErrorKind, Result};
 pub use permits::{Entered, PermitStats, Permits, Ready, UNBOUNDED};
 pub use store::{
-    CheckReport, CopyReport, PendingCommit, RowReads, Scan, Stats, Store, WindowStats, check,
-    check_place, copy,
+    CANDIDATES_MAX, CheckReport, CopyReport, FreezeOptions, FreezeReport, Frozen, PendingCommit,
+    PlannedPages, RowReads, Scan, Stats, Store, WindowStats, check, check_place, copy, freeze,
+    freeze_again,
 };

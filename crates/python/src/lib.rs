@@ -10,6 +10,7 @@
 mod arrays;
 mod commit;
 mod error;
+mod freeze;
 mod hashing;
 mod lent;
 mod maintenance;
@@ -25,6 +26,8 @@ mod _core {
     use crate::arrays::distinct;
     #[pymodule_export]
     use crate::commit::PendingCommit;
+    #[pymodule_export]
+    use crate::freeze::freeze;
     #[pymodule_export]
     use crate::hashing::{hash_pieces, hash_texts};
     #[pymodule_export]

@@ -338,7 +338,7 @@ impl Plan {
     fn roomy_bytes(&self) -> u64 {
         let bytes_of = |table: &TablePlan| match table.spec.storage {
             StorageKind::Log => self.page_bytes_of(table),
-            StorageKind::Lsm => 2 * self.page_bytes_of(table) + ROOM_FOR_MERGE,
+            StorageKind::Lsm | StorageKind::Pages => 2 * self.page_bytes_of(table) + ROOM_FOR_MERGE,
         };
         let rows: u64 = self.tables.iter().map(bytes_of).sum();
         let classes = self.tables.len() as u64 * SEGMENTS_PER_CLASS * self.segment_bytes;

@@ -23,6 +23,10 @@ const LSM_BYTES_BELOW: u64 = 4096;
 const LSM_ROWS_PER_BYTE_BELOW: u64 = 8;
 /// Bits of a row in a filter, at most on average.
 const LSM_FILTER_BITS: u64 = 7;
+/// Bytes of a row in the index of frozen pages, twice, a tenth as many replicas among them: of a
+/// dense table, of a growing one.
+const PAGES_BYTES_PER_ID_TWICE: u64 = 11;
+const PAGES_BYTES_PER_KEY_TWICE: u64 = 15;
 /// Bytes of a page beside a row: its entry in the directory and its part of the header.
 const ENTRY_BYTES: usize = 16;
 /// Disk of an lsm by that of its rows: those of the top lie in the bottom, too, until they merge,
@@ -55,7 +59,7 @@ pub fn create(
 ) -> Result<Box<dyn Storage>> {
     match facts.kind {
         StorageKind::Log => log::create(facts, file, epoch, medium),
-        StorageKind::Lsm => lsm::create(facts, file, epoch, medium),
+        StorageKind::Lsm | StorageKind::Pages => lsm::create(facts, file, epoch, medium),
     }
 }
 
@@ -69,16 +73,16 @@ pub fn recovery(
 ) -> Result<Box<dyn StorageRecovery>> {
     match facts.kind {
         StorageKind::Log => Ok(Box::new(log::LogRecovery::new(facts, begun, epoch, oldest)?)),
-        StorageKind::Lsm => Ok(Box::new(lsm::LsmRecovery::new(facts, begun, epoch, oldest)?)),
+        StorageKind::Lsm | StorageKind::Pages => {
+            Ok(Box::new(lsm::LsmRecovery::new(facts, begun, epoch, oldest)?))
+        }
     }
 }
 
-/// Refuses the record of a class that no storage of its kind can have. The newest rows of an lsm
+/// Refuses the record of a class that no storage of its kind can have. The newest rows of each kind
 /// lie in a log.
 pub fn check_class(facts: &ClassFacts) -> Result<()> {
-    match facts.kind {
-        StorageKind::Log | StorageKind::Lsm => log::check_class(facts),
-    }
+    log::check_class(facts)
 }
 
 /// What the index of a new table takes: a dense one of so many ids, or a growing one that is to
@@ -102,6 +106,15 @@ pub fn index_memory(
             let expected = expected.unwrap_or(0);
             let empty = SparseIndex::new(expected)?.memory_bytes() as u64;
             IndexMemory { now: 0, growth: log_index_bytes(expected).max(empty) }
+        }
+        (StorageKind::Pages, Some(ids)) => IndexMemory {
+            now: ids.saturating_mul(LSM_BYTES_PER_100_IDS) / 100,
+            growth: LSM_BYTES_BELOW + index_bytes(ids, PAGES_BYTES_PER_ID_TWICE),
+        },
+        (StorageKind::Pages, None) => {
+            let empty = SparseIndex::new(0)?.memory_bytes() as u64;
+            let below = index_bytes(expected.unwrap_or(0), PAGES_BYTES_PER_KEY_TWICE);
+            IndexMemory { now: 0, growth: empty + LSM_BYTES_BELOW + below }
         }
         (StorageKind::Lsm, None) => {
             let empty = SparseIndex::new(0)?.memory_bytes() as u64;
@@ -133,7 +146,7 @@ fn index_bytes(rows: u64, bytes_per_row_twice: u64) -> u64 {
 pub(super) fn journal_bytes_beside(kind: StorageKind, rows: u64) -> u64 {
     match kind {
         StorageKind::Log => 0,
-        StorageKind::Lsm => rows * LSM_TOMBSTONE_BYTES + LSM_BLOCKS_BYTES,
+        StorageKind::Lsm | StorageKind::Pages => rows * LSM_TOMBSTONE_BYTES + LSM_BLOCKS_BYTES,
     }
 }
 
@@ -141,7 +154,7 @@ pub(super) fn journal_bytes_beside(kind: StorageKind, rows: u64) -> u64 {
 pub(super) fn change_bytes_beside(kind: StorageKind) -> u64 {
     match kind {
         StorageKind::Log => 0,
-        StorageKind::Lsm => LSM_PORTION_BYTES as u64,
+        StorageKind::Lsm | StorageKind::Pages => LSM_PORTION_BYTES as u64,
     }
 }
 
@@ -173,7 +186,7 @@ pub fn disk_bytes_for(kind: StorageKind, rows: u64, row_bytes: usize, top_share:
     let bytes = rows as f64 * (row_bytes + ENTRY_BYTES) as f64;
     match kind {
         StorageKind::Log => DiskNeed { own: (bytes / log::LIVE_SHARE) as u64, apart: 0 },
-        StorageKind::Lsm => DiskNeed {
+        StorageKind::Lsm | StorageKind::Pages => DiskNeed {
             own: (bytes * top_share).round() as u64,
             apart: (bytes * LSM_DISK_PER_ROWS).round() as u64,
         },

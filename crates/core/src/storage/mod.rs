@@ -16,6 +16,7 @@ pub mod lsm;
 #[cfg(test)]
 mod map;
 pub mod page;
+mod placement;
 mod read;
 mod reader;
 mod report;
@@ -31,13 +32,14 @@ pub use kinds::{
 pub use log::demand::{Demand, Share};
 pub use log::{ClassNeed, choose_segment, seed_of_file};
 pub use page::PageLayout;
+pub use placement::{Freeze, FreezePlan, Placement};
 pub use read::{Found, PageAddress, PageSource, Resolved, Want};
 pub use reader::PageReader;
 pub use report::{Cut, MergeCounts, SpaceBound, StorageMemory, StorageStats, UnitReport, Written};
 pub use size::{PAGE_SIZES, choose_page, possible_pages};
 pub use sweep::{Areas, Checked, Finding, Sweep, SweptRow, TakeRows};
 pub use traits::{
-    Hearer, Storage, StorageBudget, StorageCounts, StorageJournal, StorageRead, StorageRecovery,
+    Hearer, Storage, StorageBudget, StorageCounts, StorageFreeze, StorageJournal, StorageRead, StorageRecovery,
     StorageRefresh, StorageSpace, StorageSweeps, StorageTables, StorageUpkeep, StorageWrite, Unit,
 };
 

@@ -78,4 +78,10 @@ pub trait PageSource: Send + Sync {
     fn page_bytes(&self) -> usize;
     /// Checks the bytes of a page. `Corrupt` names what is damaged.
     fn verify(&self, at: PageAddress, page: &[u8]) -> Result<()>;
+    /// Leaves out wants of a batch whose rows other wants of it bring, too; those of a miss follow
+    /// each other. Returns whether there were any.
+    fn select(&self, wants: &mut Vec<Want>) -> bool {
+        let _ = wants;
+        false
+    }
 }

@@ -2,10 +2,10 @@
 //! it lies; [`Storage`] is all of them.
 
 use super::{
-    Areas, Checked, Cut, DirtyRow, Finding, Found, OpenAt, PageAddress, PageSource, Residents,
+    Areas, Checked, Cut, DirtyRow, Finding, Found, Freeze, FreezePlan, OpenAt, PageAddress, PageSource, Residents,
     Resolved, Share, SpaceBound, StorageMemory, StorageStats, Sweep, TableFacts, UnitReport, Want,
 };
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, bail};
 use crate::io::{File, Medium};
 use std::any::Any;
 use std::sync::Arc;
@@ -315,6 +315,16 @@ pub trait StorageUpkeep {
     }
 }
 
+/// Freezing: all rows are written anew in the order of a placement.
+pub trait StorageFreeze {
+    /// Begins a freeze, a unit of upkeep like others once it was given all rows. `Misuse` for a
+    /// placement that does not fit, and where the storage does not freeze.
+    fn begin_freeze(&mut self, plan: FreezePlan) -> Result<Box<dyn Freeze>> {
+        let _ = plan;
+        bail!(Misuse, "rows of this storage are not frozen; freeze into a store of its own")
+    }
+}
+
 /// A piece of upkeep that needs no lock: it reads what nobody changes, and writes files that nobody
 /// knows yet.
 pub trait Unit: Any + Send {
@@ -397,6 +407,7 @@ pub trait Storage:
     + StorageJournal
     + StorageSpace
     + StorageUpkeep
+    + StorageFreeze
     + StorageBudget
     + StorageCounts
     + StorageTables

@@ -264,7 +264,7 @@ impl Inner {
         let large = rows.saturating_mul(row_bytes as u64) >= LARGE_BYTES;
         // Where most rows of such a class will lie: what is apart may be on another device.
         let medium = match (spec.storage, self.medium.apart()) {
-            (StorageKind::Lsm, Some(apart)) => apart,
+            (kind, Some(apart)) if kind.has_bottom() => apart,
             _ => &self.medium,
         };
         let is_alike =

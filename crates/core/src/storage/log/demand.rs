@@ -89,7 +89,7 @@ impl Share {
 
     /// What a merge of a storage that has them reads and writes together.
     pub fn merge_portion_bytes(&self) -> usize {
-        self.chunk_bytes
+        if self.kind == StorageKind::Lsm { self.chunk_bytes } else { 0 }
     }
 
     /// Edits and tombstones are handed to the journal when they are this long.
@@ -102,7 +102,7 @@ impl Share {
     fn merge_bytes(&self) -> usize {
         match self.kind {
             StorageKind::Log => 0,
-            StorageKind::Lsm => {
+            StorageKind::Lsm | StorageKind::Pages => {
                 let tombstones = TOMBSTONE_BYTES * self.parked_rows;
                 let changes = self.change_portion_bytes() + tombstones + EDIT_BYTES;
                 // What grows has up to twice its bytes.

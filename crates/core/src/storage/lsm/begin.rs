@@ -73,6 +73,9 @@ impl Lsm {
     }
 
     fn is_due(&self) -> bool {
+        if !self.merges_into_bottom() {
+            return false;
+        }
         let drops = self.upkeep.drops_tombstones && !self.tombstones.is_empty();
         // A full storage merges what little there is: outdated rows below go by that alone.
         let most = if self.upkeep.merges_for_room() { 0 } else { self.most_above() };
@@ -185,7 +188,7 @@ impl Lsm {
     }
 
     /// Counts the entries of the top, where nobody has.
-    fn count_top(&mut self) {
+    pub(super) fn count_top(&mut self) {
         if !self.upkeep.counts.are_made() {
             let partitions = self.bottom.snapshot().version().partitions();
             let entries = match partitions {

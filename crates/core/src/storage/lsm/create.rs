@@ -8,7 +8,7 @@ use super::pages::LsmPages;
 use super::set_aside::SetAside;
 use super::tombstones::Tombstones;
 use super::upkeep::Upkeep;
-use crate::config::Merging;
+use crate::config::{Merging, StorageKind};
 use crate::error::Result;
 use crate::hash::table_salt;
 use crate::io::{File, Medium};
@@ -75,7 +75,8 @@ impl Lsm {
         room: MergeRoom,
     ) -> Self {
         let partitions = Arc::clone(bottom.pages());
-        let pages = Arc::new(LsmPages { top: top.pages(), partitions });
+        let has_replicas = facts.kind == StorageKind::Pages;
+        let pages = Arc::new(LsmPages { top: top.pages(), partitions, has_replicas });
         Self {
             facts,
             medium,

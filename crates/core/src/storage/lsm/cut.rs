@@ -2,7 +2,6 @@
 
 use super::Lsm;
 use super::bottom::{Edit, Version};
-use crate::config::StorageKind;
 use crate::error::{Result, bail};
 use crate::storage::kinds::journal_bytes_beside;
 use crate::storage::{Cut, StorageJournal, Written};
@@ -41,7 +40,7 @@ impl StorageJournal for Lsm {
     }
 
     fn journal_bytes_for(&self, rows: u64) -> u64 {
-        self.top.journal_bytes_for(rows) + journal_bytes_beside(StorageKind::Lsm, rows)
+        self.top.journal_bytes_for(rows) + journal_bytes_beside(self.facts.kind, rows)
     }
 
     fn changes_are_many(&self) -> bool {

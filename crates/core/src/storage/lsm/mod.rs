@@ -19,12 +19,14 @@ mod counts;
 mod create;
 mod cut;
 mod find;
+mod freeze;
 mod merge_room;
 mod newest;
 mod pages;
 mod pick;
 mod recovery;
 mod room;
+mod select;
 mod set_aside;
 mod stats;
 mod sweep;
@@ -38,6 +40,7 @@ pub use recovery::LsmRecovery;
 
 use super::log::ClassLog;
 use super::{ClassFacts, Storage};
+use crate::config::StorageKind;
 use crate::io::Medium;
 use bottom::{Bottom, Place, TableOrder};
 use changes::Changes;
@@ -84,6 +87,12 @@ impl Lsm {
 
     fn is_dense(&self, table: u16) -> bool {
         self.order(table) == TableOrder::ByKey
+    }
+
+    /// Whether rows of the top are merged into the bottom as they come. Frozen pages are written
+    /// anew by a freeze alone.
+    fn merges_into_bottom(&self) -> bool {
+        self.facts.kind == StorageKind::Lsm
     }
 
     /// Whether the bottom may have a row at `place`, or will have one of the unit under way.

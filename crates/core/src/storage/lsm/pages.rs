@@ -2,9 +2,10 @@
 //! others are those of open partitions.
 
 use super::bottom::OpenPartitions;
+use super::select::select;
 use crate::error::Result;
 use crate::io::File;
-use crate::storage::{PageAddress, PageSource};
+use crate::storage::{PageAddress, PageSource, Want};
 use std::sync::Arc;
 
 /// The file number of the top.
@@ -14,6 +15,8 @@ pub(super) const TOP: u16 = 0;
 pub(super) struct LsmPages {
     pub(super) top: Arc<dyn PageSource>,
     pub(super) partitions: Arc<OpenPartitions>,
+    /// Whether rows have replicas in the pages of partitions.
+    pub(super) has_replicas: bool,
 }
 
 impl PageSource for LsmPages {
@@ -33,5 +36,9 @@ impl PageSource for LsmPages {
             TOP => self.top.verify(at, page),
             _ => self.partitions.verify(at, page),
         }
+    }
+
+    fn select(&self, wants: &mut Vec<Want>) -> bool {
+        self.has_replicas && select(wants, |at| at.file != TOP)
     }
 }

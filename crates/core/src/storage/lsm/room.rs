@@ -71,6 +71,7 @@ impl StorageSpace for Lsm {
         }
         let given = before.saturating_sub(self.disk_bytes());
         let needed = match spare {
+            _ if !self.merges_into_bottom() => 0,
             0 => 0,
             _ => self.room_for_merge(unwritten + refused),
         };
@@ -129,6 +130,7 @@ impl Lsm {
     /// What of the room for a merge is missing.
     pub(super) fn lacking_for_merge(&self, rows: u64, spare: u64) -> u64 {
         match spare {
+            _ if !self.merges_into_bottom() => 0,
             0 => 0,
             _ => self.room_for_merge(rows).saturating_sub(self.room_to_come()),
         }

@@ -2,7 +2,6 @@
 
 use super::Lsm;
 use super::tombstones::Tombstones;
-use crate::config::StorageKind;
 use crate::error::Result;
 use crate::io::Medium;
 use crate::storage::kinds::index_memory;
@@ -54,7 +53,7 @@ impl StorageBudget for Lsm {
         // What is not a table's alone is a part of what was said of it before it was made.
         let now = self.top.index_bytes_of(table) + self.bytes_beside_index(table);
         let ids = self.is_dense(table).then_some(expected);
-        let most = index_memory(StorageKind::Lsm, ids, Some(expected), self.facts.merging);
+        let most = index_memory(self.facts.kind, ids, Some(expected), self.facts.merging);
         most.map_or(0, |most| (most.now + most.growth).saturating_sub(now))
     }
 

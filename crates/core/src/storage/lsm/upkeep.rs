@@ -7,6 +7,7 @@
 use super::begin::Refused;
 use super::bottom::{Edit, Place, PlaceRange, Taken, Unread, file_name};
 use super::counts::TopCounts;
+use super::freeze::FreezeUnit;
 use super::newest::TOMBSTONE;
 use super::unit::{GivenOut, MergeDone, MergeUnit, UnreadPages};
 use super::{IN_BOTTOM, Lsm};
@@ -189,7 +190,7 @@ impl StorageUpkeep for Lsm {
     }
 
     fn has_units(&self) -> bool {
-        true
+        self.merges_into_bottom()
     }
 
     fn may_begin_unit(&self) -> bool {
@@ -222,8 +223,11 @@ impl StorageUpkeep for Lsm {
 
     fn install(&mut self, unit: Box<dyn Unit>, _: &dyn Residents) -> Result<UnitReport> {
         let any: Box<dyn Any> = unit;
-        let unit = any.downcast::<MergeUnit>().expect("an lsm is given its own unit back");
-        let MergeDone { merged, busy, read_above, pages } = unit.finish();
+        let done = match any.downcast::<MergeUnit>() {
+            Ok(unit) => unit.finish(),
+            Err(any) => any.downcast::<FreezeUnit>().map_or_else(|_| not_its_own(), |u| u.finish()),
+        };
+        let MergeDone { merged, busy, read_above, pages } = done;
         let edit = Edit { removed: merged.removed.clone(), added: merged.added.clone() };
         let snapshot = Arc::clone(self.bottom.snapshot());
         if !pages.skipped.is_empty() {
@@ -306,7 +310,13 @@ impl StorageUpkeep for Lsm {
 
     fn abandon_unit(&mut self, unit: Box<dyn Unit>, because: Option<Error>) -> Result<()> {
         let any: Box<dyn Any> = unit;
-        let mut unit = any.downcast::<MergeUnit>().expect("an lsm is given its own unit back");
+        let mut unit = match any.downcast::<MergeUnit>() {
+            Ok(unit) => unit,
+            Err(any) => {
+                let unit = any.downcast::<FreezeUnit>().unwrap_or_else(|_| not_its_own());
+                return self.abandon_freeze(unit, because);
+            }
+        };
         let (skipped, unread) = (unit.take_skipped(), unit.unread());
         self.note_pages(&skipped, &self.set_aside.pages_tried_again());
         let given_out = self.end_unit();
@@ -340,7 +350,18 @@ impl StorageUpkeep for Lsm {
     }
 }
 
+fn not_its_own() -> ! {
+    panic!("an lsm is given its own unit back")
+}
+
 impl Lsm {
+    /// Removes what a freeze has written, which nobody can do without: the error is returned.
+    fn abandon_freeze(&mut self, unit: Box<FreezeUnit>, because: Option<Error>) -> Result<()> {
+        self.end_unit();
+        let abandoned = unit.abandon().inspect_err(|_| self.upkeep.is_tidy = false);
+        because.map_or(abandoned, Err)
+    }
+
     /// Merges whose outcome was taken over since open.
     #[cfg(test)]
     pub(crate) fn merges(&self) -> u64 {
@@ -355,9 +376,10 @@ impl Lsm {
     /// Whether the top or the tombstones take more memory than they should, or somebody was refused
     /// room.
     fn is_behind(&self) -> bool {
-        self.upkeep.drops_tombstones
-            || self.upkeep.merges_for_room()
-            || self.rows_to_merge() as f64 > HURRY * self.most_above() as f64
+        self.merges_into_bottom()
+            && (self.upkeep.drops_tombstones
+                || self.upkeep.merges_for_room()
+                || self.rows_to_merge() as f64 > HURRY * self.most_above() as f64)
     }
 
     fn end_unit(&mut self) -> Option<GivenOut> {

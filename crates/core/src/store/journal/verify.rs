@@ -94,7 +94,7 @@ impl TableRecord {
             (Some(rows), _) => match spec.storage {
                 StorageKind::Log => rows.saturating_mul(4),
                 // A bit for each id, and the words of those that have a row in the top.
-                StorageKind::Lsm => rows / 8,
+                StorageKind::Lsm | StorageKind::Pages => rows / 8,
             },
             (None, partitions) => u64::from(partitions.unwrap_or(0)) * PIECE_BYTES_MIN,
         };

@@ -194,6 +194,31 @@ impl Inner {
         Ok(Progress::GoesOn)
     }
 
+    /// Takes the whole outcome of a unit over, of a class without units of its own. Where there is
+    /// no room for the changes that it makes, it is abandoned.
+    pub(in crate::store) fn install_whole(
+        &self,
+        engine: &Engine,
+        class: &Class,
+        unit: Box<dyn Unit>,
+    ) -> Result<()> {
+        let mut under_way = class.unit.lock();
+        *under_way = UnitUnderWay::Done(unit);
+        while !matches!(*under_way, UnitUnderWay::None) {
+            if self.take_over(engine, class, &mut under_way)? == Progress::Waits {
+                let error = Error::new(
+                    ErrorKind::Full,
+                    "there is no room for what a freeze changes; commit, or make room",
+                );
+                return match under_way.take() {
+                    Some(unit) => self.abandon(class, unit, Some(error)),
+                    None => self.poison_on_error(Err(error)),
+                };
+            }
+        }
+        Ok(())
+    }
+
     /// Removes what a unit has written that met an error, if there is one. Without room it is left
     /// for later, and where its storage can do without it, too.
     fn give_up(&self, class: &Class, under_way: &mut UnitUnderWay, error: Error) -> Result<()> {

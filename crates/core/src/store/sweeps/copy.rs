@@ -55,29 +55,8 @@ pub fn copy(
     cold_directory: Option<&Path>,
     progress: &mut dyn FnMut(u64, u64) -> Result<()>,
 ) -> Result<CopyReport> {
-    // Absolute, so that both stay right when the working directory changes meanwhile.
-    let (path, destination) = (absolute(path.as_ref())?, absolute(destination.as_ref())?);
-    let destination = destination.as_path();
-    if destination.join("superblock").exists() {
-        remove_if_unfinished(destination, cold_directory)?;
-    } else {
-        check_place(destination)?;
-    }
-    let options =
-        StoreOptions { step, read_only: true, create: false, ..StoreOptions::new(memory) };
-    let source = Store::open(path, options)?;
-    let Some(commit) = source.last_commit() else {
-        bail!(NotFound, "{} has no commit to copy", source.path().display());
-    };
-    let options = StoreOptions {
-        keep: source.options().keep,
-        seed: source.inner.superblock.seed,
-        cold_directory: cold_directory.map(Path::to_path_buf),
-        ..StoreOptions::new(memory)
-    };
-    cold::check_for_new(destination, &options)?;
-    mark_unfinished(destination)?;
-    let target = Store::open_any(destination, options)?;
+    let source = open_commit(path.as_ref(), step, memory)?;
+    let target = begin_copy(&source, destination.as_ref(), cold_directory, &|options| options)?;
     let tables = source.tables();
     let all: u64 = tables.iter().map(|t| t.rows).sum();
     let mut done = 0;
@@ -111,6 +90,54 @@ pub fn copy(
         }
         target.inner.set_updates(id, info.updates)?;
     }
+    let (commit, disk_bytes) = end_copy(&source, &target)?;
+    Ok(CopyReport { commit, rows: done, disk_bytes })
+}
+
+/// The last commit of the store at `path`, or that of `step`, to read.
+pub(super) fn open_commit(path: &Path, step: Option<u64>, memory: Memory) -> Result<Store> {
+    // Absolute, so that it stays right when the working directory changes meanwhile.
+    let path = absolute(path)?;
+    let options =
+        StoreOptions { step, read_only: true, create: false, ..StoreOptions::new(memory) };
+    let source = Store::open(path, options)?;
+    if source.last_commit().is_none() {
+        bail!(NotFound, "{} has no commit to copy", source.path().display());
+    }
+    Ok(source)
+}
+
+/// A new store for what `source` has, which counts as none until [`end_copy`]. One that was cut off
+/// before is removed first.
+pub(super) fn begin_copy(
+    source: &Store,
+    destination: &Path,
+    cold_directory: Option<&Path>,
+    change: &dyn Fn(StoreOptions) -> StoreOptions,
+) -> Result<Store> {
+    let destination = &absolute(destination)?;
+    if destination.join("superblock").exists() {
+        remove_if_unfinished(destination, cold_directory)?;
+    } else {
+        check_place(destination)?;
+    }
+    let options = change(StoreOptions {
+        keep: source.options().keep,
+        seed: source.inner.superblock.seed,
+        cold_directory: cold_directory.map(Path::to_path_buf),
+        ..StoreOptions::new(source.options().memory)
+    });
+    cold::check_for_new(destination, &options)?;
+    mark_unfinished(destination)?;
+    Store::open_any(destination, options)
+}
+
+/// Commits a copy, as `source` was committed, and makes it a store. Returns its commit and what it
+/// takes of the disk.
+pub(super) fn end_copy(source: &Store, target: &Store) -> Result<(CommitInfo, u64)> {
+    let Some(commit) = source.last_commit() else {
+        bail!(NotFound, "{} has no commit to copy", source.path().display());
+    };
     let state = source.state()?;
     let borrowed: Vec<(&str, &[u8])> =
         state.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice())).collect();
@@ -119,7 +146,7 @@ pub fn copy(
     let medium = &*target.inner.medium;
     medium.remove(UNFINISHED)?;
     medium.sync_dir()?;
-    Ok(CopyReport { commit: copied, rows: done, disk_bytes })
+    Ok((copied, disk_bytes))
 }
 
 /// Refuses what a copy has left that failed, was cut off or goes on.

@@ -301,7 +301,7 @@ fn a_store_at_seven_tenths_of_its_disk_goes_on_with_a_commit_after_each_full() {
         // Rows of an lsm lie below, too, until they merge.
         let (tenths, memory) = match KIND.get() {
             StorageKind::Log => (7, 1 << 20),
-            StorageKind::Lsm => (4, 450 << 10),
+            _ => (4, 450 << 10),
         };
         let bound = rows * 4 * (DIM as u64 + 1) * 10 / tenths + (15 << 17);
         let options = StoreOptions { max_disk_bytes: Some(bound), ..options(memory) };

@@ -88,7 +88,7 @@ fn a_table_whose_index_the_budget_cannot_hold_is_refused_when_it_is_made() {
             let little = match KIND.get() {
                 StorageKind::Log => 1 << 20,
                 // Its index is the smaller part of what it needs.
-                StorageKind::Lsm => 512 << 10,
+                _ => 512 << 10,
             };
             let store = Store::open_on(Arc::new(medium.clone()), usual(little)).unwrap();
             let error = store.table(&asked).unwrap_err();

@@ -155,7 +155,7 @@ fn upkeep_leaves_damage_where_it_is_and_goes_on_beside_it() {
     each_kind(|| {
         let prefixes: &[&str] = match KIND.get() {
             StorageKind::Log => &["rows-0"],
-            StorageKind::Lsm => &["part-0-", "rows-0"],
+            _ => &["part-0-", "rows-0"],
         };
         prefixes.iter().for_each(|prefix| goes_on_beside_damage(prefix));
     });

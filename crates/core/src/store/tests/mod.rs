@@ -10,6 +10,7 @@ mod cold_places;
 mod commit;
 mod damage;
 mod failed_writes;
+mod freeze;
 mod full;
 mod harm;
 mod hidden;
@@ -55,9 +56,9 @@ thread_local! {
     static KIND: Cell<StorageKind> = const { Cell::new(StorageKind::Log) };
 }
 
-/// Runs a test with tables of each kind of storage; the one that fails is named.
+/// Runs a test with tables of each kind of storage that trains; the one that fails is named.
 fn each_kind(test: impl Fn()) {
-    StorageKind::ALL.into_iter().for_each(|kind| with_kind(kind, &test));
+    [StorageKind::Log, StorageKind::Lsm].into_iter().for_each(|kind| with_kind(kind, &test));
 }
 
 fn with_kind(kind: StorageKind, test: impl Fn()) {
@@ -90,7 +91,7 @@ fn options(bytes: u64) -> StoreOptions {
     let bytes = match KIND.get() {
         StorageKind::Log => bytes,
         // Merges have buffers, too.
-        StorageKind::Lsm => 9 * bytes / 4,
+        _ => 9 * bytes / 4,
     };
     StoreOptions {
         page_bytes: Some(512),
@@ -420,7 +421,7 @@ fn random_verbs_agree_with_a_plain_map_at_any_budget() {
         assert!(moved > 500, "{moved} rows were moved by cleaning and merges");
         match KIND.get() {
             StorageKind::Log => assert_eq!(merged, 0),
-            StorageKind::Lsm => assert!(merged > 100, "{merged} merges"),
+            _ => assert!(merged > 100, "{merged} merges"),
         }
     });
 }

@@ -165,7 +165,7 @@ impl Run {
                     let advice = match KIND.get() {
                         StorageKind::Log => "; commit: ",
                         // It cannot count all that its merges will release.
-                        StorageKind::Lsm => "commit",
+                        _ => "commit",
                     };
                     assert!(error.message().contains(advice), "{what}");
                     self.refused += 1;

@@ -20,7 +20,7 @@ fn with_window_of_one(bytes: u64, window_group: usize) -> StoreOptions {
     let beside = match KIND.get() {
         StorageKind::Log => 0,
         // Buffers of merges, less what its smaller index leaves.
-        StorageKind::Lsm => 128 << 10,
+        _ => 128 << 10,
     };
     StoreOptions { window_bytes: Some(bytes / 3), window_group, ..options_within(bytes + beside) }
 }

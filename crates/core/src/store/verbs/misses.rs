@@ -90,6 +90,9 @@ impl Inner {
                 let missed = progress.iter().filter(|p| **p != Progress::Done).count() as u64;
                 self.metrics.misses.fetch_add(missed, Ordering::Relaxed);
             }
+            if looked.is_ok() && class.pages.select(&mut wanted) {
+                count_again(&wanted, &mut progress);
+            }
             let read = match looked {
                 Ok(()) if !wanted.is_empty() => {
                     visitor.visit_in_pages(&misses, &mut progress, &mut wanted)
@@ -107,6 +110,14 @@ impl Inner {
             misses.retain(|_| states.next() != Some(&Progress::Done));
         }
         Ok(report)
+    }
+}
+
+/// Counts the pages of each miss that is read again, after some were left out.
+fn count_again(wanted: &[Want], progress: &mut [Progress]) {
+    for of_miss in wanted.chunk_by(|a, b| a.miss == b.miss) {
+        let left = of_miss.len().min(255) as u8;
+        progress[of_miss[0].miss as usize] = Progress::Reading { left };
     }
 }
 

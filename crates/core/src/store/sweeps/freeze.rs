@@ -1,0 +1,481 @@
+//! Freeze: a commit of a store as a new store for serving, or frozen pages of a store written anew.
+//!
+//! Rows of a class lie in pages in the order of a placement, with replicas. Every page of the source
+//! is read once, in its own order, whatever the placement; what does not fit into memory is sorted
+//! by way of a file.
+
+use super::copy::{begin_copy, end_copy, open_commit};
+use crate::config::{CommitInfo, Memory, StorageKind, StoreOptions, TableSpec};
+use crate::error::{Result, bail};
+use crate::init::Initializer;
+use crate::optimizer::{OptimizerKind, OptimizerSpec};
+use crate::row::Dtype;
+use crate::storage::{Freeze, FreezePlan, PageLayout, Placement, SweptRow};
+use crate::store::engine::{Class, Engine, Table};
+use crate::store::{Inner, Store};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+
+/// Pages of a sweep read at once.
+const PAGES: usize = 256;
+/// The index names at most so many pages of a row, whatever is asked.
+pub const CANDIDATES_MAX: usize = 16;
+
+/// Rows of tables that share pages, in an order, with replicas.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PlannedPages {
+    /// Names of the tables.
+    pub tables: Vec<String>,
+    /// Rows of a page at home; the last page may have fewer.
+    pub rows_per_page: usize,
+    /// Of each row in order, its table, as a place in `tables`. *Shape*: (rows,).
+    pub table: Vec<u16>,
+    /// Of each row in order, its key. *Shape*: (rows,).
+    pub key: Vec<u64>,
+    /// Where in `replica_rows` each replica page begins, and where the last ends. *Shape*:
+    /// (replica pages + 1,), or none without replicas.
+    pub replica_starts: Vec<u32>,
+    /// Rows of the replica pages, as places in the order.
+    pub replica_rows: Vec<u32>,
+}
+
+/// How rows are frozen.
+#[derive(Clone, Debug)]
+pub struct FreezeOptions {
+    /// The commit with this step; the last one without it.
+    pub step: Option<u64>,
+    /// The memory budget of the source, and of the new store.
+    pub memory: Memory,
+    /// Bytes of memory for rows that are being put in order, beside the budgets.
+    pub sort_bytes: usize,
+    /// Type of the frozen values; each table keeps its own without it.
+    pub dtype: Option<Dtype>,
+    /// Values of rows that were never written; each table keeps its own without it.
+    pub unknown: Option<Initializer>,
+    /// At most so many pages of a row are chosen from, from 1 to [`CANDIDATES_MAX`].
+    pub candidates_max: usize,
+    /// Bytes of a page; chosen by measuring the device without it.
+    pub page_bytes: Option<usize>,
+}
+
+impl FreezeOptions {
+    /// With 256 MiB to sort in and ten pages of a row to choose from, all else as it is.
+    pub fn new(memory: Memory) -> Self {
+        Self {
+            step: None,
+            memory,
+            sort_bytes: 256 << 20,
+            dtype: None,
+            unknown: None,
+            candidates_max: 10,
+            page_bytes: None,
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        if self.candidates_max == 0 || self.candidates_max > CANDIDATES_MAX {
+            bail!(
+                Misuse,
+                "candidates is {}, expected 1 to {CANDIDATES_MAX} pages of a row",
+                self.candidates_max
+            );
+        }
+        Ok(())
+    }
+}
+
+/// What a freeze did to the rows.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Frozen {
+    /// Rows frozen, each once.
+    pub rows: u64,
+    /// Rows of them that a plan has.
+    pub placed: u64,
+    /// Rows that a plan has and the store has not.
+    pub missing: u64,
+    /// Pages, those of replicas among them.
+    pub pages: u64,
+    /// Largest difference of a value from that of the source, where the type of values changed.
+    pub error_max: f32,
+}
+
+/// What a freeze did, and where the rows are.
+#[derive(Clone, Debug, Serialize)]
+pub struct FreezeReport {
+    /// The commit that has the frozen rows.
+    pub commit: CommitInfo,
+    /// What became of the rows.
+    #[serde(flatten)]
+    pub frozen: Frozen,
+    /// Bytes of the store on disk.
+    pub disk_bytes: u64,
+}
+
+/// Freezes the last commit of the store at `path`, or that of the step asked for, into a new store
+/// at `destination`, which must not hold a store. `plans` say which rows lie together; rows that no
+/// plan has follow in the order of the source. `progress(done, all)` counts rows and may end it by
+/// an error. What is left of one that failed or was cut off is no store; the source is not changed.
+///
+/// *Errors*: `NotFound`, `Misuse` for a plan of other tables or pages and where the destination
+/// holds a store, `Corrupt`, `Full`, `Io`. *Durability*: the new store is durable on return.
+pub fn freeze(
+    path: impl AsRef<Path>,
+    destination: impl AsRef<Path>,
+    plans: &[PlannedPages],
+    options: &FreezeOptions,
+    progress: &mut dyn FnMut(u64, u64) -> Result<()>,
+) -> Result<FreezeReport> {
+    options.check()?;
+    let source = open_commit(path.as_ref(), options.step, options.memory)?;
+    let tables = source.tables();
+    let names: Vec<&str> = tables.iter().map(|info| info.spec.name.as_str()).collect();
+    check_tables(&names, plans)?;
+    let target = begin_copy(&source, destination.as_ref(), None, &|target| StoreOptions {
+        page_bytes: options.page_bytes,
+        // How many rows there are is known.
+        check_disk: false,
+        ..target
+    })?;
+    for info in &tables {
+        target.table(&frozen_spec(&info.spec, info.rows, options))?;
+    }
+    let all = tables.iter().map(|info| info.rows).sum();
+    let mut run = Run { options, plans, done: 0, all, progress, frozen: Frozen::default() };
+    run.freeze_from(&source, &target)?;
+    for info in &tables {
+        target.inner.set_updates(info.id, info.updates)?;
+    }
+    let frozen = run.frozen;
+    let (commit, disk_bytes) = end_copy(&source, &target)?;
+    Ok(FreezeReport { commit, frozen, disk_bytes })
+}
+
+/// As [`freeze`], within the store at `path`, whose rows are frozen already or wait to be: what has
+/// changed since goes into new pages. The commit that has them has the step, the description and
+/// the state of the last one, which stays as long as others do.
+///
+/// *Errors*: as `freeze`; `Misuse` for a store without such tables.
+pub fn freeze_again(
+    path: impl AsRef<Path>,
+    plans: &[PlannedPages],
+    options: &FreezeOptions,
+    progress: &mut dyn FnMut(u64, u64) -> Result<()>,
+) -> Result<FreezeReport> {
+    let open = StoreOptions { create: false, ..StoreOptions::new(options.memory) };
+    let store = Store::open(path, open)?;
+    let Some(last) = store.last_commit() else {
+        bail!(NotFound, "{} has no commit to freeze", store.path().display());
+    };
+    let frozen = store.freeze(plans, options, progress)?;
+    let state = store.state()?;
+    let state: Vec<(&str, &[u8])> =
+        state.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice())).collect();
+    let commit = store.commit(last.step, &last.meta, &state)?;
+    let disk_bytes = store.stats()?.disk_bytes;
+    Ok(FreezeReport { commit, frozen, disk_bytes })
+}
+
+impl Store {
+    /// Writes all rows of tables with frozen pages anew, in the order of `plans`. Readers go on
+    /// with what they have; the next commit has the new pages, and a power cut before it leaves the
+    /// old ones. Of `options` how rows are sorted and chosen from counts alone.
+    ///
+    /// *Errors*: as [`freeze`]. *Blocking*: other verbs and commits of this process wait until it
+    /// is through. *Durability*: with the next commit.
+    pub fn freeze(
+        &self,
+        plans: &[PlannedPages],
+        options: &FreezeOptions,
+        progress: &mut dyn FnMut(u64, u64) -> Result<()>,
+    ) -> Result<Frozen> {
+        options.check()?;
+        let inner = &*self.inner;
+        let engine = inner.exclusive_to_change()?;
+        inner.forget_ended_scans(&engine);
+        let is_frozen = |table: &&Table| table.record.spec.storage == StorageKind::Pages;
+        let tables: Vec<&Table> = engine.tables.iter().filter(is_frozen).collect();
+        if tables.is_empty() {
+            bail!(
+                Misuse,
+                "{} has no table with frozen pages; freeze it into a store of its own, with a \
+                 destination",
+                self.path().display()
+            );
+        }
+        let names: Vec<&str> = tables.iter().map(|t| t.record.spec.name.as_str()).collect();
+        check_tables(&names, plans)?;
+        inner.reserve(&engine, &[])?;
+        inner.poison_on_error(inner.flush_all(&engine))?;
+        let all = tables.iter().map(|table| table.rows.load(Ordering::Relaxed)).sum();
+        let mut run = Run { options, plans, done: 0, all, progress, frozen: Frozen::default() };
+        for (at, class) in engine.classes.iter().enumerate() {
+            let of_class: Vec<&Table> = tables.iter().copied().filter(|t| t.class == at).collect();
+            if of_class.is_empty() {
+                continue;
+            }
+            run.freeze_class(inner, &engine, class, &of_class, &mut |run, unit| {
+                for table in &of_class {
+                    run.take(inner, &engine, table, table, true, unit)?;
+                }
+                Ok(())
+            })?;
+        }
+        Ok(run.frozen)
+    }
+}
+
+/// How a table is stored once it is frozen.
+fn frozen_spec(spec: &TableSpec, rows: u64, options: &FreezeOptions) -> TableSpec {
+    TableSpec {
+        storage: StorageKind::Pages,
+        expected_rows: Some(rows),
+        optimizer: OptimizerSpec::new(OptimizerKind::None),
+        dtype: options.dtype.unwrap_or(spec.dtype),
+        initializer: options.unknown.unwrap_or(spec.initializer),
+        ..spec.clone()
+    }
+}
+
+/// Refuses plans of tables that are not there, or have a table twice.
+fn check_tables(names: &[&str], plans: &[PlannedPages]) -> Result<()> {
+    let mut seen = Vec::new();
+    for name in plans.iter().flat_map(|plan| &plan.tables) {
+        if !names.contains(&name.as_str()) {
+            bail!(
+                Misuse,
+                "the plan has table '{name}', the store has {}; place again with a trace of its \
+                 tables",
+                names.iter().map(|name| format!("'{name}'")).collect::<Vec<_>>().join(", ")
+            );
+        }
+        if seen.contains(&name) {
+            bail!(Misuse, "the plan has table '{name}' twice, expected it once");
+        }
+        seen.push(name);
+    }
+    Ok(())
+}
+
+/// A freeze under way.
+struct Run<'a> {
+    options: &'a FreezeOptions,
+    plans: &'a [PlannedPages],
+    done: u64,
+    all: u64,
+    progress: &'a mut dyn FnMut(u64, u64) -> Result<()>,
+    frozen: Frozen,
+}
+
+impl Run<'_> {
+    /// Freezes all tables of `source` into those of `target`, which have the same numbers.
+    fn freeze_from(&mut self, source: &Store, target: &Store) -> Result<()> {
+        let (from, to) = (&*source.inner, &*target.inner);
+        let of_source = from.planned_engine()?;
+        let engine = to.exclusive_to_change()?;
+        for (at, class) in engine.classes.iter().enumerate() {
+            let tables: Vec<&Table> = engine.tables.iter().filter(|t| t.class == at).collect();
+            self.check_disk(to, class, &tables)?;
+            self.freeze_class(to, &engine, class, &tables, &mut |run, unit| {
+                for table in &tables {
+                    let Some(old) = of_source.table(table.id()) else { continue };
+                    let rows = run.take(from, &of_source, old, table, false, unit)?;
+                    table.rows.store(rows, Ordering::Relaxed);
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Refuses a freeze that the disk cannot hold, before anything is written: pages of rows and
+    /// replicas, and the file in which rows are sorted.
+    fn check_disk(&self, inner: &Inner, class: &Class, tables: &[&Table]) -> Result<()> {
+        let record = &class.record;
+        let holds = PageLayout::new(record.page_bytes, record.row_bytes, 0, 0)?.rows_per_page;
+        let rows: u64 = tables.iter().filter_map(|t| t.record.spec.expected_rows).sum();
+        let placement = self.placement(class, tables)?;
+        let replicas = placement.replica_starts.len().saturating_sub(1) as u64;
+        let copies = rows + placement.replica_rows.len() as u64;
+        let pages = rows.div_ceil(holds as u64) + replicas;
+        let sorted = copies * (record.row_bytes as u64 + 20);
+        let spilled = if sorted > self.options.sort_bytes as u64 / 2 { sorted } else { 0 };
+        let needed = pages * record.page_bytes as u64 + spilled;
+        let free = inner.medium.apart().unwrap_or(&inner.medium).free_bytes()?;
+        if needed > free {
+            bail!(
+                Full,
+                "freezing {rows} rows with {} replicas takes {needed} bytes on disk, {spilled} of \
+                 them only meanwhile, and {free} are free; make room, or replicate less",
+                placement.replica_rows.len()
+            );
+        }
+        Ok(())
+    }
+
+    /// Writes the rows of a class that `take` gives.
+    fn freeze_class(
+        &mut self,
+        inner: &Inner,
+        engine: &Engine,
+        class: &Class,
+        tables: &[&Table],
+        take: &mut dyn FnMut(&mut Self, &mut dyn Freeze) -> Result<()>,
+    ) -> Result<()> {
+        let placement = self.placement(class, tables)?;
+        let planned = placement.rows.len() as u64;
+        let plan = FreezePlan {
+            placement,
+            candidates_max: self.options.candidates_max,
+            memory: self.options.sort_bytes,
+        };
+        let mut unit = class.log.lock().begin_freeze(plan)?;
+        let before = self.frozen.rows;
+        let mut done = take(self, &mut *unit);
+        let placed = unit.placed();
+        while done.is_ok() {
+            match unit.step() {
+                Ok(true) => done = (self.progress)(self.done.min(self.all), self.all),
+                Ok(false) => break,
+                Err(error) => done = Err(error),
+            }
+        }
+        if let Err(error) = done {
+            // What of it cannot be removed now, the next freeze removes.
+            return class.log.lock().abandon_unit(unit, Some(error));
+        }
+        let pages_before = class.log.lock().stats().merged.pages;
+        inner.install_whole(engine, class, unit)?;
+        self.frozen.pages += class.log.lock().stats().merged.pages - pages_before;
+        self.frozen.placed += placed;
+        self.frozen.missing += planned.saturating_sub(placed);
+        debug_assert!(placed <= self.frozen.rows - before);
+        Ok(())
+    }
+
+    /// The placement of a class, of all plans of its tables.
+    fn placement(&self, class: &Class, tables: &[&Table]) -> Result<Placement> {
+        let record = &class.record;
+        let holds = PageLayout::new(record.page_bytes, record.row_bytes, 0, 0)?.rows_per_page;
+        let ids: BTreeMap<&str, u16> =
+            tables.iter().map(|t| (t.record.spec.name.as_str(), t.id())).collect();
+        let mut placement = Placement::default();
+        for plan in self.plans {
+            let of_plan: Vec<Option<u16>> =
+                plan.tables.iter().map(|name| ids.get(name.as_str()).copied()).collect();
+            if of_plan.iter().all(Option::is_none) {
+                continue;
+            }
+            if let Some(at) = of_plan.iter().position(Option::is_none) {
+                let here = of_plan.iter().position(Option::is_some).unwrap_or(0);
+                bail!(
+                    Misuse,
+                    "the plan lets tables '{}' and '{}' share pages, and their rows differ in \
+                     size; place again with this store",
+                    plan.tables[here],
+                    plan.tables[at]
+                );
+            }
+            if plan.rows_per_page > holds || plan.rows_per_page == 0 {
+                bail!(
+                    Misuse,
+                    "the plan has {} rows a page, a page of {} bytes holds {holds} of table \
+                     '{}'; place again with this store, or with rows_per_page={holds}",
+                    plan.rows_per_page,
+                    record.page_bytes,
+                    plan.tables[0]
+                );
+            }
+            let first = placement.rows.len() as u32;
+            if plan.table.len() != plan.key.len() {
+                bail!(
+                    Misuse,
+                    "the plan has {} tables for {} keys, expected one for each",
+                    plan.table.len(),
+                    plan.key.len()
+                );
+            }
+            for (table, key) in plan.table.iter().zip(&plan.key) {
+                let Some(Some(id)) = of_plan.get(usize::from(*table)) else {
+                    bail!(
+                        Misuse,
+                        "the plan has a row of table {table}, expected below {}",
+                        of_plan.len()
+                    );
+                };
+                placement.rows.push((*id, *key));
+            }
+            let rows = plan.key.len();
+            let ends = (1..=rows.div_ceil(plan.rows_per_page)).map(|page| page * plan.rows_per_page);
+            placement.page_ends.extend(ends.map(|end| first + end.min(rows) as u32));
+            let replicas = placement.replica_rows.len() as u32;
+            let skip = usize::from(!placement.replica_starts.is_empty());
+            let starts = plan.replica_starts.iter().skip(skip).map(|start| replicas + start);
+            placement.replica_starts.extend(starts);
+            placement.replica_rows.extend(plan.replica_rows.iter().map(|row| first + row));
+        }
+        Ok(placement)
+    }
+
+    /// Gives a freeze the rows of a table, as `to` stores them. Returns how many there are.
+    fn take(
+        &mut self,
+        inner: &Inner,
+        engine: &Engine,
+        from: &Table,
+        to: &Table,
+        is_own: bool,
+        unit: &mut dyn Freeze,
+    ) -> Result<u64> {
+        let class = &engine.classes[from.class];
+        let mut sweep = class.log.lock().sweep(Some(from.id()));
+        let name = &from.record.spec.name;
+        let mut values = vec![0.0; from.layout.embedding_dim()];
+        let mut again = vec![0.0; from.layout.embedding_dim()];
+        let mut words = vec![0.0; to.layout.row_words()];
+        let converts = from.layout != to.layout;
+        let (mut rows, mut error_max) = (0, self.frozen.error_max);
+        let swept = loop {
+            let before = rows;
+            let read = inner.sweep_on(class, &mut *sweep, PAGES, &mut |swept| {
+                for row in swept {
+                    rows += 1;
+                    let mut row = SweptRow { table: to.id(), ..row };
+                    if converts {
+                        from.layout.read_values(row.words, &mut values);
+                        if !to.layout.dtype().all_fit(&values) {
+                            bail!(
+                                Misuse,
+                                "table '{name}', key {}: a value does not fit {}; freeze with \
+                                 another dtype",
+                                row.key,
+                                to.layout.dtype().name()
+                            );
+                        }
+                        to.layout.write_values(&mut words, &values);
+                        to.layout.read_values(&words, &mut again);
+                        let errors = values.iter().zip(&again).map(|(a, b)| (a - b).abs());
+                        error_max = errors.fold(error_max, f32::max);
+                        row.words = &words;
+                    }
+                    unit.push(row, is_own)?;
+                }
+                Ok(())
+            });
+            self.done += rows - before;
+            let told = read.map_err(|error| error.context(format!("table '{name}'")));
+            match told.and_then(|goes_on| {
+                (self.progress)(self.done.min(self.all), self.all)?;
+                Ok(goes_on)
+            }) {
+                Ok(true) => {}
+                Ok(false) => break Ok(rows),
+                Err(error) => break Err(error),
+            }
+        };
+        class.log.lock().end_read(sweep.ticket());
+        (self.frozen.rows, self.frozen.error_max) = (self.frozen.rows + rows, error_max);
+        swept
+    }
+}
