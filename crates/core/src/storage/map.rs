@@ -106,6 +106,8 @@ pub(super) struct MapStorage {
     written: u64,
 }
 
+impl super::StorageFreeze for MapStorage {}
+
 impl Storage for MapStorage {}
 
 /// A map without tables.

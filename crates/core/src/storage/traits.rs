@@ -2,8 +2,9 @@
 //! it lies; [`Storage`] is all of them.
 
 use super::{
-    Areas, Checked, Cut, DirtyRow, Finding, Found, Freeze, FreezePlan, OpenAt, PageAddress, PageSource, Residents,
-    Resolved, Share, SpaceBound, StorageMemory, StorageStats, Sweep, TableFacts, UnitReport, Want,
+    Areas, Checked, Cut, DirtyRow, Finding, Found, Freeze, FreezePlan, OpenAt, PageAddress,
+    PageSource, Residents, Resolved, Share, SpaceBound, StorageMemory, StorageStats, Sweep,
+    TableFacts, UnitReport, Want,
 };
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::io::{File, Medium};

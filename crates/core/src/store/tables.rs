@@ -5,7 +5,7 @@ use super::files::class_file::{class_file_name, create_class_file};
 use super::journal::{ClassRecord, JournalFile, RecordKind, TableRecord};
 use super::memory::budget::{self, ClassDemand, READ_DEPTHS};
 use super::{Inner, Store, has_file};
-use crate::config::{Memory, Merging, StorageKind, TableId, TableInfo, TableSpec};
+use crate::config::{Memory, Merging, TableId, TableInfo, TableSpec};
 use crate::error::{Result, bail};
 use crate::io::{DeviceCurve, IoKind, Medium, measure};
 use crate::row::{Dtype, RowLayout};

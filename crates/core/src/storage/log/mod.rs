@@ -41,7 +41,7 @@ use crate::error::Result;
 use crate::hash::mix;
 use crate::index::{DenseIndex, SparseIndex};
 use crate::io::File;
-use crate::storage::{FlushBuffer, PageLayout, Storage};
+use crate::storage::{FlushBuffer, PageLayout, Storage, StorageFreeze};
 use delta::DeltaWriter;
 use find::LogPages;
 use std::collections::BTreeMap;
@@ -226,6 +226,8 @@ pub struct ClassLog {
     /// Sequence of the newest page when the epoch began.
     epoch_began: u64,
 }
+
+impl StorageFreeze for ClassLog {}
 
 impl Storage for ClassLog {}
 

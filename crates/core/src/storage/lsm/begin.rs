@@ -307,7 +307,7 @@ impl Lsm {
     }
 
     /// Merges are numbered from 1 on.
-    fn next_merge(&self) -> u64 {
+    pub(super) fn next_merge(&self) -> u64 {
         let snapshot = self.bottom.snapshot();
         1 + snapshot.version().partitions().iter().map(|facts| facts.merge).max().unwrap_or(0)
     }

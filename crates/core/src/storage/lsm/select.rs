@@ -23,10 +23,7 @@ struct Batch<'a> {
 
 /// Leaves one want of each miss that has several, where all of its pages have replicas: each has
 /// its row. Wants of a miss follow each other. Returns whether any was left out.
-pub(super) fn select(
-    wants: &mut Vec<Want>,
-    has_replicas: impl Fn(PageAddress) -> bool,
-) -> bool {
+pub(super) fn select(wants: &mut Vec<Want>, has_replicas: impl Fn(PageAddress) -> bool) -> bool {
     if wants.windows(2).all(|pair| pair[0].miss != pair[1].miss) {
         return false;
     }

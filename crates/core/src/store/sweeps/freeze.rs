@@ -14,7 +14,7 @@ use crate::storage::{Freeze, FreezePlan, PageLayout, Placement, SweptRow};
 use crate::store::engine::{Class, Engine, Table};
 use crate::store::{Inner, Store};
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
@@ -210,18 +210,9 @@ impl Store {
         inner.poison_on_error(inner.flush_all(&engine))?;
         let all = tables.iter().map(|table| table.rows.load(Ordering::Relaxed)).sum();
         let mut run = Run { options, plans, done: 0, all, progress, frozen: Frozen::default() };
-        for (at, class) in engine.classes.iter().enumerate() {
-            let of_class: Vec<&Table> = tables.iter().copied().filter(|t| t.class == at).collect();
-            if of_class.is_empty() {
-                continue;
-            }
-            run.freeze_class(inner, &engine, class, &of_class, &mut |run, unit| {
-                for table in &of_class {
-                    run.take(inner, &engine, table, table, true, unit)?;
-                }
-                Ok(())
-            })?;
-        }
+        run.freeze_classes(inner, &engine, &tables, &mut |run, table, unit| {
+            run.take(inner, &engine, table, table, true, unit).map(drop)
+        })?;
         Ok(run.frozen)
     }
 }
@@ -274,28 +265,32 @@ impl Run<'_> {
         let (from, to) = (&*source.inner, &*target.inner);
         let of_source = from.planned_engine()?;
         let engine = to.exclusive_to_change()?;
-        for (at, class) in engine.classes.iter().enumerate() {
-            let tables: Vec<&Table> = engine.tables.iter().filter(|t| t.class == at).collect();
-            self.check_disk(to, class, &tables)?;
-            self.freeze_class(to, &engine, class, &tables, &mut |run, unit| {
-                for table in &tables {
-                    let Some(old) = of_source.table(table.id()) else { continue };
-                    let rows = run.take(from, &of_source, old, table, false, unit)?;
-                    table.rows.store(rows, Ordering::Relaxed);
-                }
-                Ok(())
-            })?;
-        }
-        Ok(())
+        let tables: Vec<&Table> = engine.tables.iter().collect();
+        self.freeze_classes(to, &engine, &tables, &mut |run, table, unit| {
+            if let Some(old) = of_source.table(table.id()) {
+                let rows = run.take(from, &of_source, old, table, false, unit)?;
+                table.rows.store(rows, Ordering::Relaxed);
+            }
+            Ok(())
+        })
     }
 
     /// Refuses a freeze that the disk cannot hold, before anything is written: pages of rows and
     /// replicas, and the file in which rows are sorted.
-    fn check_disk(&self, inner: &Inner, class: &Class, tables: &[&Table]) -> Result<()> {
+    fn check_disk(
+        &self,
+        inner: &Inner,
+        class: &Class,
+        tables: &[&Table],
+        placement: &Placement,
+    ) -> Result<()> {
         let record = &class.record;
         let holds = PageLayout::new(record.page_bytes, record.row_bytes, 0, 0)?.rows_per_page;
-        let rows: u64 = tables.iter().filter_map(|t| t.record.spec.expected_rows).sum();
-        let placement = self.placement(class, tables)?;
+        let expected = |table: &&Table| {
+            let rows = table.rows.load(Ordering::Relaxed);
+            rows.max(table.record.spec.expected_rows.unwrap_or(0))
+        };
+        let rows: u64 = tables.iter().map(expected).sum();
         let replicas = placement.replica_starts.len().saturating_sub(1) as u64;
         let copies = rows + placement.replica_rows.len() as u64;
         let pages = rows.div_ceil(holds as u64) + replicas;
@@ -314,44 +309,61 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Writes the rows of a class that `take` gives.
-    fn freeze_class(
+    /// Writes all rows of these tables, which `take` gives. Nothing changes before all are written.
+    fn freeze_classes(
         &mut self,
         inner: &Inner,
         engine: &Engine,
-        class: &Class,
         tables: &[&Table],
-        take: &mut dyn FnMut(&mut Self, &mut dyn Freeze) -> Result<()>,
+        take: &mut dyn FnMut(&mut Self, &Table, &mut dyn Freeze) -> Result<()>,
     ) -> Result<()> {
-        let placement = self.placement(class, tables)?;
-        let planned = placement.rows.len() as u64;
-        let plan = FreezePlan {
-            placement,
-            candidates_max: self.options.candidates_max,
-            memory: self.options.sort_bytes,
-        };
-        let mut unit = class.log.lock().begin_freeze(plan)?;
-        let before = self.frozen.rows;
-        let mut done = take(self, &mut *unit);
-        let placed = unit.placed();
-        while done.is_ok() {
-            match unit.step() {
-                Ok(true) => done = (self.progress)(self.done.min(self.all), self.all),
-                Ok(false) => break,
-                Err(error) => done = Err(error),
+        let mut begun: Vec<(&Class, Box<dyn Freeze>)> = Vec::new();
+        let mut run = || {
+            let mut planned = 0;
+            for (at, class) in engine.classes.iter().enumerate() {
+                let of_class: Vec<&Table> =
+                    tables.iter().copied().filter(|table| table.class == at).collect();
+                if of_class.is_empty() {
+                    continue;
+                }
+                let placement = self.placement(class, &of_class)?;
+                self.check_disk(inner, class, &of_class, &placement)?;
+                planned += placement.rows.len() as u64;
+                let plan = FreezePlan {
+                    placement,
+                    candidates_max: self.options.candidates_max,
+                    memory: self.options.sort_bytes,
+                };
+                begun.push((class, class.log.lock().begin_freeze(plan)?));
             }
+            let classes = tables.iter().map(|table| table.class).collect::<BTreeSet<_>>();
+            for (at, (_, unit)) in classes.into_iter().zip(&mut begun) {
+                for table in tables.iter().filter(|table| table.class == at) {
+                    take(self, table, &mut **unit)?;
+                }
+                self.frozen.placed += unit.placed();
+                while unit.step()? {
+                    (self.progress)(self.done.min(self.all), self.all)?;
+                }
+            }
+            self.frozen.missing = planned.saturating_sub(self.frozen.placed);
+            Ok(())
+        };
+        let mut done = run();
+        let pages = |class: &Class| class.log.lock().stats().merged.pages;
+        for (class, unit) in begun {
+            let before = pages(class);
+            done = match done {
+                Ok(()) => inner.install_whole(engine, class, unit),
+                // What of it cannot be removed now, the next freeze removes.
+                Err(error) => {
+                    let abandoned = class.log.lock().abandon_unit(unit, None);
+                    abandoned.or(Ok(())).and(Err(error))
+                }
+            };
+            self.frozen.pages += pages(class) - before;
         }
-        if let Err(error) = done {
-            // What of it cannot be removed now, the next freeze removes.
-            return class.log.lock().abandon_unit(unit, Some(error));
-        }
-        let pages_before = class.log.lock().stats().merged.pages;
-        inner.install_whole(engine, class, unit)?;
-        self.frozen.pages += class.log.lock().stats().merged.pages - pages_before;
-        self.frozen.placed += placed;
-        self.frozen.missing += planned.saturating_sub(placed);
-        debug_assert!(placed <= self.frozen.rows - before);
-        Ok(())
+        done
     }
 
     /// The placement of a class, of all plans of its tables.
@@ -407,7 +419,8 @@ impl Run<'_> {
                 placement.rows.push((*id, *key));
             }
             let rows = plan.key.len();
-            let ends = (1..=rows.div_ceil(plan.rows_per_page)).map(|page| page * plan.rows_per_page);
+            let ends =
+                (1..=rows.div_ceil(plan.rows_per_page)).map(|page| page * plan.rows_per_page);
             placement.page_ends.extend(ends.map(|end| first + end.min(rows) as u32));
             let replicas = placement.replica_rows.len() as u32;
             let skip = usize::from(!placement.replica_starts.is_empty());

@@ -32,8 +32,9 @@ fn plans(fixture: &Fixture, random: &mut Random) -> Vec<PlannedPages> {
         rows.sort_unstable();
         let (mut replica_starts, mut replica_rows) = (vec![0], Vec::new());
         for _ in 0..rows.len() / holds / 2 {
-            let mut page: Vec<u32> =
-                (0..1 + random.below(holds as u64)).map(|_| random.below(rows.len() as u64) as u32).collect();
+            let mut page: Vec<u32> = (0..1 + random.below(holds as u64))
+                .map(|_| random.below(rows.len() as u64) as u32)
+                .collect();
             page.sort_unstable();
             page.dedup();
             replica_rows.extend(page);
@@ -217,13 +218,18 @@ fn queries(replicas: bool) -> (SimMedium, Store, TableId, usize) {
     let holds = PageLayout::new(512, 4 * DIM, 0, 0).unwrap().rows_per_page;
     // A replica page has rows of as many home pages as it has rows.
     let pages = 2000 / holds as u32;
-    let replica = |page: u32| (0..holds as u32).map(move |at| (page + at) % pages * holds as u32 + at);
+    let replica =
+        |page: u32| (0..holds as u32).map(move |at| (page + at) % pages * holds as u32 + at);
     let plan = PlannedPages {
         tables: vec!["items".to_owned()],
         rows_per_page: holds,
         table: vec![0; 2000],
         key: keys,
-        replica_starts: if replicas { (0..=20).map(|page| page * holds as u32).collect() } else { Vec::new() },
+        replica_starts: if replicas {
+            (0..=20).map(|page| page * holds as u32).collect()
+        } else {
+            Vec::new()
+        },
         replica_rows: if replicas { (0..20).flat_map(replica).collect() } else { Vec::new() },
     };
     freeze(&store, &[plan], 1 << 20).unwrap();

@@ -110,6 +110,8 @@ macro_rules! pass {
     };
 }
 
+impl crate::storage::StorageFreeze for Probe {}
+
 impl Storage for Probe {}
 
 impl StorageRead for Probe {

@@ -7,12 +7,12 @@
 mod ranks;
 mod sorter;
 
+use super::IN_BOTTOM;
 use super::Lsm;
 use super::bottom::{Facts, FrozenWriter, Merged, Orders, PlaceRange, Shape, Taken};
 use super::create::shape;
 use super::newest::TOMBSTONE;
 use super::unit::{GivenOut, MergeDone, UnreadPages};
-use super::IN_BOTTOM;
 use crate::error::{Result, bail};
 use crate::io::{Buffers, Medium};
 use crate::storage::{Freeze, FreezePlan, StorageFreeze, StorageRead, SweptRow, Unit};
@@ -71,10 +71,7 @@ fn sorter_name(class: u16) -> String {
 impl StorageFreeze for Lsm {
     fn begin_freeze(&mut self, plan: FreezePlan) -> Result<Box<dyn Freeze>> {
         if self.merges_into_bottom() {
-            bail!(
-                Misuse,
-                "rows of an lsm are merged, not frozen; freeze into a store of its own"
-            );
+            bail!(Misuse, "rows of an lsm are merged, not frozen; freeze into a store of its own");
         }
         if self.upkeep.given_out.is_some() || self.upkeep.taken_ticket.is_some() {
             bail!(Misuse, "a freeze of row class {} is under way", self.facts.class);

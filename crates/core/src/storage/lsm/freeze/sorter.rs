@@ -6,6 +6,7 @@
 
 use crate::error::{Result, bail};
 use crate::io::{File, Medium, OpenMode};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -38,14 +39,14 @@ pub(super) struct Sorter {
     name: String,
     record_words: usize,
     places_per_bucket: u64,
-    buckets: Vec<Bucket>,
+    /// By their places, which may lie far apart.
+    buckets: BTreeMap<u64, Bucket>,
     /// Bytes of all buffers, and how many there may be.
     waiting: usize,
     most: usize,
     file: Option<Arc<dyn File>>,
     file_bytes: u64,
     allocated: u64,
-    next: usize,
 }
 
 impl Sorter {
@@ -66,24 +67,20 @@ impl Sorter {
             name,
             record_words,
             places_per_bucket,
-            buckets: Vec::new(),
+            buckets: BTreeMap::new(),
             waiting: 0,
             most,
             file: None,
             file_bytes: 0,
             allocated: 0,
-            next: 0,
         }
     }
 
     /// Adds a row. `Full` where there is no room on disk.
     pub(super) fn push(&mut self, row: Placed<'_>) -> Result<()> {
-        let bucket = (row.place / self.places_per_bucket) as usize;
-        if bucket >= self.buckets.len() {
-            self.buckets.resize_with(bucket + 1, Bucket::default);
-        }
+        let bucket = self.buckets.entry(row.place / self.places_per_bucket).or_default();
         let words = |value: u64| [value as u32, (value >> 32) as u32];
-        let buffer = &mut self.buckets[bucket].buffer;
+        let buffer = &mut bucket.buffer;
         buffer.extend_from_slice(&words(row.place));
         buffer.extend_from_slice(&words(row.key));
         buffer.push(u32::from(row.table));
@@ -93,7 +90,7 @@ impl Sorter {
     }
 
     fn write_longest(&mut self) -> Result<()> {
-        let longest = self.buckets.iter_mut().max_by_key(|bucket| bucket.buffer.len());
+        let longest = self.buckets.values_mut().max_by_key(|bucket| bucket.buffer.len());
         let Some(bucket) = longest else { return Ok(()) };
         let file = match &self.file {
             Some(file) => file,
@@ -122,9 +119,7 @@ impl Sorter {
     /// The rows of the next bucket that has any, in the order of their places; `None` at the end.
     /// Each bucket is given out once.
     pub(super) fn next(&mut self) -> Result<Option<Sorted>> {
-        while let Some(bucket) = self.buckets.get_mut(self.next) {
-            self.next += 1;
-            let Bucket { buffer, written } = std::mem::take(bucket);
+        while let Some((_, Bucket { buffer, written })) = self.buckets.pop_first() {
             self.waiting -= 4 * buffer.len();
             let in_file: u64 = written.iter().map(|range| range.end - range.start).sum();
             let mut words = vec![0u32; in_file as usize / 4];
