@@ -19,6 +19,7 @@ mod counts;
 mod create;
 mod cut;
 mod find;
+mod frozen_sweep;
 mod merge_room;
 mod newest;
 mod pages;
