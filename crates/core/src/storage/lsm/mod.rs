@@ -20,6 +20,7 @@ mod create;
 mod cut;
 mod find;
 mod freeze;
+mod frozen_sweep;
 mod merge_room;
 mod newest;
 mod pages;

@@ -5,7 +5,8 @@
 //! What is merged between two slices is found where it then is. Rows that are written meanwhile may
 //! come as they were or as they are, or not at all.
 
-use super::bottom::{Partition, Place, PlaceRange};
+use super::bottom::{Numbered, Partition, Place, PlaceRange};
+use super::frozen_sweep::FrozenSweep;
 use super::newest::{Newest, Read};
 use super::pages::LsmPages;
 use super::{IN_BOTTOM, Lsm};
@@ -30,14 +31,14 @@ struct Below {
 }
 
 /// A range that a sweep has looked up.
-struct Slice {
-    range: PlaceRange,
+pub(super) struct Slice {
+    pub(super) range: PlaceRange,
     newest: Newest,
-    tombstones: Vec<Place>,
+    pub(super) tombstones: Vec<Place>,
     below: Option<Below>,
     /// All rows of the top in it, in order, once they are read, and which of them is next.
-    above: Vec<Read>,
-    words: Vec<f32>,
+    pub(super) above: Vec<Read>,
+    pub(super) words: Vec<f32>,
     next: usize,
     is_read: bool,
 }
@@ -62,7 +63,10 @@ impl StorageSweeps for Lsm {
             Some(table) => vec![table],
             None => self.bottom.orders().tables().collect(),
         };
-        let next = tables.first().map(|table| Place { table: *table, ..Place::MIN });
+        let next = first_within(&tables, Place::MIN);
+        if self.bottom.snapshot().frozen().is_some() {
+            return Box::new(FrozenSweep::new(self, tables, next));
+        }
         Box::new(LsmSweep {
             tables,
             pages: Arc::clone(&self.pages),
@@ -77,12 +81,15 @@ impl StorageSweeps for Lsm {
 
     fn advance(&mut self, sweep: &mut dyn Sweep) {
         let any: &mut dyn Any = sweep;
+        if let Some(sweep) = any.downcast_mut::<FrozenSweep>() {
+            return sweep.advance(self);
+        }
         let sweep = any.downcast_mut::<LsmSweep>().expect("an lsm is given its own sweep");
         if sweep.slice.is_none() {
             sweep.slice = sweep.next.map(|first| self.slice(first));
         }
         let Some(slice) = &sweep.slice else { return };
-        sweep.next = slice.range.last.next().and_then(|next| sweep.within_tables(next));
+        sweep.next = slice.range.last.next().and_then(|next| first_within(&sweep.tables, next));
     }
 
     fn is_newest(&self, table: u16, key: u64, place: u32) -> bool {
@@ -128,7 +135,11 @@ impl Lsm {
     /// The range from `first` on that is swept next, within a table and a partition.
     fn slice(&self, first: Place) -> Slice {
         let snapshot = self.bottom.snapshot();
-        let found = snapshot.version().find(first).map(|at| &snapshot.partitions()[at]);
+        self.slice_above(first, snapshot.version().find(first).map(|at| &snapshot.partitions()[at]))
+    }
+
+    /// The same, where `found` is the partition, or with the top alone.
+    pub(super) fn slice_above(&self, first: Place, found: Option<&Numbered>) -> Slice {
         let table_ends = Place { table: first.table, ..Place::MAX };
         let last =
             found.map_or(table_ends, |open| open.partition.facts().range.last.min(table_ends));
@@ -155,17 +166,15 @@ impl Lsm {
     }
 }
 
-impl LsmSweep {
-    /// The first place from `place` on that is of one of the tables.
-    fn within_tables(&self, place: Place) -> Option<Place> {
-        let table = self.tables.iter().copied().find(|table| *table >= place.table)?;
-        Some(place.max(Place { table, ..Place::MIN }))
-    }
+/// The first place from `place` on that is of one of the tables, which are in order.
+pub(super) fn first_within(tables: &[u16], place: Place) -> Option<Place> {
+    let table = tables.iter().copied().find(|table| *table >= place.table)?;
+    Some(place.max(Place { table, ..Place::MIN }))
 }
 
 impl Slice {
     /// Reads all rows of the top.
-    fn read_above(&mut self, reader: &mut PageReader) -> Result<()> {
+    pub(super) fn read_above(&mut self, reader: &mut PageReader) -> Result<()> {
         if std::mem::replace(&mut self.is_read, true) {
             return Ok(());
         }

@@ -5,8 +5,10 @@
 
 use super::fences::Fences;
 use super::filter::Filter;
+use super::frozen::{self, Frozen};
 use super::increasing::Cut;
 use super::order::{Orders, PLACE_BYTES, Place, PlaceRange, TableOrder};
+use super::page_writer::Ending;
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::hash::mix;
 use crate::io::{File, Medium, OpenMode, blocks_of};
@@ -16,9 +18,10 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 const PREFIX: &str = "part-";
 const MAGIC: [u8; 6] = *b"ERPART";
-/// Version of a file without filters, and of one with some.
+/// Version of a file without filters, of one with some, and of a frozen one.
 const VERSION: u8 = 1;
 const VERSION_WITH_FILTERS: u8 = 2;
+pub(super) const VERSION_FROZEN: u8 = 3;
 /// Bytes of the header; the rest of page 0 is unused.
 pub(super) const HEADER_BYTES: usize = 512;
 const CHECKSUM_AT: usize = 128;
@@ -139,17 +142,23 @@ pub(super) fn header_sum(header: &[u8; HEADER_BYTES]) -> u64 {
     word(header, CHECKSUM_AT)
 }
 
-/// The header of a file with this footer. The header's checksum in `facts` is not looked at.
+/// The version of a file with these sections.
+pub(super) fn version_of(sections: &[Section]) -> u8 {
+    let has_filters = sections.iter().any(|section| section.filter.is_some());
+    if has_filters { VERSION_WITH_FILTERS } else { VERSION }
+}
+
+/// The header of a file whose footer has the checksum `footer_sum`. The header's own in `facts` is
+/// not looked at.
 pub(super) fn encode_header(
     shape: &Shape,
     facts: &Facts,
-    sections: &[Section],
-    footer: &[u8],
+    ending: &Ending,
+    footer_sum: u64,
 ) -> [u8; HEADER_BYTES] {
     let mut header = [0; HEADER_BYTES];
     header[..6].copy_from_slice(&MAGIC);
-    let has_filters = sections.iter().any(|section| section.filter.is_some());
-    header[6] = if has_filters { VERSION_WITH_FILTERS } else { VERSION };
+    header[6] = ending.version;
     let words = [
         u64::from(shape.class),
         u64::from(facts.number),
@@ -159,9 +168,9 @@ pub(super) fn encode_header(
         shape.seed,
         facts.rows,
         u64::from(facts.pages),
-        sections.len() as u64,
-        footer.len() as u64,
-        xxh3_64_with_seed(footer, shape.seed),
+        ending.sections as u64,
+        ending.footer_bytes,
+        footer_sum,
     ];
     for (at, word) in words.into_iter().enumerate() {
         header[8 + 8 * at..][..8].copy_from_slice(&word.to_le_bytes());
@@ -218,11 +227,32 @@ fn place(bytes: &[u8], at: usize) -> Option<Place> {
     bytes[at..].first_chunk().and_then(Place::decode)
 }
 
+/// What is known of the rows of a partition.
+#[derive(Debug)]
+pub(super) enum Body {
+    /// They are in the order of their places.
+    Sorted(Box<[Section]>),
+    /// They are in the order of a placement.
+    Frozen(Frozen),
+}
+
 /// The file of a partition and what is around its pages.
 #[derive(Debug)]
 pub(super) struct Opened {
     pub(super) file: Arc<dyn File>,
-    pub(super) sections: Box<[Section]>,
+    pub(super) body: Body,
+}
+
+/// Where a footer lies, and what the header says of it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FooterAt {
+    pub(super) at: u64,
+    /// Without the padding.
+    pub(super) bytes: u64,
+    /// Where the padding ends.
+    pub(super) end: u64,
+    pub(super) sections: u64,
+    pub(super) sum: u64,
 }
 
 /// Opens the file of a partition and reads what is around its pages. Everything in it must be as
@@ -264,16 +294,33 @@ pub(super) fn open(
         return Err(damaged(&name, from, until, "bytes behind the header are not zero"));
     }
     let footer_at = (u64::from(facts.pages) + 1) * shape.page_bytes as u64;
-    let Some(padded) = bytes.checked_sub(footer_at).filter(|b| *b >= word(&header, 80)) else {
+    if bytes.checked_sub(footer_at).is_none_or(|padded| padded < word(&header, 80)) {
         return Err(damaged(&name, 0, HEADER_BYTES as u64, "its footer does not fit the file"));
+    }
+    let footer = FooterAt {
+        at: footer_at,
+        bytes: word(&header, 80),
+        end: bytes,
+        sections: word(&header, 72),
+        sum: word(&header, 88),
     };
-    let mut footer = vec![0; padded as usize];
-    file.read_at(&mut footer, footer_at)?;
-    let read = read_footer(&footer, &header, shape, orders, facts);
-    let sections = read.map_err(|error| {
-        damaged(&name, footer_at, bytes, &format!("footer: {}", error.message()))
+    let read = if header[6] == VERSION_FROZEN {
+        if facts.range != PlaceRange::ALL {
+            let what = "a frozen file has all places, the journal has it with some";
+            return Err(damaged(&name, 0, HEADER_BYTES as u64, what));
+        }
+        frozen::read_footer(&*file, &footer, shape, orders, facts).map(Body::Frozen)
+    } else {
+        let has_filters = header[6] == VERSION_WITH_FILTERS;
+        read_footer(&*file, &footer, has_filters, shape, orders, facts).map(Body::Sorted)
+    };
+    let body = read.map_err(|error| match error.kind() {
+        ErrorKind::Corrupt => {
+            damaged(&name, footer_at, bytes, &format!("footer: {}", error.message()))
+        }
+        _ => error,
     })?;
-    Ok(Opened { file, sections })
+    Ok(Opened { file, body })
 }
 
 fn check_header(
@@ -294,11 +341,11 @@ fn check_header(
     {
         return refuse("not the header of a partition: overwritten, torn, or bits flipped");
     }
-    if ![VERSION, VERSION_WITH_FILTERS].contains(&header[6]) || header[7] != 0 {
+    if !(VERSION..=VERSION_FROZEN).contains(&header[6]) || header[7] != 0 {
         bail!(
             Unsupported,
-            "{name}: partition version {}, this build reads {VERSION} and {VERSION_WITH_FILTERS}; \
-             use a newer embedrock",
+            "{name}: partition version {}, this build reads {VERSION} to {VERSION_FROZEN}; use a \
+             newer embedrock",
             header[6]
         );
     }
@@ -342,18 +389,21 @@ fn check_header(
 
 /// The sections of a footer, which is padded with zeros.
 fn read_footer(
-    padded: &[u8],
-    header: &[u8; HEADER_BYTES],
+    file: &dyn File,
+    at: &FooterAt,
+    has_filters: bool,
     shape: &Shape,
     orders: &Orders,
     facts: &Facts,
 ) -> Result<Box<[Section]>> {
-    let (footer, padding) = padded.split_at(word(header, 80) as usize);
+    let mut padded = vec![0; (at.end - at.at) as usize];
+    file.read_at(&mut padded, at.at)?;
+    let (footer, padding) = padded.split_at(at.bytes as usize);
     let sum = xxh3_64_with_seed(footer, shape.seed);
-    if sum != word(header, 88) || padding.iter().any(|byte| *byte != 0) {
+    if sum != at.sum || padding.iter().any(|byte| *byte != 0) {
         bail!(Corrupt, "checksum does not match (overwritten, torn, or bits flipped)");
     }
-    let count = word(header, 72) as usize;
+    let count = at.sections as usize;
     let Some(table_bytes) = count.checked_mul(SECTION_BYTES).filter(|b| *b <= footer.len()) else {
         bail!(Corrupt, "{count} sections do not fit {} bytes", footer.len());
     };
@@ -372,7 +422,7 @@ fn read_footer(
         let fences = Fences::decode(take(word(entry, 24) as usize, "fences")?, shape.seed)?;
         let filter = match u32::from_le_bytes([entry[4], entry[5], entry[6], entry[7]]) {
             0 => None,
-            bytes if header[6] == VERSION_WITH_FILTERS => {
+            bytes if has_filters => {
                 Some(Filter::decode(take(bytes as usize, "cells of a filter")?, shape.seed)?)
             }
             bytes => bail!(Corrupt, "a filter of {bytes} bytes, in a file without filters"),

@@ -7,8 +7,9 @@
 use super::file::{Facts, Shape, file_name, footer_bytes_most};
 use super::old_rows::OldRows;
 use super::order::{LastOrder, Orders, Place, PlaceRange};
+use super::page_writer::{Finished, Room};
 use super::partition::{Partition, Partitions};
-use super::writer::{Finished, PartitionWriter, Room};
+use super::writer::PartitionWriter;
 use crate::error::{Result, bail};
 use crate::io::{BLOCK_BYTES, Medium, Queue};
 use crate::storage::{PageLayout, PageReader};
@@ -544,6 +545,9 @@ fn check_plan(plan: &MergePlan) -> Result<()> {
     let mut next = Some(plan.range.first);
     for input in &plan.inputs {
         let Facts { number, merge, range, .. } = *input.facts();
+        if input.is_frozen() {
+            bail!(Misuse, "partition {number} is frozen, and a merge takes sorted ones");
+        }
         if next != Some(range.first) || merge >= plan.merge {
             bail!(
                 Misuse,

@@ -9,13 +9,16 @@
 //!
 //! Format: `docs/formats/partition-file.md`.
 
+mod candidates;
 pub mod fences;
 pub mod file;
 mod filter;
+pub mod frozen;
 mod increasing;
 pub mod merge;
 mod old_rows;
 pub mod order;
+mod page_writer;
 pub mod pages;
 pub mod partition;
 pub mod snapshot;
@@ -41,14 +44,17 @@ mod testing;
 #[cfg(test)]
 mod version_tests;
 
+pub use candidates::Candidates;
 pub use file::{Facts, Shape, file_name};
 pub use filter::BUILDER_BYTES_PER_ROW;
+pub use frozen::{CANDIDATES_MOST, FrozenWriter};
 pub use merge::{
     Change, Changes, Counts, Merge, MergePlan, Merged, Newer, Taken, Unread, merge_bytes_most,
 };
 pub use order::{Orders, Place, PlaceRange, TableOrder};
+pub use page_writer::{Finished, Room};
 pub use pages::OpenPartitions;
 pub use partition::{Partition, Partitions};
 pub use snapshot::{Bottom, Looked, Numbered, Retired, Snapshot};
 pub use version::{Edit, Version};
-pub use writer::{PartitionWriter, Room};
+pub use writer::PartitionWriter;

@@ -2,9 +2,11 @@
 //!
 //! Opening reads the header and the footer; pages are read by whoever wants rows.
 
-use super::file::{self, Facts, Section, Shape, damaged};
+use super::candidates::Candidates;
+use super::file::{self, Body, Facts, Section, Shape, damaged};
+use super::frozen::Frozen;
 use super::order::{Orders, Place, PlaceRange};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, bail};
 use crate::io::{File, Medium};
 use crate::storage::{PageAddress, PageLayout, PageSource};
 use std::ops::Range;
@@ -16,7 +18,7 @@ pub struct Partition {
     facts: Facts,
     layout: PageLayout,
     file: Arc<dyn File>,
-    sections: Box<[Section]>,
+    body: Body,
 }
 
 impl Partition {
@@ -29,8 +31,8 @@ impl Partition {
         facts: &Facts,
     ) -> Result<Self> {
         let layout = shape.layout(facts.number)?;
-        let file::Opened { file, sections } = file::open(medium, shape, orders, facts)?;
-        Ok(Self { facts: *facts, layout, file, sections })
+        let file::Opened { file, body } = file::open(medium, shape, orders, facts)?;
+        Ok(Self { facts: *facts, layout, file, body })
     }
 
     /// What it is.
@@ -48,45 +50,99 @@ impl Partition {
         &self.layout
     }
 
-    /// Its sections, in order.
+    /// Its sections, in order; none of a frozen one.
     pub fn sections(&self) -> &[Section] {
-        &self.sections
+        match &self.body {
+            Body::Sorted(sections) => sections,
+            Body::Frozen(_) => &[],
+        }
     }
 
-    /// All memory that it takes: what is known of its sections, fences and filters included.
+    /// Whether its rows are in the order of a placement, not in that of their places.
+    pub fn is_frozen(&self) -> bool {
+        self.frozen().is_some()
+    }
+
+    pub(super) fn frozen(&self) -> Option<&Frozen> {
+        match &self.body {
+            Body::Frozen(frozen) => Some(frozen),
+            Body::Sorted(_) => None,
+        }
+    }
+
+    /// Tables that have rows, with how many; one may come several times.
+    pub fn table_rows(&self) -> impl Iterator<Item = (u16, u64)> + '_ {
+        let sorted = self.sections().iter().map(|section| (section.table, section.rows));
+        let frozen = self.frozen().map_or(&[][..], |frozen| &frozen.tables);
+        sorted.chain(frozen.iter().map(|table| (table.table, table.rows)))
+    }
+
+    /// How many of its pages, the first ones, have rows at home: all but the replicas of a frozen
+    /// one.
+    pub fn home_pages(&self) -> u32 {
+        self.frozen().map_or(self.facts.pages, |frozen| frozen.home_pages)
+    }
+
+    /// At most so many pages are named of a row, if it is frozen.
+    pub fn candidates_max(&self) -> Option<usize> {
+        self.frozen().map(|frozen| frozen.candidates_max)
+    }
+
+    /// All memory that it takes: what is known of its sections, fences and filters included, or
+    /// the indexes of its tables.
     pub fn memory_bytes(&self) -> usize {
-        size_of::<Self>() + self.sections.iter().map(Section::memory_bytes).sum::<usize>()
+        let body = match &self.body {
+            Body::Sorted(sections) => sections.iter().map(Section::memory_bytes).sum::<usize>(),
+            Body::Frozen(frozen) => frozen.heap_bytes(),
+        };
+        size_of::<Self>() + body
     }
 
     fn section_of(&self, place: Place) -> Option<&Section> {
-        let wanted = (place.table, place.rank);
-        let at = self.sections.binary_search_by_key(&wanted, |s| (s.table, s.rank)).ok()?;
-        Some(&self.sections[at])
+        let (sections, wanted) = (self.sections(), (place.table, place.rank));
+        let at = sections.binary_search_by_key(&wanted, |s| (s.table, s.rank)).ok()?;
+        Some(&sections[at])
     }
 
-    /// The pages of the file that may hold the row at `place`: none, one, or rarely two.
-    pub fn candidates(&self, place: Place) -> Range<u32> {
-        let Some(section) = self.section_of(place) else { return 0..0 };
+    /// The pages of the file that may hold the row at `place`: none, one, or rarely two. Of a frozen
+    /// one that of its home, and those with replicas.
+    pub fn candidates(&self, place: Place) -> Candidates<'_> {
+        if let Body::Frozen(frozen) = &self.body {
+            return frozen.candidates(place);
+        }
+        let Some(section) = self.section_of(place) else { return Candidates::NONE };
         if section.filter.as_ref().is_some_and(|filter| !filter.may_have(place.position)) {
-            return 0..0;
+            return Candidates::NONE;
         }
         let found = section.fences.candidates(place.position);
         let first = 1 + (section.first_row / self.layout.rows_per_page as u64) as u32;
-        first + found.start..first + found.end
+        Candidates::of_range(&(first + found.start..first + found.end))
     }
 
-    /// Rows of a page: all are full but the last one.
-    fn rows_of(&self, page: u32) -> usize {
+    /// Rows of a page in order: all are full but the last one.
+    fn rows_in_order(&self, page: u32) -> usize {
         let full = self.layout.rows_per_page;
         let before = u64::from(page - 1) * full as u64;
         (self.facts.rows - before).min(full as u64) as usize
     }
 
-    /// The pages of the file that may have rows of a range.
+    /// Rows of a verified page.
+    fn rows_of(&self, page: u32, bytes: &[u8]) -> usize {
+        match &self.body {
+            Body::Sorted(_) => self.rows_in_order(page),
+            Body::Frozen(_) => self.layout.rows_in(bytes),
+        }
+    }
+
+    /// The pages of the file that may have rows of a range; of a frozen one all that have rows at
+    /// home.
     pub fn pages_of(&self, range: PlaceRange) -> Range<u32> {
+        if let Some(frozen) = self.frozen() {
+            return 1..1 + frozen.home_pages;
+        }
         let (mut begin, mut end) = (u32::MAX, 0);
         let per_page = self.layout.rows_per_page as u64;
-        for section in &self.sections {
+        for section in self.sections() {
             let place = |position| Place { table: section.table, rank: section.rank, position };
             let (first, last) = section.fences.ends().into_inner();
             if place(last) < range.first || range.last < place(first) {
@@ -111,16 +167,40 @@ impl Partition {
         bytes: &'p [u8],
     ) -> impl Iterator<Item = Result<(Place, u64, &'p [f32])>> {
         let before = u64::from(page - 1) * self.layout.rows_per_page as u64;
-        (0..self.rows_of(page)).map(move |at| {
-            let (place, key) = self.entry(before + at as u64, bytes)?;
+        (0..self.rows_of(page, bytes)).map(move |at| {
+            let (place, key) = match &self.body {
+                Body::Sorted(sections) => self.entry_in(sections, before + at as u64, bytes)?,
+                Body::Frozen(frozen) => self.frozen_entry(frozen, page, at, bytes)?,
+            };
             Ok((place, key, self.layout.row(bytes, at)))
         })
     }
 
+    /// Place and key of a row of a page of a frozen partition.
+    fn frozen_entry(
+        &self,
+        frozen: &Frozen,
+        page: u32,
+        row: usize,
+        bytes: &[u8],
+    ) -> Result<(Place, u64)> {
+        let (table, key) = self.layout.entry(bytes, row);
+        let Some(of) = frozen.of(table) else {
+            let what = format!("row {row} is of table {table}, which the file has no index of");
+            return Err(self.damaged(page, &what));
+        };
+        Ok((Place { table, rank: 0, position: of.order.position(key) }, key))
+    }
+
     /// `Corrupt` for a row of a page that does not follow the one before it, or is not where the
-    /// fences say.
+    /// fences or the index say.
     pub fn misplaced(&self, page: u32, row: u64) -> Error {
         self.damaged(page, &format!("row {row} is not in the place that its key has"))
+    }
+
+    /// `Corrupt` for a row that a page has twice.
+    pub fn twice(&self, page: u32, place: Place) -> Error {
+        self.damaged(page, &format!("the row of table {} at {place:?} is there twice", place.table))
     }
 
     /// Checks the bytes of a page: that they are sound, of this file and this merge.
@@ -129,7 +209,8 @@ impl Partition {
         let name = self.file.name();
         let rows = self.layout.verify(bytes, page, name)?;
         self.layout.verify_sequence(bytes, page, name, &(merge..=merge))?;
-        if page == 0 || page > self.facts.pages || rows != self.rows_of(page) {
+        let is_there = page > 0 && page <= self.facts.pages;
+        if !is_there || rows == 0 || !self.is_frozen() && rows != self.rows_in_order(page) {
             let what = format!("it has {rows} rows, of {} in the file", self.facts.rows);
             return Err(self.damaged(page, &what));
         }
@@ -145,9 +226,12 @@ impl Partition {
     /// The row at `place` in a verified page that is one of its candidates; `None` when it is not
     /// there.
     pub fn find<'p>(&self, place: Place, page: u32, bytes: &'p [u8]) -> Result<Option<&'p [f32]>> {
+        if let Body::Frozen(frozen) = &self.body {
+            return Ok(self.find_frozen(frozen, place, bytes));
+        }
         let Some(section) = self.section_of(place) else { return Ok(None) };
         let page_begins = u64::from(page - 1) * self.layout.rows_per_page as u64;
-        let page_ends = page_begins + self.rows_of(page) as u64;
+        let page_ends = page_begins + self.rows_in_order(page) as u64;
         let section_ends = section.first_row + section.rows;
         let mut from = (section.first_row.max(page_begins) - page_begins) as usize;
         let mut to = section_ends.min(page_ends).saturating_sub(page_begins) as usize;
@@ -167,12 +251,30 @@ impl Partition {
         Ok(None)
     }
 
-    /// The section with the row that has this number in the file, and the row's place and key as
-    /// its page says.
+    /// Rows of a frozen page are in no order, so its directory is looked through.
+    fn find_frozen<'p>(&self, frozen: &Frozen, place: Place, bytes: &'p [u8]) -> Option<&'p [f32]> {
+        let of = frozen.of(place.table).filter(|_| place.rank == 0)?;
+        let wanted = (place.table, of.order.key(place.position));
+        let rows = self.layout.rows_in(bytes);
+        let at = (0..rows).find(|at| self.layout.entry(bytes, *at) == wanted)?;
+        Some(self.layout.row(bytes, at))
+    }
+
+    /// Place and key of the row that has this number in a sorted file, as its page says. `Misuse`
+    /// for a frozen one, whose rows have no numbers.
     pub(super) fn entry(&self, row: u64, bytes: &[u8]) -> Result<(Place, u64)> {
+        match &self.body {
+            Body::Sorted(sections) => self.entry_in(sections, row, bytes),
+            Body::Frozen(_) => {
+                bail!(Misuse, "{} is frozen and cannot be merged", self.file.name())
+            }
+        }
+    }
+
+    fn entry_in(&self, sections: &[Section], row: u64, bytes: &[u8]) -> Result<(Place, u64)> {
         let per_page = self.layout.rows_per_page as u64;
-        let at = self.sections.partition_point(|s| s.first_row + s.rows <= row);
-        let section = &self.sections[at];
+        let at = sections.partition_point(|s| s.first_row + s.rows <= row);
+        let section = &sections[at];
         let (table, key) = self.layout.entry(bytes, (row % per_page) as usize);
         if table != section.table {
             let what = format!("row {} is of table {table}, not {}", row % per_page, section.table);

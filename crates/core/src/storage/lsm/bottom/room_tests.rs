@@ -3,10 +3,10 @@
 use super::file::Shape;
 use super::merge::{Merge, MergePlan, Merged, merge_bytes_most};
 use super::order::PlaceRange;
+use super::page_writer::Room;
 use super::testing::{
     List, Model, Random, SMALL, insert, open, orders, queue, reader, words, write,
 };
-use super::writer::Room;
 use crate::error::{ErrorKind, Result, bail};
 use crate::io::{Medium, SimMedium};
 use parking_lot::Mutex;

@@ -3,6 +3,7 @@
 //! Whoever reads keeps a snapshot, which nothing changes; a merge makes the next one. The file of a
 //! partition that an edit has removed stays until no kept commit from before the edit is left.
 
+use super::candidates::Candidates;
 use super::file::{Shape, file_name, files_of};
 use super::order::{Orders, Place, TableOrder};
 use super::pages::OpenPartitions;
@@ -48,8 +49,8 @@ pub struct Snapshot {
 impl Snapshot {
     fn new(version: Version, partitions: Box<[Numbered]>) -> Self {
         let mut rows = BTreeMap::new();
-        for section in partitions.iter().flat_map(|open| open.partition.sections()) {
-            *rows.entry(section.table).or_default() += section.rows;
+        for (table, of_table) in partitions.iter().flat_map(|open| open.partition.table_rows()) {
+            *rows.entry(table).or_default() += of_table;
         }
         Self { version, partitions, rows }
     }
@@ -69,25 +70,37 @@ impl Snapshot {
         &self.partitions
     }
 
+    /// The frozen partition, if it has one: that has the rows of all places.
+    pub fn frozen(&self) -> Option<&Numbered> {
+        self.partitions.first().filter(|open| open.partition.is_frozen())
+    }
+
     /// All memory that it takes.
     pub fn memory_bytes(&self) -> usize {
         let each = self.partitions.iter().map(|open| open.partition.memory_bytes());
         size_of_val(&*self.partitions) + self.version.memory_bytes() + each.sum::<usize>()
     }
 
-    /// The pages that may hold the row at `place`: none, one, or rarely two.
-    pub fn candidates(&self, place: Place) -> impl Iterator<Item = PageAddress> + use<> {
-        let open = self.version.find(place).map(|at| &self.partitions[at]);
-        let pages = open.map_or(0..0, |open| open.partition.candidates(place));
-        let file = open.map_or(0, |open| open.number);
-        pages.map(move |page| PageAddress { file, page })
+    /// The partition that has the rows at `place`, and its pages that may hold that row.
+    pub fn look_up(&self, place: Place) -> Option<(&Numbered, Candidates<'_>)> {
+        let open = &self.partitions[self.version.find(place)?];
+        Some((open, open.partition.candidates(place)))
+    }
+
+    /// The pages that may hold the row at `place`: none, one, or rarely two, of a frozen partition
+    /// all that have it.
+    pub fn candidates(&self, place: Place) -> impl Iterator<Item = PageAddress> + use<'_> {
+        let found = self.look_up(place).into_iter();
+        found.flat_map(|(open, candidates)| {
+            candidates.iter().map(|page| PageAddress { file: open.number, page })
+        })
     }
 
     /// Where the first page that may hold the row at `place` stands among all pages, which follow
     /// each other as their rows do; `None` where no page may hold it.
     pub fn order_of(&self, place: Place) -> Option<u32> {
         let at = self.version.find(place)?;
-        let page = self.partitions[at].partition.candidates(place).next()?;
+        let page = *self.partitions[at].partition.candidates(place).pages().first()?;
         Some(self.version.order_of(at, page))
     }
 

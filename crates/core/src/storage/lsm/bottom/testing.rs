@@ -126,7 +126,7 @@ pub(super) fn look_up(
 ) -> Result<Lookup> {
     let partition = &source.list()[usize::from(file)];
     let mut lookup = Lookup { words: None, pages: 0 };
-    for page in partition.candidates(place) {
+    for page in partition.candidates(place).iter() {
         lookup.pages += 1;
         let found = &mut lookup.words;
         reader.read(source, &[PageAddress { file, page }], &mut |at, bytes| {
