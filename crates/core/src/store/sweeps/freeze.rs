@@ -131,7 +131,7 @@ pub fn freeze(
     let source = open_commit(path.as_ref(), options.step, options.memory)?;
     let tables = source.tables();
     let names: Vec<&str> = tables.iter().map(|info| info.spec.name.as_str()).collect();
-    check_tables(&names, plans)?;
+    let named = named(&names, plans)?;
     let target = begin_copy(&source, destination.as_ref(), None, &|target| StoreOptions {
         page_bytes: options.page_bytes,
         // How many rows there are is known.
@@ -142,7 +142,7 @@ pub fn freeze(
         target.table(&frozen_spec(&info.spec, info.rows, options))?;
     }
     let all = tables.iter().map(|info| info.rows).sum();
-    let mut run = Run { options, plans, done: 0, all, progress, frozen: Frozen::default() };
+    let mut run = Run { options, plans, named, done: 0, all, progress, frozen: Frozen::default() };
     run.freeze_from(&source, &target)?;
     for info in &tables {
         target.inner.set_updates(info.id, info.updates)?;
@@ -205,11 +205,11 @@ impl Store {
             );
         }
         let names: Vec<&str> = tables.iter().map(|t| t.record.spec.name.as_str()).collect();
-        check_tables(&names, plans)?;
+        let named = named(&names, plans)?;
         inner.reserve(&engine, &[])?;
         inner.poison_on_error(inner.flush_all(&engine))?;
         let all = tables.iter().map(|table| table.rows.load(Ordering::Relaxed)).sum();
-        let mut run = Run { options, plans, done: 0, all, progress, frozen: Frozen::default() };
+        let mut run = Run { options, plans, named, done: 0, all, progress, frozen: Frozen::default() };
         run.freeze_classes(inner, &engine, &tables, &mut |run, table, unit| {
             run.take(inner, &engine, table, table, true, unit).map(drop)
         })?;
@@ -229,30 +229,45 @@ fn frozen_spec(spec: &TableSpec, rows: u64, options: &FreezeOptions) -> TableSpe
     }
 }
 
-/// Refuses plans of tables that are not there, or have a table twice.
-fn check_tables(names: &[&str], plans: &[PlannedPages]) -> Result<()> {
+/// The plans with the tables that they are of; those that are not there, or twice, are refused. A
+/// plan of a table without a name is of the only one that there is.
+fn named(names: &[&str], plans: &[PlannedPages]) -> Result<Vec<Vec<String>>> {
     let mut seen = Vec::new();
-    for name in plans.iter().flat_map(|plan| &plan.tables) {
-        if !names.contains(&name.as_str()) {
+    let listed = || names.iter().map(|name| format!("'{name}'")).collect::<Vec<_>>().join(", ");
+    let mut of_plan = |name: &String| {
+        let name = match (name.as_str(), names) {
+            ("", [only]) if !names.contains(&"") => *only,
+            ("", _) if !names.contains(&"") => bail!(
+                Misuse,
+                "the plan does not say which table it is of, the store has {}; name it when the \
+                 trace is made",
+                listed()
+            ),
+            (name, _) => name,
+        };
+        if !names.contains(&name) {
             bail!(
                 Misuse,
                 "the plan has table '{name}', the store has {}; place again with a trace of its \
                  tables",
-                names.iter().map(|name| format!("'{name}'")).collect::<Vec<_>>().join(", ")
+                listed()
             );
         }
-        if seen.contains(&name) {
+        if seen.contains(&name.to_owned()) {
             bail!(Misuse, "the plan has table '{name}' twice, expected it once");
         }
-        seen.push(name);
-    }
-    Ok(())
+        seen.push(name.to_owned());
+        Ok(name.to_owned())
+    };
+    plans.iter().map(|plan| plan.tables.iter().map(&mut of_plan).collect()).collect()
 }
 
 /// A freeze under way.
 struct Run<'a> {
     options: &'a FreezeOptions,
     plans: &'a [PlannedPages],
+    /// Names of the tables of each plan.
+    named: Vec<Vec<String>>,
     done: u64,
     all: u64,
     progress: &'a mut dyn FnMut(u64, u64) -> Result<()>,
@@ -373,9 +388,9 @@ impl Run<'_> {
         let ids: BTreeMap<&str, u16> =
             tables.iter().map(|t| (t.record.spec.name.as_str(), t.id())).collect();
         let mut placement = Placement::default();
-        for plan in self.plans {
+        for (plan, named) in self.plans.iter().zip(&self.named) {
             let of_plan: Vec<Option<u16>> =
-                plan.tables.iter().map(|name| ids.get(name.as_str()).copied()).collect();
+                named.iter().map(|name| ids.get(name.as_str()).copied()).collect();
             if of_plan.iter().all(Option::is_none) {
                 continue;
             }
@@ -385,8 +400,8 @@ impl Run<'_> {
                     Misuse,
                     "the plan lets tables '{}' and '{}' share pages, and their rows differ in \
                      size; place again with this store",
-                    plan.tables[here],
-                    plan.tables[at]
+                    named[here],
+                    named[at]
                 );
             }
             if plan.rows_per_page > holds || plan.rows_per_page == 0 {
@@ -396,7 +411,7 @@ impl Run<'_> {
                      '{}'; place again with this store, or with rows_per_page={holds}",
                     plan.rows_per_page,
                     record.page_bytes,
-                    plan.tables[0]
+                    named[0]
                 );
             }
             let first = placement.rows.len() as u32;
