@@ -11,7 +11,9 @@ use numpy::{IntoPyArray, PyArray1, PyReadonlyArray1};
 use placement::evaluate::{EvaluateOptions, evaluate};
 use placement::keys::{Numbered, TableKeys, number};
 use placement::partition::{Next, PartitionOptions, memory_at_most, partition};
-use placement::replicas::{ReplicaOptions, connectivity, frequency, memory_needed, random, residual};
+use placement::replicas::{
+    ReplicaOptions, connectivity, frequency, memory_needed, random, residual,
+};
 use placement::trace::Trace;
 use placement::{ErrorKind, Pages, Placement, baselines};
 use pyo3::prelude::*;
@@ -37,9 +39,9 @@ pub(crate) fn number_rows<'py>(
     py: Python<'py>,
     tables: Vec<(ReadArray<'py, u64>, ReadArray<'py, i64>)>,
 ) -> PyResult<(Array<'py, u16>, Array<'py, u64>, Array<'py, u32>, Array<'py, i64>)> {
-    let slices = tables.iter().map(|(values, offsets)| {
-        Ok::<_, PyErr>((values.as_slice()?, offsets.as_slice()?))
-    });
+    let slices = tables
+        .iter()
+        .map(|(values, offsets)| Ok::<_, PyErr>((values.as_slice()?, offsets.as_slice()?)));
     let slices = slices.collect::<PyResult<Vec<_>>>()?;
     let outcome = py.detach(|| {
         let offsets = slices.iter().map(|(_, offsets)| places(offsets));
@@ -83,8 +85,7 @@ pub(crate) fn place_rows<'py>(
     let mut teller = Teller::new(progress.as_ref());
     let outcome = py.detach(|| {
         let trace = trace(num_rows, rows, offsets)?;
-        let options =
-            PartitionOptions { seed, threads, ..PartitionOptions::new(rows_per_page) };
+        let options = PartitionOptions { seed, threads, ..PartitionOptions::new(rows_per_page) };
         let placement = match method {
             "partition" => partition(trace.queries(), &options, |at| {
                 let passes = options.passes_max;
