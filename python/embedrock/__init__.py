@@ -38,6 +38,7 @@ from embedrock.table import Table
 if TYPE_CHECKING:
     from embedrock import nn, optim, trace, weights
     from embedrock.checkpoint import resume, save
+    from embedrock.placement import freeze
     from embedrock.pipeline.training import Pipeline
 
 __all__ = [
@@ -59,12 +60,14 @@ __all__ = [
     "copy",
     "distinct",
     "errors",
+    "freeze",
     "hash_keys",
     "initializers",
     "nn",
     "open",
     "optim",
     "optimizers",
+    "placement",
     "resume",
     "save",
     "trace",
@@ -74,8 +77,10 @@ __all__ = [
 # Public names that need PyTorch or that few programs use, and the module that each one comes from.
 _LAZY = {
     "Pipeline": "embedrock.pipeline.training",
+    "freeze": "embedrock.placement",
     "nn": "embedrock.nn",
     "optim": "embedrock.optim",
+    "placement": "embedrock.placement",
     "resume": "embedrock.checkpoint",
     "save": "embedrock.checkpoint",
     "trace": "embedrock.trace",

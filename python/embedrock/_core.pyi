@@ -22,16 +22,23 @@ __all__ = [
     "check",
     "check_place",
     "copy",
-    "freeze",
+    "count_pages",
     "distinct",
+    "freeze",
     "hash_pieces",
     "hash_texts",
+    "number_rows",
+    "place_replicas",
+    "place_rows",
+    "placement_memory",
     "torture",
 ]
 
 __version__: str
 
 _Keys = NDArray[np.uint64]
+_Places = NDArray[np.uint32]
+_Offsets = NDArray[np.int64]
 _Rows = NDArray[np.float32]
 _Values = NDArray[np.float32] | NDArray[np.uint16]
 _Path = str | PathLike[str]
@@ -292,6 +299,60 @@ def hash_texts(texts: list[Any]) -> _Keys:
 
 def hash_pieces(text: bytes, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> _Keys:
     """The keys of the pieces of a text."""
+
+def number_rows(
+    tables: Sequence[tuple[_Keys, _Offsets]],
+) -> tuple[NDArray[np.uint16], _Keys, _Places, _Offsets]:
+    """Numbers the distinct keys of tables: (table, key) of each row, rows and offsets of queries."""
+
+def place_rows(
+    rows: _Places,
+    offsets: _Offsets,
+    num_rows: int,
+    rows_per_page: int,
+    method: str,
+    seed: int = 0,
+    threads: int = 1,
+    progress: _Progress | None = None,
+) -> _Places:
+    """All rows in the order of their home pages."""
+
+def place_replicas(
+    rows: _Places,
+    offsets: _Offsets,
+    order: _Places,
+    rows_per_page: int,
+    method: str,
+    ratio: float,
+    seed: int = 0,
+    threads: int = 1,
+    progress: _Progress | None = None,
+) -> tuple[_Offsets, _Places]:
+    """Replica pages, the best first: where they begin, and places in the order."""
+
+def count_pages(
+    rows: _Places,
+    offsets: _Offsets,
+    order: _Places,
+    rows_per_page: int,
+    starts: _Offsets,
+    replicas: _Places,
+    candidates_max: int = 10,
+    progress: _Progress | None = None,
+) -> tuple[int, int]:
+    """Rows that queries ask for, and pages that they read."""
+
+def placement_memory(
+    num_rows: int,
+    queries: int,
+    pins: int,
+    longest: int,
+    rows_per_page: int,
+    method: str,
+    ratio: float,
+    threads: int,
+) -> int:
+    """The most bytes that `place_rows` and `place_replicas` allocate."""
 
 def check(path: _Path, progress: _Progress | None = None) -> dict[str, Any]:
     """Reads and verifies every page of the store at `path`."""

@@ -99,11 +99,11 @@ fn main() -> Result<(), Failure> {
         let options = ReplicaOptions { threads: usual.threads, ..ReplicaOptions::new(ratio) };
         if let Some(placement) = &best {
             let began = Instant::now();
-            let replicas = connectivity(placement, learned, &options)?;
+            let replicas = connectivity(placement, learned, &options, |_, _| Next::Continue)?;
             let pages = Pages::with_replicas(placement, &replicas)?;
             report.line(&format!("  connectivity {ratio}"), began, &pages)?;
             let began = Instant::now();
-            let replicas = residual(placement, learned, &options)?;
+            let replicas = residual(placement, learned, &options, |_, _| Next::Continue)?;
             let pages = Pages::with_replicas(placement, &replicas)?;
             report.line(&format!("  residual {ratio}"), began, &pages)?;
         }

@@ -14,7 +14,8 @@
 //! let trace = Trace::from_queries(6, [[0, 3], [1, 4], [3, 0], [1, 4], [0, 4], [0, 4]])?;
 //! let (learned, held_out) = trace.split(0.7)?;
 //! let placement = partition(learned, &PartitionOptions::new(2), |_| Next::Continue)?;
-//! let replicas = residual(&placement, learned, &ReplicaOptions::new(0.5))?;
+//! let options = ReplicaOptions::new(0.5);
+//! let replicas = residual(&placement, learned, &options, |_, _| Next::Continue)?;
 //! let pages = Pages::with_replicas(&placement, &replicas)?;
 //! let found = evaluate(&pages, held_out, &EvaluateOptions::default())?;
 //! assert_eq!(found.rows, 4);
@@ -68,6 +69,7 @@ mod random;
 pub mod baselines;
 pub mod cover;
 pub mod evaluate;
+pub mod keys;
 pub mod partition;
 pub mod replicas;
 pub mod trace;

@@ -15,6 +15,7 @@ mod hashing;
 mod lent;
 mod maintenance;
 mod permits;
+mod placement;
 mod scan;
 mod store;
 mod torture;
@@ -34,6 +35,10 @@ mod _core {
     use crate::maintenance::{check, check_place, copy};
     #[pymodule_export]
     use crate::permits::Permits;
+    #[pymodule_export]
+    use crate::placement::{
+        count_pages, number_rows, place_replicas, place_rows, placement_memory,
+    };
     #[pymodule_export]
     use crate::scan::Scan;
     #[pymodule_export]

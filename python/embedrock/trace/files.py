@@ -22,7 +22,7 @@ from embedrock.trace import parquet, text
 from embedrock.trace.collected import Collected, Part
 from embedrock.trace.queries import Queries, checked, total_keys
 
-__all__ = ["ENDINGS", "UNNAMED", "ending", "read", "write"]
+__all__ = ["DAMAGED", "ENDINGS", "UNNAMED", "ending", "read", "replaced", "write"]
 
 UNNAMED = ""
 """The name of a table of which a file does not say it."""
@@ -31,8 +31,8 @@ _ZIP = (b"PK\x03\x04", b"PK\x05\x06")
 _NUMPY = b"\x93NUMPY"
 _PARQUET = b"PAR1"
 _HEAD_BYTES = 8
-_DAMAGED: tuple[type[Exception], ...] = (OSError, ValueError, EOFError, KeyError, RuntimeError)
-_DAMAGED += (MemoryError, zipfile.BadZipFile, zlib.error)
+DAMAGED: tuple[type[Exception], ...] = (OSError, ValueError, EOFError, KeyError, RuntimeError)
+DAMAGED += (MemoryError, zipfile.BadZipFile, zlib.error)
 """What reading a damaged archive raises."""
 _NPZ = (
     'np.savez(file, values=..., offsets=...) of one table, or {"<table>/values": ..., '
@@ -108,7 +108,7 @@ def _npz(path: Path, table: str | None) -> dict[str, Queries]:
             found = {name: [arrays[one] for one in pair] for name, pair in named.items()}
     except DataError:
         raise
-    except _DAMAGED as error:
+    except DAMAGED as error:
         raise DataError(f"cannot be read as an .npz file: {error}", path=path) from error
     try:
         tables = {name: checked(pair[0], pair[1], name) for name, pair in found.items()}
@@ -173,7 +173,7 @@ def write(path: Path, tables: Mapping[str, Queries]) -> None:
             f"as .npz, or the traces of its tables one by one (trace.only)"
         )
     name, queries = next(iter(tables.items()))
-    with _replaced(path) as new, file_errors(f"writing {path}"):
+    with replaced(path) as new, file_errors(f"writing {path}"):
         if end == ".npz":
             arrays: dict[str, Any] = {}
             for table, one in tables.items():
@@ -188,7 +188,7 @@ def write(path: Path, tables: Mapping[str, Queries]) -> None:
 
 
 @contextlib.contextmanager
-def _replaced(path: Path) -> Iterator[Path]:
+def replaced(path: Path) -> Iterator[Path]:
     """A file to write that takes the place of ``path`` when all went well: never a half of one."""
     new = path.with_name(f"{path.name}.{os.getpid()}.new")
     try:

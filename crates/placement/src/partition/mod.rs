@@ -227,3 +227,14 @@ pub fn memory_needed(queries: Queries<'_>, options: &PartitionOptions<'_>) -> u6
     }
     level::memory_bytes(queries.num_rows() as u64, pins, edges, longest, options)
 }
+
+/// As [`memory_needed`], of queries of which only so much is known: how many rows there are, pins
+/// in all, and rows of the longest query.
+pub fn memory_at_most(
+    num_rows: u64,
+    pins: u64,
+    longest: u64,
+    options: &PartitionOptions<'_>,
+) -> u64 {
+    level::memory_bytes(num_rows, pins, pins / 2, longest, options)
+}

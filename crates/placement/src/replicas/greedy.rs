@@ -10,9 +10,10 @@
 //! when it was looked at last, and the first ones are looked at again until the first is up to date
 //! (lazy greedy, Minoux 1978).
 
-use super::{Counter, ReplicaOptions, scores};
+use super::{Counter, ReplicaOptions, go_on, scores};
 use crate::error::Result;
 use crate::parallel;
+use crate::partition::Next;
 use crate::placement::Placement;
 use crate::trace::{Inverse, Queries};
 use std::cmp::Reverse;
@@ -26,11 +27,15 @@ const COUNT_ONE: u64 = 1 << 20;
 /// Replica pages by residual greedy, the best first. There are fewer than the ratio allows if no
 /// further page saves anything.
 ///
-/// *Errors*: [`Misuse`](crate::ErrorKind::Misuse) for options or queries that do not fit.
+/// `progress(pages, of)` is called often, on the caller's thread.
+///
+/// *Errors*: [`Misuse`](crate::ErrorKind::Misuse) for options or queries that do not fit,
+/// [`Stopped`](crate::ErrorKind::Stopped) if `progress` says so.
 pub fn residual(
     placement: &Placement,
     queries: Queries<'_>,
     options: &ReplicaOptions,
+    mut progress: impl FnMut(usize, usize) -> Next,
 ) -> Result<Vec<Vec<u32>>> {
     options.check(queries, placement.num_rows())?;
     let num_pages = options.num_pages(placement.num_rows(), placement.rows_per_page());
@@ -67,6 +72,9 @@ pub fn residual(
                 Some(next) if next.seen != now => batch.extend(queue.pop()),
                 _ => break,
             }
+        }
+        if !go_on(progress(pages.len(), num_pages), pages.len())? {
+            break;
         }
         batch_len = (batch_len * 2).min(BATCH_MAX);
         let step = batch.len().div_ceil(scratches.len());

@@ -2,21 +2,29 @@
 //!
 //! [`connectivity`] is the MaxEmbed paper's strategy (section 5.3), [`residual`] a greedy one that
 //! counts the pages each new page saves after those before it. Both add pages behind those of a
-//! placement, best first: the pages of a smaller ratio are the first ones of a larger ratio. The
-//! paper's strawmen are here to compare with: [`before_partition`] (RPP) and [`fill_finer`] (FPR).
+//! placement, best first: the pages of a smaller ratio are the first ones of a larger ratio. To
+//! compare with, there are [`frequency`] and [`random`], which learn little or nothing, and the
+//! paper's strawmen: [`before_partition`] (RPP) and [`fill_finer`] (FPR).
 
+mod baselines;
 mod greedy;
+mod memory;
 #[cfg(test)]
 mod tests;
 
+pub use baselines::{frequency, random};
 pub use greedy::residual;
+pub use memory::memory_needed;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::pages::Pages;
 use crate::parallel;
 use crate::partition::{Next, PartitionOptions, Progress, partition};
 use crate::placement::Placement;
 use crate::trace::{Queries, Trace};
+
+/// Bases that a thread takes at a time.
+const BASES_PER_TASK: usize = 64;
 
 /// How many replicas, and how they are looked for.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -74,11 +82,15 @@ impl ReplicaOptions {
 /// The score of a row is Σ (λ - 1) over its queries, where a query reads λ pages. Equal rows are
 /// taken by number. A base whose queries ask for no row of another page gets no page.
 ///
-/// *Errors*: [`Misuse`](crate::ErrorKind::Misuse) for options or queries that do not fit.
+/// `progress(pages, of)` is called now and then, on the caller's thread.
+///
+/// *Errors*: [`Misuse`](ErrorKind::Misuse) for options or queries that do not fit,
+/// [`Stopped`](ErrorKind::Stopped) if `progress` says so.
 pub fn connectivity(
     placement: &Placement,
     queries: Queries<'_>,
     options: &ReplicaOptions,
+    mut progress: impl FnMut(usize, usize) -> Next,
 ) -> Result<Vec<Vec<u32>>> {
     options.check(queries, placement.num_rows())?;
     let rows_per_page = placement.rows_per_page();
@@ -89,24 +101,50 @@ pub fn connectivity(
     bases.sort_by_key(|&row| std::cmp::Reverse(scores[row as usize]));
     bases.truncate(num_pages);
     let inverse = queries.inverse();
+    let threads = options.threads.max(1);
+    let counters = (0..threads).map(|_| Counter::new(placement.num_rows()));
+    let mut counters = counters.collect::<Vec<_>>();
     let mut pages = vec![Vec::new(); bases.len()];
-    let tasks = bases.chunks(64).zip(pages.chunks_mut(64)).collect::<Vec<_>>();
-    let counter = || Counter::new(placement.num_rows());
-    parallel::run(options.threads, tasks, counter, |counter, (bases, pages)| {
-        for (&base, page) in bases.iter().zip(pages) {
-            let home = placement.page_of(base);
-            for query in options.sample(inverse.queries_of(base)) {
-                for &row in queries.get(query as usize) {
-                    if placement.page_of(row) != home {
-                        counter.add(row, 1);
-                    }
-                }
-            }
-            page.push(base);
-            counter.take_most(rows_per_page - 1, page);
+    let round = BASES_PER_TASK * threads;
+    for (i, (bases, pages)) in bases.chunks(round).zip(pages.chunks_mut(round)).enumerate() {
+        if !go_on(progress(i * round, num_pages), i * round)? {
+            break;
         }
-    });
+        let tasks = bases.chunks(BASES_PER_TASK).zip(pages.chunks_mut(BASES_PER_TASK));
+        let tasks = tasks.zip(&mut counters).collect::<Vec<_>>();
+        parallel::run(
+            threads,
+            tasks,
+            || (),
+            |(), ((bases, pages), counter)| {
+                for (&base, page) in bases.iter().zip(pages) {
+                    let home = placement.page_of(base);
+                    for query in options.sample(inverse.queries_of(base)) {
+                        for &row in queries.get(query as usize) {
+                            if placement.page_of(row) != home {
+                                counter.add(row, 1);
+                            }
+                        }
+                    }
+                    page.push(base);
+                    counter.take_most(rows_per_page - 1, page);
+                }
+            },
+        );
+    }
+    pages.retain(|page| !page.is_empty());
     Ok(pages)
+}
+
+/// Whether a caller who has seen `pages` pages wants more of them.
+fn go_on(next: Next, pages: usize) -> Result<bool> {
+    match next {
+        Next::Continue => Ok(true),
+        Next::Finish => Ok(false),
+        Next::Abandon => {
+            Err(Error::new(ErrorKind::Stopped, format!("stopped after {pages} replica pages")))
+        }
+    }
 }
 
 /// Σ (λ - 1) over the queries of each row.

@@ -27,13 +27,18 @@ fn pages_read(pages: &Pages, trace: &Trace) -> u64 {
 }
 
 type Strategy = fn(&Placement, Queries<'_>, &ReplicaOptions) -> Result<Vec<Vec<u32>>>;
-const STRATEGIES: [Strategy; 2] = [connectivity, residual];
+const STRATEGIES: [Strategy; 2] = [
+    |placement, queries, options| connectivity(placement, queries, options, |_, _| Next::Continue),
+    |placement, queries, options| residual(placement, queries, options, |_, _| Next::Continue),
+];
+const BASELINES: [Strategy; 2] =
+    [frequency, |placement, queries, options| random(placement, queries, options, 5)];
 
 #[test]
 fn pages_of_a_smaller_ratio_are_the_first_of_a_larger_one() {
     let trace = overlapping(1, 3_000);
     let placement = placement_of(&trace);
-    for (i, strategy) in STRATEGIES.into_iter().enumerate() {
+    for (i, strategy) in STRATEGIES.into_iter().chain(BASELINES).enumerate() {
         let of =
             |ratio| strategy(&placement, trace.queries(), &ReplicaOptions::new(ratio)).unwrap();
         let most = of(0.8);
@@ -84,9 +89,45 @@ fn a_connectivity_page_is_the_base_and_what_is_asked_for_with_it_elsewhere() {
     let queries = [&[0, 3, 6][..], &[0, 1, 3], &[0, 4, 1], &[7, 8]];
     let trace = Trace::from_queries(9, queries).unwrap();
     assert_eq!(scores(&placement, trace.queries()), [4, 2, 0, 3, 1, 0, 2, 0, 0]);
-    let pages = connectivity(&placement, trace.queries(), &ReplicaOptions::new(0.7)).unwrap();
+    let pages = STRATEGIES[0](&placement, trace.queries(), &ReplicaOptions::new(0.7)).unwrap();
     // Row 3 is asked for twice with row 0, row 4 and 6 once; row 1 lies with row 0 already.
     assert_eq!(pages, [vec![0, 3, 4], vec![3, 0, 1]]);
+}
+
+#[test]
+fn baselines_repeat_the_hottest_rows_or_any() {
+    let placement = crate::baselines::identity(6, 2).unwrap();
+    let trace = Trace::from_queries(6, [&[5, 1][..], &[5, 2], &[1, 5], &[2, 3]]).unwrap();
+    let options = ReplicaOptions::new(0.8);
+    let pages = frequency(&placement, trace.queries(), &options).unwrap();
+    assert_eq!(pages, [[5, 1], [2, 3]]);
+    let drawn = |seed| random(&placement, trace.queries(), &options, seed).unwrap();
+    assert_eq!(drawn(1), drawn(1));
+    assert!((2..9).any(|seed| drawn(seed) != drawn(1)));
+    assert_eq!(drawn(1).len(), 2);
+    assert!(Pages::with_replicas(&placement, &drawn(1)).is_ok());
+}
+
+#[test]
+fn whoever_waits_for_replicas_can_end_or_give_up() {
+    let trace = overlapping(7, 3_000);
+    let placement = placement_of(&trace);
+    let options = ReplicaOptions::new(0.8);
+    let all = STRATEGIES[1](&placement, trace.queries(), &options).unwrap();
+    let ended = residual(&placement, trace.queries(), &options, |pages, of| {
+        assert_eq!(of, 51);
+        if pages < 7 { Next::Continue } else { Next::Finish }
+    });
+    assert_eq!(ended.unwrap(), all[..7]);
+    let ended = connectivity(&placement, trace.queries(), &options, |_, _| Next::Finish);
+    assert_eq!(ended.unwrap(), Vec::<Vec<u32>>::new());
+    for error in [
+        residual(&placement, trace.queries(), &options, |_, _| Next::Abandon).unwrap_err(),
+        connectivity(&placement, trace.queries(), &options, |_, _| Next::Abandon).unwrap_err(),
+    ] {
+        assert_eq!(error.kind(), ErrorKind::Stopped);
+        assert!(error.to_string().contains("stopped after 0 replica pages"));
+    }
 }
 
 #[test]

@@ -1,0 +1,194 @@
+"""`embedrock place TRACE ...`: which rows lie together in pages, learned from queries, as a plan."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from embedrock.cli import output
+from embedrock.errors import MisuseError
+from embedrock.placement.placing import METHODS, REPLICAS
+
+
+def add(commands: Any) -> argparse.ArgumentParser:
+    """Adds the command."""
+    command: argparse.ArgumentParser = commands.add_parser(
+        "place",
+        help="learn from a trace which rows lie together in pages",
+        description=(
+            "Learns from the first queries of a trace which rows lie together in pages, and which "
+            "are stored again beside others, so that queries read few pages. Writes a plan, and "
+            "says how many pages the other queries read with it. Files of traces are those of "
+            "embedrock trace."
+        ),
+        epilog="example: embedrock place trace.npz --store ads.store --replicate 0.1 --out plan.npz",
+    )
+    command.add_argument("trace", nargs="+", type=Path, metavar="TRACE", help="files of queries")
+    pages = command.add_mutually_exclusive_group(required=True)
+    pages.add_argument(
+        "--store", type=Path, metavar="STORE", help="the store whose tables and pages are meant"
+    )
+    pages.add_argument(
+        "--rows-per-page",
+        type=output.positive,
+        metavar="N",
+        help="without a store: rows of a page, which all tables share",
+    )
+    command.add_argument(
+        "--out", type=Path, required=True, metavar="FILE", help="the plan, an .npz file; a new one"
+    )
+    command.add_argument(
+        "--replicate",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="the share of rows that is stored again, from 0 to 0.8 (0)",
+    )
+    command.add_argument(
+        "--method", choices=METHODS, default="partition", help="how home pages are made"
+    )
+    command.add_argument(
+        "--replicas", choices=REPLICAS, default="residual", help="how replica pages are chosen"
+    )
+    command.add_argument(
+        "--learn",
+        type=float,
+        default=0.8,
+        metavar="SHARE",
+        help="learn from the first queries, that share of them, and try the plan with the others; "
+        "1 learns from all (0.8)",
+    )
+    command.add_argument("--table", metavar="NAME", help="as of embedrock trace")
+    command.add_argument("--column", metavar="NAME", help="as of embedrock trace")
+    command.add_argument(
+        "--seed", type=output.natural, default=0, metavar="N", help="decides what is drawn (0)"
+    )
+    command.add_argument(
+        "--threads", type=output.positive, metavar="N", help="threads that work (one a core)"
+    )
+    command.add_argument(
+        "--memory",
+        metavar="SIZE",
+        help="the most to take beside the trace, such as 8GiB; also for the index of the store "
+        "(no bound)",
+    )
+    output.add_json(command)
+    command.set_defaults(run=run)
+    return command
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Reads, places, writes, tries, and says what came of it."""
+    from embedrock.placement import placing
+    from embedrock.report import progress
+    from embedrock.trace import Trace
+
+    options = placing.Options(
+        replicate=arguments.replicate,
+        replicas=arguments.replicas,
+        method=arguments.method,
+        seed=arguments.seed,
+        threads=arguments.threads,
+        memory=arguments.memory,
+    ).checked()
+    _check(arguments)
+    with progress.Task(progress.for_terminal(), "reading") as task:
+        trace = Trace.load(
+            arguments.trace,
+            table=arguments.table,
+            column=arguments.column,
+            progress=task.callback(),
+        )
+    learned, held_out = trace, None
+    if arguments.learn < 1:
+        learned, held_out = trace.split(arguments.learn)
+    with progress.Task(progress.for_terminal(), "placing") as task:
+        plan = placing.placed(
+            learned,
+            options,
+            store=arguments.store,
+            rows_per_page=arguments.rows_per_page,
+            tell=_Clock(task, options.memory).tell,
+        )
+    with progress.Task(progress.for_terminal(), f"writing {arguments.out}"):
+        plan.save(arguments.out)
+    found = None
+    if held_out is not None:
+        with progress.Task(progress.for_terminal(), "trying") as task:
+            found = plan.evaluate(held_out, progress=task.callback())
+    said = {
+        "path": str(arguments.out),
+        "learned_queries": learned.queries,
+        "rows": plan.num_rows,
+        "pages": plan.num_pages,
+        "replica_pages": plan.num_replica_pages,
+        "held_out": None if found is None else asdict(found),
+    }
+    if arguments.json:
+        output.print_json(said)
+    else:
+        _print(said, arguments.method)
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Errors: MisuseError for what does not fit, before anything is read."""
+    from embedrock.trace import sampling
+
+    sampling.share_of("--learn", arguments.learn, whole=True)
+    if arguments.out.suffix != ".npz":
+        raise MisuseError(f"--out is {arguments.out}, expected a name that ends with .npz")
+    if arguments.out.exists():
+        raise MisuseError(f"{arguments.out} exists; move it away, or choose another name (--out)")
+    if not arguments.out.parent.is_dir():
+        raise MisuseError(f"{arguments.out.parent} is no directory; make it, or choose another")
+    if arguments.store is not None:
+        output.refuse_missing_store(arguments.store)
+
+
+class _Clock:
+    """Tells a task how far the placing is, how long it will go on, and what memory it takes."""
+
+    def __init__(self, task: Any, memory: int | str | None) -> None:
+        self._task, self._memory, self._began = task, memory, monotonic()
+
+    def tell(self, stage: Any) -> None:
+        """See ``placing.placed``."""
+        memory = f"up to {output.human_bytes(stage.needed_bytes)}"
+        if isinstance(self._memory, int):
+            memory += f" of {output.human_bytes(self._memory)}"
+        note = f"{memory} of memory"
+        if 0 < stage.done < stage.total:
+            left = (monotonic() - self._began) * (stage.total - stage.done) / stage.done
+            note = f"about {_duration(left)} left, {note}"
+        self._task.total = stage.total
+        self._task.to(stage.done, note)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _print(said: dict[str, Any], method: str) -> None:
+    print(
+        f"{said['path']}: {said['rows']:,} rows in {said['pages']:,} pages and "
+        f"{said['replica_pages']:,} replica pages, learned from {said['learned_queries']:,} queries"
+    )
+    found = said["held_out"]
+    if found is None:
+        return
+    print(
+        f"{found['queries']:,} held-out queries of {found['rows']:.1f} rows, of which "
+        f"{found['unplaced']:.1%} were in no query before"
+    )
+    rows = [("pages per query", ""), ("identity", f"{found['pages_identity']:.3f}")]
+    if method != "identity":
+        rows.append((method, f"{found['pages_home']:.3f}"))
+    if said["replica_pages"]:
+        rows.append(("with replicas", f"{found['pages']:.3f}"))
+    output.print_table(rows)

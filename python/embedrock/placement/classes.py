@@ -1,0 +1,74 @@
+"""Row classes: which tables of a trace share pages, and how many rows a page of theirs has."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from embedrock._arguments import named_path
+from embedrock.errors import MisuseError
+from embedrock.store.opening import open as open_store
+from embedrock.store.store import Store
+
+__all__ = ["RowClass", "of_all", "of_store"]
+
+_MEMORY = "256MiB"
+"""For a look at a store that the caller has not opened: its index must fit."""
+
+
+@dataclass(frozen=True)
+class RowClass:
+    """Tables whose rows have equal bytes: they share pages."""
+
+    tables: tuple[str, ...]
+    rows_per_page: int
+    limits: Mapping[str, int]
+    """``num_embeddings`` of those tables that are dense."""
+
+
+def of_all(tables: Sequence[str], rows_per_page: int) -> list[RowClass]:
+    """All tables in one class."""
+    return [RowClass(tuple(tables), rows_per_page, {})]
+
+
+def of_store(
+    tables: Sequence[str], store: Store | str | os.PathLike[str], memory: int | None
+) -> list[RowClass]:
+    """The classes that these tables have in a store, in the order of the tables.
+
+    Errors: ``MisuseError`` for a table that the store has not; those of opening a store.
+    """
+    if isinstance(store, Store):
+        return _of_open(tables, store, "the store")
+    path = named_path("store", store)
+    with open_store(path, memory or _MEMORY, create=False, read_only=True) as opened:
+        return _of_open(tables, opened, str(path))
+
+
+def _of_open(tables: Sequence[str], store: Store, said: str) -> list[RowClass]:
+    there = store.tables
+    for name in tables:
+        if name not in there:
+            known = ", ".join(map(repr, there)) or "none"
+            wrong = f"asks for table {name!r}" if name else "does not name its table"
+            raise MisuseError(
+                f"the trace {wrong}, and the tables of {said} are {known}; name the table where "
+                f"the trace is loaded (table, --table)"
+            )
+    pages = {
+        (one["row_bytes"], one["storage"]): one["rows_per_page"]
+        for one in store.stats()["classes"]
+    }
+    by_bytes: dict[int, list[Any]] = {}
+    for name in tables:
+        by_bytes.setdefault(there[name].row_bytes, []).append(there[name])
+    return [
+        RowClass(
+            tuple(one.name for one in same),
+            pages[row_bytes, same[0].storage],
+            {one.name: one.num_embeddings for one in same if one.num_embeddings is not None},
+        )
+        for row_bytes, same in by_bytes.items()
+    ]

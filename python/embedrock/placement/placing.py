@@ -1,0 +1,265 @@
+"""``place``: from a trace to a plan, one row class after another."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from embedrock import _core
+from embedrock._arguments import Progress, between, choice, function, instance, whole
+from embedrock._memory import machine_bytes, size_of
+from embedrock._warnings import warn
+from embedrock.errors import BudgetError, BudgetWarning, KeyRangeError, MisuseError
+from embedrock.placement.classes import RowClass, of_all, of_store
+from embedrock.placement.groups import PlanGroup
+from embedrock.placement.plan import Plan
+from embedrock.store.store import Store
+from embedrock.trace.trace import Trace
+
+__all__ = ["METHODS", "REPLICAS", "REPLICATE_MAX", "Options", "Stage", "place", "placed"]
+
+METHODS = ("partition", "identity", "random", "frequency")
+REPLICAS = ("residual", "connectivity", "random", "frequency")
+REPLICATE_MAX = 0.8
+"""The largest share of rows that the MaxEmbed paper stores again."""
+_LEAST_BYTES = 4096
+_ROWS_PER_PAGE_MAX = 1 << 16
+_THREADS_MAX = 1024
+_STEPS = {"numbering": 1, "placing": 10, "replicas": 10}
+"""Parts of the work of a class, as shares of the whole; measured on a million queries of 20 rows."""
+_FINE = 1000
+
+
+@dataclass(frozen=True)
+class Options:
+    """How rows are placed. Errors: ``MisuseError`` for what cannot be."""
+
+    replicate: float = 0.0
+    replicas: str = "residual"
+    method: str = "partition"
+    seed: int = 0
+    threads: int | None = None
+    memory: int | str | None = None
+
+    def checked(self) -> Options:
+        """The same, as the rest of the package uses them."""
+        threads, memory = self.threads, self.memory
+        if threads is None:
+            threads = len(os.sched_getaffinity(0))
+        return Options(
+            replicate=between("replicate", self.replicate, 0, REPLICATE_MAX),
+            replicas=choice("replicas", self.replicas, REPLICAS),
+            method=choice("method", self.method, METHODS),
+            seed=whole("seed", self.seed, 0),
+            threads=min(whole("threads", threads, 1), _THREADS_MAX),
+            memory=None if memory is None else size_of("memory", memory, _LEAST_BYTES),
+        )
+
+
+@dataclass(frozen=True)
+class Stage:
+    """How far the work is, of how much, and the most bytes that it takes at a time."""
+
+    done: int
+    total: int
+    needed_bytes: int
+
+
+def place(
+    trace: Trace,
+    *,
+    store: Store | str | os.PathLike[str] | None = None,
+    rows_per_page: int | None = None,
+    replicate: float = 0.0,
+    replicas: Literal["residual", "connectivity", "random", "frequency"] = "residual",
+    method: Literal["partition", "identity", "random", "frequency"] = "partition",
+    seed: int = 0,
+    threads: int | None = None,
+    memory: int | str | None = None,
+    progress: Progress | None = None,
+) -> Plan:
+    """A plan by which the queries of a trace read few pages.
+
+    Keys of all tables of the trace are placed, which are those that were asked for. Tables whose
+    rows have equal bytes share pages. Which ones these are, and how many rows a page has, ``store``
+    says, an open store or its path; without it all tables share pages of ``rows_per_page`` rows.
+
+    Args:
+        replicate: The share of rows that is stored again beside others, from 0 to 0.8.
+        replicas: How replica pages are chosen: ``"residual"``, each the page that saves most after
+            those before it; ``"connectivity"``, rows whose queries read most pages, as the MaxEmbed
+            paper has it; to compare with, ``"frequency"`` and ``"random"``. Pages of a smaller
+            share are the first ones of a larger share (:meth:`Plan.with_replicas`).
+        method: How home pages are made: ``"partition"``, by which rows are asked for together; to
+            compare with, ``"identity"`` (by table and key), ``"frequency"`` and ``"random"``.
+        seed: Decides what is drawn. The same seed gives the same plan, whatever the threads.
+        threads: Threads that work; None: one for each core that this process may use.
+        memory: The most bytes to take beside the trace: a number, ``"2GiB"``. None: no bound.
+        progress: Called with (done, total) at most ten times a second.
+
+    Errors: ``MisuseError``; ``KeyRangeError`` for keys that a dense table cannot have;
+    ``BudgetError`` where ``memory`` may not be enough, before the work begins; those of opening a
+    store. Ctrl-C ends it.
+
+    Blocking: computes, without the interpreter lock.
+
+    >>> trace = embedrock.trace.Trace({"items": ([1, 9, 2, 8, 9, 1], [0, 2, 4, 6])})
+    >>> plan = embedrock.placement.place(trace, rows_per_page=2)
+    >>> plan
+    <embedrock.placement.Plan of 4 rows in 2 pages, tables 'items'>
+    >>> plan.evaluate(trace).pages
+    1.0
+    """
+    options = Options(replicate, replicas, method, seed, threads, memory).checked()
+    progress = function("progress", progress, "(done, total)")
+
+    def tell(stage: Stage) -> None:
+        if progress is not None:
+            progress(stage.done, stage.total)
+
+    return placed(trace, options, store=store, rows_per_page=rows_per_page, tell=tell)
+
+
+def placed(
+    trace: Trace,
+    options: Options,
+    *,
+    store: Store | str | os.PathLike[str] | None,
+    rows_per_page: int | None,
+    tell: Callable[[Stage], object],
+) -> Plan:
+    """As :func:`place`, with options that are checked."""
+    names = list(instance("trace", trace, Trace).tables)
+    if (store is None) is (rows_per_page is None):
+        which = "neither" if store is None else "both"
+        raise MisuseError(f"{which} of store and rows_per_page is given, expected one of the two")
+    assert options.memory is None or isinstance(options.memory, int)
+    if store is not None:
+        classes = of_store(names, store, options.memory)
+    else:
+        classes = of_all(names, _rows_per_page(rows_per_page))
+    work = _Work(trace, options, classes, tell)
+    groups = {name: g for g, one in enumerate(classes) for name in one.tables}
+    placed = [work.group(names, one) for one in classes]
+    return Plan(names, [groups[name] for name in names], placed, options.replicate)
+
+
+def _rows_per_page(value: Any) -> int:
+    found = whole("rows_per_page", value, 1)
+    if found > _ROWS_PER_PAGE_MAX:
+        raise MisuseError(f"rows_per_page is {found}, expected {_ROWS_PER_PAGE_MAX} at most")
+    return found
+
+
+class _Work:
+    """The work of all classes, and how far it is."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        options: Options,
+        classes: Sequence[RowClass],
+        tell: Callable[[Stage], object],
+    ) -> None:
+        self._queries, self._options, self._tell = trace.tables, options, tell
+        self._steps = dict(_STEPS)
+        if not options.replicate:
+            del self._steps["replicas"]
+        every = [self._pins(one) for one in classes]
+        self._total = sum(every) * sum(self._steps.values()) * _FINE
+        self._before = 0
+        self._needed = 0
+
+    def group(self, names: Sequence[str], row_class: RowClass) -> PlanGroup:
+        """Places the rows of one class. Errors: see :func:`place`."""
+        options, pins = self._options, self._pins(row_class)
+        queries = [self._queries[name] for name in row_class.tables]
+        longest_table = max(len(one.values) for one in queries)
+        self._need(8 * longest_table + 4 * pins + 16 * len(queries[0].offsets), pins)
+        table, key, rows, offsets = _core.number_rows([(q.values, q.offsets) for q in queries])
+        self._check_keys(row_class, table, key)
+        self._step("numbering", pins)
+        counts = len(key), len(offsets) - 1, len(rows)
+        longest = int(np.diff(offsets).max(initial=0))
+        per_page, threads = row_class.rows_per_page, options.threads or 1
+        needed = _core.placement_memory(
+            *counts, longest, per_page, options.method, options.replicate, threads
+        )
+        held = table.nbytes + key.nbytes + rows.nbytes + offsets.nbytes + 4 * len(key)
+        self._need(held + needed, pins, len(key))
+        more = {"seed": options.seed, "threads": threads}
+        order = _core.place_rows(
+            rows,
+            offsets,
+            len(key),
+            per_page,
+            options.method,
+            progress=self._progress("placing", pins),
+            **more,
+        )
+        self._step("placing", pins)
+        starts, replicas = np.zeros(1, np.int64), np.zeros(0, np.uint32)
+        if options.replicate:
+            starts, replicas = _core.place_replicas(
+                rows,
+                offsets,
+                order,
+                per_page,
+                options.replicas,
+                options.replicate,
+                progress=self._progress("replicas", pins),
+                **more,
+            )
+            self._step("replicas", pins)
+        numbers = np.array([names.index(name) for name in row_class.tables], np.uint16)
+        return PlanGroup(per_page, numbers[table[order]], key[order], starts, replicas)
+
+    def _pins(self, row_class: RowClass) -> int:
+        return sum(len(self._queries[name].values) for name in row_class.tables)
+
+    def _progress(self, step: str, pins: int) -> Progress:
+        whole = pins * self._steps[step] * _FINE
+
+        def told(done: int, total: int) -> None:
+            self._told(self._before + whole * min(done, total) // max(total, 1))
+
+        return told
+
+    def _step(self, step: str, pins: int) -> None:
+        self._before += pins * self._steps[step] * _FINE
+        self._told(self._before)
+
+    def _told(self, done: int) -> None:
+        self._tell(Stage(done // _FINE, self._total // _FINE, self._needed))
+
+    def _check_keys(self, row_class: RowClass, table: Any, key: Any) -> None:
+        for number, name in enumerate(row_class.tables):
+            keys = key[np.searchsorted(table, number) : np.searchsorted(table, number, "right")]
+            limit = row_class.limits.get(name)
+            if limit is not None and len(keys) and int(keys[-1]) >= limit:
+                raise KeyRangeError(
+                    f"the trace asks table {name!r} for key {keys[-1]}, expected keys below "
+                    f"num_embeddings={limit}; it is a trace of another table, or of an older one"
+                )
+
+    def _need(self, needed: int, pins: int, rows: int | None = None) -> None:
+        """Notes bytes that are taken at a time. Errors: ``BudgetError`` where they may not be."""
+        self._needed = max(self._needed, needed)
+        of = f"{pins:,} keys of queries" if rows is None else f"{rows:,} rows by {pins:,} keys"
+        limit = self._options.memory
+        if isinstance(limit, int) and needed > limit:
+            raise BudgetError(
+                f"placing {of} takes up to {needed} bytes, and memory={limit} is given; ask for at "
+                f"least memory={needed}, or place by a sample of the queries, or on fewer threads"
+            )
+        there = machine_bytes()
+        if limit is None and there is not None and needed > there:
+            warn(
+                f"placing {of} takes up to {needed} bytes, more than the {there} of this machine; "
+                f"place by a sample of the queries, or on fewer threads",
+                BudgetWarning,
+            )
