@@ -133,7 +133,8 @@ class Table:
 
     @property
     def storage(self) -> str:
-        """How rows that are not in memory are stored: ``"log"`` or ``"lsm"``."""
+        """How rows that are not in memory are stored: ``"log"``, ``"lsm"``, or ``"pages"``, which
+        :func:`embedrock.freeze` makes."""
         return self._storage
 
     @property
