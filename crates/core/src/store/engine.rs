@@ -153,9 +153,9 @@ pub(super) struct Class {
     pub(super) has_units: bool,
     /// Whether its storage wants rows in an order of its own.
     pub(super) sorts_writes: bool,
-    /// The unit of upkeep that is under way. Only tried, before the class lock; held while the unit
-    /// runs.
-    pub(super) unit: Mutex<UnitUnderWay>,
+    /// The unit of upkeep that is under way. Only tried, before the class lock, but by who ends the
+    /// store; held while the unit runs, by the window's reader without the engine.
+    pub(super) unit: Arc<Mutex<UnitUnderWay>>,
     /// `None` until the first plan.
     pub(super) tier: Option<Tier>,
     /// Stamp of the next change: batch by batch, position by position.
@@ -187,7 +187,7 @@ impl Class {
             has_units: log.has_units(),
             sorts_writes: log.sorts_writes(),
             log: Mutex::new(log),
-            unit: Mutex::new(UnitUnderWay::None),
+            unit: Arc::new(Mutex::new(UnitUnderWay::None)),
             tier: None,
             clock: AtomicU32::new(1),
             phase: AtomicU8::new(ClassPhase::None as u8),
@@ -275,6 +275,11 @@ impl Class {
 
     pub(super) fn now(&self) -> u32 {
         self.clock.load(Ordering::Relaxed)
+    }
+
+    /// Whether units of upkeep of it may run.
+    pub(super) fn runs_units(&self) -> bool {
+        self.has_units && self.tier.is_some()
     }
 
     /// How far this class is with the commit that is under way.

@@ -1,6 +1,7 @@
 //! Merges of a store with an lsm: what is counted of its top, which partitions are joined.
 
 use super::*;
+use crate::store::space::UnitUnderWay;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
@@ -150,10 +151,9 @@ fn the_reader_of_a_window_does_steps_of_merges() {
         ..options
     };
     let mut merging = Merging::open(&medium, true, with_window);
-    // Its threads begin with the first batch.
+    // Its threads begin with the first batch, and are left upkeep until the last one is begun.
     let batch = LookaheadBatch { table: merging.table, keys: &[1, 2, 3] };
-    let number = merging.store.announce(&[batch]).unwrap().unwrap();
-    merging.store.finish(number).unwrap();
+    merging.store.announce(&[batch]).unwrap().unwrap();
     let steps = |merging: &Merging| merging.store.window_stats().unwrap().upkeep;
     let begun = Instant::now();
     for step in 1.. {
@@ -178,6 +178,40 @@ fn the_reader_of_a_window_does_steps_of_merges() {
     }
     assert_eq!(steps(&merging), before.0);
     assert!(merges(&merging.store) > before.1 + 2, "{} merges", merges(&merging.store));
+    merging.check_rows();
+}
+
+// Every commit freed segments that the merge still might read, and nobody did its steps: the file
+// grew with each of them.
+#[test]
+fn a_merge_that_commits_meet_does_not_keep_what_they_release() {
+    let medium = SimMedium::new(10);
+    let gated = |options| StoreOptions { upkeep_scheduler: UpkeepScheduler::Gate, ..options };
+    let mut merging = Merging::open(&medium, true, gated);
+    let is_under_way = |store: &Store| {
+        let engine = store.inner.engine.read();
+        matches!(*engine.classes[0].unit.lock(), UnitUnderWay::Running(_))
+    };
+    let begun = (0..1000).any(|_| {
+        merging.step(false);
+        is_under_way(&merging.store)
+    });
+    assert!(begun, "{} merges", merges(&merging.store));
+    // Nothing is read ahead from here on, so the gate is shut.
+    let Merging { store, table, rows, .. } = &mut merging;
+    store.window_by_hand();
+    store.announce(&[LookaheadBatch { table: *table, keys: &[1, 2] }]).unwrap().unwrap();
+    let keys: Vec<u64> = (0..200).collect();
+    let mut most = [0; 2];
+    for round in 0..200 {
+        let values = vec![round as f32; keys.len() * DIM];
+        store.put(&[put_of(*table, &keys, &values)]).unwrap();
+        store.commit(round, "", &[]).unwrap();
+        let most = &mut most[round as usize / 100];
+        *most = store.inner.disk_bytes().max(*most);
+    }
+    assert!(most[1] <= most[0], "bytes of disk in the first 100 rounds, and after: {most:?}");
+    rows.extend(keys.iter().map(|key| (*key, 199.0)));
     merging.check_rows();
 }
 
