@@ -35,7 +35,7 @@ struct Subject {
     recovery: Recovery,
 }
 
-static SUBJECTS: [Subject; 4] = [
+static SUBJECTS: [Subject; 5] = [
     Subject {
         label: "log",
         kind: StorageKind::Log,
@@ -47,6 +47,14 @@ static SUBJECTS: [Subject; 4] = [
     Subject {
         label: "lsm",
         kind: StorageKind::Lsm,
+        has_pages: true,
+        has_layers: true,
+        create: super::create,
+        recovery: super::recovery,
+    },
+    Subject {
+        label: "pages",
+        kind: StorageKind::Pages,
         has_pages: true,
         has_layers: true,
         create: super::create,

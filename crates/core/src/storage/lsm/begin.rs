@@ -181,6 +181,9 @@ impl Lsm {
     pub(super) fn tidy(&mut self) -> Result<()> {
         if !self.upkeep.is_tidy {
             self.bottom.remove_leftovers(&[])?;
+            if !self.merges_into_bottom() {
+                self.remove_unsorted()?;
+            }
             self.room.make_sure(&*self.medium)?;
             self.upkeep.is_tidy = true;
         }

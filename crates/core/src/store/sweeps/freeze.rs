@@ -209,7 +209,8 @@ impl Store {
         inner.reserve(&engine, &[])?;
         inner.poison_on_error(inner.flush_all(&engine))?;
         let all = tables.iter().map(|table| table.rows.load(Ordering::Relaxed)).sum();
-        let mut run = Run { options, plans, named, done: 0, all, progress, frozen: Frozen::default() };
+        let mut run =
+            Run { options, plans, named, done: 0, all, progress, frozen: Frozen::default() };
         run.freeze_classes(inner, &engine, &tables, &mut |run, table, unit| {
             run.take(inner, &engine, table, table, true, unit).map(drop)
         })?;
