@@ -24,6 +24,7 @@ mod refresh;
 mod sharing;
 mod slices;
 mod space;
+mod sparse_ids;
 mod stale;
 mod strays;
 mod syncs;
