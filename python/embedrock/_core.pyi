@@ -150,7 +150,7 @@ class Store:
         """Handles of all tables, in order of creation."""
 
     def table_info(self, /, table: TableId) -> dict[str, Any]:
-        """What the store knows of a table."""
+        """What the store knows of a table; ``by_id``: whether its rows are stored by id."""
 
     def get(self, /, batches: Sequence[tuple[TableId, _Keys, _Values, _Rows | None]]) -> None:
         """Fills each batch's values (and state) with the rows of its keys.

@@ -398,7 +398,10 @@ impl Life {
             loop {
                 self.storage.advance(&mut *sweep);
                 let mut push = |rows: &mut dyn Iterator<Item = SweptRow<'_>>| {
-                    rows.try_for_each(|row| unit.push(row, true))
+                    for row in rows {
+                        unit.push(row, true)?;
+                    }
+                    Ok(())
                 };
                 if sweep.read(3, &mut self.reader, &mut push).unwrap().is_none() {
                     break;

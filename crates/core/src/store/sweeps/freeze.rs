@@ -284,7 +284,7 @@ fn make_index_room(
     tables: &[&Table],
     placement: &Placement,
 ) -> Result<()> {
-    let of_table = |table: &&Table| match table.record.spec.dense_ids() {
+    let of_table = |table: &&Table| match table.record.dense_ids() {
         Some(ids) => ids.saturating_mul(INDEX_BYTES_PER_ID),
         None => rows_to_come(table) * INDEX_BYTES_PER_KEY,
     };

@@ -25,6 +25,7 @@ mod refresh;
 mod sharing;
 mod slices;
 mod space;
+mod sparse_ids;
 mod stale;
 mod strays;
 mod syncs;
