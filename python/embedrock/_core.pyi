@@ -303,7 +303,7 @@ def hash_pieces(text: bytes, starts: NDArray[np.int64], lengths: NDArray[np.int6
 def number_rows(
     tables: Sequence[tuple[_Keys, _Offsets]],
 ) -> tuple[NDArray[np.uint16], _Keys, _Places, _Offsets]:
-    """Numbers the distinct keys of tables: (table, key) of each row, rows and offsets of queries."""
+    """Numbers the distinct keys of tables: (table, key) of each row, and (rows, offsets)."""
 
 def place_rows(
     rows: _Places,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from embedrock.placement import Plan
@@ -72,10 +74,7 @@ def counted(plan: Plan, trace: Trace) -> tuple[float, float, float]:
         known = set(order)
         order = order + [row for row in everything if row not in known]
         starts, rows = group.replica_starts.tolist(), group.replica_rows.tolist()
-        replicas = [
-            [order[place] for place in rows[begin:end]]
-            for begin, end in zip(starts[:-1], starts[1:], strict=True)
-        ]
+        replicas = [[order[place] for place in rows[begin:end]] for begin, end in pairwise(starts)]
         of = [(everything, []), (order, []), (order, replicas)]
         sums += [pages_read(rows, group.rows_per_page, more, asked) for rows, more in of]
     identity, home, replicated = (sums / trace.queries).tolist()

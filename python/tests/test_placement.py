@@ -253,7 +253,7 @@ def test_a_damaged_file_is_named_wherever_it_is_damaged(tmp_path: Path) -> None:
     good = Plan.load(path)
     for cut in (0, 1, 10, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:cut])
-        with pytest.raises(ValueError, match="plan.npz: cannot be read as an .npz file"):
+        with pytest.raises(ValueError, match=r"plan\.npz: cannot be read as an .npz file"):
             Plan.load(path)
     random = np.random.default_rng(0)
     refused = 0
@@ -268,7 +268,7 @@ def test_a_damaged_file_is_named_wherever_it_is_damaged(tmp_path: Path) -> None:
             assert same(loaded, good)  # in what an archive says of dates and systems
     assert refused > 200
     path.unlink()
-    with pytest.raises(ValueError, match="plan.npz: cannot be opened"):
+    with pytest.raises(ValueError, match=r"plan\.npz: cannot be opened"):
         Plan.load(path)
 
 

@@ -58,8 +58,7 @@ def _of_open(tables: Sequence[str], store: Store, said: str) -> list[RowClass]:
                 f"the trace is loaded (table, --table)"
             )
     pages = {
-        (one["row_bytes"], one["storage"]): one["rows_per_page"]
-        for one in store.stats()["classes"]
+        (one["row_bytes"], one["storage"]): one["rows_per_page"] for one in store.stats()["classes"]
     }
     by_bytes: dict[int, list[Any]] = {}
     for name in tables:

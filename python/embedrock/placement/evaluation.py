@@ -29,7 +29,7 @@ class Evaluation:
     queries: int
     """How many queries there are."""
     rows: float
-    """Rows that a query asks for, equal ones once: as many pages, were each in a page of its own."""
+    """Rows that a query asks for, equal ones once: so many pages it reads at most."""
     unplaced: float
     """The share of them that the plan has not."""
     pages_identity: float
