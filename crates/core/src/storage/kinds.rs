@@ -132,8 +132,8 @@ fn index_bytes(rows: u64, bytes_per_row_twice: u64) -> u64 {
     rows.saturating_mul(bytes_per_row_twice) / 2
 }
 
-/// Bytes that the index may need for `rows` rows of dense tables that are written: none where it has
-/// all its memory from the begin.
+/// Bytes that the index may need for `rows` rows of dense tables that are written: none where it
+/// has all its memory from the begin.
 pub(super) fn bytes_for_dense_rows(kind: StorageKind, rows: u64) -> u64 {
     match kind {
         StorageKind::Lsm if rows > 0 => {

@@ -151,8 +151,8 @@ impl Inner {
         self.used_bytes(&self.history.lock())
     }
 
-    /// The newest rows of dense tables take from the cache where there are more than a plan has left
-    /// room for: merges were put off. What caches cannot give is left to merges.
+    /// The newest rows of dense tables take from the cache where there are more than a plan has
+    /// left room for: merges were put off. What caches cannot give is left to merges.
     fn make_top_room(&self, engine: &Engine, keys: &[Keys<'_>]) -> Result<()> {
         let dense = keys.iter().filter(|batch| batch.table.first.is_some());
         let growth: u64 = dense
