@@ -274,7 +274,7 @@ pub trait StorageUpkeep {
     }
 
     /// Whether the unit that is due or under way cannot wait: the newest rows take too much memory,
-    /// or the disk is nearly full.
+    /// the disk is nearly full, or the unit keeps what several commits have released.
     fn is_unit_pressed(&self, most_bytes: u64) -> bool {
         let _ = most_bytes;
         false

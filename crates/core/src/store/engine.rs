@@ -315,6 +315,11 @@ impl Class {
         self.tier().plan.storage.memory_for_new_keys(keys)
     }
 
+    /// Bytes that its storage may need to find `rows` rows of dense tables where they are written.
+    pub(super) fn memory_for_dense_rows(&self, rows: u64) -> u64 {
+        self.tier().plan.storage.memory_for_dense_rows(rows)
+    }
+
     /// Journal bytes of what is to come: the changes of unwritten rows, and those that wait.
     pub(super) fn journal_bytes(&self, log: &dyn Storage) -> u64 {
         log.journal_bytes_for(self.unwritten_rows(log)) + log.change_bytes() as u64

@@ -286,8 +286,8 @@ impl Inner {
         self.charge_difference(&mut **log, |log| log.abandon_unit(unit, because))
     }
 
-    /// Ends all units, of a store that nobody uses any more; waits for a step that runs. A file that cannot be removed is named
-    /// by no commit: the next writer removes it.
+    /// Ends all units, of a store that nobody uses any more; waits for a step that runs. A file
+    /// that cannot be removed is named by no commit: the next writer removes it.
     pub(in crate::store) fn abandon_units(&self, engine: &Engine) {
         for class in &engine.classes {
             if let Some(unit) = class.unit.lock().take() {
