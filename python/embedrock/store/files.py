@@ -52,8 +52,8 @@ def copy(
     The store may be open and written to meanwhile. ``memory`` is the budget of each of the two.
     ``storage`` is how the copy stores the rows of all its tables, as ``Store.table`` says; None
     stores each as it was. A log has 4 bytes of memory for each id of a table with
-    ``num_embeddings``, however few have rows, and at most 2^32 - 1 ids. ``cold_directory`` is where the copy has its partitions, as
-    :func:`open` says; None keeps all of the copy in one directory.
+    ``num_embeddings``, however few have rows, and at most 2^32 - 1 ids. ``cold_directory`` is where
+    the copy has its partitions, as :func:`open` says; None keeps all of the copy in one directory.
     ``progress(done, total)`` is called now and then, in rows. Ctrl-C ends the copy between two
     batches.
 

@@ -300,7 +300,7 @@ def _write_rows(
 
 
 def _ids_of(table: Table) -> int | None:
-    """How many ids a table has that is stored by id, which most likely are written."""
+    """Ids of a table that is stored by id, all of which an export gives."""
     return table.num_embeddings if table._by_id else None
 
 

@@ -43,8 +43,9 @@ pub struct CopyReport {
 /// `storage` is how the copy stores the rows of all tables; without it each is stored as it was.
 /// `cold_directory` is where the copy has its partitions; without it they lie in the copy itself.
 /// A table in an lsm that is not stored by id, for few of its `num_embeddings` have a row, is
-/// stored by id in a log. `memory` is the budget of each of the two. `progress(done, all)` counts rows and may end the
-/// copy by an error. What a copy that failed or was cut off leaves is no store: it is not opened.
+/// stored by id in a log. `memory` is the budget of each of the two. `progress(done, all)` counts
+/// rows and may end the copy by an error. What a copy that failed or was cut off leaves is no
+/// store: it is not opened.
 ///
 /// *Errors*: `NotFound`, `Misuse` when the destination holds a store, or a table has more ids than
 /// one in a log can have; `Budget` where its index does not fit, `Corrupt`, `Full`, `Io`.
