@@ -148,11 +148,9 @@ fn index_bytes(rows: u64, bytes_per_row_twice: u64) -> u64 {
 /// Bytes that the index may need for `rows` rows of dense tables that are written: none where it
 /// has all its memory from the begin.
 pub(super) fn bytes_for_dense_rows(kind: StorageKind, rows: u64) -> u64 {
-    match kind {
-        StorageKind::Lsm if rows > 0 => {
-            LSM_INDEX_STEPS_BYTES + index_bytes(rows, LSM_BYTES_PER_TOP_ID_TWICE)
-        }
-        StorageKind::Log | StorageKind::Lsm => 0,
+    match kind.has_bottom() && rows > 0 {
+        true => LSM_INDEX_STEPS_BYTES + index_bytes(rows, LSM_BYTES_PER_TOP_ID_TWICE),
+        false => 0,
     }
 }
 

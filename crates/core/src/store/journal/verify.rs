@@ -83,7 +83,7 @@ impl TableRecord {
             None => bail!(Corrupt, "{what}: its class {class} does not exist"),
         }
         // One in an lsm of which few ids are expected to have a row has both.
-        let may_have_both = spec.storage == StorageKind::Lsm && spec.expected_rows.is_some();
+        let may_have_both = spec.storage.has_bottom() && spec.expected_rows.is_some();
         let has_both = spec.num_embeddings.is_some() && partitions.is_some();
         let has_none = spec.num_embeddings.is_none() && partitions.is_none();
         if has_none || (has_both && !may_have_both) {
