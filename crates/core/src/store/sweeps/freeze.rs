@@ -137,14 +137,17 @@ pub fn freeze(
     let tables = source.tables();
     let names: Vec<&str> = tables.iter().map(|info| info.spec.name.as_str()).collect();
     let named = named(&names, plans)?;
+    let specs: Vec<TableSpec> =
+        tables.iter().map(|info| frozen_spec(&info.spec, info.rows, options)).collect();
+    let page_bytes = options.page_bytes.or_else(|| page_of_plans(plans, &named, &specs));
     let target = begin_copy(&source, destination.as_ref(), None, &|target| StoreOptions {
-        page_bytes: options.page_bytes,
+        page_bytes,
         // How many rows there are is known.
         check_disk: false,
         ..target
     })?;
-    for info in &tables {
-        target.table(&frozen_spec(&info.spec, info.rows, options))?;
+    for spec in &specs {
+        target.table(spec)?;
     }
     let all = tables.iter().map(|info| info.rows).sum();
     let mut run = Run { options, plans, named, done: 0, all, progress, frozen: Frozen::default() };
@@ -233,6 +236,24 @@ fn frozen_spec(spec: &TableSpec, rows: u64, options: &FreezeOptions) -> TableSpe
         initializer: options.unknown.unwrap_or(spec.initializer),
         ..spec.clone()
     }
+}
+
+/// The smallest page that holds as many rows as each plan says; none without plans.
+fn page_of_plans(
+    plans: &[PlannedPages],
+    named: &[Vec<String>],
+    specs: &[TableSpec],
+) -> Option<usize> {
+    let of_plan = |(plan, named): (&PlannedPages, &Vec<String>)| {
+        let spec = specs.iter().find(|spec| named.contains(&spec.name))?;
+        let row_bytes = spec.validate().ok()?.row_bytes();
+        let holds = |page_bytes: &usize| {
+            PageLayout::new(*page_bytes, row_bytes, 0, 0)
+                .is_ok_and(|layout| layout.rows_per_page >= plan.rows_per_page)
+        };
+        (9..=16).map(|bits| 1 << bits).find(holds)
+    };
+    plans.iter().zip(named).filter_map(of_plan).max()
 }
 
 /// The plans with the tables that they are of; those that are not there, or twice, are refused. A
