@@ -34,6 +34,9 @@ mod unit;
 mod upkeep;
 mod write;
 
+#[cfg(test)]
+mod frozen_tests;
+
 pub use create::create;
 pub use recovery::LsmRecovery;
 
