@@ -531,6 +531,8 @@ fn counts_and_pages_that_the_writer_does_not_make_are_refused() {
     for (at, value, expected) in [
         (footer_at, 0, "0 candidates of a row"),
         (footer_at, 17, "17 candidates of a row"),
+        (footer_at + 4, 0, "0 of 7 pages are home"),
+        (footer_at + 4, 100, "100 of 7 pages are home"),
         (last, 0, "its words are not those of 9 rows"),
         (last, 5, "its words are not pages"),
         (last, 1 << 31 | 1 << 20, "its words are not pages"),
