@@ -6,9 +6,9 @@ use crate::config::{Merging, StorageKind};
 use crate::hash::mix;
 use crate::io::{Buffers, Medium, OpenMode, SimMedium};
 use crate::storage::{
-    Checked, ClassFacts, Demand, DirtyRow, Finding, Found, PageReader, PageSource, Resolved,
-    StorageBudget, StorageJournal, StorageRead, StorageSpace, StorageSweeps, StorageTables,
-    StorageWrite, SweptRow, TableFacts, Want,
+    Checked, ClassFacts, Demand, DirtyRow, Finding, Found, PageReader, Resolved, StorageBudget,
+    StorageJournal, StorageRead, StorageSpace, StorageSweeps, StorageTables, StorageWrite,
+    SweptRow, TableFacts, Want,
 };
 use std::any::Any;
 use std::collections::BTreeMap;
