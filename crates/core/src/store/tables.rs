@@ -6,7 +6,7 @@ use super::journal::{ClassRecord, JournalFile, RecordKind, TableRecord};
 use super::memory::budget::{self, ClassDemand, READ_DEPTHS, RowsToCome};
 use super::{Inner, Store, has_file};
 use crate::config::{Memory, Merging, StorageKind, TableId, TableInfo, TableSpec};
-use crate::error::{Error, Result, bail};
+use crate::error::{Result, bail};
 use crate::io::{DeviceCurve, IoKind, Medium, measure};
 use crate::row::{Dtype, RowLayout};
 use crate::storage::{
@@ -192,15 +192,16 @@ impl Inner {
             return budget::bytes_of(self.options.memory, &[new]).map(drop);
         };
         let demands = demands_with(engine, spec, class.as_ref(), self.options.merging())?;
-        budget::check(budget, &demands, self.options.memory_unit).map_err(|error| {
+        budget::check(budget, &demands, self.options.memory_unit).map_err(|e| {
+            // Ahead of the message, which ends with the budget that works.
             let hint = match (spec.storage, spec.new_dense_ids()) {
                 (StorageKind::Lsm, Some(ids)) => format!(
-                    "; where less than a third of its {ids} ids will have rows, give \
-                     expected_rows=, and memory is for these alone"
+                    " (stored by id, all {ids} of them: give expected_rows= if less than a third \
+                     will have rows)"
                 ),
                 _ => String::new(),
             };
-            Error::new(error.kind(), format!("table '{}': {}{hint}", spec.name, error.message()))
+            e.context(format!("table '{}'{hint}", spec.name))
         })
     }
 
