@@ -261,12 +261,12 @@ fn nobody_waits_for_a_step_of_the_reader_but_who_ends_the_store() {
         });
         is_done
     };
-    let committed = beside(|store| drop(store.commit(1, "", &[]).unwrap()));
+    let committed = beside(|store| _ = store.commit(1, "", &[]).unwrap());
     assert!(committed.recv_timeout(LONG).is_ok(), "a commit waits for the step");
     put(&store, table).unwrap();
     assert_eq!((count(&wishes.begun), count(&wishes.stepped)), (1, 0));
     // The second finds the window ended, and may not give the store up while the step writes.
-    let closed = [(); 2].map(|()| beside(|store| drop(store.close().unwrap())));
+    let closed = [(); 2].map(|()| beside(|store| _ = store.close().unwrap()));
     assert!(closed[0].recv_timeout(Duration::from_millis(100)).is_err());
     assert!(closed[1].try_recv().is_err());
     goes_on.send(()).unwrap();
