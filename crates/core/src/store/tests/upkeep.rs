@@ -261,7 +261,7 @@ fn nobody_waits_for_a_step_of_the_reader_but_who_ends_the_store() {
         });
         is_done
     };
-    let committed = beside(|store| drop(store.commit(1, "", &[]).unwrap()));
+    let committed = beside(|store| _ = store.commit(1, "", &[]).unwrap());
     assert!(committed.recv_timeout(LONG).is_ok(), "a commit waits for the step");
     put(&store, table).unwrap();
     assert_eq!((count(&wishes.begun), count(&wishes.stepped)), (1, 0));
