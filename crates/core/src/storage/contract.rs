@@ -251,7 +251,9 @@ fn what_a_sweep_kept_is_room_again_when_its_ticket_ends() {
         let spare = life.storage.room_for_upkeep(None);
         life.storage.give_back(0, 0, spare, Some(u64::MAX)).unwrap();
         let left = life.storage.disk_bytes();
-        assert!(left <= usual, "{usual}, then {left}");
+        // A freeze between has written rows and replicas below.
+        let most = if life.subject.kind == StorageKind::Pages { kept } else { usual };
+        assert!(left <= most, "{most}, then {left}");
         life.check();
     });
 }
