@@ -290,3 +290,111 @@ fn load_within_budget(seed: u64, rows: u64, segment_bytes: u64, dense: bool, mor
         }
     }
 }
+
+/// The next merge panicked, and with it every verb.
+#[test]
+fn a_page_that_is_set_aside_may_be_cut_off_the_file() {
+    let medium = SimMedium::new(26);
+    let mut merging = Merging::open(&medium, true, |options| options);
+    let mut step = 0;
+    let mut commit = |merging: &Merging| {
+        step += 1;
+        merging.store.commit(step, "", &[]).unwrap();
+    };
+    let rows_bytes = || medium.contents("rows-0").len() as u64;
+    // A page towards the end of the file that a merge has met.
+    let mut tries = 0;
+    let page = loop {
+        (0..10).for_each(|_| merging.step(false));
+        commit(&merging);
+        let end = rows_bytes() / 512;
+        let table = merging.table.0;
+        let above = merging.with_lsm(|lsm| lsm.pages_above(table, 20_000));
+        let last = above.into_iter().rfind(|page| u64::from(*page) < end).unwrap();
+        medium.flip_bit("rows-0", u64::from(last) * 512 + 100);
+        for _ in 0..20 {
+            merging.step(false);
+            commit(&merging);
+        }
+        let met = merging.with_lsm(|lsm| lsm.pages_not_read());
+        if let Some(page) = met.last().filter(|page| 2 * u64::from(**page) > end) {
+            break u64::from(*page);
+        }
+        tries += 1;
+        assert!(tries < 50, "no merge meets a page that is damaged");
+    };
+    let all: Vec<u64> = merging.rows.keys().copied().collect();
+    for keys in all.chunks(200) {
+        while let Err(error) = merging.store.delete(merging.table, keys) {
+            assert_eq!(error.kind(), ErrorKind::Budget, "{error}");
+            commit(&merging);
+        }
+    }
+    merging.rows.clear();
+    for commits in 0.. {
+        commit(&merging);
+        if rows_bytes() <= page * 512 {
+            break;
+        }
+        assert!(commits < 40, "page {page} stays, of {} bytes", rows_bytes());
+    }
+    let before = merges(&merging.store);
+    for _ in 0..100 {
+        merging.step(false);
+        commit(&merging);
+    }
+    assert!(merges(&merging.store) > before + 3);
+    merging.check_rows();
+}
+
+/// Once many pages were remembered no partition was, and one that cannot be merged was picked for
+/// ever.
+#[test]
+fn a_partition_whose_rows_of_the_top_are_damaged_keeps_no_other_from_merging() {
+    let medium = SimMedium::new(27);
+    let more = |options| StoreOptions { top_share: 0.4, memory: Memory::Bytes(2 << 20), ..options };
+    let mut merging = Merging::open(&medium, true, more);
+    let put = |merging: &Merging, keys: &[u64], value: f32| {
+        let values = vec![value; keys.len() * DIM];
+        merging.store.put(&[put_of(merging.table, keys, &values)]).unwrap();
+    };
+    let all: Vec<u64> = (0..20_000).collect();
+    for (step, keys) in all.chunks(500).enumerate() {
+        put(&merging, keys, 1.0);
+        if step % 4 == 0 {
+            merging.store.commit(step as u64, "", &[]).unwrap();
+        }
+    }
+    let rows = merging.with_lsm(|lsm| lsm.rows_of_partitions());
+    assert!(rows.len() > 4 && rows[0] > 1200, "{rows:?}");
+    // So many pages of the first one lie in the top.
+    put(&merging, &all[..1200], 2.0);
+    merging.store.commit(100, "", &[]).unwrap();
+    let table = merging.table.0;
+    let above = merging.with_lsm(|lsm| lsm.pages_above(table, 1200));
+    let pages = medium.contents("rows-0").len() as u64 / 512;
+    let stored: Vec<u64> = above.into_iter().map(u64::from).filter(|page| *page < pages).collect();
+    assert!(stored.len() > 70, "{} pages", stored.len());
+    stored.iter().for_each(|page| medium.flip_bit("rows-0", page * 512 + 100));
+    let mut merged = Vec::new();
+    for step in 0..400u64 {
+        let keys: Vec<u64> = (0..200).map(|_| 4000 + merging.random(16_000)).collect();
+        put(&merging, &keys, 3.0);
+        merging.rows.extend(keys.iter().map(|key| (*key, 3.0)));
+        if step % 4 == 0 {
+            merging.store.commit(101 + step, "", &[]).unwrap();
+        }
+        if step % 100 == 99 {
+            merged.push(merges(&merging.store));
+        }
+    }
+    assert!(merged.windows(2).all(|pair| pair[1] > pair[0] + 3), "{merged:?}");
+    let named = damage(&merging.store);
+    assert!(named.iter().any(|one| one.contains("part-0-")), "{named:#?}");
+    let keys: Vec<u64> = merging.rows.keys().copied().collect();
+    let mut values = vec![0.0; keys.len() * DIM];
+    let out = (&mut values[..]).into();
+    let get = GetBatch { table: merging.table, keys: &keys, values: out, state: None };
+    merging.store.get(&mut [get]).unwrap();
+    assert!(values.iter().all(|value| *value == 3.0));
+}
