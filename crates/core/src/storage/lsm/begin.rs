@@ -218,7 +218,8 @@ impl Lsm {
     }
 
     /// What to merge, with what the top has of it: a range with tombstones where these are to go,
-    /// with a neighbour only where `joins` says so. `None` where the top has nothing that a merge can take now.
+    /// two partitions only where one `joins` another. `None` where the top has nothing that a merge
+    /// can take now.
     fn choose(&mut self, drops_tombstones: bool, joins: bool) -> Option<Choice> {
         let tables: Vec<u16> = self.bottom.orders().tables().collect();
         let snapshot = Arc::clone(self.bottom.snapshot());

@@ -331,7 +331,11 @@ fn a_page_that_is_set_aside_may_be_cut_off_the_file() {
         }
     }
     merging.rows.clear();
+    let few: Vec<u64> = (0..40).collect();
+    merging.rows.extend(few.iter().map(|key| (*key, 1.0)));
     for commits in 0.. {
+        // What is written leaves the segment that was being filled.
+        merging.store.put(&[put_of(merging.table, &few, &[1.0; 40 * DIM])]).unwrap();
         commit(&merging);
         if rows_bytes() <= page * 512 {
             break;
