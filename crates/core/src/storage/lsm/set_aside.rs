@@ -152,6 +152,18 @@ impl Lsm {
         self.set_aside.failures.resting(0).filter_map(page_of).collect()
     }
 
+    /// Notes that so many pages of the top, and too much in the range of the first partition, could
+    /// not be read. The name of that, if it rests then.
+    pub(crate) fn note_damage(&mut self, pages: u32) -> Option<String> {
+        let error = Error::new(crate::error::ErrorKind::Corrupt, "damaged");
+        let again = || Error::new(error.kind(), error.message());
+        let skipped: Vec<(u32, Error)> = (1..=pages).map(|page| (page, again())).collect();
+        self.note_pages(&skipped, &[]);
+        let first = *self.bottom.snapshot().version().partitions().first()?;
+        self.note_unread(Unread::Changes, first.range, &error);
+        self.rests(&first).then(|| file_name(self.facts.class, first.number))
+    }
+
     /// Pages of the top that have the rows at positions `0..count` of a table.
     pub(crate) fn pages_above(&self, table: u16, count: u64) -> Vec<u32> {
         let found = self.top.slots_of(table, 0, count - 1, usize::MAX, true);
