@@ -6,9 +6,9 @@ use crate::config::{Merging, StorageKind};
 use crate::hash::mix;
 use crate::io::{Buffers, Medium, OpenMode, SimMedium};
 use crate::storage::{
-    Checked, ClassFacts, Demand, DirtyRow, Finding, Found, PageReader, PageSource, Resolved,
-    StorageBudget, StorageJournal, StorageRead, StorageSpace, StorageSweeps, StorageTables,
-    StorageWrite, SweptRow, TableFacts, Want,
+    Checked, ClassFacts, Demand, DirtyRow, Finding, Found, PageReader, Resolved, StorageBudget,
+    StorageJournal, StorageRead, StorageSpace, StorageSweeps, StorageTables, StorageWrite,
+    SweptRow, TableFacts, Want,
 };
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -312,6 +312,11 @@ fn a_check_names_pages_that_the_index_does_not_agree_with() {
     let (home, replica) = (3, fixture.home_pages + 2);
     let mut cases: Vec<(u32, Vec<u8>, &str)> = vec![(home, vec![0; PAGE_BYTES], "zero")];
     cases.push((replica, page_of(replica + 1).to_vec(), "wrong place"));
+    let mut copy = vec![0.0f32; PAGE_BYTES / 4];
+    let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut copy);
+    bytes.copy_from_slice(page_of(home));
+    layout.seal(bytes, home, layout.rows_per_page - 1, 1);
+    cases.push((home, bytes.to_vec(), "it has 3 rows"));
     for page in [home, replica] {
         let of_other = layout.entry(page_of(9), 0);
         let own = layout.entry(page_of(page), 0);

@@ -5,13 +5,16 @@ use super::index::Addressing;
 use super::{CANDIDATES_MOST, FrozenWriter};
 use crate::error::{ErrorKind, Result};
 use crate::io::{Medium, OpenMode, SimMedium};
-use crate::storage::PageAddress;
-use crate::storage::PageSource;
 use crate::storage::lsm::bottom::file::{Facts, Shape, file_name};
+use crate::storage::lsm::bottom::merge::{Merge, MergePlan};
 use crate::storage::lsm::bottom::order::{Place, PlaceRange, TableOrder};
 use crate::storage::lsm::bottom::partition::{Partition, Partitions};
-use crate::storage::lsm::bottom::testing::{Random, SMALL, open, orders, queue, words};
+use crate::storage::lsm::bottom::testing::{
+    List, PORTION_BYTES, Random, SMALL, open, orders, queue, reader, words,
+};
+use crate::storage::{PageAddress, PageSource};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 const NAME: &str = "part-3-1";
@@ -107,7 +110,7 @@ impl Placement {
         candidates_max: usize,
     ) -> Result<usize> {
         let partition = open(medium, shape, facts)?;
-        let bytes = page_bytes_of(medium, shape, &partition)?;
+        let bytes = page_bytes_of(shape, &partition)?;
         let rows_per_page = partition.layout().rows_per_page;
         let mut exact = 0;
         for ((table, key), pages) in self.pages(rows_per_page) {
@@ -139,7 +142,7 @@ impl Placement {
 }
 
 /// All pages, each of which was verified.
-fn page_bytes_of(medium: &SimMedium, shape: &Shape, partition: &Partition) -> Result<Vec<f32>> {
+fn page_bytes_of(shape: &Shape, partition: &Partition) -> Result<Vec<f32>> {
     let pages = partition.facts().pages;
     let mut all = vec![0.0f32; (pages as usize + 1) * shape.page_bytes / 4];
     let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut all);
@@ -147,7 +150,6 @@ fn page_bytes_of(medium: &SimMedium, shape: &Shape, partition: &Partition) -> Re
     for page in 1..=pages {
         partition.verify(page, &bytes[page as usize * shape.page_bytes..][..shape.page_bytes])?;
     }
-    let _ = medium;
     Ok(all)
 }
 
@@ -227,7 +229,7 @@ fn every_row_is_on_each_page_that_the_index_names() {
 fn the_rows_of_a_page_come_with_their_places() {
     let (medium, facts, placement) = small();
     let partition = open(&medium, &SMALL, &facts).unwrap();
-    let bytes = page_bytes_of(&medium, &SMALL, &partition).unwrap();
+    let bytes = page_bytes_of(&SMALL, &partition).unwrap();
     let homes = placement.homes.chunks(partition.layout().rows_per_page);
     let all = homes.chain(placement.replicas.iter().map(Vec::as_slice));
     for (page, expected) in (1..).zip(all) {
@@ -250,7 +252,7 @@ fn absent_keys_are_on_no_page_and_mostly_named_on_none() {
     let medium = SimMedium::new(1);
     let facts = placement.write(&medium, &SMALL, (1, 5), 4).unwrap();
     let partition = open(&medium, &SMALL, &facts).unwrap();
-    let bytes = page_bytes_of(&medium, &SMALL, &partition).unwrap();
+    let bytes = page_bytes_of(&SMALL, &partition).unwrap();
     let there: BTreeSet<RowKey> = placement.homes.iter().copied().collect();
     let mut random = Random(9);
     let (mut absent, mut named) = (0, 0);
@@ -499,7 +501,7 @@ fn nonsense_with_valid_checksums_never_panics() {
                 later += 1;
                 // A wrong index may lead to a page without the row, never out of the file, and to
                 // no other row.
-                let all = page_bytes_of(&medium, &SMALL, &partition).unwrap();
+                let all = page_bytes_of(&SMALL, &partition).unwrap();
                 for (table, key) in &placement.homes {
                     let place = orders().place(*table, 0, *key).unwrap();
                     for page in partition.candidates(place).pages() {
@@ -626,7 +628,7 @@ fn pages_reach_the_reader_through_the_list_of_partitions() {
     let (medium, facts, placement) = small();
     let partition = open(&medium, &SMALL, &facts).unwrap();
     let source = Partitions::new(vec![partition.clone()]);
-    let mut reader = crate::storage::lsm::bottom::testing::reader(&medium, &SMALL);
+    let mut reader = reader(&medium, &SMALL);
     let (table, key) = placement.homes[7];
     let place = orders().place(table, 0, key).unwrap();
     let pages: Vec<PageAddress> =
@@ -641,4 +643,28 @@ fn pages_reach_the_reader_through_the_list_of_partitions() {
     });
     read.unwrap();
     assert_eq!((found, source.page_bytes()), (2, 512));
+}
+
+#[test]
+fn a_merge_takes_no_frozen_partition() {
+    let (medium, facts, _) = small();
+    let partition = open(&medium, &SMALL, &facts).unwrap();
+    let plan = MergePlan {
+        shape: SMALL,
+        orders: Arc::new(orders()),
+        range: PlaceRange::ALL,
+        inputs: vec![partition.clone()],
+        changes: 0,
+        first_number: 2,
+        merge: 6,
+        target_bytes: 1 << 20,
+        portion_bytes: PORTION_BYTES,
+    };
+    let (reader, queue) = (reader(&medium, &SMALL), queue(&medium, &SMALL));
+    let changes = List::new(&BTreeMap::new());
+    let merge = Merge::new(Arc::new(medium.clone()), plan, changes, reader, queue);
+    let error = merge.err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Misuse);
+    assert!(error.message().contains("partition 1 is frozen"), "{error}");
+    assert_eq!(partition.entry(0, &[]).unwrap_err().kind(), ErrorKind::Misuse);
 }
