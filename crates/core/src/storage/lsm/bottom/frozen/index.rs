@@ -96,11 +96,6 @@ impl FrozenIndex {
         size_of_val(&*self.words) + size_of_val(&*self.list) + addressing
     }
 
-    /// All memory that it takes.
-    pub fn memory_bytes(&self) -> usize {
-        size_of::<Self>() + self.heap_bytes()
-    }
-
     /// Refuses as `Corrupt` what no builder makes of `rows` rows in a file with so many pages, the
     /// first `home_pages` of them with rows at home.
     pub(super) fn check(
