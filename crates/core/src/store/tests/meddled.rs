@@ -8,6 +8,8 @@ use std::ops::Range;
 
 /// What is about to be done, and with which name.
 pub(super) type Doing<'a> = (&'static str, &'a str);
+/// A file, and bytes of it that cannot be read.
+type Unreadable = (String, Range<u64>);
 type Meddler = Box<dyn FnMut(Doing<'_>) -> Result<()> + Send>;
 
 /// Calls its meddler before whatever is done by name; an error of that is the operation's.
@@ -16,15 +18,14 @@ pub(super) struct Meddled {
     meddler: Mutex<Option<Meddler>>,
     /// Of direct requests; that of the device if there is none.
     alignment: Mutex<Option<usize>>,
-    /// A file, and bytes of it that cannot be read.
-    unreadable: Arc<Mutex<Option<(String, Range<u64>)>>>,
+    unreadable: Arc<Mutex<Option<Unreadable>>>,
 }
 
 /// A file of which some bytes may not be readable, by calls that block.
 #[derive(Debug)]
 struct MeddledFile {
     file: Arc<dyn File>,
-    unreadable: Arc<Mutex<Option<(String, Range<u64>)>>>,
+    unreadable: Arc<Mutex<Option<Unreadable>>>,
 }
 
 impl File for MeddledFile {

@@ -5,13 +5,16 @@ use super::index::Addressing;
 use super::{CANDIDATES_MOST, FrozenWriter};
 use crate::error::{ErrorKind, Result};
 use crate::io::{Medium, OpenMode, SimMedium};
-use crate::storage::PageAddress;
-use crate::storage::PageSource;
 use crate::storage::lsm::bottom::file::{Facts, Shape, file_name};
+use crate::storage::lsm::bottom::merge::{Merge, MergePlan};
 use crate::storage::lsm::bottom::order::{Place, PlaceRange, TableOrder};
 use crate::storage::lsm::bottom::partition::{Partition, Partitions};
-use crate::storage::lsm::bottom::testing::{Random, SMALL, open, orders, queue, words};
+use crate::storage::lsm::bottom::testing::{
+    List, PORTION_BYTES, Random, SMALL, open, orders, queue, reader, words,
+};
+use crate::storage::{PageAddress, PageSource};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 const NAME: &str = "part-3-1";
@@ -107,7 +110,7 @@ impl Placement {
         candidates_max: usize,
     ) -> Result<usize> {
         let partition = open(medium, shape, facts)?;
-        let bytes = page_bytes_of(medium, shape, &partition)?;
+        let bytes = page_bytes_of(shape, &partition)?;
         let rows_per_page = partition.layout().rows_per_page;
         let mut exact = 0;
         for ((table, key), pages) in self.pages(rows_per_page) {
@@ -139,7 +142,7 @@ impl Placement {
 }
 
 /// All pages, each of which was verified.
-fn page_bytes_of(medium: &SimMedium, shape: &Shape, partition: &Partition) -> Result<Vec<f32>> {
+fn page_bytes_of(shape: &Shape, partition: &Partition) -> Result<Vec<f32>> {
     let pages = partition.facts().pages;
     let mut all = vec![0.0f32; (pages as usize + 1) * shape.page_bytes / 4];
     let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut all);
@@ -147,7 +150,6 @@ fn page_bytes_of(medium: &SimMedium, shape: &Shape, partition: &Partition) -> Re
     for page in 1..=pages {
         partition.verify(page, &bytes[page as usize * shape.page_bytes..][..shape.page_bytes])?;
     }
-    let _ = medium;
     Ok(all)
 }
 
@@ -227,7 +229,7 @@ fn every_row_is_on_each_page_that_the_index_names() {
 fn the_rows_of_a_page_come_with_their_places() {
     let (medium, facts, placement) = small();
     let partition = open(&medium, &SMALL, &facts).unwrap();
-    let bytes = page_bytes_of(&medium, &SMALL, &partition).unwrap();
+    let bytes = page_bytes_of(&SMALL, &partition).unwrap();
     let homes = placement.homes.chunks(partition.layout().rows_per_page);
     let all = homes.chain(placement.replicas.iter().map(Vec::as_slice));
     for (page, expected) in (1..).zip(all) {
@@ -250,7 +252,7 @@ fn absent_keys_are_on_no_page_and_mostly_named_on_none() {
     let medium = SimMedium::new(1);
     let facts = placement.write(&medium, &SMALL, (1, 5), 4).unwrap();
     let partition = open(&medium, &SMALL, &facts).unwrap();
-    let bytes = page_bytes_of(&medium, &SMALL, &partition).unwrap();
+    let bytes = page_bytes_of(&SMALL, &partition).unwrap();
     let there: BTreeSet<RowKey> = placement.homes.iter().copied().collect();
     let mut random = Random(9);
     let (mut absent, mut named) = (0, 0);
@@ -311,8 +313,8 @@ fn a_row_takes_at_most_eight_bytes_with_a_replica_for_every_tenth() {
             Addressing::ByTag { starts, tags } => starts.len() * 4 + tags.len() * 2,
         };
         let heap = own + index.words.len() * 4 + index.list.len() * 4;
-        assert_eq!(index.memory_bytes(), size_of_val(&index) + heap);
-        let each = index.memory_bytes() as f64 / ROWS as f64;
+        assert_eq!(index.heap_bytes(), heap);
+        let each = (size_of_val(&index) + heap) as f64 / ROWS as f64;
         assert!(each > 5.0 && each <= most, "{each} bytes per row of {order:?}");
     }
 }
@@ -499,7 +501,7 @@ fn nonsense_with_valid_checksums_never_panics() {
                 later += 1;
                 // A wrong index may lead to a page without the row, never out of the file, and to
                 // no other row.
-                let all = page_bytes_of(&medium, &SMALL, &partition).unwrap();
+                let all = page_bytes_of(&SMALL, &partition).unwrap();
                 for (table, key) in &placement.homes {
                     let place = orders().place(*table, 0, *key).unwrap();
                     for page in partition.candidates(place).pages() {
@@ -628,7 +630,7 @@ fn pages_reach_the_reader_through_the_list_of_partitions() {
     let (medium, facts, placement) = small();
     let partition = open(&medium, &SMALL, &facts).unwrap();
     let source = Partitions::new(vec![partition.clone()]);
-    let mut reader = crate::storage::lsm::bottom::testing::reader(&medium, &SMALL);
+    let mut reader = reader(&medium, &SMALL);
     let (table, key) = placement.homes[7];
     let place = orders().place(table, 0, key).unwrap();
     let pages: Vec<PageAddress> =
@@ -643,4 +645,53 @@ fn pages_reach_the_reader_through_the_list_of_partitions() {
     });
     read.unwrap();
     assert_eq!((found, source.page_bytes()), (2, 512));
+}
+
+#[test]
+fn a_merge_takes_no_frozen_partition() {
+    let (medium, facts, _) = small();
+    let partition = open(&medium, &SMALL, &facts).unwrap();
+    let plan = MergePlan {
+        shape: SMALL,
+        orders: Arc::new(orders()),
+        range: PlaceRange::ALL,
+        inputs: vec![partition.clone()],
+        changes: 0,
+        first_number: 2,
+        merge: 6,
+        target_bytes: 1 << 20,
+        portion_bytes: PORTION_BYTES,
+    };
+    let (reader, queue) = (reader(&medium, &SMALL), queue(&medium, &SMALL));
+    let changes = List::new(&BTreeMap::new());
+    let merge = Merge::new(Arc::new(medium.clone()), plan, changes, reader, queue);
+    let error = merge.err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Misuse);
+    assert!(error.message().contains("partition 1 is frozen"), "{error}");
+    assert_eq!(partition.entry(0, &[]).unwrap_err().kind(), ErrorKind::Misuse);
+}
+
+// Its index is exact: without the row in the page the initial one would be returned.
+#[test]
+fn a_row_that_the_index_of_a_dense_table_names_in_vain_is_damage() {
+    let (medium, facts, placement) = small();
+    let partition = open(&medium, &SMALL, &facts).unwrap();
+    let by_key = |(table, _): &&RowKey| orders().of(*table) == Some(TableOrder::ByKey);
+    let (table, key) = *placement.homes.iter().find(by_key).unwrap();
+    let place = orders().place(table, 0, key).unwrap();
+    let page = partition.candidates(place).pages()[0];
+    let mut words = page_bytes_of(&SMALL, &partition).unwrap();
+    let all: &mut [u8] = bytemuck::cast_slice_mut(&mut words);
+    let layout = partition.layout();
+    let bytes = &mut all[page as usize * SMALL.page_bytes..][..SMALL.page_bytes];
+    let rows = layout.rows_in(bytes);
+    assert!(partition.find(place, page, bytes).unwrap().is_some());
+    let slot = (0..rows).find(|at| layout.entry(bytes, *at) == (table, key)).unwrap();
+    let row = layout.row(bytes, slot).to_vec();
+    layout.put(bytes, slot, table, key + 1000, &row);
+    layout.seal(bytes, page, rows, 5);
+    partition.verify(page, bytes).unwrap();
+    let error = partition.find(place, page, bytes).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt);
+    assert!(error.message().contains(&format!("no row {key} of table {table}")), "{error}");
 }
