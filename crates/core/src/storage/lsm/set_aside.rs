@@ -164,6 +164,11 @@ impl Lsm {
         self.rests(&first).then(|| file_name(self.facts.class, first.number))
     }
 
+    /// Bytes of the files of partitions.
+    pub(crate) fn bytes_of_files(&self) -> u64 {
+        self.bottom.disk_bytes()
+    }
+
     /// Pages of the top that have the rows at positions `0..count` of a table.
     pub(crate) fn pages_above(&self, table: u16, count: u64) -> Vec<u32> {
         let found = self.top.slots_of(table, 0, count - 1, usize::MAX, true);

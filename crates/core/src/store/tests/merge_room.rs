@@ -214,38 +214,3 @@ fn a_bound_may_be_raised_lowered_and_left_out_at_an_opening() {
         check_disk(&medium, &store, 8 * MIB);
     });
 }
-
-/// What a reader keeps counted as room that commits would give back, and no merge found any.
-#[test]
-fn a_full_store_merges_beside_a_reader_that_stays_at_its_commit() {
-    lsm(|| {
-        for (seed, commits) in [(5, 4), (6, 8), (7, 12)] {
-            let medium = SimMedium::new(seed);
-            let (store, table) = open(&medium, bounded(Some(6 * MIB)));
-            let keys: Vec<u64> = (0..20_000).collect();
-            keys.chunks(100).for_each(|keys| put(&store, table, keys).unwrap());
-            (1..4).for_each(|step| _ = store.commit(step, "", &[]).unwrap());
-            let reading = StoreOptions { read_only: true, ..bounded(None) };
-            let reader = Store::open_on(Arc::new(medium.clone()), reading).unwrap();
-            // Merges replace what the reader has.
-            let mut random = Random(seed);
-            for step in 4..4 + commits {
-                for _ in 0..2 {
-                    let keys: Vec<u64> = (0..60).map(|_| random.below(20_000)).collect();
-                    put(&store, table, &keys).unwrap();
-                }
-                store.commit(step, "", &[]).unwrap();
-            }
-            let (end, error) = fill(&store, table, 20_000);
-            assert_eq!(error.kind(), ErrorKind::Full, "{error}");
-            delete(&store, table, end / 2, end);
-            let before = merges(&store);
-            rewrite(&store, table, end / 2, 300, 4);
-            assert!(merges(&store) > before + 5, "{} merges", merges(&store) - before);
-            expect_rows(&store, table, end / 2);
-            // What it has open takes its room, with a name or without.
-            drop(reader);
-            check_disk(&medium, &store, 6 * MIB);
-        }
-    });
-}
