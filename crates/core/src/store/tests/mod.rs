@@ -9,6 +9,7 @@ mod cold;
 mod cold_places;
 mod commit;
 mod damage;
+mod descriptors;
 mod failed_writes;
 mod full;
 mod harm;
