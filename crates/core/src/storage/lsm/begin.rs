@@ -390,24 +390,6 @@ impl Lsm {
 }
 
 #[cfg(test)]
-impl Lsm {
-    /// Gives the room for merges back. Says how many partitions the next merge would take, with a
-    /// neighbour or not, and by how many bytes that room would have to grow. `None` where none can
-    /// begin.
-    pub(crate) fn next_merge_without_room(&mut self, joins: bool) -> Option<(usize, u64)> {
-        if self.upkeep.given_out.is_some() || self.upkeep.taken_ticket.is_some() {
-            return None;
-        }
-        self.room.shrink(self.room.bytes()).unwrap();
-        self.upkeep.refused = None;
-        self.upkeep.merge_for_room();
-        self.count_top();
-        let choice = self.choose(false, joins)?;
-        Some((choice.inputs.len(), self.room.growth_for(self.bytes_of_choice(&choice))))
-    }
-}
-
-#[cfg(test)]
 mod tests {
     use super::*;
     use crate::config::StorageKind;

@@ -1,8 +1,11 @@
 //! Merges of a store with an lsm: what is counted of its top, which partitions are joined.
 
 use super::*;
+<<<<<<< ours
 use crate::storage::StorageUpkeep;
 use crate::store::space::UnitUnderWay;
+=======
+>>>>>>> theirs
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
@@ -397,54 +400,4 @@ fn files_that_a_scan_reads_count_until_it_ends() {
         assert!(counted(&merging) + (512 << 10) < during, "what the scan kept is given back");
         merging.check_rows();
     }
-}
-
-/// A pair of partitions that had no room was refused for ever, and with it each of the two.
-#[test]
-fn a_partition_is_merged_alone_where_a_pair_has_no_room() {
-    let medium = SimMedium::new(12);
-    let more = |options| StoreOptions {
-        memory: Memory::Bytes(2 << 20),
-        segment_bytes: Some(64 << 10),
-        ..options
-    };
-    let mut merging = Merging::open(&medium, true, more);
-    // Partitions of a segment are small once they may have eight.
-    for step in 1..15 {
-        for _ in 0..20 {
-            merging.with_lsm(|lsm| StorageUpkeep::expect_bound(lsm, Some(1)));
-            merging.step(false);
-        }
-        merging.store.commit(step, "", &[]).unwrap();
-    }
-    merging.with_lsm(|lsm| StorageUpkeep::expect_bound(lsm, None));
-    let rows = merging.with_lsm(|lsm| lsm.rows_of_partitions());
-    assert!(rows.len() > 5, "{rows:?}");
-    let mut step = 0;
-    loop {
-        let done = merging.with_lsm(|lsm| {
-            let Some((2, of_pair)) = lsm.next_merge_without_room(true) else { return false };
-            let (1, of_one) = lsm.next_merge_without_room(false).unwrap() else {
-                panic!("more than one partition without neighbours")
-            };
-            // The room grows by steps, which both may need alike.
-            if of_one == of_pair {
-                return false;
-            }
-            assert!(lsm.begin_unit(of_one - 1).unwrap().is_none());
-            assert!(lsm.next_merge_without_room(true).is_some());
-            let unit = lsm.begin_unit(of_one).unwrap().expect("one of them has its room");
-            lsm.abandon_unit(unit, None).unwrap();
-            true
-        });
-        if done {
-            break;
-        }
-        merging.step(false);
-        step += 1;
-        // It ends the merge that is under way.
-        merging.store.commit(100 + step, "", &[]).unwrap();
-        assert!(step < 100, "no pair is to be merged");
-    }
-    merging.check_rows();
 }
