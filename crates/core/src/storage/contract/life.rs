@@ -449,7 +449,7 @@ impl Life {
             self.journal.begin_file(record, self.tables.clone());
         }
         self.journal.oldest = (number + 1).saturating_sub(keep).max(self.journal.oldest);
-        self.storage.drop_commits_before(self.journal.oldest);
+        self.storage.drop_commits_before(self.journal.oldest, self.journal.oldest);
     }
 
     /// A step of a life.

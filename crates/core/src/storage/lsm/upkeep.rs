@@ -136,13 +136,13 @@ impl Upkeep {
 }
 
 impl StorageUpkeep for Lsm {
-    fn drop_commits_before(&mut self, oldest_kept: u64) {
+    fn drop_commits_before(&mut self, released: u64, oldest_kept: u64) {
         self.upkeep.is_to_end = self.upkeep.given_out.is_some();
         self.upkeep.for_room_before = std::mem::take(&mut self.upkeep.for_room);
         // Files may go now, and with them the reason.
         self.upkeep.refused = None;
-        self.top.drop_commits_before(oldest_kept);
-        self.bottom.drop_commits_before(oldest_kept);
+        self.top.drop_commits_before(released, oldest_kept);
+        self.bottom.drop_commits_before(released, oldest_kept);
         self.upkeep.note_event();
     }
 
@@ -378,7 +378,7 @@ impl Lsm {
     }
 
     /// A merge that found no room is not begun again before a commit.
-    fn refuse_if_full(&mut self, error: &Error) {
+    pub(super) fn refuse_if_full(&mut self, error: &Error) {
         if error.kind() == ErrorKind::Full {
             self.upkeep.refused = Some(Refused::Failed);
         }

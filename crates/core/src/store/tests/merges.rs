@@ -270,3 +270,90 @@ fn a_smaller_top_is_merged_more_often() {
     let (small, large) = (merged(0.05), merged(0.5));
     assert!(small.0 > large.0 && small.1 < large.1, "merges and rows above: {small:?} {large:?}");
 }
+
+/// Files that came and went within one epoch counted once the store was opened again.
+#[test]
+fn files_that_no_commit_had_count_no_more_when_a_store_is_opened_again() {
+    for dense in [true, false] {
+        let medium = SimMedium::new(10);
+        let mut merging = Merging::open(&medium, dense, |options| options);
+        for step in 1..=3 {
+            (0..50).for_each(|_| merging.step(false));
+            merging.store.commit(step, "", &[]).unwrap();
+        }
+        let before = merges(&merging.store);
+        while merges(&merging.store) < before + 12 {
+            merging.step(false);
+        }
+        merging.store.commit(4, "", &[]).unwrap();
+        let said = merging.store.stats().unwrap().disk_bytes;
+        let files = merging.with_lsm(|lsm| lsm.bytes_of_files());
+        let Merging { store, rows, .. } = merging;
+        store.close().unwrap();
+        drop(store);
+        // That leaves room for what changes need.
+        let max_disk_bytes = Some(said + (1 << 20));
+        let bounded = |options| StoreOptions { max_disk_bytes, ..options };
+        let mut merging = Merging::open(&medium, dense, bounded);
+        let found = merging.store.stats().unwrap().disk_bytes;
+        assert!(found <= said, "dense: {dense}, {found} bytes, {said} before");
+        let found = merging.with_lsm(|lsm| lsm.bytes_of_files());
+        assert!(found <= files, "dense: {dense}, files of {found} bytes, {files} before");
+        merging.rows = rows;
+        merging.step(false);
+        merging.check_rows();
+    }
+}
+
+/// Files that a scan had open were removed, and counted as free.
+#[test]
+fn files_that_a_scan_reads_count_until_it_ends() {
+    for dense in [true, false] {
+        let medium = SimMedium::new(11);
+        let mut merging = Merging::open(&medium, dense, |options| options);
+        let scanned =
+            TableSpec { storage: StorageKind::Lsm, ..spec("scanned", None, OptimizerKind::Sgd) };
+        let scanned = merging.store.table(&scanned).unwrap();
+        for first in (0..3000u64).step_by(500) {
+            let keys: Vec<u64> = (first..first + 500).collect();
+            let values: Vec<f32> = keys.iter().flat_map(|key| [*key as f32; DIM]).collect();
+            merging.store.put(&[put_of(scanned, &keys, &values)]).unwrap();
+        }
+        (0..150).for_each(|_| merging.step(false));
+        merging.store.commit(1, "", &[]).unwrap();
+        let mut scan = merging.store.scan(scanned).unwrap();
+        let (mut keys, mut values) = (vec![0; 10], vec![0.0; 10 * DIM]);
+        let mut count = scan.next_batch(&mut keys, &mut values, None).unwrap();
+        let (before, mut step) = (merges(&merging.store), 2);
+        let counted = |merging: &Merging| {
+            let said = merging.store.stats().unwrap().disk_bytes;
+            let taken = medium.taken_bytes();
+            assert!(taken <= said, "dense: {dense}, {taken} bytes taken, {said} said");
+            said
+        };
+        while merges(&merging.store) < before + 30 {
+            merging.step(false);
+            if step % 3 == 0 {
+                merging.store.commit(step, "", &[]).unwrap();
+                counted(&merging);
+            }
+            step += 1;
+        }
+        let mut found = 0;
+        while count > 0 {
+            for (key, value) in keys.iter().zip(values.chunks_exact(DIM)).take(count) {
+                assert_eq!(value, [*key as f32; DIM]);
+            }
+            found += count;
+            count = scan.next_batch(&mut keys, &mut values, None).unwrap();
+        }
+        assert_eq!(found, 3000);
+        let during = counted(&merging);
+        drop(scan);
+        for step in step..step + 3 {
+            merging.store.commit(step, "", &[]).unwrap();
+        }
+        assert!(counted(&merging) + (512 << 10) < during, "what the scan kept is given back");
+        merging.check_rows();
+    }
+}

@@ -300,7 +300,7 @@ impl StorageUpkeep for Probe {
         fn rows_per_unit(&) -> u64;
         fn room_for_upkeep(& most_bytes: Option<u64>) -> u64;
         fn lacks(& bytes: u64, unwritten: u64, spare: u64) -> bool;
-        mut fn drop_commits_before(& oldest_kept: u64);
+        mut fn drop_commits_before(& released: u64, oldest_kept: u64);
         mut fn owe(& rows: u64);
         mut fn settle(& most_bytes: u64) -> bool;
         mut fn expect_bound(& most_bytes: Option<u64>);
