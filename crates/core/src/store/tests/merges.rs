@@ -1,11 +1,7 @@
 //! Merges of a store with an lsm: what is counted of its top, which partitions are joined.
 
 use super::*;
-<<<<<<< ours
-use crate::storage::StorageUpkeep;
 use crate::store::space::UnitUnderWay;
-=======
->>>>>>> theirs
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
