@@ -12,6 +12,7 @@ groups = random.permutation(ROWS).reshape(-1, 20)
 
 
 def query() -> np.ndarray:
+    """Fifteen rows of a group, of the first ones more often."""
     group = groups[int(random.random() ** 2 * len(groups))]
     return random.permutation(group)[:15]
 

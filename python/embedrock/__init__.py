@@ -38,8 +38,8 @@ from embedrock.table import Table
 if TYPE_CHECKING:
     from embedrock import nn, optim, trace, weights
     from embedrock.checkpoint import resume, save
-    from embedrock.placement import freeze
     from embedrock.pipeline.training import Pipeline
+    from embedrock.placement.freezing import freeze
 
 __all__ = [
     "BudgetWarning",
@@ -77,7 +77,7 @@ __all__ = [
 # Public names that need PyTorch or that few programs use, and the module that each one comes from.
 _LAZY = {
     "Pipeline": "embedrock.pipeline.training",
-    "freeze": "embedrock.placement",
+    "freeze": "embedrock.placement.freezing",
     "nn": "embedrock.nn",
     "optim": "embedrock.optim",
     "placement": "embedrock.placement",

@@ -297,4 +297,3 @@ def test_the_command_goes_from_a_log_of_queries_to_a_served_store(tmp_path: Path
     with embedrock.open(tmp_path / "served", memory="10%", read_only=True) as store:
         expect(store, np.arange(ROWS))
     assert Plan.load(tmp_path / "plan.npz").num_rows > 0
-

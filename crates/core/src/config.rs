@@ -384,7 +384,8 @@ pub enum StorageKind {
     /// stored row, for small rows or very many.
     Lsm,
     /// A log of the newest rows above frozen pages in the order of a placement, with replicas of
-    /// rows that are asked for with many others: 4 to 8 bytes of memory per stored row, for serving.
+    /// rows that are asked for with many others: for serving, 4 to 8 bytes of memory per stored
+    /// row.
     Pages,
 }
 

@@ -2,13 +2,12 @@
 
 :func:`place` learns a :class:`Plan` from a trace of queries, so that queries read few pages. A plan
 is a file (``docs/formats/plan.md``); :meth:`Plan.evaluate` says what queries read with it, and
-:func:`freeze` writes a store in its order.
+``embedrock.freeze`` writes a store in its order.
 """
 
 from embedrock.placement.evaluation import Evaluation
-from embedrock.placement.freezing import freeze
 from embedrock.placement.groups import PlanGroup
 from embedrock.placement.placing import place
 from embedrock.placement.plan import Plan
 
-__all__ = ["Evaluation", "Plan", "PlanGroup", "freeze", "place"]
+__all__ = ["Evaluation", "Plan", "PlanGroup", "place"]

@@ -1,8 +1,8 @@
 //! Freeze: a commit of a store as a new store for serving, or frozen pages of a store written anew.
 //!
-//! Rows of a class lie in pages in the order of a placement, with replicas. Every page of the source
-//! is read once, in its own order, whatever the placement; what does not fit into memory is sorted
-//! by way of a file.
+//! Rows of a class lie in pages in the order of a placement, with replicas. Every page of the
+//! source is read once, in its own order, whatever the placement; what does not fit into memory is
+//! sorted by way of a file.
 
 use super::copy::{begin_copy, end_copy, open_commit};
 use crate::config::{CommitInfo, Memory, StorageKind, StoreOptions, TableSpec};

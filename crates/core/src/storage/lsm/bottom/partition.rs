@@ -104,8 +104,8 @@ impl Partition {
         Some(&sections[at])
     }
 
-    /// The pages of the file that may hold the row at `place`: none, one, or rarely two. Of a frozen
-    /// one that of its home, and those with replicas.
+    /// The pages of the file that may hold the row at `place`: none, one, or rarely two. Of a
+    /// frozen one that of its home, and those with replicas.
     pub fn candidates(&self, place: Place) -> Candidates<'_> {
         if let Body::Frozen(frozen) = &self.body {
             return frozen.candidates(place);
