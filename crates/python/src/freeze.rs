@@ -26,7 +26,7 @@ type Planned<'py> = (
 ///
 /// `progress(done, total)` is called now and then, in rows; what it raises ends the freeze.
 #[pyfunction]
-#[pyo3(signature = (path, destination, plans, memory, step=None, sort_bytes=256 << 20, dtype=None,
+#[pyo3(signature = (path, destination, plans, memory, step=None, sort_bytes=268_435_456, dtype=None,
     unknown_zeros=false, candidates=10, page_bytes=None, progress=None))]
 #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python function")]
 pub(crate) fn freeze(
