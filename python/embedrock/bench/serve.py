@@ -167,8 +167,7 @@ def _made(report: Report, options: argparse.Namespace, cache: float) -> None:
                 source, stores[name], plan=plan, page_bytes=options.page_bytes
             )["pages"]
         report.results["pages"] = frozen
-        largest = f" {shares[-1]:g}" if shares else ""
-        best = [f"{kind}{largest}" for kind in REPLICAS] if shares else []
+        best = [_layout(kind, shares[-1]) for kind in REPLICAS] if shares else []
         warm = _last(learn, options.warm)
         found = _serve(report, options, cache, directory, stores, held, warm, best)
     _compare(report, options, found, best, cache)
@@ -250,8 +249,13 @@ def _plans(
         report.say(f"placing by {learn.queries:,} queries, replicas by {kind}")
         plan = place(learn, store=source, replicate=most, replicas=kind, seed=options.seed)
         plans.setdefault("partition", plan.with_replicas(0))
-        plans |= {f"{kind} {share:g}": plan.with_replicas(share) for share in shares}
+        plans |= {_layout(kind, share): plan.with_replicas(share) for share in shares}
     return plans
+
+
+def _layout(kind: str, share: float) -> str:
+    """The name of a layout with replicas. Tables show its beginning, so the share comes first."""
+    return f"{share:g} {kind}"
 
 
 def _serve(
@@ -327,7 +331,7 @@ def _compare(
     turns = timed["cache"][turn_name("union", options.threads[0])]
     report.figure("pipeline_throughput", turns[chosen]["rate_versus"]["partition"])
     _times(report, options, timed, chosen)
-    _selection(report, counted, [name for name in counted["c0"] if name.split()[0] in REPLICAS])
+    _selection(report, counted, [name for name in counted["c0"] if name.split()[-1] in REPLICAS])
     _sizes(report, found["stores"][chosen])
 
 
