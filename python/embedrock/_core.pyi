@@ -150,7 +150,7 @@ class Store:
         """Handles of all tables, in order of creation."""
 
     def table_info(self, /, table: TableId) -> dict[str, Any]:
-        """What the store knows of a table."""
+        """What the store knows of a table; ``by_id``: whether its rows are stored by id."""
 
     def get(self, /, batches: Sequence[tuple[TableId, _Keys, _Values, _Rows | None]]) -> None:
         """Fills each batch's values (and state) with the rows of its keys.
@@ -303,7 +303,7 @@ def hash_pieces(text: bytes, starts: NDArray[np.int64], lengths: NDArray[np.int6
 def number_rows(
     tables: Sequence[tuple[_Keys, _Offsets]],
 ) -> tuple[NDArray[np.uint16], _Keys, _Places, _Offsets]:
-    """Numbers the distinct keys of tables: (table, key) of each row, rows and offsets of queries."""
+    """Numbers the distinct keys of tables: (table, key) of each row, and (rows, offsets)."""
 
 def place_rows(
     rows: _Places,

@@ -75,6 +75,7 @@ class Table:
         self._dtype: str = spec["dtype"]
         self._rounding: str = spec.get("rounding", "stochastic")
         self._storage: str = spec.get("storage", "log")
+        self._by_id: bool = info["by_id"]
         self._row_bytes: int = info["row_bytes"]
         self._state_words: int = info["state_words"]
         # Of each kind of row: its size, and what a shape of such rows means.
@@ -108,7 +109,7 @@ class Table:
 
     @property
     def expected_rows(self) -> int | None:
-        """How many rows a growing table was declared to reach, if it was."""
+        """How many rows the table was declared to reach, if it was."""
         return self._expected_rows
 
     @property
@@ -133,7 +134,8 @@ class Table:
 
     @property
     def storage(self) -> str:
-        """How rows that are not in memory are stored: ``"log"`` or ``"lsm"``."""
+        """How rows that are not in memory are stored: ``"log"``, ``"lsm"``, or ``"pages"``, which
+        :func:`embedrock.freeze` makes."""
         return self._storage
 
     @property

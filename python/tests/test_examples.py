@@ -24,6 +24,10 @@ SAYS = {
         r"\[\(20, .*\), \(30, .*\)\]\nbegan behind step 0\n"
         r"\[\(40, .*\), \(50, .*\)\]\nbegan behind step 30\n"
     ),
+    "freeze_and_serve": (
+        r"plain\.store: 1[0-5]\.\d pages a query of 15 rows\n"
+        r"placed\.store: [1-4]\.\d pages a query of 15 rows\n"
+    ),
     "go_back": r"kept \[1, 2, 3, 4\] best 2\nlooked at 2 2\.0\nkept \[1, 2, 3\]\n",
     "look_ahead": r"announced \d+ of 100 batches\npassed over \d+\n",
     "move_or_copy": (

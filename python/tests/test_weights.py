@@ -142,6 +142,42 @@ def test_growing_table_comes_back_from_its_export(
     assert len(other) == N
 
 
+# All of its ids were written, until the disk was full.
+@pytest.mark.parametrize("suffix", [".npy", ".safetensors"])
+def test_a_table_of_very_many_ids_is_exported_with_the_keys_of_its_rows(
+    store: embedrock.Store, tmp_path: Path, suffix: str
+) -> None:
+    def made(name: str) -> embedrock.Table:
+        return store.table(name, DIM, 2**40, storage="lsm", expected_rows=50, optimizer="sgd")
+
+    table, keys = made("ids"), [2**40 - 1, 5, 2**33]
+    table.put(keys, np.arange(3 * DIM, dtype=np.float32).reshape(3, DIM))
+    path = tmp_path / f"ids{suffix}"
+    counted: list[tuple[int, int]] = []
+
+    def count(done: int, total: int) -> None:
+        assert total == 3, "ids without rows are exported"
+        counted.append((done, total))
+
+    assert weights.export(table, path, progress=count) == 3
+    assert counted[-1] == (3, 3)
+    other = made("other")
+    assert weights.load(other, path) == 3
+    assert sorted(np.concatenate([found for found, _ in other.items()])) == sorted(keys)
+    assert other.digest() == table.digest()
+
+
+def test_a_table_of_which_a_third_of_the_ids_is_expected_is_exported_by_id(
+    store: embedrock.Store, tmp_path: Path
+) -> None:
+    table = store.table("ids", DIM, N, storage="lsm", expected_rows=N - 1)
+    table.put([7, 3], np.ones((2, DIM), np.float32))
+    assert [key for keys, _ in table.items() for key in keys] == [3, 7]
+    assert weights.export(table, tmp_path / "ids.npy") == N
+    assert not (tmp_path / "ids.keys.npy").exists()
+    assert np.array_equal(np.load(tmp_path / "ids.npy"), table.get(np.arange(N)))
+
+
 def test_empty_table_is_exported(table: embedrock.Table, tmp_path: Path) -> None:
     for name in ("a.npy", "a.safetensors"):
         assert weights.export(table, tmp_path / name) == 0

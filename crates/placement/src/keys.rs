@@ -1,8 +1,8 @@
 //! Rows of keys: one numbering of what the tables of a trace are asked for.
 //!
-//! Traces have 64-bit keys of several tables; everything else here has rows, `0..num_rows`. Rows are
-//! numbered by table, then by key, so that the placement [`identity`](crate::baselines::identity)
-//! is the order of keys.
+//! Traces have 64-bit keys of several tables; everything else here has rows, `0..num_rows`. Rows
+//! are numbered by table, then by key, so that [`identity`](crate::baselines::identity) is the
+//! order of keys.
 
 use crate::error::{Error, Result};
 use crate::random::mix;

@@ -1,4 +1,4 @@
-//! Placements for `embedrock.placement`: rows of keys, pages of rows, replica pages, what they cost.
+//! Placements for `embedrock.placement`: rows of keys, their pages, replica pages, what they cost.
 //!
 //! A trace comes as flat arrays: the rows of all queries, one query after another, and where each
 //! begins. Everything is computed detached, and looks for signals some ten times a second.
@@ -153,8 +153,8 @@ pub(crate) fn place_replicas<'py>(
 
 /// What queries read: (rows that they ask for, each once a query; pages).
 ///
-/// Pages are selected in one pass over the rows of a query, which looks at `candidates_max` pages of
-/// each. `starts` and `replicas` are as `place_replicas` returns them.
+/// Pages are selected in one pass over the rows of a query, which looks at `candidates_max` pages
+/// of each. `starts` and `replicas` are as `place_replicas` returns them.
 #[pyfunction]
 #[pyo3(signature = (rows, offsets, order, rows_per_page, starts, replicas, candidates_max=10,
     progress=None))]

@@ -433,7 +433,7 @@ fn table(seed: u64, kind: Kind, page_bytes: usize, i: usize) -> TablePlan {
         2 => Initializer::TruncatedNormal { mean: 0.0, std: 1.0, a: -1.0, b: 1.5 },
         _ => Initializer::Uniform { low: -1.0, high: 1.0 },
     };
-    let spec = TableSpec {
+    let mut spec = TableSpec {
         name: format!("t{i}"),
         embedding_dim: dim,
         num_embeddings: dense.then_some(keys),
@@ -444,6 +444,10 @@ fn table(seed: u64, kind: Kind, page_bytes: usize, i: usize) -> TablePlan {
         optimizer,
         initializer,
     };
+    // Few enough that an lsm does not store it by id.
+    if dense && spec.storage == StorageKind::Lsm && random.chance(1, 2) {
+        spec.expected_rows = Some(keys / 4);
+    }
     let late = if i > 0 && random.chance(1, 4) { 10 + random.below(60) } else { 0 };
     TablePlan { spec: Rc::new(spec), layout, keys, style: random.below(5), late }
 }

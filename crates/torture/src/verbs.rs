@@ -8,7 +8,8 @@ use crate::report::Event;
 use embedrock_core::optimizer::{Hyper, OptimizerKind};
 use embedrock_core::row::Dtype;
 use embedrock_core::{
-    Clip, Error, ErrorKind, NonFinite, PutBatch, TableId, UpdateBatch, UpdateReport,
+    Clip, Error, ErrorKind, FreezeOptions, Memory, NonFinite, PlannedPages, PutBatch, StorageKind,
+    TableId, UpdateBatch, UpdateReport,
 };
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -62,7 +63,8 @@ impl Life<'_> {
             670..=709 => self.contains(),
             710..=729 => self.scan(),
             730..=739 => self.small_questions(),
-            740..=744 => self.warm(),
+            740..=742 => self.warm(),
+            743..=744 => self.freeze(),
             745..=769 => self.refused_verb(),
             770..=819 => self.commit(),
             820..=859 if self.plan.has(Habit::Beside) => self.begin_by_hand(),
@@ -199,6 +201,43 @@ impl Life<'_> {
         match self.store().warm() {
             Ok(_) => Ok(()),
             Err(error) => self.refused("warm", &error, None),
+        }
+    }
+
+    /// Freezes all tables with frozen pages, which changes no row; half of the time the first of
+    /// them has its keys in an order of their own.
+    fn freeze(&mut self) -> Step {
+        let has_pages = |table: &Table| table.plan.spec.storage == StorageKind::Pages;
+        let Some(first) = self.model.tables.iter().find(|table| has_pages(table)) else {
+            return self.warm();
+        };
+        let plan = Rc::clone(&first.plan);
+        let mut keys: Vec<u64> = (0..plan.keys).map(|i| plan.key(i)).collect();
+        for at in (1..keys.len()).rev() {
+            keys.swap(at, self.random.below(at as u64 + 1) as usize);
+        }
+        let count = keys.len() as u32;
+        let replicas: Vec<u32> = (0..count).filter(|_| self.random.chance(1, 5)).collect();
+        let planned = PlannedPages {
+            tables: vec![plan.spec.name.clone()],
+            rows_per_page: 1,
+            table: vec![0; keys.len()],
+            key: keys,
+            replica_starts: (0..=replicas.len() as u32).collect(),
+            replica_rows: replicas,
+        };
+        let plans = if self.random.chance(1, 2) { vec![planned] } else { Vec::new() };
+        self.note(|| format!("freeze with {} plans", plans.len()));
+        self.counts.verb("freeze");
+        let options = FreezeOptions::new(Memory::Bytes(0));
+        match self.store().freeze(&plans, &options, &mut |_, _| Ok(())) {
+            Ok(_) => Ok(()),
+            Err(error) if error.kind() == ErrorKind::Budget => {
+                self.check_unchanged("freeze", None)?;
+                let given = self.given();
+                self.raise_memory(&error, given)
+            }
+            Err(error) => self.refused("freeze", &error, None),
         }
     }
 

@@ -83,14 +83,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--union", type=int, default=32, help="queries that are asked together")
     parser.add_argument(
-        "--served", type=int, default=8_000, help="most held-out queries that are served"
+        "--served", type=int, default=3_000, help="most held-out queries that are served"
     )
     parser.add_argument(
-        "--warm", type=int, default=20_000, help="most queries before them, which fill the cache"
+        "--warm", type=int, default=4_000, help="most queries before them, which fill the cache"
     )
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="threads that ask")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each store that is timed")
-    parser.add_argument("--slice", type=float, default=0.7, metavar="S", help="seconds of a turn")
+    parser.add_argument("--slice", type=float, default=0.4, metavar="S", help="seconds of a turn")
     add_common(parser, patience_s=5.0)
 
 

@@ -64,7 +64,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
         help="of how many pages a row is read from one, at most (10)",
     )
     command.add_argument(
-        "--page-bytes", type=output.natural, metavar="N", help="bytes of a page (measured)"
+        "--page-bytes", type=output.natural, metavar="N", help="bytes of a page (as the plan needs; measured)"
     )
     output.add_json(command)
     command.set_defaults(run=run)

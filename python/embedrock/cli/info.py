@@ -136,7 +136,7 @@ def _print(found: dict[str, Any], verbose: bool) -> None:
         print("not held: this process may not write here; a writer may drop the commit meanwhile")
     print()
     on_disk = [*_on_disk(found["files"], stats), *_in_cold(found["cold_files"], stats)]
-    on_disk += _in_lsms(stats)
+    on_disk += _in_partitions(stats)
     output.print_table([*on_disk, *_spent(stats, verbose)], header=False)
 
 
@@ -162,12 +162,12 @@ def _in_class(row_class: dict[str, Any]) -> list[list[str]]:
     ]
 
 
-def _in_lsms(stats: dict[str, Any]) -> list[list[str]]:
+def _in_partitions(stats: dict[str, Any]) -> list[list[str]]:
     """What lies in two kinds of files: the newest rows in `rows-…`, all others in partitions."""
     rows = []
     for one in stats["classes"]:
-        if one["storage"] == "lsm":
-            rows.append([f"lsm rows-{one['id']} with its partitions", ""])
+        if one["storage"] != "log":
+            rows.append([f"{one['storage']} rows-{one['id']} with its partitions", ""])
             rows += [[name.removeprefix("  "), size] for name, size in _in_class(one)]
     return rows
 

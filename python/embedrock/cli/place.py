@@ -1,4 +1,4 @@
-"""`embedrock place TRACE ...`: which rows lie together in pages, learned from queries, as a plan."""
+"""`embedrock place TRACE ...`: which rows lie together in pages, learned from queries."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ def add(commands: Any) -> argparse.ArgumentParser:
             "says how many pages the other queries read with it. Files of traces are those of "
             "embedrock trace."
         ),
-        epilog="example: embedrock place trace.npz --store ads.store --replicate 0.1 --out plan.npz",
+        epilog=(
+            "example: embedrock place trace.npz --store ads.store --replicate 0.1 --out plan.npz"
+        ),
     )
     command.add_argument("trace", nargs="+", type=Path, metavar="TRACE", help="files of queries")
     pages = command.add_mutually_exclusive_group(required=True)

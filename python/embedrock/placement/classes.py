@@ -1,16 +1,19 @@
-"""Row classes: which tables of a trace share pages, and how many rows a page of theirs has."""
+"""Row classes: which tables of a trace share pages, and how many rows a page of theirs has.
+
+Pages are those of the frozen store to come, of the bytes that the device of the source suits.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from embedrock._arguments import named_path
 from embedrock.errors import MisuseError
 from embedrock.store.opening import open as open_store
 from embedrock.store.store import Store
+from embedrock.table import Table
 
 __all__ = ["RowClass", "of_all", "of_store"]
 
@@ -36,7 +39,8 @@ def of_all(tables: Sequence[str], rows_per_page: int) -> list[RowClass]:
 def of_store(
     tables: Sequence[str], store: Store | str | os.PathLike[str], memory: int | None
 ) -> list[RowClass]:
-    """The classes that these tables have in a store, in the order of the tables.
+    """The classes that these tables of a store have once they are frozen, in the order of the
+    tables.
 
     Errors: ``MisuseError`` for a table that the store has not; those of opening a store.
     """
@@ -58,17 +62,30 @@ def _of_open(tables: Sequence[str], store: Store, said: str) -> list[RowClass]:
                 f"the trace is loaded (table, --table)"
             )
     pages = {
-        (one["row_bytes"], one["storage"]): one["rows_per_page"]
-        for one in store.stats()["classes"]
+        (one["row_bytes"], one["storage"]): one["page_bytes"] for one in store.stats()["classes"]
     }
-    by_bytes: dict[int, list[Any]] = {}
+    by_bytes: dict[int, list[Table]] = {}
     for name in tables:
-        by_bytes.setdefault(there[name].row_bytes, []).append(there[name])
+        by_bytes.setdefault(_frozen_bytes(there[name]), []).append(there[name])
     return [
         RowClass(
             tuple(one.name for one in same),
-            pages[row_bytes, same[0].storage],
+            _rows_per_page(max(pages[one.row_bytes, one.storage] for one in same), row_bytes),
             {one.name: one.num_embeddings for one in same if one.num_embeddings is not None},
         )
         for row_bytes, same in by_bytes.items()
     ]
+
+
+def _frozen_bytes(table: Table) -> int:
+    """Bytes of a row once it is frozen: without the state of an optimizer, unless its pages are
+    frozen already."""
+    if table.storage == "pages":
+        return table.row_bytes
+    bytes_of_value = 4 if table.dtype == "float32" else 2
+    return -(-table.embedding_dim * bytes_of_value // 4) * 4
+
+
+def _rows_per_page(page_bytes: int, row_bytes: int) -> int:
+    """As ``docs/formats/page.md`` has it."""
+    return (page_bytes - 32) // (row_bytes + 10)

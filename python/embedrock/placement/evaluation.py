@@ -18,6 +18,9 @@ __all__ = ["Evaluation", "evaluated"]
 
 Places = npt.NDArray[np.uint32]
 
+_PASSES = 3
+"""Over the queries of a group: by keys, by home pages, with replicas."""
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -26,7 +29,7 @@ class Evaluation:
     queries: int
     """How many queries there are."""
     rows: float
-    """Rows that a query asks for, equal ones once: as many pages, were each in a page of its own."""
+    """Rows that a query asks for, equal ones once: so many pages it reads at most."""
     unplaced: float
     """The share of them that the plan has not."""
     pages_identity: float
@@ -51,10 +54,11 @@ def evaluated(
             known = ", ".join(map(repr, tables))
             wrong = f"has table {name!r}" if name else "does not name its table"
             raise MisuseError(f"the trace {wrong}, and the tables of the plan are {known}")
-    counts = _Counts(trace, candidates_max, progress)
-    for number, group in enumerate(groups):
-        of_group = [i for i, its in enumerate(table_groups) if its == number]
-        present = [i for i in of_group if tables[i] in trace.tables]
+    members = [[i for i, its in enumerate(table_groups) if its == g] for g in range(len(groups))]
+    asked = {i for i, name in enumerate(tables) if name in trace.tables}
+    counts = _Counts(trace, candidates_max, progress, sum(not asked.isdisjoint(m) for m in members))
+    for group, of_group in zip(groups, members, strict=True):
+        present = [i for i in of_group if i in asked]
         if present:
             counts.add(group, of_group, present, [tables[i] for i in present])
     return counts.evaluation()
@@ -63,11 +67,13 @@ def evaluated(
 class _Counts:
     """Rows and pages of all groups, added up."""
 
-    def __init__(self, trace: Trace, candidates_max: int, progress: Progress | None) -> None:
+    def __init__(
+        self, trace: Trace, candidates_max: int, progress: Progress | None, groups: int
+    ) -> None:
         self._trace, self._candidates_max, self._progress = trace, candidates_max, progress
         self._rows = self._asked = self._unplaced = 0
         self._identity = self._home = self._pages = 0
-        self._before = 0
+        self._passes, self._passes_all = 0, _PASSES * groups
 
     def add(
         self, group: PlanGroup, of_group: list[int], present: list[int], names: list[str]
@@ -87,12 +93,11 @@ class _Counts:
         asked, pages = self._count(rows, offsets, identity, per_page, starts, replicas)
         self._rows += asked
         self._identity += pages
-        _, home = self._count(rows, offsets, order, per_page, starts, replicas)
-        self._home += home
-        if group.num_replica_pages:
-            starts, replicas = group.replica_starts, group.replica_rows
-            _, home = self._count(rows, offsets, order, per_page, starts, replicas)
-        self._pages += home
+        _, pages = self._count(rows, offsets, order, per_page, starts, replicas)
+        self._home += pages
+        starts, replicas = group.replica_starts, group.replica_rows
+        _, pages = self._count(rows, offsets, order, per_page, starts, replicas)
+        self._pages += pages
 
     def _count(
         self,
@@ -103,9 +108,15 @@ class _Counts:
         starts: npt.NDArray[np.int64],
         replicas: Places,
     ) -> tuple[int, int]:
-        return _core.count_pages(
-            rows, offsets, order, per_page, starts, replicas, self._candidates_max, self._progress
+        counted = _core.count_pages(
+            rows, offsets, order, per_page, starts, replicas, self._candidates_max, self._told
         )
+        self._passes += 1
+        return counted
+
+    def _told(self, done: int, total: int) -> None:
+        if self._progress is not None:
+            self._progress(self._passes * total + done, self._passes_all * total)
 
     def evaluation(self) -> Evaluation:
         """What was counted, per query."""

@@ -62,8 +62,8 @@ def freeze(
             with, or ``"zeros"``. Not without a ``destination``.
         candidates: Of how many pages a row is read from one at most, 1 to 16. More pages cost 4
             bytes of memory for each replica.
-        page_bytes: Bytes of a page; None measures the device. A plan is for pages of one size: place
-            with this store, or with the rows of a page that its error names.
+        page_bytes: Bytes of a page; None takes the smallest that holds as many rows as the plan
+            says, and without a plan measures the device.
         progress: Called now and then with rows done and in all; what it raises ends the freeze.
 
     Returns the commit, ``rows``, how many of them the plan has (``placed``), how many the plan has

@@ -51,15 +51,17 @@ def copy(
 
     The store may be open and written to meanwhile. ``memory`` is the budget of each of the two.
     ``storage`` is how the copy stores the rows of all its tables, as ``Store.table`` says; None
-    stores each as it was. ``cold_directory`` is where the copy has its partitions, as
-    :func:`open` says; None keeps all of the copy in one directory.
+    stores each as it was. A log has 4 bytes of memory for each id of a table with
+    ``num_embeddings``, however few have rows, and at most 2^32 - 1 ids. ``cold_directory`` is where
+    the copy has its partitions, as :func:`open` says; None keeps all of the copy in one directory.
     ``progress(done, total)`` is called now and then, in rows. Ctrl-C ends the copy between two
     batches.
 
     Returns the commit that was copied, the rows, and the bytes of the copy on disk.
 
-    Errors: ``NotFoundError``, ``MisuseError`` when the destination holds a store with a commit,
-    ``MismatchError`` when the cold directory is another store's, ``CorruptError``, ``FullError``.
+    Errors: ``NotFoundError``, ``MisuseError`` when the destination holds a store with a commit or
+    a table has more ids than a log can have, ``MismatchError`` when the cold directory is another
+    store's, ``BudgetError`` when the index does not fit, ``CorruptError``, ``FullError``.
 
     Durability: the copy is durable when this returns. What a copy leaves that failed or was cut off
     is no store: ``open`` and ``check`` refuse it, and the next copy to that place replaces it.

@@ -100,8 +100,9 @@ class Store(Handle):
 
         With ``num_embeddings`` the table is dense: its keys are ``0..num_embeddings``. Without, it
         grows by itself and takes any 64-bit key; ``expected_rows`` then sizes its index and the
-        budget's percentage. With both, a table in an lsm takes ``num_embeddings`` ids and has room
-        for the rows that are expected: for up to 2^63 ids of which few are ever written. Without
+        budget's percentage. With both, and less than a third as many rows as ids, a table in an lsm
+        checks ids but is stored as one that grows: memory and disk are planned for the rows that
+        are expected, of up to 2^64 - 1 ids, and rows do not come in order of ids. Without
         ``embedding_dim`` an existing table is opened as it is stored.
         ``optimizer`` is a name or a description of ``embedrock.optimizers``, ``initializer`` a
         number or a description of ``embedrock.initializers``, ``dtype`` the type of the stored

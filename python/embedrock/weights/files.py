@@ -94,7 +94,8 @@ def export(
     """Writes a table's rows to a ``.npy`` or ``.safetensors`` file and returns how many.
 
     A dense table gives all its rows in the order of ids, never written ones as their initial rows.
-    A growing table gives its written rows, in the engine's order, and their keys. ``name`` is the
+    A growing table gives its written rows, in the engine's order, and their keys; so does one in an
+    lsm with ``num_embeddings`` and ``expected_rows`` of less than a third of that. ``name`` is the
     rows' name in a safetensors file. The table should not change meanwhile.
 
     Shapes: rows ``(N, embedding_dim)`` of the table's dtype, keys ``(N,)`` int64.
@@ -102,7 +103,7 @@ def export(
     Blocking: reads the whole table.
 
     Durability: a file appears under its name whole and synced, or not at all. (Of the two ``.npy``
-    files of a growing table, the keys come first.)
+    files of a table with keys, the keys come first.)
 
     >>> from embedrock import weights
     >>> table.put([5, 6], np.ones((2, 4), np.float32))
@@ -112,8 +113,9 @@ def export(
     instance("table", table, Table)
     function("progress", progress, "rows done and in all")
     target, name = named_path("path", path), text("name", name)
-    dense = table.num_embeddings is not None
-    total = table.num_embeddings if table.num_embeddings is not None else len(table)
+    size = _ids_of(table)
+    dense = size is not None
+    total = len(table) if size is None else size
     shape = (total, table.embedding_dim)
     with contextlib.ExitStack() as stack:
         if target.suffix == ".safetensors":
@@ -297,8 +299,13 @@ def _write_rows(
         )
 
 
+def _ids_of(table: Table) -> int | None:
+    """Ids of a table that is stored by id, all of which an export gives."""
+    return table.num_embeddings if table._by_id else None
+
+
 def _contents(table: Table, total: int) -> Iterator[tuple[npt.NDArray[np.int64], Floats]]:
-    if table.num_embeddings is None:
+    if _ids_of(table) is None:
         yield from table.items(max(1, _BLOCK_BYTES // (table.embedding_dim * 4)))
         return
     for start, stop in _blocks(table, total):

@@ -5,6 +5,7 @@
 
 use super::full::FullIndex;
 use super::packed::PackedIndex;
+use crate::config::DENSE_IDS_MAX;
 use crate::error::{Error, ErrorKind, Result, bail};
 use std::ops::{Range, RangeInclusive};
 
@@ -178,12 +179,11 @@ impl DenseIndex {
 
 /// The number of ids of a table that a machine can index.
 fn ids_of(num_embeddings: u64) -> Result<usize> {
-    if num_embeddings > u64::from(u32::MAX) {
+    if num_embeddings > DENSE_IDS_MAX {
         bail!(
             Misuse,
-            "num_embeddings is {num_embeddings}, a table holds at most {} rows; split it into \
-             several tables",
-            u32::MAX
+            "num_embeddings is {num_embeddings}, a table holds at most {DENSE_IDS_MAX} rows; split \
+             it into several tables, or give storage=\"lsm\" and expected_rows="
         );
     }
     let Ok(ids) = usize::try_from(num_embeddings) else {

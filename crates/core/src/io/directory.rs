@@ -18,7 +18,8 @@ use super::kill::{Operation, Point};
 use super::pread::{PreadQueue, Workers};
 use super::request::{check_name, check_queue, short_file};
 use super::{
-    BLOCK_BYTES, Buffers, File, FileState, IoChoice, IoKind, Locking, Medium, OpenMode, Queue, lock,
+    BLOCK_BYTES, Buffers, File, FileState, IoChoice, IoKind, Locking, Medium, OpenMode, Queue,
+    descriptors, lock,
 };
 use crate::error::{Error, ErrorKind, Result, bail};
 use std::fs;
@@ -190,8 +191,8 @@ impl Medium for DirectoryMedium {
         let mut first = options.clone();
         first.create_new(mode == OpenMode::CreateNew);
         let _point = (mode == OpenMode::CreateNew).then(|| Point::begin(Operation::Create));
-        let file =
-            first.open(&path).map_err(|source| os_or_missing(self.what("open", name), source))?;
+        let file = descriptors::open(&first, &path)
+            .map_err(|source| os_or_missing(self.what("open", name), source))?;
         let direct = self.direct.and_then(|_| direct_twin(&path, &options, &file));
         let lacking = Arc::clone(&self.lacking);
         Ok(Arc::new(DirectoryFile { name: name.to_owned(), file, direct, lacking }))
@@ -450,7 +451,12 @@ fn os_or_missing(what: String, source: io::Error) -> Error {
     if source.kind() == io::ErrorKind::NotFound {
         return Error::new(ErrorKind::NotFound, format!("{what}: there is no such file"));
     }
-    Error::os(what, source)
+    let way_out = descriptors::way_out(&source);
+    let error = Error::os(what, source);
+    match way_out {
+        Some(way_out) => error.followed_by(way_out),
+        None => error,
+    }
 }
 
 /// Bytes that an ordinary user may still allocate on the file system of `file`.
@@ -515,7 +521,7 @@ const DIRECT_FLAG: Option<i32> = None;
 /// A second, direct descriptor of the file just opened. `None`, which means buffered requests for
 /// this file, where it cannot be had or another file took the name in between.
 fn direct_twin(path: &Path, options: &fs::OpenOptions, file: &fs::File) -> Option<fs::File> {
-    let twin = options.clone().custom_flags(DIRECT_FLAG?).open(path).ok()?;
+    let twin = descriptors::open(options.clone().custom_flags(DIRECT_FLAG?), path).ok()?;
     let (one, two) = (file.metadata().ok()?, twin.metadata().ok()?);
     (one.dev() == two.dev() && one.ino() == two.ino()).then_some(twin)
 }

@@ -10,6 +10,7 @@
 //! tells what a device can do.
 
 mod aligned;
+mod descriptors;
 mod directory;
 mod kill;
 mod lock;

@@ -55,7 +55,7 @@ impl<K: Ord + Copy> Failures<K> {
         if self.places.len() == PLACES_MAX && !self.places.contains_key(&at) {
             return false;
         }
-        let texts = self.places.values().filter(|failure| !failure.text.is_empty()).count();
+        let texts = self.texts_told();
         let failure = self.places.entry(at).or_default();
         if texts < TEXTS_MAX || !failure.text.is_empty() {
             failure.text = shortened(error.message()).to_owned();
@@ -64,6 +64,30 @@ impl<K: Ord + Copy> Failures<K> {
         failure.times += 1;
         failure.is_aside |= error.kind() != ErrorKind::Io || failure.times >= TIMES_MAX;
         failure.is_aside
+    }
+
+    /// Makes sure that `at` can be noted and told, at the cost of one of the places that `may_go`
+    /// where so many are remembered.
+    pub(super) fn make_room(&mut self, at: K, may_go: impl Fn(K) -> bool) {
+        if self.places.contains_key(&at) {
+            return;
+        }
+        let is_untold = self.texts_told() == TEXTS_MAX;
+        let others = self.places.iter_mut().filter(|(other, _)| may_go(**other));
+        let Some((other, failure)) = others.max_by_key(|(_, other)| !other.text.is_empty()) else {
+            return;
+        };
+        let other = *other;
+        if is_untold {
+            failure.text = String::new();
+        }
+        if self.places.len() == PLACES_MAX {
+            self.places.remove(&other);
+        }
+    }
+
+    fn texts_told(&self) -> usize {
+        self.places.values().filter(|failure| !failure.text.is_empty()).count()
     }
 
     /// Whether a place is left alone.
@@ -152,6 +176,25 @@ mod tests {
         assert_eq!(failures.resting(1000).collect::<Vec<_>>(), [1, 2]);
         failures.retain(|at| at != 1);
         assert!(!failures.is_aside(1) && failures.is_aside(2));
+    }
+
+    #[test]
+    fn a_place_that_has_to_be_remembered_takes_the_room_of_another() {
+        let mut failures = Failures::default();
+        for at in 0..2 * PLACES_MAX as u32 {
+            failures.note(at, &error(ErrorKind::Corrupt, &format!("page {at}")), 0);
+        }
+        let damage = error(ErrorKind::Corrupt, "all of it");
+        failures.make_room(1000, |at| at >= 1000);
+        assert!(!failures.note(1000, &damage, 0), "none of them may go");
+        failures.make_room(1000, |at| at < 1000);
+        assert!(failures.note(1000, &damage, 0) && failures.rests(1000, 9));
+        let texts = failures.texts("left alone");
+        assert_eq!((texts.len(), &*texts[TEXTS_MAX - 1]), (TEXTS_MAX + 1, "all of it; left alone"));
+        assert_eq!(failures.resting(0).count(), PLACES_MAX);
+        let before = failures.texts("");
+        failures.make_room(1000, |_| true);
+        assert_eq!(failures.texts(""), before, "it is there already");
     }
 
     #[test]

@@ -16,6 +16,9 @@ const LSM_BYTES_PER_100_IDS: u64 = 15;
 /// Bytes of a row in the top of an lsm, twice: of a dense table, of a growing one.
 const LSM_BYTES_PER_TOP_ID_TWICE: u64 = 9;
 const LSM_BYTES_PER_TOP_KEY_TWICE: u64 = 17;
+/// What the index of the top grows by beside that for rows that come together: its parts grow by an
+/// eighth each, which is 2 KiB at most, and some happen to do so at once.
+const LSM_INDEX_STEPS_BYTES: u64 = 16 << 10;
 /// Rows of the top by its share, at most: more come while a merge is under way.
 const LSM_TOP_MOST: f64 = 1.125;
 /// Memory of the bottom of an lsm for a table: with few rows, and rows for each byte more.
@@ -140,6 +143,15 @@ pub(super) fn log_index_bytes(rows: u64) -> u64 {
 
 fn index_bytes(rows: u64, bytes_per_row_twice: u64) -> u64 {
     rows.saturating_mul(bytes_per_row_twice) / 2
+}
+
+/// Bytes that the index may need for `rows` rows of dense tables that are written: none where it
+/// has all its memory from the begin.
+pub(super) fn bytes_for_dense_rows(kind: StorageKind, rows: u64) -> u64 {
+    match kind.has_bottom() && rows > 0 {
+        true => LSM_INDEX_STEPS_BYTES + index_bytes(rows, LSM_BYTES_PER_TOP_ID_TWICE),
+        false => 0,
+    }
 }
 
 /// Journal bytes for `rows` rows, beside those that the log of the newest ones needs.

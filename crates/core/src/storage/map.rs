@@ -455,7 +455,7 @@ impl StorageSpace for MapStorage {
 }
 
 impl StorageUpkeep for MapStorage {
-    fn drop_commits_before(&mut self, _: u64) {}
+    fn drop_commits_before(&mut self, _: u64, _: u64) {}
 
     fn owe(&mut self, _: u64) {}
 

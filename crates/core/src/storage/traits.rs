@@ -203,9 +203,10 @@ pub trait StorageSpace {
 
 /// Upkeep: what moves rows so that room becomes free, in units.
 pub trait StorageUpkeep {
-    /// Releases what only commits before `oldest_kept` have. What was deleted since pays for
-    /// upkeep like what was written, only now: before, it would have released nothing.
-    fn drop_commits_before(&mut self, oldest_kept: u64);
+    /// Releases what only commits before `released` have; what those before `oldest_kept` have
+    /// beside it stays for readers. What was deleted since pays for upkeep like what was written,
+    /// only now: before, it would have released nothing.
+    fn drop_commits_before(&mut self, released: u64, oldest_kept: u64);
 
     /// Notes that `rows` flushed rows pay for as much upkeep as keeps the files at their target
     /// size, which `clean_unit` then does.
@@ -274,7 +275,7 @@ pub trait StorageUpkeep {
     }
 
     /// Whether the unit that is due or under way cannot wait: the newest rows take too much memory,
-    /// or the disk is nearly full.
+    /// the disk is nearly full, or the unit keeps what several commits have released.
     fn is_unit_pressed(&self, most_bytes: u64) -> bool {
         let _ = most_bytes;
         false

@@ -7,11 +7,13 @@
 //! `ARCHITECTURE.md` has the rest.
 
 use super::journal::{ClassRecord, TableRecord};
-use super::memory::budget::{self, ClassDemand, ClassPlan, WAYS, bytes_of, divide, rows_bytes};
+use super::memory::budget::{
+    self, ClassDemand, ClassPlan, RowsToCome, WAYS, bytes_of, divide, rows_bytes,
+};
 use super::memory::pool::Pool;
 use super::space::UnitUnderWay;
 use crate::cache::{Cache, CacheShape, DenseTable, Location, RowRef};
-use crate::config::{Memory, StoreOptions, TableInfo, TableSpec};
+use crate::config::{Memory, StoreOptions, TableInfo};
 use crate::error::Result;
 use crate::hash::{mix, table_salt};
 use crate::io::{Buffers, Medium, pow2_below};
@@ -88,6 +90,7 @@ impl Table {
         TableInfo {
             id: crate::config::TableId(self.record.id),
             spec: self.record.spec.clone(),
+            by_id: self.record.dense_ids().is_some(),
             row_bytes: self.layout.row_bytes(),
             state_words: self.layout.state_words(),
             rows: self.rows.load(Ordering::Relaxed),
@@ -153,9 +156,9 @@ pub(super) struct Class {
     pub(super) has_units: bool,
     /// Whether its storage wants rows in an order of its own.
     pub(super) sorts_writes: bool,
-    /// The unit of upkeep that is under way. Only tried, before the class lock; held while the unit
-    /// runs.
-    pub(super) unit: Mutex<UnitUnderWay>,
+    /// The unit of upkeep that is under way. Only tried, before the class lock, but by who ends the
+    /// store; held while the unit runs, by the window's reader without the engine.
+    pub(super) unit: Arc<Mutex<UnitUnderWay>>,
     /// `None` until the first plan.
     pub(super) tier: Option<Tier>,
     /// Stamp of the next change: batch by batch, position by position.
@@ -187,7 +190,7 @@ impl Class {
             has_units: log.has_units(),
             sorts_writes: log.sorts_writes(),
             log: Mutex::new(log),
-            unit: Mutex::new(UnitUnderWay::None),
+            unit: Arc::new(Mutex::new(UnitUnderWay::None)),
             tier: None,
             clock: AtomicU32::new(1),
             phase: AtomicU8::new(ClassPhase::None as u8),
@@ -277,6 +280,11 @@ impl Class {
         self.clock.load(Ordering::Relaxed)
     }
 
+    /// Whether units of upkeep of it may run.
+    pub(super) fn runs_units(&self) -> bool {
+        self.has_units && self.tier.is_some()
+    }
+
     /// How far this class is with the commit that is under way.
     pub(super) fn phase(&self) -> ClassPhase {
         // Pairs with the releases where it is set.
@@ -305,6 +313,11 @@ impl Class {
     /// Bytes that its storage may need to find `keys` new keys of growing tables again.
     pub(super) fn memory_for_new_keys(&self, keys: u64) -> u64 {
         self.tier().plan.storage.memory_for_new_keys(keys)
+    }
+
+    /// Bytes that its storage may need to find `rows` rows of dense tables where they are written.
+    pub(super) fn memory_for_dense_rows(&self, rows: u64) -> u64 {
+        self.tier().plan.storage.memory_for_dense_rows(rows)
     }
 
     /// Journal bytes of what is to come: the changes of unwritten rows, and those that wait.
@@ -363,7 +376,7 @@ impl Engine {
     pub(super) fn add_table(&mut self, record: TableRecord) -> Result<()> {
         let class = self.classes.iter().position(|c| c.record.id == record.class);
         let class = class.expect("the class of a table is made before it");
-        let first = record.spec.dense_ids().map(|rows| {
+        let first = record.dense_ids().map(|rows| {
             let first = self.classes[class].dense_rows;
             self.classes[class].dense_rows += rows;
             first
@@ -427,15 +440,14 @@ impl Engine {
             let tables = || self.tables.iter().filter(move |t| t.class == i);
             let log = class.log.lock();
             let growth = |table: &Table| {
-                let expected = table.record.spec.rows_to_come();
+                let expected = table.record.rows_to_come();
                 expected.map_or(0, |rows| log.index_growth(table.id(), rows))
             };
             ClassDemand {
                 rows: tables()
                     .map(|t| {
-                        let spec = &t.record.spec;
                         let written = t.rows.load(Ordering::Relaxed);
-                        spec.rows_to_come().unwrap_or(1 << 20).max(written)
+                        t.record.rows_to_come().unwrap_or(1 << 20).max(written)
                     })
                     .sum(),
                 sparse: tables().any(|t| t.first.is_none()),
@@ -447,15 +459,20 @@ impl Engine {
         self.classes.iter().enumerate().map(demand).collect()
     }
 
-    fn specs(&self) -> Vec<(&TableSpec, usize)> {
-        self.tables.iter().map(|t| (&t.record.spec, t.layout.row_bytes())).collect()
+    fn rows_to_come(&self) -> Vec<RowsToCome<'_>> {
+        let of_tables = self.tables.iter().map(|table| RowsToCome {
+            table: &table.record.spec.name,
+            rows: table.record.rows_to_come(),
+            row_bytes: table.layout.row_bytes(),
+        });
+        of_tables.collect()
     }
 
     /// What was asked for, and the budget: the same bytes, or what works where a percentage does
     /// not. The fixed part of buffers is more than a tenth of a small table, and nobody who asks
     /// for a share of it knows that.
     fn budget(&self, options: &StoreOptions) -> Result<(u64, u64)> {
-        let asked = bytes_of(options.memory, &self.specs())?;
+        let asked = bytes_of(options.memory, &self.rows_to_come())?;
         let demands = self.demands();
         match options.memory {
             Memory::Percent(_) if !budget::works(asked, &demands) => {
@@ -476,7 +493,7 @@ impl Engine {
         let Memory::Percent(per_cent) = options.memory else {
             return options.memory_unit.spell(bytes);
         };
-        match rows_bytes(per_cent, &self.specs()) {
+        match rows_bytes(per_cent, &self.rows_to_come()) {
             Ok(all) if all > 0.0 => format!("\"{}%\"", (bytes as f64 / all * 1e3).ceil() / 10.0),
             _ => bytes.to_string(),
         }
@@ -554,7 +571,7 @@ impl Engine {
             .map(|table| {
                 let class = &self.classes[table.class];
                 let log = class.log.lock();
-                if let Some(ids) = table.record.spec.dense_ids() {
+                if let Some(ids) = table.record.dense_ids() {
                     return log.index_growth(table.id(), ids);
                 }
                 let rows = table.rows.load(Ordering::Relaxed);

@@ -381,11 +381,7 @@ impl<'a> Replay<'a> {
         Ok(())
     }
 
-    fn table(&mut self, mut record: TableRecord) -> Result<()> {
-        // Without partitions it is stored by id, whatever was expected of it when it was made.
-        if record.partitions.is_none() && record.spec.num_embeddings.is_some() {
-            record.spec.expected_rows = None;
-        }
+    fn table(&mut self, record: TableRecord) -> Result<()> {
         let Recovered { classes, logs, tables, .. } = &mut self.recovered;
         if tables.iter().any(|table| table.id == record.id) {
             return Ok(());

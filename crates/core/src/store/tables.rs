@@ -3,9 +3,9 @@
 use super::engine::{Class, Engine};
 use super::files::class_file::{class_file_name, create_class_file};
 use super::journal::{ClassRecord, JournalFile, RecordKind, TableRecord};
-use super::memory::budget::{self, ClassDemand, READ_DEPTHS};
+use super::memory::budget::{self, ClassDemand, READ_DEPTHS, RowsToCome};
 use super::{Inner, Store, has_file};
-use crate::config::{Memory, Merging, TableId, TableInfo, TableSpec};
+use crate::config::{Memory, Merging, StorageKind, TableId, TableInfo, TableSpec};
 use crate::error::{Result, bail};
 use crate::io::{DeviceCurve, IoKind, Medium, measure};
 use crate::row::{Dtype, RowLayout};
@@ -73,9 +73,11 @@ impl Store {
         inner.check_budget(&engine, spec, &class)?;
         let (id, born) = (engine.tables.len() as u16, true);
         let mut record = TableRecord { id, class: 0, spec: spec.clone(), partitions: None, born };
+        // It has no partitions yet that say how it is stored.
+        let facts = TableFacts { num_embeddings: spec.new_dense_ids(), ..record.facts() };
         (record.class, record.partitions) = match class {
-            Ok(class) => (class, engine.log_of(class).create_table(&record.facts())?),
-            Err(class) => inner.add_class(&mut engine, class, &record.facts())?,
+            Ok(class) => (class, engine.log_of(class).create_table(&facts)?),
+            Err(class) => inner.add_class(&mut engine, class, &facts)?,
         };
         let written = inner.history.lock().append_json(RecordKind::Table, &record);
         written.inspect_err(|_| engine.log_of(record.class).remove_table(id))?;
@@ -185,11 +187,22 @@ impl Inner {
         class: &std::result::Result<u16, NewClass>,
     ) -> Result<()> {
         let Memory::Bytes(budget) = self.options.memory else {
-            return budget::bytes_of(self.options.memory, &[(spec, 0)]).map(drop);
+            let (table, rows) = (spec.name.as_str(), spec.new_rows_to_come());
+            let new = RowsToCome { table, rows, row_bytes: 0 };
+            return budget::bytes_of(self.options.memory, &[new]).map(drop);
         };
         let demands = demands_with(engine, spec, class.as_ref(), self.options.merging())?;
-        budget::check(budget, &demands, self.options.memory_unit)
-            .map_err(|e| e.context(format!("table '{}'", spec.name)))
+        budget::check(budget, &demands, self.options.memory_unit).map_err(|e| {
+            // Ahead of the message, which ends with the budget that works.
+            let hint = match (spec.storage, spec.new_dense_ids()) {
+                (StorageKind::Lsm, Some(ids)) => format!(
+                    " (stored by id, all {ids} of them: give expected_rows= if less than a third \
+                     will have rows)"
+                ),
+                _ => String::new(),
+            };
+            e.context(format!("table '{}'{hint}", spec.name))
+        })
     }
 
     /// The page that was chosen for a class, or the largest other one with which the budget works:
@@ -216,7 +229,7 @@ impl Inner {
 
     /// Refuses a table whose rows, all written, the disk could not hold.
     fn check_disk(&self, engine: &Engine, spec: &TableSpec, layout: &RowLayout) -> Result<()> {
-        let Some(rows) = spec.rows_to_come() else { return Ok(()) };
+        let Some(rows) = spec.new_rows_to_come() else { return Ok(()) };
         if !self.options.check_disk {
             return Ok(());
         }
@@ -225,9 +238,8 @@ impl Inner {
         };
         let mut needed = bytes(spec, rows, layout.row_bytes());
         for table in &engine.tables {
-            let spec = &table.record.spec;
-            if let Some(rows) = spec.rows_to_come() {
-                needed += bytes(spec, rows, table.layout.row_bytes());
+            if let Some(rows) = table.record.rows_to_come() {
+                needed += bytes(&table.record.spec, rows, table.layout.row_bytes());
             }
         }
         let check = |what: &str, needed: u64, have: u64| {
@@ -260,7 +272,7 @@ impl Inner {
         if let Some(page_bytes) = self.options.page_bytes {
             PageLayout::new(page_bytes.max(self.medium.alignment()), row_bytes, 0, self.seed)?;
         }
-        let rows = spec.rows_to_come().unwrap_or(0);
+        let rows = spec.new_rows_to_come().unwrap_or(0);
         let large = rows.saturating_mul(row_bytes as u64) >= LARGE_BYTES;
         // Where most rows of such a class will lie: what is apart may be on another device.
         let medium = match (spec.storage, self.medium.apart()) {
@@ -302,7 +314,7 @@ impl Inner {
         class.record.segment_bytes = storage::choose_segment(&ClassNeed {
             row_bytes,
             page_bytes,
-            rows: spec.rows_to_come(),
+            rows: spec.new_rows_to_come(),
             max_disk_bytes: self.options.max_disk_bytes,
             segment_bytes: self.options.segment_bytes,
         })?;
@@ -391,7 +403,7 @@ fn demands_with(
         }
     };
     let class = &mut demands[at];
-    let (ids, expected) = (spec.dense_ids(), spec.expected_rows);
+    let (ids, expected) = (spec.new_dense_ids(), spec.expected_rows);
     let index = storage::index_memory(spec.storage, ids, expected, merging)?;
     class.index_bytes += index.now;
     class.index_growth += index.growth;

@@ -27,7 +27,8 @@ const COUNT_ONE: u64 = 1 << 20;
 /// Replica pages by residual greedy, the best first. There are fewer than the ratio allows if no
 /// further page saves anything.
 ///
-/// `progress(pages, of)` is called often, on the caller's thread.
+/// `progress(done, of)` is called often, on the caller's thread: pages that are chosen and bases
+/// that were looked at, and how many there may be.
 ///
 /// *Errors*: [`Misuse`](crate::ErrorKind::Misuse) for options or queries that do not fit,
 /// [`Stopped`](crate::ErrorKind::Stopped) if `progress` says so.
@@ -46,6 +47,7 @@ pub fn residual(
         .filter(|&(_, score)| score > 0)
         .map(|(row, score)| Entry { saved: score, base: Reverse(row as u32), seen: 0 })
         .collect::<BinaryHeap<_>>();
+    let bases = queue.len();
     let scratch = || Scratch::new(placement.num_rows(), queries.len(), covers.pages_max);
     let scratches = (0..options.threads.clamp(1, BATCH_MAX)).map(|_| scratch());
     let mut scratches = scratches.collect::<Vec<_>>();
@@ -53,6 +55,7 @@ pub fn residual(
     // How often covers have changed; what was found before counts no more.
     let mut now = 1;
     let mut batch_len = 1;
+    let mut looked_at = 0;
     while pages.len() < num_pages {
         let Some(first) = queue.pop() else { break };
         if first.seen == now {
@@ -73,7 +76,8 @@ pub fn residual(
                 _ => break,
             }
         }
-        if !go_on(progress(pages.len(), num_pages), pages.len())? {
+        looked_at += batch.iter().filter(|entry| entry.seen == 0).count();
+        if !go_on(progress(pages.len() + looked_at, num_pages + bases), pages.len())? {
             break;
         }
         batch_len = (batch_len * 2).min(BATCH_MAX);

@@ -114,11 +114,15 @@ fn whoever_waits_for_replicas_can_end_or_give_up() {
     let placement = placement_of(&trace);
     let options = ReplicaOptions::new(0.8);
     let all = STRATEGIES[1](&placement, trace.queries(), &options).unwrap();
-    let ended = residual(&placement, trace.queries(), &options, |pages, of| {
-        assert_eq!(of, 51);
-        if pages < 7 { Next::Continue } else { Next::Finish }
+    let (mut calls, mut last) = (0, 0);
+    let ended = residual(&placement, trace.queries(), &options, |done, of| {
+        assert!(last <= done && done <= of, "{done} of {of} after {last}");
+        (calls, last) = (calls + 1, done);
+        if calls < 100 { Next::Continue } else { Next::Finish }
     });
-    assert_eq!(ended.unwrap(), all[..7]);
+    let ended = ended.unwrap();
+    assert!(!ended.is_empty() && ended.len() < all.len(), "{} of {} pages", ended.len(), all.len());
+    assert_eq!(ended, all[..ended.len()]);
     let ended = connectivity(&placement, trace.queries(), &options, |_, _| Next::Finish);
     assert_eq!(ended.unwrap(), Vec::<Vec<u32>>::new());
     for error in [

@@ -4,12 +4,12 @@
 use super::journal::{Commit, Journal, Record, TableOfLife};
 use super::look::Looked;
 use super::{Random, Subject};
-use crate::config::Merging;
+use crate::config::{Merging, StorageKind};
 use crate::hash::mix;
 use crate::io::{Buffers, File, Medium, OpenMode, SimMedium};
 use crate::storage::{
-    ClassFacts, Cut, Demand, DirtyRow, OpenAt, PageReader, Residents, SpaceBound, Storage,
-    StorageRecovery, Unit,
+    ClassFacts, Cut, Demand, DirtyRow, FreezePlan, OpenAt, PageLayout, PageReader, Placement,
+    Residents, SpaceBound, Storage, StorageRecovery, SweptRow, Unit,
 };
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -350,6 +350,9 @@ impl Life {
             if self.unit.is_none() {
                 self.unit = self.storage.begin_unit(u64::MAX).unwrap();
             }
+            if self.subject.kind == StorageKind::Pages && self.random.one_in(8) {
+                self.begin_freeze();
+            }
         }
         while let Some(mut unit) = self.unit.take() {
             if self.random.one_in(60) {
@@ -367,6 +370,46 @@ impl Life {
                 false => self.take_over(unit),
             }
         }
+    }
+
+    /// Begins to freeze what is stored: most keys have places, whether they are stored or not, and
+    /// some have replicas.
+    fn begin_freeze(&mut self) {
+        let mut rows = self.keys();
+        rows.retain(|_| !self.random.one_in(9));
+        rows.sort_unstable_by_key(|(table, key)| mix(*key, u64::from(*table)));
+        let holds = PageLayout::new(PAGE_BYTES, ROW_WORDS * 4, 0, 0).unwrap().rows_per_page;
+        let count = rows.len() as u32;
+        let mut placement = Placement { rows, replica_starts: vec![0], ..Placement::default() };
+        placement.page_ends.extend((0..count).step_by(holds).skip(1));
+        placement.page_ends.push(count);
+        for _ in 0..count / 20 {
+            let mut page: Vec<u32> =
+                (0..holds).map(|_| self.random.below(u64::from(count)) as u32).collect();
+            page.sort_unstable();
+            page.dedup();
+            placement.replica_rows.extend(page);
+            placement.replica_starts.push(placement.replica_rows.len() as u32);
+        }
+        let plan = FreezePlan { placement, candidates_max: 4, memory: 0 };
+        let Ok(mut unit) = self.storage.begin_freeze(plan) else { return };
+        for table in 0..self.tables.len() as u16 {
+            let mut sweep = self.storage.sweep(Some(table));
+            loop {
+                self.storage.advance(&mut *sweep);
+                let mut push = |rows: &mut dyn Iterator<Item = SweptRow<'_>>| {
+                    for row in rows {
+                        unit.push(row, true)?;
+                    }
+                    Ok(())
+                };
+                if sweep.read(3, &mut self.reader, &mut push).unwrap().is_none() {
+                    break;
+                }
+            }
+            self.storage.end_read(sweep.ticket());
+        }
+        self.unit = Some(unit);
     }
 
     /// Gives up the unit that is under way, if one is.
@@ -449,7 +492,7 @@ impl Life {
             self.journal.begin_file(record, self.tables.clone());
         }
         self.journal.oldest = (number + 1).saturating_sub(keep).max(self.journal.oldest);
-        self.storage.drop_commits_before(self.journal.oldest);
+        self.storage.drop_commits_before(self.journal.oldest, self.journal.oldest);
     }
 
     /// A step of a life.

@@ -37,6 +37,13 @@ impl Life {
                     None => _ = left.insert(at, wants.len() - before),
                 }
             }
+            if self.storage.pages().select(&mut wants) {
+                left.values_mut().for_each(|left| *left = 0);
+                for want in &wants {
+                    *left.get_mut(&(want.miss as usize)).expect("a miss without a want") += 1;
+                }
+                assert!(left.values().all(|left| *left > 0), "a miss has no want left");
+            }
             if std::mem::replace(&mut is_first, false) {
                 meanwhile(self);
             }

@@ -83,10 +83,10 @@ impl CleanState {
 }
 
 impl StorageUpkeep for ClassLog {
-    fn drop_commits_before(&mut self, oldest_kept: u64) {
-        self.segments.drop_commits_before(oldest_kept);
+    fn drop_commits_before(&mut self, released: u64, _: u64) {
+        self.segments.drop_commits_before(released);
         while let Some(entry) = self.deleted.first_entry()
-            && *entry.key() <= oldest_kept
+            && *entry.key() <= released
         {
             self.clean.credit += entry.remove() as f64 * COST_OF_A_SLOT;
         }

@@ -9,7 +9,9 @@ use crate::error::Result;
 use crate::index::INDEX_BYTES_PER_KEY;
 use crate::io::{Buffers, Medium, pow2_below};
 use crate::storage::failures::FAILURES_BYTES;
-use crate::storage::kinds::{change_bytes_beside, journal_bytes_beside, log_index_bytes};
+use crate::storage::kinds::{
+    bytes_for_dense_rows, change_bytes_beside, journal_bytes_beside, log_index_bytes,
+};
 use crate::storage::{FlushBuffer, StorageBudget, StorageMemory, StorageWrite};
 
 /// Chunks being filled, one for each stream, and one in flight or read back by cleaning.
@@ -130,6 +132,12 @@ impl Share {
     /// Bytes that the index may need for `keys` new keys of growing tables.
     pub fn memory_for_new_keys(&self, keys: u64) -> u64 {
         keys * INDEX_BYTES_PER_KEY
+    }
+
+    /// Bytes that the index may need for `rows` rows of dense tables that are written, beyond what
+    /// a plan has left for them.
+    pub fn memory_for_dense_rows(&self, rows: u64) -> u64 {
+        bytes_for_dense_rows(self.kind, rows)
     }
 
     /// Journal bytes for `rows` rows, where as many wait as can, and as many deltas.

@@ -111,9 +111,10 @@ impl ClassLog {
     }
 
     /// What tells the rows that a page has from those that it had before its segment was filled
-    /// anew.
-    pub fn filling_of(&self, page: u32) -> u64 {
-        *self.segments.sequences_of(page).start()
+    /// anew; `None` where its segment was cut off the file.
+    pub fn filling_of(&self, page: u32) -> Option<u64> {
+        let is_there = self.segments.of_page(page) < self.segments.count();
+        is_there.then(|| *self.segments.sequences_of(page).start())
     }
 
     /// Keys of a table at positions `first..=last` that have a copy here. Of a growing table those

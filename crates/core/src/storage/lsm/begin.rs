@@ -99,24 +99,36 @@ impl Lsm {
         }
         // Until a merge begins: what none can take is waited for no more.
         let mut drops_tombstones = std::mem::take(&mut self.upkeep.drops_tombstones);
-        let mut choice = self.choose(drops_tombstones);
+        let mut choice = self.choose(drops_tombstones, true);
         if choice.is_none() && std::mem::take(&mut drops_tombstones) && self.is_due() {
-            choice = self.choose(false);
+            choice = self.choose(false, true);
         }
-        let Some(Choice { range, inputs, newest, found }) = choice else {
+        let Some(mut choice) = choice else {
             self.refuse_nothing();
             return Ok(None);
         };
-        let facts = inputs.iter().map(|input| input.facts());
-        let old_bytes: u64 = facts.clone().map(|facts| facts.disk_bytes()).sum();
-        let old_rows: u64 = facts.clone().map(|facts| facts.rows).sum();
-        let pages: u64 = facts.map(|facts| u64::from(facts.pages)).sum();
-        let bytes = self.bytes_of_merge(old_rows + found.rows as u64);
-        if !self.has_room_for(bytes, grow_bytes)? {
+        let mut bytes = self.bytes_of_choice(&choice);
+        let mut has_room = self.has_room_for(bytes, grow_bytes)?;
+        if !has_room && choice.inputs.len() > 1 {
+            // One of a pair may have its room where both have not. First its memory goes.
+            drop(choice);
+            let Some(alone) = self.choose(drops_tombstones, false) else {
+                self.upkeep.drops_tombstones = drops_tombstones;
+                return Ok(None);
+            };
+            choice = alone;
+            bytes = self.bytes_of_choice(&choice);
+            has_room = self.has_room_for(bytes, grow_bytes)?;
+        }
+        if !has_room {
             // It waits for room, and is what has to be merged then.
             self.upkeep.drops_tombstones = drops_tombstones;
             return Ok(None);
         }
+        let Choice { range, inputs, newest, found } = choice;
+        let facts = inputs.iter().map(|input| input.facts());
+        let old_bytes: u64 = facts.clone().map(|facts| facts.disk_bytes()).sum();
+        let pages: u64 = facts.map(|facts| u64::from(facts.pages)).sum();
         let plan = MergePlan {
             shape: shape(&self.facts),
             orders: Arc::clone(self.bottom.orders()),
@@ -128,7 +140,11 @@ impl Lsm {
             target_bytes: self.partition_bytes(),
             portion_bytes: self.upkeep.portion_bytes(),
         };
-        plan.numbers()?;
+        let version = self.bottom.snapshot().version();
+        if let Err(error) = plan.check_room(version) {
+            self.refuse_if_full(&error);
+            return Err(error);
+        }
         let unit = GivenOut {
             range: plan.range,
             bytes,
@@ -181,6 +197,9 @@ impl Lsm {
     pub(super) fn tidy(&mut self) -> Result<()> {
         if !self.upkeep.is_tidy {
             self.bottom.remove_leftovers(&[])?;
+            if !self.merges_into_bottom() {
+                self.remove_unsorted()?;
+            }
             self.room.make_sure(&*self.medium)?;
             self.upkeep.is_tidy = true;
         }
@@ -199,9 +218,15 @@ impl Lsm {
         }
     }
 
-    /// What to merge, with what the top has of it: a range with tombstones where these are to go.
-    /// `None` where the top has nothing that a merge can take now.
-    fn choose(&mut self, drops_tombstones: bool) -> Option<Choice> {
+    fn bytes_of_choice(&self, choice: &Choice) -> u64 {
+        let old_rows: u64 = choice.inputs.iter().map(|input| input.facts().rows).sum();
+        self.bytes_of_merge(old_rows + choice.found.rows as u64)
+    }
+
+    /// What to merge, with what the top has of it: a range with tombstones where these are to go,
+    /// two partitions only where one `joins` another. `None` where the top has nothing that a merge
+    /// can take now.
+    fn choose(&mut self, drops_tombstones: bool, joins: bool) -> Option<Choice> {
         let tables: Vec<u16> = self.bottom.orders().tables().collect();
         let snapshot = Arc::clone(self.bottom.snapshot());
         let partitions = snapshot.version().partitions();
@@ -223,7 +248,7 @@ impl Lsm {
             let at = match partitions {
                 [] if self.top_rests() => return None,
                 [] => 0..0,
-                _ => self.pick_range(partitions, &entries, &costs)?,
+                _ => self.pick_range(partitions, &entries, &costs, joins)?,
             };
             let range = match &partitions[at.clone()] {
                 [first, .., last] => PlaceRange { first: first.range.first, last: last.range.last },
@@ -260,9 +285,13 @@ impl Lsm {
         partitions: &[Facts],
         entries: &[u64],
         costs: &Costs,
+        joins: bool,
     ) -> Option<Range<usize>> {
         let picker = self.facts.merging.picker;
         let picked = pick(picker, partitions, entries, self.upkeep.merged_until, costs)?;
+        if !joins {
+            return Some(picked..picked + 1);
+        }
         let expected = |at: usize| self.expected(&partitions[at], at);
         let rows = self.rows_per_partition();
         let joined = with_neighbour(picked, partitions.len(), expected, rows, costs);
@@ -357,6 +386,24 @@ impl Lsm {
         };
         let rows: u64 = self.bottom.orders().tables().map(of_table).sum();
         rows + self.tombstones.count_in(range) as u64
+    }
+}
+
+#[cfg(test)]
+impl Lsm {
+    /// Gives the room for merges back. Says how many partitions the next merge would take, with a
+    /// neighbour or not, and by how many bytes that room would have to grow. `None` where none can
+    /// begin.
+    pub(crate) fn next_merge_without_room(&mut self, joins: bool) -> Option<(usize, u64)> {
+        if self.upkeep.given_out.is_some() || self.upkeep.taken_ticket.is_some() {
+            return None;
+        }
+        self.room.shrink(self.room.bytes()).unwrap();
+        self.upkeep.refused = None;
+        self.upkeep.merge_for_room();
+        self.count_top();
+        let choice = self.choose(false, joins)?;
+        Some((choice.inputs.len(), self.room.growth_for(self.bytes_of_choice(&choice))))
     }
 }
 

@@ -51,8 +51,13 @@ impl Lsm {
         let mut frozen = FrozenRows::default();
         let mut is_damaged = false;
         let mut page = 1;
+        // Of pages that could not be read together each is read alone, up to this one.
+        let mut alone_before = 0;
         while page <= facts.pages {
-            let count = PAGES.min(facts.pages + 1 - page);
+            let count = match page < alone_before {
+                true => 1,
+                false => PAGES.min(facts.pages + 1 - page),
+            };
             words.resize(count as usize * page_bytes / 4, 0.0f32);
             let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut words);
             let read = partition.file().read_at(bytes, u64::from(page) * page_bytes as u64);
@@ -73,9 +78,13 @@ impl Lsm {
                         }
                     }
                 }
+                Err(_) if count > 1 => {
+                    alone_before = page + count;
+                    continue;
+                }
                 Err(error) => {
                     is_damaged = true;
-                    checked.pages += u64::from(count);
+                    checked.pages += 1;
                     said(Finding::Damage(error));
                 }
             }

@@ -36,6 +36,9 @@ mod unit;
 mod upkeep;
 mod write;
 
+#[cfg(test)]
+mod frozen_tests;
+
 pub use create::create;
 pub use recovery::LsmRecovery;
 

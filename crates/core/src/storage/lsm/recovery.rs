@@ -29,6 +29,8 @@ pub struct LsmRecovery {
     orders: Orders,
     version: Version,
     retired: Vec<Retired>,
+    /// Files that edits of this epoch have added: no commit has them yet.
+    added: BTreeSet<u32>,
     tombstones: Tombstones,
     /// Tables whose tombstones have not come yet.
     missing: BTreeSet<u16>,
@@ -47,6 +49,7 @@ impl LsmRecovery {
             orders: Orders::default(),
             version,
             retired: Vec::new(),
+            added: BTreeSet::new(),
             tombstones: Tombstones::default(),
             missing: BTreeSet::new(),
             epoch,
@@ -56,10 +59,13 @@ impl LsmRecovery {
 
     fn edit(&mut self, edit: &Edit) -> Result<()> {
         let next = self.version.replay(edit)?;
-        // What is outdated in an epoch is needed by the commits before it.
+        // What is outdated in an epoch is needed by the commits before it, unless it came in that
+        // epoch, too: the writer has removed it then.
         if self.epoch > self.oldest {
-            self.retired.extend(Retired::by(&self.version, edit, self.epoch));
+            let retired = Retired::by(&self.version, edit, self.epoch).into_iter();
+            self.retired.extend(retired.filter(|file| !self.added.contains(&file.number)));
         }
+        self.added.extend(edit.added.iter().map(|facts| facts.number));
         self.version = next;
         Ok(())
     }
@@ -119,6 +125,7 @@ impl StorageRecovery for LsmRecovery {
     fn commit(&mut self, number: u64, began: Option<u64>) {
         self.top.commit(number, began);
         self.epoch = number + 1;
+        self.added.clear();
     }
 
     fn check_complete(&self) -> Result<()> {
@@ -162,6 +169,7 @@ impl StorageRefresh for Lsm {
             orders,
             version: self.bottom.snapshot().version().clone(),
             retired: Vec::new(),
+            added: BTreeSet::new(),
             tombstones: std::mem::take(&mut self.tombstones),
             missing: BTreeSet::new(),
             epoch,

@@ -119,7 +119,7 @@ impl Lsm {
 
     /// What there is of it, and what commits alone will give back.
     fn room_to_come(&self) -> u64 {
-        let has = self.room.bytes() + self.bottom.leaving_bytes();
+        let has = self.room.bytes() + self.bottom.coming_bytes();
         match &self.upkeep.given_out {
             None => has,
             // Either what it writes goes, or what it replaces.

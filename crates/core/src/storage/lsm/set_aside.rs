@@ -7,7 +7,7 @@
 //! pass, so its place is set aside only once it has failed again and again.
 
 use super::Lsm;
-use super::bottom::{Facts, PlaceRange, Unread};
+use super::bottom::{Facts, PlaceRange, Unread, file_name};
 use crate::error::Error;
 use crate::storage::failures::Failures;
 
@@ -60,8 +60,9 @@ impl Lsm {
     pub(super) fn note_pages(&mut self, skipped: &[(u32, Error)], unread: &[u32]) {
         let now = self.upkeep.events();
         for (page, error) in skipped {
-            let filling = self.top.filling_of(*page);
-            self.set_aside.failures.note(Spot::Page { page: *page, filling }, error, now);
+            if let Some(filling) = self.top.filling_of(*page) {
+                self.set_aside.failures.note(Spot::Page { page: *page, filling }, error, now);
+            }
         }
         let tried: Vec<Spot> = self.set_aside.failures.tried_again().collect();
         self.set_aside.failures.retain(|spot| {
@@ -77,13 +78,21 @@ impl Lsm {
     pub(super) fn note_unread(&mut self, at: Unread, range: PlaceRange, error: &Error) {
         let version = self.bottom.snapshot().version();
         let first = version.find(range.first).map(|at| version.partitions()[at].number);
+        let mut of_changes = None;
         let spot = match (at, first) {
-            (Unread::Partition(number), _) | (Unread::Changes, Some(number)) => {
+            (Unread::Partition(number), _) => Spot::Partition(number),
+            (Unread::Changes, Some(number)) => {
+                let name = file_name(self.facts.class, number);
+                let what = format!("{name} cannot be merged: {}", error.message());
+                of_changes = Some(Error::new(error.kind(), what));
                 Spot::Partition(number)
             }
             (Unread::Changes, None) => Spot::Top,
         };
-        self.set_aside.failures.note(spot, error, self.upkeep.events());
+        let failures = &mut self.set_aside.failures;
+        // A page that is forgotten is met again; a partition would be picked for ever.
+        failures.make_room(spot, |other| page_of(other).is_some());
+        failures.note(spot, of_changes.as_ref().unwrap_or(error), self.upkeep.events());
         self.count_aside();
     }
 
@@ -119,7 +128,7 @@ impl Lsm {
         let version = self.bottom.snapshot().version();
         let (top, partitions) = (&self.top, version.partitions());
         self.set_aside.failures.retain(|spot| match spot {
-            Spot::Page { page, filling } => top.filling_of(page) == filling,
+            Spot::Page { page, filling } => top.filling_of(page) == Some(filling),
             Spot::Partition(number) => partitions.iter().any(|facts| facts.number == number),
             Spot::Top => partitions.is_empty(),
         });
@@ -133,5 +142,40 @@ impl Lsm {
         self.set_aside.rows = rows + of_pages as u64;
         // Spots are in order of their pages.
         self.top.leave_pages(pages);
+    }
+}
+
+#[cfg(test)]
+impl Lsm {
+    /// Pages of the top that are set aside or tried again.
+    pub(crate) fn pages_not_read(&self) -> Vec<u32> {
+        self.set_aside.failures.resting(0).filter_map(page_of).collect()
+    }
+
+    /// Notes that so many pages of the top, and too much in the range of the first partition, could
+    /// not be read. The name of that, if it rests then.
+    pub(crate) fn note_damage(&mut self, pages: u32) -> Option<String> {
+        let error = Error::new(crate::error::ErrorKind::Corrupt, "damaged");
+        let again = || Error::new(error.kind(), error.message());
+        let skipped: Vec<(u32, Error)> = (1..=pages).map(|page| (page, again())).collect();
+        self.note_pages(&skipped, &[]);
+        let first = *self.bottom.snapshot().version().partitions().first()?;
+        self.note_unread(Unread::Changes, first.range, &error);
+        self.rests(&first).then(|| file_name(self.facts.class, first.number))
+    }
+
+    /// Bytes of the files of partitions.
+    pub(crate) fn bytes_of_files(&self) -> u64 {
+        self.bottom.disk_bytes()
+    }
+
+    /// Pages of the top that have the rows at positions `0..count` of a table.
+    pub(crate) fn pages_above(&self, table: u16, count: u64) -> Vec<u32> {
+        let found = self.top.slots_of(table, 0, count - 1, usize::MAX, true);
+        let per_page = self.top.layout().rows_per_page as u32;
+        let mut pages: Vec<u32> = found.slots.iter().map(|slot| slot / per_page).collect();
+        pages.sort_unstable();
+        pages.dedup();
+        pages
     }
 }

@@ -34,9 +34,10 @@ pub(super) struct Upkeep {
     pub(super) taken_ticket: Option<u64>,
     /// Bytes of merging that rows have paid for.
     pub(super) credit: u64,
-    /// A commit has found a unit under way, which goes on to its end: until then no segment of the
-    /// top that became free meanwhile can be used again, or given back.
-    is_to_end: bool,
+    /// Commits that have found the unit under way. With the first it goes on to its end: until then
+    /// no segment of the top that became free meanwhile can be used again, or given back. With the
+    /// second it waits for nothing: each one more would take as much of the disk.
+    commits_met: u64,
     portion_bytes: usize,
     pub(super) merged: MergeCounts,
     /// Entries of the top in the range of each partition.
@@ -137,13 +138,16 @@ impl Upkeep {
 }
 
 impl StorageUpkeep for Lsm {
-    fn drop_commits_before(&mut self, oldest_kept: u64) {
-        self.upkeep.is_to_end = self.upkeep.given_out.is_some();
+    fn drop_commits_before(&mut self, released: u64, oldest_kept: u64) {
+        self.upkeep.commits_met = match self.upkeep.given_out {
+            Some(_) => self.upkeep.commits_met + 1,
+            None => 0,
+        };
         self.upkeep.for_room_before = std::mem::take(&mut self.upkeep.for_room);
         // Files may go now, and with them the reason.
         self.upkeep.refused = None;
-        self.top.drop_commits_before(oldest_kept);
-        self.bottom.drop_commits_before(oldest_kept);
+        self.top.drop_commits_before(released, oldest_kept);
+        self.bottom.drop_commits_before(released, oldest_kept);
         self.upkeep.note_event();
     }
 
@@ -218,7 +222,8 @@ impl StorageUpkeep for Lsm {
     }
 
     fn is_unit_pressed(&self, most_bytes: u64) -> bool {
-        self.is_behind() || self.top.is_nearly_full(self.left_for_top(most_bytes))
+        let holds_much = self.upkeep.commits_met > 1;
+        holds_much || self.is_behind() || self.top.is_nearly_full(self.left_for_top(most_bytes))
     }
 
     fn install(&mut self, unit: Box<dyn Unit>, _: &dyn Residents) -> Result<UnitReport> {
@@ -253,7 +258,7 @@ impl StorageUpkeep for Lsm {
         let UnreadPages { skipped, not_yet } = pages;
         self.note_pages(&skipped, &not_yet);
         let unit = self.upkeep.given_out.take().expect("the unit that is installed was given out");
-        self.upkeep.is_to_end = false;
+        self.upkeep.commits_met = 0;
         self.upkeep.refused = None;
         self.upkeep.taken_ticket = Some(unit.ticket);
         self.upkeep.merged_until = Some(unit.range.last);
@@ -370,7 +375,7 @@ impl Lsm {
 
     /// Whether steps are done that nobody has paid for.
     fn hurries(&self) -> bool {
-        self.upkeep.is_to_end || self.is_behind()
+        self.upkeep.commits_met > 0 || self.is_behind()
     }
 
     /// Whether the top or the tombstones take more memory than they should, or somebody was refused
@@ -384,7 +389,7 @@ impl Lsm {
 
     fn end_unit(&mut self) -> Option<GivenOut> {
         let unit = self.upkeep.given_out.take();
-        self.upkeep.is_to_end = false;
+        self.upkeep.commits_met = 0;
         self.upkeep.refused = None;
         self.upkeep.counts.end();
         if let Some(GivenOut { ticket, .. }) = unit {
@@ -400,7 +405,7 @@ impl Lsm {
     }
 
     /// A merge that found no room is not begun again before a commit.
-    fn refuse_if_full(&mut self, error: &Error) {
+    pub(super) fn refuse_if_full(&mut self, error: &Error) {
         if error.kind() == ErrorKind::Full {
             self.upkeep.refused = Some(Refused::Failed);
         }

@@ -327,7 +327,7 @@ impl Inner {
         }
         let early = u64::from(planted::is(Bug::ReleasedEarly));
         for class in &engine.classes {
-            class.log.lock().drop_commits_before(released + early);
+            class.log.lock().drop_commits_before(released + early, oldest_kept);
         }
         self.give_back_room(engine)?;
         // What fails here has poisoned the store, which the next change tells: whoever committed

@@ -12,6 +12,8 @@ const PREFIX: &str = "rows-";
 pub(in crate::store) const PARTITION_PREFIX: &str = "part-";
 /// What the name of a class's room for merges ends with.
 const ROOM_SUFFIX: &str = "-room";
+/// Of the file in which a freeze puts rows in order.
+const FREEZE_SUFFIX: &str = "-freeze";
 
 /// The file of a class's pages.
 pub(in crate::store) fn class_file_name(class: u16) -> String {
@@ -40,11 +42,13 @@ fn is_partition(name: &str) -> bool {
 
 /// Whether a file of this name is a partition, or room for merges of a class.
 pub(in crate::store) fn lies_apart(name: &str) -> bool {
-    let class = name.strip_prefix(PARTITION_PREFIX).and_then(|rest| rest.strip_suffix(ROOM_SUFFIX));
+    let is_beside = |suffix: &str| {
+        let class = name.strip_prefix(PARTITION_PREFIX)?.strip_suffix(suffix)?;
+        let class: u16 = class.parse().ok()?;
+        Some(format!("{PARTITION_PREFIX}{class}{suffix}") == name)
+    };
     is_partition(name)
-        || class
-            .and_then(|class| class.parse::<u16>().ok())
-            .is_some_and(|class| format!("{PARTITION_PREFIX}{class}{ROOM_SUFFIX}") == name)
+        || [ROOM_SUFFIX, FREEZE_SUFFIX].into_iter().filter_map(is_beside).any(|is| is)
 }
 
 /// Creates the file of a new class, empty, in the place of one that was left, and removes the
@@ -103,7 +107,13 @@ mod tests {
         for name in others.iter().chain(&odd) {
             assert!(!has_rows(name) && !lies_apart(name), "{name}");
         }
-        for (name, apart) in [("part-0-room", true), ("part-00-room", false), ("rows-0", false)] {
+        for (name, apart) in [
+            ("part-0-room", true),
+            ("part-00-room", false),
+            ("part-3-freeze", true),
+            ("part-3-freezer", false),
+            ("rows-0", false),
+        ] {
             assert_eq!(lies_apart(name), apart, "{name}");
         }
         assert!(lies_apart("part-7-1") && !has_rows("part-7-room"));

@@ -43,20 +43,30 @@ pub(crate) struct TableRecord {
     pub(crate) id: u16,
     pub(crate) class: u16,
     pub(crate) spec: TableSpec,
-    /// Partitions of a growing table's index.
+    /// Partitions of the index of a table that is not stored by id.
     pub(crate) partitions: Option<u32>,
     /// True when the table was created here: its index is empty, and no piece need be loaded.
     pub(crate) born: bool,
 }
 
 impl TableRecord {
+    /// Ids of a table that is stored by id; `None` where it is stored as a growing one.
+    pub(crate) fn dense_ids(&self) -> Option<u64> {
+        self.partitions.map_or(self.spec.num_embeddings, |_| None)
+    }
+
+    /// Rows that the table will have, as far as is known.
+    pub(crate) fn rows_to_come(&self) -> Option<u64> {
+        self.dense_ids().or(self.spec.expected_rows)
+    }
+
     /// What a layout is told of the table.
     pub(crate) fn facts(&self) -> TableFacts<'_> {
         let Self { id, ref spec, partitions, born, .. } = *self;
         TableFacts {
             table: id,
             name: &spec.name,
-            num_embeddings: spec.dense_ids(),
+            num_embeddings: self.dense_ids(),
             expected_rows: spec.expected_rows,
             partitions,
             born,

@@ -82,7 +82,11 @@ impl TableRecord {
             ),
             None => bail!(Corrupt, "{what}: its class {class} does not exist"),
         }
-        if spec.dense_ids().is_some() == partitions.is_some() {
+        // One in an lsm of which few ids are expected to have a row has both.
+        let may_have_both = spec.storage.has_bottom() && spec.expected_rows.is_some();
+        let has_both = spec.num_embeddings.is_some() && partitions.is_some();
+        let has_none = spec.num_embeddings.is_none() && partitions.is_none();
+        if has_none || (has_both && !may_have_both) {
             bail!(
                 Corrupt,
                 "{what}: num_embeddings is {:?} and partitions is {partitions:?}, expected one",
@@ -90,7 +94,7 @@ impl TableRecord {
             );
         }
         // An index is allocated before its pieces are read, and all of them are in this file.
-        let pieces = match (spec.dense_ids(), partitions) {
+        let pieces = match (self.dense_ids(), partitions) {
             (Some(rows), _) => match spec.storage {
                 StorageKind::Log => rows.saturating_mul(4),
                 // A bit for each id, and the words of those that have a row in the top.

@@ -4,7 +4,7 @@
 //! that, the smallest budget that works is named.
 
 use crate::cache::{CACHE_FIXED_BYTES, CacheShape, PolicyKind, WAYS_MIN};
-use crate::config::{Memory, MemoryUnit, StorageKind, TableSpec};
+use crate::config::{Memory, MemoryUnit, StorageKind};
 use crate::error::{Result, bail};
 use crate::io::{Buffers, pow2_below};
 use crate::storage::{Demand, Share};
@@ -94,8 +94,16 @@ const INDEX_PER_SHARE: u64 = 64;
 /// Journal and catalog.
 const FIXED_BYTES: u64 = 64 << 10;
 
+/// The rows that a table will have, as far as is known.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::store) struct RowsToCome<'a> {
+    pub(in crate::store) table: &'a str,
+    pub(in crate::store) rows: Option<u64>,
+    pub(in crate::store) row_bytes: usize,
+}
+
 /// The budget in bytes. A percentage needs `num_embeddings` or `expected_rows` of every table.
-pub(in crate::store) fn bytes_of(memory: Memory, tables: &[(&TableSpec, usize)]) -> Result<u64> {
+pub(in crate::store) fn bytes_of(memory: Memory, tables: &[RowsToCome<'_>]) -> Result<u64> {
     match memory {
         Memory::Bytes(bytes) => Ok(bytes),
         Memory::Percent(per_cent) => Ok((rows_bytes(per_cent, tables)? * per_cent / 100.0) as u64),
@@ -103,16 +111,15 @@ pub(in crate::store) fn bytes_of(memory: Memory, tables: &[(&TableSpec, usize)])
 }
 
 /// Bytes of all rows that tables will have, of which a budget is `per_cent`.
-pub(in crate::store) fn rows_bytes(per_cent: f64, tables: &[(&TableSpec, usize)]) -> Result<f64> {
+pub(in crate::store) fn rows_bytes(per_cent: f64, tables: &[RowsToCome<'_>]) -> Result<f64> {
     let mut all = 0.0;
-    for (spec, row_bytes) in tables {
-        match spec.rows_to_come() {
-            Some(rows) => all += rows as f64 * *row_bytes as f64,
+    for RowsToCome { table, rows, row_bytes } in tables {
+        match rows {
+            Some(rows) => all += *rows as f64 * *row_bytes as f64,
             None => bail!(
                 Budget,
-                "memory is {per_cent}%, but growing table '{}' does not say how many rows it will \
-                 have; give expected_rows=, or memory in bytes",
-                spec.name
+                "memory is {per_cent}%, but growing table '{table}' does not say how many rows it \
+                 will have; give expected_rows=, or memory in bytes"
             ),
         }
     }

@@ -22,6 +22,7 @@ impl Inner {
     pub(in crate::store) fn reserve(&self, engine: &Engine, keys: &[Keys<'_>]) -> Result<()> {
         self.prepare_writing()?;
         self.settle_room(engine)?;
+        self.make_top_room(engine, keys)?;
         self.make_index_room(engine, keys)?;
         // Once for all tables of a class: whoever holds the class lock may be waited for.
         for (i, class) in engine.classes.iter().enumerate() {
@@ -148,6 +149,21 @@ impl Inner {
     /// Bytes that the store takes on disk.
     pub(in crate::store) fn disk_bytes(&self) -> u64 {
         self.used_bytes(&self.history.lock())
+    }
+
+    /// The newest rows of dense tables take from the cache where there are more than a plan has
+    /// left room for: merges were put off. What caches cannot give is left to merges.
+    fn make_top_room(&self, engine: &Engine, keys: &[Keys<'_>]) -> Result<()> {
+        let dense = keys.iter().filter(|batch| batch.table.first.is_some());
+        let growth: u64 = dense
+            .map(|batch| {
+                let class = &engine.classes[batch.table.class];
+                class.memory_for_dense_rows(batch.keys.len() as u64)
+            })
+            .sum();
+        let lacks = || engine.memory().total() + growth > engine.budget_bytes;
+        while growth > 0 && lacks() && self.shrink_largest(engine)? {}
+        Ok(())
     }
 
     /// A growing index takes from the cache, one way of all sets at a time.

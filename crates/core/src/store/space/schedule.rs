@@ -11,8 +11,11 @@ use std::time::{Duration, Instant};
 
 /// The share of the time that passes which upkeep takes at most.
 const SHARE: f64 = 0.2;
-/// Time that upkeep may catch up on after a rest.
+/// Time that upkeep may catch up on after a rest, or rests for after it took long. A part that
+/// seems to take longer mostly had no core: its thread has what time others leave.
 const CATCH_UP_MAX: Duration = Duration::from_millis(50);
+/// What is left of the share at most, in seconds, and what it lacks at most.
+const LEFT_MAX_S: f64 = SHARE * CATCH_UP_MAX.as_millis() as f64 / 1e3;
 /// A measured time counts for one part of so many of the mean.
 const MEAN_OF: u32 = 8;
 
@@ -41,7 +44,7 @@ struct State {
     /// The mean time of a step and of a unit of cleaning; zero before the first.
     means: [Duration; 2],
     /// When the share was last looked at, and what is left of it: less than nothing once a part
-    /// took longer.
+    /// took longer, by as much at most as there may be left.
     looked: Option<Instant>,
     left_s: f64,
     counted: Counted,
@@ -91,11 +94,12 @@ impl Scheduler {
             Work::Cleaning => state.counted.cleaned += 1,
         }
         let mean = &mut state.means[work as usize];
+        let counted = took.min(CATCH_UP_MAX);
         *mean = match mean.is_zero() {
-            true => took,
-            false => (*mean * (MEAN_OF - 1) + took) / MEAN_OF,
+            true => counted,
+            false => (*mean * (MEAN_OF - 1) + counted) / MEAN_OF,
         };
-        state.left_s -= took.as_secs_f64();
+        state.left_s = (state.left_s - took.as_secs_f64()).max(-LEFT_MAX_S);
     }
 
     /// What became of requests since the store was opened.
@@ -109,7 +113,7 @@ impl State {
     fn is_due(&mut self, now: Instant) -> bool {
         let passed = self.looked.replace(now).map_or(CATCH_UP_MAX, |looked| now - looked);
         let more = SHARE * passed.as_secs_f64();
-        self.left_s = (self.left_s + more).min(SHARE * CATCH_UP_MAX.as_secs_f64());
+        self.left_s = (self.left_s + more).min(LEFT_MAX_S);
         self.left_s > 0.0
     }
 }
@@ -177,5 +181,20 @@ mod tests {
             admits
         });
         assert_eq!(admitted.count(), 3, "a fifth of 50 ms");
+    }
+
+    // After a step whose thread had no core for seconds, none was admitted for ten.
+    #[test]
+    fn time_in_which_a_step_had_no_core_is_not_made_up_for() {
+        let share = Scheduler::new(UpkeepScheduler::Share);
+        let begun = Instant::now();
+        let admits = |ms| share.admits(Work::Step, begun + ms * MS, not_asked, || false);
+        assert!(admits(0));
+        share.done(Work::Step, 2000 * MS);
+        assert!(!admits(40) && admits(100));
+        let gate = Scheduler::new(UpkeepScheduler::Gate);
+        let admits = |ms| gate.admits(Work::Step, begun, || Some(ms * MS), || false);
+        gate.done(Work::Step, 2000 * MS);
+        assert!(!admits(40) && admits(60), "what is read ahead lasts for longer than a step");
     }
 }

@@ -4,14 +4,16 @@
 //! Verbs that change rows do its steps when they are through, as many as their rows have paid for,
 //! and so does a commit that has released what only older ones had. Where a look-ahead window is in
 //! use they leave the steps to its reader, which has a core while others compute, unless the class
-//! is pressed. The reader does nothing that takes the class for long: it may lose its core. A
-//! thread that finds another at the unit of a class goes on: the next one comes soon.
+//! is pressed. The reader may lose its core: it does nothing that takes the class for long, and has
+//! no engine while a step runs. A thread that finds another at the unit of a class goes on: the
+//! next one comes soon.
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::storage::{Storage, Unit};
 use crate::store::Inner;
 use crate::store::engine::{CacheOfClass, Class, Engine};
 use crate::store::space::Work;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -21,6 +23,8 @@ pub(in crate::store) enum UnitUnderWay {
     None,
     /// Steps are left to do.
     Running(Box<dyn Unit>),
+    /// A step of the window's reader has met an error, which the next verb deals with.
+    Failed(Box<dyn Unit>, Error),
     /// All steps are done, and its outcome waits to be taken over.
     Done(Box<dyn Unit>),
     /// Its outcome is taken over, but for some rows.
@@ -31,8 +35,22 @@ impl UnitUnderWay {
     /// Takes out what is to be abandoned.
     fn take(&mut self) -> Option<Box<dyn Unit>> {
         match std::mem::replace(self, Self::None) {
-            Self::Running(unit) | Self::Done(unit) => Some(unit),
+            Self::Running(unit) | Self::Failed(unit, _) | Self::Done(unit) => Some(unit),
             Self::None | Self::Installing => None,
+        }
+    }
+
+    /// Takes out the error that a unit has met, which can only be abandoned.
+    fn take_error(&mut self) -> Option<Error> {
+        match std::mem::replace(self, Self::None) {
+            Self::Failed(unit, error) => {
+                *self = Self::Running(unit);
+                Some(error)
+            }
+            other => {
+                *self = other;
+                None
+            }
         }
     }
 }
@@ -44,7 +62,7 @@ enum Progress {
     Waits,
 }
 
-/// The thread that asks for the next part of a unit.
+/// The thread that asks for the next step of a unit.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Worker {
     Verb,
@@ -57,34 +75,54 @@ impl Inner {
     /// no class. An error leaves memory and disk apart, so it poisons the store; where the disk is
     /// full, units are left for later.
     pub(in crate::store) fn upkeep(&self, engine: &Engine) -> Result<()> {
-        for class in self.classes_with_units(engine) {
-            while self.do_part(engine, class, Worker::Verb)? == Progress::GoesOn {}
+        for class in engine.classes.iter().filter(|class| class.runs_units()) {
+            while self.do_part(engine, class)? == Progress::GoesOn {}
         }
         Ok(())
     }
 
-    /// Does one step of a unit, for the reader of the window; false where none is due.
-    pub(in crate::store) fn upkeep_in_background(&self, engine: &Engine) -> Result<bool> {
-        for class in self.classes_with_units(engine) {
-            if self.do_part(engine, class, Worker::Reader)? == Progress::GoesOn {
-                return Ok(true);
-            }
+    /// Does one step of a unit, for the reader of the window: of the first class from `first` on,
+    /// in turn, where one is due. Returns which; none where no step is due. Others may have the
+    /// engine alone while the step runs. What it fails with the next verb deals with.
+    pub(in crate::store) fn step_in_background(&self, first: usize) -> Result<Option<usize>> {
+        let engine = self.planned_engine()?;
+        if !self.may_work() {
+            return Ok(None);
         }
-        Ok(false)
+        let count = engine.classes.len();
+        for at in (first..count).chain(0..first.min(count)) {
+            let class = &engine.classes[at];
+            if !class.runs_units() {
+                continue;
+            }
+            let unit = Arc::clone(&class.unit);
+            let Some(mut under_way) = unit.try_lock() else { continue };
+            if !self.takes_step(class, &under_way, Worker::Reader) {
+                continue;
+            }
+            // A commit would wait for a thread that may have lost its core.
+            drop(engine);
+            if let Err(error) = self.step(&mut under_way)
+                && let Some(unit) = under_way.take()
+            {
+                *under_way = UnitUnderWay::Failed(unit, error);
+            }
+            return Ok(Some(at));
+        }
+        Ok(None)
     }
 
-    fn classes_with_units<'e>(&self, engine: &'e Engine) -> impl Iterator<Item = &'e Class> {
-        let of_units = |class: &&Class| class.has_units && class.tier.is_some();
-        engine.classes.iter().filter(of_units)
+    fn may_work(&self) -> bool {
+        !self.options.read_only && !self.poisoned.load(Ordering::Acquire)
     }
 
     /// Does one part of the unit of a class, if nobody is at it.
-    fn do_part(&self, engine: &Engine, class: &Class, worker: Worker) -> Result<Progress> {
-        if self.options.read_only || self.poisoned.load(Ordering::Acquire) {
+    fn do_part(&self, engine: &Engine, class: &Class) -> Result<Progress> {
+        if !self.may_work() {
             return Ok(Progress::Waits);
         }
         let Some(mut under_way) = class.unit.try_lock() else { return Ok(Progress::Waits) };
-        let done = self.go_on(engine, class, &mut under_way, worker).or_else(|error| {
+        let done = self.go_on(engine, class, &mut under_way).or_else(|error| {
             self.give_up(class, &mut under_way, error)?;
             Ok(Progress::Waits)
         });
@@ -97,14 +135,8 @@ impl Inner {
         engine: &Engine,
         class: &Class,
         under_way: &mut UnitUnderWay,
-        worker: Worker,
     ) -> Result<Progress> {
         match under_way {
-            UnitUnderWay::None | UnitUnderWay::Done(_) | UnitUnderWay::Installing
-                if worker == Worker::Reader =>
-            {
-                return Ok(Progress::Waits);
-            }
             UnitUnderWay::None => {
                 let mut log = class.lock(&self.metrics);
                 if !log.may_begin_unit() || !self.admits(Work::Step, &**log) {
@@ -115,25 +147,45 @@ impl Inner {
                 };
                 *under_way = UnitUnderWay::Running(unit);
             }
-            UnitUnderWay::Running(unit) => {
-                let mut log = class.lock(&self.metrics);
-                if !log.owes_steps() || !self.may_step(worker, &**log) {
+            UnitUnderWay::Running(_) => {
+                if !self.takes_step(class, under_way, Worker::Verb) {
                     return Ok(Progress::Waits);
                 }
-                log.pay_step();
-                drop(log);
-                let begun = Instant::now();
-                let goes_on = unit.step()?;
-                self.scheduler.done(Work::Step, begun.elapsed());
-                if !goes_on && let Some(unit) = under_way.take() {
-                    *under_way = UnitUnderWay::Done(unit);
-                }
+                self.step(under_way)?;
+            }
+            UnitUnderWay::Failed(..) => {
+                return under_way.take_error().map_or(Ok(Progress::Waits), Err);
             }
             UnitUnderWay::Done(_) | UnitUnderWay::Installing => {
                 return self.take_over(engine, class, under_way);
             }
         }
         Ok(Progress::GoesOn)
+    }
+
+    /// Whether a step is due that this thread is to do. What rows have paid for it is taken.
+    fn takes_step(&self, class: &Class, under_way: &UnitUnderWay, worker: Worker) -> bool {
+        if !matches!(under_way, UnitUnderWay::Running(_)) {
+            return false;
+        }
+        let mut log = class.lock(&self.metrics);
+        let takes = log.owes_steps() && self.may_step(worker, &**log);
+        if takes {
+            log.pay_step();
+        }
+        takes
+    }
+
+    /// Does a step of the unit that is under way.
+    fn step(&self, under_way: &mut UnitUnderWay) -> Result<()> {
+        let UnitUnderWay::Running(unit) = under_way else { return Ok(()) };
+        let begun = Instant::now();
+        let goes_on = unit.step()?;
+        self.scheduler.done(Work::Step, begun.elapsed());
+        if !goes_on && let Some(unit) = under_way.take() {
+            *under_way = UnitUnderWay::Done(unit);
+        }
+        Ok(())
     }
 
     /// Whether this thread is to do the step that is due. What is pressed is the verbs' own: a
@@ -234,8 +286,8 @@ impl Inner {
         self.charge_difference(&mut **log, |log| log.abandon_unit(unit, because))
     }
 
-    /// Ends all units, of a store that nobody uses any more. A file that cannot be removed is named
-    /// by no commit: the next writer removes it.
+    /// Ends all units, of a store that nobody uses any more; waits for a step that runs. A file
+    /// that cannot be removed is named by no commit: the next writer removes it.
     pub(in crate::store) fn abandon_units(&self, engine: &Engine) {
         for class in &engine.classes {
             if let Some(unit) = class.unit.lock().take() {

@@ -4,7 +4,8 @@
 //! as small as can be. The source's commit is held meanwhile.
 
 use crate::config::{
-    CommitInfo, Memory, NonFinite, PutBatch, StorageKind, StoreOptions, TableSpec,
+    CommitInfo, DENSE_IDS_MAX, Memory, NonFinite, PutBatch, StorageKind, StoreOptions, TableInfo,
+    TableSpec,
 };
 use crate::error::{Error, Result, bail};
 use crate::io::{DirectoryMedium, IoChoice, Medium, OpenMode};
@@ -41,10 +42,13 @@ pub struct CopyReport {
 /// not hold a store; one without a commit, as a copy that was cut off leaves it, is removed.
 /// `storage` is how the copy stores the rows of all tables; without it each is stored as it was.
 /// `cold_directory` is where the copy has its partitions; without it they lie in the copy itself.
-/// `memory` is the budget of each of the two. `progress(done, all)` counts rows and may end the
-/// copy by an error. What a copy that failed or was cut off leaves is no store: it is not opened.
+/// A table in an lsm that is not stored by id, for few of its `num_embeddings` have a row, is
+/// stored by id in a log. `memory` is the budget of each of the two. `progress(done, all)` counts
+/// rows and may end the copy by an error. What a copy that failed or was cut off leaves is no
+/// store: it is not opened.
 ///
-/// *Errors*: `NotFound`, `Misuse` when the destination holds a store, `Corrupt`, `Full`, `Io`.
+/// *Errors*: `NotFound`, `Misuse` when the destination holds a store, or a table has more ids than
+/// one in a log can have; `Budget` where its index does not fit, `Corrupt`, `Full`, `Io`.
 /// *Durability*: the copy is complete and durable on return.
 pub fn copy(
     path: impl AsRef<Path>,
@@ -56,12 +60,17 @@ pub fn copy(
     progress: &mut dyn FnMut(u64, u64) -> Result<()>,
 ) -> Result<CopyReport> {
     let source = open_commit(path.as_ref(), step, memory)?;
-    let target = begin_copy(&source, destination.as_ref(), cold_directory, &|options| options)?;
     let tables = source.tables();
-    let all: u64 = tables.iter().map(|t| t.rows).sum();
-    let mut done = 0;
     let stored =
         |spec: &TableSpec| TableSpec { storage: storage.unwrap_or(spec.storage), ..spec.clone() };
+    tables.iter().try_for_each(|info| check_ids(&stored(&info.spec)))?;
+    let target = begin_copy(&source, destination.as_ref(), cold_directory, &|options| {
+        // Rows that are there are copied, however many could be.
+        StoreOptions { check_disk: false, ..options }
+    })?;
+    check_disk(&*target.inner.medium, &tables)?;
+    let all: u64 = tables.iter().map(|t| t.rows).sum();
+    let mut done = 0;
     for info in &tables {
         target.table(&stored(&info.spec))?;
     }
@@ -147,6 +156,35 @@ pub(super) fn end_copy(source: &Store, target: &Store) -> Result<(CommitInfo, u6
     medium.remove(UNFINISHED)?;
     medium.sync_dir()?;
     Ok((copied, disk_bytes))
+}
+
+/// Refuses a table that has more ids than one in a log can have.
+fn check_ids(stored: &TableSpec) -> Result<()> {
+    let ids = stored.num_embeddings.unwrap_or(0);
+    if stored.storage == StorageKind::Log && ids > DENSE_IDS_MAX {
+        bail!(
+            Misuse,
+            "table '{}' has {ids} ids, and in a log it can have at most {DENSE_IDS_MAX}: copy \
+             without storage \"log\", or put its rows into a growing table of another store",
+            stored.name
+        );
+    }
+    Ok(())
+}
+
+/// Refuses a copy whose rows alone the disk could not hold.
+pub(in crate::store) fn check_disk(medium: &dyn Medium, tables: &[TableInfo]) -> Result<()> {
+    let bytes = |info: &TableInfo| info.rows.saturating_mul(info.row_bytes as u64);
+    let needed = tables.iter().map(bytes).fold(0, u64::saturating_add);
+    let free = medium.free_bytes_in_all()?;
+    if needed > free {
+        bail!(
+            Full,
+            "the rows to copy take {needed} bytes, and {free} are free where the copy shall lie; \
+             make room, or copy to another disk"
+        );
+    }
+    Ok(())
 }
 
 /// Refuses what a copy has left that failed, was cut off or goes on.

@@ -20,6 +20,11 @@ use std::sync::atomic::Ordering;
 
 /// Pages of a sweep read at once.
 const PAGES: usize = 256;
+/// Bytes of the index of frozen rows at most: of an id, of a key, and of a replica whose row has no
+/// other.
+const INDEX_BYTES_PER_ID: u64 = 4;
+const INDEX_BYTES_PER_KEY: u64 = 7;
+const INDEX_BYTES_PER_REPLICA: u64 = 12;
 /// The index names at most so many pages of a row, whatever is asked.
 pub const CANDIDATES_MAX: usize = 16;
 
@@ -132,14 +137,17 @@ pub fn freeze(
     let tables = source.tables();
     let names: Vec<&str> = tables.iter().map(|info| info.spec.name.as_str()).collect();
     let named = named(&names, plans)?;
+    let specs: Vec<TableSpec> =
+        tables.iter().map(|info| frozen_spec(&info.spec, info.rows, options)).collect();
+    let page_bytes = options.page_bytes.or_else(|| page_of_plans(plans, &named, &specs));
     let target = begin_copy(&source, destination.as_ref(), None, &|target| StoreOptions {
-        page_bytes: options.page_bytes,
+        page_bytes,
         // How many rows there are is known.
         check_disk: false,
         ..target
     })?;
-    for info in &tables {
-        target.table(&frozen_spec(&info.spec, info.rows, options))?;
+    for spec in &specs {
+        target.table(spec)?;
     }
     let all = tables.iter().map(|info| info.rows).sum();
     let mut run = Run { options, plans, named, done: 0, all, progress, frozen: Frozen::default() };
@@ -209,7 +217,8 @@ impl Store {
         inner.reserve(&engine, &[])?;
         inner.poison_on_error(inner.flush_all(&engine))?;
         let all = tables.iter().map(|table| table.rows.load(Ordering::Relaxed)).sum();
-        let mut run = Run { options, plans, named, done: 0, all, progress, frozen: Frozen::default() };
+        let mut run =
+            Run { options, plans, named, done: 0, all, progress, frozen: Frozen::default() };
         run.freeze_classes(inner, &engine, &tables, &mut |run, table, unit| {
             run.take(inner, &engine, table, table, true, unit).map(drop)
         })?;
@@ -227,6 +236,24 @@ fn frozen_spec(spec: &TableSpec, rows: u64, options: &FreezeOptions) -> TableSpe
         initializer: options.unknown.unwrap_or(spec.initializer),
         ..spec.clone()
     }
+}
+
+/// The smallest page that holds as many rows as each plan says; none without plans.
+fn page_of_plans(
+    plans: &[PlannedPages],
+    named: &[Vec<String>],
+    specs: &[TableSpec],
+) -> Option<usize> {
+    let of_plan = |(plan, named): (&PlannedPages, &Vec<String>)| {
+        let spec = specs.iter().find(|spec| named.contains(&spec.name))?;
+        let row_bytes = spec.validate().ok()?.row_bytes();
+        let holds = |page_bytes: &usize| {
+            PageLayout::new(*page_bytes, row_bytes, 0, 0)
+                .is_ok_and(|layout| layout.rows_per_page >= plan.rows_per_page)
+        };
+        (9..=16).map(|bits| 1 << bits).find(holds)
+    };
+    plans.iter().zip(named).filter_map(of_plan).max()
 }
 
 /// The plans with the tables that they are of; those that are not there, or twice, are refused. A
@@ -260,6 +287,39 @@ fn named(names: &[&str], plans: &[PlannedPages]) -> Result<Vec<Vec<String>>> {
         Ok(name.to_owned())
     };
     plans.iter().map(|plan| plan.tables.iter().map(&mut of_plan).collect()).collect()
+}
+
+/// Rows that a table has, or, of a new store, will have.
+fn rows_to_come(table: &&Table) -> u64 {
+    match table.rows.load(Ordering::Relaxed) {
+        0 => table.record.spec.expected_rows.unwrap_or(0),
+        rows => rows,
+    }
+}
+
+/// Makes room in the budget for the index of frozen rows, which is there beside the one before
+/// until it is installed.
+fn make_index_room(
+    inner: &Inner,
+    engine: &Engine,
+    tables: &[&Table],
+    placement: &Placement,
+) -> Result<()> {
+    let of_table = |table: &&Table| match table.record.dense_ids() {
+        Some(ids) => ids.saturating_mul(INDEX_BYTES_PER_ID),
+        None => rows_to_come(table) * INDEX_BYTES_PER_KEY,
+    };
+    let replicas = placement.replica_rows.len() as u64 * INDEX_BYTES_PER_REPLICA;
+    let needed = tables.iter().map(of_table).sum::<u64>().saturating_add(replicas);
+    if !inner.make_window_room(engine, needed)? {
+        bail!(
+            Budget,
+            "the index of frozen rows takes up to {needed} bytes more, and the budget is {}; open \
+             with that much more memory, or replicate less",
+            engine.budget_bytes
+        );
+    }
+    Ok(())
 }
 
 /// A freeze under way.
@@ -301,23 +361,23 @@ impl Run<'_> {
     ) -> Result<()> {
         let record = &class.record;
         let holds = PageLayout::new(record.page_bytes, record.row_bytes, 0, 0)?.rows_per_page;
-        let expected = |table: &&Table| {
-            let rows = table.rows.load(Ordering::Relaxed);
-            rows.max(table.record.spec.expected_rows.unwrap_or(0))
-        };
-        let rows: u64 = tables.iter().map(expected).sum();
+        let rows: u64 = tables.iter().map(rows_to_come).sum();
         let replicas = placement.replica_starts.len().saturating_sub(1) as u64;
         let copies = rows + placement.replica_rows.len() as u64;
-        let pages = rows.div_ceil(holds as u64) + replicas;
+        let unplaced = rows.saturating_sub(placement.rows.len() as u64);
+        let pages = placement.page_ends.len() as u64 + unplaced.div_ceil(holds as u64) + replicas;
         let sorted = copies * (record.row_bytes as u64 + 20);
         let spilled = if sorted > self.options.sort_bytes as u64 / 2 { sorted } else { 0 };
         let needed = pages * record.page_bytes as u64 + spilled;
         let free = inner.medium.apart().unwrap_or(&inner.medium).free_bytes()?;
-        if needed > free {
+        let bound = inner.options.max_disk_bytes;
+        let room = bound.map_or(free, |most| most.saturating_sub(inner.disk_bytes()).min(free));
+        if needed > room {
             bail!(
                 Full,
-                "freezing {rows} rows with {} replicas takes {needed} bytes on disk, {spilled} of \
-                 them only meanwhile, and {free} are free; make room, or replicate less",
+                "freezing {rows} rows with {} replicas takes {needed} more bytes on disk, \
+                 {spilled} of them only meanwhile, and there are {room} for it; make room, \
+                 raise max_disk_bytes, or replicate less",
                 placement.replica_rows.len()
             );
         }
@@ -343,6 +403,7 @@ impl Run<'_> {
                 }
                 let placement = self.placement(class, &of_class)?;
                 self.check_disk(inner, class, &of_class, &placement)?;
+                make_index_room(inner, engine, &of_class, &placement)?;
                 planned += placement.rows.len() as u64;
                 let plan = FreezePlan {
                     placement,

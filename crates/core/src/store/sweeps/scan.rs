@@ -48,7 +48,7 @@ impl Store {
         let engine = self.inner.planned_engine()?;
         let found = self.inner.table_of(&engine, table)?;
         let is_exact = || engine.classes[found.class].log.lock().is_exact(found.id());
-        match found.record.spec.dense_ids() {
+        match found.record.dense_ids() {
             Some(end) if is_exact() => Ok(Scan::new(self, found, Cursor::Dense { next: 0, end })),
             _ => {
                 drop(engine);

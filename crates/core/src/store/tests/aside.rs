@@ -290,3 +290,82 @@ fn load_within_budget(seed: u64, rows: u64, segment_bytes: u64, dense: bool, mor
         }
     }
 }
+
+/// The next merge panicked, and with it every verb.
+#[test]
+fn a_page_that_is_set_aside_may_be_cut_off_the_file() {
+    let medium = SimMedium::new(26);
+    let mut merging = Merging::open(&medium, true, |options| options);
+    let mut step = 0;
+    let mut commit = |merging: &Merging| {
+        step += 1;
+        merging.store.commit(step, "", &[]).unwrap();
+    };
+    let rows_bytes = || medium.contents("rows-0").len() as u64;
+    // A page towards the end of the file that a merge has met.
+    let mut tries = 0;
+    let page = loop {
+        tries += 1;
+        assert!(tries < 100, "no merge meets a page that is damaged");
+        (0..10).for_each(|_| merging.step(false));
+        commit(&merging);
+        let (end, table) = (rows_bytes() / 512, merging.table.0);
+        let above = merging.with_lsm(|lsm| lsm.pages_above(table, 20_000));
+        // A merge may have left none.
+        let Some(last) = above.into_iter().rfind(|page| u64::from(*page) < end) else { continue };
+        medium.flip_bit("rows-0", u64::from(last) * 512 + 100);
+        for _ in 0..20 {
+            merging.step(false);
+            commit(&merging);
+        }
+        let met = merging.with_lsm(|lsm| lsm.pages_not_read());
+        if let Some(page) = met.last().filter(|page| 2 * u64::from(**page) > end) {
+            break u64::from(*page);
+        }
+    };
+    let all: Vec<u64> = merging.rows.keys().copied().collect();
+    for keys in all.chunks(200) {
+        while let Err(error) = merging.store.delete(merging.table, keys) {
+            assert_eq!(error.kind(), ErrorKind::Budget, "{error}");
+            commit(&merging);
+        }
+    }
+    merging.rows.clear();
+    let few: Vec<u64> = (0..40).collect();
+    merging.rows.extend(few.iter().map(|key| (*key, 1.0)));
+    for commits in 0.. {
+        // What is written leaves the segment that was being filled.
+        merging.store.put(&[put_of(merging.table, &few, &[1.0; 40 * DIM])]).unwrap();
+        commit(&merging);
+        if rows_bytes() <= page * 512 {
+            break;
+        }
+        assert!(commits < 40, "page {page} stays, of {} bytes", rows_bytes());
+    }
+    let before = merges(&merging.store);
+    for _ in 0..100 {
+        merging.step(false);
+        commit(&merging);
+    }
+    assert!(merges(&merging.store) > before + 3);
+    merging.check_rows();
+}
+
+/// Once many pages were remembered no partition was, and one that cannot be merged was picked for
+/// ever.
+#[test]
+fn a_partition_is_set_aside_where_many_pages_are_already() {
+    let medium = SimMedium::new(27);
+    let mut merging = Merging::open(&medium, true, |options| options);
+    (0..300).for_each(|_| merging.step(false));
+    merging.store.commit(1, "", &[]).unwrap();
+    let named = merging.with_lsm(|lsm| lsm.note_damage(40));
+    let named = named.expect("the first partition rests");
+    let told = damage(&merging.store);
+    let of_partition = told.iter().find(|one| one.starts_with(&named));
+    assert!(of_partition.is_some_and(|one| one.contains("cannot be merged")), "{told:#?}");
+    let before = merges(&merging.store);
+    (0..200).for_each(|_| merging.step(false));
+    assert!(merges(&merging.store) > before + 3, "the others are merged");
+    merging.check_rows();
+}

@@ -73,6 +73,39 @@ fn deletes_that_leave_too_much_in_memory_are_refused_until_a_commit_has_merged_t
     KIND.set(StorageKind::Log);
 }
 
+// The plan has room for as many rows of the top as there are where merges go on. Where they are put
+// off there are more, and nobody made room for these.
+#[test]
+fn a_top_that_grows_while_merges_are_put_off_takes_from_the_cache() {
+    const ROWS: u64 = 400_000;
+    KIND.set(StorageKind::Lsm);
+    let gated = StoreOptions {
+        upkeep_scheduler: UpkeepScheduler::Gate,
+        top_share: 0.5,
+        segment_bytes: Some(64 << 10),
+        ..options_within(3 << 20)
+    };
+    let store = Store::open_on(Arc::new(SimMedium::new(13)), gated).unwrap();
+    let table = store.table(&spec("t", Some(ROWS), OptimizerKind::Sgd)).unwrap();
+    // Nothing is read ahead, so the gate is shut.
+    store.window_by_hand();
+    store.announce(&[LookaheadBatch { table, keys: &[1, 2] }]).unwrap().unwrap();
+    let capacity = || store.stats().unwrap().classes[0].cache_capacity;
+    let (mut random, before) = (Random(13), capacity());
+    let drawn = (0..400).map(|_| (0..500).map(|_| random.below(ROWS)).collect());
+    let all: Vec<u64> = (0..ROWS).collect();
+    let batches: Vec<Vec<u64>> = all.chunks(500).map(<[u64]>::to_vec).chain(drawn).collect();
+    for (round, keys) in batches.iter().enumerate() {
+        store.put(&[put_of(table, keys, &[0.5; 500 * DIM])]).unwrap();
+        let engine = store.inner.engine.read();
+        let (used, most) = (engine.memory().total(), engine.budget_bytes);
+        assert!(used <= most, "round {round}: {used} of {most} bytes, {:?}", engine.memory());
+    }
+    assert!(store.stats().unwrap().upkeep.put_off > 0);
+    assert!(capacity() < before, "the top has not outgrown the plan");
+    KIND.set(StorageKind::Log);
+}
+
 #[test]
 fn a_table_whose_index_the_budget_cannot_hold_is_refused_when_it_is_made() {
     each_kind(|| {

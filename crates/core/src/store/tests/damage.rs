@@ -1,6 +1,8 @@
 //! Damaged files are reported, with their place, and never returned as rows.
 
+use super::meddled::Meddled;
 use super::*;
+use crate::storage::Finding;
 
 fn trained(medium: &SimMedium, fixture: &Fixture) -> Model {
     let store = fixture.open(medium, options(tight()));
@@ -225,5 +227,42 @@ fn truncated_files_are_found() {
             assert_eq!(error.kind(), ErrorKind::Corrupt, "{name}: {error}");
             assert!(error.message().contains(prefix) || prefix == "journal-", "{name}: {error}");
         }
+    });
+}
+
+/// Of pages that could not be read together one was told, and the others counted as checked.
+#[test]
+fn a_check_reads_the_pages_beside_one_that_cannot_be_read() {
+    with_kind(StorageKind::Lsm, || {
+        let medium = SimMedium::new(8);
+        let meddled = Meddled::new(&medium);
+        let store = Store::open_on(meddled.clone(), options(300 << 10)).unwrap();
+        let table = store.table(&spec("t", Some(ROWS), OptimizerKind::Sgd)).unwrap();
+        let (all, mut rows) = ((0..ROWS).collect::<Vec<u64>>(), BTreeMap::new());
+        all.chunks(500).for_each(|keys| write(&store, table, keys, &mut rows, 1.0));
+        store.commit(1, "", &[]).unwrap();
+        let check = || {
+            let engine = store.inner.engine.read();
+            let (storage, mut said) = (engine.classes[0].log.lock(), Vec::new());
+            let mut say = |finding| match finding {
+                Finding::Damage(error) => said.push(error.message().to_owned()),
+                other => said.push(format!("{other:?}")),
+            };
+            let checked = storage.check(&mut |_, _| Ok(()), &mut say).unwrap();
+            (checked.pages, checked.rows, said)
+        };
+        let (pages, found, said) = check();
+        assert!(said.is_empty(), "{said:?}");
+        let files = Medium::list(&medium, "part-0-").unwrap();
+        let is_long =
+            |name: &&String| *name != "part-0-room" && medium.contents(name).len() > 40 * 512;
+        let name = files.iter().find(is_long).expect("a partition has forty pages");
+        meddled.make_unreadable(name, 10 * 512 + 5..10 * 512 + 6);
+        medium.flip_bit(name, 20 * 512 + 100);
+        let (pages_beside, found_beside, said) = check();
+        assert_eq!(said.len(), 2, "{said:?}");
+        assert!(said[0].contains(name) && said[0].contains("at 5125"), "{said:?}");
+        assert!(said[1].contains(name) && said[1].contains("page 20"), "{said:?}");
+        assert!(pages_beside == pages && found_beside < found && found_beside + 60 > found);
     });
 }

@@ -4,9 +4,12 @@ use super::*;
 use crate::error::Result;
 use crate::io::{Buffers, File, FileState, IoKind, Locking, Medium, OpenMode, Queue, SimMedium};
 use parking_lot::Mutex;
+use std::ops::Range;
 
 /// What is about to be done, and with which name.
 pub(super) type Doing<'a> = (&'static str, &'a str);
+/// A file, and bytes of it that cannot be read.
+type Unreadable = (String, Range<u64>);
 type Meddler = Box<dyn FnMut(Doing<'_>) -> Result<()> + Send>;
 
 /// Calls its meddler before whatever is done by name; an error of that is the operation's.
@@ -15,6 +18,65 @@ pub(super) struct Meddled {
     meddler: Mutex<Option<Meddler>>,
     /// Of direct requests; that of the device if there is none.
     alignment: Mutex<Option<usize>>,
+    unreadable: Arc<Mutex<Option<Unreadable>>>,
+}
+
+/// A file of which some bytes may not be readable, by calls that block.
+#[derive(Debug)]
+struct MeddledFile {
+    file: Arc<dyn File>,
+    unreadable: Arc<Mutex<Option<Unreadable>>>,
+}
+
+impl File for MeddledFile {
+    fn name(&self) -> &str {
+        self.file.name()
+    }
+
+    fn len(&self) -> Result<u64> {
+        self.file.len()
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+        let end = offset + buffer.len() as u64;
+        if let Some((name, range)) = &*self.unreadable.lock()
+            && name == self.name()
+            && offset < range.end
+            && range.start < end
+        {
+            let what = format!("read {name} at {}", range.start);
+            return Err(Error::os(what, std::io::Error::from_raw_os_error(libc::EIO)));
+        }
+        self.file.read_at(buffer, offset)
+    }
+
+    fn write_at(&self, bytes: &[u8], offset: u64) -> Result<()> {
+        self.file.write_at(bytes, offset)
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.file.sync()
+    }
+
+    fn allocate(&self, offset: u64, bytes: u64) -> Result<()> {
+        self.file.allocate(offset, bytes)
+    }
+
+    fn give_back(&self, offset: u64, bytes: u64) -> Result<bool> {
+        self.file.give_back(offset, bytes)
+    }
+
+    fn set_len(&self, bytes: u64) -> Result<()> {
+        self.file.set_len(bytes)
+    }
+
+    fn direct_file(&self) -> Option<&std::fs::File> {
+        self.file.direct_file()
+    }
+
+    fn simulated_id(&self) -> Option<u64> {
+        self.file.simulated_id()
+    }
 }
 
 impl std::fmt::Debug for Meddled {
@@ -29,7 +91,13 @@ impl Meddled {
             medium: medium.clone(),
             meddler: Mutex::new(None),
             alignment: Mutex::new(None),
+            unreadable: Arc::default(),
         })
+    }
+
+    /// From now on these bytes of a file cannot be read by calls that block.
+    pub(super) fn make_unreadable(&self, name: &str, bytes: Range<u64>) {
+        *self.unreadable.lock() = Some((name.to_owned(), bytes));
     }
 
     /// From now on direct requests need this alignment.
@@ -66,7 +134,8 @@ impl Medium for Meddled {
 
     fn open(&self, name: &str, mode: OpenMode) -> Result<Arc<dyn File>> {
         self.about_to("open", name)?;
-        self.medium.open(name, mode)
+        let file = self.medium.open(name, mode)?;
+        Ok(Arc::new(MeddledFile { file, unreadable: Arc::clone(&self.unreadable) }))
     }
 
     fn list(&self, prefix: &str) -> Result<Vec<String>> {

@@ -1,6 +1,8 @@
 //! Merges of a store with an lsm: what is counted of its top, which partitions are joined.
 
 use super::*;
+use crate::storage::StorageUpkeep;
+use crate::store::space::UnitUnderWay;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
@@ -150,10 +152,9 @@ fn the_reader_of_a_window_does_steps_of_merges() {
         ..options
     };
     let mut merging = Merging::open(&medium, true, with_window);
-    // Its threads begin with the first batch.
+    // Its threads begin with the first batch, and are left upkeep until the last one is begun.
     let batch = LookaheadBatch { table: merging.table, keys: &[1, 2, 3] };
-    let number = merging.store.announce(&[batch]).unwrap().unwrap();
-    merging.store.finish(number).unwrap();
+    merging.store.announce(&[batch]).unwrap().unwrap();
     let steps = |merging: &Merging| merging.store.window_stats().unwrap().upkeep;
     let begun = Instant::now();
     for step in 1.. {
@@ -178,6 +179,46 @@ fn the_reader_of_a_window_does_steps_of_merges() {
     }
     assert_eq!(steps(&merging), before.0);
     assert!(merges(&merging.store) > before.1 + 2, "{} merges", merges(&merging.store));
+    merging.check_rows();
+}
+
+// Every commit freed segments that the merge still might read, and nobody did its steps: the file
+// grew with each of them.
+#[test]
+fn a_merge_that_commits_meet_does_not_keep_what_they_release() {
+    let medium = SimMedium::new(10);
+    let gated = |options| StoreOptions { upkeep_scheduler: UpkeepScheduler::Gate, ..options };
+    let mut merging = Merging::open(&medium, true, gated);
+    let is_under_way = |store: &Store| {
+        let engine = store.inner.engine.read();
+        matches!(*engine.classes[0].unit.lock(), UnitUnderWay::Running(_))
+    };
+    (0..300).for_each(|_| merging.step(false));
+    // No row waits to come to the top, which has some more than its share and is far from pressed.
+    let begun = (0..200).any(|step| {
+        if !is_under_way(&merging.store) {
+            merging.step(false);
+        }
+        merging.store.commit(step, "", &[]).unwrap();
+        let recount = merging.with_lsm(|lsm| lsm.recount()).unwrap();
+        is_under_way(&merging.store) && recount.there.iter().sum::<u64>() < ROWS / 8
+    });
+    assert!(begun, "{} merges", merges(&merging.store));
+    // Nothing is read ahead from here on, so the gate is shut.
+    let Merging { store, table, rows, .. } = &mut merging;
+    store.window_by_hand();
+    store.announce(&[LookaheadBatch { table: *table, keys: &[1, 2] }]).unwrap().unwrap();
+    let keys: Vec<u64> = (0..200).collect();
+    let mut most = [0; 2];
+    for round in 0..200 {
+        let values = vec![round as f32; keys.len() * DIM];
+        store.put(&[put_of(*table, &keys, &values)]).unwrap();
+        store.commit(round, "", &[]).unwrap();
+        let most = &mut most[round as usize / 100];
+        *most = store.inner.disk_bytes().max(*most);
+    }
+    assert!(most[1] <= most[0], "bytes of disk in the first 100 rounds, and after: {most:?}");
+    rows.extend(keys.iter().map(|key| (*key, 199.0)));
     merging.check_rows();
 }
 
@@ -269,4 +310,141 @@ fn a_smaller_top_is_merged_more_often() {
     };
     let (small, large) = (merged(0.05), merged(0.5));
     assert!(small.0 > large.0 && small.1 < large.1, "merges and rows above: {small:?} {large:?}");
+}
+
+/// Files that came and went within one epoch counted once the store was opened again.
+#[test]
+fn files_that_no_commit_had_count_no_more_when_a_store_is_opened_again() {
+    for dense in [true, false] {
+        let medium = SimMedium::new(10);
+        let mut merging = Merging::open(&medium, dense, |options| options);
+        for step in 1..=3 {
+            (0..50).for_each(|_| merging.step(false));
+            merging.store.commit(step, "", &[]).unwrap();
+        }
+        let before = merges(&merging.store);
+        while merges(&merging.store) < before + 12 {
+            merging.step(false);
+        }
+        merging.store.commit(4, "", &[]).unwrap();
+        let said = merging.store.stats().unwrap().disk_bytes;
+        let files = merging.with_lsm(|lsm| lsm.bytes_of_files());
+        let Merging { store, rows, .. } = merging;
+        store.close().unwrap();
+        drop(store);
+        // That leaves room for what changes need.
+        let max_disk_bytes = Some(said + (1 << 20));
+        let bounded = |options| StoreOptions { max_disk_bytes, ..options };
+        let mut merging = Merging::open(&medium, dense, bounded);
+        let found = merging.store.stats().unwrap().disk_bytes;
+        assert!(found <= said, "dense: {dense}, {found} bytes, {said} before");
+        let found = merging.with_lsm(|lsm| lsm.bytes_of_files());
+        assert!(found <= files, "dense: {dense}, files of {found} bytes, {files} before");
+        merging.rows = rows;
+        merging.step(false);
+        merging.check_rows();
+    }
+}
+
+/// Files that a scan had open were removed, and counted as free.
+#[test]
+fn files_that_a_scan_reads_count_until_it_ends() {
+    for dense in [true, false] {
+        let medium = SimMedium::new(11);
+        let mut merging = Merging::open(&medium, dense, |options| options);
+        let scanned =
+            TableSpec { storage: StorageKind::Lsm, ..spec("scanned", None, OptimizerKind::Sgd) };
+        let scanned = merging.store.table(&scanned).unwrap();
+        for first in (0..3000u64).step_by(500) {
+            let keys: Vec<u64> = (first..first + 500).collect();
+            let values: Vec<f32> = keys.iter().flat_map(|key| [*key as f32; DIM]).collect();
+            merging.store.put(&[put_of(scanned, &keys, &values)]).unwrap();
+        }
+        (0..150).for_each(|_| merging.step(false));
+        merging.store.commit(1, "", &[]).unwrap();
+        let mut scan = merging.store.scan(scanned).unwrap();
+        let (mut keys, mut values) = (vec![0; 10], vec![0.0; 10 * DIM]);
+        let mut count = scan.next_batch(&mut keys, &mut values, None).unwrap();
+        let (before, mut step) = (merges(&merging.store), 2);
+        let counted = |merging: &Merging| {
+            let said = merging.store.stats().unwrap().disk_bytes;
+            let taken = medium.taken_bytes();
+            assert!(taken <= said, "dense: {dense}, {taken} bytes taken, {said} said");
+            said
+        };
+        while merges(&merging.store) < before + 30 {
+            merging.step(false);
+            if step % 3 == 0 {
+                merging.store.commit(step, "", &[]).unwrap();
+                counted(&merging);
+            }
+            step += 1;
+        }
+        let mut found = 0;
+        while count > 0 {
+            for (key, value) in keys.iter().zip(values.chunks_exact(DIM)).take(count) {
+                assert_eq!(value, [*key as f32; DIM]);
+            }
+            found += count;
+            count = scan.next_batch(&mut keys, &mut values, None).unwrap();
+        }
+        assert_eq!(found, 3000);
+        let during = counted(&merging);
+        drop(scan);
+        for step in step..step + 3 {
+            merging.store.commit(step, "", &[]).unwrap();
+        }
+        assert!(counted(&merging) + (512 << 10) < during, "what the scan kept is given back");
+        merging.check_rows();
+    }
+}
+
+/// A pair of partitions that had no room was refused for ever, and with it each of the two.
+#[test]
+fn a_partition_is_merged_alone_where_a_pair_has_no_room() {
+    let medium = SimMedium::new(12);
+    let more = |options| StoreOptions {
+        memory: Memory::Bytes(2 << 20),
+        segment_bytes: Some(64 << 10),
+        ..options
+    };
+    let mut merging = Merging::open(&medium, true, more);
+    // Partitions of a segment are small once they may have eight.
+    for step in 1..15 {
+        for _ in 0..20 {
+            merging.with_lsm(|lsm| StorageUpkeep::expect_bound(lsm, Some(1)));
+            merging.step(false);
+        }
+        merging.store.commit(step, "", &[]).unwrap();
+    }
+    merging.with_lsm(|lsm| StorageUpkeep::expect_bound(lsm, None));
+    let rows = merging.with_lsm(|lsm| lsm.rows_of_partitions());
+    assert!(rows.len() > 5, "{rows:?}");
+    let mut step = 0;
+    loop {
+        let done = merging.with_lsm(|lsm| {
+            let Some((2, of_pair)) = lsm.next_merge_without_room(true) else { return false };
+            let (1, of_one) = lsm.next_merge_without_room(false).unwrap() else {
+                panic!("more than one partition without neighbours")
+            };
+            // The room grows by steps, which both may need alike.
+            if of_one == of_pair {
+                return false;
+            }
+            assert!(lsm.begin_unit(of_one - 1).unwrap().is_none());
+            assert!(lsm.next_merge_without_room(true).is_some());
+            let unit = lsm.begin_unit(of_one).unwrap().expect("one of them has its room");
+            lsm.abandon_unit(unit, None).unwrap();
+            true
+        });
+        if done {
+            break;
+        }
+        merging.step(false);
+        step += 1;
+        // It ends the merge that is under way.
+        merging.store.commit(100 + step, "", &[]).unwrap();
+        assert!(step < 100, "no pair is to be merged");
+    }
+    merging.check_rows();
 }

@@ -6,6 +6,7 @@ use super::*;
 use crate::io::Medium;
 use crate::storage::*;
 use std::sync::atomic::AtomicUsize;
+use std::sync::mpsc::{Receiver, Sender};
 
 /// What a probe is asked for, and what has happened to its units.
 #[derive(Default)]
@@ -18,6 +19,8 @@ pub(super) struct Wishes {
     pub(super) paid: AtomicUsize,
     /// Whether upkeep cannot wait.
     pub(super) presses: AtomicBool,
+    /// The next step says that it has begun, and waits until somebody says, or cannot any more.
+    pub(super) step_waits: Mutex<Option<(Sender<()>, Receiver<()>)>>,
     /// The kind of error that the next step, or the next install, ends with.
     pub(super) step_fails: Mutex<Option<ErrorKind>>,
     pub(super) install_fails: Mutex<Option<ErrorKind>>,
@@ -57,6 +60,11 @@ impl Unit for ProbeUnit {
         let is_locked = self.wishes.is_locked.lock().as_ref().is_some_and(|is_locked| is_locked());
         assert!(!is_locked, "a step runs without the lock of the class");
         assert!(self.left > 0, "a unit that is done takes no step");
+        let waits = self.wishes.step_waits.lock().take();
+        if let Some((has_begun, goes_on)) = waits {
+            let _ = has_begun.send(());
+            let _ = goes_on.recv();
+        }
         fail(&self.wishes.step_fails)?;
         add(&self.wishes.stepped);
         self.left -= 1;
@@ -302,7 +310,7 @@ impl StorageUpkeep for Probe {
         fn rows_per_unit(&) -> u64;
         fn room_for_upkeep(& most_bytes: Option<u64>) -> u64;
         fn lacks(& bytes: u64, unwritten: u64, spare: u64) -> bool;
-        mut fn drop_commits_before(& oldest_kept: u64);
+        mut fn drop_commits_before(& released: u64, oldest_kept: u64);
         mut fn owe(& rows: u64);
         mut fn settle(& most_bytes: u64) -> bool;
         mut fn expect_bound(& most_bytes: Option<u64>);

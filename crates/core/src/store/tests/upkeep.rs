@@ -4,6 +4,10 @@
 use super::probe::{Probe, Wishes};
 use super::*;
 use std::sync::atomic::AtomicUsize;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+const LONG: Duration = Duration::from_secs(30);
 
 /// A store with a dense table, whose storage is a probe.
 fn probed(medium: &SimMedium) -> (Store, TableId, Arc<Wishes>) {
@@ -215,4 +219,96 @@ fn a_gate_puts_steps_off_while_nothing_is_read_ahead_and_lets_go_at_the_floor() 
     wishes.presses.store(true, Ordering::Relaxed);
     put(&store, table).unwrap();
     assert_eq!((count(&wishes.stepped), count(&wishes.installed)), (10, 2), "at the floor");
+}
+
+/// A store whose window is in use, so that its reader does the steps of the unit that has begun.
+fn left_to_the_reader(seed: u64) -> (Store, TableId, Arc<Wishes>) {
+    let store = Store::open_on(Arc::new(SimMedium::new(seed)), options(1 << 20)).unwrap();
+    let table = store.table(&spec("t", Some(700), OptimizerKind::Sgd)).unwrap();
+    let wishes = Probe::around(&store, 0);
+    set(&wishes.steps, 2);
+    put(&store, table).unwrap();
+    assert_eq!((count(&wishes.begun), count(&wishes.stepped)), (1, 0));
+    store.announce(&[LookaheadBatch { table, keys: &[1, 2] }]).unwrap().unwrap();
+    (store, table, wishes)
+}
+
+fn wait_until(what: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !what() {
+        assert!(begun.elapsed() < LONG, "it does not come");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+// The reader kept the engine for its step: a commit waited for a thread that hardly gets a core,
+// and all verbs waited for the commit.
+#[test]
+fn nobody_waits_for_a_step_of_the_reader_but_who_ends_the_store() {
+    let (store, table, wishes) = left_to_the_reader(10);
+    let (has_begun, begins) = channel();
+    // Dropped before the store, so that a test that fails ends.
+    let (goes_on, waits) = channel();
+    *wishes.step_waits.lock() = Some((has_begun, waits));
+    set(&wishes.paid, 1);
+    put(&store, table).unwrap();
+    begins.recv_timeout(LONG).unwrap();
+    let beside = |verb: fn(&Store)| {
+        let (store, (done, is_done)) = (store.clone(), channel());
+        std::thread::spawn(move || {
+            verb(&store);
+            let _ = done.send(());
+        });
+        is_done
+    };
+    let committed = beside(|store| _ = store.commit(1, "", &[]).unwrap());
+    assert!(committed.recv_timeout(LONG).is_ok(), "a commit waits for the step");
+    put(&store, table).unwrap();
+    assert_eq!((count(&wishes.begun), count(&wishes.stepped)), (1, 0));
+    // The second finds the window ended, and may not give the store up while the step writes.
+    let closed = [(); 2].map(|()| beside(|store| _ = store.close().unwrap()));
+    assert!(closed[0].recv_timeout(Duration::from_millis(100)).is_err());
+    assert!(closed[1].try_recv().is_err());
+    goes_on.send(()).unwrap();
+    closed.iter().for_each(|closed| closed.recv_timeout(LONG).unwrap());
+    assert_eq!((count(&wishes.stepped), count(&wishes.abandoned)), (1, 1));
+}
+
+#[test]
+fn a_verb_deals_with_the_error_of_a_step_of_the_reader() {
+    for kind in [ErrorKind::Full, ErrorKind::Io] {
+        let (store, table, wishes) = left_to_the_reader(11);
+        *wishes.step_fails.lock() = Some(kind);
+        set(&wishes.paid, 1);
+        put(&store, table).unwrap();
+        wait_until(|| wishes.step_fails.lock().is_none());
+        // The reader may still be about to say so.
+        wait_until(|| store.inner.engine.read().classes[0].unit.try_lock().is_some());
+        let done = put(&store, table);
+        assert_eq!(count(&wishes.abandoned), 1);
+        match kind {
+            ErrorKind::Full => done.unwrap(),
+            kind => assert_eq!(done.unwrap_err().kind(), kind),
+        }
+        assert_eq!(store.inner.poisoned.load(Ordering::Relaxed), kind == ErrorKind::Io);
+    }
+}
+
+#[test]
+fn the_reader_does_steps_of_all_classes_in_turn() {
+    let store = Store::open_on(Arc::new(SimMedium::new(12)), options(4 << 20)).unwrap();
+    let tables = [DIM, 2 * DIM].map(|embedding_dim| {
+        let name = format!("t{embedding_dim}");
+        let spec = spec(&name, Some(700), OptimizerKind::Sgd);
+        store.table(&TableSpec { embedding_dim, ..spec }).unwrap()
+    });
+    let wishes = [0, 1].map(|class| Probe::around(&store, class));
+    wishes.iter().for_each(|wishes| set(&wishes.steps, usize::MAX));
+    put(&store, tables[0]).unwrap();
+    assert!(wishes.iter().all(|wishes| count(&wishes.begun) == 1));
+    store.announce(&[LookaheadBatch { table: tables[0], keys: &[1, 2] }]).unwrap().unwrap();
+    wishes.iter().for_each(|wishes| set(&wishes.paid, usize::MAX));
+    put(&store, tables[0]).unwrap();
+    wait_until(|| count(&wishes[0].stepped) > 100);
+    assert!(count(&wishes[1].stepped) > 80, "{} steps", count(&wishes[1].stepped));
 }

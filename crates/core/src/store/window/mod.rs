@@ -194,12 +194,12 @@ impl Window {
         self.shared.state.lock().time_ahead()
     }
 
-    /// Leaves upkeep to the reader, which does it between groups; false where none is there, or it
-    /// rests.
+    /// Leaves upkeep to the reader, which does it between groups; false where the window is not in
+    /// use, no thread reads, or it rests.
     pub(super) fn takes_upkeep(&self) -> bool {
         let mut state = self.shared.state.lock();
-        let is_off = state.idle || state.by_hand || state.stop || state.paused;
-        if is_off || state.rest.left().is_some() {
+        let has_reader = !state.idle && !state.by_hand;
+        if !has_reader || !state.is_in_use() || state.rest.left().is_some() {
             return false;
         }
         state.upkeep = true;
@@ -311,10 +311,15 @@ impl State {
         self.begun = number;
     }
 
+    /// Whether batches are to come, and somebody reads ahead of them.
+    fn is_in_use(&self) -> bool {
+        let is_off = self.stop || self.paused || (self.idle && !self.by_hand);
+        !is_off && self.announced > self.begun
+    }
+
     /// See [`Window::time_ahead`].
     fn time_ahead(&self) -> Option<Duration> {
-        let is_off = self.stop || self.paused || (self.idle && !self.by_hand);
-        if is_off || self.announced <= self.begun {
+        if !self.is_in_use() {
             return None;
         }
         let batches = match self.slices {
@@ -671,5 +676,22 @@ mod tests {
         assert_eq!(state.time_ahead(), None);
         (state.paused, state.announced) = (false, 11);
         assert_eq!(state.time_ahead(), None, "all are begun");
+    }
+
+    // A store whose batches were all begun left its merges to a thread that hardly gets a core.
+    #[test]
+    fn upkeep_is_left_to_the_reader_while_batches_are_to_come() {
+        let window = Window::new();
+        let takes = |change: fn(&mut State)| {
+            change(&mut window.shared.state.lock());
+            window.takes_upkeep()
+        };
+        assert!(!takes(|state| state.announced = 2), "no thread lives");
+        assert!(takes(|state| state.idle = false));
+        assert!(takes(|state| state.begun = 1));
+        assert!(!takes(|state| state.begun = 2), "all are begun");
+        assert!(takes(|state| state.announced = 3));
+        assert!(!takes(|state| state.paused = true));
+        assert!(!takes(|state| (state.paused, state.stop) = (false, true)));
     }
 }

@@ -364,7 +364,7 @@ impl Plan {
             let Some(table) = engine.table(id.0) else { continue };
             let cache = engine.classes[table.class].cache();
             let uses = self.uses[usize::from(id.0)]
-                .get_or_insert_with(|| Uses::new(table.record.spec.dense_ids(), block_bytes));
+                .get_or_insert_with(|| Uses::new(table.record.dense_ids(), block_bytes));
             let keys = self.distinct.run(keys).0;
             shared.counters.distinct.fetch_add(keys.len() as u64, Ordering::Relaxed);
             self.keys.clear();

@@ -33,10 +33,12 @@ enum Task {
 
 /// Runs until the store is closed or gone.
 pub(super) fn run(shared: &Shared, store: &Weak<Guarded>) {
+    // The class whose turn of upkeep it is.
+    let mut class = 0;
     while let Some(task) = wait_for_task(shared) {
         let (group, done) = match task {
             Task::Read(group, done) => (group, done),
-            Task::Upkeep => match keep_up(shared, store) {
+            Task::Upkeep => match keep_up(shared, store, &mut class) {
                 Some(()) => continue,
                 None => return,
             },
@@ -52,21 +54,21 @@ pub(super) fn run(shared: &Shared, store: &Weak<Guarded>) {
     }
 }
 
-/// Does a step of upkeep; `None` when the store is closed or gone. An error has poisoned the store,
-/// which the next verb tells.
-fn keep_up(shared: &Shared, store: &Weak<Guarded>) -> Option<()> {
+/// Does a step of upkeep, of `class` where one is due, and comes to the next class; `None` when the
+/// store is closed or gone.
+fn keep_up(shared: &Shared, store: &Weak<Guarded>, class: &mut usize) -> Option<()> {
     let _busy = Busy(shared);
     let inner = store.upgrade()?;
     let _guard = inner.poison_on_panic();
-    let done = inner.planned_engine().and_then(|engine| inner.upkeep_in_background(&engine));
-    match done {
-        Ok(true) => {
+    match inner.step_in_background(*class) {
+        Ok(Some(done)) => {
+            *class = done + 1;
             shared.counters.upkeep.fetch_add(1, Ordering::Relaxed);
             shared.state.lock().upkeep = true;
             Some(())
         }
         Err(error) if error.kind() == ErrorKind::Closed => None,
-        Ok(false) | Err(_) => Some(()),
+        Ok(None) | Err(_) => Some(()),
     }
 }
 

@@ -9,6 +9,7 @@ use super::old_rows::OldRows;
 use super::order::{LastOrder, Orders, Place, PlaceRange};
 use super::page_writer::{Finished, Room};
 use super::partition::{Partition, Partitions};
+use super::version::Version;
 use super::writer::PartitionWriter;
 use crate::error::{Result, bail};
 use crate::io::{BLOCK_BYTES, Medium, Queue};
@@ -83,6 +84,13 @@ impl MergePlan {
     pub fn files(&self) -> Result<u64> {
         let layout = self.shape.layout(self.first_number)?;
         Ok(files_of_merge(self.rows(), &layout, self.target_bytes))
+    }
+
+    /// `Full` where its files, all of them if there are as many as there can be, would leave more
+    /// partitions than a version may have, or need more numbers than there are.
+    pub fn check_room(&self, version: &Version) -> Result<()> {
+        self.numbers()?;
+        version.check_room(self.inputs.len(), self.files()? as usize + 1)
     }
 
     /// Rows at the end that make it leave an empty partition behind them, all in files of so many.

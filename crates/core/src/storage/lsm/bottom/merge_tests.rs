@@ -3,11 +3,13 @@
 use super::file::{Facts, Shape, file_name, files_of};
 use super::merge::{Counts, Merge, MergePlan, Merged, Taken};
 use super::order::{Place, PlaceRange};
+use super::pages::OpenPartitions;
 use super::partition::Partition;
 use super::testing::{
     List, Model, PORTION_BYTES, Random, Row, SMALL, TAG_FIRST, contents, insert, open, orders,
     queue, read_all, reader, small_model, words, write,
 };
+use super::version::{Edit, Version};
 use super::writer::PartitionWriter;
 use crate::error::{ErrorKind, Result};
 use crate::io::{Medium, SimMedium};
@@ -490,6 +492,8 @@ fn a_plan_says_its_files_and_needs_a_number_for_each() {
     }
     assert_eq!(plan(512, u32::MAX - 5).numbers().unwrap(), u32::MAX - 5..=u32::MAX);
     assert_eq!(plan(512, u32::MAX - 4).numbers().unwrap_err().kind(), ErrorKind::Full);
+    let version = Version::default();
+    assert_eq!(plan(512, u32::MAX - 4).check_room(&version).unwrap_err().kind(), ErrorKind::Full);
     let changes = List::new(&Changed::new());
     let (reader, queue) = (reader(&medium, &SMALL), queue(&medium, &SMALL));
     let medium_of_merge = Arc::new(medium.clone());
@@ -497,6 +501,49 @@ fn a_plan_says_its_files_and_needs_a_number_for_each() {
     assert_eq!(merge.err().unwrap().kind(), ErrorKind::Full);
     // Nothing was written.
     assert_eq!(files_of(&medium, 3).unwrap().len(), 1);
+}
+
+// All that a merge had written was refused by the version that it came to.
+#[test]
+fn a_plan_that_would_leave_too_many_partitions_is_refused_before_anything_is_written() {
+    let medium = SimMedium::new(1);
+    let facts = write(&medium, &SMALL, 1, 5, &small_model(5)).unwrap();
+    let at = |position| Place { table: 9, rank: 0, position };
+    // Beside the one with the rows.
+    let others = |count: u64| -> Version {
+        let first = Facts {
+            range: PlaceRange { first: Place::MIN, last: at(1).previous().unwrap() },
+            ..facts
+        };
+        let other = |n: u64| {
+            let last = if n == count { Place::MAX } else { at(n + 1).previous().unwrap() };
+            let range = PlaceRange { first: at(n), last };
+            Facts { number: n as u32 + 1, range, ..facts }
+        };
+        let added = std::iter::once(first).chain((1..=count).map(other)).collect();
+        Version::default().apply(&Edit { removed: vec![], added }).unwrap()
+    };
+    let most = OpenPartitions::COUNT_MAX as u64;
+    let inputs = |count: usize| vec![open(&medium, &SMALL, &facts).unwrap(); count];
+    // 23 rows, of which a page has 6, and one that may be left empty.
+    for (target_bytes, count, others_most) in [(1 << 20, 1, most - 2), (512, 1, most - 5)] {
+        let plan = MergePlan {
+            shape: SMALL,
+            orders: Arc::new(orders()),
+            range: PlaceRange::ALL,
+            inputs: inputs(count),
+            changes: 0,
+            first_number: 70_000,
+            merge: MERGE,
+            target_bytes,
+            portion_bytes: PORTION_BYTES,
+        };
+        plan.check_room(&others(others_most)).unwrap();
+        let error = plan.check_room(&others(others_most + 1)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Full, "{error}");
+        let pair = MergePlan { inputs: inputs(2), target_bytes: 1 << 20, ..plan };
+        pair.check_room(&others(most - 1)).unwrap();
+    }
 }
 
 // Without it each merge of a table that is loaded in order would write the rows before once more.

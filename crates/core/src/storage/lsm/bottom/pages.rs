@@ -108,6 +108,19 @@ impl OpenPartitions {
         }
     }
 
+    /// Numbers of the files of partitions that have left and that reads under way may still name.
+    pub fn files_left(&self) -> BTreeSet<u32> {
+        let table = self.table.read();
+        if table.left == 0 {
+            return BTreeSet::new();
+        }
+        let left = table.slots.iter().filter_map(|slot| match slot {
+            Slot::Left { partition, .. } => Some(partition.facts().number),
+            Slot::There(_) | Slot::Free => None,
+        });
+        left.collect()
+    }
+
     /// The partition of a number; `None` once it has left.
     pub fn get(&self, number: u16) -> Option<Arc<Partition>> {
         match self.table.read().slot(number)? {

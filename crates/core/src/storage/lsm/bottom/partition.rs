@@ -5,7 +5,7 @@
 use super::candidates::Candidates;
 use super::file::{self, Body, Facts, Section, Shape, damaged};
 use super::frozen::Frozen;
-use super::order::{Orders, Place, PlaceRange};
+use super::order::{Orders, Place, PlaceRange, TableOrder};
 use crate::error::{Error, Result, bail};
 use crate::io::{File, Medium};
 use crate::storage::{PageAddress, PageLayout, PageSource};
@@ -227,7 +227,7 @@ impl Partition {
     /// there.
     pub fn find<'p>(&self, place: Place, page: u32, bytes: &'p [u8]) -> Result<Option<&'p [f32]>> {
         if let Body::Frozen(frozen) = &self.body {
-            return Ok(self.find_frozen(frozen, place, bytes));
+            return self.find_frozen(frozen, place, page, bytes);
         }
         let Some(section) = self.section_of(place) else { return Ok(None) };
         let page_begins = u64::from(page - 1) * self.layout.rows_per_page as u64;
@@ -252,12 +252,27 @@ impl Partition {
     }
 
     /// Rows of a frozen page are in no order, so its directory is looked through.
-    fn find_frozen<'p>(&self, frozen: &Frozen, place: Place, bytes: &'p [u8]) -> Option<&'p [f32]> {
-        let of = frozen.of(place.table).filter(|_| place.rank == 0)?;
+    fn find_frozen<'p>(
+        &self,
+        frozen: &Frozen,
+        place: Place,
+        page: u32,
+        bytes: &'p [u8],
+    ) -> Result<Option<&'p [f32]>> {
+        let Some(of) = frozen.of(place.table).filter(|_| place.rank == 0) else { return Ok(None) };
         let wanted = (place.table, of.order.key(place.position));
         let rows = self.layout.rows_in(bytes);
-        let at = (0..rows).find(|at| self.layout.entry(bytes, *at) == wanted)?;
-        Some(self.layout.row(bytes, at))
+        match (0..rows).find(|at| self.layout.entry(bytes, *at) == wanted) {
+            Some(at) => Ok(Some(self.layout.row(bytes, at))),
+            // What a dense table's index names has the row: without it the initial one would come.
+            None if of.order == TableOrder::ByKey
+                && frozen.candidates(place).pages().contains(&page) =>
+            {
+                let (table, key) = wanted;
+                Err(self.damaged(page, &format!("it has no row {key} of table {table}")))
+            }
+            None => Ok(None),
+        }
     }
 
     /// Place and key of the row that has this number in a sorted file, as its page says. `Misuse`

@@ -149,6 +149,10 @@ pub struct Bottom {
     retired: Vec<Retired>,
     /// Files that no kept commit has.
     removable: Vec<Retired>,
+    /// Of these, those that reads kept when files were last removed.
+    being_read: BTreeSet<u32>,
+    /// The oldest commit that is kept for more than a reader.
+    oldest_kept: u64,
     /// Files that edits of the epoch `added_epoch` have added.
     added: BTreeSet<u32>,
     added_epoch: u64,
@@ -191,6 +195,8 @@ impl Bottom {
             current: Arc::new(Snapshot::new(version, partitions)),
             retired: retired.into_values().collect(),
             removable: Vec::new(),
+            being_read: BTreeSet::new(),
+            oldest_kept: 0,
             added: BTreeSet::new(),
             added_epoch: 0,
             largest_number,
@@ -287,19 +293,26 @@ impl Bottom {
         self.pages.ended(oldest_running);
     }
 
-    /// Commits before `oldest_kept` are no more: files that only they have can be removed.
-    pub fn drop_commits_before(&mut self, oldest_kept: u64) {
-        self.removable.extend(self.retired.extract_if(.., |file| file.epoch <= oldest_kept));
+    /// Commits before `released` are no more: files that only they have can be removed. Those
+    /// before `oldest_kept` stay for readers alone.
+    pub fn drop_commits_before(&mut self, released: u64, oldest_kept: u64) {
+        self.oldest_kept = oldest_kept;
+        self.removable.extend(self.retired.extract_if(.., |file| file.epoch <= released));
     }
 
-    /// Removes the files that no kept commit has; returns their bytes. After an error those that
-    /// are still there are removed by the next call.
+    /// Removes the files that neither a kept commit nor a read under way has; returns their bytes.
+    /// After an error those that are still there are removed by the next call.
     pub fn remove_files(&mut self) -> Result<u64> {
+        // A file takes its room until it is closed, with a name or without.
+        self.being_read = self.pages.files_left();
         let mut bytes = 0;
-        while let Some(file) = self.removable.last() {
-            self.remove(&file_name(self.shape.class, file.number))?;
-            bytes += file.bytes;
-            self.removable.pop();
+        for at in (0..self.removable.len()).rev() {
+            let file = self.removable[at];
+            if !self.being_read.contains(&file.number) {
+                self.remove(&file_name(self.shape.class, file.number))?;
+                bytes += file.bytes;
+                self.removable.remove(at);
+            }
         }
         Ok(bytes)
     }
@@ -339,9 +352,18 @@ impl Bottom {
         self.current.version.disk_bytes() + self.leaving_bytes()
     }
 
-    /// Bytes of files that commits alone, or the next removal, will give back.
-    pub fn leaving_bytes(&self) -> u64 {
+    /// Bytes of files that the newest snapshot has no more.
+    fn leaving_bytes(&self) -> u64 {
         self.retired.iter().chain(&self.removable).map(|file| file.bytes).sum()
+    }
+
+    /// Those of them that commits alone, or the next removal, will give back: what readers keep
+    /// may stay for long.
+    pub fn coming_bytes(&self) -> u64 {
+        let retired = self.retired.iter().filter(|file| file.epoch > self.oldest_kept);
+        let is_read = |file: &&Retired| self.being_read.contains(&file.number);
+        let removable = self.removable.iter().filter(|file| !is_read(file));
+        retired.chain(removable).map(|file| file.bytes).sum()
     }
 
     /// Bytes of files that commits from `first` on have and that go when those before `oldest_kept`

@@ -214,7 +214,8 @@ fn random_lives_give_the_rows_of_a_plain_map_at_hardly_more_than_a_page_each() {
                 fixture.next_ticket += 1;
             }
             // Only the last three commits are kept.
-            fixture.bottom.drop_commits_before(fixture.epoch.saturating_sub(3));
+            let oldest = fixture.epoch.saturating_sub(3);
+            fixture.bottom.drop_commits_before(oldest, oldest);
             fixture.bottom.remove_files().unwrap();
             fixture.assert_disk_bytes();
         }
@@ -227,7 +228,7 @@ fn random_lives_give_the_rows_of_a_plain_map_at_hardly_more_than_a_page_each() {
         let mean = cost.pages as f64 / cost.keys as f64;
         assert!(cost.keys > 10_000 && mean <= 1.02, "{mean} pages for each of {} keys", cost.keys);
         // With the last commits from before, their files go.
-        fixture.bottom.drop_commits_before(fixture.epoch);
+        fixture.bottom.drop_commits_before(fixture.epoch, fixture.epoch);
         fixture.bottom.remove_files().unwrap();
         fixture.assert_disk_bytes();
         // And all numbers but those in use are free.
@@ -276,9 +277,16 @@ fn a_file_stays_until_no_commit_from_before_its_edit_is_kept() {
     assert_eq!(bottom.retired_bytes_between(2, 3), each[1] + each[2]);
     assert_eq!(bottom.retired_bytes_between(3, 9), 0);
     assert_eq!(bottom.disk_bytes(), each.iter().sum::<u64>());
-    bottom.drop_commits_before(1);
+    // What comes with commits is not what readers of commit 1 keep.
+    assert_eq!(bottom.coming_bytes(), each[..3].iter().sum::<u64>());
+    bottom.drop_commits_before(1, 2);
+    assert_eq!(bottom.coming_bytes(), each[1] + each[2]);
     assert_eq!(bottom.remove_files().unwrap(), 0);
-    bottom.drop_commits_before(2);
+    bottom.drop_commits_before(2, 2);
+    // Nor what reads under way keep.
+    assert_eq!(bottom.remove_files().unwrap(), 0);
+    assert_eq!(bottom.coming_bytes(), each[1] + each[2]);
+    bottom.reads_ended(None);
     // A file that waits to be removed still counts.
     assert_eq!(bottom.disk_bytes(), each.iter().sum::<u64>());
     assert_eq!(bottom.remove_leftovers(&[]).unwrap(), 0);
@@ -286,7 +294,7 @@ fn a_file_stays_until_no_commit_from_before_its_edit_is_kept() {
     assert_eq!(bottom.disk_bytes(), each[1..].iter().sum::<u64>());
     // Somebody else has removed one of the next two.
     fixture.medium.remove("part-0-3").unwrap();
-    bottom.drop_commits_before(3);
+    bottom.drop_commits_before(3, 3);
     assert_eq!(bottom.remove_files().unwrap(), each[1] + each[2]);
     assert_eq!(bottom.remove_files().unwrap(), 0);
     assert_eq!((bottom.disk_bytes(), bottom.retired()), (each[3], &[][..]));
@@ -312,7 +320,7 @@ fn an_error_while_files_are_removed_leaves_the_rest_to_the_next_call() {
     let medium = Arc::new(DirectoryMedium::open(directory.path(), IoChoice::Pread).unwrap());
     let (shape, waiting) = (fixture.shape, retired.clone());
     let mut bottom = Bottom::open(medium, &shape, orders(), version, waiting).unwrap();
-    bottom.drop_commits_before(fixture.epoch);
+    bottom.drop_commits_before(fixture.epoch, fixture.epoch);
     let before = bottom.disk_bytes();
     for _ in 0..2 {
         bottom.remove_files().unwrap_err();
@@ -375,7 +383,7 @@ fn a_number_that_was_given_again_is_not_retired() {
     fixture.bottom = open(&fixture.medium, &fixture.shape, version, retired);
     assert_eq!(fixture.bottom.retired(), [Retired { number: 7, bytes: 1024, epoch: 1 }]);
     assert_eq!(fixture.bottom.next_number().unwrap(), 8);
-    fixture.bottom.drop_commits_before(9);
+    fixture.bottom.drop_commits_before(9, 9);
     assert_eq!(fixture.bottom.remove_files().unwrap(), 1024);
     fixture.compare_newest(&mut Cost::default());
     // A new file of a number whose old file is not removed yet would go with that.

@@ -13,7 +13,7 @@ use super::bottom::{Facts, FrozenWriter, Merged, Orders, PlaceRange, Shape, Take
 use super::create::shape;
 use super::newest::TOMBSTONE;
 use super::unit::{GivenOut, MergeDone, UnreadPages};
-use crate::error::{Result, bail};
+use crate::error::{ErrorKind, Result, bail};
 use crate::io::{Buffers, Medium};
 use crate::storage::{Freeze, FreezePlan, StorageFreeze, StorageRead, SweptRow, Unit};
 use ranks::{REPLICAS, Ranks};
@@ -66,6 +66,16 @@ pub(super) struct FreezeUnit {
 /// no number.
 fn sorter_name(class: u16) -> String {
     format!("part-{class}-freeze")
+}
+
+impl Lsm {
+    /// Removes the file of rows that a freeze which was cut off has left, if there is one.
+    pub(super) fn remove_unsorted(&self) -> Result<()> {
+        match self.medium.remove(&sorter_name(self.facts.class)) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            other => other,
+        }
+    }
 }
 
 impl StorageFreeze for Lsm {

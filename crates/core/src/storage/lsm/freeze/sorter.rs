@@ -198,7 +198,7 @@ mod tests {
         for i in 0..rows {
             // Each place once, in no order; every fifth is left out.
             let place = (i * 7919) % rows;
-            if place % 5 != 0 {
+            if !place.is_multiple_of(5) {
                 let words = [place as f32, 1.5, f32::NAN];
                 let table = (place % 3) as u16;
                 let row = Placed { place, table, key: mix(place, 4), words: &words };

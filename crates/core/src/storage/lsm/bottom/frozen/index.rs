@@ -34,7 +34,7 @@ pub(super) enum Addressing {
 
 /// Which pages have the rows of a table.
 #[derive(Debug, PartialEq, Eq)]
-pub struct FrozenIndex {
+pub(in super::super) struct FrozenIndex {
     pub(super) addressing: Addressing,
     /// 0 for an id without a row.
     pub(super) words: Box<[u32]>,
@@ -57,7 +57,7 @@ pub(super) fn bucket_and_tag(position: u64, buckets: u64) -> (usize, u16) {
 impl FrozenIndex {
     /// The pages that may have the row at `position`. In a dense table they have it.
     #[inline]
-    pub fn candidates(&self, position: u64) -> Candidates<'_> {
+    pub(super) fn candidates(&self, position: u64) -> Candidates<'_> {
         let word = match &self.addressing {
             Addressing::ById => {
                 let at = usize::try_from(position).unwrap_or(usize::MAX);
@@ -88,17 +88,12 @@ impl FrozenIndex {
     }
 
     /// Memory beside the value itself.
-    pub fn heap_bytes(&self) -> usize {
+    pub(super) fn heap_bytes(&self) -> usize {
         let addressing = match &self.addressing {
             Addressing::ById => 0,
             Addressing::ByTag { starts, tags } => size_of_val(&**starts) + size_of_val(&**tags),
         };
         size_of_val(&*self.words) + size_of_val(&*self.list) + addressing
-    }
-
-    /// All memory that it takes.
-    pub fn memory_bytes(&self) -> usize {
-        size_of::<Self>() + self.heap_bytes()
     }
 
     /// Refuses as `Corrupt` what no builder makes of `rows` rows in a file with so many pages, the

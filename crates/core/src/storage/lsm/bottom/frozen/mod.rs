@@ -9,6 +9,9 @@ mod footer;
 pub(super) mod index;
 pub(super) mod writer;
 
+#[cfg(test)]
+mod tests;
+
 pub(super) use footer::read_footer;
 pub use writer::FrozenWriter;
 
