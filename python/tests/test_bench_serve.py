@@ -139,5 +139,11 @@ def test_requests_join_queries_and_leave_out_those_that_ask_for_nothing() -> Non
 def test_what_cannot_be_served_is_named(tmp_path: Path) -> None:
     with pytest.raises(MisuseError, match="--trace FILE"):
         main(["serve", str(tmp_path)])
+    with embedrock.open(tmp_path / "store", "16MiB") as store:
+        store.table("items", 4, 10)
+        store.commit(0)
+    (tmp_path / "held.txt").write_text("1 2\n3\n")
+    with pytest.raises(MisuseError, match="does not name its table"):
+        main(["serve", str(tmp_path / "store"), "--trace", str(tmp_path / "held.txt")])
     with pytest.raises(MisuseError, match="--cache is '10'"):
         main(["serve", "--cache", "10"])

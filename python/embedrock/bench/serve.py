@@ -39,6 +39,7 @@ from embedrock.bench.serving import CACHES, LOADS, turn_name
 from embedrock.bench.zipf import Zipf
 from embedrock.errors import MisuseError
 from embedrock.placement import Plan, place
+from embedrock.placement.classes import of_store
 from embedrock.trace import Trace
 
 __all__ = ["add_arguments", "communities", "run"]
@@ -121,6 +122,7 @@ def _given(report: Report, options: argparse.Namespace, cache: float) -> None:
     if options.trace is None:
         raise MisuseError("a store needs the queries to serve from it: --trace FILE")
     trace = Trace.load(options.trace, table=options.table)
+    of_store(list(trace.tables), options.store, None)  # names a table that the store has not
     before, held = trace.split(0.5)
     before, held = _last(before, options.warm), _first(held, options.served)
     stores = {STORE: str(options.store)}
@@ -196,8 +198,9 @@ def communities(rows: int, queries: int, length: float, seed: int) -> Trace:
 
 
 def _named(trace: Trace) -> Trace:
-    """A trace whose tables all have a name."""
-    return Trace({name or TABLE: of for name, of in trace.tables.items()})
+    """A trace whose tables all have a name, without those that nobody asks."""
+    asked = {name: of for name, of in trace.tables.items() if len(of.values)}
+    return Trace({name or TABLE: of for name, of in asked.items()})
 
 
 def _first(trace: Trace, queries: int) -> Trace:
