@@ -47,6 +47,8 @@ pub struct Metrics {
     pub bytes_read: AtomicU64,
     /// Nanoseconds blocked in reads.
     pub read_wait_ns: AtomicU64,
+    /// Nanoseconds in which pages were chosen for rows that have several.
+    pub select_ns: AtomicU64,
     /// Rows brought into the cache from storage.
     pub loaded: AtomicU64,
     /// Rows made resident with their initial values.

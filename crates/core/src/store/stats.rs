@@ -125,6 +125,9 @@ pub struct TimeStats {
     /// Of `verbs`, the rest: finding rows that were not resident, checking their pages, making them
     /// resident, and reserving room.
     pub missing: f64,
+    /// Choosing which pages to read for rows that have several: a part of `missing`, but for what
+    /// is read ahead.
+    pub selecting: f64,
     /// In commits; not part of `verbs`.
     pub commits: f64,
     /// What the device needs at least for the requests that were made, at the rate that it had when
@@ -380,6 +383,7 @@ impl Inner {
             reading: seconds(&m.read_wait_ns),
             writing: seconds(&m.write_ns),
             locks: seconds(&m.lock_wait_ns),
+            selecting: seconds(&m.select_ns),
             commits: seconds(&m.commit_ns),
             ..TimeStats::default()
         };

@@ -7,7 +7,7 @@
 use crate::activation::{Branch, note};
 use crate::cache::{RowMut, RowRef};
 use crate::error::Result;
-use crate::metrics::{Metrics, ReadReport};
+use crate::metrics::{Metrics, ReadReport, Timed};
 use crate::planted::{self, Bug};
 use crate::storage::{Found, PageAddress, Resolved, Storage, Want};
 use crate::store::Inner;
@@ -90,8 +90,11 @@ impl Inner {
                 let missed = progress.iter().filter(|p| **p != Progress::Done).count() as u64;
                 self.metrics.misses.fetch_add(missed, Ordering::Relaxed);
             }
-            if looked.is_ok() && class.pages.select(&mut wanted) {
-                count_again(&wanted, &mut progress);
+            if looked.is_ok() && !wanted.is_empty() {
+                let _timed = Timed::new(&self.metrics.select_ns);
+                if class.pages.select(&mut wanted) {
+                    count_again(&wanted, &mut progress);
+                }
             }
             let read = match looked {
                 Ok(()) if !wanted.is_empty() => {
