@@ -181,8 +181,11 @@ def test_what_is_written_on_top_hides_what_lies_below_and_is_folded_in(tmp_path:
     reader.refresh()
     check(reader)
     reader.close()
-    with embedrock.open(served, memory="4MiB", step=6, read_only=True) as before:
-        check(before)
+    # All commits are there that were.
+    with embedrock.open(served, memory="4MiB", read_only=True) as store:
+        assert [commit.step for commit in store.commits()] == [5, 6, 6]
+    with embedrock.open(served, memory="4MiB", step=5, read_only=True) as before:
+        expect(before, np.arange(ROWS))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -224,6 +227,15 @@ def test_what_cannot_be_frozen_is_named_and_the_source_is_untouched(tmp_path: Pa
         embedrock.freeze(tmp_path / "missing", out)
     with pytest.raises(MisuseError, match="no table with frozen pages"):
         embedrock.freeze(source)
+    options: list[dict[str, Any]] = [
+        {"step": 5},
+        {"dtype": "float16"},
+        {"unknown": "zeros"},
+        {"page_bytes": 4096},
+    ]
+    for one in options:
+        with pytest.raises(MisuseError, match=f"{next(iter(one))} is given without a destination"):
+            embedrock.freeze(source, **one)
     with pytest.raises(MisuseError, match="rows a page"):
         embedrock.freeze(source, out, plan=plan, page_bytes=512)
     other = Trace({"other": (np.arange(9), np.array([0, 9]))})

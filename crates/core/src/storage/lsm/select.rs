@@ -6,19 +6,38 @@
 //! are the wants of the batch tell, so no table from pages to rows is kept in memory.
 
 use crate::storage::{PageAddress, Want};
-use std::ops::Range;
+use std::cell::RefCell;
 
-/// The wants of one batch by miss and by page.
-struct Batch<'a> {
-    wants: &'a [Want],
-    /// Which miss each want is of: misses are numbered here from 0 on.
+thread_local! {
+    /// What a selection works with is kept for the next one of the thread.
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+/// Batches longer than this leave nothing behind in a thread.
+const KEPT_WANTS_MAX: usize = 1 << 14;
+
+/// A miss, by its wants.
+#[derive(Clone, Copy, Debug)]
+struct Miss {
+    begin: u32,
+    end: u32,
+    /// Whether a page was chosen that has it.
+    is_served: bool,
+}
+
+/// The wants of a batch by miss and by page.
+#[derive(Debug, Default)]
+struct Scratch {
+    misses: Vec<Miss>,
+    /// Which miss each want is of, by its place in `misses`.
     miss_of: Vec<u32>,
-    /// Places of wants, those of a page one behind the other.
-    by_page: Vec<u32>,
+    /// The page of each want and its place, those of a page one behind the other.
+    by_page: Vec<(PageAddress, u32)>,
     /// Where in `by_page` the page of each want begins.
     page_begins: Vec<u32>,
-    /// Whether each miss has a page that was chosen.
-    is_served: Vec<bool>,
+    /// Misses by how many pages have them, the fewest first.
+    order: Vec<u32>,
+    is_chosen: Vec<bool>,
 }
 
 /// Leaves one want of each miss that has several, where all of its pages have replicas: each has
@@ -27,72 +46,108 @@ pub(super) fn select(wants: &mut Vec<Want>, has_replicas: impl Fn(PageAddress) -
     if wants.windows(2).all(|pair| pair[0].miss != pair[1].miss) {
         return false;
     }
-    let misses = misses_of(wants);
-    let mut batch = Batch::new(wants, &misses);
-    let mut is_chosen = vec![false; wants.len()];
-    // Rows with the fewest pages first; all others have a choice by then.
-    let mut order: Vec<u32> = (0..misses.len() as u32).collect();
-    order.sort_by_key(|miss| misses[*miss as usize].len());
-    for miss in order {
-        if batch.is_served[miss as usize] {
-            continue;
+    SCRATCH.with_borrow_mut(|scratch| {
+        scratch.index(wants);
+        scratch.choose(wants, has_replicas);
+        let before = wants.len();
+        let mut chosen = scratch.is_chosen.iter();
+        wants.retain(|_| chosen.next() == Some(&true));
+        if before > KEPT_WANTS_MAX {
+            *scratch = Scratch::default();
         }
-        let of_miss = misses[miss as usize].clone();
-        if of_miss.len() > 1 && !wants[of_miss.clone()].iter().all(|want| has_replicas(want.at)) {
-            // Each of these pages alone can tell.
-            batch.is_served[miss as usize] = true;
-            is_chosen[of_miss].fill(true);
-            continue;
-        }
-        let best = match of_miss.len() {
-            1 => of_miss.start,
-            // Of equal ones the first, which is the home of the row.
-            _ => of_miss.rev().max_by_key(|want| batch.unserved(*want).count()).unwrap_or(0),
-        };
-        let served: Vec<usize> = batch.unserved(best).collect();
-        for want in served {
-            is_chosen[want] = true;
-            batch.is_served[batch.miss_of[want] as usize] = true;
-        }
-    }
-    let before = wants.len();
-    let mut chosen = is_chosen.into_iter();
-    wants.retain(|_| chosen.next() == Some(true));
-    wants.len() < before
+        wants.len() < before
+    })
 }
 
-/// Which wants each miss has.
-fn misses_of(wants: &[Want]) -> Vec<Range<usize>> {
-    let mut at = 0;
-    let of_miss = wants.chunk_by(|a, b| a.miss == b.miss);
-    of_miss.map(|wants| (at, at += wants.len()).0..at).collect()
-}
-
-impl<'a> Batch<'a> {
-    fn new(wants: &'a [Want], misses: &[Range<usize>]) -> Self {
-        let mut miss_of = vec![0; wants.len()];
-        for (miss, of_miss) in (0..).zip(misses) {
-            miss_of[of_miss.clone()].fill(miss);
-        }
-        let page = |at: &u32| wants[*at as usize].at;
-        let mut by_page: Vec<u32> = (0..wants.len() as u32).collect();
-        by_page.sort_unstable_by_key(|at| (page(at), *at));
-        let mut page_begins = vec![0; wants.len()];
+impl Scratch {
+    /// Takes the wants of a batch in.
+    fn index(&mut self, wants: &[Want]) {
+        let Self { misses, miss_of, by_page, page_begins, order, is_chosen } = self;
+        misses.clear();
+        miss_of.clear();
         let mut begin = 0;
-        for of_page in by_page.chunk_by(|a, b| page(a) == page(b)) {
-            of_page.iter().for_each(|at| page_begins[*at as usize] = begin);
+        for of_miss in wants.chunk_by(|a, b| a.miss == b.miss) {
+            let end = begin + of_miss.len() as u32;
+            miss_of.resize(end as usize, misses.len() as u32);
+            misses.push(Miss { begin, end, is_served: false });
+            begin = end;
+        }
+        by_page.clear();
+        by_page.extend((0..).zip(wants).map(|(at, want)| (want.at, at)));
+        by_page.sort_unstable();
+        page_begins.clear();
+        page_begins.resize(wants.len(), 0);
+        let mut begin = 0;
+        for of_page in by_page.chunk_by(|a, b| a.0 == b.0) {
+            of_page.iter().for_each(|(_, at)| page_begins[*at as usize] = begin);
             begin += of_page.len() as u32;
         }
-        let is_served = vec![false; misses.len()];
-        Self { wants, miss_of, by_page, page_begins, is_served }
+        order.clear();
+        order.extend(0..misses.len() as u32);
+        // Rows with the fewest pages first; all others have a choice by then.
+        order.sort_unstable_by_key(|miss| {
+            let Miss { begin, end, .. } = misses[*miss as usize];
+            (end - begin, *miss)
+        });
+        is_chosen.clear();
+        is_chosen.resize(wants.len(), false);
     }
 
-    /// Wants of the page of a want whose misses no chosen page serves yet.
-    fn unserved(&self, want: usize) -> impl Iterator<Item = usize> + '_ {
-        let page = self.wants[want].at;
-        let from = self.by_page[self.page_begins[want] as usize..].iter();
-        let of_page = from.map(|at| *at as usize).take_while(move |at| self.wants[*at].at == page);
-        of_page.filter(|at| !self.is_served[self.miss_of[*at] as usize])
+    /// Chooses pages until each miss has one.
+    fn choose(&mut self, wants: &[Want], has_replicas: impl Fn(PageAddress) -> bool) {
+        for at in 0..self.order.len() {
+            let miss = self.order[at] as usize;
+            let Miss { begin, end, is_served } = self.misses[miss];
+            let (begin, end) = (begin as usize, end as usize);
+            if is_served {
+                continue;
+            }
+            if end - begin > 1 && !wants[begin..end].iter().all(|want| has_replicas(want.at)) {
+                // Each of these pages alone can tell.
+                self.misses[miss].is_served = true;
+                self.is_chosen[begin..end].fill(true);
+                continue;
+            }
+            let (mut best, mut most) = (begin, 0);
+            if end - begin > 1 {
+                // Of equal ones the first, which is the home of the row.
+                for want in begin..end {
+                    let unserved = self.unserved(want);
+                    if unserved > most {
+                        (best, most) = (want, unserved);
+                    }
+                }
+            }
+            self.serve(best);
+        }
+    }
+
+    /// Misses of the page of a want that no chosen page has.
+    fn unserved(&self, want: usize) -> usize {
+        let of_page = self.of_page(want);
+        of_page.filter(|at| !self.misses[self.miss_of[*at] as usize].is_served).count()
+    }
+
+    /// Wants of the page of a want, by their places.
+    fn of_page(&self, want: usize) -> impl Iterator<Item = usize> + '_ {
+        let from = &self.by_page[self.page_begins[want] as usize..];
+        let page = from[0].0;
+        from.iter().take_while(move |(at, _)| *at == page).map(|(_, want)| *want as usize)
+    }
+
+    /// Chooses the page of a want for all misses that it has and no other page was chosen for.
+    fn serve(&mut self, want: usize) {
+        let begin = self.page_begins[want] as usize;
+        let page = self.by_page[begin].0;
+        for (at, want) in &self.by_page[begin..] {
+            if *at != page {
+                break;
+            }
+            let miss = &mut self.misses[self.miss_of[*want as usize] as usize];
+            if !std::mem::replace(&mut miss.is_served, true) {
+                self.is_chosen[*want as usize] = true;
+            }
+        }
     }
 }
 

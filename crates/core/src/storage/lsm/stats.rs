@@ -50,6 +50,10 @@ impl StorageBudget for Lsm {
     }
 
     fn index_growth(&self, table: u16, expected: u64) -> u64 {
+        if self.bottom.snapshot().frozen().is_some() {
+            // It is as large as it will be: the next freeze makes room for its own.
+            return 0;
+        }
         // What is not a table's alone is a part of what was said of it before it was made.
         let now = self.top.index_bytes_of(table) + self.bytes_beside_index(table);
         let ids = self.is_dense(table).then_some(expected);

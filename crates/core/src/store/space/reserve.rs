@@ -2,6 +2,7 @@
 
 use crate::activation::{Branch, note};
 use crate::cache::TakeWay;
+use crate::config::StorageKind;
 use crate::error::{ErrorKind, Result, bail};
 use crate::storage::Storage;
 use crate::store::Inner;
@@ -221,14 +222,17 @@ impl Inner {
             return Ok(());
         }
         class.log.lock().drop_deleted_soon();
+        let way_out = match table.record.spec.storage {
+            StorageKind::Pages => "freeze the store again, which drops the rows",
+            _ => "commit in between, which merges what was deleted",
+        };
         let enough = (used + used / 4).max(budget::enough(&engine.demands())) + growth;
         let enough = engine.spell(&self.options, enough);
         bail!(
             Budget,
-            "deletes of {} keys of table '{}' leave {growth} bytes in memory until merges drop \
-             the rows, beside {used} of memory={} that caches cannot give; nothing was deleted; \
-             delete fewer keys at once and commit in between, which merges what was deleted, or \
-             reopen with at least memory={enough}",
+            "deletes of {} keys of table '{}' leave {growth} bytes in memory until the rows are \
+             dropped, beside {used} of memory={} that caches cannot give; nothing was deleted; \
+             delete fewer keys at once and {way_out}, or reopen with at least memory={enough}",
             keys.len(),
             table.record.spec.name,
             engine.budget_bytes,

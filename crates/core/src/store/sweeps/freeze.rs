@@ -25,6 +25,10 @@ const PAGES: usize = 256;
 const INDEX_BYTES_PER_ID: u64 = 4;
 const INDEX_BYTES_PER_KEY: u64 = 7;
 const INDEX_BYTES_PER_REPLICA: u64 = 12;
+/// Bytes of a key while the index of a growing table is made.
+const BUILDER_BYTES_PER_KEY: u64 = 21;
+/// Bytes of a row that is sorted beside its own.
+const SORTED_BYTES_BESIDE: u64 = 20;
 /// The index names at most so many pages of a row, whatever is asked.
 pub const CANDIDATES_MAX: usize = 16;
 
@@ -149,8 +153,9 @@ pub fn freeze(
     for spec in &specs {
         target.table(spec)?;
     }
-    let all = tables.iter().map(|info| info.rows).sum();
-    let mut run = Run { options, plans, named, done: 0, all, progress, frozen: Frozen::default() };
+    let (all, is_own) = (tables.iter().map(|info| info.rows).sum(), false);
+    let mut run =
+        Run { options, plans, named, is_own, done: 0, all, progress, frozen: Frozen::default() };
     run.freeze_from(&source, &target)?;
     for info in &tables {
         target.inner.set_updates(info.id, info.updates)?;
@@ -162,17 +167,32 @@ pub fn freeze(
 
 /// As [`freeze`], within the store at `path`, whose rows are frozen already or wait to be: what has
 /// changed since goes into new pages. The commit that has them has the step, the description and
-/// the state of the last one, which stays as long as others do.
+/// the state of the last one. All commits stay that were kept.
 ///
-/// *Errors*: as `freeze`; `Misuse` for a store without such tables.
+/// *Errors*: as `freeze`; `Misuse` for a store without such tables, and for options of a new store.
 pub fn freeze_again(
     path: impl AsRef<Path>,
     plans: &[PlannedPages],
     options: &FreezeOptions,
     progress: &mut dyn FnMut(u64, u64) -> Result<()>,
 ) -> Result<FreezeReport> {
+    let of_new = [
+        ("step", options.step.is_some()),
+        ("dtype", options.dtype.is_some()),
+        ("unknown", options.unknown.is_some()),
+        ("page_bytes", options.page_bytes.is_some()),
+    ];
+    if let Some((name, _)) = of_new.iter().find(|(_, is_given)| *is_given) {
+        bail!(
+            Misuse,
+            "{name} is given without a destination: what is frozen in its place keeps it; leave it \
+             out, or freeze into a store of its own"
+        );
+    }
+    let path = path.as_ref();
     let open = StoreOptions { create: false, ..StoreOptions::new(options.memory) };
-    let store = Store::open(path, open)?;
+    let kept = Store::open(path, StoreOptions { read_only: true, ..open.clone() })?.commits().len();
+    let store = Store::open(path, StoreOptions { keep: kept + 1, ..open })?;
     let Some(last) = store.last_commit() else {
         bail!(NotFound, "{} has no commit to freeze", store.path().display());
     };
@@ -217,10 +237,19 @@ impl Store {
         inner.reserve(&engine, &[])?;
         inner.poison_on_error(inner.flush_all(&engine))?;
         let all = tables.iter().map(|table| table.rows.load(Ordering::Relaxed)).sum();
-        let mut run =
-            Run { options, plans, named, done: 0, all, progress, frozen: Frozen::default() };
-        run.freeze_classes(inner, &engine, &tables, &mut |run, table, unit| {
-            run.take(inner, &engine, table, table, true, unit).map(drop)
+        let is_own = true;
+        let mut run = Run {
+            options,
+            plans,
+            named,
+            is_own,
+            done: 0,
+            all,
+            progress,
+            frozen: Frozen::default(),
+        };
+        run.freeze_classes(inner, &engine, &tables, &mut |run, class, _, unit| {
+            run.take_own(inner, class, unit)
         })?;
         Ok(run.frozen)
     }
@@ -289,38 +318,29 @@ fn named(names: &[&str], plans: &[PlannedPages]) -> Result<Vec<Vec<String>>> {
     plans.iter().map(|plan| plan.tables.iter().map(&mut of_plan).collect()).collect()
 }
 
-/// Rows that a table has, or, of a new store, will have.
-fn rows_to_come(table: &&Table) -> u64 {
-    match table.rows.load(Ordering::Relaxed) {
-        0 => table.record.spec.expected_rows.unwrap_or(0),
-        rows => rows,
-    }
-}
-
-/// Makes room in the budget for the index of frozen rows, which is there beside the one before
-/// until it is installed.
-fn make_index_room(
-    inner: &Inner,
-    engine: &Engine,
-    tables: &[&Table],
-    placement: &Placement,
-) -> Result<()> {
-    let of_table = |table: &&Table| match table.record.dense_ids() {
-        Some(ids) => ids.saturating_mul(INDEX_BYTES_PER_ID),
-        None => rows_to_come(table) * INDEX_BYTES_PER_KEY,
-    };
-    let replicas = placement.replica_rows.len() as u64 * INDEX_BYTES_PER_REPLICA;
-    let needed = tables.iter().map(of_table).sum::<u64>().saturating_add(replicas);
+/// Makes room in the budget for the index of frozen rows.
+fn make_index_room(inner: &Inner, engine: &Engine, needed: u64) -> Result<()> {
     if !inner.make_window_room(engine, needed)? {
         bail!(
             Budget,
-            "the index of frozen rows takes up to {needed} bytes more, and the budget is {}; open \
-             with that much more memory, or replicate less",
+            "the index of frozen rows takes up to {needed} bytes more while it is made, and the \
+             budget is {}; open with that much more memory, or replicate less",
             engine.budget_bytes
         );
     }
     Ok(())
 }
+
+/// What frozen rows of a class take of the disk.
+struct DiskNeed {
+    rows: u64,
+    stays: u64,
+    meanwhile: u64,
+}
+
+/// Gives a freeze the rows of tables of a class.
+type TakeClass<'a, Run> =
+    dyn FnMut(&mut Run, &Class, &[&Table], &mut dyn Freeze) -> Result<()> + 'a;
 
 /// A freeze under way.
 struct Run<'a> {
@@ -328,6 +348,8 @@ struct Run<'a> {
     plans: &'a [PlannedPages],
     /// Names of the tables of each plan.
     named: Vec<Vec<String>>,
+    /// Rows come from the store that is frozen.
+    is_own: bool,
     done: u64,
     all: u64,
     progress: &'a mut dyn FnMut(u64, u64) -> Result<()>,
@@ -341,47 +363,79 @@ impl Run<'_> {
         let of_source = from.planned_engine()?;
         let engine = to.exclusive_to_change()?;
         let tables: Vec<&Table> = engine.tables.iter().collect();
-        self.freeze_classes(to, &engine, &tables, &mut |run, table, unit| {
-            if let Some(old) = of_source.table(table.id()) {
-                let rows = run.take(from, &of_source, old, table, false, unit)?;
-                table.rows.store(rows, Ordering::Relaxed);
+        self.freeze_classes(to, &engine, &tables, &mut |run, _, tables, unit| {
+            for table in tables {
+                if let Some(old) = of_source.table(table.id()) {
+                    let rows = run.take(from, &of_source, old, table, unit)?;
+                    table.rows.store(rows, Ordering::Relaxed);
+                }
             }
             Ok(())
         })
     }
 
-    /// Refuses a freeze that the disk cannot hold, before anything is written: pages of rows and
-    /// replicas, and the file in which rows are sorted.
-    fn check_disk(
+    /// What the frozen rows of a class take of the disk.
+    fn disk_need(
         &self,
-        inner: &Inner,
         class: &Class,
         tables: &[&Table],
         placement: &Placement,
-    ) -> Result<()> {
+    ) -> Result<DiskNeed> {
         let record = &class.record;
         let holds = PageLayout::new(record.page_bytes, record.row_bytes, 0, 0)?.rows_per_page;
-        let rows: u64 = tables.iter().map(rows_to_come).sum();
+        let rows: u64 = tables.iter().map(|table| self.rows_to_come(table)).sum();
         let replicas = placement.replica_starts.len().saturating_sub(1) as u64;
         let copies = rows + placement.replica_rows.len() as u64;
         let unplaced = rows.saturating_sub(placement.rows.len() as u64);
         let pages = placement.page_ends.len() as u64 + unplaced.div_ceil(holds as u64) + replicas;
-        let sorted = copies * (record.row_bytes as u64 + 20);
-        let spilled = if sorted > self.options.sort_bytes as u64 / 2 { sorted } else { 0 };
-        let needed = pages * record.page_bytes as u64 + spilled;
+        let index = copies * INDEX_BYTES_PER_KEY;
+        let sorted = copies * (record.row_bytes as u64 + SORTED_BYTES_BESIDE);
+        let is_sorted_on_disk = sorted > self.options.sort_bytes as u64 / 2;
+        Ok(DiskNeed {
+            rows,
+            stays: pages * record.page_bytes as u64 + index,
+            meanwhile: if is_sorted_on_disk { sorted } else { 0 },
+        })
+    }
+
+    /// Refuses a freeze that the disk cannot hold, before anything is written: pages of all
+    /// classes, and the file in which the rows of one are sorted.
+    fn check_disk(inner: &Inner, needs: &[DiskNeed]) -> Result<()> {
+        let rows: u64 = needs.iter().map(|need| need.rows).sum();
+        let meanwhile = needs.iter().map(|need| need.meanwhile).max().unwrap_or(0);
+        let needed = needs.iter().map(|need| need.stays).sum::<u64>() + meanwhile;
         let free = inner.medium.apart().unwrap_or(&inner.medium).free_bytes()?;
         let bound = inner.options.max_disk_bytes;
         let room = bound.map_or(free, |most| most.saturating_sub(inner.disk_bytes()).min(free));
         if needed > room {
             bail!(
                 Full,
-                "freezing {rows} rows with {} replicas takes {needed} more bytes on disk, \
-                 {spilled} of them only meanwhile, and there are {room} for it; make room, \
-                 raise max_disk_bytes, or replicate less",
-                placement.replica_rows.len()
+                "freezing {rows} rows and their replicas takes {needed} more bytes on disk, \
+                 {meanwhile} of them only meanwhile, and there are {room} for it; make room, raise \
+                 max_disk_bytes, or replicate less"
             );
         }
         Ok(())
+    }
+
+    /// Rows that a table has, or, of a new store, will have.
+    fn rows_to_come(&self, table: &Table) -> u64 {
+        match self.is_own {
+            true => table.rows.load(Ordering::Relaxed),
+            false => table.record.spec.expected_rows.unwrap_or(0),
+        }
+    }
+
+    /// Bytes of memory that the index of frozen rows takes while it is made, beside the one before.
+    fn index_need(&self, tables: &[&Table], placement: &Placement) -> u64 {
+        let of_table = |table: &&Table| match table.record.dense_ids() {
+            // A plan of a new store has left room for it.
+            Some(_) if !self.is_own => 0,
+            Some(ids) => ids.saturating_mul(INDEX_BYTES_PER_ID),
+            None => self.rows_to_come(table) * BUILDER_BYTES_PER_KEY,
+        };
+        let replicas = placement.replica_rows.len() as u64 * INDEX_BYTES_PER_REPLICA;
+        tables.iter().map(of_table).sum::<u64>().saturating_add(replicas)
     }
 
     /// Writes all rows of these tables, which `take` gives. Nothing changes before all are written.
@@ -390,11 +444,11 @@ impl Run<'_> {
         inner: &Inner,
         engine: &Engine,
         tables: &[&Table],
-        take: &mut dyn FnMut(&mut Self, &Table, &mut dyn Freeze) -> Result<()>,
+        take: &mut TakeClass<'_, Self>,
     ) -> Result<()> {
         let mut begun: Vec<(&Class, Box<dyn Freeze>)> = Vec::new();
         let mut run = || {
-            let mut planned = 0;
+            let (mut planned, mut index, mut needs) = (0, 0u64, Vec::new());
             for (at, class) in engine.classes.iter().enumerate() {
                 let of_class: Vec<&Table> =
                     tables.iter().copied().filter(|table| table.class == at).collect();
@@ -402,8 +456,8 @@ impl Run<'_> {
                     continue;
                 }
                 let placement = self.placement(class, &of_class)?;
-                self.check_disk(inner, class, &of_class, &placement)?;
-                make_index_room(inner, engine, &of_class, &placement)?;
+                needs.push(self.disk_need(class, &of_class, &placement)?);
+                index = index.saturating_add(self.index_need(&of_class, &placement));
                 planned += placement.rows.len() as u64;
                 let plan = FreezePlan {
                     placement,
@@ -412,11 +466,14 @@ impl Run<'_> {
                 };
                 begun.push((class, class.log.lock().begin_freeze(plan)?));
             }
+            // What a freeze that was cut off has left is gone by now.
+            Self::check_disk(inner, &needs)?;
+            make_index_room(inner, engine, index)?;
             let classes = tables.iter().map(|table| table.class).collect::<BTreeSet<_>>();
-            for (at, (_, unit)) in classes.into_iter().zip(&mut begun) {
-                for table in tables.iter().filter(|table| table.class == at) {
-                    take(self, table, &mut **unit)?;
-                }
+            for (at, (class, unit)) in classes.into_iter().zip(&mut begun) {
+                let of_class: Vec<&Table> =
+                    tables.iter().copied().filter(|table| table.class == at).collect();
+                take(self, class, &of_class, &mut **unit)?;
                 self.frozen.placed += unit.placed();
                 while unit.step()? {
                     (self.progress)(self.done.min(self.all), self.all)?;
@@ -500,9 +557,12 @@ impl Run<'_> {
             placement.page_ends.extend(ends.map(|end| first + end.min(rows) as u32));
             let replicas = placement.replica_rows.len() as u32;
             let skip = usize::from(!placement.replica_starts.is_empty());
-            let starts = plan.replica_starts.iter().skip(skip).map(|start| replicas + start);
+            let starts = plan.replica_starts.iter().skip(skip);
+            let starts = starts.map(|start| replicas.saturating_add(*start));
             placement.replica_starts.extend(starts);
-            placement.replica_rows.extend(plan.replica_rows.iter().map(|row| first + row));
+            placement
+                .replica_rows
+                .extend(plan.replica_rows.iter().map(|row| first.saturating_add(*row)));
         }
         Ok(placement)
     }
@@ -514,7 +574,6 @@ impl Run<'_> {
         engine: &Engine,
         from: &Table,
         to: &Table,
-        is_own: bool,
         unit: &mut dyn Freeze,
     ) -> Result<u64> {
         let class = &engine.classes[from.class];
@@ -548,7 +607,7 @@ impl Run<'_> {
                         error_max = errors.fold(error_max, f32::max);
                         row.words = &words;
                     }
-                    unit.push(row, is_own)?;
+                    unit.push(row, false)?;
                 }
                 Ok(())
             });
@@ -566,5 +625,31 @@ impl Run<'_> {
         class.log.lock().end_read(sweep.ticket());
         (self.frozen.rows, self.frozen.error_max) = (self.frozen.rows + rows, error_max);
         swept
+    }
+
+    /// Gives a freeze all rows of its own class.
+    fn take_own(&mut self, inner: &Inner, class: &Class, unit: &mut dyn Freeze) -> Result<()> {
+        let mut sweep = class.log.lock().sweep(None);
+        let taken = loop {
+            let mut rows = 0;
+            let read = inner.sweep_on(class, &mut *sweep, PAGES, &mut |swept| {
+                for row in swept {
+                    rows += 1;
+                    unit.push(row, true)?;
+                }
+                Ok(())
+            });
+            (self.done, self.frozen.rows) = (self.done + rows, self.frozen.rows + rows);
+            match read.and_then(|goes_on| {
+                (self.progress)(self.done.min(self.all), self.all)?;
+                Ok(goes_on)
+            }) {
+                Ok(true) => {}
+                Ok(false) => break Ok(()),
+                Err(error) => break Err(error),
+            }
+        };
+        class.log.lock().end_read(sweep.ticket());
+        taken
     }
 }

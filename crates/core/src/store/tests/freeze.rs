@@ -329,3 +329,78 @@ fn plans_that_do_not_fit_are_refused_and_nothing_changes() {
     freeze(&store, &plans(&fixture, &mut random), 1 << 20).unwrap();
     fixture.check_all(&store, &model);
 }
+
+// What it had written was never removed, for nothing else was written, and took the room.
+#[test]
+fn what_a_freeze_that_was_cut_off_has_left_is_gone_before_room_is_asked_for() {
+    let fixture = fixture();
+    let mut found_room = 0;
+    for operation in (20..400).step_by(20) {
+        let medium = SimMedium::new(operation);
+        let (mut model, mut random) = (Model::default(), Random(9));
+        let store = fixture.open(&medium, options(9 * tight() / 4));
+        (0..80).for_each(|_| fixture.step(&store, &mut model, &mut random));
+        store.commit(1, "", &[]).unwrap();
+        let taken = medium.taken_bytes();
+        medium.power_cut_after(operation);
+        if freeze(&store, &[], 1 << 20).is_ok() {
+            break;
+        }
+        drop(store);
+        let medium = medium.reboot(operation);
+        let store = fixture.open(&medium, options(9 * tight() / 4));
+        let left = medium.taken_bytes().saturating_sub(taken);
+        // Not enough beside what is left, and enough without it, where nearly all was written.
+        medium.set_capacity(Some(medium.taken_bytes() + left / 4));
+        match freeze(&store, &[], 1 << 20) {
+            Ok(_) => found_room += 1,
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Full, "{error}"),
+        }
+        fixture.check_all(&store, &model);
+    }
+    assert!(found_room > 0);
+}
+
+#[test]
+fn a_refused_delete_on_frozen_pages_names_the_freeze() {
+    let medium = SimMedium::new(3);
+    let spec = TableSpec { storage: StorageKind::Pages, ..spec("t", None, OptimizerKind::None) };
+    let spec = TableSpec { expected_rows: Some(30_000), ..spec };
+    let store = Store::open_on(Arc::new(medium.clone()), options_within(2 << 20)).unwrap();
+    let table = store.table(&spec).unwrap();
+    let keys: Vec<u64> = (0..30_000).collect();
+    for keys in keys.chunks(1000) {
+        let values = vec![1.0; keys.len() * DIM];
+        store.put(&[put_of(table, keys, &values)]).unwrap();
+    }
+    freeze(&store, &[], 1 << 20).unwrap();
+    store.commit(1, "", &[]).unwrap();
+    let refused = keys.chunks(100).find_map(|keys| store.delete(table, keys).err());
+    let error = refused.expect("tombstones take more than the budget");
+    assert_eq!(error.kind(), ErrorKind::Budget);
+    assert!(error.message().contains("freeze the store again"), "{error}");
+    freeze(&store, &[], 1 << 20).unwrap();
+    store.delete(table, &keys[29_000..29_100]).unwrap();
+}
+
+#[test]
+fn a_freeze_reads_the_pages_of_all_tables_of_a_class_once() {
+    let medium = SimMedium::new(4);
+    let store = Store::open_on(Arc::new(medium), options(9 * tight() / 4)).unwrap();
+    let keys: Vec<u64> = (0..2000).collect();
+    let values = vec![1.0; keys.len() * DIM];
+    for name in ["a", "b", "c", "d"] {
+        let spec = TableSpec {
+            storage: StorageKind::Pages,
+            ..spec(name, Some(2000), OptimizerKind::None)
+        };
+        let table = store.table(&spec).unwrap();
+        store.put(&[put_of(table, &keys, &values)]).unwrap();
+    }
+    let pages = freeze(&store, &[], 1 << 20).unwrap().pages;
+    store.commit(1, "", &[]).unwrap();
+    let before = store.stats().unwrap().pages_read;
+    freeze(&store, &[], 1 << 20).unwrap();
+    let read = store.stats().unwrap().pages_read - before;
+    assert!(read <= pages + pages / 10, "{read} pages read of {pages}");
+}
