@@ -264,6 +264,26 @@ def test_what_cannot_be_frozen_is_named_and_the_source_is_untouched(tmp_path: Pa
     expect_source(source)
 
 
+def test_each_row_class_has_the_pages_that_its_plan_needs(tmp_path: Path) -> None:
+    with embedrock.open(tmp_path / "source", memory="16MiB") as store:
+        tables = [store.table("narrow", 16, 5_000), store.table("wide", 1_024, 100)]
+        for table in tables:
+            table.put(np.arange(100), np.ones((100, table.embedding_dim), np.float32))
+        store.commit(step=1)
+    asked = np.arange(100).reshape(10, 10)
+    offsets = np.arange(0, 101, 10)
+    for names in (("narrow", "wide"), ("narrow",)):
+        trace = Trace({name: (asked.ravel(), offsets) for name in names})
+        plan = place(trace, store=tmp_path / "source")
+        out = tmp_path / "-".join(names)
+        embedrock.freeze(tmp_path / "source", out, plan=plan)
+        with embedrock.open(out, memory="16MiB", read_only=True) as served:
+            pages = {one["row_bytes"]: one["rows_per_page"] for one in served.stats()["classes"]}
+            for name in ("narrow", "wide"):
+                np.testing.assert_array_equal(served.table(name).get(np.arange(100)), 1)
+        assert pages[64] < 2 * plan.groups[0].rows_per_page
+
+
 def test_a_damaged_page_is_named_and_its_replicas_are_still_read(tmp_path: Path) -> None:
     source = trained(tmp_path / "source")
     served = tmp_path / "served"

@@ -40,6 +40,16 @@ impl Store {
     /// what was asked, `Misuse` for parameters that cannot work, `Full` naming the bytes that all
     /// its rows need on disk, `Budget` naming a memory that works.
     pub fn table(&self, spec: &TableSpec) -> Result<TableId> {
+        self.table_in_pages(spec, self.inner.options.page_bytes)
+    }
+
+    /// As [`table`](Self::table), whose row class has pages of so many bytes if it is new; without
+    /// a number the device is measured.
+    pub(super) fn table_in_pages(
+        &self,
+        spec: &TableSpec,
+        page_bytes: Option<usize>,
+    ) -> Result<TableId> {
         let inner = &*self.inner;
         inner.check_call()?;
         if let Some(id) = self.find_table(&spec.name) {
@@ -53,7 +63,7 @@ impl Store {
         inner.check_writable()?;
         if engine.tables.iter().any(|t| t.record.spec.name == spec.name) {
             drop(engine);
-            return self.table(spec);
+            return self.table_in_pages(spec, page_bytes);
         }
         if engine.tables.len() >= TABLES_MAX {
             bail!(Misuse, "a store holds at most {TABLES_MAX} tables");
@@ -68,7 +78,7 @@ impl Store {
         let mut classes = engine.classes.iter();
         let class = match classes.find(|c| c.record.is_for(row_bytes, spec.storage)) {
             Some(class) => Ok(class.record.id),
-            None => Err(inner.new_class(&engine, row_bytes, spec)?),
+            None => Err(inner.new_class(&engine, row_bytes, spec, page_bytes)?),
         };
         inner.check_budget(&engine, spec, &class)?;
         let (id, born) = (engine.tables.len() as u16, true);
@@ -268,8 +278,14 @@ impl Inner {
 
     /// What a class of rows of `row_bytes` shall be, stored as the table asks. Measures the device
     /// for the first one.
-    fn new_class(&self, engine: &Engine, row_bytes: usize, spec: &TableSpec) -> Result<NewClass> {
-        if let Some(page_bytes) = self.options.page_bytes {
+    fn new_class(
+        &self,
+        engine: &Engine,
+        row_bytes: usize,
+        spec: &TableSpec,
+        page_bytes: Option<usize>,
+    ) -> Result<NewClass> {
+        if let Some(page_bytes) = page_bytes {
             PageLayout::new(page_bytes.max(self.medium.alignment()), row_bytes, 0, self.seed)?;
         }
         let rows = spec.new_rows_to_come().unwrap_or(0);
@@ -284,13 +300,13 @@ impl Inner {
         let mut alike = engine.classes.iter().filter(is_alike);
         let curve = match alike.find_map(|class| class.record.curve.clone()) {
             Some(curve) => Some(curve),
-            None if self.options.page_bytes.is_some() && !large => None,
+            None if page_bytes.is_some() && !large => None,
             None if large => self.measure_device(&**medium, MEASURE_SLICE_LARGE)?,
             None => self.measure_device(&**medium, MEASURE_SLICE)?,
         };
         let alignment = self.medium.alignment();
         let bounded = self.options.max_disk_bytes.is_some();
-        let (page_bytes, choices) = match self.options.page_bytes.map(|b| b.max(alignment)) {
+        let (page_bytes, choices) = match page_bytes.map(|b| b.max(alignment)) {
             Some(bytes) => (bytes, vec![bytes]),
             None => (
                 choose_page(row_bytes, alignment, curve.as_ref(), bounded),

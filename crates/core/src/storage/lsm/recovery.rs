@@ -5,7 +5,7 @@
 //! them.
 
 use super::Lsm;
-use super::bottom::{Bottom, Edit, Orders, Retired, Version};
+use super::bottom::{Bottom, Edit, Numbered, Orders, Partition, Retired, Version};
 use super::changes::{Block, read};
 use super::counts::TopCounts;
 use super::create::{facts_above, order_of, shape};
@@ -28,6 +28,8 @@ pub struct LsmRecovery {
     top: Box<LogRecovery>,
     orders: Orders,
     version: Version,
+    /// Partitions that a reader has open, which it need not read again.
+    open: Vec<Arc<Partition>>,
     retired: Vec<Retired>,
     /// Files that edits of this epoch have added: no commit has them yet.
     added: BTreeSet<u32>,
@@ -48,6 +50,7 @@ impl LsmRecovery {
             top: Box::new(LogRecovery::of_top(facts, fillings, epoch, oldest)?),
             orders: Orders::default(),
             version,
+            open: Vec::new(),
             retired: Vec::new(),
             added: BTreeSet::new(),
             tombstones: Tombstones::default(),
@@ -142,15 +145,20 @@ impl StorageRecovery for LsmRecovery {
         medium: &Arc<dyn Medium>,
     ) -> Result<Box<dyn Storage>> {
         self.check_complete()?;
-        let Self { facts, top, orders, version, retired, tombstones, .. } = *self;
+        let Self { facts, top, orders, version, retired, tombstones, open, .. } = *self;
         let top = top.finish_log(at, file, medium)?;
-        let bottom = Bottom::open(Arc::clone(medium), &shape(&facts), orders, version, retired)?;
+        let (medium_below, shape) = (Arc::clone(medium), shape(&facts));
+        let bottom = Bottom::going_on(medium_below, &shape, orders, version, retired, &open)?;
         let room = match at.write_after {
             Some(_) => MergeRoom::find(&**medium, facts.class)?,
             None => MergeRoom::new(facts.class),
         };
         Ok(Box::new(Lsm::new(facts, Arc::clone(medium), top, bottom, tombstones, room)))
     }
+}
+
+fn partition_of(open: &Numbered) -> Arc<Partition> {
+    Arc::clone(&open.partition)
 }
 
 /// A reader that moves on.
@@ -168,6 +176,7 @@ impl StorageRefresh for Lsm {
             top: Box::new(self.top.go_on_log(tables, epoch, oldest)),
             orders,
             version: self.bottom.snapshot().version().clone(),
+            open: self.bottom.snapshot().partitions().iter().map(partition_of).collect(),
             retired: Vec::new(),
             added: BTreeSet::new(),
             tombstones: std::mem::take(&mut self.tombstones),

@@ -143,15 +143,15 @@ pub fn freeze(
     let named = named(&names, plans)?;
     let specs: Vec<TableSpec> =
         tables.iter().map(|info| frozen_spec(&info.spec, info.rows, options)).collect();
-    let page_bytes = options.page_bytes.or_else(|| page_of_plans(plans, &named, &specs));
+    let pages = pages_of_plans(plans, &named, &specs)?;
     let target = begin_copy(&source, destination.as_ref(), None, &|target| StoreOptions {
-        page_bytes,
         // How many rows there are is known.
         check_disk: false,
         ..target
     })?;
     for spec in &specs {
-        target.table(spec)?;
+        let of_plan = pages.get(&spec.validate()?.row_bytes()).copied();
+        target.table_in_pages(spec, options.page_bytes.or(of_plan))?;
     }
     let (all, is_own) = (tables.iter().map(|info| info.rows).sum(), false);
     let mut run =
@@ -267,22 +267,27 @@ fn frozen_spec(spec: &TableSpec, rows: u64, options: &FreezeOptions) -> TableSpe
     }
 }
 
-/// The smallest page that holds as many rows as each plan says; none without plans.
-fn page_of_plans(
+/// By the bytes of rows, the smallest page that holds as many of them as the plans of these say.
+fn pages_of_plans(
     plans: &[PlannedPages],
     named: &[Vec<String>],
     specs: &[TableSpec],
-) -> Option<usize> {
-    let of_plan = |(plan, named): (&PlannedPages, &Vec<String>)| {
-        let spec = specs.iter().find(|spec| named.contains(&spec.name))?;
-        let row_bytes = spec.validate().ok()?.row_bytes();
+) -> Result<BTreeMap<usize, usize>> {
+    let mut pages = BTreeMap::new();
+    for (plan, named) in plans.iter().zip(named) {
+        let Some(spec) = specs.iter().find(|spec| named.contains(&spec.name)) else { continue };
+        let row_bytes = spec.validate()?.row_bytes();
         let holds = |page_bytes: &usize| {
             PageLayout::new(*page_bytes, row_bytes, 0, 0)
                 .is_ok_and(|layout| layout.rows_per_page >= plan.rows_per_page)
         };
-        (9..=16).map(|bits| 1 << bits).find(holds)
-    };
-    plans.iter().zip(named).filter_map(of_plan).max()
+        // Where no page does, the plan is refused by name later.
+        if let Some(page_bytes) = (9..=16).map(|bits| 1 << bits).find(holds) {
+            let most = pages.entry(row_bytes).or_insert(page_bytes);
+            *most = page_bytes.max(*most);
+        }
+    }
+    Ok(pages)
 }
 
 /// The plans with the tables that they are of; those that are not there, or twice, are refused. A

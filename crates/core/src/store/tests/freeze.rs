@@ -404,3 +404,26 @@ fn a_freeze_reads_the_pages_of_all_tables_of_a_class_once() {
     let read = store.stats().unwrap().pages_read - before;
     assert!(read <= pages + pages / 10, "{read} pages read of {pages}");
 }
+
+// Each refresh read the index of all frozen rows again.
+#[test]
+fn a_refresh_over_changes_of_the_top_reads_nothing_of_the_frozen_file() {
+    let (medium, store, table, _) = queries(true);
+    let read = StoreOptions { read_only: true, ..options(9 * tight() / 4) };
+    let reader = Store::open_on(Arc::new(medium.clone()), read).unwrap();
+    let keys: Vec<u64> = (0..10).collect();
+    store.put(&[put_of(table, &keys, &[7.0; 10 * DIM])]).unwrap();
+    store.commit(2, "", &[]).unwrap();
+    let name = medium.list("part-").unwrap().into_iter().find(|name| !name.ends_with("room"));
+    // What is read again now is damage.
+    let header = medium.contents(name.as_ref().unwrap())[..512].to_vec();
+    medium.replace(name.as_ref().unwrap(), 0, &[0; 512]);
+    assert_eq!(reader.refresh().unwrap().unwrap().step, 2);
+    let mut values = vec![0.0; 11 * DIM];
+    let keys: Vec<u64> = (0..11).collect();
+    let mut batch = [GetBatch { table, keys: &keys, values: (&mut values).into(), state: None }];
+    reader.get(&mut batch).unwrap();
+    assert_eq!(values[..10 * DIM], [7.0; 10 * DIM]);
+    assert_eq!(values[10 * DIM..], [10.0; DIM]);
+    medium.replace(name.as_ref().unwrap(), 0, &header);
+}

@@ -172,9 +172,27 @@ impl Bottom {
         version: Version,
         retired: Vec<Retired>,
     ) -> Result<Self> {
+        Self::going_on(medium, shape, orders, version, retired, &[])
+    }
+
+    /// As [`open`](Self::open), with the partitions that a reader has open already: what of them
+    /// the version has is not read again.
+    pub fn going_on(
+        medium: Arc<dyn Medium>,
+        shape: &Shape,
+        orders: Orders,
+        version: Version,
+        retired: Vec<Retired>,
+        open: &[Arc<Partition>],
+    ) -> Result<Self> {
+        let open: HashMap<u32, &Arc<Partition>> =
+            open.iter().map(|partition| (partition.facts().number, partition)).collect();
         let mut partitions = Vec::with_capacity(version.partitions().len());
         for facts in version.partitions() {
-            partitions.push(Arc::new(Partition::open(&*medium, shape, &orders, facts)?));
+            partitions.push(match open.get(&facts.number) {
+                Some(partition) if partition.facts() == facts => Arc::clone(partition),
+                _ => Arc::new(Partition::open(&*medium, shape, &orders, facts)?),
+            });
         }
         let pages = Arc::new(OpenPartitions::new(shape.page_bytes));
         let numbers = pages.add_all(&partitions)?;
