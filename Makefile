@@ -14,7 +14,7 @@ STAMPS := $(VENV)/.stamps
 AHEAD := $(wildcard python/tests/test_*lookahead*.py) $(addprefix python/tests/,\
 	test_announcing.py test_pipeline.py test_prefetch.py test_store_window.py)
 # Whole contests of several processes: a command of their own.
-LONG := $(addprefix python/tests/,test_bench_demo.py test_bench_demo_shaped.py)
+LONG := $(addprefix python/tests/,test_bench_demo.py test_bench_demo_shaped.py test_bench_loops.py)
 RULES := $(addprefix python/tests/,test_tidy.py test_pages.py test_layers.py test_engine_layers.py)
 RUST := $(shell find crates -name '*.rs' -o -name Cargo.toml 2>/dev/null)
 
@@ -53,7 +53,7 @@ test: ## Run the checks, build the site, run the tests: Rust, Python, documented
 		$(AHEAD:%=--ignore=%) $(RULES:%=--ignore=%) $(LONG:%=--ignore=%)
 	$(BIN)/python -m pytest --durations=10 $(AHEAD)
 
-contests: setup ## Run the tests of `bench demo`, which train several processes: four minutes
+contests: setup ## Run the tests of `bench demo` and `bench loops`, which train: six minutes
 	$(BIN)/python -m pytest $(LONG)
 
 built-tests: $(STAMPS)/uv

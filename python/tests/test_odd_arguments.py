@@ -92,6 +92,10 @@ CALLS: dict[str, tuple[Callable[[World], Any], Callable[[World], Arguments]]] = 
         lambda w: embedrock.copy,
         lambda w: {"path": w.path / "s", "destination": w.new_path()},
     ),
+    "freeze": (
+        lambda w: embedrock.freeze,
+        lambda w: {"path": w.path / "s", "destination": w.new_path()},
+    ),
     "distinct": (lambda w: embedrock.distinct, lambda w: {"keys": KEYS}),
     "hash_keys": (lambda w: embedrock.hash_keys, lambda w: {"strings": ["a", "b"]}),
     "save": (

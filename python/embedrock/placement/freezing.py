@@ -79,9 +79,9 @@ def freeze(
     Blocking: reads every row of the commit once and writes it once or twice.
 
     >>> with embedrock.open("trained", memory="16MiB") as store:
-    ...     items = store.table("items", dim=4, num_embeddings=8)
+    ...     items = store.table("items", 4, num_embeddings=8)
     ...     items.put(np.arange(8), np.ones((8, 4), np.float32))
-    ...     store.commit(step=1)
+    ...     commit = store.commit(step=1)
     >>> trace = embedrock.trace.Trace({"items": ([1, 6, 2, 5, 1, 6], [0, 2, 4, 6])})
     >>> plan = embedrock.placement.place(trace, store="trained")
     >>> done = embedrock.freeze("trained", "served", plan=plan)
