@@ -18,15 +18,7 @@ fn both(ids: u64, expected: u64, storage: StorageKind) -> TableSpec {
 fn fill(store: &Store, table: TableId, ids: u64, each: u64) {
     let keys: Vec<u64> = (0..ids).rev().filter(|id| id % each == 0).collect();
     let values: Vec<f32> = keys.iter().flat_map(|key| [*key as f32; DIM]).collect();
-    let batch = PutBatch {
-        table,
-        keys: &keys,
-        values: &values,
-        state: None,
-        reset_state: false,
-        non_finite: NonFinite::Refuse,
-    };
-    store.put(&[batch]).unwrap();
+    store.put(&[put_of(table, &keys, &values)]).unwrap();
 }
 
 /// The keys of all rows, in the order in which a scan gives them.
@@ -172,15 +164,7 @@ fn a_copy_into_a_log_needs_disk_for_the_rows_that_are_there() {
     let (store, keys) = (at(&lsm), [0, 7, ids - 1]);
     let table = store.table(&spec).unwrap();
     let values: Vec<f32> = keys.iter().flat_map(|key| vec![*key as f32; dim]).collect();
-    let batch = PutBatch {
-        table,
-        keys: &keys,
-        values: &values,
-        state: None,
-        reset_state: false,
-        non_finite: NonFinite::Refuse,
-    };
-    store.put(&[batch]).unwrap();
+    store.put(&[put_of(table, &keys, &values)]).unwrap();
     store.commit(1, "", &[]).unwrap();
     let written = digest(&store, table);
     store.close().unwrap();

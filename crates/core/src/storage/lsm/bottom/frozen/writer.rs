@@ -8,8 +8,7 @@ use crate::error::{Result, bail};
 use crate::io::{Medium, Queue};
 use crate::storage::lsm::bottom::file::{Shape, VERSION_FROZEN};
 use crate::storage::lsm::bottom::order::{Orders, PlaceRange};
-use crate::storage::lsm::bottom::page_writer::{Ending, Finished, PageWriter, Room};
-use std::sync::Arc;
+use crate::storage::lsm::bottom::page_writer::{Ending, Finished, PageWriter};
 
 /// A frozen partition that is being written. Its owner says the order of the rows.
 pub struct FrozenWriter {
@@ -54,16 +53,6 @@ impl FrozenWriter {
             home_pages: None,
             replicas: 0,
         })
-    }
-
-    /// All that it takes of the disk is drawn from `room`.
-    pub fn draw_from(&mut self, room: Option<Arc<dyn Room>>) {
-        self.pages.draw_from(room);
-    }
-
-    /// At most so many pages will come: no room on disk is taken ahead of them for more.
-    pub fn expect_pages(&mut self, pages: u64) {
-        self.pages.expect_pages(pages);
     }
 
     /// Rows at home so far.
