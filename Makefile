@@ -13,8 +13,9 @@ STAMPS := $(VENV)/.stamps
 # The look-ahead window's threads have what time others leave: its tests run alone.
 AHEAD := $(wildcard python/tests/test_*lookahead*.py) $(addprefix python/tests/,\
 	test_announcing.py test_pipeline.py test_prefetch.py test_store_window.py)
-# Whole contests of several processes: a command of their own.
-LONG := $(addprefix python/tests/,test_bench_demo.py test_bench_demo_shaped.py test_bench_loops.py)
+# Whole contests of several processes, and benchmarks that train: a command of their own.
+LONG := $(addprefix python/tests/,test_bench_demo.py test_bench_demo_shaped.py test_bench_loops.py \
+	test_bench_race.py test_bench_settings.py test_bench_staleness.py)
 RULES := $(addprefix python/tests/,test_tidy.py test_pages.py test_layers.py test_engine_layers.py)
 RUST := $(shell find crates -name '*.rs' -o -name Cargo.toml 2>/dev/null)
 
@@ -43,17 +44,18 @@ pages: $(STAMPS)/uv ## Bring examples and tables of results into the pages, and 
 RUST_TESTS := cargo test --locked --workspace --exclude embedrock-python --all-features
 # What runs side by side keeps two cores busy: compilers and checks have moments with one thread.
 # Tests of Rust and of Python do not: the look-ahead window's threads have what time others leave.
+# Both wait for the disk and for processes that they begin, so there are more of them than cores.
 BESIDE := $(MAKE) --no-print-directory --jobs 2 --output-sync=target
 
 test: ## Run the checks, build the site, run the tests: Rust, Python, documented examples
 	@echo "Checks, the site and the build of the tests run side by side and print when they are done."
 	$(BESIDE) check docs built-tests
-	$(RUST_TESTS)
-	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=20 \
+	RUST_TEST_THREADS=4 $(RUST_TESTS)
+	$(BIN)/python -m pytest -n 3 --dist worksteal --durations=20 \
 		$(AHEAD:%=--ignore=%) $(RULES:%=--ignore=%) $(LONG:%=--ignore=%)
 	$(BIN)/python -m pytest --durations=10 $(AHEAD)
 
-contests: setup ## Run the tests of `bench demo` and `bench loops`, which train: six minutes
+contests: setup ## Run the tests of the benchmarks that train: ten minutes
 	$(BIN)/python -m pytest $(LONG)
 
 built-tests: $(STAMPS)/uv
