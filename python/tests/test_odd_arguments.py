@@ -223,8 +223,25 @@ CALLS: dict[str, tuple[Callable[[World], Any], Callable[[World], Arguments]]] = 
             optimizer_arguments(getattr(optim, name).kind),
         )
         for name in optim.__all__
-        if name != "RowOptimizer"
+        if name not in ("RowOptimizer", "Together")
     },
+    "optim.Together": (
+        lambda w: lambda one, other: optim.Together(one, other),
+        lambda w: {
+            "one": torch.optim.SGD(nn.dense_parameters(w.model), lr=0.1),
+            "other": optim.SGD(w.bag),
+        },
+    ),
+    "Together.add_param_group": (
+        lambda w: optim.Together(optim.SGD(w.bag)).add_param_group,
+        lambda w: {"param_group": {"params": w.more_rows()}},
+    ),
+    "Together.step": (lambda w: optim.Together(optim.SGD(w.bag)).step, lambda w: {}),
+    "Together.zero_grad": (lambda w: optim.Together(optim.SGD(w.bag)).zero_grad, lambda w: {}),
+    "Together.load_state_dict": (
+        lambda w: optim.Together(optim.SGD(w.bag)).load_state_dict,
+        lambda w: {"state_dict": optim.Together(optim.SGD(w.bag)).state_dict()},
+    ),
     "RowOptimizer.add_param_group": (
         lambda w: optim.SGD(w.bag).add_param_group,
         lambda w: {"param_group": {"params": w.more_rows()}},

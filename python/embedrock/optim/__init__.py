@@ -6,9 +6,9 @@ become durable with it; a ``state_dict`` here holds hyperparameters and step cou
 always holds: a step is all or nothing in each store (the engine checks every batch before the first
 row changes), and it forgets the rows that it applied.
 
-Dense parameters keep their torch optimizer beside it. Learning rate schedulers of torch,
-``GradScaler``, step hooks and parameter groups (one learning rate for some modules, another for
-the rest) work as with any optimizer.
+Dense parameters keep their torch optimizer beside it; :class:`Together` makes one of both, for
+trainers that take one. Learning rate schedulers of torch, ``GradScaler``, step hooks and parameter
+groups (one learning rate for some modules, another for the rest) work as with any optimizer.
 
 Gradients are clipped in one of two places. ``torch.nn.utils.clip_grad_norm_(model.parameters())``
 before the step works as with any model, since the waiting rows are among its parameters. Or the
@@ -21,6 +21,7 @@ from embedrock.optim.adam import Adam, AdamW, RowWiseAdam
 from embedrock.optim.base import RowOptimizer
 from embedrock.optim.ftrl import FTRL
 from embedrock.optim.sgd import SGD
+from embedrock.optim.together import Together
 
 __all__ = [
     "FTRL",
@@ -31,4 +32,5 @@ __all__ = [
     "RowOptimizer",
     "RowWiseAdagrad",
     "RowWiseAdam",
+    "Together",
 ]
