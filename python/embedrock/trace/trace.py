@@ -137,9 +137,13 @@ class Trace:
         >>> trace.values.tolist(), trace.offsets.tolist()
         ([5, 7, 5, 9], [0, 3, 4])
         """
-        name, found = text("table", table), []
-        for number, keys in enumerate(iterated("queries", queries, "the keys of each query")):
-            found.append(flat_keys(keys, f"query {number}"))
+        name = text("table", table)
+        try:
+            each = iter(queries)
+        except TypeError:
+            expected = "expected the keys of each query"
+            raise MisuseError(f"queries is {shown(queries)}, {expected}") from None
+        found = [flat_keys(keys, f"query {number}") for number, keys in enumerate(each)]
         if not found:
             raise MisuseError("queries is empty, expected the keys of one at least")
         return cls({name: (np.concatenate(found), offsets_of(np.array([len(k) for k in found])))})
