@@ -10,10 +10,10 @@ import torch.nn.functional as F
 import embedrock
 from embedrock.placement import pack
 
-KINDS, HIDDEN, FAN_OUTS = 4, 32, (10, 5)
+KINDS, HIDDEN, FAN_OUTS, PAGE_BYTES = 4, 32, (10, 5), 4096
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--edges", help="a graph instead of a made one: two node ids a line")
-parser.add_argument("--nodes", type=int, default=30_000, help="nodes of the made graph")
+parser.add_argument("--nodes", type=int, default=12_000, help="nodes of the made graph")
 parser.add_argument("--dim", type=int, default=128, help="float32 features of a node")
 parser.add_argument("--train", type=float, default=0.02, help="share of nodes to train on")
 parser.add_argument("--batch", type=int, default=64, help="nodes of a mini-batch")
@@ -68,17 +68,18 @@ class GraphSAGE(torch.nn.Module):
         seeds, near, far = (rows[p] for p in places)
         around = far.view(len(near), FAN_OUTS[1], -1).mean(1)
         inner = F.relu(self.first(torch.cat([near, around], 1)))
-        outer = F.relu(self.first(torch.cat([seeds, near.view(len(seeds), FAN_OUTS[0], -1).mean(1)], 1)))
+        around = near.view(len(seeds), FAN_OUTS[0], -1).mean(1)
+        outer = F.relu(self.first(torch.cat([seeds, around], 1)))
         inner = inner.view(len(seeds), FAN_OUTS[0], -1).mean(1)
         return self.second(torch.cat([outer, inner], 1))
 
 
 def train(batches, read):
-    """(accuracy, parameters) after three epochs of these batches; ``read(nodes)`` has the rows."""
+    """(accuracy, parameters) after three passes over the batches; ``read(nodes)`` has the rows."""
     torch.manual_seed(0)
     model = GraphSAGE()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    for epoch in range(3):
+    for _ in range(3):
         right = 0
         for nodes, places in batches:
             wanted = kinds[torch.from_numpy(nodes)[places[0]]]
@@ -92,9 +93,7 @@ def train(batches, read):
 
 def opened(path, cached):
     """A reader whose cache has room for a share of the rows, or the smallest that there is."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", embedrock.BudgetWarning)  # it says what the smallest is
-        store = embedrock.open(path, memory="0.01%", read_only=True)
+    store = embedrock.open(path, memory="0.01%", read_only=True)
     stats = store.stats()
     (nodes,) = stats["classes"]
     more = int(cached * len(features)) - nodes["cache_capacity"]
@@ -126,6 +125,7 @@ def write(path, rows):
         store.commit(step=1)
 
 
+warnings.simplefilter("ignore", embedrock.BudgetWarning)  # of the smallest budget
 random = np.random.default_rng(0)
 starts, neighbours = graph(random)
 count_nodes = len(starts) - 1
@@ -136,7 +136,7 @@ seeds = random.permutation(count_nodes)[: int(options.train * count_nodes)]
 # Sampled ahead: this epoch, which is to be trained, and others of the same seeds.
 epoch, *others = (
     sample(starts, neighbours, np.random.default_rng(n).permutation(seeds), np.random.default_rng(n))
-    for n in range(4)
+    for n in range(3)
 )
 batches = [nodes for nodes, _ in epoch]
 rows = sum(map(len, batches))
@@ -145,18 +145,19 @@ print(f"{count_nodes} nodes, {len(batches)} batches of {rows / len(batches):.0f}
 write("graph.store", features)
 trace = embedrock.trace.Trace.of(batches, table="nodes")
 other = embedrock.trace.Trace.of((nodes for each in others for nodes, _ in each), table="nodes")
+per_page = (PAGE_BYTES - 32) // (4 * options.dim + 10)  # or pack(..., store="graph.store")
 plans = {
     "order of ids": None,
-    "other batches": pack(other, store="graph.store", replicate=options.replicate),
-    "these batches": pack(trace, store="graph.store", replicate=options.replicate),
+    "other batches": pack(other, rows_per_page=per_page, replicate=options.replicate),
+    "these batches": pack(trace, rows_per_page=per_page, replicate=options.replicate),
 }
 print("frozen by       cache  pages a batch  rows a page     MB")
 for name, plan in plans.items():
     path = f"{name.replace(' ', '-')}.store"
-    embedrock.freeze("graph.store", path, plan=plan)
+    embedrock.freeze("graph.store", path, plan=plan, page_bytes=PAGE_BYTES)
     for cached in (0, 0.1):
-        pages, per_page, size = count(path, batches, cached)
-        print(f"{name:<15} {cached:>5.0%} {pages:>14.1f} {per_page:>12.2f} {size:>6.1f}")
+        pages, found, size = count(path, batches, cached)
+        print(f"{name:<15} {cached:>5.0%} {pages:>14.1f} {found:>12.2f} {size:>6.1f}")
 
 # What DiskGNN does: hot rows stay in memory, the others are written again for each batch.
 for cached in (0, 0.1):
@@ -165,13 +166,17 @@ for cached in (0, 0.1):
     cold[hot[: int(cached * count_nodes)]] = False
     parts = [nodes[cold[nodes]] for nodes in batches]
     write(f"copies-{cached}.store", features[np.concatenate(parts)])
-    embedrock.freeze(f"copies-{cached}.store", f"packed-{cached}.store")
+    packed = f"packed-{cached}.store"
+    embedrock.freeze(f"copies-{cached}.store", packed, page_bytes=PAGE_BYTES)
     queries = np.split(np.arange(sum(map(len, parts))), np.cumsum([len(p) for p in parts])[:-1])
-    pages, per_page, size = count(f"packed-{cached}.store", queries, 0)
-    print(f"{'copies':<15} {cached:>5.0%} {pages:>14.1f} {per_page:>12.2f} {size:>6.1f}")
+    pages, found, size = count(packed, queries, 0)
+    print(f"{'copies':<15} {cached:>5.0%} {pages:>14.1f} {found:>12.2f} {size:>6.1f}")
 
 with opened("these-batches.store", 0.1) as store:
     table = store.table("nodes")
-    expected, found = train(epoch, lambda nodes: features[nodes]), train(epoch, table.get)
+    for nodes in batches * 3:
+        table.lookahead(nodes)  # read in the background, before they are asked for
+    found = train(epoch, table.get)
+expected = train(epoch, lambda nodes: features[nodes])
 same = all(torch.equal(expected[1][name], found[1][name]) for name in expected[1])
 print(f"accuracy {found[0]:.3f}, in memory {expected[0]:.3f}, same bits: {same}")
