@@ -134,10 +134,8 @@ features = random.standard_normal((count_nodes, options.dim), np.float32)
 features[:, :KINDS] += F.one_hot(kinds, KINDS).numpy()
 seeds = random.permutation(count_nodes)[: int(options.train * count_nodes)]
 # Sampled ahead: this epoch, which is to be trained, and others of the same seeds.
-epoch, *others = (
-    sample(starts, neighbours, np.random.default_rng(n).permutation(seeds), np.random.default_rng(n))
-    for n in range(3)
-)
+randoms = [np.random.default_rng(n) for n in range(3)]
+epoch, *others = (sample(starts, neighbours, r.permutation(seeds), r) for r in randoms)
 batches = [nodes for nodes, _ in epoch]
 rows = sum(map(len, batches))
 print(f"{count_nodes} nodes, {len(batches)} batches of {rows / len(batches):.0f} rows")

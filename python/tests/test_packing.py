@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import placements
 import pytest
 
 import embedrock
+import placements
 from embedrock.errors import KeyRangeError, MisuseError
 from embedrock.placement import Plan, pack, place
 from embedrock.trace import Trace
