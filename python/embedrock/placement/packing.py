@@ -57,7 +57,7 @@ def pack(
     Errors: ``MisuseError``; ``KeyRangeError`` for keys that a dense table cannot have; those of
     opening a store.
 
-    Blocking: sorts the keys of the trace, a second per five million, and takes up to 80 bytes for
+    Blocking: sorts the keys of the trace, about a second per million, and takes some 80 bytes for
     each. The same trace gives the same plan.
 
     >>> trace = embedrock.trace.Trace({"nodes": ([5, 1, 9, 4, 2, 9], [0, 3, 6])})
