@@ -171,10 +171,7 @@ for cached in (0, 0.1):
     print(f"{'copies':<15} {cached:>5.0%} {pages:>14.1f} {found:>12.2f} {size:>6.1f}")
 
 with opened("these-batches.store", 0.1) as store:
-    table = store.table("nodes")
-    for nodes in batches * 3:
-        table.lookahead(nodes)  # read in the background, before they are asked for
-    found = train(epoch, table.get)
+    found = train(epoch, store.table("nodes").get)
 expected = train(epoch, lambda nodes: features[nodes])
 same = all(torch.equal(expected[1][name], found[1][name]) for name in expected[1])
 print(f"accuracy {found[0]:.3f}, in memory {expected[0]:.3f}, same bits: {same}")
