@@ -15,7 +15,13 @@ import embedrock
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
-NEEDS_TORCH = {"bring_a_model", "commit_and_resume", "look_ahead", "workers"}
+NEEDS_TORCH = {
+    "bring_a_model",
+    "commit_and_resume",
+    "look_ahead",
+    "pack_graph_features",
+    "workers",
+}
 
 SAYS = {
     "bring_a_model": r"largest difference 0\.0\n",
@@ -33,6 +39,15 @@ SAYS = {
     "move_or_copy": (
         r"copied step 1 with 10000 rows\ncopied\.store is at step 1 and equal\n"
         r"moved\.store is at step 2 and different\n"
+    ),
+    "pack_graph_features": (
+        r"12000 nodes, 4 batches of 2[34]\d\d rows\n"
+        r"frozen by .*\n"
+        r"order of ids +0% +13\d\d\.\d +1\.\d\d .*\norder of ids +10% .*\n"
+        r"other batches +0% +12\d\d\.\d +1\.\d\d .*\nother batches +10% .*\n"
+        r"these batches +0% +34\d\.\d +6\.9\d .*\nthese batches +10% +30\d\.\d .*\n"
+        r"copies +0% +34\d\.\d +6\.9\d .*\ncopies +10% +24\d\.\d .*\n"
+        r"accuracy (0\.[89]\d\d), in memory \1, same bits: True\n"
     ),
     "record_trace": (r"1250 of 5000 requests, 1286 had no room\n1250 queries of 20 keys at most\n"),
     "serve": r"step 2: row 7 is 0\.75\nstep 3: row 7 is 0\.5\n",

@@ -8,17 +8,21 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from embedrock._arguments import named_path
-from embedrock.errors import MisuseError
+import numpy as np
+
+from embedrock._arguments import named_path, whole
+from embedrock.errors import KeyRangeError, MisuseError
 from embedrock.store.opening import open as open_store
 from embedrock.store.store import Store
 from embedrock.table import Table
 
-__all__ = ["RowClass", "of_all", "of_store"]
+__all__ = ["RowClass", "chosen", "of_all", "of_store"]
 
 _MEMORY = "256MiB"
 """For a look at a store that the caller has not opened: its index must fit."""
+_ROWS_PER_PAGE_MAX = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,41 @@ class RowClass:
     rows_per_page: int
     limits: Mapping[str, int]
     """``num_embeddings`` of those tables that are dense."""
+
+    def check(self, table: Any, key: Any) -> None:
+        """Looks at the rows of a trace: their table, its place in ``tables``, and key, rising.
+
+        Errors: ``KeyRangeError`` for keys that a dense table cannot have.
+        """
+        for number, name in enumerate(self.tables):
+            keys = key[np.searchsorted(table, number) : np.searchsorted(table, number, "right")]
+            limit = self.limits.get(name)
+            if limit is not None and len(keys) and int(keys[-1]) >= limit:
+                raise KeyRangeError(
+                    f"the trace asks table {name!r} for key {keys[-1]}, expected keys below "
+                    f"num_embeddings={limit}; it is a trace of another table, or of an older one"
+                )
+
+
+def chosen(
+    tables: Sequence[str],
+    store: Store | str | os.PathLike[str] | None,
+    rows_per_page: int | None,
+    memory: int | None = None,
+) -> list[RowClass]:
+    """The classes by a store, or one class by ``rows_per_page``.
+
+    Errors: ``MisuseError`` unless one of the two is given; see :func:`of_store`.
+    """
+    if (store is None) is (rows_per_page is None):
+        which = "neither" if store is None else "both"
+        raise MisuseError(f"{which} of store and rows_per_page is given, expected one of the two")
+    if store is not None:
+        return of_store(tables, store, memory)
+    found = whole("rows_per_page", rows_per_page, 1)
+    if found > _ROWS_PER_PAGE_MAX:
+        raise MisuseError(f"rows_per_page is {found}, expected {_ROWS_PER_PAGE_MAX} at most")
+    return of_all(tables, found)
 
 
 def of_all(tables: Sequence[str], rows_per_page: int) -> list[RowClass]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -13,8 +13,8 @@ from embedrock import _core
 from embedrock._arguments import Progress, between, choice, function, instance, whole
 from embedrock._memory import machine_bytes, size_of
 from embedrock._warnings import warn
-from embedrock.errors import BudgetError, BudgetWarning, KeyRangeError, MisuseError
-from embedrock.placement.classes import RowClass, of_all, of_store
+from embedrock.errors import BudgetError, BudgetWarning
+from embedrock.placement.classes import RowClass, chosen
 from embedrock.placement.groups import PlanGroup
 from embedrock.placement.plan import Plan
 from embedrock.store.store import Store
@@ -27,7 +27,6 @@ REPLICAS = ("residual", "connectivity", "random", "frequency")
 REPLICATE_MAX = 0.8
 """The largest share of rows that the MaxEmbed paper stores again."""
 _LEAST_BYTES = 4096
-_ROWS_PER_PAGE_MAX = 1 << 16
 _THREADS_MAX = 1024
 _STEPS = {"numbering": 1, "placing": 10, "replicas": 25}
 """Parts of the work of a class, by the time they took for 300,000 queries of 20 rows."""
@@ -134,25 +133,12 @@ def placed(
 ) -> Plan:
     """As :func:`place`, with options that are checked."""
     names = list(instance("trace", trace, Trace).tables)
-    if (store is None) is (rows_per_page is None):
-        which = "neither" if store is None else "both"
-        raise MisuseError(f"{which} of store and rows_per_page is given, expected one of the two")
     assert options.memory is None or isinstance(options.memory, int)
-    if store is not None:
-        classes = of_store(names, store, options.memory)
-    else:
-        classes = of_all(names, _rows_per_page(rows_per_page))
+    classes = chosen(names, store, rows_per_page, options.memory)
     work = _Work(trace, options, classes, tell)
     groups = {name: g for g, one in enumerate(classes) for name in one.tables}
     placed = [work.group(names, one) for one in classes]
     return Plan(names, [groups[name] for name in names], placed, options.replicate)
-
-
-def _rows_per_page(value: Any) -> int:
-    found = whole("rows_per_page", value, 1)
-    if found > _ROWS_PER_PAGE_MAX:
-        raise MisuseError(f"rows_per_page is {found}, expected {_ROWS_PER_PAGE_MAX} at most")
-    return found
 
 
 class _Work:
@@ -181,7 +167,7 @@ class _Work:
         longest_table = max(len(one.values) for one in queries)
         self._need(8 * longest_table + 4 * pins + 16 * len(queries[0].offsets), pins)
         table, key, rows, offsets = _core.number_rows([(q.values, q.offsets) for q in queries])
-        self._check_keys(row_class, table, key)
+        row_class.check(table, key)
         self._step("numbering", pins)
         counts = len(key), len(offsets) - 1, len(rows)
         longest = int(np.diff(offsets).max(initial=0))
@@ -235,16 +221,6 @@ class _Work:
 
     def _told(self, done: int) -> None:
         self._tell(Stage(done // _FINE, self._total // _FINE, self._needed))
-
-    def _check_keys(self, row_class: RowClass, table: Any, key: Any) -> None:
-        for number, name in enumerate(row_class.tables):
-            keys = key[np.searchsorted(table, number) : np.searchsorted(table, number, "right")]
-            limit = row_class.limits.get(name)
-            if limit is not None and len(keys) and int(keys[-1]) >= limit:
-                raise KeyRangeError(
-                    f"the trace asks table {name!r} for key {keys[-1]}, expected keys below "
-                    f"num_embeddings={limit}; it is a trace of another table, or of an older one"
-                )
 
     def _need(self, needed: int, pins: int, rows: int | None = None) -> None:
         """Notes bytes that are taken at a time. Errors: ``BudgetError`` where they may not be."""

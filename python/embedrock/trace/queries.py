@@ -12,7 +12,7 @@ import numpy.typing as npt
 from embedrock._arguments import shown
 from embedrock.errors import MisuseError
 
-__all__ = ["Offsets", "Queries", "Values", "checked", "total_keys"]
+__all__ = ["Offsets", "Queries", "Values", "checked", "flat_keys", "offsets_of", "total_keys"]
 
 Values = npt.NDArray[np.uint64]
 Offsets = npt.NDArray[np.int64]
@@ -87,6 +87,21 @@ def checked(values: Any, offsets: Any, name: str = "") -> Queries:
         keys = keys.astype(np.int64, copy=False).view(np.uint64)
     flat = np.ascontiguousarray(keys.astype(np.uint64, copy=False))
     return Queries(flat, np.ascontiguousarray(ends.astype(np.int64, copy=False)))
+
+
+def flat_keys(given: Any, name: str) -> Values:
+    """A copy of the keys of one query, whatever their shape. Errors: ``MisuseError``."""
+    expected = "keys: int64 or uint64"
+    try:
+        found = np.asarray(given).reshape(-1)
+    except Exception:  # of the object's own, too
+        raise MisuseError(f"{name} is {shown(given)}, expected {expected}") from None
+    if not len(found):
+        return np.empty(0, np.uint64)
+    keys = _integers(found, name, expected)
+    if keys.dtype.kind == "i":
+        keys = keys.astype(np.int64, copy=False).view(np.uint64)
+    return keys.astype(np.uint64)
 
 
 def _integers(given: Any, name: str, expected: str) -> npt.NDArray[Any]:

@@ -11,7 +11,15 @@ import numpy as np
 from embedrock._arguments import Progress, function, iterated, named_path, shown, text, whole
 from embedrock.errors import MisuseError
 from embedrock.trace import files
-from embedrock.trace.queries import Offsets, Queries, Values, checked, total_keys
+from embedrock.trace.queries import (
+    Offsets,
+    Queries,
+    Values,
+    checked,
+    flat_keys,
+    offsets_of,
+    total_keys,
+)
 from embedrock.trace.sampling import limit, marked, share_of
 
 __all__ = ["Trace"]
@@ -115,6 +123,30 @@ class Trace:
                 progress=function("progress", progress, "(done, total)"),
             )
         )
+
+    @classmethod
+    def of(cls, queries: Iterable[Any], *, table: str = "") -> Trace:
+        """The trace of queries that are there one by one, such as mini-batches sampled ahead.
+
+        Each is the keys of ``table``: an array or tensor on the CPU of any shape, int64 or uint64,
+        or a list. The queries may come from a generator; what is kept is their keys.
+
+        Errors: ``MisuseError`` naming the query that is none, and where there is no key.
+
+        >>> trace = embedrock.trace.Trace.of([[5, 7, 5], [9]], table="items")
+        >>> trace.values.tolist(), trace.offsets.tolist()
+        ([5, 7, 5, 9], [0, 3, 4])
+        """
+        name = text("table", table)
+        try:
+            each = iter(queries)
+        except TypeError:
+            expected = "expected the keys of each query"
+            raise MisuseError(f"queries is {shown(queries)}, {expected}") from None
+        found = [flat_keys(keys, f"query {number}") for number, keys in enumerate(each)]
+        if not found:
+            raise MisuseError("queries is empty, expected the keys of one at least")
+        return cls({name: (np.concatenate(found), offsets_of(np.array([len(k) for k in found])))})
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the trace in the format that the name says.
