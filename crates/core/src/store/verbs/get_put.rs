@@ -35,9 +35,10 @@ impl Store {
             let table = self.inner.table_of(&engine, batch.table)?;
             let (dim, state) = (table.layout.embedding_dim(), table.layout.state_words());
             check_len("values", table, batch.values.len(), batch.keys.len(), dim)?;
-            if table.layout.is_float32() && matches!(batch.values, ValuesOut::Bits(_)) {
-                let name = &table.record.spec.name;
-                bail!(Misuse, "table '{name}' is float32, expected one of float16 or bfloat16");
+            let dtype = table.layout.dtype();
+            if !dtype.is_half() && matches!(batch.values, ValuesOut::Bits(_)) {
+                let (name, dtype) = (&table.record.spec.name, dtype.name());
+                bail!(Misuse, "table '{name}' is {dtype}, expected one of float16 or bfloat16");
             }
             if let Some(out) = &batch.state {
                 check_len("state", table, out.len(), batch.keys.len(), state)?;
@@ -288,14 +289,15 @@ impl Inner {
             return Ok(());
         }
         self.metrics.non_finite.fetch_add(count as u64, Ordering::Relaxed);
+        let has_none = matches!(what, Input::Values) && table.layout.dtype().is_quantized();
         match policy {
-            NonFinite::Apply => {}
+            NonFinite::Apply if !has_none => {}
             NonFinite::Skip => {
                 let mut kept = rows.iter().map(|row| !bad(*row)).collect::<Vec<_>>().into_iter();
                 keys.retain(|_| kept.next() == Some(true));
                 rows.retain(|row| !bad(*row));
             }
-            NonFinite::Refuse => {
+            NonFinite::Refuse | NonFinite::Apply => {
                 let first = rows.iter().position(|row| bad(*row)).unwrap_or(0);
                 let advice = match what {
                     Input::Gradients => {
