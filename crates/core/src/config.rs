@@ -494,7 +494,7 @@ impl TableSpec {
             );
         }
         let (dim, reach) = (self.embedding_dim, self.initializer.reach());
-        if !self.dtype.all_fit(&[reach]) {
+        if !self.dtype.all_fit(&[reach, -reach]) {
             bail!(
                 Misuse,
                 "table '{name}': initial values up to {reach} leave the range of {}; use bfloat16, \

@@ -13,9 +13,6 @@
 //! *Source* of a scale and a zero point for each row: rowwise quantisation of FBGEMM. It has 8
 //! bytes of them, which are no better (`docs/decisions/0022-quantised-rows.md`).
 
-/// Values have magnitudes below this, 2^127, as bits of a float32: the range of a row, and what is
-/// decoded of it, stay finite.
-const OVERFLOW: u32 = 0x7F00_0000;
 /// The bits of the scale in the first word of a row, as those of a float32 without a sign.
 const SCALE: u32 = 0x7FFF_C000;
 /// Half a unit in the last place of a scale, less one.
@@ -45,6 +42,9 @@ pub(crate) trait Codes {
     const FRACTION: u32 = 14 - Self::BITS;
     /// The largest code.
     const LAST: u32 = (1 << Self::BITS) - 1;
+    /// What a row may span at most, zero included: all codes with the largest scale. So what is
+    /// decoded of such a row is finite, and spans no more.
+    const SPAN_MAX: f64 = Self::LAST as f64 * (1u128 << (127 - Self::BITS)) as f64;
 
     /// Calls `decode` for each code and the place of its value.
     fn read(bytes: &[u8], values: &mut [f32], decode: impl Fn(u8) -> f32);
@@ -102,10 +102,24 @@ pub(crate) fn words<C: Codes>(dim: usize) -> usize {
     1 + dim.div_ceil(32 / C::BITS as usize)
 }
 
-/// True where a row of these values can be encoded: all are finite, and below 2^127.
+/// True where a row of these values can be encoded: all are finite, and none are too far apart.
 #[inline]
-pub(crate) fn all_fit(values: &[f32]) -> bool {
-    values.iter().fold(true, |all, value| all & (value.to_bits() & 0x7FFF_FFFF < OVERFLOW))
+pub(crate) fn fits<C: Codes>(values: &[f32]) -> bool {
+    let finite = |value: &f32| value.to_bits() & 0x7F80_0000 < 0x7F80_0000;
+    let (least, greatest) = ends(values);
+    let span = f64::from(greatest.max(0.0)) - f64::from(least.min(0.0));
+    values.iter().fold(span <= C::SPAN_MAX, |all, value| all & finite(value))
+}
+
+/// The smallest and the largest value.
+#[inline(always)]
+fn ends(values: &[f32]) -> (f32, f32) {
+    let (mut least, mut greatest) = (values[0], values[0]);
+    for value in values {
+        least = if *value < least { *value } else { least };
+        greatest = if *value > greatest { *value } else { greatest };
+    }
+    (least, greatest)
 }
 
 /// Decodes a row, which is exact.
@@ -124,15 +138,11 @@ pub(crate) fn widen<C: Codes>(words: &[f32], values: &mut [f32]) {
     });
 }
 
-/// Encodes a row to the nearest codes. Its values must [fit](all_fit).
+/// Encodes a row to the nearest codes. It must [fit](fits).
 #[inline]
 pub(crate) fn narrow<C: Codes>(values: &[f32], words: &mut [f32]) {
     words.fill(0.0);
-    let (mut least, mut greatest) = (values[0], values[0]);
-    for value in values {
-        least = if *value < least { *value } else { least };
-        greatest = if *value > greatest { *value } else { greatest };
-    }
+    let (least, greatest) = ends(values);
     // The word behind a head of zero is the value of all; zero has no sign.
     if least == greatest {
         words[1] = least + 0.0;
@@ -232,7 +242,7 @@ mod tests {
         for dim in 1..=67 {
             for seed in 0..120 {
                 let given = row(dim, seed);
-                assert!(all_fit(&given));
+                assert!(fits::<C>(&given));
                 let encoded = encode::<C>(&given);
                 assert_eq!(encoded.len(), 1 + (dim * C::BITS as usize).div_ceil(32));
                 let found = decode::<C>(&encoded, dim);
@@ -283,7 +293,7 @@ mod tests {
     }
 
     fn equal_values_are_exact<C: Codes>() {
-        let most = 2f32.powi(127).next_down();
+        let most = C::SPAN_MAX as f32;
         let tiny = f32::from_bits(1);
         for value in [0.0, 1.0, -1.0, 0.1, -3.7e-9, f32::MIN_POSITIVE, tiny, -tiny, most, -most] {
             for dim in 1..=67 {
@@ -303,11 +313,23 @@ mod tests {
     }
 
     fn edges<C: Codes>() {
-        let most = 2f32.powi(127).next_down();
-        let ends = decode::<C>(&encode::<C>(&[most, -most, 0.0, 1.0]), 4);
-        assert!(ends.iter().all(|value| value.is_finite()), "{ends:?}");
-        let near = |found: f32, given: f32| (found / given - 1.0).abs() < 1.0 / 15.0;
-        assert!(near(ends[0], most) && near(ends[1], -most), "{ends:?}");
+        let most = C::SPAN_MAX as f32;
+        for share in [1.0, 0.75, 0.5, 0.25, 1.0 / 1024.0, 0.0] {
+            let given = [most * share, most * (share - 1.0), 0.0, 1.0];
+            assert!(fits::<C>(&given));
+            let encoded = encode::<C>(&given);
+            let found = decode::<C>(&encoded, 4);
+            // What was read can be put back.
+            assert!(fits::<C>(&found), "{found:?}");
+            assert_eq!(bits(&encode::<C>(&found)), bits(&encoded));
+            for (found, given) in found.iter().zip(given) {
+                assert!((found - given).abs() <= most / 29.9, "{found} for {given}");
+            }
+            assert!(!fits::<C>(&[most * share, most * (share - 1.001)]));
+        }
+        for refused in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 2f32.powi(127), f32::MIN] {
+            assert!(!fits::<C>(&[1.0, refused]) && !fits::<C>(&[refused]), "{refused}");
+        }
         // Too small for any scale, which is told as an error of the row.
         assert_eq!(decode::<C>(&encode::<C>(&[1e-36, -1e-36, 0.0]), 3), [0.0; 3]);
         // All nearer to each other than a step.
@@ -322,10 +344,6 @@ mod tests {
     fn rows_at_the_ends_of_what_there_is_stay_finite_and_near() {
         edges::<Int8>();
         edges::<Int4>();
-        assert!(all_fit(&[0.0, -1.0, 1e38]) && all_fit(&[2f32.powi(127).next_down()]));
-        for refused in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 2f32.powi(127), f32::MIN] {
-            assert!(!all_fit(&[1.0, refused]), "{refused}");
-        }
     }
 
     #[test]

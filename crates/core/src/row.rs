@@ -76,7 +76,7 @@ impl Dtype {
         matches!(self, Self::Int8 | Self::Int4)
     }
 
-    /// True where every value is finite, also once it is rounded to this dtype.
+    /// True where every value of a row is finite, also once it is rounded to this dtype.
     #[inline]
     pub fn all_fit(self, values: &[f32]) -> bool {
         const EXPONENT: u32 = 0x7F80_0000;
@@ -87,7 +87,8 @@ impl Dtype {
             }
             Self::Float16 => half::all_fit::<F16>(values),
             Self::Bfloat16 => half::all_fit::<Bf16>(values),
-            Self::Int8 | Self::Int4 => quantized::all_fit(values),
+            Self::Int8 => quantized::fits::<Int8>(values),
+            Self::Int4 => quantized::fits::<Int4>(values),
         }
     }
 }
@@ -225,7 +226,7 @@ impl RowLayout {
         }
     }
 
-    /// Writes `values` to `words`, rounded to nearest, ties to even. Values must
+    /// Writes `values` to `words`, rounded to nearest, ties to even. A row must
     /// [fit](Dtype::all_fit) a quantised dtype.
     ///
     /// Shapes: as for [`read_values`](Self::read_values).

@@ -135,14 +135,15 @@ impl Store {
             GetOp { outputs: vec![(table.layout, (&mut values).into(), Some(&mut state[..]))] };
         self.inner.visit_rows(&engine, &batch, &mut get)?;
         self.inner.inside_modify(|| f(&distinct, &mut values, &mut state))?;
-        if !table.record.spec.dtype.all_fit(&values) || !all_finite(&state) {
+        let dtype = table.layout.dtype();
+        if !values.chunks_exact(dim).all(|row| dtype.all_fit(row)) || !all_finite(&state) {
             self.inner.metrics.non_finite.fetch_add(1, Ordering::Relaxed);
             let name = &table.record.spec.name;
             bail!(
                 NonFinite,
                 "modify of table '{name}' left values that are NaN, infinite or beyond the range \
                  of {}; nothing changed",
-                table.record.spec.dtype.name()
+                dtype.name()
             );
         }
         let last = (0..distinct.len() as u32).collect();
