@@ -229,7 +229,7 @@ mod tests {
             0 => bell(i),
             1 => unit(i, 5),
             2 => -unit(i, 5),
-            3 => 100.0 + unit(i, 5) * if seed % 2 == 0 { 1.0 } else { 40.0 },
+            3 => 100.0 + unit(i, 5) * if seed % 16 == 3 { 1.0 } else { 40.0 },
             4 => bell(i).max(0.0),
             5 => bell(i) * 2f32.powi((mix(i as u64, seed) % 24) as i32 - 12),
             6 => unit(i, 5) * if i % 5 == 0 { 1e-4 } else { -1.0 },
