@@ -164,10 +164,11 @@ def test_what_has_no_code_is_refused_with_its_table_and_key(tmp_path: Path, bad:
         assert not eight.contains(np.arange(50)).any()
         eight.put(np.arange(50), values, non_finite="skip")
         assert eight.contains(np.arange(50)).sum() == 49
-    for dtype in ("int8", "int4"):
+    for dtype in QUANTIZED:
         says = f"table 'clicks', key 17: a value does not fit {dtype}"
+        frozen: Any = {"dtype": dtype}
         with pytest.raises(MisuseError, match=says):
-            embedrock.freeze(tmp_path / "source", tmp_path / "served", dtype=dtype)  # type: ignore[arg-type]
+            embedrock.freeze(tmp_path / "source", tmp_path / "served", **frozen)
 
 
 def test_tables_are_made_without_an_optimizer_alone(store: embedrock.Store) -> None:
