@@ -110,6 +110,7 @@ def test_rows_of_every_dim_are_what_the_format_says(tmp_path: Path, dtype: str) 
             # What is read and put back does not change.
             table.put(np.arange(60), got)
             np.testing.assert_array_equal(table.get(np.arange(60)), got)
+        store.commit(step=1)
 
 
 @pytest.mark.parametrize("dtype", QUANTIZED)
@@ -126,7 +127,7 @@ def test_writes_on_top_are_quantised_and_folded_in(tmp_path: Path, dtype: Any) -
         with pytest.raises(MisuseError, match="takes no updates"):
             table.update([1], np.ones((1, DIM), np.float32), lr=0.1)
 
-        def shrink(_: Any, rows: Rows, __: Rows) -> None:
+        def shrink(rows: Rows, _: Rows) -> None:
             rows *= np.float32(0.3)
 
         table.modify([7], shrink)
@@ -155,7 +156,6 @@ def test_what_has_no_code_is_refused_with_its_table_and_key(tmp_path: Path, bad:
     with embedrock.open(tmp_path / "source", memory="16MiB") as store:
         table = store.table("clicks", DIM, 100)
         table.put(np.arange(50), values, non_finite="apply")
-        store.commit(step=1)
         eight = store.table("eight", DIM, 100, dtype="int8", optimizer="none")
         for policy in ("refuse", "apply"):
             says = r"'eight'.*range of int8, the first for key 17"
@@ -164,6 +164,7 @@ def test_what_has_no_code_is_refused_with_its_table_and_key(tmp_path: Path, bad:
         assert not eight.contains(np.arange(50)).any()
         eight.put(np.arange(50), values, non_finite="skip")
         assert eight.contains(np.arange(50)).sum() == 49
+        store.commit(step=2)
     for dtype in QUANTIZED:
         says = f"table 'clicks', key 17: a value does not fit {dtype}"
         frozen: Any = {"dtype": dtype}
