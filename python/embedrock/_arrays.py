@@ -24,6 +24,7 @@ from embedrock._arguments import shown
 from embedrock.errors import MisuseError
 
 __all__ = [
+    "STORED_DTYPES",
     "ArrayLike",
     "BFloat16Rows",
     "Keys",
@@ -32,9 +33,13 @@ __all__ = [
     "as_keys",
     "as_out",
     "as_rows",
+    "crossing_dtype",
     "dtype_name",
     "pinned",
 ]
+
+STORED_DTYPES = ("float32", "float16", "bfloat16", "int8", "int4")
+"""What a table can store. Rows of the last two cross as float32 alone."""
 
 _FLOAT32 = np.dtype(np.float32)
 _FLOAT16 = np.dtype(np.float16)
@@ -158,20 +163,26 @@ def as_out(
     return array if dtype == "float32" else array.view(_UINT16)
 
 
-def dtype_name(dtype: Any, name: str = "dtype") -> str:
+def dtype_name(dtype: Any, name: str = "dtype", expected: tuple[str, ...] = _DTYPES) -> str:
     """The name of a dtype of rows, given as text or as NumPy's or PyTorch's object.
 
-    Errors: ``MisuseError`` for anything else than float32, float16 and bfloat16.
+    Errors: ``MisuseError`` for anything else than what is ``expected``: float32, float16 and
+    bfloat16.
     """
     found = shown(dtype)
     with contextlib.suppress(Exception):  # what has no text, and no dtype of NumPy's
         found = str(dtype).removeprefix("torch.")
-        if found not in _DTYPES:
+        if found not in expected:
             found = np.dtype(dtype).name
-    if found not in _DTYPES:
+    if found not in expected:
         told = found if len(found) < 60 else shown(dtype)
-        raise MisuseError(f"{name} is {told}, expected one of {', '.join(_DTYPES)}")
+        raise MisuseError(f"{name} is {told}, expected one of {', '.join(expected)}")
     return found
+
+
+def crossing_dtype(stored: str) -> str:
+    """The dtype of a table's rows outside of it: its own, but for quantised ones float32."""
+    return stored if stored in _DTYPES else "float32"
 
 
 class BFloat16Rows:

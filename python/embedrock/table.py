@@ -11,7 +11,16 @@ import numpy.typing as npt
 from embedrock import _core, _verbs
 from embedrock._arguments import Progress, flag, shown, whole
 from embedrock._arguments import function as function_or_none
-from embedrock._arrays import ArrayLike, BFloat16Rows, Keys, as_keys, as_out, as_rows, dtype_name
+from embedrock._arrays import (
+    ArrayLike,
+    BFloat16Rows,
+    Keys,
+    as_keys,
+    as_out,
+    as_rows,
+    crossing_dtype,
+    dtype_name,
+)
 from embedrock._keys import KeysNamed
 from embedrock._verbs import ASKS, CHANGES, VISITS, Floats, NonFinite, UpdateReport, call
 from embedrock.ahead.prefetch import Prefetch
@@ -73,6 +82,7 @@ class Table:
         self._optimizer: OptimizerSpec = spec["optimizer"]
         self._initializer: dict[str, Any] = spec["initializer"]
         self._dtype: str = spec["dtype"]
+        self._crossing_dtype = crossing_dtype(self._dtype)
         self._rounding: str = spec.get("rounding", "stochastic")
         self._storage: str = spec.get("storage", "log")
         self._by_id: bool = info["by_id"]
@@ -124,7 +134,8 @@ class Table:
 
     @property
     def dtype(self) -> str:
-        """Type of the stored values: ``"float32"``, ``"float16"`` or ``"bfloat16"``."""
+        """Type of the stored values: ``"float32"``, ``"float16"``, ``"bfloat16"``, ``"int8"`` or
+        ``"int4"``."""
         return self._dtype
 
     @property
@@ -237,9 +248,10 @@ class Table:
 
         Shapes: ``keys (*,), values (*, embedding_dim), state (*, state_words)``, rows float32.
 
-        Errors: ``NonFiniteError`` for NaN and infinite values, and for those beyond the range of a
-        float16 or bfloat16 table, unless ``non_finite`` is ``"skip"`` (such rows are left out) or
-        ``"apply"`` (the latter become infinite).
+        Errors: ``NonFiniteError`` for NaN and infinite values, and for those beyond the range of
+        the table's dtype, unless ``non_finite`` is ``"skip"`` (such rows are left out) or
+        ``"apply"`` (the latter become infinite; an int8 or int4 table, which cannot hold them,
+        refuses all the same).
 
         >>> table.put([7, 8], np.ones((2, 4), np.float32))
         >>> table.get(7)
@@ -505,8 +517,8 @@ class Table:
     def _new_values(self, keys: Keys, dtype: Any) -> tuple[Any, npt.NDArray[Any]]:
         """New values of a dtype as the caller gets them, and as the engine fills them."""
         name, (shape, _) = dtype_name(dtype), self._shape(keys, "embedding_dim")
-        if name not in ("float32", self._dtype):
-            own = "" if self._dtype == "float32" else f" or {self._dtype}"
+        if name not in ("float32", self._crossing_dtype):
+            own = "" if self._crossing_dtype == "float32" else f" or {self._crossing_dtype}"
             raise MisuseError(f"dtype is {name}, table {self._name!r} gives float32{own}")
         if name == "float32":
             values = np.empty(shape, np.float32)
@@ -516,7 +528,7 @@ class Table:
 
     def _out_values(self, keys: Keys, out: Any, name: str) -> npt.NDArray[Any]:
         """The caller's array for values as the engine fills it."""
-        return as_out(out, *self._shape(keys, "embedding_dim"), name, self._dtype)
+        return as_out(out, *self._shape(keys, "embedding_dim"), name, self._crossing_dtype)
 
     def _room(self, keys: Keys, out: Any, name: str, width: str) -> Floats:
         shape, meaning = self._shape(keys, width)

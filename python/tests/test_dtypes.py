@@ -310,7 +310,7 @@ def test_a_table_keeps_its_dtype(store: embedrock.Store) -> None:
         with pytest.raises(MismatchError, match=next(iter(other))):
             store.table("t", DIM, **other)
     assert "x 7 float16" in repr(made)
-    for unknown in ("float64", "int8", np.int32, "quarter"):
+    for unknown in ("float64", "int16", np.int32, "quarter"):
         with pytest.raises(MisuseError, match="expected one of float32, float16, bfloat16"):
             store.table("other", DIM, dtype=unknown)
     with pytest.raises(MisuseError, match="rounding is 'up'"):

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result, bail};
 use crate::init::Initializer;
-use crate::optimizer::{Hyper, OptimizerSpec};
+use crate::optimizer::{Hyper, OptimizerKind, OptimizerSpec};
 use crate::row::{Dtype, RoundingMode, RowLayout};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -484,8 +484,17 @@ impl TableSpec {
         if self.num_embeddings == Some(0) {
             bail!(Misuse, "table '{name}': num_embeddings is 0, expected at least 1");
         }
+        if self.dtype.is_quantized() && self.optimizer.kind != OptimizerKind::None {
+            bail!(
+                Misuse,
+                "table '{name}': rows of {} are put whole and not trained, and the optimizer is \
+                 {}; use optimizer \"none\", or train in another dtype and freeze to this one",
+                self.dtype.name(),
+                self.optimizer.kind.name()
+            );
+        }
         let (dim, reach) = (self.embedding_dim, self.initializer.reach());
-        if !self.dtype.all_fit(&[reach]) {
+        if !self.dtype.all_fit(&[reach, -reach]) {
             bail!(
                 Misuse,
                 "table '{name}': initial values up to {reach} leave the range of {}; use bfloat16, \
@@ -633,7 +642,7 @@ pub enum NonFinite {
     Refuse,
     /// Leave out the rows concerned; counted.
     Skip,
-    /// Take them as they are; counted.
+    /// Take them as they are; counted. Refused for values of a quantised dtype, which has none.
     Apply,
 }
 

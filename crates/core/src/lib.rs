@@ -43,6 +43,7 @@ pub mod optimizer;
 mod permits;
 pub mod planted;
 mod prefetch;
+mod quantized;
 pub mod row;
 #[cfg(not(feature = "parts"))]
 mod storage;
@@ -62,7 +63,7 @@ pub use distinct::distinct;
 pub use error::{Error, ErrorKind, Result};
 pub use permits::{Entered, PermitStats, Permits, Ready, UNBOUNDED};
 pub use store::{
-    CANDIDATES_MAX, CheckReport, CopyReport, FreezeOptions, FreezeReport, Frozen, PendingCommit,
-    PlannedPages, RowReads, Scan, Stats, Store, WindowStats, check, check_place, copy, freeze,
-    freeze_again,
+    CANDIDATES_MAX, CheckReport, CopyReport, FreezeError, FreezeOptions, FreezeReport, Frozen,
+    PendingCommit, PlannedPages, RowReads, Scan, Stats, Store, WindowStats, check, check_place,
+    copy, freeze, freeze_again,
 };

@@ -2,7 +2,8 @@
 //!
 //! Values have the table's [`Dtype`]; state is float32. A row is a whole number of 4-byte words:
 //! values of 2 bytes lie in pairs, the first in the lower half, and an odd one is followed by two
-//! zero bytes. Words are carried as f32 whatever is in them, and only copied.
+//! zero bytes. Quantised values are codes behind a word that says what they mean (`quantized.rs`).
+//! Words are carried as f32 whatever is in them, and only copied.
 //!
 //! A [`RowLayout`] is arithmetic only. It knows nothing of pages, caches or optimizers; it never
 //! allocates. `row_bytes` is always a multiple of four, and equal for all tables of a row class.
@@ -11,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result, bail};
 use crate::half::{self, Bf16, F16, Rounding};
+use crate::quantized::{self, Int4, Int8};
 
 /// The largest row, values plus state: a row never straddles pages and a page has at most 64 KiB.
 /// A storage layout that keeps a header in its pages has a lower limit of its own.
@@ -30,10 +32,14 @@ pub enum Dtype {
     Float16 = 2,
     /// The upper half of a binary32, little-endian on storage.
     Bfloat16 = 3,
+    /// Codes of 8 bits with a scale and a zero point for each row. Not for rows that are trained.
+    Int8 = 4,
+    /// Codes of 4 bits with a scale and a zero point for each row. Not for rows that are trained.
+    Int4 = 5,
 }
 
 impl Dtype {
-    const ALL: [Self; 3] = [Self::Float32, Self::Float16, Self::Bfloat16];
+    const ALL: [Self; 5] = [Self::Float32, Self::Float16, Self::Bfloat16, Self::Int8, Self::Int4];
 
     /// The code of this dtype in stored records.
     pub fn code(self) -> u8 {
@@ -44,7 +50,7 @@ impl Dtype {
     pub fn from_code(code: u8) -> Result<Self> {
         match Self::ALL.into_iter().find(|dtype| dtype.code() == code) {
             Some(dtype) => Ok(dtype),
-            None => bail!(Unsupported, "dtype code {code} is unknown, expected 1 to 3"),
+            None => bail!(Unsupported, "dtype code {code} is unknown, expected 1 to 5"),
         }
     }
 
@@ -54,18 +60,23 @@ impl Dtype {
             Self::Float32 => "float32",
             Self::Float16 => "float16",
             Self::Bfloat16 => "bfloat16",
+            Self::Int8 => "int8",
+            Self::Int4 => "int4",
         }
     }
 
-    /// Bytes of one value.
-    pub fn bytes(self) -> usize {
-        match self {
-            Self::Float32 => 4,
-            Self::Float16 | Self::Bfloat16 => 2,
-        }
+    /// True where values are 16-bit floats, whose bits a caller may ask for.
+    pub fn is_half(self) -> bool {
+        matches!(self, Self::Float16 | Self::Bfloat16)
     }
 
-    /// True where every value is finite, also once it is rounded to this dtype.
+    /// True where values are codes with a scale for each row. They are read as float32 alone, and
+    /// such rows are put whole, never updated.
+    pub fn is_quantized(self) -> bool {
+        matches!(self, Self::Int8 | Self::Int4)
+    }
+
+    /// True where every value of a row is finite, also once it is rounded to this dtype.
     #[inline]
     pub fn all_fit(self, values: &[f32]) -> bool {
         const EXPONENT: u32 = 0x7F80_0000;
@@ -76,6 +87,8 @@ impl Dtype {
             }
             Self::Float16 => half::all_fit::<F16>(values),
             Self::Bfloat16 => half::all_fit::<Bf16>(values),
+            Self::Int8 => quantized::fits::<Int8>(values),
+            Self::Int4 => quantized::fits::<Int4>(values),
         }
     }
 }
@@ -129,6 +142,8 @@ impl RowLayout {
         let value_words = match dtype {
             Dtype::Float32 => embedding_dim,
             Dtype::Float16 | Dtype::Bfloat16 => embedding_dim.div_ceil(2),
+            Dtype::Int8 => quantized::words::<Int8>(embedding_dim),
+            Dtype::Int4 => quantized::words::<Int4>(embedding_dim),
         };
         let words = value_words.saturating_add(state_words);
         if words > ROW_BYTES_MAX / 4 {
@@ -206,10 +221,13 @@ impl RowLayout {
             Dtype::Float32 => values.copy_from_slice(&words[..self.embedding_dim]),
             Dtype::Float16 => half::widen::<F16>(self.bits(words), values),
             Dtype::Bfloat16 => half::widen::<Bf16>(self.bits(words), values),
+            Dtype::Int8 => quantized::widen::<Int8>(&words[..self.value_words], values),
+            Dtype::Int4 => quantized::widen::<Int4>(&words[..self.value_words], values),
         }
     }
 
-    /// Writes `values` to `words`, rounded to nearest, ties to even.
+    /// Writes `values` to `words`, rounded to nearest, ties to even. A row must
+    /// [fit](Dtype::all_fit) a quantised dtype.
     ///
     /// Shapes: as for [`read_values`](Self::read_values).
     #[inline(always)]
@@ -218,6 +236,8 @@ impl RowLayout {
             Dtype::Float32 => words[..self.embedding_dim].copy_from_slice(values),
             Dtype::Float16 => half::narrow::<F16>(values, self.bits_mut(words)),
             Dtype::Bfloat16 => half::narrow::<Bf16>(values, self.bits_mut(words)),
+            Dtype::Int8 => quantized::narrow::<Int8>(values, &mut words[..self.value_words]),
+            Dtype::Int4 => quantized::narrow::<Int4>(values, &mut words[..self.value_words]),
         }
     }
 
@@ -238,6 +258,8 @@ impl RowLayout {
         let random = rounding.map(|rounding| rounding.of_row(key));
         match (self.dtype, random) {
             (Dtype::Float32, _) => panic!("rows of float32 are updated in place"),
+            // A table of them has no optimizer.
+            (Dtype::Int8 | Dtype::Int4, _) => panic!("quantised rows are not updated"),
             (Dtype::Float16, Some(random)) => {
                 half::narrow_stochastically::<F16>(values, bits, random)
             }
@@ -269,7 +291,7 @@ impl RowLayout {
         }
     }
 
-    /// The values of a row whose dtype has 2 bytes, as their bits.
+    /// The values of a row of 16-bit floats, as their bits.
     #[inline(always)]
     pub fn bits<'a>(&self, words: &'a [f32]) -> &'a [u16] {
         &bytemuck::cast_slice(&words[..self.value_words])[..self.embedding_dim]
@@ -336,6 +358,29 @@ mod tests {
     }
 
     #[test]
+    fn quantised_rows_have_a_word_before_their_codes() {
+        for (dtype, words) in [(Dtype::Int8, [2, 2, 3, 17, 18]), (Dtype::Int4, [2, 2, 2, 9, 10])] {
+            assert!(dtype.is_quantized() && !dtype.is_half());
+            for (dim, words) in [1, 4, 5, 64, 65].into_iter().zip(words) {
+                let layout = RowLayout::new(dtype, dim, 0).unwrap();
+                assert_eq!(layout.row_words(), words, "{dim} values of {}", dtype.name());
+                let given: Vec<f32> = (0..dim).map(|i| i as f32 - 20.0).collect();
+                // A row may be followed by others.
+                let mut row = vec![f32::from_bits(7); words + 1];
+                layout.write_values(&mut row, &given);
+                assert_eq!(row[words].to_bits(), 7);
+                let mut values = vec![0.0; dim];
+                layout.read_values(&row, &mut values);
+                let off = values.iter().zip(&given).map(|(a, b)| (a - b).abs());
+                assert!(off.fold(0.0, f32::max) <= 64.0 / 15.0 / 2.0 * 1.001, "{values:?}");
+            }
+        }
+        assert!(RowLayout::new(Dtype::Int8, 65_532, 0).is_ok());
+        assert!(RowLayout::new(Dtype::Int8, 65_533, 0).is_err());
+        assert!(RowLayout::new(Dtype::Int4, usize::MAX, 0).is_err());
+    }
+
+    #[test]
     fn updated_values_are_rounded_as_asked() {
         let layout = RowLayout::new(Dtype::Float16, 2, 0).unwrap();
         let between = 1.0 + 2f32.powi(-12);
@@ -359,13 +404,15 @@ mod tests {
             (Dtype::Float32, 1, "float32"),
             (Dtype::Float16, 2, "float16"),
             (Dtype::Bfloat16, 3, "bfloat16"),
+            (Dtype::Int8, 4, "int8"),
+            (Dtype::Int4, 5, "int4"),
         ] {
             assert_eq!((dtype.code(), dtype.name()), (code, name));
             assert_eq!(Dtype::from_code(code).unwrap(), dtype);
             assert_eq!(name.parse::<Dtype>().unwrap(), dtype);
             assert_eq!(serde_json::to_string(&dtype).unwrap(), format!("{name:?}"));
         }
-        for code in [0, 4] {
+        for code in [0, 6] {
             assert_eq!(Dtype::from_code(code).unwrap_err().kind(), ErrorKind::Unsupported);
         }
         let error = "float64".parse::<Dtype>().unwrap_err();

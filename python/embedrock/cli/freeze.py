@@ -47,8 +47,8 @@ def add(commands: Any) -> argparse.ArgumentParser:
     )
     command.add_argument(
         "--dtype",
-        choices=["float32", "float16", "bfloat16"],
-        help="type of the frozen values (each table's own)",
+        choices=["float32", "float16", "bfloat16", "int8", "int4"],
+        help="type of the frozen values; int8 and int4 with a scale for each row (as each table's)",
     )
     command.add_argument(
         "--unknown",
@@ -107,6 +107,10 @@ def run(arguments: argparse.Namespace) -> int:
             f"placed by the plan: {done['placed']:,} rows; "
             f"{done['missing']:,} of the plan are not in the store"
         )
-    if done["error_max"]:
-        print(f"largest difference of a value from the source: {done['error_max']:.3g}")
+    for error in done["errors"]:
+        print(
+            f"table '{error['table']}' as {error['dtype']}: values differ by up to "
+            f"{error['error_max']:.3g}; as a share of the row's largest value by up to "
+            f"{error['relative_error_max']:.3g}, {error['relative_error_mean']:.3g} in the mean"
+        )
     return 0

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from embedrock import initializers, optimizers
 from embedrock._arguments import shown, text
-from embedrock._arrays import dtype_name
+from embedrock._arrays import crossing_dtype, dtype_name
 from embedrock.errors import MisuseError, UnsupportedError
 from embedrock.nn.pending import PendingRows, pending_rows
 from embedrock.store import Store
@@ -245,11 +245,11 @@ _is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lamb
 
 
 def output_dtype(table: Table, asked: torch.dtype | None) -> torch.dtype:
-    """The dtype of a module's outputs: what is asked for, or that of the table.
+    """The dtype of a module's outputs: what is asked for, or that of the table's rows.
 
     Errors: ``MisuseError`` for anything but float32, float16 and bfloat16.
     """
-    wanted = table.dtype if asked is None else asked
+    wanted = crossing_dtype(table.dtype) if asked is None else asked
     dtype: torch.dtype = getattr(torch, dtype_name(wanted, "output_dtype"))
     return dtype
 

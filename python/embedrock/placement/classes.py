@@ -121,8 +121,9 @@ def _frozen_bytes(table: Table) -> int:
     frozen already."""
     if table.storage == "pages":
         return table.row_bytes
-    bytes_of_value = 4 if table.dtype == "float32" else 2
-    return -(-table.embedding_dim * bytes_of_value // 4) * 4
+    bits = {"float32": 32, "int8": 8, "int4": 4}.get(table.dtype, 16)
+    scale_bytes = 4 if bits < 16 else 0
+    return scale_bytes + -(-table.embedding_dim * bits // 32) * 4
 
 
 def _rows_per_page(page_bytes: int, row_bytes: int) -> int:

@@ -17,12 +17,11 @@ from embedrock._arguments import (
     whole,
     whole_or_none,
 )
+from embedrock._arrays import STORED_DTYPES
 from embedrock._memory import memory_text
 from embedrock.placement.plan import Plan
 
 __all__ = ["freeze"]
-
-DTYPES = ("float32", "float16", "bfloat16")
 
 
 def freeze(
@@ -33,7 +32,7 @@ def freeze(
     step: int | None = None,
     memory: int | str = "256MiB",
     sort_bytes: int = 256 << 20,
-    dtype: Literal["float32", "float16", "bfloat16"] | None = None,
+    dtype: Literal["float32", "float16", "bfloat16", "int8", "int4"] | None = None,
     unknown: Literal["initial", "zeros"] = "initial",
     candidates: int = 10,
     page_bytes: int | None = None,
@@ -56,8 +55,9 @@ def freeze(
         memory: The budget of each of the two stores, as :func:`embedrock.open` takes it.
         sort_bytes: Bytes of memory beside these for rows that are being put in order. Where the
             rows take more, they pass through a file in the new store once.
-        dtype: The type of the frozen values; None keeps each table's own. What that costs is
-            ``error_max`` of what is returned.
+        dtype: The type of the frozen values; None keeps each table's own. ``"int8"`` and
+            ``"int4"`` have a scale and a zero point for each row. What that costs is in
+            ``errors`` of what is returned.
         unknown: What keys without a row give: ``"initial"``, the row that training would begin
             with, or ``"zeros"``. Not without a ``destination``.
         candidates: Of how many pages a row is read from one at most, 1 to 16. More pages cost 4
@@ -68,10 +68,13 @@ def freeze(
 
     Returns the commit, ``rows``, how many of them the plan has (``placed``), how many the plan has
     and the store has not (``missing``), ``pages``, ``error_max``, and the bytes of the store on
-    disk.
+    disk. ``errors`` has an entry for each table whose type of values changed: ``table``, ``dtype``,
+    ``rows``, ``error_max``, and the differences as shares of the largest value of their row,
+    ``relative_error_max`` and ``relative_error_mean``.
 
-    Errors: ``NotFoundError``, ``MisuseError`` for a plan of other tables or pages and where the
-    destination holds a store, ``CorruptError``, ``FullError`` before anything is written.
+    Errors: ``NotFoundError``, ``MisuseError`` for a plan of other tables or pages, for a value that
+    the dtype has not (NaN, infinite, too large) and where the destination holds a store,
+    ``CorruptError``, ``FullError`` before anything is written.
 
     Durability: the new store, or the new commit, is durable when this returns. What one that failed
     or was cut off leaves is no store, and is replaced by the next; the source is as it was.
@@ -94,7 +97,7 @@ def freeze(
     if plan is not None and not isinstance(plan, Plan):
         plan = Plan.load(named_path("plan", plan))
     if dtype is not None:
-        choice("dtype", dtype, DTYPES)
+        choice("dtype", dtype, STORED_DTYPES)
     choice("unknown", unknown, ("initial", "zeros"))
     function("progress", progress, "rows done and in all")
     report: dict[str, Any] = _core.freeze(

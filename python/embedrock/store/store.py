@@ -10,7 +10,7 @@ from embedrock import _verbs
 from embedrock import initializers as _initializers
 from embedrock import optimizers as _optimizers
 from embedrock._arguments import choice, flag, shown, text, whole, whole_or_none
-from embedrock._arrays import ArrayLike, Keys, as_keys, dtype_name
+from embedrock._arrays import STORED_DTYPES, ArrayLike, Keys, as_keys, dtype_name
 from embedrock._keys import KeysNamed
 from embedrock._verbs import (
     ASKS,
@@ -106,14 +106,15 @@ class Store(Handle):
         ``embedding_dim`` an existing table is opened as it is stored.
         ``optimizer`` is a name or a description of ``embedrock.optimizers``, ``initializer`` a
         number or a description of ``embedrock.initializers``, ``dtype`` the type of the stored
-        values (``"float32"``, ``"float16"``, ``"bfloat16"``, or NumPy's or PyTorch's object). Of
-        the latter two, ``rounding`` says how updates round: ``"stochastic"`` takes the neighbours
-        of a value by chance, the nearer one more often, so that small updates count on average and
-        equal runs still give equal bits; ``"nearest"`` loses updates below half a unit in the last
-        place. ``storage`` is how rows that are not in memory are stored: ``"log"`` reads one page
-        for a row and keeps 4 to 8 bytes in memory for each; ``"lsm"``, for small rows or very many,
-        keeps less than one and may read a page for a key that was never written. When they
-        are None, an existing table keeps its own and a new one takes row-wise Adagrad,
+        values (``"float32"``, ``"float16"``, ``"bfloat16"``, or NumPy's or PyTorch's object;
+        ``"int8"`` and ``"int4"``, which :func:`embedrock.freeze` writes, with optimizer ``"none"``
+        alone). Of float16 and bfloat16, ``rounding`` says how updates round: ``"stochastic"`` takes
+        the neighbours of a value by chance, the nearer one more often, so that small updates count
+        on average and equal runs still give equal bits; ``"nearest"`` loses updates below half a
+        unit in the last place. ``storage`` is how rows that are not in memory are stored: ``"log"``
+        reads one page for a row and keeps 4 to 8 bytes in memory for each; ``"lsm"``, for small
+        rows or very many, keeps less than one and may read a page for a key that was never written.
+        When they are None, an existing table keeps its own and a new one takes row-wise Adagrad,
         ``uniform(-0.05, 0.05)``, float32, stochastic rounding and a log.
 
         Errors: ``MismatchError`` when the stored table has other parameters, ``NotFoundError``
@@ -142,7 +143,7 @@ class Store(Handle):
             "embedding_dim": whole("embedding_dim", embedding_dim, 1),
             "num_embeddings": whole_or_none("num_embeddings", num_embeddings, 1),
             "expected_rows": whole_or_none("expected_rows", expected_rows, 1),
-            "dtype": dtype_name("float32" if dtype is None else dtype),
+            "dtype": dtype_name("float32" if dtype is None else dtype, "dtype", STORED_DTYPES),
             "rounding": rounding or "stochastic",
             "storage": storage or "log",
             "optimizer": _optimizers.resolve("rowwise_adagrad" if optimizer is None else optimizer),

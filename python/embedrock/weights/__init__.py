@@ -5,7 +5,8 @@ starts anew at import and is not exported (``embedrock.copy`` copies a store wit
 
 Files are ``.npy`` (one array of rows; a growing table has its keys beside it, in
 ``NAME.keys.npy``) and ``.safetensors`` (rows under a name, a growing table's keys as ``keys``).
-Rows keep the table's dtype, but for bfloat16 in ``.npy``, which has no such thing and gets float32.
+Rows keep the table's dtype, but for int8 and int4, which become float32, and for bfloat16 in
+``.npy``, which has no such thing and gets float32, too.
 """
 
 from embedrock.weights.files import export, load, to_torch

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embedrock._arguments import file_errors, function, instance, named_path, shown, text, whole
-from embedrock._arrays import ArrayLike, as_host, as_keys
+from embedrock._arrays import ArrayLike, as_host, as_keys, crossing_dtype
 from embedrock._verbs import Floats
 from embedrock.errors import (
     BudgetError,
@@ -98,7 +98,8 @@ def export(
     lsm with ``num_embeddings`` and ``expected_rows`` of less than a third of that. ``name`` is the
     rows' name in a safetensors file. The table should not change meanwhile.
 
-    Shapes: rows ``(N, embedding_dim)`` of the table's dtype, keys ``(N,)`` int64.
+    Shapes: rows ``(N, embedding_dim)`` of the table's dtype, float32 of a quantised one, keys
+    ``(N,)`` int64.
 
     Blocking: reads the whole table.
 
@@ -122,15 +123,15 @@ def export(
             arrays = {} if dense else {"keys": ("I64", (total,))}
             if name in arrays:
                 raise MisuseError(f"name is {name!r}, which is the name of the keys")
-            kind = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}[table.dtype]
+            stored = crossing_dtype(table.dtype)
+            kind = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}[stored]
             first, begins = safetensors.header({**arrays, name: (kind, shape)}, {"format": "pt"})
-            stored = table.dtype
             file = stack.enter_context(_atomic(target))
             file.write(first, at=0)
             rows_at = (file, begins[name])
             keys_at = None if dense else (file, begins["keys"])
         elif target.suffix == ".npy":
-            stored = "float32" if table.dtype == "bfloat16" else table.dtype
+            stored = "float16" if table.dtype == "float16" else "float32"
             descr = np.dtype(stored).newbyteorder("<").str
             rows_at = _start_npy(stack.enter_context(_atomic(target)), descr, shape)
             keys_at = None
@@ -144,7 +145,8 @@ def export(
 
 
 def to_torch(table: Table, *, padding_idx: int | None = None) -> torch.nn.Embedding:
-    """A dense table as a ``torch.nn.Embedding`` of its dtype in memory, trainable, on the CPU.
+    """A dense table as a ``torch.nn.Embedding`` of its dtype in memory, trainable, on the CPU;
+    quantised rows as float32.
 
     Errors: ``BudgetError`` when the machine has not the memory; ``MisuseError`` for a growing
     table, whose keys a ``torch.nn.Embedding`` cannot hold.
@@ -164,7 +166,7 @@ def to_torch(table: Table, *, padding_idx: int | None = None) -> torch.nn.Embedd
             f"table {table.name!r} grows and has arbitrary keys, which torch.nn.Embedding cannot "
             f"hold; use embedrock.weights.export"
         )
-    dtype: torch.dtype = getattr(torch, table.dtype)
+    dtype: torch.dtype = getattr(torch, crossing_dtype(table.dtype))
     needed, free = size * table.embedding_dim * dtype.itemsize, _free_memory_bytes()
     if needed > free:
         raise BudgetError(

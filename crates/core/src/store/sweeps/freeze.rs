@@ -5,6 +5,7 @@
 //! sorted by way of a file.
 
 use super::copy::{begin_copy, end_copy, open_commit};
+use super::difference::{Difference, FreezeError};
 use crate::config::{CommitInfo, Memory, StorageKind, StoreOptions, TableSpec};
 use crate::error::{Result, bail};
 use crate::init::Initializer;
@@ -118,6 +119,8 @@ pub struct FreezeReport {
     /// What became of the rows.
     #[serde(flatten)]
     pub frozen: Frozen,
+    /// Tables of which the type of values changed.
+    pub errors: Vec<FreezeError>,
     /// Bytes of the store on disk.
     pub disk_bytes: u64,
 }
@@ -154,15 +157,15 @@ pub fn freeze(
         target.table_in_pages(spec, options.page_bytes.or(of_plan))?;
     }
     let (all, is_own) = (tables.iter().map(|info| info.rows).sum(), false);
-    let mut run =
-        Run { options, plans, named, is_own, done: 0, all, progress, frozen: Frozen::default() };
+    let (frozen, errors) = (Frozen::default(), Vec::new());
+    let mut run = Run { options, plans, named, is_own, done: 0, all, progress, frozen, errors };
     run.freeze_from(&source, &target)?;
     for info in &tables {
         target.inner.set_updates(info.id, info.updates)?;
     }
-    let frozen = run.frozen;
+    let (frozen, errors) = (run.frozen, run.errors);
     let (commit, disk_bytes) = end_copy(&source, &target)?;
-    Ok(FreezeReport { commit, frozen, disk_bytes })
+    Ok(FreezeReport { commit, frozen, errors, disk_bytes })
 }
 
 /// As [`freeze`], within the store at `path`, whose rows are frozen already or wait to be: what has
@@ -202,7 +205,7 @@ pub fn freeze_again(
         state.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice())).collect();
     let commit = store.commit(last.step, &last.meta, &state)?;
     let disk_bytes = store.stats()?.disk_bytes;
-    Ok(FreezeReport { commit, frozen, disk_bytes })
+    Ok(FreezeReport { commit, frozen, errors: Vec::new(), disk_bytes })
 }
 
 impl Store {
@@ -238,16 +241,8 @@ impl Store {
         inner.poison_on_error(inner.flush_all(&engine))?;
         let all = tables.iter().map(|table| table.rows.load(Ordering::Relaxed)).sum();
         let is_own = true;
-        let mut run = Run {
-            options,
-            plans,
-            named,
-            is_own,
-            done: 0,
-            all,
-            progress,
-            frozen: Frozen::default(),
-        };
+        let (frozen, errors) = (Frozen::default(), Vec::new());
+        let mut run = Run { options, plans, named, is_own, done: 0, all, progress, frozen, errors };
         run.freeze_classes(inner, &engine, &tables, &mut |run, class, _, unit| {
             run.take_own(inner, class, unit)
         })?;
@@ -359,6 +354,7 @@ struct Run<'a> {
     all: u64,
     progress: &'a mut dyn FnMut(u64, u64) -> Result<()>,
     frozen: Frozen,
+    errors: Vec<FreezeError>,
 }
 
 impl Run<'_> {
@@ -585,10 +581,9 @@ impl Run<'_> {
         let mut sweep = class.log.lock().sweep(Some(from.id()));
         let name = &from.record.spec.name;
         let mut values = vec![0.0; from.layout.embedding_dim()];
-        let mut again = vec![0.0; from.layout.embedding_dim()];
         let mut words = vec![0.0; to.layout.row_words()];
         let converts = from.layout != to.layout;
-        let (mut rows, mut error_max) = (0, self.frozen.error_max);
+        let (mut rows, mut difference) = (0, Difference::new(&to.layout));
         let swept = loop {
             let before = rows;
             let read = inner.sweep_on(class, &mut *sweep, PAGES, &mut |swept| {
@@ -607,9 +602,7 @@ impl Run<'_> {
                             );
                         }
                         to.layout.write_values(&mut words, &values);
-                        to.layout.read_values(&words, &mut again);
-                        let errors = values.iter().zip(&again).map(|(a, b)| (a - b).abs());
-                        error_max = errors.fold(error_max, f32::max);
+                        difference.add(&values, &to.layout, &words);
                         row.words = &words;
                     }
                     unit.push(row, false)?;
@@ -628,7 +621,11 @@ impl Run<'_> {
             }
         };
         class.log.lock().end_read(sweep.ticket());
-        (self.frozen.rows, self.frozen.error_max) = (self.frozen.rows + rows, error_max);
+        self.frozen.rows += rows;
+        self.frozen.error_max = self.frozen.error_max.max(difference.most);
+        if from.layout.dtype() != to.layout.dtype() {
+            self.errors.push(difference.told(name, rows));
+        }
         swept
     }
 

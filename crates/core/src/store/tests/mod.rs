@@ -22,6 +22,7 @@ mod merges;
 mod plain;
 mod power;
 mod probe;
+mod quantized;
 mod refresh;
 mod sharing;
 mod slices;
@@ -281,8 +282,9 @@ impl Fixture {
         let table = random.below(self.specs.len() as u64) as usize;
         let id = TableId(table as u16);
         let keys = self.pick(random, table, 120);
+        let trains = self.specs[table].optimizer.kind != OptimizerKind::None;
         match random.below(10) {
-            0..=3 => self.update(store, model, random, table, &keys),
+            0..=3 if trains => self.update(store, model, random, table, &keys),
             4..=5 => {
                 let values: Vec<f32> = (0..keys.len() * DIM).map(|_| random.value()).collect();
                 let reset_state = random.below(2) == 0;

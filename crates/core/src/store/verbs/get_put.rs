@@ -35,9 +35,10 @@ impl Store {
             let table = self.inner.table_of(&engine, batch.table)?;
             let (dim, state) = (table.layout.embedding_dim(), table.layout.state_words());
             check_len("values", table, batch.values.len(), batch.keys.len(), dim)?;
-            if table.layout.is_float32() && matches!(batch.values, ValuesOut::Bits(_)) {
-                let name = &table.record.spec.name;
-                bail!(Misuse, "table '{name}' is float32, expected one of float16 or bfloat16");
+            let dtype = table.layout.dtype();
+            if !dtype.is_half() && matches!(batch.values, ValuesOut::Bits(_)) {
+                let (name, dtype) = (&table.record.spec.name, dtype.name());
+                bail!(Misuse, "table '{name}' is {dtype}, expected one of float16 or bfloat16");
             }
             if let Some(out) = &batch.state {
                 check_len("state", table, out.len(), batch.keys.len(), state)?;
@@ -134,14 +135,15 @@ impl Store {
             GetOp { outputs: vec![(table.layout, (&mut values).into(), Some(&mut state[..]))] };
         self.inner.visit_rows(&engine, &batch, &mut get)?;
         self.inner.inside_modify(|| f(&distinct, &mut values, &mut state))?;
-        if !table.record.spec.dtype.all_fit(&values) || !all_finite(&state) {
+        let dtype = table.layout.dtype();
+        if !values.chunks_exact(dim).all(|row| dtype.all_fit(row)) || !all_finite(&state) {
             self.inner.metrics.non_finite.fetch_add(1, Ordering::Relaxed);
             let name = &table.record.spec.name;
             bail!(
                 NonFinite,
                 "modify of table '{name}' left values that are NaN, infinite or beyond the range \
                  of {}; nothing changed",
-                table.record.spec.dtype.name()
+                dtype.name()
             );
         }
         let last = (0..distinct.len() as u32).collect();
@@ -288,14 +290,15 @@ impl Inner {
             return Ok(());
         }
         self.metrics.non_finite.fetch_add(count as u64, Ordering::Relaxed);
+        let has_none = matches!(what, Input::Values) && table.layout.dtype().is_quantized();
         match policy {
-            NonFinite::Apply => {}
+            NonFinite::Apply if !has_none => {}
             NonFinite::Skip => {
                 let mut kept = rows.iter().map(|row| !bad(*row)).collect::<Vec<_>>().into_iter();
                 keys.retain(|_| kept.next() == Some(true));
                 rows.retain(|row| !bad(*row));
             }
-            NonFinite::Refuse => {
+            NonFinite::Refuse | NonFinite::Apply => {
                 let first = rows.iter().position(|row| bad(*row)).unwrap_or(0);
                 let advice = match what {
                     Input::Gradients => {
