@@ -29,9 +29,9 @@ pub use files::place::check_place;
 pub use stats::{ClassStats, CommitStats, DeviceStats, RowReads, Stats, UpkeepStats};
 pub use sweeps::check::{CheckReport, Problem, check};
 pub use sweeps::copy::{CopyReport, copy};
-pub use sweeps::difference::FreezeError;
 pub use sweeps::freeze::{
-    CANDIDATES_MAX, FreezeOptions, FreezeReport, Frozen, PlannedPages, freeze, freeze_again,
+    CANDIDATES_MAX, FreezeError, FreezeOptions, FreezeReport, Frozen, PlannedPages, freeze,
+    freeze_again,
 };
 pub use sweeps::scan::Scan;
 pub use window::WindowStats;

@@ -7,7 +7,6 @@ use crate::storage::{Sweep, TakeRows};
 
 pub(in crate::store) mod check;
 pub(in crate::store) mod copy;
-pub(in crate::store) mod difference;
 pub(in crate::store) mod freeze;
 mod rate;
 pub(in crate::store) mod scan;
