@@ -349,6 +349,7 @@ def placement_memory(
     longest: int,
     rows_per_page: int,
     method: str,
+    replicas: str,
     ratio: float,
     threads: int,
 ) -> int:

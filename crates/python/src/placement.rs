@@ -12,7 +12,8 @@ use placement::evaluate::{EvaluateOptions, evaluate};
 use placement::keys::{Numbered, TableKeys, number};
 use placement::partition::{Next, PartitionOptions, memory_at_most, partition};
 use placement::replicas::{
-    ReplicaOptions, connectivity, frequency, memory_needed, random, residual,
+    ReplicaOptions, connectivity, frequency, memory_needed, memory_of_partitions, other_partitions,
+    random, residual,
 };
 use placement::trace::Trace;
 use placement::{ErrorKind, Pages, Placement, baselines};
@@ -103,8 +104,8 @@ pub(crate) fn place_rows<'py>(
 
 /// Replica pages behind the home pages of `order`, the best first.
 ///
-/// `method` is residual, connectivity, random or frequency; `ratio` of the rows are stored again at
-/// most. `progress` is as of `place_rows`.
+/// `method` is residual, partitions, connectivity, random or frequency; `ratio` of the rows are
+/// stored again at most. `progress` is as of `place_rows`.
 ///
 /// Shapes: `order (N,) uint32 -> (starts (R + 1,) int64, replicas (M,) uint32)`: page `j` has the
 /// rows `order[replicas[starts[j]:starts[j + 1]]]`.
@@ -134,6 +135,11 @@ pub(crate) fn place_replicas<'py>(
         let tell = |done, total| teller.tell(done, total);
         let pages = mirror(match method {
             "residual" => residual(&placement, queries, &options, tell),
+            "partitions" => {
+                let of_partition =
+                    PartitionOptions { seed, threads, ..PartitionOptions::new(rows_per_page) };
+                other_partitions(&placement, queries, &of_partition, &options, tell)
+            }
             "connectivity" => connectivity(&placement, queries, &options, tell),
             "random" => random(&placement, queries, &options, seed),
             "frequency" => frequency(&placement, queries, &options),
@@ -212,6 +218,7 @@ pub(crate) fn placement_memory(
     longest: u64,
     rows_per_page: usize,
     method: &str,
+    replicas: &str,
     ratio: f64,
     threads: usize,
 ) -> PyResult<u64> {
@@ -219,8 +226,9 @@ pub(crate) fn placement_memory(
         return Err(misuse(py, "rows_per_page is 0, expected at least 1"));
     }
     let options = PartitionOptions { threads, ..PartitionOptions::new(rows_per_page) };
+    let partitioning = memory_at_most(num_rows, pins, longest, &options);
     let placing = match method {
-        "partition" => memory_at_most(num_rows, pins, longest, &options),
+        "partition" => partitioning,
         // An order, and how often rows are asked for.
         _ => num_rows * 8,
     };
@@ -228,6 +236,13 @@ pub(crate) fn placement_memory(
     let repeating = match ratio > 0.0 {
         true => memory_needed(num_rows, queries, pins, rows_per_page as u64, &options),
         false => 0,
+    };
+    let repeating = match replicas {
+        "partitions" if ratio > 0.0 => {
+            let beside = memory_of_partitions(num_rows, rows_per_page as u64);
+            repeating.max(partitioning) + beside
+        }
+        _ => repeating,
     };
     // The trace, marks of its rows while they are checked, an order and its ranks, the result.
     let held = pins * TRACE_BYTES[0] + (queries + 1) * TRACE_BYTES[1] + num_rows * (4 + 8 + 4);

@@ -54,7 +54,11 @@ EXPONENT = 0.9
 """Skew of communities, of the rows that they share, and of the noise."""
 TABLE = "rows"
 STORE = "store"
-REPLICAS: tuple[Literal["connectivity", "residual"], ...] = ("connectivity", "residual")
+REPLICAS: tuple[Literal["connectivity", "residual", "partitions"], ...] = (
+    "connectivity",
+    "residual",
+    "partitions",
+)
 DENSE_SHARE = 0.5
 """Keys of a trace are a dense table where at least so many of those below the largest are there."""
 
