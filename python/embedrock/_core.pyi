@@ -339,6 +339,7 @@ def count_pages(
     replicas: _Places,
     candidates_max: int = 10,
     progress: _Progress | None = None,
+    greedy: bool = False,
 ) -> tuple[int, int]:
     """Rows that queries ask for, and pages that they read."""
 

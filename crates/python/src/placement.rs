@@ -8,6 +8,7 @@ use crate::maintenance::report;
 use embedrock_core as core;
 use embedrock_placement as placement;
 use numpy::{IntoPyArray, PyArray1, PyReadonlyArray1};
+use placement::cover::Method;
 use placement::evaluate::{EvaluateOptions, evaluate};
 use placement::keys::{Numbered, TableKeys, number};
 use placement::partition::{Next, PartitionOptions, memory_at_most, partition};
@@ -160,10 +161,10 @@ pub(crate) fn place_replicas<'py>(
 /// What queries read: (rows that they ask for, each once a query; pages).
 ///
 /// Pages are selected in one pass over the rows of a query, which looks at `candidates_max` pages
-/// of each. `starts` and `replicas` are as `place_replicas` returns them.
+/// of each, or, if `greedy`, each as the best of all pages. `starts` and `replicas` are as `place_replicas` returns them.
 #[pyfunction]
 #[pyo3(signature = (rows, offsets, order, rows_per_page, starts, replicas, candidates_max=10,
-    progress=None))]
+    progress=None, greedy=false))]
 #[expect(clippy::too_many_arguments, reason = "arguments of a Python function")]
 pub(crate) fn count_pages<'py>(
     py: Python<'py>,
@@ -175,6 +176,7 @@ pub(crate) fn count_pages<'py>(
     replicas: ReadArray<'py, u32>,
     candidates_max: usize,
     progress: Option<Py<PyAny>>,
+    greedy: bool,
 ) -> PyResult<(u64, u64)> {
     let (rows, offsets, order) = (rows.as_slice()?, offsets.as_slice()?, order.as_slice()?);
     let (starts, replicas) = (starts.as_slice()?, replicas.as_slice()?);
@@ -190,7 +192,10 @@ pub(crate) fn count_pages<'py>(
         let pages = starts.windows(2).map(page).collect::<Option<Vec<Vec<u32>>>>();
         let pages = pages.ok_or_else(|| misused("a replica page has a place beyond the arrays"))?;
         let pages = mirror(Pages::with_replicas(&placement, &pages))?;
-        let method = placement::cover::Method::OnePass { candidates_max };
+        let method = match greedy {
+            true => Method::Greedy,
+            false => Method::OnePass { candidates_max },
+        };
         let options = EvaluateOptions { method, ..EvaluateOptions::default() };
         let (queries, mut found) = (trace.queries(), (0, 0));
         for first in (0..queries.len()).step_by(QUERIES_PER_LOOK) {

@@ -75,9 +75,7 @@ def place(
     store: Store | str | os.PathLike[str] | None = None,
     rows_per_page: int | None = None,
     replicate: float = 0.0,
-    replicas: Literal[
-        "residual", "partitions", "connectivity", "random", "frequency"
-    ] = "residual",
+    replicas: Literal["residual", "partitions", "connectivity", "random", "frequency"] = "residual",
     method: Literal["partition", "identity", "random", "frequency"] = "partition",
     seed: int = 0,
     threads: int | None = None,

@@ -121,7 +121,8 @@ fn choose(
 ) -> Result<Vec<Vec<u32>>> {
     let (options, num_pages) = (covers.options, covers.num_pages - covers.added);
     let bases = queue.len();
-    let scratch = || Scratch::new(covers.queries.num_rows(), covers.queries.len(), covers.pages_max);
+    let scratch =
+        || Scratch::new(covers.queries.num_rows(), covers.queries.len(), covers.pages_max);
     let scratches = (0..options.threads.clamp(1, BATCH_MAX)).map(|_| scratch());
     let mut scratches = scratches.collect::<Vec<_>>();
     let mut pages = Vec::new();
@@ -223,11 +224,7 @@ impl Scratch {
 }
 
 impl<'a> Covers<'a> {
-    fn new(
-        placement: &Placement,
-        queries: Queries<'a>,
-        options: &'a ReplicaOptions,
-    ) -> Self {
+    fn new(placement: &Placement, queries: Queries<'a>, options: &'a ReplicaOptions) -> Self {
         let num_pages = options.num_pages(placement.num_rows(), placement.rows_per_page());
         let mut starts = Vec::with_capacity(queries.len() + 1);
         starts.push(0);

@@ -84,7 +84,10 @@ fn replicas_save_pages_of_queries_that_were_not_seen() {
         assert!(read[2] < last[2], "{ratio}: {read:?} after {last:?}");
         last = read;
     }
-    assert!(last[1..].iter().all(|read| read * 10 < none * 9), "{last:?} pages with replicas, {none} without");
+    assert!(
+        last[1..].iter().all(|read| read * 10 < none * 9),
+        "{last:?} pages with replicas, {none} without"
+    );
 }
 
 #[test]
