@@ -81,7 +81,7 @@ def test_a_partition_and_its_replicas_save_pages_of_queries_that_come_later() ->
         greedy = plan.evaluate(held_out, selection="greedy")
         assert greedy.pages != found.pages and greedy.pages_home == found.pages_home
         assert abs(greedy.pages / found.pages - 1) < 0.05
-    with pytest.raises(MisuseError, match="selection is 'best', expected one of one_pass"):
+    with pytest.raises(MisuseError, match="selection is 'best', expected 'one_pass'"):
         plan.evaluate(held_out, selection="best")
 
 

@@ -355,7 +355,7 @@ impl<'a> Covers<'a> {
         for &row in page {
             in_page[row as usize] = true;
             for &query in self.inverse.queries_of(row) {
-                if step > 1 && query as usize % step != 0 {
+                if step > 1 && !(query as usize).is_multiple_of(step) {
                     continue;
                 }
                 if rows_in[query as usize] == 0 {

@@ -134,7 +134,7 @@ fn whoever_waits_for_replicas_can_end_or_give_up() {
     let ended = connectivity(&placement, trace.queries(), &options, |_, _| Next::Finish);
     assert_eq!(ended.unwrap(), Vec::<Vec<u32>>::new());
     let of_partition = PartitionOptions::new(8);
-    let mut others = |next: fn(usize, usize) -> Next| {
+    let others = |next: fn(usize, usize) -> Next| {
         let mut last = 0;
         other_partitions(&placement, trace.queries(), &of_partition, &options, |done, of| {
             assert!(last <= done && done <= of, "{done} of {of} after {last}");
