@@ -161,7 +161,8 @@ pub(crate) fn place_replicas<'py>(
 /// What queries read: (rows that they ask for, each once a query; pages).
 ///
 /// Pages are selected in one pass over the rows of a query, which looks at `candidates_max` pages
-/// of each, or, if `greedy`, each as the best of all pages. `starts` and `replicas` are as `place_replicas` returns them.
+/// of each, or, if `greedy`, each as the best of all pages. `starts` and `replicas` are as
+/// `place_replicas` returns them.
 #[pyfunction]
 #[pyo3(signature = (rows, offsets, order, rows_per_page, starts, replicas, candidates_max=10,
     progress=None, greedy=false))]
