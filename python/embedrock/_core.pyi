@@ -339,6 +339,7 @@ def count_pages(
     replicas: _Places,
     candidates_max: int = 10,
     progress: _Progress | None = None,
+    greedy: bool = False,
 ) -> tuple[int, int]:
     """Rows that queries ask for, and pages that they read."""
 
@@ -349,6 +350,7 @@ def placement_memory(
     longest: int,
     rows_per_page: int,
     method: str,
+    replicas: str,
     ratio: float,
     threads: int,
 ) -> int:

@@ -73,9 +73,16 @@ def test_pages_of_held_out_queries_are_those_of_an_independent_count(
 
 def test_a_partition_and_its_replicas_save_pages_of_queries_that_come_later() -> None:
     learned, held_out = communities(6000, 3).split(0.8)
-    found = place(learned, rows_per_page=8, replicate=0.4).evaluate(held_out)
-    assert found.pages < found.pages_home < 0.8 * found.pages_identity
-    assert found.pages_identity < found.rows
+    for replicas in ("residual", "partitions"):
+        plan = place(learned, rows_per_page=8, replicate=0.4, replicas=replicas)
+        found = plan.evaluate(held_out)
+        assert found.pages < found.pages_home < 0.8 * found.pages_identity
+        assert found.pages_identity < found.rows
+        greedy = plan.evaluate(held_out, selection="greedy")
+        assert greedy.pages != found.pages and greedy.pages_home == found.pages_home
+        assert abs(greedy.pages / found.pages - 1) < 0.05
+    with pytest.raises(MisuseError, match="selection is 'best', expected 'one_pass'"):
+        plan.evaluate(held_out, selection="best")
 
 
 @pytest.mark.parametrize("replicas", REPLICAS)
@@ -95,7 +102,7 @@ def test_plans_are_equal_to_the_bit_whatever_the_threads(method: str, replicas: 
         for threads, seed in ((1, 5), (2, 5), (2, 6))
     )
     assert same(one, two)
-    by_chance = method in ("partition", "random") or replicas == "random"
+    by_chance = method in ("partition", "random") or replicas in ("random", "partitions")
     assert same(one, drawn) is not by_chance
 
 
@@ -308,6 +315,7 @@ def test_odd_objects_are_refused_in_our_words(tmp_path: Path) -> None:
             lambda one: plan.with_replicas(one),
             lambda one: plan.evaluate(one),
             lambda one: plan.evaluate(trace, candidates_max=one),
+            lambda one: plan.evaluate(trace, selection=one),
             lambda one: Plan.load(one),
         ):
             try:

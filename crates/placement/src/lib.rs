@@ -42,7 +42,7 @@
 //! **Replica pages** ([`replicas`]) follow the home pages, best first. By connectivity priority, a
 //! base is a row whose queries read many pages, and its page has the rows that are asked for most
 //! together with it. By residual greedy, each page is the one that saves most pages after all
-//! before it.
+//! before it: of pages around one row each, or of the pages of other partitions.
 //!
 //! **Reading** ([`cover`]). A query takes its rows in order of how few pages they have, and for
 //! each that is still missing the page with most missing rows.

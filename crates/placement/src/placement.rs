@@ -44,6 +44,11 @@ impl Placement {
         &self.order
     }
 
+    /// The rows in order of their ranks, without a copy.
+    pub(crate) fn into_order(self) -> Vec<u32> {
+        self.order
+    }
+
     /// The rank of each row: its place in the order. *Shape*: (num_rows,).
     pub fn rank(&self) -> &[u32] {
         &self.rank

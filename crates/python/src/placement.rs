@@ -8,11 +8,13 @@ use crate::maintenance::report;
 use embedrock_core as core;
 use embedrock_placement as placement;
 use numpy::{IntoPyArray, PyArray1, PyReadonlyArray1};
+use placement::cover::Method;
 use placement::evaluate::{EvaluateOptions, evaluate};
 use placement::keys::{Numbered, TableKeys, number};
 use placement::partition::{Next, PartitionOptions, memory_at_most, partition};
 use placement::replicas::{
-    ReplicaOptions, connectivity, frequency, memory_needed, random, residual,
+    ReplicaOptions, connectivity, frequency, memory_needed, memory_of_partitions, other_partitions,
+    random, residual,
 };
 use placement::trace::Trace;
 use placement::{ErrorKind, Pages, Placement, baselines};
@@ -103,8 +105,8 @@ pub(crate) fn place_rows<'py>(
 
 /// Replica pages behind the home pages of `order`, the best first.
 ///
-/// `method` is residual, connectivity, random or frequency; `ratio` of the rows are stored again at
-/// most. `progress` is as of `place_rows`.
+/// `method` is residual, partitions, connectivity, random or frequency; `ratio` of the rows are
+/// stored again at most. `progress` is as of `place_rows`.
 ///
 /// Shapes: `order (N,) uint32 -> (starts (R + 1,) int64, replicas (M,) uint32)`: page `j` has the
 /// rows `order[replicas[starts[j]:starts[j + 1]]]`.
@@ -134,6 +136,11 @@ pub(crate) fn place_replicas<'py>(
         let tell = |done, total| teller.tell(done, total);
         let pages = mirror(match method {
             "residual" => residual(&placement, queries, &options, tell),
+            "partitions" => {
+                let of_partition =
+                    PartitionOptions { seed, threads, ..PartitionOptions::new(rows_per_page) };
+                other_partitions(&placement, queries, &of_partition, &options, tell)
+            }
             "connectivity" => connectivity(&placement, queries, &options, tell),
             "random" => random(&placement, queries, &options, seed),
             "frequency" => frequency(&placement, queries, &options),
@@ -154,10 +161,11 @@ pub(crate) fn place_replicas<'py>(
 /// What queries read: (rows that they ask for, each once a query; pages).
 ///
 /// Pages are selected in one pass over the rows of a query, which looks at `candidates_max` pages
-/// of each. `starts` and `replicas` are as `place_replicas` returns them.
+/// of each, or, if `greedy`, each as the best of all pages. `starts` and `replicas` are as
+/// `place_replicas` returns them.
 #[pyfunction]
 #[pyo3(signature = (rows, offsets, order, rows_per_page, starts, replicas, candidates_max=10,
-    progress=None))]
+    progress=None, greedy=false))]
 #[expect(clippy::too_many_arguments, reason = "arguments of a Python function")]
 pub(crate) fn count_pages<'py>(
     py: Python<'py>,
@@ -169,6 +177,7 @@ pub(crate) fn count_pages<'py>(
     replicas: ReadArray<'py, u32>,
     candidates_max: usize,
     progress: Option<Py<PyAny>>,
+    greedy: bool,
 ) -> PyResult<(u64, u64)> {
     let (rows, offsets, order) = (rows.as_slice()?, offsets.as_slice()?, order.as_slice()?);
     let (starts, replicas) = (starts.as_slice()?, replicas.as_slice()?);
@@ -184,7 +193,10 @@ pub(crate) fn count_pages<'py>(
         let pages = starts.windows(2).map(page).collect::<Option<Vec<Vec<u32>>>>();
         let pages = pages.ok_or_else(|| misused("a replica page has a place beyond the arrays"))?;
         let pages = mirror(Pages::with_replicas(&placement, &pages))?;
-        let method = placement::cover::Method::OnePass { candidates_max };
+        let method = match greedy {
+            true => Method::Greedy,
+            false => Method::OnePass { candidates_max },
+        };
         let options = EvaluateOptions { method, ..EvaluateOptions::default() };
         let (queries, mut found) = (trace.queries(), (0, 0));
         for first in (0..queries.len()).step_by(QUERIES_PER_LOOK) {
@@ -212,6 +224,7 @@ pub(crate) fn placement_memory(
     longest: u64,
     rows_per_page: usize,
     method: &str,
+    replicas: &str,
     ratio: f64,
     threads: usize,
 ) -> PyResult<u64> {
@@ -219,8 +232,9 @@ pub(crate) fn placement_memory(
         return Err(misuse(py, "rows_per_page is 0, expected at least 1"));
     }
     let options = PartitionOptions { threads, ..PartitionOptions::new(rows_per_page) };
+    let partitioning = memory_at_most(num_rows, pins, longest, &options);
     let placing = match method {
-        "partition" => memory_at_most(num_rows, pins, longest, &options),
+        "partition" => partitioning,
         // An order, and how often rows are asked for.
         _ => num_rows * 8,
     };
@@ -228,6 +242,13 @@ pub(crate) fn placement_memory(
     let repeating = match ratio > 0.0 {
         true => memory_needed(num_rows, queries, pins, rows_per_page as u64, &options),
         false => 0,
+    };
+    let repeating = match replicas {
+        "partitions" if ratio > 0.0 => {
+            let beside = memory_of_partitions(num_rows, rows_per_page as u64);
+            repeating.max(partitioning) + beside
+        }
+        _ => repeating,
     };
     // The trace, marks of its rows while they are checked, an order and its ranks, the result.
     let held = pins * TRACE_BYTES[0] + (queries + 1) * TRACE_BYTES[1] + num_rows * (4 + 8 + 4);

@@ -3,9 +3,10 @@
 Without a store it makes its own: the rows of a trace are frozen in the order of keys
 (``identity``), by how often they are asked for (``frequency``), by which rows are asked for
 together (``partition``), and that with replicas for a share of the rows, chosen as the MaxEmbed
-paper does (``connectivity``) and each for what it still saves (``residual``). Plans learn from the
-first 80 % of the queries; the others are served, one by one and as unions. With a store and a trace
-of held-out queries it measures that store alone.
+paper does (``connectivity``), each for what it still saves (``residual``), and so of the pages of
+other partitions (``partitions``). Plans learn from the first 80 % of the queries; the others are
+served, one by one and as unions. With a store and a trace of held-out queries it measures that
+store alone.
 
 * ``serve_pages_identity``, ``_frequency``, ``_partition``, ``_replicas``: pages read per query with
   the smallest cache that works; the last is the better kind with the largest share of replicas.
@@ -14,6 +15,8 @@ of held-out queries it measures that store alone.
 * ``pipeline_gain``, ``pipeline_throughput``: pages of the partition divided by pages of the better
   kind with the largest share of replicas, and queries/s of this one divided by that: unions of 32,
   a cache for 10 %. ``serve_device_share``: its pages/s divided by the device's own rate.
+* ``greedy_gain``: pages that greedy set cover reads of these replicas divided by those of the one
+  pass that the store makes, for the same unions without a cache.
 * ``serve_p50_us``, ``serve_p99_us``: a query alone, with that cache. ``selection_us``: choosing
   pages, per page read, the most that any store with replicas took. ``serve_index_bytes``,
   ``serve_disk_mb``: memory per row, and megabytes on disk, of that with most replicas.
@@ -54,7 +57,11 @@ EXPONENT = 0.9
 """Skew of communities, of the rows that they share, and of the noise."""
 TABLE = "rows"
 STORE = "store"
-REPLICAS: tuple[Literal["connectivity", "residual"], ...] = ("connectivity", "residual")
+REPLICAS: tuple[Literal["connectivity", "residual", "partitions"], ...] = (
+    "connectivity",
+    "residual",
+    "partitions",
+)
 DENSE_SHARE = 0.5
 """Keys of a trace are a dense table where at least so many of those below the largest are there."""
 
@@ -173,6 +180,10 @@ def _made(report: Report, options: argparse.Namespace, cache: float) -> None:
         warm = _last(learn, options.warm)
         found = _serve(report, options, cache, directory, stores, held, warm, best)
     _compare(report, options, found, best, cache)
+    if best:
+        plan, unions = plans[report.results["best"]], _unions(held, options.union)
+        greedy = plan.evaluate(unions, selection="greedy").pages
+        report.figure("greedy_gain", greedy / plan.evaluate(unions).pages)
 
 
 def communities(rows: int, queries: int, length: float, seed: int) -> Trace:
@@ -205,6 +216,12 @@ def _named(trace: Trace) -> Trace:
 
 def _first(trace: Trace, queries: int) -> Trace:
     return Trace({n: of.between(0, min(queries, len(of))) for n, of in trace.tables.items()})
+
+
+def _unions(trace: Trace, queries: int) -> Trace:
+    """So many queries as one."""
+    ends = {n: np.append(of.offsets[:-1:queries], of.offsets[-1]) for n, of in trace.tables.items()}
+    return Trace({n: (of.values, ends[n]) for n, of in trace.tables.items()})
 
 
 def _last(trace: Trace, queries: int) -> Trace:

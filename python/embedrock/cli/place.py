@@ -53,7 +53,10 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "--method", choices=METHODS, default="partition", help="how home pages are made"
     )
     command.add_argument(
-        "--replicas", choices=REPLICAS, default="residual", help="how replica pages are chosen"
+        "--replicas",
+        choices=REPLICAS,
+        default="residual",
+        help="how replica pages are chosen; behind a cache of rows `partitions` saves most",
     )
     command.add_argument(
         "--learn",

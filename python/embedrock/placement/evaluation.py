@@ -46,6 +46,7 @@ def evaluated(
     groups: Sequence[PlanGroup],
     trace: Trace,
     candidates_max: int,
+    selection: str,
     progress: Progress | None,
 ) -> Evaluation:
     """See ``Plan.evaluate``. Errors: ``MisuseError`` for a table that the plan has not."""
@@ -56,7 +57,8 @@ def evaluated(
             raise MisuseError(f"the trace {wrong}, and the tables of the plan are {known}")
     members = [[i for i, its in enumerate(table_groups) if its == g] for g in range(len(groups))]
     asked = {i for i, name in enumerate(tables) if name in trace.tables}
-    counts = _Counts(trace, candidates_max, progress, sum(not asked.isdisjoint(m) for m in members))
+    groups_asked = sum(not asked.isdisjoint(m) for m in members)
+    counts = _Counts(trace, candidates_max, selection == "greedy", progress, groups_asked)
     for group, of_group in zip(groups, members, strict=True):
         present = [i for i in of_group if i in asked]
         if present:
@@ -68,9 +70,15 @@ class _Counts:
     """Rows and pages of all groups, added up."""
 
     def __init__(
-        self, trace: Trace, candidates_max: int, progress: Progress | None, groups: int
+        self,
+        trace: Trace,
+        candidates_max: int,
+        is_greedy: bool,
+        progress: Progress | None,
+        groups: int,
     ) -> None:
         self._trace, self._candidates_max, self._progress = trace, candidates_max, progress
+        self._is_greedy = is_greedy
         self._rows = self._asked = self._unplaced = 0
         self._identity = self._home = self._pages = 0
         self._passes, self._passes_all = 0, _PASSES * groups
@@ -109,7 +117,15 @@ class _Counts:
         replicas: Places,
     ) -> tuple[int, int]:
         counted = _core.count_pages(
-            rows, offsets, order, per_page, starts, replicas, self._candidates_max, self._told
+            rows,
+            offsets,
+            order,
+            per_page,
+            starts,
+            replicas,
+            self._candidates_max,
+            self._told,
+            self._is_greedy,
         )
         self._passes += 1
         return counted

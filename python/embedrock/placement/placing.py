@@ -23,7 +23,7 @@ from embedrock.trace.trace import Trace
 __all__ = ["METHODS", "REPLICAS", "REPLICATE_MAX", "Options", "Stage", "place", "placed"]
 
 METHODS = ("partition", "identity", "random", "frequency")
-REPLICAS = ("residual", "connectivity", "random", "frequency")
+REPLICAS = ("residual", "partitions", "connectivity", "random", "frequency")
 REPLICATE_MAX = 0.8
 """The largest share of rows that the MaxEmbed paper stores again."""
 _LEAST_BYTES = 4096
@@ -74,7 +74,7 @@ def place(
     store: Store | str | os.PathLike[str] | None = None,
     rows_per_page: int | None = None,
     replicate: float = 0.0,
-    replicas: Literal["residual", "connectivity", "random", "frequency"] = "residual",
+    replicas: Literal["residual", "partitions", "connectivity", "random", "frequency"] = "residual",
     method: Literal["partition", "identity", "random", "frequency"] = "partition",
     seed: int = 0,
     threads: int | None = None,
@@ -90,9 +90,11 @@ def place(
     Args:
         replicate: The share of rows that is stored again beside others, from 0 to 0.8.
         replicas: How replica pages are chosen: ``"residual"``, each the page that saves most after
-            those before it; ``"connectivity"``, rows whose queries read most pages, as the MaxEmbed
-            paper has it; to compare with, ``"frequency"`` and ``"random"``. Pages of a smaller
-            share are the first ones of a larger share (:meth:`Plan.with_replicas`).
+            those before it; ``"partitions"``, the same of pages of eight other partitions, which
+            saves more behind a cache of rows; ``"connectivity"``, rows whose queries read most
+            pages, as the MaxEmbed paper has it; to compare with, ``"frequency"`` and ``"random"``.
+            Pages of a smaller share are the first ones of a larger share
+            (:meth:`Plan.with_replicas`).
         method: How home pages are made: ``"partition"``, by which rows are asked for together; to
             compare with, ``"identity"`` (by table and key), ``"frequency"`` and ``"random"``.
         seed: Decides what is drawn. The same seed gives the same plan, whatever the threads.
@@ -173,7 +175,7 @@ class _Work:
         longest = int(np.diff(offsets).max(initial=0))
         per_page, threads = row_class.rows_per_page, options.threads or 1
         needed = _core.placement_memory(
-            *counts, longest, per_page, options.method, options.replicate, threads
+            *counts, longest, per_page, options.method, options.replicas, options.replicate, threads
         )
         held = table.nbytes + key.nbytes + rows.nbytes + offsets.nbytes + 4 * len(key)
         self._need(held + needed, pins, len(key))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Literal
 
-from embedrock._arguments import Progress, function, instance, named_path, number, whole
+from embedrock._arguments import Progress, choice, function, instance, named_path, number, whole
 from embedrock.errors import MisuseError
 from embedrock.placement import files
 from embedrock.placement.evaluation import Evaluation, evaluated
@@ -93,14 +94,21 @@ class Plan:
         return Plan(self.tables, self.table_groups, fewer, share)
 
     def evaluate(
-        self, trace: Trace, *, candidates_max: int = 10, progress: Progress | None = None
+        self,
+        trace: Trace,
+        *,
+        candidates_max: int = 10,
+        selection: Literal["one_pass", "greedy"] = "one_pass",
+        progress: Progress | None = None,
     ) -> Evaluation:
         """The pages that each query of a trace reads, beside what it would read otherwise.
 
         Rows that the plan has not, and the trace asks for, lie behind those of the plan, by table
         and key. What is compared with, *identity*, has the same rows by table and key. A query
         takes its rows in order of how few pages they have, and for each that is still missing the
-        page with most missing rows, of ``candidates_max`` pages that have it. There is no cache.
+        page with most missing rows, of ``candidates_max`` pages that have it. To compare with,
+        ``selection="greedy"`` takes the page with most missing rows of all pages each time. There
+        is no cache.
 
         Errors: ``MisuseError`` for a table that the plan has not. Ctrl-C ends it.
 
@@ -112,6 +120,7 @@ class Plan:
             self.groups,
             instance("trace", trace, Trace),
             whole("candidates_max", candidates_max, 1),
+            choice("selection", selection, ("one_pass", "greedy")),
             function("progress", progress, "(done, total)"),
         )
 

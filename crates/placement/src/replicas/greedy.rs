@@ -36,19 +36,93 @@ pub fn residual(
     placement: &Placement,
     queries: Queries<'_>,
     options: &ReplicaOptions,
-    mut progress: impl FnMut(usize, usize) -> Next,
+    progress: impl FnMut(usize, usize) -> Next,
 ) -> Result<Vec<Vec<u32>>> {
     options.check(queries, placement.num_rows())?;
-    let num_pages = options.num_pages(placement.num_rows(), placement.rows_per_page());
-    let mut covers = Covers::new(placement, queries, options, num_pages);
-    let mut queue = scores(placement, queries)
-        .into_iter()
-        .enumerate()
-        .filter(|&(_, score)| score > 0)
-        .map(|(row, score)| Entry { saved: score, base: Reverse(row as u32), seen: 0 })
-        .collect::<BinaryHeap<_>>();
+    let queue = queue_of(&scores(placement, queries));
+    let mut covers = Covers::new(placement, queries, options);
+    choose(&Around, &mut covers, queue, progress)
+}
+
+/// Bases by what their pages could save.
+fn queue_of(scores: &[u64]) -> BinaryHeap<Entry> {
+    let scores = (0u32..).zip(scores).filter(|(_, score)| **score > 0);
+    scores.map(|(row, score)| Entry { saved: *score, base: Reverse(row), seen: 0 }).collect()
+}
+
+/// Replica pages of those that are `made`, then, where none of them saves anything more, around
+/// bases. See [`residual`].
+pub(super) fn best_of(
+    made: Vec<&[u32]>,
+    placement: &Placement,
+    queries: Queries<'_>,
+    options: &ReplicaOptions,
+    mut progress: impl FnMut(usize, usize) -> Next,
+) -> Result<Vec<Vec<u32>>> {
+    let mut covers = Covers::new(placement, queries, options);
+    let (mut ends, all) = (false, made.len() + covers.num_pages);
+    // Nothing is known of them: each is looked at before one is chosen.
+    let entry = |number| Entry { saved: u64::MAX, base: Reverse(number), seen: 0 };
+    let queue = (0..made.len() as u32).map(entry).collect();
+    let mut pages = choose(&Made(&made), &mut covers, queue, |done, _| {
+        let next = progress(done, all);
+        ends |= next == Next::Finish;
+        next
+    })?;
+    if !ends && pages.len() < covers.num_pages {
+        let queue = queue_of(&covers.scores());
+        pages.extend(choose(&Around, &mut covers, queue, |_, _| progress(all, all))?);
+    }
+    Ok(pages)
+}
+
+/// Where replica pages come from, each known by a number.
+trait Source: Sync {
+    /// The page of a number, by the covers of this moment.
+    fn page(&self, number: u32, covers: &Covers<'_>, scratch: &mut Scratch) -> Vec<u32>;
+
+    /// The pages that queries would no more read if they read rows of this page from there.
+    fn saved(&self, page: &[u32], covers: &Covers<'_>, scratch: &mut Scratch) -> u64;
+}
+
+/// Pages around bases, by number of the base.
+struct Around;
+
+impl Source for Around {
+    fn page(&self, base: u32, covers: &Covers<'_>, scratch: &mut Scratch) -> Vec<u32> {
+        covers.page_of(base, scratch)
+    }
+
+    fn saved(&self, page: &[u32], covers: &Covers<'_>, scratch: &mut Scratch) -> u64 {
+        covers.saved_by(page, scratch)
+    }
+}
+
+/// Pages that others have made.
+struct Made<'a>(&'a [&'a [u32]]);
+
+impl Source for Made<'_> {
+    fn page(&self, number: u32, _: &Covers<'_>, _: &mut Scratch) -> Vec<u32> {
+        self.0[number as usize].to_vec()
+    }
+
+    fn saved(&self, page: &[u32], covers: &Covers<'_>, scratch: &mut Scratch) -> u64 {
+        covers.saved_by_any(page, scratch)
+    }
+}
+
+/// Adds pages of a source to those that covers have, by a queue of their numbers, while there is
+/// room and one saves something. Returns what it has added.
+fn choose(
+    source: &impl Source,
+    covers: &mut Covers<'_>,
+    mut queue: BinaryHeap<Entry>,
+    mut progress: impl FnMut(usize, usize) -> Next,
+) -> Result<Vec<Vec<u32>>> {
+    let (options, num_pages) = (covers.options, covers.num_pages - covers.added);
     let bases = queue.len();
-    let scratch = || Scratch::new(placement.num_rows(), queries.len(), covers.pages_max);
+    let scratch =
+        || Scratch::new(covers.queries.num_rows(), covers.queries.len(), covers.pages_max);
     let scratches = (0..options.threads.clamp(1, BATCH_MAX)).map(|_| scratch());
     let mut scratches = scratches.collect::<Vec<_>>();
     let mut pages = Vec::new();
@@ -62,7 +136,7 @@ pub fn residual(
             if first.saved == 0 {
                 break;
             }
-            let page = covers.page_of(first.base.0, &mut scratches[0]);
+            let page = source.page(first.base.0, covers, &mut scratches[0]);
             covers.add(&page, &mut scratches[0]);
             pages.push(page);
             now += 1;
@@ -83,14 +157,15 @@ pub fn residual(
         batch_len = (batch_len * 2).min(BATCH_MAX);
         let step = batch.len().div_ceil(scratches.len());
         let tasks = batch.chunks_mut(step).zip(&mut scratches).collect();
+        let covers = &*covers;
         parallel::run(
             options.threads,
             tasks,
             || (),
             |(), (entries, scratch)| {
                 for entry in entries {
-                    let page = covers.page_of(entry.base.0, scratch);
-                    (entry.saved, entry.seen) = (covers.saved_by(&page, scratch), now);
+                    let page = source.page(entry.base.0, covers, scratch);
+                    (entry.saved, entry.seen) = (source.saved(&page, covers, scratch), now);
                 }
             },
         );
@@ -99,7 +174,8 @@ pub fn residual(
     Ok(pages)
 }
 
-/// A base, and what its page saved when it was looked at last. Equal bases go by number.
+/// A base, or another number of a page, and what the page saved when it was looked at last. Equal
+/// ones go by number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Entry {
     saved: u64,
@@ -117,7 +193,10 @@ struct Covers<'a> {
     served_by: Vec<u32>,
     /// Where the pins of each query begin.
     starts: Vec<usize>,
-    next_page: u32,
+    /// Home pages, and replica pages there may be, and are.
+    home_pages: usize,
+    num_pages: usize,
+    added: usize,
     pages_max: usize,
 }
 
@@ -145,12 +224,8 @@ impl Scratch {
 }
 
 impl<'a> Covers<'a> {
-    fn new(
-        placement: &Placement,
-        queries: Queries<'a>,
-        options: &'a ReplicaOptions,
-        num_pages: usize,
-    ) -> Self {
+    fn new(placement: &Placement, queries: Queries<'a>, options: &'a ReplicaOptions) -> Self {
+        let num_pages = options.num_pages(placement.num_rows(), placement.rows_per_page());
         let mut starts = Vec::with_capacity(queries.len() + 1);
         starts.push(0);
         let mut served_by = Vec::with_capacity(queries.pins());
@@ -165,9 +240,26 @@ impl<'a> Covers<'a> {
             inverse: queries.inverse(),
             served_by,
             starts,
-            next_page: placement.num_pages() as u32,
+            home_pages: placement.num_pages(),
+            num_pages,
+            added: 0,
             pages_max: placement.num_pages() + num_pages,
         }
+    }
+
+    /// Σ (λ - 1) over the queries of each row, where a query reads λ pages.
+    fn scores(&self) -> Vec<u64> {
+        let mut scores = vec![0; self.queries.num_rows()];
+        let mut seen_in = vec![0u32; self.pages_max];
+        for (query, rows) in (0u32..).zip(self.queries.iter()) {
+            let mut pages = 0u64;
+            for &page in self.pages_of_query(query) {
+                let seen = &mut seen_in[page as usize];
+                pages += u64::from(std::mem::replace(seen, query + 1) != query + 1);
+            }
+            rows.iter().for_each(|&row| scores[row as usize] += pages.saturating_sub(1));
+        }
+        scores
     }
 
     fn pages_of_query(&self, query: u32) -> &[u32] {
@@ -232,18 +324,52 @@ impl<'a> Covers<'a> {
         unread.saturating_sub(1)
     }
 
-    /// Adds a page: the queries that it saves pages of read their rows from it.
-    fn add(&mut self, page: &[u32], scratch: &mut Scratch) {
+    /// The pages that all queries would no more read. Of rows that many ask for, a part of the
+    /// queries stands for all.
+    fn saved_by_any(&self, page: &[u32], scratch: &mut Scratch) -> u64 {
+        let asked: usize = page.iter().map(|&row| self.inverse.queries_of(row).len()).sum();
+        let most = self.options.queries_per_row_max.saturating_mul(page.len()).max(1);
+        let step = asked.div_ceil(most).max(1);
         let Scratch { served, rows_in, asking, in_page, .. } = scratch;
+        self.ask(page, step, rows_in, asking, in_page);
+        let mut saved = 0;
+        for query in asking.drain(..) {
+            if std::mem::take(&mut rows_in[query as usize]) > 1 {
+                saved += self.saved_of(query, in_page, served);
+            }
+        }
+        page.iter().for_each(|&row| in_page[row as usize] = false);
+        saved * step as u64
+    }
+
+    /// Marks the rows of a page, and counts how many of them each query asks for, of those queries
+    /// whose number is a multiple of `step`.
+    fn ask(
+        &self,
+        page: &[u32],
+        step: usize,
+        rows_in: &mut [u32],
+        asking: &mut Vec<u32>,
+        in_page: &mut [bool],
+    ) {
         for &row in page {
             in_page[row as usize] = true;
             for &query in self.inverse.queries_of(row) {
+                if step > 1 && !(query as usize).is_multiple_of(step) {
+                    continue;
+                }
                 if rows_in[query as usize] == 0 {
                     asking.push(query);
                 }
                 rows_in[query as usize] += 1;
             }
         }
+    }
+
+    /// Adds a page: the queries that it saves pages of read their rows from it.
+    fn add(&mut self, page: &[u32], scratch: &mut Scratch) {
+        let Scratch { served, rows_in, asking, in_page, .. } = scratch;
+        self.ask(page, 1, rows_in, asking, in_page);
         for query in asking.drain(..) {
             let rows_in = std::mem::take(&mut rows_in[query as usize]);
             if rows_in < 2 || self.saved_of(query, in_page, served) == 0 {
@@ -252,12 +378,12 @@ impl<'a> Covers<'a> {
             let start = self.starts[query as usize];
             for (i, &row) in self.queries.get(query as usize).iter().enumerate() {
                 if in_page[row as usize] {
-                    self.served_by[start + i] = self.next_page;
+                    self.served_by[start + i] = (self.home_pages + self.added) as u32;
                 }
             }
         }
         page.iter().for_each(|&row| in_page[row as usize] = false);
-        self.next_page += 1;
+        self.added += 1;
     }
 }
 
@@ -277,7 +403,7 @@ mod tests {
             let trace = Trace::from_queries(40, queries.collect::<Vec<_>>()).unwrap();
             let placement = baselines::random(40, 5, case).unwrap();
             let options = ReplicaOptions::new(0.8);
-            let mut covers = Covers::new(&placement, trace.queries(), &options, 6);
+            let mut covers = Covers::new(&placement, trace.queries(), &options);
             let mut scratch = Scratch::new(40, 60, covers.pages_max);
             let read = |covers: &Covers<'_>, queries: &[u32]| -> usize {
                 let distinct = |&query: &u32| {
@@ -293,12 +419,14 @@ mod tests {
                 let page = covers.page_of(base, &mut scratch);
                 assert!(page.len() <= 5 && page[0] == base);
                 let saved = covers.saved_by(&page, &mut scratch);
+                let saved_by_any = covers.saved_by_any(&page, &mut scratch);
                 let own = covers.inverse.queries_of(base).to_vec();
                 let before = (read(&covers, &own), read(&covers, &all));
                 covers.add(&page, &mut scratch);
                 let lost = before.0 - read(&covers, &own);
                 assert_eq!(lost, saved as usize, "case {case}, base {base}");
-                assert!(before.1 - read(&covers, &all) >= lost);
+                assert_eq!(before.1 - read(&covers, &all), saved_by_any as usize, "case {case}");
+                assert!(saved_by_any >= saved);
                 assert!(scratch.served.iter().chain(&scratch.rows_in).all(|&count| count == 0));
             }
         }

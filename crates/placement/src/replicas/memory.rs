@@ -1,6 +1,7 @@
 //! What the search for replica pages allocates.
 
 use super::ReplicaOptions;
+use super::others::PARTITIONS;
 
 /// The most bytes that [`connectivity`](super::connectivity) and [`residual`](super::residual)
 /// have allocated at a time, the result among them, without the caller's queries and placement: an
@@ -24,4 +25,11 @@ pub fn memory_needed(
     let of_thread = num_rows * (8 + 1 + 2 * 4) + pages * 4 + queries * (4 + 2 * 4);
     let of_result = replicas * (2 * 24 + 2 * 4 * rows_per_page) + pages * 4;
     num_rows * of_rows + pins * of_pins + queries * 8 + threads * of_thread + of_result
+}
+
+/// What [`other_partitions`](super::other_partitions) takes beside [`memory_needed`] of its choice,
+/// or beside a partition: orders, where their pages are, and the queue of these.
+pub fn memory_of_partitions(num_rows: u64, rows_per_page: u64) -> u64 {
+    let partitions = PARTITIONS as u64;
+    partitions * (num_rows * 4 + num_rows.div_ceil(rows_per_page.max(1)) * (16 + 3 * 24))
 }

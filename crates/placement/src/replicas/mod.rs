@@ -1,20 +1,23 @@
 //! Replica pages: rows that are stored a second time, beside others that they are asked for with.
 //!
 //! [`connectivity`] is the MaxEmbed paper's strategy (section 5.3), [`residual`] a greedy one that
-//! counts the pages each new page saves after those before it. Both add pages behind those of a
-//! placement, best first: the pages of a smaller ratio are the first ones of a larger ratio. To
-//! compare with, there are [`frequency`] and [`random`], which learn little or nothing, and the
-//! paper's strawmen: [`before_partition`] (RPP) and [`fill_finer`] (FPR).
+//! counts the pages each new page saves after those before it. [`other_partitions`] chooses so of
+//! the pages of further partitions. All add pages behind those of a placement, best first: the
+//! pages of a smaller ratio are the first ones of a larger ratio. To compare with, there are
+//! [`frequency`] and [`random`], which learn little or nothing, and the paper's strawmen:
+//! [`before_partition`] (RPP) and [`fill_finer`] (FPR).
 
 mod baselines;
 mod greedy;
 mod memory;
+mod others;
 #[cfg(test)]
 mod tests;
 
 pub use baselines::{frequency, random};
 pub use greedy::residual;
-pub use memory::memory_needed;
+pub use memory::{memory_needed, memory_of_partitions};
+pub use others::other_partitions;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::pages::Pages;

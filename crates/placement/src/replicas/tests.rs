@@ -27,9 +27,13 @@ fn pages_read(pages: &Pages, trace: &Trace) -> u64 {
 }
 
 type Strategy = fn(&Placement, Queries<'_>, &ReplicaOptions) -> Result<Vec<Vec<u32>>>;
-const STRATEGIES: [Strategy; 2] = [
+const STRATEGIES: [Strategy; 3] = [
     |placement, queries, options| connectivity(placement, queries, options, |_, _| Next::Continue),
     |placement, queries, options| residual(placement, queries, options, |_, _| Next::Continue),
+    |placement, queries, options| {
+        let of_partition = PartitionOptions::new(placement.rows_per_page());
+        other_partitions(placement, queries, &of_partition, options, |_, _| Next::Continue)
+    },
 ];
 const BASELINES: [Strategy; 2] =
     [frequency, |placement, queries, options| random(placement, queries, options, 5)];
@@ -68,7 +72,7 @@ fn replicas_do_not_depend_on_threads() {
 fn replicas_save_pages_of_queries_that_were_not_seen() {
     let (trace, held_out) = (overlapping(3, 4_000), overlapping(4, 2_000));
     let placement = placement_of(&trace);
-    let mut last = [pages_read(&Pages::of(&placement), &held_out); 2];
+    let mut last = [pages_read(&Pages::of(&placement), &held_out); 3];
     let none = last[0];
     for ratio in [0.1, 0.2, 0.4, 0.8] {
         let read = STRATEGIES.map(|strategy| {
@@ -77,9 +81,13 @@ fn replicas_save_pages_of_queries_that_were_not_seen() {
         });
         assert!(read[0] <= last[0] && read[1] < last[1], "{ratio}: {read:?} after {last:?}");
         assert!(read[1] < read[0], "{ratio}: {read:?} by connectivity and by residual greedy");
+        assert!(read[2] < last[2], "{ratio}: {read:?} after {last:?}");
         last = read;
     }
-    assert!(last[1] * 10 < none * 9, "{last:?} pages with replicas, {none} without");
+    assert!(
+        last[1..].iter().all(|read| read * 10 < none * 9),
+        "{last:?} pages with replicas, {none} without"
+    );
 }
 
 #[test]
@@ -125,6 +133,22 @@ fn whoever_waits_for_replicas_can_end_or_give_up() {
     assert_eq!(ended, all[..ended.len()]);
     let ended = connectivity(&placement, trace.queries(), &options, |_, _| Next::Finish);
     assert_eq!(ended.unwrap(), Vec::<Vec<u32>>::new());
+    let of_partition = PartitionOptions::new(8);
+    let others = |next: fn(usize, usize) -> Next| {
+        let mut last = 0;
+        other_partitions(&placement, trace.queries(), &of_partition, &options, |done, of| {
+            assert!(last <= done && done <= of, "{done} of {of} after {last}");
+            last = done;
+            next(done, of)
+        })
+    };
+    let all = others(|_, _| Next::Continue).unwrap();
+    assert_eq!(others(|_, _| Next::Finish).unwrap(), Vec::<Vec<u32>>::new());
+    let late = |done, of| if done * 200 < of * 199 { Next::Continue } else { Next::Finish };
+    let ended = others(late).unwrap();
+    assert!(!ended.is_empty() && ended.len() < all.len(), "{} of {} pages", ended.len(), all.len());
+    assert_eq!(ended, all[..ended.len()]);
+    assert_eq!(others(|_, _| Next::Abandon).unwrap_err().kind(), ErrorKind::Stopped);
     for error in [
         residual(&placement, trace.queries(), &options, |_, _| Next::Abandon).unwrap_err(),
         connectivity(&placement, trace.queries(), &options, |_, _| Next::Abandon).unwrap_err(),
