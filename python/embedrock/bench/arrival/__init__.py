@@ -48,6 +48,8 @@ __all__ = ["add_arguments", "run"]
 PLANNED = (0.5, 0.75)
 """Shares of the batches after which a plan is made of those before."""
 GATHERED = 8
+BESIDE_BYTES = 320 << 10
+"""What a store takes at least that is neither rows nor index."""
 MODELS = {
     "flush": {"flushes": "rank"},
     "clean": {"cleans": "rank"},
@@ -142,7 +144,7 @@ def _stored(
         options.batch,
         options.dim,
         options.page_bytes,
-        f"{options.cache}%",
+        _memory(options, load.num_rows),
         options.commits,
         PLANNED[0],
     )
@@ -154,6 +156,11 @@ def _stored(
             report.results["mismatches"] += one.mismatches
             found[name] = {"pages": one.pages, "rows": one.rows, "written": one.written}
     return found, one.rows_per_page
+
+
+def _memory(options: argparse.Namespace, rows: int) -> int:
+    """Bytes with which a store holds the share of the rows, beside its index and least buffers."""
+    return int(options.cache / 100 * rows * 4 * options.dim) + 4 * rows + BESIDE_BYTES
 
 
 def _plans(options: argparse.Namespace, load: Load, rows_per_page: int) -> list[Plan]:

@@ -165,9 +165,8 @@ class _Training:
         rows, self._settings = load.num_rows, settings
         most = max(int(settings.cache * rows), 2 * _WAYS)
         self._waiting_max = max(int(settings.buffer * most), 8)
-        self._set_of = np.random.default_rng(1).permutation(rows) % max(
-            (most - self._waiting_max) // _WAYS, 1
-        )
+        self._sets = max((most - self._waiting_max) // _WAYS, 1)
+        self._set_of = np.random.default_rng(1).permutation(rows) % self._sets
         self.log = _Log(rows, settings.rows_per_page)
         self._used = np.zeros(rows, np.int64)
         self._since = np.zeros(rows, np.int64)
@@ -189,9 +188,10 @@ class _Training:
         self._used[batch] = now
         clean = ~self._dirty[batch]
         self._since[batch[clean]] = now[clean]
+        came = batch[~self._resident[batch]]
         self._dirty[batch] = self._resident[batch] = True
         self._waiting[batch] = False
-        victims = self._victims()
+        victims = self._victims(came)
         self._resident[victims] = False
         self._waiting[victims[self._dirty[victims]]] = True
         waiting = np.flatnonzero(self._waiting)
@@ -201,9 +201,12 @@ class _Training:
             for begin in range(0, full, self._waiting_max):
                 self._write(waiting[begin : begin + self._waiting_max])
 
-    def _victims(self) -> Rows:
-        """What is too much in its set."""
+    def _victims(self, came: Rows) -> Rows:
+        """What is too much in its set, now that rows came."""
+        grown = np.zeros(self._sets, np.bool_)
+        grown[self._set_of[came]] = True
         resident = np.flatnonzero(self._resident)
+        resident = resident[grown[self._set_of[resident]]]
         resident = resident[np.lexsort((-self._used[resident], self._set_of[resident]))]
         of_set = self._set_of[resident]
         return resident[np.arange(len(of_set)) - np.searchsorted(of_set, of_set) >= _WAYS]

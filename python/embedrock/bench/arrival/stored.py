@@ -31,7 +31,8 @@ class Training:
     """Queries of a batch."""
     dim: int
     page_bytes: int
-    memory: str
+    memory: int
+    """Bytes."""
     commits: int
     """How many there are, evenly spread."""
     measured: float
