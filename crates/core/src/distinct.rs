@@ -259,6 +259,9 @@ mod tests {
         let (distinct, inverse) = scratch.run(&keys);
         let merged = merge_gradients(inverse, &gradients, dim);
         for (position, &key) in distinct.iter().enumerate() {
+            let first = keys.iter().position(|other| *other == key);
+            let row = merged.rows[position];
+            assert_eq!(Some(merged.first(row, keys.len()) as usize), first);
             for element in 0..dim {
                 let mut own = (0..keys.len()).filter(|&i| keys[i] == key);
                 let first = own.next().map(|i| gradients[i * dim + element]).unwrap();

@@ -23,6 +23,7 @@ mod plain;
 mod power;
 mod probe;
 mod refresh;
+mod samples;
 mod sharing;
 mod slices;
 mod space;

@@ -93,7 +93,7 @@ pub(in crate::store) struct Keys<'a> {
 }
 
 /// The stamps of what a verb changes in a class. Rows that stand equally far in their batches have
-/// the same one: those of a sample, whatever their tables, are written together.
+/// the same one: those of a sample are written together, whatever their tables.
 #[derive(Clone, Copy, Default)]
 pub(in crate::store) struct Stamps {
     first: u32,
@@ -101,12 +101,16 @@ pub(in crate::store) struct Stamps {
 }
 
 impl Stamps {
-    fn draw<O: RowOp>(class: &Class, batches: &[(usize, &Keys<'_>)], op: &O) -> Self {
+    /// Those for the batches of a class.
+    fn draw<'a, O: RowOp>(
+        class: &Class,
+        batches: impl Iterator<Item = (usize, &'a Keys<'a>)>,
+        op: &O,
+    ) -> Self {
         if !op.changes() {
             return Self::default();
         }
-        let places = batches.iter().map(|(batch, keys)| places(op, *batch, keys));
-        let count = places.max().unwrap_or(0);
+        let count = batches.map(|(batch, keys)| places(op, batch, keys)).max().unwrap_or(0);
         Self { first: class.stamps(count), count }
     }
 
@@ -151,10 +155,9 @@ impl Inner {
         for (i, class) in engine.classes.iter().enumerate() {
             let mut misses = Vec::new();
             let timed = Timed::new(&self.metrics.resident_ns);
-            let of_class = batches.iter().enumerate().filter(|(_, k)| k.table.class == i);
-            let of_class: Vec<(usize, &Keys<'_>)> = of_class.collect();
-            let stamps = Stamps::draw(class, &of_class, op);
-            for (batch, keys) in of_class {
+            let of_class = || batches.iter().enumerate().filter(|(_, k)| k.table.class == i);
+            let stamps = Stamps::draw(class, of_class(), op);
+            for (batch, keys) in of_class() {
                 self.visit_hits(class, (batch, keys), stamps, op, &mut misses);
             }
             drop(timed);
