@@ -1,4 +1,4 @@
-"""The bench of orders in which rows are written, small; and its model by cases that can be counted."""
+"""The bench of orders in which rows are written, small; its model by cases that one can count."""
 
 from __future__ import annotations
 
