@@ -32,26 +32,22 @@ fn open(medium: &SimMedium) -> (Store, Vec<TableId>) {
 
 fn get(store: &Store, tables: &[TableId], keys: &[Vec<u64>]) {
     let mut values: Vec<Vec<f32>> = keys.iter().map(|keys| vec![0.0; keys.len() * DIM]).collect();
-    let batch = |((table, keys), values)| {
-        let (table, keys): (&TableId, &Vec<u64>) = (table, keys);
-        let values: &mut Vec<f32> = values;
-        GetBatch { table: *table, keys, values: values.as_mut_slice().into(), state: None }
-    };
-    let mut batches: Vec<_> = tables.iter().zip(keys).zip(&mut values).map(batch).collect();
+    let mut batches = Vec::new();
+    for ((table, keys), values) in tables.iter().zip(keys).zip(&mut values) {
+        let values = values.as_mut_slice().into();
+        batches.push(GetBatch { table: *table, keys, values, state: None });
+    }
     store.get(&mut batches).unwrap();
 }
 
 fn update(store: &Store, tables: &[TableId], keys: &[Vec<u64>]) {
     let gradients = vec![1.0; 2 * SAMPLES as usize * DIM];
-    let batch = |(table, keys): (&TableId, &Vec<u64>)| UpdateBatch {
-        table: *table,
-        keys,
-        gradients: &gradients[..keys.len() * DIM],
-        hyper: HYPER,
-        non_finite: NonFinite::Refuse,
-        step: None,
-    };
-    let batches: Vec<_> = tables.iter().zip(keys).map(batch).collect();
+    let (hyper, non_finite, step) = (HYPER, NonFinite::Refuse, None);
+    let mut batches = Vec::new();
+    for (table, keys) in tables.iter().zip(keys) {
+        let gradients = &gradients[..keys.len() * DIM];
+        batches.push(UpdateBatch { table: *table, keys, gradients, hyper, non_finite, step });
+    }
     store.update(&batches).unwrap();
 }
 
