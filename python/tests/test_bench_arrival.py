@@ -53,6 +53,12 @@ def test_traces_of_several_tables_and_epochs(tmp_path: Path) -> None:
     assert found["results"]["two"]["store"]["arrival"]["rows"] > 0
 
 
+def test_queries_whose_rows_are_all_in_memory_have_no_figures(tmp_path: Path) -> None:
+    found = report_of(tmp_path, "--rows", 40, "--queries", 50, "--length", 2, "--cache", 200)
+    assert set(found["figures"].values()) == {None}
+    assert any(note.startswith("rank_both: a trace read no page") for note in found["notes"])
+
+
 def pairs(rounds: int) -> Load:
     """Queries of two rows that are far apart by number, in another order each round."""
     random = np.random.default_rng(1)

@@ -31,7 +31,6 @@ import numpy.typing as npt
 
 from embedrock import _core
 from embedrock.bench.arrival.model import (
-    Counts,
     Load,
     Plan,
     Settings,
@@ -50,7 +49,7 @@ PLANNED = (0.5, 0.75)
 GATHERED = 8
 BESIDE_BYTES = 320 << 10
 """What a store takes at least that is neither rows nor index."""
-MODELS = {
+MODELS: dict[str, dict[str, Any]] = {
     "flush": {"flushes": "rank"},
     "clean": {"cleans": "rank"},
     "both": {"flushes": "rank", "cleans": "rank"},
@@ -82,7 +81,11 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     report = Report("arrival", options)
     found = [_measured(report, options, name, trace) for name, trace in _traces(options)]
     for figure in found[0]:
-        mean = math.exp(sum(math.log(one[figure]) for one in found) / len(found))
+        ratios = [one[figure] for one in found]
+        if not all(ratios):
+            report.missing(figure, "a trace read no page: all that it asks for was in memory")
+            continue
+        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
         report.figure(figure, 1 - mean if figure == "arrival_saved" else mean)
     return report.finish()
 
@@ -116,13 +119,17 @@ def _measured(
     counts["rank kept"] = pages_when_kept(load, settings, plans)
     report.results[name] = {"store": stored, "model": {k: asdict(v) for k, v in counts.items()}}
     return {
-        "arrival_saved": stored["arrival"]["pages"] / stored["identity"]["pages"],
-        **{f"rank_{order}": _ratio(counts, f"rank {order}") for order in (*MODELS, "kept")},
+        "arrival_saved": _ratio(stored["arrival"]["pages"], stored["identity"]["pages"]),
+        **{
+            f"rank_{order}": _ratio(counts[f"rank {order}"].pages, counts["arrival"].pages)
+            for order in (*MODELS, "kept")
+        },
     }
 
 
-def _ratio(counts: dict[str, Counts], order: str) -> float:
-    return counts[order].pages / counts["arrival"].pages
+def _ratio(pages: float, of: float) -> float:
+    """0 where nothing was read."""
+    return pages / of if of else 0.0
 
 
 def _repeated(

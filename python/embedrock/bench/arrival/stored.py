@@ -65,7 +65,8 @@ def train(directory: Path, training: Training) -> Trained:
     measured = int(training.measured * count)
     every = max(count // max(training.commits, 1), 1)
     occurred = np.zeros(len(tables), np.int64)
-    mismatches, before = 0, {}
+    mismatches = 0
+    before: dict[str, Any] = {}
     with embedrock.open(directory, training.memory, page_bytes=training.page_bytes) as store:
         opened = [
             store.table(
