@@ -102,8 +102,8 @@ def _measured(
 ) -> dict[str, float]:
     """Pages of each order, divided by what they are compared with."""
     queries = [(one.values, one.offsets) for one in trace.tables.values()]
-    tables, keys, rows, offsets = _core.number_rows(queries)
-    rows, offsets = _repeated(rows.astype(np.int64), offsets, options.epochs)
+    tables, keys, numbers, ends = _core.number_rows(queries)
+    rows, offsets = _repeated(numbers.astype(np.int64), ends, options.epochs)
     load = Load(rows, offsets, len(keys), options.batch)
     report.say(f"{name}: {load.queries:,} queries of {len(keys):,} rows")
     stored, rows_per_page = _stored(report, options, load, tables)

@@ -148,7 +148,7 @@ class _Log:
         if dead <= allowed:
             return None
         chosen = np.sort(sealed[np.argsort(self._live[sealed], kind="stable")[:gathered]])
-        rows = self._owner[chosen].reshape(-1)
+        rows: Rows = self._owner[chosen].reshape(-1)
         slots = (chosen[:, None] * self._slots + np.arange(self._slots)).reshape(-1)
         slots, rows = slots[rows >= 0], rows[rows >= 0]
         rows = rows[self.slot[rows] == slots]
