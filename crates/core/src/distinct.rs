@@ -116,6 +116,8 @@ pub(crate) struct Merged {
     pub(crate) rows: Vec<u32>,
     /// Sums of keys that occur several times, `(S, dim)`.
     pub(crate) sums: Vec<f32>,
+    /// Where in the batch each of these keys occurs first, `(S,)`.
+    first_of_sums: Vec<u32>,
 }
 
 impl Merged {
@@ -126,6 +128,15 @@ impl Merged {
         match at < gradients.len() {
             true => &gradients[at..at + dim],
             false => &self.sums[at - gradients.len()..][..dim],
+        }
+    }
+
+    /// Where the key whose merged gradient is in `row` occurs first in a batch of `count` keys.
+    #[inline(always)]
+    pub(crate) fn first(&self, row: u32, count: usize) -> u32 {
+        match (row as usize).checked_sub(count) {
+            None => row,
+            Some(sum) => self.first_of_sums[sum],
         }
     }
 }
@@ -139,7 +150,7 @@ impl Merged {
 pub(crate) fn merge_gradients(inverse: &[u32], gradients: &[f32], dim: usize) -> Merged {
     assert!(dim > 0, "dim is 0");
     assert_eq!(gradients.len(), inverse.len() * dim, "numbers in gradients");
-    let mut merged = Merged { rows: Vec::with_capacity(inverse.len()), sums: Vec::new() };
+    let mut merged = Merged { rows: Vec::with_capacity(inverse.len()), ..Merged::default() };
     for (i, &position) in inverse.iter().enumerate() {
         let position = position as usize;
         if position == merged.rows.len() {
@@ -153,6 +164,7 @@ pub(crate) fn merge_gradients(inverse: &[u32], gradients: &[f32], dim: usize) ->
         let mut row = merged.rows[position] as usize;
         if row < inverse.len() {
             merged.sums.extend_from_slice(&gradients[row * dim..][..dim]);
+            merged.first_of_sums.push(row as u32);
             row = inverse.len() + merged.sums.len() / dim - 1;
             merged.rows[position] = row as u32;
         }
@@ -247,6 +259,9 @@ mod tests {
         let (distinct, inverse) = scratch.run(&keys);
         let merged = merge_gradients(inverse, &gradients, dim);
         for (position, &key) in distinct.iter().enumerate() {
+            let first = keys.iter().position(|other| *other == key);
+            let row = merged.rows[position];
+            assert_eq!(Some(merged.first(row, keys.len()) as usize), first);
             for element in 0..dim {
                 let mut own = (0..keys.len()).filter(|&i| keys[i] == key);
                 let first = own.next().map(|i| gradients[i * dim + element]).unwrap();

@@ -29,6 +29,7 @@ BENCHES = {
     "cache": "replacement in the row cache, against lists under one lock",
     "pages": "random pages of a file, read directly, through a mapping, and by the engine",
     "lsm": "rows stored as an lsm beside a log: memory, reads, writes, disk, speed",
+    "arrival": "pages that training reads, by the order in which rows are written",
     "serve": "queries of frozen stores: rows in an order that was learned, with replicas",
     "recdb": "the parts of RecDB on an lsm, against RocksDB with the same window",
     "reopen": "from a crash to the first rows, without the page cache",

@@ -24,6 +24,7 @@ mod power;
 mod probe;
 mod quantized;
 mod refresh;
+mod samples;
 mod sharing;
 mod slices;
 mod space;

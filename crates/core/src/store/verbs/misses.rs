@@ -12,7 +12,7 @@ use crate::planted::{self, Bug};
 use crate::storage::{Found, PageAddress, Resolved, Storage, Want};
 use crate::store::Inner;
 use crate::store::engine::{Class, ClassPhase, Engine, Table, dirty_row, park};
-use crate::store::verbs::rows::{Keys, RowOp, RowView, visit};
+use crate::store::verbs::rows::{Keys, RowOp, RowView, Stamps, visit};
 use parking_lot::MutexGuard;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -55,8 +55,8 @@ impl Inner {
         places: Vec<(u32, u32)>,
         op: &mut O,
     ) -> Result<MissReport> {
-        let miss = |(batch, position)| Miss { batch, position };
-        self.visit_misses(engine, class, batches, places.into_iter().map(miss).collect(), op)
+        let misses = places.into_iter().map(|(batch, position)| Miss { batch, position }).collect();
+        self.visit_misses(engine, class, batches, misses, Stamps::default(), op)
     }
 
     pub(in crate::store) fn visit_misses<O: RowOp>(
@@ -65,6 +65,7 @@ impl Inner {
         class: &Class,
         batches: &[Keys<'_>],
         mut misses: Vec<Miss>,
+        stamps: Stamps,
         op: &mut O,
     ) -> Result<MissReport> {
         let mut wanted: Vec<Want> = Vec::new();
@@ -80,7 +81,7 @@ impl Inner {
             progress.resize(misses.len(), Progress::Done);
             let further = Vec::new();
             let mut visitor =
-                MissVisitor { inner: self, engine, class, batches, op: &mut *op, further };
+                MissVisitor { inner: self, engine, class, batches, stamps, op: &mut *op, further };
             let ticket = ReadTicket::new(class, &self.metrics);
             let looked = {
                 let mut log = class.lock(&self.metrics);
@@ -160,6 +161,7 @@ struct MissVisitor<'a, 'k, O> {
     engine: &'a Engine,
     class: &'a Class,
     batches: &'a [Keys<'k>],
+    stamps: Stamps,
     op: &'a mut O,
     /// Pages that are named only once others had another key, to be read under the same ticket.
     further: Vec<Want>,
@@ -425,7 +427,8 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
             }
             return Ok(());
         }
-        let stamp = self.class.now();
+        let stamps = self.stamps.of_batch(&*self.op, batch, &self.batches[batch]);
+        let stamp = stamps.at(self.op.place(batch, position));
         let count = match source {
             Source::Words(_) if dirty_since.is_none() => Some(&self.inner.metrics.loaded),
             Source::Initial => Some(&self.inner.metrics.initial),

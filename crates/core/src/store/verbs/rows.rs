@@ -55,6 +55,15 @@ pub(in crate::store) trait RowOp {
     /// Called some visits before that of a position: the place to ask for memory that it will read.
     #[inline(always)]
     fn prefetch(&self, _batch: usize, _position: usize) {}
+    /// Where the row of a position stands first in the batch that the caller gave.
+    #[inline(always)]
+    fn place(&self, _batch: usize, position: usize) -> u32 {
+        position as u32
+    }
+    /// How many keys that batch has; `None` for as many as there are positions.
+    fn places(&self, _batch: usize) -> Option<usize> {
+        None
+    }
     /// True when visits may write.
     fn changes(&self) -> bool {
         false
@@ -83,6 +92,58 @@ pub(in crate::store) struct Keys<'a> {
     pub(in crate::store) keys: &'a [u64],
 }
 
+/// The stamps of what a verb changes in a class. Rows that stand equally far in their batches have
+/// the same one: those of a sample are written together, whatever their tables.
+#[derive(Clone, Copy, Default)]
+pub(in crate::store) struct Stamps {
+    first: u32,
+    count: usize,
+}
+
+impl Stamps {
+    /// Those for the batches of a class.
+    fn draw<'a, O: RowOp>(
+        class: &Class,
+        batches: impl Iterator<Item = (usize, &'a Keys<'a>)>,
+        op: &O,
+    ) -> Self {
+        if !op.changes() {
+            return Self::default();
+        }
+        let count = batches.map(|(batch, keys)| places(op, batch, keys)).max().unwrap_or(0);
+        Self { first: class.stamps(count), count }
+    }
+
+    pub(in crate::store) fn of_batch<O: RowOp>(
+        self,
+        op: &O,
+        batch: usize,
+        keys: &Keys<'_>,
+    ) -> BatchStamps {
+        let places = places(op, batch, keys).max(1);
+        BatchStamps { first: self.first, step: ((self.count as u64) << 32) / places as u64 }
+    }
+}
+
+fn places<O: RowOp>(op: &O, batch: usize, keys: &Keys<'_>) -> usize {
+    op.places(batch).unwrap_or(keys.keys.len())
+}
+
+/// The stamps of one batch.
+#[derive(Clone, Copy)]
+pub(in crate::store) struct BatchStamps {
+    first: u32,
+    /// From one place to the next, in 2^-32.
+    step: u64,
+}
+
+impl BatchStamps {
+    #[inline(always)]
+    pub(in crate::store) fn at(self, place: u32) -> u32 {
+        self.first.wrapping_add(((u64::from(place) * self.step) >> 32) as u32)
+    }
+}
+
 impl Inner {
     /// Hands every row of `batches` to `op`. On error some rows were visited and some were not.
     pub(in crate::store) fn visit_rows<O: RowOp>(
@@ -94,12 +155,14 @@ impl Inner {
         for (i, class) in engine.classes.iter().enumerate() {
             let mut misses = Vec::new();
             let timed = Timed::new(&self.metrics.resident_ns);
-            for (batch, keys) in batches.iter().enumerate().filter(|(_, k)| k.table.class == i) {
-                self.visit_hits(class, batch, keys, op, &mut misses);
+            let of_class = || batches.iter().enumerate().filter(|(_, k)| k.table.class == i);
+            let stamps = Stamps::draw(class, of_class(), op);
+            for (batch, keys) in of_class() {
+                self.visit_hits(class, (batch, keys), stamps, op, &mut misses);
             }
             drop(timed);
             if !misses.is_empty() {
-                self.visit_misses(engine, class, batches, misses, op)?;
+                self.visit_misses(engine, class, batches, misses, stamps, op)?;
             }
         }
         Ok(())
@@ -108,11 +171,12 @@ impl Inner {
     fn visit_hits<O: RowOp>(
         &self,
         class: &Class,
-        batch: usize,
-        keys: &Keys<'_>,
+        (batch, keys): (usize, &Keys<'_>),
+        stamps: Stamps,
         op: &mut O,
         misses: &mut Vec<Miss>,
     ) {
+        let stamps = stamps.of_batch(op, batch, keys);
         let (cache, table, keys) = (class.cache(), keys.table, keys.keys);
         let before = misses.len();
         let missed = |i: usize| misses.push(Miss { batch: batch as u32, position: i as u32 });
@@ -130,8 +194,7 @@ impl Inner {
             self.count_hits(keys.len(), misses.len() - before);
             return;
         }
-        let stamp = if op.changes() { class.stamps(keys.len()) } else { 0 };
-        let at = Hits { cache, table, keys, batch, stamp };
+        let at = Hits { cache, table, keys, batch, stamps };
         // A loop for each way to find a place: the test would be made for every key.
         let fresh = match table.first {
             Some(first) => at.visit(op, |key| cache.locate_dense(first + key), missed),
@@ -152,8 +215,7 @@ struct Hits<'a> {
     table: &'a Table,
     keys: &'a [u64],
     batch: usize,
-    /// Of the first change; the others follow.
-    stamp: u32,
+    stamps: BatchStamps,
 }
 
 impl Hits<'_> {
@@ -179,7 +241,7 @@ impl Hits<'_> {
                 if i + PREFETCHED_AHEAD < keys.len() {
                     op.prefetch(batch, i + PREFETCHED_AHEAD);
                 }
-                let stamp = self.stamp.wrapping_add(i as u32);
+                let stamp = self.stamps.at(op.place(batch, i));
                 let mut see =
                     |row: RowMut<'_>| fresh += u64::from(visit(op, batch, i, row, stamp, false));
                 let hit = match admits {

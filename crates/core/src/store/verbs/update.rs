@@ -161,6 +161,7 @@ impl Inner {
         let source = UpdateSource {
             table,
             keys: none,
+            occurrences: batch.keys.len(),
             rows,
             given,
             merged,
@@ -187,6 +188,8 @@ struct UpdateSource<'a> {
     table: &'a Table,
     /// The distinct keys, empty until the visits begin.
     keys: &'a [u64],
+    /// How many keys the batch has, equal ones counted.
+    occurrences: usize,
     /// Row of the gradients for each key.
     rows: Vec<u32>,
     given: &'a [f32],
@@ -254,6 +257,16 @@ impl RowOp for UpdateOp<'_> {
         let (rounding, key) = (source.rounding.as_ref(), source.keys[position]);
         self.saturated += u64::from(layout.write_updated(words, values, rounding, key));
         Effect::Wrote
+    }
+
+    #[inline(always)]
+    fn place(&self, batch: usize, position: usize) -> u32 {
+        let source = &self.sources[batch];
+        source.merged.first(source.rows[position], source.occurrences)
+    }
+
+    fn places(&self, batch: usize) -> Option<usize> {
+        Some(self.sources[batch].occurrences)
     }
 
     fn changes(&self) -> bool {
