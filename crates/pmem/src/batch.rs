@@ -1,10 +1,9 @@
 //! Look-ups of a batch of keys, with the memory of later ones on its way meanwhile.
 
-use crate::bucket::Path;
+use crate::bucket::{BUCKET_WORDS, Path};
 use crate::error::{Error, Result};
 use crate::hash::PetHash;
-use crate::medium::Medium;
-use crate::region::BUCKET_WORDS;
+use crate::medium::{Durability, Medium};
 
 /// How far ahead the first line of a bucket is asked for, and the line of the slot. Calibrated
 /// on Zen 3; a few more or less change nothing.
@@ -33,7 +32,7 @@ impl<M: Medium> PetHash<M> {
             let (keys, values) = (keys.len(), values.len());
             return Err(Error::misuse(format!("{keys} keys, and room for {values} values")));
         }
-        if self.region.medium.durability() == crate::Durability::Sync {
+        if self.region.medium.durability() == Durability::Sync {
             for key in keys {
                 let word = self.word(self.path(*key).home);
                 self.region.medium.expect(word..word + BUCKET_WORDS);

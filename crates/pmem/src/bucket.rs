@@ -2,7 +2,7 @@
 //!
 //! | word | content |
 //! |---|---|
-//! | 0 | opening (32 bits), version (30), a removal is not yet durable (1), locked (1) |
+//! | 0 | opening (32 bits), version (31), locked (1) |
 //! | 1 | fingerprints of slots 0 to 7 |
 //! | 2 | fingerprints of slots 8 to 13, then the overflow counter (16 bits) |
 //! | 3 | 0 |
@@ -11,18 +11,16 @@
 //!
 //! A fingerprint of 0 says that the slot is free; storing another publishes key and value.
 
-use crate::region::SLOTS;
-
+/// Slots of a bucket, which the paper fits into 256 bytes (figure 4).
+pub(crate) const SLOTS: usize = 14;
+pub(crate) const BUCKET_WORDS: usize = 32;
 /// Offsets of words in a bucket.
 pub(crate) const STATE: usize = 0;
 pub(crate) const PRINTS: usize = 1;
-/// Words of a cache line, which has the state, all fingerprints and two slots.
-pub(crate) const LINE_WORDS: usize = 8;
 
 const LOCKED: u64 = 1 << 63;
-const REMOVAL: u64 = 1 << 62;
 const VERSION_ONE: u64 = 1 << 32;
-const VERSION: u64 = REMOVAL - VERSION_ONE;
+const VERSION: u64 = LOCKED - VERSION_ONE;
 const OPENING: u64 = VERSION_ONE - 1;
 const OVERFLOW_SHIFT: u32 = 48;
 const PRINTS_OF_SECOND: u64 = (1 << OVERFLOW_SHIFT) - 1;
@@ -57,15 +55,6 @@ impl State {
     /// What two loads have in common if no slot was filled in between.
     pub(crate) fn version(self) -> u64 {
         self.0 & VERSION
-    }
-
-    /// Whether a free slot may still be in use on the medium.
-    pub(crate) fn has_removal(self) -> bool {
-        self.0 & REMOVAL != 0
-    }
-
-    pub(crate) fn with_removal(self, removal: bool) -> Self {
-        Self(if removal { self.0 | REMOVAL } else { self.0 & !REMOVAL })
     }
 }
 
@@ -230,13 +219,11 @@ mod tests {
 
     #[test]
     fn versions_wrap_within_their_bits_and_locks_belong_to_an_opening() {
-        let state = State(VERSION | 9).with_removal(true);
-        assert_eq!(state.bumped(), State(9).with_removal(true));
+        assert_eq!(State(LOCKED | VERSION | 9).bumped(), State(LOCKED | 9));
         let locked = State(0).bumped().locked(9);
         assert!(locked.is_locked(9) && !locked.is_locked(10));
         assert_eq!(locked.version(), VERSION_ONE);
         assert!(locked.locked(10).is_locked(10) && !locked.unlocked().is_locked(9));
-        assert!(locked.with_removal(true).has_removal());
     }
 
     #[test]

@@ -13,13 +13,13 @@
 //! buckets of which they change fingerprints or counters. They wait for the home alone; where
 //! another lock is taken, they let go and begin again.
 //!
-//! **Crashes.** One word publishes: a fingerprint for a new key (key and value are durable before),
-//! the value for a known one. Displaced keys take changes of several words (`redo.rs`).
+//! **Crashes.** A known key's value is one word. Everything else changes several, all or none of
+//! them (`redo.rs`), but for a removal at home, which is one fingerprint.
 //!
 //! Source: Xie et al., *PetPS: Supporting Huge Embedding Models with Persistent Memory*, VLDB 2023,
 //! section 3.2. The lock per bucket is folded into the version; the overflow counter is wider.
 
-use crate::bucket::{LINE_WORDS, PRINTS, Path, Prints, STATE, State};
+use crate::bucket::{PRINTS, Path, Prints, STATE, State};
 use crate::error::{Error, Result};
 use crate::medium::Medium;
 use crate::redo::Change;
@@ -174,73 +174,14 @@ impl<M: Medium> PetHash<M> {
         None
     }
 
-    /// Gives a key a value and returns the one it had, or [`ABSENT`]. `seen` is told that while
-    /// the key is locked. Durable after the next fence.
+    /// Gives a key a value and returns the one it had, or [`ABSENT`]. Durable after the next fence.
     ///
     /// # Errors
-    /// `Full` where no bucket on the key's path has room; `Misuse` for the value [`ABSENT`]; `Io`.
-    pub fn put(&self, key: u64, value: u64, seen: impl FnOnce(u64)) -> Result<u64> {
-        if value == ABSENT {
-            return Err(Error::misuse(format!("value {value} says that there is no key")));
-        }
-        self.region.writable()?;
-        let path = self.path(key);
-        loop {
-            let home = self.lock(path.home);
-            if let Some(at) = self.locate(path, key) {
-                let word = self.key_word(at.bucket, at.slot) + 1;
-                self.region.medium.store(word, value);
-                self.flush_entry(&at);
-                seen(at.value);
-                return Ok(at.value);
-            }
-            if let Some(slot) = self.prints(path.home).first_free() {
-                self.insert_home(&home, slot, path.print, key, value)?;
-            } else if !self.insert_displaced(path, key, value)? {
-                drop(home);
-                std::thread::yield_now();
-                continue;
-            }
-            seen(ABSENT);
-            return Ok(ABSENT);
-        }
-    }
-
-    fn insert_home(
-        &self,
-        home: &Held<'_, M>,
-        slot: usize,
-        print: u8,
-        key: u64,
-        value: u64,
-    ) -> Result<()> {
-        home.fill(slot, key, value)?;
-        self.region.fence()?;
-        let (word, prints) = self.prints(home.bucket).with(slot, print);
-        let word = self.word(home.bucket) + PRINTS + word;
-        self.region.medium.store(word, prints);
-        self.region.medium.flush(word..word + 1);
-        Ok(())
-    }
-
-    /// Puts a key behind its home, which is held and full. `false`: another thread is in the way.
-    fn insert_displaced(&self, path: Path, key: u64, value: u64) -> Result<bool> {
-        let mut held: Vec<Held<'_, M>> = Vec::new();
-        let mut change = Change::default();
-        let mut bucket = path.home;
-        for _ in 1..PROBES_MAX.min(self.buckets()) {
-            self.count(&mut change, bucket, true);
-            bucket = path.next(bucket, self.buckets());
-            let Some(next) = self.try_lock(bucket) else { return Ok(false) };
-            if let Some(slot) = self.prints(bucket).first_free() {
-                next.fill(slot, key, value)?;
-                self.print(&mut change, bucket, slot, path.print);
-                change.commit(&self.region)?;
-                return Ok(true);
-            }
-            held.push(next);
-        }
-        Err(self.full(key))
+    /// As [`put_batch`](Self::put_batch).
+    pub fn put(&self, key: u64, value: u64) -> Result<u64> {
+        let mut before = ABSENT;
+        let (_, done) = self.put_batch(&[key], &[value], |old| before = old);
+        done.map(|()| before)
     }
 
     fn full(&self, key: u64) -> Error {
@@ -251,6 +192,46 @@ impl<M: Medium> PetHash<M> {
             self.region.medium.name(),
             geometry.capacity
         ))
+    }
+
+    /// Puts a key behind its home, which is held and full. `false`: another thread is in the way.
+    pub(crate) fn insert_displaced(&self, path: Path, key: u64, value: u64) -> Result<bool> {
+        let mut held: Vec<Held<'_, M>> = Vec::new();
+        let mut change = Change::default();
+        let mut bucket = path.home;
+        for _ in 1..PROBES_MAX.min(self.buckets()) {
+            self.count(&mut change, bucket, true);
+            bucket = path.next(bucket, self.buckets());
+            let Some(next) = self.try_lock(bucket) else { return Ok(false) };
+            held.push(next);
+            if let Some(slot) = self.prints(bucket).first_free() {
+                self.fill(&mut change, (bucket, slot), path.print, key, value);
+                change.commit(&self.region)?;
+                return Ok(true);
+            }
+        }
+        Err(self.full(key))
+    }
+
+    /// Adds to a change that a free slot of a bucket, which is held, has a key.
+    pub(crate) fn fill(
+        &self,
+        change: &mut Change,
+        (bucket, slot): (u64, usize),
+        print: u8,
+        key: u64,
+        value: u64,
+    ) {
+        // Pairs with the loads in `try_find`: who sees the new key sees the new version.
+        self.set_state(bucket, State::bumped);
+        let word = self.key_word(bucket, slot);
+        change.store(word, key);
+        change.store(word + 1, value);
+        self.print(change, bucket, slot, print);
+    }
+
+    pub(crate) fn set_state(&self, bucket: u64, change: impl FnOnce(State) -> State) {
+        self.region.medium.store(self.word(bucket) + STATE, change(self.state(bucket)).0);
     }
 
     /// Adds to a change that a key which passes `bucket` comes or goes.
@@ -270,7 +251,7 @@ impl<M: Medium> PetHash<M> {
         Prints([0, 1].map(|i| change.load(&self.region.medium, word + i)))
     }
 
-    /// Removes a key and returns the value it had, or [`ABSENT`]. `seen` is told that while the key
+    /// Removes a key and returns the value it had, or [`ABSENT`], which `seen` is told while the key
     /// is locked. Durable after the next fence.
     ///
     /// # Errors
@@ -282,7 +263,6 @@ impl<M: Medium> PetHash<M> {
             let home = self.lock(path.home);
             let Some(at) = self.locate(path, key) else { return Ok(ABSENT) };
             if at.passed == 0 {
-                home.set(|state| state.with_removal(true));
                 let (word, prints) = self.prints(at.bucket).with(at.slot, 0);
                 let word = self.word(at.bucket) + PRINTS + word;
                 self.region.medium.store(word, prints);
@@ -330,7 +310,7 @@ impl<M: Medium> PetHash<M> {
     }
 
     /// Flushes the value, and the fingerprint that another thread may have published just before.
-    fn flush_entry(&self, at: &Located) {
+    pub(crate) fn flush_entry(&self, at: &Located) {
         let word = self.key_word(at.bucket, at.slot) + 1;
         self.region.medium.flush(word..word + 1);
         self.flush_prints(at.bucket);
@@ -379,34 +359,8 @@ impl<M: Medium> PetHash<M> {
     }
 }
 
-impl<M: Medium> Held<'_, M> {
-    pub(crate) fn set(&self, change: impl FnOnce(State) -> State) {
-        let state = change(self.index.state(self.bucket));
-        self.index.region.medium.store(self.index.word(self.bucket) + STATE, state.0);
-    }
-
-    /// Writes key and value into a free slot and flushes them. The caller fences and publishes.
-    pub(crate) fn fill(&self, slot: usize, key: u64, value: u64) -> Result<()> {
-        let (index, medium) = (self.index, &self.index.region.medium);
-        if index.state(self.bucket).has_removal() {
-            // On the medium the slot may belong to the removed key, which must not get this value.
-            let word = index.word(self.bucket);
-            medium.flush(word..word + LINE_WORDS);
-            index.region.fence()?;
-            self.set(|state| state.with_removal(false));
-        }
-        // Pairs with the loads in `try_find`: who sees the new key sees the new version.
-        self.set(State::bumped);
-        let word = index.key_word(self.bucket, slot);
-        medium.store(word, key);
-        medium.store(word + 1, value);
-        medium.flush(word..word + 2);
-        Ok(())
-    }
-}
-
 impl<M: Medium> Drop for Held<'_, M> {
     fn drop(&mut self) {
-        self.set(State::unlocked);
+        self.index.set_state(self.bucket, State::unlocked);
     }
 }

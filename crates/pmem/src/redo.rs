@@ -9,19 +9,19 @@
 
 use crate::error::{Error, Result};
 use crate::medium::{Medium, WORD_BYTES};
-use crate::region::{BUCKET_WORDS, Region};
+use crate::region::Region;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// Behind the header of a region.
 const AREA: usize = 512;
-const LANES: usize = 64;
-const LANE_WORDS: usize = 128;
+const LANES: usize = 16;
+const LANE_WORDS: usize = 1024;
 pub(crate) const AREA_WORDS: usize = LANES * LANE_WORDS;
 /// Checksum and count, then pairs of a word's number and its value.
 const HEAD_WORDS: usize = 2;
-const ENTRIES_MAX: usize = (LANE_WORDS - HEAD_WORDS) / 2;
+pub(crate) const ENTRIES_MAX: usize = (LANE_WORDS - HEAD_WORDS) / 2;
 const CHECKSUM_SEED: u64 = u64::from_le_bytes(*b"ERPMREDO");
 
 /// Which lanes are in use by threads of this process.
@@ -29,10 +29,17 @@ const CHECKSUM_SEED: u64 = u64::from_le_bytes(*b"ERPMREDO");
 pub(crate) struct Lanes(AtomicU64);
 
 /// The new values of some words, in the order in which readers may see them.
+///
+/// All that the words publish is among them: a lane may be durable before anything else is.
 #[derive(Default)]
 pub(crate) struct Change(Vec<(usize, u64)>);
 
 impl Change {
+    /// How many words there are, at most [`ENTRIES_MAX`].
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// A word as it will be after the changes so far.
     pub(crate) fn load(&self, medium: &impl Medium, word: usize) -> u64 {
         let last = self.0.iter().rev().find(|entry| entry.0 == word);
@@ -43,10 +50,12 @@ impl Change {
         self.0.push((word, value));
     }
 
-    /// Stores all words, durably, all of them or none. Also makes durable what this thread flushed
-    /// before, and that before any of the words.
-    pub(crate) fn commit<M: Medium>(self, region: &Region<M>) -> Result<()> {
-        assert!(self.0.len() <= ENTRIES_MAX, "probing is bounded so that a lane has room");
+    /// Stores all words, durably, all of them or none, and forgets them.
+    pub(crate) fn commit<M: Medium>(&mut self, region: &Region<M>) -> Result<()> {
+        assert!(
+            self.0.len() <= ENTRIES_MAX,
+            "groups and paths are bounded so that a lane has room"
+        );
         region.writable()?;
         let medium = &region.medium;
         let lane = region.lanes.take();
@@ -66,7 +75,9 @@ impl Change {
         region.fence()?;
         medium.store(start, 0);
         medium.flush(start..start + 1);
-        region.fence()
+        region.fence()?;
+        self.0.clear();
+        Ok(())
     }
 }
 
@@ -125,8 +136,7 @@ pub(crate) fn replay(medium: &impl Medium, index: Range<usize>) -> Result<()> {
         if entries <= ENTRIES_MAX && found == checksum(medium, start, entries) {
             let pairs = (start + HEAD_WORDS..).step_by(2).take(entries);
             let pairs = pairs.map(|at| (medium.load(at) as usize, medium.load(at + 1)));
-            // A killed process may have stored the lane, and keys in the buckets, without making
-            // them durable. They are before the words that publish the keys are stored.
+            // A killed process may have stored the lane without making it durable.
             medium.flush(start..start + LANE_WORDS);
             for (word, _) in pairs.clone() {
                 if !index.contains(&word) {
@@ -135,8 +145,6 @@ pub(crate) fn replay(medium: &impl Medium, index: Range<usize>) -> Result<()> {
                         medium.name()
                     )));
                 }
-                let bucket = word - (word - index.start) % BUCKET_WORDS;
-                medium.flush(bucket..bucket + BUCKET_WORDS);
             }
             medium.fence()?;
             for (word, value) in pairs {

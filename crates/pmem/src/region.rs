@@ -4,6 +4,7 @@
 //! that were under way (`redo.rs`). It looks at no bucket and no row, whatever the region's size.
 //! The bytes are drawn in `docs/formats/pmem-region.md`.
 
+use crate::bucket::{BUCKET_WORDS, SLOTS};
 use crate::error::{Error, ErrorKind, Result};
 use crate::medium::{Medium, WORD_BYTES};
 use crate::redo;
@@ -11,14 +12,11 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// Slots of a bucket, which the paper fits into 256 bytes (figure 4).
-pub(crate) const SLOTS: usize = 14;
-pub(crate) const BUCKET_WORDS: usize = 32;
 /// Words before a row: its key and its checksum.
 pub(crate) const ROW_HEAD_WORDS: usize = 2;
 /// Share of the slots that a full region uses: the paper's load factor.
 pub(crate) const LOAD: f64 = 0.8;
-/// Rows in a row: more than any optimizer state takes.
+/// More than any row with its optimizer state takes.
 const ROW_BYTES_MAX: usize = 1 << 20;
 /// Slot numbers of rows have so many bits.
 const ROWS_MAX: u64 = 1 << 40;

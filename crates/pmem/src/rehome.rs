@@ -4,6 +4,7 @@
 //! Without moving them, look-ups visit ever more buckets. A thread calls [`PetHash::rehome`] for a
 //! few buckets at a time, beside readers and writers.
 
+use crate::bucket::State;
 use crate::error::Result;
 use crate::hash::{Held, PROBES_MAX, PetHash};
 use crate::medium::Medium;
@@ -68,19 +69,18 @@ impl<M: Medium> PetHash<M> {
         // Another thread is in the way: the next pass finds the key again.
         let Some(behind) = self.lock_path(path, at.passed) else { return Ok(false) };
         let nearer = behind[..behind.len() - 1].iter().enumerate();
-        let mut places =
-            room.map(|slot| (&home, 0, slot)).into_iter().chain(nearer.filter_map(|(i, held)| {
-                Some((held, i + 1, self.prints(held.bucket).first_free()?))
-            }));
+        let places = nearer.filter_map(|(i, held)| {
+            Some((held.bucket, i as u64 + 1, self.prints(held.bucket).first_free()?))
+        });
+        let mut places = room.map(|slot| (path.home, 0, slot)).into_iter().chain(places);
         let Some((target, passed, slot)) = places.next() else { return Ok(false) };
         // A reader that looks where the key no longer is finds this version changed.
-        home.set(crate::bucket::State::bumped);
-        target.fill(slot, key, at.value)?;
+        self.set_state(path.home, State::bumped);
         let mut change = Change::default();
-        self.print(&mut change, target.bucket, slot, path.print);
+        self.fill(&mut change, (target, slot), path.print, key, at.value);
         self.print(&mut change, at.bucket, at.slot, 0);
         let passed_before = std::iter::once(&home).chain(&behind[..behind.len() - 1]);
-        for held in passed_before.skip(passed) {
+        for held in passed_before.skip(passed as usize) {
             self.count(&mut change, held.bucket, false);
         }
         change.commit(&self.region)?;
@@ -106,10 +106,9 @@ impl<M: Medium> PetHash<M> {
                 let Some(next) = self.try_lock(bucket) else { return Ok(None) };
                 held.push(next);
                 if let Some(free) = self.prints(bucket).first_free() {
-                    home.set(crate::bucket::State::bumped);
-                    let next = held.last().expect("it was pushed above");
-                    next.fill(free, key, self.region.medium.load(word + 1))?;
-                    self.print(&mut change, bucket, free, path.print);
+                    self.set_state(home.bucket, State::bumped);
+                    let value = self.region.medium.load(word + 1);
+                    self.fill(&mut change, (bucket, free), path.print, key, value);
                     self.print(&mut change, home.bucket, slot, 0);
                     change.commit(&self.region)?;
                     return Ok(Some(slot));

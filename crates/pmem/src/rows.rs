@@ -232,19 +232,12 @@ impl<M: Medium> Rows<M> {
             medium.flush(word..word + self.region.geometry.row_words());
         }
         let mut replaced = Vec::new();
-        let mut placed = 0;
-        let mut done = self.region.fence();
-        for (key, slot) in keys.iter().zip(slots) {
-            if done.is_err() {
-                break;
-            }
-            match self.index.put(*key, *slot, |old| self.lose(old, &mut replaced)) {
-                Ok(_) => placed += 1,
-                Err(error) => done = Err(error),
-            }
+        if let Err(error) = self.region.fence() {
+            return (0, replaced, Err(error));
         }
-        let fenced = self.region.fence();
-        (placed, replaced, fenced.and(done))
+        let seen = |old| self.lose(old, &mut replaced);
+        let (placed, done) = self.index.put_batch(keys, &slots[..keys.len()], seen);
+        (placed, replaced, self.region.fence().and(done))
     }
 
     /// Notes the slot that a key had. A number that is none is damage, and no slot to be freed.

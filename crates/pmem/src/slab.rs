@@ -14,7 +14,7 @@
 use crate::epoch::Readings;
 use crate::error::{Error, Result};
 use crate::hash::PetHash;
-use crate::medium::Medium;
+use crate::medium::{Durability, Medium};
 use crate::region::Geometry;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -220,7 +220,7 @@ impl Slab {
             return Ok(false);
         }
         let (medium, geometry) = (&index.region.medium, &index.region.geometry);
-        if medium.durability() == crate::Durability::Sync {
+        if medium.durability() == Durability::Sync {
             medium.expect(geometry.row_word(first)..geometry.row_word(end));
         }
         let mut free_slots = Vec::new();

@@ -29,7 +29,7 @@ fn random_operations_agree_with_a_map() {
             let key = random.below(100) << 20;
             match random.below(8) {
                 0..4 if map.len() < 66 || map.contains_key(&key) => {
-                    let old = index.put(key, step, |_| {}).expect("put");
+                    let old = index.put(key, step).expect("put");
                     assert_eq!(old, map.insert(key, step).unwrap_or(ABSENT), "seed {seed}");
                 }
                 4..7 => {
@@ -69,7 +69,7 @@ fn random_operations_agree_with_a_map() {
 #[test]
 fn misuse_is_told() {
     let index = of_capacity(10);
-    assert_eq!(index.put(1, ABSENT, |_| {}).expect_err("no value").kind(), ErrorKind::Misuse);
+    assert_eq!(index.put(1, ABSENT).expect_err("no value").kind(), ErrorKind::Misuse);
     let error = index.get_batch(&[1, 2], Prefetch::Staged, &mut [0]).expect_err("too short");
     assert!(error.to_string().contains("2 keys, and room for 1"), "{error}");
     let geometry = Geometry::of_index(10_000).expect("geometry");
@@ -81,7 +81,7 @@ fn misuse_is_told() {
 fn every_value_of_a_key_is_a_key() {
     let index = of_capacity(100);
     for key in [0, 1, u64::MAX, u64::MAX - 1, 1 << 63] {
-        assert_eq!(index.put(key, key & 7, |_| {}).expect("put"), ABSENT);
+        assert_eq!(index.put(key, key & 7).expect("put"), ABSENT);
         assert_eq!(index.get(key), key & 7);
     }
 }
@@ -89,14 +89,14 @@ fn every_value_of_a_key_is_a_key() {
 #[test]
 fn an_index_without_room_on_a_path_says_what_to_do_and_is_as_before() {
     let index = index(Geometry { buckets: 3, salt: 3, ..Geometry::of_index(42).expect("sizes") });
-    (0..42).for_each(|key| assert_eq!(index.put(key, key, |_| {}).expect("room"), ABSENT));
-    let error = index.put(42, 42, |_| {}).expect_err("42 slots");
+    (0..42).for_each(|key| assert_eq!(index.put(key, key).expect("room"), ABSENT));
+    let error = index.put(42, 42).expect_err("42 slots");
     assert_eq!(error.kind(), ErrorKind::Full);
     assert!(error.to_string().contains("made for 42 rows; resize"), "{error}");
     assert_eq!(index.check().expect("consistent").keys, 42);
     assert_eq!(index.get(42), ABSENT);
     index.remove(7, |_| {}).expect("remove");
-    index.put(42, 42, |_| {}).expect("room again");
+    index.put(42, 42).expect("room again");
 }
 
 struct Probes {
@@ -140,7 +140,7 @@ fn look_ups_visit_few_buckets_whatever_the_keys() {
         let index = of_capacity(count);
         let (present, absent) = keys.split_at(count as usize);
         for key in present {
-            index.put(*key, 1, |_| {}).expect("put");
+            index.put(*key, 1).expect("put");
         }
         let found = probes(&index, present, absent.iter().copied());
         assert!(found.mean_hit <= 1.055, "{name}: {} on a hit", found.mean_hit);
@@ -154,14 +154,14 @@ fn after_turnover_re_homing_keeps_look_ups_short() {
     let count = 100_000;
     let run = |rehome: bool| {
         let index = of_capacity(count);
-        (0..count).for_each(|key| assert_eq!(index.put(key, 1, |_| {}).expect("put"), ABSENT));
+        (0..count).for_each(|key| assert_eq!(index.put(key, 1).expect("put"), ABSENT));
         let mut random = Random(8);
         let mut present: Vec<u64> = (0..count).collect();
         for turn in 0..2 * count {
             let at = random.below(count) as usize;
             index.remove(present[at], |_| {}).expect("remove");
             present[at] = count + turn;
-            index.put(present[at], 1, |_| {}).expect("put");
+            index.put(present[at], 1).expect("put");
             if rehome && turn % 10 == 0 {
                 index.rehome(turn / 10 * 4 % index.buckets(), 4).expect("rehome");
             }
@@ -183,7 +183,7 @@ fn a_hot_key_is_moved_home_and_a_cold_one_out_of_its_way() {
     let geometry = Geometry { buckets: 5, salt: 1, ..Geometry::of_index(50).expect("geometry") };
     let index = index(geometry);
     let keys = super::keys_of_home(&geometry, 2, 16);
-    keys.iter().for_each(|key| assert_eq!(index.put(*key, 1, |_| {}).expect("put"), ABSENT));
+    keys.iter().for_each(|key| assert_eq!(index.put(*key, 1).expect("put"), ABSENT));
     let hot = keys[15];
     assert_eq!(index.get_counted(hot).1, 2);
     assert!(index.promote(hot, |key| key != keys[3]).expect("promote"));

@@ -134,7 +134,7 @@ fn slots_are_looked_up_beside_updates_and_none_is_freed_twice() {
             salt: round,
             ..crate::region::Geometry::new(3000, ROW_BYTES).expect("sizes")
         };
-        let folder = tempfile::tempdir().expect("folder");
+        let folder = super::fast_folder();
         let path = folder.path().join("region");
         let keys: Vec<u64> = (0..3000).collect();
         let bytes: Vec<u8> = keys.iter().flat_map(|key| row(*key, 1)).collect();
