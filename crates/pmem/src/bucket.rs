@@ -49,7 +49,7 @@ impl State {
 
     /// The next version: slots may be filled from here on.
     pub(crate) fn bumped(self) -> Self {
-        Self(self.0 & !VERSION | (self.0 + VERSION_ONE) & VERSION)
+        Self(self.0 & !VERSION | self.0.wrapping_add(VERSION_ONE) & VERSION)
     }
 
     /// What two loads have in common if no slot was filled in between.
@@ -144,8 +144,8 @@ impl Path {
     pub(crate) fn new(key: u64, salt: u64, buckets: u64) -> Self {
         let mixed = mix(key ^ salt);
         // The home takes the upper bits, fingerprint and step the lower ones.
-        let home = (u128::from(mixed) * u128::from(buckets) >> 64) as u64;
-        let step = 1 + ((mixed >> 8 & 0xff) * (buckets - 1).min(256) >> 8);
+        let home = ((u128::from(mixed) * u128::from(buckets)) >> 64) as u64;
+        let step = 1 + (((mixed >> 8 & 0xff) * (buckets - 1).min(256)) >> 8);
         Self { home, step, print: (mixed as u8).max(1) }
     }
 

@@ -6,7 +6,7 @@
 //!
 //! **Readers** take no lock and wait for nobody. They compare the version of a bucket before and
 //! after: it changes before a slot is filled, so that key and value belong together. A key that
-//! moves is put down before it is taken away, and the version of its home changes first; so a
+//! moves nearer is put down, then the version of its home changes, then it is taken away; so a
 //! reader that found nothing, and finds the version of the home unchanged, has not missed it.
 //!
 //! **Writers** lock the home bucket of the key, whose entry nobody else may change then, and the
@@ -230,7 +230,13 @@ impl<M: Medium> PetHash<M> {
         self.print(change, bucket, slot, print);
     }
 
-    pub(crate) fn set_state(&self, bucket: u64, change: impl FnOnce(State) -> State) {
+    /// Adds to a change that a bucket, which is held, has another version. Whoever replays that
+    /// stores a lock of a dead process, which binds nobody.
+    pub(crate) fn bump(&self, change: &mut Change, bucket: u64) {
+        change.store(self.word(bucket) + STATE, self.state(bucket).bumped().0);
+    }
+
+    fn set_state(&self, bucket: u64, change: impl FnOnce(State) -> State) {
         self.region.medium.store(self.word(bucket) + STATE, change(self.state(bucket)).0);
     }
 

@@ -130,6 +130,8 @@ pub(crate) fn replay(medium: &impl Medium, index: Range<usize>) -> Result<()> {
     for start in (0..LANES).map(lane_word) {
         let found = medium.load(start);
         if found == 0 {
+            // A killed process may have cleared it without making that durable.
+            medium.flush(start..start + 1);
             continue;
         }
         let entries = medium.load(start + 1) as usize;
@@ -155,7 +157,6 @@ pub(crate) fn replay(medium: &impl Medium, index: Range<usize>) -> Result<()> {
         }
         medium.store(start, 0);
         medium.flush(start..start + 1);
-        medium.fence()?;
     }
-    Ok(())
+    medium.fence()
 }

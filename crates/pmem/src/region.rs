@@ -245,7 +245,9 @@ fn checksum(header: &[u64; CHECKED_WORDS]) -> u64 {
 
 fn next_prime(from: u64) -> u64 {
     let prime = |n: &u64| {
-        *n > 2 && n % 2 == 1 && (3..).step_by(2).take_while(|d| d * d <= *n).all(|d| n % d != 0)
+        *n > 2
+            && n % 2 == 1
+            && (3..).step_by(2).take_while(|d| d * d <= *n).all(|d| !n.is_multiple_of(d))
     };
     (from..).find(prime).expect("there is a prime above every number")
 }

@@ -4,7 +4,6 @@
 //! Without moving them, look-ups visit ever more buckets. A thread calls [`PetHash::rehome`] for a
 //! few buckets at a time, beside readers and writers.
 
-use crate::bucket::State;
 use crate::error::Result;
 use crate::hash::{Held, PROBES_MAX, PetHash};
 use crate::medium::Medium;
@@ -74,10 +73,11 @@ impl<M: Medium> PetHash<M> {
         });
         let mut places = room.map(|slot| (path.home, 0, slot)).into_iter().chain(places);
         let Some((target, passed, slot)) = places.next() else { return Ok(false) };
-        // A reader that looks where the key no longer is finds this version changed.
-        self.set_state(path.home, State::bumped);
         let mut change = Change::default();
         self.fill(&mut change, (target, slot), path.print, key, at.value);
+        // Between there and here: a reader that has passed the new place before, and comes to the
+        // old one after, finds the version of the home changed.
+        self.bump(&mut change, path.home);
         self.print(&mut change, at.bucket, at.slot, 0);
         let passed_before = std::iter::once(&home).chain(&behind[..behind.len() - 1]);
         for held in passed_before.skip(passed as usize) {
@@ -106,7 +106,7 @@ impl<M: Medium> PetHash<M> {
                 let Some(next) = self.try_lock(bucket) else { return Ok(None) };
                 held.push(next);
                 if let Some(free) = self.prints(bucket).first_free() {
-                    self.set_state(home.bucket, State::bumped);
+                    // Readers come by here first: none passes the key on its way.
                     let value = self.region.medium.load(word + 1);
                     self.fill(&mut change, (bucket, free), path.print, key, value);
                     self.print(&mut change, home.bucket, slot, 0);

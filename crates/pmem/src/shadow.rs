@@ -139,11 +139,13 @@ impl Contents {
         image
     }
 
-    /// Images that a power cut may leave: nothing pending, all, each word alone, all but one, and
-    /// some at random.
+    /// Images that a power cut may leave: nothing pending, all, one word alone, all but one, and some
+    /// at random.
     pub(crate) fn images(&self, random: &mut Random, count: usize) -> Vec<Vec<u64>> {
         let mut images = vec![self.image(|_, _| 0), self.newest()];
-        for word in self.pending.keys() {
+        let words: Vec<usize> = self.pending.keys().copied().collect();
+        for _ in 0..count.min(2 * words.len()) {
+            let word = &words[random.below(words.len() as u64) as usize];
             images.push(self.image(|other, values| if other == *word { values } else { 0 }));
             images.push(self.image(|other, values| if other == *word { 0 } else { values }));
         }
@@ -166,6 +168,6 @@ impl Random {
     }
 
     pub(crate) fn below(&mut self, end: u64) -> u64 {
-        (u128::from(self.next()) * u128::from(end) >> 64) as u64
+        ((u128::from(self.next()) * u128::from(end)) >> 64) as u64
     }
 }

@@ -4,7 +4,7 @@ use super::{get_one, keys_of_home, row, small, verify_slots};
 use crate::error::ErrorKind;
 use crate::region::Geometry;
 use crate::rows::Rows;
-use crate::shadow::{Contents, Random, Shadow};
+use crate::shadow::{Contents, Event, Random, Shadow};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -99,7 +99,7 @@ fn cut_everywhere(geometry: Geometry, ops: &[Op], seed: u64) -> usize {
         let after = op.after(&model);
         for event in shadow.take_events() {
             contents.apply(&event);
-            if matches!(event, crate::shadow::Event::Flush(_)) {
+            if matches!(event, Event::Flush(_)) {
                 continue;
             }
             for image in contents.images(&mut random, 6) {
@@ -129,6 +129,9 @@ fn kill_then_cut(geometry: Geometry, ops: &[Op], next: &[Op], seed: u64) -> usiz
         let after = op.after(&model);
         for event in shadow.take_events() {
             contents.apply(&event);
+            if !matches!(event, Event::Fence) && random.below(12) > 0 {
+                continue;
+            }
             let again = Shadow::new(&contents.newest());
             let found = verify_either(&open(&contents.newest()), &model, &after);
             let rows = Rows::recover(Arc::clone(&again)).expect("recovery");
@@ -149,8 +152,8 @@ fn kill_then_cut(geometry: Geometry, ops: &[Op], next: &[Op], seed: u64) -> usiz
                 };
                 for event in again.take_events() {
                     contents.apply(&event);
-                    if !matches!(event, crate::shadow::Event::Flush(_)) && random.below(4) == 0 {
-                        for image in contents.images(&mut random, 2) {
+                    if matches!(event, Event::Fence) || random.below(16) == 0 {
+                        for image in contents.images(&mut random, 1) {
                             verify_any(&open(&image), &[&before, &found, &then]);
                             images += 1;
                         }
