@@ -351,7 +351,8 @@ impl<M: Medium> PetHash<M> {
         let word = self.word(bucket) + STATE;
         let taken = !state.is_locked(opening)
             && self.region.medium.exchange(word, state.0, state.locked(opening).0);
-        taken.then_some(Held { index: self, bucket })
+        // Not `then_some`: a value that is dropped would unlock what another thread holds.
+        taken.then(|| Held { index: self, bucket })
     }
 
     /// Holds the buckets on a path behind its home, as many as `passed`, or none.

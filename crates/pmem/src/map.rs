@@ -29,13 +29,22 @@ pub struct Mapped {
     words: usize,
     durability: Durability,
     write_back: WriteBack,
-    /// Pages that were flushed and not synced. Held during `msync`: who fences later waits for it.
-    unsynced: Mutex<Option<Range<usize>>>,
+    /// Held during `msync`: who fences later waits for it.
+    unsynced: Mutex<Unsynced>,
     /// A bit for each page that was read ahead since the mapping was made; empty if none need be.
     expected: Box<[AtomicU64]>,
     path: Option<PathBuf>,
     /// Keeps the lock of the file.
     _file: Option<File>,
+}
+
+/// What a file still has to be told.
+#[derive(Default)]
+struct Unsynced {
+    /// Pages from the first to the last one that was flushed.
+    pages: Option<Range<usize>>,
+    /// The kernel reports a page that it could not write once: what comes later proves nothing.
+    failed: bool,
 }
 
 // SAFETY: the mapping is of atomic words, belongs to this value alone, and lives as long as it.
@@ -151,7 +160,7 @@ impl Mapped {
             words: bytes / WORD_BYTES,
             durability,
             write_back: WriteBack::best(),
-            unsynced: Mutex::new(None),
+            unsynced: Mutex::default(),
             expected: (0..pages.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
             path,
             _file: file,
@@ -200,20 +209,19 @@ impl Medium for Mapped {
         if words.is_empty() {
             return;
         }
-        let named = &self.all()[words.clone()];
+        assert!(words.end <= self.words, "words {words:?} of {}", self.words);
         match self.durability {
             Durability::Process | Durability::Kill => {}
             Durability::Lines => {
                 let first = words.start / LINE_WORDS * LINE_WORDS;
-                for line in (first..first + (words.start - first) + named.len()).step_by(LINE_WORDS)
-                {
+                for line in (first..words.end).step_by(LINE_WORDS) {
                     self.write_back.line(&self.all()[line]);
                 }
             }
             Durability::Sync => {
                 let pages = Self::pages(words);
                 let mut unsynced = self.unsynced.lock();
-                *unsynced = Some(match unsynced.take() {
+                unsynced.pages = Some(match unsynced.pages.take() {
                     None => pages,
                     Some(old) => old.start.min(pages.start)..old.end.max(pages.end),
                 });
@@ -230,14 +238,20 @@ impl Medium for Mapped {
             }
             Durability::Sync => {
                 let mut unsynced = self.unsynced.lock();
-                let Some(pages) = unsynced.clone() else { return Ok(()) };
+                let cannot = |why| Error::io(format!("cannot sync {}", self.name()), why);
+                if unsynced.failed {
+                    let why = "an earlier sync failed, and nobody knows what it left out";
+                    return Err(cannot(std::io::Error::other(why)));
+                }
+                let Some(pages) = unsynced.pages.clone() else { return Ok(()) };
                 // One call over all of them: the kernel writes the changed pages among them alone.
                 let bytes = pages.len() * PAGE_BYTES;
                 // SAFETY: these pages are of the mapping; syncing changes no contents.
-                unsafe { msync(self.address_of_page(pages.start), bytes, MsyncFlags::SYNC) }
-                    .map_err(|error| Error::io(format!("cannot sync {}", self.name()), error))?;
-                *unsynced = None;
-                Ok(())
+                let synced =
+                    unsafe { msync(self.address_of_page(pages.start), bytes, MsyncFlags::SYNC) };
+                unsynced.failed = synced.is_err();
+                unsynced.pages = None;
+                synced.map_err(|error| cannot(error.into()))
             }
         }
     }
@@ -411,7 +425,10 @@ mod tests {
         file.flush(1500..1501);
         file.flush(0..1);
         file.fence().expect("fence");
-        assert!(file.unsynced.lock().is_none());
+        assert!(file.unsynced.lock().pages.is_none());
+        file.unsynced.lock().failed = true;
+        let error = file.fence().expect_err("not after a failure");
+        assert!(error.to_string().contains("an earlier sync failed"), "{error}");
         drop(file);
         let file = Mapped::open(&path).expect("open");
         assert_eq!((file.load(0), file.load(1500)), (7, 8));
@@ -449,6 +466,25 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::Io);
         assert!(error.to_string().contains("cannot reserve"), "{error}");
         assert!(!path.exists());
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn rows_on_write_back_by_lines_are_those_on_any_medium() {
+        let geometry = crate::Geometry::new(100, 20).expect("sizes");
+        let mut medium = Mapped::anonymous(geometry.bytes()).expect("memory");
+        // No machine of ours has such memory; its instructions work on any.
+        medium.durability = Durability::Lines;
+        let rows = crate::Rows::format(medium, geometry).expect("format");
+        let bytes: Vec<u8> = (0..2000).map(|i| (i / 20) as u8).collect();
+        rows.put(&(0..100).collect::<Vec<_>>(), &bytes).expect("put");
+        let (mut back, mut found) = (vec![0; 2000], [false; 100]);
+        assert_eq!(
+            rows.get(&(0..100).collect::<Vec<_>>(), &mut back, &mut found).expect("get"),
+            100
+        );
+        assert_eq!(back, bytes);
+        assert!(rows.durability().survives_power_cut());
     }
 
     #[cfg(target_arch = "x86_64")]

@@ -2,6 +2,7 @@
 
 mod crash;
 mod index;
+mod kill;
 mod model;
 mod rows;
 mod threads;
