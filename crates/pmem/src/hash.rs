@@ -299,32 +299,24 @@ impl<M: Medium> PetHash<M> {
         let path = self.path(key);
         let _home = self.lock(path.home);
         let at = self.locate(path, key);
-        match &at {
-            Some(at) => self.flush_entry(at),
-            None => {
-                let mut bucket = path.home;
-                for _ in 0..PROBES_MAX {
-                    self.flush_prints(bucket);
-                    if self.prints(bucket).overflow() == 0 {
-                        break;
-                    }
-                    bucket = path.next(bucket, self.buckets());
-                }
-            }
-        }
+        // All other changes are durable before their locks are let go.
+        let words = match &at {
+            Some(at) => self.value_word(at)..self.value_word(at) + 1,
+            None => self.word(path.home) + PRINTS..self.word(path.home) + PRINTS + 2,
+        };
+        self.region.medium.flush(words);
         look(at.map_or(ABSENT, |at| at.value))
     }
 
-    /// Flushes the value, and the fingerprint that another thread may have published just before.
-    pub(crate) fn flush_entry(&self, at: &Located) {
-        let word = self.key_word(at.bucket, at.slot) + 1;
-        self.region.medium.flush(word..word + 1);
-        self.flush_prints(at.bucket);
+    fn value_word(&self, at: &Located) -> usize {
+        self.key_word(at.bucket, at.slot) + 1
     }
 
-    fn flush_prints(&self, bucket: u64) {
-        let word = self.word(bucket) + PRINTS;
-        self.region.medium.flush(word..word + 2);
+    /// Gives a key whose home is held another value.
+    pub(crate) fn set_value(&self, at: &Located, value: u64) {
+        let word = self.value_word(at);
+        self.region.medium.store(word, value);
+        self.region.medium.flush(word..word + 1);
     }
 
     /// Makes everything that this thread has changed durable.

@@ -87,10 +87,7 @@ impl<M: Medium> Group<'_, M> {
             }
         }
         if let Some(at) = index.locate(path, key) {
-            let word = index.key_word(at.bucket, at.slot) + 1;
-            index.region.medium.store(word, value);
-            // Another thread may have published the key just before.
-            index.flush_entry(&at);
+            index.set_value(&at, value);
             seen(at.value);
             return Ok(());
         }
@@ -130,8 +127,7 @@ impl<M: Medium> PetHash<M> {
             let known = self.locate(path, key);
             let free = self.prints(path.home).first_free();
             if let Some(at) = known {
-                self.region.medium.store(self.key_word(at.bucket, at.slot) + 1, value);
-                self.flush_entry(&at);
+                self.set_value(&at, value);
                 seen(at.value);
                 return Ok(());
             }

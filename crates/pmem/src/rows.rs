@@ -1,8 +1,8 @@
 //! Rows of one size by key, durable when a call returns as far as the medium allows.
 //!
 //! A row is never changed in place. It is written to a free slot with its key and a checksum,
-//! flushed and fenced; then one word of the index publishes it, is flushed, and a second fence ends
-//! the call. A batch shares its fences. The old row is free once nobody reads it (`epoch.rs`).
+//! flushed and fenced. Then the index publishes it, by one word where the key is known, and a fence
+//! ends the call. A batch shares its fences. The old row is free once nobody reads it (`epoch.rs`).
 //!
 //! A read may return a row whose `put` has not returned yet, and which a power cut undoes.
 
