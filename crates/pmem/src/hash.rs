@@ -257,8 +257,8 @@ impl<M: Medium> PetHash<M> {
         Prints([0, 1].map(|i| change.load(&self.region.medium, word + i)))
     }
 
-    /// Removes a key and returns the value it had, or [`ABSENT`], which `seen` is told while the key
-    /// is locked. Durable after the next fence.
+    /// Removes a key and returns the value it had, or [`ABSENT`], which `seen` is told while the
+    /// key is locked. Durable after the next fence.
     ///
     /// # Errors
     /// `Io`.

@@ -1,8 +1,8 @@
 //! Rows of embedding tables on byte-addressable persistent memory.
 //!
 //! A [region](Geometry) of fixed capacity is mapped from a file: on persistent memory (DAX, CXL),
-//! on tmpfs, or on a disk. [`Rows`] keeps rows of one size in it, by 64-bit keys. Nothing of the index
-//! is in DRAM, and opening takes the same time whatever the size. [`PetHash`] is the index alone.
+//! on tmpfs, or on a disk. [`Rows`] keeps rows of one size in it, by 64-bit keys. Nothing of the
+//! index is in DRAM, and opening takes the same time whatever the size. [`PetHash`] is the index alone.
 //!
 //! Batches are durable when a call returns, as far as the [medium](Medium) allows, which
 //! [`Durability`] tells. The crate knows nothing of the engine: it has no tables, no commits and no
@@ -13,7 +13,7 @@
 //! ```text
 //! rows, resize           rows by key, durable; a region of another size
 //! slab, epoch            which row slots are free; who still reads replaced rows
-//! hash                   look-ups, inserts, removals (batch, put, rehome and check are parts of it)
+//! hash                   look-ups and changes (batch, put, rehome and check are parts of it)
 //! region, redo, bucket   what lies where; changes of several words; the bits of a bucket
 //! medium, map            words, and how they become durable
 //! ```

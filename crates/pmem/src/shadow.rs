@@ -139,8 +139,8 @@ impl Contents {
         image
     }
 
-    /// Images that a power cut may leave: nothing pending, all, one word alone, all but one, and some
-    /// at random.
+    /// Images that a power cut may leave: nothing pending, all, one word alone, all but one, and
+    /// some at random.
     pub(crate) fn images(&self, random: &mut Random, count: usize) -> Vec<Vec<u64>> {
         let mut images = vec![self.image(|_, _| 0), self.newest()];
         let words: Vec<usize> = self.pending.keys().copied().collect();
