@@ -1,8 +1,8 @@
 //! Who still reads rows: a list of epochs, one for each reading that is under way.
 //!
 //! A reading takes the epoch in which it begins and keeps it until it ends; one thread may have
-//! many (a reply that the kernel still sends is one). A row that was replaced is free once every reading
-//! of its epoch or before has ended.
+//! many (a reply that the kernel still sends is one). A row that was replaced is free once every
+//! reading of its epoch or before has ended.
 //!
 //! Source: PetPS, section 3.3, "protecting embeddings being gathered by DMA".
 

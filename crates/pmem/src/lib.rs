@@ -2,7 +2,8 @@
 //!
 //! A [region](Geometry) of fixed capacity is mapped from a file: on persistent memory (DAX, CXL),
 //! on tmpfs, or on a disk. [`Rows`] keeps rows of one size in it, by 64-bit keys. Nothing of the
-//! index is in DRAM, and opening takes the same time whatever the size. [`PetHash`] is the index alone.
+//! index is in DRAM, and opening takes the same time whatever the size. [`PetHash`] is the index
+//! alone.
 //!
 //! Batches are durable when a call returns, as far as the [medium](Medium) allows, which
 //! [`Durability`] tells. The crate knows nothing of the engine: it has no tables, no commits and no
