@@ -80,6 +80,9 @@ tsan: ## Run the tests with threads under the thread sanitizer (needs nightly Ru
 		--target-dir $(CARGO_TARGET_DIR)/tsan -p embedrock-core --lib -- \
 		store::tests::threads store::tests::window store::tests::commit store::window \
 		permits store::memory
+	RUSTFLAGS=-Zsanitizer=thread EMBEDROCK_STEPS=2000 \
+		cargo +nightly test --locked -Zbuild-std --target x86_64-unknown-linux-gnu \
+		--target-dir $(CARGO_TARGET_DIR)/tsan -p embedrock-pmem --lib -- tests::threads
 
 torture: ## Run random stores through faults of a simulated device, for MINUTES (1)
 	cargo run --release --locked -p embedrock-torture -- --minutes $(or $(MINUTES),1)

@@ -13,14 +13,30 @@ ENGINE = Path(__file__).parents[2] / "crates" / "core" / "src"
 LEVELS = {"io": 1, "index": 2, "cache": 3, "storage": 3, "store": 4}
 """Modules above level 0, where all others are. Modules of one of these levels are strangers."""
 
+PMEM = ENGINE.parents[1] / "pmem" / "src"
+
+PARTS_OF_PMEM = (
+    "error",
+    "bucket",
+    "epoch",
+    "medium",
+    "map",
+    "region redo",
+    "hash batch put rehome check",
+    "slab",
+    "rows",
+    "resize",
+)
+"""Modules of crates/pmem by part: a module names its own part and those before it."""
+
 OF_STORAGE = re.compile(r"(?<![\w:])storage::(\w+)")
 
 
-def sources() -> dict[str, str]:
+def sources(root: Path = ENGINE) -> dict[str, str]:
     """The text of every source without its tests, by its path."""
     found = {}
-    for path in sorted(ENGINE.rglob("*.rs")):
-        name = str(path.relative_to(ENGINE))
+    for path in sorted(root.rglob("*.rs")):
+        name = str(path.relative_to(root))
         if "tests" not in name and "contract" not in name:
             found[name] = without_tests(path.read_text(encoding="utf-8"))
     return found
@@ -131,3 +147,24 @@ def test_the_store_names_no_layout_and_no_index() -> None:
     ]
     for line in planted:
         assert layouts_and_indexes("store/open.rs", f"{texts['store/open.rs']}\n{line}") != []
+
+
+def test_the_parts_of_pmem_name_those_before_them_alone() -> None:
+    texts = {name: code for name, code in sources(PMEM).items() if name != "shadow.rs"}
+    del texts["lib.rs"]
+    place = {module: at for at, part in enumerate(PARTS_OF_PMEM) for module in part.split()}
+    assert {module_of(name) for name in texts} == {*place}
+
+    def upwards(name: str, code: str) -> list[str]:
+        return [path for path in uses(name, code) if place[path.split("::")[0]] > place[name[:-3]]]
+
+    assert [path for name, code in texts.items() for path in upwards(name, code)] == []
+    planted = f"{texts['hash.rs']}\nuse crate::{{error::Error, rows::Rows}};"
+    assert upwards("hash.rs", planted) == ["rows::Rows"]
+
+
+@pytest.mark.parametrize("crate", ["placement", "pmem"])
+def test_crates_of_pure_parts_see_no_other_crate_of_ours(crate: str) -> None:
+    manifest = (ENGINE.parents[1] / crate / "Cargo.toml").read_text(encoding="utf-8")
+    assert "embedrock-" not in manifest.replace(f'name = "embedrock-{crate}"', "")
+    assert "path =" not in manifest

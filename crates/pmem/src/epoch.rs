@@ -1,0 +1,127 @@
+//! Who still reads rows: a list of epochs, one for each reading that is under way.
+//!
+//! A reading takes the epoch in which it begins and keeps it until it ends; one thread may have
+//! many (a reply that the kernel still sends is one). A row that was replaced is free once every
+//! reading of its epoch or before has ended.
+//!
+//! Source: PetPS, section 3.3, "protecting embeddings being gathered by DMA".
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
+
+/// Readings that may be under way at once. The next one waits.
+const READINGS_MAX: usize = 1024;
+
+/// One place to a cache line: readers do not meet.
+#[repr(align(128))]
+#[derive(Default)]
+struct Place(AtomicU64);
+
+/// The readings of one set of rows.
+pub(crate) struct Readings {
+    /// Begins at 1: 0 is a place without a reading.
+    epoch: AtomicU64,
+    places: Box<[Place]>,
+    /// One more than the highest place that was ever taken.
+    used: AtomicUsize,
+}
+
+/// A reading under way. What it has looked up stays until it is dropped.
+pub(crate) struct Reading<'a> {
+    place: &'a Place,
+}
+
+thread_local! {
+    /// Where this thread found a place last.
+    static LAST: Cell<usize> = const { Cell::new(0) };
+}
+
+impl Readings {
+    pub(crate) fn new() -> Self {
+        let places = (0..READINGS_MAX).map(|_| Place::default()).collect();
+        Self { epoch: AtomicU64::new(1), places, used: AtomicUsize::new(0) }
+    }
+
+    pub(crate) fn begin(&self) -> Reading<'_> {
+        let first = LAST.get();
+        loop {
+            for place in (first..READINGS_MAX).chain(0..first) {
+                let epoch = self.epoch.load(Ordering::SeqCst);
+                let (success, failure) = (Ordering::SeqCst, Ordering::Relaxed);
+                let at = &self.places[place];
+                if at.0.load(Ordering::Relaxed) == 0
+                    && at.0.compare_exchange(0, epoch, success, failure).is_ok()
+                {
+                    if self.used.load(Ordering::Relaxed) <= place {
+                        self.used.fetch_max(place + 1, Ordering::SeqCst);
+                    }
+                    LAST.set(place);
+                    // Pairs with the fence in `oldest`: either that finds this reading, or this
+                    // reading finds what was published before.
+                    fence(Ordering::SeqCst);
+                    return Reading { place: at };
+                }
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    /// The epoch of what is no longer found from now on. Rows of it are free once
+    /// [`oldest`](Self::oldest) is later.
+    pub(crate) fn advance(&self) -> u64 {
+        self.epoch.fetch_add(1, Ordering::SeqCst)
+    }
+
+    /// The epoch of the oldest reading, `u64::MAX` without one.
+    pub(crate) fn oldest(&self) -> u64 {
+        fence(Ordering::SeqCst);
+        let used = self.used.load(Ordering::SeqCst);
+        let epochs = self.places[..used].iter().map(|place| place.0.load(Ordering::SeqCst));
+        epochs.filter(|epoch| *epoch != 0).min().unwrap_or(u64::MAX)
+    }
+
+    /// How many readings are under way.
+    pub(crate) fn count(&self) -> usize {
+        self.places.iter().filter(|place| place.0.load(Ordering::Relaxed) != 0).count()
+    }
+}
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        self.place.0.store(0, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reading_holds_its_epoch_until_it_ends() {
+        let readings = Readings::new();
+        assert_eq!((readings.oldest(), readings.count()), (u64::MAX, 0));
+        let first = readings.begin();
+        let replaced = readings.advance();
+        let second = readings.begin();
+        assert!(readings.oldest() <= replaced);
+        assert_eq!(readings.count(), 2);
+        drop(first);
+        assert!(readings.oldest() > replaced);
+        drop(second);
+        assert_eq!(readings.oldest(), u64::MAX);
+    }
+
+    #[test]
+    fn all_places_can_be_taken_and_the_next_reading_waits_for_one() {
+        let readings = Readings::new();
+        let mut held: Vec<_> = (0..READINGS_MAX).map(|_| readings.begin()).collect();
+        assert_eq!(readings.count(), READINGS_MAX);
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| drop(readings.begin()));
+            held.pop();
+            waiting.join().expect("the reading found the place that became free");
+        });
+        drop(held);
+        assert_eq!(readings.count(), 0);
+    }
+}

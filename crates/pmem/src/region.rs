@@ -1,0 +1,324 @@
+//! Where things lie in a region, its header, and what opening one does.
+//!
+//! Opening reads the header, counts the opening up, and finishes the few changes of several words
+//! that were under way (`redo.rs`). It looks at no bucket and no row, whatever the region's size.
+//! The bytes are drawn in `docs/formats/pmem-region.md`.
+
+use crate::bucket::{BUCKET_WORDS, SLOTS};
+use crate::error::{Error, ErrorKind, Result};
+use crate::medium::{Medium, WORD_BYTES};
+use crate::redo;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+/// Words before a row: its key and its checksum.
+pub(crate) const ROW_HEAD_WORDS: usize = 2;
+/// Share of the slots that a full region uses: the paper's load factor.
+pub(crate) const LOAD: f64 = 0.8;
+/// More than any row with its optimizer state takes.
+const ROW_BYTES_MAX: usize = 1 << 20;
+/// Slot numbers of rows have so many bits.
+const ROWS_MAX: u64 = 1 << 40;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"ERPMREGN");
+const VERSION: u64 = 1;
+const HEADER_WORDS: usize = 512;
+/// Words that the checksum behind them covers.
+const CHECKED_WORDS: usize = 7;
+const CHECKSUM_WORD: usize = CHECKED_WORDS;
+/// In another cache line than the rest, which never changes.
+const OPENING_WORD: usize = 8;
+const CHECKSUM_SEED: u64 = MAGIC;
+
+/// The sizes of a region, fixed for its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Rows that may be stored.
+    pub capacity: u64,
+    /// Bytes of a row; 0 for an index alone.
+    pub row_bytes: usize,
+    /// Buckets of 14 keys each; a prime, so that every probing step visits all of them.
+    pub(crate) buckets: u64,
+    /// Places for rows: more than `capacity`, because a changed row is written beside the old one.
+    pub(crate) row_slots: u64,
+    /// Makes the places of keys unknown to who chooses keys.
+    pub(crate) salt: u64,
+}
+
+impl Geometry {
+    /// For `capacity` rows of `row_bytes` bytes, 4 at least.
+    ///
+    /// # Errors
+    /// `Misuse` where one of them is 0 or too large.
+    pub fn new(capacity: u64, row_bytes: usize) -> Result<Self> {
+        if row_bytes == 0 || row_bytes > ROW_BYTES_MAX {
+            return Err(Error::misuse(format!(
+                "rows of {row_bytes} bytes; a region has rows of 1 to {ROW_BYTES_MAX}"
+            )));
+        }
+        let index = Self::of_index(capacity)?;
+        let row_slots = capacity + Self::reserve(capacity);
+        Ok(Self { row_bytes, row_slots, ..index })
+    }
+
+    /// For an index alone, of `capacity` keys.
+    ///
+    /// # Errors
+    /// `Misuse` where it is 0 or too large.
+    pub fn of_index(capacity: u64) -> Result<Self> {
+        if capacity == 0 || capacity >= ROWS_MAX {
+            return Err(Error::misuse(format!(
+                "a capacity of {capacity} rows; a region has 1 to {}",
+                ROWS_MAX - 1
+            )));
+        }
+        let buckets = (capacity as f64 / (SLOTS as f64 * LOAD)).ceil() as u64;
+        let salt = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), capacity);
+        Ok(Self { capacity, row_bytes: 0, buckets: next_prime(buckets.max(3)), row_slots: 0, salt })
+    }
+
+    /// Row slots beyond the capacity: those of updates that are under way, and of rows that readers
+    /// still hold. A thirty-second, and enough for a few batches.
+    pub(crate) fn reserve(capacity: u64) -> u64 {
+        (capacity / 32).max(2048)
+    }
+
+    pub(crate) fn row_words(&self) -> usize {
+        ROW_HEAD_WORDS + self.row_bytes.div_ceil(WORD_BYTES)
+    }
+
+    /// The first word of a bucket.
+    #[inline(always)]
+    pub(crate) fn bucket_word(&self, bucket: u64) -> usize {
+        HEADER_WORDS + redo::AREA_WORDS + bucket as usize * BUCKET_WORDS
+    }
+
+    pub(crate) fn index_words(&self) -> Range<usize> {
+        self.bucket_word(0)..self.bucket_word(self.buckets)
+    }
+
+    /// The first word of a row slot, where the row's key is.
+    #[inline(always)]
+    pub(crate) fn row_word(&self, slot: u64) -> usize {
+        self.rows_start() + slot as usize * self.row_words()
+    }
+
+    fn rows_start(&self) -> usize {
+        self.bucket_word(self.buckets).next_multiple_of(HEADER_WORDS)
+    }
+
+    /// Bytes of a region with these sizes.
+    pub fn bytes(&self) -> usize {
+        self.row_word(self.row_slots) * WORD_BYTES
+    }
+
+    fn header(&self) -> [u64; CHECKED_WORDS] {
+        let Self { capacity, row_bytes, buckets, row_slots, salt } = *self;
+        [MAGIC, VERSION, capacity, row_bytes as u64, buckets, row_slots, salt]
+    }
+
+    fn read(medium: &impl Medium) -> Result<Self> {
+        let name = medium.name();
+        if medium.words() < HEADER_WORDS {
+            return Err(Error::corrupt(format!("{name} is shorter than the header of a region")));
+        }
+        let header: [u64; CHECKED_WORDS] = std::array::from_fn(|word| medium.load(word));
+        let [magic, version, capacity, row_bytes, buckets, row_slots, salt] = header;
+        if header.iter().all(|word| *word == 0) {
+            return Err(Error::corrupt(format!(
+                "{name} has no header: its creation was cut off; delete it"
+            )));
+        }
+        if magic != MAGIC {
+            return Err(Error::corrupt(format!("{name} is no region: its magic is {magic:#018x}")));
+        }
+        if version > VERSION {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!("{name} has version {version}, this build reads up to {VERSION}"),
+            ));
+        }
+        let (found, expected) = (medium.load(CHECKSUM_WORD), checksum(&header));
+        if found != expected {
+            return Err(Error::corrupt(format!(
+                "header of {name}: checksum is {found:#018x}, of its bytes {expected:#018x}"
+            )));
+        }
+        let row_bytes = row_bytes as usize;
+        let geometry = Self { capacity, row_bytes, buckets, row_slots, salt };
+        if geometry.bytes() > medium.words() * WORD_BYTES {
+            return Err(Error::corrupt(format!(
+                "{name} has {} bytes, its header tells of {}",
+                medium.words() * WORD_BYTES,
+                geometry.bytes()
+            )));
+        }
+        Ok(geometry)
+    }
+}
+
+/// A medium with the layout of a region, opened.
+pub(crate) struct Region<M> {
+    pub(crate) medium: M,
+    pub(crate) geometry: Geometry,
+    /// Tells locks of this opening from those that a dead process left.
+    pub(crate) opening: u32,
+    pub(crate) lanes: redo::Lanes,
+    failed: AtomicBool,
+}
+
+impl<M: Medium> Region<M> {
+    /// Makes a region in zeroed memory. The header is written last.
+    pub(crate) fn format(medium: M, geometry: Geometry) -> Result<Self> {
+        let (bytes, needed) = (medium.words() * WORD_BYTES, geometry.bytes());
+        if bytes < needed {
+            let name = medium.name();
+            return Err(Error::misuse(format!(
+                "{name} has {bytes} bytes, the region needs {needed}"
+            )));
+        }
+        let header = geometry.header();
+        for (word, value) in header.iter().enumerate().skip(1) {
+            medium.store(word, *value);
+        }
+        medium.store(CHECKSUM_WORD, checksum(&header));
+        medium.store(OPENING_WORD, opening_word(1));
+        medium.flush(0..OPENING_WORD + 1);
+        medium.fence()?;
+        medium.store(0, header[0]);
+        medium.flush(0..1);
+        medium.fence()?;
+        Ok(Self::of(medium, geometry, 1))
+    }
+
+    /// Opens a region, and finishes the changes that were under way.
+    pub(crate) fn open(medium: M) -> Result<Self> {
+        let geometry = Geometry::read(&medium)?;
+        let word = medium.load(OPENING_WORD);
+        let last = word as u32;
+        if word != opening_word(last) {
+            return Err(Error::corrupt(format!(
+                "{}: the number of its opening is damaged ({word:#018x})",
+                medium.name()
+            )));
+        }
+        redo::replay(&medium, geometry.index_words())?;
+        let opening = last.wrapping_add(1).max(1);
+        medium.store(OPENING_WORD, opening_word(opening));
+        medium.flush(OPENING_WORD..OPENING_WORD + 1);
+        medium.fence()?;
+        Ok(Self::of(medium, geometry, opening))
+    }
+
+    fn of(medium: M, geometry: Geometry, opening: u32) -> Self {
+        let lanes = redo::Lanes::default();
+        Self { medium, geometry, opening, lanes, failed: AtomicBool::new(false) }
+    }
+
+    /// As [`Medium::fence`]; once it has failed, [`writable`](Self::writable) says no.
+    pub(crate) fn fence(&self) -> Result<()> {
+        self.medium.fence().inspect_err(|_| self.failed.store(true, Ordering::Release))
+    }
+
+    pub(crate) fn writable(&self) -> Result<()> {
+        if !self.failed.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::Io,
+            format!("{} takes no changes since a sync failed; open it again", self.medium.name()),
+        ))
+    }
+}
+
+/// The number in the lower half, a check of it in the upper: a word is never half written.
+fn opening_word(opening: u32) -> u64 {
+    let check = xxh3_64_with_seed(&opening.to_le_bytes(), CHECKSUM_SEED) << 32;
+    check | u64::from(opening)
+}
+
+fn checksum(header: &[u64; CHECKED_WORDS]) -> u64 {
+    let bytes: Vec<u8> = header.iter().flat_map(|word| word.to_le_bytes()).collect();
+    xxh3_64_with_seed(&bytes, CHECKSUM_SEED)
+}
+
+fn next_prime(from: u64) -> u64 {
+    let prime = |n: &u64| {
+        *n > 2
+            && n % 2 == 1
+            && (3..).step_by(2).take_while(|d| d * d <= *n).all(|d| !n.is_multiple_of(d))
+    };
+    (from..).find(prime).expect("there is a prime above every number")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::map::Mapped;
+
+    fn made(path: &std::path::Path) -> Region<Mapped> {
+        let geometry = Geometry::new(1000, 20).expect("geometry");
+        let medium = Mapped::create(path, geometry.bytes()).expect("create");
+        Region::format(medium, geometry).expect("format")
+    }
+
+    #[test]
+    fn sizes_are_within_bounds_and_parts_do_not_overlap() {
+        let geometry = Geometry::new(1000, 20).expect("geometry");
+        assert_eq!(geometry.buckets, 97);
+        assert_eq!(geometry.row_words(), 5);
+        assert_eq!(geometry.row_slots, 1000 + 2048);
+        assert_eq!(geometry.index_words().end, geometry.bucket_word(0) + 97 * 32);
+        assert!(geometry.row_word(0) >= geometry.index_words().end);
+        assert_eq!(geometry.row_word(0) % 512, 0);
+        for (capacity, row_bytes) in [(0, 4), (1 << 40, 4), (1, 0), (1, (1 << 20) + 1)] {
+            let error = Geometry::new(capacity, row_bytes).expect_err("out of bounds");
+            assert_eq!(error.kind(), ErrorKind::Misuse);
+        }
+        assert_eq!((next_prime(3), next_prime(4), next_prime(90)), (3, 5, 97));
+    }
+
+    #[test]
+    fn each_opening_has_a_number_of_its_own_and_the_sizes_of_before() {
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join("region");
+        let geometry = made(&path).geometry;
+        for opening in 2..5 {
+            let region = Region::open(Mapped::open(&path).expect("map")).expect("open");
+            assert_eq!((region.geometry, region.opening), (geometry, opening));
+        }
+    }
+
+    #[test]
+    fn a_damaged_header_is_refused_by_name() {
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join("region");
+        drop(made(&path));
+        let refused = |word: usize, change: u64| {
+            let medium = Mapped::open(&path).expect("map");
+            let before = medium.load(word);
+            medium.store(word, before ^ change);
+            drop(medium);
+            let error = Region::open(Mapped::open(&path).expect("map")).err().expect("damaged");
+            Mapped::open(&path).expect("map").store(word, before);
+            assert!(error.to_string().contains("region"), "{error}");
+            error.kind()
+        };
+        for word in 0..=OPENING_WORD {
+            let expected = if word == 1 { ErrorKind::Unsupported } else { ErrorKind::Corrupt };
+            assert_eq!(refused(word, 1 << 40), expected, "word {word}");
+        }
+        assert!(Region::open(Mapped::open(&path).expect("map")).is_ok());
+        let file = std::fs::OpenOptions::new().write(true).open(&path).expect("file");
+        file.set_len(8192).expect("cut");
+        let error = Region::open(Mapped::open(&path).expect("map")).err().expect("cut");
+        assert!(error.to_string().contains("has 8192 bytes, its header tells of"), "{error}");
+    }
+
+    #[test]
+    fn a_region_without_header_says_that_its_creation_was_cut_off() {
+        let error = Region::open(Mapped::anonymous(8192).expect("memory")).err().expect("empty");
+        assert!(error.to_string().contains("cut off"), "{error}");
+    }
+}

@@ -1,0 +1,113 @@
+//! A region of another capacity with the same rows, made while nobody uses the old one.
+
+use crate::error::{Error, Result};
+use crate::map::Mapped;
+use crate::medium::{Durability, Medium};
+use crate::region::Geometry;
+use crate::rows::{Rows, sync_folder};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+/// Rows that are copied at a time.
+const COPY_ROWS: usize = 512;
+
+/// Copies the rows of the region `from` into a new region `to` for `capacity` rows, and returns how
+/// many there are. Rows are verified. `to` gets its name once it is durable and whole; what a crash
+/// leaves, `<to>.unfinished`, may be deleted. `from` stays as it is.
+///
+/// # Errors
+/// `Misuse` where `to` exists; `Full` where there are more rows; `Corrupt` where one is damaged;
+/// `Locked`; `Io`.
+pub fn resize(from: &Path, to: &Path, capacity: u64) -> Result<u64> {
+    let source = Rows::open(from)?;
+    if to.exists() {
+        return Err(Error::misuse(format!("{} exists; choose another name", to.display())));
+    }
+    let unfinished = PathBuf::from(format!("{}.unfinished", to.display()));
+    let geometry = Geometry::new(capacity, source.geometry().row_bytes)?;
+    let medium = Mapped::create(&unfinished, geometry.bytes())?;
+    let copied = copy(&source, Deferred(medium), geometry).and_then(|rows| {
+        std::fs::rename(&unfinished, to)
+            .map_err(|error| Error::io(format!("cannot make {}", to.display()), error))?;
+        sync_folder(to)?;
+        Ok(rows)
+    });
+    if copied.is_err() {
+        // What went wrong before is what the caller learns.
+        let _ = std::fs::remove_file(&unfinished);
+    }
+    copied
+}
+
+fn copy(source: &Rows<Mapped>, medium: Deferred, geometry: Geometry) -> Result<u64> {
+    let target = Rows::format(medium, geometry)?;
+    let mut count = 0;
+    let mut keys = Vec::with_capacity(COPY_ROWS);
+    let mut rows = vec![0; COPY_ROWS * geometry.row_bytes];
+    let mut found = vec![false; COPY_ROWS];
+    let mut put = |keys: &mut Vec<u64>| {
+        let rows = &mut rows[..keys.len() * geometry.row_bytes];
+        source.get(keys, rows, &mut found[..keys.len()])?;
+        count += keys.len() as u64;
+        target.put(keys, rows)?;
+        keys.clear();
+        Ok::<(), Error>(())
+    };
+    for bucket in 0..source.geometry().buckets {
+        for key in source.keys_of_bucket(bucket) {
+            keys.push(key);
+            if keys.len() == COPY_ROWS {
+                put(&mut keys)?;
+            }
+        }
+    }
+    put(&mut keys)?;
+    target.medium().finish()?;
+    Ok(count)
+}
+
+/// A medium that nobody reopens before it is durable as a whole: single writes need not be.
+struct Deferred(Mapped);
+
+impl Deferred {
+    fn finish(&self) -> Result<()> {
+        self.0.flush(0..self.0.words());
+        self.0.fence()
+    }
+}
+
+impl Medium for Deferred {
+    fn words(&self) -> usize {
+        self.0.words()
+    }
+
+    fn load(&self, word: usize) -> u64 {
+        self.0.load(word)
+    }
+
+    fn store(&self, word: usize, value: u64) {
+        self.0.store(word, value);
+    }
+
+    fn exchange(&self, word: usize, current: u64, new: u64) -> bool {
+        self.0.exchange(word, current, new)
+    }
+
+    fn flush(&self, _words: Range<usize>) {}
+
+    fn fence(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn durability(&self) -> Durability {
+        Durability::Process
+    }
+
+    fn prefetch(&self, word: usize) {
+        self.0.prefetch(word);
+    }
+
+    fn name(&self) -> String {
+        self.0.name()
+    }
+}

@@ -1,0 +1,338 @@
+//! Rows of one size by key, durable when a call returns as far as the medium allows.
+//!
+//! A row is never changed in place. It is written to a free slot with its key and a checksum,
+//! flushed and fenced. Then the index publishes it, by one word where the key is known, and a fence
+//! ends the call. A batch shares its fences. The old row is free once nobody reads it (`epoch.rs`).
+//!
+//! A read may return a row whose `put` has not returned yet, and which a power cut undoes.
+
+use crate::check::Checked;
+use crate::epoch::Readings;
+use crate::error::{Error, Result};
+use crate::hash::{ABSENT, PetHash};
+use crate::map::Mapped;
+use crate::medium::{Durability, Medium};
+use crate::region::{Geometry, ROW_HEAD_WORDS, Region};
+use crate::rehome::Rehomed;
+use crate::slab::{Slab, SlabUse};
+use crate::{batch::Prefetch, error::ErrorKind};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+/// Rows that share two fences: as many as a request has, and few against the reserve of slots.
+const PUT_ROWS: usize = 512;
+/// How many rows ahead memory is asked for.
+const ROWS_AHEAD: usize = 6;
+const LINE_WORDS: usize = 8;
+const CHECKSUM_SEED: u64 = u64::from_le_bytes(*b"ERPMROWS");
+
+/// Rows in a region.
+///
+/// ```
+/// use embedrock_pmem::{Geometry, Mapped, Rows};
+///
+/// # fn main() -> embedrock_pmem::Result<()> {
+/// let geometry = Geometry::new(1000, 8)?;
+/// let rows = Rows::format(Mapped::anonymous(geometry.bytes())?, geometry)?;
+/// rows.put(&[17, 42], b"row of 17"[..8].repeat(2).as_slice())?;
+/// let (mut bytes, mut found) = ([0; 16], [false; 2]);
+/// assert_eq!(rows.get(&[42, 43], &mut bytes, &mut found)?, 1);
+/// assert_eq!((&bytes[..8], found), (&b"row of 1"[..], [true, false]));
+/// # Ok(())
+/// # }
+/// ```
+pub struct Rows<M> {
+    region: Arc<Region<M>>,
+    pub(crate) index: PetHash<M>,
+    pub(crate) slab: Slab,
+    pub(crate) readings: Readings,
+    /// The bucket where re-homing goes on.
+    rehome_next: AtomicU64,
+}
+
+impl Rows<Mapped> {
+    /// Makes a region in a new file.
+    ///
+    /// # Errors
+    /// `Misuse` where the file exists; `Io`, also where the device has no room for it.
+    pub fn create(path: &Path, geometry: Geometry) -> Result<Self> {
+        let rows = Self::format(Mapped::create(path, geometry.bytes())?, geometry)?;
+        sync_folder(path)?;
+        Ok(rows)
+    }
+
+    /// Opens the region in a file. Takes the same time whatever its size.
+    ///
+    /// # Errors
+    /// `Locked` where another process has it; `Corrupt`; `Unsupported`; `Io`.
+    pub fn open(path: &Path) -> Result<Self> {
+        Self::recover(Mapped::open(path)?)
+    }
+}
+
+impl<M: Medium> Rows<M> {
+    /// Makes a region in zeroed memory of [`Geometry::bytes`].
+    ///
+    /// # Errors
+    /// `Misuse` where the memory is too small or the geometry has no rows; `Io`.
+    pub fn format(medium: M, geometry: Geometry) -> Result<Self> {
+        Self::over(Region::format(medium, geometry)?)
+    }
+
+    /// Opens the region that a medium has.
+    ///
+    /// # Errors
+    /// As [`Rows::open`].
+    pub fn recover(medium: M) -> Result<Self> {
+        Self::over(Region::open(medium)?)
+    }
+
+    fn over(region: Region<M>) -> Result<Self> {
+        if region.geometry.row_bytes == 0 {
+            let name = region.medium.name();
+            return Err(Error::misuse(format!("{name} is an index without rows")));
+        }
+        let slab = Slab::new(&region.geometry);
+        let region = Arc::new(region);
+        let index = PetHash::new(Arc::clone(&region));
+        let (readings, rehome_next) = (Readings::new(), AtomicU64::new(0));
+        Ok(Self { region, index, slab, readings, rehome_next })
+    }
+
+    /// The region's sizes.
+    pub fn geometry(&self) -> Geometry {
+        self.region.geometry
+    }
+
+    /// What an acknowledged change survives.
+    pub fn durability(&self) -> Durability {
+        self.region.medium.durability()
+    }
+
+    /// Bytes of memory beside the region, fixed when it is opened.
+    pub fn memory_bytes(geometry: &Geometry) -> usize {
+        Slab::memory_bytes(geometry)
+    }
+
+    /// How row slots are used, as far as it is known.
+    pub fn slab_use(&self) -> SlabUse {
+        self.slab.used()
+    }
+
+    /// Copies the rows of keys: `keys (N,) → rows (N × row bytes)`, and which keys have one.
+    /// Returns how many have. Bytes of the others stay as they are. Keys may repeat. Blocks only
+    /// on a file that is not in memory.
+    ///
+    /// # Errors
+    /// `Misuse` where lengths do not fit; `Corrupt` where a row is not what was put, naming the
+    /// key: other rows of the batch are then copied or not.
+    pub fn get(&self, keys: &[u64], rows: &mut [u8], found: &mut [bool]) -> Result<usize> {
+        let row_bytes = self.region.geometry.row_bytes;
+        self.check_length(keys, rows.len())?;
+        if found.len() != keys.len() {
+            let (keys, found) = (keys.len(), found.len());
+            return Err(Error::misuse(format!("{keys} keys, and room to say of {found} keys")));
+        }
+        let _reading = self.readings.begin();
+        let mut slots = vec![ABSENT; keys.len()];
+        self.index.get_batch(keys, Prefetch::Staged, &mut slots)?;
+        if self.durability() == Durability::Sync {
+            let known = slots.iter().filter(|slot| **slot < self.region.geometry.row_slots);
+            for word in known.map(|slot| self.region.geometry.row_word(*slot)) {
+                self.region.medium.expect(word..word + self.region.geometry.row_words());
+            }
+        }
+        let mut count = 0;
+        for (at, (row, found)) in rows.chunks_exact_mut(row_bytes).zip(found).enumerate() {
+            if let Some(slot) = slots.get(at + ROWS_AHEAD).filter(|slot| **slot != ABSENT) {
+                let first = self.region.geometry.row_word(*slot);
+                let last = first + self.region.geometry.row_words();
+                (first..last).step_by(LINE_WORDS).for_each(|w| self.region.medium.prefetch(w));
+            }
+            *found = slots[at] != ABSENT;
+            if *found {
+                self.read(keys[at], slots[at], row)?;
+                count += 1;
+            }
+        }
+        Ok(count)
+    }
+
+    fn read(&self, key: u64, slot: u64, row: &mut [u8]) -> Result<()> {
+        let medium = &self.region.medium;
+        let damaged =
+            |what: String| Error::corrupt(format!("{}: row of key {key}: {what}", medium.name()));
+        if slot >= self.region.geometry.row_slots {
+            let slots = self.region.geometry.row_slots;
+            return Err(damaged(format!("the index names slot {slot}, there are {slots}")));
+        }
+        let word = self.region.geometry.row_word(slot);
+        let (found, checksum) = (medium.load(word), medium.load(word + 1));
+        if found != key {
+            return Err(damaged(format!("slot {slot} has a row of key {found}")));
+        }
+        medium.read(word + ROW_HEAD_WORDS, row);
+        if checksum != checksum_of(key, row) {
+            return Err(damaged(format!("checksum of slot {slot} does not match")));
+        }
+        Ok(())
+    }
+
+    /// Stores rows: `keys (N,)`, `rows (N × row bytes)`. Of equal keys the last one stays. Durable
+    /// when it returns, as far as [`durability`](Self::durability) says; after a crash during the
+    /// call each key has its row of before or the new one.
+    ///
+    /// # Errors
+    /// `Misuse` where lengths do not fit; `Full` before anything is written where new keys do not
+    /// fit, for which equal new keys count each; `Io`, after which the region takes no changes.
+    pub fn put(&self, keys: &[u64], rows: &[u8]) -> Result<()> {
+        self.check_length(keys, rows.len())?;
+        self.region.writable()?;
+        let mut before = vec![ABSENT; keys.len()];
+        self.index.get_batch(keys, Prefetch::Staged, &mut before)?;
+        let new_of = |slots: &[u64]| slots.iter().filter(|slot| **slot == ABSENT).count() as u64;
+        let mut promised = new_of(&before);
+        self.slab.admit(promised, &self.index)?;
+        let mut slots = Vec::new();
+        let row_bytes = self.region.geometry.row_bytes;
+        let parts = keys.chunks(PUT_ROWS).zip(before.chunks(PUT_ROWS));
+        for ((keys, before), rows) in parts.zip(rows.chunks(PUT_ROWS * row_bytes)) {
+            let new = new_of(before);
+            let taken = self.slab.take(&mut slots, keys.len(), new, &self.index, &self.readings);
+            let done = taken.and_then(|()| {
+                promised -= new;
+                let (placed, replaced, done) = self.put_part(keys, rows, &slots);
+                // A failed call gives back what it did not use; after a failed sync nothing is
+                // given back, because nobody knows what is durable.
+                if !matches!(&done, Err(error) if error.kind() == ErrorKind::Io) {
+                    let owed = keys.len() as u64 - new;
+                    self.slab.give_back(owed, &slots[placed..], replaced, &self.readings);
+                }
+                done
+            });
+            if done.is_err() {
+                self.slab.dismiss(promised);
+                return done;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes and publishes rows; returns how many are published, and the slots of old rows.
+    fn put_part(&self, keys: &[u64], rows: &[u8], slots: &[u64]) -> (usize, Vec<u64>, Result<()>) {
+        let medium = &self.region.medium;
+        let row_bytes = self.region.geometry.row_bytes;
+        for ((key, slot), row) in keys.iter().zip(slots).zip(rows.chunks_exact(row_bytes)) {
+            let word = self.region.geometry.row_word(*slot);
+            medium.store(word, *key);
+            medium.store(word + 1, checksum_of(*key, row));
+            medium.write(word + ROW_HEAD_WORDS, row);
+            medium.flush(word..word + self.region.geometry.row_words());
+        }
+        let mut replaced = Vec::new();
+        if let Err(error) = self.region.fence() {
+            return (0, replaced, Err(error));
+        }
+        let seen = |old| self.lose(old, &mut replaced);
+        let (placed, done) = self.index.put_batch(keys, &slots[..keys.len()], seen);
+        (placed, replaced, self.region.fence().and(done))
+    }
+
+    /// Notes the slot that a key had. A number that is none is damage, and no slot to be freed.
+    fn lose(&self, slot: u64, replaced: &mut Vec<u64>) {
+        if slot < self.region.geometry.row_slots {
+            self.slab.replace(slot);
+            replaced.push(slot);
+        }
+    }
+
+    /// Removes rows and returns how many there were. Durable when it returns.
+    ///
+    /// # Errors
+    /// `Io`, after which the region takes no changes.
+    pub fn remove(&self, keys: &[u64]) -> Result<usize> {
+        self.region.writable()?;
+        let mut replaced = Vec::new();
+        let mut removed = 0;
+        for key in keys {
+            let old = self.index.remove(*key, |old| self.lose(old, &mut replaced))?;
+            removed += usize::from(old != ABSENT);
+        }
+        self.region.fence()?;
+        self.slab.give_back(0, &[], replaced, &self.readings);
+        Ok(removed)
+    }
+
+    /// Moves displaced keys of the next buckets home. A thread calls this now and then; a pass over
+    /// all of them takes as many calls as there are buckets, divided by `buckets`.
+    ///
+    /// # Errors
+    /// `Io`, after which the region takes no changes.
+    pub fn rehome(&self, buckets: u64) -> Result<Rehomed> {
+        let buckets = buckets.min(self.index.buckets());
+        let first = self.rehome_next.fetch_add(buckets, Ordering::Relaxed);
+        self.index.rehome(first % self.index.buckets(), buckets)
+    }
+
+    /// Moves hot keys home, others out of their way. Returns how many are at home.
+    ///
+    /// # Errors
+    /// `Io`, after which the region takes no changes.
+    pub fn promote(&self, hot: &[u64]) -> Result<usize> {
+        let set: std::collections::HashSet<u64> = hot.iter().copied().collect();
+        let at_home = |count, key: &u64| {
+            Ok(count + usize::from(self.index.promote(*key, |other| set.contains(&other))?))
+        };
+        hot.iter().try_fold(0, at_home)
+    }
+
+    /// The keys of a bucket and their slots, in a region that nobody changes meanwhile.
+    pub(crate) fn keys_of_bucket(&self, bucket: u64) -> impl Iterator<Item = u64> {
+        let word = move |slot| self.region.medium.load(self.index.key_word(bucket, slot));
+        self.index.prints(bucket).occupied().map(word)
+    }
+
+    pub(crate) fn medium(&self) -> &M {
+        &self.region.medium
+    }
+
+    /// Reads the whole region and compares index, rows and checksums. Nobody may change it
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// `Corrupt`, naming what is damaged.
+    pub fn check(&self) -> Result<Checked> {
+        let checked = self.index.check()?;
+        let mut row = vec![0; self.region.geometry.row_bytes];
+        for key in (0..self.index.buckets()).flat_map(|bucket| self.keys_of_bucket(bucket)) {
+            self.read(key, self.index.get(key), &mut row)?;
+        }
+        Ok(checked)
+    }
+
+    fn check_length(&self, keys: &[u64], bytes: usize) -> Result<()> {
+        let row_bytes = self.region.geometry.row_bytes;
+        if keys.len().checked_mul(row_bytes) == Some(bytes) {
+            return Ok(());
+        }
+        Err(Error::misuse(format!(
+            "{bytes} bytes for {} keys; {} stores rows of {row_bytes}",
+            keys.len(),
+            self.region.medium.name()
+        )))
+    }
+}
+
+fn checksum_of(key: u64, row: &[u8]) -> u64 {
+    xxh3_64_with_seed(row, key ^ CHECKSUM_SEED).max(1)
+}
+
+/// Makes the name of a new file durable.
+pub(crate) fn sync_folder(path: &Path) -> Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let folder = folder.unwrap_or(Path::new("."));
+    let synced = std::fs::File::open(folder).and_then(|folder| folder.sync_all());
+    synced.map_err(|error| Error::io(format!("cannot sync {}", folder.display()), error))
+}

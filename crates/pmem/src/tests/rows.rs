@@ -1,0 +1,155 @@
+//! Regions in files: opening, durability, room, damage, other sizes.
+
+use super::{ROW_BYTES, get_one, row, small, verify};
+use crate::error::ErrorKind;
+use crate::map::Mapped;
+use crate::medium::{Durability, Medium};
+use crate::region::Geometry;
+use crate::resize::resize;
+use crate::rows::Rows;
+use std::collections::HashMap;
+
+fn rows_of(keys: impl Iterator<Item = u64>, version: u64) -> Vec<u8> {
+    keys.flat_map(|key| row(key, version)).collect()
+}
+
+#[test]
+fn rows_in_a_file_are_there_when_it_is_opened_again() {
+    let folder = tempfile::tempdir().expect("folder");
+    let path = folder.path().join("region");
+    let keys: Vec<u64> = (0..1000).map(|i| i << 40 | i).collect();
+    let model: HashMap<u64, u64> = keys.iter().map(|key| (*key, 2)).collect();
+    let rows = Rows::create(&path, Geometry::new(1000, ROW_BYTES).expect("sizes")).expect("create");
+    rows.put(&keys, &rows_of(keys.iter().copied(), 1)).expect("put");
+    rows.put(&keys, &rows_of(keys.iter().copied(), 2)).expect("put");
+    let durability = rows.durability();
+    drop(rows);
+    let rows = Rows::open(&path).expect("open");
+    assert_eq!((rows.durability(), rows.geometry().capacity), (durability, 1000));
+    assert_eq!(rows.slab_use().known, 0, "opening looks at no row");
+    verify(&rows, &model);
+}
+
+#[test]
+fn a_region_that_is_full_names_its_sizes_and_the_way_out() {
+    let folder = tempfile::tempdir().expect("folder");
+    let path = folder.path().join("region");
+    let geometry = Geometry::new(3000, ROW_BYTES).expect("sizes");
+    let rows = Rows::create(&path, geometry).expect("create");
+    rows.put(&(0..3000).collect::<Vec<_>>(), &rows_of(0..3000, 1)).expect("3000 fit");
+    let error = rows.put(&[1, 5000, 5001], &[7; 3 * ROW_BYTES]).expect_err("no room");
+    assert_eq!(error.kind(), ErrorKind::Full);
+    let message = error.to_string();
+    assert!(message.contains("room for 3000 rows and has 3000, 2 more"), "{message}");
+    assert!(message.contains("resize"), "{message}");
+    assert_eq!(get_one(&rows, 1), Some(row(1, 1)), "nothing was written");
+    drop(rows);
+    // Also where what is free was not known before, and updates go on.
+    let rows = Rows::open(&path).expect("open");
+    assert_eq!(rows.put(&[5000], &row(1, 1)).expect_err("no room").kind(), ErrorKind::Full);
+    for version in 2..6 {
+        rows.put(&(0..3000).collect::<Vec<_>>(), &rows_of(0..3000, version)).expect("updates");
+    }
+    assert_eq!(rows.remove(&[4, 4, 9999]).expect("remove"), 1);
+    rows.put(&[5000], &row(5000, 1)).expect("room for one");
+    drop(rows);
+    let model: HashMap<u64, u64> =
+        (0..3000).filter(|key| *key != 4).map(|key| (key, 5)).chain([(5000, 1)]).collect();
+    verify(&Rows::open(&path).expect("open"), &model);
+}
+
+#[test]
+fn a_region_of_another_size_has_the_same_rows() {
+    let folder = tempfile::tempdir().expect("folder");
+    let (path, to) = (folder.path().join("region"), folder.path().join("larger"));
+    let rows = Rows::create(&path, Geometry::new(700, ROW_BYTES).expect("sizes")).expect("create");
+    rows.put(&(0..700).collect::<Vec<_>>(), &rows_of(0..700, 1)).expect("put");
+    assert_eq!(resize(&path, &to, 2000).expect_err("in use").kind(), ErrorKind::Locked);
+    drop(rows);
+    assert_eq!(resize(&path, &to, 600).expect_err("too small").kind(), ErrorKind::Full);
+    let left = || std::fs::read_dir(folder.path()).expect("folder").count();
+    assert_eq!(left(), 1, "nothing unfinished stays");
+    assert_eq!(resize(&path, &to, 2000).expect("resize"), 700);
+    assert_eq!(left(), 2);
+    assert_eq!(resize(&path, &to, 2000).expect_err("exists").kind(), ErrorKind::Misuse);
+    let rows = Rows::open(&to).expect("open");
+    assert_eq!(rows.geometry().capacity, 2000);
+    verify(&rows, &(0..700).map(|key| (key, 1)).collect());
+}
+
+#[test]
+fn lengths_that_do_not_fit_are_refused_before_anything_is_written() {
+    let geometry = small(3, 30);
+    let medium = Mapped::anonymous(geometry.bytes()).expect("memory");
+    let rows = Rows::format(medium, geometry).expect("format");
+    assert_eq!(rows.durability(), Durability::Process);
+    let error = rows.put(&[1, 2], &row(1, 1)).expect_err("one row");
+    assert!(error.to_string().contains("20 bytes for 2 keys"), "{error}");
+    let error = rows.get(&[1], &mut [0; ROW_BYTES], &mut [false; 2]).expect_err("one key");
+    assert!(error.to_string().contains("1 keys, and room to say of 2"), "{error}");
+    assert_eq!(rows.get(&[1], &mut [0; 3], &mut [false]).expect_err("3").kind(), ErrorKind::Misuse);
+    assert_eq!(rows.get(&[], &mut [], &mut []).expect("nothing"), 0);
+    rows.put(&[], &[]).expect("nothing");
+    assert_eq!(get_one(&rows, 1), None);
+    let index = Geometry::of_index(10).expect("sizes");
+    let error = Rows::format(Mapped::anonymous(index.bytes()).expect("memory"), index);
+    assert!(error.err().expect("no rows").to_string().contains("an index without rows"));
+}
+
+#[test]
+fn damage_is_reported_and_never_returned() {
+    let geometry = small(3, 30);
+    let rows_words = || geometry.row_word(0)..geometry.row_word(geometry.row_slots);
+    let medium = Mapped::anonymous(geometry.bytes()).expect("memory");
+    let rows = Rows::format(medium, geometry).expect("format");
+    let keys: Vec<u64> = (1..=30).collect();
+    rows.put(&keys, &rows_of(1..=30, 1)).expect("put");
+    let medium = rows.medium();
+    for word in geometry.index_words().chain(rows_words()) {
+        for bit in [0, 13, 31, 62] {
+            let before = medium.load(word);
+            medium.store(word, before ^ 1 << bit);
+            for key in &keys {
+                let (mut bytes, mut found) = ([0; ROW_BYTES], [false]);
+                match rows.get(&[*key], &mut bytes, &mut found) {
+                    // A damaged fingerprint or key hides a row, which `check` finds.
+                    Ok(0) => {
+                        let error = rows.check().expect_err("hidden");
+                        assert_eq!(error.kind(), ErrorKind::Corrupt);
+                    }
+                    Ok(_) => assert_eq!(bytes.as_slice(), row(*key, 1), "word {word} bit {bit}"),
+                    Err(error) => {
+                        assert_eq!(error.kind(), ErrorKind::Corrupt);
+                        assert!(error.to_string().contains(&format!("row of key {key}: ")));
+                    }
+                }
+            }
+            medium.store(word, before);
+        }
+    }
+    // A slot number that is none is no slot to be freed either.
+    let word = rows.index.key_word(rows.index.path(7).home, 0) + 1;
+    medium.store(word, 1 << 50);
+    let key = medium.load(word - 1);
+    rows.put(&[key], &row(key, 2)).expect("put over damage");
+    assert_eq!(get_one(&rows, key), Some(row(key, 2)));
+}
+
+#[test]
+fn a_header_row_or_counter_that_is_damaged_is_found_by_check() {
+    let geometry = small(3, 40);
+    let medium = Mapped::anonymous(geometry.bytes()).expect("memory");
+    let rows = Rows::format(medium, geometry).expect("format");
+    rows.put(&(1..=40).collect::<Vec<_>>(), &rows_of(1..=40, 1)).expect("put");
+    assert!(rows.check().expect("whole").displaced > 0);
+    let word = geometry.index_words().start + 2;
+    let before = rows.medium().load(word);
+    rows.medium().store(word, before + (1 << 48));
+    let error = rows.check().expect_err("counter");
+    assert!(error.to_string().contains("counts"), "{error}");
+    rows.medium().store(word, before);
+    let slot = rows.index.get(9);
+    rows.medium().store(geometry.row_word(slot) + 2, 0);
+    let error = rows.check().expect_err("row");
+    assert!(error.to_string().contains("row of key 9: checksum"), "{error}");
+}
