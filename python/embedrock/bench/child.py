@@ -22,14 +22,19 @@ class ChildError(RuntimeError):
     """A child process failed; its own message went to standard error."""
 
 
-def call(function: str, /, **arguments: Any) -> Any:
-    """What ``function(**arguments)`` returns in a child process. It ends with this one."""
+def call(function: str, /, *, limit_s: float | None = None, **arguments: Any) -> Any:
+    """What ``function(**arguments)`` returns in a child process. It ends with this one.
+
+    Errors: ``ChildError`` where it fails, or takes longer than ``limit_s``.
+    """
     with tempfile.TemporaryDirectory(prefix="embedrock-child-") as directory:
         answer = Path(directory) / "answer.json"
         command = [sys.executable, "-m", __name__, function, str(answer), str(os.getpid())]
         child = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
         try:
-            child.communicate(json.dumps(arguments))
+            child.communicate(json.dumps(arguments), timeout=limit_s)
+        except subprocess.TimeoutExpired as error:
+            raise ChildError(f"{function} took longer than {limit_s:g} s") from error
         finally:
             if child.poll() is None:
                 child.kill()
