@@ -1,9 +1,9 @@
 """Tables of measured figures, from one file per machine in `docs/results`.
 
 `python scripts/results.py docs/results/NAME.json REPORT.json ...` puts the figures of reports that
-`embedrock bench --json` wrote into a machine's file, which it makes if there is none, and the tables
-of `bench recdb` and `bench place`. `make pages` then brings the tables of the pages up to date. A
-figure is a number, or the lowest and the highest of several runs.
+`embedrock bench --json` wrote into a machine's file, which it makes if there is none, and what
+tables show of `bench recdb` and `bench place`. `make pages` then brings the tables of the pages up
+to date. A figure is a number, or the lowest and the highest of several runs.
 """
 
 from __future__ import annotations

@@ -15,18 +15,20 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ChildError", "call"]
+__all__ = ["ChildError", "call", "call_within"]
 
 
 class ChildError(RuntimeError):
     """A child process failed; its own message went to standard error."""
 
 
-def call(function: str, /, *, limit_s: float | None = None, **arguments: Any) -> Any:
-    """What ``function(**arguments)`` returns in a child process. It ends with this one.
+def call(function: str, /, **arguments: Any) -> Any:
+    """What ``function(**arguments)`` returns in a child process. It ends with this one."""
+    return call_within(function, None, **arguments)
 
-    Errors: ``ChildError`` where it fails, or takes longer than ``limit_s``.
-    """
+
+def call_within(function: str, limit_s: float | None, /, **arguments: Any) -> Any:
+    """The same, for so many seconds at most. Errors: ``ChildError`` where it takes longer."""
     with tempfile.TemporaryDirectory(prefix="embedrock-child-") as directory:
         answer = Path(directory) / "answer.json"
         command = [sys.executable, "-m", __name__, function, str(answer), str(os.getpid())]

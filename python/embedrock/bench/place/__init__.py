@@ -31,6 +31,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,14 +120,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             folder = directory / name
             folder.mkdir()
             notes: list[str] = []
-            one, wrong = compared(
-                every,
-                folder,
-                options,
-                notes,
-                installed,
-                lambda text, name=name: report.say(f"{name}: {text}"),
-            )
+            say = partial(_say, report, name)
+            one, wrong = compared(every, folder, options, notes, installed, say)
             found[name] = {"kind": kind, **one}
             report.notes += [f"{name}: {note}" for note in notes]
             report.results["mismatches"] += wrong
@@ -137,6 +132,10 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     if options.png is not None:
         save_plot(options.png, found, report.notes)
     return report.finish()
+
+
+def _say(report: Report, name: str, text: str) -> None:
+    report.say(f"{name}: {text}")
 
 
 def render(report: dict[str, Any]) -> str:

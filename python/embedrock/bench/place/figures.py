@@ -12,9 +12,19 @@ from embedrock.bench.place.layouts import MTKAHYPAR, layout_name
 
 __all__ = ["NAMES", "fill", "gain", "geometric"]
 
-NAMES = ("shp_gain_c0", "shp_gain_c10", "shp_gain_c0_worst", "shp_gain_c10_worst")
-NAMES += ("partition_vs_shp", "mtkahypar_pages", "mtkahypar_time", "pipeline_gain")
-NAMES += ("pipeline_gain_worst", "residual_vs_paper", "partition_pins_per_s")
+NAMES = (
+    "shp_gain_c0",
+    "shp_gain_c10",
+    "shp_gain_c0_worst",
+    "shp_gain_c10_worst",
+    "partition_vs_shp",
+    "mtkahypar_pages",
+    "mtkahypar_time",
+    "pipeline_gain",
+    "pipeline_gain_worst",
+    "residual_vs_paper",
+    "partition_pins_per_s",
+)
 """Those that need traces."""
 NEAR = ("lists", "sessions")
 """Kinds of logs on which the partition should come near to Mt-KaHyPar."""

@@ -113,7 +113,7 @@ class Maker:
     ) -> dict[str, Any]:
         answer = self._folder / "answer.npz"
         arguments = self._common | more
-        self.took[name] = child.call(f"{__name__}:{function}", limit_s=limit_s, **arguments)
+        self.took[name] = child.call_within(f"{__name__}:{function}", limit_s, **arguments)
         with np.load(answer) as arrays:
             return {key: arrays[key] for key in arrays.files}
 
@@ -166,14 +166,14 @@ def by_mtkahypar(folder: str, num_rows: int, rows_per_page: int, **options: Any)
     """Partitions with Mt-KaHyPar. In a child process."""
     learned = Hyperedges(*_learned(folder), num_rows)
     partition, pages_of = blocks(learned, rows_per_page, options["seed"], options["threads"])
-    found: list[Any] = []
-    took = _weighed(folder, len(learned.rows), lambda: found.append(partition()) or {})
-    starts, rows, moved = pages_of(found[0])
+    took = _weighed(folder, len(learned.rows), lambda: {"blocks": partition()})
+    with np.load(Path(folder) / "answer.npz") as arrays:
+        starts, rows, moved = pages_of(arrays["blocks"])
     np.savez(Path(folder) / "answer.npz", starts=starts, rows=rows)
     return took | {"moved_rows": moved}
 
 
-def _more(options: dict[str, Any]) -> dict[str, int]:
+def _more(options: dict[str, Any]) -> dict[str, Any]:
     return {"seed": options["seed"], "threads": options["threads"]}
 
 
