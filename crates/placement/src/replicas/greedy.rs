@@ -8,7 +8,7 @@
 //! nearly the whole trace for each base, since hot rows are in most pages.) Then the covers of all
 //! queries change, and what other bases would save is less: a queue is keyed by what each saved
 //! when it was looked at last, and the first ones are looked at again until the first is up to date
-//! (lazy greedy, Minoux 1978).
+//! (lazy greedy, Minoux 1978). A base is up to date as long as no cover of its queries changes.
 
 use super::{Counter, ReplicaOptions, go_on, scores};
 use crate::error::Result;
@@ -52,27 +52,28 @@ pub fn residual(
     let scratches = (0..options.threads.clamp(1, BATCH_MAX)).map(|_| scratch());
     let mut scratches = scratches.collect::<Vec<_>>();
     let mut pages = Vec::new();
-    // How often covers have changed; what was found before counts no more.
+    // Pages that covers know of, and one.
     let mut now = 1;
     let mut batch_len = 1;
     let mut looked_at = 0;
     while pages.len() < num_pages {
         let Some(first) = queue.pop() else { break };
-        if first.seen == now {
+        if covers.is_current(&first) {
             if first.saved == 0 {
                 break;
             }
             let page = covers.page_of(first.base.0, &mut scratches[0]);
-            covers.add(&page, &mut scratches[0]);
-            pages.push(page);
+            debug_assert_eq!(covers.saved_by(&page, &mut scratches[0]), first.saved);
             now += 1;
+            covers.add(&page, now, &mut scratches[0]);
+            pages.push(page);
             batch_len = 1;
             continue;
         }
         let mut batch = vec![first];
         while batch.len() < batch_len {
             match queue.peek() {
-                Some(next) if next.seen != now => batch.extend(queue.pop()),
+                Some(next) if !covers.is_current(next) => batch.extend(queue.pop()),
                 _ => break,
             }
         }
@@ -104,7 +105,8 @@ pub fn residual(
 struct Entry {
     saved: u64,
     base: Reverse<u32>,
-    seen: u64,
+    /// When that was, in pages; 0 for never.
+    seen: u32,
 }
 
 /// The pages that queries read, as far as replica pages are chosen.
@@ -117,6 +119,8 @@ struct Covers<'a> {
     served_by: Vec<u32>,
     /// Where the pins of each query begin.
     starts: Vec<usize>,
+    /// Of each row: the page after which the cover of one of its queries changed last.
+    changed: Vec<u32>,
     next_page: u32,
     pages_max: usize,
 }
@@ -165,9 +169,15 @@ impl<'a> Covers<'a> {
             inverse: queries.inverse(),
             served_by,
             starts,
+            changed: vec![0; placement.num_rows()],
             next_page: placement.num_pages() as u32,
             pages_max: placement.num_pages() + num_pages,
         }
+    }
+
+    /// Whether a base would save what it saved when it was looked at last.
+    fn is_current(&self, entry: &Entry) -> bool {
+        entry.seen > 0 && entry.seen >= self.changed[entry.base.0 as usize]
     }
 
     fn pages_of_query(&self, query: u32) -> &[u32] {
@@ -232,8 +242,9 @@ impl<'a> Covers<'a> {
         unread.saturating_sub(1)
     }
 
-    /// Adds a page: the queries that it saves pages of read their rows from it.
-    fn add(&mut self, page: &[u32], scratch: &mut Scratch) {
+    /// Adds a page: the queries that it saves pages of read their rows from it. `now` is what bases
+    /// are looked at in from here on.
+    fn add(&mut self, page: &[u32], now: u32, scratch: &mut Scratch) {
         let Scratch { served, rows_in, asking, in_page, .. } = scratch;
         for &row in page {
             in_page[row as usize] = true;
@@ -254,6 +265,7 @@ impl<'a> Covers<'a> {
                 if in_page[row as usize] {
                     self.served_by[start + i] = self.next_page;
                 }
+                self.changed[row as usize] = now;
             }
         }
         page.iter().for_each(|&row| in_page[row as usize] = false);
@@ -295,7 +307,7 @@ mod tests {
                 let saved = covers.saved_by(&page, &mut scratch);
                 let own = covers.inverse.queries_of(base).to_vec();
                 let before = (read(&covers, &own), read(&covers, &all));
-                covers.add(&page, &mut scratch);
+                covers.add(&page, base + 1, &mut scratch);
                 let lost = before.0 - read(&covers, &own);
                 assert_eq!(lost, saved as usize, "case {case}, base {base}");
                 assert!(before.1 - read(&covers, &all) >= lost);
