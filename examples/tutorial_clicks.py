@@ -19,11 +19,11 @@ clicks = np.stack([session() for _ in range(SESSIONS)])
 with open("clicks.txt", "w") as log:
     log.writelines(" ".join(map(str, items)) + "\n" for items in clicks)
 
-with embedrock.open("items.store", memory="8MiB") as store:
+with embedrock.open("items.store", memory="8MiB", page_bytes=4096) as store:
     table = store.table("items", DIM, num_embeddings=ITEMS, optimizer="rowwise_adagrad")
-    for step, batch in enumerate(np.split(clicks, 30), 1):
+    for batch in np.split(clicks, 30):
         rows = table.get(batch.reshape(-1)).reshape(*batch.shape, DIM)
         pull = rows - rows.mean(axis=1, keepdims=True)  # towards the others of the session
         table.update(batch.reshape(-1), pull.reshape(-1, DIM), lr=0.05)
-    store.commit(step)
-    print(f"{len(clicks):,} sessions in clicks.txt, {len(table):,} rows trained in {step} steps")
+    store.commit(step=30)
+    print(f"{len(clicks):,} sessions in clicks.txt, {len(table):,} rows trained in 30 steps")

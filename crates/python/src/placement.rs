@@ -64,8 +64,9 @@ pub(crate) fn number_rows<'py>(
 
 /// All rows in the order of their home pages.
 ///
-/// `method` is partition, shp (that of MaxEmbed), identity, random or frequency. `progress(done, total)` is called at most
-/// ten times a second; what it raises ends the call. The same for a seed, whatever the threads.
+/// `method` is partition, shp (that of MaxEmbed), identity, random or frequency.
+/// `progress(done, total)` is called at most ten times a second; what it raises ends the call. The
+/// same for a seed, whatever the threads.
 ///
 /// Shapes: `rows (P,) uint32, offsets (Q + 1,) int64 -> (num_rows,) uint32`.
 #[pyfunction]

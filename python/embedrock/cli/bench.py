@@ -17,8 +17,8 @@ def add(commands: Any) -> argparse.ArgumentParser:
         help="run a benchmark",
         description=(
             "Runs a benchmark with the settings of its definition, at most five minutes (loops: "
-            "half an hour; place with all logs: twenty minutes). Every row read is verified outside "
-            "the timed part; exit status 1 when one was wrong. Without NAME the benchmarks are "
+            "half an hour; place with all logs: twenty minutes). Every row read is verified, not "
+            "timed; exit status 1 when one was wrong. Without NAME the benchmarks are "
             "listed; embedrock bench NAME --help shows the options of one."
         ),
     )

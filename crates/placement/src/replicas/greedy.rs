@@ -8,7 +8,7 @@
 //! nearly the whole trace for each base, since hot rows are in most pages.) Then the covers of all
 //! queries change, and what other bases would save is less: a queue is keyed by what each saved
 //! when it was looked at last, and the first ones are looked at again until the first is up to date
-//! (lazy greedy, Minoux 1978). A base is up to date as long as no cover of its queries changes.
+//! (lazy greedy, Minoux 1978).
 
 use super::{Counter, ReplicaOptions, go_on, scores};
 use crate::error::Result;
@@ -21,6 +21,8 @@ use std::collections::BinaryHeap;
 
 /// The most bases that are looked at together.
 const BATCH_MAX: usize = 64;
+/// With more rows of a query in a page, marks are faster than a search among their pages.
+const FEW_ROWS: u32 = 16;
 /// What the only row of a page counts for a base that is alone, too.
 const COUNT_ONE: u64 = 1 << 20;
 
@@ -52,28 +54,27 @@ pub fn residual(
     let scratches = (0..options.threads.clamp(1, BATCH_MAX)).map(|_| scratch());
     let mut scratches = scratches.collect::<Vec<_>>();
     let mut pages = Vec::new();
-    // Pages that covers know of, and one.
+    // How often covers have changed; what was found before counts no more.
     let mut now = 1;
     let mut batch_len = 1;
     let mut looked_at = 0;
     while pages.len() < num_pages {
         let Some(first) = queue.pop() else { break };
-        if covers.is_current(&first) {
+        if first.seen == now {
             if first.saved == 0 {
                 break;
             }
             let page = covers.page_of(first.base.0, &mut scratches[0]);
-            debug_assert_eq!(covers.saved_by(&page, &mut scratches[0]), first.saved);
-            now += 1;
-            covers.add(&page, now, &mut scratches[0]);
+            covers.add(&page, &mut scratches[0]);
             pages.push(page);
+            now += 1;
             batch_len = 1;
             continue;
         }
         let mut batch = vec![first];
         while batch.len() < batch_len {
             match queue.peek() {
-                Some(next) if !covers.is_current(next) => batch.extend(queue.pop()),
+                Some(next) if next.seen != now => batch.extend(queue.pop()),
                 _ => break,
             }
         }
@@ -105,8 +106,7 @@ pub fn residual(
 struct Entry {
     saved: u64,
     base: Reverse<u32>,
-    /// When that was, in pages; 0 for never.
-    seen: u32,
+    seen: u64,
 }
 
 /// The pages that queries read, as far as replica pages are chosen.
@@ -119,8 +119,6 @@ struct Covers<'a> {
     served_by: Vec<u32>,
     /// Where the pins of each query begin.
     starts: Vec<usize>,
-    /// Of each row: the page after which the cover of one of its queries changed last.
-    changed: Vec<u32>,
     next_page: u32,
     pages_max: usize,
 }
@@ -134,6 +132,8 @@ struct Scratch {
     rows_in: Vec<u32>,
     asking: Vec<u32>,
     in_page: Vec<bool>,
+    /// Pages that a query may no more read.
+    vacant: Vec<u32>,
 }
 
 impl Scratch {
@@ -144,6 +144,7 @@ impl Scratch {
             rows_in: vec![0; num_queries],
             asking: Vec::new(),
             in_page: vec![false; num_rows],
+            vacant: Vec::new(),
         }
     }
 }
@@ -169,15 +170,9 @@ impl<'a> Covers<'a> {
             inverse: queries.inverse(),
             served_by,
             starts,
-            changed: vec![0; placement.num_rows()],
             next_page: placement.num_pages() as u32,
             pages_max: placement.num_pages() + num_pages,
         }
-    }
-
-    /// Whether a base would save what it saved when it was looked at last.
-    fn is_current(&self, entry: &Entry) -> bool {
-        entry.seen > 0 && entry.seen >= self.changed[entry.base.0 as usize]
     }
 
     fn pages_of_query(&self, query: u32) -> &[u32] {
@@ -242,10 +237,39 @@ impl<'a> Covers<'a> {
         unread.saturating_sub(1)
     }
 
-    /// Adds a page: the queries that it saves pages of read their rows from it. `now` is what bases
-    /// are looked at in from here on.
-    fn add(&mut self, page: &[u32], now: u32, scratch: &mut Scratch) {
-        let Scratch { served, rows_in, asking, in_page, .. } = scratch;
+    /// Whether a query that has `rows_in` rows in a page would read fewer pages with it: what
+    /// [`Self::saved_of`] says, of a query of which few rows are here, as of most.
+    fn saves(&self, query: u32, rows_in: u32, in_page: &[bool], vacant: &mut Vec<u32>) -> bool {
+        let pins = || self.queries.get(query as usize).iter().zip(self.pages_of_query(query));
+        let mut left = rows_in;
+        vacant.clear();
+        for (&row, &page) in pins() {
+            if in_page[row as usize] {
+                if !vacant.contains(&page) {
+                    vacant.push(page);
+                }
+                left -= 1;
+                if left == 0 {
+                    break;
+                }
+            }
+        }
+        for (&row, page) in pins() {
+            if vacant.len() < 2 {
+                return false;
+            }
+            if !in_page[row as usize]
+                && let Some(i) = vacant.iter().position(|one| one == page)
+            {
+                vacant.swap_remove(i);
+            }
+        }
+        vacant.len() >= 2
+    }
+
+    /// Adds a page: the queries that it saves pages of read their rows from it.
+    fn add(&mut self, page: &[u32], scratch: &mut Scratch) {
+        let Scratch { served, rows_in, asking, in_page, vacant, .. } = scratch;
         for &row in page {
             in_page[row as usize] = true;
             for &query in self.inverse.queries_of(row) {
@@ -257,7 +281,13 @@ impl<'a> Covers<'a> {
         }
         for query in asking.drain(..) {
             let rows_in = std::mem::take(&mut rows_in[query as usize]);
-            if rows_in < 2 || self.saved_of(query, in_page, served) == 0 {
+            let saves = match rows_in {
+                0..2 => false,
+                2..FEW_ROWS => self.saves(query, rows_in, in_page, vacant),
+                _ => self.saved_of(query, in_page, served) > 0,
+            };
+            debug_assert_eq!(saves, self.saved_of(query, in_page, served) > 0);
+            if !saves {
                 continue;
             }
             let start = self.starts[query as usize];
@@ -265,7 +295,6 @@ impl<'a> Covers<'a> {
                 if in_page[row as usize] {
                     self.served_by[start + i] = self.next_page;
                 }
-                self.changed[row as usize] = now;
             }
         }
         page.iter().for_each(|&row| in_page[row as usize] = false);
@@ -307,7 +336,7 @@ mod tests {
                 let saved = covers.saved_by(&page, &mut scratch);
                 let own = covers.inverse.queries_of(base).to_vec();
                 let before = (read(&covers, &own), read(&covers, &all));
-                covers.add(&page, base + 1, &mut scratch);
+                covers.add(&page, &mut scratch);
                 let lost = before.0 - read(&covers, &own);
                 assert_eq!(lost, saved as usize, "case {case}, base {base}");
                 assert!(before.1 - read(&covers, &all) >= lost);

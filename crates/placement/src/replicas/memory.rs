@@ -15,9 +15,9 @@ pub fn memory_needed(
     let threads = options.threads.max(1) as u64;
     let replicas = options.num_pages(num_rows as usize, rows_per_page as usize) as u64;
     let pages = num_rows.div_ceil(rows_per_page.max(1)) + replicas;
-    // Scores; the queue while it grows by doubling; when a row's queries changed; where these begin,
-    // and a cursor while they are filled in.
-    let of_rows = 8 + 3 * 16 + 4 + 8 + 8 + 4;
+    // Scores; the queue while it grows by doubling; where the queries of a row begin, and a cursor
+    // while they are filled in.
+    let of_rows = 8 + 3 * 24 + 8 + 8 + 4;
     // The queries of each row, and the page that serves each pin.
     let of_pins = 4 + 4;
     // Counts and marks of rows, rows that have a count; pages; queries that ask for a page.
