@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--trace", type=Path, nargs="+", metavar="FILE", help="traces of yours, instead of the logs"
     )
     parser.add_argument("--table", help="table of the traces, where their files do not say it")
-    parser.add_argument("--queries", type=int, default=250_000, help="most queries of a trace")
+    parser.add_argument("--queries", type=int, default=40_000, help="most queries of a trace")
     parser.add_argument("--rows-per-page", type=int, default=16, help="rows of a page")
     parser.add_argument(
         "--replicate",
@@ -98,7 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="rows of made queries that tell how a partition scales; --all adds 30 million",
     )
     parser.add_argument(
-        "--limit", type=float, default=120.0, metavar="S", help="most time of Mt-KaHyPar on a trace"
+        "--limit", type=float, default=30.0, metavar="S", help="most time of Mt-KaHyPar on a trace"
     )
     parser.add_argument(
         "--threads", type=int, default=len(os.sched_getaffinity(0)), help="threads that work"
