@@ -164,8 +164,8 @@ def place_of(report: dict[str, Any]) -> dict[str, Any]:
         for condition in ("c0", "c10"):
             known[f"pages_{condition}"] = digits(pages("identity")[condition])
             known |= {
-                f"{layout}_{condition}": digits(
-                    pages("identity")[condition] / pages(layout)[condition]
+                f"{layout}_{condition}": round(
+                    pages("identity")[condition] / pages(layout)[condition], 3
                 )
                 for layout in PLACE_LAYOUTS
                 if layout in layouts
@@ -178,7 +178,7 @@ def place_of(report: dict[str, Any]) -> dict[str, Any]:
     names = next(iter(found.values()))["layouts"] if found else {}
     for layout in (name for name in names if name.split()[-1] in PLACE_KINDS):
         replicas[layout] = {
-            condition: digits(statistics.median(_gains(found, condition, layout)))
+            condition: round(statistics.median(_gains(found, condition, layout)), 3)
             for condition in CONDITIONS
         }
     scaling = report["results"]["scaling"]
