@@ -1,14 +1,15 @@
 """Tables of measured figures, from one file per machine in `docs/results`.
 
 `python scripts/results.py docs/results/NAME.json REPORT.json ...` puts the figures of reports that
-`embedrock bench --json` wrote into a machine's file, which it makes if there is none, and the table
-of `bench recdb`. `make pages` then brings the tables of the pages up to date. A figure is a number,
-or the lowest and the highest of several runs.
+`embedrock bench --json` wrote into a machine's file, which it makes if there is none, and what
+tables show of `bench recdb` and `bench place`. `make pages` then brings the tables of the pages up
+to date. A figure is a number, or the lowest and the highest of several runs.
 """
 
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,112 @@ def recdb_of(report: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
+PLACE_LAYOUTS = ["random", "frequency", "shp", "partition", "mtkahypar"]
+PLACE_KINDS = {"connectivity": "as MaxEmbed", "residual": "residual greedy"}
+PLACE_KINDS |= {"rpp": "RPP", "fpr": "FPR"}
+
+
+def place_of(report: dict[str, Any]) -> dict[str, Any]:
+    """What tables have of a report of `bench place`."""
+    logs, replicas = [], {}
+    found = report["results"]["traces"]
+    for name, one in found.items():
+        layouts, took = one["layouts"], one["took"]
+
+        def pages(layout: str, of: dict[str, Any] = layouts) -> dict[str, float]:
+            return {c: of[layout][c]["pages_per_request"] for c in CONDITIONS}
+
+        known = {"log": name, "pins": one["pins"], "rows": one["rows"]}
+        for condition in ("c0", "c10"):
+            known[f"pages_{condition}"] = digits(pages("identity")[condition])
+            known |= {
+                f"{layout}_{condition}": round(
+                    pages("identity")[condition] / pages(layout)[condition], 3
+                )
+                for layout in PLACE_LAYOUTS
+                if layout in layouts
+            }
+        for layout in ("shp", "partition", "mtkahypar", "0.8 residual", "0.8 connectivity"):
+            if layout in took:
+                known[f"seconds_{layout}"] = digits(took[layout]["seconds"])
+                known[f"bytes_per_pin_{layout}"] = digits(took[layout]["bytes_per_pin"])
+        logs.append(known)
+    names = next(iter(found.values()))["layouts"] if found else {}
+    for layout in (name for name in names if name.split()[-1] in PLACE_KINDS):
+        replicas[layout] = {
+            condition: round(statistics.median(_gains(found, condition, layout)), 3)
+            for condition in CONDITIONS
+        }
+    scaling = report["results"]["scaling"]
+    return {
+        "logs": logs,
+        "replicas": replicas,
+        "scaling": [
+            {"pins": pins, **{key: digits(one[key]) for key in SCALING}}
+            for pins, one in scaling.items()
+        ],
+    }
+
+
+CONDITIONS = ("c0", "c10", "c0_union", "c10_union")
+SCALING = ("seconds", "cpu_seconds", "pins_per_cpu_s", "bytes_per_pin")
+
+
+def _gains(found: dict[str, Any], condition: str, layout: str) -> list[float]:
+    """Pages of the partition alone ÷ those of a layout, of each trace."""
+    return [
+        one["layouts"]["partition"][condition]["pages_per_request"]
+        / one["layouts"][layout][condition]["pages_per_request"]
+        for one in found.values()
+    ]
+
+
+def _place_table(condition: str) -> str:
+    head = ["log", "pages in the order of keys", "random", "by frequency", "MaxEmbed's partition"]
+    head += ["**partition**", "Mt-KaHyPar"]
+    rows = [
+        [one["log"], shown(one[f"pages_{condition}"])]
+        + [shown(one.get(f"{layout}_{condition}")) for layout in PLACE_LAYOUTS]
+        for one in newest("place")["place"]["logs"]
+    ]
+    return table(head, rows)
+
+
+def _place_took_table() -> str:
+    timed = {"shp": "MaxEmbed's partition", "partition": "partition", "mtkahypar": "Mt-KaHyPar"}
+    timed |= {"0.8 connectivity": "replicas as MaxEmbed", "0.8 residual": "residual greedy"}
+    head = ["log", "pins", "rows", *(f"{label}, s" for label in timed.values())]
+    head += ["partition, bytes per pin", "Mt-KaHyPar"]
+    rows = [
+        [one["log"], shown(one["pins"]), shown(one["rows"])]
+        + [shown(one.get(f"seconds_{layout}")) for layout in timed]
+        + [shown(one.get(f"bytes_per_pin_{layout}")) for layout in ("partition", "mtkahypar")]
+        for one in newest("place")["place"]["logs"]
+    ]
+    return table(head, rows)
+
+
+def _place_replicas_table() -> str:
+    known = newest("place")["place"]["replicas"]
+    head = ["replicas", "share", "no cache", "10 % cache", "unions, no cache", "unions, 10 % cache"]
+    rows = []
+    for kind, label in PLACE_KINDS.items():
+        for layout, one in known.items():
+            share, its = layout.split()
+            if its == kind:
+                rows.append([label, share, *(f"{one[c]:.3f}" for c in CONDITIONS)])
+    return table(head, rows)
+
+
+def _place_scaling_table() -> str:
+    labels = ["seconds", "seconds of cores", "pins/s of a core", "bytes per pin"]
+    rows = [
+        [one["pins"], *(shown(one[key]) for key in SCALING)]
+        for one in newest("place")["place"]["scaling"]
+    ]
+    return table(["pins", *labels], rows)
+
+
 def digits(value: Any) -> Any:
     """A number with the digits that are worth showing."""
     if not isinstance(value, float):
@@ -198,6 +305,11 @@ TABLES = {
     "memory": _memory_table,
     "optimizers": _optimizers_table,
     "pages": _pages_table,
+    "place": lambda: _place_table("c0"),
+    "place_cached": lambda: _place_table("c10"),
+    "place_replicas": _place_replicas_table,
+    "place_scaling": _place_scaling_table,
+    "place_took": _place_took_table,
     "parts": _parts_table,
     "race": _race_table,
     "readme": _readme_table,
@@ -223,6 +335,8 @@ def main() -> None:
         machine["figures"] |= {name: digits(one) for name, one in known.items()}
         if report.get("bench") == "recdb":
             machine["recdb"] = recdb_of(report)
+        if report.get("bench") == "place":
+            machine["place"] = place_of(report)
     file.write_text(json.dumps(machine, indent=1, ensure_ascii=False) + "\n")
     print(f"{file}: look at name, machine and date, then make pages")
 

@@ -30,7 +30,9 @@ __all__ = [
     "number_rows",
     "place_replicas",
     "place_rows",
+    "place_strawman",
     "placement_memory",
+    "serve_pages",
     "torture",
 ]
 
@@ -342,6 +344,33 @@ def count_pages(
     greedy: bool = False,
 ) -> tuple[int, int]:
     """Rows that queries ask for, and pages that they read."""
+
+def place_strawman(
+    rows: _Places,
+    offsets: _Offsets,
+    num_rows: int,
+    rows_per_page: int,
+    method: str,
+    ratio: float,
+    seed: int = 0,
+    threads: int = 1,
+    progress: _Progress | None = None,
+) -> tuple[_Offsets, _Places]:
+    """All pages of a strawman of the MaxEmbed paper: where they begin, and their rows."""
+
+def serve_pages(
+    rows: _Places,
+    offsets: _Offsets,
+    num_rows: int,
+    rows_per_page: int,
+    starts: _Offsets,
+    page_rows: _Places,
+    first: int = 0,
+    cache_rows: int = 0,
+    queries_per_batch: int = 1,
+    candidates_max: int = 10,
+) -> tuple[int, int, int, int, NDArray[np.uint64]]:
+    """Batches, rows, hits, pages, and how many pages served so many rows, from query `first` on."""
 
 def placement_memory(
     num_rows: int,

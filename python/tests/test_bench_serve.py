@@ -17,7 +17,8 @@ from embedrock.errors import MisuseError
 from embedrock.trace import Trace
 
 FIGURES = ["serve_pages_identity", "serve_pages_frequency", "serve_pages_partition"]
-FIGURES += ["serve_pages_replicas", "shp_gain_c0", "shp_gain_c10", "pipeline_gain", "greedy_gain"]
+FIGURES += ["serve_pages_replicas", "serve_gain_c0", "serve_gain_c10", "serve_replicas_gain"]
+FIGURES += ["greedy_gain"]
 FIGURES += ["pipeline_throughput", "serve_p50_us", "serve_p99_us", "serve_device_share"]
 FIGURES += ["selection_us", "serve_index_bytes", "serve_disk_mb"]
 TIMING = ["--rounds", "1", "--slice", "0.02", "--patience", "0", "--page-bytes", "1024"]
@@ -56,12 +57,12 @@ def test_rows_that_are_asked_together_and_their_replicas_take_fewer_pages(
             for name, one in results[f"counted_{cache}"]["single"].items()
         }
         assert pages["identity"] > pages["frequency"] > pages["partition"]
-        assert figures[f"shp_gain_{cache}"] == pages["identity"] / pages["partition"]
+        assert figures[f"serve_gain_{cache}"] == pages["identity"] / pages["partition"]
         for kind in ("connectivity", "residual", "partitions"):
             order = [pages[name] for name in ("partition", *(f"{r} {kind}" for r in (0.1, 0.8)))]
             # Few replicas may cost the small cache as much as they save.
             assert order[1] < 1.01 * order[0] and order[2] < order[0], (kind, order)
-    assert figures["pipeline_gain"] > 1
+    assert figures["serve_replicas_gain"] > 1
     # One pass reads about what greedy set cover does.
     assert 0.95 < figures["greedy_gain"] < 1.05
     stores, frozen = results["stores"], results["pages"]

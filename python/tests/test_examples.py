@@ -23,6 +23,8 @@ NEEDS_TORCH = {
     "workers",
 }
 
+TUTORIALS = {"tutorial_train", "tutorial_read", "tutorial_clicks", "tutorial_serve"}
+
 SAYS = {
     "bring_a_model": r"largest difference 0\.0\n",
     "choose_memory": r"(\d+% is .* MiB: \d+% of the rows were in memory, \d+% at best\n){3}",
@@ -82,7 +84,7 @@ def run(folder: Path, script: str, *arguments: str) -> str:
 
 def test_every_script_is_run_here() -> None:
     scripts = {path.stem for path in EXAMPLES.glob("*.py")}
-    assert scripts == {*SAYS, "tutorial_train", "tutorial_read"}
+    assert scripts == {*SAYS, *TUTORIALS}
 
 
 @pytest.mark.parametrize("script", sorted(SAYS))
@@ -122,12 +124,41 @@ def test_the_tutorial_trains_is_killed_goes_on_and_is_read(tmp_path: Path) -> No
     assert (tmp_path / "items.npy").stat().st_size > 200_000 * 32 * 4
 
 
+def test_the_serving_tutorial_makes_a_log_places_freezes_and_serves(tmp_path: Path) -> None:
+    said = run(tmp_path, "tutorial_clicks")
+    assert said == "30,000 sessions in clicks.txt, 20,000 rows trained in 30 steps\n"
+    page = (ROOT / "docs" / "tutorial-serving.md").read_text()
+    lines = re.findall(r"^embedrock (\w+ .*)$", page, re.MULTILINE)
+    commands = [line.split()[0] for line in lines]
+    assert commands == ["trace", "place", "freeze", "freeze", "bench", "bench"]
+    for line in lines[:4]:
+        done = subprocess.run(
+            [sys.executable, "-m", "embedrock", *line.split()],
+            cwd=tmp_path,
+            env=environment(),
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        first = done.stdout.splitlines()[0]
+        assert first in page or line.startswith("freeze"), "the page says what the command prints"
+    served = re.fullmatch(
+        r"plain\.store: (\d\.\d\d) pages for the 12 rows of a query\n"
+        r"placed\.store: (\d\.\d\d) pages for the 12 rows of a query\n"
+        r"both give the same rows\n",
+        run(tmp_path, "tutorial_serve"),
+    )
+    assert served is not None
+    plain, placed = float(served[1]), float(served[2])
+    assert placed < 0.6 * plain
+
+
 def test_every_block_of_python_in_the_tutorial_and_the_how_to_pages_is_a_script() -> None:
-    pages = [ROOT / "docs" / "tutorial.md", *(ROOT / "docs" / "how-to").glob("*.md")]
+    pages = [*(ROOT / "docs").glob("tutorial*.md"), *(ROOT / "docs" / "how-to").glob("*.md")]
     opened = [
         line for page in pages for line in page.read_text().splitlines() if line.startswith("```py")
     ]
     named = re.compile(r'```python title="examples/(\w+)\.py"')
     found = [match[1] for line in opened if (match := named.fullmatch(line))]
     assert len(found) == len(opened)
-    assert sorted(found) == sorted({*SAYS, "tutorial_train", "tutorial_read"})
+    assert sorted(found) == sorted({*SAYS, *TUTORIALS})

@@ -102,8 +102,29 @@ def test_plans_are_equal_to_the_bit_whatever_the_threads(method: str, replicas: 
         for threads, seed in ((1, 5), (2, 5), (2, 6))
     )
     assert same(one, two)
-    by_chance = method in ("partition", "random") or replicas in ("random", "partitions")
+    by_chance = method in ("partition", "shp", "random") or replicas in ("random", "partitions")
     assert same(one, drawn) is not by_chance
+
+
+@pytest.mark.parametrize("replicas", REPLICAS)
+def test_replicas_for_the_home_pages_of_a_plan_are_those_of_placing_at_once(replicas: str) -> None:
+    trace = communities(1500, 4, BOTH)
+    home = place(trace, rows_per_page=8, seed=3)
+    once = place(trace, rows_per_page=8, seed=3, replicate=0.4, replicas=replicas)
+    told: list[int] = []
+    again = place(
+        trace,
+        home=home,
+        seed=3,
+        replicate=0.4,
+        replicas=replicas,
+        progress=lambda done, total: told.append(total - done),
+    )
+    assert same(once, again) and told[-1] == 0
+    with pytest.raises(MisuseError, match=r"not those .* place by this trace without home"):
+        place(communities(20, 9, BOTH), home=home, replicate=0.4)
+    with pytest.raises(MisuseError, match="the trace has the tables 'items', and the plan in home"):
+        place(communities(1500, 4), home=home, replicate=0.4)
 
 
 @pytest.mark.parametrize("replicas", REPLICAS)
@@ -282,8 +303,9 @@ def test_a_damaged_file_is_named_wherever_it_is_damaged(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({}, "neither of store and rows_per_page is given"),
-        ({"rows_per_page": 4, "store": "s"}, "both of store and rows_per_page is given"),
+        ({}, "none of store, rows_per_page, home is given, expected one of them"),
+        ({"rows_per_page": 4, "store": "s"}, "store and rows_per_page of store, .* is given"),
+        ({"home": 3}, "home is 3, expected"),
         ({"rows_per_page": 0}, "rows_per_page is 0, expected 1"),
         ({"rows_per_page": 1 << 17}, "rows_per_page is 131072, expected 65536 at most"),
         ({"rows_per_page": 4, "replicate": 0.81}, r"replicate is 0\.81, expected 0 to 0\.8"),

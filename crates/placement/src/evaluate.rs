@@ -71,47 +71,93 @@ pub fn evaluate(
     queries: Queries<'_>,
     options: &EvaluateOptions,
 ) -> Result<Evaluation> {
-    if pages.num_rows() != queries.num_rows() {
-        return Err(Error::misuse(format!(
-            "the pages have {} rows, the queries are over {}; expected the same",
-            pages.num_rows(),
-            queries.num_rows()
-        )));
+    evaluate_after(pages, queries.range(0..0), queries, options)
+}
+
+/// The same after the queries `before`, which fill the cache and do not count.
+///
+/// *Errors*: as [`evaluate`].
+pub fn evaluate_after(
+    pages: &Pages,
+    before: Queries<'_>,
+    queries: Queries<'_>,
+    options: &EvaluateOptions,
+) -> Result<Evaluation> {
+    for given in [before, queries] {
+        if pages.num_rows() != given.num_rows() {
+            return Err(Error::misuse(format!(
+                "the pages have {} rows, the queries are over {}; expected the same",
+                pages.num_rows(),
+                given.num_rows()
+            )));
+        }
     }
     if options.queries_per_batch == 0 {
         return Err(Error::misuse("queries_per_batch is 0, expected at least 1"));
     }
+    let mut batches = Batches {
+        cache: LruRows::new(options.cache_rows, pages.num_rows()),
+        batch_of: vec![0; pages.num_rows()],
+        batch: 0,
+        wanted: Vec::new(),
+        missed: Vec::new(),
+    };
+    if options.cache_rows > 0 {
+        batches.run(before, options.queries_per_batch, |_, _| Ok(()))?;
+    }
     let mut selector = Selector::new(pages);
-    let mut cache = LruRows::new(options.cache_rows, pages.num_rows());
-    let mut batch_of = vec![0u32; pages.num_rows()];
     let mut evaluation = Evaluation::default();
-    let mut wanted = Vec::new();
-    let mut missed = Vec::new();
-    for first in (0..queries.len()).step_by(options.queries_per_batch) {
-        let last = (first + options.queries_per_batch).min(queries.len());
+    batches.run(queries, options.queries_per_batch, |wanted, missed| {
         evaluation.batches += 1;
-        wanted.clear();
-        for query in queries.range(first..last).iter() {
-            for &row in query {
-                if std::mem::replace(&mut batch_of[row as usize], first as u32 + 1)
-                    != first as u32 + 1
-                {
-                    wanted.push(row);
-                }
-            }
-        }
-        missed.clear();
-        missed.extend(wanted.iter().copied().filter(|&row| !cache.touch(row)));
         evaluation.rows += wanted.len() as u64;
         evaluation.hits += (wanted.len() - missed.len()) as u64;
-        let fanout = selector.select(&missed, options.method, |_, rows| {
+        let fanout = selector.select(missed, options.method, |_, rows| {
             count(&mut evaluation.served, rows.len());
         })?;
         evaluation.pages += fanout as u64;
         count(&mut evaluation.fanout, fanout);
-        missed.iter().for_each(|&row| cache.admit(row));
-    }
+        Ok(())
+    })?;
     Ok(evaluation)
+}
+
+/// The rows of one batch after another, and those that the cache has not.
+struct Batches {
+    cache: LruRows,
+    /// Of each row: the last batch that asked for it.
+    batch_of: Vec<u64>,
+    batch: u64,
+    wanted: Vec<u32>,
+    missed: Vec<u32>,
+}
+
+impl Batches {
+    /// Calls `serve(wanted, missed)` for each batch, then admits what was missed.
+    fn run(
+        &mut self,
+        queries: Queries<'_>,
+        queries_per_batch: usize,
+        mut serve: impl FnMut(&[u32], &[u32]) -> Result<()>,
+    ) -> Result<()> {
+        let Self { cache, batch_of, batch, wanted, missed } = self;
+        for first in (0..queries.len()).step_by(queries_per_batch) {
+            let last = queries_per_batch.saturating_add(first).min(queries.len());
+            *batch += 1;
+            wanted.clear();
+            for query in queries.range(first..last).iter() {
+                for &row in query {
+                    if std::mem::replace(&mut batch_of[row as usize], *batch) != *batch {
+                        wanted.push(row);
+                    }
+                }
+            }
+            missed.clear();
+            missed.extend(wanted.iter().copied().filter(|&row| !cache.touch(row)));
+            serve(wanted, missed)?;
+            missed.iter().for_each(|&row| cache.admit(row));
+        }
+        Ok(())
+    }
 }
 
 /// The share of the queries' rows that each row misses in an LRU cache of `cache_rows` rows, empty
@@ -279,6 +325,28 @@ mod tests {
             let found = evaluate(&pages, trace.queries(), &options).unwrap();
             assert_eq!((found.hits, found.pages), (hits as u64, read as u64), "{cache_rows} rows");
         }
+    }
+
+    #[test]
+    fn queries_before_fill_the_cache_and_do_not_count() {
+        let trace = trace(9);
+        let pages = Pages::of(&baselines::random(40, 4, 2).unwrap());
+        let (all, options) =
+            (trace.queries(), EvaluateOptions { cache_rows: 7, ..Default::default() });
+        let of = |range| evaluate(&pages, all.range(range), &options).unwrap();
+        let after = |at, queries_per_batch| {
+            let options = EvaluateOptions { queries_per_batch, ..options.clone() };
+            let (before, counted) = (all.range(0..at), all.range(at..all.len()));
+            evaluate_after(&pages, before, counted, &options).unwrap()
+        };
+        for at in [0, 1, 160, 399] {
+            let (first, whole) = (of(0..at), of(0..400));
+            let second = after(at, 1);
+            assert_eq!(second.hits, whole.hits - first.hits, "{at} queries before");
+            assert_eq!(second.pages, whole.pages - first.pages);
+        }
+        assert!(after(200, 1).hits > of(200..400).hits);
+        assert!(after(200, 8).rows < after(200, 1).rows);
     }
 
     #[test]

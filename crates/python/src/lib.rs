@@ -37,7 +37,8 @@ mod _core {
     use crate::permits::Permits;
     #[pymodule_export]
     use crate::placement::{
-        count_pages, number_rows, place_replicas, place_rows, placement_memory,
+        count_pages, number_rows, place_replicas, place_rows, place_strawman, placement_memory,
+        serve_pages,
     };
     #[pymodule_export]
     use crate::scan::Scan;

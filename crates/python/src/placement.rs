@@ -9,12 +9,12 @@ use embedrock_core as core;
 use embedrock_placement as placement;
 use numpy::{IntoPyArray, PyArray1, PyReadonlyArray1};
 use placement::cover::Method;
-use placement::evaluate::{EvaluateOptions, evaluate};
+use placement::evaluate::{EvaluateOptions, evaluate, evaluate_after};
 use placement::keys::{Numbered, TableKeys, number};
 use placement::partition::{Next, PartitionOptions, memory_at_most, partition};
 use placement::replicas::{
-    ReplicaOptions, connectivity, frequency, memory_needed, memory_of_partitions, other_partitions,
-    random, residual,
+    ReplicaOptions, before_partition, connectivity, fill_finer, frequency, memory_needed,
+    memory_of_partitions, other_partitions, random, residual,
 };
 use placement::trace::Trace;
 use placement::{ErrorKind, Pages, Placement, baselines};
@@ -64,8 +64,9 @@ pub(crate) fn number_rows<'py>(
 
 /// All rows in the order of their home pages.
 ///
-/// `method` is partition, identity, random or frequency. `progress(done, total)` is called at most
-/// ten times a second; what it raises ends the call. The same for a seed, whatever the threads.
+/// `method` is partition, shp (that of MaxEmbed), identity, random or frequency.
+/// `progress(done, total)` is called at most ten times a second; what it raises ends the call. The
+/// same for a seed, whatever the threads.
 ///
 /// Shapes: `rows (P,) uint32, offsets (Q + 1,) int64 -> (num_rows,) uint32`.
 #[pyfunction]
@@ -87,9 +88,13 @@ pub(crate) fn place_rows<'py>(
     let mut teller = Teller::new(progress.as_ref());
     let outcome = py.detach(|| {
         let trace = trace(num_rows, rows, offsets)?;
-        let options = PartitionOptions { seed, threads, ..PartitionOptions::new(rows_per_page) };
+        let usual = match method {
+            "shp" => PartitionOptions::of_maxembed(rows_per_page),
+            _ => PartitionOptions::new(rows_per_page),
+        };
+        let options = PartitionOptions { seed, threads, ..usual };
         let placement = match method {
-            "partition" => partition(trace.queries(), &options, |at| {
+            "partition" | "shp" => partition(trace.queries(), &options, |at| {
                 let passes = options.passes_max;
                 teller.tell(at.level * passes + at.pass + 1, at.levels.max(1) * passes)
             }),
@@ -212,6 +217,112 @@ pub(crate) fn count_pages<'py>(
     teller.resolve(py, outcome)
 }
 
+/// All pages of the MaxEmbed paper's strawmen, in which `ratio` of the rows are stored again.
+///
+/// `method` is rpp (replicas before the partition) or fpr (finer partition, filled up). Their pages
+/// have no order of rows in full pages, so they are no plan. `progress` is as of `place_rows`.
+///
+/// Shapes: `(starts (pages + 1,) int64, rows (M,) uint32)`: page `j` has the rows
+/// `rows[starts[j]:starts[j + 1]]`.
+#[pyfunction]
+#[pyo3(signature = (rows, offsets, num_rows, rows_per_page, method, ratio, seed=0, threads=1,
+    progress=None))]
+#[expect(clippy::too_many_arguments, reason = "arguments of a Python function")]
+pub(crate) fn place_strawman<'py>(
+    py: Python<'py>,
+    rows: ReadArray<'py, u32>,
+    offsets: ReadArray<'py, i64>,
+    num_rows: usize,
+    rows_per_page: usize,
+    method: &str,
+    ratio: f64,
+    seed: u64,
+    threads: usize,
+    progress: Option<Py<PyAny>>,
+) -> PyResult<(Array<'py, i64>, Array<'py, u32>)> {
+    let (rows, offsets) = (rows.as_slice()?, offsets.as_slice()?);
+    let mut teller = Teller::new(progress.as_ref());
+    let outcome = py.detach(|| {
+        let trace = trace(num_rows, rows, offsets)?;
+        let queries = trace.queries();
+        let usual = PartitionOptions { seed, threads, ..PartitionOptions::new(rows_per_page) };
+        let options = ReplicaOptions { threads, ..ReplicaOptions::new(ratio) };
+        let tell = |at: &placement::partition::Progress| {
+            let passes = usual.passes_max;
+            teller.tell(at.level * passes + at.pass + 1, at.levels.max(1) * passes)
+        };
+        let pages = mirror(match method {
+            "rpp" => before_partition(queries, &usual, &options, tell),
+            "fpr" => fill_finer(queries, &usual, &options, tell),
+            _ => return Err(unknown(method)),
+        })?;
+        let (mut starts, mut all) = (Vec::with_capacity(pages.num_pages() + 1), Vec::new());
+        starts.push(0);
+        for page in 0..pages.num_pages() as u32 {
+            all.extend_from_slice(pages.rows_of(page));
+            starts.push(all.len() as i64);
+        }
+        Ok((starts, all))
+    });
+    let (starts, all) = teller.resolve(py, outcome)?;
+    Ok((starts.into_pyarray(py), all.into_pyarray(py)))
+}
+
+/// What serving queries from any pages takes, by the exact LRU cache of `placement::evaluate`.
+///
+/// Queries before `first` fill the cache and do not count. `queries_per_batch` of them are served
+/// together. `candidates_max` pages of each row are looked at in one pass; 0 takes the greedy cover
+/// over all.
+///
+/// Shapes: page `j` has the rows `page_rows[starts[j]:starts[j + 1]]`, each row being in one at
+/// least. Returns (batches, rows, hits, pages, served (n,) uint64: how many pages served so many
+/// rows).
+#[pyfunction]
+#[pyo3(signature = (rows, offsets, num_rows, rows_per_page, starts, page_rows, first=0,
+    cache_rows=0, queries_per_batch=1, candidates_max=10))]
+#[expect(clippy::too_many_arguments, reason = "arguments of a Python function")]
+#[expect(clippy::type_complexity, reason = "numbers, named in the documentation")]
+pub(crate) fn serve_pages<'py>(
+    py: Python<'py>,
+    rows: ReadArray<'py, u32>,
+    offsets: ReadArray<'py, i64>,
+    num_rows: usize,
+    rows_per_page: usize,
+    starts: ReadArray<'py, i64>,
+    page_rows: ReadArray<'py, u32>,
+    first: usize,
+    cache_rows: usize,
+    queries_per_batch: usize,
+    candidates_max: usize,
+) -> PyResult<(u64, u64, u64, u64, Array<'py, u64>)> {
+    let (rows, offsets) = (rows.as_slice()?, offsets.as_slice()?);
+    let (starts, page_rows) = (starts.as_slice()?, page_rows.as_slice()?);
+    let outcome = py.detach(|| {
+        let trace = trace(num_rows, rows, offsets)?;
+        let queries = trace.queries();
+        if first > queries.len() {
+            return Err(misused(format!(
+                "first is {first}, expected at most {}, the number of queries",
+                queries.len()
+            )));
+        }
+        let starts = places(starts)?;
+        let page = |pair: &[usize]| page_rows.get(pair[0]..pair[1]).map(<[u32]>::to_vec);
+        let pages = starts.windows(2).map(page).collect::<Option<Vec<_>>>();
+        let pages = pages.ok_or_else(|| misused("a page has a place beyond the arrays"))?;
+        let pages = mirror(Pages::new(num_rows, rows_per_page, &pages))?;
+        let method = match candidates_max {
+            0 => Method::Greedy,
+            _ => Method::OnePass { candidates_max },
+        };
+        let options = EvaluateOptions { cache_rows, method, queries_per_batch };
+        let (before, counted) = (queries.range(0..first), queries.range(first..queries.len()));
+        mirror(evaluate_after(&pages, before, counted, &options))
+    });
+    let found = outcome.or_raise(py)?;
+    Ok((found.batches, found.rows, found.hits, found.pages, found.served.into_pyarray(py)))
+}
+
 /// The most bytes that `place_rows` and `place_replicas` have allocated at a time, the copy of
 /// their arrays among them, for queries of which `longest` is the most rows that one asks for.
 #[pyfunction]
@@ -234,7 +345,7 @@ pub(crate) fn placement_memory(
     let options = PartitionOptions { threads, ..PartitionOptions::new(rows_per_page) };
     let partitioning = memory_at_most(num_rows, pins, longest, &options);
     let placing = match method {
-        "partition" => partitioning,
+        "partition" | "shp" => partitioning,
         // An order, and how often rows are asked for.
         _ => num_rows * 8,
     };

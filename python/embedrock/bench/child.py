@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ChildError", "call"]
+__all__ = ["ChildError", "call", "call_within"]
 
 
 class ChildError(RuntimeError):
@@ -24,12 +24,19 @@ class ChildError(RuntimeError):
 
 def call(function: str, /, **arguments: Any) -> Any:
     """What ``function(**arguments)`` returns in a child process. It ends with this one."""
+    return call_within(function, None, **arguments)
+
+
+def call_within(function: str, limit_s: float | None, /, **arguments: Any) -> Any:
+    """The same, for so many seconds at most. Errors: ``ChildError`` where it takes longer."""
     with tempfile.TemporaryDirectory(prefix="embedrock-child-") as directory:
         answer = Path(directory) / "answer.json"
         command = [sys.executable, "-m", __name__, function, str(answer), str(os.getpid())]
         child = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
         try:
-            child.communicate(json.dumps(arguments))
+            child.communicate(json.dumps(arguments), timeout=limit_s)
+        except subprocess.TimeoutExpired as error:
+            raise ChildError(f"{function} took longer than {limit_s:g} s") from error
         finally:
             if child.poll() is None:
                 child.kill()

@@ -10,11 +10,11 @@ store alone.
 
 * ``serve_pages_identity``, ``_frequency``, ``_partition``, ``_replicas``: pages read per query with
   the smallest cache that works; the last is the better kind with the largest share of replicas.
-* ``shp_gain_c0``, ``shp_gain_c10``: pages of identity divided by pages of the partition, so useful
-  rows per page: with that cache, and with one for 10 % of the rows.
-* ``pipeline_gain``, ``pipeline_throughput``: pages of the partition divided by pages of the better
-  kind with the largest share of replicas, and queries/s of this one divided by that: unions of 32,
-  a cache for 10 %. ``serve_device_share``: its pages/s divided by the device's own rate.
+* ``serve_gain_c0``, ``serve_gain_c10``: pages of identity divided by pages of the partition, so
+  useful rows per page: with that cache, and with one for 10 % of the rows.
+* ``serve_replicas_gain``, ``pipeline_throughput``: pages of the partition divided by pages of the
+  better kind with the largest share of replicas, and queries/s of this one divided by that: unions
+  of 32, a cache for 10 %. ``serve_device_share``: its pages/s divided by the device's own rate.
 * ``greedy_gain``: pages that greedy set cover reads of these replicas divided by those of the one
   pass that the store makes, for the same unions without a cache.
 * ``serve_p50_us``, ``serve_p99_us``: a query alone, with that cache. ``selection_us``: choosing
@@ -265,10 +265,11 @@ def _plans(
         "frequency": place(learn, store=source, method="frequency"),
     }
     most = shares[-1] if shares else 0.0
-    for kind in REPLICAS:
-        report.say(f"placing by {learn.queries:,} queries, replicas by {kind}")
-        plan = place(learn, store=source, replicate=most, replicas=kind, seed=options.seed)
-        plans.setdefault("partition", plan.with_replicas(0))
+    report.say(f"placing by {learn.queries:,} queries")
+    plans["partition"] = home = place(learn, store=source, seed=options.seed)
+    for kind in REPLICAS if shares else ():
+        report.say(f"replicas by {kind}")
+        plan = place(learn, home=home, replicate=most, replicas=kind, seed=options.seed)
         plans |= {_layout(kind, share): plan.with_replicas(share) for share in shares}
     return plans
 
@@ -340,14 +341,14 @@ def _compare(
         report.figure(f"serve_pages_{name}", pages("c0", "single", name))
     for name in CACHES:
         gain = pages(name, "single", "identity") / pages(name, "single", "partition")
-        report.figure(f"shp_gain_{_label(name, cache)}", gain)
+        report.figure(f"serve_gain_{_label(name, cache)}", gain)
     if not best:
         return
     report.figure("serve_pages_replicas", min(pages("c0", "single", name) for name in best))
     chosen = min(best, key=lambda name: pages("cache", "union", name))
     report.results["best"] = chosen
     gain = pages("cache", "union", "partition") / pages("cache", "union", chosen)
-    report.figure("pipeline_gain", gain)
+    report.figure("serve_replicas_gain", gain)
     turns = timed["cache"][turn_name("union", options.threads[0])]
     report.figure("pipeline_throughput", turns[chosen]["rate_versus"]["partition"])
     _times(report, options, timed, chosen)

@@ -17,9 +17,9 @@ def add(commands: Any) -> argparse.ArgumentParser:
         help="run a benchmark",
         description=(
             "Runs a benchmark with the settings of its definition, at most five minutes (loops: "
-            "half an hour). Every row read is verified outside the timed part; exit status 1 when "
-            "one was wrong. Without NAME the benchmarks are listed; embedrock bench NAME --help "
-            "shows the options of one."
+            "half an hour; place with all logs: twenty minutes). Every row read is verified, not "
+            "timed; exit status 1 when one was wrong. Without NAME the benchmarks are "
+            "listed; embedrock bench NAME --help shows the options of one."
         ),
     )
     command.add_argument("--all", action="store_true", help="without NAME: run them all")

@@ -50,13 +50,20 @@ def add(commands: Any) -> argparse.ArgumentParser:
         help="the share of rows that is stored again, from 0 to 0.8 (0)",
     )
     command.add_argument(
-        "--method", choices=METHODS, default="partition", help="how home pages are made"
+        "--method",
+        choices=METHODS,
+        default="partition",
+        help="how home pages are made; all but partition are there to compare with: shp has the "
+        "passes of the MaxEmbed paper",
     )
     command.add_argument(
         "--replicas",
         choices=REPLICAS,
         default="residual",
-        help="how replica pages are chosen; behind a cache of rows `partitions` saves most",
+        help="how replica pages are chosen: residual, each the page that saves most after those "
+        "before it; partitions, the same of pages of other partitions, which saves most behind a "
+        "cache of rows; to compare with, connectivity (MaxEmbed), random and frequency. Its "
+        "strawmen RPP and FPR make pages that no plan can say: embedrock bench place --trace counts them",
     )
     command.add_argument(
         "--learn",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from embedrock import _core
 from embedrock._arguments import Progress, between, choice, function, instance, whole
 from embedrock._memory import machine_bytes, size_of
 from embedrock._warnings import warn
-from embedrock.errors import BudgetError, BudgetWarning
+from embedrock.errors import BudgetError, BudgetWarning, MisuseError
 from embedrock.placement.classes import RowClass, chosen
 from embedrock.placement.groups import PlanGroup
 from embedrock.placement.plan import Plan
@@ -22,7 +22,7 @@ from embedrock.trace.trace import Trace
 
 __all__ = ["METHODS", "REPLICAS", "REPLICATE_MAX", "Options", "Stage", "place", "placed"]
 
-METHODS = ("partition", "identity", "random", "frequency")
+METHODS = ("partition", "shp", "identity", "random", "frequency")
 REPLICAS = ("residual", "partitions", "connectivity", "random", "frequency")
 REPLICATE_MAX = 0.8
 """The largest share of rows that the MaxEmbed paper stores again."""
@@ -75,7 +75,8 @@ def place(
     rows_per_page: int | None = None,
     replicate: float = 0.0,
     replicas: Literal["residual", "partitions", "connectivity", "random", "frequency"] = "residual",
-    method: Literal["partition", "identity", "random", "frequency"] = "partition",
+    method: Literal["partition", "shp", "identity", "random", "frequency"] = "partition",
+    home: Plan | None = None,
     seed: int = 0,
     threads: int | None = None,
     memory: int | str | None = None,
@@ -86,6 +87,7 @@ def place(
     Keys of all tables of the trace are placed, which are those that were asked for. Tables whose
     rows have equal bytes share pages. Which ones these are, and how many rows a page has, ``store``
     says, an open store or its path; without it all tables share pages of ``rows_per_page`` rows.
+    With a plan as ``home`` its home pages are taken, and replica pages chosen anew.
 
     Args:
         replicate: The share of rows that is stored again beside others, from 0 to 0.8.
@@ -96,7 +98,10 @@ def place(
             Pages of a smaller share are the first ones of a larger share
             (:meth:`Plan.with_replicas`).
         method: How home pages are made: ``"partition"``, by which rows are asked for together; to
-            compare with, ``"identity"`` (by table and key), ``"frequency"`` and ``"random"``.
+            compare with, ``"shp"`` (so, with the passes of the MaxEmbed paper), ``"identity"`` (by
+            table and key), ``"frequency"`` and ``"random"``.
+        home: A plan for the keys of this trace, such as one with other replicas. It stands for
+            ``store``, ``rows_per_page`` and ``method``.
         seed: Decides what is drawn. The same seed gives the same plan, whatever the threads.
         threads: Threads that work; None: one for each core that this process may use.
         memory: The most bytes to take beside the trace: a number, ``"2GiB"``. None: no bound.
@@ -122,7 +127,7 @@ def place(
         if progress is not None:
             progress(stage.done, stage.total)
 
-    return placed(trace, options, store=store, rows_per_page=rows_per_page, tell=tell)
+    return placed(trace, options, store=store, rows_per_page=rows_per_page, home=home, tell=tell)
 
 
 def placed(
@@ -132,15 +137,53 @@ def placed(
     store: Store | str | os.PathLike[str] | None,
     rows_per_page: int | None,
     tell: Callable[[Stage], object],
+    home: Plan | None = None,
 ) -> Plan:
     """As :func:`place`, with options that are checked."""
     names = list(instance("trace", trace, Trace).tables)
     assert options.memory is None or isinstance(options.memory, int)
-    classes = chosen(names, store, rows_per_page, options.memory)
-    work = _Work(trace, options, classes, tell)
+    homes: Sequence[PlanGroup | None] = ()
+    if home is None:
+        classes = chosen(names, store, rows_per_page, options.memory)
+    elif store is None and rows_per_page is None:
+        classes, homes = _classes_of(names, instance("home", home, Plan))
+    else:
+        raise MisuseError(
+            "home is given with store or rows_per_page, expected one: a plan knows its pages"
+        )
+    work = _Work(trace, options, classes, tell, with_home=bool(homes))
     groups = {name: g for g, one in enumerate(classes) for name in one.tables}
-    placed = [work.group(names, one) for one in classes]
+    homes = homes or [None] * len(classes)
+    placed = [work.group(names, *one) for one in zip(classes, homes, strict=True)]
     return Plan(names, [groups[name] for name in names], placed, options.replicate)
+
+
+def _classes_of(names: Sequence[str], plan: Plan) -> tuple[list[RowClass], tuple[PlanGroup, ...]]:
+    """The classes of a plan, in the order of its groups. Errors: ``MisuseError``."""
+    if tuple(names) != plan.tables:
+        said = [", ".join(map(repr, of)) for of in (names, plan.tables)]
+        raise MisuseError(f"the trace has the tables {said[0]}, and the plan in home has {said[1]}")
+    classes = []
+    for number, group in enumerate(plan.groups):
+        members = (name for name, g in zip(names, plan.table_groups, strict=True) if g == number)
+        classes.append(RowClass(tuple(members), group.rows_per_page, {}))
+    return classes, plan.groups
+
+
+def _order_of(home: PlanGroup, table: Any, key: Any) -> Any:
+    """The rows of a trace in the order of a plan; ``table`` counts as the plan does.
+
+    Errors: ``MisuseError`` where the plan has other rows.
+    """
+    by_key = np.lexsort((home.key, home.table))
+    if not (np.array_equal(home.table[by_key], table) and np.array_equal(home.key[by_key], key)):
+        raise MisuseError(
+            f"the plan in home has {home.num_rows:,} rows, and not those {len(key):,} that the "
+            f"trace asks for; place by this trace without home"
+        )
+    order = np.empty(len(key), np.uint32)
+    order[by_key] = np.arange(len(key), dtype=np.uint32)
+    return order
 
 
 class _Work:
@@ -152,18 +195,24 @@ class _Work:
         options: Options,
         classes: Sequence[RowClass],
         tell: Callable[[Stage], object],
+        with_home: bool,
     ) -> None:
         self._queries, self._options, self._tell = trace.tables, options, tell
         self._steps = dict(_STEPS)
         if not options.replicate:
             del self._steps["replicas"]
+        if with_home:
+            del self._steps["placing"]
         every = [self._pins(one) for one in classes]
         self._total = sum(every) * sum(self._steps.values()) * _FINE
         self._before = 0
         self._needed = 0
 
-    def group(self, names: Sequence[str], row_class: RowClass) -> PlanGroup:
-        """Places the rows of one class. Errors: see :func:`place`."""
+    def group(self, names: Sequence[str], row_class: RowClass, home: PlanGroup | None) -> PlanGroup:
+        """Places the rows of one class, in the order of ``home`` if there is one.
+
+        Errors: see :func:`place`.
+        """
         options, pins = self._options, self._pins(row_class)
         queries = [self._queries[name] for name in row_class.tables]
         longest_table = max(len(one.values) for one in queries)
@@ -174,22 +223,27 @@ class _Work:
         counts = len(key), len(offsets) - 1, len(rows)
         longest = int(np.diff(offsets).max(initial=0))
         per_page, threads = row_class.rows_per_page, options.threads or 1
+        method = options.method if home is None else "identity"
         needed = _core.placement_memory(
-            *counts, longest, per_page, options.method, options.replicas, options.replicate, threads
+            *counts, longest, per_page, method, options.replicas, options.replicate, threads
         )
         held = table.nbytes + key.nbytes + rows.nbytes + offsets.nbytes + 4 * len(key)
         self._need(held + needed, pins, len(key))
         more = {"seed": options.seed, "threads": threads}
-        order = _core.place_rows(
-            rows,
-            offsets,
-            len(key),
-            per_page,
-            options.method,
-            progress=self._progress("placing", pins),
-            **more,
-        )
-        self._step("placing", pins)
+        numbers = np.array([names.index(name) for name in row_class.tables], np.uint16)
+        if home is None:
+            order = _core.place_rows(
+                rows,
+                offsets,
+                len(key),
+                per_page,
+                options.method,
+                progress=self._progress("placing", pins),
+                **more,
+            )
+            self._step("placing", pins)
+        else:
+            order = _order_of(home, numbers[table], key)
         starts, replicas = np.zeros(1, np.int64), np.zeros(0, np.uint32)
         if options.replicate:
             starts, replicas = _core.place_replicas(
@@ -203,7 +257,6 @@ class _Work:
                 **more,
             )
             self._step("replicas", pins)
-        numbers = np.array([names.index(name) for name in row_class.tables], np.uint16)
         return PlanGroup(per_page, numbers[table[order]], key[order], starts, replicas)
 
     def _pins(self, row_class: RowClass) -> int:

@@ -65,7 +65,7 @@ impl Part {
     }
 
     /// Notes what a pass found and did.
-    fn passed(&mut self, pass: usize, fanout: Fanout, moved: usize) {
+    fn passed(&mut self, pass: usize, fanout: Fanout, moved: usize, stalls: bool) {
         let before = std::mem::replace(&mut self.fanout, fanout).expected as f64;
         let now = fanout.expected as f64;
         if pass == 0 {
@@ -74,7 +74,7 @@ impl Part {
             let helped = before - now > (self.first_expected as f64 - now) * GAIN_MIN;
             self.idle_passes = if helped { 0 } else { self.idle_passes + 1 };
         }
-        self.stalled = moved == 0 || self.idle_passes >= IDLE_PASSES_MAX;
+        self.stalled = moved == 0 || stalls && self.idle_passes >= IDLE_PASSES_MAX;
         self.moved = moved as u64;
     }
 }
@@ -321,6 +321,7 @@ impl<'a> Levels<'a> {
             threads: self.options.threads,
             pass,
             seed: mix(self.options.seed ^ mix((self.level as u64) << 32 | pass as u64)),
+            exchange_all: self.options.exchange_all,
             pins: Pins {
                 starts: &self.starts,
                 lens: &self.lens,
@@ -420,12 +421,18 @@ struct Shared<'a> {
     threads: usize,
     pass: usize,
     seed: u64,
+    exchange_all: bool,
     pins: Pins<'a>,
     counts: &'a EdgeSums,
     weight_sums: Option<&'a EdgeSums>,
 }
 
 impl Shared<'_> {
+    /// What decides which pairs of a part stay, which begins at this place; None if all go.
+    fn seed_of(&self, first: usize) -> Option<u64> {
+        (!self.exchange_all).then_some(self.seed ^ first as u64)
+    }
+
     /// A pass over one part of a view.
     fn pass_by_one(&self, view: &mut View<'_>, part: usize, curve: &Curve, chosen: &mut Chosen) {
         let part = &mut view.parts[part];
@@ -442,13 +449,14 @@ impl Shared<'_> {
         let fanout = passes::fill_need(curve, counts, weights, need);
         let first = part.rows.start;
         passes::fill_bias(curve, self.pins, need, first, side, bias);
-        passes::choose(side, bias, part.left, Some(self.seed ^ first as u64), chosen);
+        passes::choose(side, bias, part.left, self.seed_of(first), chosen);
         for (places, right) in [(&chosen.to_right, true), (&chosen.to_left, false)] {
             places.iter().for_each(|&place| side[place as usize] = right);
             let weights = weights.map(|sums| sums.right);
             passes::count_moved::<false>(self.pins, first, places, right, counts.right, weights);
         }
-        part.passed(self.pass, fanout, chosen.to_right.len() + chosen.to_left.len());
+        let moved = chosen.to_right.len() + chosen.to_left.len();
+        part.passed(self.pass, fanout, moved, !self.exchange_all);
     }
 
     /// The same by all threads, for the only part of a view.
@@ -493,7 +501,7 @@ impl Shared<'_> {
             },
         );
 
-        passes::choose(side, view.bias, part.left, Some(self.seed ^ first as u64), chosen);
+        passes::choose(side, view.bias, part.left, self.seed_of(first), chosen);
         let mut tasks = Vec::new();
         for (places, right) in [(&chosen.to_right, true), (&chosen.to_left, false)] {
             places.iter().for_each(|&place| side[place as usize] = right);
@@ -508,6 +516,7 @@ impl Shared<'_> {
                 passes::count_moved::<true>(self.pins, first, places, right, counts.right, weights);
             },
         );
-        part.passed(self.pass, fanout, chosen.to_right.len() + chosen.to_left.len());
+        let moved = chosen.to_right.len() + chosen.to_left.len();
+        part.passed(self.pass, fanout, moved, !self.exchange_all);
     }
 }

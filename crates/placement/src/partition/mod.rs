@@ -56,6 +56,9 @@ pub struct PartitionOptions<'a> {
     pub objective: Objective,
     /// The most passes on one level.
     pub passes_max: usize,
+    /// Every pair of rows that gains is exchanged, and passes end only where none does: what
+    /// MaxEmbed does, to compare with. Otherwise one pair in four stays, and parts stall.
+    pub exchange_all: bool,
     /// The order to begin with.
     pub start: Start<'a>,
     /// Decides the first order and which rows stay for a pass. The same seed gives the same
@@ -79,12 +82,18 @@ impl PartitionOptions<'_> {
             rows_per_page,
             objective: Objective::default(),
             passes_max: 32,
+            exchange_all: false,
             start: Start::default(),
             seed: 0,
             threads: 1,
             weights: None,
             memory_bytes_max: None,
         }
+    }
+
+    /// The partition of the MaxEmbed paper, to compare with: 8 passes at most, all exchanges.
+    pub fn of_maxembed(rows_per_page: usize) -> Self {
+        Self { passes_max: 8, exchange_all: true, ..Self::new(rows_per_page) }
     }
 }
 

@@ -88,13 +88,14 @@ fn a_placement_depends_on_the_seed_and_not_on_threads() {
     // More pins than all threads share a part for, and parts of one thread each below.
     let trace = planted(3, 60_000, 64, 80_000, 16, 4);
     let weights = (0..60_000).map(|row| (row % 5) as f32 / 4.0).collect::<Vec<_>>();
-    for weights in [None, Some(&weights[..])] {
+    for (weights, exchange_all) in [(None, false), (Some(&weights[..]), false), (None, true)] {
         let of = |threads, seed| {
             let options = PartitionOptions {
                 threads,
                 seed,
                 weights,
                 passes_max: 5,
+                exchange_all,
                 ..PartitionOptions::new(16)
             };
             let mut reports = Vec::new();
@@ -109,6 +110,23 @@ fn a_placement_depends_on_the_seed_and_not_on_threads() {
         assert!(one == of(3, 7), "3 threads");
         assert!(one.0 != of(2, 8).0, "another seed");
     }
+}
+
+#[test]
+fn the_partition_of_maxembed_has_eight_passes_and_needs_more_pages() {
+    let trace = planted(5, 4_000, 64, 20_000, 8, 3);
+    let run = |options: &PartitionOptions<'_>| {
+        let mut passes = 0;
+        let placement = partition(trace.queries(), options, |progress| {
+            passes = passes.max(progress.pass + 1);
+            Next::Continue
+        });
+        let pages = Pages::of(&placement.unwrap());
+        (passes, evaluate(&pages, trace.queries(), &EvaluateOptions::default()).unwrap().pages)
+    };
+    let (ours, theirs) = (run(&PartitionOptions::new(16)), run(&PartitionOptions::of_maxembed(16)));
+    assert_eq!(theirs.0, 8);
+    assert!(ours.0 > 8 && ours.1 < theirs.1, "{ours:?} and {theirs:?} passes and pages");
 }
 
 #[test]

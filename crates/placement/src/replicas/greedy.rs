@@ -21,6 +21,8 @@ use std::collections::BinaryHeap;
 
 /// The most bases that are looked at together.
 const BATCH_MAX: usize = 64;
+/// With more rows of a query in a page, marks are faster than a search among their pages.
+const FEW_ROWS: u32 = 16;
 /// What the only row of a page counts for a base that is alone, too.
 const COUNT_ONE: u64 = 1 << 20;
 
@@ -209,6 +211,8 @@ struct Scratch {
     rows_in: Vec<u32>,
     asking: Vec<u32>,
     in_page: Vec<bool>,
+    /// Pages that a query may no more read.
+    vacant: Vec<u32>,
 }
 
 impl Scratch {
@@ -219,6 +223,7 @@ impl Scratch {
             rows_in: vec![0; num_queries],
             asking: Vec::new(),
             in_page: vec![false; num_rows],
+            vacant: Vec::new(),
         }
     }
 }
@@ -324,6 +329,36 @@ impl<'a> Covers<'a> {
         unread.saturating_sub(1)
     }
 
+    /// Whether a query that has `rows_in` rows in a page would read fewer pages with it: what
+    /// [`Self::saved_of`] says, of a query of which few rows are here, as of most.
+    fn saves(&self, query: u32, rows_in: u32, in_page: &[bool], vacant: &mut Vec<u32>) -> bool {
+        let pins = || self.queries.get(query as usize).iter().zip(self.pages_of_query(query));
+        let mut left = rows_in;
+        vacant.clear();
+        for (&row, &page) in pins() {
+            if in_page[row as usize] {
+                if !vacant.contains(&page) {
+                    vacant.push(page);
+                }
+                left -= 1;
+                if left == 0 {
+                    break;
+                }
+            }
+        }
+        for (&row, page) in pins() {
+            if vacant.len() < 2 {
+                return false;
+            }
+            if !in_page[row as usize]
+                && let Some(i) = vacant.iter().position(|one| one == page)
+            {
+                vacant.swap_remove(i);
+            }
+        }
+        vacant.len() >= 2
+    }
+
     /// The pages that all queries would no more read. Of rows that many ask for, a part of the
     /// queries stands for all.
     fn saved_by_any(&self, page: &[u32], scratch: &mut Scratch) -> u64 {
@@ -368,11 +403,17 @@ impl<'a> Covers<'a> {
 
     /// Adds a page: the queries that it saves pages of read their rows from it.
     fn add(&mut self, page: &[u32], scratch: &mut Scratch) {
-        let Scratch { served, rows_in, asking, in_page, .. } = scratch;
+        let Scratch { served, rows_in, asking, in_page, vacant, .. } = scratch;
         self.ask(page, 1, rows_in, asking, in_page);
         for query in asking.drain(..) {
             let rows_in = std::mem::take(&mut rows_in[query as usize]);
-            if rows_in < 2 || self.saved_of(query, in_page, served) == 0 {
+            let saves = match rows_in {
+                0..2 => false,
+                2..FEW_ROWS => self.saves(query, rows_in, in_page, vacant),
+                _ => self.saved_of(query, in_page, served) > 0,
+            };
+            debug_assert_eq!(saves, self.saved_of(query, in_page, served) > 0);
+            if !saves {
                 continue;
             }
             let start = self.starts[query as usize];
