@@ -201,7 +201,9 @@ def test_a_record_that_does_not_fit_is_named_and_what_is_before_it_kept(
     append(log, 2)
     with reopened(path) as store:
         for _ in range(2):  # it stands there again
-            with pytest.raises(kind, match=rf"^segment-0000000001.log, offset {offset}: .*{message}"):
+            with pytest.raises(
+                kind, match=rf"^segment-0000000001.log, offset {offset}: .*{message}"
+            ):
                 follow(store, log)
             assert store.uncommitted == (0, 0)
             assert json.loads(store.state()["follow"])["position"]["records"] == 1

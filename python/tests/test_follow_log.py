@@ -54,7 +54,9 @@ def log(tmp_path: Path) -> Path:
 def test_records_are_read_as_they_were_written(log: Path) -> None:
     with LogWriter(log) as writer:
         writer.put("t", [[1, 2], [-1, 4]], np.ones((2, 2, 3), np.float32), reset_state=True)
-        writer.update("ü", [7], np.full((1, 5), 0.1, np.float32), lr=0.1, betas=(0.8, 0.9), nesterov=True)
+        writer.update(
+            "ü", [7], np.full((1, 5), 0.1, np.float32), lr=0.1, betas=(0.8, 0.9), nesterov=True
+        )
         writer.delete("t", np.array([2**64 - 1], np.uint64))
         writer.put("t", [], np.empty((0, 3), np.float32))
         writer.update("t", [], np.empty((0, 3), np.float32), lr=1, step=3)

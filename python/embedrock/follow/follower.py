@@ -31,11 +31,11 @@ _VERSION = 1
 _WAIT_SECONDS = 0.05
 """Between two looks at a log that has nothing new; also how late Ctrl-C may be noticed."""
 _SHOW_SECONDS = 0.2
+_HYPER = ("lr", "eps", "betas", "weight_decay", "step")
+_OWN_HYPER = ("momentum", "dampening", "nesterov", "lr_power", "l1", "l2", "beta")
 _OPTIONS = {
     "put": frozenset({"reset_state"}),
-    "update": frozenset(
-        "lr eps betas weight_decay step momentum dampening nesterov lr_power l1 l2 beta".split()
-    ),
+    "update": frozenset({*_HYPER, *_OWN_HYPER}),
     "delete": frozenset(),
 }
 """What records may ask of a verb: how a row that is not finite is taken, for one, they may not."""
@@ -67,8 +67,8 @@ class Follower:
     """Applies the records of ``source`` to ``store``, in their order, each exactly once.
 
     Each commit has the position behind its last record, in the byte string ``"follow"`` of
-    :meth:`embedrock.Store.state`; the other byte strings and the meta of the commit before are kept.
-    A store that was closed, killed or lost power goes on at its last commit, from that commit's
+    :meth:`embedrock.Store.state`; other byte strings and the meta of the commit before are kept. A
+    store that was closed, killed or lost power goes on at its last commit, from that commit's
     position. Readers of the store see the commits when they ``refresh``.
 
     ``start`` is where a store begins that has followed nothing yet: ``"begin"`` or ``"end"`` of the
@@ -185,7 +185,7 @@ class Follower:
                 f"the follower of {self._store.path} was interrupted within a record; close the "
                 f"store and open it again, and make a new follower"
             )
-        while not (stop and stop()):
+        while stop is None or not stop():
             if not self._waiting and not self._read():
                 self._commit_if_due()
                 self._show(progress)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -111,12 +112,11 @@ class LogReader:
         Errors: ``MismatchError`` for one of another log, ``NotFoundError`` when its segment was
         deleted, ``CorruptError`` when the log is shorter than that.
         """
-        numbers = [position.get(name) for name in _NUMBERS]
-        if not all(type(number) is int and number >= 0 for number in numbers):
+        if not _is_position(position):
             raise MisuseError(f"position is {shown(position)}, expected one of a LogReader")
-        if position.get("log") != self._log:
+        if position["log"] != self._log:
             raise MismatchError(
-                f"the position is of log {position.get('log')}, and {self._directory} is log "
+                f"the position is of log {position['log']}, and {self._directory} is log "
                 f"{self._log}; follow the log that the store followed before"
             )
         segment, offset, checksum, records = (position[name] for name in _NUMBERS)
@@ -301,7 +301,7 @@ class LogReader:
             )
 
     def _seek_behind(self, segment: int, checksum: int) -> None:
-        """Goes to the next segment in place of one that was deleted, if that was read to its end."""
+        """Goes to the next segment in place of a deleted one, if that was read to its end."""
         if segment_path(self._directory, segment + 1).exists():
             self._open_segment(segment + 1)
             if self._header.previous == checksum:
@@ -317,3 +317,14 @@ class LogReader:
             f"{path} is damaged at offset {self._offset}, or is not what was followed before: "
             f"{what}; restore the file from a copy"
         )
+
+
+def _is_position(given: Any) -> bool:
+    """Whether it has the parts of a position, within their bounds."""
+    if not isinstance(given, Mapping) or not isinstance(given.get("log"), str):
+        return False
+    numbers = [given.get(name) for name in _NUMBERS]
+    bounds = (2**64, 2**63, 2**32, 2**64)
+    return all(
+        type(one) is int and 0 <= one < most for one, most in zip(numbers, bounds, strict=True)
+    )

@@ -116,7 +116,7 @@ def header_of(content: bytes, path: Path) -> tuple[Header, int]:
     """
     if len(content) < HEADER_BYTES or content[:8] != _MAGIC:
         raise CorruptError(f"{path} does not begin as a segment of a log does, at offset 0")
-    magic, version, _, log, number, records, previous = _HEADER.unpack_from(content)
+    _, version, _, log, number, records, previous = _HEADER.unpack_from(content)
     if version != _VERSION:
         raise UnsupportedError(
             f"{path} has version {version} of the format of logs, this build reads {_VERSION}"
@@ -201,9 +201,7 @@ def decoded(raw: Raw, place: str, position: Position) -> Record:
     if kind is None:
         fault = f"its kind is {raw.code}, which this build does not know"
     elif rows_at + row_bytes + -row_bytes % 8 != len(raw.payload):
-        fault = (
-            f"it has {len(raw.payload)} bytes, not those of {raw.rows} rows of {raw.dim} values"
-        )
+        fault = f"it has {len(raw.payload)} bytes, not those of {raw.rows} rows of {raw.dim} values"
     else:
         try:
             table = bytes(raw.payload[: raw.name_bytes]).decode()
