@@ -20,6 +20,7 @@ import embedrock
 from embedrock.cli import main
 from embedrock.errors import (
     CorruptError,
+    FullError,
     KeyRangeError,
     MismatchError,
     MisuseError,
@@ -305,18 +306,32 @@ def test_a_follower_that_was_interrupted_in_a_record_does_not_go_on(
         store.commit(99)
 
 
-def test_a_full_disk_is_followed_on_where_a_commit_makes_room(tmp_path: Path) -> None:
+def test_a_full_disk_is_followed_on_where_commits_make_room(tmp_path: Path) -> None:
+    rows, piece, pieces = 20_000, 2000, 100
     with LogWriter(tmp_path / "log") as log:
-        keys = np.arange(4000)
-        for number in range(60):
-            log.put("t", keys, np.full((4000, 64), number, np.float32))
-    with embedrock.open(tmp_path / "s", "4MiB", max_disk_bytes=24 << 20) as store:
-        store.table("t", 64, expected_rows=4000, optimizer="none")
+        for number in range(pieces):
+            keys = (np.arange(piece) + number * piece) % rows
+            log.put("t", keys, np.full((piece, 64), number, np.float32))
+    with embedrock.open(tmp_path / "s", "2MiB", max_disk_bytes=12 << 20) as store:
+        table = store.table("t", 64, expected_rows=rows, optimizer="none")
         store.commit(0)
         done = follow(store, log, commit_seconds=None)
-        assert done.records == 60
-        assert done.commits > 2  # it was full
-        assert (store.table("t").get(keys) == 59).all()
+        assert done.records == pieces
+        assert done.commits > 6  # it was full several times
+        last = pieces - rows // piece + np.arange(rows) // piece
+        np.testing.assert_array_equal(table.get(np.arange(rows))[:, 0], last)
+
+
+def test_a_disk_that_is_too_small_is_an_error_and_what_was_applied_is_kept(tmp_path: Path) -> None:
+    with LogWriter(tmp_path / "log") as log:
+        log.put("t", [1], np.ones((1, 64), np.float32))
+        log.put("t", np.arange(4000), np.ones((4000, 64), np.float32))
+    with embedrock.open(tmp_path / "s", "4MiB", max_disk_bytes=2 << 20) as store:
+        store.table("t", 64, expected_rows=4000, optimizer="none")
+        store.commit(0)
+        with pytest.raises(FullError, match="max_disk_bytes"):
+            follow(store, log)
+        assert json.loads(store.state()["follow"])["position"]["records"] == 1
 
 
 class Numbers:

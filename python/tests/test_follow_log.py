@@ -126,10 +126,10 @@ def test_zeros_behind_an_unfinished_record_are_waited_for(log: Path) -> None:
     # What a power cut leaves where the file system had made the file longer.
     write(log, [1, 2])
     whole = segment(log).read_bytes()
-    for length in range(len(whole) - 80, len(whole)):
+    for length in range(len(whole) - 64, len(whole)):
         segment(log).write_bytes(whole[:length] + bytes(len(whole) - length))
         with LogReader(log) as reader:
-            assert keys(read(reader))[0] == 1
+            assert keys(read(reader)) == [1], length
 
 
 def test_a_writer_cuts_off_what_a_killed_one_left(log: Path) -> None:
@@ -229,7 +229,7 @@ def test_a_log_that_lost_what_was_followed_is_an_error(log: Path) -> None:
 
 
 def test_segments_that_were_read_may_be_deleted(log: Path) -> None:
-    write(log, range(6), segment_bytes=300)
+    write(log, range(12), segment_bytes=300)
     with LogReader(log) as reader:
         records = read(reader)
         last_of_first = max(r.position["offset"] for r in records if r.position["segment"] == 1)
@@ -242,7 +242,7 @@ def test_segments_that_were_read_may_be_deleted(log: Path) -> None:
         segment(log).unlink()
         reader.seek(position)
         rest = keys(read(reader))
-        assert rest == list(range(6 - len(rest), 6)) and len(rest) > 2
+        assert rest == list(range(12 - len(rest), 12)) and len(rest) > 4
         with pytest.raises(NotFoundError, match=r"0000000001.log is not there, and the store has"):
             reader.seek(records[0].position)
         with pytest.raises(NotFoundError, match="begins with segment 2"):

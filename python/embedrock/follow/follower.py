@@ -208,8 +208,11 @@ class Follower:
         returns.
         """
         self._settle()
-        if self._committed == (self._position, self._bad):
-            return
+        if self._committed != (self._position, self._bad):
+            self._commit_again()
+
+    def _commit_again(self) -> None:
+        """Commits, also where nothing is new."""
         told = {"version": _VERSION, "position": dict(self._position), "bad": self._bad}
         state = {**self._state, STATE: json.dumps(told).encode()}
         step = 0 if self._step is None else self._step + 1
@@ -276,13 +279,21 @@ class Follower:
         self._within_record = False
 
     def _apply_with_room(self, record: Record) -> None:
-        try:
-            self._apply(record)
-        except FullError:
-            # Nothing has changed. A commit releases the copies that only older ones need.
-            self.commit()
+        """Applies a record; a full disk may have room once older commits are not kept any more."""
+        commits_left: int | None = None
+        while True:
+            try:
+                self._apply(record)
+                return
+            except FullError:  # nothing has changed
+                if commits_left is None:
+                    commits_left = len(self._store.commits())
+                if commits_left == 0:
+                    raise
+            commits_left -= 1
             self._settle()
-            self._apply(record)
+            self._commit_again()
+            self._settle()
 
     def _apply(self, record: Record) -> None:
         if record.kind is None:
