@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,8 @@ import pytest
 from embedrock.errors import (
     ClosedError,
     CorruptError,
+    ForkedError,
+    IoError,
     LockedError,
     MismatchError,
     MisuseError,
@@ -138,6 +143,8 @@ def test_a_writer_cuts_off_what_a_killed_one_left(log: Path) -> None:
     with LogReader(log) as reader:
         segment(log).write_bytes(whole[:-5])
         assert keys(read(reader)) == [1]
+        with LogWriter(log) as writer:
+            assert writer.cut_bytes == 59
         write(log, [3, 4])
         assert keys(read(reader)) == [3, 4]
         assert reader.position["records"] == 3
@@ -285,3 +292,60 @@ def test_a_record_larger_than_a_read_is_read(log: Path) -> None:
         records = read(reader)
     assert len(records) == 2
     np.testing.assert_array_equal(records[1].rows, rows)
+
+
+def test_threads_write_to_one_log(log: Path) -> None:
+    with LogWriter(log, segment_bytes=2000) as writer:
+
+        def append(first: int) -> None:
+            for number in range(first, first + 100):
+                writer.put("t", [number], numbered([number]))
+
+        threads = [threading.Thread(target=append, args=(i * 100,)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    with LogReader(log) as reader:
+        assert sorted(keys(read(reader))) == list(range(400))
+
+
+def test_a_forked_process_does_not_write_to_its_parents_log(log: Path) -> None:
+    with LogWriter(log) as writer:
+        child = os.fork()
+        if child == 0:
+            try:
+                writer.delete("t", [1])
+            except ForkedError:
+                os._exit(7)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        writer.delete("t", [2])
+    with LogReader(log) as reader:
+        assert keys(read(reader)) == [2]
+
+
+def test_a_write_that_fails_leaves_the_log_whole(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LogWriter(log) as writer:
+        writer.put("t", [1], numbered([1]))
+        real = os.writev
+
+        def cut_short(file: int, parts: Any) -> int:
+            return real(file, [b"".join(parts)[:50]])
+
+        def full(file: int, data: Any) -> int:
+            raise OSError(errno.ENOSPC, "no room")
+
+        monkeypatch.setattr(os, "writev", cut_short)
+        monkeypatch.setattr(os, "write", full)
+        with pytest.raises(IoError, match="no room"):
+            writer.put("t", [2], numbered([2]))
+        monkeypatch.undo()
+        writer.put("t", [3], numbered([3]))
+        monkeypatch.setattr(os, "writev", cut_short)  # and the rest by write
+        writer.put("t", [4], numbered([4]))
+    with LogReader(log) as reader:
+        assert keys(read(reader)) == [1, 3, 4]

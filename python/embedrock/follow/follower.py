@@ -270,6 +270,9 @@ class Follower:
                 self._on_bad(record.place, told)
             self._within_record = True
             self._bad += 1
+        except FullError:
+            self._within_record = False
+            raise
         else:
             self._records += 1
             self._rows += len(record.keys)

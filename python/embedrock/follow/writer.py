@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import secrets
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from embedrock._verbs import Floats
 from embedrock.errors import (
     ClosedError,
     CorruptError,
+    ForkedError,
     IoError,
     LockedError,
     MisuseError,
@@ -34,21 +36,22 @@ __all__ = ["LogWriter"]
 class LogWriter:
     """Appends batches to a log, the directory ``directory``, which is made if it is not there.
 
-    One process writes to a log at a time. A log that is there is continued: what a writer that was
-    killed has left of an unfinished record, which no reader has applied, is cut off. Once a segment
-    has ``segment_bytes``, the next one begins. Segments that every follower is past may be deleted,
-    lowest numbers first; the last one stays.
+    One process writes to a log at a time, from any of its threads. A log that is there is
+    continued: what a writer that was killed has left of an unfinished record, which no reader has
+    applied, is cut off (``cut_bytes``). Once a segment has ``segment_bytes``, the next one begins.
+    Segments that every follower is past may be deleted, lowest numbers first; the last one stays.
 
     Errors: ``LockedError`` when another writer has the log; ``CorruptError`` when the last segment
-    is damaged; ``IoError``. After an ``IoError`` of a write that could not be undone the writer
-    refuses further ones with ``PoisonedError``: open the log again.
+    is damaged; ``ForkedError`` in a process that was forked since; ``IoError``. After an
+    ``IoError`` of a write that could not be undone, or of a sync, the writer refuses further ones
+    with ``PoisonedError``: open the log again.
 
     Blocking: each record is handed to the operating system in the call. Opening reads the last
     segment.
 
     Durability: a killed process loses nothing that was appended; a power cut loses what came after
     the last :meth:`sync`. A follower may have applied that already, and finds then that the log is
-    not what it was: where that matters, write to a store's log with ``sync`` after each batch.
+    not what it was: call ``sync`` after each batch where that matters.
 
     >>> with embedrock.follow.LogWriter("ads.log") as log:
     ...     log.put("ads", [7, 8], np.ones((2, 4), np.float32))
@@ -66,6 +69,9 @@ class LogWriter:
         self._file = -1
         self._lock = -1
         self._broken = False
+        self._cut_bytes = 0
+        self._pid = os.getpid()
+        self._appending = threading.RLock()  # over the chain of records; fsync is called under it
         with file_errors(f"log {self._directory}"):
             self._directory.mkdir(parents=True, exist_ok=True)
             self._take_lock()
@@ -89,6 +95,11 @@ class LogWriter:
     def records(self) -> int:
         """How many records the log has had since it was made."""
         return self._records
+
+    @property
+    def cut_bytes(self) -> int:
+        """Bytes of an unfinished record that were cut off when the log was opened."""
+        return self._cut_bytes
 
     def put(
         self, table: str, keys: ArrayLike, values: ArrayLike, *, reset_state: bool = False
@@ -148,8 +159,8 @@ class LogWriter:
 
     def sync(self) -> None:
         """Waits until the disk has every record so far."""
-        self._check()
-        with file_errors(f"log {self._directory}"):
+        with self._appending, file_errors(f"log {self._directory}"):
+            self._check()
             try:
                 os.fsync(self._file)
             except OSError:
@@ -158,8 +169,8 @@ class LogWriter:
 
     def rotate(self) -> None:
         """Ends the segment, durably, and begins the next one."""
-        self._check()
-        with file_errors(f"log {self._directory}"):
+        with self._appending, file_errors(f"log {self._directory}"):
+            self._check()
             parts, checksum = encoded(None, "", np.empty(0, np.uint64), None, {}, self._chain)
             self._write(parts, checksum, 0)
             self.sync()
@@ -167,13 +178,14 @@ class LogWriter:
 
     def close(self) -> None:
         """Syncs and closes the log; a second call does nothing."""
-        if self._lock < 0:
-            return
-        try:
-            if not self._broken:
-                self.sync()
-        finally:
-            self._release()
+        with self._appending:
+            if self._lock < 0:
+                return
+            try:
+                if not self._broken and self._pid == os.getpid():
+                    self.sync()
+            finally:
+                self._release()
 
     def __enter__(self) -> LogWriter:
         """The writer itself."""
@@ -195,12 +207,13 @@ class LogWriter:
     def _append(
         self, kind: Kind, table: str, keys: Keys, rows: Floats | None, options: dict[str, Any]
     ) -> None:
-        self._check()
-        parts, checksum = encoded(kind, text("table", table), keys.flat, rows, options, self._chain)
-        with file_errors(f"log {self._directory}"):
+        name = text("table", table)
+        with self._appending, file_errors(f"log {self._directory}"):
+            self._check()
+            parts, checksum = encoded(kind, name, keys.flat, rows, options, self._chain)
             self._write(parts, checksum, 1)
-        if self._offset >= self._segment_bytes:
-            self.rotate()
+            if self._offset >= self._segment_bytes:
+                self.rotate()
 
     def _write(self, parts: list[Any], checksum: int, records: int) -> None:
         """Appends the parts, all or none of them."""
@@ -224,6 +237,11 @@ class LogWriter:
     def _check(self) -> None:
         if self._lock < 0:
             raise ClosedError(f"log {self._directory} was closed")
+        if self._pid != os.getpid():
+            raise ForkedError(
+                f"log {self._directory} was opened before this process was forked: write to it in "
+                f"the process that opened it"
+            )
         if self._broken:
             raise PoisonedError(
                 f"an earlier write to log {self._directory} failed; open a new LogWriter, which "
@@ -249,6 +267,7 @@ class LogWriter:
         if not numbers:
             self._log, self._records, self._chain = secrets.token_hex(16), 0, 0
             self._create(1, 0)
+            _sync_directory(self._directory.parent)
             return
         reader = LogReader(self._directory)
         try:
@@ -264,7 +283,8 @@ class LogWriter:
         self._offset = position["offset"]
         path = segment_path(self._directory, self._number)
         self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
-        if os.fstat(self._file).st_size > self._offset:
+        self._cut_bytes = os.fstat(self._file).st_size - self._offset
+        if self._cut_bytes:
             os.ftruncate(self._file, self._offset)
             os.fsync(self._file)
         if reader.at_end_of_segment():
