@@ -241,7 +241,8 @@ class LogReader:
             return False
         if damage.end is not None:
             return damage.end >= left
-        return len(rest) >= left and not any(rest[RECORD_HEADER_BYTES:])
+        behind = np.frombuffer(rest, np.uint8)[RECORD_HEADER_BYTES:]
+        return len(rest) >= left and not behind.any()
 
     def _read(self, least: int) -> memoryview:
         """Bytes at the position: a read of this size, less at the end of the file."""
