@@ -312,12 +312,12 @@ def test_a_full_disk_is_followed_on_where_commits_make_room(tmp_path: Path) -> N
         for number in range(pieces):
             keys = (np.arange(piece) + number * piece) % rows
             log.put("t", keys, np.full((piece, 64), number, np.float32))
-    with embedrock.open(tmp_path / "s", "2MiB", max_disk_bytes=12 << 20) as store:
+    with embedrock.open(tmp_path / "s", "2MiB", max_disk_bytes=10 << 20) as store:
         table = store.table("t", 64, expected_rows=rows, optimizer="none")
         store.commit(0)
         done = follow(store, log, commit_seconds=None)
         assert done.records == pieces
-        assert done.commits > 6  # it was full several times
+        assert done.commits > 10  # it was full several times
         last = pieces - rows // piece + np.arange(rows) // piece
         np.testing.assert_array_equal(table.get(np.arange(rows))[:, 0], last)
 
