@@ -57,6 +57,10 @@ class LogReader:
         self._directory = named_path("directory", directory).absolute()
         self._file = -1
         self._closed = False
+        self._number: int
+        self._offset: int
+        self._chain: int
+        self._records: int
         with file_errors(f"log {self._directory}"):
             numbers = self._numbers()
             self._open_segment(numbers[0])
@@ -242,12 +246,12 @@ class LogReader:
         if damage.end is not None:
             return damage.end >= left
         behind = np.frombuffer(rest, np.uint8)[RECORD_HEADER_BYTES:]
-        return len(rest) >= left and not behind.any()
+        return len(rest) >= left and not bool(behind.any())
 
     def _read(self, least: int) -> memoryview:
         """Bytes at the position: a read of this size, less at the end of the file."""
         count = min(least, max(self._size() - self._offset, 0))
-        buffer = memoryview(np.empty(count, np.uint8))
+        buffer = np.empty(count, np.uint8).data
         done = 0
         while done < count:
             more = os.preadv(self._file, [buffer[done:]], self._offset + done)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from embedrock._verbs import Floats
 from embedrock.errors import CorruptError, MisuseError, UnsupportedError
@@ -142,13 +143,9 @@ def encoded(
         raise MisuseError(f"the name of table {table[:20]!r}… is too long for a record of a log")
     words = name + told
     words += bytes(-len(words) % 8)
-    key_bytes = memoryview(keys.astype(_KEYS, copy=False)).cast("B") if len(keys) else b""
-    row_bytes: bytes | memoryview = b""
-    dim = 0
-    if rows is not None:
-        dim = rows.shape[1]
-        if rows.size:
-            row_bytes = memoryview(rows.astype(_ROWS, copy=False).reshape(-1)).cast("B")
+    key_bytes = _bytes_of(keys.astype(_KEYS, copy=False))
+    dim = 0 if rows is None else rows.shape[1]
+    row_bytes = b"" if rows is None else _bytes_of(rows.astype(_ROWS, copy=False))
     padding = bytes(-len(row_bytes) % 8)
     parts = [words, key_bytes, row_bytes, padding]
     size = sum(map(len, parts))
@@ -182,7 +179,7 @@ def parsed(data: memoryview, chain: int) -> Raw | int:
         raise Damage(f"the record says that it has {size} bytes, at most {RECORD_BYTES_MAX}", None)
     total = RECORD_HEADER_BYTES + size
     if len(data) < total:
-        return total
+        return int(total)
     payload = data[RECORD_HEADER_BYTES:total]
     if zlib.crc32(payload) != of_payload:
         raise Damage("the record does not have its checksum", total)
@@ -192,7 +189,8 @@ def parsed(data: memoryview, chain: int) -> Raw | int:
 def decoded(raw: Raw, place: str, position: Position) -> Record:
     """What a record says. One that cannot be read has a ``fault``, and the others of the log go on
     behind it."""
-    kind, table, options, fault = KINDS.get(raw.code), "", {}, ""
+    kind, table, fault = KINDS.get(raw.code), "", ""
+    options: Any = {}
     words = raw.name_bytes + raw.options_bytes
     keys_at = words + -words % 8
     rows_at = keys_at + raw.rows * 8
@@ -220,6 +218,11 @@ def decoded(raw: Raw, place: str, position: Position) -> Record:
         rows = np.frombuffer(raw.payload, _ROWS, raw.rows * raw.dim, rows_at)
         rows = rows.reshape(raw.rows, raw.dim)
     return Record(kind, table, keys, rows, options, place, position)
+
+
+def _bytes_of(array: npt.NDArray[Any]) -> bytes | memoryview:
+    """The bytes of an array, not copied."""
+    return array.reshape(-1).view(np.uint8).data if array.size else b""
 
 
 def _refuse(constant: str) -> Any:

@@ -70,6 +70,7 @@ class LogWriter:
         self._lock = -1
         self._broken = False
         self._cut_bytes = 0
+        self._offset = self._number = self._chain = self._records = 0
         self._pid = os.getpid()
         self._appending = threading.RLock()  # over the chain of records; fsync is called under it
         with file_errors(f"log {self._directory}"):
