@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import struct
 import threading
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -349,3 +351,39 @@ def test_a_write_that_fails_leaves_the_log_whole(
         writer.put("t", [4], numbered([4]))
     with LogReader(log) as reader:
         assert keys(read(reader)) == [1, 3, 4]
+
+
+def test_the_bytes_of_a_log_are_those_of_its_page(log: Path) -> None:
+    # Made by hand as docs/formats/update-log.md says: a change of the format needs a new version.
+    with LogWriter(log) as writer:
+        identity = bytes.fromhex(writer.log)
+        writer.put("ads", [7, -1], np.float32([[1, 2, 3], [4, 5, 6]]))
+        writer.update("ads", [7], np.float32([[0.5]]), lr=0.25)
+        writer.delete("b", [9])
+        writer.rotate()
+
+    def summed(fields: bytes, before: int = 0) -> bytes:
+        return fields + struct.pack("<I", zlib.crc32(fields, before))
+
+    def last(content: bytes) -> int:
+        return int.from_bytes(content[-4:], "little")
+
+    def header(number: int, records: int, previous: int) -> bytes:
+        ids = struct.pack("<II16sQQI8x", 1, 0, identity, number, records, previous)
+        return summed(b"EMBRKLOG" + ids)
+
+    payloads = [
+        (1, 2, 3, 3, 0, b"ads" + bytes(5) + struct.pack("<Qq6f", 7, -1, 1, 2, 3, 4, 5, 6)),
+        (2, 1, 1, 3, 12, b'ads{"lr": 0.25}' + bytes(1) + struct.pack("<Qf", 7, 0.5) + bytes(4)),
+        (3, 1, 0, 1, 0, b"b" + bytes(7) + struct.pack("<Q", 9)),
+        (4, 0, 0, 0, 0, b""),
+    ]
+    content = header(1, 0, 0)
+    chain = last(content)
+    for *counts, payload in payloads:
+        fields = struct.pack("<QIIIHHI", len(payload), *counts, zlib.crc32(payload))
+        made = summed(fields, chain)
+        chain = last(made)
+        content += made + payload
+    assert segment(log).read_bytes() == content
+    assert segment(log, 2).read_bytes() == header(2, 3, chain)
