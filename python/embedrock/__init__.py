@@ -36,7 +36,7 @@ from embedrock.store import Store, check, close_all, copy, distinct, open
 from embedrock.table import Table
 
 if TYPE_CHECKING:
-    from embedrock import nn, optim, trace, weights
+    from embedrock import follow, nn, optim, trace, weights
     from embedrock.checkpoint import resume, save
     from embedrock.pipeline.training import Pipeline
     from embedrock.placement.freezing import freeze
@@ -60,6 +60,7 @@ __all__ = [
     "copy",
     "distinct",
     "errors",
+    "follow",
     "freeze",
     "hash_keys",
     "initializers",
@@ -77,6 +78,7 @@ __all__ = [
 # Public names that need PyTorch or that few programs use, and the module that each one comes from.
 _LAZY = {
     "Pipeline": "embedrock.pipeline.training",
+    "follow": "embedrock.follow",
     "freeze": "embedrock.placement.freezing",
     "nn": "embedrock.nn",
     "optim": "embedrock.optim",

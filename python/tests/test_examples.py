@@ -32,6 +32,10 @@ SAYS = {
         r"\[\(20, .*\), \(30, .*\)\]\nbegan behind step 0\n"
         r"\[\(40, .*\), \(50, .*\)\]\nbegan behind step 30\n"
     ),
+    "follow_a_log": (
+        r"3 records, commit at step 3\nrow 0 is 0\.5\n"
+        r"ads\.store: commit at step 4, 1 records with 1 rows; 0 B behind\n"
+    ),
     "freeze_and_serve": (
         r"plain\.store: 1[0-5]\.\d pages a query of 15 rows\n"
         r"placed\.store: [1-4]\.\d pages a query of 15 rows\n"

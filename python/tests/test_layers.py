@@ -21,6 +21,7 @@ GROUPS = {
     "ahead": "ahead",
     "store": "_verbs table store",
     "files": "checkpoint weights",
+    "follow": "follow",
     "placement": "placement",
     "pipeline": "pipeline",
     "nn": "nn",

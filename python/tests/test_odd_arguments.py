@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import embedrock
-from embedrock import initializers, nn, optim, optimizers, weights
+from embedrock import follow, initializers, nn, optim, optimizers, weights
 from embedrock.ahead.permits import Permit, Permits
 from embedrock.ahead.prefetch import Prefetch
 from embedrock.ahead.window import Window
@@ -252,8 +252,53 @@ CALLS: dict[str, tuple[Callable[[World], Any], Callable[[World], Arguments]]] = 
         lambda w: optim.SGD(w.bag).load_state_dict,
         lambda w: {"state_dict": optim.SGD(w.bag).state_dict()},
     ),
+    "follow.LogWriter": (lambda w: follow.LogWriter, lambda w: {"directory": w.new_path()}),
+    "follow.LogReader": (lambda w: follow.LogReader, lambda w: {"directory": log_of(w)}),
+    "follow.Follower": (
+        lambda w: follow.Follower,
+        lambda w: {"store": w.store, "source": follow.LogReader(log_of(w))},
+    ),
+    "LogWriter.put": (
+        lambda w: follow.LogWriter(w.new_path()).put,
+        lambda w: {"table": "t", "keys": KEYS, "values": rows(w)},
+    ),
+    "LogWriter.update": (
+        lambda w: follow.LogWriter(w.new_path()).update,
+        lambda w: {"table": "t", "keys": KEYS, "gradients": rows(w), "lr": 0.1},
+    ),
+    "LogWriter.delete": (
+        lambda w: follow.LogWriter(w.new_path()).delete,
+        lambda w: {"table": "t", "keys": KEYS},
+    ),
+    "LogReader.seek": (
+        lambda w: follow.LogReader(log_of(w)).seek,
+        lambda w: {"position": follow.LogReader(log_of(w)).position},
+    ),
+    "Follower.run": (  # without end, were it not for one of these
+        lambda w: (
+            lambda once, stop, progress: [
+                follower(w).run(once=once, stop=lambda: True),
+                follower(w).run(once=True, stop=stop),
+                follower(w).run(once=True, progress=progress),
+            ]
+        ),
+        lambda w: {"once": True, "stop": None, "progress": None},
+    ),
 }
 """The callable, and arguments with which it works."""
+
+
+def log_of(world: World) -> Path:
+    """A log with a record of the table."""
+    path = world.path / "log"
+    if not path.exists():
+        with follow.LogWriter(path) as log:
+            log.put("t", KEYS, rows(world))
+    return path
+
+
+def follower(world: World) -> follow.Follower:
+    return follow.Follower(world.store, follow.LogReader(log_of(world)))
 
 
 def bag_arguments() -> Arguments:
@@ -275,7 +320,7 @@ def recorded(world: World) -> Recording:
     return recording
 
 
-CALLED = ("progress", "function", "keys_of", "closure")
+CALLED = ("progress", "function", "keys_of", "closure", "stop", "on_bad")
 """Parameters whose own errors reach the caller as they are."""
 
 # What stands for parameters without a fixed name.
@@ -328,6 +373,9 @@ def within(world: World, parameter: str, odd: Any, usual: Any) -> Iterator[Any]:
         yield {"kind": "adagrad", "initial_accumulator": odd}
     if parameter == "feature_names":
         yield [odd]
+    if parameter == "position":
+        for one in usual:
+            yield {**usual, one: odd}
     try:
         hash(odd)
     except (TypeError, ValueError):
@@ -431,7 +479,7 @@ NO_USUAL = {
 def public_callables() -> Iterator[str]:
     """Names of all public functions, classes for callers and their methods with parameters."""
     modules = {"": embedrock, "initializers.": initializers, "optimizers.": optimizers}
-    modules |= {"weights.": weights, "nn.": nn, "optim.": optim}
+    modules |= {"weights.": weights, "nn.": nn, "optim.": optim, "follow.": follow}
     for prefix, module in modules.items():
         for name in module.__all__:
             found = getattr(module, name)
@@ -440,7 +488,7 @@ def public_callables() -> Iterator[str]:
     owners = [embedrock.Store, embedrock.Table, Window, Permits, Permit, Prefetch, Recording]
     owners += [embedrock.PendingCommit, embedrock.StepReport, embedrock.LookaheadLoader]
     owners += [embedrock.Pipeline, nn.Embedding, nn.EmbeddingBag, nn.EmbeddingBagCollection]
-    owners += [optim.RowOptimizer]
+    owners += [optim.RowOptimizer, follow.LogWriter, follow.LogReader, follow.Follower]
     for owner in owners:
         for name, method in vars(owner).items():
             public = not name.startswith("_") or name == "__contains__"
@@ -458,6 +506,9 @@ NOT_MADE_BY_CALLERS = {
     "nn.RowsModule",
     "nn.Jagged",
     "optim.RowOptimizer",
+    "follow.Followed",
+    "follow.Record",
+    "follow.Source",
 }
 
 

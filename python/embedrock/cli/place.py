@@ -63,7 +63,8 @@ def add(commands: Any) -> argparse.ArgumentParser:
         help="how replica pages are chosen: residual, each the page that saves most after those "
         "before it; partitions, the same of pages of other partitions, which saves most behind a "
         "cache of rows; to compare with, connectivity (MaxEmbed), random and frequency. Its "
-        "strawmen RPP and FPR make pages that no plan can say: embedrock bench place --trace counts them",
+        "strawmen RPP and FPR make pages that no plan can say: embedrock bench place --trace "
+        "counts them",
     )
     command.add_argument(
         "--learn",

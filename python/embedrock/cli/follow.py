@@ -1,0 +1,158 @@
+"""`embedrock follow STORE --log DIR`: applies the updates of a log, each exactly once."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from embedrock.cli import output
+from embedrock.training.interrupt import EXIT_INTERRUPTED, Interrupt
+
+if TYPE_CHECKING:
+    from embedrock.follow import Followed
+
+_SHOWN_BAD_MAX = 20
+"""Bad records that are named; all are counted."""
+
+
+class Every(NamedTuple):
+    """When a commit is made."""
+
+    seconds: float | None
+    rows: int | None
+
+
+def every(text: str) -> Every:
+    """ "5s" or "100000": seconds or rows between two commits. For argparse's `type`."""
+    if not text.endswith("s"):
+        return Every(None, output.positive(text))
+    try:
+        seconds = float(text[:-1])
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no interval; examples: 5s, 0.5s, 100000")
+    return Every(seconds, None)
+
+
+def add(commands: Any) -> argparse.ArgumentParser:
+    """Adds the command."""
+    command: argparse.ArgumentParser = commands.add_parser(
+        "follow",
+        help="apply the updates of a log to a store, each exactly once",
+        description=(
+            "Applies what a log has, in its order, and goes on as it grows. The position in the "
+            "log becomes durable with the rows, in one commit: a restart, after Ctrl-C or kill -9, "
+            "neither loses nor repeats a record. Ctrl-C commits and exits with status 130. Others "
+            "may have the store open read-only meanwhile; they see each commit when they refresh."
+        ),
+        epilog="example: embedrock follow ads.store --log ads.log --commit-every 2s",
+    )
+    command.add_argument("store", type=Path, metavar="STORE", help="the store's directory")
+    command.add_argument(
+        "--log", type=Path, required=True, metavar="DIR", help="the directory of the log"
+    )
+    command.add_argument(
+        "--from",
+        dest="start",
+        choices=["begin", "end"],
+        default="begin",
+        help="where to begin with a store that has followed nothing yet; others go on at their "
+        "position (begin)",
+    )
+    command.add_argument(
+        "--commit-every",
+        type=every,
+        default=Every(5.0, None),
+        metavar="TIME|ROWS",
+        help="seconds, as 5s, or rows, as 100000, between two commits (5s)",
+    )
+    command.add_argument(
+        "--once", action="store_true", help="end when nothing whole is left to read"
+    )
+    command.add_argument(
+        "--skip-bad",
+        action="store_true",
+        help="leave out records that do not fit the store, and count them; without it the first "
+        "one ends the command with its place",
+    )
+    command.add_argument(
+        "--memory", default="256MiB", help="memory for the store: the index must fit (256MiB)"
+    )
+    output.add_json(command)
+    command.set_defaults(run=run)
+    return command
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Follows, and says how far."""
+    import embedrock
+    from embedrock.follow import Follower, LogReader
+    from embedrock.report import progress
+
+    output.refuse_missing_store(arguments.store)
+    named = 0
+
+    def on_bad(_place: str, error: Exception) -> None:
+        nonlocal named
+        named += 1
+        if named <= _SHOWN_BAD_MAX:
+            print(f"embedrock: warning: left out: {error}", file=sys.stderr)
+        if named == _SHOWN_BAD_MAX:
+            print("embedrock: warning: further ones are counted", file=sys.stderr)
+
+    with (
+        LogReader(arguments.log) as source,
+        embedrock.open(arguments.store, arguments.memory, create=False) as store,
+        Interrupt() as interrupt,
+        progress.Task(progress.for_terminal(), "following") as task,
+    ):
+        follower = Follower(
+            store,
+            source,
+            start=arguments.start,
+            commit_seconds=arguments.commit_every.seconds,
+            commit_rows=arguments.commit_every.rows,
+            skip_bad=arguments.skip_bad,
+            on_bad=on_bad,
+        )
+        began = time.monotonic()
+        done = follower.run(
+            once=arguments.once,
+            stop=lambda: interrupt.requested,
+            progress=lambda now: task.to(now.records, _note(now, began)),
+        )
+    if arguments.json:
+        output.print_json(
+            {
+                "records": done.records,
+                "rows": done.rows,
+                "bad": done.bad,
+                "commits": done.commits,
+                "step": done.step,
+                "lag_bytes": done.lag_bytes,
+                "position": dict(follower.position),
+            }
+        )
+    else:
+        left_out = f", {done.bad:,} left out in all" if done.bad else ""
+        print(
+            f"{arguments.store}: commit at step {done.step}, {done.records:,} records with "
+            f"{done.rows:,} rows{left_out}; {output.human_bytes(done.lag_bytes)} behind"
+        )
+    return EXIT_INTERRUPTED if interrupt.requested else 0
+
+
+def _note(now: Followed, began: float) -> str:
+    """The rest of the progress line: how fast, how far behind, and the last commit."""
+    passed = time.monotonic()
+    rate = now.records / max(passed - began, 1e-9)
+    left_out = f", {now.bad:,} left out" if now.bad else ""
+    return (
+        f"{rate:,.0f} records/s, {output.human_bytes(now.lag_bytes)} behind, commit at step "
+        f"{now.step} {passed - now.committed_at:.0f} s ago{left_out}"
+    )

@@ -1,0 +1,14 @@
+"""Following a log of updates: rows and the position in the log become durable in one commit.
+
+:class:`LogWriter` writes a log, a directory of segment files (``docs/formats/update-log.md``);
+:class:`LogReader` reads it; :class:`Follower` applies what a source has to a store. The position is
+part of each commit, so a process that is killed and started again neither loses nor repeats one
+record, gradients included.
+"""
+
+from embedrock.follow.follower import Followed, Follower
+from embedrock.follow.reader import LogReader
+from embedrock.follow.source import Record, Source
+from embedrock.follow.writer import LogWriter
+
+__all__ = ["Followed", "Follower", "LogReader", "LogWriter", "Record", "Source"]

@@ -1,0 +1,353 @@
+"""``Follower``: applies the records of a source to a store, and commits them with the position."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from embedrock._arguments import choice, flag, function, instance, number, shown, whole_or_none
+from embedrock.commits import PendingCommit
+from embedrock.errors import (
+    FullError,
+    KeyRangeError,
+    MismatchError,
+    MisuseError,
+    NonFiniteError,
+    NotFoundError,
+)
+from embedrock.follow.source import Position, Record, Source
+from embedrock.store import Store
+from embedrock.table import Table
+
+__all__ = ["STATE", "Followed", "Follower"]
+
+STATE = "follow"
+"""Name of the byte string that a commit has the position in."""
+_VERSION = 1
+_WAIT_SECONDS = 0.05
+"""Between two looks at a log that has nothing new; also how late Ctrl-C may be noticed."""
+_SHOW_SECONDS = 0.2
+_HYPER = ("lr", "eps", "betas", "weight_decay", "step")
+_OWN_HYPER = ("momentum", "dampening", "nesterov", "lr_power", "l1", "l2", "beta")
+_OPTIONS = {
+    "put": frozenset({"reset_state"}),
+    "update": frozenset({*_HYPER, *_OWN_HYPER}),
+    "delete": frozenset(),
+}
+"""What records may ask of a verb: how a row that is not finite is taken, for one, they may not."""
+_BAD = (KeyRangeError, MismatchError, MisuseError, NonFiniteError, NotFoundError)
+"""What verbs raise for a record that does not fit the store, before any row has changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """How far a follower is."""
+
+    records: int
+    """Records applied since the follower was made."""
+    rows: int
+    """Rows, or gradients, or keys to delete, that they had."""
+    bad: int
+    """Records that were left out, of all that the store has followed."""
+    commits: int
+    """Commits since the follower was made."""
+    step: int | None
+    """Step of the last commit; None before the first."""
+    committed_at: float
+    """When it was made, by ``time.monotonic``."""
+    lag_bytes: int
+    """Bytes of the log that are still to be read."""
+
+
+class Follower:
+    """Applies the records of ``source`` to ``store``, in their order, each exactly once.
+
+    Each commit has the position behind its last record, in the byte string ``"follow"`` of
+    :meth:`embedrock.Store.state`; other byte strings and the meta of the commit before are kept. A
+    store that was closed, killed or lost power goes on at its last commit, from that commit's
+    position. Readers of the store see the commits when they ``refresh``.
+
+    ``start`` is where a store begins that has followed nothing yet: ``"begin"`` or ``"end"`` of the
+    log; it does not count later. A commit is made every ``commit_seconds``, and every
+    ``commit_rows`` rows, where those are not None and something is new; steps are counted on. A
+    record that does not fit (an unknown table, another dim, numbers that are not finite, a key out
+    of range) is an error that names its place, after a commit of all before it; with ``skip_bad``
+    it is left out and counted, and ``on_bad(place, error)`` is called.
+
+    Nothing else may commit the store meanwhile: rows would become durable without their position.
+
+    Errors: ``MisuseError`` for a store that is ``read_only`` or has changes that no commit holds;
+    ``MismatchError`` when it has followed another log.
+
+    >>> with embedrock.follow.LogWriter("ads.log") as log:
+    ...     log.put("ads", [7, 8], np.ones((2, 4), np.float32))
+    ...     log.update("ads", [7], np.ones((1, 4), np.float32), lr=0.5)
+    >>> store.commit(step=1).step
+    1
+    >>> with embedrock.follow.LogReader("ads.log") as source:
+    ...     followed = embedrock.follow.Follower(store, source).run(once=True)
+    >>> followed.records, followed.rows, store.uncommitted
+    (2, 3, (0, 0))
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        source: Source,
+        *,
+        start: str = "begin",
+        commit_seconds: float | None = 5.0,
+        commit_rows: int | None = None,
+        skip_bad: bool = False,
+        on_bad: Callable[[str, Exception], object] | None = None,
+    ) -> None:
+        """Goes to the position of the store's commit; commits one that has none at its start."""
+        self._store = instance("store", store, Store)
+        if isinstance(source, type) or not isinstance(source, Source):
+            raise MisuseError(f"source is {shown(source)}, expected a follow.LogReader or a Source")
+        self._source = source
+        choice("start", start, ("begin", "end"))
+        if commit_seconds is not None and not number("commit_seconds", commit_seconds) >= 0:
+            raise MisuseError(f"commit_seconds is {shown(commit_seconds)}, expected 0 or more")
+        self._commit_seconds = commit_seconds
+        self._commit_rows = whole_or_none("commit_rows", commit_rows, 1)
+        self._skip_bad = flag("skip_bad", skip_bad)
+        self._on_bad = function("on_bad", on_bad, "a place and an error")
+        if store.read_only:
+            raise MisuseError(f"{store.path} is open read_only; open it to write to follow a log")
+        batches, rows = store.uncommitted
+        if batches:
+            raise MisuseError(
+                f"{batches:,} batches have changed {rows:,} rows of {store.path} that no commit "
+                f"holds: commit them first, or, when a follower was interrupted, close the store "
+                f"and open it again"
+            )
+        self._tables: dict[str, Table] = {}
+        self._waiting: deque[Record] = deque()
+        self._within_record = False
+        self._pending: PendingCommit | None = None
+        self._records = self._rows = self._bad = self._commits = self._fresh_rows = 0
+        self._committed_at = self._shown_at = time.monotonic()
+        self._step = store.step
+        self._state = dict(store.state()) if store.step is not None else {}
+        followed = self._state.pop(STATE, None)
+        if followed is None:
+            source.begin() if start == "begin" else source.end()
+            self._position: Position = source.position
+            self._committed: tuple[Position, int] | None = None
+            self.commit()
+        else:
+            self._position, self._bad = _decoded(followed, store)
+            source.seek(self._position)
+            self._committed = (self._position, self._bad)
+
+    @property
+    def position(self) -> Position:
+        """The position behind the last record that was applied or left out."""
+        return self._position
+
+    @property
+    def followed(self) -> Followed:
+        """How far it is."""
+        step, at = self._step, self._committed_at
+        waiting = sum(_bytes_of(record) for record in self._waiting)
+        lag = self._source.lag_bytes() + waiting
+        return Followed(self._records, self._rows, self._bad, self._commits, step, at, lag)
+
+    def run(
+        self,
+        *,
+        once: bool = False,
+        stop: Callable[[], bool] | None = None,
+        progress: Callable[[Followed], object] | None = None,
+    ) -> Followed:
+        """Follows until ``stop()`` is true, or with ``once`` until nothing whole is left to read.
+
+        ``stop`` is asked between two records, ``progress`` called a few times a second. All that
+        was applied is committed, durably, when it returns, and when it raises for a bad record or a
+        damaged log. Any other exception, such as that of Ctrl-C, leaves the store as it is: close
+        it, and open it again at its last commit.
+
+        Errors: those of the class, with the place of the record; ``CorruptError`` of the source;
+        those of ``Store.commit``. ``MisuseError`` when others have committed the store meanwhile.
+
+        Blocking: as long as it follows.
+        """
+        flag("once", once)
+        function("stop", stop, "nothing that says whether to stop")
+        function("progress", progress, "a Followed")
+        if self._within_record:
+            raise MisuseError(
+                f"the follower of {self._store.path} was interrupted within a record; close the "
+                f"store and open it again, and make a new follower"
+            )
+        while stop is None or not stop():
+            if not self._waiting and not self._read():
+                self._commit_if_due()
+                self._show(progress)
+                if once:
+                    break
+                time.sleep(_WAIT_SECONDS)
+                continue
+            self._take(self._waiting[0])
+            self._commit_if_due()
+            self._show(progress)
+        self.commit()
+        self._settle()
+        self._show(progress, last=True)
+        return self.followed
+
+    def commit(self) -> None:
+        """Commits what was applied with its position; nothing where nothing is new.
+
+        Durability: it is written while records are applied further; durable when :meth:`run`
+        returns.
+        """
+        self._settle()
+        if self._committed != (self._position, self._bad):
+            self._commit_again()
+
+    def _commit_again(self) -> None:
+        """Commits, also where nothing is new."""
+        told = {"version": _VERSION, "position": dict(self._position), "bad": self._bad}
+        state = {**self._state, STATE: json.dumps(told).encode()}
+        step = 0 if self._step is None else self._step + 1
+        self._pending = self._store.commit(step, self._store.meta, state, wait=False)
+        self._step, self._commits = step, self._commits + 1
+        self._committed = (self._position, self._bad)
+        self._committed_at, self._fresh_rows = time.monotonic(), 0
+
+    def _settle(self) -> None:
+        """Waits for the commit under way. Errors: ``MisuseError`` when the last is of others."""
+        if self._pending is not None:
+            self._pending.wait()
+            self._pending = None
+        if self._store.step != self._step:
+            raise MisuseError(
+                f"{self._store.path} was committed at step {self._store.step} by others while it "
+                f"follows a log, without the position; close it, open it at step {self._step}, "
+                f"and leave its commits to the follower"
+            )
+
+    def _commit_if_due(self) -> None:
+        rows, seconds = self._commit_rows, self._commit_seconds
+        by_rows = rows is not None and self._fresh_rows >= rows
+        if by_rows or (
+            seconds is not None and time.monotonic() - self._committed_at >= float(seconds)
+        ):
+            self.commit()
+
+    def _read(self) -> bool:
+        """Reads on in the log; whether something came. Damage comes after a commit."""
+        try:
+            found = self._source.poll()
+        except Exception:
+            self.commit()
+            self._settle()
+            raise
+        self._waiting.extend(found)
+        if not found:
+            self._position = self._source.position  # behind the end of a segment, for example
+        return bool(found)
+
+    def _take(self, record: Record) -> None:
+        """Applies the first record that waits, or leaves it out."""
+        self._within_record = True
+        try:
+            self._apply_with_room(record)
+        except _BAD as error:
+            self._within_record = False  # nothing has changed
+            told = type(error)(f"{record.place}: {error}")
+            if not self._skip_bad:
+                self.commit()
+                self._settle()
+                raise told from error
+            if self._on_bad is not None:
+                self._on_bad(record.place, told)
+            self._within_record = True
+            self._bad += 1
+        except FullError:
+            self._within_record = False
+            raise
+        else:
+            self._records += 1
+            self._rows += len(record.keys)
+            self._fresh_rows += len(record.keys)
+        self._waiting.popleft()
+        self._position = record.position
+        self._within_record = False
+
+    def _apply_with_room(self, record: Record) -> None:
+        """Applies a record; a full disk may have room once older commits are not kept any more."""
+        commits_left: int | None = None
+        while True:
+            try:
+                self._apply(record)
+                return
+            except FullError:  # nothing has changed
+                if commits_left is None:
+                    commits_left = len(self._store.commits())
+                if commits_left == 0:
+                    raise
+            commits_left -= 1
+            self._settle()
+            self._commit_again()
+            self._settle()
+
+    def _apply(self, record: Record) -> None:
+        if record.kind is None:
+            raise MisuseError(record.fault)
+        unknown = sorted(set(record.options) - _OPTIONS[record.kind])
+        if unknown:
+            raise MisuseError(
+                f"a {record.kind} of a log takes no {unknown[0]}, expected some of "
+                f"{', '.join(sorted(_OPTIONS[record.kind])) or 'none'}"
+            )
+        table = self._tables.get(record.table)
+        if table is None:
+            table = self._tables[record.table] = self._store.table(record.table)
+        if record.kind == "delete":
+            table.delete(record.keys)
+        elif record.rows is None:
+            raise MisuseError(f"a {record.kind} of a log has no rows")
+        elif record.kind == "put":
+            table.put(record.keys, record.rows, **record.options)
+        elif "lr" not in record.options:
+            raise MisuseError("an update of a log has no lr")
+        else:
+            table.update(record.keys, record.rows, **record.options)
+
+    def _show(self, progress: Callable[[Followed], object] | None, last: bool = False) -> None:
+        if progress is None:
+            return
+        now = time.monotonic()
+        if last or now - self._shown_at >= _SHOW_SECONDS:
+            self._shown_at = now
+            progress(self.followed)
+
+
+def _bytes_of(record: Record) -> int:
+    """About how many bytes of a log a record has."""
+    return record.keys.nbytes + (0 if record.rows is None else record.rows.nbytes)
+
+
+def _decoded(content: bytes, store: Store) -> tuple[Position, int]:
+    """The position of a commit, and how many records were left out before it."""
+    try:
+        told: Any = json.loads(content)
+        version, position, bad = told["version"], told["position"], told["bad"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise MismatchError(
+            f"the byte string {STATE!r} of the commit at step {store.step} in {store.path} is not "
+            f"a follower's position: {error!r}"
+        ) from error
+    if version != _VERSION or not isinstance(position, dict):
+        raise MismatchError(
+            f"the commit at step {store.step} in {store.path} has a position of version {version}, "
+            f"this build reads {_VERSION}"
+        )
+    return position, int(bad)
