@@ -1,4 +1,4 @@
-"""The command `embedrock`: train, demo, info, check, copy, trace, place, freeze, bench, torture.
+"""The command `embedrock`: what runs in a terminal.
 
 Each command is a module here with `add(subparsers)`, which sets `run` on the parsed arguments:
 arguments in, exit status out. Commands import what they need when they run, so that `--help` and
@@ -21,7 +21,19 @@ from typing import Any
 
 from embedrock import __version__
 from embedrock._optional import missing
-from embedrock.cli import bench, check, copy, demo, freeze, info, place, torture, trace, train
+from embedrock.cli import (
+    bench,
+    check,
+    copy,
+    demo,
+    freeze,
+    info,
+    place,
+    serve,
+    torture,
+    trace,
+    train,
+)
 from embedrock.errors import BudgetError, BudgetWarning, EmbedrockError
 
 EXIT_ERROR = 2
@@ -61,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"embedrock {__version__}")
     commands = top.add_subparsers(metavar="COMMAND", required=True)
-    for command in (train, demo, info, check, copy, trace, place, freeze, bench, torture):
+    for command in (train, demo, info, check, copy, trace, place, freeze, serve, bench, torture):
         added = command.add(commands)
         added.set_defaults(command=command.__name__.rpartition(".")[2])
         added.add_argument(
