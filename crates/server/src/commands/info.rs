@@ -186,6 +186,9 @@ pub(super) fn config(call: &mut Call<'_>) -> Outcome {
         ("databases", "1".to_owned()),
         ("maxclients", options.max_connections.to_string()),
         ("timeout", seconds(options.idle)),
+        ("max-keys", options.max_keys.to_string()),
+        ("max-request-bytes", options.max_request_bytes.to_string()),
+        ("max-reply-bytes", options.max_reply_bytes.to_string()),
         ("io-threads", options.threads.to_string()),
     ];
     let names = call.arguments.from(2);
