@@ -359,17 +359,18 @@ def test_kill_9_under_pushes_loses_nothing_that_was_committed(filled: Path) -> N
     keys = np.arange(500)
     for turn in range(5):
         served = start(filled, "--writable", "--commit-every", "0")
-        committed = 0
+        committed = step = 0
         try:
             with embedrock.connect(served.url, timeout=20, retries=0) as remote:
                 table = remote["user"]
-                killer = threading.Timer(0.3 + 0.1 * turn, served.process.kill)
-                killer.start()
+                killer = threading.Timer(0.05 + 0.05 * turn, served.process.kill)
                 for version in range(1, 100_000):
                     table.put(keys, rows_of(keys, version % 16))
                     if version % 10 == 0:
                         step = remote.commit()
                         committed = version
+                    if version == 10:
+                        killer.start()
         except IoError:
             pass
         served.process.communicate(timeout=60)
