@@ -252,7 +252,8 @@ fn gradients_are_one_step_and_equal_keys_are_summed() {
     assert!(without.error().contains("takes LR"), "{without:?}");
     let bad = client.call(&[update, &[b"SPEED", b"1"]].concat());
     assert!(bad.error().contains("no option 'SPEED'"), "{bad:?}");
-    let nan = [&update[..3], &[&bytes(&[f32::NAN; 3 * DIM])], &update[4..]].concat();
+    let no_numbers = bytes(&[f32::NAN; 3 * DIM]);
+    let nan = [&update[..3], &[&no_numbers], &update[4..]].concat();
     assert!(client.call(&nan).error().starts_with("NONFINITE "));
     assert_eq!(pulled(&client.say("EMB.PULL item 2")).1, stepped(2, 1.0));
 }

@@ -30,6 +30,7 @@ BENCHES = {
     "pages": "random pages of a file, read directly, through a mapping, and by the engine",
     "lsm": "rows stored as an lsm beside a log: memory, reads, writes, disk, speed",
     "serve": "queries of frozen stores: rows in an order that was learned, with replicas",
+    "pull": "rows over loopback TCP from a server, against MGET of Redis",
     "recdb": "the parts of RecDB on an lsm, against RocksDB with the same window",
     "reopen": "from a crash to the first rows, without the page cache",
     "device": "random reads of every size and depth, and what a store chooses",
