@@ -39,14 +39,9 @@ fn serve(shared: &Arc<Shared>, mut stream: TcpStream) -> io::Result<()> {
     let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
     let path = target.split(|byte| *byte == b'?').next().unwrap_or_default();
     let (status, kind, body) = match (method, path) {
-        (b"GET" | b"HEAD", b"/healthz") => match shared.store.stats() {
-            Ok(_) if shared.store.is_poisoned() => (
-                "503 Service Unavailable",
-                TEXT,
-                "the store refuses writes after an error\n".into(),
-            ),
-            Ok(_) => ("200 OK", TEXT, "ok\n".to_owned()),
-            Err(error) => ("503 Service Unavailable", TEXT, format!("{error}\n")),
+        (b"GET" | b"HEAD", b"/healthz") => match sickness(shared) {
+            None => ("200 OK", TEXT, "ok\n".to_owned()),
+            Some(why) => ("503 Service Unavailable", TEXT, format!("{why}\n")),
         },
         (b"GET" | b"HEAD", b"/metrics") => match shared.metrics.encode(shared) {
             Ok(text) => ("200 OK", METRICS, text),
@@ -64,6 +59,15 @@ fn serve(shared: &Arc<Shared>, mut stream: TcpStream) -> io::Result<()> {
         "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n\
          Connection: close\r\n\r\n{body}"
     )
+}
+
+/// What keeps the server from doing all that it should.
+fn sickness(shared: &Shared) -> Option<String> {
+    if shared.store.is_poisoned() {
+        return Some("the store refuses writes and commits after an error".to_owned());
+    }
+    let failed = shared.timer_failure.lock().clone();
+    failed.or_else(|| shared.store.stats().err().map(|error| error.to_string()))
 }
 
 /// The request up to the empty line behind its headers.

@@ -17,8 +17,9 @@ pub struct TlsFiles {
     pub key: PathBuf,
 }
 
-/// How a server is started. Limits are of one connection, unless they say otherwise.
-#[derive(Clone, Debug)]
+/// How a server is started. Limits are of one connection, unless they say otherwise. It cannot be
+/// printed: it has a password.
+#[derive(Clone)]
 pub struct Options {
     /// Host and port; port 0 takes a free one.
     pub listen: String,

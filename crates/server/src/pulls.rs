@@ -189,13 +189,15 @@ impl Pulls {
         mut deliver: impl FnMut(usize, &mut dyn FnMut(&mut Output)),
     ) -> (u64, u64) {
         let (mut missing, mut failed) = (0, 0);
-        for request in std::mem::take(&mut self.requests) {
+        let mut requests = std::mem::take(&mut self.requests);
+        for request in requests.drain(..) {
             failed += u64::from(request.refusal.is_some());
             deliver(request.connection, &mut |output| missing += self.reply(&request, output));
         }
-        for part in std::mem::take(&mut self.parts) {
-            self.give_buffer(part.rows);
-        }
+        self.requests = requests;
+        let mut parts = std::mem::take(&mut self.parts);
+        parts.drain(..).for_each(|part| self.give_buffer(part.rows));
+        self.parts = parts;
         self.keys.clear();
         self.found.clear();
         self.keys.shrink_to(1 << 20);

@@ -66,6 +66,7 @@ impl Server {
             connections: AtomicUsize::new(0),
             is_stopping: AtomicBool::new(false),
             begun: Instant::now(),
+            timer_failure: Mutex::new(None),
             jobs: Mutex::new(Some(jobs)),
             address,
             options,

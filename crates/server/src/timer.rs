@@ -59,16 +59,19 @@ pub(crate) fn run(shared: &Arc<Shared>, jobs: &Receiver<Job>, posts: &[Post]) ->
     }
 }
 
-/// What the timer does. A failure is counted, and tried again the next time; a client that asks for
-/// the same is told why.
+/// What the timer does. A failure is counted, told to who asks for the server's health, and tried
+/// again the next time.
 fn on_timer(shared: &Arc<Shared>, is_due: bool) {
     if !is_due || (shared.is_writable() && shared.store.uncommitted().batches == 0) {
         return;
     }
     let task = if shared.is_writable() { Task::Commit(None) } else { Task::Refresh };
-    if run_task(shared, task).is_err() {
+    let failure = run_task(shared, task).err();
+    if failure.is_some() {
         shared.metrics.failed_tasks.inc();
     }
+    let what = if shared.is_writable() { "commit" } else { "refresh" };
+    *shared.timer_failure.lock() = failure.map(|error| format!("{what}: {error}"));
 }
 
 fn run_task(shared: &Arc<Shared>, task: Task) -> Result<Option<CommitInfo>> {

@@ -359,8 +359,8 @@ impl Worker {
         if is_broken || connection.is_over(is_stopping) {
             return self.end(number);
         }
-        let has_more = connection.is_readable || connection.is_held_up;
-        if has_more && !is_stopping && connection.takes_requests(most_waiting) {
+        let is_read = connection.is_readable && !is_stopping;
+        if (connection.is_held_up || is_read) && connection.takes_requests(most_waiting) {
             self.make_due(number);
         }
     }

@@ -81,6 +81,7 @@ fn text_of(call: &Call<'_>) -> Result<String, Refusal> {
             ("uptime_in_seconds", shared.begun.elapsed().as_secs().to_string()),
             ("threads", shared.options.threads.to_string()),
             ("writable", u8::from(shared.is_writable()).to_string()),
+            ("last_timer_failure", one_line(shared.timer_failure.lock().as_deref())),
         ],
     );
     section(
@@ -123,6 +124,11 @@ fn text_of(call: &Call<'_>) -> Result<String, Refusal> {
         ],
     );
     Ok(text)
+}
+
+/// A text as the value of a line.
+fn one_line(text: Option<&str>) -> String {
+    text.unwrap_or_default().replace(['\r', '\n'], " ")
 }
 
 /// `COMMAND [COUNT|LIST|INFO name ...|DOCS]`

@@ -80,7 +80,6 @@ pub(crate) struct Call<'a> {
     /// Number of the thread, and of the connection within it.
     pub(crate) worker: usize,
     pub(crate) connection: usize,
-    /// The name under which the table was asked for last, and what it is.
     pub(crate) scratch: &'a mut Scratch,
 }
 
@@ -161,8 +160,9 @@ impl<'a> Call<'a> {
     /// Hands a job to the thread that runs them. Its reply comes before those of later requests.
     fn begin_job(&mut self, task: Task) -> Outcome {
         let (worker, connection, id) = (self.worker, self.connection, self.session.id);
+        self.shared.begin(Job { task, worker, connection, id })?;
         self.session.has_job = true;
-        self.shared.begin(Job { task, worker, connection, id })
+        Ok(())
     }
 }
 
