@@ -46,9 +46,7 @@ def filled(tmp_path: Path) -> Path:
             ("key", None, "float32"),
             ("half", 2000, "float16"),
         ):
-            table = store.table(
-                name, DIM, ids, optimizer="adagrad", initializer=0.5, dtype=dtype
-            )
+            table = store.table(name, DIM, ids, optimizer="adagrad", initializer=0.5, dtype=dtype)
             values = np.ones((1000, DIM), np.float32) if name == "half" else rows_of(keys)
             table.put(keys, values)
         store.commit(3, {"epoch": 1}, {"dense": b"weights"})
@@ -152,9 +150,11 @@ def test_a_password_and_tls_are_asked_for(filled: Path, tmp_path: Path) -> None:
     cert, key, secret = (tmp_path / name for name in ("cert.pem", "key.pem", "password"))
     secret.write_text("s:cret/ü\n", encoding="utf-8")
     subprocess.run(
-        [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
-        + ["-nodes", "-days", "2", "-subj", "/CN=localhost", "-keyout", key, "-out", cert]
-        + ["-addext", "subjectAltName=IP:127.0.0.1"],
+        [
+            *(openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt"),
+            *("ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", "-subj", "/CN=localhost"),
+            *("-keyout", key, "-out", cert, "-addext", "subjectAltName=IP:127.0.0.1"),
+        ],
         check=True,
         capture_output=True,
     )
@@ -320,20 +320,24 @@ def test_a_bad_url_does_not_tell_its_password() -> None:
 def test_threads_share_a_few_connections(filled: Path) -> None:
     keys = np.arange(0, 2000, 2)
     wrong: list[int] = []
-    with serving(filled, "--threads", "2") as served:
-        with embedrock.connect(served.url, connections=2) as remote:
-            table = remote["user"]
+    with (
+        serving(filled, "--threads", "2") as served,
+        embedrock.connect(served.url, connections=2) as remote,
+    ):
+        table = remote["user"]
 
-            def read(seed: int) -> None:
-                random = np.random.default_rng(seed)
-                for _ in range(50):
-                    some = random.choice(keys, 100)
-                    if not np.array_equal(table.get(some), rows_of(some)):
-                        wrong.append(seed)
+        def read(seed: int) -> None:
+            random = np.random.default_rng(seed)
+            for _ in range(50):
+                some = random.choice(keys, 100)
+                if not np.array_equal(table.get(some), rows_of(some)):
+                    wrong.append(seed)
 
-            threads = [threading.Thread(target=read, args=(seed,)) for seed in range(6)]
-            [thread.start() for thread in threads]
-            [thread.join() for thread in threads]
+        threads = [threading.Thread(target=read, args=(seed,)) for seed in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     assert wrong == []
 
 
@@ -345,7 +349,7 @@ def test_large_batches_are_read_in_parts_and_too_large_writes_are_refused(filled
             rows, found = table.get(keys, found=True)
             assert found.tolist() == [True, False] * 1000
             np.testing.assert_array_equal(rows[::2], rows_of(keys[::2]))
-            with pytest.raises(MisuseError, match="101 keys, .* at most 100"):
+            with pytest.raises(MisuseError, match=r"101 keys, .* at most 100"):
                 table.put(keys[:101], rows[:101])
         wire = Wire("127.0.0.1", served.port, 10, None)
         wire.send(b"SET", b"user:1", b"x" * 30_000)

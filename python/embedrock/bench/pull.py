@@ -2,8 +2,8 @@
 
 One client, the same for all: it sends requests that were made before, and receives replies, whose
 lengths are known, into one buffer. Both servers have the same rows, all in memory, one thread, and
-one connection; they take turns. ``pull_vs_redis`` is the rows/s of ``EMB.PULLB`` divided by those of
-``MGET`` of Redis, 500 uniform keys of 128 float32 at a time, one request under way.
+one connection; they take turns. ``pull_vs_redis`` is the rows/s of ``EMB.PULLB`` divided by those
+of ``MGET`` of Redis, 500 uniform keys of 128 float32 at a time, one request under way.
 ``pull_p99_vs_redis`` is the 99th percentile of the time of a request, divided likewise.
 ``pull_cpu_us`` is the server's CPU time per row, all its threads, in microseconds.
 
@@ -55,7 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--depth", type=int, default=4, help="requests under way in the variants")
     parser.add_argument("--zipf", type=float, default=0.99, help="exponent of skewed keys")
     parser.add_argument("--rounds", type=int, default=9, help="rounds of each measurement")
-    parser.add_argument("--redis-server", default="redis-server", help="the program to compare with")
+    parser.add_argument(
+        "--redis-server", default="redis-server", help="the program to compare with"
+    )
     add_common(parser)
 
 

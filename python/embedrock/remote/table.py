@@ -106,9 +106,7 @@ class RemoteTable:
         answer = rows if out is None else out
         return (answer, written.reshape(asked.shape)) if wants_found else answer
 
-    def put(
-        self, keys: ArrayLike, values: ArrayLike, *, non_finite: NonFinite = "refuse"
-    ) -> None:
+    def put(self, keys: ArrayLike, values: ArrayLike, *, non_finite: NonFinite = "refuse") -> None:
         """Writes rows; of equal keys the last one wins. Optimizer state stays.
 
         Shapes: ``keys (*,), values (*, embedding_dim) float32``.
@@ -162,7 +160,7 @@ class RemoteTable:
         return report
 
     def lookahead(self, keys: ArrayLike) -> None:
-        """Announces the keys of one coming ``get`` of this table, which the server then reads ahead.
+        """Announces the keys of one coming ``get``, whose rows the server then reads ahead.
 
         Announcements are those of the server's one store: clients that announce side by side pass
         over each other's. They change when rows arrive, never which.

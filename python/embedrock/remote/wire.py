@@ -119,9 +119,7 @@ class Wire:
             raise found
         return found
 
-    def rows(
-        self, out: npt.NDArray[np.float32], dim: int
-    ) -> npt.NDArray[np.uint32]:
+    def rows(self, out: npt.NDArray[np.float32], dim: int) -> npt.NDArray[np.uint32]:
         """The next reply, of ``EMB.PULL``, into ``out``. Returns the missing positions."""
         kind, text = self._line()
         if kind != b"$":
