@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from embedrock._arguments import seconds, shown, text, whole
+from embedrock._arguments import named_path_or_none, seconds, shown, text, whole
 from embedrock.errors import MisuseError, NotFoundError
 from embedrock.remote.pool import Pool
 from embedrock.remote.table import RemoteTable
@@ -46,19 +46,19 @@ def connect(
 
     Blocking: asks the server for its limits.
     """
-    parts = _parts_of(url)
-    host, port, password, is_tls = parts
-    if tls_ca is not None and not is_tls:
+    host, port, credentials, is_tls = _parts_of(url)
+    authority = named_path_or_none("tls_ca", tls_ca)
+    if authority is not None and not is_tls:
         raise MisuseError("tls_ca is for rediss:// URLs, which encrypt")
     context = None
     if is_tls:
         try:
-            context = ssl.create_default_context(cafile=tls_ca)
+            context = ssl.create_default_context(cafile=authority)
         except OSError as error:
-            raise MisuseError(f"tls_ca {tls_ca} cannot be read: {error}") from error
+            raise MisuseError(f"tls_ca {authority} cannot be read: {error}") from error
     pool = Pool(
         (host, port),
-        password,
+        credentials,
         context,
         size=whole("connections", connections, 1),
         timeout=seconds("timeout", timeout),

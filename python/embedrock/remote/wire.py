@@ -69,6 +69,8 @@ class Wire:
             plain = socket.create_connection((host, port), timeout)
         except OSError as error:
             raise self._lost(error, "cannot connect") from error
+        except ValueError as error:  # what no resolver is asked for
+            raise MisuseError(f"{host!r} is no name of a host: {error}") from error
         self._socket: socket.socket = plain
         try:
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
