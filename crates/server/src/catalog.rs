@@ -14,12 +14,17 @@ pub(crate) struct Table {
     pub(crate) dim: usize,
     /// Ids of a dense table.
     pub(crate) ids: Option<u64>,
+    /// Whether every id has a row, and keeps it: nobody need look which keys were written.
+    pub(crate) is_full: bool,
 }
 
 impl Table {
-    fn new(info: TableInfo) -> Self {
-        let TableInfo { id, spec, .. } = info;
-        Self { id, dim: spec.embedding_dim, ids: spec.num_embeddings, name: spec.name }
+    /// Of a store that only reads, which changes when it moves to another commit and not between.
+    fn new(info: TableInfo, is_reader: bool) -> Self {
+        let TableInfo { id, spec, rows, .. } = info;
+        let ids = spec.num_embeddings;
+        let is_full = is_reader && ids == Some(rows);
+        Self { id, dim: spec.embedding_dim, ids, name: spec.name, is_full }
     }
 
     /// Bytes of a row on the wire: float32 values, whatever the dtype that is stored.
@@ -58,7 +63,8 @@ impl Catalog {
 
     /// Takes over which tables the store has.
     pub(crate) fn update(&self, store: &Store) {
-        let tables = store.tables().into_iter().map(Table::new);
+        let is_reader = store.options().read_only;
+        let tables = store.tables().into_iter().map(|info| Table::new(info, is_reader));
         let by_name = tables.map(|table| (table.name.clone().into_bytes(), table)).collect();
         *self.0.write() = Arc::new(Tables(by_name));
     }

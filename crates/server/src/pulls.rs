@@ -35,6 +35,8 @@ pub(crate) enum Form {
 struct Part {
     table: TableId,
     dim: usize,
+    /// Whether all keys are known to be written.
+    is_full: bool,
     keys: Range<usize>,
     /// The first values are the rows.
     rows: Vec<f32>,
@@ -96,7 +98,13 @@ impl Asking<'_> {
     /// Keys behind the last part are of this table.
     pub(crate) fn end_part(&mut self, table: &Table) {
         let keys = self.begin()..self.pulls.keys.len();
-        self.pulls.parts.push(Part { table: table.id, dim: table.dim, keys, rows: Vec::new() });
+        self.pulls.parts.push(Part {
+            table: table.id,
+            dim: table.dim,
+            is_full: table.is_full,
+            keys,
+            rows: Vec::new(),
+        });
     }
 
     /// The keys behind the last part.
@@ -316,15 +324,22 @@ fn read(store: &Store, keys: &[u64], found: &mut [bool], parts: &mut [Part]) -> 
 
 /// Finds which keys were written, of each table at once.
 fn look(store: &Store, keys: &[u64], found: &mut [bool], parts: &[Part]) -> Result<()> {
+    for part in parts.iter().filter(|part| part.is_full) {
+        found[part.keys.clone()].fill(true);
+    }
     if let [part] = parts {
+        if part.is_full {
+            return Ok(());
+        }
         return store.contains(part.table, &keys[part.keys.clone()], &mut found[part.keys.clone()]);
     }
-    let mut tables: Vec<TableId> = parts.iter().map(|part| part.table).collect();
+    let parts = || parts.iter().filter(|part| !part.is_full);
+    let mut tables: Vec<TableId> = parts().map(|part| part.table).collect();
     tables.sort_unstable();
     tables.dedup();
     let (mut of_table, mut answers) = (Vec::new(), Vec::new());
     for table in tables {
-        let parts = || parts.iter().filter(|part| part.table == table);
+        let parts = || parts().filter(|part| part.table == table);
         of_table.clear();
         parts().for_each(|part| of_table.extend(&keys[part.keys.clone()]));
         answers.clear();

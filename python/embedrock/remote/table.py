@@ -222,4 +222,4 @@ def _packed(keys: npt.NDArray[np.uint64]) -> memoryview:
 
 
 def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
-    return memoryview(array.reshape(-1).view(np.uint8))
+    return array.reshape(-1).view(np.uint8).data

@@ -140,9 +140,8 @@ class Wire:
                 f"layout {layout}, {rows} rows, {missing} missing, {length} bytes",
             )
         positions = np.empty(missing, "<u4")
-        self._fill(memoryview(positions).cast("B") if missing else memoryview(b""))
-        if out.nbytes:
-            self._fill(memoryview(out.reshape(-1)).cast("B"))
+        self._fill(positions.view(np.uint8).data)
+        self._fill(out.reshape(-1).view(np.uint8).data)
         self._end_of_line()
         return positions
 
