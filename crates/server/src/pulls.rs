@@ -327,10 +327,9 @@ fn look(store: &Store, keys: &[u64], found: &mut [bool], parts: &[Part]) -> Resu
     for part in parts.iter().filter(|part| part.is_full) {
         found[part.keys.clone()].fill(true);
     }
-    if let [part] = parts {
-        if part.is_full {
-            return Ok(());
-        }
+    if let [part] = parts
+        && !part.is_full
+    {
         return store.contains(part.table, &keys[part.keys.clone()], &mut found[part.keys.clone()]);
     }
     let parts = || parts.iter().filter(|part| !part.is_full);
