@@ -303,6 +303,32 @@ fn a_reader_follows_the_commits_of_a_writer_and_refuses_writes() {
 }
 
 #[test]
+fn a_row_that_goes_is_missing_after_the_refresh_where_all_were_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let writer = filled(&folder);
+    let table = writer.find_table("user").unwrap();
+    let keys: Vec<u64> = (0..IDS).collect();
+    let values = vec![1.0; keys.len() * DIM];
+    let non_finite = NonFinite::Refuse;
+    let (keys, values) = (&keys[..], &values[..]);
+    let all = PutBatch { table, keys, values, state: None, reset_state: false, non_finite };
+    writer.put(&[all]).unwrap();
+    writer.commit(8, "", &[]).unwrap();
+    let reader = Store::open(&folder.path().join("store"), options_of_store(true)).unwrap();
+    let server = Server::start(reader, options()).unwrap();
+    let mut client = Client::new(&server);
+    assert_eq!(pulled(&client.say("EMB.PULL user 3 5")), (vec![], vec![1.0; 2 * DIM]));
+    assert_eq!(client.say("MGET user:3 item:3"), {
+        Reply::Array(vec![Reply::Bulk(bytes(&[1.0; DIM])), Reply::Null])
+    });
+    writer.delete(table, &[5]).unwrap();
+    writer.commit(9, "", &[]).unwrap();
+    client.say("EMB.REFRESH");
+    let (missing, rows) = pulled(&client.say("EMB.PULL user 3 5"));
+    assert_eq!((missing, &rows[DIM..]), (vec![1], &[0.5; DIM][..]));
+}
+
+#[test]
 fn bad_requests_get_errors_that_name_what_is_wrong_and_the_next_one_is_served() {
     let folder = tempfile::tempdir().unwrap();
     let options = Options { max_keys: 8, max_reply_bytes: 100, ..options() };
