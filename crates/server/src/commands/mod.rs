@@ -103,7 +103,7 @@ impl Scratch {
 impl<'a> Call<'a> {
     /// Runs the command; what is wrong is the reply. Returns the command's number, if it is one.
     pub(crate) fn run(&mut self) -> Option<usize> {
-        let Some(name) = self.arguments.get(0) else { return None };
+        let name = self.arguments.get(0)?;
         let found = COMMANDS.iter().position(|c| c.name.as_bytes().eq_ignore_ascii_case(name));
         let outcome = match found {
             _ if !self.session.is_admitted && !found.is_some_and(is_open) => {

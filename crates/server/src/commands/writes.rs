@@ -31,7 +31,7 @@ pub(super) fn set(call: &mut Call<'_>) -> Outcome {
 /// `MSET table:key row [table:key row ...]`
 pub(super) fn mset(call: &mut Call<'_>) -> Outcome {
     begin(call)?;
-    if call.arguments.len() % 2 == 0 {
+    if call.arguments.len().is_multiple_of(2) {
         return Err(Refusal::new("MSET takes pairs of a key and its row"));
     }
     let count = call.arguments.len() / 2;
