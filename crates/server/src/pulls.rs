@@ -9,6 +9,7 @@ use crate::output::{Output, Place};
 use crate::refusal::Refusal;
 use crate::resp::{Protocol, Writer};
 use embedrock_core::{GetBatch, Result, Store, TableId};
+use std::collections::VecDeque;
 use std::ops::Range;
 
 /// Version of the layout of `EMB.PULL`, in the lower half of the header's first word. The upper
@@ -16,8 +17,9 @@ use std::ops::Range;
 const LAYOUT_VERSION: u32 = 1;
 /// Bytes of a header without missing positions.
 pub(crate) const HEADER_BYTES: usize = 12;
-/// Most bytes of idle row buffers.
+/// Most bytes of idle row buffers, and most of them.
 const IDLE_BYTES: usize = 16 << 20;
+const IDLE_BUFFERS: usize = 256;
 
 /// How rows are replied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,7 +75,7 @@ pub(crate) struct Pulls {
     read: usize,
     parts_read: usize,
     bytes: usize,
-    idle: Vec<Vec<f32>>,
+    idle: VecDeque<Vec<f32>>,
     idle_bytes: usize,
 }
 
@@ -280,22 +282,29 @@ impl Pulls {
         missing as u64
     }
 
-    /// Takes the memory of rows back that went out.
+    /// Takes the memory of rows back that went out. What has been idle longest makes room.
     pub(crate) fn give_buffer(&mut self, rows: Vec<f32>) {
-        let bytes = rows.capacity() * size_of::<f32>();
-        if bytes > 0 && self.idle_bytes + bytes <= IDLE_BYTES {
-            self.idle_bytes += bytes;
-            self.idle.push(rows);
+        let bytes = |rows: &Vec<f32>| rows.capacity() * size_of::<f32>();
+        if bytes(&rows) == 0 || bytes(&rows) > IDLE_BYTES {
+            return;
+        }
+        self.idle_bytes += bytes(&rows);
+        self.idle.push_back(rows);
+        while self.idle_bytes > IDLE_BYTES || self.idle.len() > IDLE_BUFFERS {
+            let Some(oldest) = self.idle.pop_front() else { return };
+            self.idle_bytes -= bytes(&oldest);
         }
     }
 
-    /// Memory for so many values, which hold anything.
+    /// Memory for so many values, which hold anything. It is not much larger than that: who takes
+    /// small replies late must not hold the memory of large ones.
     fn take_buffer(&mut self, values: usize) -> Vec<f32> {
-        let mut rows = self.idle.pop().unwrap_or_default();
+        let fits = |rows: &Vec<f32>| (values..=values * 4 + 1024).contains(&rows.len());
+        let Some(rows) = self.idle.iter().rposition(fits).and_then(|at| self.idle.remove(at))
+        else {
+            return vec![0.0; values];
+        };
         self.idle_bytes -= rows.capacity() * size_of::<f32>();
-        if rows.len() < values {
-            rows.resize(values, 0.0);
-        }
         rows
     }
 }
@@ -352,4 +361,24 @@ fn look(store: &Store, keys: &[u64], found: &mut [bool], parts: &[Part]) -> Resu
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn idle_buffers_are_few_and_are_used_for_rows_of_about_their_size() {
+        let mut pulls = Pulls::default();
+        pulls.give_buffer(vec![0.0; 1 << 20]);
+        assert!(pulls.take_buffer(10).len() < 2000);
+        assert_eq!(pulls.take_buffer(1 << 19).len(), 1 << 20);
+        assert_eq!((pulls.idle.len(), pulls.idle_bytes), (0, 0));
+        (0..1000).for_each(|_| pulls.give_buffer(vec![0.0; 1000]));
+        assert_eq!(pulls.idle.len(), IDLE_BUFFERS);
+        (0..20).for_each(|_| pulls.give_buffer(vec![0.0; 1 << 20]));
+        assert!(pulls.idle_bytes <= IDLE_BYTES && pulls.idle.len() == 4);
+        pulls.give_buffer(vec![0.0; IDLE_BYTES]);
+        assert!(pulls.idle_bytes <= IDLE_BYTES);
+    }
 }
