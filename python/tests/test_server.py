@@ -387,3 +387,36 @@ def test_kill_9_under_pushes_loses_nothing_that_was_committed(filled: Path) -> N
         if store.step == step:
             assert versions[0] == committed % 16
         np.testing.assert_array_equal(rows, rows_of(keys, int(versions[0])))
+
+
+def resident_mib(pid: int) -> float:
+    """Memory of a process that is in RAM."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    return int(re.findall(r"VmRSS:\s+(\d+)", text)[0]) / 1024
+
+
+def test_memory_stays_flat_under_mixed_load_and_garbage(filled: Path) -> None:
+    random = np.random.default_rng(1)
+    with serving(filled, "--writable", "--commit-every", "0.2", "--stall", "0.5") as served:
+
+        def load(rounds: int) -> None:
+            with embedrock.connect(served.url, connections=2) as remote:
+                table = remote["user"]
+                for turn in range(rounds):
+                    keys = random.integers(0, 2000, int(random.integers(1, 1500)))
+                    table.get(keys)
+                    if turn % 5 == 0:
+                        table.update(keys, np.ones((len(keys), DIM), np.float32), lr=0.01)
+            for turn in range(rounds // 2):
+                with socket.create_connection((served.host, served.port)) as client:
+                    client.sendall(b"*3\r\n$9\r\nEMB.PULLB\r\n$4\r\nuser\r\n$800000\r\n")
+                    client.sendall(random.bytes(int(random.integers(0, 100_000))))
+                with socket.create_connection((served.host, served.port)) as client:
+                    client.sendall(random.bytes(200))
+
+        load(200)
+        before = resident_mib(served.process.pid)
+        for _ in range(4):
+            load(200)
+        assert resident_mib(served.process.pid) - before < 24
+        served.stop()
