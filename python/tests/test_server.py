@@ -407,7 +407,7 @@ def test_memory_stays_flat_under_mixed_load_and_garbage(filled: Path) -> None:
                     table.get(keys)
                     if turn % 5 == 0:
                         table.update(keys, np.ones((len(keys), DIM), np.float32), lr=0.01)
-            for turn in range(rounds // 2):
+            for _ in range(rounds // 2):
                 with socket.create_connection((served.host, served.port)) as client:
                     client.sendall(b"*3\r\n$9\r\nEMB.PULLB\r\n$4\r\nuser\r\n$800000\r\n")
                     client.sendall(random.bytes(int(random.integers(0, 100_000))))
