@@ -85,7 +85,8 @@ impl Connection {
         }
     }
 
-    /// Writes what the socket takes. Memory of rows that are gone goes to `free`. Returns the bytes.
+    /// Writes what the socket takes. Memory of rows that are gone goes to `free`. Returns how many
+    /// bytes.
     pub(crate) fn write(&mut self, mut free: impl FnMut(Vec<f32>)) -> io::Result<usize> {
         let before = self.session.output.queued();
         while self.is_writable && !self.session.output.is_empty() {

@@ -1,8 +1,8 @@
 //! Rows that requests ask for, of all connections in one turn of a loop.
 //!
-//! Keys are copied out of the requests; nothing else refers to a request here. One call of the engine
-//! reads all rows of the turn into the buffers that go to the sockets. A failure is one of the
-//! requests that it is about, and of no other.
+//! Keys are copied out of the requests; nothing else refers to a request here. One call of the
+//! engine reads all rows of the turn into the buffers that go to the sockets. A failure is one of
+//! the requests that it is about, and of no other.
 
 use crate::catalog::Table;
 use crate::output::{Output, Place};
@@ -192,8 +192,8 @@ impl Pulls {
         rows
     }
 
-    /// Writes each reply where `deliver` finds its connection's output, and begins a new turn. All was read.
-    /// Returns keys without a row, and requests that failed.
+    /// Writes each reply where `deliver` finds its connection's output, and begins a new turn. All
+    /// was read. Returns how many keys have no row, and how many requests failed.
     pub(crate) fn deliver(
         &mut self,
         mut deliver: impl FnMut(usize, &mut dyn FnMut(&mut Output)),

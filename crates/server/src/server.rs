@@ -38,8 +38,8 @@ struct Threads {
 }
 
 impl Server {
-    /// Listens, and serves a store until it is stopped. One that is open read-only is read; one that
-    /// is open to write takes writes of clients, and commits them on a timer and at the end.
+    /// Listens, and serves a store until it is stopped. One that is open read-only is read; one
+    /// that is open to write takes writes of clients, and commits them on a timer and at the end.
     ///
     /// *Errors*: `Misuse` for options that cannot work, among them an address that others can reach
     /// without password and TLS; `Io` where the address cannot be listened on.
@@ -124,8 +124,8 @@ impl Server {
         })
     }
 
-    /// Stops: no connection is accepted any more, whole requests that came are answered, and a store
-    /// that is open to write is committed. A second call does nothing.
+    /// Stops: no connection is accepted any more, whole requests that were read are answered, and a
+    /// store that is open to write is committed. A second call does nothing.
     ///
     /// *Errors*: the first of a thread, or of the last commit. *Blocking*: up to 5 seconds for
     /// clients that do not take their replies, and for the commit.

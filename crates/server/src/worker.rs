@@ -1,8 +1,8 @@
 //! A thread that serves connections, each request to its end.
 //!
 //! One turn: sockets that have something are read, and all whole requests in what came are taken.
-//! Rows that they ask for are read with one call of the engine, whichever connection asked; then the
-//! replies go out. A connection that has too many replies waiting is not read until its client has
+//! Rows that they ask for are read with one call of the engine, whichever connection asked; then
+//! the replies go out. A connection that has too many replies waiting is not read until its client has
 //! taken them. No turn reads more than a bounded part of what a connection sends, so that all get
 //! their turn.
 
