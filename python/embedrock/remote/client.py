@@ -70,8 +70,9 @@ def connect(
 def _parts_of(url: str) -> tuple[str, int, tuple[bytes, bytes] | None, bool]:
     """Host, port, user and password, and whether to encrypt."""
     expected = "expected redis://[:password@]host[:port] or rediss://..."
+    url = text("url", url)
     try:
-        parts = urlsplit(text("url", url))
+        parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError as error:
         raise MisuseError(f"url is {_hidden(url)}, {expected} ({error})") from None
