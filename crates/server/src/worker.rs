@@ -2,9 +2,9 @@
 //!
 //! One turn: sockets that have something are read, and all whole requests in what came are taken.
 //! Rows that they ask for are read with one call of the engine, whichever connection asked; then
-//! the replies go out. A connection that has too many replies waiting is not read until its client has
-//! taken them. No turn reads more than a bounded part of what a connection sends, so that all get
-//! their turn.
+//! the replies go out. A connection that has too many replies waiting is not read until its client
+//! has taken them. No turn reads more than a bounded part of what a connection sends, so that all
+//! get their turn.
 
 use crate::commands::{Call, Scratch};
 use crate::connection::{Buffers, Connection};

@@ -1,8 +1,9 @@
 //! Requests from the bytes of a connection, as they arrive.
 //!
 //! A request is an array of bulk strings, or one line of words ("inline"). The decoder goes on
-//! where it stopped, so bytes that trickle in are looked at once. It copies nothing: arguments are ranges
-//! of the caller's buffer. It allocates for arguments that are there, never for what a length says.
+//! where it stopped, so bytes that trickle in are looked at once. It copies nothing: arguments are
+//! ranges of the caller's buffer. It allocates for arguments that are there, never for what a
+//! length says.
 
 use std::fmt;
 use std::ops::Range;
