@@ -1,4 +1,5 @@
 //! A server with a real store behind real sockets: what each command does, and what bad input does.
+#![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
 use embedrock_core::config::{Memory, StoreOptions, TableSpec};
 use embedrock_core::init::Initializer;
@@ -50,7 +51,7 @@ fn options_of_store(read_only: bool) -> StoreOptions {
 
 /// A store of two tables whose even keys have rows, committed as step 7.
 fn filled(folder: &TempDir) -> Store {
-    let store = Store::open(&folder.path().join("store"), options_of_store(false)).unwrap();
+    let store = Store::open(folder.path().join("store"), options_of_store(false)).unwrap();
     for (number, (name, ids)) in [("user", Some(IDS)), ("item", None)].into_iter().enumerate() {
         let table = store.table(&spec(name, ids)).unwrap();
         let keys: Vec<u64> = (0..IDS).step_by(2).collect();
@@ -182,7 +183,7 @@ fn pulled(reply: &Reply) -> (Vec<u32>, Vec<f32>) {
 fn rows_come_in_every_form_and_what_was_never_written_is_told() {
     let folder = tempfile::tempdir().unwrap();
     drop(filled(&folder));
-    let store = Store::open(&folder.path().join("store"), options_of_store(true)).unwrap();
+    let store = Store::open(folder.path().join("store"), options_of_store(true)).unwrap();
     let server = Server::start(store, options()).unwrap();
     let mut client = Client::new(&server);
     let initial = vec![0.5; DIM];
@@ -274,7 +275,7 @@ fn a_commit_is_durable_and_keeps_what_a_trainer_has_put_into_the_last() {
     server.stop().unwrap();
     drop(server);
 
-    let store = Store::open(&folder.path().join("store"), options_of_store(true)).unwrap();
+    let store = Store::open(folder.path().join("store"), options_of_store(true)).unwrap();
     let last = store.last_commit().unwrap();
     assert_eq!((last.step, last.meta.as_str()), (41, "\"kept\""));
     assert_eq!(store.state().unwrap(), [("dense".to_owned(), b"weights".to_vec())]);
@@ -286,7 +287,7 @@ fn a_commit_is_durable_and_keeps_what_a_trainer_has_put_into_the_last() {
 fn a_reader_follows_the_commits_of_a_writer_and_refuses_writes() {
     let folder = tempfile::tempdir().unwrap();
     let writer = filled(&folder);
-    let reader = Store::open(&folder.path().join("store"), options_of_store(true)).unwrap();
+    let reader = Store::open(folder.path().join("store"), options_of_store(true)).unwrap();
     let server = Server::start(reader, options()).unwrap();
     let mut client = Client::new(&server);
     let refused = client.call(&[b"SET", b"user:1", &bytes(&[3.0; DIM])]);
@@ -314,7 +315,7 @@ fn a_row_that_goes_is_missing_after_the_refresh_where_all_were_there() {
     let all = PutBatch { table, keys, values, state: None, reset_state: false, non_finite };
     writer.put(&[all]).unwrap();
     writer.commit(8, "", &[]).unwrap();
-    let reader = Store::open(&folder.path().join("store"), options_of_store(true)).unwrap();
+    let reader = Store::open(folder.path().join("store"), options_of_store(true)).unwrap();
     let server = Server::start(reader, options()).unwrap();
     let mut client = Client::new(&server);
     assert_eq!(pulled(&client.say("EMB.PULL user 3 5")), (vec![], vec![1.0; 2 * DIM]));
