@@ -64,7 +64,7 @@ fn decode_in_pieces(
 
 #[test]
 fn requests_come_out_as_they_went_in_wherever_the_stream_is_cut() {
-    let mut random = Random(0x5eed_1);
+    let mut random = Random(0x5eed1);
     for _ in 0..20_000 {
         let seed = random.0;
         let count = 1 + random.below(4);
@@ -78,7 +78,7 @@ fn requests_come_out_as_they_went_in_wherever_the_stream_is_cut() {
 
 #[test]
 fn a_million_random_and_mutated_frames_decode_or_fail_alike_however_they_are_cut() {
-    let mut random = Random(0x5eed_2);
+    let mut random = Random(0x5eed2);
     let limits = Limits { frame_bytes: 400, arguments: 8 };
     let (mut errors, mut whole) = (0u64, 0u64);
     for _ in 0..1_000_000 {
