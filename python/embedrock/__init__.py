@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from embedrock.checkpoint import resume, save
     from embedrock.pipeline.training import Pipeline
     from embedrock.placement.freezing import freeze
+    from embedrock.remote.client import connect
 
 __all__ = [
     "BudgetWarning",
@@ -57,6 +58,7 @@ __all__ = [
     "__version__",
     "check",
     "close_all",
+    "connect",
     "copy",
     "distinct",
     "errors",
@@ -78,6 +80,7 @@ __all__ = [
 # Public names that need PyTorch or that few programs use, and the module that each one comes from.
 _LAZY = {
     "Pipeline": "embedrock.pipeline.training",
+    "connect": "embedrock.remote.client",
     "follow": "embedrock.follow",
     "freeze": "embedrock.placement.freezing",
     "nn": "embedrock.nn",

@@ -16,6 +16,7 @@ __all__ = [
     "PendingCommit",
     "Permits",
     "Scan",
+    "Server",
     "Store",
     "TableId",
     "__version__",
@@ -109,6 +110,43 @@ class Scan:
 
     def next_batch(self, /, keys: _Keys, values: _Rows, state: _Rows | None = None) -> int:
         """Fills the arrays with the next rows and returns how many; 0 at the end."""
+
+@final
+class Server:
+    """A store that clients reach over the Redis protocol."""
+
+    def __new__(
+        cls,
+        store: Store,
+        listen: str,
+        *,
+        threads: int | None = None,
+        password: str | None = None,
+        tls: tuple[_Path, _Path] | None = None,
+        metrics: str | None = None,
+        max_connections: int = 10000,
+        idle: float = 3600.0,
+        stall: float = 60.0,
+        max_request_bytes: int = 67108864,
+        max_keys: int = 1048576,
+        max_reply_bytes: int = 67108864,
+        commit_every: float = 60.0,
+        refresh_every: float = 5.0,
+    ) -> Server:
+        """Serves an open store at `listen`. Times are in seconds; 0 is never."""
+
+    def address(self, /) -> str:
+        """Where clients reach it, as HOST:PORT."""
+
+    def metrics_address(self, /) -> str | None:
+        """Where its metrics are, as HOST:PORT, if anywhere."""
+
+    def is_running(self, /) -> bool:
+        """False once it was stopped, or a thread of it has ended by itself."""
+
+    def stop(self, /) -> None:
+        """Stops: requests that came are answered, and a store that is open to write is
+        committed."""
 
 @final
 class Store:

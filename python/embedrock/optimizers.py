@@ -203,7 +203,19 @@ def hyper(
     weight_decay: float,
     more: Mapping[str, Any],
 ) -> _core.Hyper:
-    """The hyperparameters of an update as the engine takes them.
+    """The hyperparameters of an update as the engine takes them. Errors: as :func:`factors`."""
+    return _core.Hyper(**factors(kind, lr, eps, betas, weight_decay, more))
+
+
+def factors(
+    kind: str,
+    lr: float,
+    eps: float | None,
+    betas: tuple[float, float],
+    weight_decay: float,
+    more: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The hyperparameters of an update by the engine's names.
 
     ``more`` are those that only some optimizers have. Errors: ``MisuseError`` for one that this
     optimizer does not have.
@@ -218,14 +230,14 @@ def hyper(
         for name, value in more.items()
     }
     beta1, beta2 = pair_of_betas(betas)
-    return _core.Hyper(
-        lr=number("lr", lr),
-        eps=_EPS.get(kind, 0.0) if eps is None else number("eps", eps),
-        beta1=beta1,
-        beta2=beta2,
-        weight_decay=number("weight_decay", weight_decay),
+    return {
+        "lr": number("lr", lr),
+        "eps": _EPS.get(kind, 0.0) if eps is None else number("eps", eps),
+        "beta1": beta1,
+        "beta2": beta2,
+        "weight_decay": number("weight_decay", weight_decay),
         **others,
-    )
+    }
 
 
 def pair_of_betas(betas: Any) -> tuple[float, float]:

@@ -84,6 +84,7 @@ def test_each_class_has_exactly_the_methods_of_the_stub() -> None:
         "PendingCommit",
         "Permits",
         "Scan",
+        "Server",
         "Store",
         "TableId",
     }

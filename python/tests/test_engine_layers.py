@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-ENGINE = Path(__file__).parents[2] / "crates" / "core" / "src"
+CORE = Path(__file__).parents[2] / "crates" / "core"
+ENGINE = CORE / "src"
 
 LEVELS = {"io": 1, "index": 2, "cache": 3, "storage": 3, "store": 4}
 """Modules above level 0, where all others are. Modules of one of these levels are strangers."""
@@ -168,3 +169,30 @@ def test_crates_of_pure_parts_see_no_other_crate_of_ours(crate: str) -> None:
     manifest = (ENGINE.parents[1] / crate / "Cargo.toml").read_text(encoding="utf-8")
     assert "embedrock-" not in manifest.replace(f'name = "embedrock-{crate}"', "")
     assert "path =" not in manifest
+
+
+CRATES = {
+    "cachebench": {"core"},
+    "core": set(),
+    "placement": set(),
+    "pmem": set(),
+    "python": {"core", "placement", "server", "torture"},
+    "server": {"core"},
+    "torture": {"core"},
+}
+"""Crates of the workspace, and those of them that each uses."""
+
+
+def test_crates_use_each_other_as_the_architecture_draws_them() -> None:
+    manifests = {path.parent.name: path.read_text() for path in CORE.parent.glob("*/Cargo.toml")}
+    used = {
+        crate: {*re.findall(r"^embedrock-(\w+) = ", text, re.MULTILINE)}
+        for crate, text in manifests.items()
+    }
+    assert used == CRATES
+
+
+def test_the_server_uses_what_every_program_may_use_of_the_engine() -> None:
+    manifest = (CORE.parent / "server" / "Cargo.toml").read_text()
+    (line,) = re.findall(r"^embedrock-core = .*$", manifest, re.MULTILINE)
+    assert line == 'embedrock-core = { path = "../core" }', "no features: those open the inside"

@@ -20,6 +20,7 @@ GROUPS = {
     "observe": "observe",
     "ahead": "ahead",
     "store": "_verbs table store",
+    "remote": "remote",
     "files": "checkpoint weights",
     "follow": "follow",
     "placement": "placement",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,13 @@ import pytest
 import torch
 
 import embedrock
-from embedrock import follow, initializers, nn, optim, optimizers, weights
+from embedrock import _core, follow, initializers, nn, optim, optimizers, weights
 from embedrock.ahead.permits import Permit, Permits
 from embedrock.ahead.prefetch import Prefetch
 from embedrock.ahead.window import Window
 from embedrock.errors import EmbedrockError
 from embedrock.observe.recording import Recording
+from embedrock.remote import RemoteStore, RemoteTable
 from odd import ODD
 from rows import numbered
 
@@ -62,6 +64,14 @@ class World:
 
     def batches(self, width: int) -> list[tuple[Any, ...]]:
         return [(self.table, KEYS, np.zeros((2, 4), np.float32))[:width]]
+
+    @cached_property
+    def server(self) -> _core.Server:
+        return _core.Server(self.store._core, "127.0.0.1:0", threads=1, commit_every=0)
+
+    @cached_property
+    def remote(self) -> RemoteStore:
+        return embedrock.connect(f"redis://{self.server.address()}")
 
     def check(self) -> None:
         """Nothing that no call named has changed, and the store goes on."""
@@ -145,6 +155,19 @@ CALLS: dict[str, tuple[Callable[[World], Any], Callable[[World], Arguments]]] = 
     "Table.items": (lambda w: w.table.items, lambda w: {}),
     "Table.keys": (lambda w: w.table.keys, lambda w: {}),
     "Table.digest": (lambda w: w.control.digest, lambda w: {}),
+    "connect": (
+        lambda w: embedrock.connect,
+        lambda w: {"url": f"redis://{w.server.address()}", "retries": 0},
+    ),
+    "RemoteStore.table": (lambda w: w.remote.table, lambda w: {"name": "t"}),
+    "RemoteStore.commit": (lambda w: w.remote.commit, lambda w: {}),
+    "RemoteTable.get": (lambda w: w.remote["t"].get, lambda w: {"keys": KEYS}),
+    "RemoteTable.put": (lambda w: w.remote["t"].put, lambda w: {"keys": KEYS, "values": rows(w)}),
+    "RemoteTable.update": (
+        lambda w: w.remote["t"].update,
+        lambda w: {"keys": KEYS, "gradients": rows(w), "lr": 0.1},
+    ),
+    "RemoteTable.lookahead": (lambda w: w.remote["t"].lookahead, lambda w: {"keys": KEYS}),
     "Window.announce": (lambda w: w.store.window.announce, lambda w: {"batch": {w.table: KEYS}}),
     "Window.begin": (lambda w: w.store.window.begin, lambda w: {"number": 1}),
     "Window.finish": (lambda w: w.store.window.finish, lambda w: {"number": 1}),
@@ -392,6 +415,8 @@ def finish(result: Any) -> None:
         result.wait()
     elif isinstance(result, Permit):
         result.release()
+    elif isinstance(result, RemoteStore):
+        result.close()
     elif isinstance(result, (embedrock.LookaheadLoader, embedrock.Pipeline)):
         next(iter(result), None)
         result.close()
@@ -489,6 +514,7 @@ def public_callables() -> Iterator[str]:
     owners += [embedrock.PendingCommit, embedrock.StepReport, embedrock.LookaheadLoader]
     owners += [embedrock.Pipeline, nn.Embedding, nn.EmbeddingBag, nn.EmbeddingBagCollection]
     owners += [optim.RowOptimizer, follow.LogWriter, follow.LogReader, follow.Follower]
+    owners += [RemoteStore, RemoteTable]
     for owner in owners:
         for name, method in vars(owner).items():
             public = not name.startswith("_") or name == "__contains__"

@@ -17,6 +17,7 @@ mod maintenance;
 mod permits;
 mod placement;
 mod scan;
+mod server;
 mod store;
 mod torture;
 
@@ -42,6 +43,8 @@ mod _core {
     };
     #[pymodule_export]
     use crate::scan::Scan;
+    #[pymodule_export]
+    use crate::server::Server;
     #[pymodule_export]
     use crate::store::{Hyper, Store, TableId};
     #[pymodule_export]

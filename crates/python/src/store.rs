@@ -63,6 +63,11 @@ struct Budget {
 }
 
 impl Store {
+    /// The engine's store.
+    pub(crate) fn core(&self) -> &core::Store {
+        &self.0
+    }
+
     /// Has the user told, once, when the budget that was divided is not what was asked for, or
     /// more than the machine has. For the end of verbs that divide it.
     fn tell_budget(&self, py: Python<'_>) -> PyResult<()> {

@@ -1,5 +1,4 @@
-"""The command `embedrock`: train, follow, demo, info, check, copy, trace, place, freeze, bench,
-torture.
+"""The command `embedrock`: what runs in a terminal.
 
 Each command is a module here with `add(subparsers)`, which sets `run` on the parsed arguments:
 arguments in, exit status out. Commands import what they need when they run, so that `--help` and
@@ -31,6 +30,7 @@ from embedrock.cli import (
     freeze,
     info,
     place,
+    serve,
     torture,
     trace,
     train,
@@ -74,7 +74,8 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"embedrock {__version__}")
     commands = top.add_subparsers(metavar="COMMAND", required=True)
-    for command in (train, follow, demo, info, check, copy, trace, place, freeze, bench, torture):
+    own = (train, follow, demo, info, check, copy, trace, place, freeze, serve, bench, torture)
+    for command in own:
         added = command.add(commands)
         added.set_defaults(command=command.__name__.rpartition(".")[2])
         added.add_argument(

@@ -1,0 +1,83 @@
+//! The server for Python: started with an open store, stopped detached from the interpreter.
+
+use crate::error::OrRaise;
+use crate::store::Store;
+use embedrock_server as server;
+use pyo3::prelude::*;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// A store that clients reach over the Redis protocol.
+#[pyclass(frozen, module = "embedrock._core")]
+pub(crate) struct Server(server::Server);
+
+#[pymethods]
+impl Server {
+    /// Serves an open store at `listen`. Times are in seconds; 0 is never.
+    #[new]
+    #[pyo3(signature = (store, listen, *, threads=None, password=None, tls=None, metrics=None,
+        max_connections=10_000, idle=3600.0, stall=60.0, max_request_bytes=67_108_864,
+        max_keys=1_048_576, max_reply_bytes=67_108_864, commit_every=60.0, refresh_every=5.0))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python constructor")]
+    fn new(
+        py: Python<'_>,
+        store: PyRef<'_, Store>,
+        listen: String,
+        threads: Option<usize>,
+        password: Option<String>,
+        tls: Option<(PathBuf, PathBuf)>,
+        metrics: Option<String>,
+        max_connections: usize,
+        idle: f64,
+        stall: f64,
+        max_request_bytes: usize,
+        max_keys: usize,
+        max_reply_bytes: usize,
+        commit_every: f64,
+        refresh_every: f64,
+    ) -> PyResult<Self> {
+        let usual = server::Options::new(listen);
+        let options = server::Options {
+            threads: threads.unwrap_or(usual.threads),
+            password,
+            tls: tls.map(|(certificate, key)| server::TlsFiles { certificate, key }),
+            metrics,
+            max_connections,
+            idle: seconds(idle),
+            stall: seconds(stall).unwrap_or(Duration::MAX),
+            max_request_bytes,
+            max_keys,
+            max_reply_bytes,
+            commit_every: seconds(commit_every),
+            refresh_every: seconds(refresh_every),
+            ..usual
+        };
+        let store = store.core().clone();
+        py.detach(|| server::Server::start(store, options)).map(Self).or_raise(py)
+    }
+
+    /// Where clients reach it, as HOST:PORT.
+    fn address(&self) -> String {
+        self.0.address().to_string()
+    }
+
+    /// Where its metrics are, as HOST:PORT, if anywhere.
+    fn metrics_address(&self) -> Option<String> {
+        self.0.metrics_address().map(|address| address.to_string())
+    }
+
+    /// False once it was stopped, or a thread of it has ended by itself.
+    fn is_running(&self, py: Python<'_>) -> bool {
+        py.detach(|| self.0.is_running())
+    }
+
+    /// Stops: requests that came are answered, and a store that is open to write is committed.
+    fn stop(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| self.0.stop()).or_raise(py)
+    }
+}
+
+/// A time in seconds; none for 0 and for what is longer than a clock can count.
+fn seconds(seconds: f64) -> Option<Duration> {
+    Duration::try_from_secs_f64(seconds).ok().filter(|time| !time.is_zero())
+}

@@ -1,0 +1,190 @@
+//! A connection: bytes in, requests, replies, bytes out.
+
+use crate::resp::Decoder;
+use crate::session::Session;
+use crate::stream::Stream;
+use std::io::{self, ErrorKind};
+use std::time::Instant;
+
+/// A read buffer begins with so many bytes, and grows with what has come.
+pub(crate) const BUFFER_BYTES: usize = 64 << 10;
+/// Most bytes of idle read buffers of a thread.
+const IDLE_BYTES: usize = 4 << 20;
+
+/// A connection and what is under way on it.
+pub(crate) struct Connection {
+    pub(crate) stream: Stream,
+    pub(crate) session: Session,
+    pub(crate) decoder: Decoder,
+    pub(crate) input: Input,
+    /// Whether the socket may have more to read than was read.
+    pub(crate) is_readable: bool,
+    /// Whether it may take more than was written.
+    pub(crate) is_writable: bool,
+    /// Whether the client sends no more.
+    pub(crate) is_at_end: bool,
+    /// Whether the end, or an error, is known to lie behind what is there to be read.
+    pub(crate) will_end: bool,
+    /// Whether requests are left in the input because they had to wait.
+    pub(crate) is_held_up: bool,
+    /// Bytes of replies that its thread knows to wait.
+    pub(crate) counted: usize,
+    /// Whether it is in the list of those that have something to do.
+    pub(crate) is_due: bool,
+    /// When bytes last came or went.
+    pub(crate) last_active: Instant,
+}
+
+impl Connection {
+    /// One that has just begun.
+    pub(crate) fn new(stream: Stream, session: Session) -> Self {
+        Self {
+            stream,
+            session,
+            decoder: Decoder::default(),
+            input: Input::default(),
+            is_readable: true,
+            is_writable: true,
+            is_at_end: false,
+            will_end: false,
+            is_held_up: false,
+            counted: 0,
+            is_due: false,
+            last_active: Instant::now(),
+        }
+    }
+
+    /// Whether requests of it may be taken now.
+    pub(crate) fn takes_requests(&self, most_waiting: usize) -> bool {
+        let session = &self.session;
+        !session.is_ending && !session.has_job && session.waiting_bytes() < most_waiting
+    }
+
+    /// Reads into the input. Returns the bytes that came; 0 when none are there now, or ever.
+    pub(crate) fn read(&mut self, buffers: &mut Buffers, most: usize) -> io::Result<usize> {
+        let room = self.input.room(buffers, most);
+        let bytes = room.len();
+        match self.stream.read(room) {
+            Ok(0) => {
+                (self.is_at_end, self.is_readable) = (true, false);
+                Ok(0)
+            }
+            Ok(count) => {
+                self.input.end += count;
+                // What comes after a socket was read empty is told by the poll.
+                let is_empty = count < bytes && matches!(self.stream, Stream::Plain(_));
+                self.is_readable = !is_empty || self.will_end;
+                self.last_active = Instant::now();
+                Ok(count)
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                self.is_readable = false;
+                Ok(0)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Writes what the socket takes. Memory of rows that are gone goes to `free`. Returns how many
+    /// bytes.
+    pub(crate) fn write(&mut self, mut free: impl FnMut(Vec<f32>)) -> io::Result<usize> {
+        let before = self.session.output.queued();
+        while self.is_writable && !self.session.output.is_empty() {
+            let Self { session, stream, .. } = self;
+            match session.output.send(|slices| stream.write(slices), &mut free) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => self.is_writable = false,
+                Err(error) => return Err(error),
+                Ok(()) => self.last_active = Instant::now(),
+            }
+        }
+        if self.is_writable && !self.stream.flush()? {
+            self.is_writable = false;
+        }
+        Ok(before - self.session.output.queued())
+    }
+
+    /// Whether nothing is left to do for it.
+    pub(crate) fn is_over(&self, is_stopping: bool) -> bool {
+        let is_last = self.session.is_ending
+            || (self.is_at_end && !self.is_held_up)
+            || (is_stopping && !self.is_held_up);
+        let is_out = self.session.output.is_empty() && self.is_writable;
+        is_last && !self.session.has_job && is_out
+    }
+
+    /// Whether the other side is waited for: half a request came, or replies are not taken, or the
+    /// client has not shown that it may ask for anything.
+    pub(crate) fn is_stalled(&self) -> bool {
+        let session = &self.session;
+        let waits = !self.input.is_empty() || !session.output.is_empty() || !session.is_admitted;
+        !session.has_job && (waits || self.stream.is_beginning())
+    }
+}
+
+/// Bytes that came and are not used up.
+#[derive(Debug, Default)]
+pub(crate) struct Input {
+    /// Empty while nothing is there.
+    bytes: Vec<u8>,
+    begin: usize,
+    end: usize,
+}
+
+impl Input {
+    /// What is there.
+    pub(crate) fn filled(&self) -> &[u8] {
+        &self.bytes[self.begin..self.end]
+    }
+
+    /// True when nothing is there.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.begin == self.end
+    }
+
+    /// The first bytes were used up.
+    pub(crate) fn consume(&mut self, count: usize) {
+        self.begin += count;
+    }
+
+    /// Gives the buffer back while it is empty.
+    pub(crate) fn release(&mut self, buffers: &mut Buffers) {
+        if self.is_empty() {
+            (self.begin, self.end) = (0, 0);
+            buffers.give(std::mem::take(&mut self.bytes));
+        }
+    }
+
+    /// Room behind what is there. The buffer doubles when it is full, and never exceeds what one
+    /// request may take.
+    fn room(&mut self, buffers: &mut Buffers, most: usize) -> &mut [u8] {
+        if self.bytes.is_empty() {
+            self.bytes = buffers.take();
+        }
+        if self.end == self.bytes.len() {
+            if self.begin > 0 {
+                self.bytes.copy_within(self.begin..self.end, 0);
+                (self.begin, self.end) = (0, self.end - self.begin);
+            } else {
+                let bytes = (self.bytes.len() * 2).min(most.max(self.bytes.len() + 1));
+                self.bytes.resize(bytes, 0);
+            }
+        }
+        &mut self.bytes[self.end..]
+    }
+}
+
+/// Read buffers of connections that have nothing to read, for those that have.
+#[derive(Debug, Default)]
+pub(crate) struct Buffers(Vec<Vec<u8>>);
+
+impl Buffers {
+    fn take(&mut self) -> Vec<u8> {
+        self.0.pop().unwrap_or_else(|| vec![0; BUFFER_BYTES])
+    }
+
+    fn give(&mut self, buffer: Vec<u8>) {
+        if buffer.len() == BUFFER_BYTES && self.0.len() < IDLE_BYTES / BUFFER_BYTES {
+            self.0.push(buffer);
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! `/metrics` and `/healthz` over HTTP/1.1, for monitors on the same machine.
+//!
+//! One request at a time, one request a connection: monitors ask every few seconds. Who sends
+//! nothing, or takes nothing, is waited for at most `PATIENCE`.
+
+use crate::shared::Shared;
+use std::io::{self, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Longest request, headers included.
+const REQUEST_BYTES: usize = 8 << 10;
+const TEXT: &str = "text/plain; charset=utf-8";
+const METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Serves until the server stops, which somebody then tells by connecting.
+pub(crate) fn run(shared: &Arc<Shared>, listener: &TcpListener) {
+    for stream in listener.incoming() {
+        if shared.is_stopping.load(Ordering::Acquire) {
+            return;
+        }
+        match stream {
+            // A monitor that has gone asks again.
+            Ok(stream) => drop(serve(shared, stream)),
+            // Out of descriptors, most likely: others have to close theirs first.
+            Err(_) => std::thread::sleep(Duration::from_millis(100)),
+        }
+    }
+}
+
+fn serve(shared: &Arc<Shared>, mut stream: TcpStream) -> io::Result<()> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let request = read_request(&mut stream)?;
+    let mut words = request.split(|byte| *byte == b' ');
+    let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    let path = target.split(|byte| *byte == b'?').next().unwrap_or_default();
+    let (status, kind, body) = match (method, path) {
+        (b"GET" | b"HEAD", b"/healthz") => match sickness(shared) {
+            None => ("200 OK", TEXT, "ok\n".to_owned()),
+            Some(why) => ("503 Service Unavailable", TEXT, format!("{why}\n")),
+        },
+        (b"GET" | b"HEAD", b"/metrics") => match shared.metrics.encode(shared) {
+            Ok(text) => ("200 OK", METRICS, text),
+            Err(error) => ("503 Service Unavailable", TEXT, format!("{error}\n")),
+        },
+        (b"GET" | b"HEAD", _) => {
+            ("404 Not Found", TEXT, "there are /metrics and /healthz\n".to_owned())
+        }
+        _ => ("405 Method Not Allowed", TEXT, "GET it\n".to_owned()),
+    };
+    let length = body.len();
+    let body = if method == b"HEAD" { "" } else { &body };
+    write!(
+        stream,
+        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n\
+         Connection: close\r\n\r\n{body}"
+    )
+}
+
+/// What keeps the server from doing all that it should.
+fn sickness(shared: &Shared) -> Option<String> {
+    if shared.store.is_poisoned() {
+        return Some("the store refuses writes and commits after an error".to_owned());
+    }
+    let failed = shared.timer_failure.lock().clone();
+    failed.or_else(|| shared.store.stats().err().map(|error| error.to_string()))
+}
+
+/// The request up to the empty line behind its headers.
+fn read_request(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
+    let (mut request, mut part) = (Vec::new(), [0; 1024]);
+    loop {
+        let count = stream.read(&mut part)?;
+        request.extend(&part[..count]);
+        let is_whole = request.windows(4).any(|end| end == b"\r\n\r\n");
+        if is_whole {
+            return Ok(request);
+        }
+        if count == 0 || request.len() > REQUEST_BYTES {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+    }
+}

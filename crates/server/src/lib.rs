@@ -1,0 +1,31 @@
+//! Serves the tables of a store over the Redis protocol, versions 2 and 3.
+//!
+//! A [`Server`] has threads that each serve their connections with an event loop, run every request
+//! to its end, and read the rows of all requests of a turn with one call of the engine; one thread
+//! that accepts; one that commits and refreshes; and one for metrics. It uses the engine's public
+//! interface alone, and holds no row but on its way out.
+
+mod acceptor;
+mod catalog;
+mod commands;
+mod connection;
+mod http;
+mod metrics;
+mod options;
+mod output;
+mod pulls;
+mod refusal;
+mod resp;
+mod server;
+mod session;
+mod shared;
+mod stream;
+mod timer;
+mod tls;
+mod worker;
+
+pub use options::{Options, TlsFiles};
+pub use server::Server;
+
+#[cfg(target_endian = "big")]
+compile_error!("rows cross the wire as they lie in memory, the least significant byte first");

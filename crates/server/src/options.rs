@@ -1,0 +1,177 @@
+//! How a server is started, and what it refuses to be.
+
+use embedrock_core::{Error, ErrorKind, Result};
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Longest password: what is compared is of this length, whatever was sent.
+pub(crate) const PASSWORD_BYTES_MAX: usize = 512;
+
+/// Certificate chain and key of a server, in PEM files.
+#[derive(Clone, Debug)]
+pub struct TlsFiles {
+    /// The certificate, and those that it was signed with.
+    pub certificate: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+}
+
+/// How a server is started. Limits are of one connection, unless they say otherwise. It cannot be
+/// printed: it has a password.
+#[derive(Clone)]
+pub struct Options {
+    /// Host and port; port 0 takes a free one.
+    pub listen: String,
+    /// Threads that serve connections.
+    pub threads: usize,
+    /// What clients have to give before anything else.
+    pub password: Option<String>,
+    /// Encryption.
+    pub tls: Option<TlsFiles>,
+    /// Host and port of `/metrics` and `/healthz`.
+    pub metrics: Option<String>,
+    /// Connections of the whole server.
+    pub max_connections: usize,
+    /// A connection without a request for so long is closed.
+    pub idle: Option<Duration>,
+    /// One with half a request, or with replies that it does not take, for so long.
+    pub stall: Duration,
+    /// Bytes of a request.
+    pub max_request_bytes: usize,
+    /// Keys of a request.
+    pub max_keys: usize,
+    /// Bytes of a reply; requests behind as many wait until the client has taken them.
+    pub max_reply_bytes: usize,
+    /// A server that writes commits so often, if something changed. It commits at its end, too.
+    pub commit_every: Option<Duration>,
+    /// A server that reads moves to the newest commit so often.
+    pub refresh_every: Option<Duration>,
+}
+
+impl Options {
+    /// The defaults, for this address.
+    pub fn new(listen: impl Into<String>) -> Self {
+        Self {
+            listen: listen.into(),
+            threads: std::thread::available_parallelism().map_or(1, |n| n.get().min(16)),
+            password: None,
+            tls: None,
+            metrics: None,
+            max_connections: 10_000,
+            idle: Some(Duration::from_secs(3600)),
+            stall: Duration::from_secs(60),
+            max_request_bytes: 64 << 20,
+            max_keys: 1 << 20,
+            max_reply_bytes: 64 << 20,
+            commit_every: Some(Duration::from_secs(60)),
+            refresh_every: Some(Duration::from_secs(5)),
+        }
+    }
+
+    /// Where to listen. `Misuse` for what cannot work, and for an address that others can reach
+    /// without a password and TLS.
+    pub(crate) fn validate(&self) -> Result<SocketAddr> {
+        let misuse = |message: String| Err(Error::new(ErrorKind::Misuse, message));
+        for (name, value) in [
+            ("threads", self.threads),
+            ("max_connections", self.max_connections),
+            ("max_keys", self.max_keys),
+            ("max_request_bytes", self.max_request_bytes),
+            ("max_reply_bytes", self.max_reply_bytes),
+        ] {
+            if value == 0 {
+                return misuse(format!("{name} is 0, expected at least 1"));
+            }
+        }
+        if self.max_request_bytes > 1 << 31 {
+            let bytes = self.max_request_bytes;
+            return misuse(format!(
+                "max_request_bytes is {bytes}, expected at most {}",
+                1u64 << 31
+            ));
+        }
+        if let Some(password) = &self.password
+            && !(1..=PASSWORD_BYTES_MAX).contains(&password.len())
+        {
+            return misuse(format!(
+                "the password has {} bytes, expected 1 to {PASSWORD_BYTES_MAX}",
+                password.len()
+            ));
+        }
+        let address = address_of("listen", &self.listen)?;
+        if !address.ip().is_loopback() && (self.password.is_none() || self.tls.is_none()) {
+            let has = match (&self.password, &self.tls) {
+                (Some(_), _) => "no TLS",
+                (_, Some(_)) => "no password",
+                _ => "neither a password nor TLS",
+            };
+            return misuse(format!(
+                "listen is {address}, which other machines can reach, and there is {has}: give \
+                 both, or listen on 127.0.0.1"
+            ));
+        }
+        Ok(address)
+    }
+
+    /// Where to listen for the metrics, which are not encrypted.
+    pub(crate) fn metrics_address(&self) -> Result<Option<SocketAddr>> {
+        let Some(text) = &self.metrics else { return Ok(None) };
+        let address = address_of("metrics", text)?;
+        if !address.ip().is_loopback() {
+            let message = format!(
+                "metrics is {address}, which other machines can reach: use 127.0.0.1, and let a \
+                 proxy or an agent on this machine pass them on"
+            );
+            return Err(Error::new(ErrorKind::Misuse, message));
+        }
+        Ok(Some(address))
+    }
+}
+
+fn address_of(name: &str, text: &str) -> Result<SocketAddr> {
+    let expected = "expected HOST:PORT, such as 127.0.0.1:6380";
+    let found = text.to_socket_addrs().map_err(|error| {
+        Error::new(ErrorKind::Misuse, format!("{name} is {text:?}, {expected} ({error})"))
+    })?;
+    found.into_iter().next().ok_or_else(|| {
+        Error::new(
+            ErrorKind::Misuse,
+            format!("{name} is {text:?}, which is no address; {expected}"),
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(change: impl FnOnce(&mut Options)) -> String {
+        let mut options = Options::new("127.0.0.1:0");
+        change(&mut options);
+        options.validate().unwrap_err().message().to_owned()
+    }
+
+    #[test]
+    fn an_address_that_others_reach_takes_a_password_and_tls() {
+        let tls = || Some(TlsFiles { certificate: "a".into(), key: "b".into() });
+        let open = |o: &mut Options| o.listen = "0.0.0.0:6380".into();
+        assert!(refused(open).contains("neither a password nor TLS"));
+        let said = refused(|o| (open(o), o.password = Some("x".into())).1);
+        assert!(said.contains("no TLS"), "{said}");
+        assert!(refused(|o| (open(o), o.tls = tls()).1).contains("no password"));
+        let options = Options { tls: tls(), password: Some("x".into()), ..Options::new("[::]:1") };
+        options.validate().unwrap();
+        Options::new("[::1]:1").validate().unwrap();
+        let metrics = Options { metrics: Some("0.0.0.0:1".into()), ..options };
+        assert!(metrics.metrics_address().unwrap_err().message().contains("a proxy"));
+    }
+
+    #[test]
+    fn what_cannot_work_is_refused_by_name() {
+        assert!(refused(|o| o.threads = 0).contains("threads is 0"));
+        assert!(refused(|o| o.max_request_bytes = usize::MAX).contains("max_request_bytes"));
+        assert!(refused(|o| o.password = Some(String::new())).contains("0 bytes, expected 1 to"));
+        assert!(refused(|o| o.listen = "6380".into()).contains("expected HOST:PORT"));
+    }
+}

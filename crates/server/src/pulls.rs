@@ -1,0 +1,384 @@
+//! Rows that requests ask for, of all connections in one turn of a loop.
+//!
+//! Keys are copied out of the requests; nothing else refers to a request here. One call of the
+//! engine reads all rows of the turn into the buffers that go to the sockets. A failure is one of
+//! the requests that it is about, and of no other.
+
+use crate::catalog::Table;
+use crate::output::{Output, Place};
+use crate::refusal::Refusal;
+use crate::resp::{Protocol, Writer};
+use embedrock_core::{GetBatch, Result, Store, TableId};
+use std::collections::VecDeque;
+use std::ops::Range;
+
+/// Version of the layout of `EMB.PULL`, in the lower half of the header's first word. The upper
+/// half is the dtype of the rows: 0, float32.
+const LAYOUT_VERSION: u32 = 1;
+/// Bytes of a header without missing positions.
+pub(crate) const HEADER_BYTES: usize = 12;
+/// Most bytes of idle row buffers, and most of them.
+const IDLE_BYTES: usize = 16 << 20;
+const IDLE_BUFFERS: usize = 256;
+
+/// How rows are replied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// A header, then all rows: `EMB.PULL`.
+    Pull,
+    /// The bytes of one row, or null: `GET`.
+    Value,
+    /// An array of them: `MGET`.
+    Values,
+}
+
+/// Keys of one table, and their rows.
+#[derive(Debug)]
+struct Part {
+    table: TableId,
+    dim: usize,
+    /// Whether all keys are known to be written.
+    is_full: bool,
+    keys: Range<usize>,
+    /// The first values are the rows.
+    rows: Vec<f32>,
+}
+
+impl Part {
+    fn values(&self) -> usize {
+        self.keys.len() * self.dim
+    }
+}
+
+/// What one request asks for.
+#[derive(Debug)]
+struct Request {
+    connection: usize,
+    place: Place,
+    protocol: Protocol,
+    form: Form,
+    parts: Range<usize>,
+    /// Of several tables: for each key its part and its place in it.
+    order: Vec<(u32, u32)>,
+    refusal: Option<Refusal>,
+}
+
+/// Requests that wait for their rows, or for their replies to be put out.
+#[derive(Debug, Default)]
+pub(crate) struct Pulls {
+    keys: Vec<u64>,
+    /// Whether each key was written.
+    found: Vec<bool>,
+    parts: Vec<Part>,
+    requests: Vec<Request>,
+    /// Requests whose rows were read.
+    read: usize,
+    parts_read: usize,
+    bytes: usize,
+    idle: VecDeque<Vec<f32>>,
+    idle_bytes: usize,
+}
+
+/// A request that is being put together.
+pub(crate) struct Asking<'a> {
+    pulls: &'a mut Pulls,
+    keys: usize,
+    parts: usize,
+}
+
+impl Asking<'_> {
+    /// The keys of the next part, to be appended.
+    pub(crate) fn keys(&mut self) -> &mut Vec<u64> {
+        &mut self.pulls.keys
+    }
+
+    /// How many keys there are behind the last part.
+    pub(crate) fn count(&self) -> usize {
+        self.pulls.keys.len() - self.begin()
+    }
+
+    /// Keys behind the last part are of this table.
+    pub(crate) fn end_part(&mut self, table: &Table) {
+        let keys = self.begin()..self.pulls.keys.len();
+        self.pulls.parts.push(Part {
+            table: table.id,
+            dim: table.dim,
+            is_full: table.is_full,
+            keys,
+            rows: Vec::new(),
+        });
+    }
+
+    /// The keys behind the last part.
+    pub(crate) fn added(&self) -> &[u64] {
+        &self.pulls.keys[self.begin()..]
+    }
+
+    fn begin(&self) -> usize {
+        let parts = &self.pulls.parts[self.parts..];
+        parts.last().map_or(self.keys, |part| part.keys.end)
+    }
+
+    /// Takes the request back.
+    pub(crate) fn cancel(self) {
+        self.pulls.keys.truncate(self.keys);
+        self.pulls.parts.truncate(self.parts);
+    }
+
+    /// Asks for the rows; the reply will come to a place in the output. Returns its bytes, about.
+    pub(crate) fn ask(
+        self,
+        connection: usize,
+        form: Form,
+        order: Vec<(u32, u32)>,
+        output: &mut Output,
+        protocol: Protocol,
+    ) -> usize {
+        let pulls = self.pulls;
+        let place = match form {
+            Form::Pull => output.keep_rows(),
+            Form::Value | Form::Values => output.keep_text(),
+        };
+        let parts = self.parts..pulls.parts.len();
+        let values: usize = pulls.parts[parts.clone()].iter().map(Part::values).sum();
+        let bytes = values * size_of::<f32>();
+        pulls.bytes += bytes;
+        let refusal = None;
+        pulls.requests.push(Request { connection, place, protocol, form, parts, order, refusal });
+        bytes
+    }
+}
+
+impl Pulls {
+    /// Begins a request.
+    pub(crate) fn begin(&mut self) -> Asking<'_> {
+        let (keys, parts) = (self.keys.len(), self.parts.len());
+        Asking { pulls: self, keys, parts }
+    }
+
+    /// True when rows are asked for that were not read.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.read < self.requests.len()
+    }
+
+    /// Whether a connection has asked for rows that were not read.
+    pub(crate) fn is_waited_for(&self, connection: usize) -> bool {
+        self.requests[self.read..].iter().any(|request| request.connection == connection)
+    }
+
+    /// Bytes of rows that were asked for in this turn.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Reads what is asked for, with one call of the engine. Returns how many rows there were.
+    pub(crate) fn read(&mut self, store: &Store) -> u64 {
+        let first = self.parts_read;
+        for index in first..self.parts.len() {
+            let values = self.parts[index].values();
+            self.parts[index].rows = self.take_buffer(values);
+        }
+        self.found.resize(self.keys.len(), false);
+        let (keys, found) = (&self.keys, &mut self.found);
+        if read(store, keys, found, &mut self.parts[first..]).is_err() {
+            // Whose fault it is shows when each is read by itself.
+            for request in &mut self.requests[self.read..] {
+                let parts = &mut self.parts[request.parts.clone()];
+                request.refusal = read(store, keys, found, parts).err().map(Refusal::from);
+            }
+        }
+        let rows = self.parts[first..].iter().map(|part| part.keys.len() as u64).sum();
+        (self.read, self.parts_read) = (self.requests.len(), self.parts.len());
+        rows
+    }
+
+    /// Writes each reply where `deliver` finds its connection's output, and begins a new turn. All
+    /// was read. Returns how many keys have no row, and how many requests failed.
+    pub(crate) fn deliver(
+        &mut self,
+        mut deliver: impl FnMut(usize, &mut dyn FnMut(&mut Output)),
+    ) -> (u64, u64) {
+        let (mut missing, mut failed) = (0, 0);
+        let mut requests = std::mem::take(&mut self.requests);
+        for request in requests.drain(..) {
+            failed += u64::from(request.refusal.is_some());
+            deliver(request.connection, &mut |output| missing += self.reply(&request, output));
+        }
+        self.requests = requests;
+        let mut parts = std::mem::take(&mut self.parts);
+        parts.drain(..).for_each(|part| self.give_buffer(part.rows));
+        self.parts = parts;
+        self.keys.clear();
+        self.found.clear();
+        self.keys.shrink_to(1 << 20);
+        self.found.shrink_to(1 << 20);
+        (self.read, self.parts_read, self.bytes) = (0, 0, 0);
+        (missing, failed)
+    }
+
+    /// Writes a reply. Returns how many keys have no row.
+    fn reply(&mut self, request: &Request, output: &mut Output) -> u64 {
+        let (place, protocol) = (request.place, request.protocol);
+        if let Some(refusal) = &request.refusal {
+            output.fill_text(place, protocol, |bytes, protocol| {
+                let mut writer = Writer::new(bytes, protocol);
+                match request.form {
+                    // Its end of line is there already.
+                    Form::Pull => writer.error_without_end(refusal.code, &refusal.message),
+                    Form::Value | Form::Values => writer.error(refusal.code, &refusal.message),
+                }
+            });
+            return 0;
+        }
+        let parts = &mut self.parts[request.parts.clone()];
+        let keys = parts.iter().flat_map(|part| &self.found[part.keys.clone()]);
+        let missing = keys.filter(|found| !**found).count();
+        match (request.form, parts) {
+            (Form::Pull, [part]) => {
+                let (rows, len) = (std::mem::take(&mut part.rows), part.values());
+                let found = &self.found[part.keys.clone()];
+                output.fill_text(place, protocol, |bytes, protocol| {
+                    let length = HEADER_BYTES + missing * 4 + len * size_of::<f32>();
+                    Writer::new(bytes, protocol).bulk_header(length);
+                    for word in [LAYOUT_VERSION, found.len() as u32, missing as u32] {
+                        bytes.extend(word.to_le_bytes());
+                    }
+                    for (position, _) in found.iter().enumerate().filter(|(_, found)| !**found) {
+                        bytes.extend((position as u32).to_le_bytes());
+                    }
+                });
+                output.fill_rows(place, rows, len);
+            }
+            (form, parts) => {
+                let found = &self.found;
+                output.fill_text(place, protocol, |bytes, protocol| {
+                    let (mut values, mut keys) = (0, 0);
+                    for part in &*parts {
+                        values += part.values();
+                        keys += part.keys.len();
+                    }
+                    bytes.reserve(values * size_of::<f32>() + keys * 16 + 16);
+                    let mut writer = Writer::new(bytes, protocol);
+                    if form == Form::Values {
+                        writer.array(keys);
+                    }
+                    let mut value = |part: &Part, index: usize| {
+                        if found[part.keys.start + index] {
+                            let row = &part.rows[index * part.dim..][..part.dim];
+                            writer.bulk(bytemuck::cast_slice(row));
+                        } else {
+                            writer.null();
+                        }
+                    };
+                    match parts {
+                        [part] => (0..part.keys.len()).for_each(|index| value(part, index)),
+                        parts => request.order.iter().for_each(|(part, index)| {
+                            value(&parts[*part as usize], *index as usize);
+                        }),
+                    }
+                });
+            }
+        }
+        missing as u64
+    }
+
+    /// Takes the memory of rows back that went out. What has been idle longest makes room.
+    pub(crate) fn give_buffer(&mut self, rows: Vec<f32>) {
+        let bytes = |rows: &Vec<f32>| rows.capacity() * size_of::<f32>();
+        if bytes(&rows) == 0 || bytes(&rows) > IDLE_BYTES {
+            return;
+        }
+        self.idle_bytes += bytes(&rows);
+        self.idle.push_back(rows);
+        while self.idle_bytes > IDLE_BYTES || self.idle.len() > IDLE_BUFFERS {
+            let Some(oldest) = self.idle.pop_front() else { return };
+            self.idle_bytes -= bytes(&oldest);
+        }
+    }
+
+    /// Memory for so many values, which hold anything. It is not much larger than that: who takes
+    /// small replies late must not hold the memory of large ones.
+    fn take_buffer(&mut self, values: usize) -> Vec<f32> {
+        let fits = |rows: &Vec<f32>| (values..=values * 4 + 1024).contains(&rows.len());
+        let Some(rows) = self.idle.iter().rposition(fits).and_then(|at| self.idle.remove(at))
+        else {
+            return vec![0.0; values];
+        };
+        self.idle_bytes -= rows.capacity() * size_of::<f32>();
+        rows
+    }
+}
+
+/// Reads the rows of parts, and which of their keys were written.
+fn read(store: &Store, keys: &[u64], found: &mut [bool], parts: &mut [Part]) -> Result<()> {
+    // What others write between the two is reported as missing, with its row. A reader sees no
+    // writes, and rows that it has read are in memory when it looks again.
+    let is_reader = store.options().read_only;
+    if !is_reader {
+        look(store, keys, found, parts)?;
+    }
+    let mut batches = Vec::with_capacity(parts.len());
+    for part in parts.iter_mut() {
+        let (table, keys, len) = (part.table, &keys[part.keys.clone()], part.values());
+        let values = (&mut part.rows[..len]).into();
+        batches.push(GetBatch { table, keys, values, state: None });
+    }
+    store.get(&mut batches)?;
+    drop(batches);
+    if is_reader {
+        look(store, keys, found, parts)?;
+    }
+    Ok(())
+}
+
+/// Finds which keys were written, of each table at once.
+fn look(store: &Store, keys: &[u64], found: &mut [bool], parts: &[Part]) -> Result<()> {
+    for part in parts.iter().filter(|part| part.is_full) {
+        found[part.keys.clone()].fill(true);
+    }
+    if let [part] = parts
+        && !part.is_full
+    {
+        return store.contains(part.table, &keys[part.keys.clone()], &mut found[part.keys.clone()]);
+    }
+    let parts = || parts.iter().filter(|part| !part.is_full);
+    let mut tables: Vec<TableId> = parts().map(|part| part.table).collect();
+    tables.sort_unstable();
+    tables.dedup();
+    let (mut of_table, mut answers) = (Vec::new(), Vec::new());
+    for table in tables {
+        let parts = || parts().filter(|part| part.table == table);
+        of_table.clear();
+        parts().for_each(|part| of_table.extend(&keys[part.keys.clone()]));
+        answers.clear();
+        answers.resize(of_table.len(), false);
+        store.contains(table, &of_table, &mut answers)?;
+        let mut begin = 0;
+        for part in parts() {
+            let end = begin + part.keys.len();
+            found[part.keys.clone()].copy_from_slice(&answers[begin..end]);
+            begin = end;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn idle_buffers_are_few_and_are_used_for_rows_of_about_their_size() {
+        let mut pulls = Pulls::default();
+        pulls.give_buffer(vec![0.0; 1 << 20]);
+        assert!(pulls.take_buffer(10).len() < 2000);
+        assert_eq!(pulls.take_buffer(1 << 19).len(), 1 << 20);
+        assert_eq!((pulls.idle.len(), pulls.idle_bytes), (0, 0));
+        (0..1000).for_each(|_| pulls.give_buffer(vec![0.0; 1000]));
+        assert_eq!(pulls.idle.len(), IDLE_BUFFERS);
+        (0..20).for_each(|_| pulls.give_buffer(vec![0.0; 1 << 20]));
+        assert!(pulls.idle_bytes <= IDLE_BYTES && pulls.idle.len() == 4);
+        pulls.give_buffer(vec![0.0; IDLE_BYTES]);
+        assert!(pulls.idle_bytes <= IDLE_BYTES);
+    }
+}

@@ -1,0 +1,171 @@
+//! A server: its threads, from the first to the last.
+
+use crate::acceptor::Acceptor;
+use crate::catalog::Catalog;
+use crate::metrics::Metrics;
+use crate::options::Options;
+use crate::shared::{JOBS_MAX, Shared};
+use crate::worker::{Mail, Post, Worker};
+use crate::{http, timer, tls};
+use embedrock_core::{Error, ErrorKind, Result, Store};
+use mio::Waker;
+use parking_lot::{Mutex, RwLock};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::sync_channel;
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+type Thread = JoinHandle<Result<()>>;
+
+/// A store that clients reach over the Redis protocol.
+///
+/// Dropping it stops it, too; [`stop`](Self::stop) tells what went wrong.
+pub struct Server {
+    shared: Arc<Shared>,
+    metrics_address: Option<SocketAddr>,
+    posts: Vec<Post>,
+    acceptor_waker: Waker,
+    threads: Mutex<Option<Threads>>,
+}
+
+struct Threads {
+    acceptor: Thread,
+    workers: Vec<Thread>,
+    timer: Thread,
+    http: Option<Thread>,
+}
+
+impl Server {
+    /// Listens, and serves a store until it is stopped. One that is open read-only is read; one
+    /// that is open to write takes writes of clients, and commits them on a timer and at the end.
+    ///
+    /// *Errors*: `Misuse` for options that cannot work, among them an address that others can reach
+    /// without password and TLS; `Io` where the address cannot be listened on.
+    pub fn start(store: Store, options: Options) -> Result<Self> {
+        store.check_call()?;
+        let wanted = options.validate()?;
+        let wanted_metrics = options.metrics_address()?;
+        let tls = options.tls.as_ref().map(tls::load).transpose()?;
+        let at = |what: &str, address: SocketAddr| {
+            let what = what.to_owned();
+            move |error| Error::os(format!("{what} {address}"), error)
+        };
+        let listener = mio::net::TcpListener::bind(wanted).map_err(at("listen on", wanted))?;
+        let address = listener.local_addr().map_err(at("listen on", wanted))?;
+        let http = wanted_metrics
+            .map(|wanted| TcpListener::bind(wanted).map_err(at("listen for metrics on", wanted)))
+            .transpose()?;
+        let metrics_address = http.as_ref().and_then(|http| http.local_addr().ok());
+        let (jobs, job_queue) = sync_channel(JOBS_MAX);
+        let shared = Arc::new(Shared {
+            catalog: Catalog::of(&store),
+            metrics: Metrics::new(),
+            moves: RwLock::new(()),
+            connections: AtomicUsize::new(0),
+            is_stopping: AtomicBool::new(false),
+            begun: Instant::now(),
+            timer_failure: Mutex::new(None),
+            jobs: Mutex::new(Some(jobs)),
+            address,
+            options,
+            store,
+        });
+        let failed = |error| Error::os("make an event loop", error);
+        let (mut workers, mut posts) = (Vec::new(), Vec::new());
+        for number in 0..shared.options.threads {
+            let (worker, post) =
+                Worker::new(number, shared.clone(), tls.clone()).map_err(failed)?;
+            workers.push(worker);
+            posts.push(post);
+        }
+        let (acceptor, acceptor_waker) =
+            Acceptor::new(shared.clone(), listener, posts.clone()).map_err(failed)?;
+
+        let looped = |ran: std::io::Result<()>| ran.map_err(|e| Error::os("wait for sockets", e));
+        let workers = workers
+            .into_iter()
+            .enumerate()
+            .map(|(n, worker)| spawn(&format!("serve-{n}"), move || looped(worker.run())));
+        let workers = workers.collect::<Result<Vec<_>>>()?;
+        let (timer_shared, timer_posts) = (shared.clone(), posts.clone());
+        let timer =
+            spawn("serve-timer", move || timer::run(&timer_shared, &job_queue, &timer_posts))?;
+        let http_shared = shared.clone();
+        let http = http.map(|listener| {
+            spawn("serve-http", move || {
+                http::run(&http_shared, &listener);
+                Ok(())
+            })
+        });
+        let http = http.transpose()?;
+        let acceptor = spawn("serve-accept", move || looped(acceptor.run()))?;
+        let threads = Mutex::new(Some(Threads { acceptor, workers, timer, http }));
+        Ok(Self { shared, metrics_address, posts, acceptor_waker, threads })
+    }
+
+    /// Where clients reach it.
+    pub fn address(&self) -> SocketAddr {
+        self.shared.address
+    }
+
+    /// Where its metrics are, if anywhere.
+    pub fn metrics_address(&self) -> Option<SocketAddr> {
+        self.metrics_address
+    }
+
+    /// False once it was stopped, or a thread of it has ended by itself: then `stop` says why.
+    pub fn is_running(&self) -> bool {
+        let threads = self.threads.lock();
+        threads.as_ref().is_some_and(|t| {
+            let mut all = t.workers.iter().chain([&t.acceptor, &t.timer]).chain(&t.http);
+            all.all(|thread| !thread.is_finished())
+        })
+    }
+
+    /// Stops: no connection is accepted any more, whole requests that were read are answered, and a
+    /// store that is open to write is committed. A second call does nothing.
+    ///
+    /// *Errors*: the first of a thread, or of the last commit. *Blocking*: up to 5 seconds for
+    /// clients that do not take their replies, and for the commit.
+    pub fn stop(&self) -> Result<()> {
+        let Some(threads) = self.threads.lock().take() else { return Ok(()) };
+        // Pairs with the acquires of the threads that accept.
+        self.shared.is_stopping.store(true, Ordering::Release);
+        // Where it cannot be woken it has ended.
+        let _ = self.acceptor_waker.wake();
+        let mut outcome = join(threads.acceptor);
+        self.posts.iter().for_each(|post| post.send(Mail::Stop));
+        for worker in threads.workers {
+            outcome = outcome.and(join(worker));
+        }
+        // Without a sender the timer's thread ends.
+        drop(self.shared.jobs.lock().take());
+        outcome = outcome.and(join(threads.timer));
+        if let (Some(http), Some(address)) = (threads.http, self.metrics_address) {
+            drop(TcpStream::connect(address));
+            outcome = outcome.and(join(http));
+        }
+        outcome
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Who wants to know calls `stop`.
+        let _ = self.stop();
+    }
+}
+
+fn spawn(name: &str, run: impl FnOnce() -> Result<()> + Send + 'static) -> Result<Thread> {
+    let builder = std::thread::Builder::new().name(name.to_owned());
+    builder.spawn(run).map_err(|error| Error::os(format!("start the thread {name}"), error))
+}
+
+fn join(thread: Thread) -> Result<()> {
+    thread.join().unwrap_or_else(|_| {
+        let message = "a thread of the server has panicked; what it served was cut off";
+        Err(Error::new(ErrorKind::Poisoned, message))
+    })
+}

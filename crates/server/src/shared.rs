@@ -1,0 +1,56 @@
+//! What all threads of a server have in common.
+
+use crate::catalog::Catalog;
+use crate::metrics::Metrics;
+use crate::options::Options;
+use crate::refusal::Refusal;
+use crate::timer::Job;
+use embedrock_core::Store;
+use parking_lot::{Mutex, RwLock};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::mpsc::SyncSender;
+use std::time::Instant;
+
+/// Jobs that may wait. A connection has one at a time, and most servers have few that ask for any.
+pub(crate) const JOBS_MAX: usize = 1024;
+
+/// What all threads of a server have in common.
+pub(crate) struct Shared {
+    pub(crate) store: Store,
+    pub(crate) options: Options,
+    /// Where it listens.
+    pub(crate) address: SocketAddr,
+    pub(crate) catalog: Catalog,
+    /// Shared by turns of loops, which look tables up and read rows; alone while the store moves to
+    /// another commit. Taken before all locks of the store.
+    pub(crate) moves: RwLock<()>,
+    pub(crate) metrics: Metrics,
+    /// Connections that are open.
+    pub(crate) connections: AtomicUsize,
+    /// Whether the server is about to end.
+    pub(crate) is_stopping: AtomicBool,
+    pub(crate) begun: Instant,
+    /// Why the last commit or refresh on a timer failed, until one succeeds. A leaf.
+    pub(crate) timer_failure: Mutex<Option<String>>,
+    /// Guards the sender alone, for as long as a job takes to be handed over.
+    pub(crate) jobs: Mutex<Option<SyncSender<Job>>>,
+}
+
+impl Shared {
+    /// Whether the server changes its store.
+    pub(crate) fn is_writable(&self) -> bool {
+        !self.store.options().read_only
+    }
+
+    /// Hands a job over.
+    pub(crate) fn begin(&self, job: Job) -> Result<(), Refusal> {
+        let jobs = self.jobs.lock();
+        let sent = jobs.as_ref().map(|jobs| jobs.try_send(job));
+        match sent {
+            Some(Ok(())) => Ok(()),
+            Some(Err(_)) => Err(Refusal::new("too many commits and refreshes wait; try again")),
+            None => Err(Refusal::new("the server is stopping")),
+        }
+    }
+}

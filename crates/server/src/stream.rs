@@ -1,0 +1,129 @@
+//! The bytes of a connection, as they are or encrypted. Never blocks.
+
+use mio::net::TcpStream;
+use rustls::ServerConnection;
+use std::io::{self, ErrorKind, IoSlice, Read, Write};
+
+/// Most encrypted bytes that wait for the socket.
+const TLS_BUFFER_BYTES: usize = 256 << 10;
+
+/// A socket, and the encryption of what goes over it.
+pub(crate) enum Stream {
+    Plain(TcpStream),
+    Tls(Box<Tls>),
+}
+
+/// A socket and its session.
+pub(crate) struct Tls {
+    socket: TcpStream,
+    session: ServerConnection,
+}
+
+impl Stream {
+    /// The bytes as they are.
+    pub(crate) fn plain(socket: TcpStream) -> Self {
+        Self::Plain(socket)
+    }
+
+    /// A session that the client begins.
+    pub(crate) fn tls(socket: TcpStream, mut session: ServerConnection) -> Self {
+        session.set_buffer_limit(Some(TLS_BUFFER_BYTES));
+        Self::Tls(Box::new(Tls { socket, session }))
+    }
+
+    /// The socket, to be registered.
+    pub(crate) fn socket(&mut self) -> &mut TcpStream {
+        match self {
+            Self::Plain(socket) => socket,
+            Self::Tls(tls) => &mut tls.socket,
+        }
+    }
+
+    /// Whether encryption is still being agreed upon.
+    pub(crate) fn is_beginning(&self) -> bool {
+        matches!(self, Self::Tls(tls) if tls.session.is_handshaking())
+    }
+
+    /// Reads what there is. 0 bytes are the end.
+    pub(crate) fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(socket) => uninterrupted(|| socket.read(buffer)),
+            Self::Tls(tls) => tls.read(buffer),
+        }
+    }
+
+    /// Takes some of these bytes. `WouldBlock` when it takes none now.
+    pub(crate) fn write(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        match self {
+            Self::Plain(socket) => uninterrupted(|| socket.write_vectored(slices)),
+            Self::Tls(tls) => tls.write(slices),
+        }
+    }
+
+    /// Gives the socket what was encrypted. True when nothing is left of it.
+    pub(crate) fn flush(&mut self) -> io::Result<bool> {
+        match self {
+            Self::Plain(_) => Ok(true),
+            Self::Tls(tls) => tls.flush(),
+        }
+    }
+
+    /// Tells the other side that nothing follows.
+    pub(crate) fn close(&mut self) {
+        if let Self::Tls(tls) = self {
+            tls.session.send_close_notify();
+            // Whoever is gone is not told.
+            let _ = tls.flush();
+        }
+    }
+}
+
+impl Tls {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match self.session.reader().read(buffer) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                read => return read,
+            }
+            let Self { socket, session } = self;
+            if uninterrupted(|| session.read_tls(socket))? == 0 {
+                return Ok(0);
+            }
+            if let Err(error) = self.session.process_new_packets() {
+                // The alert says what was wrong, if the client still listens.
+                let _ = self.flush();
+                return Err(io::Error::new(ErrorKind::InvalidData, error));
+            }
+        }
+    }
+
+    fn write(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        let mut taken = self.session.writer().write_vectored(slices)?;
+        if !self.flush()? || taken > 0 {
+            return if taken > 0 { Ok(taken) } else { Err(ErrorKind::WouldBlock.into()) };
+        }
+        taken = self.session.writer().write_vectored(slices)?;
+        self.flush()?;
+        Ok(taken)
+    }
+
+    fn flush(&mut self) -> io::Result<bool> {
+        while self.session.wants_write() {
+            let Self { socket, session } = self;
+            match uninterrupted(|| session.write_tls(socket)) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+                written => written?,
+            };
+        }
+        Ok(true)
+    }
+}
+
+fn uninterrupted(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            done => return done,
+        }
+    }
+}

@@ -1,0 +1,422 @@
+//! A thread that serves connections, each request to its end.
+//!
+//! One turn: sockets that have something are read, and all whole requests in what came are taken.
+//! Rows that they ask for are read with one call of the engine, whichever connection asked; then
+//! the replies go out. A connection that has too many replies waiting is not read until its client
+//! has taken them. No turn reads more than a bounded part of what a connection sends, so that all
+//! get their turn.
+
+use crate::commands::{Call, Scratch};
+use crate::connection::{Buffers, Connection};
+use crate::pulls::Pulls;
+use crate::refusal::Refusal;
+use crate::resp::Limits;
+use crate::session::Session;
+use crate::shared::Shared;
+use crate::stream::Stream;
+use embedrock_core::CommitInfo;
+use mio::{Events, Interest, Poll, Token, Waker};
+use rustls::{ServerConfig, ServerConnection};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, Sender};
+use std::time::{Duration, Instant};
+
+const WAKER: Token = Token(usize::MAX);
+const EVENTS: usize = 1024;
+/// How often connections are looked at that have been silent for too long.
+const SWEEP: Duration = Duration::from_millis(500);
+/// Bytes that are read of a connection in one turn.
+const READ_BYTES: usize = 512 << 10;
+/// Rows are read once requests of a turn ask for so many bytes.
+const PULL_BYTES: usize = 16 << 20;
+/// Replies of all connections of a thread; past it, the connection with most of them is closed.
+const OUTPUT_BYTES: usize = 1 << 30;
+/// How long a server that stops waits for clients to take their replies.
+const LAST_REPLIES: Duration = Duration::from_secs(5);
+/// Requests of who has not given the password.
+const NOT_ADMITTED: Limits = Limits { frame_bytes: 16 << 10, arguments: 16 };
+
+/// What others have for a thread.
+pub(crate) enum Mail {
+    /// A connection that was accepted, and its id.
+    Connection(mio::net::TcpStream, u64),
+    /// What came of a job of a connection.
+    Done { connection: usize, id: u64, done: Result<Option<CommitInfo>, Refusal> },
+    /// Finish what was asked, and end.
+    Stop,
+}
+
+/// Where a thread gets mail.
+#[derive(Clone)]
+pub(crate) struct Post {
+    sender: Sender<Mail>,
+    waker: Arc<Waker>,
+}
+
+impl Post {
+    /// Leaves mail. A thread that has ended gets none.
+    pub(crate) fn send(&self, mail: Mail) {
+        if self.sender.send(mail).is_ok() {
+            // The kernel's counter of an eventfd does not overflow by ones.
+            let _ = self.waker.wake();
+        }
+    }
+}
+
+/// A thread's connections, and all that it works with.
+pub(crate) struct Worker {
+    number: usize,
+    shared: Arc<Shared>,
+    tls: Option<Arc<ServerConfig>>,
+    poll: Poll,
+    mail: Receiver<Mail>,
+    connections: Vec<Option<Connection>>,
+    free: Vec<usize>,
+    /// Connections with something to do in the next turn.
+    due: Vec<usize>,
+    buffers: Buffers,
+    pulls: Pulls,
+    scratch: Scratch,
+    limits: Limits,
+    last_sweep: Instant,
+    /// Bytes that wait in outputs.
+    waiting: usize,
+    /// Until when replies go out, once the server stops.
+    ends: Option<Instant>,
+}
+
+impl Worker {
+    /// A thread's worker, and where it gets mail.
+    pub(crate) fn new(
+        number: usize,
+        shared: Arc<Shared>,
+        tls: Option<Arc<ServerConfig>>,
+    ) -> io::Result<(Self, Post)> {
+        let poll = Poll::new()?;
+        let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
+        let (sender, mail) = std::sync::mpsc::channel();
+        let options = &shared.options;
+        // A row and its key are two arguments.
+        let arguments = options.max_keys.saturating_mul(2).saturating_add(64);
+        let limits = Limits { frame_bytes: options.max_request_bytes, arguments };
+        let worker = Self {
+            number,
+            tls,
+            poll,
+            mail,
+            connections: Vec::new(),
+            free: Vec::new(),
+            due: Vec::new(),
+            buffers: Buffers::default(),
+            pulls: Pulls::default(),
+            scratch: Scratch::default(),
+            limits,
+            last_sweep: Instant::now(),
+            waiting: 0,
+            ends: None,
+            shared,
+        };
+        Ok((worker, Post { sender, waker }))
+    }
+
+    /// Serves until the server stops.
+    pub(crate) fn run(mut self) -> io::Result<()> {
+        let mut events = Events::with_capacity(EVENTS);
+        loop {
+            let wait = if self.due.is_empty() { SWEEP } else { Duration::ZERO };
+            match self.poll.poll(&mut events, Some(wait)) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                polled => polled?,
+            }
+            for event in &events {
+                self.note(event);
+            }
+            self.take_mail();
+            self.turn();
+            self.sweep();
+            if self.is_done() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Notes what a socket can do.
+    fn note(&mut self, event: &mio::event::Event) {
+        let Token(number) = event.token();
+        let Some(Some(connection)) = self.connections.get_mut(number) else { return };
+        connection.is_readable |= event.is_readable() || event.is_read_closed();
+        connection.will_end |= event.is_read_closed() || event.is_error();
+        connection.is_writable |= event.is_writable();
+        self.make_due(number);
+    }
+
+    fn make_due(&mut self, number: usize) {
+        if let Some(Some(connection)) = self.connections.get_mut(number)
+            && !std::mem::replace(&mut connection.is_due, true)
+        {
+            self.due.push(number);
+        }
+    }
+
+    fn take_mail(&mut self) {
+        while let Ok(mail) = self.mail.try_recv() {
+            match mail {
+                Mail::Connection(socket, id) => self.begin(socket, id),
+                Mail::Done { connection, id, done } => self.end_job(connection, id, done),
+                Mail::Stop => {
+                    self.ends = Some(Instant::now() + LAST_REPLIES);
+                    (0..self.connections.len()).for_each(|number| self.make_due(number));
+                }
+            }
+        }
+    }
+
+    /// Takes a connection in. What fails here is the connection's end.
+    fn begin(&mut self, socket: mio::net::TcpStream, id: u64) {
+        let session = match &self.tls {
+            Some(config) => match ServerConnection::new(config.clone()) {
+                Ok(session) => Some(session),
+                Err(_) => return self.forget_one(),
+            },
+            None => None,
+        };
+        let mut stream = match session {
+            Some(session) => Stream::tls(socket, session),
+            None => Stream::plain(socket),
+        };
+        let number = self.free.pop().unwrap_or_else(|| {
+            self.connections.push(None);
+            self.connections.len() - 1
+        });
+        let interest = Interest::READABLE | Interest::WRITABLE;
+        if self.poll.registry().register(stream.socket(), Token(number), interest).is_err() {
+            self.free.push(number);
+            return self.forget_one();
+        }
+        let is_admitted = self.shared.options.password.is_none();
+        let session = Session::new(id, is_admitted);
+        self.connections[number] = Some(Connection::new(stream, session));
+        self.make_due(number);
+    }
+
+    fn forget_one(&self) {
+        self.shared.connections.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Replies to a job's connection, if it is still there.
+    fn end_job(&mut self, number: usize, id: u64, done: Result<Option<CommitInfo>, Refusal>) {
+        let Some(Some(connection)) = self.connections.get_mut(number) else { return };
+        let session = &mut connection.session;
+        if session.id != id {
+            return;
+        }
+        session.has_job = false;
+        session.output.write(session.protocol, |writer| match done {
+            Ok(Some(commit)) => {
+                writer.map(2);
+                writer.bulk(b"step");
+                writer.integer(commit.step as i64);
+                writer.bulk(b"sequence");
+                writer.integer(commit.sequence as i64);
+            }
+            Ok(None) => writer.null(),
+            Err(refusal) => writer.error(refusal.code, &refusal.message),
+        });
+        self.make_due(number);
+    }
+
+    /// One turn for all that have something to do.
+    fn turn(&mut self) {
+        if self.due.is_empty() {
+            return;
+        }
+        let begin = Instant::now();
+        let turn = std::mem::take(&mut self.due);
+        {
+            // The store does not move to another commit between a look at the tables and the rows.
+            let shared = self.shared.clone();
+            let _still = shared.moves.read();
+            for number in &turn {
+                self.take_requests(*number);
+                if self.pulls.bytes() >= PULL_BYTES {
+                    self.read_rows();
+                }
+            }
+            self.read_rows();
+        }
+        for number in &turn {
+            self.send_replies(*number);
+        }
+        self.scratch.shrink();
+        self.close_greediest();
+        self.shared.metrics.turn_seconds.observe(begin.elapsed().as_secs_f64());
+    }
+
+    /// Reads a connection, and takes the whole requests in what came.
+    fn take_requests(&mut self, number: usize) {
+        let Some(Some(connection)) = self.connections.get_mut(number) else { return };
+        connection.is_due = false;
+        let shared = &*self.shared;
+        let most_waiting = shared.options.max_reply_bytes;
+        let tables = shared.catalog.tables();
+        let (mut bytes, mut is_again) = (0, false);
+        loop {
+            let Connection { session, decoder, input, .. } = connection;
+            let mut is_whole = true;
+            while !session.is_ending && !session.has_job && is_whole {
+                if session.waiting_bytes() >= most_waiting {
+                    break;
+                }
+                let limits = if session.is_admitted { &self.limits } else { &NOT_ADMITTED };
+                let length = match decoder.decode(input.filled(), limits) {
+                    Ok(Some(length)) => length,
+                    Ok(None) => {
+                        is_whole = false;
+                        continue;
+                    }
+                    Err(error) => {
+                        shared.metrics.malformed.inc();
+                        let text = error.to_string();
+                        session.output.write(session.protocol, |w| w.error("ERR", &text));
+                        session.is_ending = true;
+                        break;
+                    }
+                };
+                let mut call = Call {
+                    shared,
+                    tables: &tables,
+                    pulls: &mut self.pulls,
+                    session,
+                    arguments: decoder.arguments(input.filled()),
+                    worker: self.number,
+                    connection: number,
+                    scratch: &mut self.scratch,
+                };
+                if let Some(command) = call.run() {
+                    shared.metrics.commands[command].inc();
+                }
+                input.consume(length);
+            }
+            connection.is_held_up = is_whole;
+            if is_whole || !connection.is_readable || self.ends.is_some() {
+                break;
+            }
+            if bytes >= READ_BYTES {
+                is_again = true;
+                break;
+            }
+            match connection.read(&mut self.buffers, self.limits.frame_bytes) {
+                Ok(0) => break,
+                Ok(count) => bytes += count,
+                Err(_) => {
+                    connection.session.is_ending = true;
+                    connection.is_writable = false;
+                    connection.session.has_failed = true;
+                    break;
+                }
+            }
+        }
+        connection.input.release(&mut self.buffers);
+        if connection.input.is_empty() && connection.decoder.memory_bytes() > 64 << 10 {
+            connection.decoder.shrink();
+        }
+        shared.metrics.bytes_in.inc_by(bytes as u64);
+        if is_again {
+            self.make_due(number);
+        }
+    }
+
+    /// Reads the rows that were asked for, and writes the replies.
+    fn read_rows(&mut self) {
+        if self.pulls.is_waiting() {
+            let rows = self.pulls.read(&self.shared.store);
+            self.shared.metrics.rows_read.inc_by(rows);
+        }
+        let connections = &mut self.connections;
+        let (missing, failed) = self.pulls.deliver(|number, give| {
+            if let Some(Some(connection)) = connections.get_mut(number) {
+                connection.session.promised = 0;
+                give(&mut connection.session.output);
+            }
+        });
+        self.shared.metrics.rows_missing.inc_by(missing);
+        self.shared.metrics.refused.inc_by(failed);
+    }
+
+    /// Writes what a connection's socket takes, and ends what is over.
+    fn send_replies(&mut self, number: usize) {
+        let Some(Some(connection)) = self.connections.get_mut(number) else { return };
+        let most_waiting = self.shared.options.max_reply_bytes;
+        let pulls = &mut self.pulls;
+        let sent = connection.write(|rows| pulls.give_buffer(rows));
+        let is_broken = sent.is_err() || connection.session.has_failed;
+        self.shared.metrics.bytes_out.inc_by(sent.unwrap_or(0) as u64);
+        let queued = connection.session.output.queued();
+        self.waiting = self.waiting + queued - std::mem::replace(&mut connection.counted, queued);
+        let is_stopping = self.ends.is_some();
+        if is_broken || connection.is_over(is_stopping) {
+            return self.end(number);
+        }
+        let is_read = connection.is_readable && !is_stopping;
+        if (connection.is_held_up || is_read) && connection.takes_requests(most_waiting) {
+            self.make_due(number);
+        }
+    }
+
+    /// Ends a connection, whatever is under way on it.
+    fn end(&mut self, number: usize) {
+        let Some(mut connection) = self.connections[number].take() else { return };
+        connection.stream.close();
+        // A socket that is closed is in no poll any more.
+        let _ = self.poll.registry().deregister(connection.stream.socket());
+        if connection.session.has_announced {
+            // Announcements of others go, too, which costs reads and no results.
+            let _ = self.shared.store.clear_announced();
+        }
+        self.waiting -= connection.counted;
+        self.free.push(number);
+        self.forget_one();
+    }
+
+    /// Ends connections that have been silent for too long.
+    fn sweep(&mut self) {
+        if self.last_sweep.elapsed() < SWEEP {
+            return;
+        }
+        self.last_sweep = Instant::now();
+        let (idle, stall) = (self.shared.options.idle, self.shared.options.stall);
+        for number in 0..self.connections.len() {
+            let Some(connection) = &self.connections[number] else { continue };
+            let silent = connection.last_active.elapsed();
+            let is_idle = !connection.session.has_job && idle.is_some_and(|idle| silent >= idle);
+            if is_idle || (connection.is_stalled() && silent >= stall) {
+                self.shared.metrics.timed_out.inc();
+                self.end(number);
+            }
+        }
+    }
+
+    /// Keeps the replies that wait within bounds.
+    fn close_greediest(&mut self) {
+        while self.waiting > OUTPUT_BYTES {
+            let counted = |c: &Option<Connection>| c.as_ref().map_or(0, |c| c.counted);
+            let numbers = 0..self.connections.len();
+            let Some(most) = numbers.max_by_key(|n| counted(&self.connections[*n])) else { return };
+            self.shared.metrics.overflowed.inc();
+            self.end(most);
+        }
+    }
+
+    /// Whether the server has stopped and all replies are out, or had their time.
+    fn is_done(&mut self) -> bool {
+        let Some(ends) = self.ends else { return false };
+        let is_late = ends <= Instant::now();
+        let is_empty = self.connections.iter().all(Option::is_none);
+        if is_late {
+            (0..self.connections.len()).for_each(|number| self.end(number));
+        }
+        is_late || is_empty
+    }
+}

@@ -1,0 +1,212 @@
+"""`embedrock serve STORE`: the tables of a store over the Redis protocol."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import signal
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from embedrock.cli import output
+from embedrock.errors import MisuseError
+
+_LOOK_S = 0.5
+"""How often a thread of the server is looked for that has ended by itself."""
+
+
+def add(commands: Any) -> argparse.ArgumentParser:
+    """Adds the command."""
+    command: argparse.ArgumentParser = commands.add_parser(
+        "serve",
+        help="serve a store to programs of any language, over the Redis protocol",
+        description=(
+            "Serves the tables of a store to any client of Redis, and to embedrock.connect(...). "
+            "It reads, and follows the commits of a trainer; with --writable it is the store's one "
+            "writer, takes rows and gradients, and commits on a timer and when it stops. Other "
+            "machines reach it only with a password and TLS. Ctrl-C or SIGTERM stops it: requests "
+            "that came are answered first."
+        ),
+        epilog=(
+            "example: embedrock serve my.store --listen 127.0.0.1:6380\n"
+            "         redis-cli -p 6380 EMB.PULL user 17 42 99\n"
+            "docs/how-to/server.md has more"
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument("store", type=Path, metavar="STORE", help="the store's directory")
+    command.add_argument(
+        "--listen",
+        default="127.0.0.1:6380",
+        metavar="HOST:PORT",
+        help="where clients connect; port 0 takes a free one (127.0.0.1:6380)",
+    )
+    command.add_argument(
+        "--writable", action="store_true", help="take rows, gradients and commits of clients"
+    )
+    command.add_argument(
+        "--memory", default="10%", help='memory for the tables, "10%%" or "2GiB" (10%%)'
+    )
+    command.add_argument("--warm", action="store_true", help="fill the memory before it listens")
+    command.add_argument(
+        "--threads", type=output.positive, metavar="N", help="threads (one for each core)"
+    )
+    command.add_argument(
+        "--password-file",
+        type=Path,
+        metavar="FILE",
+        help="a file with the password that clients give; its last end of line does not count",
+    )
+    command.add_argument(
+        "--tls-cert", type=Path, metavar="FILE", help="certificate chain, PEM; encrypts"
+    )
+    command.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key, PEM")
+    command.add_argument(
+        "--metrics", metavar="HOST:PORT", help="serve /metrics and /healthz here over HTTP (no)"
+    )
+    command.add_argument(
+        "--commit-every",
+        type=_seconds,
+        default=60.0,
+        metavar="S",
+        help="seconds between commits of --writable; 0: only at the end and on demand (60)",
+    )
+    command.add_argument(
+        "--refresh-every",
+        type=_seconds,
+        default=5.0,
+        metavar="S",
+        help="seconds between looks for a trainer's commit; 0: only on demand (5)",
+    )
+    limits = command.add_argument_group("limits")
+    limits.add_argument(
+        "--max-connections", type=output.positive, default=10_000, metavar="N", help="(10000)"
+    )
+    limits.add_argument(
+        "--max-keys",
+        type=output.positive,
+        default=1 << 20,
+        metavar="N",
+        help="keys of a request (1048576)",
+    )
+    limits.add_argument(
+        "--max-request-bytes",
+        type=output.parse_bytes,
+        default=64 << 20,
+        metavar="B",
+        help="size of a request (64MiB)",
+    )
+    limits.add_argument(
+        "--max-reply-bytes",
+        type=output.parse_bytes,
+        default=64 << 20,
+        metavar="B",
+        help="size of a reply, and of all that a client has not taken (64MiB)",
+    )
+    limits.add_argument(
+        "--idle",
+        type=_seconds,
+        default=3600.0,
+        metavar="S",
+        help="seconds until a silent connection is closed; 0: never (3600)",
+    )
+    limits.add_argument(
+        "--stall",
+        type=_seconds,
+        default=60.0,
+        metavar="S",
+        help="the same amid a request or its reply, and before the password (60)",
+    )
+    command.set_defaults(run=run)
+    return command
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serves until a signal comes."""
+    import embedrock
+    from embedrock import _core
+
+    output.refuse_missing_store(arguments.store)
+    if (arguments.tls_cert is None) != (arguments.tls_key is None):
+        raise MisuseError("--tls-cert and --tls-key go together: a certificate and its key")
+    tls = None if arguments.tls_cert is None else (arguments.tls_cert, arguments.tls_key)
+    stop = threading.Event()
+    handlers = {
+        number: signal.signal(number, _setter(stop)) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        with embedrock.open(
+            arguments.store,
+            arguments.memory,
+            create=False,
+            read_only=not arguments.writable,
+        ) as store:
+            if arguments.warm:
+                store.warm()
+            server = _core.Server(
+                store._core,
+                arguments.listen,
+                threads=arguments.threads,
+                password=_password(arguments.password_file),
+                tls=tls,
+                metrics=arguments.metrics,
+                max_connections=arguments.max_connections,
+                max_keys=arguments.max_keys,
+                max_request_bytes=arguments.max_request_bytes,
+                max_reply_bytes=arguments.max_reply_bytes,
+                idle=arguments.idle,
+                stall=arguments.stall,
+                commit_every=arguments.commit_every,
+                refresh_every=arguments.refresh_every,
+            )
+            _tell(arguments, server)
+            while not stop.wait(_LOOK_S) and server.is_running():
+                pass
+            print("embedrock: stopping", file=sys.stderr, flush=True)
+            server.stop()
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    return 0
+
+
+def _setter(stop: threading.Event) -> Any:
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        stop.set()
+
+    return handle
+
+
+def _tell(arguments: argparse.Namespace, server: Any) -> None:
+    """Says where it listens: programs that started it wait for this line."""
+    does = "reads and writes" if arguments.writable else "reads"
+    over = " over TLS" if arguments.tls_cert is not None else ""
+    print(f"{arguments.store}: serving at {server.address()}{over}, {does}", flush=True)
+    metrics = server.metrics_address()
+    if metrics is not None:
+        print(f"metrics at http://{metrics}/metrics", flush=True)
+
+
+def _password(path: Path | None) -> str | None:
+    """The password in a file. Errors: MisuseError for a file that has none."""
+    if path is None:
+        return None
+    text = path.read_text(encoding="utf-8")
+    password = text.removesuffix("\n").removesuffix("\r")
+    if not password or "\n" in password:
+        raise MisuseError(f"{path} holds no password, expected one line")
+    return password
+
+
+def _seconds(text: str) -> float:
+    """A time of at least 0. For argparse's `type`."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
+    return value

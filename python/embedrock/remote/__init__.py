@@ -1,0 +1,6 @@
+"""Tables of a server: :func:`connect`, and what it gives."""
+
+from embedrock.remote.client import RemoteStore, connect
+from embedrock.remote.table import RemoteTable
+
+__all__ = ["RemoteStore", "RemoteTable", "connect"]

@@ -1,0 +1,130 @@
+"""Connections to a server that threads share, one call at a time each."""
+
+from __future__ import annotations
+
+import os
+import ssl
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from embedrock.errors import ClosedError, IoError
+from embedrock.remote.wire import Refused, Wire
+
+__all__ = ["Pool"]
+
+T = TypeVar("T")
+
+
+class Pool:
+    """Up to ``size`` connections; callers beyond that wait for one."""
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        credentials: tuple[bytes, bytes] | None,
+        tls: ssl.SSLContext | None,
+        *,
+        size: int,
+        timeout: float | None,
+        retries: int,
+    ) -> None:
+        """Connects when it is first used."""
+        self.name = f"{address[0]}:{address[1]}"
+        self._address, self._credentials, self._tls = address, credentials, tls
+        self._size, self._timeout, self._retries = size, timeout, retries
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._free = threading.BoundedSemaphore(self._size)
+        self._idle: list[Wire] = []
+        self._is_closed = False
+
+    def run(self, function: Callable[[Wire], T], *, repeats: bool) -> T:
+        """What ``function`` returns for a connection.
+
+        When a connection fails, what may be repeated is tried again with a new one. All else is
+        tried again only while nothing of it was sent, so that no update is made twice.
+        """
+        if self._pid != os.getpid():
+            self._begin()  # a forked child has connections of its own
+        if not self._free.acquire(timeout=self._timeout):
+            raise IoError(
+                f"no connection to server {self.name} became free within {self._timeout} s: all "
+                f"{self._size} are in use; connect(..., connections=) allows more"
+            )
+        try:
+            return self._run(function, repeats)
+        finally:
+            self._free.release()
+
+    def _run(self, function: Callable[[Wire], T], repeats: bool) -> T:
+        left = self._retries
+        while True:
+            wire = None
+            try:
+                wire = self._take()
+                wire.has_sent = False
+                found = function(wire)
+            except Refused as refused:
+                self._give(wire)
+                raise refused.mirrored() from None
+            except IoError:
+                was_sent = wire is not None and wire.has_sent
+                self._drop(wire)
+                if left == 0 or (was_sent and not repeats):
+                    raise
+                left -= 1
+            except BaseException:
+                # A reply may still be on its way: nobody else may read it.
+                self._drop(wire)
+                raise
+            else:
+                self._give(wire)
+                return found
+
+    def close(self) -> None:
+        """Closes all connections; those in use when their calls end."""
+        with self._lock:
+            self._is_closed = True
+            idle, self._idle = self._idle, []
+        for wire in idle:
+            wire.close()
+
+    def _take(self) -> Wire:
+        while True:
+            with self._lock:
+                if self._is_closed:
+                    raise ClosedError(f"the connections to server {self.name} were closed")
+                wire = self._idle.pop() if self._idle else None
+            if wire is None:
+                return self._connect()
+            if not wire.is_stale():
+                return wire
+            wire.close()
+
+    def _connect(self) -> Wire:
+        wire = Wire(*self._address, self._timeout, self._tls)
+        try:
+            if self._credentials is not None:
+                wire.call(b"AUTH", *self._credentials)
+        except BaseException:
+            wire.close()
+            raise
+        return wire
+
+    def _give(self, wire: Wire | None) -> None:
+        if wire is None:
+            return
+        with self._lock:
+            keeps = not (self._is_closed or wire.is_broken)
+            if keeps:
+                self._idle.append(wire)
+        if not keeps:
+            wire.close()
+
+    def _drop(self, wire: Wire | None) -> None:
+        if wire is not None:
+            wire.close()
