@@ -5,10 +5,10 @@
 //! significant bits with the exponents of float32, and 14 bits of zero point. So the product above
 //! has at most 24 significant bits: decoding never rounds, whatever the processor.
 //!
-//! What always holds: a value is within half a step of what was given, and a step is one 255th (one
-//! 15th) of what lies between the smallest and the largest value, with zero among them. Rows of
-//! equal values are exact. A row that was decoded is encoded to the same words: what is read and
-//! put back does not change. Nothing is left to chance.
+//! What always holds: a value is within half a step, and a thousandth of it, of what was given. A
+//! step is one 255th (one 15th) of what lies between the smallest and the largest value, with zero
+//! among them. Rows of equal values are exact. A row that was decoded is encoded to the same words:
+//! what is read and put back does not change. Nothing is left to chance.
 //!
 //! *Source* of a scale and a zero point for each row: rowwise quantisation of FBGEMM. It has 8
 //! bytes of them, which are no better (`docs/decisions/0022-quantised-rows.md`).

@@ -8,7 +8,7 @@ use super::{Inner, Store, has_file};
 use crate::config::{Memory, Merging, StorageKind, TableId, TableInfo, TableSpec};
 use crate::error::{Result, bail};
 use crate::io::{DeviceCurve, IoKind, Medium, measure};
-use crate::row::{Dtype, RowLayout};
+use crate::row::RowLayout;
 use crate::storage::{
     self, ClassNeed, PAGE_SIZES, PageLayout, TableFacts, choose_page, possible_pages,
 };
@@ -143,7 +143,7 @@ fn compare(stored: &TableSpec, asked: &TableSpec) -> Result<()> {
     differ("storage", storage(stored), storage(asked));
     let dtype = |s: &TableSpec| s.dtype.name().to_owned();
     differ("dtype", dtype(stored), dtype(asked));
-    if stored.dtype != Dtype::Float32 {
+    if stored.dtype.is_half() {
         let rounding = |s: &TableSpec| format!("{:?}", s.rounding).to_lowercase();
         differ("rounding", rounding(stored), rounding(asked));
     }

@@ -103,7 +103,8 @@ pub(super) fn placement(
             bail!(
                 Misuse,
                 "the plan lets tables '{}' and '{}' share pages, and their rows differ in \
-                 size; place again with this store",
+                 size; place again with this store, or, for other types of values, with one that \
+                 was frozen without a plan",
                 named[here],
                 named[at]
             );

@@ -5,7 +5,8 @@ use super::plans::{PlannedPages, placement};
 use super::room::{BUILDER_BYTES_PER_KEY, INDEX_BYTES_PER_ID, INDEX_BYTES_PER_REPLICA};
 use super::room::{check_disk, disk_need, make_index_room};
 use super::{FreezeOptions, Frozen};
-use crate::error::{Result, bail};
+use crate::error::{Error, ErrorKind, Result};
+use crate::row::Dtype;
 use crate::storage::{Freeze, FreezePlan, Placement, SweptRow};
 use crate::store::engine::{Class, Engine, Table};
 use crate::store::{Inner, Store};
@@ -183,13 +184,7 @@ impl<'a> Run<'a> {
                     if converts {
                         from.layout.read_values(row.words, &mut values);
                         if !to.layout.dtype().all_fit(&values) {
-                            bail!(
-                                Misuse,
-                                "table '{name}', key {}: a value does not fit {}; freeze with \
-                                 another dtype",
-                                row.key,
-                                to.layout.dtype().name()
-                            );
+                            return Err(unfit(row.key, &values, to.layout.dtype()));
                         }
                         to.layout.write_values(&mut words, &values);
                         difference.add(&values, &to.layout, &words);
@@ -244,4 +239,16 @@ impl<'a> Run<'a> {
         class.log.lock().end_read(sweep.ticket());
         taken
     }
+}
+
+/// Why a row cannot be stored in another type of values. The caller names the table.
+fn unfit(key: u64, values: &[f32], dtype: Dtype) -> Error {
+    let why = match values.iter().find(|value| !value.is_finite()) {
+        Some(value) => format!("a value is {value}; put or delete the row, then freeze"),
+        None if dtype.is_quantized() => {
+            format!("the row spans more than {} holds; freeze with another dtype", dtype.name())
+        }
+        None => format!("a value does not fit {}; freeze with another dtype", dtype.name()),
+    };
+    Error::new(ErrorKind::Misuse, format!("key {key}: {why}"))
 }
