@@ -281,7 +281,6 @@ pub(crate) fn place_strawman<'py>(
 #[pyo3(signature = (rows, offsets, num_rows, rows_per_page, starts, page_rows, first=0,
     cache_rows=0, queries_per_batch=1, candidates_max=10))]
 #[expect(clippy::too_many_arguments, reason = "arguments of a Python function")]
-#[expect(clippy::type_complexity, reason = "numbers, named in the documentation")]
 pub(crate) fn serve_pages<'py>(
     py: Python<'py>,
     rows: ReadArray<'py, u32>,

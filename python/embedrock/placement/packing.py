@@ -138,6 +138,6 @@ def _replicas(
     return starts, at[taken[best]].reshape(-1)
 
 
-def _queries(offsets: Offsets) -> npt.NDArray[np.int32]:
+def _queries(offsets: Offsets) -> npt.NDArray[np.int64]:
     """The query of each key."""
-    return np.repeat(np.arange(len(offsets) - 1, dtype=np.int32), np.diff(offsets))
+    return np.repeat(np.arange(len(offsets) - 1, dtype=np.int64), np.diff(offsets))

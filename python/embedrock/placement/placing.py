@@ -141,16 +141,17 @@ def placed(
 ) -> Plan:
     """As :func:`place`, with options that are checked."""
     names = list(instance("trace", trace, Trace).tables)
+    given = {"store": store, "rows_per_page": rows_per_page, "home": home}
+    there = [name for name, value in given.items() if value is not None]
+    if len(there) != 1:
+        which = " and ".join(there) or "none"
+        raise MisuseError(f"{which} of {', '.join(given)} is given, expected one of them")
     assert options.memory is None or isinstance(options.memory, int)
     homes: Sequence[PlanGroup | None] = ()
     if home is None:
         classes = chosen(names, store, rows_per_page, options.memory)
-    elif store is None and rows_per_page is None:
-        classes, homes = _classes_of(names, instance("home", home, Plan))
     else:
-        raise MisuseError(
-            "home is given with store or rows_per_page, expected one: a plan knows its pages"
-        )
+        classes, homes = _classes_of(names, instance("home", home, Plan))
     work = _Work(trace, options, classes, tell, with_home=bool(homes))
     groups = {name: g for g, one in enumerate(classes) for name in one.tables}
     homes = homes or [None] * len(classes)

@@ -93,9 +93,12 @@ def flat_keys(given: Any, name: str) -> Values:
     """A copy of the keys of one query, whatever their shape. Errors: ``MisuseError``."""
     expected = "keys: int64 or uint64"
     try:
-        found = np.asarray(given).reshape(-1)
+        found = np.asarray(given)
     except Exception:  # of the object's own, too
         raise MisuseError(f"{name} is {shown(given)}, expected {expected}") from None
+    if not found.ndim:
+        raise MisuseError(f"{name} is {shown(given)}, expected several {expected}")
+    found = found.reshape(-1)
     if not len(found):
         return np.empty(0, np.uint64)
     keys = _integers(found, name, expected)

@@ -40,6 +40,7 @@ from embedrock.bench.arrival.model import (
 from embedrock.bench.arrival.stored import Training, train
 from embedrock.bench.common import Report, add_common, workspace
 from embedrock.bench.serve import communities
+from embedrock.errors import MisuseError
 from embedrock.trace import Trace
 
 __all__ = ["add_arguments", "run"]
@@ -78,6 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Measures, and returns the report."""
+    _check(options)
     report = Report("arrival", options)
     found = [_measured(report, options, name, trace) for name, trace in _traces(options)]
     for figure in found[0]:
@@ -88,6 +90,21 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
         report.figure(figure, 1 - mean if figure == "arrival_saved" else mean)
     return report.finish()
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Errors: ``MisuseError``."""
+    for name in ("rows", "queries", "batch", "epochs", "commits", "dim"):
+        value = getattr(options, name)
+        if value < 1:
+            raise MisuseError(f"--{name} is {value}, expected 1 at least")
+    names = [file.name.split(".")[0] for file in options.trace or ()]
+    for name in names:
+        if names.count(name) > 1:
+            raise MisuseError(
+                f"--trace has {names.count(name)} files named {name}, expected names that differ "
+                f"before the first dot"
+            )
 
 
 def _traces(options: argparse.Namespace) -> Iterator[tuple[str, Trace]]:

@@ -154,6 +154,13 @@ def _check(options: argparse.Namespace) -> None:
     ):
         if value < least:
             raise MisuseError(f"{name} is {value}, expected {least} at least")
+    names = [_named(path) for path in options.trace or ()]
+    for name in names:
+        if names.count(name) > 1:
+            raise MisuseError(
+                f"--trace has {names.count(name)} files named {name}, expected names that differ "
+                f"before the first dot"
+            )
     for share in options.replicate:
         if not 0 <= share <= 1:
             raise MisuseError(f"--replicate has {share:g}, expected shares from 0 to 1")

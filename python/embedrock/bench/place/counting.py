@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -61,6 +62,7 @@ class Counter:
         offsets = every.offsets[first : first + CHECKED + 1] - begin
         self._sample = Hyperedges(every.rows[begin:end], offsets, every.num_rows)
         self.mismatches = 0
+        self._lock = threading.Lock()
 
     def count(
         self, layout: Layout, cache: float = 0.0, union: int = 1, candidates: int = 10
@@ -71,7 +73,7 @@ class Counter:
         is not whole, and a sample that plain Python serves otherwise, are mismatches.
         """
         found = self._count(self._every, self._first, layout, cache, union, candidates)
-        self.mismatches += not found.is_whole
+        self._note(not found.is_whole)
         return found
 
     def check(self, layout: Layout, cache: float, union: int, candidates: int = 10) -> None:
@@ -79,7 +81,12 @@ class Counter:
         found = self._count(self._sample, 0, layout, cache, union, candidates)
         cache_rows = int(cache * self._every.num_rows)
         pages, hits = recounted(self._sample, layout, cache_rows, union, candidates)
-        self.mismatches += (found.pages, found.hits) != (pages, hits)
+        self._note((found.pages, found.hits) != (pages, hits))
+
+    def _note(self, is_wrong: bool) -> None:
+        """Counts a mismatch. Threads count side by side."""
+        with self._lock:
+            self.mismatches += is_wrong
 
     def _count(
         self,

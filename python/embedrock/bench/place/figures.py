@@ -35,9 +35,12 @@ Traces = dict[str, dict[str, Any]]
 
 
 def gain(one: dict[str, Any], condition: str, over: str, layout: str) -> float:
-    """Pages of a layout ÷ those of another one, so useful rows of a page the other way round."""
+    """Pages of a layout ÷ those of another one, so useful rows of a page the other way round.
+
+    1 where the cache holds all that is asked for, so that neither reads a page.
+    """
     pages = [one["layouts"][name][condition]["pages_per_request"] for name in (over, layout)]
-    return float(pages[0] / pages[1])
+    return float(pages[0] / pages[1]) if pages[1] else 1.0
 
 
 def geometric(values: Iterable[float]) -> float:
