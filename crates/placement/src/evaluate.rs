@@ -335,7 +335,7 @@ mod tests {
             (trace.queries(), EvaluateOptions { cache_rows: 7, ..Default::default() });
         let of = |range| evaluate(&pages, all.range(range), &options).unwrap();
         let after = |at, queries_per_batch| {
-            let options = EvaluateOptions { queries_per_batch, ..options.clone() };
+            let options = EvaluateOptions { queries_per_batch, ..options };
             let (before, counted) = (all.range(0..at), all.range(at..all.len()));
             evaluate_after(&pages, before, counted, &options).unwrap()
         };

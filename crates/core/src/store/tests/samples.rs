@@ -8,8 +8,8 @@ const SAMPLES: u64 = 400;
 const TABLES: u64 = 7;
 const KEYS_OF_SAMPLE: u64 = TABLES + 2;
 
-/// The keys of samples in each table. With another seed other rows are of one sample. The first half
-/// of all samples has one row of the first table, so that its rows are not the places of samples.
+/// The keys of samples in each table. With another seed other rows are of one sample. The first
+/// half of all samples has one row of the first table: its rows are not the places of samples.
 fn keys(samples: std::ops::Range<u64>, seed: u64) -> Vec<Vec<u64>> {
     let key = |number: u64, table: u64| (number * 7919 + table * (131 + seed)) % ROWS;
     let of_table = |table: u64| {
@@ -53,7 +53,8 @@ fn update(store: &Store, tables: &[TableId], keys: &[Vec<u64>]) {
     store.update(&batches).unwrap();
 }
 
-/// Pages that the later samples read one after another, per sample, from a store that has none in memory.
+/// Pages that the later samples read one after another, per sample, from a store that has none in
+/// memory.
 fn pages_per_sample(medium: &SimMedium, seed: u64) -> f64 {
     let (store, tables) = open(medium);
     let counted = SAMPLES / 2..SAMPLES;
