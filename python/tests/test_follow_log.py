@@ -26,6 +26,7 @@ from embedrock.errors import (
     UnsupportedError,
 )
 from embedrock.follow import LogReader, LogWriter, Record
+from embedrock.follow.segment import decoded
 from rows import numbered
 
 HEADER = 64
@@ -218,6 +219,25 @@ def test_segments_of_two_logs_are_not_one_log(log: Path, tmp_path: Path) -> None
         position, said = stranger.position, rf"{stranger.log}.* {log} is log {reader.log}"
         with pytest.raises(MismatchError, match=said):
             reader.seek(position)
+
+
+def test_an_interrupted_read_loses_no_record(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The reader went behind each record as it decoded it, and dropped those before the interrupt.
+    write(log, range(4))
+    with LogReader(log) as reader:
+        before = reader.position
+
+        def interrupted(raw: Any, place: str, position: Any) -> Record:
+            if position["records"] == 3:
+                raise KeyboardInterrupt
+            return decoded(raw, place, position)
+
+        monkeypatch.setattr("embedrock.follow.reader.decoded", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            reader.poll()
+        monkeypatch.undo()
+        assert reader.position == before
+        assert keys(read(reader)) == [0, 1, 2, 3]
 
 
 def test_a_log_that_lost_what_was_followed_is_an_error(log: Path) -> None:
