@@ -23,6 +23,7 @@ from embedrock.errors import (
     MisuseError,
     NonFiniteError,
     NotFoundError,
+    PoisonedError,
     UnsupportedError,
 )
 from embedrock.follow import LogReader, LogWriter, Record
@@ -138,6 +139,28 @@ def test_zeros_behind_an_unfinished_record_are_waited_for(log: Path) -> None:
         segment(log).write_bytes(whole[:length] + bytes(len(whole) - length))
         with LogReader(log) as reader:
             assert keys(read(reader)) == [1], length
+
+
+def test_more_zeros_than_a_read_takes_are_waited_for(log: Path) -> None:
+    # They were taken for damage, which neither a reader nor a writer went over.
+    write(log, [1, 2])
+    with LogReader(log) as reader:
+        begin = reader.poll()[0].position["offset"]
+    os.truncate(segment(log), begin + 8)
+    os.truncate(segment(log), 9 << 20)
+    with LogReader(log) as reader:
+        assert keys(read(reader)) == [1]
+        assert read(reader) == []
+    with open(segment(log), "r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"x")
+    with LogReader(log) as reader:
+        assert keys(reader.poll()) == [1]
+        with pytest.raises(CorruptError, match=rf"offset {begin}\b"):
+            reader.poll()
+    os.truncate(segment(log), 8 << 20)
+    with LogWriter(log) as writer:
+        assert writer.cut_bytes == (8 << 20) - begin
 
 
 def test_a_writer_cuts_off_what_a_killed_one_left(log: Path) -> None:
@@ -371,6 +394,69 @@ def test_a_write_that_fails_leaves_the_log_whole(
         writer.put("t", [4], numbered([4]))
     with LogReader(log) as reader:
         assert keys(read(reader)) == [1, 3, 4]
+
+
+@pytest.mark.parametrize("call", ["open", "write", "fsync", "rename"])
+def test_a_rotation_that_fails_leaves_the_record_out_of_the_log(
+    log: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    # The record was in the log already: a retry applied its gradient twice. Where the next segment
+    # could not be opened, the retry was written behind the end of this one.
+    with LogWriter(log, segment_bytes=100) as writer:
+        writer.put("t", [1], numbered([1]))
+
+        def full(*_: Any) -> int:
+            raise OSError(errno.ENOSPC, "no room")
+
+        monkeypatch.setattr(os, call, full)
+        with pytest.raises(IoError, match="no room"):
+            writer.put("t", [2], numbered([2]))
+        monkeypatch.undo()
+        with pytest.raises(PoisonedError, match="open a new LogWriter"):
+            writer.put("t", [2], numbered([2]))
+    with LogReader(log) as reader:
+        assert keys(read(reader)) == [1]
+        write(log, [2])
+        assert keys(read(reader)) == [2]
+
+
+def test_a_segment_whose_end_does_not_fit_is_tried_again(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LogWriter(log, segment_bytes=100) as writer:
+        writer.put("t", [1], numbered([1]))
+
+        def full(*_: Any) -> int:
+            raise OSError(errno.ENOSPC, "no room")
+
+        monkeypatch.setattr(os, "writev", full)
+        with pytest.raises(IoError, match="no room"):
+            writer.put("t", [2], numbered([2]))
+        monkeypatch.undo()
+        writer.put("t", [2], numbered([2]))
+    with LogReader(log) as reader:
+        assert keys(read(reader)) == [1, 2]
+
+
+def appended(log: Path, payload: bytes, *counts: int) -> None:
+    """Appends a record of one update that ``LogWriter`` refuses."""
+    with LogWriter(log) as writer:
+        fields = struct.pack("<QIIIHHI", len(payload), 2, *counts, zlib.crc32(payload))
+        checksum = zlib.crc32(fields, writer._chain)
+        writer._write([fields + struct.pack("<I", checksum), payload], checksum, 1)
+
+
+@pytest.mark.parametrize("options", [b"[" * 60_001, b'{"lr": ' + b"[" * 60_000])
+def test_options_nested_too_deep_are_a_fault_of_their_record(log: Path, options: bytes) -> None:
+    # The parser's RecursionError came without a place, and no skip_bad went over it.
+    words = b"t" + options
+    write(log, [1])
+    appended(log, words + bytes(-len(words) % 8), 0, 0, 1, len(options))
+    write(log, [2])
+    with LogReader(log) as reader:
+        first, odd, last = reader.poll()
+    assert (first.kind, odd.kind, last.kind) == ("put", None, "put")
+    assert odd.fault.startswith("its words cannot be read") and "offset" in odd.place
 
 
 def test_the_bytes_of_a_log_are_those_of_its_page(log: Path) -> None:
