@@ -268,16 +268,34 @@ def test_a_log_that_lost_what_was_followed_is_an_error(log: Path) -> None:
     whole = segment(log).read_bytes()
     with LogReader(log) as reader:
         first, second, _ = reader.poll()
-        place = int(second.place.split()[-1])
-        segment(log).write_bytes(whole[:place])
+        begin = int(second.place.split()[-1])
+        segment(log).write_bytes(whole[:begin])
         with pytest.raises(CorruptError, match="has lost records that were followed"):
             reader.seek(second.position)
         write(log, [7, 8, 9])  # as long as before, and other records
-        reader.seek(second.position)
+        # It was noticed only when the next record was read, and never where there was none.
+        with pytest.raises(CorruptError, match=f"not what was followed before.* offset {begin}"):
+            reader.seek(second.position)
+        earlier = {name: value for name, value in second.position.items() if name != "last"}
+        reader.seek(earlier)  # of a release that did not keep it
+        assert reader.position == earlier
         with pytest.raises(CorruptError, match="not what was followed before"):
             reader.poll()
         reader.seek(first.position)
         assert keys(read(reader)) == [7, 8, 9]
+
+
+def test_a_position_before_the_first_record_is_checked_too(log: Path) -> None:
+    write(log, [])
+    with LogReader(log) as reader:
+        position = reader.position
+        assert (position["offset"], position["last"]) == (HEADER, 0)
+        reader.seek(position)
+        with pytest.raises(CorruptError, match="not what was followed before"):
+            reader.seek({**position, "checksum": position["checksum"] ^ 1})
+        for last in (-1, HEADER, None, 1.0):
+            with pytest.raises(MisuseError, match="expected one of a LogReader"):
+                reader.seek({**position, "last": last})
 
 
 def test_segments_that_were_read_may_be_deleted(log: Path) -> None:

@@ -40,6 +40,8 @@ class _Place(NamedTuple):
     """Checksum of the header before: of the last record, or of the segment."""
     records: int
     """How many lie before it in the log."""
+    last: int | None
+    """Offset of that header; None where a position does not say it."""
 
 
 class LogReader:
@@ -90,7 +92,8 @@ class LogReader:
         """The position behind all records that ``poll`` has returned.
 
         ``log`` is the log's identity, ``segment`` and ``offset`` are the place, ``records`` how
-        many lie before it, and ``checksum`` is that of what lies before it.
+        many lie before it, ``last`` is the offset of the last of them, and ``checksum`` is that of
+        what lies before it.
         """
         return self._position_at(self._place)
 
@@ -117,7 +120,7 @@ class LogReader:
         """Goes to a position of this log.
 
         Errors: ``MismatchError`` for one of another log, ``NotFoundError`` when its segment was
-        deleted, ``CorruptError`` when the log is shorter than that.
+        deleted, ``CorruptError`` when the log is shorter than that, or has another record there.
         """
         if not _is_position(position):
             raise MisuseError(f"position is {shown(position)}, expected one of a LogReader")
@@ -139,7 +142,10 @@ class LogReader:
                     f"{path} has {size} bytes, and the position is at offset {offset}: the log has "
                     f"lost records that were followed"
                 )
-            self._place = _Place(offset, checksum, records)
+            last = 0 if offset == HEADER_BYTES else position.get("last")
+            self._place = _Place(offset, checksum, records, last)
+            if last is not None:
+                self._check_last(last)
 
     def poll(self) -> list[Record]:
         """Some of the next records; none where there are none yet, or no whole one.
@@ -233,7 +239,7 @@ class LogReader:
             begin = place.offset
             is_end = raw.code == END
             count = place.records + (not is_end)
-            place = _Place(begin + raw.total, raw.checksum, count)
+            place = _Place(begin + raw.total, raw.checksum, count, begin)
             at += raw.total
             if is_end:
                 break
@@ -243,13 +249,20 @@ class LogReader:
         return records, wanted
 
     def _position_at(self, place: _Place) -> dict[str, Any]:
-        return {
+        position: dict[str, Any] = {
             "log": self._log,
             "segment": self._number,
             "offset": place.offset,
             "checksum": place.chain,
             "records": place.records,
         }
+        return position if place.last is None else {**position, "last": place.last}
+
+    def _check_last(self, last: int) -> None:
+        """Refuses a position that is not behind the header, at this offset, with its checksum."""
+        end = last + (RECORD_HEADER_BYTES if last else HEADER_BYTES)
+        if os.pread(self._file, 4, end - 4) != self._place.chain.to_bytes(4, "little"):
+            raise self._corrupt(f"another record, or none, is before it at offset {last}")
 
     def _may_be_torn(self, damage: Damage, rest: memoryview, later: bool) -> bool:
         """Whether damaged bytes may be those of a record that is not written to its end.
@@ -322,11 +335,11 @@ class LogReader:
         if self._file >= 0:
             os.close(self._file)
         self._file, self._header, self._number = file, header, number
-        self._place = _Place(HEADER_BYTES, checksum, header.records)
+        self._place = _Place(HEADER_BYTES, checksum, header.records, 0)
 
     def _open_next(self, number: int) -> None:
         """Goes on in the next segment, which continues this one."""
-        _, chain, records = self._place
+        chain, records = self._place.chain, self._place.records
         self._open_segment(number)
         if self._header.previous != chain or self._header.records != records:
             raise CorruptError(
@@ -357,8 +370,11 @@ def _is_position(given: Any) -> bool:
     """Whether it has the parts of a position, within their bounds."""
     if not isinstance(given, Mapping) or not isinstance(given.get("log"), str):
         return False
-    numbers = [given.get(name) for name in _NUMBERS]
+    numbers: list[Any] = [given.get(name) for name in _NUMBERS]
     bounds = (2**64, 2**63, 2**32, 2**64)
-    return all(
-        type(one) is int and 0 <= one < most for one, most in zip(numbers, bounds, strict=True)
+    last = given.get("last", 0)
+    return (
+        all(type(one) is int and 0 <= one < most for one, most in zip(numbers, bounds, strict=True))
+        and type(last) is int
+        and 0 <= last < numbers[1]
     )
