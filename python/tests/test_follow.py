@@ -299,11 +299,35 @@ def test_a_follower_that_was_interrupted_in_a_record_does_not_go_on(
         with pytest.raises(KeyboardInterrupt):
             follower.run(once=True)
         monkeypatch.undo()
-        with pytest.raises(MisuseError, match="interrupted within a record"):
+        with pytest.raises(MisuseError, match="interrupted while it read or applied a record"):
             follower.run(once=True)
+        with pytest.raises(MisuseError, match="interrupted while it read or applied a record"):
+            follower.commit()
         with pytest.raises(MisuseError, match="no commit holds"):
             Follower(store, source)
         store.commit(99)
+
+
+def test_a_follower_that_was_interrupted_in_a_read_does_not_go_on(
+    path: Path, log: LogWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It went on behind the records that the source had read and that never arrived.
+    append(log, 1)
+    with LogReader(log.directory) as source, reopened(path) as store:
+        follower = Follower(store, source)
+        poll = source.poll
+
+        def interrupted() -> Any:
+            poll()
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(source, "poll", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            follower.run(once=True)
+        monkeypatch.undo()
+        with pytest.raises(MisuseError, match="interrupted while it read or applied a record"):
+            follower.run(once=True)
+        assert Follower(store, source).run(once=True).records == 1
 
 
 def test_a_full_disk_is_followed_on_where_commits_make_room(tmp_path: Path) -> None:

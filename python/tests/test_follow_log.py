@@ -23,9 +23,11 @@ from embedrock.errors import (
     MisuseError,
     NonFiniteError,
     NotFoundError,
+    PoisonedError,
     UnsupportedError,
 )
 from embedrock.follow import LogReader, LogWriter, Record
+from embedrock.follow.segment import decoded
 from rows import numbered
 
 HEADER = 64
@@ -139,6 +141,28 @@ def test_zeros_behind_an_unfinished_record_are_waited_for(log: Path) -> None:
             assert keys(read(reader)) == [1], length
 
 
+def test_more_zeros_than_a_read_takes_are_waited_for(log: Path) -> None:
+    # They were taken for damage, which neither a reader nor a writer went over.
+    write(log, [1, 2])
+    with LogReader(log) as reader:
+        begin = reader.poll()[0].position["offset"]
+    os.truncate(segment(log), begin + 8)
+    os.truncate(segment(log), 9 << 20)
+    with LogReader(log) as reader:
+        assert keys(read(reader)) == [1]
+        assert read(reader) == []
+    with open(segment(log), "r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"x")
+    with LogReader(log) as reader:
+        assert keys(reader.poll()) == [1]
+        with pytest.raises(CorruptError, match=rf"offset {begin}\b"):
+            reader.poll()
+    os.truncate(segment(log), 8 << 20)
+    with LogWriter(log) as writer:
+        assert writer.cut_bytes == (8 << 20) - begin
+
+
 def test_a_writer_cuts_off_what_a_killed_one_left(log: Path) -> None:
     write(log, [1, 2])
     whole = segment(log).read_bytes()
@@ -220,21 +244,58 @@ def test_segments_of_two_logs_are_not_one_log(log: Path, tmp_path: Path) -> None
             reader.seek(position)
 
 
+def test_an_interrupted_read_loses_no_record(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The reader went behind each record as it decoded it, and dropped those before the interrupt.
+    write(log, range(4))
+    with LogReader(log) as reader:
+        before = reader.position
+
+        def interrupted(raw: Any, place: str, position: Any) -> Record:
+            if position["records"] == 3:
+                raise KeyboardInterrupt
+            return decoded(raw, place, position)
+
+        monkeypatch.setattr("embedrock.follow.reader.decoded", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            reader.poll()
+        monkeypatch.undo()
+        assert reader.position == before
+        assert keys(read(reader)) == [0, 1, 2, 3]
+
+
 def test_a_log_that_lost_what_was_followed_is_an_error(log: Path) -> None:
     write(log, range(3))
     whole = segment(log).read_bytes()
     with LogReader(log) as reader:
         first, second, _ = reader.poll()
-        place = int(second.place.split()[-1])
-        segment(log).write_bytes(whole[:place])
+        begin = int(second.place.split()[-1])
+        segment(log).write_bytes(whole[:begin])
         with pytest.raises(CorruptError, match="has lost records that were followed"):
             reader.seek(second.position)
         write(log, [7, 8, 9])  # as long as before, and other records
-        reader.seek(second.position)
+        # It was noticed only when the next record was read, and never where there was none.
+        with pytest.raises(CorruptError, match=f"not what was followed before.* offset {begin}"):
+            reader.seek(second.position)
+        earlier = {name: value for name, value in second.position.items() if name != "last"}
+        reader.seek(earlier)  # of a release that did not keep it
+        assert reader.position == earlier
         with pytest.raises(CorruptError, match="not what was followed before"):
             reader.poll()
         reader.seek(first.position)
         assert keys(read(reader)) == [7, 8, 9]
+
+
+def test_a_position_before_the_first_record_is_checked_too(log: Path) -> None:
+    write(log, [])
+    with LogReader(log) as reader:
+        position = reader.position
+        assert (position["offset"], position["last"]) == (HEADER, 0)
+        reader.seek(position)
+        with pytest.raises(CorruptError, match="not what was followed before"):
+            reader.seek({**position, "checksum": position["checksum"] ^ 1})
+        for last in (-1, HEADER, None, 1.0):
+            with pytest.raises(MisuseError, match="expected one of a LogReader"):
+                reader.seek({**position, "last": last})
 
 
 def test_segments_that_were_read_may_be_deleted(log: Path) -> None:
@@ -351,6 +412,69 @@ def test_a_write_that_fails_leaves_the_log_whole(
         writer.put("t", [4], numbered([4]))
     with LogReader(log) as reader:
         assert keys(read(reader)) == [1, 3, 4]
+
+
+@pytest.mark.parametrize("call", ["open", "write", "fsync", "rename"])
+def test_a_rotation_that_fails_leaves_the_record_out_of_the_log(
+    log: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    # The record was in the log already: a retry applied its gradient twice. Where the next segment
+    # could not be opened, the retry was written behind the end of this one.
+    with LogWriter(log, segment_bytes=100) as writer:
+        writer.put("t", [1], numbered([1]))
+
+        def full(*_: Any) -> int:
+            raise OSError(errno.ENOSPC, "no room")
+
+        monkeypatch.setattr(os, call, full)
+        with pytest.raises(IoError, match="no room"):
+            writer.put("t", [2], numbered([2]))
+        monkeypatch.undo()
+        with pytest.raises(PoisonedError, match="open a new LogWriter"):
+            writer.put("t", [2], numbered([2]))
+    with LogReader(log) as reader:
+        assert keys(read(reader)) == [1]
+        write(log, [2])
+        assert keys(read(reader)) == [2]
+
+
+def test_a_segment_whose_end_does_not_fit_is_tried_again(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LogWriter(log, segment_bytes=100) as writer:
+        writer.put("t", [1], numbered([1]))
+
+        def full(*_: Any) -> int:
+            raise OSError(errno.ENOSPC, "no room")
+
+        monkeypatch.setattr(os, "writev", full)
+        with pytest.raises(IoError, match="no room"):
+            writer.put("t", [2], numbered([2]))
+        monkeypatch.undo()
+        writer.put("t", [2], numbered([2]))
+    with LogReader(log) as reader:
+        assert keys(read(reader)) == [1, 2]
+
+
+def appended(log: Path, payload: bytes, *counts: int) -> None:
+    """Appends a record of one update that ``LogWriter`` refuses."""
+    with LogWriter(log) as writer:
+        fields = struct.pack("<QIIIHHI", len(payload), 2, *counts, zlib.crc32(payload))
+        checksum = zlib.crc32(fields, writer._chain)
+        writer._write([fields + struct.pack("<I", checksum), payload], checksum, 1)
+
+
+@pytest.mark.parametrize("options", [b"[" * 60_001, b'{"lr": ' + b"[" * 60_000])
+def test_options_nested_too_deep_are_a_fault_of_their_record(log: Path, options: bytes) -> None:
+    # The parser's RecursionError came without a place, and no skip_bad went over it.
+    words = b"t" + options
+    write(log, [1])
+    appended(log, words + bytes(-len(words) % 8), 0, 0, 1, len(options))
+    write(log, [2])
+    with LogReader(log) as reader:
+        first, odd, last = reader.poll()
+    assert (first.kind, odd.kind, last.kind) == ("put", None, "put")
+    assert odd.fault.startswith("its words cannot be read") and "offset" in odd.place
 
 
 def test_the_bytes_of_a_log_are_those_of_its_page(log: Path) -> None:

@@ -128,7 +128,7 @@ class Follower:
             )
         self._tables: dict[str, Table] = {}
         self._waiting: deque[Record] = deque()
-        self._within_record = False
+        self._interrupted = False
         self._pending: PendingCommit | None = None
         self._records = self._rows = self._bad = self._commits = self._fresh_rows = 0
         self._committed_at = self._shown_at = time.monotonic()
@@ -180,11 +180,7 @@ class Follower:
         flag("once", once)
         function("stop", stop, "nothing that says whether to stop")
         function("progress", progress, "a Followed")
-        if self._within_record:
-            raise MisuseError(
-                f"the follower of {self._store.path} was interrupted within a record; close the "
-                f"store and open it again, and make a new follower"
-            )
+        self._check()
         while stop is None or not stop():
             if not self._waiting and not self._read():
                 self._commit_if_due()
@@ -206,10 +202,20 @@ class Follower:
 
         Durability: it is written while records are applied further; durable when :meth:`run`
         returns.
+
+        Errors: ``MisuseError`` where Ctrl-C has left a record half applied.
         """
+        self._check()
         self._settle()
         if self._committed != (self._position, self._bad):
             self._commit_again()
+
+    def _check(self) -> None:
+        if self._interrupted:
+            raise MisuseError(
+                f"the follower of {self._store.path} was interrupted while it read or applied a "
+                f"record; close the store and open it again, and make a new follower"
+            )
 
     def _commit_again(self) -> None:
         """Commits, also where nothing is new."""
@@ -243,24 +249,27 @@ class Follower:
 
     def _read(self) -> bool:
         """Reads on in the log; whether something came. Damage comes after a commit."""
+        self._interrupted = True  # until what the source is behind of waits here
         try:
             found = self._source.poll()
         except Exception:
+            self._interrupted = False  # nothing was read
             self.commit()
             self._settle()
             raise
         self._waiting.extend(found)
         if not found:
             self._position = self._source.position  # behind the end of a segment, for example
+        self._interrupted = False
         return bool(found)
 
     def _take(self, record: Record) -> None:
         """Applies the first record that waits, or leaves it out."""
-        self._within_record = True
+        self._interrupted = True
         try:
             self._apply_with_room(record)
         except _BAD as error:
-            self._within_record = False  # nothing has changed
+            self._interrupted = False  # nothing has changed
             told = type(error)(f"{record.place}: {error}")
             if not self._skip_bad:
                 self.commit()
@@ -268,10 +277,10 @@ class Follower:
                 raise told from error
             if self._on_bad is not None:
                 self._on_bad(record.place, told)
-            self._within_record = True
+            self._interrupted = True
             self._bad += 1
         except FullError:
-            self._within_record = False
+            self._interrupted = False
             raise
         else:
             self._records += 1
@@ -279,7 +288,7 @@ class Follower:
             self._fresh_rows += len(record.keys)
         self._waiting.popleft()
         self._position = record.position
-        self._within_record = False
+        self._interrupted = False
 
     def _apply_with_room(self, record: Record) -> None:
         """Applies a record; a full disk may have room once older commits are not kept any more."""

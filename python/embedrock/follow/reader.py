@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,6 +30,18 @@ __all__ = ["LogReader"]
 _POLL_BYTES = 4 << 20
 """Bytes of one read: large enough for the device, small beside a store's memory."""
 _NUMBERS = ("segment", "offset", "checksum", "records")
+
+
+class _Place(NamedTuple):
+    """Where a reader is in its segment: one value, which changes at once or not at all."""
+
+    offset: int
+    chain: int
+    """Checksum of the header before: of the last record, or of the segment."""
+    records: int
+    """How many lie before it in the log."""
+    last: int | None
+    """Offset of that header; None where a position does not say it."""
 
 
 class LogReader:
@@ -58,9 +70,8 @@ class LogReader:
         self._file = -1
         self._closed = False
         self._number: int
-        self._offset: int
-        self._chain: int
-        self._records: int
+        self._place: _Place
+        self._torn: tuple[int, _Place, int] | None = None
         with file_errors(f"log {self._directory}"):
             numbers = self._numbers()
             self._open_segment(numbers[0])
@@ -81,15 +92,10 @@ class LogReader:
         """The position behind all records that ``poll`` has returned.
 
         ``log`` is the log's identity, ``segment`` and ``offset`` are the place, ``records`` how
-        many lie before it, and ``checksum`` is that of what lies before it.
+        many lie before it, ``last`` is the offset of the last of them, and ``checksum`` is that of
+        what lies before it.
         """
-        return {
-            "log": self._header.log,
-            "segment": self._number,
-            "offset": self._offset,
-            "checksum": self._chain,
-            "records": self._records,
-        }
+        return self._position_at(self._place)
 
     def begin(self) -> None:
         """Goes to the first record. Errors: ``NotFoundError`` when segment 1 was deleted."""
@@ -114,7 +120,7 @@ class LogReader:
         """Goes to a position of this log.
 
         Errors: ``MismatchError`` for one of another log, ``NotFoundError`` when its segment was
-        deleted, ``CorruptError`` when the log is shorter than that.
+        deleted, ``CorruptError`` when the log is shorter than that, or has another record there.
         """
         if not _is_position(position):
             raise MisuseError(f"position is {shown(position)}, expected one of a LogReader")
@@ -136,7 +142,10 @@ class LogReader:
                     f"{path} has {size} bytes, and the position is at offset {offset}: the log has "
                     f"lost records that were followed"
                 )
-            self._offset, self._chain, self._records = offset, checksum, records
+            last = 0 if offset == HEADER_BYTES else position.get("last")
+            self._place = _Place(offset, checksum, records, last)
+            if last is not None:
+                self._check_last(last)
 
     def poll(self) -> list[Record]:
         """Some of the next records; none where there are none yet, or no whole one.
@@ -154,7 +163,7 @@ class LogReader:
                 records, wanted = self._records_of(data, later)
                 if records:
                     return records
-                if wanted > len(data) and self._size() - self._offset >= wanted:
+                if wanted > len(data) and self._size() - self._place.offset >= wanted:
                     least = wanted  # a record larger than a read, or one that grew meanwhile
                     continue
                 if not later:
@@ -171,16 +180,16 @@ class LogReader:
             if number >= self._number:
                 with contextlib.suppress(FileNotFoundError):
                     total += segment_path(self._directory, number).stat().st_size
-        return max(total - self._offset, 0)
+        return max(total - self._place.offset, 0)
 
     def at_end_of_segment(self) -> bool:
         """Whether the position is behind the mark that ends its segment."""
-        place = self._offset - RECORD_HEADER_BYTES
+        place = self._place.offset - RECORD_HEADER_BYTES
         if place < HEADER_BYTES:
             return False
         mark = os.pread(self._file, RECORD_HEADER_BYTES, place)
         code = int.from_bytes(mark[8:12], "little")
-        return code == END and mark[-4:] == self._chain.to_bytes(4, "little")
+        return code == END and mark[-4:] == self._place.chain.to_bytes(4, "little")
 
     def close(self) -> None:
         """Closes the file that is read; a second call does nothing."""
@@ -203,7 +212,7 @@ class LogReader:
             self.close()
 
     def __repr__(self) -> str:
-        place = "closed" if self._closed else f"segment={self._number} offset={self._offset}"
+        place = "closed" if self._closed else f"segment={self._number} offset={self._place.offset}"
         return f"<embedrock.follow.LogReader {str(self._directory)!r} {place}>"
 
     def _records_of(self, data: memoryview, later: bool) -> tuple[list[Record], int]:
@@ -212,49 +221,82 @@ class LogReader:
         Goes behind them. Stops at the end of a segment.
         """
         records: list[Record] = []
-        at = 0
+        at, wanted, place = 0, 0, self._place
         path = segment_path(self._directory, self._number)
         while True:
             rest = data[at:]
             try:
-                raw = parsed(rest, self._chain)
+                raw = parsed(rest, place.chain)
             except Damage as damage:
                 if records:
-                    return records, 0  # the next call says it
+                    break  # the next call says it
                 if self._may_be_torn(damage, rest, later):
                     return [], 0
                 raise self._corrupt(str(damage)) from damage
             if isinstance(raw, int):
-                return records, raw
-            place = f"{path.name}, offset {self._offset}"
+                wanted = raw
+                break
+            begin = place.offset
+            is_end = raw.code == END
+            count = place.records + (not is_end)
+            place = _Place(begin + raw.total, raw.checksum, count, begin)
             at += raw.total
-            self._offset += raw.total
-            self._chain = raw.checksum
-            if raw.code == END:
-                return records, 0
-            self._records += 1
-            records.append(decoded(raw, place, self.position))
+            if is_end:
+                break
+            said = f"{path.name}, offset {begin}"
+            records.append(decoded(raw, said, self._position_at(place)))
+        self._place = place  # at once: Ctrl-C before this loses none of the records
+        return records, wanted
+
+    def _position_at(self, place: _Place) -> dict[str, Any]:
+        position: dict[str, Any] = {
+            "log": self._log,
+            "segment": self._number,
+            "offset": place.offset,
+            "checksum": place.chain,
+            "records": place.records,
+        }
+        return position if place.last is None else {**position, "last": place.last}
+
+    def _check_last(self, last: int) -> None:
+        """Refuses a position that is not behind the header, at this offset, with its checksum."""
+        end = last + (RECORD_HEADER_BYTES if last else HEADER_BYTES)
+        if os.pread(self._file, 4, end - 4) != self._place.chain.to_bytes(4, "little"):
+            raise self._corrupt(f"another record, or none, is before it at offset {last}")
 
     def _may_be_torn(self, damage: Damage, rest: memoryview, later: bool) -> bool:
         """Whether damaged bytes may be those of a record that is not written to its end.
 
         A power cut may leave a file longer than what was written to it, with zeros at its end.
         """
-        left = self._size() - self._offset
+        size = self._size()
         if later:
             return False
         if damage.end is not None:
-            return damage.end >= left
-        behind = np.frombuffer(rest, np.uint8)[RECORD_HEADER_BYTES:]
-        return len(rest) >= left and not bool(behind.any())
+            return damage.end >= size - self._place.offset
+        seen = (self._number, self._place, size)
+        if self._torn == seen:
+            return True  # whoever waits asks often, and the zeros may be many
+        if np.frombuffer(rest, np.uint8)[RECORD_HEADER_BYTES:].any():
+            return False
+        at = self._place.offset + len(rest)
+        while at < size:
+            piece = os.pread(self._file, min(_POLL_BYTES, size - at), at)
+            if np.frombuffer(piece, np.uint8).any():
+                return False
+            if not piece:
+                break  # cut meanwhile by a writer that began anew
+            at += len(piece)
+        self._torn = seen
+        return True
 
     def _read(self, least: int) -> memoryview:
         """Bytes at the position: a read of this size, less at the end of the file."""
-        count = min(least, max(self._size() - self._offset, 0))
+        count = min(least, max(self._size() - self._place.offset, 0))
         buffer = np.empty(count, np.uint8).data
         done = 0
         while done < count:
-            more = os.preadv(self._file, [buffer[done:]], self._offset + done)
+            more = os.preadv(self._file, [buffer[done:]], self._place.offset + done)
             if more == 0:
                 break  # cut meanwhile by a writer that began anew
             done += more
@@ -293,11 +335,11 @@ class LogReader:
         if self._file >= 0:
             os.close(self._file)
         self._file, self._header, self._number = file, header, number
-        self._offset, self._chain, self._records = HEADER_BYTES, checksum, header.records
+        self._place = _Place(HEADER_BYTES, checksum, header.records, 0)
 
     def _open_next(self, number: int) -> None:
         """Goes on in the next segment, which continues this one."""
-        chain, records = self._chain, self._records
+        chain, records = self._place.chain, self._place.records
         self._open_segment(number)
         if self._header.previous != chain or self._header.records != records:
             raise CorruptError(
@@ -317,9 +359,9 @@ class LogReader:
         )
 
     def _corrupt(self, what: str) -> CorruptError:
-        path = segment_path(self._directory, self._number)
+        path, offset = segment_path(self._directory, self._number), self._place.offset
         return CorruptError(
-            f"{path} is damaged at offset {self._offset}, or is not what was followed before: "
+            f"{path} is damaged at offset {offset}, or is not what was followed before: "
             f"{what}; restore the file from a copy"
         )
 
@@ -328,8 +370,11 @@ def _is_position(given: Any) -> bool:
     """Whether it has the parts of a position, within their bounds."""
     if not isinstance(given, Mapping) or not isinstance(given.get("log"), str):
         return False
-    numbers = [given.get(name) for name in _NUMBERS]
+    numbers: list[Any] = [given.get(name) for name in _NUMBERS]
     bounds = (2**64, 2**63, 2**32, 2**64)
-    return all(
-        type(one) is int and 0 <= one < most for one, most in zip(numbers, bounds, strict=True)
+    last = given.get("last", 0)
+    return (
+        all(type(one) is int and 0 <= one < most for one, most in zip(numbers, bounds, strict=True))
+        and type(last) is int
+        and 0 <= last < numbers[1]
     )

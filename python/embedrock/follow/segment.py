@@ -205,10 +205,11 @@ def decoded(raw: Raw, place: str, position: Position) -> Record:
             table = bytes(raw.payload[: raw.name_bytes]).decode()
             told = bytes(raw.payload[raw.name_bytes : words])
             options = json.loads(told, parse_constant=_refuse) if told else {}
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:  # the latter of brackets within brackets
             fault = f"its words cannot be read: {error}"
         if not isinstance(options, dict):
-            fault, options = f"its options are {str(options)[:40]}, expected names and values", {}
+            kind_of = type(options).__name__
+            fault, options = f"its options are a {kind_of}, expected names and values", {}
     if fault:
         empty = np.empty(0, np.uint64)
         return Record(None, table, empty, None, {}, place, position, fault)

@@ -38,13 +38,14 @@ class LogWriter:
 
     One process writes to a log at a time, from any of its threads. A log that is there is
     continued: what a writer that was killed has left of an unfinished record, which no reader has
-    applied, is cut off (``cut_bytes``). Once a segment has ``segment_bytes``, the next one begins.
+    applied, is cut off (``cut_bytes``). A record behind ``segment_bytes`` begins the next segment.
+    A put, update or delete that raises has appended nothing; Ctrl-C may come behind its record.
     Segments that every follower is past may be deleted, lowest numbers first; the last one stays.
 
     Errors: ``LockedError`` when another writer has the log; ``CorruptError`` when the last segment
     is damaged; ``ForkedError`` in a process that was forked since; ``IoError``. After an
-    ``IoError`` of a write that could not be undone, or of a sync, the writer refuses further ones
-    with ``PoisonedError``: open the log again.
+    ``IoError`` of a write that could not be undone, of a sync, or behind the end of a segment, the
+    writer refuses further ones with ``PoisonedError``: open the log again.
 
     Blocking: each record is handed to the operating system in the call. Opening reads the last
     segment.
@@ -173,8 +174,8 @@ class LogWriter:
         with self._appending, file_errors(f"log {self._directory}"):
             self._check()
             parts, checksum = encoded(None, "", np.empty(0, np.uint64), None, {}, self._chain)
-            self._write(parts, checksum, 0)
-            self.sync()
+            self._write(parts, checksum, 0)  # refuses further writes until the next one is there
+            os.fsync(self._file)
             self._create(self._number + 1, self._chain)
 
     def close(self) -> None:
@@ -211,13 +212,13 @@ class LogWriter:
         name = text("table", table)
         with self._appending, file_errors(f"log {self._directory}"):
             self._check()
+            if self._offset >= self._segment_bytes:
+                self.rotate()  # before the record: one that raises is not in the log
             parts, checksum = encoded(kind, name, keys.flat, rows, options, self._chain)
             self._write(parts, checksum, 1)
-            if self._offset >= self._segment_bytes:
-                self.rotate()
 
     def _write(self, parts: list[Any], checksum: int, records: int) -> None:
-        """Appends the parts, all or none of them."""
+        """Appends the parts, all or none of them. Behind those without records none may follow."""
         self._broken = True  # until all of it is done: Ctrl-C may come anywhere
         written, total = 0, sum(map(len, parts))
         try:
@@ -233,7 +234,7 @@ class LogWriter:
         self._offset += total
         self._chain = checksum
         self._records += records
-        self._broken = False
+        self._broken = records == 0
 
     def _check(self) -> None:
         if self._lock < 0:
@@ -297,7 +298,9 @@ class LogWriter:
         path = segment_path(self._directory, number)
         header = Header(self._log, number, self._records, previous).encode()
         new = path.with_suffix(".new")
-        file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._broken = True
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
+        file = os.open(new, flags, 0o644)
         try:
             if os.write(file, header) < len(header):
                 raise IoError(f"{new}: the header could not be written whole")
@@ -305,13 +308,14 @@ class LogWriter:
             os.rename(new, path)
             _sync_directory(self._directory)
         except BaseException:
-            self._broken = True
             os.close(file)
             raise
-        if self._file >= 0:
-            os.close(self._file)
-        self._file, self._number, self._offset = file, number, len(header)
+        before, self._file = self._file, file
+        if before >= 0:
+            os.close(before)
+        self._number, self._offset = number, len(header)
         self._chain = int.from_bytes(header[-4:], "little")
+        self._broken = False
 
     def _release(self) -> None:
         for file in (self._file, self._lock):
