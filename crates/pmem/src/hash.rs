@@ -180,7 +180,7 @@ impl<M: Medium> PetHash<M> {
     /// As [`put_batch`](Self::put_batch).
     pub fn put(&self, key: u64, value: u64) -> Result<u64> {
         let mut before = ABSENT;
-        let (_, done) = self.put_batch(&[key], &[value], |old| before = old);
+        let (_, done) = self.put_batch(&[key], &[value], |_, old| before = old);
         done.map(|()| before)
     }
 

@@ -38,7 +38,7 @@ impl Op {
             Self::Swap(old, new, version) => {
                 let mut slot = 0;
                 rows.index.remove(*old, |value| slot = value).expect("remove");
-                rows.slab.replace(slot);
+                assert!(rows.slab.replace(slot));
                 rows.put(&[*new], &row(*new, *version)).expect("put");
                 rows.slab.give_back(0, &[], vec![slot], &rows.readings);
             }
