@@ -28,8 +28,8 @@ struct Group<'a, M: Medium> {
 
 impl<M: Medium> PetHash<M> {
     /// Gives keys values, in order. `seen` is told each key and the value that it had, or
-    /// [`ABSENT`], while the key is locked. Returns how many keys were done, from the first on: all of them where
-    /// there is no error, and nobody knows how many after `Io`.
+    /// [`ABSENT`], while the key is locked. Returns how many keys were done, from the first on: all
+    /// of them where there is no error, and nobody knows how many after `Io`.
     /// Durable after the next fence; a crash before leaves each key with the old value or the new.
     ///
     /// # Errors

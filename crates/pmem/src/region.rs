@@ -326,7 +326,7 @@ mod tests {
         rows.put(&keys[1..], &[9; 14 * 20]).expect("put");
         assert_eq!(word(139_304), keys[1]);
         assert_eq!(word(bucket + 16) >> 48, 1, "the last key found its home full");
-        assert_eq!(word(bucket + 1 * 256 + 32), keys[14]);
+        assert_eq!(word(bucket + 256 + 32), keys[14]);
     }
 
     #[test]

@@ -16,8 +16,8 @@ const COPY_ROWS: usize = 512;
 /// leaves, `<to>.unfinished`, may be deleted. `from` stays as it is.
 ///
 /// # Errors
-/// `Misuse` where `to` exists; `Full` where there are more rows; `Corrupt` where one, or its place in the index, is damaged;
-/// `Locked`; `Io`.
+/// `Misuse` where `to` exists, or what a crash has left of it; `Full` where there are more rows;
+/// `Corrupt` where one is damaged, or its place in the index; `Locked`; `Io`.
 pub fn resize(from: &Path, to: &Path, capacity: u64) -> Result<u64> {
     let source = Rows::open(from)?;
     if to.exists() {
