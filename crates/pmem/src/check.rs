@@ -25,35 +25,13 @@ impl<M: Medium> PetHash<M> {
         for bucket in 0..self.buckets() {
             let prints = self.prints(bucket);
             for slot in prints.occupied() {
-                let key = self.region.medium.load(self.key_word(bucket, slot));
-                let path = self.path(key);
-                let wrong = |what: String| {
-                    let name = self.region.medium.name();
-                    Error::corrupt(format!(
-                        "{name}: key {key} in slot {slot} of bucket {bucket} {what}"
-                    ))
-                };
-                if prints.get(slot) != path.print {
-                    return Err(wrong(format!(
-                        "has fingerprint {}, expected {}",
-                        prints.get(slot),
-                        path.print
-                    )));
-                }
+                let path = self.path(self.key_at(bucket, slot)?);
                 let mut at = path.home;
                 let mut steps = 0;
                 while at != bucket && steps < PROBES_MAX {
                     passed[at as usize] = passed[at as usize].saturating_add(1);
                     at = path.next(at, self.buckets());
                     steps += 1;
-                }
-                match self.locate(path, key) {
-                    Some(found) if found.bucket == bucket && found.slot == slot => {}
-                    Some(found) => {
-                        let (slot, bucket) = (found.slot, found.bucket);
-                        return Err(wrong(format!("is in slot {slot} of bucket {bucket}, too")));
-                    }
-                    None => return Err(wrong("is not found by look-ups".to_owned())),
                 }
                 checked.keys += 1;
                 checked.displaced += u64::from(steps > 0);
@@ -69,5 +47,25 @@ impl<M: Medium> PetHash<M> {
             }
         }
         Ok(checked)
+    }
+
+    /// The key in a slot that has one, if look-ups find it there. Nobody may change the index
+    /// meanwhile.
+    pub(crate) fn key_at(&self, bucket: u64, slot: usize) -> Result<u64> {
+        let key = self.region.medium.load(self.key_word(bucket, slot));
+        let path = self.path(key);
+        let print = self.prints(bucket).get(slot);
+        let what = match self.locate(path, key) {
+            _ if print != path.print => {
+                format!("has fingerprint {print}, expected {}", path.print)
+            }
+            Some(found) if found.bucket == bucket && found.slot == slot => return Ok(key),
+            Some(found) => format!("is in slot {} of bucket {}, too", found.slot, found.bucket),
+            None => "is not found by look-ups".to_owned(),
+        };
+        Err(Error::corrupt(format!(
+            "{}: key {key} in slot {slot} of bucket {bucket} {what}",
+            self.region.medium.name()
+        )))
     }
 }

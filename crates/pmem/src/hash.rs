@@ -180,7 +180,7 @@ impl<M: Medium> PetHash<M> {
     /// As [`put_batch`](Self::put_batch).
     pub fn put(&self, key: u64, value: u64) -> Result<u64> {
         let mut before = ABSENT;
-        let (_, done) = self.put_batch(&[key], &[value], |old| before = old);
+        let (_, done) = self.put_batch(&[key], &[value], |_, old| before = old);
         done.map(|()| before)
     }
 
@@ -267,7 +267,10 @@ impl<M: Medium> PetHash<M> {
         let path = self.path(key);
         loop {
             let home = self.lock(path.home);
-            let Some(at) = self.locate(path, key) else { return Ok(ABSENT) };
+            let Some(at) = self.locate(path, key) else {
+                self.flush_absence(path);
+                return Ok(ABSENT);
+            };
             if at.passed == 0 {
                 let (word, prints) = self.prints(at.bucket).with(at.slot, 0);
                 let word = self.word(at.bucket) + PRINTS + word;
@@ -299,13 +302,19 @@ impl<M: Medium> PetHash<M> {
         let path = self.path(key);
         let _home = self.lock(path.home);
         let at = self.locate(path, key);
-        // All other changes are durable before their locks are let go.
-        let words = match &at {
-            Some(at) => self.value_word(at)..self.value_word(at) + 1,
-            None => self.word(path.home) + PRINTS..self.word(path.home) + PRINTS + 2,
-        };
-        self.region.medium.flush(words);
+        match &at {
+            Some(at) => self.region.medium.flush(self.value_word(at)..self.value_word(at) + 1),
+            None => self.flush_absence(path),
+        }
         look(at.map_or(ABSENT, |at| at.value))
+    }
+
+    /// Begins to write back that a key is absent, which another thread or a dead process may have
+    /// stored. A removal at home is all that can be pending: other changes are durable before
+    /// their locks are let go, or when their lane is replayed.
+    fn flush_absence(&self, path: Path) {
+        let word = self.word(path.home) + PRINTS;
+        self.region.medium.flush(word..word + 2);
     }
 
     fn value_word(&self, at: &Located) -> usize {

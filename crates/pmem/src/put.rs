@@ -27,9 +27,9 @@ struct Group<'a, M: Medium> {
 }
 
 impl<M: Medium> PetHash<M> {
-    /// Gives keys values, in order. `seen` is told which value each one had, or [`ABSENT`], while
-    /// the key is locked. Returns how many keys were done, from the first on: all of them where
-    /// there is no error, and nobody knows how many after `Io`.
+    /// Gives keys values, in order. `seen` is told each key and the value that it had, or
+    /// [`ABSENT`], while the key is locked. Returns how many keys were done, from the first on: all
+    /// of them where there is no error, and nobody knows how many after `Io`.
     /// Durable after the next fence; a crash before leaves each key with the old value or the new.
     ///
     /// # Errors
@@ -39,7 +39,7 @@ impl<M: Medium> PetHash<M> {
         &self,
         keys: &[u64],
         values: &[u64],
-        mut seen: impl FnMut(u64),
+        mut seen: impl FnMut(u64, u64),
     ) -> (usize, Result<()>) {
         if keys.len() != values.len() {
             let (keys, values) = (keys.len(), values.len());
@@ -73,7 +73,7 @@ impl<M: Medium> PetHash<M> {
 }
 
 impl<M: Medium> Group<'_, M> {
-    fn put(&mut self, key: u64, value: u64, seen: &mut impl FnMut(u64)) -> Result<()> {
+    fn put(&mut self, key: u64, value: u64, seen: &mut impl FnMut(u64, u64)) -> Result<()> {
         let index = self.index;
         let path = index.path(key);
         if self.keys.contains(&key) || self.change.len() + WORDS_OF_KEY > self.words_max {
@@ -89,7 +89,7 @@ impl<M: Medium> Group<'_, M> {
         }
         if let Some(at) = index.locate(path, key) {
             index.set_value(&at, value);
-            seen(at.value);
+            seen(key, at.value);
             return Ok(());
         }
         if let Some(slot) = index.prints_after(&self.change, path.home).first_free() {
@@ -107,10 +107,10 @@ impl<M: Medium> Group<'_, M> {
     }
 
     /// Publishes the keys and lets go of their buckets.
-    fn publish(&mut self, seen: &mut impl FnMut(u64)) -> Result<()> {
+    fn publish(&mut self, seen: &mut impl FnMut(u64, u64)) -> Result<()> {
         if !self.keys.is_empty() {
             self.change.commit(&self.index.region)?;
-            self.keys.iter().for_each(|_| seen(ABSENT));
+            self.keys.iter().for_each(|key| seen(*key, ABSENT));
         }
         self.keys.clear();
         self.buckets.clear();
@@ -121,7 +121,7 @@ impl<M: Medium> Group<'_, M> {
 
 impl<M: Medium> PetHash<M> {
     /// Puts a key whose home was full. It may have come or have room by now.
-    fn put_displaced(&self, key: u64, value: u64, seen: &mut impl FnMut(u64)) -> Result<()> {
+    fn put_displaced(&self, key: u64, value: u64, seen: &mut impl FnMut(u64, u64)) -> Result<()> {
         let path = self.path(key);
         loop {
             let home = self.lock(path.home);
@@ -129,7 +129,7 @@ impl<M: Medium> PetHash<M> {
             let free = self.prints(path.home).first_free();
             if let Some(at) = known {
                 self.set_value(&at, value);
-                seen(at.value);
+                seen(key, at.value);
                 return Ok(());
             }
             if let Some(slot) = free {
@@ -141,7 +141,7 @@ impl<M: Medium> PetHash<M> {
                 std::thread::yield_now();
                 continue;
             }
-            seen(ABSENT);
+            seen(key, ABSENT);
             return Ok(());
         }
     }

@@ -125,7 +125,8 @@ impl Geometry {
         }
         let header: [u64; CHECKED_WORDS] = std::array::from_fn(|word| medium.load(word));
         let [magic, version, capacity, row_bytes, buckets, row_slots, salt] = header;
-        if header.iter().all(|word| *word == 0) {
+        // It is stored last, when all else is durable.
+        if magic == 0 {
             return Err(Error::corrupt(format!(
                 "{name} has no header: its creation was cut off; delete it"
             )));
@@ -291,6 +292,44 @@ mod tests {
     }
 
     #[test]
+    fn bytes_are_where_the_page_on_formats_draws_them() {
+        // Homes and fingerprints were computed from that page alone.
+        let keys = [1, 6, 14, 19, 21, 29, 31, 32, 34, 35, 36, 37, 42, 45, 58];
+        let geometry =
+            Geometry { capacity: 30, row_bytes: 20, buckets: 3, row_slots: 38, salt: 77 };
+        let medium = Mapped::anonymous(geometry.bytes()).expect("memory");
+        let rows = crate::Rows::format(medium, geometry).expect("format");
+        let medium = rows.medium();
+        let word = |byte: usize| medium.load(byte / 8);
+        let header = [0, 8, 16, 24, 32, 40, 48].map(word);
+        assert_eq!(header, [u64::from_le_bytes(*b"ERPMREGN"), 1, 30, 20, 3, 38, 77]);
+        assert_eq!(word(64) as u32, 1, "opening");
+        rows.put(&keys[..1], &[7; 20]).expect("put");
+        // The lane has been cleared, what it did is still there.
+        let bucket = 135_168;
+        assert_eq!([4096, 4104].map(word), [0, 3]);
+        assert_eq!([4112, 4120].map(word), [(bucket + 32) / 8, keys[0]]);
+        let bucket = bucket as usize;
+        assert_eq!((redo::AREA_WORDS, redo::ENTRIES_MAX), (16 * 1024, 511));
+        assert_eq!(word(bucket), 1 | 1 << 32, "opening and version");
+        {
+            let _held = rows.index.lock(0);
+            assert_eq!(word(bucket), 1 | 1 << 32 | 1 << 63, "locked");
+        }
+        assert_eq!(word(bucket + 8), 0xf6, "fingerprint");
+        assert_eq!([bucket + 32, bucket + 40].map(word), [keys[0], 0], "key and row slot");
+        // Row slots begin at a multiple of 4,096 and have 5 words.
+        assert_eq!(word(139_264), keys[0]);
+        assert_ne!(word(139_272), 0, "checksum");
+        let filled = [0x0707_0707_0707_0707, 0x0707_0707_0707_0707, 0x0707_0707];
+        assert_eq!([139_280, 139_288, 139_296].map(word), filled);
+        rows.put(&keys[1..], &[9; 14 * 20]).expect("put");
+        assert_eq!(word(139_304), keys[1]);
+        assert_eq!(word(bucket + 16) >> 48, 1, "the last key found its home full");
+        assert_eq!(word(bucket + 256 + 32), keys[14]);
+    }
+
+    #[test]
     fn a_damaged_header_is_refused_by_name() {
         let folder = tempfile::tempdir().expect("folder");
         let path = folder.path().join("region");
@@ -319,6 +358,12 @@ mod tests {
     #[test]
     fn a_region_without_header_says_that_its_creation_was_cut_off() {
         let error = Region::open(Mapped::anonymous(8192).expect("memory")).err().expect("empty");
-        assert!(error.to_string().contains("cut off"), "{error}");
+        assert!(error.to_string().contains("cut off; delete it"), "{error}");
+        // The magic is stored last: what comes before may be there already.
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join("region");
+        made(&path).medium.store(0, 0);
+        let error = Region::open(Mapped::open(&path).expect("map")).err().expect("no magic");
+        assert!(error.to_string().contains("cut off; delete it"), "{error}");
     }
 }

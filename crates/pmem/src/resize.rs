@@ -16,14 +16,21 @@ const COPY_ROWS: usize = 512;
 /// leaves, `<to>.unfinished`, may be deleted. `from` stays as it is.
 ///
 /// # Errors
-/// `Misuse` where `to` exists; `Full` where there are more rows; `Corrupt` where one is damaged;
-/// `Locked`; `Io`.
+/// `Misuse` where `to` exists, or what a crash has left of it; `Full` where there are more rows;
+/// `Corrupt` where one is damaged, or its place in the index; `Locked`; `Io`.
 pub fn resize(from: &Path, to: &Path, capacity: u64) -> Result<u64> {
     let source = Rows::open(from)?;
     if to.exists() {
         return Err(Error::misuse(format!("{} exists; choose another name", to.display())));
     }
     let unfinished = PathBuf::from(format!("{}.unfinished", to.display()));
+    if unfinished.exists() {
+        return Err(Error::misuse(format!(
+            "{} exists: a resize to {} was cut off; delete it and resize again",
+            unfinished.display(),
+            to.display()
+        )));
+    }
     let geometry = Geometry::new(capacity, source.geometry().row_bytes)?;
     let medium = Mapped::create(&unfinished, geometry.bytes())?;
     let copied = copy(&source, Deferred(medium), geometry).and_then(|rows| {
@@ -48,6 +55,10 @@ fn copy(source: &Rows<Mapped>, medium: Deferred, geometry: Geometry) -> Result<u
     let mut put = |keys: &mut Vec<u64>| {
         let rows = &mut rows[..keys.len() * geometry.row_bytes];
         source.get(keys, rows, &mut found[..keys.len()])?;
+        if let Some(at) = found[..keys.len()].iter().position(|found| !found) {
+            let name = source.medium().name();
+            return Err(Error::corrupt(format!("{name}: row of key {} is not found", keys[at])));
+        }
         count += keys.len() as u64;
         target.put(keys, rows)?;
         keys.clear();
@@ -55,7 +66,7 @@ fn copy(source: &Rows<Mapped>, medium: Deferred, geometry: Geometry) -> Result<u
     };
     for bucket in 0..source.geometry().buckets {
         for key in source.keys_of_bucket(bucket) {
-            keys.push(key);
+            keys.push(key?);
             if keys.len() == COPY_ROWS {
                 put(&mut keys)?;
             }

@@ -139,15 +139,13 @@ impl<M: Medium> Rows<M> {
         let mut slots = vec![ABSENT; keys.len()];
         self.index.get_batch(keys, Prefetch::Staged, &mut slots)?;
         if self.durability() == Durability::Sync {
-            let known = slots.iter().filter(|slot| **slot < self.region.geometry.row_slots);
-            for word in known.map(|slot| self.region.geometry.row_word(*slot)) {
+            for word in slots.iter().filter_map(|slot| self.row_at(*slot)) {
                 self.region.medium.expect(word..word + self.region.geometry.row_words());
             }
         }
         let mut count = 0;
         for (at, (row, found)) in rows.chunks_exact_mut(row_bytes).zip(found).enumerate() {
-            if let Some(slot) = slots.get(at + ROWS_AHEAD).filter(|slot| **slot != ABSENT) {
-                let first = self.region.geometry.row_word(*slot);
+            if let Some(first) = slots.get(at + ROWS_AHEAD).and_then(|slot| self.row_at(*slot)) {
                 let last = first + self.region.geometry.row_words();
                 (first..last).step_by(LINE_WORDS).for_each(|w| self.region.medium.prefetch(w));
             }
@@ -160,15 +158,21 @@ impl<M: Medium> Rows<M> {
         Ok(count)
     }
 
+    /// The first word of a row slot; `None` for [`ABSENT`], and for a number that is damaged.
+    #[inline(always)]
+    fn row_at(&self, slot: u64) -> Option<usize> {
+        let geometry = &self.region.geometry;
+        (slot < geometry.row_slots).then(|| geometry.row_word(slot))
+    }
+
     fn read(&self, key: u64, slot: u64, row: &mut [u8]) -> Result<()> {
         let medium = &self.region.medium;
         let damaged =
             |what: String| Error::corrupt(format!("{}: row of key {key}: {what}", medium.name()));
-        if slot >= self.region.geometry.row_slots {
+        let Some(word) = self.row_at(slot) else {
             let slots = self.region.geometry.row_slots;
             return Err(damaged(format!("the index names slot {slot}, there are {slots}")));
-        }
-        let word = self.region.geometry.row_word(slot);
+        };
         let (found, checksum) = (medium.load(word), medium.load(word + 1));
         if found != key {
             return Err(damaged(format!("slot {slot} has a row of key {found}")));
@@ -203,6 +207,7 @@ impl<M: Medium> Rows<M> {
             let taken = self.slab.take(&mut slots, keys.len(), new, &self.index, &self.readings);
             let done = taken.and_then(|()| {
                 promised -= new;
+                self.expect_heads(before);
                 let (placed, replaced, done) = self.put_part(keys, rows, &slots);
                 // A failed call gives back what it did not use; after a failed sync nothing is
                 // given back, because nobody knows what is durable.
@@ -221,7 +226,12 @@ impl<M: Medium> Rows<M> {
     }
 
     /// Writes and publishes rows; returns how many are published, and the slots of old rows.
-    fn put_part(&self, keys: &[u64], rows: &[u8], slots: &[u64]) -> (usize, Vec<u64>, Result<()>) {
+    pub(crate) fn put_part(
+        &self,
+        keys: &[u64],
+        rows: &[u8],
+        slots: &[u64],
+    ) -> (usize, Vec<u64>, Result<()>) {
         let medium = &self.region.medium;
         let row_bytes = self.region.geometry.row_bytes;
         for ((key, slot), row) in keys.iter().zip(slots).zip(rows.chunks_exact(row_bytes)) {
@@ -235,15 +245,24 @@ impl<M: Medium> Rows<M> {
         if let Err(error) = self.region.fence() {
             return (0, replaced, Err(error));
         }
-        let seen = |old| self.lose(old, &mut replaced);
+        let seen = |key, old| self.lose(key, old, &mut replaced);
         let (placed, done) = self.index.put_batch(keys, &slots[..keys.len()], seen);
         (placed, replaced, self.region.fence().and(done))
     }
 
-    /// Notes the slot that a key had. A number that is none is damage, and no slot to be freed.
-    fn lose(&self, slot: u64, replaced: &mut Vec<u64>) {
-        if slot < self.region.geometry.row_slots {
-            self.slab.replace(slot);
+    /// Asks for the keys of rows that are about to be replaced, which [`lose`](Self::lose) reads.
+    fn expect_heads(&self, slots: &[u64]) {
+        for word in slots.iter().filter_map(|slot| self.row_at(*slot)) {
+            self.region.medium.expect(word..word + 1);
+            self.region.medium.prefetch(word);
+        }
+    }
+
+    /// Notes the slot that a key had. A number that is none, or whose row is of another key, is
+    /// damage: that slot is left alone.
+    fn lose(&self, key: u64, slot: u64, replaced: &mut Vec<u64>) {
+        let Some(word) = self.row_at(slot) else { return };
+        if self.region.medium.load(word) == key && self.slab.replace(slot) {
             replaced.push(slot);
         }
     }
@@ -257,7 +276,7 @@ impl<M: Medium> Rows<M> {
         let mut replaced = Vec::new();
         let mut removed = 0;
         for key in keys {
-            let old = self.index.remove(*key, |old| self.lose(old, &mut replaced))?;
+            let old = self.index.remove(*key, |old| self.lose(*key, old, &mut replaced))?;
             removed += usize::from(old != ABSENT);
         }
         self.region.fence()?;
@@ -288,10 +307,10 @@ impl<M: Medium> Rows<M> {
         hot.iter().try_fold(0, at_home)
     }
 
-    /// The keys of a bucket and their slots, in a region that nobody changes meanwhile.
-    pub(crate) fn keys_of_bucket(&self, bucket: u64) -> impl Iterator<Item = u64> {
-        let word = move |slot| self.region.medium.load(self.index.key_word(bucket, slot));
-        self.index.prints(bucket).occupied().map(word)
+    /// The keys of a bucket, each where look-ups find it, in a region that nobody changes
+    /// meanwhile.
+    pub(crate) fn keys_of_bucket(&self, bucket: u64) -> impl Iterator<Item = Result<u64>> {
+        self.index.prints(bucket).occupied().map(move |slot| self.index.key_at(bucket, slot))
     }
 
     pub(crate) fn medium(&self) -> &M {
@@ -307,6 +326,7 @@ impl<M: Medium> Rows<M> {
         let checked = self.index.check()?;
         let mut row = vec![0; self.region.geometry.row_bytes];
         for key in (0..self.index.buckets()).flat_map(|bucket| self.keys_of_bucket(bucket)) {
+            let key = key?;
             self.read(key, self.index.get(key), &mut row)?;
         }
         Ok(checked)

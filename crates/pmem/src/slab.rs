@@ -89,13 +89,21 @@ impl Slab {
         (geometry.row_slots as usize).div_ceil(64) * 2 * size_of::<u64>()
     }
 
-    /// Makes sure of room for new rows beside the reserve for updates.
+    /// Makes sure of room for new rows beside the reserve for updates. Updates alone pass at once:
+    /// a region that is full takes them, also where a race of a put and a removal made one row too
+    /// many.
+    ///
+    /// The first new rows after opening wait until the reserve, a thirty-second of the capacity, is
+    /// known to be free: in a full region that looks up all slots.
     pub(crate) fn admit<M: Medium>(&self, new: u64, index: &PetHash<M>) -> Result<()> {
+        if new == 0 {
+            return Ok(());
+        }
         let mut state = self.state.lock();
         let reserve = self.row_slots - self.capacity;
         while state.spare() < state.promised + new + reserve {
             if !self.look_up_chunk(&mut state, index)? {
-                let rows = state.known - state.spare();
+                let rows = state.known.saturating_sub(state.spare());
                 return Err(Error::full(format!(
                     "{} has room for {} rows and has {rows}, {new} more do not fit; remove rows, \
                      or resize it into a region with more",
@@ -163,9 +171,11 @@ impl Slab {
         self.state.lock().promised -= new;
     }
 
-    /// Notes that a slot has lost its key. Called while the key is locked.
-    pub(crate) fn replace(&self, slot: u64) {
-        self.replaced[slot as usize / 64].fetch_or(1 << (slot % 64), Ordering::AcqRel);
+    /// Notes that a slot has lost its key, and says whether that is new: of two keys that damage
+    /// has given the same slot, one frees it. Called while the key is locked.
+    pub(crate) fn replace(&self, slot: u64) -> bool {
+        let bit = 1 << (slot % 64);
+        self.replaced[slot as usize / 64].fetch_or(bit, Ordering::AcqRel) & bit == 0
     }
 
     /// Ends a call that took slots: `unused` have no row, `replaced` lost theirs, durably.
@@ -261,10 +271,12 @@ impl State {
         self.free_slots + self.waiting_slots + self.owed
     }
 
+    /// A slot that is free already was named by a damaged word of the index, and stays as it is.
     fn set_free(&mut self, slot: u64) {
         let (word, bit) = (slot as usize / 64, 1 << (slot % 64));
-        assert!(self.free[word] & bit == 0, "row slot {slot} is freed once");
-        self.free[word] |= bit;
-        self.free_slots += 1;
+        if self.free[word] & bit == 0 {
+            self.free[word] |= bit;
+            self.free_slots += 1;
+        }
     }
 }

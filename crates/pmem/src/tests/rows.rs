@@ -1,6 +1,6 @@
 //! Regions in files: opening, durability, room, damage, other sizes.
 
-use super::{ROW_BYTES, get_one, row, small, verify};
+use super::{ROW_BYTES, get_one, keys_of_home, row, small, verify};
 use crate::error::ErrorKind;
 use crate::map::Mapped;
 use crate::medium::{Durability, Medium};
@@ -133,6 +133,84 @@ fn damage_is_reported_and_never_returned() {
     let key = medium.load(word - 1);
     rows.put(&[key], &row(key, 2)).expect("put over damage");
     assert_eq!(get_one(&rows, key), Some(row(key, 2)));
+}
+
+#[test]
+fn a_slot_that_a_damaged_word_names_is_not_freed() {
+    let geometry = small(3, 30);
+    let medium = Mapped::anonymous(geometry.bytes()).expect("memory");
+    let rows = Rows::format(medium, geometry).expect("format");
+    let (first, second) = (keys_of_home(&geometry, 0, 1)[0], keys_of_home(&geometry, 1, 1)[0]);
+    rows.put(&[first, second], &rows_of([first, second].into_iter(), 1)).expect("put");
+    // The slot of another key: freeing it would let a later row overwrite that key's.
+    let word = rows.index.key_word(0, 0) + 1;
+    rows.medium().store(word, rows.index.get(second));
+    for version in 2..60 {
+        rows.put(&[first], &row(first, version)).expect("put over damage");
+        assert_eq!(get_one(&rows, first), Some(row(first, version)));
+        assert_eq!(get_one(&rows, second), Some(row(second, 1)), "version {version}");
+    }
+    // A free slot that had a row of the same key, which is free once.
+    rows.medium().store(geometry.row_word(37), first);
+    rows.medium().store(word, 37);
+    rows.put(&[first], &row(first, 60)).expect("put over damage");
+    assert_eq!(rows.remove(&[first, second]).expect("remove"), 2);
+    rows.slab.give_back(0, &[], Vec::new(), &rows.readings);
+    // The two slots whose number was lost are found when the region is opened again.
+    assert_eq!((rows.slab_use().known, rows.slab_use().free), (38, 36));
+}
+
+#[test]
+fn a_region_with_a_row_too_many_takes_updates() {
+    let geometry = small(3, 30);
+    let medium = Mapped::anonymous(geometry.bytes()).expect("memory");
+    let rows = Rows::format(medium, geometry).expect("format");
+    rows.put(&(1..=30).collect::<Vec<_>>(), &rows_of(1..=30, 1)).expect("put");
+    // An update of key 1 is under way while it is removed and another key takes the room.
+    let mut slots = Vec::new();
+    rows.slab.take(&mut slots, 1, 0, &rows.index, &rows.readings).expect("one slot");
+    rows.remove(&[1]).expect("remove");
+    rows.put(&[31], &row(31, 1)).expect("room for one");
+    let (placed, replaced, done) = rows.put_part(&[1], &row(1, 2), &slots);
+    done.expect("put");
+    assert_eq!((placed, replaced.len()), (1, 0));
+    rows.slab.give_back(1, &[], replaced, &rows.readings);
+    for version in 2..9 {
+        for keys in (1..=31).collect::<Vec<u64>>().chunks(7) {
+            rows.put(keys, &rows_of(keys.iter().copied(), version)).expect("updates");
+        }
+    }
+    assert_eq!(rows.put(&[32], &row(32, 1)).expect_err("full").kind(), ErrorKind::Full);
+    verify(&rows, &(1..=31).map(|key| (key, 8)).collect());
+}
+
+#[test]
+fn a_region_with_a_damaged_index_is_not_resized() {
+    let folder = tempfile::tempdir().expect("folder");
+    let (path, to) = (folder.path().join("region"), folder.path().join("larger"));
+    let rows = Rows::create(&path, Geometry::new(700, ROW_BYTES).expect("sizes")).expect("create");
+    rows.put(&(0..700).collect::<Vec<_>>(), &rows_of(0..700, 1)).expect("put");
+    let word = rows.index.key_word(rows.index.path(9).home, 0);
+    drop(rows);
+    // The lowest bit makes another key of the region, the highest one that no row has.
+    for bit in [0, 63] {
+        let flip = || {
+            let medium = Mapped::open(&path).expect("map");
+            medium.store(word, medium.load(word) ^ 1 << bit);
+        };
+        flip();
+        let error = resize(&path, &to, 2000).expect_err("a key is lost");
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+        assert!(!to.exists());
+        flip();
+    }
+    // What a crash leaves is named.
+    let unfinished = folder.path().join("larger.unfinished");
+    std::fs::write(&unfinished, "cut off").expect("write");
+    let error = resize(&path, &to, 2000).expect_err("unfinished");
+    assert!(error.to_string().contains("larger.unfinished exists: a resize"), "{error}");
+    std::fs::remove_file(&unfinished).expect("delete it");
+    assert_eq!(resize(&path, &to, 2000).expect("resize"), 700);
 }
 
 #[test]
