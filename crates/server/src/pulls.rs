@@ -254,7 +254,8 @@ impl Pulls {
                 output.fill_text(place, protocol, |bytes, protocol| {
                     let (mut values, mut keys) = (0, 0);
                     for part in &*parts {
-                        values += part.values();
+                        let found = &found[part.keys.clone()];
+                        values += found.iter().filter(|found| **found).count() * part.dim;
                         keys += part.keys.len();
                     }
                     bytes.reserve(values * size_of::<f32>() + keys * 16 + 16);
