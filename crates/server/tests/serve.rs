@@ -590,6 +590,32 @@ fn monitors_read_metrics_and_health() {
 }
 
 #[test]
+fn health_follows_a_refresh_that_a_client_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    drop(filled(&folder));
+    let (path, away) = (folder.path().join("store"), folder.path().join("away"));
+    let store = Store::open(&path, options_of_store(true)).unwrap();
+    let options = Options { metrics: Some("127.0.0.1:0".into()), ..options() };
+    let server = Server::start(store, options).unwrap();
+    let mut client = Client::new(&server);
+    let health = || {
+        let mut stream = TcpStream::connect(server.metrics_address().unwrap()).unwrap();
+        stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    std::fs::rename(&path, &away).unwrap();
+    let refused = client.say("EMB.REFRESH");
+    assert!(!refused.error().is_empty());
+    assert!(health().starts_with("HTTP/1.1 503"), "{}", health());
+    assert!(health().contains("refresh: "), "{}", health());
+    std::fs::rename(&away, &path).unwrap();
+    assert_eq!(client.say("EMB.REFRESH"), Reply::Null);
+    assert!(health().starts_with("HTTP/1.1 200"), "{}", health());
+}
+
+#[test]
 fn a_monitor_that_trickles_does_not_hold_up_the_end() {
     let folder = tempfile::tempdir().unwrap();
     let options = Options { metrics: Some("127.0.0.1:0".into()), ..options() };
