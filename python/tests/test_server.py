@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import threading
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 import embedrock
+import servers
 from embedrock.errors import (
     ClosedError,
     IoError,
@@ -24,7 +26,7 @@ from embedrock.errors import (
     NotFoundError,
 )
 from embedrock.remote.wire import Wire
-from servers import serving, start
+from servers import START, serving, start
 
 DIM = 8
 
@@ -193,6 +195,40 @@ def test_a_server_that_cannot_work_says_why(filled: Path, options: list[str], sa
         start(filled, *options)
 
 
+def test_a_password_file_that_is_no_text_is_named(filled: Path, tmp_path: Path) -> None:
+    (tmp_path / "password").write_bytes(b"abc\xff\n")
+    with pytest.raises(AssertionError, match="is not UTF-8 at byte 3, expected one line of text"):
+        start(filled, "--password-file", str(tmp_path / "password"))
+
+
+def test_a_server_that_nobody_listens_to_commits_at_its_end(filled: Path) -> None:
+    with serving(filled, "--writable", "--commit-every", "0") as served:
+        with embedrock.connect(served.url) as remote:
+            remote["user"].put([1], np.full((1, DIM), 9, np.float32))
+        assert served.process.stdout is not None and served.process.stderr is not None
+        served.process.stdout.close()
+        served.process.stderr.close()
+        served.process.send_signal(signal.SIGTERM)
+        assert served.process.wait(timeout=60) == 0
+    with embedrock.open(filled, "64MiB", read_only=True) as store:
+        assert store.step == 4
+        np.testing.assert_array_equal(store.table("user").get([1]), np.full((1, DIM), 9))
+
+
+def test_no_more_connections_are_let_in_than_the_process_may_have_files(
+    filled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (%d, %d)); "
+    monkeypatch.setattr(servers, "START", limit % (100, 400) + servers.START)
+    with serving(filled) as served:
+        said = served.stop()
+        most = int(re.search(r"at most (\d+) connections instead of 10000.*ulimit", said)[1])
+        assert 50 < most <= 400 - 256
+    monkeypatch.setattr(servers, "START", limit % (200, 200) + START)
+    with pytest.raises(AssertionError, match="may have 200 files open, and needs"):
+        start(filled)
+
+
 def test_metrics_and_health_are_over_http(filled: Path) -> None:
     with serving(filled, "--metrics", "127.0.0.1:0") as served:
         assert served.process.stdout is not None
@@ -349,6 +385,10 @@ def test_large_batches_are_read_in_parts_and_too_large_writes_are_refused(filled
             rows, found = table.get(keys, found=True)
             assert found.tolist() == [True, False] * 1000
             np.testing.assert_array_equal(rows[::2], rows_of(keys[::2]))
+            table.lookahead(keys)
+            np.testing.assert_array_equal(table.get(keys), rows)
+            with pytest.raises(KeyRangeError, match="2000"):
+                table.lookahead(np.arange(2001))
             with pytest.raises(MisuseError, match=r"101 keys, .* at most 100"):
                 table.put(keys[:101], rows[:101])
         wire = Wire("127.0.0.1", served.port, 10, None)

@@ -4,12 +4,14 @@ use crate::resp::Decoder;
 use crate::session::Session;
 use crate::stream::Stream;
 use std::io::{self, ErrorKind};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A read buffer begins with so many bytes, and grows with what has come.
 pub(crate) const BUFFER_BYTES: usize = 64 << 10;
 /// Most bytes of idle read buffers of a thread.
 const IDLE_BYTES: usize = 4 << 20;
+/// Replies that may wait of who has not given the password.
+const OUTSIDE_BYTES: usize = 16 << 10;
 
 /// A connection and what is under way on it.
 pub(crate) struct Connection {
@@ -27,12 +29,14 @@ pub(crate) struct Connection {
     pub(crate) will_end: bool,
     /// Whether requests are left in the input because they had to wait.
     pub(crate) is_held_up: bool,
-    /// Bytes of replies that its thread knows to wait.
+    /// Memory of replies that its thread knows to wait.
     pub(crate) counted: usize,
     /// Whether it is in the list of those that have something to do.
     pub(crate) is_due: bool,
     /// When bytes last came or went.
     pub(crate) last_active: Instant,
+    /// Since when replies wait of which the client has taken nothing.
+    untaken_since: Option<Instant>,
 }
 
 impl Connection {
@@ -51,13 +55,14 @@ impl Connection {
             counted: 0,
             is_due: false,
             last_active: Instant::now(),
+            untaken_since: None,
         }
     }
 
     /// Whether requests of it may be taken now.
     pub(crate) fn takes_requests(&self, most_waiting: usize) -> bool {
         let session = &self.session;
-        !session.is_ending && !session.has_job && session.waiting_bytes() < most_waiting
+        !session.is_ending && !session.has_job && has_room(session, most_waiting)
     }
 
     /// Reads into the input. Returns the bytes that came; 0 when none are there now, or ever.
@@ -89,17 +94,25 @@ impl Connection {
     /// bytes.
     pub(crate) fn write(&mut self, mut free: impl FnMut(Vec<f32>)) -> io::Result<usize> {
         let before = self.session.output.queued();
+        let mut has_taken = false;
         while self.is_writable && !self.session.output.is_empty() {
             let Self { session, stream, .. } = self;
             match session.output.send(|slices| stream.write(slices), &mut free) {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => self.is_writable = false,
                 Err(error) => return Err(error),
-                Ok(()) => self.last_active = Instant::now(),
+                Ok(()) => has_taken = true,
             }
         }
         if self.is_writable && !self.stream.flush()? {
             self.is_writable = false;
         }
+        let now = Instant::now();
+        if has_taken {
+            self.last_active = now;
+        }
+        let is_out = self.session.output.is_empty() && self.is_writable;
+        let since = if has_taken { None } else { self.untaken_since };
+        self.untaken_since = (!is_out).then(|| since.unwrap_or(now));
         Ok(before - self.session.output.queued())
     }
 
@@ -112,13 +125,24 @@ impl Connection {
         is_last && !self.session.has_job && is_out
     }
 
-    /// Whether the other side is waited for: half a request came, or replies are not taken, or the
-    /// client has not shown that it may ask for anything.
-    pub(crate) fn is_stalled(&self) -> bool {
+    /// Whether the other side was waited for too long: half a request came and no more, replies are
+    /// not taken, whatever else comes, or the client has not shown that it may ask for anything.
+    pub(crate) fn is_stalled(&self, stall: Duration) -> bool {
         let session = &self.session;
-        let waits = !self.input.is_empty() || !session.output.is_empty() || !session.is_admitted;
-        !session.has_job && (waits || self.stream.is_beginning())
+        if session.has_job {
+            return false;
+        }
+        let is_outside = !session.is_admitted || self.stream.is_beginning();
+        (is_outside && session.outside_since.elapsed() >= stall)
+            || (!self.input.is_empty() && self.last_active.elapsed() >= stall)
+            || self.untaken_since.is_some_and(|since| since.elapsed() >= stall)
     }
+}
+
+/// Whether the replies that wait of a session leave room for more.
+pub(crate) fn has_room(session: &Session, most_waiting: usize) -> bool {
+    let outside = if session.is_admitted { usize::MAX } else { OUTSIDE_BYTES };
+    session.waiting_bytes() < most_waiting.min(outside)
 }
 
 /// Bytes that came and are not used up.

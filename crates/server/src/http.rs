@@ -1,16 +1,18 @@
 //! `/metrics` and `/healthz` over HTTP/1.1, for monitors on the same machine.
 //!
-//! One request at a time, one request a connection: monitors ask every few seconds. Who sends
-//! nothing, or takes nothing, is waited for at most `PATIENCE`.
+//! One request at a time, one request a connection: monitors ask every few seconds. Who sends or
+//! takes slowly is waited for `PATIENCE` altogether, and not at all once the server stops.
 
 use crate::shared::Shared;
-use std::io::{self, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(2);
+/// How often it looks whether the server stops.
+const LOOK: Duration = Duration::from_millis(100);
 /// Longest request, headers included.
 const REQUEST_BYTES: usize = 8 << 10;
 const TEXT: &str = "text/plain; charset=utf-8";
@@ -32,9 +34,10 @@ pub(crate) fn run(shared: &Arc<Shared>, listener: &TcpListener) {
 }
 
 fn serve(shared: &Arc<Shared>, mut stream: TcpStream) -> io::Result<()> {
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    let request = read_request(&mut stream)?;
+    stream.set_read_timeout(Some(LOOK))?;
+    stream.set_write_timeout(Some(LOOK))?;
+    let deadline = Instant::now() + PATIENCE;
+    let request = read_request(shared, &mut stream, deadline)?;
     let mut words = request.split(|byte| *byte == b' ');
     let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
     let path = target.split(|byte| *byte == b'?').next().unwrap_or_default();
@@ -54,11 +57,38 @@ fn serve(shared: &Arc<Shared>, mut stream: TcpStream) -> io::Result<()> {
     };
     let length = body.len();
     let body = if method == b"HEAD" { "" } else { &body };
-    write!(
-        stream,
+    let reply = format!(
         "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n\
          Connection: close\r\n\r\n{body}"
-    )
+    );
+    let mut left = reply.as_bytes();
+    while !left.is_empty() {
+        let count = within(shared, deadline, || stream.write(left))?;
+        if count == 0 {
+            return Err(ErrorKind::WriteZero.into());
+        }
+        left = &left[count..];
+    }
+    Ok(())
+}
+
+/// Reads or writes once, until the deadline or the server's end.
+fn within(
+    shared: &Shared,
+    deadline: Instant,
+    mut attempt: impl FnMut() -> io::Result<usize>,
+) -> io::Result<usize> {
+    while Instant::now() < deadline && !shared.is_stopping.load(Ordering::Acquire) {
+        match attempt() {
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted
+                ) => {}
+            done => return done,
+        }
+    }
+    Err(ErrorKind::TimedOut.into())
 }
 
 /// What keeps the server from doing all that it should.
@@ -71,17 +101,17 @@ fn sickness(shared: &Shared) -> Option<String> {
 }
 
 /// The request up to the empty line behind its headers.
-fn read_request(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
+fn read_request(shared: &Shared, stream: &mut TcpStream, deadline: Instant) -> io::Result<Vec<u8>> {
     let (mut request, mut part) = (Vec::new(), [0; 1024]);
     loop {
-        let count = stream.read(&mut part)?;
+        let count = within(shared, deadline, || stream.read(&mut part))?;
         request.extend(&part[..count]);
         let is_whole = request.windows(4).any(|end| end == b"\r\n\r\n");
         if is_whole {
             return Ok(request);
         }
         if count == 0 || request.len() > REQUEST_BYTES {
-            return Err(io::ErrorKind::InvalidData.into());
+            return Err(ErrorKind::InvalidData.into());
         }
     }
 }

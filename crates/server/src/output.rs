@@ -9,6 +9,10 @@ use std::io::{self, IoSlice};
 
 /// Most chunks of one write.
 const SLICES: usize = 64;
+/// Text goes to a new chunk once the last one has so many bytes.
+const TEXT_BYTES: usize = 64 << 10;
+/// What a chunk takes beside its bytes.
+const CHUNK_BYTES: usize = 64;
 
 /// Bytes that go out together.
 #[derive(Debug)]
@@ -24,6 +28,14 @@ impl Chunk {
             Self::Text(bytes) => bytes,
             Self::Rows(values, len) => bytemuck::cast_slice(&values[..*len]),
         }
+    }
+
+    fn memory_bytes(&self) -> usize {
+        CHUNK_BYTES
+            + match self {
+                Self::Text(bytes) => bytes.capacity(),
+                Self::Rows(values, _) => values.capacity() * size_of::<f32>(),
+            }
     }
 }
 
@@ -41,6 +53,8 @@ pub(crate) struct Output {
     sent: usize,
     /// Bytes in all chunks, without those that are gone.
     queued: usize,
+    /// Memory of all chunks.
+    held: usize,
     /// Whether text goes to a chunk of its own, because the last one is a place.
     sealed: bool,
 }
@@ -51,6 +65,11 @@ impl Output {
         self.queued
     }
 
+    /// Memory of what waits, places included. A chunk counts whole until all of it is gone.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.held
+    }
+
     /// True when everything was taken.
     pub(crate) fn is_empty(&self) -> bool {
         self.queued == 0
@@ -58,21 +77,32 @@ impl Output {
 
     /// Appends a reply.
     pub(crate) fn write(&mut self, protocol: Protocol, write: impl FnOnce(&mut Writer<'_>)) {
-        let is_open = matches!(self.chunks.back(), Some(Chunk::Text(_))) && !self.sealed;
+        // A client that is always a little behind must not keep what it has taken.
+        let is_partly_sent = self.chunks.len() == 1 && self.sent > 0;
+        let is_open = match self.chunks.back() {
+            Some(Chunk::Text(bytes)) => !self.sealed && !is_partly_sent && bytes.len() < TEXT_BYTES,
+            _ => false,
+        };
         if !is_open {
-            self.chunks.push_back(Chunk::Text(Vec::new()));
+            self.push(Chunk::Text(Vec::new()));
             self.sealed = false;
         }
         let Some(Chunk::Text(bytes)) = self.chunks.back_mut() else { return };
-        let before = bytes.len();
+        let (before, capacity) = (bytes.len(), bytes.capacity());
         write(&mut Writer::new(bytes, protocol));
         self.queued += bytes.len() - before;
+        self.held += bytes.capacity() - capacity;
+    }
+
+    fn push(&mut self, chunk: Chunk) {
+        self.held += chunk.memory_bytes();
+        self.chunks.push_back(chunk);
     }
 
     /// Keeps a place for a reply of text.
     pub(crate) fn keep_text(&mut self) -> Place {
         let place = Place(self.gone + self.chunks.len() as u64);
-        self.chunks.push_back(Chunk::Text(Vec::new()));
+        self.push(Chunk::Text(Vec::new()));
         self.sealed = true;
         place
     }
@@ -80,8 +110,8 @@ impl Output {
     /// Keeps a place for a reply of text, rows, and the end of a line.
     pub(crate) fn keep_rows(&mut self) -> Place {
         let place = self.keep_text();
-        self.chunks.push_back(Chunk::Rows(Vec::new(), 0));
-        self.chunks.push_back(Chunk::Text(b"\r\n".to_vec()));
+        self.push(Chunk::Rows(Vec::new(), 0));
+        self.push(Chunk::Text(b"\r\n".to_vec()));
         self.queued += 2;
         self.sealed = false;
         place
@@ -96,8 +126,10 @@ impl Output {
     ) {
         let index = (place.0 - self.gone) as usize;
         if let Some(Chunk::Text(bytes)) = self.chunks.get_mut(index) {
+            let capacity = bytes.capacity();
             write(bytes, protocol);
             self.queued += bytes.len();
+            self.held += bytes.capacity() - capacity;
         }
     }
 
@@ -105,7 +137,9 @@ impl Output {
     pub(crate) fn fill_rows(&mut self, place: Place, values: Vec<f32>, len: usize) {
         let index = (place.0 - self.gone) as usize + 1;
         if let Some(chunk @ Chunk::Rows(..)) = self.chunks.get_mut(index) {
+            self.held -= chunk.memory_bytes();
             *chunk = Chunk::Rows(values, len);
+            self.held += chunk.memory_bytes();
             self.queued += len * size_of::<f32>();
         }
     }
@@ -142,6 +176,7 @@ impl Output {
             }
             self.sent -= bytes;
             self.gone += 1;
+            self.held -= first.memory_bytes();
             if let Some(Chunk::Rows(values, _)) = self.chunks.pop_front() {
                 free(values);
             }
@@ -191,6 +226,25 @@ mod tests {
                 assert_eq!((all, freed), (expected, 1));
             }
             assert!(output.chunks.is_empty());
+            assert_eq!(output.memory_bytes(), 0);
+        }
+    }
+
+    #[test]
+    fn a_client_that_is_always_behind_does_not_keep_what_it_has_taken() {
+        for (reply, taken) in [(100, 99), (100, 100), (20_000, 20_000), (300_000, 300_000)] {
+            let (mut output, text) = (Output::default(), "x".repeat(reply));
+            for round in 0..if reply < 1000 { 20_000 } else { 300 } {
+                output.write(Protocol::Resp2, |writer| writer.bulk(text.as_bytes()));
+                if round > 0 {
+                    output.send(|_| Ok(taken), |_| ()).unwrap();
+                }
+                let memory: usize = output.chunks.iter().map(Chunk::memory_bytes).sum();
+                assert_eq!(output.memory_bytes(), memory);
+                // What waits, doubled by growth, and the chunks at both ends.
+                let most = 2 * output.queued() + 4 * (TEXT_BYTES + 2 * reply);
+                assert!(memory <= most, "{memory} bytes for {} that wait", output.queued());
+            }
         }
     }
 

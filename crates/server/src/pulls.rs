@@ -254,7 +254,8 @@ impl Pulls {
                 output.fill_text(place, protocol, |bytes, protocol| {
                     let (mut values, mut keys) = (0, 0);
                     for part in &*parts {
-                        values += part.values();
+                        let found = &found[part.keys.clone()];
+                        values += found.iter().filter(|found| **found).count() * part.dim;
                         keys += part.keys.len();
                     }
                     bytes.reserve(values * size_of::<f32>() + keys * 16 + 16);
@@ -366,6 +367,11 @@ fn look(store: &Store, keys: &[u64], found: &mut [bool], parts: &[Part]) -> Resu
 #[cfg(test)]
 mod tests {
     use super::*;
+    use embedrock_core::StorageKind;
+    use embedrock_core::config::{Memory, StoreOptions, TableSpec};
+    use embedrock_core::init::Initializer;
+    use embedrock_core::optimizer::{OptimizerKind, OptimizerSpec};
+    use embedrock_core::row::{Dtype, RoundingMode};
 
     #[test]
     fn idle_buffers_are_few_and_are_used_for_rows_of_about_their_size() {
@@ -380,5 +386,45 @@ mod tests {
         assert!(pulls.idle_bytes <= IDLE_BYTES && pulls.idle.len() == 4);
         pulls.give_buffer(vec![0.0; IDLE_BYTES]);
         assert!(pulls.idle_bytes <= IDLE_BYTES);
+    }
+
+    #[test]
+    fn a_missing_row_takes_no_memory_of_a_row() {
+        let (mut pulls, mut output) = (Pulls::default(), Output::default());
+        let folder = tempfile::tempdir().unwrap();
+        let options = StoreOptions::new(Memory::Bytes(16 << 20));
+        let store = Store::open(folder.path().join("store"), options).unwrap();
+        let (dim, keys) = (1 << 12, 0..1);
+        let spec = TableSpec {
+            name: "user".into(),
+            embedding_dim: dim,
+            num_embeddings: None,
+            expected_rows: None,
+            dtype: Dtype::Float32,
+            rounding: RoundingMode::default(),
+            storage: StorageKind::Log,
+            optimizer: OptimizerSpec {
+                kind: OptimizerKind::Sgd,
+                bias_correction: Default::default(),
+                initial_accumulator: 0.0,
+            },
+            initializer: Initializer::Constant(0.5),
+        };
+        let table = store.table(&spec).unwrap();
+        pulls.keys.push(7);
+        pulls.found.push(false);
+        pulls.parts.push(Part { table, dim, is_full: false, keys, rows: vec![0.0; dim] });
+        let request = Request {
+            connection: 0,
+            place: output.keep_text(),
+            protocol: Protocol::Resp2,
+            form: Form::Value,
+            parts: 0..1,
+            order: Vec::new(),
+            refusal: None,
+        };
+        assert_eq!(pulls.reply(&request, &mut output), 1);
+        assert_eq!(output.queued(), 5);
+        assert!(output.memory_bytes() < 500, "{} bytes", output.memory_bytes());
     }
 }

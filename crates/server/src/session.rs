@@ -2,6 +2,7 @@
 
 use crate::output::Output;
 use crate::resp::Protocol;
+use std::time::Instant;
 
 /// A connection's side of a conversation.
 #[derive(Debug)]
@@ -11,6 +12,8 @@ pub(crate) struct Session {
     pub(crate) protocol: Protocol,
     /// Whether it may ask for more than to be let in.
     pub(crate) is_admitted: bool,
+    /// Since when it has not been, where it is not: its beginning, or when it gave it up.
+    pub(crate) outside_since: Instant,
     /// Wrong passwords so far.
     pub(crate) failures: u32,
     pub(crate) name: Vec<u8>,
@@ -34,6 +37,7 @@ impl Session {
             id,
             protocol: Protocol::default(),
             is_admitted,
+            outside_since: Instant::now(),
             failures: 0,
             name: Vec::new(),
             output: Output::default(),
@@ -45,14 +49,17 @@ impl Session {
         }
     }
 
-    /// Bytes that the client has yet to take.
+    /// Memory of replies that the client has yet to take.
     pub(crate) fn waiting_bytes(&self) -> usize {
-        self.output.queued() + self.promised
+        self.output.memory_bytes() + self.promised
     }
 
     /// Forgets all but its id, for `RESET`.
     pub(crate) fn reset(&mut self, is_admitted: bool) {
         self.protocol = Protocol::default();
+        if self.is_admitted {
+            self.outside_since = Instant::now();
+        }
         self.is_admitted = is_admitted;
         self.name.clear();
     }

@@ -31,7 +31,7 @@ pub(crate) struct Shared {
     /// Whether the server is about to end.
     pub(crate) is_stopping: AtomicBool,
     pub(crate) begun: Instant,
-    /// Why the last commit or refresh on a timer failed, until one succeeds. A leaf.
+    /// Why the last commit or refresh failed, until one succeeds. A leaf.
     pub(crate) timer_failure: Mutex<Option<String>>,
     /// Guards the sender alone, for as long as a job takes to be handed over.
     pub(crate) jobs: Mutex<Option<SyncSender<Job>>>,

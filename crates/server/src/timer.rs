@@ -3,13 +3,15 @@
 use crate::refusal::Refusal;
 use crate::shared::Shared;
 use crate::worker::{Mail, Post};
-use embedrock_core::{CommitInfo, Result};
+use embedrock_core::{CommitInfo, Error, ErrorKind, Result};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 /// How long it sleeps when it has nothing to do on a timer.
 const LONG: Duration = Duration::from_secs(3600);
+/// The highest step of a commit.
+pub(crate) const STEP_MOST: u64 = i64::MAX as u64;
 
 /// What is to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,26 +61,34 @@ pub(crate) fn run(shared: &Arc<Shared>, jobs: &Receiver<Job>, posts: &[Post]) ->
     }
 }
 
-/// What the timer does. A failure is counted, told to who asks for the server's health, and tried
-/// again the next time.
+/// What the timer does. A failure is counted, and tried again the next time.
 fn on_timer(shared: &Arc<Shared>, is_due: bool) {
-    if !is_due || (shared.is_writable() && shared.store.uncommitted().batches == 0) {
+    let has_failed = shared.timer_failure.lock().is_some();
+    let has_changes = shared.store.uncommitted().batches > 0;
+    if !is_due || (shared.is_writable() && !has_changes && !has_failed) {
         return;
     }
     let task = if shared.is_writable() { Task::Commit(None) } else { Task::Refresh };
-    let failure = run_task(shared, task).err();
-    if failure.is_some() {
+    if run_task(shared, task).is_err() {
         shared.metrics.failed_tasks.inc();
     }
-    let what = if shared.is_writable() { "commit" } else { "refresh" };
-    *shared.timer_failure.lock() = failure.map(|error| format!("{what}: {error}"));
 }
 
+/// Runs a task, and tells who asks for the server's health how it went. A task that a client should
+/// not have asked for tells nothing of it.
 fn run_task(shared: &Arc<Shared>, task: Task) -> Result<Option<CommitInfo>> {
-    match task {
-        Task::Commit(step) => commit(shared, step).map(Some),
-        Task::Refresh => refresh(shared),
+    let (what, done) = match task {
+        Task::Commit(step) => ("commit", commit(shared, step).map(Some)),
+        Task::Refresh => ("refresh", refresh(shared)),
+    };
+    match &done {
+        Err(error) if error.kind() == ErrorKind::Misuse => {}
+        done => {
+            let failure = done.as_ref().err().map(|error| format!("{what}: {error}"));
+            *shared.timer_failure.lock() = failure;
+        }
     }
+    done
 }
 
 /// Commits with the named byte strings and the text of the commit before, which a trainer may have
@@ -88,9 +98,17 @@ fn commit(shared: &Shared, step: Option<u64>) -> Result<CommitInfo> {
     let state = shared.store.state()?;
     let named: Vec<(&str, &[u8])> =
         state.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice())).collect();
-    let next = last.as_ref().map_or(1, |commit| commit.step.saturating_add(1));
+    let before = last.as_ref().map_or(0, |commit| commit.step);
+    let step = step.unwrap_or(before.saturating_add(1).min(STEP_MOST.max(before)));
+    if step < before {
+        let message = format!(
+            "a commit of step {step}, the last one is of step {before}; give that or a later one, \
+             or none for the next"
+        );
+        return Err(Error::new(ErrorKind::Misuse, message));
+    }
     let meta = last.map(|commit| commit.meta).unwrap_or_default();
-    let made = shared.store.commit(step.unwrap_or(next), &meta, &named)?;
+    let made = shared.store.commit(step, &meta, &named)?;
     shared.metrics.commits.inc();
     Ok(made)
 }

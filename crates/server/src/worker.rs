@@ -7,7 +7,7 @@
 //! get their turn.
 
 use crate::commands::{Call, Scratch};
-use crate::connection::{Buffers, Connection};
+use crate::connection::{Buffers, Connection, has_room};
 use crate::pulls::Pulls;
 use crate::refusal::Refusal;
 use crate::resp::Limits;
@@ -81,7 +81,7 @@ pub(crate) struct Worker {
     scratch: Scratch,
     limits: Limits,
     last_sweep: Instant,
-    /// Bytes that wait in outputs.
+    /// Memory of outputs.
     waiting: usize,
     /// Until when replies go out, once the server stops.
     ends: Option<Instant>,
@@ -234,21 +234,28 @@ impl Worker {
         }
         let begin = Instant::now();
         let turn = std::mem::take(&mut self.due);
+        let mut sent = 0;
         {
             // The store does not move to another commit between a look at the tables and the rows.
             let shared = self.shared.clone();
             let _still = shared.moves.read();
-            for number in &turn {
+            for (index, number) in turn.iter().enumerate() {
+                if self.waiting + self.pulls.bytes() > OUTPUT_BYTES {
+                    // They stay due; the next turn begins within the bound.
+                    self.due.extend(&turn[index..]);
+                    break;
+                }
                 self.take_requests(*number);
+                self.count(*number);
                 if self.pulls.bytes() >= PULL_BYTES {
                     self.read_rows();
+                    turn[sent..=index].iter().for_each(|number| self.send_replies(*number));
+                    sent = index + 1;
                 }
             }
             self.read_rows();
         }
-        for number in &turn {
-            self.send_replies(*number);
-        }
+        turn[sent..].iter().for_each(|number| self.send_replies(*number));
         self.scratch.shrink();
         self.close_greediest();
         self.shared.metrics.turn_seconds.observe(begin.elapsed().as_secs_f64());
@@ -266,7 +273,7 @@ impl Worker {
             let Connection { session, decoder, input, .. } = connection;
             let mut is_whole = true;
             while !session.is_ending && !session.has_job && is_whole {
-                if session.waiting_bytes() >= most_waiting {
+                if !has_room(session, most_waiting) {
                     break;
                 }
                 let limits = if session.is_admitted { &self.limits } else { &NOT_ADMITTED };
@@ -353,8 +360,8 @@ impl Worker {
         let sent = connection.write(|rows| pulls.give_buffer(rows));
         let is_broken = sent.is_err() || connection.session.has_failed;
         self.shared.metrics.bytes_out.inc_by(sent.unwrap_or(0) as u64);
-        let queued = connection.session.output.queued();
-        self.waiting = self.waiting + queued - std::mem::replace(&mut connection.counted, queued);
+        self.count(number);
+        let Some(Some(connection)) = self.connections.get_mut(number) else { return };
         let is_stopping = self.ends.is_some();
         if is_broken || connection.is_over(is_stopping) {
             return self.end(number);
@@ -363,6 +370,13 @@ impl Worker {
         if (connection.is_held_up || is_read) && connection.takes_requests(most_waiting) {
             self.make_due(number);
         }
+    }
+
+    /// Counts the memory of a connection's replies anew.
+    fn count(&mut self, number: usize) {
+        let Some(Some(connection)) = self.connections.get_mut(number) else { return };
+        let held = connection.session.output.memory_bytes();
+        self.waiting = self.waiting + held - std::mem::replace(&mut connection.counted, held);
     }
 
     /// Ends a connection, whatever is under way on it.
@@ -391,7 +405,7 @@ impl Worker {
             let Some(connection) = &self.connections[number] else { continue };
             let silent = connection.last_active.elapsed();
             let is_idle = !connection.session.has_job && idle.is_some_and(|idle| silent >= idle);
-            if is_idle || (connection.is_stalled() && silent >= stall) {
+            if is_idle || connection.is_stalled(stall) {
                 self.shared.metrics.timed_out.inc();
                 self.end(number);
             }

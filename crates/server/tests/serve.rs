@@ -7,9 +7,9 @@ use embedrock_core::optimizer::{OptimizerKind, OptimizerSpec};
 use embedrock_core::row::{Dtype, RoundingMode};
 use embedrock_core::{NonFinite, PutBatch, StorageKind, Store};
 use embedrock_server::{Options, Server};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::TcpStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 const DIM: usize = 4;
@@ -150,7 +150,10 @@ impl Client {
 
     /// True when the server has closed the connection.
     fn is_closed(&mut self) -> bool {
-        matches!(self.0.read(&mut [0]), Ok(0) | Err(_))
+        match self.0.read(&mut [0]) {
+            Ok(count) => count == 0,
+            Err(error) => !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut),
+        }
     }
 }
 
@@ -270,6 +273,10 @@ fn a_commit_is_durable_and_keeps_what_a_trainer_has_put_into_the_last() {
     let Reply::Array(commit) = client.reply() else { panic!("no commit") };
     assert_eq!(commit[1], Reply::Integer(40));
     assert_eq!(client.reply(), Reply::Simple("PONG".into()));
+    assert!(client.say("EMB.COMMIT -1").error().contains("'-1', expected a whole number"));
+    assert!(client.say("EMB.COMMIT 9223372036854775808").error().contains("2^63 - 1"));
+    let refused = client.say("EMB.COMMIT 39");
+    assert!(refused.error().starts_with("MISUSE a commit of step 39, the last one is of step 40"));
     assert!(client.say("EMB.REFRESH").error().contains("only one that reads"));
     assert_eq!(client.call(&[b"SET", b"user:1", &bytes(&[4.0; DIM])]), ok());
     server.stop().unwrap();
@@ -392,6 +399,29 @@ fn silence_amid_a_request_ends_a_connection_and_idle_ones_stay() {
     half.send_raw(b"*2\r\n$3\r\nGET\r\n$6\r\nuse");
     assert!(half.is_closed());
     assert_eq!(idle.say("PING"), Reply::Simple("PONG".into()));
+}
+
+#[test]
+fn who_gives_no_password_or_takes_no_reply_is_cut_off_whatever_else_is_sent() {
+    let folder = tempfile::tempdir().unwrap();
+    let options =
+        Options { stall: Duration::from_millis(300), password: Some("secret".into()), ..options() };
+    let server = Server::start(filled(&folder), options).unwrap();
+    let (outside, mut inside) = (Client::new(&server), Client::new(&server));
+    let mut steady = Client::new(&server);
+    for client in [&mut inside, &mut steady] {
+        assert_eq!(client.say("AUTH secret"), ok());
+    }
+    let large = vec![b'x'; 8 << 20];
+    (0..4).for_each(|_| inside.send(&[b"ECHO", &large]));
+    let deadline = Instant::now() + Duration::from_secs(10);
+    for mut client in [outside, inside] {
+        while client.0.get_mut().write_all(b"PING\r\n").is_ok() {
+            assert!(Instant::now() < deadline, "a client that stalls is not cut off");
+            assert_eq!(steady.say("PING"), Reply::Simple("PONG".into()));
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
 }
 
 #[test]
@@ -557,6 +587,51 @@ fn monitors_read_metrics_and_health() {
     assert!(ask("GET /").starts_with("HTTP/1.1 404"));
     assert!(ask("POST /metrics").starts_with("HTTP/1.1 405"));
     server.stop().unwrap();
+}
+
+#[test]
+fn health_follows_a_refresh_that_a_client_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    drop(filled(&folder));
+    let (path, away) = (folder.path().join("store"), folder.path().join("away"));
+    let store = Store::open(&path, options_of_store(true)).unwrap();
+    let options = Options { metrics: Some("127.0.0.1:0".into()), ..options() };
+    let server = Server::start(store, options).unwrap();
+    let mut client = Client::new(&server);
+    let health = || {
+        let mut stream = TcpStream::connect(server.metrics_address().unwrap()).unwrap();
+        stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    std::fs::rename(&path, &away).unwrap();
+    let refused = client.say("EMB.REFRESH");
+    assert!(!refused.error().is_empty());
+    assert!(health().starts_with("HTTP/1.1 503"), "{}", health());
+    assert!(health().contains("refresh: "), "{}", health());
+    std::fs::rename(&away, &path).unwrap();
+    assert_eq!(client.say("EMB.REFRESH"), Reply::Null);
+    assert!(health().starts_with("HTTP/1.1 200"), "{}", health());
+}
+
+#[test]
+fn a_monitor_that_trickles_does_not_hold_up_the_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = Options { metrics: Some("127.0.0.1:0".into()), ..options() };
+    let server = Server::start(filled(&folder), options).unwrap();
+    let mut stream = TcpStream::connect(server.metrics_address().unwrap()).unwrap();
+    let trickle = std::thread::spawn(move || {
+        let begin = Instant::now();
+        while begin.elapsed() < Duration::from_secs(30) && stream.write_all(b"x").is_ok() {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    });
+    std::thread::sleep(Duration::from_millis(200));
+    let begin = Instant::now();
+    server.stop().unwrap();
+    assert!(begin.elapsed() < Duration::from_secs(10), "it took {:?}", begin.elapsed());
+    trickle.join().unwrap();
 }
 
 #[test]

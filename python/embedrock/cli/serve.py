@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
+import os
+import resource
 import signal
 import sys
 import threading
@@ -16,6 +19,8 @@ from embedrock.errors import MisuseError
 
 _LOOK_S = 0.5
 """How often a thread of the server is looked for that has ended by itself."""
+_SPARE_FILES = 256
+"""Open files that are left to the store and to threads, beside those that are open already."""
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
@@ -153,7 +158,7 @@ def run(arguments: argparse.Namespace) -> int:
                 password=_password(arguments.password_file),
                 tls=tls,
                 metrics=arguments.metrics,
-                max_connections=arguments.max_connections,
+                max_connections=_connections(arguments.max_connections),
                 max_keys=arguments.max_keys,
                 max_request_bytes=arguments.max_request_bytes,
                 max_reply_bytes=arguments.max_reply_bytes,
@@ -162,11 +167,13 @@ def run(arguments: argparse.Namespace) -> int:
                 commit_every=arguments.commit_every,
                 refresh_every=arguments.refresh_every,
             )
-            _tell(arguments, server)
-            while not stop.wait(_LOOK_S) and server.is_running():
-                pass
-            print("embedrock: stopping", file=sys.stderr, flush=True)
-            server.stop()
+            try:
+                _tell(arguments, server)
+                while not stop.wait(_LOOK_S) and server.is_running():
+                    pass
+                _say("embedrock: stopping")
+            finally:
+                server.stop()
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
@@ -180,6 +187,53 @@ def _setter(stop: threading.Event) -> Any:
     return handle
 
 
+def _connections(wanted: int) -> int:
+    """How many connections there can be: each is an open file, of which a process may have so many.
+
+    Raises that limit where the system lets it. Errors: MisuseError where not one is left.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = _open_files() + _SPARE_FILES
+    if soft == resource.RLIM_INFINITY or soft >= wanted + taken:
+        return wanted
+    raised = wanted + taken if hard == resource.RLIM_INFINITY else min(wanted + taken, hard)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+        soft = raised
+    most = min(wanted, soft - taken)
+    if most < 1:
+        raise MisuseError(
+            f"this process may have {soft} files open, and needs {taken} beside connections; raise "
+            f"the limit (`ulimit -n`)"
+        )
+    if most < wanted:
+        _say(
+            f"embedrock: at most {most} connections instead of {wanted}: this process may have "
+            f"{soft} files open; raise the limit (`ulimit -n`)"
+        )
+    return most
+
+
+def _open_files() -> int:
+    """Files that are open; 0 where the system does not tell."""
+    try:
+        return len(os.listdir("/dev/fd"))
+    except OSError:
+        return 0
+
+
+def _say(text: str) -> None:
+    """Tells whoever reads standard error; that nobody does is no failure of the server."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        # The text is in a buffer still, and would fail the end of the process.
+        with contextlib.suppress(OSError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, sys.stderr.fileno())
+            os.close(nowhere)
+
+
 def _tell(arguments: argparse.Namespace, server: Any) -> None:
     """Says where it listens: programs that started it wait for this line."""
     does = "reads and writes" if arguments.writable else "reads"
@@ -191,10 +245,15 @@ def _tell(arguments: argparse.Namespace, server: Any) -> None:
 
 
 def _password(path: Path | None) -> str | None:
-    """The password in a file. Errors: MisuseError for a file that has none."""
+    """The password in a file. Errors: MisuseError for a file that has none, or is not UTF-8."""
     if path is None:
         return None
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise MisuseError(
+            f"{path} is not UTF-8 at byte {error.start}, expected one line of text"
+        ) from None
     password = text.removesuffix("\n").removesuffix("\r")
     if not password or "\n" in password:
         raise MisuseError(f"{path} holds no password, expected one line")

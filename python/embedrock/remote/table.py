@@ -166,11 +166,15 @@ class RemoteTable:
         over each other's. They change when rows arrive, never which.
         """
         asked = as_keys(keys)
-        self._check(asked, 0)
-        packed = _packed(asked.flat)
-        self._pool.run(
-            lambda wire: wire.call(b"EMB.LOOKAHEAD", self._encoded, packed), repeats=False
-        )
+        self._check_range(asked)
+        # One announcement for each request that the get will send.
+        parts = [_packed(asked.flat[part]) for part in self._parts(len(asked.flat))]
+
+        def announce(wire: Wire) -> None:
+            for packed in parts:
+                wire.call(b"EMB.LOOKAHEAD", self._encoded, packed)
+
+        self._pool.run(announce, repeats=False)
 
     def _write(self, command: bytes, keys: Keys, rows: Floats, options: list[bytes]) -> Any:
         self._check(keys, rows.nbytes)
@@ -192,6 +196,11 @@ class RemoteTable:
                 f"a request of {size} bytes, server {self._pool.name} takes at most "
                 f"{most - _AROUND} beside names; send it in parts"
             )
+        self._check_range(keys)
+
+    def _check_range(self, keys: Keys) -> None:
+        """Refuses keys that a dense table does not have."""
+        count = len(keys.flat)
         if self._num_embeddings is not None and count:
             worst = int(keys.flat.max())
             if worst >= self._num_embeddings:
