@@ -78,7 +78,8 @@ class Follower:
     of range) is an error that names its place, after a commit of all before it; with ``skip_bad``
     it is left out and counted, and ``on_bad(place, error)`` is called.
 
-    Nothing else may commit the store meanwhile: rows would become durable without their position.
+    Nothing else may commit the store, meanwhile or between two followers: rows would become durable
+    without their position, and a commit without one is begun from anew.
 
     Errors: ``MisuseError`` for a store that is ``read_only`` or has changes that no commit holds;
     ``MismatchError`` when it has followed another log.
