@@ -472,7 +472,7 @@ class TestTables:
             ({"embedding_dim": 0}, "embedding_dim is 0, expected 1 or more"),
             ({"embedding_dim": 2.5}, "embedding_dim is 2.5, expected a whole number"),
             ({"embedding_dim": 4, "num_embeddings": -1}, "num_embeddings is -1"),
-            ({"embedding_dim": 4, "dtype": "int8"}, "dtype is int8, expected one of float32"),
+            ({"embedding_dim": 4, "dtype": "int16"}, "dtype is int16, expected one of float32"),
             ({"embedding_dim": 4, "optimizer": "lamb"}, "optimizer is 'lamb', expected one of"),
             (
                 {"embedding_dim": 4, "optimizer": {"kind": "sgd", "momentum": 0.9}},
