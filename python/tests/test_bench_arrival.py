@@ -15,6 +15,7 @@ from embedrock.bench.__main__ import main
 from embedrock.bench.arrival import model, stored
 from embedrock.bench.arrival.model import Load, Plan, Rows, Settings
 from embedrock.bench.serve import communities
+from embedrock.errors import MisuseError
 from embedrock.trace import Trace
 
 RANKS = ["rank_flush", "rank_clean", "rank_both", "rank_gathered", "rank_kept"]
@@ -97,6 +98,15 @@ def test_rank_counts_where_it_is_asked_for_and_from_its_plan_on() -> None:
     found = model.pages_of_training(load, ranked, [Plan(0, np.arange(2 * PAIRS))])
     assert found == model.pages_of_training(load, identity)
     assert found.pages > arrival.pages
+
+
+@pytest.mark.parametrize("bench", ["arrival", "place"])
+def test_traces_that_results_could_not_tell_apart_are_refused(tmp_path: Path, bench: str) -> None:
+    files = [str(tmp_path / "clicks.01.npz"), str(tmp_path / "clicks.02.npz")]
+    with pytest.raises(
+        MisuseError, match=r"clicks.01.npz and .* expected names that differ before"
+    ):
+        main([bench, "--trace", *files])
 
 
 def test_a_rank_that_is_kept_is_a_page_for_each_query() -> None:

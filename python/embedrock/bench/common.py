@@ -11,15 +11,24 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import embedrock
 from embedrock.bench import machine
 from embedrock.bench.noise import Rounds
+from embedrock.errors import MisuseError
 
-__all__ = ["Report", "add_common", "import_torch", "render", "workspace", "write_json"]
+__all__ = [
+    "Report",
+    "add_common",
+    "import_torch",
+    "named_traces",
+    "render",
+    "workspace",
+    "write_json",
+]
 
 DIRECTORY = Path(".cache/bench")
 TABLE_WIDTH_MAX = 14
@@ -117,6 +126,22 @@ def workspace(options: argparse.Namespace, needed_bytes: int) -> Iterator[Path]:
         )
     with tempfile.TemporaryDirectory(prefix="bench-", dir=options.dir) as directory:
         yield Path(directory)
+
+
+def named_traces(files: Sequence[Path] | None) -> dict[str, Path]:
+    """The files of ``--trace`` by what their names begin with, under which results stand.
+
+    Errors: ``MisuseError`` where two begin alike.
+    """
+    found: dict[str, Path] = {}
+    for file in files or ():
+        name = file.name.split(".")[0]
+        if found.setdefault(name, file) is not file:
+            raise MisuseError(
+                f"--trace has {found[name]} and {file}, expected names that differ before the "
+                f"first dot"
+            )
+    return found
 
 
 def import_torch(report: Report, figures: list[str], needed_bytes: int) -> Any:

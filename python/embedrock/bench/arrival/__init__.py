@@ -38,7 +38,7 @@ from embedrock.bench.arrival.model import (
     pages_when_kept,
 )
 from embedrock.bench.arrival.stored import Training, train
-from embedrock.bench.common import Report, add_common, workspace
+from embedrock.bench.common import Report, add_common, named_traces, workspace
 from embedrock.bench.serve import communities
 from embedrock.errors import MisuseError
 from embedrock.trace import Trace
@@ -98,20 +98,14 @@ def _check(options: argparse.Namespace) -> None:
         value = getattr(options, name)
         if value < 1:
             raise MisuseError(f"--{name} is {value}, expected 1 at least")
-    names = [file.name.split(".")[0] for file in options.trace or ()]
-    for name in names:
-        if names.count(name) > 1:
-            raise MisuseError(
-                f"--trace has {names.count(name)} files named {name}, expected names that differ "
-                f"before the first dot"
-            )
+    named_traces(options.trace)
 
 
 def _traces(options: argparse.Namespace) -> Iterator[tuple[str, Trace]]:
     if options.trace is None:
         yield "made", communities(options.rows, options.queries, options.length, options.seed)
-    for file in options.trace or ():
-        yield file.name.split(".")[0], Trace.load(file, table=options.table)
+    for name, file in named_traces(options.trace).items():
+        yield name, Trace.load(file, table=options.table)
 
 
 def _measured(

@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 
 from embedrock.bench import common
-from embedrock.bench.common import Report, add_common, workspace
+from embedrock.bench.common import Report, add_common, named_traces, workspace
 from embedrock.bench.place.compare import compared
 from embedrock.bench.place.figures import fill
 from embedrock.bench.place.hypergraph import is_installed
@@ -154,13 +154,7 @@ def _check(options: argparse.Namespace) -> None:
     ):
         if value < least:
             raise MisuseError(f"{name} is {value}, expected {least} at least")
-    names = [_named(path) for path in options.trace or ()]
-    for name in names:
-        if names.count(name) > 1:
-            raise MisuseError(
-                f"--trace has {names.count(name)} files named {name}, expected names that differ "
-                f"before the first dot"
-            )
+    named_traces(options.trace)
     for share in options.replicate:
         if not 0 <= share <= 1:
             raise MisuseError(f"--replicate has {share:g}, expected shares from 0 to 1")
@@ -169,9 +163,9 @@ def _check(options: argparse.Namespace) -> None:
 def _traces(report: Report, options: argparse.Namespace) -> Iterator[tuple[str, str, Hyperedges]]:
     """Name, kind and queries of each trace; what is missing is noted."""
     if options.trace is not None:
-        for path in options.trace:
+        for name, path in named_traces(options.trace).items():
             trace = Trace.load(path, table=options.table)
-            yield _named(path), "trace", of_trace(trace, options.queries)
+            yield name, "trace", of_trace(trace, options.queries)
         return
     if options.data is None:
         report.notes.append(
@@ -188,10 +182,6 @@ def _traces(report: Report, options: argparse.Namespace) -> Iterator[tuple[str, 
             continue
         report.say(f"{log.name}: reading")
         yield log.name, log.kind, log.read(options.data, options.queries)
-
-
-def _named(path: Path) -> str:
-    return path.name.split(".")[0]
 
 
 def _scaling(report: Report, options: argparse.Namespace, directory: Path) -> dict[str, Any]:
