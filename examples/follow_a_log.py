@@ -22,7 +22,7 @@ with LogWriter("ads.log") as log:  # the trainer's side
 
 with embedrock.open("ads.store", memory="4MiB", create=False) as store:
     with LogReader("ads.log") as source:
-        followed = Follower(store, source).run(once=True)
+        followed = Follower(store, source, start="begin").run(once=True)
     print(followed.records, "records, commit at step", store.step)
     print("row 0 is", store.table("ads").get(0)[0])
 

@@ -78,7 +78,7 @@ def path(tmp_path: Path) -> Path:
 
 def follow(store: embedrock.Store, log: LogWriter, **arguments: Any) -> Any:
     with LogReader(log.directory) as source:
-        return Follower(store, source, **arguments).run(once=True)
+        return Follower(store, source, **{"start": "begin", **arguments}).run(once=True)
 
 
 def applied_once(path: Path, log: Path) -> dict[str, int]:
@@ -144,7 +144,7 @@ def test_a_reader_beside_the_follower_sees_each_commit_when_it_refreshes(
         embedrock.open(path, "8MiB", read_only=True) as reader,
         LogReader(log.directory) as source,
     ):
-        follower = Follower(store, source)
+        follower = Follower(store, source, start="begin")
         for value in range(1, 6):
             log.put("ads", [3], np.full((1, 8), value, np.float32))
             assert reader.table("ads").get([3])[0, 0] == value - 1
@@ -249,7 +249,7 @@ def test_a_store_of_another_log_is_refused_by_name(
 
 def test_an_empty_log_is_followed_and_waited_for(path: Path, log: LogWriter) -> None:
     with reopened(path) as store, LogReader(log.directory) as source:
-        follower = Follower(store, source)
+        follower = Follower(store, source, start="begin")
         assert follower.run(once=True).records == 0
         asked = iter(range(100))
 
@@ -269,13 +269,13 @@ def test_stores_that_cannot_be_followed_into_are_refused(path: Path, log: LogWri
             embedrock.open(path, "8MiB", read_only=True) as reader,
             pytest.raises(MisuseError, match="open read_only"),
         ):
-            Follower(reader, source)
+            Follower(reader, source, start="begin")
         with reopened(path) as store:
             store.table("ads").put([1], np.ones((1, 8), np.float32))
             with pytest.raises(MisuseError, match="1 batches have changed 1 rows"):
-                Follower(store, source)
+                Follower(store, source, start="begin")
             store.commit(6)
-            follower = Follower(store, source)
+            follower = Follower(store, source, start="begin")
             append(log, 1)
             store.commit(9)
             with pytest.raises(MisuseError, match="committed at step 9 by others"):
@@ -283,12 +283,37 @@ def test_stores_that_cannot_be_followed_into_are_refused(path: Path, log: LogWri
             store.commit(10)
 
 
+def test_a_commit_that_others_made_between_two_followers_is_not_begun_anew(
+    path: Path, log: LogWriter
+) -> None:
+    log.update("ads", [1], np.ones((1, 8), np.float32), lr=0.1)
+    with LogReader(log.directory) as source, reopened(path) as store:
+        with pytest.raises(MisuseError, match=r"step 5 in .* has no position in a log; say"):
+            Follower(store, source)
+        assert Follower(store, source, start="begin").run(once=True).records == 1
+        before = store.table("ads").get([1])
+        assert Follower(store, source).run(once=True).records == 0
+        store.commit(50)
+        with pytest.raises(MisuseError, match=r"step 50 in .* others have committed it since"):
+            Follower(store, source)
+        np.testing.assert_array_equal(store.table("ads").get([1]), before)
+    with embedrock.open(path, "16MiB", step=7) as store, LogReader(log.directory) as source:
+        assert Follower(store, source).run(once=True).records == 0
+
+
+def test_a_store_without_commits_begins_at_the_beginning(tmp_path: Path, log: LogWriter) -> None:
+    log.put("ads", [1], np.ones((1, 8), np.float32))
+    with embedrock.open(tmp_path / "new", "16MiB") as store, LogReader(log.directory) as source:
+        store.table("ads", 8)
+        assert Follower(store, source).run(once=True).records == 1
+
+
 def test_a_follower_that_was_interrupted_in_a_record_does_not_go_on(
     path: Path, log: LogWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append(log, 1)
     with LogReader(log.directory) as source, reopened(path) as store:
-        follower = Follower(store, source)
+        follower = Follower(store, source, start="begin")
         update = embedrock.Table.update
 
         def interrupted(*arguments: Any, **named: Any) -> Any:
@@ -304,7 +329,7 @@ def test_a_follower_that_was_interrupted_in_a_record_does_not_go_on(
         with pytest.raises(MisuseError, match="interrupted while it read or applied a record"):
             follower.commit()
         with pytest.raises(MisuseError, match="no commit holds"):
-            Follower(store, source)
+            Follower(store, source, start="begin")
         store.commit(99)
 
 
@@ -314,7 +339,7 @@ def test_a_follower_that_was_interrupted_in_a_read_does_not_go_on(
     # It went on behind the records that the source had read and that never arrived.
     append(log, 1)
     with LogReader(log.directory) as source, reopened(path) as store:
-        follower = Follower(store, source)
+        follower = Follower(store, source, start="begin")
         poll = source.poll
 
         def interrupted() -> Any:
@@ -327,7 +352,7 @@ def test_a_follower_that_was_interrupted_in_a_read_does_not_go_on(
         monkeypatch.undo()
         with pytest.raises(MisuseError, match="interrupted while it read or applied a record"):
             follower.run(once=True)
-        assert Follower(store, source).run(once=True).records == 1
+        assert Follower(store, source, start="begin").run(once=True).records == 1
 
 
 def test_a_full_disk_is_followed_on_where_commits_make_room(tmp_path: Path) -> None:
@@ -392,13 +417,24 @@ class Numbers:
 def test_other_sources_are_followed_too(path: Path) -> None:
     assert isinstance(Numbers(), Source)
     with reopened(path) as store:
-        assert Follower(store, Numbers()).run(once=True).records == 10
-        assert Follower(store, Numbers()).run(once=True).records == 0
+        assert Follower(store, Numbers(), start="begin").run(once=True).records == 10
+        assert Follower(store, Numbers(), start="begin").run(once=True).records == 0
         np.testing.assert_array_equal(store.table("ads").get([3]), numbered([3], 8))
 
 
 def command(path: Path, log: Path, *more: str) -> list[str]:
-    return [sys.executable, "-m", "embedrock", "follow", str(path), "--log", str(log), *more]
+    return [
+        sys.executable,
+        "-m",
+        "embedrock",
+        "follow",
+        str(path),
+        "--log",
+        str(log),
+        "--from",
+        "begin",
+        *more,
+    ]
 
 
 def environment() -> dict[str, str]:
@@ -492,6 +528,8 @@ def test_the_command_says_how_far_it_is(
     raw(log, *bad("table"))
     follow = ["follow", str(path), "--log", str(log.directory), "--once", "--memory", "16MiB"]
     assert main(follow) == 2
+    assert 'say where to begin (start="begin" or "end", --from)' in capsys.readouterr().err
+    assert main([*follow, "--from", "begin"]) == 2
     assert "segment-0000000001.log, offset" in capsys.readouterr().err
     assert main([*follow, "--skip-bad"]) == 0
     out, err = capsys.readouterr()

@@ -279,7 +279,7 @@ CALLS: dict[str, tuple[Callable[[World], Any], Callable[[World], Arguments]]] = 
     "follow.LogReader": (lambda w: follow.LogReader, lambda w: {"directory": log_of(w)}),
     "follow.Follower": (
         lambda w: follow.Follower,
-        lambda w: {"store": w.store, "source": follow.LogReader(log_of(w))},
+        lambda w: {"store": w.store, "source": follow.LogReader(log_of(w)), "start": "begin"},
     ),
     "LogWriter.put": (
         lambda w: follow.LogWriter(w.new_path()).put,
@@ -321,7 +321,7 @@ def log_of(world: World) -> Path:
 
 
 def follower(world: World) -> follow.Follower:
-    return follow.Follower(world.store, follow.LogReader(log_of(world)))
+    return follow.Follower(world.store, follow.LogReader(log_of(world)), start="begin")
 
 
 def bag_arguments() -> Arguments:

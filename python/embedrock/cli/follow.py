@@ -50,7 +50,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
             "neither loses nor repeats a record. Ctrl-C commits and exits with status 130. Others "
             "may have the store open read-only meanwhile; they see each commit when they refresh."
         ),
-        epilog="example: embedrock follow ads.store --log ads.log --commit-every 2s",
+        epilog="example: embedrock follow ads.store --log ads.log --from begin",
     )
     command.add_argument("store", type=Path, metavar="STORE", help="the store's directory")
     command.add_argument(
@@ -60,9 +60,8 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "--from",
         dest="start",
         choices=["begin", "end"],
-        default="begin",
-        help="where to begin with a store that has followed nothing yet; others go on at their "
-        "position (begin)",
+        help="where to begin with a store that has followed nothing yet: say it the first time "
+        "alone; others go on at their position",
     )
     command.add_argument(
         "--commit-every",

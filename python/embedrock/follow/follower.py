@@ -71,17 +71,20 @@ class Follower:
     store that was closed, killed or lost power goes on at its last commit, from that commit's
     position. Readers of the store see the commits when they ``refresh``.
 
-    ``start`` is where a store begins that has followed nothing yet: ``"begin"`` or ``"end"`` of the
-    log; it does not count later. A commit is made every ``commit_seconds``, and every
+    ``start`` is where a store begins whose commit has no position: ``"begin"`` or ``"end"`` of the
+    log. Say it the first time alone: without it such a store is refused, for its position may have
+    been lost, and to begin anew would apply gradients twice. A store without commits begins at the
+    beginning. A commit is made every ``commit_seconds``, and every
     ``commit_rows`` rows, where those are not None and something is new; steps are counted on. A
     record that does not fit (an unknown table, another dim, numbers that are not finite, a key out
     of range) is an error that names its place, after a commit of all before it; with ``skip_bad``
     it is left out and counted, and ``on_bad(place, error)`` is called.
 
     Nothing else may commit the store, meanwhile or between two followers: rows would become durable
-    without their position, and a commit without one is begun from anew.
+    without their position.
 
-    Errors: ``MisuseError`` for a store that is ``read_only`` or has changes that no commit holds;
+    Errors: ``MisuseError`` for a store that is ``read_only``, has changes that no commit holds, or
+    has a commit without position where ``start`` is not given;
     ``MismatchError`` when it has followed another log.
 
     >>> with embedrock.follow.LogWriter("ads.log") as log:
@@ -90,7 +93,7 @@ class Follower:
     >>> store.commit(step=1).step
     1
     >>> with embedrock.follow.LogReader("ads.log") as source:
-    ...     followed = embedrock.follow.Follower(store, source).run(once=True)
+    ...     followed = embedrock.follow.Follower(store, source, start="begin").run(once=True)
     >>> followed.records, followed.rows, store.uncommitted
     (2, 3, (0, 0))
     """
@@ -100,18 +103,20 @@ class Follower:
         store: Store,
         source: Source,
         *,
-        start: str = "begin",
+        start: str | None = None,
         commit_seconds: float | None = 5.0,
         commit_rows: int | None = None,
         skip_bad: bool = False,
         on_bad: Callable[[str, Exception], object] | None = None,
     ) -> None:
-        """Goes to the position of the store's commit; commits one that has none at its start."""
+        """Goes to the position of the store's commit; one that has none is committed at its start,
+        durably."""
         self._store = instance("store", store, Store)
         if isinstance(source, type) or not isinstance(source, Source):
             raise MisuseError(f"source is {shown(source)}, expected a follow.LogReader or a Source")
         self._source = source
-        choice("start", start, ("begin", "end"))
+        if start is not None:
+            choice("start", start, ("begin", "end"))
         if commit_seconds is not None and not number("commit_seconds", commit_seconds) >= 0:
             raise MisuseError(f"commit_seconds is {shown(commit_seconds)}, expected 0 or more")
         self._commit_seconds = commit_seconds
@@ -137,10 +142,18 @@ class Follower:
         self._state = dict(store.state()) if store.step is not None else {}
         followed = self._state.pop(STATE, None)
         if followed is None:
-            source.begin() if start == "begin" else source.end()
+            if start is None and store.step is not None:
+                raise MisuseError(
+                    f"the commit of step {store.step} in {store.path} has no position in a log; "
+                    f'say where to begin (start="begin" or "end", --from), if this store has '
+                    f"followed nothing yet; if it has, others have committed it since: open it "
+                    f"at the follower's own commit with step="
+                )
+            source.end() if start == "end" else source.begin()
             self._position: Position = source.position
             self._committed: tuple[Position, int] | None = None
             self.commit()
+            self._settle()
         else:
             self._position, self._bad = _decoded(followed, store)
             source.seek(self._position)
