@@ -75,6 +75,7 @@ class Table:
         spec = info["spec"]
         self._store = store
         self._handle = handle
+        store._tables.add(self)
         self._name: str = spec["name"]
         self._embedding_dim: int = spec["embedding_dim"]
         self._num_embeddings: int | None = spec["num_embeddings"]
