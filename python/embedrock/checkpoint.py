@@ -29,10 +29,10 @@ import numpy as np
 import torch
 
 from embedrock._arguments import instance, shown, whole
+from embedrock._loading import loading_dense_only
 from embedrock._warnings import warn
 from embedrock.commits import Commit, PendingCommit
 from embedrock.errors import MismatchError, MisuseError, UncommittedWarning
-from embedrock.nn.bond import loading_dense_only
 from embedrock.store import Store
 
 __all__ = ["Stateful", "resume", "save"]

@@ -98,6 +98,10 @@ class Table:
             )
         }
 
+    def _moved(self, handle: _core.TableId) -> None:
+        """The store has gone back: its engine has another handle for the table."""
+        self._handle = handle
+
     @property
     def store(self) -> Store:
         """The store that the table belongs to."""

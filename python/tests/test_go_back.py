@@ -242,9 +242,8 @@ def test_it_is_refused_while_a_pipeline_or_a_recording_would_be_of_other_rows(
     model = model_of(store)
     optimizer = embedrock.optim.Adam(model, lr=0.1)
     store.commit(1)
-    for i, batch in enumerate(
-        Pipeline(model, [IDS] * 4, keys_of=lambda b: {"words": b}, overlap=True)
-    ):
+    batches = [{"words": IDS}] * 4
+    for i, batch in enumerate(Pipeline(model, batches, keys_of=dict, overlap=True)):
         model(batch["words"]).sum().backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -127,7 +127,7 @@ CALLS: dict[str, tuple[Callable[[World], Any], Callable[[World], Arguments]]] = 
         lambda w: {"model": w.bag, "loader": [torch.tensor([[1]])]},
     ),
     "Store.table": (lambda w: w.store.table, lambda w: {"name": "new", "embedding_dim": 4}),
-    "Store.go_back": (lambda w: w.store.go_back, lambda w: {"step": 1}),
+    "Store.go_back": (lambda w: w.store.go_back, lambda w: {"step": 0}),
     "Store.get": (lambda w: w.store.get, lambda w: {"batches": w.batches(2)}),
     "Store.lookahead": (
         lambda w: w.store.lookahead,

@@ -25,15 +25,14 @@ place      content
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from embedrock._arguments import shown
+from embedrock._loading import is_dense_only, loading_dense_only
 from embedrock.errors import MismatchError
 from embedrock.store import Store
 from embedrock.table import Table
@@ -48,42 +47,6 @@ _TABLES_FROM = 7
 _SIGN = 1 << 63
 
 
-class _Ignored(threading.local):
-    """Whether this thread loads without a look at rows."""
-
-    depth = 0
-
-
-_ignored = _Ignored()
-
-
-@contextlib.contextmanager
-def loading_dense_only() -> Iterator[None]:
-    """Lets ``load_state_dict`` take a dict that was saved beside other rows.
-
-    Dense parameters alone are loaded, and rows stay as they are. It is for rows that are known to
-    fit: those of a copy of the store, for example. It holds for the calling thread.
-
-    >>> import torch
-    >>> bag = embedrock.nn.EmbeddingBag(None, 4, store=store, name="words")
-    >>> saved = bag.state_dict()
-    >>> bag.table.update([7], np.ones((1, 4), np.float32), lr=0.1)["rows"]
-    1
-    >>> bag.load_state_dict(saved)
-    Traceback (most recent call last):
-    ...
-    embedrock.errors.MismatchError: ...
-    >>> with embedrock.nn.loading_dense_only():
-    ...     bag.load_state_dict(saved)
-    <All keys matched successfully>
-    """
-    _ignored.depth += 1
-    try:
-        yield
-    finally:
-        _ignored.depth -= 1
-
-
 def rows_now(store: Store, tables: Sequence[Table]) -> Tensor:
     """What tells the rows that these tables have now from those of other steps."""
     store._listeners.before()  # steps that a pipeline has made are applied first
@@ -95,7 +58,7 @@ def check(state: Any, store: Store, tables: Sequence[Table], named: str) -> None
 
     Errors: ``MismatchError``.
     """
-    if _ignored.depth:
+    if is_dense_only():
         return
     size = _TABLES_FROM + 2 * len(tables)
     fits = isinstance(state, Tensor) and state.dtype == torch.int64 and state.shape == (size,)

@@ -200,7 +200,7 @@ class Handle:
         self._prefetcher = Prefetcher(self._core, self._path)
         for table in self._tables:
             if (found := handles.get(table.name)) is not None:
-                table._handle = found
+                table._moved(found)
 
     def _opened(self, arguments: dict[str, Any], place: tuple[int, int] | None) -> None:
         """Notes what it was opened with, to write, and where."""
