@@ -24,6 +24,7 @@ fn spec(name: &str, ids: Option<u64>) -> TableSpec {
         dtype: Dtype::Float32,
         rounding: RoundingMode::default(),
         storage: StorageKind::Log,
+        capacity: None,
         optimizer: OptimizerSpec {
             kind: OptimizerKind::Sgd,
             bias_correction: Default::default(),

@@ -1,5 +1,6 @@
 //! What verbs do: get and put, update, and how a batch visits rows in DRAM and on storage.
 
+pub(in crate::store) mod direct;
 pub(in crate::store) mod get_put;
 pub(in crate::store) mod misses;
 pub(in crate::store) mod rows;
