@@ -168,10 +168,10 @@ def test_numbers_of_a_load_are_told_and_add_up(store: Path) -> None:
             user = remote["user"]
 
             def load() -> None:
-                random = np.random.default_rng(7)
+                random, gradients = np.random.default_rng(7), np.ones((20, 64), np.float32)
                 while not ends.is_set():
                     user.get(random.integers(0, 60_000, 500))
-                    user.update(random.integers(0, 60_000, 20), np.ones((20, 64)), lr=0.1)
+                    user.update(random.integers(0, 60_000, 20), gradients, lr=0.1)
 
             thread = threading.Thread(target=load)
             thread.start()
