@@ -585,7 +585,7 @@ fn monitors_read_metrics_and_health() {
     }
     assert_eq!(metrics.matches("# EOF").count(), 1);
     assert!(ask("GET /healthz").ends_with("\r\n\r\nok\n"));
-    assert!(ask("GET /").starts_with("HTTP/1.1 404"));
+    assert!(ask("GET /other").starts_with("HTTP/1.1 404"));
     assert!(ask("POST /metrics").starts_with("HTTP/1.1 405"));
     server.stop().unwrap();
 }

@@ -26,7 +26,7 @@ mod window;
 pub use commit::PendingCommit;
 pub use engine::MemoryUse;
 pub use files::place::check_place;
-pub use stats::{ClassStats, CommitStats, DeviceStats, RowReads, Stats, UpkeepStats};
+pub use stats::{ClassStats, CommitStats, DeviceStats, RowReads, Stats, UpkeepStats, WrittenBytes};
 pub use sweeps::check::{CheckReport, Problem, check};
 pub use sweeps::copy::{CopyReport, CopyTo, copy, copy_to};
 pub use sweeps::freeze::{
