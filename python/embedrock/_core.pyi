@@ -246,7 +246,7 @@ class Store:
         """Whether the commit at hand is held, so that no writer drops it."""
 
     def promote(self, /, table: TableId, keys: _Keys) -> int:
-        """Brings hot rows to where they are read soonest; returns how many are there."""
+        """Brings hot rows to where they are read soonest; returns how many came."""
 
     def delete(self, /, table: TableId, keys: _Keys) -> int:
         """Deletes keys; returns how many had a row."""

@@ -396,13 +396,14 @@ class Table:
         return out.reshape(found.shape)
 
     def promote(self, keys: ArrayLike) -> int:
-        """Brings rows that are asked for often to where they are read soonest.
+        """Brings rows that are asked for often to where they are read soonest, the first ones
+        first, which should be the hottest. Results never change.
 
-        With storage ``"pmem"`` their keys move to the bucket in which look-ups begin, and others
-        out of their way; returned is how many of them are there now. While rows of the table are
-        iterated over nothing moves, and it is none. A thread moves all displaced keys home in time,
-        so this is for keys that are hot now. With other storages the keys are announced as by
-        :meth:`lookahead`, and their number is returned. Results never change.
+        Stored rows come into memory, into half of it at most; returned is how many came. With
+        storage ``"pmem"`` their keys move to the bucket in which look-ups begin, and others out of
+        their way; returned is how many of them are there now. While rows of the table are iterated
+        over nothing moves, and it is none. A thread moves all displaced keys home in time, so this
+        is for keys that are hot now.
 
         Errors: ``KeyRangeError``; ``MisuseError`` for a table with storage ``"pmem"`` of a store
         that was opened ``read_only``.
@@ -410,8 +411,8 @@ class Table:
         Source: hotness-aware placement of PetPS (3.2).
 
         >>> table.put([7, 8], np.ones((2, 4), np.float32))
-        >>> table.promote([7, 8])
-        2
+        >>> table.promote([7, 8])  # they are in memory already
+        0
         """
         found = as_keys(keys)
         with KeysNamed((self, found)):

@@ -75,7 +75,7 @@ impl HotSets {
 /// Makes rows fast until the server stops.
 pub(crate) fn run(shared: &Arc<Shared>) {
     while let Some((table, keys)) = shared.hot.take() {
-        match shared.store.make_resident(table, &keys) {
+        match shared.store.promote(table, &keys) {
             Ok(rows) => drop(shared.metrics.rows_promoted.inc_by(rows)),
             // The store has moved to a commit with other tables.
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::KeyRange) => {}

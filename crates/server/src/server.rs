@@ -104,7 +104,7 @@ impl Server {
             hot::run(&hot_shared);
             Ok(())
         })?;
-        let watch = http.map(|monitors| {
+        let watch = http.map(|monitors| -> Result<_> {
             let (http_shared, status_shared) = (shared.clone(), shared.clone());
             let http = spawn("serve-http", move || looped(monitors.run(&http_shared)))?;
             let status = spawn("serve-status", move || {

@@ -41,11 +41,11 @@ fn hot_rows_are_read_once_and_count_as_no_use() {
             let hot: Vec<u64> = (0..100).map(|i| (i * 14) % ROWS).collect();
             let capacity = store.stats().unwrap().classes[0].cache_capacity;
             assert!(capacity > 300, "{capacity} rows would not hold them");
-            assert_eq!(store.make_resident(table, &hot).unwrap(), 100);
+            assert_eq!(store.promote(table, &hot).unwrap(), 100);
             let before = store.stats().unwrap();
             assert_eq!((before.hits, before.misses, before.rescued), (0, 0, 0));
             assert_eq!(before.rows_loaded, 100);
-            assert_eq!(store.make_resident(table, &hot).unwrap(), 0, "they are there");
+            assert_eq!(store.promote(table, &hot).unwrap(), 0, "they are there");
 
             let values = get(&store, table, &hot);
             let expected: Vec<f32> = hot.iter().flat_map(|key| [*key as f32; DIM]).collect();
@@ -64,7 +64,7 @@ fn no_more_comes_than_half_of_what_the_cache_holds() {
         let all: Vec<u64> = (0..ROWS).step_by(2).collect();
         let capacity = store.stats().unwrap().classes[0].cache_capacity;
         assert!(capacity / 2 < WRITTEN, "{capacity} rows are more than there are");
-        let came = store.make_resident(table, &all).unwrap();
+        let came = store.promote(table, &all).unwrap();
         assert_eq!(came, capacity / 2);
         // The first ones, which are the hottest, are there. A few sets have had too many.
         let first: Vec<u64> = (0..200).step_by(2).collect();
@@ -77,10 +77,10 @@ fn no_more_comes_than_half_of_what_the_cache_holds() {
 fn what_nobody_has_written_stays_away_and_a_wrong_key_is_refused() {
     each_kind(|| {
         let (store, table) = cold(&SimMedium::new(3), Some(ROWS));
-        assert_eq!(store.make_resident(table, &[1, 3, 5, 4]).unwrap(), 1);
+        assert_eq!(store.promote(table, &[1, 3, 5, 4]).unwrap(), 1);
         assert_eq!(store.stats().unwrap().classes[0].resident_rows, 1);
-        assert_eq!(store.make_resident(table, &[]).unwrap(), 0);
-        let error = store.make_resident(table, &[2, ROWS]).unwrap_err();
+        assert_eq!(store.promote(table, &[]).unwrap(), 0);
+        let error = store.promote(table, &[2, ROWS]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::KeyRange);
         assert_eq!(store.stats().unwrap().classes[0].resident_rows, 1, "nothing else was read");
     });
@@ -95,7 +95,7 @@ fn dirty_rows_that_make_room_for_hot_ones_are_not_lost() {
         for (keys, values) in all.chunks(100).zip(values.chunks(100 * DIM)) {
             let (state, reset_state, non_finite) = (None, false, NonFinite::Refuse);
             store.put(&[PutBatch { table, keys, values, state, reset_state, non_finite }]).unwrap();
-            store.make_resident(table, &all).unwrap();
+            store.promote(table, &all).unwrap();
         }
         assert_eq!(get(&store, table, &all), values);
         store.commit(2, "", &[]).unwrap();

@@ -1,8 +1,10 @@
 //! Hot rows made fast: those that callers have seen asked for most.
 
 use crate::config::TableId;
+use crate::distinct::Distinct;
 use crate::error::Result;
 use crate::store::Store;
+use crate::store::verbs::direct::region_of;
 use crate::store::verbs::get_put::check_keys;
 use crate::store::verbs::rows::{Effect, Keys, RowOp, RowView};
 
@@ -10,16 +12,28 @@ use crate::store::verbs::rows::{Effect, Keys, RowOp, RowView};
 const PORTION: usize = 1024;
 
 impl Store {
-    /// Brings the stored rows of these keys into memory, the first ones first, which should be the
-    /// hottest. They change no result, and count as no hits, misses or uses. At most half of what
-    /// the cache holds is taken: what is hot beyond that stays where it is. Returns how many rows
-    /// came; those that were there already, and those that nobody has written, are not among them.
+    /// Brings hot rows to where they are read soonest, the first ones first, which should be the
+    /// hottest. It changes no result, and counts as no hits, misses or uses.
     ///
-    /// *Errors*: as `get`. *Blocking*: until they are there; verbs of other threads go on
-    /// meanwhile. *Source*: the hot sets of PetPS.
-    pub fn make_resident(&self, table: TableId, keys: &[u64]) -> Result<u64> {
+    /// Stored rows come into memory, into half of what the cache holds at most: what is hot beyond
+    /// that stays where it is. Returns how many came; those that were there already, and those that
+    /// nobody has written, are not among them. Of a table on persistent memory keys move to the
+    /// bucket in which look-ups begin, others out of their way, durably; returned is how many are
+    /// there now, none while a scan is under way.
+    ///
+    /// *Errors*: as `get`, and of a table on persistent memory as `put`. *Blocking*: until they
+    /// are there; verbs of other threads go on meanwhile. *Source*: the hot sets of PetPS.
+    pub fn promote(&self, table: TableId, keys: &[u64]) -> Result<u64> {
         self.inner.check_call()?;
-        check_keys(self.inner.table_of(&*self.inner.planned_engine()?, table)?, keys)?;
+        {
+            let engine = self.inner.planned_engine()?;
+            let found = self.inner.table_of(&engine, table)?;
+            check_keys(found, keys)?;
+            if found.record.spec.storage.is_direct() {
+                self.inner.check_writable()?;
+                return region_of(found)?.promote(Distinct::new().run(keys).0);
+            }
+        }
         let (mut came, mut left, mut room) = (0, keys, usize::MAX);
         while !left.is_empty() && room > 0 {
             let engine = self.inner.planned_engine()?;
