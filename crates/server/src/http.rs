@@ -43,7 +43,7 @@ fn serve(shared: &Arc<Shared>, mut stream: TcpStream) -> io::Result<()> {
     let path = target.split(|byte| *byte == b'?').next().unwrap_or_default();
     let (status, kind, body) = match (method, path) {
         (b"GET" | b"HEAD", b"/healthz") => match sickness(shared) {
-            None => ("200 OK", TEXT, "ok\n".to_owned()),
+            None => ("200 OK", TEXT, format!("ok\n{}\n", place(shared))),
             Some(why) => ("503 Service Unavailable", TEXT, format!("{why}\n")),
         },
         (b"GET" | b"HEAD", b"/metrics") => match shared.metrics.encode(shared) {
@@ -89,6 +89,17 @@ fn within(
         }
     }
     Err(ErrorKind::TimedOut.into())
+}
+
+/// Which commit is served, and which will be.
+fn place(shared: &Shared) -> String {
+    let step = shared.store.last_commit().map_or("none".to_owned(), |c| c.step.to_string());
+    let then = match (shared.is_writable(), shared.is_pinned.load(Ordering::Relaxed)) {
+        (true, _) => "writes",
+        (_, true) => "pinned",
+        _ => "follows",
+    };
+    format!("commit step {step}, {then}")
 }
 
 /// What keeps the server from doing all that it should.

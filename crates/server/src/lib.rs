@@ -13,6 +13,7 @@ mod http;
 mod metrics;
 mod options;
 mod output;
+mod pace;
 mod pulls;
 mod refusal;
 mod resp;

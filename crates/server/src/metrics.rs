@@ -82,7 +82,7 @@ impl Metrics {
             rows_put: counter("rows_put", "Rows that were put"),
             rows_updated: counter("rows_updated", "Rows that were updated with gradients"),
             commits: counter("commits", "Commits that this server made"),
-            refreshes: counter("refreshes", "Moves to a newer commit"),
+            refreshes: counter("refreshes", "Moves to another commit"),
             failed_tasks: counter("timer_failures", "Commits and refreshes on a timer that failed"),
             registry,
         }

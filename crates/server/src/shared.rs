@@ -22,8 +22,8 @@ pub(crate) struct Shared {
     /// Where it listens.
     pub(crate) address: SocketAddr,
     pub(crate) catalog: Catalog,
-    /// Shared by turns of loops, which look tables up and read rows; alone while the store moves to
-    /// another commit. Taken before all locks of the store.
+    /// Shared by turns of loops, which look tables up and read rows; alone for the moment in which
+    /// the store moves to another commit. Taken before the locks of the store that verbs take.
     pub(crate) moves: RwLock<()>,
     pub(crate) metrics: Metrics,
     /// Connections that are open.
@@ -33,6 +33,8 @@ pub(crate) struct Shared {
     pub(crate) begun: Instant,
     /// Why the last commit or refresh failed, until one succeeds. A leaf.
     pub(crate) timer_failure: Mutex<Option<String>>,
+    /// Whether a server that reads stays at its commit, instead of following the newest.
+    pub(crate) is_pinned: AtomicBool,
     /// Guards the sender alone, for as long as a job takes to be handed over.
     pub(crate) jobs: Mutex<Option<SyncSender<Job>>>,
 }

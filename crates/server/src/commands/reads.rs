@@ -5,7 +5,6 @@ use super::{Call, Outcome, find_table};
 use crate::catalog::Table;
 use crate::pulls::{Asking, Form, HEADER_BYTES};
 use crate::refusal::Refusal;
-use crate::timer::Task;
 
 /// Bytes around a row in an array of rows.
 const AROUND_ROW: usize = 16;
@@ -144,15 +143,4 @@ pub(super) fn lookahead(call: &mut Call<'_>) -> Outcome {
     call.shared.store.lookahead(table.id, keys)?;
     call.session.has_announced = true;
     call.done()
-}
-
-/// `EMB.REFRESH`
-pub(super) fn refresh(call: &mut Call<'_>) -> Outcome {
-    if call.shared.is_writable() {
-        return Err(Refusal::new(
-            "this server writes to its store, and is at its newest state always: only one that \
-             reads is refreshed",
-        ));
-    }
-    call.begin_job(Task::Refresh)
 }
