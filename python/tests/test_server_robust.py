@@ -150,7 +150,8 @@ def test_a_server_is_switched_from_python_and_started_at_a_step(filled: Path) ->
 def test_a_growing_table_without_a_size_is_told_to_give_memory_in_bytes(tmp_path: Path) -> None:
     path = tmp_path / "growing.store"
     with embedrock.open(path, "16MiB") as store:
-        store.table("key", DIM, optimizer="sgd", initializer=0.5).put([1], np.ones((1, DIM)))
+        table = store.table("key", DIM, optimizer="sgd", initializer=0.5)
+        table.put([1], np.ones((1, DIM), np.float32))
         store.commit(1)
     with pytest.raises(AssertionError, match=r"give --memory in bytes, such as 2GiB"):
         start(path, "--memory", "10%")
