@@ -98,11 +98,7 @@ impl Store {
     /// there was one.
     ///
     /// *Errors*: `NotFound` with the steps that there are, where no commit of this one is kept.
-    pub fn refresh_to(
-        &self,
-        step: Option<u64>,
-        around: &mut dyn FnMut(&mut dyn FnMut() -> Result<()>) -> Result<()>,
-    ) -> Result<Option<CommitInfo>> {
+    pub fn refresh_to(&self, step: Option<u64>, around: Around<'_>) -> Result<Option<CommitInfo>> {
         let inner = &*self.inner;
         inner.check_call()?;
         if !inner.options.read_only {
