@@ -15,6 +15,7 @@ mod latency;
 mod metrics;
 mod options;
 mod output;
+mod pace;
 mod pulls;
 mod refusal;
 mod resp;

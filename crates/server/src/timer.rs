@@ -6,6 +6,7 @@ use crate::worker::{Mail, Post};
 use embedrock_core::{CommitInfo, Error, ErrorKind, Result};
 use serde::Serialize;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -19,8 +20,10 @@ pub(crate) const STEP_MOST: u64 = i64::MAX as u64;
 pub(crate) enum Task {
     /// Commit, as this step or the next.
     Commit(Option<u64>),
-    /// Move to the newest commit.
+    /// Move to the newest commit, and follow it from now on.
     Refresh,
+    /// Move to the last commit of a step, and stay there.
+    Switch(u64),
 }
 
 /// A task of a client.
@@ -78,7 +81,8 @@ pub(crate) fn run(shared: &Arc<Shared>, jobs: &Receiver<Job>, posts: &[Post]) ->
 fn on_timer(shared: &Arc<Shared>, is_due: bool) {
     let has_failed = shared.timer_failure.lock().is_some();
     let has_changes = shared.store.uncommitted().batches > 0;
-    if !is_due || (shared.is_writable() && !has_changes && !has_failed) {
+    let is_pinned = shared.is_pinned.load(Ordering::Relaxed);
+    if !is_due || is_pinned || (shared.is_writable() && !has_changes && !has_failed) {
         return;
     }
     let task = if shared.is_writable() { Task::Commit(None) } else { Task::Refresh };
@@ -93,10 +97,16 @@ fn run_task(shared: &Arc<Shared>, task: Task) -> Result<Option<CommitInfo>> {
     let begin = Instant::now();
     let (what, done) = match task {
         Task::Commit(step) => ("commit", commit(shared, step).map(Some)),
-        Task::Refresh => ("refresh", refresh(shared)),
+        Task::Refresh => {
+            shared.is_pinned.store(false, Ordering::Relaxed);
+            ("refresh", move_to(shared, None))
+        }
+        Task::Switch(step) => ("switch", switch(shared, step)),
     };
     match &done {
         Err(error) if error.kind() == ErrorKind::Misuse => {}
+        // A server that follows the newest commit does that still.
+        Err(_) if matches!(task, Task::Switch(_)) => {}
         done => {
             let failure = done.as_ref().err().map(|error| format!("{what}: {error}"));
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -117,9 +127,6 @@ fn run_task(shared: &Arc<Shared>, task: Task) -> Result<Option<CommitInfo>> {
 /// put there: it finds them again.
 fn commit(shared: &Shared, step: Option<u64>) -> Result<CommitInfo> {
     let last = shared.store.last_commit();
-    let state = shared.store.state()?;
-    let named: Vec<(&str, &[u8])> =
-        state.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice())).collect();
     let before = last.as_ref().map_or(0, |commit| commit.step);
     let step = step.unwrap_or(before.saturating_add(1).min(STEP_MOST.max(before)));
     if step < before {
@@ -130,17 +137,28 @@ fn commit(shared: &Shared, step: Option<u64>) -> Result<CommitInfo> {
         return Err(Error::new(ErrorKind::Misuse, message));
     }
     let meta = last.map(|commit| commit.meta).unwrap_or_default();
-    let made = shared.store.commit(step, &meta, &named)?;
+    let made = shared.store.commit_with_last_state(step, &meta)?;
     shared.metrics.commits.inc();
     Ok(made)
 }
 
-/// Moves to the newest commit between two turns, and looks which tables there are then.
-fn refresh(shared: &Shared) -> Result<Option<CommitInfo>> {
-    let _alone = shared.moves.write();
-    let moved = shared.store.refresh()?;
-    if moved.is_some() {
+/// Moves to the last commit of a step, and stays there until somebody asks for a refresh.
+fn switch(shared: &Shared, step: u64) -> Result<Option<CommitInfo>> {
+    let moved = move_to(shared, Some(step))?;
+    shared.is_pinned.store(true, Ordering::Relaxed);
+    Ok(moved.or_else(|| shared.store.last_commit()))
+}
+
+/// Moves to the newest commit, or to that of a step. Turns go on until it is ready, and wait for
+/// the move and for a look at which tables there are then.
+fn move_to(shared: &Shared, step: Option<u64>) -> Result<Option<CommitInfo>> {
+    let moved = shared.store.refresh_to(step, &mut |go| {
+        let _alone = shared.moves.write();
+        go()?;
         shared.catalog.update(&shared.store);
+        Ok(())
+    })?;
+    if moved.is_some() {
         shared.metrics.refreshes.inc();
     }
     Ok(moved)

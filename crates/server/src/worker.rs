@@ -276,7 +276,7 @@ impl Worker {
         let shared = &*self.shared;
         let most_waiting = shared.options.max_reply_bytes;
         let tables = shared.catalog.tables();
-        let (mut bytes, mut is_again) = (0, false);
+        let (mut bytes, mut is_again, mut has_taken) = (0, false, false);
         loop {
             let Connection { session, decoder, input, .. } = connection;
             let mut is_whole = true;
@@ -314,6 +314,7 @@ impl Worker {
                     self.taken += 1;
                 }
                 input.consume(length);
+                has_taken = true;
             }
             connection.is_held_up = is_whole;
             if is_whole || !connection.is_readable || self.ends.is_some() {
@@ -334,6 +335,7 @@ impl Worker {
                 }
             }
         }
+        connection.note_arrived(bytes, has_taken);
         connection.input.release(&mut self.buffers);
         if connection.input.is_empty() && connection.decoder.memory_bytes() > 64 << 10 {
             connection.decoder.shrink();
@@ -411,7 +413,7 @@ impl Worker {
         self.last_sweep = Instant::now();
         let (idle, stall) = (self.shared.options.idle, self.shared.options.stall);
         for number in 0..self.connections.len() {
-            let Some(connection) = &self.connections[number] else { continue };
+            let Some(connection) = &mut self.connections[number] else { continue };
             let silent = connection.last_active.elapsed();
             let is_idle = !connection.session.has_job && idle.is_some_and(|idle| silent >= idle);
             if is_idle || connection.is_stalled(stall) {

@@ -168,9 +168,21 @@ class RemoteStore:
         return int(_pairs(self._call(b"EMB.COMMIT", *words, repeats=False))["step"])
 
     def refresh(self) -> int | None:
-        """Has a server that reads move to the newest commit; its step, or None if it was there."""
+        """Has a server that reads move to the newest commit; its step, or None if it was there.
+
+        It follows the newest from then on, also where :meth:`switch` had it stay at another.
+        """
         found = self._call(b"EMB.REFRESH", repeats=True)
         return None if found is None else int(_pairs(found)["step"])
+
+    def switch(self, step: int) -> int:
+        """Has a server that reads move to the last commit of ``step``, back or forth; its step.
+
+        It stays there for all clients until :meth:`refresh` has it follow the newest again. Errors:
+        ``NotFoundError`` with the steps that are kept; ``MisuseError`` of a server that writes.
+        """
+        found = self._call(b"EMB.SWITCH", b"%d" % whole("step", step, 0), repeats=True)
+        return int(_pairs(found)["step"])
 
     def close(self) -> None:
         """Closes the connections. Later calls raise ``ClosedError``."""

@@ -430,11 +430,11 @@ class Store(Handle):
 
         Errors: ``MisuseError`` for a store that is open to write, which always is at its newest
         commit; ``BudgetError`` naming the memory that works, where the index has outgrown it; as
-        ``open`` otherwise. The store stays where it was then, with all its rows; it is closed, and
-        the message says so, only where not even its own commit can be recovered.
+        ``open`` otherwise. The store stays where it was then, with all its rows.
 
         Blocking: reads what the writer has put down since; the time follows how much changed. Verbs
-        of other threads wait meanwhile.
+        of other threads go on at the old commit meanwhile, and wait only for the moment of the
+        move. Until it returns there is a second index in memory, beside the budget.
 
         >>> store.commit(step=1).step
         1

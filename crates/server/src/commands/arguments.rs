@@ -3,6 +3,7 @@
 use super::{find_table, shown};
 use crate::catalog::{Table, Tables};
 use crate::refusal::Refusal;
+use crate::timer::STEP_MOST;
 use embedrock_core::NonFinite;
 use std::str::FromStr;
 
@@ -102,6 +103,14 @@ pub(super) fn check_count(keys: usize, most: usize) -> Result<(), Refusal> {
 pub(super) fn number<T: FromStr>(option: &str, text: &[u8]) -> Result<T, Refusal> {
     let parsed = std::str::from_utf8(text).ok().and_then(|text| text.parse().ok());
     parsed.ok_or_else(|| Refusal::new(format!("{option} is '{}', expected a number", shown(text))))
+}
+
+/// The step of a commit: replies tell it as a signed number of 64 bits.
+pub(super) fn step(text: &[u8]) -> Result<u64, Refusal> {
+    let parsed = std::str::from_utf8(text).ok().and_then(|text| text.parse().ok());
+    parsed.filter(|step| *step <= STEP_MOST).ok_or_else(|| {
+        Refusal::new(format!("step is '{}', expected a whole number, 0 to 2^63 - 1", shown(text)))
+    })
 }
 
 /// What to do with rows that are not finite.

@@ -3,6 +3,7 @@
 mod arguments;
 mod connection;
 mod info;
+mod moves;
 mod reads;
 mod writes;
 
@@ -57,7 +58,8 @@ commands! {
     "EMB.HOT", 3, READ, NO_KEYS, reads::hot;
     "EMB.TABLES", 1, PLAIN, NO_KEYS, info::tables;
     "EMB.COMMIT", -1, ADMIN, NO_KEYS, writes::commit;
-    "EMB.REFRESH", 1, ADMIN, NO_KEYS, reads::refresh;
+    "EMB.REFRESH", 1, ADMIN, NO_KEYS, moves::refresh;
+    "EMB.SWITCH", 2, ADMIN, NO_KEYS, moves::switch;
     "PING", -1, PLAIN, NO_KEYS, connection::ping;
     "ECHO", 2, PLAIN, NO_KEYS, connection::echo;
     "HELLO", -1, OPEN, NO_KEYS, connection::hello;
