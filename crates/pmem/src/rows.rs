@@ -136,6 +136,13 @@ impl<M: Medium> Rows<M> {
             return Err(Error::misuse(format!("{keys} keys, and room to say of {found} keys")));
         }
         let _reading = self.readings.begin();
+        let slots = self.look_up(keys)?;
+        found.iter_mut().zip(&slots).for_each(|(found, slot)| *found = *slot != ABSENT);
+        self.read_each(keys, &slots, |at, read| read(&mut rows[at * row_bytes..][..row_bytes]))
+    }
+
+    /// The slots of keys. Where rows may not be in memory, they are on their way.
+    pub(crate) fn look_up(&self, keys: &[u64]) -> Result<Vec<u64>> {
         let mut slots = vec![ABSENT; keys.len()];
         self.index.get_batch(keys, Prefetch::Staged, &mut slots)?;
         if self.durability() == Durability::Sync {
@@ -143,15 +150,25 @@ impl<M: Medium> Rows<M> {
                 self.region.medium.expect(word..word + self.region.geometry.row_words());
             }
         }
+        Ok(slots)
+    }
+
+    /// Has the rows in slots read one after the other, and verified: `each` is told the position,
+    /// and what copies the row to where it is told. Returns how many there are.
+    pub(crate) fn read_each(
+        &self,
+        keys: &[u64],
+        slots: &[u64],
+        mut each: impl FnMut(usize, &dyn Fn(&mut [u8]) -> Result<()>) -> Result<()>,
+    ) -> Result<usize> {
         let mut count = 0;
-        for (at, (row, found)) in rows.chunks_exact_mut(row_bytes).zip(found).enumerate() {
+        for (at, (key, slot)) in keys.iter().zip(slots).enumerate() {
             if let Some(first) = slots.get(at + ROWS_AHEAD).and_then(|slot| self.row_at(*slot)) {
                 let last = first + self.region.geometry.row_words();
                 (first..last).step_by(LINE_WORDS).for_each(|w| self.region.medium.prefetch(w));
             }
-            *found = slots[at] != ABSENT;
-            if *found {
-                self.read(keys[at], slots[at], row)?;
+            if *slot != ABSENT {
+                each(at, &|row| self.read(*key, *slot, row))?;
                 count += 1;
             }
         }
