@@ -1,9 +1,11 @@
 //! A connection: bytes in, requests, replies, bytes out.
 
+use crate::gather::{Chunk, Gatherer};
 use crate::resp::Decoder;
 use crate::session::Session;
 use crate::stream::Stream;
 use std::io::{self, ErrorKind};
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 /// A read buffer begins with so many bytes, and grows with what has come.
@@ -37,6 +39,8 @@ pub(crate) struct Connection {
     pub(crate) last_active: Instant,
     /// Since when replies wait of which the client has taken nothing.
     untaken_since: Option<Instant>,
+    /// Sends that the kernel is not done with.
+    in_flight: usize,
 }
 
 impl Connection {
@@ -56,6 +60,7 @@ impl Connection {
             is_due: false,
             last_active: Instant::now(),
             untaken_since: None,
+            in_flight: 0,
         }
     }
 
@@ -90,19 +95,36 @@ impl Connection {
         }
     }
 
-    /// Writes what the socket takes. Memory of rows that are gone goes to `free`. Returns how many
-    /// bytes.
-    pub(crate) fn write(&mut self, mut free: impl FnMut(Vec<f32>)) -> io::Result<usize> {
+    /// Writes what the socket takes, as the thread's connection of this number. Memory of rows that
+    /// are gone goes to `free`. Returns how many bytes.
+    pub(crate) fn write(
+        &mut self,
+        number: usize,
+        gatherer: &mut Gatherer,
+        mut free: impl FnMut(Vec<f32>),
+    ) -> io::Result<usize> {
         let before = self.session.output.queued();
         let mut has_taken = false;
         while self.is_writable && !self.session.output.is_empty() {
             let Self { session, stream, .. } = self;
-            match session.output.send(|slices| stream.write(slices), &mut free) {
+            let output = &mut session.output;
+            let sent = match stream {
+                Stream::Tls(tls) => output.send(|slices| tls.write(slices), &mut free),
+                Stream::Plain(socket) => {
+                    let who = (number, session.id);
+                    let (sent, is_under_way) = gatherer.send(socket.as_fd(), who, output);
+                    self.in_flight += usize::from(is_under_way);
+                    sent.map(|count| output.take(count, &mut free))
+                }
+            };
+            match sent {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => self.is_writable = false,
                 Err(error) => return Err(error),
                 Ok(()) => has_taken = true,
             }
         }
+        // Rows are lent for a call of the kernel, not for as long as the client likes.
+        self.session.output.copy_views();
         if self.is_writable && !self.stream.flush()? {
             self.is_writable = false;
         }
@@ -110,10 +132,30 @@ impl Connection {
         if has_taken {
             self.last_active = now;
         }
-        let is_out = self.session.output.is_empty() && self.is_writable;
+        let is_out = self.is_out();
         let since = if has_taken { None } else { self.untaken_since };
         self.untaken_since = (!is_out).then(|| since.unwrap_or(now));
         Ok(before - self.session.output.queued())
+    }
+
+    /// The kernel is done with a send, and nobody else has these chunks of it.
+    pub(crate) fn end_send(&mut self, chunks: Vec<Chunk>, mut free: impl FnMut(Vec<f32>)) {
+        self.in_flight -= 1;
+        for chunk in chunks {
+            self.session.output.end_lent(chunk, &mut free);
+        }
+        self.last_active = Instant::now();
+        self.untaken_since = (!self.is_out()).then_some(self.last_active);
+    }
+
+    /// Whether the kernel still has memory of replies.
+    pub(crate) fn has_lent(&self) -> bool {
+        self.in_flight > 0
+    }
+
+    /// Whether all replies are out, and their memory is back.
+    fn is_out(&self) -> bool {
+        self.session.output.is_empty() && self.is_writable && self.in_flight == 0
     }
 
     /// Whether nothing is left to do for it.
@@ -121,8 +163,7 @@ impl Connection {
         let is_last = self.session.is_ending
             || (self.is_at_end && !self.is_held_up)
             || (is_stopping && !self.is_held_up);
-        let is_out = self.session.output.is_empty() && self.is_writable;
-        is_last && !self.session.has_job && is_out
+        is_last && !self.session.has_job && self.is_out()
     }
 
     /// Whether the other side was waited for too long: half a request came and no more, replies are

@@ -9,6 +9,7 @@ mod acceptor;
 mod catalog;
 mod commands;
 mod connection;
+pub mod gather;
 mod http;
 mod metrics;
 mod options;

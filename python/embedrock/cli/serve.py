@@ -86,6 +86,12 @@ def add(commands: Any) -> argparse.ArgumentParser:
         metavar="S",
         help="seconds between looks for a trainer's commit; 0: only on demand (5)",
     )
+    command.add_argument(
+        "--gather",
+        choices=("auto", "copy", "vectored", "zerocopy"),
+        default="auto",
+        help="how rows get into sockets; auto measures it at the start (auto)",
+    )
     limits = command.add_argument_group("limits")
     limits.add_argument(
         "--max-connections", type=output.positive, default=10_000, metavar="N", help="(10000)"
@@ -166,6 +172,7 @@ def run(arguments: argparse.Namespace) -> int:
                 stall=arguments.stall,
                 commit_every=arguments.commit_every,
                 refresh_every=arguments.refresh_every,
+                gather=arguments.gather,
             )
             try:
                 _tell(arguments, server)
@@ -242,6 +249,7 @@ def _tell(arguments: argparse.Namespace, server: Any) -> None:
     metrics = server.metrics_address()
     if metrics is not None:
         print(f"metrics at http://{metrics}/metrics", flush=True)
+    _say(f"embedrock: gather {arguments.gather}: {server.gather()}")
 
 
 def _password(path: Path | None) -> str | None:
