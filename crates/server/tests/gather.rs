@@ -18,7 +18,7 @@ const IDS: u64 = 2000;
 const MODES: [Mode; 3] = [Mode::Copy, Mode::Vectored, Mode::ZeroCopy];
 
 fn row(key: u64) -> Vec<f32> {
-    match key % 2 == 0 {
+    match key.is_multiple_of(2) {
         true => (0..DIM as u64).map(|i| (key * 1000 + i) as f32).collect(),
         false => vec![0.5; DIM],
     }

@@ -132,8 +132,9 @@ impl Piece<'_> {
             Self::Bytes(bytes) => to.extend(bytes),
             Self::Words(words, skip, bytes) => {
                 let end = skip + bytes;
-                for at in skip / WORD_BYTES..end.div_ceil(WORD_BYTES) {
-                    let (word, begin) = (words[at].load(Ordering::Relaxed), at * WORD_BYTES);
+                let places = skip / WORD_BYTES..end.div_ceil(WORD_BYTES);
+                for (word, at) in words[places.clone()].iter().zip(places) {
+                    let (word, begin) = (word.load(Ordering::Relaxed), at * WORD_BYTES);
                     let part = skip.max(begin) - begin..end.min(begin + WORD_BYTES) - begin;
                     to.extend(&word.to_le_bytes()[part]);
                 }

@@ -23,6 +23,9 @@ const STALL: Duration = Duration::from_secs(10);
 /// Memory of the rows that a server measures with.
 const POOL_BYTES: usize = 8 << 20;
 
+/// Is told keys and the bytes of their rows.
+pub type Check<'a> = dyn Fn(&[u64], &[u8]) + Sync + 'a;
+
 /// What is to be measured.
 pub struct Pull<'a> {
     /// Where the rows are.
@@ -35,8 +38,8 @@ pub struct Pull<'a> {
     pub has_views: bool,
     /// About how long it may take.
     pub patience: Duration,
-    /// Is told keys and their rows as they have arrived, which takes time.
-    pub check: Option<&'a (dyn Fn(&[u64], &[u8]) + Sync)>,
+    /// Compares what has arrived, which takes time.
+    pub check: Option<&'a Check<'a>>,
 }
 
 /// What a pull costs, medians.
@@ -145,7 +148,7 @@ impl Reply {
 fn ask(
     mut far: TcpStream,
     batches: &[Vec<u64>],
-    check: Option<&(dyn Fn(&[u64], &[u8]) + Sync)>,
+    check: Option<&Check<'_>>,
     [head, rows, end]: [usize; 3],
 ) -> io::Result<()> {
     let mut reply = vec![0; head + rows + end];

@@ -19,7 +19,7 @@ mod plan;
 
 pub(crate) use chunk::{Chunk, Views};
 pub(crate) use kernel::{Message, Piece, ZeroCopy};
-pub use measure::{Cost, Costs, Pull, measure};
+pub use measure::{Check, Cost, Costs, Pull, measure};
 pub(crate) use plan::Plan;
 pub use plan::{Gather, Mode};
 
