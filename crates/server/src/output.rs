@@ -2,7 +2,7 @@
 //!
 //! Rows stay where the engine has put them, or where they lie in its memory: text and rows are
 //! chunks, which go out with vectored writes. A reply that is still to be gathered has its place
-//! kept. The kernel may share a chunk that is sent without a copy, and then outlasts its place here.
+//! kept. The kernel may share a chunk that is sent without a copy, which then outlasts its place.
 
 use crate::gather::{Chunk, Piece, Views};
 use crate::resp::{Protocol, Writer};
@@ -16,6 +16,7 @@ const SLICES: usize = 64;
 const ZERO_COPY_LEAST: usize = 16 << 10;
 /// Text goes to a new chunk once the last one has so many bytes.
 const TEXT_BYTES: usize = 64 << 10;
+
 /// The place of a reply that is still to come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place(u64);
@@ -185,8 +186,8 @@ impl Output {
         }
     }
 
-    /// Writes once what comes first, of rows that were copied into replies. What is gone is returned
-    /// to `free`, if it had rows. All places are filled.
+    /// Writes once what comes first, of rows that were copied into replies. What is gone goes to
+    /// `free`, if it had rows. All places are filled.
     pub(crate) fn send(
         &mut self,
         send: impl FnOnce(&[IoSlice<'_>]) -> io::Result<usize>,

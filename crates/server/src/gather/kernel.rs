@@ -92,7 +92,7 @@ impl<'a> Message<'a> {
 /// A ring for sends without a copy, and what they hold.
 pub(crate) struct ZeroCopy<H> {
     ring: IoUring,
-    /// What the kernel may still read, by the number of the send, and whether that has sent anything.
+    /// What the kernel may still read, by the number of the send, and whether that sent anything.
     flights: Vec<Option<(H, bool)>>,
     free: Vec<usize>,
     /// What it reads no more and nobody has taken back.
