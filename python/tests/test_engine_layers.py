@@ -181,7 +181,7 @@ CRATES = {
     "server": {"core", "pmem"},
     "torture": {"core"},
 }
-"""Crates of the workspace, and those of them that each uses; the server pmem in an example alone."""
+"""Crates of the workspace, and those that each uses; the server uses pmem in an example alone."""
 
 
 def test_crates_use_each_other_as_the_architecture_draws_them() -> None:
