@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::hash::ABSENT;
 use crate::medium::Medium;
 use crate::region::ROW_HEAD_WORDS;
-use crate::rows::Rows;
+use crate::rows::{ROWS_AHEAD, Rows};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
@@ -37,7 +37,12 @@ impl<M: Medium> Rows<M> {
         let mut views = RowViews { rows: Arc::clone(self), slots: Vec::new(), lent };
         views.slots = self.look_up(keys)?;
         let mut row = vec![0; self.geometry().row_bytes];
-        self.read_each(keys, &views.slots, |_, read| read(&mut row))?;
+        for (at, (key, slot)) in keys.iter().zip(&views.slots).enumerate() {
+            self.prefetch_row(&views.slots, at + ROWS_AHEAD);
+            if *slot != ABSENT {
+                self.read(*key, *slot, &mut row)?;
+            }
+        }
         Ok(Some(views))
     }
 }

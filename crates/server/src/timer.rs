@@ -4,9 +4,10 @@ use crate::refusal::Refusal;
 use crate::shared::Shared;
 use crate::worker::{Mail, Post};
 use embedrock_core::{CommitInfo, Error, ErrorKind, Result};
+use serde::Serialize;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// How long it sleeps when it has nothing to do on a timer.
 const LONG: Duration = Duration::from_secs(3600);
@@ -30,6 +31,18 @@ pub(crate) struct Job {
     pub(crate) worker: usize,
     pub(crate) connection: usize,
     pub(crate) id: u64,
+}
+
+/// A task that was run, as the status page tells it.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Done {
+    kind: &'static str,
+    /// When it ended.
+    unix_s: f64,
+    seconds: f64,
+    /// The step of the commit that was made or moved to; none where there was nothing newer.
+    step: Option<u64>,
+    failure: Option<String>,
 }
 
 /// Runs until no job can come any more; then commits what is left.
@@ -77,6 +90,7 @@ fn on_timer(shared: &Arc<Shared>, is_due: bool) {
 /// Runs a task, and tells who asks for the server's health how it went. A task that a client should
 /// not have asked for tells nothing of it.
 fn run_task(shared: &Arc<Shared>, task: Task) -> Result<Option<CommitInfo>> {
+    let begin = Instant::now();
     let (what, done) = match task {
         Task::Commit(step) => ("commit", commit(shared, step).map(Some)),
         Task::Refresh => ("refresh", refresh(shared)),
@@ -85,6 +99,14 @@ fn run_task(shared: &Arc<Shared>, task: Task) -> Result<Option<CommitInfo>> {
         Err(error) if error.kind() == ErrorKind::Misuse => {}
         done => {
             let failure = done.as_ref().err().map(|error| format!("{what}: {error}"));
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            *shared.last_task.lock() = Some(Done {
+                kind: what,
+                unix_s: now.as_secs_f64(),
+                seconds: begin.elapsed().as_secs_f64(),
+                step: done.as_ref().ok().and_then(|commit| Some(commit.as_ref()?.step)),
+                failure: failure.clone(),
+            });
             *shared.timer_failure.lock() = failure;
         }
     }

@@ -92,6 +92,8 @@ pub(crate) struct Worker {
     last_sweep: Instant,
     /// Memory of outputs.
     waiting: usize,
+    /// Requests that were taken in this turn.
+    taken: u64,
     /// Until when replies go out, once the server stops.
     ends: Option<Instant>,
 }
@@ -126,6 +128,7 @@ impl Worker {
             limits,
             last_sweep: Instant::now(),
             waiting: 0,
+            taken: 0,
             ends: None,
             shared,
         };
@@ -300,7 +303,12 @@ impl Worker {
         turn[sent..].iter().for_each(|number| self.send_replies(*number));
         self.scratch.shrink();
         self.close_greediest();
-        self.shared.metrics.turn_seconds.observe(begin.elapsed().as_secs_f64());
+        let time = begin.elapsed();
+        self.shared.metrics.turn_seconds.observe(time.as_secs_f64());
+        let taken = std::mem::take(&mut self.taken);
+        if taken > 0 {
+            self.shared.metrics.latency.observe(time, taken);
+        }
     }
 
     /// Reads a connection, and takes the whole requests in what came.
@@ -345,6 +353,7 @@ impl Worker {
                 };
                 if let Some(command) = call.run() {
                     shared.metrics.commands[command].inc();
+                    self.taken += 1;
                 }
                 input.consume(length);
             }

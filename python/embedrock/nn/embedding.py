@@ -24,7 +24,7 @@ __all__ = ["Embedding", "EmbeddingBag"]
 
 _MODES = ("sum", "mean", "max")
 Rounding: TypeAlias = Literal["stochastic", "nearest"]
-Storage: TypeAlias = Literal["log", "lsm"]
+Storage: TypeAlias = Literal["log", "lsm", "pmem"]
 
 
 class _OneTable(RowsModule):
@@ -86,7 +86,8 @@ class Embedding(_OneTable):
             gradients, are made in float32 whatever it is.
         rounding: How updates round to float16 and bfloat16, as ``Store.table`` says.
         storage: How rows are stored that are not in memory, as ``Store.table`` says: ``"lsm"`` is
-            for small rows or very many.
+            for small rows or very many, ``"pmem"`` for persistent memory.
+        capacity: Rows for which a table with ``storage="pmem"`` has room.
 
     Shapes: ``input (*) int64 or int32 -> (*, embedding_dim)``.
 
@@ -130,6 +131,7 @@ class Embedding(_OneTable):
         output_dtype: torch.dtype | None = None,
         rounding: Rounding | None = None,
         storage: Storage | None = None,
+        capacity: int | None = None,
     ) -> None:
         """Opens the table, or creates it."""
         _refuse_unsupported(name, max_norm)
@@ -145,6 +147,7 @@ class Embedding(_OneTable):
             dtype=dtype,
             rounding=rounding,
             storage=storage,
+            capacity=capacity,
         )
         super().__init__(store, wanted, padding_idx, device, output_dtype)
         self.scale_grad_by_freq = scale
@@ -214,6 +217,7 @@ class EmbeddingBag(_OneTable):
         output_dtype: torch.dtype | None = None,
         rounding: Rounding | None = None,
         storage: Storage | None = None,
+        capacity: int | None = None,
     ) -> None:
         """Opens the table, or creates it."""
         _refuse_unsupported(name, max_norm, _weight)
@@ -233,6 +237,7 @@ class EmbeddingBag(_OneTable):
             dtype=dtype,
             rounding=rounding,
             storage=storage,
+            capacity=capacity,
         )
         super().__init__(store, wanted, padding_idx, device, output_dtype)
         self.mode = mode

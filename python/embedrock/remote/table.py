@@ -12,6 +12,7 @@ from embedrock._arrays import ArrayLike, Keys, as_keys, as_out, as_rows
 from embedrock._verbs import NON_FINITE, Floats, NonFinite, UpdateReport
 from embedrock.errors import KeyRangeError, MisuseError
 from embedrock.optimizers import factors
+from embedrock.remote.hot import Sampler
 from embedrock.remote.pool import Pool
 from embedrock.remote.wire import Wire
 
@@ -32,9 +33,15 @@ class RemoteTable:
     time: then an update may have been made, and is not sent again.
     """
 
-    def __init__(self, pool: Pool, info: dict[str, Any], limits: dict[str, int]) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        info: dict[str, Any],
+        limits: dict[str, int],
+        sampler: Sampler | None = None,
+    ) -> None:
         """Not for callers: tables come from a :class:`RemoteStore`."""
-        self._pool = pool
+        self._pool, self._sampler = pool, sampler
         self._limits = limits
         self._name: str = info["name"]
         self._encoded = self._name.encode()
@@ -103,6 +110,8 @@ class RemoteTable:
                 return wire.rows(into, self._embedding_dim)
 
             written[part][self._pool.run(pull, repeats=True)] = False
+        if self._sampler is not None:
+            self._sampler.look(self._encoded, asked.flat)
         answer = rows if out is None else out
         return (answer, written.reshape(asked.shape)) if wants_found else answer
 
@@ -176,6 +185,20 @@ class RemoteTable:
 
         self._pool.run(announce, repeats=False)
 
+    def promote(self, keys: ArrayLike) -> None:
+        """Tells the server which keys are hot, the hottest first: their rows are brought into
+        memory before they are asked for.
+
+        The server does so beside what it serves, later than this returns. A new set of a table
+        takes the place of one that still waits. It changes no row, and counts as no pull.
+        ``connect(..., sample=)`` finds such keys and sends them.
+
+        Errors: ``KeyRangeError``; ``MisuseError`` for more than 65,536 keys.
+        """
+        asked = as_keys(keys)
+        self._check_range(asked)
+        promote(self._pool, self._encoded, asked.flat)
+
     def _write(self, command: bytes, keys: Keys, rows: Floats, options: list[bytes]) -> Any:
         self._check(keys, rows.nbytes)
         arguments = [self._encoded, _packed(keys.flat), _bytes_of(rows), *options]
@@ -223,6 +246,12 @@ class RemoteTable:
     def _shape(self, keys: Keys) -> tuple[tuple[int, ...], str]:
         meaning = f"keys.shape + (embedding_dim,) of table {self._name!r}"
         return (*keys.shape, self._embedding_dim), meaning
+
+
+def promote(pool: Pool, table: bytes, keys: npt.NDArray[np.uint64]) -> None:
+    """Sends a hot set of a table, by its encoded name."""
+    packed = _packed(keys)
+    pool.run(lambda wire: wire.call(b"EMB.HOT", table, packed), repeats=True)
 
 
 def _packed(keys: npt.NDArray[np.uint64]) -> memoryview:
