@@ -215,6 +215,20 @@ def test_a_server_that_nobody_listens_to_commits_at_its_end(filled: Path) -> Non
         np.testing.assert_array_equal(store.table("user").get([1]), np.full((1, DIM), 9))
 
 
+@pytest.mark.parametrize("mode", ["auto", "copy", "vectored", "zerocopy"])
+def test_rows_are_the_same_however_they_get_into_sockets(filled: Path, mode: str) -> None:
+    keys = np.random.default_rng(0).integers(0, 2000, 1500)
+    expected = np.where(keys[:, None] % 2 == 0, rows_of(keys), np.float32(0.5))
+    with serving(filled, "--gather", mode) as served:
+        with embedrock.connect(served.url) as remote:
+            for count in (1, 511, 512, 513, 1500):
+                rows = remote["user"].get(keys[:count])
+                np.testing.assert_array_equal(rows, expected[:count])
+        said = served.stop()
+    told = re.search(rf"gather {mode}: (.+)", said)
+    assert told and re.fullmatch(r"64:\w+( \d+:\w+){4}" if mode == "auto" else mode, told[1])
+
+
 def test_no_more_connections_are_let_in_than_the_process_may_have_files(
     filled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,10 +1,12 @@
 //! A connection: bytes in, requests, replies, bytes out.
 
+use crate::gather::{Chunk, Gatherer};
 use crate::pace::Pace;
 use crate::resp::Decoder;
 use crate::session::Session;
 use crate::stream::Stream;
 use std::io::{self, ErrorKind};
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 /// A read buffer begins with so many bytes, and grows with what has come.
@@ -40,6 +42,8 @@ pub(crate) struct Connection {
     arriving: Option<Pace>,
     /// What the client has taken of replies that wait, while some do.
     leaving: Option<Pace>,
+    /// Sends that the kernel is not done with.
+    in_flight: usize,
 }
 
 impl Connection {
@@ -60,6 +64,7 @@ impl Connection {
             last_active: Instant::now(),
             arriving: None,
             leaving: None,
+            in_flight: 0,
         }
     }
 
@@ -94,26 +99,46 @@ impl Connection {
         }
     }
 
-    /// Writes what the socket takes. Memory of rows that are gone goes to `free`. Returns how many
-    /// bytes.
-    pub(crate) fn write(&mut self, mut free: impl FnMut(Vec<f32>)) -> io::Result<usize> {
+    /// Writes what the socket takes, as the thread's connection of this number. Memory of rows that
+    /// are gone goes to `free`. Returns how many bytes.
+    pub(crate) fn write(
+        &mut self,
+        number: usize,
+        gatherer: &mut Gatherer,
+        mut free: impl FnMut(Vec<f32>),
+    ) -> io::Result<usize> {
         let (before, sent) = (self.session.output.queued(), self.stream.sent());
         let mut has_taken = false;
         while self.is_writable && !self.session.output.is_empty() {
             let Self { session, stream, .. } = self;
-            match session.output.send(|slices| stream.write(slices), &mut free) {
+            let output = &mut session.output;
+            let sent = match stream {
+                Stream::Tls(tls) => output.send(|slices| tls.write(slices), &mut free),
+                Stream::Plain { socket, sent: all_sent } => {
+                    let who = (number, session.id);
+                    let (sent, is_under_way) = gatherer.send(socket.as_fd(), who, output);
+                    self.in_flight += usize::from(is_under_way);
+                    sent.map(|count| {
+                        *all_sent += count as u64;
+                        output.take(count, &mut free);
+                    })
+                }
+            };
+            match sent {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => self.is_writable = false,
                 Err(error) => return Err(error),
                 Ok(()) => has_taken = true,
             }
         }
+        // Rows are lent for a call of the kernel, not for as long as the client likes.
+        self.session.output.copy_views();
         if self.is_writable && !self.stream.flush()? {
             self.is_writable = false;
         }
         if has_taken {
             self.last_active = Instant::now();
         }
-        if self.session.output.is_empty() && self.is_writable {
+        if self.is_out() {
             self.leaving = None;
         } else {
             let taken = self.stream.sent() - sent;
@@ -122,13 +147,32 @@ impl Connection {
         Ok(before - self.session.output.queued())
     }
 
+    /// The kernel is done with a send, and nobody else has these chunks of it.
+    pub(crate) fn end_send(&mut self, chunks: Vec<Chunk>, mut free: impl FnMut(Vec<f32>)) {
+        self.in_flight -= 1;
+        for chunk in chunks {
+            self.session.output.end_lent(chunk, &mut free);
+        }
+        self.last_active = Instant::now();
+        self.leaving = (!self.is_out()).then(Pace::new);
+    }
+
+    /// Whether the kernel still has memory of replies.
+    pub(crate) fn has_lent(&self) -> bool {
+        self.in_flight > 0
+    }
+
+    /// Whether all replies are out, and their memory is back.
+    fn is_out(&self) -> bool {
+        self.session.output.is_empty() && self.is_writable && self.in_flight == 0
+    }
+
     /// Whether nothing is left to do for it.
     pub(crate) fn is_over(&self, is_stopping: bool) -> bool {
         let is_last = self.session.is_ending
             || (self.is_at_end && !self.is_held_up)
             || (is_stopping && !self.is_held_up);
-        let is_out = self.session.output.is_empty() && self.is_writable;
-        is_last && !self.session.has_job && is_out
+        is_last && !self.session.has_job && self.is_out()
     }
 
     /// So many bytes came in a turn, in which whole requests were taken or not; what is left in the

@@ -9,6 +9,7 @@ mod acceptor;
 mod catalog;
 mod commands;
 mod connection;
+pub mod gather;
 mod hot;
 mod http;
 mod latency;

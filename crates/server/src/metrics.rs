@@ -30,6 +30,8 @@ pub(crate) struct Metrics {
     pub(crate) wrong_passwords: Counter,
     pub(crate) bytes_in: Counter,
     pub(crate) bytes_out: Counter,
+    pub(crate) zero_copy_sends: Counter,
+    pub(crate) zero_copy_copied: Counter,
     /// Rows.
     pub(crate) rows_read: Counter,
     pub(crate) rows_missing: Counter,
@@ -83,6 +85,11 @@ impl Metrics {
             wrong_passwords: counter("wrong_passwords", "Wrong passwords"),
             bytes_in: counter("received_bytes", "Bytes of requests"),
             bytes_out: counter("sent_bytes", "Bytes of replies"),
+            zero_copy_sends: counter("zero_copy_sends", "Sends that were to go without a copy"),
+            zero_copy_copied: counter(
+                "zero_copy_copied",
+                "Those of them that the kernel has copied nevertheless, as it does over loopback",
+            ),
             rows_read: counter("rows_read", "Rows that were asked for"),
             rows_missing: counter("rows_missing", "Rows that were asked for and never written"),
             rows_put: counter("rows_put", "Rows that were put"),

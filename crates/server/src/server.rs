@@ -2,6 +2,7 @@
 
 use crate::acceptor::Acceptor;
 use crate::catalog::Catalog;
+use crate::gather::Plan;
 use crate::hot::{self, HotSets};
 use crate::metrics::Metrics;
 use crate::options::Options;
@@ -53,6 +54,7 @@ impl Server {
         store.check_call()?;
         let wanted = options.validate()?;
         let wanted_metrics = options.metrics_address()?;
+        let plan = Plan::new(options.gather, options.tls.is_some())?;
         let tls = options.tls.as_ref().map(tls::load).transpose()?;
         let at = |what: &str, address: SocketAddr| {
             let what = what.to_owned();
@@ -72,6 +74,7 @@ impl Server {
         let (jobs, job_queue) = sync_channel(JOBS_MAX);
         let shared = Arc::new(Shared {
             catalog: Catalog::of(&store),
+            plan,
             metrics: Metrics::new(),
             moves: RwLock::new(()),
             connections: AtomicUsize::new(0),
@@ -135,6 +138,11 @@ impl Server {
     /// Where its metrics are, if anywhere.
     pub fn metrics_address(&self) -> Option<SocketAddr> {
         self.metrics_address
+    }
+
+    /// How rows get into sockets, in words.
+    pub fn gather(&self) -> String {
+        self.shared.plan.to_string()
     }
 
     /// False once it was stopped, or a thread of it has ended by itself: then `stop` says why.

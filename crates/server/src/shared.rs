@@ -1,6 +1,7 @@
 //! What all threads of a server have in common.
 
 use crate::catalog::Catalog;
+use crate::gather::Plan;
 use crate::hot::HotSets;
 use crate::metrics::Metrics;
 use crate::options::Options;
@@ -24,6 +25,8 @@ pub(crate) struct Shared {
     /// Where it listens.
     pub(crate) address: SocketAddr,
     pub(crate) catalog: Catalog,
+    /// How rows get into sockets.
+    pub(crate) plan: Plan,
     /// Shared by turns of loops, which look tables up and read rows; alone for the moment in which
     /// the store moves to another commit. Taken before the locks of the store that verbs take.
     pub(crate) moves: RwLock<()>,

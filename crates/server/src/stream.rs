@@ -1,8 +1,10 @@
 //! The bytes of a connection, as they are or encrypted. Never blocks.
 
 use mio::net::TcpStream;
+use rustix::net::sockopt::set_socket_linger;
 use rustls::ServerConnection;
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
+use std::time::Duration;
 
 /// Most encrypted bytes that wait for the socket.
 const TLS_BUFFER_BYTES: usize = 256 << 10;
@@ -72,24 +74,18 @@ impl Stream {
         }
     }
 
-    /// Takes some of these bytes. `WouldBlock` when it takes none now.
-    pub(crate) fn write(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
-        match self {
-            Self::Plain { socket, sent } => {
-                let count = uninterrupted(|| socket.write_vectored(slices))?;
-                *sent += count as u64;
-                Ok(count)
-            }
-            Self::Tls(tls) => tls.write(slices),
-        }
-    }
-
     /// Gives the socket what was encrypted. True when nothing is left of it.
     pub(crate) fn flush(&mut self) -> io::Result<bool> {
         match self {
             Self::Plain { .. } => Ok(true),
             Self::Tls(tls) => tls.flush(),
         }
+    }
+
+    /// Gives up what was sent and not acknowledged: the kernel is soon done with it.
+    pub(crate) fn abandon(&mut self) {
+        // A socket that is gone already has nothing left.
+        let _ = set_socket_linger(self.socket(), Some(Duration::ZERO));
     }
 
     /// Tells the other side that nothing follows.
@@ -119,6 +115,17 @@ impl Tls {
         Ok(())
     }
 
+    /// Takes some of these bytes. `WouldBlock` when it takes none now.
+    pub(crate) fn write(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        let mut taken = self.session.writer().write_vectored(slices)?;
+        if !self.flush()? || taken > 0 {
+            return if taken > 0 { Ok(taken) } else { Err(ErrorKind::WouldBlock.into()) };
+        }
+        taken = self.session.writer().write_vectored(slices)?;
+        self.flush()?;
+        Ok(taken)
+    }
+
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if !self.is_known {
             self.greet()?;
@@ -138,16 +145,6 @@ impl Tls {
                 return Err(io::Error::new(ErrorKind::InvalidData, error));
             }
         }
-    }
-
-    fn write(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
-        let mut taken = self.session.writer().write_vectored(slices)?;
-        if !self.flush()? || taken > 0 {
-            return if taken > 0 { Ok(taken) } else { Err(ErrorKind::WouldBlock.into()) };
-        }
-        taken = self.session.writer().write_vectored(slices)?;
-        self.flush()?;
-        Ok(taken)
     }
 
     fn flush(&mut self) -> io::Result<bool> {

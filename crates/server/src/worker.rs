@@ -8,6 +8,7 @@
 
 use crate::commands::{Call, Scratch};
 use crate::connection::{Buffers, Connection, has_room};
+use crate::gather::Gatherer;
 use crate::pulls::Pulls;
 use crate::refusal::Refusal;
 use crate::resp::Limits;
@@ -15,6 +16,7 @@ use crate::session::Session;
 use crate::shared::Shared;
 use crate::stream::Stream;
 use embedrock_core::CommitInfo;
+use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token, Waker};
 use rustls::{ServerConfig, ServerConnection};
 use std::io;
@@ -24,6 +26,8 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
 const WAKER: Token = Token(usize::MAX);
+/// What tells that the kernel is done with sends.
+const SENDS: Token = Token(usize::MAX - 1);
 const EVENTS: usize = 1024;
 /// How often connections are looked at that have been silent for too long.
 const SWEEP: Duration = Duration::from_millis(500);
@@ -35,6 +39,8 @@ const PULL_BYTES: usize = 16 << 20;
 const OUTPUT_BYTES: usize = 1 << 30;
 /// How long a server that stops waits for clients to take their replies.
 const LAST_REPLIES: Duration = Duration::from_secs(5);
+/// How much longer it waits for the kernel to be done with what was cut off.
+const LAST_SENDS: Duration = Duration::from_secs(1);
 /// Requests of who has not given the password.
 const NOT_ADMITTED: Limits = Limits { frame_bytes: 16 << 10, arguments: 16 };
 
@@ -78,6 +84,9 @@ pub(crate) struct Worker {
     due: Vec<usize>,
     buffers: Buffers,
     pulls: Pulls,
+    gatherer: Gatherer,
+    /// Sends that were counted.
+    counted_sends: (u64, u64),
     scratch: Scratch,
     limits: Limits,
     last_sweep: Instant,
@@ -113,6 +122,8 @@ impl Worker {
             due: Vec::new(),
             buffers: Buffers::default(),
             pulls: Pulls::default(),
+            gatherer: Gatherer::default(),
+            counted_sends: (0, 0),
             scratch: Scratch::default(),
             limits,
             last_sweep: Instant::now(),
@@ -126,6 +137,12 @@ impl Worker {
 
     /// Serves until the server stops.
     pub(crate) fn run(mut self) -> io::Result<()> {
+        // A ring belongs to its thread. One that is refused here is done without.
+        self.gatherer = Gatherer::new(self.shared.plan.has_zero_copy()).unwrap_or_default();
+        if let Some(descriptor) = self.gatherer.descriptor() {
+            let mut source = SourceFd(&descriptor);
+            self.poll.registry().register(&mut source, SENDS, Interest::READABLE)?;
+        }
         let mut events = Events::with_capacity(EVENTS);
         loop {
             let wait = if self.due.is_empty() { SWEEP } else { Duration::ZERO };
@@ -136,6 +153,7 @@ impl Worker {
             for event in &events {
                 self.note(event);
             }
+            self.end_sends();
             self.take_mail();
             self.turn();
             self.sweep();
@@ -153,6 +171,30 @@ impl Worker {
         connection.will_end |= event.is_read_closed() || event.is_error();
         connection.is_writable |= event.is_writable();
         self.make_due(number);
+    }
+
+    /// Takes back what the kernel is done with.
+    fn end_sends(&mut self) {
+        let (mut ended, mut gatherer) = (Vec::new(), &mut self.gatherer);
+        gatherer.land(|number, id, chunks| ended.push((number, id, chunks)));
+        for (number, id, chunks) in ended {
+            let Some(Some(connection)) = self.connections.get_mut(number) else { continue };
+            if connection.session.id != id {
+                continue;
+            }
+            let pulls = &mut self.pulls;
+            connection.end_send(chunks, |rows| pulls.give_buffer(rows));
+            let waits_for_memory = connection.is_held_up || !connection.has_lent();
+            self.count(number);
+            if waits_for_memory {
+                self.make_due(number);
+            }
+        }
+        gatherer = &mut self.gatherer;
+        let ((sends, copied), before) = (gatherer.counts(), self.counted_sends);
+        self.shared.metrics.zero_copy_sends.inc_by(sends - before.0);
+        self.shared.metrics.zero_copy_copied.inc_by(copied - before.1);
+        self.counted_sends = (sends, copied);
     }
 
     fn make_due(&mut self, number: usize) {
@@ -353,7 +395,7 @@ impl Worker {
             self.shared.metrics.rows_read.inc_by(rows);
         }
         let connections = &mut self.connections;
-        let (missing, failed) = self.pulls.deliver(|number, give| {
+        let (missing, failed) = self.pulls.deliver(&self.shared.plan, |number, give| {
             if let Some(Some(connection)) = connections.get_mut(number) {
                 connection.session.promised = 0;
                 give(&mut connection.session.output);
@@ -368,7 +410,7 @@ impl Worker {
         let Some(Some(connection)) = self.connections.get_mut(number) else { return };
         let most_waiting = self.shared.options.max_reply_bytes;
         let pulls = &mut self.pulls;
-        let sent = connection.write(|rows| pulls.give_buffer(rows));
+        let sent = connection.write(number, &mut self.gatherer, |rows| pulls.give_buffer(rows));
         let is_broken = sent.is_err() || connection.session.has_failed;
         self.shared.metrics.bytes_out.inc_by(sent.unwrap_or(0) as u64);
         self.count(number);
@@ -393,6 +435,9 @@ impl Worker {
     /// Ends a connection, whatever is under way on it.
     fn end(&mut self, number: usize) {
         let Some(mut connection) = self.connections[number].take() else { return };
+        if connection.has_lent() {
+            connection.stream.abandon();
+        }
         connection.stream.close();
         // A socket that is closed is in no poll any more.
         let _ = self.poll.registry().deregister(connection.stream.socket());
@@ -411,6 +456,13 @@ impl Worker {
             return;
         }
         self.last_sweep = Instant::now();
+        for (number, id) in self.gatherer.late() {
+            let connection = self.connections[number].as_ref();
+            if connection.is_some_and(|connection| connection.session.id == id) {
+                self.shared.metrics.timed_out.inc();
+                self.end(number);
+            }
+        }
         let (idle, stall) = (self.shared.options.idle, self.shared.options.stall);
         for number in 0..self.connections.len() {
             let Some(connection) = &mut self.connections[number] else { continue };
@@ -442,6 +494,7 @@ impl Worker {
         if is_late {
             (0..self.connections.len()).for_each(|number| self.end(number));
         }
-        is_late || is_empty
+        let is_past = ends + LAST_SENDS <= Instant::now();
+        (is_late || is_empty) && (self.gatherer.is_idle() || is_past)
     }
 }

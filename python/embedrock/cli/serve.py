@@ -99,6 +99,12 @@ def add(commands: Any) -> argparse.ArgumentParser:
         metavar="TIME",
         help="time between looks for a trainer's commit, in seconds; 0: only on demand (5s)",
     )
+    command.add_argument(
+        "--gather",
+        choices=("auto", "copy", "vectored", "zerocopy"),
+        default="auto",
+        help="how rows get into sockets; auto measures it at the start (auto)",
+    )
     limits = command.add_argument_group("limits")
     limits.add_argument(
         "--max-connections", type=output.positive, default=10_000, metavar="N", help="(10000)"
@@ -186,6 +192,7 @@ def run(arguments: argparse.Namespace) -> int:
                 stall=arguments.stall,
                 commit_every=arguments.commit_every,
                 refresh_every=arguments.refresh_every,
+                gather=arguments.gather,
             )
             try:
                 _tell(arguments, server)
@@ -262,6 +269,7 @@ def _tell(arguments: argparse.Namespace, server: Any) -> None:
     metrics = server.metrics_address()
     if metrics is not None:
         print(f"status page at http://{metrics}/, metrics at http://{metrics}/metrics", flush=True)
+    _say(f"embedrock: gather {arguments.gather}: {server.gather()}")
 
 
 def _password(path: Path | None) -> str | None:

@@ -124,6 +124,16 @@ fn text_of(call: &Call<'_>) -> Result<String, Refusal> {
             ("cache_hit_rate", format!("{:.4}", stats.hit_rate)),
         ],
     );
+    let plan = &shared.plan;
+    section(
+        "Gather",
+        &[
+            ("gather", shared.options.gather.name().to_owned()),
+            ("gather_modes", plan.to_string()),
+            ("zero_copy_sends", metrics.zero_copy_sends.get().to_string()),
+            ("zero_copy_copied", metrics.zero_copy_copied.get().to_string()),
+        ],
+    );
     section(
         "Store",
         &[
@@ -207,6 +217,7 @@ pub(super) fn config(call: &mut Call<'_>) -> Outcome {
         ("max-keys", options.max_keys.to_string()),
         ("max-request-bytes", options.max_request_bytes.to_string()),
         ("max-reply-bytes", options.max_reply_bytes.to_string()),
+        ("gather", options.gather.name().to_owned()),
         ("io-threads", options.threads.to_string()),
     ];
     let names = call.arguments.from(2);
