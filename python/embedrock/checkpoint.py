@@ -29,6 +29,7 @@ import numpy as np
 import torch
 
 from embedrock._arguments import instance, shown, whole
+from embedrock._rows import RowStore, here
 from embedrock._warnings import warn
 from embedrock.commits import Commit, PendingCommit
 from embedrock.errors import MismatchError, MisuseError, UncommittedWarning
@@ -162,7 +163,7 @@ def save(
     >>> embedrock.save(store, model, optimizers, step).step
     3
     """
-    instance("store", store, Store)
+    _check_here(store, "embedrock.save")
     number = whole("step", step, 0)
     last = max((s for s in (store.step, store._pending_step) if s is not None), default=None)
     if last is not None and number < last:
@@ -213,7 +214,7 @@ def resume(
 
     Blocking: reads the dense state from the disk.
     """
-    instance("store", store, Store)
+    _check_here(store, "embedrock.resume")
     owners = _owners(model, optimizer, scheduler, scaler, loader)
     if not (extra is None or isinstance(extra, MutableMapping)):
         raise MisuseError(f"extra is {shown(extra)}, expected a dict to put what was saved into")
@@ -234,6 +235,12 @@ def resume(
     if not store.read_only:
         _restore_random(decoded["random"])
     return store.step
+
+
+def _check_here(store: object, what: str) -> None:
+    if isinstance(store, RowStore):
+        here(store, what)
+    instance("store", store, Store)
 
 
 def _check_committed(store: Store) -> None:

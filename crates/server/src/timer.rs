@@ -3,7 +3,7 @@
 use crate::refusal::Refusal;
 use crate::shared::Shared;
 use crate::worker::{Mail, Post};
-use embedrock_core::{CommitInfo, Error, ErrorKind, Result};
+use embedrock_core::{CommitInfo, Error, ErrorKind, Result, TableSpec};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -14,12 +14,25 @@ const LONG: Duration = Duration::from_secs(3600);
 pub(crate) const STEP_MOST: u64 = i64::MAX as u64;
 
 /// What is to be done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) enum Task {
     /// Commit, as this step or the next.
     Commit(Option<u64>),
     /// Move to the newest commit.
     Refresh,
+    /// Make a table.
+    Create(Box<TableSpec>),
+}
+
+/// What a task has done.
+#[derive(Debug)]
+pub(crate) enum Done {
+    /// Made a commit, or moved to one.
+    Commit(CommitInfo),
+    /// There was none newer to move to.
+    NoneNewer,
+    /// The table is there.
+    Created,
 }
 
 /// A task of a client.
@@ -41,45 +54,60 @@ pub(crate) fn run(shared: &Arc<Shared>, jobs: &Receiver<Job>, posts: &[Post]) ->
         false => shared.options.refresh_every,
     };
     let mut last = Instant::now();
+    // A store counts rows that no commit has, and not tables.
+    let mut has_new_table = false;
     loop {
         let wait = every.map_or(LONG, |every| every.saturating_sub(last.elapsed()));
         match jobs.recv_timeout(wait) {
             Ok(job) => {
                 let done = run_task(shared, job.task).map_err(Refusal::from);
+                if let Ok(done) = &done {
+                    note(done, &mut has_new_table);
+                }
                 posts[job.worker].send(Mail::Done { connection: job.connection, id: job.id, done });
             }
             Err(RecvTimeoutError::Timeout) => {
                 last = Instant::now();
-                on_timer(shared, every.is_some());
+                if every.is_some() {
+                    on_timer(shared, &mut has_new_table);
+                }
             }
             Err(RecvTimeoutError::Disconnected) => break,
         }
     }
-    match shared.is_writable() && shared.store.uncommitted().batches > 0 {
+    let has_changes = has_new_table || shared.store.uncommitted().batches > 0;
+    match shared.is_writable() && has_changes {
         true => commit(shared, None).map(drop),
         false => Ok(()),
     }
 }
 
 /// What the timer does. A failure is counted, and tried again the next time.
-fn on_timer(shared: &Arc<Shared>, is_due: bool) {
+fn on_timer(shared: &Arc<Shared>, has_new_table: &mut bool) {
     let has_failed = shared.timer_failure.lock().is_some();
-    let has_changes = shared.store.uncommitted().batches > 0;
-    if !is_due || (shared.is_writable() && !has_changes && !has_failed) {
+    let has_changes = *has_new_table || shared.store.uncommitted().batches > 0;
+    if shared.is_writable() && !has_changes && !has_failed {
         return;
     }
     let task = if shared.is_writable() { Task::Commit(None) } else { Task::Refresh };
-    if run_task(shared, task).is_err() {
-        shared.metrics.failed_tasks.inc();
+    match run_task(shared, task) {
+        Ok(done) => note(&done, has_new_table),
+        Err(_) => {
+            shared.metrics.failed_tasks.inc();
+        }
     }
 }
 
 /// Runs a task, and tells who asks for the server's health how it went. A task that a client should
 /// not have asked for tells nothing of it.
-fn run_task(shared: &Arc<Shared>, task: Task) -> Result<Option<CommitInfo>> {
+fn run_task(shared: &Arc<Shared>, task: Task) -> Result<Done> {
     let (what, done) = match task {
-        Task::Commit(step) => ("commit", commit(shared, step).map(Some)),
-        Task::Refresh => ("refresh", refresh(shared)),
+        Task::Commit(step) => ("commit", commit(shared, step).map(Done::Commit)),
+        Task::Refresh => {
+            ("refresh", refresh(shared).map(|moved| moved.map_or(Done::NoneNewer, Done::Commit)))
+        }
+        // What does not fit is the client's to mend.
+        Task::Create(spec) => return create(shared, &spec),
     };
     match &done {
         Err(error) if error.kind() == ErrorKind::Misuse => {}
@@ -111,6 +139,22 @@ fn commit(shared: &Shared, step: Option<u64>) -> Result<CommitInfo> {
     let made = shared.store.commit(step, &meta, &named)?;
     shared.metrics.commits.inc();
     Ok(made)
+}
+
+/// Makes a table, which requests find from their next turn on.
+fn create(shared: &Shared, spec: &TableSpec) -> Result<Done> {
+    shared.store.table(spec)?;
+    shared.catalog.update(&shared.store);
+    Ok(Done::Created)
+}
+
+/// Notes whether there is a table that no commit has.
+fn note(done: &Done, has_new_table: &mut bool) {
+    match done {
+        Done::Commit(_) => *has_new_table = false,
+        Done::Created => *has_new_table = true,
+        Done::NoneNewer => {}
+    }
 }
 
 /// Moves to the newest commit between two turns, and looks which tables there are then.

@@ -14,7 +14,7 @@ use crate::resp::Limits;
 use crate::session::Session;
 use crate::shared::Shared;
 use crate::stream::Stream;
-use embedrock_core::CommitInfo;
+use crate::timer::Done;
 use mio::{Events, Interest, Poll, Token, Waker};
 use rustls::{ServerConfig, ServerConnection};
 use std::io;
@@ -43,7 +43,7 @@ pub(crate) enum Mail {
     /// A connection that was accepted, and its id.
     Connection(mio::net::TcpStream, u64),
     /// What came of a job of a connection.
-    Done { connection: usize, id: u64, done: Result<Option<CommitInfo>, Refusal> },
+    Done { connection: usize, id: u64, done: Result<Done, Refusal> },
     /// Finish what was asked, and end.
     Stop,
 }
@@ -206,7 +206,7 @@ impl Worker {
     }
 
     /// Replies to a job's connection, if it is still there.
-    fn end_job(&mut self, number: usize, id: u64, done: Result<Option<CommitInfo>, Refusal>) {
+    fn end_job(&mut self, number: usize, id: u64, done: Result<Done, Refusal>) {
         let Some(Some(connection)) = self.connections.get_mut(number) else { return };
         let session = &mut connection.session;
         if session.id != id {
@@ -214,14 +214,15 @@ impl Worker {
         }
         session.has_job = false;
         session.output.write(session.protocol, |writer| match done {
-            Ok(Some(commit)) => {
+            Ok(Done::Commit(commit)) => {
                 writer.map(2);
                 writer.bulk(b"step");
                 writer.integer(commit.step as i64);
                 writer.bulk(b"sequence");
                 writer.integer(commit.sequence as i64);
             }
-            Ok(None) => writer.null(),
+            Ok(Done::NoneNewer) => writer.null(),
+            Ok(Done::Created) => writer.simple("OK"),
             Err(refusal) => writer.error(refusal.code, &refusal.message),
         });
         self.make_due(number);

@@ -13,7 +13,7 @@ pub(super) fn tables(call: &mut Call<'_>) -> Outcome {
         writer.array(tables.len());
         for table in &tables {
             let spec = &table.spec;
-            writer.map(9);
+            writer.map(10);
             for (key, value) in [
                 ("name", spec.name.as_str()),
                 ("dtype", spec.dtype.name()),
@@ -37,6 +37,8 @@ pub(super) fn tables(call: &mut Call<'_>) -> Outcome {
                 Some(ids) => writer.integer(ids as i64),
                 None => writer.null(),
             }
+            writer.bulk(b"spec");
+            writer.bulk(&serde_json::to_vec(spec).unwrap_or_default());
         }
     });
     Ok(())

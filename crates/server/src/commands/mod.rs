@@ -2,6 +2,7 @@
 
 mod arguments;
 mod connection;
+mod create;
 mod info;
 mod reads;
 mod writes;
@@ -55,6 +56,7 @@ commands! {
     "MSET", -3, WRITE, (1, -1, 2), writes::mset;
     "EMB.LOOKAHEAD", 3, READ, NO_KEYS, reads::lookahead;
     "EMB.TABLES", 1, PLAIN, NO_KEYS, info::tables;
+    "EMB.CREATE", 3, ADMIN, NO_KEYS, create::create;
     "EMB.COMMIT", -1, ADMIN, NO_KEYS, writes::commit;
     "EMB.REFRESH", 1, ADMIN, NO_KEYS, reads::refresh;
     "PING", -1, PLAIN, NO_KEYS, connection::ping;
