@@ -177,7 +177,7 @@ def test_the_service_tutorial_trains_serves_pulls_and_moves_on(tmp_path: Path) -
     words = serve.replace(":6380", ":0").replace(":9121", ":0").split()
     assert words.count("127.0.0.1:0") == 2
     said = run(tmp_path, "tutorial_service_train")
-    assert said == "steps 0 to 60: 5,000 rows committed\n" and said in page
+    assert said == "steps 0 to 30: 5,000 rows committed\n" and said in page
     with subprocess.Popen(
         [sys.executable, "-m", "embedrock", *words],
         cwd=tmp_path,
@@ -190,10 +190,10 @@ def test_the_service_tutorial_trains_serves_pulls_and_moves_on(tmp_path: Path) -
             address = server.stdout.readline().split("serving at ")[1].split(",")[0]
             metrics = server.stdout.readline().split()[-1]
             counts = []
-            for steps in (60, 600):
-                if steps > 60:
+            for steps in (30, 600):
+                if steps > 30:
                     said = run(tmp_path, "tutorial_service_train", str(steps))
-                    assert said == "steps 60 to 600: 5,000 rows committed\n" and said in page
+                    assert said == "steps 30 to 600: 5,000 rows committed\n" and said in page
                 with embedrock.connect(f"redis://{address}") as remote:
                     remote.refresh()
                 told = run(tmp_path, "tutorial_service_pull", f"redis://{address}")
