@@ -36,9 +36,7 @@ command += ["--listen", "127.0.0.1:0", "--memory", "16MiB"]
 with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
     url = "redis://" + server.stdout.readline().split("serving at ")[1].split(",")[0]
     losses = [[], []]
-    trainers = [
-        threading.Thread(target=train, args=(url, seed, losses[seed])) for seed in range(2)
-    ]
+    trainers = [threading.Thread(target=train, args=(url, seed, losses[seed])) for seed in range(2)]
     for trainer in trainers:
         trainer.start()
     for trainer in trainers:

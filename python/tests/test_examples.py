@@ -67,9 +67,7 @@ SAYS = {
     "record_trace": (r"1250 of 5000 requests, 1286 had no room\n1250 queries of 20 keys at most\n"),
     "server": (r"\[1\. 1\. 0\.\] \[ True  True False\]\n0\.5 at step 2\nended with 0\n"),
     "serve": r"step 2: row 7 is 0\.75\nstep 3: row 7 is 0\.5\n",
-    "train_at_a_server": (
-        r"(trainer \d: loss 0\.[56]\d to 0\.00\d\d\n){2}committed at step 150\n"
-    ),
+    "train_at_a_server": (r"(trainer \d: loss 0\.[56]\d to 0\.00\d\d\n){2}committed at step 150\n"),
     "when_something_breaks": (
         r"BudgetError: .* give at least memory=.+\n"
         r"LockedError: .*broken\.store is open in this process .*\n"

@@ -70,8 +70,8 @@ class RowsModule(nn.Module):  # type: ignore[misc]
     **Graphs.** ``torch.compile`` leaves lookups out of its graphs. ``torch.jit``, ``torch.export``
     and ONNX are refused with ``UnsupportedError``.
 
-    **Servers.** The store may be one of :func:`embedrock.connect`: a forward reads rows of the server,
-    and several programs may train one set of tables.
+    **Servers.** The store may be one of :func:`embedrock.connect`: forwards read the rows of the
+    server, and several programs may train one set of tables.
 
     **Processes.** One process writes to a store. ``DistributedDataParallel`` and ``DataParallel``
     are refused with ``UnsupportedError``, ``copy.deepcopy`` and pickling with ``MisuseError``.

@@ -7,7 +7,7 @@ import os
 import ssl
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
@@ -166,11 +166,13 @@ class RemoteStore:
         """The table of that name. Errors: ``NotFoundError``."""
         return self.table(name)
 
-    def __getattr__(self, name: str) -> NoReturn:
-        """Says why what a store that is here has is not there."""
-        reason = _ELSEWHERE.get(name)
-        said = f"'RemoteStore' has no {name!r}"
-        raise AttributeError(f"{said}: {reason}" if reason else said, name=name, obj=self)
+    if not TYPE_CHECKING:  # to type checkers a name that is not there is an error
+
+        def __getattr__(self, name: str) -> Any:
+            """Says why what a store that is here has is not there."""
+            reason = _ELSEWHERE.get(name)
+            said = f"'RemoteStore' has no {name!r}"
+            raise AttributeError(f"{said}: {reason}" if reason else said, name=name, obj=self)
 
     def table(
         self,

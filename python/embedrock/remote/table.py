@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -120,11 +120,13 @@ class RemoteTable:
         """What unwritten rows read as, as ``embedrock.initializers`` describes it."""
         return dict(self._spec["initializer"])
 
-    def __getattr__(self, name: str) -> NoReturn:
-        """Says why a verb of a table that is here is not there."""
-        reason = _ELSEWHERE.get(name)
-        said = f"'RemoteTable' has no {name!r}"
-        raise AttributeError(f"{said}: {reason}" if reason else said, name=name, obj=self)
+    if not TYPE_CHECKING:  # to type checkers a name that is not there is an error
+
+        def __getattr__(self, name: str) -> Any:
+            """Says why a verb of a table that is here is not there."""
+            reason = _ELSEWHERE.get(name)
+            said = f"'RemoteTable' has no {name!r}"
+            raise AttributeError(f"{said}: {reason}" if reason else said, name=name, obj=self)
 
     def __contains__(self, key: object) -> bool:
         """Whether this one key was ever written."""
