@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -21,6 +21,8 @@ from embedrock.errors import (
     NotFoundError,
     UnsupportedError,
 )
+from embedrock.remote.batches import send_all
+from embedrock.remote.wire import Refused, Wire
 from servers import Served, serving
 
 torch = pytest.importorskip("torch")
@@ -318,6 +320,39 @@ def test_a_step_without_an_answer_is_never_made_again(writable: Served) -> None:
         writable.stop()
         with pytest.raises(IoError):
             optimizer.step()
+
+
+class Answers:
+    """A connection on which these answers come."""
+
+    def __init__(self, *answers: object) -> None:
+        self._answers = iter(answers)
+
+    def send(self, *arguments: object) -> None:
+        assert arguments == (b"EMB.UPDATE",)
+
+    def reply(self) -> object:
+        answer = next(self._answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.mark.parametrize(
+    ("answers", "raised", "settled"),
+    [
+        (["made", Refused("FULL no room"), "made"], Refused, [0, 2]),
+        (["made", IoError("no reply")], IoError, [0, 1, 2]),
+        ([Refused("FULL no room"), IoError("no reply")], IoError, [1, 2]),
+    ],
+)
+def test_parts_of_a_step_that_are_made_or_may_be_are_told(
+    answers: list[object], raised: type[Exception], settled: list[int]
+) -> None:
+    found: list[int] = []
+    with pytest.raises(raised):
+        send_all(cast(Wire, Answers(*answers)), [[b"EMB.UPDATE"]] * 3, found.append)
+    assert found == settled
 
 
 def test_a_step_that_was_never_sent_can_be_made_again(empty: Path) -> None:

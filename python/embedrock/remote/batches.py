@@ -14,6 +14,9 @@ __all__ = ["Pull", "pull_all", "send_all"]
 _UNREAD_BYTES = 4 << 20
 """Replies on their way while more is asked for: a server stops to read where too many wait."""
 
+_AROUND_BYTES = 64
+"""Of a reply, around rows and positions."""
+
 
 class Pull(NamedTuple):
     """One request for rows of one table."""
@@ -25,28 +28,33 @@ class Pull(NamedTuple):
     into: Floats
     """(N, D), filled."""
 
+    @property
+    def reply_bytes(self) -> int:
+        """At most, where every key is missing."""
+        return self.into.nbytes + 4 * len(self.into) + _AROUND_BYTES
+
 
 def pull_all(wire: Wire, pulls: Sequence[Pull], reply_bytes_max: int) -> None:
     """Fills the arrays of all pulls. Errors: ``Refused`` for the first that is."""
-    most = min(_UNREAD_BYTES, reply_bytes_max)
+    most = min(_UNREAD_BYTES, reply_bytes_max // 2)
     waiting: deque[Pull] = deque()
     unread, refused = 0, None
 
     def take() -> None:
         nonlocal unread, refused
         pull = waiting.popleft()
-        unread -= pull.into.nbytes
+        unread -= pull.reply_bytes
         try:
             wire.rows(pull.into, pull.into.shape[1])
         except Refused as error:  # the replies behind it have to be read all the same
             refused = refused or error
 
     for pull in pulls:
-        while waiting and unread + pull.into.nbytes > most:
+        while waiting and unread + pull.reply_bytes > most:
             take()
         wire.send(b"EMB.PULLB", pull.table, pull.keys)
         waiting.append(pull)
-        unread += pull.into.nbytes
+        unread += pull.reply_bytes
     while waiting:
         take()
     if refused is not None:
