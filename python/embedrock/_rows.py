@@ -62,6 +62,8 @@ class RowStore(Protocol):
     """A store whose tables modules are made over."""
 
     _listeners: Listeners
+    _returns: int
+    """How often the store went back: what was read before is of rows that are gone."""
     _elsewhere: str | None
     """How its user gets what works in this process only; None where it is here."""
 

@@ -121,7 +121,8 @@ def test_training_at_a_server_has_the_bits_of_training_here(
                 embedrock.nn.read_together(model)
             tables = OPTIMIZERS[kind](model)
             losses.append(train(model, tables, steps))
-            assert model.state_dict().keys() == {"top.weight", "top.bias"}
+            dense = {name for name in model.state_dict() if "_extra_state" not in name}
+            assert dense == {"top.weight", "top.bias"}
             again = OPTIMIZERS[kind](model)
             again.load_state_dict(tables.state_dict())
             assert again._steps(model.user._pending["rows"]) == 50
@@ -219,6 +220,8 @@ def test_a_server_that_reads_gives_inference_and_makes_no_table(
     with serving(empty) as served, embedrock.connect(served.url) as remote:
         model = model_over(remote, "sgd")
         model.load_state_dict(weights)
+        model.load_state_dict(model.state_dict())
+        at_a_server = model.state_dict()
         assert model.eval()(steps[0]).item() == expected
         assert "optimizer='sgd'" in repr(model)
         model.train()(steps[0]).backward()
@@ -228,6 +231,10 @@ def test_a_server_that_reads_gives_inference_and_makes_no_table(
             embedrock.nn.Embedding(None, 4, store=remote, name="fresh")
         with pytest.raises(MismatchError, match="embedding_dim is 8, asked 4"):
             embedrock.nn.Embedding(500, 4, store=remote, name="item")
+    with embedrock.open(empty, "64MiB", read_only=True) as store:
+        here = model_over(store, "sgd")
+        with pytest.raises(MismatchError, match="beside the rows of a server"):
+            here.load_state_dict(at_a_server)
 
 
 def test_what_needs_a_store_here_is_refused_and_says_why(writable: Served) -> None:

@@ -134,6 +134,7 @@ class RemoteStore:
     manager, or :meth:`close` it. Modules of :mod:`embedrock.nn` take it as their ``store``.
     """
 
+    _returns = 0  # who goes back is who has the store open
     _elsewhere: str | None = (
         "train in a plain loop, which reads at each forward and updates at each step; rows are "
         "durable with commit(), and the dense part is kept with torch.save"
