@@ -32,7 +32,7 @@ from embedrock.errors import (
 )
 from embedrock.observe.step_report import StepReport
 from embedrock.pipeline.loader import LookaheadLoader
-from embedrock.store import Store, check, close_all, copy, distinct, open
+from embedrock.store import Store, check, close_all, copy, distinct, open, resize
 from embedrock.table import Table
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ __all__ = [
     "optim",
     "optimizers",
     "placement",
+    "resize",
     "resume",
     "save",
     "trace",

@@ -162,6 +162,7 @@ class Store:
         page_bytes: int | None = None,
         segment_bytes: int | None = None,
         cold_directory: _Path | None = None,
+        pmem_path: _Path | None = None,
         io: str = "auto",
         policy: str = "lfu",
         window_bytes: int | None = None,
@@ -243,6 +244,9 @@ class Store:
 
     def is_held(self, /) -> bool:
         """Whether the commit at hand is held, so that no writer drops it."""
+
+    def promote(self, /, table: TableId, keys: _Keys) -> int:
+        """Brings hot rows to where they are read soonest; returns how many came."""
 
     def delete(self, /, table: TableId, keys: _Keys) -> int:
         """Deletes keys; returns how many had a row."""
@@ -439,9 +443,21 @@ def copy(
     step: int | None = None,
     storage: str | None = None,
     cold_directory: _Path | None = None,
+    pmem_path: _Path | None = None,
+    capacity: int | None = None,
     progress: _Progress | None = None,
 ) -> dict[str, Any]:
     """Copies a commit to a new store at `destination`."""
+
+def resize(
+    path: _Path,
+    table: str,
+    capacity: int,
+    pmem_path: _Path | None = None,
+    make_empty: bool = False,
+    progress: _Progress | None = None,
+) -> dict[str, Any]:
+    """Gives a table on persistent memory room for so many rows."""
 
 def freeze(
     path: _Path,

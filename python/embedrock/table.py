@@ -86,6 +86,7 @@ class Table:
         self._crossing_dtype = crossing_dtype(self._dtype)
         self._rounding: str = spec.get("rounding", "stochastic")
         self._storage: str = spec.get("storage", "log")
+        self._capacity: int | None = spec.get("capacity")
         self._by_id: bool = info["by_id"]
         self._row_bytes: int = info["row_bytes"]
         self._state_words: int = info["state_words"]
@@ -150,9 +151,14 @@ class Table:
 
     @property
     def storage(self) -> str:
-        """How rows that are not in memory are stored: ``"log"``, ``"lsm"``, or ``"pages"``, which
-        :func:`embedrock.freeze` makes."""
+        """How rows that are not in memory are stored: ``"log"``, ``"lsm"``, ``"pages"``, which
+        :func:`embedrock.freeze` makes, or ``"pmem"``, whose rows are in a region of their own."""
         return self._storage
+
+    @property
+    def capacity(self) -> int | None:
+        """Rows for which a table with storage ``"pmem"`` has room; None for others, which grow."""
+        return self._capacity
 
     @property
     def optimizer(self) -> OptimizerSpec:
@@ -388,6 +394,29 @@ class Table:
         engine = self._store._core.contains
         call(self._store, [(self, found)], 0, engine, self._handle, found.flat, out)
         return out.reshape(found.shape)
+
+    def promote(self, keys: ArrayLike) -> int:
+        """Brings rows that are asked for often to where they are read soonest, the first ones
+        first, which should be the hottest. Results never change.
+
+        Stored rows come into memory, into half of it at most; returned is how many came. With
+        storage ``"pmem"`` their keys move to the bucket in which look-ups begin, and others out of
+        their way; returned is how many of them are there now. While rows of the table are iterated
+        over nothing moves, and it is none. A thread moves all displaced keys home in time, so this
+        is for keys that are hot now.
+
+        Errors: ``KeyRangeError``; ``MisuseError`` for a table with storage ``"pmem"`` of a store
+        that was opened ``read_only``.
+
+        Source: hotness-aware placement of PetPS (3.2).
+
+        >>> table.put([7, 8], np.ones((2, 4), np.float32))
+        >>> table.promote([7, 8])  # they are in memory already
+        0
+        """
+        found = as_keys(keys)
+        with KeysNamed((self, found)):
+            return self._store._core.promote(self._handle, found.flat)
 
     @overload
     def lookahead(self, keys: ArrayLike) -> None: ...

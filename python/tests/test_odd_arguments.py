@@ -174,6 +174,7 @@ CALLS: dict[str, tuple[Callable[[World], Any], Callable[[World], Arguments]]] = 
         lambda w: {"keys": KEYS, "gradients": rows(w), "lr": 0.1},
     ),
     "RemoteTable.lookahead": (lambda w: w.remote["t"].lookahead, lambda w: {"keys": KEYS}),
+    "RemoteTable.promote": (lambda w: w.remote["t"].promote, lambda w: {"keys": KEYS}),
     "Window.announce": (lambda w: w.store.window.announce, lambda w: {"batch": {w.table: KEYS}}),
     "Window.begin": (lambda w: w.store.window.begin, lambda w: {"number": 1}),
     "Window.finish": (lambda w: w.store.window.finish, lambda w: {"number": 1}),
@@ -542,6 +543,9 @@ NOT_MADE_BY_CALLERS = {
     "follow.Followed",
     "follow.Record",
     "follow.Source",
+    "follow.RemoteSource",
+    "follow.Kafka",  # these need a broker: test_kafka_message.py
+    "follow.KafkaWriter",
 }
 
 

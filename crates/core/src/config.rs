@@ -279,6 +279,9 @@ pub struct StoreOptions {
     /// Where the partitions of tables in an lsm lie, apart from the store. The store remembers it;
     /// then this is where the directory was moved to.
     pub cold_directory: Option<PathBuf>,
+    /// Where regions of new tables on persistent memory lie: a folder on it or on tmpfs, which may
+    /// be shared by stores; also where those were moved to that are not where they were made.
+    pub pmem_directory: Option<PathBuf>,
     /// Which back end reads and writes row pages.
     pub io: IoChoice,
     /// Read neighbouring pages in one request where the device's curve says that it is cheaper.
@@ -324,6 +327,7 @@ impl StoreOptions {
             page_bytes: None,
             segment_bytes: None,
             cold_directory: None,
+            pmem_directory: None,
             io: IoChoice::Auto,
             merge_reads: true,
             policy: PolicyKind::Lfu,
@@ -387,11 +391,14 @@ pub enum StorageKind {
     /// rows that are asked for with many others: for serving, 4 to 8 bytes of memory per stored
     /// row.
     Pages,
+    /// A region of fixed capacity on persistent memory, on tmpfs or in a mapped file: rows are
+    /// durable by update, outside the commit, and take no memory but two bits.
+    Pmem,
 }
 
 impl StorageKind {
     /// All kinds.
-    pub const ALL: [Self; 3] = [Self::Log, Self::Lsm, Self::Pages];
+    pub const ALL: [Self; 4] = [Self::Log, Self::Lsm, Self::Pages, Self::Pmem];
 
     /// The name that records and options have.
     pub fn name(self) -> &'static str {
@@ -399,12 +406,18 @@ impl StorageKind {
             Self::Log => "log",
             Self::Lsm => "lsm",
             Self::Pages => "pages",
+            Self::Pmem => "pmem",
         }
     }
 
     /// Whether its rows lie in partition files, and the newest of them in a log above these.
     pub(crate) fn has_bottom(self) -> bool {
-        self != Self::Log
+        matches!(self, Self::Lsm | Self::Pages)
+    }
+
+    /// Whether rows are durable by update, outside the commit, and never in the cache.
+    pub(crate) fn is_direct(self) -> bool {
+        self == Self::Pmem
     }
 }
 
@@ -414,7 +427,10 @@ impl FromStr for StorageKind {
     fn from_str(text: &str) -> Result<Self> {
         match Self::ALL.into_iter().find(|kind| kind.name() == text) {
             Some(kind) => Ok(kind),
-            None => bail!(Misuse, "storage is \"{text}\"; expected \"log\", \"lsm\" or \"pages\""),
+            None => bail!(
+                Misuse,
+                "storage is \"{text}\"; expected \"log\", \"lsm\", \"pages\" or \"pmem\""
+            ),
         }
     }
 }
@@ -446,6 +462,10 @@ pub struct TableSpec {
     /// Where its rows live when they are not in memory. Records of tables in a log do not have it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub storage: StorageKind,
+    /// Rows for which a table on persistent memory has room: all its ids unless it says less. A
+    /// resized table has another number than its record.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub capacity: Option<u64>,
     /// The optimizer whose state the row carries.
     pub optimizer: OptimizerSpec,
     /// Values of rows that were never written.
@@ -460,6 +480,8 @@ impl TableSpec {
             expected.saturating_mul(SPARSE_SHARE) < ids || ids > DENSE_IDS_MAX
         };
         match (self.storage, self.num_embeddings, self.expected_rows) {
+            // Its index is the region's, which needs no ids.
+            (StorageKind::Pmem, ..) => None,
             (kind, Some(ids), Some(expected)) if kind.has_bottom() && is_sparse(ids, expected) => {
                 None
             }
@@ -469,7 +491,42 @@ impl TableSpec {
 
     /// Rows that a new table will have, as far as is known.
     pub(crate) fn new_rows_to_come(&self) -> Option<u64> {
-        self.new_dense_ids().or(self.expected_rows)
+        match self.storage {
+            StorageKind::Pmem => self.room(),
+            _ => self.new_dense_ids().or(self.expected_rows),
+        }
+    }
+
+    /// Rows for which a region of the table has room; `None` for other storages.
+    pub(crate) fn room(&self) -> Option<u64> {
+        self.storage.is_direct().then(|| self.capacity.or(self.num_embeddings)).flatten()
+    }
+
+    /// Refuses a capacity that does not fit the storage.
+    fn check_capacity(&self) -> Result<()> {
+        let name = &self.name;
+        match (self.storage, self.capacity, self.num_embeddings) {
+            (StorageKind::Pmem, None, None) => bail!(
+                Misuse,
+                "table '{name}' grows, and a region on persistent memory has a fixed size: give \
+                 capacity= the most rows that it will have (embedrock resize changes it later)"
+            ),
+            (StorageKind::Pmem, Some(0), _) => {
+                bail!(Misuse, "table '{name}': capacity is 0, expected at least 1 row")
+            }
+            (StorageKind::Pmem, Some(capacity), Some(ids)) if capacity > ids => bail!(
+                Misuse,
+                "table '{name}': capacity is {capacity}, and there are {ids} ids; leave it out for \
+                 room for all of them"
+            ),
+            (StorageKind::Pmem, ..) | (_, None, _) => Ok(()),
+            (kind, Some(capacity), _) => bail!(
+                Misuse,
+                "table '{name}': capacity is {capacity}, and storage \"{}\" grows as it needs to; \
+                 leave it out, or use storage=\"pmem\"",
+                kind.name()
+            ),
+        }
     }
 
     /// Checks the parameters; returns how rows of the table lie in memory and on storage.
@@ -481,6 +538,7 @@ impl TableSpec {
         let context = |e: crate::Error| e.context(format!("table '{name}'"));
         self.optimizer.validate_spec().map_err(context)?;
         self.initializer.validate().map_err(context)?;
+        self.check_capacity()?;
         if self.num_embeddings == Some(0) {
             bail!(Misuse, "table '{name}': num_embeddings is 0, expected at least 1");
         }
@@ -539,6 +597,9 @@ pub struct TableInfo {
     pub rows: u64,
     /// Update batches applied so far.
     pub updates: u64,
+    /// Of a table on persistent memory, what its rows survive.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub medium: Option<String>,
 }
 
 /// Where a get puts values.

@@ -67,3 +67,4 @@ pub use store::{
     PendingCommit, PlannedPages, RowReads, Scan, Stats, Store, WindowStats, check, check_place,
     copy, freeze, freeze_again,
 };
+pub use store::{CopyTo, ResizeReport, ResizeTo, copy_to, resize};

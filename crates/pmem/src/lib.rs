@@ -50,6 +50,6 @@ pub use map::Mapped;
 pub use medium::{Durability, Medium, WORD_BYTES};
 pub use region::Geometry;
 pub use rehome::Rehomed;
-pub use resize::resize;
+pub use resize::{resize, resize_with};
 pub use rows::Rows;
 pub use slab::SlabUse;

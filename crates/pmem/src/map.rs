@@ -35,7 +35,9 @@ pub struct Mapped {
     expected: Box<[AtomicU64]>,
     path: Option<PathBuf>,
     /// Keeps the lock of the file.
-    _file: Option<File>,
+    file: Option<File>,
+    /// The process that mapped it. A forked child has a part in the mapping and in the lock.
+    process: u32,
 }
 
 /// What a file still has to be told.
@@ -163,7 +165,8 @@ impl Mapped {
             unsynced: Mutex::default(),
             expected: (0..pages.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
             path,
-            _file: file,
+            file,
+            process: std::process::id(),
         }
     }
 
@@ -298,6 +301,10 @@ impl Medium for Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
+        if let (Some(file), true) = (&self.file, self.process == std::process::id()) {
+            // Not by closing alone: a forked child that lives on has the file open as well.
+            let _ = flock(file, FlockOperation::Unlock);
+        }
         // SAFETY: the mapping is this value's alone, and no borrow of it outlives the value.
         let _ =
             unsafe { rustix::mm::munmap(self.address.as_ptr().cast(), self.words * WORD_BYTES) };

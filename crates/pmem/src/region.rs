@@ -29,6 +29,12 @@ const CHECKED_WORDS: usize = 7;
 const CHECKSUM_WORD: usize = CHECKED_WORDS;
 /// In another cache line than the rest, which never changes.
 const OPENING_WORD: usize = 8;
+/// How many rows there were when the region was closed, and a check of that and of the opening.
+const ROWS_WORD: usize = 9;
+/// Whose region it is: two words, and a check of them.
+const OWNER_WORD: usize = 16;
+const OWNER_SEED: u64 = u64::from_le_bytes(*b"ERPMOWNR");
+const ROWS_SEED: u64 = u64::from_le_bytes(*b"ERPMCLSD");
 const CHECKSUM_SEED: u64 = MAGIC;
 
 /// The sizes of a region, fixed for its life.
@@ -166,6 +172,8 @@ pub(crate) struct Region<M> {
     /// Tells locks of this opening from those that a dead process left.
     pub(crate) opening: u32,
     pub(crate) lanes: redo::Lanes,
+    /// Rows that the opening before counted when it ended.
+    pub(crate) closed_rows: Option<u64>,
     failed: AtomicBool,
 }
 
@@ -190,7 +198,7 @@ impl<M: Medium> Region<M> {
         medium.store(0, header[0]);
         medium.flush(0..1);
         medium.fence()?;
-        Ok(Self::of(medium, geometry, 1))
+        Ok(Self::of(medium, geometry, 1, Some(0)))
     }
 
     /// Opens a region, and finishes the changes that were under way.
@@ -205,16 +213,53 @@ impl<M: Medium> Region<M> {
             )));
         }
         redo::replay(&medium, geometry.index_words())?;
+        let (rows, check) = (medium.load(ROWS_WORD), medium.load(ROWS_WORD + 1));
+        let closed_rows = (check == check_of(&[rows, word], ROWS_SEED)).then_some(rows);
         let opening = last.wrapping_add(1).max(1);
         medium.store(OPENING_WORD, opening_word(opening));
         medium.flush(OPENING_WORD..OPENING_WORD + 1);
         medium.fence()?;
-        Ok(Self::of(medium, geometry, opening))
+        Ok(Self::of(medium, geometry, opening, closed_rows))
     }
 
-    fn of(medium: M, geometry: Geometry, opening: u32) -> Self {
-        let lanes = redo::Lanes::default();
-        Self { medium, geometry, opening, lanes, failed: AtomicBool::new(false) }
+    fn of(medium: M, geometry: Geometry, opening: u32, closed_rows: Option<u64>) -> Self {
+        let (lanes, failed) = (redo::Lanes::default(), AtomicBool::new(false));
+        Self { medium, geometry, opening, lanes, closed_rows, failed }
+    }
+
+    /// Notes how many rows there are, for the next opening: nothing is changed from here on.
+    pub(crate) fn note_rows(&self, rows: u64) -> Result<()> {
+        self.writable()?;
+        self.store_checked(ROWS_WORD, &[rows], &[rows, opening_word(self.opening)], ROWS_SEED)
+    }
+
+    /// Says whose region it is.
+    pub(crate) fn bind(&self, owner: [u64; 2]) -> Result<()> {
+        self.writable()?;
+        self.store_checked(OWNER_WORD, &owner, &owner, OWNER_SEED)
+    }
+
+    /// Whose region it is; `None` where nobody said so.
+    pub(crate) fn owner(&self) -> Result<Option<[u64; 2]>> {
+        let [first, second, check] = [0, 1, 2].map(|at| self.medium.load(OWNER_WORD + at));
+        if [first, second, check] == [0; 3] {
+            return Ok(None);
+        }
+        if check != check_of(&[first, second], OWNER_SEED) {
+            let name = self.medium.name();
+            return Err(Error::corrupt(format!("{name}: what says whose region it is is damaged")));
+        }
+        Ok(Some([first, second]))
+    }
+
+    /// Stores words from `word` on, and behind them a check of `checked`, durably.
+    fn store_checked(&self, word: usize, words: &[u64], checked: &[u64], seed: u64) -> Result<()> {
+        for (at, value) in words.iter().enumerate() {
+            self.medium.store(word + at, *value);
+        }
+        self.medium.store(word + words.len(), check_of(checked, seed));
+        self.medium.flush(word..word + words.len() + 1);
+        self.fence()
     }
 
     /// As [`Medium::fence`]; once it has failed, [`writable`](Self::writable) says no.
@@ -233,6 +278,11 @@ impl<M: Medium> Region<M> {
     }
 }
 
+fn check_of(words: &[u64], seed: u64) -> u64 {
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    xxh3_64_with_seed(&bytes, seed)
+}
+
 /// The number in the lower half, a check of it in the upper: a word is never half written.
 fn opening_word(opening: u32) -> u64 {
     let check = xxh3_64_with_seed(&opening.to_le_bytes(), CHECKSUM_SEED) << 32;
@@ -240,8 +290,7 @@ fn opening_word(opening: u32) -> u64 {
 }
 
 fn checksum(header: &[u64; CHECKED_WORDS]) -> u64 {
-    let bytes: Vec<u8> = header.iter().flat_map(|word| word.to_le_bytes()).collect();
-    xxh3_64_with_seed(&bytes, CHECKSUM_SEED)
+    check_of(header, CHECKSUM_SEED)
 }
 
 fn next_prime(from: u64) -> u64 {
@@ -327,6 +376,29 @@ mod tests {
         assert_eq!(word(139_304), keys[1]);
         assert_eq!(word(bucket + 16) >> 48, 1, "the last key found its home full");
         assert_eq!(word(bucket + 256 + 32), keys[14]);
+    }
+
+    #[test]
+    fn the_owner_and_the_rows_at_the_end_are_known_to_the_next_opening_alone() {
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join("region");
+        let region = made(&path);
+        assert_eq!(region.owner().expect("owner"), None);
+        region.bind([7, 3]).expect("bind");
+        region.note_rows(41).expect("rows");
+        drop(region);
+        let open = || Region::open(Mapped::open(&path).expect("map")).expect("open");
+        let region = open();
+        assert_eq!(region.owner().expect("owner"), Some([7, 3]));
+        assert_eq!(region.closed_rows, Some(41));
+        drop(region);
+        // It did not say how many it had.
+        let region = open();
+        assert_eq!(region.closed_rows, None);
+        region.medium.store(OWNER_WORD, 8);
+        let error = region.owner().expect_err("damaged");
+        assert_eq!(error.kind(), ErrorKind::Corrupt);
+        assert!(error.to_string().contains("whose region"), "{error}");
     }
 
     #[test]

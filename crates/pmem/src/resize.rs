@@ -19,21 +19,35 @@ const COPY_ROWS: usize = 512;
 /// `Misuse` where `to` exists, or what a crash has left of it; `Full` where there are more rows;
 /// `Corrupt` where one is damaged, or its place in the index; `Locked`; `Io`.
 pub fn resize(from: &Path, to: &Path, capacity: u64) -> Result<u64> {
+    resize_with(from, to, capacity, |_, _| Ok::<(), Error>(()))
+}
+
+/// As [`resize`]; `progress(done, all)` is told of buckets of the old region and may end it, which
+/// leaves nothing of the new one.
+///
+/// # Errors
+/// As `resize`, and what `progress` returns.
+pub fn resize_with<E: From<Error>>(
+    from: &Path,
+    to: &Path,
+    capacity: u64,
+    progress: impl FnMut(u64, u64) -> std::result::Result<(), E>,
+) -> std::result::Result<u64, E> {
     let source = Rows::open(from)?;
     if to.exists() {
-        return Err(Error::misuse(format!("{} exists; choose another name", to.display())));
+        Err(Error::misuse(format!("{} exists; choose another name", to.display())))?;
     }
     let unfinished = PathBuf::from(format!("{}.unfinished", to.display()));
     if unfinished.exists() {
-        return Err(Error::misuse(format!(
+        Err(Error::misuse(format!(
             "{} exists: a resize to {} was cut off; delete it and resize again",
             unfinished.display(),
             to.display()
-        )));
+        )))?;
     }
     let geometry = Geometry::new(capacity, source.geometry().row_bytes)?;
     let medium = Mapped::create(&unfinished, geometry.bytes())?;
-    let copied = copy(&source, Deferred(medium), geometry).and_then(|rows| {
+    let copied = copy(&source, Deferred(medium), geometry, progress).and_then(|rows| {
         std::fs::rename(&unfinished, to)
             .map_err(|error| Error::io(format!("cannot make {}", to.display()), error))?;
         sync_folder(to)?;
@@ -46,8 +60,17 @@ pub fn resize(from: &Path, to: &Path, capacity: u64) -> Result<u64> {
     copied
 }
 
-fn copy(source: &Rows<Mapped>, medium: Deferred, geometry: Geometry) -> Result<u64> {
+fn copy<E: From<Error>>(
+    source: &Rows<Mapped>,
+    medium: Deferred,
+    geometry: Geometry,
+    mut progress: impl FnMut(u64, u64) -> std::result::Result<(), E>,
+) -> std::result::Result<u64, E> {
+    const BUCKETS_PER_REPORT: u64 = 4096;
     let target = Rows::format(medium, geometry)?;
+    if let Some(owner) = source.owner()? {
+        target.bind(owner)?;
+    }
     let mut count = 0;
     let mut keys = Vec::with_capacity(COPY_ROWS);
     let mut rows = vec![0; COPY_ROWS * geometry.row_bytes];
@@ -64,7 +87,11 @@ fn copy(source: &Rows<Mapped>, medium: Deferred, geometry: Geometry) -> Result<u
         keys.clear();
         Ok::<(), Error>(())
     };
-    for bucket in 0..source.geometry().buckets {
+    let buckets = source.buckets();
+    for bucket in 0..buckets {
+        if bucket % BUCKETS_PER_REPORT == 0 {
+            progress(bucket, buckets)?;
+        }
         for key in source.keys_of_bucket(bucket) {
             keys.push(key?);
             if keys.len() == COPY_ROWS {
@@ -73,7 +100,9 @@ fn copy(source: &Rows<Mapped>, medium: Deferred, geometry: Geometry) -> Result<u
         }
     }
     put(&mut keys)?;
+    target.end(count)?;
     target.medium().finish()?;
+    progress(buckets, buckets)?;
     Ok(count)
 }
 

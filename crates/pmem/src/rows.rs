@@ -26,6 +26,8 @@ const PUT_ROWS: usize = 512;
 /// How many rows ahead memory is asked for.
 const ROWS_AHEAD: usize = 6;
 const LINE_WORDS: usize = 8;
+/// How many buckets ahead a pass asks a disk for them.
+const BUCKETS_AHEAD: u64 = 2048;
 const CHECKSUM_SEED: u64 = u64::from_le_bytes(*b"ERPMROWS");
 
 /// Rows in a region.
@@ -116,6 +118,50 @@ impl<M: Medium> Rows<M> {
         Slab::memory_bytes(geometry)
     }
 
+    /// Says durably whose region it is, in words of the owner's choice, not all of them 0.
+    ///
+    /// # Errors
+    /// `Io`, after which the region takes no changes.
+    pub fn bind(&self, owner: [u64; 2]) -> Result<()> {
+        self.region.bind(owner)
+    }
+
+    /// Whose region it is; `None` where nobody said so.
+    ///
+    /// # Errors
+    /// `Corrupt`.
+    pub fn owner(&self) -> Result<Option<[u64; 2]>> {
+        self.region.owner()
+    }
+
+    /// How many rows there are. Takes no time after an opening that ended with
+    /// [`end`](Self::end); else it looks at a cache line for every 14 rows. Nobody may have
+    /// changed the region since it was opened.
+    pub fn count(&self) -> u64 {
+        let counted = || {
+            let of_bucket = |bucket: u64| {
+                if self.region.medium.durability() == Durability::Sync {
+                    // Some pages ahead of it.
+                    let ahead = (bucket + BUCKETS_AHEAD).min(self.index.buckets() - 1);
+                    let word = self.index.word(ahead);
+                    self.region.medium.expect(word..word + 1);
+                }
+                self.index.prints(bucket).occupied().count() as u64
+            };
+            (0..self.index.buckets()).map(of_bucket).sum()
+        };
+        self.region.closed_rows.unwrap_or_else(counted)
+    }
+
+    /// Notes how many rows there are for [`count`](Self::count) of the next opening. Nothing may be
+    /// changed from here on.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn end(&self, rows: u64) -> Result<()> {
+        self.region.note_rows(rows)
+    }
+
     /// How row slots are used, as far as it is known.
     pub fn slab_use(&self) -> SlabUse {
         self.slab.used()
@@ -136,19 +182,10 @@ impl<M: Medium> Rows<M> {
             return Err(Error::misuse(format!("{keys} keys, and room to say of {found} keys")));
         }
         let _reading = self.readings.begin();
-        let mut slots = vec![ABSENT; keys.len()];
-        self.index.get_batch(keys, Prefetch::Staged, &mut slots)?;
-        if self.durability() == Durability::Sync {
-            for word in slots.iter().filter_map(|slot| self.row_at(*slot)) {
-                self.region.medium.expect(word..word + self.region.geometry.row_words());
-            }
-        }
+        let slots = self.look_up(keys)?;
         let mut count = 0;
         for (at, (row, found)) in rows.chunks_exact_mut(row_bytes).zip(found).enumerate() {
-            if let Some(first) = slots.get(at + ROWS_AHEAD).and_then(|slot| self.row_at(*slot)) {
-                let last = first + self.region.geometry.row_words();
-                (first..last).step_by(LINE_WORDS).for_each(|w| self.region.medium.prefetch(w));
-            }
+            self.prefetch_row(&slots, at + ROWS_AHEAD);
             *found = slots[at] != ABSENT;
             if *found {
                 self.read(keys[at], slots[at], row)?;
@@ -156,6 +193,68 @@ impl<M: Medium> Rows<M> {
             }
         }
         Ok(count)
+    }
+
+    /// Hands the row of each key to `each`: its position, the row, and whether there is one; if not,
+    /// its bytes mean nothing. `row` is the room for it. Keys may repeat. Blocks as
+    /// [`get`](Self::get) does.
+    ///
+    /// # Errors
+    /// As `get`.
+    pub fn visit(
+        &self,
+        keys: &[u64],
+        row: &mut [u8],
+        mut each: impl FnMut(usize, &mut [u8], bool),
+    ) -> Result<()> {
+        self.check_length(&[0], row.len())?;
+        let _reading = self.readings.begin();
+        let slots = self.look_up(keys)?;
+        for (at, key) in keys.iter().enumerate() {
+            self.prefetch_row(&slots, at + ROWS_AHEAD);
+            let found = slots[at] != ABSENT;
+            if found {
+                self.read(*key, slots[at], row)?;
+            }
+            each(at, row, found);
+        }
+        Ok(())
+    }
+
+    /// Which keys have a row: `keys (N,) → found (N,)`. No row is read.
+    ///
+    /// # Errors
+    /// `Misuse` where lengths do not fit.
+    pub fn contains(&self, keys: &[u64], found: &mut [bool]) -> Result<()> {
+        if found.len() != keys.len() {
+            let (keys, found) = (keys.len(), found.len());
+            return Err(Error::misuse(format!("{keys} keys, and room to say of {found} keys")));
+        }
+        let mut slots = vec![ABSENT; keys.len()];
+        self.index.get_batch(keys, Prefetch::Staged, &mut slots)?;
+        found.iter_mut().zip(slots).for_each(|(found, slot)| *found = slot != ABSENT);
+        Ok(())
+    }
+
+    /// The slots of keys, all of which are asked for on a medium that is not in memory.
+    fn look_up(&self, keys: &[u64]) -> Result<Vec<u64>> {
+        let mut slots = vec![ABSENT; keys.len()];
+        self.index.get_batch(keys, Prefetch::Staged, &mut slots)?;
+        if self.durability() == Durability::Sync {
+            for word in slots.iter().filter_map(|slot| self.row_at(*slot)) {
+                self.region.medium.expect(word..word + self.region.geometry.row_words());
+            }
+        }
+        Ok(slots)
+    }
+
+    /// Asks for the lines of a row that will be read soon.
+    #[inline(always)]
+    fn prefetch_row(&self, slots: &[u64], at: usize) {
+        if let Some(first) = slots.get(at).and_then(|slot| self.row_at(*slot)) {
+            let last = first + self.region.geometry.row_words();
+            (first..last).step_by(LINE_WORDS).for_each(|w| self.region.medium.prefetch(w));
+        }
     }
 
     /// The first word of a row slot; `None` for [`ABSENT`], and for a number that is damaged.
@@ -305,6 +404,68 @@ impl<M: Medium> Rows<M> {
             Ok(count + usize::from(self.index.promote(*key, |other| set.contains(&other))?))
         };
         hot.iter().try_fold(0, at_home)
+    }
+
+    /// How many buckets the index has.
+    pub fn buckets(&self) -> u64 {
+        self.index.buckets()
+    }
+
+    /// Appends the keys of a bucket, in a region that others may change meanwhile. A key that came
+    /// or went in between is among them or not; one that stays is, unless re-homing moves it.
+    pub fn keys_beside_writers(&self, bucket: u64, keys: &mut Vec<u64>) {
+        let prints = self.index.prints(bucket);
+        let medium = &self.region.medium;
+        keys.extend(prints.occupied().map(|slot| medium.load(self.index.key_word(bucket, slot))));
+    }
+
+    /// Refuses keys that lie in a bucket where look-ups do not find them. Nobody may change the
+    /// region meanwhile.
+    ///
+    /// # Errors
+    /// `Corrupt`, naming one.
+    pub fn check_keys(&self, keys: &[u64]) -> Result<()> {
+        let missing: std::collections::HashSet<u64> = keys.iter().copied().collect();
+        for bucket in (0..self.buckets()).filter(|_| !missing.is_empty()) {
+            for slot in self.index.prints(bucket).occupied() {
+                let key = self.region.medium.load(self.index.key_word(bucket, slot));
+                if missing.contains(&key) {
+                    self.index.key_at(bucket, slot)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the index and compares it with itself, and every row with its checksum: at most
+    /// `most` findings. `progress` is told of buckets, done and all, and may end it. Nobody may
+    /// change the region meanwhile.
+    ///
+    /// # Errors
+    /// What `progress` returns.
+    pub fn check_all<E>(
+        &self,
+        most: usize,
+        mut progress: impl FnMut(u64, u64) -> std::result::Result<(), E>,
+    ) -> std::result::Result<(u64, Vec<Error>), E> {
+        const BUCKETS_PER_REPORT: u64 = 4096;
+        let mut damage: Vec<Error> = self.index.check().err().into_iter().collect();
+        let (mut row, mut rows) = (vec![0; self.region.geometry.row_bytes], 0);
+        for bucket in 0..self.buckets() {
+            if bucket % BUCKETS_PER_REPORT == 0 {
+                progress(bucket, self.buckets())?;
+            }
+            for key in self.keys_of_bucket(bucket) {
+                let read = key.and_then(|key| self.read(key, self.index.get(key), &mut row));
+                match read {
+                    Ok(()) => rows += 1,
+                    Err(error) if damage.len() < most => damage.push(error),
+                    Err(_) => {}
+                }
+            }
+        }
+        progress(self.buckets(), self.buckets())?;
+        Ok((rows, damage))
     }
 
     /// The keys of a bucket, each where look-ups find it, in a region that nobody changes

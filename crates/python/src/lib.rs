@@ -33,7 +33,7 @@ mod _core {
     #[pymodule_export]
     use crate::hashing::{hash_pieces, hash_texts};
     #[pymodule_export]
-    use crate::maintenance::{check, check_place, copy};
+    use crate::maintenance::{check, check_place, copy, resize};
     #[pymodule_export]
     use crate::permits::Permits;
     #[pymodule_export]

@@ -5,7 +5,7 @@
 
 use crate::error::{Carried, OrRaise};
 use crate::store::json_value;
-use embedrock_core::{Memory, Result, StorageKind};
+use embedrock_core::{CopyTo, Memory, ResizeTo, Result, StorageKind};
 use pyo3::prelude::*;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -56,7 +56,7 @@ pub(crate) fn check(
 /// `progress(done, total)` is called now and then, in rows; what it raises ends the copy.
 #[pyfunction]
 #[pyo3(signature = (path, destination, memory, step=None, storage=None, cold_directory=None,
-    progress=None))]
+    pmem_path=None, capacity=None, progress=None))]
 #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python function")]
 pub(crate) fn copy(
     py: Python<'_>,
@@ -66,22 +66,47 @@ pub(crate) fn copy(
     step: Option<u64>,
     storage: Option<&str>,
     cold_directory: Option<PathBuf>,
+    pmem_path: Option<PathBuf>,
+    capacity: Option<u64>,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<Py<PyAny>> {
     let memory = Memory::from_str(memory).or_raise(py)?;
     let storage = storage.map(StorageKind::from_str).transpose().or_raise(py)?;
     let mut carried = Carried::default();
     let outcome = py.detach(|| {
-        let cold = cold_directory.as_deref();
-        embedrock_core::copy(
-            &path,
-            &destination,
-            step,
-            memory,
+        let to = CopyTo {
             storage,
-            cold,
-            &mut |done, total| report(&mut carried, progress.as_ref(), done, total),
-        )
+            cold_directory: cold_directory.as_deref(),
+            pmem_directory: pmem_path.as_deref(),
+            capacity,
+        };
+        embedrock_core::copy_to(&path, &destination, step, memory, &to, &mut |done, total| {
+            report(&mut carried, progress.as_ref(), done, total)
+        })
+    });
+    json_value(py, &carried.resolve(py, outcome)?)
+}
+
+/// Gives a table on persistent memory room for `capacity` rows; returns what became of it as a
+/// dict. `progress(done, total)` is called now and then, in buckets; what it raises ends the
+/// resize, which changes nothing then.
+#[pyfunction]
+#[pyo3(signature = (path, table, capacity, pmem_path=None, make_empty=false, progress=None))]
+pub(crate) fn resize(
+    py: Python<'_>,
+    path: PathBuf,
+    table: &str,
+    capacity: u64,
+    pmem_path: Option<PathBuf>,
+    make_empty: bool,
+    progress: Option<Py<PyAny>>,
+) -> PyResult<Py<PyAny>> {
+    let mut carried = Carried::default();
+    let outcome = py.detach(|| {
+        let to = ResizeTo { capacity, pmem_directory: pmem_path.as_deref(), make_empty };
+        embedrock_core::resize(&path, table, &to, &mut |done, total| {
+            report(&mut carried, progress.as_ref(), done, total)
+        })
     });
     json_value(py, &carried.resolve(py, outcome)?)
 }

@@ -87,7 +87,7 @@ impl Store {
     /// Opens the store at `path`, creating it when there is none and `create` is set.
     #[new]
     #[pyo3(signature = (path, memory, *, max_disk_bytes=None, max_held_bytes=None, page_bytes=None,
-        segment_bytes=None, cold_directory=None,
+        segment_bytes=None, cold_directory=None, pmem_path=None,
         io="auto", policy="lfu", window_bytes=None, window_group=256, merge_picker="score",
         upkeep_scheduler="off", top_share=0.1, filters=false, keep=2, seed=0, create=true,
         step=None, read_only=false,
@@ -102,6 +102,7 @@ impl Store {
         page_bytes: Option<usize>,
         segment_bytes: Option<u64>,
         cold_directory: Option<PathBuf>,
+        pmem_path: Option<PathBuf>,
         io: &str,
         policy: &str,
         window_bytes: Option<u64>,
@@ -126,6 +127,7 @@ impl Store {
             page_bytes,
             segment_bytes,
             cold_directory,
+            pmem_directory: pmem_path,
             merge_reads,
             io: core::config::IoChoice::from_str(io).or_raise(py)?,
             policy: policy_kind(py, policy)?,
@@ -313,6 +315,14 @@ impl Store {
     ) -> PyResult<()> {
         let (table, keys, out) = (table.0, keys.as_slice(), out.as_slice_mut()?);
         py.detach(|| self.0.contains(table, keys, out)).or_raise(py)
+    }
+
+    /// Brings hot rows to where they are read soonest; returns how many came.
+    fn promote(&self, py: Python<'_>, table: PyRef<'_, TableId>, keys: Keys) -> PyResult<u64> {
+        let (table, keys) = (table.0, keys.as_slice());
+        let promoted = py.detach(|| self.0.promote(table, keys)).or_raise(py)?;
+        self.tell_budget(py)?;
+        Ok(promoted)
     }
 
     /// Announces the keys of one coming get of the table.

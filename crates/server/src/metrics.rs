@@ -1,6 +1,7 @@
 //! What the server counts, and how Prometheus reads it.
 
 use crate::commands::COMMANDS;
+use crate::latency::Latency;
 use crate::shared::Shared;
 use embedrock_core::Stats;
 use prometheus_client::collector::Collector;
@@ -34,10 +35,14 @@ pub(crate) struct Metrics {
     pub(crate) rows_missing: Counter,
     pub(crate) rows_put: Counter,
     pub(crate) rows_updated: Counter,
+    pub(crate) rows_promoted: Counter,
     pub(crate) commits: Counter,
     pub(crate) refreshes: Counter,
     pub(crate) failed_tasks: Counter,
+    pub(crate) hot_failures: Counter,
     pub(crate) turn_seconds: Histogram,
+    /// Requests, by the time of the turn that took them.
+    pub(crate) latency: Latency,
 }
 
 impl Metrics {
@@ -65,6 +70,7 @@ impl Metrics {
         Self {
             commands,
             turn_seconds,
+            latency: Latency::new(),
             refused: counter("error_replies", "Replies that are errors"),
             accepted: counter("connections_accepted", "Connections that were accepted"),
             rejected: counter("connections_rejected", "Connections beyond the limit"),
@@ -81,11 +87,18 @@ impl Metrics {
             rows_missing: counter("rows_missing", "Rows that were asked for and never written"),
             rows_put: counter("rows_put", "Rows that were put"),
             rows_updated: counter("rows_updated", "Rows that were updated with gradients"),
+            rows_promoted: counter("rows_promoted", "Rows that hot sets have made fast"),
             commits: counter("commits", "Commits that this server made"),
             refreshes: counter("refreshes", "Moves to a newer commit"),
+            hot_failures: counter("hot_failures", "Hot sets whose rows could not be read"),
             failed_tasks: counter("timer_failures", "Commits and refreshes on a timer that failed"),
             registry,
         }
+    }
+
+    /// Requests of all commands.
+    pub(crate) fn requests(&self) -> u64 {
+        self.commands.iter().map(Counter::get).sum()
     }
 
     /// All counters, and those of the store, as Prometheus reads them.

@@ -403,6 +403,7 @@ mod tests {
             dtype: Dtype::Float32,
             rounding: RoundingMode::default(),
             storage: StorageKind::Log,
+            capacity: None,
             optimizer: OptimizerSpec {
                 kind: OptimizerKind::Sgd,
                 bias_correction: Default::default(),

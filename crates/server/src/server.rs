@@ -2,15 +2,17 @@
 
 use crate::acceptor::Acceptor;
 use crate::catalog::Catalog;
+use crate::hot::{self, HotSets};
 use crate::metrics::Metrics;
 use crate::options::Options;
 use crate::shared::{JOBS_MAX, Shared};
+use crate::status::{self, Status};
 use crate::worker::{Mail, Post, Worker};
 use crate::{http, timer, tls};
 use embedrock_core::{Error, ErrorKind, Result, Store};
 use mio::Waker;
 use parking_lot::{Mutex, RwLock};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
@@ -34,7 +36,9 @@ struct Threads {
     acceptor: Thread,
     workers: Vec<Thread>,
     timer: Thread,
-    http: Option<Thread>,
+    hot: Thread,
+    /// Those for who watches: one that answers, and one that looks.
+    watch: Option<(Thread, Thread)>,
 }
 
 impl Server {
@@ -55,9 +59,9 @@ impl Server {
         let listener = mio::net::TcpListener::bind(wanted).map_err(at("listen on", wanted))?;
         let address = listener.local_addr().map_err(at("listen on", wanted))?;
         let http = wanted_metrics
-            .map(|wanted| TcpListener::bind(wanted).map_err(at("listen for metrics on", wanted)))
+            .map(|wanted| http::Monitors::bind(wanted).map_err(at("listen for metrics on", wanted)))
             .transpose()?;
-        let metrics_address = http.as_ref().and_then(|http| http.local_addr().ok());
+        let metrics_address = http.as_ref().and_then(http::Monitors::address);
         let (jobs, job_queue) = sync_channel(JOBS_MAX);
         let shared = Arc::new(Shared {
             catalog: Catalog::of(&store),
@@ -67,6 +71,9 @@ impl Server {
             is_stopping: AtomicBool::new(false),
             begun: Instant::now(),
             timer_failure: Mutex::new(None),
+            last_task: Mutex::new(None),
+            status: Status::default(),
+            hot: HotSets::default(),
             jobs: Mutex::new(Some(jobs)),
             address,
             options,
@@ -92,16 +99,23 @@ impl Server {
         let (timer_shared, timer_posts) = (shared.clone(), posts.clone());
         let timer =
             spawn("serve-timer", move || timer::run(&timer_shared, &job_queue, &timer_posts))?;
-        let http_shared = shared.clone();
-        let http = http.map(|listener| {
-            spawn("serve-http", move || {
-                http::run(&http_shared, &listener);
+        let hot_shared = shared.clone();
+        let hot = spawn("serve-hot", move || {
+            hot::run(&hot_shared);
+            Ok(())
+        })?;
+        let watch = http.map(|monitors| -> Result<_> {
+            let (http_shared, status_shared) = (shared.clone(), shared.clone());
+            let http = spawn("serve-http", move || looped(monitors.run(&http_shared)))?;
+            let status = spawn("serve-status", move || {
+                status::run(&status_shared);
                 Ok(())
-            })
+            })?;
+            Ok((http, status))
         });
-        let http = http.transpose()?;
+        let watch = watch.transpose()?;
         let acceptor = spawn("serve-accept", move || looped(acceptor.run()))?;
-        let threads = Mutex::new(Some(Threads { acceptor, workers, timer, http }));
+        let threads = Mutex::new(Some(Threads { acceptor, workers, timer, hot, watch }));
         Ok(Self { shared, metrics_address, posts, acceptor_waker, threads })
     }
 
@@ -119,7 +133,8 @@ impl Server {
     pub fn is_running(&self) -> bool {
         let threads = self.threads.lock();
         threads.as_ref().is_some_and(|t| {
-            let mut all = t.workers.iter().chain([&t.acceptor, &t.timer]).chain(&t.http);
+            let watch = t.watch.iter().flat_map(|(http, status)| [http, status]);
+            let mut all = t.workers.iter().chain([&t.acceptor, &t.timer, &t.hot]).chain(watch);
             all.all(|thread| !thread.is_finished())
         })
     }
@@ -140,12 +155,16 @@ impl Server {
         for worker in threads.workers {
             outcome = outcome.and(join(worker));
         }
+        self.shared.hot.end();
+        outcome = outcome.and(join(threads.hot));
         // Without a sender the timer's thread ends.
         drop(self.shared.jobs.lock().take());
         outcome = outcome.and(join(threads.timer));
-        if let (Some(http), Some(address)) = (threads.http, self.metrics_address) {
+        if let (Some((http, status)), Some(address)) = (threads.watch, self.metrics_address) {
             drop(TcpStream::connect(address));
             outcome = outcome.and(join(http));
+            status.thread().unpark();
+            outcome = outcome.and(join(status));
         }
         outcome
     }

@@ -4,9 +4,10 @@ use crate::refusal::Refusal;
 use crate::shared::Shared;
 use crate::worker::{Mail, Post};
 use embedrock_core::{CommitInfo, Error, ErrorKind, Result, TableSpec};
+use serde::Serialize;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// How long it sleeps when it has nothing to do on a timer.
 const LONG: Duration = Duration::from_secs(3600);
@@ -26,13 +27,23 @@ pub(crate) enum Task {
 
 /// What a task has done.
 #[derive(Debug)]
-pub(crate) enum Done {
+pub(crate) enum Finished {
     /// Made a commit, or moved to one.
     Commit(CommitInfo),
     /// There was none newer to move to.
     NoneNewer,
     /// The table is there.
     Created,
+}
+
+impl Finished {
+    /// The step of the commit, if it is about one.
+    fn step(&self) -> Option<u64> {
+        match self {
+            Self::Commit(commit) => Some(commit.step),
+            Self::NoneNewer | Self::Created => None,
+        }
+    }
 }
 
 /// A task of a client.
@@ -43,6 +54,18 @@ pub(crate) struct Job {
     pub(crate) worker: usize,
     pub(crate) connection: usize,
     pub(crate) id: u64,
+}
+
+/// A task that was run, as the status page tells it.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Done {
+    kind: &'static str,
+    /// When it ended.
+    unix_s: f64,
+    seconds: f64,
+    /// The step of the commit that was made or moved to; none where there was nothing newer.
+    step: Option<u64>,
+    failure: Option<String>,
 }
 
 /// Runs until no job can come any more; then commits what is left.
@@ -100,12 +123,14 @@ fn on_timer(shared: &Arc<Shared>, has_new_table: &mut bool) {
 
 /// Runs a task, and tells who asks for the server's health how it went. A task that a client should
 /// not have asked for tells nothing of it.
-fn run_task(shared: &Arc<Shared>, task: Task) -> Result<Done> {
+fn run_task(shared: &Arc<Shared>, task: Task) -> Result<Finished> {
+    let begin = Instant::now();
     let (what, done) = match task {
-        Task::Commit(step) => ("commit", commit(shared, step).map(Done::Commit)),
-        Task::Refresh => {
-            ("refresh", refresh(shared).map(|moved| moved.map_or(Done::NoneNewer, Done::Commit)))
-        }
+        Task::Commit(step) => ("commit", commit(shared, step).map(Finished::Commit)),
+        Task::Refresh => (
+            "refresh",
+            refresh(shared).map(|moved| moved.map_or(Finished::NoneNewer, Finished::Commit)),
+        ),
         // What does not fit is the client's to mend.
         Task::Create(spec) => return create(shared, &spec),
     };
@@ -113,6 +138,14 @@ fn run_task(shared: &Arc<Shared>, task: Task) -> Result<Done> {
         Err(error) if error.kind() == ErrorKind::Misuse => {}
         done => {
             let failure = done.as_ref().err().map(|error| format!("{what}: {error}"));
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            *shared.last_task.lock() = Some(Done {
+                kind: what,
+                unix_s: now.as_secs_f64(),
+                seconds: begin.elapsed().as_secs_f64(),
+                step: done.as_ref().ok().and_then(Finished::step),
+                failure: failure.clone(),
+            });
             *shared.timer_failure.lock() = failure;
         }
     }
@@ -142,18 +175,18 @@ fn commit(shared: &Shared, step: Option<u64>) -> Result<CommitInfo> {
 }
 
 /// Makes a table, which requests find from their next turn on.
-fn create(shared: &Shared, spec: &TableSpec) -> Result<Done> {
+fn create(shared: &Shared, spec: &TableSpec) -> Result<Finished> {
     shared.store.table(spec)?;
     shared.catalog.update(&shared.store);
-    Ok(Done::Created)
+    Ok(Finished::Created)
 }
 
 /// Notes whether there is a table that no commit has.
-fn note(done: &Done, has_new_table: &mut bool) {
+fn note(done: &Finished, has_new_table: &mut bool) {
     match done {
-        Done::Commit(_) => *has_new_table = false,
-        Done::Created => *has_new_table = true,
-        Done::NoneNewer => {}
+        Finished::Commit(_) => *has_new_table = false,
+        Finished::Created => *has_new_table = true,
+        Finished::NoneNewer => {}
     }
 }
 

@@ -14,7 +14,7 @@ use crate::resp::Limits;
 use crate::session::Session;
 use crate::shared::Shared;
 use crate::stream::Stream;
-use crate::timer::Done;
+use crate::timer::Finished;
 use mio::{Events, Interest, Poll, Token, Waker};
 use rustls::{ServerConfig, ServerConnection};
 use std::io;
@@ -43,7 +43,7 @@ pub(crate) enum Mail {
     /// A connection that was accepted, and its id.
     Connection(mio::net::TcpStream, u64),
     /// What came of a job of a connection.
-    Done { connection: usize, id: u64, done: Result<Done, Refusal> },
+    Done { connection: usize, id: u64, done: Result<Finished, Refusal> },
     /// Finish what was asked, and end.
     Stop,
 }
@@ -83,6 +83,8 @@ pub(crate) struct Worker {
     last_sweep: Instant,
     /// Memory of outputs.
     waiting: usize,
+    /// Requests that were taken in this turn.
+    taken: u64,
     /// Until when replies go out, once the server stops.
     ends: Option<Instant>,
 }
@@ -115,6 +117,7 @@ impl Worker {
             limits,
             last_sweep: Instant::now(),
             waiting: 0,
+            taken: 0,
             ends: None,
             shared,
         };
@@ -206,7 +209,7 @@ impl Worker {
     }
 
     /// Replies to a job's connection, if it is still there.
-    fn end_job(&mut self, number: usize, id: u64, done: Result<Done, Refusal>) {
+    fn end_job(&mut self, number: usize, id: u64, done: Result<Finished, Refusal>) {
         let Some(Some(connection)) = self.connections.get_mut(number) else { return };
         let session = &mut connection.session;
         if session.id != id {
@@ -214,15 +217,15 @@ impl Worker {
         }
         session.has_job = false;
         session.output.write(session.protocol, |writer| match done {
-            Ok(Done::Commit(commit)) => {
+            Ok(Finished::Commit(commit)) => {
                 writer.map(2);
                 writer.bulk(b"step");
                 writer.integer(commit.step as i64);
                 writer.bulk(b"sequence");
                 writer.integer(commit.sequence as i64);
             }
-            Ok(Done::NoneNewer) => writer.null(),
-            Ok(Done::Created) => writer.simple("OK"),
+            Ok(Finished::NoneNewer) => writer.null(),
+            Ok(Finished::Created) => writer.simple("OK"),
             Err(refusal) => writer.error(refusal.code, &refusal.message),
         });
         self.make_due(number);
@@ -259,7 +262,12 @@ impl Worker {
         turn[sent..].iter().for_each(|number| self.send_replies(*number));
         self.scratch.shrink();
         self.close_greediest();
-        self.shared.metrics.turn_seconds.observe(begin.elapsed().as_secs_f64());
+        let time = begin.elapsed();
+        self.shared.metrics.turn_seconds.observe(time.as_secs_f64());
+        let taken = std::mem::take(&mut self.taken);
+        if taken > 0 {
+            self.shared.metrics.latency.observe(time, taken);
+        }
     }
 
     /// Reads a connection, and takes the whole requests in what came.
@@ -304,6 +312,7 @@ impl Worker {
                 };
                 if let Some(command) = call.run() {
                     shared.metrics.commands[command].inc();
+                    self.taken += 1;
                 }
                 input.consume(length);
             }

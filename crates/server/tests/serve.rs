@@ -24,6 +24,7 @@ fn spec(name: &str, ids: Option<u64>) -> TableSpec {
         dtype: Dtype::Float32,
         rounding: RoundingMode::default(),
         storage: StorageKind::Log,
+        capacity: None,
         optimizer: OptimizerSpec {
             kind: OptimizerKind::Sgd,
             bias_correction: Default::default(),
@@ -584,7 +585,7 @@ fn monitors_read_metrics_and_health() {
     }
     assert_eq!(metrics.matches("# EOF").count(), 1);
     assert!(ask("GET /healthz").ends_with("\r\n\r\nok\n"));
-    assert!(ask("GET /").starts_with("HTTP/1.1 404"));
+    assert!(ask("GET /other").starts_with("HTTP/1.1 404"));
     assert!(ask("POST /metrics").starts_with("HTTP/1.1 405"));
     server.stop().unwrap();
 }

@@ -12,6 +12,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 /// A page's header, which rows have to leave room for.
+/// Kinds of storage that a power cut of the simulated device concerns.
+const STORAGES: [StorageKind; 3] = [StorageKind::Log, StorageKind::Lsm, StorageKind::Pages];
 const PAGE_HEADER: usize = 32;
 /// A row's entry in the directory of its page.
 const PAGE_ENTRY: usize = 10;
@@ -338,7 +340,9 @@ impl Plan {
     fn roomy_bytes(&self) -> u64 {
         let bytes_of = |table: &TablePlan| match table.spec.storage {
             StorageKind::Log => self.page_bytes_of(table),
-            StorageKind::Lsm | StorageKind::Pages => 2 * self.page_bytes_of(table) + ROOM_FOR_MERGE,
+            StorageKind::Lsm | StorageKind::Pages | StorageKind::Pmem => {
+                2 * self.page_bytes_of(table) + ROOM_FOR_MERGE
+            }
         };
         let rows: u64 = self.tables.iter().map(bytes_of).sum();
         let classes = self.tables.len() as u64 * SEGMENTS_PER_CLASS * self.segment_bytes;
@@ -440,7 +444,8 @@ fn table(seed: u64, kind: Kind, page_bytes: usize, i: usize) -> TablePlan {
         expected_rows: (!dense).then(|| if !grows && random.chance(1, 2) { keys } else { 10 }),
         dtype,
         rounding: *random.pick(&[RoundingMode::Stochastic, RoundingMode::Nearest]),
-        storage: *random.pick(&StorageKind::ALL),
+        storage: *random.pick(&STORAGES),
+        capacity: None,
         optimizer,
         initializer,
     };

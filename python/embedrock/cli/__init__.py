@@ -30,6 +30,7 @@ from embedrock.cli import (
     freeze,
     info,
     place,
+    resize,
     serve,
     torture,
     trace,
@@ -74,7 +75,21 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"embedrock {__version__}")
     commands = top.add_subparsers(metavar="COMMAND", required=True)
-    own = (train, follow, demo, info, check, copy, trace, place, freeze, serve, bench, torture)
+    own = (
+        train,
+        follow,
+        demo,
+        info,
+        check,
+        copy,
+        resize,
+        trace,
+        place,
+        freeze,
+        serve,
+        bench,
+        torture,
+    )
     for command in own:
         added = command.add(commands)
         added.set_defaults(command=command.__name__.rpartition(".")[2])

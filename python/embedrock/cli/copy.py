@@ -29,7 +29,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
     )
     command.add_argument(
         "--storage",
-        choices=["log", "lsm"],
+        choices=["log", "lsm", "pmem"],
         help="how the copy stores the rows of all its tables (each as it was)",
     )
     command.add_argument(
@@ -37,6 +37,18 @@ def add(commands: Any) -> argparse.ArgumentParser:
         type=Path,
         metavar="DIR",
         help="where the copy has the partitions of its lsm tables (in DEST)",
+    )
+    command.add_argument(
+        "--pmem-path",
+        type=Path,
+        metavar="DIR",
+        help="where the copy has the regions of its pmem tables (in DEST)",
+    )
+    command.add_argument(
+        "--capacity",
+        type=int,
+        metavar="N",
+        help="rows for which each region has room (all ids, or as before, or twice the rows)",
     )
     output.add_json(command)
     command.set_defaults(run=run)
@@ -57,6 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
             memory=arguments.memory,
             storage=arguments.storage,
             cold_directory=arguments.cold_directory,
+            pmem_path=arguments.pmem_path,
+            capacity=arguments.capacity,
             progress=task.callback(),
         )
     if arguments.json:

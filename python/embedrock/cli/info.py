@@ -11,9 +11,14 @@ from typing import Any
 
 from embedrock.cli import output
 
-_KINDS = ("rows", "part", "journal", "state", "spare", "other")
+_KINDS = ("rows", "part", "pmem", "journal", "state", "spare", "other")
 """What the names of files begin with (``docs/formats``), in the order of the list."""
-_NOTED = {"part": "partitions", "spare": "spare, for commits", "other": "other files"}
+_NOTED = {
+    "part": "partitions",
+    "pmem": "regions",
+    "spare": "spare, for commits",
+    "other": "other files",
+}
 _BLOCK_BYTES = 512
 """Of `st_blocks`, whatever the blocks of the file system are."""
 
@@ -94,6 +99,7 @@ def _table(table: Any) -> dict[str, Any]:
         "dtype": table.dtype,
         "rounding": table.rounding,
         "storage": table.storage,
+        "capacity": table.capacity,
         "row_bytes": table.row_bytes,
         "optimizer": table.optimizer,
         "initializer": table.initializer,
@@ -105,7 +111,7 @@ def _print(found: dict[str, Any], verbose: bool) -> None:
     print(f"store {found['store']}\n")
     rows = [["table", "rows", "capacity", "dim", "dtype", "storage", "bytes per row", "optimizer"]]
     for name, table in found["tables"].items():
-        size = table["num_embeddings"]
+        size = table["num_embeddings"] if table["capacity"] is None else table["capacity"]
         rows.append(
             [
                 name,
@@ -136,7 +142,7 @@ def _print(found: dict[str, Any], verbose: bool) -> None:
         print("not held: this process may not write here; a writer may drop the commit meanwhile")
     print()
     on_disk = [*_on_disk(found["files"], stats), *_in_cold(found["cold_files"], stats)]
-    on_disk += _in_partitions(stats)
+    on_disk += _in_partitions(stats) + _in_regions(found["tables"], stats)
     output.print_table([*on_disk, *_spent(stats, verbose)], header=False)
 
 
@@ -166,9 +172,19 @@ def _in_partitions(stats: dict[str, Any]) -> list[list[str]]:
     """What lies in two kinds of files: the newest rows in `rows-…`, all others in partitions."""
     rows = []
     for one in stats["classes"]:
-        if one["storage"] != "log":
+        if one["storage"] in ("lsm", "pages"):
             rows.append([f"{one['storage']} rows-{one['id']} with its partitions", ""])
             rows += [[name.removeprefix("  "), size] for name, size in _in_class(one)]
+    return rows
+
+
+def _in_regions(tables: dict[str, Any], stats: dict[str, Any]) -> list[list[str]]:
+    """What rows on persistent memory survive; such a table of a reader beside a writer has none."""
+    rows = []
+    for one in stats["tables"]:
+        name = one["spec"]["name"]
+        if tables[name]["storage"] == "pmem":
+            rows.append([f"pmem {name!r}", one.get("medium", "open in another process")])
     return rows
 
 

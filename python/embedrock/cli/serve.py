@@ -70,7 +70,9 @@ def add(commands: Any) -> argparse.ArgumentParser:
     )
     command.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key, PEM")
     command.add_argument(
-        "--metrics", metavar="HOST:PORT", help="serve /metrics and /healthz here over HTTP (no)"
+        "--metrics",
+        metavar="HOST:PORT",
+        help="serve a status page, /metrics and /healthz here over HTTP (no)",
     )
     command.add_argument(
         "--commit-every",
@@ -241,7 +243,7 @@ def _tell(arguments: argparse.Namespace, server: Any) -> None:
     print(f"{arguments.store}: serving at {server.address()}{over}, {does}", flush=True)
     metrics = server.metrics_address()
     if metrics is not None:
-        print(f"metrics at http://{metrics}/metrics", flush=True)
+        print(f"status page at http://{metrics}/, metrics at http://{metrics}/metrics", flush=True)
 
 
 def _password(path: Path | None) -> str | None:

@@ -59,6 +59,8 @@ class EmbeddingBagConfig:
     """As for ``Embedding``."""
     storage: Storage | None = None
     """As for ``Embedding``."""
+    capacity: int | None = None
+    """As for ``Embedding``."""
 
 
 class EmbeddingBagCollection(RowsModule):
@@ -134,6 +136,7 @@ class EmbeddingBagCollection(RowsModule):
                 dtype=config.dtype,
                 rounding=config.rounding,
                 storage=config.storage,
+                capacity=config.capacity,
             )
             table = self._add_table(f"rows{i}", arguments)
             padding = open_padding_row(table, config.padding_idx)

@@ -23,7 +23,7 @@ __all__ = ["Embedding", "EmbeddingBag"]
 
 _MODES = ("sum", "mean", "max")
 Rounding: TypeAlias = Literal["stochastic", "nearest"]
-Storage: TypeAlias = Literal["log", "lsm"]
+Storage: TypeAlias = Literal["log", "lsm", "pmem"]
 
 
 class _OneTable(RowsModule):
@@ -85,7 +85,8 @@ class Embedding(_OneTable):
             gradients, are made in float32 whatever it is.
         rounding: How updates round to float16 and bfloat16, as ``Store.table`` says.
         storage: How rows are stored that are not in memory, as ``Store.table`` says: ``"lsm"`` is
-            for small rows or very many.
+            for small rows or very many, ``"pmem"`` for persistent memory.
+        capacity: Rows for which a table with ``storage="pmem"`` has room.
 
     Shapes: ``input (*) int64 or int32 -> (*, embedding_dim)``.
 
@@ -129,6 +130,7 @@ class Embedding(_OneTable):
         output_dtype: torch.dtype | None = None,
         rounding: Rounding | None = None,
         storage: Storage | None = None,
+        capacity: int | None = None,
     ) -> None:
         """Opens the table, or creates it."""
         _refuse_unsupported(name, max_norm)
@@ -144,6 +146,7 @@ class Embedding(_OneTable):
             dtype=dtype,
             rounding=rounding,
             storage=storage,
+            capacity=capacity,
         )
         super().__init__(store, wanted, padding_idx, device, output_dtype)
         self.scale_grad_by_freq = scale
@@ -213,6 +216,7 @@ class EmbeddingBag(_OneTable):
         output_dtype: torch.dtype | None = None,
         rounding: Rounding | None = None,
         storage: Storage | None = None,
+        capacity: int | None = None,
     ) -> None:
         """Opens the table, or creates it."""
         _refuse_unsupported(name, max_norm, _weight)
@@ -232,6 +236,7 @@ class EmbeddingBag(_OneTable):
             dtype=dtype,
             rounding=rounding,
             storage=storage,
+            capacity=capacity,
         )
         super().__init__(store, wanted, padding_idx, device, output_dtype)
         self.mode = mode

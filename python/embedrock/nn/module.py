@@ -43,7 +43,8 @@ class TableArguments:
     initializer: initializers.InitializerLike | None
     dtype: Any
     rounding: Literal["stochastic", "nearest"] | None
-    storage: Literal["log", "lsm"] | None
+    storage: Literal["log", "lsm", "pmem"] | None
+    capacity: int | None
 
 
 class RowsModule(nn.Module):  # type: ignore[misc]
@@ -170,6 +171,7 @@ class RowsModule(nn.Module):  # type: ignore[misc]
             dtype=wanted.dtype,
             rounding=wanted.rounding,
             storage=wanted.storage,
+            capacity=wanted.capacity,
         )
         self._pending[slot] = pending_rows(table)
         self._parameters[slot] = None

@@ -14,6 +14,7 @@ from embedrock._verbs import NON_FINITE, Floats, NonFinite, UpdateReport
 from embedrock.errors import KeyRangeError, MisuseError, NonFiniteError
 from embedrock.optimizers import OptimizerSpec, factors
 from embedrock.remote.batches import Pull
+from embedrock.remote.hot import Sampler
 from embedrock.remote.pool import Pool
 from embedrock.remote.wire import Wire
 
@@ -70,11 +71,16 @@ class RemoteTable:
     """
 
     def __init__(
-        self, store: RemoteStore, pool: Pool, info: dict[str, Any], limits: dict[str, int]
+        self,
+        store: RemoteStore,
+        pool: Pool,
+        info: dict[str, Any],
+        limits: dict[str, int],
+        sampler: Sampler | None = None,
     ) -> None:
         """Not for callers: tables come from a :class:`RemoteStore`."""
         self._store = store
-        self._pool = pool
+        self._pool, self._sampler = pool, sampler
         self._limits = limits
         self._name: str = info["name"]
         self._encoded = self._name.encode()
@@ -173,6 +179,7 @@ class RemoteTable:
                 return wire.rows(into, self._embedding_dim)
 
             written[part][self._pool.run(pull, repeats=True)] = False
+        self._look(asked)
         answer = rows if out is None else out
         return (answer, written.reshape(asked.shape)) if wants_found else answer
 
@@ -239,6 +246,20 @@ class RemoteTable:
 
         self._pool.run(announce, repeats=False)
 
+    def promote(self, keys: ArrayLike) -> None:
+        """Tells the server which keys are hot, the hottest first: their rows are brought into
+        memory before they are asked for.
+
+        The server does so beside what it serves, later than this returns. A new set of a table
+        takes the place of one that still waits. It changes no row, and counts as no pull.
+        ``connect(..., sample=)`` finds such keys and sends them.
+
+        Errors: ``KeyRangeError``; ``MisuseError`` for more than 65,536 keys.
+        """
+        asked = as_keys(keys)
+        self._check_range(asked)
+        promote(self._pool, self._encoded, asked.flat)
+
     def _update_part(self, keys: Keys, gradients: ArrayLike, factors: dict[str, Any]) -> UpdatePart:
         """The table's part of an optimizer step, as ``RemoteStore._update`` takes it."""
         return UpdatePart(self, keys, as_rows(gradients, *self._shape(keys), "gradients"), factors)
@@ -271,6 +292,11 @@ class RemoteTable:
     def _tell_changed(self, keys: Keys) -> None:
         """Tells who keeps rows of the table, in this process alone."""
         self._store._listeners.changed([(self._name, keys.flat)])
+
+    def _look(self, keys: Keys) -> None:
+        """Lets the sampler see what is asked for."""
+        if self._sampler is not None:
+            self._sampler.look(self._encoded, keys.flat)
 
     def _pulls(self, keys: Keys, into: Floats) -> list[Pull]:
         """The requests for these rows."""
@@ -322,6 +348,12 @@ class RemoteTable:
     def _shape(self, keys: Keys) -> tuple[tuple[int, ...], str]:
         meaning = f"keys.shape + (embedding_dim,) of table {self._name!r}"
         return (*keys.shape, self._embedding_dim), meaning
+
+
+def promote(pool: Pool, table: bytes, keys: npt.NDArray[np.uint64]) -> None:
+    """Sends a hot set of a table, by its encoded name."""
+    packed = _packed(keys)
+    pool.run(lambda wire: wire.call(b"EMB.HOT", table, packed), repeats=True)
 
 
 def _packed(keys: npt.NDArray[np.uint64]) -> memoryview:

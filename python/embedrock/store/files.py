@@ -1,4 +1,4 @@
-"""Stores as a whole, which need not be open: checking and copying them."""
+"""Stores as a whole, which need not be open: checking, copying and resizing them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from embedrock import _core
 from embedrock._arguments import (
     Progress,
     choice,
+    flag,
     function,
     named_path,
     named_path_or_none,
+    text,
+    whole,
     whole_or_none,
 )
 from embedrock._memory import memory_text
 
-__all__ = ["check", "copy"]
+__all__ = ["check", "copy", "resize"]
 
 
 def check(path: str | os.PathLike[str], progress: Progress | None = None) -> dict[str, Any]:
@@ -43,8 +46,10 @@ def copy(
     *,
     step: int | None = None,
     memory: int | str = "256MiB",
-    storage: Literal["log", "lsm"] | None = None,
+    storage: Literal["log", "lsm", "pmem"] | None = None,
     cold_directory: str | os.PathLike[str] | None = None,
+    pmem_path: str | os.PathLike[str] | None = None,
+    capacity: int | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Copies one commit of a store, the last one by default, to a new store.
@@ -54,6 +59,8 @@ def copy(
     stores each as it was. A log has 4 bytes of memory for each id of a table with
     ``num_embeddings``, however few have rows, and at most 2^32 - 1 ids. ``cold_directory`` is where
     the copy has its partitions, as :func:`open` says; None keeps all of the copy in one directory.
+    ``pmem_path`` is the folder of regions of the copy, and ``capacity`` how many rows each of them
+    has room for: None takes all ids, or what the table had, or twice its rows.
     ``progress(done, total)`` is called now and then, in rows. Ctrl-C ends the copy between two
     batches.
 
@@ -70,7 +77,7 @@ def copy(
     """
     number = whole_or_none("step", step, 0)
     if storage is not None:
-        choice("storage", storage, ("log", "lsm"))
+        choice("storage", storage, ("log", "lsm", "pmem"))
     function("progress", progress, "rows done and in all")
     report: dict[str, Any] = _core.copy(
         named_path("path", path),
@@ -79,6 +86,49 @@ def copy(
         number,
         storage,
         named_path_or_none("cold_directory", cold_directory),
+        named_path_or_none("pmem_path", pmem_path),
+        whole_or_none("capacity", capacity, 1),
+        progress,
+    )
+    return report
+
+
+def resize(
+    path: str | os.PathLike[str],
+    table: str,
+    capacity: int,
+    *,
+    pmem_path: str | os.PathLike[str] | None = None,
+    make_empty: bool = False,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Gives a table with storage ``"pmem"`` room for ``capacity`` rows, more or fewer than before.
+
+    Nobody may have the store open meanwhile. The rows are copied into a new region, which then
+    takes the place of the old one, so the disk needs room for both. ``pmem_path`` is the folder of
+    the region, where it was moved to another. ``make_empty`` makes an empty region in the place of
+    one that is lost; it is refused where the region is there. ``progress(done, total)`` is called
+    now and then, in parts of the index; what it raises ends the resize, which changes nothing then.
+
+    Returns ``{"rows", "capacity", "bytes"}``: the table's rows, for how many it has room, and the
+    bytes of its region.
+
+    Errors: ``NotFoundError`` for a store or a table that is not there, ``LockedError`` while
+    somebody has the store open, ``MisuseError`` for a table with another storage or fewer ids,
+    ``FullError`` when it has more rows, or the disk too little room, ``CorruptError``,
+    ``IoError``.
+
+    Durability: on return; a crash before leaves the old region or the new one, whole.
+
+    Blocking: reads and writes every row of the table.
+    """
+    function("progress", progress, "parts done and in all")
+    report: dict[str, Any] = _core.resize(
+        named_path("path", path),
+        text("table", table),
+        whole("capacity", capacity, 1),
+        named_path_or_none("pmem_path", pmem_path),
+        flag("make_empty", make_empty),
         progress,
     )
     return report

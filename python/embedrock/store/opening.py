@@ -35,6 +35,7 @@ def open(
     page_bytes: int | None = None,
     segment_bytes: int | None = None,
     cold_directory: str | os.PathLike[str] | None = None,
+    pmem_path: str | os.PathLike[str] | None = None,
     io: Literal["auto", "uring", "pread"] = "auto",
     policy: Literal["lru", "lfu"] = "lfu",
     window_bytes: int | None = None,
@@ -80,6 +81,10 @@ def open(
             store and on another disk for example. It is made if need be, and the store remembers
             it: name it again only where it was moved to. A directory that is not this store's is
             refused. ``docs/storages.md`` has more.
+        pmem_path: The folder in which regions of new tables with ``storage="pmem"`` are made, on
+            persistent memory (DAX) or in ``/dev/shm`` for example. Stores may share it. None: the
+            store's own. The store remembers where each is; name the folder again where regions
+            were moved to another.
         io: Who reads and writes pages; ``"auto"`` takes io_uring where the system allows it, else
             threads that call pread.
         policy: Which rows leave memory first: least recently or least frequently used.
@@ -127,6 +132,7 @@ def open(
         "page_bytes": whole_or_none("page_bytes", page_bytes, 1),
         "segment_bytes": whole_or_none("segment_bytes", segment_bytes, 1),
         "cold_directory": named_path_or_none("cold_directory", cold_directory),
+        "pmem_path": named_path_or_none("pmem_path", pmem_path),
         "io": choice("io", io, ("auto", "uring", "pread")),
         "policy": choice("policy", policy, ("lru", "lfu")),
         "window_bytes": whole_or_none("window_bytes", window_bytes, 0),

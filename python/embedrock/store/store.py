@@ -95,7 +95,8 @@ class Store(Handle):
         initializer: _initializers.InitializerLike | None = None,
         dtype: Any = None,
         rounding: Literal["stochastic", "nearest"] | None = None,
-        storage: Literal["log", "lsm"] | None = None,
+        storage: Literal["log", "lsm", "pmem"] | None = None,
+        capacity: int | None = None,
     ) -> Table:
         """The table of that name, created if there is none.
 
@@ -114,17 +115,23 @@ class Store(Handle):
         on average and equal runs still give equal bits; ``"nearest"`` loses updates below half a
         unit in the last place. ``storage`` is how rows that are not in memory are stored: ``"log"``
         reads one page for a row and keeps 4 to 8 bytes in memory for each; ``"lsm"``, for small
-        rows or very many, keeps less than one and may read a page for a key that was never written.
+        rows or very many, keeps less than one and may read a page for a key that was never written;
+        ``"pmem"`` keeps rows in a mapped region of a fixed ``capacity`` (all ids of a dense table
+        unless it says less; a growing one must say it), for persistent memory and tmpfs. Its rows
+        are durable with each verb that changes them, whatever a commit does
+        (``docs/how-to/persistent-memory.md``).
         When they are None, an existing table keeps its own and a new one takes row-wise Adagrad,
         ``uniform(-0.05, 0.05)``, float32, stochastic rounding and a log.
 
         Errors: ``MismatchError`` when the stored table has other parameters, ``NotFoundError``
-        without ``embedding_dim`` and table, ``FullError`` when its rows would not fit on the
-        disk, ``BudgetError`` when a budget in bytes cannot hold the table, with one that would work
-        in the unit that ``open`` was given, or when one in per cent meets a growing table without
-        ``expected_rows``. A budget in per cent grows with the tables that are still to come.
+        without ``embedding_dim`` and table, ``FullError`` when its rows would not fit on the disk,
+        ``MisuseError`` without the ``capacity`` that a region needs, ``BudgetError`` when a budget
+        in bytes cannot hold the table, with one that would work in the unit that ``open`` was
+        given, or when one in per cent meets a growing table without ``expected_rows``. A budget in
+        per cent grows with the tables that are still to come.
 
-        Durability: a new table is durable with the next commit.
+        Durability: a new table is durable with the next commit; until then rows of one with storage
+        ``"pmem"`` go with it.
 
         >>> store.table("users", 8, num_embeddings=1000, optimizer="adam")
         <embedrock.Table 'users': 0 rows x 8 float32, dense of 1000, adam, 96 bytes per row>
@@ -137,7 +144,7 @@ class Store(Handle):
         if rounding is not None:
             choice("rounding", rounding, ("stochastic", "nearest"))
         if storage is not None:
-            choice("storage", storage, ("log", "lsm"))
+            choice("storage", storage, ("log", "lsm", "pmem"))
         stored = None if handle is None else self._core.table_info(handle)["spec"]
         spec = {
             "name": name,
@@ -147,6 +154,7 @@ class Store(Handle):
             "dtype": dtype_name("float32" if dtype is None else dtype, "dtype", STORED_DTYPES),
             "rounding": rounding or "stochastic",
             "storage": storage or "log",
+            "capacity": whole_or_none("capacity", capacity, 1),
             "optimizer": _optimizers.resolve("rowwise_adagrad" if optimizer is None else optimizer),
             "initializer": _initializers.resolve(
                 _initializers.uniform() if initializer is None else initializer
@@ -160,6 +168,7 @@ class Store(Handle):
                 "dtype": dtype,
                 "rounding": rounding,
                 "storage": storage,
+                "capacity": capacity,
             }
             spec |= {n: stored[n] for n, v in given.items() if v is None and n in stored}
         return Table(self, self._core.table(json.dumps(spec)))

@@ -19,7 +19,7 @@ use super::pread::{PreadQueue, Workers};
 use super::request::{check_name, check_queue, short_file};
 use super::{
     BLOCK_BYTES, Buffers, File, FileState, IoChoice, IoKind, Locking, Medium, OpenMode, Queue,
-    descriptors, lock,
+    RegionFolders, descriptors, lock,
 };
 use crate::error::{Error, ErrorKind, Result, bail};
 use std::fs;
@@ -49,6 +49,8 @@ pub struct DirectoryMedium {
     notes: Vec<String>,
     lacking: Arc<Lacking>,
     workers: OnceLock<Arc<Workers>>,
+    /// The folder of new files that are mapped.
+    regions: Option<PathBuf>,
     #[cfg(target_os = "linux")]
     make_ring: super::uring::MakeRing,
 }
@@ -104,9 +106,16 @@ impl DirectoryMedium {
             notes,
             lacking: Arc::default(),
             workers: OnceLock::new(),
+            regions: None,
             #[cfg(target_os = "linux")]
             make_ring: super::uring::build,
         })
+    }
+
+    /// New files that are mapped lie in this folder, which need not exist.
+    #[must_use]
+    pub fn with_regions_in(self, folder: Option<PathBuf>) -> Self {
+        Self { regions: folder, ..self }
     }
 
     /// The absolute path.
@@ -290,6 +299,10 @@ impl Medium for DirectoryMedium {
 
     fn path(&self) -> Option<&Path> {
         Some(&self.path)
+    }
+
+    fn regions(&self) -> Option<RegionFolders> {
+        Some(RegionFolders { own: self.path.clone(), apart: self.regions.clone() })
     }
 }
 

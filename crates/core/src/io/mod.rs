@@ -36,7 +36,7 @@ pub use sim::{SimCounters, SimFaults, SimFired, SimMedium};
 use crate::error::Result;
 use serde::{Deserialize, Serialize};
 use std::fmt::{self, Debug, Display};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -111,6 +111,15 @@ pub struct FileState {
     pub ago: Duration,
 }
 
+/// Where files that are mapped lie: regions of rows on persistent memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RegionFolders {
+    /// The medium's own folder.
+    pub own: PathBuf,
+    /// The folder where new ones are made instead.
+    pub apart: Option<PathBuf>,
+}
+
 /// One directory on one medium, or two that are used as one.
 pub trait Medium: Send + Sync + Debug {
     /// Which back end serves its queues.
@@ -157,6 +166,10 @@ pub trait Medium: Send + Sync + Debug {
     }
     /// Where the directory is; `None` for a simulated one.
     fn path(&self) -> Option<&Path> {
+        None
+    }
+    /// Where files that are mapped lie; `None` where none can be.
+    fn regions(&self) -> Option<RegionFolders> {
         None
     }
     /// The directory of files that lie apart from the others, where some do.

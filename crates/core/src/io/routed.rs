@@ -5,7 +5,9 @@
 //! are removed: opening, removing and looking try both, creating makes them apart. A queue serves
 //! files of both, since each request has the descriptor of its own file.
 
-use super::{Buffers, DeviceCurve, File, FileState, IoKind, Locking, Medium, OpenMode, Queue};
+use super::{
+    Buffers, DeviceCurve, File, FileState, IoKind, Locking, Medium, OpenMode, Queue, RegionFolders,
+};
 use crate::error::{Error, ErrorKind, Result, bail};
 use parking_lot::Mutex;
 use std::path::Path;
@@ -203,6 +205,10 @@ impl Medium for RoutedMedium {
 
     fn path(&self) -> Option<&Path> {
         self.own.medium.path()
+    }
+
+    fn regions(&self) -> Option<RegionFolders> {
+        self.own.medium.regions()
     }
 
     fn apart(&self) -> Option<&Arc<dyn Medium>> {

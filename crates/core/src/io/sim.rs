@@ -27,6 +27,7 @@ mod device;
 mod faults;
 mod inode;
 mod queue;
+mod regions;
 mod rng;
 #[cfg(test)]
 mod tests;
@@ -34,12 +35,14 @@ mod tests;
 use super::request::{check_name, check_queue};
 use super::{
     Buffers, DeviceCurve, File, FileLock, FileState, IoKind, Locking, Medium, OpenMode, Queue,
+    RegionFolders,
 };
 use crate::error::Result;
 use device::{Device, LockKind};
 use faults::{Fault, os_error};
 use parking_lot::Mutex;
 use queue::SimQueue;
+use regions::Regions;
 use std::sync::Arc;
 
 pub use faults::{SimFaults, SimFired};
@@ -53,6 +56,8 @@ pub struct SimMedium {
     device: Arc<Mutex<Device>>,
     /// What the device has before the names of this directory: nothing, or its name and a slash.
     folder: Arc<str>,
+    /// Files that are mapped. Power cuts leave them as they are, like kills.
+    regions: Arc<Regions>,
 }
 
 /// What a simulated device has done since it was made or rebooted.
@@ -81,14 +86,15 @@ impl SimMedium {
     }
 
     fn on(device: Device) -> Self {
-        Self { device: Arc::new(Mutex::new(device)), folder: Arc::from("") }
+        let (device, regions) = (Arc::new(Mutex::new(device)), Arc::default());
+        Self { device, folder: Arc::from(""), regions }
     }
 
     /// Another directory on the same device: it has names of its own, and shares all else, power
     /// and faults included.
     #[must_use]
     pub fn folder(&self, name: &str) -> Self {
-        Self { device: Arc::clone(&self.device), folder: Arc::from(format!("{name}/")) }
+        Self { folder: Arc::from(format!("{name}/")), ..self.clone() }
     }
 
     /// The name that the device has for a file.
@@ -129,7 +135,8 @@ impl SimMedium {
     /// what `seed` picks. This machine is not touched, so that several seeds can be tried. The
     /// capacity and curve stay, faults and counters start anew.
     pub fn reboot(&self, seed: u64) -> Self {
-        Self { folder: Arc::clone(&self.folder), ..Self::on(self.device.lock().reboot(seed)) }
+        let Self { folder, regions, .. } = self.clone();
+        Self { folder, regions, ..Self::on(self.device.lock().reboot(seed)) }
     }
 
     /// Lets faults strike by chance from now on; may be called at any time. `SimFaults::default()`
@@ -264,6 +271,11 @@ impl SimMedium {
 }
 
 impl Medium for SimMedium {
+    fn regions(&self) -> Option<RegionFolders> {
+        let own = self.regions.folder(&self.folder)?;
+        Some(RegionFolders { own, apart: None })
+    }
+
     fn kind(&self) -> IoKind {
         IoKind::Simulated
     }

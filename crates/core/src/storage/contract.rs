@@ -1,5 +1,6 @@
-//! One contract suite for every storage: the log, in both forms of its indexes, the lsm, and a map
-//! in memory that has neither pages nor an index. Tests use the traits alone, as the store does.
+//! One contract suite for every storage: the log, in both forms of its indexes, the lsm, a map in
+//! memory that has neither pages nor an index, and regions. Tests use the traits alone, as the store
+//! does. Where a test is about commits, a storage that is durable by update is held to that.
 
 use super::{
     ClassFacts, DirtyRow, Finding, OpenAt, Storage, StorageRecovery, StorageStats, SweptRow, log,
@@ -31,16 +32,20 @@ struct Subject {
     /// Whether a row can lie above and below. It counts twice then, a sweep may give it as it is by
     /// the time it comes to it, and the lower copy is called the newest only where that is sure.
     has_layers: bool,
+    /// Whether rows are durable by update: no commit has them, and a sweep gives a row as it is by
+    /// the time it comes to it.
+    is_direct: bool,
     create: Create,
     recovery: Recovery,
 }
 
-static SUBJECTS: [Subject; 5] = [
+static SUBJECTS: [Subject; 6] = [
     Subject {
         label: "log",
         kind: StorageKind::Log,
         has_pages: true,
         has_layers: false,
+        is_direct: false,
         create: super::create,
         recovery: super::recovery,
     },
@@ -49,6 +54,7 @@ static SUBJECTS: [Subject; 5] = [
         kind: StorageKind::Lsm,
         has_pages: true,
         has_layers: true,
+        is_direct: false,
         create: super::create,
         recovery: super::recovery,
     },
@@ -57,6 +63,7 @@ static SUBJECTS: [Subject; 5] = [
         kind: StorageKind::Pages,
         has_pages: true,
         has_layers: true,
+        is_direct: false,
         create: super::create,
         recovery: super::recovery,
     },
@@ -65,6 +72,7 @@ static SUBJECTS: [Subject; 5] = [
         kind: StorageKind::Log,
         has_pages: true,
         has_layers: false,
+        is_direct: false,
         create: |facts, file, epoch, medium| {
             Ok(Box::new(log::create_top(facts, file, epoch, medium)?))
         },
@@ -77,8 +85,18 @@ static SUBJECTS: [Subject; 5] = [
         kind: StorageKind::Log,
         has_pages: false,
         has_layers: false,
+        is_direct: false,
         create: map::create,
         recovery: map::recovery,
+    },
+    Subject {
+        label: "pmem",
+        kind: StorageKind::Pmem,
+        has_pages: false,
+        has_layers: false,
+        is_direct: true,
+        create: super::create,
+        recovery: super::recovery,
     },
 ];
 
@@ -157,7 +175,8 @@ fn swept(
     let at_begin = life.stored.clone();
     let mut rows = Vec::new();
     loop {
-        let has_layers = life.subject.has_layers;
+        // A row may come as it is by then.
+        let has_layers = life.subject.has_layers || life.subject.is_direct;
         let Life { storage, reader, stored, parked, .. } = &mut *life;
         storage.advance(&mut *sweep);
         let mut take = |swept: &mut dyn Iterator<Item = SweptRow<'_>>| {
@@ -208,7 +227,7 @@ fn a_sweep_gives_every_row_once_as_it_was_when_it_began() {
                 let rows = swept(&mut life, only, &mut |life| {
                     (0..life.random.below(20)).for_each(|_| life.step());
                 });
-                if life.subject.has_layers {
+                if life.subject.has_layers || life.subject.is_direct {
                     let is_still = |row: &&(RowKey, u32)| life.stored.get(&row.0) == Some(&row.1);
                     let still = |rows: &[(RowKey, u32)]| -> Vec<(RowKey, u32)> {
                         rows.iter().filter(|row| is_still(row)).copied().collect()
@@ -264,6 +283,10 @@ fn what_a_sweep_kept_is_room_again_when_its_ticket_ends() {
 fn a_full_disk_changes_nothing_and_room_lets_it_go_on() {
     each(3, |mut life| {
         (0..600).for_each(|_| life.step());
+        if life.subject.is_direct {
+            life.fill_a_region();
+            return;
+        }
         let rows = life.storage.parked() as u64 + 2000;
         let growth = life.storage.growth_for(rows, 0);
         assert!(growth > 0 && growth <= life.storage.lacking_bytes(rows, 0));
@@ -319,6 +342,16 @@ fn every_kept_commit_is_recovered_from_changes_and_pieces() {
             if step % 100 != 0 {
                 continue;
             }
+            if life.subject.is_direct {
+                life.reopen_by_update();
+                life.check();
+                assert_eq!(swept(&mut life, None, &mut |_| {}), of_table(&life.stored, None));
+                let mut say = |finding: Finding| panic!("{finding:?}");
+                let checked = life.storage.check(&mut |_, _| Ok(()), &mut say).unwrap();
+                assert_eq!(checked.rows, life.stored.len() as u64);
+                opened += 1;
+                continue;
+            }
             for commit in life.journal.kept() {
                 let mut reader = life.reader_at(&commit);
                 reader.check();
@@ -348,6 +381,12 @@ fn what_kept_commits_have_stays_while_everything_is_written_again() {
             life.commit(3);
             // What is free is used again at once.
             life.storage.give_back(0, 0, 0, Some(u64::MAX)).unwrap();
+            if life.subject.is_direct {
+                // It is the newest rows that stay.
+                life.reopen_by_update();
+                life.check();
+                continue;
+            }
             for commit in life.journal.kept() {
                 life.reader_at(&commit).check();
             }
@@ -373,9 +412,17 @@ fn a_growing_table_is_recovered_while_it_grows_and_shrinks() {
                 pieces.insert(life.storage.pieces(table.id));
                 indexed.insert(life.storage.memory().index_bytes);
             }
-            if at % 500 == 499 {
+            if at % 500 == 499 && life.subject.is_direct {
+                life.reopen_by_update();
+                life.check();
+            } else if at % 500 == 499 {
                 life.journal.kept().iter().for_each(|commit| life.reader_at(commit).check());
             }
+        }
+        if life.subject.is_direct {
+            // What it takes is fixed, and the journal has none of it.
+            assert_eq!((pieces.len(), pieces.first(), indexed.len()), (1, Some(&0), 1));
+            return;
         }
         if life.subject.has_layers {
             // What it takes follows merges, not the rows of the table.
@@ -396,6 +443,12 @@ fn a_life_goes_on_from_the_last_commit_or_an_earlier_one() {
             if round == 5 {
                 life.create_table(None, 60);
             }
+            if life.subject.is_direct {
+                // There is no going back.
+                life.reopen_by_update();
+                life.check();
+                continue;
+            }
             let kept = life.journal.kept();
             if kept.is_empty() {
                 continue;
@@ -415,6 +468,13 @@ fn a_reader_goes_on_to_a_later_commit_or_takes_its_rows_back() {
         for round in 0..10 {
             (0..40).for_each(|_| life.step());
             life.commit(1);
+            if life.subject.is_direct {
+                // The regions go along: another process cannot have changed them.
+                life.go_on_by_update(round % 2 == 0);
+                life.check();
+                moves = usize::MAX;
+                continue;
+            }
             let from = life.journal.kept()[0].clone();
             let mut reader = life.reader_at(&from);
             reader.check();
@@ -445,7 +505,12 @@ fn a_reader_goes_on_to_a_later_commit_or_takes_its_rows_back() {
                 reader.check();
                 continue;
             }
-            let at = OpenAt { commit: to.number, position: to.position, write_after: None };
+            let at = OpenAt {
+                commit: to.number,
+                position: to.position,
+                is_newest: true,
+                write_after: None,
+            };
             let file = life.file.clone();
             reader.storage = recovery.finish(&at, file, &life.medium()).unwrap();
             reader.tables.clone_from(&to.tables);
@@ -465,6 +530,14 @@ fn is_corrupt(result: Result<()>) -> Error {
 #[test]
 fn what_the_journal_lacks_or_garbles_is_corrupt() {
     each(2, |mut life| {
+        if life.subject.is_direct {
+            // The journal has nothing of rows, and what it has is of another storage.
+            let begin = |begun: &str| (life.subject.recovery)(&life.facts, begun, 0, 1);
+            is_corrupt(begin("").unwrap().changes(&[1, 2], None));
+            is_corrupt(begin("").unwrap().piece(1, 0, &[]));
+            is_corrupt(begin("fillings").map(drop));
+            return;
+        }
         let begun = life.journal.files();
         while life.journal.files() == begun || life.stored.len() < 100 {
             life.step();
@@ -478,7 +551,7 @@ fn what_the_journal_lacks_or_garbles_is_corrupt() {
         };
         let recovery = begin();
         is_corrupt(recovery.check_complete());
-        let at = OpenAt { commit: 1, position: 0, write_after: None };
+        let at = OpenAt { commit: 1, position: 0, is_newest: true, write_after: None };
         let file = life.file.clone();
         is_corrupt(recovery.finish(&at, file, &life.medium()).map(drop));
         let changes = life.journal.last_changes();
@@ -525,7 +598,7 @@ fn another_share_keeps_rows_and_changes() {
         for bytes in [64 << 20, 0, 1 << 30, 4 << 20] {
             (0..50).for_each(|_| life.step());
             life.equip(bytes);
-            assert!(life.storage.memory().buffer_bytes > 0);
+            assert_eq!(life.storage.memory().buffer_bytes > 0, !life.subject.is_direct);
             life.check();
         }
     });

@@ -32,6 +32,8 @@ pub struct TableFacts<'a> {
     pub num_embeddings: Option<u64>,
     /// Keys that a growing table is to have, where somebody said so.
     pub expected_rows: Option<u64>,
+    /// Rows for which a region has room.
+    pub capacity: Option<u64>,
     /// Parts of a growing table's index when the record was written; `None` for a new table.
     pub partitions: Option<u32>,
     /// True when its index was empty when the record was written, so that it has no pieces.
@@ -45,6 +47,8 @@ pub struct OpenAt {
     pub commit: u64,
     /// The class's position that the commit notes: no page of it has a larger sequence.
     pub position: u64,
+    /// Whether no commit follows it.
+    pub is_newest: bool,
     /// Pages written from now on have larger sequences than this; `None` when nothing is written.
     pub write_after: Option<u64>,
 }

@@ -2,7 +2,7 @@
 //!
 //! What a table will take of memory and disk is told here, too, before it is made.
 
-use super::{ClassFacts, Storage, StorageRecovery, log, lsm};
+use super::{ClassFacts, Storage, StorageRecovery, log, lsm, pmem};
 use crate::config::{Merging, StorageKind};
 use crate::error::Result;
 use crate::index::{DenseIndex, SparseIndex};
@@ -63,6 +63,7 @@ pub fn create(
     match facts.kind {
         StorageKind::Log => log::create(facts, file, epoch, medium),
         StorageKind::Lsm | StorageKind::Pages => lsm::create(facts, file, epoch, medium),
+        StorageKind::Pmem => pmem::create(facts, file, medium),
     }
 }
 
@@ -79,6 +80,7 @@ pub fn recovery(
         StorageKind::Lsm | StorageKind::Pages => {
             Ok(Box::new(lsm::LsmRecovery::new(facts, begun, epoch, oldest)?))
         }
+        StorageKind::Pmem => Ok(Box::new(pmem::PmemRecovery::new(facts, begun)?)),
     }
 }
 
@@ -98,6 +100,11 @@ pub fn index_memory(
 ) -> Result<IndexMemory> {
     let above = |rows: u64| (rows as f64 * merging.top_share * LSM_TOP_MOST) as u64;
     Ok(match (kind, ids) {
+        (StorageKind::Pmem, ..) => {
+            // The index is in the region, which is as large as it will be.
+            let bytes = pmem::region_bytes(expected.unwrap_or(1), 1);
+            IndexMemory { now: bytes.map_or(0, |(_, memory)| memory), growth: 0 }
+        }
         (StorageKind::Log, Some(ids)) => {
             IndexMemory { now: DenseIndex::memory_for(ids), growth: 0 }
         }
@@ -157,7 +164,7 @@ pub(super) fn bytes_for_dense_rows(kind: StorageKind, rows: u64) -> u64 {
 /// Journal bytes for `rows` rows, beside those that the log of the newest ones needs.
 pub(super) fn journal_bytes_beside(kind: StorageKind, rows: u64) -> u64 {
     match kind {
-        StorageKind::Log => 0,
+        StorageKind::Log | StorageKind::Pmem => 0,
         StorageKind::Lsm | StorageKind::Pages => rows * LSM_TOMBSTONE_BYTES + LSM_BLOCKS_BYTES,
     }
 }
@@ -165,7 +172,7 @@ pub(super) fn journal_bytes_beside(kind: StorageKind, rows: u64) -> u64 {
 /// Bytes of changes that wait for the journal, beside those of the log of the newest rows.
 pub(super) fn change_bytes_beside(kind: StorageKind) -> u64 {
     match kind {
-        StorageKind::Log => 0,
+        StorageKind::Log | StorageKind::Pmem => 0,
         StorageKind::Lsm | StorageKind::Pages => LSM_PORTION_BYTES as u64,
     }
 }
@@ -201,6 +208,11 @@ pub fn disk_bytes_for(kind: StorageKind, rows: u64, row_bytes: usize, top_share:
         StorageKind::Lsm | StorageKind::Pages => DiskNeed {
             own: (bytes * top_share).round() as u64,
             apart: (bytes * LSM_DISK_PER_ROWS).round() as u64,
+        },
+        // What no region can have is refused when it is made.
+        StorageKind::Pmem => DiskNeed {
+            own: pmem::region_bytes(rows, row_bytes).map_or(u64::MAX, |(bytes, _)| bytes),
+            apart: 0,
         },
     }
 }

@@ -1,6 +1,6 @@
 //! Storage layouts: where rows live when they are not in DRAM. Each layout owns its index.
 //!
-//! The layout of all stores is [`log`]; [`lsm`] has the bottom of one to come. What the store asks
+//! [`log`] is the usual layout, [`lsm`] a log above a bottom, [`pmem`] regions that are mapped. What the store asks
 //! of a layout is in `traits.rs`; `kinds.rs` makes one of the kind that a class has. A layout never
 //! sees the cache; what it must know of resident rows comes through [`Residents`]. Pages, their
 //! reader and the buffer of dirty rows are tools of every layout.
@@ -17,6 +17,7 @@ pub mod lsm;
 mod map;
 pub mod page;
 mod placement;
+pub mod pmem;
 mod read;
 mod reader;
 mod report;
@@ -33,6 +34,10 @@ pub use log::demand::{Demand, Share};
 pub use log::{ClassNeed, choose_segment, seed_of_file};
 pub use page::PageLayout;
 pub use placement::{Freeze, FreezePlan, Placement};
+pub use pmem::{
+    Region, Resize, Writer as RegionWriter, has_regions, remove_other_regions, resize,
+    table_of_region,
+};
 pub use read::{Found, PageAddress, PageSource, Resolved, Want};
 pub use reader::PageReader;
 pub use report::{Cut, MergeCounts, SpaceBound, StorageMemory, StorageStats, UnitReport, Written};

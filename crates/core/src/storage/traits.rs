@@ -3,7 +3,7 @@
 
 use super::{
     Areas, Checked, Cut, DirtyRow, Finding, Found, Freeze, FreezePlan, OpenAt, PageAddress,
-    PageSource, Residents, Resolved, Share, SpaceBound, StorageMemory, StorageStats, Sweep,
+    PageSource, Region, Residents, Resolved, Share, SpaceBound, StorageMemory, StorageStats, Sweep,
     TableFacts, UnitReport, Want,
 };
 use crate::error::{Error, ErrorKind, Result, bail};
@@ -13,6 +13,13 @@ use std::sync::Arc;
 
 /// Finding rows: in memory, or in which pages; reads happen without the class lock.
 pub trait StorageRead {
+    /// The rows of a table that are read and changed without this storage and its lock; `None`
+    /// where they go through the cache.
+    fn direct(&self, table: u16) -> Option<Arc<Region>> {
+        let _ = table;
+        None
+    }
+
     /// The pages, to be read without the lock of the class.
     fn pages(&self) -> Arc<dyn PageSource>;
 

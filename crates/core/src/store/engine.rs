@@ -20,7 +20,7 @@ use crate::io::{Buffers, Medium, pow2_below};
 use crate::metrics::{Metrics, Timed};
 use crate::row::RowLayout;
 use crate::storage::{
-    DirtyRow, PageReader, PageSource, Residents, Storage, StorageMemory, StorageRecovery,
+    DirtyRow, PageReader, PageSource, Region, Residents, Storage, StorageMemory, StorageRecovery,
 };
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
@@ -39,7 +39,6 @@ const AHEAD_PAGES_MIN: usize = 96;
 const AHEAD_REQUESTS_MIN: usize = 16;
 
 /// One table.
-#[derive(Debug)]
 pub(super) struct Table {
     pub(super) record: TableRecord,
     /// Its class, as an index.
@@ -48,6 +47,9 @@ pub(super) struct Table {
     /// Running number of id 0 within its class's dense rows; `None` for a growing table.
     pub(super) first: Option<u64>,
     pub(super) layout: RowLayout,
+    /// Its rows, of a table whose rows never are in the cache. `None` there at a commit that is
+    /// not the newest.
+    pub(super) region: Option<Arc<Region>>,
     /// Keys written and not deleted.
     pub(super) rows: AtomicU64,
     pub(super) updates: AtomicU64,
@@ -67,6 +69,7 @@ impl Table {
             salt,
             first,
             layout,
+            region: None,
             rows: AtomicU64::new(0),
             updates: AtomicU64::new(0),
             changes: AtomicU64::new(0),
@@ -87,14 +90,19 @@ impl Table {
     }
 
     pub(super) fn info(&self) -> TableInfo {
+        let mut spec = self.record.spec.clone();
+        if let Some(region) = &self.region {
+            spec.capacity = Some(region.capacity());
+        }
         TableInfo {
             id: crate::config::TableId(self.record.id),
-            spec: self.record.spec.clone(),
+            spec,
             by_id: self.record.dense_ids().is_some(),
             row_bytes: self.layout.row_bytes(),
             state_words: self.layout.state_words(),
             rows: self.rows.load(Ordering::Relaxed),
             updates: self.updates.load(Ordering::Relaxed),
+            medium: self.region.as_ref().map(|region| region.durability().to_string()),
         }
     }
 }
@@ -156,6 +164,8 @@ pub(super) struct Class {
     pub(super) has_units: bool,
     /// Whether its storage wants rows in an order of its own.
     pub(super) sorts_writes: bool,
+    /// Whether its rows are read and changed without cache and class lock.
+    pub(super) is_direct: bool,
     /// The unit of upkeep that is under way. Only tried, before the class lock, but by who ends the
     /// store; held while the unit runs, by the window's reader without the engine.
     pub(super) unit: Arc<Mutex<UnitUnderWay>>,
@@ -185,6 +195,7 @@ impl Class {
 
     pub(super) fn new(record: ClassRecord, log: Box<dyn Storage>) -> Self {
         Self {
+            is_direct: record.storage.is_direct(),
             record,
             pages: log.pages(),
             has_units: log.has_units(),
@@ -381,7 +392,12 @@ impl Engine {
             self.classes[class].dense_rows += rows;
             first
         });
-        self.tables.push(Table::new(record, class, first)?);
+        let mut table = Table::new(record, class, first)?;
+        table.region = self.classes[class].log.get_mut().direct(table.id());
+        if let Some(region) = &table.region {
+            table.rows.store(region.count(), Ordering::Relaxed);
+        }
+        self.tables.push(table);
         self.planned = false;
         Ok(())
     }
@@ -443,6 +459,13 @@ impl Engine {
                 let expected = table.record.rows_to_come();
                 expected.map_or(0, |rows| log.index_growth(table.id(), rows))
             };
+            if class.is_direct {
+                // No row of it is in memory: two bits of each are.
+                let index_bytes = log.memory().index_bytes;
+                let sparse = true;
+                let demand = ClassDemand::of(&class.record, &class.choices);
+                return ClassDemand { rows: 1, sparse, index_bytes, ..demand };
+            }
             ClassDemand {
                 rows: tables()
                     .map(|t| {
@@ -462,7 +485,10 @@ impl Engine {
     fn rows_to_come(&self) -> Vec<RowsToCome<'_>> {
         let of_tables = self.tables.iter().map(|table| RowsToCome {
             table: &table.record.spec.name,
-            rows: table.record.rows_to_come(),
+            rows: match table.record.spec.storage.is_direct() {
+                true => Some(0),
+                false => table.record.rows_to_come(),
+            },
             row_bytes: table.layout.row_bytes(),
         });
         of_tables.collect()

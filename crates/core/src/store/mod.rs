@@ -26,13 +26,14 @@ mod window;
 pub use commit::PendingCommit;
 pub use engine::MemoryUse;
 pub use files::place::check_place;
-pub use stats::{ClassStats, CommitStats, DeviceStats, RowReads, Stats, UpkeepStats};
+pub use stats::{ClassStats, CommitStats, DeviceStats, RowReads, Stats, UpkeepStats, WrittenBytes};
 pub use sweeps::check::{CheckReport, Problem, check};
-pub use sweeps::copy::{CopyReport, copy};
+pub use sweeps::copy::{CopyReport, CopyTo, copy, copy_to};
 pub use sweeps::freeze::{
     CANDIDATES_MAX, FreezeError, FreezeOptions, FreezeReport, Frozen, PlannedPages, freeze,
     freeze_again,
 };
+pub use sweeps::resize::{ResizeReport, ResizeTo, resize};
 pub use sweeps::scan::Scan;
 pub use window::WindowStats;
 

@@ -3,7 +3,7 @@
 use super::cold::{self, Joined, Notes};
 use super::commit::first_write::refuse_held_beside;
 use super::commit::{History, KeptSums, Refused, Spare};
-use super::engine::{Class, Engine};
+use super::engine::{Class, Engine, Table};
 use super::files::class_file::class_file_name;
 use super::files::head;
 use super::files::holds::Hold;
@@ -21,7 +21,7 @@ use crate::config::StoreOptions;
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::io::{DirectoryMedium, Medium, OpenMode};
 use crate::metrics::Metrics;
-use crate::storage::OpenAt;
+use crate::storage::{self, OpenAt};
 use parking_lot::{Mutex, RwLock};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -73,6 +73,7 @@ impl Store {
             std::fs::create_dir_all(path).map_err(|e| Error::os(path.display(), e))?;
         }
         let medium = DirectoryMedium::open(path, options.io)?;
+        let medium = medium.with_regions_in(apart_of_regions(&options)?);
         let path = medium.path().to_path_buf();
         Self::open_in(Arc::new(medium), path, options, &cold::join)
     }
@@ -165,6 +166,9 @@ impl Store {
             None => options.step.map_or(Target::Last, Target::Step),
         };
         let mut recovered = recover(&*medium, seed, options.merging(), target)?;
+        if options.step.is_some() {
+            refuse_earlier(&*medium, &path, &recovered)?;
+        }
         if !options.read_only {
             refuse_held_beside(&*medium, &path, &recovered.commits)?;
         }
@@ -211,6 +215,11 @@ impl Store {
             lock: Mutex::new(lock),
         };
         let store = Store { inner: Arc::new(Guarded(Some(inner))) };
+        if !store.inner.options.read_only {
+            let engine = store.inner.engine.read();
+            let tables: Vec<u16> = engine.tables.iter().map(Table::id).collect();
+            storage::remove_other_regions(&*store.inner.medium, &tables)?;
+        }
         // A budget that cannot work is refused here; a reader may only want to look.
         let writes = !store.inner.options.read_only;
         if writes && !store.inner.engine.read().tables.is_empty() {
@@ -287,6 +296,25 @@ fn new_superblock(path: &Path, seed: u64) -> Superblock {
     }
 }
 
+/// The folder that options name for regions, absolute.
+fn apart_of_regions(options: &StoreOptions) -> Result<Option<PathBuf>> {
+    options.pmem_directory.as_deref().map(absolute).transpose()
+}
+
+/// Refuses a commit that is not the newest of a store with tables on persistent memory.
+fn refuse_earlier(medium: &dyn Medium, path: &Path, recovered: &Recovered) -> Result<()> {
+    let opened = recovered.commits.last().map_or(0, |commit| commit.info.sequence);
+    if opened >= recovered.newest || !storage::has_regions(medium)? {
+        return Ok(());
+    }
+    bail!(
+        Unsupported,
+        "store {} has tables with storage \"pmem\", whose rows are durable with each update and \
+         newer than any commit: an earlier step cannot be opened; open it without step=",
+        path.display()
+    )
+}
+
 /// Fills the engine from what recovery found; returns the bytes of all files of rows.
 pub(super) fn build(
     engine: &mut Engine,
@@ -307,6 +335,7 @@ pub(super) fn build(
         let at = OpenAt {
             commit: last.map_or(0, |c| c.info.sequence),
             position: counters.map_or(0, |c| c.sequence),
+            is_newest: last.map_or(0, |c| c.info.sequence) >= recovered.newest,
             // What an epoch without commit has written must not pass for a page of this term.
             write_after: (!options.read_only).then(|| head::sequence_of_term(term)),
         };
@@ -321,7 +350,9 @@ pub(super) fn build(
         if let (Some(found), Some(table)) =
             (counters.iter().find(|c| c.id == id), engine.tables.last())
         {
-            table.rows.store(found.rows, Ordering::Relaxed);
+            if table.region.is_none() {
+                table.rows.store(found.rows, Ordering::Relaxed);
+            }
             table.updates.store(found.updates, Ordering::Relaxed);
         }
     }

@@ -43,6 +43,8 @@ pub(super) struct Recovered {
     /// Up to here the journal file of the opened commit is known to be on the disk; from here to
     /// the end of the commit a sync may have failed.
     pub(super) synced_to: u64,
+    /// The newest commit of the journal.
+    pub(super) newest: u64,
     /// The largest sequence of a page that any commit of the journal tells of.
     pub(super) sequence_max: u64,
 }
@@ -161,6 +163,7 @@ pub(super) fn recover(
     let recovered = Recovered {
         commits,
         journal_bytes: survey.bytes,
+        newest: survey.newest(),
         sequence_max: survey
             .commits
             .iter()

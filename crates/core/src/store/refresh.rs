@@ -155,6 +155,15 @@ impl Inner {
     fn go_to(&self, mut next: Next) -> Result<()> {
         let mut engine = self.exclusive()?;
         // One that never worked is of a reader that only looks; without tables, none was needed.
+        // Beside a writer a reader has none: the other tables follow.
+        if engine.tables.iter().any(|table| table.region.is_some()) {
+            bail!(
+                Unsupported,
+                "store {} has tables with storage \"pmem\", which this reader has open, and there \
+                 is a newer commit: close it and open the store again",
+                self.path.display()
+            );
+        }
         next.must_fit = engine.tables.is_empty()
             || engine.planned
             || engine.check_budget(&self.options).is_ok();

@@ -10,7 +10,7 @@ use crate::error::{Result, bail};
 use crate::io::{DeviceCurve, IoKind, Medium, measure};
 use crate::row::RowLayout;
 use crate::storage::{
-    self, ClassNeed, PAGE_SIZES, PageLayout, TableFacts, choose_page, possible_pages,
+    self, ClassNeed, PAGE_SIZES, PageLayout, Storage, TableFacts, choose_page, possible_pages,
 };
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -72,6 +72,7 @@ impl Store {
             inner.reserve(&engine, &[])?;
             inner.flush_all(&engine)?;
         }
+        inner.check_region(spec, &layout)?;
         inner.check_disk(&engine, spec, &layout)?;
         inner.reserve_table(&engine)?;
         let row_bytes = layout.row_bytes();
@@ -82,11 +83,13 @@ impl Store {
         };
         inner.check_budget(&engine, spec, &class)?;
         let (id, born) = (engine.tables.len() as u16, true);
-        let mut record = TableRecord { id, class: 0, spec: spec.clone(), partitions: None, born };
+        let spec = TableSpec { capacity: spec.room(), ..spec.clone() };
+        let mut record = TableRecord { id, class: 0, spec, partitions: None, born };
         // It has no partitions yet that say how it is stored.
-        let facts = TableFacts { num_embeddings: spec.new_dense_ids(), ..record.facts() };
+        let ids = record.spec.new_dense_ids();
+        let facts = TableFacts { num_embeddings: ids, ..record.facts() };
         (record.class, record.partitions) = match class {
-            Ok(class) => (class, engine.log_of(class).create_table(&facts)?),
+            Ok(class) => (class, inner.take_in(engine.log_of(class), &facts)?),
             Err(class) => inner.add_class(&mut engine, class, &facts)?,
         };
         let written = inner.history.lock().append_json(RecordKind::Table, &record);
@@ -147,6 +150,24 @@ fn compare(stored: &TableSpec, asked: &TableSpec) -> Result<()> {
         let rounding = |s: &TableSpec| format!("{:?}", s.rounding).to_lowercase();
         differ("rounding", rounding(stored), rounding(asked));
     }
+    let name = &stored.name;
+    if let (false, Some(asked)) = (stored.storage.is_direct(), asked.capacity) {
+        let storage = stored.storage.name();
+        bail!(
+            Mismatch,
+            "capacity is {asked}, and table '{name}' has storage \"{storage}\", which grows as it \
+             needs to; leave it out"
+        );
+    }
+    if let (Some(room), Some(asked)) = (stored.capacity, asked.capacity)
+        && asked > room
+    {
+        bail!(
+            Mismatch,
+            "table '{name}' has room for {room} rows, asked for {asked}: close the store and run \
+             embedrock resize STORE '{name}' --capacity {asked}"
+        );
+    }
     let text = |v: serde_json::Result<String>| v.unwrap_or_default();
     let optimizer = |s: &TableSpec| text(serde_json::to_string(&s.optimizer));
     differ("optimizer", optimizer(stored), optimizer(asked));
@@ -197,7 +218,11 @@ impl Inner {
         class: &std::result::Result<u16, NewClass>,
     ) -> Result<()> {
         let Memory::Bytes(budget) = self.options.memory else {
-            let (table, rows) = (spec.name.as_str(), spec.new_rows_to_come());
+            let rows = match spec.storage.is_direct() {
+                true => Some(0),
+                false => spec.new_rows_to_come(),
+            };
+            let table = spec.name.as_str();
             let new = RowsToCome { table, rows, row_bytes: 0 };
             return budget::bytes_of(self.options.memory, &[new]).map(drop);
         };
@@ -237,6 +262,26 @@ impl Inner {
         Ok(chosen)
     }
 
+    /// Refuses a region beyond the bound on disk, all of which it takes from the beginning.
+    fn check_region(&self, spec: &TableSpec, layout: &RowLayout) -> Result<()> {
+        let (Some(rows), Some(most)) = (spec.room(), self.options.max_disk_bytes) else {
+            return Ok(());
+        };
+        let (row_bytes, share) = (layout.row_bytes(), self.options.top_share);
+        let needed = storage::disk_bytes_for(spec.storage, rows, row_bytes, share).own;
+        let used = self.disk_bytes();
+        if self.options.pmem_directory.is_none() && used.saturating_add(needed) > most {
+            bail!(
+                Full,
+                "the region of table '{}' for {rows} rows takes {needed} bytes, beside {used} of \
+                 max_disk_bytes={most}; raise it, give less capacity, or a folder apart with \
+                 pmem_path=",
+                spec.name
+            );
+        }
+        Ok(())
+    }
+
     /// Refuses a table whose rows, all written, the disk could not hold.
     fn check_disk(&self, engine: &Engine, spec: &TableSpec, layout: &RowLayout) -> Result<()> {
         let Some(rows) = spec.new_rows_to_come() else { return Ok(()) };
@@ -246,8 +291,14 @@ impl Inner {
         let bytes = |spec: &TableSpec, rows, row_bytes| {
             storage::disk_bytes_for(spec.storage, rows, row_bytes, self.options.top_share)
         };
+        // What lies in a folder of regions takes no room here, and is reserved when it is made.
+        let is_elsewhere =
+            |spec: &TableSpec| spec.storage.is_direct() && self.options.pmem_directory.is_some();
+        if is_elsewhere(spec) {
+            return Ok(());
+        }
         let mut needed = bytes(spec, rows, layout.row_bytes());
-        for table in &engine.tables {
+        for table in engine.tables.iter().filter(|table| !is_elsewhere(&table.record.spec)) {
             if let Some(rows) = table.record.rows_to_come() {
                 needed += bytes(&table.record.spec, rows, table.layout.row_bytes());
             }
@@ -285,6 +336,12 @@ impl Inner {
         spec: &TableSpec,
         page_bytes: Option<usize>,
     ) -> Result<NewClass> {
+        // No page of such a class is read.
+        let alignment = self.medium.alignment();
+        let page_bytes = match spec.storage.is_direct() {
+            true => Some(choose_page(row_bytes, alignment, None, false)),
+            false => page_bytes,
+        };
         if let Some(page_bytes) = page_bytes {
             PageLayout::new(page_bytes.max(self.medium.alignment()), row_bytes, 0, self.seed)?;
         }
@@ -298,13 +355,13 @@ impl Inner {
         let is_alike =
             |class: &&Class| self.medium.apart().is_none() || class.record.storage == spec.storage;
         let mut alike = engine.classes.iter().filter(is_alike);
+        let large = large && !spec.storage.is_direct();
         let curve = match alike.find_map(|class| class.record.curve.clone()) {
             Some(curve) => Some(curve),
             None if page_bytes.is_some() && !large => None,
             None if large => self.measure_device(&**medium, MEASURE_SLICE_LARGE)?,
             None => self.measure_device(&**medium, MEASURE_SLICE)?,
         };
-        let alignment = self.medium.alignment();
         let bounded = self.options.max_disk_bytes.is_some();
         let (page_bytes, choices) = match page_bytes.map(|b| b.max(alignment)) {
             Some(bytes) => (bytes, vec![bytes]),
@@ -335,6 +392,15 @@ impl Inner {
             segment_bytes: self.options.segment_bytes,
         })?;
         Ok(class)
+    }
+
+    /// Takes a table into a class that there is.
+    fn take_in(&self, log: &mut dyn Storage, table: &TableFacts<'_>) -> Result<Option<u32>> {
+        let before = log.disk_bytes();
+        let partitions = log.create_table(table)?;
+        let grown = log.disk_bytes().saturating_sub(before);
+        self.rows_disk_bytes.fetch_add(grown, Ordering::Relaxed);
+        Ok(partitions)
     }
 
     /// Makes a class and takes its first table in. Returns its id, and into how many parts the
@@ -419,7 +485,7 @@ fn demands_with(
         }
     };
     let class = &mut demands[at];
-    let (ids, expected) = (spec.new_dense_ids(), spec.expected_rows);
+    let (ids, expected) = (spec.new_dense_ids(), spec.room().or(spec.expected_rows));
     let index = storage::index_memory(spec.storage, ids, expected, merging)?;
     class.index_bytes += index.now;
     class.index_growth += index.growth;

@@ -44,6 +44,7 @@ pub(crate) fn spec(name: &str, dim: usize, rows: Option<u64>, kind: OptimizerKin
         dtype: Dtype::Float32,
         rounding: RoundingMode::default(),
         storage: StorageKind::default(),
+        capacity: None,
         optimizer: OptimizerSpec::new(kind),
         initializer: Initializer::Uniform { low: -1.0, high: 1.0 },
     }

@@ -231,3 +231,90 @@ fn a_header_row_or_counter_that_is_damaged_is_found_by_check() {
     let error = rows.check().expect_err("row");
     assert!(error.to_string().contains("row of key 9: checksum"), "{error}");
 }
+
+#[test]
+fn rows_are_visited_one_by_one_and_keys_looked_up_alone() {
+    let geometry = Geometry::new(100, ROW_BYTES).expect("sizes");
+    let medium = Mapped::anonymous(geometry.bytes()).expect("memory");
+    let rows = Rows::format(medium, geometry).expect("format");
+    rows.put(&[1, 2, 3], &rows_of(1..4, 7)).expect("put");
+    rows.remove(&[2]).expect("remove");
+    let (keys, mut seen) = ([3, 2, 1, 3], Vec::new());
+    let see = |at: usize, row: &mut [u8], found: bool| seen.push((at, found.then(|| row.to_vec())));
+    rows.visit(&keys, &mut [0; ROW_BYTES], see).expect("visit");
+    let expected = [Some(row(3, 7)), None, Some(row(1, 7)), Some(row(3, 7))];
+    assert_eq!(seen, expected.into_iter().enumerate().collect::<Vec<_>>());
+    let mut found = [false; 4];
+    rows.contains(&keys, &mut found).expect("contains");
+    assert_eq!(found, [true, false, true, true]);
+    let short = rows.visit(&keys, &mut [0; 1], |_, _, _| ());
+    for short in [short, rows.contains(&keys, &mut [])] {
+        assert_eq!(short.expect_err("too short").kind(), ErrorKind::Misuse);
+    }
+    let mut all = Vec::new();
+    (0..rows.buckets()).for_each(|bucket| rows.keys_beside_writers(bucket, &mut all));
+    all.sort_unstable();
+    assert_eq!(all, [1, 3]);
+    rows.check_keys(&[1, 2, 3]).expect("sound");
+}
+
+#[test]
+fn rows_are_counted_after_a_crash_and_known_after_an_end() {
+    let folder = tempfile::tempdir().expect("folder");
+    let path = folder.path().join("region");
+    let rows = Rows::create(&path, Geometry::new(500, ROW_BYTES).expect("sizes")).expect("create");
+    assert_eq!(rows.count(), 0);
+    rows.put(&(0..400).collect::<Vec<_>>(), &rows_of(0..400, 1)).expect("put");
+    rows.remove(&[5, 6]).expect("remove");
+    drop(rows);
+    let rows = Rows::open(&path).expect("open");
+    assert_eq!(rows.count(), 398);
+    // Taken at its word.
+    rows.end(7).expect("end");
+    drop(rows);
+    let rows = Rows::open(&path).expect("open");
+    assert_eq!(rows.count(), 7);
+    drop(rows);
+    assert_eq!(Rows::open(&path).expect("open").count(), 398);
+}
+
+#[test]
+fn a_resize_keeps_the_owner_and_ends_where_its_progress_says() {
+    let folder = tempfile::tempdir().expect("folder");
+    let (path, to) = (folder.path().join("region"), folder.path().join("larger"));
+    let rows = Rows::create(&path, Geometry::new(700, ROW_BYTES).expect("sizes")).expect("create");
+    rows.put(&(0..700).collect::<Vec<_>>(), &rows_of(0..700, 1)).expect("put");
+    rows.bind([1, 2]).expect("bind");
+    drop(rows);
+    let stop = |_, _| Err(crate::error::Error::misuse("enough"));
+    let stopped = crate::resize::resize_with(&path, &to, 900, stop);
+    assert_eq!(stopped.expect_err("it was ended").to_string(), "enough");
+    assert_eq!(std::fs::read_dir(folder.path()).expect("folder").count(), 1);
+    let mut told = Vec::new();
+    let tell = |done, all| {
+        told.push((done, all));
+        Ok::<(), crate::error::Error>(())
+    };
+    assert_eq!(crate::resize::resize_with(&path, &to, 900, tell).expect("resize"), 700);
+    assert_eq!(told.last().map(|(done, all)| done == all), Some(true));
+    let rows = Rows::open(&to).expect("open");
+    assert_eq!((rows.owner().expect("owner"), rows.count()), (Some([1, 2]), 700));
+}
+
+#[test]
+fn a_check_of_all_goes_on_behind_damage() {
+    let geometry = Geometry::new(100, ROW_BYTES).expect("sizes");
+    let medium = Mapped::anonymous(geometry.bytes()).expect("memory");
+    let rows = Rows::format(medium, geometry).expect("format");
+    rows.put(&(0..50).collect::<Vec<_>>(), &rows_of(0..50, 1)).expect("put");
+    let all = |most| rows.check_all(most, |_, _| Ok::<(), ()>(())).expect("no progress ends it");
+    assert_eq!((all(9).0, all(9).1.len()), (50, 0));
+    for key in [7, 8, 9] {
+        let word = geometry.row_word(rows.index.get(key)) + 2;
+        let medium = rows.medium();
+        medium.store(word, medium.load(word) ^ 1);
+    }
+    let (sound, damage) = all(2);
+    assert_eq!((sound, damage.len()), (47, 2));
+    assert!(damage.iter().all(|error| error.kind() == ErrorKind::Corrupt));
+}

@@ -26,6 +26,8 @@ struct Asked {
     dtype: Option<Dtype>,
     rounding: Option<RoundingMode>,
     storage: Option<StorageKind>,
+    /// Of a region of fixed size.
+    capacity: Option<u64>,
     /// A name, or the whole description.
     optimizer: Option<Value>,
     initializer: Option<Initializer>,
@@ -74,6 +76,7 @@ impl Asked {
                 dtype: Dtype::default(),
                 rounding: RoundingMode::default(),
                 storage: StorageKind::default(),
+                capacity: None,
                 optimizer: OptimizerSpec::new(OptimizerKind::default()),
                 initializer: Initializer::Uniform { low: -UNIFORM, high: UNIFORM },
             },
@@ -85,6 +88,7 @@ impl Asked {
             dtype: self.dtype.unwrap_or(usual.dtype),
             rounding: self.rounding.unwrap_or(usual.rounding),
             storage: self.storage.unwrap_or(usual.storage),
+            capacity: self.capacity.or(usual.capacity),
             optimizer: optimizer.unwrap_or(usual.optimizer),
             initializer: self.initializer.unwrap_or(usual.initializer),
             name: usual.name,

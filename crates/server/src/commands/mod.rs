@@ -55,6 +55,7 @@ commands! {
     "SET", -3, WRITE, (1, 1, 1), writes::set;
     "MSET", -3, WRITE, (1, -1, 2), writes::mset;
     "EMB.LOOKAHEAD", 3, READ, NO_KEYS, reads::lookahead;
+    "EMB.HOT", 3, READ, NO_KEYS, reads::hot;
     "EMB.TABLES", 1, PLAIN, NO_KEYS, info::tables;
     "EMB.CREATE", 3, ADMIN, NO_KEYS, create::create;
     "EMB.COMMIT", -1, ADMIN, NO_KEYS, writes::commit;

@@ -23,6 +23,7 @@ impl TableOfLife {
             name: &self.name,
             num_embeddings: self.rows,
             expected_rows: None,
+            capacity: Some(self.keys.max(1)),
             partitions: self.partitions,
             born,
         }

@@ -5,6 +5,7 @@ use super::journal::{Commit, Journal, Record, TableOfLife};
 use super::look::Looked;
 use super::{Random, Subject};
 use crate::config::{Merging, StorageKind};
+use crate::error::ErrorKind;
 use crate::hash::mix;
 use crate::io::{Buffers, File, Medium, OpenMode, SimMedium};
 use crate::storage::{
@@ -109,7 +110,8 @@ impl Life {
             written: 0,
             unjournaled: 0,
             unit: None,
-            parks: true,
+            // What is durable by update never waits.
+            parks: !subject.is_direct,
             units: 0,
             read: 0,
             moved: 0,
@@ -124,7 +126,12 @@ impl Life {
     /// A reader of one of the kept commits, beside this life.
     pub(super) fn reader_at(&self, commit: &Commit) -> Self {
         let recovery = self.replayed(commit);
-        let at = OpenAt { commit: commit.number, position: commit.position, write_after: None };
+        let at = OpenAt {
+            commit: commit.number,
+            position: commit.position,
+            is_newest: true,
+            write_after: None,
+        };
         let file = self.medium.open("rows-0", OpenMode::ReadOnly).unwrap();
         Self {
             subject: self.subject,
@@ -172,7 +179,12 @@ impl Life {
         let recovery = self.replayed(commit);
         self.term += 1;
         let write_after = Some(self.term << TERM_SHIFT);
-        let at = OpenAt { commit: commit.number, position: commit.position, write_after };
+        let at = OpenAt {
+            commit: commit.number,
+            position: commit.position,
+            is_newest: true,
+            write_after,
+        };
         self.storage = recovery.finish(&at, self.file.clone(), &self.medium()).unwrap();
         // What it has written is left over.
         self.unit = None;
@@ -182,6 +194,57 @@ impl Life {
         self.origins.clear();
         (self.written, self.unjournaled) = (0, 0);
         self.equip(0);
+    }
+
+    /// Opens a storage again that is durable by update: all its rows are there.
+    pub(super) fn reopen_by_update(&mut self) {
+        self.commit(2);
+        let newest = self.journal.kept().pop().expect("there is a commit");
+        let recovery = self.replayed(&newest);
+        // The one that is open has the regions.
+        let other = self.medium.open(&format!("rows-{}", self.term), OpenMode::CreateNew).unwrap();
+        let facts = ClassFacts { class: 1, ..self.facts };
+        self.storage = (self.subject.create)(&facts, other, 1, &self.medium()).unwrap();
+        self.term += 1;
+        let write_after = Some(self.term << TERM_SHIFT);
+        let (commit, position) = (newest.number, newest.position);
+        let at = OpenAt { commit, position, is_newest: true, write_after };
+        self.storage = recovery.finish(&at, self.file.clone(), &self.medium()).unwrap();
+        self.origins.clear();
+        (self.written, self.unjournaled) = (0, 0);
+        self.equip(0);
+    }
+
+    /// Takes its tables out for a later commit and puts them back, or makes a storage of them.
+    pub(super) fn go_on_by_update(&mut self, takes_back: bool) {
+        let tables = self.tables.clone();
+        let facts: Vec<_> = tables.iter().map(|table| table.facts(false)).collect();
+        let recovery = self.storage.go_on(&facts, 1, 1);
+        if takes_back {
+            self.storage.take_back(recovery);
+            return;
+        }
+        let at = OpenAt { commit: 1, position: 0, is_newest: true, write_after: Some(1) };
+        self.storage = recovery.finish(&at, self.file.clone(), &self.medium()).unwrap();
+    }
+
+    /// Fills a region of a growing table: `Full` changes nothing, and rows that are there are
+    /// changed all the same.
+    pub(super) fn fill_a_region(&mut self) {
+        let table = self.tables[1].clone();
+        (0..table.keys).for_each(|at| self.put(self.key_of(&table, at)));
+        let before = self.storage.stats();
+        let (key, words) = (self.key_of(&table, table.keys), [0.0; ROW_WORDS]);
+        let row =
+            DirtyRow { table: key.0, key: key.1, dirty_since: 1, origin: Some(0), words: &words };
+        let error = self.storage.append(row).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Full, "{error}");
+        assert!(error.message().contains("embedrock resize"), "{error}");
+        assert_eq!(self.storage.stats(), before);
+        self.put(self.key_of(&table, 0));
+        self.delete(self.key_of(&table, 1));
+        self.put(self.key_of(&table, 1));
+        self.check();
     }
 
     pub(super) fn create_table(&mut self, rows: Option<u64>, keys: u64) {
@@ -207,7 +270,7 @@ impl Life {
         let changes = self.storage.change_bytes();
         self.storage.equip(share, &*self.medium).unwrap();
         assert_eq!(self.storage.change_bytes(), changes);
-        assert_eq!(self.storage.room(), share.parked_rows());
+        assert!(self.subject.is_direct || self.storage.room() == share.parked_rows());
     }
 
     /// A key of a table, by its number.
@@ -431,7 +494,7 @@ impl Life {
                 let key = self.random_key();
                 self.put(key);
             }
-            self.parks = true;
+            self.parks = !self.subject.is_direct;
             let moves = Moves::default();
             let goes_on = self.storage.install_more(&moves).unwrap();
             self.unjournaled += per_unit;

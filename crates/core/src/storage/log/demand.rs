@@ -103,7 +103,7 @@ impl Share {
     /// of what upkeep could not read.
     fn merge_bytes(&self) -> usize {
         match self.kind {
-            StorageKind::Log => 0,
+            StorageKind::Log | StorageKind::Pmem => 0,
             StorageKind::Lsm | StorageKind::Pages => {
                 let tombstones = TOMBSTONE_BYTES * self.parked_rows;
                 let changes = self.change_portion_bytes() + tombstones + EDIT_BYTES;

@@ -15,7 +15,7 @@ const SEED_AT: usize = 40;
 const CHECKSUM_AT: usize = 48;
 
 /// Gives a new file its header, and syncs it.
-pub(super) fn write_header(file: &dyn File, facts: &ClassFacts) -> Result<()> {
+pub fn write_header(file: &dyn File, facts: &ClassFacts) -> Result<()> {
     file.allocate(0, HEADER_BYTES as u64)?;
     file.write_at(&header(facts), 0)?;
     file.sync()
@@ -33,7 +33,7 @@ fn header(facts: &ClassFacts) -> Vec<u8> {
 }
 
 /// Refuses a file that is not that of this class.
-pub(super) fn check_header(file: &dyn File, facts: &ClassFacts) -> Result<()> {
+pub fn check_header(file: &dyn File, facts: &ClassFacts) -> Result<()> {
     if read_header(file)? != header(facts) {
         bail!(
             Corrupt,

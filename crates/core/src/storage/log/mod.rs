@@ -30,7 +30,7 @@ mod writer;
 pub(super) use cleaner::LIVE_SHARE;
 pub use create::{ClassNeed, check_class, choose_segment, create, create_top};
 pub use demand::MERGE_PORTIONS;
-pub use file::seed_of_file;
+pub use file::{check_header, seed_of_file, write_header};
 pub use recovery::LogRecovery;
 pub use segments::Segments;
 use segments::{SEGMENT_BYTES_MAX, SEGMENT_PAGES_MIN};

@@ -74,8 +74,16 @@ impl Fixture {
             Demand { kind: facts.kind, row_bytes: facts.row_bytes, page_bytes: PAGE_BYTES };
         lsm.equip(demand.share_of(0), &*medium).unwrap();
         for (table, name, num_embeddings) in [(0, "dense", Some(KEYS)), (1, "growing", None)] {
-            let (expected_rows, partitions, born) = (None, None, true);
-            let facts = TableFacts { table, name, num_embeddings, expected_rows, partitions, born };
+            let (expected_rows, capacity, partitions, born) = (None, None, None, true);
+            let facts = TableFacts {
+                table,
+                name,
+                num_embeddings,
+                expected_rows,
+                capacity,
+                partitions,
+                born,
+            };
             lsm.create_table(&facts).unwrap();
         }
         let buffers = Buffers::sharing(32 * PAGE_BYTES, PAGE_BYTES, 8 * PAGE_BYTES);

@@ -8,6 +8,7 @@
 
 use crate::error::{Result, bail};
 use crate::io::Medium;
+use crate::storage::table_of_region;
 use crate::store::files::class_file::{has_rows, refuse_other_store};
 use crate::store::files::state;
 use crate::store::journal::{name_of, number_of};
@@ -19,7 +20,10 @@ pub(in crate::store) fn file_of_a_store(medium: &dyn Medium) -> Result<Option<St
 
 /// Whether a file of this name is a journal's, rows or a state.
 pub(in crate::store) fn is_of_a_store(name: &str) -> bool {
-    number_of(name).is_some() || has_rows(name) || state::sequence_of(name).is_some()
+    number_of(name).is_some()
+        || has_rows(name)
+        || state::sequence_of(name).is_some()
+        || table_of_region(name).is_some()
 }
 
 /// Of a store whose journal has no commit: `Corrupt` naming a file that only a lost one explains.

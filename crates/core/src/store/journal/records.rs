@@ -57,7 +57,7 @@ impl TableRecord {
 
     /// Rows that the table will have, as far as is known.
     pub(crate) fn rows_to_come(&self) -> Option<u64> {
-        self.dense_ids().or(self.spec.expected_rows)
+        self.dense_ids().or_else(|| self.spec.room()).or(self.spec.expected_rows)
     }
 
     /// What a layout is told of the table.
@@ -68,6 +68,7 @@ impl TableRecord {
             name: &spec.name,
             num_embeddings: self.dense_ids(),
             expected_rows: spec.expected_rows,
+            capacity: spec.room(),
             partitions,
             born,
         }

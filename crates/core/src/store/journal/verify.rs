@@ -83,7 +83,8 @@ impl TableRecord {
             None => bail!(Corrupt, "{what}: its class {class} does not exist"),
         }
         // One in an lsm of which few ids are expected to have a row has both.
-        let may_have_both = spec.storage.has_bottom() && spec.expected_rows.is_some();
+        let may_have_both =
+            spec.storage.is_direct() || spec.storage.has_bottom() && spec.expected_rows.is_some();
         let has_both = spec.num_embeddings.is_some() && partitions.is_some();
         let has_none = spec.num_embeddings.is_none() && partitions.is_none();
         if has_none || (has_both && !may_have_both) {
@@ -99,7 +100,9 @@ impl TableRecord {
                 StorageKind::Log => rows.saturating_mul(4),
                 // A bit for each id, and the words of those that have a row in the top.
                 StorageKind::Lsm | StorageKind::Pages => rows / 8,
+                StorageKind::Pmem => 0,
             },
+            _ if spec.storage.is_direct() => 0,
             (None, partitions) => u64::from(partitions.unwrap_or(0)) * PIECE_BYTES_MIN,
         };
         if !born && pieces > file_bytes {

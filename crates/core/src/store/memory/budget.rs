@@ -155,6 +155,8 @@ impl ClassPlan {
     }
 
     fn sized(demand: &ClassDemand, share: u64) -> Self {
+        // Nothing is read with them, or waits in them.
+        let share = if demand.kind.is_direct() { 0 } else { share };
         let page = demand.page_bytes;
         let most = buffers_for(demand.read_depth);
         let (mut reads, beyond) = ((share / 16) as usize, (share / 64) as usize);

@@ -9,6 +9,7 @@ use crate::config::{
 };
 use crate::error::{Error, Result, bail};
 use crate::io::{DirectoryMedium, IoChoice, Medium, OpenMode};
+use crate::storage;
 use crate::store::commit::SPARE;
 use crate::store::files::class_file::{has_rows, lies_apart};
 use crate::store::files::lock::WriterLock;
@@ -59,23 +60,65 @@ pub fn copy(
     cold_directory: Option<&Path>,
     progress: &mut dyn FnMut(u64, u64) -> Result<()>,
 ) -> Result<CopyReport> {
+    let to = CopyTo { storage, cold_directory, ..CopyTo::default() };
+    copy_to(path, destination, step, memory, &to, progress)
+}
+
+/// How a copy stores its rows, and where.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CopyTo<'a> {
+    /// How it stores the rows of all tables; each as it was if nobody says.
+    pub storage: Option<StorageKind>,
+    /// Where it has its partitions.
+    pub cold_directory: Option<&'a Path>,
+    /// Where it has regions on persistent memory.
+    pub pmem_directory: Option<&'a Path>,
+    /// Rows for which each region has room: all ids, or as many as before, or twice the rows, if
+    /// nobody says.
+    pub capacity: Option<u64>,
+}
+
+impl CopyTo<'_> {
+    fn spec(&self, info: &TableInfo) -> TableSpec {
+        let spec = &info.spec;
+        let storage = self.storage.unwrap_or(spec.storage);
+        let ids = spec.num_embeddings;
+        let twice = || spec.expected_rows.unwrap_or(0).max(info.rows.saturating_mul(2)).max(1);
+        let room = || self.capacity.or(spec.capacity).or(ids).unwrap_or_else(twice);
+        let capacity = storage.is_direct().then(|| room().min(ids.unwrap_or(u64::MAX)));
+        TableSpec { storage, capacity, ..spec.clone() }
+    }
+}
+
+/// As [`copy`], with all that can be said of the copy.
+pub fn copy_to(
+    path: impl AsRef<Path>,
+    destination: impl AsRef<Path>,
+    step: Option<u64>,
+    memory: Memory,
+    to: &CopyTo<'_>,
+    progress: &mut dyn FnMut(u64, u64) -> Result<()>,
+) -> Result<CopyReport> {
     let source = open_commit(path.as_ref(), step, memory)?;
     let tables = source.tables();
-    let stored =
-        |spec: &TableSpec| TableSpec { storage: storage.unwrap_or(spec.storage), ..spec.clone() };
-    tables.iter().try_for_each(|info| check_ids(&stored(&info.spec)))?;
-    let target = begin_copy(&source, destination.as_ref(), cold_directory, &|options| {
+    tables.iter().try_for_each(|info| check_ids(&to.spec(info)))?;
+    let target = begin_copy(&source, destination.as_ref(), to.cold_directory, &|options| {
         // Rows that are there are copied, however many could be.
-        StoreOptions { check_disk: false, ..options }
+        let pmem_directory = to.pmem_directory.map(Path::to_path_buf);
+        StoreOptions { check_disk: false, pmem_directory, ..options }
     })?;
-    check_disk(&*target.inner.medium, &tables)?;
+    // Regions in a folder of their own reserve their room there.
+    let lies_here =
+        |info: &&TableInfo| !(to.pmem_directory.is_some() && to.spec(info).storage.is_direct());
+    let here: Vec<TableInfo> = tables.iter().filter(lies_here).cloned().collect();
+    check_disk(&*target.inner.medium, &here)?;
     let all: u64 = tables.iter().map(|t| t.rows).sum();
     let mut done = 0;
     for info in &tables {
-        target.table(&stored(&info.spec))?;
+        target.table(&to.spec(info))?;
     }
     for info in &tables {
-        let id = target.table(&stored(&info.spec))?;
+        let id = target.table(&to.spec(info))?;
         let dim = info.spec.embedding_dim;
         let mut keys = vec![0; ROWS];
         let mut values = vec![0.0; ROWS * dim];
@@ -225,6 +268,8 @@ fn remove_if_unfinished(destination: &Path, cold_directory: Option<&Path>) -> Re
     if last.is_some() && !destination.join(UNFINISHED).exists() {
         bail!(Misuse, "{} holds a store already; copy to another place", destination.display());
     }
+    // With those that lie apart.
+    storage::remove_other_regions(&*medium, &[])?;
     // In an order in which what is left is never damage: only a journal explains rows and state,
     // and only a superblock a journal.
     let others = |name: &str| {

@@ -9,6 +9,7 @@ pub(in crate::store) mod check;
 pub(in crate::store) mod copy;
 pub(in crate::store) mod freeze;
 mod rate;
+pub(in crate::store) mod resize;
 pub(in crate::store) mod scan;
 mod warm;
 

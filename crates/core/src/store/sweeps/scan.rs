@@ -11,6 +11,7 @@ use crate::metrics::Timed;
 use crate::row::RowLayout;
 use crate::storage::Sweep;
 use crate::store::engine::Table;
+use crate::store::verbs::direct::region_of;
 use crate::store::verbs::rows::{Effect, Keys, RowOp, RowView};
 use crate::store::{Inner, Store};
 use std::sync::atomic::Ordering;
@@ -47,6 +48,9 @@ impl Store {
     pub fn scan(&self, table: TableId) -> Result<Scan> {
         let engine = self.inner.planned_engine()?;
         let found = self.inner.table_of(&engine, table)?;
+        if engine.classes[found.class].is_direct {
+            region_of(found)?;
+        }
         let is_exact = || engine.classes[found.class].log.lock().is_exact(found.id());
         match found.record.dense_ids() {
             Some(end) if is_exact() => Ok(Scan::new(self, found, Cursor::Dense { next: 0, end })),

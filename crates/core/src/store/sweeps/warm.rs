@@ -54,6 +54,10 @@ impl Store {
 impl Inner {
     /// Returns how many rows were loaded.
     fn warm_class(&self, engine: &Engine, class: &Class) -> Result<u64> {
+        if class.is_direct {
+            // Its rows never are in the cache.
+            return Ok(0);
+        }
         let mut sweep = class.lock(&self.metrics).sweep(None);
         let warmed = self.warm_from(engine, class, &mut *sweep);
         class.lock(&self.metrics).end_read(sweep.ticket());

@@ -16,10 +16,12 @@ mod full;
 mod harm;
 mod hidden;
 mod holds;
+mod hot;
 mod meddled;
 mod merge_room;
 mod merges;
 mod plain;
+mod pmem;
 mod power;
 mod probe;
 mod quantized;
@@ -65,6 +67,12 @@ fn each_kind(test: impl Fn()) {
     [StorageKind::Log, StorageKind::Lsm].into_iter().for_each(|kind| with_kind(kind, &test));
 }
 
+/// As `each_kind`, with tables whose rows are durable by update, too: for what holds of all.
+fn each_kind_or_direct(test: impl Fn()) {
+    each_kind(&test);
+    with_kind(StorageKind::Pmem, &test);
+}
+
 fn with_kind(kind: StorageKind, test: impl Fn()) {
     KIND.set(kind);
     let done = catch_unwind(AssertUnwindSafe(&test));
@@ -85,6 +93,7 @@ fn spec(name: &str, rows: Option<u64>, kind: OptimizerKind) -> TableSpec {
         dtype: Dtype::Float32,
         rounding: RoundingMode::default(),
         storage: KIND.get(),
+        capacity: (KIND.get().is_direct() && rows.is_none()).then_some(2000),
         optimizer: OptimizerSpec::new(kind),
         initializer: Initializer::Uniform { low: -1.0, high: 1.0 },
     }

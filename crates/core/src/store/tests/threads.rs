@@ -38,7 +38,7 @@ fn train(store: &Store, table: TableId, keys: &[u64], seed: u64) -> BTreeMap<u64
 
 #[test]
 fn four_threads_lose_no_update_and_see_no_half_row() {
-    each_kind(|| {
+    each_kind_or_direct(|| {
         for (seed, rows) in [(1, Some(600)), (2, None)] {
             let medium = SimMedium::new(seed);
             let store = Store::open_on(Arc::new(medium.clone()), options(400 << 10)).unwrap();

@@ -9,6 +9,7 @@ use crate::error::{Result, bail};
 use crate::metrics::Timed;
 use crate::row::{Dtype, RowLayout};
 use crate::store::engine::{Engine, Table};
+use crate::store::verbs::direct::{cached_of, region_of};
 use crate::store::verbs::rows::{Effect, Keys, RowOp, RowView};
 use crate::store::{Inner, Store};
 use parking_lot::RwLockWriteGuard;
@@ -170,6 +171,9 @@ impl Store {
         let batch = [Keys { table, keys: &distinct }];
         let class = &engine.classes[table.class];
         self.inner.prepare_writing()?;
+        if class.is_direct {
+            return self.inner.delete_direct(table, &distinct);
+        }
         self.inner.settle_room(&engine)?;
         self.inner.make_delete_room(&engine, table, &distinct)?;
         // With room in the flush buffer finding rows writes none: from here on no row moves, and
@@ -220,6 +224,9 @@ impl Store {
         check_len("out", table, out.len(), keys.len(), 1)?;
         check_keys(table, keys)?;
         let class = &engine.classes[table.class];
+        if class.is_direct {
+            return region_of(table)?.contains(keys, out);
+        }
         let log = table.first.is_some().then(|| class.log.lock());
         if let Some(log) = log.filter(|log| log.is_exact(table.id())) {
             let cache = class.cache();
@@ -261,16 +268,25 @@ impl Inner {
         keys: &[Keys<'_>],
         op: &mut O,
     ) -> Result<u64> {
-        self.reserve(engine, keys)?;
+        // Held until the rows are put back: what is on persistent memory is changed by one at a
+        // time. Taken before all locks of classes.
+        let _writers = self.write_direct(keys)?;
+        let cached = cached_of(keys);
+        self.reserve(engine, &cached)?;
         let _guard = self.poison_on_panic();
-        let written = self.write_before_change(engine, keys);
+        let written = self.write_before_change(engine, &cached);
         let result = written.and_then(|()| self.visit_rows(engine, keys, op));
         let rows = keys.iter().map(|k| k.keys.len() as u64).sum();
         for batch in keys {
             batch.table.changes.fetch_add(1, Ordering::Relaxed);
         }
-        self.note_batch(rows);
-        self.end_reservation(&engine.classes, keys);
+        // Rows on persistent memory are durable already.
+        let is_lost = |k: &&Keys<'_>| k.table.region.as_ref().is_none_or(|r| !r.has_commit());
+        let mut lost = keys.iter().filter(is_lost).peekable();
+        if lost.peek().is_some() {
+            self.note_batch(lost.map(|k| k.keys.len() as u64).sum());
+        }
+        self.end_reservation(&engine.classes, &cached);
         self.poison_on_error(result)?;
         Ok(rows)
     }

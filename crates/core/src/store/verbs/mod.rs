@@ -1,6 +1,8 @@
 //! What verbs do: get and put, update, and how a batch visits rows in DRAM and on storage.
 
+pub(in crate::store) mod direct;
 pub(in crate::store) mod get_put;
+mod hot;
 pub(in crate::store) mod misses;
 pub(in crate::store) mod rows;
 mod update;

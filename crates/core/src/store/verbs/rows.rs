@@ -156,6 +156,10 @@ impl Inner {
             let mut misses = Vec::new();
             let timed = Timed::new(&self.metrics.resident_ns);
             let of_class = || batches.iter().enumerate().filter(|(_, k)| k.table.class == i);
+            if class.is_direct {
+                of_class().try_for_each(|batch| self.visit_direct(batch, op))?;
+                continue;
+            }
             let stamps = Stamps::draw(class, of_class(), op);
             for (batch, keys) in of_class() {
                 self.visit_hits(class, (batch, keys), stamps, op, &mut misses);

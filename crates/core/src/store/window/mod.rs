@@ -405,12 +405,18 @@ impl Store {
             }
             engine = inner.planned_engine()?;
         }
+        let mut to_read = Vec::with_capacity(batch.len());
         for part in batch {
-            check_keys(inner.table_of(&engine, part.table)?, part.keys)?;
+            let table = inner.table_of(&engine, part.table)?;
+            check_keys(table, part.keys)?;
+            // Nothing of rows that never are in the cache is read ahead.
+            if table.region.is_none() {
+                to_read.push(part);
+            }
         }
         drop(engine);
         let mut announced = Announced { number: 0, parts: Vec::with_capacity(batch.len()) };
-        for part in batch {
+        for part in to_read {
             match announced.parts.iter_mut().find(|(table, _)| *table == part.table) {
                 Some((_, keys)) => keys.extend_from_slice(part.keys),
                 None => announced.parts.push((part.table, part.keys.to_vec())),

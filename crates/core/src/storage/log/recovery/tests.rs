@@ -325,6 +325,7 @@ impl Replayed {
                 name: &name_of(at),
                 num_embeddings,
                 expected_rows: None,
+                capacity: None,
                 partitions: writer.partitions[at],
                 born: writer.born,
             };

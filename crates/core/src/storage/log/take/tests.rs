@@ -36,6 +36,7 @@ fn facts_of(table: u16, partitions: Option<u32>) -> TableFacts<'static> {
         name: if is_dense { "dense" } else { "growing" },
         num_embeddings: is_dense.then_some(IDS),
         expected_rows: None,
+        capacity: None,
         partitions,
         born: true,
     }
@@ -333,7 +334,8 @@ fn what_was_dropped_is_gone_after_recovery_and_indexes_are_packed_again() {
     recovery.table(&facts_of(GROWING, Some(top.partitions))).unwrap();
     recovery.changes(&changes, None).unwrap();
     recovery.commit(1, Some(cut.began));
-    let at = OpenAt { commit: 1, position: cut.position, write_after: Some(1 << 40) };
+    let at =
+        OpenAt { commit: 1, position: cut.position, is_newest: true, write_after: Some(1 << 40) };
     let log = recovery.finish_log(&at, top.file.clone(), &top.medium).unwrap();
     let again = |table: u16| log.index(table).memory_bytes();
     assert!(again(DENSE) < IDS as usize / 2, "{} bytes", again(DENSE));

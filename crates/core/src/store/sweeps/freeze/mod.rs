@@ -227,6 +227,7 @@ impl Store {
 fn frozen_spec(spec: &TableSpec, rows: u64, options: &FreezeOptions) -> TableSpec {
     TableSpec {
         storage: StorageKind::Pages,
+        capacity: None,
         expected_rows: Some(rows),
         optimizer: OptimizerSpec::new(OptimizerKind::None),
         dtype: options.dtype.unwrap_or(spec.dtype),

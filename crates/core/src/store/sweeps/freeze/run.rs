@@ -9,6 +9,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::row::Dtype;
 use crate::storage::{Freeze, FreezePlan, Placement, SweptRow};
 use crate::store::engine::{Class, Engine, Table};
+use crate::store::verbs::direct::region_of;
 use crate::store::{Inner, Store};
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
@@ -169,6 +170,9 @@ impl<'a> Run<'a> {
         unit: &mut dyn Freeze,
     ) -> Result<u64> {
         let class = &engine.classes[from.class];
+        if class.is_direct {
+            region_of(from)?;
+        }
         let mut sweep = class.log.lock().sweep(Some(from.id()));
         let name = &from.record.spec.name;
         let mut values = vec![0.0; from.layout.embedding_dim()];

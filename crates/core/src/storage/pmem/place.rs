@@ -1,0 +1,216 @@
+//! Where regions lie: in the store's folder, or apart, where a link in that folder leads to them.
+//!
+//! Names: `pmem-<table>` in the store's folder. A folder apart may be shared by stores, so names
+//! there have the store's seed, too.
+
+use super::told;
+use crate::error::{Error, Result, bail};
+use crate::io::{Medium, RegionFolders};
+use embedrock_pmem::{Geometry, Mapped, Rows};
+use std::fs;
+use std::io::ErrorKind::NotFound;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+const PREFIX: &str = "pmem-";
+/// What names of regions end with that are to take the place of others, and what `resize` of
+/// `crates/pmem` adds to it until they are whole.
+const RESIZED: &str = "resized";
+const UNFINISHED: &str = "resized.unfinished";
+
+/// The name of a table's region in the store's folder.
+pub fn region_name(table: u16) -> String {
+    format!("{PREFIX}{table}")
+}
+
+/// The table of a region; `None` for names that `region_name` does not give.
+pub fn table_of_region(name: &str) -> Option<u16> {
+    let table = name.strip_prefix(PREFIX)?.parse().ok()?;
+    (region_name(table) == name).then_some(table)
+}
+
+/// Whether the store's folder has regions, or links to them.
+pub fn has_regions(medium: &dyn Medium) -> Result<bool> {
+    let Some(folders) = medium.regions() else { return Ok(false) };
+    Ok(!regions_in(&folders.own)?.is_empty())
+}
+
+/// The tables whose regions, or links to them, are in a folder.
+fn regions_in(folder: &Path) -> Result<Vec<u16>> {
+    let cannot = |error| Error::os(format!("list {}", folder.display()), error);
+    let mut tables = Vec::new();
+    for entry in fs::read_dir(folder).map_err(cannot)? {
+        let name = entry.map_err(cannot)?.file_name();
+        tables.extend(name.to_str().and_then(table_of_region));
+    }
+    Ok(tables)
+}
+
+/// Removes the regions of all tables but these: those that were left by tables which no commit has.
+pub fn remove_other_regions(medium: &dyn Medium, tables: &[u16]) -> Result<()> {
+    let Some(folders) = medium.regions() else { return Ok(()) };
+    for table in regions_in(&folders.own)?.iter().filter(|table| !tables.contains(table)) {
+        remove(&folders.own.join(region_name(*table)))?;
+    }
+    Ok(())
+}
+
+/// The region of one table.
+pub(super) struct Place<'a> {
+    pub(super) folders: &'a RegionFolders,
+    /// The store's seed of checksums, by which its files know each other.
+    pub(super) seed: u64,
+    pub(super) table: u16,
+    /// For messages.
+    pub(super) name: &'a str,
+}
+
+impl Place<'_> {
+    fn own(&self) -> PathBuf {
+        self.folders.own.join(region_name(self.table))
+    }
+
+    fn apart(&self) -> Option<PathBuf> {
+        let name = format!("embedrock-{:016x}-{}", self.seed, region_name(self.table));
+        self.folders.apart.as_ref().map(|folder| folder.join(name))
+    }
+
+    fn owner(&self) -> [u64; 2] {
+        [self.seed, 1 << 32 | u64::from(self.table)]
+    }
+
+    /// Makes a region, in the place of one that was left by a table which no commit has.
+    pub(super) fn create(&self, geometry: Geometry) -> Result<Rows<Mapped>> {
+        let own = self.own();
+        remove(&own)?;
+        let made = match self.apart() {
+            None => Rows::create(&own, geometry).map_err(told)?,
+            Some(apart) => {
+                if let Some(folder) = apart.parent() {
+                    fs::create_dir_all(folder).map_err(|e| Error::os(folder.display(), e))?;
+                }
+                remove(&apart)?;
+                let made = Rows::create(&apart, geometry).map_err(told)?;
+                symlink(&apart, &own).map_err(|e| Error::os(own.display(), e))?;
+                made
+            }
+        };
+        made.bind(self.owner()).map_err(told)?;
+        Ok(made)
+    }
+
+    /// Opens the region. Where it was moved to the folder apart, `writes` sets the link anew.
+    pub(super) fn open(&self, row_bytes: usize, writes: bool) -> Result<Rows<Mapped>> {
+        let own = self.own();
+        let Some(path) = self.found() else { return Err(self.missing()) };
+        if writes {
+            if !own.exists() {
+                relink(&own, &path)?;
+            }
+            // A resize was cut off.
+            let new = Self::beside(&path);
+            remove_name(&new)?;
+            remove_name(&new.with_extension(UNFINISHED))?;
+        }
+        let rows = Rows::open(&path).map_err(|error| self.named(told(error)))?;
+        let owner = rows.owner().map_err(|error| self.named(told(error)))?;
+        if owner != Some(self.owner()) {
+            bail!(
+                Corrupt,
+                "table '{}': {} is the region of another store or table; put back what belongs \
+                 together",
+                self.name,
+                path.display()
+            );
+        }
+        let found = rows.geometry().row_bytes;
+        if found != row_bytes {
+            bail!(
+                Corrupt,
+                "table '{}': {} has rows of {found} bytes, expected {row_bytes}",
+                self.name,
+                path.display()
+            );
+        }
+        Ok(rows)
+    }
+
+    /// Takes the region away that `create` made.
+    pub(super) fn remove(&self) -> Result<()> {
+        remove(&self.own())
+    }
+
+    fn named(&self, error: Error) -> Error {
+        error.context(format!("table '{}'", self.name))
+    }
+
+    /// Where the region is, if it is in its place or in the folder apart.
+    pub(super) fn found(&self) -> Option<PathBuf> {
+        let in_place = fs::canonicalize(self.own()).ok();
+        in_place.or_else(|| self.apart().filter(|apart| apart.exists()))
+    }
+
+    /// The name of a region that will take the place of the one at `path`.
+    pub(super) fn beside(path: &Path) -> PathBuf {
+        path.with_extension(RESIZED)
+    }
+
+    /// Makes names in the folder of a file durable.
+    pub(super) fn sync_folder_of(path: &Path) -> Result<()> {
+        let folder = path.parent().unwrap_or(Path::new("/"));
+        let synced = fs::File::open(folder).and_then(|folder| folder.sync_all());
+        synced.map_err(|error| Error::os(format!("sync {}", folder.display()), error))
+    }
+
+    pub(super) fn missing(&self) -> Error {
+        let own = self.own();
+        let at = fs::read_link(&own).unwrap_or(own);
+        Error::new(
+            crate::error::ErrorKind::Mismatch,
+            format!(
+                "table '{}': its region is not at {}; give pmem_path= the folder that it was moved \
+                 to, or restore it from a copy; if it is lost, as files in memory are with the \
+                 power, embedrock resize STORE '{}' --capacity N --make-empty begins the table anew",
+                self.name,
+                at.display(),
+                self.name
+            ),
+        )
+    }
+}
+
+fn relink(own: &Path, apart: &Path) -> Result<()> {
+    remove_name(own)?;
+    symlink(apart, own).map_err(|e| Error::os(own.display(), e))
+}
+
+/// Removes a file, or a link and the file that it leads to.
+fn remove(path: &Path) -> Result<()> {
+    if let Ok(target) = fs::read_link(path) {
+        remove_name(&target)?;
+    }
+    remove_name(path)
+}
+
+fn remove_name(path: &Path) -> Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != NotFound => {
+            Err(Error::os(format!("remove {}", path.display()), error))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_of_regions_are_taken_for_such() {
+        assert_eq!(table_of_region("pmem-0"), Some(0));
+        assert_eq!(table_of_region("pmem-65535"), Some(65_535));
+        for name in ["pmem-", "pmem-00", "pmem-65536", "pmem-1-2", "pmem-+1", "pmem", "rows-0"] {
+            assert_eq!(table_of_region(name), None, "{name}");
+        }
+    }
+}

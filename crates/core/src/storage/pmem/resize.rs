@@ -1,0 +1,63 @@
+//! A region of another capacity in the place of one that nobody has open.
+
+use super::place::Place;
+use super::{no_folder, told};
+use crate::error::{Error, Result, bail};
+use crate::io::Medium;
+use embedrock_pmem::{Geometry, resize_with};
+
+/// Which region, and what it shall be.
+#[derive(Clone, Copy, Debug)]
+pub struct Resize<'a> {
+    /// The store's seed of checksums.
+    pub seed: u64,
+    /// The table.
+    pub table: u16,
+    /// Its name.
+    pub name: &'a str,
+    /// Bytes of a row.
+    pub row_bytes: usize,
+    /// Rows for which there shall be room.
+    pub capacity: u64,
+    /// Whether the region is gone and an empty one shall take its place.
+    pub make_empty: bool,
+}
+
+/// Copies the rows into a new region, which then takes the old one's name: after a crash there is
+/// one of the two. Returns the rows, and the bytes of the region. `progress` is told of buckets.
+///
+/// *Errors*: `Full` where there are more rows, or the disk has no room for both; `Corrupt`;
+/// `Locked`; `Misuse` where an empty one is wanted and the region is there; `Io`; what `progress`
+/// returns.
+pub fn resize(
+    medium: &dyn Medium,
+    asked: &Resize<'_>,
+    progress: &mut dyn FnMut(u64, u64) -> Result<()>,
+) -> Result<(u64, u64)> {
+    let folders = &medium.regions().ok_or_else(no_folder)?;
+    let Resize { seed, table, name, row_bytes, capacity, make_empty } = *asked;
+    let place = Place { folders, seed, table, name };
+    let geometry = Geometry::new(capacity, row_bytes).map_err(told)?;
+    let bytes = geometry.bytes() as u64;
+    if make_empty {
+        if let Some(path) = place.found() {
+            bail!(
+                Misuse,
+                "table '{name}': its region is at {}, so nothing was lost; resize it without \
+                 --make-empty",
+                path.display()
+            );
+        }
+        place.create(geometry)?;
+        return Ok((0, bytes));
+    }
+    // Looks whose it is, too.
+    drop(place.open(row_bytes, true)?);
+    let Some(path) = place.found() else { return Err(place.missing()) };
+    let new = Place::beside(&path);
+    let rows = resize_with(&path, &new, capacity, |done, all| progress(done, all))
+        .map_err(|error: Error| error.context(format!("table '{name}'")))?;
+    std::fs::rename(&new, &path).map_err(|error| Error::os(path.display(), error))?;
+    Place::sync_folder_of(&path)?;
+    Ok((rows, bytes))
+}
