@@ -15,7 +15,7 @@ use crate::resp::Limits;
 use crate::session::Session;
 use crate::shared::Shared;
 use crate::stream::Stream;
-use embedrock_core::CommitInfo;
+use crate::timer::Finished;
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token, Waker};
 use rustls::{ServerConfig, ServerConnection};
@@ -49,7 +49,7 @@ pub(crate) enum Mail {
     /// A connection that was accepted, and its id.
     Connection(mio::net::TcpStream, u64),
     /// What came of a job of a connection.
-    Done { connection: usize, id: u64, done: Result<Option<CommitInfo>, Refusal> },
+    Done { connection: usize, id: u64, done: Result<Finished, Refusal> },
     /// Finish what was asked, and end.
     Stop,
 }
@@ -251,7 +251,7 @@ impl Worker {
     }
 
     /// Replies to a job's connection, if it is still there.
-    fn end_job(&mut self, number: usize, id: u64, done: Result<Option<CommitInfo>, Refusal>) {
+    fn end_job(&mut self, number: usize, id: u64, done: Result<Finished, Refusal>) {
         let Some(Some(connection)) = self.connections.get_mut(number) else { return };
         let session = &mut connection.session;
         if session.id != id {
@@ -259,14 +259,15 @@ impl Worker {
         }
         session.has_job = false;
         session.output.write(session.protocol, |writer| match done {
-            Ok(Some(commit)) => {
+            Ok(Finished::Commit(commit)) => {
                 writer.map(2);
                 writer.bulk(b"step");
                 writer.integer(commit.step as i64);
                 writer.bulk(b"sequence");
                 writer.integer(commit.sequence as i64);
             }
-            Ok(None) => writer.null(),
+            Ok(Finished::NoneNewer) => writer.null(),
+            Ok(Finished::Created) => writer.simple("OK"),
             Err(refusal) => writer.error(refusal.code, &refusal.message),
         });
         self.make_due(number);

@@ -99,6 +99,12 @@ pub(super) fn check_count(keys: usize, most: usize) -> Result<(), Refusal> {
     Ok(())
 }
 
+/// Text.
+pub(super) fn utf8<'a>(what: &str, bytes: &'a [u8]) -> Result<&'a str, Refusal> {
+    std::str::from_utf8(bytes)
+        .map_err(|error| Refusal::coded("MISUSE", format!("{what} is no UTF-8: {error}")))
+}
+
 /// The number that an option has.
 pub(super) fn number<T: FromStr>(option: &str, text: &[u8]) -> Result<T, Refusal> {
     let parsed = std::str::from_utf8(text).ok().and_then(|text| text.parse().ok());

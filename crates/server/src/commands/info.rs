@@ -16,7 +16,7 @@ pub(super) fn tables(call: &mut Call<'_>) -> Outcome {
         writer.array(tables.len());
         for table in &tables {
             let spec = &table.spec;
-            writer.map(11);
+            writer.map(12);
             for (key, value) in [
                 ("name", spec.name.as_str()),
                 ("dtype", spec.dtype.name()),
@@ -44,6 +44,8 @@ pub(super) fn tables(call: &mut Call<'_>) -> Outcome {
             }
             writer.bulk(b"pinned");
             writer.integer(i64::from(is_pinned));
+            writer.bulk(b"spec");
+            writer.bulk(&serde_json::to_vec(spec).unwrap_or_default());
         }
     });
     Ok(())

@@ -2,6 +2,7 @@
 
 mod arguments;
 mod connection;
+mod create;
 mod info;
 mod moves;
 mod reads;
@@ -57,6 +58,7 @@ commands! {
     "EMB.LOOKAHEAD", 3, READ, NO_KEYS, reads::lookahead;
     "EMB.HOT", 3, READ, NO_KEYS, reads::hot;
     "EMB.TABLES", 1, PLAIN, NO_KEYS, info::tables;
+    "EMB.CREATE", 3, ADMIN, NO_KEYS, create::create;
     "EMB.COMMIT", -1, ADMIN, NO_KEYS, writes::commit;
     "EMB.REFRESH", 1, ADMIN, NO_KEYS, moves::refresh;
     "EMB.SWITCH", 2, ADMIN, NO_KEYS, moves::switch;
