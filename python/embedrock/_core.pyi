@@ -132,6 +132,7 @@ class Server:
         max_reply_bytes: int = 67108864,
         commit_every: float = 60.0,
         refresh_every: float = 5.0,
+        gather: str = "auto",
     ) -> Server:
         """Serves an open store at `listen`. Times are in seconds; 0 is never."""
 
@@ -140,6 +141,9 @@ class Server:
 
     def metrics_address(self, /) -> str | None:
         """Where its metrics are, as HOST:PORT, if anywhere."""
+
+    def gather(self, /) -> str:
+        """How rows get into sockets: a mode, or one for each row size that was measured."""
 
     def is_running(self, /) -> bool:
         """False once it was stopped, or a thread of it has ended by itself."""
@@ -239,11 +243,14 @@ class Store:
     def is_poisoned(self, /) -> bool:
         """Whether the store refuses changes after an error."""
 
+    def id(self, /) -> str:
+        """What tells this store from all others."""
+
     def is_held(self, /) -> bool:
         """Whether the commit at hand is held, so that no writer drops it."""
 
     def promote(self, /, table: TableId, keys: _Keys) -> int:
-        """Brings hot rows to where they are read soonest; returns how many are there."""
+        """Brings hot rows to where they are read soonest; returns how many came."""
 
     def delete(self, /, table: TableId, keys: _Keys) -> int:
         """Deletes keys; returns how many had a row."""

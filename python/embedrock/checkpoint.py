@@ -29,6 +29,8 @@ import numpy as np
 import torch
 
 from embedrock._arguments import instance, shown, whole
+from embedrock._loading import loading_dense_only
+from embedrock._rows import RowStore, here
 from embedrock._warnings import warn
 from embedrock.commits import Commit, PendingCommit
 from embedrock.errors import MismatchError, MisuseError, UncommittedWarning
@@ -120,7 +122,8 @@ def save(
 
     Args:
         store: The open store.
-        model: Its ``state_dict`` holds the dense part; modules of ``embedrock.nn`` add nothing.
+        model: Its ``state_dict`` holds the dense part; modules of ``embedrock.nn`` add which rows
+            were theirs.
         optimizer: One or several, those of ``embedrock.optim`` included.
         step: The number of the step that is complete, not lower than that of the commit that the
             store was opened at or made last. The same step may be committed again, which releases
@@ -162,13 +165,13 @@ def save(
     >>> embedrock.save(store, model, optimizers, step).step
     3
     """
-    instance("store", store, Store)
+    _check_here(store, "embedrock.save")
     number = whole("step", step, 0)
     last = max((s for s in (store.step, store._pending_step) if s is not None), default=None)
     if last is not None and number < last:
         raise MisuseError(
             f"step is {number}, but the last commit in {store.path} is of step {last}; "
-            f"count on from embedrock.resume(), or open the store with step= to go back"
+            f"count on from embedrock.resume(), or go back with store.go_back(step)"
         )
     states: dict[str, Any] = {"random": _random_state()}
     for name, owner in _owners(model, optimizer, scheduler, scaler, loader):
@@ -213,7 +216,7 @@ def resume(
 
     Blocking: reads the dense state from the disk.
     """
-    instance("store", store, Store)
+    _check_here(store, "embedrock.resume")
     owners = _owners(model, optimizer, scheduler, scaler, loader)
     if not (extra is None or isinstance(extra, MutableMapping)):
         raise MisuseError(f"extra is {shown(extra)}, expected a dict to put what was saved into")
@@ -227,13 +230,20 @@ def resume(
     _check_parts(store, asked, stored)
     taken = asked if store.read_only else stored
     decoded = {name: _decode(stored[name], name) for name in taken}
-    for name, owner in owners:
-        owner.load_state_dict(decoded[name])
+    with loading_dense_only():  # the rows are those of the commit, in a copy of the store, too
+        for name, owner in owners:
+            owner.load_state_dict(decoded[name])
     if extra is not None:
         extra.update(decoded["extra"])
     if not store.read_only:
         _restore_random(decoded["random"])
     return store.step
+
+
+def _check_here(store: object, what: str) -> None:
+    if isinstance(store, RowStore):
+        here(store, what)
+    instance("store", store, Store)
 
 
 def _check_committed(store: Store) -> None:

@@ -75,6 +75,7 @@ class Table:
         spec = info["spec"]
         self._store = store
         self._handle = handle
+        store._tables.add(self)
         self._name: str = spec["name"]
         self._embedding_dim: int = spec["embedding_dim"]
         self._num_embeddings: int | None = spec["num_embeddings"]
@@ -97,6 +98,10 @@ class Table:
                 ("state_words", self._state_words),
             )
         }
+
+    def _moved(self, handle: _core.TableId) -> None:
+        """The store has gone back: its engine has another handle for the table."""
+        self._handle = handle
 
     @property
     def store(self) -> Store:
@@ -391,13 +396,14 @@ class Table:
         return out.reshape(found.shape)
 
     def promote(self, keys: ArrayLike) -> int:
-        """Brings rows that are asked for often to where they are read soonest.
+        """Brings rows that are asked for often to where they are read soonest, the first ones
+        first, which should be the hottest. Results never change.
 
-        With storage ``"pmem"`` their keys move to the bucket in which look-ups begin, and others
-        out of their way; returned is how many of them are there now. While rows of the table are
-        iterated over nothing moves, and it is none. A thread moves all displaced keys home in time,
-        so this is for keys that are hot now. With other storages the keys are announced as by
-        :meth:`lookahead`, and their number is returned. Results never change.
+        Stored rows come into memory, into half of it at most; returned is how many came. With
+        storage ``"pmem"`` their keys move to the bucket in which look-ups begin, and others out of
+        their way; returned is how many of them are there now. While rows of the table are iterated
+        over nothing moves, and it is none. A thread moves all displaced keys home in time, so this
+        is for keys that are hot now.
 
         Errors: ``KeyRangeError``; ``MisuseError`` for a table with storage ``"pmem"`` of a store
         that was opened ``read_only``.
@@ -405,8 +411,8 @@ class Table:
         Source: hotness-aware placement of PetPS (3.2).
 
         >>> table.put([7, 8], np.ones((2, 4), np.float32))
-        >>> table.promote([7, 8])
-        2
+        >>> table.promote([7, 8])  # they are in memory already
+        0
         """
         found = as_keys(keys)
         with KeysNamed((self, found)):
@@ -528,6 +534,10 @@ class Table:
         function_or_none("progress", progress, "rows done and in all")
         self._store._listeners.before()
         return self._store._core.digest(self._handle, progress)
+
+    def _update_part(self, keys: Keys, gradients: ArrayLike, factors: dict[str, Any]) -> Any:
+        """The table's part of an optimizer step, as ``Store._update`` takes it."""
+        return _verbs.update_part(self, keys, gradients, _core.Hyper(**factors))
 
     def _batches(
         self, scan: _core.Scan, batch_size: int, state: bool

@@ -134,6 +134,7 @@ CALLS: dict[str, tuple[Callable[[World], Any], Callable[[World], Arguments]]] = 
         lambda w: {"model": w.bag, "loader": [torch.tensor([[1]])]},
     ),
     "Store.table": (lambda w: w.store.table, lambda w: {"name": "new", "embedding_dim": 4}),
+    "Store.go_back": (lambda w: w.store.go_back, lambda w: {"step": 0}),
     "Store.get": (lambda w: w.store.get, lambda w: {"batches": w.batches(2)}),
     "Store.lookahead": (
         lambda w: w.store.lookahead,
@@ -168,7 +169,12 @@ CALLS: dict[str, tuple[Callable[[World], Any], Callable[[World], Arguments]]] = 
         lambda w: {"url": f"redis://{w.server.address()}", "retries": 0},
     ),
     "RemoteStore.table": (lambda w: w.remote.table, lambda w: {"name": "t"}),
+    "RemoteStore.get": (
+        lambda w: w.remote.get,
+        lambda w: {"batches": [(w.remote["t"], KEYS)], "out": [rows(w)]},
+    ),
     "RemoteStore.commit": (lambda w: w.remote.commit, lambda w: {}),
+    "RemoteTable.__contains__": (lambda w: w.remote["t"].__contains__, lambda w: {"key": 1}),
     "RemoteTable.get": (lambda w: w.remote["t"].get, lambda w: {"keys": KEYS}),
     "RemoteTable.put": (lambda w: w.remote["t"].put, lambda w: {"keys": KEYS, "values": rows(w)}),
     "RemoteTable.update": (
@@ -176,6 +182,7 @@ CALLS: dict[str, tuple[Callable[[World], Any], Callable[[World], Arguments]]] = 
         lambda w: {"keys": KEYS, "gradients": rows(w), "lr": 0.1},
     ),
     "RemoteTable.lookahead": (lambda w: w.remote["t"].lookahead, lambda w: {"keys": KEYS}),
+    "RemoteTable.promote": (lambda w: w.remote["t"].promote, lambda w: {"keys": KEYS}),
     "Window.announce": (lambda w: w.store.window.announce, lambda w: {"batch": {w.table: KEYS}}),
     "Window.begin": (lambda w: w.store.window.begin, lambda w: {"number": 1}),
     "Window.finish": (lambda w: w.store.window.finish, lambda w: {"number": 1}),
@@ -236,6 +243,7 @@ CALLS: dict[str, tuple[Callable[[World], Any], Callable[[World], Arguments]]] = 
         ),
         lambda w: {"name": "new f", "embedding_dim": 4},
     ),
+    "nn.loading_dense_only": (lambda w: nn.loading_dense_only, lambda w: {}),
     "nn.dense_parameters": (lambda w: nn.dense_parameters, lambda w: {"model": w.model}),
     "nn.read_together": (
         lambda w: lambda model: nn.read_together(model).remove(),
@@ -543,6 +551,9 @@ NOT_MADE_BY_CALLERS = {
     "follow.Followed",
     "follow.Record",
     "follow.Source",
+    "follow.RemoteSource",
+    "follow.Kafka",  # these need a broker: test_kafka_message.py
+    "follow.KafkaWriter",
 }
 
 

@@ -11,6 +11,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 
 /// Readings that may be under way at once. The next one waits.
 const READINGS_MAX: usize = 1024;
+/// Those of them that outlast a call: they leave places for the others.
+const LENT_MAX: usize = READINGS_MAX / 2;
 
 /// One place to a cache line: readers do not meet.
 #[repr(align(128))]
@@ -24,7 +26,13 @@ pub(crate) struct Readings {
     places: Box<[Place]>,
     /// One more than the highest place that was ever taken.
     used: AtomicUsize,
+    /// How many outlast a call.
+    lent: AtomicUsize,
 }
+
+/// A reading that outlasts a call: the number of its place.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lent(usize);
 
 /// A reading under way. What it has looked up stays until it is dropped.
 pub(crate) struct Reading<'a> {
@@ -39,10 +47,30 @@ thread_local! {
 impl Readings {
     pub(crate) fn new() -> Self {
         let places = (0..READINGS_MAX).map(|_| Place::default()).collect();
-        Self { epoch: AtomicU64::new(1), places, used: AtomicUsize::new(0) }
+        let (used, lent) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Self { epoch: AtomicU64::new(1), places, used, lent }
     }
 
     pub(crate) fn begin(&self) -> Reading<'_> {
+        Reading { place: &self.places[self.take()] }
+    }
+
+    /// Begins a reading that outlasts the call; `None` where too many do. It lasts until
+    /// [`end`](Self::end).
+    pub(crate) fn lend(&self) -> Option<Lent> {
+        let more = |lent| (lent < LENT_MAX).then_some(lent + 1);
+        self.lent.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
+        Some(Lent(self.take()))
+    }
+
+    /// Ends a reading that was lent, once.
+    pub(crate) fn end(&self, lent: Lent) {
+        drop(Reading { place: &self.places[lent.0] });
+        self.lent.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Takes a place, and returns its number.
+    fn take(&self) -> usize {
         let first = LAST.get();
         loop {
             for place in (first..READINGS_MAX).chain(0..first) {
@@ -59,7 +87,7 @@ impl Readings {
                     // Pairs with the fence in `oldest`: either that finds this reading, or this
                     // reading finds what was published before.
                     fence(Ordering::SeqCst);
-                    return Reading { place: at };
+                    return place;
                 }
             }
             std::thread::yield_now();
@@ -123,5 +151,18 @@ mod tests {
         });
         drop(held);
         assert_eq!(readings.count(), 0);
+    }
+
+    #[test]
+    fn readings_that_outlast_calls_leave_places_for_others() {
+        let readings = Readings::new();
+        let lent: Vec<_> = std::iter::from_fn(|| readings.lend()).collect();
+        assert_eq!((lent.len(), readings.count()), (LENT_MAX, LENT_MAX));
+        let replaced = readings.advance();
+        drop(readings.begin());
+        assert!(readings.oldest() <= replaced);
+        lent.into_iter().for_each(|lent| readings.end(lent));
+        assert_eq!((readings.oldest(), readings.count()), (u64::MAX, 0));
+        readings.end(readings.lend().expect("places are free again"));
     }
 }

@@ -12,6 +12,7 @@
 //! # Levels
 //!
 //! ```text
+//! views                  rows lent out where they lie
 //! rows, resize           rows by key, durable; a region of another size
 //! slab, epoch            which row slots are free; who still reads replaced rows
 //! hash                   look-ups and changes (batch, put, rehome and check are parts of it)
@@ -36,6 +37,7 @@ mod rehome;
 mod resize;
 mod rows;
 mod slab;
+mod views;
 
 #[cfg(test)]
 mod shadow;
@@ -53,3 +55,4 @@ pub use rehome::Rehomed;
 pub use resize::{resize, resize_with};
 pub use rows::Rows;
 pub use slab::SlabUse;
+pub use views::RowViews;

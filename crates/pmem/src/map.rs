@@ -294,6 +294,10 @@ impl Medium for Mapped {
         }
     }
 
+    fn share(&self, words: Range<usize>) -> Option<&[AtomicU64]> {
+        Some(&self.all()[words])
+    }
+
     fn name(&self) -> String {
         self.path.as_ref().map_or_else(|| "memory".to_owned(), |path| path.display().to_string())
     }

@@ -6,6 +6,7 @@
 use crate::error::Result;
 use std::fmt;
 use std::ops::Range;
+use std::sync::atomic::AtomicU64;
 
 /// Bytes of a word.
 pub const WORD_BYTES: usize = 8;
@@ -80,6 +81,12 @@ pub trait Medium: Send + Sync {
     /// Asks the kernel to read words that may not be in memory. A hint.
     fn expect(&self, words: Range<usize>) {
         let _ = words;
+    }
+
+    /// Words to be read where they lie, `None` where a medium cannot share them.
+    fn share(&self, words: Range<usize>) -> Option<&[AtomicU64]> {
+        let _ = words;
+        None
     }
 
     /// Copies bytes out, from the first byte of a word on.

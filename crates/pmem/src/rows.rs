@@ -24,7 +24,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 /// Rows that share two fences: as many as a request has, and few against the reserve of slots.
 const PUT_ROWS: usize = 512;
 /// How many rows ahead memory is asked for.
-const ROWS_AHEAD: usize = 6;
+pub(crate) const ROWS_AHEAD: usize = 6;
 const LINE_WORDS: usize = 8;
 /// How many buckets ahead a pass asks a disk for them.
 const BUCKETS_AHEAD: u64 = 2048;
@@ -237,7 +237,7 @@ impl<M: Medium> Rows<M> {
     }
 
     /// The slots of keys, all of which are asked for on a medium that is not in memory.
-    fn look_up(&self, keys: &[u64]) -> Result<Vec<u64>> {
+    pub(crate) fn look_up(&self, keys: &[u64]) -> Result<Vec<u64>> {
         let mut slots = vec![ABSENT; keys.len()];
         self.index.get_batch(keys, Prefetch::Staged, &mut slots)?;
         if self.durability() == Durability::Sync {
@@ -250,7 +250,7 @@ impl<M: Medium> Rows<M> {
 
     /// Asks for the lines of a row that will be read soon.
     #[inline(always)]
-    fn prefetch_row(&self, slots: &[u64], at: usize) {
+    pub(crate) fn prefetch_row(&self, slots: &[u64], at: usize) {
         if let Some(first) = slots.get(at).and_then(|slot| self.row_at(*slot)) {
             let last = first + self.region.geometry.row_words();
             (first..last).step_by(LINE_WORDS).for_each(|w| self.region.medium.prefetch(w));
@@ -264,7 +264,7 @@ impl<M: Medium> Rows<M> {
         (slot < geometry.row_slots).then(|| geometry.row_word(slot))
     }
 
-    fn read(&self, key: u64, slot: u64, row: &mut [u8]) -> Result<()> {
+    pub(crate) fn read(&self, key: u64, slot: u64, row: &mut [u8]) -> Result<()> {
         let medium = &self.region.medium;
         let damaged =
             |what: String| Error::corrupt(format!("{}: row of key {key}: {what}", medium.name()));

@@ -79,6 +79,10 @@ impl Medium for Arc<Shadow> {
         Ok(())
     }
 
+    fn share(&self, words: Range<usize>) -> Option<&[AtomicU64]> {
+        Some(&self.words[words])
+    }
+
     fn durability(&self) -> Durability {
         Durability::Lines
     }

@@ -19,11 +19,15 @@ use crate::region::Geometry;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 /// Slots of a chunk: looking up so many takes about 0.1 ms.
 const CHUNK: u64 = 1024;
-/// How often a call looks again for slots that others hold: seconds, where all are idle.
-const TRIES_MAX: u32 = 10_000_000;
+/// How long a call looks again for slots that others hold.
+const WAIT_MOST: Duration = Duration::from_secs(5);
+/// How often it looks at once; then it pauses between two looks.
+const TRIES: u32 = 1000;
+const PAUSE: Duration = Duration::from_micros(50);
 
 /// The row slots of a region.
 pub(crate) struct Slab {
@@ -127,15 +131,18 @@ impl Slab {
     ) -> Result<()> {
         let mut state = self.state.lock();
         self.reclaim(&mut state, readings);
-        let mut tries = 0;
+        let (mut tries, begin) = (0, Instant::now());
         while state.free_slots < count as u64 {
             if self.look_up_chunk(&mut state, index)? {
                 continue;
             }
             // Calls under way give slots back, and no call waits here with slots of its own.
             tries += 1;
-            if tries < TRIES_MAX && state.owed + state.waiting_slots > 0 {
-                parking_lot::MutexGuard::unlocked(&mut state, std::thread::yield_now);
+            if begin.elapsed() < WAIT_MOST && state.owed + state.waiting_slots > 0 {
+                parking_lot::MutexGuard::unlocked(&mut state, || match tries < TRIES {
+                    true => std::thread::yield_now(),
+                    false => std::thread::sleep(PAUSE),
+                });
                 self.reclaim(&mut state, readings);
             } else {
                 return Err(Error::full(format!(

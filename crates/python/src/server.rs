@@ -17,7 +17,8 @@ impl Server {
     #[new]
     #[pyo3(signature = (store, listen, *, threads=None, password=None, tls=None, metrics=None,
         max_connections=10_000, idle=3600.0, stall=60.0, max_request_bytes=67_108_864,
-        max_keys=1_048_576, max_reply_bytes=67_108_864, commit_every=60.0, refresh_every=5.0))]
+        max_keys=1_048_576, max_reply_bytes=67_108_864, commit_every=60.0, refresh_every=5.0,
+        gather="auto"))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python constructor")]
     fn new(
         py: Python<'_>,
@@ -35,8 +36,10 @@ impl Server {
         max_reply_bytes: usize,
         commit_every: f64,
         refresh_every: f64,
+        gather: &str,
     ) -> PyResult<Self> {
         let usual = server::Options::new(listen);
+        let gather = server::gather::Gather::of_name(gather).or_raise(py)?;
         let options = server::Options {
             threads: threads.unwrap_or(usual.threads),
             password,
@@ -50,6 +53,7 @@ impl Server {
             max_reply_bytes,
             commit_every: seconds(commit_every),
             refresh_every: seconds(refresh_every),
+            gather,
             ..usual
         };
         let store = store.core().clone();
@@ -64,6 +68,11 @@ impl Server {
     /// Where its metrics are, as HOST:PORT, if anywhere.
     fn metrics_address(&self) -> Option<String> {
         self.0.metrics_address().map(|address| address.to_string())
+    }
+
+    /// How rows get into sockets: a mode, or one for each row size that was measured.
+    fn gather(&self) -> String {
+        self.0.gather()
     }
 
     /// False once it was stopped, or a thread of it has ended by itself.

@@ -288,6 +288,11 @@ impl Store {
         self.0.is_poisoned()
     }
 
+    /// What tells this store from all others.
+    fn id(&self) -> String {
+        format!("{:032x}", self.0.id())
+    }
+
     /// Whether the commit at hand is held, so that no writer drops it.
     fn is_held(&self, py: Python<'_>) -> PyResult<bool> {
         self.check_call(py)?;
@@ -312,7 +317,7 @@ impl Store {
         py.detach(|| self.0.contains(table, keys, out)).or_raise(py)
     }
 
-    /// Brings hot rows to where they are read soonest; returns how many are there.
+    /// Brings hot rows to where they are read soonest; returns how many came.
     fn promote(&self, py: Python<'_>, table: PyRef<'_, TableId>, keys: Keys) -> PyResult<u64> {
         let (table, keys) = (table.0, keys.as_slice());
         let promoted = py.detach(|| self.0.promote(table, keys)).or_raise(py)?;

@@ -1,9 +1,12 @@
 //! A connection: bytes in, requests, replies, bytes out.
 
+use crate::gather::{Chunk, Gatherer};
+use crate::pace::Pace;
 use crate::resp::Decoder;
 use crate::session::Session;
 use crate::stream::Stream;
 use std::io::{self, ErrorKind};
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 /// A read buffer begins with so many bytes, and grows with what has come.
@@ -35,8 +38,12 @@ pub(crate) struct Connection {
     pub(crate) is_due: bool,
     /// When bytes last came or went.
     pub(crate) last_active: Instant,
-    /// Since when replies wait of which the client has taken nothing.
-    untaken_since: Option<Instant>,
+    /// What has come of a request that is not whole, while there is one.
+    arriving: Option<Pace>,
+    /// What the client has taken of replies that wait, while some do.
+    leaving: Option<Pace>,
+    /// Sends that the kernel is not done with.
+    in_flight: usize,
 }
 
 impl Connection {
@@ -55,7 +62,9 @@ impl Connection {
             counted: 0,
             is_due: false,
             last_active: Instant::now(),
-            untaken_since: None,
+            arriving: None,
+            leaving: None,
+            in_flight: 0,
         }
     }
 
@@ -77,7 +86,7 @@ impl Connection {
             Ok(count) => {
                 self.input.end += count;
                 // What comes after a socket was read empty is told by the poll.
-                let is_empty = count < bytes && matches!(self.stream, Stream::Plain(_));
+                let is_empty = count < bytes && matches!(self.stream, Stream::Plain { .. });
                 self.is_readable = !is_empty || self.will_end;
                 self.last_active = Instant::now();
                 Ok(count)
@@ -90,30 +99,72 @@ impl Connection {
         }
     }
 
-    /// Writes what the socket takes. Memory of rows that are gone goes to `free`. Returns how many
-    /// bytes.
-    pub(crate) fn write(&mut self, mut free: impl FnMut(Vec<f32>)) -> io::Result<usize> {
-        let before = self.session.output.queued();
+    /// Writes what the socket takes, as the thread's connection of this number. Memory of rows that
+    /// are gone goes to `free`. Returns how many bytes.
+    pub(crate) fn write(
+        &mut self,
+        number: usize,
+        gatherer: &mut Gatherer,
+        mut free: impl FnMut(Vec<f32>),
+    ) -> io::Result<usize> {
+        let (before, sent) = (self.session.output.queued(), self.stream.sent());
         let mut has_taken = false;
         while self.is_writable && !self.session.output.is_empty() {
             let Self { session, stream, .. } = self;
-            match session.output.send(|slices| stream.write(slices), &mut free) {
+            let output = &mut session.output;
+            let sent = match stream {
+                Stream::Tls(tls) => output.send(|slices| tls.write(slices), &mut free),
+                Stream::Plain { socket, sent: all_sent } => {
+                    let who = (number, session.id);
+                    let (sent, is_under_way) = gatherer.send(socket.as_fd(), who, output);
+                    self.in_flight += usize::from(is_under_way);
+                    sent.map(|count| {
+                        *all_sent += count as u64;
+                        output.take(count, &mut free);
+                    })
+                }
+            };
+            match sent {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => self.is_writable = false,
                 Err(error) => return Err(error),
                 Ok(()) => has_taken = true,
             }
         }
+        // Rows are lent for a call of the kernel, not for as long as the client likes.
+        self.session.output.copy_views();
         if self.is_writable && !self.stream.flush()? {
             self.is_writable = false;
         }
-        let now = Instant::now();
         if has_taken {
-            self.last_active = now;
+            self.last_active = Instant::now();
         }
-        let is_out = self.session.output.is_empty() && self.is_writable;
-        let since = if has_taken { None } else { self.untaken_since };
-        self.untaken_since = (!is_out).then(|| since.unwrap_or(now));
+        if self.is_out() {
+            self.leaving = None;
+        } else {
+            let taken = self.stream.sent() - sent;
+            self.leaving.get_or_insert_with(Pace::new).add(taken as usize);
+        }
         Ok(before - self.session.output.queued())
+    }
+
+    /// The kernel is done with a send, and nobody else has these chunks of it.
+    pub(crate) fn end_send(&mut self, chunks: Vec<Chunk>, mut free: impl FnMut(Vec<f32>)) {
+        self.in_flight -= 1;
+        for chunk in chunks {
+            self.session.output.end_lent(chunk, &mut free);
+        }
+        self.last_active = Instant::now();
+        self.leaving = (!self.is_out()).then(Pace::new);
+    }
+
+    /// Whether the kernel still has memory of replies.
+    pub(crate) fn has_lent(&self) -> bool {
+        self.in_flight > 0
+    }
+
+    /// Whether all replies are out, and their memory is back.
+    fn is_out(&self) -> bool {
+        self.session.output.is_empty() && self.is_writable && self.in_flight == 0
     }
 
     /// Whether nothing is left to do for it.
@@ -121,21 +172,33 @@ impl Connection {
         let is_last = self.session.is_ending
             || (self.is_at_end && !self.is_held_up)
             || (is_stopping && !self.is_held_up);
-        let is_out = self.session.output.is_empty() && self.is_writable;
-        is_last && !self.session.has_job && is_out
+        is_last && !self.session.has_job && self.is_out()
     }
 
-    /// Whether the other side was waited for too long: half a request came and no more, replies are
-    /// not taken, whatever else comes, or the client has not shown that it may ask for anything.
-    pub(crate) fn is_stalled(&self, stall: Duration) -> bool {
+    /// So many bytes came in a turn, in which whole requests were taken or not; what is left in the
+    /// input waits for more bytes, unless it is held up.
+    pub(crate) fn note_arrived(&mut self, bytes: usize, has_taken: bool) {
+        if self.input.is_empty() || self.is_held_up {
+            self.arriving = None;
+        } else if has_taken {
+            self.arriving = Some(Pace::new());
+        } else {
+            self.arriving.get_or_insert_with(Pace::new).add(bytes);
+        }
+    }
+
+    /// Whether the other side was waited for too long: a request comes, or replies are taken, not
+    /// at all or too slowly, whatever else comes, or the client has not shown that it may ask for
+    /// anything.
+    pub(crate) fn is_stalled(&mut self, stall: Duration) -> bool {
         let session = &self.session;
         if session.has_job {
             return false;
         }
         let is_outside = !session.is_admitted || self.stream.is_beginning();
         (is_outside && session.outside_since.elapsed() >= stall)
-            || (!self.input.is_empty() && self.last_active.elapsed() >= stall)
-            || self.untaken_since.is_some_and(|since| since.elapsed() >= stall)
+            || self.arriving.as_mut().is_some_and(|pace| pace.is_too_slow(stall))
+            || self.leaving.as_mut().is_some_and(|pace| pace.is_too_slow(stall))
     }
 }
 

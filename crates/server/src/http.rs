@@ -1,117 +1,220 @@
-//! `/metrics` and `/healthz` over HTTP/1.1, for monitors on the same machine.
+//! `/metrics`, `/healthz` and the status page over HTTP/1.1, for who watches on the same machine.
 //!
-//! One request at a time, one request a connection: monitors ask every few seconds. Who sends or
-//! takes slowly is waited for `PATIENCE` altogether, and not at all once the server stops.
+//! One request a connection. Connections are served side by side, because browsers open some that
+//! say nothing for a while. Who sends or takes slowly is waited for `PATIENCE` altogether, and not
+//! at all once the server stops.
 
 use crate::shared::Shared;
+use crate::status::{PAGE, PAGE_POLICY};
+use mio::net::{TcpListener, TcpStream};
+use mio::{Events, Interest, Poll, Token};
+use std::fmt::Write as _;
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+const LISTENER: Token = Token(usize::MAX);
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How often it looks whether the server stops.
+/// How often it looks who has run out of time.
 const LOOK: Duration = Duration::from_millis(100);
+/// Connections at a time; those beyond wait to be accepted.
+const EXCHANGES_MAX: usize = 64;
 /// Longest request, headers included.
 const REQUEST_BYTES: usize = 8 << 10;
 const TEXT: &str = "text/plain; charset=utf-8";
+const HTML: &str = "text/html; charset=utf-8";
+const JSON: &str = "application/json";
 const METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Serves until the server stops, which somebody then tells by connecting.
-pub(crate) fn run(shared: &Arc<Shared>, listener: &TcpListener) {
-    for stream in listener.incoming() {
-        if shared.is_stopping.load(Ordering::Acquire) {
-            return;
+/// Where monitors ask, and what they have asked.
+pub(crate) struct Monitors {
+    poll: Poll,
+    listener: TcpListener,
+    exchanges: Vec<Option<Exchange>>,
+}
+
+/// A connection: its request, then the reply.
+struct Exchange {
+    stream: TcpStream,
+    request: Vec<u8>,
+    /// Empty until the request is whole.
+    reply: Vec<u8>,
+    sent: usize,
+    deadline: Instant,
+}
+
+impl Monitors {
+    /// Listens.
+    pub(crate) fn bind(address: SocketAddr) -> io::Result<Self> {
+        let (poll, mut listener) = (Poll::new()?, TcpListener::bind(address)?);
+        poll.registry().register(&mut listener, LISTENER, Interest::READABLE)?;
+        let exchanges = (0..EXCHANGES_MAX).map(|_| None).collect();
+        Ok(Self { poll, listener, exchanges })
+    }
+
+    /// Where it listens.
+    pub(crate) fn address(&self) -> Option<SocketAddr> {
+        self.listener.local_addr().ok()
+    }
+
+    /// Serves until the server stops, which somebody then tells by connecting.
+    pub(crate) fn run(mut self, shared: &Arc<Shared>) -> io::Result<()> {
+        let mut events = Events::with_capacity(EXCHANGES_MAX + 1);
+        let mut may_accept = true;
+        loop {
+            let is_busy = !may_accept || self.exchanges.iter().any(Option::is_some);
+            match self.poll.poll(&mut events, is_busy.then_some(LOOK)) {
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                polled => polled?,
+            }
+            if shared.is_stopping.load(Ordering::Acquire) {
+                return Ok(());
+            }
+            for Token(number) in events.iter().map(mio::event::Event::token) {
+                self.go_on(shared, number);
+            }
+            let now = Instant::now();
+            for slot in &mut self.exchanges {
+                // Its end closes the socket, which is in no poll then.
+                slot.take_if(|exchange| exchange.deadline <= now);
+            }
+            may_accept = self.accept(shared);
         }
-        match stream {
-            // A monitor that has gone asks again.
-            Ok(stream) => drop(serve(shared, stream)),
-            // Out of descriptors, most likely: others have to close theirs first.
-            Err(_) => std::thread::sleep(Duration::from_millis(100)),
+    }
+
+    /// Accepts those that wait, as far as there is room. False when some may wait still.
+    fn accept(&mut self, shared: &Arc<Shared>) -> bool {
+        while let Some(number) = self.exchanges.iter().position(Option::is_none) {
+            match self.listener.accept() {
+                Ok((mut stream, _)) => {
+                    let interest = Interest::READABLE | Interest::WRITABLE;
+                    let token = Token(number);
+                    if self.poll.registry().register(&mut stream, token, interest).is_err() {
+                        // A monitor that was let down asks again.
+                        continue;
+                    }
+                    self.exchanges[number] = Some(Exchange {
+                        stream,
+                        request: Vec::new(),
+                        reply: Vec::new(),
+                        sent: 0,
+                        deadline: Instant::now() + PATIENCE,
+                    });
+                    self.go_on(shared, number);
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return true,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                // Out of descriptors, most likely: others have to close theirs first.
+                Err(_) => return false,
+            }
+        }
+        false
+    }
+
+    /// Reads and writes what a socket has and takes; a connection that is done, or fails, ends.
+    fn go_on(&mut self, shared: &Arc<Shared>, number: usize) {
+        let Some(Some(exchange)) = self.exchanges.get_mut(number) else { return };
+        match exchange.go_on(shared) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Ok(()) | Err(_) => self.exchanges[number] = None,
         }
     }
 }
 
-fn serve(shared: &Arc<Shared>, mut stream: TcpStream) -> io::Result<()> {
-    stream.set_read_timeout(Some(LOOK))?;
-    stream.set_write_timeout(Some(LOOK))?;
-    let deadline = Instant::now() + PATIENCE;
-    let request = read_request(shared, &mut stream, deadline)?;
+impl Exchange {
+    /// *Errors*: `WouldBlock` where the socket has to be waited for; others end it.
+    fn go_on(&mut self, shared: &Arc<Shared>) -> io::Result<()> {
+        let mut part = [0; 1024];
+        while self.reply.is_empty() {
+            match self.stream.read(&mut part) {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(count) => self.request.extend(&part[..count]),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+            if self.request.windows(4).any(|end| end == b"\r\n\r\n") {
+                self.reply = reply_to(shared, &self.request);
+            } else if self.request.len() > REQUEST_BYTES {
+                return Err(ErrorKind::InvalidData.into());
+            }
+        }
+        while self.sent < self.reply.len() {
+            match self.stream.write(&self.reply[self.sent..]) {
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(count) => self.sent += count,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What is asked for, with its headers.
+fn reply_to(shared: &Arc<Shared>, request: &[u8]) -> Vec<u8> {
     let mut words = request.split(|byte| *byte == b' ');
     let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
-    let path = target.split(|byte| *byte == b'?').next().unwrap_or_default();
+    let mut parts = target.splitn(2, |byte| *byte == b'?');
+    let (path, query) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+    let unwell = |why: String| ("503 Service Unavailable", TEXT, format!("{why}\n"));
     let (status, kind, body) = match (method, path) {
+        (b"GET" | b"HEAD", b"/") => ("200 OK", HTML, PAGE.to_owned()),
+        (b"GET" | b"HEAD", b"/status.json") => match shared.status.json(shared, since(query)) {
+            Ok(json) => ("200 OK", JSON, json),
+            Err(error) => unwell(error),
+        },
         (b"GET" | b"HEAD", b"/healthz") => match sickness(shared) {
-            None => ("200 OK", TEXT, "ok\n".to_owned()),
-            Some(why) => ("503 Service Unavailable", TEXT, format!("{why}\n")),
+            None => ("200 OK", TEXT, format!("ok\n{}\n", place(shared))),
+            Some(why) => unwell(why),
         },
         (b"GET" | b"HEAD", b"/metrics") => match shared.metrics.encode(shared) {
             Ok(text) => ("200 OK", METRICS, text),
-            Err(error) => ("503 Service Unavailable", TEXT, format!("{error}\n")),
+            Err(error) => unwell(error),
         },
         (b"GET" | b"HEAD", _) => {
-            ("404 Not Found", TEXT, "there are /metrics and /healthz\n".to_owned())
+            let there = "there are /, /status.json, /metrics and /healthz\n";
+            ("404 Not Found", TEXT, there.to_owned())
         }
         _ => ("405 Method Not Allowed", TEXT, "GET it\n".to_owned()),
     };
-    let length = body.len();
-    let body = if method == b"HEAD" { "" } else { &body };
-    let reply = format!(
-        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n\
-         Connection: close\r\n\r\n{body}"
+    let mut reply = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\n\
+         Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n\
+         Referrer-Policy: no-referrer\r\nConnection: close\r\n",
+        body.len()
     );
-    let mut left = reply.as_bytes();
-    while !left.is_empty() {
-        let count = within(shared, deadline, || stream.write(left))?;
-        if count == 0 {
-            return Err(ErrorKind::WriteZero.into());
-        }
-        left = &left[count..];
+    if kind == HTML {
+        // A string takes all that is written to it.
+        let _ = write!(reply, "Content-Security-Policy: {PAGE_POLICY}\r\n");
     }
-    Ok(())
+    reply.push_str("\r\n");
+    if method != b"HEAD" {
+        reply.push_str(&body);
+    }
+    reply.into_bytes()
 }
 
-/// Reads or writes once, until the deadline or the server's end.
-fn within(
-    shared: &Shared,
-    deadline: Instant,
-    mut attempt: impl FnMut() -> io::Result<usize>,
-) -> io::Result<usize> {
-    while Instant::now() < deadline && !shared.is_stopping.load(Ordering::Acquire) {
-        match attempt() {
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted
-                ) => {}
-            done => return done,
-        }
-    }
-    Err(ErrorKind::TimedOut.into())
+/// The number in `since=N`; 0 where there is none.
+fn since(query: &[u8]) -> u64 {
+    let values = query.split(|byte| *byte == b'&').filter_map(|part| part.strip_prefix(b"since="));
+    let mut numbers = values.filter_map(|value| std::str::from_utf8(value).ok()?.parse().ok());
+    numbers.next().unwrap_or(0)
+}
+
+/// Which commit is served, and which will be.
+fn place(shared: &Shared) -> String {
+    let step = shared.store.last_commit().map_or("none".to_owned(), |c| c.step.to_string());
+    let then = match (shared.is_writable(), shared.is_pinned.load(Ordering::Relaxed)) {
+        (true, _) => "writes",
+        (_, true) => "pinned",
+        _ => "follows",
+    };
+    format!("commit step {step}, {then}")
 }
 
 /// What keeps the server from doing all that it should.
 fn sickness(shared: &Shared) -> Option<String> {
-    if shared.store.is_poisoned() {
-        return Some("the store refuses writes and commits after an error".to_owned());
-    }
-    let failed = shared.timer_failure.lock().clone();
-    failed.or_else(|| shared.store.stats().err().map(|error| error.to_string()))
-}
-
-/// The request up to the empty line behind its headers.
-fn read_request(shared: &Shared, stream: &mut TcpStream, deadline: Instant) -> io::Result<Vec<u8>> {
-    let (mut request, mut part) = (Vec::new(), [0; 1024]);
-    loop {
-        let count = within(shared, deadline, || stream.read(&mut part))?;
-        request.extend(&part[..count]);
-        let is_whole = request.windows(4).any(|end| end == b"\r\n\r\n");
-        if is_whole {
-            return Ok(request);
-        }
-        if count == 0 || request.len() > REQUEST_BYTES {
-            return Err(ErrorKind::InvalidData.into());
-        }
-    }
+    shared.problem().or_else(|| shared.store.stats().err().map(|error| error.to_string()))
 }

@@ -2,23 +2,28 @@
 //!
 //! A [`Server`] has threads that each serve their connections with an event loop, run every request
 //! to its end, and read the rows of all requests of a turn with one call of the engine; one thread
-//! that accepts; one that commits and refreshes; and one for metrics. It uses the engine's public
-//! interface alone, and holds no row but on its way out.
+//! that accepts; one that commits and refreshes; one that makes hot rows fast; and two for those
+//! who watch. It uses the engine's public interface alone, and holds no row but on its way out.
 
 mod acceptor;
 mod catalog;
 mod commands;
 mod connection;
+pub mod gather;
+mod hot;
 mod http;
+mod latency;
 mod metrics;
 mod options;
 mod output;
+mod pace;
 mod pulls;
 mod refusal;
 mod resp;
 mod server;
 mod session;
 mod shared;
+mod status;
 mod stream;
 mod timer;
 mod tls;

@@ -1,6 +1,7 @@
 //! What the server counts, and how Prometheus reads it.
 
 use crate::commands::COMMANDS;
+use crate::latency::Latency;
 use crate::shared::Shared;
 use embedrock_core::Stats;
 use prometheus_client::collector::Collector;
@@ -29,15 +30,21 @@ pub(crate) struct Metrics {
     pub(crate) wrong_passwords: Counter,
     pub(crate) bytes_in: Counter,
     pub(crate) bytes_out: Counter,
+    pub(crate) zero_copy_sends: Counter,
+    pub(crate) zero_copy_copied: Counter,
     /// Rows.
     pub(crate) rows_read: Counter,
     pub(crate) rows_missing: Counter,
     pub(crate) rows_put: Counter,
     pub(crate) rows_updated: Counter,
+    pub(crate) rows_promoted: Counter,
     pub(crate) commits: Counter,
     pub(crate) refreshes: Counter,
     pub(crate) failed_tasks: Counter,
+    pub(crate) hot_failures: Counter,
     pub(crate) turn_seconds: Histogram,
+    /// Requests, by the time of the turn that took them.
+    pub(crate) latency: Latency,
 }
 
 impl Metrics {
@@ -65,6 +72,7 @@ impl Metrics {
         Self {
             commands,
             turn_seconds,
+            latency: Latency::new(),
             refused: counter("error_replies", "Replies that are errors"),
             accepted: counter("connections_accepted", "Connections that were accepted"),
             rejected: counter("connections_rejected", "Connections beyond the limit"),
@@ -77,15 +85,27 @@ impl Metrics {
             wrong_passwords: counter("wrong_passwords", "Wrong passwords"),
             bytes_in: counter("received_bytes", "Bytes of requests"),
             bytes_out: counter("sent_bytes", "Bytes of replies"),
+            zero_copy_sends: counter("zero_copy_sends", "Sends that were to go without a copy"),
+            zero_copy_copied: counter(
+                "zero_copy_copied",
+                "Those of them that the kernel has copied nevertheless, as it does over loopback",
+            ),
             rows_read: counter("rows_read", "Rows that were asked for"),
             rows_missing: counter("rows_missing", "Rows that were asked for and never written"),
             rows_put: counter("rows_put", "Rows that were put"),
             rows_updated: counter("rows_updated", "Rows that were updated with gradients"),
+            rows_promoted: counter("rows_promoted", "Rows that hot sets have made fast"),
             commits: counter("commits", "Commits that this server made"),
-            refreshes: counter("refreshes", "Moves to a newer commit"),
+            refreshes: counter("refreshes", "Moves to another commit"),
+            hot_failures: counter("hot_failures", "Hot sets whose rows could not be read"),
             failed_tasks: counter("timer_failures", "Commits and refreshes on a timer that failed"),
             registry,
         }
+    }
+
+    /// Requests of all commands.
+    pub(crate) fn requests(&self) -> u64 {
+        self.commands.iter().map(Counter::get).sum()
     }
 
     /// All counters, and those of the store, as Prometheus reads them.

@@ -1,5 +1,6 @@
 //! How a server is started, and what it refuses to be.
 
+use crate::gather::Gather;
 use embedrock_core::{Error, ErrorKind, Result};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
@@ -47,6 +48,8 @@ pub struct Options {
     pub commit_every: Option<Duration>,
     /// A server that reads moves to the newest commit so often.
     pub refresh_every: Option<Duration>,
+    /// How rows get from memory into sockets.
+    pub gather: Gather,
 }
 
 impl Options {
@@ -66,6 +69,7 @@ impl Options {
             max_reply_bytes: 64 << 20,
             commit_every: Some(Duration::from_secs(60)),
             refresh_every: Some(Duration::from_secs(5)),
+            gather: Gather::Auto,
         }
     }
 

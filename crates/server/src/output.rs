@@ -1,43 +1,21 @@
 //! Replies of a connection on their way out, in the order of its requests.
 //!
-//! Rows stay where the engine has put them: text and rows are chunks, which go out with vectored
-//! writes. A reply that is still to be gathered has its place kept.
+//! Rows stay where the engine has put them, or where they lie in its memory: text and rows are
+//! chunks, which go out with vectored writes. A reply that is still to be gathered has its place
+//! kept. The kernel may share a chunk that is sent without a copy, which then outlasts its place.
 
+use crate::gather::{Chunk, Piece, Views};
 use crate::resp::{Protocol, Writer};
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
+use std::sync::Arc;
 
-/// Most chunks of one write.
+/// Most chunks of one write over TLS.
 const SLICES: usize = 64;
+/// A send of fewer bytes is copied: a page that is lent costs more.
+const ZERO_COPY_LEAST: usize = 16 << 10;
 /// Text goes to a new chunk once the last one has so many bytes.
 const TEXT_BYTES: usize = 64 << 10;
-/// What a chunk takes beside its bytes.
-const CHUNK_BYTES: usize = 64;
-
-/// Bytes that go out together.
-#[derive(Debug)]
-enum Chunk {
-    Text(Vec<u8>),
-    /// The first values of a buffer.
-    Rows(Vec<f32>, usize),
-}
-
-impl Chunk {
-    fn as_bytes(&self) -> &[u8] {
-        match self {
-            Self::Text(bytes) => bytes,
-            Self::Rows(values, len) => bytemuck::cast_slice(&values[..*len]),
-        }
-    }
-
-    fn memory_bytes(&self) -> usize {
-        CHUNK_BYTES
-            + match self {
-                Self::Text(bytes) => bytes.capacity(),
-                Self::Rows(values, _) => values.capacity() * size_of::<f32>(),
-            }
-    }
-}
 
 /// The place of a reply that is still to come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +24,7 @@ pub(crate) struct Place(u64);
 /// Replies that the client has not taken.
 #[derive(Debug, Default)]
 pub(crate) struct Output {
-    chunks: VecDeque<Chunk>,
+    chunks: VecDeque<Arc<Chunk>>,
     /// How many chunks were there before the first.
     gone: u64,
     /// Bytes of the first chunk that are gone.
@@ -55,6 +33,8 @@ pub(crate) struct Output {
     queued: usize,
     /// Memory of all chunks.
     held: usize,
+    /// Memory of chunks that are gone but for what the kernel still has of them.
+    lent: usize,
     /// Whether text goes to a chunk of its own, because the last one is a place.
     sealed: bool,
 }
@@ -67,7 +47,7 @@ impl Output {
 
     /// Memory of what waits, places included. A chunk counts whole until all of it is gone.
     pub(crate) fn memory_bytes(&self) -> usize {
-        self.held
+        self.held + self.lent
     }
 
     /// True when everything was taken.
@@ -79,7 +59,7 @@ impl Output {
     pub(crate) fn write(&mut self, protocol: Protocol, write: impl FnOnce(&mut Writer<'_>)) {
         // A client that is always a little behind must not keep what it has taken.
         let is_partly_sent = self.chunks.len() == 1 && self.sent > 0;
-        let is_open = match self.chunks.back() {
+        let is_open = match self.chunks.back_mut().and_then(Arc::get_mut) {
             Some(Chunk::Text(bytes)) => !self.sealed && !is_partly_sent && bytes.len() < TEXT_BYTES,
             _ => false,
         };
@@ -87,7 +67,8 @@ impl Output {
             self.push(Chunk::Text(Vec::new()));
             self.sealed = false;
         }
-        let Some(Chunk::Text(bytes)) = self.chunks.back_mut() else { return };
+        let last = self.chunks.back_mut().and_then(Arc::get_mut);
+        let Some(Chunk::Text(bytes)) = last else { return };
         let (before, capacity) = (bytes.len(), bytes.capacity());
         write(&mut Writer::new(bytes, protocol));
         self.queued += bytes.len() - before;
@@ -96,7 +77,7 @@ impl Output {
 
     fn push(&mut self, chunk: Chunk) {
         self.held += chunk.memory_bytes();
-        self.chunks.push_back(chunk);
+        self.chunks.push_back(Arc::new(chunk));
     }
 
     /// Keeps a place for a reply of text.
@@ -110,7 +91,7 @@ impl Output {
     /// Keeps a place for a reply of text, rows, and the end of a line.
     pub(crate) fn keep_rows(&mut self) -> Place {
         let place = self.keep_text();
-        self.push(Chunk::Rows(Vec::new(), 0));
+        self.push(Chunk::Rows(Vec::new(), 0, false));
         self.push(Chunk::Text(b"\r\n".to_vec()));
         self.queued += 2;
         self.sealed = false;
@@ -125,7 +106,7 @@ impl Output {
         write: impl FnOnce(&mut Vec<u8>, Protocol),
     ) {
         let index = (place.0 - self.gone) as usize;
-        if let Some(Chunk::Text(bytes)) = self.chunks.get_mut(index) {
+        if let Some(Chunk::Text(bytes)) = self.chunks.get_mut(index).and_then(Arc::get_mut) {
             let capacity = bytes.capacity();
             write(bytes, protocol);
             self.queued += bytes.len();
@@ -133,28 +114,90 @@ impl Output {
         }
     }
 
-    /// Gives the rows of a place.
-    pub(crate) fn fill_rows(&mut self, place: Place, values: Vec<f32>, len: usize) {
+    /// Gives the rows of a place, and whether they are to be sent without a copy.
+    pub(crate) fn fill_rows(&mut self, place: Place, values: Vec<f32>, len: usize, lend: bool) {
+        self.fill(place, Chunk::Rows(values, len, lend));
+    }
+
+    /// Gives the rows of a place where they lie.
+    pub(crate) fn fill_views(&mut self, place: Place, views: Views) {
+        self.fill(place, Chunk::Views(views));
+    }
+
+    fn fill(&mut self, place: Place, rows: Chunk) {
         let index = (place.0 - self.gone) as usize + 1;
-        if let Some(chunk @ Chunk::Rows(..)) = self.chunks.get_mut(index) {
-            self.held -= chunk.memory_bytes();
-            *chunk = Chunk::Rows(values, len);
-            self.held += chunk.memory_bytes();
-            self.queued += len * size_of::<f32>();
+        if let Some(chunk) = self.chunks.get_mut(index) {
+            self.held = self.held - chunk.memory_bytes() + rows.memory_bytes();
+            self.queued += rows.len();
+            *chunk = Arc::new(rows);
         }
     }
 
-    /// Writes once what comes first. What is gone is returned to `free`, if it had rows. All places
-    /// are filled.
+    /// Where the bytes that wait lie. All places are filled.
+    pub(crate) fn pieces(&self) -> impl Iterator<Item = Piece<'_>> {
+        let skip = |index| if index == 0 { self.sent } else { 0 };
+        self.chunks.iter().enumerate().flat_map(move |(index, chunk)| chunk.pieces(skip(index)))
+    }
+
+    /// The chunks that the first bytes which wait are in.
+    pub(crate) fn first_chunks(&self, bytes: usize) -> Vec<Arc<Chunk>> {
+        let (end, mut begin) = (self.sent + bytes, 0);
+        let is_in = |chunk: &&Arc<Chunk>| {
+            let is_in = begin < end;
+            begin += chunk.len();
+            is_in
+        };
+        self.chunks.iter().take_while(is_in).cloned().collect()
+    }
+
+    /// Whether the first bytes that wait are to be sent without a copy.
+    pub(crate) fn is_zero_copy(&self, bytes: usize) -> bool {
+        let (end, mut begin) = (self.sent + bytes, 0);
+        bytes >= ZERO_COPY_LEAST
+            && self.chunks.iter().any(|chunk| {
+                let is_in = begin < end;
+                begin += chunk.len();
+                is_in && chunk.is_zero_copy()
+            })
+    }
+
+    /// Copies rows that wait where they lie, and gives them back.
+    pub(crate) fn copy_views(&mut self) {
+        for (index, chunk) in self.chunks.iter_mut().enumerate() {
+            let skip = if index == 0 { self.sent } else { 0 };
+            if let Some(bytes) = chunk.copied(skip) {
+                self.sent -= skip;
+                let copy = Chunk::Text(bytes);
+                self.held = self.held - chunk.memory_bytes() + copy.memory_bytes();
+                if Arc::strong_count(chunk) > 1 {
+                    self.lent += chunk.memory_bytes();
+                }
+                *chunk = Arc::new(copy);
+            }
+        }
+    }
+
+    /// The kernel is done with the last of a chunk. What is gone is returned to `free`, if it had
+    /// rows.
+    pub(crate) fn end_lent(&mut self, chunk: Chunk, free: impl FnOnce(Vec<f32>)) {
+        self.lent -= chunk.memory_bytes();
+        if let Chunk::Rows(values, ..) = chunk {
+            free(values);
+        }
+    }
+
+    /// Writes once what comes first, of rows that were copied into replies. What is gone goes to
+    /// `free`, if it had rows. All places are filled.
     pub(crate) fn send(
         &mut self,
         send: impl FnOnce(&[IoSlice<'_>]) -> io::Result<usize>,
-        mut free: impl FnMut(Vec<f32>),
+        free: impl FnMut(Vec<f32>),
     ) -> io::Result<()> {
         let mut slices = [IoSlice::new(&[]); SLICES];
         let mut used = 0;
         for (index, chunk) in self.chunks.iter().enumerate() {
-            let bytes = &chunk.as_bytes()[if index == 0 { self.sent } else { 0 }..];
+            let Some(bytes) = chunk.as_bytes() else { break };
+            let bytes = &bytes[if index == 0 { self.sent } else { 0 }..];
             if !bytes.is_empty() {
                 slices[used] = IoSlice::new(bytes);
                 used += 1;
@@ -167,27 +210,37 @@ impl Output {
         if count == 0 && used > 0 {
             return Err(io::ErrorKind::WriteZero.into());
         }
+        self.take(count, free);
+        Ok(())
+    }
+
+    /// The first bytes are gone. Rows of what is gone are returned to `free`.
+    pub(crate) fn take(&mut self, count: usize, mut free: impl FnMut(Vec<f32>)) {
         self.queued -= count;
         self.sent += count;
         while let Some(first) = self.chunks.front() {
-            let bytes = first.as_bytes().len();
+            let bytes = first.len();
             if self.sent < bytes {
                 break;
             }
             self.sent -= bytes;
             self.gone += 1;
-            self.held -= first.memory_bytes();
-            if let Some(Chunk::Rows(values, _)) = self.chunks.pop_front() {
-                free(values);
+            let memory = first.memory_bytes();
+            self.held -= memory;
+            match self.chunks.pop_front().map(Arc::try_unwrap) {
+                Some(Ok(Chunk::Rows(values, ..))) => free(values),
+                Some(Err(_)) => self.lent += memory,
+                _ => {}
             }
         }
-        Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gather::RowViews;
+    use std::sync::atomic::AtomicU64;
 
     /// What comes out when every write takes at most so many bytes.
     fn drain(output: &mut Output, most: usize) -> (Vec<u8>, usize) {
@@ -217,7 +270,7 @@ mod tests {
                 let queued = output.queued();
                 output.fill_text(text, Protocol::Resp2, |bytes, _| bytes.extend(b"text"));
                 output.fill_text(rows, Protocol::Resp2, |bytes, _| bytes.extend(b"$8\r\n"));
-                output.fill_rows(rows, vec![1.0, 2.0, 9.0], 2);
+                output.fill_rows(rows, vec![1.0, 2.0, 9.0], 2, false);
                 assert_eq!(output.queued(), queued + 4 + 4 + 8);
                 let (all, freed) = drain(&mut output, most);
                 let mut expected = b":1\r\n$8\r\n".to_vec();
@@ -230,6 +283,54 @@ mod tests {
         }
     }
 
+    /// Words that are lent: of every row but the one in the middle.
+    struct Lent(Vec<AtomicU64>);
+
+    impl RowViews for Lent {
+        fn row(&self, position: usize) -> Option<&[AtomicU64]> {
+            (position != 1).then(|| &self.0[position..position + 2])
+        }
+    }
+
+    #[test]
+    fn lent_rows_are_sent_copied_out_and_given_back_wherever_a_client_stops() {
+        // Three rows of 12 bytes behind 4 of a header.
+        let words = || (0..4).map(|at| AtomicU64::new(0x0101_0101_0101_0101 * (at + 1)));
+        let expected = [&[1; 8][..], &[2; 4], &[0; 12], &[3; 8], &[4; 4], b"\r\n"].concat();
+        for taken in 0..4 + 38 {
+            let mut output = Output::default();
+            let place = output.keep_rows();
+            output.fill_text(place, Protocol::Resp2, |bytes, _| bytes.extend(b"head"));
+            let rows = Box::new(Lent(words().collect()));
+            output.fill_views(place, Views::new(rows, (3, 12), (vec![1], vec![0.0; 3]), true));
+            assert_eq!(output.queued(), 4 + 38);
+            let bytes_of = |output: &Output| {
+                let mut bytes = Vec::new();
+                output.pieces().for_each(|piece| piece.copy_to(&mut bytes));
+                bytes
+            };
+            let all = [&b"head"[..], &expected].concat();
+            assert_eq!(bytes_of(&output), all);
+            // A send of which some was taken, and which is under way.
+            let held = output.first_chunks(taken);
+            output.take(taken, |_| panic!("no buffer of rows"));
+            assert_eq!(bytes_of(&output), all[taken..]);
+            let memory = output.memory_bytes();
+            output.copy_views();
+            assert_eq!(bytes_of(&output), all[taken..]);
+            assert!(output.chunks.iter().all(|chunk| chunk.as_bytes().is_some()));
+            assert!(output.memory_bytes() >= memory || held.len() < 2);
+            for chunk in held {
+                if let Some(chunk) = Arc::into_inner(chunk) {
+                    output.end_lent(chunk, |_| panic!("no buffer of rows"));
+                }
+            }
+            assert_eq!(output.lent, 0);
+            assert_eq!(drain(&mut output, 5).0, all[taken..]);
+            assert_eq!((output.memory_bytes(), output.queued()), (0, 0));
+        }
+    }
+
     #[test]
     fn a_client_that_is_always_behind_does_not_keep_what_it_has_taken() {
         for (reply, taken) in [(100, 99), (100, 100), (20_000, 20_000), (300_000, 300_000)] {
@@ -239,7 +340,7 @@ mod tests {
                 if round > 0 {
                     output.send(|_| Ok(taken), |_| ()).unwrap();
                 }
-                let memory: usize = output.chunks.iter().map(Chunk::memory_bytes).sum();
+                let memory: usize = output.chunks.iter().map(|chunk| chunk.memory_bytes()).sum();
                 assert_eq!(output.memory_bytes(), memory);
                 // What waits, doubled by growth, and the chunks at both ends.
                 let most = 2 * output.queued() + 4 * (TEXT_BYTES + 2 * reply);

@@ -5,6 +5,7 @@
 //! the requests that it is about, and of no other.
 
 use crate::catalog::Table;
+use crate::gather::Plan;
 use crate::output::{Output, Place};
 use crate::refusal::Refusal;
 use crate::resp::{Protocol, Writer};
@@ -14,7 +15,7 @@ use std::ops::Range;
 
 /// Version of the layout of `EMB.PULL`, in the lower half of the header's first word. The upper
 /// half is the dtype of the rows: 0, float32.
-const LAYOUT_VERSION: u32 = 1;
+pub(crate) const LAYOUT_VERSION: u32 = 1;
 /// Bytes of a header without missing positions.
 pub(crate) const HEADER_BYTES: usize = 12;
 /// Most bytes of idle row buffers, and most of them.
@@ -196,13 +197,16 @@ impl Pulls {
     /// was read. Returns how many keys have no row, and how many requests failed.
     pub(crate) fn deliver(
         &mut self,
+        plan: &Plan,
         mut deliver: impl FnMut(usize, &mut dyn FnMut(&mut Output)),
     ) -> (u64, u64) {
         let (mut missing, mut failed) = (0, 0);
         let mut requests = std::mem::take(&mut self.requests);
         for request in requests.drain(..) {
             failed += u64::from(request.refusal.is_some());
-            deliver(request.connection, &mut |output| missing += self.reply(&request, output));
+            deliver(request.connection, &mut |output| {
+                missing += self.reply(&request, plan, output)
+            });
         }
         self.requests = requests;
         let mut parts = std::mem::take(&mut self.parts);
@@ -217,7 +221,7 @@ impl Pulls {
     }
 
     /// Writes a reply. Returns how many keys have no row.
-    fn reply(&mut self, request: &Request, output: &mut Output) -> u64 {
+    fn reply(&mut self, request: &Request, plan: &Plan, output: &mut Output) -> u64 {
         let (place, protocol) = (request.place, request.protocol);
         if let Some(refusal) = &request.refusal {
             output.fill_text(place, protocol, |bytes, protocol| {
@@ -247,7 +251,8 @@ impl Pulls {
                         bytes.extend((position as u32).to_le_bytes());
                     }
                 });
-                output.fill_rows(place, rows, len);
+                let is_zero_copy = plan.of_reply(len * size_of::<f32>());
+                output.fill_rows(place, rows, len, is_zero_copy);
             }
             (form, parts) => {
                 let found = &self.found;
@@ -367,6 +372,7 @@ fn look(store: &Store, keys: &[u64], found: &mut [bool], parts: &[Part]) -> Resu
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gather::Mode;
     use embedrock_core::StorageKind;
     use embedrock_core::config::{Memory, StoreOptions, TableSpec};
     use embedrock_core::init::Initializer;
@@ -424,7 +430,7 @@ mod tests {
             order: Vec::new(),
             refusal: None,
         };
-        assert_eq!(pulls.reply(&request, &mut output), 1);
+        assert_eq!(pulls.reply(&request, &Plan::fixed(Mode::Copy), &mut output), 1);
         assert_eq!(output.queued(), 5);
         assert!(output.memory_bytes() < 500, "{} bytes", output.memory_bytes());
     }

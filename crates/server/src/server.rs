@@ -2,15 +2,18 @@
 
 use crate::acceptor::Acceptor;
 use crate::catalog::Catalog;
+use crate::gather::Plan;
+use crate::hot::{self, HotSets};
 use crate::metrics::Metrics;
 use crate::options::Options;
 use crate::shared::{JOBS_MAX, Shared};
+use crate::status::{self, Status};
 use crate::worker::{Mail, Post, Worker};
 use crate::{http, timer, tls};
 use embedrock_core::{Error, ErrorKind, Result, Store};
 use mio::Waker;
 use parking_lot::{Mutex, RwLock};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
@@ -34,19 +37,24 @@ struct Threads {
     acceptor: Thread,
     workers: Vec<Thread>,
     timer: Thread,
-    http: Option<Thread>,
+    hot: Thread,
+    /// Those for who watches: one that answers, and one that looks.
+    watch: Option<(Thread, Thread)>,
 }
 
 impl Server {
-    /// Listens, and serves a store until it is stopped. One that is open read-only is read; one
-    /// that is open to write takes writes of clients, and commits them on a timer and at the end.
+    /// Listens, and serves a store until it is stopped. One that is open read-only is read, and
+    /// follows the newest commit unless it was opened at the commit of a step; one that is open to
+    /// write takes writes of clients, and commits them on a timer and at the end.
     ///
     /// *Errors*: `Misuse` for options that cannot work, among them an address that others can reach
-    /// without password and TLS; `Io` where the address cannot be listened on.
+    /// without password and TLS; `Io` where the address cannot be listened on; `Budget` where the
+    /// store's memory cannot work.
     pub fn start(store: Store, options: Options) -> Result<Self> {
         store.check_call()?;
         let wanted = options.validate()?;
         let wanted_metrics = options.metrics_address()?;
+        let plan = Plan::new(options.gather, options.tls.is_some())?;
         let tls = options.tls.as_ref().map(tls::load).transpose()?;
         let at = |what: &str, address: SocketAddr| {
             let what = what.to_owned();
@@ -55,18 +63,28 @@ impl Server {
         let listener = mio::net::TcpListener::bind(wanted).map_err(at("listen on", wanted))?;
         let address = listener.local_addr().map_err(at("listen on", wanted))?;
         let http = wanted_metrics
-            .map(|wanted| TcpListener::bind(wanted).map_err(at("listen for metrics on", wanted)))
+            .map(|wanted| http::Monitors::bind(wanted).map_err(at("listen for metrics on", wanted)))
             .transpose()?;
-        let metrics_address = http.as_ref().and_then(|http| http.local_addr().ok());
+        let metrics_address = http.as_ref().and_then(http::Monitors::address);
+        // A budget that cannot work is told now, and not to the first client.
+        if !store.tables().is_empty() {
+            store.get(&mut [])?;
+        }
+        let is_pinned = store.options().read_only && store.options().step.is_some();
         let (jobs, job_queue) = sync_channel(JOBS_MAX);
         let shared = Arc::new(Shared {
             catalog: Catalog::of(&store),
+            plan,
             metrics: Metrics::new(),
             moves: RwLock::new(()),
             connections: AtomicUsize::new(0),
             is_stopping: AtomicBool::new(false),
             begun: Instant::now(),
             timer_failure: Mutex::new(None),
+            last_task: Mutex::new(None),
+            status: Status::default(),
+            hot: HotSets::default(),
+            is_pinned: AtomicBool::new(is_pinned),
             jobs: Mutex::new(Some(jobs)),
             address,
             options,
@@ -92,16 +110,23 @@ impl Server {
         let (timer_shared, timer_posts) = (shared.clone(), posts.clone());
         let timer =
             spawn("serve-timer", move || timer::run(&timer_shared, &job_queue, &timer_posts))?;
-        let http_shared = shared.clone();
-        let http = http.map(|listener| {
-            spawn("serve-http", move || {
-                http::run(&http_shared, &listener);
+        let hot_shared = shared.clone();
+        let hot = spawn("serve-hot", move || {
+            hot::run(&hot_shared);
+            Ok(())
+        })?;
+        let watch = http.map(|monitors| -> Result<_> {
+            let (http_shared, status_shared) = (shared.clone(), shared.clone());
+            let http = spawn("serve-http", move || looped(monitors.run(&http_shared)))?;
+            let status = spawn("serve-status", move || {
+                status::run(&status_shared);
                 Ok(())
-            })
+            })?;
+            Ok((http, status))
         });
-        let http = http.transpose()?;
+        let watch = watch.transpose()?;
         let acceptor = spawn("serve-accept", move || looped(acceptor.run()))?;
-        let threads = Mutex::new(Some(Threads { acceptor, workers, timer, http }));
+        let threads = Mutex::new(Some(Threads { acceptor, workers, timer, hot, watch }));
         Ok(Self { shared, metrics_address, posts, acceptor_waker, threads })
     }
 
@@ -115,11 +140,17 @@ impl Server {
         self.metrics_address
     }
 
+    /// How rows get into sockets, in words.
+    pub fn gather(&self) -> String {
+        self.shared.plan.to_string()
+    }
+
     /// False once it was stopped, or a thread of it has ended by itself: then `stop` says why.
     pub fn is_running(&self) -> bool {
         let threads = self.threads.lock();
         threads.as_ref().is_some_and(|t| {
-            let mut all = t.workers.iter().chain([&t.acceptor, &t.timer]).chain(&t.http);
+            let watch = t.watch.iter().flat_map(|(http, status)| [http, status]);
+            let mut all = t.workers.iter().chain([&t.acceptor, &t.timer, &t.hot]).chain(watch);
             all.all(|thread| !thread.is_finished())
         })
     }
@@ -140,12 +171,16 @@ impl Server {
         for worker in threads.workers {
             outcome = outcome.and(join(worker));
         }
+        self.shared.hot.end();
+        outcome = outcome.and(join(threads.hot));
         // Without a sender the timer's thread ends.
         drop(self.shared.jobs.lock().take());
         outcome = outcome.and(join(threads.timer));
-        if let (Some(http), Some(address)) = (threads.http, self.metrics_address) {
+        if let (Some((http, status)), Some(address)) = (threads.watch, self.metrics_address) {
             drop(TcpStream::connect(address));
             outcome = outcome.and(join(http));
+            status.thread().unpark();
+            outcome = outcome.and(join(status));
         }
         outcome
     }

@@ -1,10 +1,13 @@
 //! What all threads of a server have in common.
 
 use crate::catalog::Catalog;
+use crate::gather::Plan;
+use crate::hot::HotSets;
 use crate::metrics::Metrics;
 use crate::options::Options;
 use crate::refusal::Refusal;
-use crate::timer::Job;
+use crate::status::Status;
+use crate::timer::{Done, Job};
 use embedrock_core::Store;
 use parking_lot::{Mutex, RwLock};
 use std::net::SocketAddr;
@@ -22,8 +25,10 @@ pub(crate) struct Shared {
     /// Where it listens.
     pub(crate) address: SocketAddr,
     pub(crate) catalog: Catalog,
-    /// Shared by turns of loops, which look tables up and read rows; alone while the store moves to
-    /// another commit. Taken before all locks of the store.
+    /// How rows get into sockets.
+    pub(crate) plan: Plan,
+    /// Shared by turns of loops, which look tables up and read rows; alone for the moment in which
+    /// the store moves to another commit. Taken before the locks of the store that verbs take.
     pub(crate) moves: RwLock<()>,
     pub(crate) metrics: Metrics,
     /// Connections that are open.
@@ -33,6 +38,12 @@ pub(crate) struct Shared {
     pub(crate) begun: Instant,
     /// Why the last commit or refresh failed, until one succeeds. A leaf.
     pub(crate) timer_failure: Mutex<Option<String>>,
+    /// The last commit or refresh, whether it succeeded or not. A leaf.
+    pub(crate) last_task: Mutex<Option<Done>>,
+    pub(crate) status: Status,
+    pub(crate) hot: HotSets,
+    /// Whether a server that reads stays at its commit, instead of following the newest.
+    pub(crate) is_pinned: AtomicBool,
     /// Guards the sender alone, for as long as a job takes to be handed over.
     pub(crate) jobs: Mutex<Option<SyncSender<Job>>>,
 }
@@ -41,6 +52,15 @@ impl Shared {
     /// Whether the server changes its store.
     pub(crate) fn is_writable(&self) -> bool {
         !self.store.options().read_only
+    }
+
+    /// What keeps the server from doing all that it should, as far as it knows without a look at
+    /// the store.
+    pub(crate) fn problem(&self) -> Option<String> {
+        if self.store.is_poisoned() {
+            return Some("the store refuses writes and commits after an error".to_owned());
+        }
+        self.timer_failure.lock().clone()
     }
 
     /// Hands a job over.

@@ -1,15 +1,25 @@
 //! The bytes of a connection, as they are or encrypted. Never blocks.
 
 use mio::net::TcpStream;
+use rustix::net::sockopt::set_socket_linger;
 use rustls::ServerConnection;
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
+use std::time::Duration;
 
 /// Most encrypted bytes that wait for the socket.
 const TLS_BUFFER_BYTES: usize = 256 << 10;
+/// What a client of TLS sends first.
+pub(crate) const HANDSHAKE: u8 = 0x16;
+const NOT_TLS: &[u8] =
+    b"-ERR this server speaks TLS: connect with a rediss:// URL, or redis-cli --tls\r\n";
 
 /// A socket, and the encryption of what goes over it.
 pub(crate) enum Stream {
-    Plain(TcpStream),
+    /// The socket, and the bytes that it has taken.
+    Plain {
+        socket: TcpStream,
+        sent: u64,
+    },
     Tls(Box<Tls>),
 }
 
@@ -17,25 +27,37 @@ pub(crate) enum Stream {
 pub(crate) struct Tls {
     socket: TcpStream,
     session: ServerConnection,
+    /// Bytes that the socket has taken.
+    sent: u64,
+    /// Whether the client is known to speak TLS.
+    is_known: bool,
 }
 
 impl Stream {
     /// The bytes as they are.
     pub(crate) fn plain(socket: TcpStream) -> Self {
-        Self::Plain(socket)
+        Self::Plain { socket, sent: 0 }
     }
 
     /// A session that the client begins.
     pub(crate) fn tls(socket: TcpStream, mut session: ServerConnection) -> Self {
         session.set_buffer_limit(Some(TLS_BUFFER_BYTES));
-        Self::Tls(Box::new(Tls { socket, session }))
+        Self::Tls(Box::new(Tls { socket, session, sent: 0, is_known: false }))
     }
 
     /// The socket, to be registered.
     pub(crate) fn socket(&mut self) -> &mut TcpStream {
         match self {
-            Self::Plain(socket) => socket,
+            Self::Plain { socket, .. } => socket,
             Self::Tls(tls) => &mut tls.socket,
+        }
+    }
+
+    /// Bytes that the socket has taken so far.
+    pub(crate) fn sent(&self) -> u64 {
+        match self {
+            Self::Plain { sent, .. } => *sent,
+            Self::Tls(tls) => tls.sent,
         }
     }
 
@@ -47,25 +69,23 @@ impl Stream {
     /// Reads what there is. 0 bytes are the end.
     pub(crate) fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         match self {
-            Self::Plain(socket) => uninterrupted(|| socket.read(buffer)),
+            Self::Plain { socket, .. } => uninterrupted(|| socket.read(buffer)),
             Self::Tls(tls) => tls.read(buffer),
-        }
-    }
-
-    /// Takes some of these bytes. `WouldBlock` when it takes none now.
-    pub(crate) fn write(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
-        match self {
-            Self::Plain(socket) => uninterrupted(|| socket.write_vectored(slices)),
-            Self::Tls(tls) => tls.write(slices),
         }
     }
 
     /// Gives the socket what was encrypted. True when nothing is left of it.
     pub(crate) fn flush(&mut self) -> io::Result<bool> {
         match self {
-            Self::Plain(_) => Ok(true),
+            Self::Plain { .. } => Ok(true),
             Self::Tls(tls) => tls.flush(),
         }
+    }
+
+    /// Gives up what was sent and not acknowledged: the kernel is soon done with it.
+    pub(crate) fn abandon(&mut self) {
+        // A socket that is gone already has nothing left.
+        let _ = set_socket_linger(self.socket(), Some(Duration::ZERO));
     }
 
     /// Tells the other side that nothing follows.
@@ -79,13 +99,43 @@ impl Stream {
 }
 
 impl Tls {
+    /// Refuses, in words that it understands, a client that does not speak TLS.
+    fn greet(&mut self) -> io::Result<()> {
+        let mut first = [0];
+        let socket = &self.socket;
+        if uninterrupted(|| socket.peek(&mut first))? == 1 && first[0] != HANDSHAKE {
+            // Who does not take it learns of it by the end of the connection. What came is read, so
+            // that the end does not overtake the words.
+            let _ = self.socket.write(NOT_TLS);
+            let _ = self.socket.read(&mut [0; 4096]);
+            let _ = self.socket.shutdown(std::net::Shutdown::Write);
+            return Err(io::Error::new(ErrorKind::InvalidData, "the client does not speak TLS"));
+        }
+        self.is_known = true;
+        Ok(())
+    }
+
+    /// Takes some of these bytes. `WouldBlock` when it takes none now.
+    pub(crate) fn write(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        let mut taken = self.session.writer().write_vectored(slices)?;
+        if !self.flush()? || taken > 0 {
+            return if taken > 0 { Ok(taken) } else { Err(ErrorKind::WouldBlock.into()) };
+        }
+        taken = self.session.writer().write_vectored(slices)?;
+        self.flush()?;
+        Ok(taken)
+    }
+
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if !self.is_known {
+            self.greet()?;
+        }
         loop {
             match self.session.reader().read(buffer) {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 read => return read,
             }
-            let Self { socket, session } = self;
+            let Self { socket, session, .. } = self;
             if uninterrupted(|| session.read_tls(socket))? == 0 {
                 return Ok(0);
             }
@@ -97,23 +147,13 @@ impl Tls {
         }
     }
 
-    fn write(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
-        let mut taken = self.session.writer().write_vectored(slices)?;
-        if !self.flush()? || taken > 0 {
-            return if taken > 0 { Ok(taken) } else { Err(ErrorKind::WouldBlock.into()) };
-        }
-        taken = self.session.writer().write_vectored(slices)?;
-        self.flush()?;
-        Ok(taken)
-    }
-
     fn flush(&mut self) -> io::Result<bool> {
         while self.session.wants_write() {
-            let Self { socket, session } = self;
+            let Self { socket, session, .. } = self;
             match uninterrupted(|| session.write_tls(socket)) {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
-                written => written?,
-            };
+                written => self.sent += written? as u64,
+            }
         }
         Ok(true)
     }

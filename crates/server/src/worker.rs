@@ -8,13 +8,15 @@
 
 use crate::commands::{Call, Scratch};
 use crate::connection::{Buffers, Connection, has_room};
+use crate::gather::Gatherer;
 use crate::pulls::Pulls;
 use crate::refusal::Refusal;
 use crate::resp::Limits;
 use crate::session::Session;
 use crate::shared::Shared;
 use crate::stream::Stream;
-use embedrock_core::CommitInfo;
+use crate::timer::Finished;
+use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token, Waker};
 use rustls::{ServerConfig, ServerConnection};
 use std::io;
@@ -24,6 +26,8 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
 const WAKER: Token = Token(usize::MAX);
+/// What tells that the kernel is done with sends.
+const SENDS: Token = Token(usize::MAX - 1);
 const EVENTS: usize = 1024;
 /// How often connections are looked at that have been silent for too long.
 const SWEEP: Duration = Duration::from_millis(500);
@@ -35,6 +39,8 @@ const PULL_BYTES: usize = 16 << 20;
 const OUTPUT_BYTES: usize = 1 << 30;
 /// How long a server that stops waits for clients to take their replies.
 const LAST_REPLIES: Duration = Duration::from_secs(5);
+/// How much longer it waits for the kernel to be done with what was cut off.
+const LAST_SENDS: Duration = Duration::from_secs(1);
 /// Requests of who has not given the password.
 const NOT_ADMITTED: Limits = Limits { frame_bytes: 16 << 10, arguments: 16 };
 
@@ -43,7 +49,7 @@ pub(crate) enum Mail {
     /// A connection that was accepted, and its id.
     Connection(mio::net::TcpStream, u64),
     /// What came of a job of a connection.
-    Done { connection: usize, id: u64, done: Result<Option<CommitInfo>, Refusal> },
+    Done { connection: usize, id: u64, done: Result<Finished, Refusal> },
     /// Finish what was asked, and end.
     Stop,
 }
@@ -78,11 +84,16 @@ pub(crate) struct Worker {
     due: Vec<usize>,
     buffers: Buffers,
     pulls: Pulls,
+    gatherer: Gatherer,
+    /// Sends that were counted.
+    counted_sends: (u64, u64),
     scratch: Scratch,
     limits: Limits,
     last_sweep: Instant,
     /// Memory of outputs.
     waiting: usize,
+    /// Requests that were taken in this turn.
+    taken: u64,
     /// Until when replies go out, once the server stops.
     ends: Option<Instant>,
 }
@@ -111,10 +122,13 @@ impl Worker {
             due: Vec::new(),
             buffers: Buffers::default(),
             pulls: Pulls::default(),
+            gatherer: Gatherer::default(),
+            counted_sends: (0, 0),
             scratch: Scratch::default(),
             limits,
             last_sweep: Instant::now(),
             waiting: 0,
+            taken: 0,
             ends: None,
             shared,
         };
@@ -123,6 +137,12 @@ impl Worker {
 
     /// Serves until the server stops.
     pub(crate) fn run(mut self) -> io::Result<()> {
+        // A ring belongs to its thread. One that is refused here is done without.
+        self.gatherer = Gatherer::new(self.shared.plan.has_zero_copy()).unwrap_or_default();
+        if let Some(descriptor) = self.gatherer.descriptor() {
+            let mut source = SourceFd(&descriptor);
+            self.poll.registry().register(&mut source, SENDS, Interest::READABLE)?;
+        }
         let mut events = Events::with_capacity(EVENTS);
         loop {
             let wait = if self.due.is_empty() { SWEEP } else { Duration::ZERO };
@@ -133,6 +153,7 @@ impl Worker {
             for event in &events {
                 self.note(event);
             }
+            self.end_sends();
             self.take_mail();
             self.turn();
             self.sweep();
@@ -150,6 +171,30 @@ impl Worker {
         connection.will_end |= event.is_read_closed() || event.is_error();
         connection.is_writable |= event.is_writable();
         self.make_due(number);
+    }
+
+    /// Takes back what the kernel is done with.
+    fn end_sends(&mut self) {
+        let (mut ended, mut gatherer) = (Vec::new(), &mut self.gatherer);
+        gatherer.land(|number, id, chunks| ended.push((number, id, chunks)));
+        for (number, id, chunks) in ended {
+            let Some(Some(connection)) = self.connections.get_mut(number) else { continue };
+            if connection.session.id != id {
+                continue;
+            }
+            let pulls = &mut self.pulls;
+            connection.end_send(chunks, |rows| pulls.give_buffer(rows));
+            let waits_for_memory = connection.is_held_up || !connection.has_lent();
+            self.count(number);
+            if waits_for_memory {
+                self.make_due(number);
+            }
+        }
+        gatherer = &mut self.gatherer;
+        let ((sends, copied), before) = (gatherer.counts(), self.counted_sends);
+        self.shared.metrics.zero_copy_sends.inc_by(sends - before.0);
+        self.shared.metrics.zero_copy_copied.inc_by(copied - before.1);
+        self.counted_sends = (sends, copied);
     }
 
     fn make_due(&mut self, number: usize) {
@@ -206,7 +251,7 @@ impl Worker {
     }
 
     /// Replies to a job's connection, if it is still there.
-    fn end_job(&mut self, number: usize, id: u64, done: Result<Option<CommitInfo>, Refusal>) {
+    fn end_job(&mut self, number: usize, id: u64, done: Result<Finished, Refusal>) {
         let Some(Some(connection)) = self.connections.get_mut(number) else { return };
         let session = &mut connection.session;
         if session.id != id {
@@ -214,14 +259,15 @@ impl Worker {
         }
         session.has_job = false;
         session.output.write(session.protocol, |writer| match done {
-            Ok(Some(commit)) => {
+            Ok(Finished::Commit(commit)) => {
                 writer.map(2);
                 writer.bulk(b"step");
                 writer.integer(commit.step as i64);
                 writer.bulk(b"sequence");
                 writer.integer(commit.sequence as i64);
             }
-            Ok(None) => writer.null(),
+            Ok(Finished::NoneNewer) => writer.null(),
+            Ok(Finished::Created) => writer.simple("OK"),
             Err(refusal) => writer.error(refusal.code, &refusal.message),
         });
         self.make_due(number);
@@ -258,7 +304,12 @@ impl Worker {
         turn[sent..].iter().for_each(|number| self.send_replies(*number));
         self.scratch.shrink();
         self.close_greediest();
-        self.shared.metrics.turn_seconds.observe(begin.elapsed().as_secs_f64());
+        let time = begin.elapsed();
+        self.shared.metrics.turn_seconds.observe(time.as_secs_f64());
+        let taken = std::mem::take(&mut self.taken);
+        if taken > 0 {
+            self.shared.metrics.latency.observe(time, taken);
+        }
     }
 
     /// Reads a connection, and takes the whole requests in what came.
@@ -268,7 +319,7 @@ impl Worker {
         let shared = &*self.shared;
         let most_waiting = shared.options.max_reply_bytes;
         let tables = shared.catalog.tables();
-        let (mut bytes, mut is_again) = (0, false);
+        let (mut bytes, mut is_again, mut has_taken) = (0, false, false);
         loop {
             let Connection { session, decoder, input, .. } = connection;
             let mut is_whole = true;
@@ -303,8 +354,10 @@ impl Worker {
                 };
                 if let Some(command) = call.run() {
                     shared.metrics.commands[command].inc();
+                    self.taken += 1;
                 }
                 input.consume(length);
+                has_taken = true;
             }
             connection.is_held_up = is_whole;
             if is_whole || !connection.is_readable || self.ends.is_some() {
@@ -325,6 +378,7 @@ impl Worker {
                 }
             }
         }
+        connection.note_arrived(bytes, has_taken);
         connection.input.release(&mut self.buffers);
         if connection.input.is_empty() && connection.decoder.memory_bytes() > 64 << 10 {
             connection.decoder.shrink();
@@ -342,7 +396,7 @@ impl Worker {
             self.shared.metrics.rows_read.inc_by(rows);
         }
         let connections = &mut self.connections;
-        let (missing, failed) = self.pulls.deliver(|number, give| {
+        let (missing, failed) = self.pulls.deliver(&self.shared.plan, |number, give| {
             if let Some(Some(connection)) = connections.get_mut(number) {
                 connection.session.promised = 0;
                 give(&mut connection.session.output);
@@ -357,7 +411,7 @@ impl Worker {
         let Some(Some(connection)) = self.connections.get_mut(number) else { return };
         let most_waiting = self.shared.options.max_reply_bytes;
         let pulls = &mut self.pulls;
-        let sent = connection.write(|rows| pulls.give_buffer(rows));
+        let sent = connection.write(number, &mut self.gatherer, |rows| pulls.give_buffer(rows));
         let is_broken = sent.is_err() || connection.session.has_failed;
         self.shared.metrics.bytes_out.inc_by(sent.unwrap_or(0) as u64);
         self.count(number);
@@ -382,6 +436,9 @@ impl Worker {
     /// Ends a connection, whatever is under way on it.
     fn end(&mut self, number: usize) {
         let Some(mut connection) = self.connections[number].take() else { return };
+        if connection.has_lent() {
+            connection.stream.abandon();
+        }
         connection.stream.close();
         // A socket that is closed is in no poll any more.
         let _ = self.poll.registry().deregister(connection.stream.socket());
@@ -400,9 +457,16 @@ impl Worker {
             return;
         }
         self.last_sweep = Instant::now();
+        for (number, id) in self.gatherer.late() {
+            let connection = self.connections[number].as_ref();
+            if connection.is_some_and(|connection| connection.session.id == id) {
+                self.shared.metrics.timed_out.inc();
+                self.end(number);
+            }
+        }
         let (idle, stall) = (self.shared.options.idle, self.shared.options.stall);
         for number in 0..self.connections.len() {
-            let Some(connection) = &self.connections[number] else { continue };
+            let Some(connection) = &mut self.connections[number] else { continue };
             let silent = connection.last_active.elapsed();
             let is_idle = !connection.session.has_job && idle.is_some_and(|idle| silent >= idle);
             if is_idle || connection.is_stalled(stall) {
@@ -431,6 +495,7 @@ impl Worker {
         if is_late {
             (0..self.connections.len()).for_each(|number| self.end(number));
         }
-        is_late || is_empty
+        let is_past = ends + LAST_SENDS <= Instant::now();
+        (is_late || is_empty) && (self.gatherer.is_idle() || is_past)
     }
 }

@@ -1,19 +1,21 @@
-"""`embedrock follow STORE --log DIR`: applies the updates of a log, each exactly once."""
+"""`embedrock follow STORE SOURCE`: applies the updates of a log, each exactly once."""
 
 from __future__ import annotations
 
 import argparse
 import math
+import signal
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from embedrock.cli import output
+from embedrock.errors import MisuseError
 from embedrock.training.interrupt import EXIT_INTERRUPTED, Interrupt
 
 if TYPE_CHECKING:
-    from embedrock.follow import Followed
+    from embedrock.follow import Followed, Kafka, LogReader
 
 _SHOWN_BAD_MAX = 20
 """Bad records that are named; all are counted."""
@@ -45,17 +47,23 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "follow",
         help="apply the updates of a log to a store, each exactly once",
         description=(
-            "Applies what a log has, in its order, and goes on as it grows. The position in the "
-            "log becomes durable with the rows, in one commit: a restart, after Ctrl-C or kill -9, "
-            "neither loses nor repeats a record. Ctrl-C commits and exits with status 130. Others "
-            "may have the store open read-only meanwhile; they see each commit when they refresh."
+            "Applies what a log or a topic of Kafka has, in its order, and goes on as it grows. "
+            "The position in it becomes durable with the rows, in one commit: a restart, after "
+            "Ctrl-C or kill -9, neither loses nor repeats a record. Ctrl-C commits and exits with "
+            "status 130, SIGTERM with 0. Others may have the store open read-only meanwhile; they "
+            "see each commit when they refresh."
         ),
-        epilog="example: embedrock follow ads.store --log ads.log --from begin",
+        epilog="examples: embedrock follow ads.store ads.log --from begin; embedrock follow "
+        "ads.store kafka://localhost:9092/ads --from begin",
     )
     command.add_argument("store", type=Path, metavar="STORE", help="the store's directory")
     command.add_argument(
-        "--log", type=Path, required=True, metavar="DIR", help="the directory of the log"
+        "source",
+        nargs="?",
+        metavar="SOURCE",
+        help="what is followed: a log's directory, or kafka://HOST:PORT/TOPIC",
     )
+    command.add_argument("--log", type=Path, metavar="DIR", help="the same for a log's directory")
     command.add_argument(
         "--from",
         dest="start",
@@ -68,7 +76,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
         type=every,
         default=Every(5.0, None),
         metavar="TIME|ROWS",
-        help="seconds, as 5s, or rows, as 100000, between two commits (5s)",
+        help="time between two commits with its unit, as 5s, or rows, as 100000 (5s)",
     )
     command.add_argument(
         "--once", action="store_true", help="end when nothing whole is left to read"
@@ -82,6 +90,24 @@ def add(commands: Any) -> argparse.ArgumentParser:
     command.add_argument(
         "--memory", default="256MiB", help="memory for the store: the index must fit (256MiB)"
     )
+    kafka = command.add_argument_group("of a topic of Kafka")
+    kafka.add_argument(
+        "--kafka-config",
+        type=Path,
+        metavar="FILE",
+        help="settings of the client, a line name=value each, such as security.protocol=SSL",
+    )
+    kafka.add_argument(
+        "--isolation",
+        choices=["read_committed", "read_uncommitted"],
+        help="whether records of transactions wait for their commit (read_committed)",
+    )
+    kafka.add_argument(
+        "--skip-lost",
+        action="store_true",
+        help="go on where records were deleted before they were followed; without it that is an "
+        "error",
+    )
     output.add_json(command)
     command.set_defaults(run=run)
     return command
@@ -90,7 +116,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
 def run(arguments: argparse.Namespace) -> int:
     """Follows, and says how far."""
     import embedrock
-    from embedrock.follow import Follower, LogReader
+    from embedrock.follow import Follower
     from embedrock.report import progress
 
     output.refuse_missing_store(arguments.store)
@@ -105,9 +131,9 @@ def run(arguments: argparse.Namespace) -> int:
             print("embedrock: warning: further ones are counted", file=sys.stderr)
 
     with (
-        LogReader(arguments.log) as source,
+        _source(arguments) as source,
         embedrock.open(arguments.store, arguments.memory, create=False) as store,
-        Interrupt() as interrupt,
+        Interrupt(signal.SIGTERM) as interrupt,
         progress.Task(progress.for_terminal(), "following") as task,
     ):
         follower = Follower(
@@ -134,6 +160,7 @@ def run(arguments: argparse.Namespace) -> int:
                 "commits": done.commits,
                 "step": done.step,
                 "lag_bytes": done.lag_bytes,
+                "lag_records": done.lag_records,
                 "position": dict(follower.position),
             }
         )
@@ -141,9 +168,10 @@ def run(arguments: argparse.Namespace) -> int:
         left_out = f", {done.bad:,} left out in all" if done.bad else ""
         print(
             f"{arguments.store}: commit at step {done.step}, {done.records:,} records with "
-            f"{done.rows:,} rows{left_out}; {output.human_bytes(done.lag_bytes)} behind"
+            f"{done.rows:,} rows{left_out}; {_behind(done)}"
         )
-    return EXIT_INTERRUPTED if interrupt.requested else 0
+    # Who asks by SIGTERM, as service managers do, takes anything but 0 for a failure.
+    return EXIT_INTERRUPTED if interrupt.number == signal.SIGINT else 0
 
 
 def _note(now: Followed, began: float) -> str:
@@ -152,6 +180,45 @@ def _note(now: Followed, began: float) -> str:
     rate = now.records / max(passed - began, 1e-9)
     left_out = f", {now.bad:,} left out" if now.bad else ""
     return (
-        f"{rate:,.0f} records/s, {output.human_bytes(now.lag_bytes)} behind, commit at step "
+        f"{rate:,.0f} records/s, {_behind(now)}, commit at step "
         f"{now.step} {passed - now.committed_at:.0f} s ago{left_out}"
+    )
+
+
+def _behind(now: Followed) -> str:
+    """How much is still to be read, as the source says it."""
+    if now.lag_bytes is not None:
+        return f"{output.human_bytes(now.lag_bytes)} behind"
+    return f"{now.lag_records or 0:,} records behind"
+
+
+def _source(arguments: argparse.Namespace) -> LogReader | Kafka:
+    """What is followed."""
+    from embedrock.follow import Kafka, LogReader
+    from embedrock.follow.broker import read_config
+
+    given = arguments.source
+    if (given is None) == (arguments.log is None):
+        raise MisuseError("give one thing to follow: a log's directory, or kafka://HOST:PORT/TOPIC")
+    if given is None or not given.startswith("kafka://"):
+        if arguments.kafka_config or arguments.isolation or arguments.skip_lost:
+            raise MisuseError(
+                "--kafka-config, --isolation and --skip-lost are for a topic of Kafka: "
+                "kafka://HOST:PORT/TOPIC"
+            )
+        return LogReader(arguments.log if given is None else given)
+    told = ""
+
+    def on_trouble(text: str) -> None:
+        nonlocal told
+        if text != told:
+            print(f"embedrock: warning: {text}", file=sys.stderr)
+        told = text
+
+    return Kafka(
+        given,
+        isolation=arguments.isolation or "read_committed",
+        skip_lost=arguments.skip_lost,
+        config=read_config(arguments.kafka_config) if arguments.kafka_config else None,
+        on_trouble=on_trouble,
     )

@@ -1,14 +1,27 @@
 """Following a log of updates: rows and the position in the log become durable in one commit.
 
 :class:`LogWriter` writes a log, a directory of segment files (``docs/formats/update-log.md``);
-:class:`LogReader` reads it; :class:`Follower` applies what a source has to a store. The position is
+:class:`LogReader` reads it. :class:`KafkaWriter` and :class:`Kafka` do so with a topic of Kafka
+(``docs/formats/kafka.md``). :class:`Follower` applies what a source has to a store. The position is
 part of each commit, so a process that is killed and started again neither loses nor repeats one
 record, gradients included.
 """
 
 from embedrock.follow.follower import Followed, Follower
+from embedrock.follow.kafka import Kafka
+from embedrock.follow.kafka_writer import KafkaWriter
 from embedrock.follow.reader import LogReader
-from embedrock.follow.source import Record, Source
+from embedrock.follow.source import Record, RemoteSource, Source
 from embedrock.follow.writer import LogWriter
 
-__all__ = ["Followed", "Follower", "LogReader", "LogWriter", "Record", "Source"]
+__all__ = [
+    "Followed",
+    "Follower",
+    "Kafka",
+    "KafkaWriter",
+    "LogReader",
+    "LogWriter",
+    "Record",
+    "RemoteSource",
+    "Source",
+]

@@ -19,7 +19,7 @@ from embedrock.errors import (
     NonFiniteError,
     NotFoundError,
 )
-from embedrock.follow.source import Position, Record, Source
+from embedrock.follow.source import Position, Record, RemoteSource, Source
 from embedrock.store import Store
 from embedrock.table import Table
 
@@ -59,8 +59,10 @@ class Followed:
     """Step of the last commit; None before the first."""
     committed_at: float
     """When it was made, by ``time.monotonic``."""
-    lag_bytes: int
-    """Bytes of the log that are still to be read."""
+    lag_bytes: int | None
+    """Bytes of the log that are still to be read; None where the source does not say it."""
+    lag_records: int | None = None
+    """Records of the log that are still to be read; None where the source does not say it."""
 
 
 class Follower:
@@ -113,8 +115,11 @@ class Follower:
         durably."""
         self._store = instance("store", store, Store)
         if isinstance(source, type) or not isinstance(source, Source):
-            raise MisuseError(f"source is {shown(source)}, expected a follow.LogReader or a Source")
+            raise MisuseError(
+                f"source is {shown(source)}, expected a follow.LogReader, Kafka or a Source"
+            )
         self._source = source
+        self._remote = source if isinstance(source, RemoteSource) else None
         if start is not None:
             choice("start", start, ("begin", "end"))
         if commit_seconds is not None and not number("commit_seconds", commit_seconds) >= 0:
@@ -168,9 +173,14 @@ class Follower:
     def followed(self) -> Followed:
         """How far it is."""
         step, at = self._step, self._committed_at
-        waiting = sum(_bytes_of(record) for record in self._waiting)
-        lag = self._source.lag_bytes() + waiting
-        return Followed(self._records, self._rows, self._bad, self._commits, step, at, lag)
+        lag, lag_records = self._source.lag_bytes(), None
+        if lag is not None:
+            lag += sum(_bytes_of(record) for record in self._waiting)
+        if self._remote is not None:
+            waiting = sum(record.count for record in self._waiting)
+            lag_records = self._remote.lag_records() + waiting
+        counts = (self._records, self._rows, self._bad, self._commits)
+        return Followed(*counts, step, at, lag, lag_records)
 
     def run(
         self,
@@ -199,7 +209,7 @@ class Follower:
             if not self._waiting and not self._read():
                 self._commit_if_due()
                 self._show(progress)
-                if once:
+                if once and self._at_end():
                     break
                 time.sleep(_WAIT_SECONDS)
                 continue
@@ -277,12 +287,27 @@ class Follower:
         self._interrupted = False
         return bool(found)
 
+    def _at_end(self) -> bool:
+        """Whether all was read. Errors of the source come after a commit, as those of a read."""
+        try:
+            return self._remote is None or self._remote.at_end()
+        except Exception:
+            self.commit()
+            self._settle()
+            raise
+
     def _take(self, record: Record) -> None:
         """Applies the first record that waits, or leaves it out."""
         self._interrupted = True
         try:
             self._apply_with_room(record)
         except _BAD as error:
+            if record.parts is not None:
+                parts = record.parts()
+                self._waiting.popleft()
+                self._waiting.extendleft(reversed(parts))
+                self._interrupted = False
+                return
             self._interrupted = False  # nothing has changed
             told = type(error)(f"{record.place}: {error}")
             if not self._skip_bad:
@@ -297,7 +322,7 @@ class Follower:
             self._interrupted = False
             raise
         else:
-            self._records += 1
+            self._records += record.count
             self._rows += len(record.keys)
             self._fresh_rows += len(record.keys)
         self._waiting.popleft()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from embedrock._verbs import Floats
 
-__all__ = ["Kind", "Position", "Record", "Source"]
+__all__ = ["Kind", "Position", "Record", "RemoteSource", "Source"]
 
 Kind = Literal["put", "update", "delete"]
 Position = Mapping[str, Any]
@@ -38,6 +38,11 @@ class Record:
     """The position behind the record."""
     fault: str = ""
     """Why a record that arrived whole cannot be read."""
+    count: int = 1
+    """How many records of the log it is made of."""
+    parts: Callable[[], Sequence[Record]] | None = field(default=None, repr=False)
+    """These records one by one, where there are several: the one that does not fit is looked for
+    among them."""
 
 
 @runtime_checkable
@@ -72,6 +77,22 @@ class Source(Protocol):
         """
         ...
 
-    def lag_bytes(self) -> int:
-        """Bytes from the position to the end of the log."""
+    def lag_bytes(self) -> int | None:
+        """Bytes from the position to the end of the log; None where the log does not say it."""
+        ...
+
+
+@runtime_checkable
+class RemoteSource(Source, Protocol):
+    """A source whose ``poll`` may return none although there are more: they are on their way."""
+
+    def at_end(self) -> bool:
+        """Whether ``poll`` has returned all that there is.
+
+        Errors: ``IoError`` where that has not come to be known for too long.
+        """
+        ...
+
+    def lag_records(self) -> int:
+        """Records from the position to the end of the log."""
         ...

@@ -7,6 +7,7 @@ import fcntl
 import os
 import secrets
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from embedrock.follow.segment import Header, encoded, segment_path, segments
 from embedrock.follow.source import Kind
 from embedrock.optimizers import pair_of_betas
 
-__all__ = ["LogWriter"]
+__all__ = ["LogWriter", "options_of_update", "rows_of"]
 
 
 class LogWriter:
@@ -114,7 +115,7 @@ class LogWriter:
         """
         options = {"reset_state": True} if flag("reset_state", reset_state) else {}
         found = as_keys(keys)
-        self._append("put", table, found, _rows(found, values, "values"), options)
+        self._append("put", table, found, rows_of(found, values, "values"), options)
 
     def update(
         self,
@@ -137,23 +138,9 @@ class LogWriter:
 
         Errors: ``NonFiniteError``; as the class says.
         """
-        options: dict[str, Any] = {"lr": number("lr", lr)}
-        if eps is not None:
-            options["eps"] = number("eps", eps)
-        if betas is not None:
-            options["betas"] = pair_of_betas(betas)
-        if weight_decay is not None:
-            options["weight_decay"] = number("weight_decay", weight_decay)
-        if step is not None:
-            options["step"] = whole("step", step, 1)
-        for name, value in more.items():
-            is_flag = isinstance(value, (bool, np.bool_))
-            options[name] = bool(value) if is_flag else number(name, value)
-        for name, value in options.items():
-            if not np.isfinite(value).all():
-                raise MisuseError(f"{name} is {value}, expected a finite number")
+        options = options_of_update(lr, eps, betas, weight_decay, step, more)
         found = as_keys(keys)
-        self._append("update", table, found, _rows(found, gradients, "gradients"), options)
+        self._append("update", table, found, rows_of(found, gradients, "gradients"), options)
 
     def delete(self, table: str, keys: ArrayLike) -> None:
         """Appends rows to delete, as :meth:`embedrock.Table.delete` does."""
@@ -325,7 +312,34 @@ class LogWriter:
         self._file = self._lock = -1
 
 
-def _rows(keys: Keys, rows: ArrayLike, name: str) -> Floats:
+def options_of_update(
+    lr: float,
+    eps: float | None,
+    betas: tuple[float, float] | None,
+    weight_decay: float | None,
+    step: int | None,
+    more: Mapping[str, float],
+) -> dict[str, Any]:
+    """Options of a record for one optimizer step; what is None is left out."""
+    options: dict[str, Any] = {"lr": number("lr", lr)}
+    if eps is not None:
+        options["eps"] = number("eps", eps)
+    if betas is not None:
+        options["betas"] = pair_of_betas(betas)
+    if weight_decay is not None:
+        options["weight_decay"] = number("weight_decay", weight_decay)
+    if step is not None:
+        options["step"] = whole("step", step, 1)
+    for name, value in more.items():
+        is_flag = isinstance(value, (bool, np.bool_))
+        options[name] = bool(value) if is_flag else number(name, value)
+    for name, value in options.items():
+        if not np.isfinite(value).all():
+            raise MisuseError(f"{name} is {value}, expected a finite number")
+    return options
+
+
+def rows_of(keys: Keys, rows: ArrayLike, name: str) -> Floats:
     """Rows of the keys, as many values each as there are."""
     array = as_host(rows, name)
     shape = (*keys.shape, array.shape[-1] if array.ndim else 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, overload
 
 from embedrock import _verbs
@@ -12,6 +12,7 @@ from embedrock import optimizers as _optimizers
 from embedrock._arguments import choice, flag, shown, text, whole, whole_or_none
 from embedrock._arrays import STORED_DTYPES, ArrayLike, Keys, as_keys, dtype_name
 from embedrock._keys import KeysNamed
+from embedrock._rows import Bounds
 from embedrock._verbs import (
     ASKS,
     NON_FINITE,
@@ -376,6 +377,50 @@ class Store(Handle):
         """The commits that are kept, oldest first."""
         return [commit_of(info) for info in self._core.commits()]
 
+    def go_back(self, step: int) -> Commit:
+        """Goes back to a kept commit, in place, and returns it.
+
+        Rows, optimizer state and counts of steps are those of the commit; what came after it and
+        was not committed is dropped. Later commits go with the next change, as after
+        ``open(step=)``; until then ``go_back`` finds them, too. Tables, modules and optimizers of
+        this store stay valid: a table that came after the commit is there again, without rows.
+        Gradients that wait for a step are forgotten, memory begins empty and counters of
+        ``stats()`` begin anew. Dense parameters are the caller's to bring back:
+        :func:`embedrock.resume` brings those of the commit.
+
+        No other thread may use the store meanwhile: its verbs may raise ``ClosedError``. A loop of
+        ``items`` and announcements of look-ahead that were begun before have to begin again.
+
+        A store that is open ``read_only`` moves to the commit, an earlier or a later one.
+
+        Args:
+            step: The step of a commit that is kept; ``open(keep=)`` says how many are.
+
+        Errors: ``NotFoundError`` for a step that no kept commit has, with those that there are;
+        ``MisuseError`` while a pipeline's pass or a recording is under way. Nothing has changed
+        then. As ``open`` otherwise, for example ``LockedError`` where another process was faster:
+        a reader stays where it was, and a store that is open to write is closed.
+
+        Blocking: waits for a commit that is under way; reads the index, as ``open`` does.
+
+        >>> store.commit(step=1).step, table.put([7], np.ones((1, 4), np.float32))
+        (1, None)
+        >>> store.commit(step=2).step, table.put([7], np.zeros((1, 4), np.float32))
+        (2, None)
+        >>> store.go_back(1).step, 7 in table
+        (1, False)
+        """
+        number = whole("step", step, 0)
+        self._core.check_call()
+        kept = [int(info["step"]) for info in (*self._core.commits(), *self._later_commits())]
+        if number not in kept and not self.read_only:
+            raise NotFoundError(
+                f"there is no commit of step {number} in {self.path}; kept are the steps: "
+                f"{', '.join(map(str, kept)) or 'none'}; open(keep=) keeps more"
+            )
+        self._go_back(number)
+        return self.commits()[-1]
+
     def refresh(self) -> Commit | None:
         """Moves a store that is open ``read_only`` to the newest commit.
 
@@ -386,11 +431,11 @@ class Store(Handle):
 
         Errors: ``MisuseError`` for a store that is open to write, which always is at its newest
         commit; ``BudgetError`` naming the memory that works, where the index has outgrown it; as
-        ``open`` otherwise. The store stays where it was then, with all its rows; it is closed, and
-        the message says so, only where not even its own commit can be recovered.
+        ``open`` otherwise. The store stays where it was then, with all its rows.
 
         Blocking: reads what the writer has put down since; the time follows how much changed. Verbs
-        of other threads wait meanwhile.
+        of other threads go on at the old commit meanwhile, and wait only for the moment of the
+        move. Until it returns there is a second index in memory, beside the budget.
 
         >>> store.commit(step=1).step
         1
@@ -488,6 +533,25 @@ class Store(Handle):
         4
         """
         return Permits(self, staleness_bound)
+
+    _elsewhere: str | None = None
+    """It is here; a store of a server says how its user gets what needs one that is here."""
+
+    def _has_table(self, name: str) -> bool:
+        return self._core.find_table(name) is not None
+
+    def _update(
+        self,
+        parts: list[Any],
+        non_finite: NonFinite,
+        within: Bounds,
+        settled: Callable[[int], object],
+    ) -> float | None:
+        """One optimizer step on what ``Table._update_part`` has made: all parts, or none."""
+        return self._core.update(parts, non_finite, None, within)[3]
+
+    def _gradient_norm(self, parts: list[Any], non_finite: NonFinite, within: Bounds) -> float:
+        return self._core.gradient_norm(parts, non_finite, within)
 
     def _keys_of(self, batches: Iterable[Sequence[Any]]) -> list[tuple[Table, Keys]]:
         """The tables and keys of batches, which must be of this store."""

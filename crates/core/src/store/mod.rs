@@ -26,7 +26,7 @@ mod window;
 pub use commit::PendingCommit;
 pub use engine::MemoryUse;
 pub use files::place::check_place;
-pub use stats::{ClassStats, CommitStats, DeviceStats, RowReads, Stats, UpkeepStats};
+pub use stats::{ClassStats, CommitStats, DeviceStats, RowReads, Stats, UpkeepStats, WrittenBytes};
 pub use sweeps::check::{CheckReport, Problem, check};
 pub use sweeps::copy::{CopyReport, CopyTo, copy, copy_to};
 pub use sweeps::freeze::{
@@ -369,6 +369,12 @@ impl Store {
     /// *Errors*: `Forked`, `Misuse`.
     pub fn check_call(&self) -> Result<()> {
         self.inner.check_call()
+    }
+
+    /// What tells this store from all others, copies of it included. A folder that was copied by
+    /// other means has the same.
+    pub fn id(&self) -> u128 {
+        self.inner.superblock.uuid
     }
 
     /// True while the commit at hand cannot be dropped by a writer. False for a reader that may not

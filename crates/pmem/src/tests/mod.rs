@@ -6,6 +6,7 @@ mod kill;
 mod model;
 mod rows;
 mod threads;
+mod views;
 
 use crate::medium::Medium;
 use crate::region::Geometry;

@@ -3,9 +3,9 @@
 use super::arguments::{check_count, check_keys, key, packed_keys, split_key};
 use super::{Call, Outcome, find_table};
 use crate::catalog::Table;
+use crate::hot::KEYS_MAX;
 use crate::pulls::{Asking, Form, HEADER_BYTES};
 use crate::refusal::Refusal;
-use crate::timer::Task;
 
 /// Bytes around a row in an array of rows.
 const AROUND_ROW: usize = 16;
@@ -146,13 +146,16 @@ pub(super) fn lookahead(call: &mut Call<'_>) -> Outcome {
     call.done()
 }
 
-/// `EMB.REFRESH`
-pub(super) fn refresh(call: &mut Call<'_>) -> Outcome {
-    if call.shared.is_writable() {
-        return Err(Refusal::new(
-            "this server writes to its store, and is at its newest state always: only one that \
-             reads is refreshed",
-        ));
+/// `EMB.HOT table keys`
+pub(super) fn hot(call: &mut Call<'_>) -> Outcome {
+    let (table, packed) = (call.table(1)?, call.argument(2)?);
+    check_count(packed.len() / 8, call.shared.options.max_keys.min(KEYS_MAX))?;
+    let keys = &mut call.scratch.keys;
+    keys.clear();
+    packed_keys(packed, keys)?;
+    check_keys(table, keys)?;
+    if !call.shared.hot.send(table.id, keys) {
+        return Err(Refusal::new("too many hot sets of other tables wait; try again"));
     }
-    call.begin_job(Task::Refresh)
+    call.done()
 }

@@ -16,6 +16,7 @@ mod full;
 mod harm;
 mod hidden;
 mod holds;
+mod hot;
 mod meddled;
 mod merge_room;
 mod merges;

@@ -4,15 +4,13 @@
 //! scratch, a portion at a time; what they wrote of it is put back as one batch, whose rows share
 //! their fences. A change holds the writer of its region from reading to putting back.
 
-use crate::config::{TableId, ValuesOut};
-use crate::distinct::Distinct;
+use crate::config::ValuesOut;
 use crate::error::{Error, ErrorKind, Result};
 use crate::row::RowLayout;
 use crate::storage::{Region, RegionWriter};
+use crate::store::Inner;
 use crate::store::engine::Table;
-use crate::store::verbs::get_put::check_keys;
 use crate::store::verbs::rows::{Effect, Keys, RowOp, RowView};
-use crate::store::{Inner, Store};
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -47,28 +45,6 @@ pub(in crate::store) fn region_of(table: &Table) -> Result<&Arc<Region>> {
         );
         Error::new(ErrorKind::Locked, message)
     })
-}
-
-impl Store {
-    /// Brings hot rows to where they are read soonest. Of a table on persistent memory their keys
-    /// move to the bucket in which look-ups begin, others out of their way; returned is how many
-    /// are there now, none while a scan is under way. Of other tables the keys are announced, as
-    /// by [`lookahead`](Self::lookahead), and counted.
-    ///
-    /// *Errors*: `KeyRange`; `Misuse` for a reader's table on persistent memory; `Io`.
-    /// *Durability*: as updates. *Blocking*: other verbs go on.
-    pub fn promote(&self, table: TableId, keys: &[u64]) -> Result<u64> {
-        let engine = self.inner.planned_engine()?;
-        let found = self.inner.table_of(&engine, table)?;
-        check_keys(found, keys)?;
-        if !found.record.spec.storage.is_direct() {
-            drop(engine);
-            self.lookahead(table, keys)?;
-            return Ok(keys.len() as u64);
-        }
-        self.inner.check_writable()?;
-        region_of(found)?.promote(Distinct::new().run(keys).0)
-    }
 }
 
 impl Inner {

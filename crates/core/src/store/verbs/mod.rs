@@ -2,6 +2,7 @@
 
 pub(in crate::store) mod direct;
 pub(in crate::store) mod get_put;
+mod hot;
 pub(in crate::store) mod misses;
 pub(in crate::store) mod rows;
 mod update;
