@@ -195,8 +195,8 @@ impl<M: Medium> Rows<M> {
         Ok(count)
     }
 
-    /// Hands the row of each key to `each`: its position, the row, and whether there is one; if not,
-    /// its bytes mean nothing. `row` is the room for it. Keys may repeat. Blocks as
+    /// Hands the row of each key to `each`: its position, the row, and whether there is one; if
+    /// not, its bytes mean nothing. `row` is the room for it. Keys may repeat. Blocks as
     /// [`get`](Self::get) does.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! One contract suite for every storage: the log, in both forms of its indexes, the lsm, a map in
-//! memory that has neither pages nor an index, and regions. Tests use the traits alone, as the store
-//! does. Where a test is about commits, a storage that is durable by update is held to that.
+//! memory that has neither pages nor an index, and regions. Tests use the traits alone, as the
+//! store does. Where a test is about commits, a storage that is durable by update is held to that.
 
 use super::{
     ClassFacts, DirtyRow, Finding, OpenAt, Storage, StorageRecovery, StorageStats, SweptRow, log,

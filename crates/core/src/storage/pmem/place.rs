@@ -170,7 +170,8 @@ impl Place<'_> {
             format!(
                 "table '{}': its region is not at {}; give pmem_path= the folder that it was moved \
                  to, or restore it from a copy; if it is lost, as files in memory are with the \
-                 power, embedrock resize STORE '{}' --capacity N --make-empty begins the table anew",
+                 power, embedrock resize STORE '{}' --capacity N --make-empty begins the table \
+                 anew",
                 self.name,
                 at.display(),
                 self.name

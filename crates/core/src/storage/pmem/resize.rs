@@ -55,7 +55,7 @@ pub fn resize(
     drop(place.open(row_bytes, true)?);
     let Some(path) = place.found() else { return Err(place.missing()) };
     let new = Place::beside(&path);
-    let rows = resize_with(&path, &new, capacity, |done, all| progress(done, all))
+    let rows = resize_with(&path, &new, capacity, progress)
         .map_err(|error: Error| error.context(format!("table '{name}'")))?;
     std::fs::rename(&new, &path).map_err(|error| Error::os(path.display(), error))?;
     Place::sync_folder_of(&path)?;
