@@ -5,7 +5,8 @@
 
 use crate::error::{Carried, OrRaise};
 use crate::store::json_value;
-use embedrock_core::{Memory, Result, StorageKind};
+use embedrock_core::buckets::Buckets;
+use embedrock_core::{CopyOptions, Memory, Result, StorageKind};
 use pyo3::prelude::*;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -53,10 +54,11 @@ pub(crate) fn check(
 
 /// Copies the commit of `step` (the last one without it) to a new store at `destination`.
 ///
-/// `progress(done, total)` is called now and then, in rows; what it raises ends the copy.
+/// Of `buckets` alone, where they are given. `progress(done, total)` is called now and then, in rows;
+/// what it raises ends the copy.
 #[pyfunction]
 #[pyo3(signature = (path, destination, memory, step=None, storage=None, cold_directory=None,
-    progress=None))]
+    buckets=None, progress=None))]
 #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python function")]
 pub(crate) fn copy(
     py: Python<'_>,
@@ -66,22 +68,21 @@ pub(crate) fn copy(
     step: Option<u64>,
     storage: Option<&str>,
     cold_directory: Option<PathBuf>,
+    buckets: Option<&str>,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<Py<PyAny>> {
-    let memory = Memory::from_str(memory).or_raise(py)?;
-    let storage = storage.map(StorageKind::from_str).transpose().or_raise(py)?;
+    let options = CopyOptions {
+        step,
+        memory: Memory::from_str(memory).or_raise(py)?,
+        storage: storage.map(StorageKind::from_str).transpose().or_raise(py)?,
+        cold_directory,
+        buckets: buckets.map(Buckets::from_str).transpose().or_raise(py)?,
+    };
     let mut carried = Carried::default();
     let outcome = py.detach(|| {
-        let cold = cold_directory.as_deref();
-        embedrock_core::copy(
-            &path,
-            &destination,
-            step,
-            memory,
-            storage,
-            cold,
-            &mut |done, total| report(&mut carried, progress.as_ref(), done, total),
-        )
+        embedrock_core::copy_with(&path, &destination, &options, &mut |done, total| {
+            report(&mut carried, progress.as_ref(), done, total)
+        })
     });
     json_value(py, &carried.resolve(py, outcome)?)
 }

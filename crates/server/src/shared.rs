@@ -1,6 +1,7 @@
 //! What all threads of a server have in common.
 
 use crate::catalog::Catalog;
+use crate::cluster::Cluster;
 use crate::metrics::Metrics;
 use crate::options::Options;
 use crate::refusal::Refusal;
@@ -22,6 +23,8 @@ pub(crate) struct Shared {
     /// Where it listens.
     pub(crate) address: SocketAddr,
     pub(crate) catalog: Catalog,
+    /// Its part in a cluster, if it has one.
+    pub(crate) cluster: Option<Cluster>,
     /// Shared by turns of loops, which look tables up and read rows; alone while the store moves to
     /// another commit. Taken before all locks of the store.
     pub(crate) moves: RwLock<()>,

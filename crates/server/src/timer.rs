@@ -1,6 +1,7 @@
 //! The thread that commits and refreshes: on a timer, when a client asks for it, and at the end.
 
 use crate::refusal::Refusal;
+use crate::server::reload_map;
 use crate::shared::Shared;
 use crate::worker::{Mail, Post};
 use embedrock_core::{CommitInfo, Error, ErrorKind, Result};
@@ -20,6 +21,17 @@ pub(crate) enum Task {
     Commit(Option<u64>),
     /// Move to the newest commit.
     Refresh,
+    /// Read the map of the cluster again.
+    ReloadMap,
+}
+
+/// What came of a client's task.
+#[derive(Debug)]
+pub(crate) enum Done {
+    /// The commit that was made or moved to, if there was one.
+    Commit(Option<CommitInfo>),
+    /// The map was read.
+    Reloaded,
 }
 
 /// A task of a client.
@@ -76,10 +88,11 @@ fn on_timer(shared: &Arc<Shared>, is_due: bool) {
 
 /// Runs a task, and tells who asks for the server's health how it went. A task that a client should
 /// not have asked for tells nothing of it.
-fn run_task(shared: &Arc<Shared>, task: Task) -> Result<Option<CommitInfo>> {
+fn run_task(shared: &Arc<Shared>, task: Task) -> Result<Done> {
     let (what, done) = match task {
         Task::Commit(step) => ("commit", commit(shared, step).map(Some)),
         Task::Refresh => ("refresh", refresh(shared)),
+        Task::ReloadMap => return reload_map(shared).map(|_| Done::Reloaded),
     };
     match &done {
         Err(error) if error.kind() == ErrorKind::Misuse => {}
@@ -88,7 +101,7 @@ fn run_task(shared: &Arc<Shared>, task: Task) -> Result<Option<CommitInfo>> {
             *shared.timer_failure.lock() = failure;
         }
     }
-    done
+    done.map(Done::Commit)
 }
 
 /// Commits with the named byte strings and the text of the commit before, which a trainer may have

@@ -6,6 +6,7 @@
 //! has taken them. No turn reads more than a bounded part of what a connection sends, so that all
 //! get their turn.
 
+use crate::cluster::Cluster;
 use crate::commands::{Call, Scratch};
 use crate::connection::{Buffers, Connection, has_room};
 use crate::pulls::Pulls;
@@ -14,7 +15,7 @@ use crate::resp::Limits;
 use crate::session::Session;
 use crate::shared::Shared;
 use crate::stream::Stream;
-use embedrock_core::CommitInfo;
+use crate::timer::Done;
 use mio::{Events, Interest, Poll, Token, Waker};
 use rustls::{ServerConfig, ServerConnection};
 use std::io;
@@ -43,7 +44,7 @@ pub(crate) enum Mail {
     /// A connection that was accepted, and its id.
     Connection(mio::net::TcpStream, u64),
     /// What came of a job of a connection.
-    Done { connection: usize, id: u64, done: Result<Option<CommitInfo>, Refusal> },
+    Done { connection: usize, id: u64, done: Result<Done, Refusal> },
     /// Finish what was asked, and end.
     Stop,
 }
@@ -206,7 +207,7 @@ impl Worker {
     }
 
     /// Replies to a job's connection, if it is still there.
-    fn end_job(&mut self, number: usize, id: u64, done: Result<Option<CommitInfo>, Refusal>) {
+    fn end_job(&mut self, number: usize, id: u64, done: Result<Done, Refusal>) {
         let Some(Some(connection)) = self.connections.get_mut(number) else { return };
         let session = &mut connection.session;
         if session.id != id {
@@ -214,14 +215,15 @@ impl Worker {
         }
         session.has_job = false;
         session.output.write(session.protocol, |writer| match done {
-            Ok(Some(commit)) => {
+            Ok(Done::Commit(Some(commit))) => {
                 writer.map(2);
                 writer.bulk(b"step");
                 writer.integer(commit.step as i64);
                 writer.bulk(b"sequence");
                 writer.integer(commit.sequence as i64);
             }
-            Ok(None) => writer.null(),
+            Ok(Done::Commit(None)) => writer.null(),
+            Ok(Done::Reloaded) => writer.simple("OK"),
             Err(refusal) => writer.error(refusal.code, &refusal.message),
         });
         self.make_due(number);
@@ -268,6 +270,7 @@ impl Worker {
         let shared = &*self.shared;
         let most_waiting = shared.options.max_reply_bytes;
         let tables = shared.catalog.tables();
+        let view = shared.cluster.as_ref().map(Cluster::view);
         let (mut bytes, mut is_again) = (0, false);
         loop {
             let Connection { session, decoder, input, .. } = connection;
@@ -276,8 +279,15 @@ impl Worker {
                 if !has_room(session, most_waiting) {
                     break;
                 }
+                // What `EXEC` runs comes before what the client has sent behind it.
+                let mut running = session.running.take();
+                let queued = running.as_mut().and_then(|queue| queue.next());
                 let limits = if session.is_admitted { &self.limits } else { &NOT_ADMITTED };
-                let length = match decoder.decode(input.filled(), limits) {
+                let decoded = match queued {
+                    Some(_) => Ok(Some(0)),
+                    None => decoder.decode(input.filled(), limits),
+                };
+                let length = match decoded {
                     Ok(Some(length)) => length,
                     Ok(None) => {
                         is_whole = false;
@@ -294,9 +304,10 @@ impl Worker {
                 let mut call = Call {
                     shared,
                     tables: &tables,
+                    cluster: view.as_deref(),
                     pulls: &mut self.pulls,
                     session,
-                    arguments: decoder.arguments(input.filled()),
+                    arguments: queued.unwrap_or_else(|| decoder.arguments(input.filled())),
                     worker: self.number,
                     connection: number,
                     scratch: &mut self.scratch,
@@ -305,6 +316,9 @@ impl Worker {
                     shared.metrics.commands[command].inc();
                 }
                 input.consume(length);
+                if length == 0 {
+                    session.running = running;
+                }
             }
             connection.is_held_up = is_whole;
             if is_whole || !connection.is_readable || self.ends.is_some() {

@@ -38,6 +38,11 @@ def add(commands: Any) -> argparse.ArgumentParser:
         metavar="DIR",
         help="where the copy has the partitions of its lsm tables (in DEST)",
     )
+    command.add_argument(
+        "--buckets",
+        metavar="A-B",
+        help="keys of these of the 1,024 buckets alone, for one server of several: 0-340,800 (all)",
+    )
     output.add_json(command)
     command.set_defaults(run=run)
     return command
@@ -57,6 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
             memory=arguments.memory,
             storage=arguments.storage,
             cold_directory=arguments.cold_directory,
+            buckets=arguments.buckets,
             progress=task.callback(),
         )
     if arguments.json:

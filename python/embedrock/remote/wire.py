@@ -46,6 +46,12 @@ class Refused(Exception):
 
     def mirrored(self) -> EmbedrockError:
         """The exception that the same error has of a store that is open here."""
+        if self.code == "MOVED":
+            other = self.said.rpartition(" ")[2]
+            return MisuseError(
+                f"the server shares its keys with others, and {other} has those: connect with "
+                f"cluster=True; if that is so, the servers have read different maps"
+            )
         return _CLASSES.get(self.code, MisuseError)(self.said or self.code)
 
 

@@ -12,6 +12,7 @@ from embedrock._arguments import (
     function,
     named_path,
     named_path_or_none,
+    text,
     whole_or_none,
 )
 from embedrock._memory import memory_text
@@ -45,6 +46,7 @@ def copy(
     memory: int | str = "256MiB",
     storage: Literal["log", "lsm"] | None = None,
     cold_directory: str | os.PathLike[str] | None = None,
+    buckets: str | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Copies one commit of a store, the last one by default, to a new store.
@@ -54,8 +56,10 @@ def copy(
     stores each as it was. A log has 4 bytes of memory for each id of a table with
     ``num_embeddings``, however few have rows, and at most 2^32 - 1 ids. ``cold_directory`` is where
     the copy has its partitions, as :func:`open` says; None keeps all of the copy in one directory.
-    ``progress(done, total)`` is called now and then, in rows. Ctrl-C ends the copy between two
-    batches.
+    ``buckets`` copies keys of some of the 1,024 buckets alone, such as ``"0-340,800"``: of a server
+    that shares the keys with others. Ids stay what they are.
+    ``progress(done, total)`` is called now and then, in rows of the source. Ctrl-C ends the copy
+    between two batches.
 
     Returns the commit that was copied, the rows, and the bytes of the copy on disk.
 
@@ -79,6 +83,7 @@ def copy(
         number,
         storage,
         named_path_or_none("cold_directory", cold_directory),
+        None if buckets is None else text("buckets", buckets),
         progress,
     )
     return report

@@ -3,6 +3,7 @@
 //! Every page of the commit is read and verified, and only live rows are written, so the copy is
 //! as small as can be. The source's commit is held meanwhile.
 
+use crate::buckets::{BUCKETS, Buckets, bucket_of};
 use crate::config::{
     CommitInfo, DENSE_IDS_MAX, Memory, NonFinite, PutBatch, StorageKind, StoreOptions, TableInfo,
     TableSpec,
@@ -18,7 +19,7 @@ use crate::store::open::absolute;
 use crate::store::tables::MEASURE;
 use crate::store::{Store, cold, journal};
 use serde::Serialize;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Rows moved at once.
@@ -36,6 +37,21 @@ pub struct CopyReport {
     pub rows: u64,
     /// Bytes of the copy on disk.
     pub disk_bytes: u64,
+}
+
+/// What of a store is copied, and how.
+#[derive(Clone, Debug)]
+pub struct CopyOptions {
+    /// The commit of this step; the last one without.
+    pub step: Option<u64>,
+    /// The budget of each of the two stores.
+    pub memory: Memory,
+    /// How the copy stores the rows of all tables; without it each is stored as it was.
+    pub storage: Option<StorageKind>,
+    /// Where the copy has its partitions; without it they lie in the copy itself.
+    pub cold_directory: Option<PathBuf>,
+    /// Keys of these buckets alone, which keep their numbers; without it all.
+    pub buckets: Option<Buckets>,
 }
 
 /// Copies the last commit of the store at `path`, or that of `step`, to `destination`, which must
@@ -59,18 +75,35 @@ pub fn copy(
     cold_directory: Option<&Path>,
     progress: &mut dyn FnMut(u64, u64) -> Result<()>,
 ) -> Result<CopyReport> {
-    let source = open_commit(path.as_ref(), step, memory)?;
+    let cold_directory = cold_directory.map(Path::to_path_buf);
+    let options = CopyOptions { step, memory, storage, cold_directory, buckets: None };
+    copy_with(path, destination, &options, progress)
+}
+
+/// [`copy`], with its options in one place and one more: `buckets`. `progress` counts rows of the
+/// source that were looked at, the report those that were copied.
+pub fn copy_with(
+    path: impl AsRef<Path>,
+    destination: impl AsRef<Path>,
+    options: &CopyOptions,
+    progress: &mut dyn FnMut(u64, u64) -> Result<()>,
+) -> Result<CopyReport> {
+    let CopyOptions { step, memory, storage, cold_directory, buckets } = options;
+    let source = open_commit(path.as_ref(), *step, *memory)?;
     let tables = source.tables();
     let stored =
         |spec: &TableSpec| TableSpec { storage: storage.unwrap_or(spec.storage), ..spec.clone() };
     tables.iter().try_for_each(|info| check_ids(&stored(&info.spec)))?;
-    let target = begin_copy(&source, destination.as_ref(), cold_directory, &|options| {
-        // Rows that are there are copied, however many could be.
-        StoreOptions { check_disk: false, ..options }
-    })?;
-    check_disk(&*target.inner.medium, &tables)?;
+    let target =
+        begin_copy(&source, destination.as_ref(), cold_directory.as_deref(), &|options| {
+            // Rows that are there are copied, however many could be.
+            StoreOptions { check_disk: false, ..options }
+        })?;
+    if buckets.is_none() {
+        check_disk(&*target.inner.medium, &tables)?;
+    }
     let all: u64 = tables.iter().map(|t| t.rows).sum();
-    let mut done = 0;
+    let (mut done, mut copied) = (0, 0);
     for info in &tables {
         target.table(&stored(&info.spec))?;
     }
@@ -86,21 +119,54 @@ pub fn copy(
             if rows == 0 {
                 break;
             }
-            target.put(&[PutBatch {
-                table: id,
-                keys: &keys[..rows],
-                values: &values[..rows * dim],
-                state: Some(&state[..rows * info.state_words]),
-                reset_state: false,
-                non_finite: NonFinite::Apply,
-            }])?;
             done += rows as u64;
+            let (keys, values) = (&mut keys[..rows], &mut values[..rows * dim]);
+            let state = &mut state[..rows * info.state_words];
+            let rows = match buckets {
+                None => rows,
+                Some(buckets) => {
+                    let is_dense = info.spec.num_embeddings.is_some();
+                    keep_rows(keys, values, state, |key| buckets.contains(bucket_of(key, is_dense)))
+                }
+            };
+            if rows > 0 {
+                target.put(&[PutBatch {
+                    table: id,
+                    keys: &keys[..rows],
+                    values: &values[..rows * dim],
+                    state: Some(&state[..rows * info.state_words]),
+                    reset_state: false,
+                    non_finite: NonFinite::Apply,
+                }])?;
+            }
+            copied += rows as u64;
             progress(done, all)?;
         }
         target.inner.set_updates(id, info.updates)?;
     }
     let (commit, disk_bytes) = end_copy(&source, &target)?;
-    Ok(CopyReport { commit, rows: done, disk_bytes })
+    Ok(CopyReport { commit, rows: copied, disk_bytes })
+}
+
+/// Brings the rows of keys that are kept to the front, in their order. Returns how many they are.
+fn keep_rows(
+    keys: &mut [u64],
+    values: &mut [f32],
+    state: &mut [f32],
+    keeps: impl Fn(u64) -> bool,
+) -> usize {
+    let rows = keys.len();
+    let (dim, words) = (values.len() / rows, state.len() / rows);
+    let mut kept = 0;
+    for row in 0..rows {
+        if keeps(keys[row]) {
+            keys[kept] = keys[row];
+            values.copy_within(row * dim..(row + 1) * dim, kept * dim);
+            state.copy_within(row * words..(row + 1) * words, kept * words);
+            kept += 1;
+        }
+    }
+    kept
 }
 
 /// The last commit of the store at `path`, or that of `step`, to read.
