@@ -174,6 +174,7 @@ def test_crates_of_pure_parts_see_no_other_crate_of_ours(crate: str) -> None:
 CRATES = {
     "cachebench": {"core"},
     "core": set(),
+    "hashbench": {"pmem"},
     "placement": set(),
     "pmem": set(),
     "python": {"core", "placement", "server", "torture"},
