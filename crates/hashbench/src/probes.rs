@@ -67,7 +67,8 @@ pub(crate) fn fresh(keys: u64, shift: Option<u32>) -> Result<Value, String> {
     Ok(answer(&hits, &misses))
 }
 
-/// Visits after twice as many removals and insertions as there are keys, one after the other.
+/// Visits after twice as many removals and insertions as there are keys, one after the other. With
+/// re-homing, four passes over all buckets go on beside them, and one follows.
 pub(crate) fn after_turnover(keys: u64, rehoming: bool) -> Result<Value, String> {
     let index = in_memory(keys)?;
     for key in 0..keys {
@@ -86,9 +87,19 @@ pub(crate) fn after_turnover(keys: u64, rehoming: bool) -> Result<Value, String>
             moved += index.rehome(first, step).map_err(|error| error.to_string())?.moved;
         }
     }
-    let hits = Visited::of(&index, present.iter().map(|key| (*key, *key)));
-    let misses = Visited::of(&index, (0..keys).map(|i| (u64::MAX - i, ABSENT)));
-    let mut found = answer(&hits, &misses);
+    let count = || {
+        let hits = Visited::of(&index, present.iter().map(|key| (*key, *key)));
+        let misses = Visited::of(&index, (0..keys).map(|i| (u64::MAX - i, ABSENT)));
+        answer(&hits, &misses)
+    };
+    let mut found = count();
+    if rehoming {
+        let before = found;
+        moved += index.rehome(0, u64::MAX).map_err(|error| error.to_string())?.moved;
+        found = count();
+        found["hit_before_last_pass"] = before["hit"].clone();
+        found["miss_before_last_pass"] = before["miss"].clone();
+    }
     found["moved"] = moved.into();
     let checked = index.check().map_err(|error| error.to_string())?;
     found["displaced"] = checked.displaced.into();

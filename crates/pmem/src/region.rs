@@ -29,6 +29,10 @@ const CHECKED_WORDS: usize = 7;
 const CHECKSUM_WORD: usize = CHECKED_WORDS;
 /// In another cache line than the rest, which never changes.
 const OPENING_WORD: usize = 8;
+const ROWS_WORD: usize = 9;
+const HINT_WORD: usize = 10;
+/// Bits for the number of rows, below its check.
+const ROWS_BITS: u32 = 44;
 const CHECKSUM_SEED: u64 = MAGIC;
 
 /// The sizes of a region, fixed for its life.
@@ -165,6 +169,8 @@ pub(crate) struct Region<M> {
     pub(crate) geometry: Geometry,
     /// Tells locks of this opening from those that a dead process left.
     pub(crate) opening: u32,
+    /// There were at most so many rows when it was opened, if that is known.
+    pub(crate) rows_at_most: Option<u64>,
     pub(crate) lanes: redo::Lanes,
     failed: AtomicBool,
 }
@@ -185,12 +191,13 @@ impl<M: Medium> Region<M> {
         }
         medium.store(CHECKSUM_WORD, checksum(&header));
         medium.store(OPENING_WORD, opening_word(1));
-        medium.flush(0..OPENING_WORD + 1);
+        medium.store(ROWS_WORD, rows_word(0, 1));
+        medium.flush(0..ROWS_WORD + 1);
         medium.fence()?;
         medium.store(0, header[0]);
         medium.flush(0..1);
         medium.fence()?;
-        Ok(Self::of(medium, geometry, 1))
+        Ok(Self::of(medium, geometry, 1, Some(0)))
     }
 
     /// Opens a region, and finishes the changes that were under way.
@@ -206,15 +213,37 @@ impl<M: Medium> Region<M> {
         }
         redo::replay(&medium, geometry.index_words())?;
         let opening = last.wrapping_add(1).max(1);
+        let word = medium.load(ROWS_WORD);
+        let rows = word & ((1 << ROWS_BITS) - 1);
+        let rows_at_most = (word == rows_word(rows, last)).then_some(rows);
+        medium.store(ROWS_WORD, rows_at_most.map_or(0, |rows| rows_word(rows, opening)));
         medium.store(OPENING_WORD, opening_word(opening));
-        medium.flush(OPENING_WORD..OPENING_WORD + 1);
+        medium.flush(OPENING_WORD..ROWS_WORD + 1);
         medium.fence()?;
-        Ok(Self::of(medium, geometry, opening))
+        Ok(Self::of(medium, geometry, opening, rows_at_most))
     }
 
-    fn of(medium: M, geometry: Geometry, opening: u32) -> Self {
+    fn of(medium: M, geometry: Geometry, opening: u32, rows_at_most: Option<u64>) -> Self {
         let lanes = redo::Lanes::default();
-        Self { medium, geometry, opening, lanes, failed: AtomicBool::new(false) }
+        Self { medium, geometry, opening, rows_at_most, lanes, failed: AtomicBool::new(false) }
+    }
+
+    /// Makes durable that there are at most so many rows, which the next opening is told.
+    pub(crate) fn claim_rows(&self, rows: u64) -> Result<()> {
+        self.medium.store(ROWS_WORD, rows_word(rows, self.opening));
+        self.medium.flush(ROWS_WORD..ROWS_WORD + 1);
+        self.fence()
+    }
+
+    /// Where free row slots were found last, in any opening; any number, where it is damaged.
+    pub(crate) fn hint(&self) -> u64 {
+        self.medium.load(HINT_WORD)
+    }
+
+    /// Changes the hint. Durable with the next fence, and right or wrong without harm.
+    pub(crate) fn set_hint(&self, hint: u64) {
+        self.medium.store(HINT_WORD, hint);
+        self.medium.flush(HINT_WORD..HINT_WORD + 1);
     }
 
     /// As [`Medium::fence`]; once it has failed, [`writable`](Self::writable) says no.
@@ -237,6 +266,13 @@ impl<M: Medium> Region<M> {
 fn opening_word(opening: u32) -> u64 {
     let check = xxh3_64_with_seed(&opening.to_le_bytes(), CHECKSUM_SEED) << 32;
     check | u64::from(opening)
+}
+
+/// The number in the lower bits, a check of it and of the opening above. A build that does not know
+/// this word opens a region without renewing it: the number is then of another opening.
+fn rows_word(rows: u64, opening: u32) -> u64 {
+    let check = xxh3_64_with_seed(&rows.to_le_bytes(), CHECKSUM_SEED ^ u64::from(opening));
+    (check >> ROWS_BITS).max(1) << ROWS_BITS | rows
 }
 
 fn checksum(header: &[u64; CHECKED_WORDS]) -> u64 {
@@ -305,6 +341,7 @@ mod tests {
         assert_eq!(header, [u64::from_le_bytes(*b"ERPMREGN"), 1, 30, 20, 3, 38, 77]);
         assert_eq!(word(64) as u32, 1, "opening");
         rows.put(&keys[..1], &[7; 20]).expect("put");
+        assert_eq!(word(72) % (1 << 44), 2, "at most so many rows: one, and one ahead");
         // The lane has been cleared, what it did is still there.
         let bucket = 135_168;
         assert_eq!([4096, 4104].map(word), [0, 3]);

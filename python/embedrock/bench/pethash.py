@@ -4,7 +4,7 @@ Three parts, all by a program that `make peers` builds (`crates/hashbench`):
 
 * **Buckets visited** at a load of 0.8, counted: by keys that are random, sequential, and multiples
   of 2^8 to 2^32; after twice as many exchanges of a key for a new one as there are keys, with
-  re-homing beside them and without.
+  re-homing beside them, four passes over all buckets and one after, and without.
 * **Look-ups** of uniform keys that are there, in batches, one thread. PETHash takes a batch and
   asks for memory ahead: of nothing, of the next key's bucket (the paper's form), or staged over the
   batch. Other maps offer single look-ups alone and get nothing ahead, so the ratios compare a batch
