@@ -16,6 +16,7 @@ TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
 PLACES = [TARGET / "debug/embedrock-hashbench", ROOT / pethash.PROGRAM]
 SMALL = ["--keys", "20000", "--look-ups", "10000", "--probe-keys", "20000", "--rows", "20000"]
 SMALL += ["--pushes", "3", "--rounds", "2", "--patience", "0"]
+SHM = Path("/dev/shm")
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict:
         pytest.skip("embedrock-hashbench is not built: make peers, or cargo test")
     place = tmp_path_factory.mktemp("bench")
     arguments = ["pethash", *SMALL, "--program", str(programs[0]), "--dir", str(place)]
-    arguments += ["--tmpfs", str(tmp_path_factory.mktemp("tmpfs"))]
+    # Elsewhere each put waits for the disk.
+    arguments += ["--tmpfs", str(SHM if SHM.is_dir() else tmp_path_factory.mktemp("tmpfs"))]
     assert main([*arguments, "--json", str(place / "pethash.json")]) == 0
     assert [left.name for left in place.iterdir()] == ["pethash.json"]
     found: dict = json.loads((place / "pethash.json").read_text(encoding="utf-8"))
@@ -57,10 +59,11 @@ def test_figures_are_the_worst_order_of_keys_and_the_best_other_map(report: dict
     assert figures["lookups_vs_best"] == min(ratios)
 
 
-def test_the_first_new_rows_after_a_kill_look_few_slots_up(report: dict) -> None:
+def test_regions_are_opened_in_two_sizes_and_after_a_kill(report: dict) -> None:
     assert set(report["results"]["reopen"]) == {"2,000 rows", "20,000 rows", "killed"}
     killed = report["results"]["reopen"]["killed"]
-    assert 0 < killed["slots_looked_up"] <= 4096
+    assert killed["slots_looked_up"] >= 500
+    assert killed["first_put_ms"] > 0
     assert killed["first_pull_ms"] >= killed["open_ms"] > 0
 
 
@@ -80,8 +83,11 @@ def test_fewer_keys_where_memory_is_short_are_said(
         pytest.skip("embedrock-hashbench is not built: make peers, or cargo test")
     monkeypatch.setattr(pethash.machine, "available_memory_bytes", lambda: 6000 * 180)
     arguments = ["pethash", *SMALL, "--program", str(programs[0]), "--dir", str(tmp_path)]
+    arguments += ["--parts", "look-ups"]
     file = tmp_path / "pethash.json"
     assert main([*arguments, "--tmpfs", str(tmp_path), "--json", str(file)]) == 0
     found = json.loads(file.read_text(encoding="utf-8"))
     assert found["results"]["look_up_keys"] == 5000
+    missing = {name for name, value in found["figures"].items() if value is None}
+    assert missing == set(pethash.FIGURES) - set(pethash.LOOK_UPS)
     assert any("look-ups are of 5,000 keys: 20,000 need" in note for note in found["notes"])

@@ -53,11 +53,15 @@ PROBES = ["pethash_hit_probes", "pethash_miss_probes", "pethash_within_three"]
 TURNED = ["pethash_turned_hit_probes", "pethash_turned_miss_probes"]
 LOOK_UPS = ["lookups_vs_best", "lookups_vs_hashbrown", "staged_vs_none", "staged_vs_next_key"]
 REOPENED = ["reopen_ms", "reopen_growth", "reopen_killed_ms", "reopen_first_put_ms"]
-FIGURES = [*PROBES, *TURNED, *LOOK_UPS, *REOPENED]
+PARTS = {"probes": [*PROBES, *TURNED], "look-ups": LOOK_UPS, "regions": REOPENED}
+FIGURES = [figure for figures in PARTS.values() for figure in figures]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of this bench."""
+    parser.add_argument(
+        "--parts", nargs="+", choices=PARTS, default=[*PARTS], help="what to measure"
+    )
     parser.add_argument("--keys", type=int, default=64_000_000, help="keys of the look-ups")
     parser.add_argument("--look-ups", type=int, default=4_000_000, help="look-ups of a turn")
     parser.add_argument("--batch", type=int, default=500, help="keys of a batch, and of a request")
@@ -66,7 +70,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--rows", type=int, default=20_000_000, help="rows of the region")
     parser.add_argument("--dim", type=int, default=16, help="float32 values of its rows")
-    parser.add_argument("--pushes", type=int, default=20, help="requests before the process dies")
+    parser.add_argument(
+        "--pushes", type=int, default=5, help="requests until the process dies, 2 at least"
+    )
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each measurement")
     parser.add_argument(
         "--tmpfs", type=Path, default=Path("/dev/shm"), help="where regions are made at first"
@@ -84,9 +90,15 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         return report.finish()
     with Program(options.program, os.environ | HUGE_PAGES) as program:
         bench = _Bench(report, options, program)
-        bench.count_buckets()
-        bench.look_up()
-    bench.open_regions()
+        if "probes" in options.parts:
+            bench.count_buckets()
+        if "look-ups" in options.parts:
+            bench.look_up()
+    if "regions" in options.parts:
+        bench.open_regions()
+    for part, figures in PARTS.items():
+        for figure in figures if part not in options.parts else []:
+            report.missing(figure, f"not asked for; use --parts {part}")
     return report.finish()
 
 
@@ -211,8 +223,9 @@ class _Bench:
                     opened[count].append(self._open(file, count))
             killed = []
             for _ in range(self.options.rounds):
-                self._kill(files[rows], rows)
-                killed.append(self._open(files[rows], rows, pushes=self.options.pushes, put=True))
+                push_ms = self._kill(files[rows], rows)
+                one = self._open(files[rows], rows, pushes=self.options.pushes, put=True)
+                killed.append(one | {"push_before_it_ms": push_ms})
         pulls = {name: [one["first_pull_ms"] for one in many] for name, many in opened.items()}
         ratios = [many / one for many, one in zip(pulls[rows], pulls[few], strict=True)]
         self.report.figure("reopen_ms", statistics.median(pulls[rows]))
@@ -253,13 +266,18 @@ class _Bench:
         with Program(self.options.program) as program:
             return self._checked(program.ask({"open": asked}))
 
-    def _kill(self, file: Path, rows: int) -> None:
-        """Lets a process put requests, and kills it after some were acknowledged."""
+    def _kill(self, file: Path, rows: int) -> float:
+        """Lets a process put requests, and kills it after some were acknowledged. Milliseconds of a
+        request, from the second one on.
+        """
         asked = {"file": str(file), "rows": rows, "keys": self.options.batch}
         with Program(self.options.program) as program:
             program.tell({"push": asked})
+            program.listen()
+            begin = time.perf_counter()
             while program.listen()["acknowledged"] < self.options.pushes:
                 pass
+            return 1e3 * (time.perf_counter() - begin) / float(max(self.options.pushes - 1, 1))
 
 
 def forget_pages(file: Path) -> None:
