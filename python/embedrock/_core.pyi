@@ -238,6 +238,9 @@ class Store:
     def is_poisoned(self, /) -> bool:
         """Whether the store refuses changes after an error."""
 
+    def id(self, /) -> str:
+        """What tells this store from all others."""
+
     def is_held(self, /) -> bool:
         """Whether the commit at hand is held, so that no writer drops it."""
 

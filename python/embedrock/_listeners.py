@@ -50,6 +50,9 @@ class Listener:
     def refreshing(self) -> None:
         """The store is about to move to another commit."""
 
+    def returning(self) -> None:
+        """The store is about to go back to an earlier commit. Errors: why it cannot now."""
+
     def closing(self) -> None:
         """The store is about to close: the last moment to call verbs."""
 

@@ -29,6 +29,7 @@ import numpy as np
 import torch
 
 from embedrock._arguments import instance, shown, whole
+from embedrock._loading import loading_dense_only
 from embedrock._warnings import warn
 from embedrock.commits import Commit, PendingCommit
 from embedrock.errors import MismatchError, MisuseError, UncommittedWarning
@@ -120,7 +121,8 @@ def save(
 
     Args:
         store: The open store.
-        model: Its ``state_dict`` holds the dense part; modules of ``embedrock.nn`` add nothing.
+        model: Its ``state_dict`` holds the dense part; modules of ``embedrock.nn`` add which rows
+            were theirs.
         optimizer: One or several, those of ``embedrock.optim`` included.
         step: The number of the step that is complete, not lower than that of the commit that the
             store was opened at or made last. The same step may be committed again, which releases
@@ -168,7 +170,7 @@ def save(
     if last is not None and number < last:
         raise MisuseError(
             f"step is {number}, but the last commit in {store.path} is of step {last}; "
-            f"count on from embedrock.resume(), or open the store with step= to go back"
+            f"count on from embedrock.resume(), or go back with store.go_back(step)"
         )
     states: dict[str, Any] = {"random": _random_state()}
     for name, owner in _owners(model, optimizer, scheduler, scaler, loader):
@@ -227,8 +229,9 @@ def resume(
     _check_parts(store, asked, stored)
     taken = asked if store.read_only else stored
     decoded = {name: _decode(stored[name], name) for name in taken}
-    for name, owner in owners:
-        owner.load_state_dict(decoded[name])
+    with loading_dense_only():  # the rows are those of the commit, in a copy of the store, too
+        for name, owner in owners:
+            owner.load_state_dict(decoded[name])
     if extra is not None:
         extra.update(decoded["extra"])
     if not store.read_only:

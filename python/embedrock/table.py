@@ -75,6 +75,7 @@ class Table:
         spec = info["spec"]
         self._store = store
         self._handle = handle
+        store._tables.add(self)
         self._name: str = spec["name"]
         self._embedding_dim: int = spec["embedding_dim"]
         self._num_embeddings: int | None = spec["num_embeddings"]
@@ -96,6 +97,10 @@ class Table:
                 ("state_words", self._state_words),
             )
         }
+
+    def _moved(self, handle: _core.TableId) -> None:
+        """The store has gone back: its engine has another handle for the table."""
+        self._handle = handle
 
     @property
     def store(self) -> Store:

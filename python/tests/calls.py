@@ -19,6 +19,7 @@ DUNDERS = {"__repr__", "__len__", "__contains__", "__enter__", "__exit__"}
 
 HARMLESS = {
     "Store.path",
+    "Store.id",
     "Store.window",
     "Store.memory",
     "Store.read_only",
@@ -61,6 +62,7 @@ def calls(
         "Store.update": ([(table, keys, rows)],),
         "Store.gradient_norm": ([(table, keys, rows)],),
         "Store.commit": (9,),
+        "Store.go_back": (9,),
         "Store.__exit__": (None, None, None),
         "Table.get": (keys,),
         "Table.put": (keys, rows),

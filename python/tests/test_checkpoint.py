@@ -84,7 +84,9 @@ class Run:
     def end(self) -> list[Any]:
         """All that the run has become, and closes its store."""
         self.save(99)
-        dense = {name: value.tolist() for name, value in self.model.state_dict().items()}
+        state = self.model.state_dict()
+        del state["0._extra_state"]  # it names the store
+        dense = {name: value.tolist() for name, value in state.items()}
         digest = self.store.table("ids").digest()
         self.store.close()
         return [dense, digest, self.optimizers[0].state_dict(), self.losses[-2:]]

@@ -56,6 +56,9 @@ SAYS = {
         r"accuracy (0\.[89]\d\d), in memory \1, same bits: True\n"
     ),
     "record_trace": (r"1250 of 5000 requests, 1286 had no room\n1250 queries of 20 keys at most\n"),
+    "restore_best": (
+        r"refused: call store\.go_back\(1\) first\n<All keys matched successfully> at step 1\n"
+    ),
     "server": (r"\[1\. 1\. 0\.\] \[ True  True False\]\n0\.5 at step 2\nended with 0\n"),
     "serve": r"step 2: row 7 is 0\.75\nstep 3: row 7 is 0\.5\n",
     "when_something_breaks": (

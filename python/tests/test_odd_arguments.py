@@ -127,6 +127,7 @@ CALLS: dict[str, tuple[Callable[[World], Any], Callable[[World], Arguments]]] = 
         lambda w: {"model": w.bag, "loader": [torch.tensor([[1]])]},
     ),
     "Store.table": (lambda w: w.store.table, lambda w: {"name": "new", "embedding_dim": 4}),
+    "Store.go_back": (lambda w: w.store.go_back, lambda w: {"step": 0}),
     "Store.get": (lambda w: w.store.get, lambda w: {"batches": w.batches(2)}),
     "Store.lookahead": (
         lambda w: w.store.lookahead,
@@ -228,6 +229,7 @@ CALLS: dict[str, tuple[Callable[[World], Any], Callable[[World], Arguments]]] = 
         ),
         lambda w: {"name": "new f", "embedding_dim": 4},
     ),
+    "nn.loading_dense_only": (lambda w: nn.loading_dense_only, lambda w: {}),
     "nn.dense_parameters": (lambda w: nn.dense_parameters, lambda w: {"model": w.model}),
     "nn.read_together": (
         lambda w: lambda model: nn.read_together(model).remove(),

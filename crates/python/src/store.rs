@@ -286,6 +286,11 @@ impl Store {
         self.0.is_poisoned()
     }
 
+    /// What tells this store from all others.
+    fn id(&self) -> String {
+        format!("{:032x}", self.0.id())
+    }
+
     /// Whether the commit at hand is held, so that no writer drops it.
     fn is_held(&self, py: Python<'_>) -> PyResult<bool> {
         self.check_call(py)?;

@@ -149,8 +149,12 @@ def measure(
 
 
 def _open(store: str, budget: int, io: str, merge_reads: bool) -> embedrock.Store:
-    core = _core.Store(store, str(budget), io=io, merge_reads=merge_reads, create=False)
-    return embedrock.Store(core, Path(store), str(budget))
+    def engine(back_to: int | None) -> _core.Store:
+        return _core.Store(
+            store, str(budget), io=io, merge_reads=merge_reads, create=False, step=back_to
+        )
+
+    return embedrock.Store(engine, Path(store), str(budget))
 
 
 def _budget_for(store: str, wanted: int, io: str, merge_reads: bool) -> int:

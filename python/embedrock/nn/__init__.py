@@ -35,6 +35,7 @@ adds up each pass before it adds the passes; here gradients are added one by one
 3
 """
 
+from embedrock.nn.bond import loading_dense_only
 from embedrock.nn.collection import EmbeddingBagCollection, EmbeddingBagConfig, Jagged
 from embedrock.nn.embedding import Embedding, EmbeddingBag
 from embedrock.nn.module import RowsModule, dense_parameters, rows_modules
@@ -49,6 +50,7 @@ __all__ = [
     "ReadTogether",
     "RowsModule",
     "dense_parameters",
+    "loading_dense_only",
     "read_together",
     "rows_modules",
 ]

@@ -1,8 +1,9 @@
 """What all modules over tables share: device, parameters that come and go, and what is refused.
 
 Owns the module's side of the pending rows. It never fetches rows. What always holds: the rows live
-in the store, so a module's ``state_dict`` is empty and a module cannot be copied or pickled; what
-it does hold can be made again from the store and the constructor's arguments.
+in the store, so a module's ``state_dict`` says which they were and has none of them, and a module
+cannot be copied or pickled; what it does hold can be made again from the store and the
+constructor's arguments.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from embedrock import initializers, optimizers
 from embedrock._arguments import shown, text
 from embedrock._arrays import crossing_dtype, dtype_name
 from embedrock.errors import MisuseError, UnsupportedError
+from embedrock.nn import bond
 from embedrock.nn.pending import PendingRows, pending_rows
 from embedrock.store import Store
 from embedrock.table import Table
@@ -62,6 +64,12 @@ class RowsModule(nn.Module):  # type: ignore[misc]
     its tables for forwards through it until ``requires_grad_(True)``, whether rows wait or not.
     What does not is ``parameter.requires_grad = False`` in a loop over ``parameters()``, where
     tables are listed only while their rows wait: it ends with these rows, and a warning says so.
+
+    **State dicts.** ``state_dict()`` has no rows: it says which they were, as a tensor under
+    ``_extra_state``. ``load_state_dict`` of one that was saved beside other rows is refused with
+    ``MismatchError``, ``strict`` or not: dense parameters and rows would be of different steps.
+    ``store.go_back(step)`` brings the rows of a commit back;
+    :func:`embedrock.nn.loading_dense_only` loads the dense part alone.
 
     **Device and dtype.** Ids may be on any device; outputs are on the module's, which ``device=``
     and ``.to(device)`` set. Rows are float32 here, whatever the table stores, and so are their
@@ -204,8 +212,24 @@ class RowsModule(nn.Module):  # type: ignore[misc]
             )
         return self
 
+    def get_extra_state(self) -> Tensor:
+        """Which rows the module has now, as an int64 tensor: what its ``state_dict`` consists of.
+
+        Errors: ``ClosedError``, ``ForkedError``.
+        """
+        return bond.rows_now(self.store, self.tables)
+
+    def set_extra_state(self, state: Any) -> None:
+        """Checks that the rows are those of a ``state_dict``.
+
+        Errors: ``MismatchError`` where they are not, with the way to have them, unless within
+        :func:`embedrock.nn.loading_dense_only`.
+        """
+        bond.check(state, self.store, self.tables, self._named())
+
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        """Nothing: rows and optimizer state are in the store."""
+        """No rows and no optimizer state, which are in the store: only which they are."""
+        destination[prefix + bond.KEY] = self.get_extra_state()
 
     def _load_from_state_dict(
         self,
@@ -217,9 +241,13 @@ class RowsModule(nn.Module):  # type: ignore[misc]
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """Refuses rows, as torch refuses tensors of another size, strict or not."""
+        """Refuses rows, as torch refuses tensors of another size, and a state dict that was saved
+        beside other rows, strict or not."""
         for key in state_dict:
             if not key.startswith(prefix):
+                continue
+            if key == prefix + bond.KEY:
+                self.set_extra_state(state_dict[key])
                 continue
             if key.rpartition(".")[2] == "weight":
                 error_msgs.append(

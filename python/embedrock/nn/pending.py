@@ -42,7 +42,17 @@ Keys = npt.NDArray[np.int64]
 class Visit:
     """One forward's use of a table, from the forward until autograd frees its graph."""
 
-    __slots__ = ("__weakref__", "done", "generation", "keys", "places", "rows", "shown", "skip")
+    __slots__ = (
+        "__weakref__",
+        "done",
+        "generation",
+        "keys",
+        "places",
+        "returns",
+        "rows",
+        "shown",
+        "skip",
+    )
 
     def __init__(self, keys: Keys, rows: Tensor, skip: int | None, shown: tuple[RowsModule, str]):
         """Notes ``keys (U,)`` and ``rows (U, D)``; ``skip`` is the place of the padding row."""
@@ -54,6 +64,8 @@ class Visit:
         """Where the keys lie in the pending rows; None: they are its first U, in order."""
         self.generation = -1
         """Of which state of the pending rows ``places`` speaks."""
+        self.returns = 0
+        """How often the store had gone back when the rows were read."""
         self.done = False
         """Whether the gradient has arrived."""
 
@@ -73,6 +85,7 @@ class PendingRows:
         self._visits: list[weakref.ref[Visit]] = []
         self._shown: weakref.WeakKeyDictionary[RowsModule, str] = weakref.WeakKeyDictionary()
         self._generation = 0
+        self._returns = table.store._returns
 
     def expose(self, visit: Visit) -> Tensor:
         """The rows ``(U, D)`` of a visit that was added, as a tensor whose gradient comes here."""
@@ -81,6 +94,8 @@ class PendingRows:
 
     def add(self, visit: Visit) -> None:
         """Takes the visit's rows among those that wait; their gradient goes to :meth:`receive`."""
+        self._forget_gone()
+        visit.returns = self._returns
         self._forget_abandoned()
         if self._unclaimed and not self.has_optimizer:
             self.has_optimizer = True  # said once
@@ -92,7 +107,16 @@ class PendingRows:
         self._place(visit)
 
     def receive(self, visit: Visit, gradient: Tensor) -> None:
-        """Adds the gradient ``(U, D)`` of a visit's rows."""
+        """Adds the gradient ``(U, D)`` of a visit's rows.
+
+        Errors: ``MisuseError`` for rows that were read before the store went back.
+        """
+        self._forget_gone()
+        if visit.returns != self._returns:
+            raise MisuseError(
+                f"backward of a forward on table {self.table.name!r} that was made before the "
+                f"store went back to an earlier commit; run the forward again"
+            )
         if self.parameter.grad is None:
             self._received[:] = False
         if visit.generation != self._generation:
@@ -118,6 +142,7 @@ class PendingRows:
 
         Keys that were only read, and padding rows, are left out.
         """
+        self._forget_gone()
         gradient = self.parameter.grad
         if gradient is None:
             return None
@@ -150,6 +175,12 @@ class PendingRows:
             module._parameters[name] = None
         self._shown.clear()
         self.follow_modules()
+
+    def _forget_gone(self) -> None:
+        """Drops rows that were read before the store went back, and their gradients."""
+        if self._returns != self.table.store._returns:
+            self._returns = self.table.store._returns
+            self.drop()
 
     def _is_frozen_by_hand(self) -> bool:
         """Whether it requires no gradient though a module that lists it is not frozen."""

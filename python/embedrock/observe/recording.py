@@ -262,6 +262,13 @@ class _Hears(Listener):
         if (recording := self.recording) is not None:
             recording._add(parts)
 
+    def returning(self) -> None:
+        if self.recording is not None:
+            raise MisuseError(
+                "a recording is under way, whose counters would begin anew; stop() it before the "
+                "store goes back to an earlier commit"
+            )
+
     def ended(self) -> None:
         if (recording := self.recording) is not None:
             recording.stop()

@@ -35,7 +35,7 @@ from embedrock import _core
 from embedrock._arrays import as_keys
 from embedrock._distinct import distinct
 from embedrock._listeners import Listener, Part, Waits
-from embedrock.errors import EmbedrockError
+from embedrock.errors import EmbedrockError, MisuseError
 from embedrock.pipeline.ahead import Ahead, GetPart
 from embedrock.pipeline.feed import Drawn, Feed
 from embedrock.pipeline.pace import Pace
@@ -246,6 +246,16 @@ class Run(Listener):
         self._updating.stop(discard=False)
         if not self._updating.told:
             self._updating.check()
+
+    def returning(self) -> None:
+        """Refused: batches that were read ahead would be of rows that are gone.
+
+        Errors: ``MisuseError``.
+        """
+        raise MisuseError(
+            "a pass of a pipeline is under way; end its loop, or close it, before the store goes "
+            "back to an earlier commit"
+        )
 
     def closing(self) -> None:
         """Applies the steps that were made, and ends the pass."""

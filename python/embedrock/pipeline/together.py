@@ -88,6 +88,10 @@ class Together(Listener):
         """Rows of the commit that is left are of no use: every forward reads for itself."""
         self.end()
 
+    def returning(self) -> None:
+        """As when the store moves on."""
+        self.end()
+
     def end(self) -> None:
         """Offers the rows no more."""
         self._store._listeners.remove(self)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import weakref
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from embedrock import _core
 from embedrock._listeners import Listeners
@@ -13,17 +16,23 @@ from embedrock._warnings import warn
 from embedrock.ahead.prefetch import Prefetcher
 from embedrock.errors import EmbedrockError, ForkedError, MisuseError, UncommittedWarning
 
-__all__ = ["Handle"]
+if TYPE_CHECKING:
+    from embedrock.table import Table
+
+__all__ = ["Engine", "Handle"]
 
 H = TypeVar("H", bound="Handle")
+Engine: TypeAlias = Callable[[int | None], _core.Store]
+"""Opens the engine's store: as ``embedrock.open`` was asked to, or at the commit of a step."""
 
 
 class Handle:
     """What a store is beside its tables and commits."""
 
-    def __init__(self, core: _core.Store, path: Path, memory: str, read_only: bool = False) -> None:
+    def __init__(self, engine: Engine, path: Path, memory: str, read_only: bool = False) -> None:
         """Not for callers: stores come from ``embedrock.open``."""
-        self._core = core
+        self._engine = engine
+        self._core = core = engine(None)
         self._path = path
         self._memory = memory
         self._read_only = read_only
@@ -31,6 +40,12 @@ class Handle:
         self._pid = os.getpid()
         self._prefetcher = Prefetcher(core, path)
         self._listeners = Listeners()
+        self._tables: weakref.WeakSet[Table] = weakref.WeakSet()
+        """Handles of tables that somebody has."""
+        self._later: list[dict[str, Any]] = []
+        """The commit that the store went back to, and those behind it."""
+        self._returns = 0
+        """How often the store went back: what was read before is of rows that are gone."""
         self._pending_step: int | None = None
         """Step of the last commit that was not waited for."""
         self._arguments: dict[str, Any] = {}
@@ -46,6 +61,18 @@ class Handle:
         Links are left as they were given. A later ``os.chdir`` does not move the store.
         """
         return self._path
+
+    @property
+    def id(self) -> str:
+        """What tells this store from all others: 32 hexadecimal digits.
+
+        A copy by :func:`embedrock.copy` is another store; a folder that was copied by other means
+        is the same one.
+
+        >>> len(store.id)
+        32
+        """
+        return self._core.id()
 
     @property
     def memory(self) -> str:
@@ -135,6 +162,45 @@ class Handle:
                 f"rows since the last commit are discarded; call commit(step) before close()",
                 UncommittedWarning,
             )
+
+    def _later_commits(self) -> list[dict[str, Any]]:
+        """The commits that the store went back from, while nothing has changed since."""
+        if self._later and self._core.uncommitted()[0] == 0:
+            last = self._core.last_commit()
+            if last is not None and last["sequence"] == self._later[0]["sequence"]:
+                return self._later[1:]
+        return []
+
+    def _go_back(self, step: int) -> None:
+        """Opens the engine's store anew, at a kept commit, for every handle of a table."""
+        commits = [*self._core.commits(), *self._later_commits()]
+        specs = {table.name: self._core.table_info(table._handle)["spec"] for table in self._tables}
+        for listener in self._listeners:
+            listener.returning()
+        # A reader stays where it was if it cannot move. Of writers there is one at a time.
+        moved = self._engine(step) if self._read_only else None
+        self._prefetcher.stop()
+        self._core.close()
+        try:
+            self._core = moved or self._engine(step)
+            handles = {name: self._core.find_table(name) for name in specs}
+            for name, handle in handles.items():
+                if handle is None and not self._read_only:  # it came after that commit
+                    handles[name] = self._core.table(json.dumps(specs[name]))
+        except BaseException:
+            self._core.close()
+            self._closed = True
+            self._listeners.ended()
+            raise
+        self._returns += 1
+        at = self._core.last_commit()
+        number = 0 if at is None else at["sequence"]
+        self._later = [info for info in commits if info["sequence"] >= number]
+        self._pending_step = None
+        self._prefetcher = Prefetcher(self._core, self._path)
+        for table in self._tables:
+            if (found := handles.get(table.name)) is not None:
+                table._moved(found)
 
     def _opened(self, arguments: dict[str, Any], place: tuple[int, int] | None) -> None:
         """Notes what it was opened with, to write, and where."""

@@ -142,10 +142,15 @@ def open(
     }
     create, reads = flag("create", create), flag("read_only", read_only)
 
+    def engine(back_to: int | None) -> _core.Store:
+        if back_to is None:
+            return _core.Store(directory, budget, create=create, read_only=reads, **arguments)
+        there = {**arguments, "step": back_to}
+        return _core.Store(directory, budget, create=False, read_only=reads, **there)
+
     def make() -> Store:
         warn_beyond_machine(budget)
-        core = _core.Store(directory, budget, create=create, read_only=reads, **arguments)
-        return Store(core, directory, str(memory), reads)
+        return Store(engine, directory, str(memory), reads)
 
     if reads:
         return register(make())

@@ -367,6 +367,50 @@ class Store(Handle):
         """The commits that are kept, oldest first."""
         return [commit_of(info) for info in self._core.commits()]
 
+    def go_back(self, step: int) -> Commit:
+        """Goes back to a kept commit, in place, and returns it.
+
+        Rows, optimizer state and counts of steps are those of the commit; what came after it and
+        was not committed is dropped. Later commits go with the next change, as after
+        ``open(step=)``; until then ``go_back`` finds them, too. Tables, modules and optimizers of
+        this store stay valid: a table that came after the commit is there again, without rows.
+        Gradients that wait for a step are forgotten, memory begins empty and counters of
+        ``stats()`` begin anew. Dense parameters are the caller's to bring back:
+        :func:`embedrock.resume` brings those of the commit.
+
+        No other thread may use the store meanwhile: its verbs may raise ``ClosedError``. A loop of
+        ``items`` and announcements of look-ahead that were begun before have to begin again.
+
+        A store that is open ``read_only`` moves to the commit, an earlier or a later one.
+
+        Args:
+            step: The step of a commit that is kept; ``open(keep=)`` says how many are.
+
+        Errors: ``NotFoundError`` for a step that no kept commit has, with those that there are;
+        ``MisuseError`` while a pipeline's pass or a recording is under way. Nothing has changed
+        then. As ``open`` otherwise, for example ``LockedError`` where another process was faster:
+        a reader stays where it was, and a store that is open to write is closed.
+
+        Blocking: waits for a commit that is under way; reads the index, as ``open`` does.
+
+        >>> store.commit(step=1).step, table.put([7], np.ones((1, 4), np.float32))
+        (1, None)
+        >>> store.commit(step=2).step, table.put([7], np.zeros((1, 4), np.float32))
+        (2, None)
+        >>> store.go_back(1).step, 7 in table
+        (1, False)
+        """
+        number = whole("step", step, 0)
+        self._core.check_call()
+        kept = [int(info["step"]) for info in (*self._core.commits(), *self._later_commits())]
+        if number not in kept and not self.read_only:
+            raise NotFoundError(
+                f"there is no commit of step {number} in {self.path}; kept are the steps: "
+                f"{', '.join(map(str, kept)) or 'none'}; open(keep=) keeps more"
+            )
+        self._go_back(number)
+        return self.commits()[-1]
+
     def refresh(self) -> Commit | None:
         """Moves a store that is open ``read_only`` to the newest commit.
 

@@ -370,6 +370,12 @@ impl Store {
         self.inner.check_call()
     }
 
+    /// What tells this store from all others, copies of it included. A folder that was copied by
+    /// other means has the same.
+    pub fn id(&self) -> u128 {
+        self.inner.superblock.uuid
+    }
+
     /// True while the commit at hand cannot be dropped by a writer. False for a reader that may not
     /// write its hold, or has lost it: once a writer drops the commit, what is not in memory is
     /// `CommitGone`.

@@ -1,0 +1,141 @@
+"""The bond between a model's ``state_dict`` and its rows, which the dict does not have.
+
+Trainers save a ``state_dict``, go on and load the best one back at the end. Dense parameters would
+then be of one step and rows of another, and nobody would notice. So a module writes which rows it
+had, and refuses to load beside others. It is a tensor, because some trainers write state dicts with
+formats that hold tensors alone.
+
+What tells rows apart is how many updates their tables have had, which commits keep, how many keys
+they have, and the commit that they followed. Rows that ``put`` or ``modify`` wrote over others are
+not seen.
+
+Layout of the tensor, int64:
+
+========== =======================================================================
+place      content
+========== =======================================================================
+0          version of this layout: 1
+1, 2       the store's id, upper and lower half
+3, 4, 5    the last commit's number, step and time; 0, -1, 0 where there was none
+6          batches that had changed rows since
+7, 8       of the first table: updates so far, keys that are written
+9, 10 …    of the others, in the order of ``module.tables``
+========== =======================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from embedrock._arguments import shown
+from embedrock._loading import is_dense_only, loading_dense_only
+from embedrock.errors import MismatchError
+from embedrock.store import Store
+from embedrock.table import Table
+
+__all__ = ["KEY", "check", "loading_dense_only", "rows_now"]
+
+KEY = "_extra_state"
+"""The name that torch gives what modules add to a state dict."""
+
+_VERSION = 1
+_TABLES_FROM = 7
+_SIGN = 1 << 63
+
+
+def rows_now(store: Store, tables: Sequence[Table]) -> Tensor:
+    """What tells the rows that these tables have now from those of other steps."""
+    store._listeners.before()  # steps that a pipeline has made are applied first
+    return torch.tensor(_numbers(store, tables), dtype=torch.int64)
+
+
+def check(state: Any, store: Store, tables: Sequence[Table], named: str) -> None:
+    """Refuses what ``rows_now`` has told of other rows than those that are there now.
+
+    Errors: ``MismatchError``.
+    """
+    if is_dense_only():
+        return
+    size = _TABLES_FROM + 2 * len(tables)
+    fits = isinstance(state, Tensor) and state.dtype == torch.int64 and state.shape == (size,)
+    if not fits or int(state[0]) != _VERSION:
+        raise MismatchError(
+            f"{named}: {KEY} of the state dict is {shown(state)}, expected an int64 tensor of "
+            f"{size} numbers, as state_dict() of a module with {len(tables)} tables writes; "
+            f"{_DENSE_ONLY}"
+        )
+    saved: list[int] = state.tolist()
+    store._listeners.before()
+    now = _numbers(store, tables)
+    if saved[1:3] != now[1:3]:
+        raise MismatchError(
+            f"{named}: the state dict was saved beside the rows of store {_id_of(saved)}, and "
+            f"these are in {store.path}, which is store {store.id}; {_DENSE_ONLY}, if its rows are "
+            f"known to fit, as those of a copy do"
+        )
+    if saved[_TABLES_FROM:] == now[_TABLES_FROM:] and not _has_parted(saved, store):
+        return
+    raise MismatchError(
+        f"{named}: the state dict was saved {_when(saved)}, and the rows in {store.path} are those "
+        f"{_when(now)}: dense parameters and rows would be of different steps; "
+        f"{_way_back(saved, store)}; {_DENSE_ONLY}"
+    )
+
+
+_DENSE_ONLY = "embedrock.nn.loading_dense_only() loads the dense part and leaves rows as they are"
+
+
+def _numbers(store: Store, tables: Sequence[Table]) -> list[int]:
+    whole = int(store.id, 16)
+    halves = [whole >> 64, whole & (2 * _SIGN - 1)]
+    last = store._core.last_commit()
+    at = (0, -1, 0) if last is None else (last["sequence"], last["step"], last["unix_time"])
+    found = [_VERSION, *(half - 2 * _SIGN if half >= _SIGN else half for half in halves), *at]
+    found.append(store._core.uncommitted()[0])
+    for table in tables:
+        info = store._core.table_info(table._handle)
+        found += [info["updates"], info["rows"]]
+    return found
+
+
+def _id_of(numbers: Sequence[int]) -> str:
+    return "".join(f"{half % (2 * _SIGN):016x}" for half in numbers[1:3])
+
+
+def _commit_of(numbers: Sequence[int], store: Store) -> tuple[bool, bool]:
+    """Whether the store keeps a commit of the number that the rows followed, and whether that is
+    the same commit."""
+    for commit in store.commits():
+        if commit.sequence == numbers[3]:
+            return True, [commit.step, commit.unix_time] == list(numbers[4:6])
+    return False, False
+
+
+def _has_parted(saved: Sequence[int], store: Store) -> bool:
+    """Whether the store has gone back since, and on by another way to as many updates."""
+    there, same = _commit_of(saved, store)
+    return there and not same
+
+
+def _when(numbers: Sequence[int]) -> str:
+    batches, updates = numbers[6], numbers[_TABLES_FROM::2]
+    at = "before the first commit" if numbers[3] == 0 else f"at the commit of step {numbers[4]}"
+    since = f" and {batches} batches" if batches else ""
+    return f"{at}{since} ({', '.join(f'{n:,}' for n in updates)} updates)"
+
+
+def _way_back(saved: Sequence[int], store: Store) -> str:
+    kept = ", ".join(str(commit.step) for commit in store.commits()) or "none"
+    there, same = _commit_of(saved, store)
+    if saved[6] == 0 and there and same:
+        return f"call store.go_back({saved[4]}) first"
+    if saved[6]:
+        return (
+            f"call store.go_back(step) first, if its rows were committed then (kept are the "
+            f"steps: {kept})"
+        )
+    return f"its commit is not kept (kept are the steps: {kept}; open(keep=) keeps more)"
