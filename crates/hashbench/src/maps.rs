@@ -10,12 +10,8 @@ use embedrock_pmem::{ABSENT, Geometry, Mapped, PetHash, Prefetch};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::hint::black_box;
-use std::ops::Range;
 use std::path::Path;
 use std::time::Instant;
-
-/// Keys that are put together while PETHash is filled.
-const PUT_KEYS: usize = 500;
 
 /// Which map.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Hash)]
@@ -62,19 +58,16 @@ pub(crate) enum Map {
     Hashbrown(hashbrown::HashMap<u64, u64, Mixing>),
 }
 
-fn pairs(values: Range<u64>) -> impl Iterator<Item = (u64, u64)> {
-    values.map(|value| (scatter(value), value))
+fn pairs(keys: u64) -> impl Iterator<Item = (u64, u64)> {
+    (0..keys).map(|i| (scatter(i), i))
 }
 
 impl Map {
     /// Makes a map with room for so many keys, and puts them in.
     pub(crate) fn build(name: MapName, keys: u64, folder: &Path) -> Result<Self, String> {
         let filled = |index: PetHash<Mapped>| {
-            for first in (0..keys).step_by(PUT_KEYS) {
-                let (some, values): (Vec<u64>, Vec<u64>) =
-                    pairs(first..(first + PUT_KEYS as u64).min(keys)).unzip();
-                let (_, done) = index.put_batch(&some, &values, |_, _| {});
-                done.map_err(|error| error.to_string())?;
+            for (key, value) in pairs(keys) {
+                index.put(key, value).map_err(|error| error.to_string())?;
             }
             Ok::<_, String>(Self::Pethash(index))
         };
@@ -84,28 +77,28 @@ impl Map {
             MapName::PethashFile => filled(in_file(keys, folder)?)?,
             MapName::Papaya => {
                 let map = papaya::HashMap::builder().capacity(capacity).hasher(Mixing).build();
-                pairs(0..keys).for_each(|(key, value)| {
+                pairs(keys).for_each(|(key, value)| {
                     map.pin().insert(key, value);
                 });
                 Self::Papaya(map)
             }
             MapName::Dashmap => {
                 let map = dashmap::DashMap::with_capacity_and_hasher(capacity, Mixing);
-                pairs(0..keys).for_each(|(key, value)| {
+                pairs(keys).for_each(|(key, value)| {
                     map.insert(key, value);
                 });
                 Self::Dashmap(map)
             }
             MapName::Scc => {
                 let map = scc::HashIndex::with_capacity_and_hasher(capacity, Mixing);
-                for (key, value) in pairs(0..keys) {
+                for (key, value) in pairs(keys) {
                     map.insert_sync(key, value).map_err(|(key, _)| format!("{key} came twice"))?;
                 }
                 Self::Scc(map)
             }
             MapName::Hashbrown => {
                 let mut map = hashbrown::HashMap::with_capacity_and_hasher(capacity, Mixing);
-                map.extend(pairs(0..keys));
+                map.extend(pairs(keys));
                 Self::Hashbrown(map)
             }
         })

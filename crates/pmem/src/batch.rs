@@ -7,9 +7,7 @@ use crate::medium::{Durability, Medium};
 
 /// Keys whose buckets are asked for together. Most of the time of a look-up goes into finding the
 /// page of its bucket; requests that follow each other closely are translated side by side.
-const GROUP: usize = 16;
-/// A group's buckets are asked for, a step later its slots, and a step later its keys are found.
-const STAGES: usize = 3;
+const GROUP: usize = 32;
 
 /// What a batch of look-ups asks the processor for in advance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -18,8 +16,8 @@ pub enum Prefetch {
     None,
     /// The bucket of the next key: the form of the paper (section 3.2, prefetching).
     NextKey,
-    /// The buckets of a group of 16 keys together, then the slots of the group before that may have
-    /// its keys, while both arrive the keys of the group before those are found.
+    /// The buckets of a group of 32 keys, while those of the group before arrive; of these, the
+    /// slots that may have the keys; then the keys.
     Staged,
 }
 
@@ -68,28 +66,23 @@ impl<M: Medium> PetHash<M> {
 
     fn get_staged(&self, keys: &[u64], values: &mut [u64]) {
         let none = Path::new(0, 0, self.buckets());
-        let mut paths = [[none; GROUP]; STAGES];
-        let group = |number: usize| {
-            let first = number * GROUP;
-            (first < keys.len()).then(|| first..(first + GROUP).min(keys.len()))
-        };
-        for step in 0..keys.len().div_ceil(GROUP) + STAGES - 1 {
-            if let Some(range) = group(step) {
-                self.ask_for_headers(&keys[range], &mut paths[step % STAGES]);
+        let (mut paths, mut next) = ([none; GROUP], [none; GROUP]);
+        let mut groups = keys.chunks(GROUP).peekable();
+        if let Some(first) = groups.peek() {
+            self.ask_for_headers(first, &mut paths);
+        }
+        let mut values = values.chunks_mut(GROUP);
+        while let (Some(keys), Some(values)) = (groups.next(), values.next()) {
+            if let Some(later) = groups.peek() {
+                self.ask_for_headers(later, &mut next);
             }
-            if let Some((number, range)) = step.checked_sub(1).and_then(|n| Some((n, group(n)?))) {
-                for path in &paths[number % STAGES][..range.len()] {
-                    self.ask_for_slot(*path);
-                }
+            for path in &paths[..keys.len()] {
+                self.ask_for_slot(*path);
             }
-            if let Some((number, range)) = step.checked_sub(2).and_then(|n| Some((n, group(n)?))) {
-                let paths = &paths[number % STAGES];
-                for ((key, path), value) in
-                    keys[range.clone()].iter().zip(paths).zip(&mut values[range])
-                {
-                    *value = self.find(*path, *key).0;
-                }
+            for ((key, path), value) in keys.iter().zip(&paths).zip(values) {
+                *value = self.find(*path, *key).0;
             }
+            std::mem::swap(&mut paths, &mut next);
         }
     }
 

@@ -314,15 +314,12 @@ impl Slab {
         let mut free_slots = Vec::new();
         for slot in first..end {
             let (key, checksum) = head(slot);
-            // A row's checksum is never 0: this slot never had one. A slot in use takes no lock,
-            // which would change a page of the index: who replaces it now frees it later, when the
-            // chunk is known.
+            // A row's checksum is never 0: this slot never had one.
             let free = checksum == 0
-                || index.get(key) != slot
-                    && index.inspect(key, |found| {
-                        let replaced = self.replaced[slot as usize / 64].load(Ordering::Acquire);
-                        found != slot && replaced & 1 << (slot % 64) == 0
-                    });
+                || index.inspect(key, |found| {
+                    let replaced = self.replaced[slot as usize / 64].load(Ordering::Acquire);
+                    found != slot && replaced & 1 << (slot % 64) == 0
+                });
             if free {
                 free_slots.push(slot);
             }
