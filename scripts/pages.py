@@ -2,7 +2,8 @@
 
 Three things are done to each page, and nothing else is changed:
 
-* A block that opens with ```python title="examples/NAME.py" gets the content of that file.
+* A block that opens with ```python title="examples/NAME.py", or ```go with a file in Go, gets the
+  content of that file.
 * What stands between `<!-- results: NAME -->` and `<!-- end -->` is made from `docs/results/*.json`
   (`scripts/results.py`).
 * A paragraph or list item with a line above 120 characters is wrapped at 100. Tables and code stay.
@@ -21,7 +22,7 @@ WIDTH_MAX = 120
 WIDTH = 100
 
 EXAMPLE = re.compile(
-    r'(```python title="(examples/\w+\.py)"\n).*?(^```$)', re.DOTALL | re.MULTILINE
+    r'(```(?:python|go) title="(examples/[\w/]+\.(?:py|go))"\n).*?(^```$)', re.DOTALL | re.MULTILINE
 )
 MADE = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 ITEM = re.compile(r"(\s*)([*+-]|\d+\.)\s+")

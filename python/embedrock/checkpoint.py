@@ -30,6 +30,7 @@ import torch
 
 from embedrock._arguments import instance, shown, whole
 from embedrock._loading import loading_dense_only
+from embedrock._rows import RowStore, here
 from embedrock._warnings import warn
 from embedrock.commits import Commit, PendingCommit
 from embedrock.errors import MismatchError, MisuseError, UncommittedWarning
@@ -164,7 +165,7 @@ def save(
     >>> embedrock.save(store, model, optimizers, step).step
     3
     """
-    instance("store", store, Store)
+    _check_here(store, "embedrock.save")
     number = whole("step", step, 0)
     last = max((s for s in (store.step, store._pending_step) if s is not None), default=None)
     if last is not None and number < last:
@@ -215,7 +216,7 @@ def resume(
 
     Blocking: reads the dense state from the disk.
     """
-    instance("store", store, Store)
+    _check_here(store, "embedrock.resume")
     owners = _owners(model, optimizer, scheduler, scaler, loader)
     if not (extra is None or isinstance(extra, MutableMapping)):
         raise MisuseError(f"extra is {shown(extra)}, expected a dict to put what was saved into")
@@ -237,6 +238,12 @@ def resume(
     if not store.read_only:
         _restore_random(decoded["random"])
     return store.step
+
+
+def _check_here(store: object, what: str) -> None:
+    if isinstance(store, RowStore):
+        here(store, what)
+    instance("store", store, Store)
 
 
 def _check_committed(store: Store) -> None:

@@ -535,6 +535,10 @@ class Table:
         self._store._listeners.before()
         return self._store._core.digest(self._handle, progress)
 
+    def _update_part(self, keys: Keys, gradients: ArrayLike, factors: dict[str, Any]) -> Any:
+        """The table's part of an optimizer step, as ``Store._update`` takes it."""
+        return _verbs.update_part(self, keys, gradients, _core.Hyper(**factors))
+
     def _batches(
         self, scan: _core.Scan, batch_size: int, state: bool
     ) -> Iterator[tuple[npt.NDArray[Any], ...]]:

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -20,13 +21,21 @@ NEEDS_TORCH = {
     "commit_and_resume",
     "look_ahead",
     "pack_graph_features",
+    "train_at_a_server",
     "workers",
 }
 
 NEEDS_BROKER = {"follow_a_topic"}
 """Run by test_kafka.py, which has one."""
 
-TUTORIALS = {"tutorial_train", "tutorial_read", "tutorial_clicks", "tutorial_serve"}
+TUTORIALS = {
+    "tutorial_train",
+    "tutorial_read",
+    "tutorial_clicks",
+    "tutorial_serve",
+    "tutorial_service_train",
+    "tutorial_service_pull",
+}
 
 SAYS = {
     "bring_a_model": r"largest difference 0\.0\n",
@@ -64,6 +73,7 @@ SAYS = {
     ),
     "server": (r"\[1\. 1\. 0\.\] \[ True  True False\]\n0\.5 at step 2\nended with 0\n"),
     "serve": r"step 2: row 7 is 0\.75\nstep 3: row 7 is 0\.5\n",
+    "train_at_a_server": (r"(trainer \d: loss 0\.[56]\d to 0\.00\d\d\n){2}committed at step 150\n"),
     "when_something_breaks": (
         r"BudgetError: .* give at least memory=.+\n"
         r"LockedError: .*broken\.store is open in this process .*\n"
@@ -162,6 +172,47 @@ def test_the_serving_tutorial_makes_a_log_places_freezes_and_serves(tmp_path: Pa
     assert served is not None
     plain, placed = float(served[1]), float(served[2])
     assert placed < 0.6 * plain
+
+
+def test_the_service_tutorial_trains_serves_pulls_and_moves_on(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    page = (ROOT / "docs" / "tutorial-service.md").read_text()
+    (serve,) = re.findall(r"^embedrock (serve .*)$", page, re.MULTILINE)
+    words = serve.replace(":6380", ":0").replace(":9121", ":0").split()
+    assert words.count("127.0.0.1:0") == 2
+    said = run(tmp_path, "tutorial_service_train")
+    assert said == "steps 0 to 30: 5,000 rows committed\n" and said in page
+    with subprocess.Popen(
+        [sys.executable, "-m", "embedrock", *words],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as server:
+        try:
+            assert server.stdout is not None
+            address = server.stdout.readline().split("serving at ")[1].split(",")[0]
+            metrics = server.stdout.readline().split()[-1]
+            counts = []
+            for steps in (30, 600):
+                if steps > 30:
+                    said = run(tmp_path, "tutorial_service_train", str(steps))
+                    assert said == "steps 30 to 600: 5,000 rows committed\n" and said in page
+                with embedrock.connect(f"redis://{address}") as remote:
+                    remote.refresh()
+                told = run(tmp_path, "tutorial_service_pull", f"redis://{address}")
+                found = re.fullmatch(
+                    r"row 17 begins with \[.*\] written: \[ True  True  True\]\n"
+                    r"(\d+) of the 20 best are of the basket's kind\n",
+                    told,
+                )
+                assert found is not None, told
+                counts.append(int(found[1]))
+                with urllib.request.urlopen(metrics) as answer:
+                    assert f"embedrock_store_commit_step {steps}.0\n" in answer.read().decode()
+            assert counts[0] < 15 and counts[1] == 20
+        finally:
+            server.terminate()
 
 
 def test_every_block_of_python_in_the_tutorial_and_the_how_to_pages_is_a_script() -> None:

@@ -161,7 +161,12 @@ CALLS: dict[str, tuple[Callable[[World], Any], Callable[[World], Arguments]]] = 
         lambda w: {"url": f"redis://{w.server.address()}", "retries": 0},
     ),
     "RemoteStore.table": (lambda w: w.remote.table, lambda w: {"name": "t"}),
+    "RemoteStore.get": (
+        lambda w: w.remote.get,
+        lambda w: {"batches": [(w.remote["t"], KEYS)], "out": [rows(w)]},
+    ),
     "RemoteStore.commit": (lambda w: w.remote.commit, lambda w: {}),
+    "RemoteTable.__contains__": (lambda w: w.remote["t"].__contains__, lambda w: {"key": 1}),
     "RemoteTable.get": (lambda w: w.remote["t"].get, lambda w: {"keys": KEYS}),
     "RemoteTable.put": (lambda w: w.remote["t"].put, lambda w: {"keys": KEYS, "values": rows(w)}),
     "RemoteTable.update": (

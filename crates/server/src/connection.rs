@@ -1,6 +1,7 @@
 //! A connection: bytes in, requests, replies, bytes out.
 
 use crate::gather::{Chunk, Gatherer};
+use crate::pace::Pace;
 use crate::resp::Decoder;
 use crate::session::Session;
 use crate::stream::Stream;
@@ -37,8 +38,10 @@ pub(crate) struct Connection {
     pub(crate) is_due: bool,
     /// When bytes last came or went.
     pub(crate) last_active: Instant,
-    /// Since when replies wait of which the client has taken nothing.
-    untaken_since: Option<Instant>,
+    /// What has come of a request that is not whole, while there is one.
+    arriving: Option<Pace>,
+    /// What the client has taken of replies that wait, while some do.
+    leaving: Option<Pace>,
     /// Sends that the kernel is not done with.
     in_flight: usize,
 }
@@ -59,7 +62,8 @@ impl Connection {
             counted: 0,
             is_due: false,
             last_active: Instant::now(),
-            untaken_since: None,
+            arriving: None,
+            leaving: None,
             in_flight: 0,
         }
     }
@@ -82,7 +86,7 @@ impl Connection {
             Ok(count) => {
                 self.input.end += count;
                 // What comes after a socket was read empty is told by the poll.
-                let is_empty = count < bytes && matches!(self.stream, Stream::Plain(_));
+                let is_empty = count < bytes && matches!(self.stream, Stream::Plain { .. });
                 self.is_readable = !is_empty || self.will_end;
                 self.last_active = Instant::now();
                 Ok(count)
@@ -103,18 +107,21 @@ impl Connection {
         gatherer: &mut Gatherer,
         mut free: impl FnMut(Vec<f32>),
     ) -> io::Result<usize> {
-        let before = self.session.output.queued();
+        let (before, sent) = (self.session.output.queued(), self.stream.sent());
         let mut has_taken = false;
         while self.is_writable && !self.session.output.is_empty() {
             let Self { session, stream, .. } = self;
             let output = &mut session.output;
             let sent = match stream {
                 Stream::Tls(tls) => output.send(|slices| tls.write(slices), &mut free),
-                Stream::Plain(socket) => {
+                Stream::Plain { socket, sent: all_sent } => {
                     let who = (number, session.id);
                     let (sent, is_under_way) = gatherer.send(socket.as_fd(), who, output);
                     self.in_flight += usize::from(is_under_way);
-                    sent.map(|count| output.take(count, &mut free))
+                    sent.map(|count| {
+                        *all_sent += count as u64;
+                        output.take(count, &mut free);
+                    })
                 }
             };
             match sent {
@@ -128,13 +135,15 @@ impl Connection {
         if self.is_writable && !self.stream.flush()? {
             self.is_writable = false;
         }
-        let now = Instant::now();
         if has_taken {
-            self.last_active = now;
+            self.last_active = Instant::now();
         }
-        let is_out = self.is_out();
-        let since = if has_taken { None } else { self.untaken_since };
-        self.untaken_since = (!is_out).then(|| since.unwrap_or(now));
+        if self.is_out() {
+            self.leaving = None;
+        } else {
+            let taken = self.stream.sent() - sent;
+            self.leaving.get_or_insert_with(Pace::new).add(taken as usize);
+        }
         Ok(before - self.session.output.queued())
     }
 
@@ -145,7 +154,7 @@ impl Connection {
             self.session.output.end_lent(chunk, &mut free);
         }
         self.last_active = Instant::now();
-        self.untaken_since = (!self.is_out()).then_some(self.last_active);
+        self.leaving = (!self.is_out()).then(Pace::new);
     }
 
     /// Whether the kernel still has memory of replies.
@@ -166,17 +175,30 @@ impl Connection {
         is_last && !self.session.has_job && self.is_out()
     }
 
-    /// Whether the other side was waited for too long: half a request came and no more, replies are
-    /// not taken, whatever else comes, or the client has not shown that it may ask for anything.
-    pub(crate) fn is_stalled(&self, stall: Duration) -> bool {
+    /// So many bytes came in a turn, in which whole requests were taken or not; what is left in the
+    /// input waits for more bytes, unless it is held up.
+    pub(crate) fn note_arrived(&mut self, bytes: usize, has_taken: bool) {
+        if self.input.is_empty() || self.is_held_up {
+            self.arriving = None;
+        } else if has_taken {
+            self.arriving = Some(Pace::new());
+        } else {
+            self.arriving.get_or_insert_with(Pace::new).add(bytes);
+        }
+    }
+
+    /// Whether the other side was waited for too long: a request comes, or replies are taken, not
+    /// at all or too slowly, whatever else comes, or the client has not shown that it may ask for
+    /// anything.
+    pub(crate) fn is_stalled(&mut self, stall: Duration) -> bool {
         let session = &self.session;
         if session.has_job {
             return false;
         }
         let is_outside = !session.is_admitted || self.stream.is_beginning();
         (is_outside && session.outside_since.elapsed() >= stall)
-            || (!self.input.is_empty() && self.last_active.elapsed() >= stall)
-            || self.untaken_since.is_some_and(|since| since.elapsed() >= stall)
+            || self.arriving.as_mut().is_some_and(|pace| pace.is_too_slow(stall))
+            || self.leaving.as_mut().is_some_and(|pace| pace.is_too_slow(stall))
     }
 }
 

@@ -166,7 +166,7 @@ fn reply_to(shared: &Arc<Shared>, request: &[u8]) -> Vec<u8> {
             Err(error) => unwell(error),
         },
         (b"GET" | b"HEAD", b"/healthz") => match sickness(shared) {
-            None => ("200 OK", TEXT, "ok\n".to_owned()),
+            None => ("200 OK", TEXT, format!("ok\n{}\n", place(shared))),
             Some(why) => unwell(why),
         },
         (b"GET" | b"HEAD", b"/metrics") => match shared.metrics.encode(shared) {
@@ -201,6 +201,17 @@ fn since(query: &[u8]) -> u64 {
     let values = query.split(|byte| *byte == b'&').filter_map(|part| part.strip_prefix(b"since="));
     let mut numbers = values.filter_map(|value| std::str::from_utf8(value).ok()?.parse().ok());
     numbers.next().unwrap_or(0)
+}
+
+/// Which commit is served, and which will be.
+fn place(shared: &Shared) -> String {
+    let step = shared.store.last_commit().map_or("none".to_owned(), |c| c.step.to_string());
+    let then = match (shared.is_writable(), shared.is_pinned.load(Ordering::Relaxed)) {
+        (true, _) => "writes",
+        (_, true) => "pinned",
+        _ => "follows",
+    };
+    format!("commit step {step}, {then}")
 }
 
 /// What keeps the server from doing all that it should.

@@ -16,6 +16,7 @@ mod latency;
 mod metrics;
 mod options;
 mod output;
+mod pace;
 mod pulls;
 mod refusal;
 mod resp;

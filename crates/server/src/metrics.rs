@@ -96,7 +96,7 @@ impl Metrics {
             rows_updated: counter("rows_updated", "Rows that were updated with gradients"),
             rows_promoted: counter("rows_promoted", "Rows that hot sets have made fast"),
             commits: counter("commits", "Commits that this server made"),
-            refreshes: counter("refreshes", "Moves to a newer commit"),
+            refreshes: counter("refreshes", "Moves to another commit"),
             hot_failures: counter("hot_failures", "Hot sets whose rows could not be read"),
             failed_tasks: counter("timer_failures", "Commits and refreshes on a timer that failed"),
             registry,

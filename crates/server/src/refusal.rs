@@ -42,6 +42,8 @@ impl From<Error> for Refusal {
             ErrorKind::Misuse => "MISUSE",
             _ => "ERR",
         };
-        Self::coded(code, error.message())
+        // The engine speaks to Python, which has an option of this name.
+        let message = error.message().replace("non_finite=\"skip\"", "NONFINITE SKIP");
+        Self::coded(code, message)
     }
 }

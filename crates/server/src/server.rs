@@ -43,11 +43,13 @@ struct Threads {
 }
 
 impl Server {
-    /// Listens, and serves a store until it is stopped. One that is open read-only is read; one
-    /// that is open to write takes writes of clients, and commits them on a timer and at the end.
+    /// Listens, and serves a store until it is stopped. One that is open read-only is read, and
+    /// follows the newest commit unless it was opened at the commit of a step; one that is open to
+    /// write takes writes of clients, and commits them on a timer and at the end.
     ///
     /// *Errors*: `Misuse` for options that cannot work, among them an address that others can reach
-    /// without password and TLS; `Io` where the address cannot be listened on.
+    /// without password and TLS; `Io` where the address cannot be listened on; `Budget` where the
+    /// store's memory cannot work.
     pub fn start(store: Store, options: Options) -> Result<Self> {
         store.check_call()?;
         let wanted = options.validate()?;
@@ -64,6 +66,11 @@ impl Server {
             .map(|wanted| http::Monitors::bind(wanted).map_err(at("listen for metrics on", wanted)))
             .transpose()?;
         let metrics_address = http.as_ref().and_then(http::Monitors::address);
+        // A budget that cannot work is told now, and not to the first client.
+        if !store.tables().is_empty() {
+            store.get(&mut [])?;
+        }
+        let is_pinned = store.options().read_only && store.options().step.is_some();
         let (jobs, job_queue) = sync_channel(JOBS_MAX);
         let shared = Arc::new(Shared {
             catalog: Catalog::of(&store),
@@ -77,6 +84,7 @@ impl Server {
             last_task: Mutex::new(None),
             status: Status::default(),
             hot: HotSets::default(),
+            is_pinned: AtomicBool::new(is_pinned),
             jobs: Mutex::new(Some(jobs)),
             address,
             options,

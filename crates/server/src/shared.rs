@@ -27,8 +27,8 @@ pub(crate) struct Shared {
     pub(crate) catalog: Catalog,
     /// How rows get into sockets.
     pub(crate) plan: Plan,
-    /// Shared by turns of loops, which look tables up and read rows; alone while the store moves to
-    /// another commit. Taken before all locks of the store.
+    /// Shared by turns of loops, which look tables up and read rows; alone for the moment in which
+    /// the store moves to another commit. Taken before the locks of the store that verbs take.
     pub(crate) moves: RwLock<()>,
     pub(crate) metrics: Metrics,
     /// Connections that are open.
@@ -42,6 +42,8 @@ pub(crate) struct Shared {
     pub(crate) last_task: Mutex<Option<Done>>,
     pub(crate) status: Status,
     pub(crate) hot: HotSets,
+    /// Whether a server that reads stays at its commit, instead of following the newest.
+    pub(crate) is_pinned: AtomicBool,
     /// Guards the sender alone, for as long as a job takes to be handed over.
     pub(crate) jobs: Mutex<Option<SyncSender<Job>>>,
 }

@@ -8,10 +8,18 @@ use std::time::Duration;
 
 /// Most encrypted bytes that wait for the socket.
 const TLS_BUFFER_BYTES: usize = 256 << 10;
+/// What a client of TLS sends first.
+pub(crate) const HANDSHAKE: u8 = 0x16;
+const NOT_TLS: &[u8] =
+    b"-ERR this server speaks TLS: connect with a rediss:// URL, or redis-cli --tls\r\n";
 
 /// A socket, and the encryption of what goes over it.
 pub(crate) enum Stream {
-    Plain(TcpStream),
+    /// The socket, and the bytes that it has taken.
+    Plain {
+        socket: TcpStream,
+        sent: u64,
+    },
     Tls(Box<Tls>),
 }
 
@@ -19,25 +27,37 @@ pub(crate) enum Stream {
 pub(crate) struct Tls {
     socket: TcpStream,
     session: ServerConnection,
+    /// Bytes that the socket has taken.
+    sent: u64,
+    /// Whether the client is known to speak TLS.
+    is_known: bool,
 }
 
 impl Stream {
     /// The bytes as they are.
     pub(crate) fn plain(socket: TcpStream) -> Self {
-        Self::Plain(socket)
+        Self::Plain { socket, sent: 0 }
     }
 
     /// A session that the client begins.
     pub(crate) fn tls(socket: TcpStream, mut session: ServerConnection) -> Self {
         session.set_buffer_limit(Some(TLS_BUFFER_BYTES));
-        Self::Tls(Box::new(Tls { socket, session }))
+        Self::Tls(Box::new(Tls { socket, session, sent: 0, is_known: false }))
     }
 
     /// The socket, to be registered.
     pub(crate) fn socket(&mut self) -> &mut TcpStream {
         match self {
-            Self::Plain(socket) => socket,
+            Self::Plain { socket, .. } => socket,
             Self::Tls(tls) => &mut tls.socket,
+        }
+    }
+
+    /// Bytes that the socket has taken so far.
+    pub(crate) fn sent(&self) -> u64 {
+        match self {
+            Self::Plain { sent, .. } => *sent,
+            Self::Tls(tls) => tls.sent,
         }
     }
 
@@ -49,7 +69,7 @@ impl Stream {
     /// Reads what there is. 0 bytes are the end.
     pub(crate) fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         match self {
-            Self::Plain(socket) => uninterrupted(|| socket.read(buffer)),
+            Self::Plain { socket, .. } => uninterrupted(|| socket.read(buffer)),
             Self::Tls(tls) => tls.read(buffer),
         }
     }
@@ -57,7 +77,7 @@ impl Stream {
     /// Gives the socket what was encrypted. True when nothing is left of it.
     pub(crate) fn flush(&mut self) -> io::Result<bool> {
         match self {
-            Self::Plain(_) => Ok(true),
+            Self::Plain { .. } => Ok(true),
             Self::Tls(tls) => tls.flush(),
         }
     }
@@ -79,6 +99,22 @@ impl Stream {
 }
 
 impl Tls {
+    /// Refuses, in words that it understands, a client that does not speak TLS.
+    fn greet(&mut self) -> io::Result<()> {
+        let mut first = [0];
+        let socket = &self.socket;
+        if uninterrupted(|| socket.peek(&mut first))? == 1 && first[0] != HANDSHAKE {
+            // Who does not take it learns of it by the end of the connection. What came is read, so
+            // that the end does not overtake the words.
+            let _ = self.socket.write(NOT_TLS);
+            let _ = self.socket.read(&mut [0; 4096]);
+            let _ = self.socket.shutdown(std::net::Shutdown::Write);
+            return Err(io::Error::new(ErrorKind::InvalidData, "the client does not speak TLS"));
+        }
+        self.is_known = true;
+        Ok(())
+    }
+
     /// Takes some of these bytes. `WouldBlock` when it takes none now.
     pub(crate) fn write(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         let mut taken = self.session.writer().write_vectored(slices)?;
@@ -91,12 +127,15 @@ impl Tls {
     }
 
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if !self.is_known {
+            self.greet()?;
+        }
         loop {
             match self.session.reader().read(buffer) {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 read => return read,
             }
-            let Self { socket, session } = self;
+            let Self { socket, session, .. } = self;
             if uninterrupted(|| session.read_tls(socket))? == 0 {
                 return Ok(0);
             }
@@ -110,11 +149,11 @@ impl Tls {
 
     fn flush(&mut self) -> io::Result<bool> {
         while self.session.wants_write() {
-            let Self { socket, session } = self;
+            let Self { socket, session, .. } = self;
             match uninterrupted(|| session.write_tls(socket)) {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
-                written => written?,
-            };
+                written => self.sent += written? as u64,
+            }
         }
         Ok(true)
     }

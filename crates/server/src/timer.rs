@@ -3,9 +3,10 @@
 use crate::refusal::Refusal;
 use crate::shared::Shared;
 use crate::worker::{Mail, Post};
-use embedrock_core::{CommitInfo, Error, ErrorKind, Result};
+use embedrock_core::{CommitInfo, Error, ErrorKind, Result, TableSpec};
 use serde::Serialize;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -15,12 +16,42 @@ const LONG: Duration = Duration::from_secs(3600);
 pub(crate) const STEP_MOST: u64 = i64::MAX as u64;
 
 /// What is to be done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) enum Task {
     /// Commit, as this step or the next.
     Commit(Option<u64>),
-    /// Move to the newest commit.
+    /// Move to the newest commit, and follow it from now on.
     Refresh,
+    /// Move to the last commit of a step, and stay there.
+    Switch(u64),
+    /// Make a table.
+    Create(Box<TableSpec>),
+}
+
+/// What a task has done.
+#[derive(Debug)]
+pub(crate) enum Finished {
+    /// Made a commit, or moved to one.
+    Commit(CommitInfo),
+    /// There was none newer to move to.
+    NoneNewer,
+    /// The table is there.
+    Created,
+}
+
+impl Finished {
+    /// The step of the commit, if it is about one.
+    fn step(&self) -> Option<u64> {
+        match self {
+            Self::Commit(commit) => Some(commit.step),
+            Self::NoneNewer | Self::Created => None,
+        }
+    }
+
+    /// A move to a commit, or none.
+    fn moved(commit: Option<CommitInfo>) -> Self {
+        commit.map_or(Self::NoneNewer, Self::Commit)
+    }
 }
 
 /// A task of a client.
@@ -54,49 +85,69 @@ pub(crate) fn run(shared: &Arc<Shared>, jobs: &Receiver<Job>, posts: &[Post]) ->
         false => shared.options.refresh_every,
     };
     let mut last = Instant::now();
+    // A store counts rows that no commit has, and not tables.
+    let mut has_new_table = false;
     loop {
         let wait = every.map_or(LONG, |every| every.saturating_sub(last.elapsed()));
         match jobs.recv_timeout(wait) {
             Ok(job) => {
                 let done = run_task(shared, job.task).map_err(Refusal::from);
+                if let Ok(done) = &done {
+                    note(done, &mut has_new_table);
+                }
                 posts[job.worker].send(Mail::Done { connection: job.connection, id: job.id, done });
             }
             Err(RecvTimeoutError::Timeout) => {
                 last = Instant::now();
-                on_timer(shared, every.is_some());
+                if every.is_some() {
+                    on_timer(shared, &mut has_new_table);
+                }
             }
             Err(RecvTimeoutError::Disconnected) => break,
         }
     }
-    match shared.is_writable() && shared.store.uncommitted().batches > 0 {
+    let has_changes = has_new_table || shared.store.uncommitted().batches > 0;
+    match shared.is_writable() && has_changes {
         true => commit(shared, None).map(drop),
         false => Ok(()),
     }
 }
 
 /// What the timer does. A failure is counted, and tried again the next time.
-fn on_timer(shared: &Arc<Shared>, is_due: bool) {
+fn on_timer(shared: &Arc<Shared>, has_new_table: &mut bool) {
     let has_failed = shared.timer_failure.lock().is_some();
-    let has_changes = shared.store.uncommitted().batches > 0;
-    if !is_due || (shared.is_writable() && !has_changes && !has_failed) {
+    let has_changes = *has_new_table || shared.store.uncommitted().batches > 0;
+    let is_pinned = shared.is_pinned.load(Ordering::Relaxed);
+    if is_pinned || (shared.is_writable() && !has_changes && !has_failed) {
         return;
     }
     let task = if shared.is_writable() { Task::Commit(None) } else { Task::Refresh };
-    if run_task(shared, task).is_err() {
-        shared.metrics.failed_tasks.inc();
+    match run_task(shared, task) {
+        Ok(done) => note(&done, has_new_table),
+        Err(_) => {
+            shared.metrics.failed_tasks.inc();
+        }
     }
 }
 
 /// Runs a task, and tells who asks for the server's health how it went. A task that a client should
 /// not have asked for tells nothing of it.
-fn run_task(shared: &Arc<Shared>, task: Task) -> Result<Option<CommitInfo>> {
+fn run_task(shared: &Arc<Shared>, task: Task) -> Result<Finished> {
     let begin = Instant::now();
     let (what, done) = match task {
-        Task::Commit(step) => ("commit", commit(shared, step).map(Some)),
-        Task::Refresh => ("refresh", refresh(shared)),
+        Task::Commit(step) => ("commit", commit(shared, step).map(Finished::Commit)),
+        Task::Refresh => {
+            shared.is_pinned.store(false, Ordering::Relaxed);
+            ("refresh", move_to(shared, None).map(Finished::moved))
+        }
+        Task::Switch(step) => ("switch", switch(shared, step).map(Finished::moved)),
+        // What does not fit is the client's to mend.
+        Task::Create(spec) => return create(shared, &spec),
     };
     match &done {
         Err(error) if error.kind() == ErrorKind::Misuse => {}
+        // A server that follows the newest commit does that still.
+        Err(_) if matches!(task, Task::Switch(_)) => {}
         done => {
             let failure = done.as_ref().err().map(|error| format!("{what}: {error}"));
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -104,7 +155,7 @@ fn run_task(shared: &Arc<Shared>, task: Task) -> Result<Option<CommitInfo>> {
                 kind: what,
                 unix_s: now.as_secs_f64(),
                 seconds: begin.elapsed().as_secs_f64(),
-                step: done.as_ref().ok().and_then(|commit| Some(commit.as_ref()?.step)),
+                step: done.as_ref().ok().and_then(Finished::step),
                 failure: failure.clone(),
             });
             *shared.timer_failure.lock() = failure;
@@ -117,9 +168,6 @@ fn run_task(shared: &Arc<Shared>, task: Task) -> Result<Option<CommitInfo>> {
 /// put there: it finds them again.
 fn commit(shared: &Shared, step: Option<u64>) -> Result<CommitInfo> {
     let last = shared.store.last_commit();
-    let state = shared.store.state()?;
-    let named: Vec<(&str, &[u8])> =
-        state.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice())).collect();
     let before = last.as_ref().map_or(0, |commit| commit.step);
     let step = step.unwrap_or(before.saturating_add(1).min(STEP_MOST.max(before)));
     if step < before {
@@ -130,17 +178,44 @@ fn commit(shared: &Shared, step: Option<u64>) -> Result<CommitInfo> {
         return Err(Error::new(ErrorKind::Misuse, message));
     }
     let meta = last.map(|commit| commit.meta).unwrap_or_default();
-    let made = shared.store.commit(step, &meta, &named)?;
+    let made = shared.store.commit_with_last_state(step, &meta)?;
     shared.metrics.commits.inc();
     Ok(made)
 }
 
-/// Moves to the newest commit between two turns, and looks which tables there are then.
-fn refresh(shared: &Shared) -> Result<Option<CommitInfo>> {
-    let _alone = shared.moves.write();
-    let moved = shared.store.refresh()?;
-    if moved.is_some() {
+/// Moves to the last commit of a step, and stays there until somebody asks for a refresh.
+fn switch(shared: &Shared, step: u64) -> Result<Option<CommitInfo>> {
+    let moved = move_to(shared, Some(step))?;
+    shared.is_pinned.store(true, Ordering::Relaxed);
+    Ok(moved.or_else(|| shared.store.last_commit()))
+}
+
+/// Makes a table, which requests find from their next turn on.
+fn create(shared: &Shared, spec: &TableSpec) -> Result<Finished> {
+    shared.store.table(spec)?;
+    shared.catalog.update(&shared.store);
+    Ok(Finished::Created)
+}
+
+/// Notes whether there is a table that no commit has.
+fn note(done: &Finished, has_new_table: &mut bool) {
+    match done {
+        Finished::Commit(_) => *has_new_table = false,
+        Finished::Created => *has_new_table = true,
+        Finished::NoneNewer => {}
+    }
+}
+
+/// Moves to the newest commit, or to that of a step. Turns go on until it is ready, and wait for
+/// the move and for a look at which tables there are then.
+fn move_to(shared: &Shared, step: Option<u64>) -> Result<Option<CommitInfo>> {
+    let moved = shared.store.refresh_to(step, &mut |go| {
+        let _alone = shared.moves.write();
+        go()?;
         shared.catalog.update(&shared.store);
+        Ok(())
+    })?;
+    if moved.is_some() {
         shared.metrics.refreshes.inc();
     }
     Ok(moved)

@@ -15,7 +15,7 @@ use crate::resp::Limits;
 use crate::session::Session;
 use crate::shared::Shared;
 use crate::stream::Stream;
-use embedrock_core::CommitInfo;
+use crate::timer::Finished;
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token, Waker};
 use rustls::{ServerConfig, ServerConnection};
@@ -49,7 +49,7 @@ pub(crate) enum Mail {
     /// A connection that was accepted, and its id.
     Connection(mio::net::TcpStream, u64),
     /// What came of a job of a connection.
-    Done { connection: usize, id: u64, done: Result<Option<CommitInfo>, Refusal> },
+    Done { connection: usize, id: u64, done: Result<Finished, Refusal> },
     /// Finish what was asked, and end.
     Stop,
 }
@@ -251,7 +251,7 @@ impl Worker {
     }
 
     /// Replies to a job's connection, if it is still there.
-    fn end_job(&mut self, number: usize, id: u64, done: Result<Option<CommitInfo>, Refusal>) {
+    fn end_job(&mut self, number: usize, id: u64, done: Result<Finished, Refusal>) {
         let Some(Some(connection)) = self.connections.get_mut(number) else { return };
         let session = &mut connection.session;
         if session.id != id {
@@ -259,14 +259,15 @@ impl Worker {
         }
         session.has_job = false;
         session.output.write(session.protocol, |writer| match done {
-            Ok(Some(commit)) => {
+            Ok(Finished::Commit(commit)) => {
                 writer.map(2);
                 writer.bulk(b"step");
                 writer.integer(commit.step as i64);
                 writer.bulk(b"sequence");
                 writer.integer(commit.sequence as i64);
             }
-            Ok(None) => writer.null(),
+            Ok(Finished::NoneNewer) => writer.null(),
+            Ok(Finished::Created) => writer.simple("OK"),
             Err(refusal) => writer.error(refusal.code, &refusal.message),
         });
         self.make_due(number);
@@ -318,7 +319,7 @@ impl Worker {
         let shared = &*self.shared;
         let most_waiting = shared.options.max_reply_bytes;
         let tables = shared.catalog.tables();
-        let (mut bytes, mut is_again) = (0, false);
+        let (mut bytes, mut is_again, mut has_taken) = (0, false, false);
         loop {
             let Connection { session, decoder, input, .. } = connection;
             let mut is_whole = true;
@@ -356,6 +357,7 @@ impl Worker {
                     self.taken += 1;
                 }
                 input.consume(length);
+                has_taken = true;
             }
             connection.is_held_up = is_whole;
             if is_whole || !connection.is_readable || self.ends.is_some() {
@@ -376,6 +378,7 @@ impl Worker {
                 }
             }
         }
+        connection.note_arrived(bytes, has_taken);
         connection.input.release(&mut self.buffers);
         if connection.input.is_empty() && connection.decoder.memory_bytes() > 64 << 10 {
             connection.decoder.shrink();
@@ -463,7 +466,7 @@ impl Worker {
         }
         let (idle, stall) = (self.shared.options.idle, self.shared.options.stall);
         for number in 0..self.connections.len() {
-            let Some(connection) = &self.connections[number] else { continue };
+            let Some(connection) = &mut self.connections[number] else { continue };
             let silent = connection.last_active.elapsed();
             let is_idle = !connection.session.has_job && idle.is_some_and(|idle| silent >= idle);
             if is_idle || connection.is_stalled(stall) {

@@ -37,6 +37,7 @@ fn serve(folder: &TempDir, mode: Mode, change: impl FnOnce(&mut Options)) -> Ser
         dtype: Dtype::Float32,
         rounding: RoundingMode::default(),
         storage: StorageKind::Log,
+        capacity: None,
         optimizer: OptimizerSpec {
             kind: OptimizerKind::Sgd,
             bias_correction: Default::default(),

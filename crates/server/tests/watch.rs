@@ -28,6 +28,7 @@ fn cold(folder: &TempDir) -> Store {
         dtype: Dtype::Float32,
         rounding: RoundingMode::default(),
         storage: StorageKind::Log,
+        capacity: None,
         optimizer: OptimizerSpec::new(OptimizerKind::Sgd),
         initializer: Initializer::Constant(0.5),
     };

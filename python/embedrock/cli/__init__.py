@@ -114,6 +114,9 @@ def _one_line(said: Warning | BaseException | str) -> str:
     # Also of a child of the demo, whose message its error has.
     if isinstance(said, (BudgetError, BudgetWarning)) or "at least memory=" in line:
         line = _MEMORY.sub(r"--memory \1", line)
+        line = line.replace(
+            "give expected_rows=, or memory in bytes", "give --memory in bytes, such as 2GiB"
+        )
     return line
 
 

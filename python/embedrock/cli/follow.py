@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import signal
 import sys
 import time
 from pathlib import Path
@@ -49,8 +50,8 @@ def add(commands: Any) -> argparse.ArgumentParser:
             "Applies what a log or a topic of Kafka has, in its order, and goes on as it grows. "
             "The position in it becomes durable with the rows, in one commit: a restart, after "
             "Ctrl-C or kill -9, neither loses nor repeats a record. Ctrl-C commits and exits with "
-            "status 130. Others may have the store open read-only meanwhile; they see each commit "
-            "when they refresh."
+            "status 130, SIGTERM with 0. Others may have the store open read-only meanwhile; they "
+            "see each commit when they refresh."
         ),
         epilog="examples: embedrock follow ads.store ads.log --from begin; embedrock follow "
         "ads.store kafka://localhost:9092/ads --from begin",
@@ -75,7 +76,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
         type=every,
         default=Every(5.0, None),
         metavar="TIME|ROWS",
-        help="seconds, as 5s, or rows, as 100000, between two commits (5s)",
+        help="time between two commits with its unit, as 5s, or rows, as 100000 (5s)",
     )
     command.add_argument(
         "--once", action="store_true", help="end when nothing whole is left to read"
@@ -132,7 +133,7 @@ def run(arguments: argparse.Namespace) -> int:
     with (
         _source(arguments) as source,
         embedrock.open(arguments.store, arguments.memory, create=False) as store,
-        Interrupt() as interrupt,
+        Interrupt(signal.SIGTERM) as interrupt,
         progress.Task(progress.for_terminal(), "following") as task,
     ):
         follower = Follower(
@@ -169,7 +170,8 @@ def run(arguments: argparse.Namespace) -> int:
             f"{arguments.store}: commit at step {done.step}, {done.records:,} records with "
             f"{done.rows:,} rows{left_out}; {_behind(done)}"
         )
-    return EXIT_INTERRUPTED if interrupt.requested else 0
+    # Who asks by SIGTERM, as service managers do, takes anything but 0 for a failure.
+    return EXIT_INTERRUPTED if interrupt.number == signal.SIGINT else 0
 
 
 def _note(now: Followed, began: float) -> str:

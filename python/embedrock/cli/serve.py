@@ -53,7 +53,17 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "--writable", action="store_true", help="take rows, gradients and commits of clients"
     )
     command.add_argument(
-        "--memory", default="10%", help='memory for the tables, "10%%" or "2GiB" (10%%)'
+        "--memory",
+        default="10%",
+        help='memory for the tables: "10%%" of their rows, or "2GiB"; growing tables without '
+        "expected_rows need it in bytes (10%%)",
+    )
+    command.add_argument(
+        "--step",
+        type=_step,
+        metavar="N",
+        help="serve the commit of this step, and stay there until a client sends EMB.SWITCH or "
+        "EMB.REFRESH (the newest, and follow it)",
     )
     command.add_argument("--warm", action="store_true", help="fill the memory before it listens")
     command.add_argument(
@@ -78,15 +88,16 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "--commit-every",
         type=_seconds,
         default=60.0,
-        metavar="S",
-        help="seconds between commits of --writable; 0: only at the end and on demand (60)",
+        metavar="TIME",
+        help="time between commits of --writable, in seconds, as 60 or 60s; 0: only at the end and "
+        "on demand (60s)",
     )
     command.add_argument(
         "--refresh-every",
         type=_seconds,
         default=5.0,
-        metavar="S",
-        help="seconds between looks for a trainer's commit; 0: only on demand (5)",
+        metavar="TIME",
+        help="time between looks for a trainer's commit, in seconds; 0: only on demand (5s)",
     )
     command.add_argument(
         "--gather",
@@ -123,15 +134,16 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "--idle",
         type=_seconds,
         default=3600.0,
-        metavar="S",
-        help="seconds until a silent connection is closed; 0: never (3600)",
+        metavar="TIME",
+        help="time until a silent connection is closed, in seconds; 0: never (3600s)",
     )
     limits.add_argument(
         "--stall",
         type=_seconds,
         default=60.0,
-        metavar="S",
-        help="the same amid a request or its reply, and before the password (60)",
+        metavar="TIME",
+        help="the same amid a request or its reply, also where less than 1 KiB a second comes or "
+        "goes, and before the password (60s)",
     )
     command.set_defaults(run=run)
     return command
@@ -145,6 +157,11 @@ def run(arguments: argparse.Namespace) -> int:
     output.refuse_missing_store(arguments.store)
     if (arguments.tls_cert is None) != (arguments.tls_key is None):
         raise MisuseError("--tls-cert and --tls-key go together: a certificate and its key")
+    if arguments.writable and arguments.step is not None:
+        raise MisuseError(
+            "--step is for a server that reads: one that writes goes on at the newest commit; "
+            "`embedrock copy --step` makes a store of an earlier one"
+        )
     tls = None if arguments.tls_cert is None else (arguments.tls_cert, arguments.tls_key)
     stop = threading.Event()
     handlers = {
@@ -156,6 +173,7 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.memory,
             create=False,
             read_only=not arguments.writable,
+            step=arguments.step,
         ) as store:
             if arguments.warm:
                 store.warm()
@@ -271,11 +289,18 @@ def _password(path: Path | None) -> str | None:
 
 
 def _seconds(text: str) -> float:
-    """A time of at least 0. For argparse's `type`."""
+    """A time of at least 0 in seconds, as "60" or "60s". For argparse's `type`."""
     try:
-        value = float(text)
+        value = float(text.removesuffix("s"))
     except ValueError:
         value = -1.0
     if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
+        raise argparse.ArgumentTypeError(f"{text!r} is no time in seconds; examples: 60, 60s, 0.5s")
     return value
+
+
+def _step(text: str) -> int:
+    """The step of a commit. For argparse's `type`."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no step, expected a whole number")
+    return int(text)

@@ -7,7 +7,7 @@ formats that hold tensors alone.
 
 What tells rows apart is how many updates their tables have had, which commits keep, how many keys
 they have, and the commit that they followed. Rows that ``put`` or ``modify`` wrote over others are
-not seen.
+not seen. Rows of a server are not told apart: others change them meanwhile.
 
 Layout of the tensor, int64:
 
@@ -15,7 +15,7 @@ Layout of the tensor, int64:
 place      content
 ========== =======================================================================
 0          version of this layout: 1
-1, 2       the store's id, upper and lower half
+1, 2       the store's id, upper and lower half; 0, 0 of a server
 3, 4, 5    the last commit's number, step and time; 0, -1, 0 where there was none
 6          batches that had changed rows since
 7, 8       of the first table: updates so far, keys that are written
@@ -26,13 +26,14 @@ place      content
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from embedrock._arguments import shown
 from embedrock._loading import is_dense_only, loading_dense_only
+from embedrock._rows import RowStore, RowTable
 from embedrock.errors import MismatchError
 from embedrock.store import Store
 from embedrock.table import Table
@@ -45,15 +46,21 @@ KEY = "_extra_state"
 _VERSION = 1
 _TABLES_FROM = 7
 _SIGN = 1 << 63
+_AT_A_SERVER = (0, 0, 0, -1, 0, 0)
+_DENSE_ONLY = "embedrock.nn.loading_dense_only() loads the dense part and leaves rows as they are"
 
 
-def rows_now(store: Store, tables: Sequence[Table]) -> Tensor:
+def rows_now(store: RowStore, tables: Sequence[RowTable]) -> Tensor:
     """What tells the rows that these tables have now from those of other steps."""
     store._listeners.before()  # steps that a pipeline has made are applied first
-    return torch.tensor(_numbers(store, tables), dtype=torch.int64)
+    if store._elsewhere is not None:
+        numbers = [_VERSION, *_AT_A_SERVER, *([0, 0] * len(tables))]
+    else:
+        numbers = _numbers(cast(Store, store), cast("Sequence[Table]", tables))
+    return torch.tensor(numbers, dtype=torch.int64)
 
 
-def check(state: Any, store: Store, tables: Sequence[Table], named: str) -> None:
+def check(state: Any, store: RowStore, tables: Sequence[RowTable], named: str) -> None:
     """Refuses what ``rows_now`` has told of other rows than those that are there now.
 
     Errors: ``MismatchError``.
@@ -68,12 +75,18 @@ def check(state: Any, store: Store, tables: Sequence[Table], named: str) -> None
             f"{size} numbers, as state_dict() of a module with {len(tables)} tables writes; "
             f"{_DENSE_ONLY}"
         )
-    saved: list[int] = state.tolist()
+    if store._elsewhere is not None:
+        return  # all its trainers change the rows, between any two steps of this one
+    _check_here(state.tolist(), cast(Store, store), cast("Sequence[Table]", tables), named)
+
+
+def _check_here(saved: list[int], store: Store, tables: Sequence[Table], named: str) -> None:
     store._listeners.before()
     now = _numbers(store, tables)
     if saved[1:3] != now[1:3]:
+        saved_at = f"store {_id_of(saved)}" if any(saved[1:3]) else "a server"
         raise MismatchError(
-            f"{named}: the state dict was saved beside the rows of store {_id_of(saved)}, and "
+            f"{named}: the state dict was saved beside the rows of {saved_at}, and "
             f"these are in {store.path}, which is store {store.id}; {_DENSE_ONLY}, if its rows are "
             f"known to fit, as those of a copy do"
         )
@@ -84,9 +97,6 @@ def check(state: Any, store: Store, tables: Sequence[Table], named: str) -> None
         f"{_when(now)}: dense parameters and rows would be of different steps; "
         f"{_way_back(saved, store)}; {_DENSE_ONLY}"
     )
-
-
-_DENSE_ONLY = "embedrock.nn.loading_dense_only() loads the dense part and leaves rows as they are"
 
 
 def _numbers(store: Store, tables: Sequence[Table]) -> list[int]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from embedrock._arguments import flag, iterated, shown, text
 from embedrock._arrays import dtype_name
+from embedrock._rows import RowStore, RowTable
 from embedrock.errors import MisuseError
 from embedrock.initializers import InitializerLike
 from embedrock.nn.embedding import Rounding, Storage, check_bags, check_mode, pool_bags
@@ -20,8 +21,6 @@ from embedrock.nn.fetch import Ask, Found, expose, host_ids, read, uncompiled
 from embedrock.nn.module import RowsModule, TableArguments, open_padding_row
 from embedrock.nn.pool import Bags, Part, bags_of, pool
 from embedrock.optimizers import OptimizerLike
-from embedrock.store import Store
-from embedrock.table import Table
 
 __all__ = ["EmbeddingBagCollection", "EmbeddingBagConfig", "Jagged"]
 
@@ -72,7 +71,7 @@ class EmbeddingBagCollection(RowsModule):
 
     Args:
         tables: The tables and their features.
-        store: The open store.
+        store: The open store, or one of a server (``embedrock.connect``).
         include_last_offset: Offsets have ``B + 1`` entries, the last one the number of values.
         concatenate: Return one tensor instead of a dict.
         device: Where outputs go.
@@ -111,7 +110,7 @@ class EmbeddingBagCollection(RowsModule):
         self,
         tables: Sequence[EmbeddingBagConfig],
         *,
-        store: Store,
+        store: RowStore,
         include_last_offset: bool = False,
         concatenate: bool = False,
         device: torch.device | str | int | None = None,
@@ -148,7 +147,7 @@ class EmbeddingBagCollection(RowsModule):
         """All features, in the order of the tables: that of the concatenated output."""
         return [name for _, config, _ in self._lookups for name in _features(config)]
 
-    def keys_of(self, features: Mapping[str, Jagged]) -> dict[Table, npt.NDArray[np.int64]]:
+    def keys_of(self, features: Mapping[str, Jagged]) -> dict[RowTable, npt.NDArray[np.int64]]:
         """The keys that a forward with these features reads, ``(N,)`` by table, for look-ahead."""
         asks, _ = self._asks(self._bags(features))
         return {self._pending[ask.slot].table: ask.ids for ask in asks}

@@ -11,14 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from embedrock._arguments import choice, flag, shown
+from embedrock._rows import RowStore, RowTable
 from embedrock.errors import MisuseError, UnsupportedError
 from embedrock.initializers import InitializerLike
 from embedrock.nn.fetch import Ask, Found, expose, fetch, host_ids, read, uncompiled
 from embedrock.nn.module import RowsModule, TableArguments, open_padding_row, output_dtype
 from embedrock.nn.pool import bags_of, gather, pool
 from embedrock.optimizers import OptimizerLike
-from embedrock.store import Store
-from embedrock.table import Table
 
 __all__ = ["Embedding", "EmbeddingBag"]
 
@@ -32,14 +31,14 @@ class _OneTable(RowsModule):
 
     def __init__(
         self,
-        store: Store,
+        store: RowStore,
         wanted: TableArguments,
         padding_idx: int | None,
         device: torch.device | str | int | None,
         asked: torch.dtype | None,
     ) -> None:
         super().__init__(store, device)
-        self.table: Table = self._add_table("rows", wanted)
+        self.table: RowTable = self._add_table("rows", wanted)
         self.output_dtype = output_dtype(self.table, asked)
         self.num_embeddings = wanted.num_embeddings
         self.embedding_dim = wanted.embedding_dim
@@ -72,7 +71,7 @@ class Embedding(_OneTable):
         norm_type: Only with ``max_norm``.
         scale_grad_by_freq: Divide gradients by how often their id occurs in the batch.
         sparse: Accepted for compatibility.
-        store: The open store.
+        store: The open store, or one of a server (``embedrock.connect``).
         name: The table's name; two modules of one name share their rows.
         optimizer: A name or description of ``embedrock.optimizers``; None keeps what an existing
             table has and gives a new one row-wise Adagrad.
@@ -121,7 +120,7 @@ class Embedding(_OneTable):
         scale_grad_by_freq: bool = False,
         sparse: bool = False,
         *,
-        store: Store,
+        store: RowStore,
         name: str,
         optimizer: OptimizerLike | None = None,
         initializer: InitializerLike | None = None,
@@ -152,7 +151,7 @@ class Embedding(_OneTable):
         super().__init__(store, wanted, padding_idx, device, output_dtype)
         self.scale_grad_by_freq = scale
 
-    def keys_of(self, input: Tensor) -> dict[Table, npt.NDArray[np.int64]]:
+    def keys_of(self, input: Tensor) -> dict[RowTable, npt.NDArray[np.int64]]:
         """The keys that a forward with these ids reads, ``(N,)`` by table, for look-ahead."""
         return {self.table: host_ids({"input": input})[0]}
 
@@ -207,7 +206,7 @@ class EmbeddingBag(_OneTable):
         include_last_offset: bool = False,
         padding_idx: int | None = None,
         *,
-        store: Store,
+        store: RowStore,
         name: str,
         optimizer: OptimizerLike | None = None,
         initializer: InitializerLike | None = None,
@@ -249,7 +248,7 @@ class EmbeddingBag(_OneTable):
         input: Tensor,
         offsets: Tensor | None = None,
         per_sample_weights: Tensor | None = None,
-    ) -> dict[Table, npt.NDArray[np.int64]]:
+    ) -> dict[RowTable, npt.NDArray[np.int64]]:
         """The keys that a forward with these bags reads, ``(N,)`` by table, for look-ahead."""
         check_bags("input", input, offsets, per_sample_weights, self.mode)
         return {self.table: host_ids({"input": input})[0]}
@@ -399,7 +398,7 @@ def _refuse_unsupported(name: str, max_norm: Any, weight: Any = None) -> None:
         )
 
 
-def _describe(table: Table, padding: int | None) -> str:
+def _describe(table: RowTable, padding: int | None) -> str:
     rows = "growing" if table.num_embeddings is None else table.num_embeddings
     parts = [f"{rows}, {table.embedding_dim}, name={table.name!r}"]
     parts.append(f"optimizer={table.optimizer['kind']!r}")

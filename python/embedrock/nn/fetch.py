@@ -17,14 +17,13 @@ from torch import Tensor
 
 from embedrock._arguments import shown
 from embedrock._distinct import distinct
+from embedrock._rows import RowStore, RowTable
 from embedrock.errors import MisuseError
 from embedrock.nn.module import RowsModule
 from embedrock.nn.pending import Visit
 from embedrock.nn.pool import Part
 from embedrock.pipeline.run import Run
 from embedrock.pipeline.together import Together
-from embedrock.store import Store
-from embedrock.table import Table
 
 __all__ = ["Ask", "Found", "expose", "fetch", "host_ids", "read", "to_host", "uncompiled"]
 
@@ -100,7 +99,11 @@ def expose(module: RowsModule, parts: Sequence[Part]) -> list[Found]:
 
 
 def _read(
-    store: Store, tables: Sequence[Table], asks: Sequence[Ask], device: torch.device, ahead: bool
+    store: RowStore,
+    tables: Sequence[RowTable],
+    asks: Sequence[Ask],
+    device: torch.device,
+    ahead: bool,
 ) -> list[_Read]:
     """Distinct ids, places among them and rows of all asks: those that a pipeline has read ahead,
     where it may be asked, or an earlier forward of the batch, and the others in one call of the

@@ -21,11 +21,10 @@ from torch import Tensor, nn
 from embedrock import initializers, optimizers
 from embedrock._arguments import shown, text
 from embedrock._arrays import crossing_dtype, dtype_name
+from embedrock._rows import RowStore, RowTable
 from embedrock.errors import MisuseError, UnsupportedError
 from embedrock.nn import bond
 from embedrock.nn.pending import PendingRows, pending_rows
-from embedrock.store import Store
-from embedrock.table import Table
 
 __all__ = ["RowsModule", "TableArguments", "dense_parameters", "output_dtype", "rows_modules"]
 
@@ -69,8 +68,9 @@ class RowsModule(nn.Module):  # type: ignore[misc]
     **State dicts.** ``state_dict()`` has no rows: it says which they were, as a tensor under
     ``_extra_state``. ``load_state_dict`` of one that was saved beside other rows is refused with
     ``MismatchError``, ``strict`` or not: dense parameters and rows would be of different steps.
-    ``store.go_back(step)`` brings the rows of a commit back;
-    :func:`embedrock.nn.loading_dense_only` loads the dense part alone.
+    Rows at a server are not looked at, which others change meanwhile. ``store.go_back(step)``
+    brings the rows of a commit back; :func:`embedrock.nn.loading_dense_only` loads the dense part
+    alone.
 
     **Device and dtype.** Ids may be on any device; outputs are on the module's, which ``device=``
     and ``.to(device)`` set. Rows are float32 here, whatever the table stores, and so are their
@@ -80,15 +80,21 @@ class RowsModule(nn.Module):  # type: ignore[misc]
     **Graphs.** ``torch.compile`` leaves lookups out of its graphs. ``torch.jit``, ``torch.export``
     and ONNX are refused with ``UnsupportedError``.
 
+    **Servers.** The store may be one of :func:`embedrock.connect`: forwards read the rows of the
+    server, and several programs may train one set of tables.
+
     **Processes.** One process writes to a store. ``DistributedDataParallel`` and ``DataParallel``
     are refused with ``UnsupportedError``, ``copy.deepcopy`` and pickling with ``MisuseError``.
     """
 
-    def __init__(self, store: Store, device: torch.device | str | int | None) -> None:
+    def __init__(self, store: RowStore, device: torch.device | str | int | None) -> None:
         """Remembers the store and where outputs go."""
         super().__init__()
-        if not isinstance(store, Store):
-            raise MisuseError(f"store is {shown(store)}, expected a store from embedrock.open")
+        if not isinstance(store, RowStore):
+            raise MisuseError(
+                f"store is {shown(store)}, expected a store from embedrock.open or "
+                f"embedrock.connect"
+            )
         self.store = store
         self._place: Tensor
         self.register_buffer("_place", _empty_on(device), persistent=False)
@@ -101,7 +107,7 @@ class RowsModule(nn.Module):  # type: ignore[misc]
         return self._place.device
 
     @property
-    def tables(self) -> list[Table]:
+    def tables(self) -> list[RowTable]:
         """The tables that the module reads and trains."""
         return [pending.table for pending in self._pending.values()]
 
@@ -150,10 +156,10 @@ class RowsModule(nn.Module):  # type: ignore[misc]
             f"put embedrock.weights.to_torch(module.table) in this module's place (docs/models.md)"
         )
 
-    def _add_table(self, slot: str, wanted: TableArguments) -> Table:
+    def _add_table(self, slot: str, wanted: TableArguments) -> RowTable:
         """Opens or creates a table and keeps room for its pending rows under the name ``slot``."""
         initializer = wanted.initializer
-        if initializer is None and text("name", wanted.name) not in self.store.tables:
+        if initializer is None and not self.store._has_table(text("name", wanted.name)):
             initializer = initializers.normal()
         table = self.store.table(
             wanted.name,
@@ -274,7 +280,7 @@ _MAKE_ANEW = (
 _is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
 
 
-def output_dtype(table: Table, asked: torch.dtype | None) -> torch.dtype:
+def output_dtype(table: RowTable, asked: torch.dtype | None) -> torch.dtype:
     """The dtype of a module's outputs: what is asked for, or that of the table's rows.
 
     Errors: ``MisuseError`` for anything but float32, float16 and bfloat16.
@@ -293,7 +299,7 @@ def _empty_on(device: Any) -> Tensor:
         ) from error
 
 
-def open_padding_row(table: Table, padding_idx: int | None) -> int | None:
+def open_padding_row(table: RowTable, padding_idx: int | None) -> int | None:
     """The padding key as a key of the table, its row zero from the start as torch's is.
 
     Errors: ``MisuseError`` when it lies outside a dense table.

@@ -31,8 +31,8 @@ from embedrock._warnings import warn
 from embedrock.errors import MisuseError
 
 if TYPE_CHECKING:
+    from embedrock._rows import RowTable
     from embedrock.nn.module import RowsModule
-    from embedrock.table import Table
 
 __all__ = ["PendingRows", "Visit", "pending_rows"]
 
@@ -73,7 +73,7 @@ class Visit:
 class PendingRows:
     """The rows of one table that wait for an optimizer step."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: RowTable) -> None:
         """Starts with no rows."""
         self.table = table
         self.parameter = nn.Parameter(torch.empty(0, table.embedding_dim, dtype=torch.float32))
@@ -281,7 +281,7 @@ class _Expose(torch.autograd.Function):  # type: ignore[misc]
 _REGISTRY: weakref.WeakValueDictionary[tuple[int, str], PendingRows] = weakref.WeakValueDictionary()
 
 
-def pending_rows(table: Table) -> PendingRows:
+def pending_rows(table: RowTable) -> PendingRows:
     """The pending rows of a table: one object for all modules that use it."""
     key = (id(table.store), table.name)
     found = _REGISTRY.get(key)  # it holds the store, so the id cannot be another's

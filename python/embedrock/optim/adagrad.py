@@ -7,11 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from embedrock._core import Hyper
+from embedrock._rows import RowTable
 from embedrock._verbs import NonFinite
 from embedrock.clip import Clip
 from embedrock.optim.base import Modules, RowOptimizer, accumulator
-from embedrock.table import Table
 
 __all__ = ["Adagrad", "RowWiseAdagrad"]
 
@@ -59,7 +58,7 @@ class Adagrad(RowOptimizer):
         }
         super().__init__(modules, defaults, non_finite, clip, dense)
 
-    def _factors(self, table: Table, group: dict[str, Any], step: int) -> Hyper:
+    def _factors(self, table: RowTable, group: dict[str, Any], step: int) -> dict[str, Any]:
         lr = group["lr"] / (1 + (step - 1) * group["lr_decay"])
         return super()._factors(table, {**group, "lr": lr}, step)
 

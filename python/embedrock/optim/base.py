@@ -11,18 +11,16 @@ from torch import Tensor, nn
 
 from embedrock._arguments import choice, flag, function, iterated, number, shown
 from embedrock._arrays import as_keys
-from embedrock._core import Hyper
-from embedrock._verbs import NON_FINITE, NonFinite, update_part
+from embedrock._rows import RowStore, RowTable
+from embedrock._verbs import NON_FINITE, NonFinite
 from embedrock.clip import Clip, bounds, coefficient
-from embedrock.errors import MismatchError, MisuseError, NonFiniteError
+from embedrock.errors import MismatchError, MisuseError, NonFiniteError, UnsupportedError
 from embedrock.nn.fetch import to_host
 from embedrock.nn.module import rows_modules
 from embedrock.nn.pending import PendingRows
-from embedrock.optimizers import hyper, pair_of_betas
+from embedrock.optimizers import factors, pair_of_betas
 from embedrock.pipeline.run import Run
 from embedrock.pipeline.together import Together
-from embedrock.store import Store
-from embedrock.table import Table
 
 __all__ = ["Modules", "RowOptimizer", "accumulator"]
 
@@ -115,7 +113,7 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        waiting: dict[int, tuple[Store, list[_Batch]]] = {}
+        waiting: dict[int, tuple[RowStore, list[_Batch]]] = {}
         for group in self.param_groups:
             for parameter in group["params"]:
                 pending = self._pending[id(parameter)]
@@ -169,11 +167,11 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         ]
         parts = []
         for (pending, keys, _, group), rows in zip(batches, to_host(gradients), strict=True):
-            factors = self._factors(pending.table, group, self._steps(pending) + 1)
-            parts.append(update_part(pending.table, as_keys(keys), rows, factors))
+            given = self._factors(pending.table, group, self._steps(pending) + 1)
+            parts.append(pending.table._update_part(as_keys(keys), rows, given))
         return parts
 
-    def _apply(self, stores: Sequence[tuple[Store, list[_Batch], list[Any]]]) -> None:
+    def _apply(self, stores: Sequence[tuple[RowStore, list[_Batch], list[Any]]]) -> None:
         """Makes the step in every store, within the bounds."""
         norms, dense = [0.0] * len(stores), _Dense([])
         if self.clip is not None and self.clip.norm is not None:
@@ -186,21 +184,28 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             if len(stores) > 1:
                 within = bounds(self.clip, 0.0)
                 norms = [
-                    store._core.gradient_norm(parts, self.non_finite, within)
+                    store._gradient_norm(parts, self.non_finite, within)
                     for store, _, parts in stores
                 ]
         for i, (store, batches, parts) in enumerate(stores):
             others = math.hypot(dense.norm, *norms[:i], *norms[i + 1 :])
             within = bounds(self.clip, others)
-            self.norm = self._change(store, batches, parts, within)
-            for pending, _, _, _ in batches:
-                self.state[pending.parameter]["step"] = self._steps(pending) + 1
-            self._drop(batches)
+            settled: set[int] = set()
+            try:
+                self.norm = self._change(store, batches, parts, within, settled)
+                settled.update(range(len(batches)))
+            finally:
+                self._settle([batches[place] for place in sorted(settled)])
         if self.norm is not None and self.clip is not None and self.clip.norm is not None:
             dense.scale(coefficient(self.clip.norm, self.norm))
 
     def _change(
-        self, store: Store, batches: Sequence[_Batch], parts: list[Any], within: Any
+        self,
+        store: RowStore,
+        batches: Sequence[_Batch],
+        parts: list[Any],
+        within: Any,
+        settled: set[int],
     ) -> float | None:
         """Makes the step in one store, or hands it to the pipeline that works on the store; returns
         the norm that it scaled, for which the step has to be waited for."""
@@ -208,7 +213,7 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         if together is not None:
             together.changed([(pending.table.name, keys) for pending, keys, _, _ in batches])
         if run is None:
-            return store._core.update(parts, self.non_finite, None, within)[3]
+            return store._update(parts, self.non_finite, within, settled.add)
         changed = [(pending.table, keys) for pending, keys, _, _ in batches]
         step = run.step(parts, self.non_finite, within, changed)
         if self.clip is None or self.clip.norm is None:
@@ -224,6 +229,12 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             raise NonFiniteError(f"the norm of the dense gradients is {norm}; no row has changed")
         return False
 
+    def _settle(self, batches: Sequence[_Batch]) -> None:
+        """Counts the step on these tables, and forgets its gradients."""
+        for pending, _, _, _ in batches:
+            self.state[pending.parameter]["step"] = self._steps(pending) + 1
+        self._drop(batches)
+
     @staticmethod
     def _drop(batches: Sequence[_Batch]) -> None:
         for pending, _, _, _ in batches:
@@ -233,10 +244,10 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """How many steps this optimizer has made on a table."""
         return int(self.state[pending.parameter].get("step", 0))
 
-    def _factors(self, table: Table, group: dict[str, Any], step: int) -> Hyper:
-        """What the engine takes for the ``step``-th step of this optimizer on a table."""
-        return hyper(
-            table._optimizer["kind"],
+    def _factors(self, table: RowTable, group: dict[str, Any], step: int) -> dict[str, Any]:
+        """By the engine's names, for the ``step``-th step of this optimizer on a table."""
+        return factors(
+            table.optimizer["kind"],
             float(group["lr"]),
             float(group.get("eps", 0.0)),
             group.get("betas", (0.9, 0.999)),
@@ -244,8 +255,14 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             {name: group[name] for name in self._own_hyper},
         )
 
-    def _check_table(self, table: Table, group: dict[str, Any]) -> None:
+    def _check_table(self, table: RowTable, group: dict[str, Any]) -> None:
         """Refuses a table whose rows carry the state of another optimizer."""
+        if self.clip is not None and table.store._elsewhere is not None:
+            raise UnsupportedError(
+                f"clip is given, but table {table.name!r} is at a server, whose updates do not "
+                f"bound gradients; call torch.nn.utils.clip_grad_norm_(model.parameters(), ...) or "
+                f"clip_grad_value_ before step()"
+            )
         wanted = self._fixed()
         stored: dict[str, Any] = {**table.optimizer}
         same = all(stored[name] == value for name, value in wanted.items() if value is not None)

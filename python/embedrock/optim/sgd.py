@@ -8,13 +8,12 @@ from typing import Any
 from torch import Tensor
 
 from embedrock._arguments import number
-from embedrock._core import Hyper
+from embedrock._rows import RowTable
 from embedrock._verbs import NonFinite
 from embedrock.clip import Clip
 from embedrock.errors import MismatchError, MisuseError
 from embedrock.optim.base import Modules, RowOptimizer
-from embedrock.optimizers import hyper
-from embedrock.table import Table
+from embedrock.optimizers import factors
 
 __all__ = ["SGD"]
 
@@ -61,23 +60,23 @@ class SGD(RowOptimizer):
         }
         super().__init__(modules, defaults, non_finite, clip, dense)
 
-    def _factors(self, table: Table, group: dict[str, Any], step: int) -> Hyper:
-        if table._optimizer["kind"] == "momentum":
+    def _factors(self, table: RowTable, group: dict[str, Any], step: int) -> dict[str, Any]:
+        if table.optimizer["kind"] == "momentum":
             return super()._factors(table, group, step)
         self._check_momentum(table, group)  # a scheduler may have changed it
-        return hyper("sgd", float(group["lr"]), 0.0, (0.9, 0.999), group["weight_decay"], {})
+        return factors("sgd", float(group["lr"]), 0.0, (0.9, 0.999), group["weight_decay"], {})
 
     def _kinds(self) -> tuple[str, ...]:
         return ("sgd", "momentum")
 
-    def _check_table(self, table: Table, group: dict[str, Any]) -> None:
+    def _check_table(self, table: RowTable, group: dict[str, Any]) -> None:
         super()._check_table(table, group)
         self._check_momentum(table, group)
 
     @staticmethod
-    def _check_momentum(table: Table, group: dict[str, Any]) -> None:
+    def _check_momentum(table: RowTable, group: dict[str, Any]) -> None:
         """Refuses momentum for rows without a buffer."""
-        if group["momentum"] and table._optimizer["kind"] == "sgd":
+        if group["momentum"] and table.optimizer["kind"] == "sgd":
             raise MismatchError(
                 f"momentum is {group['momentum']}, but table {table.name!r} was created with "
                 f"optimizer='sgd', whose rows have no room for it; create the table with "

@@ -25,11 +25,20 @@ import numpy.typing as npt
 
 from embedrock._arguments import shown
 from embedrock._arrays import as_keys
+from embedrock._rows import RowStore, here
 from embedrock.errors import MisuseError
 from embedrock.store import Store
 from embedrock.table import Table
 
-__all__ = ["FlatKeys", "KeyFinder", "KeysOf", "TableKeys", "for_model", "stores_of"]
+__all__ = [
+    "FlatKeys",
+    "KeyFinder",
+    "KeysOf",
+    "TableKeys",
+    "for_model",
+    "stores_here",
+    "stores_of",
+]
 
 FlatKeys: TypeAlias = npt.NDArray[np.uint64]
 KeysOf: TypeAlias = Callable[[Any], Mapping[Any, Any]]
@@ -48,7 +57,7 @@ class TableKeys:
 class KeyFinder:
     """Flat keys of batches, by a ``keys_of`` over given stores."""
 
-    def __init__(self, keys_of: KeysOf, stores: Sequence[Store]) -> None:
+    def __init__(self, keys_of: KeysOf, stores: Sequence[RowStore]) -> None:
         """Takes the callable, and the stores whose tables it may name."""
         if not callable(keys_of):
             raise MisuseError(f"keys_of is {shown(keys_of)}, expected a callable of a batch")
@@ -138,14 +147,25 @@ def for_model(model: Any) -> KeysOf:
     return lambda batch: {module: _find(name, module, batch) for name, module in modules}
 
 
-def stores_of(model: Any) -> list[Store]:
-    """The stores of a model's tables, each once."""
-    if isinstance(model, Store):
+def stores_of(model: Any) -> list[RowStore]:
+    """The stores of a model's tables, each once; of a store itself."""
+    if isinstance(model, RowStore):
         return [model]
-    found: dict[int, Store] = {}
+    found: dict[int, RowStore] = {}
     for _, module in _named_rows_modules(model):
         found.setdefault(id(module.store), module.store)
     return list(found.values())
+
+
+def stores_here(model: Any, what: str) -> list[Store]:
+    """The same, of which none may be a server's: ``what`` reads ahead and updates beside the loop.
+
+    Errors: ``UnsupportedError``.
+    """
+    stores = stores_of(model)
+    for store in stores:
+        here(store, what)
+    return cast("list[Store]", stores)
 
 
 def _flat(table: Table, given: Any) -> list[FlatKeys]:

@@ -11,7 +11,7 @@ from embedrock._warnings import warn
 from embedrock.errors import ClosedError, LookaheadWarning, MisuseError
 from embedrock.pipeline.announcing import Announcing
 from embedrock.pipeline.feed import Feed, FeedCounts
-from embedrock.pipeline.keys import KeyFinder, KeysOf, for_model, stores_of
+from embedrock.pipeline.keys import KeyFinder, KeysOf, for_model, stores_here
 from embedrock.store import Store
 
 __all__ = ["LookaheadLoader"]
@@ -93,7 +93,7 @@ class LookaheadLoader(Generic[B]):
             raise MisuseError(f"announce is {shown(announce)}, expected True, False or None")
         self._told = False
         self._announcing = Announcing(announce)
-        self._stores = stores_of(model)
+        self._stores = stores_here(model, "LookaheadLoader")
         if keys_of is None and isinstance(model, Store):
             raise MisuseError(
                 "keys_of is None, and a store does not know what a batch reads; pass keys_of=, a "

@@ -35,13 +35,13 @@ from embedrock import _core
 from embedrock._arrays import as_keys
 from embedrock._distinct import distinct
 from embedrock._listeners import Listener, Part, Waits
+from embedrock._rows import RowTable
 from embedrock.errors import EmbedrockError, MisuseError
 from embedrock.pipeline.ahead import Ahead, GetPart
 from embedrock.pipeline.feed import Drawn, Feed
 from embedrock.pipeline.pace import Pace
 from embedrock.pipeline.stage import Stage
 from embedrock.store import Store
-from embedrock.table import Table
 
 __all__ = ["Run", "RunCounts", "Step"]
 
@@ -168,7 +168,7 @@ class Run(Listener):
         parts: list[Any],
         non_finite: str,
         within: _Bounds | None,
-        changed: Sequence[tuple[Table, Ids]],
+        changed: Sequence[tuple[RowTable, Ids]],
     ) -> Step:
         """Applies an optimizer step on these rows: later, or at once for a batch that is not
         overlapped. Errors: what an earlier one raised; what this one raises when it is at once."""
@@ -198,7 +198,7 @@ class Run(Listener):
         with self._lock:
             self._outdate([(name, keys.view(np.int64)) for name, keys in parts])
 
-    def take(self, table: Table, ids: Ids) -> tuple[Ids, Ids, Tensor] | None:
+    def take(self, table: RowTable, ids: Ids) -> tuple[Ids, Ids, Tensor] | None:
         """Distinct ids, each id's place among them, and their rows ``(U, D)``, where they were read
         ahead for the batch at hand; None where not.
 
@@ -333,7 +333,7 @@ class Run(Listener):
         for ahead in batches:
             ahead.ready.set()
 
-    def _unknown(self, changed: Sequence[tuple[Table, Ids]]) -> list[tuple[str, Ids]]:
+    def _unknown(self, changed: Sequence[tuple[RowTable, Ids]]) -> list[tuple[str, Ids]]:
         """Of the rows that a step changes, those that the batch at hand has not announced."""
         known = {} if self.current is None else self.current.by_name
         unknown = []

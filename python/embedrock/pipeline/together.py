@@ -23,10 +23,9 @@ import numpy.typing as npt
 
 from embedrock._distinct import distinct
 from embedrock._listeners import Listener, Part
+from embedrock._rows import RowStore, RowTable
 from embedrock.errors import EmbedrockError
 from embedrock.pipeline.keys import TableKeys
-from embedrock.store import Store
-from embedrock.table import Table
 
 __all__ = ["Together", "offer", "withdraw"]
 
@@ -50,7 +49,7 @@ class _Read(NamedTuple):
 class Together(Listener):
     """The rows of one store that a batch reads."""
 
-    def __init__(self, store: Store, parts: Sequence[TableKeys]) -> None:
+    def __init__(self, store: RowStore, parts: Sequence[TableKeys]) -> None:
         """Notes the tables and their ids; nothing is read."""
         self._store = store
         self._named = {part.table.name: part for part in parts}
@@ -60,7 +59,7 @@ class Together(Listener):
         """Verbs that have changed rows so far, of other threads too."""
         self._thread = threading.get_ident()
 
-    def take(self, asks: Sequence[tuple[Table, Ids]]) -> list[Taken | None]:
+    def take(self, asks: Sequence[tuple[RowTable, Ids]]) -> list[Taken | None]:
         """For what a forward asks of each table: distinct ids, each id's place among them and their
         rows ``(U, D)``, which are the caller's from here on; None where it has to read itself.
 
@@ -96,7 +95,7 @@ class Together(Listener):
         """Offers the rows no more."""
         self._store._listeners.remove(self)
 
-    def _read(self, asks: Sequence[tuple[Table, Ids]]) -> None:
+    def _read(self, asks: Sequence[tuple[RowTable, Ids]]) -> None:
         own = [self._named.pop(table.name, None) for table, _ in asks]
         if not self._named:
             return  # nobody comes after it
@@ -130,7 +129,7 @@ class Together(Listener):
             self._there[part.table.name] = _Read(some, keys, inverse, own_rows)
 
 
-def offer(store: Store, parts: Sequence[TableKeys]) -> Together:
+def offer(store: RowStore, parts: Sequence[TableKeys]) -> Together:
     """Offers rows of a store to forwards, in place of what was offered before."""
     earlier = store._listeners.find(Together)
     if earlier is not None:

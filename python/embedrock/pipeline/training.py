@@ -8,15 +8,15 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from embedrock._arguments import iterable, shown, whole
+from embedrock._rows import RowStore
 from embedrock.ahead.permits import staleness_bound_of
 from embedrock.errors import ClosedError, MisuseError
 from embedrock.pipeline.announcing import Announcing
 from embedrock.pipeline.feed import Feed
-from embedrock.pipeline.keys import KeyFinder, KeysOf, for_model, stores_of
+from embedrock.pipeline.keys import KeyFinder, KeysOf, for_model, stores_here
 from embedrock.pipeline.loader import LookaheadLoader
 from embedrock.pipeline.pace import Pace
 from embedrock.pipeline.run import Run
-from embedrock.store import Store
 
 __all__ = ["Pipeline"]
 
@@ -115,9 +115,9 @@ class Pipeline(Generic[B]):
         if not (overlap is None or isinstance(overlap, bool)):
             raise MisuseError(f"overlap is {shown(overlap)}, expected True, False or None")
         self._pace = Pace(overlap)
-        if isinstance(model, Store):
+        if isinstance(model, RowStore):
             raise MisuseError("model is a Store, expected a model; verbs of a store need no loop")
-        stores = stores_of(model)
+        stores = stores_here(model, "Pipeline")
         if len(stores) != 1:
             raise MisuseError(
                 f"the model's tables are in {len(stores)} stores, expected one: a commit is of one"

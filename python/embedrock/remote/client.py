@@ -2,24 +2,60 @@
 
 from __future__ import annotations
 
+import json
 import os
 import ssl
 import threading
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote, urlsplit
 
-from embedrock._arguments import named_path_or_none, number, seconds, shown, text, whole
-from embedrock.errors import MisuseError, NotFoundError
+import numpy as np
+
+from embedrock import initializers as _initializers
+from embedrock import optimizers as _optimizers
+from embedrock._arguments import (
+    choice,
+    named_path_or_none,
+    number,
+    seconds,
+    shown,
+    text,
+    whole,
+    whole_or_none,
+)
+from embedrock._arrays import STORED_DTYPES, ArrayLike, Keys, as_keys, as_out, dtype_name
+from embedrock._listeners import Listeners
+from embedrock._rows import Bounds
+from embedrock._verbs import NonFinite
+from embedrock.errors import MisuseError, NotFoundError, UnsupportedError
+from embedrock.remote.batches import pull_all, send_all
 from embedrock.remote.hot import Sampler
 from embedrock.remote.pool import Pool
-from embedrock.remote.table import RemoteTable, promote
+from embedrock.remote.table import RemoteTable, UpdatePart, promote
 from embedrock.remote.wire import Wire
+from embedrock.store.batches import arrays_for, batches_of
 
 __all__ = ["RemoteStore", "connect"]
 
 _PORT = 6380
 _LIMITS = ("max-keys", "max-request-bytes", "max-reply-bytes")
+_NO_WINDOW = "table.lookahead(keys) announces keys to the server, which reads their rows ahead"
+_IN_COMMIT = "it is part of a commit: read it where the store is open"
+_OF_SERVER = "the server counts for all its clients: /metrics and INFO"
+_ELSEWHERE = {
+    "window": _NO_WINDOW,
+    "lookahead": _NO_WINDOW,
+    "permits": "a bound of staleness holds among the threads of one process",
+    "put": "write table by table: store[name].put(keys, values)",
+    "update": "update table by table: store[name].update(keys, gradients, lr=...)",
+    "state": _IN_COMMIT,
+    "meta": _IN_COMMIT,
+    "stats": _OF_SERVER,
+    "record": _OF_SERVER,
+}
+"""What stores that are here have, and why it is not there of a server's."""
 
 
 def connect(
@@ -112,12 +148,19 @@ class RemoteStore:
     """A server's store: ``store["user"]`` is a table of it.
 
     Any number of threads may use it; each call has a connection of its own. Use it as a context
-    manager, or :meth:`close` it.
+    manager, or :meth:`close` it. Modules of :mod:`embedrock.nn` take it as their ``store``.
     """
+
+    _returns = 0  # who goes back is who has the store open
+    _elsewhere: str | None = (
+        "train in a plain loop, which reads at each forward and updates at each step; rows are "
+        "durable with commit(), and the dense part is kept with torch.save"
+    )
 
     def __init__(self, pool: Pool, sampler: Sampler | None = None) -> None:
         """Not for callers: :func:`connect` makes it."""
         self._pool, self._sampler = pool, sampler
+        self._listeners = Listeners()
         found = pool.run(lambda wire: wire.call(b"CONFIG", b"GET", b"*"), repeats=True)
         texts = [part.decode() for part in found]
         config = dict(zip(texts[::2], texts[1::2], strict=True))
@@ -141,21 +184,94 @@ class RemoteStore:
         """The table of that name. Errors: ``NotFoundError``."""
         return self.table(name)
 
-    def table(self, name: str) -> RemoteTable:
-        """The table of that name. Errors: ``NotFoundError``."""
+    if not TYPE_CHECKING:  # to type checkers a name that is not there is an error
+
+        def __getattr__(self, name: str) -> Any:
+            """Says why what a store that is here has is not there."""
+            reason = _ELSEWHERE.get(name)
+            said = f"'RemoteStore' has no {name!r}"
+            raise AttributeError(f"{said}: {reason}" if reason else said, name=name, obj=self)
+
+    def table(
+        self,
+        name: str,
+        embedding_dim: int | None = None,
+        num_embeddings: int | None = None,
+        *,
+        expected_rows: int | None = None,
+        optimizer: _optimizers.OptimizerLike | None = None,
+        initializer: _initializers.InitializerLike | None = None,
+        dtype: Any = None,
+        rounding: Literal["stochastic", "nearest"] | None = None,
+        storage: Literal["log", "lsm", "pmem"] | None = None,
+        capacity: int | None = None,
+    ) -> RemoteTable:
+        """The table of that name; with ``embedding_dim`` created if there is none.
+
+        The arguments are those of :meth:`embedrock.Store.table`, with the same meaning. Only a
+        server that writes creates tables.
+
+        Errors: ``NotFoundError`` without ``embedding_dim`` and table; ``MismatchError`` when it has
+        other parameters; ``MisuseError`` of a server that only reads and has no such table;
+        otherwise as :meth:`embedrock.Store.table`.
+
+        Durability: a new table is durable with the server's next commit.
+        """
         wanted = text("name", name)
+        if embedding_dim is None and num_embeddings is not None:
+            raise MisuseError(f"table {name!r}: num_embeddings needs embedding_dim beside it")
+        if embedding_dim is not None:
+            given = {
+                "expected_rows": whole_or_none("expected_rows", expected_rows, 1),
+                "dtype": None if dtype is None else dtype_name(dtype, "dtype", STORED_DTYPES),
+                "rounding": rounding and choice("rounding", rounding, ("stochastic", "nearest")),
+                "storage": storage and choice("storage", storage, ("log", "lsm", "pmem")),
+                "capacity": whole_or_none("capacity", capacity, 1),
+                "optimizer": None if optimizer is None else _optimizers.resolve(optimizer),
+                "initializer": None if initializer is None else _initializers.resolve(initializer),
+            }
+            spec = {
+                "embedding_dim": whole("embedding_dim", embedding_dim, 1),
+                "num_embeddings": whole_or_none("num_embeddings", num_embeddings, 1),
+                **{option: value for option, value in given.items() if value is not None},
+            }
+            # A table that is there already is what was asked for: this may be sent twice.
+            self._call(b"EMB.CREATE", wanted.encode(), json.dumps(spec).encode(), repeats=True)
         tables = self._tables()
         if wanted not in tables:
             there = ", ".join(repr(other) for other in tables) or "none"
             raise NotFoundError(
                 f"server {self._pool.name} has no table {wanted!r}; there are: {there}"
             )
-        return RemoteTable(self._pool, tables[wanted], self._limits, self._sampler)
+        return self._table_of(tables[wanted])
 
     def tables(self) -> list[RemoteTable]:
         """All tables, in order of creation."""
-        infos = self._tables().values()
-        return [RemoteTable(self._pool, info, self._limits, self._sampler) for info in infos]
+        return [self._table_of(info) for info in self._tables().values()]
+
+    def get(
+        self, batches: Sequence[tuple[RemoteTable, ArrayLike]], out: Sequence[Any] | None = None
+    ) -> list[Any]:
+        """Rows of several tables, as :meth:`RemoteTable.get` for each.
+
+        All requests are on their way before the first reply is waited for.
+
+        Shapes: ``[(table, keys (*,)), ...] -> [rows (*, embedding_dim) float32, ...]``.
+
+        Blocking: until the rows are here. After a failed connection it is tried again.
+        """
+        found = self._keys_of(batches_of(batches, 2))
+        given = [None] * len(found) if out is None else arrays_for(found, out)
+        answers, pulls = [], []
+        for i, ((table, keys), array) in enumerate(zip(found, given, strict=True)):
+            shape, meaning = table._shape(keys)
+            new = np.empty(shape, np.float32) if array is None else array
+            answers.append(new)
+            table._look(keys)
+            pulls += table._pulls(keys, as_out(new, shape, meaning, f"out[{i}]"))
+        most = self._limits.get("max-reply-bytes", 1 << 20)
+        self._pool.run(lambda wire: pull_all(wire, pulls, most), repeats=True)
+        return answers
 
     def commit(self, step: int | None = None) -> int:
         """Makes all changes of all clients durable, and returns the commit's step.
@@ -168,15 +284,67 @@ class RemoteStore:
         return int(_pairs(self._call(b"EMB.COMMIT", *words, repeats=False))["step"])
 
     def refresh(self) -> int | None:
-        """Has a server that reads move to the newest commit; its step, or None if it was there."""
+        """Has a server that reads move to the newest commit; its step, or None if it was there.
+
+        It follows the newest from then on, also where :meth:`switch` had it stay at another.
+        """
         found = self._call(b"EMB.REFRESH", repeats=True)
         return None if found is None else int(_pairs(found)["step"])
+
+    def switch(self, step: int) -> int:
+        """Has a server that reads move to the last commit of ``step``, back or forth; its step.
+
+        It stays there for all clients until :meth:`refresh` has it follow the newest again. Errors:
+        ``NotFoundError`` with the steps that are kept; ``MisuseError`` of a server that writes.
+        """
+        found = self._call(b"EMB.SWITCH", b"%d" % whole("step", step, 0), repeats=True)
+        return int(_pairs(found)["step"])
 
     def close(self) -> None:
         """Closes the connections. Later calls raise ``ClosedError``."""
         if self._sampler is not None:
             self._sampler.close()
         self._pool.close()
+
+    def _table_of(self, info: dict[str, Any]) -> RemoteTable:
+        return RemoteTable(self, self._pool, info, self._limits, self._sampler)
+
+    def _has_table(self, name: str) -> bool:
+        return name in self._tables()
+
+    def _keys_of(self, batches: Sequence[Any]) -> list[tuple[RemoteTable, Keys]]:
+        """The tables and keys of batches, which must be of this store."""
+        for table, *_ in batches:
+            if not isinstance(table, RemoteTable) or table._store is not self:
+                raise MisuseError(f"a batch is of {shown(table)}, expected a table of {self!r}")
+        return [(table, as_keys(keys)) for table, keys in batches]
+
+    def _update(
+        self,
+        parts: Sequence[UpdatePart],
+        non_finite: NonFinite,
+        within: Bounds,
+        settled: Callable[[int], object],
+    ) -> float | None:
+        """One optimizer step on several tables, one request for each, never sent twice.
+
+        What a server can refuse of a request is looked at here before the first one is sent, but
+        for what only it knows: a full disk, for example. ``settled`` is called with the places of
+        parts that are made, and where no answer comes of those that may be.
+        """
+        if within is not None:
+            raise UnsupportedError(f"updates of {self!r} do not bound gradients")
+        requests = [part.table._update_request(part, non_finite, None) for part in parts]
+        if non_finite == "refuse" and len(parts) > 1:
+            for part in parts:
+                part.check_finite()
+        self._pool.run(lambda wire: send_all(wire, requests, settled), repeats=False)
+        for part in parts:
+            part.table._tell_changed(part.keys)
+        return None
+
+    def _gradient_norm(self, parts: list[Any], non_finite: NonFinite, within: Bounds) -> float:
+        raise UnsupportedError(f"{self!r} does not tell the norm of gradients")
 
     def _tables(self) -> dict[str, dict[str, Any]]:
         found = [_pairs(table) for table in self._call(b"EMB.TABLES", repeats=True)]

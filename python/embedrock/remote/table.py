@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, overload
+import json
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -10,16 +11,52 @@ import numpy.typing as npt
 from embedrock._arguments import choice, flag, whole_or_none
 from embedrock._arrays import ArrayLike, Keys, as_keys, as_out, as_rows
 from embedrock._verbs import NON_FINITE, Floats, NonFinite, UpdateReport
-from embedrock.errors import KeyRangeError, MisuseError
-from embedrock.optimizers import factors
+from embedrock.errors import KeyRangeError, MisuseError, NonFiniteError
+from embedrock.optimizers import OptimizerSpec, factors
+from embedrock.remote.batches import Pull
 from embedrock.remote.hot import Sampler
 from embedrock.remote.pool import Pool
 from embedrock.remote.wire import Wire
 
-__all__ = ["RemoteTable"]
+if TYPE_CHECKING:
+    from embedrock.remote.client import RemoteStore
+
+__all__ = ["RemoteTable", "UpdatePart"]
 
 _AROUND = 4096
 """Bytes of a request beside keys and rows, at most."""
+
+
+_ELSEWHERE = {
+    "delete": "the server's protocol has no such command",
+    "modify": "its function would run in the server",
+    "items": "iterate over a store that is open here, a copy of the server's for example",
+    "keys": "iterate over a store that is open here, a copy of the server's for example",
+    "digest": "ask a store that is open here, a copy of the server's for example",
+}
+"""Verbs of tables that are here, and why they are not there of a server's."""
+
+
+class UpdatePart(NamedTuple):
+    """One table's part of an optimizer step."""
+
+    table: RemoteTable
+    keys: Keys
+    gradients: Floats
+    factors: dict[str, Any]
+
+    def check_finite(self) -> None:
+        """Refuses gradients of distinct keys that are NaN or infinite, as the engine does."""
+        rows = self.gradients.reshape(-1, self.table.embedding_dim)
+        bad = np.flatnonzero(~np.isfinite(rows).all(axis=1))
+        if bad.size:
+            keys = self.keys.flat.view(np.int64) if self.keys.signed else self.keys.flat
+            raise NonFiniteError(
+                f"gradients of {bad.size} of {len(rows)} rows of table {self.table.name!r} are NaN "
+                f"or infinite, the first for key {keys[bad[0]]}; nothing was changed; the loss is "
+                f"probably not finite: lower the learning rate or clip gradients; "
+                f"non_finite='skip' would leave such rows out"
+            )
 
 
 class RemoteTable:
@@ -35,12 +72,14 @@ class RemoteTable:
 
     def __init__(
         self,
+        store: RemoteStore,
         pool: Pool,
         info: dict[str, Any],
         limits: dict[str, int],
         sampler: Sampler | None = None,
     ) -> None:
         """Not for callers: tables come from a :class:`RemoteStore`."""
+        self._store = store
         self._pool, self._sampler = pool, sampler
         self._limits = limits
         self._name: str = info["name"]
@@ -49,6 +88,7 @@ class RemoteTable:
         self._num_embeddings: int | None = info["num_embeddings"]
         self._dtype: str = info["dtype"]
         self._optimizer: str = info["optimizer"]
+        self._spec: dict[str, Any] = json.loads(info["spec"])
 
     @property
     def name(self) -> str:
@@ -69,6 +109,35 @@ class RemoteTable:
     def dtype(self) -> str:
         """Type of the values as the server stores them; rows cross as float32."""
         return self._dtype
+
+    @property
+    def store(self) -> RemoteStore:
+        """The store that the table belongs to."""
+        return self._store
+
+    @property
+    def optimizer(self) -> OptimizerSpec:
+        """The optimizer whose state the rows carry, as ``embedrock.optimizers`` describes it."""
+        found: OptimizerSpec = self._spec["optimizer"].copy()
+        return found
+
+    @property
+    def initializer(self) -> dict[str, Any]:
+        """What unwritten rows read as, as ``embedrock.initializers`` describes it."""
+        return dict(self._spec["initializer"])
+
+    if not TYPE_CHECKING:  # to type checkers a name that is not there is an error
+
+        def __getattr__(self, name: str) -> Any:
+            """Says why a verb of a table that is here is not there."""
+            reason = _ELSEWHERE.get(name)
+            said = f"'RemoteTable' has no {name!r}"
+            raise AttributeError(f"{said}: {reason}" if reason else said, name=name, obj=self)
+
+    def __contains__(self, key: object) -> bool:
+        """Whether this one key was ever written."""
+        written: bool = self.get(key, found=True)[1].all()  # type: ignore[call-overload]
+        return bool(written)
 
     def __repr__(self) -> str:
         ids = "growing" if self._num_embeddings is None else f"dense of {self._num_embeddings}"
@@ -110,8 +179,7 @@ class RemoteTable:
                 return wire.rows(into, self._embedding_dim)
 
             written[part][self._pool.run(pull, repeats=True)] = False
-        if self._sampler is not None:
-            self._sampler.look(self._encoded, asked.flat)
+        self._look(asked)
         answer = rows if out is None else out
         return (answer, written.reshape(asked.shape)) if wants_found else answer
 
@@ -126,7 +194,8 @@ class RemoteTable:
         asked = as_keys(keys)
         rows = as_rows(values, *self._shape(asked), "values")
         policy = choice("non_finite", non_finite, NON_FINITE)
-        self._write(b"EMB.PUSH", asked, rows, [b"NONFINITE", policy.encode()])
+        request = self._request(b"EMB.PUSH", asked, rows, [b"NONFINITE", policy.encode()])
+        self._write(request, asked)
 
     def update(
         self,
@@ -151,18 +220,10 @@ class RemoteTable:
         Durability: with the server's next commit.
         """
         asked = as_keys(keys)
-        rows = as_rows(gradients, *self._shape(asked), "gradients")
         numbers = factors(self._optimizer, lr, eps, betas, weight_decay, more)
-        if self._optimizer == "momentum":
-            numbers = {"momentum": 0.0, **numbers}  # the server has torch's usual one without
-        options = [b"NONFINITE", choice("non_finite", non_finite, NON_FINITE).encode()]
+        part = self._update_part(asked, gradients, numbers)
         number = whole_or_none("step", step, 1)
-        if number is not None:
-            options += [b"STEP", b"%d" % number]
-        for name, value in numbers.items():
-            given = int(value) if name == "nesterov" else repr(float(value))
-            options += [name.upper().encode(), str(given).encode()]
-        counts = self._write(b"EMB.UPDATE", asked, rows, options)
+        counts = self._write(self._update_request(part, non_finite, number), asked)
         report: UpdateReport = {"rows": counts[b"rows"], "skipped": counts[b"skipped"]}
         if counts[b"saturated"]:
             report["saturated"] = counts[b"saturated"]
@@ -199,11 +260,52 @@ class RemoteTable:
         self._check_range(asked)
         promote(self._pool, self._encoded, asked.flat)
 
-    def _write(self, command: bytes, keys: Keys, rows: Floats, options: list[bytes]) -> Any:
+    def _update_part(self, keys: Keys, gradients: ArrayLike, factors: dict[str, Any]) -> UpdatePart:
+        """The table's part of an optimizer step, as ``RemoteStore._update`` takes it."""
+        return UpdatePart(self, keys, as_rows(gradients, *self._shape(keys), "gradients"), factors)
+
+    def _update_request(
+        self, part: UpdatePart, non_finite: NonFinite, step: int | None
+    ) -> list[bytes | memoryview]:
+        numbers = part.factors
+        if self._optimizer == "momentum":
+            numbers = {"momentum": 0.0, **numbers}  # the server has torch's usual one without
+        options = [b"NONFINITE", choice("non_finite", non_finite, NON_FINITE).encode()]
+        if step is not None:
+            options += [b"STEP", b"%d" % step]
+        for name, value in numbers.items():
+            given = int(value) if name == "nesterov" else repr(float(value))
+            options += [name.upper().encode(), str(given).encode()]
+        return self._request(b"EMB.UPDATE", part.keys, part.gradients, options)
+
+    def _request(
+        self, command: bytes, keys: Keys, rows: Floats, options: list[bytes]
+    ) -> list[bytes | memoryview]:
         self._check(keys, rows.nbytes)
-        arguments = [self._encoded, _packed(keys.flat), _bytes_of(rows), *options]
-        flat = self._pool.run(lambda wire: wire.call(command, *arguments), repeats=False)
+        return [command, self._encoded, _packed(keys.flat), _bytes_of(rows), *options]
+
+    def _write(self, request: list[bytes | memoryview], keys: Keys) -> Any:
+        flat = self._pool.run(lambda wire: wire.call(*request), repeats=False)
+        self._tell_changed(keys)
         return dict(zip(flat[::2], flat[1::2], strict=True))
+
+    def _tell_changed(self, keys: Keys) -> None:
+        """Tells who keeps rows of the table, in this process alone."""
+        self._store._listeners.changed([(self._name, keys.flat)])
+
+    def _look(self, keys: Keys) -> None:
+        """Lets the sampler see what is asked for."""
+        if self._sampler is not None:
+            self._sampler.look(self._encoded, keys.flat)
+
+    def _pulls(self, keys: Keys, into: Floats) -> list[Pull]:
+        """The requests for these rows."""
+        self._check_range(keys)
+        flat = into.reshape(-1, self._embedding_dim)
+        return [
+            Pull(self._encoded, _packed(keys.flat[part]), flat[part])
+            for part in self._parts(len(keys.flat))
+        ]
 
     def _check(self, keys: Keys, row_bytes: int) -> None:
         """Refuses what the server would refuse only once most of it was sent."""

@@ -26,6 +26,8 @@ _BUFFER_BYTES = 8192
 """Read at once of a reply whose length is not known yet; rows behind it go where they belong."""
 _DEPTH_MAX = 8
 _LINE_MAX = 64 << 10
+_NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")
+"""Why a handshake fails with a server that does not encrypt."""
 _HEADER = struct.Struct("<III")
 _LAYOUT = 1
 """Layout version 1, rows of float32."""
@@ -46,7 +48,10 @@ class Refused(Exception):
 
     def mirrored(self) -> EmbedrockError:
         """The exception that the same error has of a store that is open here."""
-        return _CLASSES.get(self.code, MisuseError)(self.said or self.code)
+        kind = _CLASSES.get(self.code, MisuseError)
+        # What the protocol has words for is an argument here.
+        said = self.said.replace("NONFINITE SKIP", 'non_finite="skip"')
+        return kind(said or self.code)
 
 
 class Wire:
@@ -78,7 +83,10 @@ class Wire:
                 self._socket = tls.wrap_socket(plain, server_hostname=host)
         except OSError as error:
             plain.close()
-            raise self._lost(error, "cannot connect") from error
+            lost = self._lost(error, "cannot connect")
+            if getattr(error, "reason", None) in _NO_TLS:
+                lost.args = (f"{lost}; it does not speak TLS: connect with redis://",)
+            raise lost from error
 
     def close(self) -> None:
         """Closes the socket."""

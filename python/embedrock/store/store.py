@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, overload
 
 from embedrock import _verbs
@@ -12,6 +12,7 @@ from embedrock import optimizers as _optimizers
 from embedrock._arguments import choice, flag, shown, text, whole, whole_or_none
 from embedrock._arrays import STORED_DTYPES, ArrayLike, Keys, as_keys, dtype_name
 from embedrock._keys import KeysNamed
+from embedrock._rows import Bounds
 from embedrock._verbs import (
     ASKS,
     NON_FINITE,
@@ -430,11 +431,11 @@ class Store(Handle):
 
         Errors: ``MisuseError`` for a store that is open to write, which always is at its newest
         commit; ``BudgetError`` naming the memory that works, where the index has outgrown it; as
-        ``open`` otherwise. The store stays where it was then, with all its rows; it is closed, and
-        the message says so, only where not even its own commit can be recovered.
+        ``open`` otherwise. The store stays where it was then, with all its rows.
 
         Blocking: reads what the writer has put down since; the time follows how much changed. Verbs
-        of other threads wait meanwhile.
+        of other threads go on at the old commit meanwhile, and wait only for the moment of the
+        move. Until it returns there is a second index in memory, beside the budget.
 
         >>> store.commit(step=1).step
         1
@@ -532,6 +533,25 @@ class Store(Handle):
         4
         """
         return Permits(self, staleness_bound)
+
+    _elsewhere: str | None = None
+    """It is here; a store of a server says how its user gets what needs one that is here."""
+
+    def _has_table(self, name: str) -> bool:
+        return self._core.find_table(name) is not None
+
+    def _update(
+        self,
+        parts: list[Any],
+        non_finite: NonFinite,
+        within: Bounds,
+        settled: Callable[[int], object],
+    ) -> float | None:
+        """One optimizer step on what ``Table._update_part`` has made: all parts, or none."""
+        return self._core.update(parts, non_finite, None, within)[3]
+
+    def _gradient_norm(self, parts: list[Any], non_finite: NonFinite, within: Bounds) -> float:
+        return self._core.gradient_norm(parts, non_finite, within)
 
     def _keys_of(self, batches: Iterable[Sequence[Any]]) -> list[tuple[Table, Keys]]:
         """The tables and keys of batches, which must be of this store."""

@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from embedrock._rows import RowTable
 from embedrock.data import Batch, Feature
 from embedrock.nn import EmbeddingBagCollection, EmbeddingBagConfig
 from embedrock.store import Store
-from embedrock.table import Table
 
 
 def bags(keys: Tensor, offsets: Tensor, num_features: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -68,7 +68,7 @@ class StoreEmbeddings(nn.Module):  # type: ignore[misc]
             concatenate=True,
         )
 
-    def keys_of(self, batch: Batch) -> dict[Table, NDArray[np.int64]]:
+    def keys_of(self, batch: Batch) -> dict[RowTable, NDArray[np.int64]]:
         """The keys that a forward with this batch reads, by table, for look-ahead."""
         return {
             table: batch.feature_keys(feature)

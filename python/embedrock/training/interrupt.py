@@ -1,4 +1,4 @@
-"""Ctrl-C while training: the first one asks, the second one leaves at once."""
+"""Ctrl-C amid work: the first one asks, the second one leaves at once."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ _NOTE = b"\nfinishing the step and committing; Ctrl-C again leaves at once, at t
 
 class Interrupt:
     """While entered, the first SIGINT sets `requested` and gives the second one its default effect:
-    the kernel ends the process, wherever it is. A store survives that at its last commit.
+    the kernel ends the process, wherever it is. A store survives that at its last commit. Other
+    signals that are taken do the same; `number` is that of the first that came.
 
     Does nothing outside the main thread, where Python takes no signals.
     """
 
-    def __init__(self) -> None:
-        """Changes nothing before it is entered."""
+    def __init__(self, *also: signal.Signals) -> None:
+        """Takes SIGINT, and `also` others. Changes nothing before it is entered."""
         self.requested = False
-        self._before: object = None
-        self._entered = False
+        self.number: int | None = None
+        self._numbers = (signal.SIGINT, *also)
+        self._before: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> Interrupt:
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self._first)
-            self._entered = True
+            for number in self._numbers:
+                self._before[number] = signal.signal(number, self._first)
         return self
 
     def __exit__(
@@ -37,10 +39,11 @@ class Interrupt:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._entered:
-            signal.signal(signal.SIGINT, self._before)  # type: ignore[arg-type]
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
 
-    def _first(self, _number: int, _frame: FrameType | None) -> None:
-        self.requested = True
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    def _first(self, number: int, _frame: FrameType | None) -> None:
+        self.requested, self.number = True, number
+        for taken in self._numbers:
+            signal.signal(taken, signal.SIG_DFL)
         os.write(2, _NOTE)

@@ -24,6 +24,7 @@
 //! *Source*: blocks with their own lock and replacement, SSDHashEmbed; prefetching the next key,
 //! PetPS.
 
+mod arrivals;
 mod gather;
 mod lines;
 mod locate;
@@ -48,6 +49,7 @@ pub use sets::BLOCK;
 pub use shrink::TakeWay;
 
 use crate::error::Result;
+use arrivals::Arrivals;
 use locate::Locator;
 use next_use::NextUses;
 use parking_lot::Mutex;
@@ -126,6 +128,7 @@ pub struct Cache {
     ways: AtomicUsize,
     /// Guards the taking of ways; taken before set locks.
     shrinking: Mutex<Shrinking>,
+    arrivals: Arrivals,
 }
 
 impl Cache {
@@ -161,6 +164,7 @@ impl Cache {
             next_uses: OnceLock::new(),
             ways: AtomicUsize::new(shape.ways),
             shrinking: Mutex::new(Shrinking::new(shape.ways)),
+            arrivals: Arrivals::default(),
         })
     }
 
@@ -288,6 +292,7 @@ impl Cache {
             Some(next) => self.expect_use_of(at.set, way, next),
         }
         self.counters.add_resident(at.set, 1);
+        self.note_arrival(table, key);
         Some(result)
     }
 

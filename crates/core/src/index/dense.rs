@@ -47,6 +47,27 @@ impl DenseIndex {
         Ok(Self(Form::Packed(PackedIndex::new(ids_of(num_embeddings)?)?)))
     }
 
+    /// An index of as many ids, in the same form, none of which has a stored copy yet.
+    ///
+    /// *Errors*: as `new`.
+    pub fn empty_copy(&self) -> Result<Self> {
+        let count = self.num_embeddings() as usize;
+        Ok(Self(match &self.0 {
+            Form::Full(_) => Form::Full(FullIndex::new(count)?),
+            Form::Packed(_) => Form::Packed(PackedIndex::new(count)?),
+        }))
+    }
+
+    /// Copies a part of it, of a number, into what `empty_copy` gave: some megabytes. Says whether
+    /// parts follow; once none does, the copy is whole.
+    pub fn copy_part(&self, part: usize, copy: &mut Self) -> bool {
+        match (&self.0, &mut copy.0) {
+            (Form::Full(index), Form::Full(copy)) => index.copy_part(part, copy),
+            (Form::Packed(index), Form::Packed(copy)) => index.copy_part(part, copy),
+            _ => unreachable!("a copy has the form of its index"),
+        }
+    }
+
     /// The slot number of `id`, 0 if it has no stored copy.
     #[inline]
     pub fn get(&self, id: u64) -> u32 {
@@ -320,6 +341,25 @@ mod tests {
                 assert_eq!(index.get(u64::from(*id)), slot);
             }
             assert_eq!(index.len(), 90);
+        }
+    }
+
+    #[test]
+    fn a_copy_that_was_made_part_by_part_is_equal() {
+        const IDS: u64 = 1_300_000;
+        for mut index in [DenseIndex::new(IDS).unwrap(), DenseIndex::packed(IDS).unwrap()] {
+            for id in (0..IDS).step_by(7) {
+                index.set(id, id as u32 + 1);
+            }
+            let mut copy = index.empty_copy().unwrap();
+            let mut parts = 0;
+            while index.copy_part(parts, &mut copy) {
+                parts += 1;
+            }
+            assert!(parts > 1, "{parts} parts");
+            assert!(copy.iter().eq(index.iter()));
+            assert_eq!(copy.len(), index.len());
+            assert!(copy.memory_bytes() <= index.memory_bytes());
         }
     }
 }

@@ -10,6 +10,9 @@ use crate::error::{Result, bail};
 use crate::prefetch::prefetch_read;
 use std::ops::RangeInclusive;
 
+/// Words that are copied at a time: 2 MB.
+const PART_WORDS: usize = 512 << 10;
+
 /// Slot numbers of the ids `0..num_embeddings` of a dense table; 4 bytes per id.
 ///
 /// Verbs that take an id panic when it is not below `num_embeddings`: batches are validated before
@@ -34,6 +37,15 @@ impl FullIndex {
         let mut words = vec![0; count];
         advise_huge(&mut words);
         Ok(Self { words, live: 0 })
+    }
+
+    /// Copies a part of it, of a number, into an index of as many ids. Says whether parts follow.
+    pub(super) fn copy_part(&self, part: usize, copy: &mut Self) -> bool {
+        let begin = (part * PART_WORDS).min(self.words.len());
+        let end = (begin + PART_WORDS).min(self.words.len());
+        copy.words[begin..end].copy_from_slice(&self.words[begin..end]);
+        copy.live = self.live;
+        end < self.words.len()
     }
 
     /// The slot number of `id`, 0 if it has no stored copy.

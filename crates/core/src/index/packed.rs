@@ -25,9 +25,11 @@ const WORD_IDS: usize = u64::BITS as usize;
 const GROWTH_MIN: usize = 4;
 /// A block grows by one slot number for so many.
 const GROWTH_PART: usize = 8;
+/// Blocks that are copied at a time: 2 MB where every id has a stored copy.
+const PART_BLOCKS: usize = 128;
 
 /// 4096 ids; see the module. Its first field is a whole number of cache lines.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 #[repr(C, align(64))]
 struct Block {
     bits: [[u64; GROUP_IDS / WORD_IDS]; GROUPS],
@@ -168,6 +170,17 @@ impl PackedIndex {
         }
         blocks.resize_with(count, Block::default);
         Ok(Self { blocks, num_embeddings: num_embeddings as u64, live: 0, heap_bytes: 0 })
+    }
+
+    /// Copies a part of it, of a number, into an index of as many ids. Says whether parts follow.
+    pub(super) fn copy_part(&self, part: usize, copy: &mut Self) -> bool {
+        let begin = (part * PART_BLOCKS).min(self.blocks.len());
+        let end = (begin + PART_BLOCKS).min(self.blocks.len());
+        copy.blocks[begin..end].clone_from_slice(&self.blocks[begin..end]);
+        copy.live = self.live;
+        // What is copied has no room to grow.
+        copy.heap_bytes += copy.blocks[begin..end].iter().map(Block::heap_bytes).sum::<usize>();
+        end < self.blocks.len()
     }
 
     /// The block of an id, and its place there.

@@ -87,7 +87,7 @@ fn matching(blocks: &[[u16; LANES]], is: impl Fn(u16) -> bool) -> [u16; LANES] {
 }
 
 /// The entries of the keys whose hash has the partition's address bits; see the module.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Partition {
     words: Box<[u16]>,
 }

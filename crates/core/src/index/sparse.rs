@@ -110,6 +110,31 @@ impl SparseIndex {
         Ok(index)
     }
 
+    /// An index to copy this one into, which has nothing yet, not even partitions.
+    pub fn empty_copy(&self) -> Self {
+        Self {
+            directory: Vec::new(),
+            partitions: 0,
+            least_partitions: self.least_partitions,
+            live: 0,
+            partition_bytes: 0,
+        }
+    }
+
+    /// Copies a part of it, of a number, into what `empty_copy` gave: some megabytes at most, in
+    /// order. Says whether parts follow; once none does, the copy is whole.
+    pub fn copy_part(&self, part: usize, copy: &mut Self) -> bool {
+        let mut chunk = Vec::with_capacity(self.directory[part].capacity());
+        chunk.extend_from_slice(&self.directory[part]);
+        copy.directory.push(chunk);
+        let is_whole = copy.directory.len() == self.directory.len();
+        if is_whole {
+            (copy.partitions, copy.live) = (self.partitions, self.live);
+            copy.partition_bytes = self.partition_bytes;
+        }
+        !is_whole
+    }
+
     /// An upper bound of the bytes of an index of `rows` rows, for a plan of the memory budget;
     /// about 6.6 bytes a row are used where none were removed.
     pub fn planned_bytes(rows: u64) -> u64 {

@@ -520,3 +520,21 @@ fn an_expected_size_needs_no_split_and_is_not_merged_away() {
     }
     index.assert_consistent();
 }
+
+#[test]
+fn a_copy_that_was_made_part_by_part_is_equal() {
+    let mut index = SparseIndex::new(6_000_000).unwrap();
+    let hashes: Vec<u64> = (0..100_000).map(|key| mix(key, 7)).collect();
+    for (slot, hash) in (1..).zip(&hashes) {
+        index.insert(*hash, slot);
+    }
+    let mut copy = index.empty_copy();
+    let mut parts = 0;
+    while index.copy_part(parts, &mut copy) {
+        parts += 1;
+    }
+    assert!(parts > 1, "{parts} parts");
+    assert_eq!(copy.len(), index.len());
+    assert!(copy.memory_bytes() <= index.memory_bytes());
+    assert!((1..).zip(&hashes).all(|(slot, hash)| copy.contains_slot(*hash, slot)));
+}

@@ -230,6 +230,27 @@ impl Medium for DirectoryMedium {
             .map_err(|source| os_or_missing(self.what("remove", name), source))
     }
 
+    fn link(&self, from: &str, to: &str) -> Result<bool> {
+        check_name(from)?;
+        check_name(to)?;
+        let _point = Point::begin(Operation::Create);
+        match fs::hard_link(self.path.join(from), self.path.join(to)) {
+            Ok(()) => Ok(true),
+            // A file system without second names, or with too many of this file.
+            Err(error)
+                if matches!(
+                    error.raw_os_error(),
+                    Some(libc::EPERM | libc::EOPNOTSUPP | libc::ENOSYS | libc::EMLINK)
+                ) =>
+            {
+                Ok(false)
+            }
+            Err(source) => {
+                Err(os_or_missing(format!("{} to {to}", self.what("link", from)), source))
+            }
+        }
+    }
+
     fn rename(&self, from: &str, to: &str) -> Result<()> {
         check_name(from)?;
         check_name(to)?;

@@ -144,6 +144,14 @@ impl Medium for RoutedMedium {
         self.holder(name)?.change(|medium| medium.remove(name))
     }
 
+    fn link(&self, from: &str, to: &str) -> Result<bool> {
+        let holder = self.holder(from)?;
+        if !std::ptr::eq(holder, self.home(to)) {
+            return Ok(false);
+        }
+        holder.change(|medium| medium.link(from, to))
+    }
+
     fn rename(&self, from: &str, to: &str) -> Result<()> {
         let holder = self.holder(from)?;
         if !std::ptr::eq(holder, self.home(to)) {

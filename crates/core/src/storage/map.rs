@@ -37,7 +37,7 @@ const ROW: u8 = 1;
 const DELETE: u8 = 2;
 
 /// Rows of a table, and how often each was written, deleted ones included.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct MapTable {
     rows: BTreeMap<u64, Vec<f32>>,
     writes: BTreeMap<u64, u32>,

@@ -390,21 +390,25 @@ pub trait StorageTables {
     fn remove_table(&mut self, table: u16);
 }
 
-/// A reader that moves to another commit.
+/// A reader that moves to another commit. It is read meanwhile: the index of the next one is made
+/// beside its own.
 pub trait StorageRefresh {
-    /// Takes all `tables` out, in the order of their ids, to be changed by what the journal says
-    /// from `epoch` on. From here on the storage has none. Copies that commits before
-    /// `oldest` have are not counted.
+    /// What becomes the storage at a later commit: this one's `tables`, in the order of their ids,
+    /// to be changed by what the journal says from `epoch` on. First it has to be given a copy of
+    /// the index, by [`copy_more`](Self::copy_more). Copies that commits before `oldest` have are
+    /// not counted.
+    ///
+    /// *Errors*: `Budget` when the machine does not have the memory for a second index.
     fn go_on(
-        &mut self,
+        &self,
         tables: &[TableFacts<'_>],
         epoch: u64,
         oldest: u64,
-    ) -> Box<dyn StorageRecovery>;
+    ) -> Result<Box<dyn StorageRecovery>>;
 
-    /// Puts the tables of a recovery of the same commit in the place of those that
-    /// [`go_on`](Self::go_on) took.
-    fn take_back(&mut self, recovery: Box<dyn StorageRecovery>);
+    /// Copies the next part of the index, some megabytes, into what [`go_on`](Self::go_on) gave;
+    /// false when nothing is left. The class may be unlocked between two parts.
+    fn copy_more(&self, into: &mut dyn StorageRecovery) -> bool;
 }
 
 /// What stores the rows of a row class. Whoever holds the lock of the class has it alone; only

@@ -407,23 +407,55 @@ impl Engine {
         &mut **self.classes[usize::from(class)].log.get_mut()
     }
 
-    /// Takes the indexes of all tables out, to be changed by what the journal says from an epoch
-    /// on; commits before `oldest` are not kept.
-    pub(super) fn go_on(&mut self, epoch: u64, oldest: u64) -> Vec<Box<dyn StorageRecovery>> {
-        let Self { classes, tables, .. } = self;
-        let classes = classes.iter_mut().enumerate().map(|(at, class)| {
-            let of_class = tables.iter().filter(|table| table.class == at);
+    /// What becomes the storage of each class at a later commit, by what the journal says from an
+    /// epoch on; commits before `oldest` are not kept. Their indexes are copied afterwards.
+    pub(super) fn go_on(&self, epoch: u64, oldest: u64) -> Result<Vec<Box<dyn StorageRecovery>>> {
+        let classes = self.classes.iter().enumerate().map(|(at, class)| {
+            let of_class = self.tables.iter().filter(|table| table.class == at);
             let facts: Vec<_> = of_class.map(|table| table.record.facts()).collect();
-            class.log.get_mut().go_on(&facts, epoch, oldest)
+            class.log.lock().go_on(&facts, epoch, oldest)
         });
         classes.collect()
     }
 
-    /// Puts recovered indexes of the same commit in the place of those that `go_on` took.
-    pub(super) fn take_back(&mut self, logs: Vec<Box<dyn StorageRecovery>>) {
-        for (class, log) in self.classes.iter_mut().zip(logs) {
-            class.log.get_mut().take_back(log);
+    /// Copies a part of the index of each class; false when nothing is left.
+    pub(super) fn copy_more(&self, logs: &mut [Box<dyn StorageRecovery>]) -> bool {
+        let mut has_more = false;
+        for (class, log) in self.classes.iter().zip(logs) {
+            has_more |= class.log.lock().copy_more(&mut **log);
         }
+        has_more
+    }
+
+    /// The caches of all classes, once there are any.
+    fn caches(&self) -> impl Iterator<Item = &Cache> {
+        self.classes.iter().filter_map(|class| class.tier.as_ref()).map(|tier| &tier.cache)
+    }
+
+    /// Notes from now on which rows come to the caches.
+    pub(super) fn note_arrivals(&self) {
+        self.caches().for_each(Cache::note_arrivals);
+    }
+
+    /// Whether it is known of all caches which rows have come since they were to be noted.
+    pub(super) fn knows_arrivals(&self) -> bool {
+        self.caches().all(Cache::knows_arrivals)
+    }
+
+    /// Takes the rows out of the caches that have come since the last call, and says how many.
+    pub(super) fn forget_arrived_rows(&self) -> usize {
+        let mut forgotten = 0;
+        for cache in self.caches() {
+            let arrived = cache.take_arrivals();
+            arrived.iter().for_each(|(table, key)| self.forget_row(*table, *key));
+            forgotten += arrived.len();
+        }
+        forgotten
+    }
+
+    /// Arrivals are not wanted any more.
+    pub(super) fn forget_arrivals(&self) {
+        self.caches().for_each(Cache::forget_arrivals);
     }
 
     /// Takes a row, whatever it holds, out of the cache.

@@ -49,7 +49,7 @@ pub(super) struct Recovered {
     pub(super) sequence_max: u64,
 }
 
-/// Which commit to rebuild: of the kept ones, unless it is held.
+/// Which commit to rebuild, of the kept ones.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Target {
     /// The last one.
@@ -58,8 +58,6 @@ pub(super) enum Target {
     Step(u64),
     /// The one of this number.
     Sequence(u64),
-    /// The one of this number, which the caller holds, kept or not.
-    Held(u64),
 }
 
 /// What the files of a store say before any index is rebuilt.
@@ -90,14 +88,6 @@ impl Look {
     fn number_of(&mut self, medium: &dyn Medium, seed: u64, target: Target) -> Result<u64> {
         let (damage, gap) = (self.survey.damage.take(), self.survey.gap.take());
         let (newest, oldest) = (self.survey.newest(), self.whole.oldest);
-        if let Target::Held(sequence) = target {
-            // Damage behind it does not concern it.
-            if self.survey.commits.iter().all(|c| c.info.sequence != sequence) {
-                bail!(CommitGone, "commit {sequence} is gone, although it was held");
-            }
-            self.whole = Whole { oldest: sequence, base: self.survey.base(sequence) };
-            return Ok(sequence);
-        }
         let lost = self.head.sequence > newest;
         if let Some(damage) = damage.or_else(|| lost_end(newest, self.head.sequence)) {
             // Without a head beyond it, nobody knows which commits before the damage are kept.
@@ -115,7 +105,7 @@ impl Look {
         }
         match target {
             Target::Last => Ok(newest),
-            Target::Sequence(sequence) | Target::Held(sequence) => {
+            Target::Sequence(sequence) => {
                 if !(oldest..=newest).contains(&sequence) {
                     bail!(
                         CommitGone,

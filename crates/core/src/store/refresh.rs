@@ -1,14 +1,17 @@
-//! Refresh: an open reader moves to the newest commit.
+//! Refresh: an open reader moves to the newest commit, or to another one that is kept.
 //!
-//! It holds the new commit before it lets the old one go. The journal behind the old commit says
-//! which rows changed: they leave the cache, the index follows, all other rows stay resident. A
+//! It holds the new commit before it lets the old one go. Its index is made beside the one that is
+//! read, so that verbs wait only for the moment in which one takes the other's place: a copy of the
+//! index goes on by what the journal says behind the old commit. That also says which rows changed:
+//! they leave the cache, and so does every row that came meanwhile; all others stay resident. A
 //! reader that no longer holds its commit, or has none, recovers the whole index instead, and so
-//! does one whose writer has gone back; tables that came since take an empty cache, too.
+//! does one that moves back, or whose writer has gone back; its cache begins empty, as it does
+//! where tables came since.
 //!
-//! Whatever fails, the reader stays at its commit. What it needs beside the index is made before it
-//! moves. Where the index was half changed the old one is recovered, which the old hold has kept.
+//! Whatever fails, the reader stays at its commit.
 
 use super::cold;
+use super::commit::History;
 use super::engine::Engine;
 use super::files::head::Head;
 use super::files::holds::Hold;
@@ -20,7 +23,18 @@ use super::{Inner, Store};
 use crate::config::CommitInfo;
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::io::Medium;
+use parking_lot::RwLockReadGuard;
+use std::mem::replace;
 use std::sync::atomic::Ordering;
+
+/// Changed rows that leave the cache at a time, and how many such times until those are dropped,
+/// too, that came meanwhile.
+const ROWS_AT_ONCE: usize = 4096;
+const TIMES_UNTIL_ARRIVED: usize = 64;
+/// Rows that came meanwhile are dropped beside verbs until so few are left, or so often; the rest
+/// when verbs wait.
+const ARRIVED_MOST: usize = 1024;
+const ROUNDS_MAX: usize = 8;
 
 /// A commit that a refresh goes to, and all that the reader needs of it beside its index.
 struct Next {
@@ -29,9 +43,19 @@ struct Next {
     /// Commits behind the one that is open, up to that; `None` where the whole index is needed.
     behind: Option<Vec<CommitRecord>>,
     hold: Option<Hold>,
-    /// Whether the budget worked for the commit that is open, and has to for this one.
-    must_fit: bool,
 }
+
+/// A store at another commit than the one that is open, ready to take its place.
+struct Made {
+    engine: Engine,
+    history: History,
+    rows_disk_bytes: u64,
+    /// Whether rows that are resident are of this commit, too.
+    keeps_rows: bool,
+}
+
+/// Runs the move, once whoever asked for it has made ready.
+type Around<'a> = &'a mut dyn FnMut(&mut dyn FnMut() -> Result<()>) -> Result<()>;
 
 impl Next {
     /// Notes the commit, which was read before it was held.
@@ -42,7 +66,7 @@ impl Next {
         hold: Option<Hold>,
     ) -> Result<Self> {
         let noted = Noted::of(medium, &commit)?;
-        Ok(Self { commit, noted, behind, hold, must_fit: false })
+        Ok(Self { commit, noted, behind, hold })
     }
 
     fn gone(&self) -> Error {
@@ -59,10 +83,22 @@ impl Store {
     /// *Errors*: `Misuse` for a store that is open to write, which is at its newest commit always;
     /// `Mismatch` where the store has got or moved its cold directory, and has to be opened again;
     /// `Budget` naming a memory that works; as `open` otherwise. The reader stays at its commit
-    /// then; only where it cannot even recover that, it is closed, and says so. *Blocking*: reads
-    /// the journal behind the commit that is open. Verbs of other threads wait while the index
-    /// changes, and a scan that was begun before has to begin again.
+    /// then. *Blocking*: reads the journal behind the commit that is open. Verbs of other threads
+    /// go on at the old commit until the new one is ready, and wait only for the moment of the
+    /// move; a scan that was begun before has to begin again. *Memory*: until it returns there is a
+    /// second index beside the budget.
     pub fn refresh(&self) -> Result<Option<CommitInfo>> {
+        self.refresh_to(None, &mut |go| go())
+    }
+
+    /// As [`refresh`](Self::refresh), to the last commit of this step if one is given, which may
+    /// lie before the one that is open: then the cache begins empty. `around` is called when the
+    /// other commit is ready, and calls what it is given, which moves the reader: it may keep
+    /// others from looking at the store meanwhile. An error that it returns is that of the move, if
+    /// there was one.
+    ///
+    /// *Errors*: `NotFound` with the steps that there are, where no commit of this one is kept.
+    pub fn refresh_to(&self, step: Option<u64>, around: Around<'_>) -> Result<Option<CommitInfo>> {
         let inner = &*self.inner;
         inner.check_call()?;
         if !inner.options.read_only {
@@ -76,35 +112,55 @@ impl Store {
         let _one = inner.refreshing.lock();
         // What a writer changes meanwhile may look like damage, and is looked at again.
         let look = || files_of_commits(&*inner.medium);
-        while_changing(look, || match inner.move_on() {
+        while_changing(look, || match inner.move_on(step, around) {
             Err(error) if inner.engine.read().closed || is_lasting(error.kind()) => Ok(Err(error)),
             moved => moved.map(Ok),
         })?
     }
 }
 
+/// Ends the noting of rows that come.
+struct Noting<'a>(&'a Inner);
+
+impl Drop for Noting<'_> {
+    fn drop(&mut self) {
+        self.0.engine.read().forget_arrivals();
+    }
+}
+
 impl Inner {
-    /// Goes to the newest commit, if it is not the one that is open.
-    fn move_on(&self) -> Result<Option<CommitInfo>> {
-        let Some(next) = self.look_for_next()? else { return Ok(None) };
+    /// Goes to the newest commit, or to that of a step, if it is not the one that is open.
+    fn move_on(&self, step: Option<u64>, around: Around<'_>) -> Result<Option<CommitInfo>> {
+        let Some(next) = self.look_for_next(step)? else { return Ok(None) };
         cold::check_unchanged(&*self.medium, &self.path)?;
         let info = next.commit.info.clone();
-        self.go_to(next)?;
+        let noting = Noting(self);
+        let old = self.go_to(next, around)?;
+        drop(noting);
+        // Its index is large, and nobody waits for the memory.
+        drop(old);
         Ok(Some(info))
     }
 
-    /// The newest commit, held, if it is not the one that is open.
-    fn look_for_next(&self) -> Result<Option<Next>> {
-        let open = self.open_commit();
-        let Some(open) = open.filter(|_| self.is_held()) else { return self.look_for_last() };
+    /// The commit to go to, held, if it is not the one that is open.
+    fn look_for_next(&self, step: Option<u64>) -> Result<Option<Next>> {
+        let wanted = match step {
+            Some(step) => find(&*self.medium, self.seed, Target::Step(step))?,
+            None => None,
+        };
+        let open = self.open_commit().filter(|_| self.is_held());
+        let is_behind = |open: &CommitRecord| {
+            wanted.as_ref().is_none_or(|wanted| wanted.info.sequence > open.info.sequence)
+        };
+        let Some(open) = open.filter(is_behind) else { return self.look_for(wanted) };
         // Before the journal, which it must not lead.
         let head = Head::read(&*self.medium, self.seed)?;
-        let Some(commits) = commits_behind(&*self.medium, self.seed, &open)? else {
-            return self.look_for_last();
+        let Some(mut commits) = commits_behind(&*self.medium, self.seed, &open)? else {
+            return self.look_for(wanted);
         };
         // The hold may be gone by now, and what was read lie behind another commit.
         if !self.is_in_place()? {
-            return self.look_for_last();
+            return self.look_for(wanted);
         }
         let newest = commits.last().unwrap_or(&open).info.sequence;
         if head.sequence > newest {
@@ -115,6 +171,12 @@ impl Inner {
                 self.path.display(),
                 head.sequence
             );
+        }
+        if let Some(wanted) = &wanted {
+            commits.retain(|commit| commit.info.sequence <= wanted.info.sequence);
+            if commits.last().is_none_or(|last| !last.is(wanted)) {
+                return self.look_for(Some(wanted.clone()));
+            }
         }
         let Some(commit) = commits.last().cloned() else { return Ok(None) };
         let hold = Hold::take(&self.medium, commit.info.sequence)?;
@@ -130,10 +192,13 @@ impl Inner {
         Ok(Some(next))
     }
 
-    /// As `look_for_next`, where nothing is known of what lies between. Whether the commit is still
-    /// kept shows when its index is recovered.
-    fn look_for_last(&self) -> Result<Option<Next>> {
-        let found = find(&*self.medium, self.seed, Target::Last)?;
+    /// As `look_for_next`, where nothing is known of what lies between: a commit, or the last.
+    /// Whether it is still kept shows when its index is recovered.
+    fn look_for(&self, commit: Option<CommitRecord>) -> Result<Option<Next>> {
+        let found = match commit {
+            None => find(&*self.medium, self.seed, Target::Last)?,
+            commit => commit,
+        };
         let Some(commit) = found else { return Ok(None) };
         if self.open_commit().is_some_and(|open| open.is(&commit)) && self.is_in_place()? {
             return Ok(None);
@@ -151,143 +216,149 @@ impl Inner {
         self.noted.lock().as_mut().map_or(Ok(true), Noted::is_in_place)
     }
 
-    /// Moves the engine. Where the journal does not lead there, the whole index is recovered.
-    fn go_to(&self, mut next: Next) -> Result<()> {
-        let mut engine = self.exclusive()?;
-        // One that never worked is of a reader that only looks; without tables, none was needed.
-        // Beside a writer a reader has none: the other tables follow.
-        if engine.tables.iter().any(|table| table.region.is_some()) {
-            bail!(
-                Unsupported,
-                "store {} has tables with storage \"pmem\", which this reader has open, and there \
-                 is a newer commit: close it and open the store again",
-                self.path.display()
-            );
+    /// The engine of an open store.
+    fn open_engine(&self) -> Result<RwLockReadGuard<'_, Engine>> {
+        let engine = self.engine.read();
+        if engine.closed {
+            return Err(self.closed());
         }
-        next.must_fit = engine.tables.is_empty()
-            || engine.planned
-            || engine.check_budget(&self.options).is_ok();
-        match self.open_commit().zip(next.behind.take()) {
-            Some((open, behind)) => self.follow(&mut engine, &open, behind, &mut next)?,
-            None => self.begin_anew(&mut engine, &mut next)?,
-        }
-        // Nothing fails from here on.
-        self.unheld.store(next.hold.is_none(), Ordering::Relaxed);
-        *self.noted.lock() = Some(next.noted);
-        *self.hold.lock() = next.hold;
-        Ok(())
+        Ok(engine)
     }
 
-    /// Applies what the journal has between two commits.
+    /// Moves the engine; returns what it was. Where the journal does not lead there, the whole
+    /// index is recovered.
+    fn go_to(&self, mut next: Next, around: Around<'_>) -> Result<Engine> {
+        // One that never worked is of a reader that only looks; without tables, none was needed.
+        let must_fit = {
+            let engine = self.open_engine()?;
+            // Beside a writer a reader has none: the other tables follow.
+            if engine.tables.iter().any(|table| table.region.is_some()) {
+                bail!(
+                    Unsupported,
+                    "store {} has tables with storage \"pmem\", which this reader has open, and \
+                     there is a newer commit: close it and open the store again",
+                    self.path.display()
+                );
+            }
+            engine.tables.is_empty() || engine.planned || engine.check_budget(&self.options).is_ok()
+        };
+        let followed = match self.open_commit().zip(next.behind.take()) {
+            Some((open, behind)) => Some(self.follow(&open, behind, &next.commit)),
+            None => None,
+        };
+        let made = match followed {
+            Some(Ok(made)) => made,
+            // Recovering the whole index finds again that it does not fit.
+            Some(Err(error)) if error.kind() == ErrorKind::Budget => return Err(error),
+            Some(Err(error)) => self.recovered(&next).map_err(|_| error)?,
+            None => self.recovered(&next)?,
+        };
+        if must_fit {
+            let what = || format!("refresh to commit {}", next.commit.info.sequence);
+            made.engine.check_budget(&self.options).map_err(|error| error.context(what()))?;
+        }
+        for _ in 0..ROUNDS_MAX {
+            if self.open_engine()?.forget_arrived_rows() <= ARRIVED_MOST {
+                break;
+            }
+        }
+        let (mut ready, mut old) = (Some((made, next)), None);
+        around(&mut || {
+            if let Some((made, next)) = ready.take() {
+                old = Some(self.install(made, next)?);
+            }
+            Ok(())
+        })?;
+        old.ok_or_else(|| {
+            Error::new(ErrorKind::Misuse, "what is around a refresh has not run it".to_owned())
+        })
+    }
+
+    /// The next commit, by what the journal has between the two.
     fn follow(
         &self,
-        engine: &mut Engine,
         open: &CommitRecord,
         behind: Vec<CommitRecord>,
-        next: &mut Next,
-    ) -> Result<()> {
+        to: &CommitRecord,
+    ) -> Result<Made> {
         let files: Vec<u64> = numbers(&*self.medium)?
             .into_iter()
-            .filter(|n| (open.place.0..=next.commit.place.0).contains(n))
+            .filter(|n| (open.place.0..=to.place.0).contains(n))
             .collect();
-        let classes = engine.classes.iter().map(|class| class.record.clone()).collect();
-        let tables = engine.tables.iter().map(|table| table.record.clone()).collect();
         let (kept, cycles, journal_bytes) = {
             let history = self.history.lock();
             (history.kept.clone(), history.cycles.clone(), history.old_journal_bytes)
         };
-        let oldest = next.commit.oldest_kept;
+        let oldest = to.oldest_kept;
         let commits = kept.into_iter().chain(behind);
-        let recovered = Recovered {
-            classes,
-            tables,
-            commits: commits.filter(|c| c.info.sequence >= oldest).collect(),
-            journal_bytes,
-            cycles,
-            // From here on the engine has no index, whatever fails.
-            logs: engine.go_on(open.info.sequence + 1, next.commit.info.sequence),
-            ..Default::default()
-        };
-        let Err(error) = self.replay(engine, recovered, open, &files, next) else { return Ok(()) };
-        // Recovering the whole index finds again that it does not fit.
-        if error.kind() != ErrorKind::Budget && self.begin_anew(engine, next).is_ok() {
-            return Ok(());
-        }
-        if let Err(again) = self.go_back(engine, open) {
-            engine.closed = true;
-            engine.classes.clear();
-            engine.tables.clear();
-            drop(self.hold.lock().take());
-            // A lack of memory leaves a reader where it is, and this one is nowhere.
-            let (error, also) = match error.kind() {
-                ErrorKind::Budget => (again, error),
-                _ => (error, again),
-            };
-            let what = format!("the reader is closed, open it again ({})", also.message());
-            return Err(error.context(what));
-        }
-        Err(error)
-    }
-
-    /// Replays what lies behind the open commit, and installs it.
-    fn replay(
-        &self,
-        engine: &mut Engine,
-        recovered: Recovered,
-        open: &CommitRecord,
-        files: &[u64],
-        next: &mut Next,
-    ) -> Result<()> {
-        let known = engine.tables.len();
-        let mut changed = |table: u16, key: u64| {
-            if usize::from(table) < known {
-                engine.forget_row(table, key);
+        let mut recovered = {
+            let engine = self.open_engine()?;
+            Recovered {
+                classes: engine.classes.iter().map(|class| class.record.clone()).collect(),
+                tables: engine.tables.iter().map(|table| table.record.clone()).collect(),
+                commits: commits.filter(|c| c.info.sequence >= oldest).collect(),
+                journal_bytes,
+                cycles,
+                logs: engine.go_on(open.info.sequence + 1, to.info.sequence)?,
+                ..Default::default()
             }
         };
-        let (merging, to) = (self.options.merging(), next.commit.info.sequence);
-        let replay = Replay::behind(recovered, merging, open, to, &mut changed);
-        let mut recovered = replay.run(&*self.medium, self.seed, files, next.commit.place)?;
-        self.install(engine, &mut recovered, true, next)
+        // Verbs that look for a row wait for a part of the copy at most.
+        while self.open_engine()?.copy_more(&mut recovered.logs) {}
+        let known = recovered.tables.len();
+        self.open_engine()?.note_arrivals();
+        let (mut rows, mut times) = (Vec::with_capacity(ROWS_AT_ONCE), 0);
+        let mut forget = |rows: &mut Vec<(u16, u64)>| {
+            let engine = self.engine.read();
+            // One that was closed meanwhile has no rows.
+            if !engine.closed {
+                rows.iter().for_each(|(table, key)| engine.forget_row(*table, *key));
+                times += 1;
+                if times % TIMES_UNTIL_ARRIVED == 0 {
+                    engine.forget_arrived_rows();
+                }
+            }
+            rows.clear();
+        };
+        let mut changed = |table: u16, key: u64| {
+            if usize::from(table) < known {
+                rows.push((table, key));
+                if rows.len() == ROWS_AT_ONCE {
+                    forget(&mut rows);
+                }
+            }
+        };
+        let (merging, sequence) = (self.options.merging(), to.info.sequence);
+        let replay = Replay::behind(recovered, merging, open, sequence, &mut changed);
+        let recovered = replay.run(&*self.medium, self.seed, &files, to.place)?;
+        forget(&mut rows);
+        self.made(recovered, true)
     }
 
-    /// Recovers the whole index of a commit. The engine is as it was where that fails.
-    fn begin_anew(&self, engine: &mut Engine, next: &mut Next) -> Result<()> {
+    /// The next commit, of which the whole index is recovered.
+    fn recovered(&self, next: &Next) -> Result<Made> {
         let target = Target::Sequence(next.commit.info.sequence);
-        let mut recovered = recover(&*self.medium, self.seed, self.options.merging(), target)?;
+        let recovered = recover(&*self.medium, self.seed, self.options.merging(), target)?;
         if recovered.commits.last().is_none_or(|found| !found.is(&next.commit)) {
             return Err(next.gone());
         }
-        self.install(engine, &mut recovered, false, next)
+        self.made(recovered, false)
     }
 
-    /// Recovers the indexes of the commit that was open, which its hold has kept. Nothing else has
-    /// changed: rows that are still resident are of that commit.
-    fn go_back(&self, engine: &mut Engine, open: &CommitRecord) -> Result<()> {
-        let target = Target::Held(open.info.sequence);
-        let recovered = recover(&*self.medium, self.seed, self.options.merging(), target)?;
-        let same = recovered.commits.last().is_some_and(|found| found.is(open));
-        if !same || recovered.tables.len() != engine.tables.len() {
-            return Err(self.commit_gone());
-        }
-        engine.take_back(recovered.logs);
-        Ok(())
+    /// What was recovered, as a store has it.
+    fn made(&self, mut recovered: Recovered, keeps_rows: bool) -> Result<Made> {
+        let mut engine = Engine::default();
+        let rows_disk_bytes =
+            build(&mut engine, &self.medium, &self.options, self.term, &mut recovered)?;
+        Ok(Made { engine, history: history_of(&recovered), rows_disk_bytes, keeps_rows })
     }
 
-    /// Puts what was recovered in the engine's place; its caches stay where their rows are of the
-    /// new commit, and there is room beside the index. Fails before anything changed.
-    fn install(
-        &self,
-        engine: &mut Engine,
-        recovered: &mut Recovered,
-        keeps_rows: bool,
-        next: &mut Next,
-    ) -> Result<()> {
-        let mut new = Engine::default();
-        let rows_disk_bytes = build(&mut new, &self.medium, &self.options, self.term, recovered)?;
-        if next.must_fit {
-            let what = || format!("refresh to commit {}", next.commit.info.sequence);
-            new.check_budget(&self.options).map_err(|error| error.context(what()))?;
-        }
+    /// Puts another commit in the engine's place, and returns what was there; caches stay where
+    /// their rows are of the new commit, and there is room beside the index. Fails before anything
+    /// changed.
+    fn install(&self, made: Made, mut next: Next) -> Result<Engine> {
+        let Made { engine: mut new, history, rows_disk_bytes, keeps_rows } = made;
+        let mut engine = self.exclusive()?;
         // Of this commit is only what was read before its record was found in place.
         if !next.noted.is_in_place()? {
             return Err(next.gone());
@@ -297,13 +368,16 @@ impl Inner {
             let changes = old.changes.load(Ordering::Relaxed) + 1;
             table.changes.store(changes, Ordering::Relaxed);
         }
-        if keeps_rows && new.tables.len() == engine.tables.len() {
-            new.take_tiers(engine);
+        if keeps_rows && new.tables.len() == engine.tables.len() && engine.knows_arrivals() {
+            engine.forget_arrived_rows();
+            new.take_tiers(&mut engine);
         }
         self.rows_disk_bytes.store(rows_disk_bytes, Ordering::Relaxed);
-        *self.history.lock() = history_of(recovered);
-        *engine = new;
-        Ok(())
+        *self.history.lock() = history;
+        self.unheld.store(next.hold.is_none(), Ordering::Relaxed);
+        *self.noted.lock() = Some(next.noted);
+        *self.hold.lock() = next.hold;
+        Ok(replace(&mut engine, new))
     }
 }
 

@@ -3,6 +3,7 @@
 use super::{find_table, shown};
 use crate::catalog::{Table, Tables};
 use crate::refusal::Refusal;
+use crate::timer::STEP_MOST;
 use embedrock_core::NonFinite;
 use std::str::FromStr;
 
@@ -98,10 +99,24 @@ pub(super) fn check_count(keys: usize, most: usize) -> Result<(), Refusal> {
     Ok(())
 }
 
+/// Text.
+pub(super) fn utf8<'a>(what: &str, bytes: &'a [u8]) -> Result<&'a str, Refusal> {
+    std::str::from_utf8(bytes)
+        .map_err(|error| Refusal::coded("MISUSE", format!("{what} is no UTF-8: {error}")))
+}
+
 /// The number that an option has.
 pub(super) fn number<T: FromStr>(option: &str, text: &[u8]) -> Result<T, Refusal> {
     let parsed = std::str::from_utf8(text).ok().and_then(|text| text.parse().ok());
     parsed.ok_or_else(|| Refusal::new(format!("{option} is '{}', expected a number", shown(text))))
+}
+
+/// The step of a commit: replies tell it as a signed number of 64 bits.
+pub(super) fn step(text: &[u8]) -> Result<u64, Refusal> {
+    let parsed = std::str::from_utf8(text).ok().and_then(|text| text.parse().ok());
+    parsed.filter(|step| *step <= STEP_MOST).ok_or_else(|| {
+        Refusal::new(format!("step is '{}', expected a whole number, 0 to 2^63 - 1", shown(text)))
+    })
 }
 
 /// What to do with rows that are not finite.

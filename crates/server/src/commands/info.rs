@@ -8,12 +8,15 @@ use std::sync::atomic::Ordering;
 
 /// `EMB.TABLES`
 pub(super) fn tables(call: &mut Call<'_>) -> Outcome {
-    let tables = call.shared.store.tables();
+    let shared = call.shared;
+    let tables = shared.store.tables();
+    let step = shared.store.last_commit().map(|commit| commit.step);
+    let is_pinned = shared.is_pinned.load(Ordering::Relaxed);
     call.reply(|writer| {
         writer.array(tables.len());
         for table in &tables {
             let spec = &table.spec;
-            writer.map(9);
+            writer.map(12);
             for (key, value) in [
                 ("name", spec.name.as_str()),
                 ("dtype", spec.dtype.name()),
@@ -32,11 +35,17 @@ pub(super) fn tables(call: &mut Call<'_>) -> Outcome {
                 writer.bulk(key.as_bytes());
                 writer.integer(value as i64);
             }
-            writer.bulk(b"num_embeddings");
-            match spec.num_embeddings {
-                Some(ids) => writer.integer(ids as i64),
-                None => writer.null(),
+            for (key, value) in [("num_embeddings", spec.num_embeddings), ("commit_step", step)] {
+                writer.bulk(key.as_bytes());
+                match value {
+                    Some(value) => writer.integer(value as i64),
+                    None => writer.null(),
+                }
             }
+            writer.bulk(b"pinned");
+            writer.integer(i64::from(is_pinned));
+            writer.bulk(b"spec");
+            writer.bulk(&serde_json::to_vec(spec).unwrap_or_default());
         }
     });
     Ok(())
@@ -98,19 +107,23 @@ fn text_of(call: &Call<'_>) -> Result<String, Refusal> {
             ("index_bytes", stats.memory.index_bytes.to_string()),
         ],
     );
+    // Missing rows are counted behind the reading of them.
+    let (missing, read) = (metrics.rows_missing.get(), metrics.rows_read.get());
     section(
         "Stats",
         &[
             ("total_connections_received", metrics.accepted.get().to_string()),
             ("rejected_connections", metrics.rejected.get().to_string()),
             ("total_error_replies", metrics.refused.get().to_string()),
-            ("rows_read", metrics.rows_read.get().to_string()),
-            ("rows_missing", metrics.rows_missing.get().to_string()),
+            ("rows_read", read.to_string()),
+            ("rows_missing", missing.to_string()),
             ("rows_put", metrics.rows_put.get().to_string()),
             ("rows_updated", metrics.rows_updated.get().to_string()),
-            ("keyspace_hits", stats.hits.to_string()),
-            ("keyspace_misses", stats.misses.to_string()),
-            ("hit_rate", format!("{:.4}", stats.hit_rate)),
+            ("keyspace_hits", (read - missing).to_string()),
+            ("keyspace_misses", missing.to_string()),
+            ("cache_hits", stats.hits.to_string()),
+            ("cache_misses", stats.misses.to_string()),
+            ("cache_hit_rate", format!("{:.4}", stats.hit_rate)),
         ],
     );
     let plan = &shared.plan;
@@ -129,6 +142,7 @@ fn text_of(call: &Call<'_>) -> Result<String, Refusal> {
             ("path", stats.path.clone()),
             ("commit_step", stats.commits.step.to_string()),
             ("commit_sequence", stats.commits.sequence.to_string()),
+            ("pinned", u8::from(shared.is_pinned.load(Ordering::Relaxed)).to_string()),
             ("tables", stats.tables.len().to_string()),
             ("disk_bytes", stats.disk_bytes.to_string()),
         ],

@@ -2,7 +2,9 @@
 
 mod arguments;
 mod connection;
+mod create;
 mod info;
+mod moves;
 mod reads;
 mod writes;
 
@@ -56,8 +58,10 @@ commands! {
     "EMB.LOOKAHEAD", 3, READ, NO_KEYS, reads::lookahead;
     "EMB.HOT", 3, READ, NO_KEYS, reads::hot;
     "EMB.TABLES", 1, PLAIN, NO_KEYS, info::tables;
+    "EMB.CREATE", 3, ADMIN, NO_KEYS, create::create;
     "EMB.COMMIT", -1, ADMIN, NO_KEYS, writes::commit;
-    "EMB.REFRESH", 1, ADMIN, NO_KEYS, reads::refresh;
+    "EMB.REFRESH", 1, ADMIN, NO_KEYS, moves::refresh;
+    "EMB.SWITCH", 2, ADMIN, NO_KEYS, moves::switch;
     "PING", -1, PLAIN, NO_KEYS, connection::ping;
     "ECHO", 2, PLAIN, NO_KEYS, connection::echo;
     "HELLO", -1, OPEN, NO_KEYS, connection::hello;

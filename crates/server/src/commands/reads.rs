@@ -6,7 +6,6 @@ use crate::catalog::Table;
 use crate::hot::KEYS_MAX;
 use crate::pulls::{Asking, Form, HEADER_BYTES};
 use crate::refusal::Refusal;
-use crate::timer::Task;
 
 /// Bytes around a row in an array of rows.
 const AROUND_ROW: usize = 16;
@@ -159,15 +158,4 @@ pub(super) fn hot(call: &mut Call<'_>) -> Outcome {
         return Err(Refusal::new("too many hot sets of other tables wait; try again"));
     }
     call.done()
-}
-
-/// `EMB.REFRESH`
-pub(super) fn refresh(call: &mut Call<'_>) -> Outcome {
-    if call.shared.is_writable() {
-        return Err(Refusal::new(
-            "this server writes to its store, and is at its newest state always: only one that \
-             reads is refreshed",
-        ));
-    }
-    call.begin_job(Task::Refresh)
 }

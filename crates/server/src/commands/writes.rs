@@ -1,10 +1,12 @@
 //! Commands that change rows, and make changes durable.
 
-use super::arguments::{check_count, check_keys, named_key, non_finite, number, packed_keys, rows};
+use super::arguments::{
+    check_count, check_keys, named_key, non_finite, number, packed_keys, rows, step,
+};
 use super::{Call, Outcome, shown, syntax};
 use crate::catalog::Table;
 use crate::refusal::Refusal;
-use crate::timer::{STEP_MOST, Task};
+use crate::timer::Task;
 use embedrock_core::optimizer::Hyper;
 use embedrock_core::{NonFinite, PutBatch, TableId, UpdateBatch};
 
@@ -136,14 +138,6 @@ pub(super) fn commit(call: &mut Call<'_>) -> Outcome {
         _ => return Err(syntax()),
     };
     call.begin_job(Task::Commit(step))
-}
-
-/// The step of a commit: replies tell it as a signed number of 64 bits.
-fn step(text: &[u8]) -> Result<u64, Refusal> {
-    let parsed = std::str::from_utf8(text).ok().and_then(|text| text.parse().ok());
-    parsed.filter(|step| *step <= STEP_MOST).ok_or_else(|| {
-        Refusal::new(format!("step is '{}', expected a whole number, 0 to 2^63 - 1", shown(text)))
-    })
 }
 
 /// Refuses a server that only reads. Rows that the connection has asked for are read first: they

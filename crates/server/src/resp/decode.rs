@@ -5,6 +5,7 @@
 //! ranges of the caller's buffer. It allocates for arguments that are there, never for what a
 //! length says.
 
+use crate::stream::HANDSHAKE;
 use std::fmt;
 use std::ops::Range;
 
@@ -77,6 +78,13 @@ impl Decoder {
             let Some(first) = bytes.first() else { return Ok(None) };
             self.arguments.clear();
             (self.decoded, self.searched) = (0, 0);
+            if *first == HANDSHAKE {
+                return Err(ProtocolError(
+                    "a client speaks TLS, and this server does not encrypt: connect with a \
+                     redis:// URL, or start the server with --tls-cert and --tls-key"
+                        .to_owned(),
+                ));
+            }
             self.state = if *first == b'*' { State::Count } else { State::Inline };
         }
         loop {

@@ -215,15 +215,12 @@ impl Life {
         self.equip(0);
     }
 
-    /// Takes its tables out for a later commit and puts them back, or makes a storage of them.
-    pub(super) fn go_on_by_update(&mut self, takes_back: bool) {
+    /// Makes a storage of it at a later commit, while it is open.
+    pub(super) fn go_on_by_update(&mut self) {
         let tables = self.tables.clone();
         let facts: Vec<_> = tables.iter().map(|table| table.facts(false)).collect();
-        let recovery = self.storage.go_on(&facts, 1, 1);
-        if takes_back {
-            self.storage.take_back(recovery);
-            return;
-        }
+        let mut recovery = self.storage.go_on(&facts, 1, 1).unwrap();
+        while self.storage.copy_more(&mut *recovery) {}
         let at = OpenAt { commit: 1, position: 0, is_newest: true, write_after: Some(1) };
         self.storage = recovery.finish(&at, self.file.clone(), &self.medium()).unwrap();
     }

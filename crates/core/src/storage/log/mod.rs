@@ -69,6 +69,27 @@ pub enum TableIndex {
 }
 
 impl TableIndex {
+    /// An index to copy this one into, part by part.
+    ///
+    /// *Errors*: `Budget` when the machine does not have the memory.
+    pub fn empty_copy(&self) -> Result<Self> {
+        Ok(match self {
+            TableIndex::Dense(index) => TableIndex::Dense(index.empty_copy()?),
+            TableIndex::Sparse(index, salt) => TableIndex::Sparse(index.empty_copy(), *salt),
+        })
+    }
+
+    /// Copies the part of a number into what `empty_copy` gave; says whether parts follow.
+    pub fn copy_part(&self, part: usize, copy: &mut Self) -> bool {
+        match (self, copy) {
+            (TableIndex::Dense(index), TableIndex::Dense(copy)) => index.copy_part(part, copy),
+            (TableIndex::Sparse(index, _), TableIndex::Sparse(copy, _)) => {
+                index.copy_part(part, copy)
+            }
+            _ => unreachable!("a copy has the form of its index"),
+        }
+    }
+
     /// Allocated bytes.
     pub fn memory_bytes(&self) -> usize {
         match self {

@@ -42,6 +42,8 @@ pub struct LogRecovery {
     epoch: u64,
     /// Slots written in this epoch: first → one past the last.
     written: BTreeMap<u32, u32>,
+    /// Table, and part of its index, that is copied next from an open log.
+    next_part: (usize, usize),
 }
 
 struct RecoveredTable {
@@ -199,6 +201,7 @@ impl LogRecovery {
             oldest,
             epoch,
             written: BTreeMap::new(),
+            next_part: (0, 0),
         }
     }
 
@@ -365,27 +368,31 @@ impl LogRecovery {
     }
 }
 
-/// A reader that moves on: its log becomes a recovery, which goes on from there.
+/// A reader that moves on: a recovery begins with a copy of the log's indexes, and goes on there.
 impl StorageRefresh for ClassLog {
     fn go_on(
-        &mut self,
+        &self,
         tables: &[TableFacts<'_>],
         epoch: u64,
         oldest: u64,
-    ) -> Box<dyn StorageRecovery> {
-        Box::new(self.go_on_log(tables, epoch, oldest))
+    ) -> Result<Box<dyn StorageRecovery>> {
+        Ok(Box::new(self.go_on_log(tables, epoch, oldest)?))
     }
 
-    fn take_back(&mut self, recovery: Box<dyn StorageRecovery>) {
-        let any: Box<dyn Any> = recovery;
-        let recovery = any.downcast::<LogRecovery>().expect("a log is given a recovery of a log");
-        self.take_back_log(*recovery);
+    fn copy_more(&self, into: &mut dyn StorageRecovery) -> bool {
+        let any: &mut dyn Any = into;
+        self.copy_more_of_log(any.downcast_mut().expect("a log is given a recovery of a log"))
     }
 }
 
 impl ClassLog {
     /// As [`StorageRefresh::go_on`].
-    pub fn go_on_log(&mut self, tables: &[TableFacts<'_>], epoch: u64, oldest: u64) -> LogRecovery {
+    pub fn go_on_log(
+        &self,
+        tables: &[TableFacts<'_>],
+        epoch: u64,
+        oldest: u64,
+    ) -> Result<LogRecovery> {
         let layout = PageLayout { sequence_max: u64::MAX, ..self.layout().clone() };
         let PageLayout { class, row_bytes, page_bytes, seed, .. } = layout;
         let segment_bytes = self.segment_bytes;
@@ -403,16 +410,18 @@ impl ClassLog {
         let begin = Begin { epoch, oldest, form: self.form };
         let mut recovery = LogRecovery::with_fillings(facts, layout, fillings, begin);
         for facts in tables {
-            recovery.push(facts, self.take_index(facts.table), None);
+            recovery.push(facts, self.index(facts.table).empty_copy()?, None);
         }
-        recovery
+        Ok(recovery)
     }
 
-    /// As [`StorageRefresh::take_back`].
-    pub fn take_back_log(&mut self, recovery: LogRecovery) {
-        for table in recovery.tables {
-            self.add_table(table.id, table.index);
-        }
+    /// As [`StorageRefresh::copy_more`].
+    pub fn copy_more_of_log(&self, into: &mut LogRecovery) -> bool {
+        let (at, part) = into.next_part;
+        let Some(table) = into.tables.get_mut(at) else { return false };
+        let has_more = self.index(table.id).copy_part(part, &mut table.index);
+        into.next_part = if has_more { (at, part + 1) } else { (at + 1, 0) };
+        into.next_part.0 < into.tables.len()
     }
 }
 

@@ -7,7 +7,6 @@
 use super::Lsm;
 use super::bottom::{Bottom, Edit, Numbered, Orders, Partition, Retired, Version};
 use super::changes::{Block, read};
-use super::counts::TopCounts;
 use super::create::{facts_above, order_of, shape};
 use super::cut::read_record;
 use super::merge_room::MergeRoom;
@@ -164,34 +163,32 @@ fn partition_of(open: &Numbered) -> Arc<Partition> {
 /// A reader that moves on.
 impl StorageRefresh for Lsm {
     fn go_on(
-        &mut self,
+        &self,
         tables: &[TableFacts<'_>],
         epoch: u64,
         oldest: u64,
-    ) -> Box<dyn StorageRecovery> {
+    ) -> Result<Box<dyn StorageRecovery>> {
         let mut orders = Orders::default();
         tables.iter().for_each(|facts| orders.insert(facts.table, order_of(facts)));
-        Box::new(LsmRecovery {
+        Ok(Box::new(LsmRecovery {
             facts: self.facts,
-            top: Box::new(self.top.go_on_log(tables, epoch, oldest)),
+            top: Box::new(self.top.go_on_log(tables, epoch, oldest)?),
             orders,
             version: self.bottom.snapshot().version().clone(),
             open: self.bottom.snapshot().partitions().iter().map(partition_of).collect(),
             retired: Vec::new(),
             added: BTreeSet::new(),
-            tombstones: std::mem::take(&mut self.tombstones),
+            tombstones: self.tombstones.clone(),
             missing: BTreeSet::new(),
             epoch,
             oldest,
-        })
+        }))
     }
 
-    fn take_back(&mut self, recovery: Box<dyn StorageRecovery>) {
-        let any: Box<dyn Any> = recovery;
-        let recovery = any.downcast::<LsmRecovery>().expect("an lsm is given one of its own");
-        let LsmRecovery { top, tombstones, .. } = *recovery;
-        self.top.take_back_log(*top);
-        self.tombstones = tombstones;
-        self.upkeep.counts = TopCounts::default();
+    fn copy_more(&self, into: &mut dyn StorageRecovery) -> bool {
+        let any: &mut dyn Any = into;
+        let recovery: &mut LsmRecovery =
+            any.downcast_mut().expect("an lsm is given one of its own");
+        self.top.copy_more_of_log(&mut recovery.top)
     }
 }

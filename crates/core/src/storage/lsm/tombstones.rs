@@ -11,7 +11,7 @@ const BYTES_EACH: usize = 24;
 const BYTES_PER_TABLE: usize = 64;
 
 /// Deleted keys by their place, which tells the key.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Tombstones {
     /// The positions of each table that has any. All ranks are 0.
     positions: BTreeMap<u16, BTreeSet<u64>>,

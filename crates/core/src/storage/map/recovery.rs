@@ -6,7 +6,6 @@ use crate::io::{File, Medium};
 use crate::storage::{
     ClassFacts, Hearer, OpenAt, Storage, StorageRecovery, StorageRefresh, TableFacts,
 };
-use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -22,14 +21,13 @@ pub(in crate::storage) fn recovery(
 }
 
 impl StorageRefresh for MapStorage {
-    fn go_on(&mut self, _: &[TableFacts<'_>], _: u64, _: u64) -> Box<dyn StorageRecovery> {
-        let tables = std::mem::take(&mut self.tables);
-        Box::new(MapRecovery { facts: self.facts, tables, missing: BTreeMap::new() })
+    fn go_on(&self, _: &[TableFacts<'_>], _: u64, _: u64) -> Result<Box<dyn StorageRecovery>> {
+        let tables = self.tables.clone();
+        Ok(Box::new(MapRecovery { facts: self.facts, tables, missing: BTreeMap::new() }))
     }
 
-    fn take_back(&mut self, recovery: Box<dyn StorageRecovery>) {
-        let any: Box<dyn Any> = recovery;
-        self.tables = any.downcast::<MapRecovery>().expect("it is that of a map").tables;
+    fn copy_more(&self, _: &mut dyn StorageRecovery) -> bool {
+        false
     }
 }
 

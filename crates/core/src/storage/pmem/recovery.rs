@@ -8,7 +8,6 @@ use crate::io::{File, Medium};
 use crate::storage::{
     ClassFacts, Hearer, OpenAt, Storage, StorageRecovery, StorageRefresh, TableFacts, log,
 };
-use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -32,15 +31,15 @@ impl PmemRecovery {
 }
 
 impl StorageRefresh for Pmem {
-    fn go_on(&mut self, tables: &[TableFacts<'_>], _: u64, _: u64) -> Box<dyn StorageRecovery> {
+    /// Regions that are open are those of the next commit, too.
+    fn go_on(&self, tables: &[TableFacts<'_>], _: u64, _: u64) -> Result<Box<dyn StorageRecovery>> {
         let names = tables.iter().map(|table| (table.table, table.name.to_owned())).collect();
-        let open = std::mem::take(&mut self.tables);
-        Box::new(PmemRecovery { facts: self.facts, tables: names, open })
+        let open = self.tables.clone();
+        Ok(Box::new(PmemRecovery { facts: self.facts, tables: names, open }))
     }
 
-    fn take_back(&mut self, recovery: Box<dyn StorageRecovery>) {
-        let any: Box<dyn Any> = recovery;
-        self.tables = any.downcast::<PmemRecovery>().expect("it is that of regions").open;
+    fn copy_more(&self, _: &mut dyn StorageRecovery) -> bool {
+        false
     }
 }
 

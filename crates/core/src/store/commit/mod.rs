@@ -76,6 +76,18 @@ impl Store {
         Ok(info)
     }
 
+    /// As [`commit`](Self::commit), with the named byte strings of the commit before: they are
+    /// not read, and written only where the file system has no second names for a file.
+    ///
+    /// *Errors*: as `commit`; `Corrupt` where the file with the byte strings is missing.
+    pub fn commit_with_last_state(&self, step: u64, meta: &str) -> Result<CommitInfo> {
+        let begin = Instant::now();
+        let work = self.inner.capture_with(step, meta, Named::OfLast)?;
+        let info = self.inner.complete(work)?;
+        self.inner.count_commit(begin);
+        Ok(info)
+    }
+
     /// As [`commit`](Self::commit), without waiting for the disk: returns when what belongs to the
     /// commit is captured; the rest is done by a thread of its own.
     ///
@@ -97,6 +109,14 @@ impl Store {
     }
 }
 
+/// The named byte strings of a commit.
+#[derive(Clone, Copy)]
+enum Named<'a> {
+    Given(&'a [(&'a str, &'a [u8])]),
+    /// Those of the commit before.
+    OfLast,
+}
+
 impl Inner {
     fn count_commit(&self, begin: Instant) {
         let took = begin.elapsed().as_nanos() as u64;
@@ -105,6 +125,10 @@ impl Inner {
 
     /// Captures what belongs to a commit.
     pub(super) fn capture(&self, step: u64, meta: &str, state: &[(&str, &[u8])]) -> Result<Work> {
+        self.capture_with(step, meta, Named::Given(state))
+    }
+
+    fn capture_with(&self, step: u64, meta: &str, state: Named<'_>) -> Result<Work> {
         drop(self.writable_engine()?);
         if meta.len() > META_BYTES_MAX {
             bail!(
@@ -118,13 +142,32 @@ impl Inner {
         self.prepare_writing()?;
         self.settle_room(&engine)?;
         let _guard = self.poison_on_panic();
-        let sequence = self.history.lock().next_sequence;
-        let state_bytes: u64 = state.iter().map(|(_, bytes)| bytes.len() as u64).sum();
+        let (sequence, last) = {
+            let history = self.history.lock();
+            (history.next_sequence, history.last_state())
+        };
+        let strings: Vec<(&str, u64)> = match (state, &last) {
+            (Named::Given(state), _) => {
+                state.iter().map(|(name, bytes)| (*name, bytes.len() as u64)).collect()
+            }
+            (Named::OfLast, Some(last)) => {
+                last.strings.iter().map(|(name, bytes)| (name.as_str(), *bytes)).collect()
+            }
+            (Named::OfLast, None) => Vec::new(),
+        };
+        let state_bytes: u64 = strings.iter().map(|(_, bytes)| bytes).sum();
         self.forget_ended_scans(&engine);
-        let names = state.iter().map(|(name, _)| *name);
+        let names = strings.iter().map(|(name, _)| *name);
         let record_bytes = record_bytes(meta, names, engine.tables.len(), engine.classes.len());
         self.check_commit_fits(&engine, state_bytes, record_bytes)?;
-        let written = self.write_state(sequence, state, state_bytes)?;
+        let written = self.write_state(state_bytes, || {
+            let (medium, seed) = (&*self.medium, self.seed);
+            match (state, &last) {
+                (Named::Given(state), _) => state::write(medium, seed, sequence, state),
+                (Named::OfLast, Some(last)) => state::keep(medium, seed, sequence, last).map(Some),
+                (Named::OfLast, None) => Ok(None),
+            }
+        })?;
         self.metrics.state_bytes.fetch_add(state_bytes, Ordering::Relaxed);
         let info = CommitInfo {
             sequence,
@@ -147,14 +190,11 @@ impl Inner {
     /// Writes the state, with the room that verbs have left for it. `Full` leaves nothing behind.
     fn write_state(
         &self,
-        sequence: u64,
-        state: &[(&str, &[u8])],
         bytes: u64,
+        mut write: impl FnMut() -> Result<Option<state::Written>>,
     ) -> Result<Option<state::Written>> {
         let mut history = self.history.lock();
-        self.take_for_commit(&mut history, blocks_of(bytes), |_| {
-            state::write(&*self.medium, self.seed, sequence, state)
-        })
+        self.take_for_commit(&mut history, blocks_of(bytes), |_| write())
     }
 
     /// Writes what waits in flush buffers, and marks the dirty rows.

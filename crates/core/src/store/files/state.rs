@@ -2,7 +2,7 @@
 //!
 //! Format: `docs/formats/state.md`. One file per commit, durable before the commit names it.
 
-use crate::error::{Result, bail};
+use crate::error::{Error, ErrorKind, Result, bail};
 use crate::io::{File, Medium, OpenMode};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -10,6 +10,8 @@ use xxhash_rust::xxh3::Xxh3;
 
 /// Rows leave room within the disk bound for states as large as the last, and this much more.
 pub(in crate::store) const STATE_BYTES_KEPT_FREE: u64 = 64 << 10;
+/// Bytes of a state that are copied at a time.
+const COPIED_AT_ONCE: u64 = 1 << 20;
 /// What names of state files begin with.
 pub(in crate::store) const PREFIX: &str = "state-";
 
@@ -94,6 +96,70 @@ pub(crate) fn write(
     Ok(Some(Written { state, file }))
 }
 
+/// Gives commit `sequence` the byte strings of an earlier one: unread where the medium lets a file
+/// have two names; else they are copied, and checked, part by part.
+pub(crate) fn keep(
+    medium: &dyn Medium,
+    seed: u64,
+    sequence: u64,
+    last: &StateRef,
+) -> Result<Written> {
+    let name = name_of(sequence);
+    if crate::store::has_file(medium, &name)? {
+        medium.remove(&name)?;
+    }
+    let has_link = medium.link(&last.file, &name).map_err(|error| match error.kind() {
+        ErrorKind::NotFound => missing(&last.file),
+        _ => error,
+    })?;
+    let file = match has_link {
+        true => medium.open(&name, OpenMode::ReadWrite),
+        false => copy(medium, seed, &name, last),
+    };
+    let file = file.map_err(|error| {
+        let _ = medium.remove(&name);
+        error.context("state of the commit")
+    })?;
+    let state = StateRef { file: name, ..last.clone() };
+    Ok(Written { state, file })
+}
+
+fn copy(medium: &dyn Medium, seed: u64, to: &str, last: &StateRef) -> Result<Arc<dyn File>> {
+    let from = crate::store::open_needed(medium, &last.file, OpenMode::ReadOnly)?;
+    let total = last.bytes();
+    let file = medium.open(to, OpenMode::CreateNew)?;
+    if total > 0 {
+        file.allocate(0, total)?;
+    }
+    let mut hash = Xxh3::with_seed(seed);
+    let mut part = vec![0; total.min(COPIED_AT_ONCE) as usize];
+    let mut at = 0;
+    while at < total {
+        let part = &mut part[..(total - at).min(COPIED_AT_ONCE) as usize];
+        from.read_at(part, at)?;
+        hash.update(part);
+        file.write_at(part, at)?;
+        at += part.len() as u64;
+    }
+    if hash.digest() != last.checksum {
+        return Err(damaged(&last.file, total));
+    }
+    Ok(file)
+}
+
+fn missing(name: &str) -> Error {
+    let message = format!("{name} is missing; restore it from a copy of this store");
+    Error::new(ErrorKind::Corrupt, message)
+}
+
+fn damaged(name: &str, bytes: u64) -> Error {
+    let message = format!(
+        "{name}: checksum does not match over bytes 0 to {bytes}; restore from a copy, or open an \
+         earlier commit with step="
+    );
+    Error::new(ErrorKind::Corrupt, message)
+}
+
 /// Reads and checks the byte strings of a commit.
 pub(crate) fn read(
     medium: &dyn Medium,
@@ -116,12 +182,7 @@ pub(crate) fn read(
         found.push((name.clone(), bytes));
     }
     if hash.digest() != state.checksum {
-        bail!(
-            Corrupt,
-            "{}: checksum does not match over bytes 0 to {at}; restore from a copy, or open an \
-             earlier commit with step=",
-            state.file
-        );
+        return Err(damaged(&state.file, at));
     }
     Ok(found)
 }

@@ -437,3 +437,60 @@ fn close_waits_for_a_commit_that_runs_by_itself() {
         fixture.check_all(&store, &model);
     });
 }
+
+/// Commits of a store on a medium, each with the byte strings of the first, while others are kept.
+fn keep_state(open: impl Fn(bool) -> Store) {
+    let long = vec![7u8; 3 << 20];
+    let state: [(&str, &[u8]); 3] = [("dense", &long), ("empty", b""), ("steps", b"12")];
+    let expected: Vec<_> = state.iter().map(|(n, b)| ((*n).to_owned(), b.to_vec())).collect();
+    let writer = open(false);
+    let table = writer.table(&spec("t", Some(100), OptimizerKind::None)).unwrap();
+    writer.commit_with_last_state(1, "").unwrap();
+    assert!(writer.state().unwrap().is_empty());
+    writer.commit(2, "", &state).unwrap();
+    let reader = open(true);
+    for step in 3..9 {
+        writer.put(&[put_of(table, &[step], &[step as f32; DIM])]).unwrap();
+        let made = writer.commit_with_last_state(step, "meta").unwrap();
+        assert_eq!((made.step, made.state_bytes), (step, long.len() as u64 + 2));
+        assert_eq!(writer.state().unwrap(), expected);
+    }
+    // The reader holds the commit that had them first; all between are gone.
+    assert_eq!(reader.state().unwrap(), expected);
+    drop(writer);
+    assert_eq!(open(true).state().unwrap(), expected);
+    reader.refresh().unwrap().unwrap();
+    assert_eq!(reader.state().unwrap(), expected);
+}
+
+#[test]
+fn a_commit_keeps_the_byte_strings_of_the_one_before() {
+    let medium = SimMedium::new(21);
+    let on = |read_only| StoreOptions { read_only, keep: 2, ..options(1 << 20) };
+    keep_state(|read_only| Store::open_on(Arc::new(medium.clone()), on(read_only)).unwrap());
+
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    keep_state(|read_only| Store::open(&path, on(read_only)).unwrap());
+    let names = std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap());
+    let states = names.filter(|entry| entry.file_name().to_string_lossy().starts_with("state-"));
+    use std::os::unix::fs::MetadataExt;
+    let inodes: Vec<u64> = states.map(|entry| entry.metadata().unwrap().ino()).collect();
+    assert!(inodes.len() >= 2 && inodes.iter().all(|inode| *inode == inodes[0]), "{inodes:?}");
+}
+
+#[test]
+fn byte_strings_that_are_damaged_are_not_kept_in_a_copy() {
+    let medium = SimMedium::new(22);
+    let writer = Store::open_on(Arc::new(medium.clone()), options(1 << 20)).unwrap();
+    writer.table(&spec("t", Some(100), OptimizerKind::None)).unwrap();
+    writer.commit(1, "", &[("dense", &[1; 5000])]).unwrap();
+    let name = medium.list("state-").unwrap().pop().unwrap();
+    let file = medium.open(&name, crate::io::OpenMode::ReadWrite).unwrap();
+    file.write_at(&[2], 77).unwrap();
+    let error = writer.commit_with_last_state(2, "").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+    assert!(error.message().contains("checksum does not match"), "{error}");
+    file.write_at(&[1], 77).unwrap();
+    assert_eq!(writer.commit_with_last_state(2, "").unwrap().step, 2);
+}

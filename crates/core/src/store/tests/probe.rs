@@ -344,15 +344,15 @@ impl StorageTables for Probe {
 
 impl StorageRefresh for Probe {
     fn go_on(
-        &mut self,
+        &self,
         tables: &[TableFacts<'_>],
         epoch: u64,
         oldest: u64,
-    ) -> Box<dyn StorageRecovery> {
+    ) -> Result<Box<dyn StorageRecovery>> {
         self.inner.go_on(tables, epoch, oldest)
     }
 
-    pass! {
-        mut fn take_back(& recovery: Box<dyn StorageRecovery>);
+    fn copy_more(&self, into: &mut dyn StorageRecovery) -> bool {
+        self.inner.copy_more(into)
     }
 }

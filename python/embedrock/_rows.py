@@ -1,0 +1,101 @@
+"""What modules and optimizers ask of a store and its tables, wherever the rows are.
+
+:class:`embedrock.Store` and :class:`embedrock.remote.RemoteStore` are such stores. Modules and
+optimizers know this protocol alone; what works in this process only asks with :func:`here`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+from embedrock._arrays import ArrayLike, Keys
+from embedrock._listeners import Listeners
+from embedrock.errors import UnsupportedError
+from embedrock.optimizers import OptimizerSpec
+
+__all__ = ["Bounds", "RowStore", "RowTable", "here"]
+
+Bounds: TypeAlias = tuple[float | None, float | None, float | None, float] | None
+"""The bounds of gradients, as :func:`embedrock.clip.bounds` gives them."""
+
+
+class RowTable(Protocol):
+    """A table whose rows modules read and optimizers change."""
+
+    @property
+    def store(self) -> Any:
+        """The store that it belongs to."""
+
+    @property
+    def name(self) -> str:
+        """Its name, unique within its store."""
+
+    @property
+    def embedding_dim(self) -> int:
+        """Values per row."""
+
+    @property
+    def num_embeddings(self) -> int | None:
+        """Rows of a dense table; None for a growing table."""
+
+    @property
+    def dtype(self) -> str:
+        """Type of the stored values."""
+
+    @property
+    def optimizer(self) -> OptimizerSpec:
+        """The optimizer whose state the rows carry."""
+
+    def __contains__(self, key: object) -> bool:
+        """Whether this one key is written."""
+
+    def put(self, keys: ArrayLike, values: ArrayLike) -> None:
+        """Writes rows ``(*, embedding_dim)``."""
+
+    def _update_part(self, keys: Keys, gradients: ArrayLike, factors: dict[str, Any]) -> Any:
+        """A table's part of an optimizer step, as its store takes it."""
+
+
+@runtime_checkable
+class RowStore(Protocol):
+    """A store whose tables modules are made over."""
+
+    _listeners: Listeners
+    _returns: int
+    """How often the store went back: what was read before is of rows that are gone."""
+    _elsewhere: str | None
+    """How its user gets what works in this process only; None where it is here."""
+
+    @property
+    def table(self) -> Callable[..., Any]:
+        """The table of a name, created if there is none: :meth:`embedrock.Store.table`."""
+
+    def get(
+        self, batches: Sequence[tuple[Any, ArrayLike]], out: Sequence[Any] | None = None
+    ) -> list[Any]:
+        """Rows of several tables in one call."""
+
+    def _has_table(self, name: str) -> bool:
+        """Whether there is a table of that name."""
+
+    def _update(
+        self, parts: list[Any], non_finite: Any, within: Bounds, settled: Callable[[int], object]
+    ) -> float | None:
+        """One optimizer step on all parts; returns the norm that was scaled, if any.
+
+        Where it fails although some parts are changed, or may be, ``settled`` was called with their
+        places: nobody may make them again.
+        """
+
+    def _gradient_norm(self, parts: list[Any], non_finite: Any, within: Bounds) -> float:
+        """The norm of the gradients of all parts."""
+
+
+def here(store: RowStore, what: str) -> None:
+    """Refuses a store of a server. ``what`` needs one that is open in this process."""
+    if store._elsewhere is not None:
+        raise UnsupportedError(
+            f"{what} works on a store that is open in this process, and {store!r} is at a server: "
+            f"{store._elsewhere}"
+        )
