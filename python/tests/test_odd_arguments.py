@@ -55,6 +55,9 @@ class World:
         self.step = itertools.count(1)
         self.store.commit(0)
         embedrock.open(path / "other", "16MiB", max_disk_bytes=100 << 20).close()
+        with embedrock.open(path / "regions", "16MiB") as regions:
+            regions.table("t", 4, 10, storage="pmem")
+            regions.commit(1)
 
     def new_path(self) -> Path:
         return self.path / f"new{next(self.numbers)}"
@@ -101,6 +104,10 @@ CALLS: dict[str, tuple[Callable[[World], Any], Callable[[World], Arguments]]] = 
     "copy": (
         lambda w: embedrock.copy,
         lambda w: {"path": w.path / "s", "destination": w.new_path()},
+    ),
+    "resize": (
+        lambda w: embedrock.resize,
+        lambda w: {"path": w.path / "regions", "table": "t", "capacity": 10},
     ),
     "freeze": (
         lambda w: embedrock.freeze,
@@ -151,6 +158,7 @@ CALLS: dict[str, tuple[Callable[[World], Any], Callable[[World], Arguments]]] = 
         lambda w: {"keys": KEYS, "function": lambda values, state: None},
     ),
     "Table.delete": (lambda w: w.table.delete, lambda w: {"keys": KEYS}),
+    "Table.promote": (lambda w: w.table.promote, lambda w: {"keys": KEYS}),
     "Table.contains": (lambda w: w.table.contains, lambda w: {"keys": KEYS}),
     "Table.lookahead": (lambda w: w.table.lookahead, lambda w: {"keys": KEYS, "out": rows(w)}),
     "Table.items": (lambda w: w.table.items, lambda w: {}),

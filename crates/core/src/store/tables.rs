@@ -389,7 +389,7 @@ impl Inner {
             page_bytes,
             rows: spec.new_rows_to_come(),
             max_disk_bytes: self.options.max_disk_bytes,
-            segment_bytes: self.options.segment_bytes,
+            segment_bytes: self.options.segment_bytes.filter(|_| !spec.storage.is_direct()),
         })?;
         Ok(class)
     }
