@@ -33,7 +33,6 @@ fn serve(folder: &TempDir, mode: Mode, change: impl FnOnce(&mut Options)) -> Ser
         embedding_dim: DIM,
         num_embeddings: Some(IDS),
         expected_rows: None,
-        capacity: None,
         dtype: Dtype::Float32,
         rounding: RoundingMode::default(),
         storage: StorageKind::Log,
