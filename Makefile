@@ -103,10 +103,11 @@ bench: setup ## Run every benchmark as it is defined, beside the peers; reports 
 # The C++ libraries look for vector and checksum instructions when they are built.
 # FASTER=/path/to/a/checkout of microsoft/FASTER builds that too.
 peers: export PEERS_FASTER := $(if $(FASTER),$(abspath $(FASTER)))
-peers: ## Build what `bench cache` and `bench race` compare with
-	cargo build --release --locked -p embedrock-cachebench
+peers: ## Build what `bench cache`, `pethash` and `race` compare with
+	cargo build --release --locked -p embedrock-cachebench -p embedrock-hashbench
 	@mkdir -p .cache/peers
 	install $(CARGO_TARGET_DIR)/release/embedrock-cachebench .cache/peers/embedrock-cachebench
+	install $(CARGO_TARGET_DIR)/release/embedrock-hashbench .cache/peers/embedrock-hashbench
 	@scripts/check-peers.sh "$(PEERS_FASTER)"
 	RUSTFLAGS="-C target-cpu=native" cargo build --release --locked \
 		--manifest-path peers/Cargo.toml --target-dir $(CARGO_TARGET_DIR)/peers

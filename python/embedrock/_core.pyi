@@ -20,6 +20,7 @@ __all__ = [
     "Store",
     "TableId",
     "__version__",
+    "buckets_of",
     "check",
     "check_place",
     "copy",
@@ -124,6 +125,7 @@ class Server:
         password: str | None = None,
         tls: tuple[_Path, _Path] | None = None,
         metrics: str | None = None,
+        cluster: tuple[_Path, str | None] | None = None,
         max_connections: int = 10000,
         idle: float = 3600.0,
         stall: float = 60.0,
@@ -134,7 +136,8 @@ class Server:
         refresh_every: float = 5.0,
         gather: str = "auto",
     ) -> Server:
-        """Serves an open store at `listen`. Times are in seconds; 0 is never."""
+        """Serves an open store at `listen`. Times are in seconds; 0 is never. `cluster` is the path
+        of a map, and the id of this server's node in it."""
 
     def address(self, /) -> str:
         """Where clients reach it, as HOST:PORT."""
@@ -144,6 +147,8 @@ class Server:
 
     def gather(self, /) -> str:
         """How rows get into sockets: a mode, or one for each row size that was measured."""
+    def reload_map(self, /) -> int:
+        """Reads the map of its cluster again, and returns how many maps there were."""
 
     def is_running(self, /) -> bool:
         """False once it was stopped, or a thread of it has ended by itself."""
@@ -345,6 +350,9 @@ class PendingCommit:
 def distinct(keys: _Keys) -> tuple[_Keys, NDArray[np.int64]]:
     """Distinct keys in order of first occurrence, and each key's place among them."""
 
+def buckets_of(keys: _Keys, is_dense: bool) -> NDArray[np.uint16]:
+    """The bucket of each key: of a table with `num_embeddings` where `is_dense`."""
+
 def hash_texts(texts: list[Any]) -> _Keys:
     """The keys of texts or bytes."""
 
@@ -449,6 +457,7 @@ def copy(
     cold_directory: _Path | None = None,
     pmem_path: _Path | None = None,
     capacity: int | None = None,
+    buckets: str | None = None,
     progress: _Progress | None = None,
 ) -> dict[str, Any]:
     """Copies a commit to a new store at `destination`."""

@@ -11,7 +11,7 @@ import pytest
 
 from embedrock.bench import cache
 from embedrock.bench.__main__ import main
-from embedrock.bench.cache import CacheBenchError
+from embedrock.bench.program import ProgramError
 
 ROOT = Path(__file__).parents[2]
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
@@ -89,7 +89,7 @@ def test_a_wrong_row_fails_the_bench(tmp_path: Path) -> None:
 
 
 def test_what_the_program_says_is_passed_on(tmp_path: Path) -> None:
-    with pytest.raises(CacheBenchError, match="no such cache"):
+    with pytest.raises(ProgramError, match="no such cache"):
         main(stand_in(tmp_path, "{'error': 'no such cache'}"))
-    with pytest.raises(CacheBenchError, match="ended with status 3"):
+    with pytest.raises(ProgramError, match="ended with status 3"):
         main(stand_in(tmp_path, "sys.exit(3)"))

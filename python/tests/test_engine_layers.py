@@ -175,6 +175,7 @@ def test_crates_of_pure_parts_see_no_other_crate_of_ours(crate: str) -> None:
 CRATES = {
     "cachebench": {"core"},
     "core": {"pmem"},
+    "hashbench": {"pmem"},
     "placement": set(),
     "pmem": set(),
     "python": {"core", "placement", "server", "torture"},

@@ -40,6 +40,10 @@ TUTORIALS = {
 SAYS = {
     "bring_a_model": r"largest difference 0\.0\n",
     "choose_memory": r"(\d+% is .* MiB: \d+% of the rows were in memory, \d+% at best\n){3}",
+    "cluster": (
+        r"\[1\. 1\. 1\. 0\.\] \[ True  True  True False\]\n"
+        r"\[0\.75 0\.75 0\.75\] at step 2\nended with \[0, 0, 0\]\n"
+    ),
     "commit_and_resume": (
         r"\[\(20, .*\), \(30, .*\)\]\nbegan behind step 0\n"
         r"\[\(40, .*\), \(50, .*\)\]\nbegan behind step 30\n"

@@ -18,6 +18,7 @@
 
 pub mod activation;
 mod arena;
+pub mod buckets;
 #[cfg(not(feature = "parts"))]
 mod cache;
 #[cfg(feature = "parts")]
@@ -63,8 +64,8 @@ pub use distinct::distinct;
 pub use error::{Error, ErrorKind, Result};
 pub use permits::{Entered, PermitStats, Permits, Ready, UNBOUNDED};
 pub use store::{
-    CANDIDATES_MAX, CheckReport, CopyReport, FreezeError, FreezeOptions, FreezeReport, Frozen,
-    PendingCommit, PlannedPages, RowReads, Scan, Stats, Store, WindowStats, check, check_place,
-    copy, freeze, freeze_again,
+    CANDIDATES_MAX, CheckReport, CopyOptions, CopyReport, FreezeError, FreezeOptions, FreezeReport,
+    Frozen, PendingCommit, PlannedPages, RowReads, Scan, Stats, Store, WindowStats, check,
+    check_place, copy, copy_with, freeze, freeze_again,
 };
-pub use store::{CopyTo, ResizeReport, ResizeTo, copy_to, resize};
+pub use store::{ResizeReport, ResizeTo, resize};

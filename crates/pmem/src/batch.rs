@@ -5,10 +5,9 @@ use crate::error::{Error, Result};
 use crate::hash::PetHash;
 use crate::medium::{Durability, Medium};
 
-/// How far ahead the first line of a bucket is asked for, and the line of the slot. Calibrated
-/// on Zen 3; a few more or less change nothing.
-const HEADERS_AHEAD: usize = 16;
-const SLOTS_AHEAD: usize = 8;
+/// Keys whose buckets are asked for together. Most of the time of a look-up goes into finding the
+/// page of its bucket; requests that follow each other closely are translated side by side.
+const GROUP: usize = 32;
 
 /// What a batch of look-ups asks the processor for in advance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -17,7 +16,8 @@ pub enum Prefetch {
     None,
     /// The bucket of the next key: the form of the paper (section 3.2, prefetching).
     NextKey,
-    /// Buckets 16 keys ahead, and, once their fingerprints are there, slots 8 keys ahead.
+    /// The buckets of a group of 32 keys, while those of the group before arrive; of these, the
+    /// slots that may have the keys; then the keys.
     Staged,
 }
 
@@ -33,10 +33,7 @@ impl<M: Medium> PetHash<M> {
             return Err(Error::misuse(format!("{keys} keys, and room for {values} values")));
         }
         if self.region.medium.durability() == Durability::Sync {
-            for key in keys {
-                let word = self.word(self.path(*key).home);
-                self.region.medium.expect(word..word + BUCKET_WORDS);
-            }
+            keys.iter().for_each(|key| self.expect_home(*key));
         }
         match ahead {
             Prefetch::None => {
@@ -61,22 +58,39 @@ impl<M: Medium> PetHash<M> {
         Ok(())
     }
 
+    /// Asks the kernel for a key's home, which may not be in memory.
+    pub(crate) fn expect_home(&self, key: u64) {
+        let word = self.word(self.path(key).home);
+        self.region.medium.expect(word..word + BUCKET_WORDS);
+    }
+
     fn get_staged(&self, keys: &[u64], values: &mut [u64]) {
         let none = Path::new(0, 0, self.buckets());
-        let mut paths = [none; HEADERS_AHEAD];
-        for step in 0..keys.len() + HEADERS_AHEAD {
-            let place = step % HEADERS_AHEAD;
-            if let Some(at) = step.checked_sub(HEADERS_AHEAD) {
-                values[at] = self.find(paths[place], keys[at]).0;
+        let (mut paths, mut next) = ([none; GROUP], [none; GROUP]);
+        let mut groups = keys.chunks(GROUP).peekable();
+        if let Some(first) = groups.peek() {
+            self.ask_for_headers(first, &mut paths);
+        }
+        let mut values = values.chunks_mut(GROUP);
+        while let (Some(keys), Some(values)) = (groups.next(), values.next()) {
+            if let Some(later) = groups.peek() {
+                self.ask_for_headers(later, &mut next);
             }
-            if let Some(key) = keys.get(step) {
-                paths[place] = self.path(*key);
-                self.ask_for_header(paths[place]);
+            for path in &paths[..keys.len()] {
+                self.ask_for_slot(*path);
             }
-            let late = HEADERS_AHEAD - SLOTS_AHEAD;
-            if step >= late && step - late < keys.len() {
-                self.ask_for_slot(paths[(step - late) % HEADERS_AHEAD]);
+            for ((key, path), value) in keys.iter().zip(&paths).zip(values) {
+                *value = self.find(*path, *key).0;
             }
+            std::mem::swap(&mut paths, &mut next);
+        }
+    }
+
+    #[inline(always)]
+    fn ask_for_headers(&self, keys: &[u64], paths: &mut [Path; GROUP]) {
+        for (key, path) in keys.iter().zip(paths) {
+            *path = self.path(*key);
+            self.ask_for_header(*path);
         }
     }
 

@@ -31,6 +31,11 @@ const CHECKSUM_WORD: usize = CHECKED_WORDS;
 const OPENING_WORD: usize = 8;
 /// How many rows there were when the region was closed, and a check of that and of the opening.
 const ROWS_WORD: usize = 9;
+/// There are at most so many rows.
+const ROWS_MOST_WORD: usize = 11;
+const HINT_WORD: usize = 12;
+/// Bits for that number of rows, below its check.
+const ROWS_BITS: u32 = 44;
 /// Whose region it is: two words, and a check of them.
 const OWNER_WORD: usize = 16;
 const OWNER_SEED: u64 = u64::from_le_bytes(*b"ERPMOWNR");
@@ -171,6 +176,8 @@ pub(crate) struct Region<M> {
     pub(crate) geometry: Geometry,
     /// Tells locks of this opening from those that a dead process left.
     pub(crate) opening: u32,
+    /// There were at most so many rows when it was opened, if that is known.
+    pub(crate) rows_at_most: Option<u64>,
     pub(crate) lanes: redo::Lanes,
     /// Rows that the opening before counted when it ended.
     pub(crate) closed_rows: Option<u64>,
@@ -193,12 +200,14 @@ impl<M: Medium> Region<M> {
         }
         medium.store(CHECKSUM_WORD, checksum(&header));
         medium.store(OPENING_WORD, opening_word(1));
-        medium.flush(0..OPENING_WORD + 1);
+        medium.store(ROWS_MOST_WORD, rows_word(0, 1));
+        medium.flush(0..ROWS_MOST_WORD + 1);
         medium.fence()?;
         medium.store(0, header[0]);
         medium.flush(0..1);
         medium.fence()?;
-        Ok(Self::of(medium, geometry, 1, Some(0)))
+        let of_this = Self::of(medium, geometry, 1);
+        Ok(Self { closed_rows: Some(0), rows_at_most: Some(0), ..of_this })
     }
 
     /// Opens a region, and finishes the changes that were under way.
@@ -216,15 +225,20 @@ impl<M: Medium> Region<M> {
         let (rows, check) = (medium.load(ROWS_WORD), medium.load(ROWS_WORD + 1));
         let closed_rows = (check == check_of(&[rows, word], ROWS_SEED)).then_some(rows);
         let opening = last.wrapping_add(1).max(1);
+        let most = medium.load(ROWS_MOST_WORD);
+        let rows = most & ((1 << ROWS_BITS) - 1);
+        let rows_at_most = (most == rows_word(rows, last)).then_some(rows);
+        medium.store(ROWS_MOST_WORD, rows_at_most.map_or(0, |rows| rows_word(rows, opening)));
         medium.store(OPENING_WORD, opening_word(opening));
-        medium.flush(OPENING_WORD..OPENING_WORD + 1);
+        medium.flush(OPENING_WORD..ROWS_MOST_WORD + 1);
         medium.fence()?;
-        Ok(Self::of(medium, geometry, opening, closed_rows))
+        Ok(Self { closed_rows, rows_at_most, ..Self::of(medium, geometry, opening) })
     }
 
-    fn of(medium: M, geometry: Geometry, opening: u32, closed_rows: Option<u64>) -> Self {
+    fn of(medium: M, geometry: Geometry, opening: u32) -> Self {
         let (lanes, failed) = (redo::Lanes::default(), AtomicBool::new(false));
-        Self { medium, geometry, opening, lanes, closed_rows, failed }
+        let (closed_rows, rows_at_most) = (None, None);
+        Self { medium, geometry, opening, rows_at_most, lanes, closed_rows, failed }
     }
 
     /// Notes how many rows there are, for the next opening: nothing is changed from here on.
@@ -262,6 +276,24 @@ impl<M: Medium> Region<M> {
         self.fence()
     }
 
+    /// Makes durable that there are at most so many rows, which the next opening is told.
+    pub(crate) fn claim_rows(&self, rows: u64) -> Result<()> {
+        self.medium.store(ROWS_MOST_WORD, rows_word(rows, self.opening));
+        self.medium.flush(ROWS_MOST_WORD..ROWS_MOST_WORD + 1);
+        self.fence()
+    }
+
+    /// Where free row slots were found last, in any opening; any number, where it is damaged.
+    pub(crate) fn hint(&self) -> u64 {
+        self.medium.load(HINT_WORD)
+    }
+
+    /// Changes the hint. Durable with the next fence, and right or wrong without harm.
+    pub(crate) fn set_hint(&self, hint: u64) {
+        self.medium.store(HINT_WORD, hint);
+        self.medium.flush(HINT_WORD..HINT_WORD + 1);
+    }
+
     /// As [`Medium::fence`]; once it has failed, [`writable`](Self::writable) says no.
     pub(crate) fn fence(&self) -> Result<()> {
         self.medium.fence().inspect_err(|_| self.failed.store(true, Ordering::Release))
@@ -287,6 +319,13 @@ fn check_of(words: &[u64], seed: u64) -> u64 {
 fn opening_word(opening: u32) -> u64 {
     let check = xxh3_64_with_seed(&opening.to_le_bytes(), CHECKSUM_SEED) << 32;
     check | u64::from(opening)
+}
+
+/// The number in the lower bits, a check of it and of the opening above. A build that does not know
+/// this word opens a region without renewing it: the number is then of another opening.
+fn rows_word(rows: u64, opening: u32) -> u64 {
+    let check = xxh3_64_with_seed(&rows.to_le_bytes(), CHECKSUM_SEED ^ u64::from(opening));
+    (check >> ROWS_BITS).max(1) << ROWS_BITS | rows
 }
 
 fn checksum(header: &[u64; CHECKED_WORDS]) -> u64 {
@@ -354,6 +393,7 @@ mod tests {
         assert_eq!(header, [u64::from_le_bytes(*b"ERPMREGN"), 1, 30, 20, 3, 38, 77]);
         assert_eq!(word(64) as u32, 1, "opening");
         rows.put(&keys[..1], &[7; 20]).expect("put");
+        assert_eq!(word(72) % (1 << 44), 2, "at most so many rows: one, and one ahead");
         // The lane has been cleared, what it did is still there.
         let bucket = 135_168;
         assert_eq!([4096, 4104].map(word), [0, 3]);

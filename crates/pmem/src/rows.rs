@@ -45,7 +45,7 @@ const CHECKSUM_SEED: u64 = u64::from_le_bytes(*b"ERPMROWS");
 /// # Ok(())
 /// # }
 /// ```
-pub struct Rows<M> {
+pub struct Rows<M: Medium> {
     region: Arc<Region<M>>,
     pub(crate) index: PetHash<M>,
     pub(crate) slab: Slab,
@@ -96,7 +96,7 @@ impl<M: Medium> Rows<M> {
             let name = region.medium.name();
             return Err(Error::misuse(format!("{name} is an index without rows")));
         }
-        let slab = Slab::new(&region.geometry);
+        let slab = Slab::new(&region.geometry, region.rows_at_most, region.hint());
         let region = Arc::new(region);
         let index = PetHash::new(Arc::clone(&region));
         let (readings, rehome_next) = (Readings::new(), AtomicU64::new(0));
@@ -307,12 +307,13 @@ impl<M: Medium> Rows<M> {
             let done = taken.and_then(|()| {
                 promised -= new;
                 self.expect_heads(before);
-                let (placed, replaced, done) = self.put_part(keys, rows, &slots);
+                let Placed { placed, inserted, replaced, done } = self.put_part(keys, rows, &slots);
                 // A failed call gives back what it did not use; after a failed sync nothing is
                 // given back, because nobody knows what is durable.
                 if !matches!(&done, Err(error) if error.kind() == ErrorKind::Io) {
                     let owed = keys.len() as u64 - new;
-                    self.slab.give_back(owed, &slots[placed..], replaced, &self.readings);
+                    let grown = inserted as i64 - new as i64;
+                    self.slab.give_back(owed, &slots[placed..], replaced, grown, &self.readings);
                 }
                 done
             });
@@ -324,13 +325,8 @@ impl<M: Medium> Rows<M> {
         Ok(())
     }
 
-    /// Writes and publishes rows; returns how many are published, and the slots of old rows.
-    pub(crate) fn put_part(
-        &self,
-        keys: &[u64],
-        rows: &[u8],
-        slots: &[u64],
-    ) -> (usize, Vec<u64>, Result<()>) {
+    /// Writes and publishes rows.
+    pub(crate) fn put_part(&self, keys: &[u64], rows: &[u8], slots: &[u64]) -> Placed {
         let medium = &self.region.medium;
         let row_bytes = self.region.geometry.row_bytes;
         for ((key, slot), row) in keys.iter().zip(slots).zip(rows.chunks_exact(row_bytes)) {
@@ -340,13 +336,16 @@ impl<M: Medium> Rows<M> {
             medium.write(word + ROW_HEAD_WORDS, row);
             medium.flush(word..word + self.region.geometry.row_words());
         }
-        let mut replaced = Vec::new();
+        let (mut inserted, mut replaced) = (0, Vec::new());
         if let Err(error) = self.region.fence() {
-            return (0, replaced, Err(error));
+            return Placed { placed: 0, inserted, replaced, done: Err(error) };
         }
-        let seen = |key, old| self.lose(key, old, &mut replaced);
+        let seen = |key, old| {
+            inserted += u64::from(old == ABSENT);
+            self.lose(key, old, &mut replaced);
+        };
         let (placed, done) = self.index.put_batch(keys, &slots[..keys.len()], seen);
-        (placed, replaced, self.region.fence().and(done))
+        Placed { placed, inserted, replaced, done: self.region.fence().and(done) }
     }
 
     /// Asks for the keys of rows that are about to be replaced, which [`lose`](Self::lose) reads.
@@ -379,7 +378,7 @@ impl<M: Medium> Rows<M> {
             removed += usize::from(old != ABSENT);
         }
         self.region.fence()?;
-        self.slab.give_back(0, &[], replaced, &self.readings);
+        self.slab.give_back(0, &[], replaced, -(removed as i64), &self.readings);
         Ok(removed)
     }
 
@@ -504,6 +503,26 @@ impl<M: Medium> Rows<M> {
             self.region.medium.name()
         )))
     }
+}
+
+impl<M: Medium> Drop for Rows<M> {
+    fn drop(&mut self) {
+        if let Some(rows) = self.slab.unclaimed().filter(|_| self.region.writable().is_ok()) {
+            // Where that fails, the bound of before holds, too.
+            let _ = self.region.claim_rows(rows);
+        }
+    }
+}
+
+/// What became of rows that were written.
+pub(crate) struct Placed {
+    /// Rows that are published, from the first on.
+    pub(crate) placed: usize,
+    /// Those of them whose keys had none.
+    pub(crate) inserted: u64,
+    /// Slots of the rows that the others had.
+    pub(crate) replaced: Vec<u64>,
+    pub(crate) done: Result<()>,
 }
 
 fn checksum_of(key: u64, row: &[u8]) -> u64 {

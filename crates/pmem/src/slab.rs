@@ -1,12 +1,16 @@
 //! Which row slots are free.
 //!
-//! **Nothing of this is on the medium.** A row slot has the key of its row, and the index has the
+//! **No list of them is on the medium.** A row slot has the key of its row, and the index has the
 //! slot of a key: a slot is in use if both agree, and free otherwise. So a crash can neither leak a
 //! slot nor have it handed out twice, whatever was stored by then.
 //!
 //! **Found out as needed.** After opening, no slot is known to be free. Where room is wanted, the
-//! slots of one more chunk are looked up. In memory are two bits for each row slot: free, and
-//! replaced but perhaps still read.
+//! slots of one more chunk are looked up: first where free ones were found last, a hint on the
+//! medium, then further on, or far away where rows lie densely. In memory are two bits for each row
+//! slot: free, and replaced but perhaps still read.
+//!
+//! **A bound on the rows** is on the medium, so that new rows are admitted or refused as a whole
+//! before all slots are known. It is raised ahead of rows, many at a time, and exact after a close.
 //!
 //! A slot is *replaced* while its key is locked in the index, and chunks are looked up under the
 //! same locks. So each slot is freed once: by the look-up, or by who replaced it.
@@ -28,6 +32,13 @@ const WAIT_MOST: Duration = Duration::from_secs(5);
 /// How often it looks at once; then it pauses between two looks.
 const TRIES: u32 = 1000;
 const PAUSE: Duration = Duration::from_micros(50);
+/// A chunk with fewer free slots lies among rows.
+const POOR: usize = CHUNK as usize / 64;
+/// Where rows lie densely, look-ups go on so far away, as a share of all chunks: the golden ratio
+/// leaves no long stretch unvisited.
+const STRIDE: f64 = 0.618_033_988_75;
+/// Rows that are claimed ahead, as a share of the capacity.
+const CLAIM_SHARE: u64 = 64;
 
 /// The row slots of a region.
 pub(crate) struct Slab {
@@ -44,8 +55,18 @@ struct State {
     free_slots: u64,
     /// Where to look for a free slot next.
     next_word: usize,
-    /// Slots below were looked up.
+    /// A bit for each chunk that was looked up.
+    looked_up: Box<[u64]>,
+    /// Slots of those.
     known: u64,
+    /// Which chunk to look up next, if it was not.
+    next_chunk: u64,
+    /// Whether the last one had few free slots.
+    poor: bool,
+    /// At most so many rows there are, those that calls under way will make included.
+    rows: u64,
+    /// At most so many there are, durably.
+    claimed: u64,
     /// Replaced slots by the epoch in which they were.
     waiting: VecDeque<(u64, Vec<u64>)>,
     waiting_slots: u64,
@@ -66,11 +87,22 @@ pub struct SlabUse {
     pub free: u64,
     /// Slots of replaced rows that may still be read.
     pub waiting: u64,
+    /// There are at most so many rows; exactly so many since the region was made, or closed
+    /// before it was opened.
+    pub rows_at_most: u64,
 }
 
 impl Slab {
-    pub(crate) fn new(geometry: &Geometry) -> Self {
+    /// The slots of a region in which there are at most so many rows, if that is known.
+    pub(crate) fn new(geometry: &Geometry, rows_at_most: Option<u64>, hint: u64) -> Self {
         let words = (geometry.row_slots as usize).div_ceil(64);
+        let chunks = geometry.row_slots.div_ceil(CHUNK);
+        let mut looked_up = vec![0; chunks.div_ceil(64) as usize].into_boxed_slice();
+        if let Some(last) = looked_up.last_mut() {
+            // There are no such chunks.
+            *last = !(u64::MAX >> (63 - (chunks - 1) % 64));
+        }
+        let rows = rows_at_most.unwrap_or(geometry.row_slots).min(geometry.row_slots);
         Self {
             row_slots: geometry.row_slots,
             capacity: geometry.capacity,
@@ -79,7 +111,12 @@ impl Slab {
                 free: vec![0; words].into_boxed_slice(),
                 free_slots: 0,
                 next_word: 0,
+                looked_up,
                 known: 0,
+                next_chunk: hint % chunks,
+                poor: false,
+                rows,
+                claimed: rows,
                 waiting: VecDeque::new(),
                 waiting_slots: 0,
                 owed: 0,
@@ -90,34 +127,64 @@ impl Slab {
 
     /// Bytes of memory that row slots take, whatever happens.
     pub(crate) fn memory_bytes(geometry: &Geometry) -> usize {
-        (geometry.row_slots as usize).div_ceil(64) * 2 * size_of::<u64>()
+        let (slots, chunks) = (geometry.row_slots, geometry.row_slots.div_ceil(CHUNK));
+        (slots.div_ceil(64) * 2 + chunks.div_ceil(64)) as usize * size_of::<u64>()
     }
 
     /// Makes sure of room for new rows beside the reserve for updates. Updates alone pass at once:
     /// a region that is full takes them, also where a race of a put and a removal made one row too
     /// many.
     ///
-    /// The first new rows after opening wait until the reserve, a thirty-second of the capacity, is
-    /// known to be free: in a full region that looks up all slots.
+    /// Where the bound on rows leaves no room, slots are looked up until there is: those that were
+    /// not count as rows.
     pub(crate) fn admit<M: Medium>(&self, new: u64, index: &PetHash<M>) -> Result<()> {
         if new == 0 {
             return Ok(());
         }
         let mut state = self.state.lock();
-        let reserve = self.row_slots - self.capacity;
-        while state.spare() < state.promised + new + reserve {
+        loop {
+            let not_spare = (self.row_slots + state.promised).saturating_sub(state.spare());
+            state.rows = state.rows.min(not_spare);
+            if state.rows + new <= self.capacity {
+                break;
+            }
             if !self.look_up_chunk(&mut state, index)? {
-                let rows = state.known.saturating_sub(state.spare());
                 return Err(Error::full(format!(
-                    "{} has room for {} rows and has {rows}, {new} more do not fit; remove rows, \
-                     or resize it into a region with more",
+                    "{} has room for {} rows and has {}, {new} more do not fit; remove rows, or \
+                     resize it into a region with more",
                     index.region.medium.name(),
-                    self.capacity
+                    self.capacity,
+                    state.rows
                 )));
             }
         }
+        self.claim(&mut state, new, index)?;
         state.promised += new;
+        state.rows += new;
         Ok(())
+    }
+
+    /// Makes a bound durable that holds with so many rows more.
+    ///
+    /// An update makes a row more where a removal of its key comes between: hence all that calls
+    /// under way owe.
+    fn claim<M: Medium>(&self, state: &mut State, more: u64, index: &PetHash<M>) -> Result<()> {
+        let wanted = (state.rows + state.owed + more).min(self.row_slots);
+        if wanted > state.claimed {
+            let ahead = (self.capacity / CLAIM_SHARE).max(1);
+            let claimed = (wanted + ahead).min(self.row_slots);
+            index.region.claim_rows(claimed)?;
+            state.claimed = claimed;
+        }
+        Ok(())
+    }
+
+    /// The rows that there are at most, where the medium has a larger bound and no call is under
+    /// way.
+    pub(crate) fn unclaimed(&self) -> Option<u64> {
+        let state = self.state.lock();
+        let quiet = state.owed == 0 && state.promised == 0;
+        (quiet && state.rows < state.claimed).then_some(state.rows)
     }
 
     /// Takes slots for rows, `new` of which were admitted.
@@ -156,6 +223,7 @@ impl Slab {
                 )));
             }
         }
+        self.claim(&mut state, count as u64 - new, index)?;
         slots.clear();
         while slots.len() < count {
             let word = state.next_word;
@@ -175,7 +243,9 @@ impl Slab {
 
     /// Takes back what was promised and not taken.
     pub(crate) fn dismiss(&self, new: u64) {
-        self.state.lock().promised -= new;
+        let mut state = self.state.lock();
+        state.promised -= new;
+        state.rows -= new;
     }
 
     /// Notes that a slot has lost its key, and says whether that is new: of two keys that damage
@@ -185,17 +255,20 @@ impl Slab {
         self.replaced[slot as usize / 64].fetch_or(bit, Ordering::AcqRel) & bit == 0
     }
 
-    /// Ends a call that took slots: `unused` have no row, `replaced` lost theirs, durably.
+    /// Ends a call that took slots: `unused` have no row, `replaced` lost theirs, durably. There
+    /// are `grown` rows more than the call was admitted for.
     pub(crate) fn give_back(
         &self,
         owed: u64,
         unused: &[u64],
         replaced: Vec<u64>,
+        grown: i64,
         readings: &Readings,
     ) {
         let epoch = readings.advance();
         let mut state = self.state.lock();
         state.owed -= owed;
+        state.rows = state.rows.saturating_add_signed(grown);
         for slot in unused {
             state.set_free(*slot);
         }
@@ -220,7 +293,7 @@ impl Slab {
                 let bit = 1 << (slot % 64);
                 self.replaced[slot as usize / 64].fetch_and(!bit, Ordering::AcqRel);
                 // Of a chunk that was not looked up, the look-up will find it.
-                if slot < state.known {
+                if state.is_known(slot) {
                     state.set_free(slot);
                 }
             }
@@ -231,19 +304,23 @@ impl Slab {
     ///
     /// Waits for locks of buckets, whose holders never wait for `state`.
     fn look_up_chunk<M: Medium>(&self, state: &mut State, index: &PetHash<M>) -> Result<bool> {
-        let first = state.known;
+        let Some(chunk) = state.next_unknown() else { return Ok(false) };
+        let first = chunk * CHUNK;
         let end = (first + CHUNK).min(self.row_slots);
-        if first == end {
-            return Ok(false);
-        }
         let (medium, geometry) = (&index.region.medium, &index.region.geometry);
+        let head = |slot| {
+            let word = geometry.row_word(slot);
+            (medium.load(word), medium.load(word + 1))
+        };
         if medium.durability() == Durability::Sync {
             medium.expect(geometry.row_word(first)..geometry.row_word(end));
+            for (key, _) in (first..end).map(head).filter(|(_, checksum)| *checksum != 0) {
+                index.expect_home(key);
+            }
         }
         let mut free_slots = Vec::new();
         for slot in first..end {
-            let word = geometry.row_word(slot);
-            let (key, checksum) = (medium.load(word), medium.load(word + 1));
+            let (key, checksum) = head(slot);
             // A row's checksum is never 0: this slot never had one.
             let free = checksum == 0
                 || index.inspect(key, |found| {
@@ -254,10 +331,23 @@ impl Slab {
                 free_slots.push(slot);
             }
         }
+        if free_slots.len() >= POOR {
+            index.region.set_hint(chunk);
+        }
         // What proves that they are free is durable before they are overwritten.
         index.fence()?;
+        state.looked_up[chunk as usize / 64] |= 1 << (chunk % 64);
+        state.known += end - first;
+        if state.free_slots == 0 {
+            state.next_word = first as usize / 64;
+        }
+        // Rows are put side by side: two dense chunks are followed by more.
+        let poor = free_slots.len() < POOR;
+        let chunks = self.row_slots.div_ceil(CHUNK);
+        let step = if poor && state.poor { (chunks as f64 * STRIDE) as u64 } else { 1 };
+        state.next_chunk = (chunk + step.max(1)) % chunks;
+        state.poor = poor;
         free_slots.into_iter().for_each(|slot| state.set_free(slot));
-        state.known = end;
         Ok(true)
     }
 
@@ -268,6 +358,7 @@ impl Slab {
             known: state.known,
             free: state.free_slots,
             waiting: state.waiting_slots,
+            rows_at_most: state.rows,
         }
     }
 }
@@ -276,6 +367,23 @@ impl State {
     /// Slots that are free, or will be once calls and readings end.
     fn spare(&self) -> u64 {
         self.free_slots + self.waiting_slots + self.owed
+    }
+
+    fn is_known(&self, slot: u64) -> bool {
+        let chunk = slot / CHUNK;
+        self.looked_up[chunk as usize / 64] & 1 << (chunk % 64) != 0
+    }
+
+    /// The first chunk from the next one on that was not looked up.
+    fn next_unknown(&self) -> Option<u64> {
+        let first = self.next_chunk as usize / 64;
+        let words = self.looked_up.len();
+        (0..=words).find_map(|i| {
+            let word = (first + i) % words;
+            let skipped = if i == 0 { self.next_chunk % 64 } else { 0 };
+            let unknown = !self.looked_up[word] >> skipped << skipped;
+            (unknown != 0).then(|| word as u64 * 64 + u64::from(unknown.trailing_zeros()))
+        })
     }
 
     /// A slot that is free already was named by a damaged word of the index, and stays as it is.

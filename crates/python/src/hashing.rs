@@ -1,6 +1,8 @@
-//! 64-bit keys of texts: `embedrock.hash_keys`, and tokens of the columns of a file.
+//! 64-bit keys of texts: `embedrock.hash_keys`, and tokens of the columns of a file; buckets of
+//! keys.
 
 use crate::error::misuse;
+use embedrock_core::buckets::bucket_of;
 use embedrock_core::hash::text_key;
 use numpy::{IntoPyArray, PyArray1, PyReadonlyArray1};
 use pyo3::prelude::*;
@@ -49,4 +51,15 @@ pub(crate) fn hash_pieces<'py>(
         Some(keys) if starts.len() == lengths.len() => Ok(keys.into_pyarray(py)),
         _ => Err(misuse(py, "a piece lies outside the text")),
     }
+}
+
+/// The bucket of each key: of a table with `num_embeddings` where `is_dense`.
+#[pyfunction]
+pub(crate) fn buckets_of<'py>(
+    py: Python<'py>,
+    keys: PyReadonlyArray1<'py, u64>,
+    is_dense: bool,
+) -> PyResult<Bound<'py, PyArray1<u16>>> {
+    let buckets = keys.as_slice()?.iter().map(|key| bucket_of(*key, is_dense));
+    Ok(buckets.collect::<Vec<u16>>().into_pyarray(py))
 }

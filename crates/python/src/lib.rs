@@ -31,7 +31,7 @@ mod _core {
     #[pymodule_export]
     use crate::freeze::freeze;
     #[pymodule_export]
-    use crate::hashing::{hash_pieces, hash_texts};
+    use crate::hashing::{buckets_of, hash_pieces, hash_texts};
     #[pymodule_export]
     use crate::maintenance::{check, check_place, copy, resize};
     #[pymodule_export]

@@ -5,7 +5,8 @@
 
 use crate::error::{Carried, OrRaise};
 use crate::store::json_value;
-use embedrock_core::{CopyTo, Memory, ResizeTo, Result, StorageKind};
+use embedrock_core::buckets::Buckets;
+use embedrock_core::{CopyOptions, Memory, ResizeTo, Result, StorageKind};
 use pyo3::prelude::*;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -53,10 +54,11 @@ pub(crate) fn check(
 
 /// Copies the commit of `step` (the last one without it) to a new store at `destination`.
 ///
-/// `progress(done, total)` is called now and then, in rows; what it raises ends the copy.
+/// Of `buckets` alone, where they are given. `progress(done, total)` is called now and then, in rows;
+/// what it raises ends the copy.
 #[pyfunction]
 #[pyo3(signature = (path, destination, memory, step=None, storage=None, cold_directory=None,
-    pmem_path=None, capacity=None, progress=None))]
+    pmem_path=None, capacity=None, buckets=None, progress=None))]
 #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python function")]
 pub(crate) fn copy(
     py: Python<'_>,
@@ -68,19 +70,21 @@ pub(crate) fn copy(
     cold_directory: Option<PathBuf>,
     pmem_path: Option<PathBuf>,
     capacity: Option<u64>,
+    buckets: Option<&str>,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<Py<PyAny>> {
-    let memory = Memory::from_str(memory).or_raise(py)?;
-    let storage = storage.map(StorageKind::from_str).transpose().or_raise(py)?;
+    let options = CopyOptions {
+        step,
+        memory: Memory::from_str(memory).or_raise(py)?,
+        storage: storage.map(StorageKind::from_str).transpose().or_raise(py)?,
+        cold_directory,
+        pmem_directory: pmem_path,
+        capacity,
+        buckets: buckets.map(Buckets::from_str).transpose().or_raise(py)?,
+    };
     let mut carried = Carried::default();
     let outcome = py.detach(|| {
-        let to = CopyTo {
-            storage,
-            cold_directory: cold_directory.as_deref(),
-            pmem_directory: pmem_path.as_deref(),
-            capacity,
-        };
-        embedrock_core::copy_to(&path, &destination, step, memory, &to, &mut |done, total| {
+        embedrock_core::copy_with(&path, &destination, &options, &mut |done, total| {
             report(&mut carried, progress.as_ref(), done, total)
         })
     });

@@ -13,10 +13,11 @@ pub(crate) struct Server(server::Server);
 
 #[pymethods]
 impl Server {
-    /// Serves an open store at `listen`. Times are in seconds; 0 is never.
+    /// Serves an open store at `listen`. Times are in seconds; 0 is never. `cluster` is the path of a
+    /// map, and the id of this server's node in it.
     #[new]
     #[pyo3(signature = (store, listen, *, threads=None, password=None, tls=None, metrics=None,
-        max_connections=10_000, idle=3600.0, stall=60.0, max_request_bytes=67_108_864,
+        cluster=None, max_connections=10_000, idle=3600.0, stall=60.0, max_request_bytes=67_108_864,
         max_keys=1_048_576, max_reply_bytes=67_108_864, commit_every=60.0, refresh_every=5.0,
         gather="auto"))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python constructor")]
@@ -28,6 +29,7 @@ impl Server {
         password: Option<String>,
         tls: Option<(PathBuf, PathBuf)>,
         metrics: Option<String>,
+        cluster: Option<(PathBuf, Option<String>)>,
         max_connections: usize,
         idle: f64,
         stall: f64,
@@ -45,6 +47,7 @@ impl Server {
             password,
             tls: tls.map(|(certificate, key)| server::TlsFiles { certificate, key }),
             metrics,
+            cluster: cluster.map(|(map, node)| server::ClusterOptions { map, node }),
             max_connections,
             idle: seconds(idle),
             stall: seconds(stall).unwrap_or(Duration::MAX),
@@ -73,6 +76,11 @@ impl Server {
     /// How rows get into sockets: a mode, or one for each row size that was measured.
     fn gather(&self) -> String {
         self.0.gather()
+    }
+
+    /// Reads the map of its cluster again, and returns how many maps there were.
+    fn reload_map(&self, py: Python<'_>) -> PyResult<u64> {
+        py.detach(|| self.0.reload_map()).or_raise(py)
     }
 
     /// False once it was stopped, or a thread of it has ended by itself.

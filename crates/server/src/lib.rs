@@ -7,6 +7,7 @@
 
 mod acceptor;
 mod catalog;
+mod cluster;
 mod commands;
 mod connection;
 pub mod gather;
@@ -29,7 +30,7 @@ mod timer;
 mod tls;
 mod worker;
 
-pub use options::{Options, TlsFiles};
+pub use options::{ClusterOptions, Options, TlsFiles};
 pub use server::Server;
 
 #[cfg(target_endian = "big")]

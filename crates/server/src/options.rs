@@ -18,6 +18,16 @@ pub struct TlsFiles {
     pub key: PathBuf,
 }
 
+/// A server's place among several that divide the buckets of their tables.
+#[derive(Clone, Debug)]
+pub struct ClusterOptions {
+    /// The file that says which server has which buckets: JSON where its name ends in `.json`,
+    /// otherwise TOML.
+    pub map: PathBuf,
+    /// Which node of the map this server is; without it, the one whose address it listens at.
+    pub node: Option<String>,
+}
+
 /// How a server is started. Limits are of one connection, unless they say otherwise. It cannot be
 /// printed: it has a password.
 #[derive(Clone)]
@@ -32,6 +42,8 @@ pub struct Options {
     pub tls: Option<TlsFiles>,
     /// Host and port of `/metrics` and `/healthz`.
     pub metrics: Option<String>,
+    /// Others that it shares the keys with.
+    pub cluster: Option<ClusterOptions>,
     /// Connections of the whole server.
     pub max_connections: usize,
     /// A connection without a request for so long is closed.
@@ -61,6 +73,7 @@ impl Options {
             password: None,
             tls: None,
             metrics: None,
+            cluster: None,
             max_connections: 10_000,
             idle: Some(Duration::from_secs(3600)),
             stall: Duration::from_secs(60),

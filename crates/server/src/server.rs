@@ -2,6 +2,7 @@
 
 use crate::acceptor::Acceptor;
 use crate::catalog::Catalog;
+use crate::cluster::Cluster;
 use crate::gather::Plan;
 use crate::hot::{self, HotSets};
 use crate::metrics::Metrics;
@@ -48,8 +49,9 @@ impl Server {
     /// write takes writes of clients, and commits them on a timer and at the end.
     ///
     /// *Errors*: `Misuse` for options that cannot work, among them an address that others can reach
-    /// without password and TLS; `Io` where the address cannot be listened on; `Budget` where the
-    /// store's memory cannot work.
+    /// without password and TLS, and for a map of a cluster that is none or does not have this
+    /// server; `Io` where the address cannot be listened on, or the map not be read; `Budget` where
+    /// the store's memory cannot work.
     pub fn start(store: Store, options: Options) -> Result<Self> {
         store.check_call()?;
         let wanted = options.validate()?;
@@ -62,6 +64,8 @@ impl Server {
         };
         let listener = mio::net::TcpListener::bind(wanted).map_err(at("listen on", wanted))?;
         let address = listener.local_addr().map_err(at("listen on", wanted))?;
+        let cluster = options.cluster.clone().map(|cluster| Cluster::open(cluster, address));
+        let cluster = cluster.transpose()?;
         let http = wanted_metrics
             .map(|wanted| http::Monitors::bind(wanted).map_err(at("listen for metrics on", wanted)))
             .transpose()?;
@@ -75,6 +79,7 @@ impl Server {
         let shared = Arc::new(Shared {
             catalog: Catalog::of(&store),
             plan,
+            cluster,
             metrics: Metrics::new(),
             moves: RwLock::new(()),
             connections: AtomicUsize::new(0),
@@ -145,6 +150,15 @@ impl Server {
         self.shared.plan.to_string()
     }
 
+    /// Reads the map of its cluster again. From then on clients are sent to where it says. Returns
+    /// how many maps there were.
+    ///
+    /// *Errors*: `Misuse` without a cluster, for what is no map, and for one that does not have
+    /// this server's node; `Io`. The map stays the one before.
+    pub fn reload_map(&self) -> Result<u64> {
+        reload_map(&self.shared)
+    }
+
     /// False once it was stopped, or a thread of it has ended by itself: then `stop` says why.
     pub fn is_running(&self) -> bool {
         let threads = self.threads.lock();
@@ -191,6 +205,14 @@ impl Drop for Server {
         // Who wants to know calls `stop`.
         let _ = self.stop();
     }
+}
+
+/// Reads the map of a server's cluster again.
+pub(crate) fn reload_map(shared: &Shared) -> Result<u64> {
+    let cluster = shared.cluster.as_ref().ok_or_else(|| {
+        Error::new(ErrorKind::Misuse, "this server is in no cluster: there is no map to read")
+    })?;
+    cluster.reload()
 }
 
 fn spawn(name: &str, run: impl FnOnce() -> Result<()> + Send + 'static) -> Result<Thread> {

@@ -1,5 +1,6 @@
 //! What a connection has told of itself, and its replies.
 
+use crate::commands::Queue;
 use crate::output::Output;
 use crate::resp::Protocol;
 use std::time::Instant;
@@ -28,6 +29,10 @@ pub(crate) struct Session {
     pub(crate) has_failed: bool,
     /// Whether a job runs for it, whose reply comes before those of later requests.
     pub(crate) has_job: bool,
+    /// What was sent since `MULTI`.
+    pub(crate) queue: Option<Box<Queue>>,
+    /// What `EXEC` runs, before requests that came behind it.
+    pub(crate) running: Option<Box<Queue>>,
 }
 
 impl Session {
@@ -46,6 +51,8 @@ impl Session {
             has_announced: false,
             has_failed: false,
             has_job: false,
+            queue: None,
+            running: None,
         }
     }
 
@@ -62,5 +69,6 @@ impl Session {
         }
         self.is_admitted = is_admitted;
         self.name.clear();
+        self.queue = None;
     }
 }

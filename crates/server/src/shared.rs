@@ -1,6 +1,7 @@
 //! What all threads of a server have in common.
 
 use crate::catalog::Catalog;
+use crate::cluster::Cluster;
 use crate::gather::Plan;
 use crate::hot::HotSets;
 use crate::metrics::Metrics;
@@ -25,6 +26,8 @@ pub(crate) struct Shared {
     /// Where it listens.
     pub(crate) address: SocketAddr,
     pub(crate) catalog: Catalog,
+    /// Its part in a cluster, if it has one.
+    pub(crate) cluster: Option<Cluster>,
     /// How rows get into sockets.
     pub(crate) plan: Plan,
     /// Shared by turns of loops, which look tables up and read rows; alone for the moment in which

@@ -1,6 +1,7 @@
 //! The thread that commits and refreshes: on a timer, when a client asks for it, and at the end.
 
 use crate::refusal::Refusal;
+use crate::server::reload_map;
 use crate::shared::Shared;
 use crate::worker::{Mail, Post};
 use embedrock_core::{CommitInfo, Error, ErrorKind, Result, TableSpec};
@@ -26,6 +27,8 @@ pub(crate) enum Task {
     Switch(u64),
     /// Make a table.
     Create(Box<TableSpec>),
+    /// Read the map of the cluster again.
+    ReloadMap,
 }
 
 /// What a task has done.
@@ -37,6 +40,8 @@ pub(crate) enum Finished {
     NoneNewer,
     /// The table is there.
     Created,
+    /// The map was read.
+    Reloaded,
 }
 
 impl Finished {
@@ -44,7 +49,7 @@ impl Finished {
     fn step(&self) -> Option<u64> {
         match self {
             Self::Commit(commit) => Some(commit.step),
-            Self::NoneNewer | Self::Created => None,
+            Self::NoneNewer | Self::Created | Self::Reloaded => None,
         }
     }
 
@@ -143,6 +148,7 @@ fn run_task(shared: &Arc<Shared>, task: Task) -> Result<Finished> {
         Task::Switch(step) => ("switch", switch(shared, step).map(Finished::moved)),
         // What does not fit is the client's to mend.
         Task::Create(spec) => return create(shared, &spec),
+        Task::ReloadMap => return reload_map(shared).map(|_| Finished::Reloaded),
     };
     match &done {
         Err(error) if error.kind() == ErrorKind::Misuse => {}
@@ -202,7 +208,7 @@ fn note(done: &Finished, has_new_table: &mut bool) {
     match done {
         Finished::Commit(_) => *has_new_table = false,
         Finished::Created => *has_new_table = true,
-        Finished::NoneNewer => {}
+        Finished::NoneNewer | Finished::Reloaded => {}
     }
 }
 

@@ -6,6 +6,7 @@
 //! has taken them. No turn reads more than a bounded part of what a connection sends, so that all
 //! get their turn.
 
+use crate::cluster::Cluster;
 use crate::commands::{Call, Scratch};
 use crate::connection::{Buffers, Connection, has_room};
 use crate::gather::Gatherer;
@@ -267,7 +268,7 @@ impl Worker {
                 writer.integer(commit.sequence as i64);
             }
             Ok(Finished::NoneNewer) => writer.null(),
-            Ok(Finished::Created) => writer.simple("OK"),
+            Ok(Finished::Created | Finished::Reloaded) => writer.simple("OK"),
             Err(refusal) => writer.error(refusal.code, &refusal.message),
         });
         self.make_due(number);
@@ -319,6 +320,7 @@ impl Worker {
         let shared = &*self.shared;
         let most_waiting = shared.options.max_reply_bytes;
         let tables = shared.catalog.tables();
+        let view = shared.cluster.as_ref().map(Cluster::view);
         let (mut bytes, mut is_again, mut has_taken) = (0, false, false);
         loop {
             let Connection { session, decoder, input, .. } = connection;
@@ -327,8 +329,15 @@ impl Worker {
                 if !has_room(session, most_waiting) {
                     break;
                 }
+                // What `EXEC` runs comes before what the client has sent behind it.
+                let mut running = session.running.take();
+                let queued = running.as_mut().and_then(|queue| queue.next());
                 let limits = if session.is_admitted { &self.limits } else { &NOT_ADMITTED };
-                let length = match decoder.decode(input.filled(), limits) {
+                let decoded = match queued {
+                    Some(_) => Ok(Some(0)),
+                    None => decoder.decode(input.filled(), limits),
+                };
+                let length = match decoded {
                     Ok(Some(length)) => length,
                     Ok(None) => {
                         is_whole = false;
@@ -345,9 +354,10 @@ impl Worker {
                 let mut call = Call {
                     shared,
                     tables: &tables,
+                    cluster: view.as_deref(),
                     pulls: &mut self.pulls,
                     session,
-                    arguments: decoder.arguments(input.filled()),
+                    arguments: queued.unwrap_or_else(|| decoder.arguments(input.filled())),
                     worker: self.number,
                     connection: number,
                     scratch: &mut self.scratch,
@@ -358,6 +368,9 @@ impl Worker {
                 }
                 input.consume(length);
                 has_taken = true;
+                if length == 0 {
+                    session.running = running;
+                }
             }
             connection.is_held_up = is_whole;
             if is_whole || !connection.is_readable || self.ends.is_some() {

@@ -33,6 +33,7 @@ BENCHES = {
     "serve": "queries of frozen stores: rows in an order that was learned, with replicas",
     "place": "pages of queries by layout, and what learning one takes: logs, replicas, others",
     "pull": "rows over loopback TCP from a server, against MGET of Redis",
+    "pethash": "rows on persistent memory: their index beside other maps, and opened again",
     "recdb": "the parts of RecDB on an lsm, against RocksDB with the same window",
     "reopen": "from a crash to the first rows, without the page cache",
     "device": "random reads of every size and depth, and what a store chooses",

@@ -24,23 +24,20 @@ list minus sets of 32. *Source*: SSDHashEmbed, figure 6 and table 3.
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from embedrock.bench.common import Report, add_common
-from embedrock.bench.noise import WAIT_SHARE_MAX, Timed, interleave
+from embedrock.bench.noise import Timed, interleave
 from embedrock.bench.plots import pyplot_or_note, save
+from embedrock.bench.program import Program, quietest, timed_of
 
-__all__ = ["CacheBenchError", "add_arguments", "run"]
+__all__ = ["add_arguments", "run"]
 
 PROGRAM = Path(".cache/peers/embedrock-cachebench")
 POLICIES = ("lru", "lfu")
-TRIES_MAX = 5
-"""Turns of a contestant in a round until one is quiet."""
 FADING_USES_PER_ROW = 15
 """The engine halves the counts of a set of 32 after 480 uses."""
 TIMED: dict[str, dict[str, Any]] = {
@@ -55,10 +52,6 @@ LATE = ["sets-8", "sets-16", "sets-32", "list"]
 MODELLED = {"model-8": 8, "model-16": 16, "model-32": 32, "model-64": 64}
 FIGURES = ["replacement_ns", "hit_loss_lru", "hit_loss_lfu"]
 FIGURES += ["vs_list_lru", "vs_list_lfu", "vs_list_lru_2", "vs_list_lfu_2"]
-
-
-class CacheBenchError(RuntimeError):
-    """The program that measures refused or failed; the message is its own."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,7 +84,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         for figure in FIGURES:
             report.missing(figure, f"{options.program} is not built; `make peers` builds it")
         return report.finish()
-    with _Program(options.program) as program:
+    with Program(options.program) as program:
         bench = _Bench(report, options, program)
         for name in bench.workloads:
             bench.measure(name)
@@ -103,39 +96,10 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     return report.finish()
 
 
-class _Program:
-    """The program that measures, while it runs."""
-
-    def __init__(self, program: Path) -> None:
-        self._child = subprocess.Popen(
-            [program.resolve()], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-
-    def __enter__(self) -> _Program:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._child.kill()
-        self._child.communicate()
-
-    def ask(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """Its answer. Errors: ``CacheBenchError`` with what it says."""
-        assert self._child.stdin is not None and self._child.stdout is not None
-        self._child.stdin.write(json.dumps(settings) + "\n")
-        self._child.stdin.flush()
-        line = self._child.stdout.readline()
-        if not line:
-            raise CacheBenchError(f"the program ended with status {self._child.wait()}")
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            raise CacheBenchError(answer["error"])
-        return answer
-
-
 class _Bench:
     """All contestants on all workloads."""
 
-    def __init__(self, report: Report, options: argparse.Namespace, program: _Program) -> None:
+    def __init__(self, report: Report, options: argparse.Namespace, program: Program) -> None:
         self.report, self.options, self.program = report, options, program
         split: dict[str, Any] = {"ids": options.split_ids, "skew": {"share": [0.8, 0.2]}}
         zipf: dict[str, Any] = {"ids": options.zipf_ids, "skew": {"zipf": options.zipf}}
@@ -181,27 +145,15 @@ class _Bench:
         """
         cache, _, policy = name.rpartition("-")
 
-        def turn() -> Timed:
-            tried = [one_turn()]
-            while len(tried) < TRIES_MAX and time.monotonic() < deadline:
-                if (tried[-1].wait_share or 0.0) <= WAIT_SHARE_MAX:
-                    break
-                tried.append(one_turn())
-            return min(tried, key=lambda one: one.wait_share or 0.0)
-
         def one_turn() -> Timed:
             answer = self._ask(workload, TIMED[cache], policy, threads)
-            timed = Timed()
-            timed.seconds, timed.work = answer["seconds"], answer["accesses"]
-            timed.known = answer["waited"] is not None
-            timed.waited = answer["waited"] or 0.0
             table = self.tables[workload]
             # Two threads take turns differently each time, which moves a few hits.
             table["hit_rate"].setdefault(name, answer["hits"] / answer["accesses"])
             table["beside_bytes"].setdefault(name, answer["bytes_beside_row"])
-            return timed
+            return timed_of(answer, "accesses")
 
-        return turn
+        return lambda: quietest(one_turn, deadline)
 
     def _ask(
         self, workload: str, cache: dict[str, Any], policy: str, threads: int, longer: int = 1

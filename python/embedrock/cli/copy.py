@@ -50,6 +50,11 @@ def add(commands: Any) -> argparse.ArgumentParser:
         metavar="N",
         help="rows for which each region has room (all ids, or as before, or twice the rows)",
     )
+    command.add_argument(
+        "--buckets",
+        metavar="A-B",
+        help="keys of these of the 1,024 buckets alone, for one server of several: 0-340,800 (all)",
+    )
     output.add_json(command)
     command.set_defaults(run=run)
     return command
@@ -71,6 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
             cold_directory=arguments.cold_directory,
             pmem_path=arguments.pmem_path,
             capacity=arguments.capacity,
+            buckets=arguments.buckets,
             progress=task.callback(),
         )
     if arguments.json:

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 from embedrock.cli import output
-from embedrock.errors import MisuseError
+from embedrock.errors import EmbedrockError, MisuseError
 
 _LOOK_S = 0.5
 """How often a thread of the server is looked for that has ended by itself."""
@@ -83,6 +83,15 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "--metrics",
         metavar="HOST:PORT",
         help="serve a status page, /metrics and /healthz here over HTTP (no)",
+    )
+    command.add_argument(
+        "--cluster",
+        type=Path,
+        metavar="MAP",
+        help="share the keys with other servers: which has what, .toml or .json; SIGHUP rereads it",
+    )
+    command.add_argument(
+        "--cluster-node", metavar="ID", help="which node of MAP this is (the one that listens here)"
     )
     command.add_argument(
         "--commit-every",
@@ -163,10 +172,15 @@ def run(arguments: argparse.Namespace) -> int:
             "`embedrock copy --step` makes a store of an earlier one"
         )
     tls = None if arguments.tls_cert is None else (arguments.tls_cert, arguments.tls_key)
-    stop = threading.Event()
+    if arguments.cluster_node is not None and arguments.cluster is None:
+        raise MisuseError("--cluster-node names a node of a map: it goes with --cluster MAP")
+    cluster = None if arguments.cluster is None else (arguments.cluster, arguments.cluster_node)
+    stop, reread = threading.Event(), threading.Event()
     handlers = {
         number: signal.signal(number, _setter(stop)) for number in (signal.SIGINT, signal.SIGTERM)
     }
+    if cluster is not None:
+        handlers[signal.SIGHUP] = signal.signal(signal.SIGHUP, _setter(reread))
     try:
         with embedrock.open(
             arguments.store,
@@ -184,6 +198,7 @@ def run(arguments: argparse.Namespace) -> int:
                 password=_password(arguments.password_file),
                 tls=tls,
                 metrics=arguments.metrics,
+                cluster=cluster,
                 max_connections=_connections(arguments.max_connections),
                 max_keys=arguments.max_keys,
                 max_request_bytes=arguments.max_request_bytes,
@@ -197,7 +212,9 @@ def run(arguments: argparse.Namespace) -> int:
             try:
                 _tell(arguments, server)
                 while not stop.wait(_LOOK_S) and server.is_running():
-                    pass
+                    if reread.is_set():
+                        reread.clear()
+                        _reload(server)
                 _say("embedrock: stopping")
             finally:
                 server.stop()
@@ -212,6 +229,15 @@ def _setter(stop: threading.Event) -> Any:
         stop.set()
 
     return handle
+
+
+def _reload(server: Any) -> None:
+    """Reads the map again, and says how that went: a bad one changes nothing."""
+    try:
+        server.reload_map()
+        _say("embedrock: the map of the cluster was read again")
+    except EmbedrockError as error:
+        _say(f"embedrock: the map of the cluster stays the one before: {error}")
 
 
 def _connections(wanted: int) -> int:

@@ -17,6 +17,7 @@ from embedrock import initializers as _initializers
 from embedrock import optimizers as _optimizers
 from embedrock._arguments import (
     choice,
+    flag,
     named_path_or_none,
     number,
     seconds,
@@ -31,6 +32,7 @@ from embedrock._rows import Bounds
 from embedrock._verbs import NonFinite
 from embedrock.errors import MisuseError, NotFoundError, UnsupportedError
 from embedrock.remote.batches import pull_all, send_all
+from embedrock.remote.cluster import Cluster
 from embedrock.remote.hot import Sampler
 from embedrock.remote.pool import Pool
 from embedrock.remote.table import RemoteTable, UpdatePart, promote
@@ -59,20 +61,25 @@ _ELSEWHERE = {
 
 
 def connect(
-    url: str,
+    url: str | Sequence[str],
     *,
+    cluster: bool = False,
     timeout: float | None = 10.0,
     connections: int = 8,
     retries: int = 2,
     tls_ca: str | os.PathLike[str] | None = None,
     sample: float | None = None,
 ) -> RemoteStore:
-    """The tables of a server that ``embedrock serve`` has started.
+    """The tables of a server that ``embedrock serve`` has started, or of several that share them.
 
     Args:
         url: ``redis://[:password@]host[:port]``, or ``rediss://`` for one with TLS. What a
             password has of ``:/@%`` is written as per cent and two digits. The port is 6380
-            without one.
+            without one. A list of several is a cluster, of which one has to answer.
+        cluster: Whether the server has a part of the keys, and others the rest (``embedrock serve
+            --cluster``). Every server has the same password, and TLS or none. A batch goes to all
+            servers that have keys of it at a time, so that an update that fails may have been made
+            by some of them: the error says by which.
         timeout: Seconds that a connection, a send and each part of a reply may take; None waits.
         connections: Most connections at a time: threads beyond that wait for one.
         retries: How often a read is tried again, with a new connection, when its connection fails.
@@ -90,7 +97,11 @@ def connect(
 
     Blocking: asks the server for its limits.
     """
-    host, port, credentials, is_tls = _parts_of(url)
+    urls = [url] if isinstance(url, str) else _list_of(url)
+    parts = [_parts_of(one) for one in urls]
+    seeds, (*_, credentials, is_tls) = [(host, port) for host, port, *_ in parts], parts[0]
+    if any((login, tls) != (credentials, is_tls) for _, _, login, tls in parts):
+        raise MisuseError("url has several servers, expected one password and scheme for all")
     authority = named_path_or_none("tls_ca", tls_ca)
     if authority is not None and not is_tls:
         raise MisuseError("tls_ca is for rediss:// URLs, which encrypt")
@@ -100,14 +111,12 @@ def connect(
             context = ssl.create_default_context(cafile=authority)
         except OSError as error:
             raise MisuseError(f"tls_ca {authority} cannot be read: {error}") from error
-    pool = Pool(
-        (host, port),
-        credentials,
-        context,
-        size=whole("connections", connections, 1),
-        timeout=seconds("timeout", timeout),
-        retries=whole("retries", retries, 0),
-    )
+    size, tries = whole("connections", connections, 1), whole("retries", retries, 0)
+    wait = seconds("timeout", timeout)
+    if flag("cluster", cluster) or not isinstance(url, str):
+        pool: Pool = Cluster(seeds, credentials, context, size=size, timeout=wait, retries=tries)
+    else:
+        pool = Pool(seeds[0], credentials, context, size=size, timeout=wait, retries=tries)
     sampler = None if sample is None else _sampler(sample, pool)
     return RemoteStore(pool, sampler)
 
@@ -117,6 +126,12 @@ def _sampler(every: float, pool: Pool) -> Sampler:
     if not 0 < found <= threading.TIMEOUT_MAX:
         raise MisuseError(f"sample is {found}, expected seconds above 0, or None for no hot sets")
     return Sampler(found, lambda table, keys: promote(pool, table, keys))
+
+
+def _list_of(urls: Any) -> list[str]:
+    if not isinstance(urls, (list, tuple)) or not urls:
+        raise MisuseError(f"url is {shown(urls)}, expected a text, or a list of several")
+    return [text("url", url) for url in urls]
 
 
 def _parts_of(url: str) -> tuple[str, int, tuple[bytes, bytes] | None, bool]:

@@ -48,6 +48,33 @@ class Pool:
         When a connection fails, what may be repeated is tried again with a new one. All else is
         tried again only while nothing of it was sent, so that no update is made twice.
         """
+        self._wait()
+        try:
+            return self._run(function, repeats)
+        finally:
+            self._free.release()
+
+    def lend(self) -> Wire:
+        """A connection for the caller alone, which has to come back by :meth:`take_back`."""
+        self._wait()
+        try:
+            wire = self._take()
+        except BaseException:
+            self._free.release()
+            raise
+        wire.has_sent = False
+        return wire
+
+    def take_back(self, wire: Wire, *, is_usable: bool) -> None:
+        """Takes a connection back. One that is not usable, for a reply may be on it, is closed."""
+        if is_usable:
+            self._give(wire)
+        else:
+            self._drop(wire)
+        self._free.release()
+
+    def _wait(self) -> None:
+        """Waits for a connection to be free."""
         if self._pid != os.getpid():
             self._begin()  # a forked child has connections of its own
         if not self._free.acquire(timeout=self._timeout):
@@ -55,10 +82,6 @@ class Pool:
                 f"no connection to server {self.name} became free within {self._timeout} s: all "
                 f"{self._size} are in use; connect(..., connections=) allows more"
             )
-        try:
-            return self._run(function, repeats)
-        finally:
-            self._free.release()
 
     def _run(self, function: Callable[[Wire], T], repeats: bool) -> T:
         left = self._retries

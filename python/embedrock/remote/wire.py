@@ -48,6 +48,12 @@ class Refused(Exception):
 
     def mirrored(self) -> EmbedrockError:
         """The exception that the same error has of a store that is open here."""
+        if self.code == "MOVED":
+            other = self.said.rpartition(" ")[2]
+            return MisuseError(
+                f"the server shares its keys with others, and {other} has those: connect with "
+                f"cluster=True; if that is so, the servers have read different maps"
+            )
         kind = _CLASSES.get(self.code, MisuseError)
         # What the protocol has words for is an argument here.
         said = self.said.replace("NONFINITE SKIP", 'non_finite="skip"')

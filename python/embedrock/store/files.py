@@ -50,6 +50,7 @@ def copy(
     cold_directory: str | os.PathLike[str] | None = None,
     pmem_path: str | os.PathLike[str] | None = None,
     capacity: int | None = None,
+    buckets: str | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Copies one commit of a store, the last one by default, to a new store.
@@ -61,8 +62,10 @@ def copy(
     the copy has its partitions, as :func:`open` says; None keeps all of the copy in one directory.
     ``pmem_path`` is the folder of regions of the copy, and ``capacity`` how many rows each of them
     has room for: None takes all ids, or what the table had, or twice its rows.
-    ``progress(done, total)`` is called now and then, in rows. Ctrl-C ends the copy between two
-    batches.
+    ``buckets`` copies keys of some of the 1,024 buckets alone, such as ``"0-340,800"``: of a server
+    that shares the keys with others. Ids stay what they are.
+    ``progress(done, total)`` is called now and then, in rows of the source. Ctrl-C ends the copy
+    between two batches.
 
     Returns the commit that was copied, the rows, and the bytes of the copy on disk.
 
@@ -88,6 +91,7 @@ def copy(
         named_path_or_none("cold_directory", cold_directory),
         named_path_or_none("pmem_path", pmem_path),
         whole_or_none("capacity", capacity, 1),
+        None if buckets is None else text("buckets", buckets),
         progress,
     )
     return report

@@ -28,7 +28,7 @@ pub use engine::MemoryUse;
 pub use files::place::check_place;
 pub use stats::{ClassStats, CommitStats, DeviceStats, RowReads, Stats, UpkeepStats, WrittenBytes};
 pub use sweeps::check::{CheckReport, Problem, check};
-pub use sweeps::copy::{CopyReport, CopyTo, copy, copy_to};
+pub use sweeps::copy::{CopyOptions, CopyReport, copy, copy_with};
 pub use sweeps::freeze::{
     CANDIDATES_MAX, FreezeError, FreezeOptions, FreezeReport, Frozen, PlannedPages, freeze,
     freeze_again,

@@ -40,7 +40,7 @@ impl Op {
                 rows.index.remove(*old, |value| slot = value).expect("remove");
                 assert!(rows.slab.replace(slot));
                 rows.put(&[*new], &row(*new, *version)).expect("put");
-                rows.slab.give_back(0, &[], vec![slot], &rows.readings);
+                rows.slab.give_back(0, &[], vec![slot], -1, &rows.readings);
             }
             Self::Rehome => {
                 assert!(rows.rehome(u64::MAX).expect("rehome").moved > 0);
@@ -68,6 +68,8 @@ impl Op {
 /// Every key has the version of before or after, in one place, and no slot is lost.
 fn verify_either(rows: &Store, before: &Model, after: &Model) -> Model {
     let checked = rows.check().expect("index, counters and rows agree");
+    let bound = rows.slab_use().rows_at_most;
+    assert!(bound >= checked.keys, "{} rows, at most {bound}", checked.keys);
     let mut found = Model::new();
     for (key, version) in after {
         let versions = [before.get(key).copied().unwrap_or(0), *version];
@@ -174,7 +176,9 @@ fn kill_then_cut(geometry: Geometry, ops: &[Op], next: &[Op], seed: u64) -> usiz
 }
 
 fn verify_any(rows: &Store, models: &[&Model]) {
-    rows.check().expect("index, counters and rows agree");
+    let checked = rows.check().expect("index, counters and rows agree");
+    let bound = rows.slab_use().rows_at_most;
+    assert!(bound >= checked.keys, "{} rows, at most {bound}", checked.keys);
     let mut present = Vec::new();
     let keys = models.iter().flat_map(|model| model.keys());
     for key in keys.copied().collect::<std::collections::BTreeSet<u64>>() {
@@ -307,6 +311,44 @@ fn a_power_cut_during_recovery_changes_nothing() {
             }
         }
     }
+}
+
+#[test]
+fn the_bound_on_rows_holds_where_a_removal_turns_an_update_into_a_new_row() {
+    let geometry = small(3, 40);
+    let shadow = Shadow::new(&vec![0; geometry.bytes() / 8]);
+    let rows = Rows::format(Arc::clone(&shadow), geometry).expect("format");
+    let keys: Vec<u64> = (1..=20).collect();
+    let bytes: Vec<u8> = keys.iter().flat_map(|key| row(*key, 1)).collect();
+    rows.put(&keys, &bytes).expect("put");
+    drop(rows);
+    // The bound is exact, and nothing is claimed ahead.
+    let rows = open(&shadow.image());
+    assert_eq!(rows.slab_use().rows_at_most, 20);
+    drop(rows);
+    let shadow = Shadow::new(&shadow.image());
+    let rows = Rows::recover(Arc::clone(&shadow)).expect("recovery");
+    let mut contents = Contents::durable(shadow.image());
+    shadow.take_events();
+    // Updates of five keys are under way while those are removed and five others come.
+    let mut slots = Vec::new();
+    rows.slab.take(&mut slots, 5, 0, &rows.index, &rows.readings).expect("slots");
+    assert_eq!(rows.remove(&keys[..5]).expect("remove"), 5);
+    let others: Vec<u64> = (101..=105).collect();
+    let bytes: Vec<u8> = others.iter().flat_map(|key| row(*key, 1)).collect();
+    rows.put(&others, &bytes).expect("put");
+    let bytes: Vec<u8> = keys[..5].iter().flat_map(|key| row(*key, 2)).collect();
+    assert_eq!(rows.put_part(&keys[..5], &bytes, &slots).placed, 5);
+    let mut random = Random(4);
+    for event in shadow.take_events() {
+        contents.apply(&event);
+        for image in contents.images(&mut random, 4) {
+            let rows = open(&image);
+            let (found, bound) = (rows.check().expect("whole").keys, rows.slab_use().rows_at_most);
+            assert!(bound >= found, "{found} rows, at most {bound}");
+        }
+    }
+    assert_eq!(open(&contents.newest()).check().expect("whole").keys, 25);
 }
 
 #[test]

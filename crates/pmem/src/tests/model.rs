@@ -23,7 +23,10 @@ fn random_lives_agree_with_a_map_over_many_openings() {
                     let bytes: Vec<u8> = keys.iter().flat_map(|key| row(*key, version)).collect();
                     let new = keys.iter().filter(|key| !model.contains_key(key)).count();
                     match rows.put(&keys, &bytes) {
-                        Ok(()) => model.extend(keys.iter().map(|key| (*key, version))),
+                        Ok(()) => {
+                            model.extend(keys.iter().map(|key| (*key, version)));
+                            assert!(model.len() <= 80, "seed {seed}: {} rows", model.len());
+                        }
                         Err(error) => {
                             assert_eq!(error.kind(), ErrorKind::Full, "{error}");
                             assert!(model.len() + new > 80, "{error}");

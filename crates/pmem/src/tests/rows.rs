@@ -8,6 +8,7 @@ use crate::region::Geometry;
 use crate::resize::resize;
 use crate::rows::Rows;
 use std::collections::HashMap;
+use std::path::Path;
 
 fn rows_of(keys: impl Iterator<Item = u64>, version: u64) -> Vec<u8> {
     keys.flat_map(|key| row(key, version)).collect()
@@ -56,6 +57,85 @@ fn a_region_that_is_full_names_its_sizes_and_the_way_out() {
     let model: HashMap<u64, u64> =
         (0..3000).filter(|key| *key != 4).map(|key| (key, 5)).chain([(5000, 1)]).collect();
     verify(&Rows::open(&path).expect("open"), &model);
+}
+
+/// What a killed process leaves: the file as it is while the region is open.
+fn killed(path: &Path) -> Rows<Mapped> {
+    let copy = path.with_extension("killed");
+    std::fs::copy(path, &copy).expect("copy");
+    let rows = Rows::open(&copy).expect("open");
+    std::fs::remove_file(&copy).expect("the mapping keeps it");
+    rows
+}
+
+#[test]
+fn the_first_new_rows_after_opening_look_few_slots_up() {
+    const CAPACITY: u64 = 200_000;
+    let folder = super::fast_folder();
+    let path = folder.path().join("region");
+    let geometry = Geometry::new(CAPACITY, ROW_BYTES).expect("sizes");
+    let rows = Rows::create(&path, geometry).expect("create");
+    let keys: Vec<u64> = (0..CAPACITY).collect();
+    let put = |rows: &Rows<Mapped>, keys: &[u64]| rows.put(keys, &rows_of(keys.iter().copied(), 1));
+    put(&rows, &keys[..140_000]).expect("put");
+    let known = |rows: &Rows<Mapped>, keys: &[u64]| {
+        put(rows, keys).expect("there is room");
+        rows.slab_use().known
+    };
+    assert!(known(&killed(&path), &keys[140_000..140_500]) <= 2 * 1024, "the hint was wrong");
+    drop(rows);
+    let rows = Rows::open(&path).expect("open");
+    assert_eq!(rows.slab_use().rows_at_most, 140_000);
+    assert!(known(&rows, &keys[140_000..140_500]) <= 2 * 1024, "the hint was wrong");
+    // Almost full: what is free is known, and a thirty-second of all slots.
+    put(&rows, &keys[140_500..199_000]).expect("put");
+    drop(rows);
+    let rows = Rows::open(&path).expect("open");
+    assert!(known(&rows, &keys[199_000..199_500]) <= 3 * 1024);
+    // A bound that is claimed ahead leaves no room: slots are looked up, and there is.
+    let found = killed(&path);
+    assert!(found.slab_use().rows_at_most > 199_500);
+    put(&found, &keys[199_500..]).expect("there is room");
+    assert_eq!(put(&found, &[CAPACITY]).expect_err("full").kind(), ErrorKind::Full);
+    drop(found);
+    put(&rows, &keys[199_500..]).expect("put");
+    drop(rows);
+    // Without a hint, and where rows lie densely: a few looks here and there find room.
+    let rows = Rows::open(&path).expect("open");
+    rows.remove(&keys[100_000..110_000]).expect("remove");
+    drop(rows);
+    Mapped::open(&path).expect("map").store(10, u64::MAX / 3);
+    let rows = Rows::open(&path).expect("open");
+    assert!(known(&rows, &keys[100_000..100_500]) <= 30 * 1024, "{:?}", rows.slab_use());
+    drop(rows);
+    let there: Vec<u64> = (0..CAPACITY).filter(|key| !(100_500..110_000).contains(key)).collect();
+    verify(&Rows::open(&path).expect("open"), &there.iter().map(|key| (*key, 1)).collect());
+}
+
+#[test]
+fn a_bound_on_rows_of_another_opening_is_none() {
+    let folder = super::fast_folder();
+    let path = folder.path().join("region");
+    let rows = Rows::create(&path, Geometry::new(3000, ROW_BYTES).expect("sizes")).expect("create");
+    rows.put(&(0..2990).collect::<Vec<_>>(), &rows_of(0..2990, 1)).expect("put");
+    drop(rows);
+    // A build that does not know the word leaves the one of before; damage is anything.
+    let stale = Mapped::open(&path).expect("map").load(9);
+    drop(Rows::open(&path).expect("open"));
+    for word in [stale, 0, u64::MAX, 5 << 44] {
+        let medium = Mapped::open(&path).expect("map");
+        medium.store(9, word);
+        drop(medium);
+        let rows = Rows::open(&path).expect("open");
+        assert_eq!(rows.slab_use().rows_at_most, rows.geometry().row_slots);
+        let eleven: Vec<u64> = (3000..3011).collect();
+        let error = rows.put(&eleven, &rows_of(3000..3011, 1)).expect_err("ten fit");
+        assert!(error.to_string().contains("for 3000 rows and has 2990, 11 more"), "{error}");
+        rows.put(&eleven[..10], &rows_of(3000..3010, 1)).expect("ten fit");
+        assert_eq!(rows.remove(&eleven).expect("remove"), 10);
+        drop(rows);
+        assert_eq!(Rows::open(&path).expect("open").slab_use().rows_at_most, 2990);
+    }
 }
 
 #[test]
@@ -155,7 +235,7 @@ fn a_slot_that_a_damaged_word_names_is_not_freed() {
     rows.medium().store(word, 37);
     rows.put(&[first], &row(first, 60)).expect("put over damage");
     assert_eq!(rows.remove(&[first, second]).expect("remove"), 2);
-    rows.slab.give_back(0, &[], Vec::new(), &rows.readings);
+    rows.slab.give_back(0, &[], Vec::new(), 0, &rows.readings);
     // The two slots whose number was lost are found when the region is opened again.
     assert_eq!((rows.slab_use().known, rows.slab_use().free), (38, 36));
 }
@@ -171,10 +251,10 @@ fn a_region_with_a_row_too_many_takes_updates() {
     rows.slab.take(&mut slots, 1, 0, &rows.index, &rows.readings).expect("one slot");
     rows.remove(&[1]).expect("remove");
     rows.put(&[31], &row(31, 1)).expect("room for one");
-    let (placed, replaced, done) = rows.put_part(&[1], &row(1, 2), &slots);
-    done.expect("put");
-    assert_eq!((placed, replaced.len()), (1, 0));
-    rows.slab.give_back(1, &[], replaced, &rows.readings);
+    let made = rows.put_part(&[1], &row(1, 2), &slots);
+    made.done.expect("put");
+    assert_eq!((made.placed, made.inserted, made.replaced.len()), (1, 1, 0));
+    rows.slab.give_back(1, &[], made.replaced, 1, &rows.readings);
     for version in 2..9 {
         for keys in (1..=31).collect::<Vec<u64>>().chunks(7) {
             rows.put(keys, &rows_of(keys.iter().copied(), version)).expect("updates");

@@ -1,7 +1,7 @@
 //! Keys, rows and options as requests have them.
 
-use super::{find_table, shown};
-use crate::catalog::{Table, Tables};
+use super::shown;
+use crate::catalog::Table;
 use crate::refusal::Refusal;
 use crate::timer::STEP_MOST;
 use embedrock_core::NonFinite;
@@ -24,12 +24,6 @@ pub(super) fn key(text: &[u8]) -> Result<u64, Refusal> {
     found.ok_or_else(|| {
         Refusal::new(format!("'{}' is no key, expected a whole number of 64 bits", shown(text)))
     })
-}
-
-/// `table:key`: the table, and the key behind the last colon.
-pub(super) fn named_key<'t>(tables: &'t Tables, name: &[u8]) -> Result<(&'t Table, u64), Refusal> {
-    let (table, digits) = split_key(name)?;
-    Ok((find_table(tables, table)?, key(digits)?))
 }
 
 /// The two parts of `table:key`.

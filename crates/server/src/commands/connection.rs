@@ -63,6 +63,7 @@ pub(super) fn hello(call: &mut Call<'_>) -> Outcome {
     }
     call.session.protocol = protocol;
     let id = call.session.id as i64;
+    let mode = if call.cluster.is_some() { "cluster" } else { "standalone" };
     call.reply(|writer| {
         writer.map(7);
         for (key, value) in [("server", "embedrock"), ("version", env!("CARGO_PKG_VERSION"))] {
@@ -73,7 +74,7 @@ pub(super) fn hello(call: &mut Call<'_>) -> Outcome {
         writer.integer(if protocol == Protocol::Resp3 { 3 } else { 2 });
         writer.bulk(b"id");
         writer.integer(id);
-        for (key, value) in [("mode", "standalone"), ("role", "master")] {
+        for (key, value) in [("mode", mode), ("role", "master")] {
             writer.bulk(key.as_bytes());
             writer.bulk(value.as_bytes());
         }

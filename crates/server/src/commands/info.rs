@@ -136,6 +136,7 @@ fn text_of(call: &Call<'_>) -> Result<String, Refusal> {
             ("zero_copy_copied", metrics.zero_copy_copied.get().to_string()),
         ],
     );
+    section("Cluster", &[("cluster_enabled", u8::from(call.cluster.is_some()).to_string())]);
     section(
         "Store",
         &[
@@ -155,7 +156,7 @@ fn one_line(text: Option<&str>) -> String {
     text.unwrap_or_default().replace(['\r', '\n'], " ")
 }
 
-/// `COMMAND [COUNT|LIST|INFO name ...|DOCS]`
+/// `COMMAND [COUNT|LIST|INFO name ...|GETKEYS name ...|DOCS]`
 pub(super) fn command(call: &mut Call<'_>) -> Outcome {
     let what = call.arguments.get(1).map(<[u8]>::to_ascii_uppercase);
     match what.as_deref() {
@@ -179,6 +180,22 @@ pub(super) fn command(call: &mut Call<'_>) -> Outcome {
                         None => writer.null(),
                     }
                 }
+            });
+        }
+        Some(b"GETKEYS") => {
+            let (name, count) = (call.argument(2)?, call.arguments.len() - 2);
+            let is = |c: &&Command| c.name.as_bytes().eq_ignore_ascii_case(name);
+            let command = COMMANDS.iter().find(is);
+            let command = command.ok_or_else(|| Refusal::new("Invalid command specified"))?;
+            let places: Vec<usize> = command.places_of_keys(count).collect();
+            if places.is_empty() {
+                return Err(Refusal::new("The command has no key arguments"));
+            }
+            let asked = call.arguments;
+            let names = places.iter().filter_map(|place| asked.get(2 + place));
+            call.reply(|writer| {
+                writer.array(places.len());
+                names.for_each(|name| writer.bulk(name));
             });
         }
         Some(b"DOCS") => call.reply(|writer| writer.map(0)),

@@ -1,20 +1,27 @@
 //! The commands: their names, how many arguments they take, and what runs them.
 
 mod arguments;
+mod cluster;
 mod connection;
 mod create;
 mod info;
 mod moves;
+mod multi;
 mod reads;
+mod routing;
 mod writes;
 
+pub(crate) use multi::Queue;
+
 use crate::catalog::{Table, Tables};
+use crate::cluster::View;
 use crate::pulls::Pulls;
 use crate::refusal::Refusal;
 use crate::resp::{Arguments, Writer};
 use crate::session::Session;
 use crate::shared::Shared;
 use crate::timer::{Job, Task};
+use routing::Named;
 
 /// What a command does: a reply is in the output, or will be; or why there is none.
 type Outcome = Result<(), Refusal>;
@@ -30,7 +37,19 @@ pub(crate) struct Command {
     run: fn(&mut Call<'_>) -> Outcome,
 }
 
+impl Command {
+    /// Where the keys of a request of so many arguments are.
+    fn places_of_keys(&self, arguments: usize) -> impl Iterator<Item = usize> + use<> {
+        let (first, last, step) = self.keys;
+        let last = if last < 0 { arguments as i64 + last } else { last };
+        let places = if first > 0 { first as usize..(last + 1) as usize } else { 0..0 };
+        places.step_by(step.max(1) as usize).filter(move |place| *place < arguments)
+    }
+}
+
 const NO_KEYS: (i64, i64, i64) = (0, 0, 0);
+/// The name of the table, with a bucket or without.
+const TABLE: (i64, i64, i64) = (1, 1, 1);
 const READ: &[&str] = &["readonly", "fast"];
 const WRITE: &[&str] = &["write", "denyoom"];
 const ADMIN: &[&str] = &["admin"];
@@ -47,21 +66,22 @@ macro_rules! commands {
 }
 
 commands! {
-    "EMB.PULLB", 3, READ, NO_KEYS, reads::pull_packed;
-    "EMB.PULL", -3, READ, NO_KEYS, reads::pull;
+    "EMB.PULLB", 3, READ, TABLE, reads::pull_packed;
+    "EMB.PULL", -3, READ, TABLE, reads::pull;
     "MGET", -2, READ, (1, -1, 1), reads::mget;
     "GET", 2, READ, (1, 1, 1), reads::get;
-    "EMB.UPDATE", -4, WRITE, NO_KEYS, writes::update;
-    "EMB.PUSH", -4, WRITE, NO_KEYS, writes::push;
+    "EMB.UPDATE", -4, WRITE, TABLE, writes::update;
+    "EMB.PUSH", -4, WRITE, TABLE, writes::push;
     "SET", -3, WRITE, (1, 1, 1), writes::set;
     "MSET", -3, WRITE, (1, -1, 2), writes::mset;
-    "EMB.LOOKAHEAD", 3, READ, NO_KEYS, reads::lookahead;
-    "EMB.HOT", 3, READ, NO_KEYS, reads::hot;
+    "EMB.LOOKAHEAD", 3, READ, TABLE, reads::lookahead;
+    "EMB.HOT", 3, READ, TABLE, reads::hot;
     "EMB.TABLES", 1, PLAIN, NO_KEYS, info::tables;
     "EMB.CREATE", 3, ADMIN, NO_KEYS, create::create;
     "EMB.COMMIT", -1, ADMIN, NO_KEYS, writes::commit;
     "EMB.REFRESH", 1, ADMIN, NO_KEYS, moves::refresh;
     "EMB.SWITCH", 2, ADMIN, NO_KEYS, moves::switch;
+    "EMB.CLUSTER", 2, ADMIN, NO_KEYS, cluster::reload;
     "PING", -1, PLAIN, NO_KEYS, connection::ping;
     "ECHO", 2, PLAIN, NO_KEYS, connection::echo;
     "HELLO", -1, OPEN, NO_KEYS, connection::hello;
@@ -73,12 +93,23 @@ commands! {
     "CONFIG", -2, ADMIN, NO_KEYS, info::config;
     "QUIT", -1, OPEN, NO_KEYS, connection::quit;
     "RESET", 1, OPEN, NO_KEYS, connection::reset;
+    "MULTI", 1, PLAIN, NO_KEYS, multi::multi;
+    "EXEC", 1, PLAIN, NO_KEYS, multi::exec;
+    "DISCARD", 1, PLAIN, NO_KEYS, multi::discard;
+    "WATCH", -2, PLAIN, NO_KEYS, multi::watch;
+    "UNWATCH", 1, PLAIN, NO_KEYS, multi::watch;
+    "CLUSTER", -2, PLAIN, NO_KEYS, cluster::cluster;
+    "READONLY", 1, PLAIN, NO_KEYS, cluster::accept;
+    "READWRITE", 1, PLAIN, NO_KEYS, cluster::accept;
+    "ASKING", 1, PLAIN, NO_KEYS, cluster::accept;
 }
 
 /// One request, with all that its command may use.
 pub(crate) struct Call<'a> {
     pub(crate) shared: &'a Shared,
     pub(crate) tables: &'a Tables,
+    /// The map of the cluster, if the server is in one.
+    pub(crate) cluster: Option<&'a View>,
     pub(crate) pulls: &'a mut Pulls,
     pub(crate) session: &'a mut Session,
     pub(crate) arguments: Arguments<'a>,
@@ -106,15 +137,18 @@ impl Scratch {
 }
 
 impl<'a> Call<'a> {
-    /// Runs the command; what is wrong is the reply. Returns the command's number, if it is one.
+    /// Runs the command, or queues it; what is wrong is the reply. Returns the number of one that
+    /// has run.
     pub(crate) fn run(&mut self) -> Option<usize> {
         let name = self.arguments.get(0)?;
         let found = COMMANDS.iter().position(|c| c.name.as_bytes().eq_ignore_ascii_case(name));
+        let is_queued = |number: usize| multi::is_queued(self, &COMMANDS[number]);
+        let is_queued = found.is_some_and(is_queued);
         let outcome = match found {
             _ if !self.session.is_admitted && !found.is_some_and(is_open) => {
                 Err(Refusal::coded("NOAUTH", "Authentication required: send AUTH and the password"))
             }
-            Some(number) => self.run_command(&COMMANDS[number]),
+            Some(number) => self.run_command(&COMMANDS[number], is_queued),
             None => Err(Refusal::new(format!(
                 "unknown command '{}'; COMMAND lists those that there are",
                 shown(name)
@@ -122,12 +156,15 @@ impl<'a> Call<'a> {
         };
         if let Err(refusal) = outcome {
             self.shared.metrics.refused.inc();
+            if is_queued || found.is_none() {
+                multi::fail(self);
+            }
             self.reply(|writer| writer.error(refusal.code, &refusal.message));
         }
-        found
+        found.filter(|_| !is_queued)
     }
 
-    fn run_command(&mut self, command: &Command) -> Outcome {
+    fn run_command(&mut self, command: &Command, is_queued: bool) -> Outcome {
         let count = self.arguments.len() as i64;
         if (command.arity > 0 && count != command.arity) || count < command.arity.abs() {
             return Err(Refusal::new(format!(
@@ -138,7 +175,10 @@ impl<'a> Call<'a> {
                 command.arity.abs() - 1
             )));
         }
-        (command.run)(self)
+        match is_queued {
+            true => multi::queue(self, command),
+            false => (command.run)(self),
+        }
     }
 
     /// Writes a reply.
@@ -157,9 +197,9 @@ impl<'a> Call<'a> {
         self.arguments.get(index).ok_or_else(syntax)
     }
 
-    /// The table that an argument names.
-    fn table(&self, index: usize) -> Result<&'a Table, Refusal> {
-        find_table(self.tables, self.argument(index)?)
+    /// The table that an argument names, and the bucket if it does.
+    fn named(&self, index: usize) -> Result<Named<'a>, Refusal> {
+        Named::find(self.tables, self.argument(index)?)
     }
 
     /// Hands a job to the thread that runs them. Its reply comes before those of later requests.

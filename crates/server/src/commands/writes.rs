@@ -1,8 +1,7 @@
 //! Commands that change rows, and make changes durable.
 
-use super::arguments::{
-    check_count, check_keys, named_key, non_finite, number, packed_keys, rows, step,
-};
+use super::arguments::{check_count, check_keys, non_finite, number, packed_keys, rows, step};
+use super::routing::{Named, OneSlot};
 use super::{Call, Outcome, shown, syntax};
 use crate::catalog::Table;
 use crate::refusal::Refusal;
@@ -18,7 +17,8 @@ pub(super) fn set(call: &mut Call<'_>) -> Outcome {
             "SET takes a key and its row, and no options: rows do not expire",
         ));
     }
-    let (table, key) = named_key(call.tables, call.argument(1)?)?;
+    let (named, key) = Named::find_key(call.tables, call.cluster, call.argument(1)?)?;
+    let table = named.table;
     let row = call.argument(2)?;
     let values = &mut call.scratch.values;
     values.clear();
@@ -37,8 +37,12 @@ pub(super) fn mset(call: &mut Call<'_>) -> Outcome {
     let count = call.arguments.len() / 2;
     check_count(count, call.shared.options.max_keys)?;
     let mut of_tables: Vec<(&Table, Vec<u64>, Vec<f32>)> = Vec::new();
+    let mut slot = OneSlot::default();
     for pair in 0..count {
-        let (table, key) = named_key(call.tables, call.argument(1 + 2 * pair)?)?;
+        let name = call.argument(1 + 2 * pair)?;
+        let (named, key) = Named::find_key(call.tables, call.cluster, name)?;
+        slot.check(call.cluster, named.bucket)?;
+        let table = named.table;
         let row = call.argument(2 + 2 * pair)?;
         let at = match of_tables.iter().position(|(other, ..)| other.id == table.id) {
             Some(at) => at,
@@ -163,7 +167,8 @@ fn check_writable(call: &Call<'_>) -> Outcome {
 
 /// Brings packed keys and their rows into the scratch memory.
 fn packed<'a>(call: &mut Call<'a>, what: &str) -> Result<&'a Table, Refusal> {
-    let (table, packed) = (call.table(1)?, call.argument(2)?);
+    let (named, packed) = (call.named(1)?, call.argument(2)?);
+    let table = named.table;
     check_count(packed.len() / 8, call.shared.options.max_keys)?;
     let given = call.argument(3)?;
     let (keys, values) = (&mut call.scratch.keys, &mut call.scratch.values);
@@ -171,6 +176,7 @@ fn packed<'a>(call: &mut Call<'a>, what: &str) -> Result<&'a Table, Refusal> {
     values.clear();
     packed_keys(packed, keys)?;
     check_keys(table, keys)?;
+    named.check(call.cluster, keys)?;
     rows(what, table, keys.len(), given, values)?;
     Ok(table)
 }

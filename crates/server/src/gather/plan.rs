@@ -1,6 +1,6 @@
 //! Which mode a server uses for which rows: the one that it was told, or what it has measured.
 
-use super::measure::{Costs, Pool, Pull, measure};
+use super::measure::{Cost, Costs, Pool, Pull, measure};
 use super::{RowSource, ZeroCopy};
 use embedrock_core::{Error, ErrorKind, Result};
 use std::fmt;
@@ -12,7 +12,8 @@ const KEYS: usize = 500;
 const ROW_BYTES: [usize; 5] = [64, 256, 1024, 4096, 8192];
 /// Time for each of them; together with what it takes to begin, less than 200 ms.
 const PATIENCE: Duration = Duration::from_millis(20);
-/// A mode is taken instead of copies if it takes at most this part of their processor time.
+/// A mode is taken instead of copies if it takes at most this part of their processor time, and no
+/// more time from request to last byte.
 const GAIN: f64 = 0.9;
 
 /// How rows get from memory into a socket.
@@ -163,11 +164,13 @@ impl Plan {
     }
 }
 
-/// What takes least processor time of what can be done with a copy in the reply.
+/// What is cheapest of what can be done with a copy in the reply.
 fn best(costs: &Costs) -> Mode {
-    let copy = costs.copy.cpu_seconds;
+    let copy = &costs.copy;
+    let is_cheaper =
+        |cost: &Cost| cost.cpu_seconds <= copy.cpu_seconds * GAIN && cost.seconds <= copy.seconds;
     match &costs.lent_reply {
-        Some(cost) if cost.cpu_seconds <= copy * GAIN => Mode::ZeroCopy,
+        Some(cost) if is_cheaper(cost) => Mode::ZeroCopy,
         _ => Mode::Copy,
     }
 }
@@ -204,6 +207,18 @@ mod tests {
         assert_eq!(plan.to_string(), "64:copy 256:zerocopy 1024:copy");
         assert!(Plan::fixed(Mode::ZeroCopy).of_reply(1));
         assert!(!Plan::fixed(Mode::Copy).of_reply(1 << 30));
+    }
+
+    #[test]
+    fn a_reply_is_lent_where_that_saves_a_tenth_and_nobody_waits_longer() {
+        let cost = |cpu_seconds, seconds| Cost { cpu_seconds, seconds, copied: 0.0 };
+        let chosen = |cpu, seconds| {
+            let lent_reply = Some(cost(cpu, seconds));
+            best(&Costs { copy: cost(1.0, 2.0), lent_reply, vectored: None, zero_copy: None })
+        };
+        assert_eq!(chosen(0.89, 2.0), Mode::ZeroCopy);
+        assert_eq!(chosen(0.91, 1.0), Mode::Copy);
+        assert_eq!(chosen(0.5, 2.1), Mode::Copy);
     }
 
     #[test]

@@ -267,6 +267,11 @@ pub(crate) struct Arguments<'a> {
 }
 
 impl<'a> Arguments<'a> {
+    /// Those that lie at `ranges` of `bytes`.
+    pub(crate) fn new(bytes: &'a [u8], ranges: &'a [Range<u32>]) -> Self {
+        Self { bytes, ranges }
+    }
+
     /// How many there are.
     pub(crate) fn len(&self) -> usize {
         self.ranges.len()

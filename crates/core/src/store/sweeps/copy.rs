@@ -3,6 +3,7 @@
 //! Every page of the commit is read and verified, and only live rows are written, so the copy is
 //! as small as can be. The source's commit is held meanwhile.
 
+use crate::buckets::{Buckets, bucket_of};
 use crate::config::{
     CommitInfo, DENSE_IDS_MAX, Memory, NonFinite, PutBatch, StorageKind, StoreOptions, TableInfo,
     TableSpec,
@@ -19,7 +20,7 @@ use crate::store::open::absolute;
 use crate::store::tables::MEASURE;
 use crate::store::{Store, cold, journal};
 use serde::Serialize;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Rows moved at once.
@@ -37,6 +38,51 @@ pub struct CopyReport {
     pub rows: u64,
     /// Bytes of the copy on disk.
     pub disk_bytes: u64,
+}
+
+/// What of a store is copied, and how.
+#[derive(Clone, Debug)]
+pub struct CopyOptions {
+    /// The commit of this step; the last one without.
+    pub step: Option<u64>,
+    /// The budget of each of the two stores.
+    pub memory: Memory,
+    /// How the copy stores the rows of all tables; without it each is stored as it was.
+    pub storage: Option<StorageKind>,
+    /// Where the copy has its partitions; without it they lie in the copy itself.
+    pub cold_directory: Option<PathBuf>,
+    /// Where the copy has regions on persistent memory; without it they lie in the copy itself.
+    pub pmem_directory: Option<PathBuf>,
+    /// Rows for which each region has room: all ids, or as many as before, or twice the rows, if
+    /// nobody says.
+    pub capacity: Option<u64>,
+    /// Keys of these buckets alone, which keep their numbers; without it all.
+    pub buckets: Option<Buckets>,
+}
+
+impl CopyOptions {
+    /// The whole last commit, stored as it was.
+    pub fn new(memory: Memory) -> Self {
+        Self {
+            step: None,
+            memory,
+            storage: None,
+            cold_directory: None,
+            pmem_directory: None,
+            capacity: None,
+            buckets: None,
+        }
+    }
+
+    fn spec(&self, info: &TableInfo) -> TableSpec {
+        let spec = &info.spec;
+        let storage = self.storage.unwrap_or(spec.storage);
+        let ids = spec.num_embeddings;
+        let twice = || spec.expected_rows.unwrap_or(0).max(info.rows.saturating_mul(2)).max(1);
+        let room = || self.capacity.or(spec.capacity).or(ids).unwrap_or_else(twice);
+        let capacity = storage.is_direct().then(|| room().min(ids.unwrap_or(u64::MAX)));
+        TableSpec { storage, capacity, ..spec.clone() }
+    }
 }
 
 /// Copies the last commit of the store at `path`, or that of `step`, to `destination`, which must
@@ -60,60 +106,37 @@ pub fn copy(
     cold_directory: Option<&Path>,
     progress: &mut dyn FnMut(u64, u64) -> Result<()>,
 ) -> Result<CopyReport> {
-    let to = CopyTo { storage, cold_directory, ..CopyTo::default() };
-    copy_to(path, destination, step, memory, &to, progress)
+    let cold_directory = cold_directory.map(Path::to_path_buf);
+    let options = CopyOptions { step, storage, cold_directory, ..CopyOptions::new(memory) };
+    copy_with(path, destination, &options, progress)
 }
 
-/// How a copy stores its rows, and where.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct CopyTo<'a> {
-    /// How it stores the rows of all tables; each as it was if nobody says.
-    pub storage: Option<StorageKind>,
-    /// Where it has its partitions.
-    pub cold_directory: Option<&'a Path>,
-    /// Where it has regions on persistent memory.
-    pub pmem_directory: Option<&'a Path>,
-    /// Rows for which each region has room: all ids, or as many as before, or twice the rows, if
-    /// nobody says.
-    pub capacity: Option<u64>,
-}
-
-impl CopyTo<'_> {
-    fn spec(&self, info: &TableInfo) -> TableSpec {
-        let spec = &info.spec;
-        let storage = self.storage.unwrap_or(spec.storage);
-        let ids = spec.num_embeddings;
-        let twice = || spec.expected_rows.unwrap_or(0).max(info.rows.saturating_mul(2)).max(1);
-        let room = || self.capacity.or(spec.capacity).or(ids).unwrap_or_else(twice);
-        let capacity = storage.is_direct().then(|| room().min(ids.unwrap_or(u64::MAX)));
-        TableSpec { storage, capacity, ..spec.clone() }
-    }
-}
-
-/// As [`copy`], with all that can be said of the copy.
-pub fn copy_to(
+/// [`copy`], with its options in one place and some more. `progress` counts rows of the source that
+/// were looked at, the report those that were copied.
+pub fn copy_with(
     path: impl AsRef<Path>,
     destination: impl AsRef<Path>,
-    step: Option<u64>,
-    memory: Memory,
-    to: &CopyTo<'_>,
+    to: &CopyOptions,
     progress: &mut dyn FnMut(u64, u64) -> Result<()>,
 ) -> Result<CopyReport> {
-    let source = open_commit(path.as_ref(), step, memory)?;
+    let source = open_commit(path.as_ref(), to.step, to.memory)?;
     let tables = source.tables();
     tables.iter().try_for_each(|info| check_ids(&to.spec(info)))?;
-    let target = begin_copy(&source, destination.as_ref(), to.cold_directory, &|options| {
+    let cold_directory = to.cold_directory.as_deref();
+    let target = begin_copy(&source, destination.as_ref(), cold_directory, &|options| {
         // Rows that are there are copied, however many could be.
-        let pmem_directory = to.pmem_directory.map(Path::to_path_buf);
+        let pmem_directory = to.pmem_directory.clone();
         StoreOptions { check_disk: false, pmem_directory, ..options }
     })?;
-    // Regions in a folder of their own reserve their room there.
-    let lies_here =
-        |info: &&TableInfo| !(to.pmem_directory.is_some() && to.spec(info).storage.is_direct());
-    let here: Vec<TableInfo> = tables.iter().filter(lies_here).cloned().collect();
-    check_disk(&*target.inner.medium, &here)?;
+    if to.buckets.is_none() {
+        // Regions in a folder of their own reserve their room there.
+        let lies_here =
+            |info: &&TableInfo| !(to.pmem_directory.is_some() && to.spec(info).storage.is_direct());
+        let here: Vec<TableInfo> = tables.iter().filter(lies_here).cloned().collect();
+        check_disk(&*target.inner.medium, &here)?;
+    }
     let all: u64 = tables.iter().map(|t| t.rows).sum();
-    let mut done = 0;
+    let (mut done, mut copied) = (0, 0);
     for info in &tables {
         target.table(&to.spec(info))?;
     }
@@ -129,21 +152,54 @@ pub fn copy_to(
             if rows == 0 {
                 break;
             }
-            target.put(&[PutBatch {
-                table: id,
-                keys: &keys[..rows],
-                values: &values[..rows * dim],
-                state: Some(&state[..rows * info.state_words]),
-                reset_state: false,
-                non_finite: NonFinite::Apply,
-            }])?;
             done += rows as u64;
+            let (keys, values) = (&mut keys[..rows], &mut values[..rows * dim]);
+            let state = &mut state[..rows * info.state_words];
+            let rows = match &to.buckets {
+                None => rows,
+                Some(buckets) => {
+                    let is_dense = info.spec.num_embeddings.is_some();
+                    keep_rows(keys, values, state, |key| buckets.contains(bucket_of(key, is_dense)))
+                }
+            };
+            if rows > 0 {
+                target.put(&[PutBatch {
+                    table: id,
+                    keys: &keys[..rows],
+                    values: &values[..rows * dim],
+                    state: Some(&state[..rows * info.state_words]),
+                    reset_state: false,
+                    non_finite: NonFinite::Apply,
+                }])?;
+            }
+            copied += rows as u64;
             progress(done, all)?;
         }
         target.inner.set_updates(id, info.updates)?;
     }
     let (commit, disk_bytes) = end_copy(&source, &target)?;
-    Ok(CopyReport { commit, rows: done, disk_bytes })
+    Ok(CopyReport { commit, rows: copied, disk_bytes })
+}
+
+/// Brings the rows of keys that are kept to the front, in their order. Returns how many they are.
+fn keep_rows(
+    keys: &mut [u64],
+    values: &mut [f32],
+    state: &mut [f32],
+    keeps: impl Fn(u64) -> bool,
+) -> usize {
+    let rows = keys.len();
+    let (dim, words) = (values.len() / rows, state.len() / rows);
+    let mut kept = 0;
+    for row in 0..rows {
+        if keeps(keys[row]) {
+            keys[kept] = keys[row];
+            values.copy_within(row * dim..(row + 1) * dim, kept * dim);
+            state.copy_within(row * words..(row + 1) * words, kept * words);
+            kept += 1;
+        }
+    }
+    kept
 }
 
 /// The last commit of the store at `path`, or that of `step`, to read.
