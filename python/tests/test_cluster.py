@@ -83,8 +83,8 @@ def test_copies_by_bucket_divide_the_rows_and_keep_ids(whole: Path, tmp_path: Pa
             done = embedrock.copy(whole, tmp_path / name, buckets=buckets)
             with embedrock.open(tmp_path / name, "64MiB") as part:
                 assert (part.step, part.meta, part.state()) == (3, store.meta, store.state())
-                assert sum(len(table) for table in part.tables()) == done["rows"]
-                for table in part.tables():
+                assert sum(len(table) for table in part.tables.values()) == done["rows"]
+                for table in part.tables.values():
                     keys = np.concatenate(list(table.keys()))
                     dense = table.num_embeddings is not None
                     first, last = map(int, buckets.split("-"))
@@ -106,7 +106,7 @@ def test_a_table_of_a_cluster_reads_as_one_that_is_here(whole: Path, readers: Tr
             embedrock.open(whole, "64MiB", read_only=True) as store,
             embedrock.connect(url, **options) as remote,
         ):
-            assert [table.name for table in remote.tables()] == ["user", "key", "adam"]
+            assert [*remote.tables] == ["user", "key", "adam"]
             for name in ("user", "key", "adam"):
                 table, here = remote[name], store.table(name)
                 got, found = table.get(keys, found=True)
@@ -177,6 +177,7 @@ def test_steps_of_a_cluster_give_the_bits_of_a_store_that_is_here(
         with embedrock.connect(trio.url("b")) as alone:
             assert alone.commit() == 4
         assert (remote.commit(), remote.commit(9)) == (5, 9)
+        store.commit(9)
     for name in BUCKETS:
         with embedrock.open(trio.store_of(name), "64MiB", read_only=True) as store:
             assert (store.step, store.meta) == (9, {"epoch": 1})
@@ -271,14 +272,14 @@ def test_an_update_that_one_server_does_not_answer_says_who_has_made_it(
     with cluster(whole, tmp_path, "--writable", "--commit-every", "0") as trio:
         between = Reordered(trio.ports["b"], closes=0)
         trio.write_map(ports={"b": between.port})
+        for name in ("a", "c"):
+            wire = Wire("127.0.0.1", trio.ports[name], 10, None)
+            assert wire.call(b"EMB.CLUSTER", b"RELOAD") == "OK"
+            wire.close()
         with (
             embedrock.connect(trio.url("a")) as alone,
             embedrock.connect(trio.url("c"), cluster=True) as remote,
         ):
-            for name in ("a", "c"):
-                wire = Wire("127.0.0.1", trio.ports[name], 10, None)
-                assert wire.call(b"EMB.CLUSTER", b"RELOAD") == "OK"
-                wire.close()
             table, some = remote["user"], ALL[::20]
             before = table.get(some)
             between.closes, asked = 1, len(between.requests)

@@ -158,7 +158,7 @@ def test_the_cluster_client_finds_the_server_of_every_key(three: Trio, protocol:
         assert pulled.endswith(row(key)) and pulled == client.execute_command(
             "EMB.PULLB", table, np.array([key]).tobytes()
         )
-    everywhere = client.execute_command("EMB.COMMIT", 8, target_nodes="all")
+    everywhere = client.execute_command("EMB.COMMIT", 8, target_nodes=client.get_nodes())
     assert len(everywhere) == 3
     for node in client.get_nodes():
         assert client.info(target_nodes=node)["commit_step"] == 8

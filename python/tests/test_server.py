@@ -69,7 +69,7 @@ def test_a_table_of_a_server_reads_as_one_that_is_here(filled: Path) -> None:
     with embedrock.open(filled, "64MiB", read_only=True) as store:
         expected = {name: store.table(name).get(keys) for name in ("user", "key", "half")}
     with serving(filled) as served, embedrock.connect(served.url) as remote:
-        assert [table.name for table in remote.tables()] == ["user", "key", "half"]
+        assert [*remote.tables] == ["user", "key", "half"]
         for name, rows in expected.items():
             table = remote[name]
             got, found = table.get(keys, found=True)
@@ -93,7 +93,7 @@ def test_a_table_of_a_server_reads_as_one_that_is_here(filled: Path) -> None:
         with pytest.raises(IoError, match="cannot connect"):
             remote["user"]
     with pytest.raises(ClosedError):
-        remote.tables()
+        _ = remote.tables
 
 
 def test_updates_of_a_server_give_the_bits_of_a_store_that_is_here(

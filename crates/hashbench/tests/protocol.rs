@@ -1,5 +1,7 @@
 //! The program as `embedrock bench pethash` talks to it: a line of JSON in, a line of JSON out.
 
+#![allow(clippy::unwrap_used, reason = "a test ends at the first thing that fails")]
+
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -49,7 +51,8 @@ fn every_map_finds_every_key() {
     let folder = tempfile::tempdir().unwrap();
     let look_ups = |map: &str, ahead: &str, verify: bool| {
         json!({"look_ups": {"map": map, "look_ups": {
-            "keys": 5000, "count": 20_001, "batch": 500, "seed": 3, "ahead": ahead, "verify": verify,
+            "keys": 5000, "count": 20_001, "batch": 500, "seed": 3, "ahead": ahead,
+            "verify": verify,
         }}})
     };
     let maps = ["pethash", "pethash-file", "papaya", "dashmap", "scc", "hashbrown"];

@@ -54,8 +54,8 @@ pub(crate) fn check(
 
 /// Copies the commit of `step` (the last one without it) to a new store at `destination`.
 ///
-/// Of `buckets` alone, where they are given. `progress(done, total)` is called now and then, in rows;
-/// what it raises ends the copy.
+/// Of `buckets` alone, where they are given. `progress(done, total)` is called now and then, in
+/// rows; what it raises ends the copy.
 #[pyfunction]
 #[pyo3(signature = (path, destination, memory, step=None, storage=None, cold_directory=None,
     pmem_path=None, capacity=None, buckets=None, progress=None))]

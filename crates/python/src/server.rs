@@ -13,8 +13,8 @@ pub(crate) struct Server(server::Server);
 
 #[pymethods]
 impl Server {
-    /// Serves an open store at `listen`. Times are in seconds; 0 is never. `cluster` is the path of a
-    /// map, and the id of this server's node in it.
+    /// Serves an open store at `listen`. Times are in seconds; 0 is never. `cluster` is the path of
+    /// a map, and the id of this server's node in it.
     #[new]
     #[pyo3(signature = (store, listen, *, threads=None, password=None, tls=None, metrics=None,
         cluster=None, max_connections=10_000, idle=3600.0, stall=60.0, max_request_bytes=67_108_864,

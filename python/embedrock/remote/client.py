@@ -260,9 +260,10 @@ class RemoteStore:
             )
         return self._table_of(tables[wanted])
 
-    def tables(self) -> list[RemoteTable]:
-        """All tables, in order of creation."""
-        return [self._table_of(info) for info in self._tables().values()]
+    @property
+    def tables(self) -> dict[str, RemoteTable]:
+        """All tables by name, in order of creation."""
+        return {name: self._table_of(info) for name, info in self._tables().items()}
 
     def get(
         self, batches: Sequence[tuple[RemoteTable, ArrayLike]], out: Sequence[Any] | None = None

@@ -42,8 +42,8 @@ pub(super) fn cluster(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// `READONLY`, `READWRITE`, `ASKING`: what clients of a cluster send to replicas and while a slot is
-/// on its way. There are no replicas, and a bucket has one server at any time.
+/// `READONLY`, `READWRITE`, `ASKING`: what clients of a cluster send to replicas and while a slot
+/// is on its way. There are no replicas, and a bucket has one server at any time.
 pub(super) fn accept(call: &mut Call<'_>) -> Outcome {
     view(call)?;
     call.done()

@@ -206,14 +206,24 @@ pub(super) fn command(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
+/// Categories of users' rights, by flags: there is one user, who has all of them.
+const CATEGORIES: [(&str, &str); 4] =
+    [("readonly", "@read"), ("write", "@write"), ("admin", "@admin"), ("fast", "@fast")];
+
+/// As Redis 7 does: behind the places of keys stand categories, and tips, key specifications and
+/// subcommands, of which there are none.
 fn describe(writer: &mut Writer<'_>, command: &Command) {
-    writer.array(6);
+    writer.array(10);
     writer.bulk(command.name.to_ascii_lowercase().as_bytes());
     writer.integer(command.arity);
     writer.array(command.flags.len());
     command.flags.iter().for_each(|flag| writer.simple(flag));
     let (first, last, step) = command.keys;
     [first, last, step].into_iter().for_each(|place| writer.integer(place));
+    let of_flags = CATEGORIES.iter().filter(|(flag, _)| command.flags.contains(flag));
+    writer.array(of_flags.clone().count());
+    of_flags.for_each(|(_, category)| writer.simple(category));
+    (0..3).for_each(|_| writer.array(0));
 }
 
 /// `CONFIG GET name ...`: what benchmarks and monitors ask for.
