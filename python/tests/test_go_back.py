@@ -18,6 +18,7 @@ from embedrock.errors import (
     MismatchError,
     MisuseError,
     NotFoundError,
+    UnsupportedError,
 )
 
 IDS = torch.arange(12).reshape(4, 3)
@@ -218,6 +219,18 @@ def test_what_is_uncommitted_goes_and_later_commits_stay_until_a_change(
     with pytest.raises(NotFoundError, match=r"step 3 .* kept are the steps: 1, 4"):
         store.go_back(3)
     assert table.get([5])[0, 0] == 4  # refused, and nothing has changed
+
+
+def test_it_is_refused_where_rows_are_newer_than_any_commit(store: embedrock.Store) -> None:
+    log = store.table("words", 2, optimizer="none")
+    store.commit(1)
+    direct = store.table("direct", 2, 10, optimizer="none", storage="pmem")
+    direct.put([5], np.ones((1, 2), np.float32))
+    store.commit(2)
+    with pytest.raises(UnsupportedError, match=r"table 'direct'.*newer than any commit"):
+        store.go_back(1)
+    assert direct.get([5])[0, 0] == 1 and len(log) == 0 and not store.closed
+    assert store.go_back(2).step == 2 and direct.get([5])[0, 0] == 1
 
 
 def test_a_reader_moves_to_an_earlier_commit_and_on_again(store: embedrock.Store) -> None:

@@ -32,6 +32,7 @@ from embedrock.errors import (
     EmbedrockError,
     MisuseError,
     NotFoundError,
+    UnsupportedError,
 )
 from embedrock.observe.recording import Recording
 from embedrock.store.batches import arrays_for, batches_of, named_bytes
@@ -397,9 +398,10 @@ class Store(Handle):
             step: The step of a commit that is kept; ``open(keep=)`` says how many are.
 
         Errors: ``NotFoundError`` for a step that no kept commit has, with those that there are;
-        ``MisuseError`` while a pipeline's pass or a recording is under way. Nothing has changed
-        then. As ``open`` otherwise, for example ``LockedError`` where another process was faster:
-        a reader stays where it was, and a store that is open to write is closed.
+        ``MisuseError`` while a pipeline's pass or a recording is under way; ``UnsupportedError``
+        where a table has storage ``"pmem"``. Nothing has changed then. As ``open`` otherwise, for
+        example ``LockedError`` where another process was faster: a reader stays where it was, and a
+        store that is open to write is closed.
 
         Blocking: waits for a commit that is under way; reads the index, as ``open`` does.
 
@@ -418,8 +420,21 @@ class Store(Handle):
                 f"there is no commit of step {number} in {self.path}; kept are the steps: "
                 f"{', '.join(map(str, kept)) or 'none'}; open(keep=) keeps more"
             )
+        last = self._core.last_commit()
+        if not self.read_only and last is not None and number != last["step"]:
+            self._refuse_regions(number)
         self._go_back(number)
         return self.commits()[-1]
+
+    def _refuse_regions(self, step: int) -> None:
+        """Refuses to go back where tables have rows that no commit has."""
+        direct = [table.name for table in self.tables.values() if table.storage == "pmem"]
+        if direct:
+            raise UnsupportedError(
+                f"store {self.path} cannot go back to step {step}: rows of table {direct[0]!r} "
+                f"with storage 'pmem' are newer than any commit; keep such tables in a store of "
+                f"their own"
+            )
 
     def refresh(self) -> Commit | None:
         """Moves a store that is open ``read_only`` to the newest commit.
