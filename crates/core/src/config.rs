@@ -416,7 +416,7 @@ impl StorageKind {
     }
 
     /// Whether rows are durable by update, outside the commit, and never in the cache.
-    pub(crate) fn is_direct(self) -> bool {
+    pub fn is_direct(self) -> bool {
         self == Self::Pmem
     }
 }

@@ -119,6 +119,13 @@ impl Mapped {
                 about.len()
             )));
         }
+        // A copy may have holes where the region has nothing yet. A write there, on a disk without
+        // room, would end the process.
+        if std::os::unix::fs::MetadataExt::blocks(&about) * 512 < about.len() {
+            fallocate(&file, FallocateFlags::empty(), 0, about.len()).map_err(|error| {
+                Error::io(format!("cannot reserve {bytes} bytes for {}", path.display()), error)
+            })?;
+        }
         Self::of_file(file, path, bytes)
     }
 

@@ -30,10 +30,10 @@ const CHECKSUM_WORD: usize = CHECKED_WORDS;
 /// In another cache line than the rest, which never changes.
 const OPENING_WORD: usize = 8;
 /// How many rows there were when the region was closed, and a check of that and of the opening.
-const ROWS_WORD: usize = 9;
+pub(crate) const ROWS_WORD: usize = 9;
 /// There are at most so many rows.
-const ROWS_MOST_WORD: usize = 11;
-const HINT_WORD: usize = 12;
+pub(crate) const ROWS_MOST_WORD: usize = 11;
+pub(crate) const HINT_WORD: usize = 12;
 /// Bits for that number of rows, below its check.
 const ROWS_BITS: u32 = 44;
 /// Whose region it is: two words, and a check of them.
@@ -393,7 +393,11 @@ mod tests {
         assert_eq!(header, [u64::from_le_bytes(*b"ERPMREGN"), 1, 30, 20, 3, 38, 77]);
         assert_eq!(word(64) as u32, 1, "opening");
         rows.put(&keys[..1], &[7; 20]).expect("put");
-        assert_eq!(word(72) % (1 << 44), 2, "at most so many rows: one, and one ahead");
+        assert_eq!(
+            word(8 * ROWS_MOST_WORD) % (1 << 44),
+            2,
+            "at most so many rows: one, and one ahead"
+        );
         // The lane has been cleared, what it did is still there.
         let bucket = 135_168;
         assert_eq!([4096, 4104].map(word), [0, 3]);

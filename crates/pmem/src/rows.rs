@@ -23,6 +23,9 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// Rows that share two fences: as many as a request has, and few against the reserve of slots.
 const PUT_ROWS: usize = 512;
+/// Keys of one reading: slots that are replaced during it are not used again, so a longer one would
+/// hold up who changes rows.
+const AT_ONCE: usize = 1024;
 /// How many rows ahead memory is asked for.
 pub(crate) const ROWS_AHEAD: usize = 6;
 const LINE_WORDS: usize = 8;
@@ -181,15 +184,18 @@ impl<M: Medium> Rows<M> {
             let (keys, found) = (keys.len(), found.len());
             return Err(Error::misuse(format!("{keys} keys, and room to say of {found} keys")));
         }
-        let _reading = self.readings.begin();
-        let slots = self.look_up(keys)?;
         let mut count = 0;
-        for (at, (row, found)) in rows.chunks_exact_mut(row_bytes).zip(found).enumerate() {
-            self.prefetch_row(&slots, at + ROWS_AHEAD);
-            *found = slots[at] != ABSENT;
-            if *found {
-                self.read(keys[at], slots[at], row)?;
-                count += 1;
+        let portions = keys.chunks(AT_ONCE).zip(rows.chunks_mut(AT_ONCE * row_bytes));
+        for ((keys, rows), found) in portions.zip(found.chunks_mut(AT_ONCE)) {
+            let _reading = self.readings.begin();
+            let slots = self.look_up(keys)?;
+            for (at, (row, found)) in rows.chunks_exact_mut(row_bytes).zip(found).enumerate() {
+                self.prefetch_row(&slots, at + ROWS_AHEAD);
+                *found = slots[at] != ABSENT;
+                if *found {
+                    self.read(keys[at], slots[at], row)?;
+                    count += 1;
+                }
             }
         }
         Ok(count)
@@ -208,15 +214,17 @@ impl<M: Medium> Rows<M> {
         mut each: impl FnMut(usize, &mut [u8], bool),
     ) -> Result<()> {
         self.check_length(&[0], row.len())?;
-        let _reading = self.readings.begin();
-        let slots = self.look_up(keys)?;
-        for (at, key) in keys.iter().enumerate() {
-            self.prefetch_row(&slots, at + ROWS_AHEAD);
-            let found = slots[at] != ABSENT;
-            if found {
-                self.read(*key, slots[at], row)?;
+        for (portion, keys) in keys.chunks(AT_ONCE).enumerate() {
+            let _reading = self.readings.begin();
+            let slots = self.look_up(keys)?;
+            for (at, key) in keys.iter().enumerate() {
+                self.prefetch_row(&slots, at + ROWS_AHEAD);
+                let found = slots[at] != ABSENT;
+                if found {
+                    self.read(*key, slots[at], row)?;
+                }
+                each(portion * AT_ONCE + at, row, found);
             }
-            each(at, row, found);
         }
         Ok(())
     }

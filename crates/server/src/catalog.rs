@@ -14,6 +14,8 @@ pub(crate) struct Table {
     pub(crate) dim: usize,
     /// Ids of a dense table.
     pub(crate) ids: Option<u64>,
+    /// Whether its rows lie on persistent memory.
+    pub(crate) is_direct: bool,
     /// Whether every id has a row, and keeps it: nobody need look which keys were written.
     pub(crate) is_full: bool,
 }
@@ -24,7 +26,8 @@ impl Table {
         let TableInfo { id, spec, rows, .. } = info;
         let ids = spec.num_embeddings;
         let is_full = is_reader && ids == Some(rows);
-        Self { id, dim: spec.embedding_dim, ids, name: spec.name, is_full }
+        let is_direct = spec.storage.is_direct();
+        Self { id, dim: spec.embedding_dim, ids, name: spec.name, is_direct, is_full }
     }
 
     /// Bytes of a row on the wire: float32 values, whatever the dtype that is stored.

@@ -5,7 +5,7 @@
 //! all tables no more keys than `WAITING_MAX`. What is dropped comes again, with the next set.
 
 use crate::shared::Shared;
-use embedrock_core::{ErrorKind, TableId};
+use embedrock_core::{ErrorKind, Result, TableId};
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,6 +14,8 @@ use std::sync::Arc;
 const WAITING_MAX: usize = 1 << 20;
 /// Keys of a set. A server that stops waits for so many reads.
 pub(crate) const KEYS_MAX: usize = 1 << 16;
+/// Keys between two looks whether the server stops.
+const AT_ONCE: usize = 1024;
 
 /// Sets that wait.
 #[derive(Default)]
@@ -56,6 +58,10 @@ impl HotSets {
         self.came.notify_all();
     }
 
+    fn is_over(&self) -> bool {
+        self.waiting.lock().is_over
+    }
+
     /// The next set, when there is one; `None` at the end.
     fn take(&self) -> Option<(TableId, Vec<u64>)> {
         let mut waiting = self.waiting.lock();
@@ -75,7 +81,8 @@ impl HotSets {
 /// Makes rows fast until the server stops.
 pub(crate) fn run(shared: &Arc<Shared>) {
     while let Some((table, keys)) = shared.hot.take() {
-        match shared.store.promote(table, &keys) {
+        let portions = keys.chunks(AT_ONCE).take_while(|_| !shared.hot.is_over());
+        match portions.map(|keys| shared.store.promote(table, keys)).sum::<Result<u64>>() {
             Ok(rows) => drop(shared.metrics.rows_promoted.inc_by(rows)),
             // The store has moved to a commit with other tables.
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::KeyRange) => {}

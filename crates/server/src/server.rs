@@ -186,10 +186,11 @@ impl Server {
             outcome = outcome.and(join(worker));
         }
         self.shared.hot.end();
-        outcome = outcome.and(join(threads.hot));
         // Without a sender the timer's thread ends.
         drop(self.shared.jobs.lock().take());
         outcome = outcome.and(join(threads.timer));
+        // The last commit does not wait for rows that nobody will ask for.
+        outcome = outcome.and(join(threads.hot));
         if let (Some((http, status)), Some(address)) = (threads.watch, self.metrics_address) {
             drop(TcpStream::connect(address));
             outcome = outcome.and(join(http));

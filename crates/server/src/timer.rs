@@ -94,7 +94,12 @@ pub(crate) fn run(shared: &Arc<Shared>, jobs: &Receiver<Job>, posts: &[Post]) ->
     let mut has_new_table = false;
     loop {
         let wait = every.map_or(LONG, |every| every.saturating_sub(last.elapsed()));
-        match jobs.recv_timeout(wait) {
+        // Jobs that never end do not put off what is due.
+        let next = match wait.is_zero() {
+            true => Err(RecvTimeoutError::Timeout),
+            false => jobs.recv_timeout(wait),
+        };
+        match next {
             Ok(job) => {
                 let done = run_task(shared, job.task).map_err(Refusal::from);
                 if let Ok(done) = &done {

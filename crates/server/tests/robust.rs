@@ -217,7 +217,8 @@ fn who_sends_or_takes_a_few_bytes_now_and_then_is_cut_off() {
         is_cut[0] |= sender.0.get_mut().write_all(b"x").is_err();
         // The taker's socket was closed with bytes in it once its side cannot send any more.
         let _ = taker.0.get_mut().read(&mut byte);
-        is_cut[1] |= taker.0.get_mut().write_all(b"P").is_err();
+        // A whole request each time, so that only what it takes can be too slow.
+        is_cut[1] |= taker.0.get_mut().write_all(b"PING\r\n").is_err();
         assert_eq!(steady.say("PING"), Reply::Simple("PONG".into()));
         std::thread::sleep(Duration::from_millis(20));
     }
@@ -290,4 +291,21 @@ fn values_that_are_no_numbers_are_refused_in_the_words_of_the_protocol() {
     let info = client.say("INFO stats");
     let info = String::from_utf8_lossy(info.bulk()).into_owned();
     assert!(info.contains("keyspace_hits:1\r\nkeyspace_misses:2\r\n"), "{info}");
+}
+
+// A web page can have a browser send a request over HTTP whose body is a command.
+#[test]
+fn what_a_browser_sends_runs_no_command() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = filled(&folder);
+    let server = Server::start(store, options()).unwrap();
+    let set = request(&[b"SET", b"user:2", &bytes(&row(9, 9))]);
+    for line in ["POST / HTTP/1.1\r\n", "GET / HTTP/1.1\r\nhost: 127.0.0.1\r\n"] {
+        let mut browser = Client::new(&server);
+        browser.send_raw(&[line.as_bytes(), b"Content-Length: 99\r\n\r\n", &set].concat());
+        let mut said = String::new();
+        let _ = browser.0.read_to_string(&mut said);
+        assert!(!said.contains("+OK"), "{said}");
+    }
+    assert_eq!(Client::new(&server).say("GET user:2").bulk(), bytes(&row(0, 2)));
 }

@@ -178,7 +178,7 @@ fn connections_that_say_nothing_hold_up_no_monitor() {
     let address = server.metrics_address().unwrap();
     let silent: Vec<TcpStream> = (0..8).map(|_| TcpStream::connect(address).unwrap()).collect();
     let begin = Instant::now();
-    assert!(ask(&server, "/healthz").ends_with("ok\n"));
+    assert!(ask(&server, "/healthz").ends_with("ok\ncommit step 7, follows\n"));
     assert!(begin.elapsed() < Duration::from_secs(1), "it took {:?}", begin.elapsed());
     for mut stream in silent {
         assert_eq!(stream.read(&mut [0; 8]).unwrap(), 0, "silence is the end");
@@ -198,7 +198,7 @@ fn more_monitors_than_are_served_at_a_time_are_all_answered() {
         stream.write_all(b"GET /healthz HTTP/1.1\r\n\r\n").unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
-        assert!(answer.ends_with("ok\n"), "{answer}");
+        assert!(answer.ends_with("ok\ncommit step 7, follows\n"), "{answer}");
     }
     server.stop().unwrap();
 }

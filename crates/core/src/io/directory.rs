@@ -240,7 +240,9 @@ impl Medium for DirectoryMedium {
             Err(error)
                 if matches!(
                     error.raw_os_error(),
-                    Some(libc::EPERM | libc::EOPNOTSUPP | libc::ENOSYS | libc::EMLINK)
+                    Some(
+                        libc::EPERM | libc::EOPNOTSUPP | libc::ENOSYS | libc::EMLINK | libc::EXDEV
+                    )
                 ) =>
             {
                 Ok(false)

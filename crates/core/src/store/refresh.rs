@@ -20,6 +20,7 @@ use super::open::{build, files_of_commits, history_of, while_changing};
 use super::recovery::{Recovered, Replay, Target, find, recover};
 use super::unheld::Noted;
 use super::{Inner, Store};
+use crate::arena::trim_heap;
 use crate::config::CommitInfo;
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::io::Medium;
@@ -39,6 +40,8 @@ const ROUNDS_MAX: usize = 8;
 /// A commit that a refresh goes to, and all that the reader needs of it beside its index.
 struct Next {
     commit: CommitRecord,
+    /// The newest commit that was there when this one was looked for.
+    newest: u64,
     noted: Noted,
     /// Commits behind the one that is open, up to that; `None` where the whole index is needed.
     behind: Option<Vec<CommitRecord>>,
@@ -66,7 +69,8 @@ impl Next {
         hold: Option<Hold>,
     ) -> Result<Self> {
         let noted = Noted::of(medium, &commit)?;
-        Ok(Self { commit, noted, behind, hold })
+        let newest = commit.info.sequence;
+        Ok(Self { commit, newest, noted, behind, hold })
     }
 
     fn gone(&self) -> Error {
@@ -139,6 +143,7 @@ impl Inner {
         drop(noting);
         // Its index is large, and nobody waits for the memory.
         drop(old);
+        trim_heap();
         Ok(Some(info))
     }
 
@@ -180,7 +185,8 @@ impl Inner {
         }
         let Some(commit) = commits.last().cloned() else { return Ok(None) };
         let hold = Hold::take(&self.medium, commit.info.sequence)?;
-        let next = Next::new(&*self.medium, commit, Some(commits), hold)?;
+        let mut next = Next::new(&*self.medium, commit, Some(commits), hold)?;
+        next.newest = newest;
         // The writer writes the record first and then looks for holds: so one of the two sees the
         // other. One that has gone back removes the file that the commit is in, or cuts it.
         let Some(later) = commits_behind(&*self.medium, self.seed, &next.commit)? else {
@@ -243,13 +249,15 @@ impl Inner {
             engine.tables.is_empty() || engine.planned || engine.check_budget(&self.options).is_ok()
         };
         let followed = match self.open_commit().zip(next.behind.take()) {
-            Some((open, behind)) => Some(self.follow(&open, behind, &next.commit)),
+            Some((open, behind)) => Some(self.follow(&open, behind, &next.commit, next.newest)),
             None => None,
         };
         let made = match followed {
             Some(Ok(made)) => made,
             // Recovering the whole index finds again that it does not fit.
-            Some(Err(error)) if error.kind() == ErrorKind::Budget => return Err(error),
+            Some(Err(error)) if matches!(error.kind(), ErrorKind::Budget | ErrorKind::Closed) => {
+                return Err(error);
+            }
             Some(Err(error)) => self.recovered(&next).map_err(|_| error)?,
             None => self.recovered(&next)?,
         };
@@ -280,6 +288,7 @@ impl Inner {
         open: &CommitRecord,
         behind: Vec<CommitRecord>,
         to: &CommitRecord,
+        newest: u64,
     ) -> Result<Made> {
         let files: Vec<u64> = numbers(&*self.medium)?
             .into_iter()
@@ -298,6 +307,7 @@ impl Inner {
                 tables: engine.tables.iter().map(|table| table.record.clone()).collect(),
                 commits: commits.filter(|c| c.info.sequence >= oldest).collect(),
                 journal_bytes,
+                newest,
                 cycles,
                 logs: engine.go_on(open.info.sequence + 1, to.info.sequence)?,
                 ..Default::default()
@@ -364,11 +374,13 @@ impl Inner {
             return Err(next.gone());
         }
         // A scan that goes on would give rows of two commits.
-        for (table, old) in new.tables.iter().zip(&engine.tables) {
-            let changes = old.changes.load(Ordering::Relaxed) + 1;
-            table.changes.store(changes, Ordering::Relaxed);
+        let changes = engine.tables.iter().map(|table| table.changes.load(Ordering::Relaxed)).max();
+        for table in &new.tables {
+            table.changes.store(changes.unwrap_or(0) + 1, Ordering::Relaxed);
         }
-        if keeps_rows && new.tables.len() == engine.tables.len() && engine.knows_arrivals() {
+        let is_alike =
+            new.tables.len() == engine.tables.len() && new.classes.len() == engine.classes.len();
+        if keeps_rows && is_alike && engine.knows_arrivals() {
             engine.forget_arrived_rows();
             new.take_tiers(&mut engine);
         }

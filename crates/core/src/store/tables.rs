@@ -1,6 +1,6 @@
 //! Tables: creating them, opening them with the parameters that they have, planning memory.
 
-use super::engine::{Class, Engine};
+use super::engine::{Class, Engine, Table};
 use super::files::class_file::{class_file_name, create_class_file};
 use super::journal::{ClassRecord, JournalFile, RecordKind, TableRecord};
 use super::memory::budget::{self, ClassDemand, READ_DEPTHS, RowsToCome};
@@ -292,13 +292,12 @@ impl Inner {
             storage::disk_bytes_for(spec.storage, rows, row_bytes, self.options.top_share)
         };
         // What lies in a folder of regions takes no room here, and is reserved when it is made.
-        let is_elsewhere =
-            |spec: &TableSpec| spec.storage.is_direct() && self.options.pmem_directory.is_some();
-        if is_elsewhere(spec) {
+        if spec.storage.is_direct() && self.options.pmem_directory.is_some() {
             return Ok(());
         }
         let mut needed = bytes(spec, rows, layout.row_bytes());
-        for table in engine.tables.iter().filter(|table| !is_elsewhere(&table.record.spec)) {
+        let is_here = |table: &&Table| table.region.as_ref().is_none_or(|region| region.is_own());
+        for table in engine.tables.iter().filter(is_here) {
             if let Some(rows) = table.record.rows_to_come() {
                 needed += bytes(&table.record.spec, rows, table.layout.row_bytes());
             }

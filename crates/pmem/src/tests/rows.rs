@@ -4,7 +4,7 @@ use super::{ROW_BYTES, get_one, keys_of_home, row, small, verify};
 use crate::error::ErrorKind;
 use crate::map::Mapped;
 use crate::medium::{Durability, Medium};
-use crate::region::Geometry;
+use crate::region::{Geometry, HINT_WORD, ROWS_MOST_WORD, ROWS_WORD};
 use crate::resize::resize;
 use crate::rows::Rows;
 use std::collections::HashMap;
@@ -104,7 +104,7 @@ fn the_first_new_rows_after_opening_look_few_slots_up() {
     let rows = Rows::open(&path).expect("open");
     rows.remove(&keys[100_000..110_000]).expect("remove");
     drop(rows);
-    Mapped::open(&path).expect("map").store(10, u64::MAX / 3);
+    Mapped::open(&path).expect("map").store(HINT_WORD, u64::MAX / 3);
     let rows = Rows::open(&path).expect("open");
     assert!(known(&rows, &keys[100_000..100_500]) <= 30 * 1024, "{:?}", rows.slab_use());
     drop(rows);
@@ -120,11 +120,11 @@ fn a_bound_on_rows_of_another_opening_is_none() {
     rows.put(&(0..2990).collect::<Vec<_>>(), &rows_of(0..2990, 1)).expect("put");
     drop(rows);
     // A build that does not know the word leaves the one of before; damage is anything.
-    let stale = Mapped::open(&path).expect("map").load(9);
+    let stale = Mapped::open(&path).expect("map").load(ROWS_MOST_WORD);
     drop(Rows::open(&path).expect("open"));
     for word in [stale, 0, u64::MAX, 5 << 44] {
         let medium = Mapped::open(&path).expect("map");
-        medium.store(9, word);
+        medium.store(ROWS_MOST_WORD, word);
         drop(medium);
         let rows = Rows::open(&path).expect("open");
         assert_eq!(rows.slab_use().rows_at_most, rows.geometry().row_slots);
@@ -397,4 +397,25 @@ fn a_check_of_all_goes_on_behind_damage() {
     let (sound, damage) = all(2);
     assert_eq!((sound, damage.len()), (47, 2));
     assert!(damage.iter().all(|error| error.kind() == ErrorKind::Corrupt));
+}
+
+#[test]
+fn a_region_of_a_build_without_these_words_is_counted_and_takes_rows() {
+    let folder = super::fast_folder();
+    let path = folder.path().join("region");
+    let rows = Rows::create(&path, Geometry::new(3000, ROW_BYTES).expect("sizes")).expect("create");
+    rows.put(&(0..2990).collect::<Vec<_>>(), &rows_of(0..2990, 1)).expect("put");
+    drop(rows);
+    // Nothing, as the first builds left it; and anything, in every word at a time.
+    for word in [0, 7, u64::MAX] {
+        let medium = Mapped::open(&path).expect("map");
+        (ROWS_WORD..=HINT_WORD).for_each(|at| medium.store(at, word));
+        drop(medium);
+        let rows = Rows::open(&path).expect("open");
+        assert_eq!(rows.count(), 2990);
+        assert_eq!(rows.slab_use().rows_at_most, rows.geometry().row_slots);
+        let ten: Vec<u64> = (3000..3010).collect();
+        rows.put(&ten, &rows_of(3000..3010, 1)).expect("ten fit");
+        assert_eq!(rows.remove(&ten).expect("remove"), 10);
+    }
 }

@@ -13,7 +13,7 @@ pub(crate) use slots::{SLOTS, bucket_of_tag, slot_of_bucket, slot_of_name, split
 use crate::options::ClusterOptions;
 use crate::refusal::Refusal;
 use embedrock_core::{Error, ErrorKind, Result};
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 
@@ -44,6 +44,8 @@ impl View {
 pub(crate) struct Cluster {
     options: ClusterOptions,
     view: RwLock<Arc<View>>,
+    /// Held while a map is read and put in, before the view.
+    reloading: Mutex<()>,
 }
 
 impl Cluster {
@@ -57,7 +59,7 @@ impl Cluster {
             None => listening(&map, listens, &options)?,
         };
         let view = RwLock::new(Arc::new(View { map, me, epoch: 1 }));
-        Ok(Self { options, view })
+        Ok(Self { options, view, reloading: Mutex::default() })
     }
 
     /// The map now.
@@ -68,6 +70,8 @@ impl Cluster {
     /// Reads the map again. This server stays the node that it is, by its id. Returns how many maps
     /// there were. *Errors*: as [`open`](Self::open); the map stays the one before.
     pub(crate) fn reload(&self) -> Result<u64> {
+        // One at a time from the reading on, so that an older map never follows a newer one.
+        let _one = self.reloading.lock();
         let map = Map::read(&self.options.map)?;
         let mut view = self.view.write();
         let me = named(&map, &view.map.nodes[view.me].id, &self.options)?;

@@ -141,6 +141,12 @@ impl<'a> Call<'a> {
     /// has run.
     pub(crate) fn run(&mut self) -> Option<usize> {
         let name = self.arguments.get(0)?;
+        // A web page can have a browser send these, with commands of its own behind them.
+        if [&b"POST"[..], b"Host:"].iter().any(|word| name.eq_ignore_ascii_case(word)) {
+            self.shared.metrics.malformed.inc();
+            self.session.is_ending = true;
+            return None;
+        }
         let found = COMMANDS.iter().position(|c| c.name.as_bytes().eq_ignore_ascii_case(name));
         let is_queued = |number: usize| multi::is_queued(self, &COMMANDS[number]);
         let is_queued = found.is_some_and(is_queued);

@@ -162,6 +162,11 @@ pub(super) fn hot(call: &mut Call<'_>) -> Outcome {
     packed_keys(packed, keys)?;
     check_keys(named.table, keys)?;
     named.check(call.cluster, keys)?;
+    if named.table.is_direct && !call.shared.is_writable() {
+        return Err(Refusal::new(
+            "rows on persistent memory move where the server writes: start it with --writable",
+        ));
+    }
     if !call.shared.hot.send(named.table.id, keys) {
         return Err(Refusal::new("too many hot sets of other tables wait; try again"));
     }

@@ -89,13 +89,27 @@ impl Place<'_> {
                 if let Some(folder) = apart.parent() {
                     fs::create_dir_all(folder).map_err(|e| Error::os(folder.display(), e))?;
                 }
-                remove(&apart)?;
-                let made = Rows::create(&apart, geometry).map_err(told)?;
-                symlink(&apart, &own).map_err(|e| Error::os(own.display(), e))?;
+                if apart.exists() {
+                    bail!(
+                        Misuse,
+                        "table '{}': {} is there already, the region of a store that this one is \
+                         a copy of, or was copied to; open this one with another pmem_path",
+                        self.name,
+                        apart.display()
+                    );
+                }
+                // The link first, so that what a crash leaves apart is found by it.
+                relink(&own, &apart)?;
+                let made = Rows::create(&apart, geometry).map_err(told).inspect_err(|_| {
+                    let _ = remove_name(&own);
+                })?;
+                Self::sync_folder_of(&apart)?;
+                apart.parent().map_or(Ok(()), Self::sync_folder_of)?;
                 made
             }
         };
         made.bind(self.owner()).map_err(told)?;
+        Self::sync_folder_of(&own)?;
         Ok(made)
     }
 
@@ -106,6 +120,7 @@ impl Place<'_> {
         if writes {
             if !own.exists() {
                 relink(&own, &path)?;
+                Self::sync_folder_of(&own)?;
             }
             // A resize was cut off.
             let new = Self::beside(&path);
@@ -142,6 +157,16 @@ impl Place<'_> {
 
     fn named(&self, error: Error) -> Error {
         error.context(format!("table '{}'", self.name))
+    }
+
+    /// Whether a link leads to the region, which then takes no room in the store's folder.
+    pub(super) fn is_apart(&self) -> bool {
+        fs::symlink_metadata(self.own()).is_ok_and(|about| about.is_symlink())
+    }
+
+    /// Where a link leads to a region that is not there.
+    pub(super) fn lost_apart(&self) -> Option<PathBuf> {
+        fs::read_link(self.own()).ok().filter(|target| !target.exists())
     }
 
     /// Where the region is, if it is in its place or in the folder apart.
@@ -185,9 +210,15 @@ fn relink(own: &Path, apart: &Path) -> Result<()> {
     symlink(apart, own).map_err(|e| Error::os(own.display(), e))
 }
 
-/// Removes a file, or a link and the file that it leads to.
+/// Removes a region, or a link and the region that it leads to. One that somebody has open is left
+/// alone: the link was copied, and the region is not this store's.
 fn remove(path: &Path) -> Result<()> {
-    if let Ok(target) = fs::read_link(path) {
+    let Ok(target) = fs::read_link(path) else { return remove_name(path) };
+    // It may be relative to the folder that it lies in.
+    let target = path.parent().map_or_else(|| target.clone(), |folder| folder.join(&target));
+    let is_open =
+        Mapped::open(&target).is_err_and(|error| error.kind() == embedrock_pmem::ErrorKind::Locked);
+    if !is_open {
         remove_name(&target)?;
     }
     remove_name(path)

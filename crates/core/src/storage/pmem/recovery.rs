@@ -86,7 +86,10 @@ impl StorageRecovery for PmemRecovery {
                     let place = Place { folders, seed: self.facts.seed, table: *table, name };
                     match Region::open(&place, self.facts.row_bytes, writes) {
                         // A reader beside a writer has the other tables.
-                        Err(error) if error.kind() == ErrorKind::Locked && !writes => {
+                        Err(error)
+                            if !writes
+                                && (error.kind() == ErrorKind::Locked || error.is_refusal()) =>
+                        {
                             is_locked = true;
                             None
                         }

@@ -56,7 +56,7 @@ impl Region {
             is_unsure: AtomicBool::new(false),
             written: AtomicU64::new(0),
             has_commit: AtomicBool::new(has_commit),
-            is_own: place.folders.apart.is_none(),
+            is_own: !place.is_apart(),
             writer: Mutex::new(()),
             sweeps: AtomicU64::new(0),
             moving: Mutex::new(()),
@@ -93,6 +93,11 @@ impl Region {
     /// Bytes of the region.
     pub fn bytes(&self) -> u64 {
         self.rows.geometry().bytes() as u64
+    }
+
+    /// Whether it lies in the store's folder and takes room there.
+    pub fn is_own(&self) -> bool {
+        self.is_own
     }
 
     /// Bytes of it on the store's own disk.

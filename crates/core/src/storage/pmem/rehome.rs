@@ -18,6 +18,9 @@ const REST: u32 = 19;
 /// Rests are no shorter, so that nothing is woken for next to no work.
 const REST_MIN: Duration = Duration::from_millis(5);
 
+/// How long it sleeps where nothing is to be done, if nobody wakes it.
+const IDLE: Duration = Duration::from_secs(3600);
+
 /// What the thread of a region is told.
 #[derive(Default)]
 pub(super) struct Rehoming {
@@ -49,6 +52,8 @@ impl Rehoming {
             *thread = made.ok();
             self.has_work.store(thread.is_some(), Ordering::Release);
         }
+        // Under the lock under which the thread looks before it rests, so that it hears of it.
+        let _hears = self.signals.stopped.lock();
         self.signals.changed.notify_one();
     }
 
@@ -67,7 +72,9 @@ fn run(region: &Weak<Region>, signals: &Signals) {
     let (mut passed, mut moved, mut rest) = (0, 0, REST_MIN);
     loop {
         let mut stopped = signals.stopped.lock();
-        if !*stopped {
+        let has_work = rest == IDLE
+            && region.upgrade().is_some_and(|r| r.rehoming.has_work.load(Ordering::Acquire));
+        if !*stopped && !has_work {
             signals.changed.wait_for(&mut stopped, rest);
         }
         if *stopped {
@@ -77,7 +84,7 @@ fn run(region: &Weak<Region>, signals: &Signals) {
         let Some(region) = region.upgrade() else { return };
         // Changes from here on ask for another pass.
         if passed == 0 && !region.rehoming.has_work.swap(false, Ordering::AcqRel) {
-            rest = Duration::from_secs(3600);
+            rest = IDLE;
             continue;
         }
         let begun = Instant::now();

@@ -3,7 +3,7 @@
 use super::place::Place;
 use super::{no_folder, told};
 use crate::error::{Error, Result, bail};
-use crate::io::Medium;
+use crate::io::{Medium, RegionFolders};
 use embedrock_pmem::{Geometry, resize_with};
 
 /// Which region, and what it shall be.
@@ -48,7 +48,14 @@ pub fn resize(
                 path.display()
             );
         }
-        place.create(geometry)?;
+        // Where it lay, unless somebody says where it shall lie.
+        let lost = place.lost_apart().filter(|_| folders.apart.is_none());
+        let there = lost.as_deref().and_then(std::path::Path::parent);
+        let folders = RegionFolders {
+            own: folders.own.clone(),
+            apart: there.map(std::path::Path::to_path_buf).or_else(|| folders.apart.clone()),
+        };
+        Place { folders: &folders, ..place }.create(geometry)?;
         return Ok((0, bytes));
     }
     // Looks whose it is, too.

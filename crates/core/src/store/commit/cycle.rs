@@ -112,9 +112,18 @@ impl Inner {
         released: u64,
     ) -> Result<()> {
         history.held_state_bytes = 0;
+        // Where nobody can tell who holds what, all stay.
+        let held = self.held_before(oldest_kept).ok();
+        let is_held = |sequence| {
+            held.as_ref().is_none_or(|held| held.iter().any(|one| one.sequence == sequence))
+        };
         for name in self.medium.list(state::PREFIX)? {
             match state::sequence_of(&name) {
-                Some(sequence) if sequence < released => self.medium.remove(&name)?,
+                Some(sequence)
+                    if sequence < released || sequence < oldest_kept && !is_held(sequence) =>
+                {
+                    self.medium.remove(&name)?;
+                }
                 Some(sequence) if sequence < oldest_kept => {
                     history.held_state_bytes += blocks_of(self.medium.state_of(&name)?.bytes);
                 }

@@ -44,7 +44,7 @@ impl Inner {
     }
 
     /// Holds of commits that are not kept, oldest first.
-    fn held_before(&self, oldest_kept: u64) -> Result<Vec<Held>> {
+    pub(super) fn held_before(&self, oldest_kept: u64) -> Result<Vec<Held>> {
         let mut held = holds::living(&*self.medium)?;
         // Commit 0 is a store without commits: its readers need nothing.
         held.retain(|held| (1..oldest_kept).contains(&held.sequence));

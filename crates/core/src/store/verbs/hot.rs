@@ -10,6 +10,8 @@ use crate::store::verbs::rows::{Effect, Keys, RowOp, RowView};
 
 /// Keys that are looked up and read at once: other verbs get their turn in between.
 const PORTION: usize = 1024;
+/// Keys that move home at once, each of which may wait for a disk several times.
+const MOVED_AT_ONCE: usize = 256;
 
 impl Store {
     /// Brings hot rows to where they are read soonest, the first ones first, which should be the
@@ -25,14 +27,17 @@ impl Store {
     /// are there; verbs of other threads go on meanwhile. *Source*: the hot sets of PetPS.
     pub fn promote(&self, table: TableId, keys: &[u64]) -> Result<u64> {
         self.inner.check_call()?;
-        {
+        let is_direct = {
             let engine = self.inner.planned_engine()?;
             let found = self.inner.table_of(&engine, table)?;
             check_keys(found, keys)?;
-            if found.record.spec.storage.is_direct() {
-                self.inner.check_writable()?;
-                return region_of(found)?.promote(Distinct::new().run(keys).0);
-            }
+            found.record.spec.storage.is_direct()
+        };
+        if is_direct {
+            self.inner.check_writable()?;
+            let mut distinct = Distinct::new();
+            let portions = distinct.run(keys).0.chunks(MOVED_AT_ONCE);
+            return portions.map(|keys| self.promote_direct(table, keys)).sum();
         }
         let (mut came, mut left, mut room) = (0, keys, usize::MAX);
         while !left.is_empty() && room > 0 {
@@ -61,6 +66,11 @@ impl Store {
             came += op.rows;
         }
         Ok(came)
+    }
+
+    fn promote_direct(&self, table: TableId, keys: &[u64]) -> Result<u64> {
+        let engine = self.inner.planned_engine()?;
+        region_of(self.inner.table_of(&engine, table)?)?.promote(keys)
     }
 }
 

@@ -196,7 +196,14 @@ impl Inner {
         group: &Group,
         done: usize,
     ) -> Result<usize> {
+        // A reader that has moved to another commit may have no such table.
+        let class_of = |need: &Need| engine.tables.get(usize::from(need.table)).map(|t| t.class);
+        let gone = group.needs[done..].iter().take_while(|need| class_of(need).is_none()).count();
+        let done = done + gone;
         let left = &group.needs[done..];
+        if left.is_empty() {
+            return Ok(done);
+        }
         let most = if shared.state.lock().slices { SLICE_ROWS } else { PORTION_ROWS };
         let table_of = |need: &Need| &engine.tables[usize::from(need.table)];
         let number = table_of(&left[0]).class;
@@ -205,7 +212,7 @@ impl Inner {
         // Rows of one page stay together.
         let ends = |i: usize| {
             let (before, need) = (&left[i - 1], &left[i]);
-            table_of(need).class != number || i >= most && before.order != need.order
+            class_of(need) != Some(number) || i >= most && before.order != need.order
         };
         let rows = (1..left.len()).find(|i| ends(*i)).unwrap_or(left.len());
         let portion = &left[..rows];
