@@ -34,6 +34,7 @@ __all__ = [
     "place_rows",
     "place_strawman",
     "placement_memory",
+    "resize",
     "serve_pages",
     "torture",
 ]
@@ -250,6 +251,9 @@ class Store:
 
     def id(self, /) -> str:
         """What tells this store from all others."""
+
+    def check_no_reader_after(self, /, sequence: int) -> None:
+        """Raises where a reader holds a commit later than that of this number."""
 
     def is_held(self, /) -> bool:
         """Whether the commit at hand is held, so that no writer drops it."""

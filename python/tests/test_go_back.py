@@ -116,6 +116,8 @@ def test_rows_that_came_the_other_way_to_as_many_updates_are_told_apart(
     with pytest.raises(MismatchError, match="its commit is not kept"):
         model.load_state_dict(saved)
     train(model, optimizer)
+    with pytest.raises(MismatchError):  # as many updates, and no commit yet
+        model.load_state_dict(saved)
     store.commit(9)  # as many updates as the one that went, under its number
     with pytest.raises(MismatchError):
         model.load_state_dict(saved)
@@ -161,7 +163,7 @@ def test_a_collection_tells_each_of_its_tables(store: embedrock.Store) -> None:
     configs = [nn.EmbeddingBagConfig(name, 4, [name], 9, optimizer="sgd") for name in ("a", "b")]
     bags = nn.EmbeddingBagCollection(configs, store=store)
     saved = bags.state_dict()
-    assert saved["_extra_state"].shape == (11,)
+    assert saved["_extra_state"].shape == (12,)
     bags.load_state_dict(saved)
     store.table("b").update([1], np.ones((1, 4), np.float32), lr=1.0)
     with pytest.raises(MismatchError, match=r"\(0, 1 updates\)"):
@@ -231,6 +233,70 @@ def test_it_is_refused_where_rows_are_newer_than_any_commit(store: embedrock.Sto
         store.go_back(1)
     assert direct.get([5])[0, 0] == 1 and len(log) == 0 and not store.closed
     assert store.go_back(2).step == 2 and direct.get([5])[0, 0] == 1
+
+
+def test_commits_under_way_are_waited_for_and_later_ones_go_with_a_new_table(
+    store: embedrock.Store,
+) -> None:
+    table = store.table("words", 2, optimizer="none", initializer=0.0)
+    for step in (1, 2):
+        table.put([5], np.full((1, 2), step, np.float32))
+        store.commit(step)
+    table.put([5], np.full((1, 2), 3, np.float32))
+    store.commit(3, wait=False)
+    assert store.go_back(3).step == 3 and table.get([5])[0, 0] == 3
+    assert store.go_back(1).step == 1
+    store.table("new", 2, optimizer="none")
+    with pytest.raises(NotFoundError, match="kept are the steps: 1;"):
+        store.go_back(3)
+    assert not store.closed and table.get([5])[0, 0] == 1
+
+
+def test_beside_a_reader_of_a_later_commit_it_is_refused_and_nothing_is_lost(
+    store: embedrock.Store,
+) -> None:
+    table = store.table("words", 2, optimizer="none", initializer=0.0)
+    for step in (1, 2):
+        table.put([5], np.full((1, 2), step, np.float32))
+        store.commit(step)
+    table.put([5], np.full((1, 2), 9, np.float32))
+    with embedrock.open(store.path, memory="4MiB", read_only=True) as reader:
+        with pytest.raises(LockedError, match=r"a reader of .* holds commit 2"):
+            store.go_back(1)
+        assert table.get([5])[0, 0] == 9 and store.uncommitted[0] == 1
+        reader.go_back(1)
+        assert store.go_back(1).step == 1 and table.get([5])[0, 0] == 1
+
+
+def test_a_reader_stays_where_a_table_that_it_has_is_not_there_yet(
+    store: embedrock.Store,
+) -> None:
+    store.table("words", 2, optimizer="none")
+    store.commit(1)
+    store.table("later", 2, optimizer="none").put([1], np.ones((1, 2), np.float32))
+    store.commit(2)
+    with embedrock.open(store.path, memory="4MiB", read_only=True) as reader:
+        later = reader.table("later")
+        with pytest.raises(NotFoundError, match="table 'later' is not in the commit of step 1"):
+            reader.go_back(1)
+        assert reader.step == 2 and later.get([1])[0, 0] == 1
+        del later
+        assert reader.go_back(1).step == 1
+
+
+def test_a_follower_is_refused_once_its_store_has_gone_back(
+    store: embedrock.Store, tmp_path: Path
+) -> None:
+    store.table("words", 2, optimizer="none")
+    store.commit(1)
+    with embedrock.follow.LogWriter(tmp_path / "log") as log:
+        log.put("words", [7], np.ones((1, 2), np.float32))
+    with embedrock.follow.LogReader(tmp_path / "log") as source:
+        follower = embedrock.follow.Follower(store, source, start="begin")
+        assert store.step is not None
+        store.go_back(store.step)
+        with pytest.raises(MisuseError, match="has gone back"):
+            follower.run(once=True)
 
 
 def test_a_reader_moves_to_an_earlier_commit_and_on_again(store: embedrock.Store) -> None:

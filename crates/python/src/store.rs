@@ -293,6 +293,12 @@ impl Store {
         format!("{:032x}", self.0.id())
     }
 
+    /// Raises where a reader holds a commit later than that of this number.
+    fn check_no_reader_after(&self, py: Python<'_>, sequence: u64) -> PyResult<()> {
+        self.check_call(py)?;
+        py.detach(|| self.0.check_no_reader_after(sequence)).or_raise(py)
+    }
+
     /// Whether the commit at hand is held, so that no writer drops it.
     fn is_held(&self, py: Python<'_>) -> PyResult<bool> {
         self.check_call(py)?;

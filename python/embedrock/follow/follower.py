@@ -138,6 +138,7 @@ class Follower:
                 f"and open it again"
             )
         self._tables: dict[str, Table] = {}
+        self._returns = store._returns
         self._waiting: deque[Record] = deque()
         self._interrupted = False
         self._pending: PendingCommit | None = None
@@ -235,6 +236,11 @@ class Follower:
             self._commit_again()
 
     def _check(self) -> None:
+        if self._store._returns != self._returns:
+            raise MisuseError(
+                f"{self._store.path} has gone back since the follower was made, and its source has "
+                f"not; make a new follower"
+            )
         if self._interrupted:
             raise MisuseError(
                 f"the follower of {self._store.path} was interrupted while it read or applied a "

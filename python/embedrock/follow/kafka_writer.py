@@ -178,11 +178,15 @@ class KafkaWriter:
         with self._appending:
             if self._producer is None:
                 return
-            try:
-                if self._pid == os.getpid() and not self._failed:
+            if self._pid == os.getpid() and not self._failed:
+                try:
                     self.sync()
-            finally:
-                self._producer = None
+                except IoError:
+                    if not self._failed and len(self._producer):
+                        raise  # they are tried further: close again
+                    self._producer = None
+                    raise
+            self._producer = None
 
     def __enter__(self) -> KafkaWriter:
         """The writer itself."""

@@ -7,7 +7,8 @@ formats that hold tensors alone.
 
 What tells rows apart is how many updates their tables have had, which commits keep, how many keys
 they have, and the commit that they followed. Rows that ``put`` or ``modify`` wrote over others are
-not seen. Rows of a server are not told apart: others change them meanwhile.
+not seen, nor are those of tables on persistent memory behind a crash. Rows of a server are not told
+apart: others change them meanwhile.
 
 Layout of the tensor, int64:
 
@@ -18,8 +19,9 @@ place      content
 1, 2       the store's id, upper and lower half; 0, 0 of a server
 3, 4, 5    the last commit's number, step and time; 0, -1, 0 where there was none
 6          batches that had changed rows since
-7, 8       of the first table: updates so far, keys that are written
-9, 10 …    of the others, in the order of ``module.tables``
+7          the branch: a number by chance for each opening and going back
+8, 9       of the first table: updates so far, keys that are written
+10, 11 …   of the others, in the order of ``module.tables``
 ========== =======================================================================
 """
 
@@ -44,9 +46,9 @@ KEY = "_extra_state"
 """The name that torch gives what modules add to a state dict."""
 
 _VERSION = 1
-_TABLES_FROM = 7
+_TABLES_FROM = 8
 _SIGN = 1 << 63
-_AT_A_SERVER = (0, 0, 0, -1, 0, 0)
+_AT_A_SERVER = (0, 0, 0, -1, 0, 0, 0)
 _DENSE_ONLY = "embedrock.nn.loading_dense_only() loads the dense part and leaves rows as they are"
 
 
@@ -90,7 +92,7 @@ def _check_here(saved: list[int], store: Store, tables: Sequence[Table], named: 
             f"these are in {store.path}, which is store {store.id}; {_DENSE_ONLY}, if its rows are "
             f"known to fit, as those of a copy do"
         )
-    if saved[_TABLES_FROM:] == now[_TABLES_FROM:] and not _has_parted(saved, store):
+    if saved[_TABLES_FROM:] == now[_TABLES_FROM:] and not _has_parted(saved, now, store):
         return
     raise MismatchError(
         f"{named}: the state dict was saved {_when(saved)}, and the rows in {store.path} are those "
@@ -105,7 +107,7 @@ def _numbers(store: Store, tables: Sequence[Table]) -> list[int]:
     last = store._core.last_commit()
     at = (0, -1, 0) if last is None else (last["sequence"], last["step"], last["unix_time"])
     found = [_VERSION, *(half - 2 * _SIGN if half >= _SIGN else half for half in halves), *at]
-    found.append(store._core.uncommitted()[0])
+    found += [store._core.uncommitted()[0], store._branch]
     for table in tables:
         info = store._core.table_info(table._handle)
         found += [info["updates"], info["rows"]]
@@ -125,10 +127,13 @@ def _commit_of(numbers: Sequence[int], store: Store) -> tuple[bool, bool]:
     return False, False
 
 
-def _has_parted(saved: Sequence[int], store: Store) -> bool:
+def _has_parted(saved: Sequence[int], now: Sequence[int], store: Store) -> bool:
     """Whether the store has gone back since, and on by another way to as many updates."""
     there, same = _commit_of(saved, store)
-    return there and not same
+    went_back = saved[3] > now[3]
+    # What no commit has is of one opening alone.
+    is_other = saved[6] > 0 and now[6] > 0 and saved[7] != now[7]
+    return went_back or is_other or (there and not same)
 
 
 def _when(numbers: Sequence[int]) -> str:

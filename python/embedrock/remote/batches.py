@@ -75,14 +75,21 @@ def send_all(
     sent = answered = 0
     try:
         for request in requests:
-            sent += 1
-            wire.send(*request)
+            had_sent, wire.has_sent = wire.has_sent, False
+            try:
+                wire.send(*request)
+            finally:
+                # One of which nothing was put out was not made.
+                sent += wire.has_sent
+                wire.has_sent = wire.has_sent or had_sent
         for place in range(len(requests)):
             try:
                 wire.reply()
                 settled(place)
             except Refused as error:
                 refused[place] = error
+                if error.partly:
+                    settled(place)
             answered += 1
     except BaseException:
         for place in range(answered, sent):

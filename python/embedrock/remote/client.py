@@ -283,10 +283,11 @@ class RemoteStore:
             shape, meaning = table._shape(keys)
             new = np.empty(shape, np.float32) if array is None else array
             answers.append(new)
-            table._look(keys)
             pulls += table._pulls(keys, as_out(new, shape, meaning, f"out[{i}]"))
         most = self._limits.get("max-reply-bytes", 1 << 20)
         self._pool.run(lambda wire: pull_all(wire, pulls, most), repeats=True)
+        for table, keys in found:
+            table._look(keys)
         return answers
 
     def commit(self, step: int | None = None) -> int:

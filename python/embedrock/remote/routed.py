@@ -180,7 +180,7 @@ class RoutedWire(Wire):
             moved = []
             try:
                 self._nodes.learn(hint)
-                parts = self._parts(request.words, left)
+                parts = self._parts(request.words, left, is_first=False)
             except EmbedrockError as error:
                 failures.append(Failure(Part(hint or ("", 0), left, []), error))
                 break
@@ -212,7 +212,9 @@ class RoutedWire(Wire):
             self._nodes.take_back(part.address, wire, is_usable=is_usable)
         return found
 
-    def _parts(self, words: tuple[Word, ...], positions: Positions) -> list[Part]:
+    def _parts(
+        self, words: tuple[Word, ...], positions: Positions, *, is_first: bool = True
+    ) -> list[Part]:
         """A request about these of its keys, by server."""
         command, table, packed, *rest = words
         keys = np.frombuffer(packed, "<u8")
@@ -226,7 +228,7 @@ class RoutedWire(Wire):
         parts = []
         for place, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
             # Each server counts the steps of a table, so that each one is told of every step.
-            if begin == end and command != b"EMB.UPDATE":
+            if begin == end and not (is_first and command == b"EMB.UPDATE"):
                 continue
             these = positions[order[begin:end]]
             own: list[Word] = [command, table, keys[these].view(np.uint8).data]
@@ -306,6 +308,8 @@ def _failed(request: Request, made: list[Part], failures: list[Failure]) -> Exce
     """What to raise where parts have failed: which servers have made theirs, and which not."""
     first = next((f for f in failures if not isinstance(f.error, Refused)), failures[0])
     is_refused = isinstance(first.error, Refused)
+    if bytes(request.words[0]) in _BY_KEY:
+        made = [part for part in made if len(part.positions)]
     if is_refused and not made:
         return first.error
     command = bytes(request.words[0]).decode()
@@ -322,7 +326,9 @@ def _failed(request: Request, made: list[Part], failures: list[Failure]) -> Exce
             told.append(f"whether {of(part)} has made it is not known")
     said = "; ".join(told)
     if isinstance(first.error, Refused):
-        return Refused(f"{first.error.code} {said}")
+        refused = Refused(f"{first.error.code} {said}")
+        refused.partly = True
+        return refused
     error = type(first.error)(f"{first.error}; {said}")
     if isinstance(error, OSError) and isinstance(first.error, OSError):
         error.errno = first.error.errno

@@ -45,10 +45,12 @@ class Refused(Exception):
         """Takes the line of the reply."""
         super().__init__(text)
         self.code, _, self.said = text.partition(" ")
+        self.partly = False
+        """Whether some of several servers have made it."""
 
     def mirrored(self) -> EmbedrockError:
         """The exception that the same error has of a store that is open here."""
-        if self.code == "MOVED":
+        if self.code == "MOVED" and not self.partly:
             other = self.said.rpartition(" ")[2]
             return MisuseError(
                 f"the server shares its keys with others, and {other} has those: connect with "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,14 @@ from embedrock import _core
 from embedrock._listeners import Listeners
 from embedrock._warnings import warn
 from embedrock.ahead.prefetch import Prefetcher
-from embedrock.errors import EmbedrockError, ForkedError, MisuseError, UncommittedWarning
+from embedrock.commits import PendingCommit
+from embedrock.errors import (
+    EmbedrockError,
+    ForkedError,
+    MisuseError,
+    NotFoundError,
+    UncommittedWarning,
+)
 
 if TYPE_CHECKING:
     from embedrock.table import Table
@@ -44,8 +52,12 @@ class Handle:
         """Handles of tables that somebody has."""
         self._later: list[dict[str, Any]] = []
         """The commit that the store went back to, and those behind it."""
+        self._branch = secrets.randbits(62)
+        """By chance, for each opening and going back: what no commit has is of one of them."""
         self._returns = 0
         """How often the store went back: what was read before is of rows that are gone."""
+        self._pending: PendingCommit | None = None
+        """The last commit that was not waited for."""
         self._pending_step: int | None = None
         """Step of the last commit that was not waited for."""
         self._arguments: dict[str, Any] = {}
@@ -177,30 +189,50 @@ class Handle:
         specs = {table.name: self._core.table_info(table._handle)["spec"] for table in self._tables}
         for listener in self._listeners:
             listener.returning()
-        # A reader stays where it was if it cannot move. Of writers there is one at a time.
-        moved = self._engine(step) if self._read_only else None
+        # What can keep it from opening again is looked for before anything is closed. Of writers
+        # there is one at a time.
+        if self._read_only:
+            moved = self._moved_reader(step, specs)
+        else:
+            moved = None
+            target = [info["sequence"] for info in commits if info["step"] == step]
+            self._core.check_no_reader_after(max(target, default=0))
         self._prefetcher.stop()
         self._core.close()
         try:
             self._core = moved or self._engine(step)
             handles = {name: self._core.find_table(name) for name in specs}
             for name, handle in handles.items():
-                if handle is None and not self._read_only:  # it came after that commit
+                if handle is None:  # it came after that commit
                     handles[name] = self._core.table(json.dumps(specs[name]))
+                    commits = []  # a new table is a change
         except BaseException:
             self._core.close()
             self._closed = True
             self._listeners.ended()
             raise
         self._returns += 1
+        self._branch = secrets.randbits(62)
         at = self._core.last_commit()
         number = 0 if at is None else at["sequence"]
         self._later = [info for info in commits if info["sequence"] >= number]
-        self._pending_step = None
+        self._pending = self._pending_step = None
         self._prefetcher = Prefetcher(self._core, self._path)
         for table in self._tables:
             if (found := handles.get(table.name)) is not None:
                 table._moved(found)
+
+    def _moved_reader(self, step: int, specs: dict[str, Any]) -> _core.Store:
+        """The engine's reader at a commit. Errors: ``NotFoundError`` where a table is not there."""
+        moved = self._engine(step)
+        for name in specs:
+            if moved.find_table(name) is None:
+                moved.close()
+                raise NotFoundError(
+                    f"table {name!r} is not in the commit of step {step} of {self.path}, and "
+                    f"somebody has it: open that commit by itself, with step= and read_only=True"
+                )
+        return moved
 
     def _opened(self, arguments: dict[str, Any], place: tuple[int, int] | None) -> None:
         """Notes what it was opened with, to write, and where."""

@@ -172,7 +172,10 @@ class Store(Handle):
                 "capacity": capacity,
             }
             spec |= {n: stored[n] for n, v in given.items() if v is None and n in stored}
-        return Table(self, self._core.table(json.dumps(spec)))
+        made = self._core.table(json.dumps(spec))
+        if handle is None:
+            self._later = []  # a new table is a change, behind which nothing is left
+        return Table(self, made)
 
     @property
     def tables(self) -> dict[str, Table]:
@@ -371,7 +374,7 @@ class Store(Handle):
         if wait:
             return commit_of(self._core.commit(number, note, named))
         pending = PendingCommit(self._core.commit_in_background(number, note, named), number)
-        self._pending_step = number
+        self._pending, self._pending_step = pending, number
         return pending
 
     def commits(self) -> list[Commit]:
@@ -384,10 +387,10 @@ class Store(Handle):
         Rows, optimizer state and counts of steps are those of the commit; what came after it and
         was not committed is dropped. Later commits go with the next change, as after
         ``open(step=)``; until then ``go_back`` finds them, too. Tables, modules and optimizers of
-        this store stay valid: a table that came after the commit is there again, without rows.
-        Gradients that wait for a step are forgotten, memory begins empty and counters of
-        ``stats()`` begin anew. Dense parameters are the caller's to bring back:
-        :func:`embedrock.resume` brings those of the commit.
+        this store stay valid: a table that came after the commit is there again, without rows, and
+        then later commits go at once. Gradients that wait for a step are forgotten, memory begins
+        empty and counters of ``stats()`` begin anew. Dense parameters are the caller's to bring
+        back: :func:`embedrock.resume` brings those of the commit.
 
         No other thread may use the store meanwhile: its verbs may raise ``ClosedError``. A loop of
         ``items`` and announcements of look-ahead that were begun before have to begin again.
@@ -399,9 +402,10 @@ class Store(Handle):
 
         Errors: ``NotFoundError`` for a step that no kept commit has, with those that there are;
         ``MisuseError`` while a pipeline's pass or a recording is under way; ``UnsupportedError``
-        where a table has storage ``"pmem"``. Nothing has changed then. As ``open`` otherwise, for
-        example ``LockedError`` where another process was faster: a reader stays where it was, and a
-        store that is open to write is closed.
+        where a table has storage ``"pmem"``; ``LockedError`` beside a reader of a later commit,
+        such as a server that follows. Nothing has changed then. As ``open`` otherwise, for example
+        ``LockedError`` where another process was faster: a reader stays where it was, and a store
+        that is open to write is closed.
 
         Blocking: waits for a commit that is under way; reads the index, as ``open`` does.
 
@@ -414,6 +418,8 @@ class Store(Handle):
         """
         number = whole("step", step, 0)
         self._core.check_call()
+        if self._pending is not None:
+            self._pending.wait()
         kept = [int(info["step"]) for info in (*self._core.commits(), *self._later_commits())]
         if number not in kept and not self.read_only:
             raise NotFoundError(

@@ -11,7 +11,7 @@ use crate::planted::{self, Bug};
 use crate::store::files::head::{self, Head};
 use crate::store::files::holds;
 use crate::store::journal::{CommitRecord, JournalFile, RecordKind, name_of, numbers};
-use crate::store::{Inner, has_file};
+use crate::store::{Inner, Store, has_file};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
@@ -36,6 +36,24 @@ pub(in crate::store) fn refuse_held_beside(
          or open with read_only=True",
         path.display()
     )
+}
+
+impl Store {
+    /// Refuses to go back to a commit, of this number, beside readers of later ones.
+    ///
+    /// *Errors*: `Locked` naming the commit that is held; `Io`.
+    pub fn check_no_reader_after(&self, sequence: u64) -> Result<()> {
+        let Some((_, newest)) = holds::span(&*self.inner.medium)? else { return Ok(()) };
+        if newest > sequence {
+            bail!(
+                Locked,
+                "a reader of {} holds commit {newest}, which is later than commit {sequence}; stop \
+                 it, or have it go back first (EMB.SWITCH of a server)",
+                self.inner.path.display()
+            );
+        }
+        Ok(())
+    }
 }
 
 impl Inner {
