@@ -298,6 +298,62 @@ def test_an_update_that_one_server_does_not_answer_says_who_has_made_it(
             assert alone.commit() == 4
 
 
+def test_a_step_that_some_servers_have_made_is_not_made_again(whole: Path, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    with (
+        cluster(whole, tmp_path, "--writable", "--commit-every", "0") as trio,
+        embedrock.connect(trio.url("a"), cluster=True) as remote,
+    ):
+        bag = embedrock.nn.Embedding(2000, DIM, store=remote, name="user", optimizer="adagrad")
+        optimizer = embedrock.optim.Adagrad(bag, lr=1.0)
+        before = remote["user"].get(ALL)
+        bag(torch.from_numpy(ALL)).sum().backward()
+        # One that only reads refuses its part; the others make theirs.
+        trio.kill("b")
+        trio.options = ()
+        trio.start("b")
+        with pytest.raises(MisuseError, match=r"EMB\.UPDATE was made by") as caught:
+            optimizer.step()
+        assert f"server {trio.address('b')}" in str(caught.value)
+        after = remote["user"].get(ALL)
+        b = np.array([owner(int(key)) == "b" for key in ALL])
+        assert (after[~b] != before[~b]).all()
+        np.testing.assert_array_equal(after[b], before[b])
+        assert not [*bag.parameters()], "the step is settled"
+        optimizer.step()
+        np.testing.assert_array_equal(remote["user"].get(ALL), after)
+
+
+def test_a_step_that_was_never_sent_to_several_servers_can_be_made_again(
+    whole: Path, tmp_path: Path
+) -> None:
+    torch = pytest.importorskip("torch")
+    options = ("--writable", "--commit-every", "0")
+    with (
+        cluster(whole, tmp_path, *options) as trio,
+        embedrock.connect(trio.url("a"), cluster=True) as remote,
+    ):
+        bag = embedrock.nn.Embedding(2000, DIM, store=remote, name="user", optimizer="adagrad")
+        optimizer = embedrock.optim.Adagrad(bag, lr=1.0)
+        before = remote["user"].get(ALL)
+        bag(torch.from_numpy(ALL)).sum().backward()
+        trio.kill("b")
+        with pytest.raises(IoError):
+            optimizer.step()
+        assert len([*bag.parameters()]) == 1, "the gradients are there"
+        trio.start("b")
+        np.testing.assert_array_equal(remote["user"].get(ALL), before)
+        optimizer.step()
+        after = remote["user"].get(ALL)
+        assert (after != before).all()
+        # NaN is found before anything is sent, and leaves them, too.
+        (bag(torch.from_numpy(ALL)) * float("nan")).sum().backward()
+        with pytest.raises(NonFiniteError):
+            optimizer.step()
+        assert len([*bag.parameters()]) == 1
+        np.testing.assert_array_equal(remote["user"].get(ALL), after)
+
+
 def test_threads_share_the_connections_to_all_servers(whole: Path, readers: Trio) -> None:
     with embedrock.open(whole, "64MiB", read_only=True) as store:
         expected = store.table("user").get(ALL)
