@@ -75,7 +75,10 @@ class Run:
         digest = hashlib.sha256()
         for name in ("items", "places", "hours"):
             digest.update(str(self.store.table(name).digest()).encode())
-        states = [self.model.state_dict(), *(o.state_dict() for o in self.optimizers)]
+        model = self.model.state_dict()
+        # They name the store, which is another in each run.
+        model = {name: each for name, each in model.items() if "_extra_state" not in name}
+        states = [model, *(o.state_dict() for o in self.optimizers)]
         for place, value in plain(states, ""):
             digest.update(f"{place}={value}".encode())
         digest.update(torch.get_rng_state().numpy().tobytes())

@@ -72,6 +72,10 @@ SAYS = {
         r"accuracy (0\.[89]\d\d), in memory \1, same bits: True\n"
     ),
     "record_trace": (r"1250 of 5000 requests, 1286 had no room\n1250 queries of 20 keys at most\n"),
+    "persistent_memory": (
+        r"refused: table 'users' has 1000 rows in a region for 1000\nroom for 10000 rows\n"
+        r"1000 rows, the changed ones too: True\n2 hot keys are where look-ups begin\n"
+    ),
     "restore_best": (
         r"refused: call store\.go_back\(1\) first\n<All keys matched successfully> at step 1\n"
     ),

@@ -334,8 +334,10 @@ class Answers:
 
     def __init__(self, *answers: object) -> None:
         self._answers = iter(answers)
+        self.has_sent = False
 
     def send(self, *arguments: object) -> None:
+        self.has_sent = True
         assert arguments == (b"EMB.UPDATE",)
 
     def reply(self) -> object:

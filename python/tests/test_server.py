@@ -294,7 +294,7 @@ def test_redis_py_works_with_a_server(filled: Path) -> None:
         for protocol in (2, 3):
             client = redis.Redis(port=served.port, protocol=protocol)
             row = rows_of(np.array([42]))[0].tobytes()
-            assert client.mget("user:42", "user:43", "key:42") == [row, None, row]
+            assert client.mget("user:42", "user:45", "key:42") == [row, None, row]
             assert client.set("user:43", row) and client.get("user:43") == row
             client.set("user:43", rows_of(np.array([43]))[0].tobytes())
             assert client.info()["writable"] == 1

@@ -33,9 +33,9 @@ def test_a_table_keeps_its_storage(store: embedrock.Store) -> None:
 
 def test_an_unknown_storage_names_the_known_ones(store: embedrock.Store, tmp_path: Path) -> None:
     for wrong in ("tape", "LSM", "", 1):
-        with pytest.raises(MisuseError, match=r"storage is .*, expected 'log' or 'lsm'"):
+        with pytest.raises(MisuseError, match=r"storage is .*, expected 'log', 'lsm' or 'pmem'"):
             store.table("t", DIM, storage=wrong)  # type: ignore[arg-type]
-        with pytest.raises(MisuseError, match=r"storage is .*, expected 'log' or 'lsm'"):
+        with pytest.raises(MisuseError, match=r"storage is .*, expected 'log', 'lsm' or 'pmem'"):
             embedrock.copy(store.path, tmp_path / "to", storage=wrong)  # type: ignore[arg-type]
     assert not store.tables
     assert not (tmp_path / "to").exists()

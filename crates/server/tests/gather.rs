@@ -105,7 +105,10 @@ fn told(client: &mut TcpStream, name: &str) -> u64 {
     client.write_all(b"INFO\r\n").unwrap();
     let (mut text, mut part) = (Vec::new(), [0; 4096]);
     loop {
-        let count = client.read(&mut part).unwrap();
+        let count = match client.read(&mut part) {
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+            read => read.unwrap(),
+        };
         assert!(count > 0, "the server closed the connection");
         text.extend(&part[..count]);
         let head = text.windows(2).position(|two| two == b"\r\n").unwrap_or(0);

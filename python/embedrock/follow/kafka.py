@@ -99,6 +99,12 @@ class Kafka:
         plain = broker.merged(self._address, config, {"error_cb": self._heard}, {})
         self._kafka = kafka = broker.client("embedrock.follow.Kafka")
         self._admin = broker.made(kafka.admin.AdminClient, plain, kafka)
+        self._passing = {
+            kafka.KafkaError.UNKNOWN_LEADER_EPOCH,
+            kafka.KafkaError.FENCED_LEADER_EPOCH,
+            kafka.KafkaError.LEADER_NOT_AVAILABLE,
+            kafka.KafkaError.NOT_LEADER_FOR_PARTITION,
+        }
         self._answer: Any = None
         self._topic = self._ask(self._timeout)
         self._checked_at = self._came_at = time.monotonic()
@@ -364,7 +370,24 @@ class Kafka:
         self, parts: Iterable[int], timeout: float | None = None
     ) -> dict[int, tuple[int, int]]:
         """First offset and the one behind the last, of each partition."""
-        seconds, kafka = self._timeout if timeout is None else timeout, self._kafka
+        seconds = self._timeout if timeout is None else timeout
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                return self._told_watermarks(parts, seconds)
+            except self._kafka.KafkaException as error:
+                # A broker that has just come back knows its partitions a moment later.
+                passes = error.args and error.args[0].code() in self._passing
+                if passes and time.monotonic() < deadline:
+                    time.sleep(_WAIT_SECONDS)
+                    continue
+                raise IoError(
+                    f"topic {self.topic}: no broker has said where its partitions begin and end: "
+                    f"{broker.reason(error)}"
+                ) from error
+
+    def _told_watermarks(self, parts: Iterable[int], seconds: float) -> dict[int, tuple[int, int]]:
+        kafka = self._kafka
         level = kafka.IsolationLevel[self._isolation.upper()]
         asked = {part: kafka.TopicPartition(self.topic, part) for part in parts}
         answers = [
@@ -376,19 +399,13 @@ class Kafka:
             for spec in (kafka.admin.OffsetSpec.earliest(), kafka.admin.OffsetSpec.latest())
             if asked
         ]
-        try:
-            return {
-                part: (
-                    int(answers[0][where].result().offset),
-                    int(answers[1][where].result().offset),
-                )
-                for part, where in asked.items()
-            }
-        except kafka.KafkaException as error:
-            raise IoError(
-                f"topic {self.topic}: no broker has said where its partitions begin and end: "
-                f"{broker.reason(error)}"
-            ) from error
+        return {
+            part: (
+                int(answers[0][where].result().offset),
+                int(answers[1][where].result().offset),
+            )
+            for part, where in asked.items()
+        }
 
     def _go(self, offsets: Mapping[int, Next]) -> None:
         """Goes to these offsets, if their records are kept."""

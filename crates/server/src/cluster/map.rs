@@ -273,7 +273,7 @@ mod tests {
         assert!(Map::parse("nodes = []", false).unwrap_err().contains("no nodes"));
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("map.json");
-        assert_eq!(Map::read(&path).unwrap_err().kind(), ErrorKind::NotFound);
+        assert_eq!(Map::read(&path).unwrap_err().kind(), ErrorKind::Io);
         std::fs::write(&path, THREE).unwrap();
         let error = Map::read(&path).unwrap_err();
         assert!(error.message().contains("map.json is no map of a cluster"), "{error}");
