@@ -39,7 +39,8 @@ def test_an_unknown_storage_names_the_known_ones(store: embedrock.Store, tmp_pat
             embedrock.copy(store.path, tmp_path / "to", storage=wrong)  # type: ignore[arg-type]
     assert not store.tables
     assert not (tmp_path / "to").exists()
-    with pytest.raises(MisuseError, match='storage is "tape"; expected "log", "lsm" or "pages"'):
+    said = 'storage is "tape"; expected "log", "lsm", "pages" or "pmem"'
+    with pytest.raises(MisuseError, match=said):
         embedrock._core.copy(store.path, tmp_path / "to", "64MiB", None, "tape")
 
 
