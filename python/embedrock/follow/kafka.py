@@ -104,7 +104,15 @@ class Kafka:
             kafka.KafkaError.FENCED_LEADER_EPOCH,
             kafka.KafkaError.LEADER_NOT_AVAILABLE,
             kafka.KafkaError.NOT_LEADER_FOR_PARTITION,
+            kafka.KafkaError.REPLICA_NOT_AVAILABLE,
+            kafka.KafkaError.OFFSET_NOT_AVAILABLE,
+            kafka.KafkaError.LISTENER_NOT_FOUND,
+            kafka.KafkaError.UNKNOWN_TOPIC_OR_PART,
+            kafka.KafkaError.NETWORK_EXCEPTION,
+            kafka.KafkaError.REQUEST_TIMED_OUT,
+            kafka.KafkaError._TRANSPORT,
         }
+        """What a broker that has just come back may answer for a moment."""
         self._answer: Any = None
         self._topic = self._ask(self._timeout)
         self._checked_at = self._came_at = time.monotonic()
