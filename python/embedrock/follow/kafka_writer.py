@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
-from embedrock._arguments import flag, number, shown, text, whole_or_none
-from embedrock._arrays import ArrayLike, Keys, as_keys
+from embedrock._arguments import number, shown, text, whole_or_none
+from embedrock._arrays import Keys
 from embedrock._verbs import Floats
 from embedrock.errors import ClosedError, ForkedError, IoError, MisuseError, PoisonedError
 from embedrock.follow import broker
 from embedrock.follow.message import frame
+from embedrock.follow.records import RecordWriter
 from embedrock.follow.source import Kind
-from embedrock.follow.writer import options_of_update, rows_of
 
 __all__ = ["KafkaWriter"]
 
@@ -25,7 +25,7 @@ _QUEUE_KBYTES = 64 << 10
 _WAIT_SECONDS = 0.1
 
 
-class KafkaWriter:
+class KafkaWriter(RecordWriter):
     """Appends batches to a topic, for a follower with a :class:`Kafka`.
 
     Each call is one record, a frame (``docs/formats/kafka.md``). Records of one table go to one
@@ -104,49 +104,6 @@ class KafkaWriter:
     def records(self) -> int:
         """How many records were handed to this writer."""
         return self._records
-
-    def put(
-        self, table: str, keys: ArrayLike, values: ArrayLike, *, reset_state: bool = False
-    ) -> None:
-        """Appends rows to write, as :meth:`embedrock.Table.put` does.
-
-        Shapes: ``keys (*,), values (*, embedding_dim) float32``.
-
-        Errors: ``NonFiniteError``; ``MisuseError`` for more bytes than the brokers take; as the
-        class says.
-        """
-        options = {"reset_state": True} if flag("reset_state", reset_state) else {}
-        found = as_keys(keys)
-        self._append("put", table, found, rows_of(found, values, "values"), options)
-
-    def update(
-        self,
-        table: str,
-        keys: ArrayLike,
-        gradients: ArrayLike,
-        *,
-        lr: float,
-        eps: float | None = None,
-        betas: tuple[float, float] | None = None,
-        weight_decay: float | None = None,
-        step: int | None = None,
-        **more: float,
-    ) -> None:
-        """Appends one optimizer step, as :meth:`embedrock.Table.update` makes it.
-
-        The optimizer is that of the table that follows. What is None is left to ``Table.update``.
-
-        Shapes: ``keys (*,), gradients (*, embedding_dim) float32``.
-
-        Errors: those of :meth:`put`.
-        """
-        options = options_of_update(lr, eps, betas, weight_decay, step, more)
-        found = as_keys(keys)
-        self._append("update", table, found, rows_of(found, gradients, "gradients"), options)
-
-    def delete(self, table: str, keys: ArrayLike) -> None:
-        """Appends rows to delete, as :meth:`embedrock.Table.delete` does."""
-        self._append("delete", table, as_keys(keys), None, {})
 
     def sync(self) -> None:
         """Waits until the brokers have every record so far; commits the transaction.

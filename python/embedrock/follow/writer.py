@@ -7,14 +7,13 @@ import fcntl
 import os
 import secrets
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from embedrock._arguments import file_errors, flag, named_path, number, text, whole
-from embedrock._arrays import ArrayLike, Keys, as_host, as_keys, as_rows
+from embedrock._arguments import file_errors, named_path, text, whole
+from embedrock._arrays import Keys
 from embedrock._verbs import Floats
 from embedrock.errors import (
     ClosedError,
@@ -22,19 +21,17 @@ from embedrock.errors import (
     ForkedError,
     IoError,
     LockedError,
-    MisuseError,
-    NonFiniteError,
     PoisonedError,
 )
 from embedrock.follow.reader import LogReader
+from embedrock.follow.records import RecordWriter
 from embedrock.follow.segment import Header, encoded, segment_path, segments
 from embedrock.follow.source import Kind
-from embedrock.optimizers import pair_of_betas
 
-__all__ = ["LogWriter", "options_of_update", "rows_of"]
+__all__ = ["LogWriter"]
 
 
-class LogWriter:
+class LogWriter(RecordWriter):
     """Appends batches to a log, the directory ``directory``, which is made if it is not there.
 
     One process writes to a log at a time, from any of its threads. A log that is there is
@@ -103,48 +100,6 @@ class LogWriter:
     def cut_bytes(self) -> int:
         """Bytes of an unfinished record that were cut off when the log was opened."""
         return self._cut_bytes
-
-    def put(
-        self, table: str, keys: ArrayLike, values: ArrayLike, *, reset_state: bool = False
-    ) -> None:
-        """Appends rows to write, as :meth:`embedrock.Table.put` does.
-
-        Shapes: ``keys (*,), values (*, embedding_dim) float32``.
-
-        Errors: ``NonFiniteError``; as the class says.
-        """
-        options = {"reset_state": True} if flag("reset_state", reset_state) else {}
-        found = as_keys(keys)
-        self._append("put", table, found, rows_of(found, values, "values"), options)
-
-    def update(
-        self,
-        table: str,
-        keys: ArrayLike,
-        gradients: ArrayLike,
-        *,
-        lr: float,
-        eps: float | None = None,
-        betas: tuple[float, float] | None = None,
-        weight_decay: float | None = None,
-        step: int | None = None,
-        **more: float,
-    ) -> None:
-        """Appends one optimizer step, as :meth:`embedrock.Table.update` makes it.
-
-        The optimizer is that of the table that follows. What is None is left to ``Table.update``.
-
-        Shapes: ``keys (*,), gradients (*, embedding_dim) float32``.
-
-        Errors: ``NonFiniteError``; as the class says.
-        """
-        options = options_of_update(lr, eps, betas, weight_decay, step, more)
-        found = as_keys(keys)
-        self._append("update", table, found, rows_of(found, gradients, "gradients"), options)
-
-    def delete(self, table: str, keys: ArrayLike) -> None:
-        """Appends rows to delete, as :meth:`embedrock.Table.delete` does."""
-        self._append("delete", table, as_keys(keys), None, {})
 
     def sync(self) -> None:
         """Waits until the disk has every record so far."""
@@ -310,43 +265,6 @@ class LogWriter:
                 with contextlib.suppress(OSError):
                     os.close(file)
         self._file = self._lock = -1
-
-
-def options_of_update(
-    lr: float,
-    eps: float | None,
-    betas: tuple[float, float] | None,
-    weight_decay: float | None,
-    step: int | None,
-    more: Mapping[str, float],
-) -> dict[str, Any]:
-    """Options of a record for one optimizer step; what is None is left out."""
-    options: dict[str, Any] = {"lr": number("lr", lr)}
-    if eps is not None:
-        options["eps"] = number("eps", eps)
-    if betas is not None:
-        options["betas"] = pair_of_betas(betas)
-    if weight_decay is not None:
-        options["weight_decay"] = number("weight_decay", weight_decay)
-    if step is not None:
-        options["step"] = whole("step", step, 1)
-    for name, value in more.items():
-        is_flag = isinstance(value, (bool, np.bool_))
-        options[name] = bool(value) if is_flag else number(name, value)
-    for name, value in options.items():
-        if not np.isfinite(value).all():
-            raise MisuseError(f"{name} is {value}, expected a finite number")
-    return options
-
-
-def rows_of(keys: Keys, rows: ArrayLike, name: str) -> Floats:
-    """Rows of the keys, as many values each as there are."""
-    array = as_host(rows, name)
-    shape = (*keys.shape, array.shape[-1] if array.ndim else 0)
-    found = as_rows(rows, shape, "keys.shape + (embedding_dim,)", name)
-    if not np.isfinite(found).all():
-        raise NonFiniteError(f"{name} hold NaN or infinite numbers; the log takes none")
-    return found.reshape(len(keys.flat), shape[-1])
 
 
 def _sync_directory(directory: Path) -> None:
