@@ -1,11 +1,10 @@
 //! Replies in every mode of sending: the same bytes, whatever clients do with their sockets.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first thing that fails")]
 
+mod common;
+
 use embedrock_core::config::{Memory, StoreOptions, TableSpec};
-use embedrock_core::init::Initializer;
-use embedrock_core::optimizer::{OptimizerKind, OptimizerSpec};
-use embedrock_core::row::{Dtype, RoundingMode};
-use embedrock_core::{NonFinite, PutBatch, StorageKind, Store};
+use embedrock_core::{NonFinite, PutBatch, Store};
 use embedrock_server::gather::{Gather, Mode};
 use embedrock_server::{Options, Server};
 use std::io::{Read, Write};
@@ -28,22 +27,7 @@ fn row(key: u64) -> Vec<f32> {
 fn serve(folder: &TempDir, mode: Mode, change: impl FnOnce(&mut Options)) -> Server {
     let options = StoreOptions::new(Memory::Bytes(64 << 20));
     let store = Store::open(folder.path().join("store"), options).unwrap();
-    let spec = TableSpec {
-        name: "user".into(),
-        embedding_dim: DIM,
-        num_embeddings: Some(IDS),
-        expected_rows: None,
-        dtype: Dtype::Float32,
-        rounding: RoundingMode::default(),
-        storage: StorageKind::Log,
-        capacity: None,
-        optimizer: OptimizerSpec {
-            kind: OptimizerKind::Sgd,
-            bias_correction: Default::default(),
-            initial_accumulator: 0.0,
-        },
-        initializer: Initializer::Constant(0.5),
-    };
+    let spec = TableSpec { embedding_dim: DIM, ..common::spec("user", Some(IDS)) };
     let table = store.table(&spec).unwrap();
     let keys: Vec<u64> = (0..IDS).step_by(2).collect();
     let values: Vec<f32> = keys.iter().flat_map(|key| row(*key)).collect();

@@ -1,11 +1,10 @@
 //! What who watches a server sees: its page, its numbers, and hot rows that came without a pull.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first thing that fails")]
 
+mod common;
+
 use embedrock_core::config::{Memory, StoreOptions, TableSpec};
-use embedrock_core::init::Initializer;
-use embedrock_core::optimizer::{OptimizerKind, OptimizerSpec};
-use embedrock_core::row::{Dtype, RoundingMode};
-use embedrock_core::{NonFinite, PutBatch, StorageKind, Store};
+use embedrock_core::{NonFinite, PutBatch, Store};
 use embedrock_server::{Options, Server};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -20,18 +19,7 @@ fn cold(folder: &TempDir) -> Store {
     let options =
         |read_only| StoreOptions { read_only, ..StoreOptions::new(Memory::Bytes(16 << 20)) };
     let store = Store::open(&path, options(false)).unwrap();
-    let spec = TableSpec {
-        name: "user".into(),
-        embedding_dim: 2,
-        num_embeddings: Some(IDS),
-        expected_rows: None,
-        dtype: Dtype::Float32,
-        rounding: RoundingMode::default(),
-        storage: StorageKind::Log,
-        capacity: None,
-        optimizer: OptimizerSpec::new(OptimizerKind::Sgd),
-        initializer: Initializer::Constant(0.5),
-    };
+    let spec = TableSpec { embedding_dim: 2, ..common::spec("user", Some(IDS)) };
     let table = store.table(&spec).unwrap();
     let keys: Vec<u64> = (0..IDS).step_by(2).collect();
     let values: Vec<f32> = keys.iter().flat_map(|key| [*key as f32; 2]).collect();

@@ -305,14 +305,14 @@ impl ClassLog {
     }
 
     /// The index of a table of this class.
-    #[expect(clippy::should_implement_trait, reason = "found by table, not by position")]
+    #[allow(clippy::should_implement_trait, reason = "found by table, not by position")]
     pub fn index(&self, table: u16) -> &TableIndex {
         let found = self.tables.iter().find(|(id, _)| *id == table);
         &found.expect("the table belongs to this class").1
     }
 
     /// The index of a table of this class, to change it.
-    #[expect(clippy::should_implement_trait, reason = "found by table, not by position")]
+    #[allow(clippy::should_implement_trait, reason = "found by table, not by position")]
     pub fn index_mut(&mut self, table: u16) -> &mut TableIndex {
         let found = self.tables.iter_mut().find(|(id, _)| *id == table);
         &mut found.expect("the table belongs to this class").1
