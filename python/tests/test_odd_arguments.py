@@ -76,6 +76,13 @@ class World:
     def remote(self) -> RemoteStore:
         return embedrock.connect(f"redis://{self.server.address()}")
 
+    @cached_property
+    def watching(self) -> RemoteStore:
+        """A server that reads at one state beside the writer, since one that writes never moves."""
+        self.reader = embedrock.open(self.path / "s", "32MiB", read_only=True)
+        self.reading = _core.Server(self.reader._core, "127.0.0.1:0", threads=1)
+        return embedrock.connect(f"redis://{self.reading.address()}")
+
     def check(self) -> None:
         """Nothing that no call named has changed, and the store goes on."""
         np.testing.assert_array_equal(self.control.get(CONTROL), numbered(CONTROL))
@@ -182,7 +189,7 @@ CALLS: dict[str, tuple[Callable[[World], Any], Callable[[World], Arguments]]] = 
         lambda w: {"keys": KEYS, "gradients": rows(w), "lr": 0.1},
     ),
     "RemoteTable.lookahead": (lambda w: w.remote["t"].lookahead, lambda w: {"keys": KEYS}),
-    "RemoteStore.switch": (lambda w: w.remote.switch, lambda w: {"step": 0}),
+    "RemoteStore.switch": (lambda w: w.watching.switch, lambda w: {"step": 0}),
     "RemoteTable.promote": (lambda w: w.remote["t"].promote, lambda w: {"keys": KEYS}),
     "Window.announce": (lambda w: w.store.window.announce, lambda w: {"batch": {w.table: KEYS}}),
     "Window.begin": (lambda w: w.store.window.begin, lambda w: {"number": 1}),
