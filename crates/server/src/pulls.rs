@@ -2,8 +2,8 @@
 //!
 //! Keys are copied out of the requests; nothing else refers to a request here. One call of the
 //! engine reads all rows of the turn into the buffers that go to the sockets, and another one lends
-//! those that are to be sent from where they lie. A failure is one of the requests that it is about,
-//! and of no other.
+//! those that are to be sent from where they lie. A failure is one of the requests that it is
+//! about, and of no other.
 
 use crate::catalog::Table;
 use crate::gather::{Mode, Plan, Views};

@@ -413,12 +413,13 @@ impl Worker {
             self.shared.metrics.rows_read.inc_by(rows);
         }
         let connections = &mut self.connections;
-        let Delivered { missing, failed, lent } = self.pulls.deliver(&self.shared.plan, |number, give| {
+        let delivered = self.pulls.deliver(&self.shared.plan, |number, give| {
             if let Some(Some(connection)) = connections.get_mut(number) {
                 connection.session.promised = 0;
                 give(&mut connection.session.output);
             }
         });
+        let Delivered { missing, failed, lent } = delivered;
         self.shared.metrics.rows_missing.inc_by(missing);
         self.shared.metrics.refused.inc_by(failed);
         self.shared.metrics.lent_pulls.inc_by(lent);
@@ -459,7 +460,8 @@ impl Worker {
         }
         connection.stream.close();
         // A socket that is closed is in no poll any more.
-        let _ = self.poll.registry().deregister(&mut SourceFd(&connection.stream.socket().as_raw_fd()));
+        let descriptor = connection.stream.socket().as_raw_fd();
+        let _ = self.poll.registry().deregister(&mut SourceFd(&descriptor));
         if connection.session.has_announced {
             // Announcements of others go, too, which costs reads and no results.
             let _ = self.shared.store.clear_announced();

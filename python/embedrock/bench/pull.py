@@ -8,13 +8,15 @@ of ``MGET`` of Redis, 500 uniform keys of 128 float32 at a time, one request und
 ``pull_cpu_us`` is the server's CPU time per row, all its threads, in microseconds.
 
 The results have the same with four requests under way, with keys that are skewed, and for ``MGET``
-of our own server.
+of our own server. Below ``gather`` they have a table on persistent memory, by the width of its rows
+and for each mode of ``serve --gather``: three servers of the same rows, which take turns.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import shutil
 import socket
 import statistics
@@ -42,6 +44,10 @@ Keys = npt.NDArray[np.int64]
 
 TABLE = "rows"
 START = "import sys; from embedrock.cli import main; sys.exit(main())"
+MODES = ("copy", "vectored", "zerocopy")
+GATHER_DIMS = (16, 32, 64, 128, 256, 512, 1024, 2048)
+GATHER_TURN_BYTES = 64 << 20
+"""Bytes of the replies of a turn, where rows are wide."""
 SETTLE_S = 30.0
 """Most time that a server has to begin to listen."""
 
@@ -55,6 +61,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--depth", type=int, default=4, help="requests under way in the variants")
     parser.add_argument("--zipf", type=float, default=0.99, help="exponent of skewed keys")
     parser.add_argument("--rounds", type=int, default=9, help="rounds of each measurement")
+    parser.add_argument(
+        "--gather-dims",
+        type=int,
+        nargs="*",
+        default=GATHER_DIMS,
+        help="float32 values per row, of tables on persistent memory (none: leave them out)",
+    )
+    parser.add_argument(
+        "--gather-bytes", type=int, default=32 << 20, help="bytes of the rows of each of them"
+    )
     parser.add_argument(
         "--redis-server", default="redis-server", help="the program to compare with"
     )
@@ -76,7 +92,74 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         ours = stack.enter_context(_embedrock(place / "store", budget))
         theirs = stack.enter_context(_redis(redis, options)) if redis else None
         _measure(report, options, ours, theirs)
+    if options.gather_dims:
+        needed = 2 * len(MODES) * len(options.gather_dims) * options.gather_bytes
+        with workspace(options, needed) as place, contextlib.ExitStack() as stack:
+            _gather(report, options, _gathering(report, options, place, stack))
     return report.finish()
+
+
+def _gathering(
+    report: Report, options: argparse.Namespace, place: Path, stack: contextlib.ExitStack
+) -> dict[str, _Server]:
+    """A server for each mode, of tables on persistent memory, one for each width of rows."""
+    servers = {}
+    for mode in MODES:
+        report.say(f"filling tables on persistent memory, to be sent by {mode}")
+        with embedrock.open(place / mode, 256 << 20) as store:
+            for dim in options.gather_dims:
+                rows = _gather_rows(options, dim)
+                name = _gather_table(dim)
+                fill(store.table(name, dim, rows, optimizer="none", storage="pmem"), rows)
+            store.commit(0)
+        try:
+            server = _embedrock(place / mode, 256 << 20, "--gather", mode)
+            servers[mode] = stack.enter_context(server)
+        except RuntimeError as error:
+            # Where io_uring is refused, its mode is.
+            report.notes.append(f"gather by {mode}: {error}")
+    return servers
+
+
+def _gather_rows(options: argparse.Namespace, dim: int) -> int:
+    return int(max(options.keys, options.gather_bytes // (4 * dim)))
+
+
+def _gather_table(dim: int) -> str:
+    return f"{TABLE}_{dim}"
+
+
+def _gather(report: Report, options: argparse.Namespace, servers: dict[str, _Server]) -> None:
+    """Pulls of uniform keys, by the width of rows and the mode."""
+    uniform = np.random.default_rng(options.seed)
+    into = report.results.setdefault("gather", {})
+    for dim in options.gather_dims:
+        report.say(f"rows of {dim} float32, by how they get into sockets")
+        rows = _gather_rows(options, dim)
+        batches = [uniform.integers(0, rows, options.keys) for _ in range(64)]
+        requests = GATHER_TURN_BYTES // (4 * dim * options.keys)
+        requests = max(8, min(options.requests, requests))
+        narrowed = argparse.Namespace(**{**vars(options), "dim": dim, "requests": requests})
+        asks = functools.partial(_pulls, table=_gather_table(dim))
+        contestants = {
+            mode: _Contestant(server, batches, narrowed, 1, asks)
+            for mode, server in servers.items()
+        }
+        for one in contestants.values():
+            report.results["mismatches"] += one.verify()
+        turns = [one.turn for one in contestants.values()]
+        rounds = interleave(turns, options.rounds, options.patience)
+        report.rounds(f"gather_{dim}", rounds)
+        into[str(dim)] = {
+            mode: one.summary(rounds, position)
+            for position, (mode, one) in enumerate(contestants.items())
+        }
+        for one in contestants.values():
+            one.socket.close()
+    for mode, server in servers.items():
+        lent = server.told("lent_pulls")
+        if (lent > 0) != (mode != "copy"):
+            raise RuntimeError(f"the server with --gather {mode} has lent the rows of {lent} pulls")
 
 
 def _measure(
@@ -138,6 +221,14 @@ class _Server:
         """CPU time of all its threads that live."""
         tasks = Path(f"/proc/{self.process.pid}/task").glob("*/schedstat")
         return sum(int(task.read_text().split()[0]) for task in tasks)
+
+    def told(self, name: str) -> int:
+        """A count of ``INFO``."""
+        with socket.create_connection(("127.0.0.1", self.port)) as client:
+            client.sendall(b"INFO\r\nQUIT\r\n")
+            with client.makefile("r", newline="\r\n") as lines:
+                found = (line.strip().partition(":") for line in lines)
+                return next(int(value) for key, _, value in found if key == name)
 
 
 @dataclass
@@ -217,9 +308,9 @@ class _Protocol:
     rows_of: Callable[[bytes], npt.NDArray[np.float32]]
 
 
-def _pulls(batches: Sequence[Keys], dim: int) -> _Protocol:
+def _pulls(batches: Sequence[Keys], dim: int, table: str = TABLE) -> _Protocol:
     """Keys packed, rows behind a header."""
-    requests = [_request(b"EMB.PULLB", TABLE.encode(), keys.tobytes()) for keys in batches]
+    requests = [_request(b"EMB.PULLB", table.encode(), keys.tobytes()) for keys in batches]
     count = len(batches[0])
     payload = 12 + count * dim * 4
     head = len(b"$%d\r\n" % payload)
@@ -254,10 +345,10 @@ def _request(*arguments: bytes) -> bytes:
 
 
 @contextlib.contextmanager
-def _embedrock(path: Path, budget: int) -> Iterator[_Server]:
+def _embedrock(path: Path, budget: int, *options: str) -> Iterator[_Server]:
     """Our server, with one thread and every row in memory."""
     command = [sys.executable, "-c", START, "serve", str(path), "--memory", str(budget), "--warm"]
-    command += ["--listen", "127.0.0.1:0", "--threads", "1", "--refresh-every", "0"]
+    command += ["--listen", "127.0.0.1:0", "--threads", "1", "--refresh-every", "0", *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     with _ending(process):
         assert process.stdout is not None
