@@ -32,6 +32,8 @@ const WAIT_MOST: Duration = Duration::from_secs(5);
 /// How often it looks at once; then it pauses between two looks.
 const TRIES: u32 = 1000;
 const PAUSE: Duration = Duration::from_micros(50);
+/// Who waits for longer than this is said to.
+const MOMENT: Duration = Duration::from_millis(2);
 /// A chunk with fewer free slots lies among rows.
 const POOR: usize = CHUNK as usize / 64;
 /// Where rows lie densely, look-ups go on so far away, as a share of all chunks: the golden ratio
@@ -220,7 +222,7 @@ impl Slab {
             // Calls under way give slots back, and no call waits here with slots of its own.
             tries += 1;
             if begin.elapsed() < WAIT_MOST && state.owed + state.waiting_slots > 0 {
-                if tries >= TRIES && pausing.is_none() {
+                if pausing.is_none() && begin.elapsed() >= MOMENT {
                     self.pausing.fetch_add(1, Ordering::Relaxed);
                     self.pauses.fetch_add(1, Ordering::Relaxed);
                     pausing = Some(Pausing(&self.pausing));

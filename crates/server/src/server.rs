@@ -120,7 +120,9 @@ impl Server {
         let loans = shared.plan.has_zero_copy().then(|| {
             let shared = shared.clone();
             spawn("serve-loans", move || {
-                shared.loans.run(|| drop(shared.metrics.timed_out.inc()));
+                shared.loans.run(|| {
+                    shared.metrics.timed_out.inc();
+                });
                 Ok(())
             })
         });
@@ -200,7 +202,7 @@ impl Server {
             outcome = outcome.and(join(worker));
         }
         self.shared.loans.end();
-        outcome = threads.loans.map_or(Ok(()), join).and(outcome);
+        outcome = outcome.and(threads.loans.map_or(Ok(()), join));
         self.shared.hot.end();
         // Without a sender the timer's thread ends.
         drop(self.shared.jobs.lock().take());

@@ -142,7 +142,8 @@ fn rows_that_are_replaced_meanwhile_arrive_whole_in_every_mode() {
                     while !is_done.load(Ordering::Acquire) {
                         let mut next = || {
                             // Knuth's multiplier; the upper bits are random enough.
-                            state = u64::wrapping_mul(state, 6_364_136_223_846_793_005) + 1;
+                            state = u64::wrapping_mul(state, 6_364_136_223_846_793_005);
+                            state = state.wrapping_add(1);
                             (state >> 33) % (2 * ids)
                         };
                         let count = 1 + next();
@@ -193,7 +194,7 @@ fn a_client_that_takes_nothing_holds_up_neither_changes_nor_commits() {
             assert_eq!(pull(&mut client, &keys[..500]).0, [version; 500], "{mode:?}");
         }
         let took = begin.elapsed();
-        assert!(took < Duration::from_secs(4), "{mode:?}: {took:?}");
+        assert!(took < Duration::from_secs(8), "{mode:?}: {took:?}");
         let has_all = take_all(&mut slow, &batches);
         assert_eq!(has_all, mode == Mode::Vectored, "{mode:?}");
         server.stop().unwrap();

@@ -118,6 +118,10 @@ fn tend(ring: &Ring) -> usize {
     }
     ring.settle();
     ring.landed_mut().for_each(Flight::give_back);
-    let late = ring.in_flight_mut().filter(|flight| flight.is_late(VIEWS_WANTED_MOST));
-    late.map(Flight::cut).count()
+    let mut count = 0;
+    for flight in ring.in_flight_mut().filter(|flight| flight.is_late(VIEWS_WANTED_MOST)) {
+        flight.cut();
+        count += 1;
+    }
+    count
 }

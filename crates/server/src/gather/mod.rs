@@ -143,7 +143,7 @@ impl Sending<'_> {
         let mut is_held = false;
         let sent = ring.send(socket.as_fd(), &mut message, |bytes| {
             is_held = true;
-            let socket: Arc<Socket> = Arc::clone(socket) as _;
+            let socket: Arc<Socket> = socket.clone();
             Flight::new(who, Arc::downgrade(&socket), output.first_chunks(bytes))
         });
         (sent, is_held)

@@ -103,7 +103,7 @@ fn announced_keys_of_such_tables_are_not_read_ahead() {
 #[test]
 fn lent_rows_are_those_of_get_and_stay_whatever_is_written_meanwhile() {
     with_pmem(|| {
-        let mut store = Store::open_on(Arc::new(SimMedium::new(1)), options(1 << 20)).unwrap();
+        let store = Store::open_on(Arc::new(SimMedium::new(1)), options(1 << 20)).unwrap();
         // Optimizer state lies behind the values.
         let tables = [OptimizerKind::Sgd, OptimizerKind::Adam].map(|kind| {
             let table = store.table(&spec(kind.name(), Some(100), kind)).unwrap();
