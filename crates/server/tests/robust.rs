@@ -4,8 +4,8 @@
 mod common;
 
 use common::*;
-use embedrock_core::config::StoreOptions;
-use embedrock_core::{NonFinite, PutBatch, Store};
+use embedrock_core::config::{StoreOptions, TableSpec};
+use embedrock_core::{NonFinite, PutBatch, StorageKind, Store};
 use embedrock_server::{Options, Server};
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -265,6 +265,40 @@ fn a_full_disk_is_told_to_who_writes_and_all_others_are_served() {
     assert_eq!(pulled(&pusher.say("EMB.PULL item 2")).1, row(1, 2));
     assert!(matches!(other.say("EMB.COMMIT"), Reply::Array(_)));
     assert_eq!(other.say("PING"), Reply::Simple("PONG".into()));
+    server.stop().unwrap();
+}
+
+#[test]
+fn a_full_region_is_told_to_who_writes_and_all_others_are_served() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = filled(&folder);
+    let small = TableSpec { storage: StorageKind::Pmem, capacity: Some(4), ..spec("small", None) };
+    store.table(&small).unwrap();
+    let server = Server::start(store, options()).unwrap();
+    let (mut pusher, mut other) = (Client::new(&server), Client::new(&server));
+    let rows = |keys: &[u64]| bytes(&keys.iter().flat_map(|key| row(2, *key)).collect::<Vec<_>>());
+    let mut push = |keys: &[u64]| pusher.call(&[b"EMB.PUSH", b"small", &packed(keys), &rows(keys)]);
+    assert!(matches!(push(&[1, 2, 3]), Reply::Array(_)));
+    let refused = push(&[3, 4, 5]);
+    for words in ["FULL ", "'small'", "for 4", "embedrock resize STORE 'small' --capacity 5"] {
+        assert!(refused.error().contains(words), "{words} is not in {refused:?}");
+    }
+    // Nothing of it was taken, what fits is taken on, and other tables know nothing of it.
+    assert_eq!(other.say("EMB.PULL small 3 4 5"), other.say("EMB.PULL small 3 98 99"));
+    assert!(matches!(push(&[3, 4]), Reply::Array(_)));
+    assert_eq!(pulled(&other.say("EMB.PULL small 4")), (vec![], row(2, 4)));
+    assert_eq!(other.call(&[b"SET", b"user:1", &bytes(&row(0, 1))]), ok());
+    let gradients = bytes(&[1.0; 2 * DIM]);
+    let update = |name: &[u8], keys: &[u64]| -> Vec<Vec<u8>> {
+        let keys = packed(keys);
+        let said: [&[u8]; 6] = [b"EMB.UPDATE", name, &keys, &gradients, b"LR", b"1"];
+        said.map(<[u8]>::to_vec).to_vec()
+    };
+    let mut say =
+        |said: Vec<Vec<u8>>| other.call(&said.iter().map(Vec::as_slice).collect::<Vec<_>>());
+    assert!(say(update(b"small", &[1, 77])).error().starts_with("FULL "));
+    assert!(matches!(say(update(b"user", &[1, 2])), Reply::Array(_)));
+    assert!(matches!(other.say("EMB.COMMIT"), Reply::Array(_)));
     server.stop().unwrap();
 }
 
