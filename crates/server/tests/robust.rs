@@ -343,3 +343,41 @@ fn what_a_browser_sends_runs_no_command() {
     }
     assert_eq!(Client::new(&server).say("GET user:2").bulk(), bytes(&row(0, 2)));
 }
+
+// Each connection was bounded, and ten thousand of them were not.
+#[test]
+fn queues_of_all_connections_together_are_bounded() {
+    const QUEUES: usize = 16;
+    let folder = tempfile::tempdir().unwrap();
+    let options = Options { max_request_bytes: 4096, ..options() };
+    let server = Server::start(filled(&folder), options).unwrap();
+    let large = vec![b'x'; 3900];
+    let queued = || Reply::Simple("QUEUED".into());
+    let fill = |client: &mut Client| {
+        assert_eq!(client.say("MULTI"), ok());
+        client.call(&[b"ECHO", &large])
+    };
+    let mut clients: Vec<Client> = (0..QUEUES).map(|_| Client::new(&server)).collect();
+    clients.iter_mut().for_each(|client| assert_eq!(fill(client), queued()));
+    let mut late = Client::new(&server);
+    let refused = fill(&mut late);
+    assert!(refused.error().starts_with("ERR more than 65536 bytes between MULTI"), "{refused:?}");
+    assert!(refused.error().contains("larger --max-request-bytes"), "{refused:?}");
+    assert_eq!(late.say("PING"), queued());
+    assert!(late.say("EXEC").error().starts_with("EXECABORT "));
+    // One ends with its transaction, one by giving it up, one with its connection, one by an error.
+    assert_eq!(clients[0].say("EXEC"), Reply::Array(vec![Reply::Bulk(large.clone())]));
+    assert_eq!(clients[1].say("DISCARD"), ok());
+    drop(clients.swap_remove(2));
+    assert!(clients[3].say("NONE").error().starts_with("ERR unknown command"));
+    let mut others: Vec<Client> = (0..4).map(|_| Client::new(&server)).collect();
+    for client in &mut others {
+        let until = Instant::now() + Duration::from_secs(20);
+        // A connection that was closed is noticed a moment later.
+        while fill(client) != queued() {
+            assert!(Instant::now() < until, "the room of a queue did not come back");
+            assert_eq!(client.say("DISCARD"), ok());
+        }
+    }
+    assert!(fill(&mut late).error().contains("of all connections"));
+}
