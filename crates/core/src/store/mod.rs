@@ -145,6 +145,10 @@ pub(crate) struct Inner {
     was_divided: AtomicBool,
     /// Held while a reader moves to another commit.
     refreshing: Mutex<()>,
+    /// How often it has moved. Changed by who has the engine alone, read by who shares it.
+    moves: AtomicU64,
+    /// Held while a table is made, with the measurement of the device that comes before.
+    creating: Mutex<()>,
     /// Held until close or drop; dies with the process.
     lock: Mutex<Option<WriterLock>>,
 }
@@ -421,6 +425,8 @@ impl Store {
     pub fn close(&self) -> Result<Uncommitted> {
         self.inner.check_call()?;
         self.inner.window.stop();
+        // Who opens the store next may measure the device, in a file of the same name.
+        let _none = self.inner.creating.lock();
         let mut engine = self.inner.engine_alone();
         if engine.closed {
             return Ok(Uncommitted::default());
