@@ -499,7 +499,10 @@ class Store(Handle):
         holds all rows, and before serving. When they do not all fit, those that come first in the
         file come, and are the first to leave again; what is in memory stays.
 
-        Blocking: until done; other threads' verbs go on meanwhile.
+        A reader that another thread refreshes meanwhile begins again at the new commit, up to four
+        times, where rows that came already are passed over.
+
+        Blocking: until done; other threads' verbs, commits and refreshes go on meanwhile.
 
         >>> store.commit(step=1).step
         1
