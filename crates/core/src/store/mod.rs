@@ -414,6 +414,7 @@ impl Store {
             let read = files::state::read(&*self.inner.medium, self.inner.seed, state);
             // A commit that was made meanwhile may have removed the file.
             if read.is_ok() || self.inner.history.lock().last_state() == last {
+                let read = read.map_err(|damage| self.inner.with_whole_state(damage, state));
                 return self.inner.as_committed(read);
             }
         }
