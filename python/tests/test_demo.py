@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import withtorch
 from clicklogs import movielens_folder
 from embedrock import cli, demo, report
 from embedrock.bench.noise import Timed, interleave
-from embedrock.demo import contest, limits, summary
+from embedrock.demo import children, contest, limits, summary
 
 ROWS = 40_000
 LINES_MAX = 8
+
+
+def started(command: list[str], **how: Any) -> Any:
+    """A child of the demo. Those that train are forked where PyTorch was imported once."""
+    if "memory" in command:  # measures a process that has no PyTorch
+        return subprocess.Popen(command, **how)
+    return withtorch.Process(command[1:], env=how["env"], errors=how["stderr"])
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +38,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any
         patch.setattr(demo, "_STEPS_BEFORE", 8)
         patch.setattr(demo, "_STEPS_OF_TURN", 3)
         patch.setattr(demo, "_ROUNDS", 2)
+        programs = SimpleNamespace(Popen=started, PIPE=subprocess.PIPE)
+        patch.setattr(children, "subprocess", programs)
         # Other tests run beside this one: turns on a quiet machine would be waited for in vain.
         patch.setattr(contest, "_PATIENCE_S_MAX", 0.0)
         command = ["demo", "--data", str(folder / "ml"), "--format", "movielens"]
