@@ -48,6 +48,7 @@ RUST_TESTS := cargo test --locked --workspace --exclude embedrock-python \
 # What runs side by side keeps two cores busy: compilers and checks have moments with one thread.
 # Tests of Rust and of Python do not: the look-ahead window's threads have what time others leave.
 # Both wait for the disk and for processes that they begin, so there are more of them than cores.
+# What a file makes once for its tests is made by one worker (python/conftest.py).
 BESIDE := $(MAKE) --no-print-directory --jobs 2 --output-sync=target
 
 test: ## Run the checks, build the site, run the tests: Rust, Python, documented examples

@@ -35,7 +35,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any
     movielens_folder(folder / "ml", ratings=1500)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(demo, "_ROWS", ROWS)
-        patch.setattr(demo, "_STEPS_BEFORE", 8)
+        patch.setattr(demo, "_STEPS_BEFORE", 6)
         patch.setattr(demo, "_STEPS_OF_TURN", 3)
         patch.setattr(demo, "_ROUNDS", 2)
         programs = SimpleNamespace(Popen=started, PIPE=subprocess.PIPE)
@@ -79,7 +79,7 @@ def test_speed_is_the_median_of_the_turns_that_the_report_counts(finished: dict[
         found["speed_vs_torch"] == pytest.approx(ratios[len(ratios) // 2])
     )
     assert found["steps_per_turn"] == 3
-    assert contestants["Embedrock"]["steps"] - contestants["plain torch"]["steps"] == 8 - 10
+    assert contestants["Embedrock"]["steps"] - contestants["plain torch"]["steps"] == 6 - 10
 
 
 def test_rows_came_from_storage(finished: dict[str, Any]):
