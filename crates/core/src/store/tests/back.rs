@@ -34,7 +34,7 @@ fn trained(keep: usize, seed: u64) -> (SimMedium, Points, Vec<u64>) {
 /// and then every operation is cut.
 fn rounds() -> (u64, u64) {
     let asked = std::env::var("EMBEDROCK_SEEDS").ok().and_then(|rounds| rounds.parse().ok());
-    asked.map_or((1, 29), |rounds| (rounds, 1))
+    asked.map_or((2, 17), |rounds| (rounds, 1))
 }
 
 fn steps(store: &Store) -> Vec<u64> {
@@ -251,7 +251,7 @@ fn later_journal_files_are_given_up_the_last_first() {
             machine.power_cut_after(operation);
             let went = open(&machine, at.clone())
                 .and_then(|store| change(&store, &mut Rows::default(), &mut Random(1)));
-            for reboot in 0..3 {
+            for reboot in 0..6 {
                 let what = format!("cut {operation}, reboot {reboot}");
                 let survivor = machine.reboot(reboot);
                 let store =

@@ -64,14 +64,14 @@ fn a_full_disk_refuses_whole_batches_and_lets_reads_and_commits_go_on() {
 #[test]
 fn a_commit_with_a_long_record_is_made_or_refused_before_anything_is_written() {
     each_kind(|| {
-        long_record(&"\u{1}".repeat(64 << 10), 0);
-        long_record("", 1000);
+        long_record(&"\u{1}".repeat(256 << 10), 0);
+        long_record("", 4000);
     });
 }
 
 fn long_record(meta: &str, states: usize) {
-    const ROWS: u64 = 25_000;
-    const STEP: u64 = 64 << 10;
+    const ROWS: u64 = 100_000;
+    const STEP: u64 = 256 << 10;
     let names: Vec<String> = (0..states).map(|i| format!("{i:\u{1}>100}")).collect();
     let state: Vec<(&str, &[u8])> = names.iter().map(|name| (name.as_str(), &[][..])).collect();
     let keys: Vec<u64> = (0..ROWS).map(|i| i * 7919 % ROWS).collect();
