@@ -43,17 +43,19 @@ docs: setup $(STAMPS)/docs ## Build the site into .cache/site
 pages: $(STAMPS)/uv ## Bring examples and tables of results into the pages, and wrap wide lines
 	$(BIN)/python scripts/pages.py
 
-RUST_TESTS := cargo test --locked --workspace --exclude embedrock-python --all-features
+RUST_TESTS := cargo test --locked --workspace --exclude embedrock-python \
+	--exclude embedrock-partbench --all-features
 # What runs side by side keeps two cores busy: compilers and checks have moments with one thread.
 # Tests of Rust and of Python do not: the look-ahead window's threads have what time others leave.
 # Both wait for the disk and for processes that they begin, so there are more of them than cores.
+# What a file makes once for its tests is made by one worker (python/conftest.py).
 BESIDE := $(MAKE) --no-print-directory --jobs 2 --output-sync=target
 
 test: ## Run the checks, build the site, run the tests: Rust, Python, documented examples
 	@echo "Checks, the site and the build of the tests run side by side and print when they are done."
 	$(BESIDE) check docs built-tests
 	RUST_TEST_THREADS=4 $(RUST_TESTS)
-	$(BIN)/python -m pytest -n 3 --dist worksteal --durations=20 \
+	$(BIN)/python -m pytest -n 3 --dist loadscope --durations=20 \
 		$(AHEAD:%=--ignore=%) $(RULES:%=--ignore=%) $(LONG:%=--ignore=%)
 	$(BIN)/python -m pytest --durations=10 $(AHEAD)
 
@@ -67,7 +69,8 @@ check: check-rust check-python ## Formatting, lints, types, links, and the rules
 
 check-rust: $(STAMPS)/uv
 	cargo fmt --all --check
-	cargo clippy --locked --workspace --all-targets --all-features -- -D warnings
+	@# With the profile of the tests both use the same macros and build scripts.
+	cargo clippy --locked --workspace --all-targets --all-features --profile test -- -D warnings
 
 check-python: setup
 	$(BIN)/ruff check

@@ -177,6 +177,7 @@ CRATES = {
     "core": {"pmem"},
     "hashbench": {"pmem"},
     "placement": set(),
+    "partbench": {"core"},
     "pmem": set(),
     "python": {"core", "placement", "server", "torture"},
     "server": {"core", "pmem"},
